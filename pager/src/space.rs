@@ -1,0 +1,249 @@
+//! Pages of the address space that this process shares with its peers.
+//!
+//! A page of a registered range is *missing* (a touch signals), *protected*
+//! (present, a write signals) or *open* (present, writable as far as the
+//! mapping is). The engine keeps which; this room only makes it so. Every call
+//! takes a start address and a number of pages; a run may cross mappings with
+//! different protections (the kernel refuses such a run, which is then done
+//! page by page).
+
+use crate::PAGE_SIZE;
+use crate::uffd::{Uffd, UffdError};
+use syscalls::Sysno;
+
+const ADVICE_DONT_NEED: usize = 4;
+/// Attempts at a call that the kernel asks to repeat.
+const ATTEMPTS: usize = 1000;
+/// Pages asked of the page map in one read.
+const PAGE_MAP_BATCH: usize = 512;
+const PAGE_MAP_PRESENT: u64 = 1 << 63;
+const PAGE_MAP_SWAPPED: u64 = 1 << 62;
+
+/// How a page is installed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// A write signals.
+    Protected,
+    /// A write goes through.
+    Open,
+}
+
+static ZEROS: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
+
+/// A userfaultfd and the process's own views of itself.
+#[derive(Debug)]
+pub struct Space {
+    uffd: Uffd,
+    /// `/proc/self/mem`: reads pages that the mapping forbids to read.
+    memory_fd: i32,
+    /// `/proc/self/pagemap`.
+    page_map_fd: i32,
+}
+
+impl Space {
+    /// Wraps an open userfaultfd and the two descriptors of `/proc/self`.
+    pub fn new(uffd: Uffd, memory_fd: i32, page_map_fd: i32) -> Space {
+        Space {
+            uffd,
+            memory_fd,
+            page_map_fd,
+        }
+    }
+
+    /// Puts a range under the DSM.
+    ///
+    /// # Safety
+    /// As [`Uffd::register`].
+    pub unsafe fn register(&self, start: usize, pages: usize) -> Result<(), UffdError> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.uffd.register(start, pages * PAGE_SIZE) }
+    }
+
+    /// Fills missing pages with `pages * PAGE_SIZE` bytes of `content`.
+    ///
+    /// # Panics
+    /// When `content` is shorter than the pages.
+    pub fn install(
+        &self,
+        start: usize,
+        pages: usize,
+        content: &[u8],
+        mode: Mode,
+    ) -> Result<(), UffdError> {
+        assert!(content.len() >= pages * PAGE_SIZE);
+        let protect = mode == Mode::Protected;
+        self.run(start, pages, |address, count| {
+            let from = content[address - start..].as_ptr();
+            // SAFETY: `content` holds the whole run (asserted), and `address`
+            // lies in it.
+            unsafe { self.uffd.copy(address, from, count * PAGE_SIZE, protect) }
+        })
+    }
+
+    /// Fills missing pages with zeros. Open pages share the kernel's zero page
+    /// until they are written.
+    pub fn zero(&self, start: usize, pages: usize, mode: Mode) -> Result<(), UffdError> {
+        match mode {
+            Mode::Open => self.run(start, pages, |address, count| {
+                self.uffd.zero(address, count * PAGE_SIZE)
+            }),
+            Mode::Protected => self.each(start, pages, |address| self.fill(address, true)),
+        }
+    }
+
+    /// Fills one missing page with zeros of its own, for a write that follows.
+    pub fn zero_for_write(&self, start: usize, pages: usize) -> Result<(), UffdError> {
+        self.each(start, pages, |address| self.fill(address, false))
+    }
+
+    fn fill(&self, address: usize, protect: bool) -> Result<(), UffdError> {
+        // SAFETY: ZEROS is one page long.
+        unsafe { self.uffd.copy(address, ZEROS.as_ptr(), PAGE_SIZE, protect) }
+    }
+
+    /// Makes present pages signal on a write.
+    pub fn protect(&self, start: usize, pages: usize) -> Result<(), UffdError> {
+        self.run(start, pages, |address, count| {
+            self.uffd.write_protect(address, count * PAGE_SIZE, true)
+        })
+    }
+
+    /// Lets writes through again.
+    pub fn allow(&self, start: usize, pages: usize) -> Result<(), UffdError> {
+        self.run(start, pages, |address, count| {
+            self.uffd.write_protect(address, count * PAGE_SIZE, false)
+        })
+    }
+
+    /// Removes pages: a touch signals again. Frees their memory.
+    pub fn drop(&self, start: usize, pages: usize) -> Result<(), UffdError> {
+        let result = raw(
+            Sysno::madvise,
+            [start, pages * PAGE_SIZE, ADVICE_DONT_NEED, 0],
+        );
+        match result {
+            Ok(_) => Ok(()),
+            Err(12) => Err(UffdError::NotRegistered),
+            Err(errno) => Err(UffdError::Bug(errno)),
+        }
+    }
+
+    /// Copies present pages out although their mapping may forbid reading.
+    /// Pages that the kernel cannot read (beyond the end of a mapped file) come
+    /// out as zeros.
+    pub fn copy_out(&self, start: usize, into: &mut [u8]) {
+        let mut done = 0;
+        while done < into.len() {
+            let rest = &mut into[done..];
+            let result = raw(
+                Sysno::pread64,
+                [
+                    self.memory_fd as usize,
+                    rest.as_mut_ptr() as usize,
+                    rest.len(),
+                    start + done,
+                ],
+            );
+            match result {
+                Ok(count) if count > 0 => done += count,
+                _ => {
+                    let page_end = ((start + done) / PAGE_SIZE + 1) * PAGE_SIZE - start;
+                    let end = page_end.min(into.len());
+                    into[done..end].fill(0);
+                    done = end;
+                }
+            }
+        }
+    }
+
+    /// Calls `found(first page address, pages)` for each run of pages that are
+    /// present (or swapped out) in the range.
+    pub fn present(&self, start: usize, pages: usize, mut found: impl FnMut(usize, usize)) {
+        let mut entries = [0u64; PAGE_MAP_BATCH];
+        let mut run: Option<(usize, usize)> = None;
+        let mut page = 0;
+        while page < pages {
+            let want = (pages - page).min(PAGE_MAP_BATCH);
+            let offset = (start / PAGE_SIZE + page) * 8;
+            let buffer = entries.as_mut_ptr() as usize;
+            let got = raw(
+                Sysno::pread64,
+                [self.page_map_fd as usize, buffer, want * 8, offset],
+            )
+            .unwrap_or(0)
+                / 8;
+            if got == 0 {
+                break;
+            }
+            for entry in &entries[..got] {
+                let is_present = entry & (PAGE_MAP_PRESENT | PAGE_MAP_SWAPPED) != 0;
+                run = match (run, is_present) {
+                    (Some((first, count)), true) => Some((first, count + 1)),
+                    (None, true) => Some((start + page * PAGE_SIZE, 1)),
+                    (Some((first, count)), false) => {
+                        found(first, count);
+                        None
+                    }
+                    (None, false) => None,
+                };
+                page += 1;
+            }
+        }
+        if let Some((first, count)) = run {
+            found(first, count);
+        }
+    }
+
+    /// A run at once, or page by page where the kernel refuses the run.
+    fn run(
+        &self,
+        start: usize,
+        pages: usize,
+        mut act: impl FnMut(usize, usize) -> Result<(), UffdError>,
+    ) -> Result<(), UffdError> {
+        let mut done = 0;
+        for _ in 0..ATTEMPTS {
+            match act(start + done * PAGE_SIZE, pages - done) {
+                Ok(()) => return Ok(()),
+                Err(UffdError::Retry) => {}
+                Err(UffdError::Present(bytes)) if bytes > 0 => done += bytes / PAGE_SIZE,
+                Err(UffdError::NotRegistered) if pages - done > 1 => {
+                    return self.each(start + done * PAGE_SIZE, pages - done, |a| act(a, 1));
+                }
+                Err(other) => return Err(other),
+            }
+        }
+        Err(UffdError::Retry)
+    }
+
+    fn each(
+        &self,
+        start: usize,
+        pages: usize,
+        mut act: impl FnMut(usize) -> Result<(), UffdError>,
+    ) -> Result<(), UffdError> {
+        for page in 0..pages {
+            let mut result = Err(UffdError::Retry);
+            for _ in 0..ATTEMPTS {
+                result = act(start + page * PAGE_SIZE);
+                if result != Err(UffdError::Retry) {
+                    break;
+                }
+            }
+            result?;
+        }
+        Ok(())
+    }
+}
+
+fn raw(number: Sysno, a: [usize; 4]) -> Result<usize, i32> {
+    // SAFETY: the callers above pass descriptors they own and buffers that
+    // outlive the call; madvise is called on pages that the engine owns.
+    let result =
+        unsafe { syscalls::raw::syscall4(number as usize, a[0], a[1], a[2], a[3]) } as isize;
+    if result < 0 {
+        Err(-result as i32)
+    } else {
+        Ok(result as usize)
+    }
+}
