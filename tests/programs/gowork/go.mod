@@ -1,0 +1,3 @@
+module example.invalid/gowork
+
+go 1.19
