@@ -1,0 +1,306 @@
+//! Sending: gathered, whole, bounded, and never deadlocked with a peer that is
+//! itself sending.
+
+use super::{Filled, Link, Transport};
+use crate::LinkError;
+use crate::error::{Class, class};
+use crate::frame::{Header, MAX_PAYLOAD};
+use crate::seal::{LENGTH_BYTES, RECORD_PLAIN_MAX};
+use crate::sys::{self, IoVec, PollFd};
+
+/// Parts that one system call gathers: a header, 64 pages and a few more.
+const GATHER_MAX: usize = 72;
+/// Bytes put into a ring before the peer is shown them, so that it can start.
+const PUBLISH_BYTES: usize = 64 << 10;
+
+impl Link {
+    /// Sends a frame whose payload is `parts`, one after the other. The
+    /// header's `length` is filled in. Returns when the kernel or the ring has
+    /// all of it.
+    ///
+    /// # Errors
+    /// [`LinkError::TooLong`] and the link goes on; all others end it. A frame
+    /// that the peer sent before it closed can still be received after
+    /// [`LinkError::Closed`].
+    pub fn send(&mut self, header: &Header, parts: &[&[u8]]) -> Result<(), LinkError> {
+        let length: usize = parts.iter().map(|part| part.len()).sum();
+        if length > MAX_PAYLOAD {
+            return Err(LinkError::TooLong { length });
+        }
+        if let Some(error) = self.ended {
+            return Err(error);
+        }
+        if self.end_of_stream {
+            return Err(LinkError::Closed);
+        }
+        let header = Header {
+            length: length as u32,
+            ..*header
+        };
+        let head = header.encode();
+        let sent = match self.transport {
+            Transport::Stream { fd } => self.send_clear(fd, &head, parts),
+            Transport::Sealed { fd, .. } => self.send_sealed(fd, &head, parts),
+            Transport::Ring { .. } => self.send_ring(&head, parts),
+        };
+        match sent {
+            // What the peer sent before it went is still to be received, so
+            // the end is left to be found there.
+            Err(LinkError::Closed) => {
+                self.end_of_stream = true;
+                Err(LinkError::Closed)
+            }
+            Err(error) => Err(self.end(error)),
+            Ok(()) => Ok(()),
+        }
+    }
+
+    fn send_clear(&mut self, fd: i32, head: &[u8], parts: &[&[u8]]) -> Result<(), LinkError> {
+        let mut rest = core::iter::once(head)
+            .chain(parts.iter().copied())
+            .filter(|part| !part.is_empty())
+            .map(|part| IoVec {
+                base: part.as_ptr(),
+                length: part.len(),
+            });
+        let mut gathered = [IoVec {
+            base: core::ptr::null(),
+            length: 0,
+        }; GATHER_MAX];
+        let mut patience = Patience::new(self.lease_ms);
+        loop {
+            let mut count = 0;
+            for (slot, part) in gathered.iter_mut().zip(&mut rest) {
+                *slot = part;
+                count += 1;
+            }
+            if count == 0 {
+                return Ok(());
+            }
+            // SAFETY: the parts are borrowed for the whole call of `send`.
+            unsafe { self.write_all(fd, &mut gathered[..count], &mut patience) }?;
+        }
+    }
+
+    fn send_sealed(&mut self, fd: i32, head: &[u8], parts: &[&[u8]]) -> Result<(), LinkError> {
+        let mut patience = Patience::new(self.lease_ms);
+        let mut filled = 0;
+        for mut part in core::iter::once(head).chain(parts.iter().copied()) {
+            while !part.is_empty() {
+                let count = part.len().min(RECORD_PLAIN_MAX - filled);
+                let at = LENGTH_BYTES + filled;
+                self.record()[at..at + count].copy_from_slice(&part[..count]);
+                part = &part[count..];
+                filled += count;
+                if filled == RECORD_PLAIN_MAX {
+                    self.send_record(fd, filled, &mut patience)?;
+                    filled = 0;
+                }
+            }
+        }
+        if filled > 0 {
+            self.send_record(fd, filled, &mut patience)?;
+        }
+        Ok(())
+    }
+
+    fn record(&mut self) -> &mut [u8] {
+        match &mut self.transport {
+            Transport::Sealed { record, .. } => record.bytes(),
+            _ => &mut [],
+        }
+    }
+
+    fn send_record(
+        &mut self,
+        fd: i32,
+        plain: usize,
+        patience: &mut Patience,
+    ) -> Result<(), LinkError> {
+        let Transport::Sealed { sealer, record, .. } = &mut self.transport else {
+            return Ok(());
+        };
+        let length = sealer.seal(record.bytes(), plain)?;
+        let mut parts = [IoVec {
+            base: record.base,
+            length,
+        }];
+        // SAFETY: the record buffer is not written until the next record.
+        unsafe { self.write_all(fd, &mut parts, patience) }
+    }
+
+    /// # Safety
+    /// Every part points to readable memory.
+    unsafe fn write_all(
+        &mut self,
+        fd: i32,
+        mut parts: &mut [IoVec],
+        patience: &mut Patience,
+    ) -> Result<(), LinkError> {
+        while !parts.is_empty() {
+            // SAFETY: the caller's promise.
+            match unsafe { sys::send_gathered(fd, parts) } {
+                Ok(count) => {
+                    self.traffic.sent_bytes += count as u64;
+                    parts = advance(parts, count);
+                }
+                Err(errno) => match class(errno) {
+                    Class::Interrupted => {}
+                    Class::WouldBlock => self.make_way(patience)?,
+                    Class::Gone | Class::Fatal => {
+                        return Err(LinkError::from_errno("sendmsg", errno));
+                    }
+                },
+            }
+        }
+        Ok(())
+    }
+
+    fn send_ring(&mut self, head: &[u8], parts: &[&[u8]]) -> Result<(), LinkError> {
+        let mut patience = Patience::new(self.lease_ms);
+        let mut unpublished = 0;
+        for mut part in core::iter::once(head).chain(parts.iter().copied()) {
+            while !part.is_empty() {
+                let Transport::Ring { rings, .. } = &mut self.transport else {
+                    return Ok(());
+                };
+                let count = rings.produce(&part[..part.len().min(PUBLISH_BYTES)])?;
+                part = &part[count..];
+                unpublished += count;
+                if count == 0 || unpublished >= PUBLISH_BYTES {
+                    self.publish()?;
+                    unpublished = 0;
+                }
+                if count == 0 {
+                    self.make_way(&mut patience)?;
+                }
+                self.traffic.sent_bytes += count as u64;
+            }
+        }
+        self.publish()
+    }
+
+    fn publish(&mut self) -> Result<(), LinkError> {
+        let Transport::Ring { rings, bell } = &self.transport else {
+            return Ok(());
+        };
+        let bell = *bell;
+        if rings.publish() {
+            self.ring_bell(bell)?;
+        }
+        if self.end_of_stream {
+            return Err(LinkError::Closed);
+        }
+        Ok(())
+    }
+
+    /// The send would block: lets the peer go on by taking what it sends, and
+    /// waits until there is room or something more to take.
+    fn make_way(&mut self, patience: &mut Patience) -> Result<(), LinkError> {
+        let left_ns = patience.left_ns()?;
+        let took = self.fill(sys::MSG_DONTWAIT)?;
+        if let Some(error) = self.ended {
+            return Err(error);
+        }
+        if self.end_of_stream {
+            return Err(LinkError::Closed);
+        }
+        if matches!(took, Filled::All | Filled::Some) {
+            return Ok(());
+        }
+        let roomy = self.buffer.room().1 > 0;
+        match &mut self.transport {
+            Transport::Stream { fd } | Transport::Sealed { fd, .. } => {
+                let events = sys::POLLOUT | if roomy { sys::POLLIN } else { 0 };
+                wait_for(*fd, events, left_ns)
+            }
+            Transport::Ring { .. } => self.make_way_ring(roomy, left_ns),
+        }
+    }
+
+    fn make_way_ring(&mut self, roomy: bool, left_ns: u64) -> Result<(), LinkError> {
+        let Transport::Ring { rings, bell } = &mut self.transport else {
+            return Ok(());
+        };
+        let bell = *bell;
+        let look = |rings: &mut crate::ring::Rings| -> Result<bool, LinkError> {
+            Ok(rings.room()? > 0 || (roomy && rings.available()? > 0))
+        };
+        let spun = self.send_spinner.spin(left_ns, || match look(rings) {
+            Ok(false) => None,
+            other => Some(other),
+        });
+        if let Some(outcome) = spun {
+            return outcome.map(|_| ());
+        }
+        rings.asleep(true);
+        let slept_at_ns = sys::now_ns();
+        let waited = match look(rings) {
+            Ok(true) => Ok(()),
+            Ok(false) => wait_for(bell, sys::POLLIN, left_ns),
+            Err(error) => Err(error),
+        };
+        rings.awake();
+        waited?;
+        self.send_spinner.blocked(sys::now_ns() - slept_at_ns);
+        self.silence_bell(bell)?;
+        Ok(())
+    }
+}
+
+/// Drops the first `count` bytes of the parts.
+fn advance(parts: &mut [IoVec], mut count: usize) -> &mut [IoVec] {
+    let mut whole = 0;
+    while whole < parts.len() && count >= parts[whole].length {
+        count -= parts[whole].length;
+        whole += 1;
+    }
+    let parts = &mut parts[whole..];
+    if let Some(first) = parts.first_mut() {
+        // SAFETY: `count` is less than the part's length.
+        first.base = unsafe { first.base.add(count) };
+        first.length -= count;
+    }
+    parts
+}
+
+fn wait_for(fd: i32, events: i16, timeout_ns: u64) -> Result<(), LinkError> {
+    let mut fds = [PollFd {
+        fd,
+        events,
+        revents: 0,
+    }];
+    match sys::ppoll(&mut fds, timeout_ns, None) {
+        Ok(_) => Ok(()),
+        Err(errno) if class(errno) == Class::Interrupted => Ok(()),
+        Err(errno) => Err(LinkError::from_errno("ppoll", errno)),
+    }
+}
+
+/// The time that one send may wait in all. The clock is read only once a send
+/// has to wait.
+struct Patience {
+    lease_ms: u32,
+    end_ns: Option<u64>,
+}
+
+impl Patience {
+    fn new(lease_ms: u32) -> Patience {
+        Patience {
+            lease_ms,
+            end_ns: None,
+        }
+    }
+
+    fn left_ns(&mut self) -> Result<u64, LinkError> {
+        let now_ns = sys::now_ns();
+        let lease_ms = self.lease_ms;
+        let end_ns = *self
+            .end_ns
+            .get_or_insert(now_ns + u64::from(lease_ms) * 1_000_000);
+        match end_ns.checked_sub(now_ns) {
+            None | Some(0) => Err(LinkError::Stalled { lease_ms }),
+            Some(left_ns) => Ok(left_ns),
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! Waiting: spin for a bounded time, then block, for one link or for several.
+
+use super::{Awaited, Filled, Link, Transport};
+use crate::LinkError;
+use crate::error::{Class, class};
+use crate::sys::{self, PollFd};
+
+/// Links that one [`wait_any`] may watch.
+pub const WAIT_MAX: usize = 64;
+/// A receive timeout below this is not worth a socket option.
+const SOCKET_TIMEOUT_NS_MIN: u64 = 1 << 21;
+
+/// How a wait over several links ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wake {
+    /// The link at this index has something: a frame, part of one, or its end.
+    /// [`Link::try_receive`] says which.
+    Ready(usize),
+    /// A signal was delivered.
+    Interrupted,
+    /// The time passed.
+    Timeout,
+}
+
+enum Blocked {
+    Ready,
+    Timeout,
+    Interrupted,
+}
+
+impl Link {
+    /// Waits for the next frame: looks, spins, blocks.
+    pub(super) fn await_frame(
+        &mut self,
+        timeout_ns: u64,
+        mask: Option<u64>,
+    ) -> Result<Awaited, LinkError> {
+        if let Some(header) = self.poll()? {
+            return Ok(Awaited::Frame(header));
+        }
+        let start_ns = sys::now_ns();
+        let end_ns = start_ns.saturating_add(timeout_ns);
+        let mut now_ns = start_ns;
+        loop {
+            let left_ns = end_ns.saturating_sub(now_ns);
+            let mut spinner = self.receive_spinner;
+            let spun = spinner.spin(left_ns, || self.poll().transpose());
+            self.receive_spinner = spinner;
+            if let Some(found) = spun {
+                return found.map(Awaited::Frame);
+            }
+            let blocked_at_ns = sys::now_ns();
+            let left_ns = end_ns.saturating_sub(blocked_at_ns);
+            let blocked = self.block(left_ns, mask)?;
+            if let Some(header) = self.poll()? {
+                self.receive_spinner.blocked(sys::now_ns() - blocked_at_ns);
+                return Ok(Awaited::Frame(header));
+            }
+            if let Blocked::Interrupted = blocked {
+                return Ok(Awaited::Interrupted);
+            }
+            now_ns = sys::now_ns();
+            if now_ns >= end_ns {
+                return Ok(Awaited::Timeout);
+            }
+        }
+    }
+
+    /// Blocks until something arrives, a signal comes or the time passes. May
+    /// return early for no reason.
+    fn block(&mut self, timeout_ns: u64, mask: Option<u64>) -> Result<Blocked, LinkError> {
+        if let Transport::Ring { rings, bell } = &mut self.transport {
+            let bell = *bell;
+            rings.asleep(false);
+            let blocked = match rings.available() {
+                Ok(0) => poll_one(bell, timeout_ns, mask),
+                Ok(_) => Ok(Blocked::Ready),
+                Err(error) => Err(error),
+            };
+            rings.awake();
+            let blocked = blocked.map_err(|error| self.end(error))?;
+            if let Blocked::Ready = blocked {
+                self.silence_bell(bell)?;
+            }
+            return Ok(blocked);
+        }
+        if mask.is_some() || self.socket_never_blocks || timeout_ns < SOCKET_TIMEOUT_NS_MIN {
+            return poll_one(self.fd(), timeout_ns, mask).map_err(|error| self.end(error));
+        }
+        self.block_in_receive(timeout_ns)
+    }
+
+    /// Blocks in the receive itself: one system call less after the wake-up
+    /// than polling first.
+    fn block_in_receive(&mut self, timeout_ns: u64) -> Result<Blocked, LinkError> {
+        // The option is set anew only when the last one would wake too late,
+        // or much too early.
+        let set_ns = self.socket_timeout_ns;
+        if set_ns > timeout_ns || set_ns < timeout_ns / 8 {
+            let fit_ns = 1u64 << timeout_ns.min(1 << 42).ilog2();
+            sys::set_receive_timeout(self.fd(), fit_ns)
+                .map_err(|errno| self.end(LinkError::from_errno("setsockopt", errno)))?;
+            self.socket_timeout_ns = fit_ns;
+        }
+        let start_ns = sys::now_ns();
+        match self.fill(0)? {
+            Filled::Interrupted => Ok(Blocked::Interrupted),
+            Filled::Nothing if !self.end_of_stream => {
+                self.socket_never_blocks = sys::now_ns() - start_ns < self.socket_timeout_ns / 2;
+                Ok(Blocked::Timeout)
+            }
+            _ => Ok(Blocked::Ready),
+        }
+    }
+
+    /// Takes the bells that rang; finds the end of the peer.
+    pub(super) fn silence_bell(&mut self, bell: i32) -> Result<(), LinkError> {
+        let mut bells = [0u8; 64];
+        // SAFETY: a live local of this size.
+        match unsafe { sys::receive(bell, bells.as_mut_ptr(), bells.len(), sys::MSG_DONTWAIT) } {
+            Ok(0) => self.end_of_stream = true,
+            Ok(_) => {}
+            Err(errno) => match class(errno) {
+                Class::WouldBlock | Class::Interrupted => {}
+                Class::Gone => self.end_of_stream = true,
+                Class::Fatal => return Err(self.end(LinkError::from_errno("recvfrom", errno))),
+            },
+        }
+        Ok(())
+    }
+
+    /// Whether [`Link::try_receive`] would say something, as far as can be told
+    /// without a system call.
+    fn is_ready(&mut self) -> bool {
+        if self.ended.is_some() || self.end_of_stream {
+            return true;
+        }
+        if let Transport::Ring { rings, .. } = &mut self.transport
+            && rings.available() != Ok(0)
+        {
+            return true;
+        }
+        self.buffer.complete() != Ok(None)
+    }
+}
+
+fn poll_one(fd: i32, timeout_ns: u64, mask: Option<u64>) -> Result<Blocked, LinkError> {
+    let mut fds = [watch(fd)];
+    match sys::ppoll(&mut fds, timeout_ns, mask) {
+        Ok(0) => Ok(Blocked::Timeout),
+        Ok(_) => Ok(Blocked::Ready),
+        Err(errno) => match class(errno) {
+            Class::Interrupted => Ok(Blocked::Interrupted),
+            _ => Err(LinkError::from_errno("ppoll", errno)),
+        },
+    }
+}
+
+fn watch(fd: i32) -> PollFd {
+    PollFd {
+        fd,
+        events: sys::POLLIN,
+        revents: 0,
+    }
+}
+
+/// Waits until one of several links has something to receive. `mask` is the
+/// signal mask for the time it blocks, as in [`Link::receive_masked`]. A link
+/// that already has a frame, or has ended, is reported at once and without
+/// letting signals in. The lowest such index is reported, so a caller that wants to be fair
+/// asks every link with [`Link::try_receive`]; one whose link has ended takes
+/// it out of the slice, or it is reported for ever.
+///
+/// # Errors
+/// More than [`WAIT_MAX`] links, or a failure of the wait itself; never the
+/// end of a link.
+pub fn wait_any(
+    links: &mut [Option<Link>],
+    timeout_ns: u64,
+    mask: Option<u64>,
+) -> Result<Wake, LinkError> {
+    if links.len() > WAIT_MAX {
+        return Err(LinkError::Configuration("too many links in one wait"));
+    }
+    if let Some(index) = first_ready(links) {
+        return Ok(Wake::Ready(index));
+    }
+    let mut fds = [watch(-1); WAIT_MAX];
+    let fds = &mut fds[..links.len()];
+    for (slot, link) in fds.iter_mut().zip(links.iter()) {
+        slot.fd = link.as_ref().map_or(-1, Link::fd);
+    }
+    // One spinner learns for all: that of the first link.
+    let Some(mut spinner) = links.iter().flatten().map(|l| l.receive_spinner).next() else {
+        return poll_all(links, fds, timeout_ns, mask);
+    };
+    let spun = spinner.spin(timeout_ns, || match first_ready(links) {
+        Some(index) => Some(Ok(Wake::Ready(index))),
+        None => match poll_all(links, fds, 0, None) {
+            Ok(Wake::Timeout) => None,
+            other => Some(other),
+        },
+    });
+    let wake = match spun {
+        Some(wake) => wake?,
+        None => {
+            let start_ns = sys::now_ns();
+            let wake = poll_all(links, fds, timeout_ns, mask)?;
+            spinner.blocked(sys::now_ns() - start_ns);
+            wake
+        }
+    };
+    if let Some(link) = links.iter_mut().flatten().next() {
+        link.receive_spinner = spinner;
+    }
+    Ok(wake)
+}
+
+fn first_ready(links: &mut [Option<Link>]) -> Option<usize> {
+    links
+        .iter_mut()
+        .position(|link| link.as_mut().is_some_and(Link::is_ready))
+}
+
+/// One wait in the kernel over all links.
+fn poll_all(
+    links: &mut [Option<Link>],
+    fds: &mut [PollFd],
+    timeout_ns: u64,
+    mask: Option<u64>,
+) -> Result<Wake, LinkError> {
+    for link in links.iter().flatten() {
+        if let Transport::Ring { rings, .. } = &link.transport {
+            rings.asleep(false);
+        }
+    }
+    // The look after the announcement: see `ring`.
+    let polled = match first_ready(links) {
+        Some(_) => Ok(0),
+        None => sys::ppoll(fds, timeout_ns, mask),
+    };
+    for (slot, link) in fds.iter().zip(links.iter_mut()) {
+        let Some(link) = link else { continue };
+        if let Transport::Ring { rings, bell } = &link.transport {
+            let bell = *bell;
+            rings.awake();
+            if polled.is_ok_and(|count| count > 0) && slot.revents != 0 {
+                link.silence_bell(bell)?;
+            }
+        }
+    }
+    match polled {
+        Err(errno) if class(errno) == Class::Interrupted => return Ok(Wake::Interrupted),
+        Err(errno) => return Err(LinkError::from_errno("ppoll", errno)),
+        Ok(_) => {}
+    }
+    if let Some(index) = first_ready(links) {
+        return Ok(Wake::Ready(index));
+    }
+    let socket = fds.iter().zip(links.iter()).position(|(slot, link)| {
+        let rings = matches!(link, Some(link) if matches!(link.transport, Transport::Ring { .. }));
+        slot.revents != 0 && !rings
+    });
+    Ok(socket.map_or(Wake::Timeout, Wake::Ready))
+}
