@@ -1,0 +1,383 @@
+//! Where keys and configuration are, and what the configuration says.
+//!
+//! Read in two steps: parsed (every field known, with the nearest known name for
+//! one that is not), then validated (addresses, sizes and keys make sense).
+
+use std::fs;
+use std::io;
+use std::net::ToSocketAddrs;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::size::{format_bytes, parse_size};
+
+/// The port that daemons listen on unless told otherwise.
+pub const PORT: u16 = 7117;
+/// File name of the configuration.
+pub const CONFIG_FILE: &str = "node.toml";
+/// File name of the private key.
+pub const KEY_FILE: &str = "node.key";
+/// Most peers that one node may trust: every handshake looks through them.
+pub const PEERS_MAX: usize = 1024;
+
+/// Why a configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// There is none yet.
+    #[error("{0} does not exist: run `weft node init` on this host first")]
+    Missing(PathBuf),
+    /// It exists already, and `init` does not overwrite keys.
+    #[error("{0} exists already: remove it yourself if this node is to get a new identity")]
+    Exists(PathBuf),
+    /// Reading or writing failed.
+    #[error("cannot {doing} {path}: {source}")]
+    File {
+        /// "read", "write".
+        doing: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The private key can be read by others.
+    #[error("{path} can be read by others (mode {mode:o}): run `chmod 600 {path}`")]
+    KeyExposed {
+        /// The file.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
+    /// Not TOML.
+    #[error("{path} is not valid TOML: {message}")]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// What and where.
+        message: String,
+    },
+    /// A field that does not exist.
+    #[error("{path}: unknown field `{field}`{}", nearest.as_ref().map(|n| format!("; did you mean `{n}`?")).unwrap_or_default())]
+    UnknownField {
+        /// The file.
+        path: PathBuf,
+        /// The field as written.
+        field: String,
+        /// The known field that it resembles most.
+        nearest: Option<String>,
+    },
+    /// A field whose value makes no sense.
+    #[error("{path}: `{field}`: {why}")]
+    Value {
+        /// The file.
+        path: PathBuf,
+        /// The field.
+        field: String,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+/// Another node that this one trusts: it may lend to it and borrow from it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peer {
+    /// A name for messages.
+    pub name: String,
+    /// Its public key.
+    pub key: [u8; 32],
+    /// Where it listens, `HOST:PORT`, when it is known.
+    pub address: Option<String>,
+}
+
+/// A validated configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// Address to listen on.
+    pub listen: String,
+    /// Most memory lent at one time, bytes; none means half of what is free at
+    /// start.
+    pub memory_bytes: Option<u64>,
+    /// Most slices at one time.
+    pub slices: u32,
+    /// Trusted nodes.
+    pub peers: Vec<Peer>,
+}
+
+#[derive(Deserialize)]
+struct RawConfig {
+    listen: Option<String>,
+    memory: Option<String>,
+    slices: Option<u32>,
+    #[serde(default)]
+    peer: Vec<RawPeer>,
+}
+
+#[derive(Deserialize)]
+struct RawPeer {
+    name: Option<String>,
+    key: String,
+    address: Option<String>,
+}
+
+const FIELDS: [&str; 4] = ["listen", "memory", "slices", "peer"];
+const PEER_FIELDS: [&str; 3] = ["name", "key", "address"];
+
+/// Most slices at one time, where the configuration does not say.
+pub const SLICES_DEFAULT: u32 = 8;
+/// Most slices that a configuration may allow: each has a user id of its own.
+pub const SLICES_MAX: u32 = 256;
+
+/// The directory that holds the key and the configuration: `$WEFT_CONFIG`, else
+/// `$XDG_CONFIG_HOME/weft`, else `~/.config/weft`, else `/etc/weft`.
+pub fn directory() -> PathBuf {
+    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    if let Some(directory) = variable("WEFT_CONFIG") {
+        return directory.into();
+    }
+    if let Some(base) = variable("XDG_CONFIG_HOME") {
+        return Path::new(&base).join("weft");
+    }
+    match variable("HOME") {
+        Some(home) => Path::new(&home).join(".config/weft"),
+        None => "/etc/weft".into(),
+    }
+}
+
+impl Config {
+    /// Reads and validates the configuration in `directory`.
+    pub fn load(directory: &Path) -> Result<Config, ConfigError> {
+        let path = directory.join(CONFIG_FILE);
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(ConfigError::Missing(path));
+            }
+            Err(source) => {
+                return Err(ConfigError::File {
+                    doing: "read",
+                    path,
+                    source,
+                });
+            }
+        };
+        Config::parse(&path, &text)
+    }
+
+    /// Parses, then validates; `path` is for messages.
+    pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
+        let syntax = |error: toml::de::Error| ConfigError::Syntax {
+            path: path.to_owned(),
+            message: error.to_string().trim_end().to_owned(),
+        };
+        let table: toml::Table = text.parse().map_err(syntax)?;
+        check_fields(path, table.keys(), &FIELDS)?;
+        for peer in table
+            .get("peer")
+            .and_then(|value| value.as_array())
+            .into_iter()
+            .flatten()
+        {
+            if let Some(peer) = peer.as_table() {
+                check_fields(path, peer.keys(), &PEER_FIELDS)?;
+            }
+        }
+        let raw: RawConfig = toml::from_str(text).map_err(syntax)?;
+        validate(path, raw)
+    }
+
+    /// The peer with this public key.
+    pub fn peer(&self, key: &[u8; 32]) -> Option<&Peer> {
+        self.peers.iter().find(|peer| &peer.key == key)
+    }
+
+    /// The public keys of all peers.
+    pub fn keys(&self) -> Vec<[u8; 32]> {
+        self.peers.iter().map(|peer| peer.key).collect()
+    }
+}
+
+fn check_fields<'a>(
+    path: &Path,
+    fields: impl Iterator<Item = &'a String>,
+    known: &[&str],
+) -> Result<(), ConfigError> {
+    for field in fields {
+        if !known.contains(&field.as_str()) {
+            let nearest = known
+                .iter()
+                .map(|name| (strsim::damerau_levenshtein(field, name), *name))
+                .min()
+                .map(|(_, name)| name.to_owned());
+            return Err(ConfigError::UnknownField {
+                path: path.to_owned(),
+                field: field.clone(),
+                nearest,
+            });
+        }
+    }
+    Ok(())
+}
+
+fn validate(path: &Path, raw: RawConfig) -> Result<Config, ConfigError> {
+    let value = |field: &str, why: String| ConfigError::Value {
+        path: path.to_owned(),
+        field: field.to_owned(),
+        why,
+    };
+    let listen = raw.listen.unwrap_or_else(|| format!("0.0.0.0:{PORT}"));
+    let listen = with_port(&listen);
+    listen
+        .to_socket_addrs()
+        .map_err(|error| value("listen", format!("`{listen}` is not an address: {error}")))?;
+    let memory_bytes = match raw.memory {
+        None => None,
+        Some(text) => {
+            let bytes = parse_size(&text).map_err(|error| value("memory", error.to_string()))?;
+            Some(at_least(bytes).map_err(|why| value("memory", why))?)
+        }
+    };
+    let slices = raw.slices.unwrap_or(SLICES_DEFAULT);
+    if !(1..=SLICES_MAX).contains(&slices) {
+        return Err(value(
+            "slices",
+            format!("{slices} is not within 1 to {SLICES_MAX}"),
+        ));
+    }
+    if raw.peer.len() > PEERS_MAX {
+        return Err(value("peer", format!("more than {PEERS_MAX} peers")));
+    }
+    let mut peers = Vec::new();
+    for (index, peer) in raw.peer.into_iter().enumerate() {
+        let key = parse_key(&peer.key).map_err(|why| value("peer.key", why))?;
+        peers.push(Peer {
+            name: peer.name.unwrap_or_else(|| format!("peer {}", index + 1)),
+            key,
+            address: peer.address.map(|address| with_port(&address)),
+        });
+    }
+    Ok(Config {
+        listen,
+        memory_bytes,
+        slices,
+        peers,
+    })
+}
+
+fn at_least(bytes: u64) -> Result<u64, String> {
+    use crate::options::MEMORY_BYTES_MIN;
+    if bytes < MEMORY_BYTES_MIN {
+        return Err(format!(
+            "{} is less than one workable set, {}",
+            format_bytes(bytes),
+            format_bytes(MEMORY_BYTES_MIN)
+        ));
+    }
+    Ok(bytes)
+}
+
+/// Adds the usual port to a host that names none.
+pub fn with_port(host: &str) -> String {
+    let has_port = match host.rsplit_once(':') {
+        // An IPv6 address has colons of its own; with a port it is in brackets.
+        Some((before, port)) => {
+            port.parse::<u16>().is_ok() && (!before.contains(':') || before.ends_with(']'))
+        }
+        None => false,
+    };
+    if has_port {
+        host.to_owned()
+    } else if host.contains(':') && !host.starts_with('[') {
+        format!("[{host}]:{PORT}")
+    } else {
+        format!("{host}:{PORT}")
+    }
+}
+
+/// Reads a key as `weft node init` prints it: 64 hexadecimal digits.
+pub fn parse_key(text: &str) -> Result<[u8; 32], String> {
+    let text = text.trim();
+    let wrong = || {
+        format!(
+            "`{text}` is not a public key: 64 hexadecimal digits, as `weft node init` prints them"
+        )
+    };
+    if text.len() != 64 || !text.is_ascii() {
+        return Err(wrong());
+    }
+    let mut key = [0; 32];
+    for (byte, pair) in key.iter_mut().zip(text.as_bytes().chunks(2)) {
+        let pair = std::str::from_utf8(pair).map_err(|_| wrong())?;
+        *byte = u8::from_str_radix(pair, 16).map_err(|_| wrong())?;
+    }
+    Ok(key)
+}
+
+/// Writes a key as [`parse_key`] reads it.
+pub fn format_key(key: &[u8]) -> String {
+    key.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Config, String> {
+        Config::parse(Path::new("node.toml"), text).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_whole_configuration_is_read() {
+        let key = "ab".repeat(32);
+        let config = parse(&format!(
+            "listen = \"127.0.0.1\"\nmemory = \"1.5G\"\nslices = 2\n\
+             [[peer]]\nname = \"alpha\"\nkey = \"{key}\"\naddress = \"10.0.0.1\"\n"
+        ))
+        .unwrap();
+        assert_eq!(config.listen, "127.0.0.1:7117");
+        assert_eq!(config.memory_bytes, Some(3 << 29));
+        assert_eq!(config.peers[0].key, [0xab; 32]);
+        assert_eq!(config.peers[0].address.as_deref(), Some("10.0.0.1:7117"));
+        assert_eq!(format_key(&config.peers[0].key), key);
+    }
+
+    #[test]
+    fn an_unknown_field_names_the_nearest() {
+        let error = parse("memroy = \"1G\"").unwrap_err();
+        assert!(
+            error.contains("`memroy`") && error.contains("`memory`"),
+            "{error}"
+        );
+        let error = parse("[[peer]]\nkye = \"\"").unwrap_err();
+        assert!(error.contains("did you mean `key`?"), "{error}");
+    }
+
+    #[test]
+    fn values_are_checked() {
+        assert!(
+            parse("memory = \"12\"")
+                .unwrap_err()
+                .contains("workable set")
+        );
+        assert!(parse("memory = \"x\"").unwrap_err().contains("`memory`"));
+        assert!(parse("slices = 0").unwrap_err().contains("1 to 256"));
+        assert!(
+            parse("listen = \"300.1.1.1.x:99999\"")
+                .unwrap_err()
+                .contains("listen")
+        );
+        assert!(
+            parse("[[peer]]\nkey = \"zz\"")
+                .unwrap_err()
+                .contains("hexadecimal")
+        );
+        assert!(parse("slices = ").unwrap_err().contains("TOML"));
+    }
+
+    #[test]
+    fn ports_are_added() {
+        assert_eq!(with_port("alpha"), "alpha:7117");
+        assert_eq!(with_port("alpha:9"), "alpha:9");
+        assert_eq!(with_port("::1"), "[::1]:7117");
+        assert_eq!(with_port("[::1]:9"), "[::1]:9");
+    }
+}

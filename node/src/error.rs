@@ -1,0 +1,179 @@
+//! Why an aggregate did not start, or ended early; each with its exit code.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use weft_proc::boot::{
+    EXIT_INTERNAL, EXIT_NO_ROOM, EXIT_NODE_LOST, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_SETUP,
+    MAX_NODES,
+};
+
+use crate::options::MEMORY_BYTES_MIN;
+use crate::size::{format_bytes, format_pages};
+
+/// Why an aggregate did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// No such file, in `PATH` or where the path says.
+    #[error("`{0}` was not found: check the name, or give a path to it")]
+    NotFound(String),
+    /// A directory, or a file without permission to execute.
+    #[error("{path} cannot be executed: {why}")]
+    NotExecutable {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A file that this user may execute, but not read.
+    #[error("{path} cannot be read, and Weft must read a program to map it: {source}")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// An option is out of its range.
+    #[error("{0}")]
+    Option(String),
+    /// A budget below one workable set.
+    #[error(
+        "--memory {} is too small for {node}: a node needs at least {} (256 pages, one workable set)",
+        format_bytes(*bytes), format_bytes(MEMORY_BYTES_MIN)
+    )]
+    MemoryTooSmall {
+        /// The node.
+        node: String,
+        /// What was asked for.
+        bytes: u64,
+    },
+    /// The number of budgets is neither one nor that of the nodes.
+    #[error(
+        "--memory names {given} budgets for {nodes} nodes: give one for all, or one for each, home first"
+    )]
+    MemoryCount {
+        /// Budgets given.
+        given: usize,
+        /// Nodes in the aggregate.
+        nodes: usize,
+    },
+    /// Too few or too many nodes.
+    #[error("{0} nodes asked for: an aggregate spans 1 to {MAX_NODES}")]
+    NodeCount(usize),
+    /// The runtime binary is missing.
+    #[error(
+        "the runtime `weft-runtime` was not found in {0}: install it beside `weft`, or set WEFT_RUNTIME"
+    )]
+    NoRuntime(String),
+    /// The kernel lacks Syscall User Dispatch.
+    #[error(
+        "this kernel has no Syscall User Dispatch ({0}): Linux 5.11 or later built with CONFIG_GENERIC_ENTRY is needed"
+    )]
+    NoDispatch(io::Error),
+    /// userfaultfd is missing, or lacks a feature.
+    #[error("userfaultfd is unavailable: {0}; `weft doctor` says what fixes it")]
+    NoUserfaultfd(String),
+    /// The private directory for running aggregates is unsafe or cannot be made.
+    #[error("{0}")]
+    RunDirectory(String),
+    /// Keys or the list of trusted nodes.
+    #[error(transparent)]
+    Configuration(#[from] crate::config::ConfigError),
+    /// A host did not answer, or refused the connection.
+    #[error("node {host} cannot be reached: {why}")]
+    Unreachable {
+        /// As the user named it.
+        host: String,
+        /// What failed.
+        why: String,
+    },
+    /// The handshake was refused: key, version or CPU.
+    #[error("node {host} refused the handshake: {why}")]
+    Handshake {
+        /// As the user named it.
+        host: String,
+        /// What did not match, and what to do.
+        why: String,
+    },
+    /// A host has not as much memory, or no slice, to lend.
+    #[error(
+        "no room on node {host}: {} asked for, {} free ({why}); lower --memory or free some there",
+        format_pages(*asked_pages), format_pages(*free_pages)
+    )]
+    NoRoom {
+        /// As the user named it.
+        host: String,
+        /// Pages asked for.
+        asked_pages: u64,
+        /// Pages it could lend.
+        free_pages: u64,
+        /// What ran out there.
+        why: String,
+    },
+    /// A node answered with a failure.
+    #[error("node {host} could not start its slice: {why}")]
+    Remote {
+        /// As the user named it.
+        host: String,
+        /// What it said.
+        why: String,
+    },
+    /// A runtime did not get ready.
+    #[error("the runtime of {node} {why}")]
+    Runtime {
+        /// Which.
+        node: String,
+        /// What it did instead.
+        why: String,
+    },
+    /// Something did not answer in time.
+    #[error("{what} did not answer within {} s", bound.as_secs_f32())]
+    Timeout {
+        /// Who.
+        what: String,
+        /// How long it had.
+        bound: Duration,
+    },
+    /// A call to this host's kernel failed.
+    #[error("cannot {doing}: {source}")]
+    System {
+        /// What was being done.
+        doing: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl LaunchError {
+    /// The exit code that `weft run` ends with.
+    pub fn exit_code(&self) -> i32 {
+        match self {
+            LaunchError::NotFound(_) => EXIT_NOT_FOUND,
+            LaunchError::NotExecutable { .. } | LaunchError::Unreadable { .. } => {
+                EXIT_NOT_EXECUTABLE
+            }
+            LaunchError::NoRoom { .. } => EXIT_NO_ROOM,
+            _ => EXIT_SETUP,
+        }
+    }
+
+    /// For `map_err`: a call to the kernel failed while `doing`.
+    pub fn system(doing: impl Into<String>) -> impl FnOnce(io::Error) -> LaunchError {
+        let doing = doing.into();
+        move |source| LaunchError::System { doing, source }
+    }
+}
+
+/// Names an exit code that Weft, not the program, may have chosen.
+pub fn exit_code_meaning(code: i32) -> Option<&'static str> {
+    match code {
+        EXIT_NODE_LOST => Some("a node was lost"),
+        EXIT_NO_ROOM => Some("every node's budget is full"),
+        EXIT_INTERNAL => Some("the runtime found its own state impossible"),
+        EXIT_SETUP => Some("the aggregate failed before the program started"),
+        EXIT_NOT_EXECUTABLE => Some("the program cannot be executed"),
+        EXIT_NOT_FOUND => Some("the program was not found"),
+        _ => None,
+    }
+}

@@ -1,0 +1,192 @@
+//! The few kernel calls that neither the standard library nor `nix` shapes the
+//! way this crate needs: sealed memfds, packets with descriptors, and waiting
+//! with a bound.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::socket::{
+    AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, sendmsg, socketpair,
+};
+
+/// A memfd of exactly `bytes`, sealed at that size: whoever else holds the
+/// descriptor cannot shrink it under a mapping of ours (which would be SIGBUS).
+pub fn sealed_memfd(name: &CStr, bytes: u64) -> io::Result<OwnedFd> {
+    let fd = memfd_create(name, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
+    nix::unistd::ftruncate(&fd, bytes as i64)?;
+    fcntl(
+        &fd,
+        FcntlArg::F_ADD_SEALS(
+            SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL,
+        ),
+    )?;
+    Ok(fd)
+}
+
+/// Two ends of a packet socket, both closed on exec.
+pub fn packet_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(socketpair(
+        AddressFamily::Unix,
+        SockType::SeqPacket,
+        None,
+        SockFlag::SOCK_CLOEXEC,
+    )?)
+}
+
+/// Two ends of a stream socket, both closed on exec.
+pub fn stream_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(socketpair(
+        AddressFamily::Unix,
+        SockType::Stream,
+        None,
+        SockFlag::SOCK_CLOEXEC,
+    )?)
+}
+
+/// Sends one packet with descriptors. Fails rather than blocks: the receiver is
+/// a runtime that is waiting for it.
+pub fn send_with_descriptors(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    descriptors: &[RawFd],
+) -> io::Result<()> {
+    let rights = [ControlMessage::ScmRights(descriptors)];
+    let control: &[ControlMessage<'_>] = if descriptors.is_empty() { &[] } else { &rights };
+    let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+    let sent = sendmsg::<()>(
+        socket.as_raw_fd(),
+        &[io::IoSlice::new(bytes)],
+        control,
+        flags,
+        None,
+    )?;
+    if sent == bytes.len() {
+        Ok(())
+    } else {
+        Err(io::Error::new(
+            io::ErrorKind::WriteZero,
+            "a packet was cut short",
+        ))
+    }
+}
+
+/// One packet if there is one now: `Ok(None)` when nothing waits, `Ok(Some(0))`
+/// when the peer closed.
+pub fn receive_packet(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+    loop {
+        return match nix::sys::socket::recv(socket.as_raw_fd(), buffer, MsgFlags::MSG_DONTWAIT) {
+            Ok(length) => Ok(Some(length)),
+            Err(Errno::EAGAIN) => Ok(None),
+            Err(Errno::EINTR) => continue,
+            // A process that died with unread packets resets the socket; for
+            // the reader that is an end like any other.
+            Err(Errno::ECONNRESET) => Ok(Some(0)),
+            Err(errno) => Err(errno.into()),
+        };
+    }
+}
+
+/// Waits until one of `descriptors` is readable (or closed), at most `bound`.
+/// Returns which are.
+pub fn wait_readable(descriptors: &[BorrowedFd<'_>], bound: Duration) -> io::Result<Vec<bool>> {
+    let deadline = Instant::now() + bound;
+    let mut set: Vec<PollFd<'_>> = descriptors
+        .iter()
+        .map(|fd| PollFd::new(*fd, PollFlags::POLLIN))
+        .collect();
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        // Rounded up, or a remainder below a millisecond would spin.
+        let left_ms = left.as_micros().div_ceil(1000).min(i32::MAX as u128) as i32;
+        let timeout = PollTimeout::try_from(left_ms).unwrap_or(PollTimeout::ZERO);
+        match poll(&mut set, timeout) {
+            Ok(_) => break,
+            Err(Errno::EINTR) => continue,
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(set
+        .iter()
+        .map(|entry| entry.revents().is_some_and(|events| !events.is_empty()))
+        .collect())
+}
+
+/// A descriptor that becomes readable when process `pid` ends.
+pub fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
+    // SAFETY: the call takes two integers and touches no memory of ours.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel just returned this descriptor; nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
+/// Sends `signal` to the process behind a pidfd: never to a stranger that got
+/// the same pid later. The signal may be a real-time one.
+pub fn pidfd_signal(pidfd: impl AsFd, signal: i32) -> io::Result<()> {
+    // SAFETY: integers and a null pointer, which the call documents as "no info".
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_pidfd_send_signal,
+            pidfd.as_fd().as_raw_fd(),
+            signal,
+            std::ptr::null::<libc::siginfo_t>(),
+            0,
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Nanoseconds since the machine started; the same for every process on it.
+pub fn monotonic_ns() -> u64 {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `now` is a valid timespec that outlives the call; the clock exists
+    // on every Linux.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_packet_arrives_whole_and_an_end_is_seen() {
+        let (left, right) = packet_pair().unwrap();
+        let mut buffer = [0; 64];
+        assert_eq!(receive_packet(right.as_fd(), &mut buffer).unwrap(), None);
+        send_with_descriptors(left.as_fd(), b"hello", &[left.as_raw_fd()]).unwrap();
+        assert_eq!(receive_packet(right.as_fd(), &mut buffer).unwrap(), Some(5));
+        drop(left);
+        assert_eq!(receive_packet(right.as_fd(), &mut buffer).unwrap(), Some(0));
+    }
+
+    #[test]
+    fn waiting_is_bounded() {
+        let (left, _right) = packet_pair().unwrap();
+        let start = Instant::now();
+        let ready = wait_readable(&[left.as_fd()], Duration::from_millis(30)).unwrap();
+        assert_eq!(ready, [false]);
+        assert!(start.elapsed() >= Duration::from_millis(30));
+    }
+
+    #[test]
+    fn a_sealed_memfd_keeps_its_size() {
+        let fd = sealed_memfd(c"test", 8192).unwrap();
+        assert!(nix::unistd::ftruncate(&fd, 4096).is_err());
+    }
+}
