@@ -1,0 +1,1 @@
+//! Marshalling against the kernel.

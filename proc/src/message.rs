@@ -1,0 +1,314 @@
+//! Messages between the slices of one elastic process, beside those of the
+//! coherence protocol. Kinds 32 to 63; all fit in a header's words, some have a
+//! payload, which each variant describes.
+//!
+//! Who may send what is part of the meaning: layout comes from home only, calls
+//! go to home only; a receiver treats anything else as an impossible message.
+
+use weft_wire::frame::Header;
+
+/// One message; addresses and lengths in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// The execution moves here. Payload: a context, then a policy's state.
+    Jump {
+        /// Bytes of the context in the payload.
+        context_length: u64,
+        /// Time the execution spent at the sender since it arrived there, ns.
+        stayed_ns: u64,
+    },
+    /// A system call for home. Payload: a marshalled request.
+    Call,
+    /// Home's answer to a call. Payload: the marshalled reply, then signals.
+    Reply {
+        /// Result word of the call, or a negated errno.
+        result: i64,
+        /// Bytes of the marshalled reply in the payload.
+        reply_length: u64,
+        /// Signals that follow in the payload.
+        signals: u64,
+    },
+    /// A call that changes the layout. Payload: number and six arguments.
+    MemoryCall,
+    /// Home: a range is mapped.
+    Map {
+        /// First address.
+        start: u64,
+        /// Bytes.
+        length: u64,
+        /// `PROT_*`.
+        protection: u32,
+        /// A `layout::Kind` as a number.
+        kind: u32,
+    },
+    /// Home: a range is gone.
+    Unmap {
+        /// First address.
+        start: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// Home: protection of a range.
+    Protect {
+        /// First address.
+        start: u64,
+        /// Bytes.
+        length: u64,
+        /// `PROT_*`.
+        protection: u32,
+    },
+    /// Home: a range moved with its contents.
+    Move {
+        /// Where it was.
+        old_start: u64,
+        /// How long it was.
+        old_length: u64,
+        /// Where it is.
+        new_start: u64,
+        /// How long it is.
+        new_length: u64,
+    },
+    /// Home: the contents of a range are thrown away.
+    Discard {
+        /// First address.
+        start: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// Slice: the execution was kicked; what is there for it? Answered by
+    /// [`Message::Reply`].
+    CallIn,
+    /// Home: send the contents of `count` pages from `page` without giving
+    /// them up (for a fork).
+    Peek {
+        /// First page number.
+        page: u64,
+        /// Pages.
+        count: u64,
+    },
+    /// Answer to a peek. Payload: a byte per page (1: its content follows, 0:
+    /// it is zero), then the contents.
+    Peeked {
+        /// First page number.
+        page: u64,
+        /// Pages.
+        count: u64,
+    },
+    /// Slice: the program's signal mask has changed to this.
+    Mask {
+        /// The mask, a bit per signal.
+        mask: u64,
+    },
+    /// Slice: the program died of a signal here. Home dies of it too.
+    Died {
+        /// The signal.
+        signal: u32,
+        /// Address of the fault.
+        address: u64,
+    },
+    /// Home: push away everything you own in `[start, start + length)`.
+    Evacuate {
+        /// First address.
+        start: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// Slice: nothing of that range is owned here any more.
+    Evacuated,
+    /// Measures a round trip; answered by [`Message::Pong`] with `length` bytes.
+    Ping {
+        /// Payload wanted, at most a page.
+        length: u64,
+    },
+    /// Answer to a ping.
+    Pong,
+}
+
+/// The header is no message of this kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MessageError {
+    /// Unknown kind.
+    #[error("message kind {0} is unknown")]
+    Kind(u8),
+    /// An address range that no program can have.
+    #[error("range {start:#x}+{length:#x} lies outside the managed addresses")]
+    Range {
+        /// First address.
+        start: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// A field out of bounds.
+    #[error("field {0} of message kind {1} is out of bounds")]
+    Field(&'static str, u8),
+}
+
+/// Addresses of a program end here.
+pub const MANAGED_END: u64 = 1 << 43;
+const PAGE: u64 = 4096;
+
+impl Message {
+    /// The header that carries this message with `payload` bytes behind it.
+    pub fn header(&self, payload: usize) -> Header {
+        use Message::*;
+        let (kind, words) = match *self {
+            Jump {
+                context_length,
+                stayed_ns,
+            } => (32, [context_length, stayed_ns, 0, 0, 0]),
+            Call => (33, [0; 5]),
+            Reply {
+                result,
+                reply_length,
+                signals,
+            } => (34, [result as u64, reply_length, signals, 0, 0]),
+            MemoryCall => (35, [0; 5]),
+            Map {
+                start,
+                length,
+                protection,
+                kind,
+            } => (
+                36,
+                [start, length, u64::from(protection), u64::from(kind), 0],
+            ),
+            Unmap { start, length } => (37, [start, length, 0, 0, 0]),
+            Protect {
+                start,
+                length,
+                protection,
+            } => (38, [start, length, u64::from(protection), 0, 0]),
+            Move {
+                old_start,
+                old_length,
+                new_start,
+                new_length,
+            } => (39, [old_start, old_length, new_start, new_length, 0]),
+            Discard { start, length } => (40, [start, length, 0, 0, 0]),
+            CallIn => (41, [0; 5]),
+            Peek { page, count } => (42, [page, count, 0, 0, 0]),
+            Peeked { page, count } => (43, [page, count, 0, 0, 0]),
+            Mask { mask } => (44, [mask, 0, 0, 0, 0]),
+            Died { signal, address } => (45, [u64::from(signal), address, 0, 0, 0]),
+            Evacuate { start, length } => (46, [start, length, 0, 0, 0]),
+            Evacuated => (47, [0; 5]),
+            Ping { length } => (48, [length, 0, 0, 0, 0]),
+            Pong => (49, [0; 5]),
+        };
+        Header {
+            kind,
+            flags: 0,
+            count: 0,
+            length: payload as u32,
+            words,
+        }
+    }
+
+    /// Reads a message; every range is inside the managed addresses and page
+    /// aligned, every count bounded.
+    pub fn decode(header: &Header) -> Result<Message, MessageError> {
+        use Message::*;
+        let [a, b, c, d, _] = header.words;
+        let small = |value: u64, name| {
+            u32::try_from(value).map_err(|_| MessageError::Field(name, header.kind))
+        };
+        Ok(match header.kind {
+            32 => Jump {
+                context_length: at_most(a, u64::from(header.length), "context", header.kind)?,
+                stayed_ns: b,
+            },
+            33 => Call,
+            34 => Reply {
+                result: a as i64,
+                reply_length: at_most(b, u64::from(header.length), "reply", header.kind)?,
+                signals: at_most(c, 64, "signals", header.kind)?,
+            },
+            35 => MemoryCall,
+            36 => {
+                range(a, b)?;
+                Map {
+                    start: a,
+                    length: b,
+                    protection: small(c, "protection")?,
+                    kind: small(d, "kind")?,
+                }
+            }
+            37 => {
+                range(a, b)?;
+                Unmap {
+                    start: a,
+                    length: b,
+                }
+            }
+            38 => {
+                range(a, b)?;
+                Protect {
+                    start: a,
+                    length: b,
+                    protection: small(c, "protection")?,
+                }
+            }
+            39 => {
+                range(a, b)?;
+                range(c, d)?;
+                Move {
+                    old_start: a,
+                    old_length: b,
+                    new_start: c,
+                    new_length: d,
+                }
+            }
+            40 => {
+                range(a, b)?;
+                Discard {
+                    start: a,
+                    length: b,
+                }
+            }
+            41 => CallIn,
+            42 => Peek {
+                page: at_most(a, MANAGED_END / PAGE - 1, "page", header.kind)?,
+                count: at_most(b, 64, "count", header.kind)?,
+            },
+            43 => Peeked {
+                page: at_most(a, MANAGED_END / PAGE - 1, "page", header.kind)?,
+                count: at_most(b, 64, "count", header.kind)?,
+            },
+            44 => Mask { mask: a },
+            45 => Died {
+                signal: at_most(a, 64, "signal", header.kind)? as u32,
+                address: b,
+            },
+            46 => {
+                range(a, b)?;
+                Evacuate {
+                    start: a,
+                    length: b,
+                }
+            }
+            47 => Evacuated,
+            48 => Ping {
+                length: at_most(a, PAGE, "length", header.kind)?,
+            },
+            49 => Pong,
+            other => return Err(MessageError::Kind(other)),
+        })
+    }
+}
+
+fn range(start: u64, length: u64) -> Result<(), MessageError> {
+    let end = start.checked_add(length);
+    let aligned = start.is_multiple_of(PAGE) && length.is_multiple_of(PAGE);
+    match end {
+        Some(end) if aligned && start >= PAGE && end <= MANAGED_END && length > 0 => Ok(()),
+        _ => Err(MessageError::Range { start, length }),
+    }
+}
+
+fn at_most(value: u64, limit: u64, name: &'static str, kind: u8) -> Result<u64, MessageError> {
+    if value <= limit {
+        Ok(value)
+    } else {
+        Err(MessageError::Field(name, kind))
+    }
+}
