@@ -1,1 +1,32 @@
-//! (being written)
+//! End to end: the same command natively and under `weft`, and what differs.
+//!
+//! The harness knows Weft only through its command line, its exit codes and
+//! `--stats json`: it shares no code with what it judges. A run ends in one of
+//! three ways, each with its reason printed: passed, failed, skipped.
+//!
+//! - [`run`] runs one command in a session of its own, bounded in time, and
+//!   finds what it left behind ([`processes`]).
+//! - [`case`] and [`corpus`] say what to run; [`matrix`] under which nodes,
+//!   budgets, jump policy and transport.
+//! - [`judge`] compares. [`stats`] reads the counters.
+//! - [`loss`], [`setup`] and [`user`] are the suites that need more than a
+//!   comparison: nodes that die, errors before the start, an ordinary user.
+//! - [`cluster`] starts daemons, [`namespace`] makes two hosts out of one.
+//! - [`report`] prints.
+
+pub mod case;
+pub mod cluster;
+pub mod context;
+pub mod corpus;
+pub mod judge;
+pub mod loss;
+pub mod matrix;
+pub mod namespace;
+pub mod processes;
+pub mod random;
+pub mod report;
+pub mod run;
+pub mod setup;
+pub mod stats;
+pub mod suite;
+pub mod user;

@@ -1,0 +1,194 @@
+//! `weft-e2e`: the end-to-end suites, with a table and a closing line.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use clap::{Parser, ValueEnum};
+use weft_tests::context::Context;
+use weft_tests::matrix::{self, Filter};
+use weft_tests::report::{Report, Verdict};
+use weft_tests::suite::{Plan, run_corpus};
+use weft_tests::{corpus, loss, setup, user};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Suite {
+    /// Results against native runs.
+    Corpus,
+    /// Errors before the start.
+    Setup,
+    /// Nodes lost at random moments.
+    Loss,
+    /// As an ordinary user.
+    User,
+}
+
+/// Runs commands natively and under weft, and compares.
+#[derive(Debug, Parser)]
+#[command(name = "weft-e2e")]
+struct Options {
+    /// The weft under test.
+    #[arg(long, default_value = "target/release/weft")]
+    weft: PathBuf,
+    /// The built programs.
+    #[arg(long, default_value = "target/programs")]
+    programs: PathBuf,
+    /// Scripts and sources.
+    #[arg(long, default_value = "tests/programs")]
+    sources: PathBuf,
+    /// Suites to run; all when none is named.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    suite: Vec<Suite>,
+    /// Rounds of the corpus; each runs every case under the next setting.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Runs every case under every setting, as often as --rounds says.
+    #[arg(long)]
+    full: bool,
+    /// Runs at the same time.
+    #[arg(long, default_value_t = 1)]
+    jobs: usize,
+    /// Seconds after which a run counts as hung; each case's own when absent.
+    #[arg(long)]
+    bound: Option<u64>,
+    /// Numbers of nodes, separated by commas.
+    #[arg(long, value_delimiter = ',')]
+    nodes: Vec<usize>,
+    /// Jump policies, separated by commas.
+    #[arg(long, value_delimiter = ',')]
+    jump: Vec<String>,
+    /// Transports, separated by commas.
+    #[arg(long, value_delimiter = ',')]
+    transport: Vec<String>,
+    /// Losses of each kind.
+    #[arg(long, default_value_t = 5)]
+    moments: usize,
+    /// Seed of the random moments; the clock when absent.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Runs the long cases as well.
+    #[arg(long)]
+    long: bool,
+    /// Keeps everything that was written.
+    #[arg(long)]
+    keep: bool,
+    /// Names the cases and ends.
+    #[arg(long)]
+    list: bool,
+    /// Cases to run, by name or part of it; all when none is named.
+    names: Vec<String>,
+}
+
+fn clock_seed() -> u64 {
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(1, |since| since.as_nanos() as u64)
+}
+
+impl Options {
+    fn wants(&self, suite: Suite) -> bool {
+        match (self.suite.as_slice(), self.names.as_slice()) {
+            ([], []) => true,
+            // Naming cases narrows the corpus and leaves the rest out.
+            ([], _) => suite == Suite::Corpus,
+            (suites, _) => suites.contains(&suite),
+        }
+    }
+
+    fn cases(&self) -> Vec<weft_tests::case::Case> {
+        let named = |name: &str| self.names.iter().any(|part| name.contains(part.as_str()));
+        corpus::cases()
+            .into_iter()
+            .filter(|case| match self.names.as_slice() {
+                [] => self.long || !case.long,
+                [only] if *only == case.name => true,
+                _ => named(&case.name) && (self.long || !case.long),
+            })
+            .map(|mut case| {
+                case.bound = self.bound.map_or(case.bound, Duration::from_secs);
+                case
+            })
+            .collect()
+    }
+
+    fn plan(&self) -> Plan {
+        let settings = matrix::settings(&Filter {
+            nodes: self.nodes.clone(),
+            jumps: self.jump.clone(),
+            transports: self.transport.clone(),
+        });
+        let rounds = if self.full {
+            self.rounds * settings.len()
+        } else {
+            self.rounds
+        };
+        Plan {
+            settings,
+            rounds,
+            jobs: self.jobs,
+            keep: self.keep,
+        }
+    }
+}
+
+fn run(options: &Options) -> Result<bool> {
+    let cases = options.cases();
+    if options.list {
+        for case in &cases {
+            println!("{}: {}", case.name, case.command.join(" "));
+        }
+        return Ok(true);
+    }
+    ensure!(
+        !cases.is_empty() || !options.wants(Suite::Corpus),
+        "no case is called so; `weft-e2e --list` names them"
+    );
+    let seed = options.seed.unwrap_or_else(clock_seed);
+    let context = Context::new(&options.weft, &options.programs, &options.sources, seed)?;
+    println!("weft-e2e: {}, seed {seed}", context.weft.display());
+    let report = Report::default();
+    let started = Instant::now();
+    if options.wants(Suite::Corpus) {
+        run_corpus(&cases, &context, &options.plan(), &report);
+    }
+    let guard = |name: &str, result: Result<()>| {
+        if let Err(error) = result {
+            report.add(
+                name,
+                Duration::ZERO,
+                Verdict::Failed(vec![format!("{error:#}")]),
+            );
+        }
+    };
+    if options.wants(Suite::Setup) {
+        guard("set-up errors", setup::run_local(&context, &report));
+        guard(
+            "set-up errors, remote",
+            setup::run_remote(&context, &report),
+        );
+    }
+    if options.wants(Suite::User) {
+        guard("as an ordinary user", user::run_as_user(&context, &report));
+    }
+    if options.wants(Suite::Loss) {
+        loss::run_losses(&context, options.moments, &report);
+    }
+    println!("\n{:.0} s in all", started.elapsed().as_secs_f64());
+    let passed = report.finish();
+    if passed && !options.keep {
+        context.clean();
+    }
+    Ok(passed)
+}
+
+fn main() -> ExitCode {
+    match run(&Options::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("weft-e2e: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
