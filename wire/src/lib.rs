@@ -5,8 +5,8 @@
 //! - the core ([`frame`], [`link`], [`seal`], [`ring`]) is `no_std`, does not
 //!   allocate, calls the kernel directly and keeps no state outside its
 //!   values, because it runs inside signal handlers of somebody else's program;
-//! - with the feature `std`, [`handshake`], [`hello`], [`channel`], [`keys`] and
-//!   [`dial`] make, authenticate and key the connections that the core is
+//! - with the feature `std`, [`keys`], [`socket`], [`handshake`], [`hello`] and
+//!   [`channel`] make, authenticate and key the connections that the core is
 //!   handed.
 //!
 //! A [`link::Link`] carries [`frame::Header`]s with payloads to one peer, in
@@ -15,11 +15,23 @@
 //! pages or programs: what a frame means is its users' business.
 #![cfg_attr(not(any(test, feature = "std")), no_std)]
 
+#[cfg(feature = "std")]
+pub mod channel;
+#[cfg(feature = "std")]
+mod cpu;
 pub mod error;
 pub mod frame;
+#[cfg(feature = "std")]
+pub mod handshake;
+#[cfg(feature = "std")]
+pub mod hello;
+#[cfg(feature = "std")]
+pub mod keys;
 pub mod link;
 pub mod ring;
 pub mod seal;
+#[cfg(feature = "std")]
+pub mod socket;
 mod sys;
 
 pub use error::LinkError;

@@ -130,3 +130,17 @@ impl Opener {
         Ok(plain)
     }
 }
+
+/// The key that Noise's REKEY derives: what sealing 32 zero bytes under the
+/// reserved nonce 2^64 - 1 gives, without the tag. Record counters never get
+/// there.
+#[cfg(feature = "std")]
+pub(crate) fn rekey(key: &[u8; KEY_BYTES]) -> [u8; KEY_BYTES] {
+    let mut nonce = [0; 12];
+    nonce[4..].copy_from_slice(&u64::MAX.to_be_bytes());
+    let mut next = [0; KEY_BYTES];
+    Aes256Gcm::new(key.into())
+        .encrypt_inout_detached(&nonce.into(), &[], next.as_mut_slice().into())
+        .expect("32 bytes are never too long to seal");
+    next
+}
