@@ -39,7 +39,6 @@ pub use gather::gather;
 pub use scatter::{Request, ScatterError};
 pub use transfer::{Step, Transfer};
 
-use crate::table::Class;
 use linux_raw_sys::errno;
 
 /// Most data of one transfer, bytes; longer ones are made in pieces.
@@ -119,9 +118,9 @@ pub enum Gather {
     /// Its result is known without a call: minus this error number.
     #[error("the call fails with error {0}")]
     Errno(i32),
-    /// The engine does calls of this class itself.
-    #[error("the call is the engine's own ({0:?})")]
-    Engine(Class),
+    /// The engine does it itself; [`crate::table::classify`] says how it counts.
+    #[error("the call is the engine's own")]
+    Engine,
 }
 
 impl From<Fault> for Gather {

@@ -30,7 +30,7 @@ pub fn gather<M: Memory + ?Sized>(
         Class::Plain(plain) => plain,
         Class::Home => return Err(Gather::Home),
         Class::Refused(errno) => return Err(Gather::Errno(errno)),
-        class => return Err(Gather::Engine(class)),
+        Class::Memory | Class::Thread | Class::Local => return Err(Gather::Engine),
     };
     let mut gathering = Gathering {
         plain: &plain,
