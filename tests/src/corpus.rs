@@ -22,19 +22,19 @@ fn tools() -> Vec<Case> {
             "sort -S 48M --parallel=1 -T . {inputs}/text-24 -o sorted",
         )
         .output("sorted")
-        .memory(52, 1000)
+        .memory(46, 1000)
         .jumps(),
         Case::new(
             "sort-2",
             "sort -S 48M --parallel=2 -T . {inputs}/text-24 -o sorted",
         )
         .output("sorted")
-        .memory(52, 1000),
+        .memory(46, 1000),
         Case::new(
             "sort-numeric",
             "sort -n -k1,1 -S 100M --parallel=1 {inputs}/text-24",
         )
-        .memory(90, 1000)
+        .memory(44, 1000)
         .jumps(),
         Case::new("sha256sum", "sha256sum {inputs}/text-24 {inputs}/text-2").memory(8, 0),
         Case::new("gzip", "gzip -9 -c").stdin("text-8").memory(6, 0),
@@ -42,31 +42,31 @@ fn tools() -> Vec<Case> {
             .prepare("gzip -c {inputs}/text-8 > text.gz")
             .output("text")
             .memory(6, 0),
-        Case::new("xz", "xz -4 -c {inputs}/text-8")
+        Case::new("xz", "xz -4 -c {inputs}/text-2")
             .tool("xz")
-            .memory(50, 1000),
+            .memory(28, 1000),
         Case::new(
             "xz-threads",
             "xz -T2 -2 --block-size=2MiB -c {inputs}/text-8",
         )
         .tool("xz")
-        .memory(48, 1000),
+        .memory(38, 1000),
         Case::new("unxz", "xz -d -k text.xz")
             .tool("xz")
-            .prepare("xz -4 -c {inputs}/text-8 > text.xz")
+            .prepare("xz -4 -c {inputs}/text-2 > text.xz")
             .output("text")
-            .memory(9, 100),
+            .memory(7, 0),
         Case::new("sqlite-small", "sqlite3 -init /dev/null items.db")
             .tool("sqlite3")
             .prepare("sed s/ROWS/60000/ {sources}/work.sql > work.sql")
             .output("items.db")
-            .memory(20, 500)
+            .memory(17, 500)
             .script("work.sql"),
         Case::new("sqlite-100-mb", "sqlite3 -init /dev/null items.db")
             .tool("sqlite3")
             .prepare("sed s/ROWS/1000000/ {sources}/work.sql > work.sql")
             .output("items.db")
-            .memory(160, 5000)
+            .memory(190, 5000)
             .script("work.sql")
             .long(),
     ]
@@ -76,13 +76,13 @@ fn languages() -> Vec<Case> {
     vec![
         Case::new("awk", "awk -f {sources}/work.awk {inputs}/text-8")
             .tool("awk")
-            .memory(44, 1000),
+            .memory(33, 1000),
         Case::new("gawk", "gawk -f {sources}/work.awk {inputs}/text-8")
             .tool("gawk")
             .memory(60, 1000),
         Case::new("perl", "perl {sources}/work.pl {inputs}/text-8")
             .tool("perl")
-            .memory(90, 1000),
+            .memory(74, 1000),
         Case::new(
             "python",
             "{python} {sources}/work.py {inputs}/text-2 100000",
@@ -94,7 +94,7 @@ fn languages() -> Vec<Case> {
             .memory(14, 500),
         Case::new("go-static", "{programs}/gowork 32")
             .program("gowork")
-            .memory(64, 1000),
+            .memory(52, 1000),
         Case::new("bash", "bash {sources}/pipeline.sh {inputs}/text-2").memory(8, 0),
         Case::new("static", "{programs}/hello-static one two").program("hello-static"),
     ]
@@ -111,7 +111,7 @@ fn programs() -> Vec<Case> {
         Case::new("mappings", "{programs}/mappings file 24")
             .program("mappings")
             .output("file")
-            .memory(36, 1000),
+            .memory(30, 1000),
         Case::new("coherence", "{programs}/coherence 16 3")
             .program("coherence")
             .memory(18, 1000)
@@ -168,7 +168,7 @@ fn elastic() -> Vec<Case> {
         ("linear_search", 48),
         ("dijkstra", 32),
         ("block_sort", 16),
-        ("heap_sort", 8),
+        ("heap_sort", 4),
         ("count_sort", 16),
         ("search_rounds", 24),
         ("touch", 32),

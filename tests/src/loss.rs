@@ -63,7 +63,7 @@ impl Loss {
 
 /// A program that is busy on both nodes for longer than any moment.
 fn victim() -> Case {
-    Case::new("victim", "{programs}/coherence 24 40")
+    Case::new("victim", "{programs}/coherence 24 400")
         .program("coherence")
         .memory(26, 0)
 }
