@@ -1,0 +1,76 @@
+# Weft's tasks. `make setup` once, then `make demo` or `make test`.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+CARGO ?= cargo
+PREFIX ?= /usr/local
+DESTDIR ?=
+
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+RELEASE := $(TARGET)/release
+PROGRAMS := $(TARGET)/programs
+E2E := $(RELEASE)/weft-e2e --weft $(RELEASE)/weft --programs $(PROGRAMS) --sources tests/programs
+BENCH := $(RELEASE)/weft-bench --weft $(RELEASE)/weft --programs $(PROGRAMS)
+
+# Rounds of the corpus and losses of each kind: few in `make test`, many in
+# `make soak`.
+ROUNDS ?= 3
+MOMENTS ?= 5
+SOAK_ROUNDS ?= 100
+SOAK_MOMENTS ?= 50
+FUZZ_SECONDS ?= 300
+
+help: ## Lists the tasks
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-12s %s\n", $$1, $$2 }'
+
+setup: ## Installs what is missing (asks nothing; quick when nothing is)
+	@bash .ci/setup
+
+build: ## Builds weft and its runtime, optimised
+	$(CARGO) build --release --workspace
+
+programs: ## Builds the programs of the tests and benchmarks
+	@mkdir -p $(PROGRAMS)
+	$(MAKE) -s -C tests/programs OUT=$(abspath $(PROGRAMS))
+	$(MAKE) -s -C bench/elastic OUT=$(abspath $(PROGRAMS))
+
+demo: build programs ## Sorts on two nodes, then searches with and without jumps
+	WEFT=$(abspath $(RELEASE))/weft PROGRAMS=$(abspath $(PROGRAMS)) bash demo/demo.sh
+
+check: ## Format and lints
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+
+unit: ## Tests that need no privilege and no network
+	$(CARGO) test --workspace
+
+e2e: build programs ## Native runs against runs under weft, failures, set-up errors
+	$(E2E) --rounds $(ROUNDS) --moments $(MOMENTS)
+
+test: check docs-check unit e2e ## All of it
+
+bench: build programs ## Measures, and renews the tables of bench/RESULTS.md
+	$(BENCH)
+
+soak: build programs ## The long tests, for a night
+	$(CARGO) test --release --workspace -- --ignored
+	$(E2E) --long --rounds $(SOAK_ROUNDS) --moments $(SOAK_MOMENTS)
+
+fuzz: ## Every fuzz target for FUZZ_SECONDS each (cargo-fuzz, nightly)
+	@bash .ci/fuzz $(FUZZ_SECONDS)
+
+docs-check: ## Links between the pages lead somewhere
+	@python3 .ci/check-links.py
+
+install: build ## Installs weft and its runtime under PREFIX
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/weft
+	install -m 0755 $(RELEASE)/weft $(DESTDIR)$(PREFIX)/bin/weft
+	install -m 0755 $(RELEASE)/weft-runtime $(DESTDIR)$(PREFIX)/lib/weft/weft-runtime
+
+uninstall: ## Removes what `make install` installed
+	rm -f $(DESTDIR)$(PREFIX)/bin/weft $(DESTDIR)$(PREFIX)/lib/weft/weft-runtime
+	-rmdir $(DESTDIR)$(PREFIX)/lib/weft
+
+clean: ## Removes what was built
+	$(CARGO) clean
+
+.PHONY: help setup build programs demo check unit e2e test bench soak fuzz docs-check install uninstall clean
