@@ -1,2 +1,20 @@
-//! (being written)
+//! The coherence protocol as a pure state machine, its directory, and what
+//! decides about pages: access history and read-ahead.
 #![cfg_attr(not(any(test, feature = "std")), no_std)]
+
+mod evict;
+mod manager;
+mod node;
+mod protocol;
+mod recovery;
+mod state;
+mod types;
+
+pub use node::Node;
+pub use protocol::{Action, Body, Content, Denial, Event, Keep, Message, Refusal, Right, Sink};
+pub use state::{Entry, Local, Phase, State, Tables};
+#[cfg(any(test, feature = "std"))]
+pub use state::{MapTables, VecTables};
+pub use types::{
+    Access, CHUNK_PAGES, Config, ManagerOf, NODES_MAX, NodeId, PAGE_BYTES, PAGES_MAX, Page, Policy,
+};

@@ -1,0 +1,2 @@
+//! Runs ranges of seeds through the simulator (being connected).
+fn main() {}

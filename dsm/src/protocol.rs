@@ -1,0 +1,334 @@
+//! What goes into the state machine ([`Event`]), what comes out of it
+//! ([`Action`]), and what travels between nodes ([`Message`]).
+
+use crate::types::{Access, NodeId, Page};
+
+/// How the content of a page travels with a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Content {
+    /// 4096 bytes beside the message.
+    Bytes,
+    /// The page was never written: the receiver makes a zero page.
+    Zero,
+    /// Nothing: the receiver holds the same bytes already.
+    Held,
+}
+
+/// What a holder may do with a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Right {
+    /// A read-only copy; somebody else owns the page.
+    Shared,
+    /// The only copy, and the ownership.
+    Exclusive,
+}
+
+/// A message about one page. The shell joins equal messages for consecutive
+/// pages into one frame, see [`crate::message`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Message {
+    /// The page.
+    pub page: Page,
+    /// How often the page was discarded, modulo 256, as the sender knows it. A
+    /// message of an earlier generation is ignored.
+    pub generation: u8,
+    /// What it says.
+    pub body: Body,
+}
+
+/// What a message says. M is the page's manager, O its owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Body {
+    /// Requester → M: I need the page.
+    Get {
+        /// For what.
+        access: Access,
+        /// Before any fault; may be answered with [`Body::Retry`].
+        ahead: bool,
+    },
+    /// M → O: give the page to `requester`.
+    Forward {
+        /// For what.
+        access: Access,
+        /// To whom.
+        requester: NodeId,
+        /// You are the only holder (apart from a requester that upgrades).
+        sole: bool,
+        /// The requester holds a copy: send no content.
+        held: bool,
+    },
+    /// O → requester: here it is.
+    Data {
+        /// With which right.
+        right: Right,
+        /// In what form.
+        content: Content,
+        /// The page is known to be read and then written by its visitors.
+        migratory: bool,
+    },
+    /// M → requester: what you asked for needs nobody else. [`Content::Zero`]:
+    /// the page was never touched and is yours. [`Content::Held`]: you own it
+    /// and, if you asked to write, all other copies are gone.
+    Grant {
+        /// `Zero` or `Held`.
+        content: Content,
+    },
+    /// M → holder: drop your read-only copy and say so.
+    Invalidate,
+    /// Holder → M: I have no copy.
+    InvalidateAck,
+    /// New holder → M: it arrived.
+    Done {
+        /// The ownership came with it.
+        exclusive: bool,
+    },
+    /// Holder → M: I dropped my read-only copy.
+    Dropped,
+    /// O → M: I need room, who takes this page?
+    Offer {
+        /// Only this node will do.
+        to: Option<NodeId>,
+    },
+    /// M → O: nobody takes it now.
+    OfferDenied {
+        /// Why.
+        reason: Denial,
+    },
+    /// M → O: push the page to `to`.
+    Place {
+        /// To whom.
+        to: NodeId,
+        /// Nobody else holds a copy (apart from `to`).
+        sole: bool,
+        /// `to` holds a copy and cannot lose it: send no content.
+        held: bool,
+    },
+    /// Old owner → new owner: the page is yours.
+    Push {
+        /// `Held`: if you still hold your copy, it is the page now; otherwise
+        /// answer [`Body::NotHere`].
+        content: Content,
+        /// Nobody else holds a copy.
+        sole: bool,
+        /// As in [`Body::Data`].
+        migratory: bool,
+    },
+    /// Holder → M: I dropped the copy before your `Push` without content came;
+    /// the ownership returns to you.
+    NotHere,
+    /// M → requester: not now; ask again if you still need it.
+    Retry,
+    /// M → requester: the page died with `node`.
+    Lost {
+        /// The node that had the only copy.
+        node: NodeId,
+    },
+    /// M → a party of a transfer whose other party died: do you own the page?
+    Probe {
+        /// The dead node. The receiver accepts nothing more from it.
+        dead: NodeId,
+    },
+    /// The answer.
+    Held {
+        /// Copied from the question.
+        dead: NodeId,
+        /// I own the page.
+        owner: bool,
+    },
+}
+
+/// Why the manager or the node itself does not move a page now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum Denial {
+    /// Another transaction about the page is under way.
+    #[error("the page is busy, choose another or try later")]
+    Busy,
+    /// The page is not owned by the node that offered it (any more).
+    #[error("the page has gone elsewhere meanwhile")]
+    NotOwner,
+    /// No node has room.
+    #[error("no node has room for the page; add a node or raise a budget")]
+    NoRoom,
+}
+
+/// Why a request was refused on the spot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum Refusal {
+    /// A write to a page of policy `ReadOnly`, or its eviction from its owner.
+    #[error("the page is replicated read-only")]
+    ReadOnly,
+    /// Eviction of a page of policy `Private`.
+    #[error("the page is private to this node")]
+    Private,
+    /// Eviction of a page with a request or an offer of its own under way.
+    #[error("the page is in use, choose another")]
+    Busy,
+    /// Eviction of a page that is not here, or that left meanwhile.
+    #[error("the page is not here")]
+    NotHere,
+    /// Eviction, with a manager that died.
+    #[error("the page's manager is lost")]
+    ManagerLost,
+    /// Adoption of a page that somebody touched before, or at a node that does
+    /// not manage it.
+    #[error("the page cannot be adopted: it has an owner, or another manager")]
+    Adopted,
+}
+
+/// What happens to a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// The program touched a page without the right to (`ahead: false`), or the
+    /// engine expects that it soon will (`ahead: true`, reads only). Answered by
+    /// [`Action::Resolved`], [`Action::Lost`] or [`Action::Refused`]: at once,
+    /// or after messages. One request per page is under way at a time; a fault
+    /// that meets one emits nothing and is answered together with it.
+    Fault {
+        /// The page.
+        page: Page,
+        /// The access.
+        access: Access,
+        /// Not a fault but a guess.
+        ahead: bool,
+    },
+    /// A message arrived. Its page bytes, if any, stay with the shell until the
+    /// [`Action::Install`] that this step emits, or are thrown away.
+    Message {
+        /// From whom.
+        from: NodeId,
+        /// What.
+        message: Message,
+    },
+    /// Make room: the page should leave. Ends in [`Action::Drop`] or
+    /// [`Action::Give`] (gone), [`Action::NoRoom`] or [`Action::Refused`].
+    Evict {
+        /// The page.
+        page: Page,
+        /// Only this node will do; `None`: whoever has most room.
+        to: Option<NodeId>,
+    },
+    /// The page's content is no longer wanted (`munmap`, `MADV_DONTNEED`): it
+    /// reads as zero from now on. The engine removes the range from memory
+    /// itself; no action but [`Action::Resolved`] is emitted. It broadcasts the
+    /// event to all nodes, **the page's manager last, after every other node
+    /// has acknowledged**, see [`crate`] for why.
+    Discard {
+        /// The page.
+        page: Page,
+    },
+    /// At the manager, before anybody touched the page: it is present and
+    /// writable here and becomes owned by this node.
+    Adopt {
+        /// The page.
+        page: Page,
+    },
+    /// `node` is dead, by the one authority that decides so. The engine calls
+    /// this for every page that is in its tables, and delivers nothing from
+    /// that node afterwards.
+    PeerLost {
+        /// The dead node.
+        node: NodeId,
+        /// The page.
+        page: Page,
+    },
+}
+
+/// What remains of a page here when it is given away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Keep {
+    /// Nothing: remove it.
+    Nothing,
+    /// A read-only copy: write-protect it.
+    Shared,
+    /// A read-only copy, and it is write-protected already.
+    AsIs,
+}
+
+/// What the shell must do, in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// Send a message without page bytes.
+    Send {
+        /// To whom.
+        to: NodeId,
+        /// What.
+        message: Message,
+    },
+    /// Take the page: stop writes to it, copy its bytes out if the message's
+    /// content is [`Content::Bytes`], remove or keep it as `keep` says, and
+    /// **only then** send.
+    Give {
+        /// To whom.
+        to: NodeId,
+        /// `Data` or `Push`.
+        message: Message,
+        /// What remains here.
+        keep: Keep,
+    },
+    /// Put the page into memory.
+    Install {
+        /// The page.
+        page: Page,
+        /// `Read`: write-protected.
+        access: Access,
+        /// `Bytes` (those that came with the message) or `Zero`.
+        content: Content,
+    },
+    /// Make a page that is here writable.
+    Allow {
+        /// The page.
+        page: Page,
+    },
+    /// Remove the page from memory.
+    Drop {
+        /// The page.
+        page: Page,
+    },
+    /// Whoever waits for the page should try the access again.
+    Resolved {
+        /// The page.
+        page: Page,
+    },
+    /// The page's only copy died with `node`, or its manager did. Whoever waits
+    /// for it waits in vain.
+    Lost {
+        /// The page.
+        page: Page,
+        /// The dead node.
+        node: NodeId,
+    },
+    /// The eviction failed: no node has room.
+    NoRoom {
+        /// The page.
+        page: Page,
+    },
+    /// The event was refused and changed nothing.
+    Refused {
+        /// The page.
+        page: Page,
+        /// Why.
+        reason: Refusal,
+    },
+    /// A message that a correct peer cannot have sent. The engine should end
+    /// the aggregate with `what`; the state did not change.
+    Violation {
+        /// The page.
+        page: Page,
+        /// The sender.
+        from: NodeId,
+        /// What was wrong.
+        what: &'static str,
+    },
+}
+
+/// Takes the actions of a step, in order.
+pub trait Sink {
+    /// One action.
+    fn act(&mut self, action: Action);
+}
+
+impl<F: FnMut(Action)> Sink for F {
+    fn act(&mut self, action: Action) {
+        self(action);
+    }
+}
