@@ -74,8 +74,8 @@ fn tools() -> Vec<Case> {
 
 fn languages() -> Vec<Case> {
     vec![
-        Case::new("awk", "awk -f {sources}/work.awk {inputs}/text-8")
-            .tool("awk")
+        Case::new("mawk", "mawk -f {sources}/work.awk {inputs}/text-8")
+            .tool("mawk")
             .memory(33, 1000),
         Case::new("gawk", "gawk -f {sources}/work.awk {inputs}/text-8")
             .tool("gawk")

@@ -122,7 +122,7 @@ fn lose(
 }
 
 fn common_options() -> Vec<OsString> {
-    let lease = format!("{}s", LEASE.as_secs());
+    let lease = LEASE.as_secs().to_string();
     [
         "--memory",
         &format!("{HOME_MIB},{OTHER_MIB}"),
