@@ -1,2 +1,38 @@
-//! (being written)
-fn main(){}
+//! The `weft` command: parses the line, calls `weft-node`, shows the outcome.
+//!
+//! Standard output belongs to the program that is run, and to what was asked
+//! for (`list`, `doctor`, JSON). Everything else goes to standard error, each
+//! sentence after `weft: `.
+
+mod args;
+mod doctor;
+mod manual;
+mod node;
+mod run;
+mod running;
+mod summary;
+mod table;
+mod watch;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Cli, Command};
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Run(args) => run::run(&args),
+        Command::Node { command } => node::run(command),
+        Command::List { json } => running::list(json),
+        Command::Stretch { pid } => running::stretch(pid),
+        Command::Shrink { pid, node } => running::shrink(pid, node),
+        Command::Doctor { json } => doctor::run(json),
+        Command::Completions { shell } => manual::completions(shell),
+        Command::Man { directory } => manual::pages(directory.as_deref()),
+    };
+    outcome.unwrap_or_else(|error| {
+        eprintln!("weft: {error:#}");
+        ExitCode::FAILURE
+    })
+}

@@ -4,11 +4,13 @@
 //! one that is not), then validated (addresses, sizes and keys make sense).
 
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::net::ToSocketAddrs;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use weft_wire::keys::{self, Keys, PublicKey};
 
 use crate::size::{format_bytes, parse_size};
 
@@ -40,14 +42,9 @@ pub enum ConfigError {
         /// What the kernel said.
         source: io::Error,
     },
-    /// The private key can be read by others.
-    #[error("{path} can be read by others (mode {mode:o}): run `chmod 600 {path}`")]
-    KeyExposed {
-        /// The file.
-        path: PathBuf,
-        /// Its permissions.
-        mode: u32,
-    },
+    /// The private key.
+    #[error("{}", sentence(.0))]
+    Key(#[source] weft_wire::keys::KeyError),
     /// Not TOML.
     #[error("{path} is not valid TOML: {message}")]
     Syntax {
@@ -84,7 +81,7 @@ pub struct Peer {
     /// A name for messages.
     pub name: String,
     /// Its public key.
-    pub key: [u8; 32],
+    pub key: PublicKey,
     /// Where it listens, `HOST:PORT`, when it is known.
     pub address: Option<String>,
 }
@@ -143,6 +140,15 @@ pub fn directory() -> PathBuf {
     }
 }
 
+/// Reads this node's private key.
+pub fn load_keys(directory: &Path) -> Result<Keys, ConfigError> {
+    let path = directory.join(KEY_FILE);
+    if !path.exists() {
+        return Err(ConfigError::Missing(path));
+    }
+    keys::load(&path).map_err(ConfigError::Key)
+}
+
 impl Config {
     /// Reads and validates the configuration in `directory`.
     pub fn load(directory: &Path) -> Result<Config, ConfigError> {
@@ -186,13 +192,27 @@ impl Config {
     }
 
     /// The peer with this public key.
-    pub fn peer(&self, key: &[u8; 32]) -> Option<&Peer> {
+    pub fn peer(&self, key: &PublicKey) -> Option<&Peer> {
         self.peers.iter().find(|peer| &peer.key == key)
     }
 
-    /// The public keys of all peers.
-    pub fn keys(&self) -> Vec<[u8; 32]> {
-        self.peers.iter().map(|peer| peer.key).collect()
+    /// The peer that the user calls `host`, by name or address, and where it
+    /// listens.
+    pub fn find(&self, host: &str) -> Option<(&Peer, String)> {
+        let address = with_port(host);
+        let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
+        let by_address = |peer: &&Peer| peer.address.as_deref() == Some(address.as_str());
+        if let Some(peer) = self.peers.iter().find(by_address) {
+            return Some((peer, address));
+        }
+        let peer = self
+            .peers
+            .iter()
+            .find(|peer| peer.name == host || peer.name == name)?;
+        match (&peer.address, peer.name == host) {
+            (Some(known), true) => Some((peer, known.clone())),
+            _ => Some((peer, address)),
+        }
     }
 }
 
@@ -248,7 +268,10 @@ fn validate(path: &Path, raw: RawConfig) -> Result<Config, ConfigError> {
     }
     let mut peers = Vec::new();
     for (index, peer) in raw.peer.into_iter().enumerate() {
-        let key = parse_key(&peer.key).map_err(|why| value("peer.key", why))?;
+        let key = peer
+            .key
+            .parse()
+            .map_err(|error: keys::KeyError| value("peer.key", error.to_string()))?;
         peers.push(Peer {
             name: peer.name.unwrap_or_else(|| format!("peer {}", index + 1)),
             key,
@@ -293,28 +316,101 @@ pub fn with_port(host: &str) -> String {
     }
 }
 
-/// Reads a key as `weft node init` prints it: 64 hexadecimal digits.
-pub fn parse_key(text: &str) -> Result<[u8; 32], String> {
-    let text = text.trim();
-    let wrong = || {
-        format!(
-            "`{text}` is not a public key: 64 hexadecimal digits, as `weft node init` prints them"
-        )
-    };
-    if text.len() != 64 || !text.is_ascii() {
-        return Err(wrong());
+/// An error and what caused it, in one sentence.
+fn sentence(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
     }
-    let mut key = [0; 32];
-    for (byte, pair) in key.iter_mut().zip(text.as_bytes().chunks(2)) {
-        let pair = std::str::from_utf8(pair).map_err(|_| wrong())?;
-        *byte = u8::from_str_radix(pair, 16).map_err(|_| wrong())?;
-    }
-    Ok(key)
+    text
 }
 
-/// Writes a key as [`parse_key`] reads it.
-pub fn format_key(key: &[u8]) -> String {
-    key.iter().map(|byte| format!("{byte:02x}")).collect()
+/// Makes a key pair and a configuration with comments. Never overwrites either.
+pub fn init(directory: &Path) -> Result<PublicKey, ConfigError> {
+    let file = |doing| {
+        let path = directory.to_owned();
+        move |source| ConfigError::File {
+            doing,
+            path,
+            source,
+        }
+    };
+    let key_path = directory.join(KEY_FILE);
+    let config_path = directory.join(CONFIG_FILE);
+    for path in [&key_path, &config_path] {
+        if path.exists() {
+            return Err(ConfigError::Exists(path.clone()));
+        }
+    }
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(directory)
+        .map_err(file("make"))?;
+    let pair = keys::generate().map_err(ConfigError::Key)?;
+    keys::save(&pair, &key_path).map_err(ConfigError::Key)?;
+    fs::write(&config_path, TEMPLATE).map_err(file("write a configuration in"))?;
+    Ok(pair.public())
+}
+
+const TEMPLATE: &str = "\
+# Configuration of this node. `weft node trust` adds peers at the end.
+
+# Address that `weft node start` listens on.
+#listen = \"0.0.0.0:7117\"
+
+# Most memory lent at one time. Default: half of what is free at start.
+#memory = \"4G\"
+
+# Most slices at one time.
+#slices = 8
+
+# A node that this one trusts: it may borrow from this one, and this one from it.
+#[[peer]]
+#name = \"alpha\"
+#key = \"weft-key-...\"
+#address = \"alpha.example:7117\"
+";
+
+/// Adds a trusted node at the end of the configuration, comments kept.
+pub fn trust(directory: &Path, peer: &Peer) -> Result<(), ConfigError> {
+    let config = Config::load(directory)?;
+    let path = directory.join(CONFIG_FILE);
+    let value = |field: &str, why: String| ConfigError::Value {
+        path: path.clone(),
+        field: field.to_owned(),
+        why,
+    };
+    if let Some(known) = config.peer(&peer.key) {
+        let why = format!("this key is trusted already, as `{}`", known.name);
+        return Err(value("peer.key", why));
+    }
+    if config.peers.iter().any(|known| known.name == peer.name) {
+        let why = format!("`{}` is the name of another key", peer.name);
+        return Err(value("peer.name", why));
+    }
+    let text = |text: &str| toml::Value::String(text.to_owned()).to_string();
+    let mut entry = format!(
+        "\n[[peer]]\nname = {}\nkey = \"{}\"\n",
+        text(&peer.name),
+        peer.key
+    );
+    if let Some(address) = &peer.address {
+        entry.push_str(&format!("address = {}\n", text(address)));
+    }
+    let written = fs::File::options()
+        .append(true)
+        .open(&path)
+        .and_then(|mut file| file.write_all(entry.as_bytes()));
+    written.map_err(|source| ConfigError::File {
+        doing: "write",
+        path: path.clone(),
+        source,
+    })?;
+    Config::load(directory).map(drop)
 }
 
 #[cfg(test)]
@@ -327,7 +423,7 @@ mod tests {
 
     #[test]
     fn a_whole_configuration_is_read() {
-        let key = "ab".repeat(32);
+        let key = format!("weft-key-{}", "ab".repeat(32));
         let config = parse(&format!(
             "listen = \"127.0.0.1\"\nmemory = \"1.5G\"\nslices = 2\n\
              [[peer]]\nname = \"alpha\"\nkey = \"{key}\"\naddress = \"10.0.0.1\"\n"
@@ -335,9 +431,11 @@ mod tests {
         .unwrap();
         assert_eq!(config.listen, "127.0.0.1:7117");
         assert_eq!(config.memory_bytes, Some(3 << 29));
-        assert_eq!(config.peers[0].key, [0xab; 32]);
+        assert_eq!(config.peers[0].key, PublicKey([0xab; 32]));
         assert_eq!(config.peers[0].address.as_deref(), Some("10.0.0.1:7117"));
-        assert_eq!(format_key(&config.peers[0].key), key);
+        assert_eq!(config.find("alpha").unwrap().1, "10.0.0.1:7117");
+        assert_eq!(config.find("alpha:9").unwrap().1, "alpha:9");
+        assert!(config.find("10.0.0.1").is_some() && config.find("beta").is_none());
     }
 
     #[test]
@@ -371,6 +469,40 @@ mod tests {
                 .contains("hexadecimal")
         );
         assert!(parse("slices = ").unwrap_err().contains("TOML"));
+    }
+
+    #[test]
+    fn init_and_trust_do_not_overwrite() {
+        let directory = std::env::temp_dir().join(format!("weft-config-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&directory);
+        assert!(matches!(
+            Config::load(&directory),
+            Err(ConfigError::Missing(_))
+        ));
+        let key = init(&directory).unwrap();
+        assert_eq!(load_keys(&directory).unwrap().public(), key);
+        assert!(matches!(init(&directory), Err(ConfigError::Exists(_))));
+        let mut peer = Peer {
+            name: "a \"b\"".into(),
+            key,
+            address: Some("10.0.0.1:1".into()),
+        };
+        trust(&directory, &peer).unwrap();
+        assert_eq!(Config::load(&directory).unwrap().peers, [peer.clone()]);
+        assert!(
+            trust(&directory, &peer)
+                .unwrap_err()
+                .to_string()
+                .contains("already")
+        );
+        peer.key = PublicKey([1; 32]);
+        assert!(
+            trust(&directory, &peer)
+                .unwrap_err()
+                .to_string()
+                .contains("another key")
+        );
+        fs::remove_dir_all(&directory).unwrap();
     }
 
     #[test]

@@ -6,13 +6,24 @@
 //! - [`spawn`], [`links`], [`shared`]: starting a runtime, connecting it, and
 //!   reading what it counts
 //! - [`config`]: keys and trusted nodes
+//! - [`launch`]: an aggregate from its start to its end; [`report`] and
+//!   [`rundir`]: what it tells, and how to talk to one that runs
+//! - [`daemon`]: lending this host; [`protocol`], [`remote`]: how launcher and
+//!   daemon talk
 
 pub mod config;
+pub mod control;
+pub mod daemon;
 pub mod error;
 pub mod host;
+pub mod launch;
 pub mod links;
 pub mod options;
 pub mod program;
+pub mod protocol;
+pub mod remote;
+pub mod report;
+pub mod rundir;
 pub mod shared;
 pub mod size;
 pub mod spawn;

@@ -5,11 +5,13 @@ use std::io;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
+use serde::{Deserialize, Serialize};
 use weft_proc::boot::{
     Boot, LINK_RING, LINK_SEALED, LINK_STREAM, LinkSpec, MAGIC, MAX_NODES, ROLE_HOME, ROLE_SLICE,
     VERSION,
 };
-use weft_wire::ring;
+use weft_wire::handshake::Keyed;
+use weft_wire::{ring, socket};
 
 use crate::options::Transport;
 use crate::sys;
@@ -40,6 +42,14 @@ impl Link {
         }
     }
 
+    /// A connection that the wire's handshake has keyed, with the kernel told to
+    /// give up on a silent peer after the lease.
+    pub fn keyed(keyed: Keyed, lease_ms: u32) -> io::Result<Link> {
+        sys::watch_peer(&keyed.socket, lease_ms)?;
+        let (send, receive) = (keyed.send_key, keyed.receive_key);
+        Ok(Link::sealed(keyed.socket.into(), send, receive))
+    }
+
     fn clear(socket: OwnedFd) -> Link {
         Link {
             kind: LINK_STREAM,
@@ -60,7 +70,7 @@ impl Link {
             }
             Transport::TcpSealed => {
                 let (left, right) = loopback_pair()?;
-                let (one, other) = (random_key()?, random_key()?);
+                let (one, other) = (secret()?, secret()?);
                 let left = Link::sealed(left, one, other);
                 Ok((left, Link::sealed(right, other, one)))
             }
@@ -83,6 +93,10 @@ fn ring_pair() -> io::Result<(Link, Link)> {
     Ok((end(left, memory, 0), end(right, copy, 1)))
 }
 
+fn secret() -> io::Result<[u8; 32]> {
+    weft_wire::keys::secret().map_err(io::Error::other)
+}
+
 /// A TCP connection of this host with itself. Another process could connect to
 /// the listener first, so the accepted end must be the one that dialled.
 fn loopback_pair() -> io::Result<(OwnedFd, OwnedFd)> {
@@ -92,26 +106,14 @@ fn loopback_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     for _ in 0..STRANGERS_MAX {
         let (accepted, from) = listener.accept()?;
         if from == dialled.local_addr()? {
-            accepted.set_nodelay(true)?;
-            dialled.set_nodelay(true)?;
+            socket::tune(&accepted)?;
+            socket::tune(&dialled)?;
             return Ok((dialled.into(), accepted.into()));
         }
     }
     Err(io::Error::other(
         "other processes keep connecting to a loopback port of ours",
     ))
-}
-
-/// 32 bytes from the kernel's generator.
-pub fn random_key() -> io::Result<[u8; 32]> {
-    let mut key = [0; 32];
-    // SAFETY: writes at most the 32 bytes of `key`.
-    let got = unsafe { libc::getrandom(key.as_mut_ptr().cast(), key.len(), 0) };
-    if got == key.len() as isize {
-        Ok(key)
-    } else {
-        Err(io::Error::last_os_error())
-    }
 }
 
 /// The full mesh of `nodes` nodes on this host: `mesh[a][b]` is a's end of the
@@ -130,7 +132,7 @@ pub fn mesh(nodes: usize, transport: Transport) -> io::Result<Vec<Links>> {
 }
 
 /// What every runtime of one aggregate is told alike.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Settings {
     /// Nodes in the aggregate.
     pub nodes: u32,

@@ -148,16 +148,22 @@ pub fn pidfd_signal(pidfd: impl AsFd, signal: i32) -> io::Result<()> {
     }
 }
 
-/// Nanoseconds since the machine started; the same for every process on it.
-pub fn monotonic_ns() -> u64 {
-    let mut now = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: `now` is a valid timespec that outlives the call; the clock exists
-    // on every Linux.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+/// Has the kernel probe a TCP peer each second and fail the connection when it
+/// was silent for the lease. The peer's kernel answers, so a peer that is merely
+/// stopped does not count as gone.
+pub fn watch_peer(socket: impl AsFd, lease_ms: u32) -> io::Result<()> {
+    use nix::sys::socket::{setsockopt, sockopt};
+    let socket = socket.as_fd();
+    setsockopt(&socket, sockopt::KeepAlive, &true)?;
+    setsockopt(&socket, sockopt::TcpKeepIdle, &1)?;
+    setsockopt(&socket, sockopt::TcpKeepInterval, &1)?;
+    setsockopt(
+        &socket,
+        sockopt::TcpKeepCount,
+        &lease_ms.div_ceil(1000).max(1),
+    )?;
+    setsockopt(&socket, sockopt::TcpUserTimeout, &lease_ms)?;
+    Ok(())
 }
 
 #[cfg(test)]

@@ -1,0 +1,281 @@
+//! The command line, as `clap` derives it. Completions and man pages are made
+//! from the same definitions.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use weft_node::options::{Jump, Placement, RunOptions, Transport};
+use weft_node::size::parse_size;
+
+/// Run one program on the memory and CPUs of several machines
+#[derive(Debug, Parser)]
+#[command(name = "weft", version, max_term_width = 100)]
+pub struct Cli {
+    /// What to do
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a program over several nodes
+    Run(Box<RunArgs>),
+    /// Lend this host, or look at those that lend
+    Node {
+        /// What to do
+        #[command(subcommand)]
+        command: NodeCommand,
+    },
+    /// List the running aggregates
+    List {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Span an aggregate's nodes now, before its budget is full
+    Stretch {
+        /// The aggregate, as `weft list` shows it
+        pid: u32,
+    },
+    /// Give a node of an aggregate back
+    Shrink {
+        /// The aggregate, as `weft list` shows it
+        pid: u32,
+        /// The node's number
+        node: u32,
+    },
+    /// Say what this host has and lacks, and what fixes it
+    Doctor {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Print the man page, or write one for each command into a directory
+    Man {
+        /// The directory
+        directory: Option<PathBuf>,
+    },
+}
+
+/// `weft run`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Exit codes: the program's own; by its signal if one ended it; 122 a node was lost; \
+123 every budget is full; 124 internal error; 125 the aggregate did not start; 126 the program \
+cannot be executed; 127 it was not found."
+)]
+pub struct RunArgs {
+    /// Nodes on this host, home included
+    #[arg(long, value_name = "N", default_value_t = 2, conflicts_with = "on")]
+    pub nodes: usize,
+    /// Hosts that lend memory and CPU; this host is home
+    #[arg(long, value_name = "HOST[:PORT]", value_delimiter = ',')]
+    pub on: Vec<String>,
+    /// Each node's budget for the program's pages: one for all, or one for each,
+    /// home first [default: half of what each host has free]
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = parse_size)]
+    pub memory: Vec<u64>,
+    /// When the execution follows its pages: `auto`, `never`, or after this many
+    /// remote faults
+    #[arg(long, value_name = "auto|never|COUNT", default_value = "auto")]
+    pub jump: Jump,
+    /// How nodes on this host are connected; between hosts it is sealed TCP
+    #[arg(long, value_enum, default_value_t = TransportArg::Ring, conflicts_with = "on")]
+    pub transport: TransportArg,
+    /// Most pages read ahead of a sequential fault; 0 turns it off
+    #[arg(long, value_name = "PAGES", default_value_t = 64)]
+    pub read_ahead: u32,
+    /// Longest busy wait for a reply before the thread sleeps
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 50)]
+    pub spin: u64,
+    /// Silence after which a node counts as lost
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_seconds)]
+    pub lease: Duration,
+    /// When to span the nodes: at once, or when home's budget is full
+    #[arg(long, value_enum, default_value_t = StretchArg::Auto)]
+    pub stretch: StretchArg,
+    /// Print a summary at the end: `text` on standard error, `json` likewise, or
+    /// `json=FILE`
+    #[arg(long, value_name = "text|json[=FILE]")]
+    pub stats: Option<StatsArg>,
+    /// Show nodes, pages, jumps and traffic while the program runs
+    #[arg(long)]
+    pub watch: bool,
+    /// The program and its arguments
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "PROGRAM"
+    )]
+    pub program: Vec<OsString>,
+}
+
+/// `--transport`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TransportArg {
+    /// Rings in shared memory
+    Ring,
+    /// A UNIX socket
+    Unix,
+    /// TCP over loopback, in the clear
+    Tcp,
+    /// TCP over loopback, sealed as between hosts
+    TcpSealed,
+}
+
+/// `--stretch`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum StretchArg {
+    /// At start
+    Now,
+    /// When home's budget is full
+    Auto,
+}
+
+/// `--stats`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StatsArg {
+    /// A table on standard error.
+    Text,
+    /// JSON on standard error.
+    Json,
+    /// JSON in a file.
+    JsonFile(PathBuf),
+}
+
+impl std::str::FromStr for StatsArg {
+    type Err = String;
+    fn from_str(text: &str) -> Result<StatsArg, String> {
+        match (text, text.strip_prefix("json=")) {
+            ("text", _) => Ok(StatsArg::Text),
+            ("json", _) => Ok(StatsArg::Json),
+            (_, Some("")) => Err("`json=` lacks the file's name".into()),
+            (_, Some(file)) => Ok(StatsArg::JsonFile(file.into())),
+            _ => Err("use `text`, `json` or `json=FILE`".into()),
+        }
+    }
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds")?;
+    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+}
+
+/// `weft node …`.
+#[derive(Debug, Subcommand)]
+pub enum NodeCommand {
+    /// Make this host's key and configuration
+    Init,
+    /// Trust another node's key
+    Trust {
+        /// Its public key, as `weft node init` printed it there
+        key: String,
+        /// What to call it: best its host name
+        name: Option<String>,
+        /// Where it listens, if the name is not its address
+        #[arg(long, value_name = "HOST[:PORT]")]
+        address: Option<String>,
+    },
+    /// Lend this host's memory and CPU until ended
+    Start {
+        /// Address to listen on [default: from the configuration, else 0.0.0.0:7117]
+        #[arg(long, value_name = "ADDR[:PORT]")]
+        listen: Option<String>,
+        /// Most memory to lend at one time
+        #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+        memory: Option<u64>,
+        /// Most slices at one time
+        #[arg(long, value_name = "N")]
+        slices: Option<u32>,
+    },
+    /// Ask nodes what they have and lend
+    List {
+        /// Hosts to ask [default: every trusted node]
+        hosts: Vec<String>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+impl RunArgs {
+    /// The run that the arguments ask for.
+    pub fn to_options(&self) -> RunOptions {
+        let (program, arguments) = self.program.split_first().expect("clap demands a program");
+        RunOptions {
+            program: program.clone(),
+            arguments: arguments.to_vec(),
+            placement: if self.on.is_empty() {
+                Placement::Embedded(self.nodes)
+            } else {
+                Placement::Remote(self.on.clone())
+            },
+            memory_bytes: self.memory.clone(),
+            jump: self.jump,
+            transport: match self.transport {
+                TransportArg::Ring => Transport::Ring,
+                TransportArg::Unix => Transport::Unix,
+                TransportArg::Tcp => Transport::Tcp,
+                TransportArg::TcpSealed => Transport::TcpSealed,
+            },
+            read_ahead_pages: self.read_ahead,
+            spin: Duration::from_micros(self.spin),
+            lease: self.lease,
+            stretch_now: self.stretch == StretchArg::Now,
+            configuration: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(line: &str) -> RunArgs {
+        let words = ["weft", "run"].into_iter().chain(line.split_whitespace());
+        match Cli::try_parse_from(words).unwrap().command {
+            Command::Run(args) => *args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn everything_after_the_program_is_the_programs() {
+        let args = run("--memory 64M,1.5G sort --nodes 7 -k1");
+        assert_eq!(args.nodes, 2);
+        assert_eq!(args.memory, [64 << 20, 3 << 29]);
+        assert_eq!(args.program, ["sort", "--nodes", "7", "-k1"]);
+        assert_eq!(run("-- sort --help").program, ["sort", "--help"]);
+    }
+
+    #[test]
+    fn options_reach_the_launcher() {
+        let args = run("--on a,b:9 --jump 32 --lease 0.5 --stretch now --stats json=x -- true");
+        let options = args.to_options();
+        assert_eq!(
+            options.placement,
+            Placement::Remote(vec!["a".into(), "b:9".into()])
+        );
+        assert_eq!(options.jump, Jump::After(32));
+        assert_eq!(options.lease, Duration::from_millis(500));
+        assert!(options.stretch_now);
+        assert_eq!(args.stats, Some(StatsArg::JsonFile("x".into())));
+        let both = ["weft", "run", "--on", "a", "--nodes", "2", "true"];
+        assert!(Cli::try_parse_from(both).is_err());
+    }
+}

@@ -1,0 +1,69 @@
+//! `weft run`.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use weft_node::launch::{self, Outcome};
+use weft_node::report::{Monitor, Report};
+
+use crate::args::{RunArgs, StatsArg};
+use crate::{summary, watch};
+
+/// Runs the program and ends this process as the program ended.
+pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
+    // Opened first: a summary that cannot be written is better known before
+    // hours of work than after.
+    let file = match &args.stats {
+        Some(StatsArg::JsonFile(path)) => Some(
+            File::create(path)
+                .with_context(|| format!("cannot write the statistics to {}", path.display()))?,
+        ),
+        _ => None,
+    };
+    let monitor = Monitor::new();
+    let watcher = args.watch.then(|| watch::start(monitor.clone()));
+    let messages = watcher.as_ref().map(|watcher| watcher.messages());
+    let mut say = |text: &str| match &messages {
+        Some(messages) => messages.say(text),
+        None => eprintln!("weft: {text}"),
+    };
+    let result = launch::launch(&args.to_options(), &monitor, &mut say);
+    if let Some(watcher) = watcher {
+        watcher.stop();
+    }
+    match result {
+        Ok(outcome) => {
+            report(args, file, &outcome)?;
+            launch::end_like(outcome.ended)
+        }
+        Err(error) => {
+            eprintln!("weft: {error}");
+            Ok(ExitCode::from(error.exit_code() as u8))
+        }
+    }
+}
+
+fn report(args: &RunArgs, file: Option<File>, outcome: &Outcome) -> anyhow::Result<()> {
+    match (&args.stats, file) {
+        (Some(StatsArg::JsonFile(path)), Some(file)) => write_json(file, path, &outcome.report),
+        (Some(StatsArg::Json), _) => {
+            eprintln!("{}", serde_json::to_string_pretty(&outcome.report)?);
+            Ok(())
+        }
+        (None, _) if !outcome.report.aggregate.stretched => Ok(()),
+        _ => {
+            eprint!("{}", summary::render(&outcome.report, summary::colour()));
+            Ok(())
+        }
+    }
+}
+
+fn write_json(mut file: File, path: &Path, report: &Report) -> anyhow::Result<()> {
+    let mut text = serde_json::to_vec_pretty(report)?;
+    text.push(b'\n');
+    file.write_all(&text)
+        .with_context(|| format!("cannot write the statistics to {}", path.display()))
+}

@@ -1,0 +1,102 @@
+//! The control socket's conversation with a runtime, from this side: see
+//! [`weft_proc::boot`].
+//!
+//! HELLO, then BOOT, then (slices) READY. Every step has a bound, and a runtime
+//! that ends in the middle is seen at once through its pidfd.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use weft_proc::boot::{CONTROL_FATAL, CONTROL_HELLO, CONTROL_READY, ControlMessage, VERSION};
+
+use crate::spawn::Runtime;
+use crate::sys;
+
+/// How long a runtime may take to say HELLO, or READY after that. It only has
+/// to map its own memory; this is for hosts under great load.
+pub const START_BOUND: Duration = Duration::from_secs(10);
+
+/// What arrived on a control socket.
+pub enum Arrival {
+    /// A message.
+    Message(Box<ControlMessage>),
+    /// Nothing now.
+    Nothing,
+    /// The runtime closed it, or sent what is no message.
+    Closed,
+}
+
+/// The next message, if there is one now.
+pub fn receive(control: BorrowedFd<'_>) -> Arrival {
+    let mut packet = [0; size_of::<ControlMessage>() + 1];
+    match sys::receive_packet(control, &mut packet) {
+        Ok(Some(0)) | Err(_) => Arrival::Closed,
+        Ok(Some(length)) => match ControlMessage::from_bytes(&packet[..length]) {
+            Some(message) => Arrival::Message(Box::new(message)),
+            None => Arrival::Closed,
+        },
+        Ok(None) => Arrival::Nothing,
+    }
+}
+
+/// The sentence in a message, without its padding and without anything that
+/// would steer a terminal: a slice is not to be trusted with one.
+pub fn text(message: &ControlMessage) -> String {
+    let end = message.text.iter().position(|byte| *byte == 0);
+    let bytes = &message.text[..end.unwrap_or(message.text.len())];
+    let text = String::from_utf8_lossy(bytes);
+    text.chars().filter(|c| !c.is_control()).collect()
+}
+
+/// Waits for a message of `kind`. The error says what happened instead, as the
+/// end of a sentence that starts with "the runtime of …".
+pub fn expect(runtime: &mut Runtime, kind: u32, bound: Duration) -> Result<ControlMessage, String> {
+    let deadline = Instant::now() + bound;
+    loop {
+        match receive(runtime.control.as_fd()) {
+            Arrival::Message(message) if message.kind == kind => return Ok(*message),
+            Arrival::Message(message) if message.kind == CONTROL_FATAL => {
+                return Err(format!("failed: {}", text(&message)));
+            }
+            Arrival::Message(message) => {
+                return Err(format!("sent message {} out of turn", message.kind));
+            }
+            Arrival::Closed => {
+                let ended = runtime.end_within(Duration::from_secs(1));
+                return Err(match ended {
+                    Ok(ended) => format!("ended at start: it {ended}"),
+                    Err(error) => format!("ended at start: {error}"),
+                });
+            }
+            Arrival::Nothing => {}
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(format!("did not answer within {} s", bound.as_secs_f32()));
+        }
+        sys::wait_readable(&[runtime.control.as_fd()], left)
+            .map_err(|error| format!("cannot be waited for: {error}"))?;
+    }
+}
+
+/// Waits for HELLO and checks its version; returns the generation.
+pub fn expect_hello(runtime: &mut Runtime) -> Result<u64, String> {
+    let hello = expect(runtime, CONTROL_HELLO, START_BOUND)?;
+    check_hello(&hello)
+}
+
+/// Checks the version of a HELLO; returns the generation.
+pub fn check_hello(hello: &ControlMessage) -> Result<u64, String> {
+    if hello.words[1] != u64::from(VERSION) {
+        return Err(format!(
+            "is of version {}, this launcher of version {VERSION}: install both from one build",
+            hello.words[1]
+        ));
+    }
+    Ok(hello.words[0])
+}
+
+/// Waits for READY.
+pub fn expect_ready(runtime: &mut Runtime) -> Result<(), String> {
+    expect(runtime, CONTROL_READY, START_BOUND).map(drop)
+}

@@ -1,0 +1,189 @@
+//! Checking a run before anything starts: every refusal is its own error.
+
+use std::path::PathBuf;
+
+use weft_proc::boot::MAX_NODES;
+
+use crate::error::LaunchError;
+use crate::host;
+use crate::links::Settings;
+use crate::options::{
+    LEASE_MAX, LEASE_MIN, MEMORY_BYTES_MIN, Placement, READ_AHEAD_PAGES_MAX, RunOptions, SPIN_MAX,
+};
+use crate::program::{self, Program};
+use crate::size::PAGE_BYTES;
+use crate::{rundir, spawn};
+
+/// Program paths longer than this do not fit into the boot packet.
+const PROGRAM_PATH_BYTES_MAX: usize = 4095;
+
+/// A run that was checked.
+#[derive(Debug)]
+pub struct Plan {
+    /// What to load.
+    pub program: Program,
+    /// The runtime binary.
+    pub runtime: PathBuf,
+    /// Where running aggregates can be found.
+    pub run_directory: PathBuf,
+    /// What every runtime is told alike. Budgets of remote nodes are zero until
+    /// their hosts have said what they have, where the user gave none.
+    pub settings: Settings,
+    /// The options as given.
+    pub options: RunOptions,
+}
+
+impl Plan {
+    /// Checks everything that can be checked on this host.
+    pub fn check(options: &RunOptions) -> Result<Plan, LaunchError> {
+        check_ranges(options)?;
+        let budget_pages = budgets(options)?;
+        let program = program::resolve(
+            &options.program,
+            &options.arguments,
+            std::env::var_os("PATH").as_deref(),
+        )?;
+        if program.path.as_os_str().len() > PROGRAM_PATH_BYTES_MAX {
+            return Err(LaunchError::NotExecutable {
+                path: program.path,
+                why: format!("its path is longer than {PROGRAM_PATH_BYTES_MAX} bytes"),
+            });
+        }
+        let runtime = spawn::find_runtime().map_err(LaunchError::NoRuntime)?;
+        host::require_dispatch().map_err(LaunchError::NoDispatch)?;
+        host::require_userfaultfd().map_err(LaunchError::NoUserfaultfd)?;
+        let run_directory = rundir::directory().map_err(LaunchError::RunDirectory)?;
+        let (jump, jump_threshold) = options.jump.to_boot();
+        Ok(Plan {
+            program,
+            runtime,
+            run_directory,
+            settings: Settings {
+                nodes: options.placement.nodes() as u32,
+                jump,
+                jump_threshold,
+                lease_ms: options.lease.as_millis() as u32,
+                spin_ns: options.spin.as_nanos() as u32,
+                read_ahead_pages: options.read_ahead_pages,
+                stretch_now: options.stretch_now,
+                budget_pages,
+            },
+            options: options.clone(),
+        })
+    }
+}
+
+fn check_ranges(options: &RunOptions) -> Result<(), LaunchError> {
+    let nodes = options.placement.nodes();
+    if !(1..=MAX_NODES).contains(&nodes) {
+        return Err(LaunchError::NodeCount(nodes));
+    }
+    if !(LEASE_MIN..=LEASE_MAX).contains(&options.lease) {
+        return Err(LaunchError::Option(format!(
+            "--lease {} s is not within {} to {} s",
+            options.lease.as_secs_f32(),
+            LEASE_MIN.as_secs_f32(),
+            LEASE_MAX.as_secs()
+        )));
+    }
+    if options.read_ahead_pages > READ_AHEAD_PAGES_MAX {
+        return Err(LaunchError::Option(format!(
+            "--read-ahead {} is more than {READ_AHEAD_PAGES_MAX} pages, one chunk",
+            options.read_ahead_pages
+        )));
+    }
+    if options.spin > SPIN_MAX {
+        return Err(LaunchError::Option(format!(
+            "--spin {} µs is more than {} µs: waiting that long is cheaper asleep",
+            options.spin.as_micros(),
+            SPIN_MAX.as_micros()
+        )));
+    }
+    Ok(())
+}
+
+/// Each node's budget. Embedded nodes share this host's free memory where the
+/// user gives no budget; remote ones are asked, so theirs stay zero here.
+fn budgets(options: &RunOptions) -> Result<[u64; MAX_NODES], LaunchError> {
+    let nodes = options.placement.nodes();
+    let given = &options.memory_bytes;
+    if given.len() > 1 && given.len() != nodes {
+        return Err(LaunchError::MemoryCount {
+            given: given.len(),
+            nodes,
+        });
+    }
+    let mut pages = [0; MAX_NODES];
+    for (node, pages) in pages.iter_mut().enumerate().take(nodes) {
+        let bytes = match (given.as_slice(), &options.placement) {
+            ([], Placement::Embedded(nodes)) => host::available_memory_bytes() / 2 / *nodes as u64,
+            ([], Placement::Remote(_)) if node == 0 => host::available_memory_bytes() / 2,
+            ([], Placement::Remote(_)) => continue,
+            ([all], _) => *all,
+            (each, _) => each[node],
+        };
+        if bytes < MEMORY_BYTES_MIN {
+            return Err(LaunchError::MemoryTooSmall {
+                node: node_name(&options.placement, node),
+                bytes,
+            });
+        }
+        *pages = bytes / PAGE_BYTES;
+    }
+    Ok(pages)
+}
+
+/// What a node is called in messages.
+pub fn node_name(placement: &Placement, node: usize) -> String {
+    match (placement, node) {
+        (_, 0) => "home".into(),
+        (Placement::Embedded(_), node) => format!("local {node}"),
+        (Placement::Remote(hosts), node) => hosts[node - 1].clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn refusal(change: impl FnOnce(&mut RunOptions)) -> String {
+        let mut options = RunOptions::new("/bin/true");
+        change(&mut options);
+        let error = Plan::check(&options).unwrap_err();
+        assert_eq!(error.exit_code(), 125, "{error}");
+        error.to_string()
+    }
+
+    #[test]
+    fn each_option_is_checked() {
+        let text = refusal(|o| o.memory_bytes = vec![1 << 20, 4096]);
+        assert!(
+            text.contains("local 1") && text.contains("1.0 MiB"),
+            "{text}"
+        );
+        let text = refusal(|o| o.memory_bytes = vec![1 << 20; 3]);
+        assert!(text.contains("3 budgets for 2 nodes"), "{text}");
+        let text = refusal(|o| o.placement = Placement::Embedded(17));
+        assert!(text.contains("1 to 16"), "{text}");
+        let text = refusal(|o| o.placement = Placement::Embedded(0));
+        assert!(text.contains("0 nodes"), "{text}");
+        assert!(refusal(|o| o.lease = Duration::from_millis(1)).contains("--lease"));
+        assert!(refusal(|o| o.spin = Duration::from_secs(1)).contains("--spin"));
+        assert!(refusal(|o| o.read_ahead_pages = 513).contains("--read-ahead"));
+    }
+
+    #[test]
+    fn a_missing_program_is_127() {
+        let error = Plan::check(&RunOptions::new("no-such-program")).unwrap_err();
+        assert_eq!(error.exit_code(), 127);
+    }
+
+    #[test]
+    fn one_budget_holds_for_all() {
+        let mut options = RunOptions::new("true");
+        options.memory_bytes = vec![1 << 20];
+        let pages = budgets(&options).unwrap();
+        assert_eq!(&pages[..3], &[256, 256, 0]);
+    }
+}

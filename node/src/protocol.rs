@@ -1,0 +1,136 @@
+//! What a launcher and a daemon say to each other over a sealed control
+//! channel, after the handshake and the exchange of [`weft_wire::hello::Hello`].
+//!
+//! ```text
+//! launcher                         daemon
+//! Status                    ──▶    Status                 (weft node list)
+//! Open                      ──▶    Opened | NoRoom        budget reserved
+//! Expect (one per link)     ──▶    Done                   the secret is known
+//! Dial (one per link)       ──▶    Done | Failed          a link to another slice
+//! Start                     ──▶    Started | Failed       the runtime is READY
+//! Ping                      ──▶    Pong                   heartbeat and counters
+//! Kick                      ──▶                           signal to the slice
+//! Stop                      ──▶    Stopped                slice ended, budget kept
+//!                           ◀──    Said, Ended, Leaving   at any time after Start
+//! ```
+//!
+//! Every request but `Kick` has exactly one answer, in order; the daemon sends
+//! nothing but answers before `Started`. Closing the connection ends the slice
+//! and gives the budget back.
+
+use serde::{Deserialize, Serialize};
+use weft_wire::handshake::{Secret, Ticket};
+
+use crate::links::Settings;
+use crate::shared::Snapshot;
+
+/// From launcher to daemon.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Request {
+    /// What have you got?
+    Status,
+    /// Reserve memory and a slice.
+    Open {
+        /// What for, for the log.
+        command: String,
+        /// The slice's number in the aggregate.
+        node: u32,
+        /// Pages wanted; none leaves it to the host.
+        budget_pages: Option<u64>,
+        /// The aggregate's lease.
+        lease_ms: u32,
+    },
+    /// A link from `peer` will be dialled to you.
+    Expect {
+        /// The other end's node number.
+        peer: u32,
+        /// What it will present.
+        ticket: Ticket,
+        /// What both ends know.
+        secret: Secret,
+    },
+    /// Dial a link to `peer`.
+    Dial {
+        /// The other end's node number.
+        peer: u32,
+        /// Its daemon, `HOST:PORT`.
+        address: String,
+        /// What to present.
+        ticket: Ticket,
+        /// What both ends know.
+        secret: Secret,
+    },
+    /// Start the runtime.
+    Start(Box<Settings>),
+    /// Are you there, and how is the slice?
+    Ping,
+    /// Send the slice the kick signal.
+    Kick,
+    /// End the slice, keep the reservation: the program executes another image.
+    Stop,
+}
+
+/// From daemon to launcher.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reply {
+    /// To [`Request::Status`].
+    Status(Status),
+    /// Reserved.
+    Opened {
+        /// This many pages.
+        budget_pages: u64,
+    },
+    /// Not reserved.
+    NoRoom {
+        /// Pages asked for.
+        asked_pages: u64,
+        /// Pages that are free.
+        free_pages: u64,
+        /// What ran out.
+        why: String,
+    },
+    /// To [`Request::Expect`] and [`Request::Dial`].
+    Done,
+    /// The request failed; the reason.
+    Failed(String),
+    /// To [`Request::Start`].
+    Started {
+        /// The runtime's process id on its host.
+        pid: u32,
+    },
+    /// To [`Request::Ping`].
+    Pong(Box<Snapshot>),
+    /// To [`Request::Stop`].
+    Stopped(Box<Snapshot>),
+    /// The slice has something to say to the user.
+    Said(String),
+    /// The slice ended by itself.
+    Ended(String),
+    /// The host wants its memory back: leave it soon.
+    Leaving,
+}
+
+/// What a daemon has and lends.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// Weft's version there.
+    pub version: String,
+    /// The host's name.
+    pub host_name: String,
+    /// Its CPU.
+    pub cpu_name: String,
+    /// Its CPUs.
+    pub cpus: u32,
+    /// Most memory it lends.
+    pub memory_bytes: u64,
+    /// Of that, not lent now.
+    pub memory_free_bytes: u64,
+    /// Most slices at a time.
+    pub slices: u32,
+    /// Slices running now.
+    pub slices_used: u32,
+    /// Whether slices get a user and an empty root directory of their own.
+    pub confined: bool,
+}

@@ -1,0 +1,483 @@
+//! A slice on another host, as the launcher sees it.
+//!
+//! ```text
+//! connect ──▶ open ──▶ links ──▶ started ──▶ closed
+//!               ▲                   │ execve
+//!               └───── stopped ◀────┘
+//! ```
+//!
+//! Until `started` every request is answered within a bound, one at a time.
+//! After it, requests are sent without waiting and whatever arrives is an event
+//! for the owner's loop; the heartbeat is a Ping whose answer must come within
+//! the lease.
+
+use std::collections::VecDeque;
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use weft_wire::channel::{Channel, ChannelError};
+use weft_wire::handshake::{self, Secret, Ticket};
+use weft_wire::hello::{self, Hello};
+use weft_wire::keys::Keys;
+use weft_wire::{keys, socket};
+
+use crate::config::{self, Config, PORT};
+use crate::error::LaunchError;
+use crate::launch::Plan;
+use crate::links::{Link, Links};
+use crate::protocol::{Reply, Request, Status};
+use crate::report::NodeState;
+use crate::shared::Snapshot;
+
+/// How long a host may take to accept a connection, and again to shake hands.
+const CONNECT_BOUND: Duration = Duration::from_secs(5);
+/// How long a daemon may take for a request that only it works on.
+const CALL_BOUND: Duration = Duration::from_secs(5);
+/// How long a daemon may take to start a slice: longer than its own bounds.
+const START_BOUND: Duration = Duration::from_secs(30);
+/// How long the last counters may take after the program's end.
+const CLOSE_BOUND: Duration = Duration::from_millis(500);
+/// A launcher that did not run for this long (it was stopped) gives every node
+/// a fresh lease.
+const STALL: Duration = Duration::from_millis(1500);
+
+/// What a slice elsewhere did by itself.
+#[derive(Debug)]
+pub enum Event {
+    /// It has something to say to the user.
+    Said(String),
+    /// It ended.
+    Ended(String),
+    /// Its host wants its memory back.
+    Leaving,
+}
+
+/// An authenticated connection to a daemon.
+pub struct Connection {
+    /// As the user named it.
+    pub host: String,
+    /// Where it listens, resolved: other hosts are told this.
+    pub address: String,
+    channel: Channel,
+    descriptor: TcpStream,
+}
+
+/// This side's identity and whom it trusts.
+pub struct Identity {
+    keys: Keys,
+    config: Config,
+}
+
+impl Identity {
+    /// Reads both from the configuration directory.
+    pub fn load(directory: Option<&std::path::Path>) -> Result<Identity, config::ConfigError> {
+        let directory = directory.map_or_else(config::directory, Into::into);
+        Ok(Identity {
+            keys: config::load_keys(&directory)?,
+            config: Config::load(&directory)?,
+        })
+    }
+
+    /// The trusted nodes.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+}
+
+impl Connection {
+    /// Connects to `host`, proves who both are, and checks that a program could
+    /// move there.
+    pub fn open(identity: &Identity, host: &str) -> Result<Connection, LaunchError> {
+        let refused = |why: String| LaunchError::Handshake {
+            host: host.to_owned(),
+            why,
+        };
+        let unreachable = |why: String| LaunchError::Unreachable {
+            host: host.to_owned(),
+            why,
+        };
+        let (peer, address) = identity.config.find(host).ok_or_else(|| {
+            refused(format!(
+                "no key is known for it: run `weft node init` there and `weft node trust KEY {host}` here (port {PORT} unless told otherwise)"
+            ))
+        })?;
+        let stream = socket::dial(&address, CONNECT_BOUND)
+            .map_err(|error| unreachable(format!("{address}: {error}")))?;
+        let io = |error: std::io::Error| unreachable(error.to_string());
+        let address = stream.peer_addr().map_err(io)?.to_string();
+        let descriptor = stream.try_clone().map_err(io)?;
+        let channel =
+            handshake::dial_control(stream.into(), &identity.keys, &peer.key, CONNECT_BOUND);
+        let mut channel = channel.map_err(|error| refused(describe(&error)))?;
+        let ours = Hello::here();
+        let theirs = hello::exchange(&mut channel, &ours, CALL_BOUND)
+            .map_err(|error| refused(describe(&error)))?;
+        hello::check(&ours, &theirs).map_err(|error| refused(error.to_string()))?;
+        Ok(Connection {
+            host: host.to_owned(),
+            address,
+            channel,
+            descriptor,
+        })
+    }
+
+    /// Asks and waits for the answer.
+    pub fn call(&mut self, request: &Request, bound: Duration) -> Result<Reply, LaunchError> {
+        let sent = self.channel.send(request);
+        let answered = sent.and_then(|()| self.channel.receive(bound));
+        answered.map_err(|error| match error {
+            ChannelError::Timeout(_) => LaunchError::Timeout {
+                what: format!("node {}", self.host),
+                bound,
+            },
+            error => self.failed(describe(&error)),
+        })
+    }
+
+    /// Asks for what the host has and lends.
+    pub fn status(&mut self) -> Result<Status, LaunchError> {
+        match self.call(&Request::Status, CALL_BOUND)? {
+            Reply::Status(status) => Ok(status),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    fn failed(&self, why: String) -> LaunchError {
+        LaunchError::Remote {
+            host: self.host.clone(),
+            why,
+        }
+    }
+
+    fn unexpected(&self, reply: &Reply) -> LaunchError {
+        self.failed(match reply {
+            Reply::Failed(why) => why.clone(),
+            Reply::Ended(why) => format!("the slice ended: {why}"),
+            Reply::Said(text) => text.clone(),
+            other => format!("it gave an answer that fits no question ({other:?})"),
+        })
+    }
+
+    fn done(&mut self, request: &Request) -> Result<(), LaunchError> {
+        match self.call(request, 2 * CALL_BOUND)? {
+            Reply::Done => Ok(()),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+}
+
+/// An error with its causes, each of which `Display` leaves to its source.
+pub fn describe(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
+
+/// See the module.
+pub struct RemoteSlice {
+    connection: Connection,
+    pid: Option<u32>,
+    counters: Snapshot,
+    heard: Instant,
+    /// When the last heartbeat was due, to notice that this process was stopped.
+    beaten: Instant,
+    /// Pings that were not answered yet.
+    waiting: u32,
+    closed: bool,
+}
+
+impl RemoteSlice {
+    /// Connects to every host, reserves, links the mesh and starts the slices.
+    /// Budgets that the user left open are filled in.
+    pub fn start_all(
+        plan: &mut Plan,
+        hosts: &[String],
+    ) -> Result<(Vec<RemoteSlice>, Links), LaunchError> {
+        let identity = Identity::load(plan.options.configuration.as_deref())?;
+        let mut slices = Vec::new();
+        for (host, node) in hosts.iter().zip(1..) {
+            let mut connection = Connection::open(&identity, host)?;
+            let wanted = plan.settings.budget_pages[node as usize];
+            let request = Request::Open {
+                command: plan.program.path.display().to_string(),
+                node,
+                budget_pages: (wanted != 0).then_some(wanted),
+                lease_ms: plan.settings.lease_ms,
+            };
+            let budget = reserve(&mut connection, &request)?;
+            plan.settings.budget_pages[node as usize] = budget;
+            slices.push(RemoteSlice::new(connection));
+        }
+        let mut numbered: Vec<(u32, &mut RemoteSlice)> = (1..).zip(slices.iter_mut()).collect();
+        let links = connect_and_start(plan, &mut numbered)?;
+        Ok((slices, links))
+    }
+
+    /// Links and starts the slices of the next generation, on the reservations
+    /// of the last.
+    pub fn restart(
+        plan: &mut Plan,
+        nodes: &mut [crate::launch::Node],
+    ) -> Result<Links, LaunchError> {
+        let mut slices: Vec<(u32, &mut RemoteSlice)> = Vec::new();
+        for node in nodes
+            .iter_mut()
+            .filter(|node| node.state == NodeState::Running)
+        {
+            if let crate::launch::Body::Remote(slice) = &mut node.body {
+                slices.push((node.number, slice));
+            }
+        }
+        connect_and_start(plan, &mut slices)
+    }
+
+    fn new(connection: Connection) -> RemoteSlice {
+        RemoteSlice {
+            connection,
+            pid: None,
+            counters: Snapshot::default(),
+            heard: Instant::now(),
+            beaten: Instant::now(),
+            waiting: 0,
+            closed: false,
+        }
+    }
+
+    /// Its process id on its host.
+    pub fn pid(&self) -> Option<u32> {
+        self.pid
+    }
+
+    /// Its counters as last heard.
+    pub fn counters(&self) -> &Snapshot {
+        &self.counters
+    }
+
+    /// Readable when an event may have come.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.connection.descriptor.as_fd()
+    }
+
+    /// Everything that has come. An error means that the node is lost.
+    pub fn receive(&mut self) -> Result<Vec<Event>, String> {
+        let mut events = Vec::new();
+        // What was already read is returned without waiting; the first round
+        // reads what the descriptor announced.
+        let readable = crate::sys::wait_readable(&[self.descriptor()], Duration::ZERO)
+            .map_err(|error| error.to_string())?[0];
+        let mut bound = if readable {
+            Duration::from_millis(1)
+        } else {
+            Duration::ZERO
+        };
+        loop {
+            match self.connection.channel.receive(bound) {
+                Ok(reply) => {
+                    self.heard = Instant::now();
+                    self.waiting = self.waiting.saturating_sub(1);
+                    self.take(reply, &mut events);
+                }
+                Err(ChannelError::Timeout(_)) => return Ok(events),
+                // An end that the slice had announced is told as that.
+                Err(_) if !events.is_empty() => return Ok(events),
+                Err(error) => return Err(describe(&error)),
+            }
+            bound = Duration::ZERO;
+        }
+    }
+
+    fn take(&mut self, reply: Reply, events: &mut Vec<Event>) {
+        match reply {
+            Reply::Pong(counters) | Reply::Stopped(counters) => self.counters = *counters,
+            Reply::Said(text) => events.push(Event::Said(text)),
+            Reply::Ended(why) => events.push(Event::Ended(why)),
+            Reply::Leaving => events.push(Event::Leaving),
+            other => events.push(Event::Ended(format!(
+                "its daemon gave an answer that fits no question ({other:?})"
+            ))),
+        }
+    }
+
+    /// Sends a Ping; fails when the node has been silent for the lease.
+    pub fn heartbeat(&mut self, lease: Duration) -> Result<(), String> {
+        let now = Instant::now();
+        if now.duration_since(self.beaten) > STALL.max(lease / 2) {
+            self.heard = now;
+        }
+        self.beaten = now;
+        if now.duration_since(self.heard) > lease {
+            return Err(format!("it was silent for {} s", lease.as_secs_f32()));
+        }
+        // Unanswered pings would pile up at a daemon that is slow.
+        if self.waiting < 8 {
+            self.waiting += 1;
+            self.send(&Request::Ping)?;
+        }
+        Ok(())
+    }
+
+    /// Has the daemon send the slice the kick signal.
+    pub fn kick(&mut self) -> Result<(), String> {
+        self.send(&Request::Kick)
+    }
+
+    fn send(&mut self, request: &Request) -> Result<(), String> {
+        let sent = self.connection.channel.send(request);
+        sent.map_err(|error| describe(&error))
+    }
+
+    /// Ends the slice and waits, within a bound, for its last counters. The
+    /// connection stays, for the next generation; dropped, it gives the host its
+    /// memory back.
+    pub fn close(&mut self) {
+        if self.closed || self.pid.is_none() {
+            return;
+        }
+        self.pid = None;
+        if self.send(&Request::Stop).is_err() {
+            self.closed = true;
+            return;
+        }
+        let deadline = Instant::now() + CLOSE_BOUND;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.connection.channel.receive(left) {
+                Ok(Reply::Stopped(counters)) => {
+                    self.counters = *counters;
+                    self.waiting = 0;
+                    return;
+                }
+                Ok(_) => {}
+                Err(_) => {
+                    self.closed = true;
+                    return;
+                }
+            }
+        }
+    }
+}
+
+fn reserve(connection: &mut Connection, request: &Request) -> Result<u64, LaunchError> {
+    match connection.call(request, CALL_BOUND)? {
+        Reply::Opened { budget_pages } => Ok(budget_pages),
+        Reply::NoRoom {
+            asked_pages,
+            free_pages,
+            why,
+        } => Err(LaunchError::NoRoom {
+            host: connection.host.clone(),
+            asked_pages,
+            free_pages,
+            why,
+        }),
+        other => Err(connection.unexpected(&other)),
+    }
+}
+
+fn pair_secret() -> Result<(Ticket, Secret), LaunchError> {
+    let fresh = || {
+        keys::secret().map_err(|error| LaunchError::System {
+            doing: "make a link's secret".into(),
+            source: std::io::Error::other(error),
+        })
+    };
+    let mut ticket = Ticket::default();
+    ticket.copy_from_slice(&fresh()?[..16]);
+    Ok((ticket, fresh()?))
+}
+
+/// Makes the full mesh (home with each slice, each slice with each later one),
+/// then starts all slices; returns home's ends.
+fn connect_and_start(
+    plan: &Plan,
+    slices: &mut [(u32, &mut RemoteSlice)],
+) -> Result<Links, LaunchError> {
+    let mut links: Links = (0..plan.settings.nodes).map(|_| None).collect();
+    for (number, slice) in slices.iter_mut() {
+        links[*number as usize] = Some(dial_home_link(plan, slice)?);
+    }
+    for left in 0..slices.len() {
+        let (before, after) = slices.split_at_mut(left + 1);
+        let (number, slice) = &mut before[left];
+        for (peer, other) in after {
+            join(*number, slice, *peer, other)?;
+        }
+    }
+    for (_, slice) in slices.iter_mut() {
+        let request = Request::Start(Box::new(plan.settings));
+        let sent = slice.connection.channel.send(&request);
+        sent.map_err(|error| slice.connection.failed(describe(&error)))?;
+    }
+    for (_, slice) in slices.iter_mut() {
+        started(slice)?;
+    }
+    Ok(links)
+}
+
+fn dial_home_link(plan: &Plan, slice: &mut RemoteSlice) -> Result<Link, LaunchError> {
+    let connection = &mut slice.connection;
+    let (ticket, secret) = pair_secret()?;
+    connection.done(&Request::Expect {
+        peer: 0,
+        ticket,
+        secret,
+    })?;
+    let unreachable = |why: String| LaunchError::Unreachable {
+        host: connection.host.clone(),
+        why: format!("second connection: {why}"),
+    };
+    let stream = socket::dial(&connection.address, CONNECT_BOUND)
+        .map_err(|error| unreachable(error.to_string()))?;
+    let keyed = handshake::dial_link(stream.into(), &ticket, &secret, CONNECT_BOUND)
+        .map_err(|error| unreachable(describe(&error)))?;
+    Link::keyed(keyed, plan.settings.lease_ms).map_err(|error| unreachable(error.to_string()))
+}
+
+fn join(
+    number: u32,
+    slice: &mut RemoteSlice,
+    peer: u32,
+    other: &mut RemoteSlice,
+) -> Result<(), LaunchError> {
+    let (ticket, secret) = pair_secret()?;
+    other.connection.done(&Request::Expect {
+        peer: number,
+        ticket,
+        secret,
+    })?;
+    slice.connection.done(&Request::Dial {
+        peer,
+        address: other.connection.address.clone(),
+        ticket,
+        secret,
+    })
+}
+
+fn started(slice: &mut RemoteSlice) -> Result<(), LaunchError> {
+    let connection = &mut slice.connection;
+    let mut said = VecDeque::new();
+    loop {
+        let reply = connection.channel.receive(START_BOUND);
+        match reply.map_err(|error| connection.failed(describe(&error)))? {
+            Reply::Started { pid } => {
+                slice.pid = Some(pid);
+                slice.heard = Instant::now();
+                slice.beaten = slice.heard;
+                return Ok(());
+            }
+            Reply::Said(text) => said.push_back(text),
+            Reply::Failed(why) => {
+                said.push_back(why);
+                let text: Vec<String> = said.into();
+                return Err(connection.failed(text.join(": ")));
+            }
+            other => return Err(connection.unexpected(&other)),
+        }
+    }
+}

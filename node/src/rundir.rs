@@ -1,0 +1,267 @@
+//! The private directory where running aggregates can be found, and the
+//! conversation with one of them: one JSON line each way over a UNIX socket.
+//!
+//! `$XDG_RUNTIME_DIR/weft`, else `/run/weft` for root, else `/tmp/weft-UID`.
+//! The directory must belong to this user and be closed to all others: whoever
+//! can connect to a socket in it can take memory from the program. The peer's
+//! credentials are checked as well.
+
+use std::fs;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use serde::{Deserialize, Serialize};
+
+use crate::report::AggregateView;
+
+/// Longest request or answer, bytes: sixteen nodes with all their counters.
+const LINE_BYTES_MAX: u64 = 256 << 10;
+/// A launcher answers at once, unless it shrinks; then within its bound.
+const ANSWER_BOUND: Duration = Duration::from_secs(2);
+/// How long leaving a node may take: its pages have to go somewhere.
+pub const SHRINK_BOUND: Duration = Duration::from_secs(60);
+/// How long a client may take to say what it wants. The launcher waits for it.
+const REQUEST_BOUND: Duration = Duration::from_millis(100);
+
+/// What can be asked of a running aggregate.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Request {
+    /// What it is and how it is doing.
+    View,
+    /// Span its nodes now.
+    Stretch,
+    /// Give a node back.
+    Shrink {
+        /// Its number.
+        node: u32,
+    },
+}
+
+/// What it answers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// To [`Request::View`].
+    View(Box<AggregateView>),
+    /// Done.
+    Done,
+    /// Not done, and why.
+    Refused(String),
+}
+
+/// The directory, made and checked.
+pub fn directory() -> Result<PathBuf, String> {
+    let user = nix::unistd::geteuid();
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|value| !value.is_empty());
+    let path = match runtime {
+        Some(base) => Path::new(&base).join("weft"),
+        None if user.is_root() => PathBuf::from("/run/weft"),
+        None => std::env::temp_dir().join(format!("weft-{user}")),
+    };
+    prepare(&path).map(|()| path)
+}
+
+/// Makes the directory, or checks that the one that is there is private.
+pub fn prepare(path: &Path) -> Result<(), String> {
+    let shown = path.display();
+    match fs::DirBuilder::new().mode(0o700).create(path) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(format!("cannot make the run directory {shown}: {error}")),
+    }
+    let metadata = fs::symlink_metadata(path)
+        .map_err(|error| format!("cannot look at the run directory {shown}: {error}"))?;
+    if !metadata.is_dir() {
+        return Err(format!(
+            "the run directory {shown} is not a directory: remove it"
+        ));
+    }
+    if metadata.uid() != nix::unistd::geteuid().as_raw() {
+        return Err(format!(
+            "the run directory {shown} belongs to user {}: remove it, or set XDG_RUNTIME_DIR",
+            metadata.uid()
+        ));
+    }
+    if metadata.mode() & 0o077 != 0 {
+        return Err(format!(
+            "the run directory {shown} is open to others: run `chmod 700 {shown}`"
+        ));
+    }
+    Ok(())
+}
+
+/// This launcher's socket; removed when dropped.
+pub struct Entry {
+    path: PathBuf,
+    listener: UnixListener,
+}
+
+impl Entry {
+    /// Makes the socket of the aggregate that process `pid` leads.
+    pub fn new(directory: &Path, pid: u32) -> io::Result<Entry> {
+        let path = directory.join(format!("{pid}.sock"));
+        // A socket with our pid can only be left over from an earlier process.
+        let _ = fs::remove_file(&path);
+        let listener = UnixListener::bind(&path)?;
+        listener.set_nonblocking(true)?;
+        Ok(Entry { path, listener })
+    }
+
+    /// Readable when a client connects.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
+    /// The next client and its request; `None` when nobody waits or it said
+    /// nothing sensible in time.
+    pub fn accept(&self) -> Option<(Request, Client)> {
+        let (stream, _) = self.listener.accept().ok()?;
+        let user = getsockopt(&stream, PeerCredentials).ok()?.uid();
+        if user != nix::unistd::geteuid().as_raw() && user != 0 {
+            return None;
+        }
+        stream.set_nonblocking(false).ok()?;
+        stream.set_read_timeout(Some(REQUEST_BOUND)).ok()?;
+        stream.set_write_timeout(Some(REQUEST_BOUND)).ok()?;
+        let request = read_line(&stream).ok()?;
+        Some((request, Client { stream }))
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Somebody who waits for an answer.
+pub struct Client {
+    stream: UnixStream,
+}
+
+impl Client {
+    /// Answers. A client that has gone is no concern of the aggregate's.
+    pub fn answer(mut self, answer: &Answer) {
+        let _ = write_line(&mut self.stream, answer);
+    }
+}
+
+/// Asks the aggregate of `pid`.
+pub fn ask(directory: &Path, pid: u32, request: &Request) -> Result<Answer, String> {
+    let path = directory.join(format!("{pid}.sock"));
+    let mut stream = UnixStream::connect(&path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+            format!("no running aggregate has pid {pid}: `weft list` shows those that run")
+        }
+        _ => format!("cannot connect to {}: {error}", path.display()),
+    })?;
+    let bound = match request {
+        Request::Shrink { .. } => SHRINK_BOUND + ANSWER_BOUND,
+        _ => ANSWER_BOUND,
+    };
+    let failed = |error: io::Error| format!("aggregate {pid} did not answer: {error}");
+    stream.set_read_timeout(Some(bound)).map_err(failed)?;
+    stream.set_write_timeout(Some(bound)).map_err(failed)?;
+    write_line(&mut stream, request).map_err(failed)?;
+    read_line(&stream).map_err(failed)
+}
+
+/// Every aggregate that answers. Sockets that nobody listens on are removed.
+pub fn list(directory: &Path) -> Result<Vec<AggregateView>, String> {
+    let entries = fs::read_dir(directory)
+        .map_err(|error| format!("cannot read {}: {error}", directory.display()))?;
+    let mut views = Vec::new();
+    for entry in entries.flatten() {
+        let path = entry.path();
+        let pid = path
+            .file_name()
+            .and_then(|name| name.to_str()?.strip_suffix(".sock")?.parse::<u32>().ok());
+        let Some(pid) = pid else { continue };
+        match ask(directory, pid, &Request::View) {
+            Ok(Answer::View(view)) => views.push(*view),
+            _ if UnixStream::connect(&path)
+                .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) =>
+            {
+                let _ = fs::remove_file(&path);
+            }
+            _ => {}
+        }
+    }
+    views.sort_by_key(|view| view.pid);
+    Ok(views)
+}
+
+fn read_line<T: for<'a> Deserialize<'a>>(stream: &UnixStream) -> io::Result<T> {
+    let mut line = String::new();
+    BufReader::new(stream.take(LINE_BYTES_MAX)).read_line(&mut line)?;
+    if line.is_empty() {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(serde_json::from_str(&line)?)
+}
+
+fn write_line<T: Serialize>(stream: &mut UnixStream, value: &T) -> io::Result<()> {
+    let mut line = serde_json::to_vec(value)?;
+    line.push(b'\n');
+    stream.write_all(&line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn scratch(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("weft-run-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        path
+    }
+
+    #[test]
+    fn a_directory_open_to_others_is_refused() {
+        let path = scratch("open");
+        prepare(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o700);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        assert!(prepare(&path).unwrap_err().contains("chmod 700"));
+        fs::remove_dir_all(&path).unwrap();
+    }
+
+    #[test]
+    fn a_request_is_answered() {
+        let path = scratch("answer");
+        prepare(&path).unwrap();
+        let entry = Entry::new(&path, 1).unwrap();
+        let directory = path.clone();
+        let client = std::thread::spawn(move || ask(&directory, 1, &Request::Shrink { node: 2 }));
+        crate::sys::wait_readable(&[entry.descriptor()], Duration::from_secs(5)).unwrap();
+        let (request, client_end) = entry.accept().unwrap();
+        assert_eq!(request, Request::Shrink { node: 2 });
+        client_end.answer(&Answer::Refused("busy".into()));
+        let answer = client.join().unwrap().unwrap();
+        assert!(matches!(answer, Answer::Refused(why) if why == "busy"));
+        drop(entry);
+        assert!(
+            ask(&path, 1, &Request::View)
+                .unwrap_err()
+                .contains("weft list")
+        );
+        fs::remove_dir_all(&path).unwrap();
+    }
+
+    #[test]
+    fn leftovers_are_removed() {
+        let path = scratch("left");
+        prepare(&path).unwrap();
+        drop(UnixListener::bind(path.join("7.sock")).unwrap());
+        assert!(list(&path).unwrap().is_empty());
+        assert!(!path.join("7.sock").exists());
+        fs::remove_dir_all(&path).unwrap();
+    }
+}
