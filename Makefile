@@ -49,7 +49,7 @@ e2e: build programs ## Native runs against runs under weft, failures, set-up err
 test: check docs-check unit e2e ## All of it
 
 bench: build programs ## Measures, and renews the tables of bench/RESULTS.md
-	$(BENCH)
+	$(BENCH) $(BENCHMARKS)
 
 soak: build programs ## The long tests, for a night
 	$(CARGO) test --release --workspace -- --ignored

@@ -1,1 +1,15 @@
-//! (being written)
+//! Benchmarks: every figure is a ratio of two things measured in one run.
+//!
+//! What is compared is run alternately, several times, and the medians are
+//! compared; all samples go to `bench/results/*.json`, the tables to
+//! `bench/RESULTS.md`.
+//!
+//! - [`program`] runs a program natively or under `weft` and reads what it says.
+//! - [`raw`] is the baseline: sockets without Weft.
+//! - [`micro`] and [`elastic`] are the benchmarks; [`results`] writes.
+
+pub mod elastic;
+pub mod micro;
+pub mod program;
+pub mod raw;
+pub mod results;

@@ -1,0 +1,126 @@
+//! `weft-bench`: measures, and renews the tables of `bench/RESULTS.md`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result};
+use clap::{Parser, Subcommand};
+use weft_bench::elastic::{Network, elastic};
+use weft_bench::micro;
+use weft_bench::program::Place;
+use weft_bench::raw::{self, Kind};
+use weft_bench::results::Table;
+
+const BENCHMARKS: [&str; 5] = [
+    "latency",
+    "unstretched",
+    "throughput",
+    "elastic-unshaped",
+    "elastic-gigabit",
+];
+
+/// Measures weft against native runs and raw sockets.
+#[derive(Debug, Parser)]
+#[command(name = "weft-bench")]
+struct Options {
+    /// The weft that is measured.
+    #[arg(long, default_value = "target/release/weft")]
+    weft: PathBuf,
+    /// The built programs.
+    #[arg(long, default_value = "target/programs")]
+    programs: PathBuf,
+    /// Where the samples go.
+    #[arg(long, default_value = "bench/results")]
+    results: PathBuf,
+    /// The page whose tables are renewed.
+    #[arg(long, default_value = "bench/RESULTS.md")]
+    page: PathBuf,
+    /// Repetitions of each measurement.
+    #[arg(long, default_value_t = 5)]
+    repeat: usize,
+    /// Of the six programs only those whose name contains this.
+    #[arg(long, value_delimiter = ',')]
+    program: Vec<String>,
+    /// Prints the tables, writes nothing.
+    #[arg(long)]
+    dry: bool,
+    /// Benchmarks to run; all when none is named.
+    #[arg(value_parser = BENCHMARKS)]
+    names: Vec<String>,
+    #[command(subcommand)]
+    part: Option<Part>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Part {
+    /// The other side of a raw connection; started by the benchmark itself.
+    #[command(hide = true)]
+    RawServer {
+        /// Kind of socket.
+        kind: String,
+        /// Where the client listens.
+        address: String,
+    },
+}
+
+fn run_one(name: &str, options: &Options, place: &Place) -> Result<Table> {
+    let repeat = options.repeat.max(1);
+    match name {
+        "latency" => micro::latency(place, repeat),
+        "unstretched" => micro::unstretched(place, repeat),
+        "throughput" => micro::throughput(place, repeat),
+        "elastic-gigabit" => elastic(place, Network::Gigabit, repeat, &options.program),
+        _ => elastic(place, Network::Unshaped, repeat, &options.program),
+    }
+}
+
+fn run(options: &Options) -> Result<bool> {
+    if let Some(Part::RawServer { kind, address }) = &options.part {
+        raw::serve(Kind::from_name(kind)?, address)?;
+        return Ok(true);
+    }
+    let work = std::env::temp_dir().join(format!("weft-bench-{}", std::process::id()));
+    std::fs::create_dir_all(&work)?;
+    let absolute = |path: &PathBuf| {
+        std::fs::canonicalize(path)
+            .with_context(|| format!("{} is missing: `make build programs`", path.display()))
+    };
+    let place = Place {
+        weft: absolute(&options.weft)?,
+        programs: absolute(&options.programs)?,
+        work: work.clone(),
+    };
+    let names: Vec<&str> = match options.names.as_slice() {
+        [] => BENCHMARKS.to_vec(),
+        names => names.iter().map(String::as_str).collect(),
+    };
+    let mut whole = true;
+    for name in names {
+        eprintln!("{name}:");
+        match run_one(name, options, &place) {
+            Ok(table) => {
+                println!("\n## {name}\n\n{}", table.to_markdown());
+                if !options.dry {
+                    table.write(&options.results, &options.page)?;
+                }
+            }
+            Err(error) => {
+                eprintln!("{name}: not measured: {error:#}");
+                whole = false;
+            }
+        }
+    }
+    std::fs::remove_dir_all(&work)?;
+    Ok(whole)
+}
+
+fn main() -> ExitCode {
+    match run(&Options::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("weft-bench: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
