@@ -1,1 +1,387 @@
-//! x
+//! The daemon of a node: lends this host's memory and CPU to aggregates of
+//! trusted launchers.
+//!
+//! The first thread accepts; each connection gets a thread of its own, named
+//! `weft-peer`, that shakes hands and then either serves a control connection
+//! ([`session`]) or delivers a link to the session that expects it. A slice is
+//! started by its session's thread and dies with it (`PR_SET_PDEATHSIG`).
+//!
+//! Invariants:
+//! - without a key pair and at least one trusted key nothing is bound;
+//! - nothing is read from a peer before its key was proven and is trusted,
+//!   except the handshake itself, which is bounded in bytes, time and number;
+//! - every slice belongs to exactly one session, every reservation too.
+//!
+//! `SIGTERM` or `SIGINT`: no more connections; every session asks its launcher
+//! to take the pages elsewhere ([`LEAVE_BOUND`]); then the daemon ends. A second
+//! signal ends it at once, and the slices with it.
+
+mod budget;
+mod expected;
+mod session;
+
+use std::io;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use weft_wire::handshake::{self, Opening};
+use weft_wire::hello::{self, Hello};
+use weft_wire::keys::Keys;
+use weft_wire::socket;
+
+pub use budget::{Budget, NoRoom, Reservation};
+pub use expected::Expected;
+
+use crate::config::{self, Config, ConfigError};
+use crate::options::MEMORY_BYTES_MIN;
+use crate::protocol::Status;
+use crate::remote::describe;
+use crate::size::{PAGE_BYTES, format_bytes};
+use crate::{host, spawn, sys};
+
+/// How long aggregates may take to leave a daemon that ends.
+pub const LEAVE_BOUND: Duration = Duration::from_secs(30);
+/// Connections served at one time: sessions and links of the slices, and some
+/// that have not proven anything yet.
+const CONNECTIONS_MAX: usize = 1024;
+/// How long a peer may take for its handshake.
+const HANDSHAKE_BOUND: Duration = Duration::from_secs(5);
+/// First user id of confined slices; slot n gets the n-th after it. Outside of
+/// what distributions give to people, services and containers.
+const SLICE_USER_FIRST: u32 = 60_100;
+
+/// Why a daemon does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum DaemonError {
+    /// Keys or configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Nobody could connect.
+    #[error(
+        "no node is trusted in {0}: add one with `weft node trust KEY NAME`; a daemon without keys does not listen"
+    )]
+    NobodyTrusted(PathBuf),
+    /// The runtime binary is missing.
+    #[error(
+        "the runtime `weft-runtime` was not found in {0}: install it beside `weft`, or set WEFT_RUNTIME"
+    )]
+    NoRuntime(String),
+    /// This host cannot run slices.
+    #[error("this host cannot run slices: {0}; `weft doctor` says what fixes it")]
+    Host(String),
+    /// Less memory to lend than one slice needs.
+    #[error("{} to lend is less than one slice needs ({})", format_bytes(*.0), format_bytes(MEMORY_BYTES_MIN))]
+    TooLittle(u64),
+    /// The address cannot be bound.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// The address.
+        address: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A call to the kernel failed.
+    #[error("cannot {doing}: {source}")]
+    System {
+        /// What was being done.
+        doing: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// Overrides of the configuration, from the command line.
+#[derive(Debug, Clone, Default)]
+pub struct DaemonOptions {
+    /// Configuration directory; see [`config::directory`].
+    pub configuration: Option<PathBuf>,
+    /// Address to listen on.
+    pub listen: Option<String>,
+    /// Most memory lent.
+    pub memory_bytes: Option<u64>,
+    /// Most slices.
+    pub slices: Option<u32>,
+}
+
+/// What all connections share.
+pub struct Shared {
+    keys: Keys,
+    config: Config,
+    budget: Arc<Budget>,
+    expected: Expected,
+    runtime: PathBuf,
+    /// An empty directory for confined slices, where this process may confine.
+    empty_root: Option<PathBuf>,
+    hello: Hello,
+    /// Readable (closed at the other end) once the daemon is to end.
+    ending: OwnedFd,
+    connections: AtomicUsize,
+    log: fn(&str),
+}
+
+impl Shared {
+    fn say(&self, text: &str) {
+        (self.log)(text);
+    }
+
+    /// Readable once the daemon is to end.
+    fn ending(&self) -> BorrowedFd<'_> {
+        self.ending.as_fd()
+    }
+
+    fn status(&self) -> Status {
+        let (limit, free) = self.budget.pages();
+        let cpus = std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32);
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            host_name: nix::unistd::gethostname()
+                .map(|name| name.to_string_lossy().into_owned())
+                .unwrap_or_default(),
+            cpu_name: self.hello.cpu_name.clone(),
+            cpus,
+            memory_bytes: limit * PAGE_BYTES,
+            memory_free_bytes: free * PAGE_BYTES,
+            slices: self.config.slices,
+            slices_used: self.budget.slots_used(),
+            confined: self.empty_root.is_some(),
+        }
+    }
+
+    /// How to confine the slice in `slot`.
+    fn confinement(&self, slot: u32) -> Option<spawn::Confinement> {
+        self.empty_root.as_ref().map(|root| spawn::Confinement {
+            user: SLICE_USER_FIRST + slot,
+            root: root.clone(),
+        })
+    }
+}
+
+/// A daemon that listens.
+pub struct Daemon {
+    listener: TcpListener,
+    shared: Arc<Shared>,
+    /// Dropped to tell every session that the daemon ends.
+    end: Option<OwnedFd>,
+}
+
+impl Daemon {
+    /// Reads keys and configuration, checks this host, and listens.
+    pub fn listen(options: &DaemonOptions, log: fn(&str)) -> Result<Daemon, DaemonError> {
+        let directory = options
+            .configuration
+            .clone()
+            .unwrap_or_else(config::directory);
+        let keys = config::load_keys(&directory)?;
+        let mut config = Config::load(&directory)?;
+        if config.peers.is_empty() {
+            return Err(DaemonError::NobodyTrusted(
+                directory.join(config::CONFIG_FILE),
+            ));
+        }
+        let runtime = spawn::find_runtime().map_err(DaemonError::NoRuntime)?;
+        host::require_dispatch()
+            .map_err(|error| DaemonError::Host(format!("no Syscall User Dispatch ({error})")))?;
+        host::require_userfaultfd()
+            .map_err(|why| DaemonError::Host(format!("no userfaultfd ({why})")))?;
+        if let Some(listen) = &options.listen {
+            config.listen = config::with_port(listen);
+        }
+        config.slices = options
+            .slices
+            .unwrap_or(config.slices)
+            .clamp(1, config::SLICES_MAX);
+        let memory_bytes = options
+            .memory_bytes
+            .or(config.memory_bytes)
+            .unwrap_or_else(|| host::available_memory_bytes() / 2);
+        if memory_bytes < MEMORY_BYTES_MIN {
+            return Err(DaemonError::TooLittle(memory_bytes));
+        }
+        let listener = TcpListener::bind(&config.listen).map_err(|source| DaemonError::Listen {
+            address: config.listen.clone(),
+            source,
+        })?;
+        let system = |doing| move |source| DaemonError::System { doing, source };
+        listener
+            .set_nonblocking(true)
+            .map_err(system("make the listener wait with a bound"))?;
+        let (end, ending) = sys::stream_pair().map_err(system("make a socket pair"))?;
+        let budget = Budget::new(memory_bytes / PAGE_BYTES, config.slices);
+        let shared = Shared {
+            keys,
+            config,
+            budget,
+            expected: Expected::default(),
+            runtime,
+            empty_root: empty_root().map_err(system("make an empty directory for slices"))?,
+            hello: Hello::here(),
+            ending,
+            connections: AtomicUsize::new(0),
+            log,
+        };
+        Ok(Daemon {
+            listener,
+            shared: Arc::new(shared),
+            end: Some(end),
+        })
+    }
+
+    /// The address it listens on.
+    pub fn address(&self) -> io::Result<std::net::SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// What it has and lends.
+    pub fn status(&self) -> Status {
+        self.shared.status()
+    }
+
+    /// Serves until a signal ends it; see the module.
+    pub fn serve(mut self) -> Result<(), DaemonError> {
+        let system = |doing| move |source| DaemonError::System { doing, source };
+        let signals = end_signals().map_err(system("set up signals"))?;
+        self.accept_until(signals.as_fd())
+            .map_err(system("wait for connections"))?;
+        let _ = signals.read_signal();
+        self.shared
+            .say("ending: asking aggregates to leave (a second signal ends at once)");
+        self.end = None;
+        let deadline = Instant::now() + LEAVE_BOUND + Duration::from_secs(2);
+        while self.shared.connections.load(Ordering::Acquire) > 0 && Instant::now() < deadline {
+            let again = sys::wait_readable(&[signals.as_fd()], Duration::from_millis(100));
+            if again.map_err(system("wait for sessions"))?[0] {
+                break;
+            }
+        }
+        self.shared.say("ended");
+        Ok(())
+    }
+
+    /// Accepts connections until `stop` is readable.
+    pub fn accept_until(&self, stop: BorrowedFd<'_>) -> io::Result<()> {
+        loop {
+            let bound = Duration::from_secs(60);
+            let ready = sys::wait_readable(&[stop, self.listener.as_fd()], bound)?;
+            if ready[0] {
+                return Ok(());
+            }
+            match self.listener.accept() {
+                Ok((stream, from)) => self.admit(stream, from),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // Out of descriptors, or a connection that went before it was
+                // accepted: the next may fare better, but not at once.
+                Err(error) => {
+                    self.shared
+                        .say(&format!("cannot accept a connection: {error}"));
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+            }
+        }
+    }
+
+    fn admit(&self, stream: TcpStream, from: std::net::SocketAddr) {
+        let guard = Admitted::new(&self.shared);
+        if self.shared.connections.load(Ordering::Acquire) > CONNECTIONS_MAX {
+            return;
+        }
+        let thread = std::thread::Builder::new().name("weft-peer".into());
+        // A thread that cannot be made drops the connection, and the guard.
+        let _ = thread.spawn(move || {
+            let shared = &guard.shared;
+            if let Err(why) = welcome(shared, stream) {
+                shared.say(&format!("{from}: {why}"));
+            }
+        });
+    }
+}
+
+/// Counts a connection for as long as it lives.
+struct Admitted {
+    shared: Arc<Shared>,
+}
+
+impl Admitted {
+    fn new(shared: &Arc<Shared>) -> Admitted {
+        shared.connections.fetch_add(1, Ordering::AcqRel);
+        Admitted {
+            shared: shared.clone(),
+        }
+    }
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        self.shared.connections.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// The whole life of one connection.
+fn welcome(shared: &Arc<Shared>, stream: TcpStream) -> Result<(), String> {
+    let io = |error: io::Error| error.to_string();
+    stream.set_nonblocking(false).map_err(io)?;
+    socket::tune(&stream).map_err(io)?;
+    let descriptor = stream.try_clone().map_err(io)?;
+    let incoming =
+        handshake::accept(stream.into(), HANDSHAKE_BOUND).map_err(|error| describe(&error))?;
+    match incoming.opening() {
+        Opening::Link { ticket } => {
+            let secret = shared
+                .expected
+                .secret(&ticket)
+                .ok_or("a link that nobody expects")?;
+            let keyed = incoming.link(&secret).map_err(|error| describe(&error))?;
+            shared.expected.deliver(&ticket, keyed);
+            Ok(())
+        }
+        Opening::Control => {
+            let trusted = |key: &_| shared.config.peer(key).is_some();
+            let (mut channel, key) = incoming
+                .control(&shared.keys, trusted)
+                .map_err(|error| describe(&error))?;
+            let peer = shared
+                .config
+                .peer(&key)
+                .map_or("?", |peer| peer.name.as_str());
+            // Home decides whether its programs can move here; this side only
+            // says what it is.
+            hello::exchange(&mut channel, &shared.hello, HANDSHAKE_BOUND)
+                .map_err(|error| describe(&error))?;
+            session::Session::new(shared, peer, channel, descriptor).serve()
+        }
+    }
+}
+
+fn end_signals() -> io::Result<SignalFd> {
+    let mut set = SigSet::empty();
+    set.add(Signal::SIGTERM);
+    set.add(Signal::SIGINT);
+    // Before any thread is made, so that all inherit the mask.
+    set.thread_block()?;
+    let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
+    Ok(SignalFd::with_flags(&set, flags)?)
+}
+
+/// An empty directory that nobody can write to; only root can use it.
+fn empty_root() -> io::Result<Option<PathBuf>> {
+    use std::os::unix::fs::DirBuilderExt;
+    if !nix::unistd::geteuid().is_root() {
+        return Ok(None);
+    }
+    let base = Path::new("/run/weft");
+    crate::rundir::prepare(base).map_err(io::Error::other)?;
+    let path = base.join("empty");
+    match std::fs::DirBuilder::new().mode(0o555).create(&path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    if std::fs::read_dir(&path)?.next().is_some() {
+        return Err(io::Error::other(format!("{} is not empty", path.display())));
+    }
+    Ok(Some(path))
+}
