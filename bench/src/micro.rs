@@ -1,9 +1,9 @@
 //! The primitives: pull, jump, system call, computing, reading in sequence.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
-use crate::program::{Call, Place};
+use crate::program::{Call, Measured, Place};
 use crate::raw::{self, Kind};
 use crate::results::{Goal, Table, digits, median};
 
@@ -11,6 +11,23 @@ use crate::results::{Goal, Table, digits, median};
 /// a little more, the other node's for all that the program ever has.
 const PULL_MIB: u64 = 48;
 const PULL_MEMORY: &str = "--nodes 2 --memory 60M,200M --jump never";
+
+/// A run of `pull` that found this part of its pages present measured something
+/// else.
+const REMOTE_MIN: f64 = 0.9;
+
+/// Runs `pull`, and makes sure that it pulled.
+fn run_pull(place: &Place, options: &str, order: &str) -> Result<Measured> {
+    let call = Call::new(PULL_MEMORY).with(options);
+    let run = place.weft(&call, &format!("pull {PULL_MIB} 1 {order}"))?;
+    let pages = (PULL_MIB * 256) as f64;
+    let pulled = run.counters.total(|node| node.pulls + node.read_ahead) as f64;
+    ensure!(
+        pulled >= pages * REMOTE_MIN,
+        "pull {options}: only {pulled} of {pages} pages were elsewhere"
+    );
+    Ok(run)
+}
 
 struct Series(Vec<f64>);
 
@@ -248,8 +265,7 @@ pub fn throughput(place: &Place, repeat: usize) -> Result<Table> {
         for _ in 0..repeat {
             raw.0
                 .push(raw::measure(kind, &place.work)?.bytes_per_s / 1e6);
-            let call = Call::new(PULL_MEMORY).with(&format!("--transport {transport}"));
-            let run = place.weft(&call, &format!("pull {PULL_MIB} 1 sequential"))?;
+            let run = run_pull(place, &format!("--transport {transport}"), "sequential")?;
             weft.0.push(run.number_before(" MB/s")?);
         }
         let shown = ratio(weft.median(), raw.median());

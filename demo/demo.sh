@@ -1,0 +1,120 @@
+#!/usr/bin/env bash
+# Shows Weft at work on this machine, on two local nodes:
+#
+#   1. GNU sort, unmodified, whose memory no node may hold alone, compared byte
+#      for byte with a native run;
+#   2. a search of a 512 MB array that is spread over both, with the execution
+#      staying at home, and with it jumping to where the pages are.
+#
+# Called by `make demo`. WEFT and PROGRAMS say where the binaries are; WORK, where
+# to write about 700 MB (a temporary folder, removed at the end, by default).
+set -euo pipefail
+
+WEFT=${WEFT:?names the weft binary}
+PROGRAMS=${PROGRAMS:?names the folder of the built programs}
+TEXT_MIB=${TEXT_MIB:-200}
+SORT_BUFFER_MIB=${SORT_BUFFER_MIB:-190}
+SORT_MEMORY=${SORT_MEMORY:-96M,160M}
+ARRAY_MIB=${ARRAY_MIB:-512}
+ARRAY_MEMORY=${ARRAY_MEMORY:-320M,320M}
+ROUNDS=3
+export LC_ALL=C
+
+if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then
+	bold=$'\e[1m' dim=$'\e[2m' green=$'\e[32m' red=$'\e[31m' cyan=$'\e[36m' plain=$'\e[0m'
+else
+	bold='' dim='' green='' red='' cyan='' plain=''
+fi
+
+work=$(mktemp -d "${WORK:-${TMPDIR:-/tmp}}/weft-demo.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM
+
+heading() { printf '\n%s%s%s\n%s\n' "$bold$cyan" "$1" "$plain" "$dim${1//?/─}$plain"; }
+say() { printf '%s\n' "$*"; }
+show() { printf '%s$ %s%s\n' "$bold" "$*" "$plain"; }
+fail() {
+	printf '%s%s%s\n' "$red" "$*" "$plain" >&2
+	exit 1
+}
+now() { date +%s.%N; }
+since() { awk -v a="$1" -v b="$(now)" 'BEGIN { printf "%.2f", b - a }'; }
+
+# Runs a command with a bound; what it writes to standard error is kept and
+# shown. The seconds it took are left in `took`.
+timed() {
+	local log=$1 start
+	shift
+	start=$(now)
+	if ! timeout 900 "$@" 2>"$log"; then
+		cat "$log" >&2
+		fail "this failed: $*"
+	fi
+	took=$(since "$start")
+}
+summary() { sed 's/^/    /' "$1"; }
+
+# Two bars, the longer one forty columns wide.
+bars() {
+	awk -v a="$2" -v b="$4" -v an="$1" -v bn="$3" -v on="$cyan" -v off="$plain" '
+		function bar(name, value, most,   n, text) {
+			n = most > 0 ? int(value / most * 40 + 0.5) : 0
+			if (n < 1) n = 1
+			text = ""
+			while (n-- > 0) text = text "█"
+			printf "    %-24s %9.3f s  %s%s%s\n", name, value, on, text, off
+		}
+		BEGIN { most = a > b ? a : b; bar(an, a, most); bar(bn, b, most) }'
+}
+
+[ -x "$WEFT" ] || fail "$WEFT is missing: make build"
+[ -x "$PROGRAMS/text" ] || fail "$PROGRAMS/text is missing: make programs"
+free_kib=$(df -Pk "$work" | awk 'NR == 2 { print $4 }')
+[ "$free_kib" -gt $((TEXT_MIB * 4 * 1024)) ] || fail "$work has less than $((TEXT_MIB * 4)) MiB free: set WORK"
+
+heading "Weft: one program, the memory of two nodes"
+say "Two nodes on this machine. Nothing here needs root, a kernel module or another program."
+
+heading "1. GNU sort, $TEXT_MIB MiB of text, a buffer of $SORT_BUFFER_MIB MiB"
+say "The nodes may hold ${SORT_MEMORY/,/ and } of it: neither is enough alone."
+"$PROGRAMS/text" "$TEXT_MIB" >"$work/text"
+sort_command=(sort -S "${SORT_BUFFER_MIB}M" --parallel=1 -T "$work" "$work/text")
+say
+show "${sort_command[*]//$work\//} -o native"
+timed "$work/log" "${sort_command[@]}" -o "$work/native"
+native_s=$took
+say "    $native_s s"
+say
+show "weft run --nodes 2 --memory $SORT_MEMORY --stats text -- ${sort_command[*]//$work\//} -o stretched"
+timed "$work/log" "$WEFT" run --nodes 2 --memory "$SORT_MEMORY" --stats text -- \
+	"${sort_command[@]}" -o "$work/stretched"
+weft_s=$took
+summary "$work/log"
+say
+show "cmp native stretched"
+cmp "$work/native" "$work/stretched" || fail "the results differ"
+say "    ${green}the same, byte for byte: $(stat -c %s "$work/native") bytes$plain"
+bars "native, one machine" "$native_s" "weft, two small nodes" "$weft_s"
+rm -f "$work/text" "$work/native" "$work/stretched"
+
+heading "2. Searching $ARRAY_MIB MiB, $ROUNDS times, with and without jumps"
+say "The nodes may hold ${ARRAY_MEMORY/,/ and } of it. Pull-only brings pages to the program;"
+say "a jump brings the program to the pages."
+native=$("$PROGRAMS/search_rounds" "$ARRAY_MIB" 1 "$ROUNDS" 2>/dev/null)
+for jump in never auto; do
+	say
+	show "weft run --nodes 2 --memory $ARRAY_MEMORY --jump $jump --stats text -- search_rounds $ARRAY_MIB 1 $ROUNDS"
+	timed "$work/log" "$WEFT" run --nodes 2 --memory "$ARRAY_MEMORY" --jump "$jump" --stats text -- \
+		"$PROGRAMS/search_rounds" "$ARRAY_MIB" 1 "$ROUNDS" >"$work/found"
+	[ "$(cat "$work/found")" = "$native" ] || fail "--jump $jump found something else than the native run"
+	summary "$work/log"
+	measured=$(sed -n 's/.*measured \([0-9.]*\) s.*/\1/p' "$work/log" | tail -n 1)
+	[ -n "$measured" ] || fail "the search did not say how long it took"
+	printf -v "search_${jump}_s" '%s' "$measured"
+done
+say
+bars "pages come to it" "$search_never_s" "it goes to the pages" "$search_auto_s"
+awk -v a="$search_never_s" -v b="$search_auto_s" -v on="$bold$green" -v off="$plain" \
+	'BEGIN { if (b > 0) printf "    %s%.1f times as fast%s\n", on, a / b, off }'
+say
+say "${dim}Watch one live with --watch; make bench measures all of it; weft doctor looks at this host.$plain"
