@@ -31,14 +31,14 @@ impl Spinner {
     /// Calls `ready` until it says something, or the limit passes, or spinning
     /// is not worth a try now. At least one call is made if spinning is tried.
     pub fn spin<T>(&mut self, timeout_ns: u64, mut ready: impl FnMut() -> Option<T>) -> Option<T> {
-        if self.limit_ns == 0 {
+        if self.limit_ns == 0 || timeout_ns == 0 {
             return None;
         }
         if self.skip > 0 {
             self.skip -= 1;
             return None;
         }
-        let end_ns = sys::now_ns() + self.limit_ns.min(timeout_ns);
+        let end_ns = sys::now_ns().saturating_add(self.limit_ns.min(timeout_ns));
         loop {
             for _ in 0..8 {
                 if let Some(answer) = ready() {
@@ -57,7 +57,7 @@ impl Spinner {
 
     /// Takes note of how long a blocked wait took.
     pub fn blocked(&mut self, waited_ns: u64) {
-        if waited_ns < 2 * self.limit_ns {
+        if waited_ns < self.limit_ns.saturating_mul(2) {
             self.skip = self.skip.saturating_sub(2);
         }
     }

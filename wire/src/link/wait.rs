@@ -38,6 +38,9 @@ impl Link {
         if let Some(header) = self.poll()? {
             return Ok(Awaited::Frame(header));
         }
+        if timeout_ns == 0 && mask.is_none() {
+            return Ok(Awaited::Timeout);
+        }
         let start_ns = sys::now_ns();
         let end_ns = start_ns.saturating_add(timeout_ns);
         let mut now_ns = start_ns;
@@ -167,9 +170,9 @@ fn watch(fd: i32) -> PollFd {
 /// Waits until one of several links has something to receive. `mask` is the
 /// signal mask for the time it blocks, as in [`Link::receive_masked`]. A link
 /// that already has a frame, or has ended, is reported at once and without
-/// letting signals in. The lowest such index is reported, so a caller that wants to be fair
-/// asks every link with [`Link::try_receive`]; one whose link has ended takes
-/// it out of the slice, or it is reported for ever.
+/// letting signals in. A caller that wants to be fair asks every link with
+/// [`Link::try_receive`] after each wait; one whose link has ended takes it out
+/// of the slice, or it is reported for ever.
 ///
 /// # Errors
 /// More than [`WAIT_MAX`] links, or a failure of the wait itself; never the
@@ -187,39 +190,84 @@ pub fn wait_any(
     }
     let mut fds = [watch(-1); WAIT_MAX];
     let fds = &mut fds[..links.len()];
+    let spun = spin_on_all(links, fds, timeout_ns);
+    if let Some(wake) = spun {
+        return wake;
+    }
     for (slot, link) in fds.iter_mut().zip(links.iter()) {
         slot.fd = link.as_ref().map_or(-1, Link::fd);
     }
-    // One spinner learns for all: that of the first link.
-    let Some(mut spinner) = links.iter().flatten().map(|l| l.receive_spinner).next() else {
-        return poll_all(links, fds, timeout_ns, mask);
-    };
-    let spun = spinner.spin(timeout_ns, || match first_ready(links) {
-        Some(index) => Some(Ok(Wake::Ready(index))),
-        None => match poll_all(links, fds, 0, None) {
-            Ok(Wake::Timeout) => None,
-            other => Some(other),
-        },
-    });
-    let wake = match spun {
-        Some(wake) => wake?,
-        None => {
-            let start_ns = sys::now_ns();
-            let wake = poll_all(links, fds, timeout_ns, mask)?;
-            spinner.blocked(sys::now_ns() - start_ns);
-            wake
+    let start_ns = sys::now_ns();
+    let wake = block_on_all(links, fds, timeout_ns, mask);
+    if let Some(link) = links.iter_mut().flatten().next() {
+        link.receive_spinner.blocked(sys::now_ns() - start_ns);
+    }
+    wake
+}
+
+/// Looks at the rings' indices, and at the sockets with polls that do not wait.
+/// One spinner learns for all: that of the first link.
+fn spin_on_all(
+    links: &mut [Option<Link>],
+    fds: &mut [PollFd],
+    timeout_ns: u64,
+) -> Option<Result<Wake, LinkError>> {
+    let mut sockets = 0;
+    for (slot, link) in fds.iter_mut().zip(links.iter()) {
+        if let Some(Transport::Stream { fd } | Transport::Sealed { fd, .. }) =
+            link.as_ref().map(|link| &link.transport)
+        {
+            slot.fd = *fd;
+            sockets += 1;
         }
-    };
+    }
+    let mut spinner = links.iter().flatten().next()?.receive_spinner;
+    let spun = spinner.spin(timeout_ns, || {
+        if let Some(index) = first_ready(links) {
+            return Some(Ok(Wake::Ready(index)));
+        }
+        if sockets == 0 {
+            return None;
+        }
+        match sys::ppoll(fds, 0, None) {
+            Ok(0) => None,
+            Ok(_) => fds
+                .iter()
+                .position(|slot| slot.revents != 0)
+                .map(|index| Ok(Wake::Ready(index))),
+            Err(errno) if class(errno) == Class::Interrupted => Some(Ok(Wake::Interrupted)),
+            Err(errno) => Some(Err(LinkError::from_errno("ppoll", errno))),
+        }
+    });
     if let Some(link) = links.iter_mut().flatten().next() {
         link.receive_spinner = spinner;
     }
-    Ok(wake)
+    spun
 }
 
 fn first_ready(links: &mut [Option<Link>]) -> Option<usize> {
     links
         .iter_mut()
         .position(|link| link.as_mut().is_some_and(Link::is_ready))
+}
+
+/// Waits in the kernel until something came, however often a bell rings for
+/// nothing.
+fn block_on_all(
+    links: &mut [Option<Link>],
+    fds: &mut [PollFd],
+    timeout_ns: u64,
+    mask: Option<u64>,
+) -> Result<Wake, LinkError> {
+    let end_ns = sys::now_ns().saturating_add(timeout_ns);
+    let mut left_ns = timeout_ns;
+    loop {
+        let wake = poll_all(links, fds, left_ns, mask)?;
+        left_ns = end_ns.saturating_sub(sys::now_ns());
+        if wake != Wake::Timeout || left_ns == 0 {
+            return Ok(wake);
+        }
+    }
 }
 
 /// One wait in the kernel over all links.
@@ -254,12 +302,12 @@ fn poll_all(
         Err(errno) => return Err(LinkError::from_errno("ppoll", errno)),
         Ok(_) => {}
     }
-    if let Some(index) = first_ready(links) {
-        return Ok(Wake::Ready(index));
-    }
-    let socket = fds.iter().zip(links.iter()).position(|(slot, link)| {
-        let rings = matches!(link, Some(link) if matches!(link.transport, Transport::Ring { .. }));
-        slot.revents != 0 && !rings
+    let ready = fds.iter().zip(links.iter_mut()).position(|(slot, link)| {
+        // A bell alone is not a frame; the ring or its end says whether it is.
+        link.as_mut().is_some_and(|link| {
+            let socket = !matches!(link.transport, Transport::Ring { .. });
+            (socket && slot.revents != 0) || link.is_ready()
+        })
     });
-    Ok(socket.map_or(Wake::Timeout, Wake::Ready))
+    Ok(ready.map_or(Wake::Timeout, Wake::Ready))
 }
