@@ -161,7 +161,8 @@ pub(super) fn prctl(option: u64) -> Found {
         | pr::PR_SET_PTRACER => INT,
         // The dispatcher is how system calls reach the runtime; a filter would
         // judge the runtime's own calls; no time-stamp counter would stop its
-        // clock; the others change mappings that the runtime must make.
+        // clock, and MDWE mappings that it must make; VMA only names mappings, and
+        // only on one host.
         pr::PR_SET_SYSCALL_USER_DISPATCH
         | pr::PR_SET_SECCOMP
         | pr::PR_SET_TSC
