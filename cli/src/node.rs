@@ -23,10 +23,10 @@ pub fn run(command: NodeCommand) -> anyhow::Result<ExitCode> {
             memory,
             slices,
         } => start(&DaemonOptions {
-            configuration: None,
             listen,
             memory_bytes: memory,
             slices,
+            ..DaemonOptions::default()
         }),
         NodeCommand::List { hosts, json } => list(&hosts, json),
     }

@@ -363,6 +363,18 @@ impl RemoteSlice {
     }
 }
 
+impl RemoteSlice {
+    /// Ends the connection: the host gets back what it lent.
+    pub fn disconnect(&mut self) {
+        self.closed = true;
+        // It fails only when the connection is gone already.
+        let _ = self
+            .connection
+            .descriptor
+            .shutdown(std::net::Shutdown::Both);
+    }
+}
+
 fn reserve(connection: &mut Connection, request: &Request) -> Result<u64, LaunchError> {
     match connection.call(request, CALL_BOUND)? {
         Reply::Opened { budget_pages } => Ok(budget_pages),

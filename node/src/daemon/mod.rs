@@ -107,6 +107,10 @@ pub struct DaemonOptions {
     pub memory_bytes: Option<u64>,
     /// Most slices.
     pub slices: Option<u32>,
+    /// Leave slices this user and its file system, even where they could be
+    /// confined. For a runtime under test that is not static; the command line
+    /// has no option for it.
+    pub unconfined: bool,
 }
 
 /// What all connections share.
@@ -219,7 +223,10 @@ impl Daemon {
             budget,
             expected: Expected::default(),
             runtime,
-            empty_root: empty_root().map_err(system("make an empty directory for slices"))?,
+            empty_root: match options.unconfined {
+                true => None,
+                false => empty_root().map_err(system("make an empty directory for slices"))?,
+            },
             hello: Hello::here(),
             ending,
             connections: AtomicUsize::new(0),

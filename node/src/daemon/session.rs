@@ -103,12 +103,12 @@ impl<'a> Session<'a> {
 
     /// Serves until the launcher goes or the daemon ends.
     pub fn serve(mut self) -> Result<(), String> {
-        let outcome = loop {
-            match self.turn() {
-                Ok(None) => {}
-                Ok(Some(End::Closed)) => break Ok(()),
-                Err(why) => break Err(why),
-            }
+        // The first request may have been read together with the hello, and
+        // then nothing announces it.
+        let outcome = match self.hear_launcher() {
+            Ok(None) => self.serve_turns(),
+            Ok(Some(End::Closed)) => Ok(()),
+            Err(why) => Err(why),
         };
         self.end_slice();
         if let Some(reserved) = self.reserved.take() {
@@ -117,6 +117,16 @@ impl<'a> Session<'a> {
             self.say(&format!("gave {pages} back"));
         }
         outcome
+    }
+
+    fn serve_turns(&mut self) -> Result<(), String> {
+        loop {
+            match self.turn() {
+                Ok(None) => {}
+                Ok(Some(End::Closed)) => return Ok(()),
+                Err(why) => return Err(why),
+            }
+        }
     }
 
     fn say(&self, text: &str) {
@@ -131,10 +141,10 @@ impl<'a> Session<'a> {
             return Ok(Some(end));
         }
         self.hear_slice()?;
-        if ready.ending && self.leaving.is_none() {
-            if self.slice.is_none() {
-                return Ok(Some(End::Closed));
-            }
+        if (ready.ending || self.leaving.is_some()) && self.slice.is_none() {
+            return Ok(Some(End::Closed));
+        }
+        if ready.ending {
             self.leaving = Some(Instant::now());
             self.send(&Reply::Leaving)?;
         }

@@ -37,6 +37,9 @@ use crate::sys;
 const WATCHED_TICK: Duration = Duration::from_millis(200);
 const TICK: Duration = Duration::from_secs(1);
 
+/// How much later than its slices home may be seen to end.
+const HOME_END_GRACE: Duration = Duration::from_millis(200);
+
 /// A command that home has not answered yet.
 struct Pending {
     sequence: u32,
@@ -353,6 +356,15 @@ impl<'a> Aggregate<'a> {
 
     /// A slice is gone without home having said so.
     fn slice_ended(&mut self, number: u32, why: &str) {
+        // When home ends, its links close and the slices end with it: which of
+        // the ends is seen first is chance.
+        let home_ends = sys::wait_readable(&[self.home.pidfd()], HOME_END_GRACE);
+        if home_ends.is_ok_and(|ready| ready[0]) {
+            if let Some(node) = self.node(number) {
+                node.stop();
+            }
+            return;
+        }
         let leaving =
             self.position(|what| matches!(what, Command::Shrink { node, .. } if *node == number));
         let name = self.name(number);

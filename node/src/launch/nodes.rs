@@ -97,11 +97,17 @@ impl Node {
         }
     }
 
-    /// Ends the slice and keeps its last counters.
+    /// Ends the slice and keeps its last counters. The connection to the host of
+    /// a node that is out of the aggregate goes too, and its reservation with it.
     pub fn stop(&mut self) {
         match &mut self.body {
             Body::Local(local) => local.runtime = None,
-            Body::Remote(slice) => slice.close(),
+            Body::Remote(slice) => {
+                slice.close();
+                if self.state != NodeState::Running {
+                    slice.disconnect();
+                }
+            }
         }
     }
 }

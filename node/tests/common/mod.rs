@@ -1,0 +1,347 @@
+//! Running the launcher and daemons as processes of their own.
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use weft_node::config::{self, Peer};
+use weft_wire::keys::PublicKey;
+
+const BOUND: Duration = Duration::from_secs(30);
+
+/// A directory of this test's own.
+pub fn scratch(name: &str) -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let path =
+        std::env::temp_dir().join(format!("weft-test-{}-{number}-{name}", std::process::id()));
+    let _ = fs::remove_dir_all(&path);
+    weft_node::rundir::prepare(&path).unwrap();
+    path
+}
+
+pub fn kill(pid: i32, signal: i32) {
+    // SAFETY: a process that this test started.
+    unsafe { libc::kill(pid, signal) };
+}
+
+/// Whether a process exists and is not a zombie.
+pub fn alive(pid: i32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|text| {
+        !text
+            .rsplit(')')
+            .next()
+            .unwrap()
+            .trim_start()
+            .starts_with('Z')
+    })
+}
+
+fn children(pid: i32) -> Vec<(i32, String)> {
+    let mut children = Vec::new();
+    for task in fs::read_dir(format!("/proc/{pid}/task"))
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        let list = fs::read_to_string(task.path().join("children")).unwrap_or_default();
+        for child in list.split_whitespace() {
+            let line = fs::read(format!("/proc/{child}/cmdline")).unwrap_or_default();
+            let name =
+                String::from_utf8_lossy(line.split(|b| *b == 0).next().unwrap()).into_owned();
+            children.push((child.parse().unwrap(), name));
+        }
+    }
+    children
+}
+
+fn slices_of(pid: i32) -> Vec<i32> {
+    children(pid)
+        .into_iter()
+        .filter(|(_, name)| name == "weft-slice")
+        .map(|(pid, _)| pid)
+        .collect()
+}
+
+fn example(name: &str) -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let path = test.parent().unwrap().join("../examples").join(name);
+    assert!(path.is_file(), "{} is missing", path.display());
+    path
+}
+
+/// A process that plays `case`; see `examples/case.rs`.
+fn command(case: &str, directory: &Path) -> Command {
+    let mut command = Command::new(example("case"));
+    command
+        .env("WEFT_TEST_CASE", case)
+        .env("WEFT_RUNTIME", example("fake_runtime"))
+        .env("XDG_RUNTIME_DIR", directory)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// One run of the launcher, to be.
+pub struct Run {
+    script: String,
+    nodes: usize,
+    hosts: Vec<String>,
+    memory_bytes: u64,
+    configuration: Option<PathBuf>,
+}
+
+impl Run {
+    pub fn new(script: &str) -> Run {
+        Run {
+            script: script.to_owned(),
+            nodes: 2,
+            hosts: Vec::new(),
+            memory_bytes: 2 << 20,
+            configuration: None,
+        }
+    }
+
+    pub fn nodes(mut self, nodes: usize) -> Run {
+        self.nodes = nodes;
+        self
+    }
+
+    pub fn memory(mut self, bytes: u64) -> Run {
+        self.memory_bytes = bytes;
+        self
+    }
+
+    pub fn configuration(mut self, directory: &Path) -> Run {
+        self.configuration = Some(directory.to_owned());
+        self
+    }
+
+    /// On these hosts, trusted both ways unless a configuration was given.
+    pub fn on(mut self, hosts: &[Host]) -> Run {
+        self.hosts = hosts.iter().map(|host| host.address.clone()).collect();
+        if self.configuration.is_none() {
+            let directory = scratch("launcher");
+            fs::copy(
+                hosts[0].launcher.join(config::KEY_FILE),
+                directory.join(config::KEY_FILE),
+            )
+            .unwrap();
+            fs::write(directory.join(config::CONFIG_FILE), "").unwrap();
+            hosts.iter().for_each(|host| host.trust_in(&directory));
+            self.configuration = Some(directory);
+        }
+        self
+    }
+
+    pub fn start(self) -> Running {
+        let directory = scratch("run");
+        let report = directory.join("report.json");
+        let mut command = command("launch", &directory);
+        command
+            .env("WEFT_TEST_SCRIPT", &self.script)
+            .env("WEFT_TEST_NODES", self.nodes.to_string())
+            .env("WEFT_TEST_ON", self.hosts.join(","))
+            .env("WEFT_TEST_MEMORY", self.memory_bytes.to_string())
+            .env("WEFT_TEST_REPORT", &report);
+        if let Some(configuration) = &self.configuration {
+            command.env("WEFT_CONFIG", configuration);
+        }
+        Running {
+            child: command.spawn().unwrap(),
+            directory,
+            report,
+        }
+    }
+}
+
+/// A launcher that runs.
+pub struct Running {
+    child: Child,
+    directory: PathBuf,
+    report: PathBuf,
+}
+
+/// How it ended.
+pub struct Ran {
+    pub code: Option<i32>,
+    pub signal: Option<i32>,
+    pub stderr: String,
+    pub report: serde_json::Value,
+}
+
+impl Running {
+    fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    pub fn run_directory(&self) -> PathBuf {
+        self.directory.join("weft")
+    }
+
+    pub fn signal(&self, signal: i32) {
+        kill(self.pid(), signal);
+    }
+
+    /// Waits until home runs beside `count` slices; returns these.
+    pub fn wait_for_slices(&self, count: usize) -> Vec<i32> {
+        let end = Instant::now() + BOUND;
+        loop {
+            let slices = slices_of(self.pid());
+            if slices.len() == count && self.registered() {
+                return slices;
+            }
+            assert!(Instant::now() < end, "slices did not start");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn registered(&self) -> bool {
+        weft_node::rundir::list(&self.run_directory()).is_ok_and(|views| !views.is_empty())
+    }
+
+    pub fn wait_for_remote_slices(&self, hosts: &[Host]) -> Vec<i32> {
+        let end = Instant::now() + BOUND;
+        loop {
+            let slices: Vec<i32> = hosts.iter().flat_map(|host| slices_of(host.pid)).collect();
+            if slices.len() == hosts.len() && self.registered() {
+                return slices;
+            }
+            assert!(Instant::now() < end, "slices did not start");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub fn home(&self) -> i32 {
+        let home = children(self.pid())
+            .into_iter()
+            .find(|(_, name)| name != "weft-slice");
+        home.expect("home runs").0
+    }
+
+    pub fn wait(mut self) -> Ran {
+        let end = Instant::now() + BOUND;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            if Instant::now() > end {
+                let _ = self.child.kill();
+                panic!("the launcher hangs");
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        let mut stderr = String::new();
+        let mut pipe = self.child.stderr.take().unwrap();
+        if status.signal() != Some(libc::SIGKILL) {
+            pipe.read_to_string(&mut stderr).unwrap();
+        }
+        let report = fs::read(&self.report).ok();
+        let report = report.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        Ran {
+            code: status.code(),
+            signal: status.signal(),
+            stderr,
+            report: report.unwrap_or_default(),
+        }
+    }
+}
+
+/// A daemon on loopback, as a process of its own.
+pub struct Host {
+    pub address: String,
+    pub key: PublicKey,
+    /// Key and configuration of a launcher that it trusts.
+    pub launcher: PathBuf,
+    pid: i32,
+    child: std::sync::Mutex<Child>,
+}
+
+/// The launcher that all hosts of this test process trust.
+fn launcher() -> &'static Path {
+    static DIRECTORY: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
+    DIRECTORY.get_or_init(|| {
+        let directory = scratch("launcher-key");
+        config::init(&directory).unwrap();
+        directory
+    })
+}
+
+pub fn trust(directory: &Path, key: PublicKey, address: &str) {
+    let peer = Peer {
+        name: address.to_owned(),
+        key,
+        address: Some(address.to_owned()),
+    };
+    config::trust(directory, &peer).unwrap();
+}
+
+impl Host {
+    pub fn start(name: &str, memory_bytes: u64) -> Host {
+        let directory = scratch(name);
+        let key = config::init(&directory).unwrap();
+        let launcher = launcher().to_owned();
+        trust(
+            &directory,
+            config::load_keys(&launcher).unwrap().public(),
+            "launcher",
+        );
+        let file = directory.join("address");
+        let child = command("daemon", &directory)
+            .env("WEFT_CONFIG", &directory)
+            .env("WEFT_TEST_MEMORY", memory_bytes.to_string())
+            .env("WEFT_TEST_ADDRESS", &file)
+            .stderr(Stdio::inherit())
+            .spawn()
+            .unwrap();
+        let end = Instant::now() + BOUND;
+        let address = loop {
+            match fs::read_to_string(&file) {
+                Ok(address) if address.ends_with('\n') => break address.trim().to_owned(),
+                _ => assert!(Instant::now() < end, "the daemon did not start"),
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        Host {
+            address,
+            key,
+            launcher,
+            pid: child.id() as i32,
+            child: child.into(),
+        }
+    }
+
+    pub fn trust_in(&self, directory: &Path) {
+        trust(directory, self.key, &self.address);
+    }
+
+    pub fn signal(&self, signal: i32) {
+        kill(self.pid, signal);
+    }
+
+    pub fn wait_end(&self, bound: Duration) {
+        let end = Instant::now() + bound;
+        while self.child.lock().unwrap().try_wait().unwrap().is_none() {
+            assert!(Instant::now() < end, "the daemon did not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub fn kill(&self) {
+        self.signal(libc::SIGKILL);
+        self.wait_end(BOUND);
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let mut child = self.child.lock().unwrap();
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+}

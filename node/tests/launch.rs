@@ -1,0 +1,250 @@
+//! The launcher and the daemon against a runtime that only speaks the control
+//! protocol. Needs no privilege, and no network but loopback.
+//!
+//! Every launcher and daemon is a process of its own, `examples/case.rs`, and
+//! the runtime is `examples/fake_runtime.rs`.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{Run, alive, scratch};
+
+#[test]
+fn exit_codes_pass_through() {
+    let run = Run::new("exit 7").start().wait();
+    assert_eq!(run.code, Some(7));
+    assert_eq!(run.stderr, "");
+}
+
+#[test]
+fn death_by_signal_passes_through() {
+    let run = Run::new("die 15").start().wait();
+    assert_eq!(run.signal, Some(15));
+    let run = Run::new("die 9").start().wait();
+    assert_eq!(run.signal, Some(9));
+}
+
+#[test]
+fn a_signal_is_forwarded_and_ends_both() {
+    let running = Run::new("sleep 10000").start();
+    running.wait_for_slices(1);
+    running.signal(libc::SIGTERM);
+    let run = running.wait();
+    assert_eq!(run.signal, Some(libc::SIGTERM));
+}
+
+#[test]
+fn messages_are_told() {
+    let run = Run::new("say 5 bad\u{1b}things exit 124").start().wait();
+    assert_eq!(run.code, Some(124));
+    assert_eq!(run.stderr, "weft: badthings\n");
+    let run = Run::new("say 4 x exit 123").start().wait();
+    assert!(run.stderr.contains("no room"), "{}", run.stderr);
+    let run = Run::new("lost 1 exit 122").start().wait();
+    assert!(
+        run.stderr.contains("node local 1 was lost: 12 pages had their only copy there, and the program was executing there"),
+        "{}",
+        run.stderr
+    );
+}
+
+#[test]
+fn a_second_image_gets_new_slices() {
+    let run = Run::new("exec kick 1 exit 3").start().wait();
+    assert_eq!(run.code, Some(3), "{}", run.stderr);
+    assert_eq!(run.report["generation"], 1);
+    assert_eq!(run.report["nodes"][1]["pulls"], 7);
+}
+
+#[test]
+fn a_killed_slice_ends_the_program_with_122() {
+    let running = Run::new("commands 20000 exit 0").start();
+    let slices = running.wait_for_slices(1);
+    std::thread::sleep(Duration::from_millis(100));
+    common::kill(slices[0], libc::SIGKILL);
+    let run = running.wait();
+    assert_eq!(run.code, Some(122), "{}", run.stderr);
+    assert!(
+        run.stderr
+            .contains("node local 1 was lost: its slice was killed by SIGKILL"),
+        "{}",
+        run.stderr
+    );
+    assert!(run.stderr.contains("3 pages"), "{}", run.stderr);
+}
+
+#[test]
+fn a_home_that_does_not_answer_a_loss_is_ended_within_the_lease() {
+    let running = Run::new("hang").start();
+    let slices = running.wait_for_slices(1);
+    let start = Instant::now();
+    common::kill(slices[0], libc::SIGKILL);
+    let run = running.wait();
+    assert_eq!(run.code, Some(122), "{}", run.stderr);
+    assert!(run.stderr.contains("did not answer"), "{}", run.stderr);
+    assert!(
+        start.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        start.elapsed()
+    );
+}
+
+#[test]
+fn a_killed_launcher_leaves_nobody() {
+    let running = Run::new("hang").nodes(3).start();
+    let slices = running.wait_for_slices(2);
+    let home = running.home();
+    running.signal(libc::SIGKILL);
+    drop(running.wait());
+    let end = Instant::now() + Duration::from_secs(5);
+    while slices.iter().chain([&home]).any(|pid| alive(*pid)) {
+        assert!(Instant::now() < end, "orphans");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_running_aggregate_can_be_asked() {
+    use weft_node::rundir::{Answer, Request, ask, list};
+    let running = Run::new("commands 20000 exit 0").start();
+    running.wait_for_slices(1);
+    let directory = running.run_directory();
+    let views = list(&directory).unwrap();
+    assert_eq!(views.len(), 1);
+    assert_eq!(views[0].nodes.len(), 2);
+    let answer = ask(&directory, views[0].pid, &Request::Shrink { node: 5 }).unwrap();
+    assert!(matches!(answer, Answer::Refused(why) if why.contains("no node 5")));
+    let answer = ask(&directory, views[0].pid, &Request::Shrink { node: 0 }).unwrap();
+    assert!(matches!(answer, Answer::Refused(why) if why.contains("home")));
+    let answer = ask(&directory, views[0].pid, &Request::Shrink { node: 1 }).unwrap();
+    assert!(matches!(answer, Answer::Done), "{answer:?}");
+    let answer = ask(&directory, views[0].pid, &Request::Shrink { node: 1 }).unwrap();
+    assert!(matches!(answer, Answer::Refused(why) if why.contains("left")));
+    running.signal(libc::SIGTERM);
+    let run = running.wait();
+    assert_eq!(run.signal, Some(libc::SIGTERM));
+    assert_eq!(run.stderr, "");
+    assert!(list(&directory).unwrap().is_empty());
+}
+
+#[test]
+fn a_slice_on_another_host_works_and_its_loss_is_named() {
+    let hosts = [
+        common::Host::start("one", 64 << 20),
+        common::Host::start("two", 64 << 20),
+    ];
+    let run = Run::new("sleep 300 kick 1 sleep 50 exit 5")
+        .on(&hosts)
+        .start()
+        .wait();
+    assert_eq!(run.code, Some(5), "{}", run.stderr);
+    assert_eq!(run.report["nodes"][2]["pulls"], 7, "{}", run.report);
+    let run = Run::new("exec sleep 100 exit 6").on(&hosts).start().wait();
+    assert_eq!(run.code, Some(6), "{}", run.stderr);
+
+    let running = Run::new("commands 20000 exit 0").on(&hosts).start();
+    let slices = running.wait_for_remote_slices(&hosts);
+    common::kill(slices[1], libc::SIGKILL);
+    let run = running.wait();
+    assert_eq!(run.code, Some(122), "{}", run.stderr);
+    assert!(
+        run.stderr
+            .contains("was lost: its slice was killed by SIGKILL"),
+        "{}",
+        run.stderr
+    );
+    let end = Instant::now() + Duration::from_secs(5);
+    while alive(slices[0]) {
+        assert!(Instant::now() < end, "a slice stayed");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+
+    let running = Run::new("commands 20000 exit 0").on(&hosts).start();
+    let slices = running.wait_for_remote_slices(&hosts);
+    hosts[0].kill();
+    let run = running.wait();
+    assert_eq!(run.code, Some(122), "{}", run.stderr);
+    assert!(
+        run.stderr.contains(&format!("node {}", hosts[0].address)),
+        "{}",
+        run.stderr
+    );
+    assert!(!alive(slices[0]), "the slice outlived its daemon");
+}
+
+#[test]
+fn refusals_of_hosts_are_named() {
+    let host = common::Host::start("small", 2 << 20);
+    let hosts = [host];
+    let run = Run::new("exit 0")
+        .memory(64 << 20)
+        .on(&hosts)
+        .start()
+        .wait();
+    assert_eq!(run.code, Some(123), "{}", run.stderr);
+    assert!(
+        run.stderr.contains("64.0 MiB asked for, 2.0 MiB free"),
+        "{}",
+        run.stderr
+    );
+
+    let stranger = scratch("stranger");
+    weft_node::config::init(&stranger).unwrap();
+    let run = Run::new("exit 0")
+        .configuration(&stranger)
+        .on(&hosts)
+        .start()
+        .wait();
+    assert_eq!(run.code, Some(125));
+    assert!(run.stderr.contains("no key is known"), "{}", run.stderr);
+
+    hosts[0].trust_in(&stranger);
+    let run = Run::new("exit 0")
+        .configuration(&stranger)
+        .on(&hosts)
+        .start()
+        .wait();
+    assert_eq!(run.code, Some(125));
+    assert!(
+        run.stderr.contains("does not trust the key"),
+        "{}",
+        run.stderr
+    );
+
+    let impostor = scratch("impostor");
+    weft_node::config::init(&impostor).unwrap();
+    common::trust(
+        &impostor,
+        weft_wire::keys::generate().unwrap().public(),
+        &hosts[0].address,
+    );
+    let run = Run::new("exit 0")
+        .configuration(&impostor)
+        .on(&hosts)
+        .start()
+        .wait();
+    assert!(
+        run.stderr.contains("not the host it claims to be"),
+        "{}",
+        run.stderr
+    );
+
+    hosts[0].kill();
+    let run = Run::new("exit 0").on(&hosts).start().wait();
+    assert_eq!(run.code, Some(125));
+    assert!(run.stderr.contains("cannot be reached"), "{}", run.stderr);
+}
+
+#[test]
+fn a_daemon_that_ends_gives_its_aggregates_time() {
+    let hosts = [common::Host::start("leaving", 64 << 20)];
+    let running = Run::new("commands 20000 exit 0").on(&hosts).start();
+    running.wait_for_remote_slices(&hosts);
+    hosts[0].signal(libc::SIGTERM);
+    hosts[0].wait_end(Duration::from_secs(5));
+    running.signal(libc::SIGTERM);
+    let run = running.wait();
+    assert_eq!(run.signal, Some(libc::SIGTERM), "{}", run.stderr);
+    assert!(run.stderr.contains("is about to stop"), "{}", run.stderr);
+}
