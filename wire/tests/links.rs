@@ -375,7 +375,9 @@ fn a_signal_interrupts_a_masked_wait() {
                     Ok(Wake::Interrupted)
                 );
             }
-            later.map(|thread| thread.join().unwrap());
+            if let Some(thread) = later {
+                thread.join().unwrap();
+            }
         }
         drop((far, fd));
     }
