@@ -29,9 +29,15 @@ pub struct Identity {
     pub key: String,
 }
 
+/// What a public key starts with, before its 64 hexadecimal digits.
+const KEY_PREFIX: &str = "weft-key-";
+
 fn public_key(text: &str) -> Option<String> {
-    text.split(|c: char| !c.is_ascii_alphanumeric())
-        .find(|word| word.len() == 64 && word.bytes().all(|b| b.is_ascii_hexdigit()))
+    text.split(|c: char| !c.is_ascii_alphanumeric() && c != '-')
+        .find(|word| {
+            word.strip_prefix(KEY_PREFIX)
+                .is_some_and(|digits| digits.len() == 64)
+        })
         .map(str::to_string)
 }
 
@@ -214,7 +220,7 @@ mod tests {
 
     #[test]
     fn a_key_is_found_in_a_sentence() {
-        let key = "0123456789abcdef".repeat(4);
+        let key = format!("{KEY_PREFIX}{}", "0123456789abcdef".repeat(4));
         assert_eq!(public_key(&format!("public key: {key}.")), Some(key));
         assert_eq!(public_key("no key here"), None);
     }

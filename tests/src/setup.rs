@@ -167,7 +167,7 @@ fn local_refusals(context: &Context, files: &Path) -> Result<Vec<Refusal<'static
             "foreign ELF",
             &run(&path("foreign")),
             EXIT_NOT_EXECUTABLE,
-            &["foreign", "x86-64"],
+            &["foreign", "Arm"],
         ),
         Refusal::new(
             "not executable",
@@ -289,6 +289,12 @@ pub fn run_remote(context: &Context, report: &Report) -> Result<()> {
         "listne = \"127.0.0.1:1\"\n",
     )?;
     let nobody = format!("127.0.0.1:{}", free_port()?);
+    let lonely = Identity::new(context, &directory.join("lonely"))?;
+    lonely.configure(
+        "127.0.0.1:1",
+        "1G",
+        &[("node", &cluster.node.key, Some(&nobody))],
+    )?;
 
     let refusals = [
         Refusal::new("key unknown to the node", &good, EXIT_SETUP, &["127.0.0.1"]).with(&stranger),
@@ -314,7 +320,7 @@ pub fn run_remote(context: &Context, report: &Report) -> Result<()> {
             EXIT_SETUP,
             &["127.0.0.1", "reach"],
         )
-        .with(&cluster.home),
+        .with(&lonely),
     ];
     for refusal in refusals {
         let started = Instant::now();
