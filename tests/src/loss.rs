@@ -228,7 +228,7 @@ fn lose_remote(
     command.extend(case.words(context).into_iter().map(Into::into));
     let mut invocation = Invocation::new(&command, &directory.join("run"));
     invocation.environment = vec![cluster.home.environment()];
-    let running = start(&invocation)?;
+    let mut running = start(&invocation)?;
     wait_until(running.started() + moment);
 
     let mut daemon_left = Vec::new();
@@ -245,6 +245,10 @@ fn lose_remote(
                 let members = cluster.daemon_members();
                 if let Some(slice) = members.iter().find(|member| is_slice(member, context)) {
                     kill(Pid::from_raw(slice.identity.pid), Signal::SIGKILL)?;
+                    break Instant::now();
+                }
+                if running.members().is_empty() {
+                    // It ended before the moment came.
                     break Instant::now();
                 }
                 if Instant::now() > deadline {

@@ -257,6 +257,13 @@ impl Running {
     }
 }
 
+/// Whatever way a test leaves, its processes do not stay.
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.family.kill();
+    }
+}
+
 /// Starts a command and waits for it.
 pub fn run(invocation: &Invocation) -> Result<Outcome> {
     start(invocation)?.finish()

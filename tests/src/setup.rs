@@ -21,9 +21,23 @@ const EXIT_NOT_FOUND: i32 = 127;
 /// An error before the start must not take longer, remote or not.
 const BOUND: Duration = Duration::from_secs(20);
 
+/// What one machine with one build cannot show.
+const ELSEWHERE: [(&str, &str); 2] = [
+    (
+        "wrong version",
+        "needs a second build of weft; the handshake's unit tests cover it",
+    ),
+    (
+        "different CPU",
+        "needs a second machine; the handshake's unit tests cover it",
+    ),
+];
+
 /// A call that must be refused.
 struct Refusal<'a> {
     name: &'a str,
+    /// Words before `weft`.
+    prefix: Vec<OsString>,
     arguments: Vec<OsString>,
     environment: Vec<(OsString, OsString)>,
     exit: i32,
@@ -42,6 +56,7 @@ impl<'a> Refusal<'a> {
     fn new(name: &'a str, arguments: &str, exit: i32, says: &'a [&'a str]) -> Refusal<'a> {
         Refusal {
             name,
+            prefix: Vec::new(),
             arguments: words(arguments),
             environment: Vec::new(),
             exit,
@@ -54,9 +69,16 @@ impl<'a> Refusal<'a> {
         self
     }
 
+    /// On a kernel that seems to lack `what`; see `tests/programs/without.c`.
+    fn without(mut self, context: &Context, what: &str) -> Refusal<'a> {
+        self.prefix = vec![context.programs.join("without").into(), what.into()];
+        self
+    }
+
     fn check(&self, context: &Context) -> Result<Verdict> {
         let directory = context.directory(&format!("setup-{}", self.name))?;
-        let mut command = vec![context.weft.clone().into_os_string()];
+        let mut command = self.prefix.clone();
+        command.push(context.weft.clone().into_os_string());
         command.extend(self.arguments.iter().cloned());
         let mut invocation = Invocation::new(&command, &directory).bounded(BOUND);
         invocation.environment = self.environment.clone();
@@ -200,6 +222,16 @@ fn local_refusals(context: &Context, files: &Path) -> Result<Vec<Refusal<'static
             &["16"],
         ),
     ];
+    for (name, what, says) in [
+        ("no userfaultfd", "userfaultfd", &["userfaultfd", "doctor"]),
+        (
+            "no dispatch",
+            "dispatch",
+            &["Syscall User Dispatch", "kernel"],
+        ),
+    ] {
+        refusals.push(Refusal::new(name, &run(&hello), EXIT_SETUP, says).without(context, what));
+    }
     if context.programs.join("hello-32").exists() {
         let program = context.fill("{programs}/hello-32");
         refusals.push(Refusal::new(
@@ -215,6 +247,13 @@ fn local_refusals(context: &Context, files: &Path) -> Result<Vec<Refusal<'static
 /// Everything that needs no daemon.
 pub fn run_local(context: &Context, report: &Report) -> Result<()> {
     let files = context.directory("setup-files")?;
+    for (name, why) in ELSEWHERE {
+        report.add(
+            &format!("set-up: {name}"),
+            Duration::ZERO,
+            Verdict::Skipped(why.to_string()),
+        );
+    }
     for refusal in local_refusals(context, &files)? {
         let started = Instant::now();
         let verdict = refusal.check(context)?;
