@@ -28,7 +28,16 @@ pub enum Mode {
     Open,
 }
 
-static ZEROS: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
+/// Pages filled with zeros at a time.
+const ZERO_PAGES: usize = 64;
+
+/// Zeros that take no room in the executable.
+struct Zeros(core::cell::UnsafeCell<[u8; ZERO_PAGES * PAGE_SIZE]>);
+
+// SAFETY: never written.
+unsafe impl Sync for Zeros {}
+
+static ZEROS: Zeros = Zeros(core::cell::UnsafeCell::new([0; ZERO_PAGES * PAGE_SIZE]));
 
 /// A userfaultfd and the process's own views of itself.
 #[derive(Debug)]
@@ -48,6 +57,11 @@ impl Space {
             memory_fd,
             page_map_fd,
         }
+    }
+
+    /// The userfaultfd's descriptor.
+    pub fn fd(&self) -> i32 {
+        self.uffd.fd()
     }
 
     /// Puts a range under the DSM.
@@ -80,25 +94,22 @@ impl Space {
         })
     }
 
-    /// Fills missing pages with zeros. Open pages share the kernel's zero page
-    /// until they are written.
+    /// Fills missing pages with zeros. They get memory of their own at once: the
+    /// kernel's shared zero page would cost a second fault at the first write,
+    /// which is what most first touches are.
     pub fn zero(&self, start: usize, pages: usize, mode: Mode) -> Result<(), UffdError> {
-        match mode {
-            Mode::Open => self.run(start, pages, |address, count| {
-                self.uffd.zero(address, count * PAGE_SIZE)
-            }),
-            Mode::Protected => self.each(start, pages, |address| self.fill(address, true)),
+        let protect = mode == Mode::Protected;
+        let zeros = ZEROS.0.get().cast::<u8>();
+        let mut done = 0;
+        while done < pages {
+            let step = (pages - done).min(ZERO_PAGES);
+            self.run(start + done * PAGE_SIZE, step, |address, count| {
+                // SAFETY: ZEROS is ZERO_PAGES long and `count` at most that.
+                unsafe { self.uffd.copy(address, zeros, count * PAGE_SIZE, protect) }
+            })?;
+            done += step;
         }
-    }
-
-    /// Fills one missing page with zeros of its own, for a write that follows.
-    pub fn zero_for_write(&self, start: usize, pages: usize) -> Result<(), UffdError> {
-        self.each(start, pages, |address| self.fill(address, false))
-    }
-
-    fn fill(&self, address: usize, protect: bool) -> Result<(), UffdError> {
-        // SAFETY: ZEROS is one page long.
-        unsafe { self.uffd.copy(address, ZEROS.as_ptr(), PAGE_SIZE, protect) }
+        Ok(())
     }
 
     /// Makes present pages signal on a write.

@@ -1,11 +1,10 @@
 //! The userfaultfd interface, as thin as it can be.
 
 use linux_raw_sys::general::{
-    uffdio_api, uffdio_copy, uffdio_range, uffdio_register, uffdio_writeprotect, uffdio_zeropage,
+    uffdio_api, uffdio_copy, uffdio_range, uffdio_register, uffdio_writeprotect,
 };
 use linux_raw_sys::ioctl::{
     UFFDIO_API, UFFDIO_COPY, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_WRITEPROTECT,
-    UFFDIO_ZEROPAGE,
 };
 use syscalls::Sysno;
 
@@ -27,7 +26,6 @@ const _: () = {
     assert!(size_of::<uffdio_register>() == 32 && UFFDIO_REGISTER == 0xc020_aa00);
     assert!(size_of::<uffdio_range>() == 16 && UFFDIO_UNREGISTER == 0x8010_aa01);
     assert!(size_of::<uffdio_copy>() == 40 && UFFDIO_COPY == 0xc028_aa03);
-    assert!(size_of::<uffdio_zeropage>() == 32 && UFFDIO_ZEROPAGE == 0xc020_aa04);
     assert!(size_of::<uffdio_writeprotect>() == 24 && UFFDIO_WRITEPROTECT == 0xc018_aa06);
 };
 
@@ -159,17 +157,6 @@ impl Uffd {
         };
         let result = self.ioctl(UFFDIO_COPY, (&raw mut copy) as usize);
         finish(result, copy.copy, length)
-    }
-
-    /// Fills missing pages with the shared zero page.
-    pub fn zero(&self, to: usize, length: usize) -> Result<(), UffdError> {
-        let mut zero = uffdio_zeropage {
-            range: range(to, length),
-            mode: 0,
-            zeropage: 0,
-        };
-        let result = self.ioctl(UFFDIO_ZEROPAGE, (&raw mut zero) as usize);
-        finish(result, zero.zeropage, length)
     }
 
     /// Write-protects present pages, or takes the protection back.

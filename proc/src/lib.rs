@@ -5,7 +5,9 @@
 //! - [`mod@elf`]: programs, from their first bytes to their mappings
 //! - [`layout`]: which addresses of a process are mapped, and how
 //! - [`marshal`]: carrying a system call to another node and back
+//! - [`message`]: messages between the slices of a process
 //! - [`path`]: paths that name the program by way of /proc
+//! - [`policy`]: when to jump
 //! - [`script`]: the `#!` line
 //! - [`stack`]: the stack with which a program starts
 //! - [`stats`]: counters and commands shared with the launcher
@@ -16,7 +18,9 @@ pub mod boot;
 pub mod elf;
 pub mod layout;
 pub mod marshal;
+pub mod message;
 pub mod path;
+pub mod policy;
 pub mod script;
 pub mod stack;
 pub mod stats;

@@ -14,19 +14,24 @@ pub enum Message {
     Jump {
         /// Bytes of the context in the payload.
         context_length: u64,
-        /// Time the execution spent at the sender since it arrived there, ns.
-        stayed_ns: u64,
     },
-    /// A system call for home. Payload: a marshalled request.
-    Call,
-    /// Home's answer to a call. Payload: the marshalled reply, then signals.
+    /// The execution is here; for the sender's figures.
+    Arrived,
+    /// A part of a system call for home. Payload: a part of a marshalled
+    /// request.
+    Call {
+        /// Whether the request is whole with this part.
+        last: bool,
+    },
+    /// A part of home's answer to a call. Payload: a part of a marshalled
+    /// reply; none for a [`Message::MemoryCall`].
     Reply {
         /// Result word of the call, or a negated errno.
         result: i64,
-        /// Bytes of the marshalled reply in the payload.
-        reply_length: u64,
-        /// Signals that follow in the payload.
-        signals: u64,
+        /// Whether the reply is whole with this part.
+        last: bool,
+        /// A signal waits at home: the execution should go there.
+        come_home: bool,
     },
     /// A call that changes the layout. Payload: number and six arguments.
     MemoryCall,
@@ -75,9 +80,6 @@ pub enum Message {
         /// Bytes.
         length: u64,
     },
-    /// Slice: the execution was kicked; what is there for it? Answered by
-    /// [`Message::Reply`].
-    CallIn,
     /// Home: send the contents of `count` pages from `page` without giving
     /// them up (for a fork).
     Peek {
@@ -94,27 +96,11 @@ pub enum Message {
         /// Pages.
         count: u64,
     },
-    /// Slice: the program's signal mask has changed to this.
-    Mask {
-        /// The mask, a bit per signal.
-        mask: u64,
-    },
-    /// Slice: the program died of a signal here. Home dies of it too.
-    Died {
-        /// The signal.
-        signal: u32,
-        /// Address of the fault.
-        address: u64,
-    },
-    /// Home: push away everything you own in `[start, start + length)`.
-    Evacuate {
-        /// First address.
-        start: u64,
-        /// Bytes.
-        length: u64,
-    },
-    /// Slice: nothing of that range is owned here any more.
-    Evacuated,
+    /// Home: what was sent before this has been done? Answered by
+    /// [`Message::Synced`].
+    Sync,
+    /// Slice: yes.
+    Synced,
     /// Measures a round trip; answered by [`Message::Pong`] with `length` bytes.
     Ping {
         /// Payload wanted, at most a page.
@@ -152,16 +138,17 @@ impl Message {
     pub fn header(&self, payload: usize) -> Header {
         use Message::*;
         let (kind, words) = match *self {
-            Jump {
-                context_length,
-                stayed_ns,
-            } => (32, [context_length, stayed_ns, 0, 0, 0]),
-            Call => (33, [0; 5]),
+            Jump { context_length } => (32, [context_length, 0, 0, 0, 0]),
+            Arrived => (44, [0; 5]),
+            Call { last } => (33, [u64::from(last), 0, 0, 0, 0]),
             Reply {
                 result,
-                reply_length,
-                signals,
-            } => (34, [result as u64, reply_length, signals, 0, 0]),
+                last,
+                come_home,
+            } => (
+                34,
+                [result as u64, u64::from(last), u64::from(come_home), 0, 0],
+            ),
             MemoryCall => (35, [0; 5]),
             Map {
                 start,
@@ -185,13 +172,10 @@ impl Message {
                 new_length,
             } => (39, [old_start, old_length, new_start, new_length, 0]),
             Discard { start, length } => (40, [start, length, 0, 0, 0]),
-            CallIn => (41, [0; 5]),
             Peek { page, count } => (42, [page, count, 0, 0, 0]),
             Peeked { page, count } => (43, [page, count, 0, 0, 0]),
-            Mask { mask } => (44, [mask, 0, 0, 0, 0]),
-            Died { signal, address } => (45, [u64::from(signal), address, 0, 0, 0]),
-            Evacuate { start, length } => (46, [start, length, 0, 0, 0]),
-            Evacuated => (47, [0; 5]),
+            Sync => (46, [0; 5]),
+            Synced => (47, [0; 5]),
             Ping { length } => (48, [length, 0, 0, 0, 0]),
             Pong => (49, [0; 5]),
         };
@@ -215,13 +199,14 @@ impl Message {
         Ok(match header.kind {
             32 => Jump {
                 context_length: at_most(a, u64::from(header.length), "context", header.kind)?,
-                stayed_ns: b,
             },
-            33 => Call,
+            33 => Call {
+                last: at_most(a, 1, "last", header.kind)? == 1,
+            },
             34 => Reply {
                 result: a as i64,
-                reply_length: at_most(b, u64::from(header.length), "reply", header.kind)?,
-                signals: at_most(c, 64, "signals", header.kind)?,
+                last: at_most(b, 1, "last", header.kind)? == 1,
+                come_home: at_most(c, 1, "come_home", header.kind)? == 1,
             },
             35 => MemoryCall,
             36 => {
@@ -265,7 +250,6 @@ impl Message {
                     length: b,
                 }
             }
-            41 => CallIn,
             42 => Peek {
                 page: at_most(a, MANAGED_END / PAGE - 1, "page", header.kind)?,
                 count: at_most(b, 64, "count", header.kind)?,
@@ -274,19 +258,9 @@ impl Message {
                 page: at_most(a, MANAGED_END / PAGE - 1, "page", header.kind)?,
                 count: at_most(b, 64, "count", header.kind)?,
             },
-            44 => Mask { mask: a },
-            45 => Died {
-                signal: at_most(a, 64, "signal", header.kind)? as u32,
-                address: b,
-            },
-            46 => {
-                range(a, b)?;
-                Evacuate {
-                    start: a,
-                    length: b,
-                }
-            }
-            47 => Evacuated,
+            44 => Arrived,
+            46 => Sync,
+            47 => Synced,
             48 => Ping {
                 length: at_most(a, PAGE, "length", header.kind)?,
             },

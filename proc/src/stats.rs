@@ -110,10 +110,8 @@ pub struct NodeStats {
     pub reserved: AtomicU32,
     /// From fault to page installed.
     pub pull_ns: Histogram,
-    /// From the decision to jump to the first instruction at the destination is
-    /// not measurable without a common clock: this is half of the time from
-    /// leaving to coming back minus the time spent there, where the peer
-    /// reports it.
+    /// From the decision to jump until the destination said that the execution
+    /// is there: one way with the context, one way back.
     pub jump_ns: Histogram,
 }
 

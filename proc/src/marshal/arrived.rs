@@ -181,7 +181,13 @@ impl Arrived {
                 return wrong;
             }
             Role::MessageData if !together(Role::MessageHeader) => return wrong,
-            Role::Name if piece.is_present() && piece.length > NAME_MAX => return wrong,
+            Role::Name | Role::Control if piece.is_present() => {
+                let header = self.plan.part(argument, Role::MessageHeader);
+                let too_long = role == Role::Name && piece.length > NAME_MAX;
+                if too_long || !header.is_some_and(Piece::is_present) {
+                    return wrong;
+                }
+            }
             Role::Mask(None) if !together(Role::MaskHeader) => return wrong,
             Role::Mask(Some(size))
                 if piece.is_present() && self.args[usize::from(size)] != MASK.into() =>
@@ -318,7 +324,10 @@ impl Arrived {
         }
         let result = u64::try_from(result).unwrap_or(0);
         let argument = piece.spec.argument;
-        let header = || self.plan.part(argument, Role::MessageHeader);
+        let header = || {
+            let header = self.plan.part(argument, Role::MessageHeader);
+            header.filter(|header| header.is_present())
+        };
         let produced = match piece.spec.role {
             Role::Name => header().map_or(0, |h| word_u32(buffer, h.offset as usize + 8).into()),
             Role::Control => header().map_or(0, |h| word_u64(buffer, h.offset as usize + 40)),

@@ -2,66 +2,328 @@
 //!
 //! Everything here is inert until the aggregate is stretched; each hook says
 //! what an unstretched program gets from it.
+//!
+//! - [`machine`]: the engine's state and the loop that everything waits in
+//! - [`fault`]: one fault, and making room
+//! - [`jump`]: moving the execution, and serving while it is elsewhere
+//! - [`calls`]: system calls of a stretched program
+//! - [`layout`]: the same mappings on every node
+//! - [`start`]: stretching a program; a slice's life
+//! - [`fork`], [`leave`], [`confine`], [`io`], [`tables`], [`streams`],
+//!   [`working_set`], [`clock`]: what their names say
+//!
+//! Lock order: the address space ([`crate::space`]), then the engine. A thread
+//! that holds the engine's lock touches no program memory but pages that the
+//! protocol says are present.
 
-use crate::signal::Frame;
+mod calls;
+mod clock;
+mod confine;
+mod encoding;
+mod fault;
+mod fork;
+mod io;
+mod jump;
+mod layout;
+mod leave;
+mod machine;
+mod start;
+mod streams;
+mod tables;
+mod working_set;
+
+use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+
+use weft_dsm::Access;
+use weft_proc::boot::{Boot, ROLE_HOME};
+use weft_proc::layout::{Layout, PROT_WRITE, Region};
+use weft_proc::table::{Class, classify};
+
+use crate::frame::{Frame, SignalInfo};
+use crate::signal::SIGSEGV;
 use crate::thread::Thread;
-use weft_proc::boot::Boot;
+use crate::{control, image, space};
+use fault::Outcome;
+use machine::{ENGINE, STRETCHED};
 
-/// Whether the engine wants to see system calls before they run natively.
+pub use start::run_slice;
+
+static BOOT: AtomicPtr<Boot> = AtomicPtr::new(core::ptr::null_mut());
+static THREADS: AtomicUsize = AtomicUsize::new(1);
+
+fn boot() -> Option<&'static Boot> {
+    // SAFETY: set once, to a structure that lives as long as the process.
+    unsafe { BOOT.load(Ordering::Acquire).as_ref() }
+}
+
+fn is_stretched() -> bool {
+    STRETCHED.load(Ordering::Acquire)
+}
+
+fn is_home() -> bool {
+    boot().is_none_or(|boot| boot.role == ROLE_HOME)
+}
+
+/// Whether the engine wants to see system calls before they run natively: once
+/// stretched, and as soon as there are threads (one may be inside a call, with
+/// its memory, when another one stretches the program).
 pub fn takes_calls() -> bool {
-    false
+    is_stretched() || THREADS.load(Ordering::Relaxed) > 1 && boot().is_some()
 }
 
 /// Runs one system call of the program; `None` leaves it to the native path.
-pub fn call(_thread: &mut Thread, _frame: &mut Frame, _number: usize, _arguments: &[usize; 6]) -> Option<isize> {
-    None
+pub fn call(
+    thread: &mut Thread,
+    frame: &mut Frame,
+    number: usize,
+    arguments: &[usize; 6],
+) -> Option<isize> {
+    if !is_stretched() {
+        let words = arguments.map(|word| word as u64);
+        return match classify(number as u64, &words) {
+            Class::Plain(plain) if plain.may_block() => calls::at_home(thread, number, arguments),
+            _ => None,
+        };
+    }
+    if is_home() {
+        calls::at_home(thread, number, arguments)
+    } else {
+        Some(calls::elsewhere(thread, frame, number, arguments))
+    }
 }
 
-/// A SIGBUS or SIGSEGV of the program at `address`; true when it was a missing
-/// page that is now there (or the execution has jumped): return to the program.
-pub fn fault(_thread: &mut Thread, _frame: &mut Frame, _address: usize, _write: bool, _code: i32) -> bool {
-    false
+/// A SIGBUS or SIGSEGV at the address in `info`; true when it was a missing page
+/// that is now there (or the execution has been elsewhere): try again.
+pub fn fault(thread: &mut Thread, frame: &mut Frame, info: &SignalInfo) -> bool {
+    let home = is_home();
+    if !is_stretched() || home && info.signal == SIGSEGV {
+        return false;
+    }
+    let inside = image::contains(frame.registers.rip);
+    let may_jump = !inside
+        && THREADS.load(Ordering::Relaxed) == 1
+        && !thread.borrowed
+        && frame.registers.rip < space::VDSO as usize;
+    let write = frame.registers.error & 2 != 0;
+    let outcome = {
+        let mut guard = ENGINE.lock();
+        let Some(engine) = guard.as_mut() else {
+            return false;
+        };
+        engine.fault(info.words[0] as usize, write, may_jump)
+    };
+    match outcome {
+        Outcome::Resolved => true,
+        Outcome::Jump(node) => {
+            jump::jump(thread, frame, node);
+            true
+        }
+        Outcome::GoHome if !inside => {
+            go_home(thread, frame);
+            true
+        }
+        Outcome::Native | Outcome::GoHome => false,
+    }
 }
 
-/// The runtime's own signal arrived.
-pub fn kick(_thread: &mut Thread, _frame: &mut Frame) {}
-
-/// `[start, start + length)` was mapped afresh (layout already updated).
-pub fn mapped(_start: usize, _length: usize) {}
-
-/// `[start, start + length)` is about to be unmapped.
-pub fn unmapped(_start: usize, _length: usize) {}
-
-/// Protection of a range was changed.
-pub fn protected(_start: usize, _length: usize, _protection: u32) {}
-
-/// A range was moved by mremap.
-pub fn moved(_old_start: usize, _old_length: usize, _new_start: usize, _new_length: usize) {}
-
-/// The contents of a range were thrown away (`MADV_DONTNEED`).
-pub fn discarded(_start: usize, _length: usize) {}
-
-/// The program is about to fork (not vfork); false: there is no memory for it.
-pub fn before_fork(_thread: &mut Thread) -> bool {
+/// Elsewhere: a signal that an instruction of the program raised. The
+/// instruction raises it again at home, where it is judged; true then.
+pub fn trap(thread: &mut Thread, frame: &mut Frame) -> bool {
+    if is_home() {
+        return false;
+    }
+    go_home(thread, frame);
     true
 }
 
+fn go_home(thread: &mut Thread, frame: &mut Frame) {
+    if let Some(engine) = ENGINE.lock().as_mut() {
+        engine.policy.leave();
+    }
+    jump::jump(thread, frame, 0);
+}
+
+/// The runtime's own signal arrived: a command, or for a slice: come home.
+pub fn kick(thread: &mut Thread, frame: &mut Frame) {
+    if is_home() {
+        leave::obey();
+    } else if is_stretched() {
+        go_home(thread, frame);
+    }
+}
+
+/// A region was mapped natively; `layout`, which has it already, is locked.
+pub fn mapped(layout: &Layout<'static>, region: &Region) {
+    if is_stretched() {
+        if let Some(engine) = ENGINE.lock().as_mut() {
+            engine.home_mapped(region);
+            engine.make_room();
+        }
+    } else if let Some(boot) = boot().filter(|boot| start::should_stretch(boot, layout)) {
+        start::stretch(boot, layout);
+    }
+}
+
+/// Stretches because the launcher says so.
+fn stretch_now(layout: &Layout<'static>) {
+    if let Some(boot) = boot().filter(|boot| boot.nodes > 1) {
+        start::stretch(boot, layout);
+    }
+}
+
+/// `[start, start + length)` is about to be unmapped.
+pub fn unmapped(start: usize, length: usize) {
+    each_mapped(start, length, machine::Engine::home_unmapped);
+}
+
+/// The contents of a range were thrown away (`MADV_DONTNEED`).
+pub fn discarded(start: usize, length: usize) {
+    each_mapped(start, length, machine::Engine::home_discard);
+}
+
+/// Calls `act` for the mapped parts of a range, if stretched.
+fn each_mapped(start: usize, length: usize, act: fn(&mut machine::Engine, u64, u64)) {
+    if !is_stretched() {
+        return;
+    }
+    let mut guard = ENGINE.lock();
+    let Some(engine) = guard.as_mut() else {
+        return;
+    };
+    let end = (start + length) as u64;
+    let mut at = start as u64;
+    loop {
+        let Some(region) = engine.io.layout.overlaps(at, end).next() else {
+            return;
+        };
+        let part = region.clipped(&(at..end));
+        at = part.end;
+        act(engine, part.start, part.end);
+    }
+}
+
+/// Protection of a range was changed.
+pub fn protected(start: usize, length: usize, protection: u32) {
+    if is_stretched()
+        && let Some(engine) = ENGINE.lock().as_mut()
+    {
+        engine.home_protected(start as u64, (start + length) as u64, protection);
+    }
+}
+
+/// A range is about to be moved by mremap.
+pub fn moving(start: usize, length: usize) {
+    if is_stretched()
+        && let Some(engine) = ENGINE.lock().as_mut()
+    {
+        engine.home_moving(start as u64, (start + length) as u64);
+    }
+}
+
+/// A range was moved by mremap.
+pub fn moved(old_start: usize, old_length: usize, new_start: usize, new_length: usize) {
+    if is_stretched()
+        && let Some(engine) = ENGINE.lock().as_mut()
+    {
+        engine.home_moved(
+            old_start as u64,
+            old_length as u64,
+            new_start as u64,
+            new_length as u64,
+        );
+    }
+}
+
+/// The program is about to fork (not vfork); false: there is no memory for it.
+/// On true, one of the next two follows.
+pub fn before_fork(_thread: &mut Thread) -> bool {
+    fork::before()
+}
+
+/// After a fork, in the parent, whether it succeeded or not.
+pub fn after_fork_in_parent() {
+    fork::after_in_parent();
+}
+
 /// First thing in a forked child: it stays at home, alone.
-pub fn after_fork_in_child() {}
+pub fn after_fork_in_child() {
+    fork::after_in_child();
+    BOOT.store(core::ptr::null_mut(), Ordering::Release);
+    THREADS.store(1, Ordering::Relaxed);
+}
 
 /// The main process is about to replace its image.
-pub fn before_exec() {}
+pub fn before_exec() {
+    before_exit(0);
+}
 
 /// The program ends with `code`.
-pub fn before_exit(_code: i32) {}
+pub fn before_exit(_code: i32) {
+    if is_stretched()
+        && control::is_main_process()
+        && let Some(engine) = ENGINE.lock().as_mut()
+    {
+        engine.count_traffic();
+    }
+}
 
 /// The number of the program's threads changed.
-pub fn threads(_count: usize) {}
+pub fn threads(count: usize) {
+    THREADS.store(count, Ordering::Release);
+    if let Some(shared) = control::shared() {
+        shared
+            .stats
+            .threads
+            .store(count as u32, Ordering::Relaxed);
+    }
+}
 
-/// Home: called once before the program is loaded.
-pub fn start_home(_boot: &'static Boot) {}
+/// Called once before the program is loaded.
+pub fn start_home(boot: &'static Boot) {
+    BOOT.store(core::ptr::from_ref(boot).cast_mut(), Ordering::Release);
+    if let Some(shared) = control::shared() {
+        shared.stats.executing.store(1, Ordering::Relaxed);
+        shared.stats.threads.store(1, Ordering::Relaxed);
+    }
+}
 
-/// A slice's whole life.
-pub fn run_slice(_boot: &'static Boot) -> ! {
-    crate::log::fatal(124, "slices are not built yet")
+/// Fetches the pages of a range, as far as the program may touch them.
+fn fetch_range(address: usize, length: usize, access: Access) {
+    if !is_stretched() {
+        return;
+    }
+    let mut guard = ENGINE.lock();
+    let Some(engine) = guard.as_mut() else {
+        return;
+    };
+    let end = address.saturating_add(length);
+    let mut at = address;
+    while at < end {
+        let Some(region) = engine.io.layout.lookup(at as u64).copied() else {
+            return;
+        };
+        let write = access == Access::Write && region.prot & PROT_WRITE != 0;
+        let _ = engine.fault(at, write, false);
+        at = (at & !4095) + 4096;
+    }
+}
+
+/// How many of the bytes from `address` the program may write.
+fn writable_bytes(address: u64, length: u64) -> u64 {
+    if !is_stretched() {
+        return length;
+    }
+    let mut guard = ENGINE.lock();
+    let Some(engine) = guard.as_mut() else {
+        return length;
+    };
+    let end = address.saturating_add(length);
+    let mut at = address;
+    while at < end {
+        match engine.io.layout.lookup(at) {
+            Some(region) if region.prot & PROT_WRITE != 0 => at = region.end,
+            _ => break,
+        }
+    }
+    at.min(end) - address
 }

@@ -252,6 +252,14 @@ fn lies_are_named() {
         let refused = Arrived::decode(&header(nr as u32, [0; 6], absent)).unwrap_err();
         assert_eq!(refused, Malformed::NotPlain { nr: nr as u32 });
     }
+    // An address and control data of a message that is not there.
+    for part in [0, 2] {
+        let mut lengths = absent;
+        lengths[part] = 16;
+        let message = header(libc::SYS_recvmsg as u32, [0; 6], lengths);
+        let wrong = Arrived::decode(&message).unwrap_err();
+        assert!(matches!(wrong, Malformed::Length { argument: 1, .. }));
+    }
     // A path without its end, which the kernel would read past.
     lengths[0] = 3;
     let mut open = header(libc::SYS_open as u32, [0; 6], lengths);

@@ -29,6 +29,25 @@ fn waiting_for_children() {
         status = -1;
         seen.push(call(SYS_wait4, &[pid, into(&mut status), 0, 0]));
         seen.push(status.into());
+        // SAFETY: the child only waits to be killed.
+        let waiting = unsafe {
+            match fork() {
+                0 => {
+                    alarm(20);
+                    pause();
+                    _exit(1)
+                }
+                pid => pid as u64,
+            }
+        };
+        let nobody = [waiting, into(&mut status), WNOHANG as u64, into(&mut usage)];
+        let before = bytes(&usage);
+        seen.push(call(SYS_wait4, &nobody));
+        seen.push(status.into());
+        assert_eq!(bytes(&usage), before);
+        assert_eq!(call(SYS_kill, &[waiting, SIGKILL as u64]), 0);
+        seen.push(call(SYS_wait4, &[waiting, into(&mut status), 0, 0]) - waiting as i64);
+        seen.push(status.into());
         let pid = child(9);
         let mut info = [0xaau8; 128];
         seen.push(call(

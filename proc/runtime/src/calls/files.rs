@@ -1,0 +1,80 @@
+//! Calls on descriptors and paths where the runtime shows through: its own
+//! descriptors are hidden, and `/proc/self/exe` names the program.
+
+use syscalls::Sysno;
+use weft_proc::path::{ProcPath, classify};
+
+use super::{run_for, word};
+use crate::kernel::{Errno, Result};
+use crate::thread::Thread;
+use crate::{descriptors, memory, program};
+
+/// Longest path that can name the program's `exe` link.
+const EXE_PATH_BYTES_MAX: usize = 64;
+
+/// Runs one of them; `None` when `call` is another, or nothing has to be hidden.
+pub fn call(thread: &Thread, call: Sysno, arguments: &[usize; 6]) -> Option<isize> {
+    let [a, b, c, ..] = *arguments;
+    let hidden = Some(word(Err(Errno::EBADF)));
+    match call {
+        Sysno::close | Sysno::dup | Sysno::fcntl if descriptors::is_kept(a) => hidden,
+        Sysno::dup2 | Sysno::dup3 if descriptors::is_kept(a) || descriptors::is_kept(b) => hidden,
+        Sysno::close_range => Some(word(descriptors::close_range(a, b, c))),
+        Sysno::open | Sysno::stat | Sysno::access => redirect(thread, call, arguments, 0),
+        Sysno::openat | Sysno::openat2 | Sysno::newfstatat | Sysno::statx => {
+            redirect(thread, call, arguments, 1)
+        }
+        Sysno::faccessat | Sysno::faccessat2 => redirect(thread, call, arguments, 1),
+        Sysno::readlink if names_program(a) => Some(word(link_text(b, c))),
+        Sysno::readlinkat if names_program(b) => Some(word(link_text(c, arguments[3]))),
+        _ => None,
+    }
+}
+
+/// Runs a call on the program's file when the path at `position` is its link.
+fn redirect(
+    thread: &Thread,
+    call: Sysno,
+    arguments: &[usize; 6],
+    position: usize,
+) -> Option<isize> {
+    if !names_program(arguments[position]) {
+        return None;
+    }
+    const O_NOFOLLOW: usize = 0o400_000;
+    // Opening the link itself is asked for with a flag; leave that alone.
+    if call == Sysno::openat && arguments[2] & O_NOFOLLOW != 0 {
+        return None;
+    }
+    let mut changed = *arguments;
+    changed[position] = program::path().as_ptr() as usize;
+    Some(run_for(thread, call as usize, &changed))
+}
+
+/// `readlink` of the link.
+fn link_text(buffer: usize, size: usize) -> Result<usize> {
+    if (size as i32) <= 0 {
+        return Err(Errno::EINVAL);
+    }
+    let path = program::path().to_bytes();
+    let length = path.len().min(size);
+    memory::copy_out(buffer, &path[..length])?;
+    Ok(length)
+}
+
+/// Whether the path at `address` is `/proc/self/exe` or another name of it.
+pub fn names_program(address: usize) -> bool {
+    let mut buffer = [0u8; EXE_PATH_BYTES_MAX];
+    // Most paths differ in the first bytes; an unreadable one is the kernel's.
+    if memory::copy_in(address, &mut buffer[..1]).is_err() || buffer[0] != b'/' {
+        return false;
+    }
+    match memory::read_string(address, &mut buffer) {
+        Ok(path) => {
+            let own = crate::kernel::process_id();
+            let is_own_thread = crate::thread::is_own;
+            classify(path, own, is_own_thread) == ProcPath::OwnProgram
+        }
+        Err(_) => false,
+    }
+}

@@ -1,0 +1,99 @@
+//! The runtime's own file descriptors, out of the program's sight.
+//!
+//! They live at numbers from [`LOWEST`] up, where programs seldom look, and the
+//! program's `close`, `dup`, `fcntl` and `close_range` find nothing there.
+//! Bounded: at most [`KEPT_MAX`].
+
+use core::sync::atomic::{AtomicI32, Ordering};
+
+use crate::kernel::{Errno, Result, call};
+
+/// First number used when the limit on descriptors allows.
+const LOWEST: usize = 900;
+/// Most descriptors kept: links, rings, control and userfaultfd of 16 nodes.
+pub const KEPT_MAX: usize = 64;
+
+const RLIMIT_NOFILE: usize = 7;
+const F_DUPFD_CLOEXEC: usize = 1030;
+const F_SETFD: usize = 2;
+const FD_CLOEXEC: usize = 1;
+
+static KEPT: [AtomicI32; KEPT_MAX] = [const { AtomicI32::new(-1) }; KEPT_MAX];
+
+/// Moves a descriptor out of the program's way and hides it; returns its new
+/// number. It closes on exec.
+pub fn keep(descriptor: i32) -> Result<i32> {
+    let mut limits = [0usize; 2];
+    call!(prlimit64, 0, RLIMIT_NOFILE, 0, limits.as_mut_ptr())?;
+    // Near the limit there is room for what will be kept and little else.
+    let lowest = LOWEST.min(limits[0].saturating_sub(KEPT_MAX));
+    let moved = call!(fcntl, descriptor, F_DUPFD_CLOEXEC, lowest)? as i32;
+    let _ = call!(close, descriptor);
+    for slot in &KEPT {
+        let taken = slot.compare_exchange(-1, moved, Ordering::AcqRel, Ordering::Relaxed);
+        if taken.is_ok() {
+            return Ok(moved);
+        }
+    }
+    let _ = call!(close, moved);
+    Err(Errno::EMFILE)
+}
+
+/// Closes a kept descriptor.
+pub fn drop_kept(descriptor: i32) {
+    for slot in &KEPT {
+        let found = slot.compare_exchange(descriptor, -1, Ordering::AcqRel, Ordering::Relaxed);
+        if found.is_ok() {
+            let _ = call!(close, descriptor);
+        }
+    }
+}
+
+/// Closes every kept descriptor: a forked child has no use for them.
+pub fn drop_all() {
+    for slot in &KEPT {
+        let descriptor = slot.swap(-1, Ordering::AcqRel);
+        if descriptor >= 0 {
+            let _ = call!(close, descriptor);
+        }
+    }
+}
+
+/// Whether a number is the runtime's.
+pub fn is_kept(descriptor: usize) -> bool {
+    // The kernel takes descriptors as 32-bit numbers.
+    let number = descriptor as u32 as i32;
+    number >= 0 && KEPT.iter().any(|kept| kept.load(Ordering::Relaxed) == number)
+}
+
+/// Lets a kept descriptor survive an exec, or not.
+pub fn set_close_on_exec(descriptor: i32, close: bool) {
+    let flag = if close { FD_CLOEXEC } else { 0 };
+    let _ = call!(fcntl, descriptor, F_SETFD, flag);
+}
+
+/// `close_range` of the program, around what is kept.
+pub fn close_range(first: usize, last: usize, flags: usize) -> Result<usize> {
+    let (mut first, last) = (first as u32, last as u32);
+    if first > last {
+        return Err(Errno::EINVAL);
+    }
+    loop {
+        let next = KEPT
+            .iter()
+            .map(|kept| kept.load(Ordering::Relaxed))
+            .filter(|&kept| kept >= 0 && (first..=last).contains(&(kept as u32)))
+            .min();
+        let Some(kept) = next else {
+            return call!(close_range, first, last, flags);
+        };
+        let kept = kept as u32;
+        if kept > first {
+            call!(close_range, first, kept - 1, flags)?;
+        }
+        if kept == last {
+            return Ok(0);
+        }
+        first = kept + 1;
+    }
+}

@@ -1,0 +1,491 @@
+//! System calls of a stretched program.
+//!
+//! A call that the table of `weft_proc::table` can describe is *carried*: its
+//! inputs are gathered from program memory (which may fault, and so brings the
+//! pages here), the call runs at home on a buffer of the runtime's, and its
+//! outputs are scattered back. At home both halves are in this process; the
+//! kernel never touches program memory, which may be absent. Other calls:
+//!
+//! | class | home | elsewhere |
+//! | --- | --- | --- |
+//! | memory | native, announced to all nodes | asked of home |
+//! | thread, signal, exit | native | go home, make it there |
+//! | local | native | here, through a small buffer |
+//! | unknown | native, after its pages were fetched | go home, make it there |
+
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use syscalls::Sysno;
+use weft_dsm::Access;
+use weft_proc::marshal::{Arrived, Gather, Memory, Request, SPACE_MAX, Step, Transfer, gather};
+use weft_proc::message::Message;
+use weft_proc::policy::Decision;
+use weft_proc::stats::add;
+use weft_proc::table::{Class, classify};
+use weft_wire::MAX_PAYLOAD;
+
+use super::clock;
+use super::io::Failure;
+use super::jump;
+use super::machine::{ENGINE, Engine, Incoming};
+use crate::calls::{self, RESTART, RESUME, word};
+use crate::frame::Frame;
+use crate::kernel::{self, Errno, call};
+use crate::memory;
+use crate::thread::Thread;
+
+/// Attempts at a native call whose memory other threads push away meanwhile.
+const ATTEMPTS: usize = 64;
+/// Bytes behind each pointer of an unknown call that are fetched for it.
+const FETCH_BYTES: usize = 8192;
+
+/// Program memory through the fault path.
+struct Program;
+
+impl Memory for Program {
+    fn read(&mut self, address: u64, into: &mut [u8]) -> Result<(), weft_proc::marshal::Fault> {
+        memory::copy_in(address as usize, into).map_err(|_| weft_proc::marshal::Fault { address })
+    }
+    fn write(&mut self, address: u64, from: &[u8]) -> Result<(), weft_proc::marshal::Fault> {
+        memory::copy_out(address as usize, from).map_err(|_| weft_proc::marshal::Fault { address })
+    }
+    fn writable(&mut self, address: u64, length: u64) -> u64 {
+        super::writable_bytes(address, length)
+    }
+}
+
+/// A request's bytes and a reply's bytes, one pair per thread, mapped when the
+/// thread first needs them.
+fn buffers(thread: &mut Thread) -> Option<(&'static mut [u8], &'static mut [u8])> {
+    if thread.buffers == 0 {
+        thread.buffers = kernel::allocate(3 * SPACE_MAX).ok()? as usize;
+    }
+    let start = thread.buffers as *mut u8;
+    // SAFETY: mapped above for this thread alone, three times SPACE_MAX long, never
+    // released; a thread makes one call at a time.
+    unsafe {
+        Some((
+            core::slice::from_raw_parts_mut(start, SPACE_MAX),
+            core::slice::from_raw_parts_mut(start.add(SPACE_MAX), 2 * SPACE_MAX),
+        ))
+    }
+}
+
+/// Whether a carried call of more data than fits may go on with another piece.
+fn is_regular_file(descriptor: usize) -> bool {
+    const S_IFMT: u32 = 0o170_000;
+    const S_IFREG: u32 = 0o100_000;
+    const MODE_WORD: usize = 6;
+    let mut status = [0u32; 36];
+    call!(fstat, descriptor, status.as_mut_ptr()).is_ok() && status[MODE_WORD] & S_IFMT == S_IFREG
+}
+
+/// A system call at home. `None`: make it natively.
+pub fn at_home(
+    thread: &mut Thread,
+    number: usize,
+    arguments: &[usize; 6],
+) -> Option<isize> {
+    let words = arguments.map(|word| word as u64);
+    match classify(number as u64, &words) {
+        Class::Plain(_) => {
+            let run = |thread: &mut Thread, request: &[u8], buffer: &mut [u8]| {
+                run_request(thread, request.len(), buffer)
+            };
+            carry(thread, number, &words, run).or_else(|| fetched(thread, number, arguments))
+        }
+        Class::Refused(errno) => Some(-(errno as isize)),
+        Class::Local | Class::Home => fetched(thread, number, arguments),
+        Class::Memory => match Sysno::new(number) {
+            Some(Sysno::mincore | Sysno::mlock | Sysno::mlock2 | Sysno::msync) => {
+                fetched(thread, number, arguments)
+            }
+            _ => None,
+        },
+        Class::Thread => None,
+    }
+}
+
+/// Gathers, runs by `run`, scatters; piece by piece. `None`: it cannot be
+/// carried.
+fn carry(
+    thread: &mut Thread,
+    number: usize,
+    words: &[u64; 6],
+    mut run: impl FnMut(&mut Thread, &[u8], &mut [u8]) -> Ran,
+) -> Option<isize> {
+    let (request_bytes, reply_bytes) = buffers(thread)?;
+    let mut transfer = Transfer::new();
+    let mut come_home = false;
+    loop {
+        let gathered = gather(
+            number as u64,
+            words,
+            transfer.done(),
+            weft_proc::marshal::BULK_MAX,
+            &mut Program,
+            request_bytes,
+        );
+        let request = match gathered {
+            Ok(request) => request,
+            Err(Gather::Errno(_)) if transfer.done() > 0 => {
+                return Some(transfer.done() as isize);
+            }
+            Err(Gather::Errno(errno)) => return Some(-(errno as isize)),
+            Err(Gather::Home | Gather::Engine) => return None,
+        };
+        let sent = request.sent();
+        reply_bytes[..sent].copy_from_slice(&request_bytes[..sent]);
+        let ran = run(thread, &request_bytes[..sent], reply_bytes);
+        come_home |= ran.come_home;
+        if ran.result == RESTART {
+            return Some(if transfer.done() > 0 {
+                transfer.done() as isize
+            } else {
+                RESTART
+            });
+        }
+        let result = scatter(&request, &reply_bytes[..ran.length]);
+        let step = transfer.advance(&request, result, || {
+            !come_home && is_regular_file(words[0] as usize)
+        });
+        match step {
+            Step::More => {}
+            Step::Finished(result) => return Some(result as isize),
+        }
+    }
+}
+
+fn scatter(request: &Request, reply: &[u8]) -> i64 {
+    let malformed = -(Errno::EIO.into_raw() as i64);
+    request.scatter(reply, &mut Program).unwrap_or(malformed)
+}
+
+/// How a carried call ended.
+#[derive(Clone, Copy)]
+struct Ran {
+    result: isize,
+    /// Bytes of the reply.
+    length: usize,
+    come_home: bool,
+}
+
+/// Runs the request in the first `sent` bytes of `buffer` and leaves the reply
+/// there.
+fn run_request(thread: &mut Thread, sent: usize, buffer: &mut [u8]) -> Ran {
+    let refused = |errno: Errno| Ran {
+        result: word(Err(errno)),
+        length: 0,
+        come_home: false,
+    };
+    let Ok(arrived) = Arrived::decode(&buffer[..sent]) else {
+        return refused(Errno::EIO);
+    };
+    let base = buffer.as_ptr() as u64;
+    let Ok(words) = arrived.relocate(&mut buffer[..arrived.space()], base) else {
+        return refused(Errno::EIO);
+    };
+    let number = arrived.nr() as usize;
+    let result = calls::plain(thread, number, &words.map(|word| word as usize));
+    if result == RESTART {
+        return Ran {
+            result,
+            length: 0,
+            come_home: true,
+        };
+    }
+    let space = arrived.space();
+    let (data, rest) = buffer.split_at_mut(space);
+    match arrived.reply(result as i64, data, rest) {
+        Ok(length) => {
+            buffer.copy_within(space..space + length, 0);
+            Ran {
+                result,
+                length,
+                come_home: thread.pending() != 0,
+            }
+        }
+        Err(_) => refused(Errno::EIO),
+    }
+}
+
+/// A native call whose pointers are unknown: what they point to is fetched
+/// first, and again when another thread pushed it away meanwhile.
+fn fetched(thread: &mut Thread, number: usize, arguments: &[usize; 6]) -> Option<isize> {
+    let fault = word(Err(Errno::EFAULT));
+    let mut result = fault;
+    for _ in 0..ATTEMPTS {
+        for &address in arguments {
+            super::fetch_range(address, FETCH_BYTES, Access::Write);
+        }
+        result = calls::plain(thread, number, arguments);
+        if result != fault {
+            break;
+        }
+    }
+    Some(result)
+}
+
+/// A system call on a node that is not home.
+pub fn elsewhere(
+    thread: &mut Thread,
+    frame: &mut Frame,
+    number: usize,
+    arguments: &[usize; 6],
+) -> isize {
+    let words = arguments.map(|word| word as u64);
+    match classify(number as u64, &words) {
+        Class::Refused(errno) => -(errno as isize),
+        Class::Local => match local(number, arguments) {
+            Some(result) => result,
+            None => make_at_home(thread, frame),
+        },
+        Class::Memory => match ask_memory(number, arguments) {
+            Some((result, come_home)) => finish(thread, frame, result, come_home),
+            None => make_at_home(thread, frame),
+        },
+        Class::Plain(_) => forward(thread, frame, number, &words),
+        Class::Thread | Class::Home => make_at_home(thread, frame),
+    }
+}
+
+/// Goes home with the program counter on the call, which is then made there.
+fn make_at_home(thread: &mut Thread, frame: &mut Frame) -> isize {
+    frame.registers.rip -= 2;
+    if let Some(engine) = ENGINE.lock().as_mut() {
+        engine.policy.leave();
+    }
+    jump::jump(thread, frame, 0);
+    RESUME
+}
+
+/// Calls whose answer is the same everywhere.
+fn local(number: usize, arguments: &[usize; 6]) -> Option<isize> {
+    let [a, b, ..] = *arguments;
+    let mut time = [0usize; 2];
+    let result = match Sysno::new(number)? {
+        Sysno::sched_yield => call!(sched_yield),
+        Sysno::clock_gettime => call!(clock_gettime, a, time.as_mut_ptr())
+            .and_then(|done| memory::write(b, &time).map(|()| done).map_err(Errno::from)),
+        _ => return None,
+    };
+    Some(word(result))
+}
+
+/// A carried call.
+fn forward(thread: &mut Thread, frame: &mut Frame, number: usize, words: &[u64; 6]) -> isize {
+    let started_at = clock::now();
+    let mut come_home = false;
+    let result = carry(thread, number, words, |_, request, reply| {
+        let ran = ask(request, reply);
+        come_home |= ran.come_home;
+        ran
+    });
+    let touched_home_only = {
+        let mut guard = ENGINE.lock();
+        guard
+            .as_mut()
+            .is_some_and(|engine| core::mem::take(&mut engine.home_only_touched))
+    };
+    let fault = word(Err(Errno::EFAULT));
+    match result {
+        None => make_at_home(thread, frame),
+        Some(result) if result == fault && touched_home_only => make_at_home(thread, frame),
+        Some(result) => {
+            let wants_home = called(started_at);
+            finish(thread, frame, result, come_home || wants_home)
+        }
+    }
+}
+
+/// Counts a call home; true when the policy says that the execution should go
+/// there.
+fn called(started_at: u64) -> bool {
+    let mut guard = ENGINE.lock();
+    let Some(engine) = guard.as_mut() else {
+        return false;
+    };
+    add(&engine.io.stats.forwarded_calls, 1);
+    let busy = started_at.wrapping_sub(engine.left_at);
+    let now = clock::now();
+    engine.policy.waited(now - started_at);
+    engine.left_at = now;
+    let cost = engine.pull_ticks * 2;
+    engine.policy.called_home(busy, cost) != Decision::Pull
+}
+
+/// Leaves the result in the frame and, if asked, takes the execution home.
+fn finish(thread: &mut Thread, frame: &mut Frame, result: isize, come_home: bool) -> isize {
+    if !come_home {
+        return result;
+    }
+    if result == RESTART {
+        frame.registers.rip -= 2;
+    } else {
+        frame.registers.rax = result as usize;
+    }
+    jump::jump(thread, frame, 0);
+    RESUME
+}
+
+/// Sends a request home and waits for the reply.
+fn ask(request: &[u8], reply: &mut [u8]) -> Ran {
+    let mut guard = ENGINE.lock();
+    let engine = guard.as_mut().expect("a slice has an engine");
+    let mut parts = request.chunks(MAX_PAYLOAD).peekable();
+    while let Some(part) = parts.next() {
+        let last = parts.peek().is_none();
+        engine
+            .io
+            .send(0, &Message::Call { last }.header(part.len()), &[part]);
+    }
+    engine.settle();
+    engine.await_reply(reply)
+}
+
+impl Engine {
+    /// Home answers when the call is over, which may take for ever: there is no
+    /// bound but the life of home and of the link.
+    fn await_reply(&mut self, reply: &mut [u8]) -> Ran {
+        let mut length = 0;
+        loop {
+            match self.receive(self.lease_ns(), None) {
+                Incoming::Message(
+                    0,
+                    Message::Reply {
+                        result,
+                        last,
+                        come_home,
+                    },
+                    payload,
+                ) => {
+                    let Some(room) = reply.get_mut(length..length + payload.len()) else {
+                        self.fail(Failure::Violation(0, "a reply that is too long"));
+                    };
+                    room.copy_from_slice(payload);
+                    length += payload.len();
+                    if last {
+                        self.count_traffic();
+                        return Ran {
+                            result: result as isize,
+                            length,
+                            come_home,
+                        };
+                    }
+                }
+                Incoming::Message(from, message, _) => self.serve_aside(from, message),
+                Incoming::Handled | Incoming::Timeout | Incoming::Interrupted => {}
+            }
+        }
+    }
+}
+
+/// Asks home to change the layout; `None` for calls that it has to make with
+/// the execution there.
+fn ask_memory(number: usize, arguments: &[usize; 6]) -> Option<(isize, bool)> {
+    match Sysno::new(number)? {
+        Sysno::mmap
+        | Sysno::munmap
+        | Sysno::mprotect
+        | Sysno::mremap
+        | Sysno::brk
+        | Sysno::madvise => {}
+        _ => return None,
+    }
+    let mut bytes = [0u8; 56];
+    let words = core::iter::once(number).chain(*arguments);
+    for (part, word) in bytes.chunks_exact_mut(8).zip(words) {
+        part.copy_from_slice(&word.to_le_bytes());
+    }
+    let mut guard = ENGINE.lock();
+    let engine = guard.as_mut()?;
+    engine
+        .io
+        .send(0, &Message::MemoryCall.header(bytes.len()), &[&bytes]);
+    engine.settle();
+    let ran = engine.await_reply(&mut []);
+    engine.left_at = clock::now();
+    Some((ran.result, ran.come_home))
+}
+
+/// Home: a request that is being put together. One execution exists, so one
+/// buffer is enough; its own, since the main thread's buffers may be in use by
+/// the call during which the execution left.
+static mut COLLECTED: usize = 0;
+static COLLECTED_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+fn collected() -> &'static mut [u8] {
+    // SAFETY: used by the main thread only, while it serves.
+    unsafe {
+        if COLLECTED == 0 {
+            COLLECTED = kernel::allocate(2 * SPACE_MAX).expect("memory for system calls") as usize;
+        }
+        core::slice::from_raw_parts_mut(COLLECTED as *mut u8, 2 * SPACE_MAX)
+    }
+}
+
+/// Adds a part of a request; true when it is whole.
+pub fn collect(engine: &mut Engine, from: usize, part: &[u8], last: bool) -> bool {
+    let length = COLLECTED_BYTES.load(Ordering::Relaxed);
+    if length + part.len() > SPACE_MAX {
+        engine.fail(Failure::Violation(from, "a request that is too long"));
+    }
+    collected()[length..length + part.len()].copy_from_slice(part);
+    COLLECTED_BYTES.store(length + part.len(), Ordering::Relaxed);
+    last
+}
+
+/// Home: makes the call that was collected and answers.
+pub fn run_call(thread: &mut Thread, from: usize, mask: u64) {
+    let sent = COLLECTED_BYTES.swap(0, Ordering::Relaxed);
+    let buffer = collected();
+    let ran = jump::with_mask(mask, || run_request(thread, sent, buffer));
+    let come_home = ran.come_home || thread.pending() != 0;
+    let mut guard = ENGINE.lock();
+    let Some(engine) = guard.as_mut() else {
+        return;
+    };
+    let mut parts = buffer[..ran.length].chunks(MAX_PAYLOAD).peekable();
+    loop {
+        let part = parts.next().unwrap_or(&[]);
+        let last = parts.peek().is_none();
+        let reply = Message::Reply {
+            result: ran.result as i64,
+            last,
+            come_home,
+        };
+        engine.io.send(from, &reply.header(part.len()), &[part]);
+        if last {
+            break;
+        }
+    }
+    engine.settle();
+}
+
+/// The number and arguments of a memory call.
+pub fn memory_words(payload: &[u8]) -> [usize; 7] {
+    let mut words = [0; 7];
+    for (word, bytes) in words.iter_mut().zip(payload.chunks_exact(8)) {
+        *word = usize::from_le_bytes(bytes.try_into().unwrap_or_default());
+    }
+    words
+}
+
+/// Home: changes the layout for another node and answers.
+pub fn run_memory_call(thread: &mut Thread, from: usize, words: [usize; 7]) {
+    let [number, arguments @ ..] = words;
+    let result = Sysno::new(number)
+        .and_then(|call| calls::memory_call(call, &arguments))
+        .unwrap_or(word(Err(Errno::ENOSYS)));
+    let mut guard = ENGINE.lock();
+    let Some(engine) = guard.as_mut() else {
+        return;
+    };
+    let reply = Message::Reply {
+        result: result as i64,
+        last: true,
+        come_home: thread.pending() != 0,
+    };
+    engine.io.send(from, &reply.header(0), &[]);
+    engine.settle();
+}

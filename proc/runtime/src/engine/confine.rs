@@ -1,0 +1,165 @@
+//! Confinement of a slice: what the program's code can reach on a node that
+//! only lends memory and processors.
+//!
+//! Syscall User Dispatch keeps an honest program's calls in the runtime, but a
+//! program could jump to the runtime's own `syscall` instruction. So before any
+//! byte of the program arrives, the slice drops to its own user and group and
+//! installs a seccomp filter that allows only what the runtime itself needs
+//! from then on: bytes over descriptors that exist already, its own memory, the
+//! userfaultfd, its own signals' return, time, and the end. No file can be
+//! opened, no socket or process made, no other process signalled, nothing
+//! executed. A call
+//! outside the list ends the slice (`SECCOMP_RET_KILL_PROCESS`).
+
+use syscalls::Sysno;
+
+const LOAD_WORD: u16 = 0x20;
+const JUMP_EQUAL: u16 = 0x15;
+const JUMP_SET: u16 = 0x45;
+const RETURN: u16 = 0x06;
+const ALLOW: u32 = 0x7fff_0000;
+const KILL_PROCESS: u32 = 0x8000_0000;
+const ARCHITECTURE_X86_64: u32 = 0xc000_003e;
+const X32_BIT: u32 = 0x4000_0000;
+const OFFSET_NUMBER: u32 = 0;
+const OFFSET_ARCHITECTURE: u32 = 4;
+const fn offset_argument(index: u32) -> u32 {
+    16 + 8 * index
+}
+const MAP_ANONYMOUS: u32 = 0x20;
+
+const SECCOMP_SET_MODE_FILTER: usize = 1;
+const PR_SET_NO_NEW_PRIVS: usize = 38;
+const PR_SET_DUMPABLE: usize = 4;
+
+/// Allowed whatever their arguments. Each acts only on descriptors that the
+/// slice was given or on its own memory.
+const ALLOWED: [Sysno; 25] = [
+    Sysno::read,
+    Sysno::write,
+    Sysno::readv,
+    Sysno::writev,
+    Sysno::recvfrom,
+    Sysno::sendto,
+    Sysno::recvmsg,
+    Sysno::sendmsg,
+    Sysno::poll,
+    Sysno::ppoll,
+    Sysno::munmap,
+    Sysno::mprotect,
+    Sysno::mremap,
+    Sysno::madvise,
+    Sysno::rt_sigreturn,
+    Sysno::rt_sigprocmask,
+    Sysno::sigaltstack,
+    Sysno::arch_prctl,
+    Sysno::futex,
+    Sysno::clock_gettime,
+    Sysno::clock_getres,
+    Sysno::sched_yield,
+    Sysno::getcpu,
+    Sysno::exit,
+    Sysno::exit_group,
+];
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Instruction {
+    code: u16,
+    jump_true: u8,
+    jump_false: u8,
+    value: u32,
+}
+
+const fn instruction(code: u16, jump_true: u8, jump_false: u8, value: u32) -> Instruction {
+    Instruction {
+        code,
+        jump_true,
+        jump_false,
+        value,
+    }
+}
+
+#[repr(C)]
+struct Program {
+    length: u16,
+    instructions: *const Instruction,
+}
+
+const LENGTH: usize = 4 + 2 * ALLOWED.len() + 4 + 4 + 4 + 1;
+
+/// Architecture first, then one compare per allowed call, then `mmap` (memory
+/// of no file), `tgkill` (to itself only) and `ioctl` (on the userfaultfd only),
+/// then the end.
+fn filter(uffd: i32, process: u32) -> [Instruction; LENGTH] {
+    let mut program = [instruction(RETURN, 0, 0, KILL_PROCESS); LENGTH];
+    let mut at = 0;
+    let mut put = |code, jump_true, jump_false, value| {
+        program[at] = instruction(code, jump_true, jump_false, value);
+        at += 1;
+    };
+    put(LOAD_WORD, 0, 0, OFFSET_ARCHITECTURE);
+    put(JUMP_EQUAL, 1, 0, ARCHITECTURE_X86_64);
+    put(RETURN, 0, 0, KILL_PROCESS);
+    // A number with the x32 bit equals none of those below.
+    put(LOAD_WORD, 0, 0, OFFSET_NUMBER);
+    for number in ALLOWED {
+        debug_assert!(number as u32 & X32_BIT == 0);
+        put(JUMP_EQUAL, 0, 1, number as u32);
+        put(RETURN, 0, 0, ALLOW);
+    }
+    put(JUMP_EQUAL, 0, 3, Sysno::mmap as u32);
+    put(LOAD_WORD, 0, 0, offset_argument(3));
+    put(JUMP_SET, 0, 9, MAP_ANONYMOUS);
+    put(RETURN, 0, 0, ALLOW);
+    put(JUMP_EQUAL, 0, 3, Sysno::tgkill as u32);
+    put(LOAD_WORD, 0, 0, offset_argument(0));
+    put(JUMP_EQUAL, 0, 5, process);
+    put(RETURN, 0, 0, ALLOW);
+    put(JUMP_EQUAL, 0, 3, Sysno::ioctl as u32);
+    put(LOAD_WORD, 0, 0, offset_argument(0));
+    put(JUMP_EQUAL, 0, 1, uffd as u32);
+    put(RETURN, 0, 0, ALLOW);
+    put(RETURN, 0, 0, KILL_PROCESS);
+    program
+}
+
+fn call(number: Sysno, a: [usize; 4]) -> Result<usize, i32> {
+    // SAFETY: the calls made here take integers, except seccomp and setgroups,
+    // which are given pointers to live structures.
+    let result =
+        unsafe { syscalls::raw::syscall4(number as usize, a[0], a[1], a[2], a[3]) } as isize;
+    if result < 0 {
+        Err(-result as i32)
+    } else {
+        Ok(result as usize)
+    }
+}
+
+/// Becomes `uid`/`gid` (where not `u32::MAX`) without any other group.
+pub fn become_user(uid: u32, gid: u32) -> Result<(), i32> {
+    if gid != u32::MAX {
+        let gid = gid as usize;
+        call(Sysno::setgroups, [0, 0, 0, 0])?;
+        call(Sysno::setresgid, [gid, gid, gid, 0])?;
+    }
+    if uid != u32::MAX {
+        let uid = uid as usize;
+        call(Sysno::setresuid, [uid, uid, uid, 0])?;
+    }
+    Ok(())
+}
+
+/// Installs the filter; there is no way back.
+pub fn confine(uffd: i32, process: u32) -> Result<(), i32> {
+    call(Sysno::prctl, [PR_SET_NO_NEW_PRIVS, 1, 0, 0])?;
+    call(Sysno::prctl, [PR_SET_DUMPABLE, 0, 0, 0])?;
+    let instructions = filter(uffd, process);
+    let program = Program {
+        length: LENGTH as u16,
+        instructions: instructions.as_ptr(),
+    };
+    let pointer = (&raw const program) as usize;
+    call(Sysno::seccomp, [SECCOMP_SET_MODE_FILTER, 0, pointer, 0])?;
+    Ok(())
+}

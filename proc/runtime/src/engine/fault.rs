@@ -1,0 +1,335 @@
+//! One fault: is it ours, is the page here after all, jump or pull, read ahead,
+//! make room.
+//!
+//! What a touch of a region means on a node:
+//!
+//! | region | home | elsewhere |
+//! | --- | --- | --- |
+//! | anonymous | pull | pull |
+//! | file, read-only | native | pull a copy |
+//! | home only, or none at all | native | go home and touch it there |
+//!
+//! A protection that forbids the access is the program's own affair: at home the
+//! signal is native, elsewhere the execution goes home to get it.
+
+use weft_dsm::{Access, CHUNK_PAGES, Event, Page, State};
+use weft_proc::boot::MAX_NODES;
+use weft_proc::layout::{Kind, PROT_READ, PROT_WRITE, Region};
+use weft_proc::policy::Decision;
+use weft_proc::stats::add;
+
+use super::clock;
+use super::machine::Engine;
+use super::tables::page_of;
+
+/// First touches done at once in a stream of them, at most.
+const FIRST_TOUCH_MAX: u64 = 16;
+/// Smallest and largest number of pages that leave together.
+const EVICT_MIN: u64 = 16;
+const EVICT_MAX: u64 = CHUNK_PAGES;
+/// Rounds of choosing victims before the node counts as full of busy pages.
+const EVICT_ROUNDS: usize = 64;
+
+/// How a fault ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// The access can be tried again.
+    Resolved,
+    /// The program did something that the system has to judge natively.
+    Native,
+    /// It has to be judged at home.
+    GoHome,
+    /// The policy says that the execution should go to this node.
+    Jump(usize),
+}
+
+impl Engine {
+    /// A touch of `address` by the program, or by the runtime on its behalf
+    /// (`may_jump` is false then).
+    pub fn fault(&mut self, address: usize, write: bool, may_jump: bool) -> Outcome {
+        let foreign = if self.is_home() {
+            Outcome::Native
+        } else {
+            Outcome::GoHome
+        };
+        let Some(region) = self.io.layout.lookup(address as u64).copied() else {
+            return foreign;
+        };
+        let native = self.is_home() && region.kind == Kind::FileReadOnly;
+        if region.kind == Kind::HomeOnly || native || !permits(&region, write) {
+            self.home_only_touched |= region.kind == Kind::HomeOnly;
+            return foreign;
+        }
+        let access = if write { Access::Write } else { Access::Read };
+        self.page_fault(page_of(address), access, &region, may_jump)
+    }
+
+    fn page_fault(&mut self, page: u64, access: Access, region: &Region, may_jump: bool) -> Outcome {
+        let arrived_at = clock::now();
+        let busy = arrived_at.wrapping_sub(self.left_at);
+        let local = self.tables.look(page);
+        let here = match access {
+            Access::Read => local.present(),
+            Access::Write => local.state() == State::Exclusive,
+        };
+        let remote = !here && self.is_remote(page, access);
+        let on_its_way = local.pending().is_some();
+        if remote && !on_its_way && may_jump {
+            let owner = self.likely_owner(page);
+            if owner != self.me {
+                let cost = self.pull_ticks * 2;
+                if let Decision::Jump(node) = self.policy.fault(owner, busy, cost) {
+                    return Outcome::Jump(node);
+                }
+            }
+        }
+        self.count_fault(access, local.present(), remote);
+        if on_its_way && local.ahead() {
+            add(&self.io.stats.read_ahead_used, 1);
+        }
+        self.io.awaited = page;
+        self.io.resolved = false;
+        self.step(Event::Fault {
+            page: Page(page),
+            access,
+            ahead: false,
+        });
+        if remote && !local.present() {
+            self.io.flush();
+            self.read_ahead(page, region);
+        } else if self.io.resolved {
+            self.touch_around(page, access, region);
+        }
+        self.settle();
+        self.wait_until("a page", |engine| engine.io.resolved);
+        self.working_set.touch(Page(page).chunk());
+        if remote {
+            let took = clock::now() - arrived_at;
+            self.policy.waited(took);
+            self.pull_ticks = self.pull_ticks - self.pull_ticks / 8 + took / 8;
+            self.io.stats.pull_ns.record(clock::ns(took));
+            if !on_its_way {
+                add(&self.io.stats.pulls, 1);
+            }
+        }
+        self.make_room();
+        self.count_traffic();
+        self.left_at = clock::now();
+        Outcome::Resolved
+    }
+
+    fn count_fault(&self, access: Access, present: bool, remote: bool) {
+        let stats = self.io.stats;
+        let counter = match (remote, present, access) {
+            (false, false, _) => &stats.first_touch_faults,
+            (true, false, Access::Read) => &stats.read_faults,
+            (true, false, Access::Write) => &stats.write_faults,
+            _ => &stats.upgrade_faults,
+        };
+        add(counter, 1);
+    }
+
+    /// Whether another node has to be asked, as far as this one knows.
+    fn is_remote(&self, page: u64, access: Access) -> bool {
+        if !self.is_home() {
+            let local = self.tables.look(page);
+            return access == Access::Read || !local.owner() || local.state() != State::Exclusive;
+        }
+        let entry = self.tables.look_entry(page);
+        match entry.owner() {
+            None => false,
+            Some(owner) => owner.index() != 0 || access == Access::Write && entry.copyset() != 0,
+        }
+    }
+
+    /// The node that has a page, or that had the last one.
+    fn likely_owner(&self, page: u64) -> usize {
+        if self.is_home() {
+            return self.tables.look_entry(page).owner().map_or(0, |o| o.index());
+        }
+        let source = self.io.source;
+        if source < MAX_NODES && source != self.me && self.io.links[source].is_some() {
+            source
+        } else {
+            0
+        }
+    }
+
+    /// Asks for the pages behind a sequential fault.
+    fn read_ahead(&mut self, page: u64, region: &Region) {
+        let (from, count) = self.streams.fault(page);
+        let end = (from + count).min(region.end / 4096);
+        let mut asked = 0;
+        for next in from..end {
+            let local = self.tables.look(next);
+            if local.present() || local.pending().is_some() {
+                continue;
+            }
+            if self.is_home() && !self.is_remote(next, Access::Read) {
+                continue;
+            }
+            self.step(Event::Fault {
+                page: Page(next),
+                access: Access::Read,
+                ahead: true,
+            });
+            asked += 1;
+        }
+        add(&self.io.stats.read_ahead, asked);
+    }
+
+    /// A page that existed nowhere was made here. In a run of such touches the
+    /// next few are made as well.
+    fn touch_around(&mut self, page: u64, access: Access, region: &Region) {
+        if self.io.zeroed != page || !self.is_home() {
+            return;
+        }
+        let (expected, window) = self.first_touch;
+        let window = if page == expected {
+            (window * 2).min(FIRST_TOUCH_MAX)
+        } else {
+            1
+        };
+        let end = (page + window).min(region.end / 4096);
+        let mut next = page + 1;
+        while next < end && self.tables.look_entry(next).untouched() {
+            self.step(Event::Fault {
+                page: Page(next),
+                access,
+                ahead: false,
+            });
+            next += 1;
+        }
+        self.first_touch = (next, window);
+    }
+
+    /// Pages that leave together.
+    fn eviction_run(&self) -> u64 {
+        (self.budget_pages() / 64).clamp(EVICT_MIN, EVICT_MAX)
+    }
+
+    /// Sends pages away until the budget holds again.
+    pub fn make_room(&mut self) {
+        let budget = self.budget_pages();
+        let mut rounds = 0;
+        while self.io.resident_pages > budget {
+            rounds += 1;
+            let goal = self.io.resident_pages - budget;
+            let run = self.eviction_run().max(goal.min(EVICT_MAX));
+            if !self.evict_some(run) && rounds > EVICT_ROUNDS {
+                return;
+            }
+        }
+    }
+
+    /// Sends up to `run` pages of the coldest chunks away; false when none left.
+    fn evict_some(&mut self, run: u64) -> bool {
+        self.io.left = 0;
+        self.io.no_room = false;
+        let mut chosen = [0u64; EVICT_MAX as usize];
+        let mut count = 0;
+        let mut first_chunk = None;
+        while count == 0 {
+            let Some(chunk) = self.working_set.coldest() else {
+                return false;
+            };
+            if first_chunk == Some(chunk) {
+                return false;
+            }
+            first_chunk.get_or_insert(chunk);
+            count = self.choose(chunk, run as usize, &mut chosen);
+            if count == 0 {
+                self.pass_over(chunk);
+            }
+        }
+        for &page in &chosen[..count] {
+            self.step(Event::Evict {
+                page: Page(page),
+                to: None,
+            });
+        }
+        self.settle();
+        let tables = self.tables;
+        let chosen = &chosen[..count];
+        self.wait_until("room on another node", |_| {
+            chosen.iter().all(|&page| !tables.look(page).offered())
+        });
+        if self.io.no_room && self.io.left == 0 {
+            self.no_room();
+        }
+        self.io.left > 0
+    }
+
+    /// Nothing of a chunk can leave now: it is forgotten when nothing of it is
+    /// here, and counts as just used otherwise.
+    fn pass_over(&mut self, chunk: u64) {
+        let first = chunk * CHUNK_PAGES;
+        let any = (first..first + CHUNK_PAGES).any(|page| self.tables.look(page).present());
+        if any {
+            self.working_set.touch(chunk);
+        } else {
+            self.working_set.forget(chunk);
+        }
+    }
+
+    /// The pages of a chunk that may leave, read-only copies first.
+    fn choose(&mut self, chunk: u64, run: usize, chosen: &mut [u64]) -> usize {
+        let first = chunk * CHUNK_PAGES;
+        let mut count = 0;
+        for copies in [true, false] {
+            for page in first..first + CHUNK_PAGES {
+                let local = self.tables.look(page);
+                let may_leave = local.evictable()
+                    && local.owner() != copies
+                    && page != self.io.awaited
+                    && !self.is_native(page);
+                if may_leave && count < run.min(chosen.len()) {
+                    chosen[count] = page;
+                    count += 1;
+                }
+            }
+        }
+        count
+    }
+
+    /// Home: a page of a file, which the kernel keeps.
+    fn is_native(&self, page: u64) -> bool {
+        self.is_home()
+            && self
+                .io
+                .layout
+                .lookup(page * 4096)
+                .is_some_and(|r| r.kind == Kind::FileReadOnly)
+    }
+
+    /// A serving node over its budget gives up read-only copies, which costs
+    /// nobody anything.
+    pub fn trim_copies(&mut self) {
+        let mut rounds = 0;
+        while self.io.resident_pages > self.budget_pages() && rounds < EVICT_ROUNDS {
+            rounds += 1;
+            let Some(chunk) = self.working_set.coldest() else {
+                return;
+            };
+            let first = chunk * CHUNK_PAGES;
+            for page in first..first + CHUNK_PAGES {
+                let local = self.tables.look(page);
+                if local.evictable() && !local.owner() {
+                    self.step(Event::Evict {
+                        page: Page(page),
+                        to: None,
+                    });
+                }
+            }
+            self.settle();
+            self.pass_over(chunk);
+        }
+    }
+}
+
+/// Whether the region's protection allows the access.
+fn permits(region: &Region, write: bool) -> bool {
+    let needed = if write { PROT_WRITE } else { PROT_READ };
+    // An executable mapping can be fetched from although it cannot be read.
+    region.prot & needed != 0 || (!write && region.prot != 0)
+}

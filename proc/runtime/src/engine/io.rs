@@ -1,0 +1,438 @@
+//! Does what the protocol decides: turns its actions into changes of memory and
+//! frames on links.
+//!
+//! Actions come page by page; memory and frames are cheaper by the run. So equal
+//! actions for consecutive pages are collected in two slots, one for memory
+//! (with the frames that carry contents) and one for frames without contents,
+//! and done when something else comes, or at [`Io::flush`].
+//!
+//! Order: within a slot nothing is reordered. Between the slots, memory goes
+//! first (a `Done` follows the installation it reports), except that two frames
+//! to the same node are always sent in the order in which they were decided.
+
+use weft_dsm::{
+    Access, Action, Body, Content, Keep, Message, NodeId, PAGE_BYTES, Page, Refusal, Sink,
+};
+use weft_pager::space::{Mode, Space};
+use weft_pager::uffd::UffdError;
+use weft_proc::boot::MAX_NODES;
+use weft_proc::layout::{Kind, Layout, PROT_READ};
+use weft_proc::stats::{NodeStats, add};
+use weft_wire::{Link, LinkError};
+
+use core::sync::atomic::Ordering;
+
+use super::encoding;
+
+/// Most pages whose contents travel in one frame.
+pub const RUN_MAX: u64 = 64;
+
+/// Where the contents of pages that may not be read in place are put together.
+static mut STAGING: [u8; RUN_MAX as usize * PAGE_BYTES] = [0; RUN_MAX as usize * PAGE_BYTES];
+
+/// Something went wrong that ends the aggregate, or its use of a node.
+#[derive(Clone, Copy, Debug)]
+pub enum Failure {
+    /// The link to a node failed.
+    Link(usize, LinkError),
+    /// A page's only copy died with a node.
+    Lost(Page, NodeId),
+    /// The kernel refused a change of memory.
+    Memory(&'static str, u64, UffdError),
+    /// A peer said what no correct peer says.
+    Violation(usize, &'static str),
+}
+
+#[derive(Clone, Copy)]
+enum Change {
+    Install {
+        access: Access,
+        content: Content,
+    },
+    Allow,
+    Drop,
+    Give {
+        to: usize,
+        message: Message,
+        keep: Keep,
+    },
+}
+
+#[derive(Clone, Copy)]
+struct Run<T> {
+    first: u64,
+    count: u64,
+    what: T,
+}
+
+/// The page bytes that came with the frame being handled.
+#[derive(Clone, Copy)]
+pub struct Arrived {
+    /// First page.
+    pub first: u64,
+    /// Start of the bytes, valid until the next receive on that link.
+    pub bytes: *const u8,
+    /// Their length.
+    pub length: usize,
+}
+
+/// Memory, links and what the protocol said last.
+pub struct Io {
+    /// This node.
+    pub me: usize,
+    /// Links by node.
+    pub links: [Option<Link>; MAX_NODES],
+    /// The program's memory here.
+    pub space: Space,
+    /// What is mapped where.
+    pub layout: Layout<'static>,
+    /// Counters.
+    pub stats: &'static NodeStats,
+    /// Pages resident here.
+    pub resident_pages: u64,
+    /// The page that a fault waits for.
+    pub awaited: u64,
+    /// It is there, or the access should be tried again.
+    pub resolved: bool,
+    /// The last page that was answered with zeros, for first-touch streams.
+    pub zeroed: u64,
+    /// Evictions that found no room since this was last cleared.
+    pub no_room: bool,
+    /// Evictions refused since this was last cleared.
+    pub refused: u64,
+    /// Pages that left since this was last cleared.
+    pub left: u64,
+    /// The node that the last contents came from.
+    pub source: usize,
+    /// What went wrong first.
+    pub failure: Option<Failure>,
+    /// Page bytes of the frame being handled.
+    pub arrived: Option<Arrived>,
+    memory: Option<Run<Change>>,
+    frames: Option<Run<(usize, Message)>>,
+}
+
+// SAFETY: the pointer of `arrived` is used under the engine's lock only, while
+// the frame it lies in is being handled.
+unsafe impl Send for Io {}
+
+impl Io {
+    /// Memory and links without anything pending.
+    pub fn new(
+        me: usize,
+        links: [Option<Link>; MAX_NODES],
+        space: Space,
+        layout: Layout<'static>,
+        stats: &'static NodeStats,
+    ) -> Io {
+        Io {
+            me,
+            links,
+            space,
+            layout,
+            stats,
+            resident_pages: 0,
+            awaited: u64::MAX,
+            resolved: false,
+            zeroed: u64::MAX,
+            no_room: false,
+            refused: 0,
+            left: 0,
+            source: 0,
+            failure: None,
+            arrived: None,
+            memory: None,
+            frames: None,
+        }
+    }
+
+    /// Does everything that was collected.
+    pub fn flush(&mut self) {
+        self.flush_memory();
+        self.flush_frames();
+    }
+
+    fn fail(&mut self, failure: Failure) {
+        self.failure.get_or_insert(failure);
+    }
+
+    /// Counts pages that came or went.
+    pub fn count_resident(&mut self, change: i64) {
+        self.resident_pages = self.resident_pages.saturating_add_signed(change);
+        let stats = self.stats;
+        stats
+            .resident_pages
+            .store(self.resident_pages, Ordering::Relaxed);
+        if self.resident_pages > stats.resident_pages_max.load(Ordering::Relaxed) {
+            stats
+                .resident_pages_max
+                .store(self.resident_pages, Ordering::Relaxed);
+        }
+    }
+
+    /// Sends a frame of the process's own protocol.
+    pub fn send(&mut self, to: usize, header: &weft_wire::Header, parts: &[&[u8]]) {
+        self.flush();
+        let Some(link) = &mut self.links[to] else {
+            return self.fail(Failure::Violation(to, "a message for a node without a link"));
+        };
+        if let Err(error) = link.send(header, parts) {
+            self.fail(Failure::Link(to, error));
+        }
+    }
+
+    fn change(&mut self, page: u64, what: Change) {
+        let joins = self.memory.as_ref().is_some_and(|run| {
+            run.first + run.count == page && run.count < RUN_MAX && same_change(&run.what, &what)
+        });
+        if joins {
+            if let Some(run) = &mut self.memory {
+                run.count += 1;
+            }
+            return;
+        }
+        self.flush_memory();
+        if let Change::Give { to, .. } = what
+            && self.frames.is_some_and(|run| run.what.0 == to)
+        {
+            self.flush_frames();
+        }
+        self.memory = Some(Run {
+            first: page,
+            count: 1,
+            what,
+        });
+    }
+
+    fn frame(&mut self, to: usize, message: Message) {
+        let page = message.page.0;
+        let joins = self.frames.is_some_and(|run| {
+            run.first + run.count == page
+                && run.count < RUN_MAX
+                && run.what.0 == to
+                && same_message(&run.what.1, &message)
+        });
+        if joins {
+            if let Some(run) = &mut self.frames {
+                run.count += 1;
+            }
+            return;
+        }
+        let gives = matches!(
+            self.memory,
+            Some(Run { what: Change::Give { to: other, .. }, .. }) if other == to
+        );
+        if gives {
+            self.flush_memory();
+        }
+        self.flush_frames();
+        self.frames = Some(Run {
+            first: page,
+            count: 1,
+            what: (to, message),
+        });
+    }
+
+    fn flush_frames(&mut self) {
+        let Some(run) = self.frames.take() else {
+            return;
+        };
+        let (to, message) = run.what;
+        // What a frame reports about memory has been done before it.
+        self.flush_memory();
+        self.transmit(to, message, run.count, &[]);
+    }
+
+    fn transmit(&mut self, to: usize, message: Message, count: u64, parts: &[&[u8]]) {
+        let header = encoding::encode(&message, count as u16);
+        let Some(link) = &mut self.links[to] else {
+            // A node that left: nobody waits for this.
+            return;
+        };
+        if let Err(error) = link.send(&header, parts) {
+            self.fail(Failure::Link(to, error));
+        }
+    }
+
+    fn flush_memory(&mut self) {
+        let Some(run) = self.memory.take() else {
+            return;
+        };
+        let (first, count) = (run.first, run.count);
+        let start = first as usize * PAGE_BYTES;
+        let pages = count as usize;
+        match run.what {
+            Change::Install { access, content } => self.install(first, pages, access, content),
+            Change::Allow => {
+                let done = self.space.allow(start, pages);
+                self.check("make writable", first, done);
+            }
+            Change::Drop => {
+                let done = self.space.drop(start, pages);
+                self.check("drop", first, done);
+                self.count_resident(-(pages as i64));
+                self.left += count;
+                add(&self.stats.drops, count);
+            }
+            Change::Give { to, message, keep } => self.give(first, count, to, message, keep),
+        }
+    }
+
+    fn check(&mut self, what: &'static str, page: u64, done: Result<(), UffdError>) {
+        if let Err(error) = done {
+            self.fail(Failure::Memory(what, page, error));
+        }
+    }
+
+    fn install(&mut self, first: u64, pages: usize, access: Access, content: Content) {
+        let start = first as usize * PAGE_BYTES;
+        let mode = match access {
+            Access::Read => Mode::Protected,
+            Access::Write => Mode::Open,
+        };
+        let done = match content {
+            Content::Bytes => match self.contents(first, pages) {
+                Some(bytes) => self.space.install(start, pages, bytes, mode),
+                None => {
+                    let violation =
+                        Failure::Violation(self.source, "a page arrived without its contents");
+                    return self.fail(violation);
+                }
+            },
+            _ => self.space.zero(start, pages, mode),
+        };
+        self.check("install", first, done);
+        self.count_resident(pages as i64);
+    }
+
+    /// The arrived bytes of a run of pages.
+    fn contents(&self, first: u64, pages: usize) -> Option<&'static [u8]> {
+        let arrived = self.arrived?;
+        let offset = first.checked_sub(arrived.first)? as usize * PAGE_BYTES;
+        let length = pages * PAGE_BYTES;
+        if offset + length > arrived.length {
+            return None;
+        }
+        // SAFETY: inside the frame's payload, which stays until the next
+        // receive on its link; the caller uses it before that.
+        Some(unsafe { core::slice::from_raw_parts(arrived.bytes.add(offset), length) })
+    }
+
+    fn give(&mut self, first: u64, count: u64, to: usize, message: Message, keep: Keep) {
+        let start = first as usize * PAGE_BYTES;
+        let pages = count as usize;
+        let region = self.layout.lookup(start as u64).copied();
+        // A file's pages are mapped by the kernel: they are neither protected
+        // nor dropped, only read.
+        let native = self.me == 0 && region.is_none_or(|r| r.kind == Kind::FileReadOnly);
+        let content = match message.body {
+            Body::Data { content, .. } | Body::Push { content, .. } => content,
+            _ => Content::Held,
+        };
+        let stops_writes = keep == Keep::Shared
+            || keep == Keep::Nothing && content == Content::Bytes;
+        if stops_writes && !native {
+            let done = self.space.protect(start, pages);
+            self.check("protect", first, done);
+        }
+        let readable = region.is_some_and(|r| {
+            r.prot & PROT_READ != 0 && r.end >= (start + pages * PAGE_BYTES) as u64
+        });
+        if content == Content::Bytes {
+            let length = pages * PAGE_BYTES;
+            let bytes = if readable && !native {
+                // SAFETY: the protocol says that these pages are present here;
+                // the region allows reading.
+                unsafe { core::slice::from_raw_parts(start as *const u8, length) }
+            } else {
+                self.staged(start, length)
+            };
+            self.transmit(to, message, count, &[bytes]);
+        } else {
+            self.transmit(to, message, count, &[]);
+        }
+        let pushed = matches!(message.body, Body::Push { .. });
+        if keep == Keep::Nothing {
+            let done = self.space.drop(start, pages);
+            self.check("drop", first, done);
+            self.count_resident(-(pages as i64));
+            self.left += count;
+        }
+        if pushed {
+            add(&self.stats.pushes, count);
+        } else {
+            add(&self.stats.gives, count);
+        }
+    }
+
+    /// Copies pages that cannot be read in place.
+    fn staged(&mut self, start: usize, length: usize) -> &'static [u8] {
+        // SAFETY: used under the engine's lock, one frame at a time.
+        let staging = unsafe { &mut *(&raw mut STAGING) };
+        let staging = &mut staging[..length];
+        self.space.copy_out(start, staging);
+        staging
+    }
+}
+
+fn same_message(a: &Message, b: &Message) -> bool {
+    a.generation == b.generation && a.body == b.body
+}
+
+fn same_change(a: &Change, b: &Change) -> bool {
+    match (a, b) {
+        (
+            Change::Install { access, content },
+            Change::Install {
+                access: other_access,
+                content: other_content,
+            },
+        ) => access == other_access && content == other_content,
+        (Change::Allow, Change::Allow) | (Change::Drop, Change::Drop) => true,
+        (
+            Change::Give { to, message, keep },
+            Change::Give {
+                to: other_to,
+                message: other_message,
+                keep: other_keep,
+            },
+        ) => to == other_to && keep == other_keep && same_message(message, other_message),
+        _ => false,
+    }
+}
+
+impl Sink for Io {
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::Send { to, message } => self.frame(to.index(), message),
+            Action::Give { to, message, keep } => {
+                let to = to.index();
+                self.change(message.page.0, Change::Give { to, message, keep });
+            }
+            Action::Install {
+                page,
+                access,
+                content,
+            } => {
+                if content == Content::Zero {
+                    self.zeroed = page.0;
+                }
+                self.change(page.0, Change::Install { access, content });
+            }
+            Action::Allow { page } => self.change(page.0, Change::Allow),
+            Action::Drop { page } => self.change(page.0, Change::Drop),
+            Action::Resolved { page } => self.resolved |= page.0 == self.awaited,
+            Action::Lost { page, node } => self.fail(Failure::Lost(page, node)),
+            Action::NoRoom { .. } => self.no_room = true,
+            Action::Refused { reason, .. } => {
+                self.refused += 1;
+                if reason == Refusal::ReadOnly {
+                    self.resolved = true;
+                }
+            }
+            Action::Violation { from, what, .. } => {
+                self.fail(Failure::Violation(from.index(), what));
+            }
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Moving the execution, and what a node does while the execution is elsewhere.
+//!
+//! The execution travels as one message: registers, extended state, signal mask,
+//! FS and GS base, and what the jump policy has learned. The pages at the top of
+//! the stack go ahead of it, so that the first push or return does not fault.
+//!
+//! ```text
+//! executing ── jump out ──▶ serving ── jump in ──▶ executing
+//! ```
+//!
+//! Both ends happen inside a signal handler of the thread concerned: the context
+//! that arrives is written over the handler's own frame, and returning from the
+//! handler continues the program where it left the other node.
+
+use weft_dsm::{Access, Event, NodeId, Page, State};
+use weft_proc::boot::{CONTROL_KICK, ControlMessage};
+use weft_proc::message::Message;
+use weft_proc::policy::Policy;
+use weft_proc::stats::add;
+
+use core::sync::atomic::Ordering;
+
+use super::clock;
+use super::io::Failure;
+use super::machine::{ENGINE, Engine, Incoming};
+use super::tables::page_of;
+use crate::context::Context;
+use crate::frame::Frame;
+use crate::kernel::call;
+use crate::thread::{PENDING_KICK, Thread};
+use crate::control;
+
+/// Pages at the top of the stack that travel with a jump.
+const STACK_PAGES: u64 = 2;
+/// A serving node looks around at least this often, nanoseconds.
+const SERVE_NS: u64 = 1_000_000_000;
+const SIG_SETMASK: usize = 2;
+const ALL_SIGNALS: u64 = !crate::signal::mask::NEVER_BLOCKED;
+
+/// The context that arrived last, or that is about to leave. One execution
+/// exists, so one is enough; guarded by the engine's lock.
+static mut CONTEXT: Context = Context::initial(0, 0);
+
+fn context() -> &'static mut Context {
+    // SAFETY: only the one execution that jumps uses it, under the lock or
+    // between `serve` and `load` on its own thread.
+    unsafe { &mut *(&raw mut CONTEXT) }
+}
+
+/// Sends the execution to `node`, serves until it comes back here, and leaves
+/// `frame` as it came.
+pub fn jump(thread: &mut Thread, frame: &mut Frame, node: usize) {
+    {
+        let mut guard = ENGINE.lock();
+        let Some(engine) = guard.as_mut() else {
+            return;
+        };
+        engine.depart(frame, node);
+    }
+    serve(thread, frame.mask);
+    context().load(frame);
+}
+
+/// Loads the context that arrived into the thread's start; for the first time
+/// that a slice executes.
+pub fn take_context(into: &mut Context) {
+    *into = *context();
+}
+
+impl Engine {
+    /// Everything up to the moment when the other node executes.
+    fn depart(&mut self, frame: &Frame, node: usize) {
+        self.push_stack(frame.registers.rsp, node);
+        let context = context();
+        context.save(frame);
+        let length = context.wire_bytes();
+        // SAFETY: plain data; `wire_bytes` is at most its size.
+        let bytes = unsafe {
+            core::slice::from_raw_parts(core::ptr::from_ref(context).cast::<u8>(), length)
+        };
+        // SAFETY: plain data without padding that matters.
+        let policy = unsafe {
+            core::slice::from_raw_parts(
+                core::ptr::from_ref(&self.policy).cast::<u8>(),
+                size_of::<Policy>(),
+            )
+        };
+        self.departed_at = clock::now();
+        let stats = self.io.stats;
+        add(&stats.jumps_out, 1);
+        stats.executing.store(0, Ordering::Relaxed);
+        if self.is_home() {
+            self.away = Some(node);
+        }
+        let message = Message::Jump {
+            context_length: length as u64,
+        };
+        let header = message.header(length + size_of::<Policy>());
+        self.io.send(node, &header, &[bytes, policy]);
+        self.settle();
+        self.count_traffic();
+    }
+
+    /// Lets the top of the stack go ahead, where that takes no question.
+    fn push_stack(&mut self, stack_pointer: usize, node: usize) {
+        let first = page_of(stack_pointer.saturating_sub(128));
+        for page in first..first + STACK_PAGES {
+            let local = self.tables.look(page);
+            let sole = local.owner() && local.state() == State::Exclusive && local.evictable();
+            // Only the manager, or an owner that pushes to the manager, can
+            // give a page away in one message.
+            if sole && self.is_home() {
+                self.step(Event::Evict {
+                    page: Page(page),
+                    to: Some(NodeId(node as u8)),
+                });
+            }
+        }
+        self.io.flush();
+        self.io.no_room = false;
+        self.io.left = 0;
+    }
+
+    /// The execution is here.
+    fn arrive(&mut self, from: usize, payload: &[u8], context_length: usize) -> bool {
+        let context = context();
+        if context_length > size_of::<Context>()
+            || payload.len() != context_length + size_of::<Policy>()
+        {
+            return false;
+        }
+        // SAFETY: lengths were checked; both are plain data for which any bytes
+        // are valid, and what they mean is the program's own business.
+        unsafe {
+            core::ptr::copy_nonoverlapping(
+                payload.as_ptr(),
+                core::ptr::from_mut(context).cast::<u8>(),
+                context_length,
+            );
+            self.policy = payload[context_length..].as_ptr().cast::<Policy>().read_unaligned();
+        }
+        if context.extended_bytes > context.extended.len() || context.wire_bytes() != context_length
+        {
+            return false;
+        }
+        let stats = self.io.stats;
+        add(&stats.jumps_in, 1);
+        stats.executing.store(1, Ordering::Relaxed);
+        self.away = None;
+        self.io.send(from, &Message::Arrived.header(0), &[]);
+        // The stack is needed at once.
+        let page = page_of(context.registers.rsp);
+        if !self.tables.look(page).present() && self.io.layout.lookup(page * 4096).is_some() {
+            self.fetch(page, Access::Write);
+        }
+        self.left_at = clock::now();
+        true
+    }
+}
+
+/// Serves until the execution arrives; its context is then in [`context`].
+/// `mask` is the program's signal mask: at home its signals come through.
+pub fn serve(thread: &mut Thread, mask: u64) {
+    let _ = call!(rt_sigprocmask, SIG_SETMASK, &raw const ALL_SIGNALS_WORD, 0, 8);
+    let mut kicked = false;
+    loop {
+        let mut guard = ENGINE.lock();
+        let Some(engine) = guard.as_mut() else {
+            return;
+        };
+        if engine.is_home() {
+            engine.look_for_lost_nodes();
+            if thread.pending() != 0 && !kicked {
+                kicked = engine.kick_away();
+            }
+        }
+        let mask = engine.is_home().then_some(mask);
+        match engine.receive(SERVE_NS, mask) {
+            Incoming::Timeout | Incoming::Interrupted => {}
+            Incoming::Handled => engine.trim_copies(),
+            Incoming::Message(from, message, payload) => match message {
+                Message::Jump { context_length } => {
+                    if !engine.arrive(from, payload, context_length as usize) {
+                        engine.fail(Failure::Violation(from, "a malformed context"));
+                    }
+                    if !engine.is_home() {
+                        // A kick for an execution that has left since is void.
+                        let pending = &thread.inbox().pending;
+                        pending.fetch_and(!PENDING_KICK, Ordering::AcqRel);
+                    }
+                    return;
+                }
+                Message::Call { last } if engine.is_home() => {
+                    if super::calls::collect(engine, from, payload, last) {
+                        drop(guard);
+                        super::calls::run_call(thread, from, mask.unwrap_or(0));
+                    }
+                }
+                Message::MemoryCall if engine.is_home() => {
+                    let words = super::calls::memory_words(payload);
+                    drop(guard);
+                    super::calls::run_memory_call(thread, from, words);
+                }
+                Message::Arrived => {
+                    let took = clock::now() - engine.departed_at;
+                    engine.io.stats.jump_ns.record(clock::ns(took));
+                }
+                other => engine.serve_aside(from, other),
+            },
+        }
+    }
+}
+
+static ALL_SIGNALS_WORD: u64 = ALL_SIGNALS;
+
+/// Lets the program's signals through while a call runs for it.
+pub fn with_mask<T>(mask: u64, run: impl FnOnce() -> T) -> T {
+    let _ = call!(rt_sigprocmask, SIG_SETMASK, &raw const mask, 0, 8);
+    let result = run();
+    let _ = call!(rt_sigprocmask, SIG_SETMASK, &raw const ALL_SIGNALS_WORD, 0, 8);
+    result
+}
+
+impl Engine {
+    /// Asks the launcher to make the executing node call in.
+    fn kick_away(&mut self) -> bool {
+        let Some(node) = self.away else {
+            return false;
+        };
+        control::send(&ControlMessage::new(CONTROL_KICK, node as u32)).is_ok()
+    }
+}

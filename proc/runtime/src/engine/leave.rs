@@ -1,0 +1,94 @@
+//! Commands of the launcher: stretch now, give a node back, a node is lost.
+
+use weft_dsm::{Access, NodeId};
+use weft_proc::boot::{CONTROL_DONE, ControlMessage};
+use weft_proc::layout::Kind;
+use weft_proc::stats::{COMMAND_LOST, COMMAND_NONE, COMMAND_SHRINK, COMMAND_STRETCH};
+
+use core::sync::atomic::Ordering;
+
+use super::machine::{ENGINE, Engine};
+use crate::{control, space};
+
+const EINVAL: u64 = 22;
+const ENOSPC: u64 = 28;
+
+/// Home: carries out the command that was announced, if any.
+pub fn obey() {
+    let Some(shared) = control::shared() else {
+        return;
+    };
+    let command = shared.command.swap(COMMAND_NONE, Ordering::AcqRel);
+    let argument = shared.argument.load(Ordering::Acquire) as usize;
+    let sequence = shared.sequence.load(Ordering::Acquire);
+    let answer = match command {
+        COMMAND_STRETCH => {
+            super::stretch_now(&space::lock().layout);
+            Ok(())
+        }
+        COMMAND_SHRINK => shrink(argument),
+        COMMAND_LOST => {
+            if let Some(engine) = ENGINE.lock().as_mut() {
+                engine.look_for_lost_nodes();
+            }
+            Ok(())
+        }
+        _ => return,
+    };
+    let mut message = ControlMessage::new(CONTROL_DONE, argument as u32);
+    message.words[0] = u64::from(sequence);
+    if let Err((errno, why)) = answer {
+        message.words[1] = errno;
+        message.text[..why.len()].copy_from_slice(why.as_bytes());
+    }
+    // A launcher that is gone needs no answer.
+    let _ = control::send(&message);
+}
+
+fn shrink(node: usize) -> Result<(), (u64, &'static str)> {
+    let mut guard = ENGINE.lock();
+    match guard.as_mut() {
+        None => Err((EINVAL, "the program is not stretched")),
+        Some(engine) if node == 0 || node >= engine.nodes => {
+            Err((EINVAL, "no such node; home (0) cannot be given back"))
+        }
+        Some(engine) if engine.io.links[node].is_none() => {
+            Err((EINVAL, "the node was given back already"))
+        }
+        Some(engine) => engine.give_back(node),
+    }
+}
+
+impl Engine {
+    /// Brings every page that `node` owns elsewhere and uses it no more.
+    fn give_back(&mut self, node: usize) -> Result<(), (u64, &'static str)> {
+        let owned = u64::from(self.core.owned_pages(NodeId(node as u8)));
+        let room: u64 = (0..self.nodes)
+            .filter(|&other| other != node && (other == 0 || self.io.links[other].is_some()))
+            .map(|other| {
+                let has = u64::from(self.core.owned_pages(NodeId(other as u8)));
+                self.boot.budget_pages[other].saturating_sub(has)
+            })
+            .sum();
+        if owned > room {
+            return Err((ENOSPC, "the other nodes have no room for its pages"));
+        }
+        self.core.set_budget_pages(NodeId(node as u8), 0);
+        let count = self.io.layout.regions().len();
+        for index in 0..count {
+            let region = self.io.layout.regions()[index];
+            if region.kind != Kind::Anonymous {
+                continue;
+            }
+            for page in region.start / 4096..region.end / 4096 {
+                let owner = self.tables.look_entry(page).owner();
+                if owner.is_some_and(|owner| owner.index() == node) {
+                    self.fetch(page, Access::Write);
+                    self.make_room();
+                }
+            }
+        }
+        self.forget_node(node);
+        Ok(())
+    }
+}

@@ -1,0 +1,489 @@
+//! The engine's state on one node, and the loop that everything waits in:
+//! receive a frame, hand it to the protocol or to whoever waits for it.
+//!
+//! States of a node: *alone* (home only, before the stretch) → *stretched*. A
+//! stretched node is *executing* or *serving*; exactly one node of an aggregate
+//! executes, or a jump is on its way.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use weft_dsm::{
+    Access, Body, Config, Content, Event, ManagerOf, Message as PageMessage, Node, NodeId, Page,
+    Policy as PagePolicy,
+};
+use weft_proc::boot::{
+    Boot, CONTROL_LOST, CONTROL_NO_ROOM, ControlMessage, EXIT_INTERNAL, EXIT_NO_ROOM,
+    EXIT_NODE_LOST,
+};
+use weft_proc::layout::Kind;
+use weft_proc::message::Message;
+use weft_proc::policy::Policy;
+use weft_proc::stats::add;
+use weft_wire::{Header, LinkError, Received, Wake, wait_any};
+
+use super::encoding;
+use super::io::{Arrived, Failure, Io};
+use super::streams::Streams;
+use super::tables::FlatTables;
+use super::working_set::WorkingSet;
+use crate::lock::Lock;
+use crate::{control, kernel, log};
+
+/// The engine of this process; none while alone.
+pub static ENGINE: Lock<Option<Engine>> = Lock::new(None);
+/// Whether there is one; read without the lock.
+pub static STRETCHED: AtomicBool = AtomicBool::new(false);
+
+/// Everything that the lock guards.
+pub struct Engine {
+    /// What the launcher said.
+    pub boot: &'static Boot,
+    /// This node; home is 0.
+    pub me: usize,
+    /// Nodes of the aggregate.
+    pub nodes: usize,
+    /// The protocol.
+    pub core: Node<FlatTables>,
+    /// The same records, to look at.
+    pub tables: FlatTables,
+    /// Memory and links.
+    pub io: Io,
+    /// The jump policy, while the execution is here.
+    pub policy: Policy,
+    /// Sequential faults.
+    pub streams: Streams,
+    /// What is here, by age.
+    pub working_set: WorkingSet,
+    /// Ticks when the program was last let go.
+    pub left_at: u64,
+    /// Ticks when the execution last left.
+    pub departed_at: u64,
+    /// What a pull took lately, ticks.
+    pub pull_ticks: u64,
+    /// Home: the node that executes, if it is another.
+    pub away: Option<usize>,
+    /// A touch of memory that only home has, by the runtime itself.
+    pub home_only_touched: bool,
+    /// Home: nodes that have not yet said that they did what they were told.
+    pub unsynced: u32,
+    /// End of the last stream of first touches, and its window.
+    pub first_touch: (u64, u64),
+}
+
+/// What [`Engine::receive`] found.
+pub enum Incoming {
+    /// Nothing within the time.
+    Timeout,
+    /// A signal.
+    Interrupted,
+    /// A frame of the coherence protocol, dealt with.
+    Handled,
+    /// A message for the caller, and its payload, valid until the next receive.
+    Message(usize, Message, &'static [u8]),
+}
+
+impl Engine {
+    /// An engine over links and memory that are ready.
+    pub fn new(boot: &'static Boot, io: Io) -> kernel::Result<Engine> {
+        let me = boot.node as usize;
+        let tables = FlatTables::new(me == 0)?;
+        let mut config = Config::new(NodeId(me as u8), boot.nodes as u8, ManagerOf::Fixed(NodeId(0)));
+        for (budget, pages) in config.budgets_pages.iter_mut().zip(boot.budget_pages) {
+            *budget = u32::try_from(pages).unwrap_or(u32::MAX);
+        }
+        let budget = boot.budget_pages[me];
+        let window_max = u64::from(boot.read_ahead_pages).min(budget / 32);
+        Ok(Engine {
+            boot,
+            me,
+            nodes: boot.nodes as usize,
+            core: Node::new(&config, tables),
+            tables,
+            io,
+            policy: Policy::new(boot.jump, boot.jump_threshold),
+            streams: Streams::new(window_max),
+            working_set: WorkingSet::new()?,
+            left_at: super::clock::now(),
+            departed_at: 0,
+            pull_ticks: 0,
+            away: None,
+            home_only_touched: false,
+            unsynced: 0,
+            first_touch: (0, 1),
+        })
+    }
+
+    /// Whether this is home.
+    pub fn is_home(&self) -> bool {
+        self.me == 0
+    }
+
+    /// How long anything may be waited for, nanoseconds.
+    pub fn lease_ns(&self) -> u64 {
+        u64::from(self.boot.lease_ms) * 1_000_000
+    }
+
+    /// This node's budget, pages.
+    pub fn budget_pages(&self) -> u64 {
+        self.boot.budget_pages[self.me]
+    }
+
+    /// Tells the protocol something and does what it says.
+    pub fn step(&mut self, event: Event) {
+        self.core.step(event, &mut self.io);
+    }
+
+    /// Does what was decided and ends the aggregate if something failed.
+    pub fn settle(&mut self) {
+        self.io.flush();
+        if let Some(failure) = self.io.failure.take() {
+            self.fail(failure);
+        }
+    }
+
+    /// Waits for one frame.
+    pub fn receive(&mut self, timeout_ns: u64, mask: Option<u64>) -> Incoming {
+        let nodes = self.nodes;
+        let links = &mut self.io.links[..nodes];
+        let mut present = links.iter().enumerate().filter(|(_, link)| link.is_some());
+        let first = present.next().map(|(node, _)| node);
+        let several = present.next().is_some();
+        let Some(only) = first else {
+            return Incoming::Timeout;
+        };
+        let from = if several {
+            // What was read together with an earlier frame comes first.
+            match self.buffered() {
+                Some(found) => return found,
+                None => match wait_any(&mut self.io.links[..nodes], timeout_ns, mask) {
+                    Ok(Wake::Ready(node)) => node,
+                    Ok(Wake::Interrupted) => return Incoming::Interrupted,
+                    Ok(Wake::Timeout) => return Incoming::Timeout,
+                    Err(error) => self.fail(Failure::Link(only, error)),
+                },
+            }
+        } else {
+            only
+        };
+        let Some(link) = &mut self.io.links[from] else {
+            return Incoming::Timeout;
+        };
+        let timeout_ns = if several { 0 } else { timeout_ns };
+        let received = link.receive_masked(timeout_ns, mask);
+        let taken = match received {
+            Ok(Received::Frame(frame)) => Ok((frame.header, frame.payload.as_ptr())),
+            Ok(Received::Timeout) => return Incoming::Timeout,
+            Ok(Received::Interrupted) => return Incoming::Interrupted,
+            Err(error) => Err(error),
+        };
+        self.took(from, taken)
+    }
+
+    fn buffered(&mut self) -> Option<Incoming> {
+        for node in 0..self.nodes {
+            let Some(link) = &mut self.io.links[node] else {
+                continue;
+            };
+            let taken = match link.try_receive() {
+                Ok(None) => continue,
+                Ok(Some(frame)) => Ok((frame.header, frame.payload.as_ptr())),
+                Err(error) => Err(error),
+            };
+            return Some(self.took(node, taken));
+        }
+        None
+    }
+
+    fn took(&mut self, from: usize, taken: Result<(Header, *const u8), LinkError>) -> Incoming {
+        match taken {
+            Ok((header, bytes)) => {
+                let incoming = self.dispatch(from, &header, bytes);
+                self.count_traffic();
+                incoming
+            }
+            Err(error) => {
+                self.link_ended(from, error);
+                Incoming::Handled
+            }
+        }
+    }
+
+    /// Brings the traffic counters up to date.
+    pub fn count_traffic(&self) {
+        let (mut sent, mut received) = (0, 0);
+        for link in self.io.links.iter().flatten() {
+            let traffic = link.traffic();
+            sent += traffic.sent_bytes;
+            received += traffic.received_bytes;
+        }
+        let stats = self.io.stats;
+        stats.bytes_sent.store(sent, Ordering::Relaxed);
+        stats.bytes_received.store(received, Ordering::Relaxed);
+        if self.is_home() {
+            for node in 0..self.nodes {
+                let owned = u64::from(self.core.owned_pages(NodeId(node as u8)));
+                stats.owned_pages[node].store(owned, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn dispatch(&mut self, from: usize, header: &Header, bytes: *const u8) -> Incoming {
+        // SAFETY: the payload lies in the link's buffer and stays until the
+        // next receive on it; every user is done with it before that.
+        let payload = unsafe { core::slice::from_raw_parts(bytes, header.length as usize) };
+        if header.kind < 32 {
+            match encoding::decode(header) {
+                Some((first, count)) => self.pages(from, first, u64::from(count), payload),
+                None => self.fail(Failure::Violation(from, "a malformed page message")),
+            }
+            return Incoming::Handled;
+        }
+        match Message::decode(header) {
+            Ok(message) => Incoming::Message(from, message, payload),
+            Err(_) => self.fail(Failure::Violation(from, "a malformed message")),
+        }
+    }
+
+    /// A run of page messages.
+    fn pages(&mut self, from: usize, first: PageMessage, count: u64, payload: &'static [u8]) {
+        let content = match first.body {
+            Body::Data { content, .. } | Body::Push { content, .. } => content,
+            _ => Content::Held,
+        };
+        self.io.source = from;
+        self.io.arrived = (content == Content::Bytes).then_some(Arrived {
+            first: first.page.0,
+            bytes: payload.as_ptr(),
+            length: payload.len(),
+        });
+        let first_page = first.page.0;
+        for page in first_page..first_page + count {
+            if matches!(first.body, Body::Get { .. }) {
+                self.adopt_file_page(page);
+            }
+            let message = PageMessage {
+                page: Page(page),
+                ..first
+            };
+            self.step(Event::Message {
+                from: NodeId(from as u8),
+                message,
+            });
+        }
+        self.io.flush();
+        self.io.arrived = None;
+        if matches!(first.body, Body::Data { .. } | Body::Push { .. } | Body::Grant { .. }) {
+            self.arrived(first_page, count);
+        }
+        self.settle();
+    }
+
+    /// Pages came: list their chunks.
+    fn arrived(&mut self, first: u64, count: u64) {
+        let mut chunk = Page(first).chunk();
+        while chunk <= Page(first + count - 1).chunk() {
+            self.working_set.touch(chunk);
+            chunk += 1;
+        }
+    }
+
+    /// A page of a file mapped at home is home's own from the first time that
+    /// somebody asks for it.
+    fn adopt_file_page(&mut self, page: u64) {
+        if !self.is_home() || !self.tables.look_entry(page).untouched() {
+            return;
+        }
+        let address = page * 4096;
+        let region = self.io.layout.lookup(address);
+        if region.is_some_and(|r| r.kind == Kind::FileReadOnly) {
+            self.step(Event::Adopt { page: Page(page) });
+        }
+    }
+
+    /// The policy of the pages of a region.
+    pub fn page_policy(kind: Kind) -> PagePolicy {
+        match kind {
+            Kind::FileReadOnly => PagePolicy::ReadOnly,
+            _ => PagePolicy::Invalidate,
+        }
+    }
+
+    /// Waits until `done`, handling what comes; for the executing node. The only
+    /// messages it meets are about layout and answers.
+    pub fn wait_until(&mut self, what: &'static str, done: impl Fn(&Engine) -> bool) {
+        let deadline_ns = kernel::monotonic_ns() + self.lease_ns();
+        while !done(self) {
+            match self.receive(self.lease_ns(), None) {
+                Incoming::Message(from, message, _) => self.serve_aside(from, message),
+                Incoming::Handled => {}
+                Incoming::Timeout | Incoming::Interrupted => {
+                    if kernel::monotonic_ns() > deadline_ns {
+                        self.silent(what);
+                    }
+                    self.look_for_lost_nodes();
+                }
+            }
+        }
+    }
+
+    /// Messages that any node answers whatever else it waits for.
+    pub fn serve_aside(&mut self, from: usize, message: Message) {
+        match message {
+            Message::Map { .. }
+            | Message::Unmap { .. }
+            | Message::Protect { .. }
+            | Message::Move { .. }
+            | Message::Discard { .. }
+                if from == 0 =>
+            {
+                self.change_layout(&message);
+            }
+            Message::Sync if from == 0 => self.io.send(0, &Message::Synced.header(0), &[]),
+            Message::Synced if self.is_home() => self.synced(from),
+            Message::Ping { length } => {
+                let zeros = [0u8; 4096];
+                let length = length as usize;
+                self.io
+                    .send(from, &Message::Pong.header(length), &[&zeros[..length]]);
+            }
+            Message::Peek { page, count } if from == 0 => self.peek(page, count),
+            _ => self.fail(Failure::Violation(from, "a message out of place")),
+        }
+    }
+
+    /// A fault, here and now, for the engine's own purposes.
+    pub fn fetch(&mut self, page: u64, access: Access) {
+        self.io.awaited = page;
+        self.io.resolved = false;
+        self.step(Event::Fault {
+            page: Page(page),
+            access,
+            ahead: false,
+        });
+        self.settle();
+        self.wait_until("a page", |engine| engine.io.resolved);
+    }
+
+    /// A link ended: its slice has ended.
+    fn link_ended(&mut self, node: usize, error: LinkError) {
+        self.io.links[node] = None;
+        if self.is_home() {
+            self.lost(node, Some(error));
+        } else if node == 0 {
+            // The aggregate is over; home has said how.
+            kernel::exit_group(0);
+        }
+    }
+
+    /// Home: looks at what the launcher says about nodes.
+    pub fn look_for_lost_nodes(&mut self) {
+        if !self.is_home() {
+            return;
+        }
+        let Some(shared) = control::shared() else {
+            return;
+        };
+        let lost = shared.lost_nodes.load(Ordering::Acquire);
+        for node in 1..self.nodes {
+            if lost & 1 << node != 0 && self.io.links[node].is_some() {
+                self.lost(node, None);
+            }
+        }
+    }
+
+    /// Home: a node is gone. Without anything on it the aggregate goes on.
+    fn lost(&mut self, node: usize, error: Option<LinkError>) {
+        self.io.links[node] = None;
+        let pages = self.core.owned_pages(NodeId(node as u8));
+        let executing = self.away == Some(node);
+        if pages == 0 && !executing {
+            self.forget_node(node);
+            log::line(format_args!(
+                "node {node} was lost; nothing was on it, the program goes on without it"
+            ));
+            return;
+        }
+        let mut message = ControlMessage::new(CONTROL_LOST, node as u32);
+        message.words = [u64::from(pages), u64::from(executing), 0, 0];
+        if control::send(&message).is_err() {
+            log::line(format_args!(
+                "node {node} was lost, and with it {pages} pages{} ({error:?})",
+                if executing { " and the execution" } else { "" }
+            ));
+        }
+        kernel::exit_group(EXIT_NODE_LOST);
+    }
+
+    /// Every record forgets a node that owns nothing.
+    pub fn forget_node(&mut self, node: usize) {
+        self.core.set_budget_pages(NodeId(node as u8), 0);
+        self.io.links[node] = None;
+        let count = self.io.layout.regions().len();
+        for index in 0..count {
+            let region = self.io.layout.regions()[index];
+            for page in region.start / 4096..region.end / 4096 {
+                if self.tables.look_entry(page).untouched() {
+                    continue;
+                }
+                self.step(Event::PeerLost {
+                    node: NodeId(node as u8),
+                    page: Page(page),
+                });
+            }
+        }
+        self.settle();
+    }
+
+    fn silent(&mut self, what: &'static str) -> ! {
+        let text = "no answer within the lease";
+        if self.is_home() {
+            let node = (1..self.nodes).find(|&n| self.io.links[n].is_some());
+            self.lost(node.unwrap_or(0), None);
+        }
+        log::fail(
+            EXIT_NODE_LOST,
+            format_args!("{text} while waiting for {what} on node {}", self.me),
+        )
+    }
+
+    /// Ends the aggregate.
+    pub fn fail(&mut self, failure: Failure) -> ! {
+        match failure {
+            Failure::Link(node, error) if self.is_home() => {
+                self.lost(node, Some(error));
+                log::fail(EXIT_INTERNAL, format_args!("node {node}: {error}"))
+            }
+            Failure::Link(0, _) => kernel::exit_group(0),
+            Failure::Link(node, error) => log::fail(
+                EXIT_NODE_LOST,
+                format_args!("node {} lost its link to node {node}: {error}", self.me),
+            ),
+            Failure::Lost(page, node) => log::fail(
+                EXIT_NODE_LOST,
+                format_args!("{page} was lost with {node}"),
+            ),
+            Failure::Memory(what, page, error) => log::fail(
+                EXIT_INTERNAL,
+                format_args!("cannot {what} page {page:#x} on node {}: {error}", self.me),
+            ),
+            Failure::Violation(node, what) => log::fail(
+                EXIT_INTERNAL,
+                format_args!("node {node} said the impossible to node {}: {what}", self.me),
+            ),
+        }
+    }
+
+    /// Every budget is full: the program cannot go on.
+    pub fn no_room(&self) -> ! {
+        let _ = control::send(&ControlMessage::new(CONTROL_NO_ROOM, self.me as u32));
+        log::fail(
+            EXIT_NO_ROOM,
+            format_args!("every node's budget is full; raise --memory or add a node"),
+        )
+    }
+
+    /// Counts an event of one of the counters.
+    pub fn count(&self, counter: impl Fn(&weft_proc::stats::NodeStats) -> &core::sync::atomic::AtomicU64, amount: u64) {
+        add(counter(self.io.stats), amount);
+    }
+}

@@ -1,0 +1,177 @@
+//! How an engine comes to be: at home by stretching a running program, on
+//! another node as the whole life of the process.
+
+use core::sync::atomic::Ordering;
+
+use weft_pager::space::Space;
+use weft_pager::uffd::Uffd;
+use weft_proc::boot::{
+    Boot, CONTROL_READY, CONTROL_STRETCHED, ControlMessage, EXIT_SETUP, LINK_RING, LINK_SEALED,
+    LINK_STREAM, LinkSpec, MAX_NODES,
+};
+use weft_proc::layout::{Layout, REGIONS_MAX, Region};
+use weft_wire::{Link, LinkConfig, LinkKind};
+
+use super::io::Io;
+use super::machine::{ENGINE, Engine, STRETCHED};
+use super::{clock, confine, jump};
+use crate::kernel::{self, call};
+use crate::{control, descriptors, dispatch, log, signal, thread};
+
+const O_RDWR_CLOEXEC: usize = 0o2_000_002;
+const O_RDONLY_CLOEXEC: usize = 0o2_000_000;
+const AT_FDCWD: isize = -100;
+
+fn setup_failed(what: &str, error: impl core::fmt::Display) -> ! {
+    log::fail(EXIT_SETUP, format_args!("{what}: {error}"))
+}
+
+/// A kept descriptor of a file of /proc/self; -1 where there is no /proc.
+fn open_self(path: &core::ffi::CStr, flags: usize) -> i32 {
+    let opened = call!(openat, AT_FDCWD, path.as_ptr(), flags, 0);
+    match opened.and_then(|fd| descriptors::keep(fd as i32)) {
+        Ok(kept) => kept,
+        Err(_) => -1,
+    }
+}
+
+fn open_space() -> Space {
+    let uffd = match Uffd::open() {
+        Ok(uffd) => uffd,
+        Err(error) => setup_failed("userfaultfd", error),
+    };
+    let fd = match descriptors::keep(uffd.fd()) {
+        Ok(fd) => fd,
+        Err(error) => setup_failed("a descriptor for the userfaultfd", error),
+    };
+    let memory_fd = open_self(c"/proc/self/mem", O_RDWR_CLOEXEC);
+    let page_map_fd = open_self(c"/proc/self/pagemap", O_RDONLY_CLOEXEC);
+    Space::new(uffd.moved_to(fd), memory_fd, page_map_fd)
+}
+
+fn open_link(boot: &Boot, spec: &LinkSpec) -> Option<Link> {
+    let fd = control::descriptor(spec.fd)?;
+    let kind = match spec.kind {
+        LINK_STREAM => LinkKind::Stream { fd },
+        LINK_SEALED => LinkKind::Sealed {
+            fd,
+            send_key: spec.send_key,
+            receive_key: spec.receive_key,
+        },
+        LINK_RING => LinkKind::Ring {
+            bell_fd: fd,
+            memory_fd: control::descriptor(spec.ring_fd)?,
+            side: spec.ring_side,
+        },
+        _ => return None,
+    };
+    let config = LinkConfig {
+        kind,
+        spin_ns: u64::from(boot.spin_ns),
+        lease_ms: boot.lease_ms,
+    };
+    // SAFETY: the launcher made the descriptors for this link alone.
+    match unsafe { Link::open(&config) } {
+        Ok(link) => Some(link),
+        Err(error) => setup_failed("a link", error),
+    }
+}
+
+fn open_links(boot: &Boot) -> [Option<Link>; MAX_NODES] {
+    core::array::from_fn(|node| {
+        let wanted = node < boot.nodes as usize && node != boot.node as usize;
+        if wanted {
+            open_link(boot, &boot.links[node])
+        } else {
+            None
+        }
+    })
+}
+
+fn empty_layout() -> kernel::Result<Layout<'static>> {
+    let bytes = REGIONS_MAX * size_of::<Region>();
+    let storage = kernel::allocate(bytes)?.cast::<Region>();
+    // SAFETY: fresh, zeroed, large enough, never released; a zeroed `Region` is
+    // a valid one.
+    let storage = unsafe { core::slice::from_raw_parts_mut(storage, REGIONS_MAX) };
+    Ok(Layout::new(storage))
+}
+
+fn make_engine(boot: &'static Boot) -> Engine {
+    let Some(shared) = control::shared() else {
+        log::fail(EXIT_SETUP, format_args!("no page is shared with the launcher"))
+    };
+    clock::calibrate();
+    let engine = empty_layout().and_then(|layout| {
+        let links = open_links(boot);
+        let space = open_space();
+        let io = Io::new(boot.node as usize, links, space, layout, &shared.stats);
+        Engine::new(boot, io)
+    });
+    match engine {
+        Ok(engine) => engine,
+        Err(error) => setup_failed("memory for the engine", error),
+    }
+}
+
+/// Home: the aggregate spans its nodes from now on. `layout` is the program's;
+/// its lock is held by the caller.
+pub fn stretch(boot: &'static Boot, layout: &Layout<'static>) {
+    let mut guard = ENGINE.lock();
+    if guard.is_some() {
+        return;
+    }
+    let engine = guard.insert(make_engine(boot));
+    // Faults of other threads wait for the lock from now on.
+    STRETCHED.store(true, Ordering::Release);
+    for region in layout.regions() {
+        engine.home_mapped(region);
+    }
+    engine.io.stats.stretched.store(1, Ordering::Relaxed);
+    engine.io.stats.executing.store(1, Ordering::Relaxed);
+    engine.make_room();
+    engine.left_at = clock::now();
+    // The launcher only shows it.
+    let _ = control::send(&ControlMessage::new(CONTROL_STRETCHED, 0));
+}
+
+/// A slice's whole life: get ready, give up every right, serve; execute when
+/// the execution comes.
+pub fn run_slice(boot: &'static Boot) -> ! {
+    let thread = match thread::allocate() {
+        Ok(thread) => thread,
+        Err(error) => setup_failed("a thread", error),
+    };
+    thread.id = kernel::thread_id();
+    thread.process = kernel::process_id();
+    thread::started();
+    if let Err(error) = thread.use_stack().and_then(|()| signal::actions::install_for_slice()) {
+        setup_failed("signal handlers", error);
+    }
+    let engine = make_engine(boot);
+    let uffd = engine.io.space.fd();
+    engine.io.stats.stretched.store(1, Ordering::Relaxed);
+    *ENGINE.lock() = Some(engine);
+    STRETCHED.store(true, Ordering::Release);
+    if let Err(errno) = confine::become_user(boot.uid, boot.gid) {
+        setup_failed("an unprivileged user", kernel::Errno::new(errno));
+    }
+    if let Err(error) = dispatch::arm() {
+        setup_failed("Syscall User Dispatch", error);
+    }
+    if let Err(error) = control::send(&ControlMessage::new(CONTROL_READY, boot.node)) {
+        setup_failed("the launcher", error);
+    }
+    if let Err(errno) = confine::confine(uffd, thread.process) {
+        setup_failed("seccomp", kernel::Errno::new(errno));
+    }
+    jump::serve(thread, 0);
+    jump::take_context(&mut thread.start);
+    signal::enter(thread)
+}
+
+/// Whether a region counts for the stretch: see `Layout::writable_anonymous_bytes`.
+pub fn should_stretch(boot: &Boot, layout: &Layout<'_>) -> bool {
+    let budget_bytes = boot.budget_pages[0].saturating_mul(4096);
+    boot.nodes > 1 && (boot.stretch_now != 0 || layout.writable_anonymous_bytes() > budget_bytes)
+}

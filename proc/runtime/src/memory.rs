@@ -1,0 +1,120 @@
+//! Access to the program's memory at addresses the program gave.
+//!
+//! Any such address may be bad. Every access goes through one assembly copy whose
+//! faults the signal handler turns into [`Fault`] (see [`fix_up`]), after the
+//! engine had its chance to fetch an absent page.
+
+use core::arch::global_asm;
+use core::mem::MaybeUninit;
+
+use crate::frame::Frame;
+use crate::kernel::Errno;
+
+/// The program gave an address that cannot be accessed; EFAULT.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Fault;
+
+impl From<Fault> for Errno {
+    fn from(_: Fault) -> Errno {
+        Errno::EFAULT
+    }
+}
+
+global_asm!(
+    r#"
+    .text
+    .globl weft_copy, weft_copy_start, weft_copy_end, weft_copy_fault
+    # weft_copy(to, from, length): 0, or 1 after a fault
+weft_copy:
+    mov rcx, rdx
+weft_copy_start:
+    rep movsb
+weft_copy_end:
+    xor eax, eax
+    ret
+weft_copy_fault:
+    mov eax, 1
+    ret
+"#
+);
+
+unsafe extern "C" {
+    static weft_copy_start: u8;
+    static weft_copy_end: u8;
+    static weft_copy_fault: u8;
+    fn weft_copy(to: *mut u8, from: *const u8, length: usize) -> i32;
+}
+
+/// Lets a copy that faulted return; false when the fault was elsewhere.
+pub fn fix_up(frame: &mut Frame) -> bool {
+    // SAFETY: only the addresses of the labels are taken.
+    let (start, end, fault) = unsafe {
+        (
+            &raw const weft_copy_start as usize,
+            &raw const weft_copy_end as usize,
+            &raw const weft_copy_fault as usize,
+        )
+    };
+    let copying = (start..end).contains(&frame.registers.rip);
+    if copying {
+        frame.registers.rip = fault;
+    }
+    copying
+}
+
+/// Copies out of the program.
+pub fn copy_in(address: usize, into: &mut [u8]) -> Result<(), Fault> {
+    copy_in_raw(address, into.as_mut_ptr() as usize, into.len())
+}
+
+/// Copies out of the program to an address of the runtime.
+pub fn copy_in_raw(address: usize, to: usize, length: usize) -> Result<(), Fault> {
+    // SAFETY: the runtime's side was checked by the caller; the program's side
+    // may fault, which the handler resolves.
+    match unsafe { weft_copy(to as *mut u8, address as *const u8, length) } {
+        0 => Ok(()),
+        _ => Err(Fault),
+    }
+}
+
+/// Copies into the program.
+pub fn copy_out(address: usize, from: &[u8]) -> Result<(), Fault> {
+    // SAFETY: as `copy_in_raw`, in the other direction.
+    match unsafe { weft_copy(address as *mut u8, from.as_ptr(), from.len()) } {
+        0 => Ok(()),
+        _ => Err(Fault),
+    }
+}
+
+/// Reads a plain value.
+pub fn read<T: Copy>(address: usize) -> Result<T, Fault> {
+    let mut value = MaybeUninit::<T>::uninit();
+    copy_in_raw(address, value.as_mut_ptr() as usize, size_of::<T>())?;
+    // SAFETY: every byte was copied; the types used are plain integers.
+    Ok(unsafe { value.assume_init() })
+}
+
+/// Writes a plain value.
+pub fn write<T: Copy>(address: usize, value: &T) -> Result<(), Fault> {
+    // SAFETY: plain data is readable as bytes; types used have no padding.
+    let bytes =
+        unsafe { core::slice::from_raw_parts(core::ptr::from_ref(value).cast(), size_of::<T>()) };
+    copy_out(address, bytes)
+}
+
+/// Copies a NUL-terminated string; the slice returned excludes the NUL. ENAMETOOLONG
+/// when it does not fit.
+pub fn read_string(address: usize, into: &mut [u8]) -> Result<&[u8], Errno> {
+    let mut length = 0;
+    while length < into.len() {
+        // To the end of the page at most: the next may not exist.
+        let at = address.wrapping_add(length);
+        let step = (4096 - (at & 4095)).min(into.len() - length);
+        copy_in(at, &mut into[length..length + step])?;
+        if let Some(end) = into[length..length + step].iter().position(|&b| b == 0) {
+            return Ok(&into[..length + end]);
+        }
+        length += step;
+    }
+    Err(Errno::ENAMETOOLONG)
+}

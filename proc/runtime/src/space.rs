@@ -1,0 +1,541 @@
+//! The program's address space: the layout, and every change to it.
+//!
+//! All of the program's mappings lie below 8 TiB, where the kernel by itself puts
+//! nothing, so the layout knows every one of them and picks every address. Each
+//! change is made natively, entered in the layout and announced to the engine,
+//! in that order, under one lock; unmapping is announced first.
+//!
+//! Under the lock the program's memory is never touched by an instruction of the
+//! runtime: a fault there could need the lock.
+
+mod remap;
+
+use weft_proc::layout::{
+    FLAG_GROWS_DOWN, FLAG_HEAP, FLAG_LOCKED, FLAG_NO_RESERVE, FLAG_SHARED, FLAG_STACK, Kind, LIMIT,
+    LOWEST, Layout, LayoutError, PAGE, PROT_READ, PROT_WRITE, REGIONS_MAX, Region,
+};
+
+use crate::engine;
+use crate::kernel::{self, Errno, Result, call};
+use crate::lock::{Guard, Lock};
+
+const MAP_SHARED: usize = 1;
+const MAP_PRIVATE: usize = 2;
+const MAP_SHARED_VALIDATE: usize = 3;
+const MAP_TYPE: usize = 0xf;
+const MAP_FIXED: usize = 0x10;
+const MAP_ANONYMOUS: usize = 0x20;
+const MAP_32BIT: usize = 0x40;
+const MAP_GROWSDOWN: usize = 0x100;
+const MAP_LOCKED: usize = 0x2000;
+const MAP_NORESERVE: usize = 0x4000;
+const MAP_HUGETLB: usize = 0x4_0000;
+const MAP_FIXED_NOREPLACE: usize = 0x10_0000;
+
+const PROT_GROWSDOWN: usize = 0x0100_0000;
+
+/// `MAP_32BIT` means below this.
+const LOW_LIMIT: u64 = 0x8000_0000;
+/// Anonymous mappings from this length on are aligned to it, so that the kernel
+/// can use huge pages as it does for a native program.
+const HUGE_BYTES: u64 = 2 << 20;
+/// Top of what [`Space::map`] chooses from: the stack and the vdso lie above.
+pub const MAP_TOP: u64 = 0x7ff_0000_0000;
+/// Highest end of the main stack; randomised downwards.
+pub const STACK_TOP: u64 = 0x7ff_e000_0000;
+/// Where the vdso goes on every node.
+pub const VDSO: u64 = 0x7ff_f000_0000;
+
+/// The address space of the program.
+pub struct Space {
+    /// Every region of the program.
+    pub layout: Layout<'static>,
+    /// Where the heap starts; 0 before the program is loaded.
+    heap_start: u64,
+    /// Where `brk` has moved its end.
+    heap_end: u64,
+    /// Upper bound for chosen addresses.
+    top: u64,
+    files: u32,
+}
+
+static SPACE: Lock<Option<Space>> = Lock::new(None);
+
+/// The locked address space.
+pub struct Locked {
+    guard: Guard<'static, Option<Space>>,
+}
+
+impl core::ops::Deref for Locked {
+    type Target = Space;
+    fn deref(&self) -> &Space {
+        self.guard.as_ref().expect("set up at start")
+    }
+}
+
+impl core::ops::DerefMut for Locked {
+    fn deref_mut(&mut self) -> &mut Space {
+        self.guard.as_mut().expect("set up at start")
+    }
+}
+
+/// Waits for the address space.
+pub fn lock() -> Locked {
+    Locked {
+        guard: SPACE.lock(),
+    }
+}
+
+/// Makes the empty address space. `slack` bytes below [`MAP_TOP`] stay unused:
+/// the randomised part of chosen addresses.
+pub fn set_up(slack: u64) -> Result<()> {
+    let bytes = REGIONS_MAX * size_of::<Region>();
+    let storage = kernel::allocate(bytes)?.cast::<Region>();
+    // SAFETY: fresh, zeroed, large enough and never released; a zeroed `Region`
+    // is a valid one.
+    let storage = unsafe { core::slice::from_raw_parts_mut(storage, REGIONS_MAX) };
+    *SPACE.lock() = Some(Space {
+        layout: Layout::new(storage),
+        heap_start: 0,
+        heap_end: 0,
+        top: MAP_TOP - (slack & !(PAGE - 1)),
+        files: 0,
+    });
+    Ok(())
+}
+
+fn errno(error: LayoutError) -> Errno {
+    Errno::new(error.errno())
+}
+
+fn aligned(length: usize) -> Result<u64> {
+    (length as u64)
+        .checked_next_multiple_of(PAGE)
+        .filter(|&length| length <= LIMIT)
+        .ok_or(Errno::ENOMEM)
+}
+
+/// What `mmap` was asked for.
+#[derive(Clone, Copy)]
+struct Request {
+    start: u64,
+    length: u64,
+    prot: usize,
+    flags: usize,
+    descriptor: usize,
+    offset: usize,
+}
+
+impl Request {
+    fn end(&self) -> u64 {
+        self.start + self.length
+    }
+    fn is_anonymous(&self) -> bool {
+        self.flags & MAP_ANONYMOUS != 0
+    }
+    fn kind(&self) -> Kind {
+        if self.flags & MAP_TYPE != MAP_PRIVATE || self.flags & MAP_HUGETLB != 0 {
+            Kind::HomeOnly
+        } else if self.is_anonymous() || self.prot as u32 & PROT_WRITE != 0 {
+            Kind::Anonymous
+        } else {
+            Kind::FileReadOnly
+        }
+    }
+    fn region_flags(&self) -> u32 {
+        let pairs = [
+            (MAP_GROWSDOWN, FLAG_GROWS_DOWN),
+            (MAP_LOCKED, FLAG_LOCKED),
+            (MAP_NORESERVE, FLAG_NO_RESERVE),
+        ];
+        let mut flags = 0;
+        for (asked, meant) in pairs {
+            if self.flags & asked != 0 {
+                flags |= meant;
+            }
+        }
+        if self.flags & MAP_TYPE != MAP_PRIVATE {
+            flags |= FLAG_SHARED;
+        }
+        flags
+    }
+}
+
+impl Space {
+    /// Upper bound of the addresses that are chosen.
+    pub fn top(&self) -> u64 {
+        self.top
+    }
+
+    /// `mmap`; the arguments are the program's.
+    pub fn map(&mut self, arguments: &[usize; 6]) -> Result<usize> {
+        let [address, length, prot, flags, descriptor, offset] = *arguments;
+        let sharing = flags & MAP_TYPE;
+        if length == 0
+            || !matches!(sharing, MAP_SHARED | MAP_PRIVATE | MAP_SHARED_VALIDATE)
+            || !(offset as u64).is_multiple_of(PAGE)
+        {
+            return Err(Errno::EINVAL);
+        }
+        let mut request = Request {
+            start: address as u64,
+            length: aligned(length)?,
+            prot,
+            flags,
+            descriptor,
+            offset,
+        };
+        if flags & (MAP_FIXED | MAP_FIXED_NOREPLACE) != 0 {
+            self.check_fixed(&request)?;
+        } else {
+            request.start = self.choose(&request)?;
+        }
+        self.map_at(request)?;
+        Ok(request.start as usize)
+    }
+
+    fn check_fixed(&self, request: &Request) -> Result<()> {
+        if !request.start.is_multiple_of(PAGE) {
+            return Err(Errno::EINVAL);
+        }
+        if request.start > LIMIT - request.length {
+            return Err(Errno::ENOMEM);
+        }
+        let replaces = !self.layout.is_free(request.start, request.end());
+        if request.flags & MAP_FIXED_NOREPLACE != 0 && replaces {
+            return Err(Errno::EEXIST);
+        }
+        Ok(())
+    }
+
+    fn choose(&self, request: &Request) -> Result<u64> {
+        let high = if request.flags & MAP_32BIT != 0 {
+            LOW_LIMIT
+        } else {
+            self.top
+        };
+        let huge = request.is_anonymous() && request.length >= HUGE_BYTES;
+        let alignment = if huge || request.flags & MAP_HUGETLB != 0 {
+            HUGE_BYTES
+        } else {
+            PAGE
+        };
+        let hint = request.start & !(PAGE - 1);
+        let end = hint.saturating_add(request.length);
+        if hint >= LOWEST && end <= LIMIT && self.layout.is_free(hint, end) {
+            return Ok(hint);
+        }
+        self.layout
+            .find_free(request.length, alignment, None, LOWEST, high)
+            .map_err(errno)
+    }
+
+    /// Maps at a decided place, replacing what is there.
+    fn map_at(&mut self, request: Request) -> Result<()> {
+        let replaces = !self.layout.is_free(request.start, request.end());
+        if replaces {
+            engine::unmapped(request.start as usize, request.length as usize);
+        }
+        let mut kind = request.kind();
+        if kind == Kind::Anonymous && !request.is_anonymous() {
+            match self.copy_file(&request) {
+                Ok(()) => {}
+                // Not a file that can be read at an offset: a device.
+                Err(Errno::ESPIPE | Errno::EINVAL | Errno::ENODEV) => {
+                    map_natively(&request)?;
+                    kind = Kind::HomeOnly;
+                }
+                Err(error) => return Err(error),
+            }
+        } else {
+            map_natively(&request)?;
+        }
+        let mut region = Region {
+            kind,
+            flags: request.region_flags(),
+            ..Region::anonymous(request.start, request.end(), request.prot as u32 & 7)
+        };
+        if !request.is_anonymous() && kind != Kind::Anonymous {
+            self.files += 1;
+            region.file = self.files;
+            region.file_offset = request.offset as u64;
+        }
+        self.enter(region)
+    }
+
+    /// Puts a mapping that exists natively into the layout.
+    pub fn enter(&mut self, region: Region) -> Result<()> {
+        if let Err(error) = self.layout.insert(region) {
+            let _ = call!(munmap, region.start, region.length());
+            let _ = self.layout.remove(region.start, region.end);
+            return Err(errno(error));
+        }
+        engine::mapped(&self.layout, &region);
+        Ok(())
+    }
+
+    /// A writable private mapping of a file: anonymous memory that holds the
+    /// file's bytes. It is filled elsewhere and moved into place, so that a
+    /// failure leaves what was there.
+    fn copy_file(&mut self, request: &Request) -> Result<()> {
+        let length = request.length as usize;
+        let scratch = call!(
+            mmap,
+            0,
+            length,
+            PROT_READ | PROT_WRITE,
+            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+            -1isize,
+            0
+        )?;
+        // SAFETY: just mapped, `length` bytes, used only here.
+        let buffer = unsafe { core::slice::from_raw_parts_mut(scratch as *mut u8, length) };
+        let read = kernel::read_at(request.descriptor as i32, buffer, request.offset as u64);
+        let done = match read {
+            Ok(_) => move_into_place(scratch, request.start, length, request.prot),
+            // Open, but not for reading.
+            Err(Errno::EBADF) if call!(fcntl, request.descriptor, 1).is_ok() => Err(Errno::EACCES),
+            Err(Errno::EISDIR) => Err(Errno::ENODEV),
+            Err(error) => Err(error),
+        };
+        if done.is_err() {
+            let _ = call!(munmap, scratch, length);
+        }
+        done
+    }
+
+    /// `munmap`.
+    pub fn unmap(&mut self, address: usize, length: usize) -> Result<usize> {
+        let start = address as u64;
+        if length == 0 || !start.is_multiple_of(PAGE) {
+            return Err(Errno::EINVAL);
+        }
+        let length = aligned(length).map_err(|_| Errno::EINVAL)?;
+        if start >= LIMIT || start + length > LIMIT {
+            return Err(Errno::EINVAL);
+        }
+        engine::unmapped(address, length as usize);
+        call!(munmap, start, length)?;
+        self.layout.remove(start, start + length).map_err(errno)?;
+        Ok(0)
+    }
+
+    /// `mprotect`, and `pkey_mprotect` when `key` is given.
+    pub fn protect(
+        &mut self,
+        address: usize,
+        length: usize,
+        prot: usize,
+        key: Option<usize>,
+    ) -> Result<usize> {
+        let mut start = address as u64;
+        if !start.is_multiple_of(PAGE) {
+            return Err(Errno::EINVAL);
+        }
+        if length == 0 {
+            return Ok(0);
+        }
+        let end = start + aligned(length)?;
+        if start >= LIMIT || end > LIMIT {
+            return Err(Errno::ENOMEM);
+        }
+        if prot & PROT_GROWSDOWN != 0 {
+            let region = self.layout.lookup(start).ok_or(Errno::ENOMEM)?;
+            if region.flags & (FLAG_STACK | FLAG_GROWS_DOWN) == 0 {
+                return Err(Errno::EINVAL);
+            }
+            start = region.start;
+        }
+        let prot = prot & !PROT_GROWSDOWN;
+        if prot as u32 & PROT_WRITE != 0 {
+            self.make_copies(start, end)?;
+        }
+        match key {
+            Some(key) => call!(pkey_mprotect, start, end - start, prot, key)?,
+            None => call!(mprotect, start, end - start, prot)?,
+        };
+        let done = self.layout.protect(start, end, prot as u32 & 7);
+        engine::protected(start as usize, (end - start) as usize, prot as u32 & 7);
+        done.map_err(errno)?;
+        Ok(0)
+    }
+
+    /// Turns the read-only file mappings of a range, which are about to become
+    /// writable, into anonymous memory.
+    fn make_copies(&mut self, start: u64, end: u64) -> Result<()> {
+        let mut at = start;
+        while let Some(region) = self.next_file_mapping(at, end) {
+            at = region.end;
+            copy_mapping(&region)?;
+            let copy = Region {
+                kind: Kind::Anonymous,
+                file: 0,
+                file_offset: 0,
+                ..region
+            };
+            self.layout.insert(copy).map_err(errno)?;
+            engine::mapped(&self.layout, &copy);
+        }
+        Ok(())
+    }
+
+    fn next_file_mapping(&self, start: u64, end: u64) -> Option<Region> {
+        if start >= end {
+            return None;
+        }
+        self.layout
+            .overlaps(start, end)
+            .find(|region| region.kind == Kind::FileReadOnly)
+    }
+
+    /// Says where the heap starts.
+    pub fn set_heap(&mut self, start: u64) {
+        self.heap_start = start;
+        self.heap_end = start;
+    }
+
+    /// `brk`: moves the end of the heap, or says where it is.
+    pub fn set_break(&mut self, wanted: usize) -> usize {
+        let wanted = wanted as u64;
+        if wanted < self.heap_start || wanted > LIMIT - PAGE {
+            return self.heap_end as usize;
+        }
+        let old = self.heap_end.next_multiple_of(PAGE);
+        let new = wanted.next_multiple_of(PAGE);
+        let changed = if new > old {
+            self.grow_heap(old, new)
+        } else if new < old {
+            self.unmap(new as usize, (old - new) as usize).map(|_| ())
+        } else {
+            Ok(())
+        };
+        if changed.is_ok() {
+            self.heap_end = wanted;
+        }
+        self.heap_end as usize
+    }
+
+    fn grow_heap(&mut self, start: u64, end: u64) -> Result<()> {
+        if !self.layout.is_free(start, end) {
+            return Err(Errno::ENOMEM);
+        }
+        let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
+        let prot = PROT_READ | PROT_WRITE;
+        call!(mmap, start, end - start, prot, flags, -1isize, 0)?;
+        self.enter(Region {
+            flags: FLAG_HEAP,
+            ..Region::anonymous(start, end, prot)
+        })
+    }
+
+    /// `madvise`.
+    pub fn advise(&mut self, address: usize, length: usize, advice: usize) -> Result<usize> {
+        let done = call!(madvise, address, length, advice)?;
+        let length = aligned(length)?;
+        remap::note_advice(self, address as u64, length, advice);
+        Ok(done)
+    }
+
+    /// `shmat`: attaches at an address that the layout picks.
+    pub fn attach_shared(&mut self, id: usize, address: usize, flags: usize) -> Result<usize> {
+        const SHM_RDONLY: usize = 0o10_000;
+        const IPC_STAT: usize = 2;
+        const SEGMENT_SIZE_WORD: usize = 6;
+        let mut status = [0usize; 16];
+        call!(shmctl, id, IPC_STAT, status.as_mut_ptr())?;
+        let length = aligned(status[SEGMENT_SIZE_WORD])?;
+        let start = if address != 0 {
+            address as u64
+        } else {
+            self.layout
+                .find_free(length, PAGE, None, LOWEST, self.top)
+                .map_err(errno)?
+        };
+        let start = call!(shmat, id, start, flags)? as u64;
+        let prot = if flags & SHM_RDONLY != 0 {
+            PROT_READ
+        } else {
+            PROT_READ | PROT_WRITE
+        };
+        self.files += 1;
+        self.enter(Region {
+            kind: Kind::HomeOnly,
+            flags: FLAG_SHARED,
+            file: self.files,
+            ..Region::anonymous(start, start + length, prot)
+        })?;
+        Ok(start as usize)
+    }
+
+    /// `shmdt`.
+    pub fn detach_shared(&mut self, address: usize) -> Result<usize> {
+        let region = self.layout.lookup(address as u64).copied();
+        let done = call!(shmdt, address)?;
+        if let Some(region) = region.filter(|r| r.start == address as u64) {
+            self.layout.remove(region.start, region.end).map_err(errno)?;
+        }
+        Ok(done)
+    }
+}
+
+/// Maps at `request.start` with the program's own protection and flags.
+fn map_natively(request: &Request) -> Result<()> {
+    let flags = (request.flags & !(MAP_32BIT | MAP_FIXED_NOREPLACE)) | MAP_FIXED;
+    call!(
+        mmap,
+        request.start,
+        request.length,
+        request.prot,
+        flags,
+        request.descriptor,
+        request.offset
+    )
+    .map(|_| ())
+}
+
+/// Moves `length` bytes of a scratch mapping over `to`, with protection `prot`.
+fn move_into_place(scratch: usize, to: u64, length: usize, prot: usize) -> Result<()> {
+    const MREMAP_MAYMOVE: usize = 1;
+    const MREMAP_FIXED: usize = 2;
+    call!(mprotect, scratch, length, prot)?;
+    call!(
+        mremap,
+        scratch,
+        length,
+        length,
+        MREMAP_MAYMOVE | MREMAP_FIXED,
+        to
+    )
+    .map(|_| ())
+}
+
+/// Replaces a read-only mapping of a file by anonymous memory with its bytes.
+/// The kernel copies, so a file that has become shorter raises no SIGBUS: what
+/// lies beyond its end is zero.
+fn copy_mapping(region: &Region) -> Result<()> {
+    let length = region.length() as usize;
+    if region.prot & PROT_READ == 0 {
+        call!(mprotect, region.start, length, PROT_READ)?;
+    }
+    let scratch = kernel::allocate(length)? as usize;
+    let own = kernel::process_id();
+    let mut done = 0;
+    while done < length {
+        let local = [scratch + done, length - done];
+        let remote = [region.start as usize + done, length - done];
+        let moved = call!(
+            process_vm_readv,
+            own,
+            local.as_ptr(),
+            1,
+            remote.as_ptr(),
+            1,
+            0
+        );
+        match moved {
+            Ok(count) if count > 0 => done += count,
+            _ => break,
+        }
+    }
+    move_into_place(scratch, region.start, length, region.prot as usize)
+}

@@ -1,0 +1,182 @@
+//! `mremap`, and advice that changes what memory holds.
+
+use weft_proc::layout::{
+    FLAG_DONT_FORK, FLAG_WIPE_ON_FORK, LIMIT, LOWEST, PAGE, Region,
+};
+
+use super::{Space, aligned, errno};
+use crate::engine;
+use crate::kernel::{Errno, Result, call};
+
+const MREMAP_MAYMOVE: usize = 1;
+const MREMAP_FIXED: usize = 2;
+const MREMAP_DONTUNMAP: usize = 4;
+
+const MADV_DONTNEED: usize = 4;
+const MADV_FREE: usize = 8;
+const MADV_DONTFORK: usize = 10;
+const MADV_DOFORK: usize = 11;
+const MADV_WIPEONFORK: usize = 18;
+const MADV_KEEPONFORK: usize = 19;
+const MADV_DONTNEED_LOCKED: usize = 24;
+
+/// What a successful `madvise` means for the layout and the engine.
+pub(super) fn note_advice(space: &mut Space, start: u64, length: u64, advice: usize) {
+    let end = start.saturating_add(length).min(LIMIT);
+    if start >= end {
+        return;
+    }
+    let change: (u32, u32) = match advice {
+        MADV_DONTNEED | MADV_FREE | MADV_DONTNEED_LOCKED => {
+            engine::discarded(start as usize, (end - start) as usize);
+            return;
+        }
+        MADV_DONTFORK => (FLAG_DONT_FORK, 0),
+        MADV_DOFORK => (0, FLAG_DONT_FORK),
+        MADV_WIPEONFORK => (FLAG_WIPE_ON_FORK, 0),
+        MADV_KEEPONFORK => (0, FLAG_WIPE_ON_FORK),
+        _ => return,
+    };
+    let (set, clear) = change;
+    // A hole was reported by the kernel already.
+    let _ = space.layout.update(start, end, |region| {
+        region.flags = (region.flags | set) & !clear;
+    });
+}
+
+impl Space {
+    /// `mremap`; the arguments are the program's.
+    pub fn remap(&mut self, arguments: &[usize; 6]) -> Result<usize> {
+        let [address, old_length, new_length, flags, target, _] = *arguments;
+        let start = address as u64;
+        if !start.is_multiple_of(PAGE)
+            || new_length == 0
+            || flags & !(MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP) != 0
+            || flags & (MREMAP_FIXED | MREMAP_DONTUNMAP) != 0 && flags & MREMAP_MAYMOVE == 0
+        {
+            return Err(Errno::EINVAL);
+        }
+        let old = aligned(old_length)?;
+        let new = aligned(new_length)?;
+        if start >= LIMIT || start + old > LIMIT {
+            return Err(Errno::EFAULT);
+        }
+        let region = self.layout.lookup(start).copied().ok_or(Errno::EFAULT)?;
+        if flags & MREMAP_FIXED != 0 {
+            return self.move_to(start, old, new, target as u64, flags);
+        }
+        if old == 0 || flags & MREMAP_DONTUNMAP != 0 {
+            let place = self.room_for(new, &region)?;
+            return self.move_to(start, old, new, place, flags);
+        }
+        if new <= old {
+            if new < old {
+                self.unmap((start + new) as usize, (old - new) as usize)?;
+            }
+            return Ok(address);
+        }
+        if region.end < start + old {
+            return Err(Errno::EFAULT);
+        }
+        if region.end == start + old && self.extend(&region, start, old, new)? {
+            return Ok(address);
+        }
+        if flags & MREMAP_MAYMOVE == 0 {
+            return Err(Errno::ENOMEM);
+        }
+        let place = self.room_for(new, &region)?;
+        self.move_to(start, old, new, place, flags)
+    }
+
+    fn room_for(&self, length: u64, region: &Region) -> Result<u64> {
+        // Keeps its distance from huge-page boundaries, so that the kernel can
+        // move whole page tables.
+        let alignment = if length >= super::HUGE_BYTES && region.file == 0 {
+            super::HUGE_BYTES
+        } else {
+            PAGE
+        };
+        self.layout
+            .find_free(length, alignment, None, LOWEST, self.top)
+            .map_err(errno)
+    }
+
+    /// Grows in place; false when something is in the way.
+    fn extend(&mut self, region: &Region, start: u64, old: u64, new: u64) -> Result<bool> {
+        let (tail, end) = (start + old, start + new);
+        if end > LIMIT || !self.layout.is_free(tail, end) {
+            return Ok(false);
+        }
+        match call!(mremap, start, old, new, 0) {
+            Ok(_) => {}
+            Err(Errno::ENOMEM) => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        let file_offset = if region.file == 0 {
+            0
+        } else {
+            region.file_offset + (tail - region.start)
+        };
+        self.enter(Region {
+            start: tail,
+            end,
+            file_offset,
+            ..*region
+        })?;
+        Ok(true)
+    }
+
+    /// Moves to `place`, replacing what is there.
+    fn move_to(
+        &mut self,
+        start: u64,
+        old: u64,
+        new: u64,
+        place: u64,
+        flags: usize,
+    ) -> Result<usize> {
+        if !place.is_multiple_of(PAGE) {
+            return Err(Errno::EINVAL);
+        }
+        if place < LOWEST || place > LIMIT - new {
+            return Err(Errno::ENOMEM);
+        }
+        let overlaps = place < start + old && start < place + new;
+        if overlaps {
+            return Err(Errno::EINVAL);
+        }
+        if !self.layout.is_free(place, place + new) {
+            engine::unmapped(place as usize, new as usize);
+        }
+        engine::moving(start as usize, old as usize);
+        let native = flags | MREMAP_MAYMOVE | MREMAP_FIXED;
+        call!(mremap, start, old, new, native, place)?;
+        if old == 0 || flags & MREMAP_DONTUNMAP != 0 {
+            return self.duplicate(start, new, place);
+        }
+        self.layout
+            .relocate(start, old, place, new)
+            .map_err(errno)?;
+        engine::moved(start as usize, old as usize, place as usize, new as usize);
+        Ok(place as usize)
+    }
+
+    /// The old mapping stays as well (`MREMAP_DONTUNMAP`, or a second mapping
+    /// of shared memory).
+    fn duplicate(&mut self, start: u64, new: u64, place: u64) -> Result<usize> {
+        let region = self.layout.lookup(start).copied().ok_or(Errno::EFAULT)?;
+        let file_offset = if region.file == 0 {
+            0
+        } else {
+            region.file_offset + (start - region.start)
+        };
+        self.enter(Region {
+            start: place,
+            end: place + new,
+            file_offset,
+            ..region
+        })?;
+        engine::discarded(start as usize, new as usize);
+        Ok(place as usize)
+    }
+}

@@ -1,0 +1,230 @@
+//! From the kernel's entry point to the program, or to a slice's service.
+//!
+//! Order: environment → address space, first thread, handlers → launcher →
+//! program. Until the handlers are installed nothing may fault; until the
+//! launcher has answered, errors go to standard error.
+
+use core::arch::global_asm;
+use core::ffi::CStr;
+
+use weft_proc::boot::{
+    CONTROL_VARIABLE, EXIT_INTERNAL, EXIT_SETUP, ROLE_SLICE,
+};
+
+use crate::context::Context;
+use crate::kernel::{self, call};
+use crate::signal::{self, actions, mask};
+use crate::thread::{self, Thread};
+use crate::{context, control, dispatch, engine, load, log, program, space};
+
+/// The variable that names the program when no launcher does.
+pub const PROGRAM_VARIABLE: &[u8] = b"WEFT_PROGRAM";
+/// The variable that counts the images of the main process.
+pub const GENERATION_VARIABLE: &[u8] = b"WEFT_GENERATION";
+/// Value of the control variable for running without a launcher.
+const ALONE: &[u8] = b"none";
+/// Randomised part of the addresses that are chosen, bytes.
+const SLACK_BYTES: u64 = 64 << 30;
+
+global_asm!(
+    ".text",
+    ".globl _start",
+    "_start:",
+    "xor ebp, ebp",
+    "mov rdi, rsp",
+    "and rsp, -16",
+    "call weft_start",
+    "ud2",
+);
+
+/// What the kernel left on the initial stack.
+pub struct Initial {
+    /// Arguments.
+    pub arguments: &'static [*const u8],
+    /// Environment, without the runtime's own variables.
+    pub environment: &'static [*const u8],
+    /// Auxiliary vector: pairs of key and value, without the closing pair.
+    pub auxiliary: &'static [[usize; 2]],
+}
+
+/// Reads a string of the initial stack.
+///
+/// # Safety
+/// `text` is one of the kernel's NUL-terminated strings.
+pub unsafe fn string(text: *const u8) -> &'static [u8] {
+    // SAFETY: passed on to the caller; the initial stack is never unmapped.
+    unsafe { CStr::from_ptr(text.cast()) }.to_bytes()
+}
+
+impl Initial {
+    /// Parses the initial stack.
+    ///
+    /// # Safety
+    /// `stack` is the stack pointer at the entry point.
+    unsafe fn parse(stack: *mut usize) -> Initial {
+        // SAFETY: the layout that the kernel guarantees to a new program:
+        // count, arguments, null, environment, null, auxiliary pairs.
+        unsafe {
+            let count = *stack;
+            let arguments = stack.add(1);
+            let environment = arguments.add(count + 1);
+            let mut variables = 0;
+            while *environment.add(variables) != 0 {
+                variables += 1;
+            }
+            let auxiliary = environment.add(variables + 1).cast::<[usize; 2]>();
+            let mut pairs = 0;
+            while (*auxiliary.add(pairs))[0] != 0 {
+                pairs += 1;
+            }
+            Initial {
+                arguments: core::slice::from_raw_parts(arguments.cast(), count),
+                environment: core::slice::from_raw_parts(environment.cast(), variables),
+                auxiliary: core::slice::from_raw_parts(auxiliary, pairs),
+            }
+        }
+    }
+    /// A value of the auxiliary vector.
+    pub fn auxiliary_value(&self, key: usize) -> Option<usize> {
+        self.auxiliary
+            .iter()
+            .find(|pair| pair[0] == key)
+            .map(|pair| pair[1])
+    }
+    /// Takes a variable out of the environment.
+    fn take(&mut self, name: &[u8]) -> Option<&'static [u8]> {
+        let found = self.environment.iter().position(|&entry| {
+            // SAFETY: entries are the kernel's strings.
+            let entry = unsafe { string(entry) };
+            entry.len() > name.len() && entry.starts_with(name) && entry[name.len()] == b'='
+        })?;
+        // SAFETY: as above.
+        let entry = unsafe { string(self.environment[found]) };
+        let base = self.environment.as_ptr().cast_mut();
+        let length = self.environment.len();
+        // SAFETY: the array is on the initial stack, which is writable and used
+        // through `self` only; the entries behind move down by one.
+        self.environment = unsafe {
+            core::ptr::copy(base.add(found + 1), base.add(found), length - found - 1);
+            core::slice::from_raw_parts(base, length - 1)
+        };
+        Some(&entry[name.len() + 1..])
+    }
+}
+
+fn parse_number(text: &[u8]) -> Option<u64> {
+    if text.is_empty() || text.len() > 9 {
+        return None;
+    }
+    text.iter().try_fold(0u64, |value, &digit| {
+        let digit = digit.checked_sub(b'0').filter(|&digit| digit < 10)?;
+        Some(value * 10 + u64::from(digit))
+    })
+}
+
+/// Called by the entry stub.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn weft_start(stack: *mut usize) -> ! {
+    // SAFETY: the stub passes the initial stack pointer.
+    let mut initial = unsafe { Initial::parse(stack) };
+    const AT_HWCAP2: usize = 26;
+    context::learn(initial.auxiliary_value(AT_HWCAP2).unwrap_or(0));
+    let control = initial.take(CONTROL_VARIABLE.as_bytes());
+    let named = initial.take(PROGRAM_VARIABLE);
+    if let Some(generation) = initial.take(GENERATION_VARIABLE).and_then(parse_number) {
+        control::set_generation(generation);
+    }
+    let Some(control) = control else {
+        usage();
+    };
+    let thread = set_up();
+    if control == ALONE {
+        let Some(path) = named else {
+            usage();
+        };
+        run(thread, path, &initial);
+    }
+    let Some(socket) = parse_number(control) else {
+        usage();
+    };
+    let boot = control::attach(socket as i32);
+    if boot.role == ROLE_SLICE {
+        engine::run_slice(boot);
+    }
+    engine::start_home(boot);
+    let path = named.unwrap_or_else(|| {
+        CStr::from_bytes_until_nul(&boot.program)
+            .unwrap_or(c"")
+            .to_bytes()
+    });
+    run(thread, path, &initial)
+}
+
+fn usage() -> ! {
+    log::line(format_args!(
+        "this is the runtime inside elastic processes; start programs with `weft run PROGRAM`"
+    ));
+    kernel::exit_group(EXIT_SETUP)
+}
+
+/// Everything a handler needs: address space, first thread, actions.
+fn set_up() -> &'static mut Thread {
+    match try_set_up() {
+        Ok(thread) => thread,
+        Err(error) => log::fail(
+            EXIT_SETUP,
+            format_args!("the runtime cannot prepare itself: {error}"),
+        ),
+    }
+}
+
+fn try_set_up() -> kernel::Result<&'static mut Thread> {
+    space::set_up(random() % SLACK_BYTES)?;
+    let thread = thread::allocate()?;
+    thread.id = kernel::thread_id();
+    thread.process = kernel::process_id();
+    thread.actions = &raw const actions::SHARED;
+    thread.use_stack()?;
+    call!(set_tid_address, thread.alive_word())?;
+    actions::SHARED.learn_ignored();
+    actions::install()?;
+    let open = mask::NEVER_BLOCKED;
+    let mut before = 0u64;
+    const SIG_UNBLOCK: usize = 1;
+    call!(rt_sigprocmask, SIG_UNBLOCK, &raw const open, &raw mut before, 8)?;
+    thread.start.mask = before & !mask::NEVER_BLOCKED;
+    Ok(thread)
+}
+
+/// Random bits, for addresses.
+pub fn random() -> u64 {
+    let mut bits = 0u64;
+    if call!(getrandom, &raw mut bits, 8, 0).is_err() {
+        bits = kernel::monotonic_ns();
+    }
+    bits
+}
+
+/// Loads the program and enters it.
+fn run(thread: &mut Thread, path: &[u8], initial: &Initial) -> ! {
+    let entry = match load::load(path, initial) {
+        Ok(entry) => entry,
+        Err(error) => load::refuse(path, &error),
+    };
+    program::name_process(path);
+    let inherited = thread.start.mask;
+    thread.start = Context::initial(entry.address, entry.stack);
+    thread.start.mask = inherited;
+    if let Err(error) = dispatch::arm() {
+        log::fail(
+            EXIT_SETUP,
+            format_args!(
+                "the kernel cannot intercept system calls (Syscall User Dispatch, Linux 5.11 or newer): {error}"
+            ),
+        );
+    }
+    engine::threads(thread::started());
+    signal::enter(thread);
+}
+
+const _: () = assert!(EXIT_INTERNAL == 124);

@@ -1,0 +1,285 @@
+//! The program's threads, as the runtime sees them.
+//!
+//! Each has a [`Block`]: 256 KiB, aligned to its size, with the thread's state
+//! at its start, a guard page, and the rest as the alternate stack on which
+//! every handler runs. Masking any address in the block finds the state, so no
+//! thread-local storage is needed.
+//!
+//! Life of a block: free (`alive` = 0) → taken by its creator (`alive` = 1) →
+//! running → free again when the kernel clears `alive` after the thread's last
+//! instruction (`CLONE_CHILD_CLEARTID`). Blocks are never unmapped.
+//!
+//! Invariants: at most [`THREADS_MAX`] blocks; a block that is not free belongs
+//! to exactly one thread; [`Inbox`] is the only part that a nested signal
+//! handler writes.
+
+use core::cell::UnsafeCell;
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+
+use crate::context::Context;
+use crate::frame::{AlternateStack, SignalInfo};
+use crate::kernel::{self, Errno, Result, call};
+use crate::signal::actions::Table;
+
+/// Size and alignment of a block, bytes. Room for the nested frames of the worst
+/// case (11 KiB each with AMX) beside the runtime's own calls.
+pub const BLOCK_BYTES: usize = 256 << 10;
+/// Most threads of one program.
+pub const THREADS_MAX: usize = 4096;
+/// Where the guard page lies in a block.
+const GUARD_OFFSET: usize = 32 << 10;
+const PAGE: usize = 4096;
+
+/// A program signal waits in [`Inbox::info`].
+pub const PENDING_SIGNAL: u32 = 1;
+/// The runtime's own signal arrived while the runtime was executing.
+pub const PENDING_KICK: u32 = 2;
+
+/// What a handler that interrupted the runtime leaves for the way out.
+///
+/// At most one program signal waits here: the handler that puts it in also
+/// blocks all others in the state it returns to, until the thread re-enters the
+/// program. The kernel queues the rest.
+#[repr(C)]
+pub struct Inbox {
+    /// `PENDING_*`. Tested by assembly: stays the first word of the block.
+    pub pending: AtomicU32,
+    /// Not 0 while the block is in use; the kernel clears it.
+    pub alive: AtomicU32,
+    /// The waiting program signal.
+    pub info: UnsafeCell<SignalInfo>,
+}
+
+/// One thread of the program. Only its own thread touches it, outside of nested
+/// handlers.
+#[repr(C)]
+pub struct Thread {
+    /// Its number in the kernel.
+    pub id: u32,
+    /// Process in which it runs: another one for the child of a `vfork`.
+    pub process: u32,
+    /// `set_tid_address`: zeroed and woken at the thread's end. 0: none.
+    pub clear_child_tid: usize,
+    /// `set_robust_list`.
+    pub robust_list: usize,
+    /// The program's own alternate stack.
+    pub alternate_stack: AlternateStack,
+    /// Which of the signals that the runtime never blocks the program believes
+    /// to be blocked.
+    pub hidden_mask: u64,
+    /// Mask of an interrupted `sigsuspend`, `ppoll`, …: in force for the handler
+    /// that interrupted it, not after.
+    pub temporary_mask: Option<u64>,
+    /// The program's signal actions: shared by the threads of a process.
+    pub actions: *const Table,
+    /// Private actions of a `vfork` child, which shares memory but not these.
+    pub own_actions: Table,
+    /// A `vfork` child: lives until it execs or exits.
+    pub borrowed: bool,
+    /// The next own signal loads `start` instead of being a kick.
+    pub entering: bool,
+    /// Addresses that the thread itself fills in before it enters: parent's and
+    /// child's thread number. 0: none.
+    pub announce: [usize; 2],
+    /// What the thread enters the program with.
+    pub start: Context,
+    /// The engine's buffers for system calls; 0: none yet. They stay with the
+    /// block.
+    pub buffers: usize,
+    inbox: &'static Inbox,
+}
+
+/// A thread's state and stack.
+#[repr(C)]
+pub struct Block {
+    inbox: Inbox,
+    thread: UnsafeCell<Thread>,
+}
+
+const _: () = assert!(size_of::<Block>() <= GUARD_OFFSET);
+
+static BLOCKS: [AtomicPtr<Block>; THREADS_MAX] =
+    [const { AtomicPtr::new(ptr::null_mut()) }; THREADS_MAX];
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+impl Thread {
+    /// The thread whose block holds `address`.
+    ///
+    /// # Safety
+    /// `address` lies in a block; the code that holds another reference to the
+    /// thread is suspended by the signal that is being handled.
+    pub unsafe fn at(address: usize) -> &'static mut Thread {
+        let block = (address & !(BLOCK_BYTES - 1)) as *const Block;
+        // SAFETY: the caller vouches for the block and for exclusiveness.
+        unsafe { &mut *(*block).thread.get() }
+    }
+    /// What nested handlers left.
+    pub fn inbox(&self) -> &'static Inbox {
+        self.inbox
+    }
+    /// `PENDING_*` bits: whether something waits for the way out. A loop of the
+    /// runtime that may last must look at it.
+    pub fn pending(&self) -> u32 {
+        self.inbox.pending.load(Ordering::Acquire)
+    }
+    fn block(&self) -> usize {
+        ptr::from_ref(self) as usize & !(BLOCK_BYTES - 1)
+    }
+    /// First address above the alternate stack.
+    pub fn stack_top(&self) -> usize {
+        self.block() + BLOCK_BYTES
+    }
+    /// Tells the kernel about the alternate stack of the calling thread.
+    pub fn use_stack(&self) -> Result<()> {
+        let low = self.block() + GUARD_OFFSET + PAGE;
+        let stack = AlternateStack {
+            start: low,
+            flags: 0,
+            padding: 0,
+            length: self.stack_top() - low,
+        };
+        call!(sigaltstack, &raw const stack, 0).map(|_| ())
+    }
+    /// The word that the kernel clears when the thread is gone.
+    pub fn alive_word(&self) -> *mut u32 {
+        self.inbox.alive.as_ptr()
+    }
+    /// Gives the block back when its thread was never started.
+    pub fn abandon(&mut self) {
+        self.inbox.alive.store(0, Ordering::Release);
+    }
+    fn prepare(&mut self) {
+        self.id = 0;
+        self.process = 0;
+        self.clear_child_tid = 0;
+        self.robust_list = 0;
+        self.alternate_stack = AlternateStack::NONE;
+        self.hidden_mask = 0;
+        self.temporary_mask = None;
+        self.actions = ptr::null();
+        self.borrowed = false;
+        self.entering = false;
+        self.announce = [0; 2];
+        self.inbox.pending.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Takes a free block, or makes one. EAGAIN when there are too many.
+pub fn allocate() -> Result<&'static mut Thread> {
+    for slot in &BLOCKS {
+        let mut block = slot.load(Ordering::Acquire);
+        if block.is_null() {
+            let fresh = map_block()?;
+            match slot.compare_exchange(block, fresh, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => block = fresh,
+                Err(other) => {
+                    // SAFETY: nobody has seen the fresh block.
+                    unsafe { kernel::release(fresh.cast(), BLOCK_BYTES) };
+                    block = other;
+                }
+            }
+        }
+        // SAFETY: blocks in the table are never unmapped; only the atomic word
+        // is touched before it is taken.
+        let alive = unsafe { &(*block).inbox.alive };
+        if alive
+            .compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
+        {
+            // SAFETY: taking the word made the block ours alone.
+            let thread = unsafe { Thread::at(block as usize) };
+            thread.prepare();
+            return Ok(thread);
+        }
+    }
+    Err(Errno::EAGAIN)
+}
+
+/// Maps an aligned block with its guard page.
+fn map_block() -> Result<*mut Block> {
+    let base = kernel::allocate(2 * BLOCK_BYTES)? as usize;
+    let start = base.next_multiple_of(BLOCK_BYTES);
+    // SAFETY: the parts before and behind the block were just mapped here.
+    unsafe {
+        if start > base {
+            kernel::release(base as *mut u8, start - base);
+        }
+        let end = base + 2 * BLOCK_BYTES;
+        kernel::release((start + BLOCK_BYTES) as *mut u8, end - start - BLOCK_BYTES);
+    }
+    call!(mprotect, start + GUARD_OFFSET, PAGE, 0)?;
+    let block = start as *mut Block;
+    // SAFETY: fresh memory of the right size and alignment. Zero is a valid
+    // value for every field but the reference, which is written here.
+    unsafe { (&raw mut (*(*block).thread.get()).inbox).write(&(*block).inbox) };
+    Ok(block)
+}
+
+/// Threads of the program in this process.
+pub fn count() -> usize {
+    COUNT.load(Ordering::Acquire)
+}
+
+/// A thread of the program begins; returns the new count.
+pub fn started() -> usize {
+    COUNT.fetch_add(1, Ordering::AcqRel) + 1
+}
+
+/// A thread of the program ends; returns the new count.
+pub fn ended() -> usize {
+    COUNT.fetch_sub(1, Ordering::AcqRel) - 1
+}
+
+/// After `fork`, in the child: only `survivor` exists.
+pub fn keep_only(survivor: &Thread) {
+    for slot in &BLOCKS {
+        let block = slot.load(Ordering::Acquire);
+        if !block.is_null() && block as usize != survivor.block() {
+            // SAFETY: blocks are never unmapped, and no other thread exists.
+            unsafe { (*block).inbox.alive.store(0, Ordering::Release) };
+        }
+    }
+    COUNT.store(1, Ordering::Release);
+}
+
+/// Whether `id` is a thread of the program in the calling process.
+pub fn is_own(id: u32) -> bool {
+    let process = kernel::process_id();
+    let mut found = false;
+    each_live(|other, its_process| found |= other == id && its_process == process);
+    found
+}
+
+/// Calls `each` with the thread number of every live thread of this process but
+/// the caller's.
+pub fn others(own: &Thread, mut each: impl FnMut(u32)) {
+    each_live(|id, process| {
+        if process == own.process && id != own.id {
+            each(id);
+        }
+    });
+}
+
+/// Calls `each` with number and process of every live thread.
+fn each_live(mut each: impl FnMut(u32, u32)) {
+    for slot in &BLOCKS {
+        let block = slot.load(Ordering::Acquire);
+        if block.is_null() {
+            continue;
+        }
+        // SAFETY: blocks are never unmapped; the numbers are plain words that
+        // their thread writes once before it enters the program.
+        let (alive, id, process) = unsafe {
+            let thread = (*block).thread.get();
+            (
+                (*block).inbox.alive.load(Ordering::Acquire),
+                (&raw const (*thread).id).read_volatile(),
+                (&raw const (*thread).process).read_volatile(),
+            )
+        };
+        if alive != 0 && id != 0 {
+            each(id, process);
+        }
+    }
+}
