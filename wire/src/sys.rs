@@ -71,6 +71,12 @@ pub(crate) fn now_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
+/// Ticks of the processor's time stamp counter: a clock without a system call.
+pub(crate) fn ticks() -> u64 {
+    // SAFETY: every x86-64 processor has it; it reads no memory.
+    unsafe { core::arch::x86_64::_rdtsc() }
+}
+
 /// Private anonymous memory, touched lazily.
 pub(crate) fn map_private(bytes: usize) -> Result<*mut u8, i32> {
     let flags = sys::MAP_PRIVATE | sys::MAP_ANONYMOUS | sys::MAP_NORESERVE;
@@ -156,6 +162,10 @@ pub(crate) unsafe fn receive(
 /// # Safety
 /// Every part points to readable memory.
 pub(crate) unsafe fn send_gathered(fd: i32, parts: &[IoVec]) -> Result<usize, i32> {
+    if let [part] = parts {
+        // SAFETY: the caller's promise.
+        return unsafe { send_one(fd, part) };
+    }
     let message = MsgHdr {
         name: 0,
         name_length: 0,
@@ -174,6 +184,33 @@ pub(crate) unsafe fn send_gathered(fd: i32, parts: &[IoVec]) -> Result<usize, i3
             (MSG_DONTWAIT | MSG_NOSIGNAL) as usize,
         )
     })
+}
+
+/// As [`send_gathered`] for a single part.
+///
+/// # Safety
+/// The part points to readable memory.
+unsafe fn send_one(fd: i32, part: &IoVec) -> Result<usize, i32> {
+    // SAFETY: the caller's promise; no address is given.
+    check(unsafe {
+        syscall6(
+            Sysno::sendto as usize,
+            fd as usize,
+            part.base as usize,
+            part.length,
+            (MSG_DONTWAIT | MSG_NOSIGNAL) as usize,
+            0,
+            0,
+        )
+    })
+}
+
+/// Whether the descriptor has `O_NONBLOCK`.
+pub(crate) fn never_blocks(fd: i32) -> bool {
+    const F_GETFL: usize = 3;
+    // SAFETY: the command takes no pointer.
+    let flags = unsafe { syscall3(Sysno::fcntl as usize, fd as usize, F_GETFL, 0) };
+    check(flags).is_ok_and(|flags| flags as u32 & sys::O_NONBLOCK != 0)
 }
 
 /// Waits for events, with `mask` as the signal mask for the time of the wait.

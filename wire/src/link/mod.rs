@@ -204,16 +204,21 @@ impl Link {
                 (Transport::Ring { bell, rings }, 0)
             }
         };
+        let socket_never_blocks = match transport {
+            Transport::Stream { fd } | Transport::Sealed { fd, .. } => sys::never_blocks(fd),
+            Transport::Ring { .. } => false,
+        };
+        let spinner = Spinner::new(config.spin_ns);
         Ok(Link {
             transport,
             buffer: Buffer::new(prefix)?,
-            receive_spinner: Spinner::new(config.spin_ns),
-            send_spinner: Spinner::new(config.spin_ns),
+            receive_spinner: spinner,
+            send_spinner: spinner,
             lease_ms: config.lease_ms,
             ended: None,
             end_of_stream: false,
             socket_timeout_ns: 0,
-            socket_never_blocks: false,
+            socket_never_blocks,
             traffic: Traffic::default(),
         })
     }
@@ -242,19 +247,26 @@ impl Link {
         }
     }
 
-    /// The next frame; waits for it at most `timeout_ns`. Signals that come
-    /// meanwhile are handled and the wait goes on.
+    /// The next frame; waits for it at most `timeout_ns` (twice that if signals
+    /// come meanwhile, which do not end the wait).
     ///
     /// # Errors
     /// Why the link ended.
     pub fn receive(&mut self, timeout_ns: u64) -> Result<Option<Frame<'_>>, LinkError> {
-        let end_ns = sys::now_ns().saturating_add(timeout_ns);
+        // The clock is read only after a signal: a wait that is never
+        // interrupted is bounded by the kernel, and one that is lasts at most
+        // twice as long.
         let mut left_ns = timeout_ns;
+        let mut end_ns = None;
         loop {
             match self.await_frame(left_ns, None)? {
                 Awaited::Frame(header) => return Ok(Some(self.take(header))),
                 Awaited::Timeout => return Ok(None),
-                Awaited::Interrupted => left_ns = end_ns.saturating_sub(sys::now_ns()),
+                Awaited::Interrupted => {
+                    let now_ns = sys::now_ns();
+                    let end_ns = *end_ns.get_or_insert(now_ns.saturating_add(timeout_ns));
+                    left_ns = end_ns.saturating_sub(now_ns);
+                }
             }
         }
     }
@@ -286,11 +298,8 @@ impl Link {
 
     /// The header of the next frame if the frame is here whole.
     fn poll(&mut self) -> Result<Option<Header>, LinkError> {
-        if let Some(header) = self.buffered()? {
+        if let Some(header) = self.at_hand()? {
             return Ok(Some(header));
-        }
-        if let Some(error) = self.ended {
-            return Err(error);
         }
         // Each round but the last either brings bytes that make a frame whole,
         // or fills the room it was given; the buffer bounds both.
@@ -304,6 +313,15 @@ impl Link {
                 _ if self.end_of_stream => return Err(self.end(LinkError::Closed)),
                 _ => return Ok(None),
             }
+        }
+    }
+
+    /// As [`Link::poll`], without looking at the transport.
+    fn at_hand(&mut self) -> Result<Option<Header>, LinkError> {
+        match (self.buffered()?, self.ended) {
+            (Some(header), _) => Ok(Some(header)),
+            (None, Some(error)) => Err(error),
+            (None, None) => Ok(None),
         }
     }
 

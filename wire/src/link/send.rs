@@ -234,7 +234,7 @@ impl Link {
             return outcome.map(|_| ());
         }
         rings.asleep(true);
-        let slept_at_ns = sys::now_ns();
+        let slept_at = sys::ticks();
         let waited = match look(rings) {
             Ok(true) => Ok(()),
             Ok(false) => wait_for(bell, sys::POLLIN, left_ns),
@@ -242,7 +242,8 @@ impl Link {
         };
         rings.awake();
         waited?;
-        self.send_spinner.blocked(sys::now_ns() - slept_at_ns);
+        self.send_spinner
+            .blocked(sys::ticks().wrapping_sub(slept_at));
         self.silence_bell(bell)?;
         Ok(())
     }

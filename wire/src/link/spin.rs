@@ -11,18 +11,31 @@ use crate::sys;
 /// Most waits without a try at spinning.
 const SKIP_MAX: u32 = 127;
 
-/// Learns whether spinning pays on one link.
+/// How long the tick counter is compared with the clock, once per link.
+const CALIBRATION_NS: u64 = 50_000;
+
+/// Learns whether spinning pays on one link. Counts time in ticks of the
+/// processor, because reading the clock costs a system call here.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Spinner {
     limit_ns: u64,
+    limit_ticks: u64,
     penalty: u32,
     skip: u32,
 }
 
 impl Spinner {
+    /// A spinner that never spins longer than `limit_ns`.
     pub fn new(limit_ns: u64) -> Spinner {
+        let limit_ticks = if limit_ns == 0 {
+            0
+        } else {
+            (u128::from(limit_ns) * u128::from(ticks_in_calibration()) / u128::from(CALIBRATION_NS))
+                .min(u128::from(u64::MAX >> 2)) as u64
+        };
         Spinner {
             limit_ns,
+            limit_ticks,
             penalty: 0,
             skip: 0,
         }
@@ -31,34 +44,45 @@ impl Spinner {
     /// Calls `ready` until it says something, or the limit passes, or spinning
     /// is not worth a try now. At least one call is made if spinning is tried.
     pub fn spin<T>(&mut self, timeout_ns: u64, mut ready: impl FnMut() -> Option<T>) -> Option<T> {
-        if self.limit_ns == 0 || timeout_ns == 0 {
+        // A wait shorter than the limit teaches nothing and is not worth it.
+        if self.limit_ns == 0 || timeout_ns < self.limit_ns {
             return None;
         }
         if self.skip > 0 {
             self.skip -= 1;
             return None;
         }
-        let end_ns = sys::now_ns().saturating_add(self.limit_ns.min(timeout_ns));
+        let start = sys::ticks();
         loop {
-            for _ in 0..8 {
-                if let Some(answer) = ready() {
-                    self.penalty = 0;
-                    return Some(answer);
-                }
-                core::hint::spin_loop();
+            if let Some(answer) = ready() {
+                self.penalty = 0;
+                return Some(answer);
             }
-            if sys::now_ns() >= end_ns {
+            if sys::ticks().wrapping_sub(start) >= self.limit_ticks {
                 self.penalty = (self.penalty * 2 + 1).min(SKIP_MAX);
                 self.skip = self.penalty;
                 return None;
             }
+            core::hint::spin_loop();
         }
     }
 
-    /// Takes note of how long a blocked wait took.
-    pub fn blocked(&mut self, waited_ns: u64) {
-        if waited_ns < self.limit_ns.saturating_mul(2) {
+    /// Takes note of how many ticks a blocked wait took.
+    pub fn blocked(&mut self, waited_ticks: u64) {
+        if waited_ticks < self.limit_ticks.saturating_mul(2) {
             self.skip = self.skip.saturating_sub(2);
+        }
+    }
+}
+
+fn ticks_in_calibration() -> u64 {
+    let (start_ns, start) = (sys::now_ns(), sys::ticks());
+    loop {
+        let passed_ns = sys::now_ns() - start_ns;
+        let passed = sys::ticks().wrapping_sub(start);
+        if passed_ns >= CALIBRATION_NS {
+            let scaled = u128::from(passed) * u128::from(CALIBRATION_NS) / u128::from(passed_ns);
+            return (scaled as u64).max(1);
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::{Awaited, Filled, Link, Transport};
 use crate::LinkError;
 use crate::error::{Class, class};
+use crate::frame::Header;
 use crate::sys::{self, PollFd};
 
 /// Links that one [`wait_any`] may watch.
@@ -29,43 +30,92 @@ enum Blocked {
 }
 
 impl Link {
-    /// Waits for the next frame: looks, spins, blocks.
+    /// Waits for the next frame: looks, spins, blocks. Reads no clock before it
+    /// has to wait a second time.
     pub(super) fn await_frame(
         &mut self,
         timeout_ns: u64,
         mask: Option<u64>,
     ) -> Result<Awaited, LinkError> {
-        if let Some(header) = self.poll()? {
+        if timeout_ns == 0 && mask.is_none() {
+            let found = self.poll()?;
+            return Ok(found.map_or(Awaited::Timeout, Awaited::Frame));
+        }
+        // A blocking receive looks by itself; everything else looks first.
+        let found = if self.blocks_in_receive(timeout_ns, mask) {
+            self.at_hand()?
+        } else {
+            self.poll()?
+        };
+        if let Some(header) = found {
             return Ok(Awaited::Frame(header));
         }
-        if timeout_ns == 0 && mask.is_none() {
-            return Ok(Awaited::Timeout);
+        let mut spinner = self.receive_spinner;
+        let spun = spinner.spin(timeout_ns, || self.poll().transpose());
+        self.receive_spinner = spinner;
+        if let Some(found) = spun {
+            return found.map(Awaited::Frame);
         }
-        let start_ns = sys::now_ns();
-        let end_ns = start_ns.saturating_add(timeout_ns);
-        let mut now_ns = start_ns;
+        self.block_for_frame(timeout_ns, mask)
+    }
+
+    fn block_for_frame(
+        &mut self,
+        timeout_ns: u64,
+        mask: Option<u64>,
+    ) -> Result<Awaited, LinkError> {
+        let start = sys::ticks();
+        let mut left_ns = timeout_ns;
+        let mut end_ns = None;
         loop {
-            let left_ns = end_ns.saturating_sub(now_ns);
-            let mut spinner = self.receive_spinner;
-            let spun = spinner.spin(left_ns, || self.poll().transpose());
-            self.receive_spinner = spinner;
-            if let Some(found) = spun {
-                return found.map(Awaited::Frame);
-            }
-            let blocked_at_ns = sys::now_ns();
-            let left_ns = end_ns.saturating_sub(blocked_at_ns);
             let blocked = self.block(left_ns, mask)?;
-            if let Some(header) = self.poll()? {
-                self.receive_spinner.blocked(sys::now_ns() - blocked_at_ns);
+            let found = match blocked {
+                // A frame may have come just when the time passed.
+                Blocked::Ready | Blocked::Timeout => self.poll_after_block()?,
+                Blocked::Interrupted => self.at_hand()?,
+            };
+            if let Some(header) = found {
+                self.receive_spinner
+                    .blocked(sys::ticks().wrapping_sub(start));
                 return Ok(Awaited::Frame(header));
             }
-            if let Blocked::Interrupted = blocked {
-                return Ok(Awaited::Interrupted);
-            }
-            now_ns = sys::now_ns();
-            if now_ns >= end_ns {
+            let now_ns = sys::now_ns();
+            let waited_ns = match blocked {
+                Blocked::Interrupted => return Ok(Awaited::Interrupted),
+                Blocked::Ready => 0,
+                Blocked::Timeout => self.waited_ns(left_ns, mask),
+            };
+            let end_ns = *end_ns.get_or_insert(now_ns.saturating_add(timeout_ns - waited_ns));
+            left_ns = end_ns.saturating_sub(now_ns);
+            if left_ns == 0 {
                 return Ok(Awaited::Timeout);
             }
+        }
+    }
+
+    /// What the kernel waited, at least, when it says that the time passed.
+    fn waited_ns(&self, asked_ns: u64, mask: Option<u64>) -> u64 {
+        if self.blocks_in_receive(asked_ns, mask) {
+            self.socket_timeout_ns.min(asked_ns)
+        } else {
+            asked_ns
+        }
+    }
+
+    /// Whether [`Link::block`] waits in the receive itself.
+    fn blocks_in_receive(&self, timeout_ns: u64, mask: Option<u64>) -> bool {
+        mask.is_none()
+            && !self.socket_never_blocks
+            && timeout_ns >= SOCKET_TIMEOUT_NS_MIN
+            && !self.end_of_stream
+            && !matches!(self.transport, Transport::Ring { .. })
+    }
+
+    /// What blocking brought: it may have received by itself.
+    fn poll_after_block(&mut self) -> Result<Option<Header>, LinkError> {
+        match self.at_hand()? {
+            None => self.poll(),
+            found => Ok(found),
         }
     }
 
@@ -87,10 +137,10 @@ impl Link {
             }
             return Ok(blocked);
         }
-        if mask.is_some() || self.socket_never_blocks || timeout_ns < SOCKET_TIMEOUT_NS_MIN {
-            return poll_one(self.fd(), timeout_ns, mask).map_err(|error| self.end(error));
+        if self.blocks_in_receive(timeout_ns, mask) {
+            return self.block_in_receive(timeout_ns);
         }
-        self.block_in_receive(timeout_ns)
+        poll_one(self.fd(), timeout_ns, mask).map_err(|error| self.end(error))
     }
 
     /// Blocks in the receive itself: one system call less after the wake-up
@@ -105,13 +155,9 @@ impl Link {
                 .map_err(|errno| self.end(LinkError::from_errno("setsockopt", errno)))?;
             self.socket_timeout_ns = fit_ns;
         }
-        let start_ns = sys::now_ns();
         match self.fill(0)? {
             Filled::Interrupted => Ok(Blocked::Interrupted),
-            Filled::Nothing if !self.end_of_stream => {
-                self.socket_never_blocks = sys::now_ns() - start_ns < self.socket_timeout_ns / 2;
-                Ok(Blocked::Timeout)
-            }
+            Filled::Nothing if !self.end_of_stream => Ok(Blocked::Timeout),
             _ => Ok(Blocked::Ready),
         }
     }
@@ -197,10 +243,11 @@ pub fn wait_any(
     for (slot, link) in fds.iter_mut().zip(links.iter()) {
         slot.fd = link.as_ref().map_or(-1, Link::fd);
     }
-    let start_ns = sys::now_ns();
+    let start = sys::ticks();
     let wake = block_on_all(links, fds, timeout_ns, mask);
     if let Some(link) = links.iter_mut().flatten().next() {
-        link.receive_spinner.blocked(sys::now_ns() - start_ns);
+        link.receive_spinner
+            .blocked(sys::ticks().wrapping_sub(start));
     }
     wake
 }
