@@ -155,7 +155,7 @@ impl Arrived {
             argument,
         });
         let fixed = piece.spec.fixed_length(&self.args);
-        if piece.is_present() && fixed.is_some_and(|fixed| fixed != piece.length.into()) {
+        if piece.is_present() && fixed.is_some_and(|fixed| fixed != u64::from(piece.length)) {
             return wrong;
         }
         let together = |other| {
@@ -190,7 +190,7 @@ impl Arrived {
             }
             Role::Mask(None) if !together(Role::MaskHeader) => return wrong,
             Role::Mask(Some(size))
-                if piece.is_present() && self.args[usize::from(size)] != MASK.into() =>
+                if piece.is_present() && self.args[usize::from(size)] != u64::from(MASK) =>
             {
                 return wrong;
             }
