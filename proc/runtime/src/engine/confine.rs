@@ -11,7 +11,7 @@
 //! executed. A call
 //! outside the list ends the slice (`SECCOMP_RET_KILL_PROCESS`).
 
-use syscalls::Sysno;
+use crate::kernel::{Result, Sysno, call};
 
 const LOAD_WORD: u16 = 0x20;
 const JUMP_EQUAL: u16 = 0x15;
@@ -124,42 +124,27 @@ fn filter(uffd: i32, process: u32) -> [Instruction; LENGTH] {
     program
 }
 
-fn call(number: Sysno, a: [usize; 4]) -> Result<usize, i32> {
-    // SAFETY: the calls made here take integers, except seccomp and setgroups,
-    // which are given pointers to live structures.
-    let result =
-        unsafe { syscalls::raw::syscall4(number as usize, a[0], a[1], a[2], a[3]) } as isize;
-    if result < 0 {
-        Err(-result as i32)
-    } else {
-        Ok(result as usize)
-    }
-}
-
 /// Becomes `uid`/`gid` (where not `u32::MAX`) without any other group.
-pub fn become_user(uid: u32, gid: u32) -> Result<(), i32> {
+pub fn become_user(uid: u32, gid: u32) -> Result<()> {
     if gid != u32::MAX {
-        let gid = gid as usize;
-        call(Sysno::setgroups, [0, 0, 0, 0])?;
-        call(Sysno::setresgid, [gid, gid, gid, 0])?;
+        call!(setgroups, 0, 0)?;
+        call!(setresgid, gid, gid, gid)?;
     }
     if uid != u32::MAX {
-        let uid = uid as usize;
-        call(Sysno::setresuid, [uid, uid, uid, 0])?;
+        call!(setresuid, uid, uid, uid)?;
     }
     Ok(())
 }
 
 /// Installs the filter; there is no way back.
-pub fn confine(uffd: i32, process: u32) -> Result<(), i32> {
-    call(Sysno::prctl, [PR_SET_NO_NEW_PRIVS, 1, 0, 0])?;
-    call(Sysno::prctl, [PR_SET_DUMPABLE, 0, 0, 0])?;
+pub fn confine(uffd: i32, process: u32) -> Result<()> {
+    call!(prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)?;
+    call!(prctl, PR_SET_DUMPABLE, 0)?;
     let instructions = filter(uffd, process);
     let program = Program {
         length: LENGTH as u16,
         instructions: instructions.as_ptr(),
     };
-    let pointer = (&raw const program) as usize;
-    call(Sysno::seccomp, [SECCOMP_SET_MODE_FILTER, 0, pointer, 0])?;
+    call!(seccomp, SECCOMP_SET_MODE_FILTER, 0, &raw const program)?;
     Ok(())
 }

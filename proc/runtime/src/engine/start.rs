@@ -153,8 +153,8 @@ pub fn run_slice(boot: &'static Boot) -> ! {
     engine.io.stats.stretched.store(1, Ordering::Relaxed);
     *ENGINE.lock() = Some(engine);
     STRETCHED.store(true, Ordering::Release);
-    if let Err(errno) = confine::become_user(boot.uid, boot.gid) {
-        setup_failed("an unprivileged user", kernel::Errno::new(errno));
+    if let Err(error) = confine::become_user(boot.uid, boot.gid) {
+        setup_failed("an unprivileged user", error);
     }
     if let Err(error) = dispatch::arm() {
         setup_failed("Syscall User Dispatch", error);
@@ -162,8 +162,8 @@ pub fn run_slice(boot: &'static Boot) -> ! {
     if let Err(error) = control::send(&ControlMessage::new(CONTROL_READY, boot.node)) {
         setup_failed("the launcher", error);
     }
-    if let Err(errno) = confine::confine(uffd, thread.process) {
-        setup_failed("seccomp", kernel::Errno::new(errno));
+    if let Err(error) = confine::confine(uffd, thread.process) {
+        setup_failed("seccomp", error);
     }
     jump::serve(thread, 0);
     jump::take_context(&mut thread.start);
