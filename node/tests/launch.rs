@@ -107,12 +107,14 @@ fn a_killed_launcher_leaves_nobody() {
 #[test]
 fn a_running_aggregate_can_be_asked() {
     use weft_node::rundir::{Answer, Request, ask, list};
-    let running = Run::new("commands 20000 exit 0").start();
+    let running = Run::new("stretch commands 20000 exit 0").start();
     running.wait_for_slices(1);
     let directory = running.run_directory();
     let views = list(&directory).unwrap();
     assert_eq!(views.len(), 1);
     assert_eq!(views[0].nodes.len(), 2);
+    let answer = ask(&directory, views[0].pid, &Request::Stretch).unwrap();
+    assert!(matches!(answer, Answer::Refused(why) if why.contains("already")));
     let answer = ask(&directory, views[0].pid, &Request::Shrink { node: 5 }).unwrap();
     assert!(matches!(answer, Answer::Refused(why) if why.contains("no node 5")));
     let answer = ask(&directory, views[0].pid, &Request::Shrink { node: 0 }).unwrap();
@@ -126,6 +128,21 @@ fn a_running_aggregate_can_be_asked() {
     assert_eq!(run.signal, Some(libc::SIGTERM));
     assert_eq!(run.stderr, "");
     assert!(list(&directory).unwrap().is_empty());
+}
+
+#[test]
+fn a_node_of_an_unstretched_program_is_given_back_at_once() {
+    use weft_node::rundir::{Answer, Request, ask, list};
+    let running = Run::new("sleep 20000").nodes(3).start();
+    let slices = running.wait_for_slices(2);
+    let directory = running.run_directory();
+    let pid = list(&directory).unwrap()[0].pid;
+    let answer = ask(&directory, pid, &Request::Shrink { node: 1 }).unwrap();
+    assert!(matches!(answer, Answer::Done), "{answer:?}");
+    assert_eq!(running.wait_for_slices(1).len(), 1);
+    assert_eq!(slices.iter().filter(|pid| alive(**pid)).count(), 1);
+    running.signal(libc::SIGTERM);
+    assert_eq!(running.wait().signal, Some(libc::SIGTERM));
 }
 
 #[test]
@@ -239,7 +256,7 @@ fn refusals_of_hosts_are_named() {
 #[test]
 fn a_daemon_that_ends_gives_its_aggregates_time() {
     let hosts = [common::Host::start("leaving", 64 << 20)];
-    let running = Run::new("commands 20000 exit 0").on(&hosts).start();
+    let running = Run::new("stretch commands 20000 exit 0").on(&hosts).start();
     running.wait_for_remote_slices(&hosts);
     hosts[0].signal(libc::SIGTERM);
     hosts[0].wait_end(Duration::from_secs(5));

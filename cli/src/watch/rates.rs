@@ -48,7 +48,11 @@ impl Rates {
                 .map(|(now, before)| rate(before, now, seconds))
                 .collect();
             for (history, rate) in self.history.iter_mut().zip(&self.now) {
-                history.push_back((rate.sent_bytes as u64, rate.received_bytes as u64));
+                let rounded = (
+                    rate.sent_bytes.round() as u64,
+                    rate.received_bytes.round() as u64,
+                );
+                history.push_back(rounded);
                 if history.len() > HISTORY {
                     history.pop_front();
                 }

@@ -434,9 +434,10 @@ impl<'a> Aggregate<'a> {
                     client.answer(&answer);
                 }
             }
-            // With an error home ends by itself and says what was lost.
-            Command::Lost if why.is_none() => {
-                self.tell("the program goes on without it: nothing of it was there");
+            // Once stretched, home says itself what was lost, and ends if that
+            // was anything.
+            Command::Lost if why.is_none() && !self.is_stretched() => {
+                self.tell("the program goes on without it: it had not stretched");
             }
             Command::Lost => {}
         }
@@ -466,7 +467,7 @@ impl<'a> Aggregate<'a> {
     }
 
     fn stretch(&mut self, client: Client) {
-        if self.home_shared.stats.stretched.load(Ordering::Relaxed) != 0 {
+        if self.is_stretched() {
             return client.answer(&Answer::Refused("it is stretched already".into()));
         }
         if self.nodes.is_empty() {
@@ -485,6 +486,7 @@ impl<'a> Aggregate<'a> {
     }
 
     fn shrink(&mut self, number: u32, client: Option<Client>) {
+        let stretched = self.is_stretched();
         let outcome = match self.node(number) {
             _ if number == 0 => Err("node 0 is home: it cannot be given back".to_owned()),
             None => Err(format!(
@@ -492,6 +494,13 @@ impl<'a> Aggregate<'a> {
             )),
             Some(node) if node.state != NodeState::Running => {
                 Err(format!("node {number} ({}) has left already", node.name))
+            }
+            Some(_) if !stretched => {
+                self.dismiss(number);
+                if let Some(client) = client {
+                    client.answer(&Answer::Done);
+                }
+                return;
             }
             Some(_) => self.command(COMMAND_SHRINK, number),
         };
@@ -507,6 +516,21 @@ impl<'a> Aggregate<'a> {
             (Err(why), Some(client)) => client.answer(&Answer::Refused(why)),
             (Err(why), None) => self.tell(&why),
         }
+    }
+
+    fn is_stretched(&self) -> bool {
+        self.home_shared.stats.stretched.load(Ordering::Acquire) != 0
+    }
+
+    /// Gives a node back that holds nothing, because the program has not
+    /// stretched. Home finds the bit when it does; should it stretch at this
+    /// very moment, it finds a closed link to a node without pages, which is the
+    /// same to it.
+    fn dismiss(&mut self, number: u32) {
+        self.home_shared
+            .lost_nodes
+            .fetch_or(1 << number, Ordering::Release);
+        self.left(number, None);
     }
 
     /// Writes a command and calls home. Returns its number.
