@@ -7,9 +7,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// Kernel buffers of a UNIX socket that carries a link, bytes: so that a frame
-/// of 64 pages fits.
-pub const UNIX_BUFFER_BYTES: usize = 1 << 20;
+/// Kernel buffers of a link's socket, bytes each way: a frame of 64 pages.
+/// Larger ones, and those that the kernel grows by itself, are several times
+/// slower over loopback (measured, see `docs/wire.md`).
+pub const BUFFER_BYTES: usize = 256 << 10;
 
 /// A connected stream socket.
 #[derive(Debug)]
@@ -62,15 +63,14 @@ pub fn dial(address: &str, timeout: Duration) -> io::Result<TcpStream> {
     Err(last)
 }
 
-/// Sets what a link's TCP socket needs: no delay for small segments. Both ends
-/// do it. The buffers are left to the kernel, which grows them as far as one
-/// stream needs; setting them would stop that and cap them (see `docs/wire.md`).
+/// Sets what a link's TCP socket needs: no delay for small segments, and
+/// buffers of [`BUFFER_BYTES`]. Both ends do it.
 ///
 /// # Errors
 /// Not a TCP socket.
 pub fn tune(socket: impl AsFd) -> io::Result<()> {
     rustix::net::sockopt::set_tcp_nodelay(&socket, true)?;
-    Ok(())
+    set_buffers(socket, BUFFER_BYTES)
 }
 
 /// Sets both kernel buffers (the kernel may cap them at its limits).

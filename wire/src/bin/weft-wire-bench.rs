@@ -151,7 +151,7 @@ const KINDS: [(Kind, &str, Kind); 6] = [
 fn sockets(kind: Kind, buffers: Option<usize>) -> io::Result<[OwnedFd; 2]> {
     if matches!(kind, Kind::BareUnix | Kind::LinkUnix | Kind::Ring) {
         let (near, far) = UnixStream::pair()?;
-        let bytes = buffers.unwrap_or(socket::UNIX_BUFFER_BYTES);
+        let bytes = buffers.unwrap_or(socket::BUFFER_BYTES);
         socket::set_buffers(&near, bytes)?;
         socket::set_buffers(&far, bytes)?;
         return Ok([near.into(), far.into()]);

@@ -1,0 +1,87 @@
+//! What is fuzzed.
+//!
+//! A target takes any bytes and must return: a panic or a crash is a finding.
+//! Each target has a generator of valid inputs, from which the driver
+//! (`main.rs`) makes invalid ones. To add a target, add an entry to [`TARGETS`].
+//! The functions have the shape that `libfuzzer_sys::fuzz_target!` wants, too.
+
+pub mod proc;
+pub mod random;
+pub mod wire;
+
+use random::Random;
+
+/// Something to fuzz.
+pub struct Target {
+    /// Name, `ROOM-WHAT`; the driver runs every target whose name starts with
+    /// what it is asked for.
+    pub name: &'static str,
+    /// Feeds it one input.
+    pub run: fn(&[u8]),
+    /// Makes a valid input.
+    pub valid: fn(&mut Random) -> Vec<u8>,
+}
+
+/// Every target.
+pub const TARGETS: &[Target] = &[
+    Target {
+        name: "wire-frame",
+        run: wire::frame,
+        valid: wire::valid_frames,
+    },
+    Target {
+        name: "wire-stream",
+        run: wire::stream,
+        valid: wire::valid_frames,
+    },
+    Target {
+        name: "wire-sealed-inside",
+        run: wire::sealed_inside,
+        valid: wire::valid_frames,
+    },
+    Target {
+        name: "wire-sealed",
+        run: wire::sealed,
+        valid: wire::valid_records,
+    },
+    Target {
+        name: "wire-ring",
+        run: wire::ring,
+        valid: wire::valid_ring,
+    },
+    Target {
+        name: "wire-hello",
+        run: wire::hello,
+        valid: wire::valid_hello,
+    },
+    Target {
+        name: "wire-channel",
+        run: wire::channel,
+        valid: wire::valid_channel,
+    },
+    Target {
+        name: "wire-handshake",
+        run: wire::handshake,
+        valid: wire::valid_handshake,
+    },
+    Target {
+        name: "proc-program",
+        run: proc::program,
+        valid: proc::valid_program,
+    },
+    Target {
+        name: "proc-script",
+        run: proc::script_line,
+        valid: proc::valid_script,
+    },
+    Target {
+        name: "proc-request",
+        run: proc::request,
+        valid: proc::valid_request,
+    },
+    Target {
+        name: "proc-reply",
+        run: proc::reply,
+        valid: proc::valid_reply,
+    },
+];
