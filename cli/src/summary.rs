@@ -48,7 +48,9 @@ pub fn render(report: &Report, colour: bool) -> String {
         .chain([""])
         .chain(traffic_table(&aggregate.nodes).lines())
     {
-        text += &format!("  {line}\n");
+        text += if line.is_empty() { "" } else { "  " };
+        text += line;
+        text.push('\n');
     }
     text
 }

@@ -107,7 +107,12 @@ pub enum Reply {
     /// The slice has something to say to the user.
     Said(String),
     /// The slice ended by itself.
-    Ended(String),
+    Ended {
+        /// How.
+        why: String,
+        /// As it does when its links close.
+        clean: bool,
+    },
     /// The host wants its memory back: leave it soon.
     Leaving,
 }

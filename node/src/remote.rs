@@ -48,7 +48,12 @@ pub enum Event {
     /// It has something to say to the user.
     Said(String),
     /// It ended.
-    Ended(String),
+    Ended {
+        /// How.
+        why: String,
+        /// As it does when its links close.
+        clean: bool,
+    },
     /// Its host wants its memory back.
     Leaving,
 }
@@ -153,7 +158,7 @@ impl Connection {
     fn unexpected(&self, reply: &Reply) -> LaunchError {
         self.failed(match reply {
             Reply::Failed(why) => why.clone(),
-            Reply::Ended(why) => format!("the slice ended: {why}"),
+            Reply::Ended { why, .. } => why.clone(),
             Reply::Said(text) => text.clone(),
             other => format!("it gave an answer that fits no question ({other:?})"),
         })
@@ -296,11 +301,12 @@ impl RemoteSlice {
         match reply {
             Reply::Pong(counters) | Reply::Stopped(counters) => self.counters = *counters,
             Reply::Said(text) => events.push(Event::Said(text)),
-            Reply::Ended(why) => events.push(Event::Ended(why)),
+            Reply::Ended { why, clean } => events.push(Event::Ended { why, clean }),
             Reply::Leaving => events.push(Event::Leaving),
-            other => events.push(Event::Ended(format!(
-                "its daemon gave an answer that fits no question ({other:?})"
-            ))),
+            other => events.push(Event::Ended {
+                why: format!("its daemon gave an answer that fits no question ({other:?})"),
+                clean: false,
+            }),
         }
     }
 

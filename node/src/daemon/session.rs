@@ -400,7 +400,10 @@ impl<'a> Session<'a> {
         if let Some(ended) = ended {
             self.slice = None;
             self.say(&format!("slice {ended}"));
-            self.send(&Reply::Ended(format!("its slice {ended}")))?;
+            self.send(&Reply::Ended {
+                why: format!("its slice {ended}"),
+                clean: ended == spawn::Ended::Exited(0),
+            })?;
         }
         Ok(())
     }

@@ -321,7 +321,8 @@ impl<'a> Aggregate<'a> {
                     self.tell(&format!("node {name}: {text}"));
                 }
                 if let Some(ended) = ended {
-                    self.slice_ended(number, &format!("its slice {ended}"));
+                    let clean = ended == Ended::Exited(0);
+                    self.slice_gone(number, &format!("its slice {ended}"), clean);
                 }
             }
             Body::Remote(slice) => {
@@ -342,7 +343,7 @@ impl<'a> Aggregate<'a> {
                     let name = self.name(number);
                     self.tell(&format!("node {name}: {text}"));
                 }
-                remote::Event::Ended(why) => return self.slice_ended(number, &why),
+                remote::Event::Ended { why, clean } => return self.slice_gone(number, &why, clean),
                 remote::Event::Leaving => {
                     let name = self.name(number);
                     self.tell(&format!(
@@ -356,10 +357,20 @@ impl<'a> Aggregate<'a> {
 
     /// A slice is gone without home having said so.
     fn slice_ended(&mut self, number: u32, why: &str) {
+        self.slice_gone(number, why, false);
+    }
+
+    /// The same; `clean` when the slice ended as it does after its links.
+    fn slice_gone(&mut self, number: u32, why: &str, clean: bool) {
         // When home ends, its links close and the slices end with it: which of
         // the ends is seen first is chance.
         let home_ends = sys::wait_readable(&[self.home.pidfd()], HOME_END_GRACE);
         if home_ends.is_ok_and(|ready| ready[0]) {
+            // A slice that was killed is why home ended: worth a sentence.
+            if !clean {
+                let name = self.name(number);
+                self.tell(&format!("node {name} was lost: {why}"));
+            }
             if let Some(node) = self.node(number) {
                 node.stop();
             }
