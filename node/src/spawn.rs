@@ -75,12 +75,15 @@ pub enum Role<'a> {
         /// Signals as they were before the launcher changed them.
         signals: &'a SignalState,
     },
-    /// Memory and execution for another node: inherits standard error only.
+    /// Memory and execution for another node: inherits standard error at most.
     Slice {
         /// For a process list.
         name: &'a str,
         /// How far to confine it, where this process may.
         confinement: Option<&'a Confinement>,
+        /// Whether it keeps standard error. Not on a host that lends: what
+        /// runs there could fill the daemon's log.
+        keeps_errors: bool,
     },
 }
 
@@ -223,7 +226,9 @@ fn prepare(runtime: &Path, role: &Role<'_>, control: BorrowedFd<'_>) -> io::Resu
             environment_strings.push(c_string(variable.into())?);
             None
         }
-        Role::Slice { name, confinement } => {
+        Role::Slice {
+            name, confinement, ..
+        } => {
             strings.push(c_string(name.into())?);
             let variable = format!("{CONTROL_VARIABLE}={SLICE_CONTROL}");
             environment_strings.push(c_string(variable.into())?);
@@ -264,7 +269,7 @@ fn child(image: &Image, role: &Role<'_>, control: RawFd, report: RawFd) -> ! {
             // SAFETY: clears close-on-exec of a descriptor that is open.
             checked(unsafe { libc::fcntl(control, libc::F_SETFD, 0) })
         }
-        Role::Slice { .. } => become_slice(image, control),
+        Role::Slice { keeps_errors, .. } => become_slice(image, control, *keeps_errors),
     };
     let result = prepared
         .and_then(|()| die_with_parent(image.parent))
@@ -312,7 +317,7 @@ fn die_with_parent(parent: i32) -> Result<(), i32> {
 
 /// Leaves everything of the launcher behind: session, directory, descriptors,
 /// signals, and where possible the file system and the user.
-fn become_slice(image: &Image, control: RawFd) -> Result<(), i32> {
+fn become_slice(image: &Image, control: RawFd, keeps_errors: bool) -> Result<(), i32> {
     // SAFETY: integers and pointers to memory owned by `image` or this frame;
     // every call is async-signal-safe.
     unsafe {
@@ -329,6 +334,9 @@ fn become_slice(image: &Image, control: RawFd) -> Result<(), i32> {
         ))?;
         checked(libc::dup2(image.null.as_raw_fd(), 0))?;
         checked(libc::dup2(image.null.as_raw_fd(), 1))?;
+        if !keeps_errors {
+            checked(libc::dup2(image.null.as_raw_fd(), 2))?;
+        }
         move_control(control)?;
         checked(libc::close_range(
             SLICE_CONTROL as u32 + 1,
@@ -460,6 +468,7 @@ mod tests {
         let role = Role::Slice {
             name: "true",
             confinement: None,
+            keeps_errors: true,
         };
         let mut runtime = start(Path::new("/bin/true"), &role).unwrap();
         assert_eq!(
@@ -473,6 +482,7 @@ mod tests {
         let role = Role::Slice {
             name: "none",
             confinement: None,
+            keeps_errors: true,
         };
         assert!(start(Path::new("/nonexistent"), &role).is_err());
         assert!(start(Path::new("/dev/null"), &role).is_err());

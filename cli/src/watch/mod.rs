@@ -27,7 +27,7 @@ use weft_node::size::{format_bytes, format_pages};
 use panel::Panel;
 use rates::Rates;
 
-use crate::summary::{count, format_seconds};
+use crate::summary::format_seconds;
 
 /// How often the panel is drawn, and a line printed.
 const FRAME: Duration = Duration::from_millis(200);
@@ -164,9 +164,9 @@ fn line(view: &weft_node::report::AggregateView, rates: &Rates) -> String {
     let total = rates.total();
     text += &format!(
         ", {} pulls/s, {} pushes/s, {} jumps/s, {}/s",
-        count(total.pulls as u64),
-        count(total.pushes as u64),
-        count(total.jumps as u64),
+        total.pulls as u64,
+        total.pushes as u64,
+        total.jumps as u64,
         format_bytes(total.sent_bytes as u64)
     );
     let executing = view

@@ -154,7 +154,7 @@ mod tests {
         rates.take(&view(2.0, 1234), Instant::now());
         let line = super::super::line(&view(2.0, 1234), &rates);
         assert!(
-            line.contains("1,234 pulls/s") && line.contains("home 0 B/1.0 MiB"),
+            line.contains("1234 pulls/s") && line.contains("home 0 B/1.0 MiB"),
             "{line}"
         );
     }

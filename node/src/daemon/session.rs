@@ -356,6 +356,7 @@ impl<'a> Session<'a> {
         let role = Role::Slice {
             name: SLICE_NAME,
             confinement: confinement.as_ref(),
+            keeps_errors: false,
         };
         let mut slice = spawn::start(&daemon.runtime, &role)
             .map_err(|error| format!("the runtime cannot be started: {error}"))?;

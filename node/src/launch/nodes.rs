@@ -176,6 +176,7 @@ fn start_local(plan: &Plan, nodes: &mut [Node]) -> Result<Links, LaunchError> {
         let role = Role::Slice {
             name: SLICE_NAME,
             confinement: None,
+            keeps_errors: true,
         };
         let runtime = spawn::start(&plan.runtime, &role).map_err(LaunchError::system(format!(
             "start {}",
