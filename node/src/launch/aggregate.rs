@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use weft_proc::boot::{
     CONTROL_DONE, CONTROL_EXEC, CONTROL_FATAL, CONTROL_HELLO, CONTROL_KICK, CONTROL_LOST,
-    CONTROL_NO_ROOM, CONTROL_STRETCHED, ControlMessage, EXIT_INTERNAL, EXIT_NODE_LOST, EXIT_SETUP,
-    KICK_SIGNAL,
+    CONTROL_NO_ROOM, CONTROL_STRETCHED, ControlMessage, EXIT_INTERNAL, EXIT_NO_ROOM,
+    EXIT_NODE_LOST, EXIT_SETUP, KICK_SIGNAL,
 };
 use weft_proc::stats::{COMMAND_LOST, COMMAND_SHRINK, COMMAND_STRETCH};
 
@@ -74,6 +74,8 @@ pub struct Aggregate<'a> {
     pending: Vec<Pending>,
     /// Losses that wait until home has taken the command before.
     losses: Vec<u32>,
+    /// Whether home has said that every budget is full.
+    no_room: bool,
     /// The exit code when Weft, not the program, ends it.
     verdict: Option<i32>,
     /// The program of the image that is about to say HELLO.
@@ -119,6 +121,7 @@ impl<'a> Aggregate<'a> {
             sequence: 0,
             pending: Vec::new(),
             losses: Vec::new(),
+            no_room: false,
             verdict: None,
             next_tick: Instant::now(),
         };
@@ -238,9 +241,12 @@ impl<'a> Aggregate<'a> {
         match message.kind {
             CONTROL_STRETCHED => self.stretched(),
             CONTROL_LOST => self.home_lost(message),
-            CONTROL_NO_ROOM => self.tell(
-                "no room: every node's budget is full; raise --memory or add a node with --nodes or --on",
-            ),
+            CONTROL_NO_ROOM => {
+                self.no_room = true;
+                self.tell("no room: every node's budget is full; raise --memory or add a node with --nodes or --on");
+            }
+            // Home says in its own words what was just told.
+            CONTROL_FATAL if self.no_room && message.words[0] == EXIT_NO_ROOM as u64 => {}
             CONTROL_FATAL => self.tell(&control::text(message)),
             CONTROL_KICK => {
                 if let Some(node) = self.node(message.node) {
