@@ -47,6 +47,8 @@ pub struct Inbox {
     pub pending: AtomicU32,
     /// Not 0 while the block is in use; the kernel clears it.
     pub alive: AtomicU32,
+    /// 0 until the creator has finished with a new thread, which waits for it.
+    pub released: AtomicU32,
     /// The waiting program signal.
     pub info: UnsafeCell<SignalInfo>,
 }
@@ -77,10 +79,12 @@ pub struct Thread {
     pub own_actions: Table,
     /// A `vfork` child: lives until it execs or exits.
     pub borrowed: bool,
+    /// Its creator sleeps in the kernel until it execs or exits.
+    pub suspends_parent: bool,
     /// The next own signal loads `start` instead of being a kick.
     pub entering: bool,
-    /// Addresses that the thread itself fills in before it enters: parent's and
-    /// child's thread number. 0: none.
+    /// Addresses at which the new thread's number is written before it enters
+    /// the program and before its creator goes on. 0: none.
     pub announce: [usize; 2],
     /// What the thread enters the program with.
     pub start: Context,
@@ -145,6 +149,27 @@ impl Thread {
     pub fn alive_word(&self) -> *mut u32 {
         self.inbox.alive.as_ptr()
     }
+    /// Writes the thread's number where `clone` was asked to.
+    pub fn announce_as(&self, id: u32) {
+        for address in self.announce {
+            if address != 0 {
+                // A bad address is ignored, as by the kernel.
+                let _ = crate::memory::write(address, &id);
+            }
+        }
+    }
+    /// Lets a new thread go on.
+    pub fn release(&self) {
+        self.inbox.released.store(1, Ordering::Release);
+        kernel::futex_wake(&self.inbox.released, 1);
+    }
+    /// Waits for [`Thread::release`].
+    pub fn await_release(&self) {
+        const LOOK_AGAIN_NS: u64 = 100_000_000;
+        while self.inbox.released.load(Ordering::Acquire) == 0 {
+            kernel::futex_wait(&self.inbox.released, 0, LOOK_AGAIN_NS);
+        }
+    }
     /// Gives the block back when its thread was never started.
     pub fn abandon(&mut self) {
         self.inbox.alive.store(0, Ordering::Release);
@@ -159,9 +184,11 @@ impl Thread {
         self.temporary_mask = None;
         self.actions = ptr::null();
         self.borrowed = false;
+        self.suspends_parent = false;
         self.entering = false;
         self.announce = [0; 2];
         self.inbox.pending.store(0, Ordering::Relaxed);
+        self.inbox.released.store(0, Ordering::Relaxed);
     }
 }
 

@@ -105,9 +105,10 @@ fn start(
         if shares_process {
             engine::threads(thread::ended());
         }
-    } else if request.flags & CLONE_PARENT_SETTID != 0 {
-        // The child writes it too: whoever comes first, both see it.
-        let _ = memory::write(request.parent_tid, &(result as u32));
+    } else if request.flags & CLONE_VFORK == 0 {
+        // Before the child may run: it could end, and clear the word, first.
+        child.announce_as(result as u32);
+        child.release();
     }
     Ok(result)
 }
@@ -135,6 +136,7 @@ fn prepare(thread: &Thread, child: &mut Thread, frame: &Frame, request: &Request
     child.actions = thread.actions;
     if request.flags & CLONE_THREAD == 0 {
         child.borrowed = true;
+        child.suspends_parent = request.flags & CLONE_VFORK != 0;
         child.clear_child_tid = 0;
         if request.flags & CLONE_VFORK != 0 {
             child.alternate_stack = thread.alternate_stack;
@@ -159,10 +161,10 @@ pub extern "C" fn weft_child(stack: usize) -> ! {
     if thread.use_stack().is_err() || dispatch::arm().is_err() {
         log::fatal(124, "a new thread could not intercept its system calls");
     }
-    for address in thread.announce {
-        if address != 0 {
-            let _ = memory::write(address, &thread.id);
-        }
+    if thread.suspends_parent {
+        thread.announce_as(thread.id);
+    } else {
+        thread.await_release();
     }
     signal::enter(thread)
 }
