@@ -8,8 +8,8 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
 
 use weft_proc::boot::{
-    Boot, CONTROL_EXEC, CONTROL_FATAL, CONTROL_HELLO, ControlMessage, EXIT_SETUP, MAGIC,
-    MAX_NODES, VERSION,
+    Boot, CONTROL_EXEC, CONTROL_FATAL, CONTROL_HELLO, ControlMessage, EXIT_SETUP, MAGIC, MAX_NODES,
+    VERSION,
 };
 use weft_proc::stats::Shared;
 

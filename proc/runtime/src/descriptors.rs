@@ -63,7 +63,10 @@ pub fn drop_all() {
 pub fn is_kept(descriptor: usize) -> bool {
     // The kernel takes descriptors as 32-bit numbers.
     let number = descriptor as u32 as i32;
-    number >= 0 && KEPT.iter().any(|kept| kept.load(Ordering::Relaxed) == number)
+    number >= 0
+        && KEPT
+            .iter()
+            .any(|kept| kept.load(Ordering::Relaxed) == number)
 }
 
 /// Lets a kept descriptor survive an exec, or not.

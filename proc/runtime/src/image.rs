@@ -12,8 +12,7 @@ unsafe extern "C" {
 
 /// Addresses of the runtime's text, its ELF header included.
 pub fn text() -> Range<usize> {
-    // SAFETY: the linker defines both symbols; only their addresses are taken.
-    unsafe { &raw const __executable_start as usize..&raw const etext as usize }
+    &raw const __executable_start as usize..&raw const etext as usize
 }
 
 /// Whether `address` is code of the runtime.

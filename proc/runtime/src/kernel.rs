@@ -106,7 +106,13 @@ pub fn read_at(descriptor: i32, buffer: &mut [u8], offset: u64) -> Result<usize>
     let mut done = 0;
     while done < buffer.len() {
         let rest = &mut buffer[done..];
-        match call!(pread64, descriptor, rest.as_mut_ptr(), rest.len(), offset as usize + done) {
+        match call!(
+            pread64,
+            descriptor,
+            rest.as_mut_ptr(),
+            rest.len(),
+            offset as usize + done
+        ) {
             Ok(0) => break,
             Ok(count) => done += count,
             Err(Errno::EINTR) => {}

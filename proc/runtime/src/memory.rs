@@ -47,14 +47,9 @@ unsafe extern "C" {
 
 /// Lets a copy that faulted return; false when the fault was elsewhere.
 pub fn fix_up(frame: &mut Frame) -> bool {
-    // SAFETY: only the addresses of the labels are taken.
-    let (start, end, fault) = unsafe {
-        (
-            &raw const weft_copy_start as usize,
-            &raw const weft_copy_end as usize,
-            &raw const weft_copy_fault as usize,
-        )
-    };
+    let start = &raw const weft_copy_start as usize;
+    let end = &raw const weft_copy_end as usize;
+    let fault = &raw const weft_copy_fault as usize;
     let copying = (start..end).contains(&frame.registers.rip);
     if copying {
         frame.registers.rip = fault;

@@ -7,9 +7,7 @@
 use core::arch::global_asm;
 use core::ffi::CStr;
 
-use weft_proc::boot::{
-    CONTROL_VARIABLE, EXIT_INTERNAL, EXIT_SETUP, ROLE_SLICE,
-};
+use weft_proc::boot::{CONTROL_VARIABLE, EXIT_INTERNAL, EXIT_SETUP, ROLE_SLICE};
 
 use crate::context::Context;
 use crate::kernel::{self, call};
@@ -191,7 +189,13 @@ fn try_set_up() -> kernel::Result<&'static mut Thread> {
     let open = mask::NEVER_BLOCKED;
     let mut before = 0u64;
     const SIG_UNBLOCK: usize = 1;
-    call!(rt_sigprocmask, SIG_UNBLOCK, &raw const open, &raw mut before, 8)?;
+    call!(
+        rt_sigprocmask,
+        SIG_UNBLOCK,
+        &raw const open,
+        &raw mut before,
+        8
+    )?;
     thread.start.mask = before & !mask::NEVER_BLOCKED;
     Ok(thread)
 }

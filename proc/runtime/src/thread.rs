@@ -278,16 +278,6 @@ pub fn is_own(id: u32) -> bool {
     found
 }
 
-/// Calls `each` with the thread number of every live thread of this process but
-/// the caller's.
-pub fn others(own: &Thread, mut each: impl FnMut(u32)) {
-    each_live(|id, process| {
-        if process == own.process && id != own.id {
-            each(id);
-        }
-    });
-}
-
 /// Calls `each` with number and process of every live thread.
 fn each_live(mut each: impl FnMut(u32, u32)) {
     for slot in &BLOCKS {

@@ -115,9 +115,9 @@ impl Area {
             return;
         }
         let from = bytes.as_ptr() as usize;
-        // SAFETY: `from` holds `bytes.len()` bytes; `place` never writes past
-        // the area's own length.
         self.place(bytes.len(), |to, offset, length| {
+            // SAFETY: `from` holds `bytes.len()` bytes, and `place` writes only
+            // inside the area.
             unsafe {
                 core::ptr::copy_nonoverlapping((from + offset) as *const u8, to as *mut u8, length);
             }
@@ -131,7 +131,12 @@ impl Area {
         let mut software = [0u8; size_of::<Software>()];
         memory::copy_in(address + SOFTWARE, &mut software)?;
         let word = |at: usize| {
-            u32::from_ne_bytes([software[at], software[at + 1], software[at + 2], software[at + 3]])
+            u32::from_ne_bytes([
+                software[at],
+                software[at + 1],
+                software[at + 2],
+                software[at + 3],
+            ])
         };
         let length = if word(0) == MAGIC1 {
             (word(16) as usize).clamp(LEGACY_BYTES, BYTES_MAX)

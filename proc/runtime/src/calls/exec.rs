@@ -41,12 +41,7 @@ struct Request {
 }
 
 /// `execve` and `execveat`. Returns only when it failed.
-pub fn call(
-    thread: &mut Thread,
-    frame: &Frame,
-    call: Sysno,
-    arguments: &[usize; 6],
-) -> isize {
+pub fn call(thread: &mut Thread, frame: &Frame, call: Sysno, arguments: &[usize; 6]) -> isize {
     let [a, b, c, d, e, _] = *arguments;
     let mut request = match call {
         Sysno::execve => Request {

@@ -111,13 +111,11 @@ pub fn native(
     arguments: &[usize; 6],
 ) -> isize {
     match Sysno::new(number) {
-        Some(call) => {
-            memory_call(call, arguments)
-                .or_else(|| signal_call(thread, frame, call, arguments))
-                .or_else(|| thread_call(thread, frame, call, arguments))
-                .or_else(|| files::call(thread, call, arguments))
-                .unwrap_or_else(|| run_for(thread, number, arguments))
-        }
+        Some(call) => memory_call(call, arguments)
+            .or_else(|| signal_call(thread, frame, call, arguments))
+            .or_else(|| thread_call(thread, frame, call, arguments))
+            .or_else(|| files::call(thread, call, arguments))
+            .unwrap_or_else(|| run_for(thread, number, arguments)),
         None => run_for(thread, number, arguments),
     }
 }
@@ -172,9 +170,7 @@ fn thread_call(
     arguments: &[usize; 6],
 ) -> Option<isize> {
     let result = match call {
-        Sysno::clone | Sysno::fork | Sysno::vfork => {
-            process::clone(thread, frame, call, arguments)
-        }
+        Sysno::clone | Sysno::fork | Sysno::vfork => process::clone(thread, frame, call, arguments),
         Sysno::execve | Sysno::execveat => exec::call(thread, frame, call, arguments),
         Sysno::exit => threads::exit(thread, arguments[0]),
         Sysno::exit_group => threads::exit_group(thread, arguments[0]),

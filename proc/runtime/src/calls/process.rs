@@ -43,12 +43,7 @@ struct Request {
 }
 
 /// `clone`, `fork` and `vfork`.
-pub fn clone(
-    thread: &mut Thread,
-    frame: &mut Frame,
-    call: Sysno,
-    arguments: &[usize; 6],
-) -> isize {
+pub fn clone(thread: &mut Thread, frame: &mut Frame, call: Sysno, arguments: &[usize; 6]) -> isize {
     let mut request = Request {
         flags: SIGCHLD,
         stack: 0,
@@ -116,7 +111,11 @@ fn start(
 /// Fills in what the child needs before it exists.
 fn prepare(thread: &Thread, child: &mut Thread, frame: &Frame, request: &Request) {
     let given = |flag: usize, address: usize| {
-        if request.flags & flag != 0 { address } else { 0 }
+        if request.flags & flag != 0 {
+            address
+        } else {
+            0
+        }
     };
     child.start.save(frame);
     child.start.registers.rax = 0;
@@ -218,7 +217,9 @@ fn begin_forked(thread: &mut Thread) {
     thread.clear_child_tid = 0;
     thread.robust_list = 0;
     let inbox = thread.inbox();
-    inbox.pending.store(0, core::sync::atomic::Ordering::Release);
+    inbox
+        .pending
+        .store(0, core::sync::atomic::Ordering::Release);
     if thread.borrowed {
         // A child of a `vfork` child has memory, and actions, of its own.
         actions::SHARED.copy_from(&thread.own_actions);

@@ -16,7 +16,7 @@ const PREFIX_MAX: usize = 2 * script::DEPTH_MAX + 1;
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 pub enum FileError {
     /// It cannot be opened or read.
-    #[error("{0}")]
+    #[error("{}", super::text(.0))]
     Open(Errno),
     /// It is a directory, a device, …
     #[error("it is not a regular file")]
@@ -34,7 +34,7 @@ pub enum FileError {
     #[error("too many levels of script interpreters")]
     TooDeep,
     /// The dynamic linker that it names is unusable.
-    #[error("its dynamic linker cannot be opened: {0}")]
+    #[error("its dynamic linker cannot be opened: {}", super::text(.0))]
     Linker(Errno),
     /// The dynamic linker is not one.
     #[error("its dynamic linker is unusable: {0}")]
@@ -59,10 +59,6 @@ impl FileError {
 pub struct Status {
     /// Type and permissions.
     pub mode: u32,
-    /// Owner.
-    pub user: u32,
-    /// Group.
-    pub group: u32,
     /// Length, bytes.
     pub length: u64,
 }
@@ -74,8 +70,6 @@ impl Status {
         call!(fstat, descriptor, words.as_mut_ptr())?;
         Ok(Status {
             mode: words[3] as u32,
-            user: (words[3] >> 32) as u32,
-            group: words[4] as u32,
             length: words[6],
         })
     }

@@ -36,11 +36,16 @@ pub enum LoadError {
     #[error(transparent)]
     File(#[from] FileError),
     /// The kernel refused a mapping.
-    #[error("its memory cannot be mapped: {0}")]
+    #[error("its memory cannot be mapped: {}", text(.0))]
     Mapping(Errno),
     /// More than a quarter of the stack, as in Linux.
     #[error(transparent)]
     Arguments(StackError),
+}
+
+/// What an errno means, for people.
+pub fn text(error: &Errno) -> &'static str {
+    error.description().unwrap_or("unknown error")
 }
 
 impl From<Errno> for LoadError {
@@ -74,7 +79,7 @@ pub fn load(path: &[u8], initial: &Initial) -> Result<Entry, LoadError> {
         }
         None => None,
     };
-    let heap = executable.image.heap_start(base) + (random() % HEAP_SLACK_BYTES & !(PAGE - 1));
+    let heap = executable.image.heap_start(base) + ((random() % HEAP_SLACK_BYTES) & !(PAGE - 1));
     space::lock().set_heap(heap);
     let (linker_base, address) = match &linker {
         Some((linker, base)) => (*base, base + linker.image.entry),

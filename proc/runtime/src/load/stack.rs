@@ -95,7 +95,7 @@ fn map(executable: bool) -> Result<(usize, usize), LoadError> {
     let mut limits = [0u64; 2];
     call!(prlimit64, 0, RLIMIT_STACK, 0, limits.as_mut_ptr())?;
     let bytes = limits[0].clamp(STACK_BYTES_MIN, STACK_BYTES_MAX) & !(PAGE - 1);
-    let end = space::STACK_TOP - (random() % SLACK_BYTES & !(PAGE - 1));
+    let end = space::STACK_TOP - ((random() % SLACK_BYTES) & !(PAGE - 1));
     let start = end - bytes;
     let prot = if executable { 7 } else { 3 };
     let flags = MAP_PRIVATE_ANONYMOUS_FIXED_NORESERVE;

@@ -166,7 +166,12 @@ fn tell_kernel(signal: i32, action: &Action) -> Result<()> {
 
 /// Installs the runtime's own handlers.
 pub fn install() -> Result<()> {
-    install_for(&[signal::SIGSYS, signal::SIGSEGV, signal::SIGBUS, signal::KICK])
+    install_for(&[
+        signal::SIGSYS,
+        signal::SIGSEGV,
+        signal::SIGBUS,
+        signal::KICK,
+    ])
 }
 
 /// Installs the handlers of a slice: there, every signal that an instruction can
@@ -202,7 +207,12 @@ pub fn make_default(signal: i32) {
 /// Before an `execve`: the kernel resets what has a handler, and the runtime's
 /// signals have one even where the program said "ignore".
 pub fn prepare_exec(table: &Table) {
-    for signal in [signal::SIGSYS, signal::SIGSEGV, signal::SIGBUS, signal::KICK] {
+    for signal in [
+        signal::SIGSYS,
+        signal::SIGSEGV,
+        signal::SIGBUS,
+        signal::KICK,
+    ] {
         if table.get(signal).handler == SIG_IGN {
             let native = Action {
                 handler: SIG_IGN,

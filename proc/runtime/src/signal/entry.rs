@@ -166,17 +166,13 @@ pub unsafe fn clone(
 /// after setting a pending bit.
 pub fn redirect(frame: &mut Frame) {
     let rip = frame.registers.rip;
-    let at = |symbol: *const u8| symbol as usize;
-    // SAFETY: only the addresses of the labels are taken.
-    unsafe {
-        if (at(&raw const weft_leave_start)..=at(&raw const weft_leave_end)).contains(&rip) {
-            frame.registers.rip = at(&raw const weft_leave_again);
-        }
-        let call = at(&raw const weft_call_start)..=at(&raw const weft_call_instruction);
-        let clone = at(&raw const weft_clone_start)..=at(&raw const weft_clone_instruction);
-        if call.contains(&rip) || clone.contains(&rip) {
-            frame.registers.rip = at(&raw const weft_call_abort);
-        }
+    let leave = &raw const weft_leave_start as usize..=&raw const weft_leave_end as usize;
+    let call = &raw const weft_call_start as usize..=&raw const weft_call_instruction as usize;
+    let clone = &raw const weft_clone_start as usize..=&raw const weft_clone_instruction as usize;
+    if leave.contains(&rip) {
+        frame.registers.rip = &raw const weft_leave_again as usize;
+    } else if call.contains(&rip) || clone.contains(&rip) {
+        frame.registers.rip = &raw const weft_call_abort as usize;
     }
 }
 

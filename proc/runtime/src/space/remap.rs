@@ -1,8 +1,6 @@
 //! `mremap`, and advice that changes what memory holds.
 
-use weft_proc::layout::{
-    FLAG_DONT_FORK, FLAG_WIPE_ON_FORK, LIMIT, LOWEST, PAGE, Region,
-};
+use weft_proc::layout::{FLAG_DONT_FORK, FLAG_WIPE_ON_FORK, LIMIT, LOWEST, PAGE, Region};
 
 use super::{Space, aligned, errno};
 use crate::engine;
