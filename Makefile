@@ -25,8 +25,15 @@ help: ## Lists the tasks
 setup: ## Installs what is missing (asks nothing; quick when nothing is)
 	@bash .ci/setup
 
+# The runtime is freestanding: it has a panic handler of its own. Cargo unifies
+# the features of what it builds at once, and would give it weft-wire with std,
+# which has another. So the runtime is always built by itself, and first.
+RUNTIME := -p weft-runtime
+OTHERS := --workspace --exclude weft-runtime
+
 build: ## Builds weft and its runtime, optimised
-	$(CARGO) build --release --workspace
+	$(CARGO) build --release $(RUNTIME)
+	$(CARGO) build --release $(OTHERS)
 
 programs: ## Builds the programs of the tests and benchmarks
 	@mkdir -p $(PROGRAMS)
@@ -38,10 +45,12 @@ demo: build programs ## Sorts on two nodes, then searches with and without jumps
 
 check: ## Format and lints
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
+	$(CARGO) clippy $(RUNTIME) -- -D warnings
+	$(CARGO) clippy $(OTHERS) --all-targets -- -D warnings
 
 unit: ## Tests that need no privilege and no network
-	$(CARGO) test --workspace
+	$(CARGO) test $(OTHERS)
 
 e2e: build programs ## Native runs against runs under weft, failures, set-up errors
 	$(E2E) --rounds $(ROUNDS) --moments $(MOMENTS)
@@ -52,10 +61,10 @@ bench: build programs ## Measures, and renews the tables of bench/RESULTS.md
 	$(BENCH) $(BENCHMARKS)
 
 soak: build programs ## The long tests, for a night
-	$(CARGO) test --release --workspace -- --ignored
+	$(CARGO) test --release $(OTHERS) -- --ignored
 	$(E2E) --long --rounds $(SOAK_ROUNDS) --moments $(SOAK_MOMENTS)
 
-fuzz: ## Every fuzz target for FUZZ_SECONDS each (cargo-fuzz, nightly)
+fuzz: ## The fuzz targets of every crate, FUZZ_SECONDS each crate
 	@bash .ci/fuzz $(FUZZ_SECONDS)
 
 docs-check: ## Links between the pages lead somewhere
