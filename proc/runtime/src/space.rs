@@ -5,8 +5,9 @@
 //! change is made natively, entered in the layout and announced to the engine,
 //! in that order, under one lock; unmapping is announced first.
 //!
-//! Under the lock the program's memory is never touched by an instruction of the
-//! runtime: a fault there could need the lock.
+//! Under the lock the program's memory is touched by no instruction of the
+//! runtime but copies that may fault into the engine, which has a layout, and a
+//! lock, of its own.
 
 mod remap;
 
@@ -18,6 +19,7 @@ use weft_proc::layout::{
 use crate::engine;
 use crate::kernel::{self, Errno, Result, call};
 use crate::lock::{Guard, Lock};
+use crate::memory;
 
 const MAP_SHARED: usize = 1;
 const MAP_PRIVATE: usize = 2;
@@ -238,7 +240,15 @@ impl Space {
         }
         let mut kind = request.kind();
         if kind == Kind::Anonymous && !request.is_anonymous() {
-            match self.copy_file(&request) {
+            let copied = if engine::holds_pages(&self.layout, request.length) {
+                match self.copy_file_by_page(&request) {
+                    Ok(()) => return Ok(()),
+                    Err(error) => Err(error),
+                }
+            } else {
+                self.copy_file(&request)
+            };
+            match copied {
                 Ok(()) => {}
                 // Not a file that can be read at an offset: a device.
                 Err(Errno::ESPIPE | Errno::EINVAL | Errno::ENODEV) => {
@@ -302,6 +312,43 @@ impl Space {
             let _ = call!(munmap, scratch, length);
         }
         done
+    }
+
+    /// The same when the pages belong to the coherence protocol: through the
+    /// program's own mapping, so that the budget holds while a large file comes.
+    fn copy_file_by_page(&mut self, request: &Request) -> Result<()> {
+        const STEP: usize = 16 << 10;
+        let mut buffer = [0u8; STEP];
+        let file = request.descriptor as i32;
+        let offset = request.offset as u64;
+        kernel::read_at(file, &mut buffer[..1], offset)?;
+        let open = PROT_READ | PROT_WRITE;
+        let native = Request {
+            prot: open as usize,
+            flags: MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+            descriptor: usize::MAX,
+            offset: 0,
+            ..*request
+        };
+        map_natively(&native)?;
+        self.enter(Region {
+            flags: request.region_flags(),
+            ..Region::anonymous(request.start, request.end(), open)
+        })?;
+        let mut done = 0;
+        while done < request.length {
+            let want = STEP.min((request.length - done) as usize);
+            let read = kernel::read_at(file, &mut buffer[..want], offset + done)?;
+            memory::copy_out((request.start + done) as usize, &buffer[..read])?;
+            done += want as u64;
+            if read < want {
+                break;
+            }
+        }
+        if request.prot as u32 & 7 != open {
+            self.protect(request.start as usize, request.length as usize, request.prot, None)?;
+        }
+        Ok(())
     }
 
     /// `munmap`.

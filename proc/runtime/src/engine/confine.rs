@@ -27,6 +27,7 @@ const fn offset_argument(index: u32) -> u32 {
     16 + 8 * index
 }
 const MAP_ANONYMOUS: u32 = 0x20;
+const SO_RCVTIMEO: u32 = 20;
 
 const SECCOMP_SET_MODE_FILTER: usize = 1;
 const PR_SET_NO_NEW_PRIVS: usize = 38;
@@ -86,10 +87,10 @@ struct Program {
     instructions: *const Instruction,
 }
 
-const LENGTH: usize = 4 + 2 * ALLOWED.len() + 4 + 4 + 4 + 1;
+const LENGTH: usize = 4 + 2 * ALLOWED.len() + 4 * 4 + 1;
 
 /// Architecture first, then one compare per allowed call, then `mmap` (memory
-/// of no file), `tgkill` (to itself only) and `ioctl` (on the userfaultfd only),
+/// of no file), `setsockopt` (a receive timeout only), `tgkill` (to itself only) and `ioctl` (on the userfaultfd only),
 /// then the end.
 fn filter(uffd: i32, process: u32) -> [Instruction; LENGTH] {
     let mut program = [instruction(RETURN, 0, 0, KILL_PROCESS); LENGTH];
@@ -110,7 +111,11 @@ fn filter(uffd: i32, process: u32) -> [Instruction; LENGTH] {
     }
     put(JUMP_EQUAL, 0, 3, Sysno::mmap as u32);
     put(LOAD_WORD, 0, 0, offset_argument(3));
-    put(JUMP_SET, 0, 9, MAP_ANONYMOUS);
+    put(JUMP_SET, 0, 13, MAP_ANONYMOUS);
+    put(RETURN, 0, 0, ALLOW);
+    put(JUMP_EQUAL, 0, 3, Sysno::setsockopt as u32);
+    put(LOAD_WORD, 0, 0, offset_argument(2));
+    put(JUMP_EQUAL, 0, 9, SO_RCVTIMEO);
     put(RETURN, 0, 0, ALLOW);
     put(JUMP_EQUAL, 0, 3, Sysno::tgkill as u32);
     put(LOAD_WORD, 0, 0, offset_argument(0));

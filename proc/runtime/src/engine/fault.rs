@@ -84,7 +84,7 @@ impl Engine {
             }
         }
         self.count_fault(access, local.present(), remote);
-        if on_its_way && local.ahead() {
+        if on_its_way {
             add(&self.io.stats.read_ahead_used, 1);
         }
         self.io.awaited = page;
@@ -157,10 +157,11 @@ impl Engine {
 
     /// Asks for the pages behind a sequential fault.
     fn read_ahead(&mut self, page: u64, region: &Region) {
-        let (from, count) = self.streams.fault(page);
-        let end = (from + count).min(region.end / 4096);
+        let ahead = self.streams.fault(page);
+        add(&self.io.stats.read_ahead_used, ahead.passed);
+        let end = (ahead.from + ahead.count).min(region.end / 4096);
         let mut asked = 0;
-        for next in from..end {
+        for next in ahead.from..end {
             let local = self.tables.look(next);
             if local.present() || local.pending().is_some() {
                 continue;
@@ -175,6 +176,7 @@ impl Engine {
             });
             asked += 1;
         }
+        self.streams.asked(asked);
         add(&self.io.stats.read_ahead, asked);
     }
 

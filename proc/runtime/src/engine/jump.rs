@@ -201,10 +201,6 @@ pub fn serve(thread: &mut Thread, mask: u64) {
                     drop(guard);
                     super::calls::run_memory_call(thread, from, words);
                 }
-                Message::Arrived => {
-                    let took = clock::now() - engine.departed_at;
-                    engine.io.stats.jump_ns.record(clock::ns(took));
-                }
                 other => engine.serve_aside(from, other),
             },
         }

@@ -8,6 +8,7 @@
 //! only home has anything of needs no wait.
 
 use weft_dsm::{Event, Page, Phase};
+use weft_pager::space::Mode;
 use weft_pager::uffd::UffdError;
 use weft_proc::layout::{Kind, Region};
 use weft_proc::message::Message;
@@ -20,8 +21,6 @@ const MAP_PRIVATE: usize = 2;
 const MAP_FIXED: usize = 0x10;
 const MAP_ANONYMOUS: usize = 0x20;
 const MAP_NORESERVE: usize = 0x4000;
-const MREMAP_MAYMOVE: usize = 1;
-const MREMAP_FIXED: usize = 2;
 const ADVICE_DONT_NEED: usize = 4;
 const PAGE: u64 = 4096;
 
@@ -377,20 +376,47 @@ impl Engine {
     }
 
     fn slice_move(&mut self, old: u64, old_length: u64, new: u64, new_length: u64) {
-        let moved = call!(
-            mremap,
-            old,
-            old_length,
-            new_length,
-            MREMAP_MAYMOVE | MREMAP_FIXED,
-            new
-        );
-        self.native("mremap", moved);
-        self.move_records(old, old_length, new, new_length);
-        let region = self.io.layout.lookup(new).copied();
-        if region.is_some_and(|r| r.kind != Kind::HomeOnly) {
+        let kind = self.io.layout.lookup(old).map(|region| region.kind);
+        let coherent = kind.is_some_and(|kind| kind != Kind::HomeOnly);
+        // A page at a time and not by `mremap`, which wants all of it to be one
+        // mapping of the kernel's: what is one at home may be several here.
+        let flags = MAP_PRIVATE | MAP_FIXED | MAP_ANONYMOUS | MAP_NORESERVE;
+        let open = if coherent { 3 } else { 0 };
+        let mapped = call!(mmap, new, new_length, open, flags, -1isize, 0);
+        self.native("mmap", mapped);
+        if coherent {
             self.attach(new, new + new_length);
-            self.protect_again(new, new + new_length);
+            let readable = call!(mprotect, old, old_length, 1);
+            self.native("mprotect", readable);
+            self.copy_pages(old, new, old_length.min(new_length));
+        }
+        self.move_records(old, old_length, new, new_length);
+        self.native("munmap", call!(munmap, old, old_length));
+        let protection = self.io.layout.lookup(new).map_or(0, |region| region.prot);
+        if coherent {
+            let protected = call!(mprotect, new, new_length, protection);
+            self.native("mprotect", protected);
+        }
+    }
+
+    /// Installs the pages that are here of one range in another, equal one.
+    fn copy_pages(&mut self, old: u64, new: u64, length: u64) {
+        for offset in (0..length).step_by(PAGE as usize) {
+            let local = self.tables.look((old + offset) / PAGE);
+            if !local.present() {
+                continue;
+            }
+            // SAFETY: the page is present and was made readable.
+            let bytes = unsafe {
+                core::slice::from_raw_parts((old + offset) as *const u8, PAGE as usize)
+            };
+            let mode = if local.written() {
+                Mode::Open
+            } else {
+                Mode::Protected
+            };
+            let done = self.io.space.install((new + offset) as usize, 1, bytes, mode);
+            self.check("move", old + offset, done);
         }
     }
 }

@@ -136,8 +136,10 @@ impl Engine {
     /// Does what was decided and ends the aggregate if something failed.
     pub fn settle(&mut self) {
         self.io.flush();
-        if let Some(failure) = self.io.failure.take() {
-            self.fail(failure);
+        match self.io.failure.take() {
+            None => {}
+            Some(Failure::Link(node, error)) => self.link_ended(node, error),
+            Some(failure) => self.fail(failure),
         }
     }
 
@@ -159,7 +161,10 @@ impl Engine {
                     Ok(Wake::Ready(node)) => node,
                     Ok(Wake::Interrupted) => return Incoming::Interrupted,
                     Ok(Wake::Timeout) => return Incoming::Timeout,
-                    Err(error) => self.fail(Failure::Link(only, error)),
+                    Err(error) => {
+                        self.link_ended(only, error);
+                        return Incoming::Handled;
+                    }
                 },
             }
         } else {
@@ -240,7 +245,10 @@ impl Engine {
         }
         match Message::decode(header) {
             Ok(message) => Incoming::Message(from, message, payload),
-            Err(_) => self.fail(Failure::Violation(from, "a malformed message")),
+            Err(error) => {
+                log::line(format_args!("node {from}: {error}"));
+                self.fail(Failure::Violation(from, "a malformed message"))
+            }
         }
     }
 
@@ -339,6 +347,10 @@ impl Engine {
                 self.change_layout(&message);
             }
             Message::Sync if from == 0 => self.io.send(0, &Message::Synced.header(0), &[]),
+            Message::Arrived => {
+                let took = super::clock::now() - self.departed_at;
+                self.io.stats.jump_ns.record(super::clock::ns(took));
+            }
             Message::Synced if self.is_home() => self.synced(from),
             Message::Ping { length } => {
                 let zeros = [0u8; 4096];
@@ -449,11 +461,6 @@ impl Engine {
     /// Ends the aggregate.
     pub fn fail(&mut self, failure: Failure) -> ! {
         match failure {
-            Failure::Link(node, error) if self.is_home() => {
-                self.lost(node, Some(error));
-                log::fail(EXIT_INTERNAL, format_args!("node {node}: {error}"))
-            }
-            Failure::Link(0, _) => kernel::exit_group(0),
             Failure::Link(node, error) => log::fail(
                 EXIT_NODE_LOST,
                 format_args!("node {} lost its link to node {node}: {error}", self.me),

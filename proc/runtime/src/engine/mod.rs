@@ -46,7 +46,6 @@ use crate::{control, image, space};
 use fault::Outcome;
 use machine::{ENGINE, STRETCHED};
 
-pub use start::run_slice;
 
 static BOOT: AtomicPtr<Boot> = AtomicPtr::new(core::ptr::null_mut());
 static THREADS: AtomicUsize = AtomicUsize::new(1);
@@ -159,9 +158,20 @@ pub fn mapped(layout: &Layout<'static>, region: &Region) {
             engine.home_mapped(region);
             engine.make_room();
         }
-    } else if let Some(boot) = boot().filter(|boot| start::should_stretch(boot, layout)) {
+    } else if let Some(boot) = boot().filter(|boot| start::is_past_budget(boot, layout, 0)) {
         start::stretch(boot, layout);
     }
+}
+
+/// Whether pages that are about to be mapped and filled belong to the protocol:
+/// once stretched, and when `length` bytes more would be the reason to stretch.
+pub fn holds_pages(layout: &Layout<'static>, length: u64) -> bool {
+    if let Some(boot) = boot().filter(|_| !is_stretched())
+        && start::is_past_budget(boot, layout, length)
+    {
+        start::stretch(boot, layout);
+    }
+    is_stretched()
 }
 
 /// Stretches because the launcher says so.
@@ -192,7 +202,7 @@ fn each_mapped(start: usize, length: usize, act: fn(&mut machine::Engine, u64, u
     };
     let end = (start + length) as u64;
     let mut at = start as u64;
-    loop {
+    while at < end {
         let Some(region) = engine.io.layout.overlaps(at, end).next() else {
             return;
         };
@@ -278,9 +288,19 @@ pub fn threads(count: usize) {
     }
 }
 
+fn set_boot(boot: &'static Boot) {
+    BOOT.store(core::ptr::from_ref(boot).cast_mut(), Ordering::Release);
+}
+
+/// A slice's whole life.
+pub fn run_slice(boot: &'static Boot) -> ! {
+    set_boot(boot);
+    start::run_slice(boot)
+}
+
 /// Called once before the program is loaded.
 pub fn start_home(boot: &'static Boot) {
-    BOOT.store(core::ptr::from_ref(boot).cast_mut(), Ordering::Release);
+    set_boot(boot);
     if let Some(shared) = control::shared() {
         shared.stats.executing.store(1, Ordering::Relaxed);
         shared.stats.threads.store(1, Ordering::Relaxed);

@@ -170,8 +170,10 @@ pub fn run_slice(boot: &'static Boot) -> ! {
     signal::enter(thread)
 }
 
-/// Whether a region counts for the stretch: see `Layout::writable_anonymous_bytes`.
-pub fn should_stretch(boot: &Boot, layout: &Layout<'_>) -> bool {
+/// Whether the program could need more than home's budget with `more` bytes of
+/// writable memory besides what it has, or should stretch in any case.
+pub fn is_past_budget(boot: &Boot, layout: &Layout<'_>, more: u64) -> bool {
     let budget_bytes = boot.budget_pages[0].saturating_mul(4096);
-    boot.nodes > 1 && (boot.stretch_now != 0 || layout.writable_anonymous_bytes() > budget_bytes)
+    let wanted_bytes = layout.writable_anonymous_bytes() + more;
+    boot.nodes > 1 && (boot.stretch_now != 0 || wanted_bytes > budget_bytes)
 }

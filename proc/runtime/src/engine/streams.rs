@@ -17,7 +17,31 @@ struct Stream {
     /// First page that was not asked for.
     until: u64,
     window: u64,
+    /// Pages asked for ahead of faults and not passed yet.
+    asked: u64,
     used: u64,
+}
+
+/// What to do besides fetching the page itself.
+#[derive(Clone, Copy)]
+pub struct Ahead {
+    /// First page to ask for.
+    pub from: u64,
+    /// Pages to ask for.
+    pub count: u64,
+    /// Pages that were asked for earlier and that the program has passed since
+    /// without a fault: read ahead and used.
+    pub passed: u64,
+}
+
+impl Ahead {
+    const fn none(page: u64) -> Ahead {
+        Ahead {
+            from: page + 1,
+            count: 0,
+            passed: 0,
+        }
+    }
 }
 
 /// The last few streams of one node.
@@ -37,11 +61,10 @@ impl Streams {
         }
     }
 
-    /// A fault on `page` that is elsewhere, or on its way. Returns the pages to
-    /// ask for besides: the first, and how many.
-    pub fn fault(&mut self, page: u64) -> (u64, u64) {
+    /// A fault on `page` that is elsewhere, or on its way.
+    pub fn fault(&mut self, page: u64) -> Ahead {
         if self.window_max == 0 {
-            return (page + 1, 0);
+            return Ahead::none(page);
         }
         self.clock += 1;
         let clock = self.clock;
@@ -56,18 +79,32 @@ impl Streams {
             stream.window = stream.window.min(window_max);
             let from = stream.until.max(page + 1);
             let goal = page + 1 + stream.window;
+            let passed = page.saturating_sub(stream.start + 1).min(stream.asked);
+            stream.asked -= passed;
             stream.start = page;
             stream.until = goal.max(from);
-            return (from, stream.until - from);
+            return Ahead {
+                from,
+                count: stream.until - from,
+                passed,
+            };
         }
         if let Some(oldest) = self.streams.iter_mut().min_by_key(|s| s.used) {
             *oldest = Stream {
                 start: page,
                 until: page + 1,
                 window: 0,
+                asked: 0,
                 used: clock,
             };
         }
-        (page + 1, 0)
+        Ahead::none(page)
+    }
+
+    /// So many of the pages of the last [`Ahead`] were really asked for.
+    pub fn asked(&mut self, pages: u64) {
+        if let Some(stream) = self.streams.iter_mut().max_by_key(|s| s.used) {
+            stream.asked += pages;
+        }
     }
 }
