@@ -62,6 +62,8 @@ pub struct Policy {
     here_wait: u64,
     /// Jumps so far; the first stay, at home, is not judged.
     jumps: u64,
+    /// 1 once this stay has been judged.
+    judged: u64,
 }
 
 impl Policy {
@@ -81,6 +83,7 @@ impl Policy {
             here_busy: 0,
             here_wait: 0,
             jumps: 0,
+            judged: 0,
         }
     }
 
@@ -108,8 +111,9 @@ impl Policy {
         if !reached {
             return Decision::Pull;
         }
-        if self.kind == JUMP_AUTO && self.jumps > 0 {
+        if self.kind == JUMP_AUTO && self.jumps > 0 && self.judged == 0 {
             self.judge(cost);
+            self.judged = 1;
             if self.counts[owner] < self.threshold {
                 return Decision::Pull;
             }
@@ -139,6 +143,7 @@ impl Policy {
     /// make): the stay is not judged.
     pub fn leave(&mut self) {
         self.jumps += 1;
+        self.judged = 0;
         self.counts = [0; MAX_NODES];
         self.before_busy = self.recent_busy;
         self.before_wait = self.recent_wait;
