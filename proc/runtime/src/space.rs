@@ -346,7 +346,12 @@ impl Space {
             }
         }
         if request.prot as u32 & 7 != open {
-            self.protect(request.start as usize, request.length as usize, request.prot, None)?;
+            self.protect(
+                request.start as usize,
+                request.length as usize,
+                request.prot,
+                None,
+            )?;
         }
         Ok(())
     }
@@ -519,7 +524,9 @@ impl Space {
         let region = self.layout.lookup(address as u64).copied();
         let done = call!(shmdt, address)?;
         if let Some(region) = region.filter(|r| r.start == address as u64) {
-            self.layout.remove(region.start, region.end).map_err(errno)?;
+            self.layout
+                .remove(region.start, region.end)
+                .map_err(errno)?;
         }
         Ok(done)
     }

@@ -81,11 +81,7 @@ fn is_regular_file(descriptor: usize) -> bool {
 }
 
 /// A system call at home. `None`: make it natively.
-pub fn at_home(
-    thread: &mut Thread,
-    number: usize,
-    arguments: &[usize; 6],
-) -> Option<isize> {
+pub fn at_home(thread: &mut Thread, number: usize, arguments: &[usize; 6]) -> Option<isize> {
     let words = arguments.map(|word| word as u64);
     match classify(number as u64, &words) {
         Class::Plain(_) => {

@@ -43,13 +43,22 @@ fn node(value: u64) -> Option<NodeId> {
 pub fn encode(message: &Message, count: u16) -> Header {
     let (kind, a, b, c) = match message.body {
         Body::Get { access, ahead } => (1, access_bits(access), u64::from(ahead), 0),
-        Body::Forward { access, requester, sole, held } => (
+        Body::Forward {
+            access,
+            requester,
+            sole,
+            held,
+        } => (
             2,
             access_bits(access),
             u64::from(requester.0),
             u64::from(sole) | u64::from(held) << 1,
         ),
-        Body::Data { right, content, migratory } => (
+        Body::Data {
+            right,
+            content,
+            migratory,
+        } => (
             3,
             u64::from(right == Right::Exclusive),
             content_bits(content),
@@ -72,7 +81,11 @@ pub fn encode(message: &Message, count: u16) -> Header {
             0,
         ),
         Body::Place { to, sole, held } => (11, u64::from(to.0), u64::from(sole), u64::from(held)),
-        Body::Push { content, sole, migratory } => (
+        Body::Push {
+            content,
+            sole,
+            migratory,
+        } => (
             12,
             content_bits(content),
             u64::from(sole),
@@ -101,7 +114,10 @@ pub fn decode(header: &Header) -> Option<(Message, u16)> {
         return None;
     }
     let body = match header.kind {
-        1 => Body::Get { access: access(a)?, ahead: flag(b)? },
+        1 => Body::Get {
+            access: access(a)?,
+            ahead: flag(b)?,
+        },
         2 if c < 4 => Body::Forward {
             access: access(a)?,
             requester: node(b)?,
@@ -109,16 +125,26 @@ pub fn decode(header: &Header) -> Option<(Message, u16)> {
             held: c & 2 != 0,
         },
         3 => Body::Data {
-            right: if flag(a)? { Right::Exclusive } else { Right::Shared },
+            right: if flag(a)? {
+                Right::Exclusive
+            } else {
+                Right::Shared
+            },
             content: content(b)?,
             migratory: flag(c)?,
         },
-        4 => Body::Grant { content: content(a)? },
+        4 => Body::Grant {
+            content: content(a)?,
+        },
         5 => Body::Invalidate,
         6 => Body::InvalidateAck,
-        7 => Body::Done { exclusive: flag(a)? },
+        7 => Body::Done {
+            exclusive: flag(a)?,
+        },
         8 => Body::Dropped,
-        9 => Body::Offer { to: if a == 0 { None } else { Some(node(a - 1)?) } },
+        9 => Body::Offer {
+            to: if a == 0 { None } else { Some(node(a - 1)?) },
+        },
         10 => Body::OfferDenied {
             reason: match a {
                 0 => Denial::Busy,
@@ -127,13 +153,24 @@ pub fn decode(header: &Header) -> Option<(Message, u16)> {
                 _ => return None,
             },
         },
-        11 => Body::Place { to: node(a)?, sole: flag(b)?, held: flag(c)? },
-        12 => Body::Push { content: content(a)?, sole: flag(b)?, migratory: flag(c)? },
+        11 => Body::Place {
+            to: node(a)?,
+            sole: flag(b)?,
+            held: flag(c)?,
+        },
+        12 => Body::Push {
+            content: content(a)?,
+            sole: flag(b)?,
+            migratory: flag(c)?,
+        },
         13 => Body::NotHere,
         14 => Body::Retry,
         15 => Body::Lost { node: node(a)? },
         16 => Body::Probe { dead: node(a)? },
-        17 => Body::Held { dead: node(a)?, owner: flag(b)? },
+        17 => Body::Held {
+            dead: node(a)?,
+            owner: flag(b)?,
+        },
         _ => return None,
     };
     let message = Message {

@@ -64,7 +64,13 @@ impl Engine {
         self.page_fault(page_of(address), access, &region, may_jump)
     }
 
-    fn page_fault(&mut self, page: u64, access: Access, region: &Region, may_jump: bool) -> Outcome {
+    fn page_fault(
+        &mut self,
+        page: u64,
+        access: Access,
+        region: &Region,
+        may_jump: bool,
+    ) -> Outcome {
         let arrived_at = clock::now();
         let busy = arrived_at.wrapping_sub(self.left_at);
         let local = self.tables.look(page);
@@ -74,7 +80,7 @@ impl Engine {
         };
         let remote = !here && self.is_remote(page, access);
         let on_its_way = local.pending().is_some();
-        if remote && !on_its_way && may_jump {
+        if remote && may_jump {
             let owner = self.likely_owner(page);
             if owner != self.me {
                 let cost = self.pull_ticks * 2;
@@ -145,7 +151,11 @@ impl Engine {
     /// The node that has a page, or that had the last one.
     fn likely_owner(&self, page: u64) -> usize {
         if self.is_home() {
-            return self.tables.look_entry(page).owner().map_or(0, |o| o.index());
+            return self
+                .tables
+                .look_entry(page)
+                .owner()
+                .map_or(0, |o| o.index());
         }
         let source = self.io.source;
         if source < MAX_NODES && source != self.me && self.io.links[source].is_some() {
@@ -256,8 +266,31 @@ impl Engine {
         self.wait_until("room on another node", |_| {
             chosen.iter().all(|&page| !tables.look(page).offered())
         });
-        if self.io.no_room && self.io.left == 0 {
+        if self.io.no_room && self.io.left == 0 && !self.drop_copies(run) {
             self.no_room();
+        }
+        self.io.left > 0
+    }
+
+    /// Gives up copies of pages that others own, wherever they are; false when
+    /// there are none. For when no node has room for more than it owns.
+    fn drop_copies(&mut self, run: u64) -> bool {
+        self.io.left = 0;
+        for index in 0..self.working_set.len() {
+            let first = self.working_set.chunk(index) * CHUNK_PAGES;
+            for page in first..first + CHUNK_PAGES {
+                let local = self.tables.look(page);
+                if local.evictable() && !local.owner() && page != self.io.awaited {
+                    self.step(Event::Evict {
+                        page: Page(page),
+                        to: None,
+                    });
+                }
+            }
+            self.settle();
+            if self.io.left >= run {
+                break;
+            }
         }
         self.io.left > 0
     }

@@ -37,7 +37,9 @@ fn available_bytes() -> Option<usize> {
     let read = kernel::read_at(fd, &mut text, 0);
     let _ = call!(close, fd);
     let text = core::str::from_utf8(&text[..read.ok()?]).ok()?;
-    let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
+    let line = text
+        .lines()
+        .find(|line| line.starts_with("MemAvailable:"))?;
     let kib: usize = line.split_ascii_whitespace().nth(1)?.parse().ok()?;
     Some(kib * 1024)
 }
@@ -175,9 +177,14 @@ impl Engine {
         self.settle();
         loop {
             match self.receive(self.lease_ns(), None) {
-                Incoming::Message(from, Message::Peeked { page: first, count: got }, payload)
-                    if from == owner && first == page && got == count =>
-                {
+                Incoming::Message(
+                    from,
+                    Message::Peeked {
+                        page: first,
+                        count: got,
+                    },
+                    payload,
+                ) if from == owner && first == page && got == count => {
                     self.keep_for_child(from, page, count as usize, payload);
                     return;
                 }

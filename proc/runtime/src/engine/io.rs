@@ -174,7 +174,10 @@ impl Io {
     pub fn send(&mut self, to: usize, header: &weft_wire::Header, parts: &[&[u8]]) {
         self.flush();
         let Some(link) = &mut self.links[to] else {
-            return self.fail(Failure::Violation(to, "a message for a node without a link"));
+            return self.fail(Failure::Violation(
+                to,
+                "a message for a node without a link",
+            ));
         };
         if let Err(error) = link.send(header, parts) {
             self.fail(Failure::Link(to, error));
@@ -329,8 +332,8 @@ impl Io {
             Body::Data { content, .. } | Body::Push { content, .. } => content,
             _ => Content::Held,
         };
-        let stops_writes = keep == Keep::Shared
-            || keep == Keep::Nothing && content == Content::Bytes;
+        let stops_writes =
+            keep == Keep::Shared || keep == Keep::Nothing && content == Content::Bytes;
         if stops_writes && !native {
             let done = self.space.protect(start, pages);
             self.check("protect", first, done);

@@ -25,10 +25,10 @@ use super::io::Failure;
 use super::machine::{ENGINE, Engine, Incoming};
 use super::tables::page_of;
 use crate::context::Context;
+use crate::control;
 use crate::frame::Frame;
 use crate::kernel::call;
 use crate::thread::{PENDING_KICK, Thread};
-use crate::control;
 
 /// Pages at the top of the stack that travel with a jump.
 const STACK_PAGES: u64 = 2;
@@ -137,7 +137,10 @@ impl Engine {
                 core::ptr::from_mut(context).cast::<u8>(),
                 context_length,
             );
-            self.policy = payload[context_length..].as_ptr().cast::<Policy>().read_unaligned();
+            self.policy = payload[context_length..]
+                .as_ptr()
+                .cast::<Policy>()
+                .read_unaligned();
         }
         if context.extended_bytes > context.extended.len() || context.wire_bytes() != context_length
         {
@@ -161,7 +164,13 @@ impl Engine {
 /// Serves until the execution arrives; its context is then in [`context`].
 /// `mask` is the program's signal mask: at home its signals come through.
 pub fn serve(thread: &mut Thread, mask: u64) {
-    let _ = call!(rt_sigprocmask, SIG_SETMASK, &raw const ALL_SIGNALS_WORD, 0, 8);
+    let _ = call!(
+        rt_sigprocmask,
+        SIG_SETMASK,
+        &raw const ALL_SIGNALS_WORD,
+        0,
+        8
+    );
     let mut kicked = false;
     loop {
         let mut guard = ENGINE.lock();
@@ -213,7 +222,13 @@ static ALL_SIGNALS_WORD: u64 = ALL_SIGNALS;
 pub fn with_mask<T>(mask: u64, run: impl FnOnce() -> T) -> T {
     let _ = call!(rt_sigprocmask, SIG_SETMASK, &raw const mask, 0, 8);
     let result = run();
-    let _ = call!(rt_sigprocmask, SIG_SETMASK, &raw const ALL_SIGNALS_WORD, 0, 8);
+    let _ = call!(
+        rt_sigprocmask,
+        SIG_SETMASK,
+        &raw const ALL_SIGNALS_WORD,
+        0,
+        8
+    );
     result
 }
 

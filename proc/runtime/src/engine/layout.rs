@@ -57,11 +57,9 @@ impl Engine {
 
     fn set_policy(&mut self, region: &Region) {
         let policy = Engine::page_policy(region.kind);
-        self.core.tables.set_policy(
-            region.start / PAGE,
-            region.length() / PAGE,
-            policy,
-        );
+        self.core
+            .tables
+            .set_policy(region.start / PAGE, region.length() / PAGE, policy);
     }
 
     /// Puts a range of anonymous memory under the pager.
@@ -88,14 +86,16 @@ impl Engine {
             let mut count = 0;
             let mut next = end;
             let pages = ((end - from) / PAGE) as usize;
-            self.io.space.present(from as usize, pages, |address, pages| {
-                if count < found.len() {
-                    found[count] = (address as u64 / PAGE, pages as u64);
-                    count += 1;
-                } else if next == end {
-                    next = address as u64;
-                }
-            });
+            self.io
+                .space
+                .present(from as usize, pages, |address, pages| {
+                    if count < found.len() {
+                        found[count] = (address as u64 / PAGE, pages as u64);
+                        count += 1;
+                    } else if next == end {
+                        next = address as u64;
+                    }
+                });
             for &(first, pages) in &found[..count] {
                 self.adopt(first, pages);
             }
@@ -117,23 +117,33 @@ impl Engine {
 
     /// Home: a range is about to be unmapped.
     pub fn home_unmapped(&mut self, start: u64, end: u64) {
-        self.home_gone(start, end, Message::Unmap {
+        self.home_gone(
             start,
-            length: end - start,
-        });
+            end,
+            Message::Unmap {
+                start,
+                length: end - start,
+            },
+        );
         let removed = self.io.layout.remove(start, end);
         assert!(removed.is_ok(), "the space has as many regions");
-        self.core
-            .tables
-            .set_policy(start / PAGE, (end - start) / PAGE, weft_dsm::Policy::Invalidate);
+        self.core.tables.set_policy(
+            start / PAGE,
+            (end - start) / PAGE,
+            weft_dsm::Policy::Invalidate,
+        );
     }
 
     /// Home: the contents of a range were thrown away natively.
     pub fn home_discard(&mut self, start: u64, end: u64) {
-        self.home_gone(start, end, Message::Discard {
+        self.home_gone(
             start,
-            length: end - start,
-        });
+            end,
+            Message::Discard {
+                start,
+                length: end - start,
+            },
+        );
     }
 
     fn home_gone(&mut self, start: u64, end: u64, message: Message) {
@@ -162,7 +172,10 @@ impl Engine {
         (start / PAGE..end / PAGE).any(|page| {
             let entry = self.tables.look_entry(page);
             let elsewhere = entry.owner().is_some_and(|owner| owner.index() != 0);
-            elsewhere || entry.copyset() != 0 || entry.phase() != Phase::Idle || entry.waiting() != 0
+            elsewhere
+                || entry.copyset() != 0
+                || entry.phase() != Phase::Idle
+                || entry.waiting() != 0
         })
     }
 
@@ -212,7 +225,9 @@ impl Engine {
             if region.kind == Kind::FileReadOnly {
                 let (first, last) = (region.start.max(start), region.end.min(end));
                 let pages = first / PAGE..last / PAGE;
-                count += pages.filter(|&page| self.tables.look(page).present()).count() as i64;
+                count += pages
+                    .filter(|&page| self.tables.look(page).present())
+                    .count() as i64;
             }
         }
         count
@@ -407,15 +422,17 @@ impl Engine {
                 continue;
             }
             // SAFETY: the page is present and was made readable.
-            let bytes = unsafe {
-                core::slice::from_raw_parts((old + offset) as *const u8, PAGE as usize)
-            };
+            let bytes =
+                unsafe { core::slice::from_raw_parts((old + offset) as *const u8, PAGE as usize) };
             let mode = if local.written() {
                 Mode::Open
             } else {
                 Mode::Protected
             };
-            let done = self.io.space.install((new + offset) as usize, 1, bytes, mode);
+            let done = self
+                .io
+                .space
+                .install((new + offset) as usize, 1, bytes, mode);
             self.check("move", old + offset, done);
         }
     }

@@ -87,7 +87,11 @@ impl Engine {
     pub fn new(boot: &'static Boot, io: Io) -> kernel::Result<Engine> {
         let me = boot.node as usize;
         let tables = FlatTables::new(me == 0)?;
-        let mut config = Config::new(NodeId(me as u8), boot.nodes as u8, ManagerOf::Fixed(NodeId(0)));
+        let mut config = Config::new(
+            NodeId(me as u8),
+            boot.nodes as u8,
+            ManagerOf::Fixed(NodeId(0)),
+        );
         for (budget, pages) in config.budgets_pages.iter_mut().zip(boot.budget_pages) {
             *budget = u32::try_from(pages).unwrap_or(u32::MAX);
         }
@@ -280,7 +284,10 @@ impl Engine {
         }
         self.io.flush();
         self.io.arrived = None;
-        if matches!(first.body, Body::Data { .. } | Body::Push { .. } | Body::Grant { .. }) {
+        if matches!(
+            first.body,
+            Body::Data { .. } | Body::Push { .. } | Body::Grant { .. }
+        ) {
             self.arrived(first_page, count);
         }
         self.settle();
@@ -465,17 +472,19 @@ impl Engine {
                 EXIT_NODE_LOST,
                 format_args!("node {} lost its link to node {node}: {error}", self.me),
             ),
-            Failure::Lost(page, node) => log::fail(
-                EXIT_NODE_LOST,
-                format_args!("{page} was lost with {node}"),
-            ),
+            Failure::Lost(page, node) => {
+                log::fail(EXIT_NODE_LOST, format_args!("{page} was lost with {node}"))
+            }
             Failure::Memory(what, page, error) => log::fail(
                 EXIT_INTERNAL,
                 format_args!("cannot {what} page {page:#x} on node {}: {error}", self.me),
             ),
             Failure::Violation(node, what) => log::fail(
                 EXIT_INTERNAL,
-                format_args!("node {node} said the impossible to node {}: {what}", self.me),
+                format_args!(
+                    "node {node} said the impossible to node {}: {what}",
+                    self.me
+                ),
             ),
         }
     }
@@ -490,7 +499,11 @@ impl Engine {
     }
 
     /// Counts an event of one of the counters.
-    pub fn count(&self, counter: impl Fn(&weft_proc::stats::NodeStats) -> &core::sync::atomic::AtomicU64, amount: u64) {
+    pub fn count(
+        &self,
+        counter: impl Fn(&weft_proc::stats::NodeStats) -> &core::sync::atomic::AtomicU64,
+        amount: u64,
+    ) {
         add(counter(self.io.stats), amount);
     }
 }

@@ -46,7 +46,6 @@ use crate::{control, image, space};
 use fault::Outcome;
 use machine::{ENGINE, STRETCHED};
 
-
 static BOOT: AtomicPtr<Boot> = AtomicPtr::new(core::ptr::null_mut());
 static THREADS: AtomicUsize = AtomicUsize::new(1);
 
@@ -281,10 +280,7 @@ pub fn before_exit(_code: i32) {
 pub fn threads(count: usize) {
     THREADS.store(count, Ordering::Release);
     if let Some(shared) = control::shared() {
-        shared
-            .stats
-            .threads
-            .store(count as u32, Ordering::Relaxed);
+        shared.stats.threads.store(count as u32, Ordering::Relaxed);
     }
 }
 

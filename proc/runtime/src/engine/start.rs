@@ -99,7 +99,10 @@ fn empty_layout() -> kernel::Result<Layout<'static>> {
 
 fn make_engine(boot: &'static Boot) -> Engine {
     let Some(shared) = control::shared() else {
-        log::fail(EXIT_SETUP, format_args!("no page is shared with the launcher"))
+        log::fail(
+            EXIT_SETUP,
+            format_args!("no page is shared with the launcher"),
+        )
     };
     clock::calibrate();
     let engine = empty_layout().and_then(|layout| {
@@ -145,7 +148,10 @@ pub fn run_slice(boot: &'static Boot) -> ! {
     thread.id = kernel::thread_id();
     thread.process = kernel::process_id();
     thread::started();
-    if let Err(error) = thread.use_stack().and_then(|()| signal::actions::install_for_slice()) {
+    if let Err(error) = thread
+        .use_stack()
+        .and_then(|()| signal::actions::install_for_slice())
+    {
         setup_failed("signal handlers", error);
     }
     let engine = make_engine(boot);

@@ -92,6 +92,11 @@ impl WorkingSet {
         self.count -= 1;
     }
 
+    /// The chunk at a place of the list, which has no order.
+    pub fn chunk(&mut self, index: usize) -> u64 {
+        u64::from(self.listed(index).chunk)
+    }
+
     /// How many chunks are listed.
     pub fn len(&self) -> usize {
         self.count
