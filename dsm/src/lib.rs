@@ -2,6 +2,10 @@
 //! decides about pages: access history and read-ahead.
 #![cfg_attr(not(any(test, feature = "std")), no_std)]
 
+#[cfg(any(test, feature = "std"))]
+pub mod check;
+#[cfg(any(test, feature = "std"))]
+pub mod checker;
 mod evict;
 mod manager;
 mod node;

@@ -396,6 +396,13 @@ impl<T: Tables> Node<T> {
             }
             return;
         };
+        if right == Right::Shared && local.present() {
+            // The manager's copy was overtaken by a third node's push. Nothing
+            // can have taken the page away since: that takes another message of
+            // the manager, which comes after this one.
+            self.complete(page, sink);
+            return self.arrived(page, from, false, sink);
+        }
         let access = match (right, pending) {
             (Right::Shared, _) | (Right::Exclusive, Access::Read) => Access::Read,
             (Right::Exclusive, Access::Write) => Access::Write,
@@ -467,9 +474,13 @@ impl<T: Tables> Node<T> {
                 content,
             });
         } else if pending == Access::Write {
+            // A push that crossed the request may have made it writable already.
+            let writable = local.state() == State::Exclusive && local.written();
             // Its owner writes again after others read: not migratory.
             local.make_writer(false);
-            sink.act(Action::Allow { page });
+            if !writable {
+                sink.act(Action::Allow { page });
+            }
         }
         self.complete(page, sink);
     }

@@ -189,11 +189,10 @@ impl<T: Tables> Node<T> {
         #[cfg(test)]
         if self.is_broken(Broken::ZeroInsteadOfLost) {
             let entry = self.tables.entry(page);
-            *entry = crate::state::Entry {
-                wait_read: entry.wait_read,
-                wait_write: entry.wait_write,
-                ..Default::default()
-            };
+            let (wait_read, wait_write) = (entry.wait_read, entry.wait_write);
+            *entry = crate::state::Entry::default();
+            entry.wait_read = wait_read;
+            entry.wait_write = wait_write;
             return self.advance(page, sink);
         }
         let entry = self.tables.entry(page);
