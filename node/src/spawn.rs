@@ -266,6 +266,9 @@ fn child(image: &Image, role: &Role<'_>, control: RawFd, report: RawFd) -> ! {
     let prepared = match role {
         Role::Home { signals, .. } => {
             signals.restore();
+            // Rust ignores it in this process; the program expects the default.
+            // SAFETY: no handler is involved.
+            unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
             // SAFETY: clears close-on-exec of a descriptor that is open.
             checked(unsafe { libc::fcntl(control, libc::F_SETFD, 0) })
         }

@@ -161,7 +161,7 @@ impl Policy {
         let spent = self.here_wait.saturating_add(2 * cost).max(1);
         self.threshold = if saved / CLEAR_GAIN > spent {
             THRESHOLD_MIN
-        } else if saved > spent {
+        } else if saved > spent + spent / 4 {
             (self.threshold / 2).max(THRESHOLD_MIN)
         } else {
             (self.threshold * 2).min(THRESHOLD_MAX)

@@ -415,8 +415,11 @@ impl Space {
     /// Turns the read-only file mappings of a range, which are about to become
     /// writable, into anonymous memory.
     fn make_copies(&mut self, start: u64, end: u64) -> Result<()> {
+        // In pieces, so that the engine can make room between them.
+        const PIECE: u64 = 64 * PAGE;
         let mut at = start;
-        while let Some(region) = self.next_file_mapping(at, end) {
+        while let Some(mut region) = self.next_file_mapping(at, end) {
+            region.end = region.end.min(region.start + PIECE);
             at = region.end;
             copy_mapping(&region)?;
             let copy = Region {

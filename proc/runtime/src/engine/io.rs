@@ -23,6 +23,7 @@ use weft_wire::{Link, LinkError};
 use core::sync::atomic::Ordering;
 
 use super::encoding;
+use crate::kernel::call;
 
 /// Most pages whose contents travel in one frame.
 pub const RUN_MAX: u64 = 64;
@@ -368,13 +369,35 @@ impl Io {
         }
     }
 
-    /// Copies pages that cannot be read in place.
+    /// Copies pages that cannot be sent from where they are: of a file, of a
+    /// mapping that forbids reading, or of several mappings.
     fn staged(&mut self, start: usize, length: usize) -> &'static [u8] {
         // SAFETY: used under the engine's lock, one frame at a time.
         let staging = unsafe { &mut *(&raw mut STAGING) };
         let staging = &mut staging[..length];
-        self.space.copy_out(start, staging);
+        for (index, into) in staging.chunks_exact_mut(PAGE_BYTES).enumerate() {
+            self.copy_page(start + index * PAGE_BYTES, into);
+        }
         staging
+    }
+
+    fn copy_page(&self, address: usize, into: &mut [u8]) {
+        if self.me == 0 {
+            return self.space.copy_out(address, into);
+        }
+        // A slice has no /proc; nothing else runs in it meanwhile.
+        let region = self.layout.lookup(address as u64);
+        let hidden = region.filter(|r| r.prot & PROT_READ == 0).map(|r| r.prot);
+        if hidden.is_some() {
+            let _ = call!(mprotect, address, PAGE_BYTES, PROT_READ);
+        }
+        // SAFETY: the protocol says that the page is present here, and it is
+        // readable now.
+        let from = unsafe { core::slice::from_raw_parts(address as *const u8, PAGE_BYTES) };
+        into.copy_from_slice(from);
+        if let Some(protection) = hidden {
+            let _ = call!(mprotect, address, PAGE_BYTES, protection);
+        }
     }
 }
 
