@@ -20,6 +20,7 @@ use weft_proc::layout::{Kind, Layout, PROT_READ};
 use weft_proc::stats::{NodeStats, add};
 use weft_wire::{Link, LinkError};
 
+use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering;
 
 use super::encoding;
@@ -29,7 +30,12 @@ use crate::kernel::call;
 pub const RUN_MAX: u64 = 64;
 
 /// Where the contents of pages that may not be read in place are put together.
-static mut STAGING: [u8; RUN_MAX as usize * PAGE_BYTES] = [0; RUN_MAX as usize * PAGE_BYTES];
+struct Staging(UnsafeCell<[u8; RUN_MAX as usize * PAGE_BYTES]>);
+
+// SAFETY: used under the engine's lock, one frame at a time.
+unsafe impl Sync for Staging {}
+
+static STAGING: Staging = Staging(UnsafeCell::new([0; RUN_MAX as usize * PAGE_BYTES]));
 
 /// Something went wrong that ends the aggregate, or its use of a node.
 #[derive(Clone, Copy, Debug)]
@@ -373,7 +379,7 @@ impl Io {
     /// mapping that forbids reading, or of several mappings.
     fn staged(&mut self, start: usize, length: usize) -> &'static [u8] {
         // SAFETY: used under the engine's lock, one frame at a time.
-        let staging = unsafe { &mut *(&raw mut STAGING) };
+        let staging = unsafe { &mut *STAGING.0.get() };
         let staging = &mut staging[..length];
         for (index, into) in staging.chunks_exact_mut(PAGE_BYTES).enumerate() {
             self.copy_page(start + index * PAGE_BYTES, into);

@@ -18,6 +18,7 @@ use weft_proc::message::Message;
 use weft_proc::policy::Policy;
 use weft_proc::stats::add;
 
+use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering;
 
 use super::clock;
@@ -39,12 +40,17 @@ const ALL_SIGNALS: u64 = !crate::signal::mask::NEVER_BLOCKED;
 
 /// The context that arrived last, or that is about to leave. One execution
 /// exists, so one is enough; guarded by the engine's lock.
-static mut CONTEXT: Context = Context::initial(0, 0);
+struct Travelling(UnsafeCell<Context>);
+
+// SAFETY: only the one execution that jumps uses it, under the lock or between
+// `serve` and `load` on its own thread.
+unsafe impl Sync for Travelling {}
+
+static CONTEXT: Travelling = Travelling(UnsafeCell::new(Context::initial(0, 0)));
 
 fn context() -> &'static mut Context {
-    // SAFETY: only the one execution that jumps uses it, under the lock or
-    // between `serve` and `load` on its own thread.
-    unsafe { &mut *(&raw mut CONTEXT) }
+    // SAFETY: as above.
+    unsafe { &mut *CONTEXT.0.get() }
 }
 
 /// Sends the execution to `node`, serves until it comes back here, and leaves

@@ -18,7 +18,6 @@ use weft_proc::boot::{
 use weft_proc::layout::Kind;
 use weft_proc::message::Message;
 use weft_proc::policy::Policy;
-use weft_proc::stats::add;
 use weft_wire::{Header, LinkError, Received, Wake, wait_any};
 
 use super::encoding;
@@ -496,14 +495,5 @@ impl Engine {
             EXIT_NO_ROOM,
             format_args!("every node's budget is full; raise --memory or add a node"),
         )
-    }
-
-    /// Counts an event of one of the counters.
-    pub fn count(
-        &self,
-        counter: impl Fn(&weft_proc::stats::NodeStats) -> &core::sync::atomic::AtomicU64,
-        amount: u64,
-    ) {
-        add(counter(self.io.stats), amount);
     }
 }

@@ -29,10 +29,9 @@ fn setup_failed(what: &str, error: impl core::fmt::Display) -> ! {
 /// A kept descriptor of a file of /proc/self; -1 where there is no /proc.
 fn open_self(path: &core::ffi::CStr, flags: usize) -> i32 {
     let opened = call!(openat, AT_FDCWD, path.as_ptr(), flags, 0);
-    match opened.and_then(|fd| descriptors::keep(fd as i32)) {
-        Ok(kept) => kept,
-        Err(_) => -1,
-    }
+    opened
+        .and_then(|fd| descriptors::keep(fd as i32))
+        .unwrap_or(-1)
 }
 
 fn open_space() -> Space {

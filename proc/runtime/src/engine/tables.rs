@@ -5,9 +5,7 @@
 use weft_dsm::{Entry, Local, PAGES_MAX, Page, Policy, Tables};
 use weft_proc::layout::PAGE;
 
-use crate::kernel::{self, Result, call};
-
-const ADVICE_DONT_NEED: usize = 4;
+use crate::kernel::{self, Result};
 
 /// Records indexed by page number. Copies refer to the same arrays; the
 /// engine's lock guards them all.
@@ -71,21 +69,6 @@ impl FlatTables {
                 relocate(self.entries, from, to, count);
             }
             relocate(self.policies, from, to, count);
-        }
-    }
-
-    /// Gives the arrays back to the kernel; every record reads as default.
-    pub fn clear(&mut self) {
-        let pages = PAGES_MAX as usize;
-        let arrays = [
-            (self.locals as usize, pages * size_of::<Local>()),
-            (self.entries as usize, pages * size_of::<Entry>()),
-            (self.policies as usize, pages),
-        ];
-        for (start, length) in arrays {
-            if start != 0 {
-                let _ = call!(madvise, start, length, ADVICE_DONT_NEED);
-            }
         }
     }
 }
