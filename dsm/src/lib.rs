@@ -7,9 +7,13 @@ pub mod check;
 #[cfg(any(test, feature = "std"))]
 pub mod checker;
 mod evict;
+pub mod history;
+pub mod inbox;
 mod manager;
+pub mod message;
 mod node;
 mod protocol;
+pub mod read_ahead;
 mod recovery;
 mod state;
 mod types;
