@@ -54,6 +54,45 @@ pub struct Bounds {
     pub states_max: u64,
 }
 
+impl Bounds {
+    /// The searches too large for a test run: 3 nodes and 2 pages, with
+    /// evictions, with read-ahead, and with a discard; and 2 nodes, 2 pages and
+    /// a death.
+    pub fn large(manager: ManagerOf) -> [Bounds; 4] {
+        let base = Bounds {
+            nodes: 3,
+            pages: 2,
+            manager,
+            migratory: true,
+            faults: 1,
+            ahead: false,
+            evictions: 1,
+            discards: 0,
+            losses: 0,
+            states_max: 60_000_000,
+        };
+        [
+            base,
+            Bounds {
+                evictions: 0,
+                ahead: true,
+                ..base
+            },
+            Bounds {
+                evictions: 0,
+                discards: 1,
+                ..base
+            },
+            Bounds {
+                nodes: 2,
+                faults: 2,
+                losses: 1,
+                ..base
+            },
+        ]
+    }
+}
+
 /// What a search found out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Explored {

@@ -15,6 +15,8 @@ mod node;
 mod protocol;
 pub mod read_ahead;
 mod recovery;
+#[cfg(any(test, feature = "std"))]
+pub mod sim;
 mod state;
 mod types;
 

@@ -1,0 +1,57 @@
+//! Ten thousand seeds, and broken cores that must be found.
+
+use super::*;
+use crate::node::Broken;
+
+#[test]
+fn ten_thousand_seeds() {
+    let start = std::time::Instant::now();
+    let mut total = Outcome::default();
+    for seed in 0..10_000 {
+        let outcome = run(seed).unwrap_or_else(|failure| panic!("{failure}"));
+        total.events += outcome.events;
+        total.messages += outcome.messages;
+        total.accesses += outcome.accesses;
+        total.losses += outcome.losses;
+        total.duplicates += outcome.duplicates;
+    }
+    println!("10000 seeds in {:?}: {total:?}", start.elapsed());
+    assert!(total.losses > 0 && total.duplicates > 0 && total.messages > 1_000_000);
+}
+
+#[test]
+fn a_seed_replays() {
+    for seed in [1, 77, 4242] {
+        assert_eq!(run(seed).ok(), run(seed).ok());
+    }
+}
+
+fn found(broken: Broken, seeds: std::ops::Range<u64>) -> Option<Failure> {
+    seeds.into_iter().find_map(|seed| {
+        let mut simulation = Simulation::new(seed, &Scenario::from_seed(seed));
+        for node in &mut simulation.nodes {
+            node.broken = Some(broken);
+        }
+        simulation.run().err().map(|failure| *failure)
+    })
+}
+
+#[test]
+fn every_broken_core_is_found() {
+    for broken in [
+        Broken::SkipAcks,
+        Broken::EarlyDone,
+        Broken::KeepOnWrite,
+        Broken::IgnoreGeneration,
+        Broken::BlindPromotion,
+        Broken::SkipProbe,
+        Broken::NoLostAnswer,
+        Broken::ForgetWaiting,
+        Broken::ZeroInsteadOfLost,
+    ] {
+        let failure = found(broken, 0..3000);
+        let failure = failure.unwrap_or_else(|| panic!("{broken:?} was not found"));
+        println!("{broken:?}: seed {}: {}", failure.seed, failure.flaw);
+        assert!(!failure.events.is_empty());
+    }
+}
