@@ -32,6 +32,8 @@ pub enum Message {
         last: bool,
         /// A signal waits at home: the execution should go there.
         come_home: bool,
+        /// The call was a transfer on a regular file.
+        regular_file: bool,
     },
     /// A call that changes the layout. Payload: number and six arguments.
     MemoryCall,
@@ -145,9 +147,16 @@ impl Message {
                 result,
                 last,
                 come_home,
+                regular_file,
             } => (
                 34,
-                [result as u64, u64::from(last), u64::from(come_home), 0, 0],
+                [
+                    result as u64,
+                    u64::from(last),
+                    u64::from(come_home),
+                    u64::from(regular_file),
+                    0,
+                ],
             ),
             MemoryCall => (35, [0; 5]),
             Map {
@@ -207,6 +216,7 @@ impl Message {
                 result: a as i64,
                 last: at_most(b, 1, "last", header.kind)? == 1,
                 come_home: at_most(c, 1, "come_home", header.kind)? == 1,
+                regular_file: at_most(d, 1, "regular_file", header.kind)? == 1,
             },
             35 => MemoryCall,
             36 => {

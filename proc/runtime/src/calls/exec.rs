@@ -77,8 +77,55 @@ pub fn call(thread: &mut Thread, frame: &Frame, call: Sysno, arguments: &[usize;
     }
 }
 
-/// The kernel's own exec.
+/// The kernel's own exec. It reads the program's memory, of which a stretched
+/// program may have parts elsewhere: they are fetched first, and again when
+/// another thread pushed them away meanwhile.
 fn natively(thread: &mut Thread, frame: &Frame, request: &Request) -> isize {
+    const ATTEMPTS: usize = 16;
+    let fault = word(Err(Errno::EFAULT));
+    let mut result = fault;
+    for _ in 0..ATTEMPTS {
+        if engine::takes_calls() {
+            fetch(request);
+        }
+        result = try_natively(thread, frame, request);
+        if result != fault || !engine::takes_calls() {
+            break;
+        }
+    }
+    result
+}
+
+/// Touches everything that the kernel will read. A bad pointer is left for it
+/// to find.
+fn fetch(request: &Request) {
+    fetch_string(request.path);
+    for vector in [request.arguments, request.environment] {
+        let mut at = vector;
+        while let Ok(string) = memory::read::<usize>(at) {
+            if string == 0 {
+                break;
+            }
+            fetch_string(string);
+            at += size_of::<usize>();
+        }
+    }
+}
+
+fn fetch_string(address: usize) {
+    const PAGE: usize = 4096;
+    let mut part = [0u8; PAGE];
+    let mut at = address;
+    while at - address < STRING_BYTES_MAX {
+        let part = &mut part[..PAGE - at % PAGE];
+        if memory::copy_in(at, part).is_err() || part.contains(&0) {
+            return;
+        }
+        at += part.len();
+    }
+}
+
+fn try_natively(thread: &mut Thread, frame: &Frame, request: &Request) -> isize {
     if thread.pending() & PENDING_SIGNAL != 0 {
         return RESTART;
     }

@@ -17,7 +17,9 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use syscalls::Sysno;
 use weft_dsm::Access;
-use weft_proc::marshal::{Arrived, Gather, Memory, Request, SPACE_MAX, Step, Transfer, gather};
+use weft_proc::marshal::{
+    Arrived, BULK_MAX, Gather, Memory, Request, SPACE_MAX, Step, Transfer, gather,
+};
 use weft_proc::message::Message;
 use weft_proc::policy::Decision;
 use weft_proc::stats::add;
@@ -71,7 +73,7 @@ fn buffers(thread: &mut Thread) -> Option<(&'static mut [u8], &'static mut [u8])
     }
 }
 
-/// Whether a carried call of more data than fits may go on with another piece.
+/// Whether a descriptor is a regular file's.
 fn is_regular_file(descriptor: usize) -> bool {
     const S_IFMT: u32 = 0o170_000;
     const S_IFREG: u32 = 0o100_000;
@@ -118,7 +120,7 @@ fn carry(
             number as u64,
             words,
             transfer.done(),
-            weft_proc::marshal::BULK_MAX,
+            BULK_MAX,
             &mut Program,
             request_bytes,
         );
@@ -142,9 +144,7 @@ fn carry(
             });
         }
         let result = scatter(&request, &reply_bytes[..ran.length]);
-        let step = transfer.advance(&request, result, || {
-            !come_home && is_regular_file(words[0] as usize)
-        });
+        let step = transfer.advance(&request, result, || !come_home && ran.regular_file);
         match step {
             Step::More => {}
             Step::Finished(result) => return Some(result as isize),
@@ -164,6 +164,9 @@ struct Ran {
     /// Bytes of the reply.
     length: usize,
     come_home: bool,
+    /// After a transfer that filled its piece: the descriptor is a regular
+    /// file's, so another piece may follow.
+    regular_file: bool,
 }
 
 /// Runs the request in the first `sent` bytes of `buffer` and leaves the reply
@@ -173,6 +176,7 @@ fn run_request(thread: &mut Thread, sent: usize, buffer: &mut [u8]) -> Ran {
         result: word(Err(errno)),
         length: 0,
         come_home: false,
+        regular_file: false,
     };
     let Ok(arrived) = Arrived::decode(&buffer[..sent]) else {
         return refused(Errno::EIO);
@@ -188,6 +192,7 @@ fn run_request(thread: &mut Thread, sent: usize, buffer: &mut [u8]) -> Ran {
             result,
             length: 0,
             come_home: true,
+            regular_file: false,
         };
     }
     let space = arrived.space();
@@ -199,6 +204,8 @@ fn run_request(thread: &mut Thread, sent: usize, buffer: &mut [u8]) -> Ran {
                 result,
                 length,
                 come_home: thread.pending() != 0,
+                regular_file: result >= BULK_MAX as isize
+                    && is_regular_file(arrived.args()[0] as usize),
             }
         }
         Err(_) => refused(Errno::EIO),
@@ -352,6 +359,7 @@ impl Engine {
                         result,
                         last,
                         come_home,
+                        regular_file,
                     },
                     payload,
                 ) => {
@@ -366,6 +374,7 @@ impl Engine {
                             result: result as isize,
                             length,
                             come_home,
+                            regular_file,
                         };
                     }
                 }
@@ -449,6 +458,7 @@ pub fn run_call(thread: &mut Thread, from: usize, mask: u64) {
             result: ran.result as i64,
             last,
             come_home,
+            regular_file: ran.regular_file,
         };
         engine.io.send(from, &reply.header(part.len()), &[part]);
         if last {
@@ -481,6 +491,7 @@ pub fn run_memory_call(thread: &mut Thread, from: usize, words: [usize; 7]) {
         result: result as i64,
         last: true,
         come_home: thread.pending() != 0,
+        regular_file: false,
     };
     engine.io.send(from, &reply.header(0), &[]);
     engine.settle();

@@ -143,6 +143,11 @@ impl Space {
         if overlaps {
             return Err(Errno::EINVAL);
         }
+        if flags & MREMAP_DONTUNMAP != 0 && engine::takes_calls() {
+            // The kernel would leave a second view of pages that the protocol
+            // knows once.
+            return Err(Errno::EINVAL);
+        }
         if !self.layout.is_free(place, place + new) {
             engine::unmapped(place as usize, new as usize);
         }
