@@ -5,6 +5,10 @@ use std::time::Duration;
 
 use crate::context::Context;
 
+/// The part of a program's memory that home may hold, unless the case says
+/// otherwise.
+const HOME_PERCENT: u64 = 35;
+
 /// What a case needs beyond the shell; without it the case is skipped.
 #[derive(Debug, Clone)]
 pub enum Need {
@@ -35,6 +39,8 @@ pub struct Case {
     pub needs: Vec<Need>,
     /// What the program's first process needs in all.
     pub footprint_mib: u64,
+    /// The part of it that home may hold.
+    pub home_percent: u64,
     /// At least this many pages must be pushed.
     pub pushes_min: u64,
     /// Whether the execution must jump when the policy is a count.
@@ -57,6 +63,7 @@ impl Case {
             outputs: Vec::new(),
             needs: Vec::new(),
             footprint_mib: 16,
+            home_percent: HOME_PERCENT,
             pushes_min: 0,
             must_jump: false,
             bound: Duration::from_secs(120),
@@ -104,6 +111,14 @@ impl Case {
     pub fn memory(mut self, footprint_mib: u64, pushes_min: u64) -> Case {
         self.footprint_mib = footprint_mib;
         self.pushes_min = pushes_min;
+        self
+    }
+
+    /// Lets home hold more than usual. For a program that goes back and forth
+    /// over all of its memory: with a third of it at home nearly every access
+    /// would be remote, and the run would be one of minutes.
+    pub fn home(mut self, percent: u64) -> Case {
+        self.home_percent = percent;
         self
     }
 

@@ -44,13 +44,15 @@ fn tools() -> Vec<Case> {
             .memory(6, 0),
         Case::new("xz", "xz -4 -c {inputs}/text-2")
             .tool("xz")
-            .memory(28, 1000),
+            .memory(28, 1000)
+            .home(70),
         Case::new(
             "xz-threads",
             "xz -T2 -2 --block-size=2MiB -c {inputs}/text-8",
         )
         .tool("xz")
-        .memory(38, 1000),
+        .memory(38, 1000)
+        .home(70),
         Case::new("unxz", "xz -d -k text.xz")
             .tool("xz")
             .prepare("xz -4 -c {inputs}/text-2 > text.xz")
@@ -76,19 +78,23 @@ fn languages() -> Vec<Case> {
     vec![
         Case::new("mawk", "mawk -f {sources}/work.awk {inputs}/text-8")
             .tool("mawk")
-            .memory(33, 1000),
+            .memory(33, 1000)
+            .home(70),
         Case::new("gawk", "gawk -f {sources}/work.awk {inputs}/text-8")
             .tool("gawk")
-            .memory(60, 1000),
+            .memory(60, 1000)
+            .home(70),
         Case::new("perl", "perl {sources}/work.pl {inputs}/text-8")
             .tool("perl")
-            .memory(74, 1000),
+            .memory(74, 1000)
+            .home(70),
         Case::new(
             "python",
             "{python} {sources}/work.py {inputs}/text-2 100000",
         )
         .tool("python3")
-        .memory(110, 1000),
+        .memory(110, 1000)
+        .home(70),
         Case::new("exceptions", "{programs}/exceptions 600")
             .program("exceptions")
             .memory(14, 500),
@@ -164,20 +170,21 @@ fn ends() -> Vec<Case> {
 
 fn elastic() -> Vec<Case> {
     [
-        ("depth_first_search", 24),
-        ("linear_search", 48),
-        ("dijkstra", 32),
-        ("block_sort", 16),
-        ("heap_sort", 4),
-        ("count_sort", 16),
-        ("search_rounds", 24),
-        ("touch", 32),
+        ("depth_first_search", 24, 35),
+        ("linear_search", 48, 35),
+        ("dijkstra", 32, 60),
+        ("block_sort", 16, 60),
+        ("heap_sort", 4, 60),
+        ("count_sort", 16, 70),
+        ("search_rounds", 24, 35),
+        ("touch", 32, 35),
     ]
     .iter()
-    .map(|&(name, size_mib)| {
+    .map(|&(name, size_mib, home_percent)| {
         Case::new(name, &format!("{{programs}}/{name} {size_mib}"))
             .program(name)
-            .memory(size_mib + 2, 1000)
+            .memory(size_mib + 2, 500)
+            .home(home_percent)
     })
     .collect()
 }

@@ -4,6 +4,8 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::Path;
 
+use crate::case::Case;
+
 /// Jump policies that the corpus runs under.
 pub const JUMPS: [&str; 3] = ["auto", "never", "8"];
 /// Transports between nodes on one host.
@@ -96,12 +98,11 @@ fn greatest_common_divisor(a: usize, b: usize) -> usize {
     }
 }
 
-/// Budgets, home first, for a program that needs `footprint_mib`: home gets a
-/// third, the others share the whole, so that home has to push and nobody runs
-/// out of room.
-pub fn budgets_mib(footprint_mib: u64, nodes: usize) -> Vec<u64> {
-    let home = (footprint_mib * 35 / 100).max(2);
-    let other = (footprint_mib * 115 / 100 / (nodes as u64 - 1)).max(2) + 1;
+/// Budgets, home first, for a case: home gets its part, the others share the
+/// whole, so that home has to push and nobody runs out of room.
+pub fn budgets_mib(case: &Case, nodes: usize) -> Vec<u64> {
+    let home = (case.footprint_mib * case.home_percent / 100).max(2);
+    let other = (case.footprint_mib * 115 / 100 / (nodes as u64 - 1)).max(2) + 1;
     let mut budgets = vec![other; nodes];
     budgets[0] = home;
     budgets
@@ -149,7 +150,8 @@ mod tests {
     #[test]
     fn budgets_hold_the_program_together_but_not_alone() {
         for nodes in NODES {
-            let budgets = budgets_mib(100, nodes);
+            let case = Case::new("case", "true").memory(100, 0);
+            let budgets = budgets_mib(&case, nodes);
             assert!(budgets[0] < 50);
             assert!(budgets.iter().sum::<u64>() > 130);
         }

@@ -119,7 +119,7 @@ pub fn run_weft(
     let directory = context.directory(&format!("{}-{number}", case.name))?;
     prepare(case, context, &directory)?;
     let statistics = directory.join("weft-stats.json");
-    let budgets_mib = matrix::budgets_mib(case.footprint_mib, setting.nodes);
+    let budgets_mib = matrix::budgets_mib(case, setting.nodes);
     let mut before = vec![context.weft.clone().into_os_string()];
     before.extend(matrix::options(setting, &budgets_mib, &statistics));
     let invocation = invocation(case, context, &directory, &before);

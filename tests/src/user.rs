@@ -103,7 +103,7 @@ fn run_one(context: &Context, case: &crate::case::Case, setting: &Setting) -> Re
     let directory = context.directory(&format!("user-{}", case.name))?;
     // The program writes its outputs here, and Weft its statistics.
     fs::set_permissions(&directory, fs::Permissions::from_mode(0o777))?;
-    let budgets_mib = matrix::budgets_mib(case.footprint_mib, setting.nodes);
+    let budgets_mib = matrix::budgets_mib(case, setting.nodes);
     let statistics = directory.join("weft-stats.json");
     let mut command: Vec<OsString> = ["runuser", "-u", USER, "--"].map(Into::into).to_vec();
     command.push(context.weft.clone().into());
