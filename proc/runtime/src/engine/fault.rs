@@ -95,11 +95,7 @@ impl Engine {
         }
         self.io.awaited = page;
         self.io.resolved = false;
-        self.step(Event::Fault {
-            page: Page(page),
-            access,
-            ahead: false,
-        });
+        self.ask(page, access, false);
         if remote && !local.present() {
             self.io.flush();
             self.read_ahead(page, region);
@@ -108,7 +104,7 @@ impl Engine {
         }
         self.settle();
         self.wait_until("a page", |engine| engine.io.resolved);
-        self.working_set.touch(Page(page).chunk());
+        self.working_set.touch(page);
         if remote {
             let took = clock::now() - arrived_at;
             self.policy.waited(took);
@@ -169,7 +165,8 @@ impl Engine {
     fn read_ahead(&mut self, page: u64, region: &Region) {
         let ahead = self.streams.fault(page);
         add(&self.io.stats.read_ahead_used, ahead.passed);
-        let end = (ahead.from + ahead.count).min(region.end / 4096);
+        let room = (self.budget_pages() / 32).saturating_sub(self.requests);
+        let end = (ahead.from + ahead.count.min(room)).min(region.end / 4096);
         let mut asked = 0;
         for next in ahead.from..end {
             let local = self.tables.look(next);
@@ -179,11 +176,7 @@ impl Engine {
             if self.is_home() && !self.is_remote(next, Access::Read) {
                 continue;
             }
-            self.step(Event::Fault {
-                page: Page(next),
-                access: Access::Read,
-                ahead: true,
-            });
+            self.ask(next, Access::Read, true);
             asked += 1;
         }
         self.streams.asked(asked);
@@ -205,11 +198,7 @@ impl Engine {
         let end = (page + window).min(region.end / 4096);
         let mut next = page + 1;
         while next < end && self.tables.look_entry(next).untouched() {
-            self.step(Event::Fault {
-                page: Page(next),
-                access,
-                ahead: false,
-            });
+            self.ask(next, access, false);
             next += 1;
         }
         self.first_touch = (next, window);
@@ -224,9 +213,9 @@ impl Engine {
     pub fn make_room(&mut self) {
         let budget = self.budget_pages();
         let mut rounds = 0;
-        while self.io.resident_pages > budget {
+        while self.io.resident_pages + self.requests > budget {
             rounds += 1;
-            let goal = self.io.resident_pages - budget;
+            let goal = self.io.resident_pages + self.requests - budget;
             let run = self.eviction_run().max(goal.min(EVICT_MAX));
             if !self.evict_some(run) && rounds > EVICT_ROUNDS {
                 return;
@@ -301,7 +290,7 @@ impl Engine {
         let first = chunk * CHUNK_PAGES;
         let any = (first..first + CHUNK_PAGES).any(|page| self.tables.look(page).present());
         if any {
-            self.working_set.touch(chunk);
+            self.working_set.touch(first);
         } else {
             self.working_set.forget(chunk);
         }

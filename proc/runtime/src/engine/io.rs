@@ -10,6 +10,7 @@
 //! first (a `Done` follows the installation it reports), except that two frames
 //! to the same node are always sent in the order in which they were decided.
 
+use weft_dsm::message::{self, Run as Frames};
 use weft_dsm::{
     Access, Action, Body, Content, Keep, Message, NodeId, PAGE_BYTES, Page, Refusal, Sink,
 };
@@ -23,7 +24,6 @@ use weft_wire::{Link, LinkError};
 use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering;
 
-use super::encoding;
 use crate::kernel::call;
 
 /// Most pages whose contents travel in one frame.
@@ -253,8 +253,11 @@ impl Io {
         self.transmit(to, message, run.count, &[]);
     }
 
-    fn transmit(&mut self, to: usize, message: Message, count: u64, parts: &[&[u8]]) {
-        let header = encoding::encode(&message, count as u16);
+    fn transmit(&mut self, to: usize, first: Message, count: u64, parts: &[&[u8]]) {
+        let header = message::encode(&Frames {
+            first,
+            count: count as u16,
+        });
         let Some(link) = &mut self.links[to] else {
             // A node that left: nobody waits for this.
             return;

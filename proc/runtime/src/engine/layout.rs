@@ -110,7 +110,7 @@ impl Engine {
                 self.step(Event::Adopt { page: Page(page) });
                 adopted += 1;
             }
-            self.working_set.touch(Page(page).chunk());
+            self.working_set.touch(page);
         }
         self.io.count_resident(adopted);
     }
@@ -206,8 +206,10 @@ impl Engine {
     fn discard(&mut self, start: u64, end: u64) {
         let mut resident = 0;
         for page in start / PAGE..end / PAGE {
-            if self.tables.look(page).present() {
-                resident += 1;
+            let local = self.tables.look(page);
+            resident += i64::from(local.present());
+            if local.pending().is_some() {
+                self.requests = self.requests.saturating_sub(1);
             }
             self.step(Event::Discard { page: Page(page) });
         }
@@ -285,7 +287,7 @@ impl Engine {
         assert!(relocated.is_ok(), "home's own layout allowed the move");
         for page in new / PAGE..(new + moved) / PAGE {
             if self.tables.look(page).present() {
-                self.working_set.touch(Page(page).chunk());
+                self.working_set.touch(page);
             }
         }
     }

@@ -7,6 +7,7 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
+use weft_dsm::message;
 use weft_dsm::{
     Access, Body, Config, Content, Event, ManagerOf, Message as PageMessage, Node, NodeId, Page,
     Policy as PagePolicy,
@@ -20,7 +21,6 @@ use weft_proc::message::Message;
 use weft_proc::policy::Policy;
 use weft_wire::{Header, LinkError, Received, Wake, wait_any};
 
-use super::encoding;
 use super::io::{Arrived, Failure, Io};
 use super::streams::Streams;
 use super::tables::FlatTables;
@@ -53,6 +53,8 @@ pub struct Engine {
     pub streams: Streams,
     /// What is here, by age.
     pub working_set: WorkingSet,
+    /// Requests under way: pages that will be here soon.
+    pub requests: u64,
     /// Ticks when the program was last let go.
     pub left_at: u64,
     /// Ticks when the execution last left.
@@ -106,6 +108,7 @@ impl Engine {
             policy: Policy::new(boot.jump, boot.jump_threshold),
             streams: Streams::new(window_max),
             working_set: WorkingSet::new()?,
+            requests: 0,
             left_at: super::clock::now(),
             departed_at: 0,
             pull_ticks: 0,
@@ -134,6 +137,19 @@ impl Engine {
     /// Tells the protocol something and does what it says.
     pub fn step(&mut self, event: Event) {
         self.core.step(event, &mut self.io);
+    }
+
+    /// A fault, or the expectation of one. Counts it while it is under way.
+    pub fn ask(&mut self, page: u64, access: Access, ahead: bool) {
+        let asked = self.tables.look(page).pending().is_some();
+        self.step(Event::Fault {
+            page: Page(page),
+            access,
+            ahead,
+        });
+        if !asked && self.tables.look(page).pending().is_some() {
+            self.requests += 1;
+        }
     }
 
     /// Does what was decided and ends the aggregate if something failed.
@@ -240,9 +256,9 @@ impl Engine {
         // next receive on it; every user is done with it before that.
         let payload = unsafe { core::slice::from_raw_parts(bytes, header.length as usize) };
         if header.kind < 32 {
-            match encoding::decode(header) {
-                Some((first, count)) => self.pages(from, first, u64::from(count), payload),
-                None => self.fail(Failure::Violation(from, "a malformed page message")),
+            match message::decode(header) {
+                Ok(run) => self.pages(from, run.first, u64::from(run.count), payload),
+                Err(_) => self.fail(Failure::Violation(from, "a malformed page message")),
             }
             return Incoming::Handled;
         }
@@ -276,10 +292,14 @@ impl Engine {
                 page: Page(page),
                 ..first
             };
+            let asked = self.tables.look(page).pending().is_some();
             self.step(Event::Message {
                 from: NodeId(from as u8),
                 message,
             });
+            if asked && self.tables.look(page).pending().is_none() {
+                self.requests = self.requests.saturating_sub(1);
+            }
         }
         self.io.flush();
         self.io.arrived = None;
@@ -292,12 +312,12 @@ impl Engine {
         self.settle();
     }
 
-    /// Pages came: list their chunks.
+    /// Pages came: each chunk of them was accessed.
     fn arrived(&mut self, first: u64, count: u64) {
-        let mut chunk = Page(first).chunk();
-        while chunk <= Page(first + count - 1).chunk() {
-            self.working_set.touch(chunk);
-            chunk += 1;
+        let mut page = first;
+        while page < first + count {
+            self.working_set.touch(page);
+            page = (Page(page).chunk() + 1) * weft_dsm::CHUNK_PAGES;
         }
     }
 
@@ -373,11 +393,7 @@ impl Engine {
     pub fn fetch(&mut self, page: u64, access: Access) {
         self.io.awaited = page;
         self.io.resolved = false;
-        self.step(Event::Fault {
-            page: Page(page),
-            access,
-            ahead: false,
-        });
+        self.ask(page, access, false);
         self.settle();
         self.wait_until("a page", |engine| engine.io.resolved);
     }

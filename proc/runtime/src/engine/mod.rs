@@ -19,7 +19,6 @@
 mod calls;
 mod clock;
 mod confine;
-mod encoding;
 mod fault;
 mod fork;
 mod io;

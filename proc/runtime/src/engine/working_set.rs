@@ -1,100 +1,92 @@
-//! Which chunks are here, and which was needed least recently.
+//! Which chunks are here, and which is coldest.
 //!
-//! User space sees no accessed bits, so what is known of a chunk is when it
-//! last had a fault. A chunk is listed from its first page that arrives until a
-//! search finds nothing in it that may leave.
+//! User space sees no accessed bits, so an access is what the engine sees: a
+//! fault, or an arrival. Its history is the protocol's (`weft_dsm::history`:
+//! eight bits a page, aged by epochs, OR-ed into chunks); an epoch is so many
+//! accesses. A chunk is listed from its first page that arrives until a search
+//! finds nothing of it here.
 
-use weft_dsm::{CHUNK_PAGES, PAGES_MAX};
+use weft_dsm::history::{ChunkHistory, History};
+use weft_dsm::{CHUNK_PAGES, PAGES_MAX, Page};
 
-use crate::kernel::{self, Result};
+use crate::kernel::{self, Errno, Result};
 
 const CHUNKS: usize = (PAGES_MAX / CHUNK_PAGES) as usize;
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Listed {
-    chunk: u32,
-    /// Time of the last fault in it, faults so far.
-    touched: u64,
-}
+/// Accesses of an epoch: short enough that two scans of a small budget differ,
+/// long enough that what is used again within one counts as hot.
+const EPOCH_ACCESSES: u64 = 32;
 
 /// The chunks with pages here.
 pub struct WorkingSet {
+    history: History<'static>,
     /// Place in the list, plus one; 0: not listed.
-    places: *mut u32,
-    list: *mut Listed,
+    places: &'static mut [u32],
+    list: &'static mut [u32],
     count: usize,
-    clock: u64,
+    accesses: u64,
 }
 
-// SAFETY: the arrays belong to the engine, whose lock guards every access.
-unsafe impl Send for WorkingSet {}
+/// An array of `count` zeroes that takes memory as it is touched.
+fn sparse<T>(count: usize) -> Result<&'static mut [T]> {
+    let start = kernel::allocate(count * size_of::<T>())?.cast::<T>();
+    // SAFETY: fresh, zeroed, large enough, never released; the types used are
+    // integers and records for which zero bytes are valid.
+    Ok(unsafe { core::slice::from_raw_parts_mut(start, count) })
+}
 
 impl WorkingSet {
-    /// An empty set; its arrays take memory as they are touched.
+    /// An empty set.
     pub fn new() -> Result<WorkingSet> {
+        let pages = sparse::<u8>(PAGES_MAX as usize)?;
+        let chunks = sparse::<ChunkHistory>(CHUNKS)?;
         Ok(WorkingSet {
-            places: kernel::allocate(CHUNKS * size_of::<u32>())?.cast(),
-            list: kernel::allocate(CHUNKS * size_of::<Listed>())?.cast(),
+            history: History::new(pages, chunks).map_err(|_| Errno::EINVAL)?,
+            places: sparse(CHUNKS)?,
+            list: sparse(CHUNKS)?,
             count: 0,
-            clock: 0,
+            accesses: 0,
         })
     }
 
-    fn place(&mut self, chunk: u64) -> &mut u32 {
-        assert!((chunk as usize) < CHUNKS);
-        // SAFETY: in bounds (asserted).
-        unsafe { &mut *self.places.add(chunk as usize) }
+    fn epoch(&self) -> u32 {
+        (self.accesses / EPOCH_ACCESSES) as u32
     }
 
-    fn listed(&mut self, index: usize) -> &mut Listed {
-        assert!(index < self.count);
-        // SAFETY: below `count`, which is at most CHUNKS.
-        unsafe { &mut *self.list.add(index) }
-    }
-
-    /// A page of the chunk arrived, or was needed.
-    pub fn touch(&mut self, chunk: u64) {
-        self.clock += 1;
-        let touched = self.clock;
-        let place = *self.place(chunk) as usize;
-        if place > 0 {
-            self.listed(place - 1).touched = touched;
-            return;
+    /// A page arrived, or was needed.
+    pub fn touch(&mut self, page: u64) {
+        self.accesses += 1;
+        let epoch = self.epoch();
+        self.history.touch(Page(page), epoch);
+        let chunk = Page(page).chunk() as usize;
+        if self.places[chunk] == 0 {
+            self.list[self.count] = chunk as u32;
+            self.count += 1;
+            self.places[chunk] = self.count as u32;
         }
-        self.count += 1;
-        let index = self.count - 1;
-        *self.listed(index) = Listed {
-            chunk: chunk as u32,
-            touched,
-        };
-        *self.place(chunk) = self.count as u32;
     }
 
-    /// The chunk needed least recently.
-    pub fn coldest(&mut self) -> Option<u64> {
-        (0..self.count)
-            .map(|index| *self.listed(index))
-            .min_by_key(|listed| listed.touched)
-            .map(|listed| u64::from(listed.chunk))
+    /// The chunk with the least history, then the one needed longest ago.
+    pub fn coldest(&self) -> Option<u64> {
+        let listed = self.list[..self.count].iter().map(|&c| u64::from(c));
+        self.history.coldest(listed, self.epoch())
     }
 
     /// Nothing of the chunk is here any more.
     pub fn forget(&mut self, chunk: u64) {
-        let place = *self.place(chunk) as usize;
+        let place = self.places[chunk as usize] as usize;
         if place == 0 {
             return;
         }
-        let last = *self.listed(self.count - 1);
-        *self.listed(place - 1) = last;
-        *self.place(u64::from(last.chunk)) = place as u32;
-        *self.place(chunk) = 0;
+        let last = self.list[self.count - 1];
+        self.list[place - 1] = last;
+        self.places[last as usize] = place as u32;
+        self.places[chunk as usize] = 0;
         self.count -= 1;
     }
 
     /// The chunk at a place of the list, which has no order.
-    pub fn chunk(&mut self, index: usize) -> u64 {
-        u64::from(self.listed(index).chunk)
+    pub fn chunk(&self, index: usize) -> u64 {
+        u64::from(self.list[index])
     }
 
     /// How many chunks are listed.
