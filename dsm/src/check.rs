@@ -14,20 +14,14 @@
 //! * A dead node's last messages: any prefix of them arrives, since a survivor
 //!   may hear of the death at any moment.
 
-use crate::checker::{Flaw, Frame, Judge, ZERO_VERSION, carries_ownership, idle_node};
-use crate::node::Node;
-use crate::protocol::{Action, Event, Message};
-use crate::state::{Entry, Local, Phase, Tables};
-use crate::types::{Access, CHUNK_PAGES, Config, ManagerOf, NodeId, Page, Policy};
+mod world;
+
+use crate::checker::Flaw;
+use crate::types::ManagerOf;
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::hash::{BuildHasherDefault, Hasher};
-
-const NODES: usize = 3;
-const PAGES: usize = 2;
-/// Versions of this abstraction: zero, written last, and anything older.
-const FRESH: u32 = 1;
-const STALE: u32 = 2;
+use world::{NODES, PAGES, Step, World};
 
 /// How much is explored.
 #[derive(Debug, Clone, Copy)]
@@ -48,6 +42,9 @@ pub struct Bounds {
     pub evictions: u8,
     /// Discards, over all pages.
     pub discards: u8,
+    /// Whether the manager may discard first when nobody else has the page, its
+    /// order to the others being on its way.
+    pub hasty: bool,
     /// Nodes that die.
     pub losses: u8,
     /// The search gives up beyond this many states.
@@ -55,21 +52,22 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// The searches too large for a test run: 3 nodes and 2 pages, with
-    /// evictions, with read-ahead, and with a discard; and 2 nodes, 2 pages and
-    /// a death.
-    pub fn large(manager: ManagerOf) -> [Bounds; 4] {
+    /// The searches too large for a test run: 3 nodes and 2 pages, with two
+    /// faults per node; the same with evictions and with a discard; 2 nodes and
+    /// 2 pages with a death; 3 nodes and 1 page with a death.
+    pub fn large(manager: ManagerOf) -> [Bounds; 5] {
         let base = Bounds {
             nodes: 3,
             pages: 2,
             manager,
             migratory: true,
-            faults: 1,
+            faults: 2,
             ahead: false,
             evictions: 1,
             discards: 0,
+            hasty: false,
             losses: 0,
-            states_max: 60_000_000,
+            states_max: 100_000_000,
         };
         [
             base,
@@ -85,7 +83,12 @@ impl Bounds {
             },
             Bounds {
                 nodes: 2,
-                faults: 2,
+                faults: 3,
+                losses: 1,
+                ..base
+            },
+            Bounds {
+                pages: 1,
                 losses: 1,
                 ..base
             },
@@ -113,78 +116,6 @@ pub struct Counterexample {
     pub flaw: Flaw,
     /// The steps, one per line.
     pub trace: String,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct SmallTables {
-    locals: [Local; PAGES],
-    entries: [Entry; PAGES],
-    spread: bool,
-}
-
-impl SmallTables {
-    fn slot(&self, page: Page) -> usize {
-        if self.spread {
-            page.chunk() as usize
-        } else {
-            page.0 as usize
-        }
-    }
-}
-
-impl Tables for SmallTables {
-    fn local(&mut self, page: Page) -> &mut Local {
-        &mut self.locals[self.slot(page)]
-    }
-    fn entry(&mut self, page: Page) -> &mut Entry {
-        &mut self.entries[self.slot(page)]
-    }
-    fn policy(&self, _: Page) -> Policy {
-        Policy::Invalidate
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Flight {
-    slot: u8,
-    from: NodeId,
-    to: NodeId,
-    message: Message,
-    version: Option<u32>,
-}
-
-impl Flight {
-    fn channel(&self) -> (u8, u8, u8) {
-        (self.slot, self.from.0, self.to.0)
-    }
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Step {
-    Deliver(usize),
-    Fault(NodeId, u8, Access, bool),
-    Evict(NodeId, u8),
-    BeginDiscard(u8),
-    Discard(NodeId, u8),
-    Kill(NodeId),
-    Learn(NodeId),
-}
-
-#[derive(Clone)]
-struct World {
-    nodes: [Node<SmallTables>; NODES],
-    frames: [[Frame; PAGES]; NODES],
-    latest: [u32; PAGES],
-    flights: Vec<Flight>,
-    faults: [u8; NODES],
-    evictions: [u8; NODES],
-    discards: u8,
-    losses: u8,
-    /// Nodes that have a discard of the page before them.
-    discarding: [u32; PAGES],
-    /// The node that died, and the nodes that have not heard of it.
-    killed: Option<NodeId>,
-    unaware: u32,
 }
 
 /// Explores everything within the bounds.
@@ -283,409 +214,6 @@ impl<'a> Search<'a> {
     }
 }
 
-impl World {
-    fn new(bounds: &Bounds) -> World {
-        let tables = SmallTables {
-            locals: Default::default(),
-            entries: Default::default(),
-            spread: bounds.manager == ManagerOf::Interleaved,
-        };
-        let node = |index: usize| {
-            let me = NodeId(index.min(bounds.nodes - 1) as u8);
-            let mut config = Config::new(me, bounds.nodes as u8, bounds.manager);
-            config.migratory = bounds.migratory;
-            Node::new(&config, tables)
-        };
-        World {
-            nodes: [node(0), node(1), node(2)],
-            frames: Default::default(),
-            latest: [ZERO_VERSION; PAGES],
-            flights: Vec::new(),
-            faults: [bounds.faults; NODES],
-            evictions: [bounds.evictions; NODES],
-            discards: bounds.discards,
-            losses: bounds.losses,
-            discarding: [0; PAGES],
-            killed: None,
-            unaware: 0,
-        }
-    }
-
-    fn page(&self, slot: u8) -> Page {
-        if self.nodes[0].tables.spread {
-            Page(u64::from(slot) * CHUNK_PAGES)
-        } else {
-            Page(u64::from(slot))
-        }
-    }
-    fn alive(&self, node: NodeId) -> bool {
-        self.killed != Some(node)
-    }
-    fn live(&self, bounds: &Bounds) -> impl Iterator<Item = NodeId> + use<> {
-        let killed = self.killed;
-        (0..bounds.nodes as u8)
-            .map(NodeId)
-            .filter(move |&node| killed != Some(node))
-    }
-    fn manager(&self, slot: u8) -> NodeId {
-        self.nodes[0].manager_of(self.page(slot))
-    }
-
-    fn steps(&self, bounds: &Bounds) -> Vec<Step> {
-        let mut steps = Vec::with_capacity(32);
-        for (index, flight) in self.flights.iter().enumerate() {
-            let first = index == 0 || self.flights[index - 1].channel() != flight.channel();
-            if first {
-                steps.push(Step::Deliver(index));
-            }
-        }
-        for node in self.live(bounds) {
-            for slot in 0..bounds.pages as u8 {
-                self.local_steps(node, slot, bounds, &mut steps);
-            }
-            if self.unaware & node.bit() != 0 {
-                steps.push(Step::Learn(node));
-            }
-            if self.losses > 0 {
-                steps.push(Step::Kill(node));
-            }
-        }
-        if self.discards > 0 {
-            for slot in 0..bounds.pages as u8 {
-                if self.discarding[slot as usize] == 0 && self.alive(self.manager(slot)) {
-                    steps.push(Step::BeginDiscard(slot));
-                }
-            }
-        }
-        steps
-    }
-
-    fn local_steps(&self, node: NodeId, slot: u8, bounds: &Bounds, steps: &mut Vec<Step>) {
-        let index = node.index();
-        let local = self.nodes[index].tables.locals[slot as usize];
-        let mapped = self.frames[index][slot as usize].mapped;
-        if self.faults[index] > 0 && (local.pending().is_none() || local.ahead()) {
-            if mapped.is_none() {
-                steps.push(Step::Fault(node, slot, Access::Read, false));
-            }
-            if mapped != Some(Access::Write) {
-                steps.push(Step::Fault(node, slot, Access::Write, false));
-            }
-            if bounds.ahead && mapped.is_none() && local.pending().is_none() {
-                steps.push(Step::Fault(node, slot, Access::Read, true));
-            }
-        }
-        if self.evictions[index] > 0 && local.evictable() {
-            steps.push(Step::Evict(node, slot));
-        }
-        let before_me = self.discarding[slot as usize];
-        if before_me & node.bit() != 0 {
-            let last = before_me == node.bit();
-            if last || node != self.manager(slot) {
-                steps.push(Step::Discard(node, slot));
-            }
-        }
-    }
-
-    fn take(&mut self, step: Step, bounds: &Bounds) -> Result<(), Flaw> {
-        match step {
-            Step::Deliver(index) => {
-                let flight = self.flights.remove(index);
-                let event = Event::Message {
-                    from: flight.from,
-                    message: flight.message,
-                };
-                self.step(flight.to, flight.slot, event, flight.version)?;
-            }
-            Step::Fault(node, slot, access, ahead) => {
-                self.faults[node.index()] -= 1;
-                let page = self.page(slot);
-                let event = Event::Fault {
-                    page,
-                    access,
-                    ahead,
-                };
-                self.step(node, slot, event, None)?;
-            }
-            Step::Evict(node, slot) => {
-                self.evictions[node.index()] -= 1;
-                let page = self.page(slot);
-                self.step(node, slot, Event::Evict { page, to: None }, None)?;
-            }
-            Step::BeginDiscard(slot) => {
-                self.discards -= 1;
-                let nodes: u32 = self.live(bounds).map(NodeId::bit).sum();
-                self.discarding[slot as usize] = nodes;
-            }
-            Step::Discard(node, slot) => self.discard(node, slot)?,
-            Step::Kill(node) => self.kill(node, bounds),
-            Step::Learn(node) => self.learn(node, bounds)?,
-        }
-        self.write_all_the_time(bounds);
-        Ok(())
-    }
-
-    fn discard(&mut self, node: NodeId, slot: u8) -> Result<(), Flaw> {
-        let at = slot as usize;
-        self.discarding[at] &= !node.bit();
-        self.frames[node.index()][at] = Frame::default();
-        if node == self.manager(slot) {
-            self.latest[at] = ZERO_VERSION;
-            for flight in &mut self.flights {
-                if flight.slot == slot && flight.version.is_some() {
-                    flight.version = Some(STALE);
-                }
-            }
-        }
-        let page = self.page(slot);
-        self.step(node, slot, Event::Discard { page }, None)
-    }
-
-    fn kill(&mut self, node: NodeId, bounds: &Bounds) {
-        self.losses -= 1;
-        self.killed = Some(node);
-        self.unaware = self.live(bounds).map(NodeId::bit).sum();
-        self.flights.retain(|flight| flight.to != node);
-        for slot in 0..bounds.pages as u8 {
-            let at = slot as usize;
-            self.discarding[at] &= !node.bit();
-            // Nobody will ever discard what the manager cannot.
-            if self.manager(slot) == node {
-                self.discarding[at] = 0;
-            }
-        }
-        self.frames[node.index()] = Default::default();
-    }
-
-    fn learn(&mut self, node: NodeId, bounds: &Bounds) -> Result<(), Flaw> {
-        self.unaware &= !node.bit();
-        let Some(dead) = self.killed else {
-            return Ok(());
-        };
-        self.flights
-            .retain(|flight| flight.from != dead || flight.to != node);
-        for slot in 0..bounds.pages as u8 {
-            let page = self.page(slot);
-            self.step(node, slot, Event::PeerLost { node: dead, page }, None)?;
-        }
-        Ok(())
-    }
-
-    fn step(
-        &mut self,
-        node: NodeId,
-        slot: u8,
-        event: Event,
-        incoming: Option<u32>,
-    ) -> Result<(), Flaw> {
-        let mut outcome = Ok(());
-        let killed = self.killed;
-        let frame = &mut self.frames[node.index()][slot as usize];
-        let flights = &mut self.flights;
-        let mut sink = |action: Action| {
-            if outcome.is_err() {
-                return;
-            }
-            match (frame.apply(node, &action, incoming), action) {
-                (Err(flaw), _) => outcome = Err(flaw),
-                (Ok(version), Action::Send { to, message } | Action::Give { to, message, .. }) => {
-                    if killed != Some(to) {
-                        let flight = Flight {
-                            slot,
-                            from: node,
-                            to,
-                            message,
-                            version,
-                        };
-                        let channel = flight.channel();
-                        let at = flights.partition_point(|other| other.channel() <= channel);
-                        flights.insert(at, flight);
-                    }
-                }
-                _ => {}
-            }
-        };
-        self.nodes[node.index()].step(event, &mut sink);
-        outcome
-    }
-
-    fn write_all_the_time(&mut self, bounds: &Bounds) {
-        for slot in 0..bounds.pages {
-            let writer = self
-                .live(bounds)
-                .find(|node| self.frames[node.index()][slot].mapped == Some(Access::Write));
-            let Some(writer) = writer else {
-                continue;
-            };
-            self.latest[slot] = FRESH;
-            for node in self.live(bounds) {
-                let frame = &mut self.frames[node.index()][slot];
-                if node == writer {
-                    frame.version = FRESH;
-                } else if frame.mapped.is_some() {
-                    frame.version = STALE;
-                }
-            }
-            for flight in &mut self.flights {
-                if flight.slot as usize == slot && flight.version.is_some() {
-                    flight.version = Some(STALE);
-                }
-            }
-        }
-    }
-
-    fn judge(&self, bounds: &Bounds) -> Result<(), Flaw> {
-        let quiet = self.flights.is_empty() && self.unaware == 0;
-        for slot in 0..bounds.pages as u8 {
-            let at = slot as usize;
-            let discarding = self.discarding[at] != 0;
-            let page = self.page(slot);
-            let manager = self.manager(slot);
-            let mut judge = Judge::new(page, self.latest[at]);
-            for node in self.live(bounds) {
-                let local = self.nodes[node.index()].tables.locals[at];
-                judge.node(node, self.frames[node.index()][at], local)?;
-                if quiet && !discarding {
-                    idle_node(page, node, local)?;
-                }
-            }
-            let entry = &self.nodes[manager.index()].tables.entries[at];
-            let orphaned = !self.alive(manager);
-            let lost = entry.phase() == Phase::Lost;
-            let least = if discarding || orphaned || self.killed.is_some() && !quiet || lost {
-                0
-            } else {
-                u32::from(!entry.untouched())
-            };
-            let most = if discarding || orphaned {
-                u32::MAX
-            } else {
-                u32::from(!entry.untouched() && !lost)
-            };
-            judge.verdict(self.ownerships_in_flight(slot), least, most)?;
-            if !orphaned && lost {
-                judge.lost()?;
-            }
-            if quiet && !discarding && !orphaned {
-                judge.idle(manager, entry)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Messages that carry the ownership and will be accepted.
-    fn ownerships_in_flight(&self, slot: u8) -> u32 {
-        let carries = |flight: &&Flight| {
-            let receiver = &self.nodes[flight.to.index()];
-            flight.slot == slot
-                && carries_ownership(&flight.message)
-                && !receiver.is_dead(flight.from)
-                && receiver.tables.locals[slot as usize].generation() == flight.message.generation
-        };
-        self.flights.iter().filter(carries).count() as u32
-    }
-
-    fn fingerprint(&self, bounds: &Bounds) -> u64 {
-        let plain = self.fingerprint_of(bounds, [0, 1]);
-        if bounds.pages == 2 && bounds.manager != ManagerOf::Interleaved {
-            plain.min(self.fingerprint_of(bounds, [1, 0]))
-        } else {
-            plain
-        }
-    }
-
-    fn fingerprint_of(&self, bounds: &Bounds, order: [usize; PAGES]) -> u64 {
-        let mut mixer = Mixer(0x9E37_79B9_7F4A_7C15);
-        for &slot in order.iter().take(bounds.pages.max(1)) {
-            self.mix_page(bounds, slot, &mut mixer);
-        }
-        for node in 0..bounds.nodes {
-            mixer.add(u64::from(self.faults[node]) << 8 | u64::from(self.evictions[node]));
-            mixer.add(u64::from(self.nodes[node].dead));
-            for other in 0..bounds.nodes {
-                mixer.add(u64::from(self.nodes[node].owned_pages[other]));
-            }
-        }
-        mixer.add(u64::from(self.discards) << 8 | u64::from(self.losses));
-        mixer.add(self.killed.map_or(99, |node| u64::from(node.0)) << 32 | u64::from(self.unaware));
-        mixer.finish()
-    }
-
-    fn mix_page(&self, bounds: &Bounds, slot: usize, mixer: &mut Mixer) {
-        for node in 0..bounds.nodes {
-            let tables = &self.nodes[node].tables;
-            let frame = self.frames[node][slot];
-            mixer.add(u64::from(tables.locals[slot].bits()) << 32 | u64::from(frame.version));
-            mixer.add(frame.mapped.map_or(0, |access| 1 + access as u64));
-        }
-        let manager = self.nodes[0].manager_of(self.page(slot as u8));
-        mixer.add_hash(&self.nodes[manager.index()].tables.entries[slot]);
-        mixer.add(u64::from(self.latest[slot]) << 32 | u64::from(self.discarding[slot]));
-        for flight in &self.flights {
-            if flight.slot as usize == slot {
-                mixer.add(u64::from(flight.from.0) << 8 | u64::from(flight.to.0) | 1 << 40);
-                mixer.add_hash(&(flight.message.generation, flight.message.body));
-                mixer.add(flight.version.map_or(77, u64::from));
-            }
-        }
-        mixer.add(u64::MAX);
-    }
-
-    fn describe(&self, step: Step) -> String {
-        match step {
-            Step::Deliver(index) => {
-                let flight = &self.flights[index];
-                let message = flight.message;
-                format!(
-                    "{} -> {}: {} generation {} {:?}",
-                    flight.from, flight.to, message.page, message.generation, message.body
-                )
-            }
-            other => format!("{other:?}"),
-        }
-    }
-}
-
-/// A multiply-and-fold hash, for fingerprints.
-struct Mixer(u64);
-
-impl Mixer {
-    fn add(&mut self, value: u64) {
-        let product = u128::from(self.0 ^ value) * 0xD6E8_FEB8_6659_FD93_u128 + u128::from(value);
-        self.0 = (product as u64) ^ ((product >> 64) as u64).rotate_left(17);
-    }
-    fn add_hash(&mut self, value: &impl std::hash::Hash) {
-        value.hash(self);
-    }
-}
-
-impl Hasher for Mixer {
-    fn finish(&self) -> u64 {
-        let mut last = Mixer(self.0);
-        last.add(0x2545_F491_4F6C_DD1D);
-        last.0
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        for part in bytes.chunks(8) {
-            let mut word = [0; 8];
-            word[..part.len()].copy_from_slice(part);
-            self.add(u64::from_le_bytes(word) ^ (part.len() as u64) << 56);
-        }
-    }
-    fn write_u8(&mut self, value: u8) {
-        self.add(u64::from(value));
-    }
-    fn write_u32(&mut self, value: u32) {
-        self.add(u64::from(value));
-    }
-    fn write_u64(&mut self, value: u64) {
-        self.add(value);
-    }
-    fn write_isize(&mut self, value: isize) {
-        self.add(value as u64);
-    }
-}
-
 /// Fingerprints are hashes already.
 #[derive(Default)]
 struct Identity(u64);
@@ -701,5 +229,4 @@ impl Hasher for Identity {
 }
 
 #[cfg(test)]
-#[path = "check_tests.rs"]
 mod tests;

@@ -279,7 +279,10 @@ impl<T: Tables> Node<T> {
             );
         }
         let later = message.generation.wrapping_sub(here) as i8 > 0;
-        if later && matches!(message.body, Body::Get { .. }) {
+        if later && !matches!(message.body, Body::Get { .. }) {
+            let what = "a message from after a discard that has not come";
+            self.violation(message.page, from, what, sink);
+        } else if later {
             sink.act(Action::Send {
                 to: from,
                 message: Message {

@@ -8,6 +8,10 @@
 //! other freely. Content is a version number: a write makes a new one, a read
 //! must find the newest.
 
+mod scenario;
+
+pub use scenario::{Random, Scenario};
+
 use crate::checker::{Flaw, Frame, Judge, ZERO_VERSION, carries_ownership, idle_node};
 use crate::inbox::{Arrival, Inbox, Outbox};
 use crate::node::Node;
@@ -22,99 +26,6 @@ const REPEATED_MAX: usize = 4;
 const SHOWN_MAX: usize = 60;
 /// No run takes more steps than this after the program has stopped.
 const DRAIN_STEPS_MAX: u32 = 200_000;
-
-/// A small generator whose sequence will never change (SplitMix64).
-#[derive(Debug, Clone)]
-pub struct Random(u64);
-
-impl Random {
-    /// Starts a sequence.
-    pub fn new(seed: u64) -> Random {
-        Random(seed)
-    }
-    /// The next 64 bits.
-    pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-    /// A number below `bound`, which is not 0.
-    pub fn below(&mut self, bound: u64) -> u64 {
-        ((u128::from(self.bits()) * u128::from(bound)) >> 64) as u64
-    }
-    /// True in so many of a thousand cases.
-    pub fn per_mille(&mut self, chance: u64) -> bool {
-        self.below(1000) < chance
-    }
-}
-
-/// What a seed stands for.
-#[derive(Debug, Clone)]
-pub struct Scenario {
-    /// Nodes.
-    pub nodes: u8,
-    /// Pages, spread over chunks when management is interleaved.
-    pub pages: usize,
-    /// Who manages.
-    pub manager: ManagerOf,
-    /// The migratory rule.
-    pub migratory: bool,
-    /// Steps in which the program runs.
-    pub steps: u32,
-    /// Pages that each node may own before pushes to it stop.
-    pub budget_pages: u32,
-    /// Per mille of steps that are evictions.
-    pub evictions: u64,
-    /// Per mille of steps that are discards.
-    pub discards: u64,
-    /// Per mille of steps that are reconnects.
-    pub reconnects: u64,
-    /// Nodes that may die.
-    pub deaths: u32,
-    /// Per mille of program accesses that write.
-    pub writes: u64,
-}
-
-impl Scenario {
-    /// The scenario of a seed.
-    pub fn from_seed(seed: u64) -> Scenario {
-        let mut random = Random::new(seed ^ 0x5CE0_A210);
-        let nodes = 2 + random.below(if random.clone().per_mille(100) { 31 } else { 5 }) as u8;
-        let pages = 1 + random.below(12) as usize;
-        let interleaved = random.per_mille(400);
-        Scenario {
-            nodes,
-            pages,
-            manager: if interleaved {
-                ManagerOf::Interleaved
-            } else {
-                ManagerOf::Fixed(NodeId(random.below(u64::from(nodes)) as u8))
-            },
-            migratory: random.per_mille(700),
-            steps: 200 + random.below(1200) as u32,
-            budget_pages: match random.below(4) {
-                0 => u32::MAX,
-                1 => 1,
-                _ => 1 + random.below(pages as u64) as u32,
-            },
-            evictions: random.below(150),
-            discards: if random.per_mille(400) {
-                random.below(30)
-            } else {
-                0
-            },
-            reconnects: random.below(40),
-            deaths: if random.per_mille(350) {
-                1 + random.below(2) as u32
-            } else {
-                0
-            },
-            writes: random.below(1000),
-        }
-    }
-}
 
 /// What a run did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -324,10 +235,12 @@ impl Simulation {
 
     fn adopt_some(&mut self) -> Result<(), Flaw> {
         for slot in 0..self.scenario.pages {
-            let read_only = self.policy(slot) == Policy::ReadOnly;
-            if !read_only
-                && !(self.policy(slot) == Policy::Invalidate && self.random.per_mille(200))
-            {
+            let adopted = match self.policy(slot) {
+                Policy::ReadOnly => true,
+                Policy::Invalidate => self.random.per_mille(200),
+                Policy::Private => false,
+            };
+            if !adopted {
                 continue;
             }
             let manager = self.manager(slot);
@@ -369,12 +282,10 @@ impl Simulation {
 
     /// One step without new work of the program; `false` when all is done.
     fn drain_step(&mut self) -> Result<bool, Flaw> {
-        let progressed = if self.random.per_mille(500) {
-            self.progress()? || self.deliver_some()?
-        } else {
-            self.deliver_some()? || self.progress()?
-        };
-        Ok(progressed)
+        if self.random.per_mille(500) && self.progress()? {
+            return Ok(true);
+        }
+        Ok(self.deliver_some()? || self.progress()?)
     }
 
     fn access(&mut self) -> Result<(), Flaw> {
@@ -747,5 +658,4 @@ fn page_of(slot: usize, spread: bool) -> Page {
 }
 
 #[cfg(test)]
-#[path = "sim_tests.rs"]
 mod tests;

@@ -2,16 +2,17 @@
 //! many a second, and the first failure with its last events. Exit code 1 when
 //! a seed failed, 2 when the command line is wrong.
 //!
-//! `weft-dsm-sim --check` runs the large model check (3 nodes, 2 pages) instead.
+//! `weft-dsm-sim --check` runs the large model check (3 nodes, 2 pages) instead;
+//! `weft-dsm-sim --speed` measures what one event costs on the hot paths.
 
 use std::ops::Range;
 use std::process::ExitCode;
 use std::time::Instant;
 use weft_dsm::check::{Bounds, explore};
 use weft_dsm::sim::{Outcome, run};
-use weft_dsm::{ManagerOf, NodeId};
+use weft_dsm::{Access, Action, Config, Event, ManagerOf, Node, NodeId, Page, VecTables};
 
-const USAGE: &str = "usage: weft-dsm-sim --seeds FIRST..END | --check";
+const USAGE: &str = "usage: weft-dsm-sim --seeds FIRST..END | --check | --speed";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -22,6 +23,7 @@ fn main() -> ExitCode {
             None => usage(),
         },
         ["--check"] => check(),
+        ["--speed"] => speed(),
         _ => usage(),
     }
 }
@@ -77,4 +79,55 @@ fn check() -> ExitCode {
         }
     }
     ExitCode::SUCCESS
+}
+
+const SPEED_PAGES: u64 = 100_000;
+
+/// Home and one other node take all pages from each other, by turns, for writing.
+fn speed() -> ExitCode {
+    let node = |me: u8| {
+        let config = Config::new(NodeId(me), 2, ManagerOf::Fixed(NodeId(0)));
+        Node::new(&config, VecTables::new(SPEED_PAGES as usize))
+    };
+    let mut nodes = [node(0), node(1)];
+    let mut best = [f64::INFINITY; 2];
+    for round in 0..20 {
+        let asker = round % 2;
+        let start = Instant::now();
+        let mut events = 0;
+        for page in 0..SPEED_PAGES {
+            events += take(&mut nodes, asker, Page(page));
+        }
+        let each = start.elapsed().as_secs_f64() * 1e9 / events as f64;
+        best[asker] = best[asker].min(each);
+    }
+    println!("home takes from a slice: {:.1} ns per event", best[0]);
+    println!("a slice takes from home: {:.1} ns per event", best[1]);
+    ExitCode::SUCCESS
+}
+
+/// One write fault and the messages it causes. Returns how many events that was.
+fn take(nodes: &mut [Node<VecTables>; 2], asker: usize, page: Page) -> u32 {
+    let mut at = asker;
+    let mut event = Some(Event::Fault {
+        page,
+        access: Access::Write,
+        ahead: false,
+    });
+    let mut events = 0;
+    while let Some(now) = event.take() {
+        events += 1;
+        let mut next = None;
+        nodes[at].step(now, &mut |action| {
+            if let Action::Send { to, message } | Action::Give { to, message, .. } = action {
+                next = Some((to, message));
+            }
+        });
+        if let Some((to, message)) = next {
+            let from = NodeId(at as u8);
+            at = to.index();
+            event = Some(Event::Message { from, message });
+        }
+    }
+    events
 }

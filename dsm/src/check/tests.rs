@@ -1,0 +1,172 @@
+//! Searches at sizes that a test run bears, and searches of broken cores.
+
+use super::*;
+use crate::node::Broken;
+use crate::types::NodeId;
+
+const HOME: ManagerOf = ManagerOf::Fixed(NodeId(0));
+
+fn bounds(nodes: usize, pages: usize, faults: u8, evictions: u8) -> Bounds {
+    Bounds {
+        nodes,
+        pages,
+        manager: HOME,
+        migratory: true,
+        faults,
+        ahead: false,
+        evictions,
+        discards: 0,
+        hasty: false,
+        losses: 0,
+        states_max: 20_000_000,
+    }
+}
+
+fn holds(name: &str, bounds: Bounds) {
+    let start = std::time::Instant::now();
+    match explore(&bounds) {
+        Ok(explored) => {
+            println!("{name}: {explored:?} in {:.1?}", start.elapsed());
+            assert!(explored.complete, "{name}: too many states");
+        }
+        Err(found) => panic!("{name}: {}\n{}", found.flaw, found.trace),
+    }
+}
+
+#[test]
+fn two_nodes_one_page() {
+    let large = bounds(2, 1, 3, 2);
+    let discard = Bounds {
+        ahead: true,
+        discards: 1,
+        ..large
+    };
+    holds("2x1, discard", discard);
+    let twice = Bounds {
+        discards: 2,
+        ..bounds(2, 1, 2, 1)
+    };
+    holds("2x1, two discards", twice);
+    let loss = Bounds {
+        ahead: true,
+        losses: 1,
+        ..large
+    };
+    holds("2x1, loss", loss);
+    let plain = Bounds {
+        migratory: false,
+        ..large
+    };
+    holds("2x1, not migratory", plain);
+}
+
+#[test]
+fn two_nodes_two_pages() {
+    holds("2x2", bounds(2, 2, 2, 1));
+    let interleaved = Bounds {
+        manager: ManagerOf::Interleaved,
+        ..bounds(2, 2, 1, 1)
+    };
+    holds("2x2, interleaved", interleaved);
+    let loss = Bounds {
+        losses: 1,
+        ..interleaved
+    };
+    holds("2x2, interleaved, loss", loss);
+}
+
+#[test]
+fn three_nodes_one_page() {
+    holds("3x1", bounds(3, 1, 2, 1));
+    let discard = Bounds {
+        discards: 1,
+        ..bounds(3, 1, 2, 0)
+    };
+    holds("3x1, discard", discard);
+    let elsewhere = Bounds {
+        manager: ManagerOf::Fixed(NodeId(2)),
+        migratory: false,
+        ..bounds(3, 1, 2, 1)
+    };
+    holds("3x1, managed by the last, not migratory", elsewhere);
+}
+
+#[test]
+fn three_nodes_one_page_with_loss() {
+    let loss = Bounds {
+        losses: 1,
+        ..bounds(3, 1, 1, 1)
+    };
+    holds("3x1, loss", loss);
+    let more_faults = Bounds {
+        losses: 1,
+        ..bounds(3, 1, 2, 0)
+    };
+    holds("3x1, loss, more faults", more_faults);
+}
+
+#[test]
+fn three_nodes_two_pages() {
+    let ahead = Bounds {
+        ahead: true,
+        ..bounds(3, 2, 2, 0)
+    };
+    holds("3x2", ahead);
+    holds("3x2, evictions", bounds(3, 2, 1, 1));
+}
+
+/// With two nodes the manager need not wait before it discards what nobody else
+/// has. With three it must: a third node's push may overtake the order.
+#[test]
+fn a_manager_in_haste() {
+    let two = Bounds {
+        discards: 2,
+        hasty: true,
+        ..bounds(2, 1, 3, 1)
+    };
+    holds("2x1, in haste", two);
+    // Managed by the last, so that the first, which has as much room, is chosen.
+    let three = Bounds {
+        manager: ManagerOf::Fixed(NodeId(2)),
+        discards: 1,
+        hasty: true,
+        ..bounds(3, 1, 2, 1)
+    };
+    let found = explore(&three).err().map(|found| found.flaw);
+    println!("3x1, in haste: {found:?}");
+    assert!(matches!(found, Some(Flaw::Violation { .. })));
+}
+
+/// Without this, nobody would know whether the searches above can fail.
+#[test]
+fn every_broken_core_is_found() {
+    let plain = bounds(3, 1, 2, 1);
+    let discard = Bounds {
+        discards: 1,
+        ..plain
+    };
+    let loss = Bounds { losses: 1, ..plain };
+    for (broken, bounds) in [
+        (Broken::SkipAcks, plain),
+        (Broken::EarlyDone, plain),
+        (Broken::KeepOnWrite, plain),
+        (Broken::BlindPromotion, plain),
+        (Broken::ForgetWaiting, plain),
+        (Broken::IgnoreGeneration, discard),
+        (Broken::SkipProbe, loss),
+        (Broken::NoLostAnswer, loss),
+        (Broken::ZeroInsteadOfLost, loss),
+    ] {
+        let mut world = World::new(&bounds);
+        for node in &mut world.nodes {
+            node.broken = Some(broken);
+        }
+        match Search::new(&bounds, world).run() {
+            Ok(explored) => panic!("{broken:?} was not found in {explored:?}"),
+            Err(found) => {
+                println!("{broken:?}: {}", found.flaw);
+                assert!(!found.trace.is_empty());
+            }
+        }
+    }
+}
