@@ -107,7 +107,7 @@ pub fn latency(place: &Place, repeat: usize) -> Result<Table> {
             let run = place.weft(&call, &format!("pull {PULL_MIB} 1 random"))?;
             pull.0.push(run.number_after("median ")? / 1000.0);
             let call = Call::new("--nodes 2 --memory 20M,64M --jump 4")
-                .with(&format!("--transport {transport}"));
+                .with(&format!("--transport {transport} --read-ahead 0"));
             let run = place.weft(&call, "search_rounds 48 1 20")?;
             let jumps = run
                 .counters

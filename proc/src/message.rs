@@ -37,6 +37,12 @@ pub enum Message {
     },
     /// A call that changes the layout. Payload: number and six arguments.
     MemoryCall,
+    /// Home: its vdso, which lies at the same address everywhere, has this hash.
+    /// A slice whose own is the same lets the program use it.
+    Vdso {
+        /// FNV-1a of the code.
+        hash: u64,
+    },
     /// Home: a range is mapped.
     Map {
         /// First address.
@@ -142,6 +148,7 @@ impl Message {
         let (kind, words) = match *self {
             Jump { context_length } => (32, [context_length, 0, 0, 0, 0]),
             Arrived => (44, [0; 5]),
+            Vdso { hash } => (45, [hash, 0, 0, 0, 0]),
             Call { last } => (33, [u64::from(last), 0, 0, 0, 0]),
             Reply {
                 result,
@@ -269,6 +276,7 @@ impl Message {
                 count: at_most(b, 64, "count", header.kind)?,
             },
             44 => Arrived,
+            45 => Vdso { hash: a },
             46 => Sync,
             47 => Synced,
             48 => Ping {

@@ -28,7 +28,6 @@ pub struct Vdso {
     /// Its ELF header: what AT_SYSINFO_EHDR says.
     pub header: u64,
     /// First address after its code.
-    #[allow(dead_code, reason = "goes with `hash`")]
     pub header_end: u64,
 }
 
@@ -65,7 +64,6 @@ pub fn relocate(to: u64) -> Result<Vdso> {
 impl Vdso {
     /// A hash (FNV-1a) of the code: nodes with the same one may share pointers
     /// into it.
-    #[allow(dead_code, reason = "for slices that want to have the vdso, too")]
     pub fn hash(&self) -> u64 {
         let length = (self.header_end - self.header) as usize;
         // SAFETY: `relocate` mapped the code there, readable.

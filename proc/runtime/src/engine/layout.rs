@@ -26,7 +26,7 @@ const PAGE: u64 = 4096;
 
 impl Engine {
     /// Sends a message to every other node.
-    fn announce(&mut self, message: &Message) {
+    pub fn announce(&mut self, message: &Message) {
         for node in 1..self.nodes {
             if node != self.me && self.io.links[node].is_some() {
                 self.io.send(node, &message.header(0), &[]);
@@ -312,6 +312,10 @@ impl Engine {
                 protection,
                 kind,
             } => self.slice_map(start, length, protection, kind),
+            Message::Vdso { hash } => {
+                let own = super::VDSO_HASH.load(core::sync::atomic::Ordering::Relaxed);
+                self.same_vdso = own == hash && own != 0;
+            }
             Message::Unmap { start, length } => {
                 self.discard(start, start + length);
                 self.native("munmap", call!(munmap, start, length));
@@ -362,9 +366,12 @@ impl Engine {
         } else {
             protection & 7
         };
-        let flags = MAP_PRIVATE | MAP_FIXED | MAP_ANONYMOUS | MAP_NORESERVE;
-        let mapped = call!(mmap, start, length, protection, flags, -1isize, 0);
-        self.native("mmap", mapped);
+        let own_vdso = self.same_vdso && start == crate::space::VDSO;
+        if !own_vdso {
+            let flags = MAP_PRIVATE | MAP_FIXED | MAP_ANONYMOUS | MAP_NORESERVE;
+            let mapped = call!(mmap, start, length, protection, flags, -1isize, 0);
+            self.native("mmap", mapped);
+        }
         if self.io.layout.insert(region).is_err() {
             self.fail(Failure::Violation(0, "an impossible region"));
         }

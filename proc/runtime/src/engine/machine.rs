@@ -65,6 +65,8 @@ pub struct Engine {
     pub away: Option<usize>,
     /// A touch of memory that only home has, by the runtime itself.
     pub home_only_touched: bool,
+    /// A slice: home's vdso is the same as the one here.
+    pub same_vdso: bool,
     /// Home: nodes that have not yet said that they did what they were told.
     pub unsynced: u32,
     /// End of the last stream of first touches, and its window.
@@ -114,6 +116,7 @@ impl Engine {
             pull_ticks: 0,
             away: None,
             home_only_touched: false,
+            same_vdso: false,
             unsynced: 0,
             first_touch: (0, 1),
         })
@@ -363,7 +366,8 @@ impl Engine {
     /// Messages that any node answers whatever else it waits for.
     pub fn serve_aside(&mut self, from: usize, message: Message) {
         match message {
-            Message::Map { .. }
+            Message::Vdso { .. }
+            | Message::Map { .. }
             | Message::Unmap { .. }
             | Message::Protect { .. }
             | Message::Move { .. }

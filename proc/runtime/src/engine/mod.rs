@@ -31,7 +31,7 @@ mod streams;
 mod tables;
 mod working_set;
 
-use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use weft_dsm::Access;
 use weft_proc::boot::{Boot, ROLE_HOME};
@@ -281,6 +281,14 @@ pub fn threads(count: usize) {
     if let Some(shared) = control::shared() {
         shared.stats.threads.store(count as u32, Ordering::Relaxed);
     }
+}
+
+/// Hash of the vdso that lies at [`space::VDSO`] here; 0: none does.
+static VDSO_HASH: AtomicU64 = AtomicU64::new(0);
+
+/// The vdso of this node was moved to where every node has it.
+pub fn has_vdso(hash: u64) {
+    VDSO_HASH.store(hash, Ordering::Relaxed);
 }
 
 fn set_boot(boot: &'static Boot) {

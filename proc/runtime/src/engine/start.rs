@@ -10,13 +10,14 @@ use weft_proc::boot::{
     LINK_STREAM, LinkSpec, MAX_NODES,
 };
 use weft_proc::layout::{Layout, REGIONS_MAX, Region};
+use weft_proc::message::Message;
 use weft_wire::{Link, LinkConfig, LinkKind};
 
 use super::io::Io;
 use super::machine::{ENGINE, Engine, STRETCHED};
-use super::{clock, confine, jump};
+use super::{VDSO_HASH, clock, confine, jump};
 use crate::kernel::{self, call};
-use crate::{control, descriptors, dispatch, log, signal, thread};
+use crate::{control, descriptors, dispatch, log, signal, space, thread, vdso};
 
 const O_RDWR_CLOEXEC: usize = 0o2_000_002;
 const O_RDONLY_CLOEXEC: usize = 0o2_000_000;
@@ -126,6 +127,9 @@ pub fn stretch(boot: &'static Boot, layout: &Layout<'static>) {
     let engine = guard.insert(make_engine(boot));
     // Faults of other threads wait for the lock from now on.
     STRETCHED.store(true, Ordering::Release);
+    engine.announce(&Message::Vdso {
+        hash: VDSO_HASH.load(Ordering::Relaxed),
+    });
     for region in layout.regions() {
         engine.home_mapped(region);
     }
@@ -152,6 +156,10 @@ pub fn run_slice(boot: &'static Boot) -> ! {
         .and_then(|()| signal::actions::install_for_slice())
     {
         setup_failed("signal handlers", error);
+    }
+    // Without /proc, as under a daemon, the program gets the time at home.
+    if let Ok(vdso) = vdso::relocate(space::VDSO) {
+        super::has_vdso(vdso.hash());
     }
     let engine = make_engine(boot);
     let uffd = engine.io.space.fd();

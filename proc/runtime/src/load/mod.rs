@@ -15,7 +15,7 @@ use weft_proc::stack::StackError;
 use crate::kernel::{Errno, call};
 use crate::log;
 use crate::start::{Initial, random};
-use crate::{program, space, vdso};
+use crate::{engine, program, space, vdso};
 pub use file::{Executable, FileError, Scripts};
 
 /// Most bytes between an image and its heap.
@@ -113,5 +113,6 @@ fn move_vdso() -> Option<u64> {
         ..Region::anonymous(moved.start, moved.end, 5)
     };
     space::lock().layout.insert(region).ok()?;
+    engine::has_vdso(moved.hash());
     Some(moved.header)
 }
