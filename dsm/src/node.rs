@@ -559,3 +559,6 @@ pub(crate) fn content_of(local: Local, held: bool) -> Content {
         Content::Bytes
     }
 }
+
+#[cfg(test)]
+mod tests;

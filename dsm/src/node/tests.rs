@@ -1,0 +1,122 @@
+//! Single steps, and steps on nonsense.
+
+use super::*;
+use crate::sim::Random;
+use crate::state::MapTables;
+
+fn home() -> Node<MapTables> {
+    let config = Config::new(NodeId(0), 3, ManagerOf::Fixed(NodeId(0)));
+    Node::new(&config, MapTables::default())
+}
+
+fn step(node: &mut Node<MapTables>, event: Event) -> Vec<Action> {
+    let mut actions = Vec::new();
+    node.step(event, &mut |action| actions.push(action));
+    actions
+}
+
+fn fault(page: Page, access: Access) -> Event {
+    let ahead = false;
+    Event::Fault {
+        page,
+        access,
+        ahead,
+    }
+}
+
+#[test]
+fn a_first_touch_at_the_manager_is_local() {
+    let mut node = home();
+    let page = Page(5);
+    let install = |access| Action::Install {
+        page,
+        access,
+        content: Content::Zero,
+    };
+    let resolved = Action::Resolved { page };
+    let actions = step(&mut node, fault(page, Access::Read));
+    assert_eq!(actions, [install(Access::Read), resolved]);
+    let actions = step(&mut node, fault(page, Access::Write));
+    assert_eq!(actions, [Action::Allow { page }, resolved]);
+    assert_eq!(node.owned_pages(NodeId(0)), 1);
+    assert_eq!(step(&mut node, fault(page, Access::Write)), [resolved]);
+}
+
+#[test]
+fn policies_refuse_by_name() {
+    let mut node = home();
+    let (constant, own) = (Page(1), Page(2));
+    node.tables.set_policy(constant, Policy::ReadOnly);
+    node.tables.set_policy(own, Policy::Private);
+    let refused = |page, reason| [Action::Refused { page, reason }];
+    let evict = |page| Event::Evict { page, to: None };
+    let actions = step(&mut node, fault(constant, Access::Write));
+    assert_eq!(actions, refused(constant, Refusal::ReadOnly));
+    assert_eq!(step(&mut node, Event::Adopt { page: constant }), []);
+    let actions = step(&mut node, evict(constant));
+    assert_eq!(actions, refused(constant, Refusal::ReadOnly));
+    step(&mut node, fault(own, Access::Write));
+    assert_eq!(step(&mut node, evict(own)), refused(own, Refusal::Private));
+    let actions = step(&mut node, evict(Page(9)));
+    assert_eq!(actions, refused(Page(9), Refusal::NotHere));
+    assert_eq!(node.tables.pages().count(), 3);
+}
+
+#[test]
+fn a_push_goes_where_most_room_is_or_says_that_there_is_none() {
+    let mut node = home();
+    node.set_budget_pages(NodeId(1), 1);
+    node.set_budget_pages(NodeId(2), 2);
+    let mut targets = Vec::new();
+    for page in (0..4).map(Page) {
+        step(&mut node, fault(page, Access::Write));
+        match step(&mut node, Event::Evict { page, to: None })[..] {
+            [Action::Give { to, .. }] => targets.push(Some(to.0)),
+            [Action::NoRoom { .. }] => targets.push(None),
+            ref other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(targets, [Some(2), Some(1), Some(2), None]);
+}
+
+/// A peer that sends anything at all may confuse the directory of its pages,
+/// but it brings nobody down.
+#[test]
+fn nonsense_does_not_panic() {
+    let mut random = Random::new(7);
+    let mut violations = 0;
+    for round in 0..255 {
+        let manager = ManagerOf::Fixed(NodeId(round % 3));
+        let mut node = Node::new(&Config::new(NodeId(0), 3, manager), MapTables::default());
+        for _ in 0..1000 {
+            let from = NodeId(random.below(3) as u8);
+            let header = weft_wire::frame::Header {
+                kind: 1 + random.below(17) as u8,
+                flags: random.bits() as u8,
+                count: 1,
+                length: 0,
+                words: [random.below(3), random.below(3) << 8, 0, 0, 0],
+            };
+            let Some(message) = crate::message::decode_for_tests(&header) else {
+                continue;
+            };
+            for action in step(&mut node, Event::Message { from, message }) {
+                violations += u32::from(matches!(action, Action::Violation { .. }));
+            }
+            let page = Page(random.below(3));
+            let event = match random.below(12) {
+                0..4 => fault(page, Access::Write),
+                4..8 => fault(page, Access::Read),
+                8 | 9 => Event::Evict { page, to: None },
+                10 => Event::Discard { page },
+                _ => Event::Adopt { page },
+            };
+            step(&mut node, event);
+        }
+        for page in (0..3).map(Page) {
+            let dead = NodeId(1);
+            step(&mut node, Event::PeerLost { node: dead, page });
+        }
+    }
+    assert!(violations > 1000);
+}
