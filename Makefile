@@ -13,8 +13,8 @@ BENCH := $(RELEASE)/weft-bench --weft $(RELEASE)/weft --programs $(PROGRAMS)
 
 # Rounds of the corpus and losses of each kind: few in `make test`, many in
 # `make soak`.
-ROUNDS ?= 3
-MOMENTS ?= 5
+ROUNDS ?= 2
+MOMENTS ?= 3
 SOAK_ROUNDS ?= 100
 SOAK_MOMENTS ?= 50
 FUZZ_SECONDS ?= 300

@@ -42,16 +42,16 @@ fn tools() -> Vec<Case> {
             .prepare("gzip -c {inputs}/text-8 > text.gz")
             .output("text")
             .memory(6, 0),
-        Case::new("xz", "xz -4 -c {inputs}/text-2")
+        Case::new("xz", "xz -2 -c {inputs}/text-2")
             .tool("xz")
-            .memory(28, 1000)
-            .home(70),
+            .memory(17, 500)
+            .home(80),
         Case::new(
             "xz-threads",
-            "xz -T2 -2 --block-size=2MiB -c {inputs}/text-8",
+            "xz -T2 -1 --block-size=1MiB -c {inputs}/text-2",
         )
         .tool("xz")
-        .memory(38, 1000)
+        .memory(20, 500)
         .home(70),
         Case::new("unxz", "xz -d -k text.xz")
             .tool("xz")
@@ -76,25 +76,22 @@ fn tools() -> Vec<Case> {
 
 fn languages() -> Vec<Case> {
     vec![
-        Case::new("mawk", "mawk -f {sources}/work.awk {inputs}/text-8")
+        Case::new("mawk", "mawk -f {sources}/work.awk {inputs}/text-2")
             .tool("mawk")
-            .memory(33, 1000)
-            .home(70),
-        Case::new("gawk", "gawk -f {sources}/work.awk {inputs}/text-8")
+            .memory(14, 500)
+            .home(75),
+        Case::new("gawk", "gawk -f {sources}/work.awk {inputs}/text-2")
             .tool("gawk")
-            .memory(60, 1000)
+            .memory(42, 500)
             .home(70),
-        Case::new("perl", "perl {sources}/work.pl {inputs}/text-8")
+        Case::new("perl", "perl {sources}/work.pl {inputs}/text-2")
             .tool("perl")
-            .memory(74, 1000)
+            .memory(28, 500)
+            .home(85),
+        Case::new("python", "{python} {sources}/work.py {inputs}/text-2 30000")
+            .tool("python3")
+            .memory(46, 500)
             .home(70),
-        Case::new(
-            "python",
-            "{python} {sources}/work.py {inputs}/text-2 100000",
-        )
-        .tool("python3")
-        .memory(110, 1000)
-        .home(70),
         Case::new("exceptions", "{programs}/exceptions 600")
             .program("exceptions")
             .memory(14, 500),

@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::case::Case;
 
 /// Jump policies that the corpus runs under.
-pub const JUMPS: [&str; 3] = ["auto", "never", "8"];
+pub const JUMPS: [&str; 3] = ["auto", "never", "32"];
 /// Transports between nodes on one host.
 pub const TRANSPORTS: [&str; 4] = ["ring", "unix", "tcp", "tcp-sealed"];
 /// Numbers of nodes, home included.
