@@ -5,7 +5,7 @@
 //! thrown away (`munmap`, `MADV_DONTNEED`) may have copies, owners and messages
 //! elsewhere: home then waits for every node's `Synced` before it discards its
 //! own records, which the protocol asks for (the manager is last). A range that
-//! only home has anything of needs no wait.
+//! only home has anything of needs no wait when there are two nodes.
 
 use weft_dsm::{Event, Page, Phase};
 use weft_pager::space::Mode;
@@ -148,9 +148,12 @@ impl Engine {
 
     fn home_gone(&mut self, start: u64, end: u64, message: Message) {
         self.finish_requests(start, end);
-        let shared = self.is_shared(start, end);
+        // With a third node even a range that only home has needs the wait:
+        // another slice could touch it anew and push it to one that the discard
+        // has not reached (`weft_dsm::check` finds the case).
+        let wait = self.nodes > 2 || self.is_shared(start, end);
         self.announce(&message);
-        if shared {
+        if wait {
             self.synchronise();
         }
         self.discard(start, end);

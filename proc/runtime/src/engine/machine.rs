@@ -22,11 +22,11 @@ use weft_proc::policy::Policy;
 use weft_wire::{Header, LinkError, Received, Wake, wait_any};
 
 use super::io::{Arrived, Failure, Io};
-use super::streams::Streams;
 use super::tables::FlatTables;
 use super::working_set::WorkingSet;
 use crate::lock::Lock;
 use crate::{control, kernel, log};
+use weft_dsm::read_ahead::Streams;
 
 /// The engine of this process; none while alone.
 pub static ENGINE: Lock<Option<Engine>> = Lock::new(None);

@@ -9,7 +9,7 @@
 //! - [`calls`]: system calls of a stretched program
 //! - [`layout`]: the same mappings on every node
 //! - [`start`]: stretching a program; a slice's life
-//! - [`fork`], [`leave`], [`confine`], [`io`], [`tables`], [`streams`],
+//! - [`fork`], [`leave`], [`confine`], [`io`], [`tables`],
 //!   [`working_set`], [`clock`]: what their names say
 //!
 //! Lock order: the address space ([`crate::space`]), then the engine. A thread
@@ -27,7 +27,6 @@ mod layout;
 mod leave;
 mod machine;
 mod start;
-mod streams;
 mod tables;
 mod working_set;
 
