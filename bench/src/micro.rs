@@ -85,7 +85,7 @@ pub fn latency(place: &Place, repeat: usize) -> Result<Table> {
         "latency",
         "One 4 KiB pull as the faulting instruction sees it, reading random pages of which each is \
          elsewhere, and one jump, against an 8-byte request with a 4 KiB reply over the same kind of \
-         socket with the same bounded spin, in alternation; medians of medians.",
+         socket with blocking calls, in alternation; medians of medians.",
         &HEAD,
     );
     let transports = [

@@ -1,21 +1,18 @@
 //! The baselines: request and reply, and one stream, over the same kinds of
-//! sockets and with the same way of waiting as a slice (busy for a bounded time,
-//! then asleep), without anything of Weft. Client and server are two processes,
+//! sockets, with plain blocking calls (the fastest way on a machine with other
+//! work, where busy waiting takes the other side's processor), without anything
+//! of Weft. Client and server are two processes,
 //! as home and slice are.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// As `weft run --spin` has it by default.
-const SPIN: Duration = Duration::from_micros(50);
 const REQUEST_BYTES: usize = 8;
 const PAGE_BYTES: usize = 4096;
 const ROUNDS: usize = 4000;
@@ -23,7 +20,7 @@ const WARM_UP: usize = 400;
 const STREAM_BYTES: usize = 512 << 20;
 const STREAM_PART_BYTES: usize = 256 << 10;
 /// Nothing here may wait longer.
-const BOUND_MS: u16 = 20_000;
+const BOUND: Duration = Duration::from_secs(20);
 
 /// A kind of socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,40 +50,30 @@ impl Kind {
     }
 }
 
-trait Socket: Read + Write + AsFd {}
-impl<T: Read + Write + AsFd> Socket for T {}
+trait Socket: Read + Write {}
+impl<T: Read + Write> Socket for T {}
 
-/// Does `attempt` until it is not refused for want of data or room: busily for
-/// [`SPIN`], then asleep.
+/// Does `attempt` again when a signal came; a socket's timeout is an error.
 fn wait<T>(
     socket: &mut dyn Socket,
-    flags: PollFlags,
     mut attempt: impl FnMut(&mut dyn Socket) -> std::io::Result<T>,
 ) -> Result<T> {
-    let started = Instant::now();
     loop {
         match attempt(socket) {
             Ok(done) => return Ok(done),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                bail!("the peer says nothing for {BOUND:?}")
+            }
             Err(error) => return Err(error.into()),
         }
-        if started.elapsed() < SPIN {
-            std::hint::spin_loop();
-            continue;
-        }
-        let ready = poll(
-            &mut [PollFd::new(socket.as_fd(), flags)],
-            PollTimeout::from(BOUND_MS),
-        )?;
-        ensure!(ready > 0, "the peer says nothing for {BOUND_MS} ms");
     }
 }
 
 fn receive(socket: &mut dyn Socket, buffer: &mut [u8]) -> Result<()> {
     let mut filled = 0;
     while filled < buffer.len() {
-        let got = wait(socket, PollFlags::POLLIN, |s| s.read(&mut buffer[filled..]))?;
+        let got = wait(socket, |s| s.read(&mut buffer[filled..]))?;
         ensure!(got > 0, "the peer closed the connection");
         filled += got;
     }
@@ -96,19 +83,23 @@ fn receive(socket: &mut dyn Socket, buffer: &mut [u8]) -> Result<()> {
 fn send(socket: &mut dyn Socket, buffer: &[u8]) -> Result<()> {
     let mut sent = 0;
     while sent < buffer.len() {
-        sent += wait(socket, PollFlags::POLLOUT, |s| s.write(&buffer[sent..]))?;
+        sent += wait(socket, |s| s.write(&buffer[sent..]))?;
     }
     Ok(())
 }
 
 fn tcp(stream: TcpStream) -> Result<Box<dyn Socket>> {
     stream.set_nodelay(true)?;
-    stream.set_nonblocking(true)?;
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(BOUND))?;
+    stream.set_write_timeout(Some(BOUND))?;
     Ok(Box::new(stream))
 }
 
 fn unix(stream: UnixStream) -> Result<Box<dyn Socket>> {
-    stream.set_nonblocking(true)?;
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(BOUND))?;
+    stream.set_write_timeout(Some(BOUND))?;
     Ok(Box::new(stream))
 }
 
