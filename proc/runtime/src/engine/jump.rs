@@ -35,6 +35,9 @@ use crate::thread::{PENDING_KICK, Thread};
 const STACK_PAGES: u64 = 2;
 /// A serving node looks around at least this often, nanoseconds.
 const SERVE_NS: u64 = 1_000_000_000;
+/// How often the execution is called home while a signal waits for it: it may
+/// have jumped on when the call came.
+const KICK_NS: u64 = 20_000_000;
 const SIG_SETMASK: usize = 2;
 const ALL_SIGNALS: u64 = !crate::signal::mask::NEVER_BLOCKED;
 
@@ -177,7 +180,7 @@ pub fn serve(thread: &mut Thread, mask: u64) {
         0,
         8
     );
-    let mut kicked = false;
+    let mut kicked_at = 0;
     loop {
         let mut guard = ENGINE.lock();
         let Some(engine) = guard.as_mut() else {
@@ -185,12 +188,18 @@ pub fn serve(thread: &mut Thread, mask: u64) {
         };
         if engine.is_home() {
             engine.look_for_lost_nodes();
-            if thread.pending() != 0 && !kicked {
-                kicked = engine.kick_away();
+            if thread.pending() != 0 && clock::ns(clock::now() - kicked_at) > KICK_NS {
+                kicked_at = clock::now();
+                engine.kick_away();
             }
         }
         let mask = engine.is_home().then_some(mask);
-        match engine.receive(SERVE_NS, mask) {
+        let timeout_ns = if thread.pending() != 0 {
+            KICK_NS
+        } else {
+            SERVE_NS
+        };
+        match engine.receive(timeout_ns, mask) {
             Incoming::Timeout | Incoming::Interrupted => {}
             Incoming::Handled => engine.trim_copies(),
             Incoming::Message(from, message, payload) => match message {
@@ -239,11 +248,15 @@ pub fn with_mask<T>(mask: u64, run: impl FnOnce() -> T) -> T {
 }
 
 impl Engine {
-    /// Asks the launcher to make the executing node call in.
-    fn kick_away(&mut self) -> bool {
-        let Some(node) = self.away else {
-            return false;
-        };
-        control::send(&ControlMessage::new(CONTROL_KICK, node as u32)).is_ok()
+    /// Asks the launcher to call the execution home. Home does not follow jumps
+    /// between other nodes, so every node is called; one that does not execute
+    /// takes no notice.
+    fn kick_away(&mut self) {
+        for node in 1..self.nodes {
+            if self.io.links[node].is_some() {
+                // A launcher that is gone has taken the slices with it.
+                let _ = control::send(&ControlMessage::new(CONTROL_KICK, node as u32));
+            }
+        }
     }
 }

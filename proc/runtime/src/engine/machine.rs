@@ -9,8 +9,8 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use weft_dsm::message;
 use weft_dsm::{
-    Access, Body, Config, Content, Event, ManagerOf, Message as PageMessage, Node, NodeId, Page,
-    Policy as PagePolicy,
+    Access, Body, Config, Content, Event, ManagerOf, Message as PageMessage, Node, NodeId,
+    PAGES_MAX, Page, Policy as PagePolicy,
 };
 use weft_proc::boot::{
     Boot, CONTROL_LOST, CONTROL_NO_ROOM, ControlMessage, EXIT_INTERNAL, EXIT_NO_ROOM,
@@ -433,7 +433,9 @@ impl Engine {
     fn lost(&mut self, node: usize, error: Option<LinkError>) {
         self.io.links[node] = None;
         let pages = self.core.owned_pages(NodeId(node as u8));
-        let executing = self.away == Some(node);
+        // Jumps between other nodes are not told to home: with three nodes it
+        // cannot be sure that the execution was not there.
+        let executing = self.away.is_some_and(|away| away == node || self.nodes > 2);
         if pages == 0 && !executing {
             self.forget_node(node);
             log::line(format_args!(
@@ -475,8 +477,12 @@ impl Engine {
     fn silent(&mut self, what: &'static str) -> ! {
         let text = "no answer within the lease";
         if self.is_home() {
-            let node = (1..self.nodes).find(|&n| self.io.links[n].is_some());
-            self.lost(node.unwrap_or(0), None);
+            let page = self.io.awaited;
+            let entry = (page < PAGES_MAX).then(|| self.tables.look_entry(page));
+            let owner = entry.and_then(|entry| entry.owner());
+            let node = owner.map(NodeId::index).filter(|&node| node != 0);
+            let alive = (1..self.nodes).find(|&n| self.io.links[n].is_some());
+            self.lost(node.or(alive).unwrap_or(0), None);
         }
         log::fail(
             EXIT_NODE_LOST,
