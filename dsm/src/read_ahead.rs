@@ -80,7 +80,10 @@ impl Streams {
             stream.window = stream.window.min(window_max);
             let from = stream.until.max(page + 1);
             let goal = page + 1 + stream.window;
-            let passed = page.saturating_sub(stream.start + 1).min(stream.asked);
+            // Those before the faulting page, and it, if it is on its way.
+            let passed = page.min(stream.until) - stream.start;
+            let passed = passed - u64::from(page == stream.until && passed > 0);
+            let passed = passed.min(stream.asked);
             stream.asked -= passed;
             stream.start = page;
             stream.until = goal.max(from);

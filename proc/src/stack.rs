@@ -273,11 +273,11 @@ mod tests {
         for &(kind, value) in auxiliary {
             assert_eq!((next(), next()), (kind, value));
         }
-        assert_eq!(next(), AT_RANDOM.into());
+        assert_eq!(next(), u64::from(AT_RANDOM));
         assert_eq!(view.string(next())[..16], *b"0123456789abcdef");
-        assert_eq!(next(), AT_PLATFORM.into());
+        assert_eq!(next(), u64::from(AT_PLATFORM));
         assert_eq!(view.string(next()), b"x86_64");
-        assert_eq!(next(), AT_EXECFN.into());
+        assert_eq!(next(), u64::from(AT_EXECFN));
         assert_eq!(view.string(next()), b"/bin/program");
         assert_eq!((next(), next()), (0, 0));
     }

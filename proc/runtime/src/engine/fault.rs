@@ -90,9 +90,6 @@ impl Engine {
             }
         }
         self.count_fault(access, local.present(), remote);
-        if on_its_way {
-            add(&self.io.stats.read_ahead_used, 1);
-        }
         self.io.awaited = page;
         self.io.resolved = false;
         self.ask(page, access, false);
