@@ -26,7 +26,7 @@ done
 echo "sum $sum"
 
 tr a-z A-Z <"$text" | gzip -c | gzip -dc | sha256sum
-(sleep 0.05; echo "from the background" >&1) &
+(sleep 1; echo "from the background" >&1) &
 background=$!
 cat <<END | rev
 here $((6 * 7))

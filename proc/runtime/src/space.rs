@@ -407,6 +407,7 @@ impl Space {
             None => call!(mprotect, start, end - start, prot)?,
         };
         let done = self.layout.protect(start, end, prot as u32 & 7);
+        engine::grown(&self.layout);
         engine::protected(start as usize, (end - start) as usize, prot as u32 & 7);
         done.map_err(errno)?;
         Ok(0)

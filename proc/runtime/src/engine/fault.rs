@@ -12,7 +12,7 @@
 //! A protection that forbids the access is the program's own affair: at home the
 //! signal is native, elsewhere the execution goes home to get it.
 
-use weft_dsm::{Access, CHUNK_PAGES, Event, Page, State};
+use weft_dsm::{Access, CHUNK_PAGES, Event, Page, Phase, State};
 use weft_proc::boot::MAX_NODES;
 use weft_proc::layout::{Kind, PROT_READ, PROT_WRITE, Region};
 use weft_proc::policy::Decision;
@@ -226,19 +226,25 @@ impl Engine {
         self.io.no_room = false;
         let mut chosen = [0u64; EVICT_MAX as usize];
         let mut count = 0;
-        let mut first_chunk = None;
         while count == 0 {
-            let Some(chunk) = self.working_set.coldest() else {
+            let Some(chunk) = self.working_set.coldest(|_| true) else {
                 return false;
             };
-            if first_chunk == Some(chunk) {
-                return false;
-            }
-            first_chunk.get_or_insert(chunk);
             count = self.choose(chunk, run as usize, &mut chosen);
-            if count == 0 {
-                self.pass_over(chunk);
+            if count == 0 && !self.forget_if_empty(chunk) {
+                break;
             }
+        }
+        if count == 0 {
+            // The coldest has pages that cannot leave now: the coldest of those
+            // that have some that can.
+            let warmer = self
+                .working_set
+                .coldest(|chunk| self.pages_of(chunk).any(|page| self.may_leave(page)));
+            let Some(chunk) = warmer else {
+                return false;
+            };
+            count = self.choose(chunk, run as usize, &mut chosen);
         }
         for &page in &chosen[..count] {
             self.step(Event::Evict {
@@ -247,10 +253,9 @@ impl Engine {
             });
         }
         self.settle();
-        let tables = self.tables;
         let chosen = &chosen[..count];
-        self.wait_until("room on another node", |_| {
-            chosen.iter().all(|&page| !tables.look(page).offered())
+        self.wait_until("room on another node", |engine| {
+            chosen.iter().all(|&page| engine.has_settled(page))
         });
         if self.io.no_room && self.io.left == 0 && !self.drop_copies(run) {
             self.no_room();
@@ -281,30 +286,40 @@ impl Engine {
         self.io.left > 0
     }
 
-    /// Nothing of a chunk can leave now: it is forgotten when nothing of it is
-    /// here, and counts as just used otherwise.
-    fn pass_over(&mut self, chunk: u64) {
+    /// Whether no eviction of the page is under way: neither an offer of this
+    /// node's nor, at home, an ownership that is moving.
+    fn has_settled(&self, page: u64) -> bool {
+        let moving = self.is_home() && self.tables.look_entry(page).phase() != Phase::Idle;
+        !moving && !self.tables.look(page).offered()
+    }
+
+    fn pages_of(&self, chunk: u64) -> core::ops::Range<u64> {
         let first = chunk * CHUNK_PAGES;
-        let any = (first..first + CHUNK_PAGES).any(|page| self.tables.look(page).present());
-        if any {
-            self.working_set.touch(first);
-        } else {
+        first..first + CHUNK_PAGES
+    }
+
+    /// Takes a chunk off the list when nothing of it is here; false otherwise.
+    fn forget_if_empty(&mut self, chunk: u64) -> bool {
+        let empty = !self
+            .pages_of(chunk)
+            .any(|page| self.tables.look(page).present());
+        if empty {
             self.working_set.forget(chunk);
         }
+        empty
+    }
+
+    fn may_leave(&self, page: u64) -> bool {
+        self.tables.look(page).evictable() && page != self.io.awaited && !self.is_native(page)
     }
 
     /// The pages of a chunk that may leave, read-only copies first.
     fn choose(&mut self, chunk: u64, run: usize, chosen: &mut [u64]) -> usize {
-        let first = chunk * CHUNK_PAGES;
         let mut count = 0;
         for copies in [true, false] {
-            for page in first..first + CHUNK_PAGES {
-                let local = self.tables.look(page);
-                let may_leave = local.evictable()
-                    && local.owner() != copies
-                    && page != self.io.awaited
-                    && !self.is_native(page);
-                if may_leave && count < run.min(chosen.len()) {
+            for page in self.pages_of(chunk) {
+                let wanted = self.tables.look(page).owner() != copies && self.may_leave(page);
+                if wanted && count < run.min(chosen.len()) {
                     chosen[count] = page;
                     count += 1;
                 }
@@ -326,24 +341,8 @@ impl Engine {
     /// A serving node over its budget gives up read-only copies, which costs
     /// nobody anything.
     pub fn trim_copies(&mut self) {
-        let mut rounds = 0;
-        while self.io.resident_pages > self.budget_pages() && rounds < EVICT_ROUNDS {
-            rounds += 1;
-            let Some(chunk) = self.working_set.coldest() else {
-                return;
-            };
-            let first = chunk * CHUNK_PAGES;
-            for page in first..first + CHUNK_PAGES {
-                let local = self.tables.look(page);
-                if local.evictable() && !local.owner() {
-                    self.step(Event::Evict {
-                        page: Page(page),
-                        to: None,
-                    });
-                }
-            }
-            self.settle();
-            self.pass_over(chunk);
+        if self.io.resident_pages > self.budget_pages() {
+            self.drop_copies(self.io.resident_pages - self.budget_pages());
         }
     }
 }

@@ -171,6 +171,15 @@ pub fn holds_pages(layout: &Layout<'static>, length: u64) -> bool {
     is_stretched()
 }
 
+/// Some of the program's memory became writable.
+pub fn grown(layout: &Layout<'static>) {
+    if let Some(boot) = boot().filter(|_| !is_stretched())
+        && start::is_past_budget(boot, layout, 0)
+    {
+        start::stretch(boot, layout);
+    }
+}
+
 /// Stretches because the launcher says so.
 fn stretch_now(layout: &Layout<'static>) {
     if let Some(boot) = boot().filter(|boot| boot.nodes > 1) {

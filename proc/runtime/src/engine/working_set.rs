@@ -65,10 +65,12 @@ impl WorkingSet {
         }
     }
 
-    /// The chunk with the least history, then the one needed longest ago.
-    pub fn coldest(&self) -> Option<u64> {
+    /// Of the chunks that `fit`, the one with the least history, then the one
+    /// needed longest ago.
+    pub fn coldest(&self, fit: impl Fn(u64) -> bool) -> Option<u64> {
         let listed = self.list[..self.count].iter().map(|&c| u64::from(c));
-        self.history.coldest(listed, self.epoch())
+        self.history
+            .coldest(listed.filter(|&c| fit(c)), self.epoch())
     }
 
     /// Nothing of the chunk is here any more.

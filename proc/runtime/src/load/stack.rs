@@ -14,7 +14,7 @@ use crate::start::{self, Initial, random};
 const STACK_BYTES_MIN: u64 = 1 << 20;
 const STACK_BYTES_MAX: u64 = 64 << 20;
 /// Random part of the stack's top, bytes.
-const SLACK_BYTES: u64 = 8 << 30;
+const SLACK_BYTES: u64 = 2 << 30;
 /// Most entries of the auxiliary vector.
 const AUXILIARY_MAX: usize = 48;
 
