@@ -175,6 +175,7 @@ impl Engine {
         self.io
             .send(owner, &Message::Peek { page, count }.header(0), &[]);
         self.settle();
+        let deadline_ns = kernel::monotonic_ns() + self.lease_ns();
         loop {
             match self.receive(self.lease_ns(), None) {
                 Incoming::Message(
@@ -190,7 +191,13 @@ impl Engine {
                 }
                 Incoming::Message(from, message, _) => self.serve_aside(from, message),
                 Incoming::Handled => {}
-                Incoming::Timeout | Incoming::Interrupted => self.look_for_lost_nodes(),
+                // A part of a frame counts as a timeout too: the clock decides.
+                Incoming::Timeout | Incoming::Interrupted => {
+                    if kernel::monotonic_ns() > deadline_ns {
+                        self.silent("a page for a forked child");
+                    }
+                    self.look_for_lost_nodes();
+                }
             }
         }
     }

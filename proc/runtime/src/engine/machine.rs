@@ -474,7 +474,8 @@ impl Engine {
         self.settle();
     }
 
-    fn silent(&mut self, what: &'static str) -> ! {
+    /// No answer came within the lease: the peer counts as lost.
+    pub fn silent(&mut self, what: &'static str) -> ! {
         let text = "no answer within the lease";
         if self.is_home() {
             let page = self.io.awaited;
