@@ -91,7 +91,7 @@ pub struct RunArgs {
     #[arg(long, value_enum, default_value_t = TransportArg::Ring, conflicts_with = "on")]
     pub transport: TransportArg,
     /// Most pages read ahead of a sequential fault; 0 turns it off
-    #[arg(long, value_name = "PAGES", default_value_t = 64)]
+    #[arg(long, value_name = "PAGES", default_value_t = 128)]
     pub read_ahead: u32,
     /// Longest busy wait for a reply before the thread sleeps
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 50)]

@@ -5,6 +5,7 @@
 //! (`main.rs`) makes invalid ones. To add a target, add an entry to [`TARGETS`].
 //! The functions have the shape that `libfuzzer_sys::fuzz_target!` wants, too.
 
+pub mod dsm;
 pub mod proc;
 pub mod random;
 pub mod wire;
@@ -63,6 +64,16 @@ pub const TARGETS: &[Target] = &[
         name: "wire-handshake",
         run: wire::handshake,
         valid: wire::valid_handshake,
+    },
+    Target {
+        name: "dsm-message",
+        run: dsm::message,
+        valid: dsm::valid_messages,
+    },
+    Target {
+        name: "dsm-node",
+        run: dsm::node,
+        valid: dsm::valid_messages,
     },
     Target {
         name: "proc-program",

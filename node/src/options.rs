@@ -127,7 +127,7 @@ impl RunOptions {
             memory_bytes: Vec::new(),
             jump: Jump::Auto,
             transport: Transport::Ring,
-            read_ahead_pages: 64,
+            read_ahead_pages: 128,
             spin: Duration::from_micros(50),
             lease: Duration::from_secs(5),
             stretch_now: false,
