@@ -6,19 +6,23 @@
 //! with the execution, since whichever node executes decides.
 //!
 //! - `never`: pull only.
-//! - `fixed`: the paper's rule (ElasticOS §4.4, figure 10): a counter of remote
-//!   faults, reset by a jump; at the threshold, jump.
-//! - `auto`: the same counter with a threshold that is learned. While the
-//!   program runs, time is split into *busy* (its own instructions) and *wait*
-//!   (remote faults). The ratio wait/busy just before a jump says what the busy
-//!   time after it would have cost if the execution had stayed. When the
-//!   execution wants to leave again, the stay is judged:
+//! - `fixed`: the paper's rule (ElasticOS, sections 4 and 5.1): a counter of
+//!   remote faults, reset by a jump; at the threshold, jump.
+//! - `auto`: such a counter and a threshold for each node, which is learned.
+//!   While the program runs, time is split into *busy* (its own instructions)
+//!   and *wait* (remote faults). The execution has a *base*; a jump elsewhere
+//!   is a *trial*, judged after [`TRIAL_FAULTS`] faults there:
 //!
-//!   `gain = busy_here * wait_before / busy_before - wait_here - 2 * jump_cost`
+//!   `gain = busy_here * wait_before / busy_before - 2 * wait_here - 2 * jump_cost`
 //!
-//!   A gain lowers the threshold, a loss doubles it, so a program without
-//!   locality jumps a few times and then, for practical purposes, no more; a
-//!   clear gain forgets past losses.
+//!   The ratio wait/busy just before the jump says what the busy time after it
+//!   would have cost if the execution had stayed; what was pulled here may have
+//!   to be pulled back, so it counts twice. With a gain the node becomes the
+//!   base and its threshold the lowest. Otherwise the execution returns, before
+//!   its working set follows it, and the node's threshold doubles. As long as
+//!   all losses together are a small part of the time that passed, the learned
+//!   thresholds are capped, so a program that enters a new phase is not left
+//!   where an earlier one taught.
 //!
 //! Times are in ticks of whatever clock the caller uses (the time-stamp
 //! counter); only ratios on one node matter, and differences between nodes'
@@ -28,12 +32,14 @@ use crate::boot::{JUMP_AUTO, JUMP_FIXED, MAX_NODES};
 
 /// Lowest learned threshold: enough faults to see a rate.
 pub const THRESHOLD_MIN: u32 = 4;
-/// Where learning starts.
+/// Where learning starts, and the cap while losses are small.
 pub const THRESHOLD_START: u32 = 16;
 /// Highest learned threshold: in effect never, yet finite.
 pub const THRESHOLD_MAX: u32 = 1 << 22;
-/// A gain of this many times the cost of the stay forgets past losses.
-const CLEAR_GAIN: u64 = 4;
+/// Faults after which a trial is judged.
+pub const TRIAL_FAULTS: u32 = 8;
+/// Losses are small below this part of the time.
+const SMALL_PART: u64 = 64;
 
 /// What to do about a remote fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,8 +55,16 @@ pub enum Decision {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     kind: u32,
-    threshold: u32,
+    /// Where the execution is.
+    here: u32,
+    /// Where it returns to if the trial fails; `here` when this is no trial.
+    base: u32,
+    /// Remote faults since the execution arrived here.
+    faults: u32,
+    /// Those on pages of each node.
     counts: [u32; MAX_NODES],
+    /// How many of them send the execution there.
+    thresholds: [u32; MAX_NODES],
     /// Decayed sums over the last few faults.
     recent_busy: u64,
     recent_wait: u64,
@@ -60,10 +74,11 @@ pub struct Policy {
     /// Sums since the execution arrived here.
     here_busy: u64,
     here_wait: u64,
-    /// Jumps so far; the first stay, at home, is not judged.
-    jumps: u64,
-    /// 1 once this stay has been judged.
-    judged: u64,
+    /// What a wait takes, on average over the last few.
+    typical_wait: u64,
+    /// All of the time, and the part that failed trials have cost.
+    elapsed: u64,
+    lost: u64,
 }
 
 impl Policy {
@@ -71,61 +86,105 @@ impl Policy {
     pub fn new(kind: u32, threshold: u32) -> Policy {
         Policy {
             kind,
-            threshold: match kind {
-                JUMP_FIXED => threshold.max(1),
-                _ => THRESHOLD_START,
-            },
+            here: 0,
+            base: 0,
+            faults: 0,
             counts: [0; MAX_NODES],
+            thresholds: match kind {
+                JUMP_FIXED => [threshold.max(1); MAX_NODES],
+                _ => [THRESHOLD_START; MAX_NODES],
+            },
             recent_busy: 0,
             recent_wait: 0,
             before_busy: 0,
             before_wait: 0,
             here_busy: 0,
             here_wait: 0,
-            jumps: 0,
-            judged: 0,
+            typical_wait: 0,
+            elapsed: 0,
+            lost: 0,
         }
     }
 
-    /// The threshold in force, in remote faults.
-    pub fn threshold(&self) -> u32 {
-        self.threshold
+    /// The threshold for going to a node, in remote faults.
+    pub fn threshold(&self, node: usize) -> u32 {
+        self.thresholds[node]
     }
 
     /// A fault on a page that `owner` (never the caller's node) has, after
     /// `busy` ticks of the program's own work. `cost` is what one jump takes.
     pub fn fault(&mut self, owner: usize, busy: u64, cost: u64) -> Decision {
-        self.here_busy += busy;
+        self.ran(busy);
         // One long stretch of work belongs to the stay that it ends and says
         // nothing about the burst of faults that begins with it.
         let counted = busy.min(self.recent_wait.max(cost));
         self.recent_busy = self.recent_busy - self.recent_busy / 8 + counted;
-        if self.kind != JUMP_FIXED && self.kind != JUMP_AUTO {
-            return Decision::Pull;
-        }
         self.counts[owner] += 1;
-        let reached = match self.kind {
-            JUMP_FIXED => self.counts.iter().sum::<u32>() >= self.threshold,
-            _ => self.counts[owner] >= self.threshold,
+        self.faults += 1;
+        let target = match self.kind {
+            JUMP_FIXED => (self.faults >= self.thresholds[owner]).then_some(owner),
+            JUMP_AUTO => self.adapt(owner, cost),
+            _ => None,
         };
-        if !reached {
-            return Decision::Pull;
-        }
-        if self.kind == JUMP_AUTO && self.jumps > 0 && self.judged == 0 {
-            self.judge(cost);
-            self.judged = 1;
-            if self.counts[owner] < self.threshold {
-                return Decision::Pull;
+        match target {
+            None => Decision::Pull,
+            Some(node) => {
+                self.move_to(node);
+                Decision::Jump(node)
             }
         }
-        self.leave();
-        Decision::Jump(owner)
+    }
+
+    /// Where the learned thresholds send the execution.
+    fn adapt(&mut self, owner: usize, cost: u64) -> Option<usize> {
+        if self.here != self.base {
+            if self.faults < TRIAL_FAULTS {
+                return None;
+            }
+            if !self.has_paid(cost) {
+                return Some(self.base as usize);
+            }
+            self.base = self.here;
+        }
+        let explores = self.lost < self.elapsed / SMALL_PART;
+        let cap = if explores { THRESHOLD_START } else { u32::MAX };
+        (self.counts[owner] >= self.thresholds[owner].min(cap)).then_some(owner)
+    }
+
+    /// Judges the trial.
+    fn has_paid(&mut self, cost: u64) -> bool {
+        let saved = u128::from(self.here_busy) * u128::from(self.before_wait)
+            / u128::from(self.before_busy.max(1));
+        let saved = u64::try_from(saved).unwrap_or(u64::MAX);
+        let spent = self.here_wait.saturating_add(cost).saturating_mul(2);
+        let threshold = &mut self.thresholds[self.here as usize];
+        if saved > spent {
+            *threshold = THRESHOLD_MIN;
+            self.lost = self.lost.saturating_sub(saved - spent);
+        } else {
+            *threshold = (*threshold * 2).min(THRESHOLD_MAX);
+            self.lost = self.lost.saturating_add(spent - saved);
+        }
+        saved > spent
+    }
+
+    fn ran(&mut self, busy: u64) {
+        self.here_busy += busy;
+        self.elapsed += busy;
     }
 
     /// The time that the last remote fault, or a call sent home, took.
     pub fn waited(&mut self, ticks: u64) {
-        self.here_wait += ticks;
-        self.recent_wait = self.recent_wait - self.recent_wait / 8 + ticks;
+        self.elapsed += ticks;
+        // A stray long wait (for an eviction, or for a processor) would outweigh
+        // all others of a trial.
+        let counted = match self.typical_wait {
+            0 => ticks,
+            typical => ticks.min(typical * 3),
+        };
+        self.typical_wait = self.typical_wait - self.typical_wait / 16 + counted.div_ceil(16);
+        self.here_wait += counted;
+        self.recent_wait = self.recent_wait - self.recent_wait / 8 + counted;
     }
 
     /// A system call had to go home from here: as good a reason to go home as
@@ -134,16 +193,21 @@ impl Policy {
         if self.kind == JUMP_AUTO {
             self.fault(0, busy, cost)
         } else {
-            self.here_busy += busy;
+            self.ran(busy);
             Decision::Pull
         }
     }
 
-    /// The execution leaves for a reason of its own (a call that only home can
-    /// make): the stay is not judged.
+    /// The execution goes home for a reason of its own (a call that only home
+    /// can make): nothing is judged.
     pub fn leave(&mut self) {
-        self.jumps += 1;
-        self.judged = 0;
+        self.move_to(0);
+        self.base = 0;
+    }
+
+    fn move_to(&mut self, node: usize) {
+        self.here = node as u32;
+        self.faults = 0;
         self.counts = [0; MAX_NODES];
         self.before_busy = self.recent_busy;
         self.before_wait = self.recent_wait;
@@ -151,21 +215,6 @@ impl Policy {
         self.recent_wait = 0;
         self.here_busy = 0;
         self.here_wait = 0;
-    }
-
-    /// Whether coming here paid.
-    fn judge(&mut self, cost: u64) {
-        let saved = u128::from(self.here_busy) * u128::from(self.before_wait)
-            / u128::from(self.before_busy.max(1));
-        let saved = u64::try_from(saved).unwrap_or(u64::MAX);
-        let spent = self.here_wait.saturating_add(2 * cost).max(1);
-        self.threshold = if saved / CLEAR_GAIN > spent {
-            THRESHOLD_MIN
-        } else if saved > spent + spent / 4 {
-            (self.threshold / 2).max(THRESHOLD_MIN)
-        } else {
-            (self.threshold * 2).min(THRESHOLD_MAX)
-        };
     }
 }
 
@@ -175,73 +224,122 @@ mod tests {
     use crate::boot::JUMP_NEVER;
 
     const COST: u64 = 50;
+    const WAIT: u64 = 100;
 
-    /// Runs `faults` remote faults with the given work before and wait after
-    /// each; returns how many jumps were decided.
-    fn run(policy: &mut Policy, faults: usize, busy: u64, wait: u64) -> usize {
-        (0..faults)
-            .filter(|_| {
-                let jumps = policy.fault(1, busy, COST) != Decision::Pull;
-                if !jumps {
-                    policy.waited(wait);
+    /// Two nodes; every fault is on a page of the other one.
+    struct World {
+        policy: Policy,
+        place: usize,
+        jumps: u64,
+    }
+
+    impl World {
+        fn new(kind: u32, threshold: u32) -> World {
+            World {
+                policy: Policy::new(kind, threshold),
+                place: 0,
+                jumps: 0,
+            }
+        }
+
+        /// One fault after so much work; true when the execution moved.
+        fn fault(&mut self, busy: u64) -> bool {
+            match self.policy.fault(1 - self.place, busy, COST) {
+                Decision::Pull => {
+                    self.policy.waited(WAIT);
+                    false
                 }
-                jumps
-            })
-            .count()
+                Decision::Jump(node) => {
+                    self.place = node;
+                    self.jumps += 1;
+                    true
+                }
+            }
+        }
+
+        /// Faults at the same rate wherever the execution is.
+        fn scattered(&mut self, faults: usize) {
+            for _ in 0..faults {
+                self.fault(10);
+            }
+        }
+
+        /// Long work without a fault after each jump, then a burst of faults;
+        /// returns how many until the execution moves on.
+        fn island(&mut self) -> u32 {
+            let mut faults = 0;
+            let mut busy = 100_000;
+            while !self.fault(busy) {
+                busy = 1;
+                faults += 1;
+            }
+            faults
+        }
     }
 
     #[test]
     fn never_never_jumps() {
-        let mut policy = Policy::new(JUMP_NEVER, 0);
-        assert_eq!(run(&mut policy, 10_000, 1, 100), 0);
+        let mut world = World::new(JUMP_NEVER, 0);
+        world.scattered(10_000);
+        assert_eq!(world.jumps, 0);
     }
 
     #[test]
     fn fixed_jumps_at_its_threshold() {
-        let mut policy = Policy::new(JUMP_FIXED, 32);
-        assert_eq!(run(&mut policy, 31, 1, 100), 0);
-        assert_eq!(run(&mut policy, 1, 1, 100), 1);
-        assert_eq!(run(&mut policy, 320, 1, 100), 10);
+        let mut world = World::new(JUMP_FIXED, 32);
+        world.scattered(31);
+        assert_eq!(world.jumps, 0);
+        world.scattered(1);
+        assert_eq!(world.jumps, 1);
+        world.scattered(320);
+        assert_eq!(world.jumps, 11);
     }
 
     #[test]
-    fn auto_backs_off_where_jumps_do_not_pay() {
-        // The rate of faults is the same wherever the execution is.
-        let mut policy = Policy::new(JUMP_AUTO, 0);
-        let jumps = run(&mut policy, 100_000, 10, 100);
-        assert!(jumps <= 14, "{jumps} jumps");
+    fn what_auto_loses_by_trying_is_a_small_part_of_the_time() {
+        let mut world = World::new(JUMP_AUTO, 0);
+        world.scattered(100_000);
+        assert!(world.jumps > 20, "it goes on trying");
+        assert!(world.policy.lost <= world.policy.elapsed / SMALL_PART + 10 * WAIT * 16);
+        assert!(world.jumps * COST < world.policy.elapsed / 50);
     }
 
-    /// Faults until the policy jumps; the first comes after `stay` ticks of work.
-    fn faults_until_jump(policy: &mut Policy, stay: u64) -> u32 {
-        let mut faults = 0;
-        let mut busy = stay;
-        while policy.fault(1, busy, COST) == Decision::Pull {
-            policy.waited(100);
-            busy = 1;
-            faults += 1;
-        }
-        faults
+    #[test]
+    fn a_trial_that_does_not_pay_ends_early() {
+        let mut world = World::new(JUMP_AUTO, 0);
+        world.scattered(THRESHOLD_START as usize);
+        assert_eq!((world.place, world.jumps), (1, 1));
+        world.scattered(TRIAL_FAULTS as usize);
+        assert_eq!((world.place, world.jumps), (0, 2));
+        assert_eq!(world.policy.threshold(1), 2 * THRESHOLD_START);
     }
 
     #[test]
     fn auto_jumps_early_where_jumps_pay() {
-        // Islands: after each jump long work without a fault, then a burst.
-        let mut policy = Policy::new(JUMP_AUTO, 0);
+        let mut world = World::new(JUMP_AUTO, 0);
         for _ in 0..4 {
-            faults_until_jump(&mut policy, 100_000);
+            world.island();
         }
-        assert!(faults_until_jump(&mut policy, 100_000) < THRESHOLD_MIN);
-        assert_eq!(policy.threshold(), THRESHOLD_MIN);
+        // A node is judged when eight faults were seen on it.
+        assert!(world.island() <= TRIAL_FAULTS);
+        assert_eq!(world.policy.threshold(0), THRESHOLD_MIN);
+        assert_eq!(world.policy.threshold(1), THRESHOLD_MIN);
     }
 
     #[test]
-    fn a_clear_gain_forgets_losses() {
-        let mut policy = Policy::new(JUMP_AUTO, 0);
-        run(&mut policy, 2_000, 10, 100);
-        assert!(policy.threshold() > THRESHOLD_START);
-        faults_until_jump(&mut policy, 1);
-        faults_until_jump(&mut policy, 10_000_000);
-        assert_eq!(policy.threshold(), THRESHOLD_MIN);
+    fn a_stray_long_wait_decides_nothing() {
+        let mut world = World::new(JUMP_AUTO, 0);
+        world.scattered(THRESHOLD_START as usize - 1);
+        world.policy.waited(1000 * WAIT);
+        world.scattered(1 + TRIAL_FAULTS as usize);
+        assert_eq!((world.place, world.jumps), (0, 2));
+    }
+
+    #[test]
+    fn a_new_phase_is_found() {
+        let mut world = World::new(JUMP_AUTO, 0);
+        world.scattered(100_000);
+        let faults: u32 = (0..8).map(|_| world.island()).sum();
+        assert!(faults < 8 * 100, "{faults} faults in eight islands");
     }
 }
