@@ -12,7 +12,7 @@
 //! A protection that forbids the access is the program's own affair: at home the
 //! signal is native, elsewhere the execution goes home to get it.
 
-use weft_dsm::{Access, CHUNK_PAGES, Event, Page, Phase, State};
+use weft_dsm::{Access, CHUNK_PAGES, Event, Local, Page, Phase, State};
 use weft_proc::boot::MAX_NODES;
 use weft_proc::layout::{Kind, PROT_READ, PROT_WRITE, Region};
 use weft_proc::policy::Decision;
@@ -22,8 +22,8 @@ use super::clock;
 use super::machine::Engine;
 use super::tables::page_of;
 
-/// First touches done at once in a stream of them, at most.
-const FIRST_TOUCH_MAX: u64 = 16;
+/// First touches, or first writes, done at once in a stream of them, at most.
+pub const TOUCHES_MAX: u64 = 16;
 /// Smallest and largest number of pages that leave together.
 const EVICT_MIN: u64 = 16;
 const EVICT_MAX: u64 = CHUNK_PAGES;
@@ -97,14 +97,13 @@ impl Engine {
             self.io.flush();
             self.read_ahead(page, region);
         } else if self.io.resolved {
-            self.touch_around(page, access, region);
+            self.touch_ahead(page, access, local, region);
         }
         self.settle();
         self.wait_until("a page", |engine| engine.io.resolved);
         self.working_set.touch(page);
         if remote {
             let took = clock::now() - arrived_at;
-            self.policy.waited(took);
             self.pull_ticks = self.pull_ticks - self.pull_ticks / 8 + took / 8;
             self.io.stats.pull_ns.record(clock::ns(took));
             if !on_its_way {
@@ -114,6 +113,9 @@ impl Engine {
         self.make_room();
         self.count_traffic();
         self.left_at = clock::now();
+        if remote {
+            self.policy.waited(self.left_at - arrived_at);
+        }
         Outcome::Resolved
     }
 
@@ -180,25 +182,29 @@ impl Engine {
         add(&self.io.stats.read_ahead, asked);
     }
 
-    /// A page that existed nowhere was made here. In a run of such touches the
-    /// next few are made as well.
-    fn touch_around(&mut self, page: u64, access: Access, region: &Region) {
-        if self.io.zeroed != page || !self.is_home() {
-            return;
-        }
-        let (expected, window) = self.first_touch;
-        let window = if page == expected {
-            (window * 2).min(FIRST_TOUCH_MAX)
+    /// A fault that needed nobody: a page that existed nowhere, or the first
+    /// write to one that came with all rights. In a run of such the next few are
+    /// done as well.
+    fn touch_ahead(&mut self, page: u64, access: Access, before: Local, region: &Region) {
+        let first_touch = self.is_home() && self.io.zeroed == page;
+        let ahead = if first_touch {
+            self.first_touches.fault(page)
+        } else if access == Access::Write && is_unwritten(before) {
+            self.first_writes.fault(page)
         } else {
-            1
+            return;
         };
-        let end = (page + window).min(region.end / 4096);
-        let mut next = page + 1;
-        while next < end && self.tables.look_entry(next).untouched() {
-            self.ask(next, access, false);
-            next += 1;
+        let end = (ahead.from + ahead.count).min(region.end / 4096);
+        for next in ahead.from..end {
+            let alike = if first_touch {
+                self.tables.look_entry(next).untouched()
+            } else {
+                is_unwritten(self.tables.look(next))
+            };
+            if alike {
+                self.ask(next, access, false);
+            }
         }
-        self.first_touch = (next, window);
     }
 
     /// Pages that leave together.
@@ -345,6 +351,11 @@ impl Engine {
             self.drop_copies(self.io.resident_pages - self.budget_pages());
         }
     }
+}
+
+/// Whether a write to the page would fault, and concern this node alone.
+fn is_unwritten(local: Local) -> bool {
+    local.state() == State::Exclusive && !local.written()
 }
 
 /// Whether the region's protection allows the access.

@@ -21,6 +21,7 @@ use weft_proc::message::Message;
 use weft_proc::policy::Policy;
 use weft_wire::{Header, LinkError, Received, Wake, wait_any};
 
+use super::fault::TOUCHES_MAX;
 use super::io::{Arrived, Failure, Io};
 use super::tables::FlatTables;
 use super::working_set::WorkingSet;
@@ -69,8 +70,10 @@ pub struct Engine {
     pub same_vdso: bool,
     /// Home: nodes that have not yet said that they did what they were told.
     pub unsynced: u32,
-    /// End of the last stream of first touches, and its window.
-    pub first_touch: (u64, u64),
+    /// Runs of first touches.
+    pub first_touches: Streams,
+    /// Runs of first writes to pages that are here with all rights.
+    pub first_writes: Streams,
 }
 
 /// What [`Engine::receive`] found.
@@ -118,7 +121,8 @@ impl Engine {
             home_only_touched: false,
             same_vdso: false,
             unsynced: 0,
-            first_touch: (0, 1),
+            first_touches: Streams::new(TOUCHES_MAX),
+            first_writes: Streams::new(TOUCHES_MAX),
         })
     }
 
