@@ -478,7 +478,7 @@ impl<T: Tables> Node<T> {
             });
         } else if pending == Access::Write {
             // A push that crossed the request may have made it writable already.
-            let writable = local.state() == State::Exclusive && local.written();
+            let writable = local.writable();
             // Its owner writes again after others read: not migratory.
             local.make_writer(false);
             if !writable {

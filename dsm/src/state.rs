@@ -80,9 +80,14 @@ impl Local {
     pub const fn zero(self) -> bool {
         self.flags & ZERO != 0
     }
-    /// Whether the page, if `Exclusive`, is writable in memory.
+    /// Whether the page was written since it came here. A page that was, and
+    /// of which copies were given since, is not writable.
     pub const fn written(self) -> bool {
         self.flags & WRITTEN != 0
+    }
+    /// Whether a write to the page goes through without a fault.
+    pub const fn writable(self) -> bool {
+        self.flags & STATE == State::Exclusive as u8 && self.written()
     }
     /// Whether the page moves from reader to reader.
     pub const fn migratory(self) -> bool {

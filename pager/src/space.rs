@@ -73,6 +73,11 @@ impl Space {
         unsafe { self.uffd.register(start, pages * PAGE_SIZE) }
     }
 
+    /// Takes a range back: missing pages read as zero, and no write signals.
+    pub fn unregister(&self, start: usize, pages: usize) -> Result<(), UffdError> {
+        self.uffd.unregister(start, pages * PAGE_SIZE)
+    }
+
     /// Fills missing pages with `pages * PAGE_SIZE` bytes of `content`.
     ///
     /// # Panics

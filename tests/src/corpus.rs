@@ -119,6 +119,10 @@ fn programs() -> Vec<Case> {
             .program("coherence")
             .memory(18, 1000)
             .jumps(),
+        Case::new("blocks", "{programs}/blocks 16 20000")
+            .program("blocks")
+            .memory(18, 1000)
+            .jumps(),
         Case::new("coherence-long", "{programs}/coherence 64 12")
             .program("coherence")
             .memory(68, 10000)

@@ -37,7 +37,9 @@ impl Engine {
     /// Home: a region was mapped natively.
     pub fn home_mapped(&mut self, region: &Region) {
         if !self.io.layout.is_free(region.start, region.end) {
-            self.home_discard(region.start, region.end);
+            // What is there natively is the new mapping's already.
+            let (start, length) = (region.start, region.length());
+            self.home_gone(start, region.end, Message::Discard { start, length });
         }
         let entered = self.io.layout.insert(*region);
         assert!(entered.is_ok(), "the space checked the layout before");
@@ -134,7 +136,8 @@ impl Engine {
         );
     }
 
-    /// Home: the contents of a range were thrown away natively.
+    /// Home: the contents of a range were thrown away natively. What was still
+    /// on its way then came afterwards, so they are thrown away once more.
     pub fn home_discard(&mut self, start: u64, end: u64) {
         self.home_gone(
             start,
@@ -144,6 +147,11 @@ impl Engine {
                 length: end - start,
             },
         );
+        self.each_anonymous(start, end, |engine, start, end| {
+            let pages = ((end - start) / PAGE) as usize;
+            let done = engine.io.space.drop(start as usize, pages);
+            engine.check("discard", start, done);
+        });
     }
 
     fn home_gone(&mut self, start: u64, end: u64, message: Message) {
@@ -166,6 +174,19 @@ impl Engine {
                 self.wait_until("a page on its way", |engine| {
                     engine.tables.look(page).pending().is_none()
                 });
+            }
+        }
+    }
+
+    /// Waits until no page of a range is moving between any nodes.
+    fn finish_transfers(&mut self, start: u64, end: u64) {
+        let idle = |engine: &Engine, page| {
+            let entry = engine.tables.look_entry(page);
+            entry.phase() == Phase::Idle && entry.waiting() == 0
+        };
+        for page in start / PAGE..end / PAGE {
+            if !idle(self, page) {
+                self.wait_until("a page on its way", |engine| idle(engine, page));
             }
         }
     }
@@ -250,20 +271,55 @@ impl Engine {
         self.settle();
     }
 
-    /// Home: before a range moves: nothing may be under way in it.
+    /// Home: before a range moves: nothing may be under way in it, between other
+    /// nodes either, since messages name pages by their place. The pager lets
+    /// go of it: a kernel that moves several mappings at once stops half way
+    /// when it meets one that userfaultfd watches.
     pub fn home_moving(&mut self, start: u64, end: u64) {
         self.finish_requests(start, end);
-        if self.is_shared(start, end) {
+        self.finish_transfers(start, end);
+        if self.nodes > 2 || self.is_shared(start, end) {
             self.synchronise();
+        }
+        self.each_anonymous(start, end, |engine, start, end| {
+            let pages = ((end - start) / PAGE) as usize;
+            let done = engine.io.space.unregister(start as usize, pages);
+            engine.check("unregister", start, done);
+        });
+    }
+
+    /// Home: the kernel refused to move the range.
+    pub fn home_stayed(&mut self, start: u64, end: u64) {
+        self.watch_again(start, end);
+    }
+
+    /// What the kernel forgets when the pager lets go of a range, or when it
+    /// moves: that it is watched, and where writes signal.
+    fn watch_again(&mut self, start: u64, end: u64) {
+        self.each_anonymous(start, end, |engine, start, end| {
+            engine.attach(start, end);
+            engine.protect_again(start, end);
+        });
+        self.settle();
+    }
+
+    fn each_anonymous(&mut self, start: u64, end: u64, act: fn(&mut Engine, u64, u64)) {
+        let mut at = start;
+        while at < end {
+            let next = self.io.layout.overlaps(at, end).next();
+            let Some(part) = next else {
+                return;
+            };
+            at = part.end;
+            if part.kind == Kind::Anonymous {
+                act(self, part.start, part.end);
+            }
         }
     }
 
     /// Home: a range was moved natively, with its contents.
     pub fn home_moved(&mut self, old: u64, old_length: u64, new: u64, new_length: u64) {
-        if !self.io.layout.is_free(new, new + new_length) {
-            self.home_discard(new, new + new_length);
-        }
-        let shared = self.is_shared(old, old + old_length);
+        let wait = self.nodes > 2 || self.is_shared(old, old + old_length);
         self.move_records(old, old_length, new, new_length);
         self.announce(&Message::Move {
             old_start: old,
@@ -271,11 +327,10 @@ impl Engine {
             new_start: new,
             new_length,
         });
-        if shared {
+        if wait {
             self.synchronise();
         }
-        self.attach(new, new + new_length);
-        self.protect_again(new, new + new_length);
+        self.watch_again(new, new + new_length);
     }
 
     fn move_records(&mut self, old: u64, old_length: u64, new: u64, new_length: u64) {
@@ -295,11 +350,10 @@ impl Engine {
         }
     }
 
-    /// The kernel forgets write protection when a mapping moves.
     fn protect_again(&mut self, start: u64, end: u64) {
         for page in start / PAGE..end / PAGE {
             let local = self.tables.look(page);
-            if local.present() && !local.written() {
+            if local.present() && !local.writable() {
                 let done = self.io.space.protect((page * PAGE) as usize, 1);
                 self.check("protect", page * PAGE, done);
             }
@@ -436,7 +490,7 @@ impl Engine {
             // SAFETY: the page is present and was made readable.
             let bytes =
                 unsafe { core::slice::from_raw_parts((old + offset) as *const u8, PAGE as usize) };
-            let mode = if local.written() {
+            let mode = if local.writable() {
                 Mode::Open
             } else {
                 Mode::Protected

@@ -78,6 +78,7 @@ pub fn call(
         let words = arguments.map(|word| word as u64);
         return match classify(number as u64, &words) {
             Class::Plain(plain) if plain.may_block() => calls::at_home(thread, number, arguments),
+            Class::Thread => calls::at_home(thread, number, arguments),
             _ => None,
         };
     }
@@ -233,6 +234,15 @@ pub fn moving(start: usize, length: usize) {
         && let Some(engine) = ENGINE.lock().as_mut()
     {
         engine.home_moving(start as u64, (start + length) as u64);
+    }
+}
+
+/// The kernel refused to move a range.
+pub fn stayed(start: usize, length: usize) {
+    if is_stretched()
+        && let Some(engine) = ENGINE.lock().as_mut()
+    {
+        engine.home_stayed(start as u64, (start + length) as u64);
     }
 }
 

@@ -148,12 +148,17 @@ impl Space {
             // knows once.
             return Err(Errno::EINVAL);
         }
+        // By itself, so that everybody agrees about the place even if the
+        // kernel then refuses the move.
         if !self.layout.is_free(place, place + new) {
-            engine::unmapped(place as usize, new as usize);
+            self.unmap(place as usize, new as usize)?;
         }
         engine::moving(start as usize, old as usize);
         let native = flags | MREMAP_MAYMOVE | MREMAP_FIXED;
-        call!(mremap, start, old, new, native, place)?;
+        if let Err(error) = call!(mremap, start, old, new, native, place) {
+            engine::stayed(start as usize, old as usize);
+            return Err(error);
+        }
         if old == 0 || flags & MREMAP_DONTUNMAP != 0 {
             return self.duplicate(start, new, place);
         }
