@@ -94,6 +94,9 @@ pub fn at_home(thread: &mut Thread, number: usize, arguments: &[usize; 6]) -> Op
         }
         Class::Refused(errno) => Some(-(errno as isize)),
         Class::Local | Class::Home => fetched(thread, number, arguments),
+        // Of these, only futexes have the kernel look at the program's memory,
+        // which another thread may have pushed away a moment ago.
+        Class::Thread if is_futex(number) => fetched(thread, number, arguments),
         Class::Memory => match Sysno::new(number) {
             Some(Sysno::mincore | Sysno::mlock | Sysno::mlock2 | Sysno::msync) => {
                 fetched(thread, number, arguments)
@@ -210,6 +213,19 @@ fn run_request(thread: &mut Thread, sent: usize, buffer: &mut [u8]) -> Ran {
         }
         Err(_) => refused(Errno::EIO),
     }
+}
+
+fn is_futex(number: usize) -> bool {
+    matches!(
+        Sysno::new(number),
+        Some(
+            Sysno::futex
+                | Sysno::futex_waitv
+                | Sysno::futex_wait
+                | Sysno::futex_wake
+                | Sysno::futex_requeue
+        )
+    )
 }
 
 /// A native call whose pointers are unknown: what they point to is fetched
