@@ -48,5 +48,5 @@ pub(super) const REFUSED: &[(u32, Class)] = &[
     no(__NR_ioperm, EPERM),
     // A filter of the program would also judge the runtime's own calls, which
     // it cannot know.
-    no(__NR_seccomp, ENOSYS),
+    no(__NR_seccomp, EINVAL),
 ];
