@@ -10,7 +10,7 @@ use weft_tests::run::{End, Invocation, run};
 use weft_tests::stats::Counters;
 
 /// A benchmark run that takes longer has failed.
-const BOUND: Duration = Duration::from_secs(600);
+pub const BOUND: Duration = Duration::from_secs(600);
 
 /// Where things are.
 #[derive(Debug, Clone)]
@@ -104,8 +104,12 @@ impl Measured {
     }
 }
 
-fn finish(invocation: &Invocation, statistics: Option<&Path>) -> Result<Measured> {
+/// Runs it and reads what it left; `None` when it was ended at its bound.
+fn finish(invocation: &Invocation, statistics: Option<&Path>) -> Result<Option<Measured>> {
     let outcome = run(invocation)?;
+    if outcome.end == End::Hang {
+        return Ok(None);
+    }
     ensure!(
         outcome.end == End::Exit(0),
         "{}: {}: {}",
@@ -124,7 +128,7 @@ fn finish(invocation: &Invocation, statistics: Option<&Path>) -> Result<Measured
     };
     // Absent after a run that ended with the set-up.
     measured.measured_s = measured.number_after("measured ").ok();
-    Ok(measured)
+    Ok(Some(measured))
 }
 
 impl Place {
@@ -139,11 +143,22 @@ impl Place {
     /// Runs `program arguments` natively.
     pub fn native(&self, words: &str) -> Result<Measured> {
         let invocation = Invocation::new(&self.program(words), &self.work.join("native"));
-        finish(&invocation.bounded(BOUND), None)
+        finish(&invocation.bounded(BOUND), None)?.with_context(|| format!("{words} takes forever"))
     }
 
     /// Runs it under `weft`.
     pub fn weft(&self, call: &Call, words: &str) -> Result<Measured> {
+        self.weft_within(call, words, BOUND)?
+            .with_context(|| format!("{words} takes forever under weft"))
+    }
+
+    /// Runs it under `weft`; `None` when it takes longer than `bound`.
+    pub fn weft_within(
+        &self,
+        call: &Call,
+        words: &str,
+        bound: Duration,
+    ) -> Result<Option<Measured>> {
         let directory = self.work.join("weft");
         fs::create_dir_all(&directory)?;
         let statistics = directory.join("stats.json");
@@ -157,7 +172,7 @@ impl Place {
         option.push(&statistics);
         command.extend(["--stats".into(), option, "--".into()]);
         command.extend(self.program(words));
-        let mut invocation = Invocation::new(&command, &directory).bounded(BOUND);
+        let mut invocation = Invocation::new(&command, &directory).bounded(bound);
         invocation.environment = call.environment.clone();
         finish(&invocation, Some(&statistics))
     }
