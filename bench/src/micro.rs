@@ -79,85 +79,94 @@ const HEAD: [&str; 7] = [
     "met",
 ];
 
+/// What one transport's round trips take, microseconds.
+struct Latencies {
+    blocking: Series,
+    busy: Series,
+    pull: Series,
+    jump: Series,
+}
+
+fn measure_latencies(
+    place: &Place,
+    transport: &str,
+    kind: Option<Kind>,
+    repeat: usize,
+) -> Result<Latencies> {
+    let empty = || Series(vec![]);
+    let mut all = Latencies {
+        blocking: empty(),
+        busy: empty(),
+        pull: empty(),
+        jump: empty(),
+    };
+    let alone = format!("--transport {transport} --read-ahead 0");
+    for _ in 0..repeat {
+        if let Some(kind) = kind {
+            let raw = raw::measure(kind, &place.work)?;
+            all.blocking.0.push(raw.blocking_ns / 1000.0);
+            all.busy.0.push(raw.busy_ns / 1000.0);
+        }
+        let run = place.weft(
+            &Call::new(PULL_MEMORY).with(&alone),
+            &format!("pull {PULL_MIB} 1 random"),
+        )?;
+        all.pull.0.push(run.number_after("median ")? / 1000.0);
+        let call = Call::new("--nodes 2 --memory 20M,64M --jump 4").with(&alone);
+        let run = place.weft(&call, "search_rounds 48 1 20")?;
+        let nodes = run.counters.nodes.iter();
+        let jumps = nodes.filter_map(|node| node.jump_p50_ns);
+        all.jump.0.extend(jumps.map(|ns| ns as f64 / 1000.0));
+    }
+    Ok(all)
+}
+
 /// One pull, and one jump, per transport, against a raw request and reply.
 pub fn latency(place: &Place, repeat: usize) -> Result<Table> {
     let mut table = Table::new(
         "latency",
         "One 4 KiB pull as the faulting instruction sees it, reading random pages of which each is \
          elsewhere, and one jump, against an 8-byte request with a 4 KiB reply over the same kind of \
-         socket with blocking calls, in alternation; medians of medians.",
+         socket, waiting in the kernel and busily, in alternation; medians of medians.",
         &HEAD,
     );
     let transports = [
-        ("tcp", Some(Kind::Tcp), Goal::AtMost(1.15)),
-        ("tcp-sealed", Some(Kind::Tcp), Goal::AtMost(1.35)),
-        ("unix", Some(Kind::Unix), Goal::AtMost(1.15)),
-        ("ring", None, Goal::AtMost(6.0)),
+        ("tcp", Some(Kind::Tcp), 1.15),
+        ("tcp-sealed", Some(Kind::Tcp), 1.35),
+        ("unix", Some(Kind::Unix), 1.15),
+        ("ring", None, 6.0),
     ];
     let mut all = serde_json::Map::new();
     for (transport, kind, goal) in transports {
-        let (mut raw, mut pull, mut jump) = (Series(vec![]), Series(vec![]), Series(vec![]));
-        for _ in 0..repeat {
-            if let Some(kind) = kind {
-                raw.0
-                    .push(raw::measure(kind, &place.work)?.round_trip_ns / 1000.0);
+        let found = measure_latencies(place, transport, kind, repeat)?;
+        for (what, series, goal) in [
+            ("pull", &found.pull, Some(goal)),
+            ("jump", &found.jump, kind.map(|_| 1.5)),
+        ] {
+            let name = format!("{what}, {transport}");
+            let value = series.median();
+            let goal = || goal.map_or(Goal::None, Goal::AtMost);
+            let Some(kind) = kind else {
+                let cells = row(&name, value, "µs", "—", None, value, goal());
+                table.rows.push(cells);
+                continue;
+            };
+            for (wait, baseline) in [("blocking", &found.blocking), ("busy", &found.busy)] {
+                let baseline = baseline.median();
+                let against = format!("raw {}, {wait}", kind.name());
+                let shown = ratio(value, baseline);
+                table
+                    .rows
+                    .push(row(&name, value, "µs", &against, baseline, shown, goal()));
             }
-            let call =
-                Call::new(PULL_MEMORY).with(&format!("--transport {transport} --read-ahead 0"));
-            let run = place.weft(&call, &format!("pull {PULL_MIB} 1 random"))?;
-            pull.0.push(run.number_after("median ")? / 1000.0);
-            let call = Call::new("--nodes 2 --memory 20M,64M --jump 4")
-                .with(&format!("--transport {transport} --read-ahead 0"));
-            let run = place.weft(&call, "search_rounds 48 1 20")?;
-            let jumps = run
-                .counters
-                .nodes
-                .iter()
-                .filter_map(|node| node.jump_p50_ns);
-            jump.0.extend(jumps.map(|ns| ns as f64 / 1000.0));
         }
-        let against = kind.map_or("—".to_string(), |kind| format!("raw {}", kind.name()));
-        let baseline = raw.median();
-        let shown = if kind.is_some() {
-            ratio(pull.median(), baseline)
-        } else {
-            pull.median()
-        };
-        table.rows.push(row(
-            &format!("pull, {transport}"),
-            pull.median(),
-            "µs",
-            &against,
-            baseline,
-            shown,
-            goal,
-        ));
-        if kind.is_some() {
-            let shown = ratio(jump.median(), baseline);
-            table.rows.push(row(
-                &format!("jump, {transport}"),
-                jump.median(),
-                "µs",
-                &against,
-                baseline,
-                shown,
-                Goal::AtMost(1.5),
-            ));
-        } else {
-            table.rows.push(vec![
-                format!("jump, {transport}"),
-                format!("{} µs", digits(jump.median())),
-                "—".into(),
-                "—".into(),
-                digits(jump.median()),
-                "—".into(),
-                "—".into(),
-            ]);
-        }
-        all.insert(
-            transport.to_string(),
-            samples(&[("raw_us", &raw), ("pull_us", &pull), ("jump_us", &jump)]),
-        );
+        let samples = samples(&[
+            ("raw_blocking_us", &found.blocking),
+            ("raw_busy_us", &found.busy),
+            ("pull_us", &found.pull),
+            ("jump_us", &found.jump),
+        ]);
+        all.insert(transport.to_string(), samples);
     }
     table.samples = Value::Object(all);
     Ok(table)
@@ -251,7 +260,8 @@ pub fn throughput(place: &Place, repeat: usize) -> Result<Table> {
     let mut table = Table::new(
         "throughput",
         "Reading in sequence what is elsewhere, one word of every page, with the default read-ahead, \
-         against one raw TCP stream, in alternation.",
+         against one raw stream: between two warm buffers, and from memory written a while ago into \
+         memory not touched before, as pages go; in alternation.",
         &HEAD,
     );
     let mut all = serde_json::Map::new();
@@ -261,32 +271,37 @@ pub fn throughput(place: &Place, repeat: usize) -> Result<Table> {
         } else {
             Kind::Tcp
         };
-        let (mut raw, mut weft) = (Series(vec![]), Series(vec![]));
+        let (mut warm, mut cold, mut weft) = (Series(vec![]), Series(vec![]), Series(vec![]));
         for _ in 0..repeat {
-            raw.0
-                .push(raw::measure(kind, &place.work)?.bytes_per_s / 1e6);
+            let raw = raw::measure(kind, &place.work)?;
+            warm.0.push(raw.warm_bytes_per_s / 1e6);
+            cold.0.push(raw.cold_bytes_per_s / 1e6);
             let run = run_pull(place, &format!("--transport {transport}"), "sequential")?;
             weft.0.push(run.number_before(" MB/s")?);
         }
-        let shown = ratio(weft.median(), raw.median());
-        let mut cells = row(
-            &format!("sequential read, {transport}"),
-            weft.median(),
-            "MB/s",
-            &format!("raw {}", kind.name()),
-            raw.median(),
-            shown,
-            Goal::AtLeast(0.8),
-        );
-        if transport != "tcp" {
+        for (ends, baseline) in [("buffer to buffer", &warm), ("memory to memory", &cold)] {
             // The goal is set for TCP in the clear; the others are shown.
-            cells[5] = "—".to_string();
-            cells[6] = "—".to_string();
+            let goal = match transport {
+                "tcp" => Goal::AtLeast(0.8),
+                _ => Goal::None,
+            };
+            table.rows.push(row(
+                &format!("sequential read, {transport}"),
+                weft.median(),
+                "MB/s",
+                &format!("raw {}, {ends}", kind.name()),
+                baseline.median(),
+                ratio(weft.median(), baseline.median()),
+                goal,
+            ));
         }
-        table.rows.push(cells);
         all.insert(
             transport.to_string(),
-            samples(&[("raw_mb_per_s", &raw), ("weft_mb_per_s", &weft)]),
+            samples(&[
+                ("raw_warm_mb_per_s", &warm),
+                ("raw_cold_mb_per_s", &cold),
+                ("weft_mb_per_s", &weft),
+            ]),
         );
     }
     table.samples = Value::Object(all);

@@ -1,8 +1,12 @@
 //! The baselines: request and reply, and one stream, over the same kinds of
-//! sockets, with plain blocking calls (the fastest way on a machine with other
-//! work, where busy waiting takes the other side's processor), without anything
-//! of Weft. Client and server are two processes,
-//! as home and slice are.
+//! sockets, without anything of Weft. Client and server are two processes, as
+//! home and slice are.
+//!
+//! Each comes in two ways. Round trips wait in the kernel, or busily: which is
+//! faster depends on the machine's other work and on what waking a processor
+//! costs there. Streams go from one warm buffer into another, which no program
+//! that wants the data does, or from memory that was written a while ago into
+//! memory that was not touched before, as pages do.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -19,6 +23,7 @@ const ROUNDS: usize = 4000;
 const WARM_UP: usize = 400;
 const STREAM_BYTES: usize = 512 << 20;
 const STREAM_PART_BYTES: usize = 256 << 10;
+const STREAM_PARTS: usize = STREAM_BYTES / STREAM_PART_BYTES;
 /// Nothing here may wait longer.
 const BOUND: Duration = Duration::from_secs(20);
 
@@ -50,63 +55,106 @@ impl Kind {
     }
 }
 
-trait Socket: Read + Write {}
-impl<T: Read + Write> Socket for T {}
+trait Socket: Read + Write {
+    fn never_blocks(&self, on: bool) -> std::io::Result<()>;
+}
 
-/// Does `attempt` again when a signal came; a socket's timeout is an error.
-fn wait<T>(
-    socket: &mut dyn Socket,
-    mut attempt: impl FnMut(&mut dyn Socket) -> std::io::Result<T>,
-) -> Result<T> {
-    loop {
-        match attempt(socket) {
-            Ok(done) => return Ok(done),
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                bail!("the peer says nothing for {BOUND:?}")
+impl Socket for TcpStream {
+    fn never_blocks(&self, on: bool) -> std::io::Result<()> {
+        self.set_nonblocking(on)
+    }
+}
+
+impl Socket for UnixStream {
+    fn never_blocks(&self, on: bool) -> std::io::Result<()> {
+        self.set_nonblocking(on)
+    }
+}
+
+/// One end of a connection.
+struct End {
+    socket: Box<dyn Socket>,
+    /// Tries again at once instead of waiting in the kernel.
+    busy: bool,
+}
+
+impl End {
+    fn wait(&mut self, busy: bool) -> Result<()> {
+        self.socket.never_blocks(busy)?;
+        self.busy = busy;
+        Ok(())
+    }
+
+    /// Does `attempt` again when a signal came, or when waiting busily; a
+    /// socket's timeout is an error.
+    fn attempt(
+        &mut self,
+        mut attempt: impl FnMut(&mut dyn Socket) -> std::io::Result<usize>,
+    ) -> Result<usize> {
+        let mut started = None;
+        loop {
+            match attempt(&mut *self.socket) {
+                Ok(done) => return Ok(done),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    let waited = started.get_or_insert_with(Instant::now).elapsed();
+                    ensure!(
+                        self.busy && waited < BOUND,
+                        "the peer says nothing for {BOUND:?}"
+                    );
+                    std::hint::spin_loop();
+                }
+                Err(error) => return Err(error.into()),
             }
-            Err(error) => return Err(error.into()),
         }
     }
-}
 
-fn receive(socket: &mut dyn Socket, buffer: &mut [u8]) -> Result<()> {
-    let mut filled = 0;
-    while filled < buffer.len() {
-        let got = wait(socket, |s| s.read(&mut buffer[filled..]))?;
-        ensure!(got > 0, "the peer closed the connection");
-        filled += got;
+    fn receive(&mut self, buffer: &mut [u8]) -> Result<()> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            let got = self.attempt(|socket| socket.read(&mut buffer[filled..]))?;
+            ensure!(got > 0, "the peer closed the connection");
+            filled += got;
+        }
+        Ok(())
     }
-    Ok(())
-}
 
-fn send(socket: &mut dyn Socket, buffer: &[u8]) -> Result<()> {
-    let mut sent = 0;
-    while sent < buffer.len() {
-        sent += wait(socket, |s| s.write(&buffer[sent..]))?;
+    fn send(&mut self, buffer: &[u8]) -> Result<()> {
+        let mut sent = 0;
+        while sent < buffer.len() {
+            sent += self.attempt(|socket| socket.write(&buffer[sent..]))?;
+        }
+        Ok(())
     }
-    Ok(())
 }
 
-fn tcp(stream: TcpStream) -> Result<Box<dyn Socket>> {
+fn tcp(stream: TcpStream) -> Result<End> {
     stream.set_nodelay(true)?;
-    stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(BOUND))?;
     stream.set_write_timeout(Some(BOUND))?;
-    Ok(Box::new(stream))
+    end(Box::new(stream))
 }
 
-fn unix(stream: UnixStream) -> Result<Box<dyn Socket>> {
-    stream.set_nonblocking(false)?;
+fn unix(stream: UnixStream) -> Result<End> {
     stream.set_read_timeout(Some(BOUND))?;
     stream.set_write_timeout(Some(BOUND))?;
-    Ok(Box::new(stream))
+    end(Box::new(stream))
+}
+
+fn end(socket: Box<dyn Socket>) -> Result<End> {
+    let mut end = End {
+        socket,
+        busy: false,
+    };
+    end.wait(false)?;
+    Ok(end)
 }
 
 /// The server's side: `weft-bench raw-server KIND ADDRESS`, until its client
-/// closes. A request's first byte says what is wanted: a page, or the stream.
+/// closes. A request's first byte says what is wanted: a page, a stream, or
+/// another way to wait.
 pub fn serve(kind: Kind, address: &str) -> Result<()> {
-    let mut socket = match kind {
+    let mut end = match kind {
         Kind::Tcp => tcp(TcpStream::connect(address)?)?,
         Kind::Unix => unix(UnixStream::connect(address)?)?,
     };
@@ -114,12 +162,22 @@ pub fn serve(kind: Kind, address: &str) -> Result<()> {
     let part = vec![9_u8; STREAM_PART_BYTES];
     let mut request = [0; REQUEST_BYTES];
     loop {
-        receive(&mut *socket, &mut request)?;
+        end.receive(&mut request)?;
         match request[0] {
-            b'p' => send(&mut *socket, &page)?,
-            b's' => {
-                for _ in 0..STREAM_BYTES / STREAM_PART_BYTES {
-                    send(&mut *socket, &part)?;
+            b'p' => end.send(&page)?,
+            b'b' => end.wait(true)?,
+            b'k' => end.wait(false)?,
+            b'w' => {
+                for _ in 0..STREAM_PARTS {
+                    end.send(&part)?;
+                }
+            }
+            b'c' => {
+                let cold = vec![9_u8; STREAM_BYTES];
+                end.send(b"r")?;
+                end.receive(&mut request)?;
+                for part in cold.chunks(STREAM_PART_BYTES) {
+                    end.send(part)?;
                 }
             }
             _ => return Ok(()),
@@ -130,13 +188,18 @@ pub fn serve(kind: Kind, address: &str) -> Result<()> {
 /// What a kind of socket can do.
 #[derive(Debug, Clone, Copy)]
 pub struct Raw {
-    /// Median of an 8-byte request and a 4 KiB reply, nanoseconds.
-    pub round_trip_ns: f64,
-    /// One stream, bytes per second.
-    pub bytes_per_s: f64,
+    /// Median of an 8-byte request and a 4 KiB reply, nanoseconds, waiting in
+    /// the kernel.
+    pub blocking_ns: f64,
+    /// The same, waiting busily.
+    pub busy_ns: f64,
+    /// One stream between two warm buffers, bytes per second.
+    pub warm_bytes_per_s: f64,
+    /// One stream from memory to memory, bytes per second.
+    pub cold_bytes_per_s: f64,
 }
 
-fn connect(kind: Kind, work: &Path) -> Result<(Box<dyn Socket>, Child)> {
+fn connect(kind: Kind, work: &Path) -> Result<(End, Child)> {
     let start = |address: &str| {
         Command::new(std::env::current_exe()?)
             .args(["raw-server", kind.name(), address])
@@ -164,29 +227,60 @@ fn connect(kind: Kind, work: &Path) -> Result<(Box<dyn Socket>, Child)> {
 
 /// Measures one kind of socket.
 pub fn measure(kind: Kind, work: &Path) -> Result<Raw> {
-    let (mut socket, mut server) = connect(kind, work)?;
+    let (mut end, mut server) = connect(kind, work)?;
+    let blocking_ns = round_trip_ns(&mut end)?;
+    end.send(b"busily..")?;
+    end.wait(true)?;
+    let busy_ns = round_trip_ns(&mut end)?;
+    end.send(b"kernel..")?;
+    end.wait(false)?;
+    let warm_bytes_per_s = warm_stream(&mut end)?;
+    let cold_bytes_per_s = cold_stream(&mut end)?;
+    end.send(b"end.....")?;
+    server.wait()?;
+    Ok(Raw {
+        blocking_ns,
+        busy_ns,
+        warm_bytes_per_s,
+        cold_bytes_per_s,
+    })
+}
+
+fn round_trip_ns(end: &mut End) -> Result<f64> {
     let mut page = vec![0; PAGE_BYTES];
     let mut samples_ns = Vec::with_capacity(ROUNDS);
     for round in 0..WARM_UP + ROUNDS {
         let started = Instant::now();
-        send(&mut *socket, b"page....")?;
-        receive(&mut *socket, &mut page)?;
+        end.send(b"page....")?;
+        end.receive(&mut page)?;
         if round >= WARM_UP {
             samples_ns.push(started.elapsed().as_nanos() as f64);
         }
     }
+    crate::results::median(&samples_ns).context("rounds were made")
+}
+
+fn warm_stream(end: &mut End) -> Result<f64> {
     let mut part = vec![0; STREAM_PART_BYTES];
     let started = Instant::now();
-    send(&mut *socket, b"stream..")?;
-    for _ in 0..STREAM_BYTES / STREAM_PART_BYTES {
-        receive(&mut *socket, &mut part)?;
+    end.send(b"warm....")?;
+    for _ in 0..STREAM_PARTS {
+        end.receive(&mut part)?;
+    }
+    Ok(STREAM_BYTES as f64 / started.elapsed().as_secs_f64())
+}
+
+fn cold_stream(end: &mut End) -> Result<f64> {
+    end.send(b"cold....")?;
+    end.receive(&mut [0])?;
+    // Zeroed memory is not touched before it is written.
+    let mut fresh = vec![0; STREAM_BYTES];
+    let started = Instant::now();
+    end.send(b"go......")?;
+    for part in fresh.chunks_mut(STREAM_PART_BYTES) {
+        end.receive(part)?;
     }
     let bytes_per_s = STREAM_BYTES as f64 / started.elapsed().as_secs_f64();
-    send(&mut *socket, b"end.....")?;
-    server.wait()?;
-    let round_trip_ns = crate::results::median(&samples_ns).context("rounds were made")?;
-    Ok(Raw {
-        round_trip_ns,
-        bytes_per_s,
-    })
+    std::hint::black_box(&fresh);
+    Ok(bytes_per_s)
 }

@@ -25,6 +25,8 @@ pub enum Goal {
     AtMost(f64),
     /// The value must not be less.
     AtLeast(f64),
+    /// None is set.
+    None,
 }
 
 impl Goal {
@@ -33,6 +35,7 @@ impl Goal {
         let (text, met) = match self {
             Goal::AtMost(bound) => (format!("≤ {bound}"), value.map(|v| v <= bound)),
             Goal::AtLeast(bound) => (format!("≥ {bound}"), value.map(|v| v >= bound)),
+            Goal::None => return ["—".to_string(), "—".to_string()],
         };
         let met = match met {
             Some(true) => "yes",

@@ -169,6 +169,22 @@ impl Local {
         self.flags = self.flags & OFFERED | State::Exclusive as u8 | OWNER | WRITTEN;
         self.set_migratory(migratory);
     }
+    /// The page moves to another address. What stays here is a record of an
+    /// untouched page, one discard later.
+    pub fn take(&mut self) -> Local {
+        let left = Local {
+            generation: self.generation.wrapping_add(1),
+            ..Local::default()
+        };
+        core::mem::replace(self, left)
+    }
+    /// The record of a page that moved to where `there` was.
+    pub fn at(self, there: Local) -> Local {
+        Local {
+            generation: there.generation,
+            ..self
+        }
+    }
     /// For state encodings outside of the core.
     pub const fn bits(self) -> u32 {
         u32::from_le_bytes([self.flags, self.pending, self.generation, self.reserved])

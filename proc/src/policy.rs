@@ -201,8 +201,14 @@ impl Policy {
     /// The execution goes home for a reason of its own (a call that only home
     /// can make): nothing is judged.
     pub fn leave(&mut self) {
-        self.move_to(0);
-        self.base = 0;
+        self.stay(0);
+    }
+
+    /// The jump that was decided cannot be made: the execution stays at `node`,
+    /// which is its base now.
+    pub fn stay(&mut self, node: usize) {
+        self.move_to(node);
+        self.base = node as u32;
     }
 
     fn move_to(&mut self, node: usize) {

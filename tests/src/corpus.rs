@@ -123,6 +123,9 @@ fn programs() -> Vec<Case> {
             .program("blocks")
             .memory(18, 1000)
             .jumps(),
+        Case::new("corners", "{programs}/corners 16 20")
+            .program("corners")
+            .memory(20, 1000),
         Case::new("coherence-long", "{programs}/coherence 64 12")
             .program("coherence")
             .memory(68, 10000)

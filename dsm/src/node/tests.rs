@@ -79,6 +79,42 @@ fn a_push_goes_where_most_room_is_or_says_that_there_is_none() {
     assert_eq!(targets, [Some(2), Some(1), Some(2), None]);
 }
 
+#[test]
+fn a_moved_page_takes_on_the_generation_of_its_new_place() {
+    let mut node = home();
+    let (old, new) = (Page(1), Page(2));
+    step(&mut node, fault(old, Access::Write));
+    step(&mut node, Event::Discard { page: new });
+    step(&mut node, Event::Discard { page: new });
+    let there = *node.tables.local(new);
+    let moved = node.tables.local(old).take().at(there);
+    assert!(moved.writable() && moved.owner());
+    assert_eq!(moved.generation(), 2);
+    let left = *node.tables.local(old);
+    assert!(!left.present() && left.generation() == 1);
+}
+
+#[test]
+fn a_page_that_was_written_and_shared_is_not_writable() {
+    let mut node = home();
+    let page = Page(3);
+    step(&mut node, fault(page, Access::Write));
+    assert!(node.tables.local(page).writable());
+    let get = Body::Get {
+        access: Access::Read,
+        ahead: false,
+    };
+    let message = Message {
+        page,
+        generation: 0,
+        body: get,
+    };
+    let from = NodeId(1);
+    step(&mut node, Event::Message { from, message });
+    let local = *node.tables.local(page);
+    assert!(local.written() && local.present() && !local.writable());
+}
+
 /// A peer that sends anything at all may confuse the directory of its pages,
 /// but it brings nobody down.
 #[test]

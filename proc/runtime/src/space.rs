@@ -236,7 +236,12 @@ impl Space {
     fn map_at(&mut self, request: Request) -> Result<()> {
         let replaces = !self.layout.is_free(request.start, request.end());
         if replaces {
-            engine::unmapped(request.start as usize, request.length as usize);
+            if !request.is_anonymous() && engine::takes_calls() {
+                // What is there is lost once the engine has given it up: the
+                // kernel must not refuse afterwards.
+                try_elsewhere(&request)?;
+            }
+            engine::change().unmapping(request.start as usize, request.length as usize);
         }
         let mut kind = request.kind();
         if kind == Kind::Anonymous && !request.is_anonymous() {
@@ -366,7 +371,8 @@ impl Space {
         if start >= LIMIT || start + length > LIMIT {
             return Err(Errno::EINVAL);
         }
-        engine::unmapped(address, length as usize);
+        let mut change = engine::change();
+        change.unmapping(address, length as usize);
         call!(munmap, start, length)?;
         self.layout.remove(start, start + length).map_err(errno)?;
         Ok(0)
@@ -402,13 +408,20 @@ impl Space {
         if prot as u32 & PROT_WRITE != 0 {
             self.make_copies(start, end)?;
         }
-        match key {
-            Some(key) => call!(pkey_mprotect, start, end - start, prot, key)?,
-            None => call!(mprotect, start, end - start, prot)?,
+        let mut change = engine::change();
+        let native = match key {
+            Some(key) => call!(pkey_mprotect, start, end - start, prot, key),
+            None => call!(mprotect, start, end - start, prot),
         };
+        // At a hole the kernel stops, having changed what comes before it.
+        if !matches!(native, Ok(_) | Err(Errno::ENOMEM)) {
+            return native;
+        }
         let done = self.layout.protect(start, end, prot as u32 & 7);
+        change.protected(start as usize, (end - start) as usize, prot as u32 & 7);
+        drop(change);
         engine::grown(&self.layout);
-        engine::protected(start as usize, (end - start) as usize, prot as u32 & 7);
+        native?;
         done.map_err(errno)?;
         Ok(0)
     }
@@ -486,10 +499,7 @@ impl Space {
 
     /// `madvise`.
     pub fn advise(&mut self, address: usize, length: usize, advice: usize) -> Result<usize> {
-        let done = call!(madvise, address, length, advice)?;
-        let length = aligned(length)?;
-        remap::note_advice(self, address as u64, length, advice);
-        Ok(done)
+        remap::advise(self, address, length, advice)
     }
 
     /// `shmat`: attaches at an address that the layout picks.
@@ -528,6 +538,7 @@ impl Space {
         let region = self.layout.lookup(address as u64).copied();
         let done = call!(shmdt, address)?;
         if let Some(region) = region.filter(|r| r.start == address as u64) {
+            engine::change().unmapping(address, region.length() as usize);
             self.layout
                 .remove(region.start, region.end)
                 .map_err(errno)?;
@@ -536,9 +547,28 @@ impl Space {
     }
 }
 
-/// Maps at `request.start` with the program's own protection and flags.
+/// Whether the kernel would map this, found out where nothing is.
+fn try_elsewhere(request: &Request) -> Result<()> {
+    let flags = request.flags & !(MAP_32BIT | MAP_FIXED_NOREPLACE | MAP_FIXED | MAP_LOCKED);
+    let mapped = call!(
+        mmap,
+        0,
+        request.length,
+        request.prot,
+        flags,
+        request.descriptor,
+        request.offset
+    )?;
+    call!(munmap, mapped, request.length).map(|_| ())
+}
+
+/// Maps at `request.start` with the program's own protection and flags; not
+/// locked once its pages may have to leave.
 fn map_natively(request: &Request) -> Result<()> {
-    let flags = (request.flags & !(MAP_32BIT | MAP_FIXED_NOREPLACE)) | MAP_FIXED;
+    let mut flags = (request.flags & !(MAP_32BIT | MAP_FIXED_NOREPLACE)) | MAP_FIXED;
+    if engine::takes_calls() {
+        flags &= !MAP_LOCKED;
+    }
     call!(
         mmap,
         request.start,

@@ -98,9 +98,10 @@ pub fn at_home(thread: &mut Thread, number: usize, arguments: &[usize; 6]) -> Op
         // which another thread may have pushed away a moment ago.
         Class::Thread if is_futex(number) => fetched(thread, number, arguments),
         Class::Memory => match Sysno::new(number) {
-            Some(Sysno::mincore | Sysno::mlock | Sysno::mlock2 | Sysno::msync) => {
-                fetched(thread, number, arguments)
-            }
+            // A page that has to stay cannot make room, nor follow the
+            // execution.
+            Some(Sysno::mlock | Sysno::mlock2 | Sysno::mlockall) => Some(word(Err(Errno::EAGAIN))),
+            Some(Sysno::mincore | Sysno::msync) => fetched(thread, number, arguments),
             _ => None,
         },
         Class::Thread => None,
@@ -260,7 +261,12 @@ pub fn elsewhere(
             None => make_at_home(thread, frame),
         },
         Class::Memory => match ask_memory(number, arguments) {
-            Some((result, come_home)) => finish(thread, frame, result, come_home),
+            Some((result, come_home)) => {
+                if come_home {
+                    leave_for_home();
+                }
+                finish(thread, frame, result, come_home)
+            }
             None => make_at_home(thread, frame),
         },
         Class::Plain(_) => forward(thread, frame, number, &words),
@@ -271,11 +277,16 @@ pub fn elsewhere(
 /// Goes home with the program counter on the call, which is then made there.
 fn make_at_home(thread: &mut Thread, frame: &mut Frame) -> isize {
     frame.registers.rip -= 2;
+    leave_for_home();
+    jump::jump(thread, frame, 0);
+    RESUME
+}
+
+/// Tells the policy that the execution goes home for another reason than its.
+pub fn leave_for_home() {
     if let Some(engine) = ENGINE.lock().as_mut() {
         engine.policy.leave();
     }
-    jump::jump(thread, frame, 0);
-    RESUME
 }
 
 /// Calls whose answer is the same everywhere.
@@ -312,6 +323,9 @@ fn forward(thread: &mut Thread, frame: &mut Frame, number: usize, words: &[u64; 
         Some(result) if result == fault && touched_home_only => make_at_home(thread, frame),
         Some(result) => {
             let wants_home = called(started_at);
+            if come_home {
+                leave_for_home();
+            }
             finish(thread, frame, result, come_home || wants_home)
         }
     }

@@ -84,8 +84,13 @@ impl Engine {
             let owner = self.likely_owner(page);
             if owner != self.me {
                 let cost = self.pull_ticks * 2;
-                if let Decision::Jump(node) = self.policy.fault(owner, busy, cost) {
-                    return Outcome::Jump(node);
+                match self.policy.fault(owner, busy, cost) {
+                    // A base may have been given back meanwhile.
+                    Decision::Jump(node) if self.io.links[node].is_some() => {
+                        return Outcome::Jump(node);
+                    }
+                    Decision::Jump(_) => self.policy.stay(self.me),
+                    Decision::Pull => {}
                 }
             }
         }

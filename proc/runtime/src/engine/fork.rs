@@ -117,6 +117,13 @@ fn install_fetched() {
 
 impl Engine {
     fn fetch_for_child(&mut self) -> bool {
+        // What moves between two other nodes is at neither for a moment.
+        for index in 0..self.io.layout.regions().len() {
+            let region = self.io.layout.regions()[index];
+            if region.kind == Kind::Anonymous {
+                self.finish_transfers(region.start, region.end);
+            }
+        }
         let elsewhere: usize = (1..self.nodes)
             .map(|node| self.core.owned_pages(NodeId(node as u8)) as usize)
             .sum();

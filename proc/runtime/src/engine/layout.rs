@@ -136,8 +136,7 @@ impl Engine {
         );
     }
 
-    /// Home: the contents of a range were thrown away natively. What was still
-    /// on its way then came afterwards, so they are thrown away once more.
+    /// Home: the contents of a range are thrown away.
     pub fn home_discard(&mut self, start: u64, end: u64) {
         self.home_gone(
             start,
@@ -179,7 +178,7 @@ impl Engine {
     }
 
     /// Waits until no page of a range is moving between any nodes.
-    fn finish_transfers(&mut self, start: u64, end: u64) {
+    pub fn finish_transfers(&mut self, start: u64, end: u64) {
         let idle = |engine: &Engine, page| {
             let entry = engine.tables.look_entry(page);
             entry.phase() == Phase::Idle && entry.waiting() == 0
@@ -304,16 +303,22 @@ impl Engine {
     }
 
     fn each_anonymous(&mut self, start: u64, end: u64, act: fn(&mut Engine, u64, u64)) {
+        self.each_region(start, end, |engine, part| {
+            if part.kind == Kind::Anonymous {
+                act(engine, part.start, part.end);
+            }
+        });
+    }
+
+    /// Calls `act` for each region of a range, clipped to it.
+    fn each_region(&mut self, start: u64, end: u64, mut act: impl FnMut(&mut Engine, &Region)) {
         let mut at = start;
         while at < end {
-            let next = self.io.layout.overlaps(at, end).next();
-            let Some(part) = next else {
+            let Some(part) = self.io.layout.overlaps(at, end).next() else {
                 return;
             };
             at = part.end;
-            if part.kind == Kind::Anonymous {
-                act(self, part.start, part.end);
-            }
+            act(self, &part);
         }
     }
 
@@ -440,44 +445,53 @@ impl Engine {
 
     fn slice_protect(&mut self, start: u64, length: u64, protection: u32) {
         let end = start + length;
-        let mut at = start;
-        while at < end {
-            let region = self.io.layout.overlaps(at, end).next();
-            let Some(region) = region.map(|r| r.clipped(&(at..end))) else {
-                break;
-            };
-            at = region.end;
-            if region.kind != Kind::HomeOnly {
-                let changed = call!(mprotect, region.start, region.length(), protection & 7);
-                self.native("mprotect", changed);
+        let mut reached = start;
+        self.each_region(start, end, |engine, part| {
+            // A hole ends the change, as it did at home.
+            if part.start != reached {
+                return;
             }
-        }
-        // A hole ends the change, as it did at home.
+            reached = part.end;
+            if part.kind != Kind::HomeOnly {
+                let changed = call!(mprotect, part.start, part.length(), protection & 7);
+                engine.native("mprotect", changed);
+            }
+        });
         let _ = self.io.layout.protect(start, end, protection & 7);
     }
 
     fn slice_move(&mut self, old: u64, old_length: u64, new: u64, new_length: u64) {
-        let kind = self.io.layout.lookup(old).map(|region| region.kind);
-        let coherent = kind.is_some_and(|kind| kind != Kind::HomeOnly);
         // A page at a time and not by `mremap`, which wants all of it to be one
         // mapping of the kernel's: what is one at home may be several here.
         let flags = MAP_PRIVATE | MAP_FIXED | MAP_ANONYMOUS | MAP_NORESERVE;
-        let open = if coherent { 3 } else { 0 };
-        let mapped = call!(mmap, new, new_length, open, flags, -1isize, 0);
+        let mapped = call!(mmap, new, new_length, 3, flags, -1isize, 0);
         self.native("mmap", mapped);
-        if coherent {
-            self.attach(new, new + new_length);
-            let readable = call!(mprotect, old, old_length, 1);
-            self.native("mprotect", readable);
-            self.copy_pages(old, new, old_length.min(new_length));
-        }
+        let kept = old_length.min(new_length);
+        self.each_region(old, old + kept, |engine, part| {
+            if part.kind != Kind::HomeOnly {
+                let readable = call!(mprotect, part.start, part.length(), 1);
+                engine.native("mprotect", readable);
+            }
+        });
+        self.each_region(old, old + kept, |engine, part| {
+            if part.kind != Kind::HomeOnly {
+                let to = new + (part.start - old);
+                engine.attach(to, to + part.length());
+                engine.copy_pages(part.start, to, part.length());
+            }
+        });
         self.move_records(old, old_length, new, new_length);
         self.native("munmap", call!(munmap, old, old_length));
-        let protection = self.io.layout.lookup(new).map_or(0, |region| region.prot);
-        if coherent {
-            let protected = call!(mprotect, new, new_length, protection);
-            self.native("mprotect", protected);
-        }
+        self.each_region(new, new + new_length, |engine, part| {
+            let mut protection = 0;
+            if part.kind != Kind::HomeOnly {
+                // What it grew by is watched from now on, too.
+                engine.attach(part.start, part.end);
+                protection = part.prot;
+            }
+            let protected = call!(mprotect, part.start, part.length(), protection);
+            engine.native("mprotect", protected);
+        });
     }
 
     /// Installs the pages that are here of one range in another, equal one.

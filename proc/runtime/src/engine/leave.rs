@@ -10,8 +10,11 @@ use core::sync::atomic::Ordering;
 use super::machine::{ENGINE, Engine};
 use crate::{control, space};
 
+const EAGAIN: u64 = 11;
 const EINVAL: u64 = 22;
 const ENOSPC: u64 = 28;
+/// Passes over all pages before a node that is to leave counts as clinging.
+const GIVE_BACK_ROUNDS: usize = 16;
 
 /// Home: carries out the command that was announced, if any.
 pub fn obey() {
@@ -74,12 +77,29 @@ impl Engine {
             return Err((ENOSPC, "the other nodes have no room for its pages"));
         }
         self.core.set_budget_pages(NodeId(node as u8), 0);
+        // Making room may push a page to where a copy of it is, which may be the
+        // node that leaves: so until nothing is left there.
+        for _ in 0..GIVE_BACK_ROUNDS {
+            self.fetch_all(node);
+            if self.core.owned_pages(NodeId(node as u8)) == 0 {
+                self.forget_node(node);
+                return Ok(());
+            }
+        }
+        let budget = u32::try_from(self.boot.budget_pages[node]).unwrap_or(u32::MAX);
+        self.core.set_budget_pages(NodeId(node as u8), budget);
+        Err((EAGAIN, "its pages keep going back to it; try again"))
+    }
+
+    /// Brings every page home that `node` owns.
+    fn fetch_all(&mut self, node: usize) {
         let count = self.io.layout.regions().len();
         for index in 0..count {
             let region = self.io.layout.regions()[index];
             if region.kind != Kind::Anonymous {
                 continue;
             }
+            self.finish_transfers(region.start, region.end);
             for page in region.start / 4096..region.end / 4096 {
                 let owner = self.tables.look_entry(page).owner();
                 if owner.is_some_and(|owner| owner.index() == node) {
@@ -88,7 +108,5 @@ impl Engine {
                 }
             }
         }
-        self.forget_node(node);
-        Ok(())
     }
 }

@@ -38,11 +38,12 @@ use weft_proc::layout::{Layout, PROT_WRITE, Region};
 use weft_proc::table::{Class, classify};
 
 use crate::frame::{Frame, SignalInfo};
+use crate::lock::Guard;
 use crate::signal::SIGSEGV;
 use crate::thread::Thread;
 use crate::{control, image, space};
 use fault::Outcome;
-use machine::{ENGINE, STRETCHED};
+use machine::{ENGINE, Engine, STRETCHED};
 
 static BOOT: AtomicPtr<Boot> = AtomicPtr::new(core::ptr::null_mut());
 static THREADS: AtomicUsize = AtomicUsize::new(1);
@@ -134,9 +135,7 @@ pub fn trap(thread: &mut Thread, frame: &mut Frame) -> bool {
 }
 
 fn go_home(thread: &mut Thread, frame: &mut Frame) {
-    if let Some(engine) = ENGINE.lock().as_mut() {
-        engine.policy.leave();
-    }
+    calls::leave_for_home();
     jump::jump(thread, frame, 0);
 }
 
@@ -188,75 +187,85 @@ fn stretch_now(layout: &Layout<'static>) {
     }
 }
 
-/// `[start, start + length)` is about to be unmapped.
-pub fn unmapped(start: usize, length: usize) {
-    each_mapped(start, length, machine::Engine::home_unmapped);
+/// Holds the engine while the layout changes, from before the native call until
+/// the engine knows: another thread must not push a page away that the kernel
+/// has removed already, nor find a protection that only one of the two has. Does
+/// nothing before the stretch, which the lock of the address space keeps away.
+pub fn change() -> Change {
+    Change(is_stretched().then(|| ENGINE.lock()))
 }
 
-/// The contents of a range were thrown away (`MADV_DONTNEED`).
-pub fn discarded(start: usize, length: usize) {
-    each_mapped(start, length, machine::Engine::home_discard);
-}
+/// See [`change`]. Ranges are a start and a length, in bytes.
+pub struct Change(Option<Guard<'static, Option<Engine>>>);
 
-/// Calls `act` for the mapped parts of a range, if stretched.
-fn each_mapped(start: usize, length: usize, act: fn(&mut machine::Engine, u64, u64)) {
-    if !is_stretched() {
-        return;
+impl Change {
+    fn engine(&mut self) -> Option<&mut Engine> {
+        self.0.as_mut()?.as_mut()
     }
-    let mut guard = ENGINE.lock();
-    let Some(engine) = guard.as_mut() else {
-        return;
-    };
-    let end = (start + length) as u64;
-    let mut at = start as u64;
-    while at < end {
-        let Some(region) = engine.io.layout.overlaps(at, end).next() else {
+
+    /// A range is about to be unmapped.
+    pub fn unmapping(&mut self, start: usize, length: usize) {
+        self.each_mapped(start, length, Engine::home_unmapped);
+    }
+
+    /// The contents of a range are about to be thrown away (`MADV_DONTNEED`).
+    pub fn discarding(&mut self, start: usize, length: usize) {
+        self.each_mapped(start, length, Engine::home_discard);
+    }
+
+    /// Calls `act` for the mapped parts of a range.
+    fn each_mapped(&mut self, start: usize, length: usize, act: fn(&mut Engine, u64, u64)) {
+        let Some(engine) = self.engine() else {
             return;
         };
-        let part = region.clipped(&(at..end));
-        at = part.end;
-        act(engine, part.start, part.end);
+        let end = (start + length) as u64;
+        let mut at = start as u64;
+        while at < end {
+            let Some(part) = engine.io.layout.overlaps(at, end).next() else {
+                return;
+            };
+            at = part.end;
+            act(engine, part.start, part.end);
+        }
     }
-}
 
-/// Protection of a range was changed.
-pub fn protected(start: usize, length: usize, protection: u32) {
-    if is_stretched()
-        && let Some(engine) = ENGINE.lock().as_mut()
-    {
-        engine.home_protected(start as u64, (start + length) as u64, protection);
+    /// Protection of a range was changed.
+    pub fn protected(&mut self, start: usize, length: usize, protection: u32) {
+        if let Some(engine) = self.engine() {
+            engine.home_protected(start as u64, (start + length) as u64, protection);
+        }
     }
-}
 
-/// A range is about to be moved by mremap.
-pub fn moving(start: usize, length: usize) {
-    if is_stretched()
-        && let Some(engine) = ENGINE.lock().as_mut()
-    {
-        engine.home_moving(start as u64, (start + length) as u64);
+    /// A range is about to be moved by mremap.
+    pub fn moving(&mut self, start: usize, length: usize) {
+        if let Some(engine) = self.engine() {
+            engine.home_moving(start as u64, (start + length) as u64);
+        }
     }
-}
 
-/// The kernel refused to move a range.
-pub fn stayed(start: usize, length: usize) {
-    if is_stretched()
-        && let Some(engine) = ENGINE.lock().as_mut()
-    {
-        engine.home_stayed(start as u64, (start + length) as u64);
+    /// The kernel refused to move a range.
+    pub fn stayed(&mut self, start: usize, length: usize) {
+        if let Some(engine) = self.engine() {
+            engine.home_stayed(start as u64, (start + length) as u64);
+        }
     }
-}
 
-/// A range was moved by mremap.
-pub fn moved(old_start: usize, old_length: usize, new_start: usize, new_length: usize) {
-    if is_stretched()
-        && let Some(engine) = ENGINE.lock().as_mut()
-    {
-        engine.home_moved(
-            old_start as u64,
-            old_length as u64,
-            new_start as u64,
-            new_length as u64,
-        );
+    /// A range was moved by mremap.
+    pub fn moved(
+        &mut self,
+        old_start: usize,
+        old_length: usize,
+        new_start: usize,
+        new_length: usize,
+    ) {
+        if let Some(engine) = self.engine() {
+            engine.home_moved(
+                old_start as u64,
+                old_length as u64,
+                new_start as u64,
+                new_length as u64,
+            );
+        }
     }
 }
 

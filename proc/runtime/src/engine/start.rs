@@ -125,6 +125,8 @@ pub fn stretch(boot: &'static Boot, layout: &Layout<'static>) {
         return;
     }
     let engine = guard.insert(make_engine(boot));
+    // From now on pages may have to leave.
+    let _ = call!(munlockall);
     // Faults of other threads wait for the lock from now on.
     STRETCHED.store(true, Ordering::Release);
     engine.announce(&Message::Vdso {

@@ -58,33 +58,27 @@ impl FlatTables {
     }
 
     /// The records of `count` pages follow the pages to another place; the old
-    /// place becomes untouched.
+    /// place becomes untouched. Generations belong to places: messages from
+    /// before name them.
     pub fn relocate(&mut self, from: u64, to: u64, count: u64) {
         assert!(from + count <= PAGES_MAX && to + count <= PAGES_MAX);
-        // SAFETY: all ranges are in bounds (asserted); the arrays hold plain
-        // records for which zero bytes are valid.
-        unsafe {
-            relocate(self.locals, from, to, count);
+        assert!(from + count <= to || to + count <= from);
+        for offset in 0..count {
+            let moved = self.local(Page(from + offset)).take();
+            *self.local(Page(to + offset)) = moved.at(self.look(to + offset));
             if !self.entries.is_null() {
-                relocate(self.entries, from, to, count);
+                let entry = core::mem::take(self.entry(Page(from + offset)));
+                *self.entry(Page(to + offset)) = entry;
             }
-            relocate(self.policies, from, to, count);
         }
-    }
-}
-
-/// # Safety
-/// Both ranges lie in the array; zero bytes are a valid `T`.
-unsafe fn relocate<T>(array: *mut T, from: u64, to: u64, count: u64) {
-    let (from, to, count) = (from as usize, to as usize, count as usize);
-    // SAFETY: the caller's promise.
-    unsafe {
-        core::ptr::copy(array.add(from), array.add(to), count);
-        // What the new place does not cover of the old one is untouched now.
-        for index in from..from + count {
-            if index < to || index >= to + count {
-                core::ptr::write_bytes(array.add(index), 0, 1);
-            }
+        // SAFETY: all ranges are in bounds (asserted).
+        unsafe {
+            let (old, new) = (
+                self.policies.add(from as usize),
+                self.policies.add(to as usize),
+            );
+            core::ptr::copy_nonoverlapping(old, new, count as usize);
+            core::ptr::write_bytes(old, 0, count as usize);
         }
     }
 }

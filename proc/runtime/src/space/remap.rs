@@ -17,29 +17,55 @@ const MADV_DOFORK: usize = 11;
 const MADV_WIPEONFORK: usize = 18;
 const MADV_KEEPONFORK: usize = 19;
 const MADV_DONTNEED_LOCKED: usize = 24;
+const MADV_GUARD_INSTALL: usize = 102;
+const MADV_GUARD_REMOVE: usize = 103;
 
-/// What a successful `madvise` means for the layout and the engine.
-pub(super) fn note_advice(space: &mut Space, start: u64, length: u64, advice: usize) {
-    let end = start.saturating_add(length).min(LIMIT);
-    if start >= end {
-        return;
+/// `madvise`.
+pub(super) fn advise(
+    space: &mut Space,
+    address: usize,
+    length: usize,
+    advice: usize,
+) -> Result<usize> {
+    let start = address as u64;
+    let advice = match advice {
+        // Pages that the kernel may take later, or guards that it keeps in place
+        // of pages, are nothing that another node could know of.
+        MADV_FREE => MADV_DONTNEED,
+        MADV_GUARD_INSTALL | MADV_GUARD_REMOVE => return Err(Errno::EINVAL),
+        other => other,
+    };
+    if !start.is_multiple_of(PAGE) {
+        return Err(Errno::EINVAL);
     }
-    let change: (u32, u32) = match advice {
-        MADV_DONTNEED | MADV_FREE | MADV_DONTNEED_LOCKED => {
-            engine::discarded(start as usize, (end - start) as usize);
-            return;
-        }
+    let bytes = aligned(length).map_err(|_| Errno::EINVAL);
+    let end = start
+        .saturating_add(if length == 0 { 0 } else { bytes? })
+        .min(LIMIT);
+    if start >= end {
+        return call!(madvise, address, length, advice);
+    }
+    let mut change = engine::change();
+    // First what the engine knows, then natively: while the engine waits for
+    // others, they may ask for these pages. What the kernel refuses of a
+    // discard (a hole) it refuses after having discarded the rest.
+    let discards = matches!(advice, MADV_DONTNEED | MADV_DONTNEED_LOCKED);
+    if discards {
+        change.discarding(address, (end - start) as usize);
+    }
+    let done = call!(madvise, address, length, advice)?;
+    let (set, clear) = match advice {
         MADV_DONTFORK => (FLAG_DONT_FORK, 0),
         MADV_DOFORK => (0, FLAG_DONT_FORK),
         MADV_WIPEONFORK => (FLAG_WIPE_ON_FORK, 0),
         MADV_KEEPONFORK => (0, FLAG_WIPE_ON_FORK),
-        _ => return,
+        _ => return Ok(done),
     };
-    let (set, clear) = change;
     // A hole was reported by the kernel already.
     let _ = space.layout.update(start, end, |region| {
         region.flags = (region.flags | set) & !clear;
     });
+    Ok(done)
 }
 
 impl Space {
@@ -153,19 +179,22 @@ impl Space {
         if !self.layout.is_free(place, place + new) {
             self.unmap(place as usize, new as usize)?;
         }
-        engine::moving(start as usize, old as usize);
+        let mut change = engine::change();
+        change.moving(start as usize, old as usize);
         let native = flags | MREMAP_MAYMOVE | MREMAP_FIXED;
         if let Err(error) = call!(mremap, start, old, new, native, place) {
-            engine::stayed(start as usize, old as usize);
+            change.stayed(start as usize, old as usize);
             return Err(error);
         }
         if old == 0 || flags & MREMAP_DONTUNMAP != 0 {
+            change.stayed(start as usize, old as usize);
+            drop(change);
             return self.duplicate(start, new, place);
         }
         self.layout
             .relocate(start, old, place, new)
             .map_err(errno)?;
-        engine::moved(start as usize, old as usize, place as usize, new as usize);
+        change.moved(start as usize, old as usize, place as usize, new as usize);
         Ok(place as usize)
     }
 
@@ -184,7 +213,6 @@ impl Space {
             file_offset,
             ..region
         })?;
-        engine::discarded(start as usize, new as usize);
         Ok(place as usize)
     }
 }
