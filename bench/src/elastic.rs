@@ -15,9 +15,9 @@ use crate::results::{Goal, Table, digits, median};
 /// The thresholds that are tried.
 const THRESHOLDS: [&str; 5] = ["8", "32", "128", "512", "4096"];
 /// A policy that takes this many times as long as pull-only is given up.
-const GIVE_UP_TIMES: f64 = 8.0;
+const GIVE_UP_TIMES: f64 = 4.0;
 /// And what the set-up may take beside.
-const SET_UP_MAX: Duration = Duration::from_secs(10);
+const SET_UP_MAX: Duration = Duration::from_secs(5);
 
 /// A program and how much data it gets. The random ones get less: pull-only,
 /// each of their accesses is a round trip.

@@ -181,12 +181,19 @@ pub fn unstretched(place: &Place, repeat: usize) -> Result<Table> {
     );
     let call = Call::new("--nodes 2 --memory 256M");
     let (mut native_call, mut weft_call) = (Series(vec![]), Series(vec![]));
+    let mut dispatch = Series(vec![]);
     let (mut native_step, mut weft_step) = (Series(vec![]), Series(vec![]));
     let (mut native_search, mut weft_search) = (Series(vec![]), Series(vec![]));
     for _ in 0..repeat {
         native_call.0.push(
             place
                 .native("syscalls 1000")?
+                .number_before(" ns per call")?
+                / 1000.0,
+        );
+        dispatch.0.push(
+            place
+                .native("dispatch 300")?
                 .number_before(" ns per call")?
                 / 1000.0,
         );
@@ -226,6 +233,15 @@ pub fn unstretched(place: &Place, repeat: usize) -> Result<Table> {
             Goal::AtMost(2.0),
         ),
         row(
+            "system call",
+            weft_call.median(),
+            "µs",
+            "a handler that does nothing",
+            dispatch.median(),
+            ratio(weft_call.median(), dispatch.median()),
+            Goal::None,
+        ),
+        row(
             "computing, one step",
             weft_step.median(),
             "ns",
@@ -246,6 +262,7 @@ pub fn unstretched(place: &Place, repeat: usize) -> Result<Table> {
     ];
     table.samples = samples(&[
         ("native_call_us", &native_call),
+        ("dispatch_us", &dispatch),
         ("weft_call_us", &weft_call),
         ("native_step_ns", &native_step),
         ("weft_step_ns", &weft_step),
