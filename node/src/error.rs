@@ -88,8 +88,8 @@ pub enum LaunchError {
         /// What failed.
         why: String,
     },
-    /// The handshake was refused: key, version or CPU.
-    #[error("node {host} refused the handshake: {why}")]
+    /// The handshake was refused (key, version or CPU) or not finished.
+    #[error("the handshake with node {host} failed: {why}")]
     Handshake {
         /// As the user named it.
         host: String,

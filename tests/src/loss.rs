@@ -28,6 +28,10 @@ use crate::suite::run_native;
 
 /// The exit code for a lost node.
 const EXIT_NODE_LOST: i32 = 122;
+/// The exit code when nothing was started.
+const EXIT_NOT_STARTED: i32 = 125;
+/// How long a node may take to start its slice.
+const START: Duration = Duration::from_secs(30);
 /// What the tests ask for.
 const LEASE: Duration = Duration::from_secs(2);
 /// What a busy machine may add to the lease.
@@ -329,6 +333,17 @@ fn judge_end(
             }
             format!("ended {:.2} s after", after.as_secs_f64())
         }
+        // The loss came before the program.
+        End::Exit(EXIT_NOT_STARTED) if is_empty(&outcome.stdout) => {
+            if after > START + MARGIN || !outcome.stderr.contains("node") {
+                reasons.push(format!(
+                    "ended {:.1} s after: {}",
+                    after.as_secs_f64(),
+                    outcome.stderr.trim()
+                ));
+            }
+            "not started".to_string()
+        }
         End::Hang => {
             reasons.push("hangs after the loss".to_string());
             reasons.extend(outcome.stacks.iter().cloned());
@@ -348,4 +363,8 @@ fn judge_end(
         outcome.stderr.trim()
     ));
     Verdict::Failed(reasons)
+}
+
+fn is_empty(file: &Path) -> bool {
+    file.metadata().is_ok_and(|file| file.len() == 0)
 }
