@@ -109,6 +109,7 @@ fn a_running_aggregate_can_be_asked() {
     use weft_node::rundir::{Answer, Request, ask, list};
     let running = Run::new("stretch commands 20000 exit 0").start();
     running.wait_for_slices(1);
+    running.wait_for_stretch();
     let directory = running.run_directory();
     let views = list(&directory).unwrap();
     assert_eq!(views.len(), 1);

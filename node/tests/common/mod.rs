@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::Read;
+use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -196,7 +197,38 @@ impl Running {
             if slices.len() == count && self.registered() {
                 return slices;
             }
+            self.expect_launcher();
             assert!(Instant::now() < end, "slices did not start");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Fails with what the launcher said if it has ended.
+    fn expect_launcher(&self) {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap();
+        if stat
+            .rsplit(") ")
+            .next()
+            .is_some_and(|rest| rest.starts_with('Z'))
+        {
+            let stderr = self.child.stderr.as_ref().unwrap().as_fd();
+            let mut said = String::new();
+            let copy = stderr.try_clone_to_owned().unwrap();
+            fs::File::from(copy).read_to_string(&mut said).unwrap();
+            let status = stat.split_whitespace().last();
+            panic!("the launcher has ended, wait status {status:?}: {said}");
+        }
+    }
+
+    /// Waits until home says that it stretched.
+    pub fn wait_for_stretch(&self) {
+        let end = Instant::now() + BOUND;
+        let stretched = || {
+            let views = weft_node::rundir::list(&self.run_directory()).unwrap();
+            views.iter().any(|view| view.stretched)
+        };
+        while !stretched() {
+            assert!(Instant::now() < end, "home did not stretch");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -212,6 +244,7 @@ impl Running {
             if slices.len() == hosts.len() && self.registered() {
                 return slices;
             }
+            self.expect_launcher();
             assert!(Instant::now() < end, "slices did not start");
             std::thread::sleep(Duration::from_millis(5));
         }
