@@ -192,9 +192,10 @@ mod tests {
             check_counters(&case, &setting(jump), &[4, 4], &counters(0, pushes, jumps)).len()
         };
         assert_eq!(check("8", 100, 1), 0);
-        assert_eq!(check("8", 99, 1), 1);
+        assert_eq!(check("8", 0, 1), 0);
         assert_eq!(check("8", 100, 0), 1);
         assert_eq!(check("never", 100, 0), 0);
+        assert_eq!(check("never", 99, 0), 1);
         assert_eq!(check("never", 100, 1), 1);
         assert_eq!(check("auto", 100, 0), 0);
     }

@@ -94,6 +94,8 @@ fn has_tag(pid: i32, tag: &str) -> bool {
 #[derive(Debug)]
 pub struct Family {
     session: i32,
+    /// The session's leader; `None` when it was gone before it could be read.
+    leader: Option<Identity>,
     tag: String,
     seen: HashSet<Identity>,
 }
@@ -103,6 +105,7 @@ impl Family {
     pub fn new(leader: i32, tag: &str) -> Family {
         Family {
             session: leader,
+            leader: read(leader).map(|process| process.identity),
             tag: tag.to_string(),
             seen: HashSet::new(),
         }
@@ -115,15 +118,23 @@ impl Family {
             .iter()
             .map(|process| (process.identity.pid, process.parent))
             .collect();
+        // Numbers are used again: a session is ours as long as nobody else has
+        // its leader's number, and a parent is one that is alive and was seen.
+        let mut others = everyone.iter().map(|process| process.identity);
+        let reused = others
+            .any(|other| other.pid == self.session && self.leader.is_some_and(|l| l != other));
         for process in &everyone {
-            if process.session == self.session
-                || process.identity.pid == self.session
+            if !reused && process.session == self.session
                 || has_tag(process.identity.pid, &self.tag)
             {
                 self.seen.insert(process.identity);
             }
         }
-        let roots: HashSet<i32> = self.seen.iter().map(|seen| seen.pid).collect();
+        let roots: HashSet<i32> = everyone
+            .iter()
+            .filter(|process| self.seen.contains(&process.identity))
+            .map(|process| process.identity.pid)
+            .collect();
         let descends = |pid: i32| {
             // A process tree is never deeper than this; a loop would mean that
             // numbers were used again while we were reading.
