@@ -111,7 +111,7 @@ fn counters_are_demanded() {
     must_fail("too-many-pages", &["coherence"], "with a budget of");
     must_fail(
         "few-pushes",
-        &["coherence"],
+        &["--jump", "never", "coherence"],
         "3 pushes, at least 1000 expected",
     );
     must_fail(
