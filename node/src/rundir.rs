@@ -185,8 +185,11 @@ pub fn list(directory: &Path) -> Result<Vec<AggregateView>, String> {
         let Some(pid) = pid else { continue };
         match ask(directory, pid, &Request::View) {
             Ok(Answer::View(view)) => views.push(*view),
-            _ if UnixStream::connect(&path)
-                .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) =>
+            // A launcher that is just starting has a socket that does not listen
+            // yet: only those of the dead are removed.
+            _ if !Path::new(&format!("/proc/{pid}")).exists()
+                && UnixStream::connect(&path)
+                    .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) =>
             {
                 let _ = fs::remove_file(&path);
             }
@@ -259,9 +262,9 @@ mod tests {
     fn leftovers_are_removed() {
         let path = scratch("left");
         prepare(&path).unwrap();
-        drop(UnixListener::bind(path.join("7.sock")).unwrap());
+        drop(UnixListener::bind(path.join("4194999.sock")).unwrap());
         assert!(list(&path).unwrap().is_empty());
-        assert!(!path.join("7.sock").exists());
+        assert!(!path.join("4194999.sock").exists());
         fs::remove_dir_all(&path).unwrap();
     }
 }

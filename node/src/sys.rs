@@ -178,6 +178,8 @@ mod tests {
         send_with_descriptors(left.as_fd(), b"hello", &[left.as_raw_fd()]).unwrap();
         assert_eq!(receive_packet(right.as_fd(), &mut buffer).unwrap(), Some(5));
         drop(left);
+        // A child of another test may hold it until it executes its program.
+        wait_readable(&[right.as_fd()], Duration::from_secs(5)).unwrap();
         assert_eq!(receive_packet(right.as_fd(), &mut buffer).unwrap(), Some(0));
     }
 

@@ -216,7 +216,8 @@ impl Running {
             let copy = stderr.try_clone_to_owned().unwrap();
             fs::File::from(copy).read_to_string(&mut said).unwrap();
             let status = stat.split_whitespace().last();
-            panic!("the launcher has ended, wait status {status:?}: {said}");
+            let report = fs::read_to_string(&self.report).unwrap_or_default();
+            panic!("the launcher has ended, wait status {status:?}: {said} {report}");
         }
     }
 
