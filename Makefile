@@ -1,4 +1,4 @@
-# Weft's tasks. `make setup` once, then `make demo` or `make test`.
+# Weft's tasks. `make demo` and `make test` do their own set-up.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 CARGO ?= cargo
@@ -40,7 +40,7 @@ programs: ## Builds the programs of the tests and benchmarks
 	$(MAKE) -s -C tests/programs OUT=$(abspath $(PROGRAMS))
 	$(MAKE) -s -C bench/elastic OUT=$(abspath $(PROGRAMS))
 
-demo: build programs ## Sorts on two nodes, then searches with and without jumps
+demo: setup build programs ## Sorts on two nodes, then searches with and without jumps
 	WEFT=$(abspath $(RELEASE))/weft PROGRAMS=$(abspath $(PROGRAMS)) bash demo/demo.sh
 
 check: ## Format and lints
@@ -55,7 +55,7 @@ unit: ## Tests that need no privilege and no network
 e2e: build programs ## Native runs against runs under weft, failures, set-up errors
 	$(E2E) --rounds $(ROUNDS) --moments $(MOMENTS)
 
-test: check docs-check unit e2e ## All of it
+test: setup check docs-check unit e2e ## All of it
 
 bench: build programs ## Measures, and renews the tables of bench/RESULTS.md
 	$(BENCH) $(BENCHMARKS)
@@ -82,4 +82,6 @@ uninstall: ## Removes what `make install` installed
 clean: ## Removes what was built
 	$(CARGO) clean
 
+# In order: the set-up first. Cargo uses all processors by itself.
+.NOTPARALLEL:
 .PHONY: help setup build programs demo check unit e2e test bench soak fuzz docs-check install uninstall clean
