@@ -19,7 +19,7 @@ pages=$budget_pages pushes=50000 jumps=7
 [ "$jump" = never ] && jumps=0
 case ${FAKE_WEFT:-right} in
 too-many-pages) pages=$((budget_pages * 107 / 100)) ;;
-few-pushes) pushes=3 jumps=0 ;;
+few-pushes) pushes=3 ;;
 jumps-anyway) jumps=1 ;;
 esac
 node() {
