@@ -107,7 +107,8 @@ impl Policy {
     }
 
     /// The threshold for going to a node, in remote faults.
-    pub fn threshold(&self, node: usize) -> u32 {
+    #[cfg(test)]
+    fn threshold(&self, node: usize) -> u32 {
         self.thresholds[node]
     }
 

@@ -236,7 +236,7 @@ impl Space {
     fn map_at(&mut self, request: Request) -> Result<()> {
         let replaces = !self.layout.is_free(request.start, request.end());
         if replaces {
-            if !request.is_anonymous() && engine::takes_calls() {
+            if !request.is_anonymous() && engine::is_stretched() {
                 // What is there is lost once the engine has given it up: the
                 // kernel must not refuse afterwards.
                 try_elsewhere(&request)?;
@@ -566,7 +566,7 @@ fn try_elsewhere(request: &Request) -> Result<()> {
 /// locked once its pages may have to leave.
 fn map_natively(request: &Request) -> Result<()> {
     let mut flags = (request.flags & !(MAP_32BIT | MAP_FIXED_NOREPLACE)) | MAP_FIXED;
-    if engine::takes_calls() {
+    if engine::is_stretched() {
         flags &= !MAP_LOCKED;
     }
     call!(

@@ -95,8 +95,16 @@ pub fn at_home(thread: &mut Thread, number: usize, arguments: &[usize; 6]) -> Op
         Class::Refused(errno) => Some(-(errno as isize)),
         Class::Local | Class::Home => fetched(thread, number, arguments),
         // Of these, only futexes have the kernel look at the program's memory,
-        // which another thread may have pushed away a moment ago.
-        Class::Thread if is_futex(number) => fetched(thread, number, arguments),
+        // which another thread may have pushed away a moment ago. It is found
+        // missing before anything was done.
+        Class::Thread if is_futex(number) => {
+            let result = calls::plain(thread, number, arguments);
+            if result == word(Err(Errno::EFAULT)) {
+                fetched(thread, number, arguments)
+            } else {
+                Some(result)
+            }
+        }
         Class::Memory => match Sysno::new(number) {
             // A page that has to stay cannot make room, nor follow the
             // execution.

@@ -7,7 +7,7 @@
 //! that no page moves between the two.
 
 use weft_dsm::NodeId;
-use weft_proc::layout::Kind;
+use weft_proc::layout::{Kind, LIMIT};
 use weft_proc::message::Message;
 
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -118,11 +118,8 @@ fn install_fetched() {
 impl Engine {
     fn fetch_for_child(&mut self) -> bool {
         // What moves between two other nodes is at neither for a moment.
-        for index in 0..self.io.layout.regions().len() {
-            let region = self.io.layout.regions()[index];
-            if region.kind == Kind::Anonymous {
-                self.finish_transfers(region.start, region.end);
-            }
+        if self.nodes > 2 {
+            self.each_anonymous(0, LIMIT, Engine::finish_transfers);
         }
         let elsewhere: usize = (1..self.nodes)
             .map(|node| self.core.owned_pages(NodeId(node as u8)) as usize)

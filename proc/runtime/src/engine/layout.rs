@@ -287,14 +287,9 @@ impl Engine {
         });
     }
 
-    /// Home: the kernel refused to move the range.
-    pub fn home_stayed(&mut self, start: u64, end: u64) {
-        self.watch_again(start, end);
-    }
-
-    /// What the kernel forgets when the pager lets go of a range, or when it
-    /// moves: that it is watched, and where writes signal.
-    fn watch_again(&mut self, start: u64, end: u64) {
+    /// Home: what the kernel forgets when the pager lets go of a range, or when
+    /// it moves: that it is watched, and where writes signal.
+    pub fn watch_again(&mut self, start: u64, end: u64) {
         self.each_anonymous(start, end, |engine, start, end| {
             engine.attach(start, end);
             engine.protect_again(start, end);
@@ -302,7 +297,7 @@ impl Engine {
         self.settle();
     }
 
-    fn each_anonymous(&mut self, start: u64, end: u64, act: fn(&mut Engine, u64, u64)) {
+    pub fn each_anonymous(&mut self, start: u64, end: u64, act: fn(&mut Engine, u64, u64)) {
         self.each_region(start, end, |engine, part| {
             if part.kind == Kind::Anonymous {
                 act(engine, part.start, part.end);
@@ -311,7 +306,7 @@ impl Engine {
     }
 
     /// Calls `act` for each region of a range, clipped to it.
-    fn each_region(&mut self, start: u64, end: u64, mut act: impl FnMut(&mut Engine, &Region)) {
+    pub fn each_region(&mut self, start: u64, end: u64, mut act: impl FnMut(&mut Engine, &Region)) {
         let mut at = start;
         while at < end {
             let Some(part) = self.io.layout.overlaps(at, end).next() else {

@@ -53,7 +53,9 @@ fn boot() -> Option<&'static Boot> {
     unsafe { BOOT.load(Ordering::Acquire).as_ref() }
 }
 
-fn is_stretched() -> bool {
+/// Whether the program spans its nodes. Does not change while the address space
+/// is locked, but by the one who holds the lock.
+pub fn is_stretched() -> bool {
     STRETCHED.load(Ordering::Acquire)
 }
 
@@ -215,17 +217,9 @@ impl Change {
 
     /// Calls `act` for the mapped parts of a range.
     fn each_mapped(&mut self, start: usize, length: usize, act: fn(&mut Engine, u64, u64)) {
-        let Some(engine) = self.engine() else {
-            return;
-        };
-        let end = (start + length) as u64;
-        let mut at = start as u64;
-        while at < end {
-            let Some(part) = engine.io.layout.overlaps(at, end).next() else {
-                return;
-            };
-            at = part.end;
-            act(engine, part.start, part.end);
+        if let Some(engine) = self.engine() {
+            let (start, end) = (start as u64, (start + length) as u64);
+            engine.each_region(start, end, |engine, part| act(engine, part.start, part.end));
         }
     }
 
@@ -246,7 +240,7 @@ impl Change {
     /// The kernel refused to move a range.
     pub fn stayed(&mut self, start: usize, length: usize) {
         if let Some(engine) = self.engine() {
-            engine.home_stayed(start as u64, (start + length) as u64);
+            engine.watch_again(start as u64, (start + length) as u64);
         }
     }
 
