@@ -1,0 +1,183 @@
+//! Guest RAM: one memfd, mapped once, below and above the hole for devices.
+//!
+//! ```text
+//! 0 .. 3 GiB              RAM, as much as there is
+//! 0xc000_0000 .. 4 GiB    devices: see the constants below
+//! 4 GiB ..                the rest of the RAM, then 64-bit windows of devices
+//! ```
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::sync::Arc;
+
+use thiserror::Error;
+use vm_memory::{
+    Address, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
+    GuestRegionMmap, MmapRegion,
+};
+use weft_soft::{Access, Memory, Unbacked};
+
+/// First address of the hole for devices below 4 GiB.
+pub const DEVICE_HOLE: u64 = 0xc000_0000;
+/// 32-bit windows of PCI devices: from [`DEVICE_HOLE`] up to here.
+pub const PCI_WINDOW_END: u64 = 0xe000_0000;
+/// PCI Express configuration space (ECAM), one bus: 1 MiB.
+pub const ECAM: u64 = 0xe000_0000;
+/// I/O APIC.
+pub const IO_APIC: u64 = 0xfec0_0000;
+/// Local APICs: the same address for every CPU; also where MSIs are written.
+pub const LOCAL_APIC: u64 = 0xfee0_0000;
+/// Memory goes on here.
+pub const FOUR_GIB: u64 = 1 << 32;
+
+/// Why a guest's memory could not be had.
+#[derive(Debug, Error)]
+pub enum MemoryError {
+    /// Zero, or no multiple of the page size.
+    #[error("memory of {0} bytes: it must be a multiple of 4096, 4 MiB at least")]
+    Size(u64),
+    /// No file for it.
+    #[error("no memory file of {size} bytes")]
+    File {
+        /// Asked for.
+        size: u64,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+    /// No room to map it.
+    #[error("cannot map {size} bytes of guest memory: {reason}")]
+    Map {
+        /// Asked for.
+        size: u64,
+        /// The library's words.
+        reason: String,
+    },
+}
+
+/// Guest RAM. Clones are the same memory.
+#[derive(Clone)]
+pub struct Ram {
+    mapped: Arc<GuestMemoryMmap>,
+    size: u64,
+}
+
+impl Ram {
+    /// `size` bytes, all zero, from a memfd: nothing is used before it is touched.
+    pub fn new(size: u64) -> Result<Self, MemoryError> {
+        if size < 4 << 20 || !size.is_multiple_of(weft_soft::environment::PAGE_SIZE) {
+            return Err(MemoryError::Size(size));
+        }
+        let file = memory_file(size).map_err(|source| MemoryError::File { size, source })?;
+        let file = Arc::new(file);
+        let low = size.min(DEVICE_HOLE);
+        let mut parts = vec![(0, low, 0)];
+        if size > low {
+            parts.push((FOUR_GIB, size - low, low));
+        }
+        let map = |reason: String| MemoryError::Map { size, reason };
+        let mut regions = Vec::new();
+        for (start, length, offset) in parts {
+            let backing = FileOffset::from_arc(file.clone(), offset);
+            let mapping = MmapRegion::from_file(backing, length as usize)
+                .map_err(|error| map(error.to_string()))?;
+            let region = GuestRegionMmap::new(mapping, GuestAddress(start))
+                .ok_or_else(|| map("the region leaves the address space".into()))?;
+            regions.push(region);
+        }
+        let mapped =
+            GuestMemoryMmap::from_regions(regions).map_err(|error| map(error.to_string()))?;
+        Ok(Self {
+            mapped: Arc::new(mapped),
+            size,
+        })
+    }
+
+    /// Bytes of RAM.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// For devices and loaders: checked access by guest-physical address.
+    pub fn guest(&self) -> &GuestMemoryMmap {
+        &self.mapped
+    }
+
+    /// The same, shared: what a device's queue keeps.
+    pub fn shared(&self) -> Arc<GuestMemoryMmap> {
+        self.mapped.clone()
+    }
+
+    /// First guest-physical address after the RAM above 4 GiB (4 GiB when there
+    /// is none): 64-bit windows of devices may start here.
+    pub fn high_end(&self) -> u64 {
+        FOUR_GIB + self.size.saturating_sub(DEVICE_HOLE)
+    }
+
+    /// Where RAM is: guest-physical start, length in bytes, host address.
+    pub fn parts(&self) -> Vec<(u64, u64, *mut u8)> {
+        self.mapped
+            .iter()
+            .map(|region| {
+                (
+                    region.start_addr().raw_value(),
+                    region.len(),
+                    region.as_ptr(),
+                )
+            })
+            .collect()
+    }
+}
+
+impl Memory for Ram {
+    fn acquire(&self, page: u64, _: Access) -> Result<*mut u8, Unbacked> {
+        self.mapped
+            .get_host_address(GuestAddress(page))
+            .map_err(|_| Unbacked(page))
+    }
+
+    fn end(&self) -> u64 {
+        self.mapped.last_addr().raw_value() + 1
+    }
+}
+
+fn memory_file(size: u64) -> std::io::Result<File> {
+    // SAFETY: the name is a terminated string; the call touches nothing else of ours.
+    let descriptor = unsafe { libc::memfd_create(c"weft-guest-ram".as_ptr(), libc::MFD_CLOEXEC) };
+    if descriptor < 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    // SAFETY: memfd_create just gave this descriptor to us alone.
+    let file = unsafe { File::from_raw_fd(descriptor) };
+    file.set_len(size)?;
+    debug_assert!(file.as_raw_fd() >= 0);
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vm_memory::Bytes;
+
+    #[test]
+    fn memory_skips_the_hole() {
+        let ram = Ram::new(DEVICE_HOLE + (8 << 20)).unwrap();
+        assert_eq!(ram.high_end(), FOUR_GIB + (8 << 20));
+        assert_eq!(ram.end(), FOUR_GIB + (8 << 20));
+        assert_eq!(
+            ram.acquire(DEVICE_HOLE, Access::Read),
+            Err(Unbacked(DEVICE_HOLE))
+        );
+        ram.guest()
+            .write_obj(7_u32, GuestAddress(FOUR_GIB))
+            .unwrap();
+        let page = ram.acquire(FOUR_GIB, Access::Write).unwrap();
+        // SAFETY: the page was just acquired and is 4096 bytes long.
+        assert_eq!(unsafe { page.cast::<u32>().read() }, 7);
+    }
+
+    #[test]
+    fn odd_sizes_are_refused() {
+        assert!(matches!(Ram::new(0), Err(MemoryError::Size(0))));
+        assert!(matches!(Ram::new((8 << 20) + 1), Err(MemoryError::Size(_))));
+    }
+}
