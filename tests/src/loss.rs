@@ -28,6 +28,8 @@ use crate::suite::run_native;
 
 /// The exit code for a lost node.
 const EXIT_NODE_LOST: i32 = 122;
+/// The exit code when the nodes that are left have no room for the program.
+const EXIT_NO_ROOM: i32 = 123;
 /// The exit code when nothing was started.
 const EXIT_NOT_STARTED: i32 = 125;
 /// How long a node may take to start its slice.
@@ -332,6 +334,13 @@ fn judge_end(
                 reasons.push("the message does not name the node".to_string());
             }
             format!("ended {:.2} s after", after.as_secs_f64())
+        }
+        // Nothing was on the node yet, but the program needs its room.
+        End::Exit(EXIT_NO_ROOM)
+            if outcome.stderr.contains("nothing was on it")
+                && outcome.stderr.contains("no room") =>
+        {
+            "ended for want of the lost node's room".to_string()
         }
         // The loss came before the program.
         End::Exit(EXIT_NOT_STARTED) if is_empty(&outcome.stdout) => {
