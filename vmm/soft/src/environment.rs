@@ -39,6 +39,12 @@ pub trait Memory: Send + Sync {
 /// Sizes are 1, 2, 4 or 8 bytes for memory-mapped I/O, 1, 2 or 4 for ports.
 /// What nobody answers reads as ones and is written to nowhere.
 pub trait Environment {
+    /// The guest's TSC as of the call that follows, where instructions are the
+    /// clock: the environment cannot know it then. Called before every other
+    /// call of a deterministic vCPU, and by no other.
+    fn set_now(&mut self, tsc: u64) {
+        let _ = tsc;
+    }
     /// Reads a device's register.
     fn mmio_read(&mut self, address: u64, data: &mut [u8]);
     /// Writes a device's register.

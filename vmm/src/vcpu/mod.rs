@@ -31,6 +31,9 @@ pub enum VcpuError {
         /// Instruction or event, with its address.
         what: String,
     },
+    /// A budget of instructions was set where none are counted.
+    #[error("this back end does not count instructions")]
+    Uncounted,
 }
 
 /// One virtual CPU. Made on any thread; `run` and the state calls always on the
@@ -46,6 +49,37 @@ pub trait Vcpu: Send {
     /// Makes the CPU what `state` says.
     fn restore(&mut self, state: &CpuState) -> Result<(), VcpuError>;
 
+    /// Makes the guest's TSC what the host's shows plus `offset`, modulo 2^64;
+    /// where instructions are the clock, their count plus `offset`. Also part of
+    /// the state (`CpuState::tsc_offset`), but cheap to change alone.
+    fn set_tsc_offset(&mut self, offset: u64) -> Result<(), VcpuError>;
+
+    /// From now on at most so many instructions are executed before `run` comes
+    /// back with [`Exit::Deadline`]; `None`: no limit. Only a back end that
+    /// counts instructions takes it.
+    fn set_budget(&mut self, instructions: Option<u64>) -> Result<(), VcpuError> {
+        let _ = instructions;
+        Err(VcpuError::Uncounted)
+    }
+
+    /// Instructions executed since it was made or restored (then counted on
+    /// from the state's); 0 where they are not counted.
+    fn instructions(&self) -> u64 {
+        0
+    }
+
     /// What makes `run` come back.
     fn kicker(&self) -> Arc<dyn Kick>;
+}
+
+/// Makes the vCPUs of one machine.
+pub trait BackEnd: Send + Sync {
+    /// `kvm` or `soft`.
+    fn name(&self) -> &'static str;
+
+    /// Ticks of the guest's TSC in a second.
+    fn tsc_hz(&self) -> u64;
+
+    /// The vCPU whose local APIC identifier is `id`, in its reset state.
+    fn create(&self, id: u32) -> Result<Box<dyn Vcpu>, VcpuError>;
 }

@@ -1,0 +1,195 @@
+//! What a machine is asked to be, before it is checked.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// Most vCPUs of one machine: xAPIC identifiers are 8 bits, and 255 means all.
+pub const CPUS_MAX: u32 = 255;
+
+/// Which back end runs the vCPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BackEndChoice {
+    /// Hardware KVM where there is one, else software.
+    #[default]
+    Auto,
+    /// KVM, quirks included where it needs them.
+    Kvm,
+    /// The software vCPU.
+    Soft,
+}
+
+/// A disk: a raw image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Disk {
+    /// The file or block device.
+    pub path: PathBuf,
+    /// The guest may not write to it.
+    #[serde(default)]
+    pub read_only: bool,
+}
+
+/// A port of the host that reaches a port of the guest (user-mode network).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Forward {
+    /// TCP port on the host's loopback.
+    pub host_port: u16,
+    /// TCP port in the guest.
+    pub guest_port: u16,
+}
+
+/// Where a network card's frames go.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+pub enum Network {
+    /// A tap device of the host, by name.
+    Tap {
+        /// Its name.
+        name: String,
+    },
+    /// A network stack in this process: needs no privilege.
+    User {
+        /// Ways in.
+        #[serde(default)]
+        forwards: Vec<Forward>,
+    },
+}
+
+/// A whole machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Configuration {
+    /// vCPUs.
+    pub cpus: u32,
+    /// Guest RAM, in bytes.
+    pub memory_bytes: u64,
+    /// Who runs the vCPUs.
+    #[serde(default)]
+    pub back_end: BackEndChoice,
+    /// Guest time is the instruction count: a run repeats exactly. `soft` only.
+    #[serde(default)]
+    pub deterministic: bool,
+    /// Kernel image: vmlinux, bzImage, PVH or Multiboot ELF.
+    pub kernel: PathBuf,
+    /// Initial RAM file system.
+    #[serde(default)]
+    pub initrd: Option<PathBuf>,
+    /// The kernel's command line, as it is.
+    #[serde(default)]
+    pub command_line: String,
+    /// Disks, in the order in which the guest finds them.
+    #[serde(default)]
+    pub disks: Vec<Disk>,
+    /// Network cards, likewise.
+    #[serde(default)]
+    pub networks: Vec<Network>,
+    /// A virtio console (hvc0) beside the serial port.
+    #[serde(default)]
+    pub virtio_console: bool,
+    /// The port 0xf4 that ends the machine with an exit code.
+    #[serde(default)]
+    pub debug_exit: bool,
+}
+
+/// What a configuration asks for that cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Invalid {
+    /// No CPU, or more than an xAPIC can name.
+    #[error("{0} vCPUs: 1 to {CPUS_MAX} are possible")]
+    Cpus(u32),
+    /// See [`crate::memory::Ram::new`].
+    #[error("memory of {0} bytes: it must be a multiple of 4096, 4 MiB at least")]
+    Memory(u64),
+    /// Only the software vCPU counts instructions.
+    #[error("a deterministic run needs the back end soft")]
+    Deterministic,
+    /// Several forwards of one host port.
+    #[error("host port {0} is forwarded twice")]
+    Forward(u16),
+}
+
+impl Configuration {
+    /// A machine of one vCPU with nothing but a serial port.
+    pub fn new(kernel: PathBuf, memory_bytes: u64) -> Self {
+        Self {
+            cpus: 1,
+            memory_bytes,
+            back_end: BackEndChoice::Auto,
+            deterministic: false,
+            kernel,
+            initrd: None,
+            command_line: String::new(),
+            disks: Vec::new(),
+            networks: Vec::new(),
+            virtio_console: false,
+            debug_exit: false,
+        }
+    }
+
+    /// Refuses what cannot be, before anything is opened.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        if self.cpus == 0 || self.cpus > CPUS_MAX {
+            return Err(Invalid::Cpus(self.cpus));
+        }
+        if self.memory_bytes < 4 << 20
+            || !self
+                .memory_bytes
+                .is_multiple_of(weft_soft::environment::PAGE_SIZE)
+        {
+            return Err(Invalid::Memory(self.memory_bytes));
+        }
+        if self.deterministic && self.back_end == BackEndChoice::Kvm {
+            return Err(Invalid::Deterministic);
+        }
+        let mut ports = std::collections::BTreeSet::new();
+        for network in &self.networks {
+            let Network::User { forwards } = network else {
+                continue;
+            };
+            for forward in forwards {
+                if !ports.insert(forward.host_port) {
+                    return Err(Invalid::Forward(forward.host_port));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_is_refused_by_name() {
+        let good = Configuration::new("vmlinux".into(), 64 << 20);
+        assert_eq!(good.validate(), Ok(()));
+        let with = |change: &dyn Fn(&mut Configuration)| {
+            let mut changed = good.clone();
+            change(&mut changed);
+            changed.validate()
+        };
+        assert_eq!(with(&|c| c.cpus = 0), Err(Invalid::Cpus(0)));
+        assert_eq!(with(&|c| c.cpus = 256), Err(Invalid::Cpus(256)));
+        assert_eq!(with(&|c| c.memory_bytes = 4097), Err(Invalid::Memory(4097)));
+        let deterministic_kvm = |c: &mut Configuration| {
+            c.deterministic = true;
+            c.back_end = BackEndChoice::Kvm;
+        };
+        assert_eq!(with(&deterministic_kvm), Err(Invalid::Deterministic));
+        let twice = |c: &mut Configuration| {
+            let forward = Forward {
+                host_port: 2222,
+                guest_port: 22,
+            };
+            c.networks = vec![Network::User {
+                forwards: vec![forward, forward],
+            }];
+        };
+        assert_eq!(with(&twice), Err(Invalid::Forward(2222)));
+    }
+}
