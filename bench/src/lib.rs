@@ -6,10 +6,11 @@
 //!
 //! - [`program`] runs a program natively or under `weft` and reads what it says.
 //! - [`raw`] is the baseline: sockets without Weft.
-//! - [`micro`] and [`elastic`] are the benchmarks; [`results`] writes.
+//! - [`micro`], [`elastic`] and [`vm`] are the benchmarks; [`results`] writes.
 
 pub mod elastic;
 pub mod micro;
 pub mod program;
 pub mod raw;
 pub mod results;
+pub mod vm;

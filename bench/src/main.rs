@@ -10,13 +10,15 @@ use weft_bench::micro;
 use weft_bench::program::Place;
 use weft_bench::raw::{self, Kind};
 use weft_bench::results::Table;
+use weft_bench::vm::soft::{Images, soft};
 
-const BENCHMARKS: [&str; 5] = [
+const BENCHMARKS: [&str; 6] = [
     "latency",
     "unstretched",
     "throughput",
     "elastic-unshaped",
     "elastic-gigabit",
+    "vm-soft",
 ];
 
 /// Measures weft against native runs and raw sockets.
@@ -29,6 +31,9 @@ struct Options {
     /// The built programs.
     #[arg(long, default_value = "target/programs")]
     programs: PathBuf,
+    /// What `make guest guest-debian` left.
+    #[arg(long, default_value = "target/guest")]
+    guest: PathBuf,
     /// Where the samples go.
     #[arg(long, default_value = "bench/results")]
     results: PathBuf,
@@ -63,12 +68,21 @@ enum Part {
     },
 }
 
+impl Options {
+    fn images(&self) -> Images {
+        Images {
+            folder: self.guest.clone(),
+        }
+    }
+}
+
 fn run_one(name: &str, options: &Options, place: &Place) -> Result<Table> {
     let repeat = options.repeat.max(1);
     match name {
         "latency" => micro::latency(place, repeat),
         "unstretched" => micro::unstretched(place, repeat),
         "throughput" => micro::throughput(place, repeat),
+        "vm-soft" => soft(&place.weft, &options.images(), repeat),
         "elastic-gigabit" => elastic(place, Network::Gigabit, repeat, &options.program),
         _ => elastic(place, Network::Unshaped, repeat, &options.program),
     }

@@ -12,12 +12,14 @@
 //! - [`loss`], [`setup`] and [`user`] are the suites that need more than a
 //!   comparison: nodes that die, errors before the start, an ordinary user.
 //! - [`cluster`] starts daemons, [`namespace`] makes two hosts out of one.
+//! - [`guest`] is a virtual machine and its console.
 //! - [`report`] prints.
 
 pub mod case;
 pub mod cluster;
 pub mod context;
 pub mod corpus;
+pub mod guest;
 pub mod judge;
 pub mod loss;
 pub mod matrix;

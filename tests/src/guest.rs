@@ -1,0 +1,266 @@
+//! A virtual machine under test: its process, and the lines of its console with
+//! the time at which each came.
+//!
+//! Invariants: whoever started the machine, it is gone when the [`Guest`] is; a
+//! wait ends at its bound, whatever the guest does.
+
+use std::io::{Read, Write};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+
+/// More of a console than this is thrown away, and said.
+const CONSOLE_BYTES_MAX: usize = 16 << 20;
+/// How long a machine may take to end after its process was killed.
+const KILL: Duration = Duration::from_secs(5);
+
+/// A line of the console.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Line {
+    /// Since the process was started.
+    pub at: Duration,
+    /// Without its end.
+    pub text: String,
+}
+
+/// A machine that runs.
+pub struct Guest {
+    child: Child,
+    input: Option<ChildStdin>,
+    started: Instant,
+    coming: Receiver<Line>,
+    lines: Vec<Line>,
+    errors: Option<JoinHandle<String>>,
+}
+
+/// A machine that ended, or was ended.
+#[derive(Debug, Clone)]
+pub struct Ended {
+    /// `None` when it did not end within its bound and was killed.
+    pub status: Option<ExitStatus>,
+    /// From start to end.
+    pub took: Duration,
+    /// The whole console.
+    pub lines: Vec<Line>,
+    /// What the monitor wrote to standard error.
+    pub stderr: String,
+}
+
+impl Guest {
+    /// Starts `command`, whose standard output is the console.
+    pub fn start(command: &mut Command) -> Result<Guest> {
+        let started = Instant::now();
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start {}", command.get_program().display()))?;
+        let output = child.stdout.take().context("standard output is a pipe")?;
+        let errors = child.stderr.take().context("standard error is a pipe")?;
+        let (send, coming) = mpsc::channel();
+        thread::spawn(move || read_lines(output, started, &send));
+        Ok(Guest {
+            input: child.stdin.take(),
+            child,
+            started,
+            coming,
+            lines: Vec::new(),
+            errors: Some(thread::spawn(move || read_all(errors))),
+        })
+    }
+
+    /// The monitor's process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits for a line that contains `text`, from the first line on; `None`
+    /// when the bound or the machine's end comes first.
+    pub fn wait_for(&mut self, text: &str, bound: Duration) -> Option<Line> {
+        if let Some(line) = self.lines.iter().find(|line| line.text.contains(text)) {
+            return Some(line.clone());
+        }
+        let deadline = Instant::now() + bound;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let line = self.coming.recv_timeout(left).ok()?;
+            self.lines.push(line.clone());
+            if line.text.contains(text) {
+                return Some(line);
+            }
+        }
+    }
+
+    /// Types on the console.
+    pub fn write(&mut self, text: &str) -> Result<()> {
+        let input = self.input.as_mut().context("the console is closed")?;
+        input.write_all(text.as_bytes())?;
+        Ok(input.flush()?)
+    }
+
+    /// Kills the monitor, as a machine that loses its power.
+    pub fn kill(&mut self) -> Result<()> {
+        Ok(self.child.kill()?)
+    }
+
+    /// Waits for the end, at most `bound`; then kills.
+    pub fn finish(mut self, bound: Duration) -> Result<Ended> {
+        let deadline = Instant::now() + bound;
+        let status = loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.coming.recv_timeout(left) {
+                Ok(line) => self.lines.push(line),
+                Err(RecvTimeoutError::Timeout) => break None,
+                // The console is closed: the process ends, or has.
+                Err(RecvTimeoutError::Disconnected) => break self.reap(deadline)?,
+            }
+        };
+        let took = self.started.elapsed();
+        if status.is_none() {
+            self.child.kill()?;
+            self.reap(Instant::now() + KILL)?;
+        }
+        let stderr = self.errors.take().and_then(|reader| reader.join().ok());
+        Ok(Ended {
+            status,
+            took,
+            lines: std::mem::take(&mut self.lines),
+            stderr: stderr.unwrap_or_default(),
+        })
+    }
+
+    fn reap(&mut self, deadline: Instant) -> Result<Option<ExitStatus>> {
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(Some(status));
+            }
+            if Instant::now() > deadline {
+                return Ok(None);
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        // Ended already: nothing to kill, and its status was taken.
+        if matches!(self.child.try_wait(), Ok(None)) {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+impl Ended {
+    /// The console as one text.
+    pub fn console(&self) -> String {
+        let lines: Vec<&str> = self.lines.iter().map(|line| line.text.as_str()).collect();
+        lines.join("\n")
+    }
+
+    /// The first line that contains `text`.
+    pub fn line(&self, text: &str) -> Option<&Line> {
+        self.lines.iter().find(|line| line.text.contains(text))
+    }
+
+    /// Whether the machine ended by itself, and well.
+    pub fn ended_well(&self) -> bool {
+        self.status.is_some_and(|status| status.success())
+    }
+
+    /// The last `count` lines, for a report.
+    pub fn tail(&self, count: usize) -> String {
+        let from = self.lines.len().saturating_sub(count);
+        let lines: Vec<&str> = self.lines[from..]
+            .iter()
+            .map(|line| line.text.as_str())
+            .collect();
+        lines.join("\n")
+    }
+}
+
+/// Splits what comes at line ends. A prompt without one is a line when nothing
+/// follows it in the same piece.
+fn read_lines(mut output: impl Read, started: Instant, send: &mpsc::Sender<Line>) {
+    let mut buffer = [0; 64 << 10];
+    let mut rest = Vec::new();
+    let mut seen = 0;
+    while let Ok(count @ 1..) = output.read(&mut buffer) {
+        let at = started.elapsed();
+        seen += count;
+        if seen > CONSOLE_BYTES_MAX {
+            // Read on, so that the guest is not held up.
+            continue;
+        }
+        rest.extend_from_slice(&buffer[..count]);
+        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = rest.drain(..=end).collect();
+            let text = String::from_utf8_lossy(&line).trim_end().to_string();
+            if send.send(Line { at, text }).is_err() {
+                return;
+            }
+        }
+    }
+    if !rest.is_empty() || seen > CONSOLE_BYTES_MAX {
+        let mut text = String::from_utf8_lossy(&rest).trim_end().to_string();
+        if seen > CONSOLE_BYTES_MAX {
+            text = format!("[the console wrote {seen} bytes; the rest is not kept]");
+        }
+        let at = started.elapsed();
+        let _ = send.send(Line { at, text });
+    }
+}
+
+fn read_all(mut errors: impl Read) -> String {
+    let mut bytes = Vec::new();
+    let mut buffer = [0; 4096];
+    while let Ok(count @ 1..) = errors.read(&mut buffer) {
+        if bytes.len() < CONSOLE_BYTES_MAX {
+            bytes.extend_from_slice(&buffer[..count]);
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOUND: Duration = Duration::from_secs(20);
+
+    fn shell(script: &str) -> Guest {
+        Guest::start(Command::new("sh").args(["-c", script])).expect("there is a shell")
+    }
+
+    #[test]
+    fn lines_come_with_their_time() {
+        let mut guest = shell("echo one; read answer; echo \"got $answer\" >&2; printf two");
+        assert!(guest.wait_for("one", BOUND).is_some());
+        guest.write("hello\n").expect("the console is open");
+        let ended = guest.finish(BOUND).expect("it ends");
+        assert!(ended.ended_well());
+        assert_eq!(ended.console(), "one\ntwo");
+        assert_eq!(ended.stderr, "got hello\n");
+        assert!(ended.lines[0].at <= ended.lines[1].at);
+    }
+
+    #[test]
+    fn a_machine_that_hangs_is_killed() {
+        let guest = shell("echo up; exec sleep 100");
+        let ended = guest.finish(Duration::from_millis(200)).expect("killed");
+        assert_eq!(ended.status, None);
+        assert!(ended.line("up").is_some());
+    }
+
+    #[test]
+    fn waiting_ends_with_the_machine() {
+        let mut guest = shell("echo nothing");
+        assert_eq!(guest.wait_for("something", BOUND), None);
+        assert!(guest.finish(BOUND).expect("it ends").ended_well());
+    }
+}
