@@ -7,12 +7,14 @@
 //! | [`bus`] | which device answers at which address or port |
 //! | [`part`] | what every device and controller can: stand still, save, restore |
 //! | [`interrupts`] | local APICs, I/O APIC, message-signalled interrupts |
+//! | [`confine`] | what the process may still do once a guest runs |
 //! | [`vcpu`] | the back ends of a virtual CPU behind one trait |
 //! | [`machine`] | the parts put together, and their life |
 //!
 //! A room may use those above it in this list, and `weft-soft`.
 
 pub mod bus;
+pub mod confine;
 pub mod interrupts;
 pub mod machine;
 pub mod memory;

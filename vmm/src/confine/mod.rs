@@ -1,0 +1,226 @@
+//! What the process that runs guests may still do once a guest runs.
+//!
+//! A guest that breaks out of its vCPU or of a device finds itself in a thread
+//! that may do little more than that thread's work:
+//!
+//! ```text
+//! open files, sockets, /dev/kvm ──▶ drop user ──▶ prepare ──▶ threads, each: enter ──▶ guest
+//!                                  (privilege)    (here)             (here)
+//! ```
+//!
+//! - [`prepare`] is called once, by the first thread, before it makes others: no
+//!   new privileges, no core file, every descriptor closed on exec, and a handler
+//!   for what the filters refuse.
+//! - [`enter`] is called by each thread when it has what it needs; from then on
+//!   its filter (`rules`) holds for that thread, and cannot be taken off. A thread
+//!   made afterwards starts with its maker's filter, so threads are made first.
+//! - Without [`prepare`] (unit tests, embedding), [`enter`] does nothing.
+//!
+//! A refused call ends the process with [`EXIT_REFUSED`] and a sentence that
+//! names the thread and the call. With [`Mode::Log`] the call is let through and
+//! the kernel's audit log names it instead.
+
+mod limits;
+pub mod privilege;
+mod rules;
+mod violation;
+
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+use thiserror::Error;
+
+pub use violation::{EXIT_REFUSED, at_violation};
+
+/// Whether calls outside a thread's work are refused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// They end the process.
+    #[default]
+    Enforce,
+    /// The kernel logs them (`type=1326` in the audit or kernel log) and lets them pass.
+    Log,
+    /// No filters.
+    Off,
+}
+
+/// What a thread does, and so what it may ask of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ThreadKind {
+    /// Owns the machine: signals, start, stop, restart.
+    Main,
+    /// Runs a guest CPU in software.
+    SoftVcpu,
+    /// Runs a guest CPU on `/dev/kvm`.
+    KvmVcpu,
+    /// Reads and writes disk images.
+    Block,
+    /// Moves packets between a tap device and the guest.
+    Network,
+    /// A network in user space: its connections are this host's.
+    UserNetwork,
+    /// Any other device, and timers: reads, writes and waits on what is open.
+    Device,
+    /// Serves the HTTP API.
+    Api,
+    /// Carries the guest's console to a terminal or a socket.
+    Console,
+}
+
+impl ThreadKind {
+    /// Every kind.
+    pub const ALL: [ThreadKind; 9] = [
+        ThreadKind::Main,
+        ThreadKind::SoftVcpu,
+        ThreadKind::KvmVcpu,
+        ThreadKind::Block,
+        ThreadKind::Network,
+        ThreadKind::UserNetwork,
+        ThreadKind::Device,
+        ThreadKind::Api,
+        ThreadKind::Console,
+    ];
+
+    /// For messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            ThreadKind::Main => "main",
+            ThreadKind::SoftVcpu => "soft vCPU",
+            ThreadKind::KvmVcpu => "KVM vCPU",
+            ThreadKind::Block => "block device",
+            ThreadKind::Network => "network device",
+            ThreadKind::UserNetwork => "user-mode network",
+            ThreadKind::Device => "device",
+            ThreadKind::Api => "API",
+            ThreadKind::Console => "console",
+        }
+    }
+}
+
+/// Why a thread could not be confined.
+#[derive(Debug, Error)]
+pub enum ConfineError {
+    /// The kernel has no seccomp filters, or refused this one.
+    #[error("cannot install the system call filter of the {kind} thread (CONFIG_SECCOMP_FILTER)")]
+    Install {
+        /// Whose.
+        kind: &'static str,
+        /// The kernel's answer.
+        source: seccompiler::Error,
+    },
+    /// A filter does not compile: a mistake in `rules`.
+    #[error("the system call filter of the {kind} thread does not compile")]
+    Compile {
+        /// Whose.
+        kind: &'static str,
+        /// What is wrong with it.
+        source: seccompiler::BackendError,
+    },
+    /// A call of the preparation failed.
+    #[error("cannot {what}")]
+    Prepare {
+        /// What was tried.
+        what: &'static str,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+}
+
+/// The compiled filters of this process; absent until [`prepare`], and with
+/// [`Mode::Off`].
+static FILTERS: OnceLock<Filters> = OnceLock::new();
+
+struct Filters {
+    by_kind: BTreeMap<ThreadKind, BpfProgram>,
+    /// Beside the first thread's own.
+    no_clone3: BpfProgram,
+}
+
+/// Prepares this process; see the module's description. A second call changes
+/// nothing.
+pub fn prepare(mode: Mode) -> Result<(), ConfineError> {
+    limits::close_on_exec()?;
+    if mode == Mode::Off {
+        return Ok(());
+    }
+    limits::no_new_privileges()?;
+    limits::no_core_file()?;
+    violation::install()?;
+    let filters = Filters::compile(mode)?;
+    // Somebody else's filters, if they were first, are as good.
+    let _ = FILTERS.set(filters);
+    Ok(())
+}
+
+/// Confines the calling thread for the rest of its life.
+pub fn enter(kind: ThreadKind) -> Result<(), ConfineError> {
+    let Some(filters) = FILTERS.get() else {
+        return Ok(());
+    };
+    violation::name_thread(kind);
+    let before = (kind == ThreadKind::Main).then_some(&filters.no_clone3);
+    for program in before.into_iter().chain(filters.by_kind.get(&kind)) {
+        seccompiler::apply_filter(program).map_err(|source| ConfineError::Install {
+            kind: kind.name(),
+            source,
+        })?;
+    }
+    Ok(())
+}
+
+impl Filters {
+    fn compile(mode: Mode) -> Result<Filters, ConfineError> {
+        let otherwise = match mode {
+            Mode::Log => SeccompAction::Log,
+            Mode::Enforce | Mode::Off => SeccompAction::Trap,
+        };
+        let mut by_kind = BTreeMap::new();
+        for kind in ThreadKind::ALL {
+            let program = rules::rules(kind)
+                .and_then(|rules| compile(rules, otherwise.clone(), SeccompAction::Allow))
+                .map_err(|source| ConfineError::Compile {
+                    kind: kind.name(),
+                    source,
+                })?;
+            by_kind.insert(kind, program);
+        }
+        let unknown_call = SeccompAction::Errno(libc::ENOSYS as u32);
+        let no_clone3 =
+            compile(rules::no_clone3(), SeccompAction::Allow, unknown_call).map_err(|source| {
+                ConfineError::Compile {
+                    kind: "main",
+                    source,
+                }
+            })?;
+        Ok(Filters { by_kind, no_clone3 })
+    }
+}
+
+fn compile(
+    rules: rules::Rules,
+    otherwise: SeccompAction,
+    matched: SeccompAction,
+) -> Result<BpfProgram, seccompiler::BackendError> {
+    let target = seccompiler::TargetArch::x86_64;
+    SeccompFilter::new(rules, otherwise, matched, target)?.try_into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_filter_compiles_and_fits() {
+        // The kernel takes at most 4096 instructions (BPF_MAXINSNS).
+        for (kind, program) in Filters::compile(Mode::Enforce).unwrap().by_kind {
+            assert!(program.len() < 1024, "{}: {}", kind.name(), program.len());
+        }
+    }
+
+    #[test]
+    fn without_preparation_nothing_is_confined() {
+        enter(ThreadKind::SoftVcpu).unwrap();
+        std::fs::metadata("/").unwrap();
+    }
+}

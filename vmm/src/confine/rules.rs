@@ -1,0 +1,259 @@
+//! Which system calls each kind of thread may make.
+//!
+//! Nobody may open a file, execute a program, make a process, map memory that
+//! is executable, or send a signal to another process. What is listed is what
+//! the thread's own work does, and what Rust, the C library and io_uring do
+//! under it; a comment says which where it is not plain.
+
+use std::collections::BTreeMap;
+
+use seccompiler::{BackendError, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule};
+
+use super::ThreadKind;
+
+/// The rules of one filter: a call with no rule is allowed whatever its
+/// arguments; with several, one must hold.
+pub(super) type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+
+/// Any arguments.
+const EVERY_THREAD: [i64; 32] = [
+    // What is open.
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_readv,
+    libc::SYS_writev,
+    libc::SYS_close,
+    libc::SYS_poll,
+    libc::SYS_ppoll,
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_ctl,
+    libc::SYS_timerfd_settime,
+    // Memory; what maps or protects it is below.
+    libc::SYS_brk,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_madvise,
+    // Waiting and time.
+    libc::SYS_futex,
+    libc::SYS_nanosleep,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_clock_gettime,
+    libc::SYS_sched_yield,
+    libc::SYS_restart_syscall,
+    // Signals of this thread, and its end.
+    libc::SYS_rt_sigreturn,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_sigaltstack,
+    libc::SYS_gettid,
+    libc::SYS_getpid,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    // The C library: its allocator counts processors, a hash map wants a seed.
+    libc::SYS_sched_getaffinity,
+    libc::SYS_getrandom,
+    // A thread's start.
+    libc::SYS_rseq,
+    libc::SYS_set_robust_list,
+];
+
+/// A block device: positioned transfers, flush, discard, io_uring.
+const BLOCK: [i64; 12] = [
+    libc::SYS_pread64,
+    libc::SYS_pwrite64,
+    libc::SYS_preadv,
+    libc::SYS_pwritev,
+    libc::SYS_preadv2,
+    libc::SYS_pwritev2,
+    libc::SYS_fsync,
+    libc::SYS_fdatasync,
+    libc::SYS_fallocate,
+    libc::SYS_fstat,
+    libc::SYS_lseek,
+    libc::SYS_io_uring_enter,
+];
+
+/// Transfers over a connection that is there.
+const CONNECTION: [i64; 8] = [
+    libc::SYS_recvfrom,
+    libc::SYS_sendto,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_shutdown,
+    libc::SYS_accept4,
+    libc::SYS_getsockopt,
+    libc::SYS_fcntl,
+];
+
+/// Connections made and taken on a guest's behalf; their families are below.
+const USER_NETWORK: [i64; 8] = [
+    libc::SYS_bind,
+    libc::SYS_connect,
+    libc::SYS_listen,
+    libc::SYS_setsockopt,
+    libc::SYS_getsockname,
+    libc::SYS_getpeername,
+    libc::SYS_recvmmsg,
+    libc::SYS_sendmmsg,
+];
+
+/// The first thread: sockets removed at the end, and a machine made anew on what
+/// is open already when the guest restarts.
+const MAIN: [i64; 10] = [
+    libc::SYS_unlinkat,
+    libc::SYS_memfd_create,
+    libc::SYS_ftruncate,
+    libc::SYS_eventfd2,
+    libc::SYS_epoll_create1,
+    libc::SYS_timerfd_create,
+    libc::SYS_io_uring_setup,
+    libc::SYS_io_uring_register,
+    // A new thread's own filter.
+    libc::SYS_seccomp,
+    // Answered with ENOSYS: see `no_clone3`.
+    libc::SYS_clone3,
+];
+/// What a call to `clone` must ask for: a thread of this process.
+const THREAD_FLAGS: u64 = (libc::CLONE_VM | libc::CLONE_THREAD) as u64;
+
+/// The highest bit of a KVM request's number: set in those to a vCPU
+/// (`Documentation/virt/kvm/api.rst`, "KVM_RUN" is 0x80), clear in those to a
+/// machine or to `/dev/kvm`. With the type, 0xae.
+const VCPU_REQUEST_MASK: u64 = 0xff80;
+const VCPU_REQUEST: u64 = 0xae80;
+/// Any request to KVM, by its type.
+const KVM_REQUEST_MASK: u64 = 0xff00;
+const KVM_REQUEST: u64 = 0xae00;
+/// `TUNSETOFFLOAD`, `TUNSETVNETHDRSZ`: what a driver negotiates after start
+/// (`include/uapi/linux/if_tun.h`).
+const TUN_SET_OFFLOAD: u64 = 0x4004_54d0;
+const TUN_SET_HEADER_SIZE: u64 = 0x4004_54d8;
+
+/// The rules of a kind.
+pub(super) fn rules(kind: ThreadKind) -> Result<Rules, BackendError> {
+    let mut rules = common()?;
+    match kind {
+        ThreadKind::Main => main(&mut rules)?,
+        ThreadKind::SoftVcpu | ThreadKind::Device => {}
+        ThreadKind::KvmVcpu => {
+            let vcpu = argument(1, SeccompCmpOp::MaskedEq(VCPU_REQUEST_MASK), VCPU_REQUEST)?;
+            when(&mut rules, libc::SYS_ioctl, vec![vcpu])?;
+        }
+        ThreadKind::Block => allow(&mut rules, &BLOCK),
+        ThreadKind::Network => tap(&mut rules)?,
+        ThreadKind::UserNetwork => user_network(&mut rules)?,
+        ThreadKind::Api => allow(&mut rules, &CONNECTION),
+        ThreadKind::Console => {
+            allow(&mut rules, &CONNECTION);
+            terminal_size(&mut rules)?;
+        }
+    }
+    Ok(rules)
+}
+
+/// What the first thread may do. A thread begins with its maker's filter, and its
+/// own narrows it: so this one allows what any other does, but is never under the
+/// guest's hands.
+fn main(rules: &mut Rules) -> Result<(), BackendError> {
+    allow(rules, &MAIN);
+    allow(rules, &CONNECTION);
+    allow(rules, &BLOCK);
+    terminal_size(rules)?;
+    tap(rules)?;
+    user_network(rules)?;
+    let kvm = SeccompCmpOp::MaskedEq(KVM_REQUEST_MASK);
+    when(rules, libc::SYS_ioctl, vec![argument(1, kvm, KVM_REQUEST)?])?;
+    let thread = SeccompCmpOp::MaskedEq(THREAD_FLAGS);
+    when(
+        rules,
+        libc::SYS_clone,
+        vec![argument(0, thread, THREAD_FLAGS)?],
+    )?;
+    let privileges = argument(0, SeccompCmpOp::Eq, libc::PR_SET_NO_NEW_PRIVS as u64)?;
+    when(rules, libc::SYS_prctl, vec![privileges])
+}
+
+/// Has `clone3` fail with ENOSYS, so that the C library makes threads with
+/// `clone`, whose flags a filter can see.
+pub(super) fn no_clone3() -> Rules {
+    Rules::from([(libc::SYS_clone3, Vec::new())])
+}
+
+fn tap(rules: &mut Rules) -> Result<(), BackendError> {
+    for request in [TUN_SET_OFFLOAD, TUN_SET_HEADER_SIZE] {
+        let request = argument(1, SeccompCmpOp::Eq, request)?;
+        when(rules, libc::SYS_ioctl, vec![request])?;
+    }
+    Ok(())
+}
+
+fn user_network(rules: &mut Rules) -> Result<(), BackendError> {
+    allow(rules, &CONNECTION);
+    allow(rules, &USER_NETWORK);
+    for family in [libc::AF_INET, libc::AF_INET6] {
+        let family = argument(0, SeccompCmpOp::Eq, family as u64)?;
+        when(rules, libc::SYS_socket, vec![family])?;
+    }
+    Ok(())
+}
+
+/// What every thread may do.
+fn common() -> Result<Rules, BackendError> {
+    let mut rules = Rules::new();
+    allow(&mut rules, &EVERY_THREAD);
+    // No memory becomes executable any more.
+    let not_executable = SeccompCmpOp::MaskedEq(libc::PROT_EXEC as u64);
+    for call in [libc::SYS_mmap, libc::SYS_mprotect] {
+        when(
+            &mut rules,
+            call,
+            vec![argument(2, not_executable.clone(), 0)?],
+        )?;
+    }
+    // Signals to this process only: a kick of a vCPU, an abort.
+    let own = argument(0, SeccompCmpOp::Eq, u64::from(std::process::id()))?;
+    when(&mut rules, libc::SYS_tgkill, vec![own])?;
+    // A thread's name.
+    let name = argument(0, SeccompCmpOp::Eq, libc::PR_SET_NAME as u64)?;
+    when(&mut rules, libc::SYS_prctl, vec![name])?;
+    // The terminal's mode as it was, whoever ends the process. (TIOCSTI, which
+    // types at the terminal, stays forbidden.)
+    for request in [libc::TCSETS, libc::TCSETSW, libc::TCSETSF] {
+        let request = argument(1, SeccompCmpOp::Eq, request)?;
+        when(&mut rules, libc::SYS_ioctl, vec![request])?;
+    }
+    Ok(rules)
+}
+
+fn terminal_size(rules: &mut Rules) -> Result<(), BackendError> {
+    for request in [libc::TIOCGWINSZ, libc::TCGETS] {
+        let request = argument(1, SeccompCmpOp::Eq, request)?;
+        when(rules, libc::SYS_ioctl, vec![request])?;
+    }
+    Ok(())
+}
+
+fn allow(rules: &mut Rules, calls: &[i64]) {
+    for call in calls {
+        rules.insert(*call, Vec::new());
+    }
+}
+
+fn when(
+    rules: &mut Rules,
+    call: i64,
+    conditions: Vec<SeccompCondition>,
+) -> Result<(), BackendError> {
+    let rule = SeccompRule::new(conditions)?;
+    rules.entry(call).or_default().push(rule);
+    Ok(())
+}
+
+/// The kernel reads these arguments as 32 bits, whatever the upper half holds.
+fn argument(
+    index: u8,
+    operator: SeccompCmpOp,
+    value: u64,
+) -> Result<SeccompCondition, BackendError> {
+    SeccompCondition::new(index, SeccompCmpArgLen::Dword, operator, value)
+}
