@@ -1,0 +1,339 @@
+//! Blocks of decoded instructions, where they are kept, and how they are found.
+//!
+//! A block is position-independent: it is known by the guest-physical address
+//! of its first byte and the [`Mode`] it was decoded for. At most
+//! [`BLOCK_INSTRUCTIONS_MAX`] instructions, all on one page, but for a block of
+//! one instruction that crosses into the next.
+//!
+//! Invariants:
+//!
+//! - A block that is alive holds what memory holds: see [`crate::machine`].
+//! - A block that died (its page was written to, or taken away) stays in memory,
+//!   not alive, until [`CodeCache::clear`], because links and jump caches may
+//!   still point to it. They check `alive` before they follow.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::ptr::null;
+
+use iced_x86::{Decoder, Instruction};
+
+use crate::decode::DECODER_OPTIONS;
+use crate::environment::PAGE_SIZE;
+use crate::op::Op;
+
+/// Instructions in a block, at most.
+pub const BLOCK_INSTRUCTIONS_MAX: usize = 64;
+
+/// Decoded instructions that one vCPU keeps, at most: about 16 MiB. One more
+/// block, and all are dropped.
+const INSTRUCTIONS_MAX: usize = 256 << 10;
+
+/// Entries of a jump cache, a power of two.
+pub const JUMP_ENTRIES: usize = 1024;
+
+/// What a block's instructions were decoded for: all that changes the meaning of
+/// the same bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct Mode(pub u8);
+
+impl Mode {
+    /// Instructions are of 32 bits.
+    pub const BITS_32: u8 = 1;
+    /// Instructions are of 64 bits.
+    pub const BITS_64: u8 = 2;
+    /// CPL 3: memory is accessed through the user TLB.
+    pub const USER: u8 = 4;
+    /// x87 and SSE instructions raise #NM or #UD (CR0.EM, CR0.TS, CR4.OSFXSR).
+    pub const NO_FPU: u8 = 8;
+
+    /// 16, 32 or 64.
+    pub const fn bits(self) -> u32 {
+        match self.0 & 3 {
+            0 => 16,
+            1 => 32,
+            _ => 64,
+        }
+    }
+
+    /// Whether code runs in 64-bit mode.
+    pub const fn is_64(self) -> bool {
+        self.0 & Self::BITS_64 != 0
+    }
+
+    /// Whether code runs at CPL 3.
+    pub const fn is_user(self) -> bool {
+        self.0 & Self::USER != 0
+    }
+
+    /// Whether x87 and SSE instructions fault.
+    pub const fn no_fpu(self) -> bool {
+        self.0 & Self::NO_FPU != 0
+    }
+}
+
+/// Where a block's successor was found the last time.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Link {
+    /// Null, or the block.
+    pub block: *const Block,
+    /// Its RIP.
+    pub rip: u64,
+    /// `Cpu::link_epoch` when it was found; another, and the link is void.
+    pub epoch: u64,
+}
+
+impl Link {
+    const NONE: Link = Link {
+        block: null(),
+        rip: 0,
+        epoch: 0,
+    };
+}
+
+/// Decoded instructions that are executed one after the other.
+#[repr(C)]
+pub struct Block {
+    /// Generated code, or null.
+    pub code: *const u8,
+    /// The first of `ops`.
+    pub first: *const Op,
+    /// Instructions.
+    pub count: u32,
+    /// False once the bytes may have changed.
+    pub alive: bool,
+    /// What it was decoded for.
+    pub mode: Mode,
+    /// How often the interpreter ran it.
+    pub executions: u32,
+    /// Successors: of a taken direct branch, and of falling through.
+    pub links: [Link; 2],
+    /// Guest-physical address of the first byte.
+    pub physical: u64,
+    /// For an instruction that crosses pages: the second page's guest-physical
+    /// address.
+    pub second_page: Option<u64>,
+    /// One per instruction, and an end mark where the last is no branch.
+    pub ops: Box<[Op]>,
+    /// The instructions' bytes.
+    pub bytes: Box<[u8]>,
+    /// Side tables that ops point to.
+    pub side: Box<[crate::decode::Side]>,
+}
+
+impl Block {
+    /// A block out of its parts; `count` instructions.
+    pub fn new(
+        key: BlockKey,
+        second_page: Option<u64>,
+        count: u32,
+        ops: Box<[Op]>,
+        bytes: Box<[u8]>,
+        side: Box<[crate::decode::Side]>,
+    ) -> Self {
+        Self {
+            code: null(),
+            first: ops.as_ptr(),
+            count,
+            alive: true,
+            mode: key.mode,
+            executions: 0,
+            links: [Link::NONE; 2],
+            physical: key.physical,
+            second_page,
+            ops,
+            bytes,
+            side,
+        }
+    }
+
+    /// The instructions, decoded again as if the first were at `rip`.
+    pub fn instructions(&self, rip: u64) -> impl Iterator<Item = Instruction> + '_ {
+        let mut decoder = Decoder::with_ip(self.mode.bits(), &self.bytes, rip, DECODER_OPTIONS);
+        (0..self.count).map(move |_| decoder.decode())
+    }
+
+    /// The guest-physical page of its first byte.
+    pub fn page(&self) -> u64 {
+        self.physical & !(PAGE_SIZE - 1)
+    }
+}
+
+/// By what a block is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BlockKey {
+    /// Guest-physical address of the first byte.
+    pub physical: u64,
+    /// What for.
+    pub mode: Mode,
+}
+
+/// Multiplication by a large odd number: the keys are addresses.
+#[derive(Default)]
+pub struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(u64::from(byte));
+        }
+    }
+
+    fn write_u8(&mut self, value: u8) {
+        self.write_u64(u64::from(value));
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        let mixed = (self.0 ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = mixed ^ mixed >> 32;
+    }
+}
+
+type AddressMap<K, V> = HashMap<K, V, BuildHasherDefault<AddressHasher>>;
+
+/// All blocks of one vCPU.
+#[derive(Default)]
+pub struct CodeCache {
+    found: AddressMap<BlockKey, *mut Block>,
+    /// Blocks with bytes on a page, by its address.
+    pages: AddressMap<u64, Vec<*mut Block>>,
+    /// Every block since the last clearing, dead ones too: who owns them.
+    owned: Vec<Box<Block>>,
+    instructions: usize,
+}
+
+impl CodeCache {
+    /// The block at `key`, if it is there and alive.
+    pub fn find(&self, key: BlockKey) -> Option<*mut Block> {
+        self.found.get(&key).copied()
+    }
+
+    /// Whether another block of full size would be too much: then
+    /// [`CodeCache::clear`] has to come first.
+    pub fn is_full(&self) -> bool {
+        self.instructions + BLOCK_INSTRUCTIONS_MAX > INSTRUCTIONS_MAX
+    }
+
+    /// Keeps a block, in place of one with the same key.
+    pub fn insert(&mut self, block: Block) -> *mut Block {
+        let key = BlockKey {
+            physical: block.physical,
+            mode: block.mode,
+        };
+        let second_page = block.second_page;
+        let page = block.page();
+        self.instructions += block.ops.len();
+        let mut block = Box::new(block);
+        let pointer: *mut Block = &mut *block;
+        self.owned.push(block);
+        self.found.insert(key, pointer);
+        self.pages.entry(page).or_default().push(pointer);
+        if let Some(second) = second_page {
+            self.pages.entry(second).or_default().push(pointer);
+        }
+        pointer
+    }
+
+    /// Lets all blocks with bytes on `page` die; calls `died` with each.
+    pub fn drop_page(&mut self, page: u64, mut died: impl FnMut(&mut Block)) {
+        for pointer in self.pages.remove(&page).unwrap_or_default() {
+            // SAFETY: `owned` holds the block until `clear`, which empties
+            // `pages` as well; no other reference to it is alive, because blocks
+            // are only dropped between blocks or by the handler of an
+            // instruction, which holds an Op, not the block.
+            let block = unsafe { &mut *pointer };
+            if !block.alive {
+                continue;
+            }
+            block.alive = false;
+            let key = BlockKey {
+                physical: block.physical,
+                mode: block.mode,
+            };
+            if self.found.get(&key) == Some(&pointer) {
+                self.found.remove(&key);
+            }
+            died(block);
+        }
+    }
+
+    /// Whether blocks of `page` are kept.
+    pub fn has_page(&self, page: u64) -> bool {
+        self.pages.contains_key(&page)
+    }
+
+    /// Frees all blocks. Nobody may point to one any more.
+    pub fn clear(&mut self) {
+        self.found.clear();
+        self.pages.clear();
+        self.owned.clear();
+        self.instructions = 0;
+    }
+
+    /// Blocks kept, the dead included.
+    pub fn len(&self) -> usize {
+        self.owned.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.owned.is_empty()
+    }
+}
+
+/// One target of indirect branches.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct JumpEntry {
+    /// Linear address of the block's first instruction, or one that this entry
+    /// is never asked for.
+    pub rip: u64,
+    /// The block; 64-bit code only.
+    pub block: *const Block,
+}
+
+/// The entry that may hold `rip`.
+#[inline(always)]
+pub const fn jump_index(rip: u64) -> usize {
+    (rip ^ rip >> 12) as usize & (JUMP_ENTRIES - 1)
+}
+
+/// From linear address to block, for the 64-bit code of one privilege class.
+#[repr(C)]
+pub struct JumpCache {
+    /// Indexed by [`jump_index`].
+    pub entries: [JumpEntry; JUMP_ENTRIES],
+}
+
+impl Default for JumpCache {
+    fn default() -> Self {
+        let mut cache = Self {
+            entries: [JumpEntry {
+                rip: 0,
+                block: null(),
+            }; JUMP_ENTRIES],
+        };
+        cache.clear();
+        cache
+    }
+}
+
+impl JumpCache {
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        for entry in &mut self.entries {
+            *entry = JumpEntry {
+                rip: 0,
+                block: null(),
+            };
+        }
+        // Address 0 belongs to entry 0, address 1 does not.
+        self.entries[0].rip = 1;
+    }
+}
