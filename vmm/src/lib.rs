@@ -6,6 +6,7 @@
 //! | [`memory`] | guest RAM and the map of guest-physical addresses |
 //! | [`bus`] | which device answers at which address or port |
 //! | [`part`] | what every device and controller can: stand still, save, restore |
+//! | [`clock`] | guest time: TSC, alarms, the paravirtual clock |
 //! | [`interrupts`] | local APICs, I/O APIC, message-signalled interrupts |
 //! | [`confine`] | what the process may still do once a guest runs |
 //! | [`vcpu`] | the back ends of a virtual CPU behind one trait |
@@ -14,6 +15,7 @@
 //! A room may use those above it in this list, and `weft-soft`.
 
 pub mod bus;
+pub mod clock;
 pub mod confine;
 pub mod interrupts;
 pub mod machine;

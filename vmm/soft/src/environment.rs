@@ -58,7 +58,8 @@ pub trait Environment {
     fn msr_read(&mut self, index: u32) -> Option<u64>;
     /// Whether the write was taken; `false` raises #GP(0).
     fn msr_write(&mut self, index: u32, value: u64) -> bool;
-    /// Whether an interrupt of sufficient priority waits.
+    /// Whether an interrupt of sufficient priority waits. From no to yes it
+    /// changes only by a call of the vCPU itself on this trait, or with a kick.
     fn interrupt_waits(&mut self) -> bool;
     /// Takes the waiting interrupt of the highest priority into service. Called
     /// only when the vCPU delivers it at once.

@@ -1,4 +1,37 @@
 //! Interrupts in user space: local APICs, the I/O APIC, and messages between.
+//!
+//! ```text
+//!  device ──line──▶ IoApic ─┐                       ┌─▶ Seat of vCPU 0 ◀─ LocalApic
+//!  device ──MSI─────────────┼─ Interrupt ─▶ Hub ────┤      (mailbox,       (registers,
+//!  LocalApic ──ICR──────────┘   (to whom?)  deliver └─▶ Seat of vCPU n     vCPU's thread)
+//!                                           (vcpu, Message)
+//! ```
+//!
+//! - An [`Interrupt`] names its targets as the guest does; [`Hub::send`] finds
+//!   which vCPUs those are and gives each a [`Message`] by [`Hub::deliver`], the
+//!   one place that will know on which node a vCPU is.
+//! - A [`LocalApic`] belongs to its vCPU's thread: its registers are under no
+//!   lock. Others reach it through the [`Seat`], whose mailbox is a few atomics;
+//!   what must be known of it from outside (logical identity, priority) it
+//!   publishes there.
+//! - Only a line into the I/O APIC and the EOI of a level-triggered interrupt
+//!   take a lock, the I/O APIC's own.
+
+mod doorbell;
+mod hub;
+mod io_apic;
+mod local_apic;
+mod message;
+mod seat;
+mod timer;
+
+pub use doorbell::Doorbell;
+pub use hub::{Hub, HubCounters, Line};
+pub use io_apic::{IO_APIC_SIZE, IoApic, IoApicState, PINS};
+pub use local_apic::{LOCAL_APIC_SIZE, LocalApic, LocalApicState, Outcome};
+pub use message::{Delivery, Destination, Interrupt, Message};
+pub use seat::Seat;
+pub use timer::TimerState;
 
 /// Where a message-signalled interrupt is written (Intel SDM volume 3, 11.11).
 pub trait MessageSink: Send + Sync {

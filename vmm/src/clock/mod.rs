@@ -1,0 +1,5 @@
+//! Guest time.
+
+mod base;
+
+pub use base::TimeBase;

@@ -1,0 +1,253 @@
+//! The hub: finds whom an interrupt is for and hands it over.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use serde_json::Value;
+
+use super::io_apic::{IoApic, PINS};
+use super::message::{Delivery, Destination, Interrupt, Message};
+use super::seat::Seat;
+use super::{InterruptLine, MessageSink};
+use crate::bus::BusDevice;
+use crate::part::{Part, PartError};
+
+/// What went through a hub.
+#[derive(Default)]
+pub struct HubCounters {
+    /// From local APICs.
+    pub commands: AtomicU64,
+    /// Message-signalled.
+    pub messages: AtomicU64,
+    /// From lines.
+    pub lines: AtomicU64,
+    /// EOIs of level-triggered interrupts.
+    pub ends: AtomicU64,
+    /// Of kinds that this machine has no use for, or to nobody.
+    pub dropped: AtomicU64,
+}
+
+/// All of a machine's interrupt controllers, as far as they are shared.
+pub struct Hub {
+    /// Where each vCPU is. For now all are here.
+    seats: Box<[Arc<Seat>]>,
+    /// Held while a register or a line changes; what follows is sent after.
+    io_apic: Mutex<IoApic>,
+    /// Which vCPU is looked at first for a lowest-priority interrupt.
+    turn: AtomicU32,
+    /// See there.
+    pub counters: HubCounters,
+}
+
+impl Hub {
+    /// For vCPUs 0 to `cpus` - 1.
+    pub fn new(cpus: u32) -> Arc<Self> {
+        Arc::new(Self {
+            seats: (0..cpus).map(|_| Arc::default()).collect(),
+            io_apic: Mutex::default(),
+            turn: AtomicU32::new(0),
+            counters: HubCounters::default(),
+        })
+    }
+
+    /// How many vCPUs there are.
+    pub fn cpus(&self) -> u32 {
+        self.seats.len() as u32
+    }
+
+    /// Where messages for a vCPU wait.
+    pub fn seat(&self, vcpu: u32) -> Option<&Arc<Seat>> {
+        self.seats.get(vcpu as usize)
+    }
+
+    /// Sends an interrupt to whom it names. `sender`: the vCPU whose thread this
+    /// is, if it is one's: it needs no kick to see its own mail.
+    pub fn send(&self, interrupt: &Interrupt, sender: Option<u32>) {
+        let message = match interrupt.delivery {
+            Delivery::Fixed | Delivery::LowestPriority => Message::Fixed {
+                vector: interrupt.vector,
+                level: interrupt.level,
+            },
+            Delivery::Nmi => Message::NonMaskable,
+            Delivery::Init => Message::Init,
+            Delivery::StartUp => Message::StartUp {
+                vector: interrupt.vector,
+            },
+            Delivery::Smi | Delivery::External => {
+                self.counters.dropped.fetch_add(1, Ordering::Relaxed);
+                return;
+            }
+        };
+        // The commonest by far, without a walk over the seats.
+        if let Destination::Physical(id) = interrupt.destination
+            && id != 0xff
+        {
+            self.deliver(id.into(), message, sender);
+            return;
+        }
+        if interrupt.delivery == Delivery::LowestPriority {
+            match self.least_busy(interrupt.destination, sender) {
+                Some(vcpu) => self.deliver(vcpu, message, sender),
+                None => drop(self.counters.dropped.fetch_add(1, Ordering::Relaxed)),
+            }
+            return;
+        }
+        for vcpu in 0..self.cpus() {
+            if self.names(interrupt.destination, vcpu, sender) {
+                self.deliver(vcpu, message, sender);
+            }
+        }
+    }
+
+    /// Gives one vCPU a message, wherever it is.
+    pub fn deliver(&self, vcpu: u32, message: Message, sender: Option<u32>) {
+        let Some(seat) = self.seat(vcpu) else {
+            self.counters.dropped.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        seat.post(message);
+        if sender != Some(vcpu) {
+            seat.doorbell.ring();
+        }
+    }
+
+    /// A local APIC's command.
+    pub fn command(&self, interrupt: &Interrupt, sender: u32) {
+        self.counters.commands.fetch_add(1, Ordering::Relaxed);
+        self.send(interrupt, Some(sender));
+    }
+
+    /// A vCPU ended a level-triggered interrupt.
+    pub fn end_of_interrupt(&self, vector: u8, sender: u32) {
+        self.counters.ends.fetch_add(1, Ordering::Relaxed);
+        let mut follow = Vec::new();
+        self.io_apic().end_of_interrupt(vector, &mut follow);
+        for interrupt in &follow {
+            self.send(interrupt, Some(sender));
+        }
+    }
+
+    /// A wire into the I/O APIC; `None` when there is no such pin.
+    pub fn line(self: &Arc<Self>, pin: usize) -> Option<Arc<Line>> {
+        (pin < PINS).then(|| {
+            Arc::new(Line {
+                hub: self.clone(),
+                pin,
+            })
+        })
+    }
+
+    fn set_line(&self, pin: usize, high: bool) {
+        let interrupt = self.io_apic().set_line(pin, high);
+        if let Some(interrupt) = interrupt {
+            self.counters.lines.fetch_add(1, Ordering::Relaxed);
+            self.send(&interrupt, None);
+        }
+    }
+
+    fn io_apic(&self) -> MutexGuard<'_, IoApic> {
+        self.io_apic
+            .lock()
+            .unwrap_or_else(|poison| poison.into_inner())
+    }
+
+    fn names(&self, destination: Destination, vcpu: u32, sender: Option<u32>) -> bool {
+        match destination {
+            Destination::Physical(0xff) | Destination::Everybody => true,
+            Destination::Physical(id) => u32::from(id) == vcpu,
+            Destination::Logical(mask) => self
+                .seat(vcpu)
+                .is_some_and(|seat| seat.matches_logical(mask)),
+            Destination::Oneself => sender == Some(vcpu),
+            Destination::Others => sender != Some(vcpu),
+        }
+    }
+
+    /// Of those named, one with the lowest priority, each in turn.
+    fn least_busy(&self, destination: Destination, sender: Option<u32>) -> Option<u32> {
+        let first = self.turn.fetch_add(1, Ordering::Relaxed);
+        let cpus = self.cpus();
+        (0..cpus)
+            .map(|step| (first.wrapping_add(step)) % cpus)
+            .filter(|vcpu| self.names(destination, *vcpu, sender))
+            .min_by_key(|vcpu| {
+                self.seat(*vcpu)
+                    .map_or(u32::MAX, |seat| seat.priority() >> 4)
+            })
+    }
+}
+
+impl MessageSink for Hub {
+    fn send(&self, address: u64, data: u32) {
+        self.counters.messages.fetch_add(1, Ordering::Relaxed);
+        match Interrupt::from_msi(address, data) {
+            Some(interrupt) => Hub::send(self, &interrupt, None),
+            None => drop(self.counters.dropped.fetch_add(1, Ordering::Relaxed)),
+        }
+    }
+}
+
+/// The I/O APIC's registers. Only the first four bytes of every sixteen answer.
+impl BusDevice for Hub {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        let value = self.io_apic().read(offset & !3).to_le_bytes();
+        for (index, byte) in data.iter_mut().enumerate() {
+            let at = (offset & 3) as usize + index;
+            *byte = value.get(at).copied().unwrap_or(0);
+        }
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        // A byte or a word is the register with zeros above.
+        let mut value = [0; 4];
+        let length = data.len().min(4);
+        value[..length].copy_from_slice(&data[..length]);
+        let mut follow = Vec::new();
+        self.io_apic()
+            .write(offset, u32::from_le_bytes(value), &mut follow);
+        for interrupt in &follow {
+            Hub::send(self, interrupt, None);
+        }
+    }
+}
+
+impl Part for Hub {
+    fn save(&self) -> Result<Value, PartError> {
+        Ok(serde_json::to_value(self.io_apic().save())?)
+    }
+
+    fn restore(&self, state: Value) -> Result<(), PartError> {
+        let state = serde_json::from_value(state)?;
+        self.io_apic().restore(state);
+        Ok(())
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        let counters = &self.counters;
+        [
+            ("commands", &counters.commands),
+            ("messages", &counters.messages),
+            ("lines", &counters.lines),
+            ("level-ends", &counters.ends),
+            ("dropped", &counters.dropped),
+        ]
+        .map(|(name, count)| (name, count.load(Ordering::Relaxed)))
+        .to_vec()
+    }
+}
+
+/// A wire into the I/O APIC.
+pub struct Line {
+    hub: Arc<Hub>,
+    pin: usize,
+}
+
+impl InterruptLine for Line {
+    fn set(&self, high: bool) {
+        self.hub.set_line(self.pin, high);
+    }
+}
+
+#[cfg(test)]
+#[path = "hub_tests.rs"]
+mod tests;

@@ -1,0 +1,182 @@
+//! What travels between interrupt controllers.
+
+use serde::{Deserialize, Serialize};
+
+/// How an interrupt is delivered (Intel SDM volume 3, 11.6.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Delivery {
+    /// The vector, to every target.
+    Fixed,
+    /// The vector, to the target of the lowest priority.
+    LowestPriority,
+    /// System management: there is none here.
+    Smi,
+    /// Non-maskable.
+    Nmi,
+    /// Like a reset.
+    Init,
+    /// Starts a CPU that had an INIT, at page `vector`.
+    StartUp,
+    /// From an 8259: there is none here.
+    External,
+}
+
+impl Delivery {
+    /// Bits 10 to 8 of the ICR, of a redirection entry, of an LVT entry, of MSI data.
+    pub fn from_bits(bits: u32) -> Option<Self> {
+        match bits & 7 {
+            0 => Some(Self::Fixed),
+            1 => Some(Self::LowestPriority),
+            2 => Some(Self::Smi),
+            4 => Some(Self::Nmi),
+            5 => Some(Self::Init),
+            6 => Some(Self::StartUp),
+            7 => Some(Self::External),
+            _ => None,
+        }
+    }
+}
+
+/// To whom, as the guest says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Destination {
+    /// The local APIC of this identifier; 0xff is everybody.
+    Physical(u8),
+    /// Every local APIC whose logical identity matches.
+    Logical(u8),
+    /// The sender.
+    Oneself,
+    /// Everybody.
+    Everybody,
+    /// Everybody but the sender.
+    Others,
+}
+
+/// An interrupt on its way to the [`super::Hub`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interrupt {
+    /// 0 to 255; below 16 illegal for those that have one.
+    pub vector: u8,
+    /// How.
+    pub delivery: Delivery,
+    /// To whom.
+    pub destination: Destination,
+    /// Level-triggered: its EOI goes to the I/O APIC.
+    pub level: bool,
+}
+
+impl Interrupt {
+    /// A message-signalled interrupt (Intel SDM volume 3, 11.11): `None` when it
+    /// is no write to the local APICs, or of a reserved kind.
+    pub fn from_msi(address: u64, data: u32) -> Option<Self> {
+        if address >> 20 != 0xfee {
+            return None;
+        }
+        let target = (address >> 12) as u8;
+        let logical = address & 4 != 0;
+        let redirected = address & 8 != 0;
+        let delivery = match Delivery::from_bits(data >> 8)? {
+            Delivery::Fixed if redirected && logical => Delivery::LowestPriority,
+            other => other,
+        };
+        Some(Self {
+            vector: data as u8,
+            delivery,
+            destination: if logical {
+                Destination::Logical(target)
+            } else {
+                Destination::Physical(target)
+            },
+            level: data & 1 << 15 != 0,
+        })
+    }
+
+    /// What a write to the interrupt command register asks for (Intel SDM volume
+    /// 3, 11.6.1): `None` for reserved kinds and for the de-assertion of INIT,
+    /// which CPUs since the Pentium 4 ignore.
+    pub fn from_command(high: u32, low: u32) -> Option<Self> {
+        let delivery = Delivery::from_bits(low >> 8)?;
+        let level = low & 1 << 15 != 0;
+        let assert = low & 1 << 14 != 0;
+        if delivery == Delivery::Init && level && !assert {
+            return None;
+        }
+        let target = (high >> 24) as u8;
+        let destination = match low >> 18 & 3 {
+            0 if low & 1 << 11 != 0 => Destination::Logical(target),
+            0 => Destination::Physical(target),
+            1 => Destination::Oneself,
+            2 => Destination::Everybody,
+            _ => Destination::Others,
+        };
+        Some(Self {
+            vector: low as u8,
+            delivery,
+            destination,
+            // IPIs are edges, whatever the bit says (11.6.1, "Trigger Mode").
+            level: false,
+        })
+    }
+}
+
+/// What reaches one vCPU. Small and plain: the next step sends it to a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Message {
+    /// An interrupt for the IRR.
+    Fixed {
+        /// 16 to 255.
+        vector: u8,
+        /// Level-triggered.
+        level: bool,
+    },
+    /// Non-maskable interrupt.
+    NonMaskable,
+    /// INIT.
+    Init,
+    /// Start-up, at page `vector`.
+    StartUp {
+        /// Real-mode page to start at.
+        vector: u8,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn message_signalled_interrupts_are_decoded() {
+        let physical = Interrupt::from_msi(0xfee0_3000, 0x41).unwrap();
+        assert_eq!(physical.destination, Destination::Physical(3));
+        assert_eq!(physical.delivery, Delivery::Fixed);
+        assert_eq!((physical.vector, physical.level), (0x41, false));
+        let lowest = Interrupt::from_msi(0xfee0_f00c, 0xc142).unwrap();
+        assert_eq!(lowest.destination, Destination::Logical(15));
+        assert_eq!(lowest.delivery, Delivery::LowestPriority);
+        assert!(lowest.level);
+        assert_eq!(Interrupt::from_msi(0xfed0_0000, 0x41), None);
+        assert_eq!(Interrupt::from_msi(0x1_fee0_0000, 0x41), None);
+        assert_eq!(Interrupt::from_msi(0xfee0_0000, 0x341), None);
+    }
+
+    #[test]
+    fn commands_are_decoded() {
+        let init = Interrupt::from_command(2 << 24, 0xc500).unwrap();
+        assert_eq!(init.delivery, Delivery::Init);
+        assert_eq!(init.destination, Destination::Physical(2));
+        // Its de-assertion is nothing.
+        assert_eq!(Interrupt::from_command(2 << 24, 0x8500), None);
+        let start = Interrupt::from_command(1 << 24, 0x69a).unwrap();
+        assert_eq!((start.delivery, start.vector), (Delivery::StartUp, 0x9a));
+        for (bits, destination) in [
+            (1, Destination::Oneself),
+            (2, Destination::Everybody),
+            (3, Destination::Others),
+        ] {
+            let shorthand = Interrupt::from_command(0, 0x40fd | bits << 18).unwrap();
+            assert_eq!(shorthand.destination, destination);
+        }
+        let logical = Interrupt::from_command(5 << 24, 0x8fd).unwrap();
+        assert_eq!(logical.destination, Destination::Logical(5));
+    }
+}
