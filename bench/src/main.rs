@@ -10,7 +10,8 @@ use weft_bench::micro;
 use weft_bench::program::Place;
 use weft_bench::raw::{self, Kind};
 use weft_bench::results::Table;
-use weft_bench::vm::soft::{Images, soft};
+use weft_bench::vm::soft::soft;
+use weft_tests::boot::Images;
 
 const BENCHMARKS: [&str; 6] = [
     "latency",

@@ -11,10 +11,13 @@
 //! - [`judge`] compares. [`stats`] reads the counters.
 //! - [`loss`], [`setup`] and [`user`] are the suites that need more than a
 //!   comparison: nodes that die, errors before the start, an ordinary user.
+//! - [`machines`] boots Linux under `weft vm run`.
 //! - [`cluster`] starts daemons, [`namespace`] makes two hosts out of one.
-//! - [`guest`] is a virtual machine and its console.
+//! - [`guest`] is a virtual machine and its console; [`boot`] says what to boot
+//!   and under which monitor.
 //! - [`report`] prints.
 
+pub mod boot;
 pub mod case;
 pub mod cluster;
 pub mod context;
@@ -22,6 +25,7 @@ pub mod corpus;
 pub mod guest;
 pub mod judge;
 pub mod loss;
+pub mod machines;
 pub mod matrix;
 pub mod namespace;
 pub mod processes;

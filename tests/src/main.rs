@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use clap::{Parser, ValueEnum};
+use weft_tests::boot::Images;
 use weft_tests::context::Context;
 use weft_tests::matrix::{self, Filter};
 use weft_tests::report::{Report, Verdict};
 use weft_tests::suite::{Plan, run_corpus};
-use weft_tests::{corpus, loss, setup, user};
+use weft_tests::{corpus, loss, machines, setup, user};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Suite {
@@ -22,6 +23,8 @@ enum Suite {
     Loss,
     /// As an ordinary user.
     User,
+    /// Linux guests under `weft vm run`.
+    Machines,
 }
 
 /// Runs commands natively and under weft, and compares.
@@ -37,6 +40,12 @@ struct Options {
     /// Scripts and sources.
     #[arg(long, default_value = "tests/programs")]
     sources: PathBuf,
+    /// What `make guest guest-debian` left.
+    #[arg(long, default_value = "target/guest")]
+    guest: PathBuf,
+    /// Boots of each machine.
+    #[arg(long, default_value_t = 1)]
+    boots: usize,
     /// Suites to run; all when none is named.
     #[arg(long, value_enum, value_delimiter = ',')]
     suite: Vec<Suite>,
@@ -112,6 +121,17 @@ impl Options {
             .collect()
     }
 
+    fn machines(&self) -> machines::Plan {
+        machines::Plan {
+            images: Images {
+                folder: self.guest.clone(),
+            },
+            rounds: self.boots,
+            long: self.long,
+            names: self.names.clone(),
+        }
+    }
+
     fn plan(&self) -> Plan {
         let settings = matrix::settings(&Filter {
             nodes: self.nodes.clone(),
@@ -173,6 +193,9 @@ fn run(options: &Options) -> Result<bool> {
     }
     if options.wants(Suite::Loss) {
         loss::run_losses(&context, options.moments, &report);
+    }
+    if options.wants(Suite::Machines) {
+        machines::run_machines(&context, &options.machines(), &report);
     }
     println!("\n{:.0} s in all", started.elapsed().as_secs_f64());
     let passed = report.finish();

@@ -1,5 +1,4 @@
 //! Benchmarks of `weft vm`: a Linux guest on Weft's software vCPU and on KVM,
 //! against the same guest under QEMU's TCG, or against the host.
 
-pub mod monitor;
 pub mod soft;

@@ -2,42 +2,12 @@
 //! in alternation.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use serde_json::json;
 
 use crate::results::{Goal, Table, digits, median};
-use crate::vm::monitor::{Boot, Monitor, Run, marked};
-
-/// Where `make guest` and `make guest-debian` leave what they build.
-#[derive(Debug, Clone)]
-pub struct Images {
-    /// The folder.
-    pub folder: PathBuf,
-}
-
-impl Images {
-    /// An image by its name in the folder.
-    pub fn file(&self, name: &str) -> Result<PathBuf> {
-        let file = self.folder.join(name);
-        ensure!(
-            file.exists(),
-            "{} is missing: `make guest guest-debian`",
-            file.display()
-        );
-        Ok(file)
-    }
-
-    /// The small kernel with the busybox image.
-    pub fn small(&self, weft: &std::path::Path) -> Result<Boot> {
-        Ok(Boot::new(
-            weft,
-            &self.file("vmlinux")?,
-            &self.file("busybox.cpio")?,
-        ))
-    }
-}
+use weft_tests::boot::{Boot, Images, Monitor, Run, marked};
 
 /// Figures of the guest's `bench` that cost a time, with their goals.
 const FIGURES: [(&str, &str, Goal); 11] = [

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use crate::guest::{Ended, Guest};
 use anyhow::{Result, ensure};
-use weft_tests::guest::{Ended, Guest};
 
 /// What the guest's first program prints first.
 pub const USER_SPACE: &str = "weft-guest: hello";
@@ -39,6 +39,35 @@ impl Monitor {
     }
 }
 
+/// Where `make guest` and `make guest-debian` leave what they build.
+#[derive(Debug, Clone)]
+pub struct Images {
+    /// The folder.
+    pub folder: PathBuf,
+}
+
+impl Images {
+    /// An image by its name in the folder.
+    pub fn file(&self, name: &str) -> Result<PathBuf> {
+        let file = self.folder.join(name);
+        ensure!(
+            file.exists(),
+            "{} is missing: `make guest guest-debian`",
+            file.display()
+        );
+        Ok(file)
+    }
+
+    /// The small kernel with the busybox image.
+    pub fn small(&self, weft: &Path) -> Result<Boot> {
+        Ok(Boot::new(
+            weft,
+            &self.file("vmlinux")?,
+            &self.file("busybox.cpio")?,
+        ))
+    }
+}
+
 /// A guest.
 #[derive(Debug, Clone)]
 pub struct Boot {
@@ -54,6 +83,8 @@ pub struct Boot {
     pub cpus: usize,
     /// MiB of memory.
     pub memory_mib: u64,
+    /// More options of `weft vm run`.
+    pub options: Vec<String>,
     /// More words of the kernel's command line.
     pub words: String,
     /// What the guest's shell runs; it only prints and ends when empty.
@@ -72,6 +103,7 @@ impl Boot {
             disks: Vec::new(),
             cpus: 1,
             memory_mib: 256,
+            options: Vec::new(),
             words: String::new(),
             script: String::new(),
             bound: Duration::from_secs(120),
@@ -114,6 +146,7 @@ impl Boot {
         command.args(["--cpus", &self.cpus.to_string()]);
         command.args(["--memory", &format!("{}M", self.memory_mib)]);
         command.args(["--cmdline", &self.command_line()]);
+        command.args(&self.options);
         command
     }
 
@@ -134,9 +167,14 @@ impl Boot {
         command
     }
 
+    /// Boots it.
+    pub fn start(&self, monitor: Monitor) -> Result<Guest> {
+        Guest::start(&mut self.command(monitor))
+    }
+
     /// Boots it and waits for its end.
     pub fn run(&self, monitor: Monitor) -> Result<Run> {
-        let ended = Guest::start(&mut self.command(monitor))?.finish(self.bound)?;
+        let ended = self.start(monitor)?.finish(self.bound)?;
         ensure!(
             ended.ended_well() && ended.line(USER_SPACE).is_some(),
             "{}: {} after {:.1} s: {}\n{}",

@@ -1,0 +1,322 @@
+//! Linux guests under `weft vm run`: boots, what they say of themselves, their
+//! own self-checks, and what is left of a disk after its machine lost power.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::boot::{Boot, Images, Monitor};
+use crate::context::Context;
+use crate::guest::Ended;
+use crate::report::{Report, Verdict};
+
+/// Kernel messages of level warning and worse.
+const WARNINGS: &str =
+    "dmesg -r | grep '^<[0-4]>' | sed 's/^/weft-warning: /'; nproc | sed 's/^/cpus: /'";
+/// Warnings that the same kernel prints on hardware as well.
+const USUAL: [&str; 0] = [];
+
+/// What a guest boots from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Image {
+    /// The small kernel and busybox.
+    Small,
+    /// Debian's cloud kernel, unmodified, and busybox.
+    Cloud,
+    /// The small kernel with Debian on a disk.
+    Disk,
+}
+
+/// One boot and what must come of it.
+struct Case {
+    name: String,
+    image: Image,
+    monitor: Monitor,
+    cpus: usize,
+    memory_mib: u64,
+    script: &'static str,
+    /// Each must be on the console.
+    says: &'static [&'static str],
+    bound_s: u64,
+    /// Only in the long run.
+    long: bool,
+}
+
+impl Case {
+    fn boot(image: Image, monitor: Monitor, cpus: usize) -> Case {
+        let (what, memory_mib) = match image {
+            Image::Small => ("small kernel", 128),
+            Image::Cloud => ("Debian's cloud kernel", 512),
+            Image::Disk => ("Debian on a disk", 512),
+        };
+        let back_end = if monitor == Monitor::Kvm {
+            "kvm"
+        } else {
+            "soft"
+        };
+        Case {
+            name: format!("{what}, {cpus} vCPUs, {back_end}"),
+            image,
+            monitor,
+            cpus,
+            memory_mib,
+            script: WARNINGS,
+            says: &[],
+            // A KVM without hardware virtualisation takes 11 to 20 s.
+            bound_s: if monitor == Monitor::Kvm { 120 } else { 60 },
+            long: false,
+        }
+    }
+
+    fn check(
+        name: &str,
+        image: Image,
+        script: &'static str,
+        says: &'static [&'static str],
+    ) -> Case {
+        Case {
+            name: name.to_string(),
+            script,
+            says,
+            bound_s: 300,
+            ..Case::boot(image, Monitor::Soft, 2)
+        }
+    }
+
+    fn long(mut self) -> Case {
+        self.long = true;
+        self
+    }
+}
+
+/// Python's own tests of what a wrong CPU would break first.
+const PYTHON: &str = "python3 -m test -q test_int test_long test_float test_struct test_zlib test_hashlib test_math test_cmath test_strtod test_decimal";
+const OPENSSL: &str = "for h in md5 sha1 sha256 sha512 sha3-256; do printf %22$h \"; printf abc | openssl dgst -$h; done; \
+    printf abc | openssl dgst -sha256 | grep -q ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad && \
+    printf abc | openssl dgst -sha512 | grep -q ddaf35a193617abacc417349ae20413112e6fa4e89a97ea20a9eeee64b55d39a && \
+    openssl speed -seconds 1 -bytes 1024 aes-128-cbc sha256 >/dev/null 2>&1 && \
+    openssl genrsa 1024 2>/dev/null | openssl rsa -check -noout && echo openssl: well";
+const STRESS: &str = "stress-ng --verify --cpu 2 --cpu-method all --timeout 20s && \
+    stress-ng --verify --vm 2 --vm-bytes 48m --timeout 15s && \
+    stress-ng --verify --futex 2 --timeout 10s && echo stress-ng: well";
+const GCC: &str = "cd /tmp && printf '#include <stdio.h>\\n#include <math.h>\\nint main(void){double s=0;for(int i=1;i<1000;i++)s+=sqrt(i);printf(%22%%.6f\\\\n%22,s);return 0;}\\n' >a.c && \
+    gcc -O2 -o a a.c -lm && ./a | grep -q 21065.833110 && echo gcc: well";
+const SQLITE: &str = "cd /tmp && sqlite3 t.db 'create table t(a integer primary key, b text); with recursive n(i) as (select 1 union all select i+1 from n where i<20000) insert into t select i, hex(i*i) from n; create index x on t(b); pragma integrity_check; select count(*), sum(length(b)) from t;'";
+
+fn cases() -> Vec<Case> {
+    use Image::{Cloud, Disk, Small};
+    use Monitor::{Kvm, Soft};
+    let mut cases = Vec::new();
+    for cpus in [1, 2, 4] {
+        cases.push(Case::boot(Small, Soft, cpus));
+        cases.push(Case::boot(Cloud, Soft, cpus));
+    }
+    cases.push(Case::boot(Small, Kvm, 1));
+    cases.push(Case::boot(Small, Kvm, 2).long());
+    cases.push(Case::check(
+        "x86-TSO litmus tests, 2 vCPUs, soft",
+        Small,
+        "litmus && echo litmus: well",
+        &["litmus: well"],
+    ));
+    cases.push(Case::check(
+        "python3's tests",
+        Disk,
+        PYTHON,
+        &["Result: SUCCESS"],
+    ));
+    cases.push(Case::check(
+        "openssl's answers",
+        Disk,
+        OPENSSL,
+        &["openssl: well"],
+    ));
+    cases.push(Case::check("a compile with gcc", Disk, GCC, &["gcc: well"]));
+    cases.push(Case::check("sqlite", Disk, SQLITE, &["ok", "20000|"]));
+    cases.push(Case::check("stress-ng --verify", Disk, STRESS, &["stress-ng: well"]).long());
+    cases
+}
+
+/// How the suite is run.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// What `make guest` and `make guest-debian` left.
+    pub images: Images,
+    /// Rounds of every boot.
+    pub rounds: usize,
+    /// The long cases as well.
+    pub long: bool,
+    /// Only cases whose name contains one of these; all when empty.
+    pub names: Vec<String>,
+}
+
+impl Plan {
+    fn wants(&self, name: &str, long: bool) -> bool {
+        match self.names.as_slice() {
+            [] => self.long || !long,
+            names => names.iter().any(|part| name.contains(part.as_str())),
+        }
+    }
+}
+
+/// Boots every case.
+pub fn run_machines(context: &Context, plan: &Plan, report: &Report) {
+    for case in cases() {
+        if !plan.wants(&case.name, case.long) {
+            continue;
+        }
+        if case.monitor == Monitor::Kvm && !Path::new("/dev/kvm").exists() {
+            let why = "needs /dev/kvm".to_string();
+            report.add(&case.name, Duration::ZERO, Verdict::Skipped(why));
+            continue;
+        }
+        for _ in 0..plan.rounds.max(1) {
+            let started = Instant::now();
+            let verdict = run_case(context, plan, &case)
+                .unwrap_or_else(|error| Verdict::Failed(vec![format!("{error:#}")]));
+            report.add(&case.name, started.elapsed(), verdict);
+        }
+    }
+    type Check = fn(&Context, &Images) -> Result<Verdict>;
+    let others: [(&str, Check); 2] = [
+        ("a disk after its machine was killed", power_loss),
+        ("two deterministic runs are one", deterministic),
+    ];
+    for (name, check) in others {
+        if !plan.wants(name, false) {
+            continue;
+        }
+        let started = Instant::now();
+        let verdict = check(context, &plan.images)
+            .unwrap_or_else(|error| Verdict::Failed(vec![format!("{error:#}")]));
+        report.add(name, started.elapsed(), verdict);
+    }
+}
+
+fn boot_of(context: &Context, images: &Images, image: Image) -> Result<Boot> {
+    Ok(match image {
+        Image::Small => images.small(&context.weft)?,
+        Image::Cloud => Boot::new(
+            &context.weft,
+            &images.file("debian/vmlinuz")?,
+            &images.file("debian/initrd.cpio.gz")?,
+        ),
+        Image::Disk => {
+            let mut boot = images.small(&context.weft)?;
+            let copy = context.directory("root-image")?.join("root.img");
+            copy_sparse(&images.file("debian/root.img")?, &copy)?;
+            boot.disks.push(copy);
+            boot.words = "root=/dev/vda rw".to_string();
+            boot
+        }
+    })
+}
+
+/// The image stays as it was built: a guest gets a copy.
+fn copy_sparse(from: &Path, to: &PathBuf) -> Result<()> {
+    let status = std::process::Command::new("cp")
+        .args(["--sparse=always", "--reflink=auto"])
+        .args([from, to])
+        .status()?;
+    ensure!(status.success(), "copying {}: {status}", from.display());
+    Ok(())
+}
+
+fn run_case(context: &Context, plan: &Plan, case: &Case) -> Result<Verdict> {
+    let mut boot = boot_of(context, &plan.images, case.image)?;
+    boot.cpus = case.cpus;
+    boot.memory_mib = case.memory_mib;
+    boot.script = case.script.to_string();
+    boot.bound = Duration::from_secs(case.bound_s);
+    let run = boot.run(case.monitor)?;
+    for disk in &boot.disks {
+        fs::remove_file(disk).context("removing the copied image")?;
+    }
+    let mut reasons: Vec<String> = case
+        .says
+        .iter()
+        .filter(|text| run.ended.line(text).is_none())
+        .map(|text| format!("the guest does not say `{text}`"))
+        .collect();
+    if case.script == WARNINGS {
+        reasons.extend(check_boot(&run.ended, case.cpus));
+    } else if run.ended.line("weft-guest: exit 0").is_none() {
+        reasons.push("the guest's command failed".to_string());
+    }
+    if reasons.is_empty() {
+        let at = run.user_space_s().unwrap_or_default();
+        return Ok(Verdict::Passed(format!("user space after {at:.2} s")));
+    }
+    reasons.push(run.ended.tail(20));
+    Ok(Verdict::Failed(reasons))
+}
+
+fn check_boot(ended: &Ended, cpus: usize) -> Vec<String> {
+    let mut reasons: Vec<String> = ended
+        .lines
+        .iter()
+        .filter(|line| line.text.starts_with("weft-warning: "))
+        .filter(|line| !USUAL.iter().any(|usual| line.text.contains(usual)))
+        .map(|line| format!("the kernel warns: {}", line.text))
+        .collect();
+    if ended.line(&format!("cpus: {cpus}")).is_none() {
+        reasons.push(format!("the guest does not see {cpus} CPUs"));
+    }
+    reasons
+}
+
+/// What a guest has written and flushed is on the disk after `kill -9`.
+fn power_loss(context: &Context, images: &Images) -> Result<Verdict> {
+    let directory = context.directory("power-loss")?;
+    let disk = directory.join("disk.img");
+    fs::File::create(&disk)?.set_len(32 << 20)?;
+    let mut boot = images.small(&context.weft)?.running(
+        "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); printf '%-512s' record-$i | dd of=/dev/vda bs=512 seek=$i count=1 conv=notrunc,fsync 2>/dev/null && echo flushed $i; done",
+    );
+    boot.disks.push(disk.clone());
+    let mut guest = boot.start(Monitor::Soft)?;
+    let seen = guest.wait_for("flushed 40", Duration::from_secs(60));
+    ensure!(seen.is_some(), "the guest writes nothing");
+    guest.kill()?;
+    let ended = guest.finish(Duration::from_secs(5))?;
+    let flushed = ended
+        .lines
+        .iter()
+        .filter_map(|line| line.text.strip_prefix("flushed ")?.parse::<usize>().ok())
+        .max()
+        .context("the guest flushed nothing")?;
+    let bytes = fs::read(&disk)?;
+    let lost: Vec<usize> = (1..=flushed)
+        .filter(|i| {
+            let sector = &bytes[i * 512..(i + 1) * 512];
+            !sector.starts_with(format!("record-{i} ").as_bytes())
+        })
+        .collect();
+    if lost.is_empty() {
+        return Ok(Verdict::Passed(format!("all of {flushed} flushed records")));
+    }
+    Ok(Verdict::Failed(vec![format!(
+        "{} of {flushed} flushed records are lost, the first {}",
+        lost.len(),
+        lost[0]
+    )]))
+}
+
+/// With the clock driven by the instruction count a run repeats exactly.
+fn deterministic(context: &Context, images: &Images) -> Result<Verdict> {
+    let mut boot = images
+        .small(&context.weft)?
+        .running("cat /proc/uptime; date +%%s.%%N; head -c 16 /dev/urandom | md5sum; dmesg");
+    boot.options.push("--deterministic".to_string());
+    let consoles = [boot.run(Monitor::Soft)?, boot.run(Monitor::Soft)?];
+    let [first, second] = consoles.map(|run| run.ended.console());
+    if first == second {
+        return Ok(Verdict::Passed(format!("{} bytes of console", first.len())));
+    }
+    let differing = first.lines().zip(second.lines()).find(|(a, b)| a != b);
+    Ok(Verdict::Failed(vec![format!(
+        "the consoles differ: {differing:?}"
+    )]))
+}
