@@ -2,7 +2,7 @@
 //! own self-checks, and what is left of a disk after its machine lost power.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -215,7 +215,7 @@ fn boot_of(context: &Context, images: &Images, image: Image) -> Result<Boot> {
 }
 
 /// The image stays as it was built: a guest gets a copy.
-fn copy_sparse(from: &Path, to: &PathBuf) -> Result<()> {
+fn copy_sparse(from: &Path, to: &Path) -> Result<()> {
     let status = std::process::Command::new("cp")
         .args(["--sparse=always", "--reflink=auto"])
         .args([from, to])
