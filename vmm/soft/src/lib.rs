@@ -13,6 +13,7 @@ pub mod decode;
 pub mod environment;
 pub mod fetch;
 pub mod flags;
+pub mod generated;
 pub mod machine;
 pub mod msr;
 pub mod op;

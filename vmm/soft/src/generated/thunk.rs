@@ -1,0 +1,518 @@
+//! Thunks: one SSE, MMX or x87 instruction of the guest, run by the host.
+//!
+//! A thunk loads what its instruction reads (XMM registers, the whole x87 state,
+//! a general register) from the `Cpu`, runs the instruction with its memory
+//! operand at a host address, and stores what it changed. The guest's MXCSR or
+//! x87 control word is in force meanwhile, but with every exception masked: the
+//! host must not trap. An exception that the guest has unmasked is found in the
+//! status flags afterwards.
+//!
+//! Thunks hold no guest address and are shared by all instructions of the same
+//! encoding.
+
+use std::collections::HashMap;
+use std::mem::offset_of;
+
+use iced_x86::{
+    Code, CpuidFeature, Encoder, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind,
+    Register,
+};
+
+use super::arena::{Arena, ArenaFull};
+use super::assembler::register::*;
+use super::assembler::{Assembler, Memory, Opcode, Rm, condition};
+use crate::cpu::Cpu;
+use crate::environment::Access;
+
+/// Bytes of code for thunks: some 100 each, and a Debian user land has about a
+/// thousand different ones.
+const ARENA_SIZE: usize = 4 << 20;
+
+/// MXCSR with all exceptions masked, round to nearest: what Rust code expects.
+pub const HOST_MXCSR: u32 = 0x1f80;
+/// The exception masks in MXCSR.
+const MXCSR_MASKS: i32 = 0x1f80;
+/// The exception flags in MXCSR, and the masks of the x87 control word.
+const EXCEPTIONS: i32 = 0x3f;
+
+const FPU: i32 = offset_of!(Cpu, fpu) as i32;
+const MXCSR: i32 = FPU + 24;
+const FLAGS: i32 = offset_of!(Cpu, flags) as i32;
+
+/// Runs the instruction; the pointer is to its memory operand.
+pub type ThunkCode = unsafe extern "C" fn(*mut Cpu, *mut u8) -> u32;
+
+/// The instruction was executed.
+pub const DONE: u32 = 0;
+/// Nothing was changed but the exception flags in MXCSR: raise #XM.
+pub const SIMD_EXCEPTION: u32 = 1;
+
+/// An instruction's memory operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThunkMemory {
+    /// Bytes.
+    pub size: u16,
+    /// Whether the instruction writes it.
+    pub access: Access,
+    /// Whether an address that is no multiple of 16 raises #GP(0).
+    pub aligned: bool,
+}
+
+/// One instruction, ready to run.
+#[derive(Clone, Copy, Debug)]
+pub struct Thunk {
+    /// See [`ThunkCode`].
+    pub code: ThunkCode,
+    /// Its memory operand, if any.
+    pub memory: Option<ThunkMemory>,
+    /// It uses the x87 state (MMX does): CR0.EM and CR0.TS raise #NM.
+    pub x87: bool,
+    /// A pending x87 exception (FSW.ES) raises #MF before it.
+    pub waits: bool,
+}
+
+/// All thunks of a vCPU.
+#[derive(Debug)]
+pub struct Thunks {
+    arena: Arena,
+    known: HashMap<Vec<u8>, Thunk>,
+    assembler: Assembler,
+    information: InstructionInfoFactory,
+}
+
+impl Thunks {
+    /// An empty collection.
+    pub fn new() -> std::io::Result<Self> {
+        Ok(Self {
+            arena: Arena::new(ARENA_SIZE)?,
+            known: HashMap::new(),
+            assembler: Assembler::default(),
+            information: InstructionInfoFactory::new(),
+        })
+    }
+
+    /// Forgets all thunks. The caller has dropped every block first.
+    pub fn flush(&mut self) {
+        self.known.clear();
+        self.arena.reset(0);
+    }
+
+    /// The thunk of an instruction; `None` when it is not one of SSE, SSE2, MMX
+    /// or x87, or is one whose work is not arithmetic (FXSAVE, LDMXCSR).
+    pub fn get(&mut self, instruction: &Instruction) -> Result<Option<Thunk>, ArenaFull> {
+        let Some(plan) = Plan::of(instruction, &mut self.information) else {
+            return Ok(None);
+        };
+        let mut encoder = Encoder::new(64);
+        if encoder.encode(&plan.replaced, 0).is_err() {
+            return Ok(None);
+        }
+        let mut key = encoder.take_buffer();
+        let body = key.len();
+        // The general register is part of the thunk but not of the encoding.
+        key.push(plan.general.map_or(0xff, |general| general.number));
+        if let Some(&thunk) = self.known.get(&key) {
+            return Ok(Some(thunk));
+        }
+        plan.assemble(&mut self.assembler, &key[..body], self.arena.next());
+        let address = self.arena.push(self.assembler.finish())?;
+        super::arena::serialize();
+        // SAFETY: the code at `address` was just assembled to this convention.
+        let code = unsafe { std::mem::transmute::<usize, ThunkCode>(address as usize) };
+        let thunk = Thunk {
+            code,
+            memory: plan.memory,
+            x87: plan.unit != Unit::Sse,
+            waits: plan.waits,
+        };
+        self.known.insert(key, thunk);
+        Ok(Some(thunk))
+    }
+}
+
+/// Which state an instruction works on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unit {
+    /// XMM registers.
+    Sse,
+    /// The x87 or MMX registers, perhaps XMM as well (MOVQ2DQ).
+    X87,
+    /// The x87 control and status words themselves: they are as the guest has
+    /// them, and no exception can arise.
+    X87Control,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct General {
+    number: u8,
+    size: usize,
+    read: bool,
+    written: bool,
+}
+
+struct Plan {
+    unit: Unit,
+    replaced: Instruction,
+    memory: Option<ThunkMemory>,
+    general: Option<General>,
+    /// XMM registers that are read or only partly written; that are written.
+    loaded: u16,
+    stored: u16,
+    flags: bool,
+    rounds: bool,
+    implicit_address: bool,
+    waits: bool,
+}
+
+impl Plan {
+    fn of(instruction: &Instruction, information: &mut InstructionInfoFactory) -> Option<Self> {
+        let unit = unit_of(instruction)?;
+        let mut plan = Self {
+            unit,
+            replaced: *instruction,
+            memory: None,
+            general: None,
+            loaded: 0,
+            stored: 0,
+            flags: instruction.rflags_modified() != 0,
+            rounds: unit == Unit::Sse && raises_simd_exceptions(instruction.mnemonic()),
+            implicit_address: false,
+            waits: unit != Unit::Sse && waits(instruction.mnemonic()),
+        };
+        let information = information.info(instruction);
+        for operand in 0..instruction.op_count() {
+            let access = information.op_access(operand);
+            match instruction.op_kind(operand) {
+                OpKind::Register => plan.register(operand, access),
+                OpKind::Memory => {
+                    plan.memory = Some(memory_of(instruction, access));
+                    let replaced = &mut plan.replaced;
+                    replaced.set_memory_base(Register::RSI);
+                    replaced.set_memory_index(Register::None);
+                    replaced.set_memory_index_scale(1);
+                    replaced.set_memory_displacement64(0);
+                    replaced.set_memory_displ_size(0);
+                    replaced.set_segment_prefix(Register::None);
+                }
+                OpKind::MemorySegRDI | OpKind::MemorySegEDI | OpKind::MemorySegDI => {
+                    plan.memory = Some(memory_of(instruction, access));
+                    plan.implicit_address = true;
+                    plan.replaced.set_segment_prefix(Register::None);
+                    plan.replaced.set_op_kind(operand, OpKind::MemorySegRDI);
+                }
+                _ => {}
+            }
+        }
+        Some(plan)
+    }
+
+    fn register(&mut self, operand: u32, access: OpAccess) {
+        let register = self.replaced.op_register(operand);
+        let written = !matches!(access, OpAccess::Read | OpAccess::CondRead);
+        if register.is_xmm() {
+            let bit = 1 << register.number();
+            self.loaded |= bit;
+            if written {
+                self.stored |= bit;
+            }
+        } else if register.is_gpr() {
+            self.general = Some(General {
+                number: register.full_register().number() as u8,
+                size: register.size(),
+                read: access != OpAccess::Write,
+                written,
+            });
+            let replacement = match register.size() {
+                8 => Register::RAX,
+                4 => Register::EAX,
+                2 => Register::AX,
+                _ => Register::AL,
+            };
+            self.replaced.set_op_register(operand, replacement);
+        }
+    }
+
+    /// The thunk, with `body` the instruction's encoding.
+    fn assemble(&self, a: &mut Assembler, body: &[u8], address: u64) {
+        a.start(address);
+        match self.unit {
+            Unit::Sse => self.enter_sse(a),
+            Unit::X87 => enter_x87(a),
+            // FXRSTOR64 [rdi + FPU].
+            Unit::X87Control => a.instruction(
+                Opcode {
+                    wide: true,
+                    ..Opcode::escaped(0xae)
+                },
+                1,
+                field(FPU),
+            ),
+        }
+        if let Some(general) = self.general.filter(|g| g.read || g.size < 4) {
+            a.load(RAX, at(register_offset(general.number)));
+        }
+        if self.implicit_address {
+            a.copy(R8, RDI);
+            a.copy(RDI, RSI);
+        }
+        a.bytes(body);
+        if self.implicit_address {
+            a.copy(RDI, R8);
+        }
+        match self.unit {
+            Unit::Sse => self.leave_sse(a),
+            Unit::X87 => self.leave_x87(a),
+            Unit::X87Control => {
+                self.store_general(a);
+                save_x87(a);
+            }
+        }
+        // xor eax, eax; ret
+        a.bytes(&[0x31, 0xc0, 0xc3]);
+    }
+
+    fn store_general(&self, a: &mut Assembler) {
+        if let Some(general) = self.general.filter(|general| general.written) {
+            a.store(at(register_offset(general.number)), RAX);
+        }
+    }
+
+    fn store_flags(&self, a: &mut Assembler) {
+        if self.flags {
+            // lahf; seto al
+            a.bytes(&[0x9f, 0x0f, 0x90, 0xc0]);
+            a.instruction(Opcode::narrow(0x89).with_prefix(0x66), RAX, field(FLAGS));
+        }
+    }
+
+    fn enter_sse(&self, a: &mut Assembler) {
+        for number in (0..16).filter(|n| self.loaded >> n & 1 != 0) {
+            a.instruction(Opcode::escaped(0x28), number, field(xmm_offset(number)));
+        }
+        if self.rounds {
+            // The guest's MXCSR without exception flags and with all masks.
+            a.instruction(Opcode::narrow(0x8b), RCX, field(MXCSR));
+            a.group1(1, false, Rm::Register(RCX), MXCSR_MASKS);
+            a.group1(4, false, Rm::Register(RCX), !EXCEPTIONS);
+            a.instruction(Opcode::narrow(0x89), RCX, Rm::Memory(Memory::At(RSP, -8)));
+            a.instruction(Opcode::escaped(0xae), 2, Rm::Memory(Memory::At(RSP, -8)));
+        }
+    }
+
+    fn leave_sse(&self, a: &mut Assembler) {
+        if !self.rounds {
+            self.store_results(a);
+            return;
+        }
+        // Flags first: the checks below change the host's.
+        if self.flags {
+            // lahf; seto al; mov r9, rax
+            a.bytes(&[0x9f, 0x0f, 0x90, 0xc0]);
+            a.copy(8 + 1, RAX);
+        }
+        a.instruction(Opcode::escaped(0xae), 3, Rm::Memory(Memory::At(RSP, -8)));
+        a.instruction(Opcode::narrow(0x8b), RDX, Rm::Memory(Memory::At(RSP, -8)));
+        a.group1(4, false, Rm::Register(RDX), EXCEPTIONS);
+        a.instruction(Opcode::narrow(0x8b), RCX, field(MXCSR));
+        a.instruction(Opcode::narrow(0x09), RDX, field(MXCSR));
+        a.instruction(
+            Opcode::narrow(0xc7),
+            0,
+            Rm::Memory(Memory::At(RSP, -8)),
+        );
+        a.bytes(&HOST_MXCSR.to_le_bytes());
+        a.instruction(Opcode::escaped(0xae), 2, Rm::Memory(Memory::At(RSP, -8)));
+        // Raised and not masked: shr ecx, 7; not ecx; and ecx, edx; jz.
+        a.bytes(&[0xc1, 0xe9, 7, 0xf7, 0xd1, 0x21, 0xd1]);
+        let fine = a.label();
+        a.jump_if(condition::EQUAL, fine);
+        a.constant(RAX, u64::from(SIMD_EXCEPTION));
+        a.bytes(&[0xc3]);
+        a.bind(fine);
+        if self.flags {
+            a.instruction(Opcode::narrow(0x89).with_prefix(0x66), 8 + 1, field(FLAGS));
+        }
+        for number in (0..16).filter(|n| self.stored >> n & 1 != 0) {
+            a.instruction(Opcode::escaped(0x29), number, field(xmm_offset(number)));
+        }
+        self.store_general(a);
+    }
+
+    fn store_results(&self, a: &mut Assembler) {
+        for number in (0..16).filter(|n| self.stored >> n & 1 != 0) {
+            a.instruction(Opcode::escaped(0x29), number, field(xmm_offset(number)));
+        }
+        self.store_general(a);
+        self.store_flags(a);
+    }
+
+    fn leave_x87(&self, a: &mut Assembler) {
+        self.store_general(a);
+        self.store_flags(a);
+        save_x87(a);
+        // The guest's control word again, kept in R9 by `enter_x87`.
+        a.instruction(Opcode::narrow(0x89).with_prefix(0x66), 8 + 1, field(FPU));
+        // MXCSR again, with what flags were added.
+        a.instruction(Opcode::narrow(0x8b), RCX, field(MXCSR));
+        a.group1(4, false, Rm::Register(RCX), EXCEPTIONS);
+        a.instruction(Opcode::narrow(0x09), R10, Rm::Register(RCX));
+        a.instruction(Opcode::narrow(0x89), RCX, field(MXCSR));
+        // An exception that it does not mask sets ES and B:
+        // mov ecx, [status]; mov edx, r9d; not edx; and edx, ecx; and edx, 3f; jz
+        a.instruction(Opcode::escaped(0xb7), RCX, field(FPU + 2));
+        a.instruction(Opcode::narrow(0x89), 8 + 1, Rm::Register(RDX));
+        a.bytes(&[0xf7, 0xd2, 0x21, 0xca, 0x83, 0xe2, 0x3f]);
+        let none = a.label();
+        a.jump_if(condition::EQUAL, none);
+        a.group1(1, false, Rm::Register(RCX), 0x8080);
+        a.instruction(Opcode::narrow(0x89).with_prefix(0x66), RCX, field(FPU + 2));
+        a.bind(none);
+    }
+}
+
+/// Loads the x87 state with every exception masked and none pending.
+fn enter_x87(a: &mut Assembler) {
+    a.instruction(Opcode::escaped(0xb7), 8 + 1, field(FPU));
+    a.instruction(Opcode::narrow(0x83).with_prefix(0x66), 1, field(FPU));
+    a.bytes(&[EXCEPTIONS as u8]);
+    // and word [status], 7f7f
+    a.instruction(Opcode::narrow(0x81).with_prefix(0x66), 4, field(FPU + 2));
+    a.bytes(&0x7f7f_u16.to_le_bytes());
+    // The same for MXCSR, which the conversions between MMX and XMM use.
+    a.instruction(Opcode::narrow(0x8b), R10, field(MXCSR));
+    a.group1(1, false, field(MXCSR), MXCSR_MASKS);
+    // fxrstor64
+    let wide = Opcode {
+        wide: true,
+        ..Opcode::escaped(0xae)
+    };
+    a.instruction(wide, 1, field(FPU));
+}
+
+/// Stores the x87 state, and gives the host a clean one. The instruction and
+/// data pointers would be the host's: they read as zero.
+fn save_x87(a: &mut Assembler) {
+    let wide = Opcode {
+        wide: true,
+        ..Opcode::escaped(0xae)
+    };
+    a.instruction(wide, 0, field(FPU));
+    for pointer in [FPU + 8, FPU + 16] {
+        a.instruction(Opcode::wide(0xc7), 0, field(pointer));
+        a.bytes(&[0; 4]);
+    }
+    // fninit; then the host's MXCSR.
+    a.bytes(&[0xdb, 0xe3]);
+    a.instruction(Opcode::narrow(0xc7), 0, Rm::Memory(Memory::At(RSP, -8)));
+    a.bytes(&HOST_MXCSR.to_le_bytes());
+    a.instruction(Opcode::escaped(0xae), 2, Rm::Memory(Memory::At(RSP, -8)));
+}
+
+fn at(offset: i32) -> Memory {
+    Memory::At(RDI, offset)
+}
+
+fn field(offset: i32) -> Rm {
+    Rm::Memory(at(offset))
+}
+
+fn register_offset(number: u8) -> i32 {
+    offset_of!(Cpu, registers) as i32 + 8 * i32::from(number)
+}
+
+/// Where an XMM register is in the `Cpu`.
+pub fn xmm_offset(number: u8) -> i32 {
+    FPU + 160 + 16 * i32::from(number)
+}
+
+fn memory_of(instruction: &Instruction, access: OpAccess) -> ThunkMemory {
+    let size = instruction.memory_size().size() as u16;
+    let written = !matches!(access, OpAccess::Read | OpAccess::CondRead);
+    ThunkMemory {
+        size,
+        access: if written { Access::Write } else { Access::Read },
+        aligned: size == 16 && needs_alignment(instruction.mnemonic()),
+    }
+}
+
+/// Whether a 16-byte operand at an address that is no multiple of 16 faults
+/// (Intel SDM volume 1, 10.4.1.1).
+pub fn needs_alignment(mnemonic: Mnemonic) -> bool {
+    use Mnemonic::*;
+    !matches!(
+        mnemonic,
+        Movups | Movupd | Movdqu | Maskmovdqu | Maskmovq
+    )
+}
+
+/// The unit that runs an instruction; `None` when no thunk can.
+fn unit_of(instruction: &Instruction) -> Option<Unit> {
+    use CpuidFeature::{FPU, FPU287, FPU387, MMX, SSE, SSE2};
+    use Mnemonic::*;
+    let features = instruction.cpuid_features();
+    let known = |feature: &CpuidFeature| {
+        matches!(
+            feature,
+            SSE | SSE2 | MMX | FPU | FPU287 | FPU387 | CpuidFeature::CMOV
+        )
+    };
+    // FWAIT counts as an instruction of the 8086.
+    if instruction.mnemonic() != Wait && !features.iter().all(known) {
+        return None;
+    }
+    let registers = (0..instruction.op_count())
+        .filter(|&operand| instruction.op_kind(operand) == OpKind::Register)
+        .map(|operand| instruction.op_register(operand));
+    let (mut mm, mut xmm) = (false, false);
+    for register in registers {
+        mm |= register.is_mm();
+        xmm |= register.is_xmm();
+    }
+    let x87 = features
+        .iter()
+        .any(|feature| matches!(feature, FPU | FPU287 | FPU387));
+    match instruction.mnemonic() {
+        // They fault, or their operands are not in the x87 or SSE state alone.
+        Fxsave | Fxsave64 | Fxrstor | Fxrstor64 | Ldmxcsr | Stmxcsr => None,
+        // State in formats that depend on the mode of the CPU.
+        Fldenv | Fldcw | Fnstenv | Fnstcw | Fnstsw | Fnsave | Frstor | Fninit | Fnclex => {
+            Some(Unit::X87Control)
+        }
+        Emms | Wait => Some(Unit::X87),
+        _ if mm || x87 => Some(Unit::X87),
+        _ if xmm => Some(Unit::Sse),
+        _ => None,
+    }
+}
+
+/// Whether an x87 or MMX instruction raises #MF for a pending exception
+/// (Intel SDM volume 1, 8.3.12).
+fn waits(mnemonic: Mnemonic) -> bool {
+    use Mnemonic::*;
+    !matches!(
+        mnemonic,
+        Fninit | Fnstenv | Fnsave | Fnstsw | Fnstcw | Fnclex
+    )
+}
+
+/// Whether an SSE instruction may set exception flags in MXCSR or is rounded by
+/// it (Intel SDM volume 1, 11.5.2).
+pub fn raises_simd_exceptions(mnemonic: Mnemonic) -> bool {
+    use Mnemonic::*;
+    matches!(
+        mnemonic,
+        Addps | Addpd | Addss | Addsd | Subps | Subpd | Subss | Subsd | Mulps | Mulpd | Mulss
+            | Mulsd | Divps | Divpd | Divss | Divsd | Sqrtps | Sqrtpd | Sqrtss | Sqrtsd | Minps
+            | Minpd | Minss | Minsd | Maxps | Maxpd | Maxss | Maxsd | Cmpps | Cmppd | Cmpss
+            | Cmpsd | Comiss | Comisd | Ucomiss | Ucomisd | Cvtdq2ps | Cvtpd2dq | Cvtpd2ps
+            | Cvtps2dq | Cvtps2pd | Cvtsd2si | Cvtsd2ss | Cvtsi2sd | Cvtsi2ss | Cvtss2sd
+            | Cvtss2si | Cvttpd2dq | Cvttps2dq | Cvttsd2si | Cvttss2si
+    )
+}
+
+/// Whether an instruction of SSE or SSE2 works on XMM and general registers and
+/// memory alone, so that generated code may contain it as it is.
+pub fn is_plain_sse(instruction: &Instruction) -> bool {
+    unit_of(instruction) == Some(Unit::Sse)
+        && instruction.code() != Code::Maskmovdqu_rDI_xmm_xmm
+}
