@@ -70,7 +70,7 @@ impl<'a> Encoding<'a> {
             let mode = byte >> 6;
             let register = (mode == 3).then_some(byte & 7 | (rex & 1) << 3);
             if register.is_none() {
-                let mut displacement = usize::from([0, 1, 4][usize::from(mode)]);
+                let mut displacement = [0, 1, 4][usize::from(mode)];
                 if byte & 7 == 4 {
                     let sib = *bytes.get(at)?;
                     at += 1;
@@ -120,11 +120,13 @@ fn is_integer(opcode: u8) -> bool {
 
 fn has_modrm(code: [u8; 3], length: u8) -> bool {
     match length {
-        1 => matches!(
-            code[0],
-            0x63 | 0x69 | 0x6b | 0x80..=0x8f | 0xc0 | 0xc1 | 0xc6 | 0xc7 | 0xd0..=0xd3
-                | 0xd8..=0xdf | 0xf6 | 0xf7 | 0xfe | 0xff
-        ) || code[0] < 0x40 && code[0] & 7 < 4,
+        1 => {
+            matches!(
+                code[0],
+                0x63 | 0x69 | 0x6b | 0x80..=0x8f | 0xc0 | 0xc1 | 0xc6 | 0xc7 | 0xd0..=0xd3
+                    | 0xd8..=0xdf | 0xf6 | 0xf7 | 0xfe | 0xff
+            ) || code[0] < 0x40 && code[0] & 7 < 4
+        }
         2 => !matches!(
             code[1],
             0x05..=0x09 | 0x0b | 0x30..=0x37 | 0x77 | 0x80..=0x8f | 0xa0..=0xa2 | 0xa8..=0xaa
@@ -160,18 +162,27 @@ mod tests {
         let add = [0x42, 0x81, 0x84, 0xe5, 0, 1, 0, 0, 0x34, 0x12, 0, 0];
         assert_eq!(parts(&add), (0, false, memory(0), 4));
         // mov r9, [rip+0]
-        assert_eq!(parts(&[0x4c, 0x8b, 0x0d, 0, 0, 0, 0]), (0, true, memory(9), 0));
+        assert_eq!(
+            parts(&[0x4c, 0x8b, 0x0d, 0, 0, 0, 0]),
+            (0, true, memory(9), 0)
+        );
         // cvtsi2sd xmm1, r10
         let register = Some(ModRm {
             reg: 1,
             register: Some(10),
         });
-        assert_eq!(parts(&[0xf2, 0x49, 0x0f, 0x2a, 0xca]), (0xf2, true, register, 0));
+        assert_eq!(
+            parts(&[0xf2, 0x49, 0x0f, 0x2a, 0xca]),
+            (0xf2, true, register, 0)
+        );
         // rep bsf eax, ecx: the prefix is not the opcode's.
         let bsf = Encoding::of(&[0xf3, 0x0f, 0xbc, 0xc1]).unwrap();
         assert_eq!((bsf.opcode.prefix, bsf.repeat), (0, 0xf3));
         // mov word ptr [rax], imm16
-        assert_eq!(parts(&[0x66, 0xc7, 0x00, 1, 2]), (0x66, false, memory(0), 2));
+        assert_eq!(
+            parts(&[0x66, 0xc7, 0x00, 1, 2]),
+            (0x66, false, memory(0), 2)
+        );
     }
 
     #[test]

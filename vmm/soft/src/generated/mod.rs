@@ -5,6 +5,6 @@
 //! - [`thunk`]: one SSE, MMX or x87 instruction, for the interpreter.
 
 pub mod arena;
-pub mod assembler;
-pub mod encoding;
+mod assembler;
+mod encoding;
 pub mod thunk;

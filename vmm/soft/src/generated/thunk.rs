@@ -315,11 +315,7 @@ impl Plan {
         a.group1(4, false, Rm::Register(RDX), EXCEPTIONS);
         a.instruction(Opcode::narrow(0x8b), RCX, field(MXCSR));
         a.instruction(Opcode::narrow(0x09), RDX, field(MXCSR));
-        a.instruction(
-            Opcode::narrow(0xc7),
-            0,
-            Rm::Memory(Memory::At(RSP, -8)),
-        );
+        a.instruction(Opcode::narrow(0xc7), 0, Rm::Memory(Memory::At(RSP, -8)));
         a.bytes(&HOST_MXCSR.to_le_bytes());
         a.instruction(Opcode::escaped(0xae), 2, Rm::Memory(Memory::At(RSP, -8)));
         // Raised and not masked: shr ecx, 7; not ecx; and ecx, edx; jz.
@@ -439,10 +435,7 @@ fn memory_of(instruction: &Instruction, access: OpAccess) -> ThunkMemory {
 /// (Intel SDM volume 1, 10.4.1.1).
 pub fn needs_alignment(mnemonic: Mnemonic) -> bool {
     use Mnemonic::*;
-    !matches!(
-        mnemonic,
-        Movups | Movupd | Movdqu | Maskmovdqu | Maskmovq
-    )
+    !matches!(mnemonic, Movups | Movupd | Movdqu | Maskmovdqu | Maskmovq)
 }
 
 /// The unit that runs an instruction; `None` when no thunk can.
@@ -501,18 +494,208 @@ pub fn raises_simd_exceptions(mnemonic: Mnemonic) -> bool {
     use Mnemonic::*;
     matches!(
         mnemonic,
-        Addps | Addpd | Addss | Addsd | Subps | Subpd | Subss | Subsd | Mulps | Mulpd | Mulss
-            | Mulsd | Divps | Divpd | Divss | Divsd | Sqrtps | Sqrtpd | Sqrtss | Sqrtsd | Minps
-            | Minpd | Minss | Minsd | Maxps | Maxpd | Maxss | Maxsd | Cmpps | Cmppd | Cmpss
-            | Cmpsd | Comiss | Comisd | Ucomiss | Ucomisd | Cvtdq2ps | Cvtpd2dq | Cvtpd2ps
-            | Cvtps2dq | Cvtps2pd | Cvtsd2si | Cvtsd2ss | Cvtsi2sd | Cvtsi2ss | Cvtss2sd
-            | Cvtss2si | Cvttpd2dq | Cvttps2dq | Cvttsd2si | Cvttss2si
+        Addps
+            | Addpd
+            | Addss
+            | Addsd
+            | Subps
+            | Subpd
+            | Subss
+            | Subsd
+            | Mulps
+            | Mulpd
+            | Mulss
+            | Mulsd
+            | Divps
+            | Divpd
+            | Divss
+            | Divsd
+            | Sqrtps
+            | Sqrtpd
+            | Sqrtss
+            | Sqrtsd
+            | Minps
+            | Minpd
+            | Minss
+            | Minsd
+            | Maxps
+            | Maxpd
+            | Maxss
+            | Maxsd
+            | Cmpps
+            | Cmppd
+            | Cmpss
+            | Cmpsd
+            | Comiss
+            | Comisd
+            | Ucomiss
+            | Ucomisd
+            | Cvtdq2ps
+            | Cvtpd2dq
+            | Cvtpd2ps
+            | Cvtps2dq
+            | Cvtps2pd
+            | Cvtsd2si
+            | Cvtsd2ss
+            | Cvtsi2sd
+            | Cvtsi2ss
+            | Cvtss2sd
+            | Cvtss2si
+            | Cvttpd2dq
+            | Cvttps2dq
+            | Cvttsd2si
+            | Cvttss2si
     )
 }
 
 /// Whether an instruction of SSE or SSE2 works on XMM and general registers and
 /// memory alone, so that generated code may contain it as it is.
 pub fn is_plain_sse(instruction: &Instruction) -> bool {
-    unit_of(instruction) == Some(Unit::Sse)
-        && instruction.code() != Code::Maskmovdqu_rDI_xmm_xmm
+    unit_of(instruction) == Some(Unit::Sse) && instruction.code() != Code::Maskmovdqu_rDI_xmm_xmm
+}
+
+#[cfg(test)]
+mod tests {
+    use std::alloc::{Layout, alloc_zeroed, dealloc};
+
+    use iced_x86::code_asm::*;
+
+    use super::*;
+
+    /// The fields of a `Cpu` that thunks use; all others are zero.
+    struct Fields(*mut Cpu);
+
+    impl Fields {
+        fn new() -> Self {
+            // SAFETY: the layout has a size.
+            let cpu = unsafe { alloc_zeroed(Layout::new::<Cpu>()) }.cast::<Cpu>();
+            let mut fields = Self(cpu);
+            fields.word(0, 0x37f);
+            fields.word(24, HOST_MXCSR);
+            fields
+        }
+
+        fn fpu(&mut self) -> &mut [u8; 512] {
+            // SAFETY: allocated in `new`; any bytes are a valid array.
+            unsafe { &mut (*self.0).fpu.0 }
+        }
+
+        fn word(&mut self, offset: usize, value: u32) {
+            self.fpu()[offset..offset + 4].copy_from_slice(&value.to_le_bytes());
+        }
+
+        fn read_word(&mut self, offset: usize) -> u32 {
+            u32::from_le_bytes(self.fpu()[offset..offset + 4].try_into().unwrap())
+        }
+
+        fn xmm(&mut self, number: usize) -> &mut [u8] {
+            &mut self.fpu()[160 + 16 * number..][..16]
+        }
+
+        fn general(&mut self, number: usize) -> &mut u64 {
+            // SAFETY: allocated in `new`.
+            unsafe { &mut (*self.0).registers[number] }
+        }
+
+        fn flags(&self) -> u64 {
+            // SAFETY: allocated in `new`.
+            unsafe { (*self.0).flags }
+        }
+
+        fn run(&mut self, thunks: &mut Thunks, code: Assembled, memory: &mut [u8]) -> u32 {
+            let thunk = thunks.get(&code.0).unwrap().unwrap();
+            // SAFETY: the thunk uses the fields that are there and memory of
+            // the size that the test gives.
+            unsafe { (thunk.code)(self.0, memory.as_mut_ptr()) }
+        }
+    }
+
+    impl Drop for Fields {
+        fn drop(&mut self) {
+            // SAFETY: allocated in `new` with this layout.
+            unsafe { dealloc(self.0.cast(), Layout::new::<Cpu>()) };
+        }
+    }
+
+    struct Assembled(Instruction);
+
+    fn assembled(write: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>) -> Assembled {
+        let mut assembler = CodeAssembler::new(64).unwrap();
+        write(&mut assembler).unwrap();
+        Assembled(assembler.instructions()[0])
+    }
+
+    use iced_x86::IcedError;
+
+    #[test]
+    fn sse_reads_and_writes_registers_memory_and_flags() {
+        let (mut cpu, mut thunks) = (Fields::new(), Thunks::new().unwrap());
+        let mut two = 2.0_f64.to_le_bytes();
+        cpu.xmm(9)[..8].copy_from_slice(&3.0_f64.to_le_bytes());
+        let code = assembled(|a| a.mulsd(xmm9, qword_ptr(rax + 64)));
+        assert_eq!(cpu.run(&mut thunks, code, &mut two), DONE);
+        assert_eq!(cpu.xmm(9)[..8], 6.0_f64.to_le_bytes());
+        let code = assembled(|a| a.cvttsd2si(r13d, xmm9));
+        *cpu.general(13) = u64::MAX;
+        assert_eq!(cpu.run(&mut thunks, code, &mut []), DONE);
+        assert_eq!(*cpu.general(13), 6);
+        let code = assembled(|a| a.ucomisd(xmm9, xmm9));
+        cpu.run(&mut thunks, code, &mut []);
+        assert_eq!(cpu.flags() & 0xd501, 0x4000);
+        let code = assembled(|a| a.movups(xmmword_ptr(r11 + r12 * 4), xmm9));
+        let mut out = [0; 16];
+        cpu.run(&mut thunks, code, &mut out);
+        assert_eq!(out[..8], 6.0_f64.to_le_bytes());
+    }
+
+    #[test]
+    fn an_unmasked_simd_exception_leaves_the_destination_alone() {
+        let (mut cpu, mut thunks) = (Fields::new(), Thunks::new().unwrap());
+        let divide = || assembled(|a| a.divss(xmm0, xmm1));
+        cpu.xmm(0)[..4].copy_from_slice(&1.0_f32.to_le_bytes());
+        // Divide by zero, masked: infinity, and the flag.
+        assert_eq!(cpu.run(&mut thunks, divide(), &mut []), DONE);
+        assert_eq!(cpu.xmm(0)[..4], f32::INFINITY.to_le_bytes());
+        assert_eq!(cpu.read_word(24), 0x1f84);
+        cpu.word(24, 0x1d80);
+        cpu.xmm(0)[..4].copy_from_slice(&1.0_f32.to_le_bytes());
+        assert_eq!(cpu.run(&mut thunks, divide(), &mut []), SIMD_EXCEPTION);
+        assert_eq!(cpu.xmm(0)[..4], 1.0_f32.to_le_bytes());
+        assert_eq!(cpu.read_word(24), 0x1d84);
+    }
+
+    #[test]
+    fn x87_keeps_its_stack_and_reports_unmasked_exceptions() {
+        let (mut cpu, mut thunks) = (Fields::new(), Thunks::new().unwrap());
+        cpu.run(&mut thunks, assembled(|a| a.fld1()), &mut []);
+        cpu.run(&mut thunks, assembled(|a| a.fldz()), &mut []);
+        // Unmask division by zero.
+        let mut control = 0x37b_u16.to_le_bytes();
+        let code = assembled(|a| a.fldcw(word_ptr(rdi)));
+        cpu.run(&mut thunks, code, &mut control);
+        let code = assembled(|a| a.fdivp(st1, st0));
+        cpu.run(&mut thunks, code, &mut []);
+        let status = cpu.read_word(0) >> 16;
+        assert_eq!(status & 0x8084, 0x8084);
+        let mut stored = [0; 2];
+        let code = assembled(|a| a.fnstcw(word_ptr(rdi)));
+        cpu.run(&mut thunks, code, &mut stored);
+        assert_eq!(stored, 0x37b_u16.to_le_bytes());
+        // The status word in AX is the guest's, ES included.
+        cpu.run(&mut thunks, assembled(|a| a.fnstsw(ax)), &mut []);
+        assert_eq!(*cpu.general(0) & 0x84, 0x84);
+    }
+
+    #[test]
+    fn what_is_no_thunk_is_refused() {
+        let mut thunks = Thunks::new().unwrap();
+        for code in [
+            assembled(|a| a.add(rax, rcx)),
+            assembled(|a| a.fxsave(ptr(rax))),
+            assembled(|a| a.ldmxcsr(dword_ptr(rax))),
+            assembled(|a| a.pshufb(xmm0, xmm1)),
+        ] {
+            assert!(thunks.get(&code.0).unwrap().is_none());
+        }
+    }
 }
