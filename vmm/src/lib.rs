@@ -9,6 +9,8 @@
 //! | [`clock`] | guest time: TSC, alarms, the paravirtual clock |
 //! | [`interrupts`] | local APICs, I/O APIC, message-signalled interrupts |
 //! | [`confine`] | what the process may still do once a guest runs |
+//! | [`pci`] | the bus that devices sit on |
+//! | [`virtio`] | block, network, console and entropy devices |
 //! | [`vcpu`] | the back ends of a virtual CPU behind one trait |
 //! | [`machine`] | the parts put together, and their life |
 //!
@@ -21,4 +23,6 @@ pub mod interrupts;
 pub mod machine;
 pub mod memory;
 pub mod part;
+pub mod pci;
 pub mod vcpu;
+pub mod virtio;

@@ -1,0 +1,273 @@
+//! What every function here has: registers, memory windows on the bus, MSI-X
+//! and a wire.
+
+use std::sync::{Arc, Mutex};
+
+use serde::{Deserialize, Serialize};
+
+use super::configuration::{
+    COMMAND, COMMAND_INTX_DISABLE, COMMAND_MEMORY, Configuration, ConfigurationState, Identity,
+};
+use super::msix::{self, Msix, MsixState};
+use super::root::Slot;
+use super::{PciError, lock};
+use crate::bus::BusDevice;
+
+/// MSI-X capability (PCI Local Bus 3.0, 6.8.2).
+const CAPABILITY_MSIX: u8 = 0x11;
+const COMMAND_AT_START: u16 = COMMAND_MEMORY | 1 << 2;
+
+/// A window of registers in memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Bar {
+    /// Which base address register; a wide one takes the next one, too.
+    pub index: u8,
+    /// Bytes: a power of two, 4096 at least.
+    pub size: u64,
+    /// Whether its address has 64 bits.
+    pub wide: bool,
+}
+
+/// What a function is made of.
+#[derive(Clone, Debug)]
+pub struct EndpointOptions {
+    /// Who it is.
+    pub identity: Identity,
+    /// Its windows, without that of MSI-X.
+    pub bars: Vec<Bar>,
+    /// Messages it can send.
+    pub vectors: u16,
+    /// The 32-bit BAR that holds them.
+    pub msix_bar: u8,
+}
+
+/// A window and where it is.
+struct Window {
+    bar: Bar,
+    assigned: u64,
+    device: Option<Arc<dyn BusDevice>>,
+    /// Where it is in the bus now.
+    mapped: Option<u64>,
+}
+
+struct Registers {
+    configuration: Configuration,
+    windows: Vec<Window>,
+    msix_control: u16,
+    /// What the device wants of the wire.
+    intx: bool,
+}
+
+/// Registers, windows and interrupts of one function.
+pub struct Endpoint {
+    slot: Slot,
+    msix: Arc<Msix>,
+    /// Never held while a device is called.
+    registers: Mutex<Registers>,
+}
+
+/// Everything, saved.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndpointState {
+    configuration: ConfigurationState,
+    msix: MsixState,
+    intx: bool,
+}
+
+impl Endpoint {
+    /// A function in `slot`, its windows at addresses of their own.
+    pub fn new(slot: Slot, options: &EndpointOptions) -> Result<Self, PciError> {
+        let mut configuration = Configuration::new(&options.identity);
+        configuration.set_interrupt(super::pin_of_slot(slot.number()));
+        let vectors = options.vectors.clamp(1, msix::VECTORS_MAX);
+        let msix = Arc::new(Msix::new(vectors, slot.sink()));
+        let mut bars = options.bars.clone();
+        bars.push(Bar {
+            index: options.msix_bar,
+            size: msix::BAR_SIZE,
+            wide: false,
+        });
+        let mut windows = Vec::new();
+        for bar in bars {
+            let assigned = slot.assign(bar.size)?;
+            configuration.set_bar(bar.index, bar.size, bar.wide, assigned);
+            windows.push(Window {
+                bar,
+                assigned,
+                device: (bar.index == options.msix_bar).then(|| msix.clone() as Arc<_>),
+                mapped: None,
+            });
+        }
+        let mut body = [0; 10];
+        body[..2].copy_from_slice(&(vectors - 1).to_le_bytes());
+        body[2..6].copy_from_slice(&u32::from(options.msix_bar).to_le_bytes());
+        let pending = msix::PENDING | u32::from(options.msix_bar);
+        body[6..].copy_from_slice(&pending.to_le_bytes());
+        let capability = configuration
+            .add_capability(CAPABILITY_MSIX, &body, &[0, 0xc0])
+            .ok_or(PciError::State("no room for a capability"))?;
+        configuration.write(COMMAND as u16, &COMMAND_AT_START.to_le_bytes());
+        Ok(Self {
+            slot,
+            msix,
+            registers: Mutex::new(Registers {
+                configuration,
+                windows,
+                msix_control: u16::from(capability) + 2,
+                intx: false,
+            }),
+        })
+    }
+
+    /// Who answers in the BAR at `index`; from now on it is on the bus.
+    pub fn connect(&self, index: u8, device: Arc<dyn BusDevice>) {
+        let mut registers = lock(&self.registers);
+        for window in &mut registers.windows {
+            if window.bar.index == index {
+                window.device = Some(device.clone());
+            }
+        }
+        self.place(&mut registers);
+    }
+
+    /// Takes all windows off the bus, for good.
+    pub fn disconnect(&self) {
+        let mut registers = lock(&self.registers);
+        for window in &mut registers.windows {
+            self.take_off(window);
+            window.device = None;
+        }
+        registers.intx = false;
+        self.pull(&mut registers);
+    }
+
+    /// Appends a capability; where it is.
+    pub fn add_capability(&self, id: u8, body: &[u8], writable: &[u8]) -> Result<u8, PciError> {
+        lock(&self.registers)
+            .configuration
+            .add_capability(id, body, writable)
+            .ok_or(PciError::State("no room for a capability"))
+    }
+
+    /// Reads registers.
+    pub fn read(&self, register: u16, data: &mut [u8]) {
+        lock(&self.registers).configuration.read(register, data);
+    }
+
+    /// Writes registers, with what follows from it.
+    pub fn write(&self, register: u16, data: &[u8]) {
+        let control = {
+            let mut registers = lock(&self.registers);
+            registers.configuration.write(register, data);
+            self.place(&mut registers);
+            self.pull(&mut registers);
+            registers.msix_control()
+        };
+        self.msix.control(control);
+    }
+
+    /// Whether messages are used rather than the wire.
+    pub fn messages(&self) -> bool {
+        self.msix.enabled()
+    }
+
+    /// Sends a message.
+    pub fn signal(&self, vector: u16) {
+        self.msix.signal(vector);
+    }
+
+    /// Pulls the wire, or lets go.
+    pub fn set_intx(&self, asked: bool) {
+        let mut registers = lock(&self.registers);
+        registers.intx = asked;
+        self.pull(&mut registers);
+    }
+
+    /// As after power-on, windows at their first addresses.
+    pub fn reset(&self) {
+        self.msix.reset();
+        let mut registers = lock(&self.registers);
+        let registers = &mut *registers;
+        for window in &registers.windows {
+            let Bar { index, size, wide } = window.bar;
+            registers
+                .configuration
+                .set_bar(index, size, wide, window.assigned);
+        }
+        let command = COMMAND_AT_START.to_le_bytes();
+        registers.configuration.write(COMMAND as u16, &command);
+        registers
+            .configuration
+            .write(registers.msix_control, &[0, 0]);
+        registers.intx = false;
+        self.place(registers);
+        self.pull(registers);
+    }
+
+    /// A copy of everything.
+    pub fn save(&self) -> EndpointState {
+        let registers = lock(&self.registers);
+        EndpointState {
+            configuration: registers.configuration.save(),
+            msix: self.msix.save(),
+            intx: registers.intx,
+        }
+    }
+
+    /// Becomes `state`.
+    pub fn restore(&self, state: &EndpointState) -> Result<(), PciError> {
+        let mut registers = lock(&self.registers);
+        if !registers.configuration.restore(&state.configuration) {
+            return Err(PciError::State("another function was in this slot"));
+        }
+        if !self.msix.restore(&state.msix) {
+            return Err(PciError::State("another number of MSI-X vectors"));
+        }
+        registers.intx = state.intx;
+        self.place(&mut registers);
+        self.pull(&mut registers);
+        Ok(())
+    }
+
+    /// Puts windows where the registers say. One that would lie elsewhere than
+    /// in the host bridge's windows, or over another, answers nowhere.
+    fn place(&self, registers: &mut Registers) {
+        let on = registers.configuration.command() & COMMAND_MEMORY != 0;
+        for window in &mut registers.windows {
+            let Bar { index, size, wide } = window.bar;
+            let address = registers.configuration.bar(index, wide);
+            let range = address..address.saturating_add(size);
+            let wanted = (on && self.slot.windows().holds(&range)).then_some(address);
+            if wanted == window.mapped {
+                continue;
+            }
+            self.take_off(window);
+            if let (Some(_), Some(device)) = (wanted, &window.device)
+                && self.slot.bus().insert(range, device.clone()).is_ok()
+            {
+                window.mapped = wanted;
+            }
+        }
+    }
+
+    fn take_off(&self, window: &mut Window) {
+        if let Some(address) = window.mapped.take() {
+            self.slot.bus().remove(address);
+        }
+    }
+
+    fn pull(&self, registers: &mut Registers) {
+        let asked = registers.intx;
+        registers.configuration.set_interrupt_status(asked);
+        let disabled = registers.configuration.command() & COMMAND_INTX_DISABLE != 0;
+        self.slot.set_pin(asked && !disabled);
+    }
+}
+
+impl Registers {
+    fn msix_control(&self) -> u16 {
+        let mut control = [0; 2];
+        self.configuration.read(self.msix_control, &mut control);
+        u16::from_le_bytes(control)
+    }
+}

@@ -1,0 +1,143 @@
+//! How a device tells its driver: a message per queue, or the wire and the ISR
+//! status (4.1.4.5, 4.1.5.3, 4.1.5.4).
+
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use super::report::Report;
+use super::ring::Fault;
+use crate::pci::{Endpoint, lock};
+
+/// No vector (4.1.5.1.3).
+pub const NO_VECTOR: u16 = 0xffff;
+const ISR_QUEUE: u8 = 1;
+const ISR_CONFIGURATION: u8 = 2;
+
+/// The way from a device to its driver. Shared by all of its threads.
+pub struct Interrupt {
+    endpoint: Arc<Endpoint>,
+    /// Held while the wire is set, so that it agrees with the status.
+    isr: Mutex<u8>,
+    configuration_vector: AtomicU16,
+    queue_vectors: Vec<AtomicU16>,
+    needs_reset: AtomicBool,
+    report: Report,
+    sent: AtomicU64,
+    faults: AtomicU64,
+}
+
+impl Interrupt {
+    pub(super) fn new(endpoint: Arc<Endpoint>, queues: usize, name: &str) -> Self {
+        Self {
+            endpoint,
+            isr: Mutex::new(0),
+            configuration_vector: AtomicU16::new(NO_VECTOR),
+            queue_vectors: (0..queues).map(|_| AtomicU16::new(NO_VECTOR)).collect(),
+            needs_reset: AtomicBool::new(false),
+            report: Report::new(name),
+            sent: AtomicU64::new(0),
+            faults: AtomicU64::new(0),
+        }
+    }
+
+    /// Buffers of the queue were used.
+    pub fn queue(&self, index: u16) {
+        if let Some(vector) = self.queue_vectors.get(usize::from(index)) {
+            self.send(vector.load(Ordering::Relaxed), ISR_QUEUE);
+        }
+    }
+
+    /// The device's configuration changed.
+    pub fn configuration(&self) {
+        let vector = self.configuration_vector.load(Ordering::Relaxed);
+        self.send(vector, ISR_CONFIGURATION);
+    }
+
+    /// The driver did what it must not: shows DEVICE_NEEDS_RESET (2.1.2).
+    pub fn fault(&self, fault: &Fault) {
+        self.faults.fetch_add(1, Ordering::Relaxed);
+        self.report.say(format_args!(
+            "{fault}; the device stops until its driver resets it"
+        ));
+        if !self.needs_reset.swap(true, Ordering::AcqRel) {
+            self.configuration();
+        }
+    }
+
+    /// Says something about this device, if there was not too much lately.
+    pub fn say(&self, message: impl std::fmt::Display) {
+        self.report.say(message);
+    }
+
+    /// Whether the device has stopped.
+    pub fn needs_reset(&self) -> bool {
+        self.needs_reset.load(Ordering::Acquire)
+    }
+
+    /// Interrupts and faults so far.
+    pub(super) fn counts(&self) -> (u64, u64) {
+        (
+            self.sent.load(Ordering::Relaxed),
+            self.faults.load(Ordering::Relaxed),
+        )
+    }
+
+    /// Reads and clears the ISR status; the wire goes low.
+    pub(super) fn take_isr(&self) -> u8 {
+        let mut isr = lock(&self.isr);
+        let status = std::mem::take(&mut *isr);
+        self.endpoint.set_intx(false);
+        status
+    }
+
+    pub(super) fn isr(&self) -> u8 {
+        *lock(&self.isr)
+    }
+
+    /// The vector of a queue, or of the configuration for `None`.
+    pub(super) fn vector(&self, queue: Option<u16>) -> u16 {
+        self.vector_cell(queue)
+            .map_or(NO_VECTOR, |cell| cell.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn set_vector(&self, queue: Option<u16>, vector: u16) {
+        // A vector that is not there reads back as none (4.1.5.1.3.1).
+        let there = usize::from(vector) <= self.queue_vectors.len();
+        if let Some(cell) = self.vector_cell(queue) {
+            cell.store(if there { vector } else { NO_VECTOR }, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn reset(&self) {
+        self.take_isr();
+        self.needs_reset.store(false, Ordering::Release);
+        self.configuration_vector
+            .store(NO_VECTOR, Ordering::Relaxed);
+        for vector in &self.queue_vectors {
+            vector.store(NO_VECTOR, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn restore(&self, isr: u8, needs_reset: bool) {
+        *lock(&self.isr) = isr;
+        self.needs_reset.store(needs_reset, Ordering::Release);
+    }
+
+    fn vector_cell(&self, queue: Option<u16>) -> Option<&AtomicU16> {
+        match queue {
+            Some(index) => self.queue_vectors.get(usize::from(index)),
+            None => Some(&self.configuration_vector),
+        }
+    }
+
+    fn send(&self, vector: u16, cause: u8) {
+        self.sent.fetch_add(1, Ordering::Relaxed);
+        if self.endpoint.messages() {
+            self.endpoint.signal(vector);
+        } else {
+            let mut isr = lock(&self.isr);
+            *isr |= cause;
+            self.endpoint.set_intx(true);
+        }
+    }
+}

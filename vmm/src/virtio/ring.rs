@@ -1,0 +1,453 @@
+//! One split virtqueue (2.7), with everything checked that a driver may have
+//! got wrong before a device sees it.
+//!
+//! A [`Chain`] that comes out has: at least one descriptor, an end, readable
+//! descriptors before writable ones, no empty one, every byte in guest RAM, and
+//! no byte both readable and writable. Bytes that appear twice on the same side
+//! are allowed: direct I/O of a guest's program may well name a page twice.
+
+use std::num::Wrapping;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use virtio_queue::desc::split::Descriptor;
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::WriteObserver;
+use super::interrupt::Interrupt;
+
+/// Descriptors in a chain, those of an indirect table included: what QEMU
+/// allows, too, and no more than one vectored system call takes.
+pub const CHAIN_MAX: usize = 1024;
+/// VIRTQ_AVAIL_F_NO_INTERRUPT (2.7.6).
+const NO_INTERRUPT: u16 = 1;
+
+/// What a driver did wrong, or what the host could not do for it.
+#[derive(Debug, Error)]
+pub enum Fault {
+    /// The rings are not in RAM, not aligned, or their indices make no sense.
+    #[error("queue {index}: {reason}")]
+    Queue {
+        /// Which one.
+        index: u16,
+        /// The library's words.
+        reason: String,
+    },
+    /// A chain of descriptors is not one.
+    #[error("queue {index}, descriptor {head}: {reason}")]
+    Chain {
+        /// Which queue.
+        index: u16,
+        /// First descriptor of the chain.
+        head: u16,
+        /// What is wrong.
+        reason: &'static str,
+    },
+    /// The driver left out a queue, or a step.
+    #[error("the driver {0}")]
+    Driver(&'static str),
+    /// The host's side broke.
+    #[error("{what}: {source}")]
+    Host {
+        /// What was tried.
+        what: &'static str,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+}
+
+/// A piece of guest RAM. It was checked: all of it lies in one region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Segment {
+    /// Guest-physical address.
+    pub address: u64,
+    /// Bytes; not 0.
+    pub length: u32,
+}
+
+impl Segment {
+    fn end(&self) -> u64 {
+        self.address + u64::from(self.length)
+    }
+}
+
+/// A request: what the driver hands over, and where it wants the answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Chain {
+    /// First descriptor: what is pushed back.
+    pub head: u16,
+    /// What the device may read.
+    pub readable: Vec<Segment>,
+    /// What the device may write.
+    pub writable: Vec<Segment>,
+}
+
+/// Bytes in all.
+pub fn total(segments: &[Segment]) -> u64 {
+    segments
+        .iter()
+        .map(|segment| u64::from(segment.length))
+        .sum()
+}
+
+/// The part of `segments` that starts `skip` bytes in and has `length` bytes at most.
+pub fn part(segments: &[Segment], mut skip: u64, mut length: u64) -> Vec<Segment> {
+    let mut parts = Vec::new();
+    for segment in segments {
+        let whole = u64::from(segment.length);
+        let skipped = skip.min(whole);
+        skip -= skipped;
+        let taken = (whole - skipped).min(length);
+        length -= taken;
+        if taken > 0 {
+            parts.push(Segment {
+                address: segment.address + skipped,
+                length: taken as u32,
+            });
+        }
+    }
+    parts
+}
+
+/// Where a queue is and how far it got.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueState {
+    /// Entries.
+    pub size: u16,
+    /// Whether the driver enabled it.
+    pub enabled: bool,
+    /// Descriptor table.
+    pub descriptors: u64,
+    /// Available ring.
+    pub driver: u64,
+    /// Used ring.
+    pub device: u64,
+    /// Next entry of the available ring.
+    pub next_available: u16,
+    /// Next entry of the used ring.
+    pub next_used: u16,
+}
+
+/// What a ring is part of.
+#[derive(Clone)]
+pub struct RingParts {
+    /// Guest RAM.
+    pub memory: Arc<GuestMemoryMmap>,
+    /// Hears of writes.
+    pub observer: Option<Arc<dyn WriteObserver>>,
+    /// To the driver.
+    pub interrupt: Arc<Interrupt>,
+    /// From the driver.
+    pub kick: Arc<EventFd>,
+    /// Chains taken, over all rings of the device.
+    pub taken: Arc<AtomicU64>,
+}
+
+/// A virtqueue that the driver has enabled.
+pub struct Ring {
+    queue: Queue,
+    index: u16,
+    parts: RingParts,
+}
+
+impl Ring {
+    /// The queue that the driver described, or why it is none.
+    pub fn new(
+        index: u16,
+        max_size: u16,
+        event_index: bool,
+        state: &QueueState,
+        parts: RingParts,
+    ) -> Result<Self, Fault> {
+        let fault = |reason: String| Fault::Queue { index, reason };
+        let queue = Queue::try_from(virtio_queue::QueueState {
+            max_size,
+            next_avail: state.next_available,
+            next_used: state.next_used,
+            event_idx_enabled: event_index,
+            size: state.size,
+            ready: state.enabled,
+            desc_table: state.descriptors,
+            avail_ring: state.driver,
+            used_ring: state.device,
+        })
+        .map_err(|error| fault(error.to_string()))?;
+        if !queue.is_valid(&*parts.memory) {
+            return Err(fault("its rings are not in RAM".into()));
+        }
+        Ok(Self {
+            queue,
+            index,
+            parts,
+        })
+    }
+
+    /// How far it got.
+    pub fn state(&self) -> QueueState {
+        let state = self.queue.state();
+        QueueState {
+            size: state.size,
+            enabled: state.ready,
+            descriptors: state.desc_table,
+            driver: state.avail_ring,
+            device: state.used_ring,
+            next_available: state.next_avail,
+            next_used: state.next_used,
+        }
+    }
+
+    /// Which queue of the device.
+    pub fn index(&self) -> u16 {
+        self.index
+    }
+
+    /// Entries.
+    pub fn size(&self) -> u16 {
+        self.queue.size()
+    }
+
+    /// Guest RAM.
+    pub fn memory(&self) -> &GuestMemoryMmap {
+        &self.parts.memory
+    }
+
+    /// What the driver kicks with.
+    pub fn kick(&self) -> &EventFd {
+        &self.parts.kick
+    }
+
+    /// The way to the driver.
+    pub fn interrupt(&self) -> &Interrupt {
+        &self.parts.interrupt
+    }
+
+    /// The next request.
+    pub fn pop(&mut self) -> Result<Option<Chain>, Fault> {
+        let index = self.index;
+        let memory = self.parts.memory.clone();
+        let mut available = self.queue.iter(&*memory).map_err(|error| Fault::Queue {
+            index,
+            reason: error.to_string(),
+        })?;
+        let Some(descriptors) = available.next() else {
+            return Ok(None);
+        };
+        self.parts.taken.fetch_add(1, Ordering::Relaxed);
+        let head = descriptors.head_index();
+        let chain = gather(head, descriptors, &memory);
+        chain.map(Some).map_err(|reason| Fault::Chain {
+            index,
+            head,
+            reason,
+        })
+    }
+
+    /// The last request was not used after all: it is the next one again.
+    pub fn unpop(&mut self) {
+        self.queue.go_to_previous_position();
+    }
+
+    /// Gives a request back, `written` bytes of it filled.
+    pub fn push(&mut self, chain: &Chain, written: u32) -> Result<(), Fault> {
+        if let Some(observer) = &self.parts.observer {
+            for segment in &chain.writable {
+                observer.written(segment.address, u64::from(segment.length));
+            }
+        }
+        self.queue
+            .add_used(&*self.parts.memory, chain.head, written)
+            .map_err(|error| Fault::Queue {
+                index: self.index,
+                reason: error.to_string(),
+            })
+    }
+
+    /// Tells the driver of what was pushed, if it wants to hear.
+    pub fn signal(&mut self) {
+        let memory = self.parts.memory.clone();
+        // The ring was checked to be in RAM, so neither can fail; a message
+        // too many is harmless.
+        let wanted = self.queue.needs_notification(&*memory).unwrap_or(true);
+        if wanted && (self.queue.event_idx_enabled() || !self.interrupts_off()) {
+            self.parts.interrupt.queue(self.index);
+        }
+    }
+
+    /// The driver need not kick for now.
+    pub fn kicks_off(&mut self) {
+        let memory = self.parts.memory.clone();
+        // Only a hint, and into checked RAM.
+        let _ = self.queue.disable_notification(&*memory);
+    }
+
+    /// The driver shall kick. True: there is something already.
+    pub fn kicks_on(&mut self) -> Result<bool, Fault> {
+        let memory = self.parts.memory.clone();
+        self.queue
+            .enable_notification(&*memory)
+            .map_err(|error| Fault::Queue {
+                index: self.index,
+                reason: error.to_string(),
+            })
+    }
+
+    /// Copies bytes out of `segments`, from `skip` bytes in: how many there were.
+    pub fn read(&self, segments: &[Segment], skip: u64, data: &mut [u8]) -> usize {
+        let mut done = 0;
+        for piece in part(segments, skip, data.len() as u64) {
+            let end = done + piece.length as usize;
+            let address = GuestAddress(piece.address);
+            if self
+                .memory()
+                .read_slice(&mut data[done..end], address)
+                .is_err()
+            {
+                break;
+            }
+            done = end;
+        }
+        done
+    }
+
+    /// Copies bytes into `segments`, from `skip` bytes in: how many fitted.
+    pub fn write(&self, segments: &[Segment], skip: u64, data: &[u8]) -> usize {
+        let mut done = 0;
+        for piece in part(segments, skip, data.len() as u64) {
+            let end = done + piece.length as usize;
+            let address = GuestAddress(piece.address);
+            if self
+                .memory()
+                .write_slice(&data[done..end], address)
+                .is_err()
+            {
+                break;
+            }
+            done = end;
+        }
+        done
+    }
+
+    fn interrupts_off(&self) -> bool {
+        let flags = GuestAddress(self.queue.avail_ring());
+        let flags: u16 = self.memory().load(flags, Ordering::Relaxed).unwrap_or(0);
+        u16::from_le(flags) & NO_INTERRUPT != 0
+    }
+
+    /// Requests that wait.
+    pub fn waiting(&self) -> u16 {
+        let available = self.queue.avail_idx(self.memory(), Ordering::Acquire);
+        available.map_or(0, |index| (index - Wrapping(self.queue.next_avail())).0)
+    }
+}
+
+/// Checks a chain, descriptor by descriptor.
+fn gather(
+    head: u16,
+    descriptors: impl Iterator<Item = Descriptor>,
+    memory: &GuestMemoryMmap,
+) -> Result<Chain, &'static str> {
+    let mut chain = Chain {
+        head,
+        ..Chain::default()
+    };
+    let mut unfinished = true;
+    for descriptor in descriptors {
+        let segment = Segment {
+            address: descriptor.addr().0,
+            length: descriptor.len(),
+        };
+        if segment.length == 0 {
+            return Err("an empty buffer");
+        }
+        if memory
+            .get_slice(descriptor.addr(), segment.length as usize)
+            .is_err()
+        {
+            return Err("a buffer outside of RAM");
+        }
+        if descriptor.is_write_only() {
+            chain.writable.push(segment);
+        } else if chain.writable.is_empty() {
+            chain.readable.push(segment);
+        } else {
+            return Err("a readable buffer after a writable one");
+        }
+        if chain.readable.len() + chain.writable.len() > CHAIN_MAX {
+            return Err("a chain of too many buffers");
+        }
+        unfinished = descriptor.has_next();
+    }
+    if unfinished {
+        return Err("a chain that loops, or leaves its table");
+    }
+    if crosses(&chain) {
+        return Err("buffers to read and to write that overlap");
+    }
+    Ok(chain)
+}
+
+/// Whether a byte is both readable and writable.
+fn crosses(chain: &Chain) -> bool {
+    let few = chain.readable.len() * chain.writable.len() <= 64;
+    if few {
+        let meets =
+            |one: &Segment, other: &Segment| one.address < other.end() && other.address < one.end();
+        return chain
+            .readable
+            .iter()
+            .any(|one| chain.writable.iter().any(|other| meets(one, other)));
+    }
+    let side = |segments: &[Segment], writable| {
+        let tag = move |segment: &Segment| (segment.address, segment.end(), writable);
+        segments.iter().map(tag).collect::<Vec<_>>()
+    };
+    let mut all = side(&chain.readable, false);
+    all.extend(side(&chain.writable, true));
+    all.sort_unstable();
+    // Furthest end of either side so far.
+    let mut ends = [0, 0];
+    all.iter().any(|(start, end, writable)| {
+        let crossed = *start < ends[usize::from(!*writable)];
+        let own = &mut ends[usize::from(*writable)];
+        *own = (*own).max(*end);
+        crossed
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn segment(address: u64, length: u32) -> Segment {
+        Segment { address, length }
+    }
+
+    #[test]
+    fn parts_of_segments() {
+        let segments = [segment(100, 10), segment(500, 20)];
+        assert_eq!(total(&segments), 30);
+        assert_eq!(part(&segments, 0, 30), segments);
+        assert_eq!(part(&segments, 4, 10), [segment(104, 6), segment(500, 4)]);
+        assert_eq!(part(&segments, 12, 100), [segment(502, 18)]);
+        assert!(part(&segments, 30, 1).is_empty());
+    }
+
+    #[test]
+    fn crossing_is_found_whether_few_or_many() {
+        for many in [1, 100] {
+            let readable: Vec<_> = (0..many).map(|at| segment(at * 100, 50)).collect();
+            let mut chain = Chain {
+                head: 0,
+                readable,
+                writable: (0..many).map(|at| segment(at * 100 + 50, 50)).collect(),
+            };
+            assert!(!crosses(&chain));
+            chain.writable.push(segment(49, 1));
+            assert!(crosses(&chain));
+        }
+    }
+}
