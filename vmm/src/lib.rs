@@ -11,14 +11,18 @@
 //! | [`confine`] | what the process may still do once a guest runs |
 //! | [`pci`] | the bus that devices sit on |
 //! | [`virtio`] | block, network, console and entropy devices |
+//! | [`console`] | the guest's console on a terminal, pipes or a socket |
 //! | [`vcpu`] | the back ends of a virtual CPU behind one trait |
 //! | [`machine`] | the parts put together, and their life |
+//! | [`api`] | HTTP at a UNIX socket: state, pause, resume, stop, counters |
 //!
 //! A room may use those above it in this list, and `weft-soft`.
 
+pub mod api;
 pub mod bus;
 pub mod clock;
 pub mod confine;
+pub mod console;
 pub mod interrupts;
 pub mod machine;
 pub mod memory;

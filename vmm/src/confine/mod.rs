@@ -17,7 +17,8 @@
 //! - Without [`prepare`] (unit tests, embedding), [`enter`] does nothing.
 //!
 //! A refused call ends the process with [`EXIT_REFUSED`] and a sentence that
-//! names the thread and the call. With [`Mode::Log`] the call is let through and
+//! names the thread and the call (one made with signals blocked ends it too, by
+//! SIGSYS and without a sentence). With [`Mode::Log`] the call is let through and
 //! the kernel's audit log names it instead.
 
 mod limits;
@@ -48,7 +49,7 @@ pub enum Mode {
 /// What a thread does, and so what it may ask of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ThreadKind {
-    /// Owns the machine: signals, start, stop, restart.
+    /// Put the machine together, and waits for its end.
     Main,
     /// Runs a guest CPU in software.
     SoftVcpu,
@@ -131,11 +132,7 @@ pub enum ConfineError {
 /// [`Mode::Off`].
 static FILTERS: OnceLock<Filters> = OnceLock::new();
 
-struct Filters {
-    by_kind: BTreeMap<ThreadKind, BpfProgram>,
-    /// Beside the first thread's own.
-    no_clone3: BpfProgram,
-}
+type Filters = BTreeMap<ThreadKind, BpfProgram>;
 
 /// Prepares this process; see the module's description. A second call changes
 /// nothing.
@@ -147,7 +144,7 @@ pub fn prepare(mode: Mode) -> Result<(), ConfineError> {
     limits::no_new_privileges()?;
     limits::no_core_file()?;
     violation::install()?;
-    let filters = Filters::compile(mode)?;
+    let filters = compile_all(mode)?;
     // Somebody else's filters, if they were first, are as good.
     let _ = FILTERS.set(filters);
     Ok(())
@@ -155,55 +152,39 @@ pub fn prepare(mode: Mode) -> Result<(), ConfineError> {
 
 /// Confines the calling thread for the rest of its life.
 pub fn enter(kind: ThreadKind) -> Result<(), ConfineError> {
-    let Some(filters) = FILTERS.get() else {
+    let Some(filter) = FILTERS.get().and_then(|filters| filters.get(&kind)) else {
         return Ok(());
     };
     violation::name_thread(kind);
-    let before = (kind == ThreadKind::Main).then_some(&filters.no_clone3);
-    for program in before.into_iter().chain(filters.by_kind.get(&kind)) {
-        seccompiler::apply_filter(program).map_err(|source| ConfineError::Install {
-            kind: kind.name(),
-            source,
-        })?;
-    }
-    Ok(())
+    seccompiler::apply_filter(filter).map_err(|source| ConfineError::Install {
+        kind: kind.name(),
+        source,
+    })
 }
 
-impl Filters {
-    fn compile(mode: Mode) -> Result<Filters, ConfineError> {
-        let otherwise = match mode {
-            Mode::Log => SeccompAction::Log,
-            Mode::Enforce | Mode::Off => SeccompAction::Trap,
-        };
-        let mut by_kind = BTreeMap::new();
-        for kind in ThreadKind::ALL {
-            let program = rules::rules(kind)
-                .and_then(|rules| compile(rules, otherwise.clone(), SeccompAction::Allow))
-                .map_err(|source| ConfineError::Compile {
-                    kind: kind.name(),
-                    source,
-                })?;
-            by_kind.insert(kind, program);
-        }
-        let unknown_call = SeccompAction::Errno(libc::ENOSYS as u32);
-        let no_clone3 =
-            compile(rules::no_clone3(), SeccompAction::Allow, unknown_call).map_err(|source| {
-                ConfineError::Compile {
-                    kind: "main",
-                    source,
-                }
-            })?;
-        Ok(Filters { by_kind, no_clone3 })
-    }
+fn compile_all(mode: Mode) -> Result<Filters, ConfineError> {
+    let otherwise = match mode {
+        Mode::Log => SeccompAction::Log,
+        Mode::Enforce | Mode::Off => SeccompAction::Trap,
+    };
+    let compiled = ThreadKind::ALL.into_iter().map(|kind| {
+        let program = rules::rules(kind).and_then(|rules| compile(rules, otherwise.clone()));
+        program
+            .map(|program| (kind, program))
+            .map_err(|source| ConfineError::Compile {
+                kind: kind.name(),
+                source,
+            })
+    });
+    compiled.collect()
 }
 
 fn compile(
     rules: rules::Rules,
     otherwise: SeccompAction,
-    matched: SeccompAction,
 ) -> Result<BpfProgram, seccompiler::BackendError> {
     let target = seccompiler::TargetArch::x86_64;
-    SeccompFilter::new(rules, otherwise, matched, target)?.try_into()
+    SeccompFilter::new(rules, otherwise, SeccompAction::Allow, target)?.try_into()
 }
 
 #[cfg(test)]
@@ -213,7 +194,7 @@ mod tests {
     #[test]
     fn every_filter_compiles_and_fits() {
         // The kernel takes at most 4096 instructions (BPF_MAXINSNS).
-        for (kind, program) in Filters::compile(Mode::Enforce).unwrap().by_kind {
+        for (kind, program) in compile_all(Mode::Enforce).unwrap() {
             assert!(program.len() < 1024, "{}: {}", kind.name(), program.len());
         }
     }

@@ -97,33 +97,11 @@ const USER_NETWORK: [i64; 8] = [
     libc::SYS_sendmmsg,
 ];
 
-/// The first thread: sockets removed at the end, and a machine made anew on what
-/// is open already when the guest restarts.
-const MAIN: [i64; 10] = [
-    libc::SYS_unlinkat,
-    libc::SYS_memfd_create,
-    libc::SYS_ftruncate,
-    libc::SYS_eventfd2,
-    libc::SYS_epoll_create1,
-    libc::SYS_timerfd_create,
-    libc::SYS_io_uring_setup,
-    libc::SYS_io_uring_register,
-    // A new thread's own filter.
-    libc::SYS_seccomp,
-    // Answered with ENOSYS: see `no_clone3`.
-    libc::SYS_clone3,
-];
-/// What a call to `clone` must ask for: a thread of this process.
-const THREAD_FLAGS: u64 = (libc::CLONE_VM | libc::CLONE_THREAD) as u64;
-
 /// The highest bit of a KVM request's number: set in those to a vCPU
 /// (`Documentation/virt/kvm/api.rst`, "KVM_RUN" is 0x80), clear in those to a
 /// machine or to `/dev/kvm`. With the type, 0xae.
 const VCPU_REQUEST_MASK: u64 = 0xff80;
 const VCPU_REQUEST: u64 = 0xae80;
-/// Any request to KVM, by its type.
-const KVM_REQUEST_MASK: u64 = 0xff00;
-const KVM_REQUEST: u64 = 0xae00;
 /// `TUNSETOFFLOAD`, `TUNSETVNETHDRSZ`: what a driver negotiates after start
 /// (`include/uapi/linux/if_tun.h`).
 const TUN_SET_OFFLOAD: u64 = 0x4004_54d0;
@@ -133,8 +111,7 @@ const TUN_SET_HEADER_SIZE: u64 = 0x4004_54d8;
 pub(super) fn rules(kind: ThreadKind) -> Result<Rules, BackendError> {
     let mut rules = common()?;
     match kind {
-        ThreadKind::Main => main(&mut rules)?,
-        ThreadKind::SoftVcpu | ThreadKind::Device => {}
+        ThreadKind::Main | ThreadKind::SoftVcpu | ThreadKind::Device => {}
         ThreadKind::KvmVcpu => {
             let vcpu = argument(1, SeccompCmpOp::MaskedEq(VCPU_REQUEST_MASK), VCPU_REQUEST)?;
             when(&mut rules, libc::SYS_ioctl, vec![vcpu])?;
@@ -142,41 +119,20 @@ pub(super) fn rules(kind: ThreadKind) -> Result<Rules, BackendError> {
         ThreadKind::Block => allow(&mut rules, &BLOCK),
         ThreadKind::Network => tap(&mut rules)?,
         ThreadKind::UserNetwork => user_network(&mut rules)?,
-        ThreadKind::Api => allow(&mut rules, &CONNECTION),
+        ThreadKind::Api => connection(&mut rules)?,
         ThreadKind::Console => {
-            allow(&mut rules, &CONNECTION);
+            connection(&mut rules)?;
             terminal_size(&mut rules)?;
         }
     }
     Ok(rules)
 }
 
-/// What the first thread may do. A thread begins with its maker's filter, and its
-/// own narrows it: so this one allows what any other does, but is never under the
-/// guest's hands.
-fn main(rules: &mut Rules) -> Result<(), BackendError> {
-    allow(rules, &MAIN);
+/// Transfers, and sockets that do not wait.
+fn connection(rules: &mut Rules) -> Result<(), BackendError> {
     allow(rules, &CONNECTION);
-    allow(rules, &BLOCK);
-    terminal_size(rules)?;
-    tap(rules)?;
-    user_network(rules)?;
-    let kvm = SeccompCmpOp::MaskedEq(KVM_REQUEST_MASK);
-    when(rules, libc::SYS_ioctl, vec![argument(1, kvm, KVM_REQUEST)?])?;
-    let thread = SeccompCmpOp::MaskedEq(THREAD_FLAGS);
-    when(
-        rules,
-        libc::SYS_clone,
-        vec![argument(0, thread, THREAD_FLAGS)?],
-    )?;
-    let privileges = argument(0, SeccompCmpOp::Eq, libc::PR_SET_NO_NEW_PRIVS as u64)?;
-    when(rules, libc::SYS_prctl, vec![privileges])
-}
-
-/// Has `clone3` fail with ENOSYS, so that the C library makes threads with
-/// `clone`, whose flags a filter can see.
-pub(super) fn no_clone3() -> Rules {
-    Rules::from([(libc::SYS_clone3, Vec::new())])
+    let request = argument(1, SeccompCmpOp::Eq, libc::FIONBIO)?;
+    when(rules, libc::SYS_ioctl, vec![request])
 }
 
 fn tap(rules: &mut Rules) -> Result<(), BackendError> {
@@ -188,7 +144,7 @@ fn tap(rules: &mut Rules) -> Result<(), BackendError> {
 }
 
 fn user_network(rules: &mut Rules) -> Result<(), BackendError> {
-    allow(rules, &CONNECTION);
+    connection(rules)?;
     allow(rules, &USER_NETWORK);
     for family in [libc::AF_INET, libc::AF_INET6] {
         let family = argument(0, SeccompCmpOp::Eq, family as u64)?;

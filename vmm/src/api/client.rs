@@ -1,0 +1,164 @@
+//! The API from the other end: one request over a UNIX socket, and its answer.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper::client::conn::http1;
+use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::{Method, Request};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use thiserror::Error;
+
+use super::view::{Counters, ErrorBody, StopBody, VmView};
+
+/// Longest answer, in bytes: the counters of 255 vCPUs and every device.
+const ANSWER_BYTES_MAX: usize = 4 << 20;
+/// How long a machine may take to answer, beside what it was given to stop.
+const ANSWER_BOUND: Duration = Duration::from_secs(35);
+
+/// Why there is no answer, or no good one.
+#[derive(Debug, Error)]
+pub enum ClientError {
+    /// Nobody is there.
+    #[error("no machine answers at {path}")]
+    Connect {
+        /// The socket.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// Not in time.
+    #[error("the machine did not answer within {0} s")]
+    TimedOut(u64),
+    /// The connection broke, or what came is not what the API says.
+    #[error("the machine's answer is not to be understood: {0}")]
+    Garbled(String),
+    /// It would not.
+    #[error("{message}")]
+    Refused {
+        /// The word for programs.
+        code: String,
+        /// The sentence for people.
+        message: String,
+    },
+}
+
+impl ClientError {
+    /// Whether nobody listens: the machine has ended.
+    pub fn is_gone(&self) -> bool {
+        matches!(self, ClientError::Connect { source, .. } if matches!(
+            source.kind(),
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+        ))
+    }
+}
+
+/// A machine's API.
+pub struct Client {
+    path: PathBuf,
+}
+
+impl Client {
+    /// The API at this socket; nothing is sent yet.
+    pub fn new(path: &Path) -> Client {
+        Client {
+            path: path.to_owned(),
+        }
+    }
+
+    /// What the machine is and does. `bound`: how long it may take to say so.
+    pub fn view(&self, bound: Duration) -> Result<VmView, ClientError> {
+        self.call(Method::GET, "/v1/vm", &(), bound)
+    }
+
+    /// Its numbers.
+    pub fn counters(&self) -> Result<Counters, ClientError> {
+        self.call(Method::GET, "/v1/vm/counters", &(), ANSWER_BOUND)
+    }
+
+    /// Lets it stand.
+    pub fn pause(&self) -> Result<VmView, ClientError> {
+        self.call(Method::POST, "/v1/vm/pause", &(), ANSWER_BOUND)
+    }
+
+    /// Lets it go on.
+    pub fn resume(&self) -> Result<VmView, ClientError> {
+        self.call(Method::POST, "/v1/vm/resume", &(), ANSWER_BOUND)
+    }
+
+    /// Has it end, after `timeout_s` for the guest to power itself off.
+    pub fn stop(&self, timeout_s: f64) -> Result<VmView, ClientError> {
+        let bound = Duration::try_from_secs_f64(timeout_s).unwrap_or_default() + ANSWER_BOUND;
+        self.call(Method::POST, "/v1/vm/stop", &StopBody { timeout_s }, bound)
+    }
+
+    fn call<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: &impl Serialize,
+        bound: Duration,
+    ) -> Result<T, ClientError> {
+        let garbled = |error: &dyn std::fmt::Display| ClientError::Garbled(error.to_string());
+        let mut body = serde_json::to_vec(body).map_err(|error| garbled(&error))?;
+        if body == b"null" {
+            body.clear();
+        }
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(HOST, "weft")
+            .header(CONTENT_TYPE, "application/json")
+            .body(Full::<Bytes>::from(body))
+            .map_err(|error| garbled(&error))?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .build()
+            .map_err(|error| garbled(&error))?;
+        let (good, bytes) = runtime.block_on(async {
+            tokio::time::timeout(bound, self.exchange(request))
+                .await
+                .unwrap_or(Err(ClientError::TimedOut(bound.as_secs())))
+        })?;
+        if good {
+            return serde_json::from_slice(&bytes).map_err(|error| garbled(&error));
+        }
+        let ErrorBody { error } =
+            serde_json::from_slice(&bytes).map_err(|error| garbled(&error))?;
+        Err(ClientError::Refused {
+            code: error.code,
+            message: error.message,
+        })
+    }
+
+    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<(bool, Bytes), ClientError> {
+        let garbled = |error: &dyn std::fmt::Display| ClientError::Garbled(error.to_string());
+        let stream = tokio::net::UnixStream::connect(&self.path)
+            .await
+            .map_err(|source| ClientError::Connect {
+                path: self.path.clone(),
+                source,
+            })?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|error| garbled(&error))?;
+        // Ends with the runtime.
+        tokio::spawn(connection);
+        let response = sender
+            .send_request(request)
+            .await
+            .map_err(|error| garbled(&error))?;
+        let good = response.status().is_success();
+        let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX)
+            .collect()
+            .await
+            .map_err(|error| garbled(&error))?;
+        Ok((good, body.to_bytes()))
+    }
+}

@@ -1,0 +1,64 @@
+//! HTTP at a UNIX socket: what a machine is, pause, resume, stop, counters.
+//!
+//! ```text
+//! client ── one request, one answer ──▶ thread `api` ── job ──▶ thread `api-work` ──▶ Control
+//!                                       (hyper, tokio)  (bounded)   (may wait)
+//! ```
+//!
+//! - Whoever may connect may stop the machine: the socket has mode 0600, and the
+//!   peer must be root or one of the machine's users.
+//! - [`CONNECTIONS_MAX`] connections at one time, one request each; every step of
+//!   one has a bound ([`server`]).
+//! - The API is described by `openapi.json` beside this file, which it serves; a
+//!   test holds the routes, the document and the views against each other.
+//! - [`Control`] is what the API asks of a machine; tests have one of their own.
+
+pub mod client;
+mod routes;
+mod server;
+mod view;
+
+use thiserror::Error;
+
+pub use server::{CONNECTIONS_MAX, REQUEST_BYTES_MAX, Server};
+pub use view::{
+    BackEndView, ConsoleView, Counters, ErrorBody, ErrorView, STOP_SECONDS, STOP_SECONDS_MAX,
+    State, StopBody, VmView,
+};
+
+/// The description of the API.
+pub const OPENAPI: &str = include_str!("openapi.json");
+
+/// Why a machine did not do what it was asked.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Failure {
+    /// Not in its present state.
+    #[error("{0}")]
+    Conflict(String),
+    /// Too much is asked of it at the moment.
+    #[error("{0}")]
+    Busy(String),
+    /// It did not answer in time.
+    #[error("{0}")]
+    TimedOut(String),
+    /// It failed at it.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// A machine, as the API sees it. Called on one thread; each call is bounded by
+/// the machine.
+pub trait Control: Send + Sync {
+    /// What it is and does.
+    fn view(&self) -> Result<VmView, Failure>;
+    /// Its numbers.
+    fn counters(&self) -> Result<Counters, Failure>;
+    /// Lets the vCPUs stand.
+    fn pause(&self) -> Result<(), Failure>;
+    /// Lets them go on.
+    fn resume(&self) -> Result<(), Failure>;
+    /// Asks the guest to power itself off; `false` when there is no way to.
+    fn power_button(&self) -> Result<bool, Failure>;
+    /// Ends it at once.
+    fn stop(&self) -> Result<(), Failure>;
+}

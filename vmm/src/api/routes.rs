@@ -1,0 +1,240 @@
+//! Which request does what. No sockets here: a request's parts come in, an
+//! answer goes out.
+
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, TrySendError};
+use std::time::Duration;
+
+use hyper::{Method, StatusCode};
+use serde::Serialize;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep};
+
+use super::view::{ErrorBody, ErrorView, STOP_SECONDS_MAX, State, StopBody};
+use super::{Control, Failure, OPENAPI};
+
+/// How often a stopping machine is looked at.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// What can be asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Operation {
+    View,
+    Counters,
+    Pause,
+    Resume,
+    Stop,
+    Description,
+}
+
+/// Every route.
+pub(super) const ROUTES: [(Method, &str, Operation); 6] = [
+    (Method::GET, "/v1/vm", Operation::View),
+    (Method::GET, "/v1/vm/counters", Operation::Counters),
+    (Method::POST, "/v1/vm/pause", Operation::Pause),
+    (Method::POST, "/v1/vm/resume", Operation::Resume),
+    (Method::POST, "/v1/vm/stop", Operation::Stop),
+    (Method::GET, "/v1/openapi.json", Operation::Description),
+];
+
+/// Something to be done on the thread that may wait for the machine.
+pub(super) type Job = Box<dyn FnOnce(&dyn Control) + Send>;
+
+/// The way there. Clones lead to the same thread.
+#[derive(Clone)]
+pub(super) struct Worker(pub(super) SyncSender<Job>);
+
+impl Worker {
+    /// Has `job` done there.
+    async fn ask<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&dyn Control) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let (answer, answered) = oneshot::channel();
+        let job: Job = Box::new(move |control| drop(answer.send(job(control))));
+        match self.0.try_send(job) {
+            Ok(()) => {}
+            Err(TrySendError::Full(_)) => {
+                return Err(Failure::Busy("too many requests wait: try again".into()));
+            }
+            Err(TrySendError::Disconnected(_)) => return Err(gone()),
+        }
+        answered.await.unwrap_or_else(|_| Err(gone()))
+    }
+}
+
+fn gone() -> Failure {
+    Failure::Conflict("the machine has ended".into())
+}
+
+/// An answer: its status and its JSON.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Answer {
+    pub status: StatusCode,
+    pub body: String,
+    /// For the `Allow` header.
+    pub allow: Option<Method>,
+}
+
+impl Answer {
+    fn new(status: StatusCode, value: &impl Serialize) -> Answer {
+        match serde_json::to_string(value) {
+            Ok(body) => Answer {
+                status,
+                body,
+                allow: None,
+            },
+            Err(error) => Answer::error(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "internal",
+                error.to_string(),
+            ),
+        }
+    }
+
+    /// An answer that is no success.
+    pub(super) fn error(status: StatusCode, code: &str, message: String) -> Answer {
+        let error = ErrorView {
+            code: code.to_owned(),
+            message,
+        };
+        // A structure of two strings cannot fail to become JSON.
+        let body = serde_json::to_string(&ErrorBody { error }).unwrap_or_default();
+        Answer {
+            status,
+            body,
+            allow: None,
+        }
+    }
+
+    fn from_failure(failure: &Failure) -> Answer {
+        let (status, code) = match failure {
+            Failure::Conflict(_) => (StatusCode::CONFLICT, "conflict"),
+            Failure::Busy(_) => (StatusCode::SERVICE_UNAVAILABLE, "busy"),
+            Failure::TimedOut(_) => (StatusCode::GATEWAY_TIMEOUT, "timed_out"),
+            Failure::Failed(_) => (StatusCode::INTERNAL_SERVER_ERROR, "failed"),
+        };
+        Answer::error(status, code, failure.to_string())
+    }
+}
+
+/// The operation of a method and a path, or the answer that there is none.
+pub(super) fn find(method: &Method, path: &str) -> Result<Operation, Answer> {
+    let mut allowed = None;
+    for (known, known_path, operation) in &ROUTES {
+        if *known_path == path {
+            if known == method {
+                return Ok(*operation);
+            }
+            allowed = Some(known.clone());
+        }
+    }
+    Err(match allowed {
+        Some(known) => Answer {
+            allow: Some(known.clone()),
+            ..Answer::error(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "method_not_allowed",
+                format!("{path} takes {known}"),
+            )
+        },
+        None => Answer::error(
+            StatusCode::NOT_FOUND,
+            "not_found",
+            format!("nothing is at {path}: /v1/openapi.json describes what there is"),
+        ),
+    })
+}
+
+/// Carries out an operation.
+pub(super) async fn answer(operation: Operation, body: &[u8], worker: &Worker) -> Answer {
+    let done = match operation {
+        Operation::Description => {
+            return Answer {
+                status: StatusCode::OK,
+                body: OPENAPI.to_owned(),
+                allow: None,
+            };
+        }
+        Operation::Counters => worker
+            .ask(|control| control.counters())
+            .await
+            .map(|counters| Answer::new(StatusCode::OK, &counters)),
+        Operation::View => view_after(worker, |_| Ok(())).await,
+        Operation::Pause => view_after(worker, |control| control.pause()).await,
+        Operation::Resume => view_after(worker, |control| control.resume()).await,
+        Operation::Stop => match stop_body(body) {
+            Ok(body) => stop(worker, body).await,
+            Err(answer) => return answer,
+        },
+    };
+    done.unwrap_or_else(|failure| Answer::from_failure(&failure))
+}
+
+async fn view_after(
+    worker: &Worker,
+    act: impl FnOnce(&dyn Control) -> Result<(), Failure> + Send + 'static,
+) -> Result<Answer, Failure> {
+    let view = worker.ask(|control| act(control).and_then(|()| control.view()));
+    Ok(Answer::new(StatusCode::OK, &view.await?))
+}
+
+fn stop_body(body: &[u8]) -> Result<StopBody, Answer> {
+    let refused = |message: String| Answer::error(StatusCode::BAD_REQUEST, "bad_request", message);
+    if body.is_empty() {
+        return Ok(StopBody::default());
+    }
+    let body: StopBody = serde_json::from_slice(body)
+        .map_err(|error| refused(format!("the body is not what stop takes: {error}")))?;
+    if !(0.0..=STOP_SECONDS_MAX).contains(&body.timeout_s) {
+        return Err(refused(format!(
+            "timeout_s is {}: 0 to {STOP_SECONDS_MAX} are possible",
+            body.timeout_s
+        )));
+    }
+    Ok(body)
+}
+
+/// Asks the guest to power itself off, waits, and ends the machine.
+async fn stop(worker: &Worker, body: StopBody) -> Result<Answer, Failure> {
+    let deadline = Instant::now() + Duration::from_secs_f64(body.timeout_s);
+    let asked = body.timeout_s > 0.0 && worker.ask(|control| control.power_button()).await?;
+    while asked && Instant::now() < deadline {
+        let view = worker.ask(|control| control.view()).await?;
+        if view.state == State::Ended {
+            return Ok(Answer::new(StatusCode::OK, &view));
+        }
+        sleep(LOOK).await;
+    }
+    view_after(worker, |control| control.stop()).await
+}
+
+/// The thread `api-work`: does the jobs, one after the other.
+pub(super) fn work(jobs: &std::sync::mpsc::Receiver<Job>, control: &Arc<dyn Control>) {
+    while let Ok(job) = jobs.recv() {
+        job(control.as_ref());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_document_has_every_route_and_no_other() {
+        let document: serde_json::Value = serde_json::from_str(OPENAPI).unwrap();
+        let mut described = Vec::new();
+        for (path, operations) in document["paths"].as_object().unwrap() {
+            for method in operations.as_object().unwrap().keys() {
+                described.push(format!("{} {path}", method.to_uppercase()));
+            }
+        }
+        let mut routes: Vec<String> = ROUTES
+            .iter()
+            .map(|(method, path, _)| format!("{method} {path}"))
+            .collect();
+        described.sort();
+        routes.sort();
+        assert_eq!(described, routes);
+    }
+}

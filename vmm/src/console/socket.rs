@@ -1,0 +1,135 @@
+//! A console at a UNIX socket: one client at a time, and the last of what it
+//! missed.
+
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use nix::unistd::Uid;
+
+/// What of the console is kept for a client that comes later, in bytes.
+pub const SCROLLBACK_BYTES: usize = 64 << 10;
+/// What may wait for a client that does not read; one that lets more wait is
+/// sent away, and finds the end of it in the scrollback when it comes back.
+const BACKLOG_BYTES_MAX: usize = 256 << 10;
+
+/// The socket and who is there.
+pub(super) struct Socket {
+    listener: UnixListener,
+    /// Beside root: who started the machine, and who it runs as.
+    owners: Vec<Uid>,
+    client: Option<Client>,
+    scrollback: VecDeque<u8>,
+}
+
+struct Client {
+    stream: UnixStream,
+    backlog: VecDeque<u8>,
+}
+
+impl Socket {
+    pub(super) fn new(listener: UnixListener, owners: Vec<Uid>) -> io::Result<Socket> {
+        listener.set_nonblocking(true)?;
+        Ok(Socket {
+            listener,
+            owners,
+            client: None,
+            scrollback: VecDeque::new(),
+        })
+    }
+
+    pub(super) fn listener(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
+    /// The client, and whether something waits for it.
+    pub(super) fn client(&self) -> Option<(BorrowedFd<'_>, bool)> {
+        let client = self.client.as_ref()?;
+        Some((client.stream.as_fd(), !client.backlog.is_empty()))
+    }
+
+    /// Takes whoever knocks, or sends it away with a word.
+    pub(super) fn accept(&mut self) {
+        let Ok((mut stream, _)) = self.listener.accept() else {
+            return;
+        };
+        if stream.set_nonblocking(true).is_err() || !self.is_owner(&stream) {
+            return;
+        }
+        if self.client.is_some() {
+            let _ = stream.write_all(b"weft: another client is attached to this console\r\n");
+            return;
+        }
+        self.client = Some(Client {
+            stream,
+            backlog: self.scrollback.clone(),
+        });
+        self.flush();
+    }
+
+    fn is_owner(&self, stream: &UnixStream) -> bool {
+        getsockopt(stream, PeerCredentials).is_ok_and(|peer| {
+            let user = Uid::from_raw(peer.uid());
+            user.is_root() || self.owners.contains(&user)
+        })
+    }
+
+    /// What the guest wrote.
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        self.scrollback.extend(bytes);
+        let old = self.scrollback.len().saturating_sub(SCROLLBACK_BYTES);
+        self.scrollback.drain(..old);
+        if let Some(client) = &mut self.client {
+            client.backlog.extend(bytes);
+        }
+        self.flush();
+    }
+
+    /// Gives the client what it takes.
+    pub(super) fn flush(&mut self) {
+        let Some(client) = &mut self.client else {
+            return;
+        };
+        if !client.flush() || client.backlog.len() > BACKLOG_BYTES_MAX {
+            self.client = None;
+        }
+    }
+
+    /// What the client typed, at most as much as fits; nothing when it has gone.
+    pub(super) fn read(&mut self, buffer: &mut [u8]) -> usize {
+        let Some(client) = &mut self.client else {
+            return 0;
+        };
+        match client.stream.read(buffer) {
+            Ok(count @ 1..) => count,
+            Err(error) if is_temporary(&error) => 0,
+            Ok(_) | Err(_) => {
+                self.client = None;
+                0
+            }
+        }
+    }
+}
+
+impl Client {
+    /// Writes; whether the client is still there.
+    fn flush(&mut self) -> bool {
+        while !self.backlog.is_empty() {
+            match self.stream.write(self.backlog.as_slices().0) {
+                Ok(count @ 1..) => drop(self.backlog.drain(..count)),
+                Err(error) if is_temporary(&error) => return true,
+                Ok(_) | Err(_) => return false,
+            }
+        }
+        true
+    }
+}
+
+fn is_temporary(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+    )
+}
