@@ -61,7 +61,8 @@ impl TimeBase {
         } else {
             ticks << self.shift
         };
-        ((scaled * u128::from(self.multiplier)) >> 32) as u64
+        let nanoseconds = (scaled * u128::from(self.multiplier)) >> 32;
+        u64::try_from(nanoseconds).unwrap_or(u64::MAX)
     }
 
     /// The fewest ticks that take so many nanoseconds.
