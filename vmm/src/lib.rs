@@ -9,14 +9,10 @@
 //! | [`confine`] | what the process may still do once a guest runs |
 //! | [`clock`] | guest time: TSC, alarms, the paravirtual clock |
 //! | [`interrupts`] | local APICs, I/O APIC, message-signalled interrupts |
-<<<<<<< HEAD
-//! | [`confine`] | what the process may still do once a guest runs |
 //! | [`pci`] | the bus that devices sit on |
 //! | [`virtio`] | block, network, console and entropy devices |
 //! | [`console`] | the guest's console on a terminal, pipes or a socket |
-=======
 //! | [`devices`] | the small devices of a PC: serial port, clock, resets |
->>>>>>> 54f6ec2 (vmm: guest time with its alarms and kvmclock; serial port, CMOS clock, reset and debug exit ports)
 //! | [`vcpu`] | the back ends of a virtual CPU behind one trait |
 //! | [`machine`] | the parts put together, and their life |
 //! | [`api`] | HTTP at a UNIX socket: state, pause, resume, stop, counters |
@@ -27,11 +23,8 @@ pub mod api;
 pub mod bus;
 pub mod clock;
 pub mod confine;
-<<<<<<< HEAD
 pub mod console;
-=======
 pub mod devices;
->>>>>>> 54f6ec2 (vmm: guest time with its alarms and kvmclock; serial port, CMOS clock, reset and debug exit ports)
 pub mod interrupts;
 pub mod machine;
 pub mod memory;

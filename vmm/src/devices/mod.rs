@@ -15,7 +15,6 @@
 pub mod cmos;
 pub mod debug_exit;
 pub mod keyboard;
-pub mod output;
 pub mod serial;
 
 use std::sync::{Mutex, MutexGuard};

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io::Write;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
@@ -13,7 +14,6 @@ use vm_superio::Trigger;
 use vm_superio::serial::{NoEvents, Serial, SerialState};
 
 use super::lock;
-use super::output::Output;
 use crate::bus::BusDevice;
 use crate::interrupts::InterruptLine;
 use crate::part::{Part, PartError};
@@ -41,30 +41,45 @@ impl Trigger for Edge {
     }
 }
 
-impl Write for Output {
+/// Where the guest's bytes go, kept over a restore.
+#[derive(Clone)]
+struct Sink {
+    /// Used under the port's lock only.
+    writer: Arc<Mutex<Box<dyn Write + Send>>>,
+    written: Arc<AtomicU64>,
+    dropped: Arc<AtomicU64>,
+}
+
+impl Write for Sink {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        Output::write(self, bytes);
+        let counter = match lock(&self.writer).write_all(bytes) {
+            Ok(()) => &self.written,
+            Err(_) => &self.dropped,
+        };
+        counter.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         Ok(bytes.len())
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
+        // A sink that cannot be flushed has lost nothing that we could give again.
+        let _ = lock(&self.writer).flush();
         Ok(())
     }
 }
 
 struct Port {
-    uart: Serial<Edge, NoEvents, Output>,
+    uart: Serial<Edge, NoEvents, Sink>,
     /// Waits for room in the FIFO.
     typed: VecDeque<u8>,
 }
 
 /// The serial port.
 pub struct SerialPort {
-    /// The UART with its queue. The interrupt line and the output are used under
-    /// it: both only hand over.
+    /// The UART with its queue. The interrupt line and the sink are used under it:
+    /// both only hand over.
     port: Mutex<Port>,
     line: Arc<dyn InterruptLine>,
-    output: Output,
+    sink: Sink,
 }
 
 /// The UART's registers and what is typed ahead.
@@ -83,16 +98,22 @@ struct SavedSerial {
 }
 
 impl SerialPort {
-    /// Interrupts by `line`; what the guest writes goes to `output`.
-    pub fn new(line: Arc<dyn InterruptLine>, output: Output) -> Self {
-        let uart = Serial::new(Edge(line.clone()), output.clone());
+    /// Interrupts by `line`; what the guest writes goes to `writer`, byte by byte
+    /// and on a vCPU's thread, so it must be quick.
+    pub fn new(line: Arc<dyn InterruptLine>, writer: Box<dyn Write + Send>) -> Self {
+        let sink = Sink {
+            writer: Arc::new(Mutex::new(writer)),
+            written: Arc::default(),
+            dropped: Arc::default(),
+        };
+        let uart = Serial::new(Edge(line.clone()), sink.clone());
         Self {
             port: Mutex::new(Port {
                 uart,
                 typed: VecDeque::new(),
             }),
             line,
-            output,
+            sink,
         }
     }
 
@@ -103,11 +124,6 @@ impl SerialPort {
         port.typed.extend(&bytes[..taken]);
         port.refill();
         taken
-    }
-
-    /// Where what the guest writes goes.
-    pub fn output(&self) -> &Output {
-        &self.output
     }
 }
 
@@ -184,7 +200,7 @@ impl Part for SerialPort {
             in_buffer: saved.received,
         };
         let edge = Edge(self.line.clone());
-        let uart = Serial::from_state(&state, edge, NoEvents, self.output.clone())
+        let uart = Serial::from_state(&state, edge, NoEvents, self.sink.clone())
             .map_err(|error| PartError::Misfit(format!("serial port: {error:?}")))?;
         let mut port = lock(&self.port);
         port.uart = uart;
@@ -193,17 +209,18 @@ impl Part for SerialPort {
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
-        let (written, dropped) = self.output.counts();
-        vec![("bytes-out", written), ("bytes-dropped", dropped)]
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        vec![
+            ("bytes-out", count(&self.sink.written)),
+            ("bytes-dropped", count(&self.sink.dropped)),
+        ]
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::devices::output::{self, OutputThread, tests::Kept};
-    use std::sync::atomic::{AtomicU32, Ordering};
-    use std::time::Duration;
+    use std::sync::atomic::AtomicU32;
 
     #[derive(Default)]
     struct Line(AtomicU32);
@@ -214,10 +231,23 @@ mod tests {
         }
     }
 
-    fn rig() -> (SerialPort, Arc<Line>, Kept, OutputThread) {
+    #[derive(Clone, Default)]
+    struct Kept(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Kept {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            lock(&self.0).extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn rig() -> (SerialPort, Arc<Line>, Kept) {
         let (line, kept) = (Arc::new(Line::default()), Kept::default());
-        let (output, thread) = output::start(Box::new(kept.clone())).unwrap();
-        (SerialPort::new(line.clone(), output), line, kept, thread)
+        let port = SerialPort::new(line.clone(), Box::new(kept.clone()));
+        (port, line, kept)
     }
 
     fn read(port: &SerialPort, offset: u64) -> u8 {
@@ -228,11 +258,10 @@ mod tests {
 
     #[test]
     fn output_comes_out_and_input_goes_in_by_interrupt() {
-        let (port, line, kept, _thread) = rig();
+        let (port, line, kept) = rig();
         for byte in b"hi\n" {
             port.write(0, &[*byte]);
         }
-        port.output().drain(Duration::from_secs(10));
         assert_eq!(*kept.0.lock().unwrap(), b"hi\n");
         assert_eq!(line.0.load(Ordering::Relaxed), 0);
         port.write(1, &[1]);
@@ -265,7 +294,7 @@ mod tests {
         port.write(1, &[3]);
         port.type_in(&[b'y'; 100]);
         let state = Part::save(&port).unwrap();
-        let (other, line, ..) = rig();
+        let (other, line, _) = rig();
         Part::restore(&other, state).unwrap();
         assert_eq!(read(&other, 7), 0x5a);
         assert!(line.0.load(Ordering::Relaxed) > 0);
