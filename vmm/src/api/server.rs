@@ -61,11 +61,11 @@ impl Server {
             .enable_time()
             .build()?;
         let (jobs, waiting) = sync_channel(JOBS_MAX);
-        start_thread("api-work", ThreadKind::Device, move || {
+        confine::spawn("api-work", ThreadKind::Device, move || {
             routes::work(&waiting, &control);
         })?;
         let (finish, finished) = oneshot::channel();
-        let thread = start_thread("api", ThreadKind::Api, move || {
+        let thread = confine::spawn("api", ThreadKind::Api, move || {
             runtime.block_on(serve(listener, Worker(jobs), owners, finished));
         })?;
         Ok(Server { finish, thread })
@@ -77,30 +77,6 @@ impl Server {
         let _ = self.finish.send(());
         let _ = self.thread.join();
     }
-}
-
-/// Starts a thread that is confined before it does anything.
-fn start_thread(
-    name: &str,
-    kind: ThreadKind,
-    body: impl FnOnce() + Send + 'static,
-) -> io::Result<JoinHandle<()>> {
-    let (ready, confined) = sync_channel(1);
-    let thread = std::thread::Builder::new()
-        .name(name.to_owned())
-        .spawn(move || {
-            let result = confine::enter(kind);
-            let go = result.is_ok();
-            let _ = ready.send(result);
-            if go {
-                body();
-            }
-        })?;
-    confined
-        .recv()
-        .map_err(|_| io::Error::other("a thread of the API ended at its start"))?
-        .map_err(io::Error::other)?;
-    Ok(thread)
 }
 
 async fn serve(

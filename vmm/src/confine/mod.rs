@@ -27,7 +27,10 @@ mod rules;
 mod violation;
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::OnceLock;
+use std::sync::mpsc::sync_channel;
+use std::thread::JoinHandle;
 
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 use thiserror::Error;
@@ -124,13 +127,38 @@ pub enum ConfineError {
         /// What was tried.
         what: &'static str,
         /// The kernel's answer.
-        source: std::io::Error,
+        source: io::Error,
     },
 }
 
 /// The compiled filters of this process; absent until [`prepare`], and with
 /// [`Mode::Off`].
 static FILTERS: OnceLock<Filters> = OnceLock::new();
+
+/// Starts a thread that is confined before it runs `body`; an error when it
+/// cannot be.
+pub fn spawn(
+    name: &str,
+    kind: ThreadKind,
+    body: impl FnOnce() + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    let (ready, confined) = sync_channel(1);
+    let thread = std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(move || {
+            let result = enter(kind);
+            let go = result.is_ok();
+            let _ = ready.send(result);
+            if go {
+                body();
+            }
+        })?;
+    confined
+        .recv()
+        .map_err(|_| io::Error::other(format!("the thread {name} ended at its start")))?
+        .map_err(io::Error::other)?;
+    Ok(thread)
+}
 
 type Filters = BTreeMap<ThreadKind, BpfProgram>;
 

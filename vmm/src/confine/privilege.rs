@@ -110,8 +110,8 @@ fn find(name: &str) -> Result<Identity, PrivilegeError> {
         .ok_or_else(|| PrivilegeError::NoSuchUser(name.to_owned()))
 }
 
-/// Becomes `identity` for good. Call it before threads are made, with everything
-/// open that only root may open.
+/// Becomes `identity` for good, in every thread, with everything open that only
+/// root may open.
 pub fn become_user(identity: &Identity) -> Result<(), PrivilegeError> {
     let refused = |what| {
         move |error: nix::Error| PrivilegeError::Refused {
@@ -123,7 +123,8 @@ pub fn become_user(identity: &Identity) -> Result<(), PrivilegeError> {
     nix::unistd::setgroups(&[]).map_err(refused("give up groups"))?;
     nix::unistd::setresgid(group, group, group).map_err(refused("change the group"))?;
     nix::unistd::setresuid(user, user, user).map_err(refused("change the user"))?;
-    if nix::unistd::setuid(Uid::from_raw(0)).is_ok() {
+    let now = nix::unistd::getresuid().map_err(refused("read the user"))?;
+    if [now.real, now.effective, now.saved] != [user; 3] {
         return Err(PrivilegeError::Refused {
             what: "give up root: it can be had back",
             source: std::io::ErrorKind::PermissionDenied.into(),

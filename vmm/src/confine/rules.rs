@@ -16,7 +16,7 @@ use super::ThreadKind;
 pub(super) type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
 /// Any arguments.
-const EVERY_THREAD: [i64; 32] = [
+const EVERY_THREAD: [i64; 36] = [
     // What is open.
     libc::SYS_read,
     libc::SYS_write,
@@ -28,6 +28,7 @@ const EVERY_THREAD: [i64; 32] = [
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_ctl,
+    libc::SYS_epoll_create1,
     libc::SYS_timerfd_settime,
     // Memory; what maps or protects it is below.
     libc::SYS_brk,
@@ -52,6 +53,10 @@ const EVERY_THREAD: [i64; 32] = [
     // The C library: its allocator counts processors, a hash map wants a seed.
     libc::SYS_sched_getaffinity,
     libc::SYS_getrandom,
+    // Root is given up in every thread at once; what was given up stays so.
+    libc::SYS_setgroups,
+    libc::SYS_setresgid,
+    libc::SYS_setresuid,
     // A thread's start.
     libc::SYS_rseq,
     libc::SYS_set_robust_list,

@@ -17,7 +17,7 @@ use super::escape::{self, Action, Escape};
 use super::output::Output;
 use super::socket::Socket;
 use super::terminal::{self, Raw, Size};
-use crate::confine::{self, ConfineError, ThreadKind};
+use crate::confine::{self, ThreadKind};
 
 /// How often keys are offered again to a guest that does not take them.
 const RETRY_MS: u8 = 10;
@@ -89,21 +89,7 @@ impl Carrier {
             pending: Vec::new(),
             finish: finish.clone(),
         };
-        let (ready, confined) = std::sync::mpsc::sync_channel(1);
-        let thread = std::thread::Builder::new()
-            .name("console".into())
-            .spawn(move || {
-                let result = confine::enter(ThreadKind::Console);
-                let go = result.is_ok();
-                let _ = ready.send(result);
-                if go {
-                    work.run();
-                }
-            })?;
-        let confined: Result<(), ConfineError> = confined
-            .recv()
-            .map_err(|_| io::Error::other("the console thread ended at its start"))?;
-        confined.map_err(io::Error::other)?;
+        let thread = confine::spawn("console", ThreadKind::Console, move || work.run())?;
         Ok(Carrier {
             thread,
             output,

@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use crate::virtio::console::ConsoleOutput;
+
 /// Bytes that may wait: some seconds of a fast serial port.
 pub const OUTPUT_BYTES_MAX: usize = 256 << 10;
 /// Longest that a device is held up.
@@ -121,14 +123,10 @@ impl Output {
     }
 }
 
-impl io::Write for Output {
+impl ConsoleOutput for Output {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.push(bytes);
         Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }
 

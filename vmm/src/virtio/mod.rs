@@ -37,6 +37,7 @@ pub use ring::{Fault, Ring};
 pub use transport::{Attach, Counters, Transport, TransportState};
 pub use worker::Handler;
 
+use crate::confine::ThreadKind;
 use crate::pci::{PciError, lock};
 
 /// VIRTIO_F_INDIRECT_DESC (6): descriptors may point to tables of descriptors.
@@ -76,6 +77,10 @@ pub trait VirtioDevice: Send {
     fn queue_sizes(&self) -> Vec<u16>;
     /// Threads that it wants.
     fn workers(&self) -> usize;
+    /// What they do, and so what they may ask of the kernel.
+    fn thread_kind(&self) -> ThreadKind {
+        ThreadKind::Device
+    }
     /// What the driver reads as device configuration.
     fn configuration(&self) -> Arc<ConfigSpace>;
     /// The driver is ready and took `features`. `rings` has one entry per

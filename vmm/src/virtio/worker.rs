@@ -19,6 +19,7 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::ring::{Fault, Ring};
+use crate::confine::{self, ThreadKind};
 use crate::pci::lock;
 
 /// How long a thread may take to end.
@@ -94,21 +95,20 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts the thread, idle. Names longer than 15 bytes are cut by the kernel.
-    pub fn new(name: &str) -> io::Result<Self> {
+    /// Starts the thread, idle and confined to what its kind needs. Names longer
+    /// than 15 bytes are cut by the kernel.
+    pub fn new(name: &str, kind: ThreadKind) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             state: Mutex::new(State::Idle),
             changed: Condvar::new(),
             wake: EventFd::new(EFD_NONBLOCK)?,
         });
         let inside = shared.clone();
-        let thread = std::thread::Builder::new()
-            .name(name.into())
-            .spawn(move || {
-                inside.live();
-                *lock(&inside.state) = State::Ended;
-                inside.changed.notify_all();
-            })?;
+        let thread = confine::spawn(name, kind, move || {
+            inside.live();
+            *lock(&inside.state) = State::Ended;
+            inside.changed.notify_all();
+        })?;
         Ok(Self {
             shared,
             thread: Some(thread),

@@ -154,7 +154,7 @@ impl Transport {
             .collect::<Result<_, _>>()
             .map_err(started)?;
         let workers = (0..device.workers())
-            .map(|worker| Worker::new(&format!("weft-{name}-{worker}")))
+            .map(|worker| Worker::new(&format!("weft-{name}-{worker}"), device.thread_kind()))
             .collect::<Result<_, _>>()
             .map_err(started)?;
         let transport = Arc::new(Self {
