@@ -13,13 +13,17 @@
 //! | [`virtio`] | block, network, console and entropy devices |
 //! | [`console`] | the guest's console on a terminal, pipes or a socket |
 //! | [`devices`] | the small devices of a PC: serial port, clock, resets |
+//! | [`acpi`] | ACPI tables, and the registers that they speak of |
+//! | [`boot`] | kernels of every format, put into guest memory |
 //! | [`vcpu`] | the back ends of a virtual CPU behind one trait |
 //! | [`machine`] | the parts put together, and their life |
 //! | [`api`] | HTTP at a UNIX socket: state, pause, resume, stop, counters |
 //!
 //! A room may use those above it in this list, and `weft-soft`.
 
+pub mod acpi;
 pub mod api;
+pub mod boot;
 pub mod bus;
 pub mod clock;
 pub mod confine;

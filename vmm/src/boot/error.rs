@@ -1,0 +1,158 @@
+//! Why a kernel does not boot: what was wrong, where, and what to do.
+
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use super::file::Role;
+use super::payload::PayloadError;
+use super::plan::Protocol;
+
+/// Why nothing was booted.
+#[derive(Debug, Error)]
+pub enum BootError {
+    /// The file could not be read.
+    #[error("cannot read the {role} {path}")]
+    Read {
+        /// What it was to be.
+        role: Role,
+        /// Which file.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+    /// A directory, a device.
+    #[error("the {role} {path} is no ordinary file: give the image's own path")]
+    NotAFile {
+        /// What it was to be.
+        role: Role,
+        /// Which file.
+        path: PathBuf,
+    },
+    /// Nothing in it, or absurdly much.
+    #[error("the {role} {name} has {bytes} bytes: between 1 and {limit} are expected")]
+    FileSize {
+        /// What it was to be.
+        role: Role,
+        /// Which file.
+        name: String,
+        /// What it has.
+        bytes: u64,
+        /// What it may have.
+        limit: u64,
+    },
+    /// The kernel was read, and is none that boots here.
+    #[error("cannot boot {name}")]
+    Kernel {
+        /// Which file.
+        name: String,
+        /// What is wrong with it.
+        source: ImageError,
+    },
+    /// No room between the kernel and the end of low memory.
+    #[error(
+        "the initrd {name} has {bytes} bytes, and {room} are free above the kernel \
+         and below {limit:#x}: give the guest more memory"
+    )]
+    InitrdTooLarge {
+        /// Which file.
+        name: String,
+        /// What it has.
+        bytes: u64,
+        /// What there is room for.
+        room: u64,
+        /// Where that room ends.
+        limit: u64,
+    },
+    /// The kernel would cut it off.
+    #[error("the command line has {bytes} bytes, and the kernel takes {limit}: shorten it")]
+    CommandLineTooLong {
+        /// Its length.
+        bytes: usize,
+        /// The most that fits.
+        limit: usize,
+    },
+    /// The kernel would see only what is before it.
+    #[error("the command line holds a zero byte at {0}: remove it")]
+    CommandLineZero(usize),
+    /// The guest has no memory where boot information goes.
+    #[error("guest memory at {address:#x} cannot be written")]
+    Memory {
+        /// Guest-physical.
+        address: u64,
+        /// The library's words.
+        source: vm_memory::GuestMemoryError,
+    },
+}
+
+/// What is wrong with a kernel image.
+#[derive(Debug, PartialEq, Eq, Error)]
+pub enum ImageError {
+    /// Not even the beginning looks like one.
+    #[error(
+        "it is no kernel image but {0}: an ELF vmlinux, a bzImage, or a PVH or Multiboot \
+         image is expected"
+    )]
+    NotAKernel(&'static str),
+    /// A kernel, for another kind of computer.
+    #[error("it is made for {0}, and this machine is x86-64: use a kernel built for x86-64")]
+    Architecture(String),
+    /// It ends too early.
+    #[error("it is cut off: {what} reach to byte {needed}, and the file has {has}: copy it again")]
+    Truncated {
+        /// What is missing, in the plural.
+        what: &'static str,
+        /// Where that would end.
+        needed: u64,
+        /// Bytes in the file.
+        has: u64,
+    },
+    /// It contradicts itself.
+    #[error("its {place} cannot be right ({problem}): the file is damaged")]
+    Malformed {
+        /// Which part.
+        place: &'static str,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// An x86 program without any of the headers that say how to start it.
+    #[error(
+        "it is an ELF file for {0}, but no Linux kernel, and has neither a PVH note nor a \
+         Multiboot header"
+    )]
+    NoProtocol(&'static str),
+    /// Asked for a protocol that this image does not speak.
+    #[error("it cannot be started by the {protocol} protocol: {reason}")]
+    Forced {
+        /// Asked for.
+        protocol: Protocol,
+        /// Why not.
+        reason: &'static str,
+    },
+    /// A boot protocol older or stranger than what is understood.
+    #[error("{0}: use a newer kernel")]
+    Unsupported(String),
+    /// A part of it would lie where no RAM is.
+    #[error(
+        "it needs guest memory from {start:#x} to {end:#x}, and there is RAM from 0x100000 to \
+         {ram_end:#x}: give the guest more memory"
+    )]
+    OutsideMemory {
+        /// First byte.
+        start: u64,
+        /// One more than the last.
+        end: u64,
+        /// Where low RAM ends.
+        ram_end: u64,
+    },
+    /// A part of it would lie where the boot information goes.
+    #[error("it wants to lie at {0:#x}, and memory below 0x100000 is for boot information")]
+    TooLow(u64),
+    /// The compressed kernel in a bzImage could not be unpacked.
+    #[error(
+        "its compressed kernel cannot be unpacked: if the file is whole, choose the \
+         {own} protocol, which lets the kernel unpack itself",
+        own = Protocol::LinuxOwnEntry
+    )]
+    Payload(#[source] PayloadError),
+}

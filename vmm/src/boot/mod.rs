@@ -1,0 +1,231 @@
+//! Puts a kernel into guest memory, and says how the first CPU starts.
+//!
+//! | file | becomes |
+//! | --- | --- |
+//! | [`file`] | the files, read |
+//! | `bzimage`, `elf`, `multiboot` | formats, parsed; every field is checked |
+//! | [`payload`] | the compressed kernel of a bzImage |
+//! | [`plan`] | which protocol, what goes where |
+//! | [`layout`] | where everything else goes; the map of memory |
+//! | `linux`, `pvh`, `multiboot` | what each protocol tells the kernel |
+//! | `processor` | registers, descriptor table, page tables |
+//!
+//! Nothing is written to guest memory before the image was checked. All that is
+//! loaded is written, zeros too: memory may have been used before.
+
+mod bzimage;
+mod elf;
+mod error;
+pub mod file;
+pub mod layout;
+mod linux;
+mod multiboot;
+pub mod payload;
+pub mod plan;
+mod processor;
+mod pvh;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::ops::Range;
+
+use weft_soft::state::CpuState;
+
+pub use error::{BootError, ImageError};
+pub use file::{ImageFile, Role};
+pub use payload::{Compression, PayloadError};
+pub use plan::{Format, Protocol};
+
+use crate::acpi;
+use crate::memory::Ram;
+use layout::{COMMAND_LINE, COMMAND_LINE_ROOM, clear, low_end, write};
+use plan::{Opened, Plan};
+
+const PAGE: u64 = 4096;
+
+/// What to boot.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// The kernel.
+    pub kernel: &'a ImageFile,
+    /// The first file system; for Multiboot, a module.
+    pub initrd: Option<&'a ImageFile>,
+    /// For the kernel.
+    pub command_line: &'a str,
+    /// Use this protocol, not the one that fits best.
+    pub protocol: Option<Protocol>,
+    /// Tables that are in guest memory already.
+    pub acpi: Option<&'a acpi::Placed>,
+    /// Randomness for Linux, by any of its 64-bit entries.
+    pub seed: Option<&'a [u8; 32]>,
+}
+
+/// What was found and where it was put.
+#[derive(Clone, Debug)]
+pub struct Recognised {
+    /// Kind of file.
+    pub format: Format,
+    /// How it starts.
+    pub protocol: Protocol,
+    /// How the kernel in a bzImage is compressed.
+    pub compression: Option<Compression>,
+    /// Why the kernel has to unpack itself.
+    pub not_unpacked: Option<PayloadError>,
+    /// What a bzImage calls itself.
+    pub version: Option<String>,
+    /// Guest-physical addresses of the kernel.
+    pub kernel: Range<u64>,
+    /// First instruction.
+    pub entry: u64,
+    /// Guest-physical addresses of the initrd.
+    pub initrd: Option<Range<u64>>,
+}
+
+impl fmt::Display for Recognised {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.format)?;
+        if let Some(compression) = self.compression {
+            write!(f, " ({compression})")?;
+        }
+        if let Some(version) = &self.version {
+            write!(f, " {version}")?;
+        }
+        write!(f, ", protocol {}, entry {:#x}", self.protocol, self.entry)?;
+        if let Some(reason) = &self.not_unpacked {
+            write!(f, "; not unpacked here: {reason}")?;
+        }
+        Ok(())
+    }
+}
+
+/// A machine ready to start.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// The first CPU.
+    pub state: CpuState,
+    /// For the log.
+    pub recognised: Recognised,
+}
+
+/// Where what all protocols speak of lies.
+struct Placed<'a> {
+    initrd: Option<Range<u64>>,
+    acpi: Option<&'a acpi::Placed>,
+}
+
+impl Placed<'_> {
+    /// Zero when there are no tables, as all protocols say.
+    fn rsdp(&self) -> u64 {
+        self.acpi.map_or(0, |acpi| acpi.rsdp)
+    }
+
+    fn acpi_tables(&self) -> Option<&Range<u64>> {
+        self.acpi.map(|acpi| &acpi.range)
+    }
+}
+
+/// Loads the kernel, the initrd, the command line and what goes with them.
+pub fn load(ram: &Ram, request: &Request) -> Result<Loaded, BootError> {
+    let kernel = request.kernel;
+    let refused = |source| BootError::Kernel {
+        name: kernel.name.clone(),
+        source,
+    };
+    let forced = request.protocol;
+    let opened = Opened::new(&kernel.bytes, forced, ram.size()).map_err(refused)?;
+    let plan = opened.plan(forced).map_err(refused)?;
+    plan.check_fits(low_end(ram)).map_err(refused)?;
+    let entry_32 = u32::try_from(plan.entry).map_err(|_| {
+        refused(ImageError::Malformed {
+            place: "entry",
+            problem: format!("{:#x} is above 4 GiB", plan.entry),
+        })
+    })?;
+    let command_line = command_line(request.command_line, &opened, &plan)?;
+    let initrd = request
+        .initrd
+        .map(|initrd| initrd_range(ram, initrd, &opened, &plan))
+        .transpose()?;
+
+    for segment in &plan.segments {
+        write(ram, segment.address, segment.data)?;
+        let end = segment.address + segment.data.len() as u64;
+        clear(ram, end..segment.range().end)?;
+    }
+    write(ram, COMMAND_LINE, &command_line)?;
+    if let (Some(file), Some(range)) = (request.initrd, &initrd) {
+        write(ram, range.start, &file.bytes)?;
+    }
+    let placed = Placed {
+        initrd,
+        acpi: request.acpi,
+    };
+    let state = match plan.protocol {
+        Protocol::Linux | Protocol::LinuxOwnEntry => {
+            let header = opened.setup_header();
+            linux::start(ram, plan.entry, header, request.seed, &placed)?
+        }
+        Protocol::Pvh => pvh::start(ram, entry_32, &placed)?,
+        Protocol::Multiboot => multiboot::start(ram, entry_32, &placed)?,
+    };
+    let recognised = Recognised {
+        format: opened.format,
+        protocol: plan.protocol,
+        compression: opened.compression(),
+        not_unpacked: opened.not_unpacked(),
+        version: opened.bzimage.as_ref().and_then(|b| b.version.clone()),
+        kernel: plan.extent,
+        entry: plan.entry,
+        initrd: placed.initrd,
+    };
+    Ok(Loaded { state, recognised })
+}
+
+/// With its zero, if the kernel takes so much.
+fn command_line(text: &str, opened: &Opened, plan: &Plan) -> Result<Vec<u8>, BootError> {
+    let limit = match opened.setup_header().map(|header| header.cmdline_size) {
+        Some(limit) if limit > 0 => limit as usize,
+        _ if plan.is_linux => linux::COMMAND_LINE_MAX,
+        _ => usize::MAX,
+    };
+    let limit = limit.min(COMMAND_LINE_ROOM - 1);
+    if text.len() > limit {
+        let bytes = text.len();
+        return Err(BootError::CommandLineTooLong { bytes, limit });
+    }
+    if let Some(at) = text.find('\0') {
+        return Err(BootError::CommandLineZero(at));
+    }
+    Ok([text.as_bytes(), &[0]].concat())
+}
+
+/// The highest pages that the protocol lets an initrd have.
+fn initrd_range(
+    ram: &Ram,
+    initrd: &ImageFile,
+    opened: &Opened,
+    plan: &Plan,
+) -> Result<Range<u64>, BootError> {
+    let highest = match (plan.protocol, opened.setup_header()) {
+        (Protocol::Linux | Protocol::LinuxOwnEntry, Some(header)) => {
+            u64::from(header.initrd_addr_max)
+        }
+        (Protocol::Linux | Protocol::LinuxOwnEntry, None) => linux::INITRD_ADDRESS_MAX,
+        _ => u64::from(u32::MAX),
+    };
+    let limit = low_end(ram).min(highest + 1) & !(PAGE - 1);
+    let bytes = initrd.bytes.len() as u64;
+    let room = limit.saturating_sub(plan.extent.end.next_multiple_of(PAGE));
+    let padded = bytes.next_multiple_of(PAGE);
+    if padded > room {
+        return Err(BootError::InitrdTooLarge {
+            name: initrd.name.clone(),
+            bytes,
+            room,
+            limit,
+        });
+    }
+    let start = limit - padded;
+    Ok(start..start + bytes)
+}

@@ -1,0 +1,346 @@
+//! Which protocol starts an image, what of it goes where, and where it starts.
+
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+use linux_loader::bootparam::setup_header;
+
+use super::bzimage::{self, BzImage};
+use super::elf::{self, ElfKernel, Segment};
+use super::layout::ONE_MIB;
+use super::payload::{self, Compression, PayloadError};
+use super::{ImageError, multiboot};
+
+/// How a kernel is started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// Linux, 64-bit, at the entry of its vmlinux.
+    Linux,
+    /// Linux, 64-bit, at the entry of the unpacker in its bzImage.
+    LinuxOwnEntry,
+    /// PVH.
+    Pvh,
+    /// Multiboot 1.
+    Multiboot,
+}
+
+impl Protocol {
+    /// All, with the name that chooses each.
+    pub const NAMES: [(&'static str, Protocol); 4] = [
+        ("linux", Protocol::Linux),
+        ("linux-own-entry", Protocol::LinuxOwnEntry),
+        ("pvh", Protocol::Pvh),
+        ("multiboot", Protocol::Multiboot),
+    ];
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = Self::NAMES.iter().find(|(_, protocol)| protocol == self);
+        f.write_str(name.map_or("", |(name, _)| name))
+    }
+}
+
+/// No protocol has this name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no boot protocol is called {0}: there are linux, linux-own-entry, pvh and multiboot")]
+pub struct UnknownProtocol(String);
+
+impl FromStr for Protocol {
+    type Err = UnknownProtocol;
+
+    fn from_str(text: &str) -> Result<Self, UnknownProtocol> {
+        Self::NAMES
+            .iter()
+            .find(|(name, _)| *name == text)
+            .map(|(_, protocol)| *protocol)
+            .ok_or_else(|| UnknownProtocol(text.into()))
+    }
+}
+
+/// What kind of file a kernel is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// An ELF file.
+    Elf,
+    /// Linux with its unpacker.
+    BzImage,
+    /// A file that a Multiboot header loads by addresses.
+    Flat,
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Elf => "ELF image",
+            Self::BzImage => "bzImage",
+            Self::Flat => "flat Multiboot image",
+        })
+    }
+}
+
+/// An image, recognised and unpacked as far as it can be.
+#[derive(Debug)]
+pub struct Opened<'a> {
+    bytes: &'a [u8],
+    /// What kind of file it is.
+    pub format: Format,
+    /// Set for a bzImage.
+    pub bzimage: Option<BzImage<'a>>,
+    /// What was in the bzImage, or why it was left.
+    unpacked: Option<Result<(Compression, Vec<u8>), PayloadError>>,
+}
+
+/// How to start it.
+#[derive(Debug)]
+pub struct Plan<'a> {
+    /// Chosen.
+    pub protocol: Protocol,
+    /// What is loaded, in order of addresses, disjoint.
+    pub segments: Vec<Segment<'a>>,
+    /// Guest-physical addresses that the kernel needs.
+    pub extent: Range<u64>,
+    /// First instruction, guest-physical.
+    pub entry: u64,
+    /// It is Linux, whichever way it starts.
+    pub is_linux: bool,
+}
+
+impl<'a> Opened<'a> {
+    /// Recognises `bytes`. A compressed kernel is unpacked to at most `limit` bytes.
+    pub fn new(bytes: &'a [u8], forced: Option<Protocol>, limit: u64) -> Result<Self, ImageError> {
+        let mut opened = Self {
+            bytes,
+            format: Format::Elf,
+            bzimage: None,
+            unpacked: None,
+        };
+        if bytes.starts_with(b"\x7fELF") {
+            return Ok(opened);
+        }
+        if !bzimage::recognise(bytes) {
+            opened.format = Format::Flat;
+            let addresses = multiboot::find(bytes).and_then(|header| header.flat(bytes));
+            return match addresses {
+                Some(_) => Ok(opened),
+                None => Err(what_else(bytes)),
+            };
+        }
+        let image = bzimage::parse(bytes)?;
+        opened.format = Format::BzImage;
+        if forced != Some(Protocol::LinuxOwnEntry) {
+            match payload::unpack(image.payload, limit) {
+                Err(error) if !error.is_ours() => return Err(ImageError::Payload(error)),
+                result => opened.unpacked = Some(result),
+            }
+        }
+        opened.bzimage = Some(image);
+        Ok(opened)
+    }
+
+    /// How the kernel inside was compressed.
+    pub fn compression(&self) -> Option<Compression> {
+        self.bzimage
+            .as_ref()
+            .and_then(|image| payload::recognise(image.payload))
+    }
+
+    /// Why the kernel must unpack itself, if it was not asked to.
+    pub fn not_unpacked(&self) -> Option<PayloadError> {
+        self.unpacked.as_ref()?.as_ref().err().cloned()
+    }
+
+    /// The header for Linux's zero page.
+    pub fn setup_header(&self) -> Option<&setup_header> {
+        self.bzimage.as_ref().map(|image| &image.header)
+    }
+
+    /// Chooses the protocol: Linux's own for Linux, else PVH, else Multiboot.
+    pub fn plan(&self, forced: Option<Protocol>) -> Result<Plan<'_>, ImageError> {
+        let mut plan = match (&self.bzimage, &self.unpacked) {
+            (Some(_), Some(Ok((_, vmlinux)))) => {
+                let mut kernel = elf::parse(vmlinux)?;
+                kernel.is_linux = true;
+                self.plan_elf(kernel, None, forced)?
+            }
+            (Some(image), _) => own_entry(image, forced)?,
+            (None, _) => {
+                let header = multiboot::find(self.bytes);
+                match self.format {
+                    Format::Elf => self.plan_elf(elf::parse(self.bytes)?, header, forced)?,
+                    _ => self.plan_flat(header, forced)?,
+                }
+            }
+        };
+        plan.sort_segments()?;
+        Ok(plan)
+    }
+
+    fn plan_elf<'b>(
+        &'b self,
+        kernel: ElfKernel<'b>,
+        header: Option<multiboot::Header>,
+        forced: Option<Protocol>,
+    ) -> Result<Plan<'b>, ImageError> {
+        let protocol = match forced {
+            Some(protocol) => protocol,
+            None if kernel.is_linux => Protocol::Linux,
+            None if kernel.pvh_entry.is_some() => Protocol::Pvh,
+            None if header.is_some() => Protocol::Multiboot,
+            None => {
+                let machine = if kernel.is_64 { "x86-64" } else { "32-bit x86" };
+                return Err(ImageError::NoProtocol(machine));
+            }
+        };
+        let impossible = |reason| ImageError::Forced { protocol, reason };
+        let mut plan = Plan {
+            protocol,
+            segments: kernel.segments,
+            extent: 0..0,
+            entry: kernel.entry,
+            is_linux: kernel.is_linux,
+        };
+        match protocol {
+            Protocol::Linux if !kernel.is_64 => {
+                return Err(impossible("it is a 32-bit kernel"));
+            }
+            Protocol::Linux => {}
+            Protocol::LinuxOwnEntry => return Err(impossible("only a bzImage has that entry")),
+            Protocol::Pvh => {
+                let entry = kernel.pvh_entry;
+                let entry = entry.ok_or_else(|| impossible("it has no PVH note"))?;
+                plan.entry = u64::from(entry);
+            }
+            Protocol::Multiboot => {
+                let header = header.ok_or_else(|| impossible("it has no Multiboot header"))?;
+                header.check()?;
+                if let Some(flat) = header.flat(self.bytes) {
+                    let (segment, entry) = flat?;
+                    plan.segments = vec![segment];
+                    plan.entry = entry;
+                }
+            }
+        }
+        if !plan
+            .segments
+            .iter()
+            .any(|s| s.range().contains(&plan.entry))
+        {
+            return Err(ImageError::Malformed {
+                place: "entry",
+                problem: format!("{:#x} lies in no segment", plan.entry),
+            });
+        }
+        Ok(plan)
+    }
+
+    fn plan_flat(
+        &self,
+        header: Option<multiboot::Header>,
+        forced: Option<Protocol>,
+    ) -> Result<Plan<'_>, ImageError> {
+        if let Some(protocol) = forced.filter(|protocol| *protocol != Protocol::Multiboot) {
+            let reason = "it has a Multiboot header only";
+            return Err(ImageError::Forced { protocol, reason });
+        }
+        let flat = header.and_then(|header| {
+            let flat = header.flat(self.bytes)?;
+            Some(header.check().and(flat))
+        });
+        let (segment, entry) = flat.unwrap_or_else(|| Err(what_else(self.bytes)))?;
+        Ok(Plan {
+            protocol: Protocol::Multiboot,
+            segments: vec![segment],
+            extent: 0..0,
+            entry,
+            is_linux: false,
+        })
+    }
+}
+
+fn own_entry<'a>(image: &BzImage<'a>, forced: Option<Protocol>) -> Result<Plan<'a>, ImageError> {
+    if let Some(protocol) = forced.filter(|protocol| *protocol != Protocol::LinuxOwnEntry) {
+        let reason = "the kernel in it could not be unpacked";
+        return Err(ImageError::Forced { protocol, reason });
+    }
+    let (address, entry) = image.own_entry();
+    let extent = address..address.saturating_add(image.memory_needed());
+    Ok(Plan {
+        protocol: Protocol::LinuxOwnEntry,
+        segments: vec![Segment {
+            address,
+            data: image.body,
+            size: image.body.len() as u64,
+        }],
+        extent,
+        entry,
+        is_linux: true,
+    })
+}
+
+impl Plan<'_> {
+    /// Sorts, refuses what overlaps or lies too low, and finds the extent.
+    fn sort_segments(&mut self) -> Result<(), ImageError> {
+        self.segments.sort_by_key(|segment| segment.address);
+        for pair in self.segments.windows(2) {
+            if pair[0].range().end > pair[1].address {
+                return Err(ImageError::Malformed {
+                    place: "program headers",
+                    problem: format!("two of them load to {:#x}", pair[1].address),
+                });
+            }
+        }
+        let (Some(first), Some(last)) = (self.segments.first(), self.segments.last()) else {
+            return Ok(());
+        };
+        if first.address < ONE_MIB {
+            return Err(ImageError::TooLow(first.address));
+        }
+        self.extent = first.address..last.range().end.max(self.extent.end);
+        Ok(())
+    }
+
+    /// Refuses what does not fit below `ram_end`, the end of low RAM: a kernel
+    /// there is reached by 32-bit addresses.
+    pub fn check_fits(&self, ram_end: u64) -> Result<(), ImageError> {
+        if self.extent.end > ram_end {
+            return Err(ImageError::OutsideMemory {
+                start: self.extent.start,
+                end: self.extent.end,
+                ram_end,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Names what is no kernel for x86, for the error.
+fn what_else(bytes: &[u8]) -> ImageError {
+    let at = |offset: usize, magic: &[u8]| {
+        bytes
+            .get(offset..)
+            .is_some_and(|rest| rest.starts_with(magic))
+    };
+    // Linux: Documentation/arch/arm64/booting.rst, arch/riscv/boot-image-header.rst.
+    if at(0x38, b"ARMd") {
+        return ImageError::Architecture("arm64".into());
+    }
+    if at(0x38, b"RSC\x05") {
+        return ImageError::Architecture("RISC-V".into());
+    }
+    let found = if at(0, b"070701") || at(0, b"070702") {
+        "a cpio archive (an initrd?)"
+    } else if payload::recognise(bytes).is_some() {
+        "compressed data (unpack it first; or is it an initrd?)"
+    } else if at(0, b"MZ") {
+        "a program for Windows or EFI"
+    } else if at(0, b"#!") {
+        "a script"
+    } else if at(0x1fe, &[0x55, 0xaa]) {
+        "a disk with a boot sector"
+    } else {
+        "something else"
+    };
+    ImageError::NotAKernel(found)
+}
