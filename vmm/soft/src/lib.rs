@@ -24,4 +24,4 @@ pub mod tlb;
 
 pub use environment::{Access, Environment, Exit, Memory, Unbacked};
 pub use machine::SoftMachine;
-pub use state::CpuState;
+pub use state::{CpuState, Undelivered};

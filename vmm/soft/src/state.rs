@@ -26,6 +26,28 @@ pub struct DescriptorTable {
     pub limit: u16,
 }
 
+/// An event that the CPU was given and has not delivered yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Undelivered {
+    /// From the local APIC, which has it in service; or INT n when `software`.
+    Interrupt {
+        /// Its vector.
+        vector: u8,
+        /// By an instruction.
+        software: bool,
+    },
+    /// A non-maskable interrupt.
+    NonMaskable,
+    /// A fault or trap.
+    Exception {
+        /// Its vector.
+        vector: u8,
+        /// What it pushes, if it does.
+        error_code: Option<u32>,
+    },
+}
+
 /// Everything that a CPU is, apart from its local APIC.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CpuState {
@@ -87,6 +109,13 @@ pub struct CpuState {
     pub halted: bool,
     /// An NMI is being handled: the next waits for IRET.
     pub nmi_blocked: bool,
+    /// An NMI came meanwhile.
+    #[serde(default)]
+    pub nmi_waits: bool,
+    /// To be delivered before the next instruction. Only a back end that does not
+    /// deliver within one step (KVM) leaves one.
+    #[serde(default)]
+    pub undelivered: Option<Undelivered>,
 }
 
 impl CpuState {
@@ -153,6 +182,8 @@ impl CpuState {
             interrupt_shadow: false,
             halted: false,
             nmi_blocked: false,
+            nmi_waits: false,
+            undelivered: None,
         }
     }
 

@@ -1,5 +1,7 @@
 //! A virtual CPU, whichever back end runs it.
 
+pub mod kvm;
+
 use std::sync::Arc;
 
 use thiserror::Error;

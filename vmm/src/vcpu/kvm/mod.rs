@@ -1,0 +1,108 @@
+//! vCPUs run by KVM, without its interrupt controllers: local APICs, I/O APIC,
+//! timers and the paravirtual clock are the machine's own, behind
+//! [`Environment`](weft_soft::Environment).
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | [`detect`] | which KVM there is, and which back end is the better one |
+//! | `vm` | the virtual machine: memory slots, filtered MSRs, vCPUs |
+//! | `cpuid` | what CPUID shows |
+//! | `vcpu` | one vCPU: entering, leaving, injecting |
+//! | `state` | its registers to and from [`CpuState`](weft_soft::CpuState) |
+//! | `msrs` | which MSRs are state, which are the machine's |
+//! | `calls` | calls of the kernel that `kvm-ioctls` lacks |
+//! | `kick` | how another thread makes it come back |
+//! | [`counters`] | exits by kind |
+//! | [`quirks`] | what a KVM without hardware virtualisation cannot do |
+//!
+//! Invariants of a vCPU:
+//!
+//! - when `run` comes back, nothing that the guest did is half done: an I/O
+//!   instruction whose device was asked was also completed;
+//! - an interrupt is taken from the environment only when KVM accepts it at once,
+//!   so it is either in the local APIC's request register or delivered;
+//! - a kick is never lost: see `kick`.
+//!
+//! The design, and what was measured: `docs/vmm-kvm.md`. The interface: the
+//! kernel's document virt/kvm/api.
+
+mod calls;
+pub mod counters;
+mod cpuid;
+pub mod detect;
+mod kick;
+mod msrs;
+pub mod quirks;
+mod state;
+mod vcpu;
+mod vm;
+
+use thiserror::Error;
+
+pub use counters::{ExitCount, ExitCounters, Meter};
+pub use detect::{Backend, Choice, Host, Paging, Unusable, Virtualization};
+pub use vcpu::KvmVcpu;
+pub use vm::KvmBackEnd;
+
+use super::VcpuError;
+
+/// Why a machine could not be made in KVM.
+#[derive(Debug, Error)]
+pub enum KvmError {
+    /// The kernel refused.
+    #[error("{what} failed")]
+    Call {
+        /// The call.
+        what: &'static str,
+        /// Its answer.
+        source: std::io::Error,
+    },
+    /// More leaves than KVM takes.
+    #[error("{0} CPUID leaves, where KVM takes {1}")]
+    Cpuid(usize, usize),
+    /// More than KVM takes.
+    #[error("{wanted} vCPUs, where this KVM takes {possible}")]
+    Vcpus {
+        /// Asked for.
+        wanted: u32,
+        /// At most.
+        possible: usize,
+    },
+}
+
+impl KvmError {
+    fn call(what: &'static str, error: kvm_ioctls::Error) -> Self {
+        Self::Call {
+            what,
+            source: error.into(),
+        }
+    }
+}
+
+impl From<KvmError> for VcpuError {
+    fn from(error: KvmError) -> Self {
+        match error {
+            KvmError::Call { what, source } => Self::Kernel { what, source },
+            other => Self::Kernel {
+                what: "making a vCPU",
+                source: std::io::Error::other(other),
+            },
+        }
+    }
+}
+
+/// A failed call on a vCPU.
+fn failed(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> VcpuError {
+    move |error| VcpuError::Kernel {
+        what,
+        source: error.into(),
+    }
+}
+
+/// What this back end, or this KVM, cannot do.
+fn unsupported(what: String) -> VcpuError {
+    VcpuError::Unsupported {
+        back_end: "kvm",
+        what,
+    }
+}

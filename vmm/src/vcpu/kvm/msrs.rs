@@ -1,0 +1,136 @@
+//! Which model-specific registers are a vCPU's state, and which are the machine's.
+
+use kvm_bindings::{KVM_MSR_EXIT_REASON_FILTER, Msrs, kvm_enable_cap, kvm_msr_entry};
+use kvm_ioctls::{
+    Cap, Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VcpuFd, VmFd,
+};
+
+use super::{KvmError, failed};
+use crate::vcpu::VcpuError;
+
+/// LSTAR: where SYSCALL goes.
+pub(super) const LSTAR: u32 = 0xc000_0082;
+
+/// Saved and restored, where KVM has them: names in the Intel SDM, volume 4.
+const STATE: [u32; 18] = [
+    0x3b,        // TSC_ADJUST
+    0x48,        // SPEC_CTRL
+    0x122,       // TSX_CTRL
+    0x140,       // MISC_FEATURES_ENABLES
+    0x174,       // SYSENTER_CS
+    0x175,       // SYSENTER_ESP
+    0x176,       // SYSENTER_EIP
+    0x17a,       // MCG_STATUS
+    0x1a0,       // MISC_ENABLE
+    0x277,       // PAT
+    0x2ff,       // MTRR_DEF_TYPE
+    0xda0,       // XSS
+    0xc000_0081, // STAR
+    LSTAR,
+    0xc000_0083, // CSTAR
+    0xc000_0084, // SFMASK
+    0xc000_0102, // KERNEL_GS_BASE
+    0xc000_0103, // TSC_AUX
+];
+
+/// The machine's, in ranges of first and count: asked of the environment.
+const MACHINE: [(u32, u32); 4] = [
+    (0x11, 2),        // the paravirtual clock at its first numbers
+    (0x1b, 1),        // APIC_BASE
+    (0x6e0, 1),       // TSC_DEADLINE
+    (0x4b56_4d00, 2), // the paravirtual clock
+];
+
+/// Makes accesses to the machine's registers exits; with `lstar` its writes too.
+pub(super) fn set_filter(vm: &VmFd, lstar: bool) -> Result<(), KvmError> {
+    let to_user_space = kvm_enable_cap {
+        cap: Cap::X86UserSpaceMsr as u32,
+        args: [u64::from(KVM_MSR_EXIT_REASON_FILTER), 0, 0, 0],
+        ..Default::default()
+    };
+    vm.enable_cap(&to_user_space)
+        .map_err(|error| KvmError::call("KVM_CAP_X86_USER_SPACE_MSR", error))?;
+    // A clear bit is an exit.
+    let none_allowed = [0; 1];
+    let both = MsrFilterRangeFlags::READ | MsrFilterRangeFlags::WRITE;
+    let mut ranges: Vec<MsrFilterRange> = MACHINE
+        .iter()
+        .map(|(base, msr_count)| MsrFilterRange {
+            flags: both,
+            base: *base,
+            msr_count: *msr_count,
+            bitmap: &none_allowed,
+        })
+        .collect();
+    if lstar {
+        ranges.push(MsrFilterRange {
+            flags: MsrFilterRangeFlags::WRITE,
+            base: LSTAR,
+            msr_count: 1,
+            bitmap: &none_allowed,
+        });
+    }
+    vm.set_msr_filter(MsrFilterDefaultAction::ALLOW, &ranges)
+        .map_err(|error| KvmError::call("KVM_X86_SET_MSR_FILTER", error))
+}
+
+/// Those of `STATE` that this KVM has.
+pub(super) fn of_state(kvm: &Kvm) -> Result<Vec<u32>, KvmError> {
+    let list = kvm
+        .get_msr_index_list()
+        .map_err(|error| KvmError::call("KVM_GET_MSR_INDEX_LIST", error))?;
+    let known = list.as_slice();
+    // Without a place in the list, though every KVM has it.
+    const MTRR_DEF_TYPE: u32 = 0x2ff;
+    Ok(STATE
+        .into_iter()
+        .filter(|index| known.contains(index) || *index == MTRR_DEF_TYPE)
+        .collect())
+}
+
+/// The values of those of `indices` that the vCPU has.
+pub(super) fn read(vcpu: &VcpuFd, indices: &[u32]) -> Result<Vec<(u32, u64)>, VcpuError> {
+    let mut values = Vec::with_capacity(indices.len());
+    let mut rest = indices;
+    while !rest.is_empty() {
+        let mut msrs = batch(rest.iter().map(|index| (*index, 0)))?;
+        // It stops at the first that the vCPU lacks.
+        let done = vcpu.get_msrs(&mut msrs).map_err(failed("KVM_GET_MSRS"))?;
+        let read = msrs.as_slice().iter().take(done);
+        values.extend(read.map(|entry| (entry.index, entry.data)));
+        rest = rest.get(done + 1..).unwrap_or_default();
+    }
+    Ok(values)
+}
+
+/// Sets them; the first that the vCPU refuses to be other than zero is an error.
+pub(super) fn write(vcpu: &VcpuFd, values: &[(u32, u64)]) -> Result<(), VcpuError> {
+    let mut rest = values;
+    while !rest.is_empty() {
+        let msrs = batch(rest.iter().copied())?;
+        let done = vcpu.set_msrs(&msrs).map_err(failed("KVM_SET_MSRS"))?;
+        if let Some((index, value)) = rest.get(done)
+            && *value != 0
+        {
+            return Err(super::unsupported(format!(
+                "MSR {index:#x} cannot be {value:#x}"
+            )));
+        }
+        rest = rest.get(done + 1..).unwrap_or_default();
+    }
+    Ok(())
+}
+
+fn batch(values: impl Iterator<Item = (u32, u64)>) -> Result<Msrs, VcpuError> {
+    let entries: Vec<kvm_msr_entry> = values
+        .map(|(index, data)| kvm_msr_entry {
+            index,
+            data,
+            ..Default::default()
+        })
+        .collect();
+    Msrs::from_entries(&entries).map_err(|error| VcpuError::Kernel {
+        what: "a list of MSRs",
+        source: std::io::Error::other(format!("{error:?}")),
+    })
+}

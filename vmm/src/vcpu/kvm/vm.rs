@@ -1,0 +1,138 @@
+//! The virtual machine: memory, filters, and what its vCPUs have in common.
+
+use std::sync::Arc;
+
+use kvm_bindings::{CpuId, kvm_userspace_memory_region};
+use kvm_ioctls::{Cap, VmFd};
+
+use super::cpuid::{self, Place};
+use super::detect::Host;
+use super::quirks::Quirks;
+use super::vcpu::KvmVcpu;
+use super::{KvmError, msrs};
+use crate::memory::Ram;
+use crate::vcpu::{BackEnd, Vcpu, VcpuError};
+
+/// Three pages for Intel's real mode, below the last megabyte of 32-bit
+/// addresses and no device's; the page of its identity map is the one before.
+const TASK_STATE: usize = 0xfffb_d000;
+const IDENTITY_MAP: u64 = 0xfffb_c000;
+
+/// What every vCPU of a machine needs.
+pub(super) struct Shared {
+    pub(super) vm: VmFd,
+    /// The slots point into it: it must not go before the last vCPU.
+    pub(super) ram: Ram,
+    /// Bytes that KVM's XSAVE takes.
+    pub(super) xsave_bytes: usize,
+    /// MSRs that are state.
+    pub(super) state_msrs: Vec<u32>,
+    /// Needed on a KVM without hardware virtualisation.
+    pub(super) quirks: Option<Quirks>,
+}
+
+/// Makes the vCPUs of one machine in KVM.
+pub struct KvmBackEnd {
+    shared: Arc<Shared>,
+    cpuid: CpuId,
+    cpus: u32,
+    tsc_hz: u64,
+}
+
+impl KvmBackEnd {
+    /// A machine with this memory and so many vCPUs to come.
+    pub fn new(host: &Host, ram: &Ram, cpus: u32) -> Result<Self, KvmError> {
+        let possible = host.kvm.get_max_vcpus();
+        if cpus as usize > possible {
+            return Err(KvmError::Vcpus {
+                wanted: cpus,
+                possible,
+            });
+        }
+        let vm = host
+            .kvm
+            .create_vm()
+            .map_err(|error| KvmError::call("KVM_CREATE_VM", error))?;
+        let cpuid = cpuid::supported(&host.kvm)?;
+        let quirks = (!host.is_hardware()).then(|| Quirks::new(cpuid::extended_state(&cpuid)));
+        vm.set_identity_map_address(IDENTITY_MAP)
+            .map_err(|error| KvmError::call("KVM_SET_IDENTITY_MAP_ADDR", error))?;
+        vm.set_tss_address(TASK_STATE)
+            .map_err(|error| KvmError::call("KVM_SET_TSS_ADDR", error))?;
+        set_memory(&vm, ram)?;
+        msrs::set_filter(&vm, quirks.is_some())?;
+        let shared = Shared {
+            xsave_bytes: usize::try_from(vm.check_extension_int(Cap::Xsave2)).unwrap_or(0),
+            state_msrs: msrs::of_state(&host.kvm)?,
+            ram: ram.clone(),
+            quirks,
+            vm,
+        };
+        Ok(Self {
+            tsc_hz: tsc_hz(host)?,
+            shared: Arc::new(shared),
+            cpuid,
+            cpus,
+        })
+    }
+
+    /// What this KVM needs done for it, if anything.
+    pub fn quirks(&self) -> Option<&Quirks> {
+        self.shared.quirks.as_ref()
+    }
+
+    /// The vCPU whose local APIC identifier is `id`, in its reset state.
+    pub fn vcpu(&self, id: u32) -> Result<KvmVcpu, VcpuError> {
+        let place = Place {
+            apic_id: id,
+            cpus: self.cpus,
+            emulated: self.shared.quirks.is_some(),
+        };
+        let cpuid = cpuid::for_vcpu(&self.cpuid, place)?;
+        KvmVcpu::new(self.shared.clone(), id, &cpuid)
+    }
+}
+
+impl BackEnd for KvmBackEnd {
+    fn name(&self) -> &'static str {
+        "kvm"
+    }
+
+    fn tsc_hz(&self) -> u64 {
+        self.tsc_hz
+    }
+
+    fn create(&self, id: u32) -> Result<Box<dyn Vcpu>, VcpuError> {
+        Ok(Box::new(self.vcpu(id)?))
+    }
+}
+
+fn set_memory(vm: &VmFd, ram: &Ram) -> Result<(), KvmError> {
+    for (slot, (start, length, host)) in ram.parts().into_iter().enumerate() {
+        let region = kvm_userspace_memory_region {
+            slot: slot as u32,
+            flags: 0,
+            guest_phys_addr: start,
+            memory_size: length,
+            userspace_addr: host as u64,
+        };
+        // SAFETY: the range is a mapping of `ram`, a clone of which lives as long
+        // as the virtual machine and its vCPUs (`Shared`).
+        unsafe { vm.set_user_memory_region(region) }
+            .map_err(|error| KvmError::call("KVM_SET_USER_MEMORY_REGION", error))?;
+    }
+    Ok(())
+}
+
+/// A vCPU knows it, so one is made for the question, in a machine of its own.
+fn tsc_hz(host: &Host) -> Result<u64, KvmError> {
+    let vm = host
+        .kvm
+        .create_vm()
+        .map_err(|error| KvmError::call("KVM_CREATE_VM", error))?;
+    let khz = vm
+        .create_vcpu(0)
+        .and_then(|vcpu| vcpu.get_tsc_khz())
+        .map_err(|error| KvmError::call("KVM_GET_TSC_KHZ", error))?;
+    Ok(u64::from(khz) * 1000)
+}
