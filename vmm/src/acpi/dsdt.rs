@@ -23,7 +23,6 @@ const OSC_UNKNOWN_UUID: u8 = 1 << 2;
 const OSC_UNKNOWN_REVISION: u8 = 1 << 3;
 /// Notification of a button that was pressed (table 5.141).
 const PRESSED: u8 = 0x80;
-const CLOCK_LINE: u32 = 8;
 const CLOCK_PORTS: u16 = 0x70;
 
 /// The AML after the table's header.
@@ -180,12 +179,9 @@ fn serial_port(bytes: &mut Vec<u8>) {
     device("COM1", join(&children), bytes);
 }
 
+/// Without a line: it has no alarm.
 fn real_time_clock(bytes: &mut Vec<u8>) {
-    let resources = ResourceTemplate::new(vec![
-        &IO::new(CLOCK_PORTS, CLOCK_PORTS, 1, 2),
-        &line(CLOCK_LINE, true),
-    ])
-    .encoded();
+    let resources = ResourceTemplate::new(vec![&IO::new(CLOCK_PORTS, CLOCK_PORTS, 1, 2)]).encoded();
     let children = [
         name("_HID", &EISAName::new("PNP0B00")),
         name("_CRS", &Raw(resources)),

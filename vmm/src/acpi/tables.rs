@@ -25,6 +25,9 @@ const LEGACY_DEVICES: u16 = 1 << 0;
 const VGA_NOT_PRESENT: u16 = 1 << 2;
 const CMOS_CLOCK_NOT_PRESENT: u16 = 1 << 5;
 
+/// The clock's register for the century.
+const CMOS_CENTURY: u8 = 0x32;
+
 /// Entries of the MADT (5.2.12) and the SRAT (5.2.16).
 const MADT_LOCAL_APIC: u8 = 0;
 const MADT_IO_APIC: u8 = 1;
@@ -106,7 +109,9 @@ fn fadt(description: &Description, dsdt: u64) -> impl Aml {
         .flag(Flags::PwrButton)
         .flag(Flags::SlpButton);
     let mut legacy = LEGACY_DEVICES | VGA_NOT_PRESENT;
-    if !description.real_time_clock {
+    if description.real_time_clock {
+        fadt.century = CMOS_CENTURY;
+    } else {
         legacy |= CMOS_CLOCK_NOT_PRESENT;
     }
     fadt.iapc_boot_arch = legacy.into();

@@ -149,10 +149,6 @@ pub enum ImageError {
     #[error("it wants to lie at {0:#x}, and memory below 0x100000 is for boot information")]
     TooLow(u64),
     /// The compressed kernel in a bzImage could not be unpacked.
-    #[error(
-        "its compressed kernel cannot be unpacked: if the file is whole, choose the \
-         {own} protocol, which lets the kernel unpack itself",
-        own = Protocol::LinuxOwnEntry
-    )]
+    #[error("the compressed kernel in it cannot be unpacked")]
     Payload(#[source] PayloadError),
 }

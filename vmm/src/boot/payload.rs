@@ -54,7 +54,10 @@ pub enum PayloadError {
     #[error("there is no decoder for {0} here")]
     NoDecoder(Compression),
     /// The decoder found it damaged.
-    #[error("its {compression} data is damaged: {reason}")]
+    #[error(
+        "its {compression} data is damaged ({reason}): copy the file again, or, if it is whole, \
+         choose the linux-own-entry protocol, by which the kernel unpacks itself"
+    )]
     Damaged {
         /// Format.
         compression: Compression,
@@ -62,7 +65,7 @@ pub enum PayloadError {
         reason: String,
     },
     /// It unpacks to something else than it says.
-    #[error("it unpacks to {found} bytes, and says that it has {stated}")]
+    #[error("it unpacks to {found} bytes, and says that it has {stated}: copy the file again")]
     Size {
         /// Bytes that came out.
         found: u64,
@@ -123,8 +126,10 @@ pub fn unpack(payload: &[u8], limit: u64) -> Result<(Compression, Vec<u8>), Payl
         compression,
         reason,
     };
-    if compression == Compression::None {
-        return Ok((compression, payload.to_vec()));
+    match compression {
+        Compression::None => return Ok((compression, payload.to_vec())),
+        Compression::Lzo => return Err(PayloadError::NoDecoder(compression)),
+        _ => {}
     }
     let (packed, size) = payload
         .split_last_chunk::<4>()
@@ -142,7 +147,7 @@ pub fn unpack(payload: &[u8], limit: u64) -> Result<(Compression, Vec<u8>), Payl
             .map_err(|error| error.to_string())
     };
     let result = match compression {
-        Compression::None => Ok(()),
+        Compression::None | Compression::Lzo => Ok(()),
         Compression::Gzip => read(&mut flate2::read::GzDecoder::new(payload)),
         Compression::Bzip2 => read(&mut bzip2::read::BzDecoder::new(packed)),
         Compression::Lzma => {
@@ -161,7 +166,6 @@ pub fn unpack(payload: &[u8], limit: u64) -> Result<(Compression, Vec<u8>), Payl
             Err(error) => Err(error.to_string()),
         },
         Compression::Lz4 => unpack_lz4(packed, stated as usize, &mut unpacked),
-        Compression::Lzo => return Err(PayloadError::NoDecoder(compression)),
     };
     result.map_err(damaged)?;
     let found = unpacked.len() as u64;
@@ -177,7 +181,7 @@ pub fn unpack(payload: &[u8], limit: u64) -> Result<(Compression, Vec<u8>), Payl
 /// The legacy frame: blocks, each after its packed length; no end mark.
 fn unpack_lz4(packed: &[u8], size: usize, unpacked: &mut Vec<u8>) -> Result<(), String> {
     let mut rest = packed;
-    unpacked.resize(size, 0);
+    *unpacked = vec![0; size];
     let mut filled = 0;
     while let Some((word, after)) = rest.split_first_chunk::<4>() {
         rest = after;

@@ -1,0 +1,238 @@
+//! What each protocol tells the kernel, read back by the documents' offsets.
+
+use super::super::processor::{RAX, RBX, RSI};
+use super::*;
+
+#[test]
+fn linux_finds_everything_from_its_zero_page() {
+    let machine = Machine::new(Elf::linux().build());
+    let loaded = machine.load().unwrap();
+    assert_eq!(loaded.recognised.protocol, Protocol::Linux);
+    let state = loaded.state;
+    // The entry is physical although the segment has a virtual address.
+    assert_eq!(state.rip, START + 1);
+    assert_eq!(state.cr0 & (1 << 31 | 1), 1 << 31 | 1);
+    assert_eq!((state.cs.selector, state.ds.selector), (0x10, 0x18));
+    assert_eq!(state.rflags & 1 << 9, 0, "interrupts are off");
+    let zero_page = state.registers[RSI];
+    assert_eq!(machine.number(zero_page + 0x1fe, 2), 0xaa55);
+    assert_eq!(machine.bytes(zero_page + 0x202, 4), b"HdrS");
+    assert_eq!(machine.number(zero_page + 0x210, 1), 0xff);
+    assert_eq!(machine.number(zero_page + 0x70, 8), 0xe_0000);
+    let command_line = machine.number(zero_page + 0x228, 4);
+    assert_eq!(machine.text(command_line), "console=ttyS0");
+    let initrd = machine.number(zero_page + 0x218, 4);
+    assert_eq!(initrd, MEMORY - 4096);
+    assert_eq!(machine.number(zero_page + 0x21c, 4), 9);
+    assert_eq!(machine.bytes(initrd, 9), b"an initrd");
+    let setup_data = machine.number(zero_page + 0x250, 8);
+    assert_eq!(machine.number(setup_data, 8), 0);
+    assert_eq!(machine.number(setup_data + 8, 8), 32 << 32 | 9);
+    assert_eq!(machine.bytes(setup_data + 16, 32), [7; 32]);
+
+    let lines: Vec<(u64, u64, u64)> = (0..machine.number(zero_page + 0x1e8, 1))
+        .map(|line| zero_page + 0x2d0 + line * 20)
+        .map(|at| {
+            let number = |offset, length| machine.number(at + offset, length);
+            (number(0, 8), number(8, 8), number(16, 4))
+        })
+        .collect();
+    assert_eq!(
+        lines,
+        [
+            (0, 0x9_fc00, 1),
+            (0x9_fc00, 0x400, 2),
+            (0xe_0000, 0x2000, 3),
+            (0xe_2000, 0x1_e000, 2),
+            (0x10_0000, MEMORY - 0x10_0000, 1),
+            (0xe000_0000, 0x10_0000, 2),
+        ]
+    );
+    assert_eq!(machine.bytes(START, CODE.len()), CODE);
+}
+
+#[test]
+fn what_is_not_given_is_zero() {
+    let mut machine = Machine::new(Elf::linux().build());
+    machine.initrd = None;
+    machine.acpi = None;
+    machine.seed = None;
+    let zero_page = machine.load().unwrap().state.registers[RSI];
+    for (offset, length) in [(0x70, 8), (0x218, 4), (0x21c, 4), (0x250, 8)] {
+        assert_eq!(machine.number(zero_page + offset, length), 0);
+    }
+}
+
+#[test]
+fn memory_used_before_is_cleared_where_the_kernel_says() {
+    let machine = Machine::new(Elf::linux().build());
+    let guest = machine.ram.guest();
+    guest
+        .write_slice(&[0xff; 0x4000], GuestAddress(START))
+        .unwrap();
+    machine.load().unwrap();
+    let bss = machine.bytes(START + CODE.len() as u64, LENGTH as usize - CODE.len());
+    assert!(bss.iter().all(|byte| *byte == 0));
+    assert_eq!(machine.number(START + LENGTH, 1), 0xff);
+}
+
+#[test]
+fn old_linux_is_known_by_its_banner() {
+    let mut elf = Elf::linux();
+    elf.notes.clear();
+    elf.code = b"\0Linux version 3.16.0 (root@here)\0".into();
+    let loaded = Machine::new(elf.build()).load().unwrap();
+    assert_eq!(loaded.recognised.protocol, Protocol::Linux);
+}
+
+#[test]
+fn every_compression_is_unpacked() {
+    let elf = Elf::linux().build();
+    for compression in [
+        Compression::Gzip,
+        Compression::Bzip2,
+        Compression::Lzma,
+        Compression::Xz,
+        Compression::Lz4,
+        Compression::Zstd,
+    ] {
+        let image = BzImage::new(pack(compression, &elf)).build();
+        let machine = Machine::new(image);
+        let loaded = machine.load().unwrap();
+        let recognised = loaded.recognised;
+        assert_eq!(recognised.compression, Some(compression));
+        assert_eq!(recognised.protocol, Protocol::Linux);
+        assert_eq!(recognised.entry, START + 1);
+        assert_eq!(recognised.version.as_deref(), Some("6.1.0-made here"));
+        assert_eq!(machine.bytes(START, CODE.len()), CODE);
+        // The header is the image's own.
+        let zero_page = loaded.state.registers[RSI];
+        assert_eq!(machine.number(zero_page + 0x258, 8), START);
+    }
+}
+
+#[test]
+fn a_kernel_that_cannot_be_unpacked_unpacks_itself() {
+    let lzo = BzImage::new(b"\x89LZO\0\x0d\x0a\x1a\x0a and so on".to_vec());
+    let mut machine = Machine::new(lzo.build());
+    let loaded = machine.load().unwrap();
+    assert_eq!(loaded.recognised.protocol, Protocol::LinuxOwnEntry);
+    assert_eq!(loaded.state.rip, START + 0x200);
+    assert_eq!(
+        loaded.recognised.not_unpacked,
+        Some(PayloadError::NoDecoder(Compression::Lzo))
+    );
+    // The memory that it needs to do so is kept free.
+    assert_eq!(loaded.recognised.kernel, START..START + 0x8000);
+    assert_eq!(machine.bytes(START, 4), [0x90; 4]);
+
+    machine.kernel = file(BzImage::new(pack(Compression::Gzip, &Elf::linux().build())).build());
+    machine.protocol = Some(Protocol::LinuxOwnEntry);
+    let loaded = machine.load().unwrap();
+    assert_eq!(loaded.recognised.not_unpacked, None);
+    assert_eq!(loaded.state.rip, START + 0x200);
+}
+
+#[test]
+fn pvh_finds_everything_from_its_start_information() {
+    let machine = Machine::new(Elf::pvh().build());
+    let loaded = machine.load().unwrap();
+    assert_eq!(loaded.recognised.protocol, Protocol::Pvh);
+    let state = loaded.state;
+    assert_eq!(state.rip, START + 2);
+    // Protected mode without paging, flat 32-bit segments.
+    assert_eq!((state.cr0, state.cr4, state.efer), (0x11, 0, 0));
+    assert_eq!((state.cs.limit, state.cs.rights), (u32::MAX, 0xc09b));
+    assert_eq!(state.tr.limit, 0x67);
+    let information = state.registers[RBX];
+    assert_eq!(machine.number(information, 8), 1 << 32 | 0x336e_c578);
+    let module = machine.number(information + 16, 8);
+    assert_eq!(machine.number(information + 12, 4), 1);
+    assert_eq!(machine.number(module + 8, 8), 9);
+    let initrd = machine.number(module, 8);
+    assert_eq!(machine.bytes(initrd, 9), b"an initrd");
+    let command_line = machine.number(information + 24, 8);
+    assert_eq!(machine.text(command_line), "console=ttyS0");
+    assert_eq!(machine.number(information + 32, 8), 0xe_0000);
+    let map = machine.number(information + 40, 8);
+    let lines = machine.number(information + 48, 4);
+    assert_eq!(lines, 6);
+    assert_eq!(machine.number(map + 4 * 24, 8), 0x10_0000);
+    assert_eq!(machine.number(map + 4 * 24 + 16, 4), 1);
+}
+
+#[test]
+fn a_32_bit_pvh_kernel_is_one_too() {
+    let elf = Elf {
+        machine: EM_386,
+        is_64: false,
+        ..Elf::pvh()
+    };
+    let loaded = Machine::new(elf.build()).load().unwrap();
+    assert_eq!(loaded.recognised.protocol, Protocol::Pvh);
+}
+
+fn check_multiboot(machine: &Machine, state: &CpuState) {
+    assert_eq!(state.registers[RAX], 0x2bad_b002);
+    assert_eq!((state.cr0, state.efer), (0x11, 0));
+    let information = state.registers[RBX];
+    assert_eq!(machine.number(information, 4), 0b10_0100_1101);
+    assert_eq!(machine.number(information + 4, 4), 639);
+    assert_eq!(machine.number(information + 8, 4), 15 * 1024);
+    let command_line = machine.number(information + 16, 4);
+    assert_eq!(machine.text(command_line), "console=ttyS0");
+    assert_eq!(machine.number(information + 20, 4), 1);
+    let module = machine.number(information + 24, 4);
+    let initrd = machine.number(module, 4);
+    assert_eq!(machine.number(module + 4, 4) - initrd, 9);
+    assert_eq!(machine.bytes(initrd, 9), b"an initrd");
+    let map_bytes = machine.number(information + 44, 4);
+    assert_eq!(map_bytes, 6 * 24);
+    let map = machine.number(information + 48, 4);
+    assert_eq!(machine.number(map, 4), 20);
+    assert_eq!(machine.number(map + 12, 8), 0x9_fc00);
+    assert_eq!(machine.text(machine.number(information + 64, 4)), "weft");
+}
+
+#[test]
+fn multiboot_finds_everything_from_its_table() {
+    let machine = Machine::new(Elf::multiboot().build());
+    let loaded = machine.load().unwrap();
+    assert_eq!(loaded.recognised.protocol, Protocol::Multiboot);
+    assert_eq!(loaded.state.rip, START + 1);
+    check_multiboot(&machine, &loaded.state);
+}
+
+#[test]
+fn a_flat_multiboot_image_lies_where_its_header_says() {
+    let machine = Machine::new(flat());
+    let loaded = machine.load().unwrap();
+    assert_eq!(loaded.recognised.format, Format::Flat);
+    assert_eq!(loaded.state.rip, START + 4);
+    assert_eq!(loaded.recognised.kernel, START..START + 0x1000);
+    assert_eq!(machine.bytes(START, 4), [0xf4; 4]);
+    assert_eq!(machine.bytes(START + 99, 2), [0x90, 0]);
+    check_multiboot(&machine, &loaded.state);
+}
+
+#[test]
+fn linux_wins_over_pvh_and_pvh_over_multiboot_unless_forced() {
+    let mut elf = Elf::pvh();
+    elf.code = Elf::multiboot().code;
+    let mut machine = Machine::new(elf.build());
+    let protocol = |machine: &Machine| machine.load().unwrap().recognised.protocol;
+    assert_eq!(protocol(&machine), Protocol::Pvh);
+    machine.protocol = Some(Protocol::Multiboot);
+    assert_eq!(protocol(&machine), Protocol::Multiboot);
+    elf.notes.extend(Elf::linux().notes);
+    machine.kernel = file(elf.build());
+    machine.protocol = None;
+    assert_eq!(protocol(&machine), Protocol::Linux);
+    machine.protocol = Some(Protocol::Pvh);
+    assert_eq!(protocol(&machine), Protocol::Pvh);
+    for (name, protocol) in Protocol::NAMES {
+        assert_eq!(name.parse(), Ok(protocol));
+        assert_eq!(protocol.to_string(), name);
+    }
+    assert!("grub".parse::<Protocol>().is_err());
+}

@@ -1,0 +1,91 @@
+//! Every format, and every way to be wrong.
+
+mod damage;
+mod formats;
+mod images;
+mod refusals;
+
+use super::*;
+use images::*;
+use vm_memory::{Bytes, GuestAddress};
+
+const MEMORY: u64 = 16 << 20;
+
+fn file(bytes: Vec<u8>) -> ImageFile {
+    ImageFile {
+        name: "made".into(),
+        bytes,
+    }
+}
+
+/// What a test boots with.
+struct Machine {
+    ram: Ram,
+    kernel: ImageFile,
+    initrd: Option<ImageFile>,
+    command_line: String,
+    protocol: Option<Protocol>,
+    acpi: Option<acpi::Placed>,
+    seed: Option<[u8; 32]>,
+}
+
+impl Machine {
+    fn new(kernel: Vec<u8>) -> Self {
+        Self {
+            ram: Ram::new(MEMORY).unwrap(),
+            kernel: file(kernel),
+            initrd: Some(file(b"an initrd".to_vec())),
+            command_line: "console=ttyS0".into(),
+            protocol: None,
+            acpi: Some(acpi::Placed {
+                rsdp: 0xe_0000,
+                range: 0xe_0000..0xe_2000,
+            }),
+            seed: Some([7; 32]),
+        }
+    }
+
+    fn load(&self) -> Result<Loaded, BootError> {
+        load(
+            &self.ram,
+            &Request {
+                kernel: &self.kernel,
+                initrd: self.initrd.as_ref(),
+                command_line: &self.command_line,
+                protocol: self.protocol,
+                acpi: self.acpi.as_ref(),
+                seed: self.seed.as_ref(),
+            },
+        )
+    }
+
+    /// What is wrong with the kernel.
+    fn refusal(&self) -> ImageError {
+        match self.load() {
+            Err(BootError::Kernel { source, .. }) => source,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn bytes(&self, address: u64, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        self.ram
+            .guest()
+            .read_slice(&mut bytes, GuestAddress(address))
+            .unwrap();
+        bytes
+    }
+
+    fn number(&self, address: u64, length: usize) -> u64 {
+        self.bytes(address, length)
+            .iter()
+            .rev()
+            .fold(0, |number, byte| number << 8 | u64::from(*byte))
+    }
+
+    fn text(&self, address: u64) -> String {
+        let bytes = self.bytes(address, 256);
+        let end = bytes.iter().position(|byte| *byte == 0).unwrap();
+        String::from_utf8(bytes[..end].to_vec()).unwrap()
+    }
+}
