@@ -159,6 +159,14 @@ pub fn available_memory_bytes() -> u64 {
     }
 }
 
+/// Bytes of memory that this host, or this control group, has in all.
+pub fn total_memory_bytes() -> u64 {
+    let host = field_kib("/proc/meminfo", "MemTotal:").unwrap_or(u64::MAX / 1024) * 1024;
+    let limit = fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
+    let limit = limit.and_then(|text| text.trim().parse::<u64>().ok());
+    limit.map_or(host, |limit| host.min(limit))
+}
+
 fn field_kib(path: &str, field: &str) -> Option<u64> {
     fs::read_to_string(path).ok()?.lines().find_map(|line| {
         line.strip_prefix(field)?

@@ -50,6 +50,7 @@ fn configuration() -> Configuration {
     configuration.disks.push(Disk {
         path: "disk.img".into(),
         read_only: true,
+        direct: false,
     });
     let forward = Forward {
         host_port: 2222,

@@ -123,6 +123,19 @@ impl Output {
     }
 }
 
+/// For the serial port.
+impl io::Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.push(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// For the virtio console.
 impl ConsoleOutput for Output {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.push(bytes);

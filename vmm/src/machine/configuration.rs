@@ -30,6 +30,9 @@ pub struct Disk {
     /// The guest may not write to it.
     #[serde(default)]
     pub read_only: bool,
+    /// Goes around the host's page cache.
+    #[serde(default)]
+    pub direct: bool,
 }
 
 /// A port of the host that reaches a port of the guest (user-mode network).
