@@ -133,6 +133,9 @@ pub enum Request {
     Resume,
     /// Ends the machine.
     Stop,
+    /// Presses the power button: a guest that listens powers itself off. Answered
+    /// when it is pressed (`PowerDevice::press_button`), not when the guest obeys.
+    PressPowerButton,
     /// Everything but RAM, as data.
     Save,
     /// Makes the machine what the state says; it is Paused then.
@@ -151,6 +154,7 @@ impl Request {
             Self::Pause => "pause",
             Self::Resume => "resume",
             Self::Stop => "stop",
+            Self::PressPowerButton => "press the power button",
             Self::Save => "save",
             Self::Restore(_) => "restore",
             Self::Status => "status",
