@@ -105,6 +105,8 @@ pub struct Cpu {
     /// Not zero: somebody wants this vCPU to leave at the next block boundary.
     /// In [`Cpu::mailbox`].
     pub request: *const AtomicU32,
+    /// What generated code needs besides.
+    pub generated: crate::generated::State,
     /// The rest of RFLAGS, at their places: TF IF DF IOPL NT RF AC ID.
     pub rflags_system: u64,
     /// Which mode blocks have to be for.

@@ -26,13 +26,12 @@ pub mod register {
 
 /// Condition codes as Jcc, SETcc and CMOVcc encode them.
 pub mod condition {
-    pub const BELOW: u8 = 2;
     pub const ABOVE_OR_EQUAL: u8 = 3;
     pub const EQUAL: u8 = 4;
     pub const NOT_EQUAL: u8 = 5;
     pub const BELOW_OR_EQUAL: u8 = 6;
     pub const ABOVE: u8 = 7;
-    pub const LESS_OR_EQUAL: u8 = 14;
+    pub const SIGN: u8 = 8;
 }
 
 /// A memory operand.
@@ -132,11 +131,6 @@ impl Assembler {
         self.labels.clear();
         self.jumps.clear();
         self.base = base;
-    }
-
-    /// Offset of the next instruction.
-    pub fn offset(&self) -> usize {
-        self.code.len()
     }
 
     /// Address of the next instruction.
@@ -308,15 +302,53 @@ impl Assembler {
         }
     }
 
+    /// NOPs up to a multiple of 16 bytes from the start.
+    pub fn align(&mut self) {
+        while !self.code.len().is_multiple_of(16) {
+            self.code.push(0x90);
+        }
+    }
+
+    /// The address after [`Assembler::align`].
+    pub fn align_address(&mut self) -> u64 {
+        self.align();
+        self.address()
+    }
+
+    /// PUSH r64.
+    pub fn push(&mut self, register: u8) {
+        if register >= 8 {
+            self.code.push(0x41);
+        }
+        self.code.push(0x50 | register & 7);
+    }
+
+    /// POP r64.
+    pub fn pop(&mut self, register: u8) {
+        if register >= 8 {
+            self.code.push(0x41);
+        }
+        self.code.push(0x58 | register & 7);
+    }
+
+    /// ADD r64, m64.
+    pub fn load_add(&mut self, to: u8, from: Memory) {
+        self.instruction(Opcode::wide(0x03), to, Rm::Memory(from));
+    }
+
+    /// A shift (SHL 4, SHR 5, SAR 7) by a constant.
+    pub fn shift(&mut self, operation: u8, wide: bool, register: u8, count: u8) {
+        let opcode = Opcode {
+            wide,
+            ..Opcode::narrow(0xc1)
+        };
+        self.instruction(opcode, operation, Rm::Register(register));
+        self.code.push(count);
+    }
+
     /// JMP to a label.
     pub fn jump(&mut self, label: Label) {
         self.bytes(&[0xe9, 0, 0, 0, 0]);
-        self.jumps.push((self.code.len() as u32, label));
-    }
-
-    /// CALL of a label.
-    pub fn call(&mut self, label: Label) {
-        self.bytes(&[0xe8, 0, 0, 0, 0]);
         self.jumps.push((self.code.len() as u32, label));
     }
 

@@ -99,6 +99,12 @@ impl<'a> Encoding<'a> {
 
 fn opcode_bytes(bytes: &[u8]) -> Option<([u8; 3], u8)> {
     match *bytes {
+        // A prefix after REX, which then counts for nothing: nobody writes that.
+        [
+            0x66 | 0x67 | 0xf0 | 0xf2 | 0xf3 | 0x26 | 0x2e | 0x36 | 0x3e | 0x64 | 0x65,
+            ..,
+        ] => None,
+        [0x40..=0x4f, ..] => None,
         [0x0f, map @ (0x38 | 0x3a), opcode, ..] => Some(([0x0f, map, opcode], 3)),
         [0x0f, opcode, ..] => Some(([0x0f, opcode, 0], 2)),
         // VEX and EVEX.

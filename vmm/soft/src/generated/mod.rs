@@ -2,9 +2,302 @@
 //!
 //! - [`arena`]: memory for code, never writable and executable at one address;
 //! - [`assembler`] and [`encoding`]: instructions written, and taken apart;
-//! - [`thunk`]: one SSE, MMX or x87 instruction, for the interpreter.
+//! - [`thunk`]: one SSE, MMX or x87 instruction, for the interpreter;
+//! - [`select`], [`liveness`], [`translate`], [`control`]: blocks to code;
+//! - [`stubs`]: the code that all blocks share.
+//!
+//! Guest and host are the same instruction set. So most instructions are written
+//! as they are, with guest registers in the host registers of the same name
+//! ([`stubs::host`]) and with memory operands translated by the software TLB.
+//! What has no template, and what the TLB does not know, the interpreter's
+//! handlers do.
+//!
+//! Invariants:
+//!
+//! - Code of a block is run only while the block is alive and no request waits
+//!   at a backward or indirect branch.
+//! - Direct jumps lead to blocks of the same guest-physical page only: they die
+//!   together. All others go through the jump cache.
+//! - Between blocks the guest's flags are in `Cpu::flags`, unless all blocks
+//!   that may follow overwrite them before they read them.
 
 pub mod arena;
 mod assembler;
+mod control;
 mod encoding;
+mod liveness;
+mod select;
+mod stubs;
+#[cfg(test)]
+mod tests;
 pub mod thunk;
+mod translate;
+
+use std::ptr::null;
+
+use iced_x86::Decoder;
+
+use self::arena::{Arena, ArenaFull};
+use self::assembler::Assembler;
+use self::encoding::Encoding;
+use self::liveness::FlagUse;
+use self::select::{Template, select};
+use self::stubs::Stubs;
+use self::translate::{Plan, Translation, is_reachable};
+use crate::block::{Block, BlockKey, Mode};
+use crate::cpu::Cpu;
+use crate::decode::DECODER_OPTIONS;
+use crate::environment::{Access, PAGE_SIZE};
+use crate::op::{Op, Outcome};
+
+/// Bytes of address space for generated code. Full, and all of it is forgotten.
+const ARENA_SIZE: usize = 64 << 20;
+
+/// Instructions looked at after a branch for whether they need the flags.
+const LOOK_AHEAD: usize = 8;
+
+/// What generated code keeps in the [`Cpu`], apart from the guest's state.
+#[derive(Debug)]
+#[repr(C)]
+pub struct State {
+    /// The `Cpu` itself.
+    cpu: *mut Cpu,
+    /// RIP of the running block's page: its RIP minus its offset in the
+    /// guest-physical page.
+    code_page: u64,
+    /// The XMM registers and MXCSR are the guest's.
+    xmm_live: u32,
+    /// MXCSR of Rust code.
+    host_mxcsr: u32,
+    /// The end of the jump that was not linked, or 0.
+    link: u64,
+    /// The instruction whose handler was called last.
+    op: *const Op,
+    /// See [`stubs::SCRATCH`].
+    scratch: u64,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            cpu: std::ptr::null_mut(),
+            code_page: 0,
+            xmm_live: 0,
+            host_mxcsr: thunk::HOST_MXCSR,
+            link: 0,
+            op: null(),
+            scratch: 0,
+        }
+    }
+}
+
+/// A direct jump that was not linked when it was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Address after the jump.
+    end: u64,
+    /// Guest-physical page of the block it ends.
+    page: u64,
+}
+
+/// Why generated code was left.
+#[derive(Clone, Copy, Debug)]
+pub enum Left {
+    /// A handler said something other than `Continue`. `Cpu::block` is its
+    /// block, and this its instruction.
+    Handler(Outcome, *const Op),
+    /// The block at `Cpu::rip` is next. With a link, and if that block has code:
+    /// [`Generated::link`].
+    Next(Option<Link>),
+    /// The block at `Cpu::rip` has to be interpreted this time.
+    Interpret,
+}
+
+/// The translator of one vCPU and its code.
+#[derive(Debug)]
+pub struct Generated {
+    arena: Arena,
+    assembler: Assembler,
+    stubs: Stubs,
+    /// Bytes of the arena that are shared code.
+    shared: usize,
+    /// Where each block's code starts, in rising order, and the guest-physical
+    /// page of the block.
+    pages: Vec<(u64, u64)>,
+    counts: bool,
+}
+
+impl Generated {
+    /// An empty translator. With `counts`, instructions are taken off
+    /// `Cpu::budget`, block by block.
+    pub fn new(counts: bool) -> std::io::Result<Self> {
+        let mut arena = Arena::new(ARENA_SIZE)?;
+        let mut assembler = Assembler::default();
+        let stubs = stubs::write(&mut assembler, &mut arena).map_err(std::io::Error::other)?;
+        arena::serialize();
+        let shared = arena.used();
+        Ok(Self {
+            arena,
+            assembler,
+            stubs,
+            shared,
+            pages: Vec::new(),
+            counts,
+        })
+    }
+
+    /// Forgets all code. The caller sets `code` of every block to null first.
+    pub fn flush(&mut self) {
+        self.arena.reset(self.shared);
+        self.pages.clear();
+    }
+
+    /// Bytes of code.
+    pub fn used(&self) -> usize {
+        self.arena.used() - self.shared
+    }
+
+    /// Code for a block: `None` if it is of a kind that is only interpreted.
+    pub fn translate(&mut self, cpu: &Cpu, block: &Block) -> Result<Option<*const u8>, ArenaFull> {
+        let page = block.page();
+        let Ok(bytes) = cpu.memory.acquire(page, Access::Read) else {
+            return Ok(None);
+        };
+        let mode = block.mode;
+        let key = |offset: i64| BlockKey {
+            physical: page | offset as u64,
+            mode,
+        };
+        let code_at = |offset: i64| {
+            let block = cpu.code.find(key(offset))?;
+            // SAFETY: the cache only finds blocks that are alive.
+            let code = unsafe { (*block).code };
+            (!code.is_null()).then_some(code as u64)
+        };
+        let needed_at = |offset: i64| {
+            // SAFETY: the page is guest memory, held for reading; it holds
+            // decoded code, so that a write to it makes this block die before
+            // the translation is used.
+            let (bytes, length) = unsafe { page_bytes(bytes, offset) };
+            flags_needed(&bytes[..length], mode)
+        };
+        self.assembler.start(self.arena.next());
+        let plan = Plan {
+            block,
+            stubs: &self.stubs,
+            counts: self.counts,
+            code_at: &code_at,
+            needed_at: &needed_at,
+        };
+        let Some(mut translation) = Translation::new(plan, &mut self.assembler) else {
+            return Ok(None);
+        };
+        translation.run();
+        let code = self.arena.push(self.assembler.finish())?;
+        self.pages.push((code, page));
+        arena::serialize();
+        Ok(Some(code as *const u8))
+    }
+
+    /// Makes a jump that was taken go to a block's code directly from now on.
+    /// The block must be the one that [`Generated::run`] said was next, found
+    /// before anything else was run, translated or dropped.
+    pub fn link(&mut self, link: Link, block: &Block) {
+        if block.page() == link.page && !block.code.is_null() && self.arena.contains(link.end - 1) {
+            self.arena.patch_jump(link.end, block.code as u64);
+            arena::serialize();
+        }
+    }
+
+    /// Binds the calling thread to a vCPU: call before [`Generated::run`] whenever
+    /// the thread may have run another one.
+    pub fn attach(cpu: &mut Cpu) {
+        let address = &raw mut *cpu;
+        cpu.generated.cpu = address;
+        set_gs_base(address as u64);
+    }
+
+    /// Runs a block's code and whatever follows it. `Cpu::rip` is the block's
+    /// first instruction.
+    ///
+    /// # Safety
+    ///
+    /// The block is alive, has code of this translator, and is the one that the
+    /// CPU's mode and RIP lead to; the thread is attached to the CPU.
+    pub unsafe fn run(&self, cpu: &mut Cpu, block: &Block) -> Left {
+        cpu.generated.code_page = cpu.rip.wrapping_sub(block.physical & (PAGE_SIZE - 1));
+        // SAFETY: the address is that of the shared code's entry, which has this
+        // signature.
+        let enter: extern "C" fn(*const u8) -> u32 =
+            unsafe { std::mem::transmute(self.stubs.enter as usize) };
+        let exit = enter(block.code);
+        match exit {
+            stubs::EXIT_NEXT => Left::Next(self.take_link(cpu)),
+            stubs::EXIT_INTERPRET => Left::Interpret,
+            outcome => {
+                debug_assert!(outcome <= stubs::EXIT_HANDLER_MAX);
+                // SAFETY: a handler returned it.
+                let outcome = unsafe { std::mem::transmute::<u32, Outcome>(outcome) };
+                Left::Handler(outcome, cpu.generated.op)
+            }
+        }
+    }
+
+    fn take_link(&self, cpu: &mut Cpu) -> Option<Link> {
+        let end = std::mem::take(&mut cpu.generated.link);
+        let index = self.pages.partition_point(|&(start, _)| start < end);
+        let &(_, page) = self.pages.get(index.checked_sub(1)?)?;
+        (end != 0).then_some(Link { end, page })
+    }
+}
+
+/// Bytes looked at after a branch.
+const LOOK_AHEAD_BYTES: usize = 64;
+
+/// A copy of what is on a page from `offset` on.
+///
+/// # Safety
+///
+/// `page` points to a page of guest memory.
+unsafe fn page_bytes(page: *const u8, offset: i64) -> ([u8; LOOK_AHEAD_BYTES], usize) {
+    let mut bytes = [0; LOOK_AHEAD_BYTES];
+    let offset = (offset as usize).min(PAGE_SIZE as usize);
+    let length = LOOK_AHEAD_BYTES.min(PAGE_SIZE as usize - offset);
+    // SAFETY: `offset + length` is at most a page.
+    unsafe { std::ptr::copy_nonoverlapping(page.add(offset), bytes.as_mut_ptr(), length) };
+    (bytes, length)
+}
+
+/// The arithmetic flags that code may read before it overwrites them.
+fn flags_needed(bytes: &[u8], mode: Mode) -> u32 {
+    let mut decoder = Decoder::with_ip(mode.bits(), bytes, 0, DECODER_OPTIONS);
+    let uses = std::iter::from_fn(|| {
+        let at = decoder.position();
+        let instruction = decoder.decode();
+        let encoding = Encoding::of(bytes.get(at..decoder.position())?)?;
+        if !is_reachable(&instruction) {
+            return None;
+        }
+        let template = select(&instruction, &encoding);
+        let opaque = template == Template::Handler || template.is_branch();
+        (!opaque).then(|| FlagUse::of(&instruction))
+    });
+    liveness::needed_before(uses.take(LOOK_AHEAD))
+}
+
+/// The GS segment's base of this thread, which Rust and the C library leave
+/// alone.
+fn set_gs_base(address: u64) {
+    const HWCAP2_FSGSBASE: u64 = 2;
+    const ARCH_SET_GS: i32 = 0x1001;
+    // SAFETY: a plain query.
+    let capabilities = unsafe { libc::getauxval(libc::AT_HWCAP2) };
+    if capabilities & HWCAP2_FSGSBASE != 0 {
+        // SAFETY: the kernel lets user code execute it, and nothing else of this
+        // process uses GS.
+        unsafe { std::arch::asm!("wrgsbase {}", in(reg) address, options(nostack, nomem)) };
+    } else {
+        // SAFETY: as above, by way of the kernel.
+        unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_SET_GS, address) };
+    }
+}

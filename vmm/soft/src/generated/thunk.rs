@@ -471,7 +471,8 @@ fn unit_of(instruction: &Instruction) -> Option<Unit> {
         Fldenv | Fldcw | Fnstenv | Fnstcw | Fnstsw | Fnsave | Frstor | Fninit | Fnclex => {
             Some(Unit::X87Control)
         }
-        Emms | Wait => Some(Unit::X87),
+        // With a memory operand too, they switch the x87 state to MMX.
+        Emms | Wait | Cvtpi2ps | Cvtpi2pd => Some(Unit::X87),
         _ if mm || x87 => Some(Unit::X87),
         _ if xmm => Some(Unit::Sse),
         _ => None,

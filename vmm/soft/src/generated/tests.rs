@@ -1,0 +1,663 @@
+//! Generated code against the same instructions run natively.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::mem::offset_of;
+use std::sync::Arc;
+
+use iced_x86::{
+    Decoder, Encoder, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register,
+};
+
+use super::arena::Arena;
+use super::assembler::{Assembler, Memory as Operand, Opcode, Rm};
+use super::encoding::Encoding;
+use super::select::{Template, select};
+use super::*;
+use crate::block::{BlockKey, JumpEntry, jump_index};
+use crate::cpu::FxArea;
+use crate::environment::{Memory, Unbacked};
+use crate::machine::SoftMachine;
+use crate::op::Handler;
+use iced_x86::code_asm::*;
+
+/// Guest memory of the tests: data, stack and code pages, wherever the host put
+/// them. Linear addresses are those of `native`, guest-physical ones count from 0.
+#[repr(C, align(4096))]
+struct Pages([[u8; 4096]; PAGES]);
+
+const PAGES: usize = 4;
+const CODE: usize = 3;
+
+struct PlainMemory(*mut Pages);
+
+// SAFETY: each test has its own, and no thread.
+unsafe impl Send for PlainMemory {}
+// SAFETY: as above.
+unsafe impl Sync for PlainMemory {}
+
+impl Memory for PlainMemory {
+    fn acquire(&self, page: u64, _: Access) -> Result<*mut u8, Unbacked> {
+        if page < self.end() {
+            Ok(self.0.cast::<u8>().wrapping_add(page as usize))
+        } else {
+            Err(Unbacked(page))
+        }
+    }
+
+    fn end(&self) -> u64 {
+        (PAGES * 4096) as u64
+    }
+}
+
+/// Registers, flags and SSE state.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(C, align(64))]
+struct Context {
+    fpu: [u8; 512],
+    registers: [u64; 16],
+    flags: u64,
+    host_stack: u64,
+    host_mxcsr: u32,
+}
+
+impl Context {
+    const EMPTY: Self = Self {
+        fpu: [0; 512],
+        registers: [0; 16],
+        flags: 0,
+        host_stack: 0,
+        host_mxcsr: thunk::HOST_MXCSR,
+    };
+}
+
+/// A pseudo-random sequence (xorshift64*).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        (self.next() >> 32) % bound
+    }
+
+    fn bytes<const N: usize>(&mut self) -> [u8; N] {
+        std::array::from_fn(|_| self.next() as u8)
+    }
+}
+
+struct Machine {
+    cpu: *mut Cpu,
+    native: Box<Pages>,
+    guest: Box<Pages>,
+    generated: Generated,
+    arena: Arena,
+}
+
+unsafe extern "C" fn no_handler(_: &mut Cpu, _: &Op) -> Outcome {
+    Outcome::Fault
+}
+
+fn zeroed_pages() -> Box<Pages> {
+    // SAFETY: bytes may all be zero.
+    unsafe { Box::<Pages>::new_zeroed().assume_init() }
+}
+
+impl Machine {
+    fn new() -> Self {
+        Self::counting(false)
+    }
+
+    fn counting(counts: bool) -> Self {
+        let mut guest = zeroed_pages();
+        let memory: Arc<dyn Memory> = Arc::new(PlainMemory(&raw mut *guest));
+        let machine = SoftMachine::new(memory.clone());
+        let mailbox = machine.join();
+        // SAFETY: the layout has a size.
+        let cpu = unsafe { alloc_zeroed(Layout::new::<Cpu>()) }.cast::<Cpu>();
+        // SAFETY: the fields are in the allocation; those that cannot be zero
+        // are written before anybody makes a reference to the whole.
+        unsafe {
+            (&raw mut (*cpu).request).write(mailbox.request());
+            (&raw mut (*cpu).memory).write(memory);
+            (&raw mut (*cpu).machine).write(machine);
+            (&raw mut (*cpu).mailbox).write(mailbox);
+            (&raw mut (*cpu).code).write(Default::default());
+            (&raw mut (*cpu).msrs).write(Default::default());
+            (&raw mut (*cpu).generated).write(State::default());
+            for class in 0..2 {
+                (&raw mut (*cpu).tlbs[class]).write(Default::default());
+                (&raw mut (*cpu).jump_caches[class]).write(Default::default());
+            }
+        }
+        let mut this = Self {
+            cpu,
+            native: zeroed_pages(),
+            guest,
+            generated: Generated::new(counts).unwrap(),
+            arena: Arena::new(1 << 16).unwrap(),
+        };
+        this.map_all();
+        this
+    }
+
+    fn cpu(&mut self) -> &mut Cpu {
+        // SAFETY: allocated and initialised in `new`; exclusively borrowed here.
+        unsafe { &mut *self.cpu }
+    }
+
+    /// Linear address of a page.
+    fn linear(&self, page: usize) -> u64 {
+        self.native.0[page].as_ptr() as u64
+    }
+
+    fn map_all(&mut self) {
+        for page in 0..PAGES {
+            let linear = self.linear(page);
+            let host = self.guest.0[page].as_mut_ptr();
+            for class in 0..2 {
+                self.cpu().tlbs[class].fill(linear, host, page as u64 * 4096, false, page != CODE);
+            }
+        }
+    }
+
+    /// The block at an offset of the code page, up to the first branch.
+    fn block(&mut self, offset: usize) -> *mut Block {
+        let key = BlockKey {
+            physical: (CODE * 4096 + offset) as u64,
+            mode: Mode(Mode::BITS_64),
+        };
+        if let Some(block) = self.cpu().code.find(key) {
+            return block;
+        }
+        let page = self.guest.0[CODE];
+        let mut decoder = Decoder::new(64, &page[offset..], DECODER_OPTIONS);
+        let mut count = 0;
+        loop {
+            let instruction = decoder.decode();
+            assert!(!instruction.is_invalid());
+            count += 1;
+            if instruction.flow_control() != iced_x86::FlowControl::Next {
+                break;
+            }
+        }
+        let op = Op {
+            handler: no_handler as Handler,
+            immediate: 0,
+            displacement: 0,
+            destination: 0,
+            source: 0,
+            base: 0,
+            index: 0,
+            scale: 0,
+            segment: 0,
+            length: 0,
+            extra: 0,
+            offset: 0,
+        };
+        let ops = vec![op; count].into();
+        let bytes = page[offset..offset + decoder.position()].into();
+        let block = Block::new(key, None, count as u32, ops, bytes, Box::new([]));
+        let block = self.cpu().code.insert(block);
+        // SAFETY: the cache owns it until it is cleared, which no test does.
+        let code = unsafe { self.generated.translate(&*self.cpu, &*block) };
+        // SAFETY: as above.
+        unsafe { (*block).code = code.unwrap().expect("a block of 64-bit code") };
+        block
+    }
+
+    /// Runs generated code from an offset of the code page until a handler is
+    /// called (INT3 has no template): the index of that instruction.
+    fn run(&mut self, offset: usize, context: &mut Context) -> usize {
+        Generated::attach(self.cpu());
+        let rip = self.linear(CODE) + offset as u64;
+        let cpu = self.cpu();
+        cpu.fpu = FxArea(context.fpu);
+        cpu.registers[..16].copy_from_slice(&context.registers);
+        cpu.flags = context.flags;
+        cpu.rip = rip;
+        let mut lookups = 0;
+        let op = loop {
+            let offset = self.cpu().rip.wrapping_sub(self.linear(CODE)) as usize;
+            let block = self.block(offset);
+            // SAFETY: see `block`; this thread is attached.
+            let left = unsafe { self.generated.run(&mut *self.cpu, &*block) };
+            match left {
+                Left::Handler(outcome, op) => {
+                    assert_eq!(outcome, Outcome::Fault);
+                    break op;
+                }
+                Left::Next(None) => {
+                    let rip = self.cpu().rip;
+                    let offset = rip.wrapping_sub(self.linear(CODE)) as usize;
+                    let block = self.block(offset);
+                    let entry = &mut self.cpu().jump_caches[0].entries[jump_index(rip)];
+                    *entry = JumpEntry { rip, block };
+                    lookups += 1;
+                    assert!(lookups < 100, "the jump cache is not used");
+                }
+                Left::Next(Some(link)) => {
+                    let offset = self.cpu().rip.wrapping_sub(self.linear(CODE)) as usize;
+                    let next = self.block(offset);
+                    // SAFETY: see `block`.
+                    self.generated.link(link, unsafe { &*next });
+                }
+                Left::Interpret => panic!("no SSE exception is unmasked"),
+            }
+        };
+        let cpu = self.cpu();
+        context.fpu = cpu.fpu.0;
+        context.registers.copy_from_slice(&cpu.registers[..16]);
+        context.flags = cpu.flags & 0xffff;
+        // SAFETY: `Cpu::block` is the block whose handler was called.
+        let first = unsafe { (*cpu.block).first };
+        (op as usize - first as usize) / size_of::<Op>()
+    }
+
+    /// Runs the bytes natively, on the other copy of memory.
+    fn run_native(&mut self, code: &[u8], context: &mut Context) {
+        let mut a = Assembler::default();
+        self.arena.reset(0);
+        a.start(self.arena.next());
+        native_frame(&mut a, code);
+        let code = self.arena.push(a.finish()).unwrap();
+        arena::serialize();
+        set_gs_base(&raw mut *context as u64);
+        // SAFETY: the frame saves and restores what the C convention asks for;
+        // the instructions use memory of `native` only.
+        unsafe { std::mem::transmute::<u64, extern "C" fn()>(code)() };
+        context.flags &= 0xffff;
+        context.host_stack = 0;
+    }
+}
+
+impl Machine {
+    /// Where `run_native` puts the bytes it is given.
+    fn native_address(&mut self) -> u64 {
+        self.arena.reset(0);
+        let (mut with, mut without) = (Assembler::default(), Assembler::default());
+        with.start(0);
+        native_frame(&mut with, &[0xcc]);
+        without.start(0);
+        native_frame(&mut without, &[]);
+        let common = with.finish().iter().zip(without.finish());
+        self.arena.next() + common.take_while(|(a, b)| a == b).count() as u64
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // SAFETY: all fields were initialised in `new`; the layout is the same.
+        unsafe {
+            std::ptr::drop_in_place(self.cpu);
+            dealloc(self.cpu.cast(), Layout::new::<Cpu>());
+        }
+    }
+}
+
+/// `code` between loads and stores of all registers through GS.
+fn native_frame(a: &mut Assembler, code: &[u8]) {
+    let field = |offset: usize| Operand::Field(offset as i32);
+    let general = |number: u8| field(offset_of!(Context, registers) + 8 * number as usize);
+    let xmm = |number: u8| field(160 + 16 * number as usize);
+    let flags = field(offset_of!(Context, flags));
+    const RAX: u8 = 0;
+    const RSP: u8 = 4;
+    let saved = [3, 5, 12, 13, 14, 15];
+    for register in saved {
+        a.push(register);
+    }
+    a.store(field(offset_of!(Context, host_stack)), RSP);
+    for number in 0..16 {
+        a.instruction(Opcode::escaped(0x28), number, Rm::Memory(xmm(number)));
+    }
+    a.instruction(Opcode::escaped(0xae), 2, Rm::Memory(field(24)));
+    a.load(RAX, flags);
+    a.bytes(&[0x04, 0x7f, 0x9e]);
+    for number in 0..16 {
+        a.load(number, general(number));
+    }
+    a.bytes(code);
+    for number in 0..16 {
+        a.store(general(number), number);
+    }
+    a.load(RSP, field(offset_of!(Context, host_stack)));
+    a.bytes(&[0x9f, 0x0f, 0x90, 0xc0]);
+    a.store(flags, RAX);
+    for number in 0..16 {
+        a.instruction(Opcode::escaped(0x29), number, Rm::Memory(xmm(number)));
+    }
+    a.instruction(Opcode::escaped(0xae), 3, Rm::Memory(field(24)));
+    a.instruction(
+        Opcode::escaped(0xae),
+        2,
+        Rm::Memory(field(offset_of!(Context, host_mxcsr))),
+    );
+    for register in saved.into_iter().rev() {
+        a.pop(register);
+    }
+    a.bytes(&[0xc3]);
+}
+
+/// Draws instructions that have a template and stay within the data page.
+struct Generator {
+    random: Random,
+    information: InstructionInfoFactory,
+    /// Holds the address of the data page.
+    base: Register,
+    /// Holds a number below 64.
+    index: Register,
+}
+
+const GENERAL: [Register; 14] = [
+    Register::RAX,
+    Register::RCX,
+    Register::RDX,
+    Register::RBX,
+    Register::RBP,
+    Register::RSI,
+    Register::RDI,
+    Register::R8,
+    Register::R9,
+    Register::R10,
+    Register::R11,
+    Register::R12,
+    Register::R13,
+    Register::R15,
+];
+
+impl Generator {
+    fn new(seed: u64) -> Self {
+        Self {
+            random: Random(seed | 1),
+            information: InstructionInfoFactory::new(),
+            base: Register::RBX,
+            index: Register::RCX,
+        }
+    }
+
+    fn sequence(&mut self, length: usize) -> Vec<Instruction> {
+        let base = self.random.below(GENERAL.len() as u64) as usize;
+        let other = 1 + self.random.below(GENERAL.len() as u64 - 1) as usize;
+        self.base = GENERAL[base];
+        self.index = GENERAL[(base + other) % GENERAL.len()];
+        let mut sequence = Vec::new();
+        while sequence.len() < length {
+            sequence.extend(self.instruction());
+        }
+        sequence
+    }
+
+    fn instruction(&mut self) -> Option<Instruction> {
+        let mut bytes: [u8; 16] = self.random.bytes();
+        let mut at = 0;
+        // Prefixes and maps more often than chance would have them.
+        if self.random.below(4) == 0 {
+            bytes[at] = [0x66, 0xf2, 0xf3, 0xf0][self.random.below(4) as usize];
+            at += 1;
+        }
+        if self.random.below(2) == 0 {
+            bytes[at] = 0x40 | self.random.below(16) as u8;
+            at += 1;
+        }
+        if self.random.below(2) == 0 {
+            bytes[at] = 0x0f;
+        }
+        let mut decoder = Decoder::new(64, &bytes, DECODER_OPTIONS);
+        let mut instruction = decoder.decode();
+        if instruction.is_invalid() || instruction.is_ip_rel_memory_operand() {
+            return None;
+        }
+        let encoding = Encoding::of(&bytes[..instruction.len()])?;
+        let template = select(&instruction, &encoding);
+        let unwanted = matches!(
+            template,
+            Template::Handler | Template::Divide { .. } | Template::Leave
+        ) || template.is_branch()
+            || matches!(template, Template::Pop(4))
+            || matches!(template, Template::Absolute { .. });
+        // The host would execute TZCNT and LZCNT.
+        let extended = matches!(instruction.mnemonic(), Mnemonic::Bsf | Mnemonic::Bsr)
+            && (instruction.has_rep_prefix() || instruction.has_repne_prefix());
+        if unwanted
+            || extended
+            || rotates_by_nothing(&instruction)
+            || instruction.memory_segment() == Register::GS && has_memory(&instruction)
+        {
+            return None;
+        }
+        if has_memory(&instruction) {
+            self.place_operand(&mut instruction);
+            let mut encoder = Encoder::new(64);
+            encoder.encode(&instruction, 0).ok()?;
+            let bytes = encoder.take_buffer();
+            if select(&instruction, &Encoding::of(&bytes)?) == Template::Handler {
+                return None;
+            }
+        }
+        let written = self
+            .information
+            .info(&instruction)
+            .used_registers()
+            .iter()
+            .any(|used| {
+                let register = used.register().full_register();
+                let kept = register == self.base || register == self.index;
+                let stack = register == Register::RSP && instruction.stack_pointer_increment() == 0;
+                let read = matches!(used.access(), OpAccess::Read | OpAccess::CondRead);
+                (kept || stack) && !read
+            });
+        (!written).then_some(instruction)
+    }
+
+    fn place_operand(&mut self, instruction: &mut Instruction) {
+        let size = instruction.memory_size().size().max(1) as u64;
+        let aligned = size == 16;
+        let scale = [1, 2, 4, 8][self.random.below(4) as usize];
+        let indexed = self.random.below(2) == 0 && !aligned;
+        let offset = self.random.below(4096 - 64 * 8 - 16) & if aligned { !15 } else { !0 };
+        instruction.set_segment_prefix(Register::None);
+        instruction.set_memory_base(self.base);
+        instruction.set_memory_index(if indexed { self.index } else { Register::None });
+        instruction.set_memory_index_scale(if indexed { scale } else { 1 });
+        instruction.set_memory_displ_size(8);
+        instruction.set_memory_displacement64(offset);
+    }
+
+    fn context(&mut self, data: u64, stack: u64) -> Context {
+        let mut context = Context::EMPTY;
+        for byte in &mut context.fpu[160..416] {
+            *byte = self.random.next() as u8;
+        }
+        context.fpu[24..28].copy_from_slice(&thunk::HOST_MXCSR.to_le_bytes());
+        for register in &mut context.registers {
+            *register = match self.random.below(4) {
+                0 => self.random.below(256),
+                1 => !self.random.below(256),
+                _ => self.random.next(),
+            };
+        }
+        context.registers[self.base.number()] = data;
+        context.registers[self.index.number()] = self.random.below(64);
+        context.registers[4] = stack;
+        context.flags = self.random.next() & 0xd501 | 0x200;
+        context
+    }
+}
+
+/// RCL and RCR of 8 and 16 bits by a multiple of 9 or 17: OF is undefined, and
+/// not even a function of what the program can see on some processors.
+fn rotates_by_nothing(instruction: &Instruction) -> bool {
+    matches!(instruction.mnemonic(), Mnemonic::Rcl | Mnemonic::Rcr)
+        && matches!(instruction.op_code().operand_size(), 0 | 16)
+}
+
+fn has_memory(instruction: &Instruction) -> bool {
+    (0..instruction.op_count()).any(|operand| instruction.op_kind(operand) == OpKind::Memory)
+}
+
+/// One sequence both ways; says where they differ.
+fn compare(machine: &mut Machine, generator: &mut Generator, length: usize) -> Result<(), String> {
+    let sequence = generator.sequence(length);
+    let mut code = Vec::new();
+    for instruction in &sequence {
+        let mut encoder = Encoder::new(64);
+        if encoder.encode(instruction, 0).is_err() {
+            return Ok(());
+        }
+        code.extend(encoder.take_buffer());
+    }
+    let data: [u8; 4096] = generator.random.bytes();
+    machine.native.0[0] = data;
+    machine.guest.0[0] = data;
+    machine.native.0[1] = [0; 4096];
+    machine.guest.0[1] = [0; 4096];
+    machine.guest.0[CODE][..code.len()].copy_from_slice(&code);
+    machine.guest.0[CODE][code.len()] = 0xcc;
+    machine.cpu().code.clear();
+    machine.generated.flush();
+    let before = generator.context(machine.linear(0), machine.linear(1) + 2048);
+    let (mut native, mut ours) = (before, before);
+    machine.run_native(&code, &mut native);
+    let stopped = machine.run(0, &mut ours);
+    let data_differs = machine.native.0[0] != machine.guest.0[0];
+    let stack_differs = machine.native.0[1] != machine.guest.0[1];
+    let flags = (native.flags ^ ours.flags) & 0xd501;
+    native.flags = ours.flags;
+    if stopped == length && native == ours && !data_differs && !stack_differs && flags == 0 {
+        return Ok(());
+    }
+    let mut text = format!(
+        "stopped at {stopped} of {length}, flags {flags:#x}, data {data_differs}, \
+         stack {stack_differs}, sse {}, mxcsr {}\n",
+        native.fpu[160..416] != ours.fpu[160..416],
+        native.fpu[24..28] != ours.fpu[24..28]
+    );
+    for (number, (native, ours)) in native.registers.iter().zip(ours.registers).enumerate() {
+        if *native != ours {
+            text += &format!(
+                "register {number}: {:#x} natively {native:#x}, here {ours:#x}\n",
+                before.registers[number]
+            );
+        }
+    }
+    for instruction in sequence {
+        text += &format!("  {instruction:?}\n");
+    }
+    Err(text)
+}
+
+fn seed() -> u64 {
+    let time = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    std::env::var("WEFT_SEED").map_or_else(
+        |_| time.unwrap().as_nanos() as u64,
+        |text| text.parse().expect("WEFT_SEED is a number"),
+    )
+}
+
+#[test]
+fn sequences_do_what_they_do_natively() {
+    let seed = seed();
+    let mut machine = Machine::new();
+    for round in 0..6000 {
+        let mut generator = Generator::new((seed + round).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let length = 1 + generator.random.below(12) as usize;
+        if let Err(difference) = compare(&mut machine, &mut generator, length) {
+            panic!("WEFT_SEED={} {difference}", seed + round);
+        }
+    }
+}
+
+/// Assembles at the start of the code page, with INT3 as the end, and runs both
+/// ways.
+fn compare_program(counts: bool, write: impl FnOnce(&mut CodeAssembler)) -> (Machine, Context) {
+    let mut assembler = CodeAssembler::new(64).unwrap();
+    write(&mut assembler);
+    let mut machine = Machine::counting(counts);
+    machine.cpu().set_budget(i64::MAX);
+    let mut generator = Generator::new(1);
+    let before = generator.context(machine.linear(0), machine.linear(1) + 2048);
+    let mut ours = before;
+    let code = assembler.assemble(machine.linear(CODE)).unwrap();
+    machine.guest.0[CODE][..code.len()].copy_from_slice(&code);
+    machine.guest.0[CODE][code.len()] = 0xcc;
+    machine.run(0, &mut ours);
+    let mut native = before;
+    let code = assembler.assemble(machine.native_address()).unwrap();
+    machine.run_native(&code, &mut native);
+    assert_eq!(native.registers, ours.registers);
+    assert_eq!((native.flags ^ ours.flags) & 0xd501, 0);
+    assert_eq!(machine.native.0[0], machine.guest.0[0]);
+    (machine, ours)
+}
+
+#[test]
+fn loops_run_linked() {
+    for counts in [false, true] {
+        let (mut machine, context) = compare_program(counts, |a| {
+            let (mut outer, mut inner, mut skip) =
+                (a.create_label(), a.create_label(), a.create_label());
+            a.mov(ecx, 1000).unwrap();
+            a.xor(eax, eax).unwrap();
+            a.set_label(&mut outer).unwrap();
+            a.mov(edx, 100).unwrap();
+            a.set_label(&mut inner).unwrap();
+            a.test(edx, 3).unwrap();
+            a.jnz(skip).unwrap();
+            a.add(rax, rcx).unwrap();
+            a.set_label(&mut skip).unwrap();
+            a.add(rax, rdx).unwrap();
+            a.dec(edx).unwrap();
+            a.jnz(inner).unwrap();
+            a.dec(ecx).unwrap();
+            a.jnz(outer).unwrap();
+        });
+        assert_eq!(context.registers[0], 1000 * 5050 + 25 * 500_500);
+        if counts {
+            let executed = i64::MAX - machine.cpu().budget;
+            // The handler's instruction is counted with its block.
+            assert_eq!(executed, 2 + 1000 * (1 + 100 * 5 + 25 + 2) + 1);
+        }
+    }
+}
+
+#[test]
+fn calls_and_returns_go_through_the_jump_cache() {
+    compare_program(false, |a| {
+        let (mut fibonacci, mut small, mut end) =
+            (a.create_label(), a.create_label(), a.create_label());
+        a.mov(edi, 15).unwrap();
+        a.call(fibonacci).unwrap();
+        a.lea(r11, ptr(fibonacci)).unwrap();
+        a.mov(edi, 5).unwrap();
+        a.call(r11).unwrap();
+        a.mov(qword_ptr(rbx), r11).unwrap();
+        a.mov(edi, 6).unwrap();
+        a.call(qword_ptr(rbx)).unwrap();
+        a.mov(qword_ptr(rbx), 0).unwrap();
+        a.xor(r11d, r11d).unwrap();
+        a.jmp(end).unwrap();
+        a.set_label(&mut fibonacci).unwrap();
+        a.cmp(edi, 2).unwrap();
+        a.jb(small).unwrap();
+        a.push(rdi).unwrap();
+        a.dec(edi).unwrap();
+        a.call(fibonacci).unwrap();
+        a.pop(rdi).unwrap();
+        a.push(rax).unwrap();
+        a.sub(edi, 2).unwrap();
+        a.call(fibonacci).unwrap();
+        a.pop(r15).unwrap();
+        a.add(rax, r15).unwrap();
+        a.ret().unwrap();
+        a.set_label(&mut small).unwrap();
+        a.mov(eax, edi).unwrap();
+        a.ret().unwrap();
+        a.set_label(&mut end).unwrap();
+        a.xor(r15d, r15d).unwrap();
+    });
+}

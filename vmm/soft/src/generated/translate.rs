@@ -1,0 +1,776 @@
+//! From a block of decoded instructions to code: everything but branches, which
+//! are in [`super::control`].
+
+use std::mem::offset_of;
+
+use iced_x86::{Instruction, Mnemonic, OpKind, Register};
+
+use super::assembler::register::*;
+use super::assembler::{Assembler, Label, Memory, Opcode, Rm, condition};
+use super::encoding::Encoding;
+use super::liveness::{FlagUse, needed_after};
+use super::select::{Field, MemoryUse, Template, select};
+use super::stubs::{self, CODE_PAGE, Stubs, host, register_field};
+use crate::block::Block;
+use crate::cpu::{Cpu, segment};
+use crate::environment::Access;
+use crate::tlb::{TLB_ENTRIES, Tlb, TlbEntry};
+
+/// One instruction of the block.
+pub struct Item<'a> {
+    pub instruction: Instruction,
+    pub bytes: &'a [u8],
+    pub encoding: Option<Encoding<'a>>,
+    pub template: Template,
+    pub flags: FlagUse,
+    /// Page offset of its first byte.
+    pub offset: i64,
+}
+
+impl Item<'_> {
+    /// Page offset of the next instruction.
+    pub fn end(&self) -> i64 {
+        self.offset + self.bytes.len() as i64
+    }
+}
+
+/// Code out of line, written after the block's own.
+pub enum Pending {
+    /// The instruction's handler, where its template could not do it.
+    Slow {
+        enter: Label,
+        back: Label,
+        index: usize,
+        host_flags: bool,
+    },
+    /// XMM registers are loaded at the block's entry.
+    LoadXmm { enter: Label, back: Label },
+    /// The jump that ends at `end` goes to another block of the page, once that
+    /// is linked.
+    Link { enter: Label, end: u64, offset: i64 },
+    /// To a block on another page.
+    Far { enter: Label, offset: i64 },
+    /// Out, to the block at `offset`, because of a request.
+    Out { enter: Label, offset: i64 },
+    /// Out before anything of the block was done, for want of budget.
+    Budget { enter: Label },
+}
+
+/// What is asked of the translation.
+pub struct Plan<'a> {
+    pub block: &'a Block,
+    pub stubs: &'a Stubs,
+    /// Instructions are counted.
+    pub counts: bool,
+    /// The code of the page's block at an offset, if there is some.
+    pub code_at: &'a dyn Fn(i64) -> Option<u64>,
+    /// The flags needed by the code at an offset.
+    pub needed_at: &'a dyn Fn(i64) -> u32,
+}
+
+/// A block being translated.
+pub struct Translation<'a> {
+    pub plan: Plan<'a>,
+    pub a: &'a mut Assembler,
+    pub items: Vec<Item<'a>>,
+    /// Flags needed after each instruction.
+    pub needed: Vec<u32>,
+    pub class: usize,
+    /// The guest's flags are in the host's; in the `Cpu`.
+    pub host_flags: bool,
+    pub memory_flags: bool,
+    pub pending: Vec<Pending>,
+    /// The block's first instruction.
+    pub entry: u64,
+    /// The last instruction that has XMM registers in the host's.
+    last_xmm: Option<usize>,
+}
+
+impl<'a> Translation<'a> {
+    /// Takes the block apart; `None` when it cannot be translated.
+    pub fn new(plan: Plan<'a>, a: &'a mut Assembler) -> Option<Self> {
+        let block = plan.block;
+        if !block.mode.is_64() || block.second_page.is_some() || block.count == 0 {
+            return None;
+        }
+        let start = (block.physical & 0xfff) as i64;
+        let mut items = Vec::with_capacity(block.count as usize);
+        let mut at = 0;
+        for instruction in block.instructions(start as u64) {
+            let bytes = block.bytes.get(at..at + instruction.len())?;
+            let encoding = Encoding::of(bytes);
+            let template = match &encoding {
+                Some(encoding) if is_reachable(&instruction) => select(&instruction, encoding),
+                _ => Template::Handler,
+            };
+            let flags = match template {
+                Template::Handler => FlagUse::OPAQUE,
+                _ => FlagUse::of(&instruction),
+            };
+            items.push(Item {
+                instruction,
+                bytes,
+                encoding,
+                template,
+                flags,
+                offset: start + at as i64,
+            });
+            at += instruction.len();
+        }
+        let last_xmm = items.iter().rposition(|item| item.template.uses_xmm());
+        let class = usize::from(block.mode.is_user());
+        Some(Self {
+            plan,
+            a,
+            items,
+            needed: Vec::new(),
+            class,
+            host_flags: false,
+            memory_flags: true,
+            pending: Vec::new(),
+            entry: 0,
+            last_xmm,
+        })
+    }
+
+    /// Writes the block's code.
+    pub fn run(&mut self) {
+        let uses: Vec<FlagUse> = self.items.iter().map(|item| item.flags).collect();
+        let at_end = self.needed_at_end();
+        needed_after(&uses, at_end, &mut self.needed);
+        self.entry = self.a.address();
+        self.enter();
+        for index in 0..self.items.len() {
+            self.instruction(index);
+        }
+        if let Some(last) = self.items.last()
+            && !last.template.is_branch()
+        {
+            let end = last.end();
+            self.save_flags_if(at_end);
+            self.go_to(end, None);
+        }
+        while let Some(pending) = self.pending.pop() {
+            self.write_pending(pending);
+        }
+    }
+
+    fn enter(&mut self) {
+        if self.plan.counts {
+            let enter = self.a.label();
+            let budget = Memory::Field(offset_of!(Cpu, budget) as i32);
+            let count = self.plan.block.count as i32;
+            self.a.group1(5, true, Rm::Memory(budget), count);
+            self.a.jump_if(condition::SIGN, enter);
+            self.pending.push(Pending::Budget { enter });
+        }
+        if self.last_xmm.is_some() {
+            let enter = self.a.label();
+            stubs::test_xmm_live(self.a);
+            self.a.jump_if(condition::EQUAL, enter);
+            let back = self.a.here();
+            self.pending.push(Pending::LoadXmm { enter, back });
+        }
+    }
+
+    fn instruction(&mut self, index: usize) {
+        match self.items[index].template {
+            Template::Handler => self.handler(index),
+            Template::Nothing => {}
+            Template::Same => {
+                self.want_flags(index);
+                self.a.bytes(self.items[index].bytes);
+                self.after(index);
+            }
+            Template::Registers { reg, rm } => self.registers(index, reg, rm),
+            Template::Memory { reg, operand } => self.memory(index, reg, operand),
+            Template::Absolute { load, operand } => self.absolute(index, load, operand),
+            Template::Address(register) => self.lea(index, register),
+            Template::Constant(register) => self.move_constant(index, register),
+            Template::PartialConstant(field) => self.move_partial_constant(index, field),
+            Template::SwapBytes(register) => self.swap_bytes(index, register),
+            Template::ExchangeAccumulator(register) => self.exchange(index, register),
+            Template::Divide { signed } => self.divide(index, signed),
+            Template::PushRegister(register) => self.push_register(index, register),
+            Template::PushConstant(value) => self.push_constant(index, value),
+            Template::PushMemory => self.push_memory(index),
+            Template::Pop(register) => self.pop(index, register),
+            Template::Leave => self.leave(index),
+            _ => self.branch(index),
+        }
+    }
+
+    // Flags.
+
+    /// Whether flags are needed before the instruction.
+    fn needed_before(&self, index: usize) -> bool {
+        self.items[index].flags.before(self.needed[index]) != 0
+    }
+
+    /// Saves the flags where `needed` says that there are some to be saved.
+    pub fn save_flags_if(&mut self, needed: u32) {
+        if needed != 0 && !self.memory_flags {
+            stubs::save_flags(self.a);
+            self.memory_flags = true;
+        }
+    }
+
+    /// The host's flags are about to be lost.
+    pub fn lose_flags(&mut self, index: usize) {
+        let needed = u32::from(self.needed_before(index));
+        self.save_flags_if(needed);
+        self.host_flags = false;
+    }
+
+    /// Loads the host's flags where the instruction needs the old ones.
+    pub fn want_flags(&mut self, index: usize) {
+        let needs = self.items[index].flags.needs_old(self.needed[index]);
+        if needs && !self.host_flags {
+            stubs::load_flags(self.a);
+            self.host_flags = true;
+        }
+    }
+
+    /// The instruction was executed: the flags are where it left them.
+    fn after(&mut self, index: usize) {
+        if self.items[index].flags.modifies {
+            self.host_flags = true;
+            self.memory_flags = false;
+        }
+    }
+
+    // Handlers.
+
+    fn handler(&mut self, index: usize) {
+        self.lose_flags(index);
+        self.call_handler(index);
+        self.memory_flags = true;
+    }
+
+    /// Calls the instruction's handler, and brings back the XMM registers where
+    /// an instruction after it needs them.
+    fn call_handler(&mut self, index: usize) {
+        let block = self.plan.block;
+        self.a.constant(R11, &raw const block.ops[index] as u64);
+        self.a.constant(R10, &raw const *block as u64);
+        self.a.call_to(self.plan.stubs.handler);
+        if self.last_xmm.is_some_and(|last| last > index) {
+            self.load_xmm(self.items[index].end(), index + 1);
+        }
+    }
+
+    /// The whole block's count back on the budget.
+    pub fn give_back_budget(&mut self) {
+        let budget = Rm::Memory(Memory::Field(offset_of!(Cpu, budget) as i32));
+        self.a.group1(0, true, budget, self.plan.block.count as i32);
+    }
+
+    /// Loads the XMM registers, or leaves with `done` instructions done and
+    /// `offset` next.
+    fn load_xmm(&mut self, offset: i64, done: usize) {
+        let rest = if self.plan.counts && done > 0 {
+            self.items.len() as i32 - done as i32
+        } else {
+            0
+        };
+        let budget = Rm::Memory(Memory::Field(offset_of!(Cpu, budget) as i32));
+        if rest != 0 {
+            self.a.group1(0, true, budget, rest);
+        }
+        self.a.constant(R11, offset as u64);
+        self.a.call_to(self.plan.stubs.load_xmm);
+        if rest != 0 {
+            self.a.group1(5, true, budget, rest);
+        }
+    }
+
+    fn write_pending(&mut self, pending: Pending) {
+        match pending {
+            Pending::Slow {
+                enter,
+                back,
+                index,
+                host_flags,
+            } => {
+                self.a.bind(enter);
+                self.call_handler(index);
+                if host_flags {
+                    self.a.call_to(self.plan.stubs.load_flags);
+                }
+                self.a.jump(back);
+            }
+            Pending::LoadXmm { enter, back } => {
+                self.a.bind(enter);
+                self.load_xmm(self.items[0].offset, 0);
+                self.a.jump(back);
+            }
+            other => self.write_pending_branch(other),
+        }
+    }
+
+    /// The end of a template with a slow path: that comes back here.
+    pub fn finish_slow(&mut self, index: usize, enter: Label) {
+        let back = self.a.here();
+        self.pending.push(Pending::Slow {
+            enter,
+            back,
+            index,
+            host_flags: self.host_flags,
+        });
+    }
+
+    // Memory.
+
+    /// A register's value in a register: its own, or `scratch`.
+    pub fn value(&mut self, guest: u8, scratch: u8) -> u8 {
+        host(guest).unwrap_or_else(|| {
+            self.a.load(scratch, register_field(guest));
+            scratch
+        })
+    }
+
+    /// The linear address of the memory operand in R10; R11 and flags are lost.
+    fn address(&mut self, instruction: &Instruction) {
+        self.effective_address(instruction, R10);
+        let base = match instruction.memory_segment() {
+            Register::FS => segment::FS,
+            Register::GS => segment::GS,
+            _ => return,
+        };
+        let base = offset_of!(Cpu, segment_bases) + 8 * base;
+        self.a.load_add(R10, Memory::Field(base as i32));
+    }
+
+    /// Base, index and displacement in `to`, which may be R10, or another
+    /// register that is written by this instruction; R10 and R11 are lost.
+    fn effective_address(&mut self, instruction: &Instruction, to: u8) {
+        if instruction.is_ip_rel_memory_operand() {
+            // Decoded as if the page were at address 0.
+            let distance = instruction.ip_rel_memory_address() as i64;
+            self.a.load(to, CODE_PAGE);
+            self.a.address_of(to, Memory::At(to, distance as i32));
+            return;
+        }
+        let displacement = instruction.memory_displacement64() as i32;
+        let general = |register: Register| {
+            (register != Register::None).then(|| register.full_register().number() as u8)
+        };
+        let base = general(instruction.memory_base()).map(|guest| self.value(guest, R10));
+        let index = general(instruction.memory_index()).map(|guest| self.value(guest, R11));
+        let scale = instruction.memory_index_scale().ilog2() as u8;
+        let memory = match (base, index) {
+            (None, None) => Memory::Absolute(displacement),
+            (Some(base), None) => Memory::At(base, displacement),
+            (base, Some(index)) => Memory::Indexed(base, index, scale, displacement),
+        };
+        let narrow = instruction
+            .memory_base()
+            .size()
+            .max(instruction.memory_index().size())
+            == 4
+            || instruction.memory_displ_size() == 4 && base.is_none() && index.is_none() && {
+                // A 32-bit address wraps to 32 bits; without registers iced
+                // tells it by the value alone.
+                displacement as i64 as u64 != instruction.memory_displacement64()
+            };
+        let opcode = Opcode {
+            wide: !narrow,
+            ..Opcode::narrow(0x8d)
+        };
+        self.a.instruction(opcode, to, Rm::Memory(memory));
+    }
+
+    /// Turns the linear address in R10 into the host's; R11 and flags are lost.
+    /// `slow` is where it goes when the TLB does not know.
+    pub fn probe(&mut self, operand: MemoryUse, slow: Label) {
+        const ENTRY: u32 = size_of::<TlbEntry>().ilog2();
+        const INDEX_MASK: i32 = (TLB_ENTRIES as i32 - 1) << ENTRY;
+        let tlb = offset_of!(Cpu, tlbs) + self.class * size_of::<Tlb>() + offset_of!(Tlb, entries);
+        let tag = match operand.access {
+            Access::Read => offset_of!(TlbEntry, read),
+            Access::Write => offset_of!(TlbEntry, write),
+        };
+        let a = &mut *self.a;
+        a.instruction(Opcode::narrow(0x89), R10, Rm::Register(R11));
+        a.shift(5, false, R11, (12 - ENTRY) as u8);
+        a.group1(4, false, Rm::Register(R11), INDEX_MASK);
+        let tag = Memory::FieldAt(R11, (tlb + tag) as i32);
+        a.instruction(Opcode::wide(0x2b), R10, Rm::Memory(tag));
+        a.group1(7, true, Rm::Register(R10), 4096 - i32::from(operand.size));
+        a.jump_if(condition::ABOVE, slow);
+        if operand.aligned {
+            // test r10b, 15
+            a.bytes(&[0x41, 0xf6, 0xc2, 0x0f]);
+            a.jump_if(condition::NOT_EQUAL, slow);
+        }
+        let host = Memory::FieldAt(R11, (tlb + offset_of!(TlbEntry, host)) as i32);
+        a.load_add(R10, host);
+    }
+
+    /// The memory operand's host address in R10, with the flags in the host's
+    /// where the instruction needs them; R11 is lost. Returns the slow path.
+    pub fn operand_address(&mut self, index: usize, operand: MemoryUse) -> Label {
+        let slow = self.a.label();
+        self.lose_flags(index);
+        let instruction = self.items[index].instruction;
+        self.address(&instruction);
+        self.probe(operand, slow);
+        self.want_flags(index);
+        slow
+    }
+
+    fn opcode(&self, index: usize) -> (Opcode, &'a [u8]) {
+        match &self.items[index].encoding {
+            Some(encoding) => (encoding.opcode, encoding.immediate),
+            None => unreachable!("every template but Handler is selected by its encoding"),
+        }
+    }
+
+    fn memory(&mut self, index: usize, reg: Field, operand: MemoryUse) {
+        let slow = self.operand_address(index, operand);
+        let (opcode, immediate) = self.opcode(index);
+        let instruction = self.items[index].instruction;
+        let (number, resident) = match reg {
+            Field::Opcode(number) | Field::Xmm(number) | Field::HighByte(number) => (number, None),
+            Field::General(guest) => match host(guest) {
+                Some(register) => (register, None),
+                None => (R11, Some(guest)),
+            },
+        };
+        if let Some(guest) = resident
+            && !writes_whole(&instruction)
+        {
+            self.a.load(R11, register_field(guest));
+        }
+        self.a
+            .instruction(opcode, number, Rm::Memory(Memory::At(R10, 0)));
+        self.a.bytes(immediate);
+        let written = instruction.op0_kind() == OpKind::Register
+            || matches!(instruction.mnemonic(), Mnemonic::Xchg | Mnemonic::Xadd);
+        if let Some(guest) = resident
+            && written
+        {
+            self.a.store(register_field(guest), R11);
+        }
+        self.after(index);
+        self.finish_slow(index, slow);
+    }
+
+    fn absolute(&mut self, index: usize, load: bool, operand: MemoryUse) {
+        let slow = self.a.label();
+        self.lose_flags(index);
+        let instruction = self.items[index].instruction;
+        self.a.constant(R10, instruction.memory_displacement64());
+        let base = match instruction.memory_segment() {
+            Register::FS => segment::FS,
+            Register::GS => segment::GS,
+            _ => segment::NONE,
+        };
+        if base != segment::NONE {
+            let base = offset_of!(Cpu, segment_bases) + 8 * base;
+            self.a.load_add(R10, Memory::Field(base as i32));
+        }
+        self.probe(operand, slow);
+        let (original, _) = self.opcode(index);
+        let byte = u8::from(operand.size > 1);
+        let opcode = Opcode {
+            bytes: [if load { 0x8a } else { 0x88 } | byte, 0, 0],
+            ..original
+        };
+        self.a
+            .instruction(opcode, RAX, Rm::Memory(Memory::At(R10, 0)));
+        self.finish_slow(index, slow);
+    }
+
+    // Registers.
+
+    fn registers(&mut self, index: usize, reg: Field, rm: Field) {
+        self.want_flags(index);
+        let (mut opcode, immediate) = self.opcode(index);
+        let instruction = self.items[index].instruction;
+        let whole = writes_whole(&instruction);
+        let first = match instruction.op0_kind() {
+            OpKind::Register => instruction.op0_register(),
+            _ => Register::None,
+        };
+        let both = matches!(instruction.mnemonic(), Mnemonic::Xchg | Mnemonic::Xadd);
+        let mut resident = [None; 2];
+        let mut number = |this: &mut Self, field: Field, scratch: u8| match field {
+            Field::Opcode(number) | Field::Xmm(number) | Field::HighByte(number) => number,
+            Field::General(guest) => host(guest).unwrap_or_else(|| {
+                if let Some((_, register)) = resident[0].filter(|&(known, _)| known == guest) {
+                    return register;
+                }
+                let written = first.is_gpr() && first.full_register().number() as u8 == guest;
+                if !(written && whole) || reg == rm {
+                    this.a.load(scratch, register_field(guest));
+                }
+                let slot = usize::from(resident[0].is_some());
+                resident[slot] = Some((guest, scratch));
+                scratch
+            }),
+        };
+        let rm_number = number(self, rm, R10);
+        let reg_number = number(self, reg, R11);
+        let high = matches!(reg, Field::HighByte(_)) || matches!(rm, Field::HighByte(_));
+        opcode.low_bytes &= !high;
+        self.a
+            .instruction(opcode, reg_number, Rm::Register(rm_number));
+        self.a.bytes(immediate);
+        for (guest, register) in resident.into_iter().flatten() {
+            let written = first.is_gpr() && first.full_register().number() as u8 == guest;
+            if written || both {
+                self.a.store(register_field(guest), register);
+            }
+        }
+        self.after(index);
+    }
+
+    fn lea(&mut self, index: usize, register: u8) {
+        let instruction = self.items[index].instruction;
+        let narrow = instruction.op0_register().size() == 4;
+        let to = host(register).unwrap_or(R10);
+        self.effective_address(&instruction, to);
+        if narrow {
+            // mov r32, r32 clears the upper half.
+            self.a
+                .instruction(Opcode::narrow(0x89), to, Rm::Register(to));
+        }
+        if host(register).is_none() {
+            self.a.store(register_field(register), to);
+        }
+    }
+
+    fn move_constant(&mut self, index: usize, register: u8) {
+        let instruction = self.items[index].instruction;
+        let value = match instruction.op1_kind() {
+            OpKind::Immediate64 => instruction.immediate64(),
+            _ => u64::from(instruction.immediate32()),
+        };
+        let to = host(register).unwrap_or(R10);
+        self.a.constant(to, value);
+        if host(register).is_none() {
+            self.a.store(register_field(register), to);
+        }
+    }
+
+    fn move_partial_constant(&mut self, index: usize, field: Field) {
+        let (mut opcode, immediate) = self.opcode(index);
+        opcode.bytes[0] = 0xc6 | u8::from(opcode.bytes[0] >= 0xb8);
+        opcode.low_bytes = true;
+        match field {
+            Field::General(guest) => {
+                let to = self.value(guest, R10);
+                self.a.instruction(opcode, 0, Rm::Register(to));
+                self.a.bytes(immediate);
+                if host(guest).is_none() {
+                    self.a.store(register_field(guest), to);
+                }
+            }
+            Field::HighByte(number) | Field::Opcode(number) | Field::Xmm(number) => {
+                opcode.low_bytes = false;
+                self.a.instruction(opcode, 0, Rm::Register(number));
+                self.a.bytes(immediate);
+            }
+        }
+    }
+
+    fn swap_bytes(&mut self, index: usize, register: u8) {
+        let wide = self.items[index].instruction.op0_register().size() == 8;
+        let to = self.value(register, R10);
+        self.a
+            .bytes(&[0x40 | u8::from(wide) << 3 | to >> 3, 0x0f, 0xc8 | to & 7]);
+        if host(register).is_none() {
+            self.a.store(register_field(register), to);
+        }
+    }
+
+    fn exchange(&mut self, index: usize, register: u8) {
+        let (original, _) = self.opcode(index);
+        let opcode = Opcode {
+            bytes: [0x87, 0, 0],
+            low_bytes: false,
+            ..original
+        };
+        let with = self.value(register, R10);
+        self.a.instruction(opcode, RAX, Rm::Register(with));
+        if host(register).is_none() {
+            self.a.store(register_field(register), with);
+        }
+    }
+
+    /// DIV and IDIV, where the quotient surely fits; the handler raises #DE.
+    fn divide(&mut self, index: usize, signed: bool) {
+        let (opcode, _) = self.opcode(index);
+        let instruction = self.items[index].instruction;
+        let wide = opcode.wide;
+        let (slow, divisor) = if instruction.op0_kind() == OpKind::Memory {
+            let operand = MemoryUse {
+                size: if wide { 8 } else { 4 },
+                access: Access::Read,
+                aligned: false,
+            };
+            let slow = self.operand_address(index, operand);
+            let load = Opcode {
+                wide,
+                ..Opcode::narrow(0x8b)
+            };
+            self.a
+                .instruction(load, R11, Rm::Memory(Memory::At(R10, 0)));
+            (slow, R11)
+        } else {
+            let slow = self.a.label();
+            self.lose_flags(index);
+            let guest = instruction.op0_register().full_register().number() as u8;
+            (slow, self.value(guest, R11))
+        };
+        let sized = |byte: u8| Opcode {
+            wide,
+            ..Opcode::narrow(byte)
+        };
+        let a = &mut *self.a;
+        if signed {
+            // The dividend is an extended RAX, and the divisor neither 0 nor -1.
+            a.instruction(sized(0x89), RAX, Rm::Register(R10));
+            a.shift(7, wide, R10, if wide { 63 } else { 31 });
+            a.instruction(sized(0x39), RDX, Rm::Register(R10));
+            a.jump_if(condition::NOT_EQUAL, slow);
+            a.instruction(sized(0x8d), R10, Rm::Memory(Memory::At(divisor, 1)));
+            a.group1(7, wide, Rm::Register(R10), 1);
+            a.jump_if(condition::BELOW_OR_EQUAL, slow);
+        } else {
+            // The upper half is below the divisor, which is not 0 then.
+            a.instruction(sized(0x39), divisor, Rm::Register(RDX));
+            a.jump_if(condition::ABOVE_OR_EQUAL, slow);
+        }
+        let operation = if signed { 7 } else { 6 };
+        a.instruction(sized(0xf7), operation, Rm::Register(divisor));
+        // Its flags are undefined: those in the `Cpu` will do.
+        self.host_flags = false;
+        self.finish_slow(index, slow);
+    }
+
+    // The stack.
+
+    /// The host address below the stack pointer in R10.
+    pub fn push_address(&mut self, slow: Label) {
+        self.a.address_of(R10, Memory::At(R15, -8));
+        self.probe(STACK_WRITE, slow);
+    }
+
+    /// Moves the guest's stack pointer.
+    pub fn move_stack(&mut self, bytes: i32) {
+        self.a.address_of(R15, Memory::At(R15, bytes));
+    }
+
+    fn push_register(&mut self, index: usize, register: u8) {
+        let slow = self.a.label();
+        self.lose_flags(index);
+        self.push_address(slow);
+        let value = self.value(register, R11);
+        self.a.store(Memory::At(R10, 0), value);
+        self.move_stack(-8);
+        self.finish_slow(index, slow);
+    }
+
+    fn push_constant(&mut self, index: usize, value: i32) {
+        let slow = self.a.label();
+        self.lose_flags(index);
+        self.push_address(slow);
+        self.a
+            .instruction(Opcode::wide(0xc7), 0, Rm::Memory(Memory::At(R10, 0)));
+        self.a.bytes(&value.to_le_bytes());
+        self.move_stack(-8);
+        self.finish_slow(index, slow);
+    }
+
+    fn push_memory(&mut self, index: usize) {
+        let slow = self.operand_address(index, STACK_READ);
+        self.host_flags = false;
+        self.a.load(R10, Memory::At(R10, 0));
+        self.a.store(stubs::SCRATCH, R10);
+        self.push_address(slow);
+        self.a.load(R11, stubs::SCRATCH);
+        self.a.store(Memory::At(R10, 0), R11);
+        self.move_stack(-8);
+        self.finish_slow(index, slow);
+    }
+
+    fn pop(&mut self, index: usize, register: u8) {
+        let slow = self.a.label();
+        self.lose_flags(index);
+        self.a.copy(R10, R15);
+        self.probe(STACK_READ, slow);
+        let to = host(register).unwrap_or(R11);
+        self.a.load(to, Memory::At(R10, 0));
+        if host(register).is_none() {
+            self.a.store(register_field(register), to);
+        }
+        // POP RSP: what was popped stays.
+        if to != R15 {
+            self.move_stack(8);
+        }
+        self.finish_slow(index, slow);
+    }
+
+    fn leave(&mut self, index: usize) {
+        let slow = self.a.label();
+        self.lose_flags(index);
+        self.a.copy(R10, RBP);
+        self.probe(STACK_READ, slow);
+        self.a.address_of(R15, Memory::At(RBP, 8));
+        self.a.load(RBP, Memory::At(R10, 0));
+        self.finish_slow(index, slow);
+    }
+}
+
+/// Whether what the instruction refers to is within 2 GiB of its page's start,
+/// by a 64-bit address.
+pub fn is_reachable(instruction: &Instruction) -> bool {
+    let near = |address: u64| i32::try_from(address as i64).is_ok();
+    if instruction.is_invalid() {
+        return false;
+    }
+    if instruction.is_ip_rel_memory_operand() {
+        return instruction.memory_base() == Register::RIP
+            && near(instruction.ip_rel_memory_address());
+    }
+    instruction.op0_kind() != OpKind::NearBranch64 || near(instruction.near_branch64())
+}
+
+/// PUSH.
+pub const STACK_WRITE: MemoryUse = MemoryUse {
+    size: 8,
+    access: Access::Write,
+    aligned: false,
+};
+/// POP.
+pub const STACK_READ: MemoryUse = MemoryUse {
+    size: 8,
+    access: Access::Read,
+    aligned: false,
+};
+
+/// Whether an instruction overwrites its whole destination register without
+/// reading it.
+fn writes_whole(instruction: &Instruction) -> bool {
+    use Mnemonic::*;
+    matches!(
+        instruction.mnemonic(),
+        Mov | Movzx
+            | Movsx
+            | Movsxd
+            | Movd
+            | Movq
+            | Cvtsd2si
+            | Cvttsd2si
+            | Cvtss2si
+            | Cvttss2si
+            | Pmovmskb
+            | Movmskps
+            | Movmskpd
+            | Pextrw
+    ) && instruction.op0_kind() == OpKind::Register
+        && instruction.op0_register().is_gpr()
+        && instruction.op0_register().size() >= 4
+}
