@@ -19,13 +19,19 @@
 //! Source: Virtual I/O Device (VIRTIO) Version 1.2, OASIS; sections are named
 //! where they are used.
 
+pub mod block;
 pub mod console;
+#[cfg(any(test, feature = "double"))]
+pub mod double;
 pub mod interrupt;
 mod report;
 pub mod ring;
 pub mod rng;
 pub mod transport;
 pub mod worker;
+
+#[cfg(test)]
+mod tests;
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
@@ -100,6 +106,8 @@ pub trait VirtioDevice: Send {
 /// Device state of each type.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceState {
+    /// Block.
+    Block(block::BlockState),
     /// Console.
     Console(console::ConsoleState),
     /// Entropy.

@@ -113,6 +113,39 @@ pub fn part(segments: &[Segment], mut skip: u64, mut length: u64) -> Vec<Segment
     parts
 }
 
+/// Copies bytes out of `segments`, from `skip` bytes in: how many there were.
+pub fn copy_out(
+    memory: &GuestMemoryMmap,
+    segments: &[Segment],
+    skip: u64,
+    data: &mut [u8],
+) -> usize {
+    let mut done = 0;
+    for piece in part(segments, skip, data.len() as u64) {
+        let end = done + piece.length as usize;
+        let address = GuestAddress(piece.address);
+        if memory.read_slice(&mut data[done..end], address).is_err() {
+            break;
+        }
+        done = end;
+    }
+    done
+}
+
+/// Copies bytes into `segments`, from `skip` bytes in: how many fitted.
+pub fn copy_in(memory: &GuestMemoryMmap, segments: &[Segment], skip: u64, data: &[u8]) -> usize {
+    let mut done = 0;
+    for piece in part(segments, skip, data.len() as u64) {
+        let end = done + piece.length as usize;
+        let address = GuestAddress(piece.address);
+        if memory.write_slice(&data[done..end], address).is_err() {
+            break;
+        }
+        done = end;
+    }
+    done
+}
+
 /// Where a queue is and how far it got.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueState {
@@ -215,6 +248,11 @@ impl Ring {
         &self.parts.memory
     }
 
+    /// The same, shared.
+    pub fn shared_memory(&self) -> Arc<GuestMemoryMmap> {
+        self.parts.memory.clone()
+    }
+
     /// What the driver kicks with.
     pub fn kick(&self) -> &EventFd {
         &self.parts.kick
@@ -297,38 +335,12 @@ impl Ring {
 
     /// Copies bytes out of `segments`, from `skip` bytes in: how many there were.
     pub fn read(&self, segments: &[Segment], skip: u64, data: &mut [u8]) -> usize {
-        let mut done = 0;
-        for piece in part(segments, skip, data.len() as u64) {
-            let end = done + piece.length as usize;
-            let address = GuestAddress(piece.address);
-            if self
-                .memory()
-                .read_slice(&mut data[done..end], address)
-                .is_err()
-            {
-                break;
-            }
-            done = end;
-        }
-        done
+        copy_out(self.memory(), segments, skip, data)
     }
 
     /// Copies bytes into `segments`, from `skip` bytes in: how many fitted.
     pub fn write(&self, segments: &[Segment], skip: u64, data: &[u8]) -> usize {
-        let mut done = 0;
-        for piece in part(segments, skip, data.len() as u64) {
-            let end = done + piece.length as usize;
-            let address = GuestAddress(piece.address);
-            if self
-                .memory()
-                .write_slice(&data[done..end], address)
-                .is_err()
-            {
-                break;
-            }
-            done = end;
-        }
-        done
+        copy_in(self.memory(), segments, skip, data)
     }
 
     fn interrupts_off(&self) -> bool {

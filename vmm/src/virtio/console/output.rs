@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, RawFd};
 
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+
 /// Takes output. `WouldBlock` means: call again when the descriptor is writable.
 pub trait ConsoleOutput: Send {
     /// Takes some of the bytes.
@@ -23,8 +25,17 @@ pub struct FileOutput {
 impl FileOutput {
     /// Writes there. If the descriptor blocks, so does the device's thread.
     pub fn new(file: File) -> io::Result<Self> {
-        // A regular file is always ready, and cannot be waited on.
-        let waitable = !file.metadata()?.is_file();
+        // A regular file or /dev/null is always ready, and cannot be waited on.
+        let probe = Epoll::new()?.ctl(
+            ControlOperation::Add,
+            file.as_raw_fd(),
+            EpollEvent::new(EventSet::OUT, 0),
+        );
+        let waitable = match probe {
+            Ok(()) => true,
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => false,
+            Err(error) => return Err(error),
+        };
         Ok(Self { file, waitable })
     }
 }

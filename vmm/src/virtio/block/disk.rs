@@ -1,0 +1,235 @@
+//! The file behind a disk: its lock, its size, and what direct I/O demands.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+
+use super::{BlockError, BlockOptions, SECTOR};
+
+/// Largest block that a guest's file system can be expected to take.
+const BLOCK_MAX: u32 = 4096;
+/// Bytes of a serial number (5.2.6).
+const SERIAL: usize = 20;
+/// Zeroes written at once where the file system cannot make them itself.
+const ZEROES: usize = 64 << 10;
+
+/// What parts of a direct access must be multiples of.
+#[derive(Clone, Copy)]
+struct Alignment {
+    /// Addresses and lengths of buffers.
+    buffer: u32,
+    /// Positions on the disk.
+    position: u32,
+}
+
+/// An open, locked disk.
+pub struct Disk {
+    file: File,
+    sectors: u64,
+    read_only: bool,
+    /// What direct I/O demands.
+    alignment: Option<Alignment>,
+    serial: [u8; SERIAL],
+}
+
+impl Disk {
+    /// Opens it as `options` say.
+    pub fn open(options: &BlockOptions) -> Result<Self, BlockError> {
+        let path = &options.path;
+        let fail = |source| BlockError::Open {
+            path: path.clone(),
+            source,
+        };
+        let flags = if options.direct { libc::O_DIRECT } else { 0 };
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(!options.read_only)
+            // A pipe without a writer must not hold us up.
+            .custom_flags(flags | libc::O_NONBLOCK)
+            .open(path)
+            .map_err(fail)?;
+        let kind = file.metadata().map_err(fail)?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return Err(BlockError::Kind(path.clone()));
+        }
+        match lock_file(&file, options.read_only) {
+            Ok(()) => {}
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
+                return Err(BlockError::InUse(path.clone()));
+            }
+            Err(source) => {
+                let path = path.clone();
+                return Err(BlockError::Lock { path, source });
+            }
+        }
+        let sectors = file.seek(SeekFrom::End(0)).map_err(fail)? / SECTOR;
+        if sectors == 0 {
+            return Err(BlockError::Empty(path.clone()));
+        }
+        let alignment = options.direct.then(|| direct_alignment(&file));
+        Ok(Self {
+            serial: serial(options)?,
+            file,
+            sectors,
+            read_only: options.read_only,
+            alignment,
+        })
+    }
+
+    /// The file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Size.
+    pub fn sectors(&self) -> u64 {
+        self.sectors
+    }
+
+    /// Logical blocks, in bytes.
+    pub fn block_size(&self) -> u32 {
+        let size = self.alignment.map_or(0, |alignment| alignment.position);
+        size.clamp(SECTOR as u32, BLOCK_MAX)
+    }
+
+    /// What the address and length of every buffer must be a multiple of.
+    pub fn buffer_alignment(&self) -> u32 {
+        self.alignment.map_or(1, |alignment| alignment.buffer)
+    }
+
+    /// Whether writes are refused.
+    pub fn read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// What GET_ID tells.
+    pub fn serial(&self) -> &[u8; SERIAL] {
+        &self.serial
+    }
+
+    /// Whether all of it is on the disk.
+    pub fn holds(&self, sector: u64, sectors: u64) -> bool {
+        sector
+            .checked_add(sectors)
+            .is_some_and(|end| end <= self.sectors)
+    }
+
+    /// Makes a range read as zeroes by the cheapest way that the host has.
+    /// With `unmap` the space may be given back, else it should be kept.
+    pub fn zero(&self, offset: u64, length: u64, unmap: bool) -> io::Result<()> {
+        let mut modes = [libc::FALLOC_FL_ZERO_RANGE, libc::FALLOC_FL_PUNCH_HOLE];
+        if unmap {
+            modes.reverse();
+        }
+        for mode in modes {
+            match self.allocate(mode, offset, length) {
+                Err(error) if unsupported(&error) => {}
+                other => return other,
+            }
+        }
+        let mut zeroes = vec![0_u8; ZEROES + BLOCK_MAX as usize];
+        let skip = zeroes.as_ptr().align_offset(BLOCK_MAX as usize);
+        let zeroes = &mut zeroes[skip..skip + ZEROES];
+        let mut done = 0;
+        while done < length {
+            let count = zeroes.len().min((length - done) as usize);
+            self.file.write_all_at(&zeroes[..count], offset + done)?;
+            done += count as u64;
+        }
+        Ok(())
+    }
+
+    /// Forgets a range. A host that cannot keeps it, which is allowed.
+    pub fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
+        match self.allocate(libc::FALLOC_FL_PUNCH_HOLE, offset, length) {
+            Err(error) if unsupported(&error) => Ok(()),
+            other => other,
+        }
+    }
+
+    fn allocate(&self, mode: i32, offset: u64, length: u64) -> io::Result<()> {
+        let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
+        let (offset, length) = (offset as i64, length as i64);
+        // SAFETY: no memory of ours is involved; the descriptor is open.
+        match unsafe { libc::fallocate(self.file.as_raw_fd(), mode, offset, length) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+/// Whether another way should be tried.
+pub fn unsupported(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL)
+    )
+}
+
+/// A lock of the open file (fcntl(2), F_OFD_SETLK): exclusive, or shared among
+/// readers. It meets QEMU's, and goes with the last descriptor.
+fn lock_file(file: &File, shared: bool) -> io::Result<()> {
+    let kind = if shared { libc::F_RDLCK } else { libc::F_WRLCK };
+    // SAFETY: flock is plain numbers, for which zero is a value.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as i16;
+    lock.l_whence = libc::SEEK_SET as i16;
+    // SAFETY: the structure outlives the call, which reads it.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// What statx(2) says about direct I/O, else one sector.
+fn direct_alignment(file: &File) -> Alignment {
+    // SAFETY: statx is plain numbers, for which zero is a value.
+    let mut answer: libc::statx = unsafe { std::mem::zeroed() };
+    // SAFETY: an empty path with AT_EMPTY_PATH means the descriptor; the
+    // structure outlives the call, which fills it.
+    let result = unsafe {
+        libc::statx(
+            file.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            libc::STATX_DIOALIGN,
+            &mut answer,
+        )
+    };
+    let told = result == 0 && answer.stx_mask & libc::STATX_DIOALIGN != 0;
+    let (buffer, position) = if told {
+        (answer.stx_dio_mem_align, answer.stx_dio_offset_align)
+    } else {
+        (0, 0)
+    };
+    // A length is a multiple of the position's, whatever a buffer's address is.
+    Alignment {
+        buffer: buffer.max(position).max(SECTOR as u32),
+        position: position.max(SECTOR as u32),
+    }
+}
+
+fn serial(options: &BlockOptions) -> Result<[u8; SERIAL], BlockError> {
+    let name = if options.serial.is_empty() {
+        let name = options.path.file_name().unwrap_or_default();
+        short(&name.to_string_lossy())
+    } else {
+        options.serial.clone()
+    };
+    let mut serial = [0; SERIAL];
+    match serial.get_mut(..name.len()) {
+        Some(start) => start.copy_from_slice(name.as_bytes()),
+        None => return Err(BlockError::Serial(name)),
+    }
+    Ok(serial)
+}
+
+/// The beginning of a name, as much of it as a serial number holds.
+fn short(name: &str) -> String {
+    let mut end = name.len().min(SERIAL);
+    while !name.is_char_boundary(end) {
+        end -= 1;
+    }
+    name[..end].into()
+}

@@ -1,0 +1,216 @@
+//! How requests are carried out: through io_uring, or one after the other.
+
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::FileExt;
+
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+
+use super::disk::Disk;
+use super::request::{Operation, Request, Status};
+use super::uring::Uring;
+use crate::virtio::Ring;
+use crate::virtio::ring::{Segment, copy_in, copy_out};
+
+/// Bytes that go through a buffer of ours at once.
+const BOUNCE: usize = 256 << 10;
+
+/// A buffer in guest RAM, as the kernel wants it.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct IoVector(libc::iovec);
+
+// SAFETY: it is an address and a length; who uses it answers for the memory.
+unsafe impl Send for IoVector {}
+
+/// The vectors of `segments`, without the first `skip` bytes.
+pub fn vectors(memory: &GuestMemoryMmap, segments: &[Segment], skip: u64) -> Vec<IoVector> {
+    let parts = crate::virtio::ring::part(segments, skip, u64::MAX);
+    let vector = |segment: &Segment| {
+        let length = segment.length as usize;
+        // Checked when the chain was taken, so none is missing.
+        let slice = memory
+            .get_slice(GuestAddress(segment.address), length)
+            .ok()?;
+        Some(IoVector(libc::iovec {
+            iov_base: slice.ptr_guard_mut().as_ptr().cast(),
+            iov_len: length,
+        }))
+    };
+    parts.iter().filter_map(vector).collect()
+}
+
+/// A request that ended.
+pub struct Ended {
+    /// Which.
+    pub request: Request,
+    /// How.
+    pub status: Status,
+}
+
+/// The two ways.
+pub enum Engine {
+    /// Many at once.
+    Uring(Box<Uring>),
+    /// One after the other, and why.
+    Plain(io::Error),
+}
+
+impl Engine {
+    /// io_uring when `wanted` and permitted.
+    pub fn new(disk: &Disk, wanted: bool, size: u16) -> io::Result<Self> {
+        if !wanted {
+            return Ok(Self::Plain(io::Error::other("not wanted")));
+        }
+        match Uring::new(disk.file().as_raw_fd(), size) {
+            Ok(uring) => Ok(Self::Uring(Box::new(uring))),
+            Err(error) if error.raw_os_error() == Some(libc::EMFILE) => Err(error),
+            Err(error) => Ok(Self::Plain(error)),
+        }
+    }
+
+    /// Why io_uring is not used, if it is not.
+    pub fn why_plain(&self) -> Option<&io::Error> {
+        match self {
+            Self::Uring(_) => None,
+            Self::Plain(reason) => Some(reason),
+        }
+    }
+
+    /// What tells that requests ended.
+    pub fn descriptor(&self) -> Option<RawFd> {
+        match self {
+            Self::Uring(uring) => Some(uring.descriptor()),
+            Self::Plain(_) => None,
+        }
+    }
+
+    /// Requests that have not ended.
+    pub fn in_flight(&self) -> usize {
+        match self {
+            Self::Uring(uring) => uring.in_flight(),
+            Self::Plain(_) => 0,
+        }
+    }
+
+    /// Whether another request can be begun.
+    pub fn has_room(&self) -> bool {
+        match self {
+            Self::Uring(uring) => uring.has_room(),
+            Self::Plain(_) => true,
+        }
+    }
+
+    /// Begins a request, or does all of it.
+    pub fn begin(&mut self, ring: &Ring, disk: &Disk, request: Request) -> Option<Ended> {
+        match self {
+            Self::Uring(uring) if !needs_bounce(disk, &request) => uring.begin(ring, request),
+            _ => Some(carry_out(ring.memory(), disk, request)),
+        }
+    }
+
+    /// Lets the kernel see what was begun.
+    pub fn submit(&mut self) -> io::Result<()> {
+        match self {
+            Self::Uring(uring) => uring.submit(),
+            Self::Plain(_) => Ok(()),
+        }
+    }
+
+    /// A request that has ended.
+    pub fn next_ended(&mut self, ring: &Ring, disk: &Disk) -> Option<Ended> {
+        match self {
+            Self::Uring(uring) => uring.next_ended(ring, disk),
+            Self::Plain(_) => None,
+        }
+    }
+}
+
+/// Whether direct I/O cannot use the guest's buffers as they are.
+fn needs_bounce(disk: &Disk, request: &Request) -> bool {
+    let alignment = u64::from(disk.buffer_alignment());
+    let odd = |segment: &Segment| {
+        !(segment.address | u64::from(segment.length)).is_multiple_of(alignment)
+    };
+    alignment > 1 && request.data.iter().any(odd)
+}
+
+/// Does all of a request, here and now.
+pub fn carry_out(memory: &GuestMemoryMmap, disk: &Disk, request: Request) -> Ended {
+    let Request { offset, length, .. } = request;
+    let done = match request.operation {
+        Operation::Flush => disk.file().sync_data(),
+        Operation::Discard => disk.discard(offset, length),
+        Operation::Zero { unmap } => disk.zero(offset, length, unmap),
+        Operation::Read | Operation::Write if needs_bounce(disk, &request) => {
+            bounce(memory, disk, &request)
+        }
+        Operation::Read | Operation::Write => transfer(memory, disk, &request),
+    };
+    Ended {
+        status: status(&done),
+        request,
+    }
+}
+
+/// What a driver hears of an outcome.
+pub fn status(done: &io::Result<()>) -> Status {
+    match done {
+        Ok(()) => Status::Ok,
+        Err(_) => Status::IoError,
+    }
+}
+
+/// Direct I/O through a buffer of our own, aligned as the host wants it.
+fn bounce(memory: &GuestMemoryMmap, disk: &Disk, request: &Request) -> io::Result<()> {
+    let alignment = disk.buffer_alignment() as usize;
+    let mut buffer = vec![0; BOUNCE + alignment];
+    let skip = buffer.as_ptr().align_offset(alignment);
+    let buffer = &mut buffer[skip..skip + BOUNCE];
+    let mut done = 0;
+    while done < request.length {
+        let count = BOUNCE.min((request.length - done) as usize);
+        let piece = &mut buffer[..count];
+        let at = request.offset + done;
+        if request.operation == Operation::Write {
+            copy_out(memory, &request.data, done, piece);
+            disk.file().write_all_at(piece, at)?;
+        } else {
+            disk.file().read_exact_at(piece, at)?;
+            copy_in(memory, &request.data, done, piece);
+        }
+        done += count as u64;
+    }
+    Ok(())
+}
+
+/// preadv(2) or pwritev(2) until all of it is there.
+fn transfer(memory: &GuestMemoryMmap, disk: &Disk, request: &Request) -> io::Result<()> {
+    let descriptor = disk.file().as_raw_fd();
+    let mut done = 0;
+    while done < request.length {
+        let vectors = vectors(memory, &request.data, done);
+        let list = vectors.as_ptr().cast::<libc::iovec>();
+        let count = vectors.len() as libc::c_int;
+        let offset = (request.offset + done) as i64;
+        let result = if request.operation == Operation::Write {
+            // SAFETY: the vectors name guest RAM, which stays mapped while
+            // `memory` is borrowed; the guest may change it, nobody else uses it.
+            unsafe { libc::pwritev(descriptor, list, count, offset) }
+        } else {
+            // SAFETY: as above.
+            unsafe { libc::preadv(descriptor, list, count, offset) }
+        };
+        match result {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            moved if moved > 0 => done += moved as u64,
+            _ => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+        }
+    }
+    Ok(())
+}

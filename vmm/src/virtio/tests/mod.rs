@@ -1,0 +1,31 @@
+//! Whole devices, played through configuration space, registers and rings.
+
+mod block;
+mod console;
+mod hostile;
+mod rng;
+mod transport;
+
+use super::double::{Buffer, Driver, Machine};
+
+fn to_read(machine: &Machine, bytes: &[u8]) -> Buffer {
+    Buffer {
+        address: machine.buffer(bytes),
+        length: bytes.len() as u32,
+        writable: false,
+    }
+}
+
+fn to_write(machine: &Machine, length: usize) -> Buffer {
+    Buffer {
+        address: machine.buffer(&vec![0; length]),
+        length: length as u32,
+        writable: true,
+    }
+}
+
+fn started(machine: &Machine, slot: u8) -> Driver<'_> {
+    let mut driver = Driver::find(machine, slot);
+    driver.start(u64::MAX, 64);
+    driver
+}
