@@ -25,5 +25,5 @@ mod socket;
 pub mod terminal;
 
 pub use carrier::{Carrier, Keys, Notice, Place};
-pub use output::{OUTPUT_BYTES_MAX, Output};
+pub use output::{OUTPUT_BYTES_MAX, Output, Port, PortOutput};
 pub use socket::SCROLLBACK_BYTES;

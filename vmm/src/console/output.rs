@@ -8,6 +8,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,16 @@ use crate::virtio::console::ConsoleOutput;
 pub const OUTPUT_BYTES_MAX: usize = 256 << 10;
 /// Longest that a device is held up.
 const FULL_WAIT: Duration = Duration::from_secs(2);
+
+/// A device that the guest's console may be on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Port {
+    /// The 16550 (ttyS0).
+    Serial,
+    /// The virtio console (hvc0).
+    Virtio,
+}
 
 /// The devices' end. Clones write to the same console.
 #[derive(Clone)]
@@ -33,6 +44,8 @@ struct Shared {
     room: Condvar,
     /// Bytes wait.
     wake: EventFd,
+    /// The [`Port`] that was written to last.
+    latest: AtomicU8,
 }
 
 #[derive(Default)]
@@ -42,6 +55,7 @@ struct Waiting {
     lost: u64,
     /// The last device had to give up.
     stuck: bool,
+    watch: Option<Watch>,
 }
 
 impl Output {
@@ -52,14 +66,48 @@ impl Output {
                 waiting: Mutex::default(),
                 room: Condvar::new(),
                 wake: EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?,
+                latest: AtomicU8::new(Port::Serial as u8),
             }),
         })
+    }
+
+    /// Remembers when the console first showed `text`; see [`Output::seen`].
+    pub fn expect(&self, text: &str) {
+        self.lock().watch = Some(Watch {
+            text: text.as_bytes().to_vec(),
+            tail: Vec::new(),
+            seen: None,
+        });
+    }
+
+    /// When the console first showed the text that was expected.
+    pub fn seen(&self) -> Option<Instant> {
+        self.lock().watch.as_ref().and_then(|watch| watch.seen)
+    }
+
+    /// The way here for the device at `port`.
+    pub fn port(&self, port: Port) -> PortOutput {
+        PortOutput {
+            output: self.clone(),
+            port,
+        }
+    }
+
+    /// The port that the guest wrote to last: where it listens, most likely.
+    pub fn latest(&self) -> Port {
+        match self.shared.latest.load(Ordering::Relaxed) {
+            virtio if virtio == Port::Virtio as u8 => Port::Virtio,
+            _ => Port::Serial,
+        }
     }
 
     /// Has `bytes` carried to the console.
     pub fn push(&self, mut bytes: &[u8]) {
         let deadline = Instant::now() + FULL_WAIT;
         let mut waiting = self.lock();
+        if let Some(watch) = &mut waiting.watch {
+            watch.pass(bytes);
+        }
         while !bytes.is_empty() {
             let room = OUTPUT_BYTES_MAX.saturating_sub(waiting.bytes.len());
             let (fits, rest) = bytes.split_at(room.min(bytes.len()));
@@ -123,8 +171,22 @@ impl Output {
     }
 }
 
+/// A device's way to the console.
+pub struct PortOutput {
+    output: Output,
+    port: Port,
+}
+
+impl PortOutput {
+    fn push(&self, bytes: &[u8]) {
+        let shared = &self.output.shared;
+        shared.latest.store(self.port as u8, Ordering::Relaxed);
+        self.output.push(bytes);
+    }
+}
+
 /// For the serial port.
-impl io::Write for Output {
+impl io::Write for PortOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.push(bytes);
         Ok(bytes.len())
@@ -136,10 +198,36 @@ impl io::Write for Output {
 }
 
 /// For the virtio console.
-impl ConsoleOutput for Output {
+impl ConsoleOutput for PortOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.push(bytes);
         Ok(bytes.len())
+    }
+}
+
+/// Looks for a text in what passes.
+struct Watch {
+    text: Vec<u8>,
+    /// The end of what passed: as much as could be the beginning of the text.
+    tail: Vec<u8>,
+    seen: Option<Instant>,
+}
+
+impl Watch {
+    fn pass(&mut self, bytes: &[u8]) {
+        if self.seen.is_some() || self.text.is_empty() {
+            return;
+        }
+        self.tail.extend(bytes);
+        if self
+            .tail
+            .windows(self.text.len())
+            .any(|piece| piece == self.text)
+        {
+            self.seen = Some(Instant::now());
+        }
+        let old = self.tail.len().saturating_sub(self.text.len() - 1);
+        self.tail.drain(..old);
     }
 }
 
@@ -157,6 +245,29 @@ mod tests {
         assert_eq!(output.take(100, &mut got), 4);
         assert_eq!(output.take(100, &mut got), 0);
         assert_eq!(got, b"hello world");
+    }
+
+    #[test]
+    fn a_text_is_seen_wherever_it_is_cut() {
+        for cut in 0..=5 {
+            let output = Output::new().unwrap();
+            output.expect("login");
+            output.push(b"log in, lo");
+            assert_eq!(output.seen(), None);
+            output.push(&b"login"[..cut]);
+            output.push(&b"login: "[cut..]);
+            assert!(output.seen().is_some(), "{cut}");
+        }
+    }
+
+    #[test]
+    fn keys_go_where_output_came_from() {
+        let output = Output::new().unwrap();
+        assert_eq!(output.latest(), Port::Serial);
+        output.port(Port::Virtio).push(b"x");
+        assert_eq!(output.latest(), Port::Virtio);
+        output.port(Port::Serial).push(b"x");
+        assert_eq!(output.latest(), Port::Serial);
     }
 
     #[test]
