@@ -150,15 +150,15 @@ fn the_timer_interrupts_in_each_mode() {
     assert_eq!(apic.deadline(), None);
     // Periodic.
     apic.write(0x320, TIMER_PERIODIC | 0xec, 2000);
-    apic.write(0x380, 100, 2000);
-    for now in [2100, 2200, 2300] {
+    apic.write(0x380, 100_000, 2000);
+    for now in [102_000, 202_000, 302_000] {
         apic.advance(now);
         assert_eq!(apic.take_interrupt(), Some(0xec));
         apic.write(0xb0, 0, now);
     }
     // Masked: it counts, but does not interrupt.
-    apic.write(0x320, TIMER_PERIODIC | MASKED | 0xec, 2300);
-    apic.advance(2400);
+    apic.write(0x320, TIMER_PERIODIC | MASKED | 0xec, 302_000);
+    apic.advance(402_000);
     assert!(!apic.interrupt_waits());
     // Deadline: changing the mode disarms.
     apic.write(0x320, TIMER_DEADLINE | 0xec, 2400);

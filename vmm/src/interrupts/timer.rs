@@ -7,6 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::TimeBase;
 
+/// Shortest period in which a timer interrupts without being asked again: a guest
+/// that sets less gets this, so that it cannot keep the host's timers busy.
+const PERIOD_NANOSECONDS_MIN: u64 = 20_000;
+
 /// What the timer counts and when it fires.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimerState {
@@ -75,8 +79,10 @@ impl TimerState {
         if now < deadline {
             return false;
         }
-        let period = self.ticks(self.initial_count, base);
-        self.deadline = (periodic && period != 0).then(|| {
+        let period = self
+            .ticks(self.initial_count, base)
+            .max(base.ticks(PERIOD_NANOSECONDS_MIN));
+        self.deadline = (periodic && self.initial_count != 0).then(|| {
             let late = (now - deadline) % period;
             now.saturating_add(period - late)
         });
@@ -119,11 +125,19 @@ mod tests {
     fn periodic_keeps_its_beat_when_seen_late() {
         let mut timer = TimerState::default();
         timer.set_divide(0xb, 0, &base());
-        timer.start(1000, 0, &base());
-        assert!(timer.expire(2001, true, &base()));
-        assert_eq!(timer.deadline(), Some(4000));
-        assert!(timer.expire(9000, true, &base()));
-        assert_eq!(timer.deadline(), Some(10_000));
+        timer.start(100_000, 0, &base());
+        assert!(timer.expire(200_001, true, &base()));
+        assert_eq!(timer.deadline(), Some(400_000));
+        assert!(timer.expire(900_000, true, &base()));
+        assert_eq!(timer.deadline(), Some(1_000_000));
+    }
+
+    #[test]
+    fn no_period_is_too_short() {
+        let mut timer = TimerState::default();
+        timer.start(1, 0, &base());
+        assert!(timer.expire(4, true, &base()));
+        assert_eq!(timer.deadline(), Some(40_004));
     }
 
     #[test]

@@ -1,4 +1,14 @@
 //! A virtual CPU, whichever back end runs it.
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | [`runner`] | the thread that runs one vCPU, its states, its orders |
+//! | [`environment`] | what a back end meets: buses, local APIC, clocks |
+//! | [`turns`] | who runs when instructions are the clock |
+
+pub mod environment;
+pub mod runner;
+pub mod turns;
 
 pub mod kvm;
 
@@ -42,7 +52,9 @@ pub enum VcpuError {
 /// same one.
 pub trait Vcpu: Send {
     /// Runs the guest until something needs its owner. Devices, interrupts and
-    /// special registers are asked of `environment` on the way.
+    /// special registers are asked of `environment` on the way. A CPU that
+    /// executed HLT stays halted until an interrupt that it accepts, or a
+    /// non-maskable one, waits; until then this answers [`Exit::Halted`].
     fn run(&mut self, environment: &mut dyn Environment) -> Result<Exit, VcpuError>;
 
     /// All that the CPU is.
