@@ -48,9 +48,7 @@ impl Alarms {
             changed: Condvar::new(),
         });
         let work = shared.clone();
-        let thread = std::thread::Builder::new()
-            .name("weft-timer".into())
-            .spawn(move || work.run())?;
+        let thread = confine::spawn("weft-timer", ThreadKind::Device, move || work.run())?;
         Ok(Self {
             shared,
             thread: Some(thread),
@@ -97,8 +95,6 @@ impl Shared {
     }
 
     fn run(&self) {
-        crate::clock::sharpen_sleep();
-        confine::enter_or_abort(ThreadKind::Device);
         let mut due = Vec::with_capacity(self.deadlines.len());
         let mut awake = self
             .awake

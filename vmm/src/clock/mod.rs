@@ -249,8 +249,9 @@ pub fn measure_host_tsc() -> u64 {
     u64::try_from(ticks * 1_000_000_000 / nanoseconds).unwrap_or(COUNTED_HZ)
 }
 
-/// Lets the calling thread's timed waits end when they should: the kernel groups
-/// wake-ups within 50 microseconds otherwise.
+/// Lets the timed waits of the calling thread, and of those that it makes from now
+/// on, end when they should: the kernel groups wake-ups within 50 microseconds
+/// otherwise (PR_SET_TIMERSLACK in prctl(2)).
 pub fn sharpen_sleep() {
     // SAFETY: a request about the calling thread that takes a number.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_usize, 0, 0, 0) };

@@ -190,15 +190,6 @@ pub fn enter(kind: ThreadKind) -> Result<(), ConfineError> {
     })
 }
 
-/// For a thread that must not run beside a guest without its filter, and has
-/// nobody to tell: the process ends when the filter cannot be had.
-pub fn enter_or_abort(kind: ThreadKind) {
-    if let Err(error) = enter(kind) {
-        eprintln!("weft: {error}");
-        std::process::abort();
-    }
-}
-
 fn compile_all(mode: Mode) -> Result<Filters, ConfineError> {
     let otherwise = match mode {
         Mode::Log => SeccompAction::Log,

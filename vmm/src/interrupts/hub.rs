@@ -128,12 +128,10 @@ impl Hub {
     }
 
     /// A wire into the I/O APIC; `None` when there is no such pin.
-    pub fn line(self: &Arc<Self>, pin: usize) -> Option<Arc<Line>> {
-        (pin < PINS).then(|| {
-            Arc::new(Line {
-                hub: self.clone(),
-                pin,
-            })
+    pub fn line(self: &Arc<Self>, pin: usize) -> Option<Line> {
+        (pin < PINS).then(|| Line {
+            hub: self.clone(),
+            pin,
         })
     }
 

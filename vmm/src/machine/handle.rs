@@ -1,17 +1,20 @@
 //! How other threads talk to a machine.
 
-use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
+use super::ender::{Ending, Input};
 use super::lifecycle::{Answer, End, Refusal, Request};
+use crate::devices::serial::SerialPort;
+use crate::virtio::console::ConsoleHandle;
 
 /// Longest wait for the answer to one request. Save and restore are the longest:
 /// they wait for every vCPU and every device thread.
 pub const ANSWER_SECONDS_MAX: u64 = 30;
 
-/// Requests that may wait for the owner.
-pub(super) const REQUESTS_MAX: usize = 16;
+/// Inputs that may wait for the owner.
+pub(super) const INPUTS_MAX: usize = 16;
 
 /// A request with the way back for its answer.
 pub(super) struct Envelope {
@@ -19,51 +22,13 @@ pub(super) struct Envelope {
     pub answer: SyncSender<Result<Answer, Refusal>>,
 }
 
-/// How the machine ended, once it did: what [`Handle::wait`] waits for.
-#[derive(Default)]
-pub(super) struct Ending {
-    /// Held only to read or set it.
-    end: Mutex<Option<End>>,
-    changed: Condvar,
-}
-
-impl Ending {
-    /// The first end counts.
-    pub fn set(&self, end: End) {
-        let mut current = self.end.lock().unwrap_or_else(|poison| poison.into_inner());
-        current.get_or_insert(end);
-        self.changed.notify_all();
-    }
-
-    /// How it ended, if it did.
-    pub fn get(&self) -> Option<End> {
-        let current = self.end.lock().unwrap_or_else(|poison| poison.into_inner());
-        current.clone()
-    }
-
-    fn wait(&self, timeout: Duration) -> Option<End> {
-        let current = self.end.lock().unwrap_or_else(|poison| poison.into_inner());
-        let (current, _) = self
-            .changed
-            .wait_timeout_while(current, timeout, |end| end.is_none())
-            .unwrap_or_else(|poison| poison.into_inner());
-        current.clone()
-    }
-}
-
-/// Where bytes typed by the user go.
-pub(super) trait Input: Send + Sync {
-    /// Takes as many as its bounded queue has room for; says how many.
-    fn type_in(&self, bytes: &[u8]) -> usize;
-}
-
 /// A machine, from outside. Clones are the same machine.
 #[derive(Clone)]
 pub struct Handle {
-    pub(super) requests: SyncSender<Envelope>,
+    pub(super) owner: SyncSender<Input>,
     pub(super) ending: Arc<Ending>,
-    pub(super) serial: Arc<dyn Input>,
-    pub(super) console: Option<Arc<dyn Input>>,
+    pub(super) serial: Arc<SerialPort>,
+    pub(super) console: Option<ConsoleHandle>,
 }
 
 impl Handle {
@@ -72,12 +37,11 @@ impl Handle {
         let name = request.name();
         let (answer, answered) = sync_channel(1);
         let envelope = Envelope { request, answer };
-        match self.requests.try_send(envelope) {
+        match self.owner.try_send(Input::Request(envelope)) {
             Ok(()) => {}
             Err(TrySendError::Full(_)) => return Err(Refusal::Busy { request: name }),
             Err(TrySendError::Disconnected(_)) => return Err(Refusal::Gone { request: name }),
         }
-        use std::sync::mpsc::RecvTimeoutError;
         match answered.recv_timeout(Duration::from_secs(ANSWER_SECONDS_MAX)) {
             Ok(answer) => answer,
             Err(RecvTimeoutError::Timeout) => Err(Refusal::TimedOut {
@@ -98,7 +62,14 @@ impl Handle {
     pub fn console_input(&self, bytes: &[u8]) -> usize {
         self.console
             .as_ref()
-            .map_or(0, |console| console.type_in(bytes))
+            .map_or(0, |console| console.input(bytes))
+    }
+
+    /// Tells the virtio console the size of the terminal.
+    pub fn console_resize(&self, columns: u16, rows: u16) {
+        if let Some(console) = &self.console {
+            console.resize(columns, rows);
+        }
     }
 
     /// Waits for the end, `timeout` at most.

@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use weft_soft::CpuState;
+
+use crate::vcpu::runner::VcpuState;
 
 /// What [`super::Request::Save`] answers and [`super::Request::Restore`] takes.
+/// Together with the bytes of the RAM it is the machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MachineState {
-    /// The vCPUs, by number.
-    pub vcpus: Vec<CpuState>,
+    /// The vCPUs with their local APICs, by number.
+    pub vcpus: Vec<VcpuState>,
     /// Every other part, by the name that the machine gave it.
     pub parts: BTreeMap<String, serde_json::Value>,
 }

@@ -94,6 +94,12 @@ pub trait BackEnd: Send + Sync {
     /// Ticks of the guest's TSC in a second.
     fn tsc_hz(&self) -> u64;
 
+    /// The guest's TSC minus the host's, where it cannot be chosen: because
+    /// guest code reads the host's TSC as it is.
+    fn fixed_tsc_offset(&self) -> Option<u64> {
+        None
+    }
+
     /// The vCPU whose local APIC identifier is `id`, in its reset state.
     fn create(&self, id: u32) -> Result<Box<dyn Vcpu>, VcpuError>;
 }

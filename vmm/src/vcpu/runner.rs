@@ -213,10 +213,8 @@ impl Runner {
             paused: true,
             retried: false,
         };
-        let kind = options.kind;
-        let thread = std::thread::Builder::new()
-            .name(format!("weft-vcpu{id}"))
-            .spawn(move || work.run(kind))
+        let name = format!("weft-vcpu{id}");
+        let thread = confine::spawn(&name, options.kind, move || work.run())
             .map_err(|source| RunnerError::Thread { id, source })?;
         Ok(Self {
             id,
@@ -318,9 +316,7 @@ struct Turn {
 }
 
 impl Thread {
-    fn run(mut self, kind: ThreadKind) {
-        crate::clock::sharpen_sleep();
-        confine::enter_or_abort(kind);
+    fn run(mut self) {
         if let Some(state) = self.initial.take()
             && let Err(error) = self.vcpu.restore(&state)
         {

@@ -102,6 +102,11 @@ impl BackEnd for KvmBackEnd {
         self.tsc_hz
     }
 
+    /// Without hardware virtualisation user mode runs natively: RDTSC is the host's.
+    fn fixed_tsc_offset(&self) -> Option<u64> {
+        self.shared.quirks.is_some().then_some(0)
+    }
+
     fn create(&self, id: u32) -> Result<Box<dyn Vcpu>, VcpuError> {
         Ok(Box::new(self.vcpu(id)?))
     }

@@ -1,0 +1,273 @@
+//! Puts a machine's parts together.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::sync_channel;
+
+use weft_soft::CpuState;
+
+use super::back_end::Chosen;
+use super::configuration::Configuration;
+use super::ender::{Ender, Ending};
+use super::handle::{Handle, INPUTS_MAX};
+use super::lifecycle::{End, Stage};
+use super::owner::{Named, Owner, with_sources};
+use super::{MachineError, Outside};
+use crate::acpi::power::{PORTS as POWER_PORTS, PowerDevice, PowerRequest};
+use crate::acpi::{self, EVENT_LINE};
+use crate::bus::{Bus, BusDevice};
+use crate::clock::{Alarms, Clock, KvmClock, Source};
+use crate::devices::cmos::{self, CmosClock};
+use crate::devices::debug_exit::{self, DebugExit};
+use crate::devices::keyboard::{self, KeyboardController};
+use crate::devices::serial::{self, SerialPort};
+use crate::interrupts::{Hub, IO_APIC_SIZE, InterruptLine, Line};
+use crate::memory::{DEVICE_HOLE, IO_APIC, PCI_WINDOW_END, Ram};
+use crate::pci::{FIRST_PIN, Root, RootOptions, Windows};
+use crate::vcpu::environment::Surroundings;
+use crate::vcpu::runner::{Event, Listener, Runner, RunnerOptions};
+use crate::vcpu::turns::Turns;
+use crate::virtio::console::{Console, ConsoleHandle};
+use crate::virtio::rng::Rng;
+use crate::virtio::{Attach, Transport, VirtioDevice};
+
+/// The seed of all randomness in deterministic machines.
+pub(super) const DETERMINISTIC_SEED: u64 = 0x5745_4654;
+
+/// What is put together.
+pub(super) struct Plan<'a> {
+    pub configuration: &'a Configuration,
+    pub outside: Outside,
+    pub ram: Ram,
+    pub chosen: Chosen,
+    /// The first CPU at its first instruction.
+    pub bootstrap: CpuState,
+}
+
+/// A machine that nobody owns yet.
+pub(super) struct Assembled {
+    pub owner: Owner,
+    pub handle: Handle,
+}
+
+/// What everything is attached to.
+struct Frame {
+    ram: Ram,
+    mmio: Bus,
+    ports: Bus,
+    hub: Arc<Hub>,
+    clock: Arc<Clock>,
+    ender: Arc<Ender>,
+}
+
+impl Frame {
+    fn line(&self, pin: usize) -> Result<Line, MachineError> {
+        self.hub.line(pin).ok_or(MachineError::Pin(pin))
+    }
+
+    fn port(
+        &self,
+        range: std::ops::Range<u64>,
+        device: Arc<dyn BusDevice>,
+    ) -> Result<(), MachineError> {
+        Ok(self.ports.insert(range, device)?)
+    }
+}
+
+/// Makes all parts and starts their threads; no guest instruction is executed.
+pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
+    let configuration = plan.configuration;
+    let chosen = plan.chosen;
+    let source = chosen.source(configuration.deterministic);
+    let ending_flag = Arc::new(AtomicBool::new(false));
+    let (to_owner, inputs) = sync_channel(INPUTS_MAX);
+    let frame = Frame {
+        ram: plan.ram,
+        mmio: Bus::default(),
+        ports: Bus::default(),
+        hub: Hub::new(configuration.cpus),
+        clock: Arc::new(Clock::new(source, chosen.back_end.tsc_hz())),
+        ender: Arc::new(Ender::new(to_owner.clone(), ending_flag.clone())),
+    };
+    let mut parts: Vec<Named> = vec![
+        ("clock".into(), frame.clock.clone()),
+        ("io-apic".into(), frame.hub.clone()),
+    ];
+    let serial = small_devices(&frame, configuration, plan.outside.serial, &mut parts)?;
+    let (root, console) = pci_devices(&frame, configuration, plan.outside.console, &mut parts)?;
+
+    let turns = (source == Source::Counted).then(|| Arc::new(Turns::new(frame.hub.clone())));
+    if let Some(turns) = &turns {
+        parts.push(("turns".into(), turns.clone()));
+    }
+    let alarms = match turns {
+        Some(_) => None,
+        None => Some(alarms(&frame, configuration.cpus)?),
+    };
+    let around = Surroundings {
+        mmio: frame.mmio.clone(),
+        ports: frame.ports.clone(),
+        hub: frame.hub.clone(),
+        clock: frame.clock.clone(),
+        kvmclock: Arc::new(KvmClock::new(
+            frame.clock.clone(),
+            frame.ram.shared(),
+            configuration.cpus,
+        )),
+        alarms: alarms.clone(),
+        ending: ending_flag,
+    };
+    let listener = listener(&frame.ender);
+    let mut bootstrap = Some(plan.bootstrap);
+    let runners = (0..configuration.cpus)
+        .map(|id| {
+            let vcpu = chosen.back_end.create(id)?;
+            Ok(Runner::start(RunnerOptions {
+                id,
+                vcpu,
+                bootstrap: bootstrap.take(),
+                around: around.clone(),
+                turns: turns.clone(),
+                listener: listener.clone(),
+                kind: chosen.kind,
+            })?)
+        })
+        .collect::<Result<Vec<_>, MachineError>>()?;
+
+    let ending = Arc::<Ending>::default();
+    let owner = Owner {
+        inputs,
+        ender: frame.ender.clone(),
+        ending: ending.clone(),
+        runners,
+        parts,
+        clock: frame.clock.clone(),
+        alarms,
+        back_end: chosen.back_end.name(),
+        memory_bytes: frame.ram.size(),
+        stage: Stage::Built,
+        take_down: Box::new(move || root.clear()),
+    };
+    let handle = Handle {
+        owner: to_owner,
+        ending,
+        serial,
+        console,
+    };
+    Ok(Assembled { owner, handle })
+}
+
+fn small_devices(
+    frame: &Frame,
+    configuration: &Configuration,
+    serial_output: Box<dyn std::io::Write + Send>,
+    parts: &mut Vec<Named>,
+) -> Result<Arc<SerialPort>, MachineError> {
+    frame
+        .mmio
+        .insert(IO_APIC..IO_APIC + IO_APIC_SIZE, frame.hub.clone())?;
+    let serial = Arc::new(SerialPort::new(
+        Arc::new(frame.line(serial::PIN)?),
+        serial_output,
+    ));
+    frame.port(serial::PORTS, serial.clone())?;
+    parts.push(("serial".into(), serial.clone()));
+
+    let clock = Arc::new(CmosClock::new(frame.clock.clone()));
+    frame.port(cmos::PORTS, clock.clone())?;
+    parts.push(("cmos".into(), clock));
+
+    let ender = frame.ender.clone();
+    let power = move |request| {
+        ender.end(match request {
+            PowerRequest::Off => End::PoweredOff,
+            PowerRequest::Reset => End::Reset,
+        });
+    };
+    let line = frame.line(EVENT_LINE as usize)?;
+    let power = Arc::new(PowerDevice::new(Box::new(line), Box::new(power)));
+    let ports = u64::from(POWER_PORTS.start)..u64::from(POWER_PORTS.end);
+    frame.port(ports, power.clone())?;
+    parts.push(("power".into(), power));
+
+    let ender = frame.ender.clone();
+    let keyboard = KeyboardController::new(Box::new(move || ender.end(End::Reset)));
+    frame.port(keyboard::PORTS, Arc::new(keyboard))?;
+    if configuration.debug_exit {
+        let ender = frame.ender.clone();
+        let exit = DebugExit::new(Box::new(move |code| ender.end(End::DebugExit { code })));
+        frame.port(debug_exit::PORTS, Arc::new(exit))?;
+    }
+    Ok(serial)
+}
+
+fn pci_devices(
+    frame: &Frame,
+    configuration: &Configuration,
+    console_output: Option<Box<dyn crate::virtio::console::ConsoleOutput>>,
+    parts: &mut Vec<Named>,
+) -> Result<(Arc<Root>, Option<ConsoleHandle>), MachineError> {
+    let ender = frame.ender.clone();
+    let mut lines: Vec<Arc<dyn InterruptLine>> = Vec::new();
+    for wire in 0..crate::pci::PINS {
+        lines.push(Arc::new(frame.line((FIRST_PIN + wire) as usize)?));
+    }
+    let lines = lines
+        .try_into()
+        .map_err(|_| MachineError::Pin(FIRST_PIN as usize))?;
+    let root = Arc::new(Root::new(RootOptions {
+        mmio: frame.mmio.clone(),
+        ports: frame.ports.clone(),
+        lines,
+        sink: frame.hub.clone(),
+        windows: Windows {
+            low: DEVICE_HOLE..PCI_WINDOW_END,
+            high: acpi::high_window(&frame.ram),
+        },
+        on_reset: Some(Arc::new(move || ender.end(End::Reset))),
+    })?);
+    parts.push(("pci".into(), root.clone()));
+    let attach = Attach {
+        ram: frame.ram.clone(),
+        observer: None,
+    };
+    let mut put = |device: Box<dyn VirtioDevice>| -> Result<(), MachineError> {
+        let transport = Transport::attach(&root, &attach, device)?;
+        parts.push((transport.name().to_owned(), transport));
+        Ok(())
+    };
+    let seed = configuration.deterministic.then_some(DETERMINISTIC_SEED);
+    put(Box::new(Rng::new(seed)))?;
+    let mut handle = None;
+    if let Some(output) = console_output.filter(|_| configuration.virtio_console) {
+        let (console, typed) = Console::new(output).map_err(MachineError::Console)?;
+        put(Box::new(console))?;
+        handle = Some(typed);
+    }
+    Ok((root, handle))
+}
+
+fn alarms(frame: &Frame, cpus: u32) -> Result<Arc<Alarms>, MachineError> {
+    let hub = frame.hub.clone();
+    let ring = Box::new(move |vcpu| {
+        if let Some(seat) = hub.seat(vcpu) {
+            seat.doorbell.ring();
+        }
+    });
+    let alarms = Alarms::start(frame.clock.clone(), cpus, ring).map_err(MachineError::Thread)?;
+    Ok(Arc::new(alarms))
+}
+
+/// What vCPUs report by themselves ends the machine.
+fn listener(ender: &Arc<Ender>) -> Listener {
+    let ender = ender.clone();
+    Arc::new(move |cpu, event| {
+        ender.end(match event {
+            Event::TripleFault => End::TripleFault { cpu },
+            Event::Init => End::Reset,
+            Event::Failed(error) => End::Failed {
+                reason: format!("vCPU {cpu}: {}", with_sources(&error)),
+            },
+        });
+    })
+}

@@ -1,0 +1,54 @@
+//! Which back end runs a machine's vCPUs, and why.
+
+use super::MachineError;
+use super::configuration::{BackEndChoice, Configuration};
+use crate::clock::Source;
+use crate::confine::ThreadKind;
+use crate::memory::Ram;
+use crate::vcpu::BackEnd;
+use crate::vcpu::kvm::detect::{Backend, Choice};
+use crate::vcpu::kvm::{KvmBackEnd, KvmError};
+
+/// A back end, ready to make vCPUs.
+pub(super) struct Chosen {
+    pub back_end: Box<dyn BackEnd>,
+    /// How the vCPUs' threads are confined.
+    pub kind: ThreadKind,
+    /// One sentence for the log.
+    pub reason: String,
+}
+
+impl Chosen {
+    /// Where guest time comes from with this back end.
+    pub fn source(&self, deterministic: bool) -> Source {
+        match self.back_end.fixed_tsc_offset() {
+            _ if deterministic => Source::Counted,
+            Some(offset) => Source::HostFixed(offset),
+            None => Source::Host,
+        }
+    }
+}
+
+/// Opens the back end that the configuration asks for.
+pub(super) fn choose(configuration: &Configuration, ram: &Ram) -> Result<Chosen, MachineError> {
+    let wanted = match configuration.back_end {
+        BackEndChoice::Soft => Some(Backend::Soft),
+        BackEndChoice::Kvm => Some(Backend::Kvm),
+        BackEndChoice::Auto if configuration.deterministic => Some(Backend::Soft),
+        BackEndChoice::Auto => None,
+    };
+    let Choice { host, reason } = Backend::choose(wanted)?;
+    let Some(host) = host else {
+        return Err(MachineError::NoSoft);
+    };
+    let back_end = KvmBackEnd::new(&host, ram, configuration.cpus).map_err(kvm_refused)?;
+    Ok(Chosen {
+        back_end: Box::new(back_end),
+        kind: ThreadKind::KvmVcpu,
+        reason,
+    })
+}
+
+fn kvm_refused(source: KvmError) -> MachineError {
+    MachineError::Kvm(source)
+}

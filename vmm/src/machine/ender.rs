@@ -1,0 +1,91 @@
+//! How a machine comes to its end: who asks for it, who waits for it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+use super::lifecycle::End;
+
+/// What the machine's thread waits for.
+pub(super) enum Input {
+    /// Somebody asks.
+    Request(super::handle::Envelope),
+    /// Somebody called [`Ender::end`].
+    Wake,
+    /// The machine is dropped.
+    Quit,
+}
+
+/// For devices and vCPUs: asks for the end, from any thread.
+pub(super) struct Ender {
+    /// The first end that was asked for. Held for moments.
+    wanted: Mutex<Option<End>>,
+    /// Tells vCPUs to stop where they are.
+    flag: Arc<AtomicBool>,
+    owner: SyncSender<Input>,
+}
+
+impl Ender {
+    pub fn new(owner: SyncSender<Input>, flag: Arc<AtomicBool>) -> Self {
+        Self {
+            wanted: Mutex::default(),
+            flag,
+            owner,
+        }
+    }
+
+    /// The machine shall end like this; the first who says so is heard. Never
+    /// waits.
+    pub fn end(&self, end: End) {
+        self.lock().get_or_insert(end);
+        self.flag.store(true, Ordering::SeqCst);
+        // When the queue is full the owner is awake, and looks here after each.
+        let _ = self.owner.try_send(Input::Wake);
+    }
+
+    /// The end that was asked for.
+    pub fn wanted(&self) -> Option<End> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<End>> {
+        self.wanted
+            .lock()
+            .unwrap_or_else(|poison| poison.into_inner())
+    }
+}
+
+/// How the machine ended, once it did: for all who wait.
+#[derive(Default)]
+pub(super) struct Ending {
+    /// Held only to read or set it.
+    end: Mutex<Option<End>>,
+    changed: Condvar,
+}
+
+impl Ending {
+    /// It is over; once.
+    pub fn set(&self, end: End) {
+        self.lock().get_or_insert(end);
+        self.changed.notify_all();
+    }
+
+    /// How it ended, if it did.
+    pub fn get(&self) -> Option<End> {
+        self.lock().clone()
+    }
+
+    /// Waits for it, `timeout` at most.
+    pub fn wait(&self, timeout: Duration) -> Option<End> {
+        let (end, _) = self
+            .changed
+            .wait_timeout_while(self.lock(), timeout, |end| end.is_none())
+            .unwrap_or_else(|poison| poison.into_inner());
+        end.clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<End>> {
+        self.end.lock().unwrap_or_else(|poison| poison.into_inner())
+    }
+}

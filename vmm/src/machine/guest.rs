@@ -1,0 +1,83 @@
+//! What is in guest memory before the first instruction: tables and a kernel.
+
+use std::fs::File;
+use std::io::Read;
+
+use weft_soft::CpuState;
+
+use super::MachineError;
+use super::assembly::DETERMINISTIC_SEED;
+use super::configuration::Configuration;
+use crate::acpi::topology::equal_shares;
+use crate::acpi::{self, Description};
+use crate::boot::{self, ImageFile, Role};
+use crate::memory::Ram;
+
+/// A guest ready to start.
+pub(super) struct Guest {
+    /// The first CPU at its first instruction.
+    pub bootstrap: CpuState,
+    /// What was recognised, in words.
+    pub note: String,
+}
+
+/// Reads the files that a machine starts from. They are checked later, but are
+/// not asked for again.
+pub(super) struct Files {
+    kernel: ImageFile,
+    initrd: Option<ImageFile>,
+}
+
+impl Files {
+    /// Reads them.
+    pub fn open(configuration: &Configuration) -> Result<Self, MachineError> {
+        let initrd = configuration.initrd.as_deref();
+        Ok(Self {
+            kernel: ImageFile::open(Role::Kernel, &configuration.kernel)?,
+            initrd: initrd
+                .map(|path| ImageFile::open(Role::Initrd, path))
+                .transpose()?,
+        })
+    }
+
+    /// Puts all that the guest starts with into `ram`.
+    pub fn load(&self, configuration: &Configuration, ram: &Ram) -> Result<Guest, MachineError> {
+        // validate() has seen to it that they are not too many.
+        let cpus = configuration.cpus.min(255) as u8;
+        let placed = acpi::place(
+            ram,
+            &Description {
+                nodes: equal_shares(ram.size(), cpus, 1),
+                high_window: acpi::high_window(ram),
+                real_time_clock: true,
+            },
+        )?;
+        let seed = seed(configuration.deterministic).map_err(MachineError::Seed)?;
+        let loaded = boot::load(
+            ram,
+            &boot::Request {
+                kernel: &self.kernel,
+                initrd: self.initrd.as_ref(),
+                command_line: &configuration.command_line,
+                protocol: None,
+                acpi: Some(&placed),
+                seed: Some(&seed),
+            },
+        )?;
+        Ok(Guest {
+            bootstrap: loaded.state,
+            note: loaded.recognised.to_string(),
+        })
+    }
+}
+
+/// The randomness that a kernel is given to start with.
+fn seed(deterministic: bool) -> std::io::Result<[u8; 32]> {
+    let mut seed = [0; 32];
+    if deterministic {
+        seed[..8].copy_from_slice(&DETERMINISTIC_SEED.to_le_bytes());
+    } else {
+        File::open("/dev/urandom")?.read_exact(&mut seed)?;
+    }
+    Ok(seed)
+}
