@@ -4,49 +4,31 @@ use super::assembler::register::*;
 use super::assembler::{Memory, condition};
 use super::select::Template;
 use super::stubs::{self, CODE_PAGE};
+use super::trace::{Follow, Item};
 use super::translate::{Pending, STACK_READ, Translation};
 
 impl Translation<'_> {
-    /// The flags needed after the block's last instruction.
-    pub fn needed_at_end(&self) -> u32 {
-        let Some(last) = self.items.last() else {
-            return 0;
-        };
-        let needed = |offset| {
-            if is_on_page(offset) {
-                (self.plan.needed_at)(offset)
-            } else {
-                super::liveness::ALL
-            }
-        };
-        match last.template {
-            Template::JumpIf(_) => needed(self.target()) | needed(last.end()),
-            Template::Jump | Template::Call => needed(self.target()),
-            template if template.is_branch() => super::liveness::ALL,
-            _ => needed(last.end()),
-        }
-    }
-
-    /// Page offset of the last instruction's target.
-    fn target(&self) -> i64 {
-        // Decoded as if the page were at address 0.
-        self.items
-            .last()
-            .map_or(0, |item| item.instruction.near_branch64() as i64)
-    }
-
     /// The block's last instruction, a branch.
     pub fn branch(&mut self, index: usize) {
         let needed = self.needed[index];
-        match self.items[index].template {
-            Template::JumpIf(condition) => self.jump_if(index, condition),
-            Template::Jump => {
+        let item = &self.items[index];
+        let (from, target, follow) = (item.offset, item.target(), item.follow);
+        match item.template {
+            Template::JumpIf(condition) => match follow {
+                Follow::End => self.jump_if(index, condition),
+                Follow::Next => self.leave_trace(index, condition, target),
+                Follow::Taken => self.leave_trace(index, condition ^ 1, item.end()),
+            },
+            Template::Jump if follow == Follow::End => {
                 self.save_flags_if(needed);
-                self.go_to(self.target(), None);
+                self.go_to(from, target);
             }
+            Template::Jump => {}
             Template::Call => {
                 let slow = self.push_return_address(index);
-                self.go_to(self.target(), None);
+                if follow == Follow::End {
+                    self.go_to(from, target);
+                }
                 self.finish_slow(index, slow);
             }
             Template::JumpRegister(register) => {
@@ -111,39 +93,51 @@ impl Translation<'_> {
         self.move_stack(-8);
     }
 
+    /// The end of the trace: two ways to go.
     fn jump_if(&mut self, index: usize, condition: u8) {
+        let item = &self.items[index];
+        let (from, target, next) = (item.offset, item.target(), item.end());
         self.save_flags_if(self.needed[index]);
         self.want_flags(index);
-        let (target, next) = (self.target(), self.items[index].end());
-        if !is_on_page(target) {
-            let enter = self.a.label();
-            self.a.jump_if(condition, enter);
-            self.pending.push(Pending::Far {
-                enter,
-                offset: target,
-            });
-            self.go_to(next, None);
-        } else if target > self.items[index].offset {
-            self.go_to(target, Some(condition));
-            self.go_to(next, None);
+        if target > from || !is_on_page(target) {
+            self.leave_trace(index, condition, target);
+            self.go_to(from, next);
         } else {
             let fall_through = self.a.label();
             self.a.jump_if(condition ^ 1, fall_through);
             self.go_back_to(target);
             self.a.bind(fall_through);
-            self.go_to(next, None);
+            self.go_to(from, next);
         }
     }
 
-    /// To the block at a page offset: always, or on a condition when that is on
-    /// the page and further on.
-    pub fn go_to(&mut self, offset: i64, condition: Option<u8>) {
+    /// Out of the trace on a condition.
+    fn leave_trace(&mut self, index: usize, condition: u8, offset: i64) {
+        self.want_flags(index);
+        let from = self.items[index].offset;
+        let save_flags = self.needed_outside[index] != 0 && !self.memory_flags;
+        if !save_flags && is_on_page(offset) && offset > from {
+            self.link(offset, Some(condition));
+        } else {
+            let enter = self.a.label();
+            self.a.jump_if(condition, enter);
+            self.pending.push(Pending::Exit {
+                enter,
+                from,
+                offset,
+                save_flags,
+            });
+        }
+    }
+
+    /// From the instruction at page offset `from` to the block at `offset`.
+    pub fn go_to(&mut self, from: i64, offset: i64) {
         if !is_on_page(offset) {
             self.go_far(offset);
-        } else if condition.is_none() && self.items.last().is_some_and(|i| offset <= i.offset) {
+        } else if offset <= from {
             self.go_back_to(offset);
         } else {
-            self.link(offset, condition);
+            self.link(offset, None);
         }
     }
 
@@ -205,21 +199,42 @@ impl Translation<'_> {
                 self.a.constant(R10, offset as u64);
                 self.a.jump_to(self.plan.stubs.next);
             }
-            Pending::Far { enter, offset } => {
+            Pending::Exit {
+                enter,
+                from,
+                offset,
+                save_flags,
+            } => {
                 self.a.bind(enter);
-                self.go_far(offset);
+                if save_flags {
+                    stubs::save_flags(self.a);
+                }
+                self.go_to(from, offset);
             }
-            Pending::Budget { enter } => {
+            Pending::Budget { enter, index } => {
                 self.a.bind(enter);
-                self.give_back_budget();
+                self.give_back_budget(index);
                 self.a.constant(R11, 0);
-                self.a.constant(R10, self.items[0].offset as u64);
+                self.a.constant(R10, self.items[index].offset as u64);
                 self.a.jump_to(self.plan.stubs.next);
             }
             Pending::Slow { .. } | Pending::LoadXmm { .. } => {
                 unreachable!("written by Translation::write_pending")
             }
         }
+    }
+}
+
+/// The flags needed where an instruction leads out of its trace.
+pub fn needed_outside(item: &Item<'_>, needed_at: &dyn Fn(i64) -> u32) -> u32 {
+    match (item.template, item.follow) {
+        (Template::JumpIf(_), Follow::End) => needed_at(item.target()) | needed_at(item.end()),
+        (Template::JumpIf(_), Follow::Next) => needed_at(item.target()),
+        (Template::JumpIf(_), Follow::Taken) => needed_at(item.end()),
+        (Template::Jump | Template::Call, Follow::End) => needed_at(item.target()),
+        (Template::Jump | Template::Call, _) => 0,
+        (template, _) if template.is_branch() => super::liveness::ALL,
+        _ => 0,
     }
 }
 

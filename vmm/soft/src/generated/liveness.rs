@@ -88,30 +88,20 @@ fn defined(instruction: &Instruction, written: u32) -> u32 {
     }
 }
 
-/// The flags needed after each of a block's instructions, when `at_end` are
-/// needed after the last.
-pub fn needed_after(uses: &[FlagUse], at_end: u32, needed: &mut Vec<u32>) {
+/// The flags needed after each of a trace's instructions: by those after it, and
+/// where it leads out of the trace.
+pub fn needed_after(
+    uses: impl DoubleEndedIterator<Item = FlagUse> + ExactSizeIterator,
+    outside: &[u32],
+    needed: &mut Vec<u32>,
+) {
     needed.clear();
-    needed.resize(uses.len(), 0);
-    let mut live = at_end;
-    for (slot, flags) in needed.iter_mut().zip(uses).rev() {
-        *slot = live;
-        live = flags.before(live);
+    needed.resize(outside.len(), 0);
+    let mut live = 0;
+    for ((slot, flags), outside) in needed.iter_mut().zip(uses).zip(outside).rev() {
+        *slot = live | outside;
+        live = flags.before(*slot);
     }
-}
-
-/// The flags needed before the first of `uses`, when all may be needed after the
-/// last.
-pub fn needed_before(uses: impl Iterator<Item = FlagUse>) -> u32 {
-    let (mut needed, mut passed) = (0, ALL);
-    for flags in uses {
-        needed |= flags.read & passed;
-        passed &= !flags.defined;
-        if passed == 0 {
-            return needed;
-        }
-    }
-    needed | passed
 }
 
 #[cfg(test)]
@@ -133,9 +123,9 @@ mod tests {
             a.cmp(rax, rdx).unwrap();
         });
         let mut needed = Vec::new();
-        needed_after(&uses, ALL, &mut needed);
+        needed_after(uses.iter().copied(), &[0, 0, ALL], &mut needed);
         assert_eq!(needed, [0, 0, ALL]);
-        assert_eq!(needed_before(uses.into_iter()), 0);
+        assert_eq!(uses[0].before(needed[0]), 0);
     }
 
     #[test]
@@ -144,7 +134,7 @@ mod tests {
             a.inc(rax).unwrap();
             a.adc(rcx, rdx).unwrap();
         });
-        assert_eq!(needed_before(uses.clone().into_iter()), RflagsBits::CF);
+        assert_eq!(uses[0].before(uses[1].before(0)), RflagsBits::CF);
         assert!(uses[0].needs_old(RflagsBits::CF));
         assert!(!uses[0].needs_old(RflagsBits::ZF));
     }

@@ -3,7 +3,7 @@
 //! - [`arena`]: memory for code, never writable and executable at one address;
 //! - [`assembler`] and [`encoding`]: instructions written, and taken apart;
 //! - [`thunk`]: one SSE, MMX or x87 instruction, for the interpreter;
-//! - [`select`], [`liveness`], [`translate`], [`control`]: blocks to code;
+//! - [`trace`], [`select`], [`liveness`], [`ahead`], [`translate`], [`control`]: blocks to code;
 //! - [`stubs`]: the code that all blocks share.
 //!
 //! Guest and host are the same instruction set. So most instructions are written
@@ -21,6 +21,7 @@
 //! - Between blocks the guest's flags are in `Cpu::flags`, unless all blocks
 //!   that may follow overwrite them before they read them.
 
+mod ahead;
 pub mod arena;
 mod assembler;
 mod control;
@@ -31,30 +32,23 @@ mod stubs;
 #[cfg(test)]
 mod tests;
 pub mod thunk;
+mod trace;
 mod translate;
 
 use std::ptr::null;
 
-use iced_x86::Decoder;
-
+use self::ahead::Ahead;
 use self::arena::{Arena, ArenaFull};
 use self::assembler::Assembler;
-use self::encoding::Encoding;
-use self::liveness::FlagUse;
-use self::select::{Template, select};
 use self::stubs::Stubs;
-use self::translate::{Plan, Translation, is_reachable};
-use crate::block::{Block, BlockKey, Mode};
+use self::translate::{Plan, Translation};
+use crate::block::{Block, BlockKey};
 use crate::cpu::Cpu;
-use crate::decode::DECODER_OPTIONS;
 use crate::environment::{Access, PAGE_SIZE};
 use crate::op::{Op, Outcome};
 
 /// Bytes of address space for generated code. Full, and all of it is forgotten.
 const ARENA_SIZE: usize = 64 << 20;
-
-/// Instructions looked at after a branch for whether they need the flags.
-const LOOK_AHEAD: usize = 8;
 
 /// What generated code keeps in the [`Cpu`], apart from the guest's state.
 #[derive(Debug)]
@@ -168,31 +162,29 @@ impl Generated {
             physical: page | offset as u64,
             mode,
         };
+        // SAFETY: the cache only finds blocks that are alive, and nobody changes
+        // one during the translation.
+        let find = |offset: i64| Some(unsafe { &*cpu.code.find(key(offset))? });
+        let Some(items) = trace::collect(block, &find) else {
+            return Ok(None);
+        };
         let code_at = |offset: i64| {
-            let block = cpu.code.find(key(offset))?;
-            // SAFETY: the cache only finds blocks that are alive.
-            let code = unsafe { (*block).code };
+            let code = find(offset)?.code;
             (!code.is_null()).then_some(code as u64)
         };
-        let needed_at = |offset: i64| {
-            // SAFETY: the page is guest memory, held for reading; it holds
-            // decoded code, so that a write to it makes this block die before
-            // the translation is used.
-            let (bytes, length) = unsafe { page_bytes(bytes, offset) };
-            flags_needed(&bytes[..length], mode)
-        };
+        let mut copy = [0; PAGE_SIZE as usize];
+        // SAFETY: the page is guest memory, held for reading. Who writes to it
+        // meanwhile makes this block die, since it holds decoded code.
+        unsafe { std::ptr::copy_nonoverlapping(bytes, copy.as_mut_ptr(), copy.len()) };
+        let needed_at = |offset: i64| Ahead::new(&copy, mode).flags_needed(offset);
         self.assembler.start(self.arena.next());
         let plan = Plan {
-            block,
             stubs: &self.stubs,
             counts: self.counts,
             code_at: &code_at,
             needed_at: &needed_at,
         };
-        let Some(mut translation) = Translation::new(plan, &mut self.assembler) else {
-            return Ok(None);
-        };
-        translation.run();
+        Translation::new(plan, items, &mut self.assembler).run();
         let code = self.arena.push(self.assembler.finish())?;
         self.pages.push((code, page));
         arena::serialize();
@@ -249,40 +241,6 @@ impl Generated {
         let &(_, page) = self.pages.get(index.checked_sub(1)?)?;
         (end != 0).then_some(Link { end, page })
     }
-}
-
-/// Bytes looked at after a branch.
-const LOOK_AHEAD_BYTES: usize = 64;
-
-/// A copy of what is on a page from `offset` on.
-///
-/// # Safety
-///
-/// `page` points to a page of guest memory.
-unsafe fn page_bytes(page: *const u8, offset: i64) -> ([u8; LOOK_AHEAD_BYTES], usize) {
-    let mut bytes = [0; LOOK_AHEAD_BYTES];
-    let offset = (offset as usize).min(PAGE_SIZE as usize);
-    let length = LOOK_AHEAD_BYTES.min(PAGE_SIZE as usize - offset);
-    // SAFETY: `offset + length` is at most a page.
-    unsafe { std::ptr::copy_nonoverlapping(page.add(offset), bytes.as_mut_ptr(), length) };
-    (bytes, length)
-}
-
-/// The arithmetic flags that code may read before it overwrites them.
-fn flags_needed(bytes: &[u8], mode: Mode) -> u32 {
-    let mut decoder = Decoder::with_ip(mode.bits(), bytes, 0, DECODER_OPTIONS);
-    let uses = std::iter::from_fn(|| {
-        let at = decoder.position();
-        let instruction = decoder.decode();
-        let encoding = Encoding::of(bytes.get(at..decoder.position())?)?;
-        if !is_reachable(&instruction) {
-            return None;
-        }
-        let template = select(&instruction, &encoding);
-        let opaque = template == Template::Handler || template.is_branch();
-        (!opaque).then(|| FlagUse::of(&instruction))
-    });
-    liveness::needed_before(uses.take(LOOK_AHEAD))
 }
 
 /// The GS segment's base of this thread, which Rust and the C library leave

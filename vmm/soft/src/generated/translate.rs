@@ -1,4 +1,4 @@
-//! From a block of decoded instructions to code: everything but branches, which
+//! From a trace of decoded instructions to code: everything but branches, which
 //! are in [`super::control`].
 
 use std::mem::offset_of;
@@ -7,32 +7,13 @@ use iced_x86::{Instruction, Mnemonic, OpKind, Register};
 
 use super::assembler::register::*;
 use super::assembler::{Assembler, Label, Memory, Opcode, Rm, condition};
-use super::encoding::Encoding;
-use super::liveness::{FlagUse, needed_after};
-use super::select::{Field, MemoryUse, Template, select};
+use super::liveness::{ALL, needed_after};
+use super::select::{Field, MemoryUse, Template};
 use super::stubs::{self, CODE_PAGE, Stubs, host, register_field};
-use crate::block::Block;
+use super::trace::Item;
 use crate::cpu::{Cpu, segment};
 use crate::environment::Access;
 use crate::tlb::{TLB_ENTRIES, Tlb, TlbEntry};
-
-/// One instruction of the block.
-pub struct Item<'a> {
-    pub instruction: Instruction,
-    pub bytes: &'a [u8],
-    pub encoding: Option<Encoding<'a>>,
-    pub template: Template,
-    pub flags: FlagUse,
-    /// Page offset of its first byte.
-    pub offset: i64,
-}
-
-impl Item<'_> {
-    /// Page offset of the next instruction.
-    pub fn end(&self) -> i64 {
-        self.offset + self.bytes.len() as i64
-    }
-}
 
 /// Code out of line, written after the block's own.
 pub enum Pending {
@@ -48,17 +29,21 @@ pub enum Pending {
     /// The jump that ends at `end` goes to another block of the page, once that
     /// is linked.
     Link { enter: Label, end: u64, offset: i64 },
-    /// To a block on another page.
-    Far { enter: Label, offset: i64 },
+    /// Out of the trace to a block that is not linked with a mere jump.
+    Exit {
+        enter: Label,
+        from: i64,
+        offset: i64,
+        save_flags: bool,
+    },
     /// Out, to the block at `offset`, because of a request.
     Out { enter: Label, offset: i64 },
-    /// Out before anything of the block was done, for want of budget.
-    Budget { enter: Label },
+    /// Out before anything of the item's block was done, for want of budget.
+    Budget { enter: Label, index: usize },
 }
 
 /// What is asked of the translation.
 pub struct Plan<'a> {
-    pub block: &'a Block,
     pub stubs: &'a Stubs,
     /// Instructions are counted.
     pub counts: bool,
@@ -68,101 +53,95 @@ pub struct Plan<'a> {
     pub needed_at: &'a dyn Fn(i64) -> u32,
 }
 
-/// A block being translated.
+/// A trace being translated.
 pub struct Translation<'a> {
     pub plan: Plan<'a>,
     pub a: &'a mut Assembler,
     pub items: Vec<Item<'a>>,
     /// Flags needed after each instruction.
     pub needed: Vec<u32>,
+    /// Flags needed where each instruction leads out of the trace.
+    pub needed_outside: Vec<u32>,
     pub class: usize,
     /// The guest's flags are in the host's; in the `Cpu`.
     pub host_flags: bool,
     pub memory_flags: bool,
     pub pending: Vec<Pending>,
-    /// The block's first instruction.
+    /// The first instruction's code.
     pub entry: u64,
     /// The last instruction that has XMM registers in the host's.
     last_xmm: Option<usize>,
 }
 
 impl<'a> Translation<'a> {
-    /// Takes the block apart; `None` when it cannot be translated.
-    pub fn new(plan: Plan<'a>, a: &'a mut Assembler) -> Option<Self> {
-        let block = plan.block;
-        if !block.mode.is_64() || block.second_page.is_some() || block.count == 0 {
-            return None;
-        }
-        let start = (block.physical & 0xfff) as i64;
-        let mut items = Vec::with_capacity(block.count as usize);
-        let mut at = 0;
-        for instruction in block.instructions(start as u64) {
-            let bytes = block.bytes.get(at..at + instruction.len())?;
-            let encoding = Encoding::of(bytes);
-            let template = match &encoding {
-                Some(encoding) if is_reachable(&instruction) => select(&instruction, encoding),
-                _ => Template::Handler,
-            };
-            let flags = match template {
-                Template::Handler => FlagUse::OPAQUE,
-                _ => FlagUse::of(&instruction),
-            };
-            items.push(Item {
-                instruction,
-                bytes,
-                encoding,
-                template,
-                flags,
-                offset: start + at as i64,
-            });
-            at += instruction.len();
-        }
+    /// Of a trace, which is not empty.
+    pub fn new(plan: Plan<'a>, items: Vec<Item<'a>>, a: &'a mut Assembler) -> Self {
         let last_xmm = items.iter().rposition(|item| item.template.uses_xmm());
-        let class = usize::from(block.mode.is_user());
-        Some(Self {
+        let user = items.first().is_some_and(|item| item.block.mode.is_user());
+        Self {
             plan,
             a,
             items,
             needed: Vec::new(),
-            class,
+            needed_outside: Vec::new(),
+            class: usize::from(user),
             host_flags: false,
             memory_flags: true,
             pending: Vec::new(),
             entry: 0,
             last_xmm,
-        })
+        }
     }
 
-    /// Writes the block's code.
+    /// Writes the trace's code.
     pub fn run(&mut self) {
-        let uses: Vec<FlagUse> = self.items.iter().map(|item| item.flags).collect();
-        let at_end = self.needed_at_end();
-        needed_after(&uses, at_end, &mut self.needed);
+        self.find_needed_flags();
         self.entry = self.a.address();
         self.enter();
         for index in 0..self.items.len() {
+            if index > 0 && self.items[index].index == 0 && self.plan.counts {
+                self.lose_flags(index);
+                self.take_budget(index);
+            }
             self.instruction(index);
         }
         if let Some(last) = self.items.last()
             && !last.template.is_branch()
         {
-            let end = last.end();
-            self.save_flags_if(at_end);
-            self.go_to(end, None);
+            let (from, end) = (last.offset, last.end());
+            let needed = self.needed[self.items.len() - 1];
+            self.save_flags_if(needed);
+            self.go_to(from, end);
         }
         while let Some(pending) = self.pending.pop() {
             self.write_pending(pending);
         }
     }
 
+    fn find_needed_flags(&mut self) {
+        let unknown = !self.items.iter().any(|item| item.flags.modifies);
+        self.needed_outside = (self.items.iter())
+            .map(|item| {
+                if unknown {
+                    ALL
+                } else {
+                    super::control::needed_outside(item, self.plan.needed_at)
+                }
+            })
+            .collect();
+        if let (Some(last), Some(needed)) = (self.items.last(), self.needed_outside.last_mut())
+            && !last.template.is_branch()
+            && !unknown
+        {
+            *needed = (self.plan.needed_at)(last.end());
+        }
+        let uses = self.items.iter().map(|item| item.flags);
+        needed_after(uses, &self.needed_outside, &mut self.needed);
+    }
+
     fn enter(&mut self) {
         if self.plan.counts {
-            let enter = self.a.label();
-            let budget = Memory::Field(offset_of!(Cpu, budget) as i32);
-            let count = self.plan.block.count as i32;
-            self.a.group1(5, true, Rm::Memory(budget), count);
-            self.a.jump_if(condition::SIGN, enter);
-            self.pending.push(Pending::Budget { enter });
+            self.take_budget(0);
         }
         if self.last_xmm.is_some() {
             let enter = self.a.label();
@@ -171,6 +150,16 @@ impl<'a> Translation<'a> {
             let back = self.a.here();
             self.pending.push(Pending::LoadXmm { enter, back });
         }
+    }
+
+    /// Takes the count of the block that starts at `index` off the budget.
+    fn take_budget(&mut self, index: usize) {
+        let enter = self.a.label();
+        let budget = Memory::Field(offset_of!(Cpu, budget) as i32);
+        let count = self.items[index].block.count as i32;
+        self.a.group1(5, true, Rm::Memory(budget), count);
+        self.a.jump_if(condition::SIGN, enter);
+        self.pending.push(Pending::Budget { enter, index });
     }
 
     fn instruction(&mut self, index: usize) {
@@ -250,29 +239,27 @@ impl<'a> Translation<'a> {
     /// Calls the instruction's handler, and brings back the XMM registers where
     /// an instruction after it needs them.
     fn call_handler(&mut self, index: usize) {
-        let block = self.plan.block;
-        self.a.constant(R11, &raw const block.ops[index] as u64);
-        self.a.constant(R10, &raw const *block as u64);
+        let item = &self.items[index];
+        self.a.constant(R11, item.op() as u64);
+        self.a.constant(R10, &raw const *item.block as u64);
         self.a.call_to(self.plan.stubs.handler);
         if self.last_xmm.is_some_and(|last| last > index) {
-            self.load_xmm(self.items[index].end(), index + 1);
+            let item = &self.items[index];
+            self.load_xmm(item.end(), item.rest());
         }
     }
 
-    /// The whole block's count back on the budget.
-    pub fn give_back_budget(&mut self) {
+    /// The whole count of the block that starts at `index` back on the budget.
+    pub fn give_back_budget(&mut self, index: usize) {
         let budget = Rm::Memory(Memory::Field(offset_of!(Cpu, budget) as i32));
-        self.a.group1(0, true, budget, self.plan.block.count as i32);
+        let count = self.items[index].block.count as i32;
+        self.a.group1(0, true, budget, count);
     }
 
-    /// Loads the XMM registers, or leaves with `done` instructions done and
-    /// `offset` next.
-    fn load_xmm(&mut self, offset: i64, done: usize) {
-        let rest = if self.plan.counts && done > 0 {
-            self.items.len() as i32 - done as i32
-        } else {
-            0
-        };
+    /// Loads the XMM registers, or leaves with `rest` instructions of the block
+    /// not done, of which the one at `offset` is next.
+    fn load_xmm(&mut self, offset: i64, rest: i32) {
+        let rest = if self.plan.counts { rest } else { 0 };
         let budget = Rm::Memory(Memory::Field(offset_of!(Cpu, budget) as i32));
         if rest != 0 {
             self.a.group1(0, true, budget, rest);
@@ -301,7 +288,8 @@ impl<'a> Translation<'a> {
             }
             Pending::LoadXmm { enter, back } => {
                 self.a.bind(enter);
-                self.load_xmm(self.items[0].offset, 0);
+                let item = &self.items[0];
+                self.load_xmm(item.offset, item.block.count as i32);
                 self.a.jump(back);
             }
             other => self.write_pending_branch(other),
