@@ -20,6 +20,8 @@ mod handle;
 mod lifecycle;
 mod owner;
 mod state;
+#[cfg(test)]
+mod tests;
 
 use std::io::Write;
 use std::thread::JoinHandle;

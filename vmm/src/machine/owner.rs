@@ -18,9 +18,9 @@ use crate::vcpu::runner::{Activity, Order, Runner, RunnerError, VcpuState};
 
 /// Longest that a vCPU may take to carry out an order: it must come out of guest
 /// code and of a device's register, and a host may be busy.
-const ORDER_WAIT: Duration = Duration::from_secs(10);
+const ORDER_WAIT: Duration = Duration::from_secs(if cfg!(test) { 4 } else { 10 });
 /// Longest that a vCPU's thread may take to end.
-const FINISH_WAIT: Duration = Duration::from_secs(5);
+const FINISH_WAIT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 5 });
 
 /// A part with its name.
 pub(super) type Named = (String, Arc<dyn Part>);
