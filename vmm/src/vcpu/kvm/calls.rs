@@ -8,7 +8,7 @@ use kvm_ioctls::VcpuFd;
 use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref};
 use vmm_sys_util::ioctl_iow_nr;
 
-use crate::vcpu::VcpuError;
+use super::KvmError;
 
 /// `struct kvm_interrupt`.
 #[repr(C)]
@@ -27,7 +27,7 @@ const TSC_OFFSET: u64 = 0;
 
 /// Makes the external interrupt the next thing that happens. Only when KVM said
 /// that it is ready for one.
-pub(super) fn inject(vcpu: &VcpuFd, vector: u8) -> Result<(), VcpuError> {
+pub(super) fn inject(vcpu: &VcpuFd, vector: u8) -> Result<(), KvmError> {
     let interrupt = Interrupt {
         vector: vector.into(),
     };
@@ -37,7 +37,7 @@ pub(super) fn inject(vcpu: &VcpuFd, vector: u8) -> Result<(), VcpuError> {
 }
 
 /// Guest TSC minus host TSC.
-pub(super) fn tsc_offset(vcpu: &VcpuFd) -> Result<u64, VcpuError> {
+pub(super) fn tsc_offset(vcpu: &VcpuFd) -> Result<u64, KvmError> {
     let mut offset = 0;
     let mut attribute = tsc_attribute(&mut offset);
     // SAFETY: the attribute is one word, and `addr` is a live variable of that size.
@@ -47,7 +47,7 @@ pub(super) fn tsc_offset(vcpu: &VcpuFd) -> Result<u64, VcpuError> {
 }
 
 /// Sets it. A KVM without hardware virtualisation takes it and changes nothing.
-pub(super) fn set_tsc_offset(vcpu: &VcpuFd, mut offset: u64) -> Result<(), VcpuError> {
+pub(super) fn set_tsc_offset(vcpu: &VcpuFd, mut offset: u64) -> Result<(), KvmError> {
     let attribute = tsc_attribute(&mut offset);
     // SAFETY: as above; the kernel only reads.
     let answer = unsafe { ioctl_with_ref(vcpu, KVM_SET_DEVICE_ATTR(), &attribute) };
@@ -63,11 +63,11 @@ fn tsc_attribute(value: &mut u64) -> kvm_device_attr {
     }
 }
 
-fn check(what: &'static str, answer: libc::c_int) -> Result<(), VcpuError> {
+fn check(what: &'static str, answer: libc::c_int) -> Result<(), KvmError> {
     if answer == 0 {
         Ok(())
     } else {
-        Err(VcpuError::Kernel {
+        Err(KvmError::Call {
             what,
             source: io::Error::last_os_error(),
         })

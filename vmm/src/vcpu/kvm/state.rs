@@ -115,7 +115,10 @@ pub(super) fn restore(
     };
     vcpu.set_debug_regs(&debug)
         .map_err(failed("KVM_SET_DEBUGREGS"))?;
-    calls::set_tsc_offset(vcpu, state.tsc_offset)?;
+    // Where it is fixed, the machine's clock knows.
+    if shared.tsc_offset_fixed.is_none() {
+        calls::set_tsc_offset(vcpu, state.tsc_offset)?;
+    }
     vcpu.set_vcpu_events(&events(state))
         .map_err(failed("KVM_SET_VCPU_EVENTS"))
 }

@@ -292,7 +292,13 @@ impl Vcpu for KvmVcpu {
     }
 
     fn set_tsc_offset(&mut self, offset: u64) -> Result<(), VcpuError> {
-        calls::set_tsc_offset(&self.fd, offset)
+        match self.shared.tsc_offset_fixed {
+            None => Ok(calls::set_tsc_offset(&self.fd, offset)?),
+            Some(fixed) if fixed == offset => Ok(()),
+            Some(fixed) => Err(unsupported(format!(
+                "a TSC offset of {offset:#x} where it is always {fixed:#x}"
+            ))),
+        }
     }
 
     fn instructions(&self) -> u64 {

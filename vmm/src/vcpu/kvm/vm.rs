@@ -9,7 +9,7 @@ use super::cpuid::{self, Place};
 use super::detect::Host;
 use super::quirks::Quirks;
 use super::vcpu::KvmVcpu;
-use super::{KvmError, msrs};
+use super::{KvmError, calls, msrs};
 use crate::memory::Ram;
 use crate::vcpu::{BackEnd, Vcpu, VcpuError};
 
@@ -27,6 +27,8 @@ pub(super) struct Shared {
     pub(super) xsave_bytes: usize,
     /// MSRs that are state.
     pub(super) state_msrs: Vec<u32>,
+    /// The guest's TSC offset, where KVM takes another and changes nothing.
+    pub(super) tsc_offset_fixed: Option<u64>,
     /// Needed on a KVM without hardware virtualisation.
     pub(super) quirks: Option<Quirks>,
 }
@@ -61,7 +63,9 @@ impl KvmBackEnd {
             .map_err(|error| KvmError::call("KVM_SET_TSS_ADDR", error))?;
         set_memory(&vm, ram)?;
         msrs::set_filter(&vm, quirks.is_some())?;
+        let (tsc_hz, tsc_offset_fixed) = tsc_properties(host)?;
         let shared = Shared {
+            tsc_offset_fixed,
             xsave_bytes: usize::try_from(vm.check_extension_int(Cap::Xsave2)).unwrap_or(0),
             state_msrs: msrs::of_state(&host.kvm)?,
             ram: ram.clone(),
@@ -69,7 +73,7 @@ impl KvmBackEnd {
             vm,
         };
         Ok(Self {
-            tsc_hz: tsc_hz(host)?,
+            tsc_hz,
             shared: Arc::new(shared),
             cpuid,
             cpus,
@@ -102,9 +106,8 @@ impl BackEnd for KvmBackEnd {
         self.tsc_hz
     }
 
-    /// Without hardware virtualisation user mode runs natively: RDTSC is the host's.
-    fn fixed_tsc_offset(&self) -> Option<u64> {
-        self.shared.quirks.is_some().then_some(0)
+    fn tsc_offset_fixed(&self) -> Option<u64> {
+        self.shared.tsc_offset_fixed
     }
 
     fn create(&self, id: u32) -> Result<Box<dyn Vcpu>, VcpuError> {
@@ -129,15 +132,22 @@ fn set_memory(vm: &VmFd, ram: &Ram) -> Result<(), KvmError> {
     Ok(())
 }
 
-/// A vCPU knows it, so one is made for the question, in a machine of its own.
-fn tsc_hz(host: &Host) -> Result<u64, KvmError> {
+/// What only a vCPU knows, so one is made for the question, in a machine of its
+/// own: the TSC's frequency, and its offset where that stays as it is.
+fn tsc_properties(host: &Host) -> Result<(u64, Option<u64>), KvmError> {
     let vm = host
         .kvm
         .create_vm()
         .map_err(|error| KvmError::call("KVM_CREATE_VM", error))?;
-    let khz = vm
+    let vcpu = vm
         .create_vcpu(0)
-        .and_then(|vcpu| vcpu.get_tsc_khz())
+        .map_err(|error| KvmError::call("KVM_CREATE_VCPU", error))?;
+    let khz = vcpu
+        .get_tsc_khz()
         .map_err(|error| KvmError::call("KVM_GET_TSC_KHZ", error))?;
-    Ok(u64::from(khz) * 1000)
+    let before = calls::tsc_offset(&vcpu)?;
+    let wanted = before.wrapping_add(1 << 30);
+    calls::set_tsc_offset(&vcpu, wanted)?;
+    let now = calls::tsc_offset(&vcpu)?;
+    Ok((u64::from(khz) * 1000, (now != wanted).then_some(now)))
 }
