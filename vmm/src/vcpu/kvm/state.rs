@@ -116,7 +116,7 @@ pub(super) fn restore(
     vcpu.set_debug_regs(&debug)
         .map_err(failed("KVM_SET_DEBUGREGS"))?;
     // Where it is fixed, the machine's clock knows.
-    if shared.tsc_offset_fixed.is_none() {
+    if shared.fixed_tsc_offset.is_none() {
         calls::set_tsc_offset(vcpu, state.tsc_offset)?;
     }
     vcpu.set_vcpu_events(&events(state))

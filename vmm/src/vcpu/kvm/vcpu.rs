@@ -292,7 +292,7 @@ impl Vcpu for KvmVcpu {
     }
 
     fn set_tsc_offset(&mut self, offset: u64) -> Result<(), VcpuError> {
-        match self.shared.tsc_offset_fixed {
+        match self.shared.fixed_tsc_offset {
             None => Ok(calls::set_tsc_offset(&self.fd, offset)?),
             Some(fixed) if fixed == offset => Ok(()),
             Some(fixed) => Err(unsupported(format!(

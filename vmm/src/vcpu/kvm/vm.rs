@@ -28,7 +28,7 @@ pub(super) struct Shared {
     /// MSRs that are state.
     pub(super) state_msrs: Vec<u32>,
     /// The guest's TSC offset, where KVM takes another and changes nothing.
-    pub(super) tsc_offset_fixed: Option<u64>,
+    pub(super) fixed_tsc_offset: Option<u64>,
     /// Needed on a KVM without hardware virtualisation.
     pub(super) quirks: Option<Quirks>,
 }
@@ -63,9 +63,9 @@ impl KvmBackEnd {
             .map_err(|error| KvmError::call("KVM_SET_TSS_ADDR", error))?;
         set_memory(&vm, ram)?;
         msrs::set_filter(&vm, quirks.is_some())?;
-        let (tsc_hz, tsc_offset_fixed) = tsc_properties(host)?;
+        let (tsc_hz, fixed_tsc_offset) = tsc_properties(host)?;
         let shared = Shared {
-            tsc_offset_fixed,
+            fixed_tsc_offset,
             xsave_bytes: usize::try_from(vm.check_extension_int(Cap::Xsave2)).unwrap_or(0),
             state_msrs: msrs::of_state(&host.kvm)?,
             ram: ram.clone(),
@@ -106,8 +106,8 @@ impl BackEnd for KvmBackEnd {
         self.tsc_hz
     }
 
-    fn tsc_offset_fixed(&self) -> Option<u64> {
-        self.shared.tsc_offset_fixed
+    fn fixed_tsc_offset(&self) -> Option<u64> {
+        self.shared.fixed_tsc_offset
     }
 
     fn create(&self, id: u32) -> Result<Box<dyn Vcpu>, VcpuError> {
