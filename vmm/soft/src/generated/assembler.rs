@@ -173,6 +173,11 @@ impl Assembler {
         self.labels[label.0 as usize] = self.code.len() as u32;
     }
 
+    /// Whether anything jumps to the label so far.
+    pub fn is_target(&self, label: Label) -> bool {
+        self.jumps.iter().rev().any(|&(_, target)| target == label)
+    }
+
     /// Appends bytes as they are.
     pub fn bytes(&mut self, bytes: &[u8]) {
         self.code.extend_from_slice(bytes);

@@ -1,11 +1,11 @@
 //! The ends of blocks: branches, and ways to the next block.
 
 use super::assembler::register::*;
-use super::assembler::{Memory, condition};
+use super::assembler::{Label, Memory, condition};
 use super::select::Template;
 use super::stubs::{self, CODE_PAGE};
 use super::trace::{Follow, Item};
-use super::translate::{Pending, STACK_READ, Translation};
+use super::translate::{Pending, STACK_READ, STACK_WRITE, Translation};
 
 impl Translation<'_> {
     /// The block's last instruction, a branch.
@@ -27,6 +27,7 @@ impl Translation<'_> {
             Template::Call => {
                 let slow = self.push_return_address(index);
                 if follow == Follow::End {
+                    self.save_flags_if(needed);
                     self.go_to(from, target);
                 }
                 self.finish_slow(index, slow);
@@ -41,6 +42,7 @@ impl Translation<'_> {
             }
             Template::CallRegister(register) => {
                 let slow = self.push_return_address(index);
+                self.save_flags_if(needed);
                 let target = self.value(register, R10);
                 if target != R10 {
                     self.a.copy(R10, target);
@@ -58,17 +60,17 @@ impl Translation<'_> {
                 let slow = self.operand_address(index, STACK_READ);
                 self.a.load(R10, Memory::At(R10, 0));
                 self.a.store(stubs::SCRATCH, R10);
-                self.push_return_address_to(index, slow);
+                self.a.address_of(R10, Memory::At(R15, -8));
+                self.probe(STACK_WRITE, slow);
+                self.store_return_address(index, 0);
                 self.a.load(R10, stubs::SCRATCH);
                 self.look_up();
                 self.finish_slow(index, slow);
             }
             Template::Return(extra) => {
-                let slow = self.a.label();
-                self.lose_flags(index);
-                self.a.copy(R10, R15);
-                self.probe(STACK_READ, slow);
-                self.a.load(R10, Memory::At(R10, 0));
+                let (slow, distance) = self.pop_address(index, R15);
+                self.save_flags_if(needed);
+                self.a.load(R10, Memory::At(R10, distance));
                 self.move_stack(8 + i32::from(extra));
                 self.look_up();
                 self.finish_slow(index, slow);
@@ -77,19 +79,17 @@ impl Translation<'_> {
         }
     }
 
-    fn push_return_address(&mut self, index: usize) -> super::assembler::Label {
-        let slow = self.a.label();
-        self.lose_flags(index);
-        self.push_return_address_to(index, slow);
+    fn push_return_address(&mut self, index: usize) -> Label {
+        let (slow, distance) = self.push_address(index);
+        self.store_return_address(index, distance);
         slow
     }
 
-    fn push_return_address_to(&mut self, index: usize, slow: super::assembler::Label) {
+    fn store_return_address(&mut self, index: usize, distance: i32) {
         let end = self.items[index].end() as i32;
-        self.push_address(slow);
         self.a.load(R11, CODE_PAGE);
         self.a.address_of(R11, Memory::At(R11, end));
-        self.a.store(Memory::At(R10, 0), R11);
+        self.a.store(Memory::At(R10, distance), R11);
         self.move_stack(-8);
     }
 

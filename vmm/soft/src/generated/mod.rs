@@ -3,7 +3,8 @@
 //! - [`arena`]: memory for code, never writable and executable at one address;
 //! - [`assembler`] and [`encoding`]: instructions written, and taken apart;
 //! - [`thunk`]: one SSE, MMX or x87 instruction, for the interpreter;
-//! - [`trace`], [`select`], [`liveness`], [`ahead`], [`translate`], [`control`]: blocks to code;
+//! - [`trace`], [`select`], [`liveness`], [`ahead`], [`windows`],
+//!   [`translate`], [`control`]: blocks to code;
 //! - [`stubs`]: the code that all blocks share.
 //!
 //! Guest and host are the same instruction set. So most instructions are written
@@ -34,6 +35,7 @@ mod tests;
 pub mod thunk;
 mod trace;
 mod translate;
+mod windows;
 
 use std::ptr::null;
 
@@ -69,6 +71,8 @@ pub struct State {
     op: *const Op,
     /// See [`stubs::SCRATCH`].
     scratch: u64,
+    /// Host addresses of the running trace's windows.
+    windows: [u64; windows::WINDOWS_MAX],
 }
 
 impl Default for State {
@@ -81,6 +85,7 @@ impl Default for State {
             link: 0,
             op: null(),
             scratch: 0,
+            windows: [0; windows::WINDOWS_MAX],
         }
     }
 }

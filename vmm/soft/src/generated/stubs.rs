@@ -83,6 +83,11 @@ pub const REQUEST: Memory = field(offset_of!(Cpu, request));
 pub const CODE_PAGE: Memory = state_field(offset_of!(State, code_page));
 /// A word for what neither scratch register can hold.
 pub const SCRATCH: Memory = state_field(offset_of!(State, scratch));
+/// The host address of a window's start.
+pub fn window(index: usize) -> Memory {
+    state_field(offset_of!(State, windows) + 8 * index)
+}
+
 const XMM_LIVE: Memory = state_field(offset_of!(State, xmm_live));
 const MXCSR: Memory = field(offset_of!(Cpu, fpu) + 24);
 const CALLEE_SAVED: [u8; 6] = [RBX, RBP, R12, R13, R14, R15];
@@ -262,9 +267,9 @@ pub fn load_flags(a: &mut Assembler) {
     a.copy(RAX, R11);
 }
 
-/// `Cpu::flags` from the host's flags, which stay; R10 is lost.
+/// `Cpu::flags` from the host's flags, which stay; R11 is lost.
 pub fn save_flags(a: &mut Assembler) {
-    a.copy(R10, RAX);
+    a.copy(R11, RAX);
     // lahf; seto al; mov [flags], ax
     a.bytes(&[0x9f, 0x0f, 0x90, 0xc0]);
     a.instruction(
@@ -272,7 +277,7 @@ pub fn save_flags(a: &mut Assembler) {
         RAX,
         Rm::Memory(FLAGS),
     );
-    a.copy(RAX, R10);
+    a.copy(RAX, R11);
 }
 
 /// Compares the word that `Cpu::request` points to with 0: not equal when this

@@ -28,7 +28,12 @@ use iced_x86::code_asm::*;
 struct Pages([[u8; 4096]; PAGES]);
 
 const PAGES: usize = 4;
+const STACK: usize = 0;
+/// Two pages: windows may cross from the first to the second.
+const DATA: usize = 1;
 const CODE: usize = 3;
+/// The data register's distance from the data's start.
+const MIDDLE: u64 = 3000;
 
 struct PlainMemory(*mut Pages);
 
@@ -150,6 +155,20 @@ impl Machine {
     fn cpu(&mut self) -> &mut Cpu {
         // SAFETY: allocated and initialised in `new`; exclusively borrowed here.
         unsafe { &mut *self.cpu }
+    }
+
+    /// Gives both copies of memory the same bytes.
+    fn fill(&mut self, random: &mut Random) {
+        for page in DATA..DATA + 2 {
+            self.native.0[page] = random.bytes();
+            self.guest.0[page] = self.native.0[page];
+        }
+        self.native.0[STACK] = [0; 4096];
+        self.guest.0[STACK] = [0; 4096];
+    }
+
+    fn data_differs(&self) -> bool {
+        self.native.0[DATA..DATA + 2] != self.guest.0[DATA..DATA + 2]
     }
 
     /// Linear address of a page.
@@ -499,17 +518,28 @@ impl Generator {
         let size = instruction.memory_size().size().max(1) as u64;
         let aligned = size == 16;
         let scale = [1, 2, 4, 8][self.random.below(4) as usize];
-        let indexed = self.random.below(2) == 0 && !aligned;
-        let offset = self.random.below(4096 - 64 * 8 - 16) & if aligned { !15 } else { !0 };
+        let indexed = self.random.below(3) == 0 && !aligned;
+        // Many near the border between the two pages, none across it.
+        let mut address = match self.random.below(3) {
+            0 => self.random.below(2 * 4096 - 16),
+            _ => 4096 - 150 + self.random.below(300),
+        };
+        if indexed {
+            address = address & 4096 | address % (4096 - 64 * 8 - 16);
+        } else if aligned {
+            address &= !15;
+        } else if address < 4096 && address + size > 4096 {
+            address = 4096;
+        }
         instruction.set_segment_prefix(Register::None);
         instruction.set_memory_base(self.base);
         instruction.set_memory_index(if indexed { self.index } else { Register::None });
         instruction.set_memory_index_scale(if indexed { scale } else { 1 });
         instruction.set_memory_displ_size(8);
-        instruction.set_memory_displacement64(offset);
+        instruction.set_memory_displacement64(address.wrapping_sub(MIDDLE));
     }
 
-    fn context(&mut self, data: u64, stack: u64) -> Context {
+    fn context(&mut self, machine: &Machine) -> Context {
         let mut context = Context::EMPTY;
         for byte in &mut context.fpu[160..416] {
             *byte = self.random.next() as u8;
@@ -522,9 +552,9 @@ impl Generator {
                 _ => self.random.next(),
             };
         }
-        context.registers[self.base.number()] = data;
+        context.registers[self.base.number()] = machine.linear(DATA) + MIDDLE;
         context.registers[self.index.number()] = self.random.below(64);
-        context.registers[4] = stack;
+        context.registers[4] = machine.linear(STACK) + 2048;
         context.flags = self.random.next() & 0xd501 | 0x200;
         context
     }
@@ -552,21 +582,17 @@ fn compare(machine: &mut Machine, generator: &mut Generator, length: usize) -> R
         }
         code.extend(encoder.take_buffer());
     }
-    let data: [u8; 4096] = generator.random.bytes();
-    machine.native.0[0] = data;
-    machine.guest.0[0] = data;
-    machine.native.0[1] = [0; 4096];
-    machine.guest.0[1] = [0; 4096];
+    machine.fill(&mut generator.random);
     machine.guest.0[CODE][..code.len()].copy_from_slice(&code);
     machine.guest.0[CODE][code.len()] = 0xcc;
     machine.cpu().code.clear();
     machine.generated.flush();
-    let before = generator.context(machine.linear(0), machine.linear(1) + 2048);
+    let before = generator.context(&machine);
     let (mut native, mut ours) = (before, before);
     machine.run_native(&code, &mut native);
     let stopped = machine.run(0, &mut ours);
-    let data_differs = machine.native.0[0] != machine.guest.0[0];
-    let stack_differs = machine.native.0[1] != machine.guest.0[1];
+    let data_differs = machine.data_differs();
+    let stack_differs = machine.native.0[STACK] != machine.guest.0[STACK];
     let flags = (native.flags ^ ours.flags) & 0xd501;
     native.flags = ours.flags;
     if stopped == length && native == ours && !data_differs && !stack_differs && flags == 0 {
@@ -621,7 +647,7 @@ fn compare_program(counts: bool, write: impl FnOnce(&mut CodeAssembler)) -> (Mac
     let mut machine = Machine::counting(counts);
     machine.cpu().set_budget(i64::MAX);
     let mut generator = Generator::new(1);
-    let context = generator.context(machine.linear(0), machine.linear(1) + 2048);
+    let context = generator.context(&machine);
     let context = run_both(&mut machine, &mut assembler, context, &mut generator.random);
     (machine, context.unwrap())
 }
@@ -644,7 +670,7 @@ fn run_both(
     // Calls push addresses that differ.
     let flags = (native.flags ^ ours.flags) & 0xd501;
     native.flags = ours.flags;
-    if native == ours && flags == 0 && machine.native.0[0] == machine.guest.0[0] {
+    if native == ours && flags == 0 && !machine.data_differs() {
         return Ok(ours);
     }
     Err(format!(
@@ -700,16 +726,12 @@ fn programs_do_what_they_do_natively() {
             let seed = seed + round;
             let mut generator = Generator::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
             let mut program = random_program(&mut generator);
-            let data: [u8; 4096] = generator.random.bytes();
-            machine.native.0[0] = data;
-            machine.guest.0[0] = data;
-            machine.native.0[1] = [0; 4096];
-            machine.guest.0[1] = [0; 4096];
+            machine.fill(&mut generator.random);
             machine.cpu().code.clear();
             machine.cpu().jump_caches = Default::default();
             machine.generated.flush();
             machine.cpu().set_budget(i64::MAX);
-            let mut before = generator.context(machine.linear(0), machine.linear(1) + 2048);
+            let mut before = generator.context(&machine);
             before.registers[14] = generator.random.below(20);
             let random = &mut generator.random;
             if let Err(difference) = run_both(&mut machine, &mut program, before, random) {

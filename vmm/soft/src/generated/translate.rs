@@ -11,6 +11,7 @@ use super::liveness::{ALL, needed_after};
 use super::select::{Field, MemoryUse, Template};
 use super::stubs::{self, CODE_PAGE, Stubs, host, register_field};
 use super::trace::Item;
+use super::windows::{Base, Member, WINDOWS_MAX, Windows};
 use crate::cpu::{Cpu, segment};
 use crate::environment::Access;
 use crate::tlb::{TLB_ENTRIES, Tlb, TlbEntry};
@@ -71,6 +72,21 @@ pub struct Translation<'a> {
     pub entry: u64,
     /// The last instruction that has XMM registers in the host's.
     last_xmm: Option<usize>,
+    /// None in the second version.
+    windows: Windows,
+    /// Whether this is the first of two versions.
+    first_version: bool,
+    /// Windows whose address is known; and where operands of them are known to
+    /// be at multiples of 16.
+    established: [bool; WINDOWS_MAX],
+    aligned: [Option<i32>; WINDOWS_MAX],
+    /// The window whose address is in R10.
+    at_hand: Option<usize>,
+    /// Ways into the second version.
+    fallbacks: Vec<(Label, usize)>,
+    /// The second version's instructions: their code, and whether flags are in
+    /// the host's there.
+    second: Vec<(Label, bool)>,
 }
 
 impl<'a> Translation<'a> {
@@ -90,18 +106,42 @@ impl<'a> Translation<'a> {
             pending: Vec::new(),
             entry: 0,
             last_xmm,
+            windows: Windows::default(),
+            first_version: false,
+            established: [false; WINDOWS_MAX],
+            aligned: [None; WINDOWS_MAX],
+            at_hand: None,
+            fallbacks: Vec::new(),
+            second: Vec::new(),
         }
     }
 
-    /// Writes the trace's code.
+    /// Writes the trace's code: twice, if it has windows.
     pub fn run(&mut self) {
         self.find_needed_flags();
+        self.windows = Windows::of(&self.items);
+        self.first_version = !self.windows.is_empty();
         self.entry = self.a.address();
         self.enter();
+        self.version();
+        if self.first_version {
+            self.first_version = false;
+            (self.host_flags, self.memory_flags) = (false, true);
+            self.version();
+            self.write_fallbacks();
+        }
+    }
+
+    /// One version of the whole trace.
+    fn version(&mut self) {
         for index in 0..self.items.len() {
             if index > 0 && self.items[index].index == 0 && self.plan.counts {
                 self.lose_flags(index);
                 self.take_budget(index);
+            }
+            if !self.first_version {
+                let here = self.a.here();
+                self.second.push((here, self.host_flags));
             }
             self.instruction(index);
         }
@@ -115,6 +155,17 @@ impl<'a> Translation<'a> {
         }
         while let Some(pending) = self.pending.pop() {
             self.write_pending(pending);
+        }
+    }
+
+    fn write_fallbacks(&mut self) {
+        for (enter, index) in std::mem::take(&mut self.fallbacks) {
+            let (version, host_flags) = self.second[index];
+            self.a.bind(enter);
+            if host_flags && self.needed_before(index) {
+                self.a.call_to(self.plan.stubs.load_flags);
+            }
+            self.a.jump(version);
         }
     }
 
@@ -163,6 +214,13 @@ impl<'a> Translation<'a> {
     }
 
     fn instruction(&mut self, index: usize) {
+        self.write_instruction(index);
+        if uses_scratch(&self.items[index]) {
+            self.at_hand = None;
+        }
+    }
+
+    fn write_instruction(&mut self, index: usize) {
         match self.items[index].template {
             Template::Handler => self.handler(index),
             Template::Nothing => {}
@@ -296,8 +354,16 @@ impl<'a> Translation<'a> {
         }
     }
 
-    /// The end of a template with a slow path: that comes back here.
+    /// The end of a template with a slow path: that comes back here, or goes on
+    /// in the second version.
     pub fn finish_slow(&mut self, index: usize, enter: Label) {
+        if !self.a.is_target(enter) {
+            return;
+        }
+        if self.first_version {
+            self.fallbacks.push((enter, index));
+            return;
+        }
         let back = self.a.here();
         self.pending.push(Pending::Slow {
             enter,
@@ -371,6 +437,7 @@ impl<'a> Translation<'a> {
     /// Turns the linear address in R10 into the host's; R11 and flags are lost.
     /// `slow` is where it goes when the TLB does not know.
     pub fn probe(&mut self, operand: MemoryUse, slow: Label) {
+        self.at_hand = None;
         const ENTRY: u32 = size_of::<TlbEntry>().ilog2();
         const INDEX_MASK: i32 = (TLB_ENTRIES as i32 - 1) << ENTRY;
         let tlb = offset_of!(Cpu, tlbs) + self.class * size_of::<Tlb>() + offset_of!(Tlb, entries);
@@ -395,6 +462,55 @@ impl<'a> Translation<'a> {
         a.load_add(R10, host);
     }
 
+    /// The start of the instruction's window in R10, if it has one; R11 is lost.
+    /// Returns the slow path, and the operand's distance from R10.
+    pub fn window_address(&mut self, index: usize) -> Option<(Label, i32)> {
+        if !self.first_version {
+            return None;
+        }
+        let member = self.windows.members[index]?;
+        let slow = self.a.label();
+        if !self.established[member.window] {
+            self.lose_flags(index);
+            self.window_start(&member);
+            self.probe(self.windows.all[member.window].operand(), slow);
+            self.a.store(stubs::window(member.window), R10);
+            self.established[member.window] = true;
+        } else if self.at_hand != Some(member.window) {
+            self.a.load(R10, stubs::window(member.window));
+        }
+        self.at_hand = Some(member.window);
+        let phase = member.distance & 15;
+        if member.aligned && self.aligned[member.window] != Some(phase) {
+            self.lose_flags(index);
+            self.a.address_of(R11, Memory::At(R10, phase));
+            // test r11b, 15
+            self.a.bytes(&[0x41, 0xf6, 0xc3, 0x0f]);
+            self.a.jump_if(condition::NOT_EQUAL, slow);
+            self.aligned[member.window] = Some(phase);
+        }
+        Some((slow, member.distance))
+    }
+
+    /// The linear address of a window's start in R10; R11 is lost.
+    fn window_start(&mut self, member: &Member) {
+        match member.base {
+            Base::Register(guest) => {
+                let base = self.value(guest, R10);
+                self.a.address_of(R10, Memory::At(base, member.start));
+            }
+            Base::CodePage => {
+                self.a.load(R10, CODE_PAGE);
+                self.a.address_of(R10, Memory::At(R10, member.start));
+            }
+            Base::Segment(segment) => {
+                let base = offset_of!(Cpu, segment_bases) + 8 * usize::from(segment);
+                self.a.load(R10, Memory::Field(base as i32));
+                self.a.address_of(R10, Memory::At(R10, member.start));
+            }
+        }
+    }
+
     /// The memory operand's host address in R10, with the flags in the host's
     /// where the instruction needs them; R11 is lost. Returns the slow path.
     pub fn operand_address(&mut self, index: usize, operand: MemoryUse) -> Label {
@@ -415,7 +531,11 @@ impl<'a> Translation<'a> {
     }
 
     fn memory(&mut self, index: usize, reg: Field, operand: MemoryUse) {
-        let slow = self.operand_address(index, operand);
+        let (slow, distance) = match self.window_address(index) {
+            Some(found) => found,
+            None => (self.operand_address(index, operand), 0),
+        };
+        self.want_flags(index);
         let (opcode, immediate) = self.opcode(index);
         let instruction = self.items[index].instruction;
         let (number, resident) = match reg {
@@ -431,7 +551,7 @@ impl<'a> Translation<'a> {
             self.a.load(R11, register_field(guest));
         }
         self.a
-            .instruction(opcode, number, Rm::Memory(Memory::At(R10, 0)));
+            .instruction(opcode, number, Rm::Memory(Memory::At(R10, distance)));
         self.a.bytes(immediate);
         let written = instruction.op0_kind() == OpKind::Register
             || matches!(instruction.mnemonic(), Mnemonic::Xchg | Mnemonic::Xadd);
@@ -640,10 +760,27 @@ impl<'a> Translation<'a> {
 
     // The stack.
 
-    /// The host address below the stack pointer in R10.
-    pub fn push_address(&mut self, slow: Label) {
-        self.a.address_of(R10, Memory::At(R15, -8));
-        self.probe(STACK_WRITE, slow);
+    /// The host address below the stack pointer in R10, but for the distance
+    /// that is returned; R11 and perhaps the flags are lost.
+    pub fn push_address(&mut self, index: usize) -> (Label, i32) {
+        self.window_address(index).unwrap_or_else(|| {
+            let slow = self.a.label();
+            self.lose_flags(index);
+            self.a.address_of(R10, Memory::At(R15, -8));
+            self.probe(STACK_WRITE, slow);
+            (slow, 0)
+        })
+    }
+
+    /// The same for what `register` points to.
+    pub fn pop_address(&mut self, index: usize, register: u8) -> (Label, i32) {
+        self.window_address(index).unwrap_or_else(|| {
+            let slow = self.a.label();
+            self.lose_flags(index);
+            self.a.copy(R10, register);
+            self.probe(STACK_READ, slow);
+            (slow, 0)
+        })
     }
 
     /// Moves the guest's stack pointer.
@@ -652,21 +789,17 @@ impl<'a> Translation<'a> {
     }
 
     fn push_register(&mut self, index: usize, register: u8) {
-        let slow = self.a.label();
-        self.lose_flags(index);
-        self.push_address(slow);
+        let (slow, distance) = self.push_address(index);
         let value = self.value(register, R11);
-        self.a.store(Memory::At(R10, 0), value);
+        self.a.store(Memory::At(R10, distance), value);
         self.move_stack(-8);
         self.finish_slow(index, slow);
     }
 
     fn push_constant(&mut self, index: usize, value: i32) {
-        let slow = self.a.label();
-        self.lose_flags(index);
-        self.push_address(slow);
-        self.a
-            .instruction(Opcode::wide(0xc7), 0, Rm::Memory(Memory::At(R10, 0)));
+        let (slow, distance) = self.push_address(index);
+        let to = Rm::Memory(Memory::At(R10, distance));
+        self.a.instruction(Opcode::wide(0xc7), 0, to);
         self.a.bytes(&value.to_le_bytes());
         self.move_stack(-8);
         self.finish_slow(index, slow);
@@ -677,7 +810,8 @@ impl<'a> Translation<'a> {
         self.host_flags = false;
         self.a.load(R10, Memory::At(R10, 0));
         self.a.store(stubs::SCRATCH, R10);
-        self.push_address(slow);
+        self.a.address_of(R10, Memory::At(R15, -8));
+        self.probe(STACK_WRITE, slow);
         self.a.load(R11, stubs::SCRATCH);
         self.a.store(Memory::At(R10, 0), R11);
         self.move_stack(-8);
@@ -685,12 +819,9 @@ impl<'a> Translation<'a> {
     }
 
     fn pop(&mut self, index: usize, register: u8) {
-        let slow = self.a.label();
-        self.lose_flags(index);
-        self.a.copy(R10, R15);
-        self.probe(STACK_READ, slow);
+        let (slow, distance) = self.pop_address(index, R15);
         let to = host(register).unwrap_or(R11);
-        self.a.load(to, Memory::At(R10, 0));
+        self.a.load(to, Memory::At(R10, distance));
         if host(register).is_none() {
             self.a.store(register_field(register), to);
         }
@@ -702,13 +833,35 @@ impl<'a> Translation<'a> {
     }
 
     fn leave(&mut self, index: usize) {
-        let slow = self.a.label();
-        self.lose_flags(index);
-        self.a.copy(R10, RBP);
-        self.probe(STACK_READ, slow);
+        let (slow, distance) = self.pop_address(index, RBP);
         self.a.address_of(R15, Memory::At(RBP, 8));
-        self.a.load(RBP, Memory::At(R10, 0));
+        self.a.load(RBP, Memory::At(R10, distance));
         self.finish_slow(index, slow);
+    }
+}
+
+/// Whether an instruction's code may change R10 although it uses no window.
+fn uses_scratch(item: &Item<'_>) -> bool {
+    use Template::*;
+    let resident = |register: Register| {
+        register.is_gpr() && host(register.full_register().number() as u8).is_none()
+    };
+    let instruction = &item.instruction;
+    let registers = (0..instruction.op_count())
+        .filter(|&operand| instruction.op_kind(operand) == OpKind::Register)
+        .any(|operand| resident(instruction.op_register(operand)));
+    let address = resident(instruction.memory_base()) || resident(instruction.memory_index());
+    match item.template {
+        Nothing | Same | JumpIf(_) | Jump => false,
+        Registers { .. }
+        | Constant(_)
+        | PartialConstant(_)
+        | SwapBytes(_)
+        | ExchangeAccumulator(_) => registers,
+        Address(_) => registers || address,
+        // They leave their window's address there.
+        Memory { .. } | PushRegister(_) | PushConstant(_) | Pop(_) | Leave | Call => false,
+        _ => true,
     }
 }
 
