@@ -19,6 +19,14 @@ pub(super) struct Chosen {
 }
 
 impl Chosen {
+    /// For the log: which one it is and why, and what it does on its own.
+    pub fn notes(&self) -> Vec<String> {
+        let quirks = self.back_end.quirks();
+        let mut notes = vec![self.reason.clone()];
+        notes.extend(quirks.iter().map(|quirk| format!("quirk: {quirk}")));
+        notes
+    }
+
     /// Where guest time comes from with this back end.
     pub fn source(&self, deterministic: bool) -> Source {
         match self.back_end.fixed_tsc_offset() {

@@ -17,8 +17,8 @@ use crate::memory::Ram;
 pub(super) struct Guest {
     /// The first CPU at its first instruction.
     pub bootstrap: CpuState,
-    /// What was recognised, in words.
-    pub note: String,
+    /// What was recognised, and what was added.
+    pub notes: Vec<String>,
 }
 
 /// Reads the files that a machine starts from. They are checked later, but are
@@ -40,8 +40,14 @@ impl Files {
         })
     }
 
-    /// Puts all that the guest starts with into `ram`.
-    pub fn load(&self, configuration: &Configuration, ram: &Ram) -> Result<Guest, MachineError> {
+    /// Puts all that the guest starts with into `ram`. `words` go to the end of the
+    /// command line.
+    pub fn load(
+        &self,
+        configuration: &Configuration,
+        ram: &Ram,
+        words: &[&str],
+    ) -> Result<Guest, MachineError> {
         // validate() has seen to it that they are not too many.
         let cpus = configuration.cpus.min(255) as u8;
         let placed = acpi::place(
@@ -52,21 +58,27 @@ impl Files {
                 real_time_clock: true,
             },
         )?;
+        let added = words.join(" ");
+        let command_line = format!("{} {added}", configuration.command_line);
         let seed = seed(configuration.deterministic).map_err(MachineError::Seed)?;
         let loaded = boot::load(
             ram,
             &boot::Request {
                 kernel: &self.kernel,
                 initrd: self.initrd.as_ref(),
-                command_line: &configuration.command_line,
+                command_line: command_line.trim(),
                 protocol: None,
                 acpi: Some(&placed),
                 seed: Some(&seed),
             },
         )?;
+        let mut notes = vec![loaded.recognised.to_string()];
+        if !added.is_empty() {
+            notes.push(format!("added to the kernel's command line: {added}"));
+        }
         Ok(Guest {
             bootstrap: loaded.state,
-            note: loaded.recognised.to_string(),
+            notes,
         })
     }
 }

@@ -124,7 +124,7 @@ impl Machine {
         let files = guest::Files::open(configuration)?;
         let ram = Ram::new(configuration.memory_bytes)?;
         let chosen = back_end::choose(configuration, &ram)?;
-        let guest = files.load(configuration, &ram)?;
+        let guest = files.load(configuration, &ram, chosen.back_end.command_line())?;
         drop(files);
         Self::start(
             configuration,
@@ -132,7 +132,7 @@ impl Machine {
             ram,
             chosen,
             guest.bootstrap,
-            vec![guest.note],
+            guest.notes,
         )
     }
 
@@ -167,7 +167,7 @@ impl Machine {
         mut notes: Vec<String>,
     ) -> Result<Self, MachineError> {
         crate::clock::sharpen_sleep();
-        notes.insert(0, chosen.reason.clone());
+        notes.splice(0..0, chosen.notes());
         let Assembled { owner, handle } = assembly::assemble(Plan {
             configuration,
             outside,

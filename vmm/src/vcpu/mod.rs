@@ -100,6 +100,16 @@ pub trait BackEnd: Send + Sync {
         None
     }
 
+    /// Words that a Linux kernel's command line needs with this back end.
+    fn command_line(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// What it does on its own that a log should name.
+    fn quirks(&self) -> &'static [&'static str] {
+        &[]
+    }
+
     /// The vCPU whose local APIC identifier is `id`, in its reset state.
     fn create(&self, id: u32) -> Result<Box<dyn Vcpu>, VcpuError>;
 }

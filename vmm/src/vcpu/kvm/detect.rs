@@ -101,7 +101,7 @@ impl Host {
     }
 
     /// Whether the processor runs guest kernels. Without, the
-    /// [quirks](super::quirks) are needed.
+    /// quirks of this room are needed.
     pub fn is_hardware(&self) -> bool {
         matches!(self.virtualization, Virtualization::Hardware(_))
     }

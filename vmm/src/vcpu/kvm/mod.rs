@@ -13,7 +13,7 @@
 //! | `calls` | calls of the kernel that `kvm-ioctls` lacks |
 //! | `kick` | how another thread makes it come back |
 //! | [`counters`] | exits by kind |
-//! | [`quirks`] | what a KVM without hardware virtualisation cannot do |
+//! | `quirks` | what a KVM without hardware virtualisation cannot do |
 //!
 //! Invariants of a vCPU:
 //!
@@ -32,7 +32,7 @@ mod cpuid;
 pub mod detect;
 mod kick;
 mod msrs;
-pub mod quirks;
+mod quirks;
 mod state;
 mod vcpu;
 mod vm;

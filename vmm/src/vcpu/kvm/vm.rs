@@ -7,7 +7,7 @@ use kvm_ioctls::{Cap, VmFd};
 
 use super::cpuid::{self, Place};
 use super::detect::Host;
-use super::quirks::Quirks;
+use super::quirks::{self, Quirks};
 use super::vcpu::KvmVcpu;
 use super::{KvmError, calls, msrs};
 use crate::memory::Ram;
@@ -80,11 +80,6 @@ impl KvmBackEnd {
         })
     }
 
-    /// What this KVM needs done for it, if anything.
-    pub fn quirks(&self) -> Option<&Quirks> {
-        self.shared.quirks.as_ref()
-    }
-
     /// The vCPU whose local APIC identifier is `id`, in its reset state.
     pub fn vcpu(&self, id: u32) -> Result<KvmVcpu, VcpuError> {
         let place = Place {
@@ -108,6 +103,20 @@ impl BackEnd for KvmBackEnd {
 
     fn fixed_tsc_offset(&self) -> Option<u64> {
         self.shared.fixed_tsc_offset
+    }
+
+    fn command_line(&self) -> &'static [&'static str] {
+        match self.shared.quirks {
+            Some(_) => quirks::COMMAND_LINE,
+            None => &[],
+        }
+    }
+
+    fn quirks(&self) -> &'static [&'static str] {
+        match self.shared.quirks {
+            Some(_) => quirks::NAMES,
+            None => &[],
+        }
     }
 
     fn create(&self, id: u32) -> Result<Box<dyn Vcpu>, VcpuError> {

@@ -14,8 +14,7 @@
 //! | `step` | an instruction to be done, and how it ended |
 //!
 //! An instruction is done as the processor would do it, exceptions included. Most
-//! are rare once the kernel's command line says what [`Quirks::command_line`]
-//! gives; all were seen while Linux booted.
+//! are rare once the kernel's command line has the words of `COMMAND_LINE`; all were seen while Linux booted.
 
 mod alignment_check;
 mod breakpoint;
@@ -44,8 +43,27 @@ use crate::vcpu::VcpuError;
 /// Longest instruction, in bytes.
 const INSTRUCTION_MAX: usize = 15;
 
+/// For the log.
+pub(super) const NAMES: &[&str] = &[
+    "syscall through the page fault's gate",
+    "int3, fwait, clac, stac, popcnt, cmpxchg16b, xsave and xrstor done here",
+    "cmpxchg16b and pcid hidden",
+];
+
+/// Words that a Linux kernel's command line needs. `clearcpuid` takes away what
+/// this KVM cannot hide in CPUID: instructions that would be done here, at some
+/// microseconds each (SMAP's two at every entry of the kernel), or string moves of
+/// a microsecond a byte. `nopti`: see `system_call`. The last two save seconds of
+/// patching and of page table changes at boot.
+pub(super) const COMMAND_LINE: &[&str] = &[
+    "clearcpuid=smap,erms,fsrm,popcnt",
+    "nopti",
+    "noreplace-smp",
+    "rodata=off",
+];
+
 /// What is done for a machine.
-pub struct Quirks {
+pub(super) struct Quirks {
     layout: xsave::Layout,
     /// Held while the page fault's gate is changed: vCPUs write LSTAR at once.
     gate: Mutex<()>,
@@ -57,30 +75,6 @@ impl Quirks {
             layout: xsave::Layout(components),
             gate: Mutex::new(()),
         }
-    }
-
-    /// For the log.
-    pub fn names(&self) -> &'static [&'static str] {
-        &[
-            "syscall through the page fault's gate",
-            "int3, fwait, clac, stac, popcnt, cmpxchg16b, xsave and xrstor done by Weft",
-            "no cmpxchg16b and no pcid in CPUID",
-            "no TSC offset: a pause is a jump of the guest's time",
-        ]
-    }
-
-    /// Words that a Linux kernel's command line needs here. `clearcpuid` takes
-    /// away what this KVM cannot hide in CPUID: instructions that would be done
-    /// here, at some microseconds each (SMAP's two at every entry of the kernel),
-    /// or string moves of a microsecond a byte. `noreplace-smp` and `rodata=off`
-    /// save seconds of patching and of page table changes at boot.
-    pub fn command_line(&self) -> &'static [&'static str] {
-        &[
-            "clearcpuid=smap,erms,fsrm,popcnt",
-            "nopti",
-            "noreplace-smp",
-            "rodata=off",
-        ]
     }
 
     /// The guest wrote LSTAR.
