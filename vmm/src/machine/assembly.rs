@@ -12,27 +12,21 @@ use super::ender::{Ender, Ending};
 use super::handle::{Handle, INPUTS_MAX};
 use super::lifecycle::{End, Stage};
 use super::owner::{Named, Owner, with_sources};
+use super::pci_devices::PciDevices;
 use super::{MachineError, Outside};
+use crate::acpi::EVENT_LINE;
 use crate::acpi::power::{PORTS as POWER_PORTS, PowerDevice, PowerRequest};
-use crate::acpi::{self, EVENT_LINE};
 use crate::bus::{Bus, BusDevice};
 use crate::clock::{Alarms, Clock, KvmClock, Source};
 use crate::devices::cmos::{self, CmosClock};
 use crate::devices::debug_exit::{self, DebugExit};
 use crate::devices::keyboard::{self, KeyboardController};
 use crate::devices::serial::{self, SerialPort};
-use crate::interrupts::{Hub, IO_APIC_SIZE, InterruptLine, Line};
-use crate::memory::{DEVICE_HOLE, IO_APIC, PCI_WINDOW_END, Ram};
-use crate::pci::{FIRST_PIN, Root, RootOptions, Windows};
+use crate::interrupts::{Hub, IO_APIC_SIZE, Line};
+use crate::memory::{IO_APIC, Ram};
 use crate::vcpu::environment::Surroundings;
 use crate::vcpu::runner::{Event, Listener, Runner, RunnerOptions};
 use crate::vcpu::turns::Turns;
-use crate::virtio::console::{Console, ConsoleHandle};
-use crate::virtio::rng::Rng;
-use crate::virtio::{Attach, Transport, VirtioDevice};
-
-/// The seed of all randomness in deterministic machines.
-pub(super) const DETERMINISTIC_SEED: u64 = 0x5745_4654;
 
 /// What is put together.
 pub(super) struct Plan<'a> {
@@ -51,17 +45,18 @@ pub(super) struct Assembled {
 }
 
 /// What everything is attached to.
-struct Frame {
-    ram: Ram,
-    mmio: Bus,
-    ports: Bus,
-    hub: Arc<Hub>,
-    clock: Arc<Clock>,
-    ender: Arc<Ender>,
+pub(super) struct Frame {
+    pub ram: Ram,
+    pub mmio: Bus,
+    pub ports: Bus,
+    pub hub: Arc<Hub>,
+    pub clock: Arc<Clock>,
+    pub ender: Arc<Ender>,
 }
 
 impl Frame {
-    fn line(&self, pin: usize) -> Result<Line, MachineError> {
+    /// A wire into the I/O APIC.
+    pub fn line(&self, pin: usize) -> Result<Line, MachineError> {
         self.hub.line(pin).ok_or(MachineError::Pin(pin))
     }
 
@@ -93,8 +88,14 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         ("clock".into(), frame.clock.clone()),
         ("io-apic".into(), frame.hub.clone()),
     ];
-    let serial = small_devices(&frame, configuration, plan.outside.serial, &mut parts)?;
-    let (root, console) = pci_devices(&frame, configuration, plan.outside.console, &mut parts)?;
+    let small = small_devices(&frame, configuration, plan.outside.serial, &mut parts)?;
+    let pci = PciDevices {
+        frame: &frame,
+        configuration,
+        observer: chosen.observer.clone(),
+        parts: &mut parts,
+    };
+    let (root, console) = pci.attach(plan.outside.console)?;
 
     let turns = (source == Source::Counted).then(|| Arc::new(Turns::new(frame.hub.clone())));
     if let Some(turns) = &turns {
@@ -146,15 +147,22 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         back_end: chosen.back_end.name(),
         memory_bytes: frame.ram.size(),
         stage: Stage::Built,
+        power: small.power,
         take_down: Box::new(move || root.clear()),
     };
     let handle = Handle {
         owner: to_owner,
         ending,
-        serial,
+        serial: small.serial,
         console,
     };
     Ok(Assembled { owner, handle })
+}
+
+/// Those of the small devices that are spoken to from outside.
+struct Small {
+    serial: Arc<SerialPort>,
+    power: Arc<PowerDevice>,
 }
 
 fn small_devices(
@@ -162,7 +170,7 @@ fn small_devices(
     configuration: &Configuration,
     serial_output: Box<dyn std::io::Write + Send>,
     parts: &mut Vec<Named>,
-) -> Result<Arc<SerialPort>, MachineError> {
+) -> Result<Small, MachineError> {
     frame
         .mmio
         .insert(IO_APIC..IO_APIC + IO_APIC_SIZE, frame.hub.clone())?;
@@ -188,7 +196,7 @@ fn small_devices(
     let power = Arc::new(PowerDevice::new(Box::new(line), Box::new(power)));
     let ports = u64::from(POWER_PORTS.start)..u64::from(POWER_PORTS.end);
     frame.port(ports, power.clone())?;
-    parts.push(("power".into(), power));
+    parts.push(("power".into(), power.clone()));
 
     let ender = frame.ender.clone();
     let keyboard = KeyboardController::new(Box::new(move || ender.end(End::Reset)));
@@ -198,53 +206,7 @@ fn small_devices(
         let exit = DebugExit::new(Box::new(move |code| ender.end(End::DebugExit { code })));
         frame.port(debug_exit::PORTS, Arc::new(exit))?;
     }
-    Ok(serial)
-}
-
-fn pci_devices(
-    frame: &Frame,
-    configuration: &Configuration,
-    console_output: Option<Box<dyn crate::virtio::console::ConsoleOutput>>,
-    parts: &mut Vec<Named>,
-) -> Result<(Arc<Root>, Option<ConsoleHandle>), MachineError> {
-    let ender = frame.ender.clone();
-    let mut lines: Vec<Arc<dyn InterruptLine>> = Vec::new();
-    for wire in 0..crate::pci::PINS {
-        lines.push(Arc::new(frame.line((FIRST_PIN + wire) as usize)?));
-    }
-    let lines = lines
-        .try_into()
-        .map_err(|_| MachineError::Pin(FIRST_PIN as usize))?;
-    let root = Arc::new(Root::new(RootOptions {
-        mmio: frame.mmio.clone(),
-        ports: frame.ports.clone(),
-        lines,
-        sink: frame.hub.clone(),
-        windows: Windows {
-            low: DEVICE_HOLE..PCI_WINDOW_END,
-            high: acpi::high_window(&frame.ram),
-        },
-        on_reset: Some(Arc::new(move || ender.end(End::Reset))),
-    })?);
-    parts.push(("pci".into(), root.clone()));
-    let attach = Attach {
-        ram: frame.ram.clone(),
-        observer: None,
-    };
-    let mut put = |device: Box<dyn VirtioDevice>| -> Result<(), MachineError> {
-        let transport = Transport::attach(&root, &attach, device)?;
-        parts.push((transport.name().to_owned(), transport));
-        Ok(())
-    };
-    let seed = configuration.deterministic.then_some(DETERMINISTIC_SEED);
-    put(Box::new(Rng::new(seed)))?;
-    let mut handle = None;
-    if let Some(output) = console_output.filter(|_| configuration.virtio_console) {
-        let (console, typed) = Console::new(output).map_err(MachineError::Console)?;
-        put(Box::new(console))?;
-        handle = Some(typed);
-    }
-    Ok((root, handle))
+    Ok(Small { serial, power })
 }
 
 fn alarms(frame: &Frame, cpus: u32) -> Result<Arc<Alarms>, MachineError> {

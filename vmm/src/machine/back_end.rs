@@ -1,5 +1,7 @@
 //! Which back end runs a machine's vCPUs, and why.
 
+use std::sync::Arc;
+
 use super::MachineError;
 use super::configuration::{BackEndChoice, Configuration};
 use crate::clock::Source;
@@ -8,12 +10,15 @@ use crate::memory::Ram;
 use crate::vcpu::BackEnd;
 use crate::vcpu::kvm::detect::{Backend, Choice};
 use crate::vcpu::kvm::{KvmBackEnd, KvmError};
+use crate::virtio::WriteObserver;
 
 /// A back end, ready to make vCPUs.
 pub(super) struct Chosen {
     pub back_end: Box<dyn BackEnd>,
     /// How the vCPUs' threads are confined.
     pub kind: ThreadKind,
+    /// Hears of guest memory that devices wrote.
+    pub observer: Option<Arc<dyn WriteObserver>>,
     /// One sentence for the log.
     pub reason: String,
 }
@@ -53,6 +58,7 @@ pub(super) fn choose(configuration: &Configuration, ram: &Ram) -> Result<Chosen,
     Ok(Chosen {
         back_end: Box::new(back_end),
         kind: ThreadKind::KvmVcpu,
+        observer: None,
         reason,
     })
 }

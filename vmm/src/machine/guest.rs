@@ -6,8 +6,8 @@ use std::io::Read;
 use weft_soft::CpuState;
 
 use super::MachineError;
-use super::assembly::DETERMINISTIC_SEED;
 use super::configuration::Configuration;
+use super::pci_devices::DETERMINISTIC_SEED;
 use crate::acpi::topology::equal_shares;
 use crate::acpi::{self, Description};
 use crate::boot::{self, ImageFile, Role};

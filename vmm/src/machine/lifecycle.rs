@@ -10,7 +10,7 @@
 //! ```
 //!
 //! One thread owns the machine and takes requests one after the other, so no
-//! two lifecycle calls ever overlap. `save` needs Built or Paused, `restore`
+//! two lifecycle calls ever overlap. The power button needs Running; `save` needs Built or Paused, `restore`
 //! too; `state` and `counters` are answered always, also after the end.
 
 use std::collections::BTreeMap;

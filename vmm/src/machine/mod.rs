@@ -6,6 +6,7 @@
 //! | `back_end` | who runs the vCPUs, and why |
 //! | `guest` | what is in memory at the start |
 //! | `assembly` | all parts, connected |
+//! | `pci_devices` | the devices among them that a configuration asks for |
 //! | `lifecycle` | stages, requests, answers, ends |
 //! | `owner` | the thread that takes requests |
 //! | `handle` | how others ask |
@@ -19,6 +20,7 @@ mod guest;
 mod handle;
 mod lifecycle;
 mod owner;
+mod pci_devices;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -96,6 +98,9 @@ pub enum MachineError {
     /// A virtio device could not be made.
     #[error(transparent)]
     Virtio(#[from] crate::virtio::VirtioError),
+    /// A disk cannot be had.
+    #[error(transparent)]
+    Disk(#[from] crate::virtio::block::BlockError),
     /// The virtio console could not be made.
     #[error("no event descriptor for the console")]
     Console(#[source] std::io::Error),

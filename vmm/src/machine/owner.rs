@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use super::ender::{Ender, Ending, Input};
 use super::lifecycle::{Answer, Counters, End, Refusal, Request, Stage, Status, VcpuStage};
 use super::state::MachineState;
+use crate::acpi::power::PowerDevice;
 use crate::clock::{Alarms, Clock};
 use crate::part::Part;
 use crate::vcpu::runner::{Activity, Order, Runner, RunnerError, VcpuState};
@@ -38,6 +39,7 @@ pub(super) struct Owner {
     pub back_end: &'static str,
     pub memory_bytes: u64,
     pub stage: Stage,
+    pub power: Arc<PowerDevice>,
     /// What remains to be done at the end: devices are taken off their buses.
     pub take_down: Box<dyn FnOnce() + Send>,
 }
@@ -78,6 +80,7 @@ impl Owner {
             (Request::Stop, Stage::Built | Stage::Running | Stage::Paused) => {
                 self.end(End::Stopped);
             }
+            (Request::PressPowerButton, Stage::Running) => self.power.press_button(),
             (Request::Save, Stage::Built | Stage::Paused) => {
                 return self.save(name).map(|state| Answer::Saved(Box::new(state)));
             }

@@ -55,6 +55,7 @@ impl Rig {
                 stuck: self.stuck,
             }),
             kind: ThreadKind::SoftVcpu,
+            observer: None,
             reason: "a double".into(),
         };
         let mut bootstrap = CpuState::reset();
@@ -176,6 +177,22 @@ fn a_guest_ends_the_machine_in_each_way() {
         assert_eq!(status(&machine).vcpus, [VcpuStage::Finished; 2]);
         assert_eq!(machine.finish(), Some(end));
     }
+}
+
+#[test]
+fn the_power_button_raises_an_event() {
+    let (machine, _) = Rig::new(1).built();
+    assert!(matches!(
+        refused(&machine, Request::PressPowerButton),
+        Refusal::Stage { .. }
+    ));
+    ask(&machine, Request::Run);
+    ask(&machine, Request::PressPowerButton);
+    ask(&machine, Request::Pause);
+    assert_eq!(
+        save(&machine).parts["power"],
+        serde_json::json!({"events": 1})
+    );
 }
 
 #[test]

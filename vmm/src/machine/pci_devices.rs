@@ -1,0 +1,94 @@
+//! The PCI bus and the virtio devices that a configuration asks for.
+
+use std::sync::Arc;
+
+use super::MachineError;
+use super::assembly::Frame;
+use super::configuration::Configuration;
+use super::lifecycle::End;
+use super::owner::Named;
+use crate::acpi;
+use crate::interrupts::InterruptLine;
+use crate::memory::{DEVICE_HOLE, PCI_WINDOW_END};
+use crate::pci::{FIRST_PIN, PINS, Root, RootOptions, Windows};
+use crate::virtio::block::{Block, BlockOptions, QUEUES_MAX};
+use crate::virtio::console::{Console, ConsoleHandle, ConsoleOutput};
+use crate::virtio::rng::Rng;
+use crate::virtio::{Attach, Transport, VirtioDevice, WriteObserver};
+
+/// The seed of all randomness in deterministic machines.
+pub(super) const DETERMINISTIC_SEED: u64 = 0x5745_4654;
+
+/// What the devices are made from.
+pub(super) struct PciDevices<'a> {
+    pub frame: &'a Frame,
+    pub configuration: &'a Configuration,
+    /// Hears of guest memory that devices wrote.
+    pub observer: Option<Arc<dyn WriteObserver>>,
+    pub parts: &'a mut Vec<Named>,
+}
+
+impl PciDevices<'_> {
+    /// Makes the bus and all devices on it, in the order in which the guest finds
+    /// them: disks, console, entropy.
+    pub fn attach(
+        mut self,
+        console: Option<Box<dyn ConsoleOutput>>,
+    ) -> Result<(Arc<Root>, Option<ConsoleHandle>), MachineError> {
+        let root = self.bus()?;
+        let configuration = self.configuration;
+        for disk in &configuration.disks {
+            let options = BlockOptions {
+                read_only: disk.read_only,
+                direct: disk.direct,
+                queues: configuration.cpus.min(QUEUES_MAX.into()) as u16,
+                ..BlockOptions::new(&disk.path)
+            };
+            self.put(&root, Box::new(Block::open(&options)?))?;
+        }
+        let mut handle = None;
+        if let Some(output) = console.filter(|_| configuration.virtio_console) {
+            let (console, typed) = Console::new(output).map_err(MachineError::Console)?;
+            self.put(&root, Box::new(console))?;
+            handle = Some(typed);
+        }
+        let seed = configuration.deterministic.then_some(DETERMINISTIC_SEED);
+        self.put(&root, Box::new(Rng::new(seed)))?;
+        Ok((root, handle))
+    }
+
+    fn bus(&mut self) -> Result<Arc<Root>, MachineError> {
+        let frame = self.frame;
+        let ender = frame.ender.clone();
+        let mut lines: Vec<Arc<dyn InterruptLine>> = Vec::new();
+        for wire in 0..PINS {
+            lines.push(Arc::new(frame.line((FIRST_PIN + wire) as usize)?));
+        }
+        let lines = lines
+            .try_into()
+            .map_err(|_| MachineError::Pin(FIRST_PIN as usize))?;
+        let root = Arc::new(Root::new(RootOptions {
+            mmio: frame.mmio.clone(),
+            ports: frame.ports.clone(),
+            lines,
+            sink: frame.hub.clone(),
+            windows: Windows {
+                low: DEVICE_HOLE..PCI_WINDOW_END,
+                high: acpi::high_window(&frame.ram),
+            },
+            on_reset: Some(Arc::new(move || ender.end(End::Reset))),
+        })?);
+        self.parts.push(("pci".into(), root.clone()));
+        Ok(root)
+    }
+
+    fn put(&mut self, root: &Root, device: Box<dyn VirtioDevice>) -> Result<(), MachineError> {
+        let attach = Attach {
+            ram: self.frame.ram.clone(),
+            observer: self.observer.clone(),
+        };
+        let transport = Transport::attach(root, &attach, device)?;
+        self.parts.push((transport.name().to_owned(), transport));
+        Ok(())
+    }
+}
