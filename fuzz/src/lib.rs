@@ -8,6 +8,7 @@
 pub mod dsm;
 pub mod proc;
 pub mod random;
+pub mod vmm_boot;
 pub mod wire;
 
 use random::Random;
@@ -94,5 +95,10 @@ pub const TARGETS: &[Target] = &[
         name: "proc-reply",
         run: proc::reply,
         valid: proc::valid_reply,
+    },
+    Target {
+        name: "vmm-boot-image",
+        run: vmm_boot::image,
+        valid: vmm_boot::valid_image,
     },
 ];

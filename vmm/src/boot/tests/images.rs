@@ -3,7 +3,7 @@
 
 use std::io::{Cursor, Write};
 
-use super::super::Compression;
+use super::Compression;
 
 /// Where the made kernels lie.
 pub const START: u64 = 0x20_0000;
