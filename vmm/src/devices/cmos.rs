@@ -93,7 +93,7 @@ fn encode(value: u8, control: u8) -> u8 {
     if control & B_BINARY != 0 {
         value
     } else {
-        value / 10 << 4 | value % 10
+        ((value / 10) << 4) | (value % 10)
     }
 }
 
