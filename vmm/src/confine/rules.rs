@@ -111,6 +111,8 @@ const VCPU_REQUEST: u64 = 0xae80;
 /// (`include/uapi/linux/if_tun.h`).
 const TUN_SET_OFFLOAD: u64 = 0x4004_54d0;
 const TUN_SET_HEADER_SIZE: u64 = 0x4004_54d8;
+/// `TUNSETQUEUE`: which of several queues are in use.
+const TUN_SET_QUEUE: u64 = 0x4004_54d9;
 
 /// The rules of a kind.
 pub(super) fn rules(kind: ThreadKind) -> Result<Rules, BackendError> {
@@ -141,7 +143,7 @@ fn connection(rules: &mut Rules) -> Result<(), BackendError> {
 }
 
 fn tap(rules: &mut Rules) -> Result<(), BackendError> {
-    for request in [TUN_SET_OFFLOAD, TUN_SET_HEADER_SIZE] {
+    for request in [TUN_SET_OFFLOAD, TUN_SET_HEADER_SIZE, TUN_SET_QUEUE] {
         let request = argument(1, SeccompCmpOp::Eq, request)?;
         when(rules, libc::SYS_ioctl, vec![request])?;
     }

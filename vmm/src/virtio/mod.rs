@@ -24,10 +24,12 @@ pub mod console;
 #[cfg(any(test, feature = "double"))]
 pub mod double;
 pub mod interrupt;
+pub mod net;
 mod report;
 pub mod ring;
 pub mod rng;
 pub mod transport;
+mod vectors;
 pub mod worker;
 
 #[cfg(test)]
@@ -110,6 +112,8 @@ pub enum DeviceState {
     Block(block::BlockState),
     /// Console.
     Console(console::ConsoleState),
+    /// Network.
+    Net(net::NetState),
     /// Entropy.
     Rng(rng::RngState),
 }

@@ -8,7 +8,7 @@
 
 use std::num::Wrapping;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -184,6 +184,8 @@ pub struct RingParts {
 pub struct Ring {
     queue: Queue,
     index: u16,
+    /// What `next_used` was when the driver was last told, or not.
+    told: Wrapping<u16>,
     parts: RingParts,
 }
 
@@ -213,6 +215,7 @@ impl Ring {
             return Err(fault("its rings are not in RAM".into()));
         }
         Ok(Self {
+            told: Wrapping(queue.next_used()),
             queue,
             index,
             parts,
@@ -286,16 +289,13 @@ impl Ring {
 
     /// The last request was not used after all: it is the next one again.
     pub fn unpop(&mut self) {
+        self.parts.taken.fetch_sub(1, Ordering::Relaxed);
         self.queue.go_to_previous_position();
     }
 
     /// Gives a request back, `written` bytes of it filled.
     pub fn push(&mut self, chain: &Chain, written: u32) -> Result<(), Fault> {
-        if let Some(observer) = &self.parts.observer {
-            for segment in &chain.writable {
-                observer.written(segment.address, u64::from(segment.length));
-            }
-        }
+        self.observe(chain);
         self.queue
             .add_used(&*self.parts.memory, chain.head, written)
             .map_err(|error| Fault::Queue {
@@ -304,15 +304,63 @@ impl Ring {
             })
     }
 
-    /// Tells the driver of what was pushed, if it wants to hear.
+    /// Gives several requests back so that the driver sees either none or all:
+    /// the buffers of one frame (5.1.6.4).
+    pub fn push_all(&mut self, chains: &[(Chain, u32)]) -> Result<(), Fault> {
+        let Some(((last, written), others)) = chains.split_last() else {
+            return Ok(());
+        };
+        let size = self.queue.size();
+        for (chain, written) in others {
+            self.observe(chain);
+            let next = self.queue.next_used();
+            let entry = self.queue.used_ring() + 4 + 8 * u64::from(next % size);
+            let element = [u32::from(chain.head).to_le(), written.to_le()];
+            // Not to be seen before the index moves, at the last one.
+            let put = self.memory().write_obj(element, GuestAddress(entry));
+            put.map_err(|error| Fault::Queue {
+                index: self.index,
+                reason: error.to_string(),
+            })?;
+            self.queue.set_next_used(next.wrapping_add(1));
+        }
+        self.push(last, *written)
+    }
+
+    fn observe(&self, chain: &Chain) {
+        if let Some(observer) = &self.parts.observer {
+            for segment in &chain.writable {
+                observer.written(segment.address, u64::from(segment.length));
+            }
+        }
+    }
+
+    /// Tells the driver of what was pushed, if it wants to hear (2.7.7, 2.7.10).
     pub fn signal(&mut self) {
-        let memory = self.parts.memory.clone();
-        // The ring was checked to be in RAM, so neither can fail; a message
-        // too many is harmless.
-        let wanted = self.queue.needs_notification(&*memory).unwrap_or(true);
-        if wanted && (self.queue.event_idx_enabled() || !self.interrupts_off()) {
+        let used = Wrapping(self.queue.next_used());
+        let before = std::mem::replace(&mut self.told, used);
+        if used == before {
+            return;
+        }
+        // The driver sets its wish, then looks at the used index once more; we
+        // the other way round.
+        fence(Ordering::SeqCst);
+        let ring = self.queue.avail_ring();
+        let wanted = if self.queue.event_idx_enabled() {
+            let event = Wrapping(self.driver_word(ring + 4 + 2 * u64::from(self.queue.size())));
+            used - event - Wrapping(1) < used - before
+        } else {
+            self.driver_word(ring) & NO_INTERRUPT == 0
+        };
+        if wanted {
             self.parts.interrupt.queue(self.index);
         }
+    }
+
+    /// A word of the available ring, which was checked to be in RAM.
+    fn driver_word(&self, address: u64) -> u16 {
+        let word = self.memory().load(GuestAddress(address), Ordering::Relaxed);
+        word.map_or(0, u16::from_le)
     }
 
     /// The driver need not kick for now.
@@ -341,18 +389,6 @@ impl Ring {
     /// Copies bytes into `segments`, from `skip` bytes in: how many fitted.
     pub fn write(&self, segments: &[Segment], skip: u64, data: &[u8]) -> usize {
         copy_in(self.memory(), segments, skip, data)
-    }
-
-    fn interrupts_off(&self) -> bool {
-        let flags = GuestAddress(self.queue.avail_ring());
-        let flags: u16 = self.memory().load(flags, Ordering::Relaxed).unwrap_or(0);
-        u16::from_le(flags) & NO_INTERRUPT != 0
-    }
-
-    /// Requests that wait.
-    pub fn waiting(&self) -> u16 {
-        let available = self.queue.avail_idx(self.memory(), Ordering::Acquire);
-        available.map_or(0, |index| (index - Wrapping(self.queue.next_avail())).0)
     }
 }
 

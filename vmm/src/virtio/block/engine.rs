@@ -4,41 +4,17 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::FileExt;
 
-use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+use vm_memory::GuestMemoryMmap;
 
 use super::disk::Disk;
 use super::request::{Operation, Request, Status};
 use super::uring::Uring;
 use crate::virtio::Ring;
 use crate::virtio::ring::{Segment, copy_in, copy_out};
+use crate::virtio::vectors::vectors;
 
 /// Bytes that go through a buffer of ours at once.
 const BOUNCE: usize = 256 << 10;
-
-/// A buffer in guest RAM, as the kernel wants it.
-#[derive(Clone, Copy)]
-#[repr(transparent)]
-pub struct IoVector(libc::iovec);
-
-// SAFETY: it is an address and a length; who uses it answers for the memory.
-unsafe impl Send for IoVector {}
-
-/// The vectors of `segments`, without the first `skip` bytes.
-pub fn vectors(memory: &GuestMemoryMmap, segments: &[Segment], skip: u64) -> Vec<IoVector> {
-    let parts = crate::virtio::ring::part(segments, skip, u64::MAX);
-    let vector = |segment: &Segment| {
-        let length = segment.length as usize;
-        // Checked when the chain was taken, so none is missing.
-        let slice = memory
-            .get_slice(GuestAddress(segment.address), length)
-            .ok()?;
-        Some(IoVector(libc::iovec {
-            iov_base: slice.ptr_guard_mut().as_ptr().cast(),
-            iov_len: length,
-        }))
-    };
-    parts.iter().filter_map(vector).collect()
-}
 
 /// A request that ended.
 pub struct Ended {

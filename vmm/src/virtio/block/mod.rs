@@ -21,6 +21,7 @@ pub use persist::BlockState;
 
 use super::worker::Handler;
 use super::{ConfigSpace, DeviceState, Fault, Kind, Ring, StateError, VirtioDevice};
+use crate::confine::ThreadKind;
 use disk::Disk;
 use engine::Engine;
 use handler::BlockHandler;
@@ -195,6 +196,10 @@ impl VirtioDevice for Block {
             class: 0x01_80_00,
             name: "block",
         }
+    }
+
+    fn thread_kind(&self) -> ThreadKind {
+        ThreadKind::Block
     }
 
     fn features(&self) -> u64 {

@@ -14,9 +14,10 @@ use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::disk::{Disk, unsupported};
-use super::engine::{Ended, IoVector, carry_out, vectors};
+use super::engine::{Ended, carry_out};
 use super::request::{Operation, Request, Status};
 use crate::virtio::Ring;
+use crate::virtio::vectors::{IoVector, vectors};
 
 /// A request that the kernel works on.
 struct Flying {

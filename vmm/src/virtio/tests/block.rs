@@ -256,9 +256,10 @@ fn many_requests_on_many_queues_across_a_restore() {
     device.pause(std::time::Duration::from_secs(5)).unwrap();
     statuses.extend((40..60).map(|at| offer(&mut driver, &machine, at)));
     let queues = driver.queues.clone();
-    device.detach(std::time::Duration::from_secs(5)).unwrap();
-    // Detached devices can still be saved; the disk must be free for the next.
     let text = serde_json::to_string(&device.save().unwrap()).unwrap();
+    // The disk must be free for the next.
+    device.detach(std::time::Duration::from_secs(5)).unwrap();
+    assert!(device.save().is_none());
     drop(driver);
     drop(device);
     let next = machine.successor();

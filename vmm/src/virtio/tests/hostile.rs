@@ -222,6 +222,13 @@ fn torture(machine: &Machine, device: &Transport, seed: u64) {
         driver.start(random.next() | random.next(), 64);
         let queues = driver.queues.len() as u64;
         let sane = [2, 30, 1000][random.below(3) as usize];
+        for places in driver.queues.iter().map(|queue| queue.places) {
+            for at in 0..64 {
+                let bytes = random_descriptor(&mut random, 1000, machine.ram.size());
+                let at = GuestAddress(places[0] + 16 * at);
+                memory.write_slice(&bytes, at).unwrap();
+            }
+        }
         for _ in 0..random.below(20) {
             let queue = random.below(queues) as usize;
             let places = driver.queues[queue].places;
@@ -300,5 +307,29 @@ fn random_rings_of_a_disk() {
         let device = machine.attach(Block::open(&options).unwrap()).unwrap();
         torture(&machine, &device, seed);
         device.detach(Duration::from_secs(5)).unwrap();
+    }
+}
+
+#[test]
+fn random_rings_of_a_network() {
+    for seed in seeds() {
+        let machine = Machine::new();
+        let (net, mut far) = super::net::network(2);
+        let device = machine.attach(net).unwrap();
+        let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let stopping = stop.clone();
+        // The other end sends frames, and reads what comes.
+        let peer = std::thread::spawn(move || {
+            while !stopping.load(std::sync::atomic::Ordering::Relaxed) {
+                for far in &mut far {
+                    far.try_send(&[7; 9000]);
+                    far.drain();
+                }
+                std::thread::yield_now();
+            }
+        });
+        torture(&machine, &device, seed);
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        peer.join().unwrap();
     }
 }

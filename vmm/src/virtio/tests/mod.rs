@@ -3,6 +3,7 @@
 mod block;
 mod console;
 mod hostile;
+mod net;
 mod rng;
 mod transport;
 

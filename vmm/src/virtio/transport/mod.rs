@@ -68,6 +68,8 @@ enum Phase {
     Resetting,
     /// They are here.
     Paused(Vec<Box<dyn Handler>>),
+    /// Detached.
+    Gone,
 }
 
 struct State {
@@ -215,7 +217,7 @@ impl Transport {
         let mut state = lock(&self.state);
         let deadline = Instant::now() + bound;
         match state.phase {
-            Phase::Paused(_) => return Ok(()),
+            Phase::Paused(_) | Phase::Gone => return Ok(()),
             Phase::Idle => state.phase = Phase::Paused(Vec::new()),
             Phase::Running | Phase::Resetting => {
                 let Some(handlers) = self.stop(deadline) else {
@@ -248,15 +250,13 @@ impl Transport {
         }
     }
 
-    /// Takes the device off the bus, ends its I/O and gives its handlers up.
+    /// Takes the device off the bus, ends its I/O and gives its handlers up: what
+    /// is to be saved must have been.
     /// Threads end when the last reference goes.
     pub fn detach(&self, bound: Duration) -> Result<(), VirtioError> {
         self.endpoint.disconnect();
         self.pause(bound)?;
-        let mut state = lock(&self.state);
-        if let Phase::Paused(handlers) = &mut state.phase {
-            handlers.clear();
-        }
+        lock(&self.state).phase = Phase::Gone;
         Ok(())
     }
 
@@ -287,6 +287,7 @@ impl Transport {
     fn start_reset(&self, state: &mut State, bound: Duration) {
         match state.phase {
             Phase::Idle | Phase::Paused(_) => self.finish_reset(state),
+            Phase::Gone => {}
             Phase::Running | Phase::Resetting => {
                 state.phase = Phase::Resetting;
                 self.try_reset(state, Instant::now() + bound);
@@ -313,7 +314,11 @@ impl Transport {
     /// The driver set DRIVER_OK.
     fn start_device(&self, state: &mut State) {
         match self.make_handlers(state) {
-            Ok(handlers) => state.phase = self.run(handlers),
+            Ok(handlers) => match &mut state.phase {
+                Phase::Idle => state.phase = self.run(handlers),
+                Phase::Paused(parked) => *parked = handlers,
+                Phase::Running | Phase::Resetting | Phase::Gone => {}
+            },
             Err(fault) => self.interrupt.fault(&fault),
         }
     }

@@ -79,8 +79,8 @@ impl Transport {
             device: self.name.clone(),
             source,
         };
-        if matches!(state.phase, Phase::Running | Phase::Resetting) {
-            return Err(wrong(StateError("it is running")));
+        if matches!(state.phase, Phase::Running | Phase::Resetting | Phase::Gone) {
+            return Err(wrong(StateError("it is running, or gone")));
         }
         if saved.queues.len() != state.registers.queues.len() {
             return Err(wrong(StateError("another number of queues")));

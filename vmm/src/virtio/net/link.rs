@@ -1,0 +1,32 @@
+//! What is on the other end of the cable.
+
+use std::io;
+use std::os::fd::RawFd;
+
+use vm_memory::GuestMemoryMmap;
+
+use crate::virtio::ring::Segment;
+
+/// One queue pair's way out. Nothing here blocks.
+pub trait Link: Send {
+    /// What becomes readable, and writable.
+    fn descriptor(&self) -> RawFd;
+    /// The next frame, behind a header of [`super::HEADER`] bytes, into `frame`
+    /// ([`super::HEADER`] + [`super::FRAME_MAX`] bytes): how long both are.
+    fn receive(&mut self, frame: &mut [u8]) -> io::Result<Option<usize>>;
+    /// Sends a frame with its header; `WouldBlock` when it must be sent again later.
+    fn send(&mut self, memory: &GuestMemoryMmap, frame: &[Segment]) -> io::Result<()>;
+    /// Sends what is left of the last frame; `WouldBlock` when something still is.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+    /// The driver took these features.
+    fn set_features(&mut self, features: u64) -> io::Result<()> {
+        let _ = features;
+        Ok(())
+    }
+    /// Whether frames shall come in here.
+    fn set_attached(&mut self, attached: bool) {
+        let _ = attached;
+    }
+}

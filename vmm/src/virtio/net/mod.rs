@@ -1,0 +1,284 @@
+//! Network (5.1): a tap device of the host, or a network in user space.
+//!
+//! | queue | what |
+//! | --- | --- |
+//! | 2n, 2n + 1 | receive and transmit of pair n: one thread |
+//! | 2 × pairs | control, when there is more than one pair |
+
+mod control;
+mod handler;
+mod link;
+mod options;
+mod persist;
+mod stream;
+mod tap;
+mod user;
+
+use std::sync::{Arc, Mutex};
+
+use thiserror::Error;
+
+pub use link::Link;
+pub use options::{Forward, Mac, NetBackEnd, NetOptions, User};
+pub use persist::NetState;
+pub use stream::Stream;
+
+use super::worker::Handler;
+use super::{ConfigSpace, DeviceState, Fault, Kind, Ring, StateError, VirtioDevice};
+use crate::confine::ThreadKind;
+use crate::pci::lock;
+use handler::{Pair, SharedLink};
+
+const QUEUE_SIZE: u16 = 256;
+const CONTROL_QUEUE_SIZE: u16 = 64;
+/// Pairs of queues at most.
+pub const PAIRS_MAX: u16 = 8;
+/// Bytes of struct virtio_net_hdr_v1 (5.1.6), before every frame.
+pub const HEADER: usize = 12;
+/// The largest frame: 64 KiB of IP in an Ethernet frame with a VLAN tag.
+pub const FRAME_MAX: usize = 65535 + 18;
+
+/// VIRTIO_NET_F_* (5.1.3).
+const FEATURE_MTU: u64 = 1 << 3;
+const FEATURE_MAC: u64 = 1 << 5;
+const FEATURE_MERGE: u64 = 1 << 15;
+const FEATURE_STATUS: u64 = 1 << 16;
+const FEATURE_CONTROL: u64 = 1 << 17;
+const FEATURE_PAIRS: u64 = 1 << 22;
+/// Checksums and segmentation left to the other side: what a tap can do.
+/// CSUM, GUEST_CSUM, GUEST_TSO4, GUEST_TSO6, GUEST_ECN, HOST_TSO4, HOST_TSO6, HOST_ECN.
+const OFFLOADS: u64 = 1 | 1 << 1 | 7 << 7 | 7 << 11;
+/// Device configuration: where the status is, and its one bit.
+const STATUS: usize = 6;
+const LINK_UP: u16 = 1;
+
+/// Why there is no network.
+#[derive(Debug, Error)]
+pub enum NetError {
+    /// Cannot be one.
+    #[error("{0:?} is no name of a network interface: 1 to 15 bytes, no '/'")]
+    Name(String),
+    /// /dev/net/tun.
+    #[error("cannot open /dev/net/tun; the kernel's tun module and access to the file are needed")]
+    NoTun(#[source] std::io::Error),
+    /// Not ours, and no privilege to make it.
+    #[error(
+        "no privilege to use the tap device {0}: make it for your user (ip tuntap add {0} mode tap user NAME) or run as root"
+    )]
+    Privilege(String),
+    /// Somebody else has it.
+    #[error("the tap device {0} is in use by another process, or of another kind")]
+    Busy(String),
+    /// Anything else.
+    #[error("cannot set up the tap device {name}: {what}")]
+    Tap {
+        /// Which.
+        name: String,
+        /// The call.
+        what: &'static str,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+    /// No passt.
+    #[error("cannot run {program}, which user-mode networking needs (Debian package passt)")]
+    NoProgram {
+        /// What was looked for.
+        program: String,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+    /// It would not start.
+    #[error("user-mode networking did not start: {0}")]
+    Program(String),
+    /// No socket pair, or the like.
+    #[error("cannot connect to the user-mode network")]
+    Socket(#[source] std::io::Error),
+    /// Out of range.
+    #[error("a network has 1 to {PAIRS_MAX} pairs of queues, not {0}")]
+    Pairs(u16),
+    /// Only tap has several.
+    #[error("user-mode networking has one pair of queues")]
+    OnePair,
+    /// Out of range.
+    #[error("an MTU of {0}: it must be 68 to 65535")]
+    Mtu(u16),
+    /// Not HOSTPORT:GUESTPORT.
+    #[error("{0:?} is no forward: HOSTPORT:GUESTPORT, each 1 to 65535")]
+    Forward(String),
+    /// Not six bytes, or no address of one card.
+    #[error("{0:?} is no MAC address of a network card, like 52:54:00:12:34:56")]
+    Mac(String),
+}
+
+/// What the threads of one network share.
+struct Shared {
+    links: Vec<SharedLink>,
+    configuration: Arc<ConfigSpace>,
+    /// Pairs that the driver uses.
+    active: Mutex<u16>,
+}
+
+/// The network device.
+pub struct Net {
+    shared: Arc<Shared>,
+    features: u64,
+}
+
+impl Net {
+    /// Opens the back end that `options` name.
+    pub fn open(options: &NetOptions) -> Result<Self, NetError> {
+        if options.pairs == 0 || options.pairs > PAIRS_MAX {
+            return Err(NetError::Pairs(options.pairs));
+        }
+        let mac = options.mac.unwrap_or_else(|| options.default_mac());
+        match &options.back_end {
+            NetBackEnd::Tap { name } => {
+                let taps = tap::open(name, options.pairs)?;
+                let links = taps.into_iter().map(|tap| Box::new(tap) as Box<dyn Link>);
+                Self::new(links.collect(), mac, options.mtu, OFFLOADS)
+            }
+            NetBackEnd::User(user) => {
+                if options.pairs > 1 {
+                    return Err(NetError::OnePair);
+                }
+                let mtu = options.mtu.unwrap_or(user::MTU);
+                let stream = user::start(user, mtu)?;
+                Self::new(vec![Box::new(stream)], mac, Some(mtu), 0)
+            }
+        }
+    }
+
+    /// A network of one link for each pair of queues.
+    pub fn new(
+        links: Vec<Box<dyn Link>>,
+        mac: Mac,
+        mtu: Option<u16>,
+        offloads: u64,
+    ) -> Result<Self, NetError> {
+        let pairs = links.len() as u16;
+        let mut features = FEATURE_MAC | FEATURE_STATUS | FEATURE_MERGE | offloads & OFFLOADS;
+        if let Some(mtu) = mtu {
+            if mtu < 68 {
+                return Err(NetError::Mtu(mtu));
+            }
+            features |= FEATURE_MTU;
+        }
+        if pairs > 1 {
+            features |= FEATURE_CONTROL | FEATURE_PAIRS;
+        }
+        let mut bytes = mac.0.to_vec();
+        for word in [LINK_UP, pairs, mtu.unwrap_or(0)] {
+            bytes.extend(word.to_le_bytes());
+        }
+        let links = links.into_iter().map(Mutex::new).map(Arc::new).collect();
+        Ok(Self {
+            shared: Arc::new(Shared {
+                links,
+                configuration: Arc::new(ConfigSpace::new(bytes)),
+                active: Mutex::new(1),
+            }),
+            features,
+        })
+    }
+
+    fn pairs(&self) -> usize {
+        self.shared.links.len()
+    }
+}
+
+impl VirtioDevice for Net {
+    fn kind(&self) -> Kind {
+        Kind {
+            id: 1,
+            class: 0x02_00_00,
+            name: "net",
+        }
+    }
+
+    /// The user-mode network is another process, so it needs no more than tap.
+    fn thread_kind(&self) -> ThreadKind {
+        ThreadKind::Network
+    }
+
+    fn features(&self) -> u64 {
+        self.features
+    }
+
+    fn queue_sizes(&self) -> Vec<u16> {
+        let mut sizes = vec![QUEUE_SIZE; 2 * self.pairs()];
+        if self.pairs() > 1 {
+            sizes.push(CONTROL_QUEUE_SIZE);
+        }
+        sizes
+    }
+
+    fn workers(&self) -> usize {
+        self.pairs()
+    }
+
+    fn configuration(&self) -> Arc<ConfigSpace> {
+        self.shared.configuration.clone()
+    }
+
+    fn activate(
+        &mut self,
+        features: u64,
+        mut rings: Vec<Option<Ring>>,
+    ) -> Result<Vec<Box<dyn Handler>>, Fault> {
+        // Without FEATURE_PAIRS the control queue is the third (5.1.2).
+        let place = if features & FEATURE_PAIRS != 0 {
+            2 * self.pairs()
+        } else {
+            2
+        };
+        let mut control = if features & FEATURE_CONTROL != 0 {
+            rings.get_mut(place).and_then(Option::take)
+        } else {
+            None
+        };
+        let mut rings = rings.into_iter();
+        let mut handlers: Vec<Box<dyn Handler>> = Vec::new();
+        for link in 0..self.pairs() {
+            if let (Some(Some(receive)), Some(Some(transmit))) = (rings.next(), rings.next()) {
+                let shared = self.shared.clone();
+                let pair = Pair::new(receive, transmit, control.take(), shared, link, features);
+                handlers.push(Box::new(pair));
+            } else if link == 0 {
+                return Err(Fault::Driver("left the first queues of the network off"));
+            }
+        }
+        Ok(handlers)
+    }
+
+    fn save(&self) -> DeviceState {
+        DeviceState::Net(persist::save(&self.shared))
+    }
+
+    fn restore(&mut self, state: &DeviceState) -> Result<(), StateError> {
+        let DeviceState::Net(state) = state else {
+            return Err(StateError("it is not a network's"));
+        };
+        persist::restore(&self.shared, state)
+    }
+}
+
+impl Shared {
+    /// Lets frames into the pairs that the driver uses, and no others.
+    fn attach_active(&self) {
+        let active = usize::from(*lock(&self.active));
+        for (index, link) in self.links.iter().enumerate() {
+            lock(link).set_attached(index < active);
+        }
+    }
+
+    /// Shows whether the link is up; whether that is news.
+    fn set_link_up(&self, up: bool) -> bool {
+        let mut before = [0; 2];
+        self.configuration.read(STATUS as u64, &mut before);
+        let status = if up { LINK_UP } else { 0 }.to_le_bytes();
+        if before != status {
+            self.configuration.set(STATUS, &status);
+        }
+        before != status
+    }
+}
