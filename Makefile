@@ -40,6 +40,12 @@ programs: ## Builds the programs of the tests and benchmarks
 	$(MAKE) -s -C tests/programs OUT=$(abspath $(PROGRAMS))
 	$(MAKE) -s -C bench/elastic OUT=$(abspath $(PROGRAMS))
 
+guest: ## Builds the small guest kernel and the busybox initrd (minutes, once)
+	@bash guest/build --out $(TARGET)/guest small
+
+guest-debian: ## Fetches Debian's own kernel and makes a Debian root image
+	@bash guest/build --out $(TARGET)/guest debian
+
 demo: setup build programs ## Sorts on two nodes, then searches with and without jumps
 	WEFT=$(abspath $(RELEASE))/weft PROGRAMS=$(abspath $(PROGRAMS)) bash demo/demo.sh
 
@@ -84,4 +90,4 @@ clean: ## Removes what was built
 
 # In order: the set-up first. Cargo uses all processors by itself.
 .NOTPARALLEL:
-.PHONY: help setup build programs demo check unit e2e test bench soak fuzz docs-check install uninstall clean
+.PHONY: help setup build programs guest guest-debian demo check unit e2e test bench soak fuzz docs-check install uninstall clean

@@ -4,7 +4,8 @@
 
 DEBIAN_KERNEL=linux-image-cloud-amd64
 # Drivers that the stock kernel has as modules; ext4 and the serial port are in.
-MODULES=(virtio_pci virtio_mmio virtio_blk virtio_net virtio_console virtio-rng)
+# The last two are the power button's.
+MODULES=(virtio_pci virtio_mmio virtio_blk virtio_net virtio_console virtio-rng button evdev)
 ROOT_SIZE=3G
 
 build_debian() {
@@ -117,7 +118,7 @@ finish_root() {
 	local tree=$1 program
 	install -m 0755 "$out/busybox-tree/init" "$tree/sbin/init"
 	install -m 0755 "$out/busybox-tree/bin/busybox" "$tree/bin/busybox"
-	install -m 0755 "$out/busybox-tree/etc/udhcpc" "$tree/etc/udhcpc"
+	cp -a "$out/busybox-tree/etc/." "$tree/etc/"
 	for program in "$here"/programs/*; do
 		program=$(basename "$program" .c)
 		install -m 0755 "$out/busybox-tree/bin/$program" "$tree/usr/local/bin/$program"

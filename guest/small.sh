@@ -115,6 +115,9 @@ busybox_tree() {
 	build_programs "$tree/bin"
 	install -m 0755 "$here/init/init" "$tree/init"
 	install -m 0755 "$here/init/udhcpc" "$tree/etc/udhcpc"
+	# Where busybox's acpid looks for what the power button does.
+	mkdir -p "$tree/etc/acpi/PWRF"
+	install -m 0755 "$here/init/power-button" "$tree/etc/acpi/PWRF/00000080"
 	# Says to /init that it is not on the disk yet.
 	: >"$tree/weft-initrd"
 }
