@@ -9,6 +9,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use weft_node::options::{Jump, Placement, RunOptions, Transport};
 use weft_node::size::parse_size;
 
+use crate::vm::VmCommand;
+
 /// Run one program on the memory and CPUs of several machines
 #[derive(Debug, Parser)]
 #[command(name = "weft", version, max_term_width = 100)]
@@ -28,6 +30,12 @@ pub enum Command {
         /// What to do
         #[command(subcommand)]
         command: NodeCommand,
+    },
+    /// Run virtual machines
+    Vm {
+        /// What to do
+        #[command(subcommand)]
+        command: VmCommand,
     },
     /// List the running aggregates
     List {

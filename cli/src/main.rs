@@ -12,18 +12,22 @@ mod run;
 mod running;
 mod summary;
 mod table;
+mod vm;
 mod watch;
 
 use std::process::ExitCode;
+use std::time::Instant;
 
 use clap::Parser;
 
 use args::{Cli, Command};
 
 fn main() -> ExitCode {
+    let started = Instant::now();
     let outcome = match Cli::parse().command {
         Command::Run(args) => run::run(&args),
         Command::Node { command } => node::run(command),
+        Command::Vm { command } => vm::run(command, started),
         Command::List { json } => running::list(json),
         Command::Stretch { pid } => running::stretch(pid),
         Command::Shrink { pid, node } => running::shrink(pid, node),

@@ -33,7 +33,8 @@ pub struct Check {
 }
 
 impl Check {
-    fn ok(name: &'static str, found: impl Into<String>) -> Check {
+    /// It is fine.
+    pub fn ok(name: &'static str, found: impl Into<String>) -> Check {
         Check {
             name,
             state: State::Ok,
@@ -41,7 +42,8 @@ impl Check {
             fix: None,
         }
     }
-    fn bad(
+    /// It is not, and this fixes it.
+    pub fn bad(
         name: &'static str,
         state: State,
         found: impl Into<String>,
@@ -187,7 +189,6 @@ pub fn check_all() -> Vec<Check> {
         userfaultfd_feature("faults as signals", FEATURE_SIGBUS),
         fsgsbase(),
         aes(),
-        kvm(),
         overcommit(),
         memory_lock(),
         open_files(),
@@ -320,22 +321,6 @@ fn aes() -> Check {
             "missing: sealed links will be slow",
             "expose the host CPU's AES to this machine (for a virtual machine: CPU model `host`)",
         )
-    }
-}
-
-fn kvm() -> Check {
-    const NAME: &str = "KVM";
-    match fs::File::options().read(true).write(true).open("/dev/kvm") {
-        Ok(_) => Check::ok(
-            NAME,
-            "/dev/kvm is usable (elastic processes do not need it)",
-        ),
-        Err(error) => Check::bad(
-            NAME,
-            State::Warn,
-            format!("/dev/kvm: {error} (elastic processes do not need it)"),
-            "only for virtual machines: `sudo usermod -aG kvm $USER`, or enable virtualization",
-        ),
     }
 }
 

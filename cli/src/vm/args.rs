@@ -1,0 +1,217 @@
+//! The command line of `weft vm`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use weft_node::size::parse_size;
+use weft_vmm::confine::Mode;
+use weft_vmm::machine::BackEndChoice;
+
+use super::suboptions::{ConsoleArg, DiskArg, NetArg};
+use crate::args::StatsArg;
+
+/// `weft vm …`.
+#[derive(Debug, Subcommand)]
+pub enum VmCommand {
+    /// Boot a kernel in a virtual machine, and stay with it until it ends
+    Run(Box<VmRunArgs>),
+    /// List the running machines
+    List {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Attach to a machine's console
+    Console {
+        /// Its name or pid, as `weft vm list` shows them
+        #[arg(value_name = "NAME|PID")]
+        machine: String,
+    },
+    /// Let a machine stand still
+    Pause {
+        /// Its name or pid, as `weft vm list` shows them
+        #[arg(value_name = "NAME|PID")]
+        machine: String,
+    },
+    /// Let a paused machine go on
+    Resume {
+        /// Its name or pid, as `weft vm list` shows them
+        #[arg(value_name = "NAME|PID")]
+        machine: String,
+    },
+    /// Ask a guest to power itself off, then end its machine
+    Stop {
+        /// Its name or pid, as `weft vm list` shows them
+        #[arg(value_name = "NAME|PID")]
+        machine: String,
+        /// How long the guest has, 0 to 600; 0: end the machine at once
+        #[arg(long, value_name = "SECONDS", default_value_t = weft_vmm::api::STOP_SECONDS)]
+        timeout: f64,
+    },
+    /// Print a machine's counters
+    Counters {
+        /// Its name or pid, as `weft vm list` shows them
+        #[arg(value_name = "NAME|PID")]
+        machine: String,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// `weft vm run`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Exit codes: 0 the guest powered off; with --debug-exit the guest's own, an odd \
+number; 116 it reset itself and --no-reboot was given; 118 it ended in triple faults; 120 it was \
+stopped from outside; 124 the machine failed; 125 it did not start; 159 its process made a system \
+call that its confinement refuses; 128+N a signal ended it."
+)]
+pub struct VmRunArgs {
+    /// Kernel image: vmlinux, bzImage, or an ELF image for PVH or Multiboot 1
+    #[arg(long, value_name = "FILE")]
+    pub kernel: PathBuf,
+    /// Initial RAM file system
+    #[arg(long, value_name = "FILE")]
+    pub initrd: Option<PathBuf>,
+    /// The kernel's command line [default: `console=ttyS0`]
+    #[arg(long, value_name = "TEXT")]
+    pub cmdline: Option<String>,
+    /// vCPUs, 1 to 255
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub cpus: u32,
+    /// Guest memory
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
+    pub memory: u64,
+    /// A disk: a raw image or a block device. `ro`: read-only; `direct`: past the
+    /// host's page cache
+    #[arg(long, value_name = "FILE[,ro][,direct]")]
+    pub disk: Vec<DiskArg>,
+    /// A network card: on a tap device, or a network in user space that needs no
+    /// privilege, with TCP ports of this host's loopback that lead to the guest
+    #[arg(long, value_name = "tap=NAME|user[,forward=HOSTPORT:GUESTPORT]")]
+    pub net: Vec<NetArg>,
+    /// Who runs the vCPUs: hardware KVM where there is one, else software
+    #[arg(long, value_enum, default_value_t = BackEndArg::Auto)]
+    pub backend: BackEndArg,
+    /// Guest time is the number of instructions executed: a run repeats exactly
+    /// (back end `soft`)
+    #[arg(long)]
+    pub deterministic: bool,
+    /// Where the console is; a socket without a path is in the run directory
+    #[arg(long, value_name = "stdio|socket[=PATH]", default_value = "stdio")]
+    pub console: ConsoleArg,
+    /// Socket of the HTTP API [default: in the run directory]
+    #[arg(long, value_name = "PATH")]
+    pub api: Option<PathBuf>,
+    /// Give the guest a port (0xf4) that ends the machine with an exit code
+    #[arg(long)]
+    pub debug_exit: bool,
+    /// End when the guest resets itself, instead of starting it again
+    #[arg(long)]
+    pub no_reboot: bool,
+    /// What to call the machine [default: its pid]
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Time until the console first shows this text, as the time of boot
+    #[arg(long, value_name = "TEXT")]
+    pub ready: Option<String>,
+    /// Print a summary at the end: `text` on standard error, `json` likewise, or
+    /// `json=FILE`
+    #[arg(long, value_name = "text|json[=FILE]")]
+    pub stats: Option<StatsArg>,
+    /// Started by root, run as this user [default: who called sudo, else nobody];
+    /// `root` stays root
+    #[arg(long, value_name = "NAME|UID")]
+    pub user: Option<String>,
+    /// What happens when the process makes a system call that it has no business
+    /// with
+    #[arg(long, value_enum, default_value_t = ConfineArg::Enforce)]
+    pub confine: ConfineArg,
+}
+
+/// `--backend`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BackEndArg {
+    /// Hardware KVM, else soft
+    Auto,
+    /// KVM, with or without hardware virtualisation
+    Kvm,
+    /// The software vCPU
+    Soft,
+}
+
+impl From<BackEndArg> for BackEndChoice {
+    fn from(argument: BackEndArg) -> BackEndChoice {
+        match argument {
+            BackEndArg::Auto => BackEndChoice::Auto,
+            BackEndArg::Kvm => BackEndChoice::Kvm,
+            BackEndArg::Soft => BackEndChoice::Soft,
+        }
+    }
+}
+
+/// `--confine`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ConfineArg {
+    /// The process ends
+    Enforce,
+    /// The kernel's log names the call
+    Log,
+    /// Nothing
+    Off,
+}
+
+impl From<ConfineArg> for Mode {
+    fn from(argument: ConfineArg) -> Mode {
+        match argument {
+            ConfineArg::Enforce => Mode::Enforce,
+            ConfineArg::Log => Mode::Log,
+            ConfineArg::Off => Mode::Off,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    fn parse(line: &str) -> Result<VmCommand, String> {
+        let words = ["weft", "vm"].into_iter().chain(line.split_whitespace());
+        match Cli::try_parse_from(words) {
+            Ok(Cli {
+                command: Command::Vm { command },
+            }) => Ok(command),
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    #[test]
+    fn a_machine_is_described() {
+        let line = "run --kernel k --initrd i --disk a.img,ro --disk b.img --net user,forward=1:2 \
+                    --cpus 2 --memory 1G --backend soft --console socket=/s --stats json --no-reboot";
+        let Ok(VmCommand::Run(args)) = parse(line) else {
+            panic!("it does not parse");
+        };
+        assert_eq!((args.cpus, args.memory), (2, 1 << 30));
+        assert_eq!(args.disk.len(), 2);
+        assert_eq!(args.net, [NetArg::User(vec![(1, 2)])]);
+        assert_eq!(args.console, ConsoleArg::Socket(Some("/s".into())));
+        assert!(args.no_reboot && !args.debug_exit);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let error = |line: &str| parse(line).unwrap_err();
+        assert!(error("run --cpus 2").contains("--kernel"));
+        assert!(error("run --kernel k --memory 1Q").contains("is not a unit of size"));
+        assert!(error("run --kernel k --disk a,r0").contains("did you mean `ro`?"));
+        assert!(error("run --kernel k --backend sfot").contains("soft"));
+        assert!(error("run --kernel k --kernl k").contains("--kernel"));
+        assert!(error("pause").contains("<NAME|PID>"));
+    }
+}

@@ -1,0 +1,148 @@
+//! What the API, the terminal and signals ask of the machine.
+
+use std::time::Instant;
+
+use weft_vmm::api::{BackEndView, ConsoleView, Control, Counters, Failure, State, VmView};
+use weft_vmm::console::terminal::Size;
+use weft_vmm::console::{Keys, Output, Port};
+use weft_vmm::machine::{
+    Answer, Configuration, Handle, Refusal, Request, Stage, Status, VcpuStage,
+};
+
+/// A machine and what is known of it beside its state.
+pub struct Controlled {
+    pub handle: Handle,
+    pub name: String,
+    /// Of the process that looks after this one.
+    pub parent: u32,
+    pub back_end: BackEndView,
+    pub console: ConsoleView,
+    pub configuration: Configuration,
+    pub restarts: u32,
+    /// When it was put together.
+    pub built: Instant,
+}
+
+impl Controlled {
+    fn ask(&self, request: Request) -> Result<Answer, Failure> {
+        self.handle.request(request).map_err(failure)
+    }
+
+    /// The machine's own view of itself.
+    pub fn status(&self) -> Result<Status, Failure> {
+        match self.ask(Request::Status)? {
+            Answer::Status(status) => Ok(status),
+            other => Err(misfit(&other)),
+        }
+    }
+
+    fn uptime_s(&self) -> f64 {
+        self.built.elapsed().as_secs_f64()
+    }
+}
+
+fn misfit(answer: &Answer) -> Failure {
+    Failure::Failed(format!(
+        "the machine gave an answer that fits no question: {answer:?}"
+    ))
+}
+
+fn failure(refusal: Refusal) -> Failure {
+    let sentence = refusal.to_string();
+    match refusal {
+        Refusal::Stage { .. } | Refusal::Gone { .. } => Failure::Conflict(sentence),
+        Refusal::Busy { .. } => Failure::Busy(sentence),
+        Refusal::TimedOut { .. } => Failure::TimedOut(sentence),
+        Refusal::Failed { .. } => Failure::Failed(sentence),
+    }
+}
+
+fn state(stage: Stage) -> State {
+    match stage {
+        Stage::Built => State::Starting,
+        Stage::Running => State::Running,
+        Stage::Paused => State::Paused,
+        Stage::Ended => State::Ended,
+    }
+}
+
+/// The word that the machine's own description uses.
+fn word(stage: VcpuStage) -> &'static str {
+    match stage {
+        VcpuStage::WaitingForStartUp => "waiting-for-start-up",
+        VcpuStage::Running => "running",
+        VcpuStage::Halted => "halted",
+        VcpuStage::Paused => "paused",
+        VcpuStage::Finished => "finished",
+    }
+}
+
+impl Control for Controlled {
+    fn view(&self) -> Result<VmView, Failure> {
+        let status = self.status()?;
+        Ok(VmView {
+            name: self.name.clone(),
+            pid: self.parent,
+            machine_pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            state: state(status.stage),
+            end: status.end.map(|end| end.to_string()),
+            back_end: self.back_end.clone(),
+            uptime_s: self.uptime_s(),
+            guest_time_s: status.guest_time_ns as f64 / 1e9,
+            restarts: self.restarts,
+            vcpus: status
+                .vcpus
+                .into_iter()
+                .map(|vcpu| word(vcpu).to_owned())
+                .collect(),
+            console: self.console.clone(),
+            configuration: self.configuration.clone(),
+        })
+    }
+
+    fn counters(&self) -> Result<Counters, Failure> {
+        match self.ask(Request::Counters)? {
+            Answer::Counters(counters) => Ok(Counters {
+                uptime_s: self.uptime_s(),
+                counters,
+            }),
+            other => Err(misfit(&other)),
+        }
+    }
+
+    fn pause(&self) -> Result<(), Failure> {
+        self.ask(Request::Pause).map(drop)
+    }
+
+    fn resume(&self) -> Result<(), Failure> {
+        self.ask(Request::Resume).map(drop)
+    }
+
+    fn power_button(&self) -> Result<bool, Failure> {
+        self.ask(Request::PressPowerButton).map(|_| true)
+    }
+
+    fn stop(&self) -> Result<(), Failure> {
+        self.ask(Request::Stop).map(drop)
+    }
+}
+
+/// Typed bytes go to the port that the guest wrote to last.
+pub struct Typed {
+    pub handle: Handle,
+    pub output: Output,
+}
+
+impl Keys for Typed {
+    fn type_in(&self, bytes: &[u8]) -> usize {
+        match self.output.latest() {
+            Port::Virtio => self.handle.console_input(bytes),
+            Port::Serial => self.handle.serial_input(bytes),
+        }
+    }
+
+    fn resize(&self, size: Size) {
+        self.handle.console_resize(size.columns, size.rows);
+    }
+}

@@ -1,0 +1,248 @@
+//! The process that is a machine: puts it together, gives up what it can, lets it
+//! run, and says with its last word what came of it.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use nix::unistd::{Pid, Uid};
+use weft_vmm::api::{BackEndView, ConsoleView, Control, Server};
+use weft_vmm::confine::{self, ThreadKind, privilege};
+use weft_vmm::console::{Carrier, Notice, Output, Place, Port};
+use weft_vmm::machine::{ANSWER_SECONDS_MAX, End, Handle, Machine, Outputs, Request};
+
+use super::control::{Controlled, Typed};
+use super::outcome::{Message, Outcome};
+use super::run::Life;
+
+/// How long the guest has to power itself off once its end is asked for.
+const POWER_OFF_BOUND: Duration = Duration::from_secs(10);
+/// How long the thread that waits for the end waits at one time.
+const WAIT: Duration = Duration::from_secs(3600);
+
+/// Lives one life and ends this process.
+pub fn live(life: &Life<'_>, parent: Pid, mut word: UnixStream) -> ! {
+    let message = match prepare(life, parent) {
+        Ok(prepared) => Message::Ended(Box::new(prepared.run())),
+        Err(error) => Message::SetUp(format!("{error:#}")),
+    };
+    let bytes = serde_json::to_vec(&message).unwrap_or_default();
+    // The parent has gone when nobody reads it.
+    let _ = word.write_all(&bytes);
+    // Nothing of the parent's is dropped: its sockets stay where they are.
+    // SAFETY: ends the process; what buffers hold was flushed by their owners.
+    unsafe { libc::_exit(0) }
+}
+
+/// What wakes the first thread.
+enum Event {
+    /// The machine ended.
+    Ended(End),
+    /// Somebody wants it to.
+    Notice(Notice),
+}
+
+/// A machine about to execute its first instruction.
+struct Prepared<'a> {
+    life: &'a Life<'a>,
+    machine: Machine,
+    controlled: Arc<Controlled>,
+    output: Output,
+    carrier: Carrier,
+    api: Server,
+    events: Receiver<Event>,
+}
+
+fn prepare<'a>(life: &'a Life<'a>, parent: Pid) -> anyhow::Result<Prepared<'a>> {
+    let plan = life.plan;
+    die_with(parent)?;
+    confine::prepare(plan.confine)?;
+    let output = Output::new().context("cannot make the console")?;
+    if let Some(text) = &plan.ready {
+        output.expect(text);
+    }
+    let outputs = Outputs {
+        serial: Box::new(output.port(Port::Serial)),
+        console: Box::new(output.port(Port::Virtio)),
+    };
+    let machine = Machine::build(&plan.configuration, outputs)?;
+    let handle = machine.handle();
+    let owners = [Uid::effective(), Uid::current()];
+    if let Some(identity) = &plan.identity {
+        privilege::become_user(identity)?;
+        // A change of user undoes it.
+        die_with(parent)?;
+    }
+    let (console, place) = console(life, &owners)?;
+    let back_end = BackEndView {
+        name: machine.back_end().to_owned(),
+        reason: machine.back_end_reason().to_owned(),
+    };
+    eprintln!(
+        "weft: vm {}: back end {}: {}",
+        plan.name, back_end.name, back_end.reason
+    );
+    let controlled = Arc::new(Controlled {
+        handle: handle.clone(),
+        name: plan.name.clone(),
+        parent: parent.as_raw() as u32,
+        back_end,
+        console,
+        configuration: plan.configuration.clone(),
+        restarts: life.restarts,
+        built: Instant::now(),
+    });
+    let (wake, events) = channel();
+    watch(&handle, wake.clone())?;
+    let typed = Typed {
+        handle,
+        output: output.clone(),
+    };
+    let notify = Box::new(move |notice| drop(wake.send(Event::Notice(notice))));
+    let carrier = Carrier::start(place, output.clone(), Arc::new(typed), notify)
+        .context("cannot start the console")?;
+    let listener = life
+        .places
+        .api
+        .try_clone()
+        .context("cannot share the API's socket")?;
+    let owners = owners.map(Uid::as_raw).to_vec();
+    let api =
+        Server::start(listener, controlled.clone(), owners).context("cannot start the API")?;
+    confine::enter(ThreadKind::Main)?;
+    Ok(Prepared {
+        life,
+        machine,
+        controlled,
+        output,
+        carrier,
+        api,
+        events,
+    })
+}
+
+/// Has the kernel end this process when its parent ends, however that is.
+fn die_with(parent: Pid) -> anyhow::Result<()> {
+    nix::sys::prctl::set_pdeathsig(Some(nix::sys::signal::Signal::SIGKILL))
+        .context("cannot tie this process to its parent")?;
+    // It may have ended before.
+    anyhow::ensure!(
+        nix::unistd::getppid() == parent,
+        "the parent process has gone"
+    );
+    Ok(())
+}
+
+fn console(life: &Life<'_>, owners: &[Uid]) -> anyhow::Result<(ConsoleView, Place)> {
+    Ok(match &life.places.console {
+        None => (ConsoleView::Stdio, Place::Standard),
+        Some((listener, path)) => {
+            let listener = listener
+                .try_clone()
+                .context("cannot share the console's socket")?;
+            let view = ConsoleView::Socket { path: path.clone() };
+            (view, Place::Socket(listener, owners.to_vec()))
+        }
+    })
+}
+
+/// Turns the machine's end into an event.
+fn watch(handle: &Handle, wake: Sender<Event>) -> anyhow::Result<()> {
+    let handle = handle.clone();
+    confine::spawn("end", ThreadKind::Device, move || {
+        let end = loop {
+            if let Some(end) = handle.wait(WAIT) {
+                break end;
+            }
+        };
+        // Nobody listens when the process ends already.
+        let _ = wake.send(Event::Ended(end));
+    })
+    .context("cannot start a thread")?;
+    Ok(())
+}
+
+impl Prepared<'_> {
+    /// Runs the machine to its end.
+    fn run(self) -> Outcome {
+        let start_time_s = self.life.started.elapsed().as_secs_f64();
+        let running = Instant::now();
+        let (end, signal) = match self.controlled.handle.request(Request::Run) {
+            Ok(_) => self.attend(),
+            Err(refusal) => {
+                let reason = refusal.to_string();
+                (End::Failed { reason }, None)
+            }
+        };
+        let run_time_s = running.elapsed().as_secs_f64();
+        let guest_time_s = self
+            .controlled
+            .status()
+            .map_or(0.0, |status| status.guest_time_ns as f64 / 1e9);
+        let counters = self
+            .controlled
+            .counters()
+            .map_or_else(|_| BTreeMap::new(), |counters| counters.counters);
+        // Answers that tell of the end go out; then the last of the console.
+        self.api.finish();
+        drop(self.machine);
+        self.carrier.finish();
+        let boot = self.output.seen().map(|seen| seen - running);
+        Outcome {
+            end,
+            signal,
+            back_end: self.controlled.back_end.clone(),
+            start_time_s,
+            boot_time_s: boot.map(|time| time.as_secs_f64()),
+            run_time_s,
+            guest_time_s,
+            console_bytes_lost: self.output.lost(),
+            counters,
+        }
+    }
+
+    /// Waits for the end, and brings it about when asked to: the guest is asked
+    /// to power itself off; a second wish, or its time running out, ends it.
+    fn attend(&self) -> (End, Option<i32>) {
+        let mut signal = None;
+        let mut deadline: Option<Instant> = None;
+        loop {
+            let bound = deadline.map_or(WAIT, |deadline| {
+                deadline.saturating_duration_since(Instant::now())
+            });
+            match self.events.recv_timeout(bound) {
+                Ok(Event::Ended(end)) => return (end, signal),
+                Ok(Event::Notice(notice)) => {
+                    if let Notice::Signal(number) = notice {
+                        signal.get_or_insert(number);
+                    }
+                    let asked = deadline.is_none() && self.controlled.power_button() == Ok(true);
+                    if asked {
+                        deadline = Some(Instant::now() + POWER_OFF_BOUND);
+                        self.say("asking the guest to power off; once more ends it at once");
+                        continue;
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) if deadline.is_none() => continue,
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    let reason = "nobody waits for its end".into();
+                    return (End::Failed { reason }, signal);
+                }
+            }
+            if let Err(failure) = self.controlled.stop() {
+                self.say(&format!("{failure}"));
+            }
+            deadline = Some(Instant::now() + Duration::from_secs(ANSWER_SECONDS_MAX));
+        }
+    }
+
+    /// To a terminal that may be in raw mode.
+    fn say(&self, sentence: &str) {
+        eprint!("\r\nweft: vm {}: {sentence}\r\n", self.life.plan.name);
+    }
+}

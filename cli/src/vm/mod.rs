@@ -1,0 +1,44 @@
+//! `weft vm`: virtual machines.
+//!
+//! | room | holds |
+//! | --- | --- |
+//! | [`args`], [`suboptions`] | the command line, read |
+//! | [`plan`] | the command line, judged |
+//! | [`places`] | sockets by which machines are found |
+//! | [`run`] | the process that looks after a machine |
+//! | [`machine`] | the process that is the machine |
+//! | [`control`] | what the API asks of it |
+//! | [`outcome`] | what came of it, and exit codes |
+//! | [`checks`] | what `weft doctor` says of virtual machines |
+//! | [`running`] | machines that run: list, console, pause, resume, stop |
+
+mod args;
+mod checks;
+mod control;
+mod error;
+mod machine;
+mod outcome;
+mod places;
+mod plan;
+mod run;
+mod running;
+mod suboptions;
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+pub use args::VmCommand;
+pub use checks::checks;
+
+/// Does what the command says. `started`: when this process began.
+pub fn run(command: VmCommand, started: Instant) -> anyhow::Result<ExitCode> {
+    match command {
+        VmCommand::Run(args) => run::run(&args, started),
+        VmCommand::List { json } => running::list(json),
+        VmCommand::Console { machine } => running::console(&machine),
+        VmCommand::Pause { machine } => running::pause(&machine),
+        VmCommand::Resume { machine } => running::resume(&machine),
+        VmCommand::Stop { machine, timeout } => running::stop(&machine, timeout),
+        VmCommand::Counters { machine, json } => running::counters(&machine, json),
+    }
+}

@@ -1,0 +1,181 @@
+//! What came of one life of a machine, from its process to the one that looks
+//! after it, and what is said about it at the end.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use weft_vmm::api::BackEndView;
+use weft_vmm::confine::EXIT_REFUSED;
+use weft_vmm::machine::End;
+
+use super::error::{EXIT_FAILED, EXIT_RESET, EXIT_STOPPED, EXIT_TRIPLE_FAULT};
+use crate::summary::format_seconds;
+
+/// From the machine's process to its parent, once, at the end.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Message {
+    /// It did not start; a sentence.
+    SetUp(String),
+    /// It ran.
+    Ended(Box<Outcome>),
+}
+
+/// One life.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Outcome {
+    /// How it ended.
+    pub end: End,
+    /// The signal that asked for its end.
+    pub signal: Option<i32>,
+    /// Who ran the vCPUs.
+    pub back_end: BackEndView,
+    /// From the start of the command, or of this life, to the guest's first
+    /// instruction.
+    pub start_time_s: f64,
+    /// From then until the console showed the text of `--ready`.
+    pub boot_time_s: Option<f64>,
+    /// From then to the end.
+    pub run_time_s: f64,
+    /// Guest time at the end.
+    pub guest_time_s: f64,
+    /// Console output that nobody took in time.
+    pub console_bytes_lost: u64,
+    /// All numbers at the end.
+    pub counters: BTreeMap<String, u64>,
+}
+
+/// `--stats json`.
+#[derive(Debug, Serialize)]
+pub struct Report<'a> {
+    /// Version of this layout.
+    pub format: u32,
+    /// The machine.
+    pub name: &'a str,
+    /// Of the process that looked after it.
+    pub pid: u32,
+    /// How it ended.
+    pub end: String,
+    /// Of `weft vm run`.
+    pub exit_code: u8,
+    /// How often the guest restarted.
+    pub restarts: u32,
+    /// The most that the machine's process had resident, guest memory included.
+    pub resident_bytes_max: u64,
+    /// The last life.
+    #[serde(flatten)]
+    pub outcome: &'a Outcome,
+}
+
+/// Whether the guest starts again after this end.
+pub fn restarts(end: &End) -> bool {
+    matches!(end, End::Reset | End::TripleFault { .. })
+}
+
+/// The exit code of `weft vm run` after a life that was the last.
+pub fn exit_code(outcome: &Outcome) -> u8 {
+    match (&outcome.end, outcome.signal) {
+        (End::PoweredOff, _) => 0,
+        (End::DebugExit { code }, _) => *code as u8,
+        (End::Reset, _) => EXIT_RESET,
+        (End::TripleFault { .. }, _) => EXIT_TRIPLE_FAULT,
+        (End::Stopped, Some(signal)) => (128 + signal) as u8,
+        (End::Stopped, None) => EXIT_STOPPED,
+        (End::Failed { .. }, _) => EXIT_FAILED,
+    }
+}
+
+/// What is said of a machine whose process ended without a word.
+pub fn killed(status: i32, signal: Option<i32>) -> (String, u8) {
+    match signal {
+        Some(signal) => (
+            format!("the machine's process was ended by signal {signal}"),
+            (128 + signal) as u8,
+        ),
+        // It has said itself which call that was.
+        None if status == EXIT_REFUSED => (
+            "the machine's process was ended by its confinement".into(),
+            EXIT_REFUSED as u8,
+        ),
+        None => (
+            format!("the machine's process ended unexpectedly, with status {status}"),
+            EXIT_FAILED,
+        ),
+    }
+}
+
+/// The closing line.
+pub fn sentence(name: &str, outcome: &Outcome) -> String {
+    let end = match outcome.signal {
+        Some(signal) if outcome.end == End::Stopped => format!("stopped by signal {signal}"),
+        _ => outcome.end.to_string(),
+    };
+    let mut text = format!("vm {name}: {end}; start {}", duration(outcome.start_time_s));
+    if let Some(boot) = outcome.boot_time_s {
+        text += &format!(", boot {}", duration(boot));
+    }
+    text += &format!(", run {}", duration(outcome.run_time_s));
+    if outcome.console_bytes_lost > 0 {
+        let lost = outcome.console_bytes_lost;
+        text += &format!("; {lost} bytes of the console were lost: nobody read them");
+    }
+    text
+}
+
+fn duration(seconds: f64) -> String {
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(time) if time < Duration::from_secs(1) => format!("{:.1} ms", seconds * 1e3),
+        _ => format_seconds(seconds),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome(end: End) -> Outcome {
+        Outcome {
+            end,
+            signal: None,
+            back_end: BackEndView {
+                name: "soft".into(),
+                reason: "asked".into(),
+            },
+            start_time_s: 0.0123,
+            boot_time_s: Some(0.1),
+            run_time_s: 2.0,
+            guest_time_s: 2.0,
+            console_bytes_lost: 0,
+            counters: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn every_end_has_its_code() {
+        let code = |end| exit_code(&outcome(end));
+        assert_eq!(code(End::PoweredOff), 0);
+        assert_eq!(code(End::DebugExit { code: 3 }), 3);
+        assert_eq!(code(End::Reset), EXIT_RESET);
+        assert_eq!(code(End::TripleFault { cpu: 0 }), EXIT_TRIPLE_FAULT);
+        assert_eq!(code(End::Stopped), EXIT_STOPPED);
+        let reason = "x".into();
+        assert_eq!(code(End::Failed { reason }), EXIT_FAILED);
+        let by_signal = Outcome {
+            signal: Some(15),
+            ..outcome(End::Stopped)
+        };
+        assert_eq!(exit_code(&by_signal), 143);
+        assert_eq!(killed(EXIT_REFUSED, None).1, 159);
+        assert_eq!(killed(0, Some(9)).1, 137);
+    }
+
+    #[test]
+    fn the_closing_line_says_how_long_each_step_took() {
+        let text = sentence("web", &outcome(End::PoweredOff));
+        assert!(
+            text.starts_with("vm web: powered off by the guest; start 12.3 ms"),
+            "{text}"
+        );
+        assert!(text.contains(", boot 100.0 ms, run "), "{text}");
+    }
+}

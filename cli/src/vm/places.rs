@@ -1,0 +1,193 @@
+//! Where machines are found: `vm` in the run directory, one socket each.
+//!
+//! | file | is |
+//! | --- | --- |
+//! | `NAME.sock` | the API; with `--api PATH` a link to that |
+//! | `NAME.console` | the console, with `--console socket` |
+
+use std::fs;
+use std::io;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use nix::sys::stat::{Mode, umask};
+use weft_node::rundir;
+
+use super::error::VmError;
+use super::plan::Plan;
+use super::suboptions::ConsoleArg;
+
+/// Longest path of a UNIX socket (`sun_path`, without its zero).
+const SOCKET_PATH_MAX: usize = 107;
+const API: &str = "sock";
+
+/// The directory, made and checked.
+pub fn directory() -> Result<PathBuf, VmError> {
+    let path = rundir::directory()
+        .map_err(VmError::RunDirectory)?
+        .join("vm");
+    rundir::prepare(&path).map_err(VmError::RunDirectory)?;
+    Ok(path)
+}
+
+/// Every machine's name and the socket of its API, whether it answers or not.
+pub fn machines(directory: &Path) -> io::Result<Vec<(String, PathBuf)>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory)?.flatten() {
+        let path = entry.path();
+        let is_api = path.extension().is_some_and(|extension| extension == API);
+        if let (true, Some(name)) = (is_api, path.file_stem().and_then(|name| name.to_str())) {
+            found.push((name.to_owned(), path.clone()));
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// The socket of the API of the machine called `name`.
+pub fn api_path(directory: &Path, name: &str) -> PathBuf {
+    directory.join(format!("{name}.{API}"))
+}
+
+/// Whether somebody listens at a socket.
+pub fn answers(path: &Path) -> bool {
+    UnixStream::connect(path).is_ok()
+}
+
+/// The sockets of one machine; removed when dropped.
+pub struct Places {
+    /// Of the API.
+    pub api: UnixListener,
+    /// Of the console, unless it is on standard input and output.
+    pub console: Option<(UnixListener, PathBuf)>,
+    made: Vec<PathBuf>,
+}
+
+impl Places {
+    /// Makes the sockets that the plan asks for, in this process alone.
+    pub fn claim(plan: &Plan) -> Result<Places, VmError> {
+        let directory = directory()?;
+        let own = api_path(&directory, &plan.name);
+        if answers(&own) {
+            return Err(VmError::NameTaken(plan.name.clone()));
+        }
+        // What is left over from a machine that is gone.
+        let _ = fs::remove_file(&own);
+        let mut made = Removed(Vec::new());
+        let api = match &plan.api {
+            None => listen("--name", &own, &mut made)?,
+            Some(path) => {
+                let listener = listen("--api", path, &mut made)?;
+                let whole = std::path::absolute(path).map_err(VmError::system("find --api"))?;
+                std::os::unix::fs::symlink(whole, &own)
+                    .map_err(VmError::system("link to the API's socket"))?;
+                made.0.push(own);
+                listener
+            }
+        };
+        let console = match &plan.console {
+            ConsoleArg::Stdio => None,
+            ConsoleArg::Socket(path) => {
+                let default = directory.join(format!("{}.console", plan.name));
+                let is_own = path.is_none();
+                let path = path.clone().unwrap_or(default);
+                if is_own {
+                    // The name is ours, so nobody else's console is there.
+                    let _ = fs::remove_file(&path);
+                }
+                let listener = listen("--console socket", &path, &mut made)?;
+                let whole = std::path::absolute(&path);
+                Some((listener, whole.map_err(VmError::system("find --console"))?))
+            }
+        };
+        Ok(Places {
+            api,
+            console,
+            made: std::mem::take(&mut made.0),
+        })
+    }
+}
+
+impl Drop for Places {
+    fn drop(&mut self) {
+        remove(&self.made);
+    }
+}
+
+/// Removes what was made when the rest could not be.
+struct Removed(Vec<PathBuf>);
+
+impl Drop for Removed {
+    fn drop(&mut self) {
+        remove(&self.0);
+    }
+}
+
+fn remove(paths: &[PathBuf]) {
+    for path in paths {
+        let _ = fs::remove_file(path);
+    }
+}
+
+/// A socket that only this user may connect to.
+fn listen(option: &'static str, path: &Path, made: &mut Removed) -> Result<UnixListener, VmError> {
+    let taken = |what: String| VmError::SocketTaken {
+        option,
+        path: path.to_owned(),
+        what,
+    };
+    let length = path.as_os_str().len();
+    if length > SOCKET_PATH_MAX {
+        let what = format!(
+            "a socket's path has at most {SOCKET_PATH_MAX} bytes, this one has {length}: \
+             use a shorter one"
+        );
+        return Err(taken(what));
+    }
+    let before = umask(Mode::from_bits_truncate(0o177));
+    let bound = UnixListener::bind(path);
+    umask(before);
+    match bound {
+        Ok(listener) => {
+            made.0.push(path.to_owned());
+            Ok(listener)
+        }
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(taken(match answers(path) {
+            true => "another process listens there: choose another path".into(),
+            false => "there is a file already: remove it, or choose another path".into(),
+        })),
+        Err(source) => Err(VmError::Socket {
+            option,
+            path: path.to_owned(),
+            source,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_socket_is_private_and_taken_once() {
+        let directory = std::env::temp_dir().join(format!("weft-places-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let path = directory.join("one");
+        let mut made = Removed(Vec::new());
+        let listener = listen("--api", &path, &mut made).unwrap();
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let again = listen("--api", &path, &mut Removed(Vec::new()));
+        assert!(again.unwrap_err().to_string().contains("another process"));
+        drop(listener);
+        let again = listen("--api", &path, &mut Removed(Vec::new()));
+        assert!(again.unwrap_err().to_string().contains("remove it"));
+        let long = directory.join("x".repeat(SOCKET_PATH_MAX));
+        let long = listen("--api", &long, &mut Removed(Vec::new()));
+        assert!(long.unwrap_err().to_string().contains("at most 107"));
+        drop(made);
+        assert!(!path.exists());
+        fs::remove_dir(&directory).unwrap();
+    }
+}

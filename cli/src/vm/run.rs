@@ -1,0 +1,337 @@
+//! `weft vm run`: looks after the process that is the machine.
+//!
+//! ```text
+//! options ──▶ plan ──▶ sockets ──▶ fork ──▶ the machine (see `machine`)
+//!                                   ▲            │ reset
+//!                                   └────────────┘
+//! ```
+//!
+//! This process stays outside: it never touches the guest, keeps the rights it
+//! was started with, passes signals on, makes the machine anew when the guest
+//! restarts (sockets stay, so clients only wait), and in the end removes the
+//! sockets, repairs the terminal and says what happened. The machine's process
+//! gives up what it can and dies with this one.
+
+use std::fs::File;
+use std::io::{self, IsTerminal, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::termios::{SetArg, Termios, tcgetattr, tcsetattr};
+use nix::unistd::{ForkResult, Pid, fork};
+use weft_vmm::console::Carrier;
+use weft_vmm::machine::End;
+
+use super::args::VmRunArgs;
+use super::error::{EXIT_SETUP, EXIT_TRIPLE_FAULT, VmError};
+use super::machine;
+use super::outcome::{self, Message, Outcome, Report};
+use super::places::Places;
+use super::plan::Plan;
+use crate::args::StatsArg;
+
+/// Longest last word of a machine's process: its counters.
+const MESSAGE_BYTES_MAX: usize = 8 << 20;
+/// A life shorter than this that ends in a triple fault is a crash.
+const CRASH: Duration = Duration::from_secs(1);
+/// So many crashes in a row are not started again.
+const CRASHES_MAX: u32 = 3;
+/// `si_code` of a signal from the kernel: from the terminal, to all processes.
+const SI_KERNEL: i32 = 0x80;
+
+/// Runs a machine to its end.
+pub fn run(args: &VmRunArgs, started: Instant) -> anyhow::Result<ExitCode> {
+    let set_up = |error: anyhow::Error| {
+        eprintln!("weft: {error:#}");
+        ExitCode::from(EXIT_SETUP)
+    };
+    let prepared = || -> anyhow::Result<(Plan, Option<File>, Places)> {
+        let plan = Plan::check(args)?;
+        // Opened first: a summary that cannot be written is better known before
+        // hours of work than after.
+        let file =
+            match &args.stats {
+                Some(StatsArg::JsonFile(path)) => Some(File::create(path).with_context(|| {
+                    format!("cannot write the statistics to {}", path.display())
+                })?),
+                _ => None,
+            };
+        let places = Places::claim(&plan)?;
+        Ok((plan, file, places))
+    };
+    let (plan, file, places) = match prepared() {
+        Ok(prepared) => prepared,
+        Err(error) => return Ok(set_up(error)),
+    };
+    match supervise(&plan, &places, started) {
+        Err(error) => Ok(set_up(error.into())),
+        Ok(Last::NotStarted) => Ok(ExitCode::from(EXIT_SETUP)),
+        Ok(Last::Killed(code)) => Ok(ExitCode::from(code)),
+        Ok(Last::Ended(ended)) => {
+            eprintln!("weft: {}", outcome::sentence(&plan.name, &ended.outcome));
+            report(args, file, &plan, &ended)?;
+            Ok(ExitCode::from(ended.code()))
+        }
+    }
+}
+
+/// The last life of a machine.
+enum Last {
+    /// It has said why.
+    NotStarted,
+    /// It ended without a last word; its exit code.
+    Killed(u8),
+    Ended(Box<Ended>),
+}
+
+struct Ended {
+    outcome: Outcome,
+    restarts: u32,
+    resident_bytes_max: u64,
+    /// It was not started again although resets are.
+    crashed: bool,
+}
+
+impl Ended {
+    fn code(&self) -> u8 {
+        match self.crashed {
+            true => EXIT_TRIPLE_FAULT,
+            false => outcome::exit_code(&self.outcome),
+        }
+    }
+}
+
+fn report(args: &VmRunArgs, file: Option<File>, plan: &Plan, ended: &Ended) -> anyhow::Result<()> {
+    let report = Report {
+        format: 1,
+        name: &plan.name,
+        pid: std::process::id(),
+        end: ended.outcome.end.to_string(),
+        exit_code: ended.code(),
+        restarts: ended.restarts,
+        resident_bytes_max: ended.resident_bytes_max,
+        outcome: &ended.outcome,
+    };
+    match (&args.stats, file) {
+        (Some(StatsArg::JsonFile(path)), Some(mut file)) => {
+            let mut text = serde_json::to_vec_pretty(&report)?;
+            text.push(b'\n');
+            file.write_all(&text)
+                .with_context(|| format!("cannot write the statistics to {}", path.display()))?;
+        }
+        (Some(StatsArg::Json), _) => eprintln!("{}", serde_json::to_string_pretty(&report)?),
+        (Some(StatsArg::Text), _) => {
+            for (name, value) in &ended.outcome.counters {
+                eprintln!("  {name:<40} {value:>14}");
+            }
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// One life after the other.
+fn supervise(plan: &Plan, places: &Places, started: Instant) -> Result<Last, VmError> {
+    let signals = Signals::take()?;
+    let terminal = Terminal::remember();
+    let mut started = started;
+    let (mut restarts, mut crashes) = (0, 0);
+    loop {
+        let life = Life {
+            plan,
+            places,
+            started,
+            restarts,
+        };
+        let (message, usage) = life.live(&signals)?;
+        terminal.restore();
+        let outcome = match message {
+            Ok(Message::Ended(outcome)) => outcome,
+            Ok(Message::SetUp(why)) => {
+                eprintln!("weft: {why}");
+                return Ok(Last::NotStarted);
+            }
+            Err((status, signal)) => {
+                let (sentence, code) = outcome::killed(status, signal);
+                eprintln!("weft: vm {}: {sentence}", plan.name);
+                return Ok(Last::Killed(code));
+            }
+        };
+        crashes = match outcome.end {
+            End::TripleFault { .. } if outcome.run_time_s < CRASH.as_secs_f64() => crashes + 1,
+            _ => 0,
+        };
+        let crashed = crashes == CRASHES_MAX;
+        if !plan.reboot || crashed || !outcome::restarts(&outcome.end) {
+            return Ok(Last::Ended(Box::new(Ended {
+                outcome: *outcome,
+                restarts,
+                resident_bytes_max: usage,
+                crashed: crashed && plan.reboot,
+            })));
+        }
+        eprintln!(
+            "weft: {}; it starts again",
+            outcome::sentence(&plan.name, &outcome)
+        );
+        restarts += 1;
+        started = Instant::now();
+    }
+}
+
+/// What one life of a machine is made from.
+pub struct Life<'a> {
+    /// What to run.
+    pub plan: &'a Plan,
+    /// Its sockets.
+    pub places: &'a Places,
+    /// When the command, or this life, began.
+    pub started: Instant,
+    /// How often the guest restarted before.
+    pub restarts: u32,
+}
+
+/// A last word, or status and signal of a process that had none.
+type LastWord = Result<Message, (i32, Option<i32>)>;
+
+impl Life<'_> {
+    /// Makes the machine's process and waits for its end; its last word, and the
+    /// most memory it had resident, in bytes.
+    fn live(&self, signals: &Signals) -> Result<(LastWord, u64), VmError> {
+        let (ours, theirs) = UnixStream::pair().map_err(VmError::system("make a socket pair"))?;
+        let parent = nix::unistd::getpid();
+        // SAFETY: this process has one thread, so the child's copy of its memory
+        // is in order.
+        let child = match unsafe { fork() }.map_err(VmError::system("make a process"))? {
+            ForkResult::Child => {
+                drop(ours);
+                machine::live(self, parent, theirs)
+            }
+            ForkResult::Parent { child } => child,
+        };
+        drop(theirs);
+        signals.attend(child, ours)
+    }
+}
+
+/// The signals of this process, taken over before any other process is made.
+struct Signals {
+    descriptor: SignalFd,
+}
+
+impl Signals {
+    fn take() -> Result<Signals, VmError> {
+        let failed = "take over signals";
+        let mut blocked = Carrier::signals();
+        blocked.add(Signal::SIGCHLD);
+        blocked.thread_block().map_err(VmError::system(failed))?;
+        let mut read = blocked;
+        // The machine's process gets it as well, and knows what to do.
+        read.remove(Signal::SIGWINCH);
+        let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
+        let descriptor = SignalFd::with_flags(&read, flags).map_err(VmError::system(failed))?;
+        Ok(Signals { descriptor })
+    }
+
+    /// Passes signals on to `child` and listens to it until it has ended.
+    fn attend(&self, child: Pid, mut from: UnixStream) -> Result<(LastWord, u64), VmError> {
+        let mut word = Vec::new();
+        let mut open = true;
+        let ended = loop {
+            let mut polled = vec![PollFd::new(self.descriptor.as_fd(), PollFlags::POLLIN)];
+            if open {
+                polled.push(PollFd::new(from.as_fd(), PollFlags::POLLIN));
+            }
+            match poll(&mut polled, PollTimeout::NONE) {
+                Ok(_) | Err(nix::Error::EINTR) => {}
+                Err(error) => return Err(VmError::system("wait for the machine")(error)),
+            }
+            let spoke = polled.get(1).and_then(PollFd::any).unwrap_or(false);
+            if spoke {
+                open = listen(&mut from, &mut word);
+            }
+            self.pass_on(child);
+            if let Some(ended) = reap(child)? {
+                break ended;
+            }
+        };
+        while open {
+            open = listen(&mut from, &mut word);
+        }
+        let (status, usage) = ended;
+        let word = serde_json::from_slice(&word).map_err(|_| {
+            let signal = libc::WIFSIGNALED(status).then(|| libc::WTERMSIG(status));
+            (libc::WEXITSTATUS(status), signal)
+        });
+        Ok((word, usage))
+    }
+
+    fn pass_on(&self, child: Pid) {
+        while let Ok(Some(information)) = self.descriptor.read_signal() {
+            let signal = Signal::try_from(information.ssi_signo as i32);
+            match signal {
+                Ok(Signal::SIGCHLD) | Err(_) => {}
+                // The terminal sent it to the machine's process as well.
+                Ok(_) if information.ssi_code == SI_KERNEL => {}
+                // It may have ended already.
+                Ok(signal) => drop(kill(child, signal)),
+            }
+        }
+    }
+}
+
+/// Reads once; whether more may come.
+fn listen(from: &mut UnixStream, word: &mut Vec<u8>) -> bool {
+    let mut piece = [0; 16 << 10];
+    match from.read(&mut piece) {
+        Ok(count @ 1..) if word.len() < MESSAGE_BYTES_MAX => {
+            word.extend(piece.iter().take(count));
+            true
+        }
+        Err(error) => error.kind() == io::ErrorKind::Interrupted,
+        Ok(_) => false,
+    }
+}
+
+/// The status of `child` and the most memory it had resident, once it has ended.
+fn reap(child: Pid) -> Result<Option<(i32, u64)>, VmError> {
+    let mut status = 0;
+    // SAFETY: a structure of integers, for which zero is a value.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: both structures outlive the call, which fills them.
+    let ended = unsafe { libc::wait4(child.as_raw(), &mut status, libc::WNOHANG, &mut usage) };
+    match ended {
+        0 => Ok(None),
+        pid if pid == child.as_raw() => Ok(Some((status, usage.ru_maxrss as u64 * 1024))),
+        _ => Err(VmError::system("wait for the machine")(
+            io::Error::last_os_error(),
+        )),
+    }
+}
+
+/// The mode of the terminal at the start, for when a machine's process was killed
+/// in raw mode.
+struct Terminal(Option<Termios>);
+
+impl Terminal {
+    fn remember() -> Terminal {
+        let input = io::stdin();
+        Terminal(
+            tcgetattr(input.as_fd())
+                .ok()
+                .filter(|_| input.is_terminal()),
+        )
+    }
+
+    fn restore(&self) {
+        if let Some(mode) = &self.0 {
+            let _ = tcsetattr(io::stdin().as_fd(), SetArg::TCSANOW, mode);
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Talking to machines that run.
+
+use std::fs;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use serde::Serialize;
+use weft_node::size::format_bytes;
+use weft_vmm::api::client::{Client, ClientError};
+use weft_vmm::api::{ConsoleView, STOP_SECONDS, STOP_SECONDS_MAX, VmView};
+use weft_vmm::console::attach::{Left, attach};
+use weft_vmm::console::terminal;
+
+use super::places;
+use crate::summary::format_seconds;
+use crate::table::{self, Align};
+
+/// How long a machine may take to say what it is: it answers at once, unless
+/// something long is asked of it at the same time.
+const VIEW_BOUND: Duration = Duration::from_secs(2);
+/// How long a machine that is just starting may take to listen.
+const START_BOUND: Duration = Duration::from_millis(100);
+
+/// A machine that was asked.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Asked {
+    Answered(Box<VmView>),
+    /// It is starting, busy or stuck.
+    Silent {
+        name: String,
+        state: &'static str,
+        error: String,
+    },
+}
+
+/// Asks every machine. Sockets that nobody listens at are removed.
+fn ask_all(directory: &Path) -> anyhow::Result<Vec<Asked>> {
+    let machines = places::machines(directory)
+        .with_context(|| format!("cannot read {}", directory.display()))?;
+    let mut asked = Vec::new();
+    for (name, path) in machines {
+        match Client::new(&path).view(VIEW_BOUND) {
+            Ok(view) => asked.push(Asked::Answered(Box::new(view))),
+            Err(error) if error.is_gone() => remove_leftover(directory, &name, &path),
+            Err(error) => asked.push(Asked::Silent {
+                name,
+                state: "silent",
+                error: error.to_string(),
+            }),
+        }
+    }
+    Ok(asked)
+}
+
+fn remove_leftover(directory: &Path, name: &str, path: &Path) {
+    std::thread::sleep(START_BOUND);
+    if !places::answers(path) {
+        let _ = fs::remove_file(path);
+        let _ = fs::remove_file(directory.join(format!("{name}.console")));
+    }
+}
+
+/// `weft vm list`.
+pub fn list(json: bool) -> anyhow::Result<ExitCode> {
+    let machines = ask_all(&places::directory()?)?;
+    if json {
+        println!("{}", serde_json::to_string_pretty(&machines)?);
+    } else if machines.is_empty() {
+        eprintln!("weft: no machine is running");
+    } else {
+        print!("{}", render(&machines));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn render(machines: &[Asked]) -> String {
+    use Align::{Left, Right};
+    let headings = [
+        ("pid", Right),
+        ("name", Left),
+        ("state", Left),
+        ("back end", Left),
+        ("vcpus", Right),
+        ("memory", Right),
+        ("time", Right),
+        ("kernel", Left),
+    ];
+    let rows: Vec<Vec<String>> = machines
+        .iter()
+        .map(|machine| match machine {
+            Asked::Answered(view) => vec![
+                view.pid.to_string(),
+                view.name.clone(),
+                view.state.name().to_owned(),
+                view.back_end.name.clone(),
+                view.configuration.cpus.to_string(),
+                format_bytes(view.configuration.memory_bytes),
+                format_seconds(view.uptime_s),
+                view.configuration.kernel.display().to_string(),
+            ],
+            Asked::Silent { name, error, .. } => {
+                let mut row = vec![String::new(); headings.len()];
+                row[1] = name.clone();
+                row[2] = error.clone();
+                row
+            }
+        })
+        .collect();
+    table::render(&headings, &rows)
+}
+
+/// The API of the machine with this name, or pid.
+fn find(machine: &str) -> anyhow::Result<Client> {
+    let directory = places::directory()?;
+    let own = places::api_path(&directory, machine);
+    if fs::symlink_metadata(&own).is_ok() && places::answers(&own) {
+        return Ok(Client::new(&own));
+    }
+    if let Ok(pid) = machine.parse::<u32>() {
+        for (_, path) in places::machines(&directory)? {
+            let client = Client::new(&path);
+            let view = client.view(VIEW_BOUND);
+            if view.is_ok_and(|view| [view.pid, view.machine_pid].contains(&pid)) {
+                return Ok(client);
+            }
+        }
+    }
+    bail!("no running machine has the name or pid {machine}: `weft vm list` shows those that run")
+}
+
+fn done(machine: &str, answer: Result<VmView, ClientError>) -> anyhow::Result<ExitCode> {
+    let view = answer.with_context(|| format!("vm {machine}"))?;
+    eprintln!("weft: vm {} is {}", view.name, view.state.name());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `weft vm pause`.
+pub fn pause(machine: &str) -> anyhow::Result<ExitCode> {
+    done(machine, find(machine)?.pause())
+}
+
+/// `weft vm resume`.
+pub fn resume(machine: &str) -> anyhow::Result<ExitCode> {
+    done(machine, find(machine)?.resume())
+}
+
+/// `weft vm stop`.
+pub fn stop(machine: &str, timeout_s: f64) -> anyhow::Result<ExitCode> {
+    if !(0.0..=STOP_SECONDS_MAX).contains(&timeout_s) {
+        bail!("--timeout {timeout_s}: 0 to {STOP_SECONDS_MAX} seconds are possible");
+    }
+    done(machine, find(machine)?.stop(timeout_s))
+}
+
+/// `weft vm counters`.
+pub fn counters(machine: &str, json: bool) -> anyhow::Result<ExitCode> {
+    let counters = find(machine)?
+        .counters()
+        .with_context(|| format!("vm {machine}"))?;
+    if json {
+        println!("{}", serde_json::to_string_pretty(&counters)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let rows: Vec<Vec<String>> = counters
+        .counters
+        .iter()
+        .map(|(name, value)| vec![name.clone(), value.to_string()])
+        .collect();
+    print!(
+        "{}",
+        table::render(&[("counter", Align::Left), ("value", Align::Right)], &rows)
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `weft vm console`.
+pub fn console(machine: &str) -> anyhow::Result<ExitCode> {
+    let client = find(machine)?;
+    let view = client
+        .view(VIEW_BOUND)
+        .with_context(|| format!("vm {machine}"))?;
+    let path: PathBuf = match view.console {
+        ConsoleView::Socket { path } => path,
+        ConsoleView::Stdio => bail!(
+            "the console of vm {} is where `weft vm run` was called (pid {}): \
+             start it with --console socket to attach to it",
+            view.name,
+            view.pid
+        ),
+    };
+    let stream = UnixStream::connect(&path)
+        .with_context(|| format!("cannot attach to the console {}", path.display()))?;
+    let left = attach(stream);
+    terminal::restore();
+    match left.with_context(|| format!("the console {} broke", path.display()))? {
+        Left::Detached => eprintln!("\nweft: detached; vm {} goes on", view.name),
+        Left::Closed => eprintln!("\nweft: vm {} closed its console", view.name),
+        Left::Quit => {
+            eprintln!("\nweft: stopping vm {}", view.name);
+            return done(machine, client.stop(STOP_SECONDS));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
