@@ -13,7 +13,7 @@ use nix::unistd::{Pid, Uid};
 use weft_vmm::api::{BackEndView, ConsoleView, Control, Server};
 use weft_vmm::confine::{self, ThreadKind, privilege};
 use weft_vmm::console::{Carrier, Notice, Output, Place, Port};
-use weft_vmm::machine::{ANSWER_SECONDS_MAX, End, Handle, Machine, Outputs, Request};
+use weft_vmm::machine::{ANSWER_SECONDS_MAX, End, Handle, Machine, Outside, Request};
 
 use super::control::{Controlled, Typed};
 use super::outcome::{Message, Outcome};
@@ -65,11 +65,11 @@ fn prepare<'a>(life: &'a Life<'a>, parent: Pid) -> anyhow::Result<Prepared<'a>> 
     if let Some(text) = &plan.ready {
         output.expect(text);
     }
-    let outputs = Outputs {
+    let outside = Outside {
         serial: Box::new(output.port(Port::Serial)),
-        console: Box::new(output.port(Port::Virtio)),
+        console: Some(Box::new(output.port(Port::Virtio))),
     };
-    let machine = Machine::build(&plan.configuration, outputs)?;
+    let machine = Machine::new(&plan.configuration, outside)?;
     let handle = machine.handle();
     let owners = [Uid::effective(), Uid::current()];
     if let Some(identity) = &plan.identity {
@@ -78,14 +78,18 @@ fn prepare<'a>(life: &'a Life<'a>, parent: Pid) -> anyhow::Result<Prepared<'a>> 
         die_with(parent)?;
     }
     let (console, place) = console(life, &owners)?;
+    let mut notes = machine.notes().iter();
     let back_end = BackEndView {
         name: machine.back_end().to_owned(),
-        reason: machine.back_end_reason().to_owned(),
+        reason: notes.next().cloned().unwrap_or_default(),
     };
     eprintln!(
         "weft: vm {}: back end {}: {}",
         plan.name, back_end.name, back_end.reason
     );
+    for note in notes {
+        eprintln!("weft: vm {}: {note}", plan.name);
+    }
     let controlled = Arc::new(Controlled {
         handle: handle.clone(),
         name: plan.name.clone(),

@@ -176,6 +176,10 @@ fn common() -> Result<Rules, BackendError> {
     // Signals to this process only: a kick of a vCPU, an abort.
     let own = argument(0, SeccompCmpOp::Eq, u64::from(std::process::id()))?;
     when(&mut rules, libc::SYS_tgkill, vec![own])?;
+    // The standard library looks at a descriptor before it closes it, where it is
+    // built with assertions.
+    let flags = argument(1, SeccompCmpOp::Eq, libc::F_GETFD as u64)?;
+    when(&mut rules, libc::SYS_fcntl, vec![flags])?;
     // A thread's name.
     let name = argument(0, SeccompCmpOp::Eq, libc::PR_SET_NAME as u64)?;
     when(&mut rules, libc::SYS_prctl, vec![name])?;

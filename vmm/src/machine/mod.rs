@@ -116,6 +116,7 @@ pub enum MachineError {
 pub struct Machine {
     handle: Handle,
     ram: Ram,
+    back_end: &'static str,
     notes: Vec<String>,
     thread: Option<JoinHandle<()>>,
 }
@@ -173,6 +174,7 @@ impl Machine {
     ) -> Result<Self, MachineError> {
         crate::clock::sharpen_sleep();
         notes.splice(0..0, chosen.notes());
+        let back_end = chosen.back_end.name();
         let Assembled { owner, handle } = assembly::assemble(Plan {
             configuration,
             outside,
@@ -185,6 +187,7 @@ impl Machine {
         Ok(Self {
             handle,
             ram,
+            back_end,
             notes,
             thread: Some(thread),
         })
@@ -198,6 +201,11 @@ impl Machine {
     /// The guest's memory.
     pub fn ram(&self) -> &Ram {
         &self.ram
+    }
+
+    /// `kvm` or `soft`.
+    pub fn back_end(&self) -> &'static str {
+        self.back_end
     }
 
     /// What a log should say: the back end and why, what was booted.
