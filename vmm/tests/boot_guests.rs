@@ -1,13 +1,24 @@
-//! The bare-metal test kernels of `guests/`, built and loaded. Needs gcc and
-//! binutils for x86; skipped, and said so, without.
+//! The bare-metal test kernels of `guests/`, built, loaded, and run. Needs gcc and
+//! binutils for x86, and KVM to run them; skipped, and said so, without.
 
-use std::path::PathBuf;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use weft_vmm::boot::{Format, ImageFile, Protocol, Request, Role, load};
+use weft_vmm::machine::{
+    BackEndChoice, Configuration, End, Machine, MachineError, Outside, Request as Ask,
+};
 use weft_vmm::memory::Ram;
 
-/// Builds the kernels; nothing when there is no compiler.
+/// Where the kernels are, built once; nothing when there is no compiler.
+fn kernels() -> Option<PathBuf> {
+    static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
+    FOLDER.get_or_init(build).clone()
+}
+
 fn build() -> Option<PathBuf> {
     if Command::new("gcc").arg("--version").output().is_err() {
         eprintln!("skipped: no gcc to build the test kernels");
@@ -27,7 +38,7 @@ fn build() -> Option<PathBuf> {
 
 #[test]
 fn each_kernel_is_started_by_its_protocol() {
-    let Some(folder) = build() else { return };
+    let Some(folder) = kernels() else { return };
     for (name, format, protocol) in [
         ("multiboot.elf", Format::Elf, Protocol::Multiboot),
         ("multiboot.bin", Format::Flat, Protocol::Multiboot),
@@ -49,5 +60,71 @@ fn each_kernel_is_started_by_its_protocol() {
         assert_eq!(recognised.kernel.start, 0x10_0000, "{name}");
         // What is cleared is told by the file, too.
         assert!(recognised.kernel.end >= 0x10_3000, "{name}");
+    }
+}
+
+/// What a guest printed.
+#[derive(Clone, Default)]
+struct Printed(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Printed {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Runs a kernel until it ends; nothing when the back end cannot be used here.
+fn run(kernel: &Path, initrd: &Path, back_end: BackEndChoice) -> Option<(End, String)> {
+    let mut configuration = Configuration::new(kernel.into(), 64 << 20);
+    configuration.initrd = Some(initrd.into());
+    configuration.command_line = "some text".into();
+    configuration.back_end = back_end;
+    configuration.debug_exit = true;
+    let printed = Printed::default();
+    let outside = Outside {
+        serial: Box::new(printed.clone()),
+        console: None,
+    };
+    let machine = match Machine::new(&configuration, outside) {
+        Ok(machine) => machine,
+        Err(MachineError::Unusable(reason)) => {
+            eprintln!("skipped: {reason}");
+            return None;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let handle = machine.handle();
+    handle.request(Ask::Run).unwrap();
+    let end = handle.wait(Duration::from_secs(60)).expect("it ends");
+    machine.finish();
+    let printed = printed.0.lock().unwrap();
+    Some((end, String::from_utf8_lossy(&printed).into_owned()))
+}
+
+#[test]
+fn each_kernel_finds_what_its_protocol_promises() {
+    let Some(folder) = kernels() else { return };
+    let initrd = folder.join("module");
+    std::fs::write(&initrd, "a module").unwrap();
+    for (name, protocol) in [
+        ("multiboot.elf", "multiboot"),
+        ("multiboot.bin", "multiboot"),
+        ("pvh.elf", "pvh"),
+    ] {
+        let kernel = folder.join(name);
+        let Some((end, printed)) = run(&kernel, &initrd, BackEndChoice::Kvm) else {
+            return;
+        };
+        assert_eq!(end, End::DebugExit { code: 33 }, "{name}: {printed}");
+        let hello = format!("weft-guest: {protocol} hello\n");
+        assert!(printed.starts_with(&hello), "{printed}");
+        assert!(printed.contains("command line: some text"), "{printed}");
+        assert!(printed.contains("usable KiB: 65151\n"), "{printed}");
+        assert!(printed.ends_with("module: a module\n"), "{printed}");
     }
 }
