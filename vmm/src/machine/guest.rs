@@ -7,11 +7,13 @@ use weft_soft::CpuState;
 
 use super::MachineError;
 use super::configuration::Configuration;
-use super::pci_devices::DETERMINISTIC_SEED;
 use crate::acpi::topology::equal_shares;
 use crate::acpi::{self, Description};
 use crate::boot::{self, ImageFile, Role};
 use crate::memory::Ram;
+
+/// Begins the randomness that a deterministic guest is given.
+const DETERMINISTIC_SEED: [u8; 4] = *b"WEFT";
 
 /// A guest ready to start.
 pub(super) struct Guest {
@@ -87,7 +89,7 @@ impl Files {
 fn seed(deterministic: bool) -> std::io::Result<[u8; 32]> {
     let mut seed = [0; 32];
     if deterministic {
-        seed[..8].copy_from_slice(&DETERMINISTIC_SEED.to_le_bytes());
+        seed[..4].copy_from_slice(&DETERMINISTIC_SEED);
     } else {
         File::open("/dev/urandom")?.read_exact(&mut seed)?;
     }

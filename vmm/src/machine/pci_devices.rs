@@ -16,9 +16,6 @@ use crate::virtio::console::{Console, ConsoleHandle, ConsoleOutput};
 use crate::virtio::rng::Rng;
 use crate::virtio::{Attach, Transport, VirtioDevice, WriteObserver};
 
-/// The seed of all randomness in deterministic machines.
-pub(super) const DETERMINISTIC_SEED: u64 = 0x5745_4654;
-
 /// What the devices are made from.
 pub(super) struct PciDevices<'a> {
     pub frame: &'a Frame,
@@ -52,8 +49,11 @@ impl PciDevices<'_> {
             self.put(&root, Box::new(console))?;
             handle = Some(typed);
         }
-        let seed = configuration.deterministic.then_some(DETERMINISTIC_SEED);
-        self.put(&root, Box::new(Rng::new(seed)))?;
+        // Its thread answers at a moment that is not repeated; a deterministic guest
+        // has its randomness from the boot protocol.
+        if !configuration.deterministic {
+            self.put(&root, Box::new(Rng::new(None)))?;
+        }
         Ok((root, handle))
     }
 

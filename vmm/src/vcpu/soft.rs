@@ -1,0 +1,119 @@
+//! The software vCPU behind the trait of all back ends.
+
+use std::sync::Arc;
+
+use weft_soft::{CpuState, Environment, Exit, Memory, SoftCpu, SoftMachine};
+
+use super::{BackEnd, Kick, Vcpu, VcpuError};
+use crate::clock::{COUNTED_HZ, measure_host_tsc};
+use crate::memory::Ram;
+use crate::virtio::WriteObserver;
+
+/// Makes the software vCPUs of one machine.
+pub struct SoftBackEnd {
+    machine: Arc<SoftMachine>,
+    cpus: u32,
+    tsc_hz: u64,
+    deterministic: bool,
+}
+
+impl SoftBackEnd {
+    /// For a machine with this memory and so many vCPUs. `deterministic`: time is
+    /// the count of instructions.
+    pub fn new(ram: &Ram, cpus: u32, deterministic: bool) -> Self {
+        let memory: Arc<dyn Memory> = Arc::new(ram.clone());
+        Self {
+            machine: SoftMachine::new(memory),
+            cpus,
+            tsc_hz: if deterministic {
+                COUNTED_HZ
+            } else {
+                measure_host_tsc()
+            },
+            deterministic,
+        }
+    }
+
+    /// Hears of guest memory that devices wrote.
+    pub fn observer(&self) -> Arc<dyn WriteObserver> {
+        Arc::new(Written(self.machine.clone()))
+    }
+}
+
+impl BackEnd for SoftBackEnd {
+    fn name(&self) -> &'static str {
+        "soft"
+    }
+
+    fn tsc_hz(&self) -> u64 {
+        self.tsc_hz
+    }
+
+    fn create(&self, id: u32) -> Result<Box<dyn Vcpu>, VcpuError> {
+        let configuration = weft_soft::Configuration {
+            apic_id: id,
+            cpus: self.cpus,
+            tsc_frequency: self.tsc_hz,
+            deterministic: self.deterministic,
+        };
+        let cpu =
+            SoftCpu::new(&self.machine, configuration).map_err(|source| VcpuError::Kernel {
+                what: "memory for a software vCPU's code",
+                source,
+            })?;
+        let mut cpu = cpu; if std::env::var_os("INTERPRET").is_some() { cpu.interpret_only(); }
+        Ok(Box::new(SoftVcpu(cpu)))
+    }
+}
+
+struct Written(Arc<SoftMachine>);
+
+impl WriteObserver for Written {
+    fn written(&self, address: u64, length: u64) {
+        self.0.written(address..address.saturating_add(length));
+    }
+}
+
+struct SoftKick(weft_soft::Kick);
+
+impl Kick for SoftKick {
+    fn kick(&self) {
+        self.0.kick();
+    }
+}
+
+/// A software vCPU.
+pub struct SoftVcpu(SoftCpu);
+
+impl Vcpu for SoftVcpu {
+    fn run(&mut self, environment: &mut dyn Environment) -> Result<Exit, VcpuError> {
+        Ok(self.0.run(environment))
+    }
+
+    fn save(&self) -> Result<CpuState, VcpuError> {
+        Ok(self.0.save())
+    }
+
+    fn restore(&mut self, state: &CpuState) -> Result<(), VcpuError> {
+        self.0.restore(state);
+        Ok(())
+    }
+
+    fn set_tsc_offset(&mut self, offset: u64) -> Result<(), VcpuError> {
+        self.0.set_tsc_offset(offset);
+        Ok(())
+    }
+
+    fn set_budget(&mut self, instructions: Option<u64>) -> Result<(), VcpuError> {
+        self.0.set_budget(instructions);
+        Ok(())
+    }
+
+    fn instructions(&self) -> u64 {
+        self.0.instructions()
+    }
+
+    fn kicker(&self) -> Arc<dyn Kick> {
+        Arc::new(SoftKick(self.0.kicker()))
+    }
+}
