@@ -135,6 +135,10 @@ impl Memory for Ram {
             .map_err(|_| Unbacked(page))
     }
 
+    fn held(&self, page: u64, _: Access) -> Option<*mut u8> {
+        self.mapped.get_host_address(GuestAddress(page)).ok()
+    }
+
     fn end(&self) -> u64 {
         self.mapped.last_addr().raw_value() + 1
     }

@@ -81,15 +81,19 @@ pub struct Link {
     pub block: *const Block,
     /// Its RIP.
     pub rip: u64,
-    /// `Cpu::link_epoch` when it was found; another, and the link is void.
+    /// `Cpu::global_epoch` or `Cpu::local_epoch` when it was found; neither any
+    /// more, and the link is void. [`SAME_PAGE`] never is.
     pub epoch: u64,
 }
+
+/// In [`Link::epoch`]: both blocks lie on one page, and die together.
+pub const SAME_PAGE: u64 = 0;
 
 impl Link {
     const NONE: Link = Link {
         block: null(),
         rip: 0,
-        epoch: 0,
+        epoch: u64::MAX,
     };
 }
 
@@ -261,6 +265,19 @@ impl CodeCache {
             }
             died(block);
         }
+    }
+
+    /// Lets all blocks die; calls `died` with each.
+    pub fn drop_all(&mut self, mut died: impl FnMut(&mut Block)) {
+        self.found.clear();
+        self.pages.clear();
+        for block in &mut self.owned {
+            if block.alive {
+                block.alive = false;
+                died(block);
+            }
+        }
+        self.instructions = INSTRUCTIONS_MAX;
     }
 
     /// Whether blocks of `page` are kept.

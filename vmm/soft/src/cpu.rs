@@ -10,6 +10,7 @@ use crate::environment::{Environment, Memory};
 use crate::fetch::FetchCache;
 use crate::flags;
 use crate::machine::SoftMachine;
+use crate::mmu::ExecutedPages;
 use crate::msr::Msrs;
 use crate::op::{Op, Outcome};
 use crate::requests::Mailbox;
@@ -121,8 +122,13 @@ pub struct Cpu {
     pub halted: bool,
     /// An NMI is being handled.
     pub nmi_blocked: bool,
-    /// Rises when links between blocks become void.
-    pub link_epoch: u64,
+    /// A block was not entered because its count is more than the budget.
+    pub budget_is_short: bool,
+    /// Rises when links to blocks of other pages become void; even.
+    pub global_epoch: u64,
+    /// Rises when such links become void where they lead to a page whose
+    /// translation is not global; odd.
+    pub local_epoch: u64,
     /// The block being run.
     pub block: *const Block,
     /// Of the last [`Outcome::Fault`].
@@ -138,6 +144,14 @@ pub struct Cpu {
     pub tlbs: [Tlb; 2],
     /// For supervisor (0) and user mode (1).
     pub jump_caches: [JumpCache; 2],
+    /// The supervisor's jump cache has entries whose translation is not global.
+    pub supervisor_jumps_local: bool,
+    /// An interrupt waits that could not be delivered when it was looked at.
+    pub interrupt_waits: bool,
+    /// Pages that the jump caches may lead to.
+    pub executed_pages: ExecutedPages,
+    /// Rises when a page was taken away.
+    pub revocations: u64,
 
     /// Segment registers by [`segment`]; their bases in use are in
     /// `segment_bases`.
@@ -158,6 +172,8 @@ pub struct Cpu {
     pub cr3: u64,
     /// CR4.
     pub cr4: u64,
+    /// IA32_EFER.
+    pub efer: u64,
     /// DR0 to DR3, DR6, DR7.
     pub debug: [u64; 6],
     /// Model-specific registers.
@@ -172,8 +188,8 @@ pub struct Cpu {
     pub machine: Arc<SoftMachine>,
     /// What others want of this vCPU.
     pub mailbox: Arc<Mailbox>,
-    /// Devices; null but during [`crate::SoftCpu::run`].
-    pub environment: *mut dyn Environment,
+    /// Devices, during [`crate::SoftCpu::run`].
+    pub environment: Option<*mut dyn Environment>,
     /// Clock and CPUID.
     pub configuration: crate::run::Configuration,
     /// Guest TSC minus the host's, or minus the instruction clock's.

@@ -7,21 +7,36 @@
 //!
 //! The design, and what was measured and rejected: `docs/soft-vcpu.md`.
 
+pub mod access;
 pub mod block;
+pub mod clock;
+mod control;
 pub mod cpu;
+mod cpuid;
 pub mod decode;
+mod devices;
 pub mod environment;
+mod exceptions;
 pub mod fetch;
 pub mod flags;
 pub mod generated;
+pub mod host;
+pub mod interpret;
 pub mod machine;
+pub mod mmu;
 pub mod msr;
 pub mod op;
 pub mod requests;
 pub mod run;
+pub mod segments;
 pub mod state;
 pub mod tlb;
+mod vcpu;
+pub mod walk;
 
+pub use clock::InstructionClock;
 pub use environment::{Access, Environment, Exit, Memory, Unbacked};
 pub use machine::SoftMachine;
+pub use run::Configuration;
 pub use state::{CpuState, Undelivered};
+pub use vcpu::{Kick, SoftCpu};

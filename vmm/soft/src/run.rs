@@ -1,7 +1,33 @@
 //! The loop that runs a vCPU.
+//!
+//! ```text
+//!            +-> look at requests, interrupts, clock --> exits
+//!            |        |
+//!            |   find or decode the block at RIP
+//!            |        |
+//!            |   run it, and its successors as long as
+//!            |   nobody wants anything  ------------> fault: deliver it
+//!            +--------+
+//! ```
+
+use std::ptr::null;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::block::{Block, BlockKey, JumpEntry, Link, SAME_PAGE, jump_index};
+use crate::clock::InstructionClock;
+use crate::cpu::{Cpu, rflags, vector};
+use crate::decode::Missing;
+use crate::environment::{Environment, Exit};
+use crate::exceptions::{Event, Origin, TripleFault};
+use crate::op::{Op, Outcome};
+use crate::requests::request;
+
+/// DR6.BS: the debug exception is from single-stepping.
+const DR6_SINGLE_STEP: u64 = 1 << 14;
 
 /// What a vCPU is made of, apart from its state.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Configuration {
     /// Local APIC id.
     pub apic_id: u32,
@@ -10,5 +36,334 @@ pub struct Configuration {
     /// Guest TSC ticks in a second.
     pub tsc_frequency: u64,
     /// Time is the count of executed instructions.
-    pub deterministic: bool,
+    pub clock: Option<Arc<InstructionClock>>,
+}
+
+impl Cpu {
+    /// Runs until something needs the vCPU's owner.
+    pub fn run(&mut self, environment: &mut dyn Environment) -> Exit {
+        let pointer: *mut (dyn Environment + '_) = environment;
+        // SAFETY: only the lifetime changes; the pointer is forgotten before this
+        // function returns, and the borrow lasts until then.
+        self.environment = Some(unsafe {
+            std::mem::transmute::<*mut (dyn Environment + '_), *mut (dyn Environment + 'static)>(
+                pointer,
+            )
+        });
+        self.come_inside(None);
+        self.mailbox.ask(request::LOOK);
+        let exit = self.run_inside().unwrap_or(Exit::TripleFault);
+        self.publish_clock();
+        self.mailbox.step_outside();
+        self.environment = None;
+        exit
+    }
+
+    fn run_inside(&mut self) -> Result<Exit, TripleFault> {
+        loop {
+            if let Some(exit) = self.attend()? {
+                return Ok(exit);
+            }
+            if self.rflags_system & rflags::TF != 0 {
+                self.single_step()?;
+                continue;
+            }
+            match self.find_block() {
+                Ok(block) => self.run_blocks(block)?,
+                Err(Missing::Later) => {}
+                Err(Missing::Fault) => self.deliver_fault()?,
+            }
+        }
+    }
+
+    /// Between blocks: does what others asked, delivers an interrupt that waits,
+    /// looks at the clock.
+    fn attend(&mut self) -> Result<Option<Exit>, TripleFault> {
+        let shadow = std::mem::take(&mut self.interrupt_shadow);
+        let asked = self.mailbox.request().load(Ordering::SeqCst);
+        if asked & request::KICK != 0 {
+            self.mailbox.take(request::KICK);
+            return Ok(Some(Exit::Kicked));
+        }
+        if asked & request::EXCLUSIVE != 0 {
+            self.mailbox.step_outside();
+            self.machine.wait_while_excluded();
+            self.come_inside(None);
+        } else if asked & request::DEMANDS != 0 {
+            self.answer(None);
+        }
+        if asked & request::LOOK != 0 && !shadow {
+            self.mailbox.take(request::LOOK);
+            if !self.look_at_clock() {
+                return Ok(Some(Exit::Deadline));
+            }
+            self.look_at_interrupts()?;
+        }
+        if self.halted {
+            return Ok(Some(Exit::Halted));
+        }
+        if self.budget <= 0 || self.budget_is_short {
+            self.budget_is_short = false;
+            self.reach_deadline();
+            if !self.look_at_clock() {
+                return Ok(Some(Exit::Deadline));
+            }
+        }
+        Ok(None)
+    }
+
+    fn look_at_interrupts(&mut self) -> Result<(), TripleFault> {
+        let blocked = self.nmi_blocked;
+        let nmi = self.with_environment(|environment| !blocked && environment.nmi_take());
+        if nmi == Some(true) {
+            self.halted = false;
+            self.nmi_blocked = true;
+            self.mailbox.ask(request::LOOK);
+            return self.deliver(Event::external(vector::NMI));
+        }
+        let on = self.rflags_system & rflags::IF != 0;
+        let taken = self.with_environment(|environment| {
+            let waits = environment.interrupt_waits();
+            let vector = if waits && on {
+                environment.interrupt_take()
+            } else {
+                None
+            };
+            (waits, vector)
+        });
+        let (waits, vector) = taken.unwrap_or((false, None));
+        // After one was taken, another may wait: looked at when IF is set again.
+        self.interrupt_waits = waits;
+        if let Some(vector) = vector {
+            self.halted = false;
+            self.deliver(Event::external(vector))?;
+        }
+        Ok(())
+    }
+
+    /// Delivers `self.fault`.
+    fn deliver_fault(&mut self) -> Result<(), TripleFault> {
+        self.note_fault();
+        self.deliver(Event::from(self.fault))
+    }
+
+    /// The block at RIP, decoded where it is not known.
+    pub fn find_block(&mut self) -> Result<*mut Block, Missing> {
+        let rip = self.rip;
+        let class = self.privilege_class();
+        if self.mode.is_64() {
+            let entry = &self.jump_caches[class].entries[jump_index(rip)];
+            // SAFETY: jump caches are cleared before blocks are freed.
+            if entry.rip == rip && unsafe { (*entry.block).alive } {
+                return Ok(entry.block.cast_mut());
+            }
+        }
+        self.find_block_slow(rip, class)
+    }
+
+    #[inline(never)]
+    fn find_block_slow(&mut self, rip: u64, class: usize) -> Result<*mut Block, Missing> {
+        let linear = self.linear_rip(rip);
+        let (physical, global) = self.fetch_address(linear)?;
+        let key = BlockKey {
+            physical,
+            mode: self.mode,
+        };
+        let block = match self.code.find(key) {
+            Some(block) if self.second_page_fits(block, linear)? => block,
+            _ => {
+                if self.code.is_full() {
+                    self.clear_code();
+                }
+                let decoded = self.decode(rip, physical, crate::block::BLOCK_INSTRUCTIONS_MAX)?;
+                self.code.insert(decoded)
+            }
+        };
+        self.executed_pages.insert(linear);
+        // SAFETY: found or inserted just now.
+        if unsafe { (*block).second_page.is_some() } {
+            self.executed_pages.insert(linear.wrapping_add(16));
+        }
+        if self.mode.is_64() {
+            self.jump_caches[class].entries[jump_index(rip)] = JumpEntry { rip, block };
+            self.supervisor_jumps_local |= class == 0 && !global;
+        }
+        Ok(block)
+    }
+
+    /// Whether a block that crosses pages is the one for these pages.
+    fn second_page_fits(&mut self, block: *mut Block, linear: u64) -> Result<bool, Missing> {
+        // SAFETY: the code cache found it just now.
+        let Some(second) = (unsafe { (*block).second_page }) else {
+            return Ok(true);
+        };
+        let next = (linear | 0xfff).wrapping_add(1);
+        let (physical, _) = self.fetch_address(self.wrapped(next))?;
+        Ok(physical == second)
+    }
+
+    /// Runs a block and its successors, as long as nobody wants anything.
+    fn run_blocks(&mut self, first: *mut Block) -> Result<(), TripleFault> {
+        let mut block = first;
+        loop {
+            // SAFETY: blocks are freed only by `clear_code`, after which this loop
+            // uses none that it found before.
+            let current = unsafe { &mut *block };
+            let count = i64::from(current.count);
+            if self.budget < count {
+                self.budget_is_short = true;
+                return Ok(());
+            }
+            self.budget -= count;
+            self.block = block;
+            self.registers[usize::from(Self::BLOCK_RIP)] = self.rip;
+            let mut op: *const Op = current.first;
+            let outcome = loop {
+                // SAFETY: ops end with one that does not continue, and the block is
+                // alive or at least in memory.
+                let outcome = unsafe { ((*op).handler)(self, &*op) };
+                if outcome != Outcome::Continue {
+                    break outcome;
+                }
+                // SAFETY: as above.
+                op = unsafe { op.add(1) };
+            };
+            let slot = match outcome {
+                Outcome::Taken => 0,
+                Outcome::Fallthrough => 1,
+                Outcome::End => 2,
+                Outcome::Leave => return Ok(()),
+                _ => return self.stopped(outcome, op),
+            };
+            // SAFETY: the mailbox lives as long as the CPU.
+            if unsafe { (*self.request).load(Ordering::Relaxed) } != 0 {
+                return Ok(());
+            }
+            block = match self.successor(block, slot) {
+                Some(next) => next,
+                None => return Ok(()),
+            };
+        }
+    }
+
+    /// The block at RIP, by the link of the block that led there.
+    #[inline(always)]
+    fn successor(&mut self, block: *mut Block, slot: usize) -> Option<*mut Block> {
+        // SAFETY: the block was just run.
+        let current = unsafe { &mut *block };
+        if let Some(link) = current.links.get(slot) {
+            let valid = link.epoch == SAME_PAGE
+                || link.epoch == self.global_epoch
+                || link.epoch == self.local_epoch;
+            // SAFETY: links are voided before blocks are freed, and a block is
+            // freed together with those on its page.
+            if valid && link.rip == self.rip && unsafe { (*link.block).alive } {
+                return Some(link.block.cast_mut());
+            }
+        }
+        let epoch = self.global_epoch;
+        let next = self.find_block().ok()?;
+        if slot < 2 && epoch == self.global_epoch {
+            self.link(block, slot, next);
+        }
+        Some(next)
+    }
+
+    #[inline(never)]
+    fn link(&mut self, block: *mut Block, slot: usize, next: *mut Block) {
+        // SAFETY: no block was freed since both were found.
+        let (current, target) = unsafe { (&mut *block, &*next) };
+        if !current.alive {
+            return;
+        }
+        let from = self.block_rip();
+        let same = (from ^ self.rip) >> 12 == 0
+            && current.page() == target.page()
+            && current.second_page.is_none()
+            && target.second_page.is_none();
+        let linear = self.linear_rip(self.rip);
+        let epoch = match self.fetch.find(self.privilege_class(), linear) {
+            _ if same => SAME_PAGE,
+            Some((_, true)) => self.global_epoch,
+            _ => self.local_epoch,
+        };
+        current.links[slot] = Link {
+            block: next,
+            rip: self.rip,
+            epoch,
+        };
+    }
+
+    /// A block that stopped in the middle: `op` was not executed.
+    #[cold]
+    fn stopped(&mut self, outcome: Outcome, op: *const Op) -> Result<(), TripleFault> {
+        // SAFETY: the block is in memory.
+        let (rip, index, count) = unsafe {
+            let block = &*self.block;
+            let index = op.offset_from(block.first) as i64;
+            (self.own_rip(&*op), index, i64::from(block.count))
+        };
+        self.budget += count - index;
+        self.rip = self.wrapped(rip);
+        self.fault_op = op;
+        match outcome {
+            Outcome::Fault => self.deliver_fault(),
+            Outcome::Abort => self.run_alone().map(|_| ()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Runs the one instruction at RIP; whether it was completed.
+    fn run_alone(&mut self) -> Result<bool, TripleFault> {
+        let linear = self.linear_rip(self.rip);
+        let decoded = self
+            .fetch_address(linear)
+            .map_err(Missing::from)
+            .and_then(|(physical, _)| self.decode(self.rip, physical, 1));
+        let block = match decoded {
+            Ok(block) => block,
+            Err(Missing::Later) => return Ok(false),
+            Err(Missing::Fault) => {
+                self.deliver_fault()?;
+                return Ok(false);
+            }
+        };
+        self.block = &block;
+        self.registers[usize::from(Self::BLOCK_RIP)] = self.rip;
+        self.alone = true;
+        let op = &block.ops[0];
+        // SAFETY: the op was just decoded for this mode, and its block lives.
+        let outcome = unsafe { (op.handler)(self, op) };
+        self.alone = false;
+        self.block = null();
+        match outcome {
+            Outcome::Fault => {
+                self.rip = self.wrapped(self.own_rip(op));
+                self.deliver_fault()?;
+                return Ok(false);
+            }
+            Outcome::Abort | Outcome::Repeat => {
+                self.rip = self.wrapped(self.own_rip(op));
+                return Ok(false);
+            }
+            Outcome::Continue => self.rip = self.wrapped(self.next_rip(op)),
+            Outcome::End | Outcome::Taken | Outcome::Fallthrough | Outcome::Leave => {}
+        }
+        self.budget -= 1;
+        Ok(true)
+    }
+
+    /// One instruction with the trap flag set.
+    fn single_step(&mut self) -> Result<(), TripleFault> {
+        let done = self.run_alone()?;
+        if done && self.rflags_system & rflags::TF != 0 {
+            self.debug[4] |= DR6_SINGLE_STEP;
+            self.deliver(Event {
+                vector: vector::DEBUG,
+                error: None,
+                origin: Origin::Exception,
+            })?;
+        }
+        Ok(())
+    }
 }

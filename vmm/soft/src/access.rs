@@ -1,0 +1,459 @@
+//! Guest memory by linear address: the fast path through the TLB, and the slow
+//! one that fills it, crosses pages and reaches devices.
+
+use std::time::Duration;
+
+use crate::cpu::{Cpu, Fault, Faulted};
+use crate::environment::{Access, PAGE_SIZE, Unbacked};
+use crate::host;
+use crate::requests::{Demand, request};
+use crate::tlb::{TlbEntry, tlb_index};
+use crate::walk::Need;
+
+/// How long a vCPU waits for the others to come to a block boundary before it
+/// looks at its own requests again.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Where an address leads.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    /// To memory: the host address of its byte.
+    Memory(*mut u8),
+    /// To a device: the guest-physical address.
+    Device(u64),
+}
+
+/// Where a read-modify-write instruction does its work.
+pub struct Target {
+    /// The bytes, or a copy of them.
+    pub pointer: *mut u8,
+    /// `pointer` is a copy, which has to be stored when the work is done.
+    pub is_copy: bool,
+}
+
+impl Cpu {
+    #[inline(always)]
+    fn tlb_entry(&self, address: u64) -> &TlbEntry {
+        let tlb = &self.tlbs[self.privilege_class()];
+        // SAFETY: tlb_index is always less than the number of entries.
+        unsafe { tlb.entries.get_unchecked(tlb_index(address)) }
+    }
+
+    /// Loads `SIZE` bytes, zero-extended, as the current privilege level may.
+    #[inline(always)]
+    pub fn load<const SIZE: usize>(&mut self, address: u64) -> Result<u64, Faulted> {
+        let entry = self.tlb_entry(address);
+        let offset = address.wrapping_sub(entry.read);
+        if offset <= PAGE_SIZE - SIZE as u64 {
+            // SAFETY: a hit: the page is mapped at `host`, and all bytes are on it.
+            Ok(unsafe { host::read::<SIZE>((entry.host + offset) as *const u8) })
+        } else {
+            self.load_slow(address, SIZE)
+        }
+    }
+
+    /// Stores the low `SIZE` bytes of `value`.
+    #[inline(always)]
+    pub fn store<const SIZE: usize>(&mut self, address: u64, value: u64) -> Result<(), Faulted> {
+        let entry = self.tlb_entry(address);
+        let offset = address.wrapping_sub(entry.write);
+        if offset <= PAGE_SIZE - SIZE as u64 {
+            // SAFETY: a hit: the page is mapped writable at `host`, and all bytes
+            // are on it.
+            unsafe { host::write::<SIZE>((entry.host + offset) as *mut u8, value) };
+            Ok(())
+        } else {
+            self.store_slow(address, SIZE, value)
+        }
+    }
+
+    /// Where `SIZE` bytes can be changed; `None` when they cross pages or belong
+    /// to a device (but may be read and written).
+    #[inline(always)]
+    pub fn pointer<const SIZE: usize>(&mut self, address: u64) -> Result<Option<*mut u8>, Faulted> {
+        let entry = self.tlb_entry(address);
+        let offset = address.wrapping_sub(entry.write);
+        if offset <= PAGE_SIZE - SIZE as u64 {
+            Ok(Some((entry.host + offset) as *mut u8))
+        } else {
+            self.pointer_slow(address, SIZE, Need::Write)
+        }
+    }
+
+    /// Where a read-modify-write without LOCK works on `SIZE` bytes: in place,
+    /// or in `copy`, to be given to [`Cpu::finish`].
+    #[inline(always)]
+    pub fn target<const SIZE: usize>(
+        &mut self,
+        address: u64,
+        copy: &mut u64,
+    ) -> Result<Target, Faulted> {
+        if let Some(pointer) = self.pointer::<SIZE>(address)? {
+            return Ok(Target {
+                pointer,
+                is_copy: false,
+            });
+        }
+        *copy = self.load_slow(address, SIZE)?;
+        Ok(Target {
+            pointer: (copy as *mut u64).cast(),
+            is_copy: true,
+        })
+    }
+
+    /// Puts a target's copy where it belongs.
+    #[inline(always)]
+    pub fn finish<const SIZE: usize>(
+        &mut self,
+        address: u64,
+        target: &Target,
+        copy: &u64,
+    ) -> Result<(), Faulted> {
+        if target.is_copy {
+            self.store_slow(address, SIZE, *copy)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// [`Cpu::load`] without the fast path: fills the TLB, crosses pages,
+    /// reaches devices.
+    #[cold]
+    #[inline(never)]
+    pub fn load_slow(&mut self, address: u64, size: usize) -> Result<u64, Faulted> {
+        self.load_as(address, size, self.privilege_class())
+    }
+
+    /// [`Cpu::store`] without the fast path.
+    #[cold]
+    #[inline(never)]
+    pub fn store_slow(&mut self, address: u64, size: usize, value: u64) -> Result<(), Faulted> {
+        self.store_as(address, size, value, self.privilege_class())
+    }
+
+    /// [`Cpu::pointer`] without the fast path, for reading or writing.
+    #[cold]
+    #[inline(never)]
+    pub fn pointer_slow(
+        &mut self,
+        address: u64,
+        size: usize,
+        need: Need,
+    ) -> Result<Option<*mut u8>, Faulted> {
+        let class = self.privilege_class();
+        if crosses(address, size) {
+            self.places(address, size, need, class)?;
+            return Ok(None);
+        }
+        Ok(match self.place(address, need, class)? {
+            Place::Memory(pointer) => Some(pointer),
+            Place::Device(_) => None,
+        })
+    }
+
+    /// Loads as the supervisor, whatever the privilege level: descriptor tables
+    /// and the like.
+    pub fn load_system(&mut self, address: u64, size: usize) -> Result<u64, Faulted> {
+        self.load_as(address, size, 0)
+    }
+
+    /// Stores as the supervisor.
+    pub fn store_system(&mut self, address: u64, size: usize, value: u64) -> Result<(), Faulted> {
+        self.store_as(address, size, value, 0)
+    }
+
+    /// Stores as privilege level `cpl` may.
+    pub fn store_for(
+        &mut self,
+        cpl: u8,
+        address: u64,
+        size: usize,
+        value: u64,
+    ) -> Result<(), Faulted> {
+        self.store_as(address, size, value, usize::from(cpl == 3))
+    }
+
+    fn load_as(&mut self, address: u64, size: usize, class: usize) -> Result<u64, Faulted> {
+        if !crosses(address, size) {
+            return Ok(match self.place(address, Need::Read, class)? {
+                // SAFETY: the page is held, and all bytes are on it.
+                Place::Memory(pointer) => unsafe { host::read_sized(pointer, size) },
+                Place::Device(physical) => self.device_read(physical, size),
+            });
+        }
+        let (first, second) = self.places(address, size, Need::Read, class)?;
+        let mut value = 0;
+        for index in 0..size {
+            let byte = self.read_byte(part(address, index, first, second));
+            value |= byte << (8 * index);
+        }
+        Ok(value)
+    }
+
+    fn store_as(
+        &mut self,
+        address: u64,
+        size: usize,
+        value: u64,
+        class: usize,
+    ) -> Result<(), Faulted> {
+        if !crosses(address, size) {
+            match self.place(address, Need::Write, class)? {
+                // SAFETY: the page is held for writing, and all bytes are on it.
+                Place::Memory(pointer) => unsafe { host::write_sized(pointer, size, value) },
+                Place::Device(physical) => self.device_write(physical, size, value),
+            }
+            return Ok(());
+        }
+        let (first, second) = self.places(address, size, Need::Write, class)?;
+        for index in 0..size {
+            let byte = value >> (8 * index);
+            match part(address, index, first, second) {
+                // SAFETY: the byte is on a page that is held for writing.
+                Place::Memory(pointer) => unsafe { host::write::<1>(pointer, byte) },
+                Place::Device(physical) => self.device_write(physical, 1, byte),
+            }
+        }
+        Ok(())
+    }
+
+    fn read_byte(&mut self, place: Place) -> u64 {
+        match place {
+            // SAFETY: the byte is on a page that is held.
+            Place::Memory(pointer) => unsafe { host::read::<1>(pointer) },
+            Place::Device(physical) => self.device_read(physical, 1),
+        }
+    }
+
+    /// Both pages of an access that crosses: its first byte's place, and that of
+    /// the second page's start.
+    fn places(
+        &mut self,
+        address: u64,
+        size: usize,
+        need: Need,
+        class: usize,
+    ) -> Result<(Place, Place), Faulted> {
+        let next = self.wrapped(address.wrapping_add(size as u64 - 1)) & !(PAGE_SIZE - 1);
+        loop {
+            let first = self.place(address, need, class)?;
+            let revocations = self.revocations;
+            let second = self.place(next, need, class)?;
+            // While the second page was fetched the first may have gone.
+            if revocations == self.revocations {
+                return Ok((first, second));
+            }
+        }
+    }
+
+    /// Where one byte is, held for what is needed; fills the TLB.
+    fn place(&mut self, address: u64, need: Need, class: usize) -> Result<Place, Faulted> {
+        self.check_canonical(address)?;
+        let offset = address & (PAGE_SIZE - 1);
+        let walked = self.walk(address, need, class == 1)?;
+        let write = need == Need::Write;
+        let held = match self.memory.held(walked.page, Access::Write) {
+            Some(host) if write || walked.writable => Ok((host, true)),
+            _ if write => self
+                .acquire(walked.page, Access::Write)
+                .map(|host| (host, true)),
+            _ => self
+                .acquire(walked.page, Access::Read)
+                .map(|host| (host, false)),
+        };
+        let Ok((host, held_for_writing)) = held else {
+            return Ok(Place::Device(walked.page + offset));
+        };
+        let mut may_write = walked.writable && held_for_writing;
+        if may_write && self.machine.holds_code(walked.page) {
+            if write {
+                self.write_code_page(walked.page)?;
+            } else {
+                may_write = false;
+            }
+        }
+        self.tlbs[class].fill(address, host, walked.page, walked.global, may_write);
+        // SAFETY: the offset is within the page.
+        Ok(Place::Memory(unsafe { host.add(offset as usize) }))
+    }
+
+    #[inline(always)]
+    fn check_canonical(&mut self, address: u64) -> Result<(), Faulted> {
+        if is_canonical(address) {
+            Ok(())
+        } else {
+            Err(self.general_protection(0))
+        }
+    }
+
+    /// Linear addresses have 32 bits outside 64-bit mode.
+    pub fn wrapped(&self, address: u64) -> u64 {
+        if self.mode.is_64() {
+            address
+        } else {
+            address & 0xffff_ffff
+        }
+    }
+
+    /// A store to a page from which blocks were decoded.
+    fn write_code_page(&mut self, page: u64) -> Result<(), Faulted> {
+        // SAFETY: blocks live until the code cache is cleared, which happens only
+        // between blocks, and then the pointer is cleared too.
+        let own = unsafe { self.block.as_ref() }
+            .is_some_and(|block| block.page() == page || block.second_page == Some(page));
+        if own && !self.alone {
+            self.fault = Fault {
+                abort: true,
+                ..Fault::default()
+            };
+            return Err(Faulted);
+        }
+        self.code_page_written(page);
+        Ok(())
+    }
+
+    /// Blocks of `page` die, here at once and elsewhere at the next boundary.
+    pub fn code_page_written(&mut self, page: u64) {
+        self.machine.code_written(page, Some(&self.mailbox));
+        self.drop_code(page);
+    }
+
+    /// A page of memory, held for `access`; may wait for it, outside.
+    pub fn acquire(&mut self, page: u64, access: Access) -> Result<*mut u8, Unbacked> {
+        if let Some(host) = self.memory.held(page, access) {
+            return Ok(host);
+        }
+        loop {
+            self.mailbox.step_outside();
+            let held = self.memory.acquire(page, access);
+            // Lost again before it could be used? Then once more.
+            if !self.come_inside(Some(page)) || held.is_err() {
+                return held;
+            }
+        }
+    }
+
+    /// Back from outside: does what was asked meanwhile. Whether that took
+    /// `watched` away.
+    pub fn come_inside(&mut self, watched: Option<u64>) -> bool {
+        let mut lost = false;
+        loop {
+            if !self.mailbox.step_inside() {
+                return lost;
+            }
+            lost |= self.answer(watched);
+            if self
+                .mailbox
+                .request()
+                .load(std::sync::atomic::Ordering::SeqCst)
+                & request::EXCLUSIVE
+                == 0
+            {
+                return lost;
+            }
+            self.mailbox.step_outside();
+            self.machine.wait_while_excluded();
+        }
+    }
+
+    /// Carries out all demands; whether `watched` was among them.
+    pub fn answer(&mut self, watched: Option<u64>) -> bool {
+        let mailbox = self.mailbox.clone();
+        let (demands, number) = mailbox.drain();
+        let mut lost = false;
+        for demand in demands {
+            match demand {
+                Demand::Page { page, keep_read } => {
+                    self.revocations += 1;
+                    lost |= watched == Some(page);
+                    for tlb in &mut self.tlbs {
+                        tlb.revoke(page, keep_read);
+                    }
+                }
+                Demand::Code { page } => self.drop_code(page),
+                Demand::Everything => {
+                    self.revocations += 1;
+                    lost = true;
+                    self.flush_everything();
+                    self.drop_all_code();
+                }
+            }
+        }
+        mailbox.report(number);
+        lost
+    }
+
+    /// Makes `page` one that blocks may be decoded from: nobody writes to it
+    /// unnoticed. False when it has to be tried again later.
+    pub fn mark_code(&mut self, page: u64) -> bool {
+        for _ in 0..8 {
+            let Some(marking) = self.machine.start_marking(page) else {
+                return true;
+            };
+            for tlb in &mut self.tlbs {
+                tlb.revoke(page, true);
+            }
+            let machine = self.machine.clone();
+            let mailbox = self.mailbox.clone();
+            let demand = Demand::Page {
+                page,
+                keep_read: true,
+            };
+            mailbox.step_outside();
+            let answered = machine.demand(demand, Some(&mailbox), PATIENCE);
+            self.come_inside(None);
+            if answered.is_err() {
+                return false;
+            }
+            if machine.finish_marking(page, marking) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Does `work` while no other vCPU runs; `None` when they did not come out
+    /// in time.
+    pub fn exclusively<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        let machine = self.machine.clone();
+        let mailbox = self.mailbox.clone();
+        mailbox.step_outside();
+        let exclusion = machine.exclude(&mailbox, PATIENCE);
+        if exclusion.is_none() {
+            self.come_inside(None);
+            return None;
+        }
+        // Nobody else may exclude meanwhile, so only demands can wait.
+        if mailbox.step_inside() {
+            self.answer(None);
+        }
+        Some(work(self))
+    }
+}
+
+/// Whether an access touches two pages.
+#[inline(always)]
+pub fn crosses(address: u64, size: usize) -> bool {
+    (address & (PAGE_SIZE - 1)) + size as u64 > PAGE_SIZE
+}
+
+/// Whether bits 63 to 47 are all the same.
+#[inline(always)]
+pub fn is_canonical(address: u64) -> bool {
+    ((address as i64) << 16 >> 16) as u64 == address
+}
+
+fn part(address: u64, index: usize, first: Place, second: Place) -> Place {
+    let left = PAGE_SIZE - (address & (PAGE_SIZE - 1));
+    let index = index as u64;
+    let (place, offset) = if index < left {
+        (first, index)
+    } else {
+        (second, index - left)
+    };
+    match place {
+        // SAFETY: the offset stays on the page of the place.
+        Place::Memory(pointer) => Place::Memory(unsafe { pointer.add(offset as usize) }),
+        Place::Device(physical) => Place::Device(physical + offset),
+    }
+}
