@@ -159,6 +159,17 @@ impl Block {
         (0..self.count).map(move |_| decoder.decode())
     }
 
+    /// Whether it has generated code.
+    pub fn is_translated(&self) -> bool {
+        !self.code.is_null()
+    }
+
+    /// Never to be entered again.
+    fn die(&mut self) {
+        self.alive = false;
+        self.code = null();
+    }
+
     /// The guest-physical page of its first byte.
     pub fn page(&self) -> u64 {
         self.physical & !(PAGE_SIZE - 1)
@@ -244,8 +255,8 @@ impl CodeCache {
         pointer
     }
 
-    /// Lets all blocks with bytes on `page` die; calls `died` with each.
-    pub fn drop_page(&mut self, page: u64, mut died: impl FnMut(&mut Block)) {
+    /// Lets all blocks with bytes on `page` die.
+    pub fn drop_page(&mut self, page: u64) {
         for pointer in self.pages.remove(&page).unwrap_or_default() {
             // SAFETY: `owned` holds the block until `clear`, which empties
             // `pages` as well; no other reference to it is alive, because blocks
@@ -255,7 +266,7 @@ impl CodeCache {
             if !block.alive {
                 continue;
             }
-            block.alive = false;
+            block.die();
             let key = BlockKey {
                 physical: block.physical,
                 mode: block.mode,
@@ -263,19 +274,15 @@ impl CodeCache {
             if self.found.get(&key) == Some(&pointer) {
                 self.found.remove(&key);
             }
-            died(block);
         }
     }
 
-    /// Lets all blocks die; calls `died` with each.
-    pub fn drop_all(&mut self, mut died: impl FnMut(&mut Block)) {
+    /// Lets all blocks die.
+    pub fn drop_all(&mut self) {
         self.found.clear();
         self.pages.clear();
         for block in &mut self.owned {
-            if block.alive {
-                block.alive = false;
-                died(block);
-            }
+            block.die();
         }
         self.instructions = INSTRUCTIONS_MAX;
     }
@@ -291,6 +298,14 @@ impl CodeCache {
         self.pages.clear();
         self.owned.clear();
         self.instructions = 0;
+    }
+
+    /// Generated code is gone: all blocks are interpreted again.
+    pub fn forget_generated(&mut self) {
+        for block in &mut self.owned {
+            block.code = null();
+            block.executions = 0;
+        }
     }
 
     /// Blocks kept, the dead included.

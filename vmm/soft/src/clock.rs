@@ -1,51 +1,14 @@
 //! Time: the host's, or the count of executed instructions.
 //!
-//! With the instruction clock one instruction is one tick of the TSC, and
-//! nothing that the guest sees depends on the host's time: a run repeats
-//! exactly. Blocks are the same whether they are interpreted or translated, so
-//! deadlines are met at the same instruction either way.
-
-use std::sync::atomic::{AtomicU64, Ordering};
+//! With the count of instructions as the clock one instruction is one tick of
+//! the TSC, and nothing that the guest sees depends on the host's time: a run
+//! repeats exactly. Blocks are the same whether they are interpreted or
+//! translated, and a budget is used up to the last instruction, so both count
+//! alike.
 
 use crate::cpu::Cpu;
 
-/// The instruction clock, as a vCPU and its environment share it. All on one
-/// thread at a time; the atomics only make it shareable.
-#[derive(Debug)]
-pub struct InstructionClock {
-    now: AtomicU64,
-    deadline: AtomicU64,
-}
-
-impl Default for InstructionClock {
-    fn default() -> Self {
-        Self {
-            now: AtomicU64::new(0),
-            deadline: AtomicU64::new(u64::MAX),
-        }
-    }
-}
-
-impl InstructionClock {
-    /// The guest's TSC when the vCPU last called its environment or stopped.
-    pub fn now(&self) -> u64 {
-        self.now.load(Ordering::Relaxed)
-    }
-
-    /// The TSC at which the vCPU is to come back with
-    /// [`crate::Exit::Deadline`].
-    pub fn set_deadline(&self, tsc: u64) {
-        self.deadline.store(tsc, Ordering::Relaxed);
-    }
-
-    /// See [`InstructionClock::set_deadline`].
-    pub fn deadline(&self) -> u64 {
-        self.deadline.load(Ordering::Relaxed)
-    }
-}
-
-/// Instructions between two looks at nothing in particular, where time is the
-/// host's: as good as never.
+/// Instructions until the next look where nobody set a budget: as good as never.
 const UNBOUNDED: i64 = i64::MAX / 4;
 
 /// The host's time stamp counter.
@@ -57,7 +20,7 @@ pub fn host_tsc() -> u64 {
 impl Cpu {
     /// The guest's time stamp counter.
     pub fn tsc(&self) -> u64 {
-        let ticks = if self.configuration.clock.is_some() {
+        let ticks = if self.configuration.deterministic {
             self.instructions()
         } else {
             host_tsc()
@@ -70,32 +33,21 @@ impl Cpu {
         self.tsc_offset = self.tsc_offset.wrapping_add(value.wrapping_sub(self.tsc()));
     }
 
-    /// Lets the environment know the time.
-    pub fn publish_clock(&self) {
-        if let Some(clock) = &self.configuration.clock {
-            clock.now.store(self.tsc(), Ordering::Relaxed);
-        }
+    /// Instructions executed since power-on.
+    pub fn instructions(&self) -> u64 {
+        self.instructions_limit.wrapping_sub(self.budget as u64)
     }
 
-    /// Sets the budget to what is left until the deadline; false when nothing
-    /// is.
-    pub fn look_at_clock(&mut self) -> bool {
-        let Some(clock) = &self.configuration.clock else {
-            self.set_budget(UNBOUNDED);
-            return true;
-        };
-        let left = clock.deadline().saturating_sub(self.tsc());
-        self.set_budget(left.min(UNBOUNDED as u64) as i64);
-        left != 0
+    /// Sets [`Cpu::instructions`].
+    pub fn set_instructions(&mut self, count: u64) {
+        self.instructions_limit = count.wrapping_add(self.budget as u64);
     }
 
-    /// The deadline is at hand: less than a block is left until then.
-    pub fn reach_deadline(&mut self) {
-        if let Some(clock) = &self.configuration.clock {
-            let deadline = clock.deadline();
-            if self.tsc() < deadline {
-                self.set_tsc(deadline);
-            }
-        }
+    /// Lets so many more instructions be executed, or any number.
+    pub fn set_budget(&mut self, count: Option<u64>) {
+        let executed = self.instructions();
+        let count = count.map_or(UNBOUNDED, |count| count.min(UNBOUNDED as u64) as i64);
+        self.budget = count;
+        self.set_instructions(executed);
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Generated code addresses the fields by `offset_of!`; the hot ones come first.
 
+use std::ptr::null;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
@@ -9,11 +10,14 @@ use crate::block::{Block, CodeCache, JumpCache, Mode};
 use crate::environment::{Environment, Memory};
 use crate::fetch::FetchCache;
 use crate::flags;
+use crate::generated::State;
+use crate::generated::thunk::Thunks;
 use crate::machine::SoftMachine;
 use crate::mmu::ExecutedPages;
 use crate::msr::Msrs;
 use crate::op::{Op, Outcome};
 use crate::requests::Mailbox;
+use crate::run::Configuration;
 use crate::state::{DescriptorTable, Segment};
 use crate::tlb::Tlb;
 
@@ -107,7 +111,7 @@ pub struct Cpu {
     /// In [`Cpu::mailbox`].
     pub request: *const AtomicU32,
     /// What generated code needs besides.
-    pub generated: crate::generated::State,
+    pub generated: State,
     /// The rest of RFLAGS, at their places: TF IF DF IOPL NT RF AC ID.
     pub rflags_system: u64,
     /// Which mode blocks have to be for.
@@ -122,8 +126,8 @@ pub struct Cpu {
     pub halted: bool,
     /// An NMI is being handled.
     pub nmi_blocked: bool,
-    /// A block was not entered because its count is more than the budget.
-    pub budget_is_short: bool,
+    /// There is no room for another block or thunk: all are to be freed.
+    pub code_is_full: bool,
     /// Rises when links to blocks of other pages become void; even.
     pub global_epoch: u64,
     /// Rises when such links become void where they lead to a page whose
@@ -182,6 +186,8 @@ pub struct Cpu {
     pub fetch: FetchCache,
     /// Decoded blocks.
     pub code: CodeCache,
+    /// SSE and x87 instructions for the interpreter.
+    pub thunks: Thunks,
     /// Guest memory.
     pub memory: Arc<dyn Memory>,
     /// What the vCPUs of this slice share.
@@ -191,7 +197,7 @@ pub struct Cpu {
     /// Devices, during [`crate::SoftCpu::run`].
     pub environment: Option<*mut dyn Environment>,
     /// Clock and CPUID.
-    pub configuration: crate::run::Configuration,
+    pub configuration: Configuration,
     /// Guest TSC minus the host's, or minus the instruction clock's.
     pub tsc_offset: u64,
 }
@@ -208,21 +214,69 @@ impl Cpu {
     /// Index of an address computed beforehand.
     pub const ADDRESS: u8 = 18;
 
+    /// A CPU of `machine`, all zero: not a state that a processor is ever in.
+    pub fn new(
+        machine: &Arc<SoftMachine>,
+        configuration: Configuration,
+    ) -> std::io::Result<Box<Self>> {
+        let mailbox = machine.join();
+        Ok(Box::new(Self {
+            registers: [0; 19],
+            flags: 0,
+            rip: 0,
+            segment_bases: [0; 8],
+            budget: 0,
+            request: mailbox.request(),
+            generated: State::default(),
+            rflags_system: 0,
+            mode: Mode::default(),
+            cpl: 0,
+            alone: false,
+            interrupt_shadow: false,
+            halted: false,
+            nmi_blocked: false,
+            code_is_full: false,
+            global_epoch: 2,
+            local_epoch: 1,
+            block: null(),
+            fault: Fault::default(),
+            fault_op: null(),
+            instructions_limit: 0,
+            fpu: FxArea([0; 512]),
+            tlbs: Default::default(),
+            jump_caches: Default::default(),
+            supervisor_jumps_local: false,
+            interrupt_waits: false,
+            executed_pages: ExecutedPages::default(),
+            revocations: 0,
+            segments: [Segment::default(); 7],
+            tr: Segment::default(),
+            ldtr: Segment::default(),
+            gdtr: DescriptorTable::default(),
+            idtr: DescriptorTable::default(),
+            cr0: 0,
+            cr2: 0,
+            cr3: 0,
+            cr4: 0,
+            efer: 0,
+            debug: [0; 6],
+            msrs: Msrs::default(),
+            fetch: FetchCache::default(),
+            code: CodeCache::default(),
+            thunks: Thunks::new()?,
+            memory: machine.memory().clone(),
+            machine: machine.clone(),
+            mailbox,
+            environment: None,
+            configuration,
+            tsc_offset: 0,
+        }))
+    }
+
     /// 1 for the TLB and jump cache of user mode, 0 for the supervisor's.
     #[inline(always)]
     pub fn privilege_class(&self) -> usize {
         usize::from(self.mode.is_user())
-    }
-
-    /// Instructions executed since power-on.
-    pub fn instructions(&self) -> u64 {
-        self.instructions_limit.wrapping_sub(self.budget as u64)
-    }
-
-    /// Lets `count` more instructions be executed before the clock is looked at.
-    pub fn set_budget(&mut self, count: i64) {
-        self.instructions_limit = self.instructions().wrapping_add(count as u64);
-        self.budget = count;
     }
 
     /// RFLAGS.

@@ -12,8 +12,10 @@ use iced_x86::{
 
 use crate::access::is_canonical;
 use crate::block::{BLOCK_INSTRUCTIONS_MAX, Block, BlockKey, Mode};
-use crate::cpu::{Cpu, Faulted, segment, vector};
+use crate::cpu::{Cpu, Faulted, register, segment, vector};
 use crate::environment::{Access, PAGE_SIZE};
+use crate::generated::arena::ArenaFull;
+use crate::generated::thunk::{Thunk, Thunks};
 use crate::host;
 use crate::interpret::select::{Operands, index_of, number_of};
 use crate::interpret::{self, branch};
@@ -37,6 +39,8 @@ pub enum Missing {
     /// Another vCPU has to come to a block boundary first: try again when
     /// requests have been looked at.
     Later,
+    /// There is no room for more code: all of it has to be freed first.
+    Full,
 }
 
 impl From<Faulted> for Missing {
@@ -50,6 +54,8 @@ impl From<Faulted> for Missing {
 pub enum Side {
     /// An unusual memory operand.
     Detour(Box<Detour>),
+    /// An SSE, MMX or x87 instruction, run on the host.
+    Thunk(Box<Thunk>),
 }
 
 /// An unusual memory operand, and the instruction that works on it.
@@ -190,7 +196,15 @@ impl Cpu {
         let used = instructions.iter().map(Instruction::len).sum();
         bytes.truncate(used);
         let key = BlockKey { physical, mode };
-        Ok(assemble(key, second_page, &instructions, rip, bytes))
+        let assembled = assemble(
+            key,
+            second_page,
+            &instructions,
+            rip,
+            bytes,
+            &mut self.thunks,
+        );
+        assembled.map_err(|ArenaFull| Missing::Full)
     }
 
     /// Appends bytes of a page that is marked as code.
@@ -226,12 +240,14 @@ fn assemble(
     instructions: &[Instruction],
     rip: u64,
     bytes: Vec<u8>,
-) -> Block {
+    thunks: &mut Thunks,
+) -> Result<Block, ArenaFull> {
     let mut ops = Vec::with_capacity(instructions.len() + 1);
     let mut side = Vec::new();
     let mut offset = 0;
     for instruction in instructions {
-        ops.push(operation(instruction, key.mode, rip, offset, &mut side));
+        let operands = Operands::of(instruction, key.mode);
+        ops.push(operation(&operands, rip, offset, &mut side, thunks)?);
         offset += instruction.len() as u16;
     }
     let last = instructions.last();
@@ -242,14 +258,14 @@ fn assemble(
             ..empty(branch::end_of_block, offset, 0)
         });
     }
-    Block::new(
+    Ok(Block::new(
         key,
         second_page,
         instructions.len() as u32,
         ops.into_boxed_slice(),
         bytes.into_boxed_slice(),
         side.into_boxed_slice(),
-    )
+    ))
 }
 
 fn empty(handler: Handler, offset: u16, length: u8) -> Op {
@@ -270,26 +286,44 @@ fn empty(handler: Handler, offset: u16, length: u8) -> Op {
 }
 
 fn operation(
-    instruction: &Instruction,
-    mode: Mode,
+    operands: &Operands<'_>,
     rip: u64,
     offset: u16,
     side: &mut Vec<Side>,
-) -> Op {
-    let mut op = empty(interpret::undefined, offset, instruction.len() as u8);
+    thunks: &mut Thunks,
+) -> Result<Op, ArenaFull> {
+    let instruction = operands.instruction;
+    let undefined = empty(interpret::undefined, offset, instruction.len() as u8);
     if instruction.is_invalid() {
-        return op;
+        return Ok(undefined);
     }
-    let operands = Operands::of(instruction, mode);
+    let mut op = undefined;
     registers(instruction, &mut op);
-    let Some(handler) = interpret::select(&operands, &mut op, rip) else {
-        return empty(interpret::undefined, offset, op.length);
-    };
-    op.handler = handler;
-    if !(0..instruction.op_count()).any(|index| instruction.op_kind(index) == OpKind::Memory) {
-        return op;
+    if let Some(handler) = interpret::select(operands, &mut op, rip) {
+        op.handler = handler;
+    } else if let Some(thunk) = thunks.get(instruction)? {
+        op = undefined;
+        op.handler = interpret::float::thunk_handler(operands.mode);
+        if is_implied(instruction) {
+            op.base = register::RDI as u8;
+            op.segment = interpret::operand_segment(instruction, operands.mode);
+        }
+        let thunk = Box::new(thunk);
+        op.immediate = &raw const *thunk as u64;
+        side.push(Side::Thunk(thunk));
+    } else {
+        return Ok(undefined);
     }
-    memory(&operands, op, rip, side)
+    if (0..instruction.op_count()).any(|index| instruction.op_kind(index) == OpKind::Memory) {
+        return Ok(memory(operands, op, rip, side));
+    }
+    Ok(op)
+}
+
+/// Whether memory at RDI is an operand of an instruction that is no string
+/// instruction: MASKMOVQ, MASKMOVDQU.
+fn is_implied(instruction: &Instruction) -> bool {
+    (0..instruction.op_count()).any(|index| instruction.op_kind(index) == OpKind::MemorySegRDI)
 }
 
 /// Register numbers and immediates of the first two operands, where most

@@ -14,13 +14,17 @@ impl Cpu {
         &mut self,
         call: impl FnOnce(&mut dyn Environment) -> T,
     ) -> Option<T> {
-        self.publish_clock();
+        let now = self.configuration.deterministic.then(|| self.tsc());
         self.mailbox.step_outside();
-        // SAFETY: what `run` was given, which is borrowed until it returns; nobody
-        // else uses it meanwhile.
-        let result = self
-            .environment
-            .map(|environment| call(unsafe { &mut *environment }));
+        let result = self.environment.map(|environment| {
+            // SAFETY: what `run` was given, which is borrowed until it returns;
+            // nobody else uses it meanwhile.
+            let environment = unsafe { &mut *environment };
+            if let Some(now) = now {
+                environment.set_now(now);
+            }
+            call(environment)
+        });
         self.come_inside(None);
         result
     }

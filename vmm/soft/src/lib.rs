@@ -34,7 +34,6 @@ pub mod tlb;
 mod vcpu;
 pub mod walk;
 
-pub use clock::InstructionClock;
 pub use environment::{Access, Environment, Exit, Memory, Unbacked};
 pub use machine::SoftMachine;
 pub use run::Configuration;

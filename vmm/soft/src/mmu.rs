@@ -80,12 +80,12 @@ impl Cpu {
 
     /// Blocks with bytes on a guest-physical page die.
     pub fn drop_code(&mut self, page: u64) {
-        self.code.drop_page(page, |_| {});
+        self.code.drop_page(page);
     }
 
     /// All blocks die, and are freed when no block runs.
     pub fn drop_all_code(&mut self) {
-        self.code.drop_all(|_| {});
+        self.code.drop_all();
     }
 
     /// Frees all blocks. Only between blocks.

@@ -11,17 +11,20 @@
 //! ```
 
 use std::ptr::null;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::block::{Block, BlockKey, JumpEntry, Link, SAME_PAGE, jump_index};
-use crate::clock::InstructionClock;
 use crate::cpu::{Cpu, rflags, vector};
 use crate::decode::Missing;
 use crate::environment::{Environment, Exit};
 use crate::exceptions::{Event, Origin, TripleFault};
+use crate::generated::arena::ArenaFull;
+use crate::generated::{Generated, Left};
 use crate::op::{Op, Outcome};
 use crate::requests::request;
+
+/// Executions after which a block is translated.
+const TRANSLATED_AFTER: u32 = 32;
 
 /// DR6.BS: the debug exception is from single-stepping.
 const DR6_SINGLE_STEP: u64 = 1 << 14;
@@ -36,12 +39,16 @@ pub struct Configuration {
     /// Guest TSC ticks in a second.
     pub tsc_frequency: u64,
     /// Time is the count of executed instructions.
-    pub clock: Option<Arc<InstructionClock>>,
+    pub deterministic: bool,
 }
 
 impl Cpu {
     /// Runs until something needs the vCPU's owner.
-    pub fn run(&mut self, environment: &mut dyn Environment) -> Exit {
+    pub fn run(
+        &mut self,
+        environment: &mut dyn Environment,
+        generated: &mut Option<Generated>,
+    ) -> Exit {
         let pointer: *mut (dyn Environment + '_) = environment;
         // SAFETY: only the lifetime changes; the pointer is forgotten before this
         // function returns, and the borrow lasts until then.
@@ -52,26 +59,28 @@ impl Cpu {
         });
         self.come_inside(None);
         self.mailbox.ask(request::LOOK);
-        let exit = self.run_inside().unwrap_or(Exit::TripleFault);
-        self.publish_clock();
+        Generated::attach(self);
+        let exit = self.run_inside(generated).unwrap_or(Exit::TripleFault);
         self.mailbox.step_outside();
         self.environment = None;
         exit
     }
 
-    fn run_inside(&mut self) -> Result<Exit, TripleFault> {
+    fn run_inside(&mut self, generated: &mut Option<Generated>) -> Result<Exit, TripleFault> {
         loop {
             if let Some(exit) = self.attend()? {
                 return Ok(exit);
+            }
+            if self.code_is_full {
+                self.forget_code(generated);
             }
             if self.rflags_system & rflags::TF != 0 {
                 self.single_step()?;
                 continue;
             }
             match self.find_block() {
-                Ok(block) => self.run_blocks(block)?,
-                Err(Missing::Later) => {}
-                Err(Missing::Fault) => self.deliver_fault()?,
+                Ok(block) => self.run_blocks(block, generated)?,
+                Err(missing) => self.missing(missing)?,
             }
         }
     }
@@ -94,20 +103,13 @@ impl Cpu {
         }
         if asked & request::LOOK != 0 && !shadow {
             self.mailbox.take(request::LOOK);
-            if !self.look_at_clock() {
-                return Ok(Some(Exit::Deadline));
-            }
             self.look_at_interrupts()?;
         }
         if self.halted {
             return Ok(Some(Exit::Halted));
         }
-        if self.budget <= 0 || self.budget_is_short {
-            self.budget_is_short = false;
-            self.reach_deadline();
-            if !self.look_at_clock() {
-                return Ok(Some(Exit::Deadline));
-            }
+        if self.budget <= 0 {
+            return Ok(Some(Exit::Deadline));
         }
         Ok(None)
     }
@@ -139,6 +141,26 @@ impl Cpu {
             self.deliver(Event::external(vector))?;
         }
         Ok(())
+    }
+
+    /// There was no block.
+    fn missing(&mut self, missing: Missing) -> Result<(), TripleFault> {
+        match missing {
+            Missing::Fault => return self.deliver_fault(),
+            Missing::Later => {}
+            Missing::Full => self.code_is_full = true,
+        }
+        Ok(())
+    }
+
+    /// Frees all blocks and their code. Only between blocks.
+    pub fn forget_code(&mut self, generated: &mut Option<Generated>) {
+        self.clear_code();
+        self.thunks.flush();
+        self.code_is_full = false;
+        if let Some(generated) = generated {
+            generated.flush();
+        }
     }
 
     /// Delivers `self.fault`.
@@ -173,7 +195,7 @@ impl Cpu {
             Some(block) if self.second_page_fits(block, linear)? => block,
             _ => {
                 if self.code.is_full() {
-                    self.clear_code();
+                    return Err(Missing::Full);
                 }
                 let decoded = self.decode(rip, physical, crate::block::BLOCK_INSTRUCTIONS_MAX)?;
                 self.code.insert(decoded)
@@ -203,47 +225,157 @@ impl Cpu {
     }
 
     /// Runs a block and its successors, as long as nobody wants anything.
-    fn run_blocks(&mut self, first: *mut Block) -> Result<(), TripleFault> {
+    fn run_blocks(
+        &mut self,
+        first: *mut Block,
+        generated: &mut Option<Generated>,
+    ) -> Result<(), TripleFault> {
         let mut block = first;
         loop {
-            // SAFETY: blocks are freed only by `clear_code`, after which this loop
-            // uses none that it found before.
+            // SAFETY: blocks are freed only by `forget_code`, which this loop does
+            // not call.
             let current = unsafe { &mut *block };
-            let count = i64::from(current.count);
-            if self.budget < count {
-                self.budget_is_short = true;
-                return Ok(());
-            }
-            self.budget -= count;
-            self.block = block;
-            self.registers[usize::from(Self::BLOCK_RIP)] = self.rip;
-            let mut op: *const Op = current.first;
-            let outcome = loop {
-                // SAFETY: ops end with one that does not continue, and the block is
-                // alive or at least in memory.
-                let outcome = unsafe { ((*op).handler)(self, &*op) };
-                if outcome != Outcome::Continue {
-                    break outcome;
-                }
-                // SAFETY: as above.
-                op = unsafe { op.add(1) };
+            let code = match generated {
+                Some(generated) => current.is_translated() || self.translate(current, generated),
+                None => false,
             };
-            let slot = match outcome {
-                Outcome::Taken => 0,
-                Outcome::Fallthrough => 1,
-                Outcome::End => 2,
-                Outcome::Leave => return Ok(()),
-                _ => return self.stopped(outcome, op),
+            let next = match generated {
+                Some(generated) if code => self.run_generated(block, generated)?,
+                _ => self.interpret(block)?,
             };
-            // SAFETY: the mailbox lives as long as the CPU.
-            if unsafe { (*self.request).load(Ordering::Relaxed) } != 0 {
-                return Ok(());
-            }
-            block = match self.successor(block, slot) {
-                Some(next) => next,
+            match next {
+                Some(next) => block = next,
                 None => return Ok(()),
-            };
+            }
         }
+    }
+
+    /// Gives a block code once it has been run often enough; whether it has.
+    #[inline(always)]
+    fn translate(&mut self, block: &mut Block, generated: &mut Generated) -> bool {
+        block.executions = block.executions.wrapping_add(1);
+        block.executions == TRANSLATED_AFTER && self.translate_now(block, generated)
+    }
+
+    #[inline(never)]
+    fn translate_now(&mut self, block: &mut Block, generated: &mut Generated) -> bool {
+        if !block.mode.is_64() || block.second_page.is_some() || !block.alive {
+            return false;
+        }
+        match generated.translate(self, block) {
+            Ok(Some(code)) => {
+                block.code = code;
+                true
+            }
+            Ok(None) => false,
+            Err(ArenaFull) => {
+                self.code.forget_generated();
+                generated.flush();
+                false
+            }
+        }
+    }
+
+    /// Runs a block's code, and what follows it; the block that comes next, if
+    /// nobody wants anything.
+    fn run_generated(
+        &mut self,
+        block: *mut Block,
+        generated: &mut Generated,
+    ) -> Result<Option<*mut Block>, TripleFault> {
+        // SAFETY: the block is alive, and the one that RIP leads to.
+        let left = unsafe { generated.run(self, &*block) };
+        match left {
+            Left::Handler(outcome, op) => {
+                match outcome {
+                    Outcome::End | Outcome::Taken | Outcome::Fallthrough => {}
+                    Outcome::Continue | Outcome::Leave => return Ok(None),
+                    _ => {
+                        let counted = self.configuration.deterministic;
+                        self.stopped(outcome, op, counted)?;
+                        return Ok(None);
+                    }
+                }
+                if self.is_wanted() {
+                    return Ok(None);
+                }
+                Ok(self.find_block().ok())
+            }
+            Left::Next(link) => {
+                if self.is_wanted() {
+                    return Ok(None);
+                }
+                let epoch = self.global_epoch;
+                let next = self.find_block().ok();
+                if let (Some(link), Some(next)) = (link, next)
+                    && epoch == self.global_epoch
+                {
+                    // SAFETY: found just now.
+                    generated.link(link, unsafe { &*next });
+                }
+                Ok(next)
+            }
+            Left::Interpret => match self.find_block() {
+                Ok(next) => self.interpret(next),
+                Err(_) => Ok(None),
+            },
+        }
+    }
+
+    fn is_wanted(&self) -> bool {
+        // SAFETY: the mailbox lives as long as the CPU.
+        unsafe { (*self.request).load(Ordering::Relaxed) != 0 }
+    }
+
+    /// Interprets a block; the one that comes next, if nobody wants anything.
+    #[inline(always)]
+    fn interpret(&mut self, block: *mut Block) -> Result<Option<*mut Block>, TripleFault> {
+        // SAFETY: the block was found since blocks were freed the last time.
+        let current = unsafe { &*block };
+        let count = i64::from(current.count);
+        if self.budget < count {
+            self.use_up_budget()?;
+            return Ok(None);
+        }
+        self.budget -= count;
+        self.block = block;
+        self.registers[usize::from(Self::BLOCK_RIP)] = self.rip;
+        let mut op: *const Op = current.first;
+        let outcome = loop {
+            // SAFETY: ops end with one that does not continue, and the block is
+            // alive or at least in memory.
+            let outcome = unsafe { ((*op).handler)(self, &*op) };
+            if outcome != Outcome::Continue {
+                break outcome;
+            }
+            // SAFETY: as above.
+            op = unsafe { op.add(1) };
+        };
+        let slot = match outcome {
+            Outcome::Taken => 0,
+            Outcome::Fallthrough => 1,
+            Outcome::End => 2,
+            Outcome::Leave => return Ok(None),
+            _ => {
+                self.stopped(outcome, op, true)?;
+                return Ok(None);
+            }
+        };
+        if self.is_wanted() {
+            return Ok(None);
+        }
+        Ok(self.successor(block, slot))
+    }
+
+    /// Less than a block may still be executed: one by one.
+    #[cold]
+    fn use_up_budget(&mut self) -> Result<(), TripleFault> {
+        while self.budget > 0 {
+            if !self.run_alone()? || self.is_wanted() || self.halted {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// The block at RIP, by the link of the block that led there.
@@ -294,16 +426,24 @@ impl Cpu {
         };
     }
 
-    /// A block that stopped in the middle: `op` was not executed.
+    /// A block that stopped in the middle: `op` was not executed. `counted`: the
+    /// whole block has been taken off the budget.
     #[cold]
-    fn stopped(&mut self, outcome: Outcome, op: *const Op) -> Result<(), TripleFault> {
+    fn stopped(
+        &mut self,
+        outcome: Outcome,
+        op: *const Op,
+        counted: bool,
+    ) -> Result<(), TripleFault> {
         // SAFETY: the block is in memory.
         let (rip, index, count) = unsafe {
             let block = &*self.block;
             let index = op.offset_from(block.first) as i64;
             (self.own_rip(&*op), index, i64::from(block.count))
         };
-        self.budget += count - index;
+        if counted {
+            self.budget += count - index;
+        }
         self.rip = self.wrapped(rip);
         self.fault_op = op;
         match outcome {
@@ -323,6 +463,10 @@ impl Cpu {
         let block = match decoded {
             Ok(block) => block,
             Err(Missing::Later) => return Ok(false),
+            Err(Missing::Full) => {
+                self.code_is_full = true;
+                return Ok(false);
+            }
             Err(Missing::Fault) => {
                 self.deliver_fault()?;
                 return Ok(false);

@@ -1,17 +1,15 @@
 //! A vCPU from outside: made, run, stopped, saved and restored.
 
-use std::ptr::null;
 use std::sync::Arc;
 
-use crate::block::{CodeCache, Mode};
-use crate::cpu::{Cpu, Fault, FxArea, efer, segment};
+use crate::cpu::{Cpu, efer, segment};
 use crate::environment::{Environment, Exit};
+use crate::generated::Generated;
 use crate::machine::SoftMachine;
-use crate::mmu::ExecutedPages;
 use crate::msr::Msrs;
 use crate::requests::{Mailbox, request};
 use crate::run::Configuration;
-use crate::state::{CpuState, DescriptorTable, Segment};
+use crate::state::{CpuState, Segment};
 
 /// Makes a vCPU come back from [`SoftCpu::run`], from any thread.
 #[derive(Clone)]
@@ -27,69 +25,32 @@ impl Kick {
 /// One virtual CPU.
 pub struct SoftCpu {
     cpu: Box<Cpu>,
+    /// None: everything is interpreted.
+    generated: Option<Generated>,
 }
 
 impl SoftCpu {
     /// A CPU as after power-on, one of `machine`'s.
-    pub fn new(machine: &Arc<SoftMachine>, configuration: Configuration) -> Self {
-        let mailbox = machine.join();
-        let cpu = Box::new(Cpu {
-            registers: [0; 19],
-            flags: 0,
-            rip: 0,
-            segment_bases: [0; 8],
-            budget: 0,
-            request: mailbox.request(),
-            rflags_system: 0,
-            mode: Mode::default(),
-            cpl: 0,
-            alone: false,
-            interrupt_shadow: false,
-            halted: false,
-            nmi_blocked: false,
-            budget_is_short: false,
-            global_epoch: 2,
-            local_epoch: 1,
-            block: null(),
-            fault: Fault::default(),
-            fault_op: null(),
-            instructions_limit: 0,
-            fpu: FxArea([0; 512]),
-            tlbs: Default::default(),
-            jump_caches: Default::default(),
-            supervisor_jumps_local: false,
-            interrupt_waits: false,
-            executed_pages: ExecutedPages::default(),
-            revocations: 0,
-            segments: [Segment::default(); 7],
-            tr: Segment::default(),
-            ldtr: Segment::default(),
-            gdtr: DescriptorTable::default(),
-            idtr: DescriptorTable::default(),
-            cr0: 0,
-            cr2: 0,
-            cr3: 0,
-            cr4: 0,
-            debug: [0; 6],
-            efer: 0,
-            msrs: Msrs::default(),
-            fetch: Default::default(),
-            code: CodeCache::default(),
-            memory: machine.memory().clone(),
-            machine: machine.clone(),
-            mailbox,
-            environment: None,
-            configuration,
-            tsc_offset: 0,
-        });
-        let mut soft = Self { cpu };
+    pub fn new(machine: &Arc<SoftMachine>, configuration: Configuration) -> std::io::Result<Self> {
+        let generated = Generated::new(configuration.deterministic)?;
+        let cpu = Cpu::new(machine, configuration)?;
+        let mut soft = Self {
+            cpu,
+            generated: Some(generated),
+        };
         soft.restore(&CpuState::reset());
-        soft
+        Ok(soft)
     }
 
     /// Runs the guest until something needs the vCPU's owner.
     pub fn run(&mut self, environment: &mut dyn Environment) -> Exit {
-        self.cpu.run(environment)
+        self.cpu.run(environment, &mut self.generated)
+    }
+
+    /// From now on everything is interpreted.
+    pub fn interpret_only(&mut self) {
+        self.generated = None;
+        self.cpu.code.forget_generated();
     }
 
     /// What makes [`SoftCpu::run`] come back.
@@ -102,13 +63,21 @@ impl SoftCpu {
         self.cpu.tsc()
     }
 
-    /// Sets the guest's time stamp counter: with the instruction clock, how time
-    /// goes on while the CPU is halted.
-    pub fn set_tsc(&mut self, value: u64) {
-        self.cpu.set_tsc(value);
+    /// Makes the guest's TSC what the host's shows plus `offset`, modulo 2^64; of
+    /// a deterministic CPU the count of its instructions plus `offset`.
+    pub fn set_tsc_offset(&mut self, offset: u64) {
+        self.cpu.tsc_offset = offset;
     }
 
-    /// Instructions executed.
+    /// From now on at most so many instructions are executed before `run` comes
+    /// back with [`Exit::Deadline`]; `None`: no limit. Of a deterministic CPU
+    /// only: others do not count those that are translated.
+    pub fn set_budget(&mut self, instructions: Option<u64>) {
+        self.cpu.set_budget(instructions);
+    }
+
+    /// Instructions executed; of a CPU that is not deterministic only those that
+    /// were interpreted.
     pub fn instructions(&self) -> u64 {
         self.cpu.instructions()
     }
@@ -151,6 +120,8 @@ impl SoftCpu {
             interrupt_shadow: cpu.interrupt_shadow,
             halted: cpu.halted,
             nmi_blocked: cpu.nmi_blocked,
+            nmi_waits: false,
+            undelivered: None,
         }
     }
 
@@ -186,13 +157,14 @@ impl SoftCpu {
         cpu.fpu.0[..bytes].copy_from_slice(&state.fpu[..bytes]);
         cpu.msrs = Msrs::restore(&state.msrs);
         cpu.tsc_offset = state.tsc_offset;
-        cpu.instructions_limit = state.instructions.wrapping_add(cpu.budget as u64);
+        cpu.set_budget(None);
+        cpu.set_instructions(state.instructions);
         cpu.interrupt_shadow = state.interrupt_shadow;
         cpu.halted = state.halted;
         cpu.nmi_blocked = state.nmi_blocked;
         cpu.update_mode();
         cpu.flush_everything();
-        cpu.clear_code();
+        cpu.forget_code(&mut self.generated);
     }
 }
 

@@ -1,6 +1,5 @@
 //! Generated code against the same instructions run natively.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::mem::offset_of;
 use std::sync::Arc;
 
@@ -20,6 +19,7 @@ use crate::decode::DECODER_OPTIONS;
 use crate::environment::{Memory, Unbacked};
 use crate::machine::SoftMachine;
 use crate::op::Handler;
+use crate::run::Configuration;
 use iced_x86::code_asm::*;
 
 /// Guest memory of the tests: data, stack and code pages, wherever the host put
@@ -122,25 +122,8 @@ impl Machine {
     fn counting(counts: bool) -> Self {
         let mut guest = zeroed_pages();
         let memory: Arc<dyn Memory> = Arc::new(PlainMemory(&raw mut *guest));
-        let machine = SoftMachine::new(memory.clone());
-        let mailbox = machine.join();
-        // SAFETY: the layout has a size.
-        let cpu = unsafe { alloc_zeroed(Layout::new::<Cpu>()) }.cast::<Cpu>();
-        // SAFETY: the fields are in the allocation; those that cannot be zero
-        // are written before anybody makes a reference to the whole.
-        unsafe {
-            (&raw mut (*cpu).request).write(mailbox.request());
-            (&raw mut (*cpu).memory).write(memory);
-            (&raw mut (*cpu).machine).write(machine);
-            (&raw mut (*cpu).mailbox).write(mailbox);
-            (&raw mut (*cpu).code).write(Default::default());
-            (&raw mut (*cpu).msrs).write(Default::default());
-            (&raw mut (*cpu).generated).write(State::default());
-            for class in 0..2 {
-                (&raw mut (*cpu).tlbs[class]).write(Default::default());
-                (&raw mut (*cpu).jump_caches[class]).write(Default::default());
-            }
-        }
+        let machine = SoftMachine::new(memory);
+        let cpu = Box::into_raw(Cpu::new(&machine, Configuration::default()).unwrap());
         let mut this = Self {
             cpu,
             native: zeroed_pages(),
@@ -344,11 +327,8 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // SAFETY: all fields were initialised in `new`; the layout is the same.
-        unsafe {
-            std::ptr::drop_in_place(self.cpu);
-            dealloc(self.cpu.cast(), Layout::new::<Cpu>());
-        }
+        // SAFETY: it was boxed in `new`.
+        drop(unsafe { Box::from_raw(self.cpu) });
     }
 }
 
@@ -645,7 +625,7 @@ fn compare_program(counts: bool, write: impl FnOnce(&mut CodeAssembler)) -> (Mac
     let mut assembler = CodeAssembler::new(64).unwrap();
     write(&mut assembler);
     let mut machine = Machine::counting(counts);
-    machine.cpu().set_budget(i64::MAX);
+    machine.cpu().set_budget(None);
     let mut generator = Generator::new(1);
     let context = generator.context(&machine);
     let context = run_both(&mut machine, &mut assembler, context, &mut generator.random);
@@ -730,7 +710,7 @@ fn programs_do_what_they_do_natively() {
             machine.cpu().code.clear();
             machine.cpu().jump_caches = Default::default();
             machine.generated.flush();
-            machine.cpu().set_budget(i64::MAX);
+            machine.cpu().set_budget(None);
             let mut before = generator.context(&machine);
             before.registers[14] = generator.random.below(20);
             let random = &mut generator.random;

@@ -1,11 +1,17 @@
-//! The state of x87 and SSE as a whole. Instructions on its registers run on the
-//! host: see [`crate::decode`].
+//! x87, MMX and SSE: the state as a whole, and thunks, by which instructions on
+//! its registers run on the host.
 
 use iced_x86::Mnemonic;
 
 use super::select::Operands;
+use crate::block::Mode;
 use crate::cpu::{Cpu, Faulted, cr0, cr4, vector};
+use crate::environment::{Access, PAGE_SIZE};
+use crate::generated::thunk::{DONE, Thunk, ThunkMemory};
+use crate::host;
 use crate::op::{Handler, Op, Outcome};
+use crate::tlb::tlb_index;
+use crate::walk::Need;
 
 /// Bytes of the area that FXSAVE writes and FXRSTOR reads.
 const AREA_USED: usize = 416;
@@ -104,6 +110,138 @@ extern "C" fn store_mxcsr(cpu: &mut Cpu, op: &Op) -> Outcome {
     let value = u64::from(cpu.mxcsr());
     attempt!(cpu, cpu.store::<4>(cpu.address(op), value));
     Outcome::Continue
+}
+
+/// FSW.ES: an exception that is not masked waits.
+const PENDING: u8 = 0x80;
+
+/// Bytes of the largest operand (FNSAVE's), in words.
+const BUFFER_WORDS: usize = 128 / 8;
+
+/// An operand that is on two pages, or a device's.
+#[repr(align(16))]
+struct Buffer([u64; BUFFER_WORDS]);
+
+/// Runs a thunk; where `GUARDED`, x87 and SSE may be switched off.
+extern "C" fn run_thunk<const GUARDED: bool>(cpu: &mut Cpu, op: &Op) -> Outcome {
+    // SAFETY: the immediate of this handler's ops is the address of a thunk that
+    // the block owns.
+    let thunk = unsafe { &*(op.immediate as *const Thunk) };
+    if GUARDED {
+        let checked = if thunk.x87 {
+            cpu.check_x87()
+        } else {
+            cpu.check_sse()
+        };
+        attempt!(cpu, checked);
+    }
+    if thunk.waits && cpu.fpu.0[2] & PENDING != 0 {
+        let faulted = cpu.raise(vector::X87);
+        return cpu.outcome(faulted);
+    }
+    let Some(memory) = &thunk.memory else {
+        return finish(cpu, thunk, std::ptr::null_mut());
+    };
+    let address = cpu.address(op);
+    if memory.aligned && address & 15 != 0 {
+        let faulted = cpu.general_protection(0);
+        return cpu.outcome(faulted);
+    }
+    match attempt!(cpu, operand_pointer(cpu, address, memory)) {
+        Some(pointer) => finish(cpu, thunk, pointer),
+        None => run_on_copy(cpu, thunk, address, memory),
+    }
+}
+
+#[inline(always)]
+fn operand_pointer(
+    cpu: &mut Cpu,
+    address: u64,
+    memory: &ThunkMemory,
+) -> Result<Option<*mut u8>, Faulted> {
+    let class = cpu.privilege_class();
+    let entry = &cpu.tlbs[class].entries[tlb_index(address)];
+    let (tag, need) = match memory.access {
+        Access::Read => (entry.read, Need::Read),
+        Access::Write => (entry.write, Need::Write),
+    };
+    let offset = address.wrapping_sub(tag);
+    if offset <= PAGE_SIZE - u64::from(memory.size) {
+        return Ok(Some((entry.host + offset) as *mut u8));
+    }
+    cpu.pointer_slow(address, usize::from(memory.size), need)
+}
+
+#[inline(always)]
+fn finish(cpu: &mut Cpu, thunk: &Thunk, pointer: *mut u8) -> Outcome {
+    // SAFETY: the pointer is to as many bytes as the thunk's instruction uses,
+    // held for what it does.
+    if unsafe { (thunk.code)(cpu, pointer) } == DONE {
+        return Outcome::Continue;
+    }
+    let faulted = if cpu.cr4 & cr4::OSXMMEXCPT != 0 {
+        cpu.raise(vector::SIMD)
+    } else {
+        cpu.undefined()
+    };
+    cpu.outcome(faulted)
+}
+
+#[cold]
+fn run_on_copy(cpu: &mut Cpu, thunk: &Thunk, address: u64, memory: &ThunkMemory) -> Outcome {
+    let size = usize::from(memory.size);
+    let mut buffer = Buffer([0; BUFFER_WORDS]);
+    let bytes: *mut u8 = buffer.0.as_mut_ptr().cast();
+    if size > size_of::<Buffer>() {
+        let faulted = cpu.undefined();
+        return cpu.outcome(faulted);
+    }
+    for (offset, part) in parts(size) {
+        let value = attempt!(
+            cpu,
+            cpu.load_slow(cpu.wrapped(address + offset as u64), part)
+        );
+        // SAFETY: the part lies in the buffer.
+        unsafe { host::write_sized(bytes.add(offset), part, value) };
+    }
+    let outcome = finish(cpu, thunk, bytes);
+    if outcome != Outcome::Continue || memory.access == Access::Read {
+        return outcome;
+    }
+    for (offset, part) in parts(size) {
+        // SAFETY: the part lies in the buffer.
+        let value = unsafe { host::read_sized(bytes.add(offset), part) };
+        attempt!(
+            cpu,
+            cpu.store_slow(cpu.wrapped(address + offset as u64), part, value)
+        );
+    }
+    outcome
+}
+
+/// Offsets and sizes of the accesses that `size` bytes are taken apart into.
+fn parts(size: usize) -> impl Iterator<Item = (usize, usize)> {
+    let mut offset = 0;
+    std::iter::from_fn(move || {
+        let part = match size - offset {
+            0 => return None,
+            1 => 1,
+            2 | 3 => 2,
+            4..=7 => 4,
+            _ => 8,
+        };
+        offset += part;
+        Some((offset - part, part))
+    })
+}
+
+/// The handler of ops with a thunk.
+pub fn thunk_handler(mode: Mode) -> Handler {
+    if mode.no_fpu() {
+        run_thunk::<true>
+    } else {
+        run_thunk::<false>
+    }
 }
 
 /// The handler of an instruction of this group.

@@ -23,7 +23,7 @@ mod bits;
 pub mod branch;
 mod decimal;
 mod far;
-mod float;
+pub mod float;
 mod locked;
 mod moves;
 pub mod operand;
