@@ -10,6 +10,7 @@ use crate::memory::Ram;
 use crate::vcpu::BackEnd;
 use crate::vcpu::kvm::detect::{Backend, Choice};
 use crate::vcpu::kvm::{KvmBackEnd, KvmError};
+use crate::vcpu::soft::SoftBackEnd;
 use crate::virtio::WriteObserver;
 
 /// A back end, ready to make vCPUs.
@@ -52,7 +53,13 @@ pub(super) fn choose(configuration: &Configuration, ram: &Ram) -> Result<Chosen,
     };
     let Choice { host, reason } = Backend::choose(wanted)?;
     let Some(host) = host else {
-        return Err(MachineError::NoSoft);
+        let soft = SoftBackEnd::new(ram, configuration.cpus, configuration.deterministic);
+        return Ok(Chosen {
+            kind: ThreadKind::SoftVcpu,
+            observer: Some(soft.observer()),
+            back_end: Box::new(soft),
+            reason,
+        });
     };
     let back_end = KvmBackEnd::new(&host, ram, configuration.cpus).map_err(kvm_refused)?;
     Ok(Chosen {

@@ -77,9 +77,6 @@ pub enum MachineError {
     /// KVM cannot run this machine.
     #[error("KVM cannot run this machine")]
     Kvm(#[source] crate::vcpu::kvm::KvmError),
-    /// Not in this build.
-    #[error("this build has no software vCPU")]
-    NoSoft,
     /// A vCPU could not be made.
     #[error("cannot make a vCPU")]
     Vcpu(#[from] crate::vcpu::VcpuError),

@@ -11,6 +11,7 @@ pub mod runner;
 pub mod turns;
 
 pub mod kvm;
+pub mod soft;
 
 use std::sync::Arc;
 
