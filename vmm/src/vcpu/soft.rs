@@ -9,6 +9,9 @@ use crate::clock::{COUNTED_HZ, measure_host_tsc};
 use crate::memory::Ram;
 use crate::virtio::WriteObserver;
 
+/// The environment variable that turns generated code `on`.
+const TRANSLATE: &str = "WEFT_SOFT_TRANSLATE";
+
 /// Makes the software vCPUs of one machine.
 pub struct SoftBackEnd {
     machine: Arc<SoftMachine>,
@@ -56,14 +59,22 @@ impl BackEnd for SoftBackEnd {
             tsc_frequency: self.tsc_hz,
             deterministic: self.deterministic,
         };
-        let cpu =
+        let mut cpu =
             SoftCpu::new(&self.machine, configuration).map_err(|source| VcpuError::Kernel {
                 what: "memory for a software vCPU's code",
                 source,
             })?;
-        let mut cpu = cpu; if std::env::var_os("INTERPRET").is_some() { cpu.interpret_only(); }
+        if !translates() {
+            cpu.interpret_only();
+        }
         Ok(Box::new(SoftVcpu(cpu)))
     }
+}
+
+/// Whether hot blocks become generated code, which [`TRANSLATE`] says: for
+/// measurements, and to find out whose fault it is.
+fn translates() -> bool {
+    std::env::var_os(TRANSLATE).is_some_and(|value| value == "on")
 }
 
 struct Written(Arc<SoftMachine>);
