@@ -25,6 +25,13 @@ pub trait Kick: Send + Sync {
     fn kick(&self);
 }
 
+/// Numbers of a back end that only grow. Read by any thread, also when the vCPU
+/// is gone.
+pub trait Tally: Send + Sync {
+    /// By name.
+    fn list(&self) -> Vec<(&'static str, u64)>;
+}
+
 /// Why a vCPU cannot go on.
 #[derive(Debug, Error)]
 pub enum VcpuError {
@@ -81,6 +88,11 @@ pub trait Vcpu: Send {
     /// from the state's); 0 where they are not counted.
     fn instructions(&self) -> u64 {
         0
+    }
+
+    /// Where the back end counts, if it does.
+    fn tally(&self) -> Option<Arc<dyn Tally>> {
+        None
     }
 
     /// What makes `run` come back.

@@ -24,7 +24,7 @@ use weft_soft::{CpuState, Exit};
 
 use super::environment::{CpuEnvironment, Surroundings, VcpuCounters, count};
 use super::turns::{QUANTUM, Standing, Turns};
-use super::{Vcpu, VcpuError};
+use super::{Tally, Vcpu, VcpuError};
 use crate::confine::{self, ThreadKind};
 use crate::interrupts::{LocalApic, LocalApicState, Seat};
 
@@ -142,6 +142,7 @@ pub struct Runner {
     replies: Receiver<Reply>,
     activity: Arc<AtomicU8>,
     counters: Arc<VcpuCounters>,
+    tally: Option<Arc<dyn Tally>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -188,6 +189,7 @@ impl Runner {
         let activity = Arc::new(AtomicU8::new(Activity::Paused as u8));
         let counters = Arc::new(VcpuCounters::default());
         let kick = options.vcpu.kicker();
+        let tally = options.vcpu.tally();
         seat.doorbell.connect(kick.clone());
         let apic = LocalApic::new(
             id as u8,
@@ -224,6 +226,7 @@ impl Runner {
             replies,
             activity,
             counters,
+            tally,
             thread: Some(thread),
         })
     }
@@ -264,6 +267,7 @@ impl Runner {
         let mut counters = self.counters.list();
         let (kicked, woken) = self.seat.doorbell.counts();
         counters.extend([("rings-running", kicked), ("rings-waiting", woken)]);
+        counters.extend(self.tally.iter().flat_map(|tally| tally.list()));
         counters
     }
 

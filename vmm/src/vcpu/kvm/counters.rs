@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::vcpu::Tally;
+
 /// Why KVM_RUN came back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
@@ -36,19 +38,40 @@ pub enum ExitKind {
     Other,
 }
 
-const KINDS: [(ExitKind, &str); 12] = [
-    (ExitKind::PortRead, "port-read"),
-    (ExitKind::PortWrite, "port-write"),
-    (ExitKind::MmioRead, "mmio-read"),
-    (ExitKind::MmioWrite, "mmio-write"),
-    (ExitKind::Halt, "halt"),
-    (ExitKind::MsrRead, "msr-read"),
-    (ExitKind::MsrWrite, "msr-write"),
-    (ExitKind::InterruptWindow, "interrupt-window"),
-    (ExitKind::Interrupted, "interrupted"),
-    (ExitKind::Quirk, "quirk"),
-    (ExitKind::TaskPriority, "task-priority"),
-    (ExitKind::Other, "other"),
+/// With the names of its two numbers: exits, and nanoseconds of handling.
+const KINDS: [(ExitKind, &str, &str); 12] = [
+    (ExitKind::PortRead, "exits-port-read", "exits-port-read-ns"),
+    (
+        ExitKind::PortWrite,
+        "exits-port-write",
+        "exits-port-write-ns",
+    ),
+    (ExitKind::MmioRead, "exits-mmio-read", "exits-mmio-read-ns"),
+    (
+        ExitKind::MmioWrite,
+        "exits-mmio-write",
+        "exits-mmio-write-ns",
+    ),
+    (ExitKind::Halt, "exits-halt", "exits-halt-ns"),
+    (ExitKind::MsrRead, "exits-msr-read", "exits-msr-read-ns"),
+    (ExitKind::MsrWrite, "exits-msr-write", "exits-msr-write-ns"),
+    (
+        ExitKind::InterruptWindow,
+        "exits-interrupt-window",
+        "exits-interrupt-window-ns",
+    ),
+    (
+        ExitKind::Interrupted,
+        "exits-interrupted",
+        "exits-interrupted-ns",
+    ),
+    (ExitKind::Quirk, "exits-quirk", "exits-quirk-ns"),
+    (
+        ExitKind::TaskPriority,
+        "exits-task-priority",
+        "exits-task-priority-ns",
+    ),
+    (ExitKind::Other, "exits-other", "exits-other-ns"),
 ];
 
 /// Exits of one kind.
@@ -107,13 +130,14 @@ impl Meter {
     pub fn read(&self) -> ExitCounters {
         let kinds = KINDS
             .iter()
-            .filter_map(|(kind, name)| {
+            .filter_map(|(kind, name, _)| {
                 let (exits, handling_ns) = &self.kinds[*kind as usize];
                 let count = ExitCount {
                     exits: exits.load(Ordering::Relaxed),
                     handling_ns: handling_ns.load(Ordering::Relaxed),
                 };
-                (count.exits > 0).then(|| (name.to_string(), count))
+                let name = name.strip_prefix("exits-").unwrap_or(name);
+                (count.exits > 0).then(|| (name.to_owned(), count))
             })
             .collect();
         ExitCounters {
@@ -122,6 +146,24 @@ impl Meter {
             interrupts: self.interrupts.load(Ordering::Relaxed),
             nmis: self.nmis.load(Ordering::Relaxed),
         }
+    }
+}
+
+impl Tally for Meter {
+    fn list(&self) -> Vec<(&'static str, u64)> {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let mut numbers = vec![
+            ("inside-ns", read(&self.inside_ns)),
+            ("injected-interrupts", read(&self.interrupts)),
+            ("injected-nmis", read(&self.nmis)),
+        ];
+        for (kind, exits, nanoseconds) in KINDS {
+            let (count, handling) = &self.kinds[kind as usize];
+            if read(count) > 0 {
+                numbers.extend([(exits, read(count)), (nanoseconds, read(handling))]);
+            }
+        }
+        numbers
     }
 }
 
@@ -139,7 +181,7 @@ mod tests {
 
     #[test]
     fn every_kind_has_its_own_place() {
-        for (place, (kind, _)) in KINDS.iter().enumerate() {
+        for (place, (kind, ..)) in KINDS.iter().enumerate() {
             assert_eq!(*kind as usize, place);
         }
         let meter = Meter::default();
@@ -150,6 +192,7 @@ mod tests {
         let halt = counters.kinds["halt"];
         assert_eq!((halt.exits, halt.handling_ns), (2, 11));
         assert_eq!(counters.kinds.len(), 2);
+        assert!(meter.list().contains(&("exits-halt-ns", 11)));
         let text = serde_json::to_string(&counters).unwrap();
         assert_eq!(
             serde_json::from_str::<ExitCounters>(&text).unwrap(),

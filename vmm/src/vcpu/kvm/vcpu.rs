@@ -12,7 +12,7 @@ use super::kick::Bell;
 use super::state::{self, Beside};
 use super::vm::Shared;
 use super::{calls, failed, msrs, unsupported};
-use crate::vcpu::{Kick, Vcpu, VcpuError};
+use crate::vcpu::{Kick, Tally, Vcpu, VcpuError};
 
 /// A virtual CPU in KVM.
 pub struct KvmVcpu {
@@ -303,6 +303,10 @@ impl Vcpu for KvmVcpu {
 
     fn instructions(&self) -> u64 {
         self.instructions
+    }
+
+    fn tally(&self) -> Option<Arc<dyn Tally>> {
+        Some(self.meter.clone())
     }
 
     fn kicker(&self) -> Arc<dyn Kick> {
