@@ -17,6 +17,7 @@ use weft_vmm::machine::{ANSWER_SECONDS_MAX, End, Handle, Machine, Outside, Reque
 
 use super::control::{Controlled, Typed};
 use super::outcome::{Message, Outcome};
+use super::plan::Plan;
 use super::run::Life;
 
 /// How long the guest has to power itself off once its end is asked for.
@@ -78,17 +79,12 @@ fn prepare<'a>(life: &'a Life<'a>, parent: Pid) -> anyhow::Result<Prepared<'a>> 
         die_with(parent)?;
     }
     let (console, place) = console(life, &owners)?;
-    let mut notes = machine.notes().iter();
     let back_end = BackEndView {
         name: machine.back_end().to_owned(),
-        reason: notes.next().cloned().unwrap_or_default(),
+        reason: machine.notes().first().cloned().unwrap_or_default(),
     };
-    eprintln!(
-        "weft: vm {}: back end {}: {}",
-        plan.name, back_end.name, back_end.reason
-    );
-    for note in notes {
-        eprintln!("weft: vm {}: {note}", plan.name);
+    if life.restarts == 0 {
+        say_what(plan, &machine);
     }
     let controlled = Arc::new(Controlled {
         handle: handle.clone(),
@@ -127,6 +123,15 @@ fn prepare<'a>(life: &'a Life<'a>, parent: Pid) -> anyhow::Result<Prepared<'a>> 
         api,
         events,
     })
+}
+
+/// The back end and why, and what was booted.
+fn say_what(plan: &Plan, machine: &Machine) {
+    let mut prefix = format!("back end {}: ", machine.back_end());
+    for note in machine.notes() {
+        eprintln!("weft: vm {}: {prefix}{note}", plan.name);
+        prefix.clear();
+    }
 }
 
 /// Has the kernel end this process when its parent ends, however that is.

@@ -54,17 +54,30 @@ pub struct Report<'a> {
     pub name: &'a str,
     /// Of the process that looked after it.
     pub pid: u32,
+    /// Who ran the vCPUs.
+    pub back_end: &'a BackEndView,
     /// How it ended.
     pub end: String,
+    /// The signal that asked for its end.
+    pub signal: Option<i32>,
     /// Of `weft vm run`.
     pub exit_code: u8,
-    /// How often the guest restarted.
+    /// How often the guest restarted; the times and counters are the last life's.
     pub restarts: u32,
+    /// See [`Outcome`].
+    pub start_time_s: f64,
+    /// See [`Outcome`].
+    pub boot_time_s: Option<f64>,
+    /// See [`Outcome`].
+    pub run_time_s: f64,
+    /// See [`Outcome`].
+    pub guest_time_s: f64,
     /// The most that the machine's process had resident, guest memory included.
     pub resident_bytes_max: u64,
-    /// The last life.
-    #[serde(flatten)]
-    pub outcome: &'a Outcome,
+    /// See [`Outcome`].
+    pub console_bytes_lost: u64,
+    /// All numbers at the end.
+    pub counters: &'a BTreeMap<String, u64>,
 }
 
 /// Whether the guest starts again after this end.

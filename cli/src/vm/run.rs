@@ -108,15 +108,23 @@ impl Ended {
 }
 
 fn report(args: &VmRunArgs, file: Option<File>, plan: &Plan, ended: &Ended) -> anyhow::Result<()> {
+    let outcome = &ended.outcome;
     let report = Report {
         format: 1,
         name: &plan.name,
         pid: std::process::id(),
-        end: ended.outcome.end.to_string(),
+        back_end: &outcome.back_end,
+        end: outcome.end.to_string(),
+        signal: outcome.signal,
         exit_code: ended.code(),
         restarts: ended.restarts,
+        start_time_s: outcome.start_time_s,
+        boot_time_s: outcome.boot_time_s,
+        run_time_s: outcome.run_time_s,
+        guest_time_s: outcome.guest_time_s,
         resident_bytes_max: ended.resident_bytes_max,
-        outcome: &ended.outcome,
+        console_bytes_lost: outcome.console_bytes_lost,
+        counters: &outcome.counters,
     };
     match (&args.stats, file) {
         (Some(StatsArg::JsonFile(path)), Some(mut file)) => {

@@ -118,7 +118,9 @@ const TUN_SET_QUEUE: u64 = 0x4004_54d9;
 pub(super) fn rules(kind: ThreadKind) -> Result<Rules, BackendError> {
     let mut rules = common()?;
     match kind {
-        ThreadKind::Main | ThreadKind::SoftVcpu | ThreadKind::Device => {}
+        ThreadKind::SoftVcpu | ThreadKind::Device => {}
+        // The last word, to the process that looks after this one.
+        ThreadKind::Main => allow(&mut rules, &[libc::SYS_sendto]),
         ThreadKind::KvmVcpu => {
             let vcpu = argument(1, SeccompCmpOp::MaskedEq(VCPU_REQUEST_MASK), VCPU_REQUEST)?;
             when(&mut rules, libc::SYS_ioctl, vec![vcpu])?;
