@@ -60,8 +60,9 @@ const CMP_LEGACY: u32 = 1 << 1;
 const SMEP: u32 = 1 << 7;
 /// Invariant TSC, in leaf 8000_0007h, EDX.
 const INVARIANT_TSC: u32 = 1 << 8;
-/// No speculative store bypass to be afraid of, in leaf 8000_0008h, EBX.
-const SSB_NO: u32 = 1 << 26;
+/// FXSAVE and FXRSTOR leave no error pointers of others; no speculative store
+/// bypass to be afraid of: leaf 8000_0008h, EBX.
+const NO_LEAKS: u32 = 1 << 2 | 1 << 26;
 /// LFENCE serializes; a null selector clears the base: leaf 8000_0021h, EAX.
 const LFENCE_SERIALIZES: u32 = 1 << 2 | 1 << 6;
 
@@ -165,7 +166,7 @@ fn extended(cpus: u32, shift: u32, leaf: u32) -> [u32; 4] {
         8 => {
             const LINEAR_BITS: u32 = 48;
             let sizes = LINEAR_BITS << 8 | PHYSICAL_BITS;
-            [sizes, SSB_NO, shift << 12 | (cpus - 1) & 0xff, 0]
+            [sizes, NO_LEAKS, shift << 12 | (cpus - 1) & 0xff, 0]
         }
         0x21 => [LFENCE_SERIALIZES, 0, 0, 0],
         _ => [0; 4],
