@@ -11,6 +11,7 @@
 //! - [`judge`] compares. [`stats`] reads the counters.
 //! - [`loss`], [`setup`] and [`user`] are the suites that need more than a
 //!   comparison: nodes that die, errors before the start, an ordinary user.
+//! - [`vm`] tries the command `weft vm` with guests of a few instructions.
 //! - [`machines`] boots Linux under `weft vm run`.
 //! - [`cluster`] starts daemons, [`namespace`] makes two hosts out of one.
 //! - [`guest`] is a virtual machine and its console; [`boot`] says what to boot
@@ -36,3 +37,4 @@ pub mod setup;
 pub mod stats;
 pub mod suite;
 pub mod user;
+pub mod vm;

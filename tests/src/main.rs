@@ -11,7 +11,7 @@ use weft_tests::context::Context;
 use weft_tests::matrix::{self, Filter};
 use weft_tests::report::{Report, Verdict};
 use weft_tests::suite::{Plan, run_corpus};
-use weft_tests::{corpus, loss, machines, setup, user};
+use weft_tests::{corpus, loss, machines, setup, user, vm};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Suite {
@@ -23,6 +23,8 @@ enum Suite {
     Loss,
     /// As an ordinary user.
     User,
+    /// The command `weft vm`: errors before the start, console, API, ends.
+    Vm,
     /// Linux guests under `weft vm run`.
     Machines,
 }
@@ -193,6 +195,9 @@ fn run(options: &Options) -> Result<bool> {
     }
     if options.wants(Suite::Loss) {
         loss::run_losses(&context, options.moments, &report);
+    }
+    if options.wants(Suite::Vm) {
+        guard("weft vm", vm::run_vm(&context, &options.names, &report));
     }
     if options.wants(Suite::Machines) {
         machines::run_machines(&context, &options.machines(), &report);

@@ -34,8 +34,8 @@ const ELSEWHERE: [(&str, &str); 2] = [
 ];
 
 /// A call that must be refused.
-struct Refusal<'a> {
-    name: &'a str,
+pub(crate) struct Refusal<'a> {
+    pub(crate) name: &'a str,
     /// Words before `weft`.
     prefix: Vec<OsString>,
     arguments: Vec<OsString>,
@@ -53,7 +53,12 @@ fn words(text: &str) -> Vec<OsString> {
 }
 
 impl<'a> Refusal<'a> {
-    fn new(name: &'a str, arguments: &str, exit: i32, says: &'a [&'a str]) -> Refusal<'a> {
+    pub(crate) fn new(
+        name: &'a str,
+        arguments: &str,
+        exit: i32,
+        says: &'a [&'a str],
+    ) -> Refusal<'a> {
         Refusal {
             name,
             prefix: Vec::new(),
@@ -75,7 +80,7 @@ impl<'a> Refusal<'a> {
         self
     }
 
-    fn check(&self, context: &Context) -> Result<Verdict> {
+    pub(crate) fn check(&self, context: &Context) -> Result<Verdict> {
         let directory = context.directory(&format!("setup-{}", self.name))?;
         let mut command = self.prefix.clone();
         command.push(context.weft.clone().into_os_string());

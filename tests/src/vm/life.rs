@@ -1,0 +1,178 @@
+//! How machines end, restart, and are asked to end.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::{BOUND, Bench, Check, ended_with, wait_until};
+use crate::guest::Guest;
+
+pub(super) const CHECKS: [(&str, Check); 9] = [
+    ("a guest that powers off", powers_off),
+    ("a guest's exit code", debug_exit),
+    ("a guest that restarts", restarts),
+    ("a restart that is not wanted", no_reboot),
+    ("triple faults", triple_faults),
+    ("a signal asks the guest", signal_asks),
+    ("a signal ends a guest that does not listen", signal_ends),
+    ("the machine dies with its parent", dies_with_parent),
+    ("statistics", statistics),
+];
+
+fn powers_off(bench: &Bench) -> Result<String> {
+    let mut guest = bench.start(&[])?;
+    guest.write("hello q")?;
+    let ended = guest.finish(BOUND)?;
+    ended_with(
+        &ended,
+        0,
+        &["powered off by the guest", "start ", "run ", "back end"],
+    )?;
+    ensure!(ended.console().contains("hello"), "{}", ended.console());
+    ensure!(
+        bench.leftovers()?.is_empty(),
+        "left: {:?}",
+        bench.leftovers()?
+    );
+    Ok(last_line(&ended.stderr))
+}
+
+fn last_line(text: &str) -> String {
+    text.lines().last().unwrap_or_default().to_owned()
+}
+
+fn debug_exit(bench: &Bench) -> Result<String> {
+    let mut guest = bench.start(&[])?;
+    guest.write("x")?;
+    ended_with(&guest.finish(BOUND)?, 43, &["debug exit with code 43"])?;
+    Ok(String::new())
+}
+
+fn restarts(bench: &Bench) -> Result<String> {
+    let mut guest = bench.start(&["--name", "again"])?;
+    guest.write("1r")?;
+    // Found all the time, by the same name.
+    wait_until("its restart", || {
+        let views = bench.ask(&["vm", "list", "--json"])?;
+        Ok(views.contains("\"restarts\": 1") && views.contains("\"again\""))
+    })?;
+    guest.write("2t")?;
+    wait_until("its second restart", || {
+        Ok(bench
+            .ask(&["vm", "list", "--json"])?
+            .contains("\"restarts\": 2"))
+    })?;
+    guest.write("3q")?;
+    let ended = guest.finish(BOUND)?;
+    ended_with(
+        &ended,
+        0,
+        &["reset by the guest", "triple fault", "it starts again"],
+    )?;
+    let greetings = ended.console().matches("ready").count();
+    ensure!(greetings == 3, "{greetings} lives: {}", ended.console());
+    Ok(String::new())
+}
+
+fn no_reboot(bench: &Bench) -> Result<String> {
+    for (key, code) in [("r", 116), ("t", 118)] {
+        let mut guest = bench.start(&["--no-reboot"])?;
+        guest.write(key)?;
+        ended_with(&guest.finish(BOUND)?, code, &["reset"])?;
+    }
+    Ok(String::new())
+}
+
+/// A guest that does nothing but crash is given up.
+fn triple_faults(bench: &Bench) -> Result<String> {
+    let mut guest = Guest::start(&mut bench.run(&[]))?;
+    // Typed ahead: each life takes one.
+    for life in 1..=3 {
+        wait_until("a life", || {
+            Ok(bench.ask(&["vm", "list", "--json"])?.contains("running"))
+        })?;
+        guest.write("t")?;
+        let text = format!("\"restarts\": {life}");
+        if life < 3 {
+            wait_until("a restart", || {
+                Ok(bench.ask(&["vm", "list", "--json"])?.contains(&text))
+            })?;
+        }
+    }
+    ended_with(&guest.finish(BOUND)?, 118, &["triple fault"])?;
+    Ok(String::new())
+}
+
+fn signal(guest: &Guest, signal: Signal) -> Result<()> {
+    Ok(kill(Pid::from_raw(guest.pid() as i32), signal)?)
+}
+
+fn signal_asks(bench: &Bench) -> Result<String> {
+    for kind in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+        let guest = bench.start(&[])?;
+        signal(&guest, kind)?;
+        let ended = guest.finish(BOUND)?;
+        ended_with(&ended, 0, &["asking the guest", "powered off by the guest"])?;
+    }
+    Ok(String::new())
+}
+
+fn signal_ends(bench: &Bench) -> Result<String> {
+    let mut guest = bench.start(&[])?;
+    guest.write("d!")?;
+    std::thread::sleep(Duration::from_millis(200));
+    signal(&guest, Signal::SIGTERM)?;
+    std::thread::sleep(Duration::from_millis(500));
+    signal(&guest, Signal::SIGTERM)?;
+    let ended = guest.finish(Duration::from_secs(8))?;
+    ended_with(&ended, 143, &["stopped by signal 15"])?;
+    Ok(String::new())
+}
+
+fn dies_with_parent(bench: &Bench) -> Result<String> {
+    let mut guest = bench.start(&["--name", "orphan"])?;
+    let machine = super::outside::view(bench, "orphan")?["machine_pid"].to_string();
+    guest.kill()?;
+    wait_until("the machine's end", || {
+        let state = std::fs::read_to_string(format!("/proc/{machine}/stat")).unwrap_or_default();
+        Ok(state.is_empty() || state.contains(") Z "))
+    })?;
+    // Nobody could remove its socket: the next who looks does.
+    ensure!(!bench.leftovers()?.is_empty(), "the socket went by itself");
+    ensure!(!bench.ask(&["vm", "list"])?.contains("orphan"));
+    ensure!(
+        bench.leftovers()?.is_empty(),
+        "left: {:?}",
+        bench.leftovers()?
+    );
+    // And its name is free.
+    let mut next = bench.start(&["--name", "orphan"])?;
+    next.write("q")?;
+    ended_with(&next.finish(BOUND)?, 0, &[])?;
+    Ok(String::new())
+}
+
+fn statistics(bench: &Bench) -> Result<String> {
+    let file = bench.directory.join("stats.json");
+    let option = format!("json={}", file.display());
+    let mut guest = bench.start(&["--stats", &option, "--ready", "ready"])?;
+    guest.write("q")?;
+    ended_with(&guest.finish(BOUND)?, 0, &[", boot "])?;
+    let stats: serde_json::Value = serde_json::from_slice(&std::fs::read(file)?)?;
+    ensure!(stats["back_end"]["name"] == bench.back_end, "{stats}");
+    ensure!(stats["exit_code"] == 0 && stats["format"] == 1, "{stats}");
+    for field in ["start_time_s", "boot_time_s", "run_time_s"] {
+        ensure!(
+            stats[field].as_f64().is_some_and(|time| time > 0.0),
+            "{field}: {stats}"
+        );
+    }
+    let counters = stats["counters"].as_object();
+    ensure!(
+        counters.is_some_and(|counters| !counters.is_empty()),
+        "{stats}"
+    );
+    Ok(format!("start {} s", stats["start_time_s"]))
+}

@@ -1,0 +1,171 @@
+//! The command `weft vm`, with a guest of a few instructions that does what is
+//! typed (`tests/programs/typed-guest.S`): what is refused before the start, how
+//! machines end, the console, the API and confinement.
+//!
+//! Needs no privilege; as root it also shows how root is given up.
+
+mod errors;
+mod life;
+mod outside;
+mod terminal;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use crate::context::Context;
+use crate::guest::{Ended, Guest};
+use crate::report::{Report, Verdict};
+
+/// Whatever a machine is to do, it does within this.
+const BOUND: Duration = Duration::from_secs(30);
+
+/// A test; an error is its failure, the text a note.
+type Check = fn(&Bench) -> Result<String>;
+
+/// What a test has.
+struct Bench<'a> {
+    context: &'a Context,
+    /// Back end under test.
+    back_end: &'static str,
+    /// Where machines are found, apart from all others'.
+    run_directory: PathBuf,
+    /// Files of this test.
+    directory: PathBuf,
+}
+
+/// Runs all tests, or those named.
+pub fn run_vm(context: &Context, names: &[String], report: &Report) -> Result<()> {
+    let wanted = |name: &str| names.is_empty() || names.iter().any(|part| name.contains(part));
+    errors::run(context, &wanted, report)?;
+    for back_end in ["soft", "kvm"] {
+        for (name, check) in life::CHECKS
+            .iter()
+            .chain(&outside::CHECKS)
+            .chain(&terminal::CHECKS)
+        {
+            let name = format!("vm, {back_end}: {name}");
+            if !wanted(&name) {
+                continue;
+            }
+            if back_end == "kvm" && !Path::new("/dev/kvm").exists() {
+                let why = "needs /dev/kvm".to_string();
+                report.add(&name, Duration::ZERO, Verdict::Skipped(why));
+                continue;
+            }
+            let started = Instant::now();
+            let verdict = match Bench::new(context, back_end, &name).and_then(|b| check(&b)) {
+                Ok(note) => Verdict::Passed(note),
+                Err(error) => Verdict::Failed(vec![format!("{error:#}")]),
+            };
+            report.add(&name, started.elapsed(), verdict);
+        }
+    }
+    Ok(())
+}
+
+impl<'a> Bench<'a> {
+    fn new(context: &'a Context, back_end: &'static str, name: &str) -> Result<Bench<'a>> {
+        let directory = context.directory(&name.replace(':', ""))?;
+        let run_directory = directory.join("run");
+        std::fs::create_dir_all(&run_directory)?;
+        Ok(Bench {
+            context,
+            back_end,
+            run_directory,
+            directory,
+        })
+    }
+
+    /// `weft`, with machines of this test only.
+    fn weft(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(&self.context.weft);
+        command
+            .args(words)
+            .env("XDG_RUNTIME_DIR", &self.run_directory);
+        command
+    }
+
+    /// `weft vm run` of the guest, with more options.
+    fn run(&self, options: &[&str]) -> Command {
+        let mut command = self.weft(&["vm", "run", "--memory", "16M", "--debug-exit"]);
+        command.args(["--backend", self.back_end, "--kernel"]);
+        command.arg(self.context.programs.join("typed-guest"));
+        command.args(options);
+        command
+    }
+
+    /// The same, until the guest is there.
+    fn start(&self, options: &[&str]) -> Result<Guest> {
+        let mut guest = Guest::start(&mut self.run(options))?;
+        if guest.wait_for("ready", BOUND).is_none() {
+            let ended = guest.finish(Duration::ZERO)?;
+            bail!("the guest is not ready; stderr: {}", ended.stderr);
+        }
+        Ok(guest)
+    }
+
+    /// What `weft` says on standard output; an error with what it says on
+    /// standard error when it fails.
+    fn ask(&self, words: &[&str]) -> Result<String> {
+        let output = self.weft(words).output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            output.status.success(),
+            "weft {}: {}",
+            words.join(" "),
+            said.trim()
+        );
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
+    /// What is left in the run directory.
+    fn leftovers(&self) -> Result<Vec<String>> {
+        let directory = self.run_directory.join("weft/vm");
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(directory)? {
+            names.push(entry?.file_name().to_string_lossy().into_owned());
+        }
+        Ok(names)
+    }
+}
+
+/// The exit code of a machine that ended by itself within its bound.
+fn code(ended: &Ended) -> Result<i32> {
+    let status = ended
+        .status
+        .with_context(|| format!("it did not end; stderr: {}", ended.stderr))?;
+    status
+        .code()
+        .with_context(|| format!("{status}; stderr: {}", ended.stderr))
+}
+
+/// Fails unless a machine ended with this code and said this.
+fn ended_with(ended: &Ended, wanted: i32, says: &[&str]) -> Result<()> {
+    let found = code(ended)?;
+    ensure!(
+        found == wanted,
+        "exit {found}, not {wanted}; stderr: {}",
+        ended.stderr
+    );
+    for text in says {
+        ensure!(
+            ended.stderr.contains(text),
+            "`{text}` is not in: {}",
+            ended.stderr
+        );
+    }
+    Ok(())
+}
+
+/// Waits until something is so.
+fn wait_until(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
+    let deadline = Instant::now() + BOUND;
+    while !is_so()? {
+        ensure!(Instant::now() < deadline, "waited in vain: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
