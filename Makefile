@@ -8,8 +8,9 @@ DESTDIR ?=
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 RELEASE := $(TARGET)/release
 PROGRAMS := $(TARGET)/programs
-E2E := $(RELEASE)/weft-e2e --weft $(RELEASE)/weft --programs $(PROGRAMS) --sources tests/programs
-BENCH := $(RELEASE)/weft-bench --weft $(RELEASE)/weft --programs $(PROGRAMS)
+IMAGES := $(TARGET)/guest
+E2E := $(RELEASE)/weft-e2e --weft $(RELEASE)/weft --programs $(PROGRAMS) --sources tests/programs --guest $(IMAGES)
+BENCH := $(RELEASE)/weft-bench --weft $(RELEASE)/weft --programs $(PROGRAMS) --guest $(IMAGES)
 
 # Rounds of the corpus and losses of each kind: few in `make test`, many in
 # `make soak`.
@@ -41,13 +42,14 @@ programs: ## Builds the programs of the tests and benchmarks
 	$(MAKE) -s -C bench/elastic OUT=$(abspath $(PROGRAMS))
 
 guest: ## Builds the small guest kernel and the busybox initrd (minutes, once)
-	@bash guest/build --out $(TARGET)/guest small
+	@bash guest/build --out $(IMAGES) small
 
 guest-debian: ## Fetches Debian's own kernel and makes a Debian root image
-	@bash guest/build --out $(TARGET)/guest debian
+	@bash guest/build --out $(IMAGES) debian
 
-demo: setup build programs ## Sorts on two nodes, then searches with and without jumps
-	WEFT=$(abspath $(RELEASE))/weft PROGRAMS=$(abspath $(PROGRAMS)) bash demo/demo.sh
+demo: setup build programs guest ## Sorts and searches on two nodes, then boots Linux
+	WEFT=$(abspath $(RELEASE))/weft PROGRAMS=$(abspath $(PROGRAMS)) GUEST=$(abspath $(IMAGES)) \
+		bash demo/demo.sh
 
 check: ## Format and lints
 	$(CARGO) fmt --all --check
@@ -58,15 +60,15 @@ check: ## Format and lints
 unit: ## Tests that need no privilege and no network
 	$(CARGO) test $(OTHERS)
 
-e2e: build programs ## Native runs against runs under weft, failures, set-up errors
+e2e: build programs guest guest-debian ## Native runs against runs under weft, failures, set-up errors
 	$(E2E) --rounds $(ROUNDS) --moments $(MOMENTS)
 
 test: setup check docs-check unit e2e ## All of it
 
-bench: build programs ## Measures, and renews the tables of bench/RESULTS.md
+bench: build programs guest guest-debian ## Measures, and renews the tables of bench/RESULTS.md
 	$(BENCH) $(BENCHMARKS)
 
-soak: build programs ## The long tests, for a night
+soak: build programs guest guest-debian ## The long tests, for a night
 	$(CARGO) test --release $(OTHERS) -- --ignored
 	$(E2E) --long --rounds $(SOAK_ROUNDS) --moments $(SOAK_MOMENTS)
 

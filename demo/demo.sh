@@ -4,9 +4,11 @@
 #   1. GNU sort, unmodified, whose memory no node may hold alone, compared byte
 #      for byte with a native run;
 #   2. a search of a 512 MB array that is spread over both, with the execution
-#      staying at home, and with it jumping to where the pages are.
+#      staying at home, and with it jumping to where the pages are;
+#   3. a Linux with two vCPUs, booted, used and shut down.
 #
-# Called by `make demo`. WEFT and PROGRAMS say where the binaries are; WORK, where
+# Called by `make demo`. WEFT and PROGRAMS say where the binaries are, GUEST where
+# `make guest` left its kernel; WORK, where
 # to write about 700 MB (a temporary folder, removed at the end, by default).
 set -euo pipefail
 
@@ -17,6 +19,7 @@ SORT_BUFFER_MIB=${SORT_BUFFER_MIB:-190}
 SORT_MEMORY=${SORT_MEMORY:-96M,160M}
 ARRAY_MIB=${ARRAY_MIB:-512}
 ARRAY_MEMORY=${ARRAY_MEMORY:-320M,320M}
+GUEST=${GUEST:?names the folder of the built kernel}
 ROUNDS=3
 export LC_ALL=C
 
@@ -69,6 +72,7 @@ bars() {
 
 [ -x "$WEFT" ] || fail "$WEFT is missing: make build"
 [ -x "$PROGRAMS/text" ] || fail "$PROGRAMS/text is missing: make programs"
+[ -f "$GUEST/vmlinux" ] || fail "$GUEST/vmlinux is missing: make guest"
 free_kib=$(df -Pk "$work" | awk 'NR == 2 { print $4 }')
 [ "$free_kib" -gt $((TEXT_MIB * 4 * 1024)) ] || fail "$work has less than $((TEXT_MIB * 4)) MiB free: set WORK"
 
@@ -116,5 +120,20 @@ say
 bars "pages come to it" "$search_never_s" "it goes to the pages" "$search_auto_s"
 awk -v a="$search_never_s" -v b="$search_auto_s" -v on="$bold$green" -v off="$plain" \
 	'BEGIN { if (b > 0) printf "    %s%.1f times as fast%s\n", on, a / b, off }'
+
+heading "3. Linux with two vCPUs"
+say "A machine of two vCPUs and 256 MiB: boots, runs a command, shuts down."
+say
+command='uname -sr; nproc; free -m | head -n 2; echo $((6 * 7))'
+show "weft vm run --cpus 2 --memory 256M --kernel vmlinux --initrd busybox.cpio --cmdline 'console=ttyS0 quiet weft.run=\"$command\"'"
+timed "$work/log" "$WEFT" vm run --cpus 2 --memory 256M --kernel "$GUEST/vmlinux" \
+	--initrd "$GUEST/busybox.cpio" --cmdline "console=ttyS0 quiet weft.run=\"$command\"" \
+	</dev/null >"$work/console"
+sed 's/\r$//; s/^/    /' "$work/console"
+grep -q '^42' "$work/console" || fail "the guest did not compute"
+say
+summary "$work/log"
+say "    ${green}$took s from start to power off$plain"
+
 say
 say "${dim}Watch one live with --watch; make bench measures all of it; weft doctor looks at this host.$plain"
