@@ -66,39 +66,57 @@ add_modules() {
 # --- Root image --------------------------------------------------------------
 
 build_debian_root() {
-	local sources made_from
-	sources=$(debian_sources)
-	[ -n "$sources" ] || fail "apt has no package source of Debian's (apt-get update?)"
-	made_from=$(key "$(cat "$out/.made/initrds")" "$here/debian.sh" "$here/lib.sh" "$here/debian-packages")
+	local made_from
+	build_debian_base
+	made_from=$(key "$(cat "$out/.made/initrds" "$out/.made/debian-base")" \
+		"$here/debian.sh" "$here/lib.sh")
 	if fresh debian-root "$made_from" debian/root.ext4; then
 		say "the Debian root image is up to date"
 		return
 	fi
-	need mmdebstrap=mmdebstrap mke2fs=e2fsprogs
-	[ "$(id -u)" -eq 0 ] || fail "the Debian root image has to be made by root (files of many owners)"
-	local work=$out/build/debian-root started=$SECONDS packages
-	packages=$(sed 's/#.*//' "$here/debian-packages" | xargs | tr ' ' ',')
-	rm -rf "$work"
-	mkdir -p "$work"
-	say "making a Debian root image (log: $out/root.log)"
-	if ! debian_sources | mmdebstrap --mode=root --variant=essential --include="$packages" \
-		--aptopt='Acquire::Languages "none"' --aptopt='APT::Install-Recommends "false"' \
-		--dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
-		--dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \
-		"${proxy_options[@]}" "" "$work/tree" - >"$out/root.log" 2>&1; then
-		tail -n 20 "$out/root.log" >&2
-		fail "mmdebstrap failed: see $out/root.log"
-	fi
-	finish_root "$work/tree"
+	need mke2fs=e2fsprogs zstd=zstd
+	local tree=$out/build/debian-root
+	rm -rf "$tree"
+	mkdir -p "$tree"
+	zstd -dc "$out/debian/base.tar.zst" | tar -x --numeric-owner -C "$tree"
+	finish_root "$tree"
 	# Neither a loop device nor a mount: mke2fs copies the folder.
 	rm -f "$out/debian/root.ext4.new"
 	PATH=$PATH:/usr/sbin:/sbin mke2fs -q -t ext4 -L weft-root -E root_owner=0:0 \
-		-d "$work/tree" "$out/debian/root.ext4.new" $ROOT_SIZE >>"$out/root.log" 2>&1 ||
+		-d "$tree" "$out/debian/root.ext4.new" $ROOT_SIZE >>"$out/root.log" 2>&1 ||
 		fail "mke2fs failed: see $out/root.log"
 	mv "$out/debian/root.ext4.new" "$out/debian/root.ext4"
-	rm -rf "$work"
+	rm -rf "$tree"
 	made debian-root "$made_from"
-	say "the Debian root image took $((SECONDS - started)) s"
+	say "made debian/root.ext4"
+}
+
+# The packages alone: they take most of the time, and change least.
+build_debian_base() {
+	local made_from
+	[ "$(id -u)" -eq 0 ] || fail "the Debian root image has to be made by root (files of many owners)"
+	made_from=$(key "$here/debian.sh" "$here/lib.sh" "$here/debian-packages")
+	if fresh debian-base "$made_from" debian/base.tar.zst; then
+		return
+	fi
+	need mmdebstrap=mmdebstrap zstd=zstd
+	local started=$SECONDS packages sources
+	sources=$(debian_sources)
+	[ -n "$sources" ] || fail "apt has no package source of Debian's (apt-get update?)"
+	packages=$(sed 's/#.*//' "$here/debian-packages" | xargs | tr ' ' ',')
+	say "fetching a Debian system (log: $out/root.log)"
+	mkdir -p "$out/debian"
+	if ! mmdebstrap --mode=root --variant=essential --include="$packages" \
+		--aptopt='Acquire::Languages "none"' --aptopt='APT::Install-Recommends "false"' \
+		--dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
+		--dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \
+		--format=tar "${proxy_options[@]}" "" - - <<<"$sources" 2>"$out/root.log" |
+		zstd -q -T0 -3 | put debian/base.tar.zst; then
+		tail -n 20 "$out/root.log" >&2
+		fail "mmdebstrap failed: see $out/root.log"
+	fi
+	made debian-base "$made_from"
+	say "the Debian system took $((SECONDS - started)) s"
 }
 
 # The machine's own Debian sources, without what else apt is told to use here.

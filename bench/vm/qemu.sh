@@ -88,9 +88,10 @@ fi
 root=''
 [ -z "$disk" ] || root='root=/dev/vda'
 # A double quote inside the quoted command is written %22 (guest/init/init).
-qemu "$command_seconds_max" "$root weft.run=\"${command//\"/%22}\"" | tr -d '\r' | {
+qemu "$command_seconds_max" "$root weft.run=\"${command//\"/%22}\"" | {
 	code=''
 	while IFS= read -r line; do
+		line=${line%$'\r'}
 		case $line in
 		"weft-guest: exit "*) code=${line##* } ;;
 		"weft-guest: "* | "["*) ;;
