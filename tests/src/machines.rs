@@ -205,8 +205,8 @@ fn boot_of(context: &Context, images: &Images, image: Image) -> Result<Boot> {
         ),
         Image::Disk => {
             let mut boot = images.small(&context.weft)?;
-            let copy = context.directory("root-image")?.join("root.img");
-            copy_sparse(&images.file("debian/root.img")?, &copy)?;
+            let copy = context.directory("root-image")?.join("root.ext4");
+            copy_sparse(&images.file("debian/root.ext4")?, &copy)?;
             boot.disks.push(copy);
             boot.words = "root=/dev/vda rw".to_string();
             boot

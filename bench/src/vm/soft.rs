@@ -95,7 +95,7 @@ pub fn soft(weft: &std::path::Path, images: &Images, repeat: usize) -> Result<Ta
     }
     let busy = small.running(&script);
     let mut python = small.running("");
-    let disk = images.file("debian/root.img").ok();
+    let disk = images.file("debian/root.ext4").ok();
     if let Some(disk) = &disk {
         // A copy: the image stays as it was built.
         let copy = std::env::temp_dir().join(format!("weft-bench-{}.img", std::process::id()));
