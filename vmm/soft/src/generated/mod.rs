@@ -163,13 +163,16 @@ impl Generated {
             return Ok(None);
         };
         let mode = block.mode;
-        let key = |offset: i64| BlockKey {
-            physical: page | offset as u64,
-            mode,
+        let find = |offset: i64| {
+            if !(0..PAGE_SIZE as i64).contains(&offset) {
+                return None;
+            }
+            let physical = page | offset as u64;
+            let block = cpu.code.find(BlockKey { physical, mode })?;
+            // SAFETY: the cache only finds blocks that are alive, and nobody
+            // changes one during the translation.
+            Some(unsafe { &*block })
         };
-        // SAFETY: the cache only finds blocks that are alive, and nobody changes
-        // one during the translation.
-        let find = |offset: i64| Some(unsafe { &*cpu.code.find(key(offset))? });
         let Some(items) = trace::collect(block, &find) else {
             return Ok(None);
         };
