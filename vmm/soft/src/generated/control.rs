@@ -214,9 +214,8 @@ impl Translation<'_> {
             Pending::Budget { enter, index } => {
                 self.a.bind(enter);
                 self.give_back_budget(index);
-                self.a.constant(R11, 0);
                 self.a.constant(R10, self.items[index].offset as u64);
-                self.a.jump_to(self.plan.stubs.next);
+                self.a.jump_to(self.plan.stubs.interpret);
             }
             Pending::Slow { .. } | Pending::LoadXmm { .. } => {
                 unreachable!("written by Translation::write_pending")

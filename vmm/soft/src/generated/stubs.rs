@@ -35,7 +35,7 @@ pub const EXIT_HANDLER_MAX: u32 = 15;
 /// with it.
 pub const EXIT_NEXT: u32 = 16;
 /// The interpreter has to run the block at `Cpu::rip`: SSE exceptions are not
-/// all masked.
+/// all masked, or the budget does not suffice for the block.
 pub const EXIT_INTERPRET: u32 = 17;
 
 /// Addresses of the shared code.
@@ -49,6 +49,8 @@ pub struct Stubs {
     /// Leaves to the block at page offset R10 (relative to `State::code_page`);
     /// R11 is the end of the jump that may be linked, or 0.
     pub next: u64,
+    /// Leaves to the block at page offset R10, to have it interpreted.
+    pub interpret: u64,
     /// Leaves to the block at address R10, nothing to be linked.
     pub lookup_miss: u64,
     /// Makes XMM registers the guest's; R11 is the page offset of the
@@ -114,6 +116,10 @@ pub fn write(a: &mut Assembler, arena: &mut Arena) -> Result<Stubs, ArenaFull> {
     a.store(state_field(offset_of!(State, link)), R11);
     a.store(field(offset_of!(Cpu, rip)), R10);
     leave.write(a, EXIT_NEXT);
+    stubs.interpret = a.align_address();
+    a.load_add(R10, CODE_PAGE);
+    a.store(field(offset_of!(Cpu, rip)), R10);
+    leave.write(a, EXIT_INTERPRET);
     stubs.lookup_miss = a.align_address();
     a.instruction(
         Opcode::wide(0xc7),
