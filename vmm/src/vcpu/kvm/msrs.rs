@@ -11,8 +11,13 @@ use crate::vcpu::VcpuError;
 /// LSTAR: where SYSCALL goes.
 pub(super) const LSTAR: u32 = 0xc000_0082;
 
+/// AMD's HWCR, and its bit that says that the TSC counts at a constant frequency
+/// whatever the processor's does: Linux warns where it is clear.
+const HARDWARE_CONFIGURATION: u32 = 0xc001_0015;
+const TSC_FREQUENCY_SELECTED: u64 = 1 << 24;
+
 /// Saved and restored, where KVM has them: names in the Intel SDM, volume 4.
-const STATE: [u32; 18] = [
+const STATE: [u32; 19] = [
     0x3b,        // TSC_ADJUST
     0x48,        // SPEC_CTRL
     0x122,       // TSX_CTRL
@@ -31,6 +36,7 @@ const STATE: [u32; 18] = [
     0xc000_0084, // SFMASK
     0xc000_0102, // KERNEL_GS_BASE
     0xc000_0103, // TSC_AUX
+    HARDWARE_CONFIGURATION,
 ];
 
 /// The machine's, in ranges of first and count: asked of the environment.
@@ -119,6 +125,16 @@ pub(super) fn write(vcpu: &VcpuFd, values: &[(u32, u64)]) -> Result<(), VcpuErro
         rest = rest.get(done + 1..).unwrap_or_default();
     }
     Ok(())
+}
+
+/// What a vCPU has after reset.
+pub(super) fn reset(vcpu: &VcpuFd, indices: &[u32]) -> Result<Vec<(u32, u64)>, VcpuError> {
+    if indices.contains(&HARDWARE_CONFIGURATION) {
+        let msrs = batch([(HARDWARE_CONFIGURATION, TSC_FREQUENCY_SELECTED)].into_iter())?;
+        // An older KVM does not take it: its guests see the warning.
+        let _ = vcpu.set_msrs(&msrs);
+    }
+    read(vcpu, indices)
 }
 
 fn batch(values: impl Iterator<Item = (u32, u64)>) -> Result<Msrs, VcpuError> {

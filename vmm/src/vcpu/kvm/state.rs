@@ -371,5 +371,5 @@ pub(super) fn defaults(
     cpuid: &CpuId,
 ) -> Result<Vec<(u32, u64)>, VcpuError> {
     vcpu.set_cpuid2(cpuid).map_err(failed("KVM_SET_CPUID2"))?;
-    msrs::read(vcpu, &shared.state_msrs)
+    msrs::reset(vcpu, &shared.state_msrs)
 }
