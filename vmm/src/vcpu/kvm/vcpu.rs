@@ -127,16 +127,11 @@ impl KvmVcpu {
                 (ExitKind::PortWrite, Next::Enter)
             }
             Ok(VcpuExit::MmioRead(address, data)) => {
-                for (offset, part) in access_parts(data) {
-                    environment.mmio_read(address.wrapping_add(offset), part);
-                }
+                load(address, data, environment);
                 (ExitKind::MmioRead, Next::Enter)
             }
             Ok(VcpuExit::MmioWrite(address, data)) => {
-                let mut data = data.to_vec();
-                for (offset, part) in access_parts(&mut data) {
-                    environment.mmio_write(address.wrapping_add(offset), part);
-                }
+                store(address, data, environment);
                 (ExitKind::MmioWrite, Next::Enter)
             }
             Ok(VcpuExit::X86Rdmsr(read)) => {
@@ -169,21 +164,9 @@ impl KvmVcpu {
                 self.emulate()?;
                 (ExitKind::Quirk, Next::Enter)
             }
-            Ok(VcpuExit::FailEntry(reason, cpu)) => {
-                return Err(unsupported(format!(
-                    "entering the guest on host CPU {cpu}: reason {reason:#x}, {}",
-                    self.place()
-                )));
-            }
-            Ok(VcpuExit::MemoryFault { gpa, size, .. }) => {
-                return Err(unsupported(format!(
-                    "an access to {size} bytes at guest-physical {gpa:#x}, {}",
-                    self.place()
-                )));
-            }
             Ok(other) => {
-                let what = format!("{other:?}");
-                return Err(unsupported(format!("exit {what}, {}", self.place())));
+                let what = describe(&other);
+                return Err(unsupported(format!("{what}, {}", self.place())));
             }
             Err(error) => return Err(failed("KVM_RUN")(error)),
         };
@@ -336,14 +319,38 @@ fn port_access(run: &mut kvm_run, environment: &mut dyn Environment) {
 
 /// Accesses of sizes that devices know: an odd one (a part of one that crosses a
 /// page) goes byte by byte.
-fn access_parts(data: &mut [u8]) -> impl Iterator<Item = (u64, &mut [u8])> {
-    let size = match data.len() {
-        whole @ (1 | 2 | 4 | 8) => whole,
+fn access_size(length: usize) -> usize {
+    match length {
+        1 | 2 | 4 | 8 => length,
         _ => 1,
-    };
-    data.chunks_mut(size)
-        .enumerate()
-        .map(move |(part, bytes)| ((part * size) as u64, bytes))
+    }
+}
+
+fn load(address: u64, data: &mut [u8], environment: &mut dyn Environment) {
+    let size = access_size(data.len());
+    for (number, part) in data.chunks_mut(size).enumerate() {
+        environment.mmio_read(address.wrapping_add((number * size) as u64), part);
+    }
+}
+
+fn store(address: u64, data: &[u8], environment: &mut dyn Environment) {
+    let size = access_size(data.len());
+    for (number, part) in data.chunks(size).enumerate() {
+        environment.mmio_write(address.wrapping_add((number * size) as u64), part);
+    }
+}
+
+/// An exit that nobody expects.
+fn describe(exit: &VcpuExit) -> String {
+    match exit {
+        VcpuExit::FailEntry(reason, cpu) => {
+            format!("entering the guest on host CPU {cpu}: reason {reason:#x}")
+        }
+        VcpuExit::MemoryFault { gpa, size, .. } => {
+            format!("an access to {size} bytes at guest-physical {gpa:#x}")
+        }
+        other => format!("exit {other:?}"),
+    }
 }
 
 /// Makes the WRMSR that is under way raise #GP.

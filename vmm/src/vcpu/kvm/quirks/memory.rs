@@ -207,7 +207,7 @@ pub(super) mod tests {
         set(0x2000, 0x3000 | PRESENT | WRITABLE | USER);
         set(0x3000, 0x4000 | PRESENT | WRITABLE | USER);
         for page in 0..256 {
-            set(0x4000 + page * 8, page * PAGE | PRESENT | WRITABLE);
+            set(0x4000 + page * 8, (page * PAGE) | PRESENT | WRITABLE);
         }
         set(0x4000 + 6 * 8, 0x6000 | PRESENT);
         set(0x4000 + 7 * 8, 0);
