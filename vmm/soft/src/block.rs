@@ -219,6 +219,8 @@ pub struct CodeCache {
     /// Blocks with bytes on a page, by its address.
     pages: AddressMap<u64, Vec<*mut Block>>,
     /// Every block since the last clearing, dead ones too: who owns them.
+    // Boxed, because pointers to them have to stay right while the list grows.
+    #[allow(clippy::vec_box)]
     owned: Vec<Box<Block>>,
     instructions: usize,
 }

@@ -123,6 +123,8 @@ impl Cpu {
     /// Delivers `event`, or what comes of it. `self.rip` is where the guest
     /// will return to.
     pub fn deliver(&mut self, event: Event) -> Result<(), TripleFault> {
+        // No block runs any more: the frame may be written to its page.
+        self.block = std::ptr::null();
         let mut event = event;
         loop {
             let Err(Faulted) = self.try_deliver(&event, self.rip) else {
@@ -131,11 +133,11 @@ impl Cpu {
             let second = Event::from(self.fault);
             self.note_fault();
             let first = class(&event);
-            let double = match (first, class(&second)) {
-                (Class::Contributory, Class::Contributory) => true,
-                (Class::PageFault, Class::Contributory | Class::PageFault) => true,
-                _ => false,
-            };
+            let double = matches!(
+                (first, class(&second)),
+                (Class::Contributory, Class::Contributory)
+                    | (Class::PageFault, Class::Contributory | Class::PageFault)
+            );
             if event.vector == vector::DOUBLE_FAULT && event.origin == Origin::Exception {
                 return Err(TripleFault);
             }
