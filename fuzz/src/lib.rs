@@ -9,6 +9,7 @@ pub mod dsm;
 pub mod proc;
 pub mod random;
 pub mod vmm_boot;
+pub mod vmm_devices;
 pub mod wire;
 
 use random::Random;
@@ -100,5 +101,30 @@ pub const TARGETS: &[Target] = &[
         name: "vmm-boot-image",
         run: vmm_boot::image,
         valid: vmm_boot::valid_image,
+    },
+    Target {
+        name: "vmm-virtqueue-block",
+        run: vmm_devices::block,
+        valid: vmm_devices::valid_block,
+    },
+    Target {
+        name: "vmm-virtqueue-net",
+        run: vmm_devices::net,
+        valid: vmm_devices::valid_net,
+    },
+    Target {
+        name: "vmm-virtqueue-console",
+        run: vmm_devices::console,
+        valid: vmm_devices::valid_console,
+    },
+    Target {
+        name: "vmm-virtqueue-rng",
+        run: vmm_devices::rng,
+        valid: vmm_devices::valid_rng,
+    },
+    Target {
+        name: "vmm-pci-config",
+        run: vmm_devices::pci,
+        valid: vmm_devices::valid_pci,
     },
 ];

@@ -98,6 +98,9 @@ pub enum MachineError {
     /// A disk cannot be had.
     #[error(transparent)]
     Disk(#[from] crate::virtio::block::BlockError),
+    /// No network.
+    #[error(transparent)]
+    Network(#[from] crate::virtio::net::NetError),
     /// The virtio console could not be made.
     #[error("no event descriptor for the console")]
     Console(#[source] std::io::Error),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::MachineError;
 use super::assembly::Frame;
-use super::configuration::Configuration;
+use super::configuration::{Configuration, Network};
 use super::lifecycle::End;
 use super::owner::Named;
 use crate::acpi;
@@ -13,6 +13,7 @@ use crate::memory::{DEVICE_HOLE, PCI_WINDOW_END};
 use crate::pci::{FIRST_PIN, PINS, Root, RootOptions, Windows};
 use crate::virtio::block::{Block, BlockOptions, QUEUES_MAX};
 use crate::virtio::console::{Console, ConsoleHandle, ConsoleOutput};
+use crate::virtio::net::{self, Net, NetBackEnd, NetOptions, PAIRS_MAX};
 use crate::virtio::rng::Rng;
 use crate::virtio::{Attach, Transport, VirtioDevice, WriteObserver};
 
@@ -27,7 +28,7 @@ pub(super) struct PciDevices<'a> {
 
 impl PciDevices<'_> {
     /// Makes the bus and all devices on it, in the order in which the guest finds
-    /// them: disks, console, entropy.
+    /// them: disks, networks, console, entropy.
     pub fn attach(
         mut self,
         console: Option<Box<dyn ConsoleOutput>>,
@@ -42,6 +43,13 @@ impl PciDevices<'_> {
                 ..BlockOptions::new(&disk.path)
             };
             self.put(&root, Box::new(Block::open(&options)?))?;
+        }
+        for (number, network) in (0..).zip(&configuration.networks) {
+            let options = NetOptions {
+                number,
+                ..net_options(network, configuration.cpus)
+            };
+            self.put(&root, Box::new(Net::open(&options)?))?;
         }
         let mut handle = None;
         if let Some(output) = console.filter(|_| configuration.virtio_console) {
@@ -90,5 +98,24 @@ impl PciDevices<'_> {
         let transport = Transport::attach(root, &attach, device)?;
         self.parts.push((transport.name().to_owned(), transport));
         Ok(())
+    }
+}
+
+fn net_options(network: &Network, cpus: u32) -> NetOptions {
+    match network {
+        Network::Tap { name } => NetOptions {
+            pairs: cpus.min(PAIRS_MAX.into()) as u16,
+            ..NetOptions::new(NetBackEnd::Tap { name: name.clone() })
+        },
+        Network::User { forwards } => {
+            let forwards = forwards.iter().map(|forward| net::Forward {
+                host: forward.host_port,
+                guest: forward.guest_port,
+            });
+            NetOptions::new(NetBackEnd::User(net::User {
+                forwards: forwards.collect(),
+                ..net::User::default()
+            }))
+        }
     }
 }

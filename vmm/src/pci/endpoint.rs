@@ -230,22 +230,29 @@ impl Endpoint {
     }
 
     /// Puts windows where the registers say. One that would lie elsewhere than
-    /// in the host bridge's windows, or over another, answers nowhere.
+    /// in the host bridge's windows, or over another, answers nowhere until its
+    /// function's registers are written again.
     fn place(&self, registers: &mut Registers) {
         let on = registers.configuration.command() & COMMAND_MEMORY != 0;
+        let configuration = &registers.configuration;
+        let wanted = |bar: &Bar| {
+            let address = configuration.bar(bar.index, bar.wide);
+            let range = address..address.saturating_add(bar.size);
+            (on && self.slot.windows().holds(&range)).then_some(range)
+        };
+        // All go before any comes: they may change places.
         for window in &mut registers.windows {
-            let Bar { index, size, wide } = window.bar;
-            let address = registers.configuration.bar(index, wide);
-            let range = address..address.saturating_add(size);
-            let wanted = (on && self.slot.windows().holds(&range)).then_some(address);
-            if wanted == window.mapped {
-                continue;
+            if window.mapped != wanted(&window.bar).map(|range| range.start) {
+                self.take_off(window);
             }
-            self.take_off(window);
-            if let (Some(_), Some(device)) = (wanted, &window.device)
-                && self.slot.bus().insert(range, device.clone()).is_ok()
+        }
+        for window in &mut registers.windows {
+            if let (None, Some(range), Some(device)) =
+                (window.mapped, wanted(&window.bar), &window.device)
             {
-                window.mapped = wanted;
+                let start = range.start;
+                let inserted = self.slot.bus().insert(range, device.clone());
+                window.mapped = inserted.is_ok().then_some(start);
             }
         }
     }

@@ -52,6 +52,11 @@ impl MessageSink for Messages {
 }
 
 impl Messages {
+    /// How many of this number are there.
+    pub fn count(&self, number: usize) -> u32 {
+        lock(&self.counts).get(number).copied().unwrap_or(0)
+    }
+
     /// Takes one message of this number, waiting a while for it.
     pub fn wait(&self, number: usize) -> bool {
         let none = |counts: &mut Vec<u32>| counts.get(number).is_none_or(|count| *count == 0);
@@ -162,6 +167,12 @@ impl Machine {
             .write_slice(bytes, slice)
             .expect("RAM left");
         address
+    }
+
+    /// Changes RAM.
+    pub fn put(&self, address: u64, bytes: &[u8]) {
+        let slice = GuestAddress(address);
+        self.ram.guest().write_slice(bytes, slice).expect("RAM");
     }
 
     /// What is in RAM.
@@ -470,13 +481,21 @@ impl<'a> Driver<'a> {
         }
         let entry = places[2] + 4 + 8 * u64::from(*seen % size);
         *seen = seen.wrapping_add(1);
-        // used_event: we want to hear of the next one.
-        let event = GuestAddress(places[1] + 4 + 2 * u64::from(size));
-        memory.store(*seen, event, Ordering::SeqCst).expect("RAM");
         memory
             .read_obj::<[u32; 2]>(GuestAddress(entry))
             .ok()
             .map(|[head, length]| (head, length))
+    }
+
+    /// Asks for an interrupt at the next used chain (with FEATURE_EVENT_INDEX;
+    /// at first that is so).
+    pub fn rearm(&self, queue: usize) {
+        let DriverQueue {
+            size, places, seen, ..
+        } = self.queues[queue];
+        let event = GuestAddress(places[1] + 4 + 2 * u64::from(size));
+        let memory = self.machine.ram.guest();
+        memory.store(seen, event, Ordering::SeqCst).expect("RAM");
     }
 
     /// Waits for the next used chain.

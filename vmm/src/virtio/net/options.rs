@@ -104,8 +104,11 @@ pub struct NetOptions {
     pub mac: Option<Mac>,
     /// Largest packet that the guest shall send, in bytes.
     pub mtu: Option<u16>,
-    /// Pairs of queues: as many as vCPUs, for tap.
+    /// Pairs of queues: as many as vCPUs, for tap. A tap device that was made for
+    /// one has one.
     pub pairs: u16,
+    /// Which card of its machine, so that no two have the same address.
+    pub number: u16,
 }
 
 impl NetOptions {
@@ -116,6 +119,7 @@ impl NetOptions {
             mac: None,
             mtu: None,
             pairs: 1,
+            number: 0,
         }
     }
 
@@ -126,7 +130,7 @@ impl NetOptions {
             NetBackEnd::User(_) => "user",
         };
         let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-        for byte in name.bytes() {
+        for byte in name.bytes().chain(self.number.to_le_bytes()) {
             hash = (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
         }
         let [_, _, _, a, b, c, d, e] = hash.to_be_bytes();

@@ -27,19 +27,25 @@ pub struct Tap {
     attached: bool,
 }
 
-/// Opens the device with as many queues, and brings it up if that is allowed.
+/// Opens the device with as many queues, or with one where it was made for
+/// one, and brings it up if that is allowed.
 pub fn open(name: &str, queues: u16) -> Result<Vec<Tap>, NetError> {
     let usable = (1..libc::IFNAMSIZ).contains(&name.len())
         && !name.bytes().any(|byte| byte == b'/' || byte <= b' ');
     if !usable {
         return Err(NetError::Name(name.into()));
     }
-    let taps = (0..queues)
-        .map(|_| open_queue(name, queues > 1))
-        .collect::<Result<Vec<_>, _>>()?;
+    let taps = match open_queues(name, queues) {
+        Err(NetError::Busy(_)) if queues > 1 => open_queues(name, 1)?,
+        opened => opened?,
+    };
     // Without privilege it stays as it is, which whoever made it decided.
     let _ = bring_up(name);
     Ok(taps)
+}
+
+fn open_queues(name: &str, queues: u16) -> Result<Vec<Tap>, NetError> {
+    (0..queues).map(|_| open_queue(name, queues > 1)).collect()
 }
 
 fn open_queue(name: &str, several: bool) -> Result<Tap, NetError> {
