@@ -30,6 +30,8 @@ const GS_BASE: u32 = 0xc000_0101;
 const KERNEL_GS_BASE: u32 = 0xc000_0102;
 const TSC_AUX: u32 = 0xc000_0103;
 const HWCR: u32 = 0xc001_0015;
+/// System configuration: Linux looks there for MTRR options of AMD processors.
+const SYSCFG: u32 = 0xc001_0010;
 /// Northbridge configuration, which Linux sets a bit of on every AMD processor.
 const NB_CFG: u32 = 0xc001_001f;
 const PATCH_LEVEL: u32 = BIOS_SIGN_ID;
@@ -70,7 +72,7 @@ fn kept_default(index: u32) -> Option<u64> {
         HWCR => HWCR_VALUE,
         // Fast strings.
         MISC_ENABLE => 1,
-        SYSENTER_CS | SYSENTER_ESP | SYSENTER_EIP | MCG_STATUS | NB_CFG => 0,
+        SYSENTER_CS | SYSENTER_ESP | SYSENTER_EIP | MCG_STATUS | SYSCFG | NB_CFG => 0,
         MTRR_FIRST..=MTRR_LAST => 0,
         _ if MTRR_FIXED.contains(&index) => 0x0606_0606_0606_0606,
         _ => return None,

@@ -36,7 +36,9 @@ impl SoftCpu {
         let cpu = Cpu::new(machine, configuration)?;
         let mut soft = Self {
             cpu,
-            generated: std::env::var_os("WEFT_SOFT_INTERPRET").is_none().then_some(generated),
+            generated: std::env::var_os("WEFT_SOFT_INTERPRET")
+                .is_none()
+                .then_some(generated),
         };
         soft.restore(&CpuState::reset());
         Ok(soft)
