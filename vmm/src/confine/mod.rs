@@ -60,10 +60,9 @@ pub enum ThreadKind {
     KvmVcpu,
     /// Reads and writes disk images.
     Block,
-    /// Moves packets between a tap device and the guest.
+    /// Moves packets between the guest and a tap device, or a network in user
+    /// space (which is a process of its own).
     Network,
-    /// A network in user space: its connections are this host's.
-    UserNetwork,
     /// Any other device, and timers: reads, writes and waits on what is open.
     Device,
     /// Serves the HTTP API.
@@ -74,13 +73,12 @@ pub enum ThreadKind {
 
 impl ThreadKind {
     /// Every kind.
-    pub const ALL: [ThreadKind; 9] = [
+    pub const ALL: [ThreadKind; 8] = [
         ThreadKind::Main,
         ThreadKind::SoftVcpu,
         ThreadKind::KvmVcpu,
         ThreadKind::Block,
         ThreadKind::Network,
-        ThreadKind::UserNetwork,
         ThreadKind::Device,
         ThreadKind::Api,
         ThreadKind::Console,
@@ -94,7 +92,6 @@ impl ThreadKind {
             ThreadKind::KvmVcpu => "KVM vCPU",
             ThreadKind::Block => "block device",
             ThreadKind::Network => "network device",
-            ThreadKind::UserNetwork => "user-mode network",
             ThreadKind::Device => "device",
             ThreadKind::Api => "API",
             ThreadKind::Console => "console",

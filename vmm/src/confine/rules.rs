@@ -90,18 +90,6 @@ const CONNECTION: [i64; 8] = [
     libc::SYS_fcntl,
 ];
 
-/// Connections made and taken on a guest's behalf; their families are below.
-const USER_NETWORK: [i64; 8] = [
-    libc::SYS_bind,
-    libc::SYS_connect,
-    libc::SYS_listen,
-    libc::SYS_setsockopt,
-    libc::SYS_getsockname,
-    libc::SYS_getpeername,
-    libc::SYS_recvmmsg,
-    libc::SYS_sendmmsg,
-];
-
 /// The highest bit of a KVM request's number: set in those to a vCPU
 /// (`Documentation/virt/kvm/api.rst`, "KVM_RUN" is 0x80), clear in those to a
 /// machine or to `/dev/kvm`. With the type, 0xae.
@@ -126,8 +114,10 @@ pub(super) fn rules(kind: ThreadKind) -> Result<Rules, BackendError> {
             when(&mut rules, libc::SYS_ioctl, vec![vcpu])?;
         }
         ThreadKind::Block => allow(&mut rules, &BLOCK),
-        ThreadKind::Network => tap(&mut rules)?,
-        ThreadKind::UserNetwork => user_network(&mut rules)?,
+        ThreadKind::Network => {
+            tap(&mut rules)?;
+            connection(&mut rules)?;
+        }
         ThreadKind::Api => connection(&mut rules)?,
         ThreadKind::Console => {
             connection(&mut rules)?;
@@ -148,16 +138,6 @@ fn tap(rules: &mut Rules) -> Result<(), BackendError> {
     for request in [TUN_SET_OFFLOAD, TUN_SET_HEADER_SIZE, TUN_SET_QUEUE] {
         let request = argument(1, SeccompCmpOp::Eq, request)?;
         when(rules, libc::SYS_ioctl, vec![request])?;
-    }
-    Ok(())
-}
-
-fn user_network(rules: &mut Rules) -> Result<(), BackendError> {
-    connection(rules)?;
-    allow(rules, &USER_NETWORK);
-    for family in [libc::AF_INET, libc::AF_INET6] {
-        let family = argument(0, SeccompCmpOp::Eq, family as u64)?;
-        when(rules, libc::SYS_socket, vec![family])?;
     }
     Ok(())
 }
