@@ -31,6 +31,12 @@ pub const DECODER_OPTIONS: u32 =
 /// Bytes of an instruction, at most.
 const INSTRUCTION_BYTES_MAX: usize = 15;
 
+/// Bytes of a block, at most.
+const BLOCK_BYTES_MAX: usize = BLOCK_INSTRUCTIONS_MAX * INSTRUCTION_BYTES_MAX;
+
+/// Bytes that nine blocks of ten do with.
+const BLOCK_BYTES_USUAL: usize = 96;
+
 /// Why there is no block at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
@@ -162,58 +168,47 @@ impl Cpu {
 
     /// Decodes the block at `rip`, of `count` instructions at most.
     pub fn decode(&mut self, rip: u64, physical: u64, count: usize) -> Result<Block, Missing> {
-        let linear = self.linear_rip(rip);
-        let page = physical & !(PAGE_SIZE - 1);
-        let mut bytes = Vec::with_capacity(BLOCK_INSTRUCTIONS_MAX * INSTRUCTION_BYTES_MAX);
-        let left = (PAGE_SIZE - (physical & (PAGE_SIZE - 1))) as usize;
-        self.read_code(
+        let on_page = (PAGE_SIZE - (physical & (PAGE_SIZE - 1))) as usize;
+        let key = BlockKey {
             physical,
-            left.min(count * INSTRUCTION_BYTES_MAX),
-            &mut bytes,
-        )?;
-        let mode = self.mode;
-        let mut decoder = Decoder::with_ip(mode.bits(), &bytes, rip, DECODER_OPTIONS);
+            mode: self.mode,
+        };
+        let mut bytes = [0; BLOCK_BYTES_MAX];
         let mut instructions = Vec::with_capacity(count.min(16));
-        while instructions.len() < count && decoder.can_decode() {
-            let instruction = decoder.decode();
-            if decoder.last_error() == DecoderError::NoMoreBytes {
-                break;
-            }
-            instructions.push(instruction);
-            if instruction.is_invalid() || interpret::ends_block(&instruction) {
+        // Most blocks are short: the rest of the page is only read for the others.
+        for most in [BLOCK_BYTES_USUAL, BLOCK_BYTES_MAX] {
+            let read = on_page.min(most);
+            self.read_code(physical, &mut bytes[..read])?;
+            instructions.clear();
+            let done = decode_all(&bytes[..read], key.mode, rip, count, &mut instructions);
+            if done || read == on_page {
                 break;
             }
         }
         let mut second_page = None;
         if instructions.is_empty() {
-            let (next, _) = self.fetch_address(self.wrapped(linear + left as u64))?;
-            self.read_code(next, INSTRUCTION_BYTES_MAX, &mut bytes)?;
-            let mut decoder = Decoder::with_ip(mode.bits(), &bytes, rip, DECODER_OPTIONS);
-            instructions.push(decoder.decode());
+            let next = self.wrapped(self.linear_rip(rip).wrapping_add(on_page as u64));
+            let (next, _) = self.fetch_address(next)?;
+            let end = on_page + INSTRUCTION_BYTES_MAX;
+            self.read_code(next, &mut bytes[on_page..end])?;
+            decode_all(&bytes[..end], key.mode, rip, 1, &mut instructions);
             second_page = Some(next);
         }
-        debug_assert_eq!(page, physical & !(PAGE_SIZE - 1));
-        let used = instructions.iter().map(Instruction::len).sum();
-        bytes.truncate(used);
-        let key = BlockKey { physical, mode };
-        let assembled = assemble(
+        let used: usize = instructions.iter().map(Instruction::len).sum();
+        let parts = Parts {
             key,
             second_page,
-            &instructions,
             rip,
-            bytes,
-            &mut self.thunks,
-        );
-        assembled.map_err(|ArenaFull| Missing::Full)
+            instructions: &instructions,
+            bytes: &bytes[..used.min(BLOCK_BYTES_MAX)],
+        };
+        parts
+            .assemble(&mut self.thunks)
+            .map_err(|ArenaFull| Missing::Full)
     }
 
-    /// Appends bytes of a page that is marked as code.
-    fn read_code(
-        &mut self,
-        physical: u64,
-        count: usize,
-        bytes: &mut Vec<u8>,
-    ) -> Result<(), Missing> {
+    /// Reads bytes of one page, which is marked as code first.
+    fn read_code(&mut self, physical: u64, bytes: &mut [u8]) -> Result<(), Missing> {
         let page = physical & !(PAGE_SIZE - 1);
         if !self.mark_code(page) {
             return Err(Missing::Later);
@@ -224,48 +219,69 @@ impl Cpu {
             return Err(Missing::Fault);
         };
         let offset = (physical - page) as usize;
-        let count = count.min(PAGE_SIZE as usize - offset);
-        for index in 0..count {
-            // SAFETY: the page is held, and the offset on it.
-            bytes.push(unsafe { host::read::<1>(host.add(offset + index)) } as u8);
-        }
+        let length = bytes.len().min(PAGE_SIZE as usize - offset);
+        // SAFETY: the page is held, and the bytes are on it.
+        unsafe { host::copy_out(host.add(offset), &mut bytes[..length]) };
         Ok(())
     }
 }
 
-/// Makes ops of instructions.
-fn assemble(
+/// Decodes up to `count` instructions of a block; whether its end was found.
+fn decode_all(
+    bytes: &[u8],
+    mode: Mode,
+    rip: u64,
+    count: usize,
+    instructions: &mut Vec<Instruction>,
+) -> bool {
+    let mut decoder = Decoder::with_ip(mode.bits(), bytes, rip, DECODER_OPTIONS);
+    while instructions.len() < count {
+        if !decoder.can_decode() {
+            return false;
+        }
+        let instruction = decoder.decode();
+        if decoder.last_error() == DecoderError::NoMoreBytes {
+            return false;
+        }
+        instructions.push(instruction);
+        if instruction.is_invalid() || interpret::ends_block(&instruction) {
+            return true;
+        }
+    }
+    true
+}
+
+/// What a block is made of.
+struct Parts<'a> {
     key: BlockKey,
     second_page: Option<u64>,
-    instructions: &[Instruction],
     rip: u64,
-    bytes: Vec<u8>,
-    thunks: &mut Thunks,
-) -> Result<Block, ArenaFull> {
-    let mut ops = Vec::with_capacity(instructions.len() + 1);
-    let mut side = Vec::new();
-    let mut offset = 0;
-    for instruction in instructions {
-        let operands = Operands::of(instruction, key.mode);
-        ops.push(operation(&operands, rip, offset, &mut side, thunks)?);
-        offset += instruction.len() as u16;
+    instructions: &'a [Instruction],
+    bytes: &'a [u8],
+}
+
+impl Parts<'_> {
+    /// Makes ops of the instructions.
+    fn assemble(&self, thunks: &mut Thunks) -> Result<Block, ArenaFull> {
+        let mut ops = Vec::with_capacity(self.instructions.len() + 1);
+        let mut side = Vec::new();
+        let mut offset = 0;
+        for instruction in self.instructions {
+            let operands = Operands::of(instruction, self.key.mode);
+            ops.push(operation(&operands, self.rip, offset, &mut side, thunks)?);
+            offset += instruction.len() as u16;
+        }
+        // Also behind a branch, which never comes to it: all blocks are alike.
+        ops.push(empty(branch::end_of_block, offset, 0));
+        Ok(Block::new(
+            self.key,
+            self.second_page,
+            self.instructions.len() as u32,
+            ops.into_boxed_slice(),
+            self.bytes.into(),
+            side.into_boxed_slice(),
+        ))
     }
-    let last = instructions.last();
-    if last.is_none_or(|last| !last.is_invalid() && !branch::ends_block(last)) {
-        ops.push(Op {
-            offset,
-            length: 0,
-            ..empty(branch::end_of_block, offset, 0)
-        });
-    }
-    Ok(Block::new(
-        key,
-        second_page,
-        instructions.len() as u32,
-        ops.into_boxed_slice(),
-        bytes.into_boxed_slice(),
-        side.into_boxed_slice(),
-    ))
 }
 
 fn empty(handler: Handler, offset: u16, length: u8) -> Op {

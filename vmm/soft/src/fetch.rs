@@ -2,7 +2,7 @@
 
 use crate::environment::PAGE_SIZE;
 
-const ENTRIES: usize = 256;
+const ENTRIES: usize = 64;
 
 /// No page's linear address.
 const INVALID: u64 = 1;

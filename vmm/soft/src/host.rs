@@ -87,3 +87,16 @@ pub unsafe fn write_sized(pointer: *mut u8, size: usize, value: u64) {
         }
     }
 }
+
+/// Copies bytes that others may be writing at the same time.
+///
+/// # Safety
+///
+/// As many bytes at `from` are mapped and readable.
+pub unsafe fn copy_out(from: *const u8, to: &mut [u8]) {
+    // SAFETY: the caller's promise, and the direction flag is clear in Rust code.
+    unsafe {
+        asm!("rep movsb", inout("rdi") to.as_mut_ptr() => _, inout("rsi") from => _,
+            inout("rcx") to.len() => _, options(nostack, preserves_flags));
+    }
+}

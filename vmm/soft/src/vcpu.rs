@@ -36,9 +36,7 @@ impl SoftCpu {
         let cpu = Cpu::new(machine, configuration)?;
         let mut soft = Self {
             cpu,
-            generated: std::env::var_os("WEFT_SOFT_INTERPRET")
-                .is_none()
-                .then_some(generated),
+            generated: Some(generated),
         };
         soft.restore(&CpuState::reset());
         Ok(soft)

@@ -9,8 +9,9 @@ use crate::clock::{COUNTED_HZ, measure_host_tsc};
 use crate::memory::Ram;
 use crate::virtio::WriteObserver;
 
-/// The environment variable that turns generated code `on`.
-const TRANSLATE: &str = "WEFT_SOFT_TRANSLATE";
+/// The environment variable that, when set, has everything interpreted: for
+/// measurements, and to find out whose fault it is.
+const INTERPRET: &str = "WEFT_SOFT_INTERPRET";
 
 /// Makes the software vCPUs of one machine.
 pub struct SoftBackEnd {
@@ -64,17 +65,11 @@ impl BackEnd for SoftBackEnd {
                 what: "memory for a software vCPU's code",
                 source,
             })?;
-        if !translates() {
+        if std::env::var_os(INTERPRET).is_some() {
             cpu.interpret_only();
         }
         Ok(Box::new(SoftVcpu(cpu)))
     }
-}
-
-/// Whether hot blocks become generated code, which [`TRANSLATE`] says: for
-/// measurements, and to find out whose fault it is.
-fn translates() -> bool {
-    std::env::var_os(TRANSLATE).is_some_and(|value| value == "on")
 }
 
 struct Written(Arc<SoftMachine>);
