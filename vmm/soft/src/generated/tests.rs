@@ -171,6 +171,7 @@ impl Machine {
 
     /// The block at an offset of the code page, up to the first branch.
     fn block(&mut self, offset: usize) -> *mut Block {
+        assert!(offset < 4096, "no block outside the code page is ever next");
         let key = BlockKey {
             physical: (CODE * 4096 + offset) as u64,
             mode: Mode(Mode::BITS_64),
@@ -505,7 +506,7 @@ impl Generator {
             _ => 4096 - 150 + self.random.below(300),
         };
         if indexed {
-            address = address & 4096 | address % (4096 - 64 * 8 - 16);
+            address = (address & 4096) | (address % (4096 - 64 * 8 - 16));
         } else if aligned {
             address &= !15;
         } else if address < 4096 && address + size > 4096 {
@@ -567,7 +568,7 @@ fn compare(machine: &mut Machine, generator: &mut Generator, length: usize) -> R
     machine.guest.0[CODE][code.len()] = 0xcc;
     machine.cpu().code.clear();
     machine.generated.flush();
-    let before = generator.context(&machine);
+    let before = generator.context(machine);
     let (mut native, mut ours) = (before, before);
     machine.run_native(&code, &mut native);
     let stopped = machine.run(0, &mut ours);
@@ -625,7 +626,7 @@ fn compare_program(counts: bool, write: impl FnOnce(&mut CodeAssembler)) -> (Mac
     let mut assembler = CodeAssembler::new(64).unwrap();
     write(&mut assembler);
     let mut machine = Machine::counting(counts);
-    machine.cpu().set_budget(None);
+    machine.cpu().budget = i64::MAX;
     let mut generator = Generator::new(1);
     let context = generator.context(&machine);
     let context = run_both(&mut machine, &mut assembler, context, &mut generator.random);
@@ -710,7 +711,7 @@ fn programs_do_what_they_do_natively() {
             machine.cpu().code.clear();
             machine.cpu().jump_caches = Default::default();
             machine.generated.flush();
-            machine.cpu().set_budget(None);
+            machine.cpu().budget = i64::MAX;
             let mut before = generator.context(&machine);
             before.registers[14] = generator.random.below(20);
             let random = &mut generator.random;
@@ -790,4 +791,83 @@ fn calls_and_returns_go_through_the_jump_cache() {
         a.set_label(&mut end).unwrap();
         a.xor(r15d, r15d).unwrap();
     });
+}
+
+#[test]
+fn a_trace_does_not_follow_a_jump_off_its_page() {
+    let mut machine = Machine::new();
+    // The code page's physical address has bits in common with the next one's:
+    // je +0x10b2 from its end would be taken for offset 0xb2 of a page.
+    let mut a = CodeAssembler::new(64).unwrap();
+    let linear = machine.linear(CODE);
+    a.xor(eax, eax).unwrap();
+    a.jne(linear + 0x10b2).unwrap();
+    a.nop().unwrap();
+    let code = a.assemble(linear + 0xff0).unwrap();
+    machine.guest.0[CODE][0xff0..0xff0 + code.len()].copy_from_slice(&code);
+    machine.guest.0[CODE][0xff0 + code.len()] = 0xcc;
+    // What must not be run: mov eax, 7; int3.
+    machine.guest.0[CODE][0xb2..0xb8].copy_from_slice(&[0xb8, 7, 0, 0, 0, 0xcc]);
+    machine.block(0xb2);
+    let mut context = Generator::new(1).context(&machine);
+    let head = machine.block(0xff0);
+    // SAFETY: the cache owns both blocks until it is cleared.
+    let (head, wrong) = unsafe { (&*head, &*machine.block(0xb2)) };
+    let asked = std::cell::RefCell::new(Vec::new());
+    let find = |offset: i64| {
+        asked.borrow_mut().push(offset);
+        (offset == 0xb2).then_some(wrong)
+    };
+    assert_eq!(super::trace::collect(head, &find).unwrap().len(), 2);
+    assert!(
+        asked.borrow().contains(&0x10b2),
+        "the target is off the page"
+    );
+    machine.run(0xff0, &mut context);
+    assert_eq!(context.registers[0], 0);
+}
+
+#[test]
+fn a_block_that_the_budget_does_not_cover_is_not_begun() {
+    let mut machine = Machine::counting(true);
+    let mut a = CodeAssembler::new(64).unwrap();
+    let mut again = a.create_label();
+    a.set_label(&mut again).unwrap();
+    a.inc(rax).unwrap();
+    a.inc(rcx).unwrap();
+    a.jmp(again).unwrap();
+    let code = a.assemble(machine.linear(CODE)).unwrap();
+    machine.guest.0[CODE][..code.len()].copy_from_slice(&code);
+    machine.cpu().budget = 3 * 1000 + 2;
+    let block = machine.translated(0);
+    Generated::attach(machine.cpu());
+    let rip = machine.linear(CODE);
+    let cpu = machine.cpu();
+    cpu.rip = rip;
+    cpu.registers[0] = 0;
+    // SAFETY: see `translated`; this thread is attached.
+    let left = unsafe { machine.generated.run(&mut *machine.cpu, &*block) };
+    assert!(matches!(left, Left::Interpret));
+    let cpu = machine.cpu();
+    assert_eq!((cpu.registers[0], cpu.budget, cpu.rip), (1000, 2, rip));
+}
+
+#[test]
+fn a_request_ends_a_loop() {
+    let mut machine = Machine::new();
+    machine.guest.0[CODE][..2].copy_from_slice(&[0xeb, 0xfe]);
+    let block = machine.translated(0);
+    let mailbox = machine.cpu().mailbox.clone();
+    Generated::attach(machine.cpu());
+    machine.cpu().rip = machine.linear(CODE);
+    let asking = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        mailbox.ask(1);
+    });
+    // SAFETY: see `translated`; this thread is attached.
+    let left = unsafe { machine.generated.run(&mut *machine.cpu, &*block) };
+    asking.join().unwrap();
+    assert!(matches!(left, Left::Next(None)));
+    let rip = machine.cpu().rip;
+    assert_eq!(rip, machine.linear(CODE));
 }
