@@ -626,7 +626,7 @@ fn compare_program(counts: bool, write: impl FnOnce(&mut CodeAssembler)) -> (Mac
     let mut assembler = CodeAssembler::new(64).unwrap();
     write(&mut assembler);
     let mut machine = Machine::counting(counts);
-    machine.cpu().budget = i64::MAX;
+    machine.cpu().set_budget(None);
     let mut generator = Generator::new(1);
     let context = generator.context(&machine);
     let context = run_both(&mut machine, &mut assembler, context, &mut generator.random);
@@ -711,7 +711,7 @@ fn programs_do_what_they_do_natively() {
             machine.cpu().code.clear();
             machine.cpu().jump_caches = Default::default();
             machine.generated.flush();
-            machine.cpu().budget = i64::MAX;
+            machine.cpu().set_budget(None);
             let mut before = generator.context(&machine);
             before.registers[14] = generator.random.below(20);
             let random = &mut generator.random;
