@@ -79,6 +79,9 @@ impl Pair {
                 return Ok(Progress::Idle);
             };
             if !self.place(length)? {
+                if let Err(error) = link.read_ahead() {
+                    self.lost(&error);
+                }
                 return Ok(Progress::Idle);
             }
             self.waiting = None;

@@ -14,6 +14,10 @@ pub trait Link: Send {
     /// The next frame, behind a header of [`super::HEADER`] bytes, into `frame`
     /// ([`super::HEADER`] + [`super::FRAME_MAX`] bytes): how long both are.
     fn receive(&mut self, frame: &mut [u8]) -> io::Result<Option<usize>>;
+    /// Takes in what is there although the driver has no buffers for it now.
+    fn read_ahead(&mut self) -> io::Result<()> {
+        Ok(())
+    }
     /// Sends a frame with its header; `WouldBlock` when it must be sent again later.
     fn send(&mut self, memory: &GuestMemoryMmap, frame: &[Segment]) -> io::Result<()>;
     /// Sends what is left of the last frame; `WouldBlock` when something still is.

@@ -12,8 +12,12 @@ use crate::virtio::ring::{Segment, total};
 use crate::virtio::vectors::{IoVector, vectors};
 
 const LENGTH: usize = 4;
-/// Room for two of the largest frames, so that one read brings many small ones.
-const INPUT: usize = 2 * (LENGTH + FRAME_MAX);
+/// Bytes that are read ahead of the guest. passt drops what its socket does not
+/// take, and then sends a whole window again: so what it sends is read at once,
+/// also while the guest has no buffers. As much as Linux lets a TCP window grow.
+const INPUT: usize = 6 << 20;
+/// Bytes of room below which waiting frames move to the start of the buffer.
+const ROOM_MIN: usize = 4 * FRAME_MAX;
 
 /// The connection.
 pub struct Stream {
@@ -53,17 +57,25 @@ impl Stream {
         Ok(rest.get(..length))
     }
 
+    /// Reads what there is, as far as there is room.
     fn fill(&mut self) -> io::Result<()> {
-        self.input.copy_within(self.start..self.end, 0);
-        self.end -= self.start;
-        self.start = 0;
-        match self.socket.read(&mut self.input[self.end..])? {
-            0 => Err(ErrorKind::UnexpectedEof.into()),
-            count => {
-                self.end += count;
-                Ok(())
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if self.input.len() - self.end < ROOM_MIN && self.start > 0 {
+            self.input.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+        while self.end < self.input.len() {
+            match self.socket.read(&mut self.input[self.end..]) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(count) => self.end += count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
             }
         }
+        Ok(())
     }
 }
 
@@ -72,25 +84,25 @@ impl Link for Stream {
         self.socket.as_raw_fd()
     }
 
+    fn read_ahead(&mut self) -> io::Result<()> {
+        self.fill()
+    }
+
     fn receive(&mut self, frame: &mut [u8]) -> io::Result<Option<usize>> {
-        loop {
-            if let Some(found) = self.next_frame()? {
-                let length = found.len();
-                if let Some(room) = frame.get_mut(..HEADER + length) {
-                    let (header, body) = room.split_at_mut(HEADER);
-                    header.fill(0);
-                    body.copy_from_slice(found);
-                }
-                self.start += LENGTH + length;
-                return Ok(Some(HEADER + length));
-            }
-            match self.fill() {
-                Ok(()) => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
+        if self.next_frame()?.is_none() {
+            self.fill()?;
         }
+        let Some(found) = self.next_frame()? else {
+            return Ok(None);
+        };
+        let length = found.len();
+        if let Some(room) = frame.get_mut(..HEADER + length) {
+            let (header, body) = room.split_at_mut(HEADER);
+            header.fill(0);
+            body.copy_from_slice(found);
+        }
+        self.start += LENGTH + length;
+        Ok(Some(HEADER + length))
     }
 
     fn flush(&mut self) -> io::Result<()> {

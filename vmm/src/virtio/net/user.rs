@@ -29,6 +29,9 @@ const COMPLAINT_MAX: u64 = 4096;
 /// Starts it; back when its ports are open.
 pub fn start(user: &User, mtu: u16) -> Result<Stream, NetError> {
     let (ours, theirs) = UnixStream::pair().map_err(NetError::Socket)?;
+    for end in [&ours, &theirs] {
+        grow(end);
+    }
     let descriptor = theirs.as_raw_fd();
     let mut command = Command::new(&user.program);
     command
@@ -65,6 +68,22 @@ pub fn start(user: &User, mtu: u16) -> Result<Stream, NetError> {
     })?;
     wait_until_ready(child)?;
     Stream::new(ours).map_err(NetError::Socket)
+}
+
+/// Lets as much be under way on the socket as the host permits.
+fn grow(socket: &UnixStream) {
+    let size: libc::c_int = i32::MAX / 2;
+    // SAFETY: the kernel reads one int, which outlives the call. When it
+    // refuses, the size stays as it was, which only costs speed.
+    unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_SNDBUF,
+            (&raw const size).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
 }
 
 /// It goes into the background, as another process, when it is ready.
