@@ -330,7 +330,10 @@ fn operation(
     } else {
         return Ok(undefined);
     }
-    if (0..instruction.op_count()).any(|index| instruction.op_kind(index) == OpKind::Memory) {
+    // The memory operand of XLAT has a byte register as its index: the handler's.
+    let explicit = instruction.mnemonic() != Mnemonic::Xlatb
+        && (0..instruction.op_count()).any(|index| instruction.op_kind(index) == OpKind::Memory);
+    if explicit {
         return Ok(memory(operands, op, rip, side));
     }
     Ok(op)

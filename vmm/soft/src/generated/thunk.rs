@@ -15,7 +15,7 @@ use std::mem::offset_of;
 
 use iced_x86::{
     Code, CpuidFeature, Encoder, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind,
-    Register,
+    Register, RflagsBits,
 };
 
 use super::arena::{Arena, ArenaFull};
@@ -38,6 +38,15 @@ const EXCEPTIONS: i32 = 0x3f;
 const FPU: i32 = offset_of!(Cpu, fpu) as i32;
 const MXCSR: i32 = FPU + 24;
 const FLAGS: i32 = offset_of!(Cpu, flags) as i32;
+
+/// The arithmetic flags as iced counts them, which counts C0 to C3 of the x87
+/// status word as well.
+const ARITHMETIC_FLAGS: u32 = RflagsBits::OF
+    | RflagsBits::SF
+    | RflagsBits::ZF
+    | RflagsBits::AF
+    | RflagsBits::CF
+    | RflagsBits::PF;
 
 /// Runs the instruction; the pointer is to its memory operand.
 pub type ThunkCode = unsafe extern "C" fn(*mut Cpu, *mut u8) -> u32;
@@ -159,6 +168,8 @@ struct Plan {
     loaded: u16,
     stored: u16,
     flags: bool,
+    /// FCMOVcc: it has no general register.
+    reads_flags: bool,
     rounds: bool,
     implicit_address: bool,
     waits: bool,
@@ -174,7 +185,8 @@ impl Plan {
             general: None,
             loaded: 0,
             stored: 0,
-            flags: instruction.rflags_modified() != 0,
+            flags: instruction.rflags_modified() & ARITHMETIC_FLAGS != 0,
+            reads_flags: instruction.rflags_read() & ARITHMETIC_FLAGS != 0,
             rounds: unit == Unit::Sse && raises_simd_exceptions(instruction.mnemonic()),
             implicit_address: false,
             waits: unit != Unit::Sse && waits(instruction.mnemonic()),
@@ -250,6 +262,11 @@ impl Plan {
         }
         if let Some(general) = self.general.filter(|g| g.read || g.size < 4) {
             a.load(RAX, at(register_offset(general.number)));
+        }
+        if self.reads_flags {
+            // movzx eax, word [flags]; add al, 127; sahf
+            a.instruction(Opcode::escaped(0xb7), RAX, field(FLAGS));
+            a.bytes(&[0x04, 0x7f, 0x9e]);
         }
         if self.implicit_address {
             a.copy(R8, RDI);
@@ -475,6 +492,8 @@ fn unit_of(instruction: &Instruction) -> Option<Unit> {
         Emms | Wait | Cvtpi2ps | Cvtpi2pd => Some(Unit::X87),
         _ if mm || x87 => Some(Unit::X87),
         _ if xmm => Some(Unit::Sse),
+        // From memory to a general register.
+        Cvtss2si | Cvtsd2si | Cvttss2si | Cvttsd2si => Some(Unit::Sse),
         _ => None,
     }
 }
@@ -552,7 +571,15 @@ pub fn raises_simd_exceptions(mnemonic: Mnemonic) -> bool {
 /// Whether an instruction of SSE or SSE2 works on XMM and general registers and
 /// memory alone, so that generated code may contain it as it is.
 pub fn is_plain_sse(instruction: &Instruction) -> bool {
-    unit_of(instruction) == Some(Unit::Sse) && instruction.code() != Code::Maskmovdqu_rDI_xmm_xmm
+    // Conversions from memory to a general register name no XMM register, so they
+    // would run without the guest's MXCSR.
+    let named = (0..instruction.op_count()).any(|operand| {
+        instruction.op_kind(operand) == OpKind::Register
+            && instruction.op_register(operand).is_xmm()
+    });
+    named
+        && unit_of(instruction) == Some(Unit::Sse)
+        && instruction.code() != Code::Maskmovdqu_rDI_xmm_xmm
 }
 
 #[cfg(test)]

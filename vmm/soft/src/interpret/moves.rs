@@ -325,7 +325,11 @@ pub fn select(operands: &Operands<'_>, op: &mut Op) -> Option<Handler> {
         Mnemonic::Cwd => extend_into_high::<2>,
         Mnemonic::Cdq => extend_into_high::<4>,
         Mnemonic::Cqo => extend_into_high::<8>,
-        Mnemonic::Xlatb => translate,
+        Mnemonic::Xlatb => {
+            op.source = operands.instruction.memory_base().size() as u8;
+            op.segment = super::operand_segment(operands.instruction, operands.mode);
+            translate
+        }
         Mnemonic::Nop
         | Mnemonic::Endbr64
         | Mnemonic::Endbr32

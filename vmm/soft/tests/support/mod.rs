@@ -291,7 +291,7 @@ impl Guest {
         let all = PRESENT | WRITABLE | USER;
         for level in 0..2 {
             self.memory
-                .write_u64(TABLES + level * PAGE, TABLES + (level + 1) * PAGE | all);
+                .write_u64(TABLES + level * PAGE, (TABLES + (level + 1) * PAGE) | all);
         }
         for table in 0..MEMORY >> 21 {
             let place = TABLES + (3 + table) * PAGE;
