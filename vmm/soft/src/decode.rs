@@ -34,7 +34,7 @@ const INSTRUCTION_BYTES_MAX: usize = 15;
 /// Bytes of a block, at most.
 const BLOCK_BYTES_MAX: usize = BLOCK_INSTRUCTIONS_MAX * INSTRUCTION_BYTES_MAX;
 
-/// Bytes that nine blocks of ten do with.
+/// Bytes that most blocks do with.
 const BLOCK_BYTES_USUAL: usize = 96;
 
 /// Why there is no block at an address.
