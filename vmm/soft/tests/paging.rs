@@ -333,3 +333,33 @@ fn what_is_no_memory_is_a_device() {
     assert_eq!(guest.devices.registers, [written]);
     assert_eq!(guest.devices.ports, [(0x80, vec![0x20])]);
 }
+
+#[test]
+fn accesses_at_the_end_of_the_address_space_wrap_or_fault() {
+    // The last page is mapped, the first is not: what crosses the end faults at 0.
+    const LAST: u64 = u64::MAX - 0xfff;
+    let programs: [fn(&mut CodeAssembler); 4] = [
+        |a| a.mov(rax, qword_ptr(rbx)).unwrap(),
+        |a| a.mov(qword_ptr(rbx), rax).unwrap(),
+        |a| a.movups(xmm0, xmmword_ptr(rbx)).unwrap(),
+        |a| a.lock().xadd(qword_ptr(rbx), rax).unwrap(),
+    ];
+    for write in programs {
+        let mut guest = Guest::new(|a| {
+            a.mov(rbx, LAST + 0xffc).unwrap();
+            write(a);
+        });
+        let all = PRESENT | WRITABLE;
+        for level in 0..3 {
+            let table = TABLES + level * PAGE;
+            let next = 0x70_0000 + level * PAGE;
+            let from = if level == 0 { table } else { next - PAGE };
+            guest.memory.write_u64(from + 8 * 511, next | all);
+        }
+        guest.memory.write_u64(0x70_2000 + 8 * 511, 0x71_0000 | all);
+        guest.protect(0, 0);
+        let frame = guest.faults();
+        assert_eq!(frame.vector, 14);
+        assert_eq!(guest.cpu.save().cr2, 0);
+    }
+}

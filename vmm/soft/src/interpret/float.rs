@@ -199,7 +199,7 @@ fn run_on_copy(cpu: &mut Cpu, thunk: &Thunk, address: u64, memory: &ThunkMemory)
     for (offset, part) in parts(size) {
         let value = attempt!(
             cpu,
-            cpu.load_slow(cpu.wrapped(address + offset as u64), part)
+            cpu.load_slow(cpu.wrapped(address.wrapping_add(offset as u64)), part)
         );
         // SAFETY: the part lies in the buffer.
         unsafe { host::write_sized(bytes.add(offset), part, value) };
@@ -213,7 +213,11 @@ fn run_on_copy(cpu: &mut Cpu, thunk: &Thunk, address: u64, memory: &ThunkMemory)
         let value = unsafe { host::read_sized(bytes.add(offset), part) };
         attempt!(
             cpu,
-            cpu.store_slow(cpu.wrapped(address + offset as u64), part, value)
+            cpu.store_slow(
+                cpu.wrapped(address.wrapping_add(offset as u64)),
+                part,
+                value
+            )
         );
     }
     outcome

@@ -39,7 +39,7 @@ impl Cpu {
         if self.mode.is_64() {
             offset
         } else {
-            (offset + self.segment_bases[segment::SS]) & 0xffff_ffff
+            offset.wrapping_add(self.segment_bases[segment::SS]) & 0xffff_ffff
         }
     }
 
@@ -255,7 +255,7 @@ fn enter_frame(cpu: &mut Cpu, op: &Op, size: usize) -> Result<(), Faulted> {
     if op.source > 0 {
         for level in 1..u64::from(op.source) {
             let offset = before_frame(cpu, level, size) & mask;
-            let address = cpu.wrapped(offset + stack_base(cpu));
+            let address = cpu.wrapped(offset.wrapping_add(stack_base(cpu)));
             let value = match size {
                 2 => cpu.load::<2>(address)?,
                 4 => cpu.load::<4>(address)?,
