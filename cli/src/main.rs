@@ -4,6 +4,7 @@
 //! for (`list`, `doctor`, JSON). Everything else goes to standard error, each
 //! sentence after `weft: `.
 
+mod age;
 mod args;
 mod doctor;
 mod manual;
@@ -16,14 +17,13 @@ mod vm;
 mod watch;
 
 use std::process::ExitCode;
-use std::time::Instant;
 
 use clap::Parser;
 
 use args::{Cli, Command};
 
 fn main() -> ExitCode {
-    let started = Instant::now();
+    let started = age::process_started();
     let outcome = match Cli::parse().command {
         Command::Run(args) => run::run(&args),
         Command::Node { command } => node::run(command),

@@ -1,7 +1,7 @@
 //! Kernel images, as the virtual machine monitor loads them.
 
 use crate::random::Random;
-use weft_vmm::boot::{Compression, ImageFile, Protocol, Request, load};
+use weft_vmm::boot::{Compression, ImageFile, Protocol, Request, Role, load};
 use weft_vmm::memory::Ram;
 
 #[path = "../../vmm/src/boot/tests/images.rs"]
@@ -42,19 +42,14 @@ pub fn image(input: &[u8]) {
     let Some((choice, bytes)) = input.split_first() else {
         return;
     };
-    let kernel = ImageFile {
-        name: "input".into(),
-        bytes: bytes.to_vec(),
-    };
-    let initrd = ImageFile {
-        name: "initrd".into(),
-        bytes: vec![0x55; 5000],
-    };
+    let kernel = ImageFile::from_bytes(Role::Kernel, "input", bytes.to_vec());
+    let initrd = ImageFile::from_bytes(Role::Initrd, "initrd", vec![0x55; 5000]);
     let ram = Ram::new(MEMORY).expect("memory");
     let request = Request {
         kernel: &kernel,
         initrd: Some(&initrd),
         command_line: "console=ttyS0",
+        linux_words: &[],
         protocol: Protocol::NAMES
             .get(usize::from(*choice))
             .map(|(_, protocol)| *protocol),

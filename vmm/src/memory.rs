@@ -7,7 +7,10 @@
 //! ```
 
 use std::fs::File;
+use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -30,6 +33,9 @@ pub const LOCAL_APIC: u64 = 0xfee0_0000;
 /// Memory goes on here.
 pub const FOUR_GIB: u64 = 1 << 32;
 
+/// Bytes of a file that are copied at one time: they stay in the host CPU's cache.
+const COPY_BYTES: u64 = 128 << 10;
+
 /// Why a guest's memory could not be had.
 #[derive(Debug, Error)]
 pub enum MemoryError {
@@ -42,7 +48,7 @@ pub enum MemoryError {
         /// Asked for.
         size: u64,
         /// The kernel's answer.
-        source: std::io::Error,
+        source: io::Error,
     },
     /// No room to map it.
     #[error("cannot map {size} bytes of guest memory: {reason}")]
@@ -107,6 +113,41 @@ impl Ram {
         self.mapped.clone()
     }
 
+    /// Copies a part of a file to guest-physical `address`: through the memory's own
+    /// file, so that no page has to be mapped for it.
+    pub fn fill(&self, address: u64, from: &File, part: Range<u64>) -> io::Result<()> {
+        let mut buffer = vec![0; COPY_BYTES.min(part.end.saturating_sub(part.start)) as usize];
+        let mut at = part.start;
+        while at < part.end {
+            let count = (part.end - at).min(COPY_BYTES);
+            let piece = &mut buffer[..count as usize];
+            from.read_exact_at(piece, at)?;
+            self.put(address + (at - part.start), piece)?;
+            at += count;
+        }
+        Ok(())
+    }
+
+    /// Writes to guest memory, likewise. For much at a time, by whoever prepares
+    /// memory that the guest has not touched.
+    pub fn put(&self, address: u64, bytes: &[u8]) -> io::Result<()> {
+        let mut rest = bytes;
+        let mut address = address;
+        while !rest.is_empty() {
+            let outside = || io::Error::new(io::ErrorKind::InvalidInput, "no guest memory there");
+            let region = self.mapped.find_region(GuestAddress(address));
+            let region = region.ok_or_else(outside)?;
+            let file = region.file_offset().ok_or_else(outside)?;
+            let offset = address - region.start_addr().raw_value();
+            let here = (region.len() - offset).min(rest.len() as u64);
+            let (now, later) = rest.split_at(here as usize);
+            file.file().write_all_at(now, file.start() + offset)?;
+            rest = later;
+            address += here;
+        }
+        Ok(())
+    }
+
     /// First guest-physical address after the RAM above 4 GiB (4 GiB when there
     /// is none): 64-bit windows of devices may start here.
     pub fn high_end(&self) -> u64 {
@@ -144,11 +185,11 @@ impl Memory for Ram {
     }
 }
 
-fn memory_file(size: u64) -> std::io::Result<File> {
+fn memory_file(size: u64) -> io::Result<File> {
     // SAFETY: the name is a terminated string; the call touches nothing else of ours.
     let descriptor = unsafe { libc::memfd_create(c"weft-guest-ram".as_ptr(), libc::MFD_CLOEXEC) };
     if descriptor < 0 {
-        return Err(std::io::Error::last_os_error());
+        return Err(io::Error::last_os_error());
     }
     // SAFETY: memfd_create just gave this descriptor to us alone.
     let file = unsafe { File::from_raw_fd(descriptor) };
@@ -177,6 +218,28 @@ mod tests {
         let page = ram.acquire(FOUR_GIB, Access::Write).unwrap();
         // SAFETY: the page was just acquired and is 4096 bytes long.
         assert_eq!(unsafe { page.cast::<u32>().read() }, 7);
+    }
+
+    #[test]
+    fn files_are_copied_to_where_they_belong() {
+        let ram = Ram::new(DEVICE_HOLE + (8 << 20)).unwrap();
+        let path = std::env::temp_dir().join(format!("weft-fill-{}", std::process::id()));
+        let bytes: Vec<u8> = (0..300_001_u32).map(|number| number as u8).collect();
+        std::fs::write(&path, &bytes).unwrap();
+        let file = File::open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        for address in [0x10_0123, FOUR_GIB + 5] {
+            ram.fill(address, &file, 7..300_001).unwrap();
+            let mut read = vec![0; bytes.len() - 7];
+            ram.guest()
+                .read_slice(&mut read, GuestAddress(address))
+                .unwrap();
+            assert!(read == bytes[7..]);
+        }
+        let short = ram.fill(0, &file, 0..300_002).unwrap_err();
+        assert_eq!(short.kind(), io::ErrorKind::UnexpectedEof);
+        let outside = ram.put(DEVICE_HOLE - 1, &[1, 2]).unwrap_err();
+        assert_eq!(outside.kind(), io::ErrorKind::InvalidInput);
     }
 
     #[test]

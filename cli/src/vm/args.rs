@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use weft_node::size::parse_size;
+use weft_vmm::boot::Protocol;
 use weft_vmm::confine::Mode;
 use weft_vmm::machine::BackEndChoice;
 
@@ -74,6 +75,9 @@ pub struct VmRunArgs {
     /// Initial RAM file system
     #[arg(long, value_name = "FILE")]
     pub initrd: Option<PathBuf>,
+    /// How the kernel is started: Linux's own way for Linux, else PVH, else Multiboot
+    #[arg(long, value_enum, default_value_t = ProtocolArg::Auto)]
+    pub boot_protocol: ProtocolArg,
     /// The kernel's command line [default: `console=ttyS0`]
     #[arg(long, value_name = "TEXT")]
     pub cmdline: Option<String>,
@@ -151,6 +155,33 @@ impl From<BackEndArg> for BackEndChoice {
     }
 }
 
+/// `--boot-protocol`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ProtocolArg {
+    /// What fits best
+    Auto,
+    /// Linux, 64-bit, at the entry of its vmlinux
+    Linux,
+    /// Linux, 64-bit: a bzImage that unpacks itself
+    LinuxOwnEntry,
+    /// PVH
+    Pvh,
+    /// Multiboot 1
+    Multiboot,
+}
+
+impl From<ProtocolArg> for Option<Protocol> {
+    fn from(argument: ProtocolArg) -> Option<Protocol> {
+        match argument {
+            ProtocolArg::Auto => None,
+            ProtocolArg::Linux => Some(Protocol::Linux),
+            ProtocolArg::LinuxOwnEntry => Some(Protocol::LinuxOwnEntry),
+            ProtocolArg::Pvh => Some(Protocol::Pvh),
+            ProtocolArg::Multiboot => Some(Protocol::Multiboot),
+        }
+    }
+}
+
 /// `--confine`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ConfineArg {
@@ -212,6 +243,7 @@ mod tests {
         assert!(error("run --kernel k --disk a,r0").contains("did you mean `ro`?"));
         assert!(error("run --kernel k --backend sfot").contains("soft"));
         assert!(error("run --kernel k --kernl k").contains("--kernel"));
+        assert!(error("run --kernel k --boot-protocol pvhh").contains("'pvh'"));
         assert!(error("pause").contains("<NAME|PID>"));
     }
 }

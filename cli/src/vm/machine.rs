@@ -178,9 +178,11 @@ fn watch(handle: &Handle, wake: Sender<Event>) -> anyhow::Result<()> {
 impl Prepared<'_> {
     /// Runs the machine to its end.
     fn run(self) -> Outcome {
-        let start_time_s = self.life.started.elapsed().as_secs_f64();
-        let running = Instant::now();
-        let (end, signal) = match self.controlled.handle.request(Request::Run) {
+        let asked = self.controlled.handle.request(Request::Run);
+        let first = self.controlled.handle.first_instruction();
+        let running = first.unwrap_or_else(Instant::now);
+        let start_time_s = running.duration_since(self.life.started).as_secs_f64();
+        let (end, signal) = match asked {
             Ok(_) => self.attend(),
             Err(refusal) => {
                 let reason = refusal.to_string();

@@ -75,6 +75,7 @@ fn configuration(args: &VmRunArgs) -> Result<Configuration, VmError> {
     configuration.back_end = args.backend.into();
     configuration.deterministic = args.deterministic;
     configuration.initrd = args.initrd.clone();
+    configuration.boot_protocol = args.boot_protocol.into();
     configuration.command_line = match &args.cmdline {
         Some(line) => line.clone(),
         None => COMMAND_LINE.to_owned(),
@@ -162,6 +163,8 @@ fn check_name(name: &str) -> Result<String, VmError> {
 mod tests {
     use clap::Parser;
 
+    use weft_vmm::boot::Protocol;
+
     use super::*;
     use crate::args::{Cli, Command};
     use crate::vm::args::VmCommand;
@@ -185,6 +188,10 @@ mod tests {
         assert!(plan.configuration.disks[0].read_only);
         assert_eq!(plan.configuration.command_line, COMMAND_LINE);
         assert!(!plan.configuration.virtio_console);
+        assert_eq!(plan.configuration.boot_protocol, None);
+        let plan = check("--kernel k --boot-protocol linux-own-entry").unwrap();
+        let forced = plan.configuration.boot_protocol;
+        assert_eq!(forced, Some(Protocol::LinuxOwnEntry));
         let plan = check("--kernel k --cmdline console=hvc0").unwrap();
         assert!(plan.configuration.virtio_console);
         assert_eq!(plan.name, std::process::id().to_string());

@@ -51,6 +51,7 @@ pub fn run(args: &VmRunArgs, started: Instant) -> anyhow::Result<ExitCode> {
         eprintln!("weft: {error:#}");
         ExitCode::from(EXIT_SETUP)
     };
+    weft_vmm::clock::begin_tsc_measurement();
     let prepared = || -> anyhow::Result<(Plan, Option<File>, Places)> {
         let plan = Plan::check(args)?;
         // Opened first: a summary that cannot be written is better known before
@@ -190,6 +191,7 @@ fn supervise(plan: &Plan, places: &Places, started: Instant) -> Result<Last, VmE
         );
         restarts += 1;
         started = Instant::now();
+        weft_vmm::clock::begin_tsc_measurement();
     }
 }
 

@@ -1,6 +1,8 @@
 //! The header of a bzImage (Documentation/arch/x86/boot.rst, "The Real-Mode
 //! Kernel Header").
 
+use std::ops::Range;
+
 use linux_loader::bootparam::{XLF_KERNEL_64, setup_header};
 use vm_memory::ByteValued;
 
@@ -17,6 +19,8 @@ const JUMP_LENGTH: usize = 0x201;
 /// 2.12 (Linux 3.8): has `xloadflags`, and all that is used here.
 const VERSION_MIN: u16 = 0x20c;
 const SECTOR: u64 = 512;
+/// Bytes before the part that runs in protected mode, at most.
+pub const HEAD: u64 = 256 * SECTOR;
 /// Where the 64-bit entry lies in the part that runs in protected mode.
 const ENTRY_64: u64 = 0x200;
 /// Longest version string that is shown.
@@ -24,13 +28,13 @@ const VERSION_MAX: usize = 256;
 
 /// A bzImage, taken apart.
 #[derive(Debug)]
-pub struct BzImage<'a> {
+pub struct BzImage {
     /// Its header, as the file has it; zero where it is older and shorter.
     pub header: setup_header,
     /// What runs in protected mode: first the kernel's own unpacker.
-    pub body: &'a [u8],
+    pub body: Range<u64>,
     /// The compressed kernel inside.
-    pub payload: &'a [u8],
+    pub payload: Range<u64>,
     /// What it calls itself.
     pub version: Option<String>,
 }
@@ -41,11 +45,10 @@ pub fn recognise(data: &[u8]) -> bool {
     at(BOOT_FLAG.0, &BOOT_FLAG.1) && at(MAGIC.0, MAGIC.1)
 }
 
-/// Takes a file apart that was recognised.
-pub fn parse(data: &[u8]) -> Result<BzImage<'_>, ImageError> {
-    let has = data.len() as u64;
+/// Takes a file apart that was recognised: its first [`HEAD`] bytes, of `has`.
+pub fn parse(data: &[u8], has: u64) -> Result<BzImage, ImageError> {
     let cut = |what, needed| ImageError::Truncated { what, needed, has };
-    let header = read_header(data)?;
+    let header = read_header(data, has)?;
     let version = header.version;
     if version < VERSION_MIN {
         return Err(ImageError::Unsupported(format!(
@@ -69,22 +72,20 @@ pub fn parse(data: &[u8]) -> Result<BzImage<'_>, ImageError> {
         return Err(cut("its protected-mode part", needed));
     }
     let end = has.min(start + size.max(ENTRY_64 + 16));
-    let body = &data[start as usize..end as usize];
     let offset = u64::from(header.payload_offset);
-    let payload_end = offset + u64::from(header.payload_length);
-    let payload = body
-        .get(offset as usize..payload_end as usize)
-        .ok_or_else(|| cut("its compressed kernel", start + payload_end))?;
+    let payload = start + offset..start + offset + u64::from(header.payload_length);
+    if payload.end > end {
+        return Err(cut("its compressed kernel", payload.end));
+    }
     Ok(BzImage {
         header,
-        body,
+        body: start..end,
         payload,
         version: version_string(data, header.kernel_version, start),
     })
 }
 
-fn read_header(data: &[u8]) -> Result<setup_header, ImageError> {
-    let has = data.len() as u64;
+fn read_header(data: &[u8], has: u64) -> Result<setup_header, ImageError> {
     let size = size_of::<setup_header>();
     let end = MAGIC.0 + usize::from(data.get(JUMP_LENGTH).copied().unwrap_or(0));
     if !(HEADER + 64..=HEADER_END_MAX).contains(&end) {
@@ -109,14 +110,14 @@ fn version_string(data: &[u8], pointer: u16, end: u64) -> Option<String> {
     if pointer == 0 {
         return None;
     }
-    let text = data.get(usize::from(pointer) + 0x200..end as usize)?;
+    let text = data.get(usize::from(pointer) + 0x200..data.len().min(end as usize))?;
     let text = &text[..text.len().min(VERSION_MAX)];
     let text = &text[..text.iter().position(|byte| *byte == 0)?];
     let printable = text.iter().all(|byte| (b' '..=b'~').contains(byte));
     (printable && !text.is_empty()).then(|| String::from_utf8_lossy(text).into_owned())
 }
 
-impl BzImage<'_> {
+impl BzImage {
     /// Where the body goes when the kernel unpacks itself, and where it starts.
     pub fn own_entry(&self) -> (u64, u64) {
         let start = self.header.pref_address;
@@ -125,6 +126,6 @@ impl BzImage<'_> {
 
     /// Memory that the kernel needs from there until it reads the map of memory.
     pub fn memory_needed(&self) -> u64 {
-        u64::from(self.header.init_size).max(self.body.len() as u64)
+        u64::from(self.header.init_size).max(self.body.end - self.body.start)
     }
 }

@@ -1,18 +1,24 @@
 //! A kernel as an ELF file: what to load where, and the notes that say how to
-//! start it. Everything is read by the file's own offsets, checked.
+//! start it. Everything is read by the file's own offsets, checked; what is loaded
+//! is not read here.
 
+use std::cell::Cell;
 use std::ops::Range;
 
 use object::elf::{self, FileHeader32, FileHeader64};
 use object::read::elf::{FileHeader, ProgramHeader};
+use object::read::{ReadCache, ReadCacheOps};
 use object::{Endianness, FileKind};
 
-use super::ImageError;
+use super::error::Problem;
+use super::{BootError, ImageError, ImageFile};
 
 /// Program headers that are looked at: Linux has five.
 const SEGMENTS_MAX: usize = 128;
 /// Notes that are looked at, of all segments.
 const NOTES_MAX: usize = 1024;
+/// A larger segment of notes is not looked at.
+const NOTES_BYTES_MAX: u64 = 64 << 10;
 /// Xen's public/elfnote.h.
 const XEN_ELFNOTE_PHYS32_ENTRY: elf::NoteType = elf::NoteType(18);
 /// How every Linux names itself, init/version.c.
@@ -20,16 +26,16 @@ const BANNER: &[u8] = b"Linux version ";
 
 /// What is loaded.
 #[derive(Debug)]
-pub struct Segment<'a> {
+pub struct Segment {
     /// Guest-physical.
     pub address: u64,
-    /// Bytes from the file.
-    pub data: &'a [u8],
+    /// The bytes in the file; they are there.
+    pub bytes: Range<u64>,
     /// Length in memory: zeros after the bytes.
     pub size: u64,
 }
 
-impl Segment<'_> {
+impl Segment {
     /// Guest-physical addresses; the end was checked not to overflow.
     pub fn range(&self) -> Range<u64> {
         self.address..self.address + self.size
@@ -38,36 +44,98 @@ impl Segment<'_> {
 
 /// An ELF file for x86.
 #[derive(Debug)]
-pub struct ElfKernel<'a> {
+pub struct ElfKernel {
     /// ELF class and machine: 64-bit.
     pub is_64: bool,
     /// Guest-physical address of the first instruction.
     pub entry: u64,
     /// In the file's order; none is empty.
-    pub segments: Vec<Segment<'a>>,
+    pub segments: Vec<Segment>,
     /// What a PVH note says.
     pub pvh_entry: Option<u32>,
     /// It is a Linux kernel for x86-64: it has a note of the owner `Linux`
-    /// (since 4.19), or calls itself so in its data.
+    /// (since 4.19). See [`ElfKernel::has_banner`].
     pub is_linux: bool,
 }
 
+impl ElfKernel {
+    /// Whether it calls itself Linux in its data, as older kernels do, too.
+    pub fn has_banner(&self, file: &ImageFile) -> Result<bool, BootError> {
+        for segment in &self.segments {
+            if file.contains(segment.bytes.clone(), BANNER)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// A file as the parser reads it; what a read that failed said is kept.
+struct Reading<'a> {
+    file: &'a ImageFile,
+    position: u64,
+    failed: &'a Cell<Option<BootError>>,
+}
+
+impl ReadCacheOps for Reading<'_> {
+    fn len(&mut self) -> Result<u64, ()> {
+        Ok(self.file.size())
+    }
+
+    fn seek(&mut self, position: u64) -> Result<u64, ()> {
+        self.position = position;
+        Ok(position)
+    }
+
+    fn read(&mut self, buffer: &mut [u8]) -> Result<usize, ()> {
+        let left = self.file.size().saturating_sub(self.position);
+        let count = left.min(buffer.len() as u64) as usize;
+        self.read_exact(&mut buffer[..count]).map(|()| count)
+    }
+
+    fn read_exact(&mut self, buffer: &mut [u8]) -> Result<(), ()> {
+        let end = self.position.checked_add(buffer.len() as u64).ok_or(())?;
+        match self.file.read(self.position..end) {
+            Ok(bytes) => buffer.copy_from_slice(&bytes),
+            Err(error) => {
+                self.failed.set(Some(error));
+                return Err(());
+            }
+        }
+        self.position = end;
+        Ok(())
+    }
+}
+
+type Data<'a, 'b> = &'b ReadCache<Reading<'a>>;
+
 /// Reads the headers of an ELF file.
-pub fn parse(data: &[u8]) -> Result<ElfKernel<'_>, ImageError> {
-    match FileKind::parse(data) {
-        Ok(FileKind::Elf32) => parse_class::<FileHeader32<Endianness>>(data),
-        Ok(FileKind::Elf64) => parse_class::<FileHeader64<Endianness>>(data),
+pub fn parse(file: &ImageFile) -> Result<ElfKernel, Problem> {
+    let failed = Cell::new(None);
+    let cache = ReadCache::new(Reading {
+        file,
+        position: 0,
+        failed: &failed,
+    });
+    let parsed = match FileKind::parse(&cache) {
+        Ok(FileKind::Elf32) => parse_class::<FileHeader32<Endianness>>(&cache, file.size()),
+        Ok(FileKind::Elf64) => parse_class::<FileHeader64<Endianness>>(&cache, file.size()),
         _ => Err(ImageError::Truncated {
             what: "its ELF headers",
             needed: 64,
-            has: data.len() as u64,
+            has: file.size(),
         }),
+    };
+    match failed.take() {
+        Some(error) => Err(error.into()),
+        None => Ok(parsed?),
     }
 }
 
 fn parse_class<Elf: FileHeader<Endian = Endianness>>(
-    data: &[u8],
-) -> Result<ElfKernel<'_>, ImageError> {
+    data: Data<'_, '_>,
+    file_size: u64,
+) -> Result<ElfKernel, ImageError> {
     let malformed = |place, problem: &dyn ToString| ImageError::Malformed {
         place,
         problem: problem.to_string(),
@@ -87,11 +155,11 @@ fn parse_class<Elf: FileHeader<Endian = Endianness>>(
         .e_phoff(endian)
         .into()
         .saturating_add(u64::from(header.e_phnum(endian)) * u64::from(header.e_phentsize(endian)));
-    if table_end > data.len() as u64 {
+    if table_end > file_size {
         return Err(ImageError::Truncated {
             what: "its program headers",
             needed: table_end,
-            has: data.len() as u64,
+            has: file_size,
         });
     }
     let headers = header
@@ -114,7 +182,7 @@ fn parse_class<Elf: FileHeader<Endian = Endianness>>(
     for program in headers {
         match program.p_type(endian) {
             elf::PT_LOAD => {
-                let Some(segment) = segment::<Elf>(program, endian, data)? else {
+                let Some(segment) = segment::<Elf>(program, endian, file_size)? else {
                     continue;
                 };
                 // The entry is an address like those of symbols, or physical.
@@ -139,28 +207,28 @@ fn parse_class<Elf: FileHeader<Endian = Endianness>>(
     }
     kernel.entry = physical_entry
         .ok_or_else(|| malformed("entry", &format!("{entry:#x} lies in no segment")))?;
-    let banner = |segment: &Segment| memchr::memmem::find(segment.data, BANNER).is_some();
-    kernel.is_linux = is_64 && (kernel.is_linux || segments.iter().any(banner));
+    kernel.is_linux &= is_64;
     Ok(kernel)
 }
 
 /// What a program header loads; nothing when it has no length.
-fn segment<'a, Elf: FileHeader<Endian = Endianness>>(
+fn segment<Elf: FileHeader<Endian = Endianness>>(
     program: &Elf::ProgramHeader,
     endian: Endianness,
-    data: &'a [u8],
-) -> Result<Option<Segment<'a>>, ImageError> {
+    file_size: u64,
+) -> Result<Option<Segment>, ImageError> {
     let address: u64 = program.p_paddr(endian).into();
     let size: u64 = program.p_memsz(endian).into();
     let in_file: u64 = program.p_filesz(endian).into();
-    let needed = program.p_offset(endian).into().saturating_add(in_file);
-    let bytes = program
-        .data(endian, data)
-        .map_err(|()| ImageError::Truncated {
+    let offset: u64 = program.p_offset(endian).into();
+    let end = offset.saturating_add(in_file);
+    if end > file_size {
+        return Err(ImageError::Truncated {
             what: "its segments",
-            needed,
-            has: data.len() as u64,
-        })?;
+            needed: end,
+            has: file_size,
+        });
+    }
     if in_file > size || address.checked_add(size).is_none() {
         return Err(ImageError::Malformed {
             place: "program headers",
@@ -169,19 +237,22 @@ fn segment<'a, Elf: FileHeader<Endian = Endianness>>(
     }
     Ok((size > 0).then_some(Segment {
         address,
-        data: bytes,
+        bytes: offset..end,
         size,
     }))
 }
 
 /// Looks for notes that tell how to boot; damaged notes end the search.
-fn read_notes<'a, Elf: FileHeader<Endian = Endianness>>(
+fn read_notes<Elf: FileHeader<Endian = Endianness>>(
     program: &Elf::ProgramHeader,
     endian: Endianness,
-    data: &'a [u8],
+    data: Data<'_, '_>,
     left: &mut usize,
-    kernel: &mut ElfKernel<'a>,
+    kernel: &mut ElfKernel,
 ) {
+    if program.p_filesz(endian).into() > NOTES_BYTES_MAX {
+        return;
+    }
     let Ok(Some(mut notes)) = program.notes(endian, data) else {
         return;
     };

@@ -41,6 +41,21 @@ pub enum BootError {
         /// What it may have.
         limit: u64,
     },
+    /// Somebody wrote to it since it was opened.
+    #[error(
+        "the {role} {name} was changed while the machine started: it had {before} bytes and has \
+         {now}: start again when it is whole"
+    )]
+    Changed {
+        /// What it is.
+        role: Role,
+        /// Which file.
+        name: String,
+        /// Bytes when it was opened.
+        before: u64,
+        /// Bytes now.
+        now: u64,
+    },
     /// The kernel was read, and is none that boots here.
     #[error("cannot boot {name}")]
     Kernel {
@@ -151,4 +166,38 @@ pub enum ImageError {
     /// The compressed kernel in a bzImage could not be unpacked.
     #[error("the compressed kernel in it cannot be unpacked")]
     Payload(#[source] PayloadError),
+}
+
+/// Why an image is not understood: what is wrong with it, or with reading it.
+#[derive(Debug)]
+pub enum Problem {
+    /// It is no image that boots.
+    Image(ImageError),
+    /// It cannot be read.
+    File(BootError),
+}
+
+impl From<ImageError> for Problem {
+    fn from(error: ImageError) -> Self {
+        Self::Image(error)
+    }
+}
+
+impl From<BootError> for Problem {
+    fn from(error: BootError) -> Self {
+        Self::File(error)
+    }
+}
+
+impl Problem {
+    /// Of the kernel with this name.
+    pub fn of(self, name: &str) -> BootError {
+        match self {
+            Self::Image(source) => BootError::Kernel {
+                name: name.to_owned(),
+                source,
+            },
+            Self::File(error) => error,
+        }
+    }
 }

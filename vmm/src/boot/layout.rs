@@ -19,7 +19,7 @@
 
 use std::ops::Range;
 
-use vm_memory::{Bytes, GuestAddress};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
 use super::BootError;
 use crate::memory::{DEVICE_HOLE, ECAM, FOUR_GIB, Ram};
@@ -100,13 +100,21 @@ pub fn write(ram: &Ram, address: u64, bytes: &[u8]) -> Result<(), BootError> {
         .map_err(|source| BootError::Memory { address, source })
 }
 
+/// Writes much to guest memory.
+pub fn put(ram: &Ram, address: u64, bytes: &[u8]) -> Result<(), BootError> {
+    ram.put(address, bytes).map_err(|error| BootError::Memory {
+        address,
+        source: GuestMemoryError::IOError(error),
+    })
+}
+
 /// Writes zeros to guest memory.
 pub fn clear(ram: &Ram, range: Range<u64>) -> Result<(), BootError> {
     static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
     let mut address = range.start;
     while address < range.end {
         let length = (range.end - address).min(ZEROS.len() as u64);
-        write(ram, address, &ZEROS[..length as usize])?;
+        put(ram, address, &ZEROS[..length as usize])?;
         address += length;
     }
     Ok(())

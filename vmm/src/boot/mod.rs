@@ -2,7 +2,7 @@
 //!
 //! | file | becomes |
 //! | --- | --- |
-//! | [`file`] | the files, read |
+//! | [`file`] | the files |
 //! | `bzimage`, `elf`, `multiboot` | formats, parsed; every field is checked |
 //! | [`payload`] | the compressed kernel of a bzImage |
 //! | [`plan`] | which protocol, what goes where |
@@ -11,7 +11,9 @@
 //! | `processor` | registers, descriptor table, page tables |
 //!
 //! Nothing is written to guest memory before the image was checked. All that is
-//! loaded is written, zeros too: memory may have been used before.
+//! loaded is written, zeros too: memory may have been used before. Files are read
+//! where they are needed, straight into guest memory; one that changes while it is
+//! read is refused.
 
 mod bzimage;
 mod elf;
@@ -39,6 +41,7 @@ pub use plan::{Format, Protocol};
 
 use crate::acpi;
 use crate::memory::Ram;
+use error::Problem;
 use layout::{COMMAND_LINE, COMMAND_LINE_ROOM, clear, low_end, write};
 use plan::{Opened, Plan};
 
@@ -53,6 +56,8 @@ pub struct Request<'a> {
     pub initrd: Option<&'a ImageFile>,
     /// For the kernel.
     pub command_line: &'a str,
+    /// Words at the end of the command line of a kernel that is Linux.
+    pub linux_words: &'a [&'a str],
     /// Use this protocol, not the one that fits best.
     pub protocol: Option<Protocol>,
     /// Tables that are in guest memory already.
@@ -68,6 +73,8 @@ pub struct Recognised {
     pub format: Format,
     /// How it starts.
     pub protocol: Protocol,
+    /// It is Linux, whichever way it starts.
+    pub is_linux: bool,
     /// How the kernel in a bzImage is compressed.
     pub compression: Option<Compression>,
     /// Why the kernel has to unpack itself.
@@ -128,13 +135,14 @@ impl Placed<'_> {
 /// Loads the kernel, the initrd, the command line and what goes with them.
 pub fn load(ram: &Ram, request: &Request) -> Result<Loaded, BootError> {
     let kernel = request.kernel;
-    let refused = |source| BootError::Kernel {
-        name: kernel.name.clone(),
-        source,
-    };
+    let refused = |source| Problem::Image(source).of(kernel.name());
+    let of_kernel = |problem: Problem| problem.of(kernel.name());
+    for file in [Some(kernel), request.initrd].into_iter().flatten() {
+        file.check_size()?;
+    }
     let forced = request.protocol;
-    let opened = Opened::new(&kernel.bytes, forced, ram.size()).map_err(refused)?;
-    let plan = opened.plan(forced).map_err(refused)?;
+    let opened = Opened::new(kernel, forced, ram.size()).map_err(of_kernel)?;
+    let plan = opened.plan(forced).map_err(of_kernel)?;
     plan.check_fits(low_end(ram)).map_err(refused)?;
     let entry_32 = u32::try_from(plan.entry).map_err(|_| {
         refused(ImageError::Malformed {
@@ -142,20 +150,21 @@ pub fn load(ram: &Ram, request: &Request) -> Result<Loaded, BootError> {
             problem: format!("{:#x} is above 4 GiB", plan.entry),
         })
     })?;
-    let command_line = command_line(request.command_line, &opened, &plan)?;
+    let command_line = command_line(request, &opened, &plan)?;
     let initrd = request
         .initrd
         .map(|initrd| initrd_range(ram, initrd, &opened, &plan))
         .transpose()?;
 
     for segment in &plan.segments {
-        write(ram, segment.address, segment.data)?;
-        let end = segment.address + segment.data.len() as u64;
-        clear(ram, end..segment.range().end)?;
+        plan.file
+            .place(ram, segment.bytes.clone(), segment.address)?;
+        let loaded = segment.bytes.end - segment.bytes.start;
+        clear(ram, segment.address + loaded..segment.range().end)?;
     }
     write(ram, COMMAND_LINE, &command_line)?;
     if let (Some(file), Some(range)) = (request.initrd, &initrd) {
-        write(ram, range.start, &file.bytes)?;
+        file.place(ram, 0..file.size(), range.start)?;
     }
     let placed = Placed {
         initrd,
@@ -172,7 +181,8 @@ pub fn load(ram: &Ram, request: &Request) -> Result<Loaded, BootError> {
     let recognised = Recognised {
         format: opened.format,
         protocol: plan.protocol,
-        compression: opened.compression(),
+        is_linux: plan.is_linux,
+        compression: opened.compression,
         not_unpacked: opened.not_unpacked(),
         version: opened.bzimage.as_ref().and_then(|b| b.version.clone()),
         kernel: plan.extent,
@@ -183,7 +193,13 @@ pub fn load(ram: &Ram, request: &Request) -> Result<Loaded, BootError> {
 }
 
 /// With its zero, if the kernel takes so much.
-fn command_line(text: &str, opened: &Opened, plan: &Plan) -> Result<Vec<u8>, BootError> {
+fn command_line(request: &Request, opened: &Opened, plan: &Plan) -> Result<Vec<u8>, BootError> {
+    let mut words = vec![request.command_line];
+    if plan.is_linux {
+        words.extend(request.linux_words);
+    }
+    words.retain(|word| !word.is_empty());
+    let text = words.join(" ");
     let limit = match opened.setup_header().map(|header| header.cmdline_size) {
         Some(limit) if limit > 0 => limit as usize,
         _ if plan.is_linux => linux::COMMAND_LINE_MAX,
@@ -215,12 +231,12 @@ fn initrd_range(
         _ => u64::from(u32::MAX),
     };
     let limit = low_end(ram).min(highest + 1) & !(PAGE - 1);
-    let bytes = initrd.bytes.len() as u64;
+    let bytes = initrd.size();
     let room = limit.saturating_sub(plan.extent.end.next_multiple_of(PAGE));
     let padded = bytes.next_multiple_of(PAGE);
     if padded > room {
         return Err(BootError::InitrdTooLarge {
-            name: initrd.name.clone(),
+            name: initrd.name().to_owned(),
             bytes,
             room,
             limit,

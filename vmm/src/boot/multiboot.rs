@@ -13,7 +13,7 @@ use super::{BootError, ImageError, Placed, Ram};
 const HEADER_MAGIC: u32 = 0x1bad_b002;
 const LOADER_MAGIC: u64 = 0x2bad_b002;
 /// The header lies whole within so many bytes of the file.
-const SEARCHED: usize = 8192;
+pub const SEARCHED: usize = 8192;
 /// Requirements of bits 0 to 15 that are met: modules on pages, memory map.
 const KNOWN_REQUIREMENTS: u32 = 0b11;
 const REQUIREMENTS: u32 = 0xffff;
@@ -77,11 +77,11 @@ impl Header {
     }
 
     /// The one segment and the entry, when the header says so itself.
-    pub fn flat<'a>(&self, data: &'a [u8]) -> Option<Result<(Segment<'a>, u64), ImageError>> {
-        (self.flags & HAS_ADDRESSES != 0).then(|| self.flat_segment(data))
+    pub fn flat(&self, file_size: u64) -> Option<Result<(Segment, u64), ImageError>> {
+        (self.flags & HAS_ADDRESSES != 0).then(|| self.flat_segment(file_size))
     }
 
-    fn flat_segment<'a>(&self, data: &'a [u8]) -> Result<(Segment<'a>, u64), ImageError> {
+    fn flat_segment(&self, file_size: u64) -> Result<(Segment, u64), ImageError> {
         let malformed = |problem: String| ImageError::Malformed {
             place: "Multiboot header",
             problem,
@@ -91,29 +91,28 @@ impl Header {
             .checked_sub(load)
             .and_then(|before| (self.offset as u64).checked_sub(before))
             .ok_or_else(|| malformed(format!("loaded from {load:#x}, header at {header:#x}")))?;
-        let has = data.len() as u64;
         let end = match load_end {
-            0 => has,
+            0 => file_size,
             load_end => load_end
                 .checked_sub(load)
                 .map(|length| start + length)
                 .ok_or_else(|| malformed(format!("from {load:#x} to {load_end:#x}")))?,
         };
-        let bytes = data
-            .get(start as usize..end as usize)
-            .ok_or(ImageError::Truncated {
+        if start > end || end > file_size {
+            return Err(ImageError::Truncated {
                 what: "the bytes that its Multiboot header loads",
                 needed: end,
-                has,
-            })?;
-        let in_file = bytes.len() as u64;
+                has: file_size,
+            });
+        }
+        let in_file = end - start;
         let size = match bss_end {
             0 => in_file,
             bss_end => in_file.max(bss_end.saturating_sub(load)),
         };
         let segment = Segment {
             address: load,
-            data: bytes,
+            bytes: start..end,
             size,
         };
         if !segment.range().contains(&entry) {

@@ -117,7 +117,7 @@ pub fn recognise(data: &[u8]) -> Option<Compression> {
 ///
 /// All formats but gzip are followed by the unpacked size in four bytes, which
 /// gzip holds itself (Linux: scripts/Makefile.lib, `size_append`).
-pub fn unpack(payload: &[u8], limit: u64) -> Result<(Compression, Vec<u8>), PayloadError> {
+pub fn unpack(payload: &[u8], limit: u64) -> Result<Vec<u8>, PayloadError> {
     let Some(compression) = recognise(payload) else {
         let start = &payload[..payload.len().min(4)];
         return Err(PayloadError::Unknown(start.to_vec()));
@@ -127,7 +127,7 @@ pub fn unpack(payload: &[u8], limit: u64) -> Result<(Compression, Vec<u8>), Payl
         reason,
     };
     match compression {
-        Compression::None => return Ok((compression, payload.to_vec())),
+        Compression::None => return Ok(payload.to_vec()),
         Compression::Lzo => return Err(PayloadError::NoDecoder(compression)),
         _ => {}
     }
@@ -175,7 +175,7 @@ pub fn unpack(payload: &[u8], limit: u64) -> Result<(Compression, Vec<u8>), Payl
     if found != stated {
         return Err(PayloadError::Size { found, stated });
     }
-    Ok((compression, unpacked))
+    Ok(unpacked)
 }
 
 /// The legacy frame: blocks, each after its packed length; no end mark.

@@ -5,15 +5,18 @@ use std::ops::Range;
 use std::str::FromStr;
 
 use linux_loader::bootparam::setup_header;
+use serde::{Deserialize, Serialize};
 
 use super::bzimage::{self, BzImage};
 use super::elf::{self, ElfKernel, Segment};
+use super::error::Problem;
 use super::layout::ONE_MIB;
 use super::payload::{self, Compression, PayloadError};
-use super::{ImageError, multiboot};
+use super::{ImageError, ImageFile, Role, multiboot};
 
 /// How a kernel is started.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Protocol {
     /// Linux, 64-bit, at the entry of its vmlinux.
     Linux,
@@ -83,13 +86,17 @@ impl fmt::Display for Format {
 /// An image, recognised and unpacked as far as it can be.
 #[derive(Debug)]
 pub struct Opened<'a> {
-    bytes: &'a [u8],
+    file: &'a ImageFile,
+    /// Its first bytes.
+    head: Vec<u8>,
     /// What kind of file it is.
     pub format: Format,
     /// Set for a bzImage.
-    pub bzimage: Option<BzImage<'a>>,
+    pub bzimage: Option<BzImage>,
+    /// How the kernel in it is compressed.
+    pub compression: Option<Compression>,
     /// What was in the bzImage, or why it was left.
-    unpacked: Option<Result<(Compression, Vec<u8>), PayloadError>>,
+    unpacked: Option<Result<ImageFile, PayloadError>>,
 }
 
 /// How to start it.
@@ -97,8 +104,10 @@ pub struct Opened<'a> {
 pub struct Plan<'a> {
     /// Chosen.
     pub protocol: Protocol,
+    /// Where what is loaded comes from.
+    pub file: &'a ImageFile,
     /// What is loaded, in order of addresses, disjoint.
-    pub segments: Vec<Segment<'a>>,
+    pub segments: Vec<Segment>,
     /// Guest-physical addresses that the kernel needs.
     pub extent: Range<u64>,
     /// First instruction, guest-physical.
@@ -108,42 +117,45 @@ pub struct Plan<'a> {
 }
 
 impl<'a> Opened<'a> {
-    /// Recognises `bytes`. A compressed kernel is unpacked to at most `limit` bytes.
-    pub fn new(bytes: &'a [u8], forced: Option<Protocol>, limit: u64) -> Result<Self, ImageError> {
+    /// Recognises a file. A compressed kernel is unpacked to at most `limit` bytes.
+    pub fn new(file: &'a ImageFile, forced: Option<Protocol>, limit: u64) -> Result<Self, Problem> {
+        let head_bytes = bzimage::HEAD.max(multiboot::SEARCHED as u64);
         let mut opened = Self {
-            bytes,
+            file,
+            head: file.read(0..file.size().min(head_bytes))?,
             format: Format::Elf,
             bzimage: None,
+            compression: None,
             unpacked: None,
         };
-        if bytes.starts_with(b"\x7fELF") {
+        let head = &opened.head;
+        if head.starts_with(b"\x7fELF") {
             return Ok(opened);
         }
-        if !bzimage::recognise(bytes) {
+        if !bzimage::recognise(head) {
             opened.format = Format::Flat;
-            let addresses = multiboot::find(bytes).and_then(|header| header.flat(bytes));
+            let addresses = multiboot::find(head).and_then(|header| header.flat(file.size()));
             return match addresses {
                 Some(_) => Ok(opened),
-                None => Err(what_else(bytes)),
+                None => Err(what_else(head).into()),
             };
         }
-        let image = bzimage::parse(bytes)?;
+        let image = bzimage::parse(head, file.size())?;
         opened.format = Format::BzImage;
-        if forced != Some(Protocol::LinuxOwnEntry) {
-            match payload::unpack(image.payload, limit) {
-                Err(error) if !error.is_ours() => return Err(ImageError::Payload(error)),
-                result => opened.unpacked = Some(result),
-            }
+        if forced == Some(Protocol::LinuxOwnEntry) {
+            let magic = image.payload.start..image.payload.end.min(image.payload.start + 8);
+            opened.compression = payload::recognise(&file.read(magic)?);
+        } else {
+            let packed = file.read(image.payload.clone())?;
+            opened.compression = payload::recognise(&packed);
+            opened.unpacked = Some(match payload::unpack(&packed, limit) {
+                Ok(bytes) => Ok(ImageFile::from_bytes(Role::Kernel, file.name(), bytes)),
+                Err(error) if error.is_ours() => Err(error),
+                Err(error) => return Err(ImageError::Payload(error).into()),
+            });
         }
         opened.bzimage = Some(image);
         Ok(opened)
-    }
-
-    /// How the kernel inside was compressed.
-    pub fn compression(&self) -> Option<Compression> {
-        self.bzimage
-            .as_ref()
-            .and_then(|image| payload::recognise(image.payload))
     }
 
     /// Why the kernel must unpack itself, if it was not asked to.
@@ -157,18 +169,24 @@ impl<'a> Opened<'a> {
     }
 
     /// Chooses the protocol: Linux's own for Linux, else PVH, else Multiboot.
-    pub fn plan(&self, forced: Option<Protocol>) -> Result<Plan<'_>, ImageError> {
+    pub fn plan(&self, forced: Option<Protocol>) -> Result<Plan<'_>, Problem> {
         let mut plan = match (&self.bzimage, &self.unpacked) {
-            (Some(_), Some(Ok((_, vmlinux)))) => {
+            (Some(_), Some(Ok(vmlinux))) => {
                 let mut kernel = elf::parse(vmlinux)?;
                 kernel.is_linux = true;
-                self.plan_elf(kernel, None, forced)?
+                self.plan_elf(vmlinux, kernel, None, forced)?
             }
-            (Some(image), _) => own_entry(image, forced)?,
+            (Some(image), _) => self.own_entry(image, forced)?,
             (None, _) => {
-                let header = multiboot::find(self.bytes);
+                let header = multiboot::find(&self.head);
                 match self.format {
-                    Format::Elf => self.plan_elf(elf::parse(self.bytes)?, header, forced)?,
+                    Format::Elf => {
+                        let mut kernel = elf::parse(self.file)?;
+                        if kernel.is_64 && !kernel.is_linux {
+                            kernel.is_linux = kernel.has_banner(self.file)?;
+                        }
+                        self.plan_elf(self.file, kernel, header, forced)?
+                    }
                     _ => self.plan_flat(header, forced)?,
                 }
             }
@@ -178,8 +196,9 @@ impl<'a> Opened<'a> {
     }
 
     fn plan_elf<'b>(
-        &'b self,
-        kernel: ElfKernel<'b>,
+        &self,
+        file: &'b ImageFile,
+        kernel: ElfKernel,
         header: Option<multiboot::Header>,
         forced: Option<Protocol>,
     ) -> Result<Plan<'b>, ImageError> {
@@ -196,6 +215,7 @@ impl<'a> Opened<'a> {
         let impossible = |reason| ImageError::Forced { protocol, reason };
         let mut plan = Plan {
             protocol,
+            file,
             segments: kernel.segments,
             extent: 0..0,
             entry: kernel.entry,
@@ -215,7 +235,7 @@ impl<'a> Opened<'a> {
             Protocol::Multiboot => {
                 let header = header.ok_or_else(|| impossible("it has no Multiboot header"))?;
                 header.check()?;
-                if let Some(flat) = header.flat(self.bytes) {
+                if let Some(flat) = header.flat(self.file.size()) {
                     let (segment, entry) = flat?;
                     plan.segments = vec![segment];
                     plan.entry = entry;
@@ -245,38 +265,40 @@ impl<'a> Opened<'a> {
             return Err(ImageError::Forced { protocol, reason });
         }
         let flat = header.and_then(|header| {
-            let flat = header.flat(self.bytes)?;
+            let flat = header.flat(self.file.size())?;
             Some(header.check().and(flat))
         });
-        let (segment, entry) = flat.unwrap_or_else(|| Err(what_else(self.bytes)))?;
+        let (segment, entry) = flat.unwrap_or_else(|| Err(what_else(&self.head)))?;
         Ok(Plan {
             protocol: Protocol::Multiboot,
+            file: self.file,
             segments: vec![segment],
             extent: 0..0,
             entry,
             is_linux: false,
         })
     }
-}
 
-fn own_entry<'a>(image: &BzImage<'a>, forced: Option<Protocol>) -> Result<Plan<'a>, ImageError> {
-    if let Some(protocol) = forced.filter(|protocol| *protocol != Protocol::LinuxOwnEntry) {
-        let reason = "the kernel in it could not be unpacked";
-        return Err(ImageError::Forced { protocol, reason });
+    fn own_entry(&self, image: &BzImage, forced: Option<Protocol>) -> Result<Plan<'_>, ImageError> {
+        if let Some(protocol) = forced.filter(|protocol| *protocol != Protocol::LinuxOwnEntry) {
+            let reason = "the kernel in it could not be unpacked";
+            return Err(ImageError::Forced { protocol, reason });
+        }
+        let (address, entry) = image.own_entry();
+        let extent = address..address.saturating_add(image.memory_needed());
+        Ok(Plan {
+            protocol: Protocol::LinuxOwnEntry,
+            file: self.file,
+            segments: vec![Segment {
+                address,
+                bytes: image.body.clone(),
+                size: image.body.end - image.body.start,
+            }],
+            extent,
+            entry,
+            is_linux: true,
+        })
     }
-    let (address, entry) = image.own_entry();
-    let extent = address..address.saturating_add(image.memory_needed());
-    Ok(Plan {
-        protocol: Protocol::LinuxOwnEntry,
-        segments: vec![Segment {
-            address,
-            data: image.body,
-            size: image.body.len() as u64,
-        }],
-        extent,
-        entry,
-        is_linux: true,
-    })
 }
 
 impl Plan<'_> {

@@ -13,9 +13,9 @@
 
 mod alarms;
 mod base;
+mod host;
 mod kvmclock;
 
-use std::arch::x86_64::_rdtsc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -24,6 +24,7 @@ use serde_json::Value;
 
 pub use alarms::Alarms;
 pub use base::TimeBase;
+pub use host::{begin_tsc_measurement, host_tsc, measure_host_tsc};
 pub use kvmclock::KvmClock;
 
 use crate::part::{Part, PartError};
@@ -230,47 +231,12 @@ impl Part for Clock {
     }
 }
 
-/// The host's TSC.
-pub fn host_tsc() -> u64 {
-    // SAFETY: every x86-64 CPU has RDTSC, and Linux does not forbid it to programs
-    // that did not ask for that.
-    unsafe { _rdtsc() }
-}
-
-/// Ticks of the host's TSC in a second, measured against its monotonic clock
-/// for a few milliseconds. Good to some parts in 100,000.
-pub fn measure_host_tsc() -> u64 {
-    const WINDOW: Duration = Duration::from_millis(10);
-    let (start, start_tsc) = tight_pair();
-    std::thread::sleep(WINDOW);
-    let (end, end_tsc) = tight_pair();
-    let nanoseconds = end.duration_since(start).as_nanos().max(1);
-    let ticks = u128::from(end_tsc.wrapping_sub(start_tsc));
-    u64::try_from(ticks * 1_000_000_000 / nanoseconds).unwrap_or(COUNTED_HZ)
-}
-
 /// Lets the timed waits of the calling thread, and of those that it makes from now
 /// on, end when they should: the kernel groups wake-ups within 50 microseconds
 /// otherwise (PR_SET_TIMERSLACK in prctl(2)).
 pub fn sharpen_sleep() {
     // SAFETY: a request about the calling thread that takes a number.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_usize, 0, 0, 0) };
-}
-
-/// Both clocks at one moment: of several tries, the one that took least.
-fn tight_pair() -> (Instant, u64) {
-    let mut best = (Instant::now(), host_tsc());
-    let mut best_width = u64::MAX;
-    for _ in 0..16 {
-        let before = host_tsc();
-        let instant = Instant::now();
-        let width = host_tsc().wrapping_sub(before);
-        if width < best_width {
-            best_width = width;
-            best = (instant, before.wrapping_add(width / 2));
-        }
-    }
-    best
 }
 
 #[cfg(test)]

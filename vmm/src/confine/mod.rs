@@ -14,6 +14,7 @@
 //! - [`enter`] is called by each thread when it has what it needs; from then on
 //!   its filter (`rules`) holds for that thread, and cannot be taken off. A thread
 //!   made afterwards starts with its maker's filter, so threads are made first.
+//! - [`settle`] is called before the first guest instruction.
 //! - Without [`prepare`] (unit tests, embedding), [`enter`] does nothing.
 //!
 //! A refused call ends the process with [`EXIT_REFUSED`] and a sentence that
@@ -24,12 +25,12 @@
 mod limits;
 pub mod privilege;
 mod rules;
+mod starting;
 mod violation;
 
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::OnceLock;
-use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
@@ -132,29 +133,34 @@ pub enum ConfineError {
 /// [`Mode::Off`].
 static FILTERS: OnceLock<Filters> = OnceLock::new();
 
-/// Starts a thread that is confined before it runs `body`; an error when it
-/// cannot be.
+/// Starts a thread that is confined before it runs `body`. Whether it could be,
+/// [`settle`] says: threads start side by side.
 pub fn spawn(
     name: &str,
     kind: ThreadKind,
     body: impl FnOnce() + Send + 'static,
 ) -> io::Result<JoinHandle<()>> {
-    let (ready, confined) = sync_channel(1);
+    starting::add();
     let thread = std::thread::Builder::new()
         .name(name.to_owned())
         .spawn(move || {
             let result = enter(kind);
             let go = result.is_ok();
-            let _ = ready.send(result);
+            starting::remove(result);
             if go {
                 body();
             }
-        })?;
-    confined
-        .recv()
-        .map_err(|_| io::Error::other(format!("the thread {name} ended at its start")))?
-        .map_err(io::Error::other)?;
-    Ok(thread)
+        });
+    if thread.is_err() {
+        starting::remove(Ok(()));
+    }
+    thread
+}
+
+/// Waits until every thread of [`spawn`] is confined; an error when one is not.
+/// No guest instruction may be executed before.
+pub fn settle() -> io::Result<()> {
+    starting::wait().map_err(io::Error::other)
 }
 
 type Filters = BTreeMap<ThreadKind, BpfProgram>;
@@ -185,6 +191,14 @@ pub fn enter(kind: ThreadKind) -> Result<(), ConfineError> {
         kind: kind.name(),
         source,
     })
+}
+
+/// An error with what led to it.
+fn sentence(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
 }
 
 fn compile_all(mode: Mode) -> Result<Filters, ConfineError> {

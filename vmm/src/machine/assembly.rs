@@ -1,8 +1,9 @@
 //! Puts a machine's parts together.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use weft_soft::CpuState;
 
@@ -119,6 +120,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         ending: ending_flag,
     };
     let listener = listener(&frame.ender);
+    let first_instruction = Arc::<OnceLock<Instant>>::default();
     let mut bootstrap = Some(plan.bootstrap);
     let runners = (0..configuration.cpus)
         .map(|id| {
@@ -131,6 +133,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
                 turns: turns.clone(),
                 listener: listener.clone(),
                 kind: chosen.kind,
+                first_instruction: first_instruction.clone(),
             })?)
         })
         .collect::<Result<Vec<_>, MachineError>>()?;
@@ -155,6 +158,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         ending,
         serial: small.serial,
         console,
+        first_instruction,
     };
     Ok(Assembled { owner, handle })
 }

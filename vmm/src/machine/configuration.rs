@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::boot::Protocol;
+
 /// Most vCPUs of one machine: xAPIC identifiers are 8 bits, and 255 means all.
 pub const CPUS_MAX: u32 = 255;
 
@@ -81,6 +83,9 @@ pub struct Configuration {
     /// Initial RAM file system.
     #[serde(default)]
     pub initrd: Option<PathBuf>,
+    /// How the kernel is started, where not in the way that fits best.
+    #[serde(default)]
+    pub boot_protocol: Option<Protocol>,
     /// The kernel's command line, as it is.
     #[serde(default)]
     pub command_line: String,
@@ -125,6 +130,7 @@ impl Configuration {
             deterministic: false,
             kernel,
             initrd: None,
+            boot_protocol: None,
             command_line: String::new(),
             disks: Vec::new(),
             networks: Vec::new(),

@@ -23,15 +23,15 @@ pub(super) struct Guest {
     pub notes: Vec<String>,
 }
 
-/// Reads the files that a machine starts from. They are checked later, but are
-/// not asked for again.
+/// The files that a machine starts from, open. They are read later, but not asked
+/// for again.
 pub(super) struct Files {
     kernel: ImageFile,
     initrd: Option<ImageFile>,
 }
 
 impl Files {
-    /// Reads them.
+    /// Opens them.
     pub fn open(configuration: &Configuration) -> Result<Self, MachineError> {
         let initrd = configuration.initrd.as_deref();
         Ok(Self {
@@ -42,8 +42,8 @@ impl Files {
         })
     }
 
-    /// Puts all that the guest starts with into `ram`. `words` go to the end of the
-    /// command line.
+    /// Puts all that the guest starts with into `ram`. `words` go to the end of
+    /// Linux's command line.
     pub fn load(
         &self,
         configuration: &Configuration,
@@ -60,23 +60,23 @@ impl Files {
                 real_time_clock: true,
             },
         )?;
-        let added = words.join(" ");
-        let command_line = format!("{} {added}", configuration.command_line);
         let seed = seed(configuration.deterministic).map_err(MachineError::Seed)?;
         let loaded = boot::load(
             ram,
             &boot::Request {
                 kernel: &self.kernel,
                 initrd: self.initrd.as_ref(),
-                command_line: command_line.trim(),
-                protocol: None,
+                command_line: configuration.command_line.trim(),
+                linux_words: words,
+                protocol: configuration.boot_protocol,
                 acpi: Some(&placed),
                 seed: Some(&seed),
             },
         )?;
         let mut notes = vec![loaded.recognised.to_string()];
-        if !added.is_empty() {
-            notes.push(format!("added to the kernel's command line: {added}"));
+        if loaded.recognised.is_linux && !words.is_empty() {
+            let words = words.join(" ");
+            notes.push(format!("added to the kernel's command line: {words}"));
         }
         Ok(Guest {
             bootstrap: loaded.state,

@@ -1,7 +1,7 @@
 //! How other threads talk to a machine.
 
-use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::ender::{Ending, Input};
@@ -29,6 +29,7 @@ pub struct Handle {
     pub(super) ending: Arc<Ending>,
     pub(super) serial: Arc<SerialPort>,
     pub(super) console: Option<ConsoleHandle>,
+    pub(super) first_instruction: Arc<OnceLock<Instant>>,
 }
 
 impl Handle {
@@ -50,6 +51,11 @@ impl Handle {
             }),
             Err(RecvTimeoutError::Disconnected) => Err(Refusal::Gone { request: name }),
         }
+    }
+
+    /// When the guest's first instruction was about to be executed.
+    pub fn first_instruction(&self) -> Option<Instant> {
+        self.first_instruction.get().copied()
     }
 
     /// Types into the serial port; says how many bytes were taken. The rest may

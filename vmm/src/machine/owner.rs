@@ -14,6 +14,7 @@ use super::lifecycle::{Answer, Counters, End, Refusal, Request, Stage, Status, V
 use super::state::MachineState;
 use crate::acpi::power::PowerDevice;
 use crate::clock::{Alarms, Clock};
+use crate::confine;
 use crate::part::Part;
 use crate::vcpu::runner::{Activity, Order, Runner, RunnerError, VcpuState};
 
@@ -98,6 +99,11 @@ impl Owner {
 
     /// From Built or Paused to Running.
     fn go(&mut self, request: &'static str) -> Result<(), Refusal> {
+        if let Err(error) = confine::settle() {
+            let refusal = refused(request, error.to_string());
+            self.fail(&refusal);
+            return Err(refusal);
+        }
         self.resume_parts(request)?;
         self.clock.go();
         if let Some(alarms) = &self.alarms {

@@ -13,9 +13,9 @@
 //! every order is answered exactly once; a paused vCPU executes nothing; every
 //! wait ends with a ring or a deadline.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -131,6 +131,8 @@ pub struct RunnerOptions {
     pub listener: Listener,
     /// How the thread is confined.
     pub kind: ThreadKind,
+    /// Set when the first of a machine's vCPUs begins to execute instructions.
+    pub first_instruction: Arc<OnceLock<Instant>>,
 }
 
 /// A vCPU's thread, as its owner sees it.
@@ -214,6 +216,7 @@ impl Runner {
             activity: activity.clone(),
             paused: true,
             retried: false,
+            first_instruction: options.first_instruction,
         };
         let name = format!("weft-vcpu{id}");
         let thread = confine::spawn(&name, options.kind, move || work.run())
@@ -309,6 +312,7 @@ struct Thread {
     /// It halted although something waits, and was run again for that: it does
     /// not accept it (interrupts are disabled).
     retried: bool,
+    first_instruction: Arc<OnceLock<Instant>>,
 }
 
 /// A turn that was begun.
@@ -385,6 +389,9 @@ impl Thread {
         }
         self.paused = false;
         self.retried = false;
+        if self.bootstrap {
+            self.first_instruction.get_or_init(Instant::now);
+        }
         Ok(Reply::Done)
     }
 

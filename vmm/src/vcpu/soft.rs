@@ -1,11 +1,11 @@
 //! The software vCPU behind the trait of all back ends.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use weft_soft::{CpuState, Environment, Exit, Memory, SoftCpu, SoftMachine};
 
 use super::{BackEnd, Kick, Vcpu, VcpuError};
-use crate::clock::{COUNTED_HZ, measure_host_tsc};
+use crate::clock::{COUNTED_HZ, begin_tsc_measurement, measure_host_tsc};
 use crate::memory::Ram;
 use crate::virtio::WriteObserver;
 
@@ -17,7 +17,8 @@ const INTERPRET: &str = "WEFT_SOFT_INTERPRET";
 pub struct SoftBackEnd {
     machine: Arc<SoftMachine>,
     cpus: u32,
-    tsc_hz: u64,
+    /// Known when it is first asked for: measuring takes time that others can use.
+    tsc_hz: OnceLock<u64>,
     deterministic: bool,
 }
 
@@ -25,15 +26,14 @@ impl SoftBackEnd {
     /// For a machine with this memory and so many vCPUs. `deterministic`: time is
     /// the count of instructions.
     pub fn new(ram: &Ram, cpus: u32, deterministic: bool) -> Self {
+        if !deterministic {
+            begin_tsc_measurement();
+        }
         let memory: Arc<dyn Memory> = Arc::new(ram.clone());
         Self {
             machine: SoftMachine::new(memory),
             cpus,
-            tsc_hz: if deterministic {
-                COUNTED_HZ
-            } else {
-                measure_host_tsc()
-            },
+            tsc_hz: OnceLock::new(),
             deterministic,
         }
     }
@@ -50,14 +50,17 @@ impl BackEnd for SoftBackEnd {
     }
 
     fn tsc_hz(&self) -> u64 {
-        self.tsc_hz
+        *self.tsc_hz.get_or_init(|| match self.deterministic {
+            true => COUNTED_HZ,
+            false => measure_host_tsc(),
+        })
     }
 
     fn create(&self, id: u32) -> Result<Box<dyn Vcpu>, VcpuError> {
         let configuration = weft_soft::Configuration {
             apic_id: id,
             cpus: self.cpus,
-            tsc_frequency: self.tsc_hz,
+            tsc_frequency: self.tsc_hz(),
             deterministic: self.deterministic,
         };
         let mut cpu =

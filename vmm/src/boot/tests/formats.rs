@@ -126,7 +126,10 @@ fn a_kernel_that_cannot_be_unpacked_unpacks_itself() {
     assert_eq!(loaded.recognised.kernel, START..START + 0x8000);
     assert_eq!(machine.bytes(START, 4), [0x90; 4]);
 
-    machine.kernel = file(BzImage::new(pack(Compression::Gzip, &Elf::linux().build())).build());
+    machine.kernel = file(
+        Role::Kernel,
+        BzImage::new(pack(Compression::Gzip, &Elf::linux().build())).build(),
+    );
     machine.protocol = Some(Protocol::LinuxOwnEntry);
     let loaded = machine.load().unwrap();
     assert_eq!(loaded.recognised.not_unpacked, None);
@@ -225,7 +228,7 @@ fn linux_wins_over_pvh_and_pvh_over_multiboot_unless_forced() {
     machine.protocol = Some(Protocol::Multiboot);
     assert_eq!(protocol(&machine), Protocol::Multiboot);
     elf.notes.extend(Elf::linux().notes);
-    machine.kernel = file(elf.build());
+    machine.kernel = file(Role::Kernel, elf.build());
     machine.protocol = None;
     assert_eq!(protocol(&machine), Protocol::Linux);
     machine.protocol = Some(Protocol::Pvh);
@@ -235,4 +238,19 @@ fn linux_wins_over_pvh_and_pvh_over_multiboot_unless_forced() {
         assert_eq!(protocol.to_string(), name);
     }
     assert!("grub".parse::<Protocol>().is_err());
+}
+
+#[test]
+fn only_linux_is_given_words_for_linux() {
+    for (kernel, line) in [
+        (Elf::linux().build(), "console=ttyS0 one two"),
+        (Elf::pvh().build(), "console=ttyS0"),
+        (Elf::multiboot().build(), "console=ttyS0"),
+        (flat(), "console=ttyS0"),
+    ] {
+        let mut machine = Machine::new(kernel);
+        machine.linux_words = vec!["one", "two"];
+        let recognised = machine.load().unwrap().recognised;
+        assert_eq!(machine.text(layout::COMMAND_LINE), line, "{recognised}");
+    }
 }

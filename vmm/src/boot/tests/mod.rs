@@ -11,11 +11,8 @@ use vm_memory::{Bytes, GuestAddress};
 
 const MEMORY: u64 = 16 << 20;
 
-fn file(bytes: Vec<u8>) -> ImageFile {
-    ImageFile {
-        name: "made".into(),
-        bytes,
-    }
+fn file(role: Role, bytes: Vec<u8>) -> ImageFile {
+    ImageFile::from_bytes(role, "made", bytes)
 }
 
 /// What a test boots with.
@@ -24,6 +21,7 @@ struct Machine {
     kernel: ImageFile,
     initrd: Option<ImageFile>,
     command_line: String,
+    linux_words: Vec<&'static str>,
     protocol: Option<Protocol>,
     acpi: Option<acpi::Placed>,
     seed: Option<[u8; 32]>,
@@ -33,9 +31,10 @@ impl Machine {
     fn new(kernel: Vec<u8>) -> Self {
         Self {
             ram: Ram::new(MEMORY).unwrap(),
-            kernel: file(kernel),
-            initrd: Some(file(b"an initrd".to_vec())),
+            kernel: file(Role::Kernel, kernel),
+            initrd: Some(file(Role::Initrd, b"an initrd".to_vec())),
             command_line: "console=ttyS0".into(),
+            linux_words: Vec::new(),
             protocol: None,
             acpi: Some(acpi::Placed {
                 rsdp: 0xe_0000,
@@ -52,6 +51,7 @@ impl Machine {
                 kernel: &self.kernel,
                 initrd: self.initrd.as_ref(),
                 command_line: &self.command_line,
+                linux_words: &self.linux_words,
                 protocol: self.protocol,
                 acpi: self.acpi.as_ref(),
                 seed: self.seed.as_ref(),

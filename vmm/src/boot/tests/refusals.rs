@@ -22,6 +22,33 @@ fn what_cannot_be_read_is_refused() {
 }
 
 #[test]
+fn files_that_change_while_the_machine_starts_are_refused() {
+    let path = std::env::temp_dir().join(format!("weft-changing-{}", std::process::id()));
+    let image = Elf::linux().build();
+    std::fs::write(&path, &image).unwrap();
+    let mut machine = Machine::new(Vec::new());
+    machine.kernel = ImageFile::open(Role::Kernel, &path).unwrap();
+    assert!(machine.load().is_ok());
+    // As the next life of the machine would find it.
+    assert!(machine.load().is_ok());
+    for length in [image.len() - 1, image.len() + 1] {
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        file.set_len(length as u64).unwrap();
+        let error = machine.load().unwrap_err();
+        assert!(matches!(error, BootError::Changed { .. }), "{error}");
+        assert!(error.to_string().contains("was changed"), "{error}");
+    }
+    // Cut between the look at its size and the reading.
+    std::fs::write(&path, &image[..10]).unwrap();
+    let error = machine.kernel.read(0..image.len() as u64).unwrap_err();
+    assert!(
+        matches!(error, BootError::Changed { now: 10, .. }),
+        "{error}"
+    );
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
 fn what_is_no_kernel_is_called_what_it_is() {
     for (bytes, word) in [
         (b"070701 and so on".to_vec(), "cpio"),
@@ -154,12 +181,15 @@ fn what_does_not_fit_is_refused() {
     ));
 
     let mut machine = Machine::new(Elf::linux().build());
-    machine.initrd = Some(file(vec![0; (MEMORY - START) as usize]));
+    machine.initrd = Some(file(Role::Initrd, vec![0; (MEMORY - START) as usize]));
     assert!(matches!(
         machine.load(),
         Err(BootError::InitrdTooLarge { room, .. }) if room == MEMORY - START - LENGTH
     ));
-    machine.initrd = Some(file(vec![0; (MEMORY - START - LENGTH) as usize]));
+    machine.initrd = Some(file(
+        Role::Initrd,
+        vec![0; (MEMORY - START - LENGTH) as usize],
+    ));
     assert!(machine.load().is_ok());
 }
 
@@ -178,7 +208,7 @@ fn a_command_line_that_would_be_cut_is_refused() {
     ));
     machine.command_line = "a\0b".into();
     assert!(matches!(machine.load(), Err(BootError::CommandLineZero(1))));
-    machine.kernel = file(Elf::multiboot().build());
+    machine.kernel = file(Role::Kernel, Elf::multiboot().build());
     machine.command_line = "a".repeat(layout::COMMAND_LINE_ROOM - 1);
     assert!(machine.load().is_ok());
     machine.command_line.push('a');
