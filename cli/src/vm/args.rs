@@ -92,8 +92,12 @@ pub struct VmRunArgs {
     #[arg(long, value_name = "FILE[,ro][,direct]")]
     pub disk: Vec<DiskArg>,
     /// A network card: on a tap device, or a network in user space that needs no
-    /// privilege, with TCP ports of this host's loopback that lead to the guest
-    #[arg(long, value_name = "tap=NAME|user[,forward=HOSTPORT:GUESTPORT]")]
+    /// privilege, with TCP ports of this host's loopback that lead to the guest;
+    /// `loopback`: what the guest sends to 10.0.2.2 ends at this host's loopback
+    #[arg(
+        long,
+        value_name = "tap=NAME|user[,forward=HOSTPORT:GUESTPORT][,loopback]"
+    )]
     pub net: Vec<NetArg>,
     /// Who runs the vCPUs: hardware KVM where there is one, else software
     #[arg(long, value_enum, default_value_t = BackEndArg::Auto)]
@@ -230,7 +234,11 @@ mod tests {
         };
         assert_eq!((args.cpus, args.memory), (2, 1 << 30));
         assert_eq!(args.disk.len(), 2);
-        assert_eq!(args.net, [NetArg::User(vec![(1, 2)])]);
+        let network = NetArg::User {
+            forwards: vec![(1, 2)],
+            loopback: false,
+        };
+        assert_eq!(args.net, [network]);
         assert_eq!(args.console, ConsoleArg::Socket(Some("/s".into())));
         assert!(args.no_reboot && !args.debug_exit);
     }

@@ -106,7 +106,8 @@ fn network(argument: &NetArg) -> Result<Network, VmError> {
             )));
         }
         NetArg::Tap(name) => Network::Tap { name: name.clone() },
-        NetArg::User(forwards) => Network::User {
+        NetArg::User { forwards, loopback } => Network::User {
+            reaches_host: *loopback,
             forwards: forwards
                 .iter()
                 .map(|(host_port, guest_port)| Forward {

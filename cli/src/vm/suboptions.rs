@@ -18,13 +18,18 @@ pub struct DiskArg {
     pub direct: bool,
 }
 
-/// `--net tap=NAME` or `--net user[,forward=HOSTPORT:GUESTPORT]…`.
+/// `--net tap=NAME` or `--net user[,forward=HOSTPORT:GUESTPORT]…[,loopback]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NetArg {
     /// A tap device of the host.
     Tap(String),
-    /// A network in user space, with ways in: host port, guest port.
-    User(Vec<(u16, u16)>),
+    /// A network in user space.
+    User {
+        /// Ways in: host port, guest port.
+        forwards: Vec<(u16, u16)>,
+        /// The gateway is this host's loopback.
+        loopback: bool,
+    },
 }
 
 /// `--console stdio` or `--console socket=PATH`.
@@ -72,8 +77,14 @@ impl FromStr for NetArg {
                 Some(option) => Err(unknown(option, "a tap", &[])),
             },
             None if kind == "user" => {
-                let forwards = options.into_iter().map(parse_forward);
-                Ok(NetArg::User(forwards.collect::<Result<_, _>>()?))
+                let (loopback, forwards): (Vec<_>, Vec<_>) = options
+                    .into_iter()
+                    .partition(|option| *option == "loopback");
+                let forwards = forwards.into_iter().map(parse_forward);
+                Ok(NetArg::User {
+                    forwards: forwards.collect::<Result<_, _>>()?,
+                    loopback: !loopback.is_empty(),
+                })
             }
             None if kind == "tap" => Err("`tap` lacks the device's name: write tap=NAME".into()),
             _ => Err(unknown(kind, "a network", &["tap=NAME", "user"])),
@@ -83,7 +94,7 @@ impl FromStr for NetArg {
 
 fn parse_forward(option: &str) -> Result<(u16, u16), String> {
     let Some(("forward", ports)) = option.split_once('=') else {
-        let known = ["forward=HOSTPORT:GUESTPORT"];
+        let known = ["forward=HOSTPORT:GUESTPORT", "loopback"];
         return Err(unknown(option, "a user-mode network", &known));
     };
     let port = |text: &str| match text.parse::<u16>() {
@@ -160,13 +171,15 @@ mod tests {
     #[test]
     fn networks() {
         assert_eq!("tap=t0".parse(), Ok(NetArg::Tap("t0".into())));
-        assert_eq!("user".parse(), Ok(NetArg::User(vec![])));
-        let two = "user,forward=2222:22,forward=8080:80".parse();
-        assert_eq!(two, Ok(NetArg::User(vec![(2222, 22), (8080, 80)])));
+        let user = |forwards, loopback| Ok(NetArg::User { forwards, loopback });
+        assert_eq!("user".parse(), user(vec![], false));
+        let two = "user,forward=2222:22,loopback,forward=8080:80".parse();
+        assert_eq!(two, user(vec![(2222, 22), (8080, 80)], true));
         assert!(error::<NetArg>("tap").contains("tap=NAME"));
         assert!(error::<NetArg>("tap=").contains("lacks"));
         assert!(error::<NetArg>("usr").contains("did you mean `user`?"));
         assert!(error::<NetArg>("user,foward=1:2").contains("did you mean `forward="));
+        assert!(error::<NetArg>("user,lopback").contains("did you mean `loopback`?"));
         assert!(error::<NetArg>("user,forward=0:22").contains("`0` in `forward=0:22`"));
         assert!(error::<NetArg>("user,forward=1:70000").contains("`70000`"));
         assert!(error::<NetArg>("user,forward=22").contains("HOSTPORT:GUESTPORT"));

@@ -61,6 +61,9 @@ pub enum Network {
         /// Ways in.
         #[serde(default)]
         forwards: Vec<Forward>,
+        /// Whether the gateway's address is this host's loopback to the guest.
+        #[serde(default)]
+        reaches_host: bool,
     },
 }
 
@@ -156,7 +159,7 @@ impl Configuration {
         }
         let mut ports = std::collections::BTreeSet::new();
         for network in &self.networks {
-            let Network::User { forwards } = network else {
+            let Network::User { forwards, .. } = network else {
                 continue;
             };
             for forward in forwards {
@@ -197,6 +200,7 @@ mod tests {
             };
             c.networks = vec![Network::User {
                 forwards: vec![forward, forward],
+                reaches_host: false,
             }];
         };
         assert_eq!(with(&twice), Err(Invalid::Forward(2222)));

@@ -107,13 +107,17 @@ fn net_options(network: &Network, cpus: u32) -> NetOptions {
             pairs: cpus.min(PAIRS_MAX.into()) as u16,
             ..NetOptions::new(NetBackEnd::Tap { name: name.clone() })
         },
-        Network::User { forwards } => {
+        Network::User {
+            forwards,
+            reaches_host,
+        } => {
             let forwards = forwards.iter().map(|forward| net::Forward {
                 host: forward.host_port,
                 guest: forward.guest_port,
             });
             NetOptions::new(NetBackEnd::User(net::User {
                 forwards: forwards.collect(),
+                reaches_host: *reaches_host,
                 ..net::User::default()
             }))
         }
