@@ -56,7 +56,7 @@ pub enum Network {
         /// Its name.
         name: String,
     },
-    /// A network stack in this process: needs no privilege.
+    /// A network in user space (passt): needs no privilege.
     User {
         /// Ways in.
         #[serde(default)]

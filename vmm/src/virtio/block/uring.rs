@@ -49,6 +49,8 @@ impl Uring {
             return Err(io::ErrorKind::Unsupported.into());
         }
         let ended = EventFd::new(EFD_NONBLOCK)?;
+        // Not register_eventfd_async: it tells of what the kernel's own workers
+        // ended only, not of what the disk's interrupt did.
         uring.submitter().register_eventfd(ended.as_raw_fd())?;
         Ok(Self {
             uring,
@@ -60,7 +62,8 @@ impl Uring {
         })
     }
 
-    /// Becomes readable when requests end.
+    /// Gets an event when requests end. Nobody reads it, so it must be waited
+    /// on for edges.
     pub fn descriptor(&self) -> RawFd {
         self.ended.as_raw_fd()
     }
@@ -126,8 +129,6 @@ impl Uring {
     /// The next request that has ended. Those that the kernel did only in part
     /// are begun again, and want a [`Uring::submit`].
     pub fn next_ended(&mut self, ring: &Ring, disk: &Disk) -> Option<Ended> {
-        // What was written before this is seen below.
-        let _ = self.ended.read();
         loop {
             let completion = self.uring.completion().next()?;
             let slot = completion.user_data() as usize;

@@ -316,3 +316,27 @@ fn a_device_moves_with_its_state() {
     let mut driver = next.driver(driver.queues);
     assert_eq!(read(&mut driver, &next.machine, 1, 512).0, 0);
 }
+
+/// Reads that the disk's interrupt ends, not the submission.
+#[test]
+fn reads_that_are_not_in_the_page_cache() {
+    let scratch = Scratch::new();
+    let machine = Machine::new();
+    let device = machine
+        .attach(Block::open(&scratch.options()).unwrap())
+        .unwrap();
+    let mut driver = started(&machine, device.slot());
+    for round in 1..20_u8 {
+        let file = File::options().write(true).open(&scratch.0).unwrap();
+        file.write_all_at(&vec![round; 1 << 20], 0).unwrap();
+        file.sync_all().unwrap();
+        let descriptor = std::os::fd::AsRawFd::as_raw_fd(&file);
+        // SAFETY: no memory is involved.
+        unsafe { libc::posix_fadvise(descriptor, 0, 0, libc::POSIX_FADV_DONTNEED) };
+        for sector in [0, 512, 1024] {
+            let (status, bytes) = read(&mut driver, &machine, sector, 64 << 10);
+            assert_eq!(status, 0);
+            assert!(bytes == vec![round; 64 << 10]);
+        }
+    }
+}
