@@ -228,9 +228,11 @@ impl Generated {
         cpu.generated.code_page = cpu.rip.wrapping_sub(block.physical & (PAGE_SIZE - 1));
         // SAFETY: the address is that of the shared code's entry, which has this
         // signature.
-        let enter: extern "C" fn(*const u8) -> u32 =
+        let enter: extern "C" fn(*const u8, *mut Cpu) -> u32 =
             unsafe { std::mem::transmute(self.stubs.enter as usize) };
-        let exit = enter(block.code);
+        // The pointer is passed although GS has it: without, the compiler might
+        // take it that the call leaves `cpu` as it is.
+        let exit = enter(block.code, &raw mut *cpu);
         match exit {
             stubs::EXIT_NEXT => Left::Next(self.take_link(cpu)),
             stubs::EXIT_INTERPRET => Left::Interpret,

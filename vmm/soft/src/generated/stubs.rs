@@ -41,7 +41,7 @@ pub const EXIT_INTERPRET: u32 = 17;
 /// Addresses of the shared code.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Stubs {
-    /// `extern "C" fn(code) -> exit`.
+    /// `extern "C" fn(code, cpu) -> exit`.
     pub enter: u64,
     /// Runs the handler of the Op at R11 of the block at R10, and returns if the
     /// outcome is to continue. Called; flags are lost.
@@ -141,6 +141,7 @@ fn enter(a: &mut Assembler) {
     for register in CALLEE_SAVED {
         a.push(register);
     }
+    a.store(state_field(offset_of!(State, cpu)), RSI);
     // The code's address would be lost with RDI.
     a.copy(R11, RDI);
     load_registers(a);
