@@ -62,6 +62,7 @@ fn configuration() -> Configuration {
         },
         Network::User {
             forwards: vec![forward],
+            reaches_host: false,
         },
     ];
     configuration
