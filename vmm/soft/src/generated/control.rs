@@ -1,11 +1,12 @@
 //! The ends of blocks: branches, and ways to the next block.
 
+use super::addresses::{STACK_READ, STACK_WRITE};
 use super::assembler::register::*;
 use super::assembler::{Label, Memory, condition};
 use super::select::Template;
 use super::stubs::{self, CODE_PAGE};
 use super::trace::{Follow, Item};
-use super::translate::{Pending, STACK_READ, STACK_WRITE, Translation};
+use super::translate::{Pending, Translation};
 
 impl Translation<'_> {
     /// The block's last instruction, a branch.

@@ -15,9 +15,9 @@
 
 use iced_x86::{Instruction, Mnemonic, OpKind, Register};
 
+use super::addresses::{STACK_READ, STACK_WRITE};
 use super::select::{MemoryUse, Template};
 use super::trace::Item;
-use super::translate::{STACK_READ, STACK_WRITE};
 use crate::environment::Access;
 
 /// Windows in a trace: each has a word in `State`.
