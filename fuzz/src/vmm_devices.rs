@@ -143,11 +143,14 @@ impl Script {
     }
 }
 
+/// What comes from outside of the machine.
+type Outside = Box<dyn FnMut(&[u8])>;
+
 /// A machine with one device, and how to poke it from outside.
 struct Bench {
     machine: Machine,
     device: Arc<Transport>,
-    outside: Box<dyn FnMut(&[u8])>,
+    outside: Outside,
 }
 
 fn play(mut bench: Bench, input: &[u8], serves: impl Fn(&Machine, &mut Driver)) {
@@ -243,7 +246,7 @@ pub fn block(input: &[u8]) {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let options = BlockOptions {
         queues: 2,
-        io_uring: input.len() % 2 == 0,
+        io_uring: input.len().is_multiple_of(2),
         ..BlockOptions::new(path)
     };
     let machine = Machine::new();
