@@ -46,6 +46,23 @@ pub(super) fn no_new_privileges() -> Result<(), ConfineError> {
         .map_err(failed("give up new privileges"))
 }
 
+/// Most arenas of the C library's allocator. It needs a number: to choose one by
+/// itself it opens a file that lists the processors, in whichever thread first
+/// finds all arenas busy, long after that thread's filter forbade it.
+const ARENAS_MAX: libc::c_int = 8;
+
+/// The allocator opens no file from now on.
+pub(super) fn no_file_for_the_allocator() -> Result<(), ConfineError> {
+    // SAFETY: the call changes a parameter of the allocator, which locks itself.
+    match unsafe { libc::mallopt(libc::M_ARENA_MAX, ARENAS_MAX) } {
+        1 => Ok(()),
+        _ => Err(ConfineError::Prepare {
+            what: "bound the allocator's arenas",
+            source: io::Error::other("mallopt refused"),
+        }),
+    }
+}
+
 /// No core file, and no tracing by others of the same user: both would hold the
 /// guest's memory.
 pub(super) fn no_core_file() -> Result<(), ConfineError> {

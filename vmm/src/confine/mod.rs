@@ -174,6 +174,7 @@ pub fn prepare(mode: Mode) -> Result<(), ConfineError> {
     }
     limits::no_new_privileges()?;
     limits::no_core_file()?;
+    limits::no_file_for_the_allocator()?;
     violation::install()?;
     let filters = compile_all(mode)?;
     // Somebody else's filters, if they were first, are as good.
