@@ -46,15 +46,17 @@ pub(super) fn no_new_privileges() -> Result<(), ConfineError> {
         .map_err(failed("give up new privileges"))
 }
 
-/// Most arenas of the C library's allocator. It needs a number: to choose one by
-/// itself it opens a file that lists the processors, in whichever thread first
-/// finds all arenas busy, long after that thread's filter forbade it.
-const ARENAS_MAX: libc::c_int = 8;
+/// Arenas of the C library's allocator. With more than one it opens files, in
+/// whichever thread allocates or frees, long after that thread's filter forbade
+/// it: to count the processors when all arenas are busy, and to ask how memory is
+/// overcommitted before it makes one smaller. Small blocks come from each
+/// thread's own cache all the same.
+const ARENAS: libc::c_int = 1;
 
 /// The allocator opens no file from now on.
 pub(super) fn no_file_for_the_allocator() -> Result<(), ConfineError> {
     // SAFETY: the call changes a parameter of the allocator, which locks itself.
-    match unsafe { libc::mallopt(libc::M_ARENA_MAX, ARENAS_MAX) } {
+    match unsafe { libc::mallopt(libc::M_ARENA_MAX, ARENAS) } {
         1 => Ok(()),
         _ => Err(ConfineError::Prepare {
             what: "bound the allocator's arenas",
