@@ -10,16 +10,20 @@ use weft_bench::micro;
 use weft_bench::program::Place;
 use weft_bench::raw::{self, Kind};
 use weft_bench::results::Table;
+use weft_bench::vm::devices::devices;
+use weft_bench::vm::kvm::kvm;
 use weft_bench::vm::soft::soft;
 use weft_tests::boot::Images;
 
-const BENCHMARKS: [&str; 6] = [
+const BENCHMARKS: [&str; 8] = [
     "latency",
     "unstretched",
     "throughput",
     "elastic-unshaped",
     "elastic-gigabit",
     "vm-soft",
+    "vm-kvm",
+    "vm-devices",
 ];
 
 /// Measures weft against native runs and raw sockets.
@@ -84,6 +88,8 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Table> {
         "unstretched" => micro::unstretched(place, repeat),
         "throughput" => micro::throughput(place, repeat),
         "vm-soft" => soft(&place.weft, &options.images(), repeat),
+        "vm-kvm" => kvm(place, &options.images(), repeat),
+        "vm-devices" => devices(place, &options.images(), repeat),
         "elastic-gigabit" => elastic(place, Network::Gigabit, repeat, &options.program),
         _ => elastic(place, Network::Unshaped, repeat, &options.program),
     }

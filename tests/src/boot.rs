@@ -1,12 +1,15 @@
 //! One boot of a Linux guest, under `weft vm run` or under QEMU's TCG.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use crate::guest::{Ended, Guest};
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 
 /// What the guest's first program prints first.
 pub const USER_SPACE: &str = "weft-guest: hello";
@@ -36,6 +39,28 @@ impl Monitor {
     }
 }
 
+/// The first file whose last name is `name` in a cpio archive of the kind
+/// "newc" (the kernel's Documentation/driver-api/early-userspace).
+fn cpio_file<'a>(archive: &'a [u8], name: &str) -> Option<&'a [u8]> {
+    const HEADER: usize = 110;
+    let padded = |length: usize| length.next_multiple_of(4);
+    let mut rest = archive;
+    loop {
+        let header = rest.get(..HEADER)?;
+        let field = |index: usize| {
+            let digits = std::str::from_utf8(&header[6 + 8 * index..][..8]).ok()?;
+            usize::from_str_radix(digits, 16).ok()
+        };
+        let (size, name_size) = (field(6)?, field(11)?);
+        let path = rest.get(HEADER..(HEADER + name_size).checked_sub(1)?)?;
+        let data = rest.get(padded(HEADER + name_size)..)?;
+        if size > 0 && path.rsplit(|byte| *byte == b'/').next() == Some(name.as_bytes()) {
+            return data.get(..size);
+        }
+        rest = data.get(padded(size)..)?;
+    }
+}
+
 /// Where `make guest` and `make guest-debian` leave what they build.
 #[derive(Debug, Clone)]
 pub struct Images {
@@ -55,6 +80,16 @@ impl Images {
         Ok(file)
     }
 
+    /// A static program of the busybox image, copied to `to`: the very one that
+    /// guests run.
+    pub fn program(&self, name: &str, to: &Path) -> Result<()> {
+        let archive = fs::read(self.file("busybox.cpio")?)?;
+        let bytes = cpio_file(&archive, name)
+            .with_context(|| format!("busybox.cpio holds no program {name}"))?;
+        fs::write(to, bytes)?;
+        Ok(fs::set_permissions(to, Permissions::from_mode(0o755))?)
+    }
+
     /// The small kernel with the busybox image.
     pub fn small(&self, weft: &Path) -> Result<Boot> {
         Ok(Boot::new(
@@ -65,17 +100,67 @@ impl Images {
     }
 }
 
+/// A raw image for a guest.
+#[derive(Debug, Clone)]
+pub struct Disk {
+    /// The image.
+    pub file: PathBuf,
+    /// The guest may not write.
+    pub read_only: bool,
+    /// Past the host's page cache.
+    pub direct: bool,
+}
+
+impl Disk {
+    /// A disk that the guest may write to, through the host's page cache.
+    pub fn new(file: &Path) -> Disk {
+        Disk {
+            file: file.to_path_buf(),
+            read_only: false,
+            direct: false,
+        }
+    }
+
+    /// The same, read-only.
+    pub fn read_only(mut self) -> Disk {
+        self.read_only = true;
+        self
+    }
+
+    /// The same, past the page cache.
+    pub fn direct(mut self) -> Disk {
+        self.direct = true;
+        self
+    }
+}
+
+/// A network for a guest.
+#[derive(Debug, Clone)]
+pub enum Net {
+    /// In user space; the gateway is the host's loopback.
+    User {
+        /// Host and guest port of each way in.
+        forwards: Vec<(u16, u16)>,
+    },
+    /// A tap device, by name.
+    Tap(String),
+}
+
 /// A guest.
 #[derive(Debug, Clone)]
 pub struct Boot {
+    /// Words before the monitor's command: another network namespace, say.
+    pub prefix: Vec<OsString>,
     /// The `weft` command.
     pub weft: PathBuf,
     /// Kernel image.
     pub kernel: PathBuf,
     /// Initial RAM disk.
     pub initrd: PathBuf,
-    /// Disks, raw.
-    pub disks: Vec<PathBuf>,
+    /// Disks.
+    pub disks: Vec<Disk>,
+    /// Network cards.
+    pub nets: Vec<Net>,
     /// vCPUs.
     pub cpus: usize,
     /// MiB of memory.
@@ -94,10 +179,12 @@ impl Boot {
     /// One vCPU, 256 MiB, two minutes.
     pub fn new(weft: &Path, kernel: &Path, initrd: &Path) -> Boot {
         Boot {
+            prefix: Vec::new(),
             weft: weft.to_path_buf(),
             kernel: kernel.to_path_buf(),
             initrd: initrd.to_path_buf(),
             disks: Vec::new(),
+            nets: Vec::new(),
             cpus: 1,
             memory_mib: 256,
             options: Vec::new(),
@@ -132,13 +219,32 @@ impl Boot {
         }
     }
 
+    /// A program, after the words that are to be before it.
+    fn program(&self, program: &Path) -> Command {
+        let Some((first, rest)) = self.prefix.split_first() else {
+            return Command::new(program);
+        };
+        let mut command = Command::new(first);
+        command.args(rest).arg(program);
+        command
+    }
+
     fn weft_command(&self, backend: &str) -> Command {
-        let mut command = Command::new(&self.weft);
+        let mut command = self.program(&self.weft);
         command.args(["vm", "run", "--no-reboot", "--backend", backend]);
         command.arg("--kernel").arg(&self.kernel);
         command.arg("--initrd").arg(&self.initrd);
         for disk in &self.disks {
-            command.arg("--disk").arg(disk);
+            let mut argument = disk.file.clone().into_os_string();
+            for (wanted, option) in [(disk.read_only, ",ro"), (disk.direct, ",direct")] {
+                if wanted {
+                    argument.push(option);
+                }
+            }
+            command.arg("--disk").arg(argument);
+        }
+        for net in &self.nets {
+            command.args(["--net", &weft_net(net)]);
         }
         command.args(["--cpus", &self.cpus.to_string()]);
         command.args(["--memory", &format!("{}M", self.memory_mib)]);
@@ -148,7 +254,7 @@ impl Boot {
     }
 
     fn qemu_command(&self) -> Command {
-        let mut command = Command::new("qemu-system-x86_64");
+        let mut command = self.program(Path::new("qemu-system-x86_64"));
         command.args([
             "-accel",
             "tcg,thread=multi",
@@ -160,9 +266,23 @@ impl Boot {
         command.arg("-kernel").arg(&self.kernel);
         command.arg("-initrd").arg(&self.initrd);
         for (index, disk) in self.disks.iter().enumerate() {
-            let drive = format!("file={},format=raw,if=none,id=disk{index}", disk.display());
+            let mut drive = format!(
+                "file={},format=raw,if=none,id=disk{index}",
+                disk.file.display()
+            );
+            if disk.read_only {
+                drive += ",readonly=on";
+            }
+            if disk.direct {
+                drive += ",cache=none,aio=io_uring";
+            }
             command.args(["-drive", &drive]);
             command.args(["-device", &format!("virtio-blk-pci,drive=disk{index}")]);
+        }
+        for (index, net) in self.nets.iter().enumerate() {
+            let back_end = qemu_net(net, index);
+            command.args(["-netdev", &back_end]);
+            command.args(["-device", &format!("virtio-net-pci,netdev=net{index}")]);
         }
         command.args(["-smp", &self.cpus.to_string()]);
         command.args(["-m", &self.memory_mib.to_string()]);
@@ -193,6 +313,32 @@ impl Boot {
     }
 }
 
+/// `--net` of `weft vm run`.
+fn weft_net(net: &Net) -> String {
+    match net {
+        Net::Tap(name) => format!("tap={name}"),
+        Net::User { forwards } => forwards
+            .iter()
+            .fold("user,loopback".to_string(), |text, (host, guest)| {
+                text + &format!(",forward={host}:{guest}")
+            }),
+    }
+}
+
+/// `-netdev` of QEMU, which leads to the host's loopback by itself.
+fn qemu_net(net: &Net, index: usize) -> String {
+    match net {
+        Net::Tap(name) => {
+            format!("tap,id=net{index},ifname={name},script=no,downscript=no,vhost=off")
+        }
+        Net::User { forwards } => forwards
+            .iter()
+            .fold(format!("user,id=net{index}"), |text, (host, guest)| {
+                text + &format!(",hostfwd=tcp:127.0.0.1:{host}-:{guest}")
+            }),
+    }
+}
+
 /// A boot that ended well.
 #[derive(Debug, Clone)]
 pub struct Run {
@@ -210,17 +356,50 @@ impl Run {
 
     /// What the guest's `bench` printed: `NAME VALUE UNIT`, by name.
     pub fn figures(&self) -> BTreeMap<String, (f64, String)> {
-        let figure = |text: &str| {
-            let words: Vec<&str> = text.split_whitespace().collect();
-            let [name, value, unit] = words[..] else {
-                return None;
-            };
-            Some((name.to_string(), (value.parse().ok()?, unit.to_string())))
-        };
         self.ended
             .lines
             .iter()
             .filter_map(|line| figure(&line.text))
             .collect()
+    }
+}
+
+/// A line `NAME VALUE UNIT`, as the guest's programs print figures.
+pub fn figure(text: &str) -> Option<(String, (f64, String))> {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let [name, value, unit] = words[..] else {
+        return None;
+    };
+    Some((name.to_string(), (value.parse().ok()?, unit.to_string())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_an_archive() {
+        let mut archive = Vec::new();
+        for (name, data) in [("bin", ""), ("bin/one", "first"), ("bin/two", "second")] {
+            let mut header = format!("070701{}", "0".repeat(104));
+            header.replace_range(54..62, &format!("{:08x}", data.len()));
+            header.replace_range(94..102, &format!("{:08x}", name.len() + 1));
+            for part in [&(header + name + "\0"), data] {
+                archive.extend_from_slice(part.as_bytes());
+                archive.resize(archive.len().next_multiple_of(4), 0);
+            }
+        }
+        assert_eq!(cpio_file(&archive, "two"), Some("second".as_bytes()));
+        assert_eq!(cpio_file(&archive, "three"), None);
+        assert_eq!(cpio_file(&archive[..150], "two"), None);
+    }
+
+    #[test]
+    fn figures_have_three_words() {
+        assert_eq!(
+            figure("spin 0.25 s"),
+            Some(("spin".into(), (0.25, "s".into())))
+        );
+        assert_eq!(figure("weft-guest: exit 0"), None);
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::boot::{Boot, Images, Monitor};
+use crate::boot::{Boot, Disk, Images, Monitor};
 use crate::context::Context;
 use crate::guest::Ended;
 use crate::report::{Report, Verdict};
@@ -201,7 +201,7 @@ fn boot_of(context: &Context, images: &Images, image: Image) -> Result<Boot> {
             let mut boot = images.small(&context.weft)?;
             let copy = context.directory("root-image")?.join("root.ext4");
             copy_sparse(&images.file("debian/root.ext4")?, &copy)?;
-            boot.disks.push(copy);
+            boot.disks.push(Disk::new(&copy));
             boot.words = "root=/dev/vda rw".to_string();
             boot
         }
@@ -226,7 +226,7 @@ fn run_case(context: &Context, plan: &Plan, case: &Case) -> Result<Verdict> {
     boot.bound = Duration::from_secs(case.bound_s);
     let run = boot.run(case.monitor)?;
     for disk in &boot.disks {
-        fs::remove_file(disk).context("removing the copied image")?;
+        fs::remove_file(&disk.file).context("removing the copied image")?;
     }
     let mut reasons = Vec::new();
     if case.script == "self-check" {
@@ -278,7 +278,7 @@ fn power_loss(context: &Context, images: &Images) -> Result<Verdict> {
     let mut boot = images.small(&context.weft)?.running(
         "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); printf '%-512s' record-$i | dd of=/dev/vda bs=512 seek=$i count=1 conv=notrunc,fsync 2>/dev/null && echo flushed $i; done",
     );
-    boot.disks.push(disk.clone());
+    boot.disks.push(Disk::new(&disk));
     let mut guest = boot.start(Monitor::Soft)?;
     let seen = guest.wait_for("flushed 40", Duration::from_secs(60));
     ensure!(seen.is_some(), "the guest writes nothing");

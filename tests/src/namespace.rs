@@ -1,4 +1,5 @@
-//! Two hosts out of one: a pair of network namespaces joined by a virtual cable.
+//! Hosts out of one: a pair of network namespaces joined by a virtual cable, or
+//! one with a tap device for a guest.
 //! Needs root and `ip`. Everything is removed when the value is dropped.
 
 use std::ffi::OsString;
@@ -107,6 +108,56 @@ impl Pair {
             )?;
         }
         Ok(())
+    }
+}
+
+/// A namespace with a tap device in it, and nothing else.
+#[derive(Debug)]
+pub struct TapHost {
+    name: String,
+}
+
+impl TapHost {
+    /// The tap device.
+    pub const DEVICE: &str = "weft-tap";
+    /// The host's address on it.
+    pub const ADDRESS: &str = "10.118.0.1";
+    /// For the guest, as its `weft.net=` takes it.
+    pub const GUEST: &str = "10.118.0.2";
+
+    /// Makes both.
+    pub fn new() -> Result<TapHost> {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let host = TapHost {
+            name: format!("weft-tap-{}-{count}", std::process::id()),
+        };
+        let (name, device) = (&host.name, TapHost::DEVICE);
+        command("ip", &format!("netns add {name}"))?;
+        for arguments in [
+            format!("tuntap add dev {device} mode tap"),
+            format!("address add {}/24 dev {device}", TapHost::ADDRESS),
+            format!("link set {device} up"),
+            "link set lo up".to_string(),
+        ] {
+            command("ip", &format!("-n {name} {arguments}"))?;
+        }
+        Ok(host)
+    }
+
+    /// The words before a command that run it there.
+    pub fn prefix(&self) -> Vec<OsString> {
+        ["ip", "netns", "exec", &self.name]
+            .map(OsString::from)
+            .to_vec()
+    }
+}
+
+impl Drop for TapHost {
+    fn drop(&mut self) {
+        if let Err(error) = command("ip", &format!("netns del {}", self.name)) {
+            eprintln!("{error:#}");
+        }
     }
 }
 

@@ -1,4 +1,6 @@
 //! Benchmarks of `weft vm`: a Linux guest on Weft's software vCPU and on KVM,
 //! against the same guest under QEMU's TCG, or against the host.
 
+pub mod devices;
+pub mod kvm;
 pub mod soft;

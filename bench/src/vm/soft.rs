@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use serde_json::json;
 
 use crate::results::{Goal, Table, digits, median};
-use weft_tests::boot::{Boot, Images, Monitor, Run};
+use weft_tests::boot::{Boot, Disk, Images, Monitor, Run};
 
 /// Figures of the guest's `bench` that cost a time, with their goals.
 const FIGURES: [(&str, &str, Goal); 11] = [
@@ -90,7 +90,7 @@ pub fn soft(weft: &std::path::Path, images: &Images, repeat: usize) -> Result<Ta
         // A copy: the image stays as it was built.
         let copy = std::env::temp_dir().join(format!("weft-bench-{}.img", std::process::id()));
         std::fs::copy(disk, &copy).context("copying the root image")?;
-        python.disks = vec![copy];
+        python.disks = vec![Disk::new(&copy)];
         python.memory_mib = 512;
         python.words = "root=/dev/vda rw".to_string();
         python.script = format!("workloads {}", PYTHON.0);
@@ -111,7 +111,7 @@ pub fn soft(weft: &std::path::Path, images: &Images, repeat: usize) -> Result<Ta
         }
     }
     for disk in &python.disks {
-        std::fs::remove_file(disk).context("removing the copied image")?;
+        std::fs::remove_file(&disk.file).context("removing the copied image")?;
     }
     Ok(table(&samples))
 }
