@@ -95,6 +95,11 @@ impl Guest {
         }
     }
 
+    /// What has come, as far as it was waited for.
+    pub fn lines(&self) -> &[Line] {
+        &self.lines
+    }
+
     /// Types on the console.
     pub fn write(&mut self, text: &str) -> Result<()> {
         let input = self.input.as_mut().context("the console is closed")?;

@@ -12,7 +12,7 @@
 //! - [`loss`], [`setup`] and [`user`] are the suites that need more than a
 //!   comparison: nodes that die, errors before the start, an ordinary user.
 //! - [`vm`] tries the command `weft vm` with guests of a few instructions.
-//! - [`machines`] boots Linux under `weft vm run`.
+//! - [`machines`] boots Linux under `weft vm run`, [`devices`] tries its devices.
 //! - [`cluster`] starts daemons, [`namespace`] makes two hosts out of one.
 //! - [`guest`] is a virtual machine and its console; [`boot`] says what to boot
 //!   and under which monitor.
@@ -23,6 +23,7 @@ pub mod case;
 pub mod cluster;
 pub mod context;
 pub mod corpus;
+pub mod devices;
 pub mod guest;
 pub mod judge;
 pub mod loss;

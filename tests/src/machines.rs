@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::boot::{Boot, Disk, Images, Monitor};
 use crate::context::Context;
+use crate::devices::run_devices;
 use crate::guest::Ended;
 use crate::report::{Report, Verdict};
 
@@ -187,6 +188,8 @@ pub fn run_machines(context: &Context, plan: &Plan, report: &Report) {
             .unwrap_or_else(|error| Verdict::Failed(vec![format!("{error:#}")]));
         report.add(name, started.elapsed(), verdict);
     }
+    let wanted = |name: &str| plan.wants(name, false);
+    run_devices(context, &plan.images, &wanted, report);
 }
 
 fn boot_of(context: &Context, images: &Images, image: Image) -> Result<Boot> {
