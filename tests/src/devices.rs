@@ -327,7 +327,7 @@ fn files(place: &Place, direct: bool) -> Result<String> {
 
 fn discard(place: &Place) -> Result<String> {
     let disk = place.file_system("disk", None)?;
-    let blocks = || Ok::<_, anyhow::Error>(fs::metadata(&disk)?.blocks() * 512 >> 10);
+    let blocks = || Ok::<_, anyhow::Error>(fs::metadata(&disk)?.blocks() / 2);
     let mut boot = place.boot(
         "mkdir -p /mnt; mount -t ext4 /dev/vda /mnt && \
          dd if=/dev/urandom of=/mnt/file bs=1M count=24 conv=fsync && umount /mnt",
