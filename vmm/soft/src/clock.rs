@@ -11,10 +11,20 @@ use crate::cpu::Cpu;
 /// Instructions until the next look where nobody set a budget: as good as never.
 const UNBOUNDED: i64 = i64::MAX / 4;
 
-/// The host's time stamp counter.
+/// The host's time stamp counter, read after everything before it and before
+/// everything after it. RDTSC alone may be executed before an earlier load: a
+/// guest's `lfence; rdtsc`, whose LFENCE is an instruction of its own here, would
+/// see time go backwards from one vCPU to the next by a dozen ticks, and Linux
+/// gives up the TSC as its clock then (Intel SDM volume 2, RDTSC).
 pub fn host_tsc() -> u64 {
-    // SAFETY: every x86-64 processor has it.
-    unsafe { std::arch::x86_64::_rdtsc() }
+    use std::arch::x86_64::{_mm_lfence, _rdtsc};
+    // SAFETY: every x86-64 processor has these instructions.
+    unsafe {
+        _mm_lfence();
+        let ticks = _rdtsc();
+        _mm_lfence();
+        ticks
+    }
 }
 
 impl Cpu {
