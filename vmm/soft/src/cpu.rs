@@ -17,7 +17,7 @@ use crate::mmu::ExecutedPages;
 use crate::msr::Msrs;
 use crate::op::{Op, Outcome};
 use crate::requests::Mailbox;
-use crate::run::Configuration;
+use crate::run::{Configuration, TRANSLATED_AFTER};
 use crate::state::{DescriptorTable, Segment};
 use crate::tlb::Tlb;
 
@@ -196,6 +196,8 @@ pub struct Cpu {
     pub mailbox: Arc<Mailbox>,
     /// Devices, during [`crate::SoftCpu::run`].
     pub environment: Option<*mut dyn Environment>,
+    /// Executions after which a block is translated.
+    pub translated_after: u32,
     /// Clock and CPUID.
     pub configuration: Configuration,
     /// Guest TSC minus the host's, or minus the instruction clock's.
@@ -268,6 +270,7 @@ impl Cpu {
             machine: machine.clone(),
             mailbox,
             environment: None,
+            translated_after: TRANSLATED_AFTER,
             configuration,
             tsc_offset: 0,
         }))

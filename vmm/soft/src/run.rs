@@ -24,7 +24,7 @@ use crate::op::{Op, Outcome};
 use crate::requests::request;
 
 /// Executions after which a block is translated.
-const TRANSLATED_AFTER: u32 = 32;
+pub const TRANSLATED_AFTER: u32 = 32;
 
 /// DR6.BS: the debug exception is from single-stepping.
 const DR6_SINGLE_STEP: u64 = 1 << 14;
@@ -254,7 +254,7 @@ impl Cpu {
     #[inline(always)]
     fn translate(&mut self, block: &mut Block, generated: &mut Generated) -> bool {
         block.executions = block.executions.wrapping_add(1);
-        block.executions == TRANSLATED_AFTER && self.translate_now(block, generated)
+        block.executions == self.translated_after && self.translate_now(block, generated)
     }
 
     #[inline(never)]
@@ -475,6 +475,8 @@ impl Cpu {
         self.block = &block;
         self.registers[usize::from(Self::BLOCK_RIP)] = self.rip;
         self.alone = true;
+        // As in a block, so that the instruction reads the same clock.
+        self.budget -= 1;
         let op = &block.ops[0];
         // SAFETY: the op was just decoded for this mode, and its block lives.
         let outcome = unsafe { (op.handler)(self, op) };
@@ -482,18 +484,19 @@ impl Cpu {
         self.block = null();
         match outcome {
             Outcome::Fault => {
+                self.budget += 1;
                 self.rip = self.wrapped(self.own_rip(op));
                 self.deliver_fault()?;
                 return Ok(false);
             }
             Outcome::Abort | Outcome::Repeat => {
+                self.budget += 1;
                 self.rip = self.wrapped(self.own_rip(op));
                 return Ok(false);
             }
             Outcome::Continue => self.rip = self.wrapped(self.next_rip(op)),
             Outcome::End | Outcome::Taken | Outcome::Fallthrough | Outcome::Leave => {}
         }
-        self.budget -= 1;
         Ok(true)
     }
 

@@ -53,6 +53,12 @@ impl SoftCpu {
         self.cpu.code.forget_generated();
     }
 
+    /// Code is translated after so many executions, the first of which is 1; for
+    /// tests, which need not wait until it is worth it.
+    pub fn translate_after(&mut self, executions: u32) {
+        self.cpu.translated_after = executions.max(1);
+    }
+
     /// What makes [`SoftCpu::run`] come back.
     pub fn kicker(&self) -> Kick {
         Kick(self.cpu.mailbox.clone())

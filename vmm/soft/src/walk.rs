@@ -233,7 +233,7 @@ impl Cpu {
             reserved |= 0x7ff0_0000_0000_0000;
         }
         if pointer_table {
-            reserved |= 0x1e6;
+            reserved |= 0x1e6 | NO_EXECUTE;
         } else if leaf && level > 0 {
             // Address bits below the page's size, but for the PAT bit.
             reserved |= ((1 << (12 + level * format.bits)) - 1) & ADDRESS & !(1 << 12);

@@ -1,4 +1,4 @@
-//! From real mode to long mode, as an application processor of Linux goes; string
+//! 32-bit paging, and exceptions of 32-bit code. From real mode to long mode, as an application processor of Linux goes; string
 //! instructions; state that is saved and restored. Needs nothing.
 
 mod support;
@@ -328,4 +328,154 @@ fn the_count_of_instructions_is_the_same_interpreted_and_translated() {
         guest.halts();
     }
     assert_eq!(translated.cpu.save(), interpreted.cpu.save());
+}
+
+/// Tables of 32-bit code, where `Guest` has nothing.
+const TABLES_32: u64 = 0x4_2000;
+const IDT_32: u64 = 0x4_6000;
+const TSS_32: u64 = 0x4_7000;
+const LINEAR: u32 = 0x0080_0000;
+
+/// 32-bit code at level 0 without paging.
+fn protected_mode(guest: &Guest) -> CpuState {
+    let long = guest.long_mode();
+    let mut state = CpuState {
+        cr0: 0x33,
+        cr4: 0,
+        efer: 0,
+        ..long
+    };
+    state.cs.selector = CODE_32;
+    state.cs.rights = 0xc09b;
+    state
+}
+
+fn write_u32(guest: &Guest, address: u64, value: u64) {
+    guest.memory.write(address, &(value as u32).to_le_bytes());
+}
+
+#[test]
+fn paging_of_32_bits_has_two_levels_and_large_pages() {
+    let mut guest = Guest::new(|_| {});
+    let code = assemble(32, CODE, |a| {
+        a.mov(eax, dword_ptr(LINEAR + 8)).unwrap();
+        a.mov(dword_ptr(LINEAR + 12), eax).unwrap();
+        a.mov(ebx, dword_ptr(0x0100_0000 + DATA as u32)).unwrap();
+        a.hlt().unwrap();
+    });
+    guest.memory.write(CODE, &code);
+    write_u32(&guest, TABLES_32, 0x83);
+    write_u32(&guest, TABLES_32 + 2 * 4, (TABLES_32 + 0x1000) | 3);
+    write_u32(&guest, TABLES_32 + 4 * 4, 0x83);
+    write_u32(&guest, TABLES_32 + 0x1000, DATA | 3);
+    write_u32(&guest, DATA + 8, 0x1234_5678);
+    write_u32(&guest, DATA, 0x55);
+    let mut state = protected_mode(&guest);
+    (state.cr0, state.cr3, state.cr4) = (0x8001_0033, TABLES_32, 0x10);
+    guest.cpu.restore(&state);
+    let state = guest.halts();
+    assert_eq!(
+        (state.registers[0], state.registers[3]),
+        (0x1234_5678, 0x55)
+    );
+    assert_eq!(guest.memory.read(DATA + 12, 4), [0x78, 0x56, 0x34, 0x12]);
+    // Accessed in the directory, dirty as well in the table.
+    assert_eq!(guest.memory.read(TABLES_32 + 8, 1), [0x23]);
+    assert_eq!(guest.memory.read(TABLES_32 + 0x1000, 1), [0x63]);
+}
+
+/// Loads from `LINEAR` by PAE paging; what the load got, or the page fault's
+/// error code.
+fn load_by_pae(pointers: u64, entry: u64) -> Result<u64, u64> {
+    let mut guest = Guest::new(|_| {});
+    let code = assemble(32, CODE, |a| {
+        a.mov(eax, dword_ptr(LINEAR)).unwrap();
+        a.hlt().unwrap();
+    });
+    guest.memory.write(CODE, &code);
+    // The handler: pop eax; hlt.
+    guest.memory.write(CODE + 0x100, &[0x58, 0xf4]);
+    let gate = (CODE + 0x100) & 0xffff | u64::from(CODE_32) << 16 | 0x8e << 40 | 1 << 48;
+    guest.memory.write_u64(IDT_32 + 14 * 8, gate);
+    guest
+        .memory
+        .write_u64(TABLES_32, (TABLES_32 + 0x1000) | pointers);
+    guest.memory.write_u64(TABLES_32 + 0x1000, 0x83);
+    let table = TABLES_32 + 0x2000;
+    guest
+        .memory
+        .write_u64(TABLES_32 + 0x1000 + 4 * 8, table | 3);
+    guest.memory.write_u64(table, entry);
+    write_u32(&guest, DATA, 0x77);
+    let mut state = protected_mode(&guest);
+    (state.cr0, state.cr3, state.cr4, state.efer) = (0x8001_0033, TABLES_32, 0x20, 0x800);
+    state.idtr.base = IDT_32;
+    guest.cpu.restore(&state);
+    let exit = guest.run();
+    let state = guest.cpu.save();
+    match exit {
+        Exit::Halted if state.rip == CODE + 0x102 => Err(state.registers[0]),
+        Exit::Halted => Ok(state.registers[0]),
+        // Not even code can be fetched.
+        _ => Err(u64::MAX),
+    }
+}
+
+#[test]
+fn pae_paging_has_three_levels_and_wide_entries() {
+    assert_eq!(load_by_pae(1, DATA | 3), Ok(0x77));
+    assert_eq!(load_by_pae(1, DATA | 3 | NO_EXECUTE), Ok(0x77));
+    assert_eq!(load_by_pae(1, 0), Err(0));
+    assert_eq!(load_by_pae(1, DATA | 3 | 1 << 60), Err(9));
+    // The top level's entries have neither rights nor NX.
+    assert_eq!(load_by_pae(3, DATA | 3), Err(u64::MAX));
+    assert_eq!(load_by_pae(1 | NO_EXECUTE, DATA | 3), Err(u64::MAX));
+}
+
+#[test]
+fn an_exception_of_32_bit_user_code_changes_the_stack() {
+    const USER_CODE_32: u16 = 0x53;
+    const USER_STACK: u64 = 0x3_8000;
+    let mut guest = Guest::new(|_| {});
+    guest.memory.write_u64(GDT + 0x50, 0x00cf_fb00_0000_ffff);
+    // hlt, which is the supervisor's; the handler takes the frame apart.
+    guest.memory.write(CODE, &[0x90, 0xf4]);
+    let handler = assemble(32, CODE + 0x100, |a| {
+        a.mov(ebp, esp).unwrap();
+        a.pop(eax).unwrap();
+        a.pop(ebx).unwrap();
+        a.pop(ecx).unwrap();
+        a.pop(edx).unwrap();
+        a.pop(esi).unwrap();
+        a.pop(edi).unwrap();
+        a.hlt().unwrap();
+    });
+    guest.memory.write(CODE + 0x100, &handler);
+    let gate = (CODE + 0x100) & 0xffff | u64::from(CODE_32) << 16 | 0x8e << 40 | 1 << 48;
+    guest.memory.write_u64(IDT_32 + 13 * 8, gate);
+    write_u32(&guest, TSS_32 + 4, KERNEL_STACK);
+    write_u32(&guest, TSS_32 + 8, u64::from(KERNEL_DATA));
+    let mut state = protected_mode(&guest);
+    let user = guest.user_mode();
+    (state.ss, state.ds, state.es) = (user.ss, user.ds, user.es);
+    state.cs.selector = USER_CODE_32;
+    state.cs.rights = 0xc0fb;
+    state.cpl = 3;
+    state.registers[4] = USER_STACK;
+    // A fault's frame has RF set besides.
+    state.rflags = 0x203;
+    state.gdtr.limit = 0x57;
+    state.tr.base = TSS_32;
+    state.idtr.base = IDT_32;
+    guest.cpu.restore(&state);
+    let state = guest.halts();
+    assert_eq!((state.cpl, state.ss.selector), (0, KERNEL_DATA));
+    let [error, from, code, left, flags] =
+        [0, 3, 1, 4, 2].map(|index: usize| state.registers[index]);
+    assert_eq!((error, from, code), (0, CODE + 1, u64::from(USER_CODE_32)));
+    assert_eq!((flags, state.rflags & 0x200), (0x1_0203, 0));
+    assert_eq!(left, KERNEL_STACK);
+    assert_eq!(state.registers[5], KERNEL_STACK - 24);
+    let stack = (state.registers[6], state.registers[7]);
+    assert_eq!(stack, (USER_STACK, u64::from(USER_DATA)));
 }
