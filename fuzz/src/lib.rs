@@ -8,6 +8,10 @@
 pub mod dsm;
 pub mod proc;
 pub mod random;
+pub mod soft;
+pub mod soft_guest;
+pub mod soft_memory;
+pub mod soft_walk;
 pub mod vmm_boot;
 pub mod vmm_devices;
 pub mod wire;
@@ -126,5 +130,15 @@ pub const TARGETS: &[Target] = &[
         name: "vmm-pci-config",
         run: vmm_devices::pci,
         valid: vmm_devices::valid_pci,
+    },
+    Target {
+        name: "soft-code",
+        run: soft::code,
+        valid: soft::valid_code,
+    },
+    Target {
+        name: "soft-walk",
+        run: soft::walk,
+        valid: soft::valid_tables,
     },
 ];
