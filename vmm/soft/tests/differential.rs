@@ -879,7 +879,12 @@ fn millions_of_translated_sequences_do_what_they_do_natively() {
 }
 
 /// Sequences that once did something else.
-const REGRESSIONS: [(&str, &[u8]); 5] = [
+const REGRESSIONS: [(&str, &[u8]); 6] = [
+    // Translated, half of the immediate became code of the host.
+    (
+        "MOV of 64 bits with an operand-size prefix",
+        &[0x66, 0x48, 0xb9, 1, 2, 3, 4, 0x99, 0x90, 0x90, 0x90],
+    ),
     // C0 to C3 of the status word were taken for arithmetic flags.
     ("x87 arithmetic leaves the flags alone", &[0xde, 0xfb]),
     // Taken for an instruction without XMM registers: #UD.

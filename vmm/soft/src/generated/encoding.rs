@@ -56,7 +56,12 @@ impl<'a> Encoding<'a> {
         // integer instructions there.
         let mandatory = length > 1 && repeat != 0 && !is_integer(code[1]);
         let opcode = Opcode {
-            prefix: if mandatory { repeat } else { size },
+            // REX.W makes 66 mean nothing: an immediate keeps its length.
+            prefix: match length {
+                _ if mandatory => repeat,
+                1 if rex & 8 != 0 => 0,
+                _ => size,
+            },
             lock,
             wide: rex & 8 != 0,
             low_bytes: rex != 0,
