@@ -11,11 +11,12 @@ use weft_bench::program::Place;
 use weft_bench::raw::{self, Kind};
 use weft_bench::results::Table;
 use weft_bench::vm::devices::devices;
+use weft_bench::vm::footprint::footprint;
 use weft_bench::vm::kvm::kvm;
 use weft_bench::vm::soft::soft;
 use weft_tests::boot::Images;
 
-const BENCHMARKS: [&str; 8] = [
+const BENCHMARKS: [&str; 9] = [
     "latency",
     "unstretched",
     "throughput",
@@ -24,6 +25,7 @@ const BENCHMARKS: [&str; 8] = [
     "vm-soft",
     "vm-kvm",
     "vm-devices",
+    "vm-start",
 ];
 
 /// Measures weft against native runs and raw sockets.
@@ -87,6 +89,7 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Table> {
         "latency" => micro::latency(place, repeat),
         "unstretched" => micro::unstretched(place, repeat),
         "throughput" => micro::throughput(place, repeat),
+        "vm-start" => footprint(&place.weft, &options.images(), &place.work, repeat),
         "vm-soft" => soft(&place.weft, &options.images(), repeat),
         "vm-kvm" => kvm(place, &options.images(), repeat),
         "vm-devices" => devices(place, &options.images(), repeat),

@@ -2,5 +2,6 @@
 //! against the same guest under QEMU's TCG, or against the host.
 
 pub mod devices;
+pub mod footprint;
 pub mod kvm;
 pub mod soft;

@@ -300,7 +300,7 @@ impl Cpu {
         // SAFETY: blocks live until the code cache is cleared, which happens only
         // between blocks, and then the pointer is cleared too.
         let own = unsafe { self.block.as_ref() }
-            .is_some_and(|block| block.page() == page || block.second_page == Some(page));
+            .is_some_and(|block| block.page() == page || block.second_page() == Some(page));
         if own && !self.alone {
             self.fault = Fault {
                 abort: true,

@@ -10,7 +10,8 @@
 //! - A block that is alive holds what memory holds: see [`crate::machine`].
 //! - A block that died (its page was written to, or taken away) stays in memory,
 //!   not alive, until [`CodeCache::clear`], because links and jump caches may
-//!   still point to it. They check `alive` before they follow.
+//!   still point to it. They check `alive` before they follow. Its instructions
+//!   are freed when the next block is inserted: no handler is at work then.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -18,7 +19,7 @@ use std::ptr::null;
 
 use iced_x86::{Decoder, Instruction};
 
-use crate::decode::DECODER_OPTIONS;
+use crate::decode::{DECODER_OPTIONS, Side};
 use crate::environment::PAGE_SIZE;
 use crate::op::Op;
 
@@ -28,6 +29,12 @@ pub const BLOCK_INSTRUCTIONS_MAX: usize = 64;
 /// Decoded instructions that one vCPU keeps, at most: about 16 MiB. One more
 /// block, and all are dropped.
 const INSTRUCTIONS_MAX: usize = 256 << 10;
+
+/// What a block without instructions counts, as instructions.
+const BLOCK_INSTRUCTIONS: usize = size_of::<Block>().div_ceil(size_of::<Op>());
+
+/// Blocks that are allocated at one time.
+const SLAB: usize = 256;
 
 /// Entries of a jump cache, a power of two.
 pub const JUMP_ENTRIES: usize = 1024;
@@ -117,15 +124,18 @@ pub struct Block {
     /// Guest-physical address of the first byte.
     pub physical: u64,
     /// For an instruction that crosses pages: the second page's guest-physical
-    /// address.
-    pub second_page: Option<u64>,
+    /// address; else [`NO_PAGE`].
+    second_page: u64,
     /// One per instruction, and an end mark where the last is no branch.
     pub ops: Box<[Op]>,
     /// The instructions' bytes.
     pub bytes: Box<[u8]>,
     /// Side tables that ops point to.
-    pub side: Box<[crate::decode::Side]>,
+    side: Option<Box<Box<[Side]>>>,
 }
+
+/// No page begins there.
+const NO_PAGE: u64 = u64::MAX;
 
 impl Block {
     /// A block out of its parts; `count` instructions.
@@ -135,7 +145,7 @@ impl Block {
         count: u32,
         ops: Box<[Op]>,
         bytes: Box<[u8]>,
-        side: Box<[crate::decode::Side]>,
+        side: Box<[Side]>,
     ) -> Self {
         Self {
             code: null(),
@@ -146,11 +156,18 @@ impl Block {
             executions: 0,
             links: [Link::NONE; 2],
             physical: key.physical,
-            second_page,
+            second_page: second_page.unwrap_or(NO_PAGE),
             ops,
             bytes,
-            side,
+            side: (!side.is_empty()).then(|| Box::new(side)),
         }
+    }
+
+    /// For an instruction that crosses pages: the second page's guest-physical
+    /// address.
+    #[inline(always)]
+    pub fn second_page(&self) -> Option<u64> {
+        (self.second_page != NO_PAGE).then_some(self.second_page)
     }
 
     /// The instructions, decoded again as if the first were at `rip`.
@@ -170,6 +187,13 @@ impl Block {
         self.code = null();
     }
 
+    /// Frees what only a block that is alive needs.
+    fn empty(&mut self) {
+        self.ops = Box::default();
+        self.bytes = Box::default();
+        self.side = None;
+    }
+
     /// The guest-physical page of its first byte.
     pub fn page(&self) -> u64 {
         self.physical & !(PAGE_SIZE - 1)
@@ -183,6 +207,13 @@ pub struct BlockKey {
     pub physical: u64,
     /// What for.
     pub mode: Mode,
+}
+
+impl BlockKey {
+    /// As one number: physical addresses have at most 52 bits.
+    fn number(self) -> u64 {
+        self.physical | u64::from(self.mode.0) << 56
+    }
 }
 
 /// Multiplication by a large odd number: the keys are addresses.
@@ -215,20 +246,24 @@ type AddressMap<K, V> = HashMap<K, V, BuildHasherDefault<AddressHasher>>;
 /// All blocks of one vCPU.
 #[derive(Default)]
 pub struct CodeCache {
-    found: AddressMap<BlockKey, *mut Block>,
+    /// By [`BlockKey::number`].
+    found: AddressMap<u64, *mut Block>,
     /// Blocks with bytes on a page, by its address.
     pages: AddressMap<u64, Vec<*mut Block>>,
-    /// Every block since the last clearing, dead ones too: who owns them.
-    // Boxed, because pointers to them have to stay right while the list grows.
-    #[allow(clippy::vec_box)]
-    owned: Vec<Box<Block>>,
+    /// Every block since the last clearing, dead ones too: who owns them. Each
+    /// list has room for [`SLAB`] and never grows, so that pointers stay right.
+    owned: Vec<Vec<Block>>,
+    /// Blocks that died since the last insertion.
+    dead: Vec<*mut Block>,
+    /// Of the blocks that are alive, and [`BLOCK_INSTRUCTIONS`] for each that is
+    /// not.
     instructions: usize,
 }
 
 impl CodeCache {
     /// The block at `key`, if it is there and alive.
     pub fn find(&self, key: BlockKey) -> Option<*mut Block> {
-        self.found.get(&key).copied()
+        self.found.get(&key.number()).copied()
     }
 
     /// Whether another block of full size would be too much: then
@@ -243,18 +278,43 @@ impl CodeCache {
             physical: block.physical,
             mode: block.mode,
         };
-        let second_page = block.second_page;
+        let second_page = block.second_page();
         let page = block.page();
+        self.bury();
         self.instructions += block.ops.len();
-        let mut block = Box::new(block);
-        let pointer: *mut Block = &mut *block;
-        self.owned.push(block);
-        self.found.insert(key, pointer);
+        let pointer = self.own(block);
+        self.found.insert(key.number(), pointer);
         self.pages.entry(page).or_default().push(pointer);
         if let Some(second) = second_page {
             self.pages.entry(second).or_default().push(pointer);
         }
         pointer
+    }
+
+    fn own(&mut self, block: Block) -> *mut Block {
+        if self.owned.last().is_none_or(|slab| slab.len() == SLAB) {
+            self.owned.push(Vec::with_capacity(SLAB));
+        }
+        let slab = self.owned.len() - 1;
+        let slab = &mut self.owned[slab];
+        slab.push(block);
+        let last = slab.len() - 1;
+        // SAFETY: `last` lies within the list. (No reference to the others is
+        // made: pointers to them are in use.)
+        unsafe { slab.as_mut_ptr().add(last) }
+    }
+
+    /// Frees the instructions of blocks that died.
+    fn bury(&mut self) {
+        for pointer in self.dead.drain(..) {
+            // SAFETY: `owned` holds the block until `clear`, which empties `dead`
+            // as well. Blocks are inserted between blocks, when no handler is at
+            // work that could hold an `Op`, and nobody enters a dead one.
+            let block = unsafe { &mut *pointer };
+            self.instructions += BLOCK_INSTRUCTIONS;
+            self.instructions = self.instructions.saturating_sub(block.ops.len());
+            block.empty();
+        }
     }
 
     /// Lets all blocks with bytes on `page` die.
@@ -269,12 +329,13 @@ impl CodeCache {
                 continue;
             }
             block.die();
+            self.dead.push(pointer);
             let key = BlockKey {
                 physical: block.physical,
                 mode: block.mode,
             };
-            if self.found.get(&key) == Some(&pointer) {
-                self.found.remove(&key);
+            if self.found.get(&key.number()) == Some(&pointer) {
+                self.found.remove(&key.number());
             }
         }
     }
@@ -283,7 +344,7 @@ impl CodeCache {
     pub fn drop_all(&mut self) {
         self.found.clear();
         self.pages.clear();
-        for block in &mut self.owned {
+        for block in self.owned.iter_mut().flatten() {
             block.die();
         }
         self.instructions = INSTRUCTIONS_MAX;
@@ -298,13 +359,14 @@ impl CodeCache {
     pub fn clear(&mut self) {
         self.found.clear();
         self.pages.clear();
+        self.dead.clear();
         self.owned.clear();
         self.instructions = 0;
     }
 
     /// Generated code is gone: all blocks are interpreted again.
     pub fn forget_generated(&mut self) {
-        for block in &mut self.owned {
+        for block in self.owned.iter_mut().flatten() {
             block.code = null();
             block.executions = 0;
         }
@@ -312,7 +374,7 @@ impl CodeCache {
 
     /// Blocks kept, the dead included.
     pub fn len(&self) -> usize {
-        self.owned.len()
+        self.owned.iter().map(Vec::len).sum()
     }
 
     /// Whether there are none.

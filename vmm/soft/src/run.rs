@@ -203,7 +203,7 @@ impl Cpu {
         };
         self.executed_pages.insert(linear);
         // SAFETY: found or inserted just now.
-        if unsafe { (*block).second_page.is_some() } {
+        if unsafe { (*block).second_page().is_some() } {
             self.executed_pages.insert(linear.wrapping_add(16));
         }
         if self.mode.is_64() {
@@ -216,7 +216,7 @@ impl Cpu {
     /// Whether a block that crosses pages is the one for these pages.
     fn second_page_fits(&mut self, block: *mut Block, linear: u64) -> Result<bool, Missing> {
         // SAFETY: the code cache found it just now.
-        let Some(second) = (unsafe { (*block).second_page }) else {
+        let Some(second) = (unsafe { (*block).second_page() }) else {
             return Ok(true);
         };
         let next = (linear | 0xfff).wrapping_add(1);
@@ -259,7 +259,7 @@ impl Cpu {
 
     #[inline(never)]
     fn translate_now(&mut self, block: &mut Block, generated: &mut Generated) -> bool {
-        if !block.mode.is_64() || block.second_page.is_some() || !block.alive {
+        if !block.mode.is_64() || block.second_page().is_some() || !block.alive {
             return false;
         }
         match generated.translate(self, block) {
@@ -411,8 +411,8 @@ impl Cpu {
         let from = self.block_rip();
         let same = (from ^ self.rip) >> 12 == 0
             && current.page() == target.page()
-            && current.second_page.is_none()
-            && target.second_page.is_none();
+            && current.second_page().is_none()
+            && target.second_page().is_none();
         let linear = self.linear_rip(self.rip);
         let epoch = match self.fetch.find(self.privilege_class(), linear) {
             _ if same => SAME_PAGE,

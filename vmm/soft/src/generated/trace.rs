@@ -95,7 +95,7 @@ fn offset_of(block: &Block) -> i64 {
 }
 
 fn push_block<'a>(items: &mut Vec<Item<'a>>, block: &'a Block) -> Option<()> {
-    if !block.mode.is_64() || block.second_page.is_some() || block.count == 0 {
+    if !block.mode.is_64() || block.second_page().is_some() || block.count == 0 {
         return None;
     }
     let start = offset_of(block);
