@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::io::Read;
+use std::sync::Mutex;
 
 use thiserror::Error;
 
@@ -102,6 +103,8 @@ const MAGICS: &[(&[u8], Compression)] = &[
 const LZ4_LEGACY_MAGIC: [u8; 4] = [0x02, 0x21, 0x4c, 0x18];
 /// Most that one block of the legacy format unpacks to.
 const LZ4_BLOCK_MAX: usize = 8 << 20;
+/// Most threads that unpack one kernel, which has some 50 MiB.
+const UNPACKERS_MAX: usize = 8;
 /// A dictionary or window larger than this is refused: Linux uses 128 MiB at most.
 const WINDOW_MAX_KIB: u32 = 192 << 10;
 
@@ -178,11 +181,31 @@ pub fn unpack(payload: &[u8], limit: u64) -> Result<Vec<u8>, PayloadError> {
     Ok(unpacked)
 }
 
-/// The legacy frame: blocks, each after its packed length; no end mark.
+/// The legacy frame: blocks, each after its packed length; no end mark. They do
+/// not depend on each other, so all CPUs unpack.
 fn unpack_lz4(packed: &[u8], size: usize, unpacked: &mut Vec<u8>) -> Result<(), String> {
-    let mut rest = packed;
+    let blocks = lz4_blocks(packed)?;
     *unpacked = vec![0; size];
+    // All but the last of a frame unpack to as much as a block can hold; where
+    // frames were strung together, one within may have less.
+    let rooms = unpacked.chunks_mut(LZ4_BLOCK_MAX);
+    if rooms.len() == blocks.len() && unpack_side_by_side(&blocks, rooms.collect()) {
+        return Ok(());
+    }
     let mut filled = 0;
+    for block in blocks {
+        let room = &mut unpacked[filled..];
+        let room_length = room.len().min(LZ4_BLOCK_MAX);
+        filled += lz4_flex::block::decompress_into(block, &mut room[..room_length])
+            .map_err(|error| error.to_string())?;
+    }
+    unpacked.truncate(filled);
+    Ok(())
+}
+
+fn lz4_blocks(packed: &[u8]) -> Result<Vec<&[u8]>, String> {
+    let mut blocks = Vec::new();
+    let mut rest = packed;
     while let Some((word, after)) = rest.split_first_chunk::<4>() {
         rest = after;
         // Frames may be strung together: each begins with the magic again.
@@ -194,14 +217,92 @@ fn unpack_lz4(packed: &[u8], size: usize, unpacked: &mut Vec<u8>) -> Result<(), 
             return Err(format!("a block of {length} bytes, {} left", rest.len()));
         };
         rest = after;
-        let room = &mut unpacked[filled..];
-        let room_length = room.len().min(LZ4_BLOCK_MAX);
-        filled += lz4_flex::block::decompress_into(block, &mut room[..room_length])
-            .map_err(|error| error.to_string())?;
+        blocks.push(block);
     }
-    if !rest.is_empty() {
-        return Err(format!("{} bytes after the last block", rest.len()));
+    match rest.len() {
+        0 => Ok(blocks),
+        left => Err(format!("{left} bytes after the last block")),
     }
-    unpacked.truncate(filled);
-    Ok(())
+}
+
+/// Whether every block fills its room.
+fn unpack_side_by_side(blocks: &[&[u8]], rooms: Vec<&mut [u8]>) -> bool {
+    let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
+    let threads = threads.min(blocks.len()).min(UNPACKERS_MAX);
+    let work = Mutex::new(blocks.iter().zip(rooms));
+    let unpack = || {
+        loop {
+            let next = work.lock().map_or(None, |mut work| work.next());
+            let Some((block, room)) = next else {
+                return true;
+            };
+            let unpacked = lz4_flex::block::decompress_into(block, room);
+            if unpacked.is_ok_and(|bytes| bytes == room.len()) {
+                continue;
+            }
+            return false;
+        }
+    };
+    std::thread::scope(|scope| {
+        let start = |number| {
+            std::thread::Builder::new()
+                .name(format!("weft-unpack{number}"))
+                .spawn_scoped(scope, unpack)
+        };
+        // One that does not start leaves its work to the others.
+        let others: Vec<_> = (1..threads)
+            .filter_map(|number| start(number).ok())
+            .collect();
+        let own = unpack();
+        let others = others.into_iter().map(|thread| thread.join());
+        others.fold(own, |all, other| all && other.is_ok_and(|filled| filled))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Frames of blocks, and the size of it all.
+    fn pack(data: &[u8], frames: &[usize]) -> Vec<u8> {
+        let mut packed = Vec::new();
+        let mut rest = data;
+        for length in frames {
+            let (frame, after) = rest.split_at(*length);
+            rest = after;
+            packed.extend(LZ4_LEGACY_MAGIC);
+            for block in frame.chunks(LZ4_BLOCK_MAX) {
+                let block = lz4_flex::block::compress(block);
+                packed.extend((block.len() as u32).to_le_bytes());
+                packed.extend(block);
+            }
+        }
+        packed.extend((data.len() as u32).to_le_bytes());
+        packed
+    }
+
+    #[test]
+    fn blocks_go_where_they_belong() {
+        let size = 2 * LZ4_BLOCK_MAX + 4321;
+        let data: Vec<u8> = (0..size as u32).map(|n| (n / 251 + n) as u8).collect();
+        for frames in [
+            &[size][..],
+            &[5, size - 5],
+            &[LZ4_BLOCK_MAX, size - LZ4_BLOCK_MAX],
+        ] {
+            let packed = pack(&data, frames);
+            assert!(unpack(&packed, size as u64).unwrap() == data, "{frames:?}");
+            let mut damaged = packed.clone();
+            damaged[9] ^= 0xff;
+            assert!(
+                unpack(&damaged, size as u64).is_ok_and(|found| found != data)
+                    || unpack(&damaged, size as u64).is_err()
+            );
+        }
+        let mut longer = pack(&data, &[size]);
+        let last = longer.len() - 4;
+        longer[last..].copy_from_slice(&(size as u32 + 1).to_le_bytes());
+        let error = unpack(&longer, 1 << 30).unwrap_err();
+        assert!(matches!(error, PayloadError::Size { .. }), "{error}");
+    }
 }
