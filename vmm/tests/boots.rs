@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use weft_vmm::machine::{
-    Answer, BackEndChoice, Configuration, End, Machine, MachineState, Outside, Request, Status,
+    Answer, BackEndChoice, Configuration, End, Machine, MachineState, Outside, Request, Stage,
+    Status,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -134,13 +135,14 @@ fn deterministic_boots_repeat_with_one_vcpu_and_with_many() {
     }
 }
 
-/// Saves the machine, which stands, drops it, and lets another one go on with its
-/// memory.
-fn move_on(machine: Machine, configuration: &Configuration, console: &Console) -> Machine {
-    let Answer::Saved(state) = ask(&machine, Request::Save) else {
-        panic!("not saved");
-    };
-    let text = serde_json::to_string(&state).unwrap();
+/// Drops a machine that was saved, and lets another one go on with its memory.
+fn move_on(
+    machine: Machine,
+    state: &MachineState,
+    configuration: &Configuration,
+    console: &Console,
+) -> Machine {
+    let text = serde_json::to_string(state).unwrap();
     let ram = machine.ram().clone();
     drop(machine);
     let next = Machine::adopt(configuration, console.outside(), ram).unwrap();
@@ -164,10 +166,17 @@ fn moved(configuration: &Configuration, every: Duration) -> (u32, String) {
             break;
         }
         assert!(start.elapsed() < PATIENCE, "{}", console.text());
-        // It may end between the look and the pause: the next look says how.
-        if machine.handle().request(Request::Pause).is_ok() {
-            machine = move_on(machine, configuration, &console);
-            moves += 1;
+        // It may end between the look and the pause, or have asked for its end just
+        // before it: the next look says how.
+        if machine.handle().request(Request::Pause).is_err() {
+            continue;
+        }
+        match machine.handle().request(Request::Save) {
+            Ok(Answer::Saved(state)) => {
+                machine = move_on(machine, &state, configuration, &console);
+                moves += 1;
+            }
+            other => assert_eq!(status(&machine).stage, Stage::Ended, "{other:?}"),
         }
     }
     console.check();
