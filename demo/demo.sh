@@ -125,8 +125,8 @@ heading "3. Linux with two vCPUs"
 say "A machine of two vCPUs and 256 MiB: boots, runs a command, shuts down."
 say
 command='uname -sr; nproc; free -m | head -n 2; echo $((6 * 7))'
-show "weft vm run --cpus 2 --memory 256M --kernel vmlinux --initrd busybox.cpio --cmdline 'console=ttyS0 quiet weft.run=\"$command\"'"
-timed "$work/log" "$WEFT" vm run --cpus 2 --memory 256M --kernel "$GUEST/vmlinux" \
+show "weft vm run --ready 'weft-guest: hello' --cpus 2 --memory 256M --kernel vmlinux --initrd busybox.cpio --cmdline 'console=ttyS0 quiet weft.run=\"$command\"'"
+timed "$work/log" "$WEFT" vm run --ready "weft-guest: hello" --cpus 2 --memory 256M --kernel "$GUEST/vmlinux" \
 	--initrd "$GUEST/busybox.cpio" --cmdline "console=ttyS0 quiet weft.run=\"$command\"" \
 	</dev/null >"$work/console"
 sed 's/\r$//; s/^/    /' "$work/console"
