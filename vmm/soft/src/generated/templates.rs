@@ -240,10 +240,23 @@ impl<'a> Translation<'a> {
             a.instruction(sized(0x39), divisor, Rm::Register(RDX));
             a.jump_if(condition::ABOVE_OR_EQUAL, slow);
         }
+        // Undefined flags are what the host makes of the old ones, as in the
+        // handler: the checks above have changed the host's.
+        let needed = self.needed[index] != 0;
+        let divisor = if needed && divisor == R11 {
+            a.copy(R10, R11);
+            R10
+        } else {
+            divisor
+        };
+        if needed {
+            stubs::load_flags(a);
+        }
         let operation = if signed { 7 } else { 6 };
         a.instruction(sized(0xf7), operation, Rm::Register(divisor));
-        // Its flags are undefined: those in the `Cpu` will do.
-        self.host_flags = false;
+        if needed {
+            self.after(index);
+        }
         self.finish_slow(index, slow);
     }
 
