@@ -17,6 +17,8 @@ pub struct ModRm {
 pub struct Encoding<'a> {
     /// Opcode with its prefixes; REX.W is `wide`, any REX at all `low_bytes`.
     pub opcode: Opcode,
+    /// It has prefixes other than REX.
+    pub prefixed: bool,
     /// F2 or F3, where `opcode` does not count it as part of itself.
     pub repeat: u8,
     /// Operands, where there is a ModRM byte.
@@ -43,6 +45,7 @@ impl<'a> Encoding<'a> {
             }
             at += 1;
         }
+        let prefixed = at != 0;
         let rex = match bytes.get(at)? {
             rex @ 0x40..=0x4f => {
                 at += 1;
@@ -94,6 +97,7 @@ impl<'a> Encoding<'a> {
         }
         Some(Self {
             opcode,
+            prefixed,
             repeat: if mandatory { 0 } else { repeat },
             modrm,
             opcode_register: (rex & 1) << 3,

@@ -1,10 +1,13 @@
 //! Which template writes an instruction.
 
-use iced_x86::{Instruction, Mnemonic, OpKind, Register};
+use iced_x86::{Decoder, Instruction, Mnemonic, OpKind, Register};
 
+use super::assembler::register::{R10, R11, RAX};
+use super::assembler::{Assembler, Memory, Rm};
 use super::encoding::Encoding;
 use super::stubs::host;
 use super::thunk;
+use crate::decode::DECODER_OPTIONS;
 use crate::environment::Access;
 
 /// What a field of the ModRM byte names.
@@ -123,7 +126,53 @@ pub fn select(instruction: &Instruction, encoding: &Encoding<'_>) -> Template {
         .or_else(|| lea(instruction))
         .or_else(|| without_modrm(instruction, encoding))
         .or_else(|| with_modrm(instruction, encoding))
+        .filter(|template| is_same_when_written(instruction, encoding, template))
         .unwrap_or(Template::Handler)
+}
+
+/// Whether what the template writes is one instruction of the same kind, of the
+/// guest's ModRM byte and constant: else a part of a constant would be run as
+/// code of the host.
+///
+/// Only instructions with prefixes can be misunderstood so; without, there is
+/// nothing that changes a constant's length.
+fn is_same_when_written(
+    instruction: &Instruction,
+    encoding: &Encoding<'_>,
+    template: &Template,
+) -> bool {
+    let number = |field: Field| match field {
+        Field::Opcode(number) | Field::HighByte(number) | Field::Xmm(number) => number,
+        Field::General(guest) => host(guest).unwrap_or(R11),
+    };
+    let (mut opcode, reg, rm) = (encoding.opcode, Field::Opcode(0), Rm::Register(RAX));
+    let (reg, rm) = match *template {
+        Template::Registers { reg, rm } => {
+            let high = matches!(reg, Field::HighByte(_)) || matches!(rm, Field::HighByte(_));
+            opcode.low_bytes &= !high;
+            (reg, Rm::Register(number(rm)))
+        }
+        Template::Memory { reg, .. } => (reg, Rm::Memory(Memory::At(R10, 0))),
+        Template::PartialConstant(_) => {
+            opcode.bytes[0] = 0xc6 | u8::from(opcode.bytes[0] >= 0xb8);
+            (reg, rm)
+        }
+        _ => return true,
+    };
+    if !encoding.prefixed {
+        return true;
+    }
+    let mut assembler = Assembler::default();
+    assembler.start(0);
+    assembler.instruction(opcode, number(reg), rm);
+    assembler.bytes(encoding.immediate);
+    let code = assembler.finish();
+    let written = Decoder::new(64, code, DECODER_OPTIONS).decode();
+    let same = match template {
+        Template::PartialConstant(_) => written.mnemonic() == instruction.mnemonic(),
+        _ => written.code() == instruction.code(),
+    };
+    same && written.len() == code.len()
 }
 
 fn general(register: Register) -> Option<u8> {
@@ -436,5 +485,57 @@ fn byte_fields(code: [u8; 3], length: u8) -> (bool, bool) {
         (2, _, 0x90..=0x9f | 0xb6 | 0xbe) => (false, true),
         (2, _, 0xb0 | 0xc0) => (true, true),
         _ => (false, false),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decoded(bytes: &[u8]) -> Instruction {
+        Decoder::new(64, bytes, DECODER_OPTIONS).decode()
+    }
+
+    #[test]
+    fn a_misunderstood_constant_is_the_handlers() {
+        // mov rcx, imm64 with an operand-size prefix, which counts for nothing.
+        let bytes = [0x66, 0x48, 0xb9, 1, 2, 3, 4, 5, 6, 7, 8];
+        let encoding = Encoding::of(&bytes).unwrap();
+        let template = select(&decoded(&bytes), &encoding);
+        assert_eq!(template, Template::Constant(1));
+        let mut wrong = encoding;
+        wrong.opcode.prefix = 0x66;
+        let template = select(&decoded(&bytes), &wrong);
+        assert_eq!(template, Template::Handler);
+        // add word ptr [rax], 0x201 with too short a constant, or too long.
+        let bytes = [0x66, 0x81, 0x00, 1, 2, 3];
+        for length in 3..=6 {
+            let mut wrong = Encoding::of(&bytes).unwrap();
+            wrong.immediate = &bytes[3..length];
+            let template = select(&decoded(&bytes), &wrong);
+            assert_eq!(template == Template::Handler, length != 5, "{length}");
+        }
+    }
+
+    #[test]
+    fn prefixes_do_not_keep_instructions_from_templates() {
+        for bytes in [
+            // lock xadd [rdi], eax; mov ax, [rip + 0]; movsd xmm1, [rsp]
+            &[0xf0, 0x0f, 0xc1, 0x07][..],
+            &[0x66, 0x8b, 0x05, 0, 0, 0, 0],
+            &[0xf2, 0x0f, 0x10, 0x0c, 0x24],
+            // mov rax, gs:[0x28]; movq xmm2, r9; mov cx, 5; mov [eax], cl
+            &[0x65, 0x48, 0x8b, 0x04, 0x25, 0x28, 0, 0, 0],
+            &[0x66, 0x49, 0x0f, 0x6e, 0xd1],
+            &[0x66, 0xb9, 5, 0],
+            &[0x67, 0x88, 0x08],
+            // rep bsf eax, ecx; add ah, cl with an empty prefix
+            &[0xf3, 0x0f, 0xbc, 0xc1],
+            &[0x3e, 0x00, 0xcc],
+        ] {
+            let encoding = Encoding::of(bytes).unwrap();
+            let template = select(&decoded(bytes), &encoding);
+            assert_ne!(template, Template::Handler, "{bytes:x?}");
+        }
     }
 }
