@@ -18,6 +18,7 @@ ROUNDS ?= 2
 MOMENTS ?= 3
 SOAK_ROUNDS ?= 100
 SOAK_MOMENTS ?= 50
+SOAK_BOOTS ?= 100
 FUZZ_SECONDS ?= 300
 
 help: ## Lists the tasks
@@ -70,7 +71,7 @@ bench: build programs guest guest-debian ## Measures, and renews the tables of b
 
 soak: build programs guest guest-debian ## The long tests, for a night
 	$(CARGO) test --release $(OTHERS) -- --ignored
-	$(E2E) --long --rounds $(SOAK_ROUNDS) --moments $(SOAK_MOMENTS)
+	$(E2E) --long --rounds $(SOAK_ROUNDS) --moments $(SOAK_MOMENTS) --boots $(SOAK_BOOTS)
 
 fuzz: ## The fuzz targets of every crate, FUZZ_SECONDS each crate
 	@bash .ci/fuzz $(FUZZ_SECONDS)
