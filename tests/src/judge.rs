@@ -135,13 +135,15 @@ pub fn check_counters(
     }
     let pushes = counters.total(|node| node.pushes);
     let jumps = counters.total(|node| node.jumps_in);
-    // An execution that learned to follow its pages leaves them where they are.
-    let follows = setting.jump == "auto" && jumps > 0;
-    if !follows && pushes < case.pushes_min {
-        findings.push(format!(
-            "{pushes} pushes, at least {} expected",
-            case.pushes_min
-        ));
+    // An execution that follows its pages leaves them where they are: all of them
+    // when it learned to, some when a count makes it.
+    let pushes_min = match (setting.jump.as_str(), jumps) {
+        (_, 0) => case.pushes_min,
+        ("auto", _) => 0,
+        _ => case.pushes_min / 4,
+    };
+    if pushes < pushes_min {
+        findings.push(format!("{pushes} pushes, at least {pushes_min} expected"));
     }
     if setting.jump == "never" && jumps > 0 {
         findings.push(format!("{jumps} jumps, though jumping was forbidden"));
@@ -193,7 +195,8 @@ mod tests {
             check_counters(&case, &setting(jump), &[4, 4], &counters(0, pushes, jumps)).len()
         };
         assert_eq!(check("8", 100, 1), 0);
-        assert_eq!(check("8", 99, 1), 1);
+        assert_eq!(check("8", 25, 1), 0);
+        assert_eq!(check("8", 24, 1), 1);
         assert_eq!(check("8", 100, 0), 1);
         assert_eq!(check("never", 100, 0), 0);
         assert_eq!(check("never", 99, 0), 1);
