@@ -30,6 +30,7 @@ pub mod confine;
 pub mod console;
 pub mod devices;
 pub mod interrupts;
+mod join;
 pub mod machine;
 pub mod memory;
 pub mod part;

@@ -18,6 +18,7 @@ use super::output::Output;
 use super::socket::Socket;
 use super::terminal::{self, Raw, Size};
 use crate::confine::{self, ThreadKind};
+use crate::join::join_until;
 
 /// How often keys are offered again to a guest that does not take them.
 const RETRY_MS: u8 = 10;
@@ -115,13 +116,8 @@ impl Carrier {
     pub fn finish(self) {
         self.finish.store(true, Ordering::Release);
         self.output.wake();
-        let deadline = Instant::now() + FINISH_BOUND;
-        while !self.thread.is_finished() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        if self.thread.is_finished() {
-            let _ = self.thread.join();
-        }
+        // The terminal is restored even where the thread hangs in a write.
+        join_until(self.thread, Instant::now() + FINISH_BOUND);
         terminal::restore();
     }
 }

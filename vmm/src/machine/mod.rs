@@ -27,7 +27,7 @@ mod tests;
 
 use std::io::Write;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use thiserror::Error;
 use weft_soft::CpuState;
@@ -38,6 +38,7 @@ pub use lifecycle::{Answer, Counters, End, Refusal, Request, Stage, Status, Vcpu
 pub use state::MachineState;
 
 use crate::confine::{self, ThreadKind};
+use crate::join::join_until;
 use crate::memory::Ram;
 use crate::virtio::console::ConsoleOutput;
 use assembly::{Assembled, Plan};
@@ -227,14 +228,8 @@ impl Machine {
         // The queue is bounded and its reader never stops reading, so there is
         // room soon; a reader that is gone needs no word.
         let _ = self.handle.owner.send(Input::Quit);
-        let deadline = std::time::Instant::now() + END_WAIT;
-        while !thread.is_finished() && std::time::Instant::now() < deadline {
-            std::thread::sleep(Duration::from_micros(200));
-        }
-        if thread.is_finished() {
-            // It does not panic: panics abort.
-            let _ = thread.join();
-        }
+        // One that does not end in time goes with the process.
+        join_until(thread, Instant::now() + END_WAIT);
     }
 }
 

@@ -27,6 +27,7 @@ use super::turns::{QUANTUM, Standing, Turns};
 use super::{Tally, Vcpu, VcpuError};
 use crate::confine::{self, ThreadKind};
 use crate::interrupts::{LocalApic, LocalApicState, Seat};
+use crate::join::join_until;
 
 /// Longest sleep of a halted vCPU before it looks around, whatever its timer says.
 const SLEEP_MAX: Duration = Duration::from_secs(10);
@@ -278,16 +279,9 @@ impl Runner {
     pub fn finish(&mut self, deadline: Instant) -> bool {
         // A thread that has ended already cannot take it, which is as good.
         let _ = self.order(Order::Finish);
-        let Some(thread) = self.thread.take() else {
-            return true;
-        };
-        while !thread.is_finished() {
-            if Instant::now() >= deadline {
-                return false;
-            }
-            std::thread::sleep(Duration::from_micros(100));
-        }
-        thread.join().is_ok()
+        self.thread
+            .take()
+            .is_none_or(|thread| join_until(thread, deadline))
     }
 }
 
