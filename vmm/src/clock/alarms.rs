@@ -1,16 +1,19 @@
 //! The thread that brings running vCPUs back when their APIC timers are due. A
 //! halted vCPU's thread waits for its own timer.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
 use super::Clock;
 use crate::confine::{self, ThreadKind};
 
 /// No alarm.
 const NEVER: u64 = u64::MAX;
+/// The shortest wait that a timer takes: zero would stop it.
+const AT_ONCE: Duration = Duration::from_nanos(1);
 
 /// Says to a vCPU that its time has come. Must not wait.
 pub type Ring = Box<dyn Fn(u32) + Send + Sync>;
@@ -18,15 +21,18 @@ pub type Ring = Box<dyn Fn(u32) + Send + Sync>;
 struct Shared {
     clock: Arc<Clock>,
     ring: Ring,
+    /// What the thread waits for. Who sets it wakes nobody: to wake a thread
+    /// costs more than all else that a guest's timer does here.
+    timer: TimerFd,
+    table: Mutex<Table>,
+}
+
+struct Table {
     /// Guest TSC at which each vCPU wants to be rung.
-    deadlines: Box<[AtomicU64]>,
-    /// Guest TSC until which the thread sleeps; [`NEVER`] while it looks around,
-    /// so that whoever sets an earlier alarm then tells it.
-    sleeps_until: AtomicU64,
-    over: AtomicBool,
-    /// Held by the thread but while it sleeps.
-    awake: Mutex<()>,
-    changed: Condvar,
+    deadlines: Box<[u64]>,
+    /// Guest TSC for which the timer is set: never later than a deadline.
+    armed: u64,
+    over: bool,
 }
 
 /// One alarm for each vCPU.
@@ -41,11 +47,12 @@ impl Alarms {
         let shared = Arc::new(Shared {
             clock,
             ring,
-            deadlines: (0..cpus).map(|_| AtomicU64::new(NEVER)).collect(),
-            sleeps_until: AtomicU64::new(NEVER),
-            over: AtomicBool::new(false),
-            awake: Mutex::default(),
-            changed: Condvar::new(),
+            timer: TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC)?,
+            table: Mutex::new(Table {
+                deadlines: (0..cpus).map(|_| NEVER).collect(),
+                armed: NEVER,
+                over: false,
+            }),
         });
         let work = shared.clone();
         let thread = confine::spawn("weft-timer", ThreadKind::Device, move || work.run())?;
@@ -55,94 +62,86 @@ impl Alarms {
         })
     }
 
-    /// Rings the vCPU when the guest's TSC is `deadline`; `None`: not at all.
+    /// Rings the vCPU once the guest's TSC is `deadline`; `None`: not at all.
     pub fn set(&self, vcpu: u32, deadline: Option<u64>) {
-        let Some(cell) = self.shared.deadlines.get(vcpu as usize) else {
-            return;
-        };
         let deadline = deadline.unwrap_or(NEVER);
-        cell.store(deadline, Ordering::SeqCst);
-        if deadline < self.shared.sleeps_until.load(Ordering::SeqCst) {
-            self.shared.look_again();
+        let mut table = self.shared.table();
+        table.deadlines[vcpu as usize] = deadline;
+        if deadline < table.armed {
+            self.shared.arm(&mut table, deadline);
         }
     }
 
     /// To be called when time goes on after it stood.
     pub fn look_again(&self) {
-        self.shared.look_again();
+        self.shared.arm(&mut self.shared.table(), 0);
     }
 }
 
 impl Drop for Alarms {
     fn drop(&mut self) {
-        self.shared.over.store(true, Ordering::SeqCst);
-        self.shared.look_again();
+        let mut table = self.shared.table();
+        table.over = true;
+        self.shared.arm(&mut table, 0);
+        drop(table);
         if let Some(thread) = self.thread.take() {
-            // It never panics, and sleeps only where it hears the line above.
+            // It never panics, and waits only for the timer.
             let _ = thread.join();
         }
     }
 }
 
 impl Shared {
-    fn look_again(&self) {
-        drop(
-            self.awake
-                .lock()
-                .unwrap_or_else(|poison| poison.into_inner()),
-        );
-        self.changed.notify_one();
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table
+            .lock()
+            .unwrap_or_else(|poison| poison.into_inner())
+    }
+
+    fn arm(&self, table: &mut Table, deadline: u64) {
+        table.armed = deadline;
+        let wait = self
+            .clock
+            .when(deadline)
+            .saturating_duration_since(Instant::now());
+        let expiration = Expiration::OneShot(wait.max(AT_ONCE).into());
+        // Fails only where the descriptor is no timer or the time no time.
+        let set = self.timer.set(expiration, TimerSetTimeFlags::empty());
+        debug_assert!(set.is_ok());
     }
 
     fn run(&self) {
-        let mut due = Vec::with_capacity(self.deadlines.len());
-        let mut awake = self
-            .awake
-            .lock()
-            .unwrap_or_else(|poison| poison.into_inner());
-        while !self.over.load(Ordering::SeqCst) {
-            self.sleeps_until.store(NEVER, Ordering::SeqCst);
-            let next = self.collect(&mut due);
-            if !due.is_empty() {
-                drop(awake);
-                for vcpu in due.drain(..) {
-                    (self.ring)(vcpu);
-                }
-                awake = self
-                    .awake
-                    .lock()
-                    .unwrap_or_else(|poison| poison.into_inner());
-                continue;
+        let mut due = Vec::new();
+        loop {
+            // Interrupted or not: what is due is in the table.
+            let _ = self.timer.wait();
+            let mut table = self.table();
+            if table.over {
+                return;
             }
-            self.sleeps_until.store(next, Ordering::SeqCst);
-            let wait = self
-                .clock
-                .when(next)
-                .saturating_duration_since(Instant::now());
-            awake = self
-                .changed
-                .wait_timeout(awake, wait)
-                .unwrap_or_else(|poison| poison.into_inner())
-                .0;
+            let next = table.collect(self.clock.now(), &mut due);
+            table.armed = NEVER;
+            if next != NEVER {
+                self.arm(&mut table, next);
+            }
+            drop(table);
+            for vcpu in due.drain(..) {
+                (self.ring)(vcpu);
+            }
         }
     }
+}
 
+impl Table {
     /// Takes the alarms that are due; says when the next will be.
-    fn collect(&self, due: &mut Vec<u32>) -> u64 {
-        let now = self.clock.now();
+    fn collect(&mut self, now: u64, due: &mut Vec<u32>) -> u64 {
         let mut next = NEVER;
-        for (vcpu, cell) in self.deadlines.iter().enumerate() {
-            let deadline = cell.load(Ordering::SeqCst);
-            if deadline > now {
-                next = next.min(deadline);
-                continue;
+        for (vcpu, deadline) in self.deadlines.iter_mut().enumerate() {
+            if *deadline <= now {
+                *deadline = NEVER;
+                due.push(vcpu as u32);
             }
-            let taken = cell.compare_exchange(deadline, NEVER, Ordering::SeqCst, Ordering::SeqCst);
-            match taken {
-                Ok(_) => due.push(vcpu as u32),
-                // Set again meanwhile: it is looked at in the next round.
-                Err(_) => next = now,
-            }
+            next = next.min(*deadline);
         }
         next
     }

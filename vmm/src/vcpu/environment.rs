@@ -80,8 +80,6 @@ pub(super) struct CpuEnvironment {
     pub apic: LocalApic,
     pub counters: Arc<VcpuCounters>,
     pub kick: Arc<dyn Kick>,
-    /// What the alarm is set to.
-    alarm: Option<u64>,
 }
 
 impl CpuEnvironment {
@@ -98,7 +96,6 @@ impl CpuEnvironment {
             apic,
             counters,
             kick,
-            alarm: None,
         }
     }
 
@@ -112,12 +109,8 @@ impl CpuEnvironment {
     /// Has the vCPU rung when its timer is due. `running`: else its thread waits
     /// for the timer itself.
     pub fn set_alarm(&mut self, running: bool) {
-        let wanted = self.apic.deadline().filter(|_| running);
-        if wanted == self.alarm {
-            return;
-        }
-        self.alarm = wanted;
         if let Some(alarms) = &self.around.alarms {
+            let wanted = self.apic.deadline().filter(|_| running);
             alarms.set(self.id, wanted);
         }
     }
