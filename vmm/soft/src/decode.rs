@@ -18,7 +18,7 @@ use crate::generated::arena::ArenaFull;
 use crate::generated::thunk::{Thunk, Thunks};
 use crate::host;
 use crate::interpret::select::{Operands, index_of, number_of};
-use crate::interpret::{self, branch};
+use crate::interpret::{self, branch, compare};
 use crate::op::{Handler, Op, Outcome};
 use crate::segments::rights;
 use crate::walk::Need;
@@ -266,9 +266,18 @@ impl Parts<'_> {
         let mut ops = Vec::with_capacity(self.instructions.len() + 1);
         let mut side = Vec::new();
         let mut offset = 0;
+        let mut before: Option<Operands<'_>> = None;
         for instruction in self.instructions {
             let operands = Operands::of(instruction, self.key.mode);
-            ops.push(operation(&operands, self.rip, offset, &mut side, thunks)?);
+            let sides = side.len();
+            let op = operation(&operands, self.rip, offset, &mut side, thunks)?;
+            if let (Some(before), Some(last), true) =
+                (&before, ops.last_mut(), self.key.mode.is_64())
+            {
+                compare::join(before, last, instruction, &op);
+            }
+            before = (side.len() == sides).then_some(operands);
+            ops.push(op);
             offset += instruction.len() as u16;
         }
         // Also behind a branch, which never comes to it: all blocks are alike.

@@ -10,6 +10,7 @@
 //!            +--------+
 //! ```
 
+use std::hint::black_box;
 use std::ptr::null;
 use std::sync::atomic::Ordering;
 
@@ -346,25 +347,46 @@ impl Cpu {
             // alive or at least in memory.
             let outcome = unsafe { ((*op).handler)(self, &*op) };
             if outcome != Outcome::Continue {
-                break outcome;
+                // Else the compiler makes one table of this and what follows,
+                // and every instruction jumps through it.
+                break black_box(outcome);
             }
             // SAFETY: as above.
             op = unsafe { op.add(1) };
         };
-        let slot = match outcome {
-            Outcome::Taken => 0,
-            Outcome::Fallthrough => 1,
-            Outcome::End => 2,
-            Outcome::Leave => return Ok(None),
-            _ => {
-                self.stopped(outcome, op, true)?;
-                return Ok(None);
-            }
-        };
+        // Comparisons, in this order: a table of jumps would be guessed wrong.
+        let slot = (outcome as u32).wrapping_sub(Outcome::Taken as u32) as usize;
+        if slot > 1 && outcome != Outcome::End {
+            return self.left(outcome, op);
+        }
         if self.is_wanted() {
             return Ok(None);
         }
+        if slot > 1 {
+            return Ok(self.find_block().ok());
+        }
+        // SAFETY: the block was just run.
+        let current = unsafe { &*block };
+        let link = &current.links[slot];
+        let valid = link.epoch == SAME_PAGE
+            || link.epoch == self.global_epoch
+            || link.epoch == self.local_epoch;
+        // SAFETY: links are voided before blocks are freed, and a block is
+        // freed together with those on its page.
+        if valid && link.rip == self.rip && unsafe { (*link.block).alive } {
+            return Ok(Some(link.block.cast_mut()));
+        }
         Ok(self.successor(block, slot))
+    }
+
+    /// A block that was left for another reason than its end.
+    #[cold]
+    #[inline(never)]
+    fn left(&mut self, outcome: Outcome, op: *const Op) -> Result<Option<*mut Block>, TripleFault> {
+        if outcome != Outcome::Leave {
+            self.stopped(outcome, op, true)?;
+        }
+        Ok(None)
     }
 
     /// Less than a block may still be executed: one by one.
@@ -378,30 +400,17 @@ impl Cpu {
         Ok(())
     }
 
-    /// The block at RIP, by the link of the block that led there.
-    #[inline(always)]
+    /// The block at RIP, which is the successor of `block` from now on.
+    #[inline(never)]
     fn successor(&mut self, block: *mut Block, slot: usize) -> Option<*mut Block> {
-        // SAFETY: the block was just run.
-        let current = unsafe { &mut *block };
-        if let Some(link) = current.links.get(slot) {
-            let valid = link.epoch == SAME_PAGE
-                || link.epoch == self.global_epoch
-                || link.epoch == self.local_epoch;
-            // SAFETY: links are voided before blocks are freed, and a block is
-            // freed together with those on its page.
-            if valid && link.rip == self.rip && unsafe { (*link.block).alive } {
-                return Some(link.block.cast_mut());
-            }
-        }
         let epoch = self.global_epoch;
         let next = self.find_block().ok()?;
-        if slot < 2 && epoch == self.global_epoch {
+        if epoch == self.global_epoch {
             self.link(block, slot, next);
         }
         Some(next)
     }
 
-    #[inline(never)]
     fn link(&mut self, block: *mut Block, slot: usize, next: *mut Block) {
         // SAFETY: no block was freed since both were found.
         let (current, target) = unsafe { (&mut *block, &*next) };

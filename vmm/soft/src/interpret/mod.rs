@@ -21,6 +21,7 @@ mod alu;
 pub mod arithmetic;
 mod bits;
 pub mod branch;
+pub mod compare;
 mod decimal;
 mod far;
 pub mod float;

@@ -143,7 +143,7 @@ macro_rules! sized_wide {
 
 /// The instantiation of a handler for a condition, which is its first parameter.
 macro_rules! conditional {
-    ($condition:expr, $handler:ident $(, $more:literal)*) => {
+    ($condition:expr, $handler:ident $(, $more:tt)*) => {
         match $condition {
             0 => $handler::<0 $(, $more)*> as crate::op::Handler,
             1 => $handler::<1 $(, $more)*>,
