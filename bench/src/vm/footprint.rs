@@ -18,6 +18,8 @@ use crate::results::{Goal, Table, digits, median};
 const START_GOAL: Goal = Goal::AtMost(50.0);
 /// Megabytes (10^6 bytes).
 const RESIDENT_GOAL: Goal = Goal::AtMost(30.0);
+/// Million instructions a second.
+const INTERPRETED_GOAL: Goal = Goal::AtLeast(150.0);
 /// Starts for each repetition: they are short, and vary with the host's load.
 const STARTS: usize = 5;
 /// Until the guest's first program runs.
@@ -37,6 +39,7 @@ type Samples = BTreeMap<&'static str, Vec<f64>>;
 
 const START_SMALL: &str = "start to the first instruction, small kernel";
 const START_CLOUD: &str = "start to the first instruction, Debian's cloud kernel (bzImage, LZ4)";
+const INTERPRETED: &str = "interpreter alone, boot of the small kernel";
 const RESIDENT: &str = "resident beside guest RAM, generated code";
 const RESIDENT_BOTH: &str = "the same with the process that looks after it";
 const RESIDENT_INTERPRETED: &str = "resident beside guest RAM, interpreted only";
@@ -59,6 +62,10 @@ pub fn footprint(weft: &Path, images: &Images, work: &Path, repeat: usize) -> Re
                 weft_samples.entry(name).or_default().push(start);
             }
         }
+        for _ in 0..STARTS {
+            let speed = interpreted_mips(&small, work)?;
+            weft_samples.entry(INTERPRETED).or_default().push(speed);
+        }
         let generated = resident(&small, Monitor::Soft, false)?;
         let interpreted = resident(&small, Monitor::Soft, true)?;
         for (name, value) in [
@@ -76,7 +83,7 @@ pub fn footprint(weft: &Path, images: &Images, work: &Path, repeat: usize) -> Re
 fn table(weft: &Samples, qemu: &[f64]) -> Table {
     let mut table = Table::new(
         "vm-start",
-        "One vCPU on the software back end, 256 MiB (Debian's kernel: 512 MiB). The start is from the monitor's process to just before the guest's first instruction, as `weft vm run` reports it; when QEMU's vCPU runs cannot be seen from outside. Resident is everything the process has mapped but the guest's RAM, files' pages included, memory mapped twice counted once, while the guest's shell waits; medians.",
+        "One vCPU on the software back end, 256 MiB (Debian's kernel: 512 MiB). The start is from the monitor's process to just before the guest's first instruction, as `weft vm run` reports it; when QEMU's vCPU runs cannot be seen from outside. Resident is everything the process has mapped but the guest's RAM, files' pages included, memory mapped twice counted once, while the guest's shell waits; medians. The interpreter is alone where nothing is translated, and counts what it executes (`WEFT_SOFT_INTERPRET=1`, `--deterministic`): from the first instruction to the power-off, decoding included.",
         &[
             "what",
             "weft, soft",
@@ -90,6 +97,7 @@ fn table(weft: &Samples, qemu: &[f64]) -> Table {
     for (name, unit, goal) in [
         (START_SMALL, "ms", START_GOAL),
         (START_CLOUD, "ms", Goal::None),
+        (INTERPRETED, "M instructions/s", INTERPRETED_GOAL),
         (RESIDENT, "MB", RESIDENT_GOAL),
         (RESIDENT_BOTH, "MB", Goal::None),
         (RESIDENT_INTERPRETED, "MB", RESIDENT_GOAL),
@@ -117,15 +125,32 @@ fn table(weft: &Samples, qemu: &[f64]) -> Table {
     table
 }
 
-/// Boots, ends at once, and reads what the monitor says of its start.
-fn start_ms(boot: &Boot, work: &Path) -> Result<f64> {
-    let file = work.join("start.json");
-    let mut boot = boot.running("true");
+/// Boots, ends at once; what the monitor says of that run.
+fn report(mut boot: Boot, options: &[&str], work: &Path) -> Result<Value> {
+    let file = work.join("run.json");
     boot.options = vec!["--stats".into(), format!("json={}", file.display())];
+    boot.options
+        .extend(options.iter().map(|word| word.to_string()));
     boot.run(Monitor::Soft)?;
-    let report: Value = serde_json::from_slice(&fs::read(&file)?)?;
+    Ok(serde_json::from_slice(&fs::read(&file)?)?)
+}
+
+fn start_ms(boot: &Boot, work: &Path) -> Result<f64> {
+    let report = report(boot.running("true"), &[], work)?;
     let seconds = report["start_time_s"].as_f64();
     Ok(seconds.context("no start_time_s")? * 1e3)
+}
+
+/// Millions of instructions a second from the first to the power-off, decoding and
+/// the host's page faults included.
+fn interpreted_mips(boot: &Boot, work: &Path) -> Result<f64> {
+    let mut boot = boot.running("true");
+    boot.prefix = vec!["env".into(), format!("{INTERPRET}=1").into()];
+    let report = report(boot, &["--deterministic"], work)?;
+    let executed = report["counters"]["vcpu0.instructions"].as_f64();
+    let seconds = report["run_time_s"].as_f64();
+    let (executed, seconds) = executed.zip(seconds).context("no count of instructions")?;
+    Ok(executed / seconds / 1e6)
 }
 
 /// What is typed before the shell reads is lost, so it is typed again.

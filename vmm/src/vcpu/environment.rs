@@ -47,6 +47,8 @@ pub struct VcpuCounters {
     pub(super) halts: AtomicU64,
     pub(super) kicks: AtomicU64,
     pub(super) deadlines: AtomicU64,
+    /// Executed, where instructions are the clock.
+    pub(super) instructions: AtomicU64,
 }
 
 impl VcpuCounters {
@@ -62,6 +64,7 @@ impl VcpuCounters {
             ("halts", &self.halts),
             ("kicks", &self.kicks),
             ("deadlines", &self.deadlines),
+            ("instructions", &self.instructions),
         ]
         .map(|(name, count)| (name, count.load(Ordering::Relaxed)))
         .to_vec()

@@ -481,6 +481,9 @@ impl Thread {
         }
         let exit = self.vcpu.run(&mut self.environment)?;
         if let Some(turn) = self.turn {
+            let executed = self.vcpu.instructions();
+            let counter = &self.environment.counters.instructions;
+            counter.store(executed, Ordering::Relaxed);
             self.tell_time(turn);
         }
         Ok(exit)
