@@ -126,7 +126,7 @@ pub struct Block {
     /// For an instruction that crosses pages: the second page's guest-physical
     /// address; else [`NO_PAGE`].
     second_page: u64,
-    /// One per instruction, and an end mark where the last is no branch.
+    /// One per instruction, and an end mark where the last is no near branch.
     pub ops: Box<[Op]>,
     /// The instructions' bytes.
     pub bytes: Box<[u8]>,

@@ -263,7 +263,11 @@ struct Parts<'a> {
 impl Parts<'_> {
     /// Makes ops of the instructions.
     fn assemble(&self, thunks: &mut Thunks) -> Result<Block, ArenaFull> {
-        let mut ops = Vec::with_capacity(self.instructions.len() + 1);
+        let closed = self
+            .instructions
+            .last()
+            .is_some_and(branch::never_continues);
+        let mut ops = Vec::with_capacity(self.instructions.len() + usize::from(!closed));
         let mut side = Vec::new();
         let mut offset = 0;
         let mut before: Option<Operands<'_>> = None;
@@ -280,8 +284,9 @@ impl Parts<'_> {
             ops.push(op);
             offset += instruction.len() as u16;
         }
-        // Also behind a branch, which never comes to it: all blocks are alike.
-        ops.push(empty(branch::end_of_block, offset, 0));
+        if !closed {
+            ops.push(empty(branch::end_of_block, offset, 0));
+        }
         Ok(Block::new(
             self.key,
             self.second_page,

@@ -205,6 +205,17 @@ pub fn ends_block(instruction: &Instruction) -> bool {
     !matches!(instruction.flow_control(), FlowControl::Next)
 }
 
+/// Whether the instruction's handler is one of these, which leave the block in
+/// any case: no op needs to be behind it.
+pub fn never_continues(instruction: &Instruction) -> bool {
+    instruction.is_jcc_short_or_near()
+        || instruction.is_jmp_short_or_near()
+        || instruction.is_jmp_near_indirect()
+        || instruction.is_call_near()
+        || instruction.is_call_near_indirect()
+        || instruction.mnemonic() == Mnemonic::Ret
+}
+
 fn counted_kind(mnemonic: Mnemonic) -> Option<LoopKind> {
     Some(match mnemonic {
         Mnemonic::Loop => LoopKind::Always,
