@@ -129,7 +129,8 @@ fn a_guest_goes_on_in_another_machine_again_and_again() {
 #[test]
 #[ignore = "needs the images of `make guest`"]
 fn a_guest_with_a_disk_at_work_goes_on_in_another_machine() {
-    let disk = std::env::temp_dir().join(format!("weft-boots-{}.img", std::process::id()));
+    // Where a run that fails leaves one file at most.
+    let disk = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("boots.img");
     std::fs::File::create(&disk)
         .and_then(|file| file.set_len(64 << 20))
         .unwrap();
