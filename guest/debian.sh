@@ -74,6 +74,7 @@ build_debian_root() {
 		say "the Debian root image is up to date"
 		return
 	fi
+	need_root
 	need mke2fs=e2fsprogs zstd=zstd
 	local tree=$out/build/debian-root
 	rm -rf "$tree"
@@ -91,18 +92,22 @@ build_debian_root() {
 	say "made debian/root.ext4"
 }
 
+need_root() {
+	[ "$(id -u)" -eq 0 ] || lack "the Debian root image has to be made by root (files of many owners)"
+}
+
 # The packages alone: they take most of the time, and change least.
 build_debian_base() {
 	local made_from
-	[ "$(id -u)" -eq 0 ] || fail "the Debian root image has to be made by root (files of many owners)"
 	made_from=$(key "$here/debian.sh" "$here/lib.sh" "$here/debian-packages")
 	if fresh debian-base "$made_from" debian/base.tar.zst; then
 		return
 	fi
+	need_root
 	need mmdebstrap=mmdebstrap zstd=zstd
 	local started=$SECONDS packages sources
 	sources=$(debian_sources)
-	[ -n "$sources" ] || fail "apt has no package source of Debian's (apt-get update?)"
+	[ -n "$sources" ] || lack "apt has no package source of Debian's (apt-get update?)"
 	packages=$(sed 's/#.*//' "$here/debian-packages" | xargs | tr ' ' ',')
 	say "fetching a Debian system (log: $out/root.log)"
 	mkdir -p "$out/debian"

@@ -9,6 +9,13 @@ fail() {
 	exit 1
 }
 
+# lack TEXT: the host has not what a build takes, which is no fault of the build:
+# an exit code of its own, so that tests can go on without the images.
+lack() {
+	say "error: $*"
+	exit 77
+}
+
 # need COMMAND=PACKAGE... (or FILE=PACKAGE): all that is missing in one message.
 need() {
 	local pair missing=()
@@ -22,7 +29,7 @@ need() {
 		esac
 	done
 	[ ${#missing[@]} -eq 0 ] ||
-		fail "these packages are missing: apt-get install --no-install-recommends ${missing[*]}"
+		lack "these packages are missing: apt-get install --no-install-recommends ${missing[*]}"
 }
 
 # The version of a package that apt would install here.
@@ -44,7 +51,7 @@ version_of() {
 		: >"$out/.updated"
 		candidate "$1" && return
 	fi
-	fail "apt knows no package $1: it takes the package sources of Debian 12, and apt-get update"
+	lack "apt knows no package $1: it takes the package sources of Debian 12, and apt-get update"
 }
 
 # fetch PACKAGE: downloads it, and prints the file's path. apt has checked it

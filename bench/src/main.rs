@@ -90,7 +90,7 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Table> {
         "unstretched" => micro::unstretched(place, repeat),
         "throughput" => micro::throughput(place, repeat),
         "vm-start" => footprint(&place.weft, &options.images(), &place.work, repeat),
-        "vm-soft" => soft(&place.weft, &options.images(), repeat),
+        "vm-soft" => soft(place, &options.images(), repeat),
         "vm-kvm" => kvm(place, &options.images(), repeat),
         "vm-devices" => devices(place, &options.images(), repeat),
         "elastic-gigabit" => elastic(place, Network::Gigabit, repeat, &options.program),

@@ -194,13 +194,29 @@ mod tests {
     use super::*;
     use std::fs;
 
-    fn file(name: &str, bytes: &[u8], mode: u32) -> PathBuf {
-        let directory = std::env::temp_dir().join(format!("weft-program-{}", std::process::id()));
-        fs::create_dir_all(&directory).unwrap();
-        let path = directory.join(name);
-        fs::write(&path, bytes).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-        path
+    /// A directory of one test, which goes with this value.
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Scratch {
+            let name = format!("weft-program-{}-{name}", std::process::id());
+            let path = std::env::temp_dir().join(name);
+            fs::create_dir_all(&path).unwrap();
+            Scratch(path)
+        }
+
+        fn file(&self, name: &str, bytes: &[u8], mode: u32) -> PathBuf {
+            let path = self.0.join(name);
+            fs::write(&path, bytes).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            path
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            fs::remove_dir_all(&self.0).unwrap();
+        }
     }
 
     fn elf(class: u8, kind: u16, machine: u16) -> Vec<u8> {
@@ -232,6 +248,8 @@ mod tests {
 
     #[test]
     fn each_refusal_says_what_is_wrong() {
+        let scratch = Scratch::new("refusals");
+        let file = |name, bytes: &[u8], mode| scratch.file(name, bytes, mode);
         let missing = resolve(OsStr::new("no-such"), &[], Some(OsStr::new("/bin"))).unwrap_err();
         assert_eq!(missing.exit_code(), 127);
         assert_eq!(refusal(Path::new("/nowhere/at/all")).0, 127);
@@ -252,7 +270,8 @@ mod tests {
 
     #[test]
     fn a_script_becomes_its_interpreter() {
-        let script = file("script", b"#! /bin/cat  -A b \nbody", 0o755);
+        let scratch = Scratch::new("script");
+        let script = scratch.file("script", b"#! /bin/cat  -A b \nbody", 0o755);
         let program = resolve(script.as_os_str(), &["x".into()], None).unwrap();
         assert_eq!(program.path, Path::new("/bin/cat"));
         let expected: Vec<OsString> =
@@ -262,10 +281,9 @@ mod tests {
 
     #[test]
     fn scripts_do_not_loop() {
-        let path = std::env::temp_dir()
-            .join(format!("weft-program-{}", std::process::id()))
-            .join("loop");
-        let script = file("loop", format!("#!{}\n", path.display()).as_bytes(), 0o755);
+        let scratch = Scratch::new("loop");
+        let line = format!("#!{}\n", scratch.0.join("loop").display());
+        let script = scratch.file("loop", line.as_bytes(), 0o755);
         let (code, text) = refusal(&script);
         assert!(code == 126 && text.contains("deep"), "{text}");
     }

@@ -17,6 +17,9 @@ pub const USER_SPACE: &str = "weft-guest: hello";
 /// QEMU's quickest machine for this: q35 without what nobody uses here.
 const TCG_MACHINE: &str = "q35,smm=off,vmport=off,sata=off";
 
+/// The files of the small kernel with the busybox image.
+pub const SMALL: [&str; 2] = ["vmlinux", "busybox.cpio"];
+
 /// Who runs the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Monitor {
@@ -80,6 +83,12 @@ impl Images {
         Ok(file)
     }
 
+    /// Which of these images is not there, if any, as a reason to skip what needs it.
+    pub fn missing(&self, names: &[&str]) -> Option<String> {
+        let name = names.iter().find(|name| self.file(name).is_err())?;
+        Some(format!("no image {name}: `make guest guest-debian`"))
+    }
+
     /// A static program of the busybox image, copied to `to`: the very one that
     /// guests run.
     pub fn program(&self, name: &str, to: &Path) -> Result<()> {
@@ -92,11 +101,8 @@ impl Images {
 
     /// The small kernel with the busybox image.
     pub fn small(&self, weft: &Path) -> Result<Boot> {
-        Ok(Boot::new(
-            weft,
-            &self.file("vmlinux")?,
-            &self.file("busybox.cpio")?,
-        ))
+        let [kernel, initrd] = SMALL;
+        Ok(Boot::new(weft, &self.file(kernel)?, &self.file(initrd)?))
     }
 }
 
@@ -261,6 +267,7 @@ impl Boot {
             "-M",
             TCG_MACHINE,
             "-nodefaults",
+            "-no-user-config",
         ]);
         command.args(["-display", "none", "-serial", "stdio", "-no-reboot"]);
         command.arg("-kernel").arg(&self.kernel);

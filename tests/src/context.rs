@@ -128,6 +128,14 @@ impl Context {
     }
 }
 
+/// Why no machine can run on KVM here, if so; tried as a machine would.
+pub fn kvm_missing() -> Option<String> {
+    const DEVICE: &str = "/dev/kvm";
+    let opened = fs::File::options().read(true).write(true).open(DEVICE);
+    let error = opened.err()?;
+    Some(format!("{DEVICE} cannot be opened: {error}"))
+}
+
 /// Whether a command of the system exists and accepts `--version` or the like;
 /// used to decide about skips.
 pub fn works(command: &str, arguments: &[&str]) -> bool {

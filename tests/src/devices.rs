@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::boot::{Boot, Disk, Images, Monitor, Net, USER_SPACE};
+use crate::boot::{Boot, Disk, Images, Monitor, Net, SMALL, USER_SPACE};
 use crate::context::Context;
 use crate::guest::{Ended, Guest};
 use crate::namespace::{self, TapHost};
@@ -95,7 +95,8 @@ pub fn run_devices(
             continue;
         }
         let started = Instant::now();
-        let verdict = match check.needs.iter().find_map(|need| missing(context, *need)) {
+        let lacks = || check.needs.iter().find_map(|need| missing(context, *need));
+        let verdict = match images.missing(&SMALL).or_else(lacks) {
             Some(why) => Verdict::Skipped(why),
             None => run_check(context, images, check)
                 .map_or_else(|e| Verdict::Failed(vec![format!("{e:#}")]), Verdict::Passed),

@@ -78,7 +78,7 @@ impl Guest {
         self.child.id()
     }
 
-    /// Waits for a line that contains `text`, from the first line on; `None`
+    /// Waits for a whole line that contains `text`, from the first line on; `None`
     /// when the bound or the machine's end comes first.
     pub fn wait_for(&mut self, text: &str, bound: Duration) -> Option<Line> {
         if let Some(line) = self.lines.iter().find(|line| line.text.contains(text)) {
@@ -107,7 +107,7 @@ impl Guest {
         Ok(input.flush()?)
     }
 
-    /// Kills the monitor, as a machine that loses its power.
+    /// Kills the monitor: the guest is gone at once.
     pub fn kill(&mut self) -> Result<()> {
         Ok(self.child.kill()?)
     }
@@ -189,8 +189,8 @@ impl Ended {
     }
 }
 
-/// Splits what comes at line ends. A prompt without one is a line when nothing
-/// follows it in the same piece.
+/// Splits what comes at line ends. What has none is a line when the output ends,
+/// not before.
 fn read_lines(mut output: impl Read, started: Instant, send: &mpsc::Sender<Line>) {
     let mut buffer = [0; 64 << 10];
     let mut rest = Vec::new();

@@ -206,6 +206,12 @@ fn run(options: &Options) -> Result<bool> {
     let passed = report.finish();
     if passed && !options.keep {
         context.clean();
+    } else {
+        // Not on standard output, whose last line is the counts.
+        eprintln!(
+            "weft-e2e: what was written is in {}",
+            context.work.display()
+        );
     }
     Ok(passed)
 }

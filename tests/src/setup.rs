@@ -80,6 +80,12 @@ impl<'a> Refusal<'a> {
         self
     }
 
+    /// As an ordinary user.
+    pub(crate) fn by_user(mut self, context: &Context) -> Refusal<'a> {
+        self.prefix = crate::user::prefix(context);
+        self
+    }
+
     pub(crate) fn check(&self, context: &Context) -> Result<Verdict> {
         let directory = context.directory(&format!("setup-{}", self.name))?;
         let mut command = self.prefix.clone();

@@ -2,11 +2,12 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use nix::unistd::User;
 
 use crate::context::{Context, works};
 use crate::judge;
@@ -16,7 +17,13 @@ use crate::run::{Invocation, run};
 use crate::suite::run_native;
 
 /// Cases of the corpus that are run so.
-const CASES: [&str; 5] = ["coherence", "sort-1", "children", "ends-exit-42", "python"];
+const CASES: [&str; 5] = [
+    "coherence",
+    "sort-1",
+    "children",
+    "ends-return-42",
+    "python",
+];
 const USER: &str = "nobody";
 
 fn make_open(path: &Path) -> Result<()> {
@@ -27,6 +34,7 @@ fn make_open(path: &Path) -> Result<()> {
 /// A copy of both binaries where everybody can read them.
 fn copy_binaries(context: &Context) -> Result<std::path::PathBuf> {
     let directory = context.directory("binaries")?;
+    make_open(&directory)?;
     let from = context.weft.parent().context("weft is in a directory")?;
     for name in ["weft", "weft-runtime"] {
         let to = directory.join(name);
@@ -36,35 +44,30 @@ fn copy_binaries(context: &Context) -> Result<std::path::PathBuf> {
     Ok(directory.join("weft"))
 }
 
-/// Runs the cases as `nobody`, or says why not.
-pub fn run_as_user(context: &Context, report: &Report) -> Result<()> {
-    let skip = |why: &str| {
-        report.add(
-            "as an ordinary user",
-            Duration::ZERO,
-            Verdict::Skipped(why.to_string()),
-        );
-    };
-    if !context.is_root() {
-        skip("changing the user needs root; everything above ran as an ordinary user");
-        return Ok(());
-    }
-    if !works("runuser", &["-u", USER, "--", "true"]) {
-        skip("`runuser -u nobody` does not work here");
-        return Ok(());
-    }
+/// What is in the work directory for `nobody` to write to: sockets and the like.
+const RUN_DIRECTORY: &str = "nobody";
+
+/// The words before a command that run it as `nobody`, in a context that is open.
+pub(crate) fn prefix(open: &Context) -> Vec<OsString> {
+    let mut words: Vec<OsString> = ["runuser", "-u", USER, "--", "env"]
+        .map(Into::into)
+        .to_vec();
+    let mut variable = OsString::from("XDG_RUNTIME_DIR=");
+    variable.push(open.work.join(RUN_DIRECTORY));
+    words.push(variable);
+    words
+}
+
+/// Why root cannot run anything as `nobody` here, if so.
+pub(crate) fn cannot_change() -> Option<String> {
+    let works = works("runuser", &["-u", USER, "--", "true"]);
+    (!works).then(|| format!("`runuser -u {USER}` does not work here"))
+}
+
+/// The same, with copies of everything where `nobody` can read it.
+pub(crate) fn open_context(context: &Context) -> Result<Context> {
     let mut open = context.clone();
-    open.weft = match copy_binaries(context) {
-        Ok(weft) => weft,
-        Err(error) => {
-            report.add(
-                "as an ordinary user",
-                Duration::ZERO,
-                Verdict::Failed(vec![format!("{error:#}")]),
-            );
-            return Ok(());
-        }
-    };
+    open.weft = copy_binaries(context)?;
     open.programs = context.directory("programs")?;
     for entry in fs::read_dir(&context.programs)? {
         let entry = entry?;
@@ -76,22 +79,45 @@ pub fn run_as_user(context: &Context, report: &Report) -> Result<()> {
     for directory in [&open.work, &open.inputs, &open.programs, &open.sources] {
         make_open(directory)?;
     }
+    let user = User::from_name(USER)?.with_context(|| format!("there is no user {USER}"))?;
+    let run_directory = open.directory(RUN_DIRECTORY)?;
+    fs::set_permissions(&run_directory, fs::Permissions::from_mode(0o700))?;
+    chown(
+        &run_directory,
+        Some(user.uid.as_raw()),
+        Some(user.gid.as_raw()),
+    )?;
+    Ok(open)
+}
+
+/// Runs the cases as `nobody`, or says why not.
+pub fn run_as_user(context: &Context, report: &Report) -> Result<()> {
+    let why = if context.is_root() {
+        cannot_change()
+    } else {
+        Some("changing the user needs root; everything above ran as an ordinary user".to_string())
+    };
+    if let Some(why) = why {
+        report.add("as an ordinary user", Duration::ZERO, Verdict::Skipped(why));
+        return Ok(());
+    }
+    let open = open_context(context)?;
     let setting = Setting {
         nodes: 2,
         jump: "auto".to_string(),
         transport: "ring".to_string(),
     };
-    for case in crate::corpus::cases()
-        .into_iter()
-        .filter(|case| CASES.contains(&case.name.as_str()))
-    {
+    let cases = crate::corpus::cases();
+    for name in CASES {
+        let case = cases.iter().find(|case| case.name == name);
+        let case = case.with_context(|| format!("the corpus has no case {name}"))?;
         let name = format!("{} as {USER}", case.name);
         if let Some(why) = case.missing(&open) {
             report.add(&name, Duration::ZERO, Verdict::Skipped(why));
             continue;
         }
         let started = Instant::now();
-        let verdict = run_one(&open, &case, &setting)
+        let verdict = run_one(&open, case, &setting)
             .unwrap_or_else(|error| Verdict::Failed(vec![format!("{error:#}")]));
         report.add(&name, started.elapsed(), verdict);
     }
@@ -105,7 +131,7 @@ fn run_one(context: &Context, case: &crate::case::Case, setting: &Setting) -> Re
     fs::set_permissions(&directory, fs::Permissions::from_mode(0o777))?;
     let budgets_mib = matrix::budgets_mib(case, setting.nodes);
     let statistics = directory.join("weft-stats.json");
-    let mut command: Vec<OsString> = ["runuser", "-u", USER, "--"].map(Into::into).to_vec();
+    let mut command = prefix(context);
     command.push(context.weft.clone().into());
     command.extend(matrix::options(setting, &budgets_mib, &statistics));
     command.extend(case.words(context).into_iter().map(Into::into));

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Builds the few programs that are needed, once.
@@ -30,7 +31,13 @@ fn programs() -> &'static Path {
 }
 
 fn run(mode: &str, arguments: &[&str]) -> (Output, String) {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    // A run that failed keeps what it wrote.
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let temporary = format!("run-{}-{number}", std::process::id());
+    let temporary = Path::new(env!("CARGO_TARGET_TMPDIR")).join(temporary);
+    std::fs::create_dir_all(&temporary).expect("the target directory can be written to");
     let output = Command::new(env!("CARGO_BIN_EXE_weft-e2e"))
         .arg("--weft")
         .arg(tests.join("tests/fake-weft.sh"))
@@ -41,8 +48,13 @@ fn run(mode: &str, arguments: &[&str]) -> (Output, String) {
         .args(["--rounds", "1", "--nodes", "3"])
         .args(arguments)
         .env("FAKE_WEFT", mode)
+        .env("TMPDIR", &temporary)
         .output()
         .expect("the harness was built");
+    let kept = format!("{}/weft-e2e-", temporary.display());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(said.contains(&kept), !output.status.success(), "{said}");
+    std::fs::remove_dir_all(&temporary).expect("nothing runs in it any more");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     (output, text)
 }

@@ -5,6 +5,9 @@
 //! kick's are of the clock on the wall. Kernel-mode instructions between the exits
 //! are measured by the same loop without the exit, and taken off.
 
+#[path = "../tests/support/bare.rs"]
+mod bare;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -12,19 +15,14 @@ use std::time::{Duration, Instant};
 use iced_x86::code_asm::{
     CodeAssembler, dword_ptr, eax, ebx, ecx, edx, qword_ptr, r8, rcx, rsi, rsp,
 };
-use vm_memory::{Bytes, GuestAddress};
-use weft_soft::state::{CpuState, DescriptorTable, Segment};
+use weft_soft::state::CpuState;
 use weft_soft::{Environment, Exit};
-use weft_vmm::memory::Ram;
-use weft_vmm::vcpu::kvm::{Host, KvmBackEnd, KvmVcpu};
+use weft_vmm::vcpu::kvm::{Host, KvmVcpu};
 use weft_vmm::vcpu::{Kick, Vcpu};
 
-const CODE: u64 = 0x1_0000;
+use bare::{Bare, CODE, DEVICE};
+
 const HANDLER: u64 = 0x2_0000;
-const STACK: u64 = 0x8_0000;
-const IDT: u64 = 0x6000;
-const GDT: u64 = 0x7000;
-const DEVICE: u64 = 0xd000_0000;
 /// Where a guest says that it is done.
 const DONE: u16 = 0x501;
 const SPINS: u64 = 1_000_000_000;
@@ -90,103 +88,39 @@ fn main() {
     kicks(&host);
 }
 
-struct Guest {
-    ram: Ram,
-    back_end: KvmBackEnd,
+/// Long mode at level `cpl`, with interrupts on, whose handler only returns.
+fn state(guest: &Bare, cpl: u8) -> CpuState {
+    let mut state = guest.long_mode(HANDLER);
+    guest.program(HANDLER, 64, |code| code.iretq().expect("iretq"));
+    state.cpl = cpl;
+    for segment in [
+        &mut state.cs,
+        &mut state.ds,
+        &mut state.es,
+        &mut state.ss,
+        &mut state.fs,
+        &mut state.gs,
+    ] {
+        segment.selector |= u16::from(cpl);
+        segment.rights |= u16::from(cpl) << 5;
+    }
+    // Interrupts on; IOPL 3, so that user mode may use ports.
+    state.rflags = 0x3202;
+    state
 }
 
-impl Guest {
-    fn new(host: &Host) -> Self {
-        let ram = Ram::new(4 << 20).expect("memory");
-        let back_end = KvmBackEnd::new(host, &ram, 1).expect("a machine");
-        Self { ram, back_end }
+/// CPU time of this thread until the guest says that it is done; it is woken at
+/// once after HLT.
+fn time(guest: &Bare, cpl: u8, world: &mut World) -> (Duration, KvmVcpu) {
+    let mut vcpu = guest.vcpu(0, &state(guest, cpl));
+    world.stop = Some(vcpu.kicker());
+    let start = thread_time();
+    while !world.done {
+        let exit = vcpu.run(world).expect("the guest runs");
+        assert_ne!(exit, Exit::TripleFault);
+        world.due = exit == Exit::Halted;
     }
-
-    fn put(&self, address: u64, write: impl FnOnce(&mut CodeAssembler)) {
-        let mut code = CodeAssembler::new(64).expect("64 bits");
-        write(&mut code);
-        let bytes = code.assemble(address).expect("code");
-        self.bytes(address, &bytes);
-    }
-
-    fn bytes(&self, address: u64, bytes: &[u8]) {
-        self.ram
-            .guest()
-            .write_slice(bytes, GuestAddress(address))
-            .expect("inside the memory");
-    }
-
-    /// Long mode, all memory the user's and mapped 1:1, at level `cpl`.
-    fn state(&self, cpl: u8) -> CpuState {
-        let word = |address: u64, value: u64| self.bytes(address, &value.to_le_bytes());
-        word(0x1000, 0x2007);
-        word(0x2000, 0x3007);
-        word(0x3000, 0x87);
-        word(0x3008, 0x20_0087);
-        word(0x2000 + 3 * 8, 0x4007);
-        word(0x4000 + 128 * 8, DEVICE | 0x87);
-        word(GDT + 8, 0x00af_9b00_0000_ffff);
-        word(GDT + 16, 0x00cf_9300_0000_ffff);
-        for vector in 0..256 {
-            word(
-                IDT + vector * 16,
-                HANDLER & 0xffff | 8 << 16 | 0x8e00 << 32 | (HANDLER >> 16) << 48,
-            );
-        }
-        self.put(HANDLER, |code| code.iretq().expect("iretq"));
-        let privilege = u16::from(cpl) << 5;
-        let segment = |selector: u16, rights: u16| Segment {
-            selector: selector | u16::from(cpl),
-            base: 0,
-            limit: u32::MAX,
-            rights: rights | privilege,
-        };
-        let mut state = CpuState::reset();
-        state.cs = segment(8, 0xa09b);
-        state.ss = segment(16, 0xc093);
-        state.ds = state.ss;
-        state.es = state.ss;
-        state.fs = state.ss;
-        state.gs = state.ss;
-        state.gdtr = DescriptorTable {
-            base: GDT,
-            limit: 23,
-        };
-        state.idtr = DescriptorTable {
-            base: IDT,
-            limit: 4095,
-        };
-        state.cpl = cpl;
-        // Interrupts on; IOPL 3, so that user mode may use ports.
-        state.rflags = 0x3202;
-        state.cr0 = 0x8000_0033;
-        state.cr3 = 0x1000;
-        state.cr4 = 0x620;
-        state.efer = 0x500;
-        state.rip = CODE;
-        state.registers[4] = STACK;
-        state
-    }
-
-    fn vcpu(&self, state: &CpuState) -> KvmVcpu {
-        let mut vcpu = self.back_end.vcpu(0).expect("a vCPU");
-        vcpu.restore(state).expect("its state");
-        vcpu
-    }
-
-    /// CPU time of this thread until the guest says that it is done; it is woken at
-    /// once after HLT.
-    fn time(&self, cpl: u8, world: &mut World) -> (Duration, KvmVcpu) {
-        let mut vcpu = self.vcpu(&self.state(cpl));
-        world.stop = Some(vcpu.kicker());
-        let start = thread_time();
-        while !world.done {
-            let exit = vcpu.run(world).expect("the guest runs");
-            assert_ne!(exit, Exit::TripleFault);
-            world.due = exit == Exit::Halted;
-        }
-        (thread_time() - start, vcpu)
-    }
+    (thread_time() - start, vcpu)
 }
 
 /// A guest's last act: never comes back to it.
@@ -197,8 +131,8 @@ fn finish(code: &mut CodeAssembler) {
 }
 
 fn user_mode(host: &Host) {
-    let write = |guest: &Guest| {
-        guest.put(CODE, |code| {
+    let write = |guest: &Bare| {
+        guest.program(CODE, 64, |code| {
             code.mov(rcx, SPINS).expect("mov");
             let mut again = code.create_label();
             code.set_label(&mut again).expect("label");
@@ -210,9 +144,9 @@ fn user_mode(host: &Host) {
     let (mut native, mut inside) = (Duration::MAX, Duration::MAX);
     for _ in 0..5 {
         native = native.min(spin());
-        let guest = Guest::new(host);
+        let guest = Bare::new(host);
         write(&guest);
-        inside = inside.min(guest.time(3, &mut World::default()).0);
+        inside = inside.min(time(&guest, 3, &mut World::default()).0);
     }
     println!(
         "user mode: {SPINS} turns of a loop, best of 5: native {:.4} s, guest {:.4} s, ratio {:.3}",
@@ -285,8 +219,8 @@ fn exit_time(
     body: &dyn Fn(&mut CodeAssembler),
     interrupts: bool,
 ) -> (Duration, KvmVcpu) {
-    let guest = Guest::new(host);
-    guest.put(CODE, |code| {
+    let guest = Bare::new(host);
+    guest.program(CODE, 64, |code| {
         code.mov(r8, EXITS).expect("mov");
         code.mov(rsi, DEVICE).expect("mov");
         // TSC_DEADLINE, written with zero.
@@ -305,14 +239,14 @@ fn exit_time(
         interrupts,
         ..Default::default()
     };
-    guest.time(0, &mut world)
+    time(&guest, 0, &mut world)
 }
 
 /// From a kick to the return of `run`, the guest being in user mode.
 fn kicks(host: &Host) {
-    let guest = Guest::new(host);
-    guest.put(CODE, |code| code.jmp(CODE).expect("jmp"));
-    let mut vcpu = guest.vcpu(&guest.state(3));
+    let guest = Bare::new(host);
+    guest.program(CODE, 64, |code| code.jmp(CODE).expect("jmp"));
+    let mut vcpu = guest.vcpu(0, &state(&guest, 3));
     let kick = vcpu.kicker();
     let start = Instant::now();
     // Nanoseconds since `start` at the last kick; 0: the next one may come.

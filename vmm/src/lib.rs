@@ -35,5 +35,8 @@ pub mod machine;
 pub mod memory;
 pub mod part;
 pub mod pci;
+#[cfg(test)]
+#[path = "../tests/support/skipped.rs"]
+mod skipped;
 pub mod vcpu;
 pub mod virtio;

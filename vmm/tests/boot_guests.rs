@@ -1,10 +1,14 @@
 //! The bare-metal test kernels of `guests/`, built, loaded, and run. Needs gcc and
 //! binutils for x86; skipped, and said so, without, and on KVM where there is none.
 
-use std::io::Write;
+#[path = "support/kept.rs"]
+mod kept;
+#[path = "support/skipped.rs"]
+mod skipped;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use weft_vmm::boot::{Format, ImageFile, Protocol, Request, Role, load};
@@ -13,15 +17,22 @@ use weft_vmm::machine::{
 };
 use weft_vmm::memory::Ram;
 
-/// Where the kernels are, built once; nothing when there is no compiler.
+use kept::Kept;
+use skipped::skipped;
+
+/// Where the kernels are, built once; nothing when there is no compiler, which is
+/// said.
 fn kernels() -> Option<PathBuf> {
     static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
-    FOLDER.get_or_init(build).clone()
+    let folder = FOLDER.get_or_init(build).clone();
+    if folder.is_none() {
+        skipped(&"no gcc to build the test kernels");
+    }
+    folder
 }
 
 fn build() -> Option<PathBuf> {
     if Command::new("gcc").arg("--version").output().is_err() {
-        eprintln!("skipped: no gcc to build the test kernels");
         return None;
     }
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("boot-guests");
@@ -64,21 +75,6 @@ fn each_kernel_is_started_by_its_protocol() {
     }
 }
 
-/// What a guest printed.
-#[derive(Clone, Default)]
-struct Printed(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Printed {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
 /// Runs a kernel until it ends; nothing when the back end cannot be used here.
 fn run(kernel: &Path, initrd: &Path, back_end: BackEndChoice) -> Option<(End, String)> {
     let mut configuration = Configuration::new(kernel.into(), 64 << 20);
@@ -86,7 +82,7 @@ fn run(kernel: &Path, initrd: &Path, back_end: BackEndChoice) -> Option<(End, St
     configuration.command_line = "some text".into();
     configuration.back_end = back_end;
     configuration.debug_exit = true;
-    let printed = Printed::default();
+    let printed = Kept::default();
     let outside = Outside {
         serial: Box::new(printed.clone()),
         console: None,
@@ -94,7 +90,7 @@ fn run(kernel: &Path, initrd: &Path, back_end: BackEndChoice) -> Option<(End, St
     let machine = match Machine::new(&configuration, outside) {
         Ok(machine) => machine,
         Err(MachineError::Unusable(reason)) => {
-            eprintln!("skipped: {reason}");
+            skipped(&reason);
             return None;
         }
         Err(error) => panic!("{error}"),
@@ -103,8 +99,7 @@ fn run(kernel: &Path, initrd: &Path, back_end: BackEndChoice) -> Option<(End, St
     handle.request(Ask::Run).unwrap();
     let end = handle.wait(Duration::from_secs(60)).expect("it ends");
     machine.finish();
-    let printed = printed.0.lock().unwrap();
-    Some((end, String::from_utf8_lossy(&printed).into_owned()))
+    Some((end, printed.text()))
 }
 
 #[test]

@@ -1,25 +1,26 @@
 //! Small guests in KVM. Needs /dev/kvm and the permission to open it; without, each
 //! test says that it was skipped, and why.
 
+#[path = "support/bare.rs"]
+mod bare;
+#[path = "support/skipped.rs"]
+mod skipped;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use iced_x86::code_asm::{CodeAssembler, dword_ptr, qword_ptr};
 use iced_x86::code_asm::{al, cr8, dx, eax, ecx, edi, edx, esi, rax, rbx, rdi, rdx, rsi, rsp};
+use iced_x86::code_asm::{dword_ptr, qword_ptr};
 use vm_memory::{Bytes, GuestAddress};
-use weft_soft::state::{CpuState, DescriptorTable, Segment};
+use weft_soft::state::CpuState;
 use weft_soft::{Environment, Exit};
-use weft_vmm::memory::Ram;
-use weft_vmm::vcpu::kvm::{Host, KvmBackEnd, KvmVcpu};
+use weft_vmm::vcpu::kvm::Host;
 use weft_vmm::vcpu::{BackEnd, Kick, Vcpu};
 
-const CODE: u64 = 0x1_0000;
-const STACK: u64 = 0x8_0000;
-const IDT: u64 = 0x6000;
-const GDT: u64 = 0x7000;
-const DEVICE: u64 = 0xd000_0000;
+use bare::{Bare, CODE, DEVICE, protected_mode};
+use skipped::skipped;
 
 /// Devices that remember, and registers that the test sets.
 #[derive(Default)]
@@ -84,110 +85,19 @@ impl Environment for World {
     }
 }
 
-/// A machine with 4 MiB.
-struct Guest {
-    ram: Ram,
-    back_end: KvmBackEnd,
-}
-
 /// `None`: no KVM here, which was said.
-fn guest() -> Option<Guest> {
-    let host = match Host::open() {
-        Ok(host) => host,
+fn guest() -> Option<Bare> {
+    match Host::open() {
+        Ok(host) => Some(Bare::new(&host)),
         Err(error) => {
-            eprintln!("skipped: {error}");
-            return None;
+            skipped(&error);
+            None
         }
-    };
-    let ram = Ram::new(4 << 20).unwrap();
-    let back_end = KvmBackEnd::new(&host, &ram, 2).unwrap();
-    Some(Guest { ram, back_end })
-}
-
-impl Guest {
-    fn put(&self, address: u64, bytes: &[u8]) {
-        self.ram
-            .guest()
-            .write_slice(bytes, GuestAddress(address))
-            .unwrap();
-    }
-
-    fn word(&self, address: u64) -> u64 {
-        self.ram.guest().read_obj(GuestAddress(address)).unwrap()
-    }
-
-    /// Writes the program to `CODE`.
-    fn program(&self, bits: u32, write: impl FnOnce(&mut CodeAssembler)) {
-        let mut code = CodeAssembler::new(bits).unwrap();
-        write(&mut code);
-        self.put(CODE, &code.assemble(CODE).unwrap());
-    }
-
-    fn vcpu(&self, id: u32, state: &CpuState) -> KvmVcpu {
-        let mut vcpu = self.back_end.vcpu(id).unwrap();
-        vcpu.restore(state).unwrap();
-        vcpu
-    }
-
-    /// Long mode: the RAM and 2 MiB at `DEVICE` 1:1; a descriptor table
-    /// whose gates all lead to `handler`.
-    fn long_mode(&self, handler: u64) -> CpuState {
-        let set = |address: u64, value: u64| self.put(address, &value.to_le_bytes());
-        set(0x1000, 0x2003);
-        set(0x2000, 0x3003);
-        set(0x3000, 0x83);
-        set(0x3008, 0x20_0083);
-        set(0x2000 + 3 * 8, 0x4003);
-        set(0x4000 + 128 * 8, DEVICE | 0x83);
-        set(GDT + 8, 0x00af_9b00_0000_ffff);
-        set(GDT + 16, 0x00cf_9300_0000_ffff);
-        for vector in 0..256 {
-            let gate = handler & 0xffff | 8 << 16 | 0x8e00 << 32 | (handler >> 16 & 0xffff) << 48;
-            set(IDT + vector * 16, gate);
-            set(IDT + vector * 16 + 8, handler >> 32);
-        }
-        let mut state = protected_mode();
-        state.cs.rights = 0xa09b;
-        state.gdtr = DescriptorTable {
-            base: GDT,
-            limit: 23,
-        };
-        state.idtr = DescriptorTable {
-            base: IDT,
-            limit: 4095,
-        };
-        state.cr0 = 0x8000_0033;
-        state.cr3 = 0x1000;
-        state.cr4 = 0x620;
-        state.efer = 0x500;
-        state
     }
 }
 
-/// 32-bit, flat.
-fn protected_mode() -> CpuState {
-    let mut state = CpuState::reset();
-    let segment = |selector, rights| Segment {
-        selector,
-        base: 0,
-        limit: u32::MAX,
-        rights,
-    };
-    state.cs = segment(8, 0xc09b);
-    for data in [
-        &mut state.ds,
-        &mut state.es,
-        &mut state.ss,
-        &mut state.fs,
-        &mut state.gs,
-    ] {
-        *data = segment(16, 0xc093);
-    }
-    state.tr.rights = 0x8b;
-    state.cr0 = 0x33;
-    state.rip = CODE;
-    state.registers[4] = STACK;
-    state
+fn word(guest: &Bare, address: u64) -> u64 {
+    guest.ram.guest().read_obj(GuestAddress(address)).unwrap()
 }
 
 fn port_bytes(world: &World) -> Vec<u8> {
@@ -236,7 +146,7 @@ fn real_mode_talks_to_ports() {
 #[test]
 fn protected_mode_talks_to_a_device() {
     let Some(guest) = guest() else { return };
-    guest.program(32, |code| {
+    guest.program(CODE, 32, |code| {
         code.mov(esi, DEVICE as u32 as i32).unwrap();
         code.mov(eax, dword_ptr(esi + 4)).unwrap();
         code.mov(dword_ptr(esi + 8), eax).unwrap();
@@ -256,7 +166,7 @@ fn protected_mode_talks_to_a_device() {
     assert_eq!(vcpu.run(&mut world).unwrap(), Exit::Halted);
     let value = (DEVICE + 4) as u32;
     assert_eq!(world.stores, [(DEVICE + 8, value.to_le_bytes().to_vec())]);
-    assert_eq!(guest.word(0x5000) as u32, u32::from_le_bytes(*b"wxyz"));
+    assert_eq!(word(&guest, 0x5000) as u32, u32::from_le_bytes(*b"wxyz"));
 }
 
 #[test]
@@ -265,7 +175,7 @@ fn long_mode_uses_devices_and_machine_registers() {
     // A handler that tells that it ran and skips the WRMSR.
     guest.put(0x9000, &[0xb0, 0xee, 0xe6, 0x11, 0xf4]); // mov al, ee; out 11, al; hlt
     let state = guest.long_mode(0x9000);
-    guest.program(64, |code| {
+    guest.program(CODE, 64, |code| {
         code.mov(rsi, DEVICE).unwrap();
         code.mov(rax, qword_ptr(rsi + 16)).unwrap();
         code.mov(qword_ptr(rsi + 24), rax).unwrap();
@@ -299,12 +209,12 @@ fn long_mode_uses_devices_and_machine_registers() {
 }
 
 /// Counts in RBX with interrupts on; vector 0x40 adds to the word at 0x5000.
-fn counting(guest: &Guest) -> CpuState {
-    let mut handler = CodeAssembler::new(64).unwrap();
-    handler.inc(qword_ptr(0x5000)).unwrap();
-    handler.iretq().unwrap();
-    guest.put(0x9000, &handler.assemble(0x9000).unwrap());
-    guest.program(64, |code| {
+fn counting(guest: &Bare) -> CpuState {
+    guest.program(0x9000, 64, |code| {
+        code.inc(qword_ptr(0x5000)).unwrap();
+        code.iretq().unwrap();
+    });
+    guest.program(CODE, 64, |code| {
         code.sti().unwrap();
         let mut again = code.create_label();
         code.set_label(&mut again).unwrap();
@@ -360,13 +270,13 @@ fn every_interrupt_is_delivered_once() {
         assert_eq!(vcpu.run(&mut world).unwrap(), Exit::Kicked);
         assert_eq!(world.interrupt.is_some(), round % 3 == 0, "round {round}");
         world.priority = 0;
-        while guest.word(0x5000) < round {
+        while word(&guest, 0x5000) < round {
             assert_eq!(vcpu.run(&mut world).unwrap(), Exit::Kicked);
         }
-        assert_eq!((guest.word(0x5000), world.taken), (round, round));
+        assert_eq!((word(&guest, 0x5000), world.taken), (round, round));
     }
     world.nmi = true;
-    while guest.word(0x5000) < 201 {
+    while word(&guest, 0x5000) < 201 {
         vcpu.run(&mut world).unwrap();
     }
     assert_eq!(world.taken, 200);
@@ -376,7 +286,7 @@ fn every_interrupt_is_delivered_once() {
 fn a_halted_cpu_wakes_for_an_interrupt_alone() {
     let Some(guest) = guest() else { return };
     let state = counting(&guest);
-    guest.program(64, |code| {
+    guest.program(CODE, 64, |code| {
         code.sti().unwrap();
         code.hlt().unwrap();
         code.out(0x10, al).unwrap();
@@ -397,14 +307,14 @@ fn a_halted_cpu_wakes_for_an_interrupt_alone() {
     assert_eq!(other.run(&mut world).unwrap(), Exit::Halted);
     world.interrupt = Some(0x40);
     assert_eq!(other.run(&mut world).unwrap(), Exit::Halted);
-    assert_eq!((guest.word(0x5000), world.ports.len()), (1, 1));
+    assert_eq!((word(&guest, 0x5000), world.ports.len()), (1, 1));
     // With interrupts off an interrupt waits, and an NMI wakes.
     world.interrupt = Some(0x40);
     assert_eq!(other.run(&mut world).unwrap(), Exit::Halted);
     assert_eq!((world.taken, world.ports.len()), (1, 1));
     world.nmi = true;
     assert_eq!(other.run(&mut world).unwrap(), Exit::Halted);
-    assert_eq!((guest.word(0x5000), world.ports.len()), (2, 2));
+    assert_eq!((word(&guest, 0x5000), world.ports.len()), (2, 2));
 }
 
 #[test]
@@ -450,7 +360,7 @@ fn state_goes_on_in_another_vcpu() {
     assert!(last.msrs.contains(&(0xc000_0102, 0xffff_8000_0000_1000)));
     assert_eq!(last.fpu[160 + 48..160 + 64], [0xab; 16]);
     assert_eq!(last.fpu[32..42], state.fpu[32..42]);
-    let handled = guest.word(0x5000) + u64::from(last.undelivered.is_some());
+    let handled = word(&guest, 0x5000) + u64::from(last.undelivered.is_some());
     assert_eq!(handled, world.taken);
 }
 
@@ -528,7 +438,7 @@ fn what_cannot_be_executed_says_where() {
 fn quirks_do_what_kvm_cannot() {
     let Some(guest) = guest() else { return };
     if guest.back_end.quirks().is_empty() {
-        eprintln!("skipped: this KVM needs no quirks");
+        skipped(&"this KVM needs no quirks");
         return;
     }
     // INT3's handler tells so.
@@ -542,7 +452,7 @@ fn quirks_do_what_kvm_cannot() {
     guest.put(0x20_1000 + 24, &0x1f80_u32.to_le_bytes());
     guest.put(0x20_1000 + 208, &[0xcd; 16]);
     guest.put(0x20_1000 + 512, &[2]);
-    guest.program(64, |code| {
+    guest.program(CODE, 64, |code| {
         code.popcnt(rax, rbx).unwrap();
         code.out(0x10, al).unwrap();
         code.int3().unwrap();
@@ -564,7 +474,7 @@ fn quirks_do_what_kvm_cannot() {
     let mut vcpu = guest.vcpu(0, &state);
     assert_eq!(vcpu.run(&mut world).unwrap(), Exit::Halted);
     assert_eq!(port_bytes(&world), [8, 0xcc]);
-    assert_eq!(guest.word(0x20_0000 + 208), u64::from_le_bytes([0xab; 8]));
+    assert_eq!(word(&guest, 0x20_0000 + 208), u64::from_le_bytes([0xab; 8]));
     let state = vcpu.save().unwrap();
     assert_eq!(state.fpu[208..224], [0xcd; 16]);
     // The processor starts with zero in memory, so this one exchanged.

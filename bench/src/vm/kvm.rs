@@ -6,12 +6,13 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use crate::program::Place;
 use crate::results::{Goal, Table, digits, median};
 use weft_tests::boot::{Boot, Images, Monitor, USER_SPACE, figure};
+use weft_tests::context::kvm_missing;
 use weft_tests::guest::Guest;
 
 /// A KVM without hardware virtualisation needs most of a minute for a boot.
@@ -52,7 +53,9 @@ struct Samples {
 
 /// The table `vm-kvm`.
 pub fn kvm(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
-    ensure!(Path::new("/dev/kvm").exists(), "needs /dev/kvm");
+    if let Some(why) = kvm_missing() {
+        bail!(why);
+    }
     let bench = place.work.join("bench");
     images.program("bench", &bench)?;
     let mut samples = Samples::default();

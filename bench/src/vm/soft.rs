@@ -6,8 +6,10 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, Result};
 use serde_json::json;
 
+use crate::program::Place;
 use crate::results::{Goal, Table, digits, median};
 use weft_tests::boot::{Boot, Disk, Images, Monitor, Run};
+use weft_tests::machines::copy_sparse;
 
 /// Figures of the guest's `bench` that cost a time, with their goals.
 const FIGURES: [(&str, &str, Goal); 11] = [
@@ -69,7 +71,8 @@ fn measure(boot: &Boot, monitor: Monitor, samples: &mut Samples) -> Result<Run> 
 }
 
 /// The table `vm-soft`.
-pub fn soft(weft: &std::path::Path, images: &Images, repeat: usize) -> Result<Table> {
+pub fn soft(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
+    let weft = &place.weft;
     let small = images.small(weft)?;
     let mut cloud = Boot::new(
         weft,
@@ -87,9 +90,8 @@ pub fn soft(weft: &std::path::Path, images: &Images, repeat: usize) -> Result<Ta
     let mut python = small.running("");
     let disk = images.file("debian/root.ext4").ok();
     if let Some(disk) = &disk {
-        // A copy: the image stays as it was built.
-        let copy = std::env::temp_dir().join(format!("weft-bench-{}.img", std::process::id()));
-        std::fs::copy(disk, &copy).context("copying the root image")?;
+        let copy = place.work.join("root.ext4");
+        copy_sparse(disk, &copy)?;
         python.disks = vec![Disk::new(&copy)];
         python.memory_mib = 512;
         python.words = "root=/dev/vda rw".to_string();

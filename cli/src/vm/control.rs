@@ -5,9 +5,7 @@ use std::time::Instant;
 use weft_vmm::api::{BackEndView, ConsoleView, Control, Counters, Failure, State, VmView};
 use weft_vmm::console::terminal::Size;
 use weft_vmm::console::{Keys, Output, Port};
-use weft_vmm::machine::{
-    Answer, Configuration, Handle, Refusal, Request, Stage, Status, VcpuStage,
-};
+use weft_vmm::machine::{Configuration, Handle, Refusal, Request, Stage, Status, VcpuStage};
 
 /// A machine and what is known of it beside its state.
 pub struct Controlled {
@@ -24,27 +22,18 @@ pub struct Controlled {
 }
 
 impl Controlled {
-    fn ask(&self, request: Request) -> Result<Answer, Failure> {
-        self.handle.request(request).map_err(failure)
+    fn ask(&self, request: Request) -> Result<(), Failure> {
+        self.handle.request(request).map(drop).map_err(failure)
     }
 
     /// The machine's own view of itself.
     pub fn status(&self) -> Result<Status, Failure> {
-        match self.ask(Request::Status)? {
-            Answer::Status(status) => Ok(status),
-            other => Err(misfit(&other)),
-        }
+        self.handle.status().map_err(failure)
     }
 
     fn uptime_s(&self) -> f64 {
         self.built.elapsed().as_secs_f64()
     }
-}
-
-fn misfit(answer: &Answer) -> Failure {
-    Failure::Failed(format!(
-        "the machine gave an answer that fits no question: {answer:?}"
-    ))
 }
 
 fn failure(refusal: Refusal) -> Failure {
@@ -102,29 +91,26 @@ impl Control for Controlled {
     }
 
     fn counters(&self) -> Result<Counters, Failure> {
-        match self.ask(Request::Counters)? {
-            Answer::Counters(counters) => Ok(Counters {
-                uptime_s: self.uptime_s(),
-                counters,
-            }),
-            other => Err(misfit(&other)),
-        }
+        Ok(Counters {
+            uptime_s: self.uptime_s(),
+            counters: self.handle.counters().map_err(failure)?,
+        })
     }
 
     fn pause(&self) -> Result<(), Failure> {
-        self.ask(Request::Pause).map(drop)
+        self.ask(Request::Pause)
     }
 
     fn resume(&self) -> Result<(), Failure> {
-        self.ask(Request::Resume).map(drop)
+        self.ask(Request::Resume)
     }
 
     fn power_button(&self) -> Result<bool, Failure> {
-        self.ask(Request::PressPowerButton).map(|_| true)
+        self.ask(Request::PressPowerButton).map(|()| true)
     }
 
     fn stop(&self) -> Result<(), Failure> {
-        self.ask(Request::Stop).map(drop)
+        self.ask(Request::Stop)
     }
 }
 

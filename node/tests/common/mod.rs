@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -14,13 +15,31 @@ use weft_wire::keys::PublicKey;
 
 const BOUND: Duration = Duration::from_secs(30);
 
+/// The directory of all tests of this process; it is removed when the process ends.
+fn directory() -> &'static Path {
+    static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
+    extern "C" fn remove() {
+        if let Some(directory) = DIRECTORY.get() {
+            // Nobody is left to tell.
+            let _ = fs::remove_dir_all(directory);
+        }
+    }
+    DIRECTORY.get_or_init(|| {
+        let path = std::env::temp_dir().join(format!("weft-test-{}", std::process::id()));
+        // Of a process that had this number before.
+        let _ = fs::remove_dir_all(&path);
+        weft_node::rundir::prepare(&path).unwrap();
+        // SAFETY: the function is there until the process ends, and does not unwind.
+        assert_eq!(unsafe { libc::atexit(remove) }, 0);
+        path
+    })
+}
+
 /// A directory of this test's own.
 pub fn scratch(name: &str) -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let path =
-        std::env::temp_dir().join(format!("weft-test-{}-{number}-{name}", std::process::id()));
-    let _ = fs::remove_dir_all(&path);
+    let path = directory().join(format!("{number}-{name}"));
     weft_node::rundir::prepare(&path).unwrap();
     path
 }
@@ -298,7 +317,7 @@ pub struct Host {
 
 /// The launcher that all hosts of this test process trust.
 fn launcher() -> &'static Path {
-    static DIRECTORY: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
+    static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
     DIRECTORY.get_or_init(|| {
         let directory = scratch("launcher-key");
         config::init(&directory).unwrap();

@@ -1,18 +1,22 @@
 //! What is refused before the guest starts.
 
 use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixListener;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
 use crate::context::Context;
 use crate::report::{Report, Verdict};
 use crate::setup::Refusal;
+use crate::user;
 
 const EXIT_SETUP: i32 = 125;
 /// A line that cannot be read at all.
 const EXIT_USAGE: i32 = 2;
+
+const TUN: &str = "/dev/net/tun";
 
 /// More than the ELF headers of the guest, less than its code.
 const CUT: usize = 110;
@@ -55,7 +59,7 @@ fn refusals(context: &Context) -> Result<(Vec<Refusal<'static>>, Taken)> {
     let kernel = |name: &str| run(&format!("--memory 16M --kernel {}", path(name)));
     let refuse = |name, line: String, says| Refusal::new(name, &line, EXIT_SETUP, says);
     let usage = |name, line: String, says| Refusal::new(name, &line, EXIT_USAGE, says);
-    let mut refusals = vec![
+    let refusals = vec![
         refuse(
             "no kernel",
             kernel("missing"),
@@ -186,28 +190,35 @@ fn refusals(context: &Context) -> Result<(Vec<Refusal<'static>>, Taken)> {
             &["1Q", "unit"],
         ),
     ];
-    if !context.is_root() {
-        refusals.push(refuse(
-            "a tap without privilege",
-            with("--net tap=t0"),
-            &["tap", "t0"],
-        ));
-        refusals.push(refuse(
-            "another user",
-            with("--user nobody"),
-            &["--user", "root"],
-        ));
-        refusals.push(refuse(
-            "an unreadable disk",
-            with("--disk /etc/shadow,ro"),
-            &["shadow"],
-        ));
-    }
     let taken = Taken {
         _disk: lock,
         _socket: listener,
     };
     Ok((refusals, taken))
+}
+
+/// What only an ordinary user is refused: tried as one, also when root runs the tests.
+fn refusals_of_a_user(context: &Context) -> Vec<Refusal<'static>> {
+    let guest = context.fill("{programs}/typed-guest");
+    let refuse = |name, options: &str, says| {
+        let line = format!("vm run --backend soft --kernel {guest} --memory 16M {options}");
+        let refusal = Refusal::new(name, &line, EXIT_SETUP, says);
+        match context.is_root() {
+            true => refusal.by_user(context),
+            false => refusal,
+        }
+    };
+    // Most hosts let everybody open it, and judge what is done with it.
+    let tun = match context.is_root() {
+        true => fs::metadata(TUN).is_ok_and(|tun| tun.mode() & 0o006 == 0o006),
+        false => File::options().read(true).write(true).open(TUN).is_ok(),
+    };
+    let tap: &[&str] = if tun { &["tap", "t0"] } else { &[TUN] };
+    vec![
+        refuse("a tap without privilege", "--net tap=t0", tap),
+        refuse("another user", "--user root", &["--user", "root"]),
+        refuse("an unreadable disk", "--disk /etc/shadow,ro", &["shadow"]),
+    ]
 }
 
 /// Takes the lock that a machine would.
@@ -228,9 +239,30 @@ fn lock_whole(file: &File) -> Result<()> {
 /// Tries each.
 pub(super) fn run(context: &Context, wanted: &dyn Fn(&str) -> bool, report: &Report) -> Result<()> {
     let (refusals, _taken) = refusals(context)?;
+    try_each(context, &refusals, None, wanted, report);
+    let (open, skip) = match context.is_root() {
+        false => (context.clone(), None),
+        true => (user::open_context(context)?, user::cannot_change()),
+    };
+    try_each(&open, &refusals_of_a_user(&open), skip, wanted, report);
+    Ok(())
+}
+
+/// `skip` says why none can be tried.
+fn try_each(
+    context: &Context,
+    refusals: &[Refusal],
+    skip: Option<String>,
+    wanted: &dyn Fn(&str) -> bool,
+    report: &Report,
+) {
     for refusal in refusals {
         let name = format!("vm: {}", refusal.name);
         if !wanted(&name) {
+            continue;
+        }
+        if let Some(why) = &skip {
+            report.add(&name, Duration::ZERO, Verdict::Skipped(why.clone()));
             continue;
         }
         let started = Instant::now();
@@ -239,5 +271,4 @@ pub(super) fn run(context: &Context, wanted: &dyn Fn(&str) -> bool, report: &Rep
             .unwrap_or_else(|error| Verdict::Failed(vec![format!("{error:#}")]));
         report.add(&name, started.elapsed(), verdict);
     }
-    Ok(())
 }

@@ -133,7 +133,7 @@ fn signal_ends(bench: &Bench) -> Result<String> {
 
 fn dies_with_parent(bench: &Bench) -> Result<String> {
     let mut guest = bench.start(&["--name", "orphan"])?;
-    let machine = super::outside::view(bench, "orphan")?["machine_pid"].to_string();
+    let machine = super::outside::machine_pid(bench, "orphan")?;
     guest.kill()?;
     wait_until("the machine's end", || {
         let state = std::fs::read_to_string(format!("/proc/{machine}/stat")).unwrap_or_default();

@@ -9,13 +9,13 @@ mod life;
 mod outside;
 mod terminal;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::context::Context;
+use crate::context::{Context, kvm_missing};
 use crate::guest::{Ended, Guest};
 use crate::report::{Report, Verdict};
 
@@ -40,6 +40,7 @@ struct Bench<'a> {
 pub fn run_vm(context: &Context, names: &[String], report: &Report) -> Result<()> {
     let wanted = |name: &str| names.is_empty() || names.iter().any(|part| name.contains(part));
     errors::run(context, &wanted, report)?;
+    let kvm_missing = kvm_missing();
     for back_end in ["soft", "kvm"] {
         for (name, check) in life::CHECKS
             .iter()
@@ -50,9 +51,10 @@ pub fn run_vm(context: &Context, names: &[String], report: &Report) -> Result<()
             if !wanted(&name) {
                 continue;
             }
-            if back_end == "kvm" && !Path::new("/dev/kvm").exists() {
-                let why = "needs /dev/kvm".to_string();
-                report.add(&name, Duration::ZERO, Verdict::Skipped(why));
+            if back_end == "kvm"
+                && let Some(why) = &kvm_missing
+            {
+                report.add(&name, Duration::ZERO, Verdict::Skipped(why.clone()));
                 continue;
             }
             let started = Instant::now();

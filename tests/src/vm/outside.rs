@@ -36,6 +36,14 @@ pub(super) fn view(bench: &Bench, name: &str) -> Result<Value> {
         .with_context(|| format!("{name} is not in {views}"))
 }
 
+/// The process that is the machine.
+pub(super) fn machine_pid(bench: &Bench, name: &str) -> Result<u64> {
+    let view = view(bench, name)?;
+    view["machine_pid"]
+        .as_u64()
+        .with_context(|| format!("no machine_pid in {view}"))
+}
+
 fn quit(mut guest: Guest) -> Result<()> {
     guest.write("q")?;
     ended_with(&guest.finish(BOUND)?, 0, &[])
@@ -52,9 +60,12 @@ fn paused(bench: &Bench) -> Result<String> {
     let again = bench.weft(&["vm", "pause", "p"]).output()?;
     ensure!(!again.status.success(), "paused twice");
     let time = view(bench, "p")?["guest_time_s"].clone();
-    guest.write("late")?;
+    // No key of the guest's is in it.
+    guest.write("again\n")?;
     ensure!(
-        guest.wait_for("late", Duration::from_millis(300)).is_none(),
+        guest
+            .wait_for("again", Duration::from_millis(300))
+            .is_none(),
         "a paused guest answers"
     );
     ensure!(
@@ -63,6 +74,10 @@ fn paused(bench: &Bench) -> Result<String> {
     );
     let pid = guest.pid().to_string();
     bench.ask(&["vm", "resume", &pid])?;
+    ensure!(
+        guest.wait_for("again", BOUND).is_some(),
+        "what was typed meanwhile is lost"
+    );
     let counters: Value = serde_json::from_str(&bench.ask(&["vm", "counters", "--json", "p"])?)?;
     ensure!(counters["counters"]["vcpu0.ports"].is_u64(), "{counters}");
     quit(guest)?;
@@ -188,7 +203,7 @@ fn names(bench: &Bench) -> Result<String> {
 /// started is not root's.
 fn confined(bench: &Bench) -> Result<String> {
     let guest = bench.start(&["--name", "jail"])?;
-    let pid = view(bench, "jail")?["machine_pid"].to_string();
+    let pid = machine_pid(bench, "jail")?;
     let mut kinds = Vec::new();
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
         let task = task?.path();

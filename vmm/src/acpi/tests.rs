@@ -151,7 +151,7 @@ fn what_has_no_room_is_refused() {
 #[test]
 fn iasl_understands_every_table() {
     if Command::new("iasl").arg("-v").output().is_err() {
-        eprintln!("skipped: no iasl (Debian package acpica-tools)");
+        crate::skipped::skipped(&"no iasl (Debian package acpica-tools)");
         return;
     }
     let folder = std::env::temp_dir().join(format!("weft-acpi-{}", std::process::id()));

@@ -5,7 +5,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::ender::{Ending, Input};
-use super::lifecycle::{Answer, End, Refusal, Request};
+use super::lifecycle::{Answer, Counters, End, Refusal, Request, Status};
+use super::state::MachineState;
 use crate::devices::serial::SerialPort;
 use crate::virtio::console::ConsoleHandle;
 
@@ -53,6 +54,30 @@ impl Handle {
         }
     }
 
+    /// What the machine and its vCPUs are doing.
+    pub fn status(&self) -> Result<Status, Refusal> {
+        match self.request(Request::Status)? {
+            Answer::Status(status) => Ok(status),
+            other => Err(misfit("status", &other)),
+        }
+    }
+
+    /// What was counted so far.
+    pub fn counters(&self) -> Result<Counters, Refusal> {
+        match self.request(Request::Counters)? {
+            Answer::Counters(counters) => Ok(counters),
+            other => Err(misfit("counters", &other)),
+        }
+    }
+
+    /// The state of a machine that stands, without its memory.
+    pub fn save(&self) -> Result<Box<MachineState>, Refusal> {
+        match self.request(Request::Save)? {
+            Answer::Saved(state) => Ok(state),
+            other => Err(misfit("save", &other)),
+        }
+    }
+
     /// When the guest's first instruction was about to be executed.
     pub fn first_instruction(&self) -> Option<Instant> {
         self.first_instruction.get().copied()
@@ -86,5 +111,12 @@ impl Handle {
     /// Waits for the end until `deadline`.
     pub fn wait_until(&self, deadline: Instant) -> Option<End> {
         self.wait(deadline.saturating_duration_since(Instant::now()))
+    }
+}
+
+fn misfit(request: &'static str, answer: &Answer) -> Refusal {
+    Refusal::Failed {
+        request,
+        reason: format!("the machine gave an answer that fits no question: {answer:?}"),
     }
 }

@@ -1,31 +1,18 @@
 //! The life of machines whose vCPUs are scripted: see `double`.
 
 mod double;
+#[path = "../../../tests/support/kept.rs"]
+mod kept;
 
 use std::collections::BTreeSet;
-use std::io::Write;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::back_end::Chosen;
 use super::*;
 use double::{CALLS, CPUS, Double, END_AT, END_PORT, END_VALUE, NEXT, STEPS, TIMERS};
+use kept::Kept;
 
 const PATIENCE: Duration = Duration::from_secs(20);
-
-/// Keeps what is written.
-#[derive(Clone, Default)]
-struct Kept(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Kept {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
 
 struct Rig {
     cpus: u32,
@@ -91,17 +78,11 @@ fn ask(machine: &Machine, request: Request) -> Answer {
 }
 
 fn save(machine: &Machine) -> MachineState {
-    let Answer::Saved(state) = ask(machine, Request::Save) else {
-        panic!("not saved");
-    };
-    *state
+    *machine.handle().save().unwrap()
 }
 
 fn status(machine: &Machine) -> Status {
-    let Answer::Status(status) = ask(machine, Request::Status) else {
-        panic!("no status");
-    };
-    status
+    machine.handle().status().unwrap()
 }
 
 fn refused(machine: &Machine, request: Request) -> Refusal {
@@ -148,10 +129,7 @@ fn requests_are_refused_in_the_wrong_stage() {
             ..
         }
     ));
-    assert!(matches!(
-        ask(&machine, Request::Counters),
-        Answer::Counters(_)
-    ));
+    assert!(!machine.handle().counters().unwrap().is_empty());
     let handle = machine.handle();
     assert_eq!(machine.finish(), Some(End::Stopped));
     assert_eq!(
@@ -205,11 +183,11 @@ fn a_paused_machine_stands_and_a_resumed_one_goes_on() {
         ask(&machine, Request::Pause);
         let first = save(&machine);
         let time = status(&machine).guest_time_ns;
-        let printed = console.0.lock().unwrap().len();
+        let printed = console.bytes().len();
         std::thread::sleep(Duration::from_micros(300));
         assert_eq!(save(&machine), first);
         assert_eq!(status(&machine).guest_time_ns, time);
-        assert_eq!(console.0.lock().unwrap().len(), printed);
+        assert_eq!(console.bytes().len(), printed);
         let now = (sum(&first, STEPS), sum(&first, TIMERS), sum(&first, CALLS));
         assert!(now.0 >= last.0 && now.1 >= last.1 && now.2 >= last.2);
         last = now;
@@ -356,8 +334,7 @@ fn deterministic_run(cpus: u32, pauses: u64) -> (Vec<u8>, u64) {
     assert_eq!(machine.handle().wait(PATIENCE), Some(End::PoweredOff));
     let time = status(&machine).guest_time_ns;
     machine.finish();
-    let console = console.0.lock().unwrap().clone();
-    (console, time)
+    (console.bytes(), time)
 }
 
 #[test]

@@ -151,7 +151,7 @@ fn direct_io_takes_any_buffer() {
     let block = match Block::open(&options) {
         Ok(block) => block,
         Err(BlockError::Open { source, .. }) if source.raw_os_error() == Some(libc::EINVAL) => {
-            eprintln!("skipped: the temporary folder has no direct I/O");
+            crate::skipped::skipped(&"the temporary folder has no direct I/O");
             return;
         }
         Err(error) => panic!("{error}"),
