@@ -195,7 +195,9 @@ impl LocalApic {
             }
             0x380 if state.counts() => state.timer.start(value, now, &self.time),
             0x380 => {}
-            0x3e0 => state.timer.set_divide(value, now, &self.time),
+            0x3e0 if state.counts() => state.timer.set_divide(value, now, &self.time),
+            // The deadline is none of the counter's.
+            0x3e0 => state.timer.keep_divide(value),
             _ => self.error(ERROR_REGISTER),
         }
         Outcome::Done

@@ -171,6 +171,11 @@ fn the_timer_interrupts_in_each_mode() {
     apic.advance(5001);
     assert_eq!(apic.take_interrupt(), Some(0xec));
     assert_eq!(apic.deadline_register(), 0);
+    // The counter's rate does not move it.
+    apic.set_deadline_register(6000);
+    apic.write(0x3e0, 0x3, 5500);
+    assert_eq!(apic.deadline(), Some(6000));
+    assert_eq!(apic.read(0x3e0, 5500), 0x3);
     // And in a counting mode the deadline register is dead.
     apic.write(0x320, 0xec, 2400);
     apic.set_deadline_register(6000);
