@@ -61,7 +61,7 @@ impl Hub {
     }
 
     /// Sends an interrupt to whom it names. `sender`: the vCPU whose thread this
-    /// is, if it is one's: it needs no kick to see its own mail.
+    /// is, if it is one's: it needs no kick to see its own interrupts.
     pub fn send(&self, interrupt: &Interrupt, sender: Option<u32>) {
         let message = match interrupt.delivery {
             Delivery::Fixed | Delivery::LowestPriority => Message::Fixed {
@@ -106,7 +106,11 @@ impl Hub {
             return;
         };
         seat.post(message);
-        if sender != Some(vcpu) {
+        // Its own interrupts a vCPU finds before the next instruction, but it must
+        // come out of guest code for the others.
+        let own = sender == Some(vcpu);
+        let found = matches!(message, Message::Fixed { .. } | Message::NonMaskable);
+        if !(own && found) {
             seat.doorbell.ring();
         }
     }

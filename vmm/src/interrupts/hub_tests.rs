@@ -105,9 +105,8 @@ fn non_maskable_init_and_start_up_arrive_as_such() {
     rig.send(Delivery::StartUp, Destination::Physical(1), Some(0));
     assert!(rig.apics[1].take_non_maskable());
     assert!(!rig.apics[0].take_non_maskable());
-    assert!(rig.apics[1].take_init());
-    assert_eq!(rig.apics[1].take_start_up(), Some(0x55));
-    assert_eq!(rig.apics[1].take_start_up(), None);
+    assert_eq!(rig.apics[1].take_start(), (true, Some(0x55)));
+    assert_eq!(rig.apics[1].take_start(), (false, None));
     rig.send(Delivery::Smi, Destination::Everybody, None);
     rig.send(Delivery::External, Destination::Everybody, None);
     assert_eq!(rig.receivers(), [0_u32; 0]);

@@ -57,7 +57,7 @@ impl Default for Seat {
 
 impl Seat {
     /// Leaves a message. Does not ring.
-    pub(super) fn post(&self, message: Message) {
+    pub(crate) fn post(&self, message: Message) {
         match message {
             Message::Fixed { vector, level } => {
                 let (word, bit) = (usize::from(vector >> 5), 1 << (vector & 31));
@@ -89,6 +89,11 @@ impl Seat {
                     .fetch_update(Ordering::SeqCst, Ordering::SeqCst, update);
             }
         }
+    }
+
+    /// Has the vCPU look, though nothing lies there. Does not ring.
+    pub(super) fn announce(&self) {
+        self.summary.fetch_or(FIXED, Ordering::SeqCst);
     }
 
     /// Whether something lies there.

@@ -115,11 +115,6 @@ impl CpuEnvironment {
         }
     }
 
-    /// Whether the vCPU has a reason to run although it halted.
-    pub fn something_waits(&mut self) -> bool {
-        self.apic.interrupt_waits() || self.apic.non_maskable_waits()
-    }
-
     fn timer_changed(&mut self) {
         count(&self.counters.timer_changes);
         // A deadline in the past interrupts at once.
