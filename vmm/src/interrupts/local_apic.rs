@@ -289,6 +289,7 @@ impl LocalApic {
             self.reset();
         }
         self.state.base = value;
+        self.publish();
         true
     }
 
@@ -340,7 +341,7 @@ impl LocalApic {
             state.start_up = None;
         }
         state.start_up = state.start_up.or(letters.start_up);
-        if state.spurious & SOFTWARE_ENABLED == 0 || !self.enabled() {
+        if !self.accepts_fixed() {
             return;
         }
         let illegal = letters.requested[0] & 0xffff;
@@ -375,6 +376,7 @@ impl LocalApic {
 
     fn set_spurious(&mut self, value: u32) {
         self.state.spurious = value & 0x1ff;
+        self.publish();
         if value & SOFTWARE_ENABLED == 0 {
             for entry in &mut self.state.vectors {
                 *entry |= MASKED;
@@ -438,7 +440,12 @@ impl LocalApic {
         let identity = (self.state.logical_destination >> 24) as u8;
         let cluster = self.state.destination_format >> 28 == 0;
         self.seat.publish_logical(identity, cluster);
+        self.seat.publish_accepts_fixed(self.accepts_fixed());
         self.publish_priority();
+    }
+
+    fn accepts_fixed(&self) -> bool {
+        self.state.spurious & SOFTWARE_ENABLED != 0 && self.enabled()
     }
 
     fn publish_priority(&self) {
