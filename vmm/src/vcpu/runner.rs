@@ -112,6 +112,8 @@ pub struct VcpuState {
     pub apic: LocalApicState,
     /// What it wrote to the paravirtual clock's register.
     pub system_time: u64,
+    /// What the machine's wall clock register shows: the same for each vCPU.
+    pub wall_clock: u64,
     /// INIT came and no start-up since.
     pub waits_for_start_up: bool,
 }
@@ -403,6 +405,7 @@ impl Thread {
                 .around
                 .kvmclock
                 .system_time(self.environment.id),
+            wall_clock: self.environment.around.kvmclock.wall_clock(),
             waits_for_start_up: self.waits_for_start_up,
         })
     }
@@ -414,6 +417,7 @@ impl Thread {
         // Where it names no memory, the guest has no clock there either way.
         let kvmclock = &self.environment.around.kvmclock;
         kvmclock.set_system_time(self.environment.id, state.system_time);
+        kvmclock.set_wall_clock(state.wall_clock);
         self.turn = None;
         Ok(())
     }

@@ -219,3 +219,48 @@ fn an_init_to_itself_brings_a_running_cpu_back() {
         assert_eq!(kicked.0.swap(false, Ordering::SeqCst), expected);
     }
 }
+
+#[test]
+fn the_time_stamp_counter_is_the_machines() {
+    let rig = rig(Box::new(move |environment, _| {
+        let far = 1 << 60;
+        for index in [0x10, 0x3b] {
+            assert!(environment.msr_write(index, far));
+            assert!(environment.msr_read(index).unwrap() < far);
+        }
+        assert_eq!(environment.msr_read(0x3b), Some(0));
+        true
+    }));
+    rig.over.recv_timeout(PATIENCE).unwrap();
+    rig.finish();
+}
+
+#[test]
+fn the_clocks_registers_are_saved() {
+    let first = rig(Box::new(|environment, _| {
+        assert!(environment.msr_write(0x4b56_4d00, 0x3000));
+        assert!(environment.msr_write(0x4b56_4d01, 0x1001));
+        true
+    }));
+    first.over.recv_timeout(PATIENCE).unwrap();
+    let ask = |rig: &Rig, order| {
+        rig.runner.order(order).unwrap();
+        rig.runner.reply(Instant::now() + PATIENCE).unwrap()
+    };
+    // The answer to Run.
+    first.runner.reply(Instant::now() + PATIENCE).unwrap();
+    ask(&first, Order::Pause);
+    let state = ask(&first, Order::Save).unwrap();
+    first.finish();
+    let second = rig(Box::new(|environment, _| {
+        environment.msr_read(0x4b56_4d00) == Some(0x3000)
+            && environment.msr_read(0x4b56_4d01) == Some(0x1001)
+    }));
+    second.runner.reply(Instant::now() + PATIENCE).unwrap();
+    ask(&second, Order::Pause);
+    assert!(second.over.try_recv().is_err());
+    ask(&second, Order::Restore(state));
+    ask(&second, Order::Run);
+    second.over.recv_timeout(PATIENCE).unwrap();
+    second.finish();
+}
