@@ -74,7 +74,7 @@ impl Alarms {
 
     /// To be called when time goes on after it stood.
     pub fn look_again(&self) {
-        self.shared.arm(&mut self.shared.table(), 0);
+        self.shared.wake(&mut self.shared.table());
     }
 }
 
@@ -82,7 +82,7 @@ impl Drop for Alarms {
     fn drop(&mut self) {
         let mut table = self.shared.table();
         table.over = true;
-        self.shared.arm(&mut table, 0);
+        self.shared.wake(&mut table);
         drop(table);
         if let Some(thread) = self.thread.take() {
             // It never panics, and waits only for the timer.
@@ -100,10 +100,17 @@ impl Shared {
 
     fn arm(&self, table: &mut Table, deadline: u64) {
         table.armed = deadline;
-        let wait = self
-            .clock
-            .when(deadline)
-            .saturating_duration_since(Instant::now());
+        let when = self.clock.when(deadline);
+        self.set_timer(when.saturating_duration_since(Instant::now()));
+    }
+
+    /// Has the thread look at once, also while time stands: then no deadline comes.
+    fn wake(&self, table: &mut Table) {
+        table.armed = 0;
+        self.set_timer(AT_ONCE);
+    }
+
+    fn set_timer(&self, wait: Duration) {
         let expiration = Expiration::OneShot(wait.max(AT_ONCE).into());
         // Fails only where the descriptor is no timer or the time no time.
         let set = self.timer.set(expiration, TimerSetTimeFlags::empty());
@@ -194,5 +201,15 @@ mod tests {
         clock.go();
         alarms.look_again();
         assert_eq!(rung.recv_timeout(Duration::from_secs(10)), Ok(0));
+    }
+
+    #[test]
+    fn the_thread_ends_at_once_while_time_stands() {
+        let clock = Arc::new(Clock::new(Source::Host, measure_host_tsc()));
+        let start = Instant::now();
+        for _ in 0..20 {
+            drop(Alarms::start(clock.clone(), 1, Box::new(|_| {})).unwrap());
+        }
+        assert!(start.elapsed() < Duration::from_secs(5));
     }
 }
