@@ -179,7 +179,7 @@ fn long_mode_uses_devices_and_machine_registers() {
         code.mov(rsi, DEVICE).unwrap();
         code.mov(rax, qword_ptr(rsi + 16)).unwrap();
         code.mov(qword_ptr(rsi + 24), rax).unwrap();
-        for msr in [0x6e0_u32, 0x4b56_4d01, 0x1b] {
+        for msr in [0x6e0_u32, 0x4b56_4d01, 0x1b, 0x3b] {
             code.mov(ecx, msr).unwrap();
             code.mov(eax, 7).unwrap();
             code.mov(edx, 1).unwrap();
@@ -187,6 +187,10 @@ fn long_mode_uses_devices_and_machine_registers() {
             code.rdmsr().unwrap();
             code.out(0x10, eax).unwrap();
         }
+        // The TSC: only when it is written.
+        code.mov(ecx, 0x10).unwrap();
+        code.rdmsr().unwrap();
+        code.wrmsr().unwrap();
         code.mov(rax, 5_u64).unwrap();
         code.mov(cr8, rax).unwrap();
         code.mov(ecx, 0x6e0).unwrap();
@@ -203,9 +207,11 @@ fn long_mode_uses_devices_and_machine_registers() {
     let value = (DEVICE + 16) * 3;
     assert_eq!(world.stores, [(DEVICE + 24, value.to_le_bytes().to_vec())]);
     assert_eq!(world.msrs[&0x4b56_4d01], 1 << 32 | 7);
+    assert!(world.msrs.contains_key(&0x10));
     assert_eq!(world.priority, 5);
     let ports: Vec<_> = world.ports.iter().map(|(port, _)| *port).collect();
-    assert_eq!(ports, [0x10, 0x10, 0x10, 0x11], "the last one raises #GP");
+    let expected = [0x10, 0x10, 0x10, 0x10, 0x11];
+    assert_eq!(ports, expected, "the last one raises #GP");
 }
 
 /// Counts in RBX with interrupts on; vector 0x40 adds to the word at 0x5000.
@@ -325,6 +331,13 @@ fn state_goes_on_in_another_vcpu() {
     state.debug[1] = 0x7777;
     state.msrs.push((0xc000_0081, 0x0023_0010_0000_0000));
     state.msrs.push((0xc000_0102, 0xffff_8000_0000_1000));
+    // Memory types: a variable range, a fixed one.
+    let memory_types = [
+        (0x20e, 0x1_0000_0001),
+        (0x20f, 0xff_f000_0800),
+        (0x26f, 0x0505_0505_0505_0505),
+    ];
+    state.msrs.extend(memory_types);
     state.gs.base = 0xffff_8000_0000_2000;
     // 1.0 in ST0 (physical register 7), something in XMM3.
     state.fpu[2..4].copy_from_slice(&0x3800_u16.to_le_bytes());
@@ -358,6 +371,7 @@ fn state_goes_on_in_another_vcpu() {
     assert_eq!(last.debug[1], 0x7777);
     assert_eq!(last.gs.base, 0xffff_8000_0000_2000);
     assert!(last.msrs.contains(&(0xc000_0102, 0xffff_8000_0000_1000)));
+    assert!(memory_types.iter().all(|msr| last.msrs.contains(msr)));
     assert_eq!(last.fpu[160 + 48..160 + 64], [0xab; 16]);
     assert_eq!(last.fpu[32..42], state.fpu[32..42]);
     let handled = word(&guest, 0x5000) + u64::from(last.undelivered.is_some());

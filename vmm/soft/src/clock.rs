@@ -38,11 +38,6 @@ impl Cpu {
         ticks.wrapping_add(self.tsc_offset)
     }
 
-    /// Sets the guest's time stamp counter.
-    pub fn set_tsc(&mut self, value: u64) {
-        self.tsc_offset = self.tsc_offset.wrapping_add(value.wrapping_sub(self.tsc()));
-    }
-
     /// Instructions executed since power-on.
     pub fn instructions(&self) -> u64 {
         self.instructions_limit.wrapping_sub(self.budget as u64)

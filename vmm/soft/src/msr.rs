@@ -176,7 +176,8 @@ impl Cpu {
             return Err(self.general_protection(0));
         }
         match index {
-            TSC => self.set_tsc(value),
+            // The machine's: all CPUs share one.
+            TSC => {}
             EFER => return self.set_efer(value),
             STAR => self.msrs.star = value,
             LSTAR => self.msrs.lstar = value,

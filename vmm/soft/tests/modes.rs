@@ -109,6 +109,18 @@ fn a_processor_starts_in_real_mode_and_gets_to_long_mode() {
 }
 
 #[test]
+fn the_time_stamp_counter_cannot_be_set() {
+    let mut guest = Guest::new(|a| {
+        a.mov(ecx, 0x10_u32).unwrap();
+        a.mov(eax, 0x1234_u32).unwrap();
+        a.mov(edx, 0x5678_u32).unwrap();
+        a.wrmsr().unwrap();
+    });
+    let before = guest.cpu.save().tsc_offset;
+    assert_eq!(guest.halts().tsc_offset, before);
+}
+
+#[test]
 fn real_mode_has_interrupts_of_its_own() {
     let mut guest = Guest::new(|a| a.hlt().unwrap());
     // int 0x21; hlt. The handler: mov bx, 0x55; iret.

@@ -118,14 +118,21 @@ fn version_string(data: &[u8], pointer: u16, end: u64) -> Option<String> {
 }
 
 impl BzImage {
-    /// Where the body goes when the kernel unpacks itself, and where it starts.
-    pub fn own_entry(&self) -> (u64, u64) {
+    /// Where the body goes when the kernel unpacks itself, with the memory that the
+    /// kernel needs there until it reads the map of memory; and where it starts.
+    pub fn own_entry(&self) -> Result<(Range<u64>, u64), ImageError> {
         let start = self.header.pref_address;
-        (start, start.saturating_add(ENTRY_64))
+        // The body, and so this, is longer than what lies before the entry.
+        match start.checked_add(self.memory_needed()) {
+            Some(end) => Ok((start..end, start + ENTRY_64)),
+            None => Err(ImageError::Malformed {
+                place: "preferred address",
+                problem: format!("{start:#x}"),
+            }),
+        }
     }
 
-    /// Memory that the kernel needs from there until it reads the map of memory.
-    pub fn memory_needed(&self) -> u64 {
+    fn memory_needed(&self) -> u64 {
         u64::from(self.header.init_size).max(self.body.end - self.body.start)
     }
 }

@@ -284,13 +284,12 @@ impl<'a> Opened<'a> {
             let reason = "the kernel in it could not be unpacked";
             return Err(ImageError::Forced { protocol, reason });
         }
-        let (address, entry) = image.own_entry();
-        let extent = address..address.saturating_add(image.memory_needed());
+        let (extent, entry) = image.own_entry()?;
         Ok(Plan {
             protocol: Protocol::LinuxOwnEntry,
             file: self.file,
             segments: vec![Segment {
-                address,
+                address: extent.start,
                 bytes: image.body.clone(),
                 size: image.body.end - image.body.start,
             }],

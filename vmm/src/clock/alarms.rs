@@ -74,7 +74,7 @@ impl Alarms {
 
     /// To be called when time goes on after it stood.
     pub fn look_again(&self) {
-        self.shared.arm(&mut self.shared.table(), 0);
+        self.shared.wake(&mut self.shared.table());
     }
 }
 
@@ -82,7 +82,7 @@ impl Drop for Alarms {
     fn drop(&mut self) {
         let mut table = self.shared.table();
         table.over = true;
-        self.shared.arm(&mut table, 0);
+        self.shared.wake(&mut table);
         drop(table);
         if let Some(thread) = self.thread.take() {
             // It never panics, and waits only for the timer.
@@ -100,10 +100,17 @@ impl Shared {
 
     fn arm(&self, table: &mut Table, deadline: u64) {
         table.armed = deadline;
-        let wait = self
-            .clock
-            .when(deadline)
-            .saturating_duration_since(Instant::now());
+        let when = self.clock.when(deadline);
+        self.set_timer(when.saturating_duration_since(Instant::now()));
+    }
+
+    /// Has the thread look at once, also while time stands: then no deadline comes.
+    fn wake(&self, table: &mut Table) {
+        table.armed = 0;
+        self.set_timer(AT_ONCE);
+    }
+
+    fn set_timer(&self, wait: Duration) {
         let expiration = Expiration::OneShot(wait.max(AT_ONCE).into());
         // Fails only where the descriptor is no timer or the time no time.
         let set = self.timer.set(expiration, TimerSetTimeFlags::empty());
@@ -157,7 +164,6 @@ mod tests {
     #[test]
     fn alarms_ring_in_order_and_none_is_early() {
         let clock = Arc::new(Clock::new(Source::Host, measure_host_tsc()));
-        clock.go();
         let (ring, rung) = channel();
         let told = clock.clone();
         let ring: Ring = Box::new(move |vcpu| {
@@ -166,19 +172,22 @@ mod tests {
         let alarms = Alarms::start(clock.clone(), 3, ring).unwrap();
         let start = clock.now();
         let step = clock.base().ticks(5_000_000);
-        for (vcpu, steps) in [(0, 3), (1, 1), (2, 2)] {
+        for (vcpu, steps) in [(2, 3), (1, 2), (0, 1)] {
             alarms.set(vcpu, Some(start + steps * step));
         }
-        // Set again before it rang: only the later one counts.
-        alarms.set(0, Some(start + 4 * step));
-        for (vcpu, steps) in [(1, 1), (2, 2), (0, 4)] {
+        // Set again before it rang, since time stands: only the later one counts.
+        alarms.set(2, Some(start + 4 * step));
+        clock.go();
+        alarms.look_again();
+        // Those that are found due together ring in this order, too.
+        for (vcpu, steps) in [(0, 1), (1, 2), (2, 4)] {
             let (who, when) = rung.recv_timeout(Duration::from_secs(10)).unwrap();
             assert_eq!(who, vcpu);
             assert!(when >= start + steps * step);
         }
-        alarms.set(1, Some(clock.now() + step));
+        alarms.set(1, Some(clock.now() + 20 * step));
         alarms.set(1, None);
-        assert!(rung.recv_timeout(Duration::from_millis(20)).is_err());
+        assert!(rung.recv_timeout(Duration::from_millis(150)).is_err());
     }
 
     #[test]
@@ -194,5 +203,15 @@ mod tests {
         clock.go();
         alarms.look_again();
         assert_eq!(rung.recv_timeout(Duration::from_secs(10)), Ok(0));
+    }
+
+    #[test]
+    fn the_thread_ends_at_once_while_time_stands() {
+        let clock = Arc::new(Clock::new(Source::Host, measure_host_tsc()));
+        let start = Instant::now();
+        for _ in 0..20 {
+            drop(Alarms::start(clock.clone(), 1, Box::new(|_| {})).unwrap());
+        }
+        assert!(start.elapsed() < Duration::from_secs(5));
     }
 }

@@ -45,7 +45,7 @@ impl KvmClock {
     /// Reads one of its registers; `None`: not one of its.
     pub fn read(&self, vcpu: u32, index: u32) -> Option<u64> {
         if WALL_CLOCK.contains(&index) {
-            return Some(self.wall_clock.load(Ordering::Relaxed));
+            return Some(self.wall_clock());
         }
         if SYSTEM_TIME.contains(&index) {
             return Some(self.system_time(vcpu));
@@ -56,8 +56,11 @@ impl KvmClock {
     /// Writes one of its registers; whether it was one of its and names memory.
     pub fn write(&self, vcpu: u32, index: u32, value: u64) -> bool {
         if WALL_CLOCK.contains(&index) {
-            self.wall_clock.store(value, Ordering::Relaxed);
-            return self.write_wall_clock(value);
+            let done = self.write_wall_clock(value);
+            if done {
+                self.set_wall_clock(value);
+            }
+            return done;
         }
         SYSTEM_TIME.contains(&index) && self.set_system_time(vcpu, value)
     }
@@ -69,12 +72,24 @@ impl KvmClock {
             .map_or(0, |cell| cell.load(Ordering::Relaxed))
     }
 
-    /// The same again, as after a restore.
+    /// The same again, as after a restore. A refused write changes nothing.
     pub fn set_system_time(&self, vcpu: u32, value: u64) -> bool {
-        if let Some(cell) = self.system_time.get(vcpu as usize) {
+        let done = value & ENABLED == 0 || self.write_system_time(value & !ENABLED);
+        if let Some(cell) = self.system_time.get(vcpu as usize).filter(|_| done) {
             cell.store(value, Ordering::Relaxed);
         }
-        value & ENABLED == 0 || self.write_system_time(value & !ENABLED)
+        done
+    }
+
+    /// What a vCPU wrote to the wall clock register last.
+    pub fn wall_clock(&self) -> u64 {
+        self.wall_clock.load(Ordering::Relaxed)
+    }
+
+    /// Sets what the register shows; what is in memory, the guest asked for when
+    /// it wrote it.
+    pub fn set_wall_clock(&self, value: u64) {
+        self.wall_clock.store(value, Ordering::Relaxed);
     }
 
     /// `struct pvclock_vcpu_time_info`.
@@ -177,10 +192,14 @@ mod tests {
     #[test]
     fn addresses_outside_memory_are_refused() {
         let (kvmclock, _, _) = rig(Source::Host);
+        assert!(kvmclock.write(0, 0x4b56_4d01, 0x1001));
+        assert!(kvmclock.write(0, 0x4b56_4d00, 0x3000));
         for address in [4 << 20, (4 << 20) - 8, u64::MAX, 0xfee0_0000] {
             assert!(!kvmclock.write(0, 0x4b56_4d01, address | 1));
             assert!(!kvmclock.write(0, 0x4b56_4d00, address & !3));
         }
+        assert_eq!(kvmclock.read(0, 0x4b56_4d01), Some(0x1001));
+        assert_eq!(kvmclock.read(0, 0x4b56_4d00), Some(0x3000));
         assert!(kvmclock.write(0, 0x4b56_4d01, 0));
         assert!(!kvmclock.write(0, 0x4b56_4d02, 1));
         assert_eq!(kvmclock.read(0, 0x4b56_4d02), None);

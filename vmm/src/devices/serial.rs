@@ -6,7 +6,7 @@ use std::convert::Infallible;
 use std::io::Write;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, TryLockError};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -71,6 +71,8 @@ struct Port {
     uart: Serial<Edge, NoEvents, Sink>,
     /// Waits for room in the FIFO.
     typed: VecDeque<u8>,
+    /// The machine stands: nothing is taken, since that interrupts.
+    paused: bool,
 }
 
 /// The serial port.
@@ -111,15 +113,25 @@ impl SerialPort {
             port: Mutex::new(Port {
                 uart,
                 typed: VecDeque::new(),
+                paused: false,
             }),
             line,
             sink,
         }
     }
 
-    /// Types into it; says how many bytes were taken.
+    /// Types into it; says how many bytes were taken: none while the machine
+    /// stands, or while a vCPU is in the port. Never waits: that vCPU may wait
+    /// for the caller to take what the guest wrote.
     pub fn type_in(&self, bytes: &[u8]) -> usize {
-        let mut port = lock(&self.port);
+        let mut port = match self.port.try_lock() {
+            Ok(port) => port,
+            Err(TryLockError::Poisoned(poison)) => poison.into_inner(),
+            Err(TryLockError::WouldBlock) => return 0,
+        };
+        if port.paused {
+            return 0;
+        }
         let taken = bytes.len().min(TYPED_MAX - port.typed.len());
         port.typed.extend(&bytes[..taken]);
         port.refill();
@@ -164,6 +176,16 @@ impl BusDevice for SerialPort {
 }
 
 impl Part for SerialPort {
+    fn pause(&self) -> Result<(), PartError> {
+        lock(&self.port).paused = true;
+        Ok(())
+    }
+
+    fn resume(&self) -> Result<(), PartError> {
+        lock(&self.port).paused = false;
+        Ok(())
+    }
+
     fn save(&self) -> Result<Value, PartError> {
         let port = lock(&self.port);
         let state = port.uart.state();
@@ -285,6 +307,50 @@ mod tests {
             taken += port.type_in(&text[taken..]);
         }
         assert_eq!(seen, text);
+    }
+
+    #[test]
+    fn nothing_is_taken_while_it_stands() {
+        let (port, line, _) = rig();
+        port.write(1, &[1]);
+        port.pause().unwrap();
+        let before = Part::save(&port).unwrap();
+        assert_eq!(port.type_in(b"x"), 0);
+        Part::restore(&port, before.clone()).unwrap();
+        assert_eq!(port.type_in(b"x"), 0);
+        assert_eq!(Part::save(&port).unwrap(), before);
+        assert_eq!(line.0.load(Ordering::Relaxed), 0);
+        port.resume().unwrap();
+        assert_eq!(port.type_in(b"x"), 1);
+        assert_eq!(line.0.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn who_types_does_not_wait_for_who_writes() {
+        /// Waits until somebody takes what is written.
+        struct Slow(std::sync::mpsc::SyncSender<u8>);
+        impl Write for Slow {
+            fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+                for byte in bytes {
+                    let _ = self.0.send(*byte);
+                }
+                Ok(bytes.len())
+            }
+            fn flush(&mut self) -> std::io::Result<()> {
+                Ok(())
+            }
+        }
+        let (writer, written) = std::sync::mpsc::sync_channel(0);
+        let port = SerialPort::new(Arc::new(Line::default()), Box::new(Slow(writer)));
+        std::thread::scope(|scope| {
+            scope.spawn(|| port.write(0, b"o"));
+            while port.port.try_lock().is_ok() {
+                std::thread::yield_now();
+            }
+            assert_eq!(port.type_in(b"i"), 0);
+            assert_eq!(written.recv(), Ok(b'o'));
+        });
+        assert_eq!(port.type_in(b"i"), 1);
     }
 
     #[test]

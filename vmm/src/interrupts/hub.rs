@@ -61,8 +61,9 @@ impl Hub {
     }
 
     /// Sends an interrupt to whom it names. `sender`: the vCPU whose thread this
-    /// is, if it is one's: it needs no kick to see its own mail.
-    pub fn send(&self, interrupt: &Interrupt, sender: Option<u32>) {
+    /// is, if it is one's: it needs no kick to see its own interrupts.
+    /// Whether somebody took it.
+    pub fn send(&self, interrupt: &Interrupt, sender: Option<u32>) -> bool {
         let message = match interrupt.delivery {
             Delivery::Fixed | Delivery::LowestPriority => Message::Fixed {
                 vector: interrupt.vector,
@@ -75,40 +76,44 @@ impl Hub {
             },
             Delivery::Smi | Delivery::External => {
                 self.counters.dropped.fetch_add(1, Ordering::Relaxed);
-                return;
+                return false;
             }
         };
         // The commonest by far, without a walk over the seats.
         if let Destination::Physical(id) = interrupt.destination
             && id != 0xff
         {
-            self.deliver(id.into(), message, sender);
-            return;
+            return self.deliver(id.into(), message, sender);
         }
         if interrupt.delivery == Delivery::LowestPriority {
-            match self.least_busy(interrupt.destination, sender) {
-                Some(vcpu) => self.deliver(vcpu, message, sender),
-                None => drop(self.counters.dropped.fetch_add(1, Ordering::Relaxed)),
-            }
-            return;
+            // Nobody: one that there is not.
+            let vcpu = self.least_busy(interrupt.destination, sender);
+            return self.deliver(vcpu.unwrap_or(u32::MAX), message, sender);
         }
+        let mut taken = false;
         for vcpu in 0..self.cpus() {
             if self.names(interrupt.destination, vcpu, sender) {
-                self.deliver(vcpu, message, sender);
+                taken |= self.deliver(vcpu, message, sender);
             }
         }
+        taken
     }
 
-    /// Gives one vCPU a message, wherever it is.
-    pub fn deliver(&self, vcpu: u32, message: Message, sender: Option<u32>) {
-        let Some(seat) = self.seat(vcpu) else {
+    /// Gives one vCPU a message, wherever it is. Whether it took it.
+    pub fn deliver(&self, vcpu: u32, message: Message, sender: Option<u32>) -> bool {
+        let seat = self.seat(vcpu).filter(|seat| seat.post(message));
+        let Some(seat) = seat else {
             self.counters.dropped.fetch_add(1, Ordering::Relaxed);
-            return;
+            return false;
         };
-        seat.post(message);
-        if sender != Some(vcpu) {
+        // Its own interrupts a vCPU finds before the next instruction, but it must
+        // come out of guest code for the others.
+        let own = sender == Some(vcpu);
+        let found = matches!(message, Message::Fixed { .. } | Message::NonMaskable);
+        if !(own && found) {
             seat.doorbell.ring();
         }
+        true
     }
 
     /// A local APIC's command.
@@ -122,8 +127,8 @@ impl Hub {
         self.counters.ends.fetch_add(1, Ordering::Relaxed);
         let mut follow = Vec::new();
         self.io_apic().end_of_interrupt(vector, &mut follow);
-        for interrupt in &follow {
-            self.send(interrupt, Some(sender));
+        for (pin, interrupt) in &follow {
+            self.send_of_pin(*pin, interrupt, Some(sender));
         }
     }
 
@@ -139,7 +144,13 @@ impl Hub {
         let interrupt = self.io_apic().set_line(pin, high);
         if let Some(interrupt) = interrupt {
             self.counters.lines.fetch_add(1, Ordering::Relaxed);
-            self.send(&interrupt, None);
+            self.send_of_pin(pin, &interrupt, None);
+        }
+    }
+
+    fn send_of_pin(&self, pin: usize, interrupt: &Interrupt, sender: Option<u32>) {
+        if !self.send(interrupt, sender) && interrupt.level {
+            self.io_apic().not_taken(pin, interrupt);
         }
     }
 
@@ -168,6 +179,7 @@ impl Hub {
         (0..cpus)
             .map(|step| (first.wrapping_add(step)) % cpus)
             .filter(|vcpu| self.names(destination, *vcpu, sender))
+            .filter(|vcpu| self.seat(*vcpu).is_some_and(|seat| seat.accepts_fixed()))
             .min_by_key(|vcpu| {
                 self.seat(*vcpu)
                     .map_or(u32::MAX, |seat| seat.priority() >> 4)
@@ -179,7 +191,7 @@ impl MessageSink for Hub {
     fn send(&self, address: u64, data: u32) {
         self.counters.messages.fetch_add(1, Ordering::Relaxed);
         match Interrupt::from_msi(address, data) {
-            Some(interrupt) => Hub::send(self, &interrupt, None),
+            Some(interrupt) => drop(Hub::send(self, &interrupt, None)),
             None => drop(self.counters.dropped.fetch_add(1, Ordering::Relaxed)),
         }
     }
@@ -203,8 +215,8 @@ impl BusDevice for Hub {
         let mut follow = Vec::new();
         self.io_apic()
             .write(offset, u32::from_le_bytes(value), &mut follow);
-        for interrupt in &follow {
-            Hub::send(self, interrupt, None);
+        for (pin, interrupt) in &follow {
+            self.send_of_pin(*pin, interrupt, None);
         }
     }
 }

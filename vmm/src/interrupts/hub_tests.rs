@@ -105,9 +105,8 @@ fn non_maskable_init_and_start_up_arrive_as_such() {
     rig.send(Delivery::StartUp, Destination::Physical(1), Some(0));
     assert!(rig.apics[1].take_non_maskable());
     assert!(!rig.apics[0].take_non_maskable());
-    assert!(rig.apics[1].take_init());
-    assert_eq!(rig.apics[1].take_start_up(), Some(0x55));
-    assert_eq!(rig.apics[1].take_start_up(), None);
+    assert_eq!(rig.apics[1].take_start(), (true, Some(0x55)));
+    assert_eq!(rig.apics[1].take_start(), (false, None));
     rig.send(Delivery::Smi, Destination::Everybody, None);
     rig.send(Delivery::External, Destination::Everybody, None);
     assert_eq!(rig.receivers(), [0_u32; 0]);
@@ -139,6 +138,49 @@ fn a_level_line_comes_again_after_its_end_until_it_is_low() {
     apic.write(0xb0, 0, 0);
     rig.hub.end_of_interrupt(0x55, 0);
     assert!(!apic.interrupt_waits());
+}
+
+#[test]
+fn a_level_that_nobody_took_comes_when_somebody_can_take_it() {
+    let mut rig = Rig::new(1);
+    let line = rig.hub.line(9).unwrap();
+    let program = |rig: &Rig, low: u32, high: u32| {
+        for (register, value) in [(0x23_u32, high), (0x22, low)] {
+            BusDevice::write(&*rig.hub, 0, &register.to_le_bytes());
+            BusDevice::write(&*rig.hub, 0x10, &value.to_le_bytes());
+        }
+    };
+    // No such vCPU; a logical destination that is nobody's; lowest priority too.
+    for (low, high) in [
+        (0x8055, 5 << 24),
+        (0x8855, 0x80 << 24),
+        (0x8955, 0x80 << 24),
+    ] {
+        program(&rig, low, high);
+        line.set(true);
+        program(&rig, 0x8055, 0);
+        assert_eq!(rig.apics[0].take_interrupt(), Some(0x55));
+        line.set(false);
+        rig.apics[0].write(0xb0, 0, 0);
+        rig.hub.end_of_interrupt(0x55, 0);
+    }
+    // A local APIC that is disabled, by software or altogether.
+    for by_base in [false, true] {
+        if by_base {
+            rig.apics[0].set_base(0xfee0_0100);
+        } else {
+            rig.apics[0].write(0xf0, 0xff, 0);
+        }
+        line.set(true);
+        rig.apics[0].set_base(0xfee0_0900);
+        rig.apics[0].write(0xf0, 0x1ff, 0);
+        assert!(!rig.apics[0].interrupt_waits());
+        program(&rig, 0x8055, 0);
+        assert_eq!(rig.apics[0].take_interrupt(), Some(0x55));
+        line.set(false);
+        rig.apics[0].write(0xb0, 0, 0);
+        rig.hub.end_of_interrupt(0x55, 0);
+    }
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! The I/O APIC (Intel 82093AA data sheet; the EOI register as in later ones).
 //!
-//! Invariant: a level-triggered entry whose remote IRR is set sends nothing until
-//! its EOI; then it sends again at once if its line is still high.
+//! Invariants: a level-triggered entry whose remote IRR is set sends nothing until
+//! its EOI; then it sends again at once if its line is still high. The bit stays
+//! only where a local APIC took the interrupt: there is an EOI to come.
 
 use serde::{Deserialize, Serialize};
 
@@ -31,7 +32,8 @@ pub struct IoApicState {
     lines: u32,
 }
 
-/// The I/O APIC. Whoever calls it sends the interrupts that it returns.
+/// The I/O APIC. Whoever calls it sends the interrupts that it returns, and says
+/// when nobody took one.
 pub struct IoApic {
     state: IoApicState,
 }
@@ -86,8 +88,9 @@ impl IoApic {
         }
     }
 
-    /// Writes a register of the window; interrupts that follow go to `out`.
-    pub fn write(&mut self, offset: u64, value: u32, out: &mut Vec<Interrupt>) {
+    /// Writes a register of the window; interrupts that follow go to `out`, each
+    /// with its pin.
+    pub fn write(&mut self, offset: u64, value: u32, out: &mut Vec<(usize, Interrupt)>) {
         match offset {
             0x00 => self.state.selected = value as u8,
             0x10 => out.extend(self.set_register(value)),
@@ -96,14 +99,26 @@ impl IoApic {
         }
     }
 
+    /// Nobody took the interrupt of a pin: no EOI will come. A level that stays is
+    /// sent again when its device or its entry is touched.
+    pub fn not_taken(&mut self, pin: usize, interrupt: &Interrupt) {
+        let Some(entry) = self.state.entries.get_mut(pin) else {
+            return;
+        };
+        // Another one may be on its way since.
+        if interrupt_of(*entry).as_ref() == Some(interrupt) {
+            *entry &= !REMOTE_IRR;
+        }
+    }
+
     /// The level-triggered interrupt `vector` ended.
-    pub fn end_of_interrupt(&mut self, vector: u8, out: &mut Vec<Interrupt>) {
+    pub fn end_of_interrupt(&mut self, vector: u8, out: &mut Vec<(usize, Interrupt)>) {
         for pin in 0..PINS {
             let entry = &mut self.state.entries[pin];
             if *entry as u8 == vector && *entry & LEVEL != 0 && *entry & REMOTE_IRR != 0 {
                 *entry &= !REMOTE_IRR;
                 if self.state.lines & 1 << pin != 0 {
-                    out.extend(self.send(pin));
+                    out.extend(self.send(pin).map(|interrupt| (pin, interrupt)));
                 }
             }
         }
@@ -121,7 +136,7 @@ impl IoApic {
         }
     }
 
-    fn set_register(&mut self, value: u32) -> Option<Interrupt> {
+    fn set_register(&mut self, value: u32) -> Option<(usize, Interrupt)> {
         if self.state.selected == 0 {
             self.state.id = value & 0x0f00_0000;
             return None;
@@ -144,6 +159,7 @@ impl IoApic {
         (self.state.lines & 1 << pin != 0)
             .then(|| self.send(pin))
             .flatten()
+            .map(|interrupt| (pin, interrupt))
     }
 
     /// Which entry a register index names, and whether its upper half.
@@ -157,30 +173,34 @@ impl IoApic {
         if *entry & (MASKED | REMOTE_IRR) != 0 {
             return None;
         }
-        let level = *entry & LEVEL != 0;
-        let delivery = Delivery::from_bits((*entry >> 8) as u32)?;
-        if level {
+        let interrupt = interrupt_of(*entry)?;
+        if interrupt.level {
             *entry |= REMOTE_IRR;
         }
-        let target = (*entry >> 56) as u8;
-        Some(Interrupt {
-            vector: *entry as u8,
-            delivery,
-            destination: if *entry & LOGICAL != 0 {
-                Destination::Logical(target)
-            } else {
-                Destination::Physical(target)
-            },
-            level,
-        })
+        Some(interrupt)
     }
+}
+
+/// What an entry sends.
+fn interrupt_of(entry: u64) -> Option<Interrupt> {
+    let target = (entry >> 56) as u8;
+    Some(Interrupt {
+        vector: entry as u8,
+        delivery: Delivery::from_bits((entry >> 8) as u32)?,
+        destination: if entry & LOGICAL != 0 {
+            Destination::Logical(target)
+        } else {
+            Destination::Physical(target)
+        },
+        level: entry & LEVEL != 0,
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn program(apic: &mut IoApic, pin: u32, low: u32, high: u32) -> Vec<Interrupt> {
+    fn program(apic: &mut IoApic, pin: u32, low: u32, high: u32) -> Vec<(usize, Interrupt)> {
         let mut out = Vec::new();
         for (index, value) in [(0x11 + 2 * pin, high), (0x10 + 2 * pin, low)] {
             apic.write(0, index, &mut out);
@@ -221,13 +241,28 @@ mod tests {
         apic.end_of_interrupt(0x30, &mut out);
         assert!(out.is_empty());
         apic.end_of_interrupt(0x31, &mut out);
-        assert_eq!(out, [sent]);
+        assert_eq!(out, [(9, sent)]);
         apic.set_line(9, false);
         out.clear();
         // The EOI register does the same.
         apic.write(0x40, 0x31, &mut out);
         assert!(out.is_empty());
         assert_eq!(u64::from(read(&mut apic, 0x10 + 18)) & REMOTE_IRR, 0);
+    }
+
+    #[test]
+    fn a_level_that_nobody_took_is_sent_again_without_an_eoi() {
+        let mut apic = IoApic::default();
+        program(&mut apic, 9, 0x8031, 7 << 24);
+        let lost = apic.set_line(9, true).unwrap();
+        apic.not_taken(9, &lost);
+        assert_eq!(apic.set_line(9, true), Some(lost));
+        // The guest sends it elsewhere before that is known.
+        let sent = program(&mut apic, 9, 0x8031, 1 << 24);
+        assert!(sent.is_empty());
+        apic.not_taken(9, &lost);
+        assert_eq!(apic.set_line(9, true), None);
+        apic.not_taken(99, &lost);
     }
 
     #[test]

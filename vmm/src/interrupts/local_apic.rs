@@ -87,6 +87,8 @@ pub struct LocalApic {
     state: LocalApicState,
     seat: Arc<Seat>,
     time: TimeBase,
+    /// Something arrived or was accepted since [`LocalApic::wakes`] was asked.
+    changed: bool,
 }
 
 impl LocalApic {
@@ -97,6 +99,7 @@ impl LocalApic {
             state: LocalApicState::reset(id, base),
             seat,
             time,
+            changed: true,
         };
         apic.publish();
         apic
@@ -125,6 +128,7 @@ impl LocalApic {
     /// All registers, with everything that arrived.
     pub fn save(&mut self) -> LocalApicState {
         self.collect();
+        self.announce();
         self.state.clone()
     }
 
@@ -133,6 +137,18 @@ impl LocalApic {
         let _ = self.seat.take();
         self.state = state;
         self.publish();
+        self.announce();
+    }
+
+    /// Who asks whether the vCPU has a reason to run looks at its mailbox: what is
+    /// pending already, and was taken out of it, must show there.
+    fn announce(&mut self) {
+        let state = &self.state;
+        let requested = state.requested.iter().any(|word| *word != 0);
+        if requested || state.non_maskable || state.init || state.start_up.is_some() {
+            self.changed = true;
+            self.seat.announce();
+        }
     }
 
     /// A 32-bit register. `now` is the guest's TSC.
@@ -195,7 +211,9 @@ impl LocalApic {
             }
             0x380 if state.counts() => state.timer.start(value, now, &self.time),
             0x380 => {}
-            0x3e0 => state.timer.set_divide(value, now, &self.time),
+            0x3e0 if state.counts() => state.timer.set_divide(value, now, &self.time),
+            // The deadline is none of the counter's.
+            0x3e0 => state.timer.keep_divide(value),
             _ => self.error(ERROR_REGISTER),
         }
         Outcome::Done
@@ -211,34 +229,39 @@ impl LocalApic {
     pub fn take_interrupt(&mut self) -> Option<u8> {
         self.collect();
         let vector = self.state.deliverable()?;
+        self.changed = true;
         clear(&mut self.state.requested, vector);
         set(&mut self.state.in_service, vector);
         self.publish_priority();
         Some(vector)
     }
 
-    /// Whether a non-maskable interrupt waits.
-    pub fn non_maskable_waits(&mut self) -> bool {
+    /// Whether a CPU that halted has a reason to run: an INIT waits, or an
+    /// interrupt does and something arrived or was accepted since this was asked
+    /// last. Else the CPU saw what waits and does not accept it.
+    pub fn wakes(&mut self) -> bool {
+        // Once: what would be collected after a look would not be seen.
         self.collect();
-        self.state.non_maskable
+        let changed = std::mem::take(&mut self.changed);
+        let state = &self.state;
+        let waits = state.non_maskable || state.deliverable().is_some();
+        state.init || waits && changed
     }
 
     /// Takes the non-maskable interrupt.
     pub fn take_non_maskable(&mut self) -> bool {
         self.collect();
-        std::mem::take(&mut self.state.non_maskable)
+        let taken = std::mem::take(&mut self.state.non_maskable);
+        self.changed |= taken;
+        taken
     }
 
-    /// Takes the INIT.
-    pub fn take_init(&mut self) -> bool {
+    /// Takes the INIT, and the vector of a start-up that came after it. Both at
+    /// once: a start-up must not be seen without the INIT before it.
+    pub fn take_start(&mut self) -> (bool, Option<u8>) {
         self.collect();
-        std::mem::take(&mut self.state.init)
-    }
-
-    /// Takes the start-up; its vector.
-    pub fn take_start_up(&mut self) -> Option<u8> {
-        self.collect();
-        self.state.start_up.take()
+        let init = std::mem::take(&mut self.state.init);
+        (init, self.state.start_up.take())
     }
 
     /// CR8.
@@ -266,6 +289,7 @@ impl LocalApic {
             self.reset();
         }
         self.state.base = value;
+        self.publish();
         true
     }
 
@@ -309,6 +333,7 @@ impl LocalApic {
             return;
         }
         let mut letters = self.seat.take();
+        self.changed = true;
         let state = &mut self.state;
         state.non_maskable |= letters.non_maskable;
         if letters.init {
@@ -316,7 +341,7 @@ impl LocalApic {
             state.start_up = None;
         }
         state.start_up = state.start_up.or(letters.start_up);
-        if state.spurious & SOFTWARE_ENABLED == 0 || !self.enabled() {
+        if !self.accepts_fixed() {
             return;
         }
         let illegal = letters.requested[0] & 0xffff;
@@ -351,6 +376,7 @@ impl LocalApic {
 
     fn set_spurious(&mut self, value: u32) {
         self.state.spurious = value & 0x1ff;
+        self.publish();
         if value & SOFTWARE_ENABLED == 0 {
             for entry in &mut self.state.vectors {
                 *entry |= MASKED;
@@ -397,6 +423,7 @@ impl LocalApic {
             self.state.errors |= ERROR_RECEIVE_ILLEGAL;
             return;
         }
+        self.changed = true;
         set(&mut self.state.requested, value as u8);
         clear(&mut self.state.level, value as u8);
     }
@@ -413,7 +440,12 @@ impl LocalApic {
         let identity = (self.state.logical_destination >> 24) as u8;
         let cluster = self.state.destination_format >> 28 == 0;
         self.seat.publish_logical(identity, cluster);
+        self.seat.publish_accepts_fixed(self.accepts_fixed());
         self.publish_priority();
+    }
+
+    fn accepts_fixed(&self) -> bool {
+        self.state.spurious & SOFTWARE_ENABLED != 0 && self.enabled()
     }
 
     fn publish_priority(&self) {

@@ -90,7 +90,7 @@ fn a_disabled_apic_takes_no_interrupts_but_non_maskable_ones() {
     assert!(!apic.interrupt_waits());
     apic.write(0xf0, 0x1ff, 0);
     assert!(!apic.interrupt_waits());
-    assert!(apic.non_maskable_waits());
+    assert!(apic.wakes());
     assert!(apic.take_non_maskable());
     assert!(!apic.take_non_maskable());
 }
@@ -171,6 +171,11 @@ fn the_timer_interrupts_in_each_mode() {
     apic.advance(5001);
     assert_eq!(apic.take_interrupt(), Some(0xec));
     assert_eq!(apic.deadline_register(), 0);
+    // The counter's rate does not move it.
+    apic.set_deadline_register(6000);
+    apic.write(0x3e0, 0x3, 5500);
+    assert_eq!(apic.deadline(), Some(6000));
+    assert_eq!(apic.read(0x3e0, 5500), 0x3);
     // And in a counting mode the deadline register is dead.
     apic.write(0x320, 0xec, 2400);
     apic.set_deadline_register(6000);
@@ -196,11 +201,65 @@ fn init_keeps_identity_and_mail() {
     apic.write(0xd0, 4 << 24, 0);
     seat.post(Message::Init);
     seat.post(Message::StartUp { vector: 9 });
-    assert!(apic.take_init());
     apic.reset();
     assert_eq!(apic.read(0xd0, 0), 0);
     assert!(!seat.matches_logical(4));
-    assert_eq!(apic.take_start_up(), Some(9));
+    assert_eq!(apic.take_start(), (true, Some(9)));
+}
+
+#[test]
+fn what_waits_wakes_again_only_after_something_new() {
+    let (mut apic, seat) = apic();
+    assert!(!apic.wakes());
+    for message in [fixed(0x41, false), fixed(0x30, false), Message::NonMaskable] {
+        seat.post(message);
+        assert!(apic.wakes());
+        assert!(!apic.wakes());
+    }
+    // Collected on another occasion.
+    seat.post(fixed(0x42, false));
+    apic.interrupt_waits();
+    assert!(apic.wakes());
+    // The timer's, which comes without a letter.
+    apic.write(0x320, TIMER_DEADLINE | 0xec, 0);
+    apic.set_deadline_register(5000);
+    apic.advance(5000);
+    assert!(apic.wakes());
+    assert!(!apic.wakes());
+    // The CPU went on, and may accept now what it did not accept then.
+    assert!(apic.take_non_maskable());
+    assert!(apic.wakes());
+    assert_eq!(apic.take_interrupt(), Some(0xec));
+    assert!(!apic.wakes(), "the others have a lower priority");
+    apic.write(0xb0, 0, 0);
+    // Nothing stands above an INIT.
+    seat.post(Message::Init);
+    assert!(apic.wakes());
+    assert!(apic.wakes());
+}
+
+#[test]
+fn what_is_pending_shows_after_a_save_and_a_restore() {
+    let messages = [
+        fixed(0x41, false),
+        Message::NonMaskable,
+        Message::Init,
+        Message::StartUp { vector: 8 },
+    ];
+    for message in messages {
+        let (mut apic, seat) = apic();
+        apic.save();
+        assert!(!seat.has_letters());
+        seat.post(message);
+        let state = apic.save();
+        assert!(seat.has_letters());
+        assert_eq!(apic.save(), state);
+        let seat = Arc::new(Seat::default());
+        let mut other = LocalApic::new(0, true, seat.clone(), TimeBase::new(1_000_000_000));
+        other.restore(state.clone());
+        assert!(seat.has_letters());
+        assert_eq!(other.save(), state);
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Where messages for one vCPU wait until it looks: a mailbox of atomics.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::doorbell::Doorbell;
 use super::message::Message;
@@ -38,6 +38,8 @@ pub struct Seat {
     logical: AtomicU32,
     /// The arbitration priority: who has less gets a lowest-priority interrupt.
     priority: AtomicU32,
+    /// The local APIC is disabled: it takes no interrupt that has a vector.
+    refuses_fixed: AtomicBool,
     /// Wakes the vCPU.
     pub doorbell: Doorbell,
 }
@@ -50,15 +52,17 @@ impl Default for Seat {
             summary: AtomicU32::new(0),
             logical: AtomicU32::new(0),
             priority: AtomicU32::new(0),
+            refuses_fixed: AtomicBool::new(false),
             doorbell: Doorbell::default(),
         }
     }
 }
 
 impl Seat {
-    /// Leaves a message. Does not ring.
-    pub(super) fn post(&self, message: Message) {
+    /// Leaves a message; whether it was taken. Does not ring.
+    pub(crate) fn post(&self, message: Message) -> bool {
         match message {
+            Message::Fixed { .. } if !self.accepts_fixed() => return false,
             Message::Fixed { vector, level } => {
                 let (word, bit) = (usize::from(vector >> 5), 1 << (vector & 31));
                 if level {
@@ -89,6 +93,12 @@ impl Seat {
                     .fetch_update(Ordering::SeqCst, Ordering::SeqCst, update);
             }
         }
+        true
+    }
+
+    /// Has the vCPU look, though nothing lies there. Does not ring.
+    pub(super) fn announce(&self) {
+        self.summary.fetch_or(FIXED, Ordering::SeqCst);
     }
 
     /// Whether something lies there.
@@ -121,6 +131,16 @@ impl Seat {
     pub(super) fn publish_logical(&self, identity: u8, cluster: bool) {
         let value = u32::from(identity) | u32::from(cluster) << 8;
         self.logical.store(value, Ordering::Release);
+    }
+
+    /// The local APIC says whether it takes interrupts that have a vector.
+    pub(super) fn publish_accepts_fixed(&self, accepts: bool) {
+        self.refuses_fixed.store(!accepts, Ordering::SeqCst);
+    }
+
+    /// Whether it does.
+    pub(super) fn accepts_fixed(&self) -> bool {
+        !self.refuses_fixed.load(Ordering::SeqCst)
     }
 
     /// The local APIC says how busy it is.

@@ -54,10 +54,15 @@ impl TimerState {
         self.deadline = None;
     }
 
+    /// Sets the divide configuration register of a timer that does not count.
+    pub fn keep_divide(&mut self, value: u32) {
+        self.divide = value & 0xb;
+    }
+
     /// Counts on from where it is, at another rate.
     pub fn set_divide(&mut self, value: u32, now: u64, base: &TimeBase) {
         let left = self.current_count(now, base);
-        self.divide = value & 0xb;
+        self.keep_divide(value);
         if self.deadline.is_some() {
             self.deadline = Some(now.saturating_add(self.ticks(left, base)));
         }

@@ -11,7 +11,9 @@ use crate::clock::{Alarms, Clock, KvmClock};
 use crate::interrupts::{Hub, LOCAL_APIC_SIZE, LocalApic, Outcome};
 use crate::memory::LOCAL_APIC;
 
+const IA32_TIME_STAMP_COUNTER: u32 = 0x10;
 const IA32_APIC_BASE: u32 = 0x1b;
+const IA32_TSC_ADJUST: u32 = 0x3b;
 const IA32_TSC_DEADLINE: u32 = 0x6e0;
 /// Registers of the local APIC that move its timer.
 const APIC_TIMER_REGISTERS: [u64; 3] = [0x320, 0x380, 0x3e0];
@@ -118,11 +120,6 @@ impl CpuEnvironment {
         }
     }
 
-    /// Whether the vCPU has a reason to run although it halted.
-    pub fn something_waits(&mut self) -> bool {
-        self.apic.interrupt_waits() || self.apic.non_maskable_waits()
-    }
-
     fn timer_changed(&mut self) {
         count(&self.counters.timer_changes);
         // A deadline in the past interrupts at once.
@@ -214,6 +211,8 @@ impl Environment for CpuEnvironment {
     fn msr_read(&mut self, index: u32) -> Option<u64> {
         count(&self.counters.msrs);
         match index {
+            IA32_TIME_STAMP_COUNTER => Some(self.around.clock.now()),
+            IA32_TSC_ADJUST => Some(0),
             IA32_APIC_BASE => Some(self.apic.base()),
             IA32_TSC_DEADLINE => Some(self.apic.deadline_register()),
             _ => self.around.kvmclock.read(self.id, index),
@@ -223,6 +222,8 @@ impl Environment for CpuEnvironment {
     fn msr_write(&mut self, index: u32, value: u64) -> bool {
         count(&self.counters.msrs);
         match index {
+            // All vCPUs' timers and clocks follow from the one TSC that they share.
+            IA32_TIME_STAMP_COUNTER | IA32_TSC_ADJUST => true,
             IA32_APIC_BASE => {
                 let taken = self.apic.set_base(value);
                 self.timer_changed();

@@ -112,6 +112,8 @@ pub struct VcpuState {
     pub apic: LocalApicState,
     /// What it wrote to the paravirtual clock's register.
     pub system_time: u64,
+    /// What the machine's wall clock register shows: the same for each vCPU.
+    pub wall_clock: u64,
     /// INIT came and no start-up since.
     pub waits_for_start_up: bool,
 }
@@ -216,7 +218,6 @@ impl Runner {
             replies: outgoing,
             activity: activity.clone(),
             paused: true,
-            retried: false,
             first_instruction: options.first_instruction,
         };
         let name = format!("weft-vcpu{id}");
@@ -303,9 +304,6 @@ struct Thread {
     activity: Arc<AtomicU8>,
     waits_for_start_up: bool,
     paused: bool,
-    /// It halted although something waits, and was run again for that: it does
-    /// not accept it (interrupts are disabled).
-    retried: bool,
     first_instruction: Arc<OnceLock<Instant>>,
 }
 
@@ -382,7 +380,6 @@ impl Thread {
                 .set_tsc_offset(self.environment.around.clock.offset())?;
         }
         self.paused = false;
-        self.retried = false;
         if self.bootstrap {
             self.first_instruction.get_or_init(Instant::now);
         }
@@ -408,6 +405,7 @@ impl Thread {
                 .around
                 .kvmclock
                 .system_time(self.environment.id),
+            wall_clock: self.environment.around.kvmclock.wall_clock(),
             waits_for_start_up: self.waits_for_start_up,
         })
     }
@@ -419,6 +417,7 @@ impl Thread {
         // Where it names no memory, the guest has no clock there either way.
         let kvmclock = &self.environment.around.kvmclock;
         kvmclock.set_system_time(self.environment.id, state.system_time);
+        kvmclock.set_wall_clock(state.wall_clock);
         self.turn = None;
         Ok(())
     }
@@ -434,10 +433,10 @@ impl Thread {
             return;
         }
         self.environment.advance_timer();
-        if self.environment.apic.take_init() && !self.init() {
+        let (init, start_up) = self.environment.apic.take_start();
+        if init && !self.init() {
             return;
         }
-        let start_up = self.environment.apic.take_start_up();
         if self.waits_for_start_up {
             match start_up {
                 Some(vector) => self.start_up(vector),
@@ -450,11 +449,9 @@ impl Thread {
         match self.execute() {
             Ok(Exit::Kicked) => {
                 count(&self.environment.counters.kicks);
-                self.retried = false;
             }
             Ok(Exit::Deadline) => {
                 count(&self.environment.counters.deadlines);
-                self.retried = false;
                 self.pass_turn(Standing::Ready);
             }
             Ok(Exit::Halted) => {
@@ -492,12 +489,9 @@ impl Thread {
     /// After HLT: waits, unless something came meanwhile.
     fn halt(&mut self) {
         self.environment.advance_timer();
-        if self.environment.something_waits() && !self.retried {
-            self.retried = true;
-            return;
+        if !self.environment.apic.wakes() {
+            self.wait(Activity::Halted);
         }
-        self.retried = false;
-        self.wait(Activity::Halted);
     }
 
     /// Sleeps until there is mail, an order, or the timer is due. Gives the turn
@@ -624,3 +618,7 @@ impl Thread {
         self.activity.store(activity as u8, Ordering::Relaxed);
     }
 }
+
+#[cfg(test)]
+#[path = "runner_tests.rs"]
+mod tests;

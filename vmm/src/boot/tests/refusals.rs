@@ -179,6 +179,17 @@ fn what_does_not_fit_is_refused() {
         refusal(image.build()),
         ImageError::OutsideMemory { .. }
     ));
+    for pref_address in [
+        u64::MAX,
+        u64::MAX << 8,
+        u64::MAX - u64::from(image.init_size) + 1,
+    ] {
+        image.pref_address = pref_address;
+        assert!(matches!(
+            refusal(image.build()),
+            ImageError::Malformed { .. }
+        ));
+    }
 
     let mut machine = Machine::new(Elf::linux().build());
     machine.initrd = Some(file(Role::Initrd, vec![0; (MEMORY - START) as usize]));

@@ -317,9 +317,17 @@ fn a_vcpu_that_does_not_come_back_ends_the_machine_by_name() {
     assert!(reason.contains("vCPU 0"), "{reason}");
 }
 
+/// What is done in the pauses of a deterministic run.
+#[derive(Clone, Copy, Debug)]
+enum Meanwhile {
+    Nothing,
+    Save,
+    Restore,
+}
+
 /// What a deterministic run leaves, with so many pauses on the way: the console,
 /// and the guest's time at the end.
-fn deterministic_run(cpus: u32, pauses: u64) -> (Vec<u8>, u64) {
+fn deterministic_run(cpus: u32, pauses: u64, meanwhile: Meanwhile) -> (Vec<u8>, u64) {
     let mut rig = Rig::new(cpus);
     rig.deterministic = true;
     rig.end = Some((20_000, 0x600, 0x34));
@@ -329,6 +337,13 @@ fn deterministic_run(cpus: u32, pauses: u64) -> (Vec<u8>, u64) {
         std::thread::sleep(Duration::from_micros(pause * 50));
         // Refused once it ended.
         let _ = machine.handle().request(Request::Pause);
+        let saved = match meanwhile {
+            Meanwhile::Nothing => None,
+            _ => machine.handle().request(Request::Save).ok(),
+        };
+        if let (Meanwhile::Restore, Some(Answer::Saved(state))) = (meanwhile, saved) {
+            let _ = machine.handle().request(Request::Restore(state));
+        }
         let _ = machine.handle().request(Request::Resume);
     }
     assert_eq!(machine.handle().wait(PATIENCE), Some(End::PoweredOff));
@@ -340,8 +355,15 @@ fn deterministic_run(cpus: u32, pauses: u64) -> (Vec<u8>, u64) {
 #[test]
 fn deterministic_runs_repeat_whatever_the_host_does() {
     for cpus in [1, 2, 4] {
-        let runs: BTreeSet<_> = (0..6)
-            .map(|round| deterministic_run(cpus, round * 2))
+        let runs: BTreeSet<_> = (0..18)
+            .map(|round| {
+                let meanwhile = match round % 3 {
+                    0 => Meanwhile::Nothing,
+                    1 => Meanwhile::Save,
+                    _ => Meanwhile::Restore,
+                };
+                deterministic_run(cpus, round, meanwhile)
+            })
             .collect();
         assert_eq!(runs.len(), 1, "{cpus} vCPUs: {runs:?}");
     }

@@ -21,6 +21,19 @@ const TSC_DEADLINE: u32 = 1 << 24;
 const HYPERVISOR: u32 = 1 << 31;
 /// Leaf 1 EDX: the count of logical processors is valid.
 const HYPER_THREADING: u32 = 1 << 28;
+/// Bits of leaf 7: SGX (it has no enclave memory here), processor trace, and what
+/// has registers that are not saved: shadow stacks, SGX's launch control, indirect
+/// branch tracking, architectural last-branch records.
+const SGX: u32 = 1 << 2;
+const PROCESSOR_TRACE: u32 = 1 << 25;
+const SHADOW_STACKS: u32 = 1 << 7;
+const SGX_LAUNCH_CONTROL: u32 = 1 << 30;
+const LAST_BRANCH_RECORDS: u32 = 1 << 19;
+const BRANCH_TRACKING: u32 = 1 << 20;
+/// Leaf 7, subleaf 1, EAX: FRED, which has registers that are not saved.
+const FRED: u32 = 1 << 17;
+/// XSAVE components of processor trace and of control-flow enforcement.
+const HIDDEN_COMPONENTS: u32 = 1 << 8 | 1 << 11 | 1 << 12;
 /// Bits of leaf 8000_0001 ECX.
 const COMPATIBILITY_LEGACY: u32 = 1 << 1;
 const SVM: u32 = 1 << 2;
@@ -68,6 +81,23 @@ fn limit(entry: &mut kvm_cpuid_entry2, place: Place) {
     let others = place.cpus.saturating_sub(1);
     match entry.function {
         0x1 => limit_features(entry, place),
+        0x7 => match entry.index {
+            0 => {
+                entry.ebx &= !(SGX | PROCESSOR_TRACE);
+                entry.ecx &= !(SHADOW_STACKS | SGX_LAUNCH_CONTROL);
+                entry.edx &= !(BRANCH_TRACKING | LAST_BRANCH_RECORDS);
+            }
+            1 => entry.eax &= !FRED,
+            _ => {}
+        },
+        0xd => match entry.index {
+            0 => {}
+            1 => entry.ecx &= !HIDDEN_COMPONENTS,
+            component if component < 32 && HIDDEN_COMPONENTS >> component & 1 != 0 => clear(entry),
+            _ => {}
+        },
+        // Enclaves, processor trace.
+        0x12 | 0x14 => clear(entry),
         // Caches: the last level is shared by all.
         0x4 | 0x8000_001d if entry.eax & 0x1f != 0 => {
             let last = (entry.eax >> 5) & 7 >= 3;
@@ -78,9 +108,7 @@ fn limit(entry: &mut kvm_cpuid_entry2, place: Place) {
             }
         }
         // Performance counters: their interrupt needs KVM's own local APIC.
-        0xa => {
-            (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0);
-        }
+        0xa => clear(entry),
         0x4000_0001 => {
             entry.eax &= PARAVIRTUAL_FEATURES;
             entry.edx = 0;
@@ -96,6 +124,10 @@ fn limit(entry: &mut kvm_cpuid_entry2, place: Place) {
         0x8000_001e => (entry.eax, entry.ebx, entry.ecx) = (place.apic_id, place.apic_id & 0xff, 0),
         _ => {}
     }
+}
+
+fn clear(entry: &mut kvm_cpuid_entry2) {
+    (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0);
 }
 
 fn limit_features(entry: &mut kvm_cpuid_entry2, place: Place) {
@@ -196,6 +228,28 @@ mod tests {
         let one = shown(1, [7, 0, u32::MAX, 0], emulated);
         assert_eq!(one.ecx & (CMPXCHG16B | PCID), 0);
         assert_eq!(one.edx, 0);
+    }
+
+    #[test]
+    fn what_is_not_saved_is_not_shown() {
+        let features = shown(7, [0, u32::MAX, u32::MAX, u32::MAX], SECOND_OF_FOUR);
+        assert_eq!(features.ebx, !(1 << 2 | 1 << 25));
+        assert_eq!(features.ecx, !(1 << 7 | 1 << 30));
+        assert_eq!(features.edx, !(1 << 19 | 1 << 20));
+        let subleaf = |function, index| {
+            let entry = kvm_cpuid_entry2 {
+                index,
+                ..leaf(function, [u32::MAX; 4])
+            };
+            let supported = CpuId::from_entries(&[entry]).unwrap();
+            for_vcpu(&supported, SECOND_OF_FOUR).unwrap().as_slice()[0]
+        };
+        assert_eq!(subleaf(7, 1).eax, !(1 << 17));
+        assert_eq!(subleaf(0xd, 1).ecx, !(1 << 8 | 1 << 11 | 1 << 12));
+        for (index, expected) in [(2, u32::MAX), (8, 0), (11, 0), (12, 0), (40, u32::MAX)] {
+            assert_eq!(subleaf(0xd, index).eax, expected);
+        }
+        assert_eq!(subleaf(0x14, 0).ebx, 0);
     }
 
     #[test]

@@ -16,10 +16,11 @@ pub(super) const LSTAR: u32 = 0xc000_0082;
 const HARDWARE_CONFIGURATION: u32 = 0xc001_0015;
 const TSC_FREQUENCY_SELECTED: u64 = 1 << 24;
 
-/// Saved and restored, where KVM has them: names in the Intel SDM, volume 4.
-const STATE: [u32; 19] = [
-    0x3b,        // TSC_ADJUST
+/// Saved and restored, where KVM has them: names in the Intel SDM, volume 4. What
+/// has others that are not here is hidden from the guest (`cpuid`).
+const STATE: [u32; 22] = [
     0x48,        // SPEC_CTRL
+    0xe1,        // UMWAIT_CONTROL
     0x122,       // TSX_CTRL
     0x140,       // MISC_FEATURES_ENABLES
     0x174,       // SYSENTER_CS
@@ -27,8 +28,10 @@ const STATE: [u32; 19] = [
     0x176,       // SYSENTER_EIP
     0x17a,       // MCG_STATUS
     0x1a0,       // MISC_ENABLE
+    0x1c4,       // XFD
+    0x1c5,       // XFD_ERR
     0x277,       // PAT
-    0x2ff,       // MTRR_DEF_TYPE
+    0xd90,       // BNDCFGS
     0xda0,       // XSS
     0xc000_0081, // STAR
     LSTAR,
@@ -37,12 +40,27 @@ const STATE: [u32; 19] = [
     0xc000_0102, // KERNEL_GS_BASE
     0xc000_0103, // TSC_AUX
     HARDWARE_CONFIGURATION,
+    0xc001_011f, // VIRT_SPEC_CTRL
 ];
 
+/// Memory types, which are state too: KVM does not list them, though each has
+/// them. The variable ranges, the fixed ones, the default.
+const MEMORY_TYPES: [std::ops::RangeInclusive<u32>; 5] = [
+    0x200..=0x20f,
+    0x250..=0x250,
+    0x258..=0x259,
+    0x268..=0x26f,
+    0x2ff..=0x2ff,
+];
+
+/// The TSC: asked of the environment when it is written, as the machine's.
+const TSC: u32 = 0x10;
+
 /// The machine's, in ranges of first and count: asked of the environment.
-const MACHINE: [(u32, u32); 4] = [
+const MACHINE: [(u32, u32); 5] = [
     (0x11, 2),        // the paravirtual clock at its first numbers
     (0x1b, 1),        // APIC_BASE
+    (0x3b, 1),        // TSC_ADJUST
     (0x6e0, 1),       // TSC_DEADLINE
     (0x4b56_4d00, 2), // the paravirtual clock
 ];
@@ -68,14 +86,13 @@ pub(super) fn set_filter(vm: &VmFd, lstar: bool) -> Result<(), KvmError> {
             bitmap: &none_allowed,
         })
         .collect();
-    if lstar {
-        ranges.push(MsrFilterRange {
-            flags: MsrFilterRangeFlags::WRITE,
-            base: LSTAR,
-            msr_count: 1,
-            bitmap: &none_allowed,
-        });
-    }
+    let written = [Some(TSC), lstar.then_some(LSTAR)];
+    ranges.extend(written.into_iter().flatten().map(|base| MsrFilterRange {
+        flags: MsrFilterRangeFlags::WRITE,
+        base,
+        msr_count: 1,
+        bitmap: &none_allowed,
+    }));
     vm.set_msr_filter(MsrFilterDefaultAction::ALLOW, &ranges)
         .map_err(|error| KvmError::call("KVM_X86_SET_MSR_FILTER", error))
 }
@@ -86,11 +103,10 @@ pub(super) fn of_state(kvm: &Kvm) -> Result<Vec<u32>, KvmError> {
         .get_msr_index_list()
         .map_err(|error| KvmError::call("KVM_GET_MSR_INDEX_LIST", error))?;
     let known = list.as_slice();
-    // Without a place in the list, though every KVM has it.
-    const MTRR_DEF_TYPE: u32 = 0x2ff;
     Ok(STATE
         .into_iter()
-        .filter(|index| known.contains(index) || *index == MTRR_DEF_TYPE)
+        .filter(|index| known.contains(index))
+        .chain(MEMORY_TYPES.into_iter().flatten())
         .collect())
 }
 

@@ -44,14 +44,14 @@ pub(super) fn cmpxchg16b(step: &mut Step) -> Result<Outcome, Failure> {
 unsafe fn exchange(place: *mut u128, expected: u128, new: u128) -> u128 {
     let (mut low, mut high) = (expected as u64, (expected >> 64) as u64);
     // SAFETY: the caller's promise; RBX, which the compiler keeps for itself, is
-    // put back.
+    // put back. No operand may be in it, so each has a register of its own.
     unsafe {
         asm!(
-            "xchg rbx, {low_new}",
-            "lock cmpxchg16b [{place}]",
-            "mov rbx, {low_new}",
-            place = in(reg) place,
-            low_new = inout(reg) new as u64 => _,
+            "xchg rbx, rsi",
+            "lock cmpxchg16b [rdi]",
+            "mov rbx, rsi",
+            in("rdi") place,
+            inout("rsi") new as u64 => _,
             in("rcx") (new >> 64) as u64,
             inout("rax") low,
             inout("rdx") high,

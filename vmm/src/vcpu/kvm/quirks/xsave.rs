@@ -127,7 +127,7 @@ pub(super) fn save(step: &mut Step, layout: &Layout) -> Result<Outcome, Failure>
     // The optimised forms leave out what is in its initial state.
     let written = if optimized { in_use } else { mask };
     let memory = step.memory;
-    let put = |offset: u64, from: &[u8]| memory.write(address + offset, from);
+    let put = |offset: u64, from: &[u8]| memory.write(address.wrapping_add(offset), from);
     if written & X87 != 0 {
         put(0, bytes(&area, X87_CONTROL)?)?;
         put(X87_REGISTERS.start as u64, bytes(&area, X87_REGISTERS)?)?;
@@ -150,7 +150,7 @@ pub(super) fn save(step: &mut Step, layout: &Layout) -> Result<Outcome, Failure>
     let before = if compact {
         0
     } else {
-        memory.read_word(address + HEADER)? & !mask
+        memory.read_word(address.wrapping_add(HEADER))? & !mask
     };
     put(HEADER, &(before | in_use).to_le_bytes())?;
     if compact {
@@ -178,7 +178,7 @@ pub(super) fn restore(step: &mut Step, layout: &Layout) -> Result<Outcome, Failu
     let get = |area: &mut Vec<u8>, offset: u64, to: std::ops::Range<usize>| {
         let place = area.get_mut(to).ok_or_else(too_small)?;
         step.memory
-            .read(address + offset, place)
+            .read(address.wrapping_add(offset), place)
             .map_err(Failure::from)
     };
     if load & X87 != 0 {
@@ -226,7 +226,7 @@ impl Header {
     /// `None` where XRSTOR raises #GP (volume 1, 13.8.1 and 13.8.2).
     fn read(step: &Step, address: u64) -> Result<Option<Self>, Failure> {
         let mut bytes = [0; HEADER_BYTES];
-        step.memory.read(address + HEADER, &mut bytes)?;
+        step.memory.read(address.wrapping_add(HEADER), &mut bytes)?;
         let field = |index: usize| {
             let mut field = [0; 8];
             field.copy_from_slice(&bytes[index * 8..index * 8 + 8]);
@@ -406,6 +406,24 @@ mod tests {
             .unwrap();
         let area = bench.area.0.borrow();
         assert_eq!((area[160], area[592]), (0x11, 0x92));
+    }
+
+    #[test]
+    fn addresses_wrap_around() {
+        let mut bench = bench();
+        bench.registers.general[3] = 0_u64.wrapping_sub(64);
+        for instruction in [XSAVE, XSAVEC] {
+            assert!(
+                bench
+                    .step(&instruction, |step| save(step, &layout()))
+                    .is_err()
+            );
+        }
+        assert!(
+            bench
+                .step(&XRSTOR, |step| restore(step, &layout()))
+                .is_err()
+        );
     }
 
     #[test]
