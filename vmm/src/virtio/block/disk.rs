@@ -53,6 +53,9 @@ impl Disk {
         if !kind.is_file() && !kind.is_block_device() {
             return Err(BlockError::Kind(path.clone()));
         }
+        // From here on waiting is right: up to Linux 6.4 io_uring answers EAGAIN
+        // for such a file on a device that cannot do without (dm-crypt).
+        wait_for_data(&file).map_err(fail)?;
         match lock_file(&file, options.read_only) {
             Ok(()) => {}
             Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
@@ -167,6 +170,21 @@ pub fn unsupported(error: &io::Error) -> bool {
     )
 }
 
+/// Takes O_NONBLOCK off.
+fn wait_for_data(file: &File) -> io::Result<()> {
+    let descriptor = file.as_raw_fd();
+    // SAFETY: no memory is involved; the descriptor is open.
+    let flags = unsafe { libc::fcntl(descriptor, libc::F_GETFL) };
+    if flags < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: as above.
+    match unsafe { libc::fcntl(descriptor, libc::F_SETFL, flags & !libc::O_NONBLOCK) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// A lock of the open file (fcntl(2), F_OFD_SETLK): exclusive, or shared among
 /// readers. It meets QEMU's, and goes with the last descriptor.
 fn lock_file(file: &File, shared: bool) -> io::Result<()> {
@@ -232,4 +250,34 @@ fn short(name: &str) -> String {
         end -= 1;
     }
     name[..end].into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_open_disk_waits_for_its_data() {
+        let path = std::env::current_exe().unwrap();
+        for direct in [false, true] {
+            let options = BlockOptions {
+                read_only: true,
+                direct,
+                serial: "test".into(),
+                ..BlockOptions::new(&path)
+            };
+            let disk = match Disk::open(&options) {
+                Ok(disk) => disk,
+                Err(BlockError::Open { source, .. }) if direct => {
+                    eprintln!("skipped: no direct I/O here ({source})");
+                    continue;
+                }
+                Err(error) => panic!("{error}"),
+            };
+            // SAFETY: no memory is involved; the descriptor is open.
+            let flags = unsafe { libc::fcntl(disk.file().as_raw_fd(), libc::F_GETFL) };
+            assert_eq!(flags & libc::O_NONBLOCK, 0);
+            assert_eq!(flags & libc::O_DIRECT != 0, direct);
+        }
+    }
 }
