@@ -250,6 +250,11 @@ impl VirtioDevice for Net {
         Ok(handlers)
     }
 
+    /// One pair, until the driver asks for more (5.1.6.5.5).
+    fn reset(&mut self) {
+        *lock(&self.shared.active) = 1;
+    }
+
     fn save(&self) -> DeviceState {
         DeviceState::Net(persist::save(&self.shared))
     }

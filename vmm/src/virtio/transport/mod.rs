@@ -305,6 +305,7 @@ impl Transport {
 
     fn finish_reset(&self, state: &mut State) {
         state.registers.reset();
+        state.device.reset();
         self.interrupt.reset();
         if let Phase::Paused(handlers) = &mut state.phase {
             handlers.clear();
