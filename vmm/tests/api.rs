@@ -110,6 +110,7 @@ impl Control for Fake {
     }
 
     fn power_button(&self) -> Result<bool, Failure> {
+        self.change("press the power button", State::Running, State::Running)?;
         if self.obedient.load(Ordering::Relaxed) {
             *self.state.lock().unwrap() = State::Ended;
         }
@@ -203,6 +204,15 @@ fn a_guest_that_does_not_power_off_is_stopped_after_its_time() {
     assert!(before.elapsed() >= Duration::from_millis(200));
     let refused = served.client().stop(1e9).unwrap_err();
     assert!(refused.to_string().contains("0 to 600"), "{refused}");
+}
+
+#[test]
+fn a_paused_machine_is_stopped_at_once() {
+    let served = Served::new("paused", Fake::new());
+    assert_eq!(served.client().pause().unwrap().state, State::Paused);
+    let before = Instant::now();
+    assert_eq!(served.client().stop(60.0).unwrap().state, State::Ended);
+    assert!(before.elapsed() < Duration::from_secs(30));
 }
 
 #[test]
