@@ -112,10 +112,8 @@ fn waiting(from: impl AsFd) -> i32 {
     let mut count = 0;
     let descriptor = std::os::fd::AsRawFd::as_raw_fd(&from.as_fd());
     // SAFETY: the kernel writes one int, which outlives the call.
-    assert_eq!(
-        unsafe { libc::ioctl(descriptor, libc::FIONREAD, &mut count) },
-        0
-    );
+    let asked = unsafe { libc::ioctl(descriptor, libc::FIONREAD, &mut count) };
+    assert_eq!(asked, 0);
     count
 }
 

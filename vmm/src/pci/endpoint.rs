@@ -44,7 +44,6 @@ pub struct EndpointOptions {
 /// A window and where it is.
 struct Window {
     bar: Bar,
-    assigned: u64,
     device: Option<Arc<dyn BusDevice>>,
     /// Where it is in the bus now.
     mapped: Option<u64>,
@@ -93,7 +92,6 @@ impl Endpoint {
             configuration.set_bar(bar.index, bar.size, bar.wide, assigned);
             windows.push(Window {
                 bar,
-                assigned,
                 device: (bar.index == options.msix_bar).then(|| msix.clone() as Arc<_>),
                 mapped: None,
             });
@@ -179,27 +177,6 @@ impl Endpoint {
         let mut registers = lock(&self.registers);
         registers.intx = asked;
         self.pull(&mut registers);
-    }
-
-    /// As after power-on, windows at their first addresses.
-    pub fn reset(&self) {
-        self.msix.reset();
-        let mut registers = lock(&self.registers);
-        let registers = &mut *registers;
-        for window in &registers.windows {
-            let Bar { index, size, wide } = window.bar;
-            registers
-                .configuration
-                .set_bar(index, size, wide, window.assigned);
-        }
-        let command = COMMAND_AT_START.to_le_bytes();
-        registers.configuration.write(COMMAND as u16, &command);
-        registers
-            .configuration
-            .write(registers.msix_control, &[0, 0]);
-        registers.intx = false;
-        self.place(registers);
-        self.pull(registers);
     }
 
     /// A copy of everything.

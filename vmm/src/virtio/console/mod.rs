@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-pub use output::{ConsoleOutput, FileOutput};
+pub use output::ConsoleOutput;
 pub use persist::ConsoleState;
 
 use super::worker::Handler;
