@@ -15,7 +15,7 @@ use std::time::Duration;
 use weft_vmm::memory::ECAM;
 use weft_vmm::virtio::Transport;
 use weft_vmm::virtio::block::{Block, BlockOptions};
-use weft_vmm::virtio::console::{Console, ConsoleHandle, FileOutput};
+use weft_vmm::virtio::console::{Console, ConsoleHandle, ConsoleOutput};
 use weft_vmm::virtio::double::{Buffer, Driver, Machine, NEXT, WRITE};
 use weft_vmm::virtio::net::{Link, Mac, Net, Stream};
 use weft_vmm::virtio::rng::Rng;
@@ -297,11 +297,18 @@ pub fn valid_block(random: &mut Random) -> Vec<u8> {
     script.0
 }
 
+struct Nowhere;
+
+impl ConsoleOutput for Nowhere {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        Ok(bytes.len())
+    }
+}
+
 /// A console whose output goes nowhere.
 pub fn console(input: &[u8]) {
-    let null = File::options().write(true).open("/dev/null");
-    let output = FileOutput::new(null.expect("/dev/null")).expect("an output");
-    let (console, handle): (_, ConsoleHandle) = Console::new(Box::new(output)).expect("a console");
+    let console = Console::new(Box::new(Nowhere));
+    let (console, handle): (_, ConsoleHandle) = console.expect("a console");
     let machine = Machine::new();
     let device = machine.attach(console).expect("a device");
     let bench = Bench {
@@ -390,6 +397,9 @@ pub fn valid_net(random: &mut Random) -> Vec<u8> {
 pub fn pci(input: &[u8]) {
     let machine = Machine::new();
     let device = machine.attach(Rng::new(Some(1))).expect("a device");
+    device.pause(BOUND).expect("a quiet device");
+    let first = device.save().expect("it is paused");
+    device.resume();
     let driver = Driver::find(&machine, device.slot());
     let bars = [driver.bar(0), driver.bar(2)];
     let mut steps = Steps(input);
@@ -418,7 +428,9 @@ pub fn pci(input: &[u8]) {
     }
     let state = machine.root.save();
     machine.root.restore(&state).expect("its own state");
-    machine.root.reset();
+    device.pause(BOUND).expect("a quiet device");
+    device.restore(&first).expect("its own state");
+    device.resume();
     let mut driver = Driver::find(&machine, device.slot());
     assert_eq!([driver.bar(0), driver.bar(2)], bars);
     driver.start(u64::MAX, RING_SIZE);

@@ -1,6 +1,6 @@
 //! The API over its socket, with a machine that is none. Needs no privilege.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -23,6 +23,8 @@ struct Fake {
     obedient: AtomicBool,
     /// How long every answer takes.
     delay: Duration,
+    /// How many counters it has.
+    counters: u64,
 }
 
 impl Fake {
@@ -31,6 +33,7 @@ impl Fake {
             state: Mutex::new(State::Running),
             obedient: AtomicBool::new(true),
             delay: Duration::ZERO,
+            counters: 1,
         }
     }
 
@@ -97,7 +100,9 @@ impl Control for Fake {
     fn counters(&self) -> Result<Counters, Failure> {
         Ok(Counters {
             uptime_s: 1.5,
-            counters: BTreeMap::from([("vcpu0.exits.halted".to_owned(), 3)]),
+            counters: (0..self.counters)
+                .map(|vcpu| (format!("vcpu{vcpu}.exits.halted"), 3))
+                .collect(),
         })
     }
 
@@ -110,6 +115,7 @@ impl Control for Fake {
     }
 
     fn power_button(&self) -> Result<bool, Failure> {
+        self.change("press the power button", State::Running, State::Running)?;
         if self.obedient.load(Ordering::Relaxed) {
             *self.state.lock().unwrap() = State::Ended;
         }
@@ -206,6 +212,15 @@ fn a_guest_that_does_not_power_off_is_stopped_after_its_time() {
 }
 
 #[test]
+fn a_paused_machine_is_stopped_at_once() {
+    let served = Served::new("paused", Fake::new());
+    assert_eq!(served.client().pause().unwrap().state, State::Paused);
+    let before = Instant::now();
+    assert_eq!(served.client().stop(60.0).unwrap().state, State::Ended);
+    assert!(before.elapsed() < Duration::from_secs(30));
+}
+
+#[test]
 fn nobody_there_is_told_apart() {
     let missing = Client::new(&std::env::temp_dir().join("weft-api-no-such-socket"));
     assert!(missing.view(Duration::from_secs(1)).unwrap_err().is_gone());
@@ -269,6 +284,29 @@ fn many_silent_clients_do_not_keep_others_out_for_long() {
     let view = served.client().view(Duration::from_secs(15)).unwrap();
     assert_eq!(view.state, State::Running);
     drop(silent);
+}
+
+#[test]
+fn clients_that_do_not_read_do_not_keep_others_out_for_long() {
+    // More than a socket holds.
+    let fake = Fake {
+        counters: 100_000,
+        ..Fake::new()
+    };
+    let served = Served::new("unread", fake);
+    let deaf: Vec<UnixStream> = (0..CONNECTIONS_MAX)
+        .map(|_| {
+            let mut stream = UnixStream::connect(&served.path).unwrap();
+            let request = b"GET /v1/vm/counters HTTP/1.1\r\nHost: x\r\n\r\n";
+            stream.write_all(request).unwrap();
+            let mut first = [0];
+            stream.read_exact(&mut first).unwrap();
+            stream
+        })
+        .collect();
+    let view = served.client().view(Duration::from_secs(30)).unwrap();
+    assert_eq!(view.state, State::Running);
+    drop(deaf);
 }
 
 #[test]

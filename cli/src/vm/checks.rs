@@ -83,9 +83,13 @@ fn io_uring() -> Check {
     const ENTRIES: libc::c_uint = 1;
     /// `struct io_uring_params` (`include/uapi/linux/io_uring.h`): 120 bytes.
     const PARAMETERS_BYTES: usize = 120;
+    /// `IORING_SETUP_R_DISABLED` (Linux 5.10): the ring may be restricted before it
+    /// is used, without which disks do not use one. Its word is the third.
+    const DISABLED: u64 = 1 << 6;
     let mut parameters = [0_u64; PARAMETERS_BYTES / 8];
+    parameters[1] = DISABLED;
     // SAFETY: the kernel writes one structure of the size above, which the array
-    // has; all zero asks for nothing special.
+    // has.
     let descriptor =
         unsafe { libc::syscall(libc::SYS_io_uring_setup, ENTRIES, parameters.as_mut_ptr()) };
     if descriptor >= 0 {
@@ -100,7 +104,7 @@ fn io_uring() -> Check {
         format!("{error}: disks of virtual machines use slower calls"),
         match error.raw_os_error() {
             Some(libc::EPERM) => "`sudo sysctl kernel.io_uring_disabled=0`",
-            _ => "use Linux 5.6 or newer, built with CONFIG_IO_URING",
+            _ => "use Linux 5.10 or newer, built with CONFIG_IO_URING",
         },
     )
 }

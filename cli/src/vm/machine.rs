@@ -72,6 +72,7 @@ fn prepare<'a>(life: &'a Life<'a>, parent: Pid) -> anyhow::Result<Prepared<'a>> 
     };
     let machine = Machine::new(&plan.configuration, outside)?;
     let handle = machine.handle();
+    // Who started it: real and effective user, before root is given up.
     let owners = [Uid::effective(), Uid::current()];
     if let Some(identity) = &plan.identity {
         privilege::become_user(identity)?;

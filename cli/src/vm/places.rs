@@ -4,12 +4,17 @@
 //! | --- | --- |
 //! | `NAME.sock` | the API; with `--api PATH` a link to that |
 //! | `NAME.console` | the console, with `--console socket` |
+//!
+//! Invariant: names are taken and given back, and what gone machines left is
+//! removed, with the directory locked (flock): a socket there at which nobody
+//! listens is a leftover, and not one that is just being made.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use nix::fcntl::{Flock, FlockArg};
 use nix::sys::stat::{Mode, umask};
 use weft_node::rundir;
 
@@ -54,6 +59,12 @@ pub fn answers(path: &Path) -> bool {
     UnixStream::connect(path).is_ok()
 }
 
+/// The lock of the directory, held while names change; until dropped.
+pub fn lock(directory: &Path) -> io::Result<Flock<File>> {
+    let directory = File::open(directory)?;
+    Flock::lock(directory, FlockArg::LockExclusive).map_err(|(_, error)| error.into())
+}
+
 /// The sockets of one machine; removed when dropped.
 pub struct Places {
     /// Of the API.
@@ -61,20 +72,30 @@ pub struct Places {
     /// Of the console, unless it is on standard input and output.
     pub console: Option<(UnixListener, PathBuf)>,
     made: Vec<PathBuf>,
+    directory: PathBuf,
 }
 
 impl Places {
     /// Makes the sockets that the plan asks for, in this process alone.
     pub fn claim(plan: &Plan) -> Result<Places, VmError> {
-        let directory = directory()?;
-        let own = api_path(&directory, &plan.name);
+        Self::claim_in(directory()?, &plan.name, plan.api.as_deref(), &plan.console)
+    }
+
+    fn claim_in(
+        directory: PathBuf,
+        name: &str,
+        api: Option<&Path>,
+        console: &ConsoleArg,
+    ) -> Result<Places, VmError> {
+        let _locked = lock(&directory).map_err(VmError::system("lock the run directory"))?;
+        let own = api_path(&directory, name);
         if answers(&own) {
-            return Err(VmError::NameTaken(plan.name.clone()));
+            return Err(VmError::NameTaken(name.to_owned()));
         }
         // What is left over from a machine that is gone.
         let _ = fs::remove_file(&own);
         let mut made = Removed(Vec::new());
-        let api = match &plan.api {
+        let api = match api {
             None => listen("--name", &own, &mut made)?,
             Some(path) => {
                 let listener = listen("--api", path, &mut made)?;
@@ -85,10 +106,10 @@ impl Places {
                 listener
             }
         };
-        let console = match &plan.console {
+        let console = match console {
             ConsoleArg::Stdio => None,
             ConsoleArg::Socket(path) => {
-                let default = directory.join(format!("{}.console", plan.name));
+                let default = directory.join(format!("{name}.console"));
                 let is_own = path.is_none();
                 let path = path.clone().unwrap_or(default);
                 if is_own {
@@ -104,12 +125,15 @@ impl Places {
             api,
             console,
             made: std::mem::take(&mut made.0),
+            directory,
         })
     }
 }
 
 impl Drop for Places {
     fn drop(&mut self) {
+        // Without the lock it is removed as well.
+        let _locked = lock(&self.directory);
         remove(&self.made);
     }
 }
@@ -168,6 +192,35 @@ fn listen(option: &'static str, path: &Path, made: &mut Removed) -> Result<UnixL
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_name_is_one_machines_whoever_asks_at_once() {
+        let directory = std::env::temp_dir().join(format!("weft-names-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let own = api_path(&directory, "one");
+        for round in 0..100 {
+            // What a machine that was killed leaves.
+            drop(UnixListener::bind(&own).unwrap());
+            let together = std::sync::Barrier::new(4);
+            let claim = || {
+                together.wait();
+                Places::claim_in(directory.clone(), "one", None, &ConsoleArg::Socket(None))
+            };
+            let claims: Vec<_> = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..4).map(|_| scope.spawn(claim)).collect();
+                threads
+                    .into_iter()
+                    .map(|thread| thread.join().unwrap())
+                    .collect()
+            });
+            let taken = claims.iter().filter(|claim| claim.is_ok()).count();
+            assert_eq!(taken, 1, "round {round}");
+            assert!(answers(&own));
+            drop(claims);
+            assert!(!own.exists());
+        }
+        fs::remove_dir(&directory).unwrap();
+    }
 
     #[test]
     fn a_socket_is_private_and_taken_once() {

@@ -34,6 +34,7 @@ use super::machine;
 use super::outcome::{self, Message, Outcome, Report};
 use super::places::Places;
 use super::plan::Plan;
+use super::suboptions::ConsoleArg;
 use crate::args::StatsArg;
 
 /// Longest last word of a machine's process: its counters.
@@ -148,7 +149,7 @@ fn report(args: &VmRunArgs, file: Option<File>, plan: &Plan, ended: &Ended) -> a
 /// One life after the other.
 fn supervise(plan: &Plan, places: &Places, started: Instant) -> Result<Last, VmError> {
     let signals = Signals::take()?;
-    let terminal = Terminal::remember();
+    let terminal = Terminal::remember(plan);
     let mut started = started;
     let (mut restarts, mut crashes) = (0, 0);
     loop {
@@ -158,8 +159,9 @@ fn supervise(plan: &Plan, places: &Places, started: Instant) -> Result<Last, VmE
             started,
             restarts,
         };
-        let (message, usage) = life.live(&signals)?;
+        let lived = life.live(&signals);
         terminal.restore();
+        let (message, usage) = lived?;
         let outcome = match message {
             Ok(Message::Ended(outcome)) => outcome,
             Ok(Message::SetUp(why)) => {
@@ -326,17 +328,15 @@ fn reap(child: Pid) -> Result<Option<(i32, u64)>, VmError> {
 }
 
 /// The mode of the terminal at the start, for when a machine's process was killed
-/// in raw mode.
+/// in raw mode. None where the console is elsewhere: then nobody changes the mode,
+/// and a process in the background that sets it is stopped (SIGTTOU).
 struct Terminal(Option<Termios>);
 
 impl Terminal {
-    fn remember() -> Terminal {
+    fn remember(plan: &Plan) -> Terminal {
         let input = io::stdin();
-        Terminal(
-            tcgetattr(input.as_fd())
-                .ok()
-                .filter(|_| input.is_terminal()),
-        )
+        let here = plan.console == ConsoleArg::Stdio && input.is_terminal();
+        Terminal(here.then(|| tcgetattr(input.as_fd()).ok()).flatten())
     }
 
     fn restore(&self) {

@@ -21,8 +21,6 @@ use crate::table::{self, Align};
 /// How long a machine may take to say what it is: it answers at once, unless
 /// something long is asked of it at the same time.
 const VIEW_BOUND: Duration = Duration::from_secs(2);
-/// How long a machine that is just starting may take to listen.
-const START_BOUND: Duration = Duration::from_millis(100);
 
 /// A machine that was asked.
 #[derive(Serialize)]
@@ -57,8 +55,9 @@ fn ask_all(directory: &Path) -> anyhow::Result<Vec<Asked>> {
 }
 
 fn remove_leftover(directory: &Path, name: &str, path: &Path) {
-    std::thread::sleep(START_BOUND);
-    if !places::answers(path) {
+    // With the lock it is none that is just being made.
+    let locked = places::lock(directory);
+    if locked.is_ok() && !places::answers(path) {
         let _ = fs::remove_file(path);
         let _ = fs::remove_file(directory.join(format!("{name}.console")));
     }

@@ -57,7 +57,8 @@ pub trait Control: Send + Sync {
     fn pause(&self) -> Result<(), Failure>;
     /// Lets them go on.
     fn resume(&self) -> Result<(), Failure>;
-    /// Asks the guest to power itself off; `false` when there is no way to.
+    /// Asks the guest to power itself off; `false` when there is no way to, and a
+    /// conflict when the guest does not run and so would not hear of it.
     fn power_button(&self) -> Result<bool, Failure>;
     /// Ends it at once.
     fn stop(&self) -> Result<(), Failure>;

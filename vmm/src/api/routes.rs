@@ -195,10 +195,15 @@ fn stop_body(body: &[u8]) -> Result<StopBody, Answer> {
     Ok(body)
 }
 
-/// Asks the guest to power itself off, waits, and ends the machine.
+/// Asks the guest to power itself off, waits, and ends the machine. A guest that
+/// stands still cannot be asked, and its machine is ended at once.
 async fn stop(worker: &Worker, body: StopBody) -> Result<Answer, Failure> {
     let deadline = Instant::now() + Duration::from_secs_f64(body.timeout_s);
-    let asked = body.timeout_s > 0.0 && worker.ask(|control| control.power_button()).await?;
+    let asked = body.timeout_s > 0.0
+        && match worker.ask(|control| control.power_button()).await {
+            Err(Failure::Conflict(_)) => false,
+            answer => answer?,
+        };
     while asked && Instant::now() < deadline {
         let view = worker.ask(|control| control.view()).await?;
         if view.state == State::Ended {

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::os::unix::net::UnixListener;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
@@ -16,7 +17,7 @@ use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::UnixStream;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::time::timeout;
 
 use super::Control;
@@ -123,9 +124,14 @@ fn is_owner(stream: &UnixStream, owners: &[u32]) -> bool {
 
 /// One request and its answer. Whatever goes wrong here is the client's loss.
 async fn talk(stream: UnixStream, worker: Worker) {
+    let answered = Notify::new();
     let service = service_fn(|request| {
-        let worker = worker.clone();
-        async move { Ok::<_, Infallible>(respond(request, &worker).await) }
+        let (worker, answered) = (worker.clone(), &answered);
+        async move {
+            let response = respond(request, &worker).await;
+            answered.notify_one();
+            Ok::<_, Infallible>(response)
+        }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -134,12 +140,17 @@ async fn talk(stream: UnixStream, worker: Worker) {
         .max_headers(HEADERS_MAX)
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), service);
+    let mut connection = pin!(connection);
     // The longest answer is that to stop.
     let bound = REQUEST_BOUND * 2
         + Duration::from_secs_f64(super::STOP_SECONDS_MAX)
-        + Duration::from_secs(crate::machine::ANSWER_SECONDS_MAX)
-        + ANSWER_BOUND;
-    let _ = timeout(bound, connection).await;
+        + Duration::from_secs(crate::machine::ANSWER_SECONDS_MAX);
+    tokio::select! {
+        _ = timeout(bound, connection.as_mut()) => {}
+        () = answered.notified() => {
+            let _ = timeout(ANSWER_BOUND, connection).await;
+        }
+    }
 }
 
 async fn respond(request: Request<Incoming>, worker: &Worker) -> Response<Full<Bytes>> {

@@ -7,12 +7,12 @@ use std::os::unix::net::UnixStream;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::escape::{self, Action, Escape};
-use super::terminal::Raw;
+use super::terminal::{self, Raw};
 
 /// Why an attached console came to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
-    /// Ctrl-] d, or the end of what was piped in and shown.
+    /// Ctrl-] d, or the end of a terminal.
     Detached,
     /// Ctrl-] q: the machine is to be stopped.
     Quit,
@@ -20,8 +20,13 @@ pub enum Left {
     Closed,
 }
 
-/// Carries standard input and output to and from `stream` until either ends.
+/// Carries standard input and output to and from `stream` until the machine
+/// closes it, or somebody at a terminal leaves. The end of what is piped in only
+/// ends the typing.
 pub fn attach(mut stream: UnixStream) -> io::Result<Left> {
+    if io::stdin().is_terminal() {
+        terminal::restore_when_killed()?;
+    }
     let raw = Raw::enter()?;
     if raw.is_some() {
         io::stderr().write_all(escape::help(true).trim_start().as_bytes())?;

@@ -16,6 +16,7 @@ use nix::unistd::Uid;
 use super::escape::{self, Action, Escape};
 use super::output::Output;
 use super::socket::Socket;
+use super::stdout::StandardOutput;
 use super::terminal::{self, Raw, Size};
 use crate::confine::{self, ThreadKind};
 use crate::join::join_until;
@@ -73,9 +74,9 @@ impl Carrier {
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
         let end = match place {
             Place::Standard => End::Standard {
+                to: StandardOutput::new(io::stdout().as_fd().try_clone_to_owned()?),
                 raw: Raw::enter()?,
                 open: true,
-                broken: false,
             },
             Place::Socket(listener, owners) => End::Socket(Socket::new(listener, owners)?),
         };
@@ -129,8 +130,7 @@ enum End {
         raw: Option<Raw>,
         /// Standard input has not ended.
         open: bool,
-        /// Nobody reads standard output any more.
-        broken: bool,
+        to: StandardOutput,
     },
     Socket(Socket),
 }
@@ -171,20 +171,26 @@ impl Work {
             {
                 socket.accept();
             }
-            if ready.writable
-                && let End::Socket(socket) = &mut self.end
-            {
-                socket.flush();
+            if ready.writable {
+                match &mut self.end {
+                    End::Socket(socket) => socket.flush(),
+                    End::Standard { to, .. } => to.flush(),
+                }
             }
             if ready.input {
                 self.read_keys();
             }
             self.offer_keys();
             let carried = self.carry();
-            if finish && carried == 0 {
+            if finish && carried == 0 && !self.stuck() {
                 return;
             }
         }
+    }
+
+    /// Whether nothing more can be carried for now.
+    fn stuck(&self) -> bool {
+        matches!(&self.end, End::Standard { to, .. } if to.waits().is_some())
     }
 
     fn greet(&self) {
@@ -202,27 +208,41 @@ impl Work {
         };
         let stdin = io::stdin();
         let none = PollFlags::empty();
+        // Taken only when it can be passed on.
+        let output_events = if self.stuck() {
+            none
+        } else {
+            PollFlags::POLLIN
+        };
         let mut polled = vec![
-            PollFd::new(self.output.descriptor().as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.output.descriptor().as_fd(), output_events),
             PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
         ];
-        let mut has_input = false;
+        // Where in `polled` they are.
+        let (mut input, mut knock, mut writable) = (None, None, None);
         match &self.end {
-            End::Standard { open: true, .. } if input_wanted => {
-                polled.push(PollFd::new(stdin.as_fd(), PollFlags::POLLIN));
-                has_input = true;
+            End::Standard { open, to, .. } => {
+                if *open && input_wanted {
+                    input = Some(polled.len());
+                    polled.push(PollFd::new(stdin.as_fd(), PollFlags::POLLIN));
+                }
+                if let Some(stdout) = to.waits() {
+                    writable = Some(polled.len());
+                    polled.push(PollFd::new(stdout, PollFlags::POLLOUT));
+                }
             }
-            End::Standard { .. } => {}
             End::Socket(socket) => {
+                knock = Some(polled.len());
                 polled.push(PollFd::new(socket.listener(), PollFlags::POLLIN));
                 if let Some((client, waits)) = socket.client() {
                     let more = if waits { PollFlags::POLLOUT } else { none };
+                    input = Some(polled.len());
+                    writable = input;
                     polled.push(PollFd::new(client, input_events(more)));
-                    has_input = true;
                 }
             }
         }
-        let timeout = match (finish, self.pending.is_empty()) {
+        let timeout = match (finish && !self.stuck(), self.pending.is_empty()) {
             (true, _) => PollTimeout::ZERO,
             (false, false) => PollTimeout::from(RETRY_MS),
             (false, true) => PollTimeout::NONE,
@@ -230,22 +250,19 @@ impl Work {
         if poll(&mut polled, timeout).is_err() {
             return Ready::default();
         }
-        let found: Vec<PollFlags> = polled
-            .iter()
-            .map(|descriptor| descriptor.revents().unwrap_or(none))
-            .collect();
-        let some = |index: usize| found.get(index).is_some_and(|events| !events.is_empty());
-        let (knock, last) = match &self.end {
-            End::Standard { .. } => (false, 2),
-            End::Socket(_) => (some(2), 3),
+        let found = |place: Option<usize>| {
+            let descriptor = place.and_then(|place| polled.get(place));
+            descriptor.and_then(PollFd::revents).unwrap_or(none)
         };
-        let writable = found
-            .get(last)
-            .is_some_and(|events| events.contains(PollFlags::POLLOUT));
+        let writable = match &self.end {
+            // One that is broken shows it when it is written to.
+            End::Standard { .. } => !found(writable).is_empty(),
+            End::Socket(_) => found(writable).contains(PollFlags::POLLOUT),
+        };
         Ready {
-            signals: some(1),
-            input: has_input && some(last),
-            knock,
+            signals: !found(Some(1)).is_empty(),
+            input: !found(input).is_empty(),
+            knock: !found(knock).is_empty(),
             writable,
         }
     }
@@ -307,8 +324,11 @@ impl Work {
         }
     }
 
-    /// Carries what waits; says how many bytes.
+    /// Carries what waits, if there is room for it; says how many bytes.
     fn carry(&mut self) -> usize {
+        if self.stuck() {
+            return 0;
+        }
         let mut bytes = Vec::new();
         let count = self.output.take(PIECE, &mut bytes);
         if count == 0 {
@@ -316,14 +336,7 @@ impl Work {
         }
         match &mut self.end {
             End::Socket(socket) => socket.push(&bytes),
-            End::Standard { broken: true, .. } => {}
-            End::Standard { broken, .. } => {
-                let mut stdout = io::stdout().lock();
-                *broken = stdout
-                    .write_all(&bytes)
-                    .and_then(|()| stdout.flush())
-                    .is_err();
-            }
+            End::Standard { to, .. } => to.push(&bytes),
         }
         count
     }

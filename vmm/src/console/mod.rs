@@ -9,12 +9,14 @@
 //!
 //! One thread, [`Carrier`], does all reading and writing. A device is held up
 //! only when its output is not read for long: see [`Output`]. What a client of
-//! the socket does holds nobody up.
+//! the socket does holds nobody up, and keys and signals are heard while nobody
+//! reads standard output.
 //!
 //! - [`escape`]: Ctrl-] and a letter, on a terminal
 //! - [`terminal`]: raw mode, and back in every case
 //! - [`output`]: what devices wrote and nobody carried yet
 //! - [`socket`]: one client at a time, and what it missed
+//! - [`stdout`]: standard output, and what waits for it
 //! - [`attach`]: the other end of the socket: `weft vm console`
 
 pub mod attach;
@@ -22,6 +24,7 @@ mod carrier;
 pub mod escape;
 mod output;
 mod socket;
+mod stdout;
 pub mod terminal;
 
 pub use carrier::{Carrier, Keys, Notice, Place};

@@ -18,7 +18,7 @@ const BACKLOG_BYTES_MAX: usize = 256 << 10;
 /// The socket and who is there.
 pub(super) struct Socket {
     listener: UnixListener,
-    /// Beside root: who started the machine, and who it runs as.
+    /// Beside root: who started the machine.
     owners: Vec<Uid>,
     client: Option<Client>,
     scrollback: VecDeque<u8>,

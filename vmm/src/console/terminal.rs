@@ -1,8 +1,10 @@
 //! The terminal in raw mode, so that every key reaches the guest, and back.
 //!
 //! Invariant: whoever ends the process through Rust (return, panic) or through a
-//! refused system call, the terminal has the mode it had before. What cannot be
-//! caught (SIGKILL) is the parent's to repair: see `weft vm run`.
+//! refused system call, the terminal has the mode it had before. Signals are the
+//! caller's: `weft vm run` reads them, `weft vm console` calls
+//! [`restore_when_killed`]. What cannot be caught (SIGKILL) is the parent's to
+//! repair: see `weft vm run`.
 
 use std::io::{self, IsTerminal};
 use std::mem::MaybeUninit;
@@ -10,6 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Once, OnceLock};
 
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
 
 use crate::confine;
@@ -67,6 +70,37 @@ pub fn restore() {
         // SAFETY: the mode is a whole termios structure that tcgetattr filled in.
         unsafe { libc::tcsetattr(*descriptor, libc::TCSANOW, mode) };
     }
+}
+
+/// Has the signals that end programs restore the terminal first, for a process
+/// that does not handle them otherwise. One that is ignored stays so.
+pub fn restore_when_killed() -> io::Result<()> {
+    for signal in [
+        Signal::SIGHUP,
+        Signal::SIGINT,
+        Signal::SIGQUIT,
+        Signal::SIGTERM,
+    ] {
+        let action = SigAction::new(
+            SigHandler::Handler(restore_and_end),
+            // Its second arrival, raised in the handler, has the default effect.
+            SaFlags::SA_RESETHAND,
+            SigSet::empty(),
+        );
+        // SAFETY: the handler makes async-signal-safe calls only.
+        let before = unsafe { sigaction(signal, &action) }?;
+        if matches!(before.handler(), SigHandler::SigIgn) {
+            // SAFETY: the action is the one that was there.
+            unsafe { sigaction(signal, &before) }?;
+        }
+    }
+    Ok(())
+}
+
+extern "C" fn restore_and_end(signal: libc::c_int) {
+    restore();
+    // SAFETY: a call with a number; the signal waits for the handler's end.
+    unsafe { libc::raise(signal) };
 }
 
 fn restore_when_panicking() {

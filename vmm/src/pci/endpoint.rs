@@ -44,7 +44,6 @@ pub struct EndpointOptions {
 /// A window and where it is.
 struct Window {
     bar: Bar,
-    assigned: u64,
     device: Option<Arc<dyn BusDevice>>,
     /// Where it is in the bus now.
     mapped: Option<u64>,
@@ -93,7 +92,6 @@ impl Endpoint {
             configuration.set_bar(bar.index, bar.size, bar.wide, assigned);
             windows.push(Window {
                 bar,
-                assigned,
                 device: (bar.index == options.msix_bar).then(|| msix.clone() as Arc<_>),
                 mapped: None,
             });
@@ -156,14 +154,12 @@ impl Endpoint {
 
     /// Writes registers, with what follows from it.
     pub fn write(&self, register: u16, data: &[u8]) {
-        let control = {
-            let mut registers = lock(&self.registers);
-            registers.configuration.write(register, data);
-            self.place(&mut registers);
-            self.pull(&mut registers);
-            registers.msix_control()
-        };
-        self.msix.control(control);
+        let mut registers = lock(&self.registers);
+        registers.configuration.write(register, data);
+        self.place(&mut registers);
+        self.pull(&mut registers);
+        // Under the lock: what the table hears last is what the register says.
+        self.msix.control(registers.msix_control());
     }
 
     /// Whether messages are used rather than the wire.
@@ -181,27 +177,6 @@ impl Endpoint {
         let mut registers = lock(&self.registers);
         registers.intx = asked;
         self.pull(&mut registers);
-    }
-
-    /// As after power-on, windows at their first addresses.
-    pub fn reset(&self) {
-        self.msix.reset();
-        let mut registers = lock(&self.registers);
-        let registers = &mut *registers;
-        for window in &registers.windows {
-            let Bar { index, size, wide } = window.bar;
-            registers
-                .configuration
-                .set_bar(index, size, wide, window.assigned);
-        }
-        let command = COMMAND_AT_START.to_le_bytes();
-        registers.configuration.write(COMMAND as u16, &command);
-        registers
-            .configuration
-            .write(registers.msix_control, &[0, 0]);
-        registers.intx = false;
-        self.place(registers);
-        self.pull(registers);
     }
 
     /// A copy of everything.
@@ -276,5 +251,53 @@ impl Registers {
         let mut control = [0; 2];
         self.configuration.read(self.msix_control, &mut control);
         u16::from_le_bytes(control)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::virtio::double::Machine;
+
+    #[test]
+    fn messages_are_on_exactly_when_the_register_says_so() {
+        let machine = Machine::new();
+        let options = EndpointOptions {
+            identity: Identity {
+                vendor: 0x1af4,
+                device: 0x1041,
+                class: 0x02_00_00,
+                revision: 1,
+                subsystem_vendor: 0x1af4,
+                subsystem: 0x40,
+            },
+            bars: Vec::new(),
+            vectors: 1,
+            msix_bar: 2,
+        };
+        let endpoint = Endpoint::new(machine.root.reserve().unwrap(), &options).unwrap();
+        let control = lock(&endpoint.registers).msix_control;
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (done, endpoint) = (&done, &endpoint);
+            for value in [0_u16, 0x8000] {
+                scope.spawn(move || {
+                    while !done.load(Ordering::Relaxed) {
+                        endpoint.write(control, &value.to_le_bytes());
+                    }
+                });
+            }
+            let end = Instant::now() + Duration::from_millis(200);
+            let mut apart = false;
+            while !apart && Instant::now() < end {
+                let registers = lock(&endpoint.registers);
+                apart = endpoint.messages() != (registers.msix_control() & 0x8000 != 0);
+            }
+            done.store(true, Ordering::Relaxed);
+            assert!(!apart);
+        });
     }
 }

@@ -77,8 +77,6 @@ pub trait Function: Send + Sync {
     fn read(&self, register: u16, data: &mut [u8]);
     /// Writes.
     fn write(&self, register: u16, data: &[u8]);
-    /// Power-on state: the machine was reset. Returns when the function is quiet.
-    fn reset(&self);
 }
 
 /// Why a function cannot be had.

@@ -91,12 +91,6 @@ impl Msix {
         self.send_all(waiting);
     }
 
-    /// As after power-on.
-    pub fn reset(&self) {
-        let mut state = lock(&self.state);
-        *state = MsixState::reset(state.vectors.len());
-    }
-
     /// A copy of everything.
     pub fn save(&self) -> MsixState {
         lock(&self.state).clone()

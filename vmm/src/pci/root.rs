@@ -127,15 +127,6 @@ impl Root {
         Ok(())
     }
 
-    /// The machine was reset: every function starts again.
-    pub fn reset(&self) {
-        *lock(&self.shared.address) = 0;
-        *lock(&self.shared.bridge) = Configuration::new(&HOST_BRIDGE);
-        for function in (0..usize::from(SLOTS)).filter_map(|slot| self.shared.function(slot)) {
-            function.reset();
-        }
-    }
-
     /// Takes the bus's own registers away, and lets go of all functions.
     pub fn clear(&self) {
         let slots = self.shared.slots.write();

@@ -99,6 +99,8 @@ pub trait VirtioDevice: Send {
         features: u64,
         rings: Vec<Option<Ring>>,
     ) -> Result<Vec<Box<dyn Handler>>, Fault>;
+    /// The driver wants it as at first; called while no handler is at work.
+    fn reset(&mut self) {}
     /// What it is beside queues and registers; called while paused.
     fn save(&self) -> DeviceState;
     /// Becomes `state`; called before `activate`.

@@ -381,6 +381,21 @@ impl Ring {
             })
     }
 
+    /// How far the driver's requests were taken: the index of the next.
+    pub fn next_available(&self) -> u16 {
+        self.queue.next_avail()
+    }
+
+    /// The driver shall kick when it offers more than what was there up to the
+    /// index `seen`, whether taken or not. True: it has already.
+    pub fn kicks_on_beyond(&mut self, seen: u16) -> Result<bool, Fault> {
+        let next = self.queue.next_avail();
+        self.queue.set_next_avail(seen);
+        let more = self.kicks_on();
+        self.queue.set_next_avail(next);
+        more
+    }
+
     /// Copies bytes out of `segments`, from `skip` bytes in: how many there were.
     pub fn read(&self, segments: &[Segment], skip: u64, data: &mut [u8]) -> usize {
         copy_out(self.memory(), segments, skip, data)

@@ -53,6 +53,9 @@ impl Disk {
         if !kind.is_file() && !kind.is_block_device() {
             return Err(BlockError::Kind(path.clone()));
         }
+        // From here on waiting is right: up to Linux 6.4 io_uring answers EAGAIN
+        // for such a file on a device that cannot do without (dm-crypt).
+        wait_for_data(&file).map_err(fail)?;
         match lock_file(&file, options.read_only) {
             Ok(()) => {}
             Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
@@ -167,17 +170,73 @@ pub fn unsupported(error: &io::Error) -> bool {
     )
 }
 
-/// A lock of the open file (fcntl(2), F_OFD_SETLK): exclusive, or shared among
-/// readers. It meets QEMU's, and goes with the last descriptor.
+/// Takes O_NONBLOCK off.
+fn wait_for_data(file: &File) -> io::Result<()> {
+    let descriptor = file.as_raw_fd();
+    // SAFETY: no memory is involved; the descriptor is open.
+    let flags = unsafe { libc::fcntl(descriptor, libc::F_GETFL) };
+    if flags < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: as above.
+    match unsafe { libc::fcntl(descriptor, libc::F_SETFL, flags & !libc::O_NONBLOCK) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// QEMU's locks (block/file-posix.c): a user of an image holds the byte 100 + n
+/// for each permission n that it uses and 200 + n for each that it does not share,
+/// all of them for reading, and looks whether others hold those that it minds.
+const QEMU_READS: i64 = 100;
+const QEMU_WRITES: [i64; 2] = [101, 103];
+const QEMU_FORBIDS_WRITES: [i64; 2] = [201, 203];
+
+/// Locks of the open file (fcntl(2), F_OFD_SETLK), which go with the last
+/// descriptor: all of it for a writer; for a reader what keeps writers out, ours
+/// and QEMU's, and lets QEMU's readers in.
 fn lock_file(file: &File, shared: bool) -> io::Result<()> {
-    let kind = if shared { libc::F_RDLCK } else { libc::F_WRLCK };
+    if !shared {
+        return set_lock(file, libc::F_WRLCK, 0, 0);
+    }
+    set_lock(file, libc::F_RDLCK, 0, QEMU_READS + 1)?;
+    for byte in QEMU_FORBIDS_WRITES {
+        set_lock(file, libc::F_RDLCK, byte, 1)?;
+    }
+    for byte in QEMU_WRITES {
+        if is_held(file, byte)? {
+            return Err(io::Error::from_raw_os_error(libc::EAGAIN));
+        }
+    }
+    Ok(())
+}
+
+/// A lock of `length` bytes; 0: to the end.
+fn bytes(kind: i32, start: i64, length: i64) -> libc::flock {
     // SAFETY: flock is plain numbers, for which zero is a value.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = kind as i16;
     lock.l_whence = libc::SEEK_SET as i16;
+    lock.l_start = start;
+    lock.l_len = length;
+    lock
+}
+
+fn set_lock(file: &File, kind: i32, start: i64, length: i64) -> io::Result<()> {
+    let lock = bytes(kind, start, length);
     // SAFETY: the structure outlives the call, which reads it.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) } {
         0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Whether somebody else holds any lock of a byte.
+fn is_held(file: &File, byte: i64) -> io::Result<bool> {
+    let mut lock = bytes(libc::F_WRLCK, byte, 1);
+    // SAFETY: the structure outlives the call, which reads and fills it.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) } {
+        0 => Ok(i32::from(lock.l_type) != libc::F_UNLCK),
         _ => Err(io::Error::last_os_error()),
     }
 }
@@ -232,4 +291,70 @@ fn short(name: &str) -> String {
         end -= 1;
     }
     name[..end].into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_open_disk_waits_for_its_data() {
+        let path = std::env::current_exe().unwrap();
+        for direct in [false, true] {
+            let options = BlockOptions {
+                read_only: true,
+                direct,
+                serial: "test".into(),
+                ..BlockOptions::new(&path)
+            };
+            let disk = match Disk::open(&options) {
+                Ok(disk) => disk,
+                Err(BlockError::Open { source, .. }) if direct => {
+                    eprintln!("skipped: no direct I/O here ({source})");
+                    continue;
+                }
+                Err(error) => panic!("{error}"),
+            };
+            // SAFETY: no memory is involved; the descriptor is open.
+            let flags = unsafe { libc::fcntl(disk.file().as_raw_fd(), libc::F_GETFL) };
+            assert_eq!(flags & libc::O_NONBLOCK, 0);
+            assert_eq!(flags & libc::O_DIRECT != 0, direct);
+        }
+    }
+
+    /// What QEMU does to open an image; whether it may.
+    fn as_qemu(file: &File, held: &[i64], minded: &[i64]) -> bool {
+        let hold = |byte: &i64| set_lock(file, libc::F_RDLCK, *byte, 1).is_ok();
+        held.iter().all(hold) && minded.iter().all(|byte| !is_held(file, *byte).unwrap())
+    }
+
+    #[test]
+    fn readers_go_together_with_qemus_and_keep_its_writers_out() {
+        let path = std::env::temp_dir().join(format!("weft-lock-{}", std::process::id()));
+        std::fs::write(&path, [0; 4096]).unwrap();
+        let options = BlockOptions {
+            read_only: true,
+            ..BlockOptions::new(&path)
+        };
+        let open = || File::open(&path).unwrap();
+        let reads = |file: &File| as_qemu(file, &[100, 201, 203], &[101, 103, 200]);
+        let writes = |file: &File| as_qemu(file, &[100, 101, 201, 203], &[101, 103, 200, 201]);
+
+        let qemu = open();
+        assert!(reads(&qemu));
+        let disk = Disk::open(&options).unwrap();
+        drop(qemu);
+        assert!(reads(&open()));
+        assert!(!writes(&open()));
+        drop(disk);
+        let qemu = open();
+        assert!(writes(&qemu));
+        assert!(matches!(Disk::open(&options), Err(BlockError::InUse(_))));
+        drop(qemu);
+        let writable = BlockOptions::new(&path);
+        let disk = Disk::open(&writable).unwrap();
+        assert!(!reads(&open()));
+        drop(disk);
+        std::fs::remove_file(&path).unwrap();
+    }
 }

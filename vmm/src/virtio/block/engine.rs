@@ -80,16 +80,19 @@ impl Engine {
     /// Begins a request, or does all of it.
     pub fn begin(&mut self, ring: &Ring, disk: &Disk, request: Request) -> Option<Ended> {
         match self {
-            Self::Uring(uring) if !needs_bounce(disk, &request) => uring.begin(ring, request),
+            Self::Uring(uring) if !needs_bounce(disk, &request) && !request.sync_after() => {
+                uring.begin(ring, request)
+            }
             _ => Some(carry_out(ring.memory(), disk, request)),
         }
     }
 
-    /// Lets the kernel see what was begun.
-    pub fn submit(&mut self) -> io::Result<()> {
+    /// Lets the kernel see what was begun; false: call again, for it did not take
+    /// all of it.
+    pub fn submit(&mut self) -> io::Result<bool> {
         match self {
             Self::Uring(uring) => uring.submit(),
-            Self::Plain(_) => Ok(()),
+            Self::Plain(_) => Ok(true),
         }
     }
 
@@ -122,6 +125,10 @@ pub fn carry_out(memory: &GuestMemoryMmap, disk: &Disk, request: Request) -> End
             bounce(memory, disk, &request)
         }
         Operation::Read | Operation::Write => transfer(memory, disk, &request),
+    };
+    let done = match done {
+        Ok(()) if request.sync_after() => disk.file().sync_data(),
+        done => done,
     };
     Ended {
         status: status(&done),
@@ -157,10 +164,13 @@ fn bounce(memory: &GuestMemoryMmap, disk: &Disk, request: &Request) -> io::Resul
         }
         done += count as u64;
     }
+    if request.operation == Operation::Write && request.durable {
+        disk.file().sync_data()?;
+    }
     Ok(())
 }
 
-/// preadv(2) or pwritev(2) until all of it is there.
+/// preadv(2) or pwritev2(2) until all of it is there.
 fn transfer(memory: &GuestMemoryMmap, disk: &Disk, request: &Request) -> io::Result<()> {
     let descriptor = disk.file().as_raw_fd();
     let mut done = 0;
@@ -172,7 +182,7 @@ fn transfer(memory: &GuestMemoryMmap, disk: &Disk, request: &Request) -> io::Res
         let result = if request.operation == Operation::Write {
             // SAFETY: the vectors name guest RAM, which stays mapped while
             // `memory` is borrowed; the guest may change it, nobody else uses it.
-            unsafe { libc::pwritev(descriptor, list, count, offset) }
+            unsafe { libc::pwritev2(descriptor, list, count, offset, request.write_flags()) }
         } else {
             // SAFETY: as above.
             unsafe { libc::preadv(descriptor, list, count, offset) }

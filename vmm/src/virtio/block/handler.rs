@@ -23,12 +23,24 @@ pub struct BlockHandler {
     ring: Ring,
     disk: Arc<Disk>,
     engine: Arc<Mutex<Engine>>,
+    /// The driver cannot flush, so every change is durable when it hears of it.
+    write_through: bool,
 }
 
 impl BlockHandler {
     /// For one queue.
-    pub fn new(ring: Ring, disk: Arc<Disk>, engine: Arc<Mutex<Engine>>) -> Self {
-        Self { ring, disk, engine }
+    pub fn new(
+        ring: Ring,
+        disk: Arc<Disk>,
+        engine: Arc<Mutex<Engine>>,
+        write_through: bool,
+    ) -> Self {
+        Self {
+            ring,
+            disk,
+            engine,
+            write_through,
+        }
     }
 
     /// Takes requests; whether there may be more for which there is room.
@@ -41,7 +53,8 @@ impl BlockHandler {
                 return Ok(Progress::Idle);
             };
             match parse(&self.ring, &self.disk, chain)? {
-                Parsed::Work(request) => {
+                Parsed::Work(mut request) => {
+                    request.durable = self.write_through;
                     if let Some(ended) = engine.begin(&self.ring, &self.disk, request) {
                         self.end(ended)?;
                     }
@@ -67,8 +80,8 @@ impl BlockHandler {
         answer(&mut self.ring, &request.chain, status, written)
     }
 
-    /// Submits, and answers what has ended.
-    fn turn(&mut self, engine: &mut Engine) -> Result<(), Fault> {
+    /// Submits, and answers what has ended; whether there is more to submit.
+    fn turn(&mut self, engine: &mut Engine) -> Result<Progress, Fault> {
         let failed = |source| Fault::Host {
             what: "cannot submit I/O",
             source,
@@ -77,7 +90,10 @@ impl BlockHandler {
         while let Some(ended) = engine.next_ended(&self.ring, &self.disk) {
             self.end(ended)?;
         }
-        engine.submit().map_err(failed)
+        Ok(match engine.submit().map_err(failed)? {
+            true => Progress::Idle,
+            false => Progress::More,
+        })
     }
 
     fn serve(&mut self, engine: &mut Engine) -> Result<Progress, Fault> {
@@ -86,8 +102,11 @@ impl BlockHandler {
             self.turn(engine)?;
         }
         let taken = self.take(engine);
-        self.turn(engine)?;
-        taken
+        let turned = self.turn(engine)?;
+        Ok(match taken? {
+            Progress::Idle => turned,
+            Progress::More => Progress::More,
+        })
     }
 }
 

@@ -3,7 +3,8 @@
 //!
 //! Writes are in the host's page cache (or, with `direct`, on the disk) when the
 //! guest hears of them, and durable when a flush ends: killing the process loses
-//! nothing of what was written, pulling the plug nothing of what was flushed.
+//! nothing of what was written, pulling the plug nothing of what was flushed. For
+//! a driver that cannot flush, every write is durable when it hears of it.
 
 mod disk;
 mod engine;
@@ -229,13 +230,16 @@ impl VirtioDevice for Block {
 
     fn activate(
         &mut self,
-        _: u64,
+        features: u64,
         rings: Vec<Option<Ring>>,
     ) -> Result<Vec<Box<dyn Handler>>, Fault> {
+        // 5.2.6.2
+        let write_through = features & FEATURE_FLUSH == 0;
         let pairs = rings.into_iter().zip(&self.engines);
         Ok(pairs
             .filter_map(|(ring, engine)| {
-                let handler = BlockHandler::new(ring?, self.disk.clone(), engine.clone());
+                let (disk, engine) = (self.disk.clone(), engine.clone());
+                let handler = BlockHandler::new(ring?, disk, engine, write_through);
                 Some(Box::new(handler) as Box<dyn Handler>)
             })
             .collect())

@@ -61,6 +61,21 @@ pub struct Request {
     pub length: u64,
     /// Where in RAM; empty unless read or write.
     pub data: Vec<Segment>,
+    /// Whether a change must be durable when it is answered.
+    pub durable: bool,
+}
+
+impl Request {
+    /// Flags of a write, as pwritev2(2) has them.
+    pub fn write_flags(&self) -> i32 {
+        if self.durable { libc::RWF_DSYNC } else { 0 }
+    }
+
+    /// Whether the disk must be synchronized after the call that carries it out:
+    /// a write has a flag for that.
+    pub fn sync_after(&self) -> bool {
+        self.durable && matches!(self.operation, Operation::Discard | Operation::Zero { .. })
+    }
 }
 
 /// A request, or its answer already.
@@ -104,6 +119,7 @@ pub fn parse(ring: &Ring, disk: &Disk, chain: Chain) -> Result<Parsed, Fault> {
             offset: 0,
             length: 0,
             data: Vec::new(),
+            durable: false,
         })),
         GET_ID => {
             let written = ring.write(&part(&chain.writable, 0, data_out), 0, disk.serial());
@@ -146,6 +162,7 @@ fn transfer(disk: &Disk, chain: Chain, operation: Operation, sector: u64, length
         offset: sector * SECTOR,
         length,
         data,
+        durable: false,
     })
 }
 
@@ -178,5 +195,6 @@ fn range(ring: &Ring, disk: &Disk, chain: Chain, kind: u32) -> Parsed {
         offset: sector * SECTOR,
         length: u64::from(sectors) * SECTOR,
         data: Vec::new(),
+        durable: false,
     })
 }

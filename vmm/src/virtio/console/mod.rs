@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-pub use output::{ConsoleOutput, FileOutput};
+pub use output::ConsoleOutput;
 pub use persist::ConsoleState;
 
 use super::worker::Handler;
@@ -33,8 +33,8 @@ struct Shared {
     wake: EventFd,
     resized: AtomicBool,
     configuration: Arc<ConfigSpace>,
-    /// Held while bytes go out: only the device's thread and, when that is
-    /// stopped, `save` take it.
+    /// Held while bytes go out: only the device's thread takes it, and, when that
+    /// is stopped, `save`, `restore` and `reset`.
     output: Mutex<Output>,
 }
 
@@ -47,8 +47,6 @@ struct Output {
 /// The console device.
 pub struct Console {
     shared: Arc<Shared>,
-    /// `skip` of a restored device, for its activation.
-    restored_skip: u64,
 }
 
 /// The outside of a console.
@@ -76,11 +74,7 @@ impl Console {
         let handle = ConsoleHandle {
             shared: shared.clone(),
         };
-        let console = Self {
-            shared,
-            restored_skip: 0,
-        };
-        Ok((console, handle))
+        Ok((Self { shared }, handle))
     }
 }
 
@@ -146,9 +140,12 @@ impl VirtioDevice for Console {
         let Ok([Some(receive), Some(transmit)]) = <[_; 2]>::try_from(rings) else {
             return Err(Fault::Driver("left a queue of the console off"));
         };
-        lock(&self.shared.output).skip = std::mem::take(&mut self.restored_skip);
         let handler = ConsoleHandler::new(receive, transmit, self.shared.clone());
         Ok(vec![Box::new(handler)])
+    }
+
+    fn reset(&mut self) {
+        lock(&self.shared.output).skip = 0;
     }
 
     fn save(&self) -> DeviceState {
@@ -159,7 +156,6 @@ impl VirtioDevice for Console {
         let DeviceState::Console(state) = state else {
             return Err(StateError("it is not a console's"));
         };
-        self.restored_skip = state.output_skip;
         persist::restore(&self.shared, state);
         Ok(())
     }

@@ -1,10 +1,7 @@
 //! Where a console's output goes.
 
-use std::fs::File;
-use std::io::{self, Write};
-use std::os::fd::{AsRawFd, RawFd};
-
-use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use std::io;
+use std::os::fd::RawFd;
 
 /// Takes output. `WouldBlock` means: call again when the descriptor is writable.
 pub trait ConsoleOutput: Send {
@@ -13,39 +10,5 @@ pub trait ConsoleOutput: Send {
     /// What to wait on after `WouldBlock`; without it such output is lost.
     fn descriptor(&self) -> Option<RawFd> {
         None
-    }
-}
-
-/// A terminal, a pipe, a socket or a file.
-pub struct FileOutput {
-    file: File,
-    waitable: bool,
-}
-
-impl FileOutput {
-    /// Writes there. If the descriptor blocks, so does the device's thread.
-    pub fn new(file: File) -> io::Result<Self> {
-        // A regular file or /dev/null is always ready, and cannot be waited on.
-        let probe = Epoll::new()?.ctl(
-            ControlOperation::Add,
-            file.as_raw_fd(),
-            EpollEvent::new(EventSet::OUT, 0),
-        );
-        let waitable = match probe {
-            Ok(()) => true,
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => false,
-            Err(error) => return Err(error),
-        };
-        Ok(Self { file, waitable })
-    }
-}
-
-impl ConsoleOutput for FileOutput {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.file.write(bytes)
-    }
-
-    fn descriptor(&self) -> Option<RawFd> {
-        self.waitable.then(|| self.file.as_raw_fd())
     }
 }

@@ -30,4 +30,5 @@ pub(super) fn restore(shared: &Shared, state: &ConsoleState) {
     shared.configuration.set(0, &state.configuration);
     let input: VecDeque<u8> = state.input.iter().copied().take(INPUT_MAX).collect();
     *lock(&shared.input) = input;
+    lock(&shared.output).skip = state.output_skip;
 }

@@ -32,6 +32,8 @@ pub struct Pair {
     frame: Box<[u8]>,
     /// How much of `frame` is one that waits for buffers.
     waiting: Option<usize>,
+    /// Up to which index of the receive queue there were too few for it.
+    seen: u16,
     /// The link takes nothing for now.
     blocked: bool,
     down: bool,
@@ -57,6 +59,7 @@ impl Pair {
             features,
             frame: vec![0; HEADER + FRAME_MAX].into(),
             waiting: None,
+            seen: 0,
             blocked: false,
             down: false,
         }
@@ -96,6 +99,7 @@ impl Pair {
         let mut placed = 0;
         while placed < length {
             let Some(chain) = self.receive.pop()? else {
+                self.seen = self.receive.next_available();
                 chains.iter().for_each(|_| self.receive.unpop());
                 return Ok(false);
             };
@@ -249,8 +253,10 @@ impl Handler for Pair {
             return Ok(Progress::More);
         }
         // Both are asked, so that a kick comes for what is not there yet.
-        let room = if self.waiting.is_some() {
-            self.receive.kicks_on()?
+        // What was too little for a frame is no news: else a driver that offers no
+        // more keeps this thread busy.
+        let room = if self.waiting.is_some() && !self.down {
+            self.receive.kicks_on_beyond(self.seen)?
         } else {
             self.receive.kicks_off();
             false

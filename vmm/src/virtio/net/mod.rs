@@ -102,12 +102,6 @@ pub enum NetError {
     /// Out of range.
     #[error("an MTU of {0}: it must be 68 to 65535")]
     Mtu(u16),
-    /// Not HOSTPORT:GUESTPORT.
-    #[error("{0:?} is no forward: HOSTPORT:GUESTPORT, each 1 to 65535")]
-    Forward(String),
-    /// Not six bytes, or no address of one card.
-    #[error("{0:?} is no MAC address of a network card, like 52:54:00:12:34:56")]
-    Mac(String),
 }
 
 /// What the threads of one network share.
@@ -248,6 +242,11 @@ impl VirtioDevice for Net {
             }
         }
         Ok(handlers)
+    }
+
+    /// One pair, until the driver asks for more (5.1.6.5.5).
+    fn reset(&mut self) {
+        *lock(&self.shared.active) = 1;
     }
 
     fn save(&self) -> DeviceState {

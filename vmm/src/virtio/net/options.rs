@@ -1,40 +1,10 @@
-//! What can be asked for, and how it is written.
+//! What can be asked for.
 
-use std::fmt;
 use std::path::PathBuf;
-use std::str::FromStr;
-
-use super::NetError;
 
 /// An Ethernet address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mac(pub [u8; 6]);
-
-impl FromStr for Mac {
-    type Err = NetError;
-
-    fn from_str(text: &str) -> Result<Self, NetError> {
-        let wrong = || NetError::Mac(text.into());
-        let mut bytes = [0; 6];
-        let mut parts = text.split(':');
-        for byte in &mut bytes {
-            let part = parts.next().filter(|part| part.len() == 2);
-            *byte = u8::from_str_radix(part.ok_or_else(wrong)?, 16).map_err(|_| wrong())?;
-        }
-        let single = bytes[0] & 1 == 0 && bytes != [0; 6];
-        if parts.next().is_some() || !single {
-            return Err(wrong());
-        }
-        Ok(Self(bytes))
-    }
-}
-
-impl fmt::Display for Mac {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [a, b, c, d, e, f] = self.0;
-        write!(formatter, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")
-    }
-}
 
 /// A TCP port of this host's loopback address that leads into the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,22 +13,6 @@ pub struct Forward {
     pub host: u16,
     /// There.
     pub guest: u16,
-}
-
-impl FromStr for Forward {
-    type Err = NetError;
-
-    fn from_str(text: &str) -> Result<Self, NetError> {
-        let port = |text: &str| text.parse().ok().filter(|port| *port != 0);
-        text.split_once(':')
-            .and_then(|(host, guest)| {
-                Some(Self {
-                    host: port(host)?,
-                    guest: port(guest)?,
-                })
-            })
-            .ok_or_else(|| NetError::Forward(text.into()))
-    }
 }
 
 /// A network in user space.
@@ -143,24 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_and_forwards() {
-        let mac: Mac = "52:54:00:12:34:aB".parse().unwrap();
-        assert_eq!(mac.to_string(), "52:54:00:12:34:ab");
-        for wrong in [
-            "",
-            "52:54:00:12:34",
-            "52:54:00:12:34:56:78",
-            "53:54:00:12:34:56",
-            "0:0:0:0:0:0",
-            "00:00:00:00:00:00",
-        ] {
-            assert!(wrong.parse::<Mac>().is_err(), "{wrong}");
-        }
-        let forward: Forward = "2222:22".parse().unwrap();
-        assert_eq!((forward.host, forward.guest), (2222, 22));
-        for wrong in ["", "22", "0:22", "1:70000", "a:b", "1:2:3"] {
-            assert!(wrong.parse::<Forward>().is_err(), "{wrong}");
-        }
+    fn a_back_end_has_an_address_of_its_own() {
         let tap = |name: &str| NetOptions::new(NetBackEnd::Tap { name: name.into() });
         assert_eq!(tap("a").default_mac(), tap("a").default_mac());
         assert_ne!(tap("a").default_mac(), tap("b").default_mac());

@@ -23,11 +23,31 @@ const NAME_SERVER: &str = "10.0.2.3";
 /// How long it may take to start.
 const START_MAX: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
+/// What it says when a port is taken.
+const TAKEN: &str = "Failed to bind";
+/// How long a port may stay taken.
+const TAKEN_MAX: Duration = Duration::from_secs(1);
+const TRY_AGAIN: Duration = Duration::from_millis(20);
 /// Bytes of its complaint that are passed on.
 const COMPLAINT_MAX: u64 = 4096;
 
-/// Starts it; back when its ports are open.
+/// Starts it; back when its ports are open. One that is taken may be about to be
+/// free: the network of a guest that restarts has just lost its other end.
 pub fn start(user: &User, mtu: u16) -> Result<Stream, NetError> {
+    let deadline = Instant::now() + TAKEN_MAX;
+    loop {
+        match start_once(user, mtu) {
+            Err(NetError::Program(complaint))
+                if complaint.contains(TAKEN) && Instant::now() < deadline =>
+            {
+                std::thread::sleep(TRY_AGAIN);
+            }
+            started => return started,
+        }
+    }
+}
+
+fn start_once(user: &User, mtu: u16) -> Result<Stream, NetError> {
     let (ours, theirs) = UnixStream::pair().map_err(NetError::Socket)?;
     for end in [&ours, &theirs] {
         grow(end);
@@ -117,4 +137,49 @@ fn complaint(child: &mut Child) -> String {
         .lines()
         .filter(|line| !noise.iter().any(|noise| line.starts_with(noise)));
     lines.collect::<Vec<_>>().join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
+
+    use super::*;
+
+    /// Starts a program that complains so often, and says how often it was started.
+    fn with(directory: &Path, complaint: &str, times: u32) -> (Result<Stream, NetError>, usize) {
+        let (program, count) = (directory.join("program"), directory.join("count"));
+        let script = format!(
+            "#!/bin/sh\necho >> {0}\n[ $(wc -l < {0}) -gt {times} ] && exit 0\n\
+             echo '{complaint}' >&2\nexit 1\n",
+            count.display()
+        );
+        fs::write(&program, script).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
+        fs::write(&count, "").unwrap();
+        let user = User {
+            program,
+            ..User::default()
+        };
+        let started = start(&user, MTU);
+        (started, fs::read(&count).unwrap().len())
+    }
+
+    #[test]
+    fn a_port_that_is_about_to_be_free_is_waited_for() {
+        let directory = std::env::temp_dir().join(format!("weft-user-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let taken = "Failed to bind any port for -t 1:2, exiting";
+        let (started, count) = with(&directory, taken, 3);
+        assert!(started.is_ok());
+        assert_eq!(count, 4);
+        let (started, count) = with(&directory, taken, 1_000_000);
+        assert!(matches!(started, Err(NetError::Program(text)) if text == taken));
+        assert!(count > 1);
+        let (started, count) = with(&directory, "no route", 3);
+        assert!(matches!(started, Err(NetError::Program(text)) if text == "no route"));
+        assert_eq!(count, 1);
+        fs::remove_dir_all(&directory).unwrap();
+    }
 }

@@ -1,17 +1,19 @@
 //! The console.
 
+use std::fs::File;
 use std::io;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::transport::moved;
 use super::{started, to_read, to_write};
 use crate::pci::lock;
-use crate::virtio::console::{Console, ConsoleOutput, FileOutput, INPUT_MAX};
+use crate::virtio::console::{Console, ConsoleOutput, INPUT_MAX};
 use crate::virtio::double::Machine;
 
 #[derive(Clone, Default)]
-struct Screen(Arc<Mutex<Vec<u8>>>);
+pub struct Screen(Arc<Mutex<Vec<u8>>>);
 
 impl ConsoleOutput for Screen {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -19,6 +21,18 @@ impl ConsoleOutput for Screen {
         let count = bytes.len().min(1000);
         lock(&self.0).extend(&bytes[..count]);
         Ok(count)
+    }
+}
+
+/// The end of a pipe that does not block.
+struct Pipe(File);
+
+impl ConsoleOutput for Pipe {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        io::Write::write(&mut self.0, bytes)
+    }
+    fn descriptor(&self) -> Option<RawFd> {
+        Some(self.0.as_raw_fd())
     }
 }
 
@@ -84,12 +98,9 @@ fn output_that_nobody_takes_waits_and_moves_with_the_device() {
         let mut ends = [0; 2];
         assert_eq!(libc::pipe2(ends.as_mut_ptr(), libc::O_NONBLOCK), 0);
         use std::os::fd::FromRawFd;
-        (
-            std::fs::File::from_raw_fd(ends[0]),
-            std::fs::File::from_raw_fd(ends[1]),
-        )
+        (File::from_raw_fd(ends[0]), File::from_raw_fd(ends[1]))
     };
-    let output = || Box::new(FileOutput::new(writer.try_clone().unwrap()).unwrap());
+    let output = || Box::new(Pipe(writer.try_clone().unwrap()));
     let (console, outside) = Console::new(output()).unwrap();
     let machine = Machine::new();
     let device = machine.attach(console).unwrap();

@@ -5,10 +5,11 @@ use std::time::Duration;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::block::Scratch;
+use super::console::Screen;
 use super::{started, to_read, to_write};
 use crate::virtio::Transport;
 use crate::virtio::block::Block;
-use crate::virtio::console::{Console, FileOutput};
+use crate::virtio::console::Console;
 use crate::virtio::double::{Buffer, Driver, INDIRECT, Machine, NEEDS_RESET, NEXT};
 use crate::virtio::ring::CHAIN_MAX;
 use crate::virtio::rng::Rng;
@@ -284,12 +285,7 @@ fn random_rings_of_an_entropy_device() {
 fn random_rings_of_a_console() {
     for seed in seeds() {
         let machine = Machine::new();
-        let null = std::fs::File::options()
-            .write(true)
-            .open("/dev/null")
-            .unwrap();
-        let output = Box::new(FileOutput::new(null).unwrap());
-        let (console, outside) = Console::new(output).unwrap();
+        let (console, outside) = Console::new(Box::<Screen>::default()).unwrap();
         let device = machine.attach(console).unwrap();
         outside.input(&[b'x'; 4096]);
         torture(&machine, &device, seed);

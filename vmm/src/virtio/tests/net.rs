@@ -1,13 +1,19 @@
 //! The network, against the other end of socket pairs.
 
 use std::io::{ErrorKind, Read, Write};
+use std::os::fd::RawFd;
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use vm_memory::GuestMemoryMmap;
 
 use super::transport::moved;
 use super::{started, to_read, to_write};
 use crate::virtio::double::{Buffer, Driver, Machine};
 use crate::virtio::net::{Link, Mac, Net, NetBackEnd, NetError, NetOptions, Stream, User};
+use crate::virtio::ring::Segment;
 
 const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
 
@@ -61,19 +67,65 @@ impl Far {
     }
 }
 
+/// A link and its other end.
+fn link() -> (Stream, Far) {
+    let (near, far) = UnixStream::pair().unwrap();
+    far.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    (Stream::new(near).unwrap(), Far(far))
+}
+
 /// A network of so many pairs of queues.
 pub fn network(pairs: usize) -> (Net, Vec<Far>) {
     let (links, far): (Vec<_>, Vec<_>) = (0..pairs)
         .map(|_| {
-            let (near, far) = UnixStream::pair().unwrap();
-            far.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-            (
-                Box::new(Stream::new(near).unwrap()) as Box<dyn Link>,
-                Far(far),
-            )
+            let (near, far) = link();
+            (Box::new(near) as Box<dyn Link>, far)
         })
         .unzip();
     (Net::new(links, MAC, Some(9000), 0).unwrap(), far)
+}
+
+/// What a device did with a link.
+#[derive(Default)]
+struct Seen {
+    /// How often a frame found too few buffers.
+    short: AtomicU32,
+    attached: AtomicBool,
+}
+
+/// A link that tells.
+struct Telling(Stream, Arc<Seen>);
+
+impl Link for Telling {
+    fn descriptor(&self) -> RawFd {
+        self.0.descriptor()
+    }
+    fn receive(&mut self, frame: &mut [u8]) -> std::io::Result<Option<usize>> {
+        self.0.receive(frame)
+    }
+    fn read_ahead(&mut self) -> std::io::Result<()> {
+        self.1.short.fetch_add(1, Ordering::Relaxed);
+        self.0.read_ahead()
+    }
+    fn send(&mut self, memory: &GuestMemoryMmap, frame: &[Segment]) -> std::io::Result<()> {
+        self.0.send(memory, frame)
+    }
+    fn set_attached(&mut self, attached: bool) {
+        self.1.attached.store(attached, Ordering::Relaxed);
+    }
+}
+
+/// A network of links that tell.
+fn telling(pairs: usize) -> (Net, Vec<Far>, Vec<Arc<Seen>>) {
+    let (mut links, mut far, mut seen) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..pairs {
+        let (near, other) = link();
+        let told = Arc::new(Seen::default());
+        links.push(Box::new(Telling(near, told.clone())) as Box<dyn Link>);
+        far.push(other);
+        seen.push(told);
+    }
+    (Net::new(links, MAC, None, 0).unwrap(), far, seen)
 }
 
 fn frame(length: usize, first: u8) -> Vec<u8> {
@@ -150,6 +202,90 @@ fn a_large_frame_is_spread_over_buffers_all_at_once() {
     // The fifth is for the next frame.
     far[0].send(&frame(60, 0));
     assert_eq!(driver.wait_used(0).1, 72);
+}
+
+/// With and without FEATURE_EVENT_INDEX.
+#[test]
+fn a_frame_that_waits_for_buffers_keeps_nobody_busy() {
+    for wanted in [u64::MAX, !(1 << 29)] {
+        let (net, mut far, seen) = telling(1);
+        let machine = Machine::new();
+        let device = machine.attach(net).unwrap();
+        let mut driver = Driver::find(&machine, device.slot());
+        driver.start(wanted, 64);
+        let mut rooms: Vec<_> = (0..3)
+            .map(|_| offer_room(&mut driver, &machine, 0, 1536))
+            .collect();
+        let sent = frame(9000, 3);
+        far[0].send(&sent);
+        std::thread::sleep(Duration::from_millis(100));
+        let looks = seen[0].short.load(Ordering::Relaxed);
+        assert!((1..20).contains(&looks), "{looks} looks for buffers");
+        // It hears of every buffer that comes.
+        for _ in 0..3 {
+            rooms.push(offer_room(&mut driver, &machine, 0, 1536));
+        }
+        let mut got = Vec::new();
+        for room in &rooms {
+            let (_, length) = driver.wait_used(0);
+            got.extend(machine.bytes(room.address, length as usize));
+        }
+        assert!(got[12..] == sent);
+    }
+}
+
+#[test]
+fn a_reset_device_has_one_pair_again() {
+    let (net, _far, seen) = telling(2);
+    let machine = Machine::new();
+    let device = machine.attach(net).unwrap();
+    let mut driver = started(&machine, device.slot());
+    let attached = |link: usize| seen[link].attached.load(Ordering::Relaxed);
+    let until = |link: usize, wanted: bool| {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while attached(link) != wanted {
+            assert!(Instant::now() < deadline, "link {link}: not {wanted}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    until(0, true);
+    assert!(!attached(1));
+    let answer = to_write(&machine, 1);
+    let command = [
+        to_read(&machine, &[4, 0]),
+        to_read(&machine, &[2, 0]),
+        answer,
+    ];
+    driver.request(4, &command);
+    assert!(attached(1));
+    driver.start(u64::MAX, 64);
+    until(1, false);
+    assert!(attached(0));
+}
+
+#[test]
+fn a_network_without_its_drivers_features_is_not_restored_to() {
+    const CHECKSUM: u64 = 1;
+    let able = |offloads| Net::new(vec![Box::new(link().0)], MAC, None, offloads).unwrap();
+    let machine = Machine::new();
+    let device = machine.attach(able(CHECKSUM)).unwrap();
+    let mut driver = Driver::find(&machine, device.slot());
+    let wait = Duration::from_secs(5);
+    for (features, fits) in [(u64::MAX, false), (!CHECKSUM, true)] {
+        driver.start(features, 64);
+        device.pause(wait).unwrap();
+        let state = device.save().unwrap();
+        let next = Machine::new();
+        let fresh = next.attach(able(0)).unwrap();
+        let restored = fresh.restore(&state);
+        assert_eq!(restored.is_ok(), fits, "{restored:?}");
+        let same = Machine::new();
+        same.attach(able(CHECKSUM))
+            .unwrap()
+            .restore(&state)
+            .unwrap();
+        device.resume();
+    }
 }
 
 #[test]

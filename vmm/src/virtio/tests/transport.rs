@@ -8,7 +8,8 @@ use crate::memory::FOUR_GIB;
 use crate::virtio::double::{Driver, DriverQueue, Machine, NEEDS_RESET};
 use crate::virtio::rng::Rng;
 use crate::virtio::{
-    FEATURE_EVENT_INDEX, FEATURE_INDIRECT, FEATURE_VERSION_1, Transport, VirtioDevice,
+    FEATURE_EVENT_INDEX, FEATURE_INDIRECT, FEATURE_VERSION_1, Transport, TransportState,
+    VirtioDevice,
 };
 
 const BOUND: Duration = Duration::from_secs(5);
@@ -109,11 +110,27 @@ fn a_queue_outside_of_memory_needs_a_reset() {
     }
 }
 
+/// What a device is now.
+fn state(device: &Transport) -> TransportState {
+    device.pause(BOUND).unwrap();
+    let state = device.save().unwrap();
+    device.resume();
+    state
+}
+
+/// Makes a device what it was.
+fn be(device: &Transport, state: &TransportState) {
+    device.pause(BOUND).unwrap();
+    device.restore(state).unwrap();
+    device.resume();
+}
+
 #[test]
 fn bars_move_and_answer_only_inside_the_windows() {
     let machine = Machine::new();
     let device = machine.attach(Rng::new(None)).unwrap();
     let driver = Driver::find(&machine, device.slot());
+    let before = state(&device);
     let first = driver.bar(0);
     let read = |address: u64| {
         let mut data = [0; 2];
@@ -141,7 +158,7 @@ fn bars_move_and_answer_only_inside_the_windows() {
     assert_eq!(read(first), 1);
     // Over the MSI-X table: who was there first stays.
     place(driver.bar(2) & !0x3fff);
-    machine.root.reset();
+    be(&device, &before);
     assert_eq!(driver.bar(0), first);
     assert_eq!(read(first), 1);
 }
@@ -151,6 +168,7 @@ fn bars_change_places() {
     let machine = Machine::new();
     let device = machine.attach(Rng::new(None)).unwrap();
     let driver = Driver::find(&machine, device.slot());
+    let before = state(&device);
     let [registers, table] = [driver.bar(0), driver.bar(2)];
     let below = |address: u64| (address as u32).to_le_bytes();
     driver.configure(0x18, &below(registers));
@@ -159,7 +177,7 @@ fn bars_change_places() {
     let mut masked = [0; 4];
     machine.mmio.read(registers + 12, &mut masked);
     assert_eq!(masked, [1, 0, 0, 0], "the first vector's control");
-    machine.root.reset();
+    be(&device, &before);
     assert_eq!([driver.bar(0), driver.bar(2)], [registers, table]);
     let mut queues = [0; 2];
     machine.mmio.read(registers + 0x12, &mut queues);

@@ -61,6 +61,12 @@ impl Registers {
         self.driver_features & !self.offered == 0 && self.driver_features & FEATURE_VERSION_1 != 0
     }
 
+    /// Whether a driver that agreed on `features` elsewhere, if its `status` says
+    /// that it did, finds them here.
+    pub fn serves(&self, status: u8, features: u64) -> bool {
+        status & FEATURES_OK == 0 || features & !self.offered == 0
+    }
+
     /// Whether the device runs, as far as the driver says.
     pub fn driver_ok(&self) -> bool {
         self.status & DRIVER_OK != 0

@@ -46,9 +46,6 @@ const NOTIFY_MULTIPLIER: u64 = 4;
 /// How long a vCPU that resets a device waits; a device that needs longer goes
 /// on in its own thread and shows its old status until then (4.1.4.3.2).
 const RESET_WAIT: Duration = Duration::from_millis(100);
-/// How long a reset of the whole machine waits for one device.
-const MACHINE_RESET_WAIT: Duration = Duration::from_secs(5);
-
 /// What devices are attached to.
 #[derive(Clone)]
 pub struct Attach {
@@ -205,11 +202,6 @@ impl Transport {
         }
     }
 
-    /// Tells the driver that the device configuration was changed by us.
-    pub fn configuration_changed(&self) {
-        self.interrupt.configuration();
-    }
-
     /// Ends all I/O in flight and keeps new requests waiting. When the device is
     /// not quiet within `bound` it goes on as before. vCPUs should be paused
     /// already: what they write to a paused device's registers may wait or be lost.
@@ -305,6 +297,7 @@ impl Transport {
 
     fn finish_reset(&self, state: &mut State) {
         state.registers.reset();
+        state.device.reset();
         self.interrupt.reset();
         if let Phase::Paused(handlers) = &mut state.phase {
             handlers.clear();
@@ -367,12 +360,6 @@ impl Function for Transport {
                 self.write_register(target.offset, value);
             }
         }
-    }
-
-    fn reset(&self) {
-        let mut state = lock(&self.state);
-        self.start_reset(&mut state, MACHINE_RESET_WAIT);
-        self.endpoint.reset();
     }
 }
 

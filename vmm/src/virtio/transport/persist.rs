@@ -85,6 +85,10 @@ impl Transport {
         if saved.queues.len() != state.registers.queues.len() {
             return Err(wrong(StateError("another number of queues")));
         }
+        if !state.registers.serves(saved.status, saved.driver_features) {
+            let lacks = "its driver uses features that this device lacks";
+            return Err(wrong(StateError(lacks)));
+        }
         state.phase = Phase::Paused(Vec::new());
         self.endpoint.restore(&saved.endpoint)?;
         state.device.restore(&saved.device).map_err(wrong)?;

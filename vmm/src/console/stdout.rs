@@ -1,0 +1,120 @@
+//! Standard output, written to only when it takes something.
+//!
+//! Whoever started this process shares the open file, so it stays as it is: it
+//! may block. A write therefore follows a poll that says that there is room, and
+//! is no longer than what then fits.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+/// What a pipe that can be written to takes without waiting (pipe(7)).
+const PIECE: usize = libc::PIPE_BUF;
+/// What a terminal takes: it counts as writable while fewer wait in its driver
+/// (WAKEUP_CHARS).
+const TERMINAL_PIECE: usize = 256;
+
+/// Standard output and what waits for it.
+pub(super) struct StandardOutput {
+    to: OwnedFd,
+    piece: usize,
+    waiting: Vec<u8>,
+    /// Nobody reads it any more.
+    broken: bool,
+}
+
+impl StandardOutput {
+    pub(super) fn new(to: OwnedFd) -> StandardOutput {
+        let terminal = io::IsTerminal::is_terminal(&to);
+        StandardOutput {
+            to,
+            piece: if terminal { TERMINAL_PIECE } else { PIECE },
+            waiting: Vec::new(),
+            broken: false,
+        }
+    }
+
+    /// The descriptor, while something waits for it.
+    pub(super) fn waits(&self) -> Option<BorrowedFd<'_>> {
+        (!self.waiting.is_empty()).then(|| self.to.as_fd())
+    }
+
+    /// Writes `bytes` after what waits, or has them wait.
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        self.waiting.extend(bytes);
+        self.flush();
+    }
+
+    /// Writes as much as there is room for.
+    pub(super) fn flush(&mut self) {
+        let mut done = 0;
+        while let Some(piece) = self.waiting.get(done..).filter(|rest| !rest.is_empty())
+            && !self.broken
+            && self.has_room()
+        {
+            let piece = piece.get(..self.piece).unwrap_or(piece);
+            match nix::unistd::write(&self.to, piece) {
+                Ok(count) => done += count,
+                Err(nix::Error::EINTR) => {}
+                Err(nix::Error::EAGAIN) => break,
+                Err(_) => self.broken = true,
+            }
+        }
+        if self.broken {
+            self.waiting.clear();
+        } else {
+            self.waiting.drain(..done);
+        }
+    }
+
+    /// Whether a write would not wait. It would not for a broken one, either.
+    fn has_room(&self) -> bool {
+        let mut polled = [PollFd::new(self.to.as_fd(), PollFlags::POLLOUT)];
+        poll(&mut polled, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Read;
+
+    use super::*;
+
+    fn pipe() -> (File, StandardOutput) {
+        let (reader, writer) = nix::unistd::pipe().unwrap();
+        (reader.into(), StandardOutput::new(writer))
+    }
+
+    #[test]
+    fn what_nobody_reads_waits_and_holds_nobody_up() {
+        let (mut reader, mut output) = pipe();
+        let text: Vec<u8> = (0..300_000_u32).map(|byte| (byte / 7) as u8).collect();
+        for piece in text.chunks(10_000) {
+            output.push(piece);
+        }
+        assert!(output.waits().is_some());
+        let mut got = Vec::new();
+        let mut piece = [0; 1000];
+        while output.waits().is_some() {
+            let count = reader.read(&mut piece).unwrap();
+            got.extend(&piece[..count]);
+            output.flush();
+        }
+        drop(output);
+        reader.read_to_end(&mut got).unwrap();
+        assert!(got == text);
+    }
+
+    #[test]
+    fn nothing_waits_for_a_reader_that_has_gone() {
+        let (reader, mut output) = pipe();
+        output.push(&[0; 200_000]);
+        drop(reader);
+        output.flush();
+        assert!(output.waits().is_none());
+        output.push(b"more");
+        assert!(output.waits().is_none());
+    }
+}
