@@ -161,6 +161,7 @@ impl SoftCpu {
         cpu.debug = state.debug;
         let bytes = state.fpu.len().min(cpu.fpu.0.len());
         cpu.fpu.0[..bytes].copy_from_slice(&state.fpu[..bytes]);
+        cpu.normalise_fpu();
         cpu.msrs = Msrs::restore(&state.msrs);
         cpu.tsc_offset = state.tsc_offset;
         cpu.set_budget(None);
