@@ -19,7 +19,7 @@ use crate::decode::Missing;
 use crate::environment::{Environment, Exit};
 use crate::exceptions::{Event, Origin, TripleFault};
 use crate::generated::arena::ArenaFull;
-use crate::generated::{Generated, Left};
+use crate::generated::{Generated, Left, Translated};
 use crate::op::{Op, Outcome};
 use crate::requests::request;
 
@@ -263,11 +263,15 @@ impl Cpu {
             return false;
         }
         match generated.translate(self, block) {
-            Ok(Some(code)) => {
+            Ok(Translated::Code(code)) => {
                 block.code = code;
                 true
             }
-            Ok(None) => false,
+            Ok(Translated::Never) => false,
+            Ok(Translated::NotNow) => {
+                block.executions = block.executions.wrapping_sub(1);
+                false
+            }
             Err(ArenaFull) => {
                 self.code.forget_generated();
                 generated.flush();

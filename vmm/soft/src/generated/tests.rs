@@ -51,6 +51,10 @@ impl Memory for PlainMemory {
         }
     }
 
+    fn held(&self, page: u64, access: Access) -> Option<*mut u8> {
+        self.acquire(page, access).ok()
+    }
+
     fn end(&self) -> u64 {
         (PAGES * 4096) as u64
     }
@@ -217,7 +221,10 @@ impl Machine {
         unsafe {
             if (*block).code.is_null() {
                 let code = self.generated.translate(&*self.cpu, &*block).unwrap();
-                (*block).code = code.expect("a block of 64-bit code");
+                let Translated::Code(code) = code else {
+                    panic!("a block of 64-bit code: {code:?}");
+                };
+                (*block).code = code;
             }
         }
         block
