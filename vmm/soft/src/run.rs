@@ -78,6 +78,12 @@ impl Cpu {
                 self.single_step()?;
                 continue;
             }
+            // The shadow ends with the next instruction, and what was asked is
+            // looked at right behind it.
+            if self.interrupt_shadow && self.is_wanted() {
+                self.run_alone()?;
+                continue;
+            }
             match self.find_block() {
                 Ok(block) => self.run_blocks(block, generated)?,
                 Err(missing) => self.missing(missing)?,
@@ -88,7 +94,6 @@ impl Cpu {
     /// Between blocks: does what others asked, delivers an interrupt that waits,
     /// looks at the clock.
     fn attend(&mut self) -> Result<Option<Exit>, TripleFault> {
-        let shadow = std::mem::take(&mut self.interrupt_shadow);
         let asked = self.mailbox.request().load(Ordering::SeqCst);
         if asked & request::KICK != 0 {
             self.mailbox.take(request::KICK);
@@ -101,7 +106,7 @@ impl Cpu {
         } else if asked & request::DEMANDS != 0 {
             self.answer(None);
         }
-        if asked & request::LOOK != 0 && !shadow {
+        if asked & request::LOOK != 0 && !self.interrupt_shadow {
             self.mailbox.take(request::LOOK);
             self.look_at_interrupts()?;
         }
@@ -230,6 +235,7 @@ impl Cpu {
         first: *mut Block,
         generated: &mut Option<Generated>,
     ) -> Result<(), TripleFault> {
+        self.interrupt_shadow = false;
         let mut block = first;
         loop {
             // SAFETY: blocks are freed only by `forget_code`, which this loop does
@@ -449,7 +455,6 @@ impl Cpu {
             self.budget += count - index;
         }
         self.rip = self.wrapped(rip);
-        self.fault_op = op;
         match outcome {
             Outcome::Fault => self.deliver_fault(),
             Outcome::Abort => self.run_alone().map(|_| ()),
@@ -479,6 +484,7 @@ impl Cpu {
         self.block = &block;
         self.registers[usize::from(Self::BLOCK_RIP)] = self.rip;
         self.alone = true;
+        self.interrupt_shadow = false;
         // As in a block, so that the instruction reads the same clock.
         self.budget -= 1;
         let op = &block.ops[0];

@@ -34,7 +34,7 @@ impl Cpu {
     }
 
     /// Ends the block behind `op`, for the outer loop.
-    fn leave_after(&mut self, op: &Op) -> Outcome {
+    pub fn leave_after(&mut self, op: &Op) -> Outcome {
         self.rip = self.wrapped(self.next_rip(op));
         Outcome::Leave
     }
@@ -59,12 +59,13 @@ extern "C" fn clear_interrupts(cpu: &mut Cpu, _: &Op) -> Outcome {
     Outcome::Continue
 }
 
-extern "C" fn set_interrupts(cpu: &mut Cpu, _: &Op) -> Outcome {
+extern "C" fn set_interrupts(cpu: &mut Cpu, op: &Op) -> Outcome {
     attempt!(cpu, cpu.may_touch_interrupts());
     if cpu.rflags_system & rflags::IF == 0 {
         cpu.rflags_system |= rflags::IF;
         cpu.interrupt_shadow = true;
         cpu.interrupts_may_be_on();
+        return cpu.leave_after(op);
     }
     Outcome::Continue
 }

@@ -171,6 +171,7 @@ extern "C" fn pop_segment(cpu: &mut Cpu, op: &Op) -> Outcome {
     cpu.move_stack(size as u64);
     if which == segment::SS {
         cpu.interrupt_shadow = true;
+        return cpu.leave_after(op);
     }
     Outcome::Continue
 }

@@ -111,6 +111,7 @@ extern "C" fn write_segment<const MEMORY: bool>(cpu: &mut Cpu, op: &Op) -> Outco
     attempt!(cpu, cpu.load_segment(which, value));
     if which == segment::SS {
         cpu.interrupt_shadow = true;
+        return cpu.leave_after(op);
     }
     Outcome::Continue
 }
