@@ -171,6 +171,7 @@ impl Cpu {
     /// Delivers `self.fault`.
     fn deliver_fault(&mut self) -> Result<(), TripleFault> {
         self.note_fault();
+        self.interrupt_shadow = false;
         self.deliver(Event::from(self.fault))
     }
 
