@@ -15,6 +15,8 @@
 
 #![allow(dead_code)]
 
+pub mod random;
+
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
