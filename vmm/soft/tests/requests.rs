@@ -171,12 +171,18 @@ fn an_interrupt_is_taken_behind_the_instruction_that_raised_it() {
     for mut guest in three_ways(|| {
         counting(|a| {
             let mut again = a.create_label();
+            let mut behind = a.create_label();
+            a.mov(ebp, 100).unwrap();
             a.set_label(&mut again).unwrap();
             a.sti().unwrap();
             a.nop().unwrap();
             a.out(0x80, al).unwrap();
+            // Hot before the rest is, so that the rest is linked with it.
+            a.set_label(&mut behind).unwrap();
             a.cli().unwrap();
             a.inc(ecx).unwrap();
+            a.dec(ebp).unwrap();
+            a.jg(behind).unwrap();
             a.jmp(again).unwrap();
         })
     }) {
@@ -189,8 +195,8 @@ fn an_interrupt_is_taken_behind_the_instruction_that_raised_it() {
         }));
         guest.cpu.set_budget(Some(10_000));
         let frame = guest.faults();
-        assert_eq!((frame.vector, frame.rip), (0x40, CODE + 4));
-        assert_eq!(guest.cpu.save().registers[1], 999);
+        assert_eq!((frame.vector, frame.rip), (0x40, CODE + 9));
+        assert_eq!(guest.cpu.save().registers[1], 1098);
     }
 }
 
