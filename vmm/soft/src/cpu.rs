@@ -120,8 +120,8 @@ pub struct Cpu {
     pub cpl: u8,
     /// One instruction is run alone, not from a block: writes to code are done.
     pub alone: bool,
-    /// STI or a load of SS was the last instruction: no interrupt before the next
-    /// one is executed. Its handler leaves to the outer loop.
+    /// STI or a load of SS was the last instruction, if RIP is still
+    /// `shadow_rip`: no interrupt before the next one is executed.
     pub interrupt_shadow: bool,
     /// HLT, and nothing happened since.
     pub halted: bool,
@@ -151,6 +151,8 @@ pub struct Cpu {
     pub supervisor_jumps_local: bool,
     /// An interrupt waits that could not be delivered when it was looked at.
     pub interrupt_waits: bool,
+    /// The instruction in the shadow, while `interrupt_shadow` is set.
+    pub shadow_rip: u64,
     /// Pages that the jump caches may lead to.
     pub executed_pages: ExecutedPages,
     /// Rises when a page was taken away.
@@ -247,6 +249,7 @@ impl Cpu {
             jump_caches: Default::default(),
             supervisor_jumps_local: false,
             interrupt_waits: false,
+            shadow_rip: 0,
             executed_pages: ExecutedPages::default(),
             revocations: 0,
             segments: [Segment::default(); 7],

@@ -94,6 +94,7 @@ impl Cpu {
     /// Between blocks: does what others asked, delivers an interrupt that waits,
     /// looks at the clock.
     fn attend(&mut self) -> Result<Option<Exit>, TripleFault> {
+        self.interrupt_shadow &= self.rip == self.shadow_rip;
         let asked = self.mailbox.request().load(Ordering::SeqCst);
         if asked & request::KICK != 0 {
             self.mailbox.take(request::KICK);
@@ -333,7 +334,8 @@ impl Cpu {
         }
     }
 
-    fn is_wanted(&self) -> bool {
+    /// Whether something is asked of this vCPU.
+    pub fn is_wanted(&self) -> bool {
         // SAFETY: the mailbox lives as long as the CPU.
         unsafe { (*self.request).load(Ordering::Relaxed) != 0 }
     }

@@ -167,6 +167,7 @@ impl SoftCpu {
         cpu.set_budget(None);
         cpu.set_instructions(state.instructions);
         cpu.interrupt_shadow = state.interrupt_shadow;
+        cpu.shadow_rip = state.rip;
         cpu.halted = state.halted;
         cpu.nmi_blocked = state.nmi_blocked;
         cpu.update_mode();

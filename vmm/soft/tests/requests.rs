@@ -3,6 +3,8 @@
 
 mod support;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -19,6 +21,10 @@ fn counting(write: impl FnOnce(&mut CodeAssembler)) -> Guest {
         tsc_frequency: 1_000_000_000,
         ..Configuration::default()
     };
+    with_device(configuration, write)
+}
+
+fn with_device(configuration: Configuration, write: impl FnOnce(&mut CodeAssembler)) -> Guest {
     let guest = Guest::with(configuration, write);
     guest
         .memory
@@ -99,14 +105,15 @@ fn the_shadow_of_sti_outlasts_an_exit() {
 
 #[test]
 fn the_shadow_of_sti_outlasts_a_kick() {
-    for mut guest in three_ways(|| {
-        counting(|a| {
-            a.mov(ebx, DEVICE as u32).unwrap();
-            a.mov(dword_ptr(rbx), eax).unwrap();
-            a.sti().unwrap();
-            a.hlt().unwrap();
-        })
-    }) {
+    let program = |a: &mut CodeAssembler| {
+        a.mov(ebx, DEVICE as u32).unwrap();
+        a.mov(dword_ptr(rbx), eax).unwrap();
+        a.sti().unwrap();
+        a.hlt().unwrap();
+    };
+    let counting = three_ways(|| counting(program));
+    let others = three_ways(|| with_device(Configuration::default(), program));
+    for mut guest in counting.into_iter().chain(others) {
         let kick = guest.cpu.kicker();
         guest.devices.on_access = Some(Box::new(move |_, interrupts| {
             interrupts.push(0x40);
@@ -275,4 +282,50 @@ fn interrupts_come_at_the_same_count_interpreted_and_translated() {
     };
     same(&interpreted, &translated);
     same(&interpreted, &at_once);
+}
+
+#[test]
+fn kicks_between_sti_and_hlt_lose_no_interrupt() {
+    // After every exit an interrupt is raised, wherever the kick found the loop.
+    for mut guest in three_ways(|| {
+        Guest::new(|a| {
+            let mut again = a.create_label();
+            a.set_label(&mut again).unwrap();
+            a.cli().unwrap();
+            a.inc(ecx).unwrap();
+            a.sti().unwrap();
+            a.hlt().unwrap();
+            a.jmp(again).unwrap();
+        })
+    }) {
+        let handler = CODE + 0x1000;
+        let code = assemble(64, handler, |a| {
+            a.push(rax).unwrap();
+            a.mov(rax, qword_ptr(rsp + 8)).unwrap();
+            a.mov(qword_ptr(DATA), rax).unwrap();
+            a.pop(rax).unwrap();
+            a.iretq().unwrap();
+        });
+        guest.memory.write(handler, &code);
+        guest.gate(0x40, handler, 0, 0x8e);
+        let kick = guest.cpu.kicker();
+        let done = Arc::new(AtomicBool::new(false));
+        let kicker = {
+            let done = done.clone();
+            thread::spawn(move || {
+                while !done.load(Ordering::Relaxed) {
+                    kick.kick();
+                }
+            })
+        };
+        for _ in 0..200_000 {
+            guest.run();
+            guest.devices.interrupts.clear();
+            guest.devices.interrupts.push(0x40);
+            let came = guest.memory.read_u64(DATA);
+            assert_ne!(came, CODE + 4, "taken before HLT");
+        }
+        done.store(true, Ordering::Relaxed);
+        kicker.join().unwrap();
+    }
 }
