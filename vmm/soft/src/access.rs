@@ -182,10 +182,19 @@ impl Cpu {
             });
         }
         let (first, second) = self.places(address, size, Need::Read, class)?;
+        let places = || (0..size).map(|index| (8 * index, part(address, index, first, second)));
         let mut value = 0;
-        for index in 0..size {
-            let byte = self.read_byte(part(address, index, first, second));
-            value |= byte << (8 * index);
+        for (shift, place) in places() {
+            if let Place::Memory(pointer) = place {
+                // SAFETY: the byte is on a page that is held.
+                value |= unsafe { host::read::<1>(pointer) } << shift;
+            }
+        }
+        // Last, for the vCPU is outside meanwhile and memory may be taken away.
+        for (shift, place) in places() {
+            if let Place::Device(physical) = place {
+                value |= self.device_read(physical, 1) << shift;
+            }
         }
         Ok(value)
     }
@@ -206,23 +215,51 @@ impl Cpu {
             return Ok(());
         }
         let (first, second) = self.places(address, size, Need::Write, class)?;
-        for index in 0..size {
-            let byte = value >> (8 * index);
-            match part(address, index, first, second) {
+        let places = || (0..size).map(|index| (8 * index, part(address, index, first, second)));
+        for (shift, place) in places() {
+            if let Place::Memory(pointer) = place {
                 // SAFETY: the byte is on a page that is held for writing.
-                Place::Memory(pointer) => unsafe { host::write::<1>(pointer, byte) },
-                Place::Device(physical) => self.device_write(physical, 1, byte),
+                unsafe { host::write::<1>(pointer, value >> shift) };
+            }
+        }
+        // Last, for the vCPU is outside meanwhile and memory may be taken away.
+        for (shift, place) in places() {
+            if let Place::Device(physical) = place {
+                self.device_write(physical, 1, value >> shift);
             }
         }
         Ok(())
     }
 
-    fn read_byte(&mut self, place: Place) -> u64 {
-        match place {
-            // SAFETY: the byte is on a page that is held.
-            Place::Memory(pointer) => unsafe { host::read::<1>(pointer) },
-            Place::Device(physical) => self.device_read(physical, 1),
+    /// Has `work` change the `SIZE` bytes (8 at most) of an access that crosses
+    /// pages, in a copy: both pages are held for writing from before the bytes
+    /// are read until they are written back. `None`, and nothing done, where one
+    /// is a device's.
+    pub fn change_across<const SIZE: usize, T>(
+        &mut self,
+        address: u64,
+        work: impl FnOnce(*mut u8) -> T,
+    ) -> Result<Option<T>, Faulted> {
+        let class = self.privilege_class();
+        let (first, second) = self.places(address, SIZE, Need::Write, class)?;
+        let mut pointers = [std::ptr::null_mut::<u8>(); SIZE];
+        for (index, pointer) in pointers.iter_mut().enumerate() {
+            let Place::Memory(place) = part(address, index, first, second) else {
+                return Ok(None);
+            };
+            *pointer = place;
         }
+        let mut copy = 0_u64;
+        for (index, &pointer) in pointers.iter().enumerate() {
+            // SAFETY: the byte is on a page that is held.
+            copy |= unsafe { host::read::<1>(pointer) } << (8 * index);
+        }
+        let result = work((&raw mut copy).cast());
+        for (index, &pointer) in pointers.iter().enumerate() {
+            // SAFETY: the byte is on a page that is held for writing.
+            unsafe { host::write::<1>(pointer, copy >> (8 * index)) };
+        }
+        Ok(Some(result))
     }
 
     /// Both pages of an access that crosses: its first byte's place, and that of

@@ -3,8 +3,13 @@
 //! With the count of instructions as the clock one instruction is one tick of
 //! the TSC, and nothing that the guest sees depends on the host's time: a run
 //! repeats exactly. Blocks are the same whether they are interpreted or
-//! translated, and a budget is used up to the last instruction, so both count
-//! alike.
+//! translated, a budget is used up to the last instruction, and requests are
+//! looked at between any two blocks, so both count alike and take interrupts at
+//! the same count.
+//!
+//! The count is exact when an instruction shows it or reaches a port, for that
+//! ends its block. A device's register in memory is given the count at the end of
+//! the block.
 
 use crate::cpu::Cpu;
 

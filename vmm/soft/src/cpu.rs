@@ -15,7 +15,7 @@ use crate::generated::thunk::Thunks;
 use crate::machine::SoftMachine;
 use crate::mmu::ExecutedPages;
 use crate::msr::Msrs;
-use crate::op::{Op, Outcome};
+use crate::op::Outcome;
 use crate::requests::Mailbox;
 use crate::run::{Configuration, TRANSLATED_AFTER};
 use crate::state::{DescriptorTable, Segment};
@@ -120,7 +120,8 @@ pub struct Cpu {
     pub cpl: u8,
     /// One instruction is run alone, not from a block: writes to code are done.
     pub alone: bool,
-    /// After STI or a load of SS: no interrupt at the next block boundary.
+    /// STI or a load of SS was the last instruction, if RIP is still
+    /// `shadow_rip`: no interrupt before the next one is executed.
     pub interrupt_shadow: bool,
     /// HLT, and nothing happened since.
     pub halted: bool,
@@ -137,8 +138,6 @@ pub struct Cpu {
     pub block: *const Block,
     /// Of the last [`Outcome::Fault`].
     pub fault: Fault,
-    /// The instruction of that fault, for who has to know where it was.
-    pub fault_op: *const Op,
     /// Instructions executed, once `budget` has been taken off: see
     /// [`Cpu::instructions`].
     pub instructions_limit: u64,
@@ -152,6 +151,8 @@ pub struct Cpu {
     pub supervisor_jumps_local: bool,
     /// An interrupt waits that could not be delivered when it was looked at.
     pub interrupt_waits: bool,
+    /// The instruction in the shadow, while `interrupt_shadow` is set.
+    pub shadow_rip: u64,
     /// Pages that the jump caches may lead to.
     pub executed_pages: ExecutedPages,
     /// Rises when a page was taken away.
@@ -242,13 +243,13 @@ impl Cpu {
             local_epoch: 1,
             block: null(),
             fault: Fault::default(),
-            fault_op: null(),
             instructions_limit: 0,
             fpu: FxArea([0; 512]),
             tlbs: Default::default(),
             jump_caches: Default::default(),
             supervisor_jumps_local: false,
             interrupt_waits: false,
+            shadow_rip: 0,
             executed_pages: ExecutedPages::default(),
             revocations: 0,
             segments: [Segment::default(); 7],
@@ -370,8 +371,6 @@ pub mod vector {
     pub const PAGE_FAULT: u8 = 14;
     /// #MF
     pub const X87: u8 = 16;
-    /// #AC
-    pub const ALIGNMENT: u8 = 17;
     /// #XM
     pub const SIMD: u8 = 19;
 }

@@ -20,7 +20,7 @@
 
 use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -172,6 +172,9 @@ impl SoftMachine {
     /// A device wrote into guest memory: blocks decoded from there are void.
     /// Called after the bytes are there.
     pub fn written(&self, range: Range<u64>) {
+        // The bytes before the look at the page's state: who marks the page and
+        // reads them does it in the other order, so one of the two sees the other.
+        fence(Ordering::SeqCst);
         let mut page = range.start & !(PAGE_SIZE - 1);
         while page < range.end {
             if self.holds_code(page) {

@@ -92,7 +92,6 @@ impl Cpu {
     pub fn clear_code(&mut self) {
         self.void_links();
         self.block = std::ptr::null();
-        self.fault_op = std::ptr::null();
         self.code.clear();
     }
 }

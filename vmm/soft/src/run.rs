@@ -20,7 +20,7 @@ use crate::decode::Missing;
 use crate::environment::{Environment, Exit};
 use crate::exceptions::{Event, Origin, TripleFault};
 use crate::generated::arena::ArenaFull;
-use crate::generated::{Generated, Left};
+use crate::generated::{Generated, Left, Translated};
 use crate::op::{Op, Outcome};
 use crate::requests::request;
 
@@ -79,6 +79,12 @@ impl Cpu {
                 self.single_step()?;
                 continue;
             }
+            // The shadow ends with the next instruction, and what was asked is
+            // looked at right behind it.
+            if self.interrupt_shadow && self.is_wanted() {
+                self.run_alone()?;
+                continue;
+            }
             match self.find_block() {
                 Ok(block) => self.run_blocks(block, generated)?,
                 Err(missing) => self.missing(missing)?,
@@ -89,7 +95,7 @@ impl Cpu {
     /// Between blocks: does what others asked, delivers an interrupt that waits,
     /// looks at the clock.
     fn attend(&mut self) -> Result<Option<Exit>, TripleFault> {
-        let shadow = std::mem::take(&mut self.interrupt_shadow);
+        self.interrupt_shadow &= self.rip == self.shadow_rip;
         let asked = self.mailbox.request().load(Ordering::SeqCst);
         if asked & request::KICK != 0 {
             self.mailbox.take(request::KICK);
@@ -102,7 +108,7 @@ impl Cpu {
         } else if asked & request::DEMANDS != 0 {
             self.answer(None);
         }
-        if asked & request::LOOK != 0 && !shadow {
+        if asked & request::LOOK != 0 && !self.interrupt_shadow {
             self.mailbox.take(request::LOOK);
             self.look_at_interrupts()?;
         }
@@ -167,6 +173,7 @@ impl Cpu {
     /// Delivers `self.fault`.
     fn deliver_fault(&mut self) -> Result<(), TripleFault> {
         self.note_fault();
+        self.interrupt_shadow = false;
         self.deliver(Event::from(self.fault))
     }
 
@@ -231,6 +238,7 @@ impl Cpu {
         first: *mut Block,
         generated: &mut Option<Generated>,
     ) -> Result<(), TripleFault> {
+        self.interrupt_shadow = false;
         let mut block = first;
         loop {
             // SAFETY: blocks are freed only by `forget_code`, which this loop does
@@ -264,11 +272,15 @@ impl Cpu {
             return false;
         }
         match generated.translate(self, block) {
-            Ok(Some(code)) => {
+            Ok(Translated::Code(code)) => {
                 block.code = code;
                 true
             }
-            Ok(None) => false,
+            Ok(Translated::Never) => false,
+            Ok(Translated::NotNow) => {
+                block.executions = block.executions.wrapping_sub(1);
+                false
+            }
             Err(ArenaFull) => {
                 self.code.forget_generated();
                 generated.flush();
@@ -323,7 +335,8 @@ impl Cpu {
         }
     }
 
-    fn is_wanted(&self) -> bool {
+    /// Whether something is asked of this vCPU.
+    pub fn is_wanted(&self) -> bool {
         // SAFETY: the mailbox lives as long as the CPU.
         unsafe { (*self.request).load(Ordering::Relaxed) != 0 }
     }
@@ -454,7 +467,6 @@ impl Cpu {
             self.budget += count - index;
         }
         self.rip = self.wrapped(rip);
-        self.fault_op = op;
         match outcome {
             Outcome::Fault => self.deliver_fault(),
             Outcome::Abort => self.run_alone().map(|_| ()),
@@ -484,6 +496,7 @@ impl Cpu {
         self.block = &block;
         self.registers[usize::from(Self::BLOCK_RIP)] = self.rip;
         self.alone = true;
+        self.interrupt_shadow = false;
         // As in a block, so that the instruction reads the same clock.
         self.budget -= 1;
         let op = &block.ops[0];

@@ -161,11 +161,13 @@ impl SoftCpu {
         cpu.debug = state.debug;
         let bytes = state.fpu.len().min(cpu.fpu.0.len());
         cpu.fpu.0[..bytes].copy_from_slice(&state.fpu[..bytes]);
+        cpu.normalise_fpu();
         cpu.msrs = Msrs::restore(&state.msrs);
         cpu.tsc_offset = state.tsc_offset;
         cpu.set_budget(None);
         cpu.set_instructions(state.instructions);
         cpu.interrupt_shadow = state.interrupt_shadow;
+        cpu.shadow_rip = state.rip;
         cpu.halted = state.halted;
         cpu.nmi_blocked = state.nmi_blocked;
         cpu.update_mode();

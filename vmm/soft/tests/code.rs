@@ -4,7 +4,7 @@
 mod support;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -244,4 +244,100 @@ fn many_threads_may_revoke_from_many_vcpus() {
         second >= counted && second <= counted + 3,
         "{second} {counted}"
     );
+}
+
+/// Memory of which another node takes both pages now and then, to count up
+/// `place` for itself: how often it did, in the number that is given back.
+fn with_another_node(guest: &Guest, place: u64) -> Arc<AtomicU64> {
+    let counted = Arc::new(AtomicU64::new(0));
+    let (machine, memory, count) = (
+        guest.machine.clone(),
+        Arc::downgrade(&guest.memory),
+        counted.clone(),
+    );
+    let mut calls = 0;
+    let hook = move |page: u64| {
+        calls += 1;
+        let edge = place & !0xfff;
+        if (page != edge && page != edge + PAGE) || calls % 23 != 0 {
+            return;
+        }
+        for page in [edge, edge + PAGE] {
+            machine.revoke(page, None, Duration::from_secs(10)).unwrap();
+        }
+        let memory = memory.upgrade().unwrap();
+        let bytes = memory.read(place, 8).try_into().unwrap();
+        let value = u64::from_le_bytes(bytes) + 1;
+        memory.write(place, &value.to_le_bytes());
+        count.fetch_add(1, Ordering::SeqCst);
+    };
+    guest.memory.strict.store(true, Ordering::SeqCst);
+    *guest.memory.before_giving.lock().unwrap() = Some(Box::new(hook));
+    counted
+}
+
+#[test]
+fn locked_changes_across_pages_are_one_towards_other_nodes() {
+    const PLACE: u64 = DATA + 0xffc;
+    const ROUNDS: u32 = 300;
+    let programs: [fn(&mut CodeAssembler); 2] = [
+        |a| a.lock().add(qword_ptr(PLACE), 1).unwrap(),
+        |a| {
+            let mut again = a.create_label();
+            a.nop().unwrap();
+            a.set_label(&mut again).unwrap();
+            a.mov(ebx, eax).unwrap();
+            a.add(ebx, 1).unwrap();
+            a.lock().cmpxchg8b(qword_ptr(PLACE)).unwrap();
+            a.jnz(again).unwrap();
+        },
+    ];
+    for write in programs {
+        let mut guest = Guest::new(|a| {
+            let mut again = a.create_label();
+            a.mov(esi, ROUNDS).unwrap();
+            a.set_label(&mut again).unwrap();
+            write(a);
+            a.dec(esi).unwrap();
+            a.jnz(again).unwrap();
+            a.hlt().unwrap();
+        });
+        let counted = with_another_node(&guest, PLACE);
+        guest.halts();
+        let theirs = counted.load(Ordering::SeqCst);
+        assert!(theirs > u64::from(ROUNDS) / 10, "{theirs}");
+        let sum = u64::from_le_bytes(guest.memory.read(PLACE, 8).try_into().unwrap());
+        assert_eq!(sum, u64::from(ROUNDS) + theirs);
+    }
+}
+
+#[test]
+fn a_page_that_would_have_to_be_waited_for_is_translated_later() {
+    const ROUNDS: u64 = 10_000;
+    let run = |held_after: u64| {
+        let mut guest = Guest::new(|a| {
+            let mut again = a.create_label();
+            a.mov(ecx, ROUNDS as u32).unwrap();
+            a.set_label(&mut again).unwrap();
+            a.out(0x80, al).unwrap();
+            a.dec(ecx).unwrap();
+            a.jnz(again).unwrap();
+            a.hlt().unwrap();
+        });
+        let memory = guest.memory.clone();
+        memory.strict_reads.store(true, Ordering::SeqCst);
+        let mut calls = 0;
+        guest.devices.on_access = Some(Box::new(move |_, _| {
+            calls += 1;
+            if calls == held_after {
+                memory.strict_reads.store(false, Ordering::SeqCst);
+            }
+        }));
+        guest.halts();
+        // Of a vCPU that does not count, those that were interpreted.
+        guest.cpu.instructions()
+    };
+    assert!(run(u64::MAX) > 3 * ROUNDS);
+    let count = run(1000);
+    assert!(count > 2900 && count < 4000, "{count}");
 }

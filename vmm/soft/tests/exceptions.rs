@@ -335,13 +335,90 @@ fn sse_exceptions_that_are_not_masked_are_raised() {
 
 #[test]
 fn sse_can_be_switched_off() {
-    for (bits, vector) in [(1 << 3, 7), (1 << 2, 6)] {
+    // CR0.TS; CR0.EM; CR4.OSFXSR, which is set.
+    for (on, off, vector) in [(1 << 3, 0, 7), (1 << 2, 0, 6), (0, 1 << 9, 6)] {
+        for translated_after in [1, u32::MAX] {
+            let mut guest = Guest::new(|a| {
+                a.mov(ebx, DATA as u32).unwrap();
+                a.pxor(xmm0, xmm0).unwrap();
+                a.movups(xmmword_ptr(rbx), xmm0).unwrap();
+                a.hlt().unwrap();
+            });
+            let mut state = guest.long_mode();
+            state.cr0 |= on;
+            state.cr4 &= !off;
+            guest.cpu.restore(&state);
+            guest.cpu.translate_after(translated_after);
+            let frame = guest.faults();
+            assert_eq!((frame.vector, frame.rip), (vector, CODE + 5));
+        }
+    }
+}
+
+/// An FXSAVE image with every x87 exception unmasked, a flag set, and ES clear.
+fn inconsistent_image() -> [u8; 512] {
+    let mut image = [0; 512];
+    image[0..2].copy_from_slice(&0x340_u16.to_le_bytes());
+    image[2..4].copy_from_slice(&1_u16.to_le_bytes());
+    image[24..28].copy_from_slice(&0x1f80_u32.to_le_bytes());
+    image
+}
+
+#[test]
+fn x87_exceptions_of_a_restored_image_are_the_guests() {
+    let programs: [fn(&mut CodeAssembler); 3] = [
+        |a| a.fldcw(word_ptr(rbx + 0x400)).unwrap(),
+        |a| a.fldenv(ptr(rbx + 0x400)).unwrap(),
+        |a| a.frstor(ptr(rbx + 0x400)).unwrap(),
+    ];
+    for write in programs {
         let mut guest = Guest::new(|a| {
-            a.pxor(xmm0, xmm0).unwrap();
+            a.mov(ebx, DATA as u32).unwrap();
+            a.fxrstor64(ptr(rbx)).unwrap();
+            a.fnstsw(ax).unwrap();
+            write(a);
+        });
+        guest.memory.write(DATA, &inconsistent_image());
+        assert_eq!(guest.faults().vector, 16);
+        assert_eq!(guest.cpu.save().registers[0], 0x8081);
+        // The same image from outside.
+        let mut guest = Guest::new(|a| {
+            a.mov(ebx, DATA as u32).unwrap();
+            write(a);
         });
         let mut state = guest.long_mode();
-        state.cr0 |= bits;
+        state.fpu[..512].copy_from_slice(&inconsistent_image());
         guest.cpu.restore(&state);
-        assert_eq!(guest.faults().vector, vector);
+        assert_eq!(guest.faults().vector, 16);
+    }
+    // And the other way round: nothing is pending that is masked.
+    let mut guest = Guest::new(|a| {
+        a.mov(ebx, DATA as u32).unwrap();
+        a.fxrstor64(ptr(rbx)).unwrap();
+        a.fld1().unwrap();
+        a.hlt().unwrap();
+    });
+    let mut image = inconsistent_image();
+    image[0..4].copy_from_slice(&0x8081_037f_u32.to_le_bytes());
+    guest.memory.write(DATA, &image);
+    guest.halts();
+    assert_eq!(guest.frame(), None);
+}
+
+#[test]
+fn a_state_with_bits_of_mxcsr_that_do_not_exist_is_cut_down() {
+    let mut guest = Guest::new(|a| {
+        a.mov(eax, 1).unwrap();
+        a.cvtsi2sd(xmm0, eax).unwrap();
+        a.stmxcsr(dword_ptr(DATA)).unwrap();
+        a.hlt().unwrap();
+    });
+    let mut state = guest.long_mode();
+    state.fpu[24..28].copy_from_slice(&0xffff_1f80_u32.to_le_bytes());
+    for translated_after in [1, u32::MAX] {
+        guest.cpu.restore(&state);
+        guest.cpu.translate_after(translated_after);
+        guest.halts();
+        assert_eq!(guest.memory.read_u64(DATA), 0x1f80);
     }
 }

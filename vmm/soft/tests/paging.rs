@@ -3,6 +3,10 @@
 
 mod support;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
 use iced_x86::code_asm::*;
 use support::*;
 use weft_soft::CpuState;
@@ -332,6 +336,45 @@ fn what_is_no_memory_is_a_device() {
     let written = (0xfee0_0004, vec![0x78, 0x56, 0x34, 0x12]);
     assert_eq!(guest.devices.registers, [written]);
     assert_eq!(guest.devices.ports, [(0x80, vec![0x20])]);
+}
+
+/// A device in front of `TARGET + 0x1000`, which is memory that is taken away,
+/// and changed, whenever the device is used; `seen` is what was there then.
+fn device_before_memory(write: fn(&mut CodeAssembler)) -> (Guest, Arc<AtomicU64>) {
+    let mut guest = Guest::new(|a| {
+        a.mov(rbx, TARGET + 0xffc).unwrap();
+        a.mov(rax, 0x1122_3344_5566_7788_u64).unwrap();
+        write(a);
+        a.hlt().unwrap();
+    });
+    guest
+        .memory
+        .write_u64(entry(TARGET), 0xfee0_0000 | PRESENT | WRITABLE);
+    guest.memory.write_u64(TARGET + 0x1000, 0xaaaa_aaaa);
+    let (memory, machine) = (guest.memory.clone(), guest.machine.clone());
+    let seen = Arc::new(AtomicU64::new(0));
+    let first = seen.clone();
+    guest.devices.on_access = Some(Box::new(move |address, _| {
+        if address == 0xfee0_0ffc {
+            machine
+                .revoke(TARGET + 0x1000, None, Duration::from_secs(10))
+                .unwrap();
+            first.store(memory.read_u64(TARGET + 0x1000), Ordering::SeqCst);
+            memory.write_u64(TARGET + 0x1000, 0xbbbb_bbbb);
+        }
+    }));
+    (guest, seen)
+}
+
+#[test]
+fn memory_that_a_device_has_taken_away_meanwhile_is_not_used() {
+    let (mut guest, seen) = device_before_memory(|a| a.mov(qword_ptr(rbx), rax).unwrap());
+    guest.halts();
+    assert_eq!(seen.load(Ordering::SeqCst), 0x1122_3344);
+    assert_eq!(guest.memory.read_u64(TARGET + 0x1000), 0xbbbb_bbbb);
+    let (mut guest, seen) = device_before_memory(|a| a.mov(rax, qword_ptr(rbx)).unwrap());
+    assert_eq!(guest.halts().registers[0], 0xaaaa_aaaa_fffe_fdfc);
+    assert_eq!(seen.load(Ordering::SeqCst), 0xaaaa_aaaa);
 }
 
 #[test]

@@ -117,7 +117,8 @@ impl Translation<'_> {
         self.want_flags(index);
         let from = self.items[index].offset;
         let save_flags = self.needed_outside[index] != 0 && !self.memory_flags;
-        if !save_flags && is_on_page(offset) && offset > from {
+        let looks = self.plan.counts;
+        if !save_flags && !looks && is_on_page(offset) && offset > from {
             self.link(offset, Some(condition));
         } else {
             let enter = self.a.label();
@@ -131,14 +132,27 @@ impl Translation<'_> {
         }
     }
 
-    /// From the instruction at page offset `from` to the block at `offset`.
+    /// From the instruction at page offset `from` to the block at `offset`. Who
+    /// counts instructions looks at requests between any two blocks, as the
+    /// interpreter does: interrupts come at the same count.
     pub fn go_to(&mut self, from: i64, offset: i64) {
         if !is_on_page(offset) {
             self.go_far(offset);
-        } else if offset <= from {
+        } else if offset <= from || self.plan.counts {
             self.go_back_to(offset);
         } else {
             self.link(offset, None);
+        }
+    }
+
+    /// On behind a block that ends with a handler: what that did (a port's
+    /// device, CPUID) may have made a request, or have to be followed by a look
+    /// at those that are there.
+    pub fn go_behind_handler(&mut self, offset: i64) {
+        if is_on_page(offset) {
+            self.go_back_to(offset);
+        } else {
+            self.go_far(offset);
         }
     }
 
@@ -148,6 +162,14 @@ impl Translation<'_> {
         self.link(offset, Some(condition::EQUAL));
         let enter = self.a.label();
         self.a.jump(enter);
+        self.pending.push(Pending::Out { enter, offset });
+    }
+
+    /// The same where the trace goes on at the next item's block.
+    pub fn look_at_requests(&mut self, offset: i64) {
+        stubs::test_request(self.a);
+        let enter = self.a.label();
+        self.a.jump_if(condition::NOT_EQUAL, enter);
         self.pending.push(Pending::Out { enter, offset });
     }
 

@@ -49,6 +49,7 @@ use self::translate::{Plan, Translation};
 use crate::block::{Block, BlockKey};
 use crate::cpu::Cpu;
 use crate::environment::{Access, PAGE_SIZE};
+use crate::host;
 use crate::op::{Op, Outcome};
 
 /// Bytes of address space for generated code. Full, and all of it is forgotten.
@@ -114,6 +115,17 @@ pub enum Left {
     Interpret,
 }
 
+/// What became of a translation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Translated {
+    /// The block's code.
+    Code(*const u8),
+    /// The block is of a kind that is only interpreted.
+    Never,
+    /// Its page would have to be waited for.
+    NotNow,
+}
+
 /// The translator of one vCPU and its code.
 #[derive(Debug)]
 pub struct Generated {
@@ -158,11 +170,11 @@ impl Generated {
         self.arena.used() - self.shared
     }
 
-    /// Code for a block: `None` if it is of a kind that is only interpreted.
-    pub fn translate(&mut self, cpu: &Cpu, block: &Block) -> Result<Option<*const u8>, ArenaFull> {
+    /// Code for a block. Nothing is waited for: the vCPU is inside.
+    pub fn translate(&mut self, cpu: &Cpu, block: &Block) -> Result<Translated, ArenaFull> {
         let page = block.page();
-        let Ok(bytes) = cpu.memory.acquire(page, Access::Read) else {
-            return Ok(None);
+        let Some(bytes) = cpu.memory.held(page, Access::Read) else {
+            return Ok(Translated::NotNow);
         };
         let mode = block.mode;
         let find = |offset: i64| {
@@ -176,16 +188,16 @@ impl Generated {
             Some(unsafe { &*block })
         };
         let Some(items) = trace::collect(block, &find) else {
-            return Ok(None);
+            return Ok(Translated::Never);
         };
         let code_at = |offset: i64| {
             let code = find(offset)?.code;
             (!code.is_null()).then_some(code as u64)
         };
         let mut copy = [0; PAGE_SIZE as usize];
-        // SAFETY: the page is guest memory, held for reading. Who writes to it
+        // SAFETY: the page is held for reading, and mapped. Who writes to it
         // meanwhile makes this block die, since it holds decoded code.
-        unsafe { std::ptr::copy_nonoverlapping(bytes, copy.as_mut_ptr(), copy.len()) };
+        unsafe { host::copy_out(bytes, &mut copy) };
         let needed_at = |offset: i64| Ahead::new(&copy, mode).flags_needed(offset);
         self.assembler.start(self.arena.next());
         let plan = Plan {
@@ -198,7 +210,7 @@ impl Generated {
         let code = self.arena.push(self.assembler.finish())?;
         self.pages.push((code, page));
         arena::serialize();
-        Ok(Some(code as *const u8))
+        Ok(Translated::Code(code as *const u8))
     }
 
     /// Makes a jump that was taken go to a block's code directly from now on.

@@ -107,6 +107,11 @@ fn push_block<'a>(items: &mut Vec<Item<'a>>, block: &'a Block) -> Option<()> {
             Some(encoding) if is_reachable(&instruction) => select(&instruction, encoding),
             _ => Template::Handler,
         };
+        // Where SSE is switched off, the handler raises the exception.
+        let template = match template {
+            template if template.uses_xmm() && block.mode.no_fpu() => Template::Handler,
+            template => template,
+        };
         let flags = match template {
             Template::Handler => FlagUse::OPAQUE,
             _ => FlagUse::of(&instruction),
@@ -128,7 +133,7 @@ fn push_block<'a>(items: &mut Vec<Item<'a>>, block: &'a Block) -> Option<()> {
 }
 
 /// Where control most likely goes after a block's last instruction, if that is
-/// further on or by a call.
+/// further on.
 fn successor<'a>(
     last: &Item<'a>,
     find: &dyn Fn(i64) -> Option<&'a Block>,
@@ -146,8 +151,8 @@ fn successor<'a>(
                 (None, None) => None,
             }
         }
-        Template::Call => Some((Follow::Taken, find(last.target())?)),
-        Template::Jump if last.target() > last.offset => {
+        // What goes back looks at requests, which the middle of a trace does not.
+        Template::Call | Template::Jump if last.target() > last.offset => {
             Some((Follow::Taken, find(last.target())?))
         }
         template if template.is_branch() || template == Template::Handler => None,

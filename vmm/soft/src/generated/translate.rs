@@ -135,6 +135,7 @@ impl<'a> Translation<'a> {
         for index in 0..self.items.len() {
             if index > 0 && self.items[index].index == 0 && self.plan.counts {
                 self.lose_flags(index);
+                self.look_at_requests(self.items[index].offset);
                 self.take_budget(index);
             }
             if !self.first_version {
@@ -147,9 +148,14 @@ impl<'a> Translation<'a> {
             && !last.template.is_branch()
         {
             let (from, end) = (last.offset, last.end());
+            let last_is_handler = last.template == Template::Handler;
             let needed = self.needed[self.items.len() - 1];
             self.save_flags_if(needed);
-            self.go_to(from, end);
+            if last_is_handler {
+                self.go_behind_handler(end);
+            } else {
+                self.go_to(from, end);
+            }
         }
         while let Some(pending) = self.pending.pop() {
             self.write_pending(pending);

@@ -19,6 +19,12 @@ const AREA_USED: usize = 416;
 /// MXCSR's bits that exist.
 const MXCSR_MASK: u32 = 0xffff;
 
+/// FSW's exception flags, and their masks in FCW.
+const X87_EXCEPTIONS: u16 = 0x3f;
+
+/// FSW.ES and FSW.B: an exception that is not masked is pending.
+const SUMMARY: u16 = 0x8080;
+
 impl Cpu {
     /// #NM or #UD where x87 (MMX) instructions are switched off.
     pub fn check_x87(&mut self) -> Result<(), Faulted> {
@@ -48,6 +54,20 @@ impl Cpu {
     /// The guest's MXCSR.
     pub fn mxcsr(&self) -> u32 {
         self.fpu_word(24) as u32
+    }
+
+    /// Makes the x87 status word's ES and B say whether an exception is pending
+    /// that the control word does not mask, and leaves of MXCSR what exists: an
+    /// image from elsewhere may say otherwise, and thunks load both as they are.
+    pub fn normalise_fpu(&mut self) {
+        let control = u16::from_le_bytes([self.fpu.0[0], self.fpu.0[1]]);
+        let mut status = u16::from_le_bytes([self.fpu.0[2], self.fpu.0[3]]);
+        status &= !SUMMARY;
+        if status & !control & X87_EXCEPTIONS != 0 {
+            status |= SUMMARY;
+        }
+        self.fpu.0[2..4].copy_from_slice(&status.to_le_bytes());
+        self.set_mxcsr(self.mxcsr() & MXCSR_MASK);
     }
 
     fn set_mxcsr(&mut self, value: u32) {
@@ -91,6 +111,7 @@ extern "C" fn restore(cpu: &mut Cpu, op: &Op) -> Outcome {
         return cpu.outcome(faulted);
     }
     cpu.fpu.0[..AREA_USED].copy_from_slice(&image);
+    cpu.normalise_fpu();
     Outcome::Continue
 }
 

@@ -2,7 +2,8 @@
 //!
 //! Within a page they are the host's own locked instructions on the guest's
 //! memory. Across pages, which may be anywhere in the host, all other vCPUs are
-//! kept outside meanwhile; devices are not.
+//! kept outside meanwhile, and both pages are held for writing, which keeps other
+//! nodes away; devices are not.
 
 use iced_x86::Mnemonic;
 
@@ -45,7 +46,11 @@ impl Cpu {
             // A device's register.
             return on_copy(self);
         }
-        self.exclusively(on_copy)
+        let across = |cpu: &mut Self| match cpu.change_across::<SIZE, T>(address, &work)? {
+            Some(result) => Ok(result),
+            None => on_copy(cpu),
+        };
+        self.exclusively(across)
             .unwrap_or_else(|| Err(self.once_more()))
     }
 
@@ -164,7 +169,15 @@ extern "C" fn compare_exchange_pair<const WIDE: bool>(cpu: &mut Cpu, op: &Op) ->
         Some(pointer) => unsafe {
             arithmetic::compare_exchange_pair::<WIDE>(pointer, expected, new)
         },
-        None => attempt!(cpu, pair_on_copy(cpu, address, WIDE, expected, new)),
+        None if WIDE => attempt!(cpu, pair_of_device(cpu, address, expected, new)),
+        None => attempt!(
+            cpu,
+            cpu.locked_slow::<8, _>(address, |pointer| {
+                // SAFETY: `locked_slow` gives a pointer to 8 bytes that may be
+                // written.
+                unsafe { arithmetic::compare_exchange_pair::<false>(pointer, expected, new) }
+            })
+        ),
     };
     if equal {
         cpu.flags |= flags::ZF;
@@ -181,25 +194,21 @@ extern "C" fn compare_exchange_pair<const WIDE: bool>(cpu: &mut Cpu, op: &Op) ->
     Outcome::Continue
 }
 
+/// CMPXCHG16B of a device's register; it cannot cross pages.
 #[cold]
-fn pair_on_copy(
+fn pair_of_device(
     cpu: &mut Cpu,
     address: u64,
-    wide: bool,
     expected: (u64, u64),
     new: (u64, u64),
 ) -> Result<(u64, u64, bool), Faulted> {
-    let half = if wide { 8 } else { 4 };
-    let done = cpu.exclusively(|cpu| {
-        let low = cpu.load_slow(address, half)?;
-        let high = cpu.load_slow(address.wrapping_add(half as u64), half)?;
-        let equal = (low, high) == expected;
-        let (store_low, store_high) = if equal { new } else { (low, high) };
-        cpu.store_slow(address, half, store_low)?;
-        cpu.store_slow(address.wrapping_add(half as u64), half, store_high)?;
-        Ok((low, high, equal))
-    });
-    done.unwrap_or_else(|| Err(cpu.once_more()))
+    let low = cpu.load_slow(address, 8)?;
+    let high = cpu.load_slow(address.wrapping_add(8), 8)?;
+    let equal = (low, high) == expected;
+    let (store_low, store_high) = if equal { new } else { (low, high) };
+    cpu.store_slow(address, 8, store_low)?;
+    cpu.store_slow(address.wrapping_add(8), 8, store_high)?;
+    Ok((low, high, equal))
 }
 
 /// The handler of an instruction of this group.

@@ -84,7 +84,9 @@ pub fn ends_block(instruction: &Instruction) -> bool {
             registers
                 .iter()
                 .any(|register| register.is_cr() || register.is_dr())
+                || registers[0] == Register::SS
         }
+        Pop => instruction.op0_register() == Register::SS,
         _ => false,
     }
 }

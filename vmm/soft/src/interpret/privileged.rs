@@ -33,6 +33,23 @@ impl Cpu {
         }
     }
 
+    /// The end of STI and of loads of SS, which end their block: no interrupt
+    /// before the next instruction is executed.
+    ///
+    /// Where nothing is asked there is nothing to hold back, and the way to the
+    /// outer loop is saved: the shadow is void once RIP has moved on. It seems
+    /// to be there again when RIP comes back, and then an interrupt comes one
+    /// instruction late; who counts instructions cannot have that.
+    pub fn begin_shadow(&mut self, op: &Op) -> Outcome {
+        self.interrupt_shadow = true;
+        self.shadow_rip = self.wrapped(self.next_rip(op));
+        if self.configuration.deterministic || self.is_wanted() {
+            self.leave_after(op)
+        } else {
+            Outcome::Continue
+        }
+    }
+
     /// Ends the block behind `op`, for the outer loop.
     fn leave_after(&mut self, op: &Op) -> Outcome {
         self.rip = self.wrapped(self.next_rip(op));
@@ -59,12 +76,12 @@ extern "C" fn clear_interrupts(cpu: &mut Cpu, _: &Op) -> Outcome {
     Outcome::Continue
 }
 
-extern "C" fn set_interrupts(cpu: &mut Cpu, _: &Op) -> Outcome {
+extern "C" fn set_interrupts(cpu: &mut Cpu, op: &Op) -> Outcome {
     attempt!(cpu, cpu.may_touch_interrupts());
     if cpu.rflags_system & rflags::IF == 0 {
         cpu.rflags_system |= rflags::IF;
-        cpu.interrupt_shadow = true;
         cpu.interrupts_may_be_on();
+        return cpu.begin_shadow(op);
     }
     Outcome::Continue
 }

@@ -15,9 +15,11 @@
 
 #![allow(dead_code)]
 
+pub mod random;
+
 use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use iced_x86::code_asm::CodeAssembler;
 use weft_soft::state::{DescriptorTable, Segment};
@@ -58,13 +60,23 @@ pub const LARGE: u64 = 1 << 7;
 pub const GLOBAL: u64 = 1 << 8;
 pub const NO_EXECUTE: u64 = 1 << 63;
 
+/// What a test does with the address of a page.
+pub type PageHook = Box<dyn FnMut(u64) + Send>;
+/// What a test does with the address in a device and the interrupts that wait.
+pub type DeviceHook = Box<dyn FnMut(u64, &mut Vec<u8>) + Send>;
+
 /// Guest memory: plain bytes.
 pub struct Plain {
     bytes: *mut u8,
-    /// Every page has to be asked for, and may be waited for.
+    /// Every page has to be asked for before it is written to, and may be waited
+    /// for.
     pub strict: AtomicBool,
+    /// The same before it is read.
+    pub strict_reads: AtomicBool,
     /// How often a page was given for writing.
     pub given: AtomicU64,
+    /// Called before a page is given for writing, with its address.
+    pub before_giving: Mutex<Option<PageHook>>,
 }
 
 // SAFETY: the bytes are only accessed as guest memory: by single host accesses.
@@ -84,7 +96,9 @@ impl Plain {
         Arc::new(Self {
             bytes,
             strict: AtomicBool::new(false),
+            strict_reads: AtomicBool::new(false),
             given: AtomicU64::new(0),
+            before_giving: Mutex::new(None),
         })
     }
 
@@ -129,6 +143,9 @@ impl Drop for Plain {
 impl Memory for Plain {
     fn acquire(&self, page: u64, access: Access) -> Result<*mut u8, Unbacked> {
         if access == Access::Write {
+            if let Some(hook) = self.before_giving.lock().unwrap().as_mut() {
+                hook(page);
+            }
             self.given.fetch_add(1, Ordering::SeqCst);
         }
         if page < MEMORY {
@@ -139,7 +156,11 @@ impl Memory for Plain {
     }
 
     fn held(&self, page: u64, access: Access) -> Option<*mut u8> {
-        if self.strict.load(Ordering::SeqCst) {
+        let strict = match access {
+            Access::Read => &self.strict_reads,
+            Access::Write => &self.strict,
+        };
+        if strict.load(Ordering::SeqCst) {
             return None;
         }
         self.acquire(page, access).ok()
@@ -162,6 +183,17 @@ pub struct Devices {
     pub nmi: bool,
     pub task_priority: u8,
     pub now: Option<u64>,
+    /// Called whenever a port or register is used, with its address and the
+    /// interrupts that wait.
+    pub on_access: Option<DeviceHook>,
+}
+
+impl Devices {
+    fn used(&mut self, address: u64) {
+        if let Some(hook) = self.on_access.as_mut() {
+            hook(address, &mut self.interrupts);
+        }
+    }
 }
 
 impl Environment for Devices {
@@ -170,20 +202,24 @@ impl Environment for Devices {
     }
 
     fn mmio_read(&mut self, address: u64, data: &mut [u8]) {
+        self.used(address);
         for (index, byte) in data.iter_mut().enumerate() {
             *byte = (address as u8).wrapping_add(index as u8);
         }
     }
 
     fn mmio_write(&mut self, address: u64, data: &[u8]) {
+        self.used(address);
         self.registers.push((address, data.to_vec()));
     }
 
     fn port_read(&mut self, port: u16, data: &mut [u8]) {
+        self.used(u64::from(port));
         data.fill(port as u8);
     }
 
     fn port_write(&mut self, port: u16, data: &[u8]) {
+        self.used(u64::from(port));
         self.ports.push((port, data.to_vec()));
     }
 

@@ -1,16 +1,19 @@
-//! Generated code against the same instructions run natively.
+//! Generated code against the same instructions run natively. A failing run
+//! prints its seed, which `WEFT_SEED` repeats.
 
-use std::mem::offset_of;
+mod generator;
+mod native;
+#[path = "../../../tests/support/random.rs"]
+mod random;
+
 use std::sync::Arc;
 
-use iced_x86::{
-    Decoder, Encoder, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register,
-};
+use iced_x86::{Decoder, Encoder, Mnemonic, OpKind};
 
+use self::generator::Generator;
+use self::native::Context;
+use self::random::{Random, seed};
 use super::arena::Arena;
-use super::assembler::{Assembler, Memory as Operand, Opcode, Rm};
-use super::encoding::Encoding;
-use super::select::{Template, select};
 use super::*;
 use crate::block::Mode;
 use crate::block::{BlockKey, JumpEntry, jump_index};
@@ -51,49 +54,12 @@ impl Memory for PlainMemory {
         }
     }
 
+    fn held(&self, page: u64, access: Access) -> Option<*mut u8> {
+        self.acquire(page, access).ok()
+    }
+
     fn end(&self) -> u64 {
         (PAGES * 4096) as u64
-    }
-}
-
-/// Registers, flags and SSE state.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[repr(C, align(64))]
-struct Context {
-    fpu: [u8; 512],
-    registers: [u64; 16],
-    flags: u64,
-    host_stack: u64,
-    host_mxcsr: u32,
-}
-
-impl Context {
-    const EMPTY: Self = Self {
-        fpu: [0; 512],
-        registers: [0; 16],
-        flags: 0,
-        host_stack: 0,
-        host_mxcsr: thunk::HOST_MXCSR,
-    };
-}
-
-/// A pseudo-random sequence (xorshift64*).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        (self.next() >> 32) % bound
-    }
-
-    fn bytes<const N: usize>(&mut self) -> [u8; N] {
-        std::array::from_fn(|_| self.next() as u8)
     }
 }
 
@@ -217,7 +183,10 @@ impl Machine {
         unsafe {
             if (*block).code.is_null() {
                 let code = self.generated.translate(&*self.cpu, &*block).unwrap();
-                (*block).code = code.expect("a block of 64-bit code");
+                let Translated::Code(code) = code else {
+                    panic!("a block of 64-bit code: {code:?}");
+                };
+                (*block).code = code;
             }
         }
         block
@@ -294,36 +263,6 @@ impl Machine {
         let first = unsafe { (*cpu.block).first };
         (op as usize - first as usize) / size_of::<Op>()
     }
-
-    /// Runs the bytes natively, on the other copy of memory.
-    fn run_native(&mut self, code: &[u8], context: &mut Context) {
-        let mut a = Assembler::default();
-        self.arena.reset(0);
-        a.start(self.arena.next());
-        native_frame(&mut a, code);
-        let code = self.arena.push(a.finish()).unwrap();
-        arena::serialize();
-        set_gs_base(&raw mut *context as u64);
-        // SAFETY: the frame saves and restores what the C convention asks for;
-        // the instructions use memory of `native` only.
-        unsafe { std::mem::transmute::<u64, extern "C" fn()>(code)() };
-        context.flags &= 0xffff;
-        context.host_stack = 0;
-    }
-}
-
-impl Machine {
-    /// Where `run_native` puts the bytes it is given.
-    fn native_address(&mut self) -> u64 {
-        self.arena.reset(0);
-        let (mut with, mut without) = (Assembler::default(), Assembler::default());
-        with.start(0);
-        native_frame(&mut with, &[0xcc]);
-        without.start(0);
-        native_frame(&mut without, &[]);
-        let common = with.finish().iter().zip(without.finish());
-        self.arena.next() + common.take_while(|(a, b)| a == b).count() as u64
-    }
 }
 
 impl Drop for Machine {
@@ -331,225 +270,6 @@ impl Drop for Machine {
         // SAFETY: it was boxed in `new`.
         drop(unsafe { Box::from_raw(self.cpu) });
     }
-}
-
-/// `code` between loads and stores of all registers through GS.
-fn native_frame(a: &mut Assembler, code: &[u8]) {
-    let field = |offset: usize| Operand::Field(offset as i32);
-    let general = |number: u8| field(offset_of!(Context, registers) + 8 * number as usize);
-    let xmm = |number: u8| field(160 + 16 * number as usize);
-    let flags = field(offset_of!(Context, flags));
-    const RAX: u8 = 0;
-    const RSP: u8 = 4;
-    let saved = [3, 5, 12, 13, 14, 15];
-    for register in saved {
-        a.push(register);
-    }
-    a.store(field(offset_of!(Context, host_stack)), RSP);
-    for number in 0..16 {
-        a.instruction(Opcode::escaped(0x28), number, Rm::Memory(xmm(number)));
-    }
-    a.instruction(Opcode::escaped(0xae), 2, Rm::Memory(field(24)));
-    a.load(RAX, flags);
-    a.bytes(&[0x04, 0x7f, 0x9e]);
-    for number in 0..16 {
-        a.load(number, general(number));
-    }
-    a.bytes(code);
-    for number in 0..16 {
-        a.store(general(number), number);
-    }
-    a.load(RSP, field(offset_of!(Context, host_stack)));
-    a.bytes(&[0x9f, 0x0f, 0x90, 0xc0]);
-    a.store(flags, RAX);
-    for number in 0..16 {
-        a.instruction(Opcode::escaped(0x29), number, Rm::Memory(xmm(number)));
-    }
-    a.instruction(Opcode::escaped(0xae), 3, Rm::Memory(field(24)));
-    a.instruction(
-        Opcode::escaped(0xae),
-        2,
-        Rm::Memory(field(offset_of!(Context, host_mxcsr))),
-    );
-    for register in saved.into_iter().rev() {
-        a.pop(register);
-    }
-    a.bytes(&[0xc3]);
-}
-
-/// Draws instructions that have a template and stay within the data page.
-struct Generator {
-    random: Random,
-    information: InstructionInfoFactory,
-    /// Holds the address of the data page.
-    base: Register,
-    /// Holds a number below 64.
-    index: Register,
-}
-
-const GENERAL: [Register; 14] = [
-    Register::RAX,
-    Register::RCX,
-    Register::RDX,
-    Register::RBX,
-    Register::RBP,
-    Register::RSI,
-    Register::RDI,
-    Register::R8,
-    Register::R9,
-    Register::R10,
-    Register::R11,
-    Register::R12,
-    Register::R13,
-    Register::R15,
-];
-
-/// Counts the rounds of loops.
-const COUNTER: Register = Register::R14;
-
-impl Generator {
-    fn new(seed: u64) -> Self {
-        Self {
-            random: Random(seed | 1),
-            information: InstructionInfoFactory::new(),
-            base: Register::RBX,
-            index: Register::RCX,
-        }
-    }
-
-    fn choose_registers(&mut self) {
-        let base = self.random.below(GENERAL.len() as u64) as usize;
-        let other = 1 + self.random.below(GENERAL.len() as u64 - 1) as usize;
-        self.base = GENERAL[base];
-        self.index = GENERAL[(base + other) % GENERAL.len()];
-    }
-
-    fn sequence(&mut self, length: usize) -> Vec<Instruction> {
-        self.choose_registers();
-        let mut sequence = Vec::new();
-        while sequence.len() < length {
-            sequence.extend(self.instruction());
-        }
-        sequence
-    }
-
-    fn instruction(&mut self) -> Option<Instruction> {
-        let mut bytes: [u8; 16] = self.random.bytes();
-        let mut at = 0;
-        // Prefixes and maps more often than chance would have them.
-        if self.random.below(4) == 0 {
-            bytes[at] = [0x66, 0xf2, 0xf3, 0xf0][self.random.below(4) as usize];
-            at += 1;
-        }
-        if self.random.below(2) == 0 {
-            bytes[at] = 0x40 | self.random.below(16) as u8;
-            at += 1;
-        }
-        if self.random.below(2) == 0 {
-            bytes[at] = 0x0f;
-        }
-        let mut decoder = Decoder::new(64, &bytes, DECODER_OPTIONS);
-        let mut instruction = decoder.decode();
-        if instruction.is_invalid() || instruction.is_ip_rel_memory_operand() {
-            return None;
-        }
-        let encoding = Encoding::of(&bytes[..instruction.len()])?;
-        let template = select(&instruction, &encoding);
-        let unwanted = matches!(
-            template,
-            Template::Handler | Template::Divide { .. } | Template::Leave
-        ) || template.is_branch()
-            || matches!(template, Template::Pop(4))
-            || matches!(template, Template::Absolute { .. });
-        // The host would execute TZCNT and LZCNT.
-        let extended = matches!(instruction.mnemonic(), Mnemonic::Bsf | Mnemonic::Bsr)
-            && (instruction.has_rep_prefix() || instruction.has_repne_prefix());
-        if unwanted
-            || extended
-            || rotates_by_nothing(&instruction)
-            || instruction.memory_segment() == Register::GS && has_memory(&instruction)
-        {
-            return None;
-        }
-        if has_memory(&instruction) {
-            self.place_operand(&mut instruction);
-            let mut encoder = Encoder::new(64);
-            encoder.encode(&instruction, 0).ok()?;
-            let bytes = encoder.take_buffer();
-            if select(&instruction, &Encoding::of(&bytes)?) == Template::Handler {
-                return None;
-            }
-        }
-        let written = self
-            .information
-            .info(&instruction)
-            .used_registers()
-            .iter()
-            .any(|used| {
-                let register = used.register().full_register();
-                let kept = [self.base, self.index, COUNTER].contains(&register);
-                let stack = register == Register::RSP && instruction.stack_pointer_increment() == 0;
-                let read = matches!(used.access(), OpAccess::Read | OpAccess::CondRead);
-                (kept || stack) && !read
-            });
-        (!written).then_some(instruction)
-    }
-
-    fn place_operand(&mut self, instruction: &mut Instruction) {
-        let size = instruction.memory_size().size().max(1) as u64;
-        let aligned = size == 16;
-        let scale = [1, 2, 4, 8][self.random.below(4) as usize];
-        let indexed = self.random.below(3) == 0 && !aligned;
-        // Many near the border between the two pages, none across it.
-        let mut address = match self.random.below(3) {
-            0 => self.random.below(2 * 4096 - 16),
-            _ => 4096 - 150 + self.random.below(300),
-        };
-        if indexed {
-            address = (address & 4096) | (address % (4096 - 64 * 8 - 16));
-        } else if aligned {
-            address &= !15;
-        } else if address < 4096 && address + size > 4096 {
-            address = 4096;
-        }
-        instruction.set_segment_prefix(Register::None);
-        instruction.set_memory_base(self.base);
-        instruction.set_memory_index(if indexed { self.index } else { Register::None });
-        instruction.set_memory_index_scale(if indexed { scale } else { 1 });
-        instruction.set_memory_displ_size(8);
-        instruction.set_memory_displacement64(address.wrapping_sub(MIDDLE));
-    }
-
-    fn context(&mut self, machine: &Machine) -> Context {
-        let mut context = Context::EMPTY;
-        for byte in &mut context.fpu[160..416] {
-            *byte = self.random.next() as u8;
-        }
-        context.fpu[24..28].copy_from_slice(&thunk::HOST_MXCSR.to_le_bytes());
-        for register in &mut context.registers {
-            *register = match self.random.below(4) {
-                0 => self.random.below(256),
-                1 => !self.random.below(256),
-                _ => self.random.next(),
-            };
-        }
-        context.registers[self.base.number()] = machine.linear(DATA) + MIDDLE;
-        context.registers[self.index.number()] = self.random.below(64);
-        context.registers[4] = machine.linear(STACK) + 2048;
-        context.flags = self.random.next() & 0xd501 | 0x200;
-        context
-    }
-}
-
-/// RCL and RCR of 8 and 16 bits by a multiple of 9 or 17: OF is undefined, and
-/// not even a function of what the program can see on some processors.
-fn rotates_by_nothing(instruction: &Instruction) -> bool {
-    matches!(instruction.mnemonic(), Mnemonic::Rcl | Mnemonic::Rcr)
-        && matches!(instruction.op_code().operand_size(), 0 | 16)
-}
-
-fn has_memory(instruction: &Instruction) -> bool {
-    (0..instruction.op_count()).any(|operand| instruction.op_kind(operand) == OpKind::Memory)
 }
 
 /// One sequence both ways; says where they differ.
@@ -599,23 +319,16 @@ fn compare(machine: &mut Machine, generator: &mut Generator, length: usize) -> R
     Err(text)
 }
 
-fn seed() -> u64 {
-    let time = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    std::env::var("WEFT_SEED").map_or_else(
-        |_| time.unwrap().as_nanos() as u64,
-        |text| text.parse().expect("WEFT_SEED is a number"),
-    )
-}
-
 #[test]
 fn sequences_do_what_they_do_natively() {
     let seed = seed();
     let mut machine = Machine::new();
     for round in 0..6000 {
-        let mut generator = Generator::new((seed + round).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut generator =
+            Generator::new((seed.wrapping_add(round)).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let length = 1 + generator.random.below(12) as usize;
         if let Err(difference) = compare(&mut machine, &mut generator, length) {
-            panic!("WEFT_SEED={} {difference}", seed + round);
+            panic!("WEFT_SEED={} {difference}", seed.wrapping_add(round));
         }
     }
 }
@@ -704,7 +417,7 @@ fn programs_do_what_they_do_natively() {
     for counts in [false, true] {
         let mut machine = Machine::counting(counts);
         for round in 0..2000 {
-            let seed = seed + round;
+            let seed = seed.wrapping_add(round);
             let mut generator = Generator::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
             let mut program = random_program(&mut generator);
             machine.fill(&mut generator.random);
@@ -720,7 +433,7 @@ fn programs_do_what_they_do_natively() {
                 for instruction in program.instructions() {
                     text += &format!("  {instruction:?}\n");
                 }
-                panic!("WEFT_SEED={seed} {difference}\n{text}");
+                panic!("WEFT_SEED={seed:#x} {difference}\n{text}");
             }
         }
     }
