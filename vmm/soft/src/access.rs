@@ -23,14 +23,6 @@ enum Place {
     Device(u64),
 }
 
-/// Where a read-modify-write instruction does its work.
-pub struct Target {
-    /// The bytes, or a copy of them.
-    pub pointer: *mut u8,
-    /// `pointer` is a copy, which has to be stored when the work is done.
-    pub is_copy: bool,
-}
-
 impl Cpu {
     #[inline(always)]
     fn tlb_entry(&self, address: u64) -> &TlbEntry {
@@ -80,40 +72,41 @@ impl Cpu {
         }
     }
 
-    /// Where a read-modify-write without LOCK works on `SIZE` bytes: in place,
-    /// or in `copy`, to be given to [`Cpu::finish`].
+    /// Changes `SIZE` bytes of memory, and flags; neither where it faults. With
+    /// `LOCK` atomically: `work` must be one locked instruction then.
     #[inline(always)]
-    pub fn target<const SIZE: usize>(
+    pub fn modify<const SIZE: usize, const LOCK: bool>(
         &mut self,
         address: u64,
-        copy: &mut u64,
-    ) -> Result<Target, Faulted> {
-        if let Some(pointer) = self.pointer::<SIZE>(address)? {
-            return Ok(Target {
-                pointer,
-                is_copy: false,
-            });
-        }
-        *copy = self.load_slow(address, SIZE)?;
-        Ok(Target {
-            pointer: (copy as *mut u64).cast(),
-            is_copy: true,
-        })
+        work: impl Fn(*mut u8, &mut u64),
+    ) -> Result<(), Faulted> {
+        let before = self.flags;
+        let with_flags = |pointer| {
+            let mut flags = before;
+            work(pointer, &mut flags);
+            flags
+        };
+        self.flags = if LOCK {
+            self.locked::<SIZE, _>(address, with_flags)?
+        } else if let Some(pointer) = self.pointer::<SIZE>(address)? {
+            with_flags(pointer)
+        } else {
+            self.on_copy::<SIZE, _>(address, with_flags)?
+        };
+        Ok(())
     }
 
-    /// Puts a target's copy where it belongs.
-    #[inline(always)]
-    pub fn finish<const SIZE: usize>(
+    /// Does `work` on a copy of `SIZE` bytes that cross pages or are a device's.
+    #[cold]
+    pub fn on_copy<const SIZE: usize, T>(
         &mut self,
         address: u64,
-        target: &Target,
-        copy: &u64,
-    ) -> Result<(), Faulted> {
-        if target.is_copy {
-            self.store_slow(address, SIZE, *copy)
-        } else {
-            Ok(())
-        }
+        work: impl FnOnce(*mut u8) -> T,
+    ) -> Result<T, Faulted> {
+        let mut copy = self.load_slow(address, SIZE)?;
+        let result = work((&raw mut copy).cast());
+        self.store_slow(address, SIZE, copy)?;
+        Ok(result)
     }
 
     /// [`Cpu::load`] without the fast path: fills the TLB, crosses pages,

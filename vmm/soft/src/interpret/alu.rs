@@ -50,7 +50,12 @@ extern "C" fn register_memory<const OPERATION: u8, const SIZE: usize>(
 }
 
 /// The memory operand first; the other is a register, or `IMMEDIATE`.
-extern "C" fn memory_any<const OPERATION: u8, const SIZE: usize, const IMMEDIATE: bool>(
+extern "C" fn memory_any<
+    const OPERATION: u8,
+    const SIZE: usize,
+    const IMMEDIATE: bool,
+    const LOCK: bool,
+>(
     cpu: &mut Cpu,
     op: &Op,
 ) -> Outcome {
@@ -65,41 +70,11 @@ extern "C" fn memory_any<const OPERATION: u8, const SIZE: usize, const IMMEDIATE
         arithmetic::binary::<OPERATION, SIZE>(a, b, &mut cpu.flags);
         return Outcome::Continue;
     }
-    let mut copy = 0;
-    let target = attempt!(cpu, cpu.target::<SIZE>(address, &mut copy));
-    let mut flags = cpu.flags;
-    // SAFETY: the target is held for writing, or our own copy.
-    unsafe {
-        arithmetic::binary_memory::<OPERATION, SIZE, false>(target.pointer, b, &mut flags);
-    }
-    attempt!(cpu, cpu.finish::<SIZE>(address, &target, &copy));
-    cpu.flags = flags;
-    Outcome::Continue
-}
-
-extern "C" fn memory_locked<const OPERATION: u8, const SIZE: usize, const IMMEDIATE: bool>(
-    cpu: &mut Cpu,
-    op: &Op,
-) -> Outcome {
-    let b = if IMMEDIATE {
-        op.immediate
-    } else {
-        cpu.get::<SIZE>(op.source)
+    // SAFETY: `modify` gives a pointer to SIZE bytes that may be written.
+    let work = |pointer, flags: &mut u64| unsafe {
+        arithmetic::binary_memory::<OPERATION, SIZE, LOCK>(pointer, b, flags);
     };
-    let address = cpu.address(op);
-    let flags = cpu.flags;
-    let flags = attempt!(
-        cpu,
-        cpu.locked::<SIZE, _>(address, |pointer| {
-            let mut flags = flags;
-            // SAFETY: `locked` gives a pointer to SIZE bytes that may be written.
-            unsafe {
-                arithmetic::binary_memory::<OPERATION, SIZE, true>(pointer, b, &mut flags);
-            }
-            flags
-        })
-    );
-    cpu.flags = flags;
+    attempt!(cpu, cpu.modify::<SIZE, LOCK>(address, work));
     Outcome::Continue
 }
 
@@ -113,41 +88,16 @@ extern "C" fn unary_register<const OPERATION: u8, const SIZE: usize>(
     Outcome::Continue
 }
 
-extern "C" fn unary_memory<const OPERATION: u8, const SIZE: usize>(
+extern "C" fn unary_memory<const OPERATION: u8, const SIZE: usize, const LOCK: bool>(
     cpu: &mut Cpu,
     op: &Op,
 ) -> Outcome {
     let address = cpu.address(op);
-    let mut copy = 0;
-    let target = attempt!(cpu, cpu.target::<SIZE>(address, &mut copy));
-    let mut flags = cpu.flags;
-    // SAFETY: the target is held for writing, or our own copy.
-    unsafe {
-        arithmetic::unary_memory::<OPERATION, SIZE, false>(target.pointer, &mut flags);
-    }
-    attempt!(cpu, cpu.finish::<SIZE>(address, &target, &copy));
-    cpu.flags = flags;
-    Outcome::Continue
-}
-
-extern "C" fn unary_locked<const OPERATION: u8, const SIZE: usize>(
-    cpu: &mut Cpu,
-    op: &Op,
-) -> Outcome {
-    let address = cpu.address(op);
-    let flags = cpu.flags;
-    let flags = attempt!(
-        cpu,
-        cpu.locked::<SIZE, _>(address, |pointer| {
-            let mut flags = flags;
-            // SAFETY: `locked` gives a pointer to SIZE bytes that may be written.
-            unsafe {
-                arithmetic::unary_memory::<OPERATION, SIZE, true>(pointer, &mut flags);
-            }
-            flags
-        })
-    );
-    cpu.flags = flags;
+    // SAFETY: `modify` gives a pointer to SIZE bytes that may be written.
+    let work = |pointer, flags: &mut u64| unsafe {
+        arithmetic::unary_memory::<OPERATION, SIZE, LOCK>(pointer, flags);
+    };
+    attempt!(cpu, cpu.modify::<SIZE, LOCK>(address, work));
     Outcome::Continue
 }
 
@@ -169,12 +119,12 @@ macro_rules! each_operation {
 }
 
 macro_rules! each_unary {
-    ($operation:expr, $size:expr, $handler:ident) => {
+    ($operation:expr, $size:expr, $handler:ident $(, $more:literal)*) => {
         match $operation {
-            unary::INC => sized!($size, $handler, { unary::INC }),
-            unary::DEC => sized!($size, $handler, { unary::DEC }),
-            unary::NEG => sized!($size, $handler, { unary::NEG }),
-            _ => sized!($size, $handler, { unary::NOT }),
+            unary::INC => sized!($size, $handler, { unary::INC } $(, $more)*),
+            unary::DEC => sized!($size, $handler, { unary::DEC } $(, $more)*),
+            unary::NEG => sized!($size, $handler, { unary::NEG } $(, $more)*),
+            _ => sized!($size, $handler, { unary::NOT } $(, $more)*),
         }
     };
 }
@@ -212,8 +162,8 @@ pub fn select(operands: &Operands<'_>, op: &mut Op) -> Option<Handler> {
     if let Some(number) = unary_number(mnemonic) {
         return match operands.shape {
             Shape::Register => Some(each_unary!(number, size, unary_register)),
-            Shape::Memory if locked => Some(each_unary!(number, size, unary_locked)),
-            Shape::Memory => Some(each_unary!(number, size, unary_memory)),
+            Shape::Memory if locked => Some(each_unary!(number, size, unary_memory, true)),
+            Shape::Memory => Some(each_unary!(number, size, unary_memory, false)),
             _ => None,
         };
     }
@@ -226,16 +176,16 @@ pub fn select(operands: &Operands<'_>, op: &mut Op) -> Option<Handler> {
             Some(each_operation!(number, size, register_immediate))
         }
         Shape::MemoryRegister if locked => {
-            Some(each_operation!(number, size, memory_locked, false))
+            Some(each_operation!(number, size, memory_any, false, true))
         }
         Shape::MemoryImmediate if locked => {
             op.immediate &= size_mask(size);
-            Some(each_operation!(number, size, memory_locked, true))
+            Some(each_operation!(number, size, memory_any, true, true))
         }
-        Shape::MemoryRegister => Some(each_operation!(number, size, memory_any, false)),
+        Shape::MemoryRegister => Some(each_operation!(number, size, memory_any, false, false)),
         Shape::MemoryImmediate => {
             op.immediate &= size_mask(size);
-            Some(each_operation!(number, size, memory_any, true))
+            Some(each_operation!(number, size, memory_any, true, false))
         }
         _ => None,
     }

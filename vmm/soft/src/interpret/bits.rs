@@ -114,7 +114,12 @@ fn bit_place<const SIZE: usize, const IMMEDIATE: bool>(cpu: &Cpu, op: &Op) -> (u
     (cpu.wrapped(address), number & (bits - 1))
 }
 
-extern "C" fn bit_memory<const OPERATION: u8, const SIZE: usize, const IMMEDIATE: bool>(
+extern "C" fn bit_memory<
+    const OPERATION: u8,
+    const SIZE: usize,
+    const IMMEDIATE: bool,
+    const LOCK: bool,
+>(
     cpu: &mut Cpu,
     op: &Op,
 ) -> Outcome {
@@ -124,36 +129,11 @@ extern "C" fn bit_memory<const OPERATION: u8, const SIZE: usize, const IMMEDIATE
         arithmetic::bit_register::<OPERATION, SIZE>(a, number, &mut cpu.flags);
         return Outcome::Continue;
     }
-    let mut copy = 0;
-    let target = attempt!(cpu, cpu.target::<SIZE>(address, &mut copy));
-    let mut flags = cpu.flags;
-    // SAFETY: the target is held for writing, or our own copy.
-    unsafe {
-        arithmetic::bit_memory::<OPERATION, SIZE, false>(target.pointer, number, &mut flags);
-    }
-    attempt!(cpu, cpu.finish::<SIZE>(address, &target, &copy));
-    cpu.flags = flags;
-    Outcome::Continue
-}
-
-extern "C" fn bit_locked<const OPERATION: u8, const SIZE: usize, const IMMEDIATE: bool>(
-    cpu: &mut Cpu,
-    op: &Op,
-) -> Outcome {
-    let (address, number) = bit_place::<SIZE, IMMEDIATE>(cpu, op);
-    let flags = cpu.flags;
-    let flags = attempt!(
-        cpu,
-        cpu.locked::<SIZE, _>(address, |pointer| {
-            let mut flags = flags;
-            // SAFETY: `locked` gives a pointer to SIZE bytes that may be written.
-            unsafe {
-                arithmetic::bit_memory::<OPERATION, SIZE, true>(pointer, number, &mut flags);
-            }
-            flags
-        })
-    );
-    cpu.flags = flags;
+    // SAFETY: `modify` gives a pointer to SIZE bytes that may be written.
+    let work = |pointer, flags: &mut u64| unsafe {
+        arithmetic::bit_memory::<OPERATION, SIZE, LOCK>(pointer, number, flags);
+    };
+    attempt!(cpu, cpu.modify::<SIZE, LOCK>(address, work));
     Outcome::Continue
 }
 
@@ -312,22 +292,22 @@ fn select_bit(operands: &Operands<'_>, number: u8) -> Option<Handler> {
     let size = operands.size;
     let locked = operands.instruction.has_lock_prefix();
     macro_rules! pick {
-        ($handler:ident, $immediate:literal) => {
+        ($handler:ident $(, $more:literal)*) => {
             match number {
-                bit::TEST => sized_wide!(size, $handler, { bit::TEST }, $immediate),
-                bit::SET => sized_wide!(size, $handler, { bit::SET }, $immediate),
-                bit::RESET => sized_wide!(size, $handler, { bit::RESET }, $immediate),
-                _ => sized_wide!(size, $handler, { bit::COMPLEMENT }, $immediate),
+                bit::TEST => sized_wide!(size, $handler, { bit::TEST } $(, $more)*),
+                bit::SET => sized_wide!(size, $handler, { bit::SET } $(, $more)*),
+                bit::RESET => sized_wide!(size, $handler, { bit::RESET } $(, $more)*),
+                _ => sized_wide!(size, $handler, { bit::COMPLEMENT } $(, $more)*),
             }
         };
     }
     Some(match operands.shape {
         Shape::RegisterRegister => pick!(bit_register, false),
         Shape::RegisterImmediate => pick!(bit_register, true),
-        Shape::MemoryRegister if locked => pick!(bit_locked, false),
-        Shape::MemoryImmediate if locked => pick!(bit_locked, true),
-        Shape::MemoryRegister => pick!(bit_memory, false),
-        Shape::MemoryImmediate => pick!(bit_memory, true),
+        Shape::MemoryRegister if locked => pick!(bit_memory, false, true),
+        Shape::MemoryImmediate if locked => pick!(bit_memory, true, true),
+        Shape::MemoryRegister => pick!(bit_memory, false, false),
+        Shape::MemoryImmediate => pick!(bit_memory, true, false),
         _ => return None,
     })
 }

@@ -36,19 +36,13 @@ impl Cpu {
         address: u64,
         work: impl Fn(*mut u8) -> T,
     ) -> Result<T, Faulted> {
-        let on_copy = |cpu: &mut Self| {
-            let mut copy = cpu.load_slow(address, SIZE)?;
-            let result = work((&mut copy as *mut u64).cast());
-            cpu.store_slow(address, SIZE, copy)?;
-            Ok(result)
-        };
         if !crosses(address, SIZE) {
             // A device's register.
-            return on_copy(self);
+            return self.on_copy::<SIZE, T>(address, work);
         }
         let across = |cpu: &mut Self| match cpu.change_across::<SIZE, T>(address, &work)? {
             Some(result) => Ok(result),
-            None => on_copy(cpu),
+            None => cpu.on_copy::<SIZE, T>(address, &work),
         };
         self.exclusively(across)
             .unwrap_or_else(|| Err(self.once_more()))
