@@ -17,7 +17,7 @@ use crate::environment::{Access, PAGE_SIZE};
 use crate::generated::arena::ArenaFull;
 use crate::generated::thunk::{Thunk, Thunks};
 use crate::host;
-use crate::interpret::select::{Operands, index_of, number_of};
+use crate::interpret::select::{Operands, index_of, is_immediate, number_of};
 use crate::interpret::{self, branch, compare};
 use crate::op::{Handler, Op, Outcome};
 use crate::segments::rights;
@@ -375,14 +375,7 @@ fn registers(instruction: &Instruction, op: &mut Op) {
                     }
                 }
             }
-            OpKind::Immediate8
-            | OpKind::Immediate16
-            | OpKind::Immediate32
-            | OpKind::Immediate64
-            | OpKind::Immediate8to16
-            | OpKind::Immediate8to32
-            | OpKind::Immediate8to64
-            | OpKind::Immediate32to64 => op.immediate = instruction.immediate(operand),
+            kind if is_immediate(kind) => op.immediate = instruction.immediate(operand),
             _ => {}
         }
     }

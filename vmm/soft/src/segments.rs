@@ -322,17 +322,50 @@ impl Cpu {
     /// A code segment that control may go to by a far JMP or CALL, and the
     /// privilege level it then has.
     pub fn code_for_jump(&mut self, selector: u16) -> Result<(Descriptor, u8), Faulted> {
+        let cpl = self.cpl;
+        let descriptor = self.code_segment(selector, |conforming, privilege, requested| {
+            if conforming {
+                privilege <= cpl
+            } else {
+                requested <= cpl && privilege == cpl
+            }
+        })?;
+        self.mark_descriptor(selector, rights::ACCESSED)?;
+        Ok((descriptor, cpl))
+    }
+
+    /// A code segment that a far RET or IRET may return to, and the privilege
+    /// level it then has.
+    pub fn code_for_return(&mut self, selector: u16) -> Result<(Descriptor, u8), Faulted> {
+        let cpl = self.cpl;
+        let descriptor = self.code_segment(selector, |conforming, privilege, requested| {
+            let right = if conforming {
+                privilege <= requested
+            } else {
+                privilege == requested
+            };
+            right && requested >= cpl
+        })?;
+        Ok((descriptor, (selector & 3) as u8))
+    }
+
+    /// A code segment that is there. `fits` judges whether it conforms, its
+    /// privilege level, and the one that the selector requests.
+    fn code_segment(
+        &mut self,
+        selector: u16,
+        fits: impl FnOnce(bool, u8, u8) -> bool,
+    ) -> Result<Descriptor, Faulted> {
         if selector & !3 == 0 {
             return Err(self.general_protection(0));
         }
         let descriptor = self.read_descriptor(selector)?;
         let error = selector_error(selector);
-        let requested = (selector & 3) as u8;
-        let fits = if descriptor.has(rights::DOWN_OR_CONFORMING) {
-            descriptor.privilege() <= self.cpl
-        } else {
-            requested <= self.cpl && descriptor.privilege() == self.cpl
-        };
+        let fits = fits(
+            descriptor.has(rights::DOWN_OR_CONFORMING),
+            descriptor.privilege(),
+            (selector & 3) as u8,
+        );
         let both = self.is_long() && descriptor.has(rights::LONG | rights::BIG);
         if !descriptor.is_code() || !fits || both {
             return Err(self.general_protection(error));
@@ -340,31 +373,7 @@ impl Cpu {
         if !descriptor.has(rights::PRESENT) {
             return Err(self.raise_error(vector::NOT_PRESENT, error));
         }
-        self.mark_descriptor(selector, rights::ACCESSED)?;
-        Ok((descriptor, self.cpl))
-    }
-
-    /// A code segment that a far RET or IRET may return to.
-    pub fn code_for_return(&mut self, selector: u16) -> Result<(Descriptor, u8), Faulted> {
-        if selector & !3 == 0 {
-            return Err(self.general_protection(0));
-        }
-        let descriptor = self.read_descriptor(selector)?;
-        let error = selector_error(selector);
-        let requested = (selector & 3) as u8;
-        let fits = if descriptor.has(rights::DOWN_OR_CONFORMING) {
-            descriptor.privilege() <= requested
-        } else {
-            descriptor.privilege() == requested
-        };
-        let both = self.is_long() && descriptor.has(rights::LONG | rights::BIG);
-        if !descriptor.is_code() || !fits || requested < self.cpl || both {
-            return Err(self.general_protection(error));
-        }
-        if !descriptor.has(rights::PRESENT) {
-            return Err(self.raise_error(vector::NOT_PRESENT, error));
-        }
-        Ok((descriptor, requested))
+        Ok(descriptor)
     }
 
     /// The stack segment that a return to an outer level loads, checked for that

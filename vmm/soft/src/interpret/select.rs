@@ -87,16 +87,24 @@ fn kind(instruction: &Instruction, operand: u32) -> Kind {
     match instruction.op_kind(operand) {
         OpKind::Register if instruction.op_register(operand).is_gpr() => Kind::Register,
         OpKind::Memory => Kind::Memory,
-        OpKind::Immediate8
-        | OpKind::Immediate16
-        | OpKind::Immediate32
-        | OpKind::Immediate64
-        | OpKind::Immediate8to16
-        | OpKind::Immediate8to32
-        | OpKind::Immediate8to64
-        | OpKind::Immediate32to64 => Kind::Immediate,
+        kind if is_immediate(kind) => Kind::Immediate,
         _ => Kind::Other,
     }
+}
+
+/// Whether an operand is in the instruction itself, and is no branch's target.
+pub fn is_immediate(kind: OpKind) -> bool {
+    matches!(
+        kind,
+        OpKind::Immediate8
+            | OpKind::Immediate16
+            | OpKind::Immediate32
+            | OpKind::Immediate64
+            | OpKind::Immediate8to16
+            | OpKind::Immediate8to32
+            | OpKind::Immediate8to64
+            | OpKind::Immediate32to64
+    )
 }
 
 /// The index of a general register: for byte registers the byte's offset in the
