@@ -118,3 +118,23 @@ fn sse_state_survives_handlers_in_hot_loops() {
         })
     });
 }
+
+#[test]
+fn a_move_of_16_bits_at_a_pages_end_reads_no_more() {
+    // MOVSXD R16, m16 (66 63): AMD's processors read 32 bits.
+    let guest = || {
+        let guest = Guest::new(|a| {
+            let mut again = a.create_label();
+            a.mov(ecx, CALLS as u32).unwrap();
+            a.mov(rbx, MEMORY - 2).unwrap();
+            a.set_label(&mut again).unwrap();
+            a.db(&[0x66, 0x63, 0x03]).unwrap();
+            a.dec(ecx).unwrap();
+            a.jnz(again).unwrap();
+            a.hlt().unwrap();
+        });
+        guest.memory.write(MEMORY - 2, &[0x34, 0x92]);
+        guest
+    };
+    assert_eq!(both_ways(guest).registers[0], 0x9234);
+}

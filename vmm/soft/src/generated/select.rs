@@ -1,6 +1,6 @@
 //! Which template writes an instruction.
 
-use iced_x86::{Decoder, Instruction, Mnemonic, OpKind, Register};
+use iced_x86::{Code, Decoder, Instruction, Mnemonic, OpKind, Register};
 
 use super::assembler::register::{R10, R11, RAX};
 use super::assembler::{Assembler, Memory, Rm};
@@ -407,7 +407,10 @@ fn is_plain_integer(instruction: &Instruction) -> bool {
             .filter(|&operand| instruction.op_kind(operand) == OpKind::Register)
             .all(|operand| instruction.op_register(operand).is_gpr())
     };
-    known && registers()
+    // Of memory, Intel's manual says, this reads 16 bits; AMD's processors read 32,
+    // which may lie beyond the page.
+    let reads_more = instruction.code() == Code::Movsxd_r16_rm16;
+    known && !reads_more && registers()
 }
 
 fn memory_use(instruction: &Instruction, sse: bool) -> Option<MemoryUse> {

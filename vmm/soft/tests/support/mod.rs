@@ -17,7 +17,6 @@
 
 pub mod random;
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -65,7 +64,7 @@ pub type PageHook = Box<dyn FnMut(u64) + Send>;
 /// What a test does with the address in a device and the interrupts that wait.
 pub type DeviceHook = Box<dyn FnMut(u64, &mut Vec<u8>) + Send>;
 
-/// Guest memory: plain bytes.
+/// Guest memory: plain bytes, and nothing accessible behind them.
 pub struct Plain {
     bytes: *mut u8,
     /// Every page has to be asked for before it is written to, and may be waited
@@ -84,15 +83,19 @@ unsafe impl Send for Plain {}
 // SAFETY: as above.
 unsafe impl Sync for Plain {}
 
-fn layout() -> Layout {
-    Layout::from_size_align(MEMORY as usize, PAGE as usize).unwrap()
-}
-
 impl Plain {
     pub fn new() -> Arc<Self> {
-        // SAFETY: the layout has a size.
-        let bytes = unsafe { alloc_zeroed(layout()) };
-        assert!(!bytes.is_null());
+        let size = MEMORY as usize;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping, of which the first part is made accessible.
+        let bytes = unsafe {
+            let none = std::ptr::null_mut();
+            let bytes = libc::mmap(none, size + PAGE as usize, libc::PROT_NONE, flags, -1, 0);
+            assert_ne!(bytes, libc::MAP_FAILED);
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            assert_eq!(libc::mprotect(bytes, size, access), 0);
+            bytes.cast()
+        };
         Arc::new(Self {
             bytes,
             strict: AtomicBool::new(false),
@@ -135,8 +138,8 @@ impl Plain {
 
 impl Drop for Plain {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout.
-        unsafe { dealloc(self.bytes, layout()) };
+        // SAFETY: mapped with this size, and nobody uses it any more.
+        unsafe { libc::munmap(self.bytes.cast(), (MEMORY + PAGE) as usize) };
     }
 }
 
