@@ -20,6 +20,9 @@ const TCG_MACHINE: &str = "q35,smm=off,vmport=off,sata=off";
 /// The files of the small kernel with the busybox image.
 pub const SMALL: [&str; 2] = ["vmlinux", "busybox.cpio"];
 
+/// The files of Debian's cloud kernel, with busybox and its modules.
+pub const CLOUD: [&str; 2] = ["debian/vmlinuz", "debian/initrd.cpio.gz"];
+
 /// Who runs the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Monitor {
@@ -103,6 +106,15 @@ impl Images {
     pub fn small(&self, weft: &Path) -> Result<Boot> {
         let [kernel, initrd] = SMALL;
         Ok(Boot::new(weft, &self.file(kernel)?, &self.file(initrd)?))
+    }
+
+    /// Debian's cloud kernel with busybox; it needs more memory.
+    pub fn cloud(&self, weft: &Path) -> Result<Boot> {
+        let [kernel, initrd] = CLOUD;
+        Ok(Boot {
+            memory_mib: 512,
+            ..Boot::new(weft, &self.file(kernel)?, &self.file(initrd)?)
+        })
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::boot::{Boot, Disk, Images, Monitor, SMALL};
+use crate::boot::{Boot, CLOUD, Disk, Images, Monitor, SMALL};
 use crate::context::{Context, kvm_missing};
 use crate::devices::run_devices;
 use crate::guest::Ended;
@@ -40,7 +40,7 @@ impl Image {
     fn files(self) -> &'static [&'static str] {
         match self {
             Image::Small => &SMALL,
-            Image::Cloud => &["debian/vmlinuz", "debian/initrd.cpio.gz"],
+            Image::Cloud => &CLOUD,
             Image::Disk => &["vmlinux", "busybox.cpio", "debian/root.ext4"],
         }
     }
@@ -219,11 +219,7 @@ pub fn run_machines(context: &Context, plan: &Plan, report: &Report) {
 fn boot_of(context: &Context, images: &Images, image: Image) -> Result<Boot> {
     Ok(match image {
         Image::Small => images.small(&context.weft)?,
-        Image::Cloud => Boot::new(
-            &context.weft,
-            &images.file("debian/vmlinuz")?,
-            &images.file("debian/initrd.cpio.gz")?,
-        ),
+        Image::Cloud => images.cloud(&context.weft)?,
         Image::Disk => {
             let mut boot = images.small(&context.weft)?;
             let copy = context.directory("root-image")?.join("root.ext4");

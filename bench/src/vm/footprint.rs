@@ -47,12 +47,7 @@ const RESIDENT_INTERPRETED: &str = "resident beside guest RAM, interpreted only"
 /// The table `vm-start`.
 pub fn footprint(weft: &Path, images: &Images, work: &Path, repeat: usize) -> Result<Table> {
     let small = images.small(weft)?;
-    let mut cloud = Boot::new(
-        weft,
-        &images.file("debian/vmlinuz")?,
-        &images.file("debian/initrd.cpio.gz")?,
-    );
-    cloud.memory_mib = 512;
+    let cloud = images.cloud(weft)?;
     let mut weft_samples = Samples::new();
     let mut qemu = Vec::new();
     for _ in 0..repeat {

@@ -74,12 +74,7 @@ fn measure(boot: &Boot, monitor: Monitor, samples: &mut Samples) -> Result<Run> 
 pub fn soft(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
     let weft = &place.weft;
     let small = images.small(weft)?;
-    let mut cloud = Boot::new(
-        weft,
-        &images.file("debian/vmlinuz")?,
-        &images.file("debian/initrd.cpio.gz")?,
-    );
-    cloud.memory_mib = 512;
+    let cloud = images.cloud(weft)?;
     let names: Vec<&str> = FIGURES.iter().map(|(name, ..)| *name).collect();
     let programs: Vec<&str> = PROGRAMS.iter().map(|(name, ..)| *name).collect();
     let busy = small.running(&format!(
