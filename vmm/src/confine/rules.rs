@@ -162,6 +162,9 @@ fn common() -> Result<Rules, BackendError> {
     // built with assertions.
     let flags = argument(1, SeccompCmpOp::Eq, libc::F_GETFD as u64)?;
     when(&mut rules, libc::SYS_fcntl, vec![flags])?;
+    // A disk's lock is given up where its last user ends.
+    let lock = argument(1, SeccompCmpOp::Eq, libc::F_OFD_SETLK as u64)?;
+    when(&mut rules, libc::SYS_fcntl, vec![lock])?;
     // A thread's name.
     let name = argument(0, SeccompCmpOp::Eq, libc::PR_SET_NAME as u64)?;
     when(&mut rules, libc::SYS_prctl, vec![name])?;

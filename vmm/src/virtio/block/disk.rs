@@ -162,6 +162,15 @@ impl Disk {
     }
 }
 
+/// The lock ends with the disk, not with the last copy of its descriptor: a child
+/// has one until it executes its program.
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // Where it fails the lock goes with the descriptor.
+        let _ = set_lock(&self.file, libc::F_UNLCK, 0, 0);
+    }
+}
+
 /// Whether another way should be tried.
 pub fn unsupported(error: &io::Error) -> bool {
     matches!(
@@ -355,6 +364,21 @@ mod tests {
         let disk = Disk::open(&writable).unwrap();
         assert!(!reads(&open()));
         drop(disk);
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_lock_ends_with_its_disk_whoever_has_the_descriptor() {
+        let name = format!("weft-disk-{}-inherited", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::write(&path, [0; 4096]).unwrap();
+        let options = BlockOptions::new(&path);
+        let disk = Disk::open(&options).unwrap();
+        let inherited = disk.file().try_clone().unwrap();
+        assert!(Disk::open(&options).is_err());
+        drop(disk);
+        Disk::open(&options).unwrap();
+        drop(inherited);
         std::fs::remove_file(&path).unwrap();
     }
 }

@@ -4,7 +4,6 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
 
 use super::transport::moved;
 use super::{started, to_read, to_write};
@@ -42,20 +41,6 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
-    }
-}
-
-/// A disk that nobody uses any more, but whose lock may be there for a moment: a
-/// child that another test starts has our descriptors until it executes.
-pub fn opened(options: &BlockOptions) -> Block {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    loop {
-        match Block::open(options) {
-            Err(BlockError::InUse(_)) if Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            opened => return opened.unwrap(),
-        }
     }
 }
 
@@ -98,7 +83,7 @@ fn range(machine: &Machine, sector: u64, sectors: u32, flags: u32) -> Buffer {
 
 fn every_request(options: &BlockOptions, scratch: &Scratch) {
     let machine = Machine::new();
-    let device = machine.attach(opened(options)).unwrap();
+    let device = machine.attach(Block::open(options).unwrap()).unwrap();
     let mut driver = started(&machine, device.slot());
     let mut capacity = [0; 8];
     driver.device(0, &mut capacity);
@@ -187,7 +172,7 @@ fn writes_of_a_driver_that_cannot_flush_are_durable_at_once() {
             ..scratch.options()
         };
         let machine = Machine::new();
-        let device = machine.attach(opened(&options)).unwrap();
+        let device = machine.attach(Block::open(&options).unwrap()).unwrap();
         let mut driver = Driver::find(&machine, device.slot());
         driver.start(u64::MAX, 64);
         assert_eq!(write(&mut driver, &machine, 8, &[1; 8192]), 0);
@@ -251,7 +236,7 @@ fn a_read_only_disk_refuses_writes() {
         ..scratch.options()
     };
     let machine = Machine::new();
-    let device = machine.attach(opened(&options)).unwrap();
+    let device = machine.attach(Block::open(&options).unwrap()).unwrap();
     let mut driver = started(&machine, device.slot());
     assert_ne!(driver.offered() & 1 << 5, 0);
     assert_eq!(write(&mut driver, &machine, 0, &[1; 512]), 1);
@@ -267,14 +252,14 @@ fn a_disk_has_one_writer_or_many_readers() {
         ..scratch.options()
     };
     let in_use = |options: &BlockOptions| matches!(Block::open(options), Err(BlockError::InUse(_)));
-    let writer = opened(&scratch.options());
+    let writer = Block::open(&scratch.options()).unwrap();
     assert!(in_use(&scratch.options()));
     assert!(in_use(&reader));
     drop(writer);
-    let readers = [opened(&reader), opened(&reader)];
+    let readers = [Block::open(&reader).unwrap(), Block::open(&reader).unwrap()];
     assert!(in_use(&scratch.options()));
     drop(readers);
-    opened(&scratch.options());
+    Block::open(&scratch.options()).unwrap();
 }
 
 #[test]
@@ -303,7 +288,7 @@ fn many_requests_on_many_queues_across_a_restore() {
         ..scratch.options()
     };
     let machine = Machine::new();
-    let device = machine.attach(opened(&options)).unwrap();
+    let device = machine.attach(Block::open(&options).unwrap()).unwrap();
     let mut driver = started(&machine, device.slot());
     let offer = |driver: &mut Driver, machine: &Machine, sector: u64| {
         let queue = sector as usize % 4;
@@ -330,7 +315,7 @@ fn many_requests_on_many_queues_across_a_restore() {
     drop(device);
     let next = machine.successor();
     drop(machine);
-    let device = next.attach(opened(&options)).unwrap();
+    let device = next.attach(Block::open(&options).unwrap()).unwrap();
     device
         .restore(&serde_json::from_str(&text).unwrap())
         .unwrap();
@@ -350,7 +335,7 @@ fn many_requests_on_many_queues_across_a_restore() {
 fn another_disk_is_not_restored_to() {
     let scratch = Scratch::new();
     let machine = Machine::new();
-    let block = opened(&scratch.options());
+    let block = Block::open(&scratch.options()).unwrap();
     let device = machine.attach(block).unwrap();
     device.pause(std::time::Duration::from_secs(5)).unwrap();
     let state = device.save().unwrap();
@@ -362,7 +347,7 @@ fn another_disk_is_not_restored_to() {
         .set_len(1 << 19)
         .unwrap();
     let next = Machine::new();
-    let fresh = opened(&other.options());
+    let fresh = Block::open(&other.options()).unwrap();
     let fresh = next.attach(fresh).unwrap();
     assert!(fresh.restore(&state).is_err());
 }
@@ -375,10 +360,10 @@ fn a_device_moves_with_its_state() {
         ..scratch.options()
     };
     let machine = Machine::new();
-    let device = machine.attach(opened(&read_only)).unwrap();
+    let device = machine.attach(Block::open(&read_only).unwrap()).unwrap();
     let mut driver = started(&machine, device.slot());
     assert_eq!(read(&mut driver, &machine, 1, 512).0, 0);
-    let next = moved(&machine, &device, opened(&read_only));
+    let next = moved(&machine, &device, Block::open(&read_only).unwrap());
     let mut driver = next.driver(driver.queues);
     assert_eq!(read(&mut driver, &next.machine, 1, 512).0, 0);
 }
@@ -388,7 +373,9 @@ fn a_device_moves_with_its_state() {
 fn reads_that_are_not_in_the_page_cache() {
     let scratch = Scratch::new();
     let machine = Machine::new();
-    let device = machine.attach(opened(&scratch.options())).unwrap();
+    let device = machine
+        .attach(Block::open(&scratch.options()).unwrap())
+        .unwrap();
     let mut driver = started(&machine, device.slot());
     for round in 1..20_u8 {
         let file = File::options().write(true).open(&scratch.0).unwrap();

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use vm_memory::{Bytes, GuestAddress};
 
-use super::block::{Scratch, opened};
+use super::block::Scratch;
 use super::console::Screen;
 use super::{started, to_read, to_write};
 use crate::virtio::Transport;
+use crate::virtio::block::Block;
 use crate::virtio::console::Console;
 use crate::virtio::double::{Buffer, Driver, INDIRECT, Machine, NEEDS_RESET, NEXT};
 use crate::virtio::ring::CHAIN_MAX;
@@ -157,7 +158,7 @@ fn lies_to_a_disk() {
     ];
     for (what, lie) in lies {
         let machine = Machine::new();
-        let block = opened(&scratch.options());
+        let block = Block::open(&scratch.options()).unwrap();
         let device = machine.attach(block).unwrap();
         let mut driver = started(&machine, device.slot());
         let head = driver.chain(0, &lie(&machine));
@@ -299,7 +300,7 @@ fn random_rings_of_a_disk() {
         let mut options = scratch.options();
         options.queues = 2;
         options.io_uring = !seed.is_multiple_of(2);
-        let device = machine.attach(opened(&options)).unwrap();
+        let device = machine.attach(Block::open(&options).unwrap()).unwrap();
         torture(&machine, &device, seed);
         device.detach(Duration::from_secs(5)).unwrap();
     }
