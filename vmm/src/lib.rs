@@ -16,6 +16,7 @@
 //! | [`acpi`] | ACPI tables, and the registers that they speak of |
 //! | [`boot`] | kernels of every format, put into guest memory |
 //! | [`vcpu`] | the back ends of a virtual CPU behind one trait |
+//! | [`slice`] | one slice among several: shared memory, messages, links |
 //! | [`machine`] | the parts put together, and their life |
 //! | [`api`] | HTTP at a UNIX socket: state, pause, resume, stop, counters |
 //!
@@ -38,5 +39,6 @@ pub mod pci;
 #[cfg(test)]
 #[path = "../tests/support/skipped.rs"]
 mod skipped;
+pub mod slice;
 pub mod vcpu;
 pub mod virtio;

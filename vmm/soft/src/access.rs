@@ -357,30 +357,32 @@ impl Cpu {
             self.mailbox.step_outside();
             let held = self.memory.acquire(page, access);
             // Lost again before it could be used? Then once more.
-            if !self.come_inside(Some(page)) || held.is_err() {
+            let lost = self.come_inside(held.is_ok().then_some(page));
+            if !lost || held.is_err() {
                 return held;
             }
         }
     }
 
     /// Back from outside: does what was asked meanwhile. Whether that took
-    /// `watched` away.
-    pub fn come_inside(&mut self, watched: Option<u64>) -> bool {
+    /// `watched` away, which was just acquired.
+    pub fn come_inside(&mut self, mut watched: Option<u64>) -> bool {
         let mut lost = false;
         loop {
-            if !self.mailbox.step_inside() {
+            let asked = self.mailbox.step_inside();
+            if asked {
+                lost |= self.answer(watched);
+            }
+            // Inside, or about to wait for a vCPU that may itself wait for memory.
+            if let Some(page) = watched.take() {
+                self.memory.taken_up(page);
+            }
+            let request = self.mailbox.request();
+            let excluded = request.load(std::sync::atomic::Ordering::SeqCst) & request::EXCLUSIVE;
+            if !asked || excluded == 0 {
                 return lost;
             }
-            lost |= self.answer(watched);
-            if self
-                .mailbox
-                .request()
-                .load(std::sync::atomic::Ordering::SeqCst)
-                & request::EXCLUSIVE
-                == 0
-            {
-                return lost;
-            }
+            lost = true;
             self.mailbox.step_outside();
             self.machine.wait_while_excluded();
         }

@@ -22,7 +22,7 @@ pub struct Unbacked(pub u64);
 /// Guest-physical memory, page by page.
 ///
 /// `acquire` may take long (a page may be on another node); it returns with
-/// the page held. What was acquired stays valid until the vCPU acknowledged a
+/// the page held, and nobody takes it away before `taken_up`. What was acquired stays valid until the vCPU acknowledged a
 /// request to give it up (see `Kick::revoke`), so the caller may keep the
 /// address in its TLB.
 pub trait Memory: Send + Sync {
@@ -35,6 +35,13 @@ pub trait Memory: Send + Sync {
     fn held(&self, page: u64, access: Access) -> Option<*mut u8> {
         let _ = (page, access);
         None
+    }
+
+    /// The vCPU that acquired `page` is about to use it: from now on the page may
+    /// be taken from it again. Called once for each `acquire` that succeeded, by a
+    /// vCPU that is inside, or that goes on without the page; never waits.
+    fn taken_up(&self, page: u64) {
+        let _ = page;
     }
 
     /// One more than the highest guest-physical address that is memory.

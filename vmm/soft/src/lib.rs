@@ -35,7 +35,7 @@ mod vcpu;
 pub mod walk;
 
 pub use environment::{Access, Environment, Exit, Memory, Unbacked};
-pub use machine::SoftMachine;
+pub use machine::{NotAnswered, SoftMachine};
 pub use run::Configuration;
 pub use state::{CpuState, Undelivered};
 pub use vcpu::{Kick, SoftCpu};

@@ -1,0 +1,30 @@
+//! Guest RAM that several slices share, page by page.
+//!
+//! ```text
+//!  vCPU ──acquire──▶ ┌───────────────┐ ◀──frame── receiver thread of a link
+//!       ◀──pointer── │ SharedMemory  │ ──frame──▶ other slices
+//!       ◀──demand─── │ (the shell)   │
+//!                    └──────┬────────┘
+//!                     weft_dsm::Node
+//! ```
+//!
+//! Page `p` of the protocol is guest-physical page `p`. Every slice has the whole
+//! RAM mapped, and of it those pages that the protocol says it holds; what lies
+//! in the others is of no meaning.
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | `shell` | carries out what the protocol says, in order |
+//! | `tables` | its records, and the right to each page |
+//! | `waiters` | who waits for a page, who must not lose one yet |
+//! | `counters` | how often what happened, page by page |
+
+mod counters;
+mod shell;
+mod tables;
+#[cfg(test)]
+mod tests;
+mod waiters;
+
+pub use counters::{MemoryCounters, PageCount};
+pub use shell::{Post, SharedMemory, SharedMemoryOptions, Users};

@@ -1,0 +1,571 @@
+//! The shell around the protocol: carries out what [`Node::step`] says, in order.
+//!
+//! Invariants:
+//!
+//! - The node and all rights change under one lock. It is never held while
+//!   somebody waits for a vCPU, a link or another slice.
+//! - What one step says about a page is done before the next event about that
+//!   page is looked at. Where it has to wait for vCPUs to give the page up, the
+//!   page is *busy* and its events queue up; other pages go on.
+//! - A page that a waiting thread was just given is taken only after that thread
+//!   was at work with it (see `waiters`).
+//! - Whoever may use a page asked [`SharedMemory::acquire`], or found it in
+//!   `rights`, and answers a demand before the page leaves.
+
+use std::borrow::Cow;
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use weft_dsm::message::{self, DecodeError, Run};
+use weft_dsm::{Action, Config, Content, Event, Keep, Message, Node, NodeId, PAGE_BYTES, Page};
+use weft_soft::{Access, Memory, NotAnswered, SoftMachine, Unbacked};
+use weft_wire::Header;
+
+use super::counters::{MemoryCounters, PageCount, PageCounts};
+use super::tables::{PageTables, Rights};
+use super::waiters::{Pins, Waiter};
+use crate::memory::Ram;
+
+const PAGE_SHIFT: u32 = PAGE_BYTES.trailing_zeros();
+/// How often the taker looks again while a page is held back.
+const HELD_BACK_LOOK: Duration = Duration::from_millis(1);
+/// How often it looks when nothing is.
+const IDLE_LOOK: Duration = Duration::from_secs(1);
+
+/// The way to the other slices. Never waits.
+pub trait Post: Send + Sync {
+    /// Sends a frame to `to`, in order with all others to it. An error has been
+    /// told to whoever looks after the links.
+    fn post(&self, to: NodeId, header: &Header, parts: &[&[u8]]);
+}
+
+/// Those who use this slice's pages.
+pub trait Users: Send + Sync {
+    /// See [`SoftMachine::revoke`].
+    fn revoke(
+        &self,
+        address: u64,
+        kept: Option<Access>,
+        patience: Duration,
+    ) -> Result<(), NotAnswered>;
+}
+
+/// vCPUs that are gone use nothing.
+impl Users for Weak<SoftMachine> {
+    fn revoke(
+        &self,
+        address: u64,
+        kept: Option<Access>,
+        patience: Duration,
+    ) -> Result<(), NotAnswered> {
+        self.upgrade()
+            .map_or(Ok(()), |machine| machine.revoke(address, kept, patience))
+    }
+}
+
+/// What a slice's memory is made of.
+pub struct SharedMemoryOptions {
+    /// All of the guest's RAM.
+    pub ram: Ram,
+    /// Which slice this is, and who manages what.
+    pub config: Config,
+    /// The way to the others.
+    pub post: Arc<dyn Post>,
+    /// Longest that a vCPU may take to give a page up, and a page to come.
+    pub lease: Duration,
+    /// Called once when this slice's memory cannot go on, with the reason.
+    pub broken: Box<dyn Fn(String) + Send + Sync>,
+}
+
+/// One slice's side of the guest's RAM.
+pub struct SharedMemory {
+    ram: Ram,
+    /// Guest-physical start, bytes, host address.
+    parts: Vec<(u64, u64, usize)>,
+    end: u64,
+    rights: Rights,
+    pins: Pins,
+    state: Mutex<State>,
+    post: Arc<dyn Post>,
+    users: OnceLock<Box<dyn Users>>,
+    lease: Duration,
+    broken: Box<dyn Fn(String) + Send + Sync>,
+    /// The machine is over: nobody waits any more.
+    over: AtomicBool,
+    /// Pages that wait for a pin to go.
+    held_back: AtomicU32,
+    taker: OnceLock<Thread>,
+    /// See there.
+    pub counters: MemoryCounters,
+    counts: PageCounts,
+}
+
+struct State {
+    node: Node<PageTables>,
+    waiters: Vec<Arc<Waiter>>,
+    /// By page: what has to be done about it before anything else.
+    busy: HashMap<u64, Busy>,
+}
+
+/// A page in the middle of a step.
+#[derive(Default)]
+struct Busy {
+    /// What is left of the step; none while a thread is at it.
+    held_back: Option<Work<'static>>,
+    /// What came meanwhile.
+    events: VecDeque<(Event, Option<Box<[u8]>>)>,
+}
+
+/// What is left to do of a step.
+#[derive(Default)]
+struct Work<'a> {
+    actions: VecDeque<Action>,
+    /// The page that came with the message.
+    bytes: Option<Cow<'a, [u8]>>,
+}
+
+impl Work<'_> {
+    fn owned(self) -> Work<'static> {
+        Work {
+            actions: self.actions,
+            bytes: self.bytes.map(|bytes| Cow::Owned(bytes.into_owned())),
+        }
+    }
+}
+
+type Guard<'a> = MutexGuard<'a, State>;
+
+impl SharedMemory {
+    /// Memory of which this slice holds nothing yet.
+    pub fn new(options: SharedMemoryOptions) -> Arc<Self> {
+        let end = Memory::end(&options.ram);
+        let pages = (end >> PAGE_SHIFT) as usize;
+        let parts = options.ram.parts();
+        Arc::new(Self {
+            parts: parts
+                .into_iter()
+                .map(|(start, length, host)| (start, length, host as usize))
+                .collect(),
+            ram: options.ram,
+            end,
+            rights: Rights::new(pages),
+            pins: Pins::default(),
+            state: Mutex::new(State {
+                node: Node::new(&options.config, PageTables::new(pages)),
+                waiters: Vec::new(),
+                busy: HashMap::new(),
+            }),
+            post: options.post,
+            users: OnceLock::new(),
+            lease: options.lease,
+            broken: options.broken,
+            over: AtomicBool::new(false),
+            held_back: AtomicU32::new(0),
+            taker: OnceLock::new(),
+            counters: MemoryCounters::default(),
+            counts: PageCounts::new(pages),
+        })
+    }
+
+    /// Says who uses the pages. Once, before anybody does.
+    pub fn connect(&self, users: Box<dyn Users>) {
+        // A second connection is a mistake that the first survives.
+        let _ = self.users.set(users);
+    }
+
+    /// The RAM below.
+    pub fn ram(&self) -> &Ram {
+        &self.ram
+    }
+
+    /// Makes the pages of `addresses` this slice's own, as they lie in memory.
+    /// Before any other slice runs, at the slice that manages them.
+    pub fn adopt(&self, addresses: std::ops::Range<u64>) -> Result<(), String> {
+        let mut state = self.lock();
+        for page in addresses.start >> PAGE_SHIFT..addresses.end.div_ceil(PAGE_BYTES as u64) {
+            let mut refused = None;
+            let event = Event::Adopt { page: Page(page) };
+            state.node.step(event, &mut |action| refused = Some(action));
+            if let Some(action) = refused {
+                return Err(format!("page {page:#x}: {action:?}"));
+            }
+            self.rights.set(page, Some(Access::Write));
+        }
+        Ok(())
+    }
+
+    /// A frame of the protocol from another slice.
+    pub fn receive(
+        &self,
+        from: NodeId,
+        header: &Header,
+        payload: &[u8],
+    ) -> Result<(), DecodeError> {
+        let run: Run = message::decode(header)?;
+        let mut pages = payload.chunks_exact(PAGE_BYTES);
+        for message in run.messages() {
+            let bytes = message.carries_bytes().then(|| pages.next()).flatten();
+            self.message(from, message, bytes);
+        }
+        Ok(())
+    }
+
+    fn message(&self, from: NodeId, message: Message, bytes: Option<&[u8]>) {
+        let page = message.page.0;
+        if self.host_of(page << PAGE_SHIFT).is_none() {
+            return self.fail(format!(
+                "{from} speaks of page {page:#x}, which is no memory"
+            ));
+        }
+        let event = Event::Message { from, message };
+        let mut state = self.lock();
+        if let Some(busy) = state.busy.get_mut(&page) {
+            busy.events.push_back((event, bytes.map(Box::from)));
+            return;
+        }
+        let work = state.step(event, bytes.map(Cow::Borrowed));
+        drop(self.carry_out(state, page, work));
+    }
+
+    /// Carries out `work` about `page`, and whatever came about it meanwhile.
+    fn carry_out<'a>(&'a self, mut state: Guard<'a>, page: u64, mut work: Work<'_>) -> Guard<'a> {
+        loop {
+            while let Some(action) = work.actions.pop_front() {
+                let Some(kept) = self.taken_by(page, &action) else {
+                    self.act(&mut state, page, action, work.bytes.as_deref());
+                    continue;
+                };
+                if self.pins.hold(page) {
+                    work.actions.push_front(action);
+                    let busy = state.busy.entry(page).or_default();
+                    busy.held_back = Some(work.owned());
+                    self.held_back.fetch_add(1, Ordering::SeqCst);
+                    MemoryCounters::add(&self.counters.held_back, 1);
+                    self.wake_taker_if_free(page);
+                    return state;
+                }
+                state = self.take(state, page, kept);
+                self.act(&mut state, page, action, None);
+            }
+            let Some(busy) = state.busy.get_mut(&page) else {
+                return state;
+            };
+            let Some((event, bytes)) = busy.events.pop_front() else {
+                state.busy.remove(&page);
+                state.wake(page, |_| false);
+                return state;
+            };
+            work = state.step(event, bytes.map(|bytes| Cow::Owned(bytes.into_vec())));
+        }
+    }
+
+    /// What an action leaves of the page, if it takes something that is here.
+    fn taken_by(&self, page: u64, action: &Action) -> Option<Option<Access>> {
+        let kept = match action {
+            Action::Give {
+                keep: Keep::Shared | Keep::AsIs,
+                ..
+            } => Some(Access::Read),
+            Action::Give {
+                keep: Keep::Nothing,
+                ..
+            }
+            | Action::Drop { .. } => None,
+            _ => return None,
+        };
+        match (self.rights.of(page), kept) {
+            (Some(Access::Write), _) | (Some(Access::Read), None) => Some(kept),
+            _ => None,
+        }
+    }
+
+    /// Takes the page from all who use it, down to what is `kept`. The lock is
+    /// not held meanwhile; the page is busy.
+    fn take<'a>(&'a self, mut state: Guard<'a>, page: u64, kept: Option<Access>) -> Guard<'a> {
+        self.rights.set(page, kept);
+        state.busy.entry(page).or_default();
+        drop(state);
+        let start = Instant::now();
+        if let Some(users) = self.users.get()
+            && let Err(error) = users.revoke(page << PAGE_SHIFT, kept, self.lease)
+        {
+            self.fail(format!("a page could not be taken from a vCPU: {error}"));
+        }
+        MemoryCounters::add(&self.counters.taken, 1);
+        MemoryCounters::add(&self.counters.taking_ns, start.elapsed().as_nanos() as u64);
+        self.lock()
+    }
+
+    /// Carries out an action that takes nothing from a vCPU any more.
+    fn act(&self, state: &mut State, page: u64, action: Action, bytes: Option<&[u8]>) {
+        match action {
+            Action::Send { to, message } => self.post(to, message),
+            Action::Give { to, message, .. } => self.post(to, message),
+            Action::Drop { .. } => self.rights.set(page, None),
+            Action::Allow { .. } => self.rights.set(page, Some(Access::Write)),
+            Action::Install {
+                access, content, ..
+            } => {
+                self.install(page, content, bytes);
+                self.rights.set(page, Some(from_protocol(access)));
+            }
+            Action::Resolved { .. } => {
+                let grant = |waiter: &Waiter| {
+                    let granted = self.rights.allow(page, waiter.access);
+                    if granted {
+                        self.pins.add(page);
+                    }
+                    granted
+                };
+                state.wake(page, grant);
+            }
+            Action::Lost { node, .. } => {
+                self.fail(format!("page {page:#x} was lost with {node}"));
+            }
+            Action::Violation { from, what, .. } => {
+                self.fail(format!(
+                    "{from} broke the protocol about page {page:#x}: {what}"
+                ));
+            }
+            Action::NoRoom { .. } | Action::Refused { .. } => {
+                self.fail(format!("the protocol refused: {action:?}"));
+            }
+        }
+    }
+
+    fn post(&self, to: NodeId, message: Message) {
+        let header = message::encode(&Run::one(message));
+        if message.carries_bytes() {
+            MemoryCounters::add(&self.counters.pages_sent, 1);
+            // SAFETY: the page was taken from all who could write to it, and
+            // nobody gets it again before the lock is given up.
+            let bytes =
+                unsafe { std::slice::from_raw_parts(self.host(message.page.0), PAGE_BYTES) };
+            self.post.post(to, &header, &[bytes]);
+        } else {
+            self.post.post(to, &header, &[]);
+        }
+    }
+
+    fn install(&self, page: u64, content: Content, bytes: Option<&[u8]>) {
+        let host = self.host(page);
+        match (content, bytes) {
+            (Content::Bytes, Some(bytes)) => {
+                MemoryCounters::add(&self.counters.pages_received, 1);
+                // SAFETY: nobody uses the page, for it is not here; `receive` cut
+                // the payload into whole pages.
+                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), host, PAGE_BYTES) };
+            }
+            (Content::Zero, _) if !self.rights.used(page) => {}
+            // SAFETY: nobody uses the page, for it is not here.
+            (Content::Zero, _) => unsafe { std::ptr::write_bytes(host, 0, PAGE_BYTES) },
+            (Content::Bytes, None) | (Content::Held, _) => {
+                self.fail(format!("page {page:#x} came without its bytes"));
+            }
+        }
+    }
+
+    /// Where a page that is memory lies.
+    fn host(&self, page: u64) -> *mut u8 {
+        self.host_of(page << PAGE_SHIFT)
+            .unwrap_or(std::ptr::null_mut())
+    }
+
+    fn host_of(&self, address: u64) -> Option<*mut u8> {
+        self.parts.iter().find_map(|(start, length, host)| {
+            let offset = address.wrapping_sub(*start);
+            (offset < *length).then(|| (*host as *mut u8).wrapping_add(offset as usize))
+        })
+    }
+
+    fn lock(&self) -> Guard<'_> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn fail(&self, reason: String) {
+        if !self.over.swap(true, Ordering::SeqCst) {
+            (self.broken)(reason);
+        }
+    }
+
+    /// The machine is over: whoever waits goes on, with memory of no meaning.
+    pub fn end_waits(&self) {
+        self.over.store(true, Ordering::SeqCst);
+        for waiter in &self.lock().waiters {
+            waiter.wake(false);
+        }
+        if let Some(taker) = self.taker.get() {
+            taker.unpark();
+        }
+    }
+
+    /// Whether it is.
+    pub fn is_over(&self) -> bool {
+        self.over.load(Ordering::SeqCst)
+    }
+
+    /// The thread that goes on with pages that were held back; runs until the
+    /// machine is over.
+    pub fn take_held_back(&self) {
+        let _ = self.taker.set(std::thread::current());
+        while !self.is_over() {
+            let waiting = self.held_back.load(Ordering::SeqCst) != 0;
+            std::thread::park_timeout(if waiting { HELD_BACK_LOOK } else { IDLE_LOOK });
+            if self.held_back.load(Ordering::SeqCst) != 0 {
+                self.look_at_held_back();
+            }
+        }
+    }
+
+    fn look_at_held_back(&self) {
+        let mut state = self.lock();
+        let pages: Vec<u64> = state
+            .busy
+            .iter()
+            .filter(|(page, busy)| busy.held_back.is_some() && !self.pins.hold(**page))
+            .map(|(page, _)| *page)
+            .collect();
+        for page in pages {
+            let work = state
+                .busy
+                .get_mut(&page)
+                .and_then(|busy| busy.held_back.take());
+            if let Some(work) = work {
+                self.held_back.fetch_sub(1, Ordering::SeqCst);
+                state = self.carry_out(state, page, work);
+            }
+        }
+    }
+
+    /// A pin may have gone between the look at it and the word that a page waits.
+    fn wake_taker_if_free(&self, page: u64) {
+        if !self.pins.hold(page)
+            && let Some(taker) = self.taker.get()
+        {
+            taker.unpark();
+        }
+    }
+
+    /// How often this slice asked others for each page.
+    pub fn page_counts(&self) -> Vec<PageCount> {
+        self.counts.list()
+    }
+
+    fn count_remote(&self, page: u64, access: Access) {
+        let counter = match (access, self.rights.of(page)) {
+            (Access::Read, _) => &self.counters.reads,
+            (Access::Write, None) => &self.counters.writes,
+            (Access::Write, Some(_)) => &self.counters.upgrades,
+        };
+        MemoryCounters::add(counter, 1);
+        self.counts.count(page, access);
+    }
+}
+
+impl State {
+    /// Steps the node; what it says.
+    fn step<'a>(&mut self, event: Event, bytes: Option<Cow<'a, [u8]>>) -> Work<'a> {
+        let mut actions = VecDeque::new();
+        self.node
+            .step(event, &mut |action| actions.push_back(action));
+        Work { actions, bytes }
+    }
+
+    /// Wakes those who wait for a page; `grant` says whether they have it.
+    fn wake(&mut self, page: u64, mut grant: impl FnMut(&Waiter) -> bool) {
+        for waiter in self.waiters.iter().filter(|waiter| waiter.page == page) {
+            if !waiter.granted() {
+                waiter.wake(grant(waiter));
+            }
+        }
+    }
+}
+
+impl Memory for SharedMemory {
+    /// Waits for the page if another slice has it. What is returned is pinned
+    /// until [`Memory::taken_up`].
+    fn acquire(&self, address: u64, access: Access) -> Result<*mut u8, Unbacked> {
+        let host = self.host_of(address).ok_or(Unbacked(address))?;
+        let page = address >> PAGE_SHIFT;
+        let waiter = Waiter::new(page, access);
+        let mut state = self.lock();
+        if self.rights.allow(page, access) {
+            self.pins.add(page);
+            return Ok(host);
+        }
+        state.waiters.push(waiter.clone());
+        let (start, mut counted) = (Instant::now(), false);
+        while !waiter.granted() && !self.is_over() {
+            if !state.busy.contains_key(&page) {
+                let event = Event::Fault {
+                    page: Page(page),
+                    access: to_protocol(access),
+                    ahead: false,
+                };
+                let work = state.step(event, None);
+                state = self.carry_out(state, page, work);
+                if waiter.granted() {
+                    break;
+                }
+            }
+            if !counted {
+                self.count_remote(page, access);
+                counted = true;
+            }
+            drop(state);
+            // A link whose lease ends tells more: it is given the time to.
+            if !waiter.wait(2 * self.lease) {
+                self.fail(format!(
+                    "page {page:#x} did not come within {} s",
+                    2.0 * self.lease.as_secs_f64()
+                ));
+            }
+            state = self.lock();
+        }
+        state.waiters.retain(|other| !Arc::ptr_eq(other, &waiter));
+        drop(state);
+        if counted {
+            MemoryCounters::add(&self.counters.waited_ns, start.elapsed().as_nanos() as u64);
+        } else {
+            MemoryCounters::add(&self.counters.local, 1);
+        }
+        Ok(host)
+    }
+
+    fn held(&self, address: u64, access: Access) -> Option<*mut u8> {
+        if !self.rights.allow(address >> PAGE_SHIFT, access) {
+            return None;
+        }
+        self.host_of(address)
+    }
+
+    fn taken_up(&self, address: u64) {
+        self.pins.remove(address >> PAGE_SHIFT);
+        if self.held_back.load(Ordering::SeqCst) != 0
+            && let Some(taker) = self.taker.get()
+        {
+            taker.unpark();
+        }
+    }
+
+    fn end(&self) -> u64 {
+        self.end
+    }
+}
+
+fn to_protocol(access: Access) -> weft_dsm::Access {
+    match access {
+        Access::Read => weft_dsm::Access::Read,
+        Access::Write => weft_dsm::Access::Write,
+    }
+}
+
+fn from_protocol(access: weft_dsm::Access) -> Access {
+    match access {
+        weft_dsm::Access::Read => Access::Read,
+        weft_dsm::Access::Write => Access::Write,
+    }
+}

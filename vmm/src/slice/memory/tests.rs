@@ -1,0 +1,356 @@
+//! Several slices in one process, joined by channels that may be slow, and threads
+//! that use their pages as vCPUs do.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::{JoinHandle, spawn};
+use std::time::{Duration, Instant};
+
+use weft_dsm::{Config, ManagerOf, NodeId};
+use weft_soft::requests::{Demand, Mailbox, request};
+use weft_soft::{Access, Memory, SoftMachine};
+use weft_wire::Header;
+
+use super::*;
+use crate::memory::Ram;
+
+const RAM: u64 = 8 << 20;
+const PAGE: u64 = 4096;
+
+type Frame = (NodeId, Header, Vec<u8>);
+
+struct Channels {
+    me: NodeId,
+    to: Vec<Mutex<Sender<Frame>>>,
+}
+
+impl Post for Channels {
+    fn post(&self, to: NodeId, header: &Header, parts: &[&[u8]]) {
+        let frame = (self.me, *header, parts.concat());
+        // A slice that is gone needs nothing.
+        let _ = self.to[to.index()].lock().unwrap().send(frame);
+    }
+}
+
+struct Rig {
+    memories: Vec<Arc<SharedMemory>>,
+    machines: Vec<Arc<SoftMachine>>,
+    threads: Vec<JoinHandle<()>>,
+    failures: Arc<Mutex<Vec<String>>>,
+}
+
+impl Rig {
+    /// `delay`: how long a frame may lie at its receiver, at most.
+    fn new(nodes: u8, manager: ManagerOf, delay: Duration) -> Self {
+        let failures = Arc::<Mutex<Vec<String>>>::default();
+        let (senders, receivers): (Vec<Sender<Frame>>, Vec<Receiver<Frame>>) =
+            (0..nodes).map(|_| channel()).unzip();
+        let mut rig = Self {
+            memories: Vec::new(),
+            machines: Vec::new(),
+            threads: Vec::new(),
+            failures: failures.clone(),
+        };
+        for (node, receiver) in (0..nodes).zip(receivers) {
+            let me = NodeId(node);
+            let failures = failures.clone();
+            let memory = SharedMemory::new(SharedMemoryOptions {
+                ram: Ram::new(RAM).unwrap(),
+                config: Config::new(me, nodes, manager),
+                post: Arc::new(Channels {
+                    me,
+                    to: senders.iter().cloned().map(Mutex::new).collect(),
+                }),
+                lease: Duration::from_secs(20),
+                broken: Box::new(move |reason| failures.lock().unwrap().push(reason)),
+            });
+            let machine = SoftMachine::new(memory.clone());
+            memory.connect(Box::new(Arc::downgrade(&machine)));
+            let taker = memory.clone();
+            rig.threads.push(spawn(move || taker.take_held_back()));
+            let shell = memory.clone();
+            rig.threads.push(spawn(move || {
+                let mut random = u64::from(node) + 1;
+                while !shell.is_over() {
+                    let Ok((from, header, payload)) =
+                        receiver.recv_timeout(Duration::from_millis(50))
+                    else {
+                        continue;
+                    };
+                    if !delay.is_zero() {
+                        random = random
+                            .wrapping_mul(6_364_136_223_846_793_005)
+                            .wrapping_add(1);
+                        let share = (random >> 40) as u32 % 256;
+                        std::thread::sleep(delay * share / 256);
+                    }
+                    shell.receive(from, &header, &payload).unwrap();
+                }
+            }));
+            rig.memories.push(memory);
+            rig.machines.push(machine);
+        }
+        rig
+    }
+
+    fn user(&self, node: usize) -> User {
+        User {
+            memory: self.memories[node].clone(),
+            machine: self.machines[node].clone(),
+            mailbox: self.machines[node].join(),
+            known: HashMap::new(),
+        }
+    }
+
+    fn end(self) {
+        for memory in &self.memories {
+            memory.end_waits();
+        }
+        for thread in self.threads {
+            thread.join().unwrap();
+        }
+        assert_eq!(*self.failures.lock().unwrap(), Vec::<String>::new());
+    }
+}
+
+/// A thread that uses pages as a vCPU does.
+struct User {
+    memory: Arc<SharedMemory>,
+    machine: Arc<SoftMachine>,
+    mailbox: Arc<Mailbox>,
+    known: HashMap<u64, (usize, Access)>,
+}
+
+impl User {
+    /// The word at `address`, while the user is inside and passes no boundary.
+    fn word(&mut self, address: u64, access: Access) -> &AtomicU64 {
+        let page = address & !(PAGE - 1);
+        let host = match self.known.get(&page) {
+            Some((host, held)) if *held == Access::Write || access == Access::Read => *host,
+            _ => self.acquire(page, access),
+        };
+        // SAFETY: the page is held, and the word is on it.
+        unsafe { &*((host + (address - page) as usize) as *const AtomicU64) }
+    }
+
+    fn acquire(&mut self, page: u64, access: Access) -> usize {
+        let host = loop {
+            if let Some(host) = self.memory.held(page, access) {
+                break host;
+            }
+            self.mailbox.step_outside();
+            let host = self.memory.acquire(page, access).unwrap();
+            let lost = self.mailbox.step_inside() && self.answer(Some(page));
+            self.memory.taken_up(page);
+            if !lost {
+                break host;
+            }
+        };
+        self.known.insert(page, (host as usize, access));
+        host as usize
+    }
+
+    fn answer(&mut self, watched: Option<u64>) -> bool {
+        let (demands, number) = self.mailbox.drain();
+        let mut lost = false;
+        for demand in demands {
+            match demand {
+                Demand::Page { page, keep_read } => {
+                    lost |= watched == Some(page);
+                    match keep_read {
+                        true => {
+                            if let Some((_, held)) = self.known.get_mut(&page) {
+                                *held = Access::Read;
+                            }
+                        }
+                        false => drop(self.known.remove(&page)),
+                    }
+                }
+                Demand::Code { .. } => {}
+                Demand::Everything => {
+                    lost = true;
+                    self.known.clear();
+                }
+            }
+        }
+        self.mailbox.report(number);
+        lost
+    }
+
+    fn boundary(&mut self) {
+        if self.mailbox.request().load(Ordering::SeqCst) & request::DEMANDS != 0 {
+            self.answer(None);
+        }
+    }
+
+    fn inside(&mut self) {
+        if self.mailbox.step_inside() {
+            self.answer(None);
+        }
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        self.mailbox.step_outside();
+        self.machine.leave(&self.mailbox);
+    }
+}
+
+/// Increments of words that all users share: none is lost.
+fn increments(nodes: u8, users: usize, rounds: u64, manager: ManagerOf, delay: Duration) {
+    const WORDS: u64 = 5;
+    let rig = Rig::new(nodes, manager, delay);
+    // On three pages of two chunks.
+    let address = |word: u64| 0x1f_e000 + word * 2048;
+    let threads: Vec<_> = (0..usize::from(nodes) * users)
+        .map(|number| {
+            let mut user = rig.user(number % usize::from(nodes));
+            spawn(move || {
+                user.inside();
+                for round in 0..rounds {
+                    let word = (round * 7 + number as u64) % WORDS;
+                    if round % 3 == 0 {
+                        user.word(address(word), Access::Read)
+                            .load(Ordering::Relaxed);
+                    }
+                    user.word(address(word), Access::Write)
+                        .fetch_add(1, Ordering::Relaxed);
+                    user.boundary();
+                }
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    let mut user = rig.user(0);
+    user.inside();
+    let total: u64 = (0..WORDS)
+        .map(|word| {
+            user.word(address(word), Access::Read)
+                .load(Ordering::Relaxed)
+        })
+        .sum();
+    drop(user);
+    assert_eq!(total, u64::from(nodes) * users as u64 * rounds);
+    rig.end();
+}
+
+#[test]
+fn no_increment_is_lost_between_two_slices() {
+    increments(2, 1, 3000, ManagerOf::Interleaved, Duration::ZERO);
+}
+
+#[test]
+fn no_increment_is_lost_between_three_slices_of_two_users() {
+    increments(3, 2, 1000, ManagerOf::Interleaved, Duration::ZERO);
+}
+
+#[test]
+fn no_increment_is_lost_on_slow_links() {
+    let delay = Duration::from_micros(300);
+    increments(3, 1, 150, ManagerOf::Fixed(NodeId(1)), delay);
+}
+
+/// Message passing: who sees the flag sees the data, and a word never goes back.
+#[test]
+fn stores_are_seen_in_order() {
+    const ROUNDS: u64 = 2000;
+    let rig = Rig::new(2, ManagerOf::Interleaved, Duration::ZERO);
+    let (data, flag) = (0x10_0000, 0x30_0000);
+    let mut writer = rig.user(0);
+    let writing = spawn(move || {
+        writer.inside();
+        for round in 1..=ROUNDS {
+            writer
+                .word(data, Access::Write)
+                .store(round, Ordering::Release);
+            writer.boundary();
+            writer
+                .word(flag, Access::Write)
+                .store(round, Ordering::Release);
+            writer.boundary();
+        }
+    });
+    let mut reader = rig.user(1);
+    let reading = spawn(move || {
+        reader.inside();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut last = 0;
+        while last < ROUNDS {
+            assert!(Instant::now() < deadline, "stuck at {last}");
+            let seen = reader.word(flag, Access::Read).load(Ordering::Acquire);
+            assert!(seen >= last);
+            reader.boundary();
+            let value = reader.word(data, Access::Read).load(Ordering::Acquire);
+            assert!(value >= seen, "{value} after {seen}");
+            reader.boundary();
+            last = seen;
+        }
+    });
+    writing.join().unwrap();
+    reading.join().unwrap();
+    rig.end();
+}
+
+/// What was adopted is there for others, and first touches are zero even where
+/// this slice's memory holds old bytes.
+#[test]
+fn adopted_and_untouched_pages_read_as_they_should() {
+    let rig = Rig::new(2, ManagerOf::Fixed(NodeId(0)), Duration::ZERO);
+    let address = 0x5000;
+    rig.memories[0]
+        .ram()
+        .put(address, &77_u64.to_le_bytes())
+        .unwrap();
+    rig.memories[0].adopt(address..address + PAGE).unwrap();
+    let mut user = rig.user(1);
+    user.inside();
+    assert_eq!(user.word(address, Access::Read).load(Ordering::Relaxed), 77);
+    assert_eq!(user.word(0x9000, Access::Read).load(Ordering::Relaxed), 0);
+    user.word(0x9000, Access::Write).store(5, Ordering::Relaxed);
+    drop(user);
+    let mut user = rig.user(0);
+    user.inside();
+    assert_eq!(user.word(0x9000, Access::Read).load(Ordering::Relaxed), 5);
+    drop(user);
+    let counts = rig.memories[1].page_counts();
+    assert!(
+        counts
+            .iter()
+            .any(|count| count.page == 5 && count.reads == 1)
+    );
+    rig.end();
+}
+
+/// A page that is fought over gets work done on both sides.
+#[test]
+fn two_slices_that_fight_both_get_on() {
+    let rig = Rig::new(2, ManagerOf::Interleaved, Duration::ZERO);
+    let stop = Arc::new(AtomicBool::new(false));
+    let threads: Vec<_> = (0..2)
+        .map(|node| {
+            let (mut user, stop) = (rig.user(node), stop.clone());
+            spawn(move || {
+                user.inside();
+                let mut done = 0_u64;
+                while !stop.load(Ordering::Relaxed) {
+                    user.word(0x8000, Access::Write)
+                        .fetch_add(1, Ordering::Relaxed);
+                    user.boundary();
+                    done += 1;
+                }
+                done
+            })
+        })
+        .collect();
+    std::thread::sleep(Duration::from_millis(300));
+    stop.store(true, Ordering::Relaxed);
+    for thread in threads {
+        assert!(thread.join().unwrap() > 20);
+    }
+    rig.end();
+}

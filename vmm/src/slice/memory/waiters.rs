@@ -1,0 +1,108 @@
+//! Who waits for which page, and who was just given one.
+//!
+//! A page that comes for a vCPU is *pinned* until that vCPU is at work with it:
+//! else two nodes that want the same page could hand it to each other for ever,
+//! and neither get anything done. A pin lasts from the moment the right is there
+//! until the vCPU's thread is back inside guest code; nobody who holds one waits
+//! for a page, or for another vCPU.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::Thread;
+use std::time::Duration;
+
+use weft_soft::Access;
+
+/// Threads that may hold a pin at a time.
+const PINS: usize = 64;
+const FREE: u64 = u64::MAX;
+
+/// Pages that must not be taken at the moment.
+pub(super) struct Pins([AtomicU64; PINS]);
+
+impl Default for Pins {
+    fn default() -> Self {
+        Self([const { AtomicU64::new(FREE) }; PINS])
+    }
+}
+
+impl Pins {
+    /// Pins `page`; under the shell's lock. Without a free place the page is not
+    /// pinned, and may be taken before it was of use: slower, not wrong.
+    pub fn add(&self, page: u64) {
+        if let Some(pin) = self
+            .0
+            .iter()
+            .find(|pin| pin.load(Ordering::Relaxed) == FREE)
+        {
+            pin.store(page, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether somebody has pinned `page`.
+    pub fn hold(&self, page: u64) -> bool {
+        self.0.iter().any(|pin| pin.load(Ordering::SeqCst) == page)
+    }
+
+    /// Gives one pin of `page` back, without a lock.
+    pub fn remove(&self, page: u64) {
+        for pin in &self.0 {
+            let mine = pin.load(Ordering::Relaxed) == page
+                && pin
+                    .compare_exchange(page, FREE, Ordering::SeqCst, Ordering::Relaxed)
+                    .is_ok();
+            if mine {
+                return;
+            }
+        }
+    }
+}
+
+/// A thread that waits for a page.
+pub(super) struct Waiter {
+    pub page: u64,
+    pub access: Access,
+    thread: Thread,
+    woken: AtomicBool,
+    granted: AtomicBool,
+}
+
+impl Waiter {
+    /// The calling thread.
+    pub fn new(page: u64, access: Access) -> Arc<Self> {
+        Arc::new(Self {
+            page,
+            access,
+            thread: std::thread::current(),
+            woken: AtomicBool::new(false),
+            granted: AtomicBool::new(false),
+        })
+    }
+
+    /// Has it look again. `granted`: it has the page, pinned.
+    pub fn wake(&self, granted: bool) {
+        self.granted.fetch_or(granted, Ordering::SeqCst);
+        self.woken.store(true, Ordering::SeqCst);
+        self.thread.unpark();
+    }
+
+    /// Whether it was given the page.
+    pub fn granted(&self) -> bool {
+        self.granted.load(Ordering::SeqCst)
+    }
+
+    /// Waits to be woken, `patience` at most; whether it was.
+    pub fn wait(&self, patience: Duration) -> bool {
+        let start = std::time::Instant::now();
+        loop {
+            if self.woken.swap(false, Ordering::SeqCst) {
+                return true;
+            }
+            let left = patience.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                return false;
+            }
+            std::thread::park_timeout(left);
+        }
+    }
+}
