@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, OnceLock, RwLock};
 
 use thiserror::Error;
 
@@ -30,6 +30,8 @@ type Devices = BTreeMap<u64, (u64, Arc<dyn BusDevice>)>;
 pub struct Bus {
     /// Guards the map only: released before a device is called.
     devices: Arc<RwLock<Devices>>,
+    /// Answers where no device does; asked with the whole address.
+    beyond: Arc<OnceLock<Arc<dyn BusDevice>>>,
 }
 
 impl Bus {
@@ -59,18 +61,28 @@ impl Bus {
         devices.remove(&start).map(|(_, device)| device)
     }
 
+    /// Has `beyond` answer, with the address as offset, wherever no device does:
+    /// the devices of other slices. Once.
+    pub fn continue_at(&self, beyond: Arc<dyn BusDevice>) {
+        // A second one is a mistake that the first survives.
+        let _ = self.beyond.set(beyond);
+    }
+
     /// Reads; ones where nobody answers.
     pub fn read(&self, address: u64, data: &mut [u8]) {
-        match self.find(address, data.len()) {
-            Some((offset, device)) => device.read(offset, data),
-            None => data.fill(0xff),
+        match (self.find(address, data.len()), self.beyond.get()) {
+            (Some((offset, device)), _) => device.read(offset, data),
+            (None, Some(beyond)) => beyond.read(address, data),
+            (None, None) => data.fill(0xff),
         }
     }
 
     /// Writes; to nowhere where nobody answers.
     pub fn write(&self, address: u64, data: &[u8]) {
-        if let Some((offset, device)) = self.find(address, data.len()) {
-            device.write(offset, data);
+        match (self.find(address, data.len()), self.beyond.get()) {
+            (Some((offset, device)), _) => device.write(offset, data),
+            (None, Some(beyond)) => beyond.write(address, data),
+            (None, None) => {}
         }
     }
 

@@ -1,5 +1,6 @@
 //! The hub: finds whom an interrupt is for and hands it over.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -23,14 +24,36 @@ pub struct HubCounters {
     pub lines: AtomicU64,
     /// EOIs of level-triggered interrupts.
     pub ends: AtomicU64,
+    /// To vCPUs of other slices.
+    pub away: AtomicU64,
     /// Of kinds that this machine has no use for, or to nobody.
     pub dropped: AtomicU64,
 }
 
+/// The way to what lies on other slices. Never waits.
+pub trait Elsewhere: Send + Sync {
+    /// Hands a message to the slice that has the vCPU.
+    fn deliver(&self, vcpu: u32, message: Message);
+    /// Tells the slice that has the I/O APIC of an EOI.
+    fn end_of_interrupt(&self, vector: u8);
+}
+
+/// What of a machine's interrupt controllers is not here.
+pub struct Apart {
+    /// The vCPUs that are here.
+    pub vcpus: Range<u32>,
+    /// Whether the I/O APIC is here.
+    pub io_apic: bool,
+    /// The way to the others.
+    pub elsewhere: Arc<dyn Elsewhere>,
+}
+
 /// All of a machine's interrupt controllers, as far as they are shared.
 pub struct Hub {
-    /// Where each vCPU is. For now all are here.
+    /// Every vCPU's; of those elsewhere only the identity counts.
     seats: Box<[Arc<Seat>]>,
+    /// None: all is here.
+    apart: Option<Apart>,
     /// Held while a register or a line changes; what follows is sent after.
     io_apic: Mutex<IoApic>,
     /// Which vCPU is looked at first for a lowest-priority interrupt.
@@ -42,7 +65,13 @@ pub struct Hub {
 impl Hub {
     /// For vCPUs 0 to `cpus` - 1.
     pub fn new(cpus: u32) -> Arc<Self> {
+        Self::of_slice(cpus, None)
+    }
+
+    /// For vCPUs 0 to `cpus` - 1, not all of which are here.
+    pub fn of_slice(cpus: u32, apart: Option<Apart>) -> Arc<Self> {
         Arc::new(Self {
+            apart,
             seats: (0..cpus).map(|_| Arc::default()).collect(),
             io_apic: Mutex::default(),
             turn: AtomicU32::new(0),
@@ -101,6 +130,17 @@ impl Hub {
 
     /// Gives one vCPU a message, wherever it is. Whether it took it.
     pub fn deliver(&self, vcpu: u32, message: Message, sender: Option<u32>) -> bool {
+        if let Some(elsewhere) = self.way_to(vcpu) {
+            let fixed = matches!(message, Message::Fixed { .. });
+            let taken = !fixed || self.seat(vcpu).is_some_and(|seat| seat.accepts_fixed());
+            if taken {
+                self.counters.away.fetch_add(1, Ordering::Relaxed);
+                elsewhere.deliver(vcpu, message);
+            } else {
+                self.counters.dropped.fetch_add(1, Ordering::Relaxed);
+            }
+            return taken;
+        }
         let seat = self.seat(vcpu).filter(|seat| seat.post(message));
         let Some(seat) = seat else {
             self.counters.dropped.fetch_add(1, Ordering::Relaxed);
@@ -116,6 +156,13 @@ impl Hub {
         true
     }
 
+    /// The way to a vCPU that is not here.
+    fn way_to(&self, vcpu: u32) -> Option<&dyn Elsewhere> {
+        let apart = self.apart.as_ref()?;
+        let away = vcpu < self.cpus() && !apart.vcpus.contains(&vcpu);
+        away.then_some(&*apart.elsewhere)
+    }
+
     /// A local APIC's command.
     pub fn command(&self, interrupt: &Interrupt, sender: u32) {
         self.counters.commands.fetch_add(1, Ordering::Relaxed);
@@ -125,10 +172,18 @@ impl Hub {
     /// A vCPU ended a level-triggered interrupt.
     pub fn end_of_interrupt(&self, vector: u8, sender: u32) {
         self.counters.ends.fetch_add(1, Ordering::Relaxed);
+        match &self.apart {
+            Some(apart) if !apart.io_apic => apart.elsewhere.end_of_interrupt(vector),
+            _ => self.end_at_io_apic(vector, Some(sender)),
+        }
+    }
+
+    /// An EOI at the I/O APIC, which is here. `sender`: as for [`Hub::send`].
+    pub fn end_at_io_apic(&self, vector: u8, sender: Option<u32>) {
         let mut follow = Vec::new();
         self.io_apic().end_of_interrupt(vector, &mut follow);
         for (pin, interrupt) in &follow {
-            self.send_of_pin(*pin, interrupt, Some(sender));
+            self.send_of_pin(*pin, interrupt, sender);
         }
     }
 
@@ -239,6 +294,7 @@ impl Part for Hub {
             ("messages", &counters.messages),
             ("lines", &counters.lines),
             ("level-ends", &counters.ends),
+            ("to-other-slices", &counters.away),
             ("dropped", &counters.dropped),
         ]
         .map(|(name, count)| (name, count.load(Ordering::Relaxed)))

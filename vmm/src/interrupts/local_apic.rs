@@ -439,8 +439,8 @@ impl LocalApic {
     fn publish(&self) {
         let identity = (self.state.logical_destination >> 24) as u8;
         let cluster = self.state.destination_format >> 28 == 0;
-        self.seat.publish_logical(identity, cluster);
-        self.seat.publish_accepts_fixed(self.accepts_fixed());
+        self.seat
+            .publish_identity(identity, cluster, self.accepts_fixed());
         self.publish_priority();
     }
 

@@ -9,7 +9,7 @@
 //!
 //! - An [`Interrupt`] names its targets as the guest does; [`Hub::send`] finds
 //!   which vCPUs those are and gives each a [`Message`] by [`Hub::deliver`], the
-//!   one place that will know on which node a vCPU is.
+//!   one place that knows on which slice a vCPU is.
 //! - A [`LocalApic`] belongs to its vCPU's thread: its registers are under no
 //!   lock. Others reach it through the [`Seat`], whose mailbox is a few atomics;
 //!   what must be known of it from outside (logical identity, priority) it
@@ -26,7 +26,7 @@ mod seat;
 mod timer;
 
 pub use doorbell::Doorbell;
-pub use hub::{Hub, HubCounters, Line};
+pub use hub::{Apart, Elsewhere, Hub, HubCounters, Line};
 pub use io_apic::{IO_APIC_SIZE, IoApic, IoApicState, PINS};
 pub use local_apic::{LOCAL_APIC_SIZE, LocalApic, LocalApicState, Outcome};
 pub use message::{Delivery, Destination, Interrupt, Message};

@@ -1,6 +1,7 @@
 //! Where messages for one vCPU wait until it looks: a mailbox of atomics.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::doorbell::Doorbell;
 use super::message::Message;
@@ -12,6 +13,14 @@ const INIT: u32 = 4;
 const START_UP: u32 = 8;
 /// The start-up vector is in bits 8 to 15.
 const START_UP_VECTOR: u32 = 0xff00;
+
+/// In an identity: the cluster model.
+const CLUSTER: u32 = 1 << 8;
+/// In an identity: the local APIC takes no interrupt that has a vector.
+const REFUSES_FIXED: u32 = 1 << 9;
+
+/// Hears of a new identity.
+type Listener = Box<dyn Fn(u32) + Send + Sync>;
 
 /// What lay in the mailbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,12 +43,13 @@ pub struct Seat {
     requested: [AtomicU32; 8],
     level: [AtomicU32; 8],
     summary: AtomicU32,
-    /// LDR's identity in bits 0 to 7; bit 8: cluster model.
-    logical: AtomicU32,
+    /// Whom the local APIC answers to: LDR's identity in bits 0 to 7, then
+    /// [`CLUSTER`] and [`REFUSES_FIXED`].
+    identity: AtomicU32,
+    /// Other slices keep a copy of the identity.
+    listener: OnceLock<Listener>,
     /// The arbitration priority: who has less gets a lowest-priority interrupt.
     priority: AtomicU32,
-    /// The local APIC is disabled: it takes no interrupt that has a vector.
-    refuses_fixed: AtomicBool,
     /// Wakes the vCPU.
     pub doorbell: Doorbell,
 }
@@ -50,9 +60,9 @@ impl Default for Seat {
             requested: Default::default(),
             level: Default::default(),
             summary: AtomicU32::new(0),
-            logical: AtomicU32::new(0),
+            identity: AtomicU32::new(0),
+            listener: OnceLock::new(),
             priority: AtomicU32::new(0),
-            refuses_fixed: AtomicBool::new(false),
             doorbell: Doorbell::default(),
         }
     }
@@ -127,20 +137,35 @@ impl Seat {
         letters
     }
 
-    /// The local APIC says who it is in logical mode.
-    pub(super) fn publish_logical(&self, identity: u8, cluster: bool) {
-        let value = u32::from(identity) | u32::from(cluster) << 8;
-        self.logical.store(value, Ordering::Release);
+    /// The local APIC says who it is in logical mode, and whether it takes
+    /// interrupts that have a vector.
+    pub(super) fn publish_identity(&self, logical: u8, cluster: bool, accepts_fixed: bool) {
+        let mut identity = u32::from(logical);
+        identity |= if cluster { CLUSTER } else { 0 };
+        identity |= if accepts_fixed { 0 } else { REFUSES_FIXED };
+        let before = self.identity.swap(identity, Ordering::SeqCst);
+        if before != identity
+            && let Some(listener) = self.listener.get()
+        {
+            listener(identity);
+        }
     }
 
-    /// The local APIC says whether it takes interrupts that have a vector.
-    pub(super) fn publish_accepts_fixed(&self, accepts: bool) {
-        self.refuses_fixed.store(!accepts, Ordering::SeqCst);
+    /// The identity of a vCPU on another slice, as that slice tells it.
+    pub fn set_identity(&self, identity: u32) {
+        self.identity.store(identity, Ordering::SeqCst);
     }
 
-    /// Whether it does.
+    /// Has `listener` called with every new identity, on the vCPU's thread. Once,
+    /// before the vCPU runs.
+    pub fn listen(&self, listener: Listener) {
+        // A second listener is a mistake that the first survives.
+        let _ = self.listener.set(listener);
+    }
+
+    /// Whether it takes interrupts that have a vector.
     pub(super) fn accepts_fixed(&self) -> bool {
-        !self.refuses_fixed.load(Ordering::SeqCst)
+        self.identity.load(Ordering::SeqCst) & REFUSES_FIXED == 0
     }
 
     /// The local APIC says how busy it is.
@@ -155,12 +180,12 @@ impl Seat {
 
     /// Whether a logical destination names it (Intel SDM volume 3, 11.6.2.2).
     pub(super) fn matches_logical(&self, destination: u8) -> bool {
-        let logical = self.logical.load(Ordering::Acquire);
-        let identity = logical as u8;
+        let whole = self.identity.load(Ordering::SeqCst);
+        let identity = whole as u8;
         if destination == 0xff {
             return true;
         }
-        if logical & 1 << 8 == 0 {
+        if whole & CLUSTER == 0 {
             return identity & destination != 0;
         }
         identity >> 4 == destination >> 4 && identity & destination & 0xf != 0
@@ -217,10 +242,10 @@ mod tests {
         let seat = Seat::default();
         assert!(!seat.matches_logical(0x0f));
         assert!(seat.matches_logical(0xff));
-        seat.publish_logical(0x24, false);
+        seat.publish_identity(0x24, false, true);
         assert!(seat.matches_logical(0x20) && seat.matches_logical(0x04));
         assert!(!seat.matches_logical(0x10));
-        seat.publish_logical(0x24, true);
+        seat.publish_identity(0x24, true, true);
         assert!(seat.matches_logical(0x24) && seat.matches_logical(0x2c));
         assert!(!seat.matches_logical(0x14) && !seat.matches_logical(0x21));
     }

@@ -1,0 +1,321 @@
+//! What slices tell each other beside pages, and how it travels.
+//!
+//! | kind | note | `flags` | `count` | `words` | payload |
+//! | --- | --- | --- | --- | --- | --- |
+//! | 128 | interrupt | 0 fixed, 1 level, 2 NMI, 3 INIT, 4 start-up | vCPU | vector | |
+//! | 129 | end of interrupt | | | vector | |
+//! | 130 | identity | | vCPU | identity | |
+//! | 131 | register access | bit 0: write, bit 1: port | bytes, 1 to 8 | ticket, address, value | |
+//! | 132 | its answer | | bytes | ticket, value | |
+//! | 133 | order | | | ticket | JSON |
+//! | 134 | its answer | | | ticket | JSON |
+//! | 135 | ended | | | | JSON |
+//! | 136 | beat | | | | |
+//!
+//! Fields that are not named are zero. Decoding is total: every header gives a
+//! note or a named error.
+
+use thiserror::Error;
+use weft_wire::Header;
+
+use crate::interrupts::Message;
+
+const INTERRUPT: u8 = 128;
+const END_OF_INTERRUPT: u8 = 129;
+const IDENTITY: u8 = 130;
+const ACCESS: u8 = 131;
+const ACCESSED: u8 = 132;
+const ORDER: u8 = 133;
+const ANSWER: u8 = 134;
+const ENDED: u8 = 135;
+const BEAT: u8 = 136;
+
+const WRITE: u8 = 1;
+const PORT: u8 = 2;
+
+/// Where a register is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Space {
+    /// At a guest-physical address.
+    Memory,
+    /// At a port.
+    Port,
+}
+
+/// A register of a device, from afar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegisterAccess {
+    /// Address or port.
+    pub address: u64,
+    /// Which of the two.
+    pub space: Space,
+    /// Bytes, 1 to 8.
+    pub size: u8,
+    /// What is written, in the low bytes; none: it is read.
+    pub value: Option<u64>,
+}
+
+/// What one slice tells another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Note {
+    /// To a vCPU of the receiver.
+    Interrupt {
+        /// Which.
+        vcpu: u32,
+        /// What.
+        message: Message,
+    },
+    /// To the I/O APIC: a level-triggered interrupt was ended.
+    EndOfInterrupt {
+        /// Its vector.
+        vector: u8,
+    },
+    /// A vCPU of the sender answers to other names.
+    Identity {
+        /// Which vCPU.
+        vcpu: u32,
+        /// See [`crate::interrupts::Seat::set_identity`].
+        identity: u32,
+    },
+    /// Asks for a register; answered by `Accessed` with the same ticket.
+    Access {
+        /// The question's number.
+        ticket: u64,
+        /// What is asked.
+        access: RegisterAccess,
+    },
+    /// The answer.
+    Accessed {
+        /// The question's number.
+        ticket: u64,
+        /// What was read, in the low bytes.
+        value: u64,
+    },
+    /// The bootstrap slice asks a companion; answered by `Answer`.
+    Order {
+        /// The order's number.
+        ticket: u64,
+        /// [`super::orders::Order`].
+        json: Vec<u8>,
+    },
+    /// The answer.
+    Answer {
+        /// The order's number.
+        ticket: u64,
+        /// [`super::orders::Answer`].
+        json: Vec<u8>,
+    },
+    /// The sender's part of the machine asks for the end of the whole.
+    Ended {
+        /// [`crate::machine::End`].
+        json: Vec<u8>,
+    },
+    /// The sender lives.
+    Beat,
+}
+
+/// Why a frame is no note.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum NoteError {
+    /// No note has this kind.
+    #[error("a note of unknown kind {0}")]
+    Kind(u8),
+    /// A field has a value that it cannot have, or a field is used that is none.
+    #[error("a note of kind {0} with impossible fields")]
+    Fields(u8),
+}
+
+impl Note {
+    /// The frame: its header, and what follows it.
+    pub fn encode(&self) -> (Header, &[u8]) {
+        let header = |kind: u8, flags: u8, count: u32, words: [u64; 3]| {
+            let mut header = Header::new(kind);
+            header.flags = flags;
+            // vCPUs and sizes have one byte.
+            header.count = count as u16;
+            header.words[..3].copy_from_slice(&words);
+            header
+        };
+        match self {
+            Self::Interrupt { vcpu, message } => {
+                let (flags, vector) = match *message {
+                    Message::Fixed { vector, level } => (u8::from(level), vector),
+                    Message::NonMaskable => (2, 0),
+                    Message::Init => (3, 0),
+                    Message::StartUp { vector } => (4, vector),
+                };
+                let words = [vector.into(), 0, 0];
+                (header(INTERRUPT, flags, *vcpu, words), &[])
+            }
+            Self::EndOfInterrupt { vector } => {
+                let words = [(*vector).into(), 0, 0];
+                (header(END_OF_INTERRUPT, 0, 0, words), &[])
+            }
+            Self::Identity { vcpu, identity } => {
+                (header(IDENTITY, 0, *vcpu, [(*identity).into(), 0, 0]), &[])
+            }
+            Self::Access { ticket, access } => {
+                let mut flags = if access.value.is_some() { WRITE } else { 0 };
+                flags |= if access.space == Space::Port { PORT } else { 0 };
+                let words = [*ticket, access.address, access.value.unwrap_or(0)];
+                (header(ACCESS, flags, access.size.into(), words), &[])
+            }
+            Self::Accessed { ticket, value } => (header(ACCESSED, 0, 0, [*ticket, *value, 0]), &[]),
+            Self::Order { ticket, json } => (header(ORDER, 0, 0, [*ticket, 0, 0]), json),
+            Self::Answer { ticket, json } => (header(ANSWER, 0, 0, [*ticket, 0, 0]), json),
+            Self::Ended { json } => (header(ENDED, 0, 0, [0; 3]), json),
+            Self::Beat => (header(BEAT, 0, 0, [0; 3]), &[]),
+        }
+    }
+
+    /// The note that a frame is.
+    pub fn decode(header: &Header, payload: &[u8]) -> Result<Self, NoteError> {
+        let kind = header.kind;
+        let impossible = NoteError::Fields(kind);
+        let [first, second, third, ..] = header.words;
+        let byte = |word: u64| u8::try_from(word).map_err(|_| impossible);
+        let vcpu = u32::from(header.count);
+        let note = match kind {
+            INTERRUPT => Self::Interrupt {
+                vcpu,
+                message: match header.flags {
+                    0 | 1 => Message::Fixed {
+                        vector: byte(first)?,
+                        level: header.flags == 1,
+                    },
+                    2 => Message::NonMaskable,
+                    3 => Message::Init,
+                    4 => Message::StartUp {
+                        vector: byte(first)?,
+                    },
+                    _ => return Err(impossible),
+                },
+            },
+            END_OF_INTERRUPT => Self::EndOfInterrupt {
+                vector: byte(first)?,
+            },
+            IDENTITY => Self::Identity {
+                vcpu,
+                identity: u32::try_from(first).map_err(|_| impossible)?,
+            },
+            ACCESS => Self::Access {
+                ticket: first,
+                access: RegisterAccess {
+                    address: second,
+                    space: match header.flags & PORT {
+                        0 => Space::Memory,
+                        _ => Space::Port,
+                    },
+                    size: match header.count {
+                        size @ 1..=8 => size as u8,
+                        _ => return Err(impossible),
+                    },
+                    value: (header.flags & WRITE != 0).then_some(third),
+                },
+            },
+            ACCESSED => Self::Accessed {
+                ticket: first,
+                value: second,
+            },
+            ORDER => Self::Order {
+                ticket: first,
+                json: payload.to_vec(),
+            },
+            ANSWER => Self::Answer {
+                ticket: first,
+                json: payload.to_vec(),
+            },
+            ENDED => Self::Ended {
+                json: payload.to_vec(),
+            },
+            BEAT => Self::Beat,
+            _ => return Err(NoteError::Kind(kind)),
+        };
+        // What means nothing is zero: then the same frame comes out again.
+        let (mut canonical, rest) = note.encode();
+        canonical.length = header.length;
+        if canonical != *header || rest != payload {
+            return Err(impossible);
+        }
+        Ok(note)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn notes() -> Vec<Note> {
+        let interrupt = |message| Note::Interrupt { vcpu: 254, message };
+        let access = |space, value| Note::Access {
+            ticket: u64::MAX,
+            access: RegisterAccess {
+                address: 0xfec0_0010,
+                space,
+                size: 8,
+                value,
+            },
+        };
+        vec![
+            interrupt(Message::Fixed {
+                vector: 255,
+                level: true,
+            }),
+            interrupt(Message::Fixed {
+                vector: 16,
+                level: false,
+            }),
+            interrupt(Message::NonMaskable),
+            interrupt(Message::Init),
+            interrupt(Message::StartUp { vector: 0x9a }),
+            Note::EndOfInterrupt { vector: 0x31 },
+            Note::Identity {
+                vcpu: 3,
+                identity: 0x208,
+            },
+            access(Space::Memory, None),
+            access(Space::Port, Some(u64::MAX)),
+            Note::Accessed {
+                ticket: 7,
+                value: 9,
+            },
+            Note::Order {
+                ticket: 1,
+                json: b"{}".to_vec(),
+            },
+            Note::Answer {
+                ticket: 1,
+                json: b"[]".to_vec(),
+            },
+            Note::Ended { json: vec![1; 99] },
+            Note::Beat,
+        ]
+    }
+
+    #[test]
+    fn notes_come_out_as_they_went_in() {
+        for note in notes() {
+            let (header, payload) = note.encode();
+            assert_eq!(Note::decode(&header, payload), Ok(note.clone()));
+        }
+    }
+
+    #[test]
+    fn other_frames_are_refused() {
+        let kind = Header::new(200);
+        assert_eq!(Note::decode(&kind, &[]), Err(NoteError::Kind(200)));
+        for note in notes() {
+            let (mut header, payload) = note.encode();
+            header.words[4] = 1;
+            let fields = Err(NoteError::Fields(header.kind));
+            assert_eq!(Note::decode(&header, payload), fields);
+        }
+        let mut size = Header::new(ACCESS);
+        size.count = 9;
+        assert_eq!(Note::decode(&size, &[]), Err(NoteError::Fields(ACCESS)));
+        let mut vector = Header::new(INTERRUPT);
+        vector.words[0] = 256;
+        let refused = Err(NoteError::Fields(INTERRUPT));
+        assert_eq!(Note::decode(&vector, &[]), refused);
+    }
+}

@@ -1,0 +1,45 @@
+//! What the bootstrap slice asks of its companions. The machine's life has one
+//! owner, there; companions do as they are told.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::machine::VcpuStage;
+
+/// An order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Order {
+    /// Let the vCPUs run, for the first time or again.
+    Run {
+        /// The guest's TSC minus the bootstrap host's, modulo 2^64.
+        tsc_offset: u64,
+    },
+    /// Let them stand.
+    Pause,
+    /// The machine is over.
+    Stop,
+    /// What do your vCPUs do?
+    Status,
+    /// What did you count?
+    Counters,
+    /// Which pages did you ask for, how often?
+    Pages,
+}
+
+/// The answer to one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Answer {
+    /// It is done.
+    Done,
+    /// To `Status`: of the slice's own vCPUs, in order.
+    Status(Vec<VcpuStage>),
+    /// To `Counters`.
+    Counters(BTreeMap<String, u64>),
+    /// To `Pages`: page, reads, writes.
+    Pages(Vec<(u64, u32, u32)>),
+    /// It cannot be done.
+    Refused(String),
+}
