@@ -22,7 +22,7 @@ pub fn valid_frames(random: &mut Random) -> Vec<u8> {
     for _ in 0..1 + random.below(5) {
         let length = [0, random.below(100), random.below(9000)][random.below(3)];
         let header = Header {
-            kind: 1 + random.below(127) as u8,
+            kind: 1 + random.below(191) as u8,
             flags: random.next() as u8,
             count: random.next() as u16,
             length: length as u32,
@@ -61,7 +61,7 @@ fn expected_frames(mut stream: &[u8]) -> Vec<&[u8]> {
     let mut found = Vec::new();
     while stream.len() >= 48 {
         let length = u32::from_le_bytes([stream[4], stream[5], stream[6], stream[7]]) as usize;
-        if !(1..=127).contains(&stream[0]) || length > MAX_PAYLOAD || stream.len() - 48 < length {
+        if !(1..=191).contains(&stream[0]) || length > MAX_PAYLOAD || stream.len() - 48 < length {
             break;
         }
         found.push(&stream[48..48 + length]);

@@ -24,6 +24,17 @@ pub enum LinkError {
     /// The shared indices of a ring cannot be.
     #[error("the peer's ring indices are impossible: it is broken or hostile")]
     RingCorrupt,
+    /// This side closed the link.
+    #[error("the link was closed on this side")]
+    ClosedHere,
+    /// The peer takes less than this side sends, for too long.
+    #[error(
+        "{bytes} bytes wait for the peer, more than may: it takes frames too slowly or has stopped"
+    )]
+    Backlog {
+        /// Bytes that would wait.
+        bytes: usize,
+    },
     /// A direction used up its nonces.
     #[error("2^63 records were sealed with one key: make a new link")]
     Exhausted,

@@ -2,7 +2,7 @@
 //!
 //! | bytes | field | meaning |
 //! | --- | --- | --- |
-//! | 0 | `kind` | 1..=31 coherence, 32..=127 elastic process, others refused |
+//! | 0 | `kind` | 1..=31 coherence, 32..=127 elastic process, 128..=191 Aggregate VM, others refused |
 //! | 1 | `flags` | the kind's |
 //! | 2..4 | `count` | the kind's |
 //! | 4..8 | `length` | bytes of payload that follow, at most [`MAX_PAYLOAD`] |
@@ -22,6 +22,8 @@ pub const MAX_FRAME: usize = HEADER_BYTES + MAX_PAYLOAD;
 pub const KINDS_DSM: core::ops::RangeInclusive<u8> = 1..=31;
 /// Kinds of frames that belong to the elastic process.
 pub const KINDS_PROC: core::ops::RangeInclusive<u8> = 32..=127;
+/// Kinds of frames that belong to the Aggregate VM.
+pub const KINDS_VM: core::ops::RangeInclusive<u8> = 128..=191;
 
 /// The fixed part of every frame. 48 bytes, no padding.
 #[repr(C)]
@@ -70,7 +72,8 @@ impl Header {
     /// A reserved kind, or a length above [`MAX_PAYLOAD`].
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Header, FrameError> {
         let kind = bytes[0];
-        if !KINDS_DSM.contains(&kind) && !KINDS_PROC.contains(&kind) {
+        let known = [KINDS_DSM, KINDS_PROC, KINDS_VM];
+        if !known.iter().any(|kinds| kinds.contains(&kind)) {
             return Err(FrameError::Kind(kind));
         }
         let length = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);

@@ -7,7 +7,7 @@
 //!   values, because it runs inside signal handlers of somebody else's program;
 //! - with the feature `std`, [`keys`], [`socket`], [`handshake`], [`hello`] and
 //!   [`channel`] make, authenticate and key the connections that the core is
-//!   handed.
+//!   handed, and [`halves`] is a link for processes with threads.
 //!
 //! A [`link::Link`] carries [`frame::Header`]s with payloads to one peer, in
 //! order, over one of three kinds: a stream socket in the clear, the same with
@@ -21,6 +21,8 @@ pub mod channel;
 mod cpu;
 pub mod error;
 pub mod frame;
+#[cfg(feature = "std")]
+pub mod halves;
 #[cfg(feature = "std")]
 pub mod handshake;
 #[cfg(feature = "std")]

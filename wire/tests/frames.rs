@@ -9,7 +9,7 @@ use weft_wire::{FrameError, Header};
 
 fn header() -> impl Strategy<Value = Header> {
     (
-        1u8..128,
+        1u8..192,
         any::<u8>(),
         any::<u16>(),
         0..=MAX_PAYLOAD as u32,
@@ -37,7 +37,7 @@ proptest! {
                 prop_assert_eq!(header.encode(), bytes);
                 prop_assert!(header.length as usize <= MAX_PAYLOAD);
             }
-            Err(FrameError::Kind(kind)) => prop_assert!(kind == 0 || kind > 127),
+            Err(FrameError::Kind(kind)) => prop_assert!(kind == 0 || kind > 191),
             Err(FrameError::TooLong(length)) => prop_assert!(length as usize > MAX_PAYLOAD),
         }
     }

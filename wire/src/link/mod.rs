@@ -110,14 +110,20 @@ enum Transport {
     },
     Sealed {
         fd: i32,
-        sealer: Sealer,
         opener: Opener,
-        record: RecordBuffer,
+        /// None: this link only receives; another value sends.
+        sealing: Option<Sealing>,
     },
     Ring {
         bell: i32,
         rings: Rings,
     },
+}
+
+/// What sealing a link's own frames takes.
+struct Sealing {
+    sealer: Sealer,
+    record: RecordBuffer,
 }
 
 /// The place where one record is put together before it is sealed.
@@ -159,6 +165,8 @@ pub struct Link {
     end_of_stream: bool,
     /// The socket's receive timeout as last set here; 0: not set.
     socket_timeout_ns: u64,
+    /// The receive timeout is not this link's to change.
+    socket_timeout_stays: bool,
     /// The socket does not block (somebody set `O_NONBLOCK`): poll instead.
     socket_never_blocks: bool,
     traffic: Traffic,
@@ -185,11 +193,14 @@ impl Link {
                 send_key,
                 receive_key,
             } => {
+                let sealing = Sealing {
+                    sealer: Sealer::new(&send_key),
+                    record: RecordBuffer::new()?,
+                };
                 let sealed = Transport::Sealed {
                     fd,
-                    sealer: Sealer::new(&send_key),
                     opener: Opener::new(&receive_key),
-                    record: RecordBuffer::new()?,
+                    sealing: Some(sealing),
                 };
                 (sealed, LENGTH_BYTES)
             }
@@ -204,20 +215,65 @@ impl Link {
                 (Transport::Ring { bell, rings }, 0)
             }
         };
+        Link::with(transport, prefix, config.spin_ns, config.lease_ms)
+    }
+
+    /// A link that only receives from a socket, sealed when there is a key. Its
+    /// waits set no socket option: they block in the receive for
+    /// `socket_timeout_ns` at a time, which the caller has set on the socket.
+    ///
+    /// # Safety
+    /// As for [`Link::open`]; others may send on the descriptor.
+    ///
+    /// # Errors
+    /// No memory for the buffer.
+    #[cfg(feature = "std")]
+    pub(crate) unsafe fn receiving(
+        fd: i32,
+        receive_key: Option<&[u8; KEY_BYTES]>,
+        spin_ns: u64,
+        socket_timeout_ns: u64,
+    ) -> Result<Link, LinkError> {
+        let (transport, prefix) = match receive_key {
+            None => (Transport::Stream { fd }, 0),
+            Some(key) => {
+                let opener = Opener::new(key);
+                let sealing = None;
+                let sealed = Transport::Sealed {
+                    fd,
+                    opener,
+                    sealing,
+                };
+                (sealed, LENGTH_BYTES)
+            }
+        };
+        let mut link = Link::with(transport, prefix, spin_ns, 0)?;
+        link.socket_timeout_ns = socket_timeout_ns;
+        link.socket_timeout_stays = true;
+        Ok(link)
+    }
+
+    fn with(
+        transport: Transport,
+        prefix: usize,
+        spin_ns: u64,
+        lease_ms: u32,
+    ) -> Result<Link, LinkError> {
         let socket_never_blocks = match transport {
             Transport::Stream { fd } | Transport::Sealed { fd, .. } => sys::never_blocks(fd),
             Transport::Ring { .. } => false,
         };
-        let spinner = Spinner::new(config.spin_ns);
+        let spinner = Spinner::new(spin_ns);
         Ok(Link {
             transport,
             buffer: Buffer::new(prefix)?,
             receive_spinner: spinner,
             send_spinner: spinner,
-            lease_ms: config.lease_ms,
+            lease_ms,
             ended: None,
             end_of_stream: false,
             socket_timeout_ns: 0,
+            socket_timeout_stays: false,
             socket_never_blocks,
             traffic: Traffic::default(),
         })

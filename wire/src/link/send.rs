@@ -1,7 +1,7 @@
 //! Sending: gathered, whole, bounded, and never deadlocked with a peer that is
 //! itself sending.
 
-use super::{Filled, Link, Transport};
+use super::{Filled, Link, Sealing, Transport};
 use crate::LinkError;
 use crate::error::{Class, class};
 use crate::frame::{Header, MAX_PAYLOAD};
@@ -89,7 +89,7 @@ impl Link {
             while !part.is_empty() {
                 let count = part.len().min(RECORD_PLAIN_MAX - filled);
                 let at = LENGTH_BYTES + filled;
-                self.record()[at..at + count].copy_from_slice(&part[..count]);
+                self.sealing()?.record.bytes()[at..at + count].copy_from_slice(&part[..count]);
                 part = &part[count..];
                 filled += count;
                 if filled == RECORD_PLAIN_MAX {
@@ -104,10 +104,13 @@ impl Link {
         Ok(())
     }
 
-    fn record(&mut self) -> &mut [u8] {
+    fn sealing(&mut self) -> Result<&mut Sealing, LinkError> {
         match &mut self.transport {
-            Transport::Sealed { record, .. } => record.bytes(),
-            _ => &mut [],
+            Transport::Sealed {
+                sealing: Some(sealing),
+                ..
+            } => Ok(sealing),
+            _ => Err(LinkError::Configuration("it has no key to send with")),
         }
     }
 
@@ -117,9 +120,7 @@ impl Link {
         plain: usize,
         patience: &mut Patience,
     ) -> Result<(), LinkError> {
-        let Transport::Sealed { sealer, record, .. } = &mut self.transport else {
-            return Ok(());
-        };
+        let Sealing { sealer, record } = self.sealing()?;
         let length = sealer.seal(record.bytes(), plain)?;
         let mut parts = [IoVec {
             base: record.base,

@@ -106,9 +106,18 @@ impl Link {
     fn blocks_in_receive(&self, timeout_ns: u64, mask: Option<u64>) -> bool {
         mask.is_none()
             && !self.socket_never_blocks
-            && timeout_ns >= SOCKET_TIMEOUT_NS_MIN
+            && timeout_ns >= self.blocking_ns_min()
             && !self.end_of_stream
             && !matches!(self.transport, Transport::Ring { .. })
+    }
+
+    /// The shortest wait that blocks in the receive, nanoseconds.
+    fn blocking_ns_min(&self) -> u64 {
+        if self.socket_timeout_stays {
+            self.socket_timeout_ns
+        } else {
+            SOCKET_TIMEOUT_NS_MIN
+        }
     }
 
     /// What blocking brought: it may have received by itself.
@@ -149,7 +158,8 @@ impl Link {
         // The option is set anew only when the last one would wake too late,
         // or much too early.
         let set_ns = self.socket_timeout_ns;
-        if set_ns > timeout_ns || set_ns < timeout_ns / 8 {
+        let fits = set_ns <= timeout_ns && set_ns >= timeout_ns / 8;
+        if !fits && !self.socket_timeout_stays {
             let fit_ns = 1u64 << timeout_ns.min(1 << 42).ilog2();
             sys::set_receive_timeout(self.fd(), fit_ns)
                 .map_err(|errno| self.end(LinkError::from_errno("setsockopt", errno)))?;
