@@ -1,0 +1,170 @@
+//! The links to the other slices: one for each, with a thread that reads it.
+//!
+//! Every slice sends a beat several times in a lease, so that silence means death:
+//! who hears nothing of a peer for a lease, or finds the link ended, calls it lost,
+//! and the machine ends.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use weft_dsm::NodeId;
+use weft_wire::Header;
+use weft_wire::frame::KINDS_DSM;
+use weft_wire::halves::{Receiver, Sender};
+
+use super::memory::{Post, SharedMemory};
+use super::note::Note;
+
+/// Beats in a lease.
+const BEATS: u32 = 5;
+/// Longest wait for the thread that beats to see the end.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Takes what comes. Called on the thread that reads the link from `from`; must
+/// not wait for a page, a vCPU or another slice.
+pub(super) trait Take: Send + Sync {
+    fn take(&self, from: usize, note: Note);
+}
+
+/// The links of one slice.
+pub struct Peers {
+    me: usize,
+    /// By slice; none for this one.
+    senders: Vec<Option<Sender>>,
+    lease: Duration,
+    /// Called once for the first peer that is lost, with the reason.
+    on_loss: OnceLock<Box<dyn Fn(usize, String) + Send + Sync>>,
+    over: AtomicBool,
+}
+
+impl Peers {
+    /// Over these links. Nothing is read yet.
+    pub(super) fn new(me: usize, senders: Vec<Option<Sender>>, lease: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            me,
+            senders,
+            lease,
+            on_loss: OnceLock::new(),
+            over: AtomicBool::new(false),
+        })
+    }
+
+    /// Says who hears of a loss.
+    pub(super) fn when_lost(&self, on_loss: Box<dyn Fn(usize, String) + Send + Sync>) {
+        // A second one is a mistake that the first survives.
+        let _ = self.on_loss.set(on_loss);
+    }
+
+    /// Which slice this is.
+    pub(super) fn me(&self) -> usize {
+        self.me
+    }
+
+    /// The other slices.
+    pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let me = self.me;
+        (0..self.senders.len()).filter(move |slice| *slice != me)
+    }
+
+    /// Sends a note to `slice`. A link that ended is heard of where it is read.
+    pub(super) fn tell(&self, slice: usize, note: &Note) {
+        let (header, payload) = note.encode();
+        self.send(slice, &header, &[payload]);
+    }
+
+    /// Sends a note to all other slices.
+    pub(super) fn tell_all(&self, note: &Note) {
+        for slice in self.others() {
+            self.tell(slice, note);
+        }
+    }
+
+    fn send(&self, slice: usize, header: &Header, parts: &[&[u8]]) {
+        let Some(Some(sender)) = self.senders.get(slice) else {
+            return self.lost(slice, "there is no link to it");
+        };
+        if let Err(error) = sender.send(header, parts) {
+            self.lost(slice, &error.to_string());
+        }
+    }
+
+    /// `slice` is gone, or broken.
+    pub(super) fn lost(&self, slice: usize, reason: &str) {
+        if !self.over.load(Ordering::SeqCst)
+            && let Some(on_loss) = self.on_loss.get()
+        {
+            on_loss(slice, reason.to_owned());
+        }
+    }
+
+    /// The machine is over: links end, threads come back.
+    pub(super) fn close(&self) {
+        self.over.store(true, Ordering::SeqCst);
+        for sender in self.senders.iter().flatten() {
+            sender.close();
+        }
+    }
+
+    /// Whether it is.
+    pub(super) fn is_over(&self) -> bool {
+        self.over.load(Ordering::SeqCst)
+    }
+
+    /// Reads the link from `from` until it ends.
+    pub(super) fn read(
+        &self,
+        from: usize,
+        mut receiver: Receiver,
+        memory: &SharedMemory,
+        notes: &dyn Take,
+    ) {
+        let node = NodeId(from as u8);
+        while !self.is_over() {
+            let outcome = match receiver.receive(self.lease) {
+                Ok(Some(frame)) if KINDS_DSM.contains(&frame.header.kind) => memory
+                    .receive(node, &frame.header, frame.payload)
+                    .map_err(|error| error.to_string()),
+                Ok(Some(frame)) => Note::decode(&frame.header, frame.payload)
+                    .map(|note| notes.take(from, note))
+                    .map_err(|error| error.to_string()),
+                Ok(None) => Err(format!("silent for {} s", self.lease.as_secs_f64())),
+                Err(error) => Err(error.to_string()),
+            };
+            if let Err(reason) = outcome {
+                return self.lost(from, &reason);
+            }
+        }
+    }
+
+    /// Sends what the kernel did not take at once, until the link ends.
+    pub(super) fn flush(&self, slice: usize) {
+        if let Some(Some(sender)) = self.senders.get(slice) {
+            sender.flush_forever();
+        }
+    }
+
+    /// Tells all others, until the machine is over, that this slice lives.
+    pub(super) fn beat(&self) {
+        while !self.is_over() {
+            self.tell_all(&Note::Beat);
+            let mut left = self.lease / BEATS;
+            while !left.is_zero() && !self.is_over() {
+                let step = left.min(LOOK);
+                std::thread::sleep(step);
+                left -= step;
+            }
+        }
+    }
+
+    /// Bytes sent to each slice.
+    pub(super) fn sent_bytes(&self) -> u64 {
+        self.senders.iter().flatten().map(Sender::traffic).sum()
+    }
+}
+
+impl Post for Peers {
+    fn post(&self, to: NodeId, header: &Header, parts: &[&[u8]]) {
+        self.send(to.index(), header, parts);
+    }
+}
