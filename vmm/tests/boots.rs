@@ -196,10 +196,12 @@ fn a_guest_finds_its_slices_as_nodes() {
     let text = nodes_as_seen(&[(1, 96), (1, 64)]);
     seen(&text, 0, "0 distance 10 40", 96);
     seen(&text, 1, "1 distance 40 10", 64);
+    // Linux counts nodes as it meets them in SRAT, and reads of all CPUs first: one
+    // without any comes last.
     let text = nodes_as_seen(&[(2, 96), (0, 64), (1, 32)]);
     seen(&text, 0, "0-1 distance 10 40 40", 96);
-    seen(&text, 1, "distance 40 10 40", 64);
-    seen(&text, 2, "2 distance 40 40 10", 32);
+    seen(&text, 1, "2 distance 40 10 40", 32);
+    seen(&text, 2, "distance 40 40 10", 64);
     let text = nodes_as_seen(&[(1, 128), (1, 0)]);
     assert!(text.contains("has cpus 0-1 memory 0"), "{text}");
 }

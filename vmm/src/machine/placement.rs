@@ -180,6 +180,16 @@ impl Placement {
         start..start + self.shares[slice].cpus
     }
 
+    /// vCPUs of one package as CPUID tells it: vCPU n has the bits of n, so that a
+    /// package starts at a multiple of its size, and none may lie on two slices.
+    /// Linux warns of NUMA nodes that share one.
+    pub fn package_cpus(&self) -> u32 {
+        let with_cpus = (0..self.slices()).map(|slice| self.cpus_of(slice));
+        let starts = with_cpus.filter(|cpus| !cpus.is_empty() && cpus.start > 0);
+        let bits = starts.map(|cpus| cpus.start.trailing_zeros()).min();
+        bits.map_or(self.cpus(), |bits| 1 << bits)
+    }
+
     /// Guest-physical addresses of a slice's RAM: two ranges when the hole for
     /// devices interrupts it, none when it has no memory.
     ///
@@ -205,7 +215,8 @@ impl Placement {
             .collect()
     }
 
-    /// The slices as a guest sees them: a NUMA node each.
+    /// The slices as a guest is told of them: a NUMA node each. Linux counts those
+    /// with vCPUs first.
     pub fn nodes(&self) -> Vec<Node> {
         // No checked placement has so many; of others `acpi::place` refuses the
         // number that comes twice.
@@ -438,6 +449,24 @@ mod tests {
         );
         let starved = Placement::deal(2, 1, 62 * MIB);
         assert_eq!(starved, Err(PlacementError::BootstrapMemory(62 * MIB)));
+    }
+
+    #[test]
+    fn no_package_lies_on_two_slices() {
+        let package = |cpus: &[u32]| {
+            let shares: Vec<_> = cpus.iter().map(|cpus| (*cpus, 64)).collect();
+            placement(&shares).unwrap().package_cpus()
+        };
+        assert_eq!([package(&[7]), package(&[3, 0])], [7, 3]);
+        assert_eq!(
+            [package(&[1, 1]), package(&[3, 1]), package(&[2, 1, 1])],
+            [1; 3]
+        );
+        assert_eq!(
+            [package(&[2, 2]), package(&[4, 0, 2, 1]), package(&[2, 4])],
+            [2; 3]
+        );
+        assert_eq!(package(&[8, 4, 4]), 4);
     }
 
     #[test]
