@@ -55,6 +55,7 @@ pub fn image(input: &[u8]) {
             .map(|(_, protocol)| *protocol),
         acpi: None,
         seed: Some(&[7; 32]),
+        limit: None,
     };
     match load(&ram, &request) {
         Ok(loaded) => {

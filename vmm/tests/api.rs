@@ -14,7 +14,7 @@ use weft_vmm::api::{
     BackEndView, CONNECTIONS_MAX, ConsoleView, Control, Counters, Failure, OPENAPI,
     REQUEST_BYTES_MAX, Server, State, VmView,
 };
-use weft_vmm::machine::{Configuration, Disk, Forward, Network};
+use weft_vmm::machine::{Configuration, Disk, Forward, Network, Share};
 
 /// A machine that only remembers what was asked of it.
 struct Fake {
@@ -49,11 +49,22 @@ impl Fake {
 }
 
 fn configuration() -> Configuration {
-    let mut configuration = Configuration::new("vmlinux".into(), 64 << 20);
+    let mut configuration = Configuration::new("vmlinux".into(), 128 << 20);
+    configuration.slices = vec![
+        Share {
+            cpus: 1,
+            memory_bytes: 64 << 20,
+        },
+        Share {
+            cpus: 0,
+            memory_bytes: 64 << 20,
+        },
+    ];
     configuration.disks.push(Disk {
         path: "disk.img".into(),
         read_only: true,
         direct: false,
+        slice: 0,
     });
     let forward = Forward {
         host_port: 2222,
@@ -62,10 +73,12 @@ fn configuration() -> Configuration {
     configuration.networks = vec![
         Network::Tap {
             name: "tap0".into(),
+            slice: 1,
         },
         Network::User {
             forwards: vec![forward],
             reaches_host: false,
+            slice: 0,
         },
     ];
     configuration

@@ -65,6 +65,7 @@ fn each_kernel_is_started_by_its_protocol() {
             protocol: None,
             acpi: None,
             seed: None,
+            limit: None,
         };
         let recognised = load(&ram, &request).unwrap().recognised;
         assert_eq!(recognised.format, format, "{name}");

@@ -9,7 +9,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use weft_vmm::machine::{
-    BackEndChoice, Configuration, End, Machine, MachineState, Outside, Request, Stage,
+    BackEndChoice, Configuration, End, Machine, MachineState, Outside, Placement, Request, Share,
+    Stage,
 };
 
 use kept::Kept;
@@ -142,10 +143,65 @@ fn a_guest_with_a_disk_at_work_goes_on_in_another_machine() {
         path: disk.clone(),
         read_only: false,
         direct: false,
+        slice: 0,
     }];
     let (moves, text) = moved(&configuration, Duration::from_millis(25));
     std::fs::remove_file(&disk).unwrap();
     assert!(moves >= 5, "{moves}");
     let sums: Vec<&str> = text.lines().filter(|line| line.ends_with("  -")).collect();
     assert!(sums.len() == 2 && sums[0] == sums[1], "{text}");
+}
+
+/// What a guest of these slices, all in this process, finds of its NUMA nodes.
+fn nodes_as_seen(shares: &[(u32, u64)]) -> String {
+    let facts = "weft.run=\"cd /sys/devices/system/node; for node in node?; do echo $node cpus \
+                 $(cat $node/cpulist) distance $(cat $node/distance) memory \
+                 $(grep MemTotal $node/meminfo | tr -s ' ' | cut -d ' ' -f 4); done; \
+                 echo has cpus $(cat has_cpu) memory $(cat has_memory)\"";
+    let mut configuration = small(1, "busybox.cpio", facts);
+    let share = |(cpus, mib): &(u32, u64)| Share {
+        cpus: *cpus,
+        memory_bytes: mib << 20,
+    };
+    configuration.slices = shares.iter().map(share).collect();
+    let placement = Placement::new(configuration.slices.clone()).unwrap();
+    configuration.cpus = placement.cpus();
+    configuration.memory_bytes = placement.memory_bytes();
+    let console = Kept::default();
+    let machine = Machine::new(&configuration, outside(&console)).unwrap();
+    ask(&machine, Request::Run);
+    let end = machine.handle().wait(PATIENCE);
+    assert_eq!(end, Some(End::PoweredOff), "{}", console.text());
+    check(&console.text());
+    console.text()
+}
+
+#[test]
+#[ignore = "needs the images of `make guest`"]
+fn a_guest_finds_its_slices_as_nodes() {
+    // Node, vCPUs, distances, and what is left of how much memory.
+    let seen = |text: &str, node: usize, facts: &str, mib: u64| {
+        let wanted = format!("node{node} cpus {facts} memory ");
+        let line = text.lines().find_map(|line| line.strip_prefix(&wanted));
+        let kib: u64 = line
+            .and_then(|kib| kib.trim().parse().ok())
+            .unwrap_or_else(|| {
+                panic!("no `{wanted}`:\n{text}");
+            });
+        assert!(
+            kib <= mib << 10 && kib + (48 << 10) >= mib << 10,
+            "{kib}:\n{text}"
+        );
+    };
+    let text = nodes_as_seen(&[(1, 96), (1, 64)]);
+    seen(&text, 0, "0 distance 10 40", 96);
+    seen(&text, 1, "1 distance 40 10", 64);
+    // Linux counts nodes as it meets them in SRAT, and reads of all CPUs first: one
+    // without any comes last.
+    let text = nodes_as_seen(&[(2, 96), (0, 64), (1, 32)]);
+    seen(&text, 0, "0-1 distance 10 40 40", 96);
+    seen(&text, 1, "2 distance 40 10 40", 32);
+    seen(&text, 2, "distance 40 40 10", 64);
+    let text = nodes_as_seen(&[(1, 128), (1, 0)]);
+    assert!(text.contains("has cpus 0-1 memory 0"), "{text}");
 }

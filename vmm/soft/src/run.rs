@@ -35,7 +35,8 @@ const DR6_SINGLE_STEP: u64 = 1 << 14;
 pub struct Configuration {
     /// Local APIC id.
     pub apic_id: u32,
-    /// vCPUs of the whole machine, this one included.
+    /// vCPUs of the package that this one is in, as CPUID tells it: the whole
+    /// machine's where it has one package.
     pub cpus: u32,
     /// Guest TSC ticks in a second.
     pub tsc_frequency: u64,

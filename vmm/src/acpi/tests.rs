@@ -5,6 +5,7 @@ use std::process::Command;
 
 use super::topology::equal_shares;
 use super::*;
+use crate::machine::{Placement, Share};
 
 const SIZE: u64 = 64 << 20;
 
@@ -121,9 +122,41 @@ fn every_cpu_is_told_with_its_node() {
             assert_eq!(slit.len(), 44 + nodes * nodes);
             for (index, distance) in slit[44..].iter().enumerate() {
                 let own = index / nodes == index % nodes;
-                assert_eq!(*distance, if own { 10 } else { 20 });
+                assert_eq!(*distance, if own { 10 } else { 40 });
             }
         }
+    }
+}
+
+#[test]
+fn every_slice_is_a_node_whatever_it_gives() {
+    const MIB: u64 = 1 << 20;
+    let share = |cpus, mib: u64| Share {
+        cpus,
+        memory_bytes: mib * MIB,
+    };
+    for shares in [
+        vec![share(1, 64), share(1, 64)],
+        vec![share(2, 64), share(0, 32), share(1, 0)],
+    ] {
+        let placement = Placement::new(shares).unwrap();
+        let nodes = placement.slices();
+        let tables = placed_tables(&Description {
+            nodes: placement.nodes(),
+            ..description(1, 1)
+        });
+        let mut found = vec![(0, 0); nodes];
+        let mut rest = &tables["SRAT"][48..];
+        while let [kind, length, ..] = *rest {
+            match kind {
+                0 => found[usize::from(rest[2])].0 += 1,
+                _ => found[number(&rest[2..6]) as usize].1 += number(&rest[16..24]),
+            }
+            rest = &rest[usize::from(length)..];
+        }
+        let given = placement.shares().iter();
+        assert!(given.map(|s| (s.cpus, s.memory_bytes)).eq(found));
+        assert_eq!(tables["SLIT"].len(), 44 + nodes * nodes);
     }
 }
 

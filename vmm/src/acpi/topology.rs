@@ -41,7 +41,7 @@ pub fn equal_shares(ram_bytes: u64, cpus: u8, count: usize) -> Vec<Node> {
 }
 
 /// Where a stretch of RAM, counted without the hole, lies in the guest.
-fn guest_physical(ram: Range<u64>) -> Vec<Range<u64>> {
+pub(crate) fn guest_physical(ram: Range<u64>) -> Vec<Range<u64>> {
     let low = ram.start.min(DEVICE_HOLE)..ram.end.min(DEVICE_HOLE);
     let above = |offset: u64| FOUR_GIB + offset.saturating_sub(DEVICE_HOLE);
     let high = above(ram.start)..above(ram.end);
@@ -52,7 +52,7 @@ fn guest_physical(ram: Range<u64>) -> Vec<Range<u64>> {
 }
 
 /// Refuses what the tables cannot tell.
-pub(super) fn check(nodes: &[Node]) -> Result<(), AcpiError> {
+pub(crate) fn check(nodes: &[Node]) -> Result<(), AcpiError> {
     if !(1..=NODES_MAX).contains(&nodes.len()) {
         return Err(AcpiError::Nodes(nodes.len()));
     }

@@ -79,6 +79,22 @@ pub enum BootError {
         /// Where that room ends.
         limit: u64,
     },
+    /// No room between the kernel and the end of the first slice's memory.
+    #[error(
+        "the initrd {name} of {} does not fit into the first node's {}: {} are free above the \
+         kernel; give that node more with --memory",
+        size(*bytes), size(*memory_bytes), size(*room)
+    )]
+    InitrdTooLargeForNode {
+        /// Which file.
+        name: String,
+        /// What it has.
+        bytes: u64,
+        /// What there is room for.
+        room: u64,
+        /// The first slice's memory, in bytes.
+        memory_bytes: u64,
+    },
     /// The kernel would cut it off.
     #[error("the command line has {bytes} bytes, and the kernel takes {limit}: shorten it")]
     CommandLineTooLong {
@@ -160,12 +176,45 @@ pub enum ImageError {
         /// Where low RAM ends.
         ram_end: u64,
     },
+    /// A part of it would lie in another slice's memory.
+    #[error(
+        "it needs guest memory from {start:#x} to {end:#x}, and the first node's {} end at \
+         {memory_bytes:#x}: give that node more with --memory",
+        size(*memory_bytes)
+    )]
+    OutsideFirstNode {
+        /// First byte.
+        start: u64,
+        /// One more than the last.
+        end: u64,
+        /// The first slice's memory, in bytes.
+        memory_bytes: u64,
+    },
     /// A part of it would lie where the boot information goes.
     #[error("it wants to lie at {0:#x}, and memory below 0x100000 is for boot information")]
     TooLow(u64),
     /// The compressed kernel in a bzImage could not be unpacked.
     #[error("the compressed kernel in it cannot be unpacked")]
     Payload(#[source] PayloadError),
+}
+
+impl ImageError {
+    /// The same of a machine whose first slice has `memory_bytes`.
+    pub(super) fn of_first_node(self, memory_bytes: u64) -> Self {
+        match self {
+            Self::OutsideMemory { start, end, .. } => Self::OutsideFirstNode {
+                start,
+                end,
+                memory_bytes,
+            },
+            other => other,
+        }
+    }
+}
+
+/// Bytes as the command line takes them, rounded up to whole MiB.
+fn size(bytes: u64) -> String {
+    format!("{} MiB", bytes.div_ceil(1 << 20))
 }
 
 /// Why an image is not understood: what is wrong with it, or with reading it.

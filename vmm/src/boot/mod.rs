@@ -64,6 +64,21 @@ pub struct Request<'a> {
     pub acpi: Option<&'a acpi::Placed>,
     /// Randomness for Linux, by any of its 64-bit entries.
     pub seed: Option<&'a [u8; 32]>,
+    /// Everything is loaded below this guest-physical address, which is where the
+    /// RAM of the machine's first slice ends; none: anywhere in RAM.
+    pub limit: Option<u64>,
+}
+
+impl Request<'_> {
+    /// Where what is loaded ends at the latest: in RAM below the hole for devices.
+    fn end(&self, ram: &Ram) -> u64 {
+        low_end(ram).min(self.limit.unwrap_or(u64::MAX))
+    }
+
+    /// The limit, where it is what leaves no room.
+    fn narrow(&self, ram: &Ram) -> Option<u64> {
+        self.limit.filter(|limit| *limit < low_end(ram))
+    }
 }
 
 /// What was found and where it was put.
@@ -143,7 +158,12 @@ pub fn load(ram: &Ram, request: &Request) -> Result<Loaded, BootError> {
     let forced = request.protocol;
     let opened = Opened::new(kernel, forced, ram.size()).map_err(of_kernel)?;
     let plan = opened.plan(forced).map_err(of_kernel)?;
-    plan.check_fits(low_end(ram)).map_err(refused)?;
+    plan.check_fits(request.end(ram)).map_err(|error| {
+        refused(match request.narrow(ram) {
+            Some(limit) => error.of_first_node(limit),
+            None => error,
+        })
+    })?;
     let entry_32 = u32::try_from(plan.entry).map_err(|_| {
         refused(ImageError::Malformed {
             place: "entry",
@@ -153,7 +173,7 @@ pub fn load(ram: &Ram, request: &Request) -> Result<Loaded, BootError> {
     let command_line = command_line(request, &opened, &plan)?;
     let initrd = request
         .initrd
-        .map(|initrd| initrd_range(ram, initrd, &opened, &plan))
+        .map(|initrd| initrd_range(ram, request, initrd, &opened, &plan))
         .transpose()?;
 
     for segment in &plan.segments {
@@ -219,6 +239,7 @@ fn command_line(request: &Request, opened: &Opened, plan: &Plan) -> Result<Vec<u
 /// The highest pages that the protocol lets an initrd have.
 fn initrd_range(
     ram: &Ram,
+    request: &Request,
     initrd: &ImageFile,
     opened: &Opened,
     plan: &Plan,
@@ -230,11 +251,19 @@ fn initrd_range(
         (Protocol::Linux | Protocol::LinuxOwnEntry, None) => linux::INITRD_ADDRESS_MAX,
         _ => u64::from(u32::MAX),
     };
-    let limit = low_end(ram).min(highest + 1) & !(PAGE - 1);
+    let limit = request.end(ram).min(highest + 1) & !(PAGE - 1);
     let bytes = initrd.size();
     let room = limit.saturating_sub(plan.extent.end.next_multiple_of(PAGE));
     let padded = bytes.next_multiple_of(PAGE);
     if padded > room {
+        if let Some(memory_bytes) = request.narrow(ram).filter(|end| *end == limit) {
+            return Err(BootError::InitrdTooLargeForNode {
+                name: initrd.name().to_owned(),
+                bytes,
+                room,
+                memory_bytes,
+            });
+        }
         return Err(BootError::InitrdTooLarge {
             name: initrd.name().to_owned(),
             bytes,

@@ -53,7 +53,8 @@ pub(super) fn choose(configuration: &Configuration, ram: &Ram) -> Result<Chosen,
     };
     let Choice { host, reason } = Backend::choose(wanted)?;
     let Some(host) = host else {
-        let soft = SoftBackEnd::new(ram, configuration.cpus, configuration.deterministic);
+        let package_cpus = configuration.placement().package_cpus();
+        let soft = SoftBackEnd::new(ram, package_cpus, configuration.deterministic);
         return Ok(Chosen {
             kind: ThreadKind::SoftVcpu,
             observer: Some(soft.observer()),

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use super::placement::{Placement, PlacementError, Share};
 use crate::boot::Protocol;
 
 /// Most vCPUs of one machine: xAPIC identifiers are 8 bits, and 255 means all.
@@ -35,6 +36,9 @@ pub struct Disk {
     /// Goes around the host's page cache.
     #[serde(default)]
     pub direct: bool,
+    /// The slice that has it.
+    #[serde(default)]
+    pub slice: u32,
 }
 
 /// A port of the host that reaches a port of the guest (user-mode network).
@@ -55,6 +59,9 @@ pub enum Network {
     Tap {
         /// Its name.
         name: String,
+        /// The slice that has it.
+        #[serde(default)]
+        slice: u32,
     },
     /// A network in user space (passt): needs no privilege.
     User {
@@ -64,17 +71,32 @@ pub enum Network {
         /// Whether the gateway's address is this host's loopback to the guest.
         #[serde(default)]
         reaches_host: bool,
+        /// The slice that has it.
+        #[serde(default)]
+        slice: u32,
     },
+}
+
+impl Network {
+    /// The slice that has it.
+    pub fn slice(&self) -> u32 {
+        match self {
+            Self::Tap { slice, .. } | Self::User { slice, .. } => *slice,
+        }
+    }
 }
 
 /// A whole machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Configuration {
-    /// vCPUs.
+    /// vCPUs, of all slices.
     pub cpus: u32,
-    /// Guest RAM, in bytes.
+    /// Guest RAM, in bytes, of all slices.
     pub memory_bytes: u64,
+    /// What each slice gives of them; empty: one slice gives all.
+    #[serde(default)]
+    pub slices: Vec<Share>,
     /// Who runs the vCPUs.
     #[serde(default)]
     pub back_end: BackEndChoice,
@@ -121,6 +143,32 @@ pub enum Invalid {
     /// Several forwards of one host port.
     #[error("host port {0} is forwarded twice")]
     Forward(u16),
+    /// Slices that no machine can have.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
+    /// The slices are another machine's.
+    #[error(
+        "the slices have {cpus} vCPUs and {memory_bytes} bytes of memory together: say the same \
+         of the whole machine"
+    )]
+    Shares {
+        /// vCPUs of all slices.
+        cpus: u32,
+        /// RAM of all slices.
+        memory_bytes: u64,
+    },
+    /// A device on a slice that there is not.
+    #[error("{device} {number} lies on slice {slice}: there are {slices}, counted from 0")]
+    Slice {
+        /// `disk` or `network`.
+        device: &'static str,
+        /// Which of them, from 0.
+        number: usize,
+        /// Where it was to be.
+        slice: u32,
+        /// How many slices there are.
+        slices: usize,
+    },
 }
 
 impl Configuration {
@@ -129,6 +177,7 @@ impl Configuration {
         Self {
             cpus: 1,
             memory_bytes,
+            slices: Vec::new(),
             back_end: BackEndChoice::Auto,
             deterministic: false,
             kernel,
@@ -140,6 +189,15 @@ impl Configuration {
             virtio_console: false,
             debug_exit: false,
         }
+    }
+
+    /// Which slice gives what. As it was asked for: [`Self::validate`] says whether
+    /// it can be.
+    pub fn placement(&self) -> Placement {
+        if self.slices.is_empty() {
+            return Placement::whole(self.cpus, self.memory_bytes);
+        }
+        Placement::unchecked(self.slices.clone())
     }
 
     /// Refuses what cannot be, before anything is opened.
@@ -157,6 +215,7 @@ impl Configuration {
         if self.deterministic && self.back_end == BackEndChoice::Kvm {
             return Err(Invalid::Deterministic);
         }
+        self.check_slices()?;
         let mut ports = std::collections::BTreeSet::new();
         for network in &self.networks {
             let Network::User { forwards, .. } = network else {
@@ -166,6 +225,33 @@ impl Configuration {
                 if !ports.insert(forward.host_port) {
                     return Err(Invalid::Forward(forward.host_port));
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// They make up this machine, and every device lies on one of them.
+    fn check_slices(&self) -> Result<(), Invalid> {
+        if !self.slices.is_empty() {
+            let placement = Placement::new(self.slices.clone())?;
+            let (cpus, memory_bytes) = (placement.cpus(), placement.memory_bytes());
+            if (cpus, memory_bytes) != (self.cpus, self.memory_bytes) {
+                return Err(Invalid::Shares { cpus, memory_bytes });
+            }
+        }
+        let slices = self.slices.len().max(1);
+        let disks = self.disks.iter().map(|disk| disk.slice);
+        let networks = self.networks.iter().map(Network::slice);
+        let named = (disks.enumerate().map(|disk| ("disk", disk)))
+            .chain(networks.enumerate().map(|network| ("network", network)));
+        for (device, (number, slice)) in named {
+            if slice as usize >= slices {
+                return Err(Invalid::Slice {
+                    device,
+                    number,
+                    slice,
+                    slices,
+                });
             }
         }
         Ok(())
@@ -201,8 +287,42 @@ mod tests {
             c.networks = vec![Network::User {
                 forwards: vec![forward, forward],
                 reaches_host: false,
+                slice: 0,
             }];
         };
         assert_eq!(with(&twice), Err(Invalid::Forward(2222)));
+    }
+
+    #[test]
+    fn slices_make_up_the_machine_and_have_its_devices() {
+        let mut machine = Configuration::new("vmlinux".into(), 160 << 20);
+        machine.cpus = 3;
+        assert_eq!(machine.placement(), Placement::whole(3, 160 << 20));
+        let dealt = Placement::deal(2, 3, 160 << 20).unwrap();
+        machine.slices = dealt.shares().to_vec();
+        assert_eq!(machine.validate(), Ok(()));
+        assert_eq!(machine.placement(), dealt);
+        machine.cpus = 4;
+        let (cpus, memory_bytes) = (3, 160 << 20);
+        assert_eq!(
+            machine.validate(),
+            Err(Invalid::Shares { cpus, memory_bytes })
+        );
+        machine.cpus = 3;
+        machine.slices[0].cpus = 0;
+        let no_start = Invalid::Placement(PlacementError::BootstrapCpus);
+        assert_eq!(machine.validate(), Err(no_start));
+        machine.slices[0].cpus = 2;
+        machine.networks = vec![Network::Tap {
+            name: "t".into(),
+            slice: 1,
+        }];
+        assert_eq!(machine.validate(), Ok(()));
+        machine.slices.clear();
+        let error = machine.validate().unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "network 0 lies on slice 1: there are 1, counted from 0"
+        );
     }
 }

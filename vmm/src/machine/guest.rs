@@ -7,7 +7,7 @@ use weft_soft::CpuState;
 
 use super::MachineError;
 use super::configuration::Configuration;
-use crate::acpi::topology::equal_shares;
+use super::placement::Placement;
 use crate::acpi::{self, Description};
 use crate::boot::{self, ImageFile, Role};
 use crate::memory::Ram;
@@ -50,12 +50,11 @@ impl Files {
         ram: &Ram,
         words: &[&str],
     ) -> Result<Guest, MachineError> {
-        // validate() has seen to it that they are not too many.
-        let cpus = configuration.cpus.min(255) as u8;
+        let placement = configuration.placement();
         let placed = acpi::place(
             ram,
             &Description {
-                nodes: equal_shares(ram.size(), cpus, 1),
+                nodes: placement.nodes(),
                 high_window: acpi::high_window(ram),
                 real_time_clock: true,
             },
@@ -71,6 +70,7 @@ impl Files {
                 protocol: configuration.boot_protocol,
                 acpi: Some(&placed),
                 seed: Some(&seed),
+                limit: first_end(&placement),
             },
         )?;
         let mut notes = vec![loaded.recognised.to_string()];
@@ -83,6 +83,14 @@ impl Files {
             notes,
         })
     }
+}
+
+/// Where the memory of the bootstrap slice ends, of several: what is loaded lies
+/// there, so that a boot needs nothing of the others.
+fn first_end(placement: &Placement) -> Option<u64> {
+    let several = placement.slices() > 1;
+    let first = several.then(|| placement.memory_of(0))?;
+    first.last().map(|range| range.end)
 }
 
 /// The randomness that a kernel is given to start with.

@@ -3,6 +3,7 @@
 //! | file | holds |
 //! | --- | --- |
 //! | `configuration` | what is asked for |
+//! | `placement` | which slice gives what |
 //! | `back_end` | who runs the vCPUs, and why |
 //! | `guest` | what is in memory at the start |
 //! | `assembly` | all parts, connected |
@@ -21,6 +22,7 @@ mod handle;
 mod lifecycle;
 mod owner;
 mod pci_devices;
+mod placement;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -35,6 +37,10 @@ use weft_soft::CpuState;
 pub use configuration::{BackEndChoice, CPUS_MAX, Configuration, Disk, Forward, Invalid, Network};
 pub use handle::{ANSWER_SECONDS_MAX, Handle};
 pub use lifecycle::{Answer, Counters, End, Refusal, Request, Stage, Status, VcpuStage};
+pub use placement::{
+    BOOTSTRAP_MEMORY_MIN, MEMORY_STEP, Placement, PlacementError, SLICE_MEMORY_MIN, SLICES_MAX,
+    Share, deal_cpus, deal_memory,
+};
 pub use state::MachineState;
 
 use crate::confine::{self, ThreadKind};

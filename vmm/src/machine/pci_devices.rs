@@ -103,13 +103,14 @@ impl PciDevices<'_> {
 
 fn net_options(network: &Network, cpus: u32) -> NetOptions {
     match network {
-        Network::Tap { name } => NetOptions {
+        Network::Tap { name, .. } => NetOptions {
             pairs: cpus.min(PAIRS_MAX.into()) as u16,
             ..NetOptions::new(NetBackEnd::Tap { name: name.clone() })
         },
         Network::User {
             forwards,
             reaches_host,
+            ..
         } => {
             let forwards = forwards.iter().map(|forward| net::Forward {
                 host: forward.host_port,

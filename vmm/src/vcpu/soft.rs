@@ -16,23 +16,23 @@ const INTERPRET: &str = "WEFT_SOFT_INTERPRET";
 /// Makes the software vCPUs of one machine.
 pub struct SoftBackEnd {
     machine: Arc<SoftMachine>,
-    cpus: u32,
+    package_cpus: u32,
     /// Known when it is first asked for: measuring takes time that others can use.
     tsc_hz: OnceLock<u64>,
     deterministic: bool,
 }
 
 impl SoftBackEnd {
-    /// For a machine with this memory and so many vCPUs. `deterministic`: time is
-    /// the count of instructions.
-    pub fn new(ram: &Ram, cpus: u32, deterministic: bool) -> Self {
+    /// For a machine with this memory and so many vCPUs in each package.
+    /// `deterministic`: time is the count of instructions.
+    pub fn new(ram: &Ram, package_cpus: u32, deterministic: bool) -> Self {
         if !deterministic {
             begin_tsc_measurement();
         }
         let memory: Arc<dyn Memory> = Arc::new(ram.clone());
         Self {
             machine: SoftMachine::new(memory),
-            cpus,
+            package_cpus,
             tsc_hz: OnceLock::new(),
             deterministic,
         }
@@ -59,7 +59,7 @@ impl BackEnd for SoftBackEnd {
     fn create(&self, id: u32) -> Result<Box<dyn Vcpu>, VcpuError> {
         let configuration = weft_soft::Configuration {
             apic_id: id,
-            cpus: self.cpus,
+            cpus: self.package_cpus,
             tsc_frequency: self.tsc_hz(),
             deterministic: self.deterministic,
         };

@@ -25,6 +25,7 @@ struct Machine {
     protocol: Option<Protocol>,
     acpi: Option<acpi::Placed>,
     seed: Option<[u8; 32]>,
+    limit: Option<u64>,
 }
 
 impl Machine {
@@ -41,6 +42,7 @@ impl Machine {
                 range: 0xe_0000..0xe_2000,
             }),
             seed: Some([7; 32]),
+            limit: None,
         }
     }
 
@@ -55,6 +57,7 @@ impl Machine {
                 protocol: self.protocol,
                 acpi: self.acpi.as_ref(),
                 seed: self.seed.as_ref(),
+                limit: self.limit,
             },
         )
     }

@@ -205,6 +205,36 @@ fn what_does_not_fit_is_refused() {
 }
 
 #[test]
+fn all_that_is_loaded_lies_in_the_first_node() {
+    let mut machine = Machine::new(Elf::linux().build());
+    let half = MEMORY / 2;
+    machine.limit = Some(half);
+    let initrd = machine.load().unwrap().recognised.initrd.unwrap();
+    assert_eq!(initrd.end.next_multiple_of(4096), half);
+    machine.initrd = Some(file(Role::Initrd, vec![1; half as usize]));
+    let error = machine.load().unwrap_err();
+    assert!(
+        matches!(error, BootError::InitrdTooLargeForNode { room, .. } if room == half - START - LENGTH)
+    );
+    let text = error.to_string();
+    assert!(
+        text.contains("of 8 MiB does not fit into the first node's 8 MiB"),
+        "{text}"
+    );
+    machine.limit = Some(START);
+    let error = machine.refusal();
+    assert!(
+        matches!(error, ImageError::OutsideFirstNode { .. }),
+        "{error}"
+    );
+    // A limit beyond RAM, or behind the hole, is none.
+    machine.limit = Some(5 << 30);
+    machine.initrd = Some(file(Role::Initrd, vec![1; MEMORY as usize]));
+    let error = machine.load().unwrap_err();
+    assert!(matches!(error, BootError::InitrdTooLarge { .. }), "{error}");
+}
+
+#[test]
 fn a_command_line_that_would_be_cut_is_refused() {
     let mut machine = Machine::new(Elf::linux().build());
     machine.command_line = "a".repeat(2047);
