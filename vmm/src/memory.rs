@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use thiserror::Error;
 use vm_memory::{
-    Address, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
-    GuestRegionMmap, MmapRegion,
+    Address, Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap,
+    GuestMemoryRegion, GuestRegionMmap, MmapRegion,
 };
 use weft_soft::{Access, Memory, Unbacked};
 
@@ -148,6 +148,28 @@ impl Ram {
         Ok(())
     }
 
+    /// The guest-physical addresses that were written to, in whole pages.
+    pub fn populated(&self) -> io::Result<Vec<Range<u64>>> {
+        let mut found = Vec::new();
+        for region in self.mapped.iter() {
+            let Some(file) = region.file_offset() else {
+                continue;
+            };
+            let base = region.start_addr().raw_value();
+            let (start, end) = (file.start(), file.start() + region.len());
+            let mut at = start;
+            while let Some(data) =
+                seek(file.file(), at, libc::SEEK_DATA)?.filter(|data| *data < end)
+            {
+                let hole =
+                    seek(file.file(), data, libc::SEEK_HOLE)?.map_or(end, |hole| hole.min(end));
+                found.push(base + (data - start)..base + (hole - start));
+                at = hole;
+            }
+        }
+        Ok(found)
+    }
+
     /// First guest-physical address after the RAM above 4 GiB (4 GiB when there
     /// is none): 64-bit windows of devices may start here.
     pub fn high_end(&self) -> u64 {
@@ -169,6 +191,26 @@ impl Ram {
     }
 }
 
+/// Guest memory by guest-physical address, for who is no vCPU: clocks, devices.
+pub trait GuestBytes: Send + Sync {
+    /// Copies bytes out; whether all of them are memory.
+    fn read(&self, address: u64, bytes: &mut [u8]) -> bool;
+    /// Copies bytes in; whether all of them are memory.
+    fn write(&self, address: u64, bytes: &[u8]) -> bool;
+}
+
+impl GuestBytes for Ram {
+    fn read(&self, address: u64, bytes: &mut [u8]) -> bool {
+        self.mapped.read_slice(bytes, GuestAddress(address)).is_ok()
+    }
+
+    fn write(&self, address: u64, bytes: &[u8]) -> bool {
+        self.mapped
+            .write_slice(bytes, GuestAddress(address))
+            .is_ok()
+    }
+}
+
 impl Memory for Ram {
     fn acquire(&self, page: u64, _: Access) -> Result<*mut u8, Unbacked> {
         self.mapped
@@ -182,6 +224,19 @@ impl Memory for Ram {
 
     fn end(&self) -> u64 {
         self.mapped.last_addr().raw_value() + 1
+    }
+}
+
+/// lseek(2) with `SEEK_DATA` or `SEEK_HOLE`; `None` when there is none behind.
+fn seek(file: &File, from: u64, whence: i32) -> io::Result<Option<u64>> {
+    // SAFETY: only the file's position changes, which nobody relies on.
+    let found = unsafe { libc::lseek(file.as_raw_fd(), from as i64, whence) };
+    match u64::try_from(found) {
+        Ok(found) => Ok(Some(found)),
+        Err(_) => match io::Error::last_os_error() {
+            error if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
+            error => Err(error),
+        },
     }
 }
 

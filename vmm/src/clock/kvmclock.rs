@@ -8,9 +8,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
-
 use super::Clock;
+use crate::memory::GuestBytes;
 
 /// MSR_KVM_WALL_CLOCK and its older number.
 const WALL_CLOCK: [u32; 2] = [0x11, 0x4b56_4d00];
@@ -25,7 +24,7 @@ const COMPLETE: u32 = 2;
 /// The registers of all vCPUs.
 pub struct KvmClock {
     clock: Arc<Clock>,
-    memory: Arc<GuestMemoryMmap>,
+    memory: Arc<dyn GuestBytes>,
     wall_clock: AtomicU64,
     /// By vCPU.
     system_time: Box<[AtomicU64]>,
@@ -33,7 +32,7 @@ pub struct KvmClock {
 
 impl KvmClock {
     /// None is enabled.
-    pub fn new(clock: Arc<Clock>, memory: Arc<GuestMemoryMmap>, cpus: u32) -> Self {
+    pub fn new(clock: Arc<Clock>, memory: Arc<dyn GuestBytes>, cpus: u32) -> Self {
         Self {
             clock,
             memory,
@@ -116,14 +115,11 @@ impl KvmClock {
 
     /// Writes a structure that begins with a version, which is odd meanwhile.
     fn publish(&self, address: u64, data: &[u8]) -> bool {
-        let at = GuestAddress(address);
-        let version = |value: u32| self.memory.write_obj(value, at).is_ok();
+        let version = |value: u32| self.memory.write(address, &value.to_le_bytes());
         version(COMPLETE - 1)
-            && address.checked_add(4).is_some_and(|body| {
-                self.memory
-                    .write_slice(&data[4..], GuestAddress(body))
-                    .is_ok()
-            })
+            && address
+                .checked_add(4)
+                .is_some_and(|body| self.memory.write(body, &data[4..]))
             && version(COMPLETE)
     }
 }
@@ -133,11 +129,12 @@ mod tests {
     use super::*;
     use crate::clock::{Source, measure_host_tsc};
     use crate::memory::Ram;
+    use vm_memory::{Bytes, GuestAddress};
 
     fn rig(source: Source) -> (KvmClock, Arc<Clock>, Ram) {
         let ram = Ram::new(4 << 20).unwrap();
         let clock = Arc::new(Clock::new(source, measure_host_tsc()));
-        let kvmclock = KvmClock::new(clock.clone(), ram.shared(), 2);
+        let kvmclock = KvmClock::new(clock.clone(), Arc::new(ram.clone()), 2);
         (kvmclock, clock, ram)
     }
 

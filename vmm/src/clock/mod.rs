@@ -70,6 +70,8 @@ pub struct Clock {
     stood_at: AtomicU64,
     /// Guest TSC minus the host's, modulo 2^64; of no meaning when counted.
     offset: AtomicU64,
+    /// Another machine's part says what the offset is.
+    led: AtomicBool,
     /// The last count that a vCPU told.
     counted: AtomicU64,
     zero: AtomicU64,
@@ -94,6 +96,7 @@ impl Clock {
             stands: AtomicBool::new(true),
             stood_at: AtomicU64::new(start),
             offset: AtomicU64::new(offset),
+            led: AtomicBool::new(false),
             counted: AtomicU64::new(0),
             zero: AtomicU64::new(start),
         }
@@ -148,9 +151,16 @@ impl Clock {
         self.stands.store(true, Ordering::Release);
     }
 
+    /// From the next [`Clock::go`] on the offset is this one, which the bootstrap
+    /// slice chose: the guest's TSC minus this host's, modulo 2^64.
+    pub fn follow(&self, offset: u64) {
+        self.offset.store(offset, Ordering::Release);
+        self.led.store(true, Ordering::Release);
+    }
+
     /// Time goes on from where it stood; [`Clock::offset`] is new then.
     pub fn go(&self) {
-        if self.source == Source::Host {
+        if self.source == Source::Host && !self.led.load(Ordering::Acquire) {
             let offset = self
                 .stood_at
                 .load(Ordering::Acquire)

@@ -66,6 +66,8 @@ pub enum ThreadKind {
     Network,
     /// Any other device, and timers: reads, writes and waits on what is open.
     Device,
+    /// Reads or writes a link to another slice.
+    Link,
     /// Serves the HTTP API.
     Api,
     /// Carries the guest's console to a terminal or a socket.
@@ -74,13 +76,14 @@ pub enum ThreadKind {
 
 impl ThreadKind {
     /// Every kind.
-    pub const ALL: [ThreadKind; 8] = [
+    pub const ALL: [ThreadKind; 9] = [
         ThreadKind::Main,
         ThreadKind::SoftVcpu,
         ThreadKind::KvmVcpu,
         ThreadKind::Block,
         ThreadKind::Network,
         ThreadKind::Device,
+        ThreadKind::Link,
         ThreadKind::Api,
         ThreadKind::Console,
     ];
@@ -94,6 +97,7 @@ impl ThreadKind {
             ThreadKind::Block => "block device",
             ThreadKind::Network => "network device",
             ThreadKind::Device => "device",
+            ThreadKind::Link => "link",
             ThreadKind::Api => "API",
             ThreadKind::Console => "console",
         }

@@ -16,7 +16,7 @@ use super::ThreadKind;
 pub(super) type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
 /// Any arguments.
-const EVERY_THREAD: [i64; 36] = [
+const EVERY_THREAD: [i64; 38] = [
     // What is open.
     libc::SYS_read,
     libc::SYS_write,
@@ -30,6 +30,9 @@ const EVERY_THREAD: [i64; 36] = [
     libc::SYS_epoll_ctl,
     libc::SYS_epoll_create1,
     libc::SYS_timerfd_settime,
+    // Frames to other slices, which any thread may have to send; the end of a link.
+    libc::SYS_sendmsg,
+    libc::SYS_shutdown,
     // Memory; what maps or protects it is below.
     libc::SYS_brk,
     libc::SYS_munmap,
@@ -113,6 +116,7 @@ pub(super) fn rules(kind: ThreadKind) -> Result<Rules, BackendError> {
             let vcpu = argument(1, SeccompCmpOp::MaskedEq(VCPU_REQUEST_MASK), VCPU_REQUEST)?;
             when(&mut rules, libc::SYS_ioctl, vec![vcpu])?;
         }
+        ThreadKind::Link => allow(&mut rules, &[libc::SYS_recvfrom]),
         ThreadKind::Block => allow(&mut rules, &BLOCK),
         ThreadKind::Network => {
             tap(&mut rules)?;

@@ -1,7 +1,5 @@
 //! Puts a machine's parts together.
 
-use std::sync::atomic::AtomicBool;
-use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -9,8 +7,9 @@ use weft_soft::CpuState;
 
 use super::back_end::Chosen;
 use super::configuration::Configuration;
-use super::ender::{Ender, Ending};
-use super::handle::{Handle, INPUTS_MAX};
+use super::ender::{Ender, Ending, Ends};
+use super::follower::Follower;
+use super::handle::Handle;
 use super::lifecycle::{End, Stage};
 use super::owner::{Named, Owner, with_sources};
 use super::pci_devices::PciDevices;
@@ -19,12 +18,14 @@ use crate::acpi::EVENT_LINE;
 use crate::acpi::power::{PORTS as POWER_PORTS, PowerDevice, PowerRequest};
 use crate::bus::{Bus, BusDevice};
 use crate::clock::{Alarms, Clock, KvmClock, Source};
+use crate::confine::{self, ThreadKind};
 use crate::devices::cmos::{self, CmosClock};
 use crate::devices::debug_exit::{self, DebugExit};
 use crate::devices::keyboard::{self, KeyboardController};
 use crate::devices::serial::{self, SerialPort};
 use crate::interrupts::{Hub, IO_APIC_SIZE, Line};
-use crate::memory::{IO_APIC, Ram};
+use crate::memory::{GuestBytes, IO_APIC, Ram};
+use crate::slice::{Joints, Slice};
 use crate::vcpu::environment::Surroundings;
 use crate::vcpu::runner::{Event, Listener, Runner, RunnerOptions};
 use crate::vcpu::turns::Turns;
@@ -35,8 +36,11 @@ pub(super) struct Plan<'a> {
     pub outside: Outside,
     pub ram: Ram,
     pub chosen: Chosen,
-    /// The first CPU at its first instruction.
-    pub bootstrap: CpuState,
+    /// The first CPU at its first instruction, where it is.
+    pub bootstrap: Option<CpuState>,
+    pub ends: Ends,
+    /// Of several.
+    pub slice: Option<Arc<Slice>>,
 }
 
 /// A machine that nobody owns yet.
@@ -75,28 +79,39 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
     let configuration = plan.configuration;
     let chosen = plan.chosen;
     let source = chosen.source(configuration.deterministic);
-    let ending_flag = Arc::new(AtomicBool::new(false));
-    let (to_owner, inputs) = sync_channel(INPUTS_MAX);
+    let Ends {
+        ender,
+        flag: ending_flag,
+        to_owner,
+        inputs,
+    } = plan.ends;
+    let slice = plan.slice;
+    let apart = slice.as_ref().map(|slice| slice.apart());
     let frame = Frame {
         ram: plan.ram,
         mmio: Bus::default(),
         ports: Bus::default(),
-        hub: Hub::new(configuration.cpus),
+        hub: Hub::of_slice(configuration.cpus, apart),
         clock: Arc::new(Clock::new(source, chosen.back_end.tsc_hz())),
-        ender: Arc::new(Ender::new(to_owner.clone(), ending_flag.clone())),
+        ender,
     };
     let mut parts: Vec<Named> = vec![
         ("clock".into(), frame.clock.clone()),
         ("io-apic".into(), frame.hub.clone()),
     ];
-    let small = small_devices(&frame, configuration, plan.outside.serial, &mut parts)?;
-    let pci = PciDevices {
-        frame: &frame,
-        configuration,
-        observer: chosen.observer.clone(),
-        parts: &mut parts,
-    };
-    let (root, console) = pci.attach(plan.outside.console)?;
+    // The devices are all on one slice.
+    let mut devices = None;
+    if slice.as_ref().is_none_or(|slice| slice.is_bootstrap()) {
+        let small = small_devices(&frame, configuration, plan.outside.serial, &mut parts)?;
+        let pci = PciDevices {
+            frame: &frame,
+            configuration,
+            observer: chosen.observer.clone(),
+            parts: &mut parts,
+        };
+        let (root, console) = pci.attach(plan.outside.console)?;
+        devices = Some((small, root, console));
+    }
 
     let turns = (source == Source::Counted).then(|| Arc::new(Turns::new(frame.hub.clone())));
     if let Some(turns) = &turns {
@@ -113,7 +128,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         clock: frame.clock.clone(),
         kvmclock: Arc::new(KvmClock::new(
             frame.clock.clone(),
-            frame.ram.shared(),
+            guest_bytes(&frame.ram, slice.as_ref()),
             configuration.cpus,
         )),
         alarms: alarms.clone(),
@@ -121,8 +136,12 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
     };
     let listener = listener(&frame.ender);
     let first_instruction = Arc::<OnceLock<Instant>>::default();
-    let mut bootstrap = Some(plan.bootstrap);
-    let runners = (0..configuration.cpus)
+    let mut bootstrap = plan.bootstrap;
+    let vcpus = match &slice {
+        Some(slice) => slice.placement().cpus_of(slice.number()),
+        None => 0..configuration.cpus,
+    };
+    let runners = vcpus
         .map(|id| {
             let vcpu = chosen.back_end.create(id)?;
             Ok(Runner::start(RunnerOptions {
@@ -139,6 +158,22 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         .collect::<Result<Vec<_>, MachineError>>()?;
 
     let ending = Arc::<Ending>::default();
+    let (mut serial, mut power, mut console) = (None, None, None);
+    let mut take_down: Box<dyn FnOnce() + Send> = Box::new(|| {});
+    if let Some((small, root, typed)) = devices {
+        (serial, power, console) = (Some(small.serial), Some(small.power), typed);
+        take_down = Box::new(move || root.clear());
+    }
+    let handle = Handle {
+        owner: to_owner,
+        ending: ending.clone(),
+        serial,
+        console,
+        first_instruction,
+    };
+    if let Some(slice) = &slice {
+        join(slice, &frame, &handle)?;
+    }
     let owner = Owner {
         inputs,
         ender: frame.ender.clone(),
@@ -150,17 +185,62 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         back_end: chosen.back_end.name(),
         memory_bytes: frame.ram.size(),
         stage: Stage::Built,
-        power: small.power,
-        take_down: Box::new(move || root.clear()),
-    };
-    let handle = Handle {
-        owner: to_owner,
-        ending,
-        serial: small.serial,
-        console,
-        first_instruction,
+        collected: None,
+        power,
+        take_down,
+        slice,
     };
     Ok(Assembled { owner, handle })
+}
+
+/// The guest's memory as devices and clocks write it.
+fn guest_bytes(ram: &Ram, slice: Option<&Arc<Slice>>) -> Arc<dyn GuestBytes> {
+    match slice {
+        Some(slice) => slice.memory().clone(),
+        None => Arc::new(ram.clone()),
+    }
+}
+
+/// Joins a slice to the machine here: its end is the others', its companions'
+/// orders are carried out.
+fn join(slice: &Arc<Slice>, frame: &Frame, handle: &Handle) -> Result<(), MachineError> {
+    let told = slice.clone();
+    frame.ender.listen(Box::new(move |end| {
+        told.end_waits();
+        if !told.is_bootstrap() {
+            // An end is plain data: it always has a text.
+            told.tell_end(serde_json::to_vec(end).unwrap_or_default());
+        }
+    }));
+    let (broken, ended) = (frame.ender.clone(), frame.ender.clone());
+    let orders = slice.join(Joints {
+        hub: frame.hub.clone(),
+        mmio: frame.mmio.clone(),
+        ports: frame.ports.clone(),
+        broken: Arc::new(move |reason| broken.end(End::Failed { reason })),
+        ended: Box::new(move |from, json| {
+            ended.end(match serde_json::from_slice(&json) {
+                Ok(End::Failed { reason }) => End::Failed {
+                    reason: format!("slice {from}: {reason}"),
+                },
+                Ok(end) => end,
+                Err(error) => End::Failed {
+                    reason: format!("slice {from} ended in an unknown way: {error}"),
+                },
+            });
+        }),
+    })?;
+    if !slice.is_bootstrap() {
+        let follower = Follower {
+            slice: slice.clone(),
+            clock: frame.clock.clone(),
+            handle: handle.clone(),
+            orders,
+        };
+        confine::spawn("weft-orders", ThreadKind::Device, move || follower.run())
+            .map_err(MachineError::Thread)?;
+    }
+    Ok(())
 }
 
 /// Those of the small devices that are spoken to from outside.

@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 
+use weft_soft::Memory;
+
 use super::MachineError;
 use super::configuration::{BackEndChoice, Configuration};
 use crate::clock::Source;
 use crate::confine::ThreadKind;
 use crate::memory::Ram;
+use crate::slice::Slice;
 use crate::vcpu::BackEnd;
 use crate::vcpu::kvm::detect::{Backend, Choice};
 use crate::vcpu::kvm::{KvmBackEnd, KvmError};
@@ -44,17 +47,33 @@ impl Chosen {
 }
 
 /// Opens the back end that the configuration asks for.
-pub(super) fn choose(configuration: &Configuration, ram: &Ram) -> Result<Chosen, MachineError> {
+/// `slice`: of several.
+pub(super) fn choose(
+    configuration: &Configuration,
+    ram: &Ram,
+    slice: Option<&Slice>,
+) -> Result<Chosen, MachineError> {
     let wanted = match configuration.back_end {
         BackEndChoice::Soft => Some(Backend::Soft),
         BackEndChoice::Kvm => Some(Backend::Kvm),
-        BackEndChoice::Auto if configuration.deterministic => Some(Backend::Soft),
+        BackEndChoice::Auto if configuration.deterministic || slice.is_some() => {
+            Some(Backend::Soft)
+        }
         BackEndChoice::Auto => None,
     };
     let Choice { host, reason } = Backend::choose(wanted)?;
     let Some(host) = host else {
         let package_cpus = configuration.placement().package_cpus();
-        let soft = SoftBackEnd::new(ram, package_cpus, configuration.deterministic);
+        let memory: Arc<dyn Memory> = match slice {
+            Some(slice) => slice.memory().clone(),
+            None => Arc::new(ram.clone()),
+        };
+        let soft = SoftBackEnd::new(memory, package_cpus, configuration.deterministic);
+        if let Some(slice) = slice {
+            slice
+                .memory()
+                .connect(Box::new(Arc::downgrade(soft.machine())));
+        }
         return Ok(Chosen {
             kind: ThreadKind::SoftVcpu,
             observer: Some(soft.observer()),
@@ -62,6 +81,9 @@ pub(super) fn choose(configuration: &Configuration, ram: &Ram) -> Result<Chosen,
             reason,
         });
     };
+    if slice.is_some() {
+        return Err(MachineError::SlicesOnKvm);
+    }
     let back_end = KvmBackEnd::new(&host, ram, configuration.cpus).map_err(kvm_refused)?;
     Ok(Chosen {
         back_end: Box::new(back_end),

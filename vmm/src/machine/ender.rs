@@ -1,10 +1,11 @@
 //! How a machine comes to its end: who asks for it, who waits for it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
+use super::handle::INPUTS_MAX;
 use super::lifecycle::End;
 
 /// What the machine's thread waits for.
@@ -17,8 +18,32 @@ pub(super) enum Input {
     Quit,
 }
 
+/// The two sides of a machine's end, for who puts the machine together.
+pub(super) struct Ends {
+    pub ender: Arc<Ender>,
+    /// Set once the machine is about to end.
+    pub flag: Arc<AtomicBool>,
+    pub to_owner: SyncSender<Input>,
+    pub inputs: Receiver<Input>,
+}
+
+impl Ends {
+    pub fn new() -> Self {
+        let (to_owner, inputs) = sync_channel(INPUTS_MAX);
+        let flag = Arc::new(AtomicBool::new(false));
+        Self {
+            ender: Arc::new(Ender::new(to_owner.clone(), flag.clone())),
+            flag,
+            to_owner,
+            inputs,
+        }
+    }
+}
+
 /// For devices and vCPUs: asks for the end, from any thread.
 pub(super) struct Ender {
+    /// Hears of the first end that was asked for, at once.
+    listener: OnceLock<Box<dyn Fn(&End) + Send + Sync>>,
     /// The first end that was asked for. Held for moments.
     wanted: Mutex<Option<End>>,
     /// Tells vCPUs to stop where they are.
@@ -29,6 +54,7 @@ pub(super) struct Ender {
 impl Ender {
     pub fn new(owner: SyncSender<Input>, flag: Arc<AtomicBool>) -> Self {
         Self {
+            listener: OnceLock::new(),
             wanted: Mutex::default(),
             flag,
             owner,
@@ -38,10 +64,23 @@ impl Ender {
     /// The machine shall end like this; the first who says so is heard. Never
     /// waits.
     pub fn end(&self, end: End) {
-        self.lock().get_or_insert(end);
+        let mut wanted = self.lock();
+        let first = wanted.is_none().then(|| end.clone());
+        wanted.get_or_insert(end);
+        drop(wanted);
         self.flag.store(true, Ordering::SeqCst);
+        if let (Some(end), Some(listener)) = (first, self.listener.get()) {
+            listener(&end);
+        }
         // When the queue is full the owner is awake, and looks here after each.
         let _ = self.owner.try_send(Input::Wake);
+    }
+
+    /// Has `listener` called with the first end that is asked for, by whoever asks;
+    /// it must not wait. Once, before anybody does.
+    pub fn listen(&self, listener: Box<dyn Fn(&End) + Send + Sync>) {
+        // A second one is a mistake that the first survives.
+        let _ = self.listener.set(listener);
     }
 
     /// The end that was asked for.

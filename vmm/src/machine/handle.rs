@@ -28,7 +28,8 @@ pub(super) struct Envelope {
 pub struct Handle {
     pub(super) owner: SyncSender<Input>,
     pub(super) ending: Arc<Ending>,
-    pub(super) serial: Arc<SerialPort>,
+    /// None on a companion slice.
+    pub(super) serial: Option<Arc<SerialPort>>,
     pub(super) console: Option<ConsoleHandle>,
     pub(super) first_instruction: Arc<OnceLock<Instant>>,
 }
@@ -86,7 +87,8 @@ impl Handle {
     /// Types into the serial port; says how many bytes were taken. The rest may
     /// be offered again a little later.
     pub fn serial_input(&self, bytes: &[u8]) -> usize {
-        self.serial.type_in(bytes)
+        let serial = self.serial.as_ref();
+        serial.map_or(0, |serial| serial.type_in(bytes))
     }
 
     /// Types into the virtio console; none is taken where there is none.

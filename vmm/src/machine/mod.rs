@@ -11,12 +11,14 @@
 //! | `lifecycle` | stages, requests, answers, ends |
 //! | `owner` | the thread that takes requests |
 //! | `handle` | how others ask |
+//! | `follower` | how a companion slice does what the bootstrap slice says |
 //! | `ender` | how the end comes about |
 
 mod assembly;
 mod back_end;
 mod configuration;
 mod ender;
+mod follower;
 mod guest;
 mod handle;
 mod lifecycle;
@@ -28,6 +30,7 @@ mod state;
 mod tests;
 
 use std::io::Write;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -46,9 +49,10 @@ pub use state::MachineState;
 use crate::confine::{self, ThreadKind};
 use crate::join::join_until;
 use crate::memory::Ram;
+use crate::slice::{self, Slice, SliceLinks};
 use crate::virtio::console::ConsoleOutput;
 use assembly::{Assembled, Plan};
-use ender::Input;
+use ender::{Ends, Input};
 
 /// Longest that the end of a machine is waited for when it is dropped: its vCPUs
 /// and devices have bounds of their own, which are shorter together.
@@ -84,6 +88,14 @@ pub enum MachineError {
     /// KVM cannot run this machine.
     #[error("KVM cannot run this machine")]
     Kvm(#[source] crate::vcpu::kvm::KvmError),
+    /// KVM vCPUs cannot share their memory yet.
+    #[error(
+        "a machine over several nodes needs the back end soft: KVM's vCPUs cannot share memory between nodes yet"
+    )]
+    SlicesOnKvm,
+    /// A slice's memory could not be made of what was loaded.
+    #[error("cannot share the memory that was loaded: {0}")]
+    Share(String),
     /// A vCPU could not be made.
     #[error("cannot make a vCPU")]
     Vcpu(#[from] crate::vcpu::VcpuError),
@@ -128,25 +140,88 @@ pub struct Machine {
     thread: Option<JoinHandle<()>>,
 }
 
+/// What a machine is started from.
+struct Start<'a> {
+    configuration: &'a Configuration,
+    outside: Outside,
+    ram: Ram,
+    chosen: back_end::Chosen,
+    /// The first CPU at its first instruction, where it is.
+    bootstrap: Option<CpuState>,
+    notes: Vec<String>,
+    ends: Ends,
+    slice: Option<Arc<Slice>>,
+}
+
+/// What was loaded becomes the bootstrap slice's own.
+fn share(ram: &Ram, slice: &Slice) -> Result<(), MachineError> {
+    let populated = ram
+        .populated()
+        .map_err(|error| MachineError::Share(error.to_string()))?;
+    for range in populated {
+        slice.memory().adopt(range).map_err(MachineError::Share)?;
+    }
+    Ok(())
+}
+
 impl Machine {
     /// Opens everything and puts it together: all files are open and all threads
     /// started then, so that privileges may be given up. No guest instruction is
     /// executed before [`Request::Run`].
     pub fn new(configuration: &Configuration, outside: Outside) -> Result<Self, MachineError> {
+        Self::build(configuration, outside, None)
+    }
+
+    /// One slice of a machine over several nodes. The bootstrap slice opens the
+    /// kernel and owns the machine's life; the others run when it says so, and
+    /// have no devices of their own. All are given the same configuration.
+    pub fn of_slice(
+        configuration: &Configuration,
+        outside: Outside,
+        links: SliceLinks,
+    ) -> Result<Self, MachineError> {
+        Self::build(configuration, outside, Some(links))
+    }
+
+    fn build(
+        configuration: &Configuration,
+        outside: Outside,
+        links: Option<SliceLinks>,
+    ) -> Result<Self, MachineError> {
         configuration.validate()?;
-        let files = guest::Files::open(configuration)?;
+        let bootstrap = links
+            .as_ref()
+            .is_none_or(|links| links.number == slice::BOOTSTRAP);
+        let files = bootstrap
+            .then(|| guest::Files::open(configuration))
+            .transpose()?;
         let ram = Ram::new(configuration.memory_bytes)?;
-        let chosen = back_end::choose(configuration, &ram)?;
-        let guest = files.load(configuration, &ram, chosen.back_end.command_line())?;
-        drop(files);
-        Self::start(
+        let ends = Ends::new();
+        let slice = links.map(|links| {
+            let ender = ends.ender.clone();
+            let broken = Arc::new(move |reason| ender.end(End::Failed { reason }));
+            Slice::new(configuration.placement(), links, &ram, broken)
+        });
+        let chosen = back_end::choose(configuration, &ram, slice.as_deref())?;
+        let mut bootstrap = None;
+        let mut notes = Vec::new();
+        if let Some(files) = files {
+            let guest = files.load(configuration, &ram, chosen.back_end.command_line())?;
+            (bootstrap, notes) = (Some(guest.bootstrap), guest.notes);
+            if let Some(slice) = &slice {
+                share(&ram, slice)?;
+            }
+        }
+        Self::start(Start {
             configuration,
             outside,
             ram,
             chosen,
-            guest.bootstrap,
-            guest.notes,
-        )
+            bootstrap,
+            notes,
+            ends,
+            slice,
+        })
     }
 
     /// The same around RAM that exists, for [`Request::Restore`]: nothing is
@@ -160,34 +235,33 @@ impl Machine {
         if ram.size() != configuration.memory_bytes {
             return Err(Invalid::Memory(configuration.memory_bytes).into());
         }
-        let chosen = back_end::choose(configuration, &ram)?;
-        Self::start(
+        let chosen = back_end::choose(configuration, &ram, None)?;
+        Self::start(Start {
             configuration,
             outside,
             ram,
             chosen,
-            CpuState::reset(),
-            Vec::new(),
-        )
+            bootstrap: Some(CpuState::reset()),
+            notes: Vec::new(),
+            ends: Ends::new(),
+            slice: None,
+        })
     }
 
-    fn start(
-        configuration: &Configuration,
-        outside: Outside,
-        ram: Ram,
-        chosen: back_end::Chosen,
-        bootstrap: CpuState,
-        mut notes: Vec<String>,
-    ) -> Result<Self, MachineError> {
+    fn start(start: Start<'_>) -> Result<Self, MachineError> {
         crate::clock::sharpen_sleep();
-        notes.splice(0..0, chosen.notes());
-        let back_end = chosen.back_end.name();
+        let mut notes = start.notes;
+        notes.splice(0..0, start.chosen.notes());
+        let back_end = start.chosen.back_end.name();
+        let ram = start.ram;
         let Assembled { owner, handle } = assembly::assemble(Plan {
-            configuration,
-            outside,
+            configuration: start.configuration,
+            outside: start.outside,
             ram: ram.clone(),
-            chosen,
-            bootstrap,
+            chosen: start.chosen,
+            bootstrap: start.bootstrap,
+            ends: start.ends,
+            slice: start.slice,
         })?;
         let thread = confine::spawn("weft-machine", ThreadKind::Main, move || owner.run())
             .map_err(MachineError::Thread)?;

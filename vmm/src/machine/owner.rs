@@ -16,6 +16,7 @@ use crate::acpi::power::PowerDevice;
 use crate::clock::{Alarms, Clock};
 use crate::confine;
 use crate::part::Part;
+use crate::slice::{Slice, orders};
 use crate::vcpu::runner::{Activity, Order, Runner, RunnerError, VcpuState};
 
 /// Longest that a vCPU may take to carry out an order: it must come out of guest
@@ -40,7 +41,12 @@ pub(super) struct Owner {
     pub back_end: &'static str,
     pub memory_bytes: u64,
     pub stage: Stage,
-    pub power: Arc<PowerDevice>,
+    /// What was counted in the end, once the vCPUs stood.
+    pub collected: Option<Counters>,
+    /// None on a companion slice.
+    pub power: Option<Arc<PowerDevice>>,
+    /// Of several.
+    pub slice: Option<Arc<Slice>>,
     /// What remains to be done at the end: devices are taken off their buses.
     pub take_down: Box<dyn FnOnce() + Send>,
 }
@@ -81,7 +87,15 @@ impl Owner {
             (Request::Stop, Stage::Built | Stage::Running | Stage::Paused) => {
                 self.end(End::Stopped);
             }
-            (Request::PressPowerButton, Stage::Running) => self.power.press_button(),
+            (Request::PressPowerButton, Stage::Running) => {
+                if let Some(power) = &self.power {
+                    power.press_button();
+                }
+            }
+            (Request::Save | Request::Restore(_), _) if self.slice.is_some() => {
+                let reason = "the machine runs on several nodes".to_owned();
+                return Err(refused(name, reason));
+            }
             (Request::Save, Stage::Built | Stage::Paused) => {
                 return self.save(name).map(|state| Answer::Saved(Box::new(state)));
             }
@@ -110,11 +124,14 @@ impl Owner {
             alarms.look_again();
         }
         self.stage = Stage::Running;
+        let tsc_offset = self.clock.offset();
+        self.order_companions(request, &orders::Order::Run { tsc_offset })?;
         self.order_all(request, |_| Order::Run).map(drop)
     }
 
     /// From Running to Paused.
     fn stand(&mut self, request: &'static str) -> Result<(), Refusal> {
+        self.order_companions(request, &orders::Order::Pause)?;
         self.order_all(request, |_| Order::Pause)?;
         self.clock.stop();
         self.stage = Stage::Paused;
@@ -172,6 +189,30 @@ impl Owner {
             None => Order::Pause,
         })
         .map(drop)
+    }
+
+    /// Has the companions, if this is their bootstrap slice, carry out an order. One
+    /// that does not ends the machine.
+    fn order_companions(
+        &self,
+        request: &'static str,
+        order: &orders::Order,
+    ) -> Result<(), Refusal> {
+        let Some(slice) = self.slice.as_ref().filter(|slice| slice.is_bootstrap()) else {
+            return Ok(());
+        };
+        slice.order_all(order).map(drop).map_err(|reason| {
+            let refusal = refused(request, reason);
+            self.fail(&refusal);
+            refusal
+        })
+    }
+
+    /// What the companions answer to a question; nothing from those that do not.
+    fn ask_companions(&self, order: &orders::Order) -> Vec<(usize, orders::Answer)> {
+        let slice = self.slice.as_ref().filter(|slice| slice.is_bootstrap());
+        let asked = slice.filter(|_| self.stage != Stage::Ended);
+        asked.map_or_else(Vec::new, |slice| slice.order_all(order).unwrap_or_default())
     }
 
     /// Gives every vCPU an order, then waits for all answers. A vCPU that does not
@@ -250,6 +291,14 @@ impl Owner {
                 stuck.push(id);
             }
         }
+        self.collected = Some(self.counters());
+        if let Some(slice) = &self.slice {
+            if slice.is_bootstrap() {
+                // One that is gone, or slow, ends when its links do.
+                let _ = slice.order_all(&orders::Order::Stop);
+            }
+            slice.close();
+        }
         self.clock.stop();
         // A device that is still busy is dropped with the machine.
         let _ = self.pause_parts("stop");
@@ -264,32 +313,61 @@ impl Owner {
     }
 
     fn status(&self) -> Status {
+        let mut vcpus = self.own_vcpus();
+        for (_, answer) in self.ask_companions(&orders::Order::Status) {
+            if let orders::Answer::Status(theirs) = answer {
+                vcpus.extend(theirs);
+            }
+        }
         Status {
             stage: self.stage,
             end: self.ending.get(),
             back_end: self.back_end.to_owned(),
-            vcpus: self
-                .runners
-                .iter()
-                .map(|runner| match runner.activity() {
-                    Activity::WaitingForStartUp => VcpuStage::WaitingForStartUp,
-                    Activity::Running => VcpuStage::Running,
-                    Activity::Halted => VcpuStage::Halted,
-                    Activity::Paused => VcpuStage::Paused,
-                    Activity::Finished => VcpuStage::Finished,
-                })
-                .collect(),
+            vcpus,
             memory_bytes: self.memory_bytes,
             guest_time_ns: self.clock.nanoseconds(),
         }
     }
 
+    fn own_vcpus(&self) -> Vec<VcpuStage> {
+        self.runners
+            .iter()
+            .map(|runner| match runner.activity() {
+                Activity::WaitingForStartUp => VcpuStage::WaitingForStartUp,
+                Activity::Running => VcpuStage::Running,
+                Activity::Halted => VcpuStage::Halted,
+                Activity::Paused => VcpuStage::Paused,
+                Activity::Finished => VcpuStage::Finished,
+            })
+            .collect()
+    }
+
     fn counters(&self) -> Counters {
-        let mut counters = Counters::new();
-        for (id, runner) in self.runners.iter().enumerate() {
-            for (name, count) in runner.counters() {
-                counters.insert(format!("vcpu{id}.{name}"), count);
+        if let Some(collected) = &self.collected {
+            return collected.clone();
+        }
+        let mut counters = self.own_counters();
+        for (_, answer) in self.ask_companions(&orders::Order::Counters) {
+            if let orders::Answer::Counters(theirs) = answer {
+                counters.extend(theirs);
             }
+        }
+        counters
+    }
+
+    fn own_counters(&self) -> Counters {
+        let mut counters = Counters::new();
+        for runner in &self.runners {
+            for (name, count) in runner.counters() {
+                counters.insert(format!("vcpu{}.{name}", runner.id()), count);
+            }
+        }
+        if let Some(slice) = &self.slice {
+            let number = slice.number();
+            for (name, count) in slice.memory().counters.list() {
+                counters.insert(format!("slice{number}.memory.{name}"), count);
+            }
+            counters.insert(format!("slice{number}.sent-bytes"), slice.sent_bytes());
         }
         for (part, device) in &self.parts {
             for (name, count) in device.counters() {

@@ -1,3 +1,324 @@
 //! One slice of an Aggregate VM: the part of a machine that runs on one node.
+//!
+//! ```text
+//!   slice 0 (bootstrap)                    slice n (companion)
+//!   owner of the machine's life ──orders──▶ does as it is told
+//!   devices, I/O APIC          ◀─registers─ vCPUs
+//!   vCPUs                      ◀─interrupts─▶ vCPUs
+//!   memory                     ◀──pages────▶ memory
+//! ```
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | [`memory`] | guest RAM that slices share |
+//! | [`note`] | what slices tell each other beside pages |
+//! | `peers` | the links, who reads them, who is lost |
+//! | `router` | where a note goes |
+//! | `registers` | devices of other slices |
+//! | `orders` | what the bootstrap slice asks of companions |
+//! | `questions` | questions under way |
+//!
+//! Threads of a slice: for each link one that reads and one that sends what the
+//! kernel did not take at once; one that beats; one for pages that were held back;
+//! one that does what others ask of the devices here; on a companion one that
+//! takes orders.
 
 pub mod memory;
+pub mod note;
+pub mod orders;
+mod peers;
+mod questions;
+mod registers;
+mod router;
+
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use weft_dsm::{Config, ManagerOf, NodeId};
+use weft_wire::halves::{Receiver, Sender};
+
+use crate::bus::Bus;
+use crate::confine::{self, ThreadKind};
+use crate::interrupts::{Apart, Elsewhere, Hub, Message};
+use crate::machine::{MachineError, Placement};
+use crate::memory::Ram;
+use memory::{SharedMemory, SharedMemoryOptions};
+use note::{Note, Space};
+use orders::{Answer, Order, OrderReceiver};
+pub use peers::Peers;
+use questions::Questions;
+use registers::{RegisterServer, RemoteRegisters, WAITING_MAX};
+use router::Router;
+
+/// The slice that loads the kernel and owns the machine's life.
+pub const BOOTSTRAP: usize = 0;
+/// Orders that may wait on a companion: its owner gives one after the other.
+const ORDERS_MAX: usize = 16;
+/// Longest that a companion may take for an order: as long as its vCPUs may.
+const ORDER_WAIT: Duration = Duration::from_secs(12);
+
+/// How a slice reaches the others.
+pub struct SliceLinks {
+    /// Which slice this is.
+    pub number: usize,
+    /// By slice; none for this one.
+    pub links: Vec<Option<(Sender, Receiver)>>,
+    /// Silence of this length is death.
+    pub lease: Duration,
+}
+
+/// Hears of the reason when a slice cannot go on.
+pub(crate) type Broken = Arc<dyn Fn(String) + Send + Sync>;
+
+/// A slice among several.
+pub struct Slice {
+    number: usize,
+    placement: Placement,
+    lease: Duration,
+    peers: Arc<Peers>,
+    memory: Arc<SharedMemory>,
+    registers: Arc<Questions<u64>>,
+    orders: Arc<Questions<Answer>>,
+    /// Until threads read them.
+    receivers: Mutex<Vec<(usize, Receiver)>>,
+}
+
+/// What of a machine a slice is joined to.
+pub(crate) struct Joints {
+    pub hub: Arc<Hub>,
+    pub mmio: Bus,
+    pub ports: Bus,
+    pub broken: Broken,
+    /// A companion's machine asked for the end of the whole.
+    pub ended: Box<dyn Fn(usize, Vec<u8>) + Send + Sync>,
+}
+
+impl Slice {
+    /// A slice whose links nobody reads yet.
+    pub(crate) fn new(
+        placement: Placement,
+        links: SliceLinks,
+        ram: &Ram,
+        broken: Broken,
+    ) -> Arc<Self> {
+        let (mut senders, mut receivers) = (Vec::new(), Vec::new());
+        for (slice, link) in links.links.into_iter().enumerate() {
+            senders.push(link.map(|(sender, receiver)| {
+                receivers.push((slice, receiver));
+                sender
+            }));
+        }
+        let peers = Peers::new(links.number, senders, links.lease);
+        let me = NodeId(links.number as u8);
+        let slices = placement.slices() as u8;
+        let memory = SharedMemory::new(SharedMemoryOptions {
+            ram: ram.clone(),
+            config: Config::new(me, slices, ManagerOf::Fixed(NodeId(0))),
+            post: peers.clone(),
+            lease: links.lease,
+            broken: Box::new(move |reason| broken(reason)),
+        });
+        Arc::new(Self {
+            number: links.number,
+            placement,
+            lease: links.lease,
+            peers,
+            memory,
+            registers: Arc::default(),
+            orders: Arc::default(),
+            receivers: Mutex::new(receivers),
+        })
+    }
+
+    /// Which one it is.
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// Which slice gives what.
+    pub fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
+    /// Its side of the guest's RAM.
+    pub fn memory(&self) -> &Arc<SharedMemory> {
+        &self.memory
+    }
+
+    /// Whether it is the bootstrap slice.
+    pub fn is_bootstrap(&self) -> bool {
+        self.number == BOOTSTRAP
+    }
+
+    /// Bytes sent to other slices so far.
+    pub fn sent_bytes(&self) -> u64 {
+        self.peers.sent_bytes()
+    }
+
+    /// What the interrupt controllers need to know.
+    pub(crate) fn apart(self: &Arc<Self>) -> Apart {
+        Apart {
+            vcpus: self.placement.cpus_of(self.number),
+            io_apic: self.is_bootstrap(),
+            elsewhere: self.clone(),
+        }
+    }
+
+    /// Joins the slice to its machine and starts its threads. What a companion is
+    /// ordered comes out of the receiver.
+    pub(crate) fn join(self: &Arc<Self>, joints: Joints) -> Result<OrderReceiver, MachineError> {
+        for vcpu in self.placement.cpus_of(self.number) {
+            let peers = self.peers.clone();
+            if let Some(seat) = joints.hub.seat(vcpu) {
+                seat.listen(Box::new(move |identity| {
+                    peers.tell_all(&Note::Identity { vcpu, identity });
+                }));
+            }
+        }
+        if !self.is_bootstrap() {
+            for (bus, space) in [(&joints.mmio, Space::Memory), (&joints.ports, Space::Port)] {
+                bus.continue_at(Arc::new(RemoteRegisters {
+                    space,
+                    slice: BOOTSTRAP,
+                    peers: self.peers.clone(),
+                    questions: self.registers.clone(),
+                    patience: 2 * self.lease,
+                }));
+            }
+        }
+        let (placement, broken) = (self.placement.clone(), joints.broken);
+        self.peers.when_lost(Box::new(move |slice, reason| {
+            broken(format!("lost {}: {reason}", describe(&placement, slice)));
+        }));
+        let (ask, asked) = sync_channel(WAITING_MAX);
+        let (order, orders) = sync_channel(ORDERS_MAX);
+        let router = Arc::new(Router {
+            hub: joints.hub,
+            peers: self.peers.clone(),
+            registers: self.registers.clone(),
+            answers: self.orders.clone(),
+            asked: ask,
+            ordered: order,
+            ended: joints.ended,
+        });
+        let server = RegisterServer {
+            peers: self.peers.clone(),
+            mmio: joints.mmio,
+            ports: joints.ports,
+            asked,
+        };
+        start("weft-registers", ThreadKind::Device, move || server.run())?;
+        let memory = self.memory.clone();
+        start("weft-taker", ThreadKind::Device, move || {
+            memory.take_held_back()
+        })?;
+        let peers = self.peers.clone();
+        start("weft-beat", ThreadKind::Link, move || peers.beat())?;
+        let mut receivers = self
+            .receivers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        for (slice, receiver) in receivers.drain(..) {
+            let (peers, memory, router) = (self.peers.clone(), self.memory.clone(), router.clone());
+            start(&format!("weft-link{slice}"), ThreadKind::Link, move || {
+                peers.read(slice, receiver, &memory, &*router);
+            })?;
+            let peers = self.peers.clone();
+            start(&format!("weft-send{slice}"), ThreadKind::Link, move || {
+                peers.flush(slice);
+            })?;
+        }
+        Ok(orders)
+    }
+
+    /// Gives every companion an order and waits for the answers, by slice.
+    pub(crate) fn order_all(&self, order: &Order) -> Result<Vec<(usize, Answer)>, String> {
+        let answers = std::thread::scope(|scope| {
+            let asked: Vec<_> = self
+                .peers
+                .others()
+                .map(|slice| (slice, scope.spawn(move || self.order(slice, order))))
+                .collect();
+            let joined = asked.into_iter().map(|(slice, thread)| {
+                let answer = thread.join().unwrap_or_else(|_| Err("panicked".into()));
+                (slice, answer)
+            });
+            joined.collect::<Vec<_>>()
+        });
+        let named = |(slice, answer): (usize, Result<Answer, String>)| match answer {
+            Ok(Answer::Refused(reason)) | Err(reason) => Err(format!("slice {slice}: {reason}")),
+            Ok(answer) => Ok((slice, answer)),
+        };
+        answers.into_iter().map(named).collect()
+    }
+
+    fn order(&self, slice: usize, order: &Order) -> Result<Answer, String> {
+        let json = serde_json::to_vec(order).map_err(|error| error.to_string())?;
+        let answer = self.orders.ask(ORDER_WAIT, |ticket| {
+            self.peers.tell(slice, &Note::Order { ticket, json });
+        });
+        answer.ok_or_else(|| format!("no answer within {} s", ORDER_WAIT.as_secs()))
+    }
+
+    /// Answers an order of the bootstrap slice.
+    pub(crate) fn answer(&self, ticket: u64, answer: &Answer) {
+        // An answer is plain data: it always has a text.
+        let json = serde_json::to_vec(answer).unwrap_or_default();
+        self.peers.tell(BOOTSTRAP, &Note::Answer { ticket, json });
+    }
+
+    /// Tells the bootstrap slice that the machine shall end.
+    pub(crate) fn tell_end(&self, json: Vec<u8>) {
+        self.peers.tell(BOOTSTRAP, &Note::Ended { json });
+    }
+
+    /// No vCPU waits for anything any more.
+    pub(crate) fn end_waits(&self) {
+        self.memory.end_waits();
+        self.registers.end();
+    }
+
+    /// The machine is over: links end, and with them all threads.
+    pub(crate) fn close(&self) {
+        self.end_waits();
+        self.orders.end();
+        self.peers.close();
+    }
+}
+
+impl Elsewhere for Slice {
+    fn deliver(&self, vcpu: u32, message: Message) {
+        let slice = self.placement.slice_of_cpu(vcpu);
+        self.peers.tell(slice, &Note::Interrupt { vcpu, message });
+    }
+
+    fn end_of_interrupt(&self, vector: u8) {
+        self.peers.tell(BOOTSTRAP, &Note::EndOfInterrupt { vector });
+    }
+}
+
+/// Starts a thread that ends with the links.
+fn start(
+    name: &str,
+    kind: ThreadKind,
+    body: impl FnOnce() + Send + 'static,
+) -> Result<(), MachineError> {
+    confine::spawn(name, kind, body)
+        .map(drop)
+        .map_err(MachineError::Thread)
+}
+
+/// A slice with what it gives, for a message.
+pub(crate) fn describe(placement: &Placement, slice: usize) -> String {
+    let Some(share) = placement.shares().get(slice) else {
+        return format!("node {slice}");
+    };
+    let cpus = match placement.cpus_of(slice) {
+        range if range.is_empty() => "no vCPU".to_owned(),
+        range if range.len() == 1 => format!("vCPU {}", range.start),
+        range => format!("vCPUs {} to {}", range.start, range.end - 1),
+    };
+    let mib = share.memory_bytes >> 20;
+    format!("node {slice} ({cpus}, {mib} MiB of memory)")
+}

@@ -2,6 +2,7 @@
 //! owner, there; companions do as they are told.
 
 use std::collections::BTreeMap;
+use std::sync::mpsc::Receiver;
 
 use serde::{Deserialize, Serialize};
 
@@ -43,3 +44,6 @@ pub enum Answer {
     /// It cannot be done.
     Refused(String),
 }
+
+/// Orders with their tickets, as text, on a companion.
+pub(crate) type OrderReceiver = Receiver<(u64, Vec<u8>)>;

@@ -37,7 +37,8 @@ impl RemoteRegisters {
             value,
         };
         let answer = self.questions.ask(self.patience, |ticket| {
-            self.peers.tell(self.slice, &Note::Access { ticket, access });
+            self.peers
+                .tell(self.slice, &Note::Access { ticket, access });
         });
         if answer.is_none() {
             self.peers

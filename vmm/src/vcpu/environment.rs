@@ -164,6 +164,12 @@ impl CpuEnvironment {
         (offset < LOCAL_APIC_SIZE && self.apic.enabled()).then_some(offset)
     }
 
+    /// Once the machine is about to end, memory of other slices may be of no meaning,
+    /// and nothing that follows from it may leave the vCPU.
+    fn may_reach_devices(&self) -> bool {
+        !self.around.ending.load(Ordering::Relaxed)
+    }
+
     /// A device may just have ended the machine: then this vCPU executes no more
     /// than it must.
     fn look_for_end(&self) {
@@ -193,7 +199,9 @@ impl Environment for CpuEnvironment {
             return;
         }
         count(&self.counters.mmio);
-        self.around.mmio.write(address, data);
+        if self.may_reach_devices() {
+            self.around.mmio.write(address, data);
+        }
         self.look_for_end();
     }
 
@@ -204,7 +212,9 @@ impl Environment for CpuEnvironment {
 
     fn port_write(&mut self, port: u16, data: &[u8]) {
         count(&self.counters.ports);
-        self.around.ports.write(port.into(), data);
+        if self.may_reach_devices() {
+            self.around.ports.write(port.into(), data);
+        }
         self.look_for_end();
     }
 

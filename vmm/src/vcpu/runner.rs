@@ -236,6 +236,11 @@ impl Runner {
         })
     }
 
+    /// Number of the vCPU.
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
     /// Gives an order, without waiting for its answer.
     pub fn order(&self, order: Order) -> Result<(), RunnerError> {
         self.orders

@@ -6,7 +6,6 @@ use weft_soft::{CpuState, Environment, Exit, Memory, SoftCpu, SoftMachine};
 
 use super::{BackEnd, Kick, Vcpu, VcpuError};
 use crate::clock::{COUNTED_HZ, begin_tsc_measurement, measure_host_tsc};
-use crate::memory::Ram;
 use crate::virtio::WriteObserver;
 
 /// The environment variable that, when set, has everything interpreted: for
@@ -25,17 +24,21 @@ pub struct SoftBackEnd {
 impl SoftBackEnd {
     /// For a machine with this memory and so many vCPUs in each package.
     /// `deterministic`: time is the count of instructions.
-    pub fn new(ram: &Ram, package_cpus: u32, deterministic: bool) -> Self {
+    pub fn new(memory: Arc<dyn Memory>, package_cpus: u32, deterministic: bool) -> Self {
         if !deterministic {
             begin_tsc_measurement();
         }
-        let memory: Arc<dyn Memory> = Arc::new(ram.clone());
         Self {
             machine: SoftMachine::new(memory),
             package_cpus,
             tsc_hz: OnceLock::new(),
             deterministic,
         }
+    }
+
+    /// What its vCPUs share.
+    pub fn machine(&self) -> &Arc<SoftMachine> {
+        &self.machine
     }
 
     /// Hears of guest memory that devices wrote.

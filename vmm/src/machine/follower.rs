@@ -1,0 +1,73 @@
+//! A companion slice: does what the bootstrap slice says, until the links end.
+
+use std::sync::Arc;
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Duration;
+
+use super::handle::Handle;
+use super::lifecycle::{Refusal, Request, Stage};
+use crate::clock::Clock;
+use crate::slice::Slice;
+use crate::slice::orders::{Answer, Order, OrderReceiver};
+
+/// How often it looks whether the machine is over.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// The thread that takes orders.
+pub(super) struct Follower {
+    pub slice: Arc<Slice>,
+    pub clock: Arc<Clock>,
+    pub handle: Handle,
+    pub orders: OrderReceiver,
+}
+
+impl Follower {
+    /// Until the machine is over.
+    pub fn run(self) {
+        while self.handle.wait(Duration::ZERO).is_none() {
+            let (ticket, json) = match self.orders.recv_timeout(LOOK) {
+                Ok(order) => order,
+                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            let answer = match serde_json::from_slice(&json) {
+                Ok(Order::Stop) => {
+                    // The links end with the machine: the word goes first.
+                    self.slice.answer(ticket, &Answer::Done);
+                    let _ = self.handle.request(Request::Stop);
+                    return;
+                }
+                Ok(order) => self
+                    .obey(&order)
+                    .unwrap_or_else(|refusal| Answer::Refused(refusal.to_string())),
+                Err(error) => Answer::Refused(format!("an order that is none: {error}")),
+            };
+            self.slice.answer(ticket, &answer);
+        }
+    }
+
+    fn obey(&self, order: &Order) -> Result<Answer, Refusal> {
+        match order {
+            Order::Run { tsc_offset } => {
+                self.clock.follow(*tsc_offset);
+                let built = self.handle.status()?.stage == Stage::Built;
+                self.handle.request(match built {
+                    true => Request::Run,
+                    false => Request::Resume,
+                })?;
+            }
+            Order::Pause => drop(self.handle.request(Request::Pause)?),
+            Order::Stop => {}
+            Order::Status => return Ok(Answer::Status(self.handle.status()?.vcpus)),
+            Order::Counters => return Ok(Answer::Counters(self.handle.counters()?)),
+            Order::Pages => {
+                let counts = self.slice.memory().page_counts();
+                let pages = counts
+                    .iter()
+                    .map(|count| (count.page, count.reads, count.writes));
+                return Ok(Answer::Pages(pages.collect()));
+            }
+        }
+        Ok(Answer::Done)
+    }
+}

@@ -1,0 +1,67 @@
+//! Where a note goes that came over a link.
+
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, TrySendError};
+
+use super::BOOTSTRAP;
+use super::note::Note;
+use super::orders::Answer;
+use super::peers::{Peers, Take};
+use super::questions::Questions;
+use super::registers::{Asked, AskedSender};
+use crate::interrupts::Hub;
+
+/// What notes are for. None of it waits.
+pub(super) struct Router {
+    pub hub: Arc<Hub>,
+    pub peers: Arc<Peers>,
+    pub registers: Arc<Questions<u64>>,
+    pub answers: Arc<Questions<Answer>>,
+    pub asked: AskedSender,
+    pub ordered: SyncSender<(u64, Vec<u8>)>,
+    pub ended: Box<dyn Fn(usize, Vec<u8>) + Send + Sync>,
+}
+
+impl Router {
+    fn queue<T>(&self, from: usize, queue: &SyncSender<T>, value: T) {
+        if let Err(TrySendError::Full(_)) = queue.try_send(value) {
+            self.peers.lost(from, "it asks for more than it may");
+        }
+    }
+}
+
+impl Take for Router {
+    fn take(&self, from: usize, note: Note) {
+        match note {
+            Note::Interrupt { vcpu, message } => drop(self.hub.deliver(vcpu, message, None)),
+            Note::EndOfInterrupt { vector } => self.hub.end_at_io_apic(vector, None),
+            Note::Identity { vcpu, identity } => {
+                if let Some(seat) = self.hub.seat(vcpu) {
+                    seat.set_identity(identity);
+                }
+            }
+            Note::Access { ticket, access } => {
+                let asked = Asked {
+                    from,
+                    ticket,
+                    access,
+                };
+                self.queue(from, &self.asked, asked);
+            }
+            Note::Accessed { ticket, value } => self.registers.answer(ticket, value),
+            // Only the bootstrap slice gives orders.
+            Note::Order { ticket, json } if from == BOOTSTRAP => {
+                self.queue(from, &self.ordered, (ticket, json));
+            }
+            Note::Order { .. } => self.peers.lost(from, "it gave an order"),
+            Note::Answer { ticket, json } => {
+                let answer = serde_json::from_slice(&json).unwrap_or_else(|error| {
+                    Answer::Refused(format!("its answer is none: {error}"))
+                });
+                self.answers.answer(ticket, answer);
+            }
+            Note::Ended { json } => (self.ended)(from, json),
+            Note::Beat => {}
+        }
+    }
+}
