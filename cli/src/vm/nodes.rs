@@ -13,7 +13,7 @@ use super::args::VmRunArgs;
 use super::error::VmError;
 
 /// The nodes of a machine.
-// Not all is read before slices are processes of their own.
+// Likewise: see `Plan::nodes`.
 #[allow(dead_code)]
 #[derive(Debug, Clone)]
 pub struct Nodes {
