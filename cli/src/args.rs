@@ -173,7 +173,8 @@ impl std::str::FromStr for StatsArg {
     }
 }
 
-fn parse_seconds(text: &str) -> Result<Duration, String> {
+/// A duration in seconds, as typed.
+pub fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "not a number of seconds")?;
     Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
 }

@@ -1,15 +1,16 @@
 //! The command line of `weft vm`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use weft_node::size::parse_size;
+use weft_node::options::Transport;
 use weft_vmm::boot::Protocol;
 use weft_vmm::confine::Mode;
 use weft_vmm::machine::BackEndChoice;
 
-use super::suboptions::{ConsoleArg, DiskArg, NetArg};
-use crate::args::StatsArg;
+use super::suboptions::{ConsoleArg, DiskArg, ListArg, NetArg, parse_cpus, parse_memory};
+use crate::args::{StatsArg, parse_seconds};
 
 /// `weft vm …`.
 #[derive(Debug, Subcommand)]
@@ -81,22 +82,36 @@ pub struct VmRunArgs {
     /// The kernel's command line [default: `console=ttyS0`]
     #[arg(long, value_name = "TEXT")]
     pub cmdline: Option<String>,
-    /// vCPUs, 1 to 255
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub cpus: u32,
-    /// Guest memory
-    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
-    pub memory: u64,
+    /// Nodes on this host that the machine lies on, 2 to 16 [default: one, or as
+    /// many as `--cpus` or `--memory` have values]
+    #[arg(long, value_name = "N", conflicts_with = "on")]
+    pub nodes: Option<usize>,
+    /// Hosts that the machine lies on, beside this one: a node each
+    #[arg(long, value_name = "HOST[:PORT]", value_delimiter = ',')]
+    pub on: Vec<String>,
+    /// vCPUs, 1 to 255: of all nodes, dealt out one by one, or of each
+    #[arg(long, value_name = "N[,N…]", default_value = "1", value_parser = parse_cpus)]
+    pub cpus: ListArg<u32>,
+    /// Guest memory: of all nodes, dealt out, or of each
+    #[arg(long, value_name = "SIZE[,SIZE…]", default_value = "256M", value_parser = parse_memory)]
+    pub memory: ListArg<u64>,
+    /// How nodes on this host are connected
+    #[arg(long, value_enum, default_value_t = LinkArg::Tcp, conflicts_with = "on")]
+    pub transport: LinkArg,
+    /// Silence after which a node counts as lost
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_seconds)]
+    pub lease: Duration,
     /// A disk: a raw image or a block device. `ro`: read-only; `direct`: past the
-    /// host's page cache
-    #[arg(long, value_name = "FILE[,ro][,direct]")]
+    /// host's page cache; `node`: which has it, counted from 0
+    #[arg(long, value_name = "FILE[,ro][,direct][,node=N]")]
     pub disk: Vec<DiskArg>,
     /// A network card: on a tap device, or a network in user space that needs no
     /// privilege, with TCP ports of this host's loopback that lead to the guest;
-    /// `loopback`: what the guest sends to 10.0.2.2 ends at this host's loopback
+    /// `loopback`: what the guest sends to 10.0.2.2 ends at this host's loopback;
+    /// `node`: which has it, counted from 0
     #[arg(
         long,
-        value_name = "tap=NAME|user[,forward=HOSTPORT:GUESTPORT][,loopback]"
+        value_name = "tap=NAME|user[,forward=HOSTPORT:GUESTPORT][,loopback][,node=N]"
     )]
     pub net: Vec<NetArg>,
     /// Who runs the vCPUs: hardware KVM where there is one, else software
@@ -155,6 +170,28 @@ impl From<BackEndArg> for BackEndChoice {
             BackEndArg::Auto => BackEndChoice::Auto,
             BackEndArg::Kvm => BackEndChoice::Kvm,
             BackEndArg::Soft => BackEndChoice::Soft,
+        }
+    }
+}
+
+/// `--transport`: as of `weft run`, without the rings, which are the engine's of an
+/// elastic process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LinkArg {
+    /// A UNIX socket
+    Unix,
+    /// TCP over loopback, in the clear
+    Tcp,
+    /// TCP over loopback, sealed as between hosts
+    TcpSealed,
+}
+
+impl From<LinkArg> for Transport {
+    fn from(argument: LinkArg) -> Transport {
+        match argument {
+            LinkArg::Unix => Transport::Unix,
+            LinkArg::Tcp => Transport::Tcp,
+            LinkArg::TcpSealed => Transport::TcpSealed,
         }
     }
 }
@@ -232,15 +269,41 @@ mod tests {
         let Ok(VmCommand::Run(args)) = parse(line) else {
             panic!("it does not parse");
         };
-        assert_eq!((args.cpus, args.memory), (2, 1 << 30));
+        assert_eq!(args.cpus.values, [2]);
+        assert_eq!(args.memory.values, [1 << 30]);
         assert_eq!(args.disk.len(), 2);
         let network = NetArg::User {
             forwards: vec![(1, 2)],
             loopback: false,
+            node: 0,
         };
         assert_eq!(args.net, [network]);
         assert_eq!(args.console, ConsoleArg::Socket(Some("/s".into())));
         assert!(args.no_reboot && !args.debug_exit);
+    }
+
+    #[test]
+    fn nodes_are_described() {
+        let line = "run --kernel k --nodes 2 --cpus 1,2 --memory 64M,1G --transport tcp-sealed \
+                    --lease 0.5 --disk d,node=1";
+        let Ok(VmCommand::Run(args)) = parse(line) else {
+            panic!("it does not parse");
+        };
+        assert_eq!((args.nodes, args.disk[0].node), (Some(2), 1));
+        assert_eq!(args.cpus.values, [1, 2]);
+        assert_eq!(args.memory.values, [64 << 20, 1 << 30]);
+        assert_eq!(args.transport, LinkArg::TcpSealed);
+        assert_eq!(args.lease, Duration::from_millis(500));
+        let Ok(VmCommand::Run(args)) = parse("run --kernel k --on a,b:9") else {
+            panic!("it does not parse");
+        };
+        assert_eq!(args.on, ["a", "b:9"]);
+        let error = |line: &str| parse(&format!("run --kernel k {line}")).unwrap_err();
+        assert!(error("--nodes 2 --on a").contains("cannot be used with"));
+        assert!(error("--transport unix --on a").contains("cannot be used with"));
+        assert!(error("--transport ring").contains("tcp-sealed"));
+        assert!(error("--cpus 1,x").contains("`x` is not a number of vCPUs"));
+        assert!(error("--cpus 1 --cpus 2").contains("multiple times"));
     }
 
     #[test]

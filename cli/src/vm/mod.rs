@@ -3,7 +3,7 @@
 //! | room | holds |
 //! | --- | --- |
 //! | [`args`], [`suboptions`] | the command line, read |
-//! | [`plan`] | the command line, judged |
+//! | [`plan`], [`nodes`] | the command line, judged |
 //! | [`places`] | sockets by which machines are found |
 //! | [`run`] | the process that looks after a machine |
 //! | [`machine`] | the process that is the machine |
@@ -17,6 +17,7 @@ mod checks;
 mod control;
 mod error;
 mod machine;
+mod nodes;
 mod outcome;
 mod places;
 mod plan;

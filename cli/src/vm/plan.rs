@@ -6,10 +6,11 @@ use std::path::PathBuf;
 use weft_node::host;
 use weft_vmm::confine::Mode;
 use weft_vmm::confine::privilege::{self, Identity};
-use weft_vmm::machine::{CPUS_MAX, Configuration, Disk, Forward, Invalid, Network};
+use weft_vmm::machine::{BackEndChoice, CPUS_MAX, Configuration, Disk, Forward, Invalid, Network};
 
 use super::args::VmRunArgs;
 use super::error::VmError;
+use super::nodes::Nodes;
 use super::suboptions::{ConsoleArg, NetArg};
 
 /// Longest name of a machine: it becomes a part of a socket's path.
@@ -26,6 +27,10 @@ pub struct Plan {
     pub name: String,
     /// The machine.
     pub configuration: Configuration,
+    /// The nodes that it lies on.
+    // Not read before slices are processes of their own.
+    #[allow(dead_code)]
+    pub nodes: Nodes,
     /// Where the console is.
     pub console: ConsoleArg,
     /// Where the API is, if not in the run directory.
@@ -43,7 +48,8 @@ pub struct Plan {
 impl Plan {
     /// Judges the options.
     pub fn check(args: &VmRunArgs) -> Result<Plan, VmError> {
-        let configuration = configuration(args)?;
+        let nodes = Nodes::check(args)?;
+        let configuration = configuration(args, &nodes)?;
         configuration
             .validate()
             .map_err(|invalid| explain(&invalid))?;
@@ -59,6 +65,7 @@ impl Plan {
         Ok(Plan {
             name,
             configuration,
+            nodes,
             console: args.console.clone(),
             api: args.api.clone(),
             reboot: !args.no_reboot,
@@ -69,10 +76,11 @@ impl Plan {
     }
 }
 
-fn configuration(args: &VmRunArgs) -> Result<Configuration, VmError> {
-    let mut configuration = Configuration::new(args.kernel.clone(), args.memory);
-    configuration.cpus = args.cpus;
-    configuration.back_end = args.backend.into();
+fn configuration(args: &VmRunArgs, nodes: &Nodes) -> Result<Configuration, VmError> {
+    let mut configuration = Configuration::new(args.kernel.clone(), nodes.memory_bytes);
+    configuration.cpus = nodes.cpus;
+    configuration.slices = nodes.shares.clone();
+    configuration.back_end = back_end(args, nodes)?;
     configuration.deterministic = args.deterministic;
     configuration.initrd = args.initrd.clone();
     configuration.boot_protocol = args.boot_protocol.into();
@@ -91,23 +99,55 @@ fn configuration(args: &VmRunArgs) -> Result<Configuration, VmError> {
         path: disk.path.clone(),
         read_only: disk.read_only,
         direct: disk.direct,
+        slice: disk.node,
     });
     configuration.disks = disks.collect();
     configuration.networks = args.net.iter().map(network).collect::<Result<_, _>>()?;
     Ok(configuration)
 }
 
+/// What runs vCPUs, where the nodes leave a choice.
+fn back_end(args: &VmRunArgs, nodes: &Nodes) -> Result<BackEndChoice, VmError> {
+    let choice = args.backend.into();
+    if nodes.count == 1 {
+        return Ok(choice);
+    }
+    if args.deterministic {
+        return Err(VmError::Option(
+            "--deterministic: a machine over several nodes has no single order of instructions: \
+             let it lie on one"
+                .into(),
+        ));
+    }
+    match choice {
+        BackEndChoice::Kvm => Err(VmError::Option(
+            "--backend kvm: a machine over several nodes needs --backend soft for now: memory \
+             cannot be taken back from KVM yet"
+                .into(),
+        )),
+        BackEndChoice::Auto | BackEndChoice::Soft => Ok(BackEndChoice::Soft),
+    }
+}
+
 fn network(argument: &NetArg) -> Result<Network, VmError> {
     Ok(match argument {
-        NetArg::Tap(name) if name.len() > TAP_NAME_MAX || name.contains(['/', ' ']) => {
+        NetArg::Tap { name, .. } if name.len() > TAP_NAME_MAX || name.contains(['/', ' ']) => {
             return Err(VmError::Option(format!(
                 "--net tap={name}: no network device can be called so \
                  (at most {TAP_NAME_MAX} bytes, no `/`, no space)"
             )));
         }
-        NetArg::Tap(name) => Network::Tap { name: name.clone() },
-        NetArg::User { forwards, loopback } => Network::User {
+        NetArg::Tap { name, node } => Network::Tap {
+            name: name.clone(),
+            slice: *node,
+        },
+        NetArg::User {
+            forwards,
+            loopback,
+            node,
+        } => Network::User {
             reaches_host: *loopback,
+            slice: *node,
             forwards: forwards
                 .iter()
                 .map(|(host_port, guest_port)| Forward {
@@ -132,6 +172,21 @@ fn explain(invalid: &Invalid) -> VmError {
         Invalid::Forward(port) => {
             format!("--net user,forward={port}:…: the host's port {port} is forwarded twice")
         }
+        Invalid::Slice {
+            device,
+            slice,
+            slices,
+            ..
+        } => {
+            let option = match *device {
+                "disk" => "--disk",
+                _ => "--net",
+            };
+            let last = slices - 1;
+            format!("{option} …,node={slice}: the last of this machine's nodes is {last}")
+        }
+        // Said before, in the options' words.
+        Invalid::Placement(_) | Invalid::Shares { .. } => invalid.to_string(),
     })
 }
 
@@ -164,7 +219,9 @@ fn check_name(name: &str) -> Result<String, VmError> {
 mod tests {
     use clap::Parser;
 
+    use weft_node::options::Transport;
     use weft_vmm::boot::Protocol;
+    use weft_vmm::machine::Share;
 
     use super::*;
     use crate::args::{Cli, Command};
@@ -196,6 +253,114 @@ mod tests {
         let plan = check("--kernel k --cmdline console=hvc0").unwrap();
         assert!(plan.configuration.virtio_console);
         assert_eq!(plan.name, std::process::id().to_string());
+    }
+
+    #[test]
+    fn nodes_share_the_machine() {
+        let shares = |line: &str| {
+            let plan = check(&format!("--kernel k {line}")).unwrap();
+            let configuration = plan.configuration;
+            assert_eq!(plan.nodes.count, configuration.slices.len().max(1));
+            let placement = configuration.placement();
+            assert_eq!(placement.cpus(), configuration.cpus);
+            assert_eq!(placement.memory_bytes(), configuration.memory_bytes);
+            let mib = |share: &Share| (share.cpus, share.memory_bytes >> 20);
+            configuration.slices.iter().map(mib).collect::<Vec<_>>()
+        };
+        assert_eq!(shares("--cpus 2"), []);
+        assert_eq!(shares("--nodes 2 --cpus 3"), [(2, 128), (1, 128)]);
+        assert_eq!(shares("--nodes 3"), [(1, 86), (0, 86), (0, 84)]);
+        assert_eq!(
+            shares("--cpus 1,1,2 --memory 96M"),
+            [(1, 64), (1, 16), (2, 16)]
+        );
+        assert_eq!(shares("--cpus 2 --memory 256M,64M"), [(1, 256), (1, 64)]);
+        assert_eq!(
+            shares("--nodes 2 --cpus 1,1 --memory 64M,0"),
+            [(1, 64), (1, 0)]
+        );
+        let plan = check("--kernel k --nodes 2 --disk d,node=1 --net user,node=1").unwrap();
+        let machine = plan.configuration;
+        assert_eq!(
+            (machine.disks[0].slice, machine.networks[0].slice()),
+            (1, 1)
+        );
+        assert_eq!(machine.back_end, BackEndChoice::Soft);
+        assert_eq!(plan.nodes.transport, Transport::Tcp);
+        let one = check("--kernel k").unwrap().configuration;
+        assert_eq!(one.back_end, BackEndChoice::Auto);
+    }
+
+    #[test]
+    fn nodes_that_do_not_fit_are_refused_in_the_options_words() {
+        for (line, sentence) in [
+            (
+                "--nodes 3 --cpus 1,1",
+                "--cpus 1,1 names 2 nodes, --nodes says 3",
+            ),
+            (
+                "--cpus 1,1 --memory 64M,64M,64M",
+                "--memory 64M,64M,64M names 3 nodes, --cpus 1,1 names 2",
+            ),
+            (
+                "--on a,b --cpus 1,1",
+                "--cpus 1,1 names 2 nodes, --on a,b with this host makes 3",
+            ),
+            (
+                "--on a",
+                "--on a: a machine over several hosts is not built yet",
+            ),
+            (
+                "--nodes 1",
+                "--nodes says 1: a machine over several nodes has 2 to 16",
+            ),
+            (
+                "--nodes 17",
+                "--nodes says 17: a machine over several nodes has 2 to 16",
+            ),
+            (
+                "--nodes 2 --cpus 256",
+                "--cpus 256: a machine has 1 to 255 vCPUs",
+            ),
+            ("--cpus 0,1", "--cpus 0,1: the machine starts on node 0"),
+            (
+                "--memory 32M,64M",
+                "--memory 32M,64M: the kernel is loaded into the first node's",
+            ),
+            ("--nodes 2 --memory 48M", "which needs 64M at least"),
+            ("--memory 64M,2M", "--memory 64M,2M: too little for node 1"),
+            (
+                "--memory 64M,65M",
+                "each of several nodes has a multiple of 2M",
+            ),
+            (
+                "--nodes 2 --memory 129M",
+                "each of several nodes has a multiple of 2M",
+            ),
+            ("--cpus 1,0 --memory 64M,0", "node 1 gives neither"),
+            ("--memory 9000000T,9000000T", "more than any machine has"),
+            ("--memory 4000T,4000T", "more than this host has"),
+            ("--nodes 2 --backend kvm", "needs --backend soft for now"),
+            (
+                "--nodes 2 --deterministic",
+                "no single order of instructions",
+            ),
+            (
+                "--nodes 2 --disk d,node=2",
+                "--disk …,node=2: the last of this machine's nodes is 1",
+            ),
+            (
+                "--net user,node=1",
+                "--net …,node=1: the last of this machine's nodes is 0",
+            ),
+            (
+                "--nodes 2 --lease 0.1",
+                "--lease 0.1 s is not within 0.5 to 600 s",
+            ),
+        ] {
+            let error = check(&format!("--kernel k {line}")).unwrap_err();
+            assert!(error.contains(sentence), "{line}: {error}");
+        }
     }
 
     #[test]

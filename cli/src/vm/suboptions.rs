@@ -1,13 +1,25 @@
 //! Values with options of their own: `F,ro,direct`, `user,forward=2222:22`,
-//! `socket=PATH`. Read here, judged in [`super::plan`].
+//! `socket=PATH`; and lists, a value for each node. Read here, judged in
+//! [`super::plan`] and [`super::nodes`].
 
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use weft_node::size::parse_size;
+
 /// How alike two words must be for one to be a misspelling of the other.
 const LIKENESS_MIN: f64 = 0.6;
 
-/// `--disk FILE[,ro][,direct]`.
+/// One value for all nodes, or one for each.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListArg<T> {
+    /// As typed, for messages.
+    pub text: String,
+    /// At least one.
+    pub values: Vec<T>,
+}
+
+/// `--disk FILE[,ro][,direct][,node=N]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskArg {
     /// The image or block device.
@@ -16,19 +28,29 @@ pub struct DiskArg {
     pub read_only: bool,
     /// Past the host's page cache.
     pub direct: bool,
+    /// Which node has it.
+    pub node: u32,
 }
 
-/// `--net tap=NAME` or `--net user[,forward=HOSTPORT:GUESTPORT]…[,loopback]`.
+/// `--net tap=NAME[,node=N]` or
+/// `--net user[,forward=HOSTPORT:GUESTPORT]…[,loopback][,node=N]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NetArg {
     /// A tap device of the host.
-    Tap(String),
+    Tap {
+        /// Its name.
+        name: String,
+        /// Which node has it.
+        node: u32,
+    },
     /// A network in user space.
     User {
         /// Ways in: host port, guest port.
         forwards: Vec<(u16, u16)>,
         /// The gateway is this host's loopback.
         loopback: bool,
+        /// Which node has it.
+        node: u32,
     },
 }
 
@@ -41,24 +63,48 @@ pub enum ConsoleArg {
     Socket(Option<PathBuf>),
 }
 
+/// `--cpus N[,N…]`.
+pub fn parse_cpus(text: &str) -> Result<ListArg<u32>, String> {
+    list(text, |value| {
+        let number = value.parse();
+        number.map_err(|_| format!("`{value}` is not a number of vCPUs"))
+    })
+}
+
+/// `--memory SIZE[,SIZE…]`.
+pub fn parse_memory(text: &str) -> Result<ListArg<u64>, String> {
+    list(text, |value| {
+        parse_size(value).map_err(|error| error.to_string())
+    })
+}
+
+fn list<T>(text: &str, parse: impl Fn(&str) -> Result<T, String>) -> Result<ListArg<T>, String> {
+    Ok(ListArg {
+        text: text.to_owned(),
+        values: text.split(',').map(parse).collect::<Result<_, _>>()?,
+    })
+}
+
 impl FromStr for DiskArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<DiskArg, String> {
         let (path, options) = split(text);
         if path.is_empty() {
-            return Err("lacks the image's name: write FILE[,ro][,direct]".into());
+            return Err("lacks the image's name: write FILE[,ro][,direct][,node=N]".into());
         }
         let mut disk = DiskArg {
             path: path.into(),
             read_only: false,
             direct: false,
+            node: 0,
         };
         for option in options {
-            match option {
-                "ro" => disk.read_only = true,
-                "direct" => disk.direct = true,
-                _ => return Err(unknown(option, "a disk", &["ro", "direct"])),
+            match (option, option.strip_prefix("node=")) {
+                ("ro", _) => disk.read_only = true,
+                ("direct", _) => disk.direct = true,
+                (_, Some(node)) => disk.node = parse_node(node)?,
+                _ => return Err(unknown(option, "a disk", &["ro", "direct", "node=N"])),
             }
         }
         Ok(disk)
@@ -72,18 +118,29 @@ impl FromStr for NetArg {
         let (kind, options) = split(text);
         match kind.split_once('=') {
             Some(("tap", "")) => Err("`tap=` lacks the device's name".into()),
-            Some(("tap", name)) => match options.first() {
-                None => Ok(NetArg::Tap(name.to_owned())),
-                Some(option) => Err(unknown(option, "a tap", &[])),
-            },
+            Some(("tap", name)) => {
+                let mut node = 0;
+                for option in options {
+                    let known = option.strip_prefix("node=");
+                    let number = known.ok_or_else(|| unknown(option, "a tap", &["node=N"]))?;
+                    node = parse_node(number)?;
+                }
+                let name = name.to_owned();
+                Ok(NetArg::Tap { name, node })
+            }
             None if kind == "user" => {
-                let (loopback, forwards): (Vec<_>, Vec<_>) = options
-                    .into_iter()
-                    .partition(|option| *option == "loopback");
-                let forwards = forwards.into_iter().map(parse_forward);
+                let (mut forwards, mut loopback, mut node) = (Vec::new(), false, 0);
+                for option in options {
+                    match (option, option.strip_prefix("node=")) {
+                        ("loopback", _) => loopback = true,
+                        (_, Some(number)) => node = parse_node(number)?,
+                        _ => forwards.push(parse_forward(option)?),
+                    }
+                }
                 Ok(NetArg::User {
-                    forwards: forwards.collect::<Result<_, _>>()?,
-                    loopback: !loopback.is_empty(),
+                    forwards,
+                    loopback,
+                    node,
                 })
             }
             None if kind == "tap" => Err("`tap` lacks the device's name: write tap=NAME".into()),
@@ -92,9 +149,15 @@ impl FromStr for NetArg {
     }
 }
 
+fn parse_node(number: &str) -> Result<u32, String> {
+    number
+        .parse()
+        .map_err(|_| format!("`{number}` in `node={number}` is not the number of a node: 0 and up"))
+}
+
 fn parse_forward(option: &str) -> Result<(u16, u16), String> {
     let Some(("forward", ports)) = option.split_once('=') else {
-        let known = ["forward=HOSTPORT:GUESTPORT", "loopback"];
+        let known = ["forward=HOSTPORT:GUESTPORT", "loopback", "node=N"];
         return Err(unknown(option, "a user-mode network", &known));
     };
     let port = |text: &str| match text.parse::<u16>() {
@@ -160,6 +223,8 @@ mod tests {
         assert_eq!(disk.path, PathBuf::from("a/b.img"));
         assert!(disk.read_only && disk.direct);
         assert!(!"x".parse::<DiskArg>().unwrap().read_only);
+        assert_eq!("x,node=2,ro".parse::<DiskArg>().unwrap().node, 2);
+        assert!(error::<DiskArg>("x,node=").contains("is not the number of a node"));
         assert!(error::<DiskArg>(",ro").contains("lacks"));
         assert_eq!(
             error::<DiskArg>("x,dierct"),
@@ -170,11 +235,26 @@ mod tests {
 
     #[test]
     fn networks() {
-        assert_eq!("tap=t0".parse(), Ok(NetArg::Tap("t0".into())));
-        let user = |forwards, loopback| Ok(NetArg::User { forwards, loopback });
+        let tap = |node| {
+            let name = "t0".into();
+            Ok(NetArg::Tap { name, node })
+        };
+        assert_eq!("tap=t0".parse(), tap(0));
+        assert_eq!("tap=t0,node=3".parse(), tap(3));
+        let user = |forwards, loopback| {
+            Ok(NetArg::User {
+                forwards,
+                loopback,
+                node: 0,
+            })
+        };
         assert_eq!("user".parse(), user(vec![], false));
         let two = "user,forward=2222:22,loopback,forward=8080:80".parse();
         assert_eq!(two, user(vec![(2222, 22), (8080, 80)], true));
+        let elsewhere = "user,node=1,forward=1:2".parse();
+        assert!(matches!(elsewhere, Ok(NetArg::User { node: 1, .. })));
+        assert!(error::<NetArg>("tap=t0,nod=3").contains("did you mean `node=N`?"));
+        assert!(error::<NetArg>("user,node=-1").contains("`-1` in `node=-1` is not the number"));
         assert!(error::<NetArg>("tap").contains("tap=NAME"));
         assert!(error::<NetArg>("tap=").contains("lacks"));
         assert!(error::<NetArg>("usr").contains("did you mean `user`?"));
@@ -183,6 +263,19 @@ mod tests {
         assert!(error::<NetArg>("user,forward=0:22").contains("`0` in `forward=0:22`"));
         assert!(error::<NetArg>("user,forward=1:70000").contains("`70000`"));
         assert!(error::<NetArg>("user,forward=22").contains("HOSTPORT:GUESTPORT"));
+    }
+
+    #[test]
+    fn lists() {
+        let cpus = parse_cpus("1,0,2").unwrap();
+        assert_eq!((cpus.text.as_str(), cpus.values), ("1,0,2", vec![1, 0, 2]));
+        assert_eq!(parse_memory("64M,1G").unwrap().values, [64 << 20, 1 << 30]);
+        assert_eq!(parse_cpus("1,").unwrap_err(), "`` is not a number of vCPUs");
+        assert!(
+            parse_memory("1G,x")
+                .unwrap_err()
+                .contains("`x` is not a size")
+        );
     }
 
     #[test]
