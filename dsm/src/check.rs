@@ -9,8 +9,8 @@
 //!   the per-pair order of production, so every production order is covered.
 //! * A node that may write writes all the time: after each step every other
 //!   copy, in memory or in flight, counts as stale.
-//! * Pages of one chunk are alike, so a state and the same with pages exchanged
-//!   are one state.
+//! * Pages are alike where one node manages all, so there a state and the same
+//!   with pages exchanged are one state.
 //! * A dead node's last messages: any prefix of them arrives, since a survivor
 //!   may hear of the death at any moment.
 

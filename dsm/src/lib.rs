@@ -48,6 +48,7 @@ mod manager;
 pub mod message;
 mod node;
 mod protocol;
+mod ranges;
 pub mod read_ahead;
 mod recovery;
 #[cfg(any(test, feature = "std"))]
@@ -57,6 +58,7 @@ mod types;
 
 pub use node::Node;
 pub use protocol::{Action, Body, Content, Denial, Event, Keep, Message, Refusal, Right, Sink};
+pub use ranges::{Ranges, RangesError};
 pub use state::{Entry, Local, Phase, State, Tables};
 #[cfg(any(test, feature = "std"))]
 pub use state::{MapTables, VecTables};

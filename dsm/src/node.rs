@@ -66,13 +66,15 @@ impl<T: Tables> Node<T> {
     ///
     /// # Panics
     /// When the configuration names no node, more than [`NODES_MAX`], or a node
-    /// that is not among them.
+    /// (this one, or a manager) that is not among them.
     pub fn new(config: &Config, tables: T) -> Node<T> {
         let nodes = config.nodes;
         assert!(nodes >= 1 && usize::from(nodes) <= NODES_MAX);
         assert!(config.me.0 < nodes);
-        if let ManagerOf::Fixed(manager) = config.manager {
-            assert!(manager.0 < nodes);
+        match config.manager {
+            ManagerOf::Fixed(manager) => assert!(manager.0 < nodes),
+            ManagerOf::Ranges(ranges) => assert!(ranges.last().0 < nodes),
+            ManagerOf::Interleaved => {}
         }
         Node {
             me: config.me,
@@ -111,6 +113,7 @@ impl<T: Tables> Node<T> {
         match self.manager {
             ManagerOf::Fixed(node) => node,
             ManagerOf::Interleaved => NodeId(self.modulus.of(page.chunk() as u32) as u8),
+            ManagerOf::Ranges(ref ranges) => ranges.manager_of(page),
         }
     }
     /// Whether a node is known to be dead.

@@ -1,6 +1,8 @@
 //! The nouns that every part of the protocol shares: nodes, pages, kinds of
 //! access, policies, and who manages what.
 
+use crate::ranges::Ranges;
+
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;
 /// Pages of a chunk (2 MiB): the unit of placement, of history and of interleaving.
@@ -85,6 +87,8 @@ pub enum ManagerOf {
     Fixed(NodeId),
     /// Chunk `c` is managed by node `c` modulo the number of nodes.
     Interleaved,
+    /// Each node manages a range of pages.
+    Ranges(Ranges),
 }
 
 /// What a [`crate::Node`] is told when it is made.

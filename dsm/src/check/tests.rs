@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::node::Broken;
+use crate::ranges::Ranges;
 use crate::types::NodeId;
 
 const HOME: ManagerOf = ManagerOf::Fixed(NodeId(0));
@@ -73,6 +74,32 @@ fn two_nodes_two_pages() {
         ..interleaved
     };
     holds("2x2, interleaved, loss", loss);
+}
+
+fn ranges(ends: &[u64]) -> ManagerOf {
+    ManagerOf::Ranges(Ranges::new(ends).expect("ends that ascend"))
+}
+
+#[test]
+fn managed_by_ranges() {
+    let each = Bounds {
+        manager: ranges(&[1, 2]),
+        ..bounds(2, 2, 2, 1)
+    };
+    holds("2x2, ranges", each);
+    let once = Bounds { faults: 1, ..each };
+    let discard = Bounds {
+        discards: 1,
+        ..once
+    };
+    holds("2x2, ranges, discard", discard);
+    let loss = Bounds { losses: 1, ..once };
+    holds("2x2, ranges, loss", loss);
+    let third = Bounds {
+        manager: ranges(&[0, 1, 2]),
+        ..bounds(3, 2, 1, 1)
+    };
+    holds("3x2, ranges, the first has none", third);
 }
 
 #[test]

@@ -414,7 +414,7 @@ impl World {
 
     pub(super) fn fingerprint(&self, bounds: &Bounds) -> u64 {
         let plain = self.fingerprint_of(bounds, [0, 1]);
-        if bounds.pages == 2 && bounds.manager != ManagerOf::Interleaved {
+        if bounds.pages == 2 && matches!(bounds.manager, ManagerOf::Fixed(_)) {
             plain.min(self.fingerprint_of(bounds, [1, 0]))
         } else {
             plain

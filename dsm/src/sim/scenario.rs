@@ -1,5 +1,6 @@
 //! What a seed stands for: its generator and its scenario.
 
+use crate::ranges::Ranges;
 use crate::types::{ManagerOf, NodeId};
 
 /// A small generator whose sequence will never change (SplitMix64).
@@ -63,14 +64,15 @@ impl Scenario {
         let nodes = 2 + random.below(if random.clone().per_mille(100) { 31 } else { 5 }) as u8;
         let pages = 1 + random.below(12) as usize;
         let interleaved = random.per_mille(400);
+        let manager = if interleaved {
+            ManagerOf::Interleaved
+        } else {
+            ManagerOf::Fixed(NodeId(random.below(u64::from(nodes)) as u8))
+        };
         Scenario {
             nodes,
             pages,
-            manager: if interleaved {
-                ManagerOf::Interleaved
-            } else {
-                ManagerOf::Fixed(NodeId(random.below(u64::from(nodes)) as u8))
-            },
+            manager: ranges(seed, nodes, pages).unwrap_or(manager),
             migratory: random.per_mille(700),
             steps: 200 + random.below(1200) as u32,
             budget_pages: match random.below(4) {
@@ -93,4 +95,17 @@ impl Scenario {
             writes: random.below(1000),
         }
     }
+}
+
+/// Ranges of random lengths, some of them empty, for one seed in four. From a
+/// sequence of its own, so that the other draws of a seed stay what they were.
+fn ranges(seed: u64, nodes: u8, pages: usize) -> Option<ManagerOf> {
+    let mut random = Random::new(seed ^ 0x7A26_E500);
+    if !random.per_mille(250) {
+        return None;
+    }
+    let mut ends: Vec<u64> = (0..nodes).map(|_| random.below(pages as u64 + 1)).collect();
+    ends.sort_unstable();
+    // All empty is no layout: then the seed stays as it was.
+    Ranges::new(&ends).ok().map(ManagerOf::Ranges)
 }

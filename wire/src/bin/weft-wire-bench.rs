@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 use weft_wire::frame::MAX_PAYLOAD;
+use weft_wire::halves::{self, BACKLOG_MAX, HalvesConfig, Keys, Receiver, Sender};
 use weft_wire::{Header, Link, LinkConfig, LinkError, LinkKind, ring, socket};
 
 const PATIENCE_NS: u64 = 10_000_000_000;
@@ -129,27 +130,89 @@ impl End for Framed {
     }
 }
 
+/// Both halves of a link, used by one thread.
+struct Halved {
+    sender: Sender,
+    receiver: Receiver,
+    /// How long one receive waits: decides whether it blocks or polls.
+    wait: Duration,
+}
+
+impl Halved {
+    fn next(&mut self) -> Result<(u64, u64), LinkError> {
+        loop {
+            if let Some(frame) = self.receiver.receive(self.wait)? {
+                return Ok((frame.header.words[0], frame.payload.len() as u64));
+            }
+        }
+    }
+}
+
+impl End for Halved {
+    fn ask(&mut self, bytes: u64) -> io::Result<()> {
+        let mut header = Header::new(1);
+        header.words[0] = bytes;
+        self.sender.send(&header, &[]).map_err(io::Error::other)?;
+        let mut left = bytes;
+        while left > 0 {
+            left -= self.next().map_err(io::Error::other)?.1;
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, source: &[u8]) -> io::Result<bool> {
+        let mut left = match self.next() {
+            Ok((asked, _)) => asked as usize,
+            Err(LinkError::Closed) => return Ok(false),
+            Err(error) => return Err(io::Error::other(error)),
+        };
+        while left > 0 {
+            // A send never waits, so this does: half of what may wait.
+            if self.sender.waiting() > BACKLOG_MAX / 2 {
+                std::thread::sleep(Duration::from_micros(100));
+                continue;
+            }
+            let count = left.min(source.len());
+            let sent = self.sender.send(&Header::new(2), &[&source[..count]]);
+            sent.map_err(io::Error::other)?;
+            left -= count;
+        }
+        Ok(true)
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     BareTcp,
     LinkTcp,
     SealedTcp,
+    HalvesTcp,
+    PolledHalvesTcp,
+    SealedHalvesTcp,
     BareUnix,
     LinkUnix,
+    HalvesUnix,
     Ring,
 }
 
-const KINDS: [(Kind, &str, Kind); 6] = [
+const KINDS: [(Kind, &str, Kind); 10] = [
     (Kind::BareTcp, "tcp, bare", Kind::BareTcp),
     (Kind::LinkTcp, "tcp, link", Kind::BareTcp),
     (Kind::SealedTcp, "tcp, sealed link", Kind::BareTcp),
+    (Kind::HalvesTcp, "tcp, halves", Kind::BareTcp),
+    (Kind::PolledHalvesTcp, "tcp, halves, poll", Kind::BareTcp),
+    (Kind::SealedHalvesTcp, "tcp, sealed halves", Kind::BareTcp),
     (Kind::BareUnix, "unix, bare", Kind::BareUnix),
     (Kind::LinkUnix, "unix, link", Kind::BareUnix),
+    (Kind::HalvesUnix, "unix, halves", Kind::BareUnix),
     (Kind::Ring, "ring", Kind::BareUnix),
 ];
 
 fn sockets(kind: Kind, buffers: Option<usize>) -> io::Result<[OwnedFd; 2]> {
-    if matches!(kind, Kind::BareUnix | Kind::LinkUnix | Kind::Ring) {
+    if matches!(
+        kind,
+        Kind::BareUnix | Kind::LinkUnix | Kind::HalvesUnix | Kind::Ring
+    ) {
         let (near, far) = UnixStream::pair()?;
         let bytes = buffers.unwrap_or(socket::BUFFER_BYTES);
         socket::set_buffers(&near, bytes)?;
@@ -179,6 +242,35 @@ fn framed(fd: OwnedFd, kind: LinkKind, spin: Duration) -> io::Result<Box<dyn End
     Ok(Box::new(Framed { link, _fd: fd }))
 }
 
+fn halved(fd: OwnedFd, kind: Kind, side: u8, spin: Duration) -> io::Result<Box<dyn End>> {
+    let keys = (kind == Kind::SealedHalvesTcp).then_some(Keys {
+        send: [side; 32],
+        receive: [1 - side; 32],
+    });
+    let config = HalvesConfig {
+        socket: fd,
+        keys,
+        lease: Duration::from_secs(5),
+        spin,
+        name: "bench".into(),
+    };
+    let (sender, receiver) = halves::open(config).map_err(io::Error::other)?;
+    let flushing = sender.clone();
+    std::thread::Builder::new()
+        .name("flush".into())
+        .spawn(move || flushing.flush_forever())?;
+    let wait_ms = if kind == Kind::PolledHalvesTcp {
+        50
+    } else {
+        1000
+    };
+    Ok(Box::new(Halved {
+        sender,
+        receiver,
+        wait: Duration::from_millis(wait_ms),
+    }))
+}
+
 fn ends(kind: Kind, spin: Duration, buffers: Option<usize>) -> io::Result<[Box<dyn End>; 2]> {
     let [near, far] = sockets(kind, buffers)?;
     let memory = ring::create(ring::CAPACITY_DEFAULT)?;
@@ -188,6 +280,9 @@ fn ends(kind: Kind, spin: Duration, buffers: Option<usize>) -> io::Result<[Box<d
             Kind::BareTcp | Kind::BareUnix => {
                 let buffer = vec![0; CHUNK_BYTES];
                 return Ok(Box::new(Bare { fd, spin, buffer }) as Box<dyn End>);
+            }
+            Kind::HalvesTcp | Kind::PolledHalvesTcp | Kind::SealedHalvesTcp | Kind::HalvesUnix => {
+                return halved(fd, kind, side as u8, spin);
             }
             Kind::LinkTcp | Kind::LinkUnix => LinkKind::Stream { fd: raw },
             Kind::SealedTcp => LinkKind::Sealed {
