@@ -416,16 +416,19 @@ fn the_backlog_is_bounded() {
 
 #[test]
 fn a_second_flusher_is_refused() {
-    let (near, _far) = pair(Kind::Unix, LEASE);
-    // The first may not have begun yet; then this one is it.
-    let second = near.sender.clone();
-    let second = std::thread::spawn(move || second.flush_forever());
-    std::thread::sleep(Duration::from_millis(20));
-    near.sender.close();
-    let mut ends = [near.flusher.join().unwrap(), second.join().unwrap()];
-    ends.sort_by_key(|end| *end == LinkError::ClosedHere);
-    assert!(matches!(ends[0], LinkError::Configuration(_)), "{ends:?}");
-    assert_eq!(ends[1], LinkError::ClosedHere);
+    let (near, _far) = sockets(Kind::Unix);
+    let (sender, _receiver) = open(config(near, None, LEASE)).unwrap();
+    let (ended, ends) = std::sync::mpsc::channel();
+    for _ in 0..2 {
+        let (sender, ended) = (sender.clone(), ended.clone());
+        std::thread::spawn(move || ended.send(sender.flush_forever()));
+    }
+    // Whichever comes second returns while the link is open.
+    let refused = ends.recv_timeout(PATIENCE).unwrap();
+    assert!(matches!(refused, LinkError::Configuration(_)), "{refused}");
+    sender.close();
+    let end = ends.recv_timeout(PATIENCE).unwrap();
+    assert_eq!(end, LinkError::ClosedHere);
 }
 
 #[test]
