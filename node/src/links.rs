@@ -10,6 +10,7 @@ use weft_proc::boot::{
     Boot, LINK_RING, LINK_SEALED, LINK_STREAM, LinkSpec, MAGIC, MAX_NODES, ROLE_HOME, ROLE_SLICE,
     VERSION,
 };
+use weft_wire::halves::Keys;
 use weft_wire::handshake::Keyed;
 use weft_wire::{ring, socket};
 
@@ -48,6 +49,20 @@ impl Link {
         sys::watch_peer(&keyed.socket, lease_ms)?;
         let (send, receive) = (keyed.send_key, keyed.receive_key);
         Ok(Link::sealed(keyed.socket.into(), send, receive))
+    }
+
+    /// The socket, and the keys of both directions if it is sealed; `None` for a
+    /// ring, which is no socket.
+    pub fn into_socket(self) -> Option<(OwnedFd, Option<Keys>)> {
+        let keys = Keys {
+            send: self.send_key,
+            receive: self.receive_key,
+        };
+        match self.kind {
+            LINK_STREAM => Some((self.socket, None)),
+            LINK_SEALED => Some((self.socket, Some(keys))),
+            _ => None,
+        }
     }
 
     fn clear(socket: OwnedFd) -> Link {

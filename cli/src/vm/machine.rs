@@ -15,6 +15,9 @@ use weft_vmm::confine::{self, ThreadKind, privilege};
 use weft_vmm::console::{Carrier, Notice, Output, Place, Port};
 use weft_vmm::machine::{ANSWER_SECONDS_MAX, End, Handle, Machine, Outside, Request};
 
+use weft_vmm::slice::BOOTSTRAP;
+
+use super::companions::{self, Sockets};
 use super::control::{Controlled, Typed};
 use super::outcome::{Message, Outcome};
 use super::plan::Plan;
@@ -26,8 +29,8 @@ const POWER_OFF_BOUND: Duration = Duration::from_secs(10);
 const WAIT: Duration = Duration::from_secs(3600);
 
 /// Lives one life and ends this process.
-pub fn live(life: &Life<'_>, parent: Pid, mut word: UnixStream) -> ! {
-    let message = match prepare(life, parent) {
+pub fn live(life: &Life<'_>, parent: Pid, mut word: UnixStream, links: Sockets) -> ! {
+    let message = match prepare(life, parent, links) {
         Ok(prepared) => Message::Ended(Box::new(prepared.run())),
         Err(error) => Message::SetUp(format!("{error:#}")),
     };
@@ -58,7 +61,11 @@ struct Prepared<'a> {
     events: Receiver<Event>,
 }
 
-fn prepare<'a>(life: &'a Life<'a>, parent: Pid) -> anyhow::Result<Prepared<'a>> {
+fn prepare<'a>(
+    life: &'a Life<'a>,
+    parent: Pid,
+    links: Sockets,
+) -> anyhow::Result<Prepared<'a>> {
     let plan = life.plan;
     die_with(parent)?;
     confine::prepare(plan.confine)?;
@@ -70,7 +77,10 @@ fn prepare<'a>(life: &'a Life<'a>, parent: Pid) -> anyhow::Result<Prepared<'a>> 
         serial: Box::new(output.port(Port::Serial)),
         console: Some(Box::new(output.port(Port::Virtio))),
     };
-    let machine = Machine::new(&plan.configuration, outside)?;
+    let machine = match companions::open(links, BOOTSTRAP, plan.nodes.lease)? {
+        None => Machine::new(&plan.configuration, outside)?,
+        Some(links) => Machine::of_slice(&plan.configuration, outside, links)?,
+    };
     let handle = machine.handle();
     // Who started it: real and effective user, before root is given up.
     let owners = [Uid::effective(), Uid::current()];
@@ -136,7 +146,7 @@ fn say_what(plan: &Plan, machine: &Machine) {
 }
 
 /// Has the kernel end this process when its parent ends, however that is.
-fn die_with(parent: Pid) -> anyhow::Result<()> {
+pub(super) fn die_with(parent: Pid) -> anyhow::Result<()> {
     nix::sys::prctl::set_pdeathsig(Some(nix::sys::signal::Signal::SIGKILL))
         .context("cannot tie this process to its parent")?;
     // It may have ended before.

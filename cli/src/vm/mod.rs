@@ -14,6 +14,7 @@
 
 mod args;
 mod checks;
+mod companions;
 mod control;
 mod error;
 mod machine;

@@ -29,6 +29,7 @@ use weft_vmm::console::Carrier;
 use weft_vmm::machine::End;
 
 use super::args::VmRunArgs;
+use super::companions::Companions;
 use super::error::{EXIT_SETUP, EXIT_TRIPLE_FAULT, VmError};
 use super::machine;
 use super::outcome::{self, Message, Outcome, Report};
@@ -218,17 +219,20 @@ impl Life<'_> {
     fn live(&self, signals: &Signals) -> Result<(LastWord, u64), VmError> {
         let (ours, theirs) = UnixStream::pair().map_err(VmError::system("make a socket pair"))?;
         let parent = nix::unistd::getpid();
+        let (companions, links) = Companions::start(self, parent)?;
         // SAFETY: this process has one thread, so the child's copy of its memory
         // is in order.
         let child = match unsafe { fork() }.map_err(VmError::system("make a process"))? {
             ForkResult::Child => {
                 drop(ours);
-                machine::live(self, parent, theirs)
+                machine::live(self, parent, theirs, links)
             }
             ForkResult::Parent { child } => child,
         };
-        drop(theirs);
-        signals.attend(child, ours)
+        // Who holds a copy of a link keeps its end from being seen.
+        drop((theirs, links));
+        let (word, resident) = signals.attend(child, ours)?;
+        Ok((word, resident + companions.finish()))
     }
 }
 
@@ -312,7 +316,7 @@ fn listen(from: &mut UnixStream, word: &mut Vec<u8>) -> bool {
 }
 
 /// The status of `child` and the most memory it had resident, once it has ended.
-fn reap(child: Pid) -> Result<Option<(i32, u64)>, VmError> {
+pub(super) fn reap(child: Pid) -> Result<Option<(i32, u64)>, VmError> {
     let mut status = 0;
     // SAFETY: a structure of integers, for which zero is a value.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };

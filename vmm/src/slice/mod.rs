@@ -35,7 +35,7 @@ use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use weft_dsm::{Config, ManagerOf, NodeId};
+use weft_dsm::{Config, ManagerOf, NodeId, Ranges};
 use weft_wire::halves::{Receiver, Sender};
 
 use crate::bus::Bus;
@@ -112,9 +112,15 @@ impl Slice {
         let peers = Peers::new(links.number, senders, links.lease);
         let me = NodeId(links.number as u8);
         let slices = placement.slices() as u8;
+        // A slice manages its own part of RAM: what Linux allocates for a vCPU is of
+        // its own node, so that most requests find their manager at home.
+        let manager = match Ranges::new(&placement.page_ends()) {
+            Ok(ranges) => ManagerOf::Ranges(ranges),
+            Err(_) => ManagerOf::Fixed(NodeId(BOOTSTRAP as u8)),
+        };
         let memory = SharedMemory::new(SharedMemoryOptions {
             ram: ram.clone(),
-            config: Config::new(me, slices, ManagerOf::Fixed(NodeId(0))),
+            config: Config::new(me, slices, manager),
             post: peers.clone(),
             lease: links.lease,
             broken: Box::new(move |reason| broken(reason)),

@@ -56,11 +56,6 @@ impl Peers {
         let _ = self.on_loss.set(on_loss);
     }
 
-    /// Which slice this is.
-    pub(super) fn me(&self) -> usize {
-        self.me
-    }
-
     /// The other slices.
     pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let me = self.me;
