@@ -1,0 +1,176 @@
+//! The processes of a machine's other nodes on this host, and the links between
+//! all of them.
+//!
+//! Links are made before any process is, so that each inherits its own ends; all
+//! others it closes at once, for a link whose other end lives in a third process
+//! does not end when its peer dies.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{ForkResult, Pid, fork};
+use weft_node::links;
+use weft_vmm::confine::{self, ThreadKind, privilege};
+use weft_vmm::machine::{Machine, Outside};
+use weft_vmm::slice::SliceLinks;
+use weft_wire::halves::{self, HalvesConfig, Keys};
+
+use super::error::{EXIT_SETUP, VmError};
+use super::machine::die_with;
+use super::run::{Life, reap};
+
+/// How long companions have to end once the machine has.
+const END_BOUND: Duration = Duration::from_secs(3);
+/// How often the end is looked for.
+const LOOK: Duration = Duration::from_millis(2);
+/// How long a thread waits for a machine's end at one time.
+const WAIT: Duration = Duration::from_secs(3600);
+/// Longest busy wait of a thread that reads a link.
+const SPIN: Duration = Duration::ZERO;
+
+/// One node's ends of its links, by node; empty for a machine of one node.
+pub type Sockets = Vec<Option<(OwnedFd, Option<Keys>)>>;
+
+/// The processes of nodes 1 and up.
+#[derive(Default)]
+pub struct Companions(Vec<Pid>);
+
+impl Companions {
+    /// Makes links and processes; node 0's ends are the caller's.
+    pub fn start(life: &Life<'_>, parent: Pid) -> Result<(Companions, Sockets), VmError> {
+        let count = life.plan.nodes.count;
+        if count < 2 {
+            return Ok(Default::default());
+        }
+        let mut mesh = mesh(life).map_err(VmError::system("make the links between nodes"))?;
+        let mut companions = Companions::default();
+        for node in 1..count {
+            // SAFETY: this process has one thread, so the child's copy of its memory
+            // is in order.
+            let forked = unsafe { fork() }.map_err(VmError::system("make a node's process"));
+            match forked? {
+                ForkResult::Child => {
+                    let sockets = std::mem::take(&mut mesh[node]);
+                    drop(mesh);
+                    live(life, parent, node, sockets)
+                }
+                ForkResult::Parent { child } => companions.0.push(child),
+            }
+        }
+        Ok((companions, mesh.swap_remove(0)))
+    }
+
+    /// Waits until all have ended, and ends those that do not; the most memory that
+    /// they had resident together, in bytes.
+    pub fn finish(self) -> u64 {
+        let deadline = Instant::now() + END_BOUND;
+        let mut resident = 0;
+        for child in self.0 {
+            let mut killed = false;
+            loop {
+                match reap(child) {
+                    Ok(Some((_, bytes))) => {
+                        resident += bytes;
+                        break;
+                    }
+                    Ok(None) => {}
+                    Err(_) => break,
+                }
+                if Instant::now() > deadline && !killed {
+                    // It has not been reaped, so its number is still its own.
+                    let _ = kill(child, Signal::SIGKILL);
+                    killed = true;
+                }
+                std::thread::sleep(LOOK);
+            }
+        }
+        resident
+    }
+}
+
+fn mesh(life: &Life<'_>) -> io::Result<Vec<Sockets>> {
+    let nodes = &life.plan.nodes;
+    let mesh = links::mesh(nodes.count, nodes.transport)?;
+    mesh.into_iter()
+        .map(|links| {
+            let ends = links.into_iter().map(|link| match link {
+                None => Ok(None),
+                Some(link) => link.into_socket().map(Some).ok_or_else(|| {
+                    io::Error::new(io::ErrorKind::Unsupported, "rings do not join machines")
+                }),
+            });
+            ends.collect()
+        })
+        .collect()
+}
+
+/// Opens a node's links; `None` for a machine of one node.
+pub fn open(
+    sockets: Sockets,
+    number: usize,
+    lease: Duration,
+) -> anyhow::Result<Option<SliceLinks>> {
+    if sockets.is_empty() {
+        return Ok(None);
+    }
+    let mut links = Vec::new();
+    for (peer, socket) in sockets.into_iter().enumerate() {
+        let link = socket.map(|(socket, keys)| {
+            halves::open(HalvesConfig {
+                socket,
+                keys,
+                lease,
+                spin: SPIN,
+                name: format!("node {peer}"),
+            })
+        });
+        links.push(link.transpose().with_context(|| {
+            format!("cannot open the link between node {number} and node {peer}")
+        })?);
+    }
+    Ok(Some(SliceLinks {
+        number,
+        links,
+        lease,
+    }))
+}
+
+/// The life of a companion's process.
+fn live(life: &Life<'_>, parent: Pid, node: usize, sockets: Sockets) -> ! {
+    let code = match run(life, parent, node, sockets) {
+        Ok(()) => 0,
+        Err(error) => {
+            eprintln!("weft: vm {}: node {node}: {error:#}", life.plan.name);
+            EXIT_SETUP
+        }
+    };
+    // Nothing of the parent's is dropped: its sockets stay where they are.
+    // SAFETY: ends the process.
+    unsafe { libc::_exit(code.into()) }
+}
+
+fn run(life: &Life<'_>, parent: Pid, node: usize, sockets: Sockets) -> anyhow::Result<()> {
+    let plan = life.plan;
+    die_with(parent)?;
+    confine::prepare(plan.confine)?;
+    let links = open(sockets, node, plan.nodes.lease)?.context("there are no links")?;
+    let outside = Outside {
+        serial: Box::new(io::sink()),
+        console: None,
+    };
+    let machine = Machine::of_slice(&plan.configuration, outside, links)?;
+    if let Some(identity) = &plan.identity {
+        privilege::become_user(identity)?;
+        // A change of user undoes it.
+        die_with(parent)?;
+    }
+    confine::enter(ThreadKind::Main)?;
+    let handle = machine.handle();
+    // Why it ended is node 0's to say.
+    while handle.wait(WAIT).is_none() {}
+    drop(machine);
+    Ok(())
+}
