@@ -81,9 +81,9 @@ pub enum BootError {
     },
     /// No room between the kernel and the end of the first slice's memory.
     #[error(
-        "the initrd {name} of {} does not fit into the first node's {}: {} are free above the \
-         kernel; give that node more with --memory",
-        size(*bytes), size(*memory_bytes), size(*room)
+        "the initrd {name} of {} does not fit into the first node's {}: {} MiB are free above \
+         the kernel; give that node more with --memory",
+        size(*bytes), size(*memory_bytes), room >> 20
     )]
     InitrdTooLargeForNode {
         /// Which file.
