@@ -61,11 +61,7 @@ struct Prepared<'a> {
     events: Receiver<Event>,
 }
 
-fn prepare<'a>(
-    life: &'a Life<'a>,
-    parent: Pid,
-    links: Sockets,
-) -> anyhow::Result<Prepared<'a>> {
+fn prepare<'a>(life: &'a Life<'a>, parent: Pid, links: Sockets) -> anyhow::Result<Prepared<'a>> {
     let plan = life.plan;
     die_with(parent)?;
     confine::prepare(plan.confine)?;

@@ -13,14 +13,10 @@ use super::args::VmRunArgs;
 use super::error::VmError;
 
 /// The nodes of a machine.
-// Likewise: see `Plan::nodes`.
-#[allow(dead_code)]
 #[derive(Debug, Clone)]
 pub struct Nodes {
     /// How many: 1 to [`SLICES_MAX`].
     pub count: usize,
-    /// Other hosts, of nodes 1 and up; none: all nodes are on this host.
-    pub on: Vec<String>,
     /// What connects nodes on this host.
     pub transport: Transport,
     /// Silence after which a node counts as lost.
@@ -56,7 +52,6 @@ impl Nodes {
         let (cpus, memory) = (&args.cpus.values, &args.memory.values);
         let mut nodes = Nodes {
             count,
-            on: args.on.clone(),
             transport: args.transport.into(),
             lease,
             cpus: cpus[0],

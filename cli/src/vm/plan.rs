@@ -28,8 +28,6 @@ pub struct Plan {
     /// The machine.
     pub configuration: Configuration,
     /// The nodes that it lies on.
-    // Not read before slices are processes of their own.
-    #[allow(dead_code)]
     pub nodes: Nodes,
     /// Where the console is.
     pub console: ConsoleArg,

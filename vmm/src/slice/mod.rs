@@ -33,7 +33,7 @@ mod router;
 
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use weft_dsm::{Config, ManagerOf, NodeId, Ranges};
 use weft_wire::halves::{Receiver, Sender};
@@ -240,31 +240,35 @@ impl Slice {
 
     /// Gives every companion an order and waits for the answers, by slice.
     pub(crate) fn order_all(&self, order: &Order) -> Result<Vec<(usize, Answer)>, String> {
-        let answers = std::thread::scope(|scope| {
-            let asked: Vec<_> = self
-                .peers
-                .others()
-                .map(|slice| (slice, scope.spawn(move || self.order(slice, order))))
-                .collect();
-            let joined = asked.into_iter().map(|(slice, thread)| {
-                let answer = thread.join().unwrap_or_else(|_| Err("panicked".into()));
-                (slice, answer)
-            });
-            joined.collect::<Vec<_>>()
-        });
-        let named = |(slice, answer): (usize, Result<Answer, String>)| match answer {
-            Ok(Answer::Refused(reason)) | Err(reason) => Err(format!("slice {slice}: {reason}")),
-            Ok(answer) => Ok((slice, answer)),
+        let json = serde_json::to_vec(order).map_err(|error| error.to_string())?;
+        let asked: Vec<(usize, u64)> = self
+            .peers
+            .others()
+            .map(|slice| {
+                let ticket = self.orders.open();
+                let json = json.clone();
+                self.peers.tell(slice, &Note::Order { ticket, json });
+                (slice, ticket)
+            })
+            .collect();
+        let deadline = Instant::now() + ORDER_WAIT;
+        // All are waited for, so that none stays open.
+        let answers: Vec<(usize, Option<Answer>)> = asked
+            .into_iter()
+            .map(|(slice, ticket)| {
+                let patience = deadline.saturating_duration_since(Instant::now());
+                (slice, self.orders.wait(ticket, patience))
+            })
+            .collect();
+        let named = |(slice, answer)| match answer {
+            None => Err(format!(
+                "slice {slice}: no answer within {} s",
+                ORDER_WAIT.as_secs()
+            )),
+            Some(Answer::Refused(reason)) => Err(format!("slice {slice}: {reason}")),
+            Some(answer) => Ok((slice, answer)),
         };
         answers.into_iter().map(named).collect()
-    }
-
-    fn order(&self, slice: usize, order: &Order) -> Result<Answer, String> {
-        let json = serde_json::to_vec(order).map_err(|error| error.to_string())?;
-        let answer = self.orders.ask(ORDER_WAIT, |ticket| {
-            self.peers.tell(slice, &Note::Order { ticket, json });
-        });
-        answer.ok_or_else(|| format!("no answer within {} s", ORDER_WAIT.as_secs()))
     }
 
     /// Answers an order of the bootstrap slice.

@@ -35,17 +35,22 @@ impl<T> Questions<T> {
     /// Has `send` ask, with a ticket, and waits for the answer: `None` when none
     /// came within `patience`, or none will come.
     pub fn ask(&self, patience: Duration, send: impl FnOnce(u64)) -> Option<T> {
-        let ticket = {
-            let mut open = self.lock();
-            if open.over {
-                return None;
-            }
-            open.last_ticket += 1;
-            let ticket = open.last_ticket;
-            open.waiting.insert(ticket, None);
-            ticket
-        };
+        let ticket = self.open();
         send(ticket);
+        self.wait(ticket, patience)
+    }
+
+    /// A ticket for a question that is about to be asked; [`Questions::wait`] ends it.
+    pub fn open(&self) -> u64 {
+        let mut open = self.lock();
+        open.last_ticket += 1;
+        let ticket = open.last_ticket;
+        open.waiting.insert(ticket, None);
+        ticket
+    }
+
+    /// Waits for the answer: `None` when none came within `patience`, or none will.
+    pub fn wait(&self, ticket: u64, patience: Duration) -> Option<T> {
         let (mut open, _) = self
             .answered
             .wait_timeout_while(self.lock(), patience, |open| {
