@@ -28,8 +28,9 @@ static const char SIZE_NAMES[SIZES + 1] = "QTS";
 enum { KERNEL_COUNT = sizeof(KERNELS) / sizeof(KERNELS[0]) };
 
 struct options {
-	/* One of them is 1. */
+	/* One of them is 1, which one `threaded` says. */
 	long processes, threads;
+	int threaded;
 	struct cpus cpus;
 	long runs;
 	double bound;
@@ -114,8 +115,8 @@ static int await(pid_t *children, long count, double until)
 static int report(const struct kernel *kernel, int size, const struct options *options,
 		  const struct outcome *outcomes, double start, int late)
 {
-	const char *mode = options->threads > 1 ? "threads" : "processes";
-	long count = options->threads > 1 ? options->threads : options->processes;
+	const char *mode = options->threaded ? "threads" : "processes";
+	long count = options->threaded ? options->threads : options->processes;
 	double ready = start, done = start;
 
 	printf("npb %s %c %s %ld: ", kernel->name, SIZE_NAMES[size], mode, count);
@@ -175,16 +176,20 @@ static int list(void)
 
 static struct options read_options(int argc, char **argv)
 {
-	struct options options = {1, 1, cpus_allowed(), 1, 600};
+	struct options options = {1, 1, 0, cpus_allowed(), 1, 600};
+	int counted = 0;
 	int option;
 
 	while ((option = getopt(argc, argv, "p:t:c:r:b:")) != -1) {
 		switch (option) {
 		case 'p':
 			options.processes = number("-p", optarg, 1, MEMBERS_MAX);
+			counted++;
 			break;
 		case 't':
 			options.threads = number("-t", optarg, 1, MEMBERS_MAX);
+			options.threaded = 1;
+			counted++;
 			break;
 		case 'c':
 			options.cpus = cpus_named(optarg);
@@ -199,7 +204,7 @@ static struct options read_options(int argc, char **argv)
 			exit(EXIT_USAGE);
 		}
 	}
-	if (options.processes > 1 && options.threads > 1)
+	if (counted > 1)
 		end(EXIT_USAGE, "-p and -t exclude each other");
 	return options;
 }
