@@ -16,7 +16,7 @@
  *   -t N     threads; else one for each processor
  *   -c CPUS  the processors for them, as in 0,2-3; else all, in order
  *   -s S     seconds that each thread works; 2
- *   -n N     instead: operations of each thread, or round trips (1000)
+ *   -n N     instead: operations of each thread, within an hour; or round trips (1000)
  *   -l       locked increments, where else a load and a store
  *
  * One line for each mode, or for each of the roles:
