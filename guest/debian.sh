@@ -144,6 +144,7 @@ finish_root() {
 	cp -a "$out/busybox-tree/etc/." "$tree/etc/"
 	for program in "$here"/programs/*; do
 		program=$(basename "$program" .c)
+		[ -x "$out/busybox-tree/bin/$program" ] || continue
 		install -m 0755 "$out/busybox-tree/bin/$program" "$tree/usr/local/bin/$program"
 	done
 	echo weft >"$tree/etc/hostname"
