@@ -91,6 +91,7 @@ build_initrds() {
 	python3 "$here/mkcpio" "$work/tiny" | put tiny.cpio
 
 	busybox_tree "$work/busybox"
+	touch "$work/busybox/weft-late-vcpus"
 	python3 "$here/mkcpio" "$work/busybox" | put busybox.cpio
 	# The initrd for Debian's kernel and the root image begin with the same.
 	mv "$work/busybox" "$out/busybox-tree"
