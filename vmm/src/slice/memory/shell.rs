@@ -313,13 +313,8 @@ impl SharedMemory {
                 self.rights.set(page, Some(from_protocol(access)));
             }
             Action::Resolved { .. } => {
-                let grant = |waiter: &Waiter| {
-                    let granted = self.rights.allow(page, waiter.access);
-                    if granted {
-                        self.pins.add(page);
-                    }
-                    granted
-                };
+                let grant =
+                    |waiter: &Waiter| self.rights.allow(page, waiter.access) && self.pins.add(page);
                 state.wake(page, grant);
             }
             Action::Lost { node, .. } => {
@@ -538,8 +533,7 @@ impl Memory for SharedMemory {
         let page = address >> PAGE_SHIFT;
         let waiter = Waiter::new(page, access);
         let mut state = self.lock();
-        if self.rights.allow(page, access) {
-            self.pins.add(page);
+        if self.rights.allow(page, access) && self.pins.add(page) {
             return Ok(host);
         }
         state.waiters.push(waiter.clone());
