@@ -22,7 +22,7 @@ build_tools() {
 	for entry in "${TOOLS[@]}"; do
 		package=${entry%%:*} wanted=${entry#*:}
 		[ -d "$work/$package" ] || dpkg-deb -x "$(fetch "$package")" "$work/$package"
-		file=$(find "$work/$package" -name "$wanted" -not -path '*/doc/*' -not -path '*/bash-completion/*' | head -n 1)
+		file=$(find "$work/$package" \( -type f -o -type l \) -name "$wanted" \( -path "*/bin/*" -o -path "*/lib*/*" \) | head -n 1)
 		[ -n "$file" ] || fail "the package $package holds no $wanted"
 		case $wanted in
 		ld-*) cp -L "$file" "$work/tree/lib64/$wanted" ;;
