@@ -58,9 +58,6 @@ const ORDERS_MAX: usize = 16;
 /// Longest that a companion may take for an order: as long as its vCPUs may.
 const ORDER_WAIT: Duration = Duration::from_secs(12);
 
-/// How often it is looked whether a slice that owes an answer is still there.
-const ORDER_LOOK: Duration = Duration::from_millis(50);
-
 /// How a slice reaches the others.
 pub struct SliceLinks {
     /// Which slice this is.
@@ -247,7 +244,6 @@ impl Slice {
         let asked: Vec<(usize, u64)> = self
             .peers
             .others()
-            .filter(|slice| !self.peers.is_gone(*slice))
             .map(|slice| {
                 let ticket = self.orders.open();
                 let json = json.clone();
@@ -259,7 +255,10 @@ impl Slice {
         // All are waited for, so that none stays open.
         let answers: Vec<(usize, Option<Answer>)> = asked
             .into_iter()
-            .map(|(slice, ticket)| (slice, self.answer_of(slice, ticket, deadline)))
+            .map(|(slice, ticket)| {
+                let patience = deadline.saturating_duration_since(Instant::now());
+                (slice, self.orders.wait(ticket, patience))
+            })
             .collect();
         let named = |(slice, answer)| match answer {
             None => Err(format!(
@@ -270,20 +269,6 @@ impl Slice {
             Some(answer) => Ok((slice, answer)),
         };
         answers.into_iter().map(named).collect()
-    }
-
-    /// Waits for an answer as long as the slice is there.
-    fn answer_of(&self, slice: usize, ticket: u64, deadline: Instant) -> Option<Answer> {
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if let Some(answer) = self.orders.wait(ticket, left.min(ORDER_LOOK)) {
-                return Some(answer);
-            }
-            if left.is_zero() || self.peers.is_gone(slice) {
-                self.orders.forget(ticket);
-                return None;
-            }
-        }
     }
 
     /// Answers an order of the bootstrap slice.

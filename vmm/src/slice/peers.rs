@@ -4,7 +4,7 @@
 //! who hears nothing of a peer for a lease, or finds the link ended, calls it lost,
 //! and the machine ends.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -36,8 +36,6 @@ pub struct Peers {
     /// Called once for the first peer that is lost, with the reason.
     on_loss: OnceLock<Box<dyn Fn(usize, String) + Send + Sync>>,
     over: AtomicBool,
-    /// A bit for each slice that was lost.
-    gone: AtomicU32,
 }
 
 impl Peers {
@@ -49,7 +47,6 @@ impl Peers {
             lease,
             on_loss: OnceLock::new(),
             over: AtomicBool::new(false),
-            gone: AtomicU32::new(0),
         })
     }
 
@@ -63,11 +60,6 @@ impl Peers {
     pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let me = self.me;
         (0..self.senders.len()).filter(move |slice| *slice != me)
-    }
-
-    /// Whether a slice was lost.
-    pub(super) fn is_gone(&self, slice: usize) -> bool {
-        self.gone.load(Ordering::SeqCst) & 1 << slice != 0
     }
 
     /// Sends a note to `slice`. A link that ended is heard of where it is read.
@@ -94,7 +86,6 @@ impl Peers {
 
     /// `slice` is gone, or broken.
     pub(super) fn lost(&self, slice: usize, reason: &str) {
-        self.gone.fetch_or(1 << slice, Ordering::SeqCst);
         if !self.over.load(Ordering::SeqCst)
             && let Some(on_loss) = self.on_loss.get()
         {

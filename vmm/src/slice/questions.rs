@@ -37,13 +37,10 @@ impl<T> Questions<T> {
     pub fn ask(&self, patience: Duration, send: impl FnOnce(u64)) -> Option<T> {
         let ticket = self.open();
         send(ticket);
-        let answer = self.wait(ticket, patience);
-        self.forget(ticket);
-        answer
+        self.wait(ticket, patience)
     }
 
-    /// A ticket for a question that is about to be asked; its answer, or
-    /// [`Questions::forget`], ends it.
+    /// A ticket for a question that is about to be asked; [`Questions::wait`] ends it.
     pub fn open(&self) -> u64 {
         let mut open = self.lock();
         open.last_ticket += 1;
@@ -60,15 +57,7 @@ impl<T> Questions<T> {
                 !open.over && open.waiting.get(&ticket).is_some_and(Option::is_none)
             })
             .unwrap_or_else(PoisonError::into_inner);
-        match open.waiting.get(&ticket) {
-            Some(Some(_)) => open.waiting.remove(&ticket).flatten(),
-            _ => None,
-        }
-    }
-
-    /// Nobody waits for this answer any more.
-    pub fn forget(&self, ticket: u64) {
-        self.lock().waiting.remove(&ticket);
+        open.waiting.remove(&ticket).flatten()
     }
 
     /// The answer came. One that nobody waits for any more is dropped.
