@@ -12,6 +12,10 @@ use weft_vmm::machine::BackEndChoice;
 use super::suboptions::{ConsoleArg, DiskArg, ListArg, NetArg, parse_cpus, parse_memory};
 use crate::args::{StatsArg, parse_seconds};
 
+/// Longest delay of a frame that tests may ask for, in microseconds: well below the
+/// shortest lease.
+const LINK_DELAY_US_MAX: i64 = 100_000;
+
 /// `weft vm …`.
 #[derive(Debug, Subcommand)]
 pub enum VmCommand {
@@ -101,6 +105,10 @@ pub struct VmRunArgs {
     /// Silence after which a node counts as lost
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_seconds)]
     pub lease: Duration,
+    /// For tests: every frame between nodes waits for a random time below this
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 0, hide = true,
+        value_parser = clap::value_parser!(u32).range(..=LINK_DELAY_US_MAX))]
+    pub link_delay: u32,
     /// A disk: a raw image or a block device. `ro`: read-only; `direct`: past the
     /// host's page cache; `node`: which has it, counted from 0
     #[arg(long, value_name = "FILE[,ro][,direct][,node=N]")]

@@ -73,7 +73,7 @@ fn prepare<'a>(life: &'a Life<'a>, parent: Pid, links: Sockets) -> anyhow::Resul
         serial: Box::new(output.port(Port::Serial)),
         console: Some(Box::new(output.port(Port::Virtio))),
     };
-    let machine = match companions::open(links, BOOTSTRAP, plan.nodes.lease)? {
+    let machine = match companions::open(links, BOOTSTRAP, &plan.nodes)? {
         None => Machine::new(&plan.configuration, outside)?,
         Some(links) => Machine::of_slice(&plan.configuration, outside, links)?,
     };

@@ -98,8 +98,17 @@ pub fn exit_code(outcome: &Outcome) -> u8 {
     }
 }
 
-/// What is said of a machine whose process ended without a word.
-pub fn killed(status: i32, signal: Option<i32>) -> (String, u8) {
+/// What is said of a machine whose process ended without a word; `node` is what of
+/// several nodes went with it.
+pub fn killed(status: i32, signal: Option<i32>, node: Option<String>) -> (String, u8) {
+    let (mut sentence, code) = killed_process(status, signal);
+    if let Some(node) = node {
+        sentence += &format!("; lost {node}");
+    }
+    (sentence, code)
+}
+
+fn killed_process(status: i32, signal: Option<i32>) -> (String, u8) {
     match signal {
         Some(signal) => (
             format!("the machine's process was ended by signal {signal}"),
@@ -178,8 +187,13 @@ mod tests {
             ..outcome(End::Stopped)
         };
         assert_eq!(exit_code(&by_signal), 143);
-        assert_eq!(killed(EXIT_REFUSED, None).1, 159);
-        assert_eq!(killed(0, Some(9)).1, 137);
+        assert_eq!(killed(EXIT_REFUSED, None, None).1, 159);
+        let (sentence, code) = killed(0, Some(9), Some("node 0 (vCPU 0)".into()));
+        assert_eq!(code, 137);
+        assert!(
+            sentence.ends_with("signal 9; lost node 0 (vCPU 0)"),
+            "{sentence}"
+        );
     }
 
     #[test]

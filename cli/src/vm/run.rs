@@ -27,6 +27,7 @@ use nix::sys::termios::{SetArg, Termios, tcgetattr, tcsetattr};
 use nix::unistd::{ForkResult, Pid, fork};
 use weft_vmm::console::Carrier;
 use weft_vmm::machine::End;
+use weft_vmm::slice::BOOTSTRAP;
 
 use super::args::VmRunArgs;
 use super::companions::Companions;
@@ -170,7 +171,8 @@ fn supervise(plan: &Plan, places: &Places, started: Instant) -> Result<Last, VmE
                 return Ok(Last::NotStarted);
             }
             Err((status, signal)) => {
-                let (sentence, code) = outcome::killed(status, signal);
+                let (sentence, code) =
+                    outcome::killed(status, signal, plan.nodes.describe(BOOTSTRAP));
                 eprintln!("weft: vm {}: {sentence}", plan.name);
                 return Ok(Last::Killed(code));
             }

@@ -13,6 +13,7 @@ use weft_wire::Header;
 use weft_wire::frame::KINDS_DSM;
 use weft_wire::halves::{Receiver, Sender};
 
+use super::delay::Delay;
 use super::memory::{Post, SharedMemory};
 use super::note::Note;
 
@@ -32,6 +33,8 @@ pub struct Peers {
     me: usize,
     /// By slice; none for this one.
     senders: Vec<Option<Sender>>,
+    /// By slice, where frames are held back.
+    delays: Vec<Delay>,
     lease: Duration,
     /// Called once for the first peer that is lost, with the reason.
     on_loss: OnceLock<Box<dyn Fn(usize, String) + Send + Sync>>,
@@ -40,9 +43,19 @@ pub struct Peers {
 
 impl Peers {
     /// Over these links. Nothing is read yet.
-    pub(super) fn new(me: usize, senders: Vec<Option<Sender>>, lease: Duration) -> Arc<Self> {
+    pub(super) fn new(
+        me: usize,
+        senders: Vec<Option<Sender>>,
+        lease: Duration,
+        delay_max: Duration,
+    ) -> Arc<Self> {
+        let delayed = match delay_max {
+            Duration::ZERO => 0,
+            _ => senders.len(),
+        };
         Arc::new(Self {
             me,
+            delays: (0..delayed).map(|_| Delay::new(delay_max)).collect(),
             senders,
             lease,
             on_loss: OnceLock::new(),
@@ -79,7 +92,27 @@ impl Peers {
         let Some(Some(sender)) = self.senders.get(slice) else {
             return self.lost(slice, "there is no link to it");
         };
-        if let Err(error) = sender.send(header, parts) {
+        let sent = match self.delays.get(slice) {
+            Some(delay) => delay.hold(sender, header, parts),
+            None => sender.send(header, parts),
+        };
+        if let Err(error) = sent {
+            self.lost(slice, &error.to_string());
+        }
+    }
+
+    /// Whether frames are held back: each link then needs a thread that sends them.
+    pub(super) fn are_delayed(&self) -> bool {
+        !self.delays.is_empty()
+    }
+
+    /// Sends to `slice` what was held back, until the link ends.
+    pub(super) fn send_delayed(&self, slice: usize) {
+        let (Some(Some(sender)), Some(delay)) = (self.senders.get(slice), self.delays.get(slice))
+        else {
+            return;
+        };
+        if let Err(error) = delay.send_until_over(sender) {
             self.lost(slice, &error.to_string());
         }
     }
@@ -96,7 +129,11 @@ impl Peers {
     /// The machine is over: links end, threads come back.
     pub(super) fn close(&self) {
         self.over.store(true, Ordering::SeqCst);
-        for sender in self.senders.iter().flatten() {
+        for (slice, sender) in self.senders.iter().enumerate() {
+            let Some(sender) = sender else { continue };
+            if let Some(delay) = self.delays.get(slice) {
+                delay.end(sender);
+            }
             sender.close();
         }
     }
