@@ -126,6 +126,9 @@ pub struct Configuration {
     /// The port 0xf4 that ends the machine with an exit code.
     #[serde(default)]
     pub debug_exit: bool,
+    /// Faults that need another slice are recorded from the start.
+    #[serde(default)]
+    pub trace: bool,
 }
 
 /// What a configuration asks for that cannot be.
@@ -188,6 +191,7 @@ impl Configuration {
             networks: Vec::new(),
             virtio_console: false,
             debug_exit: false,
+            trace: false,
         }
     }
 
