@@ -9,13 +9,16 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::Thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use weft_soft::Access;
 
 /// Threads that may hold a pin at a time.
 const PINS: usize = 64;
 const FREE: u64 = u64::MAX;
+/// How long a thread looks for its page before it sleeps: its processor has nothing
+/// else to do, and to be woken takes as long as the page on a good network.
+const SPIN: Duration = Duration::from_micros(50);
 
 /// Pages that must not be taken at the moment.
 pub(super) struct Pins([AtomicU64; PINS]);
@@ -93,10 +96,14 @@ impl Waiter {
 
     /// Waits to be woken, `patience` at most; whether it was.
     pub fn wait(&self, patience: Duration) -> bool {
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         loop {
             if self.woken.swap(false, Ordering::SeqCst) {
                 return true;
+            }
+            if start.elapsed() < SPIN {
+                std::hint::spin_loop();
+                continue;
             }
             let left = patience.saturating_sub(start.elapsed());
             if left.is_zero() {
