@@ -19,8 +19,9 @@ pub struct Symbols {
     names: Vec<(u64, String)>,
     /// Of the image in memory.
     image: (u64, u64),
-    /// One past the last offset in a CPU's own area.
-    per_cpu_end: u64,
+    /// Of what each CPU has of its own: relative to the base of its GS. From 0 on, or
+    /// (since Linux 6.15) where the image has it.
+    per_cpu: (u64, u64),
 }
 
 impl Symbols {
@@ -61,7 +62,7 @@ impl Symbols {
             found.map_or(0, |(address, _)| *address)
         };
         let image = (find("_text"), find("_end"));
-        let per_cpu_end = find("__per_cpu_end");
+        let per_cpu = (find("__per_cpu_start"), find("__per_cpu_end"));
         // Of several names for one address the shortest says most, and one of a
         // section's limits least.
         all.sort_by_key(|(address, name)| (*address, name.starts_with("__"), name.len()));
@@ -69,7 +70,7 @@ impl Symbols {
         Symbols {
             names: all,
             image,
-            per_cpu_end,
+            per_cpu,
         }
     }
 
@@ -77,9 +78,9 @@ impl Symbols {
     pub fn at(&self, address: u64) -> Option<(&str, u64)> {
         let behind = self.names.partition_point(|(start, _)| *start <= address);
         let (start, name) = self.names.get(behind.checked_sub(1)?)?;
-        // What belongs to each CPU has small addresses, and nothing lies between.
-        let same = (*start < self.per_cpu_end) == (address < self.per_cpu_end);
-        same.then_some((name.as_str(), address - start))
+        // What begins at 0 and what is mapped have nothing between them.
+        let between = *start < self.image.0 && address >= self.per_cpu.1;
+        (!between).then_some((name.as_str(), address - start))
     }
 
     /// The address of a guest-physical one in the kernel's image, if it lies there.
@@ -90,10 +91,10 @@ impl Symbols {
             .then_some(address)
     }
 
-    /// The name of what lies so far behind the start of a CPU's own area.
+    /// The name of what lies so far behind the base of a CPU's GS.
     pub fn of_cpu(&self, offset: u64) -> Option<&str> {
-        let (name, _) = self.at(offset).filter(|_| offset < self.per_cpu_end)?;
-        Some(name)
+        let own = (self.per_cpu.0..self.per_cpu.1).contains(&offset);
+        self.at(offset).filter(|_| own).map(|(name, _)| name)
     }
 
     /// Names that begin within these addresses, and the one that reaches into them.

@@ -82,7 +82,7 @@ pub struct Sample {
 impl Sample {
     /// What happened between two readings.
     pub fn between(before: &Reading, now: &Reading) -> Sample {
-        let seconds = now.counters.uptime_s - before.counters.uptime_s;
+        let seconds = (now.counters.uptime_s - before.counters.uptime_s).max(0.0);
         let rate = |name: String| {
             let value = |reading: &Reading| reading.counters.counters.get(&name).copied();
             let grown = value(now)
@@ -131,5 +131,75 @@ impl Sample {
             vcpus: (0..).zip(&now.view.vcpus).map(vcpu).collect(),
             nodes: (0..now.view.configuration.slices.len()).map(node).collect(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weft_vmm::api::{BackEndView, ConsoleView, State};
+    use weft_vmm::machine::{Configuration, Share};
+
+    fn reading(uptime_s: f64, counts: &[(&str, u64)]) -> Reading {
+        let mut configuration = Configuration::new("vmlinux".into(), 128 << 20);
+        let share = Share {
+            cpus: 1,
+            memory_bytes: 64 << 20,
+        };
+        configuration.cpus = 2;
+        configuration.slices = vec![share, share];
+        Reading {
+            view: VmView {
+                name: "t".into(),
+                pid: 1,
+                machine_pid: 2,
+                version: "0".into(),
+                state: State::Running,
+                end: None,
+                back_end: BackEndView {
+                    name: "soft".into(),
+                    reason: String::new(),
+                },
+                uptime_s,
+                guest_time_s: uptime_s,
+                restarts: 0,
+                vcpus: vec!["running".into(), "halted".into()],
+                console: ConsoleView::Stdio,
+                configuration,
+            },
+            counters: Counters {
+                uptime_s,
+                counters: counts
+                    .iter()
+                    .map(|(name, count)| ((*name).to_owned(), *count))
+                    .collect(),
+            },
+        }
+    }
+
+    #[test]
+    fn rates_are_per_second_and_of_the_right_node() {
+        let before = reading(10.0, &[("vcpu1.halts", 5), ("vcpu1.waited-ns", 0)]);
+        let now = reading(
+            12.0,
+            &[
+                ("vcpu1.halts", 25),
+                ("vcpu1.ports", 4),
+                ("vcpu1.waited-ns", 500_000_000),
+                ("slice1.sent-messages", 8),
+                ("slice1.memory.upgrade-faults", 6),
+            ],
+        );
+        let sample = Sample::between(&before, &now);
+        let vcpu = &sample.vcpus[1];
+        assert_eq!((vcpu.node, vcpu.exits, vcpu.waited), (1, 12.0, 0.25));
+        assert_eq!((sample.vcpus[0].node, sample.vcpus[0].exits), (0, 0.0));
+        let node = &sample.nodes[1];
+        assert_eq!((node.messages_sent, node.faults), (4.0, 3.0));
+        let text = super::super::render::render(&sample);
+        assert!(text.contains("halted") && text.contains("25.0 %"), "{text}");
+        // A machine that began again is not at rest at minus so many.
+        let again = Sample::between(&now, &before);
+        assert_eq!(again.vcpus[1].exits, 0.0);
     }
 }

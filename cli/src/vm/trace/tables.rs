@@ -180,7 +180,7 @@ fn records_by_page(trace: &Trace) -> HashMap<u64, Vec<&FaultRecord>> {
 fn areas(trace: &Trace) -> Vec<(u64, u32)> {
     let mut bases = BTreeMap::<u32, BTreeMap<u64, u64>>::new();
     for fault in trace.records() {
-        if let (Some(vcpu), KERNEL..) = (fault.vcpu, fault.gs_base) {
+        if let (Some(vcpu), 1..) = (fault.vcpu, fault.gs_base) {
             *bases
                 .entry(vcpu)
                 .or_default()
@@ -211,17 +211,19 @@ impl Namer<'_> {
         }
         let mut most: Vec<(String, u64)> = names.into_iter().collect();
         most.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
-        let all = records.len().max(1) as f64;
+        let all = records.len();
         let mut shown: Vec<String> = most
             .iter()
+            // Below one in a hundred it is no reason for anything.
+            .take_while(|(_, count)| count * 100 >= all as u64)
             .take(NAMES)
-            .map(|(name, count)| match *count as usize == records.len() {
+            .map(|(name, count)| match *count as usize == all {
                 true => name.clone(),
-                false => format!("{name} {:.0} %", *count as f64 / all * 100.0),
+                false => format!("{name} {:.0} %", *count as f64 / all as f64 * 100.0),
             })
             .collect();
-        if most.len() > NAMES {
-            shown.push(format!("{} more", most.len() - NAMES));
+        if most.len() > shown.len() {
+            shown.push(format!("{} more", most.len() - shown.len()));
         }
         if shown.is_empty() {
             shown = self.on_page(page);
