@@ -93,6 +93,13 @@ fn configuration(args: &VmRunArgs, nodes: &Nodes) -> Result<Configuration, VmErr
         .split_whitespace()
         .any(|word| word.starts_with("console=hvc"));
     configuration.debug_exit = args.debug_exit;
+    configuration.trace = args.trace.is_some();
+    if configuration.trace && nodes.count == 1 {
+        return Err(VmError::Option(
+            "--trace: a machine on one node has no faults that need another: give it --nodes"
+                .into(),
+        ));
+    }
     configuration.late_cpus = match args.late_cpus {
         LateArg::Auto => None,
         LateArg::Yes => Some(true),
