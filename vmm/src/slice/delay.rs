@@ -160,7 +160,7 @@ mod tests {
         for number in 0..FRAMES {
             let header = Header {
                 words: [number, 0, 0, 0, 0],
-                ..Header::default()
+                ..Header::new(136)
             };
             let bytes = number.to_le_bytes();
             delay
