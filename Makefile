@@ -44,12 +44,12 @@ programs: ## Builds the programs of the tests and benchmarks
 	$(MAKE) -s -C bench/elastic OUT=$(abspath $(PROGRAMS))
 
 guest: ## Builds the small guest kernel and the busybox initrd (minutes, once)
-	@bash guest/build --out $(IMAGES) small
+	@bash guest/build --out $(IMAGES) small tools
 
 guest-debian: ## Fetches Debian's own kernel and makes a Debian root image
 	@bash guest/build --out $(IMAGES) debian
 
-demo: setup build programs guest ## Sorts and searches on two nodes, then boots Linux
+demo: setup build programs guest ## Sorts and searches on two nodes, then boots Linux over both
 	WEFT=$(abspath $(RELEASE))/weft PROGRAMS=$(abspath $(PROGRAMS)) GUEST=$(abspath $(IMAGES)) \
 		bash demo/demo.sh
 

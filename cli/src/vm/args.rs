@@ -54,6 +54,11 @@ pub enum VmCommand {
         #[arg(long, value_name = "SECONDS", default_value_t = weft_vmm::api::STOP_SECONDS)]
         timeout: f64,
     },
+    /// Show what vCPUs and nodes do, every second
+    Top(TopArgs),
+    /// Count faults that need another node, by vCPU and by page, with the kernel's
+    /// names for what lies there
+    Trace(TraceArgs),
     /// Print a machine's counters
     Counters {
         /// Its name or pid, as `weft vm list` shows them
@@ -63,6 +68,44 @@ pub enum VmCommand {
         #[arg(long)]
         json: bool,
     },
+}
+
+/// `weft vm top`.
+#[derive(Debug, Args)]
+pub struct TopArgs {
+    /// Its name or pid, as `weft vm list` shows them [default: the only one that runs]
+    #[arg(value_name = "NAME|PID")]
+    pub machine: Option<String>,
+    /// Print one sample of a second, and end
+    #[arg(long)]
+    pub once: bool,
+    /// Print JSON, a line for each sample
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `weft vm trace`.
+#[derive(Debug, Args)]
+pub struct TraceArgs {
+    /// Its name or pid, as `weft vm list` shows them [default: the only one that runs]
+    #[arg(value_name = "NAME|PID", conflicts_with = "file")]
+    pub machine: Option<String>,
+    /// What `weft vm run --trace` wrote, instead of a machine that runs
+    #[arg(long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// The kernel's names: System.map, or a vmlinux that has them [default: the
+    /// System.map beside the kernel, else the kernel]
+    #[arg(long, value_name = "FILE")]
+    pub system_map: Option<PathBuf>,
+    /// Pages that are shown, 1 to 2048
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub top: usize,
+    /// How long to watch a machine, 0.1 to 3600
+    #[arg(long = "for", value_name = "SECONDS", default_value = "5", value_parser = parse_seconds, conflicts_with = "file")]
+    pub seconds: Duration,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `weft vm run`.
@@ -135,6 +178,11 @@ pub struct VmRunArgs {
     /// Socket of the HTTP API [default: in the run directory]
     #[arg(long, value_name = "PATH")]
     pub api: Option<PathBuf>,
+    /// Have Linux bring up the vCPUs of other nodes only after its boot, by the
+    /// guest's init (word `weft.online=all`): pages that a boot shares do not travel.
+    /// `auto`: if the initrd says that its init can
+    #[arg(long, value_enum, default_value_t = LateArg::Auto)]
+    pub late_cpus: LateArg,
     /// Give the guest a port (0xf4) that ends the machine with an exit code
     #[arg(long)]
     pub debug_exit: bool,
@@ -151,6 +199,10 @@ pub struct VmRunArgs {
     /// `json=FILE`
     #[arg(long, value_name = "text|json[=FILE]")]
     pub stats: Option<StatsArg>,
+    /// Record the faults that need another node, write them to this file at the end,
+    /// and print which pages had most of them (as `weft vm trace --file` does)
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
     /// Started by root, run as this user [default: who called sudo, else nobody];
     /// `root` stays root
     #[arg(long, value_name = "NAME|UID")]
@@ -202,6 +254,17 @@ impl From<LinkArg> for Transport {
             LinkArg::TcpSealed => Transport::TcpSealed,
         }
     }
+}
+
+/// `--late-cpus`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LateArg {
+    /// If the initrd says that its init can
+    Auto,
+    /// After the boot
+    Yes,
+    /// With the boot
+    No,
 }
 
 /// `--boot-protocol`.

@@ -22,6 +22,7 @@ use super::control::{Controlled, Typed};
 use super::outcome::{Message, Outcome};
 use super::plan::Plan;
 use super::run::Life;
+use super::trace::Trace;
 
 /// How long the guest has to power itself off once its end is asked for.
 const POWER_OFF_BOUND: Duration = Duration::from_secs(10);
@@ -207,6 +208,7 @@ impl Prepared<'_> {
             .controlled
             .counters()
             .map_or_else(|_| BTreeMap::new(), |counters| counters.counters);
+        let trace = self.trace(run_time_s);
         // Answers that tell of the end go out; then the last of the console.
         self.api.finish();
         drop(self.machine);
@@ -222,7 +224,16 @@ impl Prepared<'_> {
             guest_time_s,
             console_bytes_lost: self.output.lost(),
             counters,
+            trace,
         }
+    }
+
+    fn trace(&self, seconds: f64) -> Option<Box<Trace>> {
+        let configuration = &self.controlled.configuration;
+        configuration.trace.then(|| {
+            let kept = Trace::kept(&self.controlled.handle, configuration, seconds);
+            Box::new(kept)
+        })
     }
 
     /// Waits for the end, and brings it about when asked to: the guest is asked

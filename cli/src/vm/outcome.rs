@@ -10,6 +10,7 @@ use weft_vmm::confine::EXIT_REFUSED;
 use weft_vmm::machine::End;
 
 use super::error::{EXIT_FAILED, EXIT_RESET, EXIT_STOPPED, EXIT_TRIPLE_FAULT};
+use super::trace::Trace;
 use crate::summary::format_seconds;
 
 /// From the machine's process to its parent, once, at the end.
@@ -43,6 +44,8 @@ pub struct Outcome {
     pub console_bytes_lost: u64,
     /// All numbers at the end.
     pub counters: BTreeMap<String, u64>,
+    /// Where one was wanted.
+    pub trace: Option<Box<Trace>>,
 }
 
 /// `--stats json`.
@@ -169,6 +172,7 @@ mod tests {
             guest_time_s: 2.0,
             console_bytes_lost: 0,
             counters: BTreeMap::new(),
+            trace: None,
         }
     }
 

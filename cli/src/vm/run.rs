@@ -16,6 +16,7 @@ use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -37,10 +38,12 @@ use super::outcome::{self, Message, Outcome, Report};
 use super::places::Places;
 use super::plan::Plan;
 use super::suboptions::ConsoleArg;
+use super::trace;
 use crate::args::StatsArg;
 
-/// Longest last word of a machine's process: its counters.
-const MESSAGE_BYTES_MAX: usize = 8 << 20;
+/// Longest last word of a machine's process: its counters, and the trace of 16
+/// nodes.
+const MESSAGE_BYTES_MAX: usize = 512 << 20;
 /// A life shorter than this that ends in a triple fault is a crash.
 const CRASH: Duration = Duration::from_secs(1);
 /// So many crashes in a row are not started again.
@@ -55,7 +58,7 @@ pub fn run(args: &VmRunArgs, started: Instant) -> anyhow::Result<ExitCode> {
         ExitCode::from(EXIT_SETUP)
     };
     weft_vmm::clock::begin_tsc_measurement();
-    let prepared = || -> anyhow::Result<(Plan, Option<File>, Places)> {
+    let prepared = || -> anyhow::Result<(Plan, Option<File>, Option<File>, Places)> {
         let plan = Plan::check(args)?;
         // Opened first: a summary that cannot be written is better known before
         // hours of work than after.
@@ -66,10 +69,15 @@ pub fn run(args: &VmRunArgs, started: Instant) -> anyhow::Result<ExitCode> {
                 })?),
                 _ => None,
             };
+        let trace = args.trace.as_ref().map(|path| {
+            File::create(path)
+                .with_context(|| format!("cannot write the trace to {}", path.display()))
+        });
+        let trace = trace.transpose()?;
         let places = Places::claim(&plan)?;
-        Ok((plan, file, places))
+        Ok((plan, file, trace, places))
     };
-    let (plan, file, places) = match prepared() {
+    let (plan, file, trace, places) = match prepared() {
         Ok(prepared) => prepared,
         Err(error) => return Ok(set_up(error)),
     };
@@ -80,6 +88,10 @@ pub fn run(args: &VmRunArgs, started: Instant) -> anyhow::Result<ExitCode> {
         Ok(Last::Ended(ended)) => {
             eprintln!("weft: {}", outcome::sentence(&plan.name, &ended.outcome));
             report(args, file, &plan, &ended)?;
+            if let (Some(file), Some(trace)) = (trace, &ended.outcome.trace) {
+                let path = args.trace.as_deref().unwrap_or(Path::new("trace"));
+                trace::write(trace, file, path, &plan.name)?;
+            }
             Ok(ExitCode::from(ended.code()))
         }
     }

@@ -13,6 +13,7 @@ use super::handle::Handle;
 use super::lifecycle::{End, Stage};
 use super::owner::{Named, Owner, with_sources};
 use super::pci_devices::PciDevices;
+use super::seen::Seen;
 use super::{MachineError, Outside};
 use crate::acpi::EVENT_LINE;
 use crate::acpi::power::{PORTS as POWER_PORTS, PowerDevice, PowerRequest};
@@ -24,7 +25,7 @@ use crate::devices::debug_exit::{self, DebugExit};
 use crate::devices::keyboard::{self, KeyboardController};
 use crate::devices::serial::{self, SerialPort};
 use crate::interrupts::{Hub, IO_APIC_SIZE, Line};
-use crate::memory::{GuestBytes, IO_APIC, Ram};
+use crate::memory::{DeviceMemory, GuestBytes, IO_APIC, Ram};
 use crate::slice::{Joints, Slice};
 use crate::vcpu::environment::Surroundings;
 use crate::vcpu::runner::{Event, Listener, Runner, RunnerOptions};
@@ -52,6 +53,8 @@ pub(super) struct Assembled {
 /// What everything is attached to.
 pub(super) struct Frame {
     pub ram: Ram,
+    /// The same for devices.
+    pub memory: DeviceMemory,
     pub mmio: Bus,
     pub ports: Bus,
     pub hub: Arc<Hub>,
@@ -88,6 +91,10 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
     let slice = plan.slice;
     let apart = slice.as_ref().map(|slice| slice.apart());
     let frame = Frame {
+        memory: match &slice {
+            Some(slice) => DeviceMemory::shared(&plan.ram, slice.memory().clone()),
+            None => DeviceMemory::whole(&plan.ram),
+        },
         ram: plan.ram,
         mmio: Bus::default(),
         ports: Bus::default(),
@@ -172,6 +179,9 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         first_instruction,
     };
     if let Some(slice) = &slice {
+        if configuration.trace {
+            slice.memory().trace_always();
+        }
         join(slice, &frame, &handle)?;
     }
     let owner = Owner {
@@ -186,6 +196,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         memory_bytes: frame.ram.size(),
         stage: Stage::Built,
         collected: None,
+        seen: Seen::new(configuration.trace),
         power,
         take_down,
         slice,

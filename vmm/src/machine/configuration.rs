@@ -120,12 +120,20 @@ pub struct Configuration {
     /// Network cards, likewise.
     #[serde(default)]
     pub networks: Vec<Network>,
+    /// Linux brings up the vCPUs of the bootstrap slice only; the guest's init does
+    /// the others later, when nothing of the boot is left to share. None: if the
+    /// initrd says that its init can.
+    #[serde(default)]
+    pub late_cpus: Option<bool>,
     /// A virtio console (hvc0) beside the serial port.
     #[serde(default)]
     pub virtio_console: bool,
     /// The port 0xf4 that ends the machine with an exit code.
     #[serde(default)]
     pub debug_exit: bool,
+    /// Faults that need another slice are recorded from the start.
+    #[serde(default)]
+    pub trace: bool,
 }
 
 /// What a configuration asks for that cannot be.
@@ -186,8 +194,10 @@ impl Configuration {
             command_line: String::new(),
             disks: Vec::new(),
             networks: Vec::new(),
+            late_cpus: None,
             virtio_console: false,
             debug_exit: false,
+            trace: false,
         }
     }
 

@@ -12,6 +12,7 @@
 //! | `owner` | the thread that takes requests |
 //! | `handle` | how others ask |
 //! | `follower` | how a companion slice does what the bootstrap slice says |
+//! | `seen` | pages and faults of all slices |
 //! | `ender` | how the end comes about |
 
 mod assembly;
@@ -25,6 +26,7 @@ mod lifecycle;
 mod owner;
 mod pci_devices;
 mod placement;
+mod seen;
 mod state;
 #[cfg(test)]
 mod tests;

@@ -162,9 +162,9 @@ impl Slice {
         self.number == BOOTSTRAP
     }
 
-    /// Bytes sent to other slices so far.
-    pub fn sent_bytes(&self) -> u64 {
-        self.peers.sent_bytes()
+    /// Frames and bytes to and from other slices so far, by name.
+    pub fn traffic(&self) -> [(&'static str, u64); 4] {
+        self.peers.traffic()
     }
 
     /// What the interrupt controllers need to know.

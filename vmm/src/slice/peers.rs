@@ -4,13 +4,13 @@
 //! who hears nothing of a peer for a lease, or finds the link ended, calls it lost,
 //! and the machine ends. Before its first word a peer has longer.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use weft_dsm::NodeId;
 use weft_wire::Header;
-use weft_wire::frame::KINDS_DSM;
+use weft_wire::frame::{HEADER_BYTES, KINDS_DSM};
 use weft_wire::halves::{Receiver, Sender};
 
 use super::delay::Delay;
@@ -42,6 +42,10 @@ pub struct Peers {
     /// Called once for the first peer that is lost, with the reason.
     on_loss: OnceLock<Box<dyn Fn(usize, String) + Send + Sync>>,
     over: AtomicBool,
+    sent_frames: AtomicU64,
+    received_frames: AtomicU64,
+    /// Headers and payloads.
+    received_bytes: AtomicU64,
 }
 
 impl Peers {
@@ -63,6 +67,9 @@ impl Peers {
             lease,
             on_loss: OnceLock::new(),
             over: AtomicBool::new(false),
+            sent_frames: AtomicU64::new(0),
+            received_frames: AtomicU64::new(0),
+            received_bytes: AtomicU64::new(0),
         })
     }
 
@@ -95,6 +102,7 @@ impl Peers {
         let Some(Some(sender)) = self.senders.get(slice) else {
             return self.lost(slice, "there is no link to it");
         };
+        self.sent_frames.fetch_add(1, Ordering::Relaxed);
         let sent = match self.delays.get(slice) {
             Some(delay) => delay.hold(sender, header, parts),
             None => sender.send(header, parts),
@@ -157,7 +165,14 @@ impl Peers {
         let node = NodeId(from as u8);
         let mut patience = self.lease.max(START);
         while !self.is_over() {
-            let outcome = match receiver.receive(patience) {
+            let received = receiver.receive(patience);
+            if let Ok(Some(frame)) = &received {
+                let bytes = HEADER_BYTES + frame.payload.len();
+                self.received_frames.fetch_add(1, Ordering::Relaxed);
+                self.received_bytes
+                    .fetch_add(bytes as u64, Ordering::Relaxed);
+            }
+            let outcome = match received {
                 Ok(Some(frame)) if KINDS_DSM.contains(&frame.header.kind) => memory
                     .receive(node, &frame.header, frame.payload)
                     .map_err(|error| error.to_string()),
@@ -194,9 +209,16 @@ impl Peers {
         }
     }
 
-    /// Bytes sent to each slice.
-    pub(super) fn sent_bytes(&self) -> u64 {
-        self.senders.iter().flatten().map(Sender::traffic).sum()
+    /// Frames and bytes to and from all others, by name.
+    pub(super) fn traffic(&self) -> [(&'static str, u64); 4] {
+        let sent = self.senders.iter().flatten().map(Sender::traffic).sum();
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        [
+            ("sent-bytes", sent),
+            ("received-bytes", load(&self.received_bytes)),
+            ("sent-messages", load(&self.sent_frames)),
+            ("received-messages", load(&self.received_frames)),
+        ]
     }
 }
 

@@ -7,46 +7,61 @@
 //! for a page, or for another vCPU.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::Thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use weft_soft::Access;
 
-/// Threads that may hold a pin at a time.
-const PINS: usize = 64;
+/// Threads that may hold a pin at a time: every vCPU that there may be, and more
+/// threads of devices than any machine has.
+const PINS: usize = 1024;
 const FREE: u64 = u64::MAX;
+/// How long a thread looks for its page before it sleeps: its processor has nothing
+/// else to do, and to be woken takes as long as the page on a good network.
+const SPIN: Duration = Duration::from_micros(50);
 
 /// Pages that must not be taken at the moment.
-pub(super) struct Pins([AtomicU64; PINS]);
+pub(super) struct Pins {
+    places: Box<[AtomicU64]>,
+    /// Places from here on were never used.
+    end: AtomicUsize,
+}
 
 impl Default for Pins {
     fn default() -> Self {
-        Self([const { AtomicU64::new(FREE) }; PINS])
+        Self {
+            places: (0..PINS).map(|_| AtomicU64::new(FREE)).collect(),
+            end: AtomicUsize::new(0),
+        }
     }
 }
 
 impl Pins {
-    /// Pins `page`; under the shell's lock. Without a free place the page is not
-    /// pinned, and may be taken before it was of use: slower, not wrong.
-    pub fn add(&self, page: u64) {
-        if let Some(pin) = self
-            .0
-            .iter()
-            .find(|pin| pin.load(Ordering::Relaxed) == FREE)
-        {
-            pin.store(page, Ordering::SeqCst);
-        }
+    /// Pins `page`, under the shell's lock; false when there is no place.
+    pub fn add(&self, page: u64) -> bool {
+        let free = |pin: &AtomicU64| pin.load(Ordering::Relaxed) == FREE;
+        let Some(place) = self.places.iter().position(free) else {
+            return false;
+        };
+        self.end.fetch_max(place + 1, Ordering::SeqCst);
+        self.places[place].store(page, Ordering::SeqCst);
+        true
+    }
+
+    fn used(&self) -> &[AtomicU64] {
+        &self.places[..self.end.load(Ordering::SeqCst)]
     }
 
     /// Whether somebody has pinned `page`.
     pub fn hold(&self, page: u64) -> bool {
-        self.0.iter().any(|pin| pin.load(Ordering::SeqCst) == page)
+        let mut pins = self.used().iter();
+        pins.any(|pin| pin.load(Ordering::SeqCst) == page)
     }
 
     /// Gives one pin of `page` back, without a lock.
     pub fn remove(&self, page: u64) {
-        for pin in &self.0 {
+        for pin in self.used() {
             let mine = pin.load(Ordering::Relaxed) == page
                 && pin
                     .compare_exchange(page, FREE, Ordering::SeqCst, Ordering::Relaxed)
@@ -93,10 +108,14 @@ impl Waiter {
 
     /// Waits to be woken, `patience` at most; whether it was.
     pub fn wait(&self, patience: Duration) -> bool {
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         loop {
             if self.woken.swap(false, Ordering::SeqCst) {
                 return true;
+            }
+            if start.elapsed() < SPIN {
+                std::hint::spin_loop();
+                continue;
             }
             let left = patience.saturating_sub(start.elapsed());
             if left.is_zero() {
