@@ -74,7 +74,22 @@ impl Ram {
             return Err(MemoryError::Size(size));
         }
         let file = memory_file(size).map_err(|source| MemoryError::File { size, source })?;
-        let file = Arc::new(file);
+        Self::map(Arc::new(file), size)
+    }
+
+    /// A second mapping of the same memory, at other host addresses: what one of
+    /// them may not touch for a while, the other still reaches.
+    pub fn second(&self) -> Result<Self, MemoryError> {
+        let size = self.size;
+        let file = self.mapped.iter().find_map(|region| region.file_offset());
+        let file = file.ok_or_else(|| MemoryError::Map {
+            size,
+            reason: "it has no file".into(),
+        })?;
+        Self::map(file.arc().clone(), size)
+    }
+
+    fn map(file: Arc<File>, size: u64) -> Result<Self, MemoryError> {
         let low = size.min(DEVICE_HOLE);
         let mut parts = vec![(0, low, 0)];
         if size > low {

@@ -16,10 +16,12 @@
 //! | --- | --- |
 //! | `shell` | carries out what the protocol says, in order |
 //! | `tables` | its records, and the right to each page |
+//! | [`mapping`] | the guest's mapping of it in KVM, and the faults there |
 //! | `waiters` | who waits for a page, who must not lose one yet |
 //! | `counters` | how often what happened, page by page |
 
 mod counters;
+pub mod mapping;
 mod shell;
 mod tables;
 #[cfg(test)]
@@ -27,4 +29,4 @@ mod tests;
 mod waiters;
 
 pub use counters::{MemoryCounters, PageCount};
-pub use shell::{Post, SharedMemory, SharedMemoryOptions, Users};
+pub use shell::{Post, SharedMemory, SharedMemoryOptions, UseError, Users};

@@ -4,12 +4,13 @@
 //! else two nodes that want the same page could hand it to each other for ever,
 //! and neither get anything done. A pin lasts from the moment the right is there
 //! until the vCPU's thread is back inside guest code; nobody who holds one waits
-//! for a page, or for another vCPU.
+//! for a page, or for another vCPU. Where nobody can tell when that is, a pin ends
+//! by itself.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::Thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use weft_soft::Access;
 
@@ -18,20 +19,58 @@ const PINS: usize = 64;
 const FREE: u64 = u64::MAX;
 
 /// Pages that must not be taken at the moment.
-pub(super) struct Pins([AtomicU64; PINS]);
+pub(super) struct Pins {
+    held: [AtomicU64; PINS],
+    /// Pages with the nanoseconds since `start` when their pins end. Written under
+    /// the shell's lock.
+    timed: [(AtomicU64, AtomicU64); PINS],
+    start: Instant,
+}
 
 impl Default for Pins {
     fn default() -> Self {
-        Self([const { AtomicU64::new(FREE) }; PINS])
+        Self {
+            held: [const { AtomicU64::new(FREE) }; PINS],
+            timed: [const { (AtomicU64::new(FREE), AtomicU64::new(0)) }; PINS],
+            start: Instant::now(),
+        }
     }
 }
 
 impl Pins {
+    fn now(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+
+    /// Pins `page` for a while; under the shell's lock. Without a free place, as
+    /// [`Pins::add`].
+    pub fn add_for(&self, page: u64, time: Duration) {
+        let now = self.now();
+        let free = |(other, end): &&(AtomicU64, AtomicU64)| {
+            other.load(Ordering::SeqCst) == page || end.load(Ordering::SeqCst) <= now
+        };
+        if let Some((pinned, end)) = self.timed.iter().find(free) {
+            end.store(0, Ordering::SeqCst);
+            pinned.store(page, Ordering::SeqCst);
+            end.store(now + time.as_nanos() as u64, Ordering::SeqCst);
+        }
+    }
+
+    /// How long until the next of the pins ends that end by themselves.
+    pub fn next_end(&self) -> Option<Duration> {
+        let now = self.now();
+        let left = |(_, end): &(AtomicU64, AtomicU64)| {
+            let end = end.load(Ordering::SeqCst);
+            (end > now).then(|| Duration::from_nanos(end - now))
+        };
+        self.timed.iter().filter_map(left).min()
+    }
+
     /// Pins `page`; under the shell's lock. Without a free place the page is not
     /// pinned, and may be taken before it was of use: slower, not wrong.
     pub fn add(&self, page: u64) {
         if let Some(pin) = self
-            .0
+            .held
             .iter()
             .find(|pin| pin.load(Ordering::Relaxed) == FREE)
         {
@@ -41,12 +80,18 @@ impl Pins {
 
     /// Whether somebody has pinned `page`.
     pub fn hold(&self, page: u64) -> bool {
-        self.0.iter().any(|pin| pin.load(Ordering::SeqCst) == page)
+        let now = self.now();
+        let is_held = |pin: &AtomicU64| pin.load(Ordering::SeqCst) == page;
+        self.held.iter().any(is_held)
+            || self
+                .timed
+                .iter()
+                .any(|(pin, end)| is_held(pin) && end.load(Ordering::SeqCst) > now)
     }
 
     /// Gives one pin of `page` back, without a lock.
     pub fn remove(&self, page: u64) {
-        for pin in &self.0 {
+        for pin in &self.held {
             let mine = pin.load(Ordering::Relaxed) == page
                 && pin
                     .compare_exchange(page, FREE, Ordering::SeqCst, Ordering::Relaxed)
@@ -93,7 +138,7 @@ impl Waiter {
 
     /// Waits to be woken, `patience` at most; whether it was.
     pub fn wait(&self, patience: Duration) -> bool {
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         loop {
             if self.woken.swap(false, Ordering::SeqCst) {
                 return true;
