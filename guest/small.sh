@@ -91,6 +91,7 @@ build_initrds() {
 	python3 "$here/mkcpio" "$work/tiny" | put tiny.cpio
 
 	busybox_tree "$work/busybox"
+	touch "$work/busybox/weft-late-vcpus"
 	python3 "$here/mkcpio" "$work/busybox" | put busybox.cpio
 	# The initrd for Debian's kernel and the root image begin with the same.
 	mv "$work/busybox" "$out/busybox-tree"
@@ -122,19 +123,29 @@ busybox_tree() {
 	: >"$tree/weft-initrd"
 }
 
-# build_programs DIRECTORY: the programs of guest/programs, for any x86-64.
+# build_programs DIRECTORY: the programs of guest/programs, for any x86-64. A
+# folder there is one program of several files.
 build_programs() {
 	local source name
 	need /usr/include/pthread.h=libc6-dev
-	for source in "$here"/programs/*.c; do
-		name=$(basename "$source" .c)
-		gcc -O2 -march=x86-64 -fno-math-errno -Wall -Wextra -static -s \
-			-o "$1/$name" "$source" -lm
-	done
 	for source in "$here"/programs/*; do
+		name=$(basename "$source" .c)
+		if [ -d "$source" ]; then
+			build_program "$1/$name" "$source"/*.c
+			continue
+		fi
 		case $source in
-		*.c) ;;
+		*.c) build_program "$1/$name" "$source" ;;
+		*.h) ;;
 		*) install -m 0755 "$source" "$1/" ;;
 		esac
 	done
+}
+
+# build_program FILE SOURCE...
+build_program() {
+	local program=$1
+	shift
+	gcc -O2 -march=x86-64 -fno-math-errno -Wall -Wextra -static -s \
+		-o "$program" "$@" -lm
 }

@@ -1,7 +1,17 @@
 /*
  * Litmus tests of the x86-TSO memory model, between the guest's processors.
  *
- *   litmus [ROUNDS]      100000 rounds of each test by default
+ *   litmus [OPTION...] [TEST...]     all tests, or those named
+ *   litmus [OPTION...] ROUNDS        the same as -r ROUNDS
+ *
+ *   -r ROUNDS   of each test; 100000
+ *   -c CPUS     the processors of the threads, as in 0,2-3; else all, in order
+ *   -s SECONDS  for all tests together: each gets its share, and ends with fewer
+ *               rounds when that is over
+ *   -d MICROSECONDS
+ *               head starts of up to so long, and a random choice of who has
+ *               read or written the variables' pages last: for processors on
+ *               several nodes, where a page takes longer than a whole round
  *
  * Each thread is pinned to a processor of its own. A round sets the shared
  * variables to zero, lets all threads go at once, and looks at what they read
@@ -12,7 +22,9 @@
  * `weak` counts outcomes that the model allows but an interleaving does not
  * explain (a store still in its processor's buffer); `forbidden` those that
  * the model rules out. Ends with 1 when one was seen. A test with more threads
- * than processors is left out, and named.
+ * than processors is left out, and named. A test that takes long says every ten
+ * seconds how far it is; when nothing moves for a minute, the program ends with
+ * 3 and says in which test and round.
  *
  * The model and the tests' names: P. Sewell and others, "x86-TSO: a rigorous
  * and usable programmer's model for x86 multiprocessors", CACM 53(7), 2010;
@@ -20,19 +32,11 @@
  * "Memory Ordering".
  */
 
-#define _GNU_SOURCE
-#include <cpuid.h>
-#include <errno.h>
-#include <pthread.h>
-#include <sched.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
+#include "team.h"
 
-enum { PAGE = 4096, THREADS_MAX = 4, SPINS_BEFORE_YIELD = 2000 };
+#include <cpuid.h>
+
+enum { THREADS_MAX = 4, PROGRESS_EVERY = 10, BOUND = 60 };
 
 /*
  * The variables are on pages of their own: between nodes that share memory
@@ -572,7 +576,15 @@ static const struct test {
 
 static const struct test *test;
 static long rounds = 100000;
+static struct cpus cpus;
+/* Head starts: 0 for a few steps, else ticks at most. */
+static uint64_t spread;
 static long seen_forbidden, seen_weak;
+/* The rounds begun, and whether the watchdog asks for the end. */
+static long begun;
+static int stop;
+/* Set by the first thread before a meeting: all leave after it. */
+static volatile int last;
 
 /* Threads meet here: the last to come opens the gate for all. */
 static volatile int waiting;
@@ -581,19 +593,16 @@ static volatile unsigned int gate;
 static void meet(void)
 {
 	unsigned int now = gate;
-	int spins = 0;
+	long spins = 0;
 
 	if (__atomic_add_fetch(&waiting, 1, __ATOMIC_SEQ_CST) == test->threads) {
 		waiting = 0;
 		__atomic_store_n(&gate, now + 1, __ATOMIC_SEQ_CST);
 		return;
 	}
-	while (__atomic_load_n(&gate, __ATOMIC_ACQUIRE) == now) {
-		__asm__ volatile("pause");
-		/* Processors may share a core of the host. */
-		if (++spins % SPINS_BEFORE_YIELD == 0)
-			sched_yield();
-	}
+	/* The watchdog ends what takes too long. */
+	while (__atomic_load_n(&gate, __ATOMIC_ACQUIRE) == now)
+		relax(++spins);
 }
 
 static void reset(void)
@@ -607,28 +616,50 @@ static void reset(void)
 	memset(results, 0, sizeof(results));
 }
 
+static uint32_t next_random(uint32_t random)
+{
+	random ^= random << 13;
+	random ^= random >> 17;
+	return random ^ random << 5;
+}
+
+/* Leaves the variable at zero, and its page read, written or alone. */
+static void touch(volatile uint32_t *variable, uint32_t choice)
+{
+	if (choice % 4 == 0)
+		store(variable, 0);
+	else if (choice % 4 == 1)
+		load(variable);
+}
+
 static void *run_thread(void *argument)
 {
 	int t = (int)(intptr_t)argument;
 	uint32_t random = 2463534242u + (uint32_t)t;
-	cpu_set_t set;
 
-	CPU_ZERO(&set);
-	CPU_SET(t, &set);
-	if (sched_setaffinity(0, sizeof(set), &set)) {
-		perror("litmus: sched_setaffinity");
-		exit(2);
-	}
+	pin(cpus.cpu[t]);
 	for (long i = 0; i < rounds; i++) {
-		if (t == 0)
+		if (t == 0) {
 			reset();
+			last = __atomic_load_n(&stop, __ATOMIC_RELAXED);
+			__atomic_store_n(&begun, i + !last, __ATOMIC_RELAXED);
+		}
 		meet();
+		if (last)
+			break;
+		random = next_random(random);
+		if (spread) {
+			touch(&shared->x, random >> 8);
+			touch(&shared->y, random >> 16);
+			meet();
+		}
 		/* A different head start each round. */
-		random ^= random << 13;
-		random ^= random >> 17;
-		random ^= random << 5;
-		for (uint32_t k = random % 32; k > 0; k--)
-			__asm__ volatile("");
+		if (spread)
+			for (uint64_t until = ticks() + random % spread; ticks() < until;)
+				__asm__ volatile("pause");
+		else
+			for (uint32_t k = random % 32; k > 0; k--)
+				__asm__ volatile("");
 		test->body(t);
 		meet();
 		if (t == 0) {
@@ -641,22 +672,45 @@ static void *run_thread(void *argument)
 	return NULL;
 }
 
-static void run_test(void)
+/* Until the threads of a test have ended; `until` is when it has to be over. */
+static void watch(const pthread_t *threads, double until)
+{
+	double start = seconds(), moved = start, said = start;
+	long before = -1;
+
+	for (int t = 0; t < test->threads;) {
+		double now, left = until - seconds();
+
+		if (join_within(threads[t], left < 0.01 ? 0.01 : left < 1 ? left : 1)) {
+			t++;
+			continue;
+		}
+		now = seconds();
+		if (__atomic_load_n(&begun, __ATOMIC_RELAXED) != before)
+			moved = now;
+		before = __atomic_load_n(&begun, __ATOMIC_RELAXED);
+		if (now > moved + BOUND)
+			end(EXIT_BOUND, "%s: nothing moved for %d s in round %ld", test->name,
+			    BOUND, before);
+		if (now > said + PROGRESS_EVERY) {
+			said = now;
+			printf("litmus %s round %ld of %ld, %.0f s\n", test->name, before, rounds,
+			       now - start);
+		}
+		if (now >= until)
+			__atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
+	}
+}
+
+static void run_test(double until)
 {
 	pthread_t threads[THREADS_MAX];
 
-	seen_forbidden = seen_weak = 0;
-	for (int t = 0; t < test->threads; t++) {
-		int error = pthread_create(&threads[t], NULL, run_thread, (void *)(intptr_t)t);
-
-		if (error) {
-			fprintf(stderr, "litmus: thread: %s\n", strerror(error));
-			exit(2);
-		}
-	}
+	seen_forbidden = seen_weak = begun = stop = 0;
 	for (int t = 0; t < test->threads; t++)
-		pthread_join(threads[t], NULL);
-	printf("litmus %s rounds %ld weak %ld forbidden %ld\n", test->name, rounds,
+		threads[t] = start_thread(run_thread, (void *)(intptr_t)t);
+	watch(threads, until);
+	printf("litmus %s rounds %ld weak %ld forbidden %ld\n", test->name, begun,
 	       seen_weak, seen_forbidden);
 }
 
@@ -667,29 +721,84 @@ static int has_cmpxchg16b(void)
 	return __get_cpuid(1, &a, &b, &c, &d) && c & bit_CMPXCHG16B;
 }
 
-int main(int argc, char **argv)
-{
-	long processors = sysconf(_SC_NPROCESSORS_ONLN);
-	long bad = 0;
+enum { TESTS_COUNT = sizeof(TESTS) / sizeof(TESTS[0]) };
 
-	if (argc > 1) {
-		rounds = atol(argv[1]);
-		if (argc > 2 || rounds <= 0) {
-			fprintf(stderr, "usage: litmus [ROUNDS]\n");
-			return 2;
+/* Whether `name` is among the words, or there are none. */
+static int wanted(const char *name, char **words)
+{
+	if (!*words)
+		return 1;
+	for (; *words; words++)
+		if (!strcmp(*words, name))
+			return 1;
+	return 0;
+}
+
+static void check_names(char **words)
+{
+	for (; *words; words++) {
+		int known = 0;
+
+		for (int i = 0; i < TESTS_COUNT; i++)
+			known |= !strcmp(*words, TESTS[i].name);
+		if (!known)
+			end(EXIT_USAGE, "there is no test %s", *words);
+	}
+}
+
+/* Reads the options; returns the names of tests that follow. */
+static char **read_options(int argc, char **argv, double *until)
+{
+	int option;
+
+	cpus = cpus_allowed();
+	*until = 1e18;
+	while ((option = getopt(argc, argv, "r:c:s:d:")) != -1) {
+		switch (option) {
+		case 'r':
+			rounds = number("-r", optarg, 1, INT64_MAX);
+			break;
+		case 'c':
+			cpus = cpus_named(optarg);
+			break;
+		case 's':
+			*until = seconds() + (double)number("-s", optarg, 1, 1000000);
+			break;
+		case 'd':
+			spread = (uint64_t)((double)number("-d", optarg, 1, 1000000) * 1e-6 *
+					    ticks_per_second());
+			break;
+		default:
+			end(EXIT_USAGE, "usage: litmus [-r ROUNDS] [-c CPUS] [-s SECONDS] "
+			    "[-d MICROSECONDS] [TEST...]");
 		}
 	}
+	if (optind < argc && argv[optind][0] >= '0' && argv[optind][0] <= '9' &&
+	    strcmp(argv[optind], "2+2W"))
+		rounds = number("ROUNDS", argv[optind++], 1, INT64_MAX);
+	return argv + optind;
+}
+
+int main(int argc, char **argv)
+{
+	long bad = 0, left = 0;
+	double until;
+	char **words = read_options(argc, argv, &until);
+
+	check_names(words);
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE,
-		      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	if (shared == MAP_FAILED) {
-		perror("litmus: mmap");
-		return 2;
-	}
+	shared = pages(sizeof(*shared), MAP_SHARED);
 	map_code();
-	for (size_t i = 0; i < sizeof(TESTS) / sizeof(TESTS[0]); i++) {
+	for (int i = 0; i < TESTS_COUNT; i++)
+		left += wanted(TESTS[i].name, words);
+	for (int i = 0; i < TESTS_COUNT; i++) {
+		double now = seconds();
+
 		test = &TESTS[i];
-		if (test->threads > processors) {
+		if (!wanted(test->name, words))
+			continue;
+		left--;
+		if (test->threads > cpus.count) {
 			printf("litmus %s skipped: needs %d processors\n", test->name,
 			       test->threads);
 			continue;
@@ -698,7 +807,7 @@ int main(int argc, char **argv)
 			printf("litmus %s skipped: no such instruction\n", test->name);
 			continue;
 		}
-		run_test();
+		run_test(now + (until > now ? until - now : 0) / (double)(left + 1));
 		bad += seen_forbidden;
 	}
 	if (bad)

@@ -142,6 +142,19 @@ fn cases() -> Vec<Case> {
         &["litmus: well"],
     ));
     cases.push(Case::check(
+        "page tables written on the other vCPU, 2 vCPUs, soft",
+        Small,
+        "tables 300 && tables -c 1,0 100 && echo tables: well",
+        &["tables: well"],
+    ));
+    cases.push(Case::check(
+        "kernels and shared words, 2 vCPUs, soft",
+        Small,
+        "npb -t 2 all Q && npb -p 2 all Q && sharing -n 100000 all && \
+         sharing -l -n 100000 all && sharing bounce && echo npb: well",
+        &["npb: well"],
+    ));
+    cases.push(Case::check(
         "Debian checks itself, 2 vCPUs, soft",
         Disk,
         "self-check",

@@ -6,6 +6,8 @@
 //! 4 GiB ..                the rest of the RAM, then 64-bit windows of devices
 //! ```
 
+mod device;
+
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -19,6 +21,8 @@ use vm_memory::{
     GuestMemoryRegion, GuestRegionMmap, MmapRegion,
 };
 use weft_soft::{Access, Memory, Unbacked};
+
+pub use device::DeviceMemory;
 
 /// First address of the hole for devices below 4 GiB.
 pub const DEVICE_HOLE: u64 = 0xc000_0000;

@@ -127,6 +127,11 @@ pub struct VmRunArgs {
     /// Socket of the HTTP API [default: in the run directory]
     #[arg(long, value_name = "PATH")]
     pub api: Option<PathBuf>,
+    /// Have Linux bring up the vCPUs of other nodes only after its boot, by the
+    /// guest's init (word `weft.online=all`): pages that a boot shares do not travel.
+    /// `auto`: if the initrd says that its init can
+    #[arg(long, value_enum, default_value_t = LateArg::Auto)]
+    pub late_cpus: LateArg,
     /// Give the guest a port (0xf4) that ends the machine with an exit code
     #[arg(long)]
     pub debug_exit: bool,
@@ -194,6 +199,17 @@ impl From<LinkArg> for Transport {
             LinkArg::TcpSealed => Transport::TcpSealed,
         }
     }
+}
+
+/// `--late-cpus`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LateArg {
+    /// If the initrd says that its init can
+    Auto,
+    /// After the boot
+    Yes,
+    /// With the boot
+    No,
 }
 
 /// `--boot-protocol`.

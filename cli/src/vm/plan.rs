@@ -8,7 +8,7 @@ use weft_vmm::confine::Mode;
 use weft_vmm::confine::privilege::{self, Identity};
 use weft_vmm::machine::{BackEndChoice, CPUS_MAX, Configuration, Disk, Forward, Invalid, Network};
 
-use super::args::VmRunArgs;
+use super::args::{LateArg, VmRunArgs};
 use super::error::VmError;
 use super::nodes::Nodes;
 use super::suboptions::{ConsoleArg, NetArg};
@@ -93,6 +93,11 @@ fn configuration(args: &VmRunArgs, nodes: &Nodes) -> Result<Configuration, VmErr
         .split_whitespace()
         .any(|word| word.starts_with("console=hvc"));
     configuration.debug_exit = args.debug_exit;
+    configuration.late_cpus = match args.late_cpus {
+        LateArg::Auto => None,
+        LateArg::Yes => Some(true),
+        LateArg::No => Some(false),
+    };
     let disks = args.disk.iter().map(|disk| Disk {
         path: disk.path.clone(),
         read_only: disk.read_only,

@@ -24,7 +24,7 @@ use crate::devices::debug_exit::{self, DebugExit};
 use crate::devices::keyboard::{self, KeyboardController};
 use crate::devices::serial::{self, SerialPort};
 use crate::interrupts::{Hub, IO_APIC_SIZE, Line};
-use crate::memory::{GuestBytes, IO_APIC, Ram};
+use crate::memory::{DeviceMemory, GuestBytes, IO_APIC, Ram};
 use crate::slice::{Joints, Slice};
 use crate::vcpu::environment::Surroundings;
 use crate::vcpu::runner::{Event, Listener, Runner, RunnerOptions};
@@ -52,6 +52,8 @@ pub(super) struct Assembled {
 /// What everything is attached to.
 pub(super) struct Frame {
     pub ram: Ram,
+    /// The same for devices.
+    pub memory: DeviceMemory,
     pub mmio: Bus,
     pub ports: Bus,
     pub hub: Arc<Hub>,
@@ -88,6 +90,10 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
     let slice = plan.slice;
     let apart = slice.as_ref().map(|slice| slice.apart());
     let frame = Frame {
+        memory: match &slice {
+            Some(slice) => DeviceMemory::shared(&plan.ram, slice.memory().clone()),
+            None => DeviceMemory::whole(&plan.ram),
+        },
         ram: plan.ram,
         mmio: Bus::default(),
         ports: Bus::default(),

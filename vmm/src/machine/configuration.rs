@@ -120,6 +120,11 @@ pub struct Configuration {
     /// Network cards, likewise.
     #[serde(default)]
     pub networks: Vec<Network>,
+    /// Linux brings up the vCPUs of the bootstrap slice only; the guest's init does
+    /// the others later, when nothing of the boot is left to share. None: if the
+    /// initrd says that its init can.
+    #[serde(default)]
+    pub late_cpus: Option<bool>,
     /// A virtio console (hvc0) beside the serial port.
     #[serde(default)]
     pub virtio_console: bool,
@@ -186,6 +191,7 @@ impl Configuration {
             command_line: String::new(),
             disks: Vec::new(),
             networks: Vec::new(),
+            late_cpus: None,
             virtio_console: false,
             debug_exit: false,
         }

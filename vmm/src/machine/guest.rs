@@ -59,6 +59,12 @@ impl Files {
                 real_time_clock: true,
             },
         )?;
+        let late = late_words(configuration, &placement, self.initrd.as_ref());
+        let words: Vec<&str> = words
+            .iter()
+            .copied()
+            .chain(late.iter().map(String::as_str))
+            .collect();
         let seed = seed(configuration.deterministic).map_err(MachineError::Seed)?;
         let loaded = boot::load(
             ram,
@@ -66,7 +72,7 @@ impl Files {
                 kernel: &self.kernel,
                 initrd: self.initrd.as_ref(),
                 command_line: configuration.command_line.trim(),
-                linux_words: words,
+                linux_words: &words,
                 protocol: configuration.boot_protocol,
                 acpi: Some(&placed),
                 seed: Some(&seed),
@@ -83,6 +89,29 @@ impl Files {
             notes,
         })
     }
+}
+
+/// In the first bytes of an initrd: its init brings up processors late.
+const LATE_MARK: &[u8] = b"weft-late-vcpus";
+/// Where that is looked for.
+const MARK_BYTES: u64 = 4096;
+
+/// The words that have Linux bring up the vCPUs of other slices late, if it shall.
+fn late_words(
+    configuration: &Configuration,
+    placement: &Placement,
+    initrd: Option<&ImageFile>,
+) -> Vec<String> {
+    let first = placement.cpus_of(0).len();
+    let all_there = placement.slices() < 2 || first as u32 == placement.cpus();
+    let marked = || {
+        let head = initrd.and_then(|initrd| initrd.read(0..initrd.size().min(MARK_BYTES)).ok());
+        head.is_some_and(|head| memchr::memmem::find(&head, LATE_MARK).is_some())
+    };
+    if all_there || !configuration.late_cpus.unwrap_or_else(marked) {
+        return Vec::new();
+    }
+    vec![format!("maxcpus={first}"), "weft.online=all".to_owned()]
 }
 
 /// Where the memory of the bootstrap slice ends, of several: what is loaded lies

@@ -59,7 +59,7 @@ impl PciDevices<'_> {
         }
         // Its thread answers at a moment that is not repeated; a deterministic guest
         // has its randomness from the boot protocol.
-        if !configuration.deterministic && configuration.slices.len() < 2 {
+        if !configuration.deterministic {
             self.put(&root, Box::new(Rng::new(None)))?;
         }
         Ok((root, handle))
@@ -92,7 +92,7 @@ impl PciDevices<'_> {
 
     fn put(&mut self, root: &Root, device: Box<dyn VirtioDevice>) -> Result<(), MachineError> {
         let attach = Attach {
-            ram: self.frame.ram.clone(),
+            memory: self.frame.memory.clone(),
             observer: self.observer.clone(),
         };
         let transport = Transport::attach(root, &attach, device)?;

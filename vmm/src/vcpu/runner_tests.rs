@@ -74,7 +74,7 @@ fn rig(run: Run) -> Rig {
         ports: Bus::default(),
         hub: hub.clone(),
         clock: clock.clone(),
-        kvmclock: Arc::new(KvmClock::new(clock, ram.shared(), 1)),
+        kvmclock: Arc::new(KvmClock::new(clock, Arc::new(ram.clone()), 1)),
         alarms: None,
         ending: Arc::default(),
     };

@@ -12,7 +12,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::{Attach, Transport, VirtioDevice, VirtioError};
 use crate::bus::Bus;
 use crate::interrupts::{InterruptLine, MessageSink};
-use crate::memory::{ECAM, FOUR_GIB, Ram};
+use crate::memory::{DeviceMemory, ECAM, FOUR_GIB, Ram};
 use crate::pci::{Root, RootOptions, Windows, lock};
 
 /// Descriptor flags (2.7.5).
@@ -151,7 +151,7 @@ impl Machine {
         device: impl VirtioDevice + 'static,
     ) -> Result<Arc<Transport>, VirtioError> {
         let attach = Attach {
-            ram: self.ram.clone(),
+            memory: DeviceMemory::whole(&self.ram),
             observer: None,
         };
         Transport::attach(&self.root, &attach, Box::new(device))

@@ -14,11 +14,12 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::WriteObserver;
 use super::interrupt::Interrupt;
+use crate::memory::DeviceMemory;
 
 /// Descriptors in a chain, those of an indirect table included: what QEMU
 /// allows, too, and no more than one vectored system call takes.
@@ -114,12 +115,7 @@ pub fn part(segments: &[Segment], mut skip: u64, mut length: u64) -> Vec<Segment
 }
 
 /// Copies bytes out of `segments`, from `skip` bytes in: how many there were.
-pub fn copy_out(
-    memory: &GuestMemoryMmap,
-    segments: &[Segment],
-    skip: u64,
-    data: &mut [u8],
-) -> usize {
+pub fn copy_out(memory: &DeviceMemory, segments: &[Segment], skip: u64, data: &mut [u8]) -> usize {
     let mut done = 0;
     for piece in part(segments, skip, data.len() as u64) {
         let end = done + piece.length as usize;
@@ -129,11 +125,12 @@ pub fn copy_out(
         }
         done = end;
     }
+    memory.release();
     done
 }
 
 /// Copies bytes into `segments`, from `skip` bytes in: how many fitted.
-pub fn copy_in(memory: &GuestMemoryMmap, segments: &[Segment], skip: u64, data: &[u8]) -> usize {
+pub fn copy_in(memory: &DeviceMemory, segments: &[Segment], skip: u64, data: &[u8]) -> usize {
     let mut done = 0;
     for piece in part(segments, skip, data.len() as u64) {
         let end = done + piece.length as usize;
@@ -143,6 +140,7 @@ pub fn copy_in(memory: &GuestMemoryMmap, segments: &[Segment], skip: u64, data: 
         }
         done = end;
     }
+    memory.release();
     done
 }
 
@@ -169,7 +167,7 @@ pub struct QueueState {
 #[derive(Clone)]
 pub struct RingParts {
     /// Guest RAM.
-    pub memory: Arc<GuestMemoryMmap>,
+    pub memory: Arc<DeviceMemory>,
     /// Hears of writes.
     pub observer: Option<Arc<dyn WriteObserver>>,
     /// To the driver.
@@ -247,12 +245,12 @@ impl Ring {
     }
 
     /// Guest RAM.
-    pub fn memory(&self) -> &GuestMemoryMmap {
+    pub fn memory(&self) -> &DeviceMemory {
         &self.parts.memory
     }
 
     /// The same, shared.
-    pub fn shared_memory(&self) -> Arc<GuestMemoryMmap> {
+    pub fn shared_memory(&self) -> Arc<DeviceMemory> {
         self.parts.memory.clone()
     }
 
@@ -275,11 +273,13 @@ impl Ring {
             reason: error.to_string(),
         })?;
         let Some(descriptors) = available.next() else {
+            memory.release();
             return Ok(None);
         };
         self.parts.taken.fetch_add(1, Ordering::Relaxed);
         let head = descriptors.head_index();
         let chain = gather(head, descriptors, &memory);
+        memory.release();
         chain.map(Some).map_err(|reason| Fault::Chain {
             index,
             head,
@@ -296,12 +296,14 @@ impl Ring {
     /// Gives a request back, `written` bytes of it filled.
     pub fn push(&mut self, chain: &Chain, written: u32) -> Result<(), Fault> {
         self.observe(chain);
-        self.queue
-            .add_used(&*self.parts.memory, chain.head, written)
-            .map_err(|error| Fault::Queue {
-                index: self.index,
-                reason: error.to_string(),
-            })
+        let pushed = self
+            .queue
+            .add_used(&*self.parts.memory, chain.head, written);
+        self.parts.memory.release();
+        pushed.map_err(|error| Fault::Queue {
+            index: self.index,
+            reason: error.to_string(),
+        })
     }
 
     /// Gives several requests back so that the driver sees either none or all:
@@ -360,6 +362,7 @@ impl Ring {
     /// A word of the available ring, which was checked to be in RAM.
     fn driver_word(&self, address: u64) -> u16 {
         let word = self.memory().load(GuestAddress(address), Ordering::Relaxed);
+        self.memory().release();
         word.map_or(0, u16::from_le)
     }
 
@@ -368,17 +371,18 @@ impl Ring {
         let memory = self.parts.memory.clone();
         // Only a hint, and into checked RAM.
         let _ = self.queue.disable_notification(&*memory);
+        memory.release();
     }
 
     /// The driver shall kick. True: there is something already.
     pub fn kicks_on(&mut self) -> Result<bool, Fault> {
         let memory = self.parts.memory.clone();
-        self.queue
-            .enable_notification(&*memory)
-            .map_err(|error| Fault::Queue {
-                index: self.index,
-                reason: error.to_string(),
-            })
+        let more = self.queue.enable_notification(&*memory);
+        memory.release();
+        more.map_err(|error| Fault::Queue {
+            index: self.index,
+            reason: error.to_string(),
+        })
     }
 
     /// How far the driver's requests were taken: the index of the next.
@@ -411,7 +415,7 @@ impl Ring {
 fn gather(
     head: u16,
     descriptors: impl Iterator<Item = Descriptor>,
-    memory: &GuestMemoryMmap,
+    memory: &DeviceMemory,
 ) -> Result<Chain, &'static str> {
     let mut chain = Chain {
         head,
@@ -426,10 +430,7 @@ fn gather(
         if segment.length == 0 {
             return Err("an empty buffer");
         }
-        if memory
-            .get_slice(descriptor.addr(), segment.length as usize)
-            .is_err()
-        {
+        if !memory.contains(segment.address, segment.length as usize) {
             return Err("a buffer outside of RAM");
         }
         if descriptor.is_write_only() {

@@ -59,8 +59,17 @@ impl Rig {
             serial: Box::new(kept.clone()),
             console: None,
         };
-        let machine =
-            Machine::start(&configuration, outside, ram, chosen, bootstrap, Vec::new()).unwrap();
+        let machine = Machine::start(Start {
+            configuration: &configuration,
+            outside,
+            ram,
+            chosen,
+            bootstrap: Some(bootstrap),
+            notes: Vec::new(),
+            ends: Ends::new(),
+            slice: None,
+        })
+        .unwrap();
         (machine, kept)
     }
 

@@ -17,6 +17,9 @@ use weft_soft::Access;
 /// Threads that may hold a pin at a time.
 const PINS: usize = 64;
 const FREE: u64 = u64::MAX;
+/// How long a thread looks for its page before it sleeps: its processor has nothing
+/// else to do, and to be woken takes as long as the page on a good network.
+const SPIN: Duration = Duration::from_micros(50);
 
 /// Pages that must not be taken at the moment.
 pub(super) struct Pins {
@@ -142,6 +145,10 @@ impl Waiter {
         loop {
             if self.woken.swap(false, Ordering::SeqCst) {
                 return true;
+            }
+            if start.elapsed() < SPIN {
+                std::hint::spin_loop();
+                continue;
             }
             let left = patience.saturating_sub(start.elapsed());
             if left.is_zero() {

@@ -4,11 +4,10 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::FileExt;
 
-use vm_memory::GuestMemoryMmap;
-
 use super::disk::Disk;
 use super::request::{Operation, Request, Status};
 use super::uring::Uring;
+use crate::memory::DeviceMemory;
 use crate::virtio::Ring;
 use crate::virtio::ring::{Segment, copy_in, copy_out};
 use crate::virtio::vectors::vectors;
@@ -80,7 +79,9 @@ impl Engine {
     /// Begins a request, or does all of it.
     pub fn begin(&mut self, ring: &Ring, disk: &Disk, request: Request) -> Option<Ended> {
         match self {
-            Self::Uring(uring) if !needs_bounce(disk, &request) && !request.sync_after() => {
+            Self::Uring(uring)
+                if !needs_bounce(ring.memory(), disk, &request) && !request.sync_after() =>
+            {
                 uring.begin(ring, request)
             }
             _ => Some(carry_out(ring.memory(), disk, request)),
@@ -105,8 +106,12 @@ impl Engine {
     }
 }
 
-/// Whether direct I/O cannot use the guest's buffers as they are.
-fn needs_bounce(disk: &Disk, request: &Request) -> bool {
+/// Whether the kernel cannot use the guest's buffers as they are: direct I/O wants
+/// them aligned, and a page that slices share might leave meanwhile.
+fn needs_bounce(memory: &DeviceMemory, disk: &Disk, request: &Request) -> bool {
+    if memory.is_shared() && request.moves_data() {
+        return true;
+    }
     let alignment = u64::from(disk.buffer_alignment());
     let odd = |segment: &Segment| {
         !(segment.address | u64::from(segment.length)).is_multiple_of(alignment)
@@ -115,13 +120,13 @@ fn needs_bounce(disk: &Disk, request: &Request) -> bool {
 }
 
 /// Does all of a request, here and now.
-pub fn carry_out(memory: &GuestMemoryMmap, disk: &Disk, request: Request) -> Ended {
+pub fn carry_out(memory: &DeviceMemory, disk: &Disk, request: Request) -> Ended {
     let Request { offset, length, .. } = request;
     let done = match request.operation {
         Operation::Flush => disk.file().sync_data(),
         Operation::Discard => disk.discard(offset, length),
         Operation::Zero { unmap } => disk.zero(offset, length, unmap),
-        Operation::Read | Operation::Write if needs_bounce(disk, &request) => {
+        Operation::Read | Operation::Write if needs_bounce(memory, disk, &request) => {
             bounce(memory, disk, &request)
         }
         Operation::Read | Operation::Write => transfer(memory, disk, &request),
@@ -145,8 +150,8 @@ pub fn status(done: &io::Result<()>) -> Status {
 }
 
 /// Direct I/O through a buffer of our own, aligned as the host wants it.
-fn bounce(memory: &GuestMemoryMmap, disk: &Disk, request: &Request) -> io::Result<()> {
-    let alignment = disk.buffer_alignment() as usize;
+fn bounce(memory: &DeviceMemory, disk: &Disk, request: &Request) -> io::Result<()> {
+    let alignment = disk.buffer_alignment().max(1) as usize;
     let mut buffer = vec![0; BOUNCE + alignment];
     let skip = buffer.as_ptr().align_offset(alignment);
     let buffer = &mut buffer[skip..skip + BOUNCE];
@@ -171,7 +176,7 @@ fn bounce(memory: &GuestMemoryMmap, disk: &Disk, request: &Request) -> io::Resul
 }
 
 /// preadv(2) or pwritev2(2) until all of it is there.
-fn transfer(memory: &GuestMemoryMmap, disk: &Disk, request: &Request) -> io::Result<()> {
+fn transfer(memory: &DeviceMemory, disk: &Disk, request: &Request) -> io::Result<()> {
     let descriptor = disk.file().as_raw_fd();
     let mut done = 0;
     while done < request.length {

@@ -71,6 +71,11 @@ impl Request {
         if self.durable { libc::RWF_DSYNC } else { 0 }
     }
 
+    /// Whether bytes go from or to the guest.
+    pub fn moves_data(&self) -> bool {
+        matches!(self.operation, Operation::Read | Operation::Write)
+    }
+
     /// Whether the disk must be synchronized after the call that carries it out:
     /// a write has a flag for that.
     pub fn sync_after(&self) -> bool {

@@ -14,12 +14,12 @@ use std::sync::Arc;
 use io_uring::register::Restriction;
 use io_uring::types::{Fd, FsyncFlags};
 use io_uring::{IoUring, opcode, squeue};
-use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::disk::{Disk, unsupported};
 use super::engine::{Ended, carry_out};
 use super::request::{Operation, Request, Status};
+use crate::memory::DeviceMemory;
 use crate::virtio::Ring;
 use crate::virtio::vectors::{IoVector, vectors};
 
@@ -47,7 +47,7 @@ pub struct Uring {
     flying: Vec<Option<Flying>>,
     free: Vec<usize>,
     /// What the buffers in flight are part of.
-    memory: Option<Arc<GuestMemoryMmap>>,
+    memory: Option<Arc<DeviceMemory>>,
 }
 
 impl Uring {

@@ -3,8 +3,7 @@
 use std::io;
 use std::os::fd::RawFd;
 
-use vm_memory::GuestMemoryMmap;
-
+use crate::memory::DeviceMemory;
 use crate::virtio::ring::Segment;
 
 /// One queue pair's way out. Nothing here blocks.
@@ -19,7 +18,7 @@ pub trait Link: Send {
         Ok(())
     }
     /// Sends a frame with its header; `WouldBlock` when it must be sent again later.
-    fn send(&mut self, memory: &GuestMemoryMmap, frame: &[Segment]) -> io::Result<()>;
+    fn send(&mut self, memory: &DeviceMemory, frame: &[Segment]) -> io::Result<()>;
     /// Sends what is left of the last frame; `WouldBlock` when something still is.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())

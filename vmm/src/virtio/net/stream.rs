@@ -5,11 +5,10 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 
-use vm_memory::GuestMemoryMmap;
-
 use super::{FRAME_MAX, HEADER, Link};
+use crate::memory::DeviceMemory;
 use crate::virtio::ring::{Segment, total};
-use crate::virtio::vectors::{IoVector, vectors};
+use crate::virtio::vectors::{IoVector, pieces};
 
 const LENGTH: usize = 4;
 /// Bytes that are read ahead of the guest. passt drops what its socket does not
@@ -116,15 +115,16 @@ impl Link for Stream {
         Ok(())
     }
 
-    fn send(&mut self, memory: &GuestMemoryMmap, frame: &[Segment]) -> io::Result<()> {
+    fn send(&mut self, memory: &DeviceMemory, frame: &[Segment]) -> io::Result<()> {
         self.flush()?;
         let length = total(frame) - HEADER as u64;
         let prefix = (length as u32).to_be_bytes();
         let mut list = vec![IoVector::of(&prefix)];
-        list.extend(vectors(memory, frame, HEADER as u64));
+        let pieces = pieces(memory, frame, HEADER as u64);
+        list.extend(&pieces.list);
         let count = list.len().min(libc::UIO_MAXIOV as usize) as libc::c_int;
         // SAFETY: the first vector is `prefix`, the others are guest RAM, mapped
-        // while `memory` is borrowed; all are only read.
+        // while `memory` is borrowed, or a copy in `pieces`; all are only read.
         let sent = unsafe { libc::writev(self.socket.as_raw_fd(), list.as_ptr().cast(), count) };
         if sent < 0 {
             return Err(io::Error::last_os_error());

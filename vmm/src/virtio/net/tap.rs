@@ -6,11 +6,10 @@ use std::io::{self, ErrorKind, Read};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 
-use vm_memory::GuestMemoryMmap;
-
 use super::{HEADER, Link, NetError};
+use crate::memory::DeviceMemory;
 use crate::virtio::ring::Segment;
-use crate::virtio::vectors::vectors;
+use crate::virtio::vectors::pieces;
 
 /// include/uapi/linux/if_tun.h
 const TUNSETIFF: u64 = 0x4004_54ca;
@@ -143,11 +142,12 @@ impl Link for Tap {
         }
     }
 
-    fn send(&mut self, memory: &GuestMemoryMmap, frame: &[Segment]) -> io::Result<()> {
-        let list = vectors(memory, frame, 0);
+    fn send(&mut self, memory: &DeviceMemory, frame: &[Segment]) -> io::Result<()> {
+        let pieces = pieces(memory, frame, 0);
+        let list = &pieces.list;
         let count = list.len().min(libc::UIO_MAXIOV as usize) as libc::c_int;
-        // SAFETY: the vectors are guest RAM, mapped while `memory` is borrowed,
-        // and only read.
+        // SAFETY: the vectors are guest RAM, mapped while `memory` is borrowed, or a
+        // copy in `pieces`; they are only read.
         let sent = unsafe { libc::writev(self.file.as_raw_fd(), list.as_ptr().cast(), count) };
         if sent >= 0 {
             return Ok(());

@@ -7,10 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use vm_memory::GuestMemoryMmap;
-
 use super::transport::moved;
 use super::{started, to_read, to_write};
+use crate::memory::DeviceMemory;
 use crate::virtio::double::{Buffer, Driver, Machine};
 use crate::virtio::net::{Link, Mac, Net, NetBackEnd, NetError, NetOptions, Stream, User};
 use crate::virtio::ring::Segment;
@@ -107,7 +106,7 @@ impl Link for Telling {
         self.1.short.fetch_add(1, Ordering::Relaxed);
         self.0.read_ahead()
     }
-    fn send(&mut self, memory: &GuestMemoryMmap, frame: &[Segment]) -> std::io::Result<()> {
+    fn send(&mut self, memory: &DeviceMemory, frame: &[Segment]) -> std::io::Result<()> {
         self.0.send(memory, frame)
     }
     fn set_attached(&mut self, attached: bool) {

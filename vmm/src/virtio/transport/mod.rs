@@ -28,7 +28,7 @@ use super::{
     WriteObserver,
 };
 use crate::bus::BusDevice;
-use crate::memory::Ram;
+use crate::memory::DeviceMemory;
 use crate::pci::{Bar, Endpoint, EndpointOptions, Function, Identity, Root, lock};
 use common::Registers;
 
@@ -50,7 +50,7 @@ const RESET_WAIT: Duration = Duration::from_millis(100);
 #[derive(Clone)]
 pub struct Attach {
     /// Guest RAM.
-    pub ram: Ram,
+    pub memory: DeviceMemory,
     /// Hears of what devices write there.
     pub observer: Option<Arc<dyn WriteObserver>>,
 }
@@ -323,7 +323,7 @@ impl Transport {
         for (index, kick) in (0_u16..).zip(&self.kicks) {
             let (queue, max_size) = state.registers.queue(index);
             let parts = RingParts {
-                memory: self.attach.ram.shared(),
+                memory: Arc::new(self.attach.memory.clone()),
                 observer: self.attach.observer.clone(),
                 interrupt: self.interrupt.clone(),
                 kick: kick.clone(),

@@ -1,0 +1,242 @@
+//! Guest RAM as a device reaches it: like a vCPU, page by page, where slices share
+//! it; as it lies where they do not.
+
+use std::iter::FusedIterator;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use vm_memory::guest_memory::{Error, GuestMemorySliceIterator, Result};
+use vm_memory::{
+    GuestAddress, GuestMemory, GuestMemoryBackend, GuestMemoryMmap, Permissions, VolatileSlice,
+};
+use weft_soft::environment::PAGE_SIZE;
+use weft_soft::{Access, Memory};
+
+use super::Ram;
+
+/// No page is pinned.
+const NONE: u64 = u64::MAX;
+
+/// Guest RAM for one queue of a device, used by one thread at a time.
+///
+/// Where it is shared, a page is asked for before it is used, and pinned while it
+/// is: one at a time, until the next is asked for or [`DeviceMemory::release`].
+/// Nobody waits for a page while he holds another.
+pub struct DeviceMemory {
+    mapped: Arc<GuestMemoryMmap>,
+    shared: Option<Arc<dyn Memory>>,
+    pinned: AtomicU64,
+}
+
+impl Clone for DeviceMemory {
+    /// The same memory, for another queue: pins stay with whom they belong to.
+    fn clone(&self) -> Self {
+        Self {
+            mapped: self.mapped.clone(),
+            shared: self.shared.clone(),
+            pinned: AtomicU64::new(NONE),
+        }
+    }
+}
+
+impl DeviceMemory {
+    /// RAM that lies on this node alone.
+    pub fn whole(ram: &Ram) -> Self {
+        Self {
+            mapped: ram.shared(),
+            shared: None,
+            pinned: AtomicU64::new(NONE),
+        }
+    }
+
+    /// RAM that is mapped here, of which `shared` says what may be used.
+    pub fn shared(ram: &Ram, shared: Arc<dyn Memory>) -> Self {
+        let mut memory = Self::whole(ram);
+        memory.shared = Some(shared);
+        memory
+    }
+
+    /// Whether other slices have pages of it: then no system call may be given
+    /// addresses in it.
+    pub fn is_shared(&self) -> bool {
+        self.shared.is_some()
+    }
+
+    /// The mapping, where it is this node's alone.
+    pub fn mapped(&self) -> Option<&GuestMemoryMmap> {
+        self.shared.is_none().then_some(&*self.mapped)
+    }
+
+    /// Gives up the page that was used last. Called after each piece of work.
+    pub fn release(&self) {
+        let page = self.pinned.swap(NONE, Ordering::Relaxed);
+        if page != NONE
+            && let Some(shared) = &self.shared
+        {
+            shared.taken_up(page);
+        }
+    }
+
+    /// Whether all of these bytes are RAM, and of one region.
+    pub fn contains(&self, address: u64, length: usize) -> bool {
+        self.mapped.get_slice(GuestAddress(address), length).is_ok()
+    }
+
+    /// Asks for a page, pinned, and gives up the one before.
+    fn pin(&self, shared: &Arc<dyn Memory>, page: u64, access: Permissions) -> Result<()> {
+        self.release();
+        let access = match access.has_write() {
+            true => Access::Write,
+            false => Access::Read,
+        };
+        shared
+            .acquire(page, access)
+            .map_err(|_| Error::InvalidGuestAddress(GuestAddress(page)))?;
+        self.pinned.store(page, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+impl GuestMemory for DeviceMemory {
+    type PhysicalMemory = GuestMemoryMmap;
+    type Bitmap = ();
+
+    fn check_range(&self, addr: GuestAddress, count: usize, _: Permissions) -> bool {
+        GuestMemoryBackend::check_range(&*self.mapped, addr, count)
+    }
+
+    fn get_slices<'a>(
+        &'a self,
+        addr: GuestAddress,
+        count: usize,
+        access: Permissions,
+    ) -> Result<impl GuestMemorySliceIterator<'a, ()>> {
+        Ok(Slices {
+            memory: self,
+            at: addr.0,
+            left: count,
+            access,
+        })
+    }
+}
+
+/// The pieces of a range: whole regions, or pages where they are shared.
+struct Slices<'a> {
+    memory: &'a DeviceMemory,
+    at: u64,
+    left: usize,
+    access: Permissions,
+}
+
+impl<'a> Slices<'a> {
+    fn piece(&self) -> Result<VolatileSlice<'a, ()>> {
+        let address = GuestAddress(self.at);
+        let mut length = self.left;
+        if let Some(shared) = &self.memory.shared {
+            let page = self.at & !(PAGE_SIZE - 1);
+            length = length.min((page + PAGE_SIZE - self.at) as usize);
+            self.memory.pin(shared, page, self.access)?;
+        } else if let Some((region, start)) = self.memory.mapped.to_region_addr(address) {
+            let end = vm_memory::GuestMemoryRegion::len(region);
+            length = length.min((end - vm_memory::Address::raw_value(&start)) as usize);
+        }
+        self.memory.mapped.get_slice(address, length)
+    }
+}
+
+impl<'a> Iterator for Slices<'a> {
+    type Item = Result<VolatileSlice<'a, ()>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.left == 0 {
+            return None;
+        }
+        let piece = self.piece();
+        match &piece {
+            Ok(slice) => {
+                self.left -= slice.len();
+                self.at = self.at.wrapping_add(slice.len() as u64);
+            }
+            Err(_) => self.left = 0,
+        }
+        Some(piece)
+    }
+}
+
+impl FusedIterator for Slices<'_> {}
+impl<'a> GuestMemorySliceIterator<'a, ()> for Slices<'a> {}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use vm_memory::Bytes;
+    use weft_soft::Unbacked;
+
+    use super::*;
+
+    /// Writes down what is asked for.
+    struct Asked {
+        ram: Ram,
+        log: Mutex<Vec<String>>,
+    }
+
+    impl Memory for Asked {
+        fn acquire(&self, page: u64, access: Access) -> std::result::Result<*mut u8, Unbacked> {
+            self.log
+                .lock()
+                .unwrap()
+                .push(format!("{access:?} {page:#x}"));
+            self.ram.acquire(page, access)
+        }
+
+        fn taken_up(&self, page: u64) {
+            self.log.lock().unwrap().push(format!("free {page:#x}"));
+        }
+
+        fn end(&self) -> u64 {
+            Memory::end(&self.ram)
+        }
+    }
+
+    #[test]
+    fn pages_are_asked_for_one_after_the_other() {
+        let ram = Ram::new(4 << 20).unwrap();
+        let log = Mutex::default();
+        let asked = Arc::new(Asked {
+            ram: ram.clone(),
+            log,
+        });
+        let memory = DeviceMemory::shared(&ram, asked.clone());
+        memory.write_slice(&[7; 8], GuestAddress(0x1ffc)).unwrap();
+        let mut read = [0; 4];
+        memory.read_slice(&mut read, GuestAddress(0x2000)).unwrap();
+        assert_eq!(read, [7; 4]);
+        memory.release();
+        memory.release();
+        assert!(memory.read_slice(&mut read, GuestAddress(4 << 20)).is_err());
+        let log = asked.log.lock().unwrap().join(", ");
+        assert_eq!(
+            log,
+            "Write 0x1000, free 0x1000, Write 0x2000, free 0x2000, Read 0x2000, free 0x2000, \
+             Read 0x400000"
+        );
+    }
+
+    #[test]
+    fn a_node_with_all_memory_asks_nobody() {
+        let ram = Ram::new(super::super::DEVICE_HOLE + (4 << 20)).unwrap();
+        let memory = DeviceMemory::whole(&ram);
+        let address = GuestAddress(super::super::FOUR_GIB);
+        memory.write_obj(9_u64, address).unwrap();
+        assert_eq!(memory.read_obj::<u64>(address).unwrap(), 9);
+        let hole = GuestAddress(super::super::DEVICE_HOLE - 4);
+        assert!(memory.write_slice(&[0; 8], hole).is_err());
+    }
+}
