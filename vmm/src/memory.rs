@@ -14,6 +14,7 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use thiserror::Error;
 use vm_memory::{
@@ -69,6 +70,40 @@ pub enum MemoryError {
 pub struct Ram {
     mapped: Arc<GuestMemoryMmap>,
     size: u64,
+    marks: Option<Arc<Marks>>,
+}
+
+/// A mark for each page.
+pub struct Marks(Box<[AtomicU64]>);
+
+impl Marks {
+    fn place(&self, address: u64) -> Option<(&AtomicU64, u64)> {
+        let page = address / weft_soft::environment::PAGE_SIZE;
+        let word = self.0.get((page / 64) as usize)?;
+        Some((word, 1 << (page % 64)))
+    }
+
+    /// Marks the page at a guest-physical address.
+    pub fn set(&self, address: u64) {
+        if let Some((word, bit)) = self.place(address) {
+            word.fetch_or(bit, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether it is marked.
+    pub fn has(&self, address: u64) -> bool {
+        self.place(address)
+            .is_some_and(|(word, bit)| word.load(Ordering::SeqCst) & bit != 0)
+    }
+
+    /// Takes all marks away.
+    pub fn clear(&self) {
+        for word in &self.0 {
+            if word.load(Ordering::Relaxed) != 0 {
+                word.store(0, Ordering::SeqCst);
+            }
+        }
+    }
 }
 
 impl Ram {
@@ -114,7 +149,32 @@ impl Ram {
         Ok(Self {
             mapped: Arc::new(mapped),
             size,
+            marks: None,
         })
+    }
+
+    /// The same memory, whose pages are marked by [`Ram::mark`].
+    pub fn with_marks(mut self) -> Self {
+        let words = (self.end() / weft_soft::environment::PAGE_SIZE).div_ceil(64);
+        let marks = (0..words).map(|_| AtomicU64::new(0)).collect();
+        self.marks = Some(Arc::new(Marks(marks)));
+        self
+    }
+
+    /// The marks, where there are some.
+    pub fn marks(&self) -> Option<&Arc<Marks>> {
+        self.marks.as_ref()
+    }
+
+    /// Marks the pages of a range, if there are marks.
+    pub fn mark(&self, address: u64, length: usize) {
+        if let Some(marks) = &self.marks {
+            let last = address.saturating_add(length.saturating_sub(1) as u64);
+            let page = weft_soft::environment::PAGE_SIZE;
+            for number in address / page..=last / page {
+                marks.set(number * page);
+            }
+        }
     }
 
     /// Bytes of RAM.

@@ -35,6 +35,7 @@ use weft_soft::environment::PAGE_SIZE;
 
 use super::{SharedMemory, UseError, Users};
 use crate::memory::{MemoryError, Ram};
+use crate::vcpu::kvm::shadows::ShadowGate;
 
 const PAGE: usize = PAGE_SIZE as usize;
 /// Words of a page.
@@ -69,8 +70,24 @@ pub trait Shadows: Send + Sync {
     /// Somebody who is no vCPU changes the bytes of a page that is here.
     fn written(&self, address: u64);
 
-    /// The machine is over.
-    fn end(&self) {}
+    /// Numbers that only grow, by name.
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+}
+
+impl Shadows for ShadowGate {
+    fn taken(&self, address: u64, words: &[AtomicU64; PAGE_WORDS]) -> io::Result<()> {
+        Self::taken(self, address, words.iter())
+    }
+
+    fn written(&self, address: u64) {
+        Self::written(self, address);
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        Self::counters(self)
+    }
 }
 
 /// A part of RAM: guest-physical start, bytes, and where both mappings have it.
@@ -97,7 +114,7 @@ impl GuestMapping {
     /// Maps `ram` once more and watches that mapping, nothing of which is mapped then.
     pub fn new(ram: &Ram, whose: Whose) -> Result<Self, MappingError> {
         let uffd = SharedUffd::open(whose)?;
-        let watched = ram.second()?;
+        let watched = ram.second()?.with_marks();
         let parts: Vec<Part> = watched
             .parts()
             .into_iter()
@@ -131,6 +148,12 @@ impl GuestMapping {
             shadows: Some(shadows),
             ..self
         }
+    }
+
+    /// How often what happened, by name.
+    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        let shadows = self.shadows.as_ref();
+        shadows.map_or_else(Vec::new, |shadows| shadows.counters())
     }
 
     /// The memory through the watched mapping: for vCPUs only.
@@ -255,9 +278,6 @@ impl Users for Arc<GuestMapping> {
     fn end(&self) {
         // The handler looks now and then, should this fail.
         let _ = self.over.write(1);
-        if let Some(shadows) = &self.shadows {
-            shadows.end();
-        }
     }
 }
 

@@ -396,6 +396,13 @@ impl SharedMemory {
         self.grant(page, true);
     }
 
+    /// Under the lock, for who writes to a page beside its users.
+    fn tell_of_writing(&self, page: u64, access: Access) {
+        if let (Access::Write, Some(users)) = (access, self.users.get()) {
+            users.written(page << PAGE_SHIFT);
+        }
+    }
+
     /// Has the users use a page as far as this slice may; `pinned`: for long enough to
     /// be of use. One that is about to go is not kept once more.
     fn grant(&self, page: u64, pinned: bool) {
@@ -567,9 +574,6 @@ impl SharedMemory {
             let state = self.lock();
             let held = self.rights.allow(page >> PAGE_SHIFT, access) || self.is_over();
             if held {
-                if let (Access::Write, Some(users)) = (access, self.users.get()) {
-                    users.written(page);
-                }
                 work(host);
             }
             drop(state);
@@ -688,6 +692,7 @@ impl Memory for SharedMemory {
         let page = address >> PAGE_SHIFT;
         let waiter = Waiter::new(page, access);
         let mut state = self.lock();
+        self.tell_of_writing(page, access);
         if self.rights.allow(page, access) {
             self.pins.add(page);
             return Ok(host);
@@ -714,6 +719,7 @@ impl Memory for SharedMemory {
             state = self.lock();
         }
         state.waiters.retain(|other| !Arc::ptr_eq(other, &waiter));
+        self.tell_of_writing(page, access);
         drop(state);
         if counted {
             MemoryCounters::add(&self.counters.waited_ns, start.elapsed().as_nanos() as u64);

@@ -49,6 +49,9 @@ impl KvmVcpu {
             what: "preparing a vCPU's kicks",
             source,
         })?;
+        if let Some(gate) = &shared.gate {
+            gate.add(bell.clone());
+        }
         let mut vcpu = Self {
             fd,
             shared,
@@ -224,6 +227,19 @@ impl KvmVcpu {
         super::quirks::place(&self.fd, &self.shared.ram)
     }
 
+    /// Goes on only when no shadow is in use that had to go. Nothing may clear
+    /// `immediate_exit` between this and KVM_RUN.
+    fn pass_gate(&self) -> Result<(), VcpuError> {
+        let Some(gate) = &self.shared.gate else {
+            return Ok(());
+        };
+        while gate.is_closed() {
+            gate.open(&self.shared.vm)?;
+            self.bell.clear_immediate_exit();
+        }
+        Ok(())
+    }
+
     /// Lets KVM say whether it takes interrupts, which it does only on the way
     /// out of KVM_RUN.
     fn refresh(&mut self) -> Result<(), VcpuError> {
@@ -253,6 +269,7 @@ impl Vcpu for KvmVcpu {
                 self.halted = false;
             }
             self.prepare(environment)?;
+            self.pass_gate()?;
             if let Next::Return(exit) = self.enter(environment)? {
                 return Ok(exit);
             }
