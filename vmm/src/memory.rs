@@ -77,23 +77,43 @@ pub struct Ram {
 pub struct Marks(Box<[AtomicU64]>);
 
 impl Marks {
+    /// For guest-physical addresses below `end`.
+    pub fn new(end: u64) -> Self {
+        let words = (end / weft_soft::environment::PAGE_SIZE).div_ceil(64);
+        Self((0..words).map(|_| AtomicU64::new(0)).collect())
+    }
+
     fn place(&self, address: u64) -> Option<(&AtomicU64, u64)> {
         let page = address / weft_soft::environment::PAGE_SIZE;
         let word = self.0.get((page / 64) as usize)?;
         Some((word, 1 << (page % 64)))
     }
 
-    /// Marks the page at a guest-physical address.
-    pub fn set(&self, address: u64) {
-        if let Some((word, bit)) = self.place(address) {
+    /// Marks the page at a guest-physical address; whether there is a mark for it.
+    pub fn set(&self, address: u64) -> bool {
+        let place = self.place(address);
+        if let Some((word, bit)) = place {
             word.fetch_or(bit, Ordering::SeqCst);
         }
+        place.is_some()
+    }
+
+    /// Whether there is a mark for that page.
+    pub fn covers(&self, address: u64) -> bool {
+        self.place(address).is_some()
     }
 
     /// Whether it is marked.
     pub fn has(&self, address: u64) -> bool {
         self.place(address)
             .is_some_and(|(word, bit)| word.load(Ordering::SeqCst) & bit != 0)
+    }
+
+    /// Takes one away.
+    pub fn unset(&self, address: u64) {
+        if let Some((word, bit)) = self.place(address) {
+            word.fetch_and(!bit, Ordering::SeqCst);
+        }
     }
 
     /// Takes all marks away.
@@ -155,9 +175,7 @@ impl Ram {
 
     /// The same memory, whose pages are marked by [`Ram::mark`].
     pub fn with_marks(mut self) -> Self {
-        let words = (self.end() / weft_soft::environment::PAGE_SIZE).div_ceil(64);
-        let marks = (0..words).map(|_| AtomicU64::new(0)).collect();
-        self.marks = Some(Arc::new(Marks(marks)));
+        self.marks = Some(Arc::new(Marks::new(self.end())));
         self
     }
 

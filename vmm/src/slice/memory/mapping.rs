@@ -23,7 +23,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use thiserror::Error;
@@ -42,6 +42,10 @@ const PAGE: usize = PAGE_SIZE as usize;
 pub const PAGE_WORDS: usize = PAGE / size_of::<u64>();
 /// How often the handler looks whether the machine is over, or a page overdue.
 const LOOK_MS: u16 = 250;
+
+/// Small numbers look like entries of page tables for this page, so it is mapped only
+/// while it is used: see `vcpu::kvm::shadows`.
+const FIRST_PAGE: u64 = 0;
 
 /// Why there is no watched mapping.
 #[derive(Debug, Error)]
@@ -67,6 +71,12 @@ pub trait Shadows: Send + Sync {
     /// When this returns, no vCPU uses what was derived from them, nor will it.
     fn taken(&self, address: u64, words: &[AtomicU64; PAGE_WORDS]) -> io::Result<()>;
 
+    /// A page is about to be mapped.
+    fn mapped(&self, _address: u64) {}
+
+    /// A page was unmapped that stays here.
+    fn unmapped(&self, _address: u64) {}
+
     /// Somebody who is no vCPU changes the bytes of a page that is here.
     fn written(&self, address: u64);
 
@@ -79,6 +89,14 @@ pub trait Shadows: Send + Sync {
 impl Shadows for ShadowGate {
     fn taken(&self, address: u64, words: &[AtomicU64; PAGE_WORDS]) -> io::Result<()> {
         Self::taken(self, address, words.iter())
+    }
+
+    fn mapped(&self, address: u64) {
+        Self::mapped(self, address);
+    }
+
+    fn unmapped(&self, address: u64) {
+        Self::unmapped_page(self, address);
     }
 
     fn written(&self, address: u64) {
@@ -170,12 +188,17 @@ impl GuestMapping {
                 BorrowedFd::borrow_raw(self.over.as_raw_fd()),
             )
         };
+        let mut looked = Instant::now();
         while !memory.is_over() {
             let mut polled = [faults, over].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
             // Whatever it says: what there is, is read.
             let _ = poll(&mut polled, PollTimeout::from(LOOK_MS));
             self.serve_batch(memory);
-            memory.look_for_overdue();
+            if looked.elapsed() > Duration::from_millis(LOOK_MS.into()) {
+                looked = Instant::now();
+                memory.look_for_overdue();
+                memory.hide(FIRST_PAGE);
+            }
         }
         for part in &self.parts {
             // What fails here leaves vCPUs asleep, which the machine's end bounds.
@@ -257,6 +280,9 @@ impl Users for Arc<GuestMapping> {
         let Some((watched, words)) = self.places(address) else {
             return Ok(());
         };
+        if let Some(shadows) = &self.shadows {
+            shadows.mapped(address);
+        }
         let writable = right == Access::Write;
         let mapped = match self.uffd.map(watched, writable) {
             // Nobody touched the page yet: a look at it makes the file have it.
@@ -273,6 +299,14 @@ impl Users for Arc<GuestMapping> {
         if let Some(shadows) = &self.shadows {
             shadows.written(address);
         }
+    }
+
+    fn hide(&self, address: u64) -> Result<(), UseError> {
+        if let (Some(shadows), Some((watched, _))) = (&self.shadows, self.places(address)) {
+            self.uffd.unmap(watched, PAGE).map_err(failed("unmap"))?;
+            shadows.unmapped(address);
+        }
+        Ok(())
     }
 
     fn end(&self) {

@@ -5,7 +5,6 @@ use std::collections::HashSet;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::thread::{JoinHandle, spawn};
-use std::time::Instant;
 
 use weft_dsm::{ManagerOf, NodeId};
 

@@ -82,6 +82,12 @@ pub trait Users: Send + Sync {
         Ok(())
     }
 
+    /// Users who are not at work with the page need not have it at hand. Called under
+    /// the shell's lock, likewise.
+    fn hide(&self, _address: u64) -> Result<(), UseError> {
+        Ok(())
+    }
+
     /// Somebody else is about to write to the page, at its place in [`Ram`]. Called
     /// under the shell's lock, likewise.
     fn written(&self, _address: u64) {}
@@ -617,6 +623,17 @@ impl SharedMemory {
             true => self.count_remote(page, access),
             false => MemoryCounters::add(&self.counters.local, 1),
         }
+    }
+
+    /// Has the users ask for a page again before they use it next.
+    pub fn hide(&self, address: u64) {
+        let state = self.lock();
+        if let Some(users) = self.users.get()
+            && let Err(error) = users.hide(address)
+        {
+            self.fail(format!("a page could not be hidden from vCPUs: {error}"));
+        }
+        drop(state);
     }
 
     /// Breaks off when a page that was asked for did not come in time: whoever calls

@@ -56,14 +56,6 @@ pub(super) fn supported(kvm: &Kvm) -> Result<CpuId, KvmError> {
         .map_err(|error| KvmError::call("KVM_GET_SUPPORTED_CPUID", error))
 }
 
-/// Bits of a guest-physical address (leaf 8000_0008); the most that there can be
-/// where it is not said.
-pub(super) fn address_bits(cpuid: &CpuId) -> u32 {
-    let leaf = |entry: &&kvm_cpuid_entry2| entry.function == 0x8000_0008;
-    let found = cpuid.as_slice().iter().find(leaf);
-    found.map_or(52, |entry| entry.eax & 0xff)
-}
-
 /// What the vCPU at `place` shows.
 pub(super) fn for_vcpu(supported: &CpuId, place: Place) -> Result<CpuId, KvmError> {
     let mut entries: Vec<kvm_cpuid_entry2> = supported

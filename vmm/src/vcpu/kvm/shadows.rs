@@ -29,28 +29,33 @@
 //! # Which pages
 //!
 //! Claim: where a page that was unmapped has no word that is an entry in use (present,
-//! accessed, no reserved bit), no shadow that came from it is used unless KVM reads
-//! the page again first. For a shadow that KVM keeps in step with its page, each
+//! accessed, of a page that KVM knew since shadows were dropped), no shadow that came
+//! from it is used unless KVM reads the page again first. For a shadow that KVM keeps in step with its page, each
 //! entry came from a word that is still there and in use: the vCPUs' writes to it
 //! are seen, and before KVM makes an entry it reads the word once more under its
 //! lock, which fails while the page is not mapped. A shadow that KVM lets go out of
 //! step it compares with the page at the guest's next flush of the TLB, and before it
 //! uses it elsewhere.
 //!
+//! KVM knows a page only while it is mapped here: an entry for any other stands for
+//! nothing. Of what is no memory it makes an entry when the guest's access to it comes
+//! out of KVM_RUN, which is noted.
+//!
 //! Writes that KVM does not see would break this (devices, the paravirtual clock,
 //! instructions that are done by `quirks`): such pages are marked, and count as
 //! tables until shadows were dropped.
 
+use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
 
 use super::KvmError;
 use super::kick::Bell;
-use crate::memory::Marks;
+use crate::memory::{FOUR_GIB, Marks};
 
 /// Where the slot that is moved lies, in turns: no memory or device is there.
 const PLACES: [u64; 2] = [0xfffb_a000, 0xfffb_b000];
@@ -60,8 +65,9 @@ const PAGE: usize = 4096;
 /// Bits of an entry in use: present and accessed. KVM sets the second before it
 /// makes an entry of its own, and what it takes ahead must have it.
 const IN_USE: u64 = 1 | 1 << 5;
-/// Bits of an address in an entry; those that no address has are reserved.
-const ADDRESS_BITS: u32 = 52;
+/// Bits of the address in an entry. Those that no address has are reserved, so that
+/// they need no mention: nothing is known there.
+const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 /// Commands of membarrier(2).
 const EXPEDITED: libc::c_int = 1 << 3;
 const REGISTER_EXPEDITED: libc::c_int = 1 << 4;
@@ -69,6 +75,15 @@ const REGISTER_EXPEDITED: libc::c_int = 1 << 4;
 /// A page for KVM to have in its slot.
 #[repr(C, align(4096))]
 struct Spare([u8; PAGE]);
+
+/// Pages of memory that are known although they are not mapped any more.
+#[derive(Default)]
+struct Unmapped {
+    /// By address: the time when.
+    pages: HashMap<u64, u64>,
+    /// Counts what is unmapped.
+    time: u64,
+}
 
 /// The gate before guest mode.
 pub struct ShadowGate {
@@ -83,8 +98,13 @@ pub struct ShadowGate {
     bells: Mutex<Vec<Arc<Bell>>>,
     /// Pages that were written to unseen.
     marks: Arc<Marks>,
-    /// Bits that no entry in use has.
-    reserved: u64,
+    /// Pages that KVM may have an entry for: mapped since shadows were dropped, or
+    /// registers that were used.
+    known: Marks,
+    /// Registers above `known` were used.
+    known_above: AtomicBool,
+    /// Changes of what is mapped; held for moments.
+    unmapped: Mutex<Unmapped>,
     /// Pages that were taken and cannot have been tables.
     spared: AtomicU64,
     /// Moves of the slot.
@@ -92,13 +112,9 @@ pub struct ShadowGate {
 }
 
 impl ShadowGate {
-    /// For a machine without vCPUs yet. `address_bits`: of the guest's physical
-    /// addresses.
-    pub(super) fn new(
-        vm: &VmFd,
-        marks: Arc<Marks>,
-        address_bits: u32,
-    ) -> Result<Arc<Self>, KvmError> {
+    /// For a machine without vCPUs yet, whose memory ends at `end`, and of which
+    /// nothing is mapped.
+    pub(super) fn new(vm: &VmFd, marks: Arc<Marks>, end: u64) -> Result<Arc<Self>, KvmError> {
         membarrier(REGISTER_EXPEDITED).map_err(|source| KvmError::Call {
             what: "membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED)",
             source,
@@ -110,7 +126,9 @@ impl ShadowGate {
             spare: Box::new(Spare([0; PAGE])),
             bells: Mutex::default(),
             marks,
-            reserved: reserved(address_bits),
+            known: Marks::new(end.max(FOUR_GIB)),
+            known_above: AtomicBool::new(false),
+            unmapped: Mutex::default(),
             spared: AtomicU64::new(0),
             moves: AtomicU64::new(0),
         };
@@ -150,14 +168,59 @@ impl ShadowGate {
         let mut place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
         while self.is_closed() {
             let asked = self.asked.load(Ordering::SeqCst);
+            let time = self.unmapped().time;
             // A mark that comes from now on stays; those before go with the shadows.
             self.marks.clear();
             *place = 1 - *place;
             self.put(vm, PLACES[*place])?;
+            self.forget_unmapped(time);
             self.moves.fetch_add(1, Ordering::Relaxed);
             self.dropped.store(asked, Ordering::SeqCst);
         }
         Ok(())
+    }
+
+    fn unmapped(&self) -> MutexGuard<'_, Unmapped> {
+        self.unmapped.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// KVM knows nothing of pages that were unmapped by `time`, and still are.
+    fn forget_unmapped(&self, time: u64) {
+        let mut unmapped = self.unmapped();
+        unmapped.pages.retain(|address, when| {
+            let stays = *when > time;
+            if !stays {
+                self.known.unset(*address);
+            }
+            stays
+        });
+    }
+
+    /// A page of memory is about to be mapped.
+    pub fn mapped(&self, address: u64) {
+        let mut unmapped = self.unmapped();
+        unmapped.pages.remove(&address);
+        self.known.set(address);
+    }
+
+    /// A page of memory was unmapped. Nobody maps it at the same time.
+    pub fn unmapped_page(&self, address: u64) {
+        let mut unmapped = self.unmapped();
+        unmapped.time += 1;
+        let time = unmapped.time;
+        unmapped.pages.insert(address, time);
+    }
+
+    /// A guest's access to what is no memory came out of KVM_RUN.
+    pub(super) fn used(&self, address: u64) -> io::Result<()> {
+        if self.is_known(address) {
+            return Ok(());
+        }
+        if !self.known.set(address) {
+            self.known_above.store(true, Ordering::SeqCst);
+        }
+        // The page with the entry may have been taken since KVM made one of its own.
+        self.close()
     }
 
     /// A page, with its words, was taken from the vCPUs and is unmapped. When this
@@ -167,10 +230,17 @@ impl ShadowGate {
         address: u64,
         words: impl Iterator<Item = &'a AtomicU64>,
     ) -> io::Result<()> {
+        self.unmapped_page(address);
         if !self.marks.has(address) && !self.may_be_table(words) {
             self.spared.fetch_add(1, Ordering::Relaxed);
             return Ok(());
         }
+        self.close()
+    }
+
+    /// Has all shadows go. When this returns, no vCPU is in guest mode that does not
+    /// see it.
+    fn close(&self) -> io::Result<()> {
         self.asked.fetch_add(1, Ordering::SeqCst);
         for bell in &*self.bells.lock().unwrap_or_else(PoisonError::into_inner) {
             bell.interrupt();
@@ -190,8 +260,15 @@ impl ShadowGate {
     fn may_be_table<'a>(&self, mut words: impl Iterator<Item = &'a AtomicU64>) -> bool {
         words.any(|word| {
             let word = word.load(Ordering::Relaxed);
-            word & IN_USE == IN_USE && word & self.reserved == 0
+            word & IN_USE == IN_USE && self.is_known(word & ADDRESS)
         })
+    }
+
+    fn is_known(&self, address: u64) -> bool {
+        match self.known.covers(address) {
+            true => self.known.has(address),
+            false => self.known_above.load(Ordering::SeqCst),
+        }
     }
 
     /// By name.
@@ -203,12 +280,6 @@ impl ShadowGate {
             ("shadows-spared", load(&self.spared)),
         ]
     }
-}
-
-/// Bits of an address that has none of them.
-fn reserved(address_bits: u32) -> u64 {
-    let all = (1_u64 << ADDRESS_BITS) - 1;
-    all & !((1_u64 << address_bits.min(ADDRESS_BITS)) - 1)
 }
 
 fn membarrier(command: libc::c_int) -> io::Result<()> {

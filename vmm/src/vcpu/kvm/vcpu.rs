@@ -130,10 +130,12 @@ impl KvmVcpu {
                 (ExitKind::PortWrite, Next::Enter)
             }
             Ok(VcpuExit::MmioRead(address, data)) => {
+                note_register(&self.shared, address, data.len())?;
                 load(address, data, environment);
                 (ExitKind::MmioRead, Next::Enter)
             }
             Ok(VcpuExit::MmioWrite(address, data)) => {
+                note_register(&self.shared, address, data.len())?;
                 store(address, data, environment);
                 (ExitKind::MmioWrite, Next::Enter)
             }
@@ -332,6 +334,21 @@ fn port_access(run: &mut kvm_run, environment: &mut dyn Environment) {
             environment.port_write(io.port, access);
         }
     }
+}
+
+/// KVM may have an entry for the page of a register now.
+fn note_register(shared: &Shared, address: u64, length: usize) -> Result<(), VcpuError> {
+    let Some(gate) = &shared.gate else {
+        return Ok(());
+    };
+    let last = address.saturating_add(length.saturating_sub(1) as u64);
+    for place in [address, last] {
+        gate.used(place).map_err(|source| VcpuError::Kernel {
+            what: "stopping vCPUs that use shadow page tables",
+            source,
+        })?;
+    }
+    Ok(())
 }
 
 /// Accesses of sizes that devices know: an odd one (a part of one that crosses a

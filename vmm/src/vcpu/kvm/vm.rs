@@ -11,6 +11,8 @@ use super::quirks::{self, Quirks};
 use super::shadows::ShadowGate;
 use super::vcpu::KvmVcpu;
 use super::{KvmError, calls, msrs};
+use weft_soft::Memory;
+
 use crate::memory::Ram;
 use crate::vcpu::{BackEnd, Vcpu, VcpuError};
 
@@ -97,8 +99,7 @@ impl KvmBackEnd {
         let (tsc_hz, fixed_tsc_offset) = tsc_properties(host)?;
         let gate = match ram.marks() {
             Some(marks) if options.shared && host.paging == Paging::Shadow => {
-                let address_bits = cpuid::address_bits(&cpuid);
-                Some(ShadowGate::new(&vm, marks.clone(), address_bits)?)
+                Some(ShadowGate::new(&vm, marks.clone(), ram.end())?)
             }
             _ => None,
         };
