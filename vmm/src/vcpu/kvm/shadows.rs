@@ -289,3 +289,114 @@ fn membarrier(command: libc::c_int) -> io::Result<()> {
         _ => Err(io::Error::last_os_error()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MEMORY: u64 = 64 << 20;
+    const WORDS: usize = PAGE / 8;
+    /// Present, accessed and dirty, the user's, writable.
+    const ENTRY: u64 = 0x67;
+
+    /// A gate without a machine: nobody stops at it.
+    fn gate() -> ShadowGate {
+        membarrier(REGISTER_EXPEDITED).unwrap();
+        ShadowGate {
+            asked: AtomicU64::new(0),
+            dropped: AtomicU64::new(0),
+            place: Mutex::new(0),
+            spare: Box::new(Spare([0; PAGE])),
+            bells: Mutex::default(),
+            marks: Arc::new(Marks::new(MEMORY)),
+            known: Marks::new(FOUR_GIB),
+            known_above: AtomicBool::new(false),
+            unmapped: Mutex::default(),
+            spared: AtomicU64::new(0),
+            moves: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether the gate closes when a page with one word that is not zero is taken.
+    fn closes(gate: &ShadowGate, address: u64, word: u64) -> bool {
+        let words: Vec<AtomicU64> = (0..WORDS)
+            .map(|index| AtomicU64::new(if index == 77 { word } else { 0 }))
+            .collect();
+        let before = gate.asked.load(Ordering::SeqCst);
+        gate.taken(address, words.iter()).unwrap();
+        gate.asked.load(Ordering::SeqCst) != before
+    }
+
+    /// What [`ShadowGate::open`] does, without a machine.
+    fn drop_all(gate: &ShadowGate) {
+        let time = gate.unmapped().time;
+        gate.marks.clear();
+        gate.forget_unmapped(time);
+        gate.dropped
+            .store(gate.asked.load(Ordering::SeqCst), Ordering::SeqCst);
+    }
+
+    #[test]
+    fn an_entry_for_a_page_that_was_mapped_closes_the_gate() {
+        let gate = gate();
+        gate.mapped(0x5000);
+        gate.mapped(0x9000);
+        assert!(!closes(&gate, 0x9000, 0));
+        assert!(!closes(&gate, 0x9000, 0x6000 | ENTRY));
+        assert!(!closes(&gate, 0x9000, 0x5000 | 1));
+        assert!(!closes(&gate, 0x9000, 0xffff_8880_0000_5000 | ENTRY));
+        assert!(!gate.is_closed());
+        assert!(closes(&gate, 0x9000, 0x5000 | ENTRY));
+        assert!(closes(&gate, 0x9000, 1 << 63 | 0x5000 | 0x21));
+        assert!(gate.is_closed());
+    }
+
+    #[test]
+    fn a_page_is_known_until_shadows_were_dropped() {
+        let gate = gate();
+        gate.mapped(0x5000);
+        gate.mapped(0x7000);
+        assert!(!closes(&gate, 0x5000, 0));
+        assert!(closes(&gate, 0x7000, 0x5000 | ENTRY));
+        drop_all(&gate);
+        assert!(!closes(&gate, 0x9000, 0x5000 | ENTRY));
+        // Mapped once more, it is again; what is mapped stays known.
+        gate.mapped(0x5000);
+        drop_all(&gate);
+        assert!(closes(&gate, 0x9000, 0x5000 | ENTRY));
+    }
+
+    #[test]
+    fn what_is_unmapped_while_shadows_are_dropped_stays_known() {
+        let gate = gate();
+        gate.mapped(0x5000);
+        let time = gate.unmapped().time;
+        gate.unmapped_page(0x5000);
+        gate.forget_unmapped(time);
+        assert!(closes(&gate, 0x9000, 0x5000 | ENTRY));
+    }
+
+    #[test]
+    fn pages_written_to_unseen_are_tables() {
+        let gate = gate();
+        gate.written(0x9000);
+        assert!(closes(&gate, 0x9000, 0));
+        drop_all(&gate);
+        assert!(!closes(&gate, 0x9000, 0));
+    }
+
+    #[test]
+    fn the_first_use_of_a_register_closes_the_gate() {
+        let gate = gate();
+        assert!(!closes(&gate, 0x9000, 0xfee0_0000 | ENTRY));
+        gate.used(0xfee0_0020).unwrap();
+        assert!(gate.is_closed());
+        drop_all(&gate);
+        gate.used(0xfee0_0030).unwrap();
+        assert!(!gate.is_closed());
+        assert!(closes(&gate, 0x9000, 0xfee0_0000 | ENTRY));
+        assert!(!closes(&gate, 0x9000, 0x80_0000_0000 | ENTRY));
+        gate.used(0x90_0000_0000).unwrap();
+        assert!(closes(&gate, 0x9000, 0x80_0000_0000 | ENTRY));
+    }
+}
