@@ -232,7 +232,7 @@ fn tables_that_another_slice_writes_are_seen() {
             assert!(far.write(entry, &[0; 8]));
         }
         let number = round % DATA_PAGES;
-        let value = DATA + number * PAGE | ENTRY;
+        let value = (DATA + number * PAGE) | ENTRY;
         assert!(far.write(entry, &value.to_le_bytes()));
         state.cr3 = ROOTS[(round % 2) as usize];
         state.rip = CODE;
