@@ -48,8 +48,13 @@ impl Follower {
 
     fn obey(&self, order: &Order) -> Result<Answer, Refusal> {
         match order {
-            Order::Run { tsc_offset } => {
-                self.clock.follow(*tsc_offset);
+            Order::Run {
+                tsc_offset,
+                tsc_zero,
+            } => {
+                if let Err(error) = self.clock.follow(*tsc_offset, *tsc_zero) {
+                    return Ok(Answer::Refused(error.to_string()));
+                }
                 let built = self.handle.status()?.stage == Stage::Built;
                 self.handle.request(match built {
                     true => Request::Run,

@@ -22,7 +22,7 @@
 //! Threads of a slice: for each link one that reads and one that sends what the
 //! kernel did not take at once; one that beats; one for pages that were held back;
 //! one that does what others ask of the devices here; on a companion one that
-//! takes orders.
+//! takes orders; where KVM runs the vCPUs one that handles their faults.
 
 mod delay;
 pub mod memory;
@@ -34,7 +34,7 @@ mod registers;
 mod router;
 
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use weft_dsm::{Config, ManagerOf, NodeId, Ranges};
@@ -45,6 +45,7 @@ use crate::confine::{self, ThreadKind};
 use crate::interrupts::{Apart, Elsewhere, Hub, Message};
 use crate::machine::{MachineError, Placement};
 use crate::memory::Ram;
+use memory::mapping::GuestMapping;
 use memory::{SharedMemory, SharedMemoryOptions};
 use note::{Note, Space};
 use orders::{Answer, Order, OrderReceiver};
@@ -85,6 +86,8 @@ pub struct Slice {
     memory: Arc<SharedMemory>,
     registers: Arc<Questions<u64>>,
     orders: Arc<Questions<Answer>>,
+    /// Where KVM runs the vCPUs.
+    mapping: OnceLock<Arc<GuestMapping>>,
     /// Until threads read them.
     receivers: Mutex<Vec<(usize, Receiver)>>,
 }
@@ -138,6 +141,7 @@ impl Slice {
             memory,
             registers: Arc::default(),
             orders: Arc::default(),
+            mapping: OnceLock::new(),
             receivers: Mutex::new(receivers),
         })
     }
@@ -160,6 +164,21 @@ impl Slice {
     /// Whether it is the bootstrap slice.
     pub fn is_bootstrap(&self) -> bool {
         self.number == BOOTSTRAP
+    }
+
+    /// Has the vCPUs use the memory through a watched mapping, whose faults a thread
+    /// handles from [`Slice::join`] on.
+    pub(crate) fn watch(&self, mapping: Arc<GuestMapping>) {
+        self.memory.connect(Box::new(mapping.clone()));
+        // A second one is a mistake that the first survives.
+        let _ = self.mapping.set(mapping);
+    }
+
+    /// What the vCPUs' mapping counted, by name.
+    pub(crate) fn mapping_counters(&self) -> Vec<(&'static str, u64)> {
+        self.mapping
+            .get()
+            .map_or_else(Vec::new, |mapping| mapping.counters())
     }
 
     /// Frames and bytes to and from other slices so far, by name.
@@ -228,6 +247,12 @@ impl Slice {
         start("weft-taker", ThreadKind::Device, move || {
             memory.take_held_back()
         })?;
+        if let Some(mapping) = self.mapping.get().cloned() {
+            let memory = self.memory.clone();
+            start("weft-faults", ThreadKind::Device, move || {
+                mapping.serve(&memory)
+            })?;
+        }
         let peers = self.peers.clone();
         start("weft-beat", ThreadKind::Link, move || peers.beat())?;
         let mut receivers = self
