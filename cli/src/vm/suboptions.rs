@@ -6,9 +6,13 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use weft_node::size::parse_size;
+use weft_vmm::machine::DataPath;
 
 /// How alike two words must be for one to be a misspelling of the other.
 const LIKENESS_MIN: f64 = 0.6;
+
+/// What a disk takes.
+const DISK_OPTIONS: [&str; 4] = ["ro", "direct", "node=N", "path=bypass|dsm"];
 
 /// One value for all nodes, or one for each.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,7 +23,7 @@ pub struct ListArg<T> {
     pub values: Vec<T>,
 }
 
-/// `--disk FILE[,ro][,direct][,node=N]`.
+/// `--disk FILE[,ro][,direct][,node=N][,path=bypass|dsm]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskArg {
     /// The image or block device.
@@ -30,6 +34,8 @@ pub struct DiskArg {
     pub direct: bool,
     /// Which node has it.
     pub node: u32,
+    /// How its data reach the vCPUs of other nodes.
+    pub data_path: DataPath,
 }
 
 /// `--net tap=NAME[,node=N]` or
@@ -91,20 +97,25 @@ impl FromStr for DiskArg {
     fn from_str(text: &str) -> Result<DiskArg, String> {
         let (path, options) = split(text);
         if path.is_empty() {
-            return Err("lacks the image's name: write FILE[,ro][,direct][,node=N]".into());
+            return Err(
+                "lacks the image's name: write FILE[,ro][,direct][,node=N][,path=bypass|dsm]"
+                    .into(),
+            );
         }
         let mut disk = DiskArg {
             path: path.into(),
             read_only: false,
             direct: false,
             node: 0,
+            data_path: DataPath::default(),
         };
         for option in options {
-            match (option, option.strip_prefix("node=")) {
-                ("ro", _) => disk.read_only = true,
-                ("direct", _) => disk.direct = true,
-                (_, Some(node)) => disk.node = parse_node(node)?,
-                _ => return Err(unknown(option, "a disk", &["ro", "direct", "node=N"])),
+            match option.split_once('=') {
+                None if option == "ro" => disk.read_only = true,
+                None if option == "direct" => disk.direct = true,
+                Some(("node", node)) => disk.node = parse_node(node)?,
+                Some(("path", path)) => disk.data_path = parse_path(path)?,
+                _ => return Err(unknown(option, "a disk", &DISK_OPTIONS)),
             }
         }
         Ok(disk)
@@ -153,6 +164,16 @@ fn parse_node(number: &str) -> Result<u32, String> {
     number
         .parse()
         .map_err(|_| format!("`{number}` in `node={number}` is not the number of a node: 0 and up"))
+}
+
+fn parse_path(path: &str) -> Result<DataPath, String> {
+    match path {
+        "bypass" => Ok(DataPath::Bypass),
+        "dsm" => Ok(DataPath::Dsm),
+        _ => Err(format!(
+            "`{path}` in `path={path}` is no way of a device's data: bypass or dsm"
+        )),
+    }
 }
 
 fn parse_forward(option: &str) -> Result<(u16, u16), String> {
@@ -224,6 +245,10 @@ mod tests {
         assert!(disk.read_only && disk.direct);
         assert!(!"x".parse::<DiskArg>().unwrap().read_only);
         assert_eq!("x,node=2,ro".parse::<DiskArg>().unwrap().node, 2);
+        let slow: DiskArg = "x,path=dsm".parse().unwrap();
+        assert_eq!(slow.data_path, DataPath::Dsm);
+        assert_eq!(disk.data_path, DataPath::Bypass);
+        assert!(error::<DiskArg>("x,path=fast").contains("bypass or dsm"));
         assert!(error::<DiskArg>("x,node=").contains("is not the number of a node"));
         assert!(error::<DiskArg>(",ro").contains("lacks"));
         assert_eq!(

@@ -2,16 +2,17 @@
 
 use std::sync::Arc;
 
-use super::MachineError;
 use super::assembly::Frame;
 use super::configuration::{Configuration, Network};
 use super::lifecycle::End;
 use super::owner::Named;
+use super::{MachineError, disks};
 use crate::acpi;
 use crate::interrupts::InterruptLine;
 use crate::memory::{DEVICE_HOLE, PCI_WINDOW_END};
 use crate::pci::{FIRST_PIN, PINS, Root, RootOptions, Windows};
-use crate::virtio::block::{Block, BlockOptions, QUEUES_MAX};
+use crate::slice::Slice;
+use crate::slice::delegation::Spread;
 use crate::virtio::console::{Console, ConsoleHandle, ConsoleOutput};
 use crate::virtio::net::{self, Net, NetBackEnd, NetOptions, PAIRS_MAX};
 use crate::virtio::rng::Rng;
@@ -24,6 +25,10 @@ pub(super) struct PciDevices<'a> {
     /// Hears of guest memory that devices wrote.
     pub observer: Option<Arc<dyn WriteObserver>>,
     pub parts: &'a mut Vec<Named>,
+    /// Of several.
+    pub slice: Option<&'a Arc<Slice>>,
+    /// Devices so far: each has the number of its turn.
+    pub attached: u8,
 }
 
 impl PciDevices<'_> {
@@ -35,15 +40,7 @@ impl PciDevices<'_> {
     ) -> Result<(Arc<Root>, Option<ConsoleHandle>), MachineError> {
         let root = self.bus()?;
         let configuration = self.configuration;
-        for disk in &configuration.disks {
-            let options = BlockOptions {
-                read_only: disk.read_only,
-                direct: disk.direct,
-                queues: configuration.cpus.min(QUEUES_MAX.into()) as u16,
-                ..BlockOptions::new(&disk.path)
-            };
-            self.put(&root, Box::new(Block::open(&options)?))?;
-        }
+        self.attach_disks(&root)?;
         for (number, network) in (0..).zip(&configuration.networks) {
             let options = NetOptions {
                 number,
@@ -63,6 +60,24 @@ impl PciDevices<'_> {
             self.put(&root, Box::new(Rng::new(None)))?;
         }
         Ok((root, handle))
+    }
+
+    fn attach_disks(&mut self, root: &Root) -> Result<(), MachineError> {
+        let Some(slice) = self.slice else {
+            for block in disks::open(self.configuration)? {
+                self.put(root, Box::new(block))?;
+            }
+            return Ok(());
+        };
+        for (number, (scheme, block)) in disks::open_for(self.configuration, slice)?
+            .into_iter()
+            .enumerate()
+        {
+            let delegation = slice.delegation().clone();
+            let spread = Spread::new(Box::new(block), number as u8, scheme, delegation);
+            self.put(root, Box::new(spread.map_err(MachineError::Delegation)?))?;
+        }
+        Ok(())
     }
 
     fn bus(&mut self) -> Result<Arc<Root>, MachineError> {
@@ -91,11 +106,18 @@ impl PciDevices<'_> {
     }
 
     fn put(&mut self, root: &Root, device: Box<dyn VirtioDevice>) -> Result<(), MachineError> {
+        let number = self.attached;
+        self.attached += 1;
+        let delegation = self.slice.map(|slice| slice.delegation());
         let attach = Attach {
             memory: self.frame.memory.clone(),
             observer: self.observer.clone(),
+            watch: delegation.map(|delegation| delegation.watch(number)),
         };
         let transport = Transport::attach(root, &attach, device)?;
+        if let Some(delegation) = delegation {
+            delegation.add_transport(number, &transport);
+        }
         self.parts.push((transport.name().to_owned(), transport));
         Ok(())
     }

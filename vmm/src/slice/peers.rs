@@ -75,7 +75,8 @@ impl Peers {
         }
     }
 
-    fn send(&self, slice: usize, header: &Header, parts: &[&[u8]]) {
+    /// Sends a frame to `slice`; as [`Peers::tell`].
+    pub(super) fn send(&self, slice: usize, header: &Header, parts: &[&[u8]]) {
         let Some(Some(sender)) = self.senders.get(slice) else {
             return self.lost(slice, "there is no link to it");
         };

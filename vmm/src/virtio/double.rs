@@ -153,6 +153,7 @@ impl Machine {
         let attach = Attach {
             memory: DeviceMemory::whole(&self.ram),
             observer: None,
+            watch: None,
         };
         Transport::attach(&self.root, &attach, Box::new(device))
     }

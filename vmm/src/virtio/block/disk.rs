@@ -5,12 +5,11 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 
+use super::geometry::SERIAL;
 use super::{BlockError, BlockOptions, SECTOR};
 
 /// Largest block that a guest's file system can be expected to take.
 const BLOCK_MAX: u32 = 4096;
-/// Bytes of a serial number (5.2.6).
-const SERIAL: usize = 20;
 /// Zeroes written at once where the file system cannot make them itself.
 const ZEROES: usize = 64 << 10;
 
@@ -109,13 +108,6 @@ impl Disk {
     /// What GET_ID tells.
     pub fn serial(&self) -> &[u8; SERIAL] {
         &self.serial
-    }
-
-    /// Whether all of it is on the disk.
-    pub fn holds(&self, sector: u64, sectors: u64) -> bool {
-        sector
-            .checked_add(sectors)
-            .is_some_and(|end| end <= self.sectors)
     }
 
     /// Makes a range read as zeroes by the cheapest way that the host has.
