@@ -13,7 +13,7 @@ use super::handle::Handle;
 use super::lifecycle::{End, Stage};
 use super::owner::{Named, Owner, with_sources};
 use super::pci_devices::PciDevices;
-use super::{MachineError, Outside, disks};
+use super::{MachineError, Outside, disks, networks};
 use crate::acpi::EVENT_LINE;
 use crate::acpi::power::{PORTS as POWER_PORTS, PowerDevice, PowerRequest};
 use crate::bus::{Bus, BusDevice};
@@ -25,7 +25,7 @@ use crate::devices::keyboard::{self, KeyboardController};
 use crate::devices::serial::{self, SerialPort};
 use crate::interrupts::{Hub, IO_APIC_SIZE, Line};
 use crate::memory::{DeviceMemory, GuestBytes, IO_APIC, Ram};
-use crate::slice::delegation::{Station, StationPart, Tools};
+use crate::slice::delegation::{Scheme, Station, StationPart, Tools};
 use crate::slice::{Joints, Slice};
 use crate::vcpu::environment::Surroundings;
 use crate::vcpu::runner::{Event, Listener, Runner, RunnerOptions};
@@ -216,13 +216,15 @@ fn serve_queues(
     let tools = Tools {
         memory: frame.memory.clone(),
         observer: chosen.observer.clone(),
-        hub: frame.hub.clone(),
+        sink: frame.hub.clone(),
     };
-    let disks = disks::open_for(configuration, slice)?;
-    let devices = (0..).zip(disks).map(|(number, (scheme, block))| {
-        let device: Box<dyn VirtioDevice> = Box::new(block);
-        (number, scheme, device)
-    });
+    let mut all: Vec<(Scheme, Box<dyn VirtioDevice>)> = Vec::new();
+    for (scheme, block) in disks::open_for(configuration, slice)? {
+        all.push((scheme, Box::new(block)));
+    }
+    all.extend(networks::open_for(configuration, slice)?);
+    let devices = (0..).zip(all);
+    let devices = devices.map(|(number, (scheme, device))| (number, scheme, device));
     let delegation = slice.delegation().clone();
     let part = Station::start(delegation, tools, devices.collect());
     Ok(Arc::new(part.map_err(MachineError::Delegation)?))

@@ -18,7 +18,7 @@ pub(super) fn open(configuration: &Configuration) -> Result<Vec<Block>, MachineE
 
 /// Opens what lies on `slice`, and makes the ways to what does not. Each slice
 /// tells first and listens then, so that none waits for one that waits for it.
-pub(super) fn open_for(
+pub(crate) fn open_for(
     configuration: &Configuration,
     slice: &Arc<Slice>,
 ) -> Result<Vec<(Scheme, Block)>, MachineError> {
@@ -68,7 +68,8 @@ pub(super) fn open_for(
 fn described(slice: &Slice, owner: usize, disk: usize) -> Result<Geometry, MachineError> {
     let wrong = |reason| MachineError::Described {
         slice: owner,
-        disk,
+        device: "disk",
+        number: disk,
         reason,
     };
     let json = slice.next_description(owner).map_err(wrong)?;

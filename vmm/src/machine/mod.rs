@@ -8,7 +8,7 @@
 //! | `guest` | what is in memory at the start |
 //! | `assembly` | all parts, connected |
 //! | `pci_devices` | the devices among them that a configuration asks for |
-//! | `disks` | its disks, wherever they are |
+//! | `disks`, `networks` | its disks and networks, wherever they are |
 //! | `lifecycle` | stages, requests, answers, ends |
 //! | `owner` | the thread that takes requests |
 //! | `handle` | how others ask |
@@ -18,12 +18,13 @@
 mod assembly;
 mod back_end;
 mod configuration;
-mod disks;
+pub(crate) mod disks;
 mod ender;
 mod follower;
 mod guest;
 mod handle;
 mod lifecycle;
+mod networks;
 mod owner;
 mod pci_devices;
 mod placement;
@@ -124,13 +125,15 @@ pub enum MachineError {
     /// No network.
     #[error(transparent)]
     Network(#[from] crate::virtio::net::NetError),
-    /// Another slice did not say what its disk is.
-    #[error("node {slice} did not say what disk {disk} is: {reason}")]
+    /// Another slice did not say what its device is.
+    #[error("node {slice} did not say what its {device} {number} is: {reason}")]
     Described {
         /// Which slice.
         slice: usize,
-        /// Which disk, from 0.
-        disk: usize,
+        /// `disk` or `network`.
+        device: &'static str,
+        /// Which of them, from 0.
+        number: usize,
         /// What came instead.
         reason: String,
     },

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::assembly::Frame;
-use super::configuration::{Configuration, Network};
+use super::configuration::Configuration;
 use super::lifecycle::End;
 use super::owner::Named;
-use super::{MachineError, disks};
+use super::{MachineError, disks, networks};
 use crate::acpi;
 use crate::interrupts::InterruptLine;
 use crate::memory::{DEVICE_HOLE, PCI_WINDOW_END};
@@ -14,7 +14,6 @@ use crate::pci::{FIRST_PIN, PINS, Root, RootOptions, Windows};
 use crate::slice::Slice;
 use crate::slice::delegation::Spread;
 use crate::virtio::console::{Console, ConsoleHandle, ConsoleOutput};
-use crate::virtio::net::{self, Net, NetBackEnd, NetOptions, PAIRS_MAX};
 use crate::virtio::rng::Rng;
 use crate::virtio::{Attach, Transport, VirtioDevice, WriteObserver};
 
@@ -40,14 +39,7 @@ impl PciDevices<'_> {
     ) -> Result<(Arc<Root>, Option<ConsoleHandle>), MachineError> {
         let root = self.bus()?;
         let configuration = self.configuration;
-        self.attach_disks(&root)?;
-        for (number, network) in (0..).zip(&configuration.networks) {
-            let options = NetOptions {
-                number,
-                ..net_options(network, configuration.cpus)
-            };
-            self.put(&root, Box::new(Net::open(&options)?))?;
-        }
+        self.attach_delegated(&root)?;
         let mut handle = None;
         if let Some(output) = console.filter(|_| configuration.virtio_console) {
             let (console, typed) = Console::new(output).map_err(MachineError::Console)?;
@@ -62,19 +54,26 @@ impl PciDevices<'_> {
         Ok((root, handle))
     }
 
-    fn attach_disks(&mut self, root: &Root) -> Result<(), MachineError> {
+    /// Disks and networks, which several slices may serve.
+    fn attach_delegated(&mut self, root: &Root) -> Result<(), MachineError> {
+        let configuration = self.configuration;
         let Some(slice) = self.slice else {
-            for block in disks::open(self.configuration)? {
+            for block in disks::open(configuration)? {
                 self.put(root, Box::new(block))?;
+            }
+            for net in networks::open(configuration)? {
+                self.put(root, Box::new(net))?;
             }
             return Ok(());
         };
-        for (number, (scheme, block)) in disks::open_for(self.configuration, slice)?
-            .into_iter()
-            .enumerate()
-        {
+        let mut all: Vec<networks::Placed> = Vec::new();
+        for (scheme, block) in disks::open_for(configuration, slice)? {
+            all.push((scheme, Box::new(block)));
+        }
+        all.extend(networks::open_for(configuration, slice)?);
+        for (number, (scheme, device)) in (0..).zip(all) {
             let delegation = slice.delegation().clone();
-            let spread = Spread::new(Box::new(block), number as u8, scheme, delegation);
+            let spread = Spread::new(device, number, scheme, delegation);
             self.put(root, Box::new(spread.map_err(MachineError::Delegation)?))?;
         }
         Ok(())
@@ -120,29 +119,5 @@ impl PciDevices<'_> {
         }
         self.parts.push((transport.name().to_owned(), transport));
         Ok(())
-    }
-}
-
-fn net_options(network: &Network, cpus: u32) -> NetOptions {
-    match network {
-        Network::Tap { name, .. } => NetOptions {
-            pairs: cpus.min(PAIRS_MAX.into()) as u16,
-            ..NetOptions::new(NetBackEnd::Tap { name: name.clone() })
-        },
-        Network::User {
-            forwards,
-            reaches_host,
-            ..
-        } => {
-            let forwards = forwards.iter().map(|forward| net::Forward {
-                host: forward.host_port,
-                guest: forward.guest_port,
-            });
-            NetOptions::new(NetBackEnd::User(net::User {
-                forwards: forwards.collect(),
-                reaches_host: *reaches_host,
-                ..net::User::default()
-            }))
-        }
     }
 }

@@ -31,6 +31,8 @@ pub(super) mod note;
 mod scheme;
 mod spread;
 mod station;
+#[cfg(test)]
+mod tests;
 mod ways;
 
 use std::collections::HashMap;

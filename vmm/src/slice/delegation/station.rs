@@ -21,7 +21,7 @@ use super::note::{Address, DeviceNote};
 use super::scheme::Scheme;
 use super::{Activation, Delegation, Stopped};
 use crate::confine::{self, ThreadKind};
-use crate::interrupts::{Hub, MessageSink};
+use crate::interrupts::MessageSink;
 use crate::memory::DeviceMemory;
 use crate::part::{Part, PartError};
 use crate::pci::lock;
@@ -53,7 +53,7 @@ pub struct Tools {
     /// Hears of what devices write there.
     pub observer: Option<Arc<dyn WriteObserver>>,
     /// Takes interrupts.
-    pub hub: Arc<Hub>,
+    pub sink: Arc<dyn MessageSink>,
 }
 
 /// A device of which units are served here.
@@ -89,7 +89,7 @@ pub(super) type Route = Arc<Mutex<Option<(u64, u32)>>>;
 struct Far {
     device: u8,
     delegation: Arc<Delegation>,
-    hub: Arc<Hub>,
+    sink: Arc<dyn MessageSink>,
 }
 
 impl FarRegisters for Far {
@@ -99,7 +99,7 @@ impl FarRegisters for Far {
             // Held while it is sent: after a change was seen the old one is not.
             let route = lock(&route);
             if let Some((place, data)) = *route {
-                return MessageSink::send(&*self.hub, place, data);
+                return self.sink.send(place, data);
             }
         }
         self.delegation.tell(BOOTSTRAP, address, DeviceNote::Used);
@@ -199,7 +199,7 @@ impl Station {
         let far = Far {
             device: address.device,
             delegation: self.delegation.clone(),
-            hub: self.tools.hub.clone(),
+            sink: self.tools.sink.clone(),
         };
         let interrupt = Arc::new(Interrupt::far(Arc::new(far), &served.name));
         let sizes = served.device.queue_sizes();

@@ -164,12 +164,13 @@ pub fn status(done: &io::Result<()>) -> Status {
 /// Direct I/O through a buffer of our own, aligned as the host wants it.
 fn bounce(memory: &DeviceMemory, disk: &Disk, request: &Request) -> io::Result<()> {
     let alignment = disk.buffer_alignment().max(1) as usize;
-    let mut buffer = vec![0; BOUNCE + alignment];
+    let size = BOUNCE.min(request.length as usize);
+    let mut buffer = vec![0; size + alignment];
     let skip = buffer.as_ptr().align_offset(alignment);
-    let buffer = &mut buffer[skip..skip + BOUNCE];
+    let buffer = &mut buffer[skip..skip + size];
     let mut done = 0;
     while done < request.length {
-        let count = BOUNCE.min((request.length - done) as usize);
+        let count = size.min((request.length - done) as usize);
         let piece = &mut buffer[..count];
         let at = request.offset + done;
         if request.operation == Operation::Write {
