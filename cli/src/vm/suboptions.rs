@@ -132,9 +132,11 @@ impl FromStr for NetArg {
             Some(("tap", name)) => {
                 let mut node = 0;
                 for option in options {
-                    let known = option.strip_prefix("node=");
-                    let number = known.ok_or_else(|| unknown(option, "a tap", &["node=N"]))?;
-                    node = parse_node(number)?;
+                    match option.split_once('=') {
+                        Some(("node", number)) => node = parse_node(number)?,
+                        Some(("path", path)) => check_network_path(path)?,
+                        _ => return Err(unknown(option, "a tap", &["node=N", "path=dsm"])),
+                    }
                 }
                 let name = name.to_owned();
                 Ok(NetArg::Tap { name, node })
@@ -142,9 +144,10 @@ impl FromStr for NetArg {
             None if kind == "user" => {
                 let (mut forwards, mut loopback, mut node) = (Vec::new(), false, 0);
                 for option in options {
-                    match (option, option.strip_prefix("node=")) {
-                        ("loopback", _) => loopback = true,
-                        (_, Some(number)) => node = parse_node(number)?,
+                    match option.split_once('=') {
+                        None if option == "loopback" => loopback = true,
+                        Some(("node", number)) => node = parse_node(number)?,
+                        Some(("path", path)) => check_network_path(path)?,
                         _ => forwards.push(parse_forward(option)?),
                     }
                 }
@@ -176,9 +179,21 @@ fn parse_path(path: &str) -> Result<DataPath, String> {
     }
 }
 
+/// A network has one way so far.
+fn check_network_path(path: &str) -> Result<(), String> {
+    match parse_path(path)? {
+        DataPath::Dsm => Ok(()),
+        DataPath::Bypass => Err(
+            "`path=bypass` is not built for networks yet: leave it out, and the network's node \
+             serves its queues through the memory that nodes share (path=dsm)"
+                .into(),
+        ),
+    }
+}
+
 fn parse_forward(option: &str) -> Result<(u16, u16), String> {
     let Some(("forward", ports)) = option.split_once('=') else {
-        let known = ["forward=HOSTPORT:GUESTPORT", "loopback", "node=N"];
+        let known = ["forward=HOSTPORT:GUESTPORT", "loopback", "node=N", "path=dsm"];
         return Err(unknown(option, "a user-mode network", &known));
     };
     let port = |text: &str| match text.parse::<u16>() {
@@ -280,6 +295,9 @@ mod tests {
         assert!(matches!(elsewhere, Ok(NetArg::User { node: 1, .. })));
         assert!(error::<NetArg>("tap=t0,nod=3").contains("did you mean `node=N`?"));
         assert!(error::<NetArg>("user,node=-1").contains("`-1` in `node=-1` is not the number"));
+        assert_eq!("tap=t0,path=dsm".parse(), tap(0));
+        assert!(error::<NetArg>("user,path=bypass").contains("not built for networks yet"));
+        assert!(error::<NetArg>("tap=t0,path=bypass").contains("not built for networks yet"));
         assert!(error::<NetArg>("tap").contains("tap=NAME"));
         assert!(error::<NetArg>("tap=").contains("lacks"));
         assert!(error::<NetArg>("usr").contains("did you mean `user`?"));

@@ -17,9 +17,12 @@ use crate::memory::DeviceMemory;
 use crate::pci::lock;
 use crate::virtio::ring::{copy_in, copy_out};
 
-/// Most bytes of data in a piece: less than a frame may carry.
+/// Most bytes of data that a piece may have: less than a frame may carry.
 pub const PIECE_MAX: u32 = 256 << 10;
 /// Least bytes that a queue may have under way.
+/// Most bytes of data in a piece that is asked for: while one is copied the next is on
+/// its way.
+const PIECE: u32 = 64 << 10;
 const WINDOW_MIN: u32 = 64 << 10;
 /// Most bytes that a queue may have under way: some pieces, so that none waits for
 /// the one before.
@@ -191,7 +194,7 @@ impl Carrier {
                 length: request.length as u32,
             };
             if moves {
-                let most = PIECE_MAX.min(self.window);
+                let most = PIECE.min(self.window);
                 let left = request.length - flying.asked;
                 piece.offset += flying.asked;
                 piece.length = left.min(u64::from(most)) as u32;
