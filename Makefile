@@ -19,6 +19,7 @@ MOMENTS ?= 3
 SOAK_ROUNDS ?= 100
 SOAK_MOMENTS ?= 50
 SOAK_BOOTS ?= 100
+SOAK_NODE_BOOTS ?= 200
 FUZZ_SECONDS ?= 300
 
 help: ## Lists the tasks
@@ -43,12 +44,12 @@ programs: ## Builds the programs of the tests and benchmarks
 	$(MAKE) -s -C bench/elastic OUT=$(abspath $(PROGRAMS))
 
 guest: ## Builds the small guest kernel and the busybox initrd (minutes, once)
-	@bash guest/build --out $(IMAGES) small
+	@bash guest/build --out $(IMAGES) small tools
 
 guest-debian: ## Fetches Debian's own kernel and makes a Debian root image
 	@bash guest/build --out $(IMAGES) debian
 
-demo: setup build programs guest ## Sorts and searches on two nodes, then boots Linux
+demo: setup build programs guest ## Sorts and searches on two nodes, then boots Linux over both
 	WEFT=$(abspath $(RELEASE))/weft PROGRAMS=$(abspath $(PROGRAMS)) GUEST=$(abspath $(IMAGES)) \
 		bash demo/demo.sh
 
@@ -82,7 +83,8 @@ bench: build programs guest guest-debian ## Measures, and renews the tables of b
 
 soak: build programs guest guest-debian ## The long tests, for a night
 	$(CARGO) test --release $(OTHERS) -- --ignored
-	$(E2E) --long --rounds $(SOAK_ROUNDS) --moments $(SOAK_MOMENTS) --boots $(SOAK_BOOTS)
+	$(E2E) --long --rounds $(SOAK_ROUNDS) --moments $(SOAK_MOMENTS) --boots $(SOAK_BOOTS) \
+		--node-boots $(SOAK_NODE_BOOTS)
 
 fuzz: ## The fuzz targets of every crate, FUZZ_SECONDS each crate
 	@bash .ci/fuzz $(FUZZ_SECONDS)

@@ -5,7 +5,8 @@
 #      for byte with a native run;
 #   2. a search of a 512 MB array that is spread over both, with the execution
 #      staying at home, and with it jumping to where the pages are;
-#   3. a Linux with two vCPUs, booted, used and shut down.
+#   3. one Linux whose two vCPUs and memory lie on both nodes: what it sees, and a
+#      job on both vCPUs against the same on one core.
 #
 # Called by `make demo`. WEFT and PROGRAMS say where the binaries are, GUEST where
 # `make guest` left its kernel; WORK, where
@@ -21,6 +22,8 @@ ARRAY_MIB=${ARRAY_MIB:-512}
 ARRAY_MEMORY=${ARRAY_MEMORY:-320M,320M}
 GUEST=${GUEST:?names the folder of the built kernel}
 ROUNDS=3
+# Of the guest's job: T takes about a second, S about five.
+NPB_SIZE=${NPB_SIZE:-S}
 export LC_ALL=C
 
 if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then
@@ -70,8 +73,33 @@ bars() {
 		BEGIN { most = a > b ? a : b; bar(an, a, most); bar(bn, b, most) }'
 }
 
+# The first processor that this shell may use.
+first_core() { taskset -pc $$ | sed 's/.*: *//; s/[,-].*//'; }
+
+# The seconds of the guest's `npb … : SECONDS s, verified`.
+job_seconds() {
+	local seconds
+	seconds=$(sed -n 's/^npb .*: \([0-9.]*\) s, verified.*/\1/p' "$1" | tail -n 1)
+	[ -n "$seconds" ] || fail "the guest's job did not end well"
+	echo "$seconds"
+}
+
+# What the nodes had to tell each other.
+pages_summary() {
+	awk -F'[:,]' '
+		/memory.(read|write|upgrade)-faults"/ { faults += $2 }
+		/memory.pages-sent"/ { pages += $2 }
+		/to-other-slices"/ { interrupts += $2 }
+		/"slice[0-9]+.sent-bytes"/ { bytes += $2 }
+		END {
+			printf "    between the nodes: %d faults, %d pages, %d interrupts, %.1f MB\n",
+				faults, pages, interrupts, bytes / 1e6
+		}' "$1"
+}
+
 [ -x "$WEFT" ] || fail "$WEFT is missing: make build"
 [ -x "$PROGRAMS/text" ] || fail "$PROGRAMS/text is missing: make programs"
+[ -f "$GUEST/tools.cpio" ] || fail "$GUEST/tools.cpio is missing: make guest"
 [ -f "$GUEST/vmlinux" ] || fail "$GUEST/vmlinux is missing: make guest"
 free_kib=$(df -Pk "$work" | awk 'NR == 2 { print $4 }')
 [ "$free_kib" -gt $((TEXT_MIB * 4 * 1024)) ] || fail "$work has less than $((TEXT_MIB * 4)) MiB free: set WORK"
@@ -121,19 +149,32 @@ bars "pages come to it" "$search_never_s" "it goes to the pages" "$search_auto_s
 awk -v a="$search_never_s" -v b="$search_auto_s" -v on="$bold$green" -v off="$plain" \
 	'BEGIN { if (b > 0) printf "    %s%.1f times as fast%s\n", on, a / b, off }'
 
-heading "3. Linux with two vCPUs"
-say "A machine of two vCPUs and 256 MiB: boots, runs a command, shuts down."
+heading "3. One Linux over two nodes"
+say "Two vCPUs and 512 MiB, half of each on either node. The guest takes it for one"
+say "computer with two NUMA nodes; its processes run on both."
+cat "$GUEST/busybox.cpio" "$GUEST/tools.cpio" >"$work/initrd"
+report='lscpu | grep -E "^(CPU\(s\)|On-line|NUMA)"; numactl -H'
+job="npb -p 2 ep $NPB_SIZE"
+machine=(--memory 512M --cpus 2 --kernel "$GUEST/vmlinux" --initrd "$work/initrd" --ready "weft-guest: hello")
 say
-command='uname -sr; nproc; free -m | head -n 2; echo $((6 * 7))'
-show "weft vm run --ready 'weft-guest: hello' --cpus 2 --memory 256M --kernel vmlinux --initrd busybox.cpio --cmdline 'console=ttyS0 quiet weft.run=\"$command\"'"
-timed "$work/log" "$WEFT" vm run --ready "weft-guest: hello" --cpus 2 --memory 256M --kernel "$GUEST/vmlinux" \
-	--initrd "$GUEST/busybox.cpio" --cmdline "console=ttyS0 quiet weft.run=\"$command\"" \
-	</dev/null >"$work/console"
+show "weft vm run --nodes 2 --cpus 2 --memory 512M --kernel vmlinux --initrd initrd --stats json=FILE --cmdline 'console=ttyS0 quiet weft.run=\"$report; $job\"'"
+timed "$work/log" "$WEFT" vm run --nodes 2 "${machine[@]}" --backend soft --stats "json=$work/stats" \
+	--cmdline "console=ttyS0 quiet weft.run=\"${report//\"/%22}; $job\"" </dev/null >"$work/console"
 sed 's/\r$//; s/^/    /' "$work/console"
-grep -q '^42' "$work/console" || fail "the guest did not compute"
+two_s=$(job_seconds "$work/console")
 say
 summary "$work/log"
-say "    ${green}$took s from start to power off$plain"
+pages_summary "$work/stats"
+say
+say "The same job with both vCPUs on one processor, as on a host with one core to spare:"
+show "taskset -c 0 weft vm run --cpus 2 --memory 512M … weft.run=\"$job\""
+timed "$work/log" taskset -c "$(first_core)" "$WEFT" vm run "${machine[@]}" --backend soft \
+	--cmdline "console=ttyS0 quiet weft.run=\"$job\"" </dev/null >"$work/console"
+one_s=$(job_seconds "$work/console")
+say
+bars "one core" "$one_s" "two nodes, a core each" "$two_s"
+awk -v a="$one_s" -v b="$two_s" -v on="$bold$green" -v off="$plain" \
+	'BEGIN { if (b > 0) printf "    %s%.2f times as fast%s\n", on, a / b, off }'
 
 say
 say "${dim}Watch one live with --watch; make bench measures all of it; weft doctor looks at this host.$plain"

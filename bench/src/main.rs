@@ -10,13 +10,14 @@ use weft_bench::micro;
 use weft_bench::program::Place;
 use weft_bench::raw::{self, Kind};
 use weft_bench::results::Table;
+use weft_bench::vm::aggregate;
 use weft_bench::vm::devices::devices;
 use weft_bench::vm::footprint::footprint;
 use weft_bench::vm::kvm::kvm;
 use weft_bench::vm::soft::soft;
 use weft_tests::boot::Images;
 
-const BENCHMARKS: [&str; 9] = [
+const BENCHMARKS: [&str; 12] = [
     "latency",
     "unstretched",
     "throughput",
@@ -26,6 +27,9 @@ const BENCHMARKS: [&str; 9] = [
     "vm-kvm",
     "vm-devices",
     "vm-start",
+    "vm-nodes-boot",
+    "vm-nodes-cpu",
+    "vm-nodes-sharing",
 ];
 
 /// Measures weft against native runs and raw sockets.
@@ -92,6 +96,9 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Table> {
         "vm-start" => footprint(&place.weft, &options.images(), &place.work, repeat),
         "vm-soft" => soft(place, &options.images(), repeat),
         "vm-kvm" => kvm(place, &options.images(), repeat),
+        "vm-nodes-boot" => aggregate::boots(place, &options.images(), repeat),
+        "vm-nodes-cpu" => aggregate::cpu(place, &options.images(), repeat),
+        "vm-nodes-sharing" => aggregate::sharing(place, &options.images(), repeat),
         "vm-devices" => devices(place, &options.images(), repeat),
         "elastic-gigabit" => elastic(place, Network::Gigabit, repeat, &options.program),
         _ => elastic(place, Network::Unshaped, repeat, &options.program),

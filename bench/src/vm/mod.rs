@@ -1,6 +1,7 @@
 //! Benchmarks of `weft vm`: a Linux guest on Weft's software vCPU and on KVM,
 //! against the same guest under QEMU's TCG, or against the host.
 
+pub mod aggregate;
 pub mod devices;
 pub mod footprint;
 pub mod kvm;

@@ -20,10 +20,12 @@ use weft_wire::halves::{self, HalvesConfig, Keys};
 
 use super::error::{EXIT_SETUP, VmError};
 use super::machine::die_with;
+use super::nodes::Nodes;
 use super::run::{Life, reap};
 
-/// How long companions have to end once the machine has.
-const END_BOUND: Duration = Duration::from_secs(3);
+/// How long companions have to end once the machine has: they have nothing left to
+/// do, and one that was stopped is not waited for longer.
+const END_BOUND: Duration = Duration::from_secs(2);
 /// How often the end is looked for.
 const LOOK: Duration = Duration::from_millis(2);
 /// How long a thread waits for a machine's end at one time.
@@ -108,11 +110,7 @@ fn mesh(life: &Life<'_>) -> io::Result<Vec<Sockets>> {
 }
 
 /// Opens a node's links; `None` for a machine of one node.
-pub fn open(
-    sockets: Sockets,
-    number: usize,
-    lease: Duration,
-) -> anyhow::Result<Option<SliceLinks>> {
+pub fn open(sockets: Sockets, number: usize, nodes: &Nodes) -> anyhow::Result<Option<SliceLinks>> {
     if sockets.is_empty() {
         return Ok(None);
     }
@@ -122,7 +120,7 @@ pub fn open(
             halves::open(HalvesConfig {
                 socket,
                 keys,
-                lease,
+                lease: nodes.lease,
                 spin: SPIN,
                 name: format!("node {peer}"),
             })
@@ -134,7 +132,8 @@ pub fn open(
     Ok(Some(SliceLinks {
         number,
         links,
-        lease,
+        lease: nodes.lease,
+        delay_max: nodes.link_delay_max,
     }))
 }
 
@@ -156,7 +155,7 @@ fn run(life: &Life<'_>, parent: Pid, node: usize, sockets: Sockets) -> anyhow::R
     let plan = life.plan;
     die_with(parent)?;
     confine::prepare(plan.confine)?;
-    let links = open(sockets, node, plan.nodes.lease)?.context("there are no links")?;
+    let links = open(sockets, node, &plan.nodes)?.context("there are no links")?;
     let outside = Outside {
         serial: Box::new(io::sink()),
         console: None,

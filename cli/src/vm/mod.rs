@@ -11,6 +11,9 @@
 //! | [`outcome`] | what came of it, and exit codes |
 //! | [`checks`] | what `weft doctor` says of virtual machines |
 //! | [`running`] | machines that run: list, console, pause, resume, stop |
+//! | [`top`] | what vCPUs and nodes do, every second |
+//! | [`trace`] | faults by vCPU and by page |
+//! | [`symbols`] | the kernel's names for addresses |
 
 mod args;
 mod checks;
@@ -25,6 +28,9 @@ mod plan;
 mod run;
 mod running;
 mod suboptions;
+mod symbols;
+mod top;
+mod trace;
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -41,6 +47,8 @@ pub fn run(command: VmCommand, started: Instant) -> anyhow::Result<ExitCode> {
         VmCommand::Pause { machine } => running::pause(&machine),
         VmCommand::Resume { machine } => running::resume(&machine),
         VmCommand::Stop { machine, timeout } => running::stop(&machine, timeout),
+        VmCommand::Top(args) => top::run(&args),
+        VmCommand::Trace(args) => trace::run(&args),
         VmCommand::Counters { machine, json } => running::counters(&machine, json),
     }
 }

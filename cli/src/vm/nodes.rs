@@ -21,6 +21,8 @@ pub struct Nodes {
     pub transport: Transport,
     /// Silence after which a node counts as lost.
     pub lease: Duration,
+    /// Frames between nodes wait for less than this, for tests; zero: not at all.
+    pub link_delay_max: Duration,
     /// vCPUs of all nodes.
     pub cpus: u32,
     /// Guest memory of all nodes, in bytes.
@@ -54,6 +56,7 @@ impl Nodes {
             count,
             transport: args.transport.into(),
             lease,
+            link_delay_max: Duration::from_micros(args.link_delay.into()),
             cpus: cpus[0],
             memory_bytes: memory[0],
             shares: Vec::new(),
@@ -65,6 +68,14 @@ impl Nodes {
             nodes.shares = placement.into();
         }
         Ok(nodes)
+    }
+}
+
+impl Nodes {
+    /// A node with what it gives, for a message; `None` on a machine of one.
+    pub fn describe(&self, node: usize) -> Option<String> {
+        let placement = Placement::new(self.shares.clone()).ok()?;
+        Some(weft_vmm::slice::describe(&placement, node))
     }
 }
 

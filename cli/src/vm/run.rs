@@ -16,6 +16,7 @@ use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,7 @@ use nix::sys::termios::{SetArg, Termios, tcgetattr, tcsetattr};
 use nix::unistd::{ForkResult, Pid, fork};
 use weft_vmm::console::Carrier;
 use weft_vmm::machine::End;
+use weft_vmm::slice::BOOTSTRAP;
 
 use super::args::VmRunArgs;
 use super::companions::Companions;
@@ -36,10 +38,12 @@ use super::outcome::{self, Message, Outcome, Report};
 use super::places::Places;
 use super::plan::Plan;
 use super::suboptions::ConsoleArg;
+use super::trace;
 use crate::args::StatsArg;
 
-/// Longest last word of a machine's process: its counters.
-const MESSAGE_BYTES_MAX: usize = 8 << 20;
+/// Longest last word of a machine's process: its counters, and the trace of 16
+/// nodes.
+const MESSAGE_BYTES_MAX: usize = 512 << 20;
 /// A life shorter than this that ends in a triple fault is a crash.
 const CRASH: Duration = Duration::from_secs(1);
 /// So many crashes in a row are not started again.
@@ -54,7 +58,7 @@ pub fn run(args: &VmRunArgs, started: Instant) -> anyhow::Result<ExitCode> {
         ExitCode::from(EXIT_SETUP)
     };
     weft_vmm::clock::begin_tsc_measurement();
-    let prepared = || -> anyhow::Result<(Plan, Option<File>, Places)> {
+    let prepared = || -> anyhow::Result<(Plan, Option<File>, Option<File>, Places)> {
         let plan = Plan::check(args)?;
         // Opened first: a summary that cannot be written is better known before
         // hours of work than after.
@@ -65,10 +69,15 @@ pub fn run(args: &VmRunArgs, started: Instant) -> anyhow::Result<ExitCode> {
                 })?),
                 _ => None,
             };
+        let trace = args.trace.as_ref().map(|path| {
+            File::create(path)
+                .with_context(|| format!("cannot write the trace to {}", path.display()))
+        });
+        let trace = trace.transpose()?;
         let places = Places::claim(&plan)?;
-        Ok((plan, file, places))
+        Ok((plan, file, trace, places))
     };
-    let (plan, file, places) = match prepared() {
+    let (plan, file, trace, places) = match prepared() {
         Ok(prepared) => prepared,
         Err(error) => return Ok(set_up(error)),
     };
@@ -79,6 +88,10 @@ pub fn run(args: &VmRunArgs, started: Instant) -> anyhow::Result<ExitCode> {
         Ok(Last::Ended(ended)) => {
             eprintln!("weft: {}", outcome::sentence(&plan.name, &ended.outcome));
             report(args, file, &plan, &ended)?;
+            if let (Some(file), Some(trace)) = (trace, &ended.outcome.trace) {
+                let path = args.trace.as_deref().unwrap_or(Path::new("trace"));
+                trace::write(trace, file, path, &plan.name)?;
+            }
             Ok(ExitCode::from(ended.code()))
         }
     }
@@ -170,7 +183,8 @@ fn supervise(plan: &Plan, places: &Places, started: Instant) -> Result<Last, VmE
                 return Ok(Last::NotStarted);
             }
             Err((status, signal)) => {
-                let (sentence, code) = outcome::killed(status, signal);
+                let (sentence, code) =
+                    outcome::killed(status, signal, plan.nodes.describe(BOOTSTRAP));
                 eprintln!("weft: vm {}: {sentence}", plan.name);
                 return Ok(Last::Killed(code));
             }
@@ -217,9 +231,11 @@ impl Life<'_> {
     /// Makes the machine's process and waits for its end; its last word, and the
     /// most memory it had resident, in bytes.
     fn live(&self, signals: &Signals) -> Result<(LastWord, u64), VmError> {
-        let (ours, theirs) = UnixStream::pair().map_err(VmError::system("make a socket pair"))?;
         let parent = nix::unistd::getpid();
         let (companions, links) = Companions::start(self, parent)?;
+        // Made after the companions: one that does not end, and had a copy, would keep
+        // the last word's end from being seen.
+        let (ours, theirs) = UnixStream::pair().map_err(VmError::system("make a socket pair"))?;
         // SAFETY: this process has one thread, so the child's copy of its memory
         // is in order.
         let child = match unsafe { fork() }.map_err(VmError::system("make a process"))? {

@@ -193,7 +193,12 @@ fn check_network_path(path: &str) -> Result<(), String> {
 
 fn parse_forward(option: &str) -> Result<(u16, u16), String> {
     let Some(("forward", ports)) = option.split_once('=') else {
-        let known = ["forward=HOSTPORT:GUESTPORT", "loopback", "node=N", "path=dsm"];
+        let known = [
+            "forward=HOSTPORT:GUESTPORT",
+            "loopback",
+            "node=N",
+            "path=dsm",
+        ];
         return Err(unknown(option, "a user-mode network", &known));
     };
     let port = |text: &str| match text.parse::<u16>() {

@@ -34,7 +34,7 @@ pub mod tlb;
 mod vcpu;
 pub mod walk;
 
-pub use environment::{Access, Environment, Exit, Memory, Unbacked};
+pub use environment::{Access, Asker, Environment, Exit, Memory, Purpose, Unbacked};
 pub use machine::{NotAnswered, SoftMachine};
 pub use run::Configuration;
 pub use state::{CpuState, Undelivered};

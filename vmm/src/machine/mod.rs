@@ -13,6 +13,7 @@
 //! | `owner` | the thread that takes requests |
 //! | `handle` | how others ask |
 //! | `follower` | how a companion slice does what the bootstrap slice says |
+//! | `seen` | pages and faults of all slices |
 //! | `ender` | how the end comes about |
 
 mod assembly;
@@ -28,6 +29,7 @@ mod networks;
 mod owner;
 mod pci_devices;
 mod placement;
+mod seen;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -93,11 +95,9 @@ pub enum MachineError {
     /// KVM cannot run this machine.
     #[error("KVM cannot run this machine")]
     Kvm(#[source] crate::vcpu::kvm::KvmError),
-    /// KVM vCPUs cannot share their memory yet.
-    #[error(
-        "a machine over several nodes needs the back end soft: KVM's vCPUs cannot share memory between nodes yet"
-    )]
-    SlicesOnKvm,
+    /// KVM vCPUs cannot share their memory here.
+    #[error("a machine over several nodes cannot run in KVM here (--backend soft can): {0}")]
+    SlicesOnKvm(String),
     /// A slice's memory could not be made of what was loaded.
     #[error("cannot share the memory that was loaded: {0}")]
     Share(String),

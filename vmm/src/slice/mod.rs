@@ -13,6 +13,7 @@
 //! | [`memory`] | guest RAM that slices share |
 //! | [`note`] | what slices tell each other beside pages |
 //! | `peers` | the links, who reads them, who is lost |
+//! | `delay` | links that are slow on purpose, for tests |
 //! | `router` | where a note goes |
 //! | `registers` | devices of other slices |
 //! | `orders` | what the bootstrap slice asks of companions |
@@ -22,8 +23,10 @@
 //! Threads of a slice: for each link one that reads and one that sends what the
 //! kernel did not take at once; one that beats; one for pages that were held back;
 //! one that does what others ask of the devices here; on a companion one that
-//! takes orders; those of queues and disks.
+//! takes orders; where KVM runs the vCPUs one that handles their faults; those of
+//! queues and disks.
 
+mod delay;
 pub mod delegation;
 pub mod memory;
 pub mod note;
@@ -34,7 +37,7 @@ mod registers;
 mod router;
 
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use weft_dsm::{Config, ManagerOf, NodeId, Ranges};
@@ -46,6 +49,7 @@ use crate::interrupts::{Apart, Elsewhere, Hub, Message};
 use crate::machine::{MachineError, Placement};
 use crate::memory::Ram;
 use delegation::{Delegation, DeviceNote};
+use memory::mapping::GuestMapping;
 use memory::{SharedMemory, SharedMemoryOptions};
 use note::{Note, Space};
 use orders::{Answer, Order, OrderReceiver};
@@ -73,6 +77,9 @@ pub struct SliceLinks {
     pub links: Vec<Option<(Sender, Receiver)>>,
     /// Silence of this length is death.
     pub lease: Duration,
+    /// For tests: frames wait for a random time below this before they are sent,
+    /// each link's in order. Zero: they do not.
+    pub delay_max: Duration,
 }
 
 /// Hears of the reason when a slice cannot go on.
@@ -88,6 +95,8 @@ pub struct Slice {
     registers: Arc<Questions<u64>>,
     orders: Arc<Questions<Answer>>,
     delegation: Arc<Delegation>,
+    /// Where KVM runs the vCPUs.
+    mapping: OnceLock<Arc<GuestMapping>>,
     /// Until threads read them.
     receivers: Mutex<Vec<(usize, Receiver)>>,
 }
@@ -117,7 +126,7 @@ impl Slice {
                 sender
             }));
         }
-        let peers = Peers::new(links.number, senders, links.lease);
+        let peers = Peers::new(links.number, senders, links.lease, links.delay_max);
         let me = NodeId(links.number as u8);
         let slices = placement.slices() as u8;
         // A slice manages its own part of RAM: what Linux allocates for a vCPU is of
@@ -142,6 +151,7 @@ impl Slice {
             memory,
             registers: Arc::default(),
             orders: Arc::default(),
+            mapping: OnceLock::new(),
             receivers: Mutex::new(receivers),
         })
     }
@@ -166,9 +176,24 @@ impl Slice {
         self.number == BOOTSTRAP
     }
 
-    /// Bytes sent to other slices so far.
-    pub fn sent_bytes(&self) -> u64 {
-        self.peers.sent_bytes()
+    /// Has the vCPUs use the memory through a watched mapping, whose faults a thread
+    /// handles from [`Slice::join`] on.
+    pub(crate) fn watch(&self, mapping: Arc<GuestMapping>) {
+        self.memory.connect(Box::new(mapping.clone()));
+        // A second one is a mistake that the first survives.
+        let _ = self.mapping.set(mapping);
+    }
+
+    /// What the vCPUs' mapping counted, by name.
+    pub(crate) fn mapping_counters(&self) -> Vec<(&'static str, u64)> {
+        self.mapping
+            .get()
+            .map_or_else(Vec::new, |mapping| mapping.counters())
+    }
+
+    /// Frames and bytes to and from other slices so far, by name.
+    pub fn traffic(&self) -> [(&'static str, u64); 4] {
+        self.peers.traffic()
     }
 
     /// Its part in the devices of all slices.
@@ -181,7 +206,7 @@ impl Slice {
     pub(crate) fn describe(&self, json: Vec<u8>) {
         let address = delegation::Address::new(0, 0);
         let note = DeviceNote::Described(json);
-        self.peers.tell_all(&Note::Device { address, note });
+        self.peers.tell_all_first(&Note::Device { address, note });
     }
 
     /// What `slice` says of its next device. Before [`Slice::join`]: nobody else
@@ -240,8 +265,14 @@ impl Slice {
             }
         }
         let (placement, broken) = (self.placement.clone(), joints.broken);
+        let (registers, answers) = (self.registers.clone(), self.orders.clone());
+        let delegation = self.delegation.clone();
         self.peers.when_lost(Box::new(move |slice, reason| {
+            // The reason first: who then goes on without an answer has none.
             broken(format!("lost {}: {reason}", describe(&placement, slice)));
+            registers.lose(slice);
+            answers.lose(slice);
+            delegation.lose(slice);
         }));
         let (ask, asked) = sync_channel(WAITING_MAX);
         let (order, orders) = sync_channel(ORDERS_MAX);
@@ -266,6 +297,12 @@ impl Slice {
         start("weft-taker", ThreadKind::Device, move || {
             memory.take_held_back()
         })?;
+        if let Some(mapping) = self.mapping.get().cloned() {
+            let memory = self.memory.clone();
+            start("weft-faults", ThreadKind::Device, move || {
+                mapping.serve(&memory)
+            })?;
+        }
         let peers = self.peers.clone();
         start("weft-beat", ThreadKind::Link, move || peers.beat())?;
         let mut receivers = self
@@ -281,6 +318,12 @@ impl Slice {
             start(&format!("weft-send{slice}"), ThreadKind::Link, move || {
                 peers.flush(slice);
             })?;
+            if self.peers.are_delayed() {
+                let peers = self.peers.clone();
+                start(&format!("weft-delay{slice}"), ThreadKind::Link, move || {
+                    peers.send_delayed(slice);
+                })?;
+            }
         }
         Ok(orders)
     }
@@ -288,11 +331,12 @@ impl Slice {
     /// Gives every companion an order and waits for the answers, by slice.
     pub(crate) fn order_all(&self, order: &Order) -> Result<Vec<(usize, Answer)>, String> {
         let json = serde_json::to_vec(order).map_err(|error| error.to_string())?;
+        // A slice that is lost, or is found to be meanwhile, is not waited for.
         let asked: Vec<(usize, u64)> = self
             .peers
             .others()
             .map(|slice| {
-                let ticket = self.orders.open();
+                let ticket = self.orders.open(slice);
                 let json = json.clone();
                 self.peers.tell(slice, &Note::Order { ticket, json });
                 (slice, ticket)
@@ -309,7 +353,8 @@ impl Slice {
             .collect();
         let named = |(slice, answer)| match answer {
             None => Err(format!(
-                "slice {slice}: no answer within {} s",
+                "{}: it is lost, or gave no answer within {} s",
+                describe(&self.placement, slice),
                 ORDER_WAIT.as_secs()
             )),
             Some(Answer::Refused(reason)) => Err(format!("slice {slice}: {reason}")),
@@ -369,7 +414,7 @@ fn start(
 }
 
 /// A slice with what it gives, for a message.
-pub(crate) fn describe(placement: &Placement, slice: usize) -> String {
+pub fn describe(placement: &Placement, slice: usize) -> String {
     let Some(share) = placement.shares().get(slice) else {
         return format!("node {slice}");
     };

@@ -2,22 +2,26 @@
 //!
 //! Every slice sends a beat several times in a lease, so that silence means death:
 //! who hears nothing of a peer for a lease, or finds the link ended, calls it lost,
-//! and the machine ends.
+//! and the machine ends. Before its first word a peer has longer.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use weft_dsm::NodeId;
 use weft_wire::Header;
-use weft_wire::frame::KINDS_DSM;
+use weft_wire::frame::{HEADER_BYTES, KINDS_DSM};
 use weft_wire::halves::{Receiver, Sender};
 
+use super::delay::Delay;
 use super::memory::{Post, SharedMemory};
 use super::note::Note;
 
 /// Beats in a lease.
 const BEATS: u32 = 5;
+/// Longest silence of a slice that has not spoken yet: it is being put together, and
+/// its host may be busy. One that dies meanwhile closes its links.
+const START: Duration = Duration::from_secs(10);
 /// Longest wait for the thread that beats to see the end.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -32,21 +36,40 @@ pub struct Peers {
     me: usize,
     /// By slice; none for this one.
     senders: Vec<Option<Sender>>,
+    /// By slice, where frames are held back.
+    delays: Vec<Delay>,
     lease: Duration,
     /// Called once for the first peer that is lost, with the reason.
     on_loss: OnceLock<Box<dyn Fn(usize, String) + Send + Sync>>,
     over: AtomicBool,
+    sent_frames: AtomicU64,
+    received_frames: AtomicU64,
+    /// Headers and payloads.
+    received_bytes: AtomicU64,
 }
 
 impl Peers {
     /// Over these links. Nothing is read yet.
-    pub(super) fn new(me: usize, senders: Vec<Option<Sender>>, lease: Duration) -> Arc<Self> {
+    pub(super) fn new(
+        me: usize,
+        senders: Vec<Option<Sender>>,
+        lease: Duration,
+        delay_max: Duration,
+    ) -> Arc<Self> {
+        let delayed = match delay_max {
+            Duration::ZERO => 0,
+            _ => senders.len(),
+        };
         Arc::new(Self {
             me,
+            delays: (0..delayed).map(|_| Delay::new(delay_max)).collect(),
             senders,
             lease,
             on_loss: OnceLock::new(),
             over: AtomicBool::new(false),
+            sent_frames: AtomicU64::new(0),
+            received_frames: AtomicU64::new(0),
+            received_bytes: AtomicU64::new(0),
         })
     }
 
@@ -75,12 +98,47 @@ impl Peers {
         }
     }
 
+    /// Sends a note to all other slices, never held back: before any thread is there
+    /// that sends what was.
+    pub(super) fn tell_all_first(&self, note: &Note) {
+        let (header, payload) = note.encode();
+        for (slice, sender) in self.senders.iter().enumerate() {
+            let sent = sender
+                .as_ref()
+                .map(|sender| sender.send(&header, &[payload]));
+            if let Some(Err(error)) = sent {
+                self.lost(slice, &error.to_string());
+            }
+        }
+    }
+
     /// Sends a frame to `slice`; as [`Peers::tell`].
     pub(super) fn send(&self, slice: usize, header: &Header, parts: &[&[u8]]) {
         let Some(Some(sender)) = self.senders.get(slice) else {
             return self.lost(slice, "there is no link to it");
         };
-        if let Err(error) = sender.send(header, parts) {
+        self.sent_frames.fetch_add(1, Ordering::Relaxed);
+        let sent = match self.delays.get(slice) {
+            Some(delay) => delay.hold(sender, header, parts),
+            None => sender.send(header, parts),
+        };
+        if let Err(error) = sent {
+            self.lost(slice, &error.to_string());
+        }
+    }
+
+    /// Whether frames are held back: each link then needs a thread that sends them.
+    pub(super) fn are_delayed(&self) -> bool {
+        !self.delays.is_empty()
+    }
+
+    /// Sends to `slice` what was held back, until the link ends.
+    pub(super) fn send_delayed(&self, slice: usize) {
+        let (Some(Some(sender)), Some(delay)) = (self.senders.get(slice), self.delays.get(slice))
+        else {
+            return;
+        };
+        if let Err(error) = delay.send_until_over(sender) {
             self.lost(slice, &error.to_string());
         }
     }
@@ -97,7 +155,11 @@ impl Peers {
     /// The machine is over: links end, threads come back.
     pub(super) fn close(&self) {
         self.over.store(true, Ordering::SeqCst);
-        for sender in self.senders.iter().flatten() {
+        for (slice, sender) in self.senders.iter().enumerate() {
+            let Some(sender) = sender else { continue };
+            if let Some(delay) = self.delays.get(slice) {
+                delay.end(sender);
+            }
             sender.close();
         }
     }
@@ -116,20 +178,29 @@ impl Peers {
         notes: &dyn Take,
     ) {
         let node = NodeId(from as u8);
+        let mut patience = self.lease.max(START);
         while !self.is_over() {
-            let outcome = match receiver.receive(self.lease) {
+            let received = receiver.receive(patience);
+            if let Ok(Some(frame)) = &received {
+                let bytes = HEADER_BYTES + frame.payload.len();
+                self.received_frames.fetch_add(1, Ordering::Relaxed);
+                self.received_bytes
+                    .fetch_add(bytes as u64, Ordering::Relaxed);
+            }
+            let outcome = match received {
                 Ok(Some(frame)) if KINDS_DSM.contains(&frame.header.kind) => memory
                     .receive(node, &frame.header, frame.payload)
                     .map_err(|error| error.to_string()),
                 Ok(Some(frame)) => Note::decode(&frame.header, frame.payload)
                     .map(|note| notes.take(from, note))
                     .map_err(|error| error.to_string()),
-                Ok(None) => Err(format!("silent for {} s", self.lease.as_secs_f64())),
+                Ok(None) => Err(format!("silent for {} s", patience.as_secs_f64())),
                 Err(error) => Err(error.to_string()),
             };
             if let Err(reason) = outcome {
                 return self.lost(from, &reason);
             }
+            patience = self.lease;
         }
     }
 
@@ -153,9 +224,16 @@ impl Peers {
         }
     }
 
-    /// Bytes sent to each slice.
-    pub(super) fn sent_bytes(&self) -> u64 {
-        self.senders.iter().flatten().map(Sender::traffic).sum()
+    /// Frames and bytes to and from all others, by name.
+    pub(super) fn traffic(&self) -> [(&'static str, u64); 4] {
+        let sent = self.senders.iter().flatten().map(Sender::traffic).sum();
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        [
+            ("sent-bytes", sent),
+            ("received-bytes", load(&self.received_bytes)),
+            ("sent-messages", load(&self.sent_frames)),
+            ("received-messages", load(&self.received_frames)),
+        ]
     }
 }
 

@@ -125,6 +125,11 @@ impl Delegation {
         self.seen.end();
     }
 
+    /// `slice` answers nothing any more.
+    pub(super) fn lose(&self, slice: usize) {
+        self.seen.lose(slice);
+    }
+
     /// The machine is over: threads end.
     pub(super) fn close(&self) {
         self.end_waits();

@@ -109,6 +109,7 @@ impl Rig {
                     number,
                     links,
                     lease: LEASE,
+                    delay_max: Duration::ZERO,
                 };
                 let told = failures.clone();
                 let broken: crate::slice::Broken =

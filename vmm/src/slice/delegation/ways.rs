@@ -26,7 +26,7 @@ impl Teller {
         let mut asked = Vec::new();
         if told.doorbells != ways.doorbells {
             for slice in delegation.peers.others() {
-                let ticket = delegation.seen.open();
+                let ticket = delegation.seen.open(slice);
                 let note = DeviceNote::Doorbells {
                     ticket,
                     address: ways.doorbells,
@@ -43,7 +43,7 @@ impl Teller {
             if slice == BOOTSTRAP || of(told) == of(ways) {
                 continue;
             }
-            let ticket = delegation.seen.open();
+            let ticket = delegation.seen.open(slice);
             let message = of(ways);
             let note = DeviceNote::Route { ticket, message };
             delegation.tell(slice, address, note);

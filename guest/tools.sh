@@ -1,0 +1,38 @@
+# The step `tools`: Debian's lscpu and numactl with their libraries, an archive that
+# goes behind an initrd (`cat busybox.cpio tools.cpio`). Read by guest/build.
+# shellcheck shell=bash
+
+# Each package, and what is wanted of it.
+TOOLS=(util-linux:lscpu numactl:numactl libsmartcols1:libsmartcols.so.1
+	libnuma1:libnuma.so.1 libc6:libc.so.6 libc6:ld-linux-x86-64.so.2)
+
+build_tools() {
+	local made_from entry package wanted file work=$out/build/tools versions=()
+	need dpkg-deb=dpkg python3=python3
+	for entry in "${TOOLS[@]}"; do
+		versions+=("${entry%%:*}=$(version_of "${entry%%:*}")")
+	done
+	made_from=$(key "$here/tools.sh" "$here/mkcpio" "${versions[@]}")
+	if fresh tools "$made_from" tools.cpio; then
+		say "the tools are up to date"
+		return
+	fi
+	rm -rf "$work"
+	mkdir -p "$work/tree/bin" "$work/tree/lib/x86_64-linux-gnu" "$work/tree/lib64"
+	for entry in "${TOOLS[@]}"; do
+		package=${entry%%:*} wanted=${entry#*:}
+		[ -d "$work/$package" ] || dpkg-deb -x "$(fetch "$package")" "$work/$package"
+		file=$(find "$work/$package" \( -type f -o -type l \) -name "$wanted" \( -path "*/bin/*" -o -path "*/lib*/*" \) | head -n 1)
+		[ -n "$file" ] || fail "the package $package holds no $wanted"
+		case $wanted in
+		ld-*) cp -L "$file" "$work/tree/lib64/$wanted" ;;
+		*.so.*) cp -L "$file" "$work/tree/lib/x86_64-linux-gnu/$wanted" ;;
+		*) install -m 0755 "$file" "$work/tree/bin/$wanted" ;;
+		esac
+	done
+	chmod 0755 "$work/tree/lib64"/*
+	python3 "$here/mkcpio" "$work/tree" | put tools.cpio
+	rm -rf "$work"
+	made tools "$made_from"
+	say "made tools.cpio"
+}
