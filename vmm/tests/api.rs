@@ -68,6 +68,7 @@ fn configuration() -> Configuration {
         read_only: true,
         direct: false,
         slice: 0,
+        data_path: Default::default(),
     });
     let forward = Forward {
         host_port: 2222,

@@ -144,6 +144,7 @@ fn a_guest_with_a_disk_at_work_goes_on_in_another_machine() {
         read_only: false,
         direct: false,
         slice: 0,
+        data_path: Default::default(),
     }];
     let (moves, text) = moved(&configuration, Duration::from_millis(25));
     std::fs::remove_file(&disk).unwrap();

@@ -153,8 +153,9 @@ pub struct VmRunArgs {
         value_parser = clap::value_parser!(u32).range(..=LINK_DELAY_US_MAX))]
     pub link_delay: u32,
     /// A disk: a raw image or a block device. `ro`: read-only; `direct`: past the
-    /// host's page cache; `node`: which has it, counted from 0
-    #[arg(long, value_name = "FILE[,ro][,direct][,node=N]")]
+    /// host's page cache; `node`: which has it, counted from 0; `path`: how its data
+    /// reach other nodes' vCPUs, past the shared memory (the default) or through it
+    #[arg(long, value_name = "FILE[,ro][,direct][,node=N][,path=bypass|dsm]")]
     pub disk: Vec<DiskArg>,
     /// A network card: on a tap device, or a network in user space that needs no
     /// privilege, with TCP ports of this host's loopback that lead to the guest;

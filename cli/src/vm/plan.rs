@@ -110,6 +110,7 @@ fn configuration(args: &VmRunArgs, nodes: &Nodes) -> Result<Configuration, VmErr
         read_only: disk.read_only,
         direct: disk.direct,
         slice: disk.node,
+        data_path: disk.data_path,
     });
     configuration.disks = disks.collect();
     configuration.networks = args.net.iter().map(network).collect::<Result<_, _>>()?;

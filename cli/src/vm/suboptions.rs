@@ -6,9 +6,13 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use weft_node::size::parse_size;
+use weft_vmm::machine::DataPath;
 
 /// How alike two words must be for one to be a misspelling of the other.
 const LIKENESS_MIN: f64 = 0.6;
+
+/// What a disk takes.
+const DISK_OPTIONS: [&str; 4] = ["ro", "direct", "node=N", "path=bypass|dsm"];
 
 /// One value for all nodes, or one for each.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,7 +23,7 @@ pub struct ListArg<T> {
     pub values: Vec<T>,
 }
 
-/// `--disk FILE[,ro][,direct][,node=N]`.
+/// `--disk FILE[,ro][,direct][,node=N][,path=bypass|dsm]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskArg {
     /// The image or block device.
@@ -30,6 +34,8 @@ pub struct DiskArg {
     pub direct: bool,
     /// Which node has it.
     pub node: u32,
+    /// How its data reach the vCPUs of other nodes.
+    pub data_path: DataPath,
 }
 
 /// `--net tap=NAME[,node=N]` or
@@ -91,20 +97,25 @@ impl FromStr for DiskArg {
     fn from_str(text: &str) -> Result<DiskArg, String> {
         let (path, options) = split(text);
         if path.is_empty() {
-            return Err("lacks the image's name: write FILE[,ro][,direct][,node=N]".into());
+            return Err(
+                "lacks the image's name: write FILE[,ro][,direct][,node=N][,path=bypass|dsm]"
+                    .into(),
+            );
         }
         let mut disk = DiskArg {
             path: path.into(),
             read_only: false,
             direct: false,
             node: 0,
+            data_path: DataPath::default(),
         };
         for option in options {
-            match (option, option.strip_prefix("node=")) {
-                ("ro", _) => disk.read_only = true,
-                ("direct", _) => disk.direct = true,
-                (_, Some(node)) => disk.node = parse_node(node)?,
-                _ => return Err(unknown(option, "a disk", &["ro", "direct", "node=N"])),
+            match option.split_once('=') {
+                None if option == "ro" => disk.read_only = true,
+                None if option == "direct" => disk.direct = true,
+                Some(("node", node)) => disk.node = parse_node(node)?,
+                Some(("path", path)) => disk.data_path = parse_path(path)?,
+                _ => return Err(unknown(option, "a disk", &DISK_OPTIONS)),
             }
         }
         Ok(disk)
@@ -121,9 +132,11 @@ impl FromStr for NetArg {
             Some(("tap", name)) => {
                 let mut node = 0;
                 for option in options {
-                    let known = option.strip_prefix("node=");
-                    let number = known.ok_or_else(|| unknown(option, "a tap", &["node=N"]))?;
-                    node = parse_node(number)?;
+                    match option.split_once('=') {
+                        Some(("node", number)) => node = parse_node(number)?,
+                        Some(("path", path)) => check_network_path(path)?,
+                        _ => return Err(unknown(option, "a tap", &["node=N", "path=dsm"])),
+                    }
                 }
                 let name = name.to_owned();
                 Ok(NetArg::Tap { name, node })
@@ -131,9 +144,10 @@ impl FromStr for NetArg {
             None if kind == "user" => {
                 let (mut forwards, mut loopback, mut node) = (Vec::new(), false, 0);
                 for option in options {
-                    match (option, option.strip_prefix("node=")) {
-                        ("loopback", _) => loopback = true,
-                        (_, Some(number)) => node = parse_node(number)?,
+                    match option.split_once('=') {
+                        None if option == "loopback" => loopback = true,
+                        Some(("node", number)) => node = parse_node(number)?,
+                        Some(("path", path)) => check_network_path(path)?,
                         _ => forwards.push(parse_forward(option)?),
                     }
                 }
@@ -155,9 +169,36 @@ fn parse_node(number: &str) -> Result<u32, String> {
         .map_err(|_| format!("`{number}` in `node={number}` is not the number of a node: 0 and up"))
 }
 
+fn parse_path(path: &str) -> Result<DataPath, String> {
+    match path {
+        "bypass" => Ok(DataPath::Bypass),
+        "dsm" => Ok(DataPath::Dsm),
+        _ => Err(format!(
+            "`{path}` in `path={path}` is no way of a device's data: bypass or dsm"
+        )),
+    }
+}
+
+/// A network has one way so far.
+fn check_network_path(path: &str) -> Result<(), String> {
+    match parse_path(path)? {
+        DataPath::Dsm => Ok(()),
+        DataPath::Bypass => Err(
+            "`path=bypass` is not built for networks yet: leave it out, and the network's node \
+             serves its queues through the memory that nodes share (path=dsm)"
+                .into(),
+        ),
+    }
+}
+
 fn parse_forward(option: &str) -> Result<(u16, u16), String> {
     let Some(("forward", ports)) = option.split_once('=') else {
-        let known = ["forward=HOSTPORT:GUESTPORT", "loopback", "node=N"];
+        let known = [
+            "forward=HOSTPORT:GUESTPORT",
+            "loopback",
+            "node=N",
+            "path=dsm",
+        ];
         return Err(unknown(option, "a user-mode network", &known));
     };
     let port = |text: &str| match text.parse::<u16>() {
@@ -224,6 +265,10 @@ mod tests {
         assert!(disk.read_only && disk.direct);
         assert!(!"x".parse::<DiskArg>().unwrap().read_only);
         assert_eq!("x,node=2,ro".parse::<DiskArg>().unwrap().node, 2);
+        let slow: DiskArg = "x,path=dsm".parse().unwrap();
+        assert_eq!(slow.data_path, DataPath::Dsm);
+        assert_eq!(disk.data_path, DataPath::Bypass);
+        assert!(error::<DiskArg>("x,path=fast").contains("bypass or dsm"));
         assert!(error::<DiskArg>("x,node=").contains("is not the number of a node"));
         assert!(error::<DiskArg>(",ro").contains("lacks"));
         assert_eq!(
@@ -255,6 +300,9 @@ mod tests {
         assert!(matches!(elsewhere, Ok(NetArg::User { node: 1, .. })));
         assert!(error::<NetArg>("tap=t0,nod=3").contains("did you mean `node=N`?"));
         assert!(error::<NetArg>("user,node=-1").contains("`-1` in `node=-1` is not the number"));
+        assert_eq!("tap=t0,path=dsm".parse(), tap(0));
+        assert!(error::<NetArg>("user,path=bypass").contains("not built for networks yet"));
+        assert!(error::<NetArg>("tap=t0,path=bypass").contains("not built for networks yet"));
         assert!(error::<NetArg>("tap").contains("tap=NAME"));
         assert!(error::<NetArg>("tap=").contains("lacks"));
         assert!(error::<NetArg>("usr").contains("did you mean `user`?"));

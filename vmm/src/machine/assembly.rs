@@ -14,7 +14,7 @@ use super::lifecycle::{End, Stage};
 use super::owner::{Named, Owner, with_sources};
 use super::pci_devices::PciDevices;
 use super::seen::Seen;
-use super::{MachineError, Outside};
+use super::{MachineError, Outside, disks, networks};
 use crate::acpi::EVENT_LINE;
 use crate::acpi::power::{PORTS as POWER_PORTS, PowerDevice, PowerRequest};
 use crate::bus::{Bus, BusDevice};
@@ -26,10 +26,12 @@ use crate::devices::keyboard::{self, KeyboardController};
 use crate::devices::serial::{self, SerialPort};
 use crate::interrupts::{Hub, IO_APIC_SIZE, Line};
 use crate::memory::{DeviceMemory, GuestBytes, IO_APIC, Ram};
+use crate::slice::delegation::{Scheme, Station, StationPart, Tools};
 use crate::slice::{Joints, Slice};
 use crate::vcpu::environment::Surroundings;
 use crate::vcpu::runner::{Event, Listener, Runner, RunnerOptions};
 use crate::vcpu::turns::Turns;
+use crate::virtio::VirtioDevice;
 
 /// What is put together.
 pub(super) struct Plan<'a> {
@@ -106,7 +108,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         ("clock".into(), frame.clock.clone()),
         ("io-apic".into(), frame.hub.clone()),
     ];
-    // The devices are all on one slice.
+    // The registers of all devices are on one slice.
     let mut devices = None;
     if slice.as_ref().is_none_or(|slice| slice.is_bootstrap()) {
         let small = small_devices(&frame, configuration, plan.outside.serial, &mut parts)?;
@@ -115,9 +117,14 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
             configuration,
             observer: chosen.observer.clone(),
             parts: &mut parts,
+            slice: slice.as_ref(),
+            attached: 0,
         };
         let (root, console) = pci.attach(plan.outside.console)?;
         devices = Some((small, root, console));
+    } else if let Some(slice) = &slice {
+        let served = serve_queues(&frame, configuration, &chosen, slice)?;
+        parts.push((format!("slice{}.devices", slice.number()), served));
     }
 
     let turns = (source == Source::Counted).then(|| Arc::new(Turns::new(frame.hub.clone())));
@@ -202,6 +209,30 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         slice,
     };
     Ok(Assembled { owner, handle })
+}
+
+/// A companion's part in the devices: files that lie here, queues of its vCPUs.
+fn serve_queues(
+    frame: &Frame,
+    configuration: &Configuration,
+    chosen: &Chosen,
+    slice: &Arc<Slice>,
+) -> Result<Arc<StationPart>, MachineError> {
+    let tools = Tools {
+        memory: frame.memory.clone(),
+        observer: chosen.observer.clone(),
+        sink: frame.hub.clone(),
+    };
+    let mut all: Vec<(Scheme, Box<dyn VirtioDevice>)> = Vec::new();
+    for (scheme, block) in disks::open_for(configuration, slice)? {
+        all.push((scheme, Box::new(block)));
+    }
+    all.extend(networks::open_for(configuration, slice)?);
+    let devices = (0..).zip(all);
+    let devices = devices.map(|(number, (scheme, device))| (number, scheme, device));
+    let delegation = slice.delegation().clone();
+    let part = Station::start(delegation, tools, devices.collect());
+    Ok(Arc::new(part.map_err(MachineError::Delegation)?))
 }
 
 /// The guest's memory as devices and clocks write it.

@@ -24,6 +24,18 @@ pub enum BackEndChoice {
     Soft,
 }
 
+/// How the data of a device reach a guest whose vCPUs are on several slices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DataPath {
+    /// Each slice serves the queues of its own vCPUs in its own memory; requests and
+    /// data travel to the device's slice by themselves.
+    #[default]
+    Bypass,
+    /// The device's slice serves all queues, through the memory that slices share.
+    Dsm,
+}
+
 /// A disk: a raw image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -39,6 +51,9 @@ pub struct Disk {
     /// The slice that has it.
     #[serde(default)]
     pub slice: u32,
+    /// How other slices' vCPUs reach it.
+    #[serde(default)]
+    pub data_path: DataPath,
 }
 
 /// A port of the host that reaches a port of the guest (user-mode network).

@@ -8,6 +8,7 @@
 //! | `guest` | what is in memory at the start |
 //! | `assembly` | all parts, connected |
 //! | `pci_devices` | the devices among them that a configuration asks for |
+//! | `disks`, `networks` | its disks and networks, wherever they are |
 //! | `lifecycle` | stages, requests, answers, ends |
 //! | `owner` | the thread that takes requests |
 //! | `handle` | how others ask |
@@ -18,11 +19,13 @@
 mod assembly;
 mod back_end;
 mod configuration;
+pub(crate) mod disks;
 mod ender;
 mod follower;
 mod guest;
 mod handle;
 mod lifecycle;
+mod networks;
 mod owner;
 mod pci_devices;
 mod placement;
@@ -39,7 +42,9 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 use weft_soft::CpuState;
 
-pub use configuration::{BackEndChoice, CPUS_MAX, Configuration, Disk, Forward, Invalid, Network};
+pub use configuration::{
+    BackEndChoice, CPUS_MAX, Configuration, DataPath, Disk, Forward, Invalid, Network,
+};
 pub use handle::{ANSWER_SECONDS_MAX, Handle};
 pub use lifecycle::{Answer, Counters, End, Refusal, Request, Stage, Status, VcpuStage};
 pub use placement::{
@@ -120,6 +125,21 @@ pub enum MachineError {
     /// No network.
     #[error(transparent)]
     Network(#[from] crate::virtio::net::NetError),
+    /// Another slice did not say what its device is.
+    #[error("node {slice} did not say what its {device} {number} is: {reason}")]
+    Described {
+        /// Which slice.
+        slice: usize,
+        /// `disk` or `network`.
+        device: &'static str,
+        /// Which of them, from 0.
+        number: usize,
+        /// What came instead.
+        reason: String,
+    },
+    /// What serves the devices of several slices could not be made.
+    #[error("cannot serve the devices of several nodes")]
+    Delegation(#[source] std::io::Error),
     /// The virtio console could not be made.
     #[error("no event descriptor for the console")]
     Console(#[source] std::io::Error),

@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
-use super::MachineError;
 use super::assembly::Frame;
-use super::configuration::{Configuration, Network};
+use super::configuration::Configuration;
 use super::lifecycle::End;
 use super::owner::Named;
+use super::{MachineError, disks, networks};
 use crate::acpi;
 use crate::interrupts::InterruptLine;
 use crate::memory::{DEVICE_HOLE, PCI_WINDOW_END};
 use crate::pci::{FIRST_PIN, PINS, Root, RootOptions, Windows};
-use crate::virtio::block::{Block, BlockOptions, QUEUES_MAX};
+use crate::slice::Slice;
+use crate::slice::delegation::Spread;
 use crate::virtio::console::{Console, ConsoleHandle, ConsoleOutput};
-use crate::virtio::net::{self, Net, NetBackEnd, NetOptions, PAIRS_MAX};
 use crate::virtio::rng::Rng;
 use crate::virtio::{Attach, Transport, VirtioDevice, WriteObserver};
 
@@ -24,6 +24,10 @@ pub(super) struct PciDevices<'a> {
     /// Hears of guest memory that devices wrote.
     pub observer: Option<Arc<dyn WriteObserver>>,
     pub parts: &'a mut Vec<Named>,
+    /// Of several.
+    pub slice: Option<&'a Arc<Slice>>,
+    /// Devices so far: each has the number of its turn.
+    pub attached: u8,
 }
 
 impl PciDevices<'_> {
@@ -35,22 +39,7 @@ impl PciDevices<'_> {
     ) -> Result<(Arc<Root>, Option<ConsoleHandle>), MachineError> {
         let root = self.bus()?;
         let configuration = self.configuration;
-        for disk in &configuration.disks {
-            let options = BlockOptions {
-                read_only: disk.read_only,
-                direct: disk.direct,
-                queues: configuration.cpus.min(QUEUES_MAX.into()) as u16,
-                ..BlockOptions::new(&disk.path)
-            };
-            self.put(&root, Box::new(Block::open(&options)?))?;
-        }
-        for (number, network) in (0..).zip(&configuration.networks) {
-            let options = NetOptions {
-                number,
-                ..net_options(network, configuration.cpus)
-            };
-            self.put(&root, Box::new(Net::open(&options)?))?;
-        }
+        self.attach_delegated(&root)?;
         let mut handle = None;
         if let Some(output) = console.filter(|_| configuration.virtio_console) {
             let (console, typed) = Console::new(output).map_err(MachineError::Console)?;
@@ -63,6 +52,31 @@ impl PciDevices<'_> {
             self.put(&root, Box::new(Rng::new(None)))?;
         }
         Ok((root, handle))
+    }
+
+    /// Disks and networks, which several slices may serve.
+    fn attach_delegated(&mut self, root: &Root) -> Result<(), MachineError> {
+        let configuration = self.configuration;
+        let Some(slice) = self.slice else {
+            for block in disks::open(configuration)? {
+                self.put(root, Box::new(block))?;
+            }
+            for net in networks::open(configuration)? {
+                self.put(root, Box::new(net))?;
+            }
+            return Ok(());
+        };
+        let mut all: Vec<networks::Placed> = Vec::new();
+        for (scheme, block) in disks::open_for(configuration, slice)? {
+            all.push((scheme, Box::new(block)));
+        }
+        all.extend(networks::open_for(configuration, slice)?);
+        for (number, (scheme, device)) in (0..).zip(all) {
+            let delegation = slice.delegation().clone();
+            let spread = Spread::new(device, number, scheme, delegation);
+            self.put(root, Box::new(spread.map_err(MachineError::Delegation)?))?;
+        }
+        Ok(())
     }
 
     fn bus(&mut self) -> Result<Arc<Root>, MachineError> {
@@ -91,36 +105,19 @@ impl PciDevices<'_> {
     }
 
     fn put(&mut self, root: &Root, device: Box<dyn VirtioDevice>) -> Result<(), MachineError> {
+        let number = self.attached;
+        self.attached += 1;
+        let delegation = self.slice.map(|slice| slice.delegation());
         let attach = Attach {
             memory: self.frame.memory.clone(),
             observer: self.observer.clone(),
+            watch: delegation.map(|delegation| delegation.watch(number)),
         };
         let transport = Transport::attach(root, &attach, device)?;
+        if let Some(delegation) = delegation {
+            delegation.add_transport(number, &transport);
+        }
         self.parts.push((transport.name().to_owned(), transport));
         Ok(())
-    }
-}
-
-fn net_options(network: &Network, cpus: u32) -> NetOptions {
-    match network {
-        Network::Tap { name, .. } => NetOptions {
-            pairs: cpus.min(PAIRS_MAX.into()) as u16,
-            ..NetOptions::new(NetBackEnd::Tap { name: name.clone() })
-        },
-        Network::User {
-            forwards,
-            reaches_host,
-            ..
-        } => {
-            let forwards = forwards.iter().map(|forward| net::Forward {
-                host: forward.host_port,
-                guest: forward.guest_port,
-            });
-            NetOptions::new(NetBackEnd::User(net::User {
-                forwards: forwards.collect(),
-                reaches_host: *reaches_host,
-                ..net::User::default()
-            }))
-        }
     }
 }

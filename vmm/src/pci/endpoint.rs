@@ -172,6 +172,26 @@ impl Endpoint {
         self.msix.signal(vector);
     }
 
+    /// Address and data of a vector's message, if a signal would send it at once.
+    pub fn message(&self, vector: u16) -> Option<(u64, u32)> {
+        self.msix.message(vector)
+    }
+
+    /// Has `hear` called after each write to the table of messages; no lock is held
+    /// then. Once.
+    pub fn on_message_change(&self, hear: Box<dyn Fn() + Send + Sync>) {
+        self.msix.listen(hear);
+    }
+
+    /// Where the BAR at `index` is on the bus, if it is.
+    pub fn place_of(&self, index: u8) -> Option<u64> {
+        let registers = lock(&self.registers);
+        let mut windows = registers.windows.iter();
+        windows
+            .find(|window| window.bar.index == index)
+            .and_then(|window| window.mapped)
+    }
+
     /// Pulls the wire, or lets go.
     pub fn set_intx(&self, asked: bool) {
         let mut registers = lock(&self.registers);

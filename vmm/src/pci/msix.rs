@@ -4,7 +4,7 @@
 //! A vector is *free* (signalled at once), or *masked* (its own bit, or the
 //! whole function's): then a signal sets its pending bit, and unmasking sends it.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use serde::{Deserialize, Serialize};
 
@@ -55,6 +55,8 @@ pub struct MsixState {
 pub struct Msix {
     state: Mutex<MsixState>,
     sink: Arc<dyn MessageSink>,
+    /// Hears of changes of the table; called with no lock held.
+    on_change: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl Msix {
@@ -63,7 +65,22 @@ impl Msix {
         Self {
             state: Mutex::new(MsixState::reset(usize::from(count.min(VECTORS_MAX)))),
             sink,
+            on_change: OnceLock::new(),
         }
+    }
+
+    /// Has `hear` called after each write to the table. Once.
+    pub fn listen(&self, hear: Box<dyn Fn() + Send + Sync>) {
+        // A second one is a mistake that the first survives.
+        let _ = self.on_change.set(hear);
+    }
+
+    /// Address and data of a vector's message, if a signal would send it at once.
+    pub fn message(&self, vector: u16) -> Option<(u64, u32)> {
+        let state = lock(&self.state);
+        let vector = state.vectors.get(usize::from(vector))?;
+        let free = state.enabled && !state.masked && !vector.masked;
+        free.then_some((vector.address, vector.data))
     }
 
     /// Whether messages are used rather than the wire.
@@ -204,6 +221,9 @@ impl BusDevice for Msix {
             state.release()
         };
         self.send_all(waiting);
+        if let Some(hear) = self.on_change.get() {
+            hear();
+        }
     }
 }
 

@@ -18,13 +18,16 @@
 //! | `registers` | devices of other slices |
 //! | `orders` | what the bootstrap slice asks of companions |
 //! | `questions` | questions under way |
+//! | [`delegation`] | devices whose queues several slices serve |
 //!
 //! Threads of a slice: for each link one that reads and one that sends what the
 //! kernel did not take at once; one that beats; one for pages that were held back;
 //! one that does what others ask of the devices here; on a companion one that
-//! takes orders; where KVM runs the vCPUs one that handles their faults.
+//! takes orders; where KVM runs the vCPUs one that handles their faults; those of
+//! queues and disks.
 
 mod delay;
+pub mod delegation;
 pub mod memory;
 pub mod note;
 pub mod orders;
@@ -45,6 +48,7 @@ use crate::confine::{self, ThreadKind};
 use crate::interrupts::{Apart, Elsewhere, Hub, Message};
 use crate::machine::{MachineError, Placement};
 use crate::memory::Ram;
+use delegation::{Delegation, DeviceNote};
 use memory::mapping::GuestMapping;
 use memory::{SharedMemory, SharedMemoryOptions};
 use note::{Note, Space};
@@ -60,6 +64,10 @@ pub const BOOTSTRAP: usize = 0;
 const ORDERS_MAX: usize = 16;
 /// Longest that a companion may take for an order: as long as its vCPUs may.
 const ORDER_WAIT: Duration = Duration::from_secs(12);
+
+/// Longest that a slice may take to open its devices, the first to load a kernel,
+/// too.
+const DESCRIPTION_WAIT: Duration = Duration::from_secs(30);
 
 /// How a slice reaches the others.
 pub struct SliceLinks {
@@ -86,6 +94,7 @@ pub struct Slice {
     memory: Arc<SharedMemory>,
     registers: Arc<Questions<u64>>,
     orders: Arc<Questions<Answer>>,
+    delegation: Arc<Delegation>,
     /// Where KVM runs the vCPUs.
     mapping: OnceLock<Arc<GuestMapping>>,
     /// Until threads read them.
@@ -137,6 +146,7 @@ impl Slice {
             number: links.number,
             placement,
             lease: links.lease,
+            delegation: Delegation::new(links.number, peers.clone(), 2 * links.lease),
             peers,
             memory,
             registers: Arc::default(),
@@ -186,6 +196,42 @@ impl Slice {
         self.peers.traffic()
     }
 
+    /// Its part in the devices of all slices.
+    pub fn delegation(&self) -> &Arc<Delegation> {
+        &self.delegation
+    }
+
+    /// Tells all others what a device is that lies here. Before [`Slice::join`], and
+    /// in the order of devices.
+    pub(crate) fn describe(&self, json: Vec<u8>) {
+        let address = delegation::Address::new(0, 0);
+        let note = DeviceNote::Described(json);
+        self.peers.tell_all_first(&Note::Device { address, note });
+    }
+
+    /// What `slice` says of its next device. Before [`Slice::join`]: nobody else
+    /// reads the links then, and descriptions come first on them.
+    pub(crate) fn next_description(&self, slice: usize) -> Result<Vec<u8>, String> {
+        let mut receivers = self
+            .receivers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let found = receivers.iter_mut().find(|(number, _)| *number == slice);
+        let (_, receiver) = found.ok_or_else(|| format!("no link to slice {slice}"))?;
+        let frame = receiver
+            .receive(DESCRIPTION_WAIT)
+            .map_err(|error| error.to_string())?
+            .ok_or_else(|| format!("silent for {} s", DESCRIPTION_WAIT.as_secs()))?;
+        match Note::decode(&frame.header, frame.payload) {
+            Ok(Note::Device {
+                note: DeviceNote::Described(json),
+                ..
+            }) => Ok(json),
+            Ok(_) => Err("it speaks of something else first".into()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
     /// What the interrupt controllers need to know.
     pub(crate) fn apart(self: &Arc<Self>) -> Apart {
         Apart {
@@ -207,6 +253,7 @@ impl Slice {
             }
         }
         if !self.is_bootstrap() {
+            self.delegation.join(&joints.mmio);
             for (bus, space) in [(&joints.mmio, Space::Memory), (&joints.ports, Space::Port)] {
                 bus.continue_at(Arc::new(RemoteRegisters {
                     space,
@@ -219,11 +266,13 @@ impl Slice {
         }
         let (placement, broken) = (self.placement.clone(), joints.broken);
         let (registers, answers) = (self.registers.clone(), self.orders.clone());
+        let delegation = self.delegation.clone();
         self.peers.when_lost(Box::new(move |slice, reason| {
             // The reason first: who then goes on without an answer has none.
             broken(format!("lost {}: {reason}", describe(&placement, slice)));
             registers.lose(slice);
             answers.lose(slice);
+            delegation.lose(slice);
         }));
         let (ask, asked) = sync_channel(WAITING_MAX);
         let (order, orders) = sync_channel(ORDERS_MAX);
@@ -231,6 +280,7 @@ impl Slice {
             hub: joints.hub,
             peers: self.peers.clone(),
             registers: self.registers.clone(),
+            delegation: self.delegation.clone(),
             answers: self.orders.clone(),
             asked: ask,
             ordered: order,
@@ -329,6 +379,7 @@ impl Slice {
     pub(crate) fn end_waits(&self) {
         self.memory.end_waits();
         self.registers.end();
+        self.delegation.end_waits();
     }
 
     /// The machine is over: links end, and with them all threads.
@@ -336,6 +387,7 @@ impl Slice {
         self.end_waits();
         self.orders.end();
         self.peers.close();
+        self.delegation.close();
     }
 }
 

@@ -11,6 +11,7 @@
 //! | 134 | its answer | | | ticket | JSON |
 //! | 135 | ended | | | | JSON |
 //! | 136 | beat | | | | |
+//! | 137 to 148 | about devices: see [`super::delegation`] | | | | |
 //!
 //! Fields that are not named are zero. Decoding is total: every header gives a
 //! note or a named error.
@@ -18,6 +19,8 @@
 use thiserror::Error;
 use weft_wire::Header;
 
+use super::delegation::note as device;
+use super::delegation::{Address, DeviceNote};
 use crate::interrupts::Message;
 
 const INTERRUPT: u8 = 128;
@@ -112,6 +115,13 @@ pub enum Note {
     },
     /// The sender lives.
     Beat,
+    /// About a device, or one of its queues.
+    Device {
+        /// Which.
+        address: Address,
+        /// What.
+        note: DeviceNote,
+    },
 }
 
 /// Why a frame is no note.
@@ -165,6 +175,7 @@ impl Note {
             Self::Answer { ticket, json } => (header(ANSWER, 0, 0, [*ticket, 0, 0]), json),
             Self::Ended { json } => (header(ENDED, 0, 0, [0; 3]), json),
             Self::Beat => (header(BEAT, 0, 0, [0; 3]), &[]),
+            Self::Device { address, note } => note.encode(*address),
         }
     }
 
@@ -229,12 +240,17 @@ impl Note {
                 json: payload.to_vec(),
             },
             BEAT => Self::Beat,
+            device::FIRST..=device::LAST => {
+                let (address, note) = DeviceNote::decode(header, payload)?;
+                Self::Device { address, note }
+            }
             _ => return Err(NoteError::Kind(kind)),
         };
-        // What means nothing is zero: then the same frame comes out again.
+        // What means nothing is zero: then the same frame comes out again. A payload
+        // is either all of what came or none.
         let (mut canonical, rest) = note.encode();
         canonical.length = header.length;
-        if canonical != *header || rest != payload {
+        if canonical != *header || rest.len() != payload.len() {
             return Err(impossible);
         }
         Ok(note)
@@ -244,6 +260,7 @@ impl Note {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::virtio::block::{Answer, Operation, Piece, Status};
 
     fn notes() -> Vec<Note> {
         let interrupt = |message| Note::Interrupt { vcpu: 254, message };
@@ -292,9 +309,56 @@ mod tests {
         ]
     }
 
+    fn device_notes() -> Vec<Note> {
+        let piece = Piece {
+            slot: 255,
+            position: 1 << 20,
+            operation: Operation::Zero { unmap: true },
+            durable: true,
+            offset: 1 << 40,
+            length: 32 << 20,
+        };
+        let ticket = 9;
+        let notes = [
+            DeviceNote::Described(b"{}".to_vec()),
+            DeviceNote::Doorbells {
+                ticket,
+                address: Some(4 << 30),
+                queues: 3,
+            },
+            DeviceNote::Route {
+                ticket,
+                message: Some((0xfee0_0000, 0x41)),
+            },
+            DeviceNote::Route {
+                ticket,
+                message: None,
+            },
+            DeviceNote::Seen { ticket },
+            DeviceNote::Activate(b"{}".to_vec()),
+            DeviceNote::Stop,
+            DeviceNote::Stopped(b"[]".to_vec()),
+            DeviceNote::Kick,
+            DeviceNote::Used,
+            DeviceNote::Broken(b"why".to_vec()),
+            DeviceNote::Ask {
+                piece,
+                data: vec![7; 512],
+            },
+            DeviceNote::Answered(Answer {
+                piece,
+                status: Status::IoError,
+                data: Vec::new(),
+            }),
+        ];
+        let address = Address::new(30, 15);
+        let note = |note| Note::Device { address, note };
+        notes.map(note).into()
+    }
+
     #[test]
     fn notes_come_out_as_they_went_in() {
-        for note in notes() {
+        for note in notes().into_iter().chain(device_notes()) {
             let (header, payload) = note.encode();
             assert_eq!(Note::decode(&header, payload), Ok(note.clone()));
         }
@@ -307,6 +371,12 @@ mod tests {
         for note in notes() {
             let (mut header, payload) = note.encode();
             header.words[4] = 1;
+            let fields = Err(NoteError::Fields(header.kind));
+            assert_eq!(Note::decode(&header, payload), fields);
+        }
+        for note in device_notes() {
+            let (mut header, payload) = note.encode();
+            header.words[4] = 77;
             let fields = Err(NoteError::Fields(header.kind));
             assert_eq!(Note::decode(&header, payload), fields);
         }

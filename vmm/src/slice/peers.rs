@@ -98,7 +98,22 @@ impl Peers {
         }
     }
 
-    fn send(&self, slice: usize, header: &Header, parts: &[&[u8]]) {
+    /// Sends a note to all other slices, never held back: before any thread is there
+    /// that sends what was.
+    pub(super) fn tell_all_first(&self, note: &Note) {
+        let (header, payload) = note.encode();
+        for (slice, sender) in self.senders.iter().enumerate() {
+            let sent = sender
+                .as_ref()
+                .map(|sender| sender.send(&header, &[payload]));
+            if let Some(Err(error)) = sent {
+                self.lost(slice, &error.to_string());
+            }
+        }
+    }
+
+    /// Sends a frame to `slice`; as [`Peers::tell`].
+    pub(super) fn send(&self, slice: usize, header: &Header, parts: &[&[u8]]) {
         let Some(Some(sender)) = self.senders.get(slice) else {
             return self.lost(slice, "there is no link to it");
         };

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError};
 
 use super::BOOTSTRAP;
+use super::delegation::Delegation;
 use super::note::Note;
 use super::orders::Answer;
 use super::peers::{Peers, Take};
@@ -16,6 +17,7 @@ pub(super) struct Router {
     pub hub: Arc<Hub>,
     pub peers: Arc<Peers>,
     pub registers: Arc<Questions<u64>>,
+    pub delegation: Arc<Delegation>,
     pub answers: Arc<Questions<Answer>>,
     pub asked: AskedSender,
     pub ordered: SyncSender<(u64, Vec<u8>)>,
@@ -62,6 +64,11 @@ impl Take for Router {
             }
             Note::Ended { json } => (self.ended)(from, json),
             Note::Beat => {}
+            Note::Device { address, note } => {
+                if let Err(reason) = self.delegation.take(from, address, note) {
+                    self.peers.lost(from, &reason);
+                }
+            }
         }
     }
 }

@@ -102,6 +102,7 @@ pub struct Machine {
     pub wires: Vec<Arc<Wire>>,
     /// The bus.
     pub root: Root,
+    memory: DeviceMemory,
     next_buffer: AtomicU64,
 }
 
@@ -127,6 +128,7 @@ impl Machine {
         })
         .expect("an empty bus");
         Self {
+            memory: DeviceMemory::whole(&ram),
             ram,
             mmio,
             ports,
@@ -135,6 +137,21 @@ impl Machine {
             root,
             next_buffer: AtomicU64::new(BUFFERS),
         }
+    }
+
+    /// One slice's part of a machine: RAM as it reaches it, and its bus of registers.
+    /// Drivers of different slices have buffers `apart` bytes from one another.
+    pub fn of_slice(ram: Ram, memory: DeviceMemory, mmio: Option<Bus>, apart: u64) -> Self {
+        let mut machine = Self::with(ram);
+        machine.memory = memory;
+        // Its own bus stays with its root, which nobody looks at then.
+        machine.mmio = mmio.unwrap_or(machine.mmio);
+        machine.next_buffer.fetch_add(apart, Ordering::Relaxed);
+        machine
+    }
+
+    fn guest(&self) -> DeviceMemory {
+        self.memory.clone()
     }
 
     /// Another machine with the same RAM; its buffers are new ones.
@@ -153,6 +170,7 @@ impl Machine {
         let attach = Attach {
             memory: DeviceMemory::whole(&self.ram),
             observer: None,
+            watch: None,
         };
         Transport::attach(&self.root, &attach, Box::new(device))
     }
@@ -162,24 +180,21 @@ impl Machine {
         let space = (bytes.len() as u64).next_multiple_of(512);
         let address = self.next_buffer.fetch_add(space, Ordering::Relaxed);
         let slice = GuestAddress(address);
-        self.ram
-            .guest()
-            .write_slice(bytes, slice)
-            .expect("RAM left");
+        self.guest().write_slice(bytes, slice).expect("RAM left");
         address
     }
 
     /// Changes RAM.
     pub fn put(&self, address: u64, bytes: &[u8]) {
         let slice = GuestAddress(address);
-        self.ram.guest().write_slice(bytes, slice).expect("RAM");
+        self.guest().write_slice(bytes, slice).expect("RAM");
     }
 
     /// What is in RAM.
     pub fn bytes(&self, address: u64, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
         let slice = GuestAddress(address);
-        self.ram.guest().read_slice(&mut bytes, slice).expect("RAM");
+        self.guest().read_slice(&mut bytes, slice).expect("RAM");
         bytes
     }
 }
@@ -389,7 +404,7 @@ impl<'a> Driver<'a> {
         let places = [base, base + 0x2000, base + 0x3000];
         let zeroes = vec![0; RING_SPACE as usize];
         let slice = GuestAddress(base);
-        let _ = self.machine.ram.guest().write_slice(&zeroes, slice);
+        let _ = self.machine.guest().write_slice(&zeroes, slice);
         self.set_common(0x18, size.into(), 2);
         self.set_common(0x1a, u64::from(index) + 1, 2);
         for (offset, place) in [0x20, 0x28, 0x30].into_iter().zip(places) {
@@ -426,7 +441,6 @@ impl<'a> Driver<'a> {
         bytes[14..].copy_from_slice(&next.to_le_bytes());
         let slice = GuestAddress(address);
         self.machine
-            .ram
             .guest()
             .write_slice(&bytes, slice)
             .expect("RAM");
@@ -448,7 +462,7 @@ impl<'a> Driver<'a> {
 
     /// Puts a chain into the available ring, without a kick.
     pub fn offer(&mut self, queue: usize, head: u16) {
-        let memory = self.machine.ram.guest();
+        let memory = self.machine.guest();
         let DriverQueue { size, places, .. } = self.queues[queue];
         let available = &mut self.queues[queue].available;
         let entry = places[1] + 4 + 2 * u64::from(*available % size);
@@ -470,7 +484,7 @@ impl<'a> Driver<'a> {
 
     /// The next used chain, if there is one: its head and the bytes written.
     pub fn used(&mut self, queue: usize) -> Option<(u32, u32)> {
-        let memory = self.machine.ram.guest();
+        let memory = self.machine.guest();
         let DriverQueue { size, places, .. } = self.queues[queue];
         let seen = &mut self.queues[queue].seen;
         let index: u16 = memory
@@ -494,7 +508,7 @@ impl<'a> Driver<'a> {
             size, places, seen, ..
         } = self.queues[queue];
         let event = GuestAddress(places[1] + 4 + 2 * u64::from(size));
-        let memory = self.machine.ram.guest();
+        let memory = self.machine.guest();
         memory.store(seen, event, Ordering::SeqCst).expect("RAM");
     }
 

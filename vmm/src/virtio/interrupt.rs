@@ -1,5 +1,6 @@
 //! How a device tells its driver: a message per queue, or the wire and the ISR
-//! status (4.1.4.5, 4.1.5.3, 4.1.5.4).
+//! status (4.1.4.5, 4.1.5.3, 4.1.5.4). A queue that is served on another slice
+//! than its registers are tells them.
 
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,9 +14,24 @@ pub const NO_VECTOR: u16 = 0xffff;
 const ISR_QUEUE: u8 = 1;
 const ISR_CONFIGURATION: u8 = 2;
 
+/// The way from a queue to its driver where the registers are on another slice.
+/// None of it waits.
+pub trait FarRegisters: Send + Sync {
+    /// Buffers of the queue were used.
+    fn queue(&self, index: u16);
+    /// The device stopped, for this reason.
+    fn fault(&self, reason: &str);
+}
+
+/// Where a device's registers are.
+enum Registers {
+    Here(Arc<Endpoint>),
+    Far(Arc<dyn FarRegisters>),
+}
+
 /// The way from a device to its driver. Shared by all of its threads.
 pub struct Interrupt {
-    endpoint: Arc<Endpoint>,
+    registers: Registers,
     /// Held while the wire is set, so that it agrees with the status.
     isr: Mutex<u8>,
     configuration_vector: AtomicU16,
@@ -28,8 +44,17 @@ pub struct Interrupt {
 
 impl Interrupt {
     pub(super) fn new(endpoint: Arc<Endpoint>, queues: usize, name: &str) -> Self {
+        Self::with(Registers::Here(endpoint), queues, name)
+    }
+
+    /// For queues whose registers are on another slice.
+    pub fn far(registers: Arc<dyn FarRegisters>, name: &str) -> Self {
+        Self::with(Registers::Far(registers), 0, name)
+    }
+
+    fn with(registers: Registers, queues: usize, name: &str) -> Self {
         Self {
-            endpoint,
+            registers,
             isr: Mutex::new(0),
             configuration_vector: AtomicU16::new(NO_VECTOR),
             queue_vectors: (0..queues).map(|_| AtomicU16::new(NO_VECTOR)).collect(),
@@ -42,6 +67,10 @@ impl Interrupt {
 
     /// Buffers of the queue were used.
     pub fn queue(&self, index: u16) {
+        if let Registers::Far(far) = &self.registers {
+            self.sent.fetch_add(1, Ordering::Relaxed);
+            return far.queue(index);
+        }
         if let Some(vector) = self.queue_vectors.get(usize::from(index)) {
             self.send(vector.load(Ordering::Relaxed), ISR_QUEUE);
         }
@@ -60,7 +89,10 @@ impl Interrupt {
             "{fault}; the device stops until its driver resets it"
         ));
         if !self.needs_reset.swap(true, Ordering::AcqRel) {
-            self.configuration();
+            match &self.registers {
+                Registers::Here(_) => self.configuration(),
+                Registers::Far(far) => far.fault(&fault.to_string()),
+            }
         }
     }
 
@@ -75,7 +107,7 @@ impl Interrupt {
     }
 
     /// Interrupts and faults so far.
-    pub(super) fn counts(&self) -> (u64, u64) {
+    pub fn counts(&self) -> (u64, u64) {
         (
             self.sent.load(Ordering::Relaxed),
             self.faults.load(Ordering::Relaxed),
@@ -86,7 +118,9 @@ impl Interrupt {
     pub(super) fn take_isr(&self) -> u8 {
         let mut isr = lock(&self.isr);
         let status = std::mem::take(&mut *isr);
-        self.endpoint.set_intx(false);
+        if let Registers::Here(endpoint) = &self.registers {
+            endpoint.set_intx(false);
+        }
         status
     }
 
@@ -131,13 +165,16 @@ impl Interrupt {
     }
 
     fn send(&self, vector: u16, cause: u8) {
+        let Registers::Here(endpoint) = &self.registers else {
+            return;
+        };
         self.sent.fetch_add(1, Ordering::Relaxed);
-        if self.endpoint.messages() {
-            self.endpoint.signal(vector);
+        if endpoint.messages() {
+            endpoint.signal(vector);
         } else {
             let mut isr = lock(&self.isr);
             *isr |= cause;
-            self.endpoint.set_intx(true);
+            endpoint.set_intx(true);
         }
     }
 }

@@ -42,7 +42,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub use ring::{Fault, Ring};
-pub use transport::{Attach, Counters, Transport, TransportState};
+pub use transport::{Attach, Counters, NOTIFY_MULTIPLIER, Transport, TransportState, Watch, Ways};
 pub use worker::Handler;
 
 use crate::confine::ThreadKind;
@@ -111,7 +111,7 @@ pub trait VirtioDevice: Send {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceState {
     /// Block.
-    Block(block::BlockState),
+    Block(block::Geometry),
     /// Console.
     Console(console::ConsoleState),
     /// Network.

@@ -51,6 +51,9 @@ pub enum Fault {
     /// The driver left out a queue, or a step.
     #[error("the driver {0}")]
     Driver(&'static str),
+    /// Another slice, which serves a queue, says so.
+    #[error("{0}")]
+    Elsewhere(String),
     /// The host's side broke.
     #[error("{what}: {source}")]
     Host {

@@ -5,12 +5,11 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 
+use super::geometry::SERIAL;
 use super::{BlockError, BlockOptions, SECTOR};
 
 /// Largest block that a guest's file system can be expected to take.
 const BLOCK_MAX: u32 = 4096;
-/// Bytes of a serial number (5.2.6).
-const SERIAL: usize = 20;
 /// Zeroes written at once where the file system cannot make them itself.
 const ZEROES: usize = 64 << 10;
 
@@ -111,11 +110,20 @@ impl Disk {
         &self.serial
     }
 
-    /// Whether all of it is on the disk.
-    pub fn holds(&self, sector: u64, sectors: u64) -> bool {
-        sector
-            .checked_add(sectors)
-            .is_some_and(|end| end <= self.sectors)
+    /// Fills `buffer` if all of it is in the host's memory; else, or where the file
+    /// cannot tell, it does nothing of use (preadv2(2), RWF_NOWAIT).
+    pub fn read_cached(&self, buffer: &mut [u8], offset: u64) -> bool {
+        if self.alignment.is_some() {
+            return false;
+        }
+        let vector = libc::iovec {
+            iov_base: buffer.as_mut_ptr().cast(),
+            iov_len: buffer.len(),
+        };
+        let (file, offset) = (self.file.as_raw_fd(), offset as i64);
+        // SAFETY: the vector names `buffer`, which is borrowed for the call.
+        let read = unsafe { libc::preadv2(file, &vector, 1, offset, libc::RWF_NOWAIT) };
+        usize::try_from(read) == Ok(buffer.len())
     }
 
     /// Makes a range read as zeroes by the cheapest way that the host has.

@@ -1,9 +1,12 @@
-//! How requests are carried out: through io_uring, or one after the other.
+//! How requests are carried out: through io_uring, one after the other, or by
+//! another slice.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
+use super::carrier::Carrier;
 use super::disk::Disk;
 use super::request::{Operation, Request, Status};
 use super::uring::Uring;
@@ -23,68 +26,76 @@ pub struct Ended {
     pub status: Status,
 }
 
-/// The two ways.
+/// The ways.
 pub enum Engine {
     /// Many at once.
-    Uring(Box<Uring>),
+    Uring(Arc<Disk>, Box<Uring>),
     /// One after the other, and why.
-    Plain(io::Error),
+    Plain(Arc<Disk>, io::Error),
+    /// By the slice that has the disk.
+    Carried(Box<Carrier>),
 }
 
 impl Engine {
     /// io_uring when `wanted` and permitted.
-    pub fn new(disk: &Disk, wanted: bool, size: u16) -> io::Result<Self> {
+    pub fn new(disk: Arc<Disk>, wanted: bool, size: u16) -> io::Result<Self> {
         if !wanted {
-            return Ok(Self::Plain(io::Error::other("not wanted")));
+            return Ok(Self::Plain(disk, io::Error::other("not wanted")));
         }
         match Uring::new(disk.file().as_raw_fd(), size) {
-            Ok(uring) => Ok(Self::Uring(Box::new(uring))),
+            Ok(uring) => Ok(Self::Uring(disk, Box::new(uring))),
             Err(error) if error.raw_os_error() == Some(libc::EMFILE) => Err(error),
-            Err(error) => Ok(Self::Plain(error)),
+            Err(error) => Ok(Self::Plain(disk, error)),
         }
     }
 
-    /// Why io_uring is not used, if it is not.
+    /// Why io_uring is not used for a disk that is here, if it is not.
     pub fn why_plain(&self) -> Option<&io::Error> {
         match self {
-            Self::Uring(_) => None,
-            Self::Plain(reason) => Some(reason),
+            Self::Uring(..) | Self::Carried(_) => None,
+            Self::Plain(_, reason) => Some(reason),
         }
     }
 
     /// What tells that requests ended.
     pub fn descriptor(&self) -> Option<RawFd> {
         match self {
-            Self::Uring(uring) => Some(uring.descriptor()),
-            Self::Plain(_) => None,
+            Self::Uring(_, uring) => Some(uring.descriptor()),
+            Self::Plain(..) => None,
+            Self::Carried(carrier) => Some(carrier.descriptor()),
         }
     }
 
     /// Requests that have not ended.
     pub fn in_flight(&self) -> usize {
         match self {
-            Self::Uring(uring) => uring.in_flight(),
-            Self::Plain(_) => 0,
+            Self::Uring(_, uring) => uring.in_flight(),
+            Self::Plain(..) => 0,
+            Self::Carried(carrier) => carrier.in_flight(),
         }
     }
 
     /// Whether another request can be begun.
     pub fn has_room(&self) -> bool {
         match self {
-            Self::Uring(uring) => uring.has_room(),
-            Self::Plain(_) => true,
+            Self::Uring(_, uring) => uring.has_room(),
+            Self::Plain(..) => true,
+            Self::Carried(carrier) => carrier.has_room(),
         }
     }
 
     /// Begins a request, or does all of it.
-    pub fn begin(&mut self, ring: &Ring, disk: &Disk, request: Request) -> Option<Ended> {
+    pub fn begin(&mut self, ring: &Ring, request: Request) -> Option<Ended> {
         match self {
-            Self::Uring(uring)
+            Self::Uring(disk, uring)
                 if !needs_bounce(ring.memory(), disk, &request) && !request.sync_after() =>
             {
                 uring.begin(ring, request)
             }
-            _ => Some(carry_out(ring.memory(), disk, request)),
+            Self::Uring(disk, _) | Self::Plain(disk, _) => {
+                Some(carry_out(ring.memory(), disk, request))
+            }
+            Self::Carried(carrier) => carrier.begin(ring.memory(), request),
         }
     }
 
@@ -92,16 +103,17 @@ impl Engine {
     /// all of it.
     pub fn submit(&mut self) -> io::Result<bool> {
         match self {
-            Self::Uring(uring) => uring.submit(),
-            Self::Plain(_) => Ok(true),
+            Self::Uring(_, uring) => uring.submit(),
+            Self::Plain(..) | Self::Carried(_) => Ok(true),
         }
     }
 
     /// A request that has ended.
-    pub fn next_ended(&mut self, ring: &Ring, disk: &Disk) -> Option<Ended> {
+    pub fn next_ended(&mut self, ring: &Ring) -> Option<Ended> {
         match self {
-            Self::Uring(uring) => uring.next_ended(ring, disk),
-            Self::Plain(_) => None,
+            Self::Uring(disk, uring) => uring.next_ended(ring, disk),
+            Self::Plain(..) => None,
+            Self::Carried(carrier) => carrier.next_ended(ring.memory()),
         }
     }
 }
@@ -152,12 +164,13 @@ pub fn status(done: &io::Result<()>) -> Status {
 /// Direct I/O through a buffer of our own, aligned as the host wants it.
 fn bounce(memory: &DeviceMemory, disk: &Disk, request: &Request) -> io::Result<()> {
     let alignment = disk.buffer_alignment().max(1) as usize;
-    let mut buffer = vec![0; BOUNCE + alignment];
+    let size = BOUNCE.min(request.length as usize);
+    let mut buffer = vec![0; size + alignment];
     let skip = buffer.as_ptr().align_offset(alignment);
-    let buffer = &mut buffer[skip..skip + BOUNCE];
+    let buffer = &mut buffer[skip..skip + size];
     let mut done = 0;
     while done < request.length {
-        let count = BOUNCE.min((request.length - done) as usize);
+        let count = size.min((request.length - done) as usize);
         let piece = &mut buffer[..count];
         let at = request.offset + done;
         if request.operation == Operation::Write {

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use vmm_sys_util::epoll::EventSet;
 
-use super::disk::Disk;
 use super::engine::{Ended, Engine};
+use super::geometry::Geometry;
 use super::request::{Operation, Parsed, Status, answer, parse};
 use crate::pci::lock;
 use crate::virtio::worker::{Cause, Handler, Progress};
@@ -21,7 +21,7 @@ const LOOK_AGAIN: Duration = Duration::from_micros(200);
 /// The thread's part.
 pub struct BlockHandler {
     ring: Ring,
-    disk: Arc<Disk>,
+    geometry: Arc<Geometry>,
     engine: Arc<Mutex<Engine>>,
     /// The driver cannot flush, so every change is durable when it hears of it.
     write_through: bool,
@@ -31,13 +31,13 @@ impl BlockHandler {
     /// For one queue.
     pub fn new(
         ring: Ring,
-        disk: Arc<Disk>,
+        geometry: Arc<Geometry>,
         engine: Arc<Mutex<Engine>>,
         write_through: bool,
     ) -> Self {
         Self {
             ring,
-            disk,
+            geometry,
             engine,
             write_through,
         }
@@ -52,10 +52,10 @@ impl BlockHandler {
             let Some(chain) = self.ring.pop()? else {
                 return Ok(Progress::Idle);
             };
-            match parse(&self.ring, &self.disk, chain)? {
+            match parse(&self.ring, &self.geometry, chain)? {
                 Parsed::Work(mut request) => {
                     request.durable = self.write_through;
-                    if let Some(ended) = engine.begin(&self.ring, &self.disk, request) {
+                    if let Some(ended) = engine.begin(&self.ring, request) {
                         self.end(ended)?;
                     }
                 }
@@ -87,7 +87,7 @@ impl BlockHandler {
             source,
         };
         engine.submit().map_err(failed)?;
-        while let Some(ended) = engine.next_ended(&self.ring, &self.disk) {
+        while let Some(ended) = engine.next_ended(&self.ring) {
             self.end(ended)?;
         }
         Ok(match engine.submit().map_err(failed)? {

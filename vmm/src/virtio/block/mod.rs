@@ -1,24 +1,43 @@
 //! Block (5.2): a raw file or block device, as many queues as wanted, each with
 //! a thread and an io_uring of its own.
 //!
+//! Of several slices one has the file. Each has the queues that it serves, with
+//! the same handler; behind it stands the file, or what carries requests there.
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | `geometry` | what the driver is told |
+//! | `request` | what the driver asks |
+//! | `handler` | one queue |
+//! | `engine`, `uring` | how its requests are carried out |
+//! | `disk` | the file |
+//! | `carrier` | the way to a file on another slice |
+//! | `server` | the file, for other slices |
+//!
 //! Writes are in the host's page cache (or, with `direct`, on the disk) when the
 //! guest hears of them, and durable when a flush ends: killing the process loses
 //! nothing of what was written, pulling the plug nothing of what was flushed. For
 //! a driver that cannot flush, every write is durable when it hears of it.
 
+mod carrier;
 mod disk;
 mod engine;
+mod geometry;
 mod handler;
-mod persist;
 mod request;
+mod server;
 mod uring;
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use thiserror::Error;
 
-pub use persist::BlockState;
+pub use carrier::{Answer, Carrier, Carry, Inbox, PIECE_MAX, Piece};
+pub use geometry::Geometry;
+pub use request::{Operation, Status};
+pub use server::{Job, Reply, Server};
 
 use super::worker::Handler;
 use super::{ConfigSpace, DeviceState, Fault, Kind, Ring, StateError, VirtioDevice};
@@ -29,7 +48,8 @@ use handler::BlockHandler;
 
 /// Bytes of a sector: the unit of every position (5.2.4).
 pub const SECTOR: u64 = 512;
-const QUEUE_SIZE: u16 = 256;
+/// Entries of each queue, and so requests under way.
+pub const QUEUE_SIZE: u16 = 256;
 /// Queues at most; a guest uses one per vCPU.
 pub const QUEUES_MAX: u16 = 16;
 /// Buffers of data in a request: all of a queue but header and status.
@@ -125,57 +145,114 @@ pub enum BlockError {
 
 /// The block device.
 pub struct Block {
-    disk: Arc<Disk>,
-    /// One per queue, locked by the thread of that queue while it works.
-    engines: Vec<Arc<Mutex<Engine>>>,
+    geometry: Arc<Geometry>,
+    /// The file, if it is here.
+    disk: Option<Arc<Disk>>,
+    /// One per queue that is served here, locked by the thread of that queue while
+    /// it works.
+    engines: Vec<Option<Arc<Mutex<Engine>>>>,
     configuration: Arc<ConfigSpace>,
 }
 
 impl Block {
     /// Opens and locks the disk.
     pub fn open(options: &BlockOptions) -> Result<Self, BlockError> {
-        if options.queues == 0 || options.queues > QUEUES_MAX {
-            return Err(BlockError::Queues(options.queues));
-        }
+        Self::open_for(options, |_| true)
+    }
+
+    /// The same, on a slice that serves those queues that `serves` says.
+    pub fn open_for(
+        options: &BlockOptions,
+        serves: impl Fn(u16) -> bool,
+    ) -> Result<Self, BlockError> {
+        check_queues(options.queues)?;
         let disk = Arc::new(Disk::open(options)?);
-        let mut engines = Vec::new();
-        for _ in 0..options.queues {
-            let engine = Engine::new(&disk, options.io_uring, QUEUE_SIZE);
-            let engine = engine.map_err(|source| BlockError::Engine {
+        let engine = |queue| {
+            let engine = serves(queue)
+                .then(|| Engine::new(disk.clone(), options.io_uring, QUEUE_SIZE))
+                .transpose();
+            engine.map_err(|source| BlockError::Engine {
                 path: options.path.clone(),
                 source,
-            })?;
-            engines.push(engine);
-        }
-        if let (true, Some(reason)) = (options.io_uring, engines[0].why_plain()) {
+            })
+        };
+        let engines = (0..options.queues)
+            .map(engine)
+            .collect::<Result<Vec<_>, _>>()?;
+        let plain = engines.iter().flatten().find_map(Engine::why_plain);
+        if let (true, Some(reason)) = (options.io_uring, plain) {
             let path = options.path.display();
             eprintln!(
                 "weft: disk {path}: no io_uring here ({reason}); using plain reads and writes"
             );
         }
-        Ok(Self {
-            configuration: Arc::new(ConfigSpace::new(configuration(&disk, options.queues))),
-            engines: engines.into_iter().map(Mutex::new).map(Arc::new).collect(),
+        let geometry = Geometry::of(&disk);
+        Ok(Self::new(geometry, Some(disk), engines))
+    }
+
+    /// A disk of another slice. `carriers` has one entry per queue, empty for those
+    /// that are not served here.
+    pub fn elsewhere(
+        geometry: Geometry,
+        carriers: Vec<Option<Carrier>>,
+    ) -> Result<Self, BlockError> {
+        check_queues(u16::try_from(carriers.len()).unwrap_or(u16::MAX))?;
+        let carried = |carrier| Engine::Carried(Box::new(carrier));
+        let engines = carriers.into_iter().map(|carrier| carrier.map(carried));
+        Ok(Self::new(geometry, None, engines.collect()))
+    }
+
+    fn new(geometry: Geometry, disk: Option<Arc<Disk>>, engines: Vec<Option<Engine>>) -> Self {
+        let shared = |engine| Arc::new(Mutex::new(engine));
+        let queues = engines.len() as u16;
+        Self {
+            configuration: Arc::new(ConfigSpace::new(configuration(&geometry, queues))),
+            engines: engines
+                .into_iter()
+                .map(|engine| engine.map(shared))
+                .collect(),
+            geometry: Arc::new(geometry),
             disk,
-        })
+        }
+    }
+
+    /// What the driver is told.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// Starts the threads that do what other slices ask, at most `most` jobs of
+    /// which wait; none where the file is elsewhere.
+    pub fn serve(&self, name: &str, most: usize, reply: Reply) -> io::Result<Option<Arc<Server>>> {
+        let disk = self.disk.clone();
+        disk.map(|disk| Server::start(disk, name, most, reply))
+            .transpose()
     }
 
     /// Whether I/O goes through io_uring.
     pub fn uses_io_uring(&self) -> bool {
         self.engines
             .iter()
+            .flatten()
             .all(|engine| crate::pci::lock(engine).why_plain().is_none())
     }
 }
 
+fn check_queues(queues: u16) -> Result<(), BlockError> {
+    match queues {
+        1..=QUEUES_MAX => Ok(()),
+        _ => Err(BlockError::Queues(queues)),
+    }
+}
+
 /// struct virtio_blk_config (5.2.4).
-fn configuration(disk: &Disk, queues: u16) -> Vec<u8> {
+fn configuration(disk: &Geometry, queues: u16) -> Vec<u8> {
     let mut bytes = vec![0; 60];
     let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
-    let blocks = (disk.block_size() / SECTOR as u32).max(1);
-    put(0, &disk.sectors().to_le_bytes());
+    let blocks = (disk.block_size / SECTOR as u32).max(1);
+    put(0, &disk.sectors.to_le_bytes());
     put(12, &SEGMENTS_MAX.to_le_bytes());
-    put(20, &disk.block_size().to_le_bytes());
+    put(20, &disk.block_size.to_le_bytes());
     // Topology: physical blocks of 4096 bytes.
     put(24, &[(8 / blocks).max(1).ilog2() as u8, 0]);
     put(26, &1_u16.to_le_bytes());
@@ -205,7 +282,7 @@ impl VirtioDevice for Block {
 
     fn features(&self) -> u64 {
         let mut features = FEATURE_SEGMENTS | FEATURE_BLOCK_SIZE | FEATURE_TOPOLOGY | FEATURE_FLUSH;
-        if self.disk.read_only() {
+        if self.geometry.read_only {
             features |= FEATURE_READ_ONLY;
         } else {
             features |= FEATURE_DISCARD | FEATURE_WRITE_ZEROES;
@@ -238,21 +315,21 @@ impl VirtioDevice for Block {
         let pairs = rings.into_iter().zip(&self.engines);
         Ok(pairs
             .filter_map(|(ring, engine)| {
-                let (disk, engine) = (self.disk.clone(), engine.clone());
-                let handler = BlockHandler::new(ring?, disk, engine, write_through);
+                let (geometry, engine) = (self.geometry.clone(), engine.clone()?);
+                let handler = BlockHandler::new(ring?, geometry, engine, write_through);
                 Some(Box::new(handler) as Box<dyn Handler>)
             })
             .collect())
     }
 
     fn save(&self) -> DeviceState {
-        DeviceState::Block(persist::save(&self.disk))
+        DeviceState::Block((*self.geometry).clone())
     }
 
     fn restore(&mut self, state: &DeviceState) -> Result<(), StateError> {
         let DeviceState::Block(state) = state else {
             return Err(StateError("it is not a disk's"));
         };
-        persist::check(&self.disk, state)
+        self.geometry.serves(state)
     }
 }

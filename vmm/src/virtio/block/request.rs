@@ -1,7 +1,7 @@
 //! What a driver asks of a disk (5.2.6).
 
 use super::SECTOR;
-use super::disk::Disk;
+use super::geometry::Geometry;
 use crate::virtio::ring::{Chain, Segment, part, total};
 use crate::virtio::{Fault, Ring};
 
@@ -93,7 +93,7 @@ pub enum Parsed {
 
 /// Understands a chain. A chain in which header or status is missing, or data
 /// has the wrong direction, is a fault; a request for what is not there fails.
-pub fn parse(ring: &Ring, disk: &Disk, chain: Chain) -> Result<Parsed, Fault> {
+pub fn parse(ring: &Ring, disk: &Geometry, chain: Chain) -> Result<Parsed, Fault> {
     let fault = |chain: &Chain, reason| Fault::Chain {
         index: ring.index(),
         head: chain.head,
@@ -127,7 +127,7 @@ pub fn parse(ring: &Ring, disk: &Disk, chain: Chain) -> Result<Parsed, Fault> {
             durable: false,
         })),
         GET_ID => {
-            let written = ring.write(&part(&chain.writable, 0, data_out), 0, disk.serial());
+            let written = ring.write(&part(&chain.writable, 0, data_out), 0, &disk.serial);
             Ok(Parsed::Answered(chain, Status::Ok, written as u64))
         }
         DISCARD | WRITE_ZEROES => Ok(range(ring, disk, chain, kind)),
@@ -149,12 +149,18 @@ fn words(bytes: &[u8; 16]) -> [u32; 4] {
     })
 }
 
-fn transfer(disk: &Disk, chain: Chain, operation: Operation, sector: u64, length: u64) -> Parsed {
+fn transfer(
+    disk: &Geometry,
+    chain: Chain,
+    operation: Operation,
+    sector: u64,
+    length: u64,
+) -> Parsed {
     let fits = length > 0
-        && length.is_multiple_of(u64::from(disk.block_size()))
+        && length.is_multiple_of(u64::from(disk.block_size))
         && disk.holds(sector, length / SECTOR)
-        && (sector * SECTOR).is_multiple_of(u64::from(disk.block_size()));
-    if !fits || operation == Operation::Write && disk.read_only() {
+        && (sector * SECTOR).is_multiple_of(u64::from(disk.block_size));
+    if !fits || operation == Operation::Write && disk.read_only {
         return Parsed::Answered(chain, Status::IoError, 0);
     }
     let data = match operation {
@@ -172,7 +178,7 @@ fn transfer(disk: &Disk, chain: Chain, operation: Operation, sector: u64, length
 }
 
 /// A discard or a zeroing, of one range.
-fn range(ring: &Ring, disk: &Disk, chain: Chain, kind: u32) -> Parsed {
+fn range(ring: &Ring, disk: &Geometry, chain: Chain, kind: u32) -> Parsed {
     let mut range = [0; RANGE as usize];
     let whole = total(&chain.readable) == HEADER + RANGE;
     if !whole || ring.read(&chain.readable, HEADER, &mut range) != range.len() {
@@ -188,7 +194,7 @@ fn range(ring: &Ring, disk: &Disk, chain: Chain, kind: u32) -> Parsed {
         _ => return Parsed::Answered(chain, Status::Unsupported, 0),
     };
     let fits = sectors <= super::RANGE_MAX && disk.holds(sector, sectors.into());
-    if !fits || disk.read_only() {
+    if !fits || disk.read_only {
         return Parsed::Answered(chain, Status::IoError, 0);
     }
     if sectors == 0 {

@@ -6,6 +6,7 @@
 //! | 2 × pairs | control, when there is more than one pair |
 
 mod control;
+mod far;
 mod handler;
 mod link;
 mod options;
@@ -18,6 +19,7 @@ use std::sync::{Arc, Mutex};
 
 use thiserror::Error;
 
+pub use far::{FarNet, NetDescription};
 pub use link::Link;
 pub use options::{Forward, Mac, NetBackEnd, NetOptions, User};
 pub use persist::NetState;
@@ -175,6 +177,21 @@ impl Net {
         })
     }
 
+    /// What a network is.
+    pub const KIND: Kind = Kind {
+        id: 1,
+        class: 0x02_00_00,
+        name: "net",
+    };
+
+    /// What its driver is told, for the slice that shows it.
+    pub fn describe(&self) -> NetDescription {
+        NetDescription {
+            features: self.features,
+            configuration: self.shared.configuration.bytes(),
+        }
+    }
+
     fn pairs(&self) -> usize {
         self.shared.links.len()
     }
@@ -182,11 +199,7 @@ impl Net {
 
 impl VirtioDevice for Net {
     fn kind(&self) -> Kind {
-        Kind {
-            id: 1,
-            class: 0x02_00_00,
-            name: "net",
-        }
+        Self::KIND
     }
 
     /// The user-mode network is another process, so it needs no more than tap.

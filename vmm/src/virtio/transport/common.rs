@@ -142,6 +142,10 @@ impl Transport {
             self.try_reset(&mut state, Instant::now());
         }
         let value = self.common_value(&state, offset, data.len());
+        drop(state);
+        if offset == 0x14 {
+            self.ways_changed();
+        }
         for (byte, value) in data.iter_mut().zip(value.to_le_bytes()) {
             *byte = value;
         }
@@ -203,6 +207,10 @@ impl Transport {
                 self.interrupt.set_vector(queue, value as u16);
             }
             _ => write_queue(registers, offset, data),
+        }
+        drop(state);
+        if matches!(offset, 0x14 | 0x1a) {
+            self.ways_changed();
         }
     }
 

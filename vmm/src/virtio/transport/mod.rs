@@ -42,10 +42,12 @@ const REGISTERS_SIZE: u64 = 0x4000;
 const ISR: u64 = 0x1000;
 const DEVICE: u64 = 0x2000;
 const NOTIFY: u64 = 0x3000;
-const NOTIFY_MULTIPLIER: u64 = 4;
+/// Bytes from one queue's notification to the next.
+pub const NOTIFY_MULTIPLIER: u64 = 4;
 /// How long a vCPU that resets a device waits; a device that needs longer goes
 /// on in its own thread and shows its old status until then (4.1.4.3.2).
 const RESET_WAIT: Duration = Duration::from_millis(100);
+
 /// What devices are attached to.
 #[derive(Clone)]
 pub struct Attach {
@@ -53,6 +55,26 @@ pub struct Attach {
     pub memory: DeviceMemory,
     /// Hears of what devices write there.
     pub observer: Option<Arc<dyn WriteObserver>>,
+    /// Hears of how driver and device reach each other.
+    pub watch: Option<Arc<dyn Watch>>,
+}
+
+/// How a driver and its device reach each other, while the driver is ready.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ways {
+    /// Guest-physical address of the first queue's notification; the next is
+    /// [`NOTIFY_MULTIPLIER`] bytes further.
+    pub doorbells: Option<u64>,
+    /// By queue: address and data of its interrupt, if it may be sent at once.
+    pub messages: Vec<Option<(u64, u32)>>,
+}
+
+/// Hears of changes of the [`Ways`], for the slices that serve queues.
+pub trait Watch: Send + Sync {
+    /// They may have changed; `ways` says what they are at the moment that it is
+    /// called. Called on the thread of the vCPU that changed them, with no lock of
+    /// the device held; may wait for other slices, not for the guest.
+    fn changed(&self, ways: &dyn Fn() -> Ways);
 }
 
 /// Where the device is in its life.
@@ -176,6 +198,14 @@ impl Transport {
         });
         let window = Window(Arc::downgrade(&transport));
         endpoint.connect(REGISTERS_BAR, Arc::new(window));
+        if transport.attach.watch.is_some() {
+            let watched = Arc::downgrade(&transport);
+            endpoint.on_message_change(Box::new(move || {
+                if let Some(transport) = watched.upgrade() {
+                    transport.ways_changed();
+                }
+            }));
+        }
         root.insert(number, transport.clone())?;
         Ok(transport)
     }
@@ -250,6 +280,39 @@ impl Transport {
         self.pause(bound)?;
         lock(&self.state).phase = Phase::Gone;
         Ok(())
+    }
+
+    /// The driver notified a queue, from wherever.
+    pub fn kick(&self, queue: u16) {
+        if let Some(kick) = self.kicks.get(usize::from(queue)) {
+            self.kick_count.fetch_add(1, Ordering::Relaxed);
+            // A full counter wakes as well.
+            let _ = kick.write(1);
+        }
+    }
+
+    /// The way to the driver.
+    pub fn interrupt(&self) -> &Interrupt {
+        &self.interrupt
+    }
+
+    /// Tells whoever watches that the ways may be others. No lock is held.
+    fn ways_changed(&self) {
+        if let Some(watch) = &self.attach.watch {
+            watch.changed(&|| self.ways());
+        }
+    }
+
+    fn ways(&self) -> Ways {
+        if !lock(&self.state).registers.driver_ok() {
+            return Ways::default();
+        }
+        let base = self.endpoint.place_of(REGISTERS_BAR);
+        let message = |queue| self.endpoint.message(self.interrupt.vector(Some(queue)));
+        Ways {
+            doorbells: base.map(|base| base + NOTIFY),
+            messages: (0..self.kicks.len() as u16).map(message).collect(),
+        }
     }
 
     fn run(&self, handlers: Vec<Box<dyn Handler>>) -> Phase {
@@ -360,6 +423,7 @@ impl Function for Transport {
                 self.write_register(target.offset, value);
             }
         }
+        self.ways_changed();
     }
 }
 
@@ -400,11 +464,8 @@ impl Transport {
         match offset {
             NOTIFY.. => {
                 let queue = (offset - NOTIFY) / NOTIFY_MULTIPLIER;
-                if let Some(kick) = self.kicks.get(queue as usize) {
-                    self.kick_count.fetch_add(1, Ordering::Relaxed);
-                    // A full counter wakes as well.
-                    let _ = kick.write(1);
-                }
+                // A window of 4 KiB has room for 1024 queues.
+                self.kick(queue as u16);
             }
             ..ISR => self.write_common(offset, data),
             _ => {}
