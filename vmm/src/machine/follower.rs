@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use super::handle::Handle;
 use super::lifecycle::{Refusal, Request, Stage};
-use crate::clock::Clock;
-use crate::slice::Slice;
+use crate::slice::{Slice, Timekeeper};
 use crate::slice::orders::{Answer, Order, OrderReceiver};
 
 /// How often it looks whether the machine is over.
@@ -16,7 +15,7 @@ const LOOK: Duration = Duration::from_millis(500);
 /// The thread that takes orders.
 pub(super) struct Follower {
     pub slice: Arc<Slice>,
-    pub clock: Arc<Clock>,
+    pub timekeeper: Arc<Timekeeper>,
     pub handle: Handle,
     pub orders: OrderReceiver,
 }
@@ -49,7 +48,9 @@ impl Follower {
     fn obey(&self, order: &Order) -> Result<Answer, Refusal> {
         match order {
             Order::Run { tsc_offset } => {
-                self.clock.follow(*tsc_offset);
+                if let Err(reason) = self.timekeeper.lead(*tsc_offset) {
+                    return Ok(Answer::Refused(reason));
+                }
                 let built = self.handle.status()?.stage == Stage::Built;
                 self.handle.request(match built {
                     true => Request::Run,

@@ -102,6 +102,9 @@ pub enum MachineError {
     /// A vCPU could not be started.
     #[error(transparent)]
     Runner(#[from] crate::vcpu::runner::RunnerError),
+    /// This host's clock cannot follow the bootstrap slice's.
+    #[error(transparent)]
+    Rates(#[from] crate::clock::RatesDiffer),
     /// Two devices want the same addresses.
     #[error(transparent)]
     Overlap(#[from] crate::bus::Overlap),
@@ -192,6 +195,9 @@ impl Machine {
         let bootstrap = links
             .as_ref()
             .is_none_or(|links| links.number == slice::BOOTSTRAP);
+        if let Some(links) = &links {
+            slice::check_time(links)?;
+        }
         let files = bootstrap
             .then(|| guest::Files::open(configuration))
             .transpose()?;

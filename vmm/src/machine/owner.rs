@@ -368,6 +368,9 @@ impl Owner {
                 counters.insert(format!("slice{number}.memory.{name}"), count);
             }
             counters.insert(format!("slice{number}.sent-bytes"), slice.sent_bytes());
+            for (name, count) in slice.time_counters() {
+                counters.insert(format!("slice{number}.{name}"), count);
+            }
         }
         for (part, device) in &self.parts {
             for (name, count) in device.counters() {

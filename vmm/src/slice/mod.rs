@@ -17,10 +17,13 @@
 //! | `registers` | devices of other slices |
 //! | `orders` | what the bootstrap slice asks of companions |
 //! | `questions` | questions under way |
+//! | `time` | how far another host's TSC is from this one's |
+//! | `timekeeper` | keeps a companion's clock at the bootstrap slice's |
 //!
 //! Threads of a slice: for each link one that reads and one that sends what the
 //! kernel did not take at once; one that beats; one for pages that were held back;
 //! one that does what others ask of the devices here; on a companion one that
+//! corrects the clock where the bootstrap slice is on another host, and one that
 //! takes orders.
 
 pub mod memory;
@@ -30,7 +33,10 @@ mod peers;
 mod questions;
 mod registers;
 mod router;
+mod time;
+mod timekeeper;
 
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -39,6 +45,7 @@ use weft_dsm::{Config, ManagerOf, NodeId, Ranges};
 use weft_wire::halves::{Receiver, Sender};
 
 use crate::bus::Bus;
+use crate::clock::{Clock, RatesDiffer, Reference, measure_host_tsc};
 use crate::confine::{self, ThreadKind};
 use crate::interrupts::{Apart, Elsewhere, Hub, Message};
 use crate::machine::{MachineError, Placement};
@@ -50,6 +57,8 @@ pub use peers::Peers;
 use questions::Questions;
 use registers::{RegisterServer, RemoteRegisters, WAITING_MAX};
 use router::Router;
+use timekeeper::{TimeCounters, TimekeeperParts};
+pub(crate) use timekeeper::Timekeeper;
 
 /// The slice that loads the kernel and owns the machine's life.
 pub const BOOTSTRAP: usize = 0;
@@ -66,6 +75,16 @@ pub struct SliceLinks {
     pub links: Vec<Option<(Sender, Receiver)>>,
     /// Silence of this length is death.
     pub lease: Duration,
+    /// The clock of the bootstrap slice's host, the same for all slices.
+    pub reference: Reference,
+}
+
+/// Refuses a slice whose host's clock cannot follow the bootstrap slice's.
+pub(crate) fn check_time(links: &SliceLinks) -> Result<(), RatesDiffer> {
+    match links.number == BOOTSTRAP || links.reference.is_here() {
+        true => Ok(()),
+        false => links.reference.check(measure_host_tsc()),
+    }
 }
 
 /// Hears of the reason when a slice cannot go on.
@@ -80,6 +99,9 @@ pub struct Slice {
     memory: Arc<SharedMemory>,
     registers: Arc<Questions<u64>>,
     orders: Arc<Questions<Answer>>,
+    looks: Arc<Questions<(u64, u64)>>,
+    reference: Reference,
+    time: Arc<TimeCounters>,
     /// Until threads read them.
     receivers: Mutex<Vec<(usize, Receiver)>>,
 }
@@ -89,9 +111,16 @@ pub(crate) struct Joints {
     pub hub: Arc<Hub>,
     pub mmio: Bus,
     pub ports: Bus,
+    pub clock: Arc<Clock>,
     pub broken: Broken,
     /// A companion's machine asked for the end of the whole.
     pub ended: Box<dyn Fn(usize, Vec<u8>) + Send + Sync>,
+}
+
+/// What a companion's part of the machine takes from its slice.
+pub(crate) struct Joined {
+    pub orders: OrderReceiver,
+    pub timekeeper: Arc<Timekeeper>,
 }
 
 impl Slice {
@@ -133,6 +162,9 @@ impl Slice {
             memory,
             registers: Arc::default(),
             orders: Arc::default(),
+            looks: Arc::default(),
+            reference: links.reference,
+            time: Arc::default(),
             receivers: Mutex::new(receivers),
         })
     }
@@ -150,6 +182,22 @@ impl Slice {
     /// Its side of the guest's RAM.
     pub fn memory(&self) -> &Arc<SharedMemory> {
         &self.memory
+    }
+
+    /// The clock that all slices follow.
+    pub(crate) fn reference(&self) -> &Reference {
+        &self.reference
+    }
+
+    /// Nanoseconds by which its time may be wrong, and how often it was corrected;
+    /// none for the slice that all others follow.
+    pub fn time_counters(&self) -> Vec<(&'static str, u64)> {
+        if self.is_bootstrap() {
+            return Vec::new();
+        }
+        let error_ns = self.time.error_ns.load(Ordering::Relaxed);
+        let steps = self.time.steps.load(Ordering::Relaxed);
+        vec![("clock-error-ns", error_ns), ("clock-steps", steps)]
     }
 
     /// Whether it is the bootstrap slice.
@@ -172,8 +220,18 @@ impl Slice {
     }
 
     /// Joins the slice to its machine and starts its threads. What a companion is
-    /// ordered comes out of the receiver.
-    pub(crate) fn join(self: &Arc<Self>, joints: Joints) -> Result<OrderReceiver, MachineError> {
+    /// ordered comes out of the receiver, and what leads its clock with it.
+    pub(crate) fn join(self: &Arc<Self>, joints: Joints) -> Result<Joined, MachineError> {
+        let timekeeper = Arc::new(Timekeeper::new(TimekeeperParts {
+            reference: self.reference.clone(),
+            clock: joints.clock,
+            hub: joints.hub.clone(),
+            vcpus: self.placement.cpus_of(self.number),
+            peers: self.peers.clone(),
+            looks: self.looks.clone(),
+            counters: self.time.clone(),
+            patience: 2 * self.lease,
+        }));
         for vcpu in self.placement.cpus_of(self.number) {
             let peers = self.peers.clone();
             if let Some(seat) = joints.hub.seat(vcpu) {
@@ -204,6 +262,7 @@ impl Slice {
             peers: self.peers.clone(),
             registers: self.registers.clone(),
             answers: self.orders.clone(),
+            looks: self.looks.clone(),
             asked: ask,
             ordered: order,
             ended: joints.ended,
@@ -235,7 +294,11 @@ impl Slice {
                 peers.flush(slice);
             })?;
         }
-        Ok(orders)
+        if !self.is_bootstrap() && !timekeeper.is_here() {
+            let timekeeper = timekeeper.clone();
+            start("weft-time", ThreadKind::Device, move || timekeeper.keep())?;
+        }
+        Ok(Joined { orders, timekeeper })
     }
 
     /// Gives every companion an order and waits for the answers, by slice.
@@ -293,6 +356,7 @@ impl Slice {
     pub(crate) fn close(&self) {
         self.end_waits();
         self.orders.end();
+        self.looks.end();
         self.peers.close();
     }
 }

@@ -11,6 +11,8 @@
 //! | 134 | its answer | | | ticket | JSON |
 //! | 135 | ended | | | | JSON |
 //! | 136 | beat | | | | |
+//! | 137 | look at the clock | | | ticket | |
+//! | 138 | its answer | | | ticket, TSC | |
 //!
 //! Fields that are not named are zero. Decoding is total: every header gives a
 //! note or a named error.
@@ -29,6 +31,8 @@ const ORDER: u8 = 133;
 const ANSWER: u8 = 134;
 const ENDED: u8 = 135;
 const BEAT: u8 = 136;
+const LOOK: u8 = 137;
+const SEEN: u8 = 138;
 
 const WRITE: u8 = 1;
 const PORT: u8 = 2;
@@ -112,6 +116,18 @@ pub enum Note {
     },
     /// The sender lives.
     Beat,
+    /// Asks for the host's TSC; answered at once by `Seen` with the same ticket.
+    Look {
+        /// The question's number.
+        ticket: u64,
+    },
+    /// The answer.
+    Seen {
+        /// The question's number.
+        ticket: u64,
+        /// The sender's host's TSC, read as late as could be.
+        tsc: u64,
+    },
 }
 
 /// Why a frame is no note.
@@ -165,6 +181,8 @@ impl Note {
             Self::Answer { ticket, json } => (header(ANSWER, 0, 0, [*ticket, 0, 0]), json),
             Self::Ended { json } => (header(ENDED, 0, 0, [0; 3]), json),
             Self::Beat => (header(BEAT, 0, 0, [0; 3]), &[]),
+            Self::Look { ticket } => (header(LOOK, 0, 0, [*ticket, 0, 0]), &[]),
+            Self::Seen { ticket, tsc } => (header(SEEN, 0, 0, [*ticket, *tsc, 0]), &[]),
         }
     }
 
@@ -229,6 +247,11 @@ impl Note {
                 json: payload.to_vec(),
             },
             BEAT => Self::Beat,
+            LOOK => Self::Look { ticket: first },
+            SEEN => Self::Seen {
+                ticket: first,
+                tsc: second,
+            },
             _ => return Err(NoteError::Kind(kind)),
         };
         // What means nothing is zero: then the same frame comes out again.
@@ -289,6 +312,11 @@ mod tests {
             },
             Note::Ended { json: vec![1; 99] },
             Note::Beat,
+            Note::Look { ticket: 3 },
+            Note::Seen {
+                ticket: 3,
+                tsc: u64::MAX,
+            },
         ]
     }
 

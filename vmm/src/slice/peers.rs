@@ -16,6 +16,9 @@ use weft_wire::halves::{Receiver, Sender};
 use super::memory::{Post, SharedMemory};
 use super::note::Note;
 
+/// Longest wait for the first word of a slice: hosts start theirs one after the
+/// other, within bounds of their own. One that ends is seen at once.
+const START_WAIT: Duration = Duration::from_secs(30);
 /// Beats in a lease.
 const BEATS: u32 = 5;
 /// Longest wait for the thread that beats to see the end.
@@ -115,15 +118,19 @@ impl Peers {
         notes: &dyn Take,
     ) {
         let node = NodeId(from as u8);
+        // Who has said nothing yet may still be loading, or waiting for others.
+        let mut patience = self.lease.max(START_WAIT);
         while !self.is_over() {
-            let outcome = match receiver.receive(self.lease) {
+            let received = receiver.receive(patience);
+            let bound = std::mem::replace(&mut patience, self.lease);
+            let outcome = match received {
                 Ok(Some(frame)) if KINDS_DSM.contains(&frame.header.kind) => memory
                     .receive(node, &frame.header, frame.payload)
                     .map_err(|error| error.to_string()),
                 Ok(Some(frame)) => Note::decode(&frame.header, frame.payload)
                     .map(|note| notes.take(from, note))
                     .map_err(|error| error.to_string()),
-                Ok(None) => Err(format!("silent for {} s", self.lease.as_secs_f64())),
+                Ok(None) => Err(format!("silent for {} s", bound.as_secs_f64())),
                 Err(error) => Err(error.to_string()),
             };
             if let Err(reason) = outcome {

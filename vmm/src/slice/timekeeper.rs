@@ -1,0 +1,186 @@
+//! Keeps a companion's clock at the bootstrap slice's.
+//!
+//! ```text
+//! same host ──▶ the offsets are the same, for ever
+//! another   ──▶ measured before the vCPUs run ──▶ corrected while they do
+//! ```
+//!
+//! Invariant: with time led from another host, the clock's offset is the bootstrap
+//! slice's offset plus [`Lead::offset`], under one lock.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::BOOTSTRAP;
+use super::note::Note;
+use super::peers::Peers;
+use super::questions::Questions;
+use super::time::{Estimate, Lead, Look, best};
+use crate::clock::{Clock, Reference, host_tsc};
+use crate::interrupts::Hub;
+
+/// Looks before the vCPUs run, within their time.
+const FIRST_LOOKS: usize = 64;
+const FIRST_TIME: Duration = Duration::from_millis(150);
+/// Looks of one later round.
+const LOOKS: usize = 4;
+/// The time between two rounds, while the offset is off and while it is not.
+const SOON: Duration = Duration::from_millis(100);
+const LATER: Duration = Duration::from_secs(1);
+/// How often the end of the machine is looked for meanwhile.
+const GLANCE: Duration = Duration::from_millis(100);
+
+/// What of it is shown.
+#[derive(Default)]
+pub(super) struct TimeCounters {
+    /// By how many nanoseconds the clock may be wrong.
+    pub error_ns: AtomicU64,
+    /// Corrections so far.
+    pub steps: AtomicU64,
+}
+
+/// What it works with.
+pub(super) struct TimekeeperParts {
+    pub reference: Reference,
+    pub clock: Arc<Clock>,
+    pub hub: Arc<Hub>,
+    /// Of this slice.
+    pub vcpus: std::ops::Range<u32>,
+    pub peers: Arc<Peers>,
+    pub looks: Arc<Questions<(u64, u64)>>,
+    pub counters: Arc<TimeCounters>,
+    /// Longest wait for one answer.
+    pub patience: Duration,
+}
+
+/// See the module.
+pub(crate) struct Timekeeper {
+    parts: TimekeeperParts,
+    is_here: bool,
+    /// None before the first look, and where the bootstrap slice is on this host.
+    lead: Mutex<Option<Lead>>,
+}
+
+impl Timekeeper {
+    pub(super) fn new(parts: TimekeeperParts) -> Self {
+        Self {
+            is_here: parts.reference.is_here(),
+            parts,
+            lead: Mutex::default(),
+        }
+    }
+
+    /// Whether the clock needs no corrections.
+    pub(super) fn is_here(&self) -> bool {
+        self.is_here
+    }
+
+    /// Leads the clock from `offset` on: the guest's TSC minus the bootstrap host's,
+    /// modulo 2^64. Measures first, the first time.
+    ///
+    /// # Errors
+    /// The bootstrap slice does not answer.
+    pub(crate) fn lead(&self, offset: u64) -> Result<(), String> {
+        if self.is_here {
+            self.parts.clock.follow(offset);
+            return Ok(());
+        }
+        let mut lead = self.lock();
+        let lead = match &mut *lead {
+            Some(lead) => lead,
+            none => {
+                let first = self.measure(FIRST_LOOKS, FIRST_TIME).ok_or_else(|| {
+                    let bound = self.parts.patience.as_secs_f32();
+                    format!("node 0 did not tell its time within {bound} s")
+                })?;
+                none.insert(Lead::new(first, self.parts.reference.tsc_hz))
+            }
+        };
+        self.parts.clock.follow(offset.wrapping_add(lead.offset()));
+        self.show(lead);
+        Ok(())
+    }
+
+    /// Corrects the clock until the machine is over.
+    pub(super) fn keep(&self) {
+        let mut pause = LATER;
+        while !self.parts.peers.is_over() {
+            self.rest(pause);
+            if self.lock().is_some()
+                && let Some(measured) = self.measure(LOOKS, LATER)
+            {
+                pause = match self.correct(measured) {
+                    true => SOON,
+                    false => LATER.min(pause * 2),
+                };
+            }
+        }
+    }
+
+    fn rest(&self, pause: Duration) {
+        let until = Instant::now() + pause;
+        while !self.parts.peers.is_over() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            std::thread::sleep(left.min(GLANCE));
+        }
+    }
+
+    /// Whether the clock was off.
+    fn correct(&self, measured: Estimate) -> bool {
+        let mut lead = self.lock();
+        let Some(lead) = &mut *lead else {
+            return false;
+        };
+        let step = lead.correct(measured);
+        self.show(lead);
+        if step == 0 {
+            return false;
+        }
+        self.parts.clock.shift(step);
+        self.parts.counters.steps.fetch_add(1, Ordering::Relaxed);
+        // One that does nothing but compute would not see it for long.
+        for vcpu in self.parts.vcpus.clone() {
+            if let Some(seat) = self.parts.hub.seat(vcpu) {
+                seat.doorbell.ring();
+            }
+        }
+        true
+    }
+
+    fn show(&self, lead: &Lead) {
+        let nanoseconds = self.parts.clock.base().nanoseconds(lead.error());
+        let shown = &self.parts.counters.error_ns;
+        shown.store(nanoseconds, Ordering::Relaxed);
+    }
+
+    /// Looks so often, for so long; at least once.
+    fn measure(&self, looks: usize, time: Duration) -> Option<Estimate> {
+        let until = Instant::now() + time;
+        let mut seen = Vec::with_capacity(looks);
+        while seen.len() < looks && (seen.is_empty() || Instant::now() < until) {
+            seen.push(self.look()?);
+        }
+        best(seen)
+    }
+
+    fn look(&self) -> Option<Look> {
+        let mut asked = 0;
+        let answer = self.parts.looks.ask(self.parts.patience, |ticket| {
+            asked = host_tsc();
+            self.parts.peers.tell(BOOTSTRAP, &Note::Look { ticket });
+        });
+        answer.map(|(theirs, answered)| Look {
+            asked,
+            theirs,
+            answered,
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Lead>> {
+        self.lead.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
