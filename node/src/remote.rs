@@ -389,10 +389,19 @@ impl RemoteSlice {
     /// whoever asks next finds it free. A host that does not answer gets it back
     /// with the connection.
     pub fn release(&mut self) {
-        self.close();
-        if !self.closed {
-            // An error is the end of the connection, which does the same.
-            let _ = self.connection.done(&Request::Release);
+        // A host that is lost already is not waited for.
+        let bound = match self.heard.elapsed() > 2 * STALL {
+            true => CLOSE_BOUND,
+            false => CALL_BOUND,
+        };
+        let deadline = Instant::now() + bound;
+        let mut waits = self.send(&Request::Release).is_ok();
+        while waits {
+            let left = deadline.saturating_duration_since(Instant::now());
+            // What else it says, nobody needs any more; an error is the end of the
+            // connection, which does the same.
+            let reply = self.connection.channel.receive(left);
+            waits = !left.is_zero() && !matches!(reply, Ok(Reply::Done) | Err(_));
         }
         self.disconnect();
     }

@@ -197,7 +197,9 @@ fn run(options: &Options) -> Result<bool> {
         loss::run_losses(&context, options.moments, &report);
     }
     if options.wants(Suite::Vm) {
-        guard("weft vm", vm::run_vm(&context, &options.names, &report));
+        let images = options.machines().images;
+        let ran = vm::run_vm(&context, &images, &options.names, &report);
+        guard("weft vm", ran);
     }
     if options.wants(Suite::Machines) {
         machines::run_machines(&context, &options.machines(), &report);

@@ -11,10 +11,13 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use weft_vmm::api::client::{Client, ClientError};
 use weft_vmm::api::{
-    BackEndView, CONNECTIONS_MAX, ConsoleView, Control, Counters, Failure, OPENAPI,
+    BackEndView, CONNECTIONS_MAX, ConsoleView, Control, Counters, Failure, Faults, OPENAPI, Pages,
     REQUEST_BYTES_MAX, Server, State, VmView,
 };
 use weft_vmm::machine::{Configuration, Disk, Forward, Network, Share};
+use weft_vmm::slice::memory::{
+    FaultKind, FaultPurpose, FaultRecord, PageCount, SliceFaults, SlicePages,
+};
 
 /// A machine that only remembers what was asked of it.
 struct Fake {
@@ -119,6 +122,50 @@ impl Control for Fake {
         })
     }
 
+    fn pages(&self) -> Result<Pages, Failure> {
+        let page = PageCount {
+            page: 0x1c07,
+            reads: 1,
+            writes: 2,
+            upgrades: 3,
+        };
+        let slice = SlicePages {
+            slice: 1,
+            pages: vec![page],
+            more_pages: 4,
+            more_faults: 5,
+        };
+        Ok(Pages {
+            uptime_s: 1.5,
+            slices: vec![slice],
+        })
+    }
+
+    fn faults(&self, from: Vec<Option<u64>>) -> Result<Faults, Failure> {
+        let fault = |vcpu| FaultRecord {
+            time_ns: 3,
+            waited_ns: 2,
+            page: 0x1c07,
+            kind: FaultKind::Upgrade,
+            purpose: FaultPurpose::Table,
+            vcpu,
+            user: false,
+            address: u64::MAX,
+            rip: 0xffff_ffff_8100_0000,
+            gs_base: 0,
+        };
+        let slice = SliceFaults {
+            slice: 0,
+            next: from.first().copied().flatten().unwrap_or(7) + 2,
+            missed: 1,
+            faults: vec![fault(Some(1)), fault(None)],
+        };
+        Ok(Faults {
+            uptime_s: 1.5,
+            slices: vec![slice],
+        })
+    }
+
     fn pause(&self) -> Result<(), Failure> {
         self.change("pause", State::Running, State::Paused)
     }
@@ -211,6 +258,23 @@ fn a_machine_is_seen_paused_resumed_and_stopped() {
     assert_eq!(client.counters().unwrap().counters["vcpu0.exits.halted"], 3);
     let ended = client.stop(5.0).unwrap();
     assert_eq!(ended.state, State::Ended);
+}
+
+#[test]
+fn faults_are_read_from_a_number_on() {
+    let served = Served::new("faults", Fake::new());
+    let client = served.client();
+    assert_eq!(client.pages().unwrap().slices[0].pages[0].upgrades, 3);
+    let first = client.faults(&[]).unwrap();
+    assert_eq!(first.slices[0].next, 9);
+    let second = client.faults(&[9, 1]).unwrap();
+    assert_eq!(second.slices[0].next, 11);
+    assert_eq!(second.slices[0].faults[0].address, u64::MAX);
+    let (status, body) = served.get("GET", "/v1/vm/faults?from=1,x");
+    assert_eq!(
+        (status, &body["error"]["code"]),
+        (400, &"bad_request".into())
+    );
 }
 
 #[test]

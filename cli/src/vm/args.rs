@@ -12,11 +12,18 @@ use weft_vmm::machine::BackEndChoice;
 use super::suboptions::{ConsoleArg, DiskArg, ListArg, NetArg, parse_cpus, parse_memory};
 use crate::args::{StatsArg, parse_seconds};
 
+/// Longest delay of a frame that tests may ask for, in microseconds: well below the
+/// shortest lease.
+const LINK_DELAY_US_MAX: i64 = 100_000;
+
 /// `weft vm …`.
 #[derive(Debug, Subcommand)]
 pub enum VmCommand {
     /// Boot a kernel in a virtual machine, and stay with it until it ends
     Run(Box<VmRunArgs>),
+    /// Be a node of a machine of another host; a daemon starts it
+    #[command(hide = true)]
+    Slice,
     /// List the running machines
     List {
         /// Print JSON
@@ -50,6 +57,11 @@ pub enum VmCommand {
         #[arg(long, value_name = "SECONDS", default_value_t = weft_vmm::api::STOP_SECONDS)]
         timeout: f64,
     },
+    /// Show what vCPUs and nodes do, every second
+    Top(TopArgs),
+    /// Count faults that need another node, by vCPU and by page, with the kernel's
+    /// names for what lies there
+    Trace(TraceArgs),
     /// Print a machine's counters
     Counters {
         /// Its name or pid, as `weft vm list` shows them
@@ -59,6 +71,44 @@ pub enum VmCommand {
         #[arg(long)]
         json: bool,
     },
+}
+
+/// `weft vm top`.
+#[derive(Debug, Args)]
+pub struct TopArgs {
+    /// Its name or pid, as `weft vm list` shows them [default: the only one that runs]
+    #[arg(value_name = "NAME|PID")]
+    pub machine: Option<String>,
+    /// Print one sample of a second, and end
+    #[arg(long)]
+    pub once: bool,
+    /// Print JSON, a line for each sample
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `weft vm trace`.
+#[derive(Debug, Args)]
+pub struct TraceArgs {
+    /// Its name or pid, as `weft vm list` shows them [default: the only one that runs]
+    #[arg(value_name = "NAME|PID", conflicts_with = "file")]
+    pub machine: Option<String>,
+    /// What `weft vm run --trace` wrote, instead of a machine that runs
+    #[arg(long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// The kernel's names: System.map, or a vmlinux that has them [default: the
+    /// System.map beside the kernel, else the kernel]
+    #[arg(long, value_name = "FILE")]
+    pub system_map: Option<PathBuf>,
+    /// Pages that are shown, 1 to 2048
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub top: usize,
+    /// How long to watch a machine, 0.1 to 3600
+    #[arg(long = "for", value_name = "SECONDS", default_value = "5", value_parser = parse_seconds, conflicts_with = "file")]
+    pub seconds: Duration,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `weft vm run`.
@@ -101,6 +151,10 @@ pub struct VmRunArgs {
     /// Silence after which a node counts as lost
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_seconds)]
     pub lease: Duration,
+    /// For tests: every frame between nodes waits for a random time below this
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 0, hide = true,
+        value_parser = clap::value_parser!(u32).range(..=LINK_DELAY_US_MAX))]
+    pub link_delay: u32,
     /// A disk: a raw image or a block device. `ro`: read-only; `direct`: past the
     /// host's page cache; `node`: which has it, counted from 0
     #[arg(long, value_name = "FILE[,ro][,direct][,node=N]")]
@@ -148,6 +202,10 @@ pub struct VmRunArgs {
     /// `json=FILE`
     #[arg(long, value_name = "text|json[=FILE]")]
     pub stats: Option<StatsArg>,
+    /// Record the faults that need another node, write them to this file at the end,
+    /// and print which pages had most of them (as `weft vm trace --file` does)
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
     /// Started by root, run as this user [default: who called sudo, else nobody];
     /// `root` stays root
     #[arg(long, value_name = "NAME|UID")]

@@ -2,7 +2,9 @@
 
 use std::time::Instant;
 
-use weft_vmm::api::{BackEndView, ConsoleView, Control, Counters, Failure, State, VmView};
+use weft_vmm::api::{
+    BackEndView, ConsoleView, Control, Counters, Failure, Faults, Pages, State, VmView,
+};
 use weft_vmm::console::terminal::Size;
 use weft_vmm::console::{Keys, Output, Port};
 use weft_vmm::machine::{Configuration, Handle, Refusal, Request, Stage, Status, VcpuStage};
@@ -94,6 +96,20 @@ impl Control for Controlled {
         Ok(Counters {
             uptime_s: self.uptime_s(),
             counters: self.handle.counters().map_err(failure)?,
+        })
+    }
+
+    fn pages(&self) -> Result<Pages, Failure> {
+        Ok(Pages {
+            uptime_s: self.uptime_s(),
+            slices: self.handle.pages().map_err(failure)?,
+        })
+    }
+
+    fn faults(&self, from: Vec<Option<u64>>) -> Result<Faults, Failure> {
+        Ok(Faults {
+            uptime_s: self.uptime_s(),
+            slices: self.handle.faults(from).map_err(failure)?,
         })
     }
 

@@ -17,11 +17,12 @@ use weft_vmm::machine::{ANSWER_SECONDS_MAX, End, Handle, Machine, Outside, Reque
 
 use weft_vmm::slice::BOOTSTRAP;
 
-use super::companions::{self, Sockets};
+use super::companions::{self, LinkOptions, Sockets};
 use super::control::{Controlled, Typed};
 use super::outcome::{Message, Outcome};
 use super::plan::Plan;
 use super::run::Life;
+use super::trace::Trace;
 
 /// How long the guest has to power itself off once its end is asked for.
 const POWER_OFF_BOUND: Duration = Duration::from_secs(10);
@@ -73,7 +74,7 @@ fn prepare<'a>(life: &'a Life<'a>, parent: Pid, links: Sockets) -> anyhow::Resul
         serial: Box::new(output.port(Port::Serial)),
         console: Some(Box::new(output.port(Port::Virtio))),
     };
-    let machine = match companions::open(links, BOOTSTRAP, plan.nodes.lease)? {
+    let machine = match companions::open(links, BOOTSTRAP, LinkOptions::of(life))? {
         None => Machine::new(&plan.configuration, outside)?,
         Some(links) => Machine::of_slice(&plan.configuration, outside, links)?,
     };
@@ -205,6 +206,7 @@ impl Prepared<'_> {
             .controlled
             .counters()
             .map_or_else(|_| BTreeMap::new(), |counters| counters.counters);
+        let trace = self.trace(run_time_s);
         // Answers that tell of the end go out; then the last of the console.
         self.api.finish();
         drop(self.machine);
@@ -220,7 +222,16 @@ impl Prepared<'_> {
             guest_time_s,
             console_bytes_lost: self.output.lost(),
             counters,
+            trace,
         }
+    }
+
+    fn trace(&self, seconds: f64) -> Option<Box<Trace>> {
+        let configuration = &self.controlled.configuration;
+        configuration.trace.then(|| {
+            let kept = Trace::kept(&self.controlled.handle, configuration, seconds);
+            Box::new(kept)
+        })
     }
 
     /// Waits for the end, and brings it about when asked to: the guest is asked

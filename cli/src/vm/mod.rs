@@ -7,16 +7,23 @@
 //! | [`places`] | sockets by which machines are found |
 //! | [`run`] | the process that looks after a machine |
 //! | [`machine`] | the process that is the machine |
+//! | [`companions`] | the processes of its other nodes on this host |
+//! | [`hosts`] | its nodes on other hosts |
+//! | [`slice`] | the process of a node whose launcher is on another host |
 //! | [`control`] | what the API asks of it |
 //! | [`outcome`] | what came of it, and exit codes |
 //! | [`checks`] | what `weft doctor` says of virtual machines |
 //! | [`running`] | machines that run: list, console, pause, resume, stop |
+//! | [`top`] | what vCPUs and nodes do, every second |
+//! | [`trace`] | faults by vCPU and by page |
+//! | [`symbols`] | the kernel's names for addresses |
 
 mod args;
 mod checks;
 mod companions;
 mod control;
 mod error;
+mod hosts;
 mod machine;
 mod nodes;
 mod outcome;
@@ -24,7 +31,11 @@ mod places;
 mod plan;
 mod run;
 mod running;
+mod slice;
 mod suboptions;
+mod symbols;
+mod top;
+mod trace;
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -36,11 +47,14 @@ pub use checks::checks;
 pub fn run(command: VmCommand, started: Instant) -> anyhow::Result<ExitCode> {
     match command {
         VmCommand::Run(args) => run::run(&args, started),
+        VmCommand::Slice => slice::run(),
         VmCommand::List { json } => running::list(json),
         VmCommand::Console { machine } => running::console(&machine),
         VmCommand::Pause { machine } => running::pause(&machine),
         VmCommand::Resume { machine } => running::resume(&machine),
         VmCommand::Stop { machine, timeout } => running::stop(&machine, timeout),
+        VmCommand::Top(args) => top::run(&args),
+        VmCommand::Trace(args) => trace::run(&args),
         VmCommand::Counters { machine, json } => running::counters(&machine, json),
     }
 }

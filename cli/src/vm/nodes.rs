@@ -17,10 +17,14 @@ use super::error::VmError;
 pub struct Nodes {
     /// How many: 1 to [`SLICES_MAX`].
     pub count: usize,
+    /// Hosts of nodes 1 and up; empty where all nodes are on this one.
+    pub hosts: Vec<String>,
     /// What connects nodes on this host.
     pub transport: Transport,
     /// Silence after which a node counts as lost.
     pub lease: Duration,
+    /// Frames between nodes wait for less than this, for tests; zero: not at all.
+    pub link_delay_max: Duration,
     /// vCPUs of all nodes.
     pub cpus: u32,
     /// Guest memory of all nodes, in bytes.
@@ -42,18 +46,13 @@ impl Nodes {
                 LEASE_MAX.as_secs()
             )));
         }
-        if !args.on.is_empty() {
-            return Err(refused(format!(
-                "--on {}: a machine over several hosts is not built yet: use --nodes, for nodes \
-                 on this host",
-                args.on.join(",")
-            )));
-        }
         let (cpus, memory) = (&args.cpus.values, &args.memory.values);
         let mut nodes = Nodes {
             count,
+            hosts: args.on.clone(),
             transport: args.transport.into(),
             lease,
+            link_delay_max: Duration::from_micros(args.link_delay.into()),
             cpus: cpus[0],
             memory_bytes: memory[0],
             shares: Vec::new(),
@@ -65,6 +64,14 @@ impl Nodes {
             nodes.shares = placement.into();
         }
         Ok(nodes)
+    }
+}
+
+impl Nodes {
+    /// A node with what it gives, for a message; `None` on a machine of one.
+    pub fn describe(&self, node: usize) -> Option<String> {
+        let placement = Placement::new(self.shares.clone()).ok()?;
+        Some(weft_vmm::slice::describe(&placement, node))
     }
 }
 

@@ -10,6 +10,7 @@ use weft_vmm::confine::EXIT_REFUSED;
 use weft_vmm::machine::End;
 
 use super::error::{EXIT_FAILED, EXIT_RESET, EXIT_STOPPED, EXIT_TRIPLE_FAULT};
+use super::trace::Trace;
 use crate::summary::format_seconds;
 
 /// From the machine's process to its parent, once, at the end.
@@ -43,6 +44,8 @@ pub struct Outcome {
     pub console_bytes_lost: u64,
     /// All numbers at the end.
     pub counters: BTreeMap<String, u64>,
+    /// Where one was wanted.
+    pub trace: Option<Box<Trace>>,
 }
 
 /// `--stats json`.
@@ -98,8 +101,17 @@ pub fn exit_code(outcome: &Outcome) -> u8 {
     }
 }
 
-/// What is said of a machine whose process ended without a word.
-pub fn killed(status: i32, signal: Option<i32>) -> (String, u8) {
+/// What is said of a machine whose process ended without a word; `node` is what of
+/// several nodes went with it.
+pub fn killed(status: i32, signal: Option<i32>, node: Option<String>) -> (String, u8) {
+    let (mut sentence, code) = killed_process(status, signal);
+    if let Some(node) = node {
+        sentence += &format!("; lost {node}");
+    }
+    (sentence, code)
+}
+
+fn killed_process(status: i32, signal: Option<i32>) -> (String, u8) {
     match signal {
         Some(signal) => (
             format!("the machine's process was ended by signal {signal}"),
@@ -160,6 +172,7 @@ mod tests {
             guest_time_s: 2.0,
             console_bytes_lost: 0,
             counters: BTreeMap::new(),
+            trace: None,
         }
     }
 
@@ -178,8 +191,13 @@ mod tests {
             ..outcome(End::Stopped)
         };
         assert_eq!(exit_code(&by_signal), 143);
-        assert_eq!(killed(EXIT_REFUSED, None).1, 159);
-        assert_eq!(killed(0, Some(9)).1, 137);
+        assert_eq!(killed(EXIT_REFUSED, None, None).1, 159);
+        let (sentence, code) = killed(0, Some(9), Some("node 0 (vCPU 0)".into()));
+        assert_eq!(code, 137);
+        assert!(
+            sentence.ends_with("signal 9; lost node 0 (vCPU 0)"),
+            "{sentence}"
+        );
     }
 
     #[test]

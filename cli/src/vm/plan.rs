@@ -93,6 +93,13 @@ fn configuration(args: &VmRunArgs, nodes: &Nodes) -> Result<Configuration, VmErr
         .split_whitespace()
         .any(|word| word.starts_with("console=hvc"));
     configuration.debug_exit = args.debug_exit;
+    configuration.trace = args.trace.is_some();
+    if configuration.trace && nodes.count == 1 {
+        return Err(VmError::Option(
+            "--trace: a machine on one node has no faults that need another: give it --nodes"
+                .into(),
+        ));
+    }
     configuration.late_cpus = match args.late_cpus {
         LateArg::Auto => None,
         LateArg::Yes => Some(true),
@@ -290,6 +297,10 @@ mod tests {
         );
         assert_eq!(machine.back_end, BackEndChoice::Soft);
         assert_eq!(plan.nodes.transport, Transport::Tcp);
+        assert!(plan.nodes.hosts.is_empty());
+        let plan = check("--kernel k --on beta,gamma:7118 --cpus 3").unwrap();
+        assert_eq!(plan.nodes.hosts, ["beta", "gamma:7118"]);
+        assert_eq!((plan.nodes.count, plan.configuration.slices.len()), (3, 3));
         let one = check("--kernel k").unwrap().configuration;
         assert_eq!(one.back_end, BackEndChoice::Auto);
     }
@@ -310,8 +321,8 @@ mod tests {
                 "--cpus 1,1 names 2 nodes, --on a,b with this host makes 3",
             ),
             (
-                "--on a",
-                "--on a: a machine over several hosts is not built yet",
+                "--on a,b,c,d,e,f,g,h,i,j,k,l,m,n,o,p",
+                "with this host makes 17: a machine over several nodes has 2 to 16",
             ),
             (
                 "--nodes 1",

@@ -16,6 +16,7 @@ use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -25,21 +26,26 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::termios::{SetArg, Termios, tcgetattr, tcsetattr};
 use nix::unistd::{ForkResult, Pid, fork};
+use weft_vmm::clock::Reference;
 use weft_vmm::console::Carrier;
 use weft_vmm::machine::End;
+use weft_vmm::slice::BOOTSTRAP;
 
 use super::args::VmRunArgs;
 use super::companions::Companions;
 use super::error::{EXIT_SETUP, EXIT_TRIPLE_FAULT, VmError};
+use super::hosts::BEAT;
 use super::machine;
 use super::outcome::{self, Message, Outcome, Report};
 use super::places::Places;
 use super::plan::Plan;
 use super::suboptions::ConsoleArg;
+use super::trace;
 use crate::args::StatsArg;
 
-/// Longest last word of a machine's process: its counters.
-const MESSAGE_BYTES_MAX: usize = 8 << 20;
+/// Longest last word of a machine's process: its counters, and the trace of 16
+/// nodes.
+const MESSAGE_BYTES_MAX: usize = 512 << 20;
 /// A life shorter than this that ends in a triple fault is a crash.
 const CRASH: Duration = Duration::from_secs(1);
 /// So many crashes in a row are not started again.
@@ -54,7 +60,7 @@ pub fn run(args: &VmRunArgs, started: Instant) -> anyhow::Result<ExitCode> {
         ExitCode::from(EXIT_SETUP)
     };
     weft_vmm::clock::begin_tsc_measurement();
-    let prepared = || -> anyhow::Result<(Plan, Option<File>, Places)> {
+    let prepared = || -> anyhow::Result<(Plan, Option<File>, Option<File>, Places)> {
         let plan = Plan::check(args)?;
         // Opened first: a summary that cannot be written is better known before
         // hours of work than after.
@@ -65,10 +71,15 @@ pub fn run(args: &VmRunArgs, started: Instant) -> anyhow::Result<ExitCode> {
                 })?),
                 _ => None,
             };
+        let trace = args.trace.as_ref().map(|path| {
+            File::create(path)
+                .with_context(|| format!("cannot write the trace to {}", path.display()))
+        });
+        let trace = trace.transpose()?;
         let places = Places::claim(&plan)?;
-        Ok((plan, file, places))
+        Ok((plan, file, trace, places))
     };
-    let (plan, file, places) = match prepared() {
+    let (plan, file, trace, places) = match prepared() {
         Ok(prepared) => prepared,
         Err(error) => return Ok(set_up(error)),
     };
@@ -79,6 +90,10 @@ pub fn run(args: &VmRunArgs, started: Instant) -> anyhow::Result<ExitCode> {
         Ok(Last::Ended(ended)) => {
             eprintln!("weft: {}", outcome::sentence(&plan.name, &ended.outcome));
             report(args, file, &plan, &ended)?;
+            if let (Some(file), Some(trace)) = (trace, &ended.outcome.trace) {
+                let path = args.trace.as_deref().unwrap_or(Path::new("trace"));
+                trace::write(trace, file, path, &plan.name)?;
+            }
             Ok(ExitCode::from(ended.code()))
         }
     }
@@ -159,6 +174,8 @@ fn supervise(plan: &Plan, places: &Places, started: Instant) -> Result<Last, VmE
             places,
             started,
             restarts,
+            // Measured before there are other processes: all get the same.
+            reference: (plan.nodes.count > 1).then(Reference::here),
         };
         let lived = life.live(&signals);
         terminal.restore();
@@ -170,7 +187,8 @@ fn supervise(plan: &Plan, places: &Places, started: Instant) -> Result<Last, VmE
                 return Ok(Last::NotStarted);
             }
             Err((status, signal)) => {
-                let (sentence, code) = outcome::killed(status, signal);
+                let (sentence, code) =
+                    outcome::killed(status, signal, plan.nodes.describe(BOOTSTRAP));
                 eprintln!("weft: vm {}: {sentence}", plan.name);
                 return Ok(Last::Killed(code));
             }
@@ -208,6 +226,8 @@ pub struct Life<'a> {
     pub started: Instant,
     /// How often the guest restarted before.
     pub restarts: u32,
+    /// The clock that all nodes follow; none on a machine of one.
+    pub reference: Option<Reference>,
 }
 
 /// A last word, or status and signal of a process that had none.
@@ -219,19 +239,21 @@ impl Life<'_> {
     fn live(&self, signals: &Signals) -> Result<(LastWord, u64), VmError> {
         let (ours, theirs) = UnixStream::pair().map_err(VmError::system("make a socket pair"))?;
         let parent = nix::unistd::getpid();
-        let (companions, links) = Companions::start(self, parent)?;
+        let (mut companions, links) = Companions::start(self, parent)?;
         // SAFETY: this process has one thread, so the child's copy of its memory
         // is in order.
         let child = match unsafe { fork() }.map_err(VmError::system("make a process"))? {
             ForkResult::Child => {
                 drop(ours);
+                // Connections to daemons are the parent's business alone.
+                drop(companions);
                 machine::live(self, parent, theirs, links)
             }
             ForkResult::Parent { child } => child,
         };
         // Who holds a copy of a link keeps its end from being seen.
         drop((theirs, links));
-        let (word, resident) = signals.attend(child, ours)?;
+        let (word, resident) = signals.attend(child, ours, &mut companions)?;
         Ok((word, resident + companions.finish()))
     }
 }
@@ -255,8 +277,18 @@ impl Signals {
         Ok(Signals { descriptor })
     }
 
-    /// Passes signals on to `child` and listens to it until it has ended.
-    fn attend(&self, child: Pid, mut from: UnixStream) -> Result<(LastWord, u64), VmError> {
+    /// Passes signals on to `child`, listens to it until it has ended, and tends its
+    /// nodes on other hosts.
+    fn attend(
+        &self,
+        child: Pid,
+        mut from: UnixStream,
+        companions: &mut Companions,
+    ) -> Result<(LastWord, u64), VmError> {
+        let bound = match companions.need_care() {
+            true => PollTimeout::from(BEAT.as_millis() as u16),
+            false => PollTimeout::NONE,
+        };
         let mut word = Vec::new();
         let mut open = true;
         let ended = loop {
@@ -264,11 +296,18 @@ impl Signals {
             if open {
                 polled.push(PollFd::new(from.as_fd(), PollFlags::POLLIN));
             }
-            match poll(&mut polled, PollTimeout::NONE) {
+            let hosts = companions.descriptors();
+            polled.extend(hosts.map(|host| PollFd::new(host, PollFlags::POLLIN)));
+            match poll(&mut polled, bound) {
                 Ok(_) | Err(nix::Error::EINTR) => {}
                 Err(error) => return Err(VmError::system("wait for the machine")(error)),
             }
-            let spoke = polled.get(1).and_then(PollFd::any).unwrap_or(false);
+            let spoke = open && polled.get(1).and_then(PollFd::any).unwrap_or(false);
+            drop(polled);
+            if companions.tend() {
+                // The machine cannot leave the node: its guest is asked to power off.
+                let _ = kill(child, Signal::SIGTERM);
+            }
             if spoke {
                 open = listen(&mut from, &mut word);
             }

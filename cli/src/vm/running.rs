@@ -20,7 +20,7 @@ use crate::table::{self, Align};
 
 /// How long a machine may take to say what it is: it answers at once, unless
 /// something long is asked of it at the same time.
-const VIEW_BOUND: Duration = Duration::from_secs(2);
+pub(super) const VIEW_BOUND: Duration = Duration::from_secs(2);
 
 /// A machine that was asked.
 #[derive(Serialize)]
@@ -113,7 +113,7 @@ fn render(machines: &[Asked]) -> String {
 }
 
 /// The API of the machine with this name, or pid.
-fn find(machine: &str) -> anyhow::Result<Client> {
+pub(super) fn find(machine: &str) -> anyhow::Result<Client> {
     let directory = places::directory()?;
     let own = places::api_path(&directory, machine);
     if fs::symlink_metadata(&own).is_ok() && places::answers(&own) {
@@ -129,6 +129,28 @@ fn find(machine: &str) -> anyhow::Result<Client> {
         }
     }
     bail!("no running machine has the name or pid {machine}: `weft vm list` shows those that run")
+}
+
+/// The API of this machine, or of the only one that runs, and what it is.
+pub(super) fn find_or_only(machine: Option<&str>) -> anyhow::Result<(Client, VmView)> {
+    if let Some(machine) = machine {
+        let client = find(machine)?;
+        let view = client.view(VIEW_BOUND);
+        return Ok((client, view.with_context(|| format!("vm {machine}"))?));
+    }
+    let directory = places::directory()?;
+    let mut running = Vec::new();
+    for (_, path) in places::machines(&directory)? {
+        let client = Client::new(&path);
+        if let Ok(view) = client.view(VIEW_BOUND) {
+            running.push((client, view));
+        }
+    }
+    match running.len() {
+        0 => bail!("no machine is running"),
+        1 => Ok(running.swap_remove(0)),
+        count => bail!("{count} machines run: say which; `weft vm list` shows them"),
+    }
 }
 
 fn done(machine: &str, answer: Result<VmView, ClientError>) -> anyhow::Result<ExitCode> {

@@ -126,6 +126,11 @@ fn refusals(context: &Context) -> Result<(Vec<Refusal<'static>>, Taken)> {
             run(&format!("--kernel {guest} --memory 1M")),
             &["--memory", "4M"],
         ),
+        refuse(
+            "a trace of one node",
+            with("--trace /dev/null"),
+            &["--trace", "one node"],
+        ),
         refuse("no CPU", with("--cpus 0"), &["--cpus 0", "1 to 255"]),
         refuse(
             "too many CPUs",

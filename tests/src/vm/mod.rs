@@ -2,11 +2,13 @@
 //! typed (`tests/programs/typed-guest.S`): what is refused before the start, how
 //! machines end, the console, the API and confinement.
 //!
-//! Needs no privilege; as root it also shows how root is given up.
+//! Needs no privilege; as root it also shows how root is given up. What shows a
+//! machine over several nodes needs Linux (`make guest`).
 
 mod errors;
 mod life;
 mod outside;
+mod seeing;
 mod terminal;
 
 use std::path::PathBuf;
@@ -15,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
+use crate::boot::Images;
 use crate::context::{Context, kvm_missing};
 use crate::guest::{Ended, Guest};
 use crate::report::{Report, Verdict};
@@ -37,9 +40,10 @@ struct Bench<'a> {
 }
 
 /// Runs all tests, or those named.
-pub fn run_vm(context: &Context, names: &[String], report: &Report) -> Result<()> {
+pub fn run_vm(context: &Context, images: &Images, names: &[String], report: &Report) -> Result<()> {
     let wanted = |name: &str| names.is_empty() || names.iter().any(|part| name.contains(part));
     errors::run(context, &wanted, report)?;
+    seeing::run(context, images, &wanted, report);
     let kvm_missing = kvm_missing();
     for back_end in ["soft", "kvm"] {
         for (name, check) in life::CHECKS

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use crate::cpu::{Cpu, Fault, Faulted};
-use crate::environment::{Access, PAGE_SIZE, Unbacked};
+use crate::cpu::{Cpu, Fault, Faulted, segment};
+use crate::environment::{Access, Asker, PAGE_SIZE, Purpose, Unbacked};
 use crate::host;
 use crate::requests::{Demand, request};
 use crate::tlb::{TlbEntry, tlb_index};
@@ -285,10 +285,10 @@ impl Cpu {
         let held = match self.memory.held(walked.page, Access::Write) {
             Some(host) if write || walked.writable => Ok((host, true)),
             _ if write => self
-                .acquire(walked.page, Access::Write)
+                .acquire(walked.page, Access::Write, Purpose::Data, address)
                 .map(|host| (host, true)),
             _ => self
-                .acquire(walked.page, Access::Read)
+                .acquire(walked.page, Access::Read, Purpose::Data, address)
                 .map(|host| (host, false)),
         };
         let Ok((host, held_for_writing)) = held else {
@@ -348,19 +348,48 @@ impl Cpu {
         self.drop_code(page);
     }
 
-    /// A page of memory, held for `access`; may wait for it, outside.
-    pub fn acquire(&mut self, page: u64, access: Access) -> Result<*mut u8, Unbacked> {
+    /// A page of memory, held for `access`; may wait for it, outside. `address`:
+    /// the linear one that leads there.
+    pub fn acquire(
+        &mut self,
+        page: u64,
+        access: Access,
+        purpose: Purpose,
+        address: u64,
+    ) -> Result<*mut u8, Unbacked> {
         if let Some(host) = self.memory.held(page, access) {
             return Ok(host);
         }
+        let asker = self.asker(purpose, address);
         loop {
             self.mailbox.step_outside();
-            let held = self.memory.acquire(page, access);
+            let held = self.memory.acquire_for(page, access, &asker);
             // Lost again before it could be used? Then once more.
             let lost = self.come_inside(held.is_ok().then_some(page));
             if !lost || held.is_err() {
                 return held;
             }
+        }
+    }
+
+    #[cold]
+    fn asker(&self, purpose: Purpose, address: u64) -> Asker {
+        let user = self.cpl == 3;
+        let rip = match purpose {
+            Purpose::Code => address,
+            _ => self.linear_rip(self.registers[usize::from(Self::BLOCK_RIP)]),
+        };
+        Asker {
+            vcpu: self.configuration.apic_id,
+            user,
+            purpose,
+            address,
+            rip,
+            gs_base: if user {
+                0
+            } else {
+                self.segment_bases[segment::GS]
+            },
         }
     }
 

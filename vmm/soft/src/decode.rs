@@ -13,7 +13,7 @@ use iced_x86::{
 use crate::access::is_canonical;
 use crate::block::{BLOCK_INSTRUCTIONS_MAX, Block, BlockKey, Mode};
 use crate::cpu::{Cpu, Faulted, register, segment, vector};
-use crate::environment::{Access, PAGE_SIZE};
+use crate::environment::{Access, PAGE_SIZE, Purpose};
 use crate::generated::arena::ArenaFull;
 use crate::generated::thunk::{Thunk, Thunks};
 use crate::host;
@@ -178,7 +178,7 @@ impl Cpu {
         // Most blocks are short: the rest of the page is only read for the others.
         for most in [BLOCK_BYTES_USUAL, BLOCK_BYTES_MAX] {
             let read = on_page.min(most);
-            self.read_code(physical, &mut bytes[..read])?;
+            self.read_code(self.linear_rip(rip), physical, &mut bytes[..read])?;
             instructions.clear();
             let done = decode_all(&bytes[..read], key.mode, rip, count, &mut instructions);
             if done || read == on_page {
@@ -188,9 +188,10 @@ impl Cpu {
         let mut second_page = None;
         if instructions.is_empty() {
             let next = self.wrapped(self.linear_rip(rip).wrapping_add(on_page as u64));
-            let (next, _) = self.fetch_address(next)?;
+            let linear = next;
+            let (next, _) = self.fetch_address(linear)?;
             let end = on_page + INSTRUCTION_BYTES_MAX;
-            self.read_code(next, &mut bytes[on_page..end])?;
+            self.read_code(linear, next, &mut bytes[on_page..end])?;
             decode_all(&bytes[..end], key.mode, rip, 1, &mut instructions);
             second_page = Some(next);
         }
@@ -208,12 +209,12 @@ impl Cpu {
     }
 
     /// Reads bytes of one page, which is marked as code first.
-    fn read_code(&mut self, physical: u64, bytes: &mut [u8]) -> Result<(), Missing> {
+    fn read_code(&mut self, linear: u64, physical: u64, bytes: &mut [u8]) -> Result<(), Missing> {
         let page = physical & !(PAGE_SIZE - 1);
         if !self.mark_code(page) {
             return Err(Missing::Later);
         }
-        let Ok(host) = self.acquire(page, Access::Read) else {
+        let Ok(host) = self.acquire(page, Access::Read, Purpose::Code, linear) else {
             // Nothing answers a fetch from a device.
             self.undefined();
             return Err(Missing::Fault);

@@ -19,6 +19,36 @@ pub enum Access {
 #[error("guest-physical page {0:#x} is not memory")]
 pub struct Unbacked(pub u64);
 
+/// What a vCPU wants a page for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// A load or a store.
+    Data,
+    /// A page table on the way to an address.
+    Table,
+    /// Instructions.
+    Code,
+}
+
+/// Who asks for a page, for those who count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asker {
+    /// Local APIC identifier.
+    pub vcpu: u32,
+    /// At privilege level 3.
+    pub user: bool,
+    /// For what.
+    pub purpose: Purpose,
+    /// Linear address of the access; for a table, the one that is translated.
+    pub address: u64,
+    /// Linear address of the first instruction of the block that is executed: the
+    /// instruction itself is a few further on.
+    pub rip: u64,
+    /// Base of GS outside level 3, where 64-bit kernels keep what belongs to one
+    /// CPU; else 0.
+    pub gs_base: u64,
+}
+
 /// Guest-physical memory, page by page.
 ///
 /// `acquire` may take long (a page may be on another node); it returns with
@@ -29,6 +59,12 @@ pub trait Memory: Send + Sync {
     /// The host address of the page that starts at guest-physical `page`
     /// (a multiple of [`PAGE_SIZE`]), held for `access`.
     fn acquire(&self, page: u64, access: Access) -> Result<*mut u8, Unbacked>;
+
+    /// `acquire`, with word of who asks.
+    fn acquire_for(&self, page: u64, access: Access, asker: &Asker) -> Result<*mut u8, Unbacked> {
+        let _ = asker;
+        self.acquire(page, access)
+    }
 
     /// Like `acquire` where that needs no waiting, else `None`: asked first, and
     /// often.

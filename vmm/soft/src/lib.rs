@@ -41,7 +41,7 @@ pub mod walk;
 /// kernel allows it; a system call does the same).
 pub const HOST_FEATURES: [&str; 2] = ["cx16", "lahf_lm"];
 
-pub use environment::{Access, Environment, Exit, Memory, Unbacked};
+pub use environment::{Access, Asker, Environment, Exit, Memory, Purpose, Unbacked};
 pub use machine::{NotAnswered, SoftMachine};
 pub use run::Configuration;
 pub use state::{CpuState, Undelivered};

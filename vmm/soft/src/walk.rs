@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::cpu::{Cpu, Fault, Faulted, cr0, cr4, efer, vector};
-use crate::environment::{Access, PAGE_SIZE};
+use crate::environment::{Access, PAGE_SIZE, Purpose};
 
 /// Bits of a physical address; CPUID says so too.
 pub const PHYSICAL_BITS: u32 = 46;
@@ -178,7 +178,7 @@ impl Cpu {
             let pointer_table = format.top == 2 && level == 2;
             let index = if pointer_table { index & 3 } else { index };
             let place = table + index * format.entry_size;
-            let entry = self.read_entry(place, format.entry_size)?;
+            let entry = self.read_entry(walk, place, format.entry_size)?;
             if entry & PRESENT == 0 {
                 return Err(Stop::Fault(0));
             }
@@ -198,7 +198,7 @@ impl Cpu {
                 return self.reach(walk, format, level, place, entry, &rights);
             }
             if !pointer_table && entry & ACCESSED == 0 {
-                self.update_entry(place, format.entry_size, entry, entry | ACCESSED)?;
+                self.update_entry(walk, place, format.entry_size, (entry, entry | ACCESSED))?;
             }
             table = entry & ADDRESS;
             level -= 1;
@@ -265,7 +265,7 @@ impl Cpu {
             wanted |= DIRTY;
         }
         if wanted != entry {
-            self.update_entry(place, format.entry_size, entry, wanted)?;
+            self.update_entry(walk, place, format.entry_size, (entry, wanted))?;
         }
         let within = (1_u64 << (12 + level * format.bits)) - 1;
         let base = if format.entry_size == 4 && level == 1 {
@@ -280,17 +280,17 @@ impl Cpu {
         })
     }
 
-    fn entry_pointer(&mut self, place: u64, access: Access) -> Result<*mut u8, Stop> {
+    fn entry_pointer(&mut self, walk: &Walk, place: u64, access: Access) -> Result<*mut u8, Stop> {
         let page = place & !(PAGE_SIZE - 1);
-        match self.acquire(page, access) {
+        match self.acquire(page, access, Purpose::Table, walk.address) {
             // SAFETY: the offset is within the page.
             Ok(host) => Ok(unsafe { host.add((place - page) as usize) }),
             Err(_) => Err(Stop::Fault(error::PROTECTION | error::RESERVED)),
         }
     }
 
-    fn read_entry(&mut self, place: u64, size: u64) -> Result<u64, Stop> {
-        let pointer = self.entry_pointer(place, Access::Read)?;
+    fn read_entry(&mut self, walk: &Walk, place: u64, size: u64) -> Result<u64, Stop> {
+        let pointer = self.entry_pointer(walk, place, Access::Read)?;
         // SAFETY: an entry lies within one page, aligned to its size, in memory
         // that is held; it is only ever accessed atomically.
         Ok(unsafe {
@@ -302,9 +302,15 @@ impl Cpu {
         })
     }
 
-    fn update_entry(&mut self, place: u64, size: u64, old: u64, new: u64) -> Result<(), Stop> {
+    fn update_entry(
+        &mut self,
+        walk: &Walk,
+        place: u64,
+        size: u64,
+        (old, new): (u64, u64),
+    ) -> Result<(), Stop> {
         let page = place & !(PAGE_SIZE - 1);
-        let pointer = self.entry_pointer(place, Access::Write)?;
+        let pointer = self.entry_pointer(walk, place, Access::Write)?;
         if self.machine.holds_code(page) {
             self.code_page_written(page);
         }

@@ -14,10 +14,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-use super::view::{Counters, ErrorBody, StopBody, VmView};
+use super::view::{Counters, ErrorBody, Faults, Pages, StopBody, VmView};
 
-/// Longest answer, in bytes: the counters of 255 vCPUs and every device.
-const ANSWER_BYTES_MAX: usize = 4 << 20;
+/// Longest answer, in bytes: the faults of 16 slices.
+const ANSWER_BYTES_MAX: usize = 8 << 20;
 /// How long a machine may take to answer, beside what it was given to stop.
 const ANSWER_BOUND: Duration = Duration::from_secs(35);
 
@@ -79,6 +79,20 @@ impl Client {
     /// Its numbers.
     pub fn counters(&self) -> Result<Counters, ClientError> {
         self.call(Method::GET, "/v1/vm/counters", &(), ANSWER_BOUND)
+    }
+
+    /// The pages that its slices asked each other for most often.
+    pub fn pages(&self) -> Result<Pages, ClientError> {
+        self.call(Method::GET, "/v1/vm/pages", &(), ANSWER_BOUND)
+    }
+
+    /// Faults one by one. `from`: by slice, the number of the first that is wanted;
+    /// of slices that are not in it, those to come. They are recorded for ten
+    /// seconds from now on.
+    pub fn faults(&self, from: &[u64]) -> Result<Faults, ClientError> {
+        let from: Vec<String> = from.iter().map(u64::to_string).collect();
+        let path = format!("/v1/vm/faults?from={}", from.join(","));
+        self.call(Method::GET, &path, &(), ANSWER_BOUND)
     }
 
     /// Lets it stand.

@@ -1,4 +1,4 @@
-//! HTTP at a UNIX socket: what a machine is, pause, resume, stop, counters.
+//! HTTP at a UNIX socket: what a machine is, pause, resume, stop, counters, faults.
 //!
 //! ```text
 //! client ── one request, one answer ──▶ thread `api` ── job ──▶ thread `api-work` ──▶ Control
@@ -22,8 +22,8 @@ use thiserror::Error;
 
 pub use server::{CONNECTIONS_MAX, REQUEST_BYTES_MAX, Server};
 pub use view::{
-    BackEndView, ConsoleView, Counters, ErrorBody, ErrorView, STOP_SECONDS, STOP_SECONDS_MAX,
-    State, StopBody, VmView,
+    BackEndView, ConsoleView, Counters, ErrorBody, ErrorView, Faults, Pages, STOP_SECONDS,
+    STOP_SECONDS_MAX, State, StopBody, VmView,
 };
 
 /// The description of the API.
@@ -53,6 +53,11 @@ pub trait Control: Send + Sync {
     fn view(&self) -> Result<VmView, Failure>;
     /// Its numbers.
     fn counters(&self) -> Result<Counters, Failure>;
+    /// The pages that its slices asked each other for most often.
+    fn pages(&self) -> Result<Pages, Failure>;
+    /// Faults one by one. By slice: the number of the first that is wanted; without
+    /// one, those to come. They are recorded for some seconds from now on.
+    fn faults(&self, from: Vec<Option<u64>>) -> Result<Faults, Failure>;
     /// Lets the vCPUs stand.
     fn pause(&self) -> Result<(), Failure>;
     /// Lets them go on.

@@ -21,6 +21,8 @@ const LOOK: Duration = Duration::from_millis(20);
 pub(super) enum Operation {
     View,
     Counters,
+    Pages,
+    Faults,
     Pause,
     Resume,
     Stop,
@@ -28,9 +30,11 @@ pub(super) enum Operation {
 }
 
 /// Every route.
-pub(super) const ROUTES: [(Method, &str, Operation); 6] = [
+pub(super) const ROUTES: [(Method, &str, Operation); 8] = [
     (Method::GET, "/v1/vm", Operation::View),
     (Method::GET, "/v1/vm/counters", Operation::Counters),
+    (Method::GET, "/v1/vm/pages", Operation::Pages),
+    (Method::GET, "/v1/vm/faults", Operation::Faults),
     (Method::POST, "/v1/vm/pause", Operation::Pause),
     (Method::POST, "/v1/vm/resume", Operation::Resume),
     (Method::POST, "/v1/vm/stop", Operation::Stop),
@@ -146,8 +150,13 @@ pub(super) fn find(method: &Method, path: &str) -> Result<Operation, Answer> {
     })
 }
 
-/// Carries out an operation.
-pub(super) async fn answer(operation: Operation, body: &[u8], worker: &Worker) -> Answer {
+/// Carries out an operation. `query`: what follows the path's question mark.
+pub(super) async fn answer(
+    operation: Operation,
+    query: &str,
+    body: &[u8],
+    worker: &Worker,
+) -> Answer {
     let done = match operation {
         Operation::Description => {
             return Answer {
@@ -160,6 +169,17 @@ pub(super) async fn answer(operation: Operation, body: &[u8], worker: &Worker) -
             .ask(|control| control.counters())
             .await
             .map(|counters| Answer::new(StatusCode::OK, &counters)),
+        Operation::Pages => worker
+            .ask(|control| control.pages())
+            .await
+            .map(|pages| Answer::new(StatusCode::OK, &pages)),
+        Operation::Faults => match from_query(query) {
+            Ok(from) => worker
+                .ask(|control| control.faults(from))
+                .await
+                .map(|faults| Answer::new(StatusCode::OK, &faults)),
+            Err(answer) => return answer,
+        },
         Operation::View => view_after(worker, |_| Ok(())).await,
         Operation::Pause => view_after(worker, |control| control.pause()).await,
         Operation::Resume => view_after(worker, |control| control.resume()).await,
@@ -179,8 +199,32 @@ async fn view_after(
     Ok(Answer::new(StatusCode::OK, &view.await?))
 }
 
+fn refused(message: String) -> Answer {
+    Answer::error(StatusCode::BAD_REQUEST, "bad_request", message)
+}
+
+/// Where to begin, by slice: `from=12,40`. A slice without a number: with what
+/// comes.
+fn from_query(query: &str) -> Result<Vec<Option<u64>>, Answer> {
+    let Some(list) = query.strip_prefix("from=") else {
+        return match query {
+            "" => Ok(Vec::new()),
+            other => Err(refused(format!(
+                "faults takes from=N,N,…, by slice, and not {other}"
+            ))),
+        };
+    };
+    let number = |text: &str| match text {
+        "" => Ok(None),
+        text => text
+            .parse()
+            .map(Some)
+            .map_err(|_| refused(format!("from: {text} is not the number of a fault"))),
+    };
+    list.split(',').map(number).collect()
+}
+
 fn stop_body(body: &[u8]) -> Result<StopBody, Answer> {
-    let refused = |message: String| Answer::error(StatusCode::BAD_REQUEST, "bad_request", message);
     if body.is_empty() {
         return Ok(StopBody::default());
     }
@@ -224,6 +268,15 @@ pub(super) fn work(jobs: &std::sync::mpsc::Receiver<Job>, control: &Arc<dyn Cont
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_query_says_where_to_begin() {
+        assert_eq!(from_query(""), Ok(vec![]));
+        assert_eq!(from_query("from="), Ok(vec![None]));
+        assert_eq!(from_query("from=12,,3"), Ok(vec![Some(12), None, Some(3)]));
+        assert!(from_query("from=x").unwrap_err().body.contains("x is not"));
+        assert!(from_query("to=1").unwrap_err().body.contains("takes from="));
+    }
 
     #[test]
     fn the_document_has_every_route_and_no_other() {

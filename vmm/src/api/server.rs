@@ -154,9 +154,10 @@ async fn talk(stream: UnixStream, worker: Worker) {
 }
 
 async fn respond(request: Request<Incoming>, worker: &Worker) -> Response<Full<Bytes>> {
+    let query = request.uri().query().unwrap_or_default().to_owned();
     let answer = match routes::find(request.method(), request.uri().path()) {
         Ok(operation) => match read_body(request).await {
-            Ok(body) => routes::answer(operation, &body, worker).await,
+            Ok(body) => routes::answer(operation, &query, &body, worker).await,
             Err(answer) => answer,
         },
         Err(answer) => answer,

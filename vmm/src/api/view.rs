@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::machine::Configuration;
+use crate::slice::memory::{SliceFaults, SlicePages};
 
 /// How long a guest has to power itself off, unless the request says otherwise.
 pub const STOP_SECONDS: f64 = 10.0;
@@ -99,6 +100,24 @@ pub struct Counters {
     pub uptime_s: f64,
     /// By name: part, then what is counted (`vcpu0.exits.halted`).
     pub counters: BTreeMap<String, u64>,
+}
+
+/// The pages that slices asked each other for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Pages {
+    /// When they were read: seconds since the machine was put together.
+    pub uptime_s: f64,
+    /// Of each slice; none where there is one slice only.
+    pub slices: Vec<SlicePages>,
+}
+
+/// Faults one by one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Faults {
+    /// When they were read: seconds since the machine was put together.
+    pub uptime_s: f64,
+    /// Of each slice; none where there is one slice only.
+    pub slices: Vec<SliceFaults>,
 }
 
 /// What `POST /v1/vm/stop` may be told.

@@ -13,6 +13,7 @@ use super::handle::Handle;
 use super::lifecycle::{End, Stage};
 use super::owner::{Named, Owner, with_sources};
 use super::pci_devices::PciDevices;
+use super::seen::Seen;
 use super::{MachineError, Outside};
 use crate::acpi::EVENT_LINE;
 use crate::acpi::power::{PORTS as POWER_PORTS, PowerDevice, PowerRequest};
@@ -178,6 +179,9 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         first_instruction,
     };
     if let Some(slice) = &slice {
+        if configuration.trace {
+            slice.memory().trace_always();
+        }
         join(slice, &frame, &handle)?;
     }
     let owner = Owner {
@@ -192,6 +196,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         memory_bytes: frame.ram.size(),
         stage: Stage::Built,
         collected: None,
+        seen: Seen::new(configuration.trace),
         power,
         take_down,
         slice,

@@ -131,6 +131,9 @@ pub struct Configuration {
     /// The port 0xf4 that ends the machine with an exit code.
     #[serde(default)]
     pub debug_exit: bool,
+    /// Faults that need another slice are recorded from the start.
+    #[serde(default)]
+    pub trace: bool,
 }
 
 /// What a configuration asks for that cannot be.
@@ -194,6 +197,7 @@ impl Configuration {
             late_cpus: None,
             virtio_console: false,
             debug_exit: false,
+            trace: false,
         }
     }
 

@@ -40,10 +40,12 @@ impl Ends {
     }
 }
 
+type Listener = Box<dyn Fn(&End) + Send + Sync>;
+
 /// For devices and vCPUs: asks for the end, from any thread.
 pub(super) struct Ender {
     /// Hears of the first end that was asked for, at once.
-    listener: OnceLock<Box<dyn Fn(&End) + Send + Sync>>,
+    listener: OnceLock<Listener>,
     /// The first end that was asked for. Held for moments.
     wanted: Mutex<Option<End>>,
     /// Tells vCPUs to stop where they are.

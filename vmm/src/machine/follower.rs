@@ -61,12 +61,10 @@ impl Follower {
             Order::Stop => {}
             Order::Status => return Ok(Answer::Status(self.handle.status()?.vcpus)),
             Order::Counters => return Ok(Answer::Counters(self.handle.counters()?)),
-            Order::Pages => {
-                let counts = self.slice.memory().page_counts();
-                let pages = counts
-                    .iter()
-                    .map(|count| (count.page, count.reads, count.writes));
-                return Ok(Answer::Pages(pages.collect()));
+            Order::Pages => return Ok(Answer::Pages(self.slice.memory().hottest())),
+            Order::Faults { from } => {
+                let from = from.get(self.slice.number()).copied().flatten();
+                return Ok(Answer::Faults(self.slice.memory().faults(from)));
             }
         }
         Ok(Answer::Done)

@@ -111,7 +111,17 @@ fn late_words(
     if all_there || !configuration.late_cpus.unwrap_or_else(marked) {
         return Vec::new();
     }
-    vec![format!("maxcpus={first}"), "weft.online=all".to_owned()]
+    // A tick of a vCPU that runs one program would only ask for the pages of the clock,
+    // which the bootstrap slice's ticks change. A kernel without the option ignores it.
+    let others = match placement.cpus() - 1 {
+        last if last as usize == first => format!("nohz_full={last}"),
+        last => format!("nohz_full={first}-{last}"),
+    };
+    vec![
+        format!("maxcpus={first}"),
+        "weft.online=all".to_owned(),
+        others,
+    ]
 }
 
 /// Where the memory of the bootstrap slice ends, of several: what is loaded lies

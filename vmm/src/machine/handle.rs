@@ -8,6 +8,7 @@ use super::ender::{Ending, Input};
 use super::lifecycle::{Answer, Counters, End, Refusal, Request, Status};
 use super::state::MachineState;
 use crate::devices::serial::SerialPort;
+use crate::slice::memory::{SliceFaults, SlicePages};
 use crate::virtio::console::ConsoleHandle;
 
 /// Longest wait for the answer to one request. Save and restore are the longest:
@@ -52,6 +53,23 @@ impl Handle {
                 seconds: ANSWER_SECONDS_MAX,
             }),
             Err(RecvTimeoutError::Disconnected) => Err(Refusal::Gone { request: name }),
+        }
+    }
+
+    /// The pages that slices asked each other for most often, slice by slice; none
+    /// where there is one slice.
+    pub fn pages(&self) -> Result<Vec<SlicePages>, Refusal> {
+        match self.request(Request::Pages)? {
+            Answer::Pages(pages) => Ok(pages),
+            other => Err(misfit("pages", &other)),
+        }
+    }
+
+    /// Faults one by one: see [`Request::Faults`].
+    pub fn faults(&self, from: Vec<Option<u64>>) -> Result<Vec<SliceFaults>, Refusal> {
+        match self.request(Request::Faults(from))? {
+            Answer::Faults(faults) => Ok(faults),
+            other => Err(misfit("faults", &other)),
         }
     }
 

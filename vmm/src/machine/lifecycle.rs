@@ -11,7 +11,8 @@
 //!
 //! One thread owns the machine and takes requests one after the other, so no
 //! two lifecycle calls ever overlap. The power button needs Running; `save` needs Built or Paused, `restore`
-//! too; `state` and `counters` are answered always, also after the end.
+//! too; `status`, `counters`, `pages` and `faults` are answered always, also after
+//! the end.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::state::MachineState;
+use crate::slice::memory::{SliceFaults, SlicePages};
 
 /// Where in its life a machine is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -144,6 +146,11 @@ pub enum Request {
     Status,
     /// Its numbers.
     Counters,
+    /// The pages that slices asked each other for most often.
+    Pages,
+    /// Faults one by one. By slice: the number of the first that is wanted; without
+    /// one, those that will come. They are recorded for a few seconds from now on.
+    Faults(Vec<Option<u64>>),
 }
 
 impl Request {
@@ -159,6 +166,8 @@ impl Request {
             Self::Restore(_) => "restore",
             Self::Status => "status",
             Self::Counters => "counters",
+            Self::Pages => "pages",
+            Self::Faults(_) => "faults",
         }
     }
 }
@@ -174,6 +183,10 @@ pub enum Answer {
     Status(Status),
     /// To `Counters`.
     Counters(Counters),
+    /// To `Pages`: of each slice; none where there is one only.
+    Pages(Vec<SlicePages>),
+    /// To `Faults`, likewise.
+    Faults(Vec<SliceFaults>),
 }
 
 /// Why a request was not carried out; the machine is as before unless the

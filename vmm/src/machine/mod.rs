@@ -12,6 +12,7 @@
 //! | `owner` | the thread that takes requests |
 //! | `handle` | how others ask |
 //! | `follower` | how a companion slice does what the bootstrap slice says |
+//! | `seen` | pages and faults of all slices |
 //! | `ender` | how the end comes about |
 
 mod assembly;
@@ -25,6 +26,7 @@ mod lifecycle;
 mod owner;
 mod pci_devices;
 mod placement;
+mod seen;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -45,6 +47,10 @@ pub use placement::{
     Share, deal_cpus, deal_memory,
 };
 pub use state::MachineState;
+
+/// CPU features that the software vCPU needs of its host, by their names in
+/// `/proc/cpuinfo`.
+pub use weft_soft::HOST_FEATURES as SOFT_HOST_FEATURES;
 
 use crate::confine::{self, ThreadKind};
 use crate::join::join_until;

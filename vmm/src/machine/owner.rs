@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::ender::{Ender, Ending, Input};
 use super::lifecycle::{Answer, Counters, End, Refusal, Request, Stage, Status, VcpuStage};
+use super::seen::Seen;
 use super::state::MachineState;
 use crate::acpi::power::PowerDevice;
 use crate::clock::{Alarms, Clock};
@@ -43,6 +44,8 @@ pub(super) struct Owner {
     pub stage: Stage,
     /// What was counted in the end, once the vCPUs stood.
     pub collected: Option<Counters>,
+    /// Pages and faults of all slices.
+    pub seen: Seen,
     /// None on a companion slice.
     pub power: Option<Arc<PowerDevice>>,
     /// Of several.
@@ -82,6 +85,10 @@ impl Owner {
         match (request, self.stage) {
             (Request::Status, _) => return Ok(Answer::Status(self.status())),
             (Request::Counters, _) => return Ok(Answer::Counters(self.counters())),
+            (Request::Pages, _) => return Ok(Answer::Pages(self.seen.pages(self.asking()))),
+            (Request::Faults(from), _) => {
+                return Ok(Answer::Faults(self.seen.faults(self.asking(), from)));
+            }
             (Request::Run, Stage::Built) | (Request::Resume, Stage::Paused) => self.go(name)?,
             (Request::Pause, Stage::Running) => self.stand(name)?,
             (Request::Stop, Stage::Built | Stage::Running | Stage::Paused) => {
@@ -208,10 +215,15 @@ impl Owner {
         })
     }
 
+    /// The slice that may ask its companions.
+    fn asking(&self) -> Option<&Slice> {
+        let slice = self.slice.as_deref().filter(|slice| slice.is_bootstrap());
+        slice.filter(|_| self.stage != Stage::Ended)
+    }
+
     /// What the companions answer to a question; nothing from those that do not.
     fn ask_companions(&self, order: &orders::Order) -> Vec<(usize, orders::Answer)> {
-        let slice = self.slice.as_ref().filter(|slice| slice.is_bootstrap());
-        let asked = slice.filter(|_| self.stage != Stage::Ended);
+        let asked = self.asking();
         asked.map_or_else(Vec::new, |slice| slice.order_all(order).unwrap_or_default())
     }
 
@@ -292,6 +304,11 @@ impl Owner {
             }
         }
         self.collected = Some(self.counters());
+        // Of a slice that was lost nobody waits for more.
+        let lost = matches!(end, End::Failed { .. });
+        let mut seen = std::mem::take(&mut self.seen);
+        seen.collect(self.asking().filter(|_| !lost));
+        self.seen = seen;
         if let Some(slice) = &self.slice {
             if slice.is_bootstrap() {
                 // One that is gone, or slow, ends when its links do.
@@ -358,7 +375,13 @@ impl Owner {
     fn own_counters(&self) -> Counters {
         let mut counters = Counters::new();
         for runner in &self.runners {
-            for (name, count) in runner.counters() {
+            let memory = self.slice.as_ref().map(|slice| slice.memory());
+            let faults = memory.map(|memory| memory.vcpu_counters(runner.id()));
+            for (name, count) in runner
+                .counters()
+                .into_iter()
+                .chain(faults.into_iter().flatten())
+            {
                 counters.insert(format!("vcpu{}.{name}", runner.id()), count);
             }
         }
@@ -367,8 +390,8 @@ impl Owner {
             for (name, count) in slice.memory().counters.list() {
                 counters.insert(format!("slice{number}.memory.{name}"), count);
             }
-            counters.insert(format!("slice{number}.sent-bytes"), slice.sent_bytes());
-            for (name, count) in slice.time_counters() {
+            let figures = slice.traffic().into_iter().chain(slice.time_counters());
+            for (name, count) in figures {
                 counters.insert(format!("slice{number}.{name}"), count);
             }
         }

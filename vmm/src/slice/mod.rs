@@ -13,6 +13,7 @@
 //! | [`memory`] | guest RAM that slices share |
 //! | [`note`] | what slices tell each other beside pages |
 //! | `peers` | the links, who reads them, who is lost |
+//! | `delay` | links that are slow on purpose, for tests |
 //! | `router` | where a note goes |
 //! | `registers` | devices of other slices |
 //! | `orders` | what the bootstrap slice asks of companions |
@@ -26,6 +27,7 @@
 //! corrects the clock where the bootstrap slice is on another host, and one that
 //! takes orders.
 
+mod delay;
 pub mod memory;
 pub mod note;
 pub mod orders;
@@ -77,6 +79,9 @@ pub struct SliceLinks {
     pub lease: Duration,
     /// The clock of the bootstrap slice's host, the same for all slices.
     pub reference: Reference,
+    /// For tests: frames wait for a random time below this before they are sent,
+    /// each link's in order. Zero: they do not.
+    pub delay_max: Duration,
 }
 
 /// Refuses a slice whose host's clock cannot follow the bootstrap slice's.
@@ -138,7 +143,7 @@ impl Slice {
                 sender
             }));
         }
-        let peers = Peers::new(links.number, senders, links.lease);
+        let peers = Peers::new(links.number, senders, links.lease, links.delay_max);
         let me = NodeId(links.number as u8);
         let slices = placement.slices() as u8;
         // A slice manages its own part of RAM: what Linux allocates for a vCPU is of
@@ -205,9 +210,9 @@ impl Slice {
         self.number == BOOTSTRAP
     }
 
-    /// Bytes sent to other slices so far.
-    pub fn sent_bytes(&self) -> u64 {
-        self.peers.sent_bytes()
+    /// Frames and bytes to and from other slices so far, by name.
+    pub fn traffic(&self) -> [(&'static str, u64); 4] {
+        self.peers.traffic()
     }
 
     /// What the interrupt controllers need to know.
@@ -252,8 +257,14 @@ impl Slice {
             }
         }
         let (placement, broken) = (self.placement.clone(), joints.broken);
+        let (registers, answers) = (self.registers.clone(), self.orders.clone());
+        let looks = self.looks.clone();
         self.peers.when_lost(Box::new(move |slice, reason| {
+            // The reason first: who then goes on without an answer has none.
             broken(format!("lost {}: {reason}", describe(&placement, slice)));
+            registers.lose(slice);
+            answers.lose(slice);
+            looks.lose(slice);
         }));
         let (ask, asked) = sync_channel(WAITING_MAX);
         let (order, orders) = sync_channel(ORDERS_MAX);
@@ -293,6 +304,12 @@ impl Slice {
             start(&format!("weft-send{slice}"), ThreadKind::Link, move || {
                 peers.flush(slice);
             })?;
+            if self.peers.are_delayed() {
+                let peers = self.peers.clone();
+                start(&format!("weft-delay{slice}"), ThreadKind::Link, move || {
+                    peers.send_delayed(slice);
+                })?;
+            }
         }
         if !self.is_bootstrap() && !timekeeper.is_here() {
             let timekeeper = timekeeper.clone();
@@ -304,11 +321,12 @@ impl Slice {
     /// Gives every companion an order and waits for the answers, by slice.
     pub(crate) fn order_all(&self, order: &Order) -> Result<Vec<(usize, Answer)>, String> {
         let json = serde_json::to_vec(order).map_err(|error| error.to_string())?;
+        // A slice that is lost, or is found to be meanwhile, is not waited for.
         let asked: Vec<(usize, u64)> = self
             .peers
             .others()
             .map(|slice| {
-                let ticket = self.orders.open();
+                let ticket = self.orders.open(slice);
                 let json = json.clone();
                 self.peers.tell(slice, &Note::Order { ticket, json });
                 (slice, ticket)
@@ -325,7 +343,8 @@ impl Slice {
             .collect();
         let named = |(slice, answer)| match answer {
             None => Err(format!(
-                "slice {slice}: no answer within {} s",
+                "{}: it is lost, or gave no answer within {} s",
+                describe(&self.placement, slice),
                 ORDER_WAIT.as_secs()
             )),
             Some(Answer::Refused(reason)) => Err(format!("slice {slice}: {reason}")),
@@ -384,7 +403,7 @@ fn start(
 }
 
 /// A slice with what it gives, for a message.
-pub(crate) fn describe(placement: &Placement, slice: usize) -> String {
+pub fn describe(placement: &Placement, slice: usize) -> String {
     let Some(share) = placement.shares().get(slice) else {
         return format!("node {slice}");
     };

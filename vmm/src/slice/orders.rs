@@ -6,6 +6,7 @@ use std::sync::mpsc::Receiver;
 
 use serde::{Deserialize, Serialize};
 
+use super::memory::{SliceFaults, SlicePages};
 use crate::machine::VcpuStage;
 
 /// An order.
@@ -27,6 +28,13 @@ pub enum Order {
     Counters,
     /// Which pages did you ask for, how often?
     Pages,
+    /// Your faults one by one; see [`SharedMemory::faults`].
+    ///
+    /// [`SharedMemory::faults`]: crate::slice::memory::SharedMemory::faults
+    Faults {
+        /// By slice: the number of the first that is wanted; none: those to come.
+        from: Vec<Option<u64>>,
+    },
 }
 
 /// The answer to one.
@@ -39,8 +47,10 @@ pub enum Answer {
     Status(Vec<VcpuStage>),
     /// To `Counters`.
     Counters(BTreeMap<String, u64>),
-    /// To `Pages`: page, reads, writes.
-    Pages(Vec<(u64, u32, u32)>),
+    /// To `Pages`.
+    Pages(SlicePages),
+    /// To `Faults`.
+    Faults(SliceFaults),
     /// It cannot be done.
     Refused(String),
 }

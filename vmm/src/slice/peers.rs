@@ -4,15 +4,16 @@
 //! who hears nothing of a peer for a lease, or finds the link ended, calls it lost,
 //! and the machine ends.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use weft_dsm::NodeId;
 use weft_wire::Header;
-use weft_wire::frame::KINDS_DSM;
+use weft_wire::frame::{HEADER_BYTES, KINDS_DSM};
 use weft_wire::halves::{Receiver, Sender};
 
+use super::delay::Delay;
 use super::memory::{Post, SharedMemory};
 use super::note::Note;
 
@@ -35,21 +36,40 @@ pub struct Peers {
     me: usize,
     /// By slice; none for this one.
     senders: Vec<Option<Sender>>,
+    /// By slice, where frames are held back.
+    delays: Vec<Delay>,
     lease: Duration,
     /// Called once for the first peer that is lost, with the reason.
     on_loss: OnceLock<Box<dyn Fn(usize, String) + Send + Sync>>,
     over: AtomicBool,
+    sent_frames: AtomicU64,
+    received_frames: AtomicU64,
+    /// Headers and payloads.
+    received_bytes: AtomicU64,
 }
 
 impl Peers {
     /// Over these links. Nothing is read yet.
-    pub(super) fn new(me: usize, senders: Vec<Option<Sender>>, lease: Duration) -> Arc<Self> {
+    pub(super) fn new(
+        me: usize,
+        senders: Vec<Option<Sender>>,
+        lease: Duration,
+        delay_max: Duration,
+    ) -> Arc<Self> {
+        let delayed = match delay_max {
+            Duration::ZERO => 0,
+            _ => senders.len(),
+        };
         Arc::new(Self {
             me,
+            delays: (0..delayed).map(|_| Delay::new(delay_max)).collect(),
             senders,
             lease,
             on_loss: OnceLock::new(),
             over: AtomicBool::new(false),
+            sent_frames: AtomicU64::new(0),
+            received_frames: AtomicU64::new(0),
+            received_bytes: AtomicU64::new(0),
         })
     }
 
@@ -82,7 +102,28 @@ impl Peers {
         let Some(Some(sender)) = self.senders.get(slice) else {
             return self.lost(slice, "there is no link to it");
         };
-        if let Err(error) = sender.send(header, parts) {
+        self.sent_frames.fetch_add(1, Ordering::Relaxed);
+        let sent = match self.delays.get(slice) {
+            Some(delay) => delay.hold(sender, header, parts),
+            None => sender.send(header, parts),
+        };
+        if let Err(error) = sent {
+            self.lost(slice, &error.to_string());
+        }
+    }
+
+    /// Whether frames are held back: each link then needs a thread that sends them.
+    pub(super) fn are_delayed(&self) -> bool {
+        !self.delays.is_empty()
+    }
+
+    /// Sends to `slice` what was held back, until the link ends.
+    pub(super) fn send_delayed(&self, slice: usize) {
+        let (Some(Some(sender)), Some(delay)) = (self.senders.get(slice), self.delays.get(slice))
+        else {
+            return;
+        };
+        if let Err(error) = delay.send_until_over(sender) {
             self.lost(slice, &error.to_string());
         }
     }
@@ -99,7 +140,11 @@ impl Peers {
     /// The machine is over: links end, threads come back.
     pub(super) fn close(&self) {
         self.over.store(true, Ordering::SeqCst);
-        for sender in self.senders.iter().flatten() {
+        for (slice, sender) in self.senders.iter().enumerate() {
+            let Some(sender) = sender else { continue };
+            if let Some(delay) = self.delays.get(slice) {
+                delay.end(sender);
+            }
             sender.close();
         }
     }
@@ -123,6 +168,12 @@ impl Peers {
         while !self.is_over() {
             let received = receiver.receive(patience);
             let bound = std::mem::replace(&mut patience, self.lease);
+            if let Ok(Some(frame)) = &received {
+                let bytes = HEADER_BYTES + frame.payload.len();
+                self.received_frames.fetch_add(1, Ordering::Relaxed);
+                self.received_bytes
+                    .fetch_add(bytes as u64, Ordering::Relaxed);
+            }
             let outcome = match received {
                 Ok(Some(frame)) if KINDS_DSM.contains(&frame.header.kind) => memory
                     .receive(node, &frame.header, frame.payload)
@@ -159,9 +210,16 @@ impl Peers {
         }
     }
 
-    /// Bytes sent to each slice.
-    pub(super) fn sent_bytes(&self) -> u64 {
-        self.senders.iter().flatten().map(Sender::traffic).sum()
+    /// Frames and bytes to and from all others, by name.
+    pub(super) fn traffic(&self) -> [(&'static str, u64); 4] {
+        let sent = self.senders.iter().flatten().map(Sender::traffic).sum();
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        [
+            ("sent-bytes", sent),
+            ("received-bytes", load(&self.received_bytes)),
+            ("sent-messages", load(&self.sent_frames)),
+            ("received-messages", load(&self.received_frames)),
+        ]
     }
 }
 

@@ -1,13 +1,15 @@
 //! Questions to other slices, and those who wait for the answers.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 struct Open<T> {
-    /// By ticket: the answer, once it is there.
-    waiting: HashMap<u64, Option<T>>,
+    /// By ticket: who is asked, and the answer, once it is there.
+    waiting: HashMap<u64, (usize, Option<T>)>,
     last_ticket: u64,
+    /// Slices that answer nothing any more.
+    lost: HashSet<usize>,
     /// No answer will come any more.
     over: bool,
 }
@@ -24,6 +26,7 @@ impl<T> Default for Questions<T> {
             open: Mutex::new(Open {
                 waiting: HashMap::new(),
                 last_ticket: 0,
+                lost: HashSet::new(),
                 over: false,
             }),
             answered: Condvar::new(),
@@ -32,39 +35,49 @@ impl<T> Default for Questions<T> {
 }
 
 impl<T> Questions<T> {
-    /// Has `send` ask, with a ticket, and waits for the answer: `None` when none
-    /// came within `patience`, or none will come.
-    pub fn ask(&self, patience: Duration, send: impl FnOnce(u64)) -> Option<T> {
-        let ticket = self.open();
+    /// Has `send` ask `slice`, with a ticket, and waits for the answer: `None` when
+    /// none came within `patience`, or none will come.
+    pub fn ask(&self, slice: usize, patience: Duration, send: impl FnOnce(u64)) -> Option<T> {
+        let ticket = self.open(slice);
         send(ticket);
         self.wait(ticket, patience)
     }
 
-    /// A ticket for a question that is about to be asked; [`Questions::wait`] ends it.
-    pub fn open(&self) -> u64 {
+    /// A ticket for a question that `slice` is about to be asked;
+    /// [`Questions::wait`] ends it.
+    pub fn open(&self, slice: usize) -> u64 {
         let mut open = self.lock();
         open.last_ticket += 1;
         let ticket = open.last_ticket;
-        open.waiting.insert(ticket, None);
+        open.waiting.insert(ticket, (slice, None));
         ticket
     }
 
     /// Waits for the answer: `None` when none came within `patience`, or none will.
     pub fn wait(&self, ticket: u64, patience: Duration) -> Option<T> {
-        let (mut open, _) = self
-            .answered
-            .wait_timeout_while(self.lock(), patience, |open| {
-                !open.over && open.waiting.get(&ticket).is_some_and(Option::is_none)
-            })
-            .unwrap_or_else(PoisonError::into_inner);
-        open.waiting.remove(&ticket).flatten()
+        let (mut open, _) =
+            self.answered
+                .wait_timeout_while(self.lock(), patience, |open| {
+                    let unanswered = open.waiting.get(&ticket).is_some_and(|(slice, answer)| {
+                        answer.is_none() && !open.lost.contains(slice)
+                    });
+                    !open.over && unanswered
+                })
+                .unwrap_or_else(PoisonError::into_inner);
+        open.waiting.remove(&ticket).and_then(|(_, answer)| answer)
     }
 
     /// The answer came. One that nobody waits for any more is dropped.
     pub fn answer(&self, ticket: u64, answer: T) {
-        if let Some(place) = self.lock().waiting.get_mut(&ticket) {
+        if let Some((_, place)) = self.lock().waiting.get_mut(&ticket) {
             *place = Some(answer);
         }
+        self.answered.notify_all();
+    }
+
+    /// `slice` answers nothing any more: who waits for it goes on.
+    pub fn lose(&self, slice: usize) {
+        self.lock().lost.insert(slice);
         self.answered.notify_all();
     }
 
@@ -95,7 +108,7 @@ mod tests {
                 std::thread::spawn(move || {
                     for _ in 0..500 {
                         let mut mine = 0;
-                        let answer = questions.ask(Duration::from_secs(20), |ticket| {
+                        let answer = questions.ask(1, Duration::from_secs(20), |ticket| {
                             mine = ticket;
                             send.send(ticket).unwrap();
                         });
@@ -114,11 +127,26 @@ mod tests {
     }
 
     #[test]
+    fn a_lost_slice_is_not_waited_for() {
+        let questions = Arc::<Questions<u8>>::default();
+        let (lost, alive) = (questions.open(1), questions.open(2));
+        let waiting = {
+            let questions = questions.clone();
+            std::thread::spawn(move || questions.wait(lost, Duration::from_secs(100)))
+        };
+        questions.lose(1);
+        assert_eq!(waiting.join().unwrap(), None);
+        assert_eq!(questions.ask(1, Duration::from_secs(100), |_| {}), None);
+        questions.answer(alive, 7);
+        assert_eq!(questions.wait(alive, Duration::from_secs(100)), Some(7));
+    }
+
+    #[test]
     fn no_answer_is_an_answer_in_time() {
         let questions = Questions::<u8>::default();
-        assert_eq!(questions.ask(Duration::from_millis(5), |_| {}), None);
+        assert_eq!(questions.ask(1, Duration::from_millis(5), |_| {}), None);
         questions.answer(1, 1);
         questions.end();
-        assert_eq!(questions.ask(Duration::from_secs(100), |_| {}), None);
+        assert_eq!(questions.ask(1, Duration::from_secs(100), |_| {}), None);
     }
 }

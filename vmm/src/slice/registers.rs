@@ -36,7 +36,7 @@ impl RemoteRegisters {
             size: size as u8,
             value,
         };
-        let answer = self.questions.ask(self.patience, |ticket| {
+        let answer = self.questions.ask(self.slice, self.patience, |ticket| {
             self.peers
                 .tell(self.slice, &Note::Access { ticket, access });
         });

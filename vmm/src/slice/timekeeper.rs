@@ -169,7 +169,7 @@ impl Timekeeper {
 
     fn look(&self) -> Option<Look> {
         let mut asked = 0;
-        let answer = self.parts.looks.ask(self.parts.patience, |ticket| {
+        let answer = self.parts.looks.ask(BOOTSTRAP, self.parts.patience, |ticket| {
             asked = host_tsc();
             self.parts.peers.tell(BOOTSTRAP, &Note::Look { ticket });
         });

@@ -2,7 +2,9 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use weft_soft::Access;
+use serde::{Deserialize, Serialize};
+
+use super::trace::FaultKind;
 
 /// What one slice's memory did.
 #[derive(Default)]
@@ -54,19 +56,81 @@ impl MemoryCounters {
     }
 }
 
-/// How often this slice asked others for a page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Pages that one answer speaks of.
+pub const PAGES_MAX: usize = 2048;
+/// vCPUs of a machine at most.
+const VCPUS: usize = 256;
+
+/// How often a slice asked others for a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageCount {
     /// Guest-physical page number.
     pub page: u64,
     /// To read.
     pub reads: u32,
-    /// To write.
+    /// To write, where the page was not here.
     pub writes: u32,
+    /// To write, where it was here to be read.
+    pub upgrades: u32,
 }
 
-/// By page: reads and writes that needed another slice. 8 bytes a page, sparse.
-pub(super) struct PageCounts(Box<[[AtomicU32; 2]]>);
+impl PageCount {
+    /// All together.
+    pub fn faults(&self) -> u64 {
+        u64::from(self.reads) + u64::from(self.writes) + u64::from(self.upgrades)
+    }
+}
+
+/// The pages that a slice asked others for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlicePages {
+    /// Which slice.
+    pub slice: usize,
+    /// Those with most faults, the most first; [`PAGES_MAX`] at most.
+    pub pages: Vec<PageCount>,
+    /// Further pages with faults.
+    pub more_pages: u64,
+    /// Faults on those.
+    pub more_faults: u64,
+}
+
+/// A vCPU's faults that needed another slice, and the nanoseconds it waited.
+#[derive(Default)]
+struct VcpuFaults {
+    faults: AtomicU64,
+    waited_ns: AtomicU64,
+}
+
+/// By vCPU: what it waited for.
+pub(super) struct VcpuCounts(Box<[VcpuFaults]>);
+
+impl Default for VcpuCounts {
+    fn default() -> Self {
+        Self((0..VCPUS).map(|_| VcpuFaults::default()).collect())
+    }
+}
+
+impl VcpuCounts {
+    pub fn count(&self, vcpu: u32, waited_ns: u64) {
+        if let Some(counts) = self.0.get(vcpu as usize) {
+            MemoryCounters::add(&counts.faults, 1);
+            MemoryCounters::add(&counts.waited_ns, waited_ns);
+        }
+    }
+
+    pub fn list(&self, vcpu: u32) -> [(&'static str, u64); 2] {
+        let zero = VcpuFaults::default();
+        let counts = self.0.get(vcpu as usize).unwrap_or(&zero);
+        [
+            ("faults", counts.faults.load(Ordering::Relaxed)),
+            ("waited-ns", counts.waited_ns.load(Ordering::Relaxed)),
+        ]
+    }
+}
+
+/// By page: reads, writes and upgrades that needed another slice. 12 bytes a page,
+/// sparse.
+pub(super) struct PageCounts(Box<[[AtomicU32; 3]]>);
 
 impl PageCounts {
     pub fn new(pages: usize) -> Self {
@@ -74,22 +138,74 @@ impl PageCounts {
         Self(unsafe { super::tables::zeroed(pages) })
     }
 
-    pub fn count(&self, page: u64, access: Access) {
+    pub fn count(&self, page: u64, kind: FaultKind) {
         if let Some(counts) = self.0.get(page as usize) {
-            counts[usize::from(access == Access::Write)].fetch_add(1, Ordering::Relaxed);
+            counts[kind as usize].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Those with most faults.
+    pub fn hottest(&self, slice: usize) -> SlicePages {
+        let mut pages = self.list();
+        pages.sort_by_key(|count| (std::cmp::Reverse(count.faults()), count.page));
+        let more = pages.split_off(pages.len().min(PAGES_MAX));
+        SlicePages {
+            slice,
+            pages,
+            more_pages: more.len() as u64,
+            more_faults: more.iter().map(PageCount::faults).sum(),
         }
     }
 
     /// Those that were asked for, in order of pages.
-    pub fn list(&self) -> Vec<PageCount> {
+    fn list(&self) -> Vec<PageCount> {
         (0..)
             .zip(&self.0)
             .map(|(page, counts)| PageCount {
                 page,
                 reads: counts[0].load(Ordering::Relaxed),
                 writes: counts[1].load(Ordering::Relaxed),
+                upgrades: counts[2].load(Ordering::Relaxed),
             })
-            .filter(|count| count.reads + count.writes > 0)
+            .filter(|count| count.faults() > 0)
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hottest_pages_come_first_and_the_rest_is_summed() {
+        let counts = PageCounts::new(PAGES_MAX + 10);
+        for page in 0..PAGES_MAX as u64 + 2 {
+            counts.count(page, FaultKind::Read);
+        }
+        counts.count(7, FaultKind::Write);
+        counts.count(9, FaultKind::Upgrade);
+        counts.count(9, FaultKind::Upgrade);
+        counts.count(u64::MAX, FaultKind::Read);
+        let hottest = counts.hottest(3);
+        assert_eq!(hottest.pages.len(), PAGES_MAX);
+        assert_eq!((hottest.more_pages, hottest.more_faults), (2, 2));
+        let first = PageCount {
+            page: 9,
+            reads: 1,
+            writes: 0,
+            upgrades: 2,
+        };
+        assert_eq!(hottest.pages[0], first);
+        assert_eq!((hottest.pages[1].page, hottest.pages[1].faults()), (7, 2));
+    }
+
+    #[test]
+    fn vcpus_are_counted_one_by_one() {
+        let counts = VcpuCounts::default();
+        counts.count(3, 10);
+        counts.count(3, 5);
+        counts.count(u32::MAX, 5);
+        assert_eq!(counts.list(3), [("faults", 2), ("waited-ns", 15)]);
+        assert_eq!(counts.list(u32::MAX), [("faults", 0), ("waited-ns", 0)]);
     }
 }

@@ -18,13 +18,18 @@
 //! | `tables` | its records, and the right to each page |
 //! | `waiters` | who waits for a page, who must not lose one yet |
 //! | `counters` | how often what happened, page by page |
+//! | `trace` | faults one by one, while somebody wants to know |
 
 mod counters;
 mod shell;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod trace;
 mod waiters;
 
-pub use counters::{MemoryCounters, PageCount};
+pub use counters::{MemoryCounters, PAGES_MAX, PageCount, SlicePages};
 pub use shell::{Post, SharedMemory, SharedMemoryOptions, Users};
+pub use trace::{
+    FAULTS_MAX, FaultKind, FaultPurpose, FaultRecord, READERS_PATIENCE, RING, SliceFaults,
+};

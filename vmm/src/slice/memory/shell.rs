@@ -21,11 +21,12 @@ use std::time::{Duration, Instant};
 
 use weft_dsm::message::{self, DecodeError, Run};
 use weft_dsm::{Action, Config, Content, Event, Keep, Message, Node, NodeId, PAGE_BYTES, Page};
-use weft_soft::{Access, Memory, NotAnswered, SoftMachine, Unbacked};
+use weft_soft::{Access, Asker, Memory, NotAnswered, SoftMachine, Unbacked};
 use weft_wire::Header;
 
-use super::counters::{MemoryCounters, PageCount, PageCounts};
+use super::counters::{MemoryCounters, PageCounts, SlicePages, VcpuCounts};
 use super::tables::{PageTables, Rights};
+use super::trace::{FaultKind, READERS_PATIENCE, SliceFaults, Trace};
 use super::waiters::{Pins, Waiter};
 use crate::memory::{GuestBytes, Ram};
 
@@ -101,6 +102,9 @@ pub struct SharedMemory {
     /// See there.
     pub counters: MemoryCounters,
     counts: PageCounts,
+    vcpu_counts: VcpuCounts,
+    trace: Trace,
+    slice: usize,
 }
 
 struct State {
@@ -143,6 +147,7 @@ impl SharedMemory {
     pub fn new(options: SharedMemoryOptions) -> Arc<Self> {
         let end = Memory::end(&options.ram);
         let pages = (end >> PAGE_SHIFT) as usize;
+        let slice = options.config.me.index();
         let parts = options.ram.parts();
         Arc::new(Self {
             parts: parts
@@ -167,6 +172,9 @@ impl SharedMemory {
             taker: OnceLock::new(),
             counters: MemoryCounters::default(),
             counts: PageCounts::new(pages),
+            vcpu_counts: VcpuCounts::default(),
+            trace: Trace::default(),
+            slice,
         })
     }
 
@@ -490,19 +498,93 @@ impl SharedMemory {
         }
     }
 
-    /// How often this slice asked others for each page.
-    pub fn page_counts(&self) -> Vec<PageCount> {
-        self.counts.list()
+    /// The pages that this slice asked others for most often.
+    pub fn hottest(&self) -> SlicePages {
+        self.counts.hottest(self.slice)
     }
 
-    fn count_remote(&self, page: u64, access: Access) {
-        let counter = match (access, self.rights.of(page)) {
-            (Access::Read, _) => &self.counters.reads,
-            (Access::Write, None) => &self.counters.writes,
-            (Access::Write, Some(_)) => &self.counters.upgrades,
+    /// What a vCPU of this slice waited for, by name.
+    pub fn vcpu_counters(&self, vcpu: u32) -> [(&'static str, u64); 2] {
+        self.vcpu_counts.list(vcpu)
+    }
+
+    /// Records every fault from now on.
+    pub fn trace_always(&self) {
+        self.trace.always();
+    }
+
+    /// The faults from number `from` on; without a number, those that will come.
+    /// Has faults recorded for [`READERS_PATIENCE`] from now on.
+    pub fn faults(&self, from: Option<u64>) -> SliceFaults {
+        self.trace.keep_on(READERS_PATIENCE);
+        self.trace.read(self.slice, from)
+    }
+
+    fn count_remote(&self, page: u64, access: Access) -> FaultKind {
+        let (kind, counter) = match (access, self.rights.of(page)) {
+            (Access::Read, _) => (FaultKind::Read, &self.counters.reads),
+            (Access::Write, None) => (FaultKind::Write, &self.counters.writes),
+            (Access::Write, Some(_)) => (FaultKind::Upgrade, &self.counters.upgrades),
         };
         MemoryCounters::add(counter, 1);
-        self.counts.count(page, access);
+        self.counts.count(page, kind);
+        kind
+    }
+
+    /// Waits for the page if another slice has it. See [`Memory::acquire`].
+    fn fetch(
+        &self,
+        address: u64,
+        access: Access,
+        asker: Option<&Asker>,
+    ) -> Result<*mut u8, Unbacked> {
+        let host = self.host_of(address).ok_or(Unbacked(address))?;
+        let page = address >> PAGE_SHIFT;
+        let waiter = Waiter::new(page, access);
+        let mut state = self.lock();
+        if self.rights.allow(page, access) && self.pins.add(page) {
+            return Ok(host);
+        }
+        state.waiters.push(waiter.clone());
+        let (start, mut counted) = (Instant::now(), None);
+        while !waiter.granted() && !self.is_over() {
+            if !state.busy.contains_key(&page) {
+                let event = Event::Fault {
+                    page: Page(page),
+                    access: to_protocol(access),
+                    ahead: false,
+                };
+                let work = state.step(event, None);
+                state = self.carry_out(state, page, work);
+                if waiter.granted() {
+                    break;
+                }
+            }
+            counted = counted.or_else(|| Some(self.count_remote(page, access)));
+            drop(state);
+            // A link whose lease ends tells more: it is given the time to.
+            if !waiter.wait(2 * self.lease) {
+                self.fail(format!(
+                    "page {page:#x} did not come within {} s",
+                    2.0 * self.lease.as_secs_f64()
+                ));
+            }
+            state = self.lock();
+        }
+        state.waiters.retain(|other| !Arc::ptr_eq(other, &waiter));
+        drop(state);
+        let Some(kind) = counted else {
+            MemoryCounters::add(&self.counters.local, 1);
+            return Ok(host);
+        };
+        let waited = start.elapsed();
+        let waited_ns = waited.as_nanos() as u64;
+        MemoryCounters::add(&self.counters.waited_ns, waited_ns);
+        if let Some(asker) = asker {
+            self.vcpu_counts.count(asker.vcpu, waited_ns);
+        }
+        self.trace.record(page, kind, asker, start, waited);
+        Ok(host)
     }
 }
 
@@ -529,50 +611,16 @@ impl Memory for SharedMemory {
     /// Waits for the page if another slice has it. What is returned is pinned
     /// until [`Memory::taken_up`].
     fn acquire(&self, address: u64, access: Access) -> Result<*mut u8, Unbacked> {
-        let host = self.host_of(address).ok_or(Unbacked(address))?;
-        let page = address >> PAGE_SHIFT;
-        let waiter = Waiter::new(page, access);
-        let mut state = self.lock();
-        if self.rights.allow(page, access) && self.pins.add(page) {
-            return Ok(host);
-        }
-        state.waiters.push(waiter.clone());
-        let (start, mut counted) = (Instant::now(), false);
-        while !waiter.granted() && !self.is_over() {
-            if !state.busy.contains_key(&page) {
-                let event = Event::Fault {
-                    page: Page(page),
-                    access: to_protocol(access),
-                    ahead: false,
-                };
-                let work = state.step(event, None);
-                state = self.carry_out(state, page, work);
-                if waiter.granted() {
-                    break;
-                }
-            }
-            if !counted {
-                self.count_remote(page, access);
-                counted = true;
-            }
-            drop(state);
-            // A link whose lease ends tells more: it is given the time to.
-            if !waiter.wait(2 * self.lease) {
-                self.fail(format!(
-                    "page {page:#x} did not come within {} s",
-                    2.0 * self.lease.as_secs_f64()
-                ));
-            }
-            state = self.lock();
-        }
-        state.waiters.retain(|other| !Arc::ptr_eq(other, &waiter));
-        drop(state);
-        if counted {
-            MemoryCounters::add(&self.counters.waited_ns, start.elapsed().as_nanos() as u64);
-        } else {
-            MemoryCounters::add(&self.counters.local, 1);
-        }
-        Ok(host)
+        self.fetch(address, access, None)
+    }
+
+    fn acquire_for(
+        &self,
+        address: u64,
+        access: Access,
+        asker: &Asker,
+    ) -> Result<*mut u8, Unbacked> {
+        self.fetch(address, access, Some(asker))
     }
 
     fn held(&self, address: u64, access: Access) -> Option<*mut u8> {

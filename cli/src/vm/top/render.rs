@@ -1,0 +1,87 @@
+//! A sample as text.
+
+use weft_node::size::format_bytes;
+
+use super::sample::Sample;
+use crate::summary::{count, format_seconds};
+use crate::table::{self, Align};
+
+/// A line for the machine, one for each vCPU, one for each node.
+pub fn render(sample: &Sample) -> String {
+    let mut text = format!(
+        "vm {} {} for {}\n\n",
+        sample.name,
+        sample.state,
+        format_seconds(sample.uptime_s)
+    );
+    text += &vcpus(sample);
+    if !sample.nodes.is_empty() {
+        text += "\n";
+        text += &nodes(sample);
+    }
+    text
+}
+
+fn vcpus(sample: &Sample) -> String {
+    use Align::{Left, Right};
+    let headings = [
+        ("vCPU", Right),
+        ("node", Right),
+        ("state", Left),
+        ("exits/s", Right),
+        ("interrupts/s", Right),
+        ("faults/s", Right),
+        ("waited", Right),
+    ];
+    let rows: Vec<Vec<String>> = sample
+        .vcpus
+        .iter()
+        .map(|vcpu| {
+            vec![
+                vcpu.vcpu.to_string(),
+                vcpu.node.to_string(),
+                vcpu.state.clone(),
+                whole(vcpu.exits),
+                whole(vcpu.interrupts),
+                whole(vcpu.faults),
+                format!("{:.1} %", vcpu.waited * 100.0),
+            ]
+        })
+        .collect();
+    table::render(&headings, &rows)
+}
+
+fn nodes(sample: &Sample) -> String {
+    use Align::Right;
+    let headings = [
+        ("node", Right),
+        ("faults/s", Right),
+        ("pages sent/s", Right),
+        ("received/s", Right),
+        ("messages sent/s", Right),
+        ("received/s", Right),
+        ("bytes sent/s", Right),
+        ("received/s", Right),
+    ];
+    let rows: Vec<Vec<String>> = sample
+        .nodes
+        .iter()
+        .map(|node| {
+            vec![
+                node.node.to_string(),
+                whole(node.faults),
+                whole(node.pages_sent),
+                whole(node.pages_received),
+                whole(node.messages_sent),
+                whole(node.messages_received),
+                format_bytes(node.bytes_sent as u64),
+                format_bytes(node.bytes_received as u64),
+            ]
+        })
+        .collect();
+    table::render(&headings, &rows)
+}
+
+fn whole(rate: f64) -> String {
+    count(rate.round() as u64)
+}

@@ -1,0 +1,205 @@
+//! Rates, from one reading of a machine's counters to the next.
+
+use serde::Serialize;
+use weft_vmm::api::{Counters, VmView};
+
+/// Counters of a vCPU that stand for leaving the guest's code.
+const EXITS: [&str; 7] = [
+    "mmio",
+    "apic",
+    "ports",
+    "msrs",
+    "halts",
+    "kicks",
+    "deadlines",
+];
+
+/// A machine at one moment.
+pub struct Reading {
+    /// What it is and does.
+    pub view: VmView,
+    /// Its numbers.
+    pub counters: Counters,
+}
+
+/// A vCPU; rates are per second.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct VcpuSample {
+    /// Its number.
+    pub vcpu: u32,
+    /// Where it is.
+    pub node: usize,
+    /// What it does.
+    pub state: String,
+    /// How often it left the guest's code.
+    pub exits: f64,
+    /// Interrupts that it took.
+    pub interrupts: f64,
+    /// Faults that needed another node.
+    pub faults: f64,
+    /// The share of time that it waited for pages, 0 to 1.
+    pub waited: f64,
+}
+
+/// A node; rates are per second.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct NodeSample {
+    /// Its number.
+    pub node: usize,
+    /// Faults of all who use memory there.
+    pub faults: f64,
+    /// Pages sent with their bytes.
+    pub pages_sent: f64,
+    /// Pages received with their bytes.
+    pub pages_received: f64,
+    /// Messages sent.
+    pub messages_sent: f64,
+    /// Messages received.
+    pub messages_received: f64,
+    /// Bytes sent, framing and sealing included.
+    pub bytes_sent: f64,
+    /// Bytes received, sealing not included.
+    pub bytes_received: f64,
+}
+
+/// A machine over some time.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Sample {
+    /// Its name.
+    pub name: String,
+    /// Its state.
+    pub state: String,
+    /// Since it was put together, at the end of the time.
+    pub uptime_s: f64,
+    /// How long the time was.
+    pub seconds: f64,
+    /// Each vCPU.
+    pub vcpus: Vec<VcpuSample>,
+    /// Each node; none where there is one only.
+    pub nodes: Vec<NodeSample>,
+}
+
+impl Sample {
+    /// What happened between two readings.
+    pub fn between(before: &Reading, now: &Reading) -> Sample {
+        let seconds = (now.counters.uptime_s - before.counters.uptime_s).max(0.0);
+        let rate = |name: String| {
+            let value = |reading: &Reading| reading.counters.counters.get(&name).copied();
+            let grown = value(now)
+                .unwrap_or_default()
+                .saturating_sub(value(before).unwrap_or_default());
+            // After a restart the clock begins anew, and so do the numbers.
+            if seconds > 0.0 {
+                grown as f64 / seconds
+            } else {
+                0.0
+            }
+        };
+        let placement = now.view.configuration.placement();
+        let vcpu = |(vcpu, state): (u32, &String)| {
+            let of = |name: &str| rate(format!("vcpu{vcpu}.{name}"));
+            VcpuSample {
+                vcpu,
+                node: placement.slice_of_cpu(vcpu),
+                state: state.clone(),
+                exits: EXITS.iter().map(|name| of(name)).sum(),
+                interrupts: of("interrupts"),
+                faults: of("faults"),
+                waited: of("waited-ns") / 1e9,
+            }
+        };
+        let node = |node: usize| {
+            let of = |name: &str| rate(format!("slice{node}.{name}"));
+            NodeSample {
+                node,
+                faults: of("memory.read-faults")
+                    + of("memory.write-faults")
+                    + of("memory.upgrade-faults"),
+                pages_sent: of("memory.pages-sent"),
+                pages_received: of("memory.pages-received"),
+                messages_sent: of("sent-messages"),
+                messages_received: of("received-messages"),
+                bytes_sent: of("sent-bytes"),
+                bytes_received: of("received-bytes"),
+            }
+        };
+        Sample {
+            name: now.view.name.clone(),
+            state: now.view.state.name().to_owned(),
+            uptime_s: now.counters.uptime_s,
+            seconds,
+            vcpus: (0..).zip(&now.view.vcpus).map(vcpu).collect(),
+            nodes: (0..now.view.configuration.slices.len()).map(node).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weft_vmm::api::{BackEndView, ConsoleView, State};
+    use weft_vmm::machine::{Configuration, Share};
+
+    fn reading(uptime_s: f64, counts: &[(&str, u64)]) -> Reading {
+        let mut configuration = Configuration::new("vmlinux".into(), 128 << 20);
+        let share = Share {
+            cpus: 1,
+            memory_bytes: 64 << 20,
+        };
+        configuration.cpus = 2;
+        configuration.slices = vec![share, share];
+        Reading {
+            view: VmView {
+                name: "t".into(),
+                pid: 1,
+                machine_pid: 2,
+                version: "0".into(),
+                state: State::Running,
+                end: None,
+                back_end: BackEndView {
+                    name: "soft".into(),
+                    reason: String::new(),
+                },
+                uptime_s,
+                guest_time_s: uptime_s,
+                restarts: 0,
+                vcpus: vec!["running".into(), "halted".into()],
+                console: ConsoleView::Stdio,
+                configuration,
+            },
+            counters: Counters {
+                uptime_s,
+                counters: counts
+                    .iter()
+                    .map(|(name, count)| ((*name).to_owned(), *count))
+                    .collect(),
+            },
+        }
+    }
+
+    #[test]
+    fn rates_are_per_second_and_of_the_right_node() {
+        let before = reading(10.0, &[("vcpu1.halts", 5), ("vcpu1.waited-ns", 0)]);
+        let now = reading(
+            12.0,
+            &[
+                ("vcpu1.halts", 25),
+                ("vcpu1.ports", 4),
+                ("vcpu1.waited-ns", 500_000_000),
+                ("slice1.sent-messages", 8),
+                ("slice1.memory.upgrade-faults", 6),
+            ],
+        );
+        let sample = Sample::between(&before, &now);
+        let vcpu = &sample.vcpus[1];
+        assert_eq!((vcpu.node, vcpu.exits, vcpu.waited), (1, 12.0, 0.25));
+        assert_eq!((sample.vcpus[0].node, sample.vcpus[0].exits), (0, 0.0));
+        let node = &sample.nodes[1];
+        assert_eq!((node.messages_sent, node.faults), (4.0, 3.0));
+        let text = super::super::render::render(&sample);
+        assert!(text.contains("halted") && text.contains("25.0 %"), "{text}");
+        // A machine that began again is not at rest at minus so many.
+        let again = Sample::between(&now, &before);
+        assert_eq!(again.vcpus[1].exits, 0.0);
+    }
+}
