@@ -70,8 +70,9 @@ impl Hosts {
             beaten: Instant::now(),
         };
         for node in hosts.nodes.keys() {
-            let gives = nodes.describe(*node).unwrap_or_default();
-            hosts.say(*node, &format!("gives {gives}"));
+            let described = nodes.describe(*node).unwrap_or_default();
+            let host = hosts.nodes.get(node).map_or("", RemoteSlice::host);
+            eprintln!("weft: vm {}: {described} is on {host}", plan.name);
         }
         Ok((hosts, links))
     }

@@ -71,6 +71,9 @@ pub struct Lead {
     offset: u64,
     /// By how many ticks it may be wrong.
     error: u64,
+    /// Half of the shortest round trip so far: what took much longer was held up,
+    /// one way only.
+    shortest: u64,
     step_max: u64,
 }
 
@@ -80,6 +83,7 @@ impl Lead {
         Self {
             offset: first.offset,
             error: first.error,
+            shortest: first.error,
             step_max: (hz / STEP_PART).max(1),
         }
     }
@@ -98,13 +102,21 @@ impl Lead {
     /// Positive: their time is ahead of what we used.
     pub fn correct(&mut self, measured: Estimate) -> i64 {
         let apart = measured.offset.wrapping_sub(self.offset) as i64;
-        // Within a quarter of the error nothing is known to be wrong.
-        let off = apart.unsigned_abs() > measured.error / 4;
-        let step_max = self.step_max.min(measured.error * 3 / 4).max(1) as i64;
-        let step = match off {
-            true => (apart / 2).clamp(-step_max, step_max),
-            false => 0,
+        let is_good = measured.error <= 2 * self.shortest;
+        // Slowly forgotten, for ways that become longer for good.
+        self.shortest = measured.error.min(self.shortest + self.shortest / 128 + 1);
+        let wanted = match is_good {
+            // Within a quarter of the error nothing is known to be wrong.
+            true if apart.unsigned_abs() <= measured.error / 4 => 0,
+            true => apart / 2,
+            // Its middle says nothing; that we are outside of it does.
+            false => {
+                let outside = apart.unsigned_abs().saturating_sub(measured.error);
+                apart.signum() * outside as i64
+            }
         };
+        let step_max = self.step_max.min(measured.error * 3 / 4).max(1) as i64;
+        let step = wanted.clamp(-step_max, step_max);
         self.offset = self.offset.wrapping_add_signed(step);
         let left = (apart - step).unsigned_abs();
         self.error = measured.error.saturating_add(left);
@@ -185,6 +197,19 @@ mod tests {
                 assert!(wrong <= 3 * way, "{ppm} ppm: {wrong} after {round}");
             }
         }
+    }
+
+    #[test]
+    fn a_look_that_was_held_up_moves_nothing_that_it_cannot_prove() {
+        let mut lead = Lead::new(look(0, 7, 1000, 1000).estimate(), HZ);
+        for (there, back) in [(90_000, 1000), (1000, 90_000)] {
+            assert_eq!(lead.correct(look(99, 7, there, back).estimate()), 0);
+        }
+        // Off by more than it could be wrong.
+        let step = lead.correct(look(99, 100_000, 30_000, 30_000).estimate());
+        assert_eq!(step, 22_500);
+        let step = lead.correct(look(99, 100_000, 50_000, 50_000).estimate());
+        assert_eq!(step, 27_493);
     }
 
     #[test]

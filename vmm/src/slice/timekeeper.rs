@@ -24,7 +24,7 @@ use crate::interrupts::Hub;
 const FIRST_LOOKS: usize = 64;
 const FIRST_TIME: Duration = Duration::from_millis(150);
 /// Looks of one later round.
-const LOOKS: usize = 4;
+const LOOKS: usize = 16;
 /// The time between two rounds, while the offset is off and while it is not.
 const SOON: Duration = Duration::from_millis(100);
 const LATER: Duration = Duration::from_secs(1);
