@@ -13,11 +13,13 @@
 //!   comparison: nodes that die, errors before the start, an ordinary user.
 //! - [`vm`] tries the command `weft vm` with guests of a few instructions.
 //! - [`machines`] boots Linux under `weft vm run`, [`devices`] tries its devices.
+//! - [`aggregate`] boots one Linux over several nodes of this host.
 //! - [`cluster`] starts daemons, [`namespace`] makes two hosts out of one.
 //! - [`guest`] is a virtual machine and its console; [`boot`] says what to boot
 //!   and under which monitor.
 //! - [`report`] prints.
 
+pub mod aggregate;
 pub mod boot;
 pub mod case;
 pub mod cluster;

@@ -14,7 +14,7 @@ use crate::guest::Ended;
 use crate::report::{Report, Verdict};
 
 /// Kernel messages of level warning and worse.
-const WARNINGS: &str =
+pub const WARNINGS: &str =
     "dmesg -r | grep '^<[0-4]>' | sed 's/^/weft-warning: /'; nproc | sed 's/^/cpus: /'";
 
 /// The kernel says so where a timer's interrupt did not end for milliseconds: the
@@ -292,7 +292,8 @@ fn run_case(context: &Context, plan: &Plan, case: &Case) -> Result<Verdict> {
     Ok(Verdict::Failed(reasons))
 }
 
-fn check_boot(ended: &Ended, cpus: usize) -> Vec<String> {
+/// What is wrong with a boot that ran [`WARNINGS`] on so many CPUs.
+pub fn check_boot(ended: &Ended, cpus: usize) -> Vec<String> {
     let mut reasons: Vec<String> = ended
         .lines
         .iter()

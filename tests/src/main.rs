@@ -11,7 +11,7 @@ use weft_tests::context::Context;
 use weft_tests::matrix::{self, Filter};
 use weft_tests::report::{Report, Verdict};
 use weft_tests::suite::{Plan, run_corpus};
-use weft_tests::{corpus, loss, machines, setup, user, vm};
+use weft_tests::{aggregate, corpus, loss, machines, setup, user, vm};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Suite {
@@ -27,6 +27,8 @@ enum Suite {
     Vm,
     /// Linux guests under `weft vm run`.
     Machines,
+    /// One Linux over several nodes of this host.
+    Aggregate,
 }
 
 /// Runs commands natively and under weft, and compares.
@@ -48,6 +50,9 @@ struct Options {
     /// Boots of each machine.
     #[arg(long, default_value_t = 1)]
     boots: usize,
+    /// Boots of each machine over several nodes; as --boots when absent.
+    #[arg(long)]
+    node_boots: Option<usize>,
     /// Suites to run; all when none is named.
     #[arg(long, value_enum, value_delimiter = ',')]
     suite: Vec<Suite>,
@@ -134,6 +139,18 @@ impl Options {
         }
     }
 
+    fn aggregate(&self) -> aggregate::Plan {
+        aggregate::Plan {
+            images: Images {
+                folder: self.guest.clone(),
+            },
+            boots: self.node_boots.unwrap_or(self.boots),
+            moments: self.moments,
+            long: self.long,
+            names: self.names.clone(),
+        }
+    }
+
     fn plan(&self) -> Plan {
         let settings = matrix::settings(&Filter {
             nodes: self.nodes.clone(),
@@ -203,6 +220,9 @@ fn run(options: &Options) -> Result<bool> {
     }
     if options.wants(Suite::Machines) {
         machines::run_machines(&context, &options.machines(), &report);
+    }
+    if options.wants(Suite::Aggregate) {
+        aggregate::run_aggregate(&context, &options.aggregate(), &report);
     }
     println!("\n{:.0} s in all", started.elapsed().as_secs_f64());
     let passed = report.finish();

@@ -193,8 +193,10 @@ impl Prepared<'_> {
         let (end, signal) = match asked {
             Ok(_) => self.attend(),
             Err(refusal) => {
+                // A machine that had ended already says why; a refusal only that.
+                let ended = self.controlled.handle.wait(Duration::ZERO);
                 let reason = refusal.to_string();
-                (End::Failed { reason }, None)
+                (ended.unwrap_or(End::Failed { reason }), None)
             }
         };
         let run_time_s = running.elapsed().as_secs_f64();

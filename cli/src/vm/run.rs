@@ -237,9 +237,11 @@ impl Life<'_> {
     /// Makes the machine's process and waits for its end; its last word, and the
     /// most memory it had resident, in bytes.
     fn live(&self, signals: &Signals) -> Result<(LastWord, u64), VmError> {
-        let (ours, theirs) = UnixStream::pair().map_err(VmError::system("make a socket pair"))?;
         let parent = nix::unistd::getpid();
         let (mut companions, links) = Companions::start(self, parent)?;
+        // Made after the companions: one that does not end, and had a copy, would keep
+        // the last word's end from being seen.
+        let (ours, theirs) = UnixStream::pair().map_err(VmError::system("make a socket pair"))?;
         // SAFETY: this process has one thread, so the child's copy of its memory
         // is in order.
         let child = match unsafe { fork() }.map_err(VmError::system("make a process"))? {

@@ -2,7 +2,7 @@
 //!
 //! Every slice sends a beat several times in a lease, so that silence means death:
 //! who hears nothing of a peer for a lease, or finds the link ended, calls it lost,
-//! and the machine ends.
+//! and the machine ends. Before its first word a peer has longer.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -17,11 +17,11 @@ use super::delay::Delay;
 use super::memory::{Post, SharedMemory};
 use super::note::Note;
 
-/// Longest wait for the first word of a slice: hosts start theirs one after the
-/// other, within bounds of their own. One that ends is seen at once.
-const START_WAIT: Duration = Duration::from_secs(30);
 /// Beats in a lease.
 const BEATS: u32 = 5;
+/// Longest silence of a slice that has not spoken yet: it is being put together, and
+/// its host may be busy. One that dies meanwhile closes its links.
+const START: Duration = Duration::from_secs(10);
 /// Longest wait for the thread that beats to see the end.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -163,11 +163,9 @@ impl Peers {
         notes: &dyn Take,
     ) {
         let node = NodeId(from as u8);
-        // Who has said nothing yet may still be loading, or waiting for others.
-        let mut patience = self.lease.max(START_WAIT);
+        let mut patience = self.lease.max(START);
         while !self.is_over() {
             let received = receiver.receive(patience);
-            let bound = std::mem::replace(&mut patience, self.lease);
             if let Ok(Some(frame)) = &received {
                 let bytes = HEADER_BYTES + frame.payload.len();
                 self.received_frames.fetch_add(1, Ordering::Relaxed);
@@ -181,12 +179,13 @@ impl Peers {
                 Ok(Some(frame)) => Note::decode(&frame.header, frame.payload)
                     .map(|note| notes.take(from, note))
                     .map_err(|error| error.to_string()),
-                Ok(None) => Err(format!("silent for {} s", bound.as_secs_f64())),
+                Ok(None) => Err(format!("silent for {} s", patience.as_secs_f64())),
                 Err(error) => Err(error.to_string()),
             };
             if let Err(reason) = outcome {
                 return self.lost(from, &reason);
             }
+            patience = self.lease;
         }
     }
 

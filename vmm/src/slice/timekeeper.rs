@@ -26,7 +26,7 @@ const FIRST_TIME: Duration = Duration::from_millis(150);
 /// Looks of one later round.
 const LOOKS: usize = 16;
 /// The time between two rounds, while the offset is off and while it is not.
-const SOON: Duration = Duration::from_millis(100);
+const SOON: Duration = Duration::from_millis(20);
 const LATER: Duration = Duration::from_secs(1);
 /// How often the end of the machine is looked for meanwhile.
 const GLANCE: Duration = Duration::from_millis(100);

@@ -1,0 +1,133 @@
+//! Boots of every shape, over every transport.
+
+use anyhow::{Result, bail, ensure};
+
+use super::{Bench, Plan, Run, Shape, TWO};
+use crate::guest::Ended;
+use crate::machines::{WARNINGS, check_boot};
+
+/// What the kernel knows of nodes.
+const TOPOLOGY: &str = "cd /sys/devices/system/node; echo online: $(cat online); \
+    echo has_cpu: $(cat has_cpu); echo has_memory: $(cat has_memory); \
+    for n in node*; do echo $n: $(cat $n/cpulist), $(cat $n/distance); done";
+
+/// What the kernel says when it could not look at its clocks for a second.
+const LATE: &str = "Long readout interval";
+
+/// A shape with what the guest says of it.
+struct Boot {
+    shape: Shape,
+    says: &'static [&'static str],
+}
+
+const TWO_SAY: &[&str] = &[
+    "online: 0-1",
+    "has_cpu: 0-1",
+    "has_memory: 0-1",
+    "node0: 0, 10 40",
+    "node1: 1, 40 10",
+];
+
+const BOOTS: [Boot; 5] = [
+    Boot {
+        shape: TWO,
+        says: TWO_SAY,
+    },
+    Boot {
+        shape: Shape {
+            name: "3 nodes of 1 vCPU",
+            options: &["--nodes", "3", "--cpus", "3", "--memory", "384M"],
+            nodes: 3,
+            cpus: 3,
+        },
+        says: &["online: 0-2", "has_cpu: 0-2", "node2: 2, 40 40 10"],
+    },
+    Boot {
+        shape: Shape {
+            name: "4 nodes of 1 vCPU",
+            options: &["--nodes", "4", "--cpus", "4", "--memory", "256M"],
+            nodes: 4,
+            cpus: 4,
+        },
+        says: &["online: 0-3", "has_cpu: 0-3", "node3: 3, 40 40 40 10"],
+    },
+    Boot {
+        shape: Shape {
+            name: "2 nodes of 2 vCPUs",
+            options: &["--nodes", "2", "--cpus", "4", "--memory", "256M"],
+            nodes: 2,
+            cpus: 4,
+        },
+        says: &["online: 0-1", "node0: 0-1, 10 40", "node1: 2-3, 40 10"],
+    },
+    Boot {
+        shape: Shape {
+            name: "2 nodes of 1 vCPU, 1 of memory",
+            options: &["--cpus", "1,1,0", "--memory", "128M,128M,64M"],
+            nodes: 3,
+            cpus: 2,
+        },
+        says: &[
+            "online: 0-2",
+            "has_cpu: 0-1",
+            "has_memory: 0-2",
+            "node2: , 40 40 10",
+        ],
+    },
+];
+
+pub(super) fn run(plan: &Plan, run: &Run<'_>) {
+    for _ in 0..plan.boots.max(1) {
+        for boot in &BOOTS {
+            run(boot.shape.name, &|bench| boots(bench, boot, &[]));
+        }
+        // Loopback TCP is what the others use.
+        for transport in ["unix", "tcp-sealed"] {
+            run(&format!("{}, {transport}", TWO.name), &|bench| {
+                boots(bench, &BOOTS[0], &["--transport", transport])
+            });
+        }
+        run(
+            &format!("{}, links slow by up to 0.2 ms", TWO.name),
+            &|bench| boots(bench, &BOOTS[0], &["--link-delay", "200"]),
+        );
+    }
+}
+
+/// A boot that takes a minute.
+pub(super) fn run_slow(run: &Run<'_>) {
+    run(
+        &format!("{}, links slow by up to 2 ms", TWO.name),
+        &|bench| boots(bench, &BOOTS[0], &["--link-delay", "2000"]),
+    );
+}
+
+fn boots(bench: &Bench<'_>, boot: &Boot, options: &[&str]) -> Result<String> {
+    let ended = bench.run(boot.shape, options, &format!("{WARNINGS}; {TOPOLOGY}"))?;
+    let mut reasons = check_boot(&ended, boot.shape.cpus);
+    // Only time changes where links are slow on purpose; the kernel notices.
+    reasons.retain(|reason| options.is_empty() || !reason.contains(LATE));
+    let missing = boot.says.iter().filter(|text| !says(&ended, text));
+    reasons.extend(missing.map(|text| format!("the guest does not say `{text}`")));
+    let nodes = ended.lines.iter();
+    let nodes = nodes.filter(|line| line.text.starts_with("node")).count();
+    if nodes != boot.shape.nodes {
+        reasons.push(format!("the guest sees {nodes} nodes"));
+    }
+    if !reasons.is_empty() {
+        bail!("{}\n{}", reasons.join("\n"), ended.tail(20));
+    }
+    ensure!(
+        ended.stderr.contains("powered off by the guest"),
+        "{}",
+        ended.stderr
+    );
+    let at = ended.line(crate::boot::USER_SPACE);
+    let at = at.map_or(0.0, |line| line.at.as_secs_f64());
+    Ok(format!("user space after {at:.2} s"))
+}
+
+/// Whether one of the lines is this one.
+fn says(ended: &Ended, text: &str) -> bool {
+    ended.lines.iter().any(|line| line.text == text)
+}
