@@ -261,14 +261,8 @@ mod tests {
         control.say(&Word::Said("\u{1b}[2J\u{1}why".into()));
         control.say(&Word::Failed("x".repeat(1 << 20)));
         drop(control);
-        assert_eq!(
-            receive(ours.as_fd()),
-            Some(Ok(Word::Said("[2Jwhy".into())))
-        );
-        assert!(matches!(
-            receive(ours.as_fd()),
-            Some(Ok(Word::Failed(_)))
-        ));
+        assert_eq!(receive(ours.as_fd()), Some(Ok(Word::Said("[2Jwhy".into()))));
+        assert!(matches!(receive(ours.as_fd()), Some(Ok(Word::Failed(_)))));
         assert_eq!(receive(ours.as_fd()), Some(Err(())));
     }
 }

@@ -94,7 +94,11 @@ pub fn receive_with_descriptors(
     for part in message.cmsgs()? {
         if let ControlMessageOwned::ScmRights(numbers) = part {
             // SAFETY: the kernel has just made these descriptors for this call.
-            descriptors.extend(numbers.iter().map(|fd| unsafe { OwnedFd::from_raw_fd(*fd) }));
+            descriptors.extend(
+                numbers
+                    .iter()
+                    .map(|fd| unsafe { OwnedFd::from_raw_fd(*fd) }),
+            );
         }
     }
     if message

@@ -21,8 +21,8 @@ use weft_vmm::slice::SliceLinks;
 use weft_wire::halves::{self, HalvesConfig};
 
 use super::error::{EXIT_SETUP, VmError};
-use super::machine::die_with;
 use super::hosts::Hosts;
+use super::machine::die_with;
 use super::run::{Life, reap};
 
 /// How long companions have to end once the machine has: they have nothing left to

@@ -49,8 +49,9 @@ impl Hosts {
             reference: reference.clone(),
             link_delay_max: nodes.link_delay_max,
         };
-        let settings = serde_json::to_string(&settings)
-            .map_err(|error| VmError::system("describe the machine")(std::io::Error::from(error)))?;
+        let settings = serde_json::to_string(&settings).map_err(|error| {
+            VmError::system("describe the machine")(std::io::Error::from(error))
+        })?;
         let cpus: Vec<u32> = nodes.shares.iter().map(|share| share.cpus).collect();
         let asked = MachinePlan {
             hosts: &nodes.hosts,
@@ -140,7 +141,10 @@ impl Hosts {
     fn say(&self, node: usize, text: &str) {
         let host = self.nodes.get(&node).map_or("", RemoteSlice::host);
         // The terminal may be in raw mode.
-        eprint!("weft: vm {}: node {node} ({host}): {text}\r\n", self.machine);
+        eprint!(
+            "weft: vm {}: node {node} ({host}): {text}\r\n",
+            self.machine
+        );
     }
 }
 

@@ -12,8 +12,8 @@ use std::sync::atomic::Ordering;
 
 use weft_proc::boot::MAX_NODES;
 
-use super::session::Reserved;
 use super::Shared;
+use super::session::Reserved;
 use crate::monitor::{self, SETTINGS_BYTES_MAX, Word};
 use crate::protocol::MachineStart;
 use crate::spawn::{self, Role, Runtime};

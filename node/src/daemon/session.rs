@@ -456,7 +456,10 @@ impl<'a> Session<'a> {
             return Ok(());
         };
         let budget_bytes = reserved.reservation.pages * PAGE_BYTES;
-        let machine = self.machine.as_ref().map_or(0, MachineSlice::overhead_bytes);
+        let machine = self
+            .machine
+            .as_ref()
+            .map_or(0, MachineSlice::overhead_bytes);
         let allowed_bytes = budget_bytes + budget_bytes / 4 + OVERHEAD_BYTES + machine;
         let used_bytes = resident_bytes(slice.pid());
         if used_bytes > allowed_bytes {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::handle::Handle;
 use super::lifecycle::{Refusal, Request, Stage};
-use crate::slice::{Slice, Timekeeper};
 use crate::slice::orders::{Answer, Order, OrderReceiver};
+use crate::slice::{Slice, Timekeeper};
 
 /// How often it looks whether the machine is over.
 const LOOK: Duration = Duration::from_millis(500);

@@ -59,8 +59,8 @@ pub use peers::Peers;
 use questions::Questions;
 use registers::{RegisterServer, RemoteRegisters, WAITING_MAX};
 use router::Router;
-use timekeeper::{TimeCounters, TimekeeperParts};
 pub(crate) use timekeeper::Timekeeper;
+use timekeeper::{TimeCounters, TimekeeperParts};
 
 /// The slice that loads the kernel and owns the machine's life.
 pub const BOOTSTRAP: usize = 0;

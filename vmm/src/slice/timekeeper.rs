@@ -169,10 +169,13 @@ impl Timekeeper {
 
     fn look(&self) -> Option<Look> {
         let mut asked = 0;
-        let answer = self.parts.looks.ask(BOOTSTRAP, self.parts.patience, |ticket| {
-            asked = host_tsc();
-            self.parts.peers.tell(BOOTSTRAP, &Note::Look { ticket });
-        });
+        let answer = self
+            .parts
+            .looks
+            .ask(BOOTSTRAP, self.parts.patience, |ticket| {
+                asked = host_tsc();
+                self.parts.peers.tell(BOOTSTRAP, &Note::Look { ticket });
+            });
         answer.map(|(theirs, answered)| Look {
             asked,
             theirs,
