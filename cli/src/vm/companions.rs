@@ -104,9 +104,9 @@ impl Companions {
         self.elsewhere.iter().flat_map(Hosts::descriptors)
     }
 
-    /// Whether they have to be tended every [`super::hosts::BEAT`].
-    pub fn need_care(&self) -> bool {
-        self.elsewhere.is_some()
+    /// How often they have to be tended, if at all.
+    pub fn beat(&self) -> Option<Duration> {
+        self.elsewhere.as_ref().map(Hosts::beat)
     }
 
     /// See [`Hosts::tend`].

@@ -16,8 +16,10 @@ use super::error::VmError;
 use super::nodes::Nodes;
 use super::plan::Plan;
 
-/// How often daemons are told that this process lives.
-pub const BEAT: Duration = Duration::from_secs(1);
+/// How often daemons are told that this process lives, at least; several times in
+/// a lease.
+const BEAT: Duration = Duration::from_secs(1);
+const BEATS: u32 = 4;
 
 /// What the process of a slice on another host is told.
 #[derive(Debug, Serialize, Deserialize)]
@@ -78,6 +80,11 @@ impl Hosts {
         Ok((hosts, links))
     }
 
+    /// How often [`Hosts::tend`] has to be called.
+    pub fn beat(&self) -> Duration {
+        BEAT.min(self.lease / BEATS)
+    }
+
     /// Readable when a daemon has something to say.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.nodes.values().map(|slice| slice.descriptor())
@@ -87,7 +94,7 @@ impl Hosts {
     /// of them wants its memory back.
     pub fn tend(&mut self) -> bool {
         let mut leaving = false;
-        let beats = self.beaten.elapsed() >= BEAT;
+        let beats = self.beaten.elapsed() >= self.beat();
         if beats {
             self.beaten = Instant::now();
         }

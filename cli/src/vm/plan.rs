@@ -51,6 +51,7 @@ impl Plan {
         configuration
             .validate()
             .map_err(|invalid| explain(&invalid))?;
+        check_devices(&configuration, &nodes)?;
         check_memory(configuration.memory_bytes)?;
         let name = match &args.name {
             Some(name) => check_name(name)?,
@@ -200,6 +201,20 @@ fn explain(invalid: &Invalid) -> VmError {
     })
 }
 
+/// Devices are all opened here for now.
+fn check_devices(configuration: &Configuration, nodes: &Nodes) -> Result<(), VmError> {
+    let disks = configuration.disks.iter().map(|disk| disk.slice);
+    let networks = configuration.networks.iter().map(Network::slice);
+    match disks.chain(networks).find(|node| *node != 0) {
+        Some(node) if !nodes.hosts.is_empty() => Err(VmError::Option(format!(
+            "--on {}: a device of another host cannot be used yet: leave `node={node}` out, and it \
+             is this host's",
+            nodes.hosts.join(",")
+        ))),
+        _ => Ok(()),
+    }
+}
+
 fn check_memory(asked_bytes: u64) -> Result<(), VmError> {
     let host_bytes = host::total_memory_bytes();
     if asked_bytes > host_bytes {
@@ -323,6 +338,10 @@ mod tests {
             (
                 "--on a,b,c,d,e,f,g,h,i,j,k,l,m,n,o,p",
                 "with this host makes 17: a machine over several nodes has 2 to 16",
+            ),
+            (
+                "--on a --disk d,node=1",
+                "--on a: a device of another host cannot be used yet: leave `node=1` out",
             ),
             (
                 "--nodes 1",

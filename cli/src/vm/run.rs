@@ -34,7 +34,6 @@ use weft_vmm::slice::BOOTSTRAP;
 use super::args::VmRunArgs;
 use super::companions::Companions;
 use super::error::{EXIT_SETUP, EXIT_TRIPLE_FAULT, VmError};
-use super::hosts::BEAT;
 use super::machine;
 use super::outcome::{self, Message, Outcome, Report};
 use super::places::Places;
@@ -287,10 +286,10 @@ impl Signals {
         mut from: UnixStream,
         companions: &mut Companions,
     ) -> Result<(LastWord, u64), VmError> {
-        let bound = match companions.need_care() {
-            true => PollTimeout::from(BEAT.as_millis() as u16),
-            false => PollTimeout::NONE,
-        };
+        // At most a second, so it fits.
+        let bound = companions
+            .beat()
+            .map_or(PollTimeout::NONE, |beat| (beat.as_millis() as u16).into());
         let mut word = Vec::new();
         let mut open = true;
         let ended = loop {
