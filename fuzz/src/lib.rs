@@ -14,6 +14,7 @@ pub mod soft_memory;
 pub mod soft_walk;
 pub mod vmm_boot;
 pub mod vmm_devices;
+pub mod vmm_slice;
 pub mod wire;
 
 use random::Random;
@@ -100,6 +101,16 @@ pub const TARGETS: &[Target] = &[
         name: "proc-reply",
         run: proc::reply,
         valid: proc::valid_reply,
+    },
+    Target {
+        name: "vmm-slice-note",
+        run: vmm_slice::note,
+        valid: vmm_slice::valid_notes,
+    },
+    Target {
+        name: "vmm-slice-text",
+        run: vmm_slice::text,
+        valid: vmm_slice::valid_texts,
     },
     Target {
         name: "vmm-boot-image",

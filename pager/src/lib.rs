@@ -6,7 +6,10 @@
 //! - [`space`]: what an engine does with pages of a registered range: install,
 //!   zero, protect, allow, copy out, drop, and ask which are present.
 //!
-//! The front end is the in-thread one: with `UFFD_FEATURE_SIGBUS` a fault on a
+//! - [`shared`]: the other front end, for shared memory that KVM uses: faults are
+//!   read from the descriptor, those that the kernel takes as well.
+//!
+//! The front end of an elastic process is the in-thread one: with `UFFD_FEATURE_SIGBUS` a fault on a
 //! missing or write-protected page becomes a SIGBUS of the thread that touched
 //! it, which resolves the fault itself inside its handler. `USER_MODE_ONLY` is
 //! always set, so that no privilege is needed; the price is that a system call
@@ -17,6 +20,7 @@
 //! filling it is not: the kernel refuses to overwrite a page that is there.
 #![cfg_attr(not(test), no_std)]
 
+pub mod shared;
 pub mod space;
 pub mod uffd;
 

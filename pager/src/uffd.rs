@@ -55,7 +55,7 @@ pub enum UffdError {
 }
 
 impl UffdError {
-    fn class(errno: i32, done: usize) -> UffdError {
+    pub(crate) fn class(errno: i32, done: usize) -> UffdError {
         match errno {
             11 => UffdError::Retry,
             17 => UffdError::Present(done),
@@ -66,7 +66,7 @@ impl UffdError {
     }
 }
 
-fn call(number: Sysno, a: [usize; 3]) -> Result<usize, i32> {
+pub(crate) fn call(number: Sysno, a: [usize; 3]) -> Result<usize, i32> {
     // SAFETY: callers pass a valid descriptor and, for ioctls, a pointer to a
     // live structure of the size encoded in the ioctl's number.
     let result = unsafe { syscalls::raw::syscall3(number as usize, a[0], a[1], a[2]) } as isize;
@@ -171,7 +171,7 @@ impl Uffd {
     }
 }
 
-fn range(start: usize, length: usize) -> uffdio_range {
+pub(crate) fn range(start: usize, length: usize) -> uffdio_range {
     uffdio_range {
         start: start as u64,
         len: length as u64,

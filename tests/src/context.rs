@@ -136,6 +136,24 @@ pub fn kvm_missing() -> Option<String> {
     Some(format!("{DEVICE} cannot be opened: {error}"))
 }
 
+/// Why no machine can lie over several nodes on KVM here, if so: besides KVM, that
+/// needs the faults of the kernel, which not everybody may see.
+pub fn kvm_nodes_missing() -> Option<String> {
+    if let Some(why) = kvm_missing() {
+        return Some(why);
+    }
+    const DEVICE: &str = "/dev/userfaultfd";
+    const SWITCH: &str = "/proc/sys/vm/unprivileged_userfaultfd";
+    let opened = fs::File::options().read(true).write(true).open(DEVICE);
+    let allowed = fs::read_to_string(SWITCH).is_ok_and(|text| text.trim() == "1");
+    match opened {
+        Err(error) if !allowed => Some(format!(
+            "{DEVICE} cannot be opened ({error}), and {SWITCH} is not 1"
+        )),
+        _ => None,
+    }
+}
+
 /// Whether a command of the system exists and accepts `--version` or the like;
 /// used to decide about skips.
 pub fn works(command: &str, arguments: &[&str]) -> bool {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 
 use crate::boot::{Boot, CLOUD, Disk, Images, Monitor, SMALL};
-use crate::context::{Context, kvm_missing};
+use crate::context::{Context, kvm_missing, kvm_nodes_missing};
 use crate::devices::run_devices;
 use crate::guest::Ended;
 use crate::report::{Report, Verdict};
@@ -52,6 +52,8 @@ struct Case {
     image: Image,
     monitor: Monitor,
     cpus: usize,
+    /// On so many nodes of this host.
+    nodes: usize,
     memory_mib: u64,
     script: &'static str,
     /// Each must be on the console.
@@ -78,6 +80,7 @@ impl Case {
             image,
             monitor,
             cpus,
+            nodes: 1,
             memory_mib,
             script: WARNINGS,
             says: &[],
@@ -99,6 +102,18 @@ impl Case {
             says,
             bound_s: 300,
             ..Case::boot(image, Monitor::Soft, 2)
+        }
+    }
+
+    /// On two nodes, a vCPU each.
+    fn on_two_nodes(monitor: Monitor) -> Case {
+        let one = Case::boot(Image::Small, monitor, 2);
+        Case {
+            name: format!("{} on 2 nodes", one.name),
+            nodes: 2,
+            memory_mib: 256,
+            bound_s: 2 * one.bound_s,
+            ..one
         }
     }
 
@@ -135,6 +150,15 @@ fn cases() -> Vec<Case> {
     }
     cases.push(Case::boot(Small, Kvm, 1));
     cases.push(Case::boot(Small, Kvm, 2).long());
+    cases.push(Case::on_two_nodes(Kvm));
+    // A round takes seconds where KVM emulates the guest's kernel.
+    cases.push(Case {
+        name: "page tables written on the other node, 2 vCPUs, kvm".to_string(),
+        script: "tables 2000 300 && echo tables: well",
+        says: &["tables: well"],
+        bound_s: 900,
+        ..Case::on_two_nodes(Kvm).long()
+    });
     cases.push(Case::check(
         "x86-TSO litmus tests, 2 vCPUs, soft",
         Small,
@@ -193,6 +217,7 @@ pub fn run_machines(context: &Context, plan: &Plan, report: &Report) {
             continue;
         }
         let missing = match case.monitor {
+            Monitor::Kvm if case.nodes > 1 => kvm_nodes_missing(),
             Monitor::Kvm => kvm_missing.clone(),
             _ => None,
         };
@@ -258,6 +283,9 @@ fn run_case(context: &Context, plan: &Plan, case: &Case) -> Result<Verdict> {
     let mut boot = boot_of(context, &plan.images, case.image)?;
     boot.cpus = case.cpus;
     boot.memory_mib = case.memory_mib;
+    if case.nodes > 1 {
+        boot.options = vec!["--nodes".to_string(), case.nodes.to_string()];
+    }
     boot.script = case.script.to_string();
     boot.bound = Duration::from_secs(case.bound_s);
     let run = boot.run(case.monitor)?;

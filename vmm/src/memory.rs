@@ -14,6 +14,7 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use thiserror::Error;
 use vm_memory::{
@@ -69,6 +70,60 @@ pub enum MemoryError {
 pub struct Ram {
     mapped: Arc<GuestMemoryMmap>,
     size: u64,
+    marks: Option<Arc<Marks>>,
+}
+
+/// A mark for each page.
+pub struct Marks(Box<[AtomicU64]>);
+
+impl Marks {
+    /// For guest-physical addresses below `end`.
+    pub fn new(end: u64) -> Self {
+        let words = (end / weft_soft::environment::PAGE_SIZE).div_ceil(64);
+        Self((0..words).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    fn place(&self, address: u64) -> Option<(&AtomicU64, u64)> {
+        let page = address / weft_soft::environment::PAGE_SIZE;
+        let word = self.0.get((page / 64) as usize)?;
+        Some((word, 1 << (page % 64)))
+    }
+
+    /// Marks the page at a guest-physical address; whether there is a mark for it.
+    pub fn set(&self, address: u64) -> bool {
+        let place = self.place(address);
+        if let Some((word, bit)) = place {
+            word.fetch_or(bit, Ordering::SeqCst);
+        }
+        place.is_some()
+    }
+
+    /// Whether there is a mark for that page.
+    pub fn covers(&self, address: u64) -> bool {
+        self.place(address).is_some()
+    }
+
+    /// Whether it is marked.
+    pub fn has(&self, address: u64) -> bool {
+        self.place(address)
+            .is_some_and(|(word, bit)| word.load(Ordering::SeqCst) & bit != 0)
+    }
+
+    /// Takes one away.
+    pub fn unset(&self, address: u64) {
+        if let Some((word, bit)) = self.place(address) {
+            word.fetch_and(!bit, Ordering::SeqCst);
+        }
+    }
+
+    /// Takes all marks away.
+    pub fn clear(&self) {
+        for word in &self.0 {
+            if word.load(Ordering::Relaxed) != 0 {
+                word.store(0, Ordering::SeqCst);
+            }
+        }
+    }
 }
 
 impl Ram {
@@ -78,7 +133,22 @@ impl Ram {
             return Err(MemoryError::Size(size));
         }
         let file = memory_file(size).map_err(|source| MemoryError::File { size, source })?;
-        let file = Arc::new(file);
+        Self::map(Arc::new(file), size)
+    }
+
+    /// A second mapping of the same memory, at other host addresses: what one of
+    /// them may not touch for a while, the other still reaches.
+    pub fn second(&self) -> Result<Self, MemoryError> {
+        let size = self.size;
+        let file = self.mapped.iter().find_map(|region| region.file_offset());
+        let file = file.ok_or_else(|| MemoryError::Map {
+            size,
+            reason: "it has no file".into(),
+        })?;
+        Self::map(file.arc().clone(), size)
+    }
+
+    fn map(file: Arc<File>, size: u64) -> Result<Self, MemoryError> {
         let low = size.min(DEVICE_HOLE);
         let mut parts = vec![(0, low, 0)];
         if size > low {
@@ -99,7 +169,30 @@ impl Ram {
         Ok(Self {
             mapped: Arc::new(mapped),
             size,
+            marks: None,
         })
+    }
+
+    /// The same memory, whose pages are marked by [`Ram::mark`].
+    pub fn with_marks(mut self) -> Self {
+        self.marks = Some(Arc::new(Marks::new(self.end())));
+        self
+    }
+
+    /// The marks, where there are some.
+    pub fn marks(&self) -> Option<&Arc<Marks>> {
+        self.marks.as_ref()
+    }
+
+    /// Marks the pages of a range, if there are marks.
+    pub fn mark(&self, address: u64, length: usize) {
+        if let Some(marks) = &self.marks {
+            let last = address.saturating_add(length.saturating_sub(1) as u64);
+            let page = weft_soft::environment::PAGE_SIZE;
+            for number in address / page..=last / page {
+                marks.set(number * page);
+            }
+        }
     }
 
     /// Bytes of RAM.

@@ -154,10 +154,19 @@ impl Clock {
     }
 
     /// From the next [`Clock::go`] on the offset is this one, which the bootstrap
-    /// slice chose: the guest's TSC minus this host's, modulo 2^64.
-    pub fn follow(&self, offset: u64) {
+    /// slice chose: the guest's TSC minus this host's, modulo 2^64; and guest time was
+    /// zero when the guest's TSC was `zero`.
+    pub fn follow(&self, offset: u64, zero: u64) -> Result<(), PartError> {
+        if let Source::HostFixed(fixed) = self.source
+            && fixed != offset
+        {
+            let what = format!("a TSC offset of {offset:#x} where it is always {fixed:#x}");
+            return Err(PartError::Misfit(what));
+        }
         self.offset.store(offset, Ordering::Release);
+        self.zero.store(zero, Ordering::Release);
         self.led.store(true, Ordering::Release);
+        Ok(())
     }
 
     /// Changes the offset by so many ticks while time goes on: its source, another
@@ -293,6 +302,23 @@ mod tests {
         assert_eq!(clock.offset(), 0);
         assert!(clock.nanoseconds() < 10_000_000_000);
         assert!(clock.now().abs_diff(host_tsc()) < 10_000_000_000);
+    }
+
+    #[test]
+    fn a_clock_that_follows_shows_what_the_other_shows() {
+        let hz = measure_host_tsc();
+        for source in [Source::Host, Source::HostFixed(0)] {
+            let first = Clock::new(source, hz);
+            std::thread::sleep(Duration::from_millis(5));
+            let second = Clock::new(source, hz);
+            first.go();
+            second.follow(first.offset(), first.zero()).unwrap();
+            second.go();
+            let before = first.nanoseconds();
+            let between = second.nanoseconds();
+            assert!((before..=first.nanoseconds()).contains(&between));
+        }
+        assert!(Clock::new(Source::HostFixed(5), hz).follow(0, 0).is_err());
     }
 
     #[test]

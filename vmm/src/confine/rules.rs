@@ -16,7 +16,7 @@ use super::ThreadKind;
 pub(super) type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
 /// Any arguments.
-const EVERY_THREAD: [i64; 38] = [
+const EVERY_THREAD: [i64; 39] = [
     // What is open.
     libc::SYS_read,
     libc::SYS_write,
@@ -38,6 +38,8 @@ const EVERY_THREAD: [i64; 38] = [
     libc::SYS_munmap,
     libc::SYS_mremap,
     libc::SYS_madvise,
+    // Where a page is taken, processors leave guest mode (see `vcpu::kvm::shadows`).
+    libc::SYS_membarrier,
     // Waiting and time.
     libc::SYS_futex,
     libc::SYS_nanosleep,
@@ -98,6 +100,12 @@ const CONNECTION: [i64; 8] = [
 /// machine or to `/dev/kvm`. With the type, 0xae.
 const VCPU_REQUEST_MASK: u64 = 0xff80;
 const VCPU_REQUEST: u64 = 0xae80;
+/// `KVM_SET_USER_MEMORY_REGION`: a slot is moved (see `vcpu::kvm::shadows`).
+const SET_MEMORY_REGION: u64 = 0x4020_ae46;
+/// Pages of a watched mapping are put in and taken by whoever looks after the
+/// memory that slices share: `UFFDIO_CONTINUE`, `UFFDIO_WRITEPROTECT`, `UFFDIO_WAKE`,
+/// `UFFDIO_UNREGISTER` (`include/uapi/linux/userfaultfd.h`).
+const WATCHED_PAGES: [u64; 4] = [0xc020_aa07, 0xc018_aa06, 0x8010_aa02, 0x8010_aa01];
 /// `TUNSETOFFLOAD`, `TUNSETVNETHDRSZ`: what a driver negotiates after start
 /// (`include/uapi/linux/if_tun.h`).
 const TUN_SET_OFFLOAD: u64 = 0x4004_54d0;
@@ -115,6 +123,8 @@ pub(super) fn rules(kind: ThreadKind) -> Result<Rules, BackendError> {
         ThreadKind::KvmVcpu => {
             let vcpu = argument(1, SeccompCmpOp::MaskedEq(VCPU_REQUEST_MASK), VCPU_REQUEST)?;
             when(&mut rules, libc::SYS_ioctl, vec![vcpu])?;
+            let slot = argument(1, SeccompCmpOp::Eq, SET_MEMORY_REGION)?;
+            when(&mut rules, libc::SYS_ioctl, vec![slot])?;
         }
         ThreadKind::Link => allow(&mut rules, &[libc::SYS_recvfrom]),
         ThreadKind::Block => allow(&mut rules, &BLOCK),
@@ -169,6 +179,10 @@ fn common() -> Result<Rules, BackendError> {
     // A disk's lock is given up where its last user ends.
     let lock = argument(1, SeccompCmpOp::Eq, libc::F_OFD_SETLK as u64)?;
     when(&mut rules, libc::SYS_fcntl, vec![lock])?;
+    for request in WATCHED_PAGES {
+        let request = argument(1, SeccompCmpOp::Eq, request)?;
+        when(&mut rules, libc::SYS_ioctl, vec![request])?;
+    }
     // A thread's name.
     let name = argument(0, SeccompCmpOp::Eq, libc::PR_SET_NAME as u64)?;
     when(&mut rules, libc::SYS_prctl, vec![name])?;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use weft_pager::shared::Whose;
 use weft_soft::Memory;
 
 use super::MachineError;
@@ -10,9 +11,10 @@ use crate::clock::Source;
 use crate::confine::ThreadKind;
 use crate::memory::Ram;
 use crate::slice::Slice;
+use crate::slice::memory::mapping::GuestMapping;
 use crate::vcpu::BackEnd;
 use crate::vcpu::kvm::detect::{Backend, Choice};
-use crate::vcpu::kvm::{KvmBackEnd, KvmError};
+use crate::vcpu::kvm::{Host, KvmBackEnd, KvmError, KvmOptions, Paging};
 use crate::vcpu::soft::SoftBackEnd;
 use crate::virtio::WriteObserver;
 
@@ -82,16 +84,45 @@ pub(super) fn choose(
             reason,
         });
     };
-    if slice.is_some() {
-        return Err(MachineError::SlicesOnKvm);
-    }
-    let back_end = KvmBackEnd::new(&host, ram, configuration.cpus).map_err(kvm_refused)?;
+    let back_end = match slice {
+        None => KvmBackEnd::new(&host, ram, configuration.cpus).map_err(kvm_refused)?,
+        Some(slice) => kvm_of_slice(&host, configuration, ram, slice)?,
+    };
     Ok(Chosen {
         back_end: Box::new(back_end),
         kind: ThreadKind::KvmVcpu,
         observer: None,
         reason,
     })
+}
+
+/// KVM whose vCPUs use a watched mapping of the memory.
+fn kvm_of_slice(
+    host: &Host,
+    configuration: &Configuration,
+    ram: &Ram,
+    slice: &Slice,
+) -> Result<KvmBackEnd, MachineError> {
+    if host.is_hardware() && host.paging == Paging::Shadow {
+        let reason = "this KVM was told to shadow page tables: load kvm_intel with ept=1, or \
+                      kvm_amd with npt=1";
+        return Err(MachineError::SlicesOnKvm(reason.into()));
+    }
+    let mapping = GuestMapping::new(ram, Whose::All)
+        .map_err(|error| MachineError::SlicesOnKvm(error.to_string()))?;
+    let options = KvmOptions {
+        ram: mapping.watched(),
+        cpus: configuration.cpus,
+        package_cpus: configuration.placement().package_cpus(),
+        shared: true,
+    };
+    let back_end = KvmBackEnd::of(host, &options).map_err(kvm_refused)?;
+    let mapping = match back_end.gate() {
+        Some(gate) => mapping.with_shadows(gate.clone()),
+        None => mapping,
+    };
+    slice.watch(Arc::new(mapping));
+    Ok(back_end)
 }
 
 fn kvm_refused(source: KvmError) -> MachineError {

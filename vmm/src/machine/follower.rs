@@ -47,8 +47,11 @@ impl Follower {
 
     fn obey(&self, order: &Order) -> Result<Answer, Refusal> {
         match order {
-            Order::Run { tsc_offset } => {
-                if let Err(reason) = self.timekeeper.lead(*tsc_offset) {
+            Order::Run {
+                tsc_offset,
+                tsc_zero,
+            } => {
+                if let Err(reason) = self.timekeeper.lead(*tsc_offset, *tsc_zero) {
                     return Ok(Answer::Refused(reason));
                 }
                 let built = self.handle.status()?.stage == Stage::Built;

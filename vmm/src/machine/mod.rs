@@ -94,11 +94,9 @@ pub enum MachineError {
     /// KVM cannot run this machine.
     #[error("KVM cannot run this machine")]
     Kvm(#[source] crate::vcpu::kvm::KvmError),
-    /// KVM vCPUs cannot share their memory yet.
-    #[error(
-        "a machine over several nodes needs the back end soft: KVM's vCPUs cannot share memory between nodes yet"
-    )]
-    SlicesOnKvm,
+    /// KVM vCPUs cannot share their memory here.
+    #[error("a machine over several nodes cannot run in KVM here (--backend soft can): {0}")]
+    SlicesOnKvm(String),
     /// A slice's memory could not be made of what was loaded.
     #[error("cannot share the memory that was loaded: {0}")]
     Share(String),

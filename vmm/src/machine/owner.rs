@@ -131,8 +131,12 @@ impl Owner {
             alarms.look_again();
         }
         self.stage = Stage::Running;
-        let tsc_offset = self.clock.offset();
-        self.order_companions(request, &orders::Order::Run { tsc_offset })?;
+        let (tsc_offset, tsc_zero) = (self.clock.offset(), self.clock.zero());
+        let run = orders::Order::Run {
+            tsc_offset,
+            tsc_zero,
+        };
+        self.order_companions(request, &run)?;
         self.order_all(request, |_| Order::Run).map(drop)
     }
 
@@ -387,7 +391,8 @@ impl Owner {
         }
         if let Some(slice) = &self.slice {
             let number = slice.number();
-            for (name, count) in slice.memory().counters.list() {
+            let memory = slice.memory().counters.list();
+            for (name, count) in memory.into_iter().chain(slice.mapping_counters()) {
                 counters.insert(format!("slice{number}.memory.{name}"), count);
             }
             let figures = slice.traffic().into_iter().chain(slice.time_counters());

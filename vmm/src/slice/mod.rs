@@ -25,7 +25,7 @@
 //! kernel did not take at once; one that beats; one for pages that were held back;
 //! one that does what others ask of the devices here; on a companion one that
 //! corrects the clock where the bootstrap slice is on another host, and one that
-//! takes orders.
+//! takes orders; where KVM runs the vCPUs one that handles their faults.
 
 mod delay;
 pub mod memory;
@@ -40,7 +40,7 @@ mod timekeeper;
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use weft_dsm::{Config, ManagerOf, NodeId, Ranges};
@@ -52,6 +52,7 @@ use crate::confine::{self, ThreadKind};
 use crate::interrupts::{Apart, Elsewhere, Hub, Message};
 use crate::machine::{MachineError, Placement};
 use crate::memory::Ram;
+use memory::mapping::GuestMapping;
 use memory::{SharedMemory, SharedMemoryOptions};
 use note::{Note, Space};
 use orders::{Answer, Order, OrderReceiver};
@@ -107,6 +108,8 @@ pub struct Slice {
     looks: Arc<Questions<(u64, u64)>>,
     reference: Reference,
     time: Arc<TimeCounters>,
+    /// Where KVM runs the vCPUs.
+    mapping: OnceLock<Arc<GuestMapping>>,
     /// Until threads read them.
     receivers: Mutex<Vec<(usize, Receiver)>>,
 }
@@ -170,6 +173,7 @@ impl Slice {
             looks: Arc::default(),
             reference: links.reference,
             time: Arc::default(),
+            mapping: OnceLock::new(),
             receivers: Mutex::new(receivers),
         })
     }
@@ -208,6 +212,21 @@ impl Slice {
     /// Whether it is the bootstrap slice.
     pub fn is_bootstrap(&self) -> bool {
         self.number == BOOTSTRAP
+    }
+
+    /// Has the vCPUs use the memory through a watched mapping, whose faults a thread
+    /// handles from [`Slice::join`] on.
+    pub(crate) fn watch(&self, mapping: Arc<GuestMapping>) {
+        self.memory.connect(Box::new(mapping.clone()));
+        // A second one is a mistake that the first survives.
+        let _ = self.mapping.set(mapping);
+    }
+
+    /// What the vCPUs' mapping counted, by name.
+    pub(crate) fn mapping_counters(&self) -> Vec<(&'static str, u64)> {
+        self.mapping
+            .get()
+            .map_or_else(Vec::new, |mapping| mapping.counters())
     }
 
     /// Frames and bytes to and from other slices so far, by name.
@@ -289,6 +308,12 @@ impl Slice {
         start("weft-taker", ThreadKind::Device, move || {
             memory.take_held_back()
         })?;
+        if let Some(mapping) = self.mapping.get().cloned() {
+            let memory = self.memory.clone();
+            start("weft-faults", ThreadKind::Device, move || {
+                mapping.serve(&memory)
+            })?;
+        }
         let peers = self.peers.clone();
         start("weft-beat", ThreadKind::Link, move || peers.beat())?;
         let mut receivers = self

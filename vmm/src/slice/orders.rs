@@ -17,6 +17,8 @@ pub enum Order {
     Run {
         /// The guest's TSC minus the bootstrap host's, modulo 2^64.
         tsc_offset: u64,
+        /// The guest's TSC when guest time was zero.
+        tsc_zero: u64,
     },
     /// Let them stand.
     Pause,

@@ -77,14 +77,18 @@ impl Timekeeper {
     }
 
     /// Leads the clock from `offset` on: the guest's TSC minus the bootstrap host's,
-    /// modulo 2^64. Measures first, the first time.
+    /// modulo 2^64; guest time was zero when the guest's TSC was `zero`. Measures
+    /// first, the first time.
     ///
     /// # Errors
-    /// The bootstrap slice does not answer.
-    pub(crate) fn lead(&self, offset: u64) -> Result<(), String> {
+    /// The bootstrap slice does not answer, or the clock cannot follow.
+    pub(crate) fn lead(&self, offset: u64, zero: u64) -> Result<(), String> {
+        let follow = |offset: u64| {
+            let followed = self.parts.clock.follow(offset, zero);
+            followed.map_err(|error| error.to_string())
+        };
         if self.is_here {
-            self.parts.clock.follow(offset);
-            return Ok(());
+            return follow(offset);
         }
         let mut lead = self.lock();
         let lead = match &mut *lead {
@@ -97,7 +101,7 @@ impl Timekeeper {
                 none.insert(Lead::new(first, self.parts.reference.tsc_hz))
             }
         };
-        self.parts.clock.follow(offset.wrapping_add(lead.offset()));
+        follow(offset.wrapping_add(lead.offset()))?;
         self.show(lead);
         Ok(())
     }

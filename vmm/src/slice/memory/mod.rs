@@ -16,11 +16,13 @@
 //! | --- | --- |
 //! | `shell` | carries out what the protocol says, in order |
 //! | `tables` | its records, and the right to each page |
+//! | [`mapping`] | the guest's mapping of it in KVM, and the faults there |
 //! | `waiters` | who waits for a page, who must not lose one yet |
 //! | `counters` | how often what happened, page by page |
 //! | `trace` | faults one by one, while somebody wants to know |
 
 mod counters;
+pub mod mapping;
 mod shell;
 mod tables;
 #[cfg(test)]
@@ -29,7 +31,7 @@ mod trace;
 mod waiters;
 
 pub use counters::{MemoryCounters, PAGES_MAX, PageCount, SlicePages};
-pub use shell::{Post, SharedMemory, SharedMemoryOptions, Users};
+pub use shell::{Post, SharedMemory, SharedMemoryOptions, UseError, Users};
 pub use trace::{
     FAULTS_MAX, FaultKind, FaultPurpose, FaultRecord, READERS_PATIENCE, RING, SliceFaults,
 };

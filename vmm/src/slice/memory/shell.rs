@@ -19,8 +19,10 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
+use thiserror::Error;
 use weft_dsm::message::{self, DecodeError, Run};
 use weft_dsm::{Action, Config, Content, Event, Keep, Message, Node, NodeId, PAGE_BYTES, Page};
+use weft_pager::uffd::UffdError;
 use weft_soft::{Access, Asker, Memory, NotAnswered, SoftMachine, Unbacked};
 use weft_wire::Header;
 
@@ -35,12 +37,34 @@ const PAGE_SHIFT: u32 = PAGE_BYTES.trailing_zeros();
 const HELD_BACK_LOOK: Duration = Duration::from_millis(1);
 /// How often it looks when nothing is.
 const IDLE_LOOK: Duration = Duration::from_secs(1);
+/// How long users that only asked for a page keep it at least: nobody hears when
+/// they are at work with it, and to wake a thread alone takes a part of that.
+const USE_MIN: Duration = Duration::from_micros(100);
 
 /// The way to the other slices. Never waits.
 pub trait Post: Send + Sync {
     /// Sends a frame to `to`, in order with all others to it. An error has been
     /// told to whoever looks after the links.
     fn post(&self, to: NodeId, header: &Header, parts: &[&[u8]]);
+}
+
+/// A page could not be given to those who use it, or taken from them.
+#[derive(Debug, Error)]
+pub enum UseError {
+    /// A vCPU did not give it up.
+    #[error(transparent)]
+    NotAnswered(#[from] NotAnswered),
+    /// The kernel would not change the guest's mapping.
+    #[error("cannot {what} the guest's mapping: {source}")]
+    Mapping {
+        /// What was tried.
+        what: &'static str,
+        /// The kernel's answer.
+        source: UffdError,
+    },
+    /// What KVM derived from the page's bytes could not be made void.
+    #[error("cannot stop vCPUs that use shadow page tables")]
+    Shadows(#[source] std::io::Error),
 }
 
 /// Those who use this slice's pages.
@@ -51,7 +75,26 @@ pub trait Users: Send + Sync {
         address: u64,
         kept: Option<Access>,
         patience: Duration,
-    ) -> Result<(), NotAnswered>;
+    ) -> Result<(), UseError>;
+
+    /// A page that [`SharedMemory::ask`] asked for may be used so from now on. Called
+    /// under the shell's lock: must not wait, nor ask for anything.
+    fn granted(&self, _address: u64, _right: Access) -> Result<(), UseError> {
+        Ok(())
+    }
+
+    /// Users who are not at work with the page need not have it at hand. Called under
+    /// the shell's lock, likewise.
+    fn hide(&self, _address: u64) -> Result<(), UseError> {
+        Ok(())
+    }
+
+    /// Somebody else is about to write to the page, at its place in [`Ram`]. Called
+    /// under the shell's lock, likewise.
+    fn written(&self, _address: u64) {}
+
+    /// Nobody waits for a page any more.
+    fn end(&self) {}
 }
 
 /// vCPUs that are gone use nothing.
@@ -61,9 +104,11 @@ impl Users for Weak<SoftMachine> {
         address: u64,
         kept: Option<Access>,
         patience: Duration,
-    ) -> Result<(), NotAnswered> {
-        self.upgrade()
-            .map_or(Ok(()), |machine| machine.revoke(address, kept, patience))
+    ) -> Result<(), UseError> {
+        let Some(machine) = self.upgrade() else {
+            return Ok(());
+        };
+        Ok(machine.revoke(address, kept, patience)?)
     }
 }
 
@@ -110,8 +155,19 @@ pub struct SharedMemory {
 struct State {
     node: Node<PageTables>,
     waiters: Vec<Arc<Waiter>>,
+    /// By page: what users asked for and go on without. One entry for each page that
+    /// a vCPU faults on.
+    asked: HashMap<u64, Asked>,
     /// By page: what has to be done about it before anything else.
     busy: HashMap<u64, Busy>,
+}
+
+/// A page that somebody wants who does not wait here.
+struct Asked {
+    access: Access,
+    since: Instant,
+    /// The protocol has to be asked again: its last answer was not enough.
+    again: bool,
 }
 
 /// A page in the middle of a step.
@@ -161,6 +217,7 @@ impl SharedMemory {
             state: Mutex::new(State {
                 node: Node::new(&options.config, PageTables::new(pages)),
                 waiters: Vec::new(),
+                asked: HashMap::new(),
                 busy: HashMap::new(),
             }),
             post: options.post,
@@ -252,18 +309,13 @@ impl SharedMemory {
                     busy.held_back = Some(work.owned());
                     self.held_back.fetch_add(1, Ordering::SeqCst);
                     MemoryCounters::add(&self.counters.held_back, 1);
-                    self.wake_taker_if_free(page);
+                    self.wake_taker(page);
                     return state;
                 }
                 state = self.take(state, page, kept);
                 self.act(&mut state, page, action, None);
             }
-            let Some(busy) = state.busy.get_mut(&page) else {
-                return state;
-            };
-            let Some((event, bytes)) = busy.events.pop_front() else {
-                state.busy.remove(&page);
-                state.wake(page, |_| false);
+            let Some((event, bytes)) = state.next_event(page) else {
                 return state;
             };
             work = state.step(event, bytes.map(|bytes| Cow::Owned(bytes.into_vec())));
@@ -324,6 +376,7 @@ impl SharedMemory {
                 let grant =
                     |waiter: &Waiter| self.rights.allow(page, waiter.access) && self.pins.add(page);
                 state.wake(page, grant);
+                self.grant_asked(state, page);
             }
             Action::Lost { node, .. } => {
                 self.fail(format!("page {page:#x} was lost with {node}"));
@@ -336,6 +389,40 @@ impl SharedMemory {
             Action::NoRoom { .. } | Action::Refused { .. } => {
                 self.fail(format!("the protocol refused: {action:?}"));
             }
+        }
+    }
+
+    /// Gives a page that was asked for to the users, as far as it may be used.
+    fn grant_asked(&self, state: &mut State, page: u64) {
+        let Some(asked) = state.asked.get(&page) else {
+            return;
+        };
+        if self.rights.allow(page, asked.access) {
+            let waited = asked.since.elapsed().as_nanos() as u64;
+            MemoryCounters::add(&self.counters.waited_ns, waited);
+            state.asked.remove(&page);
+        }
+        self.grant(page, true);
+    }
+
+    /// Under the lock, for who writes to a page beside its users.
+    fn tell_of_writing(&self, page: u64, access: Access) {
+        if let (Access::Write, Some(users)) = (access, self.users.get()) {
+            users.written(page << PAGE_SHIFT);
+        }
+    }
+
+    /// Has the users use a page as far as this slice may; `pinned`: for long enough to
+    /// be of use. One that is about to go is not kept once more.
+    fn grant(&self, page: u64, pinned: bool) {
+        let (Some(right), Some(users)) = (self.rights.of(page), self.users.get()) else {
+            return;
+        };
+        if pinned {
+            self.pins.add_for(page, USE_MIN);
+        }
+        if let Err(error) = users.granted(page << PAGE_SHIFT, right) {
+            self.fail(format!("a page could not be given to a vCPU: {error}"));
         }
     }
 
@@ -400,6 +487,9 @@ impl SharedMemory {
         for waiter in &self.lock().waiters {
             waiter.wake(false);
         }
+        if let Some(users) = self.users.get() {
+            users.end();
+        }
         if let Some(taker) = self.taker.get() {
             taker.unpark();
         }
@@ -416,7 +506,11 @@ impl SharedMemory {
         let _ = self.taker.set(std::thread::current());
         while !self.is_over() {
             let waiting = self.held_back.load(Ordering::SeqCst) != 0;
-            std::thread::park_timeout(if waiting { HELD_BACK_LOOK } else { IDLE_LOOK });
+            std::thread::park_timeout(match (waiting, self.pins.next_end()) {
+                (true, Some(end)) => end.min(HELD_BACK_LOOK),
+                (true, None) => HELD_BACK_LOOK,
+                (false, _) => IDLE_LOOK,
+            });
             if self.held_back.load(Ordering::SeqCst) != 0 {
                 self.look_at_held_back();
             }
@@ -443,9 +537,10 @@ impl SharedMemory {
         }
     }
 
-    /// A pin may have gone between the look at it and the word that a page waits.
-    fn wake_taker_if_free(&self, page: u64) {
-        if !self.pins.hold(page)
+    /// A pin may have gone between the look at it and the word that a page waits, or
+    /// go by itself.
+    fn wake_taker(&self, page: u64) {
+        if (!self.pins.hold(page) || self.pins.next_end().is_some())
             && let Some(taker) = self.taker.get()
         {
             taker.unpark();
@@ -498,6 +593,65 @@ impl SharedMemory {
         }
     }
 
+    /// Asks for a page without waiting for it: [`Users::granted`] is called when it
+    /// may be used, perhaps before this returns. Asking again changes nothing. An
+    /// address that is no memory is nobody's, and is never granted.
+    pub fn ask(&self, address: u64, access: Access) {
+        let page = address >> PAGE_SHIFT;
+        if self.host_of(page << PAGE_SHIFT).is_none() {
+            return;
+        }
+        let mut state = self.lock();
+        if self.rights.allow(page, access) {
+            MemoryCounters::add(&self.counters.local, 1);
+            return self.grant(page, !state.busy.contains_key(&page));
+        }
+        if let Some(asked) = state.asked.get_mut(&page) {
+            if access == Access::Write {
+                asked.access = Access::Write;
+            }
+            return;
+        }
+        let asked = Asked {
+            access,
+            since: Instant::now(),
+            again: false,
+        };
+        state.asked.insert(page, asked);
+        if !state.busy.contains_key(&page) {
+            let work = state.step(fault(page, access), None);
+            state = self.carry_out(state, page, work);
+        }
+        match state.asked.contains_key(&page) {
+            true => drop(self.count_remote(page, access)),
+            false => MemoryCounters::add(&self.counters.local, 1),
+        }
+    }
+
+    /// Has the users ask for a page again before they use it next.
+    pub fn hide(&self, address: u64) {
+        let state = self.lock();
+        if let Some(users) = self.users.get()
+            && let Err(error) = users.hide(address)
+        {
+            self.fail(format!("a page could not be hidden from vCPUs: {error}"));
+        }
+        drop(state);
+    }
+
+    /// Breaks off when a page that was asked for did not come in time: whoever calls
+    /// [`SharedMemory::ask`] calls this now and then.
+    pub fn look_for_overdue(&self) {
+        // A link whose lease ends tells more: it is given the time to.
+        let patience = 2 * self.lease;
+        let late =
+            |(page, asked): (&u64, &Asked)| (asked.since.elapsed() > patience).then_some(*page);
+        let overdue = self.lock().asked.iter().find_map(late);
+        if let Some(page) = overdue {
+            self.fail(did_not_come(page, patience));
+        }
+    }
+
     /// The pages that this slice asked others for most often.
     pub fn hottest(&self) -> SlicePages {
         self.counts.hottest(self.slice)
@@ -542,6 +696,7 @@ impl SharedMemory {
         let page = address >> PAGE_SHIFT;
         let waiter = Waiter::new(page, access);
         let mut state = self.lock();
+        self.tell_of_writing(page, access);
         if self.rights.allow(page, access) && self.pins.add(page) {
             return Ok(host);
         }
@@ -549,12 +704,7 @@ impl SharedMemory {
         let (start, mut counted) = (Instant::now(), None);
         while !waiter.granted() && !self.is_over() {
             if !state.busy.contains_key(&page) {
-                let event = Event::Fault {
-                    page: Page(page),
-                    access: to_protocol(access),
-                    ahead: false,
-                };
-                let work = state.step(event, None);
+                let work = state.step(fault(page, access), None);
                 state = self.carry_out(state, page, work);
                 if waiter.granted() {
                     break;
@@ -564,14 +714,12 @@ impl SharedMemory {
             drop(state);
             // A link whose lease ends tells more: it is given the time to.
             if !waiter.wait(2 * self.lease) {
-                self.fail(format!(
-                    "page {page:#x} did not come within {} s",
-                    2.0 * self.lease.as_secs_f64()
-                ));
+                self.fail(did_not_come(page, 2 * self.lease));
             }
             state = self.lock();
         }
         state.waiters.retain(|other| !Arc::ptr_eq(other, &waiter));
+        self.tell_of_writing(page, access);
         drop(state);
         let Some(kind) = counted else {
             MemoryCounters::add(&self.counters.local, 1);
@@ -604,6 +752,23 @@ impl State {
                 waiter.wake(grant(waiter));
             }
         }
+        if let Some(asked) = self.asked.get_mut(&page) {
+            asked.again = true;
+        }
+    }
+
+    /// What is to be looked at next about a page whose last step is done: what came
+    /// meanwhile, and then what users still want.
+    fn next_event(&mut self, page: u64) -> Option<(Event, Option<Box<[u8]>>)> {
+        if let Some(busy) = self.busy.get_mut(&page) {
+            if let Some(event) = busy.events.pop_front() {
+                return Some(event);
+            }
+            self.busy.remove(&page);
+            self.wake(page, |_| false);
+        }
+        let asked = self.asked.get_mut(&page)?;
+        std::mem::take(&mut asked.again).then(|| (fault(page, asked.access), None))
     }
 }
 
@@ -669,6 +834,19 @@ impl GuestBytes for SharedMemory {
             },
         )
     }
+}
+
+fn fault(page: u64, access: Access) -> Event {
+    Event::Fault {
+        page: Page(page),
+        access: to_protocol(access),
+        ahead: false,
+    }
+}
+
+fn did_not_come(page: u64, patience: Duration) -> String {
+    let seconds = patience.as_secs_f64();
+    format!("page {page:#x} did not come within {seconds} s")
 }
 
 fn to_protocol(access: Access) -> weft_dsm::Access {

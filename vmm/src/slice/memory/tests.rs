@@ -16,8 +16,8 @@ use weft_wire::Header;
 use super::*;
 use crate::memory::Ram;
 
-const RAM: u64 = 8 << 20;
-const PAGE: u64 = 4096;
+pub(super) const RAM: u64 = 8 << 20;
+pub(super) const PAGE: u64 = 4096;
 
 type Frame = (NodeId, Header, Vec<u8>);
 
@@ -34,8 +34,9 @@ impl Post for Channels {
     }
 }
 
-struct Rig {
-    memories: Vec<Arc<SharedMemory>>,
+/// Slices in one process, with threads that carry their frames.
+pub(super) struct Rig {
+    pub(super) memories: Vec<Arc<SharedMemory>>,
     machines: Vec<Arc<SoftMachine>>,
     threads: Vec<JoinHandle<()>>,
     failures: Arc<Mutex<Vec<String>>>,
@@ -44,6 +45,24 @@ struct Rig {
 impl Rig {
     /// `delay`: how long a frame may lie at its receiver, at most.
     fn new(nodes: u8, manager: ManagerOf, delay: Duration) -> Self {
+        let mut machines = Vec::new();
+        let mut rig = Self::of(nodes, manager, delay, |memory| {
+            let machine = SoftMachine::new(memory.clone());
+            memory.connect(Box::new(Arc::downgrade(&machine)));
+            machines.push(machine);
+            Vec::new()
+        });
+        rig.machines = machines;
+        rig
+    }
+
+    /// Slices to which `connect` adds users, and threads of theirs.
+    pub(super) fn of(
+        nodes: u8,
+        manager: ManagerOf,
+        delay: Duration,
+        mut connect: impl FnMut(&Arc<SharedMemory>) -> Vec<JoinHandle<()>>,
+    ) -> Self {
         let failures = Arc::<Mutex<Vec<String>>>::default();
         let (senders, receivers): (Vec<Sender<Frame>>, Vec<Receiver<Frame>>) =
             (0..nodes).map(|_| channel()).unzip();
@@ -66,8 +85,7 @@ impl Rig {
                 lease: Duration::from_secs(20),
                 broken: Box::new(move |reason| failures.lock().unwrap().push(reason)),
             });
-            let machine = SoftMachine::new(memory.clone());
-            memory.connect(Box::new(Arc::downgrade(&machine)));
+            rig.threads.extend(connect(&memory));
             let taker = memory.clone();
             rig.threads.push(spawn(move || taker.take_held_back()));
             let shell = memory.clone();
@@ -90,7 +108,6 @@ impl Rig {
                 }
             }));
             rig.memories.push(memory);
-            rig.machines.push(machine);
         }
         rig
     }
@@ -104,7 +121,8 @@ impl Rig {
         }
     }
 
-    fn end(self) {
+    /// Ends all threads; nothing must have failed.
+    pub(super) fn end(self) {
         for memory in &self.memories {
             memory.end_waits();
         }

@@ -4,7 +4,8 @@
 //! else two nodes that want the same page could hand it to each other for ever,
 //! and neither get anything done. A pin lasts from the moment the right is there
 //! until the vCPU's thread is back inside guest code; nobody who holds one waits
-//! for a page, or for another vCPU.
+//! for a page, or for another vCPU. Where nobody can tell when that is, a pin ends
+//! by itself.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -16,6 +17,9 @@ use weft_soft::Access;
 /// Threads that may hold a pin at a time: every vCPU that there may be, and more
 /// threads of devices than any machine has.
 const PINS: usize = 1024;
+/// Pins that end by themselves: one for each page that a vCPU of KVM was just given.
+/// Without a free place such a page may be taken before it was of use: slower, not wrong.
+const TIMED: usize = 64;
 const FREE: u64 = u64::MAX;
 /// How long a thread looks for its page before it sleeps: its processor has nothing
 /// else to do, and to be woken takes as long as the page on a good network.
@@ -26,6 +30,10 @@ pub(super) struct Pins {
     places: Box<[AtomicU64]>,
     /// Places from here on were never used.
     end: AtomicUsize,
+    /// Pages with the nanoseconds since `start` when their pins end. Written under
+    /// the shell's lock.
+    timed: [(AtomicU64, AtomicU64); TIMED],
+    start: Instant,
 }
 
 impl Default for Pins {
@@ -33,11 +41,40 @@ impl Default for Pins {
         Self {
             places: (0..PINS).map(|_| AtomicU64::new(FREE)).collect(),
             end: AtomicUsize::new(0),
+            timed: [const { (AtomicU64::new(FREE), AtomicU64::new(0)) }; TIMED],
+            start: Instant::now(),
         }
     }
 }
 
 impl Pins {
+    fn now(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+
+    /// Pins `page` for a while, if there is a place; under the shell's lock.
+    pub fn add_for(&self, page: u64, time: Duration) {
+        let now = self.now();
+        let free = |(other, end): &&(AtomicU64, AtomicU64)| {
+            other.load(Ordering::SeqCst) == page || end.load(Ordering::SeqCst) <= now
+        };
+        if let Some((pinned, end)) = self.timed.iter().find(free) {
+            end.store(0, Ordering::SeqCst);
+            pinned.store(page, Ordering::SeqCst);
+            end.store(now + time.as_nanos() as u64, Ordering::SeqCst);
+        }
+    }
+
+    /// How long until the next of the pins ends that end by themselves.
+    pub fn next_end(&self) -> Option<Duration> {
+        let now = self.now();
+        let left = |(_, end): &(AtomicU64, AtomicU64)| {
+            let end = end.load(Ordering::SeqCst);
+            (end > now).then(|| Duration::from_nanos(end - now))
+        };
+        self.timed.iter().filter_map(left).min()
+    }
+
     /// Pins `page`, under the shell's lock; false when there is no place.
     pub fn add(&self, page: u64) -> bool {
         let free = |pin: &AtomicU64| pin.load(Ordering::Relaxed) == FREE;
@@ -55,8 +92,13 @@ impl Pins {
 
     /// Whether somebody has pinned `page`.
     pub fn hold(&self, page: u64) -> bool {
-        let mut pins = self.used().iter();
-        pins.any(|pin| pin.load(Ordering::SeqCst) == page)
+        let now = self.now();
+        let is_held = |pin: &AtomicU64| pin.load(Ordering::SeqCst) == page;
+        self.used().iter().any(is_held)
+            || self
+                .timed
+                .iter()
+                .any(|(pin, end)| is_held(pin) && end.load(Ordering::SeqCst) > now)
     }
 
     /// Gives one pin of `page` back, without a lock.

@@ -113,12 +113,9 @@ impl Bell {
     }
 }
 
-impl Kick for Bell {
-    fn kick(&self) {
-        if self.asked.swap(true, Ordering::SeqCst) {
-            // An earlier kick, not yet noticed, does or did the rest.
-            return;
-        }
+impl Bell {
+    /// Makes the vCPU leave KVM_RUN, or not enter it, once: it goes on by itself.
+    pub(super) fn interrupt(&self) {
         self.set_immediate_exit();
         let thread = self.thread.load(Ordering::SeqCst);
         if thread != 0 {
@@ -127,6 +124,15 @@ impl Kick for Bell {
             unsafe {
                 libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, signal());
             }
+        }
+    }
+}
+
+impl Kick for Bell {
+    fn kick(&self) {
+        // An earlier kick, not yet noticed, does or did the rest.
+        if !self.asked.swap(true, Ordering::SeqCst) {
+            self.interrupt();
         }
     }
 }

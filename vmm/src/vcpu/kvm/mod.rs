@@ -13,6 +13,7 @@
 //! | `calls` | calls of the kernel that `kvm-ioctls` lacks |
 //! | `kick` | how another thread makes it come back |
 //! | [`counters`] | exits by kind |
+//! | [`shadows`] | what to do about shadows of page tables that another slice changes |
 //! | `quirks` | what a KVM without hardware virtualisation cannot do |
 //!
 //! Invariants of a vCPU:
@@ -33,6 +34,7 @@ pub mod detect;
 mod kick;
 mod msrs;
 mod quirks;
+pub mod shadows;
 mod state;
 mod vcpu;
 mod vm;
@@ -42,7 +44,7 @@ use thiserror::Error;
 pub use counters::{ExitCount, ExitCounters, Meter};
 pub use detect::{Backend, Choice, Host, Paging, Unusable, Virtualization};
 pub use vcpu::KvmVcpu;
-pub use vm::KvmBackEnd;
+pub use vm::{KvmBackEnd, KvmOptions};
 
 use super::VcpuError;
 

@@ -49,6 +49,9 @@ impl KvmVcpu {
             what: "preparing a vCPU's kicks",
             source,
         })?;
+        if let Some(gate) = &shared.gate {
+            gate.add(bell.clone());
+        }
         let mut vcpu = Self {
             fd,
             shared,
@@ -127,10 +130,12 @@ impl KvmVcpu {
                 (ExitKind::PortWrite, Next::Enter)
             }
             Ok(VcpuExit::MmioRead(address, data)) => {
+                note_register(&self.shared, address, data.len())?;
                 load(address, data, environment);
                 (ExitKind::MmioRead, Next::Enter)
             }
             Ok(VcpuExit::MmioWrite(address, data)) => {
+                note_register(&self.shared, address, data.len())?;
                 store(address, data, environment);
                 (ExitKind::MmioWrite, Next::Enter)
             }
@@ -224,6 +229,19 @@ impl KvmVcpu {
         super::quirks::place(&self.fd, &self.shared.ram)
     }
 
+    /// Goes on only when no shadow is in use that had to go. Nothing may clear
+    /// `immediate_exit` between this and KVM_RUN.
+    fn pass_gate(&self) -> Result<(), VcpuError> {
+        let Some(gate) = &self.shared.gate else {
+            return Ok(());
+        };
+        while gate.is_closed() {
+            gate.open(&self.shared.vm)?;
+            self.bell.clear_immediate_exit();
+        }
+        Ok(())
+    }
+
     /// Lets KVM say whether it takes interrupts, which it does only on the way
     /// out of KVM_RUN.
     fn refresh(&mut self) -> Result<(), VcpuError> {
@@ -253,6 +271,7 @@ impl Vcpu for KvmVcpu {
                 self.halted = false;
             }
             self.prepare(environment)?;
+            self.pass_gate()?;
             if let Next::Return(exit) = self.enter(environment)? {
                 return Ok(exit);
             }
@@ -315,6 +334,21 @@ fn port_access(run: &mut kvm_run, environment: &mut dyn Environment) {
             environment.port_write(io.port, access);
         }
     }
+}
+
+/// KVM may have an entry for the page of a register now.
+fn note_register(shared: &Shared, address: u64, length: usize) -> Result<(), VcpuError> {
+    let Some(gate) = &shared.gate else {
+        return Ok(());
+    };
+    let last = address.saturating_add(length.saturating_sub(1) as u64);
+    for place in [address, last] {
+        gate.used(place).map_err(|source| VcpuError::Kernel {
+            what: "stopping vCPUs that use shadow page tables",
+            source,
+        })?;
+    }
+    Ok(())
 }
 
 /// Accesses of sizes that devices know: an odd one (a part of one that crosses a

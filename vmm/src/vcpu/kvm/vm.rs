@@ -6,10 +6,13 @@ use kvm_bindings::{CpuId, kvm_userspace_memory_region};
 use kvm_ioctls::{Cap, VmFd};
 
 use super::cpuid::{self, Place};
-use super::detect::Host;
+use super::detect::{Host, Paging};
 use super::quirks::{self, Quirks};
+use super::shadows::ShadowGate;
 use super::vcpu::KvmVcpu;
 use super::{KvmError, calls, msrs};
+use weft_soft::Memory;
+
 use crate::memory::Ram;
 use crate::vcpu::{BackEnd, Vcpu, VcpuError};
 
@@ -29,21 +32,51 @@ pub(super) struct Shared {
     pub(super) state_msrs: Vec<u32>,
     /// The guest's TSC offset, where KVM takes another and changes nothing.
     pub(super) fixed_tsc_offset: Option<u64>,
+    /// Where shadows of page tables may have to be dropped.
+    pub(super) gate: Option<Arc<ShadowGate>>,
     /// Needed on a KVM without hardware virtualisation.
     pub(super) quirks: Option<Quirks>,
+}
+
+/// What a machine in KVM is made of.
+pub struct KvmOptions<'a> {
+    /// Its memory, as vCPUs use it.
+    pub ram: &'a Ram,
+    /// vCPUs of the machine, wherever they are.
+    pub cpus: u32,
+    /// vCPUs of one package, as CPUID tells it.
+    pub package_cpus: u32,
+    /// Others change the memory where KVM does not see it, and say so to the
+    /// [`ShadowGate`]: see there. Only of meaning where KVM keeps shadows; the memory
+    /// must have marks then.
+    pub shared: bool,
 }
 
 /// Makes the vCPUs of one machine in KVM.
 pub struct KvmBackEnd {
     shared: Arc<Shared>,
     cpuid: CpuId,
-    cpus: u32,
+    package_cpus: u32,
     tsc_hz: u64,
 }
 
 impl KvmBackEnd {
     /// A machine with this memory and so many vCPUs to come.
     pub fn new(host: &Host, ram: &Ram, cpus: u32) -> Result<Self, KvmError> {
+        Self::of(
+            host,
+            &KvmOptions {
+                ram,
+                cpus,
+                package_cpus: cpus,
+                shared: false,
+            },
+        )
+    }
+
+    /// A machine, or a slice of one.
+    pub fn of(host: &Host, options: &KvmOptions<'_>) -> Result<Self, KvmError> {
+        let KvmOptions { ram, cpus, .. } = *options;
         let possible = host.kvm.get_max_vcpus();
         if cpus as usize > possible {
             return Err(KvmError::Vcpus {
@@ -64,11 +97,18 @@ impl KvmBackEnd {
         set_memory(&vm, ram)?;
         msrs::set_filter(&vm, quirks.is_some())?;
         let (tsc_hz, fixed_tsc_offset) = tsc_properties(host)?;
+        let gate = match ram.marks() {
+            Some(marks) if options.shared && host.paging == Paging::Shadow => {
+                Some(ShadowGate::new(&vm, marks.clone(), ram.end())?)
+            }
+            _ => None,
+        };
         let shared = Shared {
             fixed_tsc_offset,
             xsave_bytes: usize::try_from(vm.check_extension_int(Cap::Xsave2)).unwrap_or(0),
             state_msrs: msrs::of_state(&host.kvm)?,
             ram: ram.clone(),
+            gate,
             quirks,
             vm,
         };
@@ -76,15 +116,20 @@ impl KvmBackEnd {
             tsc_hz,
             shared: Arc::new(shared),
             cpuid,
-            cpus,
+            package_cpus: options.package_cpus,
         })
+    }
+
+    /// What must hear of pages that are taken, where KVM keeps shadows.
+    pub fn gate(&self) -> Option<&Arc<ShadowGate>> {
+        self.shared.gate.as_ref()
     }
 
     /// The vCPU whose local APIC identifier is `id`, in its reset state.
     pub fn vcpu(&self, id: u32) -> Result<KvmVcpu, VcpuError> {
         let place = Place {
             apic_id: id,
-            cpus: self.cpus,
+            cpus: self.package_cpus,
             emulated: self.shared.quirks.is_some(),
         };
         let cpuid = cpuid::for_vcpu(&self.cpuid, place)?;

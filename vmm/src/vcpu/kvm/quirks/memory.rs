@@ -86,6 +86,8 @@ impl GuestMemory<'_> {
         self.writable(address, data.len())?;
         for (linear, part) in pages(address, data.len()) {
             let physical = self.translate(linear, Access::Write)?;
+            // KVM does not see this.
+            self.ram.mark(physical, part.len());
             self.ram
                 .guest()
                 .write_slice(&data[part], GuestAddress(physical))
@@ -106,6 +108,9 @@ impl GuestMemory<'_> {
     /// access.
     pub(super) fn host(&self, address: u64, access: Access) -> Result<*mut u8, Fault> {
         let physical = self.translate(address, access)?;
+        if access == Access::Write {
+            self.ram.mark(physical, 1);
+        }
         let page = self
             .ram
             .acquire(physical & !(PAGE - 1), access)
