@@ -191,3 +191,119 @@ impl Timekeeper {
         self.lead.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use weft_wire::halves::{HalvesConfig, Receiver, Sender, open};
+
+    use super::*;
+    use crate::clock::Source;
+
+    const HZ: u64 = 1_000_000_000;
+    /// The other host's TSC when ours is zero.
+    const AHEAD: u64 = 0xfedc_ba98_7654_3210;
+
+    fn half(socket: UnixStream) -> (Sender, Receiver) {
+        let config = HalvesConfig {
+            socket: socket.into(),
+            keys: None,
+            lease: Duration::from_secs(20),
+            spin: Duration::ZERO,
+            name: "test".into(),
+        };
+        open(config).unwrap()
+    }
+
+    /// Their TSC when ours is `now`, with a drift from `start` on.
+    fn theirs(now: u64, start: u64, ppm: i64) -> u64 {
+        let drift = now.wrapping_sub(start) as i64 / 1_000_000 * ppm;
+        now.wrapping_add(AHEAD).wrapping_add_signed(drift)
+    }
+
+    /// A companion whose bootstrap slice's host has another TSC that drifts: after
+    /// `time`, by how many ticks its clock is wrong, how wrong it may be, and how
+    /// often it was corrected.
+    fn follow(ppm: i64, time: Duration) -> (u64, u64, u64) {
+        let start = host_tsc();
+        let (near, far) = UnixStream::pair().unwrap();
+        let ((sender, mut receiver), (answerer, mut asked)) = (half(near), half(far));
+        let bound = Duration::from_secs(20);
+        let peers = Peers::new(1, vec![Some(sender), None], bound, Duration::ZERO);
+        let looks = Arc::<Questions<(u64, u64)>>::default();
+        let clock = Arc::new(Clock::new(Source::Host, HZ));
+        let counters = Arc::<TimeCounters>::default();
+        let keeper = Arc::new(Timekeeper::new(TimekeeperParts {
+            reference: Reference {
+                tsc_hz: HZ,
+                boot_id: "another".into(),
+            },
+            clock: clock.clone(),
+            hub: Hub::new(2),
+            vcpus: 1..2,
+            peers: peers.clone(),
+            looks: looks.clone(),
+            counters: counters.clone(),
+            patience: bound,
+        }));
+        let there = std::thread::spawn(move || {
+            while let Ok(Some(frame)) = asked.receive(bound) {
+                let note = Note::decode(&frame.header, frame.payload).unwrap();
+                let Note::Look { ticket } = note else {
+                    panic!("{note:?}");
+                };
+                let tsc = theirs(host_tsc(), start, ppm);
+                let (header, _) = Note::Seen { ticket, tsc }.encode();
+                if answerer.send(&header, &[]).is_err() {
+                    return;
+                }
+            }
+        });
+        let answered = looks.clone();
+        let here = std::thread::spawn(move || {
+            while let Ok(Some(frame)) = receiver.receive(bound) {
+                match Note::decode(&frame.header, frame.payload).unwrap() {
+                    Note::Seen { ticket, tsc } => answered.answer(ticket, (tsc, host_tsc())),
+                    note => panic!("{note:?}"),
+                }
+            }
+        });
+        keeper.lead(5, 0).unwrap();
+        clock.go();
+        let kept = keeper.clone();
+        let thread = std::thread::spawn(move || kept.keep());
+        std::thread::sleep(time);
+        let now = host_tsc();
+        let ours = now.wrapping_add(clock.offset());
+        let wrong = ours.wrapping_sub(theirs(now, start, ppm).wrapping_add(5)) as i64;
+        let error = counters.error_ns.load(Ordering::Relaxed);
+        looks.end();
+        peers.close();
+        thread.join().unwrap();
+        here.join().unwrap();
+        there.join().unwrap();
+        let steps = counters.steps.load(Ordering::Relaxed);
+        (wrong.unsigned_abs(), error, steps)
+    }
+
+    #[test]
+    fn a_clock_is_led_by_one_that_runs_alike() {
+        let (wrong, error, _) = follow(0, Duration::from_millis(20));
+        // Ticks are nanoseconds here.
+        assert!(error > 0 && wrong <= error, "{wrong} {error}");
+    }
+
+    #[test]
+    fn a_clock_follows_one_that_drifts_either_way() {
+        for ppm in [190, -190] {
+            let (wrong, error, steps) = follow(ppm, Duration::from_millis(2500));
+            // What drifted since the last round, which a busy host holds up.
+            let since = HZ * 3 / 1_000_000 * 190;
+            assert!(
+                steps > 0 && wrong <= error + since,
+                "{wrong} {error} {steps}"
+            );
+        }
+    }
+}
