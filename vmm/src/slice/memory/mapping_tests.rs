@@ -162,27 +162,30 @@ fn both_mappings_are_the_same_memory() {
 #[test]
 fn two_watched_mappings_that_fight_both_get_on() {
     let watched = Watched::new(2, ManagerOf::Interleaved, Duration::ZERO);
+    let done: Arc<[AtomicU64; 2]> = Arc::default();
     let stop = Arc::new(AtomicBool::new(false));
-    let threads: Vec<JoinHandle<u64>> = (0..2)
+    let threads: Vec<JoinHandle<()>> = (0..2)
         .map(|node| {
-            let (word, stop) = (watched.word(node, 0x8000), stop.clone());
+            let (word, stop, done) = (watched.word(node, 0x8000), stop.clone(), done.clone());
             spawn(move || {
-                let mut done = 0;
                 while !stop.load(Ordering::Relaxed) {
                     word.fetch_add(1, Ordering::Relaxed);
-                    done += 1;
+                    done[node].fetch_add(1, Ordering::Relaxed);
                 }
-                done
             })
         })
         .collect();
-    std::thread::sleep(Duration::from_millis(300));
+    let counts = || [0, 1].map(|node: usize| done[node].load(Ordering::Relaxed));
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while counts().iter().any(|count| *count <= 20) {
+        assert!(Instant::now() < deadline, "{:?}", counts());
+        std::thread::sleep(Duration::from_millis(10));
+    }
     stop.store(true, Ordering::Relaxed);
-    let done: Vec<u64> = threads
-        .into_iter()
-        .map(|thread| thread.join().unwrap())
-        .collect();
-    assert!(done.iter().all(|done| *done > 20), "{done:?}");
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    let done = counts();
     assert_eq!(
         watched.word(0, 0x8000).load(Ordering::Relaxed),
         done[0] + done[1]

@@ -14,6 +14,7 @@
 
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::Thread;
@@ -21,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 use weft_dsm::message::{self, DecodeError, Run};
+use weft_dsm::read_ahead::Streams;
 use weft_dsm::{Action, Config, Content, Event, Keep, Message, Node, NodeId, PAGE_BYTES, Page};
 use weft_pager::uffd::UffdError;
 use weft_soft::{Access, Asker, Memory, NotAnswered, SoftMachine, Unbacked};
@@ -33,6 +35,10 @@ use super::waiters::{Pins, Waiter};
 use crate::memory::{GuestBytes, Ram};
 
 const PAGE_SHIFT: u32 = PAGE_BYTES.trailing_zeros();
+/// Pages with their bytes in one frame, at most.
+const PARCEL_PAGES: u16 = 64;
+/// Pages that were never touched and are asked for ahead, at most.
+const AHEAD_PAGES: u64 = 32;
 /// How often the taker looks again while a page is held back.
 const HELD_BACK_LOOK: Duration = Duration::from_millis(1);
 /// How often it looks when nothing is.
@@ -141,6 +147,8 @@ pub struct SharedMemory {
     broken: Box<dyn Fn(String) + Send + Sync>,
     /// The machine is over: nobody waits any more.
     over: AtomicBool,
+    /// Why, if it was not asked to be.
+    failure: Mutex<Option<String>>,
     /// Pages that wait for a pin to go.
     held_back: AtomicU32,
     taker: OnceLock<Thread>,
@@ -160,6 +168,44 @@ struct State {
     asked: HashMap<u64, Asked>,
     /// By page: what has to be done about it before anything else.
     busy: HashMap<u64, Busy>,
+    /// Leaves when the lock is given up.
+    parcels: Vec<Parcel>,
+    /// First touches one after the other.
+    streams: Streams,
+    /// The page that came last and was never touched before.
+    fresh: Option<u64>,
+}
+
+/// Equal messages about consecutive pages, for one slice.
+struct Parcel {
+    to: NodeId,
+    run: Run,
+}
+
+/// The lock, held. What was to be sent meanwhile is sent before it is given up.
+struct Guard<'a> {
+    shell: &'a SharedMemory,
+    state: MutexGuard<'a, State>,
+}
+
+impl Deref for Guard<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+impl DerefMut for Guard<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        self.shell.send_parcels(&mut self.state);
+    }
 }
 
 /// A page that somebody wants who does not wait here.
@@ -196,8 +242,6 @@ impl Work<'_> {
     }
 }
 
-type Guard<'a> = MutexGuard<'a, State>;
-
 impl SharedMemory {
     /// Memory of which this slice holds nothing yet.
     pub fn new(options: SharedMemoryOptions) -> Arc<Self> {
@@ -219,12 +263,16 @@ impl SharedMemory {
                 waiters: Vec::new(),
                 asked: HashMap::new(),
                 busy: HashMap::new(),
+                parcels: Vec::new(),
+                streams: Streams::new(AHEAD_PAGES),
+                fresh: None,
             }),
             post: options.post,
             users: OnceLock::new(),
             lease: options.lease,
             broken: options.broken,
             over: AtomicBool::new(false),
+            failure: Mutex::new(None),
             held_back: AtomicU32::new(0),
             taker: OnceLock::new(),
             counters: MemoryCounters::default(),
@@ -271,28 +319,35 @@ impl SharedMemory {
     ) -> Result<(), DecodeError> {
         let run: Run = message::decode(header)?;
         let mut pages = payload.chunks_exact(PAGE_BYTES);
+        let mut state = self.lock();
         for message in run.messages() {
             let bytes = message.carries_bytes().then(|| pages.next()).flatten();
-            self.message(from, message, bytes);
+            state = self.message(state, from, message, bytes);
         }
         Ok(())
     }
 
-    fn message(&self, from: NodeId, message: Message, bytes: Option<&[u8]>) {
+    fn message<'a>(
+        &'a self,
+        mut state: Guard<'a>,
+        from: NodeId,
+        message: Message,
+        bytes: Option<&[u8]>,
+    ) -> Guard<'a> {
         let page = message.page.0;
         if self.host_of(page << PAGE_SHIFT).is_none() {
-            return self.fail(format!(
+            self.fail(format!(
                 "{from} speaks of page {page:#x}, which is no memory"
             ));
+            return state;
         }
         let event = Event::Message { from, message };
-        let mut state = self.lock();
         if let Some(busy) = state.busy.get_mut(&page) {
             busy.events.push_back((event, bytes.map(Box::from)));
-            return;
+            return state;
         }
         let work = state.step(event, bytes.map(Cow::Borrowed));
-        drop(self.carry_out(state, page, work));
+        self.carry_out(state, page, work)
     }
 
     /// Carries out `work` about `page`, and whatever came about it meanwhile.
@@ -362,14 +417,15 @@ impl SharedMemory {
     /// Carries out an action that takes nothing from a vCPU any more.
     fn act(&self, state: &mut State, page: u64, action: Action, bytes: Option<&[u8]>) {
         match action {
-            Action::Send { to, message } => self.post(to, message),
-            Action::Give { to, message, .. } => self.post(to, message),
+            Action::Send { to, message } => state.post(to, message),
+            Action::Give { to, message, .. } => state.post(to, message),
             Action::Drop { .. } => self.rights.set(page, None),
             Action::Allow { .. } => self.rights.set(page, Some(Access::Write)),
             Action::Install {
                 access, content, ..
             } => {
                 self.install(page, content, bytes);
+                state.fresh = (content == Content::Zero).then_some(page);
                 self.rights.set(page, Some(from_protocol(access)));
             }
             Action::Resolved { .. } => {
@@ -426,17 +482,24 @@ impl SharedMemory {
         }
     }
 
-    fn post(&self, to: NodeId, message: Message) {
-        let header = message::encode(&Run::one(message));
-        if message.carries_bytes() {
-            MemoryCounters::add(&self.counters.pages_sent, 1);
-            // SAFETY: the page was taken from all who could write to it, and
-            // nobody gets it again before the lock is given up.
-            let bytes =
-                unsafe { std::slice::from_raw_parts(self.host(message.page.0), PAGE_BYTES) };
-            self.post.post(to, &header, &[bytes]);
-        } else {
-            self.post.post(to, &header, &[]);
+    /// Sends what was put together under the lock, which is still held.
+    fn send_parcels(&self, state: &mut State) {
+        for Parcel { to, run } in state.parcels.drain(..) {
+            let header = message::encode(&run);
+            if !run.first.carries_bytes() {
+                self.post.post(to, &header, &[]);
+                continue;
+            }
+            MemoryCounters::add(&self.counters.pages_sent, run.count.into());
+            let pages: Vec<&[u8]> = run
+                .messages()
+                .map(|message| {
+                    // SAFETY: the page was taken from all who could write to it, and
+                    // nobody gets it again before the lock is given up.
+                    unsafe { std::slice::from_raw_parts(self.host(message.page.0), PAGE_BYTES) }
+                })
+                .collect();
+            self.post.post(to, &header, &pages);
         }
     }
 
@@ -472,12 +535,25 @@ impl SharedMemory {
     }
 
     fn lock(&self) -> Guard<'_> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        Guard {
+            shell: self,
+            state: self.state.lock().unwrap_or_else(PoisonError::into_inner),
+        }
     }
 
+    /// The memory cannot go on. May be called with the lock held: the thread that
+    /// takes pages back tells whoever is to know.
     fn fail(&self, reason: String) {
-        if !self.over.swap(true, Ordering::SeqCst) {
-            (self.broken)(reason);
+        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_over() {
+            return;
+        }
+        // Before the end is to be seen: the taker looks in this order.
+        *failure = Some(reason);
+        self.over.store(true, Ordering::SeqCst);
+        drop(failure);
+        if let Some(taker) = self.taker.get() {
+            taker.unpark();
         }
     }
 
@@ -501,7 +577,7 @@ impl SharedMemory {
     }
 
     /// The thread that goes on with pages that were held back; runs until the
-    /// machine is over.
+    /// machine is over, and says so if that was the memory's doing.
     pub fn take_held_back(&self) {
         let _ = self.taker.set(std::thread::current());
         while !self.is_over() {
@@ -514,6 +590,14 @@ impl SharedMemory {
             if self.held_back.load(Ordering::SeqCst) != 0 {
                 self.look_at_held_back();
             }
+        }
+        let failure = self
+            .failure
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(reason) = failure {
+            (self.broken)(reason);
         }
     }
 
@@ -719,6 +803,9 @@ impl SharedMemory {
             state = self.lock();
         }
         state.waiters.retain(|other| !Arc::ptr_eq(other, &waiter));
+        if counted.is_some() && state.fresh == Some(page) {
+            state = self.ask_ahead(state, page);
+        }
         self.tell_of_writing(page, access);
         drop(state);
         let Some(kind) = counted else {
@@ -736,7 +823,44 @@ impl SharedMemory {
     }
 }
 
+impl SharedMemory {
+    /// Asks for the pages behind `page`, which nobody had touched before, if they
+    /// are touched one after the other: memory that is used for the first time.
+    fn ask_ahead<'a>(&'a self, mut state: Guard<'a>, page: u64) -> Guard<'a> {
+        let ahead = state.streams.fault(page);
+        for next in ahead.from..ahead.from + ahead.count {
+            let known = self.host_of(next << PAGE_SHIFT).is_none()
+                || self.rights.of(next).is_some()
+                || state.busy.contains_key(&next);
+            if known {
+                break;
+            }
+            let event = Event::Fault {
+                page: Page(next),
+                access: weft_dsm::Access::Read,
+                ahead: true,
+            };
+            let work = state.step(event, None);
+            state = self.carry_out(state, next, work);
+        }
+        state
+    }
+}
+
 impl State {
+    /// Has a message leave with those that are about to, when the lock is given up.
+    fn post(&mut self, to: NodeId, message: Message) {
+        let mut parcels = self.parcels.iter_mut().rev();
+        if let Some(last) = parcels.find(|parcel| parcel.to == to) {
+            let room = !message.carries_bytes() || last.run.count < PARCEL_PAGES;
+            if room && last.run.extend(&message) {
+                return;
+            }
+        }
+        let run = Run::one(message);
+        self.parcels.push(Parcel { to, run });
+    }
+
     /// Steps the node; what it says.
     fn step<'a>(&mut self, event: Event, bytes: Option<Cow<'a, [u8]>>) -> Work<'a> {
         let mut actions = VecDeque::new();

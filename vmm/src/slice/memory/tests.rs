@@ -349,27 +349,31 @@ fn adopted_and_untouched_pages_read_as_they_should() {
 #[test]
 fn two_slices_that_fight_both_get_on() {
     let rig = Rig::new(2, ManagerOf::Interleaved, Duration::ZERO);
+    let done: Arc<[AtomicU64; 2]> = Arc::default();
     let stop = Arc::new(AtomicBool::new(false));
     let threads: Vec<_> = (0..2)
         .map(|node| {
-            let (mut user, stop) = (rig.user(node), stop.clone());
+            let (mut user, stop, done) = (rig.user(node), stop.clone(), done.clone());
             spawn(move || {
                 user.inside();
-                let mut done = 0_u64;
                 while !stop.load(Ordering::Relaxed) {
                     user.word(0x8000, Access::Write)
                         .fetch_add(1, Ordering::Relaxed);
                     user.boundary();
-                    done += 1;
+                    done[node].fetch_add(1, Ordering::Relaxed);
                 }
-                done
             })
         })
         .collect();
-    std::thread::sleep(Duration::from_millis(300));
+    let counts = || [0, 1].map(|node: usize| done[node].load(Ordering::Relaxed));
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while counts().iter().any(|count| *count <= 20) {
+        assert!(Instant::now() < deadline, "{:?}", counts());
+        std::thread::sleep(Duration::from_millis(10));
+    }
     stop.store(true, Ordering::Relaxed);
     for thread in threads {
-        assert!(thread.join().unwrap() > 20);
+        thread.join().unwrap();
     }
     rig.end();
 }
