@@ -152,6 +152,7 @@ fn render(answers: &[Answer]) -> String {
         ("free", Right),
         ("lends", Right),
         ("slices", Right),
+        ("of VMs", Right),
         ("CPUs", Right),
         ("", Left),
     ];
@@ -164,12 +165,13 @@ fn render(answers: &[Answer]) -> String {
                 format_bytes(status.memory_free_bytes),
                 format_bytes(status.memory_bytes),
                 format!("{}/{}", status.slices_used, status.slices),
+                status.machine_slices.to_string(),
                 status.cpus.to_string(),
                 status.cpu_name.clone(),
             ],
             (None, error) => {
                 let mut row = vec![answer.host.clone()];
-                row.extend(["-"; 5].map(str::to_owned));
+                row.extend(["-"; 6].map(str::to_owned));
                 row.push(error.clone().unwrap_or_default());
                 row
             }

@@ -10,6 +10,8 @@
 //!   [`rundir`]: what it tells, and how to talk to one that runs
 //! - [`daemon`]: lending this host; [`protocol`], [`remote`]: how launcher and
 //!   daemon talk
+//! - [`machine`]: slices of a virtual machine on other hosts; [`monitor`]: how
+//!   such a slice and its daemon talk
 
 pub mod config;
 pub mod control;
@@ -18,6 +20,8 @@ pub mod error;
 pub mod host;
 pub mod launch;
 pub mod links;
+pub mod machine;
+pub mod monitor;
 pub mod options;
 pub mod program;
 pub mod protocol;

@@ -7,10 +7,11 @@
 //! Open                      ──▶    Opened | NoRoom        budget reserved
 //! Expect (one per link)     ──▶    Done                   the secret is known
 //! Dial (one per link)       ──▶    Done | Failed          a link to another slice
-//! Start                     ──▶    Started | Failed       the runtime is READY
+//! Start | StartMachine      ──▶    Started | Failed       the slice is READY
 //! Ping                      ──▶    Pong                   heartbeat and counters
 //! Kick                      ──▶                           signal to the slice
 //! Stop                      ──▶    Stopped                slice ended, budget kept
+//! Release                   ──▶    Done                   slice ended, budget given back
 //!                           ◀──    Said, Ended, Leaving   at any time after Start
 //! ```
 //!
@@ -63,12 +64,27 @@ pub enum Request {
     },
     /// Start the runtime.
     Start(Box<Settings>),
+    /// Start a slice of a machine.
+    StartMachine(Box<MachineStart>),
     /// Are you there, and how is the slice?
     Ping,
     /// Send the slice the kick signal.
     Kick,
     /// End the slice, keep the reservation: the program executes another image.
     Stop,
+    /// End the slice and the reservation: answered when both are over.
+    Release,
+}
+
+/// A slice of a machine, as a daemon starts it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct MachineStart {
+    /// Slices of the machine, 2 to 16.
+    pub slices: u32,
+    /// vCPUs of this slice: each has buffers of its own beside the reservation.
+    pub cpus: u32,
+    /// What the monitor needs to know, as text that only it reads.
+    pub settings: String,
 }
 
 /// From daemon to launcher.
@@ -91,13 +107,13 @@ pub enum Reply {
         /// What ran out.
         why: String,
     },
-    /// To [`Request::Expect`] and [`Request::Dial`].
+    /// To [`Request::Expect`], [`Request::Dial`] and [`Request::Release`].
     Done,
     /// The request failed; the reason.
     Failed(String),
-    /// To [`Request::Start`].
+    /// To [`Request::Start`] and [`Request::StartMachine`].
     Started {
-        /// The runtime's process id on its host.
+        /// The slice's process id on its host.
         pid: u32,
     },
     /// To [`Request::Ping`].
@@ -134,8 +150,10 @@ pub struct Status {
     pub memory_free_bytes: u64,
     /// Most slices at a time.
     pub slices: u32,
-    /// Slices running now.
+    /// Slices running now, of programs and of machines.
     pub slices_used: u32,
+    /// Of these, slices of machines.
+    pub machine_slices: u32,
     /// Whether slices get a user and an empty root directory of their own.
     pub confined: bool,
 }

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use weft_wire::channel::{Channel, ChannelError};
 use weft_wire::handshake::{self, Secret, Ticket};
-use weft_wire::hello::{self, Hello};
+use weft_wire::hello::{self, Hello, Mismatch};
 use weft_wire::keys::Keys;
 use weft_wire::{keys, socket};
 
@@ -94,6 +94,16 @@ impl Connection {
     /// Connects to `host`, proves who both are, and checks that a program could
     /// move there.
     pub fn open(identity: &Identity, host: &str) -> Result<Connection, LaunchError> {
+        Connection::open_for(identity, host, hello::check)
+    }
+
+    /// The same for something else, about which `check` (this host's hello first)
+    /// says whether it can be there.
+    pub fn open_for(
+        identity: &Identity,
+        host: &str,
+        check: impl FnOnce(&Hello, &Hello) -> Result<(), Mismatch>,
+    ) -> Result<Connection, LaunchError> {
         let refused = |why: String| LaunchError::Handshake {
             host: host.to_owned(),
             why,
@@ -118,7 +128,7 @@ impl Connection {
         let ours = Hello::here();
         let theirs = hello::exchange(&mut channel, &ours, CALL_BOUND)
             .map_err(|error| refused(describe(&error)))?;
-        hello::check(&ours, &theirs).map_err(|error| refused(error.to_string()))?;
+        check(&ours, &theirs).map_err(|error| refused(error.to_string()))?;
         Ok(Connection {
             host: host.to_owned(),
             address,
@@ -186,7 +196,7 @@ pub fn describe(error: &dyn std::error::Error) -> String {
 
 /// See the module.
 pub struct RemoteSlice {
-    connection: Connection,
+    pub(crate) connection: Connection,
     pid: Option<u32>,
     counters: Snapshot,
     heard: Instant,
@@ -242,7 +252,7 @@ impl RemoteSlice {
         connect_and_start(plan, &mut slices)
     }
 
-    fn new(connection: Connection) -> RemoteSlice {
+    pub(crate) fn new(connection: Connection) -> RemoteSlice {
         RemoteSlice {
             connection,
             pid: None,
@@ -252,6 +262,11 @@ impl RemoteSlice {
             waiting: 0,
             closed: false,
         }
+    }
+
+    /// What the user calls its host.
+    pub fn host(&self) -> &str {
+        &self.connection.host
     }
 
     /// Its process id on its host.
@@ -370,6 +385,27 @@ impl RemoteSlice {
 }
 
 impl RemoteSlice {
+    /// Ends the slice and gives the host back what it lent, within a bound, so that
+    /// whoever asks next finds it free. A host that does not answer gets it back
+    /// with the connection.
+    pub fn release(&mut self) {
+        // A host that is lost already is not waited for.
+        let bound = match self.heard.elapsed() > 2 * STALL {
+            true => CLOSE_BOUND,
+            false => CALL_BOUND,
+        };
+        let deadline = Instant::now() + bound;
+        let mut waits = self.send(&Request::Release).is_ok();
+        while waits {
+            let left = deadline.saturating_duration_since(Instant::now());
+            // What else it says, nobody needs any more; an error is the end of the
+            // connection, which does the same.
+            let reply = self.connection.channel.receive(left);
+            waits = !left.is_zero() && !matches!(reply, Ok(Reply::Done) | Err(_));
+        }
+        self.disconnect();
+    }
+
     /// Ends the connection: the host gets back what it lent.
     pub fn disconnect(&mut self) {
         self.closed = true;
@@ -381,7 +417,7 @@ impl RemoteSlice {
     }
 }
 
-fn reserve(connection: &mut Connection, request: &Request) -> Result<u64, LaunchError> {
+pub(crate) fn reserve(connection: &mut Connection, request: &Request) -> Result<u64, LaunchError> {
     match connection.call(request, CALL_BOUND)? {
         Reply::Opened { budget_pages } => Ok(budget_pages),
         Reply::NoRoom {
@@ -410,15 +446,16 @@ fn pair_secret() -> Result<(Ticket, Secret), LaunchError> {
     Ok((ticket, fresh()?))
 }
 
-/// Makes the full mesh (home with each slice, each slice with each later one),
-/// then starts all slices; returns home's ends.
-fn connect_and_start(
-    plan: &Plan,
+/// Makes the full mesh of `nodes` nodes (home with each slice, each slice with
+/// each later one); returns home's ends.
+pub(crate) fn connect(
+    nodes: u32,
+    lease_ms: u32,
     slices: &mut [(u32, &mut RemoteSlice)],
 ) -> Result<Links, LaunchError> {
-    let mut links: Links = (0..plan.settings.nodes).map(|_| None).collect();
+    let mut links: Links = (0..nodes).map(|_| None).collect();
     for (number, slice) in slices.iter_mut() {
-        links[*number as usize] = Some(dial_home_link(plan, slice)?);
+        links[*number as usize] = Some(dial_home_link(lease_ms, slice)?);
     }
     for left in 0..slices.len() {
         let (before, after) = slices.split_at_mut(left + 1);
@@ -427,18 +464,34 @@ fn connect_and_start(
             join(*number, slice, *peer, other)?;
         }
     }
-    for (_, slice) in slices.iter_mut() {
-        let request = Request::Start(Box::new(plan.settings));
-        let sent = slice.connection.channel.send(&request);
+    Ok(links)
+}
+
+/// Starts all slices, which get ready together.
+pub(crate) fn start(
+    slices: &mut [(u32, &mut RemoteSlice)],
+    request: impl Fn(u32) -> Request,
+) -> Result<(), LaunchError> {
+    for (number, slice) in slices.iter_mut() {
+        let sent = slice.connection.channel.send(&request(*number));
         sent.map_err(|error| slice.connection.failed(describe(&error)))?;
     }
     for (_, slice) in slices.iter_mut() {
         started(slice)?;
     }
+    Ok(())
+}
+
+fn connect_and_start(
+    plan: &Plan,
+    slices: &mut [(u32, &mut RemoteSlice)],
+) -> Result<Links, LaunchError> {
+    let links = connect(plan.settings.nodes, plan.settings.lease_ms, slices)?;
+    start(slices, |_| Request::Start(Box::new(plan.settings)))?;
     Ok(links)
 }
 
-fn dial_home_link(plan: &Plan, slice: &mut RemoteSlice) -> Result<Link, LaunchError> {
+fn dial_home_link(lease_ms: u32, slice: &mut RemoteSlice) -> Result<Link, LaunchError> {
     let connection = &mut slice.connection;
     let (ticket, secret) = pair_secret()?;
     connection.done(&Request::Expect {
@@ -454,7 +507,7 @@ fn dial_home_link(plan: &Plan, slice: &mut RemoteSlice) -> Result<Link, LaunchEr
         .map_err(|error| unreachable(error.to_string()))?;
     let keyed = handshake::dial_link(stream.into(), &ticket, &secret, CONNECT_BOUND)
         .map_err(|error| unreachable(describe(&error)))?;
-    Link::keyed(keyed, plan.settings.lease_ms).map_err(|error| unreachable(error.to_string()))
+    Link::keyed(keyed, lease_ms).map_err(|error| unreachable(error.to_string()))
 }
 
 fn join(

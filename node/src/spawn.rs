@@ -85,6 +85,15 @@ pub enum Role<'a> {
         /// runs there could fill the daemon's log.
         keeps_errors: bool,
     },
+    /// A slice of a virtual machine: the monitor, which confines itself once it
+    /// has opened what it needs.
+    Machine {
+        /// Its command line, its name first.
+        arguments: &'a [&'a str],
+        /// User and group to become, where this process may: what the slice opens,
+        /// it opens as that user.
+        user: Option<u32>,
+    },
 }
 
 /// A runtime that was started and not yet seen to end. Dropped while it runs,
@@ -234,6 +243,18 @@ fn prepare(runtime: &Path, role: &Role<'_>, control: BorrowedFd<'_>) -> io::Resu
             environment_strings.push(c_string(variable.into())?);
             *confinement
         }
+        Role::Machine { arguments, .. } => {
+            for argument in *arguments {
+                strings.push(c_string(argument.into())?);
+            }
+            let variable = format!("{CONTROL_VARIABLE}={SLICE_CONTROL}");
+            environment_strings.push(c_string(variable.into())?);
+            None
+        }
+    };
+    let user = match role {
+        Role::Machine { user, .. } => *user,
+        _ => confinement.map(|confinement| confinement.user),
     };
     let pointers = |strings: &[CString]| -> Vec<*const c_char> {
         let ends = std::iter::once(std::ptr::null());
@@ -255,7 +276,7 @@ fn prepare(runtime: &Path, role: &Role<'_>, control: BorrowedFd<'_>) -> io::Resu
             Some(confinement) => Some(c_string(confinement.root.clone().into_os_string())?),
             None => None,
         },
-        user: confinement.map_or(u32::MAX, |confinement| confinement.user),
+        user: user.unwrap_or(u32::MAX),
         parent: std::process::id() as i32,
         _strings: strings,
     })
@@ -272,7 +293,10 @@ fn child(image: &Image, role: &Role<'_>, control: RawFd, report: RawFd) -> ! {
             // SAFETY: clears close-on-exec of a descriptor that is open.
             checked(unsafe { libc::fcntl(control, libc::F_SETFD, 0) })
         }
-        Role::Slice { keeps_errors, .. } => become_slice(image, control, *keeps_errors),
+        Role::Slice { keeps_errors, .. } => become_slice(image, control, *keeps_errors)
+            .and_then(|()| limit_runtime(image.user != u32::MAX)),
+        // It has threads, and files of its own: disks.
+        Role::Machine { .. } => become_slice(image, control, false),
     };
     let result = prepared
         .and_then(|()| die_with_parent(image.parent))
@@ -355,7 +379,7 @@ fn become_slice(image: &Image, control: RawFd, keeps_errors: bool) -> Result<(),
             checked(libc::setresgid(image.user, image.user, image.user))?;
             checked(libc::setresuid(image.user, image.user, image.user))?;
         }
-        limit_resources(image.user != u32::MAX)?;
+        limit_slice()?;
         checked(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     }
 }
@@ -373,23 +397,29 @@ fn move_control(control: RawFd) -> Result<(), i32> {
     }
 }
 
-fn limit_resources(own_user: bool) -> Result<(), i32> {
-    let set = |resource, value: u64| {
-        let limit = libc::rlimit {
-            rlim_cur: value,
-            rlim_max: value,
-        };
-        // SAFETY: a valid rlimit that outlives the call.
-        checked(unsafe { libc::setrlimit(resource, &limit) })
+fn limit(resource: libc::__rlimit_resource_t, value: u64) -> Result<(), i32> {
+    let limit = libc::rlimit {
+        rlim_cur: value,
+        rlim_max: value,
     };
-    set(libc::RLIMIT_CORE, 0)?;
+    // SAFETY: a valid rlimit that outlives the call.
+    checked(unsafe { libc::setrlimit(resource, &limit) })
+}
+
+fn limit_slice() -> Result<(), i32> {
+    limit(libc::RLIMIT_CORE, 0)?;
     // May exceed the hard limit of an unprivileged launcher, which then stays.
-    let _ = set(libc::RLIMIT_NOFILE, SLICE_DESCRIPTORS_MAX);
+    let _ = limit(libc::RLIMIT_NOFILE, SLICE_DESCRIPTORS_MAX);
+    Ok(())
+}
+
+/// What a runtime never needs.
+fn limit_runtime(own_user: bool) -> Result<(), i32> {
     if own_user {
         // Only where the user is the slice's own: the limit counts a user's
         // processes. After the user was changed, or `execve` would fail.
-        set(libc::RLIMIT_NPROC, 0)?;
-        set(libc::RLIMIT_FSIZE, 0)?;
+        limit(libc::RLIMIT_NPROC, 0)?;
+        limit(libc::RLIMIT_FSIZE, 0)?;
     }
     Ok(())
 }

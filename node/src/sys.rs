@@ -12,7 +12,8 @@ use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{
-    AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, sendmsg, socketpair,
+    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, recvmsg,
+    sendmsg, socketpair,
 };
 
 /// A memfd of exactly `bytes`, sealed at that size: whoever else holds the
@@ -74,6 +75,42 @@ pub fn send_with_descriptors(
             "a packet was cut short",
         ))
     }
+}
+
+/// One packet, which must be there, with the descriptors that came with it: at
+/// most `descriptors_max`, closed on exec.
+pub fn receive_with_descriptors(
+    socket: BorrowedFd<'_>,
+    buffer: &mut [u8],
+    descriptors_max: usize,
+) -> io::Result<(usize, Vec<OwnedFd>)> {
+    let space = descriptors_max * size_of::<RawFd>();
+    // SAFETY: computes a size.
+    let mut control = vec![0; unsafe { libc::CMSG_SPACE(space as u32) } as usize];
+    let mut parts = [io::IoSliceMut::new(buffer)];
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
+    let message = recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut control), flags)?;
+    let mut descriptors = Vec::new();
+    for part in message.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(numbers) = part {
+            // SAFETY: the kernel has just made these descriptors for this call.
+            descriptors.extend(
+                numbers
+                    .iter()
+                    .map(|fd| unsafe { OwnedFd::from_raw_fd(*fd) }),
+            );
+        }
+    }
+    if message
+        .flags
+        .intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC)
+    {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "a packet is longer than expected",
+        ));
+    }
+    Ok((message.bytes, descriptors))
 }
 
 /// One packet if there is one now: `Ok(None)` when nothing waits, `Ok(Some(0))`

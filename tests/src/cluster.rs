@@ -132,34 +132,8 @@ impl Cluster {
             address,
             daemon: None,
         };
-        cluster.start_daemon(context, directory, wanted)?;
+        cluster.daemon = Some(start_daemon(context, &cluster.node, directory, wanted)?);
         Ok(cluster)
-    }
-
-    fn start_daemon(&mut self, context: &Context, directory: &Path, wanted: &Wanted) -> Result<()> {
-        let mut command = wanted.prefix.clone();
-        command.extend([context.weft.clone().into(), "node".into(), "start".into()]);
-        let mut invocation =
-            Invocation::new(&command, &directory.join("daemon")).bounded(DAEMON_BOUND);
-        invocation.environment = vec![self.node.environment()];
-        let daemon = start(&invocation)?;
-        let deadline = Instant::now() + START_BOUND;
-        while !listens(daemon.pid(), wanted.port) {
-            if Instant::now() > deadline
-                || crate::processes::read(daemon.pid()).is_none_or(|p| p.state == 'Z')
-            {
-                let said = daemon.stderr();
-                stop(daemon)?;
-                bail!(
-                    "the daemon does not listen on {}: {}",
-                    self.address,
-                    said.trim()
-                );
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
-        self.daemon = Some(daemon);
-        Ok(())
     }
 
     /// The daemon's process number, while it runs.
@@ -184,7 +158,39 @@ impl Cluster {
     }
 }
 
-fn stop(daemon: Running) -> Result<Outcome> {
+/// Starts the daemon of `node` and waits until it listens.
+pub fn start_daemon(
+    context: &Context,
+    node: &Identity,
+    directory: &Path,
+    wanted: &Wanted,
+) -> Result<Running> {
+    let mut command = wanted.prefix.clone();
+    command.extend([context.weft.clone().into(), "node".into(), "start".into()]);
+    let mut invocation = Invocation::new(&command, &directory.join("daemon")).bounded(DAEMON_BOUND);
+    invocation.environment = vec![node.environment()];
+    let daemon = start(&invocation)?;
+    let deadline = Instant::now() + START_BOUND;
+    while !listens(daemon.pid(), wanted.port) {
+        if Instant::now() > deadline
+            || crate::processes::read(daemon.pid()).is_none_or(|p| p.state == 'Z')
+        {
+            let said = daemon.stderr();
+            stop(daemon)?;
+            bail!(
+                "the daemon does not listen on {}:{}: {}",
+                wanted.host,
+                wanted.port,
+                said.trim()
+            );
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    Ok(daemon)
+}
+
+/// Kills a daemon with SIGKILL; what it left behind.
+pub fn stop(daemon: Running) -> Result<Outcome> {
     let pid = nix::unistd::Pid::from_raw(daemon.pid());
     // It may have ended by itself.
     let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);

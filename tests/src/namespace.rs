@@ -111,6 +111,91 @@ impl Pair {
     }
 }
 
+/// Several namespaces whose cables lead to one switch.
+#[derive(Debug)]
+pub struct Star {
+    id: String,
+    hosts: usize,
+}
+
+impl Star {
+    /// Makes all of them, `hosts` and the switch.
+    pub fn new(hosts: usize) -> Result<Star> {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let star = Star {
+            id: format!("{}-{count}", std::process::id()),
+            hosts,
+        };
+        let switch = star.switch();
+        command("ip", &format!("netns add {switch}"))?;
+        command("ip", &format!("-n {switch} link add switch type bridge"))?;
+        command("ip", &format!("-n {switch} link set switch up"))?;
+        for host in 0..hosts {
+            let name = star.name(host);
+            command("ip", &format!("netns add {name}"))?;
+            for arguments in [
+                format!("-n {switch} link add port{host} type veth peer name cable netns {name}"),
+                format!("-n {switch} link set port{host} master switch up"),
+                format!("-n {name} address add {}/24 dev cable", Star::address(host)),
+                format!("-n {name} link set lo up"),
+                format!("-n {name} link set cable up"),
+            ] {
+                command("ip", &arguments)?;
+            }
+        }
+        Ok(star)
+    }
+
+    fn name(&self, host: usize) -> String {
+        format!("weft-star{host}-{}", self.id)
+    }
+
+    fn switch(&self) -> String {
+        format!("weft-switch-{}", self.id)
+    }
+
+    /// The address of a host, counted from 0.
+    pub fn address(host: usize) -> String {
+        format!("10.119.0.{}", host + 1)
+    }
+
+    /// The words before a command that run it on a host.
+    pub fn prefix(&self, host: usize) -> Vec<OsString> {
+        ["ip", "netns", "exec", &self.name(host)]
+            .map(OsString::from)
+            .to_vec()
+    }
+
+    /// The same, where the host says that it is another one: `boot_id` is shown as
+    /// that of its kernel.
+    pub fn prefix_as(&self, host: usize, boot_id: &std::path::Path) -> Vec<OsString> {
+        const SHOW: &str = "mount --bind \"$0\" /proc/sys/kernel/random/boot_id && exec \"$@\"";
+        let mut words = self.prefix(host);
+        words.extend(["sh", "-c", SHOW].map(OsString::from));
+        words.push(boot_id.into());
+        words
+    }
+
+    /// Pulls a host's cable, or puts it back.
+    pub fn cut(&self, host: usize, cut: bool) -> Result<()> {
+        let state = if cut { "down" } else { "up" };
+        let switch = self.switch();
+        command("ip", &format!("-n {switch} link set port{host} {state}"))
+    }
+}
+
+impl Drop for Star {
+    fn drop(&mut self) {
+        let names = (0..self.hosts).map(|host| self.name(host));
+        for name in names.chain([self.switch()]) {
+            if let Err(error) = command("ip", &format!("netns del {name}")) {
+                eprintln!("{error:#}");
+            }
+        }
+    }
+}
+
 /// A namespace with a tap device in it, and nothing else.
 #[derive(Debug)]
 pub struct TapHost {

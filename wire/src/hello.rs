@@ -71,6 +71,14 @@ pub enum Mismatch {
         /// Each feature that is missing.
         missing: Vec<String>,
     },
+    /// The other's CPU cannot do what a guest needs.
+    #[error("its CPU ({cpu}) lacks what the guest's vCPUs use: {}", missing.join(", "))]
+    GuestFeatures {
+        /// The other CPU's name.
+        cpu: String,
+        /// Each feature that is missing.
+        missing: Vec<String>,
+    },
     /// The extended registers differ.
     #[error("its kernel saves other extended registers (XCR0 {theirs:#x}) than home's ({home:#x})")]
     Xcr0 {
@@ -138,6 +146,15 @@ pub fn exchange(
 /// # Errors
 /// The first reason why it cannot, the most telling first.
 pub fn check(home: &Hello, theirs: &Hello) -> Result<(), Mismatch> {
+    check_build(home, theirs)?;
+    check_cpu(home, theirs)
+}
+
+/// Whether two nodes can talk and share pages, whatever their CPUs are.
+///
+/// # Errors
+/// The first reason why they cannot, the most telling first.
+pub fn check_build(home: &Hello, theirs: &Hello) -> Result<(), Mismatch> {
     if home.protocol_version != theirs.protocol_version {
         return Err(Mismatch::Protocol {
             home: home.protocol_version,
@@ -159,7 +176,27 @@ pub fn check(home: &Hello, theirs: &Hello) -> Result<(), Mismatch> {
             theirs: theirs.page_bytes,
         });
     }
-    check_cpu(home, theirs)
+    Ok(())
+}
+
+/// The same, and whether the other's CPU has the features that a guest is shown,
+/// or that its software vCPU uses: `features`, by their names in `/proc/cpuinfo`.
+///
+/// # Errors
+/// The first reason why they cannot, the most telling first.
+pub fn check_guest(home: &Hello, theirs: &Hello, features: &[&str]) -> Result<(), Mismatch> {
+    check_build(home, theirs)?;
+    let has = |feature: &str| theirs.cpu_features.iter().any(|name| name == feature);
+    let missing: Vec<String> = features
+        .iter()
+        .filter(|feature| !has(feature))
+        .map(|feature| (*feature).to_owned())
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let cpu = theirs.cpu_name.clone();
+    Err(Mismatch::GuestFeatures { cpu, missing })
 }
 
 fn check_cpu(home: &Hello, theirs: &Hello) -> Result<(), Mismatch> {
@@ -212,6 +249,21 @@ mod tests {
         let text = error.to_string();
         assert!(text.contains("sse2") && text.contains("fxsr"), "{text}");
         assert!(!text.contains("unobtainium"), "{text}");
+    }
+
+    #[test]
+    fn a_guest_needs_what_it_is_shown_and_no_more() {
+        let home = Hello::here();
+        let mut theirs = home.clone();
+        theirs.cpu_features = vec!["cx16".into(), "sse2".into()];
+        theirs.xcr0 ^= 1 << 9;
+        assert_eq!(check_guest(&home, &theirs, &["cx16"]), Ok(()));
+        let error = check_guest(&home, &theirs, &["cx16", "lahf_lm"]);
+        let text = error.unwrap_err().to_string();
+        assert!(text.ends_with("use: lahf_lm"), "{text}");
+        theirs.weft_version = "9.9".into();
+        let error = check_guest(&home, &theirs, &[]);
+        assert!(matches!(error, Err(Mismatch::Weft { .. })));
     }
 
     #[test]

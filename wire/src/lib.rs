@@ -42,4 +42,4 @@ pub use link::{Frame, Link, LinkConfig, LinkKind, Received, Wake, wait_any};
 
 /// Version of everything this crate puts on a wire: frames, records, rings,
 /// handshake and hello. Peers must agree exactly.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;

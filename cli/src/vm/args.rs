@@ -21,6 +21,9 @@ const LINK_DELAY_US_MAX: i64 = 100_000;
 pub enum VmCommand {
     /// Boot a kernel in a virtual machine, and stay with it until it ends
     Run(Box<VmRunArgs>),
+    /// Be a node of a machine of another host; a daemon starts it
+    #[command(hide = true)]
+    Slice,
     /// List the running machines
     List {
         /// Print JSON

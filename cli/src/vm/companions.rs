@@ -1,26 +1,28 @@
 //! The processes of a machine's other nodes on this host, and the links between
-//! all of them.
+//! all of them; nodes on other hosts are those of [`super::hosts`].
 //!
 //! Links are made before any process is, so that each inherits its own ends; all
 //! others it closes at once, for a link whose other end lives in a third process
 //! does not end when its peer dies.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{ForkResult, Pid, fork};
-use weft_node::links;
+use weft_node::links::{self, Links};
+use weft_node::monitor;
+use weft_vmm::clock::Reference;
 use weft_vmm::confine::{self, ThreadKind, privilege};
 use weft_vmm::machine::{Machine, Outside};
 use weft_vmm::slice::SliceLinks;
-use weft_wire::halves::{self, HalvesConfig, Keys};
+use weft_wire::halves::{self, HalvesConfig};
 
 use super::error::{EXIT_SETUP, VmError};
+use super::hosts::Hosts;
 use super::machine::die_with;
-use super::nodes::Nodes;
 use super::run::{Life, reap};
 
 /// How long companions have to end once the machine has: they have nothing left to
@@ -34,11 +36,35 @@ const WAIT: Duration = Duration::from_secs(3600);
 const SPIN: Duration = Duration::ZERO;
 
 /// One node's ends of its links, by node; empty for a machine of one node.
-pub type Sockets = Vec<Option<(OwnedFd, Option<Keys>)>>;
+pub type Sockets = monitor::Sockets;
+
+/// How a node's links are used.
+pub struct LinkOptions {
+    /// Silence of this length is death.
+    pub lease: Duration,
+    /// For tests: frames wait for a random time below this before they are sent.
+    pub delay_max: Duration,
+    /// The clock that all nodes follow; none on a machine of one.
+    pub reference: Option<Reference>,
+}
+
+impl LinkOptions {
+    /// As a life's plan says.
+    pub fn of(life: &Life<'_>) -> LinkOptions {
+        LinkOptions {
+            lease: life.plan.nodes.lease,
+            delay_max: life.plan.nodes.link_delay_max,
+            reference: life.reference.clone(),
+        }
+    }
+}
 
 /// The processes of nodes 1 and up.
 #[derive(Default)]
-pub struct Companions(Vec<Pid>);
+pub struct Companions {
+    here: Vec<Pid>,
+    elsewhere: Option<Hosts>,
+}
 
 impl Companions {
     /// Makes links and processes; node 0's ends are the caller's.
@@ -46,6 +72,14 @@ impl Companions {
         let count = life.plan.nodes.count;
         if count < 2 {
             return Ok(Default::default());
+        }
+        if let (false, Some(reference)) = (life.plan.nodes.hosts.is_empty(), &life.reference) {
+            let (hosts, sockets) = Hosts::start(life.plan, reference)?;
+            let companions = Companions {
+                here: Vec::new(),
+                elsewhere: Some(hosts),
+            };
+            return Ok((companions, sockets));
         }
         let mut mesh = mesh(life).map_err(VmError::system("make the links between nodes"))?;
         let mut companions = Companions::default();
@@ -59,10 +93,25 @@ impl Companions {
                     drop(mesh);
                     live(life, parent, node, sockets)
                 }
-                ForkResult::Parent { child } => companions.0.push(child),
+                ForkResult::Parent { child } => companions.here.push(child),
             }
         }
         Ok((companions, mesh.swap_remove(0)))
+    }
+
+    /// Readable when a daemon of another host has something to say.
+    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.elsewhere.iter().flat_map(Hosts::descriptors)
+    }
+
+    /// How often they have to be tended, if at all.
+    pub fn beat(&self) -> Option<Duration> {
+        self.elsewhere.as_ref().map(Hosts::beat)
+    }
+
+    /// See [`Hosts::tend`].
+    pub fn tend(&mut self) -> bool {
+        self.elsewhere.as_mut().is_some_and(Hosts::tend)
     }
 
     /// Waits until all have ended, and ends those that do not; the most memory that
@@ -70,7 +119,10 @@ impl Companions {
     pub fn finish(self) -> u64 {
         let deadline = Instant::now() + END_BOUND;
         let mut resident = 0;
-        for child in self.0 {
+        if let Some(hosts) = self.elsewhere {
+            hosts.finish();
+        }
+        for child in self.here {
             let mut killed = false;
             loop {
                 match reap(child) {
@@ -96,21 +148,26 @@ impl Companions {
 fn mesh(life: &Life<'_>) -> io::Result<Vec<Sockets>> {
     let nodes = &life.plan.nodes;
     let mesh = links::mesh(nodes.count, nodes.transport)?;
-    mesh.into_iter()
-        .map(|links| {
-            let ends = links.into_iter().map(|link| match link {
-                None => Ok(None),
-                Some(link) => link.into_socket().map(Some).ok_or_else(|| {
-                    io::Error::new(io::ErrorKind::Unsupported, "rings do not join machines")
-                }),
-            });
-            ends.collect()
-        })
-        .collect()
+    mesh.into_iter().map(sockets).collect()
+}
+
+/// The sockets of a node's links.
+pub fn sockets(links: Links) -> io::Result<Sockets> {
+    let ends = links.into_iter().map(|link| match link {
+        None => Ok(None),
+        Some(link) => link.into_socket().map(Some).ok_or_else(|| {
+            io::Error::new(io::ErrorKind::Unsupported, "rings do not join machines")
+        }),
+    });
+    ends.collect()
 }
 
 /// Opens a node's links; `None` for a machine of one node.
-pub fn open(sockets: Sockets, number: usize, nodes: &Nodes) -> anyhow::Result<Option<SliceLinks>> {
+pub fn open(
+    sockets: Sockets,
+    number: usize,
+    options: LinkOptions,
+) -> anyhow::Result<Option<SliceLinks>> {
     if sockets.is_empty() {
         return Ok(None);
     }
@@ -120,7 +177,7 @@ pub fn open(sockets: Sockets, number: usize, nodes: &Nodes) -> anyhow::Result<Op
             halves::open(HalvesConfig {
                 socket,
                 keys,
-                lease: nodes.lease,
+                lease: options.lease,
                 spin: SPIN,
                 name: format!("node {peer}"),
             })
@@ -129,11 +186,13 @@ pub fn open(sockets: Sockets, number: usize, nodes: &Nodes) -> anyhow::Result<Op
             format!("cannot open the link between node {number} and node {peer}")
         })?);
     }
+    let reference = options.reference.context("no clock to follow")?;
     Ok(Some(SliceLinks {
         number,
         links,
-        lease: nodes.lease,
-        delay_max: nodes.link_delay_max,
+        lease: options.lease,
+        reference,
+        delay_max: options.delay_max,
     }))
 }
 
@@ -155,7 +214,7 @@ fn run(life: &Life<'_>, parent: Pid, node: usize, sockets: Sockets) -> anyhow::R
     let plan = life.plan;
     die_with(parent)?;
     confine::prepare(plan.confine)?;
-    let links = open(sockets, node, &plan.nodes)?.context("there are no links")?;
+    let links = open(sockets, node, LinkOptions::of(life))?.context("there are no links")?;
     let outside = Outside {
         serial: Box::new(io::sink()),
         console: None,

@@ -64,6 +64,9 @@ pub enum VmError {
     /// Root could not be given up.
     #[error(transparent)]
     Privilege(#[from] PrivilegeError),
+    /// A host that the machine was to lie on.
+    #[error(transparent)]
+    Launch(#[from] weft_node::error::LaunchError),
     /// A call to this host's kernel failed.
     #[error("cannot {doing}")]
     System {

@@ -17,7 +17,7 @@ use weft_vmm::machine::{ANSWER_SECONDS_MAX, End, Handle, Machine, Outside, Reque
 
 use weft_vmm::slice::BOOTSTRAP;
 
-use super::companions::{self, Sockets};
+use super::companions::{self, LinkOptions, Sockets};
 use super::control::{Controlled, Typed};
 use super::outcome::{Message, Outcome};
 use super::plan::Plan;
@@ -74,7 +74,7 @@ fn prepare<'a>(life: &'a Life<'a>, parent: Pid, links: Sockets) -> anyhow::Resul
         serial: Box::new(output.port(Port::Serial)),
         console: Some(Box::new(output.port(Port::Virtio))),
     };
-    let machine = match companions::open(links, BOOTSTRAP, &plan.nodes)? {
+    let machine = match companions::open(links, BOOTSTRAP, LinkOptions::of(life))? {
         None => Machine::new(&plan.configuration, outside)?,
         Some(links) => Machine::of_slice(&plan.configuration, outside, links)?,
     };

@@ -7,6 +7,9 @@
 //! | [`places`] | sockets by which machines are found |
 //! | [`run`] | the process that looks after a machine |
 //! | [`machine`] | the process that is the machine |
+//! | [`companions`] | the processes of its other nodes on this host |
+//! | [`hosts`] | its nodes on other hosts |
+//! | [`slice`] | the process of a node whose launcher is on another host |
 //! | [`control`] | what the API asks of it |
 //! | [`outcome`] | what came of it, and exit codes |
 //! | [`checks`] | what `weft doctor` says of virtual machines |
@@ -20,6 +23,7 @@ mod checks;
 mod companions;
 mod control;
 mod error;
+mod hosts;
 mod machine;
 mod nodes;
 mod outcome;
@@ -27,6 +31,7 @@ mod places;
 mod plan;
 mod run;
 mod running;
+mod slice;
 mod suboptions;
 mod symbols;
 mod top;
@@ -42,6 +47,7 @@ pub use checks::checks;
 pub fn run(command: VmCommand, started: Instant) -> anyhow::Result<ExitCode> {
     match command {
         VmCommand::Run(args) => run::run(&args, started),
+        VmCommand::Slice => slice::run(),
         VmCommand::List { json } => running::list(json),
         VmCommand::Console { machine } => running::console(&machine),
         VmCommand::Pause { machine } => running::pause(&machine),

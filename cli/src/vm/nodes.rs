@@ -17,6 +17,8 @@ use super::error::VmError;
 pub struct Nodes {
     /// How many: 1 to [`SLICES_MAX`].
     pub count: usize,
+    /// Hosts of nodes 1 and up; empty where all nodes are on this one.
+    pub hosts: Vec<String>,
     /// What connects nodes on this host.
     pub transport: Transport,
     /// Silence after which a node counts as lost.
@@ -44,16 +46,10 @@ impl Nodes {
                 LEASE_MAX.as_secs()
             )));
         }
-        if !args.on.is_empty() {
-            return Err(refused(format!(
-                "--on {}: a machine over several hosts is not built yet: use --nodes, for nodes \
-                 on this host",
-                args.on.join(",")
-            )));
-        }
         let (cpus, memory) = (&args.cpus.values, &args.memory.values);
         let mut nodes = Nodes {
             count,
+            hosts: args.on.clone(),
             transport: args.transport.into(),
             lease,
             link_delay_max: Duration::from_micros(args.link_delay.into()),

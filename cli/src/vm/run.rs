@@ -26,6 +26,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::termios::{SetArg, Termios, tcgetattr, tcsetattr};
 use nix::unistd::{ForkResult, Pid, fork};
+use weft_vmm::clock::Reference;
 use weft_vmm::console::Carrier;
 use weft_vmm::machine::End;
 use weft_vmm::slice::BOOTSTRAP;
@@ -172,6 +173,8 @@ fn supervise(plan: &Plan, places: &Places, started: Instant) -> Result<Last, VmE
             places,
             started,
             restarts,
+            // Measured before there are other processes: all get the same.
+            reference: (plan.nodes.count > 1).then(Reference::here),
         };
         let lived = life.live(&signals);
         terminal.restore();
@@ -222,6 +225,8 @@ pub struct Life<'a> {
     pub started: Instant,
     /// How often the guest restarted before.
     pub restarts: u32,
+    /// The clock that all nodes follow; none on a machine of one.
+    pub reference: Option<Reference>,
 }
 
 /// A last word, or status and signal of a process that had none.
@@ -232,7 +237,7 @@ impl Life<'_> {
     /// most memory it had resident, in bytes.
     fn live(&self, signals: &Signals) -> Result<(LastWord, u64), VmError> {
         let parent = nix::unistd::getpid();
-        let (companions, links) = Companions::start(self, parent)?;
+        let (mut companions, links) = Companions::start(self, parent)?;
         // Made after the companions: one that does not end, and had a copy, would keep
         // the last word's end from being seen.
         let (ours, theirs) = UnixStream::pair().map_err(VmError::system("make a socket pair"))?;
@@ -241,13 +246,15 @@ impl Life<'_> {
         let child = match unsafe { fork() }.map_err(VmError::system("make a process"))? {
             ForkResult::Child => {
                 drop(ours);
+                // Connections to daemons are the parent's business alone.
+                drop(companions);
                 machine::live(self, parent, theirs, links)
             }
             ForkResult::Parent { child } => child,
         };
         // Who holds a copy of a link keeps its end from being seen.
         drop((theirs, links));
-        let (word, resident) = signals.attend(child, ours)?;
+        let (word, resident) = signals.attend(child, ours, &mut companions)?;
         Ok((word, resident + companions.finish()))
     }
 }
@@ -271,8 +278,18 @@ impl Signals {
         Ok(Signals { descriptor })
     }
 
-    /// Passes signals on to `child` and listens to it until it has ended.
-    fn attend(&self, child: Pid, mut from: UnixStream) -> Result<(LastWord, u64), VmError> {
+    /// Passes signals on to `child`, listens to it until it has ended, and tends its
+    /// nodes on other hosts.
+    fn attend(
+        &self,
+        child: Pid,
+        mut from: UnixStream,
+        companions: &mut Companions,
+    ) -> Result<(LastWord, u64), VmError> {
+        // At most a second, so it fits.
+        let bound = companions
+            .beat()
+            .map_or(PollTimeout::NONE, |beat| (beat.as_millis() as u16).into());
         let mut word = Vec::new();
         let mut open = true;
         let ended = loop {
@@ -280,11 +297,18 @@ impl Signals {
             if open {
                 polled.push(PollFd::new(from.as_fd(), PollFlags::POLLIN));
             }
-            match poll(&mut polled, PollTimeout::NONE) {
+            let hosts = companions.descriptors();
+            polled.extend(hosts.map(|host| PollFd::new(host, PollFlags::POLLIN)));
+            match poll(&mut polled, bound) {
                 Ok(_) | Err(nix::Error::EINTR) => {}
                 Err(error) => return Err(VmError::system("wait for the machine")(error)),
             }
-            let spoke = polled.get(1).and_then(PollFd::any).unwrap_or(false);
+            let spoke = open && polled.get(1).and_then(PollFd::any).unwrap_or(false);
+            drop(polled);
+            if companions.tend() {
+                // The machine cannot leave the node: its guest is asked to power off.
+                let _ = kill(child, Signal::SIGTERM);
+            }
             if spoke {
                 open = listen(&mut from, &mut word);
             }

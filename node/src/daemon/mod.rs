@@ -18,6 +18,7 @@
 
 mod budget;
 mod expected;
+mod machine;
 mod session;
 
 use std::io;
@@ -25,7 +26,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, Signal};
@@ -126,6 +127,8 @@ pub struct Shared {
     /// Readable (closed at the other end) once the daemon is to end.
     ending: OwnedFd,
     connections: AtomicUsize,
+    /// Slices of machines that run now.
+    machine_slices: AtomicU32,
     log: fn(&str),
 }
 
@@ -153,6 +156,7 @@ impl Shared {
             memory_free_bytes: free * PAGE_BYTES,
             slices: self.config.slices,
             slices_used: self.budget.slots_used(),
+            machine_slices: self.machine_slices.load(Ordering::Acquire),
             confined: self.empty_root.is_some(),
         }
     }
@@ -230,6 +234,7 @@ impl Daemon {
             hello: Hello::here(),
             ending,
             connections: AtomicUsize::new(0),
+            machine_slices: AtomicU32::new(0),
             log,
         };
         Ok(Daemon {

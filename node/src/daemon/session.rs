@@ -20,10 +20,11 @@ use weft_wire::channel::{Channel, ChannelError};
 use weft_wire::handshake::{self, Keyed, Ticket};
 use weft_wire::socket;
 
+use super::machine::MachineSlice;
 use super::{LEAVE_BOUND, Reservation, Shared};
 use crate::control::{self, Arrival};
 use crate::links::{self, Link, Links, Settings};
-use crate::protocol::{Reply, Request};
+use crate::protocol::{MachineStart, Reply, Request};
 use crate::remote::describe;
 use crate::shared::{SharedMemory, Snapshot};
 use crate::size::{PAGE_BYTES, format_bytes, format_pages};
@@ -43,12 +44,12 @@ const IDLE_BOUND: Duration = Duration::from_secs(60);
 const SLICE_NAME: &str = "weft-slice";
 
 /// A reservation and what was prepared on it.
-struct Reserved {
-    node: u32,
-    lease: Duration,
-    reservation: Reservation,
+pub(super) struct Reserved {
+    pub(super) node: u32,
+    pub(super) lease: Duration,
+    pub(super) reservation: Reservation,
     shared: SharedMemory,
-    links: Links,
+    pub(super) links: Links,
     awaited: Vec<Awaited>,
 }
 
@@ -68,6 +69,8 @@ pub struct Session<'a> {
     reserved: Option<Reserved>,
     slice: Option<Runtime>,
     slice_talks: bool,
+    /// What is different where the slice is of a machine.
+    machine: Option<MachineSlice>,
     last_request: Instant,
     next_look: Instant,
     /// When the daemon's end was announced to the launcher.
@@ -95,6 +98,7 @@ impl<'a> Session<'a> {
             reserved: None,
             slice: None,
             slice_talks: false,
+            machine: None,
             last_request: Instant::now(),
             next_look: Instant::now(),
             leaving: None,
@@ -111,12 +115,16 @@ impl<'a> Session<'a> {
             Err(why) => Err(why),
         };
         self.end_slice();
+        self.give_back();
+        outcome
+    }
+
+    fn give_back(&mut self) {
         if let Some(reserved) = self.reserved.take() {
             self.forget(&reserved);
             let pages = format_pages(reserved.reservation.pages);
             self.say(&format!("gave {pages} back"));
         }
-        outcome
     }
 
     fn serve_turns(&mut self) -> Result<(), String> {
@@ -229,6 +237,7 @@ impl<'a> Session<'a> {
                 secret,
             } => self.dial(peer, &address, &ticket, &secret),
             Request::Start(settings) => self.start(&settings),
+            Request::StartMachine(start) => self.start_machine(&start),
             Request::Ping => Ok(Reply::Pong(Box::new(self.counters()))),
             Request::Kick => {
                 if let Some(slice) = &self.slice {
@@ -239,6 +248,11 @@ impl<'a> Session<'a> {
             Request::Stop => {
                 self.end_slice();
                 Ok(Reply::Stopped(Box::new(self.counters())))
+            }
+            Request::Release => {
+                self.end_slice();
+                self.give_back();
+                Ok(Reply::Done)
             }
         };
         Some(reply.unwrap_or_else(Reply::Failed))
@@ -378,12 +392,33 @@ impl<'a> Session<'a> {
         Ok(Reply::Started { pid })
     }
 
+    fn start_machine(&mut self, start: &MachineStart) -> Result<Reply, String> {
+        if self.slice.is_some() {
+            return Err("a slice is running already".into());
+        }
+        let daemon = self.daemon;
+        let reserved = self.reserved.as_mut().ok_or("nothing was reserved yet")?;
+        collect_links(daemon, reserved)?;
+        let (slice, machine) = MachineSlice::start(daemon, reserved, start)?;
+        let (pid, node) = (slice.pid() as u32, reserved.node);
+        self.slice = Some(slice);
+        self.slice_talks = true;
+        self.machine = Some(machine);
+        self.say(&format!(
+            "slice {pid} runs as node {node} of a virtual machine"
+        ));
+        Ok(Reply::Started { pid })
+    }
+
     fn hear_slice(&mut self) -> Result<(), String> {
         let Some(slice) = &mut self.slice else {
             return Ok(());
         };
         let mut said = Vec::new();
-        while self.slice_talks {
+        if self.machine.is_some() && self.slice_talks {
+            self.slice_talks = MachineSlice::hear(slice, &mut said);
+        }
+        while self.slice_talks && self.machine.is_none() {
             match control::receive(slice.control.as_fd()) {
                 Arrival::Message(message) if message.kind == CONTROL_FATAL => {
                     said.push(control::text(&message));
@@ -400,6 +435,7 @@ impl<'a> Session<'a> {
         }
         if let Some(ended) = ended {
             self.slice = None;
+            self.machine = None;
             self.say(&format!("slice {ended}"));
             self.send(&Reply::Ended {
                 why: format!("its slice {ended}"),
@@ -420,7 +456,11 @@ impl<'a> Session<'a> {
             return Ok(());
         };
         let budget_bytes = reserved.reservation.pages * PAGE_BYTES;
-        let allowed_bytes = budget_bytes + budget_bytes / 4 + OVERHEAD_BYTES;
+        let machine = self
+            .machine
+            .as_ref()
+            .map_or(0, MachineSlice::overhead_bytes);
+        let allowed_bytes = budget_bytes + budget_bytes / 4 + OVERHEAD_BYTES + machine;
         let used_bytes = resident_bytes(slice.pid());
         if used_bytes > allowed_bytes {
             let _ = slice.kill();
@@ -440,6 +480,7 @@ impl<'a> Session<'a> {
             // Home has gone or wants it gone: nothing there is needed any more.
             let _ = slice.kill();
         }
+        self.machine = None;
     }
 
     fn forget(&self, reserved: &Reserved) {

@@ -3,9 +3,11 @@
 //! machines end, the console, the API and confinement.
 //!
 //! Needs no privilege; as root it also shows how root is given up. What shows a
-//! machine over several nodes needs Linux (`make guest`).
+//! machine over several nodes needs Linux (`make guest`); one over several hosts
+//! needs root, for network namespaces.
 
 mod errors;
+mod hosts;
 mod life;
 mod outside;
 mod seeing;
@@ -44,6 +46,7 @@ pub fn run_vm(context: &Context, images: &Images, names: &[String], report: &Rep
     let wanted = |name: &str| names.is_empty() || names.iter().any(|part| name.contains(part));
     errors::run(context, &wanted, report)?;
     seeing::run(context, images, &wanted, report);
+    hosts::run(context, images, &wanted, report);
     let kvm_missing = kvm_missing();
     for back_end in ["soft", "kvm"] {
         for (name, check) in life::CHECKS

@@ -15,6 +15,7 @@ mod alarms;
 mod base;
 mod host;
 mod kvmclock;
+mod reference;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -26,6 +27,7 @@ pub use alarms::Alarms;
 pub use base::TimeBase;
 pub use host::{begin_tsc_measurement, host_tsc, measure_host_tsc};
 pub use kvmclock::KvmClock;
+pub use reference::{DRIFT_PPM_MAX, RatesDiffer, Reference};
 
 use crate::part::{Part, PartError};
 
@@ -165,6 +167,13 @@ impl Clock {
         self.zero.store(zero, Ordering::Release);
         self.led.store(true, Ordering::Release);
         Ok(())
+    }
+
+    /// Changes the offset by so many ticks while time goes on: its source, another
+    /// host's TSC, has drifted. Every vCPU takes it over by itself, without going
+    /// backwards.
+    pub fn shift(&self, ticks: i64) {
+        self.offset.fetch_add(ticks as u64, Ordering::AcqRel);
     }
 
     /// Time goes on from where it stood; [`Clock::offset`] is new then.

@@ -255,10 +255,11 @@ fn join(slice: &Arc<Slice>, frame: &Frame, handle: &Handle) -> Result<(), Machin
         }
     }));
     let (broken, ended) = (frame.ender.clone(), frame.ender.clone());
-    let orders = slice.join(Joints {
+    let joined = slice.join(Joints {
         hub: frame.hub.clone(),
         mmio: frame.mmio.clone(),
         ports: frame.ports.clone(),
+        clock: frame.clock.clone(),
         broken: Arc::new(move |reason| broken.end(End::Failed { reason })),
         ended: Box::new(move |from, json| {
             ended.end(match serde_json::from_slice(&json) {
@@ -275,9 +276,9 @@ fn join(slice: &Arc<Slice>, frame: &Frame, handle: &Handle) -> Result<(), Machin
     if !slice.is_bootstrap() {
         let follower = Follower {
             slice: slice.clone(),
-            clock: frame.clock.clone(),
+            timekeeper: joined.timekeeper,
             handle: handle.clone(),
-            orders,
+            orders: joined.orders,
         };
         confine::spawn("weft-orders", ThreadKind::Device, move || follower.run())
             .map_err(MachineError::Thread)?;

@@ -70,8 +70,9 @@ pub(super) fn choose(
             Some(slice) => slice.memory().clone(),
             None => Arc::new(ram.clone()),
         };
-        let soft = SoftBackEnd::new(memory, package_cpus, configuration.deterministic);
+        let mut soft = SoftBackEnd::new(memory, package_cpus, configuration.deterministic);
         if let Some(slice) = slice {
+            soft = soft.with_tsc_hz(slice.reference().tsc_hz);
             slice
                 .memory()
                 .connect(Box::new(Arc::downgrade(soft.machine())));

@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use super::handle::Handle;
 use super::lifecycle::{Refusal, Request, Stage};
-use crate::clock::Clock;
-use crate::slice::Slice;
 use crate::slice::orders::{Answer, Order, OrderReceiver};
+use crate::slice::{Slice, Timekeeper};
 
 /// How often it looks whether the machine is over.
 const LOOK: Duration = Duration::from_millis(500);
@@ -16,7 +15,7 @@ const LOOK: Duration = Duration::from_millis(500);
 /// The thread that takes orders.
 pub(super) struct Follower {
     pub slice: Arc<Slice>,
-    pub clock: Arc<Clock>,
+    pub timekeeper: Arc<Timekeeper>,
     pub handle: Handle,
     pub orders: OrderReceiver,
 }
@@ -52,8 +51,8 @@ impl Follower {
                 tsc_offset,
                 tsc_zero,
             } => {
-                if let Err(error) = self.clock.follow(*tsc_offset, *tsc_zero) {
-                    return Ok(Answer::Refused(error.to_string()));
+                if let Err(reason) = self.timekeeper.lead(*tsc_offset, *tsc_zero) {
+                    return Ok(Answer::Refused(reason));
                 }
                 let built = self.handle.status()?.stage == Stage::Built;
                 self.handle.request(match built {

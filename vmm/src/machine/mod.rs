@@ -53,6 +53,10 @@ pub use placement::{
 };
 pub use state::MachineState;
 
+/// CPU features that the software vCPU needs of its host, by their names in
+/// `/proc/cpuinfo`.
+pub use weft_soft::HOST_FEATURES as SOFT_HOST_FEATURES;
+
 use crate::confine::{self, ThreadKind};
 use crate::join::join_until;
 use crate::memory::Ram;
@@ -107,6 +111,9 @@ pub enum MachineError {
     /// A vCPU could not be started.
     #[error(transparent)]
     Runner(#[from] crate::vcpu::runner::RunnerError),
+    /// This host's clock cannot follow the bootstrap slice's.
+    #[error(transparent)]
+    Rates(#[from] crate::clock::RatesDiffer),
     /// Two devices want the same addresses.
     #[error(transparent)]
     Overlap(#[from] crate::bus::Overlap),
@@ -212,6 +219,9 @@ impl Machine {
         let bootstrap = links
             .as_ref()
             .is_none_or(|links| links.number == slice::BOOTSTRAP);
+        if let Some(links) = &links {
+            slice::check_time(links)?;
+        }
         let files = bootstrap
             .then(|| guest::Files::open(configuration))
             .transpose()?;

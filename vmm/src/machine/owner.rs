@@ -395,7 +395,8 @@ impl Owner {
             for (name, count) in memory.into_iter().chain(slice.mapping_counters()) {
                 counters.insert(format!("slice{number}.memory.{name}"), count);
             }
-            for (name, count) in slice.traffic() {
+            let figures = slice.traffic().into_iter().chain(slice.time_counters());
+            for (name, count) in figures {
                 counters.insert(format!("slice{number}.{name}"), count);
             }
         }

@@ -19,10 +19,13 @@
 //! | `orders` | what the bootstrap slice asks of companions |
 //! | `questions` | questions under way |
 //! | [`delegation`] | devices whose queues several slices serve |
+//! | `time` | how far another host's TSC is from this one's |
+//! | `timekeeper` | keeps a companion's clock at the bootstrap slice's |
 //!
 //! Threads of a slice: for each link one that reads and one that sends what the
 //! kernel did not take at once; one that beats; one for pages that were held back;
 //! one that does what others ask of the devices here; on a companion one that
+//! corrects the clock where the bootstrap slice is on another host, and one that
 //! takes orders; where KVM runs the vCPUs one that handles their faults; those of
 //! queues and disks.
 
@@ -35,7 +38,10 @@ mod peers;
 mod questions;
 mod registers;
 mod router;
+mod time;
+mod timekeeper;
 
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -44,6 +50,7 @@ use weft_dsm::{Config, ManagerOf, NodeId, Ranges};
 use weft_wire::halves::{Receiver, Sender};
 
 use crate::bus::Bus;
+use crate::clock::{Clock, RatesDiffer, Reference, measure_host_tsc};
 use crate::confine::{self, ThreadKind};
 use crate::interrupts::{Apart, Elsewhere, Hub, Message};
 use crate::machine::{MachineError, Placement};
@@ -57,6 +64,8 @@ pub use peers::Peers;
 use questions::Questions;
 use registers::{RegisterServer, RemoteRegisters, WAITING_MAX};
 use router::Router;
+pub(crate) use timekeeper::Timekeeper;
+use timekeeper::{TimeCounters, TimekeeperParts};
 
 /// The slice that loads the kernel and owns the machine's life.
 pub const BOOTSTRAP: usize = 0;
@@ -77,9 +86,19 @@ pub struct SliceLinks {
     pub links: Vec<Option<(Sender, Receiver)>>,
     /// Silence of this length is death.
     pub lease: Duration,
+    /// The clock of the bootstrap slice's host, the same for all slices.
+    pub reference: Reference,
     /// For tests: frames wait for a random time below this before they are sent,
     /// each link's in order. Zero: they do not.
     pub delay_max: Duration,
+}
+
+/// Refuses a slice whose host's clock cannot follow the bootstrap slice's.
+pub(crate) fn check_time(links: &SliceLinks) -> Result<(), RatesDiffer> {
+    match links.number == BOOTSTRAP || links.reference.is_here() {
+        true => Ok(()),
+        false => links.reference.check(measure_host_tsc()),
+    }
 }
 
 /// Hears of the reason when a slice cannot go on.
@@ -95,6 +114,9 @@ pub struct Slice {
     registers: Arc<Questions<u64>>,
     orders: Arc<Questions<Answer>>,
     delegation: Arc<Delegation>,
+    looks: Arc<Questions<(u64, u64)>>,
+    reference: Reference,
+    time: Arc<TimeCounters>,
     /// Where KVM runs the vCPUs.
     mapping: OnceLock<Arc<GuestMapping>>,
     /// Until threads read them.
@@ -106,9 +128,16 @@ pub(crate) struct Joints {
     pub hub: Arc<Hub>,
     pub mmio: Bus,
     pub ports: Bus,
+    pub clock: Arc<Clock>,
     pub broken: Broken,
     /// A companion's machine asked for the end of the whole.
     pub ended: Box<dyn Fn(usize, Vec<u8>) + Send + Sync>,
+}
+
+/// What a companion's part of the machine takes from its slice.
+pub(crate) struct Joined {
+    pub orders: OrderReceiver,
+    pub timekeeper: Arc<Timekeeper>,
 }
 
 impl Slice {
@@ -151,6 +180,9 @@ impl Slice {
             memory,
             registers: Arc::default(),
             orders: Arc::default(),
+            looks: Arc::default(),
+            reference: links.reference,
+            time: Arc::default(),
             mapping: OnceLock::new(),
             receivers: Mutex::new(receivers),
         })
@@ -169,6 +201,22 @@ impl Slice {
     /// Its side of the guest's RAM.
     pub fn memory(&self) -> &Arc<SharedMemory> {
         &self.memory
+    }
+
+    /// The clock that all slices follow.
+    pub(crate) fn reference(&self) -> &Reference {
+        &self.reference
+    }
+
+    /// Nanoseconds by which its time may be wrong, and how often it was corrected;
+    /// none for the slice that all others follow.
+    pub fn time_counters(&self) -> Vec<(&'static str, u64)> {
+        if self.is_bootstrap() {
+            return Vec::new();
+        }
+        let error_ns = self.time.error_ns.load(Ordering::Relaxed);
+        let steps = self.time.steps.load(Ordering::Relaxed);
+        vec![("clock-error-ns", error_ns), ("clock-steps", steps)]
     }
 
     /// Whether it is the bootstrap slice.
@@ -242,8 +290,18 @@ impl Slice {
     }
 
     /// Joins the slice to its machine and starts its threads. What a companion is
-    /// ordered comes out of the receiver.
-    pub(crate) fn join(self: &Arc<Self>, joints: Joints) -> Result<OrderReceiver, MachineError> {
+    /// ordered comes out of the receiver, and what leads its clock with it.
+    pub(crate) fn join(self: &Arc<Self>, joints: Joints) -> Result<Joined, MachineError> {
+        let timekeeper = Arc::new(Timekeeper::new(TimekeeperParts {
+            reference: self.reference.clone(),
+            clock: joints.clock,
+            hub: joints.hub.clone(),
+            vcpus: self.placement.cpus_of(self.number),
+            peers: self.peers.clone(),
+            looks: self.looks.clone(),
+            counters: self.time.clone(),
+            patience: 2 * self.lease,
+        }));
         for vcpu in self.placement.cpus_of(self.number) {
             let peers = self.peers.clone();
             if let Some(seat) = joints.hub.seat(vcpu) {
@@ -267,12 +325,14 @@ impl Slice {
         let (placement, broken) = (self.placement.clone(), joints.broken);
         let (registers, answers) = (self.registers.clone(), self.orders.clone());
         let delegation = self.delegation.clone();
+        let looks = self.looks.clone();
         self.peers.when_lost(Box::new(move |slice, reason| {
             // The reason first: who then goes on without an answer has none.
             broken(format!("lost {}: {reason}", describe(&placement, slice)));
             registers.lose(slice);
             answers.lose(slice);
             delegation.lose(slice);
+            looks.lose(slice);
         }));
         let (ask, asked) = sync_channel(WAITING_MAX);
         let (order, orders) = sync_channel(ORDERS_MAX);
@@ -282,6 +342,7 @@ impl Slice {
             registers: self.registers.clone(),
             delegation: self.delegation.clone(),
             answers: self.orders.clone(),
+            looks: self.looks.clone(),
             asked: ask,
             ordered: order,
             ended: joints.ended,
@@ -325,7 +386,11 @@ impl Slice {
                 })?;
             }
         }
-        Ok(orders)
+        if !self.is_bootstrap() && !timekeeper.is_here() {
+            let timekeeper = timekeeper.clone();
+            start("weft-time", ThreadKind::Device, move || timekeeper.keep())?;
+        }
+        Ok(Joined { orders, timekeeper })
     }
 
     /// Gives every companion an order and waits for the answers, by slice.
@@ -386,6 +451,7 @@ impl Slice {
     pub(crate) fn close(&self) {
         self.end_waits();
         self.orders.end();
+        self.looks.end();
         self.peers.close();
         self.delegation.close();
     }

@@ -12,6 +12,8 @@
 //! | 135 | ended | | | | JSON |
 //! | 136 | beat | | | | |
 //! | 137 to 148 | about devices: see [`super::delegation`] | | | | |
+//! | 149 | look at the clock | | | ticket | |
+//! | 150 | its answer | | | ticket, TSC | |
 //!
 //! Fields that are not named are zero. Decoding is total: every header gives a
 //! note or a named error.
@@ -32,6 +34,8 @@ const ORDER: u8 = 133;
 const ANSWER: u8 = 134;
 const ENDED: u8 = 135;
 const BEAT: u8 = 136;
+const LOOK: u8 = 149;
+const SEEN: u8 = 150;
 
 const WRITE: u8 = 1;
 const PORT: u8 = 2;
@@ -122,6 +126,18 @@ pub enum Note {
         /// What.
         note: DeviceNote,
     },
+    /// Asks for the host's TSC; answered at once by `Seen` with the same ticket.
+    Look {
+        /// The question's number.
+        ticket: u64,
+    },
+    /// The answer.
+    Seen {
+        /// The question's number.
+        ticket: u64,
+        /// The sender's host's TSC, read as late as could be.
+        tsc: u64,
+    },
 }
 
 /// Why a frame is no note.
@@ -176,6 +192,8 @@ impl Note {
             Self::Ended { json } => (header(ENDED, 0, 0, [0; 3]), json),
             Self::Beat => (header(BEAT, 0, 0, [0; 3]), &[]),
             Self::Device { address, note } => note.encode(*address),
+            Self::Look { ticket } => (header(LOOK, 0, 0, [*ticket, 0, 0]), &[]),
+            Self::Seen { ticket, tsc } => (header(SEEN, 0, 0, [*ticket, *tsc, 0]), &[]),
         }
     }
 
@@ -244,6 +262,11 @@ impl Note {
                 let (address, note) = DeviceNote::decode(header, payload)?;
                 Self::Device { address, note }
             }
+            LOOK => Self::Look { ticket: first },
+            SEEN => Self::Seen {
+                ticket: first,
+                tsc: second,
+            },
             _ => return Err(NoteError::Kind(kind)),
         };
         // What means nothing is zero: then the same frame comes out again. A payload
@@ -306,6 +329,11 @@ mod tests {
             },
             Note::Ended { json: vec![1; 99] },
             Note::Beat,
+            Note::Look { ticket: 3 },
+            Note::Seen {
+                ticket: 3,
+                tsc: u64::MAX,
+            },
         ]
     }
 

@@ -20,8 +20,9 @@ use super::note::Note;
 /// Beats in a lease.
 const BEATS: u32 = 5;
 /// Longest silence of a slice that has not spoken yet: it is being put together, and
-/// its host may be busy. One that dies meanwhile closes its links.
-const START: Duration = Duration::from_secs(10);
+/// its host may be busy; hosts start theirs one after the other, each within 20 s.
+/// One that dies meanwhile closes its links.
+const START: Duration = Duration::from_secs(25);
 /// Longest wait for the thread that beats to see the end.
 const LOOK: Duration = Duration::from_millis(100);
 

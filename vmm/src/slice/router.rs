@@ -10,6 +10,7 @@ use super::orders::Answer;
 use super::peers::{Peers, Take};
 use super::questions::Questions;
 use super::registers::{Asked, AskedSender};
+use crate::clock::host_tsc;
 use crate::interrupts::Hub;
 
 /// What notes are for. None of it waits.
@@ -19,6 +20,8 @@ pub(super) struct Router {
     pub registers: Arc<Questions<u64>>,
     pub delegation: Arc<Delegation>,
     pub answers: Arc<Questions<Answer>>,
+    /// To looks at the clock: their TSC, and ours when the answer came.
+    pub looks: Arc<Questions<(u64, u64)>>,
     pub asked: AskedSender,
     pub ordered: SyncSender<(u64, Vec<u8>)>,
     pub ended: Box<dyn Fn(usize, Vec<u8>) + Send + Sync>,
@@ -69,6 +72,13 @@ impl Take for Router {
                     self.peers.lost(from, &reason);
                 }
             }
+            Note::Look { ticket } => {
+                let tsc = host_tsc();
+                self.peers.tell(from, &Note::Seen { ticket, tsc });
+            }
+            // The time of the answer is that of its arrival, not that at which the
+            // thread that waits for it wakes up.
+            Note::Seen { ticket, tsc } => self.looks.answer(ticket, (tsc, host_tsc())),
         }
     }
 }

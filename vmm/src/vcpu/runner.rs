@@ -25,6 +25,7 @@ use weft_soft::{CpuState, Exit};
 use super::environment::{CpuEnvironment, Surroundings, VcpuCounters, count};
 use super::turns::{QUANTUM, Standing, Turns};
 use super::{Tally, Vcpu, VcpuError};
+use crate::clock::host_tsc;
 use crate::confine::{self, ThreadKind};
 use crate::interrupts::{LocalApic, LocalApicState, Seat};
 use crate::join::join_until;
@@ -218,6 +219,7 @@ impl Runner {
             replies: outgoing,
             activity: activity.clone(),
             paused: true,
+            tsc_offset: 0,
             first_instruction: options.first_instruction,
         };
         let name = format!("weft-vcpu{id}");
@@ -309,6 +311,8 @@ struct Thread {
     activity: Arc<AtomicU8>,
     waits_for_start_up: bool,
     paused: bool,
+    /// The vCPU's TSC minus the host's, as set last.
+    tsc_offset: u64,
     first_instruction: Arc<OnceLock<Instant>>,
 }
 
@@ -381,8 +385,8 @@ impl Thread {
 
     fn go(&mut self) -> Result<Reply, VcpuError> {
         if self.turns.is_none() {
-            self.vcpu
-                .set_tsc_offset(self.environment.around.clock.offset())?;
+            self.tsc_offset = self.environment.around.clock.offset();
+            self.vcpu.set_tsc_offset(self.tsc_offset)?;
         }
         self.paused = false;
         if self.bootstrap {
@@ -481,6 +485,7 @@ impl Thread {
             }
             self.vcpu.set_budget(Some(left))?;
         }
+        self.take_time_over()?;
         let exit = self.vcpu.run(&mut self.environment)?;
         if let Some(turn) = self.turn {
             let executed = self.vcpu.instructions();
@@ -489,6 +494,23 @@ impl Thread {
             self.tell_time(turn);
         }
         Ok(exit)
+    }
+
+    /// Takes over an offset that was corrected since. One that is smaller waits until
+    /// the guest's TSC shows what it had shown already: corrections are of some
+    /// microseconds.
+    fn take_time_over(&mut self) -> Result<(), VcpuError> {
+        let offset = self.environment.around.clock.offset();
+        if offset == self.tsc_offset || self.turns.is_some() {
+            return Ok(());
+        }
+        let shown = host_tsc().wrapping_add(self.tsc_offset);
+        while (host_tsc().wrapping_add(offset).wrapping_sub(shown) as i64) < 0 {
+            std::hint::spin_loop();
+        }
+        self.vcpu.set_tsc_offset(offset)?;
+        self.tsc_offset = offset;
+        Ok(())
     }
 
     /// After HLT: waits, unless something came meanwhile.

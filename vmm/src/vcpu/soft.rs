@@ -36,6 +36,16 @@ impl SoftBackEnd {
         }
     }
 
+    /// Shows a TSC of this rate, which was measured elsewhere. Before it makes vCPUs.
+    pub fn with_tsc_hz(self, tsc_hz: u64) -> Self {
+        // Deterministic time has a rate of its own.
+        if !self.deterministic {
+            // A second rate is a mistake that the first survives.
+            let _ = self.tsc_hz.set(tsc_hz);
+        }
+        self
+    }
+
     /// What its vCPUs share.
     pub fn machine(&self) -> &Arc<SoftMachine> {
         &self.machine

@@ -1,0 +1,68 @@
+//! `weft vm slice`: a node of a machine whose launcher is on another host. A daemon
+//! starts it (see [`weft_node::monitor`]), as a user of its own where it can.
+
+use std::io;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use weft_node::monitor::{Control, Word};
+use weft_vmm::confine::{self, Mode, ThreadKind};
+use weft_vmm::machine::{End, Machine, Outside};
+
+use super::companions::{LinkOptions, open};
+use super::error::EXIT_SETUP;
+use super::hosts::SliceSettings;
+
+/// How long the thread waits for the machine's end at one time.
+const WAIT: Duration = Duration::from_secs(3600);
+
+/// Lives as the slice that the daemon says.
+pub fn run() -> anyhow::Result<ExitCode> {
+    weft_vmm::clock::begin_tsc_measurement();
+    let control = Control::inherited().context("cannot be a node of a machine")?;
+    // SAFETY: a request about the calling thread, and a string with its end.
+    unsafe { libc::prctl(libc::PR_SET_NAME, c"weft-slice".as_ptr()) };
+    let machine = match prepare(&control) {
+        Ok(machine) => machine,
+        Err(error) => {
+            control.say(&Word::Failed(format!("{error:#}")));
+            return Ok(ExitCode::from(EXIT_SETUP));
+        }
+    };
+    control.say(&Word::Ready);
+    let handle = machine.handle();
+    let end = loop {
+        if let Some(end) = handle.wait(WAIT) {
+            break end;
+        }
+    };
+    if let End::Failed { reason } = end {
+        control.say(&Word::Said(reason));
+    }
+    drop(machine);
+    // SAFETY: ends the process; what is left of threads goes with it.
+    unsafe { libc::_exit(0) }
+}
+
+fn prepare(control: &Control) -> anyhow::Result<Machine> {
+    let (boot, sockets) = control
+        .boot()
+        .context("the daemon did not say what to be")?;
+    let settings: SliceSettings =
+        serde_json::from_str(&boot.settings).context("the machine is described wrongly")?;
+    confine::prepare(Mode::Enforce)?;
+    let options = LinkOptions {
+        lease: Duration::from_millis(boot.lease_ms.into()),
+        delay_max: settings.link_delay_max,
+        reference: Some(settings.reference),
+    };
+    let links = open(sockets, boot.number as usize, options)?.context("there are no links")?;
+    let outside = Outside {
+        serial: Box::new(io::sink()),
+        console: None,
+    };
+    let machine = Machine::of_slice(&settings.configuration, outside, links)?;
+    confine::enter(ThreadKind::Main)?;
+    Ok(machine)
+}

@@ -1,0 +1,109 @@
+//! A slice of a virtual machine, as its session starts and hears it.
+//!
+//! The process is this daemon's own binary with another command line. Where the
+//! daemon is root, the process is a user of its own from its first instruction:
+//! whatever its launcher has it open on this host, a disk say, is opened with the
+//! rights of that user. Its system calls are filtered once everything is open.
+
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use weft_proc::boot::MAX_NODES;
+
+use super::Shared;
+use super::session::Reserved;
+use crate::monitor::{self, SETTINGS_BYTES_MAX, Word};
+use crate::protocol::MachineStart;
+use crate::spawn::{self, Role, Runtime};
+
+/// This binary, also when a newer one was installed over it since.
+const MONITOR: &str = "/proc/self/exe";
+/// Its command line as a slice.
+const ARGUMENTS: [&str; 3] = ["weft-slice", "vm", "slice"];
+/// What a vCPU uses of this host beside the guest's memory: generated code (64
+/// MiB at most) and its tables.
+const CPU_BYTES: u64 = 72 << 20;
+/// vCPUs of one machine.
+const CPUS_MAX: u32 = 255;
+
+/// What a session knows of a machine's slice that runs. It counts among the
+/// daemon's until it is dropped.
+pub(super) struct MachineSlice {
+    daemon: Arc<Shared>,
+    cpus: u32,
+}
+
+impl MachineSlice {
+    /// Starts the process on a reservation whose links have come, and waits until
+    /// it is ready. With the end of this call the slice alone holds its links.
+    pub fn start(
+        daemon: &Arc<Shared>,
+        reserved: &mut Reserved,
+        start: &MachineStart,
+    ) -> Result<(Runtime, MachineSlice), String> {
+        let links = std::mem::replace(&mut reserved.links, (0..MAX_NODES).map(|_| None).collect());
+        let slices = start.slices as usize;
+        let wanted = |slice: usize| slice < slices && slice != reserved.node as usize;
+        let whole = (0..MAX_NODES).all(|slice| links[slice].is_some() == wanted(slice));
+        if !(2..=MAX_NODES).contains(&slices)
+            || reserved.node >= start.slices
+            || start.cpus > CPUS_MAX
+            || start.settings.len() > SETTINGS_BYTES_MAX
+            || !whole
+        {
+            return Err("the machine does not fit the reservation and its links".into());
+        }
+        let role = Role::Machine {
+            arguments: &ARGUMENTS,
+            user: daemon
+                .confinement(reserved.reservation.slot)
+                .map(|confinement| confinement.user),
+        };
+        let mut slice = spawn::start(Path::new(MONITOR), &role)
+            .map_err(|error| format!("the slice cannot be started: {error}"))?;
+        let lease_ms = reserved.lease.as_millis() as u32;
+        let mut links = links;
+        links.truncate(slices);
+        monitor::send_boot(
+            &slice.control,
+            reserved.node,
+            lease_ms,
+            &start.settings,
+            links,
+        )
+        .map_err(|error| format!("did not take its settings: {error}"))
+        .and_then(|()| monitor::expect_ready(&mut slice))
+        .map_err(|why| format!("the slice {why}"))?;
+        daemon.machine_slices.fetch_add(1, Ordering::AcqRel);
+        let machine = MachineSlice {
+            daemon: daemon.clone(),
+            cpus: start.cpus,
+        };
+        Ok((slice, machine))
+    }
+
+    /// What the slice may use beside its reservation, more than a runtime.
+    pub fn overhead_bytes(&self) -> u64 {
+        u64::from(self.cpus) * CPU_BYTES
+    }
+
+    /// Collects what it has said; whether more may come.
+    pub fn hear(slice: &Runtime, said: &mut Vec<String>) -> bool {
+        loop {
+            match monitor::receive(slice.control.as_fd()) {
+                None => return true,
+                Some(Err(())) => return false,
+                Some(Ok(Word::Said(text) | Word::Failed(text))) => said.push(text),
+                Some(Ok(Word::Ready)) => {}
+            }
+        }
+    }
+}
+
+impl Drop for MachineSlice {
+    fn drop(&mut self) {
+        self.daemon.machine_slices.fetch_sub(1, Ordering::AcqRel);
+    }
+}

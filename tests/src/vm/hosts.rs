@@ -1,0 +1,413 @@
+//! One Linux over several hosts, each a network namespace with a daemon of its own:
+//! boots, the memory model, hosts that are lost, what is refused.
+//!
+//! Needs root, `ip` and `make guest`.
+
+use std::fs;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use super::{BOUND, Bench, Context, Report, Verdict, ended_with, wait_until};
+use crate::boot::{Images, SMALL};
+use crate::cluster::{self, Identity, Wanted};
+use crate::guest::{Ended, Guest};
+use crate::namespace::{self, Star};
+use crate::processes;
+use crate::run::Running;
+
+/// The port of all daemons.
+const PORT: u16 = 7117;
+/// What the tests ask for.
+const LEASE: Duration = Duration::from_secs(2);
+/// What a busy machine may add to the lease.
+const MARGIN: Duration = Duration::from_secs(6);
+/// Longest test of the guest's own.
+const LONG_BOUND: Duration = Duration::from_secs(120);
+
+type HostCheck = fn(&Site<'_>) -> Result<String>;
+
+/// By name: hosts beside the launcher's, and the test.
+const CHECKS: [(&str, usize, HostCheck); 9] = [
+    ("Linux boots over two hosts", 1, two),
+    ("three hosts, one with a clock of its own", 2, three),
+    ("a slow network changes nothing but time", 1, slow),
+    ("a daemon is killed", 2, daemon_killed),
+    ("a slice is killed", 1, slice_killed),
+    ("a cable is pulled", 2, cable_pulled),
+    ("the launcher is killed", 1, launcher_killed),
+    ("a daemon ends", 1, daemon_ends),
+    ("the guest restarts on what was reserved", 1, restarts),
+];
+
+/// Runs the tests, on the software vCPU.
+pub(super) fn run(
+    context: &Context,
+    images: &Images,
+    wanted: &dyn Fn(&str) -> bool,
+    report: &Report,
+) {
+    let missing = images.missing(&SMALL).or_else(namespace::missing);
+    let attempt = |name: &str, hosts: usize, check: HostCheck| {
+        let name = format!("vm, hosts: {name}");
+        if !wanted(&name) {
+            return;
+        }
+        if let Some(why) = &missing {
+            report.add(&name, Duration::ZERO, Verdict::Skipped(why.clone()));
+            return;
+        }
+        let started = Instant::now();
+        let outcome = Bench::new(context, "soft", &name)
+            .and_then(|bench| Site::new(&bench, images, hosts).and_then(|site| check(&site)));
+        let verdict = match outcome {
+            Ok(note) => Verdict::Passed(note),
+            Err(error) => Verdict::Failed(vec![format!("{error:#}")]),
+        };
+        report.add(&name, started.elapsed(), verdict);
+    };
+    for (name, hosts, check) in CHECKS {
+        attempt(name, hosts, check);
+    }
+    attempt("refusals", 2, refusals);
+}
+
+/// Hosts with daemons, and the one that launches.
+struct Site<'a> {
+    bench: &'a Bench<'a>,
+    images: &'a Images,
+    // Before the namespaces, which hold nothing then.
+    daemons: Vec<Running>,
+    home: Identity,
+    star: Star,
+}
+
+impl<'a> Site<'a> {
+    /// So many hosts beside the launcher's: `h1`, `h2`. The last of two says that it
+    /// is another machine.
+    fn new(bench: &'a Bench<'a>, images: &'a Images, hosts: usize) -> Result<Site<'a>> {
+        let star = Star::new(hosts + 1)?;
+        let context = bench.context;
+        let home = Identity::new(context, &bench.directory.join("home"))?;
+        let nodes = (1..=hosts)
+            .map(|host| Identity::new(context, &bench.directory.join(format!("h{host}"))))
+            .collect::<Result<Vec<_>>>()?;
+        let names: Vec<(String, String)> = (1..=hosts)
+            .map(|host| (format!("h{host}"), Star::address(host)))
+            .collect();
+        let mut peers: Vec<(&str, &str, Option<&str>)> = names
+            .iter()
+            .zip(&nodes)
+            .map(|((name, address), node)| (name.as_str(), node.key.as_str(), Some(&**address)))
+            .collect();
+        // Trusted, and not there.
+        let nobody = Star::address(100);
+        peers.push(("gone", &home.key, Some(&nobody)));
+        home.configure("127.0.0.1:1", "1G", &peers)?;
+        let boot_id = bench.directory.join("boot-id");
+        fs::write(&boot_id, "01234567-89ab-cdef-0123-456789abcdef\n")?;
+        let mut site = Site {
+            bench,
+            images,
+            daemons: Vec::new(),
+            home,
+            star,
+        };
+        for (host, node) in (1..).zip(&nodes) {
+            let listen = format!("0.0.0.0:{PORT}");
+            node.configure(&listen, "300M", &[("home", &site.home.key, None)])?;
+            let wanted = Wanted {
+                host: Star::address(host),
+                port: PORT,
+                memory: "300M".into(),
+                prefix: match host {
+                    2 => site.star.prefix_as(host, &boot_id),
+                    _ => site.star.prefix(host),
+                },
+            };
+            let directory = bench.directory.join(format!("h{host}"));
+            let daemon = cluster::start_daemon(context, node, &directory, &wanted)?;
+            site.daemons.push(daemon);
+        }
+        Ok(site)
+    }
+
+    /// `weft` on the launcher's host.
+    fn weft(&self, words: &[&str]) -> Command {
+        let prefix = self.star.prefix(0);
+        let mut command = Command::new(&prefix[0]);
+        let (name, value) = self.home.environment();
+        command
+            .args(&prefix[1..])
+            .arg(&self.bench.context.weft)
+            .args(words)
+            .env(name, value)
+            .env("XDG_RUNTIME_DIR", &self.bench.run_directory);
+        command
+    }
+
+    /// `weft vm run` over `hosts`, with a vCPU on each, of a guest that runs `script`.
+    fn machine(&self, hosts: &str, script: &str, options: &[&str]) -> Result<Command> {
+        let [kernel, initrd] = SMALL;
+        let cpus = (hosts.split(',').count() + 1).to_string();
+        let line = format!("console=ttyS0 quiet weft.run=\"{script}\"");
+        let lease = LEASE.as_secs().to_string();
+        let mut command = self.weft(&["vm", "run", "--on", hosts, "--cpus", &cpus]);
+        command
+            .args(["--lease", &lease, "--cmdline", &line, "--kernel"])
+            .arg(self.images.file(kernel)?)
+            .arg("--initrd")
+            .arg(self.images.file(initrd)?)
+            .args(options);
+        Ok(command)
+    }
+
+    /// A machine over `hosts` whose guest counts seconds.
+    fn busy(&self, hosts: &str) -> Result<Guest> {
+        let script = "while :; do echo tick; sleep 1; done";
+        let mut guest = Guest::start(&mut self.machine(hosts, script, &[])?)?;
+        if guest.wait_for("tick", BOUND).is_none() {
+            let ended = guest.finish(Duration::ZERO)?;
+            anyhow::bail!("the guest does not come up: {}", ended.stderr);
+        }
+        Ok(guest)
+    }
+
+    /// The slice that a host's daemon runs.
+    fn slice_of(&self, host: usize) -> Result<i32> {
+        let daemon = self.daemons[host - 1].pid();
+        let tasks = fs::read_dir(format!("/proc/{daemon}/task"))?;
+        for task in tasks {
+            let children = fs::read_to_string(task?.path().join("children"))?;
+            if let Some(child) = children.split_whitespace().next() {
+                return Ok(child.parse()?);
+            }
+        }
+        anyhow::bail!("host {host} runs no slice")
+    }
+
+    /// What the daemons say of themselves.
+    fn listed(&self) -> Result<Vec<Value>> {
+        let mut command = self.weft(&["node", "list", "--json"]);
+        for host in 1..=self.daemons.len() {
+            command.arg(format!("h{host}"));
+        }
+        let output = command.output()?;
+        Ok(serde_json::from_slice(&output.stdout)?)
+    }
+
+    /// Fails unless every daemon that can be asked runs no slice and has all of its
+    /// memory, within the lease.
+    fn all_given_back(&self) -> Result<()> {
+        wait_until("what was lent to be given back", || {
+            Ok(self
+                .listed()?
+                .iter()
+                .filter(|node| node["reachable"] == true)
+                .all(|node| {
+                    node["slices_used"] == 0
+                        && node["machine_slices"] == 0
+                        && node["memory_free_bytes"] == node["memory_bytes"]
+                }))
+        })
+    }
+}
+
+/// Fails unless a machine ended for the loss of `node`, within the lease and a
+/// margin of `since`.
+fn ended_by_loss(guest: Guest, node: usize, since: Instant) -> Result<String> {
+    let ended = guest.finish(BOUND)?;
+    let took = since.elapsed();
+    ended_with(&ended, 124, &[&format!("lost node {node} (vCPU {node},")])?;
+    ensure!(took < LEASE + MARGIN, "it took {took:?}");
+    Ok(format!("{} ms", took.as_millis()))
+}
+
+fn counter(ended: &Ended, name: &str) -> Result<u64> {
+    let line = ended.stderr.lines().find(|line| line.contains(name));
+    let number = line.and_then(|line| line.split_whitespace().last());
+    let number = number.with_context(|| format!("no counter {name} in: {}", ended.stderr))?;
+    Ok(number.parse()?)
+}
+
+fn two(site: &Site<'_>) -> Result<String> {
+    let mut command = site.machine("h1", "nproc; sleep 2", &["--stats", "text"])?;
+    let mut guest = Guest::start(&mut command)?;
+    ensure!(guest.wait_for("2", BOUND).is_some(), "no two processors");
+    let listed = site.listed()?;
+    ensure!(listed[0]["machine_slices"] == 1, "{:?}", listed[0]);
+    let status = fs::read_to_string(format!("/proc/{}/status", site.slice_of(1)?))?;
+    ensure!(
+        status.contains("Uid:\t60100\t60100\t60100\t60100"),
+        "the slice is another user's: {status}"
+    );
+    ensure!(status.contains("Seccomp:\t2"), "it has no filter");
+    let ended = guest.finish(BOUND)?;
+    ended_with(&ended, 0, &["is on h1", "powered off by the guest"])?;
+    ensure!(counter(&ended, "slice1.clock-error-ns")? == 0, "same host");
+    site.all_given_back()?;
+    Ok(format!("{} ms", ended.took.as_millis()))
+}
+
+fn three(site: &Site<'_>) -> Result<String> {
+    let script =
+        "nproc; litmus -s 3; sleep 3; dmesg | grep -v ommand | grep -c -i -e unstable -e warp";
+    let mut command = site.machine("h1,h2", script, &["--stats", "text"])?;
+    let ended = Guest::start(&mut command)?.finish(LONG_BOUND)?;
+    ended_with(&ended, 0, &["powered off by the guest"])?;
+    let console = ended.console();
+    ensure!(console.lines().any(|line| line.trim() == "3"), "{console}");
+    ensure!(!console.contains("forbidden 1"), "{console}");
+    ensure!(console.contains("litmus SB rounds"), "{console}");
+    ensure!(console.lines().any(|line| line.trim() == "0"), "{console}");
+    ensure!(counter(&ended, "slice1.clock-error-ns")? == 0, "same host");
+    let error = counter(&ended, "slice2.clock-error-ns")?;
+    ensure!((1..50_000_000).contains(&error), "clock error {error} ns");
+    site.all_given_back()?;
+    Ok(format!("clock error {} us", error / 1000))
+}
+
+fn slow(site: &Site<'_>) -> Result<String> {
+    let options = [
+        "--stats",
+        "text",
+        "--link-delay",
+        "3000",
+        "--late-cpus",
+        "yes",
+    ];
+    let ended = Guest::start(&mut site.machine("h1", "nproc", &options)?)?.finish(LONG_BOUND)?;
+    ended_with(&ended, 0, &["powered off by the guest"])?;
+    let console = ended.console();
+    ensure!(console.lines().any(|line| line.trim() == "2"), "{console}");
+    Ok(format!("{} ms", ended.took.as_millis()))
+}
+
+fn daemon_killed(site: &Site<'_>) -> Result<String> {
+    let guest = site.busy("h1,h2")?;
+    let slice = site.slice_of(1)?;
+    let since = Instant::now();
+    kill(Pid::from_raw(site.daemons[0].pid()), Signal::SIGKILL)?;
+    let note = ended_by_loss(guest, 1, since)?;
+    // Nobody may have looked at its end yet.
+    let gone = || Ok(processes::read(slice).is_none_or(|process| process.state == 'Z'));
+    wait_until("the slice to end", gone)?;
+    site.all_given_back()?;
+    Ok(note)
+}
+
+fn slice_killed(site: &Site<'_>) -> Result<String> {
+    let guest = site.busy("h1")?;
+    let since = Instant::now();
+    kill(Pid::from_raw(site.slice_of(1)?), Signal::SIGKILL)?;
+    let note = ended_by_loss(guest, 1, since)?;
+    site.all_given_back()?;
+    Ok(note)
+}
+
+fn cable_pulled(site: &Site<'_>) -> Result<String> {
+    let guest = site.busy("h1,h2")?;
+    let since = Instant::now();
+    site.star.cut(2, true)?;
+    let note = ended_by_loss(guest, 2, since)?;
+    site.star.cut(2, false)?;
+    site.all_given_back()?;
+    Ok(note)
+}
+
+fn launcher_killed(site: &Site<'_>) -> Result<String> {
+    let mut guest = site.busy("h1")?;
+    let slice = site.slice_of(1)?;
+    let since = Instant::now();
+    guest.kill()?;
+    let gone = || Ok(processes::read(slice).is_none());
+    wait_until("the slice to end", gone)?;
+    let took = since.elapsed();
+    ensure!(took < LEASE + MARGIN, "it took {took:?}");
+    site.all_given_back()?;
+    Ok(format!("{} ms", took.as_millis()))
+}
+
+fn daemon_ends(site: &Site<'_>) -> Result<String> {
+    let guest = site.busy("h1")?;
+    kill(Pid::from_raw(site.daemons[0].pid()), Signal::SIGTERM)?;
+    let ended = guest.finish(BOUND)?;
+    let said = ["wants its memory back", "asking the guest to power off"];
+    ended_with(&ended, 0, &said)?;
+    Ok(String::new())
+}
+
+/// Twice what is lent would be needed if a life's reservation outlived it.
+fn restarts(site: &Site<'_>) -> Result<String> {
+    let mut command = site.machine("h1", "nproc\" weft.reboot \"", &[])?;
+    command.stdin(Stdio::null());
+    let mut guest = Guest::start(&mut command)?;
+    let mut starts = 0;
+    let deadline = Instant::now() + LONG_BOUND;
+    while starts < 4 && Instant::now() < deadline {
+        ensure!(guest.wait_for("weft-guest: hello", BOUND).is_some());
+        starts = guest
+            .lines()
+            .iter()
+            .filter(|line| line.text.contains("weft-guest: hello"))
+            .count();
+        let next = guest.wait_for(&format!("never {starts}"), Duration::from_millis(300));
+        ensure!(next.is_none(), "a guest that says never");
+    }
+    guest.kill()?;
+    let ended = guest.finish(BOUND)?;
+    ensure!(starts >= 4, "{starts} starts; {}", ended.stderr);
+    ensure!(!ended.stderr.contains("no room"), "{}", ended.stderr);
+    site.all_given_back()?;
+    Ok(format!("{starts} lives"))
+}
+
+fn refusals(site: &Site<'_>) -> Result<String> {
+    let many = vec!["h1"; 16].join(",");
+    let cases: [(&str, &[&str], &[&str]); 6] = [
+        (
+            "nobody",
+            &[],
+            &["node nobody", "no key is known", "weft node trust"],
+        ),
+        (
+            "gone",
+            &[],
+            &["node gone cannot be reached", "10.119.0.101"],
+        ),
+        (&many, &[], &["makes 17", "2 to 16"]),
+        (
+            "h1",
+            &["--memory", "400M"],
+            &["no room on node h1", "400.0 MiB asked for"],
+        ),
+        ("h1,gone", &[], &["node gone cannot be reached"]),
+        (
+            "h1,h1",
+            &["--memory", "200M"],
+            &["no room on node h1", "100.0 MiB free"],
+        ),
+    ];
+    for (hosts, options, says) in cases {
+        let mut command = site.machine(hosts, "true", options)?;
+        let ended = Guest::start(&mut command)?.finish(BOUND)?;
+        ended_with(&ended, 125, says).with_context(|| format!("--on {hosts}"))?;
+        site.all_given_back()?;
+    }
+    // A daemon's host, whose key the other daemon does not know.
+    let stranger = Identity::new(site.bench.context, &site.bench.directory.join("stranger"))?;
+    let key = fs::read_to_string(site.home.directory.join("node.toml"))?;
+    fs::write(stranger.directory.join("node.toml"), key)?;
+    let (name, value) = stranger.environment();
+    let mut command = site.machine("h1", "true", &[])?;
+    let ended = Guest::start(command.env(name, value))?.finish(BOUND)?;
+    ended_with(&ended, 125, &["the handshake with node h1 failed"])?;
+    let by_hand = site.weft(&["vm", "slice"]).stdin(Stdio::null()).output()?;
+    let said = String::from_utf8_lossy(&by_hand.stderr).into_owned();
+    ensure!(said.contains("not started by a daemon"), "{said}");
+    Ok(String::new())
+}
