@@ -13,6 +13,7 @@ use std::time::Duration;
 use weft_wire::halves::{self, HalvesConfig, Receiver, Sender};
 
 use super::*;
+use crate::clock::{Clock, Reference, Source, measure_host_tsc};
 use crate::interrupts::{Hub, MessageSink};
 use crate::machine::{Configuration, DataPath, Disk, Placement, disks};
 use crate::memory::{DeviceMemory, Ram};
@@ -110,6 +111,7 @@ impl Rig {
                     links,
                     lease: LEASE,
                     delay_max: Duration::ZERO,
+                    reference: Reference::here(),
                 };
                 let told = failures.clone();
                 let broken: crate::slice::Broken =
@@ -158,6 +160,7 @@ impl Rig {
                 hub: Hub::of_slice(2, Some(slice.apart())),
                 mmio: machine.mmio.clone(),
                 ports: machine.ports.clone(),
+                clock: Arc::new(Clock::new(Source::Host, measure_host_tsc())),
                 broken: broken.clone(),
                 ended: Box::new(|_, _| {}),
             };
