@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! daemon                               weft vm slice
-//! SliceBoot, with the links     ──▶    opens everything, confines itself
+//! SliceBoot, with the links     ──▶    opens its links, checks what it is to be
 //!                               ◀──    Ready | Failed
 //!                               ◀──    Said, at any time after Ready
 //! ```
@@ -30,8 +30,7 @@ pub const SETTINGS_BYTES_MAX: usize = 48 << 10;
 const PACKET_BYTES_MAX: usize = 128 << 10;
 /// Longest message of a slice.
 const WORD_BYTES_MAX: usize = 4 << 10;
-/// How long a slice may take to get ready. It maps memory, opens its devices and
-/// measures its clock; this is for hosts under great load.
+/// How long a slice may take to get ready. It opens its links and measures its clock; this is for hosts under great load.
 const READY_BOUND: Duration = Duration::from_secs(20);
 /// How long a started process may wait for what it is to be.
 const BOOT_BOUND: Duration = Duration::from_secs(10);
@@ -54,7 +53,7 @@ pub struct SliceBoot {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Word {
-    /// Everything is open, nothing runs yet.
+    /// Its links are open and nothing of it is refused; nothing runs yet.
     Ready,
     /// It cannot be; the reason.
     Failed(String),

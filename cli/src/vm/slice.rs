@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use anyhow::Context;
 use weft_node::monitor::{Control, Word};
+use weft_vmm::clock::measure_host_tsc;
 use weft_vmm::confine::{self, Mode, ThreadKind};
-use weft_vmm::machine::{End, Machine, Outside};
+use weft_vmm::machine::{Configuration, End, Machine, Outside};
+use weft_vmm::slice::SliceLinks;
 
 use super::companions::{LinkOptions, open};
 use super::error::EXIT_SETUP;
@@ -23,14 +25,21 @@ pub fn run() -> anyhow::Result<ExitCode> {
     let control = Control::inherited().context("cannot be a node of a machine")?;
     // SAFETY: a request about the calling thread, and a string with its end.
     unsafe { libc::prctl(libc::PR_SET_NAME, c"weft-slice".as_ptr()) };
-    let machine = match prepare(&control) {
-        Ok(machine) => machine,
-        Err(error) => {
-            control.say(&Word::Failed(format!("{error:#}")));
-            return Ok(ExitCode::from(EXIT_SETUP));
-        }
+    let failed = |error: anyhow::Error, word: fn(String) -> Word| {
+        control.say(&word(format!("{error:#}")));
+        Ok(ExitCode::from(EXIT_SETUP))
     };
+    let (configuration, links) = match prepare(&control) {
+        Ok(prepared) => prepared,
+        Err(error) => return failed(error, Word::Failed),
+    };
+    // Before the machine is put together: slice 0, which is started next, is asked
+    // for what its devices are.
     control.say(&Word::Ready);
+    let machine = match build(&configuration, links) {
+        Ok(machine) => machine,
+        Err(error) => return failed(error, Word::Said),
+    };
     let handle = machine.handle();
     let end = loop {
         if let Some(end) = handle.wait(WAIT) {
@@ -45,12 +54,17 @@ pub fn run() -> anyhow::Result<ExitCode> {
     unsafe { libc::_exit(0) }
 }
 
-fn prepare(control: &Control) -> anyhow::Result<Machine> {
+/// All that can be refused before anything runs anywhere.
+fn prepare(control: &Control) -> anyhow::Result<(Configuration, SliceLinks)> {
     let (boot, sockets) = control
         .boot()
         .context("the daemon did not say what to be")?;
     let settings: SliceSettings =
         serde_json::from_str(&boot.settings).context("the machine is described wrongly")?;
+    settings.configuration.validate()?;
+    if !settings.reference.is_here() {
+        settings.reference.check(measure_host_tsc())?;
+    }
     confine::prepare(Mode::Enforce)?;
     let options = LinkOptions {
         lease: Duration::from_millis(boot.lease_ms.into()),
@@ -58,11 +72,15 @@ fn prepare(control: &Control) -> anyhow::Result<Machine> {
         reference: Some(settings.reference),
     };
     let links = open(sockets, boot.number as usize, options)?.context("there are no links")?;
+    Ok((settings.configuration, links))
+}
+
+fn build(configuration: &Configuration, links: SliceLinks) -> anyhow::Result<Machine> {
     let outside = Outside {
         serial: Box::new(io::sink()),
         console: None,
     };
-    let machine = Machine::of_slice(&settings.configuration, outside, links)?;
+    let machine = Machine::of_slice(configuration, outside, links)?;
     confine::enter(ThreadKind::Main)?;
     Ok(machine)
 }
