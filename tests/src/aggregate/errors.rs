@@ -45,7 +45,7 @@ const REFUSED: [(&str, i32, &[&str]); 10] = [
         &["--deterministic", "several nodes"],
     ),
     (
-        "--nodes 2 --cpus 2 --backend kvm",
+        "--on a --cpus 2 --backend kvm",
         EXIT_NOT_STARTED,
         &["--backend soft"],
     ),
