@@ -74,7 +74,8 @@ impl Peers {
         })
     }
 
-    /// Says who hears of a loss.
+    /// Says who hears of a loss: on the thread that reads the link, or on one that
+    /// waited for an answer, with no lock held.
     pub(super) fn when_lost(&self, on_loss: Box<dyn Fn(usize, String) + Send + Sync>) {
         // A second one is a mistake that the first survives.
         let _ = self.on_loss.set(on_loss);
@@ -86,7 +87,8 @@ impl Peers {
         (0..self.senders.len()).filter(move |slice| *slice != me)
     }
 
-    /// Sends a note to `slice`. A link that ended is heard of where it is read.
+    /// Sends a note to `slice`. A link that ended is heard of where it is read: who
+    /// sends may hold a lock that the hearing of a loss wants.
     pub(super) fn tell(&self, slice: usize, note: &Note) {
         let (header, payload) = note.encode();
         self.send(slice, &header, &[payload]);
@@ -103,12 +105,9 @@ impl Peers {
     /// that sends what was.
     pub(super) fn tell_all_first(&self, note: &Note) {
         let (header, payload) = note.encode();
-        for (slice, sender) in self.senders.iter().enumerate() {
-            let sent = sender
-                .as_ref()
-                .map(|sender| sender.send(&header, &[payload]));
-            if let Some(Err(error)) = sent {
-                self.lost(slice, &error.to_string());
+        for sender in self.senders.iter().flatten() {
+            if sender.send(&header, &[payload]).is_err() {
+                sender.close();
             }
         }
     }
@@ -116,15 +115,17 @@ impl Peers {
     /// Sends a frame to `slice`; as [`Peers::tell`].
     pub(super) fn send(&self, slice: usize, header: &Header, parts: &[&[u8]]) {
         let Some(Some(sender)) = self.senders.get(slice) else {
-            return self.lost(slice, "there is no link to it");
+            // Notes and the protocol name slices that there are, and not this one.
+            debug_assert!(false, "no link from slice {} to {slice}", self.me);
+            return;
         };
         self.sent_frames.fetch_add(1, Ordering::Relaxed);
         let sent = match self.delays.get(slice) {
             Some(delay) => delay.hold(sender, header, parts),
             None => sender.send(header, parts),
         };
-        if let Err(error) = sent {
-            self.lost(slice, &error.to_string());
+        if sent.is_err() {
+            sender.close();
         }
     }
 
@@ -139,12 +140,12 @@ impl Peers {
         else {
             return;
         };
-        if let Err(error) = delay.send_until_over(sender) {
-            self.lost(slice, &error.to_string());
+        if delay.send_until_over(sender).is_err() {
+            sender.close();
         }
     }
 
-    /// `slice` is gone, or broken.
+    /// `slice` is gone, or broken. Called with no lock held: see [`Peers::when_lost`].
     pub(super) fn lost(&self, slice: usize, reason: &str) {
         if !self.over.load(Ordering::SeqCst)
             && let Some(on_loss) = self.on_loss.get()
@@ -241,5 +242,66 @@ impl Peers {
 impl Post for Peers {
     fn post(&self, to: NodeId, header: &Header, parts: &[&[u8]]) {
         self.send(to.index(), header, parts);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+    use std::sync::mpsc::channel;
+    use std::thread::spawn;
+
+    use weft_dsm::{Config, ManagerOf};
+    use weft_soft::{Access, Memory};
+    use weft_wire::halves::{HalvesConfig, open};
+
+    use crate::memory::Ram;
+    use crate::slice::memory::SharedMemoryOptions;
+
+    struct Nowhere;
+
+    impl Take for Nowhere {
+        fn take(&self, _: usize, _: Note) {}
+    }
+
+    /// Who sends may hold whatever lock the hearing of a loss wants.
+    #[test]
+    fn a_peer_that_went_is_heard_of_where_it_is_read() {
+        let (near, far) = UnixStream::pair().unwrap();
+        let lease = Duration::from_secs(20);
+        let (sender, receiver) = open(HalvesConfig {
+            socket: near.into(),
+            keys: None,
+            lease,
+            spin: Duration::ZERO,
+            name: "test".into(),
+        })
+        .unwrap();
+        let peers = Peers::new(0, vec![None, Some(sender)], lease, Duration::ZERO);
+        let memory = SharedMemory::new(SharedMemoryOptions {
+            ram: Ram::new(8 << 20).unwrap(),
+            config: Config::new(NodeId(0), 2, ManagerOf::Fixed(NodeId(1))),
+            post: peers.clone(),
+            lease,
+            broken: Box::new(|reason| panic!("{reason}")),
+        });
+        let (tell, lost) = channel();
+        let ended = memory.clone();
+        peers.when_lost(Box::new(move |slice, _| {
+            ended.end_waits();
+            tell.send(slice).unwrap();
+        }));
+        drop(far);
+        let vcpu = memory.clone();
+        let vcpu = spawn(move || vcpu.acquire(0x4000, Access::Write).is_ok());
+        // It has asked, or found the link ended, before anybody reads.
+        while memory.counters.writes.load(Ordering::SeqCst) == 0 && !vcpu.is_finished() {
+            std::thread::yield_now();
+        }
+        let reader = spawn(move || peers.read(1, receiver, &memory, &Nowhere));
+        assert_eq!(lost.recv_timeout(Duration::from_secs(10)), Ok(1));
+        assert!(vcpu.join().unwrap());
+        reader.join().unwrap();
     }
 }
