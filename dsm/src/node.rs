@@ -215,6 +215,9 @@ impl<T: Tables> Node<T> {
         if generation != here {
             return self.other_generation(from, message, here, sink);
         }
+        if body.names().is_some_and(|node| node.0 >= self.nodes) {
+            return self.violation(page, from, "a message about a node that there is not", sink);
+        }
         let manager = self.manager_of(page);
         let manages = manager == self.me;
         let managed = manager == from;

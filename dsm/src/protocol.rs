@@ -137,6 +137,20 @@ pub enum Body {
     },
 }
 
+impl Body {
+    /// The node that the message is about, beside its two ends.
+    pub const fn names(&self) -> Option<NodeId> {
+        match *self {
+            Body::Forward { requester, .. } => Some(requester),
+            Body::Offer { to } => to,
+            Body::Place { to, .. } => Some(to),
+            Body::Lost { node } => Some(node),
+            Body::Probe { dead } | Body::Held { dead, .. } => Some(dead),
+            _ => None,
+        }
+    }
+}
+
 /// Why the manager or the node itself does not move a page now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Denial {
