@@ -57,7 +57,7 @@ use crate::machine::{MachineError, Placement};
 use crate::memory::Ram;
 use delegation::{Delegation, DeviceNote};
 use memory::mapping::GuestMapping;
-use memory::{SharedMemory, SharedMemoryOptions};
+use memory::{Budget, SharedMemory, SharedMemoryOptions};
 use note::{Note, Space};
 use orders::{Answer, Order, OrderReceiver};
 pub use peers::Peers;
@@ -167,6 +167,7 @@ impl Slice {
         let memory = SharedMemory::new(SharedMemoryOptions {
             ram: ram.clone(),
             config: Config::new(me, slices, manager),
+            budget: Budget::UNLIMITED,
             post: peers.clone(),
             lease: links.lease,
             broken: Box::new(move |reason| broken(reason)),
@@ -357,6 +358,10 @@ impl Slice {
         let memory = self.memory.clone();
         start("weft-taker", ThreadKind::Device, move || {
             memory.take_held_back()
+        })?;
+        let memory = self.memory.clone();
+        start("weft-evictor", ThreadKind::Device, move || {
+            memory.keep_to_budget()
         })?;
         if let Some(mapping) = self.mapping.get().cloned() {
             let memory = self.memory.clone();

@@ -12,7 +12,8 @@ impl SharedMemory {
     /// are touched one after the other: memory that is used for the first time.
     pub(super) fn ask_ahead<'a>(&'a self, mut state: Guard<'a>, page: u64) -> Guard<'a> {
         let ahead = state.streams.fault(page);
-        for next in ahead.from..ahead.from + ahead.count {
+        let room = self.budget.high().saturating_sub(self.rights.resident());
+        for next in ahead.from..ahead.from + ahead.count.min(room) {
             let known = self.host_of(next << PAGE_SHIFT).is_none()
                 || self.rights.of(next).is_some()
                 || state.busy.contains_key(&next);

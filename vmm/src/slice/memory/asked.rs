@@ -32,7 +32,7 @@ impl SharedMemory {
             return;
         }
         let mut state = self.lock();
-        if self.rights.allow(page, access) {
+        if self.rights.allow_use(page, access) {
             MemoryCounters::add(&self.counters.local, 1);
             return self.grant(page, !state.busy.contains_key(&page));
         }
@@ -48,6 +48,12 @@ impl SharedMemory {
             again: false,
         };
         state.asked.insert(page, asked);
+        if self.lacks_room(page) {
+            MemoryCounters::add(&self.counters.room_waits, 1);
+            state.kept_waiting.push_back(page);
+            self.room.call();
+            return;
+        }
         if !state.busy.contains_key(&page) {
             let work = state.step(fault(page, access), None);
             state = self.carry_out(state, page, work);

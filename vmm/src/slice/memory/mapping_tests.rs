@@ -8,6 +8,7 @@ use std::thread::{JoinHandle, spawn};
 
 use weft_dsm::{ManagerOf, NodeId};
 
+use super::super::Budget;
 use super::super::tests::{PAGE as PAGE_BYTES, Rig};
 use super::*;
 use crate::memory::GuestBytes;
@@ -27,10 +28,21 @@ impl Watched {
         nodes: u8,
         manager: ManagerOf,
         delay: Duration,
+        change: impl FnMut(GuestMapping) -> GuestMapping,
+    ) -> Self {
+        let budgets = vec![Budget::UNLIMITED; nodes.into()];
+        Self::with_budgets(nodes, manager, delay, budgets, change)
+    }
+
+    fn with_budgets(
+        nodes: u8,
+        manager: ManagerOf,
+        delay: Duration,
+        budgets: Vec<Budget>,
         mut change: impl FnMut(GuestMapping) -> GuestMapping,
     ) -> Self {
         let mut mappings = Vec::new();
-        let rig = Rig::of(nodes, manager, delay, |memory| {
+        let rig = Rig::of(nodes, manager, delay, budgets, |memory| {
             let mapping = GuestMapping::new(memory.ram(), Whose::UserMode).unwrap();
             let mapping = Arc::new(change(mapping));
             memory.connect(Box::new(mapping.clone()));
