@@ -46,7 +46,7 @@ fn figure(memory: &SharedMemory, name: &str) -> u64 {
 }
 
 /// Pages of a memory's file that the host has.
-fn resident(ram: &Ram) -> u64 {
+pub(super) fn resident(ram: &Ram) -> u64 {
     let region = ram.guest().iter().next().unwrap();
     let file = region.file_offset().unwrap().file();
     file.metadata().unwrap().blocks() * 512 / PAGE
