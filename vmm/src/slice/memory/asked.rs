@@ -58,10 +58,11 @@ impl SharedMemory {
             let work = state.step(fault(page, access), None);
             state = self.carry_out(state, page, work);
         }
-        match state.asked.contains_key(&page) {
-            true => drop(self.count_remote(page, access)),
-            false => MemoryCounters::add(&self.counters.local, 1),
+        if !state.asked.contains_key(&page) {
+            return MemoryCounters::add(&self.counters.local, 1);
         }
+        self.count_remote(page, access);
+        drop(self.ask_back_if_read(state, page, access));
     }
 
     /// Has the users ask for a page again before they use it next.

@@ -156,6 +156,7 @@ impl SharedMemory {
             Some(Action::Drop { .. }) => {
                 MemoryCounters::add(&self.counters.evicted_dropped, 1);
                 state = self.carry_out(state, page, work);
+                self.rights.mark_evicted(page);
                 state.vacant.push(page);
                 return state;
             }

@@ -39,7 +39,10 @@ impl SharedMemory {
                     break;
                 }
             }
-            counted = counted.or_else(|| Some(self.count_remote(page, access)));
+            if counted.is_none() {
+                counted = Some(self.count_remote(page, access));
+                state = self.ask_back_if_read(state, page, access);
+            }
             drop(state);
             // A link whose lease ends tells more: it is given the time to.
             if !waiter.wait(2 * self.lease) {

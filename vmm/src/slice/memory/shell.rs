@@ -293,6 +293,7 @@ impl SharedMemory {
                 state.post(to, message);
                 let pushed = matches!(message.body, Body::Push { .. });
                 if pushed {
+                    self.rights.mark_evicted(page);
                     state.leaving = state.leaving.saturating_sub(1);
                     MemoryCounters::add(&self.counters.evicted_sent, 1);
                 }

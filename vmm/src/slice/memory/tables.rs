@@ -72,6 +72,8 @@ const RIGHT: u8 = 3;
 const USED: u8 = 4;
 /// Somebody here looked for the page since the evictor passed it.
 const REFERENCED: u8 = 8;
+/// The page was here and had to go for want of room.
+const EVICTED: u8 = 16;
 
 /// What the evictor finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,7 +139,7 @@ impl Rights {
         };
         let before = place.load(Ordering::Relaxed);
         let after = match right {
-            None => NOTHING | before & USED,
+            None => before & (USED | EVICTED),
             Some(Access::Read) => READ | USED | REFERENCED,
             Some(Access::Write) => WRITE | USED | REFERENCED,
         };
@@ -160,9 +162,22 @@ impl Rights {
     /// The memory of a vacant page was given back: it is zero again.
     pub fn forget(&self, page: u64) {
         if let (true, Some(place)) = (self.is_vacant(page), self.pages.get(page as usize)) {
-            place.store(NOTHING, Ordering::SeqCst);
+            let left = place.load(Ordering::Relaxed) & EVICTED;
+            place.store(left, Ordering::SeqCst);
             self.resident.fetch_sub(1, Ordering::SeqCst);
         }
+    }
+
+    /// A page went for want of room; under the shell's lock.
+    pub fn mark_evicted(&self, page: u64) {
+        if let (None, Some(place)) = (self.of(page), self.pages.get(page as usize)) {
+            place.fetch_or(EVICTED, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether it did, and did not come back.
+    pub fn is_evicted(&self, page: u64) -> bool {
+        self.byte(page) & EVICTED != 0
     }
 
     /// Pages of which memory is filled.
