@@ -17,7 +17,7 @@ use weft_bench::vm::kvm::kvm;
 use weft_bench::vm::soft::soft;
 use weft_tests::boot::Images;
 
-const BENCHMARKS: [&str; 12] = [
+const BENCHMARKS: [&str; 13] = [
     "latency",
     "unstretched",
     "throughput",
@@ -29,6 +29,7 @@ const BENCHMARKS: [&str; 12] = [
     "vm-start",
     "vm-nodes-boot",
     "vm-nodes-cpu",
+    "vm-nodes-kvm",
     "vm-nodes-sharing",
 ];
 
@@ -98,6 +99,7 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Table> {
         "vm-kvm" => kvm(place, &options.images(), repeat),
         "vm-nodes-boot" => aggregate::boots(place, &options.images(), repeat),
         "vm-nodes-cpu" => aggregate::cpu(place, &options.images(), repeat),
+        "vm-nodes-kvm" => aggregate::cpu_on_kvm(place, &options.images(), repeat),
         "vm-nodes-sharing" => aggregate::sharing(place, &options.images(), repeat),
         "vm-devices" => devices(place, &options.images(), repeat),
         "elastic-gigabit" => elastic(place, Network::Gigabit, repeat, &options.program),
