@@ -14,11 +14,11 @@ use weft_tests::boot::{Boot, Images, Monitor, Run};
 const ONE_CORE: [&str; 3] = ["taskset", "-c", "0"];
 
 /// Samples by name.
-type Samples = BTreeMap<String, Vec<f64>>;
+pub(super) type Samples = BTreeMap<String, Vec<f64>>;
 
 /// Where two vCPUs are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Where {
+pub(super) enum Where {
     /// On two nodes.
     TwoNodes,
     /// On one node, on whatever processors the host gives.
@@ -38,7 +38,7 @@ impl Where {
         }
     }
 
-    fn boot(self, small: &Boot) -> Boot {
+    pub fn boot(self, small: &Boot) -> Boot {
         let mut boot = small.clone();
         boot.cpus = 2;
         match self {
@@ -51,18 +51,18 @@ impl Where {
 }
 
 /// A run, with what its machine counted.
-struct Counted {
-    run: Run,
+pub(super) struct Counted {
+    pub run: Run,
     counters: BTreeMap<String, u64>,
 }
 
 impl Counted {
-    fn of(boot: &Boot, place: &Place) -> Result<Counted> {
+    pub fn of(boot: &Boot, monitor: Monitor, place: &Place) -> Result<Counted> {
         let file = place.work.join("aggregate.json");
         let mut boot = boot.clone();
         boot.options
             .extend(["--stats".into(), format!("json={}", file.display())]);
-        let run = boot.run(Monitor::Soft)?;
+        let run = boot.run(monitor)?;
         let text = std::fs::read(&file).context("no statistics")?;
         let report: Value = serde_json::from_slice(&text)?;
         let counters = report["counters"].as_object().context("no counters")?;
@@ -71,6 +71,11 @@ impl Counted {
             .filter_map(|(name, value)| Some((name.clone(), value.as_u64()?)))
             .collect();
         Ok(Counted { run, counters })
+    }
+
+    /// A counter; one that there is not has counted nothing.
+    pub fn value(&self, name: &str) -> f64 {
+        self.counters.get(name).map_or(0.0, |value| *value as f64)
     }
 
     /// The sum of a counter over all slices.
@@ -128,7 +133,7 @@ pub fn boots(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
             boot.cpus = 2;
             boot.options = options.iter().map(ToString::to_string).collect();
             boot.words = words.to_owned();
-            let counted = Counted::of(&boot, place)?;
+            let counted = Counted::of(&boot, Monitor::Soft, place)?;
             for (samples, value) in [
                 (&mut times, counted.seconds()),
                 (&mut faults, counted.faults()),
@@ -409,7 +414,7 @@ pub fn sharing(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
     Ok(table)
 }
 
-fn number_after(text: &str, word: &str) -> Option<f64> {
+pub(super) fn number_after(text: &str, word: &str) -> Option<f64> {
     let (_, rest) = text.split_once(word)?;
     let number: String = rest
         .trim_start_matches([' ', ':', '='])
