@@ -14,10 +14,11 @@ use weft_bench::vm::aggregate;
 use weft_bench::vm::devices::devices;
 use weft_bench::vm::footprint::footprint;
 use weft_bench::vm::kvm::kvm;
+use weft_bench::vm::latency::latency;
 use weft_bench::vm::soft::soft;
 use weft_tests::boot::Images;
 
-const BENCHMARKS: [&str; 12] = [
+const BENCHMARKS: [&str; 14] = [
     "latency",
     "unstretched",
     "throughput",
@@ -29,6 +30,8 @@ const BENCHMARKS: [&str; 12] = [
     "vm-start",
     "vm-nodes-boot",
     "vm-nodes-cpu",
+    "vm-nodes-kvm",
+    "vm-nodes-latency",
     "vm-nodes-sharing",
 ];
 
@@ -98,6 +101,8 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Table> {
         "vm-kvm" => kvm(place, &options.images(), repeat),
         "vm-nodes-boot" => aggregate::boots(place, &options.images(), repeat),
         "vm-nodes-cpu" => aggregate::cpu(place, &options.images(), repeat),
+        "vm-nodes-kvm" => aggregate::cpu_on_kvm(place, &options.images(), repeat),
+        "vm-nodes-latency" => latency(place, &options.images(), repeat),
         "vm-nodes-sharing" => aggregate::sharing(place, &options.images(), repeat),
         "vm-devices" => devices(place, &options.images(), repeat),
         "elastic-gigabit" => elastic(place, Network::Gigabit, repeat, &options.program),

@@ -5,4 +5,5 @@ pub mod aggregate;
 pub mod devices;
 pub mod footprint;
 pub mod kvm;
+pub mod latency;
 pub mod soft;

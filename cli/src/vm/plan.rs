@@ -222,17 +222,22 @@ fn explain(invalid: &Invalid) -> VmError {
     })
 }
 
-/// Devices are all opened here for now.
+/// A file of another host is opened there, where this process's folder means nothing.
 fn check_devices(configuration: &Configuration, nodes: &Nodes) -> Result<(), VmError> {
-    let disks = configuration.disks.iter().map(|disk| disk.slice);
-    let networks = configuration.networks.iter().map(Network::slice);
-    match disks.chain(networks).find(|node| *node != 0) {
-        Some(node) if !nodes.hosts.is_empty() => Err(VmError::Option(format!(
-            "--on {}: a device of another host cannot be used yet: leave `node={node}` out, and it \
-             is this host's",
-            nodes.hosts.join(",")
-        ))),
-        _ => Ok(()),
+    if nodes.hosts.is_empty() {
+        return Ok(());
+    }
+    let elsewhere = |disk: &&Disk| disk.slice != 0 && !disk.path.is_absolute();
+    match configuration.disks.iter().find(elsewhere) {
+        None => Ok(()),
+        Some(disk) => {
+            let (path, node) = (disk.path.display(), disk.slice);
+            let host = nodes.hosts.get(node as usize - 1);
+            let host = host.map_or("another host", String::as_str);
+            Err(VmError::Option(format!(
+                "--disk {path},node={node}: it is opened on {host}: say the whole path, from `/`"
+            )))
+        }
     }
 }
 
@@ -372,7 +377,7 @@ mod tests {
             ("--on a --backend kvm", "needs --backend soft for now"),
             (
                 "--on a --disk d,node=1",
-                "--on a: a device of another host cannot be used yet: leave `node=1` out",
+                "--disk d,node=1: it is opened on a: say the whole path, from `/`",
             ),
             (
                 "--nodes 1",

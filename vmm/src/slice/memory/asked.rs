@@ -18,6 +18,8 @@ const USE_MIN: Duration = Duration::from_micros(100);
 pub(super) struct Asked {
     pub access: Access,
     pub since: Instant,
+    /// How long it took to ask.
+    pub asking: Duration,
     /// The protocol has to be asked again: its last answer was not enough.
     pub again: bool,
 }
@@ -45,6 +47,7 @@ impl SharedMemory {
         let asked = Asked {
             access,
             since: Instant::now(),
+            asking: Duration::ZERO,
             again: false,
         };
         state.asked.insert(page, asked);
@@ -62,7 +65,12 @@ impl SharedMemory {
             return MemoryCounters::add(&self.counters.local, 1);
         }
         self.count_remote(page, access);
-        drop(self.ask_back_if_read(state, page, access));
+        state = self.ask_back_if_read(state, page, access);
+        // Now, so that it belongs to the time of asking.
+        self.send_parcels(&mut state);
+        if let Some(asked) = state.asked.get_mut(&page) {
+            asked.asking = asked.since.elapsed();
+        }
     }
 
     /// Has the users ask for a page again before they use it next.
@@ -94,12 +102,17 @@ impl SharedMemory {
         let Some(asked) = state.asked.get(&page) else {
             return;
         };
-        if self.rights.allow(page, asked.access) {
-            let waited = asked.since.elapsed().as_nanos() as u64;
-            MemoryCounters::add(&self.counters.waited_ns, waited);
+        let (since, asking, here) = (asked.since, asked.asking, Instant::now());
+        let enough = self.rights.allow(page, asked.access);
+        if enough {
             state.asked.remove(&page);
         }
         self.grant(page, true);
+        // What was here at once was not waited for.
+        if enough && !asking.is_zero() {
+            self.counters
+                .count_wait(since.elapsed(), asking, here.elapsed());
+        }
     }
 
     /// Has the users use a page as far as this slice may; `pinned`: for long enough to

@@ -1,6 +1,7 @@
 //! How often pages were asked for, for the trace and the statistics.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -19,6 +20,11 @@ pub struct MemoryCounters {
     pub local: AtomicU64,
     /// Nanoseconds that threads waited for pages of other slices.
     pub waited_ns: AtomicU64,
+    /// Of these: until the request was on its way.
+    pub asking_ns: AtomicU64,
+    /// Of these: from when the page was here until it could be used: until the thread
+    /// that waited for it ran, or it was in the guest's mapping.
+    pub installing_ns: AtomicU64,
     /// Pages sent with their bytes.
     pub pages_sent: AtomicU64,
     /// Pages received with their bytes.
@@ -50,6 +56,8 @@ impl MemoryCounters {
             ("upgrade-faults", &self.upgrades),
             ("local-faults", &self.local),
             ("waited-ns", &self.waited_ns),
+            ("asking-ns", &self.asking_ns),
+            ("installing-ns", &self.installing_ns),
             ("pages-sent", &self.pages_sent),
             ("pages-received", &self.pages_received),
             ("taken", &self.taken),
@@ -65,7 +73,18 @@ impl MemoryCounters {
         .to_vec()
     }
 
-    /// One more.
+    /// A wait for another slice, and the first and the last part of it.
+    pub(super) fn count_wait(&self, waited: Duration, asking: Duration, installing: Duration) {
+        for (counter, time) in [
+            (&self.waited_ns, waited),
+            (&self.asking_ns, asking),
+            (&self.installing_ns, installing),
+        ] {
+            Self::add(counter, time.as_nanos() as u64);
+        }
+    }
+
+    /// So many more.
     pub(super) fn add(counter: &AtomicU64, amount: u64) {
         counter.fetch_add(amount, Ordering::Relaxed);
     }

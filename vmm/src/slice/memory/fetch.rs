@@ -31,6 +31,7 @@ impl SharedMemory {
         }
         state.waiters.push(waiter.clone());
         let (start, mut counted) = (Instant::now(), None);
+        let mut asking = Duration::ZERO;
         while !waiter.granted() && !self.is_over() {
             if !state.busy.contains_key(&page) {
                 let work = state.step(fault(page, access), None);
@@ -39,17 +40,22 @@ impl SharedMemory {
                     break;
                 }
             }
-            if counted.is_none() {
+            let first = counted.is_none();
+            if first {
                 counted = Some(self.count_remote(page, access));
                 state = self.ask_back_if_read(state, page, access);
             }
             drop(state);
+            if first {
+                asking = start.elapsed();
+            }
             // A link whose lease ends tells more: it is given the time to.
             if !waiter.wait(2 * self.lease) {
                 self.fail(did_not_come(page, 2 * self.lease));
             }
             state = self.lock();
         }
+        let installing = waiter.since_granted();
         state.waiters.retain(|other| !Arc::ptr_eq(other, &waiter));
         if counted.is_some() && state.fresh == Some(page) {
             state = self.ask_ahead(state, page);
@@ -62,7 +68,7 @@ impl SharedMemory {
         };
         let waited = start.elapsed();
         let waited_ns = waited.as_nanos() as u64;
-        MemoryCounters::add(&self.counters.waited_ns, waited_ns);
+        self.counters.count_wait(waited, asking, installing);
         if let Some(asker) = asker {
             self.vcpu_counts.count(asker.vcpu, waited_ns);
         }
