@@ -8,13 +8,14 @@ mod bare;
 #[path = "support/skipped.rs"]
 mod skipped;
 
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{JoinHandle, spawn};
 use std::time::Duration;
 
 use iced_x86::code_asm::{CodeAssembler, dword_ptr, eax, rcx, rdi};
-use weft_dsm::{Config, ManagerOf, NodeId};
+use weft_dsm::{Config, ManagerOf, NodeId, Ranges};
 use weft_pager::shared::Whose;
 use weft_soft::{CpuState, Environment, Exit};
 use weft_vmm::memory::{GuestBytes, Ram};
@@ -65,19 +66,25 @@ struct Slices {
     threads: Vec<JoinHandle<()>>,
 }
 
-fn slices() -> Slices {
+/// `budget`: of the first, which then has no memory of its own.
+fn slices(budget: Option<Budget>) -> Slices {
+    let manager = match budget {
+        Some(_) => ManagerOf::Ranges(Ranges::new(&[0, RAM / PAGE]).unwrap()),
+        None => ManagerOf::Interleaved,
+    };
+    let budgets = [budget.unwrap_or(Budget::UNLIMITED), Budget::UNLIMITED];
     let (senders, receivers): (Vec<Sender<Frame>>, Vec<Receiver<Frame>>) =
         (0..2).map(|_| channel()).unzip();
     let mut slices = Slices {
         memories: Vec::new(),
         threads: Vec::new(),
     };
-    for (node, receiver) in (0..2).zip(receivers) {
+    for ((node, receiver), budget) in (0..2).zip(receivers).zip(budgets) {
         let me = NodeId(node);
         let memory = SharedMemory::new(SharedMemoryOptions {
             ram: Ram::new(RAM).unwrap(),
-            config: Config::new(me, 2, ManagerOf::Interleaved),
-            budget: Budget::UNLIMITED,
+            config: Config::new(me, 2, manager),
+            budget,
             post: Arc::new(Channels {
                 me,
                 to: senders.iter().cloned().map(Mutex::new).collect(),
@@ -87,6 +94,8 @@ fn slices() -> Slices {
         });
         let taker = memory.clone();
         slices.threads.push(spawn(move || taker.take_held_back()));
+        let evictor = memory.clone();
+        slices.threads.push(spawn(move || evictor.keep_to_budget()));
         let shell = memory.clone();
         slices.threads.push(spawn(move || {
             while !shell.is_over() {
@@ -191,11 +200,27 @@ fn load(memory: &SharedMemory) {
 
 #[test]
 fn tables_that_another_slice_writes_are_seen() {
+    turns(ROUNDS, None);
+}
+
+/// The same, where the vCPU's tables, code and data go home for want of room, and
+/// their memory to the host, all the time.
+#[test]
+fn tables_that_had_to_go_are_seen() {
+    turns(ROUNDS / 5, Some(Budget::new(0, 64)));
+}
+
+/// Pages, beyond those of the guest, that the first slice reads each round where it
+/// has a budget; where they begin.
+const CROWD: u64 = 24;
+const CROWDED: u64 = 0x20_0000;
+
+fn turns(rounds: u64, budget: Option<Budget>) {
     let host = match Host::open() {
         Ok(host) => host,
         Err(error) => return skipped(&error),
     };
-    let slices = slices();
+    let slices = slices(budget);
     let [near, far] = [&slices.memories[0], &slices.memories[1]];
     let mapping = match GuestMapping::new(near.ram(), Whose::All) {
         Ok(mapping) => mapping,
@@ -225,7 +250,7 @@ fn tables_that_another_slice_writes_are_seen() {
         kick: vcpu.kicker(),
     };
     let mut wrong = 0;
-    for round in 0..ROUNDS {
+    for round in 0..rounds {
         let entry = TABLE + WINDOW / PAGE * 8;
         if round % REUSE_EVERY == 0 {
             // As Linux does with a table that is free: cleared, used for something
@@ -235,6 +260,10 @@ fn tables_that_another_slice_writes_are_seen() {
         let number = round % DATA_PAGES;
         let value = (DATA + number * PAGE) | ENTRY;
         assert!(far.write(entry, &value.to_le_bytes()));
+        for page in (0..CROWD).filter(|_| budget.is_some()) {
+            let page = (round * CROWD + page) % ((RAM - CROWDED) / PAGE);
+            assert!(near.read(CROWDED + page * PAGE, &mut [0; 8]));
+        }
         state.cr3 = ROOTS[(round % 2) as usize];
         state.rip = CODE;
         vcpu.restore(&state).unwrap();
@@ -248,8 +277,15 @@ fn tables_that_another_slice_writes_are_seen() {
         }
         wrong += u64::from(world.said.pop() != Some(number as u32));
     }
-    assert_eq!(wrong, 0, "of {ROUNDS}; {:?}", mapping.counters());
-    eprintln!("{:?}", mapping.counters());
+    assert_eq!(wrong, 0, "of {rounds}; {:?}", mapping.counters());
+    eprintln!("{:?} {:?}", mapping.counters(), near.figures());
+    if budget.is_some() {
+        let given_back = near.counters.given_back.load(Ordering::Relaxed);
+        assert!(
+            given_back > rounds * CROWD / 2,
+            "{given_back} pages given back"
+        );
+    }
     for memory in &slices.memories {
         memory.end_waits();
     }

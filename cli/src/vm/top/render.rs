@@ -55,6 +55,9 @@ fn nodes(sample: &Sample) -> String {
     use Align::Right;
     let headings = [
         ("node", Right),
+        ("memory", Right),
+        ("of", Right),
+        ("evicted/s", Right),
         ("faults/s", Right),
         ("pages sent/s", Right),
         ("received/s", Right),
@@ -69,6 +72,9 @@ fn nodes(sample: &Sample) -> String {
         .map(|node| {
             vec![
                 node.node.to_string(),
+                format_bytes(node.memory_bytes),
+                node.budget_bytes.map_or("all".into(), format_bytes),
+                whole(node.evicted),
                 whole(node.faults),
                 whole(node.pages_sent),
                 whole(node.pages_received),

@@ -1,6 +1,7 @@
 //! Rates, from one reading of a machine's counters to the next.
 
 use serde::Serialize;
+use weft_node::size::PAGE_BYTES;
 use weft_vmm::api::{Counters, VmView};
 
 /// Counters of a vCPU that stand for leaving the guest's code.
@@ -46,6 +47,12 @@ pub struct VcpuSample {
 pub struct NodeSample {
     /// Its number.
     pub node: usize,
+    /// Guest memory that its host has there now, in bytes.
+    pub memory_bytes: u64,
+    /// How much it may have; none: as much as there is.
+    pub budget_bytes: Option<u64>,
+    /// Pages that left for want of room.
+    pub evicted: f64,
     /// Faults of all who use memory there.
     pub faults: f64,
     /// Pages sent with their bytes.
@@ -110,8 +117,18 @@ impl Sample {
         };
         let node = |node: usize| {
             let of = |name: &str| rate(format!("slice{node}.{name}"));
+            let bytes_now = |name: &str| {
+                let name = format!("slice{node}.memory.{name}");
+                now.counters
+                    .counters
+                    .get(&name)
+                    .map(|pages| pages * PAGE_BYTES)
+            };
             NodeSample {
                 node,
+                memory_bytes: bytes_now("held-pages").unwrap_or(0),
+                budget_bytes: bytes_now("budget-pages"),
+                evicted: of("memory.evicted-dropped") + of("memory.evicted-sent"),
                 faults: of("memory.read-faults")
                     + of("memory.write-faults")
                     + of("memory.upgrade-faults"),
@@ -188,6 +205,9 @@ mod tests {
                 ("vcpu1.waited-ns", 500_000_000),
                 ("slice1.sent-messages", 8),
                 ("slice1.memory.upgrade-faults", 6),
+                ("slice1.memory.held-pages", 512),
+                ("slice1.memory.budget-pages", 1024),
+                ("slice1.memory.evicted-sent", 4),
             ],
         );
         let sample = Sample::between(&before, &now);
@@ -196,6 +216,9 @@ mod tests {
         assert_eq!((sample.vcpus[0].node, sample.vcpus[0].exits), (0, 0.0));
         let node = &sample.nodes[1];
         assert_eq!((node.messages_sent, node.faults), (4.0, 3.0));
+        assert_eq!((node.memory_bytes, node.evicted), (2 << 20, 2.0));
+        assert_eq!(node.budget_bytes, Some(4 << 20));
+        assert_eq!(sample.nodes[0].budget_bytes, None);
         let text = super::super::render::render(&sample);
         assert!(text.contains("halted") && text.contains("25.0 %"), "{text}");
         // A machine that began again is not at rest at minus so many.
