@@ -30,6 +30,9 @@ use super::tables::Use;
 const BATCH: usize = 64;
 /// Pages that are looked at to find them: among those, copies go first.
 const WINDOW: usize = 2 * BATCH;
+/// Pages in use that the hand passes at a time: the users are told about each, and the
+/// shell's lock is held meanwhile.
+const PASSED_MAX: usize = 4 * WINDOW;
 /// How often the evictor looks when nobody calls.
 const IDLE_LOOK: Duration = Duration::from_millis(500);
 /// How long it waits for answers of other slices, or for pins to end.
@@ -67,24 +70,27 @@ impl SharedMemory {
             let leaving = self.lock().leaving;
             let many = before.saturating_sub(self.budget.low());
             let wanted = many.saturating_sub(leaving).min(BATCH as u64) as usize;
+            let mut more = false;
             if wanted > 0 {
-                self.evict_some(hand, wanted);
+                more = self.evict_some(hand, wanted);
                 self.give_back();
             }
             self.let_in();
-            if self.rights.resident() >= before {
+            if self.rights.resident() >= before && !more {
                 self.room.wait_for_call(ANSWER_LOOK);
             }
         }
     }
 
-    /// Moves the hand on until it has passed enough pages that may go, twice around
-    /// at most.
+    /// Moves the hand on until it has passed enough pages, once around at most.
     fn pass(&self, hand: &mut u64) -> Passed {
         let mut passed = Passed::default();
         let end = self.end >> PAGE_SHIFT;
-        let mut left = 2 * end;
-        while left > 0 && passed.unused.len() + passed.vacant.len() < WINDOW {
+        let mut left = end;
+        while left > 0
+            && passed.unused.len() + passed.vacant.len() < WINDOW
+            && passed.used.len() < PASSED_MAX
+        {
             if *hand >= end {
                 *hand = 0;
             }
@@ -101,7 +107,9 @@ impl SharedMemory {
         passed
     }
 
-    fn evict_some(&self, hand: &mut u64, wanted: usize) {
+    /// Evicts so many pages at most; whether those that the hand passed may go when it
+    /// comes by again.
+    fn evict_some(&self, hand: &mut u64, wanted: usize) -> bool {
         let Passed {
             vacant,
             used,
@@ -109,8 +117,8 @@ impl SharedMemory {
         } = self.pass(hand);
         let mut state = self.lock();
         state.vacant.extend(vacant);
-        for page in used {
-            self.watch_for_use(page);
+        for page in &used {
+            self.watch_for_use(*page);
         }
         let (mut victims, mut owned) = (Vec::new(), Vec::new());
         for page in unused {
@@ -124,6 +132,7 @@ impl SharedMemory {
         for page in victims {
             state = self.evict(state, page);
         }
+        !used.is_empty()
     }
 
     /// Has the users come by when they use a page next.
