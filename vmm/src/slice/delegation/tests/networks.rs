@@ -222,19 +222,20 @@ fn a_pause_loses_nothing_and_a_reset_ends_all() {
             rig.transport.resume();
             other.wait_used(3);
             assert!(received(&far) == sent);
-            let sent = frame(2, 1, 4000, round);
-            far.send(&sent).unwrap();
+            let answer = frame(2, 1, 4000, round);
+            let mut place = room(&rig, &mut other, 1, 5000);
+            far.send(&answer).unwrap();
             rig.transport.pause(Duration::from_secs(10)).unwrap();
             rig.transport.resume();
             // Before it may come what was on its way when the driver reset.
             loop {
-                let room = room(&rig, &mut other, 1, 5000);
                 other.wait_used(2);
-                let bytes = rig.machines[1].bytes(room.address, sent.len());
-                if bytes[HEADER..] == sent[HEADER..] {
+                let bytes = rig.machines[1].bytes(place.address, answer.len());
+                if bytes[HEADER..] == answer[HEADER..] {
                     break;
                 }
                 assert_eq!(round, 0);
+                place = room(&rig, &mut other, 1, 5000);
             }
         }
         // On its way when the driver resets.
