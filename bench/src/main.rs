@@ -15,9 +15,10 @@ use weft_bench::vm::devices::devices;
 use weft_bench::vm::footprint::footprint;
 use weft_bench::vm::kvm::kvm;
 use weft_bench::vm::soft::soft;
+use weft_bench::vm::web::web;
 use weft_tests::boot::Images;
 
-const BENCHMARKS: [&str; 12] = [
+const BENCHMARKS: [&str; 13] = [
     "latency",
     "unstretched",
     "throughput",
@@ -30,6 +31,7 @@ const BENCHMARKS: [&str; 12] = [
     "vm-nodes-boot",
     "vm-nodes-cpu",
     "vm-nodes-sharing",
+    "vm-nodes-net",
 ];
 
 /// Measures weft against native runs and raw sockets.
@@ -99,6 +101,7 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Table> {
         "vm-nodes-boot" => aggregate::boots(place, &options.images(), repeat),
         "vm-nodes-cpu" => aggregate::cpu(place, &options.images(), repeat),
         "vm-nodes-sharing" => aggregate::sharing(place, &options.images(), repeat),
+        "vm-nodes-net" => web(place, &options.images(), repeat),
         "vm-devices" => devices(place, &options.images(), repeat),
         "elastic-gigabit" => elastic(place, Network::Gigabit, repeat, &options.program),
         _ => elastic(place, Network::Unshaped, repeat, &options.program),

@@ -6,3 +6,4 @@ pub mod devices;
 pub mod footprint;
 pub mod kvm;
 pub mod soft;
+pub mod web;
