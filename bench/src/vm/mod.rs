@@ -7,3 +7,4 @@ pub mod footprint;
 pub mod kvm;
 pub mod latency;
 pub mod soft;
+pub mod web;
