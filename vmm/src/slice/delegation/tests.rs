@@ -116,7 +116,7 @@ impl Rig {
                 let told = failures.clone();
                 let broken: crate::slice::Broken =
                     Arc::new(move |reason| told.lock().unwrap().push(reason));
-                let slice = Slice::new(placement.clone(), links, &ram, broken.clone());
+                let slice = Slice::new(&configuration, links, &ram, broken.clone());
                 (slice, ram, broken)
             })
             .collect();

@@ -34,7 +34,7 @@ impl SharedMemory {
             return;
         }
         let mut state = self.lock();
-        if self.rights.allow(page, access) {
+        if self.rights.allow_use(page, access) {
             MemoryCounters::add(&self.counters.local, 1);
             return self.grant(page, !state.busy.contains_key(&page));
         }
@@ -51,17 +51,26 @@ impl SharedMemory {
             again: false,
         };
         state.asked.insert(page, asked);
+        if self.lacks_room(page) {
+            MemoryCounters::add(&self.counters.room_waits, 1);
+            state.kept_waiting.push_back(page);
+            self.room.call();
+            return;
+        }
         if !state.busy.contains_key(&page) {
             let work = state.step(fault(page, access), None);
             state = self.carry_out(state, page, work);
         }
+        if !state.asked.contains_key(&page) {
+            return MemoryCounters::add(&self.counters.local, 1);
+        }
+        self.count_remote(page, access);
+        state = self.ask_back_if_read(state, page, access);
         // Now, so that it belongs to the time of asking.
         self.send_parcels(&mut state);
-        let Some(asked) = state.asked.get_mut(&page) else {
-            return MemoryCounters::add(&self.counters.local, 1);
-        };
-        asked.asking = asked.since.elapsed();
-        self.count_remote(page, access);
+        if let Some(asked) = state.asked.get_mut(&page) {
+            asked.asking = asked.since.elapsed();
+        }
     }
 
     /// Has the users ask for a page again before they use it next.

@@ -35,6 +35,16 @@ pub struct MemoryCounters {
     pub taking_ns: AtomicU64,
     /// Takings that waited until a page had been of use here.
     pub held_back: AtomicU64,
+    /// Copies that were dropped for want of room.
+    pub evicted_dropped: AtomicU64,
+    /// Pages that went home for want of room.
+    pub evicted_sent: AtomicU64,
+    /// Pages that home could not take at the moment.
+    pub evictions_denied: AtomicU64,
+    /// Pages whose memory went back to the host.
+    pub given_back: AtomicU64,
+    /// Faults that had to wait for room.
+    pub room_waits: AtomicU64,
 }
 
 impl MemoryCounters {
@@ -53,6 +63,11 @@ impl MemoryCounters {
             ("taken", &self.taken),
             ("taking-ns", &self.taking_ns),
             ("held-back", &self.held_back),
+            ("evicted-dropped", &self.evicted_dropped),
+            ("evicted-sent", &self.evicted_sent),
+            ("evictions-denied", &self.evictions_denied),
+            ("given-back", &self.given_back),
+            ("room-waits", &self.room_waits),
         ]
         .map(|(name, count)| (name, count.load(Ordering::Relaxed)))
         .to_vec()

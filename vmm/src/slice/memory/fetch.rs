@@ -22,10 +22,11 @@ impl SharedMemory {
     ) -> Result<*mut u8, Unbacked> {
         let host = self.host_of(address).ok_or(Unbacked(address))?;
         let page = address >> PAGE_SHIFT;
+        self.wait_for_room(page);
         let waiter = Waiter::new(page, access);
         let mut state = self.lock();
         self.tell_of_writing(page, access);
-        if self.rights.allow(page, access) && self.pins.add(page) {
+        if self.rights.allow_use(page, access) && self.pins.add(page) {
             return Ok(host);
         }
         state.waiters.push(waiter.clone());
@@ -40,7 +41,10 @@ impl SharedMemory {
                 }
             }
             let first = counted.is_none();
-            counted = counted.or_else(|| Some(self.count_remote(page, access)));
+            if first {
+                counted = Some(self.count_remote(page, access));
+                state = self.ask_back_if_read(state, page, access);
+            }
             drop(state);
             if first {
                 asking = start.elapsed();
@@ -108,7 +112,7 @@ impl Memory for SharedMemory {
     }
 
     fn held(&self, address: u64, access: Access) -> Option<*mut u8> {
-        if !self.rights.allow(address >> PAGE_SHIFT, access) {
+        if !self.rights.allow_use(address >> PAGE_SHIFT, access) {
             return None;
         }
         self.host_of(address)

@@ -23,6 +23,8 @@
 //! | `ahead` | pages that will be needed soon |
 //! | `bytes` | guest memory for who is no vCPU |
 //! | `taker` | goes on with pages that were held back |
+//! | `budget` | how many pages there may be, and who waits for room |
+//! | `evict` | makes room |
 //! | `users` | who uses the pages, and what they are told |
 //! | [`mapping`] | the guest's mapping of it in KVM, and the faults there |
 //! | `waiters` | who waits for a page, who must not lose one yet |
@@ -31,8 +33,12 @@
 
 mod ahead;
 mod asked;
+mod budget;
 mod bytes;
 mod counters;
+mod evict;
+#[cfg(test)]
+mod evict_tests;
 mod fetch;
 pub mod mapping;
 mod parcels;
@@ -46,6 +52,7 @@ mod trace;
 mod users;
 mod waiters;
 
+pub use budget::Budget;
 pub use counters::{MemoryCounters, PAGES_MAX, PageCount, SlicePages};
 pub use parcels::Post;
 pub use shell::{SharedMemory, SharedMemoryOptions};

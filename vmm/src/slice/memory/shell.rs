@@ -13,17 +13,21 @@
 //!   `rights`, and answers a demand before the page leaves.
 
 use std::borrow::Cow;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use weft_dsm::message::{self, DecodeError, Run};
-use weft_dsm::{Action, Config, Content, Event, Keep, Message, NodeId, PAGE_BYTES, Page};
+use weft_dsm::{
+    Action, Body, Config, Content, Event, Keep, ManagerOf, Message, NodeId, PAGE_BYTES, Page,
+    Refusal,
+};
 use weft_soft::{Access, Memory};
 use weft_wire::Header;
 
+use super::budget::{Budget, Room};
 use super::counters::{MemoryCounters, PageCounts, SlicePages, VcpuCounts};
 use super::parcels::Post;
 use super::state::{State, Work, from_protocol};
@@ -43,6 +47,8 @@ pub struct SharedMemoryOptions {
     pub config: Config,
     /// The way to the others.
     pub post: Arc<dyn Post>,
+    /// Pages that it may fill memory with.
+    pub budget: Budget,
     /// Longest that a vCPU may take to give a page up, and a page to come.
     pub lease: Duration,
     /// Called once when this slice's memory cannot go on, with the reason.
@@ -55,7 +61,11 @@ pub struct SharedMemory {
     /// Guest-physical start, bytes, host address.
     parts: Vec<(u64, u64, usize)>,
     pub(super) end: u64,
+    /// Pages of this slice's own part.
+    pub(super) own: Range<u64>,
     pub(super) rights: Rights,
+    pub(super) budget: Budget,
+    pub(super) room: Room,
     pub(super) pins: Pins,
     state: Mutex<State>,
     pub(super) post: Arc<dyn Post>,
@@ -117,7 +127,10 @@ impl SharedMemory {
                 .collect(),
             ram: options.ram,
             end,
+            own: own_part(&options.config),
             rights: Rights::new(pages),
+            budget: options.budget,
+            room: Room::default(),
             pins: Pins::default(),
             state: Mutex::new(State::new(&options.config, pages)),
             post: options.post,
@@ -149,7 +162,7 @@ impl SharedMemory {
 
     /// Makes the pages of `addresses` this slice's own, as they lie in memory.
     /// Before any other slice runs, at the slice that manages them.
-    pub fn adopt(&self, addresses: std::ops::Range<u64>) -> Result<(), String> {
+    pub fn adopt(&self, addresses: Range<u64>) -> Result<(), String> {
         let mut state = self.lock();
         for page in addresses.start >> PAGE_SHIFT..addresses.end.div_ceil(PAGE_BYTES as u64) {
             let mut refused = None;
@@ -276,8 +289,22 @@ impl SharedMemory {
     pub(super) fn act(&self, state: &mut State, page: u64, action: Action, bytes: Option<&[u8]>) {
         match action {
             Action::Send { to, message } => state.post(to, message),
-            Action::Give { to, message, .. } => state.post(to, message),
-            Action::Drop { .. } => self.rights.set(page, None),
+            Action::Give { to, message, keep } => {
+                state.post(to, message);
+                let pushed = matches!(message.body, Body::Push { .. });
+                if pushed {
+                    self.rights.mark_evicted(page);
+                    state.leaving = state.leaving.saturating_sub(1);
+                    MemoryCounters::add(&self.counters.evicted_sent, 1);
+                }
+                if keep == Keep::Nothing {
+                    self.vacated(state, page, pushed);
+                }
+            }
+            Action::Drop { .. } => {
+                self.rights.set(page, None);
+                self.vacated(state, page, false);
+            }
             Action::Allow { .. } => self.rights.set(page, Some(Access::Write)),
             Action::Install {
                 access, content, ..
@@ -285,6 +312,7 @@ impl SharedMemory {
                 self.install(page, content, bytes);
                 state.fresh = (content == Content::Zero).then_some(page);
                 self.rights.set(page, Some(from_protocol(access)));
+                self.look_at_room();
             }
             Action::Resolved { .. } => {
                 let grant =
@@ -300,9 +328,28 @@ impl SharedMemory {
                     "{from} broke the protocol about page {page:#x}: {what}"
                 ));
             }
-            Action::NoRoom { .. } | Action::Refused { .. } => {
+            // Home was busy with a page that was to go there, or another slice has it
+            // meanwhile: others go.
+            Action::NoRoom { .. }
+            | Action::Refused {
+                reason: Refusal::Busy | Refusal::NotHere,
+                ..
+            } => {
+                state.leaving = state.leaving.saturating_sub(1);
+                MemoryCounters::add(&self.counters.evictions_denied, 1);
+            }
+            Action::Refused { .. } => {
                 self.fail(format!("the protocol refused: {action:?}"));
             }
+        }
+    }
+
+    /// A page left. Its memory stays for when it comes back, unless there is little or
+    /// the page was to make room.
+    fn vacated(&self, state: &mut State, page: u64, evicted: bool) {
+        if evicted || self.rights.resident() > self.budget.high() {
+            state.vacant.push(page);
+            self.room.call();
         }
     }
 
@@ -358,6 +405,7 @@ impl SharedMemory {
         if let Some(taker) = self.taker.get() {
             taker.unpark();
         }
+        self.room.call();
     }
 
     /// The machine is over: whoever waits goes on, with memory of no meaning.
@@ -372,11 +420,22 @@ impl SharedMemory {
         if let Some(taker) = self.taker.get() {
             taker.unpark();
         }
+        self.room.call();
     }
 
     /// Whether it is.
     pub fn is_over(&self) -> bool {
         self.over.load(Ordering::SeqCst)
+    }
+
+    /// How often what happened, and how full the memory is, by name.
+    pub fn figures(&self) -> Vec<(&'static str, u64)> {
+        let mut figures = self.counters.list();
+        figures.push(("held-pages", self.rights.resident()));
+        if self.budget != Budget::UNLIMITED {
+            figures.push(("budget-pages", self.budget.pages()));
+        }
+        figures
     }
 
     /// The pages that this slice asked others for most often.
@@ -399,5 +458,14 @@ impl SharedMemory {
     pub fn faults(&self, from: Option<u64>) -> SliceFaults {
         self.trace.keep_on(READERS_PATIENCE);
         self.trace.read(self.slice, from)
+    }
+}
+
+/// Pages that a slice manages: those that lie in its own part of RAM.
+fn own_part(config: &Config) -> Range<u64> {
+    match config.manager {
+        ManagerOf::Ranges(ranges) => ranges.of(config.me),
+        ManagerOf::Fixed(node) if node == config.me => 0..u64::MAX,
+        ManagerOf::Fixed(_) | ManagerOf::Interleaved => 0..0,
     }
 }

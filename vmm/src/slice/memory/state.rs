@@ -29,6 +29,12 @@ pub(super) struct State {
     pub streams: Streams,
     /// The page that came last and was never touched before.
     pub fresh: Option<u64>,
+    /// Pages that this slice offered to their homes, which have not answered.
+    pub leaving: u64,
+    /// Pages whose memory may be given back to the host.
+    pub vacant: Vec<u64>,
+    /// Pages that were asked for and wait for room; each is in `asked`, too.
+    pub kept_waiting: VecDeque<u64>,
 }
 
 /// A page in the middle of a step.
@@ -68,6 +74,9 @@ impl State {
             parcels: Vec::new(),
             streams: Streams::new(AHEAD_PAGES),
             fresh: None,
+            leaving: 0,
+            vacant: Vec::new(),
+            kept_waiting: VecDeque::new(),
         }
     }
 

@@ -48,6 +48,12 @@ pub trait Users: Send + Sync {
         Ok(())
     }
 
+    /// When users use the page next, they are to ask for it, or to look at its right:
+    /// so it is known whether they do. Called under the shell's lock, likewise.
+    fn watch_for_use(&self, _address: u64) -> Result<(), UseError> {
+        Ok(())
+    }
+
     /// Somebody else is about to write to the page, at its place in [`Ram`]. Called
     /// under the shell's lock, likewise.
     fn written(&self, _address: u64) {}
