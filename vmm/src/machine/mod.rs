@@ -33,6 +33,7 @@ mod seen;
 mod state;
 #[cfg(test)]
 mod tests;
+mod words;
 
 use std::io::Write;
 use std::sync::Arc;
