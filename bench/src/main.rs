@@ -17,9 +17,10 @@ use weft_bench::vm::guest::guest;
 use weft_bench::vm::kvm::kvm;
 use weft_bench::vm::latency::latency;
 use weft_bench::vm::soft::soft;
+use weft_bench::vm::web::web;
 use weft_tests::boot::Images;
 
-const BENCHMARKS: [&str; 15] = [
+const BENCHMARKS: [&str; 16] = [
     "latency",
     "unstretched",
     "throughput",
@@ -35,6 +36,7 @@ const BENCHMARKS: [&str; 15] = [
     "vm-nodes-kvm",
     "vm-nodes-latency",
     "vm-nodes-sharing",
+    "vm-nodes-net",
 ];
 
 /// Measures weft against native runs and raw sockets.
@@ -107,6 +109,7 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Table> {
         "vm-nodes-kvm" => aggregate::cpu_on_kvm(place, &options.images(), repeat),
         "vm-nodes-latency" => latency(place, &options.images(), repeat),
         "vm-nodes-sharing" => aggregate::sharing(place, &options.images(), repeat),
+        "vm-nodes-net" => web(place, &options.images(), repeat),
         "vm-devices" => devices(place, &options.images(), repeat),
         "elastic-gigabit" => elastic(place, Network::Gigabit, repeat, &options.program),
         _ => elastic(place, Network::Unshaped, repeat, &options.program),

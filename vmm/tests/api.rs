@@ -78,11 +78,13 @@ fn configuration() -> Configuration {
         Network::Tap {
             name: "tap0".into(),
             slice: 1,
+            data_path: Default::default(),
         },
         Network::User {
             forwards: vec![forward],
             reaches_host: false,
             slice: 0,
+            data_path: Default::default(),
         },
     ];
     configuration

@@ -8,3 +8,4 @@ pub mod guest;
 pub mod kvm;
 pub mod latency;
 pub mod soft;
+pub mod web;

@@ -169,10 +169,10 @@ pub struct VmRunArgs {
     /// A network card: on a tap device, or a network in user space that needs no
     /// privilege, with TCP ports of this host's loopback that lead to the guest;
     /// `loopback`: what the guest sends to 10.0.2.2 ends at this host's loopback;
-    /// `node`: which has it, counted from 0
+    /// `node`: which has it, counted from 0; `path`: as of a disk
     #[arg(
         long,
-        value_name = "tap=NAME|user[,forward=HOSTPORT:GUESTPORT][,loopback][,node=N]"
+        value_name = "tap=NAME|user[,forward=HOSTPORT:GUESTPORT][,loopback][,node=N][,path=bypass|dsm]"
     )]
     pub net: Vec<NetArg>,
     /// Who runs the vCPUs: hardware KVM where there is one, else software
@@ -356,7 +356,7 @@ mod tests {
         let network = NetArg::User {
             forwards: vec![(1, 2)],
             loopback: false,
-            node: 0,
+            place: Default::default(),
         };
         assert_eq!(args.net, [network]);
         assert_eq!(args.console, ConsoleArg::Socket(Some("/s".into())));

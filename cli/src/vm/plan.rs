@@ -165,17 +165,19 @@ fn network(argument: &NetArg) -> Result<Network, VmError> {
                  (at most {TAP_NAME_MAX} bytes, no `/`, no space)"
             )));
         }
-        NetArg::Tap { name, node } => Network::Tap {
+        NetArg::Tap { name, place } => Network::Tap {
             name: name.clone(),
-            slice: *node,
+            slice: place.node,
+            data_path: place.data_path,
         },
         NetArg::User {
             forwards,
             loopback,
-            node,
+            place,
         } => Network::User {
             reaches_host: *loopback,
-            slice: *node,
+            slice: place.node,
+            data_path: place.data_path,
             forwards: forwards
                 .iter()
                 .map(|(host_port, guest_port)| Forward {

@@ -14,6 +14,9 @@ const LIKENESS_MIN: f64 = 0.6;
 /// What a disk takes.
 const DISK_OPTIONS: [&str; 4] = ["ro", "direct", "node=N", "path=bypass|dsm"];
 
+/// What a network takes, wherever its frames go.
+const PLACE_OPTIONS: [&str; 2] = ["node=N", "path=bypass|dsm"];
+
 /// One value for all nodes, or one for each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListArg<T> {
@@ -38,16 +41,16 @@ pub struct DiskArg {
     pub data_path: DataPath,
 }
 
-/// `--net tap=NAME[,node=N]` or
-/// `--net user[,forward=HOSTPORT:GUESTPORT]…[,loopback][,node=N]`.
+/// `--net tap=NAME[,node=N][,path=bypass|dsm]` or
+/// `--net user[,forward=HOSTPORT:GUESTPORT]…[,loopback][,node=N][,path=bypass|dsm]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NetArg {
     /// A tap device of the host.
     Tap {
         /// Its name.
         name: String,
-        /// Which node has it.
-        node: u32,
+        /// Where it is.
+        place: PlaceArg,
     },
     /// A network in user space.
     User {
@@ -55,9 +58,18 @@ pub enum NetArg {
         forwards: Vec<(u16, u16)>,
         /// The gateway is this host's loopback.
         loopback: bool,
-        /// Which node has it.
-        node: u32,
+        /// Where it is.
+        place: PlaceArg,
     },
+}
+
+/// `node=N`, `path=bypass|dsm` of a network.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PlaceArg {
+    /// Which node has it.
+    pub node: u32,
+    /// How its frames reach the vCPUs of other nodes.
+    pub data_path: DataPath,
 }
 
 /// `--console stdio` or `--console socket=PATH`.
@@ -130,31 +142,29 @@ impl FromStr for NetArg {
         match kind.split_once('=') {
             Some(("tap", "")) => Err("`tap=` lacks the device's name".into()),
             Some(("tap", name)) => {
-                let mut node = 0;
+                let mut place = PlaceArg::default();
                 for option in options {
-                    match option.split_once('=') {
-                        Some(("node", number)) => node = parse_node(number)?,
-                        Some(("path", path)) => check_network_path(path)?,
-                        _ => return Err(unknown(option, "a tap", &["node=N", "path=dsm"])),
+                    if !place.read(option)? {
+                        return Err(unknown(option, "a tap", &PLACE_OPTIONS));
                     }
                 }
                 let name = name.to_owned();
-                Ok(NetArg::Tap { name, node })
+                Ok(NetArg::Tap { name, place })
             }
             None if kind == "user" => {
-                let (mut forwards, mut loopback, mut node) = (Vec::new(), false, 0);
+                let (mut forwards, mut loopback) = (Vec::new(), false);
+                let mut place = PlaceArg::default();
                 for option in options {
-                    match option.split_once('=') {
-                        None if option == "loopback" => loopback = true,
-                        Some(("node", number)) => node = parse_node(number)?,
-                        Some(("path", path)) => check_network_path(path)?,
+                    match option {
+                        "loopback" => loopback = true,
+                        _ if place.read(option)? => {}
                         _ => forwards.push(parse_forward(option)?),
                     }
                 }
                 Ok(NetArg::User {
                     forwards,
                     loopback,
-                    node,
+                    place,
                 })
             }
             None if kind == "tap" => Err("`tap` lacks the device's name: write tap=NAME".into()),
@@ -179,26 +189,22 @@ fn parse_path(path: &str) -> Result<DataPath, String> {
     }
 }
 
-/// A network has one way so far.
-fn check_network_path(path: &str) -> Result<(), String> {
-    match parse_path(path)? {
-        DataPath::Dsm => Ok(()),
-        DataPath::Bypass => Err(
-            "`path=bypass` is not built for networks yet: leave it out, and the network's node \
-             serves its queues through the memory that nodes share (path=dsm)"
-                .into(),
-        ),
+impl PlaceArg {
+    /// Whether it is one of its options.
+    fn read(&mut self, option: &str) -> Result<bool, String> {
+        match option.split_once('=') {
+            Some(("node", number)) => self.node = parse_node(number)?,
+            Some(("path", path)) => self.data_path = parse_path(path)?,
+            _ => return Ok(false),
+        }
+        Ok(true)
     }
 }
 
 fn parse_forward(option: &str) -> Result<(u16, u16), String> {
     let Some(("forward", ports)) = option.split_once('=') else {
-        let known = [
-            "forward=HOSTPORT:GUESTPORT",
-            "loopback",
-            "node=N",
-            "path=dsm",
-        ];
+        let [node, path] = PLACE_OPTIONS;
+        let known = ["forward=HOSTPORT:GUESTPORT", "loopback", node, path];
         return Err(unknown(option, "a user-mode network", &known));
     };
     let port = |text: &str| match text.parse::<u16>() {
@@ -280,29 +286,36 @@ mod tests {
 
     #[test]
     fn networks() {
-        let tap = |node| {
+        let tap = |node, data_path| {
             let name = "t0".into();
-            Ok(NetArg::Tap { name, node })
+            let place = PlaceArg { node, data_path };
+            Ok(NetArg::Tap { name, place })
         };
-        assert_eq!("tap=t0".parse(), tap(0));
-        assert_eq!("tap=t0,node=3".parse(), tap(3));
+        assert_eq!("tap=t0".parse(), tap(0, DataPath::Bypass));
+        assert_eq!("tap=t0,node=3".parse(), tap(3, DataPath::Bypass));
         let user = |forwards, loopback| {
             Ok(NetArg::User {
                 forwards,
                 loopback,
-                node: 0,
+                place: PlaceArg::default(),
             })
         };
         assert_eq!("user".parse(), user(vec![], false));
         let two = "user,forward=2222:22,loopback,forward=8080:80".parse();
         assert_eq!(two, user(vec![(2222, 22), (8080, 80)], true));
-        let elsewhere = "user,node=1,forward=1:2".parse();
-        assert!(matches!(elsewhere, Ok(NetArg::User { node: 1, .. })));
+        let Ok(NetArg::User { place, .. }) = "user,node=1,forward=1:2,path=dsm".parse() else {
+            panic!("no network in user space");
+        };
+        assert_eq!((place.node, place.data_path), (1, DataPath::Dsm));
         assert!(error::<NetArg>("tap=t0,nod=3").contains("did you mean `node=N`?"));
         assert!(error::<NetArg>("user,node=-1").contains("`-1` in `node=-1` is not the number"));
-        assert_eq!("tap=t0,path=dsm".parse(), tap(0));
-        assert!(error::<NetArg>("user,path=bypass").contains("not built for networks yet"));
-        assert!(error::<NetArg>("tap=t0,path=bypass").contains("not built for networks yet"));
+        assert_eq!("tap=t0,path=dsm".parse(), tap(0, DataPath::Dsm));
+        assert_eq!(
+            "tap=t0,path=bypass,node=1".parse(),
+            tap(1, DataPath::Bypass)
+        );
+        assert!(error::<NetArg>("user,path=fast").contains("bypass or dsm"));
+        assert!(error::<NetArg>("tap=t0,pth=dsm").contains("did you mean `path=bypass|dsm`?"));
         assert!(error::<NetArg>("tap").contains("tap=NAME"));
         assert!(error::<NetArg>("tap=").contains("lacks"));
         assert!(error::<NetArg>("usr").contains("did you mean `user`?"));

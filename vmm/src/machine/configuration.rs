@@ -77,6 +77,9 @@ pub enum Network {
         /// The slice that has it.
         #[serde(default)]
         slice: u32,
+        /// How other slices' vCPUs reach it.
+        #[serde(default)]
+        data_path: DataPath,
     },
     /// A network in user space (passt): needs no privilege.
     User {
@@ -89,6 +92,9 @@ pub enum Network {
         /// The slice that has it.
         #[serde(default)]
         slice: u32,
+        /// How other slices' vCPUs reach it.
+        #[serde(default)]
+        data_path: DataPath,
     },
 }
 
@@ -97,6 +103,13 @@ impl Network {
     pub fn slice(&self) -> u32 {
         match self {
             Self::Tap { slice, .. } | Self::User { slice, .. } => *slice,
+        }
+    }
+
+    /// How other slices' vCPUs reach it.
+    pub fn data_path(&self) -> DataPath {
+        match self {
+            Self::Tap { data_path, .. } | Self::User { data_path, .. } => *data_path,
         }
     }
 }
@@ -333,6 +346,7 @@ mod tests {
                 forwards: vec![forward, forward],
                 reaches_host: false,
                 slice: 0,
+                data_path: DataPath::default(),
             }];
         };
         assert_eq!(with(&twice), Err(Invalid::Forward(2222)));
@@ -366,6 +380,7 @@ mod tests {
         machine.networks = vec![Network::Tap {
             name: "t".into(),
             slice: 1,
+            data_path: DataPath::default(),
         }];
         assert_eq!(machine.validate(), Ok(()));
         machine.slices.clear();

@@ -11,7 +11,7 @@
 //! | 134 | its answer | | | ticket | JSON |
 //! | 135 | ended | | | | JSON |
 //! | 136 | beat | | | | |
-//! | 137 to 148 | about devices: see [`super::delegation`] | | | | |
+//! | 137 to 148, 151 to 154 | about devices: see [`super::delegation`] | | | | |
 //! | 149 | look at the clock | | | ticket | |
 //! | 150 | its answer | | | ticket, TSC | |
 //!
@@ -258,7 +258,7 @@ impl Note {
                 json: payload.to_vec(),
             },
             BEAT => Self::Beat,
-            device::FIRST..=device::LAST => {
+            device::FIRST..=device::LAST | device::FIRST_OF_NETWORKS..=device::LAST_OF_NETWORKS => {
                 let (address, note) = DeviceNote::decode(header, payload)?;
                 Self::Device { address, note }
             }
@@ -284,6 +284,7 @@ impl Note {
 mod tests {
     use super::*;
     use crate::virtio::block::{Answer, Operation, Piece, Status};
+    use crate::virtio::net::Usage;
 
     fn notes() -> Vec<Note> {
         let interrupt = |message| Note::Interrupt { vcpu: 254, message };
@@ -378,6 +379,13 @@ mod tests {
                 status: Status::IoError,
                 data: Vec::new(),
             }),
+            DeviceNote::Frames(vec![13; 17]),
+            DeviceNote::Taken { bytes: 1 << 20 },
+            DeviceNote::Use(Usage {
+                features: u64::MAX,
+                pairs: 8,
+            }),
+            DeviceNote::Configured(vec![1; 12]),
         ];
         let address = Address::new(30, 15);
         let note = |note| Note::Device { address, note };

@@ -19,6 +19,8 @@ const ISR_CONFIGURATION: u8 = 2;
 pub trait FarRegisters: Send + Sync {
     /// Buffers of the queue were used.
     fn queue(&self, index: u16);
+    /// What the driver reads as configuration changed.
+    fn configuration(&self);
     /// The device stopped, for this reason.
     fn fault(&self, reason: &str);
 }
@@ -78,6 +80,9 @@ impl Interrupt {
 
     /// The device's configuration changed.
     pub fn configuration(&self) {
+        if let Registers::Far(far) = &self.registers {
+            return far.configuration();
+        }
         let vector = self.configuration_vector.load(Ordering::Relaxed);
         self.send(vector, ISR_CONFIGURATION);
     }

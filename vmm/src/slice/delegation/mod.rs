@@ -23,10 +23,12 @@
 //! | `station` | companions: serve queues |
 //! | `doorbells` | companions: notifications that wait for nobody |
 //! | `disks` | requests and answers of disks |
+//! | `networks` | frames of networks |
 
 mod delegate;
 mod disks;
 mod doorbells;
+mod networks;
 pub(super) mod note;
 mod scheme;
 mod spread;
@@ -50,8 +52,9 @@ use super::questions::Questions;
 use crate::bus::Bus;
 use crate::pci::lock;
 use crate::virtio::block::{Block, Carrier, Inbox, Job, QUEUE_SIZE, Server};
+use crate::virtio::net::{Inbox as FrameInbox, Switch};
 use crate::virtio::ring::QueueState;
-use crate::virtio::{Fault, NOTIFY_MULTIPLIER, Transport, Watch};
+use crate::virtio::{ConfigSpace, Fault, NOTIFY_MULTIPLIER, Transport, Watch};
 use delegate::Desk;
 use disks::DiskCarry;
 use doorbells::Doorbells;
@@ -81,6 +84,9 @@ struct Table {
     schemes: HashMap<u8, Scheme>,
     inboxes: HashMap<Address, Arc<Inbox>>,
     servers: HashMap<u8, Arc<Server>>,
+    frames: HashMap<Address, Arc<FrameInbox>>,
+    switches: HashMap<u8, Arc<Switch>>,
+    configurations: HashMap<u8, Arc<ConfigSpace>>,
     routes: HashMap<Address, Route>,
     desks: HashMap<Address, Arc<Desk>>,
     kicks: HashMap<Address, Arc<EventFd>>,
@@ -135,6 +141,9 @@ impl Delegation {
         self.end_waits();
         for server in self.read(|table| table.servers.values().cloned().collect::<Vec<_>>()) {
             server.close();
+        }
+        for switch in self.read(|table| table.switches.values().cloned().collect::<Vec<_>>()) {
+            switch.close();
         }
     }
 
@@ -278,6 +287,7 @@ impl Delegation {
                 | DeviceNote::Route { .. }
                 | DeviceNote::Activate(_)
                 | DeviceNote::Stop
+                | DeviceNote::Use(_)
         );
         if commands && from != BOOTSTRAP {
             return Err("it gave orders about a device".into());
@@ -338,6 +348,17 @@ impl Delegation {
                 if let Some(inbox) = self.read(|table| table.inboxes.get(&address).cloned()) {
                     inbox.put(answer);
                 }
+            }
+            DeviceNote::Frames(batch) => return self.take_frames(from, address, batch),
+            DeviceNote::Taken { bytes } => return self.frames_taken(from, address, bytes),
+            DeviceNote::Use(usage) => {
+                let switch = self.read(|table| table.switches.get(&address.device).cloned());
+                switch
+                    .ok_or("it gave orders about a network that is not here")?
+                    .use_as(usage);
+            }
+            DeviceNote::Configured(bytes) => {
+                return self.configure(from, address.device, &bytes);
             }
         }
         Ok(())

@@ -14,6 +14,10 @@
 //! | 146 | broken | | | text |
 //! | 147 | ask | operation, bit 7: durable | slot, position, offset, length | data of a write |
 //! | 148 | answered | the same | the same, status | data of a read |
+//! | 151 | frames | | | a batch of a network's frames |
+//! | 152 | taken | | bytes of batches | |
+//! | 153 | use | | features, pairs | |
+//! | 154 | configured | | | all of the device's configuration |
 //!
 //! `count` has the device in its upper byte, and a queue or unit in its lower one.
 
@@ -21,11 +25,13 @@ use weft_wire::Header;
 
 use super::super::note::NoteError;
 use crate::virtio::block::{Answer, Operation, Piece, Status};
+use crate::virtio::net::Usage;
 
-/// The first kind.
+/// The kinds, first and last of each row.
 pub(in super::super) const FIRST: u8 = DESCRIBED;
-/// The last one.
 pub(in super::super) const LAST: u8 = ANSWERED;
+pub(in super::super) const FIRST_OF_NETWORKS: u8 = FRAMES;
+pub(in super::super) const LAST_OF_NETWORKS: u8 = CONFIGURED;
 const DESCRIBED: u8 = 137;
 const DOORBELLS: u8 = 138;
 const ROUTE: u8 = 139;
@@ -38,6 +44,10 @@ const USED: u8 = 145;
 const BROKEN: u8 = 146;
 const ASK: u8 = 147;
 const ANSWERED: u8 = 148;
+const FRAMES: u8 = 151;
+const TAKEN: u8 = 152;
+const USE: u8 = 153;
+const CONFIGURED: u8 = 154;
 
 const DURABLE: u8 = 1 << 7;
 
@@ -115,6 +125,25 @@ pub enum DeviceNote {
     },
     /// Its answer.
     Answered(Answer),
+    /// Frames of a pair, to its network or from it, as
+    /// [`crate::virtio::net`] puts them together.
+    Frames(Vec<u8>),
+    /// Frames that were sent are done with.
+    Taken {
+        /// Bytes of their batches.
+        bytes: u64,
+    },
+    /// The driver of a network uses this now.
+    Use(Usage),
+    /// What the driver reads as the device's configuration is this now.
+    Configured(Vec<u8>),
+}
+
+/// The frame of a batch of a network's frames, which follows.
+pub(super) fn frames(pair: Address) -> Header {
+    let mut header = Header::new(FRAMES);
+    header.count = pair.count();
+    header
 }
 
 /// The frame of a piece of a disk request; the data of a write follow.
@@ -215,6 +244,12 @@ impl DeviceNote {
                 } = answer;
                 (answered(address, piece, *status), data)
             }
+            Self::Frames(batch) => (frames(address), batch),
+            Self::Taken { bytes } => (plain(TAKEN, false, [*bytes, 0, 0]), &[]),
+            Self::Use(Usage { features, pairs }) => {
+                (plain(USE, false, [*features, (*pairs).into(), 0]), &[])
+            }
+            Self::Configured(bytes) => (bare(CONFIGURED), bytes),
         }
     }
 
@@ -263,6 +298,13 @@ impl DeviceNote {
                 },
                 data: payload.to_vec(),
             }),
+            FRAMES => Self::Frames(payload.to_vec()),
+            TAKEN => Self::Taken { bytes: first },
+            USE => Self::Use(Usage {
+                features: first,
+                pairs: u16::try_from(second).map_err(|_| impossible)?,
+            }),
+            CONFIGURED => Self::Configured(payload.to_vec()),
             kind => return Err(NoteError::Kind(kind)),
         };
         Ok((address, note))

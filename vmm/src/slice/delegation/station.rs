@@ -105,6 +105,10 @@ impl FarRegisters for Far {
         self.delegation.tell(BOOTSTRAP, address, DeviceNote::Used);
     }
 
+    fn configuration(&self) {
+        self.delegation.configured(self.device);
+    }
+
     fn fault(&self, reason: &str) {
         let address = Address::new(self.device, 0);
         let note = DeviceNote::Broken(reason.as_bytes().to_vec());

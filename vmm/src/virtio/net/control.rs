@@ -46,7 +46,7 @@ fn set_pairs(shared: &Shared, pairs: u16) -> bool {
     let there = pairs > 0 && usize::from(pairs) <= shared.links.len();
     if there {
         *lock(&shared.active) = pairs;
-        shared.attach_active();
+        shared.use_active();
     }
     there
 }

@@ -1,22 +1,50 @@
 //! A network that another slice has and serves, as its driver sees it.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Net, NetState, QUEUE_SIZE};
+use super::{
+    CONFIGURATION, FEATURE_CONTROL, FEATURE_MAC, FEATURE_MERGE, FEATURE_MTU, FEATURE_PAIRS,
+    FEATURE_STATUS, Net, NetState, OFFLOADS, PAIRS, QUEUE_SIZE,
+};
 use crate::confine::ThreadKind;
 use crate::virtio::{
     ConfigSpace, DeviceState, Fault, Handler, Kind, Ring, StateError, VirtioDevice,
 };
 
-/// What a driver is told of a network with one pair of queues.
+/// What a driver is told of a network.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetDescription {
     /// What it offers.
     pub features: u64,
     /// Device configuration: address, status, pairs, MTU.
     pub configuration: Vec<u8>,
+}
+
+impl NetDescription {
+    /// Whether a network of one of these numbers of pairs can be so: another slice
+    /// says it.
+    pub fn is_possible(&self, pairs: RangeInclusive<u16>) -> bool {
+        const KNOWN: u64 = FEATURE_MTU
+            | FEATURE_MAC
+            | FEATURE_MERGE
+            | FEATURE_STATUS
+            | FEATURE_CONTROL
+            | FEATURE_PAIRS
+            | OFFLOADS;
+        let several = FEATURE_CONTROL | FEATURE_PAIRS;
+        let there = match self.configuration.get(PAIRS..PAIRS + 2) {
+            Some(&[low, high]) => u16::from_le_bytes([low, high]),
+            _ => 0,
+        };
+        let wanted = if there > 1 { several } else { 0 };
+        self.features & !KNOWN == 0
+            && self.features & several == wanted
+            && self.configuration.len() == CONFIGURATION
+            && pairs.contains(&there)
+    }
 }
 
 /// The front of it: nothing is served here.

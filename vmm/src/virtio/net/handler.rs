@@ -46,14 +46,14 @@ impl Pair {
         transmit: Ring,
         control: Option<Ring>,
         shared: Arc<Shared>,
-        index: usize,
+        (index, link): (usize, SharedLink),
         features: u64,
     ) -> Self {
         Self {
             receive,
             transmit,
             control,
-            link: shared.links[index].clone(),
+            link,
             shared,
             index,
             features,
@@ -173,7 +173,7 @@ impl Pair {
     /// The other end is gone: the cable is out from now on.
     fn lost(&mut self, error: &std::io::Error) {
         self.down = true;
-        if self.shared.set_link_up(false) {
+        if super::unplug(&self.shared.configuration) {
             let interrupt = self.receive.interrupt();
             interrupt.say(format_args!("the network is gone: {error}"));
             interrupt.configuration();
@@ -196,6 +196,7 @@ impl Pair {
         };
         self.receive.signal();
         let taken = self.take(link);
+        link.finish();
         self.transmit.signal();
         Ok(match (brought?, taken?) {
             (Progress::Idle, Progress::Idle) => Progress::Idle,
@@ -206,7 +207,7 @@ impl Pair {
     /// Here rather than when the driver is ready, for a vCPU's thread may not.
     fn set_up_link(&mut self) -> Result<(), Fault> {
         if self.index == 0 {
-            self.shared.attach_active();
+            self.shared.use_active();
         }
         let set = lock(&self.link).set_features(self.features);
         set.map_err(|source| Fault::Host {

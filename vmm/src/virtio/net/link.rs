@@ -19,6 +19,13 @@ pub trait Link: Send {
     }
     /// Sends a frame with its header; `WouldBlock` when it must be sent again later.
     fn send(&mut self, memory: &DeviceMemory, frame: &[Segment]) -> io::Result<()>;
+    /// The same of bytes of our own.
+    fn send_bytes(&mut self, frame: &[u8]) -> io::Result<()> {
+        let _ = frame;
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    /// No more frames are sent for now: what was gathered goes.
+    fn finish(&mut self) {}
     /// Sends what is left of the last frame; `WouldBlock` when something still is.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())

@@ -4,26 +4,38 @@
 //! | --- | --- |
 //! | 2n, 2n + 1 | receive and transmit of pair n: one thread |
 //! | 2 × pairs | control, when there is more than one pair |
+//!
+//! Where several slices serve the pairs of one network, a [`Switch`] stands between
+//! them and its only link; a [`Carrier`] is the link of a pair that is served on
+//! another slice than the switch.
 
+mod carrier;
 mod control;
 mod far;
+mod frames;
 mod handler;
 mod link;
 mod options;
 mod persist;
+mod steering;
 mod stream;
+mod switch;
 mod tap;
 mod user;
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use thiserror::Error;
 
+pub use carrier::{Carrier, Carry, Inbox};
 pub use far::{FarNet, NetDescription};
+pub use frames::{BATCH_MAX, window};
 pub use link::Link;
 pub use options::{Forward, Mac, NetBackEnd, NetOptions, User};
 pub use persist::NetState;
 pub use stream::Stream;
+pub use switch::{Gone, Place, Switch, Usage};
 
 use super::worker::Handler;
 use super::{ConfigSpace, DeviceState, Fault, Kind, Ring, StateError, VirtioDevice};
@@ -50,7 +62,10 @@ const FEATURE_PAIRS: u64 = 1 << 22;
 /// Checksums and segmentation left to the other side: what a tap can do.
 /// CSUM, GUEST_CSUM, GUEST_TSO4, GUEST_TSO6, GUEST_ECN, HOST_TSO4, HOST_TSO6, HOST_ECN.
 const OFFLOADS: u64 = 1 | 1 << 1 | 7 << 7 | 7 << 11;
-/// Device configuration: where the status is, and its one bit.
+/// Device configuration: its bytes, where the pairs and the status are, and the one
+/// bit of that.
+const CONFIGURATION: usize = 12;
+const PAIRS: usize = 8;
 const STATUS: usize = 6;
 const LINK_UP: u16 = 1;
 
@@ -108,10 +123,27 @@ pub enum NetError {
 
 /// What the threads of one network share.
 struct Shared {
-    links: Vec<SharedLink>,
+    /// By pair; none for those that another slice serves.
+    links: Vec<Option<SharedLink>>,
     configuration: Arc<ConfigSpace>,
     /// Pairs that the driver uses.
     active: Mutex<u16>,
+    /// The features that it took.
+    taken: AtomicU64,
+    /// Who has the links do what the driver wants, where they do not hear of it
+    /// themselves.
+    user: Option<Use>,
+}
+
+/// Hears what the driver uses of a network. Waits for nothing.
+pub type Use = Box<dyn Fn(Usage) + Send + Sync>;
+
+/// The only link of a network that several slices serve.
+pub struct Opened {
+    /// The link.
+    pub link: Box<dyn Link>,
+    /// What the driver is told.
+    pub description: NetDescription,
 }
 
 /// The network device.
@@ -126,22 +158,34 @@ impl Net {
         if options.pairs == 0 || options.pairs > PAIRS_MAX {
             return Err(NetError::Pairs(options.pairs));
         }
-        let mac = options.mac.unwrap_or_else(|| options.default_mac());
-        match &options.back_end {
-            NetBackEnd::Tap { name } => {
-                let taps = tap::open(name, options.pairs)?;
-                let links = taps.into_iter().map(|tap| Box::new(tap) as Box<dyn Link>);
-                Self::new(links.collect(), mac, options.mtu, OFFLOADS)
-            }
-            NetBackEnd::User(user) => {
-                if options.pairs > 1 {
-                    return Err(NetError::OnePair);
-                }
-                let mtu = options.mtu.unwrap_or(user::MTU);
-                let stream = user::start(user, mtu)?;
-                Self::new(vec![Box::new(stream)], mac, Some(mtu), 0)
-            }
+        if options.pairs > 1 && matches!(options.back_end, NetBackEnd::User(_)) {
+            return Err(NetError::OnePair);
         }
+        let mac = options.mac.unwrap_or_else(|| options.default_mac());
+        let links = open_links(options, options.pairs)?;
+        Self::new(links, mac, options.mtu(), options.offloads())
+    }
+
+    /// Opens one link, for all the pairs that `options` ask for: see [`Switch`].
+    pub fn open_for_switch(options: &NetOptions) -> Result<Opened, NetError> {
+        let mac = options.mac.unwrap_or_else(|| options.default_mac());
+        let description = describe(options.pairs, mac, options.mtu(), options.offloads())?;
+        let link = open_links(options, 1)?.pop();
+        Ok(Opened {
+            link: link.ok_or(NetError::Pairs(0))?,
+            description,
+        })
+    }
+
+    /// A slice's part in a network that several serve. `links` has one entry per
+    /// pair, empty for those that are not served here. `user` hears what the driver
+    /// uses, where the first pair is.
+    pub fn spread(
+        description: &NetDescription,
+        links: Vec<Option<Box<dyn Link>>>,
+        user: Option<Use>,
+    ) -> Self {
+        Self::with(description.clone(), links, user)
     }
 
     /// A network of one link for each pair of queues.
@@ -151,30 +195,31 @@ impl Net {
         mtu: Option<u16>,
         offloads: u64,
     ) -> Result<Self, NetError> {
-        let pairs = links.len() as u16;
-        let mut features = FEATURE_MAC | FEATURE_STATUS | FEATURE_MERGE | offloads & OFFLOADS;
-        if let Some(mtu) = mtu {
-            if mtu < 68 {
-                return Err(NetError::Mtu(mtu));
-            }
-            features |= FEATURE_MTU;
-        }
-        if pairs > 1 {
-            features |= FEATURE_CONTROL | FEATURE_PAIRS;
-        }
-        let mut bytes = mac.0.to_vec();
-        for word in [LINK_UP, pairs, mtu.unwrap_or(0)] {
-            bytes.extend(word.to_le_bytes());
-        }
-        let links = links.into_iter().map(Mutex::new).map(Arc::new).collect();
-        Ok(Self {
+        let description = describe(links.len() as u16, mac, mtu, offloads)?;
+        Ok(Self::with(
+            description,
+            links.into_iter().map(Some).collect(),
+            None,
+        ))
+    }
+
+    fn with(
+        description: NetDescription,
+        links: Vec<Option<Box<dyn Link>>>,
+        user: Option<Use>,
+    ) -> Self {
+        let shared = |link| Arc::new(Mutex::new(link));
+        let links = links.into_iter().map(|link| link.map(shared)).collect();
+        Self {
             shared: Arc::new(Shared {
                 links,
-                configuration: Arc::new(ConfigSpace::new(bytes)),
+                configuration: Arc::new(ConfigSpace::new(description.configuration)),
                 active: Mutex::new(1),
+                taken: AtomicU64::new(0),
+                user,
             }),
-            features,
-        })
+            features: description.features,
+        }
     }
 
     /// What a network is.
@@ -195,6 +240,47 @@ impl Net {
     fn pairs(&self) -> usize {
         self.shared.links.len()
     }
+}
+
+/// One link for each of `count` pairs; a tap that was made for one pair has one.
+fn open_links(options: &NetOptions, count: u16) -> Result<Vec<Box<dyn Link>>, NetError> {
+    Ok(match &options.back_end {
+        NetBackEnd::Tap { name } => {
+            let taps = tap::open(name, count)?.into_iter();
+            taps.map(|tap| Box::new(tap) as Box<dyn Link>).collect()
+        }
+        NetBackEnd::User(user) => {
+            let mtu = options.mtu().unwrap_or(user::MTU);
+            vec![Box::new(user::start(user, mtu)?)]
+        }
+    })
+}
+
+/// What the driver of a network of so many pairs is told.
+fn describe(
+    pairs: u16,
+    mac: Mac,
+    mtu: Option<u16>,
+    offloads: u64,
+) -> Result<NetDescription, NetError> {
+    let mut features = FEATURE_MAC | FEATURE_STATUS | FEATURE_MERGE | offloads & OFFLOADS;
+    if let Some(mtu) = mtu {
+        if mtu < 68 {
+            return Err(NetError::Mtu(mtu));
+        }
+        features |= FEATURE_MTU;
+    }
+    if pairs > 1 {
+        features |= FEATURE_CONTROL | FEATURE_PAIRS;
+    }
+    let mut configuration = mac.0.to_vec();
+    for word in [LINK_UP, pairs, mtu.unwrap_or(0)] {
+        configuration.extend(word.to_le_bytes());
+    }
+    Ok(NetDescription {
+        features,
+        configuration,
+    })
 }
 
 impl VirtioDevice for Net {
@@ -243,14 +329,17 @@ impl VirtioDevice for Net {
         } else {
             None
         };
+        self.shared.taken.store(features, Ordering::Relaxed);
         let mut rings = rings.into_iter();
         let mut handlers: Vec<Box<dyn Handler>> = Vec::new();
-        for link in 0..self.pairs() {
-            if let (Some(Some(receive)), Some(Some(transmit))) = (rings.next(), rings.next()) {
+        for (pair, link) in self.shared.links.iter().enumerate() {
+            let (receive, transmit) = (rings.next().flatten(), rings.next().flatten());
+            if let (Some(receive), Some(transmit), Some(link)) = (receive, transmit, link) {
                 let shared = self.shared.clone();
+                let link = (pair, link.clone());
                 let pair = Pair::new(receive, transmit, control.take(), shared, link, features);
                 handlers.push(Box::new(pair));
-            } else if link == 0 {
+            } else if pair == 0 && link.is_some() {
                 return Err(Fault::Driver("left the first queues of the network off"));
             }
         }
@@ -260,6 +349,9 @@ impl VirtioDevice for Net {
     /// One pair, until the driver asks for more (5.1.6.5.5).
     fn reset(&mut self) {
         *lock(&self.shared.active) = 1;
+        if let Some(user) = &self.shared.user {
+            user(Usage::default());
+        }
     }
 
     fn save(&self) -> DeviceState {
@@ -276,21 +368,27 @@ impl VirtioDevice for Net {
 
 impl Shared {
     /// Lets frames into the pairs that the driver uses, and no others.
-    fn attach_active(&self) {
-        let active = usize::from(*lock(&self.active));
+    fn use_active(&self) {
+        let pairs = *lock(&self.active);
+        if let Some(user) = &self.user {
+            let features = self.taken.load(Ordering::Relaxed);
+            return user(Usage { features, pairs });
+        }
         for (index, link) in self.links.iter().enumerate() {
-            lock(link).set_attached(index < active);
+            if let Some(link) = link {
+                lock(link).set_attached(index < usize::from(pairs));
+            }
         }
     }
+}
 
-    /// Shows whether the link is up; whether that is news.
-    fn set_link_up(&self, up: bool) -> bool {
-        let mut before = [0; 2];
-        self.configuration.read(STATUS as u64, &mut before);
-        let status = if up { LINK_UP } else { 0 }.to_le_bytes();
-        if before != status {
-            self.configuration.set(STATUS, &status);
-        }
-        before != status
+/// Shows in a network's configuration that the cable is out; whether that is news.
+pub fn unplug(configuration: &ConfigSpace) -> bool {
+    let mut status = [0; 2];
+    configuration.read(STATUS as u64, &mut status);
+    let news = status != [0; 2];
+    if news {
+        configuration.set(STATUS, &[0; 2]);
     }
+    news
 }

@@ -77,6 +77,22 @@ impl NetOptions {
         }
     }
 
+    /// Largest packet that the guest is told of.
+    pub(super) fn mtu(&self) -> Option<u16> {
+        match self.back_end {
+            NetBackEnd::Tap { .. } => self.mtu,
+            NetBackEnd::User(_) => Some(self.mtu.unwrap_or(super::user::MTU)),
+        }
+    }
+
+    /// Checksums and segmentation that the back end does.
+    pub(super) fn offloads(&self) -> u64 {
+        match self.back_end {
+            NetBackEnd::Tap { .. } => super::OFFLOADS,
+            NetBackEnd::User(_) => 0,
+        }
+    }
+
     /// The same for the same back end: 02, then a hash of its name (FNV-1a).
     pub(super) fn default_mac(&self) -> Mac {
         let name = match &self.back_end {

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 
 use super::{FRAME_MAX, HEADER, Link};
 use crate::memory::DeviceMemory;
-use crate::virtio::ring::{Segment, total};
+use crate::virtio::ring::{Segment, copy_out, total};
 use crate::virtio::vectors::{IoVector, pieces};
 
 const LENGTH: usize = 4;
@@ -54,6 +54,37 @@ impl Stream {
             return Err(io::Error::new(ErrorKind::InvalidData, message));
         }
         Ok(rest.get(..length))
+    }
+
+    /// Sends a frame of `length` bytes that lies in `pieces`, which are readable;
+    /// `copy` gives the end of it, from so many bytes in.
+    fn send_pieces(
+        &mut self,
+        length: usize,
+        pieces: &[IoVector],
+        copy: impl FnOnce(usize, &mut [u8]),
+    ) -> io::Result<()> {
+        self.flush()?;
+        let prefix = (length as u32).to_be_bytes();
+        let mut list = vec![IoVector::of(&prefix)];
+        list.extend(pieces);
+        let count = list.len().min(libc::UIO_MAXIOV as usize) as libc::c_int;
+        // SAFETY: the first vector is `prefix`, the others are guest RAM or bytes of
+        // the caller, which both of them keep in place meanwhile; all are only read.
+        let sent = unsafe { libc::writev(self.socket.as_raw_fd(), list.as_ptr().cast(), count) };
+        if sent < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let (sent, whole) = (sent as usize, LENGTH + length);
+        if sent < whole {
+            let begun = sent.min(LENGTH);
+            self.output.extend(&prefix[begun..]);
+            let rest = self.output.len();
+            self.output
+                .resize(rest + (whole - sent) - (LENGTH - begun), 0);
+            copy(sent.saturating_sub(LENGTH), &mut self.output[rest..]);
+        }
+        Ok(())
     }
 
     /// Reads what there is, as far as there is room.
@@ -116,30 +147,17 @@ impl Link for Stream {
     }
 
     fn send(&mut self, memory: &DeviceMemory, frame: &[Segment]) -> io::Result<()> {
-        self.flush()?;
         let length = total(frame) - HEADER as u64;
-        let prefix = (length as u32).to_be_bytes();
-        let mut list = vec![IoVector::of(&prefix)];
         let pieces = pieces(memory, frame, HEADER as u64);
-        list.extend(&pieces.list);
-        let count = list.len().min(libc::UIO_MAXIOV as usize) as libc::c_int;
-        // SAFETY: the first vector is `prefix`, the others are guest RAM, mapped
-        // while `memory` is borrowed, or a copy in `pieces`; all are only read.
-        let sent = unsafe { libc::writev(self.socket.as_raw_fd(), list.as_ptr().cast(), count) };
-        if sent < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        let sent = sent as u64;
-        let whole = LENGTH as u64 + length;
-        if sent < whole {
-            let begun = (sent as usize).min(LENGTH);
-            self.output.extend(&prefix[begun..]);
-            let skip = HEADER as u64 + sent.saturating_sub(LENGTH as u64);
-            let rest = self.output.len();
-            self.output
-                .resize(rest + (whole - sent) as usize - (LENGTH - begun), 0);
-            crate::virtio::ring::copy_out(memory, frame, skip, &mut self.output[rest..]);
-        }
-        Ok(())
+        let copy = |skip: usize, rest: &mut [u8]| {
+            copy_out(memory, frame, (HEADER + skip) as u64, rest);
+        };
+        self.send_pieces(length as usize, &pieces.list, copy)
+    }
+
+    fn send_bytes(&mut self, frame: &[u8]) -> io::Result<()> {
+        let body = frame.get(HEADER..).unwrap_or_default();
+        let copy = |skip: usize, rest: &mut [u8]| rest.copy_from_slice(&body[skip..]);
+        self.send_pieces(body.len(), &[IoVector::of(body)], copy)
     }
 }

@@ -2,7 +2,7 @@
 //! of queues.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 
@@ -35,7 +35,9 @@ pub fn open(name: &str, queues: u16) -> Result<Vec<Tap>, NetError> {
         return Err(NetError::Name(name.into()));
     }
     let taps = match open_queues(name, queues) {
+        // It was made for one, or for several.
         Err(NetError::Busy(_)) if queues > 1 => open_queues(name, 1)?,
+        Err(NetError::Busy(_)) => vec![open_queue(name, true)?],
         opened => opened?,
     };
     // Without privilege it stays as it is, which whoever made it decided.
@@ -122,6 +124,23 @@ fn bring_up(name: &str) -> io::Result<()> {
     }
 }
 
+/// What became of a frame.
+fn outcome(error: Option<io::Error>) -> io::Result<()> {
+    match error {
+        None => Ok(()),
+        // The frame is nonsense, or the device is down: lost, as on a cable.
+        Some(error)
+            if matches!(
+                error.raw_os_error(),
+                Some(libc::EINVAL | libc::EIO | libc::EBADFD | libc::ENOMEM | libc::ENOBUFS)
+            ) =>
+        {
+            Ok(())
+        }
+        Some(error) => Err(error),
+    }
+}
+
 impl Link for Tap {
     fn descriptor(&self) -> RawFd {
         self.file.as_raw_fd()
@@ -149,15 +168,11 @@ impl Link for Tap {
         // SAFETY: the vectors are guest RAM, mapped while `memory` is borrowed, or a
         // copy in `pieces`; they are only read.
         let sent = unsafe { libc::writev(self.file.as_raw_fd(), list.as_ptr().cast(), count) };
-        if sent >= 0 {
-            return Ok(());
-        }
-        let error = io::Error::last_os_error();
-        match error.raw_os_error() {
-            // The frame is nonsense, or the device is down: lost, as on a cable.
-            Some(libc::EINVAL | libc::EIO | libc::EBADFD | libc::ENOMEM | libc::ENOBUFS) => Ok(()),
-            _ => Err(error),
-        }
+        outcome((sent < 0).then(io::Error::last_os_error))
+    }
+
+    fn send_bytes(&mut self, frame: &[u8]) -> io::Result<()> {
+        outcome(self.file.write(frame).err())
     }
 
     fn set_features(&mut self, features: u64) -> io::Result<()> {
