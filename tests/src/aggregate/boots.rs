@@ -3,7 +3,8 @@
 use anyhow::{Result, bail, ensure};
 
 use super::{Bench, Plan, Run, Shape, TWO};
-use crate::guest::Ended;
+use crate::boot::AGGREGATE;
+use crate::guest::{Ended, Guest};
 use crate::machines::{WARNINGS, check_boot};
 
 /// What the kernel knows of nodes.
@@ -88,6 +89,10 @@ pub(super) fn run(plan: &Plan, run: &Run<'_>) {
             });
         }
         run(
+            &format!("{}, the aggregate kernel", TWO.name),
+            &aggregate_kernel,
+        );
+        run(
             &format!("{}, links slow by up to 0.2 ms", TWO.name),
             &|bench| boots(bench, &BOOTS[0], &["--link-delay", "200"]),
         );
@@ -100,6 +105,33 @@ pub(super) fn run_slow(run: &Run<'_>) {
         &format!("{}, links slow by up to 2 ms", TWO.name),
         &|bench| boots(bench, &BOOTS[0], &["--link-delay", "2000"]),
     );
+}
+
+/// The kernel for several nodes, vCPUs that share a lot from the start, and memory
+/// that they must agree on.
+fn aggregate_kernel(bench: &Bench<'_>) -> Result<String> {
+    let script = format!("{WARNINGS}; {TOPOLOGY}; uname -r; litmus -r 300");
+    let mut options = TWO.options.to_vec();
+    options.extend(["--late-cpus", "no"]);
+    let mut machine = bench.machine_of(AGGREGATE, &options, &script, "")?;
+    let ended = bench.finish(Guest::start(&mut machine)?)?;
+    let mut reasons = check_boot(&ended, TWO.cpus);
+    let missing = TWO_SAY.iter().filter(|text| !says(&ended, text));
+    reasons.extend(missing.map(|text| format!("the guest does not say `{text}`")));
+    if !ended
+        .lines
+        .iter()
+        .any(|line| line.text.ends_with("-aggregate"))
+    {
+        reasons.push("it is another kernel".to_owned());
+    }
+    ensure!(
+        reasons.is_empty(),
+        "{}\n{}",
+        reasons.join("\n"),
+        ended.tail(20)
+    );
+    Ok(String::new())
 }
 
 fn boots(bench: &Bench<'_>, boot: &Boot, options: &[&str]) -> Result<String> {

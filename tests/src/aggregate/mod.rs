@@ -146,7 +146,17 @@ impl<'a> Bench<'a> {
 
     /// A machine whose shell runs `script`; `words` are the kernel's.
     fn machine(&self, options: &[&str], script: &str, words: &str) -> Result<Command> {
-        let [kernel, initrd] = SMALL;
+        self.machine_of(SMALL, options, script, words)
+    }
+
+    /// The same of another kernel and initrd, by their names.
+    fn machine_of(
+        &self,
+        [kernel, initrd]: [&str; 2],
+        options: &[&str],
+        script: &str,
+        words: &str,
+    ) -> Result<Command> {
         let mut command = self.weft(&["vm", "run", "--backend", "soft"]);
         command.arg("--kernel").arg(self.plan.images.file(kernel)?);
         command.arg("--initrd").arg(self.plan.images.file(initrd)?);

@@ -44,6 +44,7 @@ impl SharedMemory {
             if first {
                 counted = Some(self.count_remote(page, access));
                 state = self.ask_back_if_read(state, page, access);
+                state = self.ask_for_code(state, page, asker);
             }
             drop(state);
             if first {
