@@ -8,6 +8,7 @@ mod boots;
 mod errors;
 mod life;
 mod loss;
+mod networks;
 mod work;
 
 use std::path::PathBuf;
@@ -102,6 +103,7 @@ pub fn run_aggregate(context: &Context, plan: &Plan, report: &Report) {
         .iter()
         .chain(&life::CHECKS)
         .chain(&errors::CHECKS)
+        .chain(&networks::CHECKS)
     {
         run(name, check);
     }
