@@ -58,6 +58,7 @@ check: ## Format and lints
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
 	$(CARGO) clippy $(RUNTIME) -- -D warnings
 	$(CARGO) clippy $(OTHERS) --all-targets -- -D warnings
+	$(CARGO) clippy --manifest-path fuzz/Cargo.toml -- -D warnings
 
 # A test that cannot run here passes, and says so in a line of standard error,
 # which is repeated at the end.

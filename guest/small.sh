@@ -1,73 +1,10 @@
-# The small kernel and the initrds that need no disk. Read by guest/build.
+# The initrds that need no disk. Read by guest/build.
 # shellcheck shell=bash
-
-LINUX_SOURCE=linux-source-6.1
 
 build_small() {
 	need apt-cache=apt dpkg-deb=dpkg gcc=gcc make=make python3=python3
-	build_small_kernel
+	build_kernels
 	build_initrds
-}
-
-# --- Kernel ------------------------------------------------------------------
-
-build_small_kernel() {
-	local version made_from
-	version=$(version_of $LINUX_SOURCE)
-	made_from=$(key "$here/small.config" "$here/small.sh" "$here/lib.sh" "$version" "$(compiler)")
-	if fresh small-kernel "$made_from" vmlinux bzImage System.map; then
-		say "the small kernel is up to date ($version)"
-		return
-	fi
-	need bc=bc bison=bison flex=flex xz=xz-utils perl=perl ld=binutils \
-		/usr/include/libelf.h=libelf-dev
-	say "building the small kernel from $LINUX_SOURCE $version (log: $out/kernel.log)"
-	local tree=$out/build/linux started=$SECONDS package
-	package=$(fetch $LINUX_SOURCE)
-	rm -rf "$tree"
-	mkdir -p "$tree"
-	dpkg-deb --fsys-tarfile "$package" |
-		tar -xO "./usr/src/$LINUX_SOURCE.tar.xz" |
-		tar -xJ -C "$tree" --strip-components=1
-	configure_kernel "$tree"
-	# A name and a time of its own would make every build a different file.
-	if ! make -C "$tree" -j"$(nproc)" \
-		KBUILD_BUILD_USER=weft KBUILD_BUILD_HOST=weft KBUILD_BUILD_VERSION=1 \
-		KBUILD_BUILD_TIMESTAMP="Thu Jan  1 00:00:00 UTC 1970" \
-		vmlinux bzImage >"$out/kernel.log" 2>&1; then
-		tail -n 20 "$out/kernel.log" >&2
-		fail "the kernel's build failed: see $out/kernel.log"
-	fi
-	put vmlinux <"$tree/vmlinux"
-	put System.map <"$tree/System.map"
-	put bzImage <"$tree/arch/x86/boot/bzImage"
-	rm -rf "$tree"
-	made small-kernel "$made_from"
-	say "the small kernel took $((SECONDS - started)) s"
-}
-
-# tinyconfig with the fragment on top. Fails when the kernel's own rules changed
-# what the fragment says.
-configure_kernel() {
-	local tree=$1 option lost=()
-	{
-		make -C "$tree" -s tinyconfig
-		(cd "$tree" && scripts/kconfig/merge_config.sh -m .config "$here/small.config")
-		make -C "$tree" -s olddefconfig
-	} >"$out/kernel.log" 2>&1 || {
-		tail -n 20 "$out/kernel.log" >&2
-		fail "the kernel could not be configured"
-	}
-	while read -r option; do
-		case $option in
-		CONFIG_*) grep -qxF "$option" "$tree/.config" || lost+=("$option") ;;
-		"# CONFIG_"*" is not set")
-			option=${option#\# } option=${option%% *}
-			! grep -q "^$option=" "$tree/.config" || lost+=("$option (off)")
-			;;
-		esac
-	done <"$here/small.config"
-	[ ${#lost[@]} -eq 0 ] || fail "the kernel did not take these options: ${lost[*]}"
 }
 
 # --- Initrds -----------------------------------------------------------------

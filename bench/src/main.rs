@@ -13,12 +13,14 @@ use weft_bench::results::Table;
 use weft_bench::vm::aggregate;
 use weft_bench::vm::devices::devices;
 use weft_bench::vm::footprint::footprint;
+use weft_bench::vm::guest::guest;
 use weft_bench::vm::kvm::kvm;
+use weft_bench::vm::latency::latency;
 use weft_bench::vm::soft::soft;
 use weft_bench::vm::web::web;
 use weft_tests::boot::Images;
 
-const BENCHMARKS: [&str; 13] = [
+const BENCHMARKS: [&str; 16] = [
     "latency",
     "unstretched",
     "throughput",
@@ -30,6 +32,9 @@ const BENCHMARKS: [&str; 13] = [
     "vm-start",
     "vm-nodes-boot",
     "vm-nodes-cpu",
+    "vm-nodes-guest",
+    "vm-nodes-kvm",
+    "vm-nodes-latency",
     "vm-nodes-sharing",
     "vm-nodes-net",
 ];
@@ -100,6 +105,9 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Table> {
         "vm-kvm" => kvm(place, &options.images(), repeat),
         "vm-nodes-boot" => aggregate::boots(place, &options.images(), repeat),
         "vm-nodes-cpu" => aggregate::cpu(place, &options.images(), repeat),
+        "vm-nodes-guest" => guest(place, &options.images(), repeat),
+        "vm-nodes-kvm" => aggregate::cpu_on_kvm(place, &options.images(), repeat),
+        "vm-nodes-latency" => latency(place, &options.images(), repeat),
         "vm-nodes-sharing" => aggregate::sharing(place, &options.images(), repeat),
         "vm-nodes-net" => web(place, &options.images(), repeat),
         "vm-devices" => devices(place, &options.images(), repeat),

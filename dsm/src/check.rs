@@ -40,6 +40,9 @@ pub struct Bounds {
     pub ahead: bool,
     /// Evictions per node, over all pages.
     pub evictions: u8,
+    /// Whether pages that are owned leave for their managers only, as the memory of an
+    /// Aggregate VM's slices does.
+    pub home: bool,
     /// Discards, over all pages.
     pub discards: u8,
     /// Whether the manager may discard first when nobody else has the page, its
@@ -53,9 +56,10 @@ pub struct Bounds {
 
 impl Bounds {
     /// The searches too large for a test run: 3 nodes and 2 pages, with two
-    /// faults per node; the same with evictions and with a discard; 2 nodes and
+    /// faults per node; the same with evictions, to whom has room and to the manager,
+    /// and with a discard; 2 nodes and
     /// 2 pages with a death; 3 nodes and 1 page with a death.
-    pub fn large(manager: ManagerOf) -> [Bounds; 5] {
+    pub fn large(manager: ManagerOf) -> [Bounds; 6] {
         let base = Bounds {
             nodes: 3,
             pages: 2,
@@ -64,6 +68,7 @@ impl Bounds {
             faults: 2,
             ahead: false,
             evictions: 1,
+            home: false,
             discards: 0,
             hasty: false,
             losses: 0,
@@ -71,6 +76,7 @@ impl Bounds {
         };
         [
             base,
+            Bounds { home: true, ..base },
             Bounds {
                 evictions: 0,
                 ahead: true,

@@ -3,6 +3,8 @@
 //! Invariants: the ends ascend; the last node with a range manages everything
 //! from its start on, so every page has exactly one manager.
 
+use core::ops::Range;
+
 use crate::types::{NODES_MAX, NodeId, PAGES_MAX, Page};
 
 /// The end of the last range.
@@ -88,6 +90,17 @@ impl Ranges {
         NodeId(self.ends.iter().position(here).unwrap_or(0) as u8)
     }
 
+    /// The pages that a node manages; none, or up to [`u64::MAX`] for the last.
+    pub fn of(&self, node: NodeId) -> Range<u64> {
+        let index = usize::from(node.0);
+        let end = |index: usize| match self.ends.get(index) {
+            Some(&FOREVER) | None => u64::MAX,
+            Some(&end) => u64::from(end),
+        };
+        let start = index.checked_sub(1).map_or(0, end);
+        start..end(index)
+    }
+
     /// The last node that manages anything.
     pub fn last(&self) -> NodeId {
         self.manager_of(Page(u64::MAX))
@@ -120,6 +133,15 @@ mod tests {
             [1, 1, 3, 3, 3, 3]
         );
         assert_eq!(Ranges::new(&[0, 10, 10]).map(|r| r.last()), Ok(NodeId(1)));
+    }
+
+    #[test]
+    fn a_nodes_pages_are_those_it_manages() {
+        let ranges = Ranges::new(&[0, 10, 10, 20, 20]).expect("ends that ascend");
+        let of = |node| ranges.of(NodeId(node));
+        assert_eq!([of(0), of(1), of(2)], [0..0, 0..10, 10..10]);
+        assert_eq!(of(3), 10..u64::MAX);
+        assert!(of(4).is_empty() && of(31).is_empty() && of(32).is_empty());
     }
 
     #[test]

@@ -61,7 +61,7 @@ pub fn message(input: &[u8]) {
 /// must encode.
 pub fn node(input: &[u8]) {
     for manager in 0..NODES {
-        let config = Config::new(NodeId(0), NODES.into(), ManagerOf::Fixed(NodeId(manager)));
+        let config = Config::new(NodeId(0), NODES, ManagerOf::Fixed(NodeId(manager)));
         let mut node = Node::new(&config, MapTables::default());
         let mut step = |event| {
             node.step(event, &mut |action: Action| {

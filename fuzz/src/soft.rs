@@ -103,7 +103,7 @@ impl Environment for Devices {
 
     fn port_write(&mut self, port: u16, data: &[u8]) {
         self.see_bytes(u64::from(port), data);
-        if self.interrupts && port % 4 == 0 {
+        if self.interrupts && port.is_multiple_of(4) {
             self.interrupt = Some(0x20 | port as u8);
         }
     }

@@ -183,7 +183,7 @@ impl Image {
         self.put_u64(TSS + 36, OTHER_STACKS + 0x2000);
         self.put_u64(
             TSS_32 + 4,
-            OTHER_STACKS + 0x1000 | u64::from(KERNEL_DATA) << 32,
+            (OTHER_STACKS + 0x1000) | (u64::from(KERNEL_DATA) << 32),
         );
         for task in [TSS, TSS_32] {
             self.put(task + 0x66, &0x68_u16.to_le_bytes());

@@ -303,7 +303,7 @@ pub fn walk(bytes: &[u8]) {
     let registers = registers(&mut input);
     let mut image = vec![0; SIZE as usize];
     for _ in 0..input.byte() {
-        let place = input.number(1) % TABLES << 12 | (input.number(1) & 7) << 3;
+        let place = (input.number(1) % TABLES) << 12 | (input.number(1) & 7) << 3;
         let entry = entry(&mut input).to_le_bytes();
         image[place as usize..][..8].copy_from_slice(&entry);
     }

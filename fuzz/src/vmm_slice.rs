@@ -53,6 +53,7 @@ pub fn valid_texts(random: &mut Random) -> Vec<u8> {
     let order = match random.below(4) {
         0 => serde_json::to_vec(&Order::Run {
             tsc_offset: random.next(),
+            tsc_zero: random.next(),
         }),
         1 => serde_json::to_vec(&Order::Pause),
         2 => serde_json::to_vec(&Answer::Refused("no".into())),

@@ -22,8 +22,8 @@ pub struct MachinePlan<'a> {
     pub hosts: &'a [String],
     /// What the machine is called, for the hosts' logs.
     pub name: &'a str,
-    /// Guest memory that a slice may come to hold, in bytes.
-    pub memory_bytes: u64,
+    /// By slice, slice 0 included: guest memory that it may come to hold, in bytes.
+    pub memory_bytes: &'a [u64],
     /// Silence after which a node counts as lost.
     pub lease: Duration,
     /// CPU features that every host needs, by their names in `/proc/cpuinfo`.
@@ -58,10 +58,11 @@ pub fn start(
     }
     let mut numbered: Vec<(u32, &mut RemoteSlice)> = (1..).zip(slices.iter_mut()).collect();
     for (node, slice) in &mut numbered {
+        let memory_bytes = plan.memory_bytes.get(*node as usize).copied();
         let request = Request::Open {
             command: format!("vm {}", plan.name),
             node: *node,
-            budget_pages: Some(plan.memory_bytes.div_ceil(PAGE_BYTES)),
+            budget_pages: Some(memory_bytes.unwrap_or(0).div_ceil(PAGE_BYTES)),
             lease_ms,
         };
         remote::reserve(&mut slice.connection, &request)?;

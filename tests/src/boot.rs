@@ -20,6 +20,9 @@ const TCG_MACHINE: &str = "q35,smm=off,vmport=off,sata=off";
 /// The files of the small kernel with the busybox image.
 pub const SMALL: [&str; 2] = ["vmlinux", "busybox.cpio"];
 
+/// The files of the kernel for several nodes, with the same image.
+pub const AGGREGATE: [&str; 2] = ["aggregate/vmlinux", "busybox.cpio"];
+
 /// The files of Debian's cloud kernel, with busybox and its modules.
 pub const CLOUD: [&str; 2] = ["debian/vmlinuz", "debian/initrd.cpio.gz"];
 
@@ -105,6 +108,12 @@ impl Images {
     /// The small kernel with the busybox image.
     pub fn small(&self, weft: &Path) -> Result<Boot> {
         let [kernel, initrd] = SMALL;
+        Ok(Boot::new(weft, &self.file(kernel)?, &self.file(initrd)?))
+    }
+
+    /// The kernel for several nodes, with the busybox image.
+    pub fn aggregate(&self, weft: &Path) -> Result<Boot> {
+        let [kernel, initrd] = AGGREGATE;
         Ok(Boot::new(weft, &self.file(kernel)?, &self.file(initrd)?))
     }
 

@@ -267,6 +267,23 @@ impl Ram {
         Ok(found)
     }
 
+    /// Gives the memory of a range of whole pages back to the host: it is zero again,
+    /// in every mapping, and of no size until it is touched. `address` and `length`
+    /// are guest-physical bytes, within one of [`Ram::parts`].
+    ///
+    /// # Errors
+    /// No memory there, or the kernel's answer.
+    pub fn give_back(&self, address: u64, length: usize) -> io::Result<()> {
+        let outside = |_| io::Error::new(io::ErrorKind::InvalidInput, "no guest memory there");
+        let slice = self.mapped.get_slice(GuestAddress(address), length);
+        let start = slice.map_err(outside)?.ptr_guard_mut().as_ptr();
+        // SAFETY: a part of a mapping of ours, whose bytes nobody relies on.
+        match unsafe { libc::madvise(start.cast(), length, libc::MADV_REMOVE) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
     /// First guest-physical address after the RAM above 4 GiB (4 GiB when there
     /// is none): 64-bit windows of devices may start here.
     pub fn high_end(&self) -> u64 {

@@ -19,7 +19,7 @@ use weft_pager::shared::Whose;
 use weft_soft::{CpuState, Environment, Exit};
 use weft_vmm::memory::{GuestBytes, Ram};
 use weft_vmm::slice::memory::mapping::GuestMapping;
-use weft_vmm::slice::memory::{Post, SharedMemory, SharedMemoryOptions};
+use weft_vmm::slice::memory::{Budget, Post, SharedMemory, SharedMemoryOptions};
 use weft_vmm::vcpu::kvm::{Host, KvmBackEnd, KvmOptions};
 use weft_vmm::vcpu::{Kick, Vcpu};
 use weft_wire::Header;
@@ -77,6 +77,7 @@ fn slices() -> Slices {
         let memory = SharedMemory::new(SharedMemoryOptions {
             ram: Ram::new(RAM).unwrap(),
             config: Config::new(me, 2, ManagerOf::Interleaved),
+            budget: Budget::UNLIMITED,
             post: Arc::new(Channels {
                 me,
                 to: senders.iter().cloned().map(Mutex::new).collect(),

@@ -4,6 +4,8 @@
 pub mod aggregate;
 pub mod devices;
 pub mod footprint;
+pub mod guest;
 pub mod kvm;
+pub mod latency;
 pub mod soft;
 pub mod web;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use weft_node::options::Transport;
+use weft_node::size::parse_size;
 use weft_vmm::boot::Protocol;
 use weft_vmm::confine::Mode;
 use weft_vmm::machine::BackEndChoice;
@@ -145,6 +146,11 @@ pub struct VmRunArgs {
     /// Guest memory: of all nodes, dealt out, or of each
     #[arg(long, value_name = "SIZE[,SIZE…]", default_value = "256M", value_parser = parse_memory)]
     pub memory: ListArg<u64>,
+    /// Memory that each of several nodes may use beyond its own for pages of the
+    /// others; what is more goes back to them [default: a quarter of its own, 64M at
+    /// least]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub spare: Option<u64>,
     /// How nodes on this host are connected
     #[arg(long, value_enum, default_value_t = LinkArg::Tcp, conflicts_with = "on")]
     pub transport: LinkArg,
@@ -350,7 +356,7 @@ mod tests {
         let network = NetArg::User {
             forwards: vec![(1, 2)],
             loopback: false,
-            node: 0,
+            place: Default::default(),
         };
         assert_eq!(args.net, [network]);
         assert_eq!(args.console, ConsoleArg::Socket(Some("/s".into())));

@@ -13,7 +13,6 @@ use weft_vmm::machine::Configuration;
 
 use super::companions::{Sockets, sockets};
 use super::error::VmError;
-use super::nodes::Nodes;
 use super::plan::Plan;
 
 /// How often daemons are told that this process lives, at least; several times in
@@ -55,10 +54,13 @@ impl Hosts {
             VmError::system("describe the machine")(std::io::Error::from(error))
         })?;
         let cpus: Vec<u32> = nodes.shares.iter().map(|share| share.cpus).collect();
+        let placement = plan.configuration.placement();
+        let budget = |slice| placement.budget_bytes(slice, plan.configuration.spare_bytes);
+        let memory_bytes: Vec<u64> = (0..nodes.count).map(budget).collect();
         let asked = MachinePlan {
             hosts: &nodes.hosts,
             name: &plan.name,
-            memory_bytes: held_bytes_max(nodes),
+            memory_bytes: &memory_bytes,
             lease: nodes.lease,
             features: &weft_vmm::machine::SOFT_HOST_FEATURES,
             cpus: &cpus,
@@ -153,11 +155,4 @@ impl Hosts {
             self.machine
         );
     }
-}
-
-/// Guest memory that a node may come to hold: all of it. Its own share is where
-/// Linux puts what the node's vCPUs use, but copies of all other pages gather
-/// there, and none is given back before its owner writes to it.
-fn held_bytes_max(nodes: &Nodes) -> u64 {
-    nodes.memory_bytes
 }

@@ -52,7 +52,7 @@ impl Plan {
             .validate()
             .map_err(|invalid| explain(&invalid))?;
         check_devices(&configuration, &nodes)?;
-        check_memory(configuration.memory_bytes)?;
+        check_memory(bytes_here(&configuration, &nodes))?;
         let name = match &args.name {
             Some(name) => check_name(name)?,
             None => std::process::id().to_string(),
@@ -79,6 +79,7 @@ fn configuration(args: &VmRunArgs, nodes: &Nodes) -> Result<Configuration, VmErr
     let mut configuration = Configuration::new(args.kernel.clone(), nodes.memory_bytes);
     configuration.cpus = nodes.cpus;
     configuration.slices = nodes.shares.clone();
+    configuration.spare_bytes = spare(args, nodes)?;
     configuration.back_end = back_end(args, nodes)?;
     configuration.deterministic = args.deterministic;
     configuration.initrd = args.initrd.clone();
@@ -116,6 +117,17 @@ fn configuration(args: &VmRunArgs, nodes: &Nodes) -> Result<Configuration, VmErr
     configuration.disks = disks.collect();
     configuration.networks = args.net.iter().map(network).collect::<Result<_, _>>()?;
     Ok(configuration)
+}
+
+/// What nodes may keep of each other's memory.
+fn spare(args: &VmRunArgs, nodes: &Nodes) -> Result<Option<u64>, VmError> {
+    if args.spare.is_some() && nodes.count == 1 {
+        return Err(VmError::Option(
+            "--spare: a machine on one node keeps all of its memory: give it --nodes or --on"
+                .into(),
+        ));
+    }
+    Ok(args.spare)
 }
 
 /// What runs vCPUs, where the nodes leave a choice.
@@ -203,22 +215,40 @@ fn explain(invalid: &Invalid) -> VmError {
             let last = slices - 1;
             format!("{option} …,node={slice}: the last of this machine's nodes is {last}")
         }
+        Invalid::Spare { bytes, least } => format!(
+            "--spare {bytes}: too little for the vCPUs of a node, which need {least} bytes of the \
+             other nodes' memory at once"
+        ),
         // Said before, in the options' words.
         Invalid::Placement(_) | Invalid::Shares { .. } => invalid.to_string(),
     })
 }
 
-/// Devices are all opened here for now.
+/// A file of another host is opened there, where this process's folder means nothing.
 fn check_devices(configuration: &Configuration, nodes: &Nodes) -> Result<(), VmError> {
-    let disks = configuration.disks.iter().map(|disk| disk.slice);
-    let networks = configuration.networks.iter().map(Network::slice);
-    match disks.chain(networks).find(|node| *node != 0) {
-        Some(node) if !nodes.hosts.is_empty() => Err(VmError::Option(format!(
-            "--on {}: a device of another host cannot be used yet: leave `node={node}` out, and it \
-             is this host's",
-            nodes.hosts.join(",")
-        ))),
-        _ => Ok(()),
+    if nodes.hosts.is_empty() {
+        return Ok(());
+    }
+    let elsewhere = |disk: &&Disk| disk.slice != 0 && !disk.path.is_absolute();
+    match configuration.disks.iter().find(elsewhere) {
+        None => Ok(()),
+        Some(disk) => {
+            let (path, node) = (disk.path.display(), disk.slice);
+            let host = nodes.hosts.get(node as usize - 1);
+            let host = host.map_or("another host", String::as_str);
+            Err(VmError::Option(format!(
+                "--disk {path},node={node}: it is opened on {host}: say the whole path, from `/`"
+            )))
+        }
+    }
+}
+
+/// Guest memory that this host may come to hold.
+fn bytes_here(configuration: &Configuration, nodes: &Nodes) -> u64 {
+    let placement = configuration.placement();
+    match nodes.hosts.is_empty() {
+        true => configuration.memory_bytes,
+        false => placement.budget_bytes(0, configuration.spare_bytes),
     }
 }
 
@@ -349,7 +379,7 @@ mod tests {
             ("--on a --backend kvm", "needs --backend soft for now"),
             (
                 "--on a --disk d,node=1",
-                "--on a: a device of another host cannot be used yet: leave `node=1` out",
+                "--disk d,node=1: it is opened on a: say the whole path, from `/`",
             ),
             (
                 "--nodes 1",

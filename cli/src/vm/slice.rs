@@ -65,6 +65,10 @@ fn prepare(control: &Control) -> anyhow::Result<(Configuration, SliceLinks)> {
     if !settings.reference.is_here() {
         settings.reference.check(measure_host_tsc())?;
     }
+    settings
+        .configuration
+        .try_disks(boot.number as usize)
+        .with_context(|| format!("for user {}", nix::unistd::geteuid()))?;
     confine::prepare(Mode::Enforce)?;
     let options = LinkOptions {
         lease: Duration::from_millis(boot.lease_ms.into()),

@@ -16,6 +16,7 @@ fn bounds(nodes: usize, pages: usize, faults: u8, evictions: u8) -> Bounds {
         faults,
         ahead: false,
         evictions,
+        home: false,
         discards: 0,
         hasty: false,
         losses: 0,
@@ -100,6 +101,31 @@ fn managed_by_ranges() {
         ..bounds(3, 2, 1, 1)
     };
     holds("3x2, ranges, the first has none", third);
+}
+
+/// Pages go home for want of room: what the slices of an Aggregate VM do.
+#[test]
+fn evictions_go_home() {
+    let home = |bounds: Bounds| Bounds {
+        home: true,
+        ..bounds
+    };
+    let each = Bounds {
+        manager: ranges(&[1, 2]),
+        ..bounds(2, 2, 2, 1)
+    };
+    holds("2x2, ranges, home", home(each));
+    let ahead = Bounds {
+        ahead: true,
+        ..bounds(2, 1, 3, 2)
+    };
+    holds("2x1, ahead, home", home(ahead));
+    holds("3x1, home", home(bounds(3, 1, 2, 1)));
+    let loss = Bounds {
+        losses: 1,
+        ..bounds(3, 1, 1, 1)
+    };
+    holds("3x1, loss, home", home(loss));
 }
 
 #[test]

@@ -197,7 +197,8 @@ impl World {
                 steps.push(Step::Fault(node, slot, Access::Read, true));
             }
         }
-        if self.evictions[index] > 0 && local.evictable() {
+        let at_home = bounds.home && local.owner() && self.manager(slot) == node;
+        if self.evictions[index] > 0 && local.evictable() && !at_home {
             steps.push(Step::Evict(node, slot));
         }
         let before_me = self.discarding[slot as usize];
@@ -232,7 +233,9 @@ impl World {
             Step::Evict(node, slot) => {
                 self.evictions[node.index()] -= 1;
                 let page = self.page(slot);
-                self.step(node, slot, Event::Evict { page, to: None }, None)?;
+                let manager = self.manager(slot);
+                let to = bounds.home.then_some(manager);
+                self.step(node, slot, Event::Evict { page, to }, None)?;
             }
             Step::BeginDiscard(slot) => {
                 self.discards -= 1;

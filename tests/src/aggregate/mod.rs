@@ -1,10 +1,11 @@
 //! One Linux over several nodes of this host: boots, the guest's own checks, nodes
-//! that are lost, life, slow links.
+//! that are lost, life, slow links, little memory.
 //!
 //! Every test has a run directory and a tag of its own. When its machine has ended,
 //! no process with the tag and nothing in the directory may be left.
 
 mod boots;
+mod budget;
 mod errors;
 mod life;
 mod loss;
@@ -102,6 +103,7 @@ pub fn run_aggregate(context: &Context, plan: &Plan, report: &Report) {
     for (name, check) in work::CHECKS
         .iter()
         .chain(&life::CHECKS)
+        .chain(&budget::CHECKS)
         .chain(&errors::CHECKS)
         .chain(&networks::CHECKS)
     {

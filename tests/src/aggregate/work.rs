@@ -39,7 +39,7 @@ pub(super) const LONG: [(&str, Check); 4] = [
 /// How long the rounds may take; the guest itself gives up nothing.
 const LITMUS: Duration = Duration::from_secs(900);
 
-fn litmus(bench: &Bench<'_>, rounds: usize, options: &[&str]) -> Result<String> {
+pub(super) fn litmus(bench: &Bench<'_>, rounds: usize, options: &[&str]) -> Result<String> {
     let mut guest = bench.start(TWO, options, &format!("litmus {rounds}"))?;
     let said = guest.wait_for("weft-guest: exit", LITMUS);
     ensure!(said.is_some(), "it did not end: {:?}", guest.lines().last());
@@ -62,7 +62,7 @@ pub(super) fn judge_litmus(ended: &Ended) -> Result<String> {
 }
 
 /// What one vCPU wrote the other reads, sorts, packs and unpacks.
-const SUMS: &str = "textfile 4 >/tmp/text; for cpu in 1 2; do \
+pub(super) const SUMS: &str = "textfile 4 >/tmp/text; for cpu in 1 2; do \
     taskset $cpu cp /tmp/text /tmp/copy-$cpu; done; \
     for cpu in 1 2; do other=$((3 - cpu)); \
     echo sum: $(taskset $cpu sha256sum </tmp/copy-$other); \
@@ -89,7 +89,7 @@ fn same_sums(bench: &Bench<'_>) -> Result<String> {
     Ok(format!("{} sums", alone.len()))
 }
 
-fn sums(ended: &Ended) -> Vec<String> {
+pub(super) fn sums(ended: &Ended) -> Vec<String> {
     let lines = ended.lines.iter();
     lines
         .filter_map(|line| line.text.strip_prefix("sum: "))

@@ -3,7 +3,8 @@
 //!
 //! Needs root, `ip` and `make guest`.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -32,9 +33,10 @@ const LONG_BOUND: Duration = Duration::from_secs(120);
 type HostCheck = fn(&Site<'_>) -> Result<String>;
 
 /// By name: hosts beside the launcher's, and the test.
-const CHECKS: [(&str, usize, HostCheck); 9] = [
+const CHECKS: [(&str, usize, HostCheck); 10] = [
     ("Linux boots over two hosts", 1, two),
     ("three hosts, one with a clock of its own", 2, three),
+    ("a disk and a network of another host", 1, devices),
     ("a slow network changes nothing but time", 1, slow),
     ("a daemon is killed", 2, daemon_killed),
     ("a slice is killed", 1, slice_killed),
@@ -285,6 +287,42 @@ fn slow(site: &Site<'_>) -> Result<String> {
     let console = ended.console();
     ensure!(console.lines().any(|line| line.trim() == "2"), "{console}");
     Ok(format!("{} ms", ended.took.as_millis()))
+}
+
+/// What the guest writes is in the other host's file; what it may not open is said.
+fn devices(site: &Site<'_>) -> Result<String> {
+    let file = site.bench.directory.join("far.img");
+    fs::write(&file, vec![0; 1 << 20])?;
+    let disk = format!("{},node=1", file.display());
+    let script = format!(
+        "ip link set eth0 up; udhcpc -q -n -f -i eth0 -s /etc/udhcpc; echo $((6*7))-far > \
+         /tmp/word; dd if=/tmp/word of=/dev/vda bs=512 seek=3 conv=sync,fsync 2>&1; \
+         echo its daemon says $(timeout 2 nc 10.0.2.2 {PORT} </dev/null | head -c 4)"
+    );
+    let options = ["--disk", &disk, "--net", "user,loopback,node=1"];
+    // Networking in user space asks for a way out.
+    let prefix = site.star.prefix(1);
+    let mut route = Command::new(&prefix[0]);
+    route
+        .args(&prefix[1..])
+        .args(["ip", "route", "add", "default", "via"]);
+    ensure!(route.arg(Star::address(0)).status()?.success(), "no route");
+
+    let ended = Guest::start(&mut site.machine("h1", &script, &options)?)?.finish(BOUND)?;
+    let user = "for user 60100: cannot open disk";
+    ended_with(&ended, 125, &[user, "far.img", "Permission denied"])?;
+    site.all_given_back()?;
+
+    // Whom the slice runs as may be known, or not: the file is anybody's.
+    fs::set_permissions(&file, Permissions::from_mode(0o666))?;
+    let ended = Guest::start(&mut site.machine("h1", &script, &options)?)?.finish(BOUND)?;
+    ended_with(&ended, 0, &["powered off by the guest"])?;
+    let console = ended.console();
+    ensure!(console.contains("its daemon says WEFT"), "{console}");
+    let bytes = fs::read(&file)?;
+    ensure!(bytes[3 * 512..].starts_with(b"42-far\n"), "{console}");
+    site.all_given_back()?;
+    Ok(String::new())
 }
 
 fn daemon_killed(site: &Site<'_>) -> Result<String> {

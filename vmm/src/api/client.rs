@@ -35,7 +35,10 @@ pub enum ClientError {
     /// Not in time.
     #[error("the machine did not answer within {0} s")]
     TimedOut(u64),
-    /// The connection broke, or what came is not what the API says.
+    /// The connection broke before the answer was whole: the machine has just ended.
+    #[error("the machine broke the connection off: {0}")]
+    BrokenOff(String),
+    /// What came is not what the API says.
     #[error("the machine's answer is not to be understood: {0}")]
     Garbled(String),
     /// It would not.
@@ -55,6 +58,11 @@ impl ClientError {
             source.kind(),
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
         ))
+    }
+
+    /// Whether a machine that answered before has ended.
+    pub fn has_ended(&self) -> bool {
+        self.is_gone() || matches!(self, ClientError::BrokenOff(_))
     }
 }
 
@@ -152,7 +160,7 @@ impl Client {
     }
 
     async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<(bool, Bytes), ClientError> {
-        let garbled = |error: &dyn std::fmt::Display| ClientError::Garbled(error.to_string());
+        let broken_off = |error: hyper::Error| ClientError::BrokenOff(error.to_string());
         let stream = tokio::net::UnixStream::connect(&self.path)
             .await
             .map_err(|source| ClientError::Connect {
@@ -161,18 +169,18 @@ impl Client {
             })?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
             .await
-            .map_err(|error| garbled(&error))?;
+            .map_err(broken_off)?;
         // Ends with the runtime.
         tokio::spawn(connection);
-        let response = sender
-            .send_request(request)
-            .await
-            .map_err(|error| garbled(&error))?;
+        let response = sender.send_request(request).await.map_err(broken_off)?;
         let good = response.status().is_success();
         let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX)
             .collect()
             .await
-            .map_err(|error| garbled(&error))?;
+            .map_err(|error| match error.downcast::<hyper::Error>() {
+                Ok(error) => broken_off(*error),
+                Err(error) => ClientError::Garbled(error.to_string()),
+            })?;
         Ok((good, body.to_bytes()))
     }
 }

@@ -125,6 +125,10 @@ pub struct Configuration {
     /// What each slice gives of them; empty: one slice gives all.
     #[serde(default)]
     pub slices: Vec<Share>,
+    /// Bytes that each slice may fill with pages of the others' parts of RAM; none: see
+    /// [`Placement::budget_bytes`].
+    #[serde(default)]
+    pub spare_bytes: Option<u64>,
     /// Who runs the vCPUs.
     #[serde(default)]
     pub back_end: BackEndChoice,
@@ -193,6 +197,17 @@ pub enum Invalid {
         /// RAM of all slices.
         memory_bytes: u64,
     },
+    /// Not even what the vCPUs need at once.
+    #[error(
+        "each slice is to keep {bytes} bytes of the others' memory: with so many vCPUs it needs \
+         {least} at least"
+    )]
+    Spare {
+        /// Asked for.
+        bytes: u64,
+        /// What would do.
+        least: u64,
+    },
     /// A device on a slice that there is not.
     #[error("{device} {number} lies on slice {slice}: there are {slices}, counted from 0")]
     Slice {
@@ -214,6 +229,7 @@ impl Configuration {
             cpus: 1,
             memory_bytes,
             slices: Vec::new(),
+            spare_bytes: None,
             back_end: BackEndChoice::Auto,
             deterministic: false,
             kernel,
@@ -275,6 +291,10 @@ impl Configuration {
             let (cpus, memory_bytes) = (placement.cpus(), placement.memory_bytes());
             if (cpus, memory_bytes) != (self.cpus, self.memory_bytes) {
                 return Err(Invalid::Shares { cpus, memory_bytes });
+            }
+            let least = placement.spare_bytes_min();
+            if let Some(bytes) = self.spare_bytes.filter(|bytes| *bytes < least) {
+                return Err(Invalid::Spare { bytes, least });
             }
         }
         let slices = self.slices.len().max(1);
@@ -348,6 +368,11 @@ mod tests {
             Err(Invalid::Shares { cpus, memory_bytes })
         );
         machine.cpus = 3;
+        let least = machine.placement().spare_bytes_min();
+        let bytes = least - 1;
+        machine.spare_bytes = Some(bytes);
+        assert_eq!(machine.validate(), Err(Invalid::Spare { bytes, least }));
+        machine.spare_bytes = Some(least);
         machine.slices[0].cpus = 0;
         let no_start = Invalid::Placement(PlacementError::BootstrapCpus);
         assert_eq!(machine.validate(), Err(no_start));

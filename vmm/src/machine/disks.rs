@@ -16,6 +16,21 @@ pub(super) fn open(configuration: &Configuration) -> Result<Vec<Block>, MachineE
     disks.map(open).collect()
 }
 
+impl Configuration {
+    /// Opens the disks of a slice, as it will when the machine is put together: what
+    /// cannot be opened is said before anything runs.
+    ///
+    /// # Errors
+    /// The first that cannot.
+    pub fn try_disks(&self, slice: usize) -> Result<(), MachineError> {
+        let disks = self.disks.iter();
+        for disk in disks.filter(|disk| disk.slice as usize == slice) {
+            Block::open_for(&options(self, disk), |_| false)?;
+        }
+        Ok(())
+    }
+}
+
 /// Opens what lies on `slice`, and makes the ways to what does not. Each slice
 /// tells first and listens then, so that none waits for one that waits for it.
 pub(crate) fn open_for(

@@ -8,6 +8,7 @@ use weft_soft::CpuState;
 use super::MachineError;
 use super::configuration::Configuration;
 use super::placement::Placement;
+use super::words;
 use crate::acpi::{self, Description};
 use crate::boot::{self, ImageFile, Role};
 use crate::memory::Ram;
@@ -59,11 +60,11 @@ impl Files {
                 real_time_clock: true,
             },
         )?;
-        let late = late_words(configuration, &placement, self.initrd.as_ref());
+        let several = words::words(configuration, &placement, self.initrd.as_ref());
         let words: Vec<&str> = words
             .iter()
             .copied()
-            .chain(late.iter().map(String::as_str))
+            .chain(several.iter().map(String::as_str))
             .collect();
         let seed = seed(configuration.deterministic).map_err(MachineError::Seed)?;
         let loaded = boot::load(
@@ -89,39 +90,6 @@ impl Files {
             notes,
         })
     }
-}
-
-/// In the first bytes of an initrd: its init brings up processors late.
-const LATE_MARK: &[u8] = b"weft-late-vcpus";
-/// Where that is looked for.
-const MARK_BYTES: u64 = 4096;
-
-/// The words that have Linux bring up the vCPUs of other slices late, if it shall.
-fn late_words(
-    configuration: &Configuration,
-    placement: &Placement,
-    initrd: Option<&ImageFile>,
-) -> Vec<String> {
-    let first = placement.cpus_of(0).len();
-    let all_there = placement.slices() < 2 || first as u32 == placement.cpus();
-    let marked = || {
-        let head = initrd.and_then(|initrd| initrd.read(0..initrd.size().min(MARK_BYTES)).ok());
-        head.is_some_and(|head| memchr::memmem::find(&head, LATE_MARK).is_some())
-    };
-    if all_there || !configuration.late_cpus.unwrap_or_else(marked) {
-        return Vec::new();
-    }
-    // A tick of a vCPU that runs one program would only ask for the pages of the clock,
-    // which the bootstrap slice's ticks change. A kernel without the option ignores it.
-    let others = match placement.cpus() - 1 {
-        last if last as usize == first => format!("nohz_full={last}"),
-        last => format!("nohz_full={first}-{last}"),
-    };
-    vec![
-        format!("maxcpus={first}"),
-        "weft.online=all".to_owned(),
-        others,
-    ]
 }
 
 /// Where the memory of the bootstrap slice ends, of several: what is loaded lies

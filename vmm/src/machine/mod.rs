@@ -33,6 +33,7 @@ mod seen;
 mod state;
 #[cfg(test)]
 mod tests;
+mod words;
 
 use std::io::Write;
 use std::sync::Arc;
@@ -230,7 +231,7 @@ impl Machine {
         let slice = links.map(|links| {
             let ender = ends.ender.clone();
             let broken = Arc::new(move |reason| ender.end(End::Failed { reason }));
-            Slice::new(configuration.placement(), links, &ram, broken)
+            Slice::new(configuration, links, &ram, broken)
         });
         let chosen = back_end::choose(configuration, &ram, slice.as_deref())?;
         let mut bootstrap = None;

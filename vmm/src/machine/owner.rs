@@ -391,7 +391,7 @@ impl Owner {
         }
         if let Some(slice) = &self.slice {
             let number = slice.number();
-            let memory = slice.memory().counters.list();
+            let memory = slice.memory().figures();
             for (name, count) in memory.into_iter().chain(slice.mapping_counters()) {
                 counters.insert(format!("slice{number}.memory.{name}"), count);
             }

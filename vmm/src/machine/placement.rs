@@ -25,6 +25,19 @@ pub const BOOTSTRAP_MEMORY_MIN: u64 = 64 << 20;
 /// of a smaller NUMA node unused (`NODE_MIN_SIZE`, arch/x86/include/asm/numa.h).
 pub const SLICE_MEMORY_MIN: u64 = 4 << 20;
 
+/// Least memory that a slice may use beside its part of RAM, in bytes, where nobody
+/// says how much: the kernel's image and its tables, and the part of the file cache
+/// that all programs share, are tens of MiB, of which each slice keeps a copy.
+const SPARE_MIN: u64 = 64 << 20;
+/// Where nobody says, it is this part of a slice's part of RAM.
+const SPARE_PART: u64 = 4;
+/// What of that a vCPU needs at least, in bytes: the pages of two instructions that
+/// move data between two pages each, with four levels of tables for each, of the guest
+/// and of what it does for an interrupt; several times over.
+const SPARE_FOR_CPU: u64 = 256 << 10;
+/// What devices, and pages on their way out, need at least.
+const SPARE_FOR_ANY: u64 = 1 << 20;
+
 /// What one slice gives; either may be none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -114,6 +127,23 @@ impl Placement {
     pub fn whole(cpus: u32, memory_bytes: u64) -> Self {
         let all = Share { cpus, memory_bytes };
         Self { shares: vec![all] }
+    }
+
+    /// Bytes of a slice's host that guest RAM may fill there: the slice's part, and so
+    /// many for pages of the others' parts, of which there are not more than they have.
+    /// `spare`: as it was asked for.
+    pub fn budget_bytes(&self, slice: usize, spare: Option<u64>) -> u64 {
+        let all = self.memory_bytes();
+        let own = self.shares.get(slice).map_or(0, |share| share.memory_bytes);
+        let spare = spare.unwrap_or((own / SPARE_PART).max(SPARE_MIN));
+        own.saturating_add(spare).min(all)
+    }
+
+    /// Least that [`Self::budget_bytes`] may be given as `spare`: what the vCPUs of one
+    /// slice need at once.
+    pub fn spare_bytes_min(&self) -> u64 {
+        let cpus = self.shares.iter().map(|share| share.cpus).max();
+        SPARE_FOR_ANY + u64::from(cpus.unwrap_or(0)) * SPARE_FOR_CPU
     }
 
     /// `nodes` slices that share `cpus` vCPUs and `memory_bytes` of RAM: see
@@ -335,6 +365,25 @@ mod tests {
             memory_bytes: mib * MIB,
         };
         Placement::new(shares.iter().map(share).collect())
+    }
+
+    #[test]
+    fn a_budget_is_a_part_and_something_for_the_others() {
+        let share = |cpus, mib: u64| Share {
+            cpus,
+            memory_bytes: mib * MIB,
+        };
+        let placement = Placement::new(vec![share(1, 512), share(2, 64), share(1, 0)]).unwrap();
+        let budget = |slice, spare: Option<u64>| {
+            placement.budget_bytes(slice, spare.map(|mib| mib * MIB)) / MIB
+        };
+        assert_eq!([0, 1, 2].map(|slice| budget(slice, None)), [576, 128, 64]);
+        assert_eq!(
+            [0, 1, 2].map(|slice| budget(slice, Some(16))),
+            [528, 80, 16]
+        );
+        assert_eq!(budget(2, Some(1 << 40)), 576);
+        assert_eq!(placement.spare_bytes_min(), (1 << 20) + (512 << 10));
     }
 
     #[test]

@@ -49,15 +49,17 @@ use std::time::{Duration, Instant};
 use weft_dsm::{Config, ManagerOf, NodeId, Ranges};
 use weft_wire::halves::{Receiver, Sender};
 
+use weft_soft::environment::PAGE_SIZE;
+
 use crate::bus::Bus;
 use crate::clock::{Clock, RatesDiffer, Reference, measure_host_tsc};
 use crate::confine::{self, ThreadKind};
 use crate::interrupts::{Apart, Elsewhere, Hub, Message};
-use crate::machine::{MachineError, Placement};
+use crate::machine::{Configuration, MachineError, Placement};
 use crate::memory::Ram;
 use delegation::{Delegation, DeviceNote};
 use memory::mapping::GuestMapping;
-use memory::{SharedMemory, SharedMemoryOptions};
+use memory::{Budget, SharedMemory, SharedMemoryOptions};
 use note::{Note, Space};
 use orders::{Answer, Order, OrderReceiver};
 pub use peers::Peers;
@@ -143,11 +145,12 @@ pub(crate) struct Joined {
 impl Slice {
     /// A slice whose links nobody reads yet.
     pub(crate) fn new(
-        placement: Placement,
+        configuration: &Configuration,
         links: SliceLinks,
         ram: &Ram,
         broken: Broken,
     ) -> Arc<Self> {
+        let placement = configuration.placement();
         let (mut senders, mut receivers) = (Vec::new(), Vec::new());
         for (slice, link) in links.links.into_iter().enumerate() {
             senders.push(link.map(|(sender, receiver)| {
@@ -164,9 +167,19 @@ impl Slice {
             Ok(ranges) => ManagerOf::Ranges(ranges),
             Err(_) => ManagerOf::Fixed(NodeId(BOOTSTRAP as u8)),
         };
+        let own = match placement.shares().get(links.number) {
+            Some(share) => share.memory_bytes / PAGE_SIZE,
+            None => 0,
+        };
+        let bytes = placement.budget_bytes(links.number, configuration.spare_bytes);
+        let budget = match bytes < configuration.memory_bytes {
+            true => Budget::new(own, (bytes / PAGE_SIZE).saturating_sub(own)),
+            false => Budget::UNLIMITED,
+        };
         let memory = SharedMemory::new(SharedMemoryOptions {
             ram: ram.clone(),
             config: Config::new(me, slices, manager),
+            budget,
             post: peers.clone(),
             lease: links.lease,
             broken: Box::new(move |reason| broken(reason)),
@@ -357,6 +370,10 @@ impl Slice {
         let memory = self.memory.clone();
         start("weft-taker", ThreadKind::Device, move || {
             memory.take_held_back()
+        })?;
+        let memory = self.memory.clone();
+        start("weft-evictor", ThreadKind::Device, move || {
+            memory.keep_to_budget()
         })?;
         if let Some(mapping) = self.mapping.get().cloned() {
             let memory = self.memory.clone();

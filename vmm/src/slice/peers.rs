@@ -282,6 +282,7 @@ mod tests {
         let memory = SharedMemory::new(SharedMemoryOptions {
             ram: Ram::new(8 << 20).unwrap(),
             config: Config::new(NodeId(0), 2, ManagerOf::Fixed(NodeId(1))),
+            budget: crate::slice::memory::Budget::UNLIMITED,
             post: peers.clone(),
             lease,
             broken: Box::new(|reason| panic!("{reason}")),

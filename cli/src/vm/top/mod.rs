@@ -37,7 +37,7 @@ pub fn run(args: &TopArgs) -> anyhow::Result<ExitCode> {
         let now = match read(&client) {
             Ok(reading) if reading.view.state != State::Ended => reading,
             // Its socket goes with it.
-            Ok(_) | Err(ClientError::Connect { .. } | ClientError::Garbled(_)) => {
+            Ok(_) | Err(ClientError::Connect { .. } | ClientError::BrokenOff(_)) => {
                 eprintln!("weft: vm {name} has ended");
                 return Ok(ExitCode::SUCCESS);
             }

@@ -56,6 +56,10 @@ pub fn attach(machine: Option<&str>, time: Duration) -> anyhow::Result<Trace> {
                 behind = faults.slices.iter().any(full);
                 trace.append(faults.slices);
             }
+            Err(error) if error.has_ended() => {
+                eprintln!("weft: vm {} has ended: the trace ends here", view.name);
+                break;
+            }
             Err(error) => {
                 eprintln!("weft: vm {}: {error}: the trace ends here", view.name);
                 break;

@@ -1,6 +1,7 @@
 //! How often pages were asked for, for the trace and the statistics.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -19,6 +20,11 @@ pub struct MemoryCounters {
     pub local: AtomicU64,
     /// Nanoseconds that threads waited for pages of other slices.
     pub waited_ns: AtomicU64,
+    /// Of these: until the request was on its way.
+    pub asking_ns: AtomicU64,
+    /// Of these: from when the page was here until it could be used: until the thread
+    /// that waited for it ran, or it was in the guest's mapping.
+    pub installing_ns: AtomicU64,
     /// Pages sent with their bytes.
     pub pages_sent: AtomicU64,
     /// Pages received with their bytes.
@@ -29,6 +35,16 @@ pub struct MemoryCounters {
     pub taking_ns: AtomicU64,
     /// Takings that waited until a page had been of use here.
     pub held_back: AtomicU64,
+    /// Copies that were dropped for want of room.
+    pub evicted_dropped: AtomicU64,
+    /// Pages that went home for want of room.
+    pub evicted_sent: AtomicU64,
+    /// Pages that home could not take at the moment.
+    pub evictions_denied: AtomicU64,
+    /// Pages whose memory went back to the host.
+    pub given_back: AtomicU64,
+    /// Faults that had to wait for room.
+    pub room_waits: AtomicU64,
 }
 
 impl MemoryCounters {
@@ -40,17 +56,35 @@ impl MemoryCounters {
             ("upgrade-faults", &self.upgrades),
             ("local-faults", &self.local),
             ("waited-ns", &self.waited_ns),
+            ("asking-ns", &self.asking_ns),
+            ("installing-ns", &self.installing_ns),
             ("pages-sent", &self.pages_sent),
             ("pages-received", &self.pages_received),
             ("taken", &self.taken),
             ("taking-ns", &self.taking_ns),
             ("held-back", &self.held_back),
+            ("evicted-dropped", &self.evicted_dropped),
+            ("evicted-sent", &self.evicted_sent),
+            ("evictions-denied", &self.evictions_denied),
+            ("given-back", &self.given_back),
+            ("room-waits", &self.room_waits),
         ]
         .map(|(name, count)| (name, count.load(Ordering::Relaxed)))
         .to_vec()
     }
 
-    /// One more.
+    /// A wait for another slice, and the first and the last part of it.
+    pub(super) fn count_wait(&self, waited: Duration, asking: Duration, installing: Duration) {
+        for (counter, time) in [
+            (&self.waited_ns, waited),
+            (&self.asking_ns, asking),
+            (&self.installing_ns, installing),
+        ] {
+            Self::add(counter, time.as_nanos() as u64);
+        }
+    }
+
+    /// So many more.
     pub(super) fn add(counter: &AtomicU64, amount: u64) {
         counter.fetch_add(amount, Ordering::Relaxed);
     }

@@ -309,6 +309,15 @@ impl Users for Arc<GuestMapping> {
         Ok(())
     }
 
+    /// Where KVM shadows page tables every unmapped page costs a look at the shadows:
+    /// there, pages are evicted in turn.
+    fn watch_for_use(&self, address: u64) -> Result<(), UseError> {
+        if let (None, Some((watched, _))) = (&self.shadows, self.places(address)) {
+            self.uffd.unmap(watched, PAGE).map_err(failed("unmap"))?;
+        }
+        Ok(())
+    }
+
     fn end(&self) {
         // The handler looks now and then, should this fail.
         let _ = self.over.write(1);

@@ -6,9 +6,11 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::thread::{JoinHandle, spawn};
 
-use weft_dsm::{ManagerOf, NodeId};
+use weft_dsm::{ManagerOf, NodeId, Ranges};
 
-use super::super::tests::{PAGE as PAGE_BYTES, Rig};
+use super::super::Budget;
+use super::super::evict_tests::resident;
+use super::super::tests::{PAGE as PAGE_BYTES, RAM, Rig};
 use super::*;
 use crate::memory::GuestBytes;
 
@@ -27,10 +29,21 @@ impl Watched {
         nodes: u8,
         manager: ManagerOf,
         delay: Duration,
+        change: impl FnMut(GuestMapping) -> GuestMapping,
+    ) -> Self {
+        let budgets = vec![Budget::UNLIMITED; nodes.into()];
+        Self::with_budgets(nodes, manager, delay, budgets, change)
+    }
+
+    fn with_budgets(
+        nodes: u8,
+        manager: ManagerOf,
+        delay: Duration,
+        budgets: Vec<Budget>,
         mut change: impl FnMut(GuestMapping) -> GuestMapping,
     ) -> Self {
         let mut mappings = Vec::new();
-        let rig = Rig::of(nodes, manager, delay, |memory| {
+        let rig = Rig::of(nodes, manager, delay, budgets, |memory| {
             let mapping = GuestMapping::new(memory.ram(), Whose::UserMode).unwrap();
             let mapping = Arc::new(change(mapping));
             memory.connect(Box::new(mapping.clone()));
@@ -190,6 +203,91 @@ fn two_watched_mappings_that_fight_both_get_on() {
         watched.word(0, 0x8000).load(Ordering::Relaxed),
         done[0] + done[1]
     );
+    watched.end();
+}
+
+/// A vCPU writes and reads, three times over, far more than its slice may keep; in the
+/// kernel's account, the memory file stays within the budget.
+fn walk(shadows: bool) {
+    const PAGES: u64 = RAM / PAGE_BYTES;
+    const OTHERS: u64 = 64;
+    let own = PAGES / 4;
+    let manager = ManagerOf::Ranges(Ranges::new(&[own, PAGES]).unwrap());
+    let budgets = vec![Budget::new(own, OTHERS), Budget::new(PAGES - own, OTHERS)];
+    let watched = Watched::with_budgets(
+        2,
+        manager,
+        Duration::ZERO,
+        budgets,
+        |mapping| match shadows {
+            true => mapping.with_shadows(Arc::new(Seen::default())),
+            false => mapping,
+        },
+    );
+    let words: Vec<&AtomicU64> = (0..PAGES)
+        .map(|page| watched.word(0, page * PAGE_BYTES + 8 * (page % 512)))
+        .collect();
+    let walker = spawn(move || {
+        for round in 0..3 {
+            for (page, word) in (0..).zip(&words) {
+                let before = word.swap(page << 8 | round, Ordering::SeqCst);
+                let expected = match round {
+                    0 => 0,
+                    _ => page << 8 | (round - 1),
+                };
+                assert_eq!(before, expected, "page {page:#x} in round {round}");
+            }
+        }
+    });
+    let near = &watched.rig.memories[0];
+    let mut most = 0;
+    while !walker.is_finished() {
+        most = most.max(resident(near.ram()));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    walker.join().unwrap();
+    assert!(most <= own + OTHERS + 1, "{most} pages");
+    let sent = near.counters.evicted_sent.load(Ordering::Relaxed);
+    assert!(sent > 2 * (PAGES - own), "{sent} sent");
+    watched.end();
+}
+
+#[test]
+fn a_watched_mapping_keeps_to_its_budget() {
+    walk(false);
+}
+
+#[test]
+fn a_watched_mapping_with_shadows_keeps_to_its_budget() {
+    walk(true);
+}
+
+/// Two mappings whose memory is small: no increment is lost, whoever has the page.
+#[test]
+fn no_increment_is_lost_between_small_watched_mappings() {
+    const PAGES: u64 = 200;
+    const ROUNDS: u64 = 1500;
+    let manager = ManagerOf::Ranges(Ranges::new(&[64, RAM / PAGE_BYTES]).unwrap());
+    let budgets = vec![Budget::new(64, 32), Budget::new(RAM / PAGE_BYTES - 64, 32)];
+    let watched = Watched::with_budgets(2, manager, Duration::ZERO, budgets, |mapping| mapping);
+    let word = |node, number: u64| watched.word(node, number * 7 % PAGES * PAGE_BYTES);
+    let threads: Vec<JoinHandle<()>> = (0..2)
+        .map(|node| {
+            let words: Vec<&AtomicU64> = (0..PAGES).map(|number| word(node, number)).collect();
+            spawn(move || {
+                for round in 0..ROUNDS {
+                    words[(round * 13 % PAGES) as usize].fetch_add(1, Ordering::SeqCst);
+                }
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    let total: u64 = (0..PAGES)
+        .map(|number| word(0, number).load(Ordering::SeqCst))
+        .sum();
+    assert_eq!(total, 2 * ROUNDS);
     watched.end();
 }
 

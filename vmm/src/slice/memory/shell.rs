@@ -13,110 +13,31 @@
 //!   `rights`, and answers a demand before the page leaves.
 
 use std::borrow::Cow;
-use std::collections::{HashMap, VecDeque};
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use thiserror::Error;
 use weft_dsm::message::{self, DecodeError, Run};
-use weft_dsm::read_ahead::Streams;
-use weft_dsm::{Action, Config, Content, Event, Keep, Message, Node, NodeId, PAGE_BYTES, Page};
-use weft_pager::uffd::UffdError;
-use weft_soft::{Access, Asker, Memory, NotAnswered, SoftMachine, Unbacked};
+use weft_dsm::{
+    Action, Body, Config, Content, Event, Keep, ManagerOf, Message, NodeId, PAGE_BYTES, Page,
+    Refusal,
+};
+use weft_soft::{Access, Memory};
 use weft_wire::Header;
 
+use super::budget::{Budget, Room};
 use super::counters::{MemoryCounters, PageCounts, SlicePages, VcpuCounts};
-use super::tables::{PageTables, Rights};
-use super::trace::{FaultKind, READERS_PATIENCE, SliceFaults, Trace};
+use super::parcels::Post;
+use super::state::{State, Work, from_protocol};
+use super::tables::Rights;
+use super::trace::{READERS_PATIENCE, SliceFaults, Trace};
+use super::users::Users;
 use super::waiters::{Pins, Waiter};
-use crate::memory::{GuestBytes, Ram};
+use crate::memory::Ram;
 
-const PAGE_SHIFT: u32 = PAGE_BYTES.trailing_zeros();
-/// Pages with their bytes in one frame, at most.
-const PARCEL_PAGES: u16 = 64;
-/// Pages that were never touched and are asked for ahead, at most.
-const AHEAD_PAGES: u64 = 32;
-/// How often the taker looks again while a page is held back.
-const HELD_BACK_LOOK: Duration = Duration::from_millis(1);
-/// How often it looks when nothing is.
-const IDLE_LOOK: Duration = Duration::from_secs(1);
-/// How long users that only asked for a page keep it at least: nobody hears when
-/// they are at work with it, and to wake a thread alone takes a part of that.
-const USE_MIN: Duration = Duration::from_micros(100);
-
-/// The way to the other slices. Never waits.
-pub trait Post: Send + Sync {
-    /// Sends a frame to `to`, in order with all others to it. An error has been
-    /// told to whoever looks after the links.
-    fn post(&self, to: NodeId, header: &Header, parts: &[&[u8]]);
-}
-
-/// A page could not be given to those who use it, or taken from them.
-#[derive(Debug, Error)]
-pub enum UseError {
-    /// A vCPU did not give it up.
-    #[error(transparent)]
-    NotAnswered(#[from] NotAnswered),
-    /// The kernel would not change the guest's mapping.
-    #[error("cannot {what} the guest's mapping: {source}")]
-    Mapping {
-        /// What was tried.
-        what: &'static str,
-        /// The kernel's answer.
-        source: UffdError,
-    },
-    /// What KVM derived from the page's bytes could not be made void.
-    #[error("cannot stop vCPUs that use shadow page tables")]
-    Shadows(#[source] std::io::Error),
-}
-
-/// Those who use this slice's pages.
-pub trait Users: Send + Sync {
-    /// See [`SoftMachine::revoke`].
-    fn revoke(
-        &self,
-        address: u64,
-        kept: Option<Access>,
-        patience: Duration,
-    ) -> Result<(), UseError>;
-
-    /// A page that [`SharedMemory::ask`] asked for may be used so from now on. Called
-    /// under the shell's lock: must not wait, nor ask for anything.
-    fn granted(&self, _address: u64, _right: Access) -> Result<(), UseError> {
-        Ok(())
-    }
-
-    /// Users who are not at work with the page need not have it at hand. Called under
-    /// the shell's lock, likewise.
-    fn hide(&self, _address: u64) -> Result<(), UseError> {
-        Ok(())
-    }
-
-    /// Somebody else is about to write to the page, at its place in [`Ram`]. Called
-    /// under the shell's lock, likewise.
-    fn written(&self, _address: u64) {}
-
-    /// Nobody waits for a page any more.
-    fn end(&self) {}
-}
-
-/// vCPUs that are gone use nothing.
-impl Users for Weak<SoftMachine> {
-    fn revoke(
-        &self,
-        address: u64,
-        kept: Option<Access>,
-        patience: Duration,
-    ) -> Result<(), UseError> {
-        let Some(machine) = self.upgrade() else {
-            return Ok(());
-        };
-        Ok(machine.revoke(address, kept, patience)?)
-    }
-}
+pub(super) const PAGE_SHIFT: u32 = PAGE_BYTES.trailing_zeros();
 
 /// What a slice's memory is made of.
 pub struct SharedMemoryOptions {
@@ -126,6 +47,8 @@ pub struct SharedMemoryOptions {
     pub config: Config,
     /// The way to the others.
     pub post: Arc<dyn Post>,
+    /// Pages that it may fill memory with.
+    pub budget: Budget,
     /// Longest that a vCPU may take to give a page up, and a page to come.
     pub lease: Duration,
     /// Called once when this slice's memory cannot go on, with the reason.
@@ -137,53 +60,35 @@ pub struct SharedMemory {
     ram: Ram,
     /// Guest-physical start, bytes, host address.
     parts: Vec<(u64, u64, usize)>,
-    end: u64,
-    rights: Rights,
-    pins: Pins,
+    pub(super) end: u64,
+    /// Pages of this slice's own part.
+    pub(super) own: Range<u64>,
+    pub(super) rights: Rights,
+    pub(super) budget: Budget,
+    pub(super) room: Room,
+    pub(super) pins: Pins,
     state: Mutex<State>,
-    post: Arc<dyn Post>,
-    users: OnceLock<Box<dyn Users>>,
-    lease: Duration,
-    broken: Box<dyn Fn(String) + Send + Sync>,
+    pub(super) post: Arc<dyn Post>,
+    pub(super) users: OnceLock<Box<dyn Users>>,
+    pub(super) lease: Duration,
+    pub(super) broken: Box<dyn Fn(String) + Send + Sync>,
     /// The machine is over: nobody waits any more.
-    over: AtomicBool,
+    pub(super) over: AtomicBool,
     /// Why, if it was not asked to be.
-    failure: Mutex<Option<String>>,
+    pub(super) failure: Mutex<Option<String>>,
     /// Pages that wait for a pin to go.
-    held_back: AtomicU32,
-    taker: OnceLock<Thread>,
+    pub(super) held_back: AtomicU32,
+    pub(super) taker: OnceLock<Thread>,
     /// See there.
     pub counters: MemoryCounters,
-    counts: PageCounts,
-    vcpu_counts: VcpuCounts,
-    trace: Trace,
-    slice: usize,
-}
-
-struct State {
-    node: Node<PageTables>,
-    waiters: Vec<Arc<Waiter>>,
-    /// By page: what users asked for and go on without. One entry for each page that
-    /// a vCPU faults on.
-    asked: HashMap<u64, Asked>,
-    /// By page: what has to be done about it before anything else.
-    busy: HashMap<u64, Busy>,
-    /// Leaves when the lock is given up.
-    parcels: Vec<Parcel>,
-    /// First touches one after the other.
-    streams: Streams,
-    /// The page that came last and was never touched before.
-    fresh: Option<u64>,
-}
-
-/// Equal messages about consecutive pages, for one slice.
-struct Parcel {
-    to: NodeId,
-    run: Run,
+    pub(super) counts: PageCounts,
+    pub(super) vcpu_counts: VcpuCounts,
+    pub(super) trace: Trace,
+    pub(super) slice: usize,
 }
 
 /// The lock, held. What was to be sent meanwhile is sent before it is given up.
-struct Guard<'a> {
+pub(super) struct Guard<'a> {
     shell: &'a SharedMemory,
     state: MutexGuard<'a, State>,
 }
@@ -208,40 +113,6 @@ impl Drop for Guard<'_> {
     }
 }
 
-/// A page that somebody wants who does not wait here.
-struct Asked {
-    access: Access,
-    since: Instant,
-    /// The protocol has to be asked again: its last answer was not enough.
-    again: bool,
-}
-
-/// A page in the middle of a step.
-#[derive(Default)]
-struct Busy {
-    /// What is left of the step; none while a thread is at it.
-    held_back: Option<Work<'static>>,
-    /// What came meanwhile.
-    events: VecDeque<(Event, Option<Box<[u8]>>)>,
-}
-
-/// What is left to do of a step.
-#[derive(Default)]
-struct Work<'a> {
-    actions: VecDeque<Action>,
-    /// The page that came with the message.
-    bytes: Option<Cow<'a, [u8]>>,
-}
-
-impl Work<'_> {
-    fn owned(self) -> Work<'static> {
-        Work {
-            actions: self.actions,
-            bytes: self.bytes.map(|bytes| Cow::Owned(bytes.into_owned())),
-        }
-    }
-}
-
 impl SharedMemory {
     /// Memory of which this slice holds nothing yet.
     pub fn new(options: SharedMemoryOptions) -> Arc<Self> {
@@ -256,17 +127,12 @@ impl SharedMemory {
                 .collect(),
             ram: options.ram,
             end,
+            own: own_part(&options.config),
             rights: Rights::new(pages),
+            budget: options.budget,
+            room: Room::default(),
             pins: Pins::default(),
-            state: Mutex::new(State {
-                node: Node::new(&options.config, PageTables::new(pages)),
-                waiters: Vec::new(),
-                asked: HashMap::new(),
-                busy: HashMap::new(),
-                parcels: Vec::new(),
-                streams: Streams::new(AHEAD_PAGES),
-                fresh: None,
-            }),
+            state: Mutex::new(State::new(&options.config, pages)),
             post: options.post,
             users: OnceLock::new(),
             lease: options.lease,
@@ -296,7 +162,7 @@ impl SharedMemory {
 
     /// Makes the pages of `addresses` this slice's own, as they lie in memory.
     /// Before any other slice runs, at the slice that manages them.
-    pub fn adopt(&self, addresses: std::ops::Range<u64>) -> Result<(), String> {
+    pub fn adopt(&self, addresses: Range<u64>) -> Result<(), String> {
         let mut state = self.lock();
         for page in addresses.start >> PAGE_SHIFT..addresses.end.div_ceil(PAGE_BYTES as u64) {
             let mut refused = None;
@@ -351,7 +217,12 @@ impl SharedMemory {
     }
 
     /// Carries out `work` about `page`, and whatever came about it meanwhile.
-    fn carry_out<'a>(&'a self, mut state: Guard<'a>, page: u64, mut work: Work<'_>) -> Guard<'a> {
+    pub(super) fn carry_out<'a>(
+        &'a self,
+        mut state: Guard<'a>,
+        page: u64,
+        mut work: Work<'_>,
+    ) -> Guard<'a> {
         loop {
             while let Some(action) = work.actions.pop_front() {
                 let Some(kept) = self.taken_by(page, &action) else {
@@ -415,11 +286,25 @@ impl SharedMemory {
     }
 
     /// Carries out an action that takes nothing from a vCPU any more.
-    fn act(&self, state: &mut State, page: u64, action: Action, bytes: Option<&[u8]>) {
+    pub(super) fn act(&self, state: &mut State, page: u64, action: Action, bytes: Option<&[u8]>) {
         match action {
             Action::Send { to, message } => state.post(to, message),
-            Action::Give { to, message, .. } => state.post(to, message),
-            Action::Drop { .. } => self.rights.set(page, None),
+            Action::Give { to, message, keep } => {
+                state.post(to, message);
+                let pushed = matches!(message.body, Body::Push { .. });
+                if pushed {
+                    self.rights.mark_evicted(page);
+                    state.leaving = state.leaving.saturating_sub(1);
+                    MemoryCounters::add(&self.counters.evicted_sent, 1);
+                }
+                if keep == Keep::Nothing {
+                    self.vacated(state, page, pushed);
+                }
+            }
+            Action::Drop { .. } => {
+                self.rights.set(page, None);
+                self.vacated(state, page, false);
+            }
             Action::Allow { .. } => self.rights.set(page, Some(Access::Write)),
             Action::Install {
                 access, content, ..
@@ -427,6 +312,7 @@ impl SharedMemory {
                 self.install(page, content, bytes);
                 state.fresh = (content == Content::Zero).then_some(page);
                 self.rights.set(page, Some(from_protocol(access)));
+                self.look_at_room();
             }
             Action::Resolved { .. } => {
                 let grant =
@@ -442,64 +328,28 @@ impl SharedMemory {
                     "{from} broke the protocol about page {page:#x}: {what}"
                 ));
             }
-            Action::NoRoom { .. } | Action::Refused { .. } => {
+            // Home was busy with a page that was to go there, or another slice has it
+            // meanwhile: others go.
+            Action::NoRoom { .. }
+            | Action::Refused {
+                reason: Refusal::Busy | Refusal::NotHere,
+                ..
+            } => {
+                state.leaving = state.leaving.saturating_sub(1);
+                MemoryCounters::add(&self.counters.evictions_denied, 1);
+            }
+            Action::Refused { .. } => {
                 self.fail(format!("the protocol refused: {action:?}"));
             }
         }
     }
 
-    /// Gives a page that was asked for to the users, as far as it may be used.
-    fn grant_asked(&self, state: &mut State, page: u64) {
-        let Some(asked) = state.asked.get(&page) else {
-            return;
-        };
-        if self.rights.allow(page, asked.access) {
-            let waited = asked.since.elapsed().as_nanos() as u64;
-            MemoryCounters::add(&self.counters.waited_ns, waited);
-            state.asked.remove(&page);
-        }
-        self.grant(page, true);
-    }
-
-    /// Under the lock, for who writes to a page beside its users.
-    fn tell_of_writing(&self, page: u64, access: Access) {
-        if let (Access::Write, Some(users)) = (access, self.users.get()) {
-            users.written(page << PAGE_SHIFT);
-        }
-    }
-
-    /// Has the users use a page as far as this slice may; `pinned`: for long enough to
-    /// be of use. One that is about to go is not kept once more.
-    fn grant(&self, page: u64, pinned: bool) {
-        let (Some(right), Some(users)) = (self.rights.of(page), self.users.get()) else {
-            return;
-        };
-        if pinned {
-            self.pins.add_for(page, USE_MIN);
-        }
-        if let Err(error) = users.granted(page << PAGE_SHIFT, right) {
-            self.fail(format!("a page could not be given to a vCPU: {error}"));
-        }
-    }
-
-    /// Sends what was put together under the lock, which is still held.
-    fn send_parcels(&self, state: &mut State) {
-        for Parcel { to, run } in state.parcels.drain(..) {
-            let header = message::encode(&run);
-            if !run.first.carries_bytes() {
-                self.post.post(to, &header, &[]);
-                continue;
-            }
-            MemoryCounters::add(&self.counters.pages_sent, run.count.into());
-            let pages: Vec<&[u8]> = run
-                .messages()
-                .map(|message| {
-                    // SAFETY: the page was taken from all who could write to it, and
-                    // nobody gets it again before the lock is given up.
-                    unsafe { std::slice::from_raw_parts(self.host(message.page.0), PAGE_BYTES) }
-                })
-                .collect();
-            self.post.post(to, &header, &pages);
+    /// A page left. Its memory stays for when it comes back, unless there is little or
+    /// the page was to make room.
+    fn vacated(&self, state: &mut State, page: u64, evicted: bool) {
+        if evicted || self.rights.resident() > self.budget.high() {
+            state.vacant.push(page);
+            self.room.call();
         }
     }
 
@@ -522,19 +372,19 @@ impl SharedMemory {
     }
 
     /// Where a page that is memory lies.
-    fn host(&self, page: u64) -> *mut u8 {
+    pub(super) fn host(&self, page: u64) -> *mut u8 {
         self.host_of(page << PAGE_SHIFT)
             .unwrap_or(std::ptr::null_mut())
     }
 
-    fn host_of(&self, address: u64) -> Option<*mut u8> {
+    pub(super) fn host_of(&self, address: u64) -> Option<*mut u8> {
         self.parts.iter().find_map(|(start, length, host)| {
             let offset = address.wrapping_sub(*start);
             (offset < *length).then(|| (*host as *mut u8).wrapping_add(offset as usize))
         })
     }
 
-    fn lock(&self) -> Guard<'_> {
+    pub(super) fn lock(&self) -> Guard<'_> {
         Guard {
             shell: self,
             state: self.state.lock().unwrap_or_else(PoisonError::into_inner),
@@ -543,7 +393,7 @@ impl SharedMemory {
 
     /// The memory cannot go on. May be called with the lock held: the thread that
     /// takes pages back tells whoever is to know.
-    fn fail(&self, reason: String) {
+    pub(super) fn fail(&self, reason: String) {
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_over() {
             return;
@@ -555,6 +405,7 @@ impl SharedMemory {
         if let Some(taker) = self.taker.get() {
             taker.unpark();
         }
+        self.room.call();
     }
 
     /// The machine is over: whoever waits goes on, with memory of no meaning.
@@ -569,6 +420,7 @@ impl SharedMemory {
         if let Some(taker) = self.taker.get() {
             taker.unpark();
         }
+        self.room.call();
     }
 
     /// Whether it is.
@@ -576,164 +428,14 @@ impl SharedMemory {
         self.over.load(Ordering::SeqCst)
     }
 
-    /// The thread that goes on with pages that were held back; runs until the
-    /// machine is over, and says so if that was the memory's doing.
-    pub fn take_held_back(&self) {
-        let _ = self.taker.set(std::thread::current());
-        while !self.is_over() {
-            let waiting = self.held_back.load(Ordering::SeqCst) != 0;
-            std::thread::park_timeout(match (waiting, self.pins.next_end()) {
-                (true, Some(end)) => end.min(HELD_BACK_LOOK),
-                (true, None) => HELD_BACK_LOOK,
-                (false, _) => IDLE_LOOK,
-            });
-            if self.held_back.load(Ordering::SeqCst) != 0 {
-                self.look_at_held_back();
-            }
+    /// How often what happened, and how full the memory is, by name.
+    pub fn figures(&self) -> Vec<(&'static str, u64)> {
+        let mut figures = self.counters.list();
+        figures.push(("held-pages", self.rights.resident()));
+        if self.budget != Budget::UNLIMITED {
+            figures.push(("budget-pages", self.budget.pages()));
         }
-        let failure = self
-            .failure
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        if let Some(reason) = failure {
-            (self.broken)(reason);
-        }
-    }
-
-    fn look_at_held_back(&self) {
-        let mut state = self.lock();
-        let pages: Vec<u64> = state
-            .busy
-            .iter()
-            .filter(|(page, busy)| busy.held_back.is_some() && !self.pins.hold(**page))
-            .map(|(page, _)| *page)
-            .collect();
-        for page in pages {
-            let work = state
-                .busy
-                .get_mut(&page)
-                .and_then(|busy| busy.held_back.take());
-            if let Some(work) = work {
-                self.held_back.fetch_sub(1, Ordering::SeqCst);
-                state = self.carry_out(state, page, work);
-            }
-        }
-    }
-
-    /// A pin may have gone between the look at it and the word that a page waits, or
-    /// go by itself.
-    fn wake_taker(&self, page: u64) {
-        if (!self.pins.hold(page) || self.pins.next_end().is_some())
-            && let Some(taker) = self.taker.get()
-        {
-            taker.unpark();
-        }
-    }
-
-    /// Calls `copy` with the host address, the offset and the length of each piece
-    /// of a range, while the slice holds its page. Whether all of it is memory.
-    fn by_pages(
-        &self,
-        address: u64,
-        length: usize,
-        access: Access,
-        mut copy: impl FnMut(*mut u8, usize, usize),
-    ) -> bool {
-        let mut done = 0;
-        while done < length {
-            let Some(at) = address.checked_add(done as u64) else {
-                return false;
-            };
-            let inside = at % PAGE_BYTES as u64;
-            let piece = (length - done).min(PAGE_BYTES - inside as usize);
-            if !self.with_page(at - inside, access, |host| {
-                copy(host.wrapping_add(inside as usize), done, piece);
-            }) {
-                return false;
-            }
-            done += piece;
-        }
-        true
-    }
-
-    /// Calls `work` with a page that is held, which nobody takes meanwhile.
-    fn with_page(&self, page: u64, access: Access, mut work: impl FnMut(*mut u8)) -> bool {
-        loop {
-            let Ok(host) = self.acquire(page, access) else {
-                return false;
-            };
-            // Pages are given away under the lock only.
-            let state = self.lock();
-            let held = self.rights.allow(page >> PAGE_SHIFT, access) || self.is_over();
-            if held {
-                work(host);
-            }
-            drop(state);
-            self.taken_up(page);
-            if held {
-                return true;
-            }
-        }
-    }
-
-    /// Asks for a page without waiting for it: [`Users::granted`] is called when it
-    /// may be used, perhaps before this returns. Asking again changes nothing. An
-    /// address that is no memory is nobody's, and is never granted.
-    pub fn ask(&self, address: u64, access: Access) {
-        let page = address >> PAGE_SHIFT;
-        if self.host_of(page << PAGE_SHIFT).is_none() {
-            return;
-        }
-        let mut state = self.lock();
-        if self.rights.allow(page, access) {
-            MemoryCounters::add(&self.counters.local, 1);
-            return self.grant(page, !state.busy.contains_key(&page));
-        }
-        if let Some(asked) = state.asked.get_mut(&page) {
-            if access == Access::Write {
-                asked.access = Access::Write;
-            }
-            return;
-        }
-        let asked = Asked {
-            access,
-            since: Instant::now(),
-            again: false,
-        };
-        state.asked.insert(page, asked);
-        if !state.busy.contains_key(&page) {
-            let work = state.step(fault(page, access), None);
-            state = self.carry_out(state, page, work);
-        }
-        match state.asked.contains_key(&page) {
-            true => drop(self.count_remote(page, access)),
-            false => MemoryCounters::add(&self.counters.local, 1),
-        }
-    }
-
-    /// Has the users ask for a page again before they use it next.
-    pub fn hide(&self, address: u64) {
-        let state = self.lock();
-        if let Some(users) = self.users.get()
-            && let Err(error) = users.hide(address)
-        {
-            self.fail(format!("a page could not be hidden from vCPUs: {error}"));
-        }
-        drop(state);
-    }
-
-    /// Breaks off when a page that was asked for did not come in time: whoever calls
-    /// [`SharedMemory::ask`] calls this now and then.
-    pub fn look_for_overdue(&self) {
-        // A link whose lease ends tells more: it is given the time to.
-        let patience = 2 * self.lease;
-        let late =
-            |(page, asked): (&u64, &Asked)| (asked.since.elapsed() > patience).then_some(*page);
-        let overdue = self.lock().asked.iter().find_map(late);
-        if let Some(page) = overdue {
-            self.fail(did_not_come(page, patience));
-        }
+        figures
     }
 
     /// The pages that this slice asked others for most often.
@@ -757,232 +459,13 @@ impl SharedMemory {
         self.trace.keep_on(READERS_PATIENCE);
         self.trace.read(self.slice, from)
     }
-
-    fn count_remote(&self, page: u64, access: Access) -> FaultKind {
-        let (kind, counter) = match (access, self.rights.of(page)) {
-            (Access::Read, _) => (FaultKind::Read, &self.counters.reads),
-            (Access::Write, None) => (FaultKind::Write, &self.counters.writes),
-            (Access::Write, Some(_)) => (FaultKind::Upgrade, &self.counters.upgrades),
-        };
-        MemoryCounters::add(counter, 1);
-        self.counts.count(page, kind);
-        kind
-    }
-
-    /// Waits for the page if another slice has it. See [`Memory::acquire`].
-    fn fetch(
-        &self,
-        address: u64,
-        access: Access,
-        asker: Option<&Asker>,
-    ) -> Result<*mut u8, Unbacked> {
-        let host = self.host_of(address).ok_or(Unbacked(address))?;
-        let page = address >> PAGE_SHIFT;
-        let waiter = Waiter::new(page, access);
-        let mut state = self.lock();
-        self.tell_of_writing(page, access);
-        if self.rights.allow(page, access) && self.pins.add(page) {
-            return Ok(host);
-        }
-        state.waiters.push(waiter.clone());
-        let (start, mut counted) = (Instant::now(), None);
-        while !waiter.granted() && !self.is_over() {
-            if !state.busy.contains_key(&page) {
-                let work = state.step(fault(page, access), None);
-                state = self.carry_out(state, page, work);
-                if waiter.granted() {
-                    break;
-                }
-            }
-            counted = counted.or_else(|| Some(self.count_remote(page, access)));
-            drop(state);
-            // A link whose lease ends tells more: it is given the time to.
-            if !waiter.wait(2 * self.lease) {
-                self.fail(did_not_come(page, 2 * self.lease));
-            }
-            state = self.lock();
-        }
-        state.waiters.retain(|other| !Arc::ptr_eq(other, &waiter));
-        if counted.is_some() && state.fresh == Some(page) {
-            state = self.ask_ahead(state, page);
-        }
-        self.tell_of_writing(page, access);
-        drop(state);
-        let Some(kind) = counted else {
-            MemoryCounters::add(&self.counters.local, 1);
-            return Ok(host);
-        };
-        let waited = start.elapsed();
-        let waited_ns = waited.as_nanos() as u64;
-        MemoryCounters::add(&self.counters.waited_ns, waited_ns);
-        if let Some(asker) = asker {
-            self.vcpu_counts.count(asker.vcpu, waited_ns);
-        }
-        self.trace.record(page, kind, asker, start, waited);
-        Ok(host)
-    }
 }
 
-impl SharedMemory {
-    /// Asks for the pages behind `page`, which nobody had touched before, if they
-    /// are touched one after the other: memory that is used for the first time.
-    fn ask_ahead<'a>(&'a self, mut state: Guard<'a>, page: u64) -> Guard<'a> {
-        let ahead = state.streams.fault(page);
-        for next in ahead.from..ahead.from + ahead.count {
-            let known = self.host_of(next << PAGE_SHIFT).is_none()
-                || self.rights.of(next).is_some()
-                || state.busy.contains_key(&next);
-            if known {
-                break;
-            }
-            let event = Event::Fault {
-                page: Page(next),
-                access: weft_dsm::Access::Read,
-                ahead: true,
-            };
-            let work = state.step(event, None);
-            state = self.carry_out(state, next, work);
-        }
-        state
-    }
-}
-
-impl State {
-    /// Has a message leave with those that are about to, when the lock is given up.
-    fn post(&mut self, to: NodeId, message: Message) {
-        let mut parcels = self.parcels.iter_mut().rev();
-        if let Some(last) = parcels.find(|parcel| parcel.to == to) {
-            let room = !message.carries_bytes() || last.run.count < PARCEL_PAGES;
-            if room && last.run.extend(&message) {
-                return;
-            }
-        }
-        let run = Run::one(message);
-        self.parcels.push(Parcel { to, run });
-    }
-
-    /// Steps the node; what it says.
-    fn step<'a>(&mut self, event: Event, bytes: Option<Cow<'a, [u8]>>) -> Work<'a> {
-        let mut actions = VecDeque::new();
-        self.node
-            .step(event, &mut |action| actions.push_back(action));
-        Work { actions, bytes }
-    }
-
-    /// Wakes those who wait for a page; `grant` says whether they have it.
-    fn wake(&mut self, page: u64, mut grant: impl FnMut(&Waiter) -> bool) {
-        for waiter in self.waiters.iter().filter(|waiter| waiter.page == page) {
-            if !waiter.granted() {
-                waiter.wake(grant(waiter));
-            }
-        }
-        if let Some(asked) = self.asked.get_mut(&page) {
-            asked.again = true;
-        }
-    }
-
-    /// What is to be looked at next about a page whose last step is done: what came
-    /// meanwhile, and then what users still want.
-    fn next_event(&mut self, page: u64) -> Option<(Event, Option<Box<[u8]>>)> {
-        if let Some(busy) = self.busy.get_mut(&page) {
-            if let Some(event) = busy.events.pop_front() {
-                return Some(event);
-            }
-            self.busy.remove(&page);
-            self.wake(page, |_| false);
-        }
-        let asked = self.asked.get_mut(&page)?;
-        std::mem::take(&mut asked.again).then(|| (fault(page, asked.access), None))
-    }
-}
-
-impl Memory for SharedMemory {
-    /// Waits for the page if another slice has it. What is returned is pinned
-    /// until [`Memory::taken_up`].
-    fn acquire(&self, address: u64, access: Access) -> Result<*mut u8, Unbacked> {
-        self.fetch(address, access, None)
-    }
-
-    fn acquire_for(
-        &self,
-        address: u64,
-        access: Access,
-        asker: &Asker,
-    ) -> Result<*mut u8, Unbacked> {
-        self.fetch(address, access, Some(asker))
-    }
-
-    fn held(&self, address: u64, access: Access) -> Option<*mut u8> {
-        if !self.rights.allow(address >> PAGE_SHIFT, access) {
-            return None;
-        }
-        self.host_of(address)
-    }
-
-    fn taken_up(&self, address: u64) {
-        self.pins.remove(address >> PAGE_SHIFT);
-        if self.held_back.load(Ordering::SeqCst) != 0
-            && let Some(taker) = self.taker.get()
-        {
-            taker.unpark();
-        }
-    }
-
-    fn end(&self) -> u64 {
-        self.end
-    }
-}
-
-impl GuestBytes for SharedMemory {
-    fn read(&self, address: u64, bytes: &mut [u8]) -> bool {
-        let from = bytes.as_mut_ptr();
-        self.by_pages(
-            address,
-            bytes.len(),
-            Access::Read,
-            |host, offset, length| {
-                // SAFETY: both are `length` bytes; the page stays while the copy is made.
-                unsafe { std::ptr::copy_nonoverlapping(host, from.add(offset), length) };
-            },
-        )
-    }
-
-    fn write(&self, address: u64, bytes: &[u8]) -> bool {
-        self.by_pages(
-            address,
-            bytes.len(),
-            Access::Write,
-            |host, offset, length| {
-                // SAFETY: both are `length` bytes; the page stays while the copy is made.
-                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().add(offset), host, length) };
-            },
-        )
-    }
-}
-
-fn fault(page: u64, access: Access) -> Event {
-    Event::Fault {
-        page: Page(page),
-        access: to_protocol(access),
-        ahead: false,
-    }
-}
-
-fn did_not_come(page: u64, patience: Duration) -> String {
-    let seconds = patience.as_secs_f64();
-    format!("page {page:#x} did not come within {seconds} s")
-}
-
-fn to_protocol(access: Access) -> weft_dsm::Access {
-    match access {
-        Access::Read => weft_dsm::Access::Read,
-        Access::Write => weft_dsm::Access::Write,
-    }
-}
-
-fn from_protocol(access: weft_dsm::Access) -> Access {
-    match access {
-        weft_dsm::Access::Read => Access::Read,
-        weft_dsm::Access::Write => Access::Write,
+/// Pages that a slice manages: those that lie in its own part of RAM.
+fn own_part(config: &Config) -> Range<u64> {
+    match config.manager {
+        ManagerOf::Ranges(ranges) => ranges.of(config.me),
+        ManagerOf::Fixed(node) if node == config.me => 0..u64::MAX,
+        ManagerOf::Fixed(_) | ManagerOf::Interleaved => 0..0,
     }
 }

@@ -4,7 +4,7 @@
 //! All are sparse: the kernel gives memory for the parts that are touched.
 
 use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use weft_dsm::{Entry, Local, Page, Policy, Tables};
 use weft_soft::Access;
@@ -68,56 +68,157 @@ const NOTHING: u8 = 0;
 const READ: u8 = 1;
 const WRITE: u8 = 2;
 const RIGHT: u8 = 3;
-/// What lies in memory is not zero bytes any more, whoever holds the page.
+/// Memory is filled with the page, whoever holds it: it may not be zero bytes.
 const USED: u8 = 4;
+/// Somebody here looked for the page since the evictor passed it.
+const REFERENCED: u8 = 8;
+/// The page was here and had to go for want of room.
+const EVICTED: u8 = 16;
+
+/// What the evictor finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    /// Nothing that could go.
+    None,
+    /// Memory that nobody uses any more.
+    Vacant,
+    /// A page that was used since it was passed last.
+    Recent,
+    /// A page that was not.
+    Old,
+}
 
 /// One byte for each page: what this slice's vCPUs may do with it.
 ///
-/// Written only under the shell's lock; read by anybody. Who takes a right away
-/// writes it here first and then has the vCPUs forget what they keep of it.
-pub(super) struct Rights(Box<[AtomicU8]>);
+/// Rights are written only under the shell's lock, and read by anybody. Who takes a
+/// right away writes it here first and then has the vCPUs forget what they keep of
+/// it. Marks of use are set and cleared by anybody; one may get lost.
+pub(super) struct Rights {
+    pages: Box<[AtomicU8]>,
+    /// Pages of which memory is filled.
+    resident: AtomicU64,
+}
 
 impl Rights {
     /// None.
     pub fn new(pages: usize) -> Self {
-        // SAFETY: zero bytes are a valid AtomicU8.
-        Self(unsafe { zeroed(pages) })
+        Self {
+            // SAFETY: zero bytes are a valid AtomicU8.
+            pages: unsafe { zeroed(pages) },
+            resident: AtomicU64::new(0),
+        }
     }
 
     /// What may be done with a page; `None` beyond the last page, too.
     pub fn of(&self, page: u64) -> Option<Access> {
-        let byte = self.0.get(page as usize)?.load(Ordering::SeqCst);
-        match byte & RIGHT {
-            NOTHING => None,
-            READ => Some(Access::Read),
-            _ => Some(Access::Write),
-        }
+        right(self.pages.get(page as usize)?.load(Ordering::SeqCst))
     }
 
     /// Whether `access` may be done.
     pub fn allow(&self, page: u64, access: Access) -> bool {
-        match (self.of(page), access) {
-            (Some(Access::Write), _) | (Some(Access::Read), Access::Read) => true,
-            (Some(Access::Read), Access::Write) | (None, _) => false,
-        }
+        allows(self.of(page), access)
     }
 
-    /// From now on this may be done, and the page is not untouched any more.
-    pub fn set(&self, page: u64, right: Option<Access>) {
-        let right = match right {
-            None => NOTHING,
-            Some(Access::Read) => READ,
-            Some(Access::Write) => WRITE,
+    /// The same, for who is about to do it.
+    pub fn allow_use(&self, page: u64, access: Access) -> bool {
+        let Some(place) = self.pages.get(page as usize) else {
+            return false;
         };
-        if let Some(byte) = self.0.get(page as usize) {
-            byte.store(right | USED, Ordering::SeqCst);
+        let byte = place.load(Ordering::SeqCst);
+        let allowed = allows(right(byte), access);
+        if allowed && byte & REFERENCED == 0 {
+            place.fetch_or(REFERENCED, Ordering::Relaxed);
+        }
+        allowed
+    }
+
+    /// From now on this may be done. A page that may be used fills memory.
+    pub fn set(&self, page: u64, right: Option<Access>) {
+        let Some(place) = self.pages.get(page as usize) else {
+            return;
+        };
+        let before = place.load(Ordering::Relaxed);
+        let after = match right {
+            None => before & (USED | EVICTED),
+            Some(Access::Read) => READ | USED | REFERENCED,
+            Some(Access::Write) => WRITE | USED | REFERENCED,
+        };
+        place.store(after, Ordering::SeqCst);
+        if before & USED == 0 && after & USED != 0 {
+            self.resident.fetch_add(1, Ordering::SeqCst);
         }
     }
 
-    /// Whether the page was here before: its memory may not be zero.
+    /// Whether memory is filled with the page: it may not be zero.
     pub fn used(&self, page: u64) -> bool {
-        self.0
-            .get(page as usize)
-            .is_some_and(|byte| byte.load(Ordering::Relaxed) & USED != 0)
+        self.byte(page) & USED != 0
+    }
+
+    /// Whether it is, and nobody may use the page.
+    pub fn is_vacant(&self, page: u64) -> bool {
+        self.byte(page) & (USED | RIGHT) == USED
+    }
+
+    /// The memory of a vacant page was given back: it is zero again.
+    pub fn forget(&self, page: u64) {
+        if let (true, Some(place)) = (self.is_vacant(page), self.pages.get(page as usize)) {
+            let left = place.load(Ordering::Relaxed) & EVICTED;
+            place.store(left, Ordering::SeqCst);
+            self.resident.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// A page went for want of room; under the shell's lock.
+    pub fn mark_evicted(&self, page: u64) {
+        if let (None, Some(place)) = (self.of(page), self.pages.get(page as usize)) {
+            place.fetch_or(EVICTED, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether it did, and did not come back.
+    pub fn is_evicted(&self, page: u64) -> bool {
+        self.byte(page) & EVICTED != 0
+    }
+
+    /// Pages of which memory is filled.
+    pub fn resident(&self) -> u64 {
+        self.resident.load(Ordering::SeqCst)
+    }
+
+    /// The evictor passes a page; `foreign`: which may go while it is used.
+    pub fn pass(&self, page: u64, foreign: bool) -> Use {
+        let byte = self.byte(page);
+        match (byte & USED != 0, right(byte)) {
+            (false, _) => Use::None,
+            (true, None) => Use::Vacant,
+            (true, Some(_)) if !foreign => Use::None,
+            (true, Some(_)) if byte & REFERENCED == 0 => Use::Old,
+            (true, Some(_)) => {
+                if let Some(place) = self.pages.get(page as usize) {
+                    place.fetch_and(!REFERENCED, Ordering::Relaxed);
+                }
+                Use::Recent
+            }
+        }
+    }
+
+    fn byte(&self, page: u64) -> u8 {
+        let place = self.pages.get(page as usize);
+        place.map_or(NOTHING, |place| place.load(Ordering::Relaxed))
+    }
+}
+
+fn right(byte: u8) -> Option<Access> {
+    match byte & RIGHT {
+        NOTHING => None,
+        READ => Some(Access::Read),
+        _ => Some(Access::Write),
+    }
+}
+
+fn allows(right: Option<Access>, access: Access) -> bool {
+    match (right, access) {
+        (Some(Access::Write), _) | (Some(Access::Read), Access::Read) => true,
+        (Some(Access::Read), Access::Write) | (None, _) => false,
     }
 }

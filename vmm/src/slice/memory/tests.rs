@@ -45,8 +45,19 @@ pub(super) struct Rig {
 impl Rig {
     /// `delay`: how long a frame may lie at its receiver, at most.
     fn new(nodes: u8, manager: ManagerOf, delay: Duration) -> Self {
+        let budgets = vec![Budget::UNLIMITED; nodes.into()];
+        Self::with_budgets(nodes, manager, delay, budgets)
+    }
+
+    /// The same, of slices that may keep so many pages.
+    pub(super) fn with_budgets(
+        nodes: u8,
+        manager: ManagerOf,
+        delay: Duration,
+        budgets: Vec<Budget>,
+    ) -> Self {
         let mut machines = Vec::new();
-        let mut rig = Self::of(nodes, manager, delay, |memory| {
+        let mut rig = Self::of(nodes, manager, delay, budgets, |memory| {
             let machine = SoftMachine::new(memory.clone());
             memory.connect(Box::new(Arc::downgrade(&machine)));
             machines.push(machine);
@@ -61,6 +72,7 @@ impl Rig {
         nodes: u8,
         manager: ManagerOf,
         delay: Duration,
+        budgets: Vec<Budget>,
         mut connect: impl FnMut(&Arc<SharedMemory>) -> Vec<JoinHandle<()>>,
     ) -> Self {
         let failures = Arc::<Mutex<Vec<String>>>::default();
@@ -72,12 +84,13 @@ impl Rig {
             threads: Vec::new(),
             failures: failures.clone(),
         };
-        for (node, receiver) in (0..nodes).zip(receivers) {
+        for ((node, receiver), budget) in (0..nodes).zip(receivers).zip(budgets) {
             let me = NodeId(node);
             let failures = failures.clone();
             let memory = SharedMemory::new(SharedMemoryOptions {
                 ram: Ram::new(RAM).unwrap(),
                 config: Config::new(me, nodes, manager),
+                budget,
                 post: Arc::new(Channels {
                     me,
                     to: senders.iter().cloned().map(Mutex::new).collect(),
@@ -88,6 +101,8 @@ impl Rig {
             rig.threads.extend(connect(&memory));
             let taker = memory.clone();
             rig.threads.push(spawn(move || taker.take_held_back()));
+            let evictor = memory.clone();
+            rig.threads.push(spawn(move || evictor.keep_to_budget()));
             let shell = memory.clone();
             rig.threads.push(spawn(move || {
                 let mut random = u64::from(node) + 1;
@@ -112,7 +127,7 @@ impl Rig {
         rig
     }
 
-    fn user(&self, node: usize) -> User {
+    pub(super) fn user(&self, node: usize) -> User {
         User {
             memory: self.memories[node].clone(),
             machine: self.machines[node].clone(),
@@ -134,7 +149,7 @@ impl Rig {
 }
 
 /// A thread that uses pages as a vCPU does.
-struct User {
+pub(super) struct User {
     memory: Arc<SharedMemory>,
     machine: Arc<SoftMachine>,
     mailbox: Arc<Mailbox>,
@@ -143,7 +158,7 @@ struct User {
 
 impl User {
     /// The word at `address`, while the user is inside and passes no boundary.
-    fn word(&mut self, address: u64, access: Access) -> &AtomicU64 {
+    pub(super) fn word(&mut self, address: u64, access: Access) -> &AtomicU64 {
         let page = address & !(PAGE - 1);
         let host = match self.known.get(&page) {
             Some((host, held)) if *held == Access::Write || access == Access::Read => *host,
@@ -151,6 +166,11 @@ impl User {
         };
         // SAFETY: the page is held, and the word is on it.
         unsafe { &*((host + (address - page) as usize) as *const AtomicU64) }
+    }
+
+    /// The page has to be looked for when it is used next.
+    pub(super) fn forget(&mut self, page: u64) {
+        self.known.remove(&page);
     }
 
     fn acquire(&mut self, page: u64, access: Access) -> usize {
@@ -197,13 +217,13 @@ impl User {
         lost
     }
 
-    fn boundary(&mut self) {
+    pub(super) fn boundary(&mut self) {
         if self.mailbox.request().load(Ordering::SeqCst) & request::DEMANDS != 0 {
             self.answer(None);
         }
     }
 
-    fn inside(&mut self) {
+    pub(super) fn inside(&mut self) {
         if self.mailbox.step_inside() {
             self.answer(None);
         }

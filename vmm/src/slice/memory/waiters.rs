@@ -7,8 +7,8 @@
 //! for a page, or for another vCPU. Where nobody can tell when that is, a pin ends
 //! by itself.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
@@ -121,7 +121,7 @@ pub(super) struct Waiter {
     pub access: Access,
     thread: Thread,
     woken: AtomicBool,
-    granted: AtomicBool,
+    granted: OnceLock<Instant>,
 }
 
 impl Waiter {
@@ -132,20 +132,28 @@ impl Waiter {
             access,
             thread: std::thread::current(),
             woken: AtomicBool::new(false),
-            granted: AtomicBool::new(false),
+            granted: OnceLock::new(),
         })
     }
 
     /// Has it look again. `granted`: it has the page, pinned.
     pub fn wake(&self, granted: bool) {
-        self.granted.fetch_or(granted, Ordering::SeqCst);
+        if granted {
+            // The page was given once already, if it has a time.
+            let _ = self.granted.set(Instant::now());
+        }
         self.woken.store(true, Ordering::SeqCst);
         self.thread.unpark();
     }
 
     /// Whether it was given the page.
     pub fn granted(&self) -> bool {
-        self.granted.load(Ordering::SeqCst)
+        self.granted.get().is_some()
+    }
+
+    /// How long ago.
+    pub fn since_granted(&self) -> Duration {
+        self.granted.get().map(Instant::elapsed).unwrap_or_default()
     }
 
     /// Waits to be woken, `patience` at most; whether it was.

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use super::*;
-use crate::machine::{Configuration, DataPath, Disk, disks};
+use crate::machine::{DataPath, Disk, disks};
 
 const SECTORS: u64 = 8192;
 const SECTOR: u64 = 512;
@@ -35,10 +35,7 @@ impl DiskRig {
             .unwrap()
             .set_len(SECTORS * SECTOR)
             .unwrap();
-        let placement = Placement::deal(2, 2, 128 << 20).unwrap();
-        let mut configuration = Configuration::new("none".into(), 128 << 20);
-        configuration.cpus = 2;
-        configuration.slices = placement.shares().to_vec();
+        let mut configuration = two();
         configuration.disks = vec![Disk {
             path: file.clone(),
             read_only: false,
@@ -46,7 +43,7 @@ impl DiskRig {
             slice: owner,
             data_path,
         }];
-        let rig = Rig::new(&placement, owner as usize, delay, &mut |slice| {
+        let rig = Rig::new(&configuration, owner as usize, delay, &mut |slice| {
             let (scheme, block) = disks::open_for(&configuration, slice)
                 .unwrap()
                 .pop()

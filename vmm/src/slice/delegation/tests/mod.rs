@@ -15,7 +15,7 @@ use weft_wire::halves::{self, HalvesConfig, Receiver, Sender};
 use super::*;
 use crate::clock::{Clock, Reference, Source, measure_host_tsc};
 use crate::interrupts::{Hub, MessageSink};
-use crate::machine::Placement;
+use crate::machine::{Configuration, Placement};
 use crate::memory::{DeviceMemory, Ram};
 use crate::slice::{Joints, Slice, SliceLinks};
 use crate::virtio::double::{Buffer, Driver, DriverQueue, Machine, Messages};
@@ -76,10 +76,19 @@ struct Rig {
     failures: Arc<Mutex<Vec<String>>>,
 }
 
+/// Two slices of a vCPU each.
+fn two() -> Configuration {
+    let placement = Placement::deal(2, 2, 128 << 20).unwrap();
+    let mut configuration = Configuration::new("none".into(), 128 << 20);
+    configuration.cpus = 2;
+    configuration.slices = placement.shares().to_vec();
+    configuration
+}
+
 impl Rig {
     /// Each slice opens its part of the device of number 0, that which has it first.
     fn new(
-        placement: &Placement,
+        configuration: &Configuration,
         owner: usize,
         delay: Duration,
         open: &mut dyn FnMut(&Arc<Slice>) -> Placed,
@@ -105,7 +114,7 @@ impl Rig {
                 let told = failures.clone();
                 let broken: crate::slice::Broken =
                     Arc::new(move |reason| told.lock().unwrap().push(reason));
-                let slice = Slice::new(placement.clone(), links, &ram, broken.clone());
+                let slice = Slice::new(configuration, links, &ram, broken.clone());
                 (slice, ram, broken)
             })
             .collect();

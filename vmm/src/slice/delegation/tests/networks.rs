@@ -54,14 +54,14 @@ fn rig_with_plug(owner: usize, delay: Duration) -> (Rig, UnixDatagram, UnixDatag
     let (near, far) = UnixDatagram::pair().unwrap();
     near.set_nonblocking(true).unwrap();
     far.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    let placement = Placement::deal(2, 2, 128 << 20).unwrap();
-    let scheme = Scheme::new(&placement, owner, DataPath::Bypass, 2, 2);
+    let configuration = two();
+    let scheme = Scheme::new(&configuration.placement(), owner, DataPath::Bypass, 2, 2);
     let links = (0..2).map(|_| Box::new(Cable(near.try_clone().unwrap())) as Box<dyn Link>);
     let whole = Net::new(links.collect(), Mac([2, 0, 0, 0, 0, 1]), None, u64::MAX).unwrap();
     let description = whole.describe();
     let plug = near.try_clone().unwrap();
     let mut near = Some(near);
-    let rig = Rig::new(&placement, owner, delay, &mut |slice| {
+    let rig = Rig::new(&configuration, owner, delay, &mut |slice| {
         let delegation = slice.delegation().clone();
         delegation.add_scheme(0, &scheme);
         let here = (slice.number() == owner).then(|| near.take().unwrap());
