@@ -113,6 +113,11 @@ pub const TARGETS: &[Target] = &[
         valid: vmm_slice::valid_texts,
     },
     Target {
+        name: "vmm-slice-frames",
+        run: vmm_slice::frames,
+        valid: vmm_slice::valid_frames,
+    },
+    Target {
         name: "vmm-boot-image",
         run: vmm_boot::image,
         valid: vmm_boot::valid_image,

@@ -1,9 +1,16 @@
-//! What a slice of a machine hears from another: notes and orders.
+//! What a slice of a machine hears from another: notes, orders, frames of networks.
+
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex};
 
 use crate::random::Random;
 use weft_vmm::machine::Placement;
+use weft_vmm::memory::DeviceMemory;
 use weft_vmm::slice::note::Note;
 use weft_vmm::slice::orders::{Answer, Order};
+use weft_vmm::virtio::net::{Carrier, Carry, FRAME_MAX, HEADER, Inbox, Link, Place, Switch, window};
+use weft_vmm::virtio::ring::Segment;
 use weft_wire::Header;
 use weft_wire::frame::HEADER_BYTES;
 
@@ -66,4 +73,79 @@ pub fn text(input: &[u8]) {
         assert_eq!(cpus, placement.cpus());
         assert_eq!(placement.page_ends().len(), placement.slices());
     }
+}
+
+/// A batch of frames; some of their lengths are at a bound, or behind it.
+pub fn valid_frames(random: &mut Random) -> Vec<u8> {
+    let mut batch = Vec::new();
+    for _ in 0..1 + random.below(5) {
+        let most = match random.below(8) {
+            0 => HEADER + FRAME_MAX + 2,
+            1 => HEADER + 2,
+            _ => 2000,
+        };
+        let length = random.below(most);
+        batch.extend((length as u32).to_le_bytes());
+        batch.resize(batch.len() + length, random.next() as u8);
+    }
+    batch
+}
+
+/// Nobody is at the other end.
+struct Nobody;
+
+impl Carry for Nobody {
+    fn frames(&self, _: &[u8]) {}
+
+    fn taken(&self, _: u64) {}
+}
+
+/// A link that keeps what it is given, as a batch.
+#[derive(Clone, Default)]
+struct Kept(Arc<Mutex<Vec<u8>>>);
+
+impl Link for Kept {
+    fn descriptor(&self) -> RawFd {
+        -1
+    }
+
+    fn receive(&mut self, _: &mut [u8]) -> io::Result<Option<usize>> {
+        Ok(None)
+    }
+
+    fn send(&mut self, _: &DeviceMemory, _: &[Segment]) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn send_bytes(&mut self, frame: &[u8]) -> io::Result<()> {
+        let mut kept = self.0.lock().expect("nobody panicked");
+        kept.extend((frame.len() as u32).to_le_bytes());
+        kept.extend(frame);
+        Ok(())
+    }
+}
+
+/// A batch of frames is refused at both ends, or all of it comes out at both.
+pub fn frames(input: &[u8]) {
+    let window = window(1);
+    let kept = Kept::default();
+    let places = vec![Place::Here, Place::There(Arc::new(Nobody))];
+    let gone = Box::new(|_: &io::Error| {});
+    let switch = Switch::new(Box::new(kept.clone()), places, window, gone).expect("a descriptor");
+    let inbox = Inbox::new(window).expect("a descriptor");
+    let taken = switch.put(1, input);
+    assert_eq!(taken, inbox.put(input.to_vec()));
+    // Pairs that are served here, and those that are not there.
+    assert!(switch.put(0, input).is_err() && switch.put(2, input).is_err());
+    assert!(switch.taken(1, 1).is_err() && inbox.taken(1).is_err());
+    let mut carrier = Carrier::new(Arc::new(Nobody), inbox);
+    let mut frame = vec![0; HEADER + FRAME_MAX];
+    let mut out = Vec::new();
+    while let Ok(Some(length)) = carrier.receive(&mut frame) {
+        out.extend((length as u32).to_le_bytes());
+        out.extend(&frame[..length]);
+    }
+    let expected = if taken.is_ok() { input } else { &[] };
+    assert_eq!(out, expected);
+    assert_eq!(*kept.0.lock().expect("nobody panicked"), expected);
 }

@@ -9,6 +9,7 @@ mod budget;
 mod errors;
 mod life;
 mod loss;
+mod networks;
 mod work;
 
 use std::path::PathBuf;
@@ -104,6 +105,7 @@ pub fn run_aggregate(context: &Context, plan: &Plan, report: &Report) {
         .chain(&life::CHECKS)
         .chain(&budget::CHECKS)
         .chain(&errors::CHECKS)
+        .chain(&networks::CHECKS)
     {
         run(name, check);
     }
