@@ -17,10 +17,11 @@ use weft_bench::vm::guest::guest;
 use weft_bench::vm::kvm::kvm;
 use weft_bench::vm::latency::latency;
 use weft_bench::vm::soft::soft;
+use weft_bench::vm::storage::storage;
 use weft_bench::vm::web::web;
 use weft_tests::boot::Images;
 
-const BENCHMARKS: [&str; 16] = [
+const BENCHMARKS: [&str; 17] = [
     "latency",
     "unstretched",
     "throughput",
@@ -36,6 +37,7 @@ const BENCHMARKS: [&str; 16] = [
     "vm-nodes-kvm",
     "vm-nodes-latency",
     "vm-nodes-sharing",
+    "vm-nodes-disk",
     "vm-nodes-net",
 ];
 
@@ -109,6 +111,7 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Table> {
         "vm-nodes-kvm" => aggregate::cpu_on_kvm(place, &options.images(), repeat),
         "vm-nodes-latency" => latency(place, &options.images(), repeat),
         "vm-nodes-sharing" => aggregate::sharing(place, &options.images(), repeat),
+        "vm-nodes-disk" => storage(place, &options.images(), repeat),
         "vm-nodes-net" => web(place, &options.images(), repeat),
         "vm-devices" => devices(place, &options.images(), repeat),
         "elastic-gigabit" => elastic(place, Network::Gigabit, repeat, &options.program),

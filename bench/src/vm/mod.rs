@@ -8,4 +8,5 @@ pub mod guest;
 pub mod kvm;
 pub mod latency;
 pub mod soft;
+pub mod storage;
 pub mod web;

@@ -73,6 +73,14 @@ pub trait Memory: Send + Sync {
         None
     }
 
+    /// `acquire` for all of `pages` (each a multiple of [`PAGE_SIZE`]), if none of
+    /// them has to be waited for; else for none. Each wants a `taken_up`, soon, and
+    /// nothing is waited for before.
+    fn acquire_held(&self, pages: &[u64], access: Access) -> bool {
+        let _ = (pages, access);
+        false
+    }
+
     /// The vCPU that acquired `page` is about to use it: from now on the page may
     /// be taken from it again. Called once for each `acquire` that succeeded, by a
     /// vCPU that is inside, or that goes on without the page; never waits.

@@ -3,7 +3,7 @@
 
 use std::iter::FusedIterator;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use vm_memory::guest_memory::{Error, GuestMemorySliceIterator, Result};
 use vm_memory::{
@@ -21,11 +21,14 @@ const NONE: u64 = u64::MAX;
 ///
 /// Where it is shared, a page is asked for before it is used, and pinned while it
 /// is: one at a time, until the next is asked for or [`DeviceMemory::release`].
-/// Nobody waits for a page while he holds another.
+/// Nobody waits for a page while he holds another; pages that are all here can be
+/// held together ([`DeviceMemory::hold`]).
 pub struct DeviceMemory {
     mapped: Arc<GuestMemoryMmap>,
     shared: Option<Arc<dyn Memory>>,
     pinned: AtomicU64,
+    /// No page is waited for.
+    held_only: AtomicBool,
 }
 
 impl Clone for DeviceMemory {
@@ -35,6 +38,7 @@ impl Clone for DeviceMemory {
             mapped: self.mapped.clone(),
             shared: self.shared.clone(),
             pinned: AtomicU64::new(NONE),
+            held_only: AtomicBool::new(false),
         }
     }
 }
@@ -46,6 +50,7 @@ impl DeviceMemory {
             mapped: ram.shared(),
             shared: None,
             pinned: AtomicU64::new(NONE),
+            held_only: AtomicBool::new(false),
         }
     }
 
@@ -77,6 +82,31 @@ impl DeviceMemory {
         }
     }
 
+    /// Does `work` in place of the one thread that uses this, without waiting for any
+    /// page: an access fails instead.
+    pub fn at_hand<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.held_only.store(true, Ordering::Relaxed);
+        let done = work();
+        self.held_only.store(false, Ordering::Relaxed);
+        self.release();
+        done
+    }
+
+    /// Pins all of `pages` at once, if none of them has to be waited for. While they
+    /// are, nothing may be waited for. May be called by any thread.
+    pub fn hold(&self, pages: Vec<u64>, access: Access) -> Option<Held<'_>> {
+        let Some(shared) = &self.shared else {
+            return Some(Held(None));
+        };
+        let held = shared.acquire_held(&pages, access);
+        held.then(|| Held(Some((&**shared, pages))))
+    }
+
+    /// Bytes of RAM of one page, which is held.
+    pub fn within_page(&self, address: u64, length: usize) -> Result<VolatileSlice<'_, ()>> {
+        self.mapped.get_slice(GuestAddress(address), length)
+    }
+
     /// Whether all of these bytes are RAM, and of one region.
     pub fn contains(&self, address: u64, length: usize) -> bool {
         self.mapped.get_slice(GuestAddress(address), length).is_ok()
@@ -89,11 +119,28 @@ impl DeviceMemory {
             true => Access::Write,
             false => Access::Read,
         };
-        shared
-            .acquire(page, access)
-            .map_err(|_| Error::InvalidGuestAddress(GuestAddress(page)))?;
+        let pinned = match self.held_only.load(Ordering::Relaxed) {
+            false => shared.acquire(page, access).is_ok(),
+            true => shared.acquire_held(&[page], access),
+        };
+        if !pinned {
+            return Err(Error::InvalidGuestAddress(GuestAddress(page)));
+        }
         self.pinned.store(page, Ordering::Relaxed);
         Ok(())
+    }
+}
+
+/// Pages that are pinned until this is dropped.
+pub struct Held<'a>(Option<(&'a dyn Memory, Vec<u64>)>);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        if let Some((memory, pages)) = &self.0 {
+            for page in pages {
+                memory.taken_up(*page);
+            }
+        }
     }
 }
 

@@ -23,12 +23,12 @@ impl SharedMemory {
         let host = self.host_of(address).ok_or(Unbacked(address))?;
         let page = address >> PAGE_SHIFT;
         self.wait_for_room(page);
-        let waiter = Waiter::new(page, access);
         let mut state = self.lock();
         self.tell_of_writing(page, access);
         if self.rights.allow_use(page, access) && self.pins.add(page) {
             return Ok(host);
         }
+        let waiter = Waiter::new(page, access);
         state.waiters.push(waiter.clone());
         let (start, mut counted) = (Instant::now(), None);
         let mut asking = Duration::ZERO;
@@ -117,6 +117,28 @@ impl Memory for SharedMemory {
             return None;
         }
         self.host_of(address)
+    }
+
+    fn acquire_held(&self, pages: &[u64], access: Access) -> bool {
+        let state = self.lock();
+        let hold = |address: &u64| {
+            let page = address >> PAGE_SHIFT;
+            self.host_of(*address).is_some()
+                && self.rights.allow_use(page, access)
+                && self.pins.add(page)
+        };
+        let held = pages.iter().take_while(|page| hold(page)).count();
+        let (held, others) = pages.split_at(held);
+        for page in held {
+            self.tell_of_writing(page >> PAGE_SHIFT, access);
+        }
+        drop(state);
+        if !others.is_empty() {
+            for page in held {
+                self.taken_up(*page);
+            }
+        }
+        others.is_empty()
     }
 
     fn taken_up(&self, address: u64) {

@@ -293,6 +293,60 @@ fn no_increment_is_lost_on_slow_links() {
     increments(3, 1, 150, ManagerOf::Fixed(NodeId(1)), delay);
 }
 
+/// Pages that are held together stay until they are given back, and nobody waits for
+/// them in vain.
+#[test]
+fn pages_that_are_held_together_stay() {
+    const ROUNDS: u64 = 2000;
+    let rig = Rig::new(2, ManagerOf::Interleaved, Duration::ZERO);
+    let pages = [0x10_0000, 0x30_0000, 0x10_3000];
+    let held_together = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for (node, memory) in rig.memories.iter().enumerate() {
+            let mut user = rig.user(node);
+            scope.spawn(move || {
+                user.inside();
+                for round in 0..ROUNDS {
+                    let page = pages[(round % 3) as usize];
+                    user.word(page, Access::Write)
+                        .fetch_add(1, Ordering::Relaxed);
+                    user.boundary();
+                }
+            });
+            let held_together = &held_together;
+            scope.spawn(move || {
+                for _ in 0..ROUNDS {
+                    if !memory.acquire_held(&pages, Access::Write) {
+                        // It never waits, nor keeps a part.
+                        std::thread::yield_now();
+                        continue;
+                    }
+                    for page in pages {
+                        let host = memory.held(page, Access::Write).unwrap();
+                        // SAFETY: the page is pinned, and the word is on it.
+                        let word = unsafe { &*host.cast::<AtomicU64>() };
+                        word.fetch_add(1, Ordering::Relaxed);
+                    }
+                    held_together.fetch_add(3, Ordering::SeqCst);
+                    for page in pages {
+                        memory.taken_up(page);
+                    }
+                }
+            });
+        }
+    });
+    assert!(!rig.memories[0].acquire_held(&[0x10_0000, RAM], Access::Read));
+    let mut user = rig.user(0);
+    user.inside();
+    let total: u64 = pages
+        .map(|page| user.word(page, Access::Read).load(Ordering::Relaxed))
+        .iter()
+        .sum();
+    drop(user);
+    assert_eq!(total, 2 * ROUNDS + held_together.load(Ordering::SeqCst));
+    rig.end();
+}
+
 /// Message passing: who sees the flag sees the data, and a word never goes back.
 #[test]
 fn stores_are_seen_in_order() {

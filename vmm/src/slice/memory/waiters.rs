@@ -4,7 +4,8 @@
 //! else two nodes that want the same page could hand it to each other for ever,
 //! and neither get anything done. A pin lasts from the moment the right is there
 //! until the vCPU's thread is back inside guest code; nobody who holds one waits
-//! for a page, or for another vCPU. Where nobody can tell when that is, a pin ends
+//! for a page, or for another vCPU. (Who copies much pins a few pages at once, if all
+//! of them are there.) Where nobody can tell when that is, a pin ends
 //! by itself.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -14,9 +15,9 @@ use std::time::{Duration, Instant};
 
 use weft_soft::Access;
 
-/// Threads that may hold a pin at a time: every vCPU that there may be, and more
-/// threads of devices than any machine has.
-const PINS: usize = 1024;
+/// Pins that there may be at a time: one for every vCPU that there may be, and for
+/// more threads of devices than any machine has, some of which hold a few at once.
+const PINS: usize = 2048;
 /// Pins that end by themselves: one for each page that a vCPU of KVM was just given.
 /// Without a free place such a page may be taken before it was of use: slower, not wrong.
 const TIMED: usize = 64;

@@ -19,8 +19,9 @@ use super::{RANGE_MAX, SECTOR};
 use crate::confine::{self, ThreadKind};
 use crate::pci::lock;
 
-/// Threads of a disk, and so pieces that are carried out at once.
-const THREADS: usize = 4;
+/// Threads of a disk, and so pieces that are carried out at once: of one in the host's
+/// page cache, and of one past it, which does many as fast as one.
+const THREADS: [usize; 2] = [4, 16];
 
 /// What another slice asked for.
 pub struct Job {
@@ -73,7 +74,8 @@ impl Server {
             cached: Mutex::new(vec![0; PIECE_MAX as usize].into()),
             reply,
         });
-        for thread in 0..THREADS {
+        let past_cache = server.disk.buffer_alignment() > 1;
+        for thread in 0..THREADS[usize::from(past_cache)] {
             let server = server.clone();
             confine::spawn(
                 &format!("weft-{name}-for{thread}"),
