@@ -9,7 +9,9 @@ use weft_vmm::machine::Placement;
 use weft_vmm::memory::DeviceMemory;
 use weft_vmm::slice::note::Note;
 use weft_vmm::slice::orders::{Answer, Order};
-use weft_vmm::virtio::net::{Carrier, Carry, FRAME_MAX, HEADER, Inbox, Link, Place, Switch, window};
+use weft_vmm::virtio::net::{
+    Carrier, Carry, FRAME_MAX, HEADER, Inbox, Link, Place, Switch, window,
+};
 use weft_vmm::virtio::ring::Segment;
 use weft_wire::Header;
 use weft_wire::frame::HEADER_BYTES;
