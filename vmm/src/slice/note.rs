@@ -64,7 +64,7 @@ pub struct RegisterAccess {
 
 /// What one slice tells another.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Note {
+pub enum Note<'a> {
     /// To a vCPU of the receiver.
     Interrupt {
         /// Which.
@@ -124,7 +124,7 @@ pub enum Note {
         /// Which.
         address: Address,
         /// What.
-        note: DeviceNote,
+        note: DeviceNote<'a>,
     },
     /// Asks for the host's TSC; answered at once by `Seen` with the same ticket.
     Look {
@@ -151,7 +151,7 @@ pub enum NoteError {
     Fields(u8),
 }
 
-impl Note {
+impl<'a> Note<'a> {
     /// The frame: its header, and what follows it.
     pub fn encode(&self) -> (Header, &[u8]) {
         let header = |kind: u8, flags: u8, count: u32, words: [u64; 3]| {
@@ -198,7 +198,7 @@ impl Note {
     }
 
     /// The note that a frame is.
-    pub fn decode(header: &Header, payload: &[u8]) -> Result<Self, NoteError> {
+    pub fn decode(header: &Header, payload: &'a [u8]) -> Result<Self, NoteError> {
         let kind = header.kind;
         let impossible = NoteError::Fields(kind);
         let [first, second, third, ..] = header.words;
@@ -286,7 +286,7 @@ mod tests {
     use crate::virtio::block::{Answer, Operation, Piece, Status};
     use crate::virtio::net::Usage;
 
-    fn notes() -> Vec<Note> {
+    fn notes() -> Vec<Note<'static>> {
         let interrupt = |message| Note::Interrupt { vcpu: 254, message };
         let access = |space, value| Note::Access {
             ticket: u64::MAX,
@@ -338,7 +338,7 @@ mod tests {
         ]
     }
 
-    fn device_notes() -> Vec<Note> {
+    fn device_notes() -> Vec<Note<'static>> {
         let piece = Piece {
             slot: 255,
             position: 1 << 20,
@@ -372,12 +372,12 @@ mod tests {
             DeviceNote::Broken(b"why".to_vec()),
             DeviceNote::Ask {
                 piece,
-                data: vec![7; 512],
+                data: vec![7; 512].into(),
             },
             DeviceNote::Answered(Answer {
                 piece,
                 status: Status::IoError,
-                data: Vec::new(),
+                data: Vec::new().into(),
             }),
             DeviceNote::Frames(vec![13; 17]),
             DeviceNote::Taken { bytes: 1 << 20 },

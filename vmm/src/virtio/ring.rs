@@ -7,6 +7,7 @@
 //! are allowed: direct I/O of a guest's program may well name a page twice.
 
 use std::num::Wrapping;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -16,16 +17,20 @@ use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
+use weft_soft::Access;
+use weft_soft::environment::PAGE_SIZE;
 
 use super::WriteObserver;
 use super::interrupt::Interrupt;
-use crate::memory::DeviceMemory;
+use crate::memory::{DeviceMemory, Held};
 
 /// Descriptors in a chain, those of an indirect table included: what QEMU
 /// allows, too, and no more than one vectored system call takes.
 pub const CHAIN_MAX: usize = 1024;
 /// VIRTQ_AVAIL_F_NO_INTERRUPT (2.7.6).
 const NO_INTERRUPT: u16 = 1;
+/// Pages that are held together while data is copied.
+pub const HELD_MAX: usize = 16;
 
 /// What a driver did wrong, or what the host could not do for it.
 #[derive(Debug, Error)]
@@ -117,34 +122,116 @@ pub fn part(segments: &[Segment], mut skip: u64, mut length: u64) -> Vec<Segment
     parts
 }
 
+/// The pages of `segments`, in order.
+pub fn pages(segments: &[Segment]) -> Vec<u64> {
+    let of = |segment: &Segment| {
+        let first = segment.address / PAGE_SIZE;
+        first..(segment.end() - 1) / PAGE_SIZE + 1
+    };
+    let mut pages: Vec<u64> = segments
+        .iter()
+        .flat_map(of)
+        .map(|page| page * PAGE_SIZE)
+        .collect();
+    pages.dedup();
+    pages
+}
+
+/// A piece of a copy that lies in one page: where, and which bytes of the data.
+type InPage = (u64, Range<usize>);
+
+/// The pieces of `parts` by pages, where pages may leave; else as they are.
+fn by_pages(memory: &DeviceMemory, parts: &[Segment]) -> Vec<InPage> {
+    let page = match memory.is_shared() {
+        true => PAGE_SIZE,
+        false => 1 << 32,
+    };
+    let mut pieces = Vec::with_capacity(parts.len());
+    let mut done = 0;
+    for part in parts {
+        let mut at = part.address;
+        while at < part.end() {
+            let end = part.end().min((at | (page - 1)) + 1);
+            let length = (end - at) as usize;
+            pieces.push((at, done..done + length));
+            done += length;
+            at = end;
+        }
+    }
+    pieces
+}
+
+/// Pins the pages of some pieces, if none of them has to be waited for.
+fn hold<'a>(memory: &'a DeviceMemory, pieces: &[InPage], access: Access) -> Option<Held<'a>> {
+    let pages = pieces.iter().map(|(at, _)| at & !(PAGE_SIZE - 1));
+    memory.hold(pages.collect(), access)
+}
+
 /// Copies bytes out of `segments`, from `skip` bytes in: how many there were.
 pub fn copy_out(memory: &DeviceMemory, segments: &[Segment], skip: u64, data: &mut [u8]) -> usize {
     let mut done = 0;
-    for piece in part(segments, skip, data.len() as u64) {
-        let end = done + piece.length as usize;
-        let address = GuestAddress(piece.address);
-        if memory.read_slice(&mut data[done..end], address).is_err() {
-            break;
+    for pieces in by_pages(memory, &part(segments, skip, data.len() as u64)).chunks(HELD_MAX) {
+        let held = hold(memory, pieces, Access::Read);
+        for (at, range) in pieces {
+            let to = &mut data[range.clone()];
+            let read = match held {
+                Some(_) => memory
+                    .within_page(*at, to.len())
+                    .is_ok_and(|from| from.read_slice(to, 0).is_ok()),
+                None => memory.read_slice(to, GuestAddress(*at)).is_ok(),
+            };
+            if !read {
+                memory.release();
+                return done;
+            }
+            done = range.end;
         }
-        done = end;
+        memory.release();
     }
-    memory.release();
     done
 }
 
 /// Copies bytes into `segments`, from `skip` bytes in: how many fitted.
 pub fn copy_in(memory: &DeviceMemory, segments: &[Segment], skip: u64, data: &[u8]) -> usize {
     let mut done = 0;
-    for piece in part(segments, skip, data.len() as u64) {
-        let end = done + piece.length as usize;
-        let address = GuestAddress(piece.address);
-        if memory.write_slice(&data[done..end], address).is_err() {
-            break;
+    for pieces in by_pages(memory, &part(segments, skip, data.len() as u64)).chunks(HELD_MAX) {
+        let held = hold(memory, pieces, Access::Write);
+        for (at, range) in pieces {
+            let from = &data[range.clone()];
+            let written = match held {
+                Some(_) => put(memory, *at, from),
+                None => memory.write_slice(from, GuestAddress(*at)).is_ok(),
+            };
+            if !written {
+                memory.release();
+                return done;
+            }
+            done = range.end;
         }
-        done = end;
+        memory.release();
     }
-    memory.release();
     done
+}
+
+/// Copies all of `data` into `segments`, from `skip` bytes in, if no page has to be
+/// waited for; else a part of it may be there. May be called by any thread.
+pub fn copy_in_held(memory: &DeviceMemory, segments: &[Segment], skip: u64, data: &[u8]) -> bool {
+    let parts = part(segments, skip, data.len() as u64);
+    let pieces = by_pages(memory, &parts);
+    total(&parts) == data.len() as u64
+        && pieces.chunks(HELD_MAX).all(|pieces| {
+            let held = hold(memory, pieces, Access::Write);
+            held.is_some()
+                && pieces
+                    .iter()
+                    .all(|(at, range)| put(memory, *at, &data[range.clone()]))
+        })
+}
+
+fn put(memory: &DeviceMemory, address: u64, data: &[u8]) -> bool {
+    memory
+        .within_page(address, data.len())
+        .is_ok_and(|to| to.write_slice(data, 0).is_ok())
 }
 
 /// Where a queue is and how far it got.
@@ -338,6 +425,25 @@ impl Ring {
                 observer.written(segment.address, u64::from(segment.length));
             }
         }
+    }
+
+    /// Pages of which [`Ring::push`] of a chain, with its status, writes the first and
+    /// [`Ring::signal`] reads the last.
+    pub fn pages_of_answer(&self, chain: &Chain) -> (Vec<u64>, u64) {
+        let (size, used) = (u64::from(self.queue.size()), self.queue.used_ring());
+        let next = u64::from(self.queue.next_used()) % size;
+        let entry = used + 4 + 8 * next;
+        let mut written = vec![used, entry, entry + 7];
+        if let Some(last) = chain.writable.last() {
+            written.push(last.end() - 1);
+        }
+        let event = match self.queue.event_idx_enabled() {
+            true => 4 + 2 * size,
+            false => 0,
+        };
+        let page = |address: u64| address & !(PAGE_SIZE - 1);
+        let written = written.into_iter().map(page).collect();
+        (written, page(self.queue.avail_ring() + event))
     }
 
     /// Tells the driver of what was pushed, if it wants to hear (2.7.7, 2.7.10).

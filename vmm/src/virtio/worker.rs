@@ -8,10 +8,14 @@
 //!
 //! Threads are started when the machine is built, so that none has to be made
 //! once the process has given up its privileges.
+//!
+//! While a handler runs, whoever has its [`Hands`] may have it do what needs no waiting
+//! on his own thread, which saves the turn of this one. One thread is at the handler
+//! at a time; who finds another there leaves the work to it.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, TryLockError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -64,6 +68,16 @@ pub trait Handler: Send {
     }
     /// Does what can be done.
     fn work(&mut self, cause: Cause) -> Result<Progress, Fault>;
+    /// Is given, before it runs, what others may use it with.
+    fn lend(&mut self, hands: Hands) {
+        let _ = hands;
+    }
+    /// Does what `cause` asks for as far as nothing has to be waited for, on the thread
+    /// of who brings it; [`Progress::More`]: the handler's own has to be woken.
+    fn at_hand(&mut self, cause: Cause) -> Result<Progress, Fault> {
+        let _ = cause;
+        Ok(Progress::More)
+    }
     /// Ends what is in flight; false when `deadline` came first.
     fn quiesce(&mut self, deadline: Instant) -> bool {
         let _ = deadline;
@@ -81,9 +95,51 @@ enum State {
     Ended,
 }
 
+/// The way to a handler that runs, for other threads than its own.
+#[derive(Clone)]
+pub struct Hands(Weak<Shared>);
+
+impl Hands {
+    /// Has the handler do what is at hand; whether its thread need not be woken. Waits
+    /// for nobody.
+    pub fn work(&self, cause: Cause) -> bool {
+        let Some(shared) = self.0.upgrade() else {
+            return false;
+        };
+        let mut running = match shared.running.try_lock() {
+            Ok(running) => running,
+            Err(TryLockError::Poisoned(poison)) => poison.into_inner(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        let Some(handler) = running.as_mut() else {
+            return false;
+        };
+        if !shared.may_run() || has_stopped(&**handler) {
+            return false;
+        }
+        match handler.at_hand(cause) {
+            Ok(progress) => progress == Progress::Idle,
+            Err(fault) => {
+                tell(&**handler, &fault);
+                false
+            }
+        }
+    }
+}
+
+/// Tells the driver of a fault.
+fn tell(handler: &dyn Handler, fault: &Fault) {
+    if let Some(ring) = handler.rings().first() {
+        ring.interrupt().fault(fault);
+    }
+}
+
 struct Shared {
     /// Never held while a handler works.
     state: Mutex<State>,
+    /// The handler while it runs. Held while it works: its own thread may wait for it,
+    /// others may not.
+    running: Mutex<Option<Box<dyn Handler>>>,
     changed: Condvar,
     wake: EventFd,
 }
@@ -100,6 +156,7 @@ impl Worker {
     pub fn new(name: &str, kind: ThreadKind) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             state: Mutex::new(State::Idle),
+            running: Mutex::new(None),
             changed: Condvar::new(),
             wake: EventFd::new(EFD_NONBLOCK)?,
         });
@@ -205,13 +262,18 @@ enum Next {
 }
 
 impl Shared {
-    fn live(&self) {
+    fn live(self: &Arc<Self>) {
         while let Some(mut handler) = self.next_handler() {
             loop {
-                if let Err(fault) = self.run(&mut *handler)
-                    && let Some(ring) = handler.rings().first()
-                {
-                    ring.interrupt().fault(&fault);
+                handler.lend(Hands(Arc::downgrade(self)));
+                *lock(&self.running) = Some(handler);
+                let outcome = self.run();
+                let Some(same) = lock(&self.running).take() else {
+                    return;
+                };
+                handler = same;
+                if let Err(fault) = outcome {
+                    tell(&*handler, &fault);
                 }
                 match self.hand_back(handler) {
                     Next::GoOn(same) => handler = same,
@@ -240,27 +302,41 @@ impl Shared {
         matches!(*lock(&self.state), State::Running)
     }
 
+    /// Does something with the handler that runs.
+    fn with<T>(&self, work: impl FnOnce(&mut dyn Handler) -> T) -> Option<T> {
+        lock(&self.running)
+            .as_mut()
+            .map(|handler| work(&mut **handler))
+    }
+
+    fn work(&self, cause: Cause) -> Result<Progress, Fault> {
+        self.with(|handler| handler.work(cause))
+            .unwrap_or(Ok(Progress::Idle))
+    }
+
     /// Runs the handler until it is to stop, or there is a fault.
-    fn run(&self, handler: &mut dyn Handler) -> Result<(), Fault> {
-        let epoll = self.listen(handler).map_err(|source| Fault::Host {
+    fn run(&self) -> Result<(), Fault> {
+        let failed = |source| Fault::Host {
             what: "cannot wait for events",
             source,
-        })?;
+        };
+        let epoll = self.with(|handler| self.listen(handler));
+        let Some(epoll) = epoll.transpose().map_err(failed)? else {
+            return Ok(());
+        };
         let mut events = [EpollEvent::default(); EVENTS_MAX];
         let mut progress = Progress::More;
         let mut cause = Cause::Start;
-        while self.may_run() && !has_stopped(handler) {
+        let goes_on = || self.may_run() && self.with(|handler| !has_stopped(handler)) == Some(true);
+        while goes_on() {
             let timeout = if progress == Progress::More { 0 } else { -1 };
             let count = match epoll.wait(timeout, &mut events) {
                 Ok(count) => count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
-                Err(source) => {
-                    let what = "cannot wait for events";
-                    return Err(Fault::Host { what, source });
-                }
+                Err(source) => return Err(failed(source)),
             };
             if progress == Progress::More {
-                progress = handler.work(cause)?;
+                progress = self.work(cause)?;
                 cause = Cause::Again;
             }
             for event in events.iter().take(count) {
@@ -269,7 +345,7 @@ impl Shared {
                     token if token >= WATCHED => Cause::Ready((token - WATCHED) as usize),
                     token => Cause::Kick(token as usize),
                 };
-                if handler.work(cause)? == Progress::More {
+                if self.work(cause)? == Progress::More {
                     progress = Progress::More;
                 }
             }

@@ -21,6 +21,8 @@
 //!
 //! `count` has the device in its upper byte, and a queue or unit in its lower one.
 
+use std::borrow::Cow;
+
 use weft_wire::Header;
 
 use super::super::note::NoteError;
@@ -80,7 +82,7 @@ impl Address {
 
 /// What one slice tells another about a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DeviceNote {
+pub enum DeviceNote<'a> {
     /// What the sender's device is; before everything else on a link.
     Described(Vec<u8>),
     /// Where vCPUs notify the device; answered by `Seen`.
@@ -121,10 +123,10 @@ pub enum DeviceNote {
         /// What is to be done.
         piece: Piece,
         /// What is to be written.
-        data: Vec<u8>,
+        data: Cow<'a, [u8]>,
     },
     /// Its answer.
-    Answered(Answer),
+    Answered(Answer<'a>),
     /// Frames of a pair, to its network or from it, as
     /// [`crate::virtio::net`] puts them together.
     Frames(Vec<u8>),
@@ -202,7 +204,7 @@ fn piece_of(header: &Header) -> Result<Piece, NoteError> {
     })
 }
 
-impl DeviceNote {
+impl<'a> DeviceNote<'a> {
     /// The frame: its header, and what follows it.
     pub fn encode(&self, address: Address) -> (Header, &[u8]) {
         let plain = |kind: u8, flag: bool, words: [u64; 3]| {
@@ -255,7 +257,7 @@ impl DeviceNote {
 
     /// The note that a frame of one of these kinds is. What means nothing is looked
     /// at by the caller.
-    pub fn decode(header: &Header, payload: &[u8]) -> Result<(Address, Self), NoteError> {
+    pub fn decode(header: &Header, payload: &'a [u8]) -> Result<(Address, Self), NoteError> {
         let impossible = NoteError::Fields(header.kind);
         let [first, second, third, _, fifth] = header.words;
         let there = header.flags & 1 != 0;
@@ -286,7 +288,7 @@ impl DeviceNote {
             BROKEN => Self::Broken(payload.to_vec()),
             ASK => Self::Ask {
                 piece: piece_of(header)?,
-                data: payload.to_vec(),
+                data: payload.into(),
             },
             ANSWERED => Self::Answered(Answer {
                 piece: piece_of(header)?,
@@ -296,7 +298,7 @@ impl DeviceNote {
                     2 => Status::Unsupported,
                     _ => return Err(impossible),
                 },
-                data: payload.to_vec(),
+                data: payload.into(),
             }),
             FRAMES => Self::Frames(payload.to_vec()),
             TAKEN => Self::Taken { bytes: first },

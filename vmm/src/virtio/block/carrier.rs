@@ -2,8 +2,11 @@
 //!
 //! Invariants: at most `window` bytes are under way, in pieces of a known bound,
 //! so that what the links hold is bounded, too; a request ends when each of its
-//! pieces was answered; guest memory is touched by the queue's own thread only.
+//! pieces was answered; guest memory is touched by the queue's own thread, or, while
+//! a piece of a read is not answered, by whoever brings what was read, if the guest's
+//! pages need not be waited for.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -15,14 +18,15 @@ use super::engine::Ended;
 use super::request::{Operation, Request, Status};
 use crate::memory::DeviceMemory;
 use crate::pci::lock;
-use crate::virtio::ring::{copy_in, copy_out};
+use crate::virtio::ring::{Segment, copy_in, copy_in_held, copy_out};
+use crate::virtio::worker::{Cause, Hands};
 
 /// Most bytes of data that a piece may have: less than a frame may carry.
 pub const PIECE_MAX: u32 = 256 << 10;
-/// Least bytes that a queue may have under way.
 /// Most bytes of data in a piece that is asked for: while one is copied the next is on
 /// its way.
-const PIECE: u32 = 64 << 10;
+pub(super) const PIECE: u32 = 64 << 10;
+/// Least bytes that a queue may have under way.
 const WINDOW_MIN: u32 = 64 << 10;
 /// Most bytes that a queue may have under way: some pieces, so that none waits for
 /// the one before.
@@ -50,13 +54,20 @@ pub struct Piece {
 
 /// What became of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct Answer<'a> {
     /// Which.
     pub piece: Piece,
     /// How it ended.
     pub status: Status,
     /// What was read.
-    pub data: Vec<u8>,
+    pub data: Cow<'a, [u8]>,
+}
+
+impl Answer<'_> {
+    /// Whether it has all that was to be read.
+    fn is_whole(&self) -> bool {
+        self.data.len() == self.piece.length as usize
+    }
 }
 
 /// The way to the disk's slice. Never waits.
@@ -69,28 +80,120 @@ pub trait Carry: Send + Sync {
 
 /// Where answers wait for the queue's thread.
 pub struct Inbox {
-    answers: Mutex<VecDeque<Answer>>,
+    waiting: Mutex<Waiting>,
     arrived: EventFd,
+    /// The queue's handler, while it runs.
+    hands: Mutex<Option<Hands>>,
+}
+
+#[derive(Default)]
+struct Waiting {
+    answers: VecDeque<Arrived>,
+    /// By slot: where what is read goes.
+    landings: Vec<Option<Landing>>,
+}
+
+/// An answer.
+struct Arrived {
+    piece: Piece,
+    status: Status,
+    /// What was read is in guest memory.
+    landed: bool,
+    /// What was read, if it is not.
+    data: Vec<u8>,
+}
+
+/// Guest memory of a read that is not answered.
+struct Landing {
+    memory: Arc<DeviceMemory>,
+    data: Vec<Segment>,
+}
+
+impl Waiting {
+    /// Whether what was read is in guest memory now.
+    fn land(&self, answer: &Answer) -> bool {
+        let Piece { slot, position, .. } = answer.piece;
+        let landing = self.landings.get(slot as usize).and_then(Option::as_ref);
+        answer.piece.operation == Operation::Read
+            && answer.status == Status::Ok
+            && answer.is_whole()
+            && landing.is_some_and(|landing| {
+                copy_in_held(&landing.memory, &landing.data, position, &answer.data)
+            })
+    }
 }
 
 impl Inbox {
     /// An empty one.
     pub fn new() -> io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
-            answers: Mutex::default(),
+            waiting: Mutex::default(),
             arrived: EventFd::new(EFD_NONBLOCK)?,
+            hands: Mutex::default(),
         }))
     }
 
-    /// An answer came.
-    pub fn put(&self, answer: Answer) {
-        lock(&self.answers).push_back(answer);
-        // A full counter wakes as well.
-        let _ = self.arrived.write(1);
+    /// Who serves the queue.
+    pub(super) fn lend(&self, hands: Hands) {
+        *lock(&self.hands) = Some(hands);
     }
 
-    fn take(&self) -> Option<Answer> {
-        lock(&self.answers).pop_front()
+    /// Has the queue served on this thread, as far as nothing has to be waited for;
+    /// whether its own need not be woken.
+    pub fn work(&self, cause: Cause) -> bool {
+        let hands = lock(&self.hands).clone();
+        hands.is_some_and(|hands| hands.work(cause))
+    }
+
+    /// An answer came, which ends its request here and now where that needs no waiting.
+    pub fn put(&self, answer: Answer) {
+        let mut waiting = lock(&self.waiting);
+        // The lock is held meanwhile: what has ended is not written to any more.
+        let landed = waiting.land(&answer);
+        let Answer {
+            piece,
+            status,
+            data,
+        } = answer;
+        let first = waiting.answers.is_empty();
+        waiting.answers.push_back(Arrived {
+            piece,
+            status,
+            landed,
+            data: match landed {
+                true => Vec::new(),
+                false => data.into_owned(),
+            },
+        });
+        drop(waiting);
+        // Whoever was told of the first takes all.
+        if !self.work(Cause::Ready(0)) && first {
+            // A full counter wakes as well.
+            let _ = self.arrived.write(1);
+        }
+    }
+
+    fn take(&self) -> Option<Arrived> {
+        lock(&self.waiting).answers.pop_front()
+    }
+
+    /// The oldest, if it has nothing left to be copied.
+    fn take_landed(&self) -> Option<Arrived> {
+        let mut waiting = lock(&self.waiting);
+        let ready = waiting.answers.front()?.data.is_empty();
+        ready.then(|| waiting.answers.pop_front()).flatten()
+    }
+
+    fn is_empty(&self) -> bool {
+        lock(&self.waiting).answers.is_empty()
+    }
+
+    fn expect(&self, slot: usize, landing: Option<Landing>) {
+        let landings = &mut lock(&self.waiting).landings;
+        if landings.len() <= slot {
+            landings.resize_with(slot + 1, || None);
+        }
+        landings[slot] = landing;
     }
 }
 
@@ -154,11 +257,16 @@ impl Carrier {
     }
 
     /// Begins a request; back at once only when there is no room.
-    pub fn begin(&mut self, memory: &DeviceMemory, request: Request) -> Option<Ended> {
+    pub fn begin(&mut self, memory: &Arc<DeviceMemory>, request: Request) -> Option<Ended> {
         let Some(slot) = self.free.pop() else {
             let status = Status::IoError;
             return Some(Ended { request, status });
         };
+        let landing = (request.operation == Operation::Read).then(|| Landing {
+            memory: memory.clone(),
+            data: request.data.clone(),
+        });
+        self.inbox.expect(slot, landing);
         self.flying[slot] = Some(Flying {
             extent: if request.moves_data() {
                 request.length
@@ -218,43 +326,74 @@ impl Carrier {
 
     /// A request that has ended.
     pub fn next_ended(&mut self, memory: &DeviceMemory) -> Option<Ended> {
-        while let Some(answer) = self.inbox.take() {
-            let slot = answer.piece.slot as usize;
-            let Some(flying) = self.flying.get_mut(slot).and_then(Option::as_mut) else {
-                continue;
-            };
-            let moves = flying.request.moves_data();
-            if moves {
-                self.under_way = self.under_way.saturating_sub(answer.piece.length);
-            }
-            flying.answered += if moves {
-                u64::from(answer.piece.length)
-            } else {
-                1
-            };
-            if answer.status != Status::Ok {
-                flying.status = answer.status;
-            } else if flying.request.operation == Operation::Read {
-                let whole = answer.data.len() == answer.piece.length as usize;
-                let (data, position) = (&flying.request.data, answer.piece.position);
-                if !whole || copy_in(memory, data, position, &answer.data) != answer.data.len() {
-                    flying.status = Status::IoError;
-                }
-            }
-            let over = flying.answered >= flying.extent;
-            let ended = match over {
-                true => self.flying[slot].take(),
-                false => None,
-            };
+        while let Some(arrived) = self.inbox.take() {
+            let ended = self.account(memory, arrived);
             self.ask(memory);
-            if let Some(Flying {
-                request, status, ..
-            }) = ended
-            {
-                self.free.push(slot);
-                return Some(Ended { request, status });
+            if ended.is_some() {
+                return ended;
             }
         }
         None
+    }
+
+    /// Whoever serves the queue.
+    pub fn lend(&self, hands: Hands) {
+        self.inbox.lend(hands);
+    }
+
+    /// Whether there are requests of which not all was asked: then an answer makes room
+    /// for more, whose pages may have to be waited for.
+    pub fn is_asking(&self) -> bool {
+        !self.unasked.is_empty()
+    }
+
+    /// A request that has ended with nothing left to copy.
+    pub fn next_landed(&mut self, memory: &DeviceMemory) -> Option<Ended> {
+        while let Some(arrived) = self.inbox.take_landed() {
+            if let Some(ended) = self.account(memory, arrived) {
+                return Some(ended);
+            }
+        }
+        None
+    }
+
+    /// Whether no answer waits.
+    pub fn is_idle(&self) -> bool {
+        self.inbox.is_empty()
+    }
+
+    /// Takes an answer; the request that it ends, if it does.
+    fn account(&mut self, memory: &DeviceMemory, arrived: Arrived) -> Option<Ended> {
+        let Arrived {
+            piece,
+            status,
+            landed,
+            data,
+        } = arrived;
+        let slot = piece.slot as usize;
+        let flying = self.flying.get_mut(slot).and_then(Option::as_mut)?;
+        let moves = flying.request.moves_data();
+        if moves {
+            self.under_way = self.under_way.saturating_sub(piece.length);
+        }
+        flying.answered += if moves { u64::from(piece.length) } else { 1 };
+        if status != Status::Ok {
+            flying.status = status;
+        } else if flying.request.operation == Operation::Read && !landed {
+            let whole = data.len() == piece.length as usize;
+            let segments = &flying.request.data;
+            if !whole || copy_in(memory, segments, piece.position, &data) != data.len() {
+                flying.status = Status::IoError;
+            }
+        }
+        if flying.answered < flying.extent {
+            return None;
+        }
+        let Flying {
+            request, status, ..
+        } = self.flying[slot].take()?;
+        self.inbox.expect(slot, None);
+        self.free.push(slot);
+        Some(Ended { request, status })
     }
 }

@@ -95,7 +95,7 @@ impl Engine {
             Self::Uring(disk, _) | Self::Plain(disk, _) => {
                 Some(carry_out(ring.memory(), disk, request))
             }
-            Self::Carried(carrier) => carrier.begin(ring.memory(), request),
+            Self::Carried(carrier) => carrier.begin(&ring.shared_memory(), request),
         }
     }
 

@@ -5,12 +5,16 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use vmm_sys_util::epoll::EventSet;
+use weft_soft::Access;
 
+use super::carrier::{Carrier, PIECE};
 use super::engine::{Ended, Engine};
 use super::geometry::Geometry;
-use super::request::{Operation, Parsed, Status, answer, parse};
+use super::request::{Operation, Parsed, Request, Status, answer, parse};
+use crate::memory::{DeviceMemory, Held};
 use crate::pci::lock;
-use crate::virtio::worker::{Cause, Handler, Progress};
+use crate::virtio::ring::{HELD_MAX, pages};
+use crate::virtio::worker::{Cause, Handler, Hands, Progress};
 use crate::virtio::{Fault, Ring};
 
 /// Requests begun in one call.
@@ -25,6 +29,9 @@ pub struct BlockHandler {
     engine: Arc<Mutex<Engine>>,
     /// The driver cannot flush, so every change is durable when it hears of it.
     write_through: bool,
+    /// A request that ended elsewhere than on the queue's thread, which could not answer
+    /// it without waiting.
+    unanswered: Option<Ended>,
 }
 
 impl BlockHandler {
@@ -40,6 +47,7 @@ impl BlockHandler {
             geometry,
             engine,
             write_through,
+            unanswered: None,
         }
     }
 
@@ -87,7 +95,11 @@ impl BlockHandler {
             source,
         };
         engine.submit().map_err(failed)?;
-        while let Some(ended) = engine.next_ended(&self.ring) {
+        loop {
+            let unanswered = self.unanswered.take();
+            let Some(ended) = unanswered.or_else(|| engine.next_ended(&self.ring)) else {
+                break;
+            };
             self.end(ended)?;
         }
         Ok(match engine.submit().map_err(failed)? {
@@ -108,6 +120,93 @@ impl BlockHandler {
             Progress::More => Progress::More,
         })
     }
+}
+
+/// On the thread of whoever brings an answer or a request, where the disk is on another
+/// slice: nothing may be waited for.
+impl BlockHandler {
+    /// Answers requests that ended and whose data is in guest memory.
+    fn answer_at_hand(&mut self, carrier: &mut Carrier) -> Result<Progress, Fault> {
+        // Then there is more to do than to answer.
+        if carrier.is_asking() || !carrier.has_room() {
+            return Ok(Progress::More);
+        }
+        let memory = self.ring.shared_memory();
+        loop {
+            let unanswered = self.unanswered.take();
+            let Some(ended) = unanswered.or_else(|| carrier.next_landed(&memory)) else {
+                break;
+            };
+            let (written, read) = self.ring.pages_of_answer(&ended.request.chain);
+            let held = memory
+                .hold(written, Access::Write)
+                .zip(memory.hold(vec![read], Access::Read));
+            if held.is_none() {
+                self.unanswered = Some(ended);
+                return Ok(Progress::More);
+            }
+            self.end(ended)?;
+            self.ring.signal();
+        }
+        Ok(match carrier.is_idle() {
+            true => Progress::Idle,
+            false => Progress::More,
+        })
+    }
+
+    /// Takes one request, if it is the only one: a driver that has many gains nothing.
+    fn take_at_hand(&mut self, carrier: &mut Carrier) -> Result<Progress, Fault> {
+        if carrier.in_flight() > 0 || self.unanswered.is_some() {
+            return Ok(Progress::More);
+        }
+        let memory = self.ring.shared_memory();
+        Ok(memory.at_hand(|| self.take_one(carrier)))
+    }
+
+    /// What went wrong here is left to the queue's thread: it may be that a page was not
+    /// there.
+    fn take_one(&mut self, carrier: &mut Carrier) -> Progress {
+        let memory = self.ring.shared_memory();
+        let before = self.ring.next_available();
+        let chain = match self.ring.pop() {
+            Ok(Some(chain)) => chain,
+            Ok(None) => return Progress::More,
+            Err(_) => {
+                if self.ring.next_available() != before {
+                    self.ring.unpop();
+                }
+                return Progress::More;
+            }
+        };
+        let parsed = parse(&self.ring, &self.geometry, chain);
+        let held = match &parsed {
+            Ok(Parsed::Work(request)) => hold_small(&memory, request),
+            _ => None,
+        };
+        let (Ok(Parsed::Work(mut request)), Some(_held)) = (parsed, held) else {
+            self.ring.unpop();
+            return Progress::More;
+        };
+        request.durable = self.write_through;
+        if let Some(ended) = carrier.begin(&memory, request) {
+            self.unanswered = Some(ended);
+            return Progress::More;
+        }
+        match self.ring.kicks_on() {
+            Ok(false) => Progress::Idle,
+            Ok(true) | Err(_) => Progress::More,
+        }
+    }
+}
+
+/// The pages of a read or write of one piece, if none has to be waited for.
+fn hold_small<'a>(memory: &'a DeviceMemory, request: &Request) -> Option<Held<'a>> {
+    let small = request.moves_data() && request.length <= u64::from(PIECE);
+    let pages = match request.operation {
+        Operation::Write => pages(&request.data),
+        _ => Vec::new(),
+    };
+    (small && pages.len() <= HELD_MAX).then(|| memory.hold(pages, Access::Read))?
 }
 
 impl Handler for BlockHandler {
@@ -133,6 +232,24 @@ impl Handler for BlockHandler {
             return Ok(Progress::More);
         }
         Ok(Progress::Idle)
+    }
+
+    fn lend(&mut self, hands: Hands) {
+        if let Engine::Carried(carrier) = &*lock(&self.engine) {
+            carrier.lend(hands);
+        }
+    }
+
+    fn at_hand(&mut self, cause: Cause) -> Result<Progress, Fault> {
+        let engine = self.engine.clone();
+        let Ok(mut engine) = engine.try_lock() else {
+            return Ok(Progress::More);
+        };
+        match (&mut *engine, cause) {
+            (Engine::Carried(carrier), Cause::Ready(_)) => self.answer_at_hand(carrier),
+            (Engine::Carried(carrier), Cause::Kick(_)) => self.take_at_hand(carrier),
+            _ => Ok(Progress::More),
+        }
     }
 
     fn quiesce(&mut self, deadline: Instant) -> bool {

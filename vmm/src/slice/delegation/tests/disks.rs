@@ -4,6 +4,7 @@ use std::fs::File;
 use std::ops::Deref;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 
 use super::*;
 use crate::machine::{DataPath, Disk, disks};
@@ -179,6 +180,78 @@ fn a_pause_loses_nothing_and_a_reset_ends_all() {
         other.kick(1);
         driver.reset();
     }
+    rig.end();
+}
+
+/// Many requests under way, which end on whatever thread has what they need, while the
+/// device is paused now and then and the other slice wants the pages of the rings.
+#[test]
+fn requests_at_once_end_whole_and_once() {
+    const SIZES: [usize; 8] = [512, 4096, 65_536, 1024, 70_144, 4096, 16_384, 140_288];
+    let rig = DiskRig::new(0, DataPath::Bypass, Duration::ZERO);
+    let (driver, queues) = rig.started();
+    let rings = queues[1].places;
+    let mut other = rig.other(queues);
+    let machine = &rig.machines[1];
+    let over = AtomicBool::new(false);
+    let chains: Vec<_> = (0..2_u32)
+        .flat_map(|kind| SIZES.map(|size| (kind, size)))
+        .zip(0_u64..)
+        .map(|((kind, size), number)| {
+            let data = buffer(machine, &vec![0; size], kind == 0);
+            let sector = 300 * (number % 8);
+            (request(machine, kind, sector, &[data]), data, sector)
+        })
+        .collect();
+    let (reads, writes) = chains.split_at(SIZES.len());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::SeqCst) {
+                for place in rings {
+                    rig.machines[0].bytes(place, 16);
+                }
+                std::thread::sleep(Duration::from_micros(300));
+            }
+        });
+        for round in 1..=24_u8 {
+            for group in [writes, reads] {
+                for (chain, data, _) in group {
+                    let fill = if data.writable { 0 } else { round };
+                    machine.put(data.address, &vec![fill; data.length as usize]);
+                    machine.put(chain[2].address, &[0xee]);
+                }
+                let mut heads = Vec::new();
+                for (number, (chain, ..)) in group.iter().enumerate() {
+                    heads.push(u32::from(other.chain(1, chain)));
+                    other.offer(1, heads[number] as u16);
+                    if (number + usize::from(round)).is_multiple_of(3) {
+                        other.kick(1);
+                    }
+                }
+                other.kick(1);
+                if round % 4 == 0 {
+                    rig.transport.pause(Duration::from_secs(10)).unwrap();
+                    rig.transport.resume();
+                }
+                let mut ended: Vec<u32> = group.iter().map(|_| other.wait_used(1).0).collect();
+                heads.sort_unstable();
+                ended.sort_unstable();
+                assert_eq!(ended, heads);
+                assert_eq!(other.used(1), None);
+                for (chain, data, sector) in group {
+                    let (length, status) = (data.length as usize, chain[2].address);
+                    assert_eq!(machine.bytes(status, 1), [0]);
+                    let there = match data.writable {
+                        true => machine.bytes(data.address, length),
+                        false => rig.bytes(*sector, length),
+                    };
+                    assert!(there == vec![round; length], "round {round}");
+                }
+            }
+        }
+        over.store(true, Ordering::SeqCst);
+    });
+    drop((driver, other));
     rig.end();
 }
 

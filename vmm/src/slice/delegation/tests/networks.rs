@@ -347,7 +347,13 @@ fn what_no_slice_says_ends_the_machine() {
     let too_long = batch(&[70_000]);
     let flood = vec![batch(&[60_000]); 100];
     // Who has the network, who says it, about which pair, what, and the reason.
-    type Case = (usize, usize, Address, Vec<DeviceNote>, &'static str);
+    type Case = (
+        usize,
+        usize,
+        Address,
+        Vec<DeviceNote<'static>>,
+        &'static str,
+    );
     let cases: Vec<Case> = vec![
         (0, 1, own, vec![too_long], "a frame of 70000 bytes"),
         (0, 1, own, vec![batch(&[])], "0 bytes of frames"),
