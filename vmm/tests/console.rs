@@ -9,13 +9,14 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::pty::openpty;
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{SigHandler, Signal, kill};
 use nix::sys::termios::{LocalFlags, tcgetattr};
 use nix::unistd::Pid;
 use weft_vmm::console::attach::attach;
@@ -26,6 +27,14 @@ use weft_vmm::console::{Carrier, Keys, Notice, Output, Place};
 const PATIENCE: Duration = Duration::from_secs(20);
 /// More than pipes and terminals hold.
 const MUCH: usize = 200 << 10;
+
+/// What ends a console.
+const SIGNALS: [Signal; 4] = [
+    Signal::SIGTERM,
+    Signal::SIGINT,
+    Signal::SIGHUP,
+    Signal::SIGQUIT,
+];
 
 /// A guest that nobody types at.
 struct Mute;
@@ -74,12 +83,20 @@ fn carry() {
 }
 
 fn start(case: &str, stdin: impl Into<Stdio>, stdout: impl Into<Stdio>) -> Child {
-    Command::new(std::env::current_exe().unwrap())
-        .arg(case)
-        .stdin(stdin)
-        .stdout(stdout)
-        .spawn()
-        .unwrap()
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.arg(case).stdin(stdin).stdout(stdout);
+    // Whoever runs this in the background may have it ignore some of them, and what is
+    // ignored stays so in the child.
+    let hear = || {
+        for signal in SIGNALS {
+            // SAFETY: the default action is no handler.
+            unsafe { nix::sys::signal::signal(signal, SigHandler::SigDfl)? };
+        }
+        Ok(())
+    };
+    // SAFETY: only calls that are allowed between fork and exec.
+    unsafe { command.pre_exec(hear) };
+    command.spawn().unwrap()
 }
 
 fn until(what: &str, mut met: impl FnMut() -> bool) {
@@ -140,12 +157,7 @@ fn signals_are_heard_while_nobody_reads(terminal: bool) {
 }
 
 fn a_killed_console_restores_its_terminal() {
-    for signal in [
-        Signal::SIGTERM,
-        Signal::SIGINT,
-        Signal::SIGHUP,
-        Signal::SIGQUIT,
-    ] {
+    for signal in SIGNALS {
         let pair = openpty(None, None).unwrap();
         assert!(!is_raw(&pair.slave));
         let child = start("attach", pair.slave.try_clone().unwrap(), Stdio::null());
