@@ -420,14 +420,14 @@ fn refusals(site: &Site<'_>) -> Result<String> {
         (&many, &[], &["makes 17", "2 to 16"]),
         (
             "h1",
-            &["--memory", "400M"],
-            &["no room on node h1", "400.0 MiB asked for"],
+            &["--memory", "600M"],
+            &["no room on node h1", "375.0 MiB asked for"],
         ),
         ("h1,gone", &[], &["node gone cannot be reached"]),
         (
             "h1,h1",
-            &["--memory", "200M"],
-            &["no room on node h1", "100.0 MiB free"],
+            &["--memory", "360M"],
+            &["no room on node h1", "184.0 MiB asked for", "116.0 MiB free"],
         ),
     ];
     for (hosts, options, says) in cases {
