@@ -427,7 +427,11 @@ fn refusals(site: &Site<'_>) -> Result<String> {
         (
             "h1,h1",
             &["--memory", "360M"],
-            &["no room on node h1", "184.0 MiB asked for", "116.0 MiB free"],
+            &[
+                "no room on node h1",
+                "184.0 MiB asked for",
+                "116.0 MiB free",
+            ],
         ),
     ];
     for (hosts, options, says) in cases {
