@@ -11,11 +11,11 @@
 
 use std::ffi::{CString, OsString, c_char};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use nix::fcntl::{OFlag, open};
+use nix::fcntl::{FcntlArg, OFlag, fcntl, open};
 use nix::sys::stat::Mode;
 use nix::unistd::{ForkResult, fork, pipe2};
 use weft_proc::boot::CONTROL_VARIABLE;
@@ -187,6 +187,7 @@ pub fn start(runtime: &Path, role: &Role<'_>) -> io::Result<Runtime> {
     let (control, theirs) = sys::packet_pair()?;
     let image = prepare(runtime, role, theirs.as_fd())?;
     let (report, report_child) = pipe2(OFlag::O_CLOEXEC)?;
+    let report_child = clear_of_control(report_child)?;
     // SAFETY: the child only makes calls that are safe in a signal handler, on
     // memory prepared above, and ends in `execve` or `_exit`.
     match unsafe { fork() }? {
@@ -208,6 +209,17 @@ pub fn start(runtime: &Path, role: &Role<'_>) -> io::Result<Runtime> {
             }
         }
     }
+}
+
+/// The same file at a number that the child's control socket will not take: a process
+/// with few open files gives low ones away.
+fn clear_of_control(file: OwnedFd) -> io::Result<OwnedFd> {
+    if file.as_raw_fd() > SLICE_CONTROL {
+        return Ok(file);
+    }
+    let number = fcntl(&file, FcntlArg::F_DUPFD_CLOEXEC(SLICE_CONTROL + 1))?;
+    // SAFETY: the kernel has just made it, and nobody else knows of it.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
 fn c_string(text: OsString) -> io::Result<CString> {
@@ -268,7 +280,11 @@ fn prepare(runtime: &Path, role: &Role<'_>, control: BorrowedFd<'_>) -> io::Resu
     let environment = pointers(&environment_strings);
     strings.append(&mut environment_strings);
     Ok(Image {
-        executable: open(runtime, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?,
+        executable: clear_of_control(open(
+            runtime,
+            OFlag::O_PATH | OFlag::O_CLOEXEC,
+            Mode::empty(),
+        )?)?,
         arguments,
         environment,
         null: open("/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty())?,
@@ -508,6 +524,15 @@ mod tests {
             runtime.end_within(Duration::from_secs(5)).unwrap(),
             Ended::Exited(0)
         );
+    }
+
+    #[test]
+    fn descriptors_are_moved_out_of_the_way() {
+        let low = open("/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()).unwrap();
+        let number = low.as_raw_fd();
+        let moved = clear_of_control(low).unwrap();
+        assert!(moved.as_raw_fd() > SLICE_CONTROL);
+        assert!(number <= SLICE_CONTROL || moved.as_raw_fd() == number);
     }
 
     #[test]
