@@ -140,7 +140,7 @@ impl BlockHandler {
             let (written, read) = self.ring.pages_of_answer(&ended.request.chain);
             let held = memory
                 .hold(written, Access::Write)
-                .zip(memory.hold(vec![read], Access::Read));
+                .zip(memory.hold([read], Access::Read));
             if held.is_none() {
                 self.unanswered = Some(ended);
                 return Ok(Progress::More);
