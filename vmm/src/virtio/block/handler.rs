@@ -247,7 +247,12 @@ impl Handler for BlockHandler {
         };
         match (&mut *engine, cause) {
             (Engine::Carried(carrier), Cause::Ready(_)) => self.answer_at_hand(carrier),
-            (Engine::Carried(carrier), Cause::Kick(_)) => self.take_at_hand(carrier),
+            (Engine::Carried(carrier), Cause::Kick(_)) => {
+                match carrier.attended(|carrier| self.take_at_hand(carrier))? {
+                    Progress::Idle if !carrier.is_idle() => self.answer_at_hand(carrier),
+                    taken => Ok(taken),
+                }
+            }
             _ => Ok(Progress::More),
         }
     }
