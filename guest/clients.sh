@@ -1,6 +1,6 @@
 # The step `clients`: programs that ask a guest's servers from the host, with all
 # that they load and a loader of their own. So they run whatever the host has, and
-# nothing is installed for them. Read by guest/build.
+# nothing is installed for them. Read by guest/build, after tools.sh.
 # shellcheck shell=bash
 
 # Each package, and what is wanted of it. apache2-utils has ApacheBench.

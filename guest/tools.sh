@@ -32,3 +32,25 @@ build_tools() {
 	made tools "$made_from"
 	say "made tools.cpio"
 }
+
+# versions PACKAGE:FILE...: the packages with their versions, for a key.
+versions() {
+	local entry version
+	for entry in "$@"; do
+		version=$(version_of "${entry%%:*}") || return
+		echo "${entry%%:*}=$version"
+	done
+}
+
+# unpacked FOLDER PACKAGE:FILE: unpacks the package below the folder, once, and
+# prints the path of its program or library of that name.
+unpacked() {
+	local folder=$1/${2%%:*} file
+	if [ ! -d "$folder" ]; then
+		file=$(fetch "${2%%:*}") || return
+		dpkg-deb -x "$file" "$folder" || return
+	fi
+	file=$(find "$folder" \( -type f -o -type l \) -name "${2#*:}" \( -path "*/bin/*" -o -path "*/lib*/*" \) | head -n 1)
+	[ -n "$file" ] || fail "the package ${2%%:*} holds no ${2#*:}"
+	echo "$file"
+}
