@@ -42,7 +42,7 @@ pub(crate) fn open_for(
         .iter()
         .map(|disk| {
             let (owner, path) = (disk.slice as usize, disk.data_path);
-            Scheme::new(slice.placement(), owner, path, queues(configuration), 1)
+            Scheme::new(slice.locations(), owner, path, queues(configuration), 1)
         })
         .collect();
     let mut here = Vec::new();
