@@ -307,6 +307,13 @@ pub enum Action {
         /// The page.
         page: Page,
     },
+    /// Another node's write took the page from here, and its policy is `Update`:
+    /// the engine may ask for it again, now or later, with a fault that is
+    /// `ahead`. Comes after the action that takes it.
+    Outdated {
+        /// The page.
+        page: Page,
+    },
     /// Whoever waits for the page should try the access again.
     Resolved {
         /// The page.

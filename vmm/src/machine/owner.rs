@@ -5,6 +5,7 @@
 //! refused the stage is as before, or Ended when that was not possible.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
@@ -49,6 +50,8 @@ pub(super) struct Owner {
     pub seen: Seen,
     /// None on a companion slice.
     pub power: Option<Arc<PowerDevice>>,
+    /// Guest-physical addresses that are kept up to date on all slices.
+    pub updated: Vec<Range<u64>>,
     /// Of several.
     pub slice: Option<Arc<Slice>>,
     /// What remains to be done at the end: devices are taken off their buses.
@@ -136,6 +139,7 @@ impl Owner {
         let run = orders::Order::Run {
             tsc_offset,
             tsc_zero,
+            updated: self.updated.clone(),
         };
         self.order_companions(request, &run)?;
         self.order_all(request, |_| Order::Run).map(drop)

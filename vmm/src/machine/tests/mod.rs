@@ -66,6 +66,7 @@ impl Rig {
             chosen,
             bootstrap: Some(bootstrap),
             notes: Vec::new(),
+            updated: Vec::new(),
             ends: Ends::new(),
             slice: None,
         })
