@@ -319,6 +319,10 @@ impl Simulation {
         let (node, slot) = (self.any_live(), self.any_slot());
         let write = self.random.per_mille(self.scenario.writes);
         let access = if write { Access::Write } else { Access::Read };
+        if self.random.per_mille(50) {
+            let page = self.page(slot);
+            self.nodes[node.index()].settle(page);
+        }
         if self.random.per_mille(100) {
             let page = self.page(slot);
             let access = Access::Read;

@@ -46,6 +46,7 @@ const ZERO: u8 = 1 << 3;
 const WRITTEN: u8 = 1 << 4;
 const MIGRATORY: u8 = 1 << 5;
 const OFFERED: u8 = 1 << 6;
+const SETTLED: u8 = 1 << 7;
 
 const PENDING_READ: u8 = 1;
 const PENDING_WRITE: u8 = 2;
@@ -92,6 +93,11 @@ impl Local {
     /// Whether the page moves from reader to reader.
     pub const fn migratory(self) -> bool {
         self.flags & MIGRATORY != 0
+    }
+    /// Whether the page does not become one that moves from reader to reader, as
+    /// long as it stays here: see [`crate::Node::settle`].
+    pub const fn settled(self) -> bool {
+        self.flags & SETTLED != 0
     }
     /// Whether an offer to push the page away is under way.
     pub const fn offered(self) -> bool {
@@ -142,7 +148,11 @@ impl Local {
         self.flag(WRITTEN, on);
     }
     pub(crate) fn set_migratory(&mut self, on: bool) {
-        self.flag(MIGRATORY, on);
+        self.flag(MIGRATORY, on && !self.settled());
+    }
+    pub(crate) fn settle(&mut self) {
+        self.flag(SETTLED, true);
+        self.flag(MIGRATORY, false);
     }
     pub(crate) fn set_offered(&mut self, on: bool) {
         self.flag(OFFERED, on);
@@ -166,7 +176,7 @@ impl Local {
     }
     /// The page becomes the only copy, writable and written.
     pub(crate) fn make_writer(&mut self, migratory: bool) {
-        self.flags = self.flags & OFFERED | State::Exclusive as u8 | OWNER | WRITTEN;
+        self.flags = self.flags & (OFFERED | SETTLED) | State::Exclusive as u8 | OWNER | WRITTEN;
         self.set_migratory(migratory);
     }
     /// The page moves to another address. What stays here is a record of an
@@ -200,6 +210,7 @@ impl core::fmt::Debug for Local {
             (self.written(), " written"),
             (self.migratory(), " migratory"),
             (self.offered(), " offered"),
+            (self.settled(), " settled"),
             (self.ahead(), " ahead"),
         ] {
             if on {

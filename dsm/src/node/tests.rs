@@ -115,6 +115,38 @@ fn a_page_that_was_written_and_shared_is_not_writable() {
     assert!(local.written() && local.present() && !local.writable());
 }
 
+/// A reader gets a page that moves from reader to reader, and a copy of one that is
+/// settled.
+#[test]
+fn a_settled_page_stays() {
+    for settled in [false, true] {
+        let mut node = home();
+        let page = Page(3);
+        node.settle(page);
+        assert!(!node.tables.local(page).settled(), "it is not here yet");
+        step(&mut node, fault(page, Access::Write));
+        if settled {
+            node.settle(page);
+        }
+        node.tables.local(page).make_writer(true);
+        assert_eq!(node.tables.local(page).migratory(), !settled);
+        let body = Body::Get {
+            access: Access::Read,
+            ahead: false,
+        };
+        let message = Message {
+            page,
+            generation: 0,
+            body,
+        };
+        let from = NodeId(1);
+        step(&mut node, Event::Message { from, message });
+        assert_eq!(node.tables.local(page).present(), settled);
+        // Until it leaves.
+        assert_eq!(node.tables.local(page).settled(), settled);
+    }
+}
+
 /// A manager that has a page sent to its owner would have it send to itself.
 #[test]
 fn no_page_is_sent_to_the_node_that_has_it() {

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use weft_soft::{Access, Asker, Memory, Unbacked};
+use weft_dsm::Page;
+use weft_soft::{Access, Asker, Memory, Purpose, Unbacked};
 
 use super::counters::MemoryCounters;
 use super::shell::{PAGE_SHIFT, SharedMemory};
@@ -62,6 +63,12 @@ impl SharedMemory {
             state = self.ask_ahead(state, page);
         }
         self.tell_of_writing(page, access);
+        // Other walkers only read it, too, though the kernel here is about to write
+        // an entry that was missing: a page that is read, then written, looks like
+        // one to hand over.
+        if counted.is_some() && asker.is_some_and(|asker| asker.purpose == Purpose::Table) {
+            state.node.settle(Page(page));
+        }
         drop(state);
         let Some(kind) = counted else {
             MemoryCounters::add(&self.counters.local, 1);
