@@ -9,7 +9,8 @@
 //!
 //! - An [`Interrupt`] names its targets as the guest does; [`Hub::send`] finds
 //!   which vCPUs those are and gives each a [`Message`] by [`Hub::deliver`], the
-//!   one place that knows on which slice a vCPU is.
+//!   one place that sends; on which slice a vCPU is, [`Locations`] says. Those that
+//!   come from other slices go through [`Hub::receive`], and after a vCPU that left.
 //! - A [`LocalApic`] belongs to its vCPU's thread: its registers are under no
 //!   lock. Others reach it through the [`Seat`], whose mailbox is a few atomics;
 //!   what must be known of it from outside (logical identity, priority) it
