@@ -69,11 +69,11 @@ static uint64_t choose_pace(const struct pattern *pattern, int size, uint32_t ra
 	       (size > MIX[1].size ? EIGHTHS_OF_BIG : EIGHTHS)[random % 8] / 8;
 }
 
-struct batch next_batch(const struct pattern *pattern, const struct test *test, long done,
-			long rounds, uint32_t *random)
+struct batch next_batch(const struct pattern *pattern, long done, long rounds,
+			uint32_t *random)
 {
 	struct batch batch = {.first = done + 1};
-	long size, most = test->batch_max ? test->batch_max : BATCH_MAX;
+	long size;
 
 	*random = next_random(*random);
 	size = pattern->size;
@@ -82,7 +82,7 @@ struct batch next_batch(const struct pattern *pattern, const struct test *test, 
 
 		size = least(mixed_size(*random >> 4), share ? share : 1);
 	}
-	batch.size = (int)least(size, least(most, rounds - done));
+	batch.size = (int)least(size, rounds - done);
 	batch.layout = (enum layout)(*random >> 12) % LAYOUTS;
 	batch.pace = choose_pace(pattern, batch.size, *random >> 20);
 	/* Mostly so that the others have come before the one who opened the gate begins. */

@@ -32,8 +32,8 @@ enum {
  */
 struct round {
 	volatile uint32_t *x, *y;
-	/* From 0 in its batch, and from 1 among all rounds of the test. */
-	int index;
+	/* From 0 in its batch of so many, and from 1 among all rounds of the test. */
+	int index, batch_size;
 	long number;
 };
 
@@ -62,8 +62,6 @@ struct test {
 	enum part parts[PARTS_MAX];
 	/* Puts what belongs to a round, apart from x and y, back to the start. */
 	void (*reset)(const struct round *round);
-	/* Rounds of a batch at most, where that is fewer than BATCH_MAX. */
-	int batch_max;
 	/* Whether the processor has what it takes; none: it does. */
 	int (*possible)(void);
 	/* Wrong by intent, to see that wrong is found: runs only where it is named. */
@@ -125,8 +123,8 @@ enum { SIZES = 3 };
 int size_class(int size);
 
 /* The batch that begins after `done` of `rounds` rounds. */
-struct batch next_batch(const struct pattern *pattern, const struct test *test, long done,
-			long rounds, uint32_t *random);
+struct batch next_batch(const struct pattern *pattern, long done, long rounds,
+			uint32_t *random);
 /* The next of a row of random numbers; none of them is 0. */
 uint32_t next_random(uint32_t random);
 

@@ -64,6 +64,7 @@ struct round round_at(const struct batch *batch, int index)
 		.x = (volatile uint32_t *)x,
 		.y = (volatile uint32_t *)(y + HALF_LINE),
 		.index = index,
+		.batch_size = batch->size,
 		.number = batch->first + index,
 	};
 }

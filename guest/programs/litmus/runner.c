@@ -107,7 +107,7 @@ static void prepare(long *done, uint32_t *random)
 	struct batch batch = {0};
 
 	if (!__atomic_load_n(&watched.stop, __ATOMIC_RELAXED) && *done < run.rounds) {
-		batch = next_batch(&run.pattern, run.test, *done, run.rounds, random);
+		batch = next_batch(&run.pattern, *done, run.rounds, random);
 		clear_variables(&batch);
 		for (int i = 0; run.test->reset && i < batch.size; i++) {
 			struct round round = round_at(&batch, i);
