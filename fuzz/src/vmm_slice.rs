@@ -107,6 +107,7 @@ pub fn valid_texts(random: &mut Random) -> Vec<u8> {
         0 => serde_json::to_vec(&Order::Run {
             tsc_offset: random.next(),
             tsc_zero: random.next(),
+            updated: std::iter::once(random.next()..random.next()).collect(),
         }),
         1 => serde_json::to_vec(&Order::Pause),
         2 => serde_json::to_vec(&Answer::Refused("no".into())),
