@@ -38,6 +38,9 @@ pub struct Bounds {
     pub faults: u8,
     /// Whether some of the faults may be read-ahead.
     pub ahead: bool,
+    /// Whether pages are of policy `Update`: a node that had one taken by a write may
+    /// ask for it again, at any time or never.
+    pub update: bool,
     /// Evictions per node, over all pages.
     pub evictions: u8,
     /// Whether pages that are owned leave for their managers only, as the memory of an
@@ -59,7 +62,7 @@ impl Bounds {
     /// faults per node; the same with evictions, to whom has room and to the manager,
     /// and with a discard; 2 nodes and
     /// 2 pages with a death; 3 nodes and 1 page with a death.
-    pub fn large(manager: ManagerOf) -> [Bounds; 6] {
+    pub fn large(manager: ManagerOf) -> [Bounds; 8] {
         let base = Bounds {
             nodes: 3,
             pages: 2,
@@ -67,6 +70,7 @@ impl Bounds {
             migratory: true,
             faults: 2,
             ahead: false,
+            update: false,
             evictions: 1,
             home: false,
             discards: 0,
@@ -80,6 +84,17 @@ impl Bounds {
             Bounds {
                 evictions: 0,
                 ahead: true,
+                ..base
+            },
+            Bounds {
+                evictions: 0,
+                update: true,
+                ..base
+            },
+            Bounds {
+                pages: 1,
+                faults: 3,
+                update: true,
                 ..base
             },
             Bounds {

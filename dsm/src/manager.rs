@@ -137,6 +137,7 @@ impl<T: Tables> Node<T> {
             entry.copyset &= !me.bit();
             self.tables.local(page).forget();
             sink.act(Action::Drop { page });
+            self.outdated(page, sink);
         }
         if others == 0 {
             return self.grant_write(page, requester, sink);

@@ -143,7 +143,7 @@ impl<T: Tables> Node<T> {
 
     fn fault<S: Sink>(&mut self, page: Page, access: Access, ahead: bool, sink: &mut S) {
         match self.tables.policy(page) {
-            Policy::Invalidate => {}
+            Policy::Invalidate | Policy::Update => {}
             Policy::ReadOnly if access == Access::Read => {}
             Policy::ReadOnly => {
                 return sink.act(Action::Refused {
@@ -217,6 +217,9 @@ impl<T: Tables> Node<T> {
         }
         if body.names().is_some_and(|node| node.0 >= self.nodes) {
             return self.violation(page, from, "a message about a node that there is not", sink);
+        }
+        if body.sends_to() == Some(self.me) {
+            return self.violation(page, from, "a page for the node that has it", sink);
         }
         let manager = self.manager_of(page);
         let manages = manager == self.me;
@@ -309,7 +312,7 @@ impl<T: Tables> Node<T> {
         held: bool,
         sink: &mut S,
     ) -> bool {
-        let migratory = self.migratory;
+        let migratory = self.migrates(page);
         let local = self.tables.local(page);
         let content = content_of(*local, held);
         let moves = migratory && sole && local.migratory();
@@ -362,7 +365,22 @@ impl<T: Tables> Node<T> {
             },
             keep,
         });
+        if exclusive {
+            self.outdated(page, sink);
+        }
         exclusive
+    }
+
+    /// Whether a reader may be given the page as its next writer.
+    fn migrates(&self, page: Page) -> bool {
+        self.migratory && self.tables.policy(page) != Policy::Update
+    }
+
+    /// What was here of a page went to a writer.
+    pub(crate) fn outdated<S: Sink>(&mut self, page: Page, sink: &mut S) {
+        if self.tables.policy(page) == Policy::Update {
+            sink.act(Action::Outdated { page });
+        }
     }
 
     fn forward<S: Sink>(
@@ -396,7 +414,7 @@ impl<T: Tables> Node<T> {
         sink: &mut S,
     ) {
         let manager = self.manager_of(page);
-        let remembers = self.migratory;
+        let remembers = self.migrates(page);
         let local = self.tables.local(page);
         let Some(pending) = local.pending() else {
             // Answered with `Lost` before, because the manager died.
@@ -499,11 +517,15 @@ impl<T: Tables> Node<T> {
         if local.owner() {
             return self.violation(page, from, "an invalidation of the owner's copy", sink);
         }
-        if local.present() {
+        let held = local.present();
+        if held {
             local.forget();
             sink.act(Action::Drop { page });
         }
         self.send(from, page, Body::InvalidateAck, sink);
+        if held {
+            self.outdated(page, sink);
+        }
     }
 
     /// The request under way is over.

@@ -149,6 +149,15 @@ impl Body {
             _ => None,
         }
     }
+
+    /// The node that the receiver shall send the page to.
+    pub const fn sends_to(&self) -> Option<NodeId> {
+        match *self {
+            Body::Forward { requester, .. } => Some(requester),
+            Body::Place { to, .. } => Some(to),
+            _ => None,
+        }
+    }
 }
 
 /// Why the manager or the node itself does not move a page now.
@@ -295,6 +304,13 @@ pub enum Action {
     },
     /// Remove the page from memory.
     Drop {
+        /// The page.
+        page: Page,
+    },
+    /// Another node's write took the page from here, and its policy is `Update`:
+    /// the engine may ask for it again, now or later, with a fault that is
+    /// `ahead`. Comes after the action that takes it.
+    Outdated {
         /// The page.
         page: Page,
     },

@@ -40,6 +40,8 @@ pub struct Outcome {
     pub losses: u64,
     /// Repeated messages that were thrown away.
     pub duplicates: u64,
+    /// Pages that were asked for again because a write elsewhere took them.
+    pub standing: u64,
 }
 
 /// A run that went wrong.
@@ -112,6 +114,8 @@ struct Simulation {
     wants: Vec<Want>,
     /// Nodes that still have to discard the page.
     discarding: Vec<u32>,
+    /// Pages of policy `Update` that their nodes are about to ask for again.
+    standing: Vec<(NodeId, usize)>,
     killed: u32,
     /// Per node, the dead nodes it has not heard of.
     unaware: Vec<u32>,
@@ -137,6 +141,8 @@ impl Simulation {
                 tables.set_policy(page, Policy::ReadOnly);
             } else if random.per_mille(40) {
                 tables.set_policy(page, Policy::Private);
+            } else if scenario.updated & 1 << slot != 0 {
+                tables.set_policy(page, Policy::Update);
             }
         }
         let node = |index: usize| {
@@ -156,6 +162,7 @@ impl Simulation {
             channels: (0..count * count).map(|_| Channel::default()).collect(),
             wants: Vec::new(),
             discarding: vec![0; scenario.pages],
+            standing: Vec::new(),
             killed: 0,
             unaware: vec![0; count],
             resolved: Vec::new(),
@@ -237,7 +244,7 @@ impl Simulation {
         for slot in 0..self.scenario.pages {
             let adopted = match self.policy(slot) {
                 Policy::ReadOnly => true,
-                Policy::Invalidate => self.random.per_mille(200),
+                Policy::Invalidate | Policy::Update => self.random.per_mille(200),
                 Policy::Private => false,
             };
             if !adopted {
@@ -263,6 +270,9 @@ impl Simulation {
             let page = self.page(slot);
             return self.step(node, slot, Event::Evict { page, to }, None);
         }
+        if !self.standing.is_empty() && self.random.per_mille(300) {
+            return self.ask_again();
+        }
         if self.random.per_mille(self.scenario.discards) {
             self.begin_discard();
         }
@@ -282,10 +292,27 @@ impl Simulation {
 
     /// One step without new work of the program; `false` when all is done.
     fn drain_step(&mut self) -> Result<bool, Flaw> {
+        if !self.standing.is_empty() && self.random.per_mille(300) {
+            self.ask_again()?;
+            return Ok(true);
+        }
         if self.random.per_mille(500) && self.progress()? {
             return Ok(true);
         }
         Ok(self.deliver_some()? || self.progress()?)
+    }
+
+    /// A node asks again for a page that a write took from it.
+    fn ask_again(&mut self) -> Result<(), Flaw> {
+        let which = self.random.below(self.standing.len() as u64) as usize;
+        let (node, slot) = self.standing.swap_remove(which);
+        self.outcome.standing += 1;
+        let event = Event::Fault {
+            page: self.page(slot),
+            access: Access::Read,
+            ahead: true,
+        };
+        self.step(node, slot, event, None)
     }
 
     fn access(&mut self) -> Result<(), Flaw> {
@@ -426,7 +453,7 @@ impl Simulation {
 
     fn begin_discard(&mut self) {
         let slot = self.any_slot();
-        let movable = self.policy(slot) == Policy::Invalidate;
+        let movable = matches!(self.policy(slot), Policy::Invalidate | Policy::Update);
         if movable && self.discarding[slot] == 0 && self.alive(self.manager(slot)) {
             self.discarding[slot] = self.live_mask();
         }
@@ -453,6 +480,7 @@ impl Simulation {
         }
         self.frames[node.index()].fill(Frame::default());
         self.wants.retain(|want| want.node != node);
+        self.standing.retain(|(asker, _)| *asker != node);
         for slot in 0..self.scenario.pages {
             self.discarding[slot] &= !node.bit();
             if self.manager(slot) == node {
@@ -489,6 +517,21 @@ impl Simulation {
         self.shown.push_back((node, event));
         self.act(node, slot, event, incoming)?;
         self.judge(slot)?;
+        // Some ask as soon as they may, before anything else happens.
+        if self.standing.contains(&(node, slot)) && self.random.per_mille(300) {
+            self.standing.retain(|asker| *asker != (node, slot));
+            self.outcome.standing += 1;
+            let page = self.page(slot);
+            let access = Access::Read;
+            let ahead = true;
+            let event = Event::Fault {
+                page,
+                access,
+                ahead,
+            };
+            self.act(node, slot, event, None)?;
+            self.judge(slot)?;
+        }
         while let Some((node, slot)) = self.resolved.pop() {
             let (again, rest) = std::mem::take(&mut self.wants)
                 .into_iter()
@@ -514,6 +557,7 @@ impl Simulation {
         let frame = &mut self.frames[node.index()][slot];
         let (channels, resolved) = (&mut self.channels, &mut self.resolved);
         let (wants, losses) = (&mut self.wants, &mut self.outcome.losses);
+        let standing = &mut self.standing;
         let mut outcome = Ok(());
         let mut sink = |action: Action| {
             if outcome.is_err() {
@@ -545,6 +589,9 @@ impl Simulation {
                     }
                 }
                 Action::Resolved { .. } => resolved.push((node, slot)),
+                Action::Outdated { .. } if !standing.contains(&(node, slot)) => {
+                    standing.push((node, slot));
+                }
                 Action::Lost { .. } => {
                     let before = wants.len();
                     wants.retain(|want| want.node != node || want.slot != slot);

@@ -76,6 +76,11 @@ pub enum Policy {
     /// Replicated and never written. The owner (the node that loaded it) keeps
     /// it whatever happens; everybody else may drop a copy at will.
     ReadOnly,
+    /// As [`Policy::Invalidate`], for what one node writes again and again and
+    /// others read: whoever had a copy taken by a write is told so
+    /// ([`crate::Action::Outdated`]) and may ask for the new content before
+    /// anybody faults on it. A reader never takes such a page for itself.
+    Update,
     /// Every node has its own; never leaves it, no message is sent.
     Private,
 }

@@ -193,6 +193,16 @@ pub struct VmRunArgs {
     /// `auto`: if the initrd says that its init can
     #[arg(long, value_enum, default_value_t = LateArg::Auto)]
     pub late_cpus: LateArg,
+    /// What one vCPU of the guest writes again and again and others read: names of the
+    /// kernel's variables, or guest-physical addresses (0xSTART-0xEND). Nodes that read
+    /// these pages keep copies of them up to date. Beside what the kernel's own notes
+    /// name
+    #[arg(long, value_name = "SYMBOL|0xSTART-0xEND[,...]", value_delimiter = ',')]
+    pub update: Vec<String>,
+    /// The kernel's names for --update: System.map, or a vmlinux that has them
+    /// [default: the System.map beside the kernel, else the kernel]
+    #[arg(long, value_name = "FILE", requires = "update")]
+    pub system_map: Option<PathBuf>,
     /// Give the guest a port (0xf4) that ends the machine with an exit code
     #[arg(long)]
     pub debug_exit: bool,

@@ -36,6 +36,7 @@ mod suboptions;
 mod symbols;
 mod top;
 mod trace;
+mod updated;
 
 use std::process::ExitCode;
 use std::time::Instant;

@@ -12,6 +12,7 @@ use super::args::{LateArg, VmRunArgs};
 use super::error::VmError;
 use super::nodes::Nodes;
 use super::suboptions::{ConsoleArg, NetArg};
+use super::updated;
 
 /// Longest name of a machine: it becomes a part of a socket's path.
 const NAME_MAX: usize = 40;
@@ -102,6 +103,7 @@ fn configuration(args: &VmRunArgs, nodes: &Nodes) -> Result<Configuration, VmErr
                 .into(),
         ));
     }
+    configuration.updated = updated::ranges(args, nodes.count)?;
     configuration.late_cpus = match args.late_cpus {
         LateArg::Auto => None,
         LateArg::Yes => Some(true),
@@ -219,6 +221,7 @@ fn explain(invalid: &Invalid) -> VmError {
             "--spare {bytes}: too little for the vCPUs of a node, which need {least} bytes of the \
              other nodes' memory at once"
         ),
+        Invalid::Updated { .. } | Invalid::UpdatedRange(_) => format!("--update: {invalid}"),
         // Said before, in the options' words.
         Invalid::Placement(_) | Invalid::Shares { .. } => invalid.to_string(),
     })

@@ -1,6 +1,7 @@
 //! The kernel's names for addresses: from its System.map, or its ELF symbol table.
 
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -17,6 +18,8 @@ const FILE_BYTES_MAX: u64 = 2 << 30;
 pub struct Symbols {
     /// In order of addresses; one name for each.
     names: Vec<(u64, String)>,
+    /// Further names of the same addresses, likewise.
+    aliases: Vec<(u64, String)>,
     /// Of the image in memory.
     image: (u64, u64),
     /// Of what each CPU has of its own: relative to the base of its GS. From 0 on, or
@@ -66,9 +69,17 @@ impl Symbols {
         // Of several names for one address the shortest says most, and one of a
         // section's limits least.
         all.sort_by_key(|(address, name)| (*address, name.starts_with("__"), name.len()));
-        all.dedup_by_key(|(address, _)| *address);
+        let mut aliases = Vec::new();
+        all.dedup_by(|further, first| {
+            let same = further.0 == first.0;
+            if same {
+                aliases.push((further.0, std::mem::take(&mut further.1)));
+            }
+            same
+        });
         Symbols {
             names: all,
+            aliases,
             image,
             per_cpu,
         }
@@ -95,6 +106,29 @@ impl Symbols {
     pub fn of_cpu(&self, offset: u64) -> Option<&str> {
         let own = (self.per_cpu.0..self.per_cpu.1).contains(&offset);
         self.at(offset).filter(|_| own).map(|(name, _)| name)
+    }
+
+    /// Guest-physical addresses of what has this name in the kernel's image, up to the
+    /// next name; more than one where several files of the kernel have such a thing.
+    pub fn named(&self, name: &str) -> Vec<Range<u64>> {
+        let ours = |(address, known): &&(u64, String)| {
+            known == name && (self.image.0..self.image.1).contains(address)
+        };
+        let found = self.names.iter().chain(&self.aliases).filter(ours);
+        let range = |(start, _): &(u64, String)| {
+            let behind = self.names.partition_point(|(other, _)| other <= start);
+            let end = self.names.get(behind).map_or(self.image.1, |next| next.0);
+            start - IMAGE_BASE..end.min(self.image.1).max(start + 1) - IMAGE_BASE
+        };
+        found.map(range).collect()
+    }
+
+    /// Whether each CPU has something of this name of its own.
+    pub fn is_of_cpus(&self, name: &str) -> bool {
+        let mut all = self.names.iter().chain(&self.aliases);
+        all.any(|(address, known)| {
+            known == name && (self.per_cpu.0..self.per_cpu.1).contains(address)
+        })
     }
 
     /// Names that begin within these addresses, and the one that reaches into them.
@@ -148,6 +182,10 @@ ffffffff81001980 D jiffies
 ffffffff81001a00 D jiffies_lock
 ffffffff81003000 B _end
 ";
+
+    pub fn map() -> Symbols {
+        from_map(MAP)
+    }
 
     #[test]
     fn names_are_found_by_address() {

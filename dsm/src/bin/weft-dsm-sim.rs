@@ -49,6 +49,7 @@ fn simulate(seeds: Range<u64>) -> ExitCode {
                 total.events += outcome.events;
                 total.messages += outcome.messages;
                 total.losses += outcome.losses;
+                total.standing += outcome.standing;
             }
             Err(failure) => {
                 eprintln!("{failure}");
@@ -58,11 +59,13 @@ fn simulate(seeds: Range<u64>) -> ExitCode {
     }
     let seconds = start.elapsed().as_secs_f64();
     println!(
-        "{count} seeds in {seconds:.1} s: {:.0} seeds/s, {} events, {} messages, {} named losses",
+        "{count} seeds in {seconds:.1} s: {:.0} seeds/s, {} events, {} messages, {} named losses, \
+         {} standing requests",
         count as f64 / seconds,
         total.events,
         total.messages,
-        total.losses
+        total.losses,
+        total.standing
     );
     ExitCode::SUCCESS
 }

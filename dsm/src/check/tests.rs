@@ -15,6 +15,7 @@ fn bounds(nodes: usize, pages: usize, faults: u8, evictions: u8) -> Bounds {
         migratory: true,
         faults,
         ahead: false,
+        update: false,
         evictions,
         home: false,
         discards: 0,
@@ -128,6 +129,45 @@ fn evictions_go_home() {
     holds("3x1, loss, home", home(loss));
 }
 
+/// Pages that are asked for again by whoever a write took them from.
+#[test]
+fn pages_are_kept_up_to_date() {
+    let update = |bounds: Bounds| Bounds {
+        update: true,
+        ..bounds
+    };
+    let ahead = Bounds {
+        ahead: true,
+        ..bounds(2, 1, 3, 2)
+    };
+    holds("2x1, update, ahead", update(ahead));
+    let discard = Bounds {
+        discards: 1,
+        ..bounds(2, 1, 3, 1)
+    };
+    holds("2x1, update, discard", update(discard));
+    let each = Bounds {
+        manager: ranges(&[1, 2]),
+        ..bounds(2, 2, 2, 1)
+    };
+    holds("2x2, update, ranges", update(each));
+    holds("3x1, update", update(bounds(3, 1, 2, 0)));
+    let elsewhere = Bounds {
+        manager: ManagerOf::Fixed(NodeId(2)),
+        home: true,
+        ..bounds(3, 1, 1, 1)
+    };
+    holds(
+        "3x1, update, evictions, managed by the last",
+        update(elsewhere),
+    );
+    let loss = Bounds {
+        losses: 1,
+        ..bounds(3, 1, 1, 0)
+    };
+    holds("3x1, update, loss", update(loss));
+}
+
 #[test]
 fn three_nodes_one_page() {
     holds("3x1", bounds(3, 1, 2, 1));
@@ -199,6 +239,10 @@ fn every_broken_core_is_found() {
         ..plain
     };
     let loss = Bounds { losses: 1, ..plain };
+    let update = Bounds {
+        update: true,
+        ..bounds(3, 1, 2, 0)
+    };
     for (broken, bounds) in [
         (Broken::SkipAcks, plain),
         (Broken::EarlyDone, plain),
@@ -209,6 +253,9 @@ fn every_broken_core_is_found() {
         (Broken::SkipProbe, loss),
         (Broken::NoLostAnswer, loss),
         (Broken::ZeroInsteadOfLost, loss),
+        (Broken::SkipAcks, update),
+        (Broken::EarlyDone, update),
+        (Broken::ForgetWaiting, update),
     ] {
         let mut world = World::new(&bounds);
         for node in &mut world.nodes {

@@ -20,6 +20,7 @@ pub(super) struct SmallTables {
     locals: [Local; PAGES],
     entries: [Entry; PAGES],
     spread: bool,
+    policy: Policy,
 }
 
 impl SmallTables {
@@ -40,7 +41,7 @@ impl Tables for SmallTables {
         &mut self.entries[self.slot(page)]
     }
     fn policy(&self, _: Page) -> Policy {
-        Policy::Invalidate
+        self.policy
     }
 }
 
@@ -63,6 +64,8 @@ impl Flight {
 pub(super) enum Step {
     Deliver(usize),
     Fault(NodeId, u8, Access, bool),
+    /// Asks again for a page that a write took.
+    AskAgain(NodeId, u8),
     Evict(NodeId, u8),
     BeginDiscard(u8),
     Discard(NodeId, u8),
@@ -82,6 +85,8 @@ pub(super) struct World {
     losses: u8,
     /// Nodes that have a discard of the page before them.
     discarding: [u32; PAGES],
+    /// Nodes that may ask for the page again.
+    outdated: [u32; PAGES],
     /// The node that died, and the nodes that have not heard of it.
     killed: Option<NodeId>,
     unaware: u32,
@@ -93,6 +98,10 @@ impl World {
             locals: Default::default(),
             entries: Default::default(),
             spread: bounds.manager == ManagerOf::Interleaved,
+            policy: match bounds.update {
+                true => Policy::Update,
+                false => Policy::Invalidate,
+            },
         };
         let node = |index: usize| {
             let me = NodeId(index.min(bounds.nodes - 1) as u8);
@@ -110,6 +119,7 @@ impl World {
             discards: bounds.discards,
             losses: bounds.losses,
             discarding: [0; PAGES],
+            outdated: [0; PAGES],
             killed: None,
             unaware: 0,
         }
@@ -197,6 +207,10 @@ impl World {
                 steps.push(Step::Fault(node, slot, Access::Read, true));
             }
         }
+        let is_outdated = self.outdated[slot as usize] & node.bit() != 0;
+        if is_outdated && mapped.is_none() && local.pending().is_none() {
+            steps.push(Step::AskAgain(node, slot));
+        }
         let at_home = bounds.home && local.owner() && self.manager(slot) == node;
         if self.evictions[index] > 0 && local.evictable() && !at_home {
             steps.push(Step::Evict(node, slot));
@@ -222,11 +236,21 @@ impl World {
             }
             Step::Fault(node, slot, access, ahead) => {
                 self.faults[node.index()] -= 1;
+                self.outdated[slot as usize] &= !node.bit();
                 let page = self.page(slot);
                 let event = Event::Fault {
                     page,
                     access,
                     ahead,
+                };
+                self.step(node, slot, event, None)?;
+            }
+            Step::AskAgain(node, slot) => {
+                self.outdated[slot as usize] &= !node.bit();
+                let event = Event::Fault {
+                    page: self.page(slot),
+                    access: Access::Read,
+                    ahead: true,
                 };
                 self.step(node, slot, event, None)?;
             }
@@ -274,6 +298,7 @@ impl World {
         for slot in 0..bounds.pages as u8 {
             let at = slot as usize;
             self.discarding[at] &= !node.bit();
+            self.outdated[at] &= !node.bit();
             // Nobody will ever discard what the manager cannot.
             if self.manager(slot) == node {
                 self.discarding[at] = 0;
@@ -307,6 +332,7 @@ impl World {
         let killed = self.killed;
         let frame = &mut self.frames[node.index()][slot as usize];
         let flights = &mut self.flights;
+        let outdated = &mut self.outdated[slot as usize];
         let mut sink = |action: Action| {
             if outcome.is_err() {
                 return;
@@ -318,6 +344,9 @@ impl World {
                     return;
                 }
             };
+            if let Action::Outdated { .. } = action {
+                *outdated |= node.bit();
+            }
             let (Action::Send { to, message } | Action::Give { to, message, .. }) = action else {
                 return;
             };
@@ -451,6 +480,7 @@ impl World {
         let manager = self.nodes[0].manager_of(self.page(slot as u8));
         mixer.add_hash(&self.nodes[manager.index()].tables.entries[slot]);
         mixer.add(u64::from(self.latest[slot]) << 32 | u64::from(self.discarding[slot]));
+        mixer.add(u64::from(self.outdated[slot]));
         for flight in &self.flights {
             if flight.slot as usize == slot {
                 mixer.add(u64::from(flight.from.0) << 8 | u64::from(flight.to.0) | 1 << 40);

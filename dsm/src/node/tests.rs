@@ -115,6 +115,40 @@ fn a_page_that_was_written_and_shared_is_not_writable() {
     assert!(local.written() && local.present() && !local.writable());
 }
 
+/// A manager that has a page sent to its owner would have it send to itself.
+#[test]
+fn no_page_is_sent_to_the_node_that_has_it() {
+    let me = NodeId(0);
+    let manager = NodeId(1);
+    for body in [
+        Body::Forward {
+            access: Access::Write,
+            requester: me,
+            sole: true,
+            held: false,
+        },
+        Body::Place {
+            to: me,
+            sole: true,
+            held: false,
+        },
+    ] {
+        let config = Config::new(me, 2, ManagerOf::Fixed(manager));
+        let mut node = Node::new(&config, MapTables::default());
+        let message = Message {
+            page: Page(1),
+            generation: 0,
+            body,
+        };
+        let from = manager;
+        let actions = step(&mut node, Event::Message { from, message });
+        assert!(matches!(actions[..], [Action::Violation { .. }]));
+        node.tables.local(Page(1)).make_writer(true);
+        let actions = step(&mut node, Event::Message { from, message });
+        assert!(matches!(actions[..], [Action::Violation { .. }]));
+    }
+}
+
 /// A peer that sends anything at all may confuse the directory of its pages,
 /// but it brings nobody down.
 #[test]
@@ -155,4 +189,74 @@ fn nonsense_does_not_panic() {
         }
     }
     assert!(violations > 1000);
+}
+
+/// Who had a page of policy `Update` taken by a write is told so, and a reader gets a
+/// copy, however often the page was read and then written before.
+#[test]
+fn a_page_that_is_kept_up_to_date() {
+    let config = |me| Config::new(NodeId(me), 2, ManagerOf::Fixed(NodeId(0)));
+    let mut nodes = [0, 1].map(|me| Node::new(&config(me), MapTables::default()));
+    let page = Page(3);
+    for node in &mut nodes {
+        node.tables.set_policy(page, Policy::Update);
+    }
+    // One event, and the messages that it causes; what is told beside those.
+    let mut told = |at: usize, access: Access, ahead: bool| {
+        let event = Event::Fault {
+            page,
+            access,
+            ahead,
+        };
+        let mut events = std::collections::VecDeque::from([(at, event)]);
+        let mut told = Vec::new();
+        while let Some((at, event)) = events.pop_front() {
+            for action in step(&mut nodes[at], event) {
+                if let Action::Send { to, message } | Action::Give { to, message, .. } = action {
+                    let from = NodeId(at as u8);
+                    events.push_back((to.index(), Event::Message { from, message }));
+                }
+                if !matches!(action, Action::Send { .. } | Action::Resolved { .. }) {
+                    told.push((at, action));
+                }
+            }
+        }
+        told
+    };
+    let outdated = |at| (at, Action::Outdated { page });
+    let allow = |at| (at, Action::Allow { page });
+    told(0, Access::Write, false);
+    for _ in 0..3 {
+        let read = told(1, Access::Read, true);
+        assert!(matches!(
+            read[0].1,
+            Action::Give {
+                keep: Keep::Shared | Keep::AsIs,
+                ..
+            }
+        ));
+        let upgrade = told(0, Access::Write, false);
+        assert_eq!(upgrade, [(1, Action::Drop { page }), outdated(1), allow(0)]);
+    }
+    // The reader becomes the writer, and still takes the page from nobody who reads.
+    told(1, Access::Read, false);
+    let upgrade = told(1, Access::Write, false);
+    assert!(matches!(
+        upgrade[0].1,
+        Action::Give {
+            keep: Keep::Nothing,
+            ..
+        }
+    ));
+    assert_eq!(upgrade[1..], [outdated(0), allow(1)]);
+    let read = told(0, Access::Read, true);
+    assert!(matches!(
+        read[0].1,
+        Action::Give {
+            keep: Keep::Shared,
+            ..
+        }
+    ));
+    let upgrade = told(1, Access::Write, false);
+    assert_eq!(upgrade, [(0, Action::Drop { page }), outdated(0), allow(1)]);
 }

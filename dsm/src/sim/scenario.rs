@@ -55,6 +55,8 @@ pub struct Scenario {
     pub deaths: u32,
     /// Per mille of program accesses that write.
     pub writes: u64,
+    /// Pages of policy `Update`, a bit for each.
+    pub updated: u32,
 }
 
 impl Scenario {
@@ -93,7 +95,18 @@ impl Scenario {
                 0
             },
             writes: random.below(1000),
+            updated: updated(seed),
         }
+    }
+}
+
+/// Some pages of two seeds in five are kept up to date. From a sequence of its own, so
+/// that the other draws of a seed stay what they were.
+fn updated(seed: u64) -> u32 {
+    let mut random = Random::new(seed ^ 0x0DA7_E000);
+    match random.per_mille(400) {
+        true => random.bits() as u32,
+        false => 0,
     }
 }
 

@@ -14,9 +14,11 @@ fn ten_thousand_seeds() {
         total.accesses += outcome.accesses;
         total.losses += outcome.losses;
         total.duplicates += outcome.duplicates;
+        total.standing += outcome.standing;
     }
     println!("10000 seeds in {:?}: {total:?}", start.elapsed());
     assert!(total.losses > 0 && total.duplicates > 0 && total.messages > 1_000_000);
+    assert!(total.standing > 100_000);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use object::read::{ReadCache, ReadCacheOps};
 use object::{Endianness, FileKind};
 
 use super::error::Problem;
-use super::{BootError, ImageError, ImageFile};
+use super::{BootError, ImageError, ImageFile, PAGE, UPDATED_PAGES_MAX, UPDATED_RANGES_MAX};
 
 /// Program headers that are looked at: Linux has five.
 const SEGMENTS_MAX: usize = 128;
@@ -21,6 +21,9 @@ const NOTES_MAX: usize = 1024;
 const NOTES_BYTES_MAX: u64 = 64 << 10;
 /// Xen's public/elfnote.h.
 const XEN_ELFNOTE_PHYS32_ENTRY: elf::NoteType = elf::NoteType(18);
+/// A note of Weft's own owner: pairs of 64-bit guest-physical addresses, start and end,
+/// of what one vCPU writes again and again and others read. See docs/vmm-boot.md.
+const WEFT_ELFNOTE_UPDATE: elf::NoteType = elf::NoteType(1);
 /// How every Linux names itself, init/version.c.
 const BANNER: &[u8] = b"Linux version ";
 
@@ -53,6 +56,9 @@ pub struct ElfKernel {
     pub segments: Vec<Segment>,
     /// What a PVH note says.
     pub pvh_entry: Option<u32>,
+    /// Guest-physical addresses whose copies are to be kept up to date where memory is
+    /// shared; each lies in one segment.
+    pub updated: Vec<Range<u64>>,
     /// It is a Linux kernel for x86-64: it has a note of the owner `Linux`
     /// (since 4.19). See [`ElfKernel::has_banner`].
     pub is_linux: bool,
@@ -174,6 +180,7 @@ fn parse_class<Elf: FileHeader<Endian = Endianness>>(
         entry: 0,
         segments: Vec::new(),
         pvh_entry: None,
+        updated: Vec::new(),
         is_linux: false,
     };
     let entry = header.e_entry(endian).into();
@@ -205,6 +212,18 @@ fn parse_class<Elf: FileHeader<Endian = Endianness>>(
     if segments.iter().any(|s| s.range().contains(&entry)) {
         physical_entry = Some(entry);
     }
+    let in_segment = |range: &Range<u64>| {
+        let holds = |s: &Segment| s.address <= range.start && range.end <= s.range().end;
+        range.start < range.end && segments.iter().any(holds)
+    };
+    kernel.updated.retain(in_segment);
+    let mut pages = 0;
+    kernel.updated.retain(|range| {
+        let more = range.end.div_ceil(PAGE) - range.start / PAGE;
+        let room = pages + more <= UPDATED_PAGES_MAX;
+        pages += if room { more } else { 0 };
+        room
+    });
     kernel.entry = physical_entry
         .ok_or_else(|| malformed("entry", &format!("{entry:#x} lies in no segment")))?;
     kernel.is_linux &= is_64;
@@ -271,7 +290,21 @@ fn read_notes<Elf: FileHeader<Endian = Endianness>>(
             };
             kernel.pvh_entry = Some(entry);
         }
+        if note.name() == b"Weft" && note.n_type(endian) == WEFT_ELFNOTE_UPDATE {
+            kernel.updated.extend(address_pairs(note.desc()));
+            kernel.updated.truncate(UPDATED_RANGES_MAX);
+        }
     }
+}
+
+/// Pairs of 64-bit addresses, as they are; none where bytes are left over.
+fn address_pairs(bytes: &[u8]) -> impl Iterator<Item = Range<u64>> {
+    let (words, rest) = bytes.as_chunks::<8>();
+    let (pairs, odd) = words.as_chunks::<2>();
+    let whole = rest.is_empty() && odd.is_empty();
+    let pairs = if whole { pairs } else { &[] };
+    let range = |[start, end]: &[[u8; 8]; 2]| u64::from_le_bytes(*start)..u64::from_le_bytes(*end);
+    pairs.iter().take(UPDATED_RANGES_MAX).map(range)
 }
 
 fn machine_name(machine: elf::Machine) -> String {

@@ -46,6 +46,10 @@ use layout::{COMMAND_LINE, COMMAND_LINE_ROOM, clear, low_end, write};
 use plan::{Opened, Plan};
 
 const PAGE: u64 = 4096;
+/// Ranges of addresses that are kept up to date, at most: each fault looks through them.
+pub const UPDATED_RANGES_MAX: usize = 64;
+/// Their pages at most: hot words lie on a few, and each may be asked for at any time.
+pub const UPDATED_PAGES_MAX: u64 = 1024;
 
 /// What to boot.
 #[derive(Clone, Copy, Debug)]
@@ -102,6 +106,9 @@ pub struct Recognised {
     pub entry: u64,
     /// Guest-physical addresses of the initrd.
     pub initrd: Option<Range<u64>>,
+    /// Guest-physical addresses, within the kernel's, that one vCPU writes again and
+    /// again and others read, as the kernel's notes say.
+    pub updated: Vec<Range<u64>>,
 }
 
 impl fmt::Display for Recognised {
@@ -208,6 +215,7 @@ pub fn load(ram: &Ram, request: &Request) -> Result<Loaded, BootError> {
         kernel: plan.extent,
         entry: plan.entry,
         initrd: placed.initrd,
+        updated: plan.updated,
     };
     Ok(Loaded { state, recognised })
 }

@@ -114,6 +114,8 @@ pub struct Plan<'a> {
     pub entry: u64,
     /// It is Linux, whichever way it starts.
     pub is_linux: bool,
+    /// What its notes say of pages that are to be kept up to date.
+    pub updated: Vec<Range<u64>>,
 }
 
 impl<'a> Opened<'a> {
@@ -220,6 +222,7 @@ impl<'a> Opened<'a> {
             extent: 0..0,
             entry: kernel.entry,
             is_linux: kernel.is_linux,
+            updated: kernel.updated,
         };
         match protocol {
             Protocol::Linux if !kernel.is_64 => {
@@ -276,6 +279,7 @@ impl<'a> Opened<'a> {
             extent: 0..0,
             entry,
             is_linux: false,
+            updated: Vec::new(),
         })
     }
 
@@ -296,6 +300,7 @@ impl<'a> Opened<'a> {
             extent,
             entry,
             is_linux: true,
+            updated: Vec::new(),
         })
     }
 }

@@ -1,5 +1,6 @@
 //! Puts a machine's parts together.
 
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -41,6 +42,8 @@ pub(super) struct Plan<'a> {
     pub chosen: Chosen,
     /// The first CPU at its first instruction, where it is.
     pub bootstrap: Option<CpuState>,
+    /// What is kept up to date on all slices: on the bootstrap slice.
+    pub updated: Vec<Range<u64>>,
     pub ends: Ends,
     /// Of several.
     pub slice: Option<Arc<Slice>>,
@@ -151,11 +154,8 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
     let listener = listener(&frame.ender);
     let first_instruction = Arc::<OnceLock<Instant>>::default();
     let mut bootstrap = plan.bootstrap;
-    let vcpus = match &slice {
-        Some(slice) => slice.placement().cpus_of(slice.number()),
-        None => 0..configuration.cpus,
-    };
-    let runners = vcpus
+    let runners = frame.hub.vcpus_here().into_iter();
+    let runners = runners
         .map(|id| {
             let vcpu = chosen.back_end.create(id)?;
             Ok(Runner::start(RunnerOptions {
@@ -206,6 +206,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         seen: Seen::new(configuration.trace),
         power,
         take_down,
+        updated: plan.updated,
         slice,
     };
     Ok(Assembled { owner, handle })

@@ -1,12 +1,14 @@
 //! What a machine is asked to be, before it is checked.
 
+use std::ops::Range;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use weft_soft::environment::PAGE_SIZE;
 
 use super::placement::{Placement, PlacementError, Share};
-use crate::boot::Protocol;
+use crate::boot::{Protocol, UPDATED_PAGES_MAX, UPDATED_RANGES_MAX};
 
 /// Most vCPUs of one machine: xAPIC identifiers are 8 bits, and 255 means all.
 pub const CPUS_MAX: u32 = 255;
@@ -152,6 +154,11 @@ pub struct Configuration {
     /// Network cards, likewise.
     #[serde(default)]
     pub networks: Vec<Network>,
+    /// Guest-physical addresses that one vCPU writes again and again and others read:
+    /// of their pages each slice that reads them keeps a copy up to date. Beside those
+    /// that the kernel's notes name.
+    #[serde(default)]
+    pub updated: Vec<Range<u64>>,
     /// Linux brings up the vCPUs of the bootstrap slice only; the guest's init does
     /// the others later, when nothing of the boot is left to share. None: if the
     /// initrd says that its init can.
@@ -183,6 +190,20 @@ pub enum Invalid {
     /// Several forwards of one host port.
     #[error("host port {0} is forwarded twice")]
     Forward(u16),
+    /// Too much to be kept up to date.
+    #[error(
+        "{pages} pages in {ranges} ranges are to be kept up to date: {UPDATED_PAGES_MAX} pages in \
+         {UPDATED_RANGES_MAX} ranges are possible"
+    )]
+    Updated {
+        /// Ranges.
+        ranges: usize,
+        /// Pages in all.
+        pages: u64,
+    },
+    /// Addresses that are none.
+    #[error("{:#x}-{:#x} are to be kept up to date: the end must lie behind the start", .0.start, .0.end)]
+    UpdatedRange(Range<u64>),
     /// Slices that no machine can have.
     #[error(transparent)]
     Placement(#[from] PlacementError),
@@ -238,6 +259,7 @@ impl Configuration {
             command_line: String::new(),
             disks: Vec::new(),
             networks: Vec::new(),
+            updated: Vec::new(),
             late_cpus: None,
             virtio_console: false,
             debug_exit: false,
@@ -259,17 +281,14 @@ impl Configuration {
         if self.cpus == 0 || self.cpus > CPUS_MAX {
             return Err(Invalid::Cpus(self.cpus));
         }
-        if self.memory_bytes < 4 << 20
-            || !self
-                .memory_bytes
-                .is_multiple_of(weft_soft::environment::PAGE_SIZE)
-        {
+        if self.memory_bytes < 4 << 20 || !self.memory_bytes.is_multiple_of(PAGE_SIZE) {
             return Err(Invalid::Memory(self.memory_bytes));
         }
         if self.deterministic && self.back_end == BackEndChoice::Kvm {
             return Err(Invalid::Deterministic);
         }
         self.check_slices()?;
+        self.check_updated()?;
         let mut ports = std::collections::BTreeSet::new();
         for network in &self.networks {
             let Network::User { forwards, .. } = network else {
@@ -280,6 +299,21 @@ impl Configuration {
                     return Err(Invalid::Forward(forward.host_port));
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// What is to be kept up to date is a few pages.
+    fn check_updated(&self) -> Result<(), Invalid> {
+        if let Some(range) = self.updated.iter().find(|range| range.is_empty()) {
+            return Err(Invalid::UpdatedRange(range.clone()));
+        }
+        let ranges = self.updated.len();
+        let pages = self.updated.iter().fold(0, |sum: u64, range| {
+            sum.saturating_add((range.end - range.start).div_ceil(PAGE_SIZE))
+        });
+        if ranges > UPDATED_RANGES_MAX || pages > UPDATED_PAGES_MAX {
+            return Err(Invalid::Updated { ranges, pages });
         }
         Ok(())
     }

@@ -50,7 +50,11 @@ impl Follower {
             Order::Run {
                 tsc_offset,
                 tsc_zero,
+                updated,
             } => {
+                for range in updated {
+                    self.slice.memory().keep_up_to_date(range);
+                }
                 if let Err(reason) = self.timekeeper.lead(*tsc_offset, *tsc_zero) {
                     return Ok(Answer::Refused(reason));
                 }

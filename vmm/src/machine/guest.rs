@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::ops::Range;
 
 use weft_soft::CpuState;
 
@@ -22,6 +23,9 @@ pub(super) struct Guest {
     pub bootstrap: CpuState,
     /// What was recognised, and what was added.
     pub notes: Vec<String>,
+    /// Guest-physical addresses that are to be kept up to date, by the kernel's own notes
+    /// and by the configuration.
+    pub updated: Vec<Range<u64>>,
 }
 
 /// The files that a machine starts from, open. They are read later, but not asked
@@ -85,9 +89,18 @@ impl Files {
             let words = words.join(" ");
             notes.push(format!("added to the kernel's command line: {words}"));
         }
+        let updated = match placement.slices() {
+            0 | 1 => Vec::new(),
+            _ => [configuration.updated.clone(), loaded.recognised.updated].concat(),
+        };
+        for range in &updated {
+            let (start, end) = (range.start, range.end);
+            notes.push(format!("kept up to date on all nodes: {start:#x}-{end:#x}"));
+        }
         Ok(Guest {
             bootstrap: loaded.state,
             notes,
+            updated,
         })
     }
 }

@@ -36,6 +36,7 @@ mod tests;
 mod words;
 
 use std::io::Write;
+use std::ops::Range;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -106,6 +107,9 @@ pub enum MachineError {
     /// A slice's memory could not be made of what was loaded.
     #[error("cannot share the memory that was loaded: {0}")]
     Share(String),
+    /// What is to be kept up to date is not there.
+    #[error("{:#x}-{:#x} are to be kept up to date on all nodes, and are no memory", .0.start, .0.end)]
+    Updated(Range<u64>),
     /// A vCPU could not be made.
     #[error("cannot make a vCPU")]
     Vcpu(#[from] crate::vcpu::VcpuError),
@@ -177,8 +181,24 @@ struct Start<'a> {
     /// The first CPU at its first instruction, where it is.
     bootstrap: Option<CpuState>,
     notes: Vec<String>,
+    updated: Vec<Range<u64>>,
     ends: Ends,
     slice: Option<Arc<Slice>>,
+}
+
+/// What is kept up to date lies in memory.
+fn check_memory(ram: &Ram, updated: &[Range<u64>]) -> Result<(), MachineError> {
+    let parts = ram.parts();
+    let is_none = |range: &&Range<u64>| {
+        let holds = |(start, length, _): &(u64, u64, _)| {
+            *start <= range.start && range.end <= start.saturating_add(*length)
+        };
+        !parts.iter().any(holds)
+    };
+    match updated.iter().find(is_none) {
+        Some(range) => Err(MachineError::Updated(range.clone())),
+        None => Ok(()),
+    }
 }
 
 /// What was loaded becomes the bootstrap slice's own.
@@ -235,12 +255,17 @@ impl Machine {
         });
         let chosen = back_end::choose(configuration, &ram, slice.as_deref())?;
         let mut bootstrap = None;
-        let mut notes = Vec::new();
+        let (mut notes, mut updated) = (Vec::new(), Vec::new());
         if let Some(files) = files {
             let guest = files.load(configuration, &ram, chosen.back_end.command_line())?;
             (bootstrap, notes) = (Some(guest.bootstrap), guest.notes);
+            updated = guest.updated;
+            check_memory(&ram, &updated)?;
             if let Some(slice) = &slice {
                 share(&ram, slice)?;
+                for range in &updated {
+                    slice.memory().keep_up_to_date(range);
+                }
             }
         }
         Self::start(Start {
@@ -250,6 +275,7 @@ impl Machine {
             chosen,
             bootstrap,
             notes,
+            updated,
             ends,
             slice,
         })
@@ -274,6 +300,7 @@ impl Machine {
             chosen,
             bootstrap: Some(CpuState::reset()),
             notes: Vec::new(),
+            updated: Vec::new(),
             ends: Ends::new(),
             slice: None,
         })
@@ -291,6 +318,7 @@ impl Machine {
             ram: ram.clone(),
             chosen: start.chosen,
             bootstrap: start.bootstrap,
+            updated: start.updated,
             ends: start.ends,
             slice: start.slice,
         })?;

@@ -5,6 +5,7 @@
 //! refused the stage is as before, or Ended when that was not possible.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
@@ -16,6 +17,7 @@ use super::state::MachineState;
 use crate::acpi::power::PowerDevice;
 use crate::clock::{Alarms, Clock};
 use crate::confine;
+use crate::interrupts::Place;
 use crate::part::Part;
 use crate::slice::{Slice, orders};
 use crate::vcpu::runner::{Activity, Order, Runner, RunnerError, VcpuState};
@@ -48,6 +50,8 @@ pub(super) struct Owner {
     pub seen: Seen,
     /// None on a companion slice.
     pub power: Option<Arc<PowerDevice>>,
+    /// Guest-physical addresses that are kept up to date on all slices.
+    pub updated: Vec<Range<u64>>,
     /// Of several.
     pub slice: Option<Arc<Slice>>,
     /// What remains to be done at the end: devices are taken off their buses.
@@ -135,6 +139,7 @@ impl Owner {
         let run = orders::Order::Run {
             tsc_offset,
             tsc_zero,
+            updated: self.updated.clone(),
         };
         self.order_companions(request, &run)?;
         self.order_all(request, |_| Order::Run).map(drop)
@@ -345,22 +350,25 @@ impl Owner {
             end: self.ending.get(),
             back_end: self.back_end.to_owned(),
             vcpus,
+            places: match &self.slice {
+                Some(slice) => slice.locations().all(),
+                None => vec![Place::default(); self.runners.len()],
+            },
             memory_bytes: self.memory_bytes,
             guest_time_ns: self.clock.nanoseconds(),
         }
     }
 
-    fn own_vcpus(&self) -> Vec<VcpuStage> {
-        self.runners
-            .iter()
-            .map(|runner| match runner.activity() {
-                Activity::WaitingForStartUp => VcpuStage::WaitingForStartUp,
-                Activity::Running => VcpuStage::Running,
-                Activity::Halted => VcpuStage::Halted,
-                Activity::Paused => VcpuStage::Paused,
-                Activity::Finished => VcpuStage::Finished,
-            })
-            .collect()
+    fn own_vcpus(&self) -> BTreeMap<u32, VcpuStage> {
+        let stage = |runner: &Runner| match runner.activity() {
+            Activity::WaitingForStartUp => VcpuStage::WaitingForStartUp,
+            Activity::Running => VcpuStage::Running,
+            Activity::Halted => VcpuStage::Halted,
+            Activity::Paused => VcpuStage::Paused,
+            Activity::Finished => VcpuStage::Finished,
+        };
+        let vcpus = self.runners.iter();
+        vcpus.map(|runner| (runner.id(), stage(runner))).collect()
     }
 
     fn counters(&self) -> Counters {

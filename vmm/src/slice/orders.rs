@@ -2,6 +2,7 @@
 //! owner, there; companions do as they are told.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::mpsc::Receiver;
 
 use serde::{Deserialize, Serialize};
@@ -19,6 +20,8 @@ pub enum Order {
         tsc_offset: u64,
         /// The guest's TSC when guest time was zero.
         tsc_zero: u64,
+        /// Guest-physical addresses of pages whose copies are kept up to date.
+        updated: Vec<Range<u64>>,
     },
     /// Let them stand.
     Pause,
@@ -45,8 +48,8 @@ pub enum Order {
 pub enum Answer {
     /// It is done.
     Done,
-    /// To `Status`: of the slice's own vCPUs, in order.
-    Status(Vec<VcpuStage>),
+    /// To `Status`: of the slice's own vCPUs, by number.
+    Status(BTreeMap<u32, VcpuStage>),
     /// To `Counters`.
     Counters(BTreeMap<String, u64>),
     /// To `Pages`.

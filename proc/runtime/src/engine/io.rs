@@ -457,6 +457,8 @@ impl Sink for Io {
             Action::Allow { page } => self.change(page.0, Change::Allow),
             Action::Drop { page } => self.change(page.0, Change::Drop),
             Action::Resolved { page } => self.resolved |= page.0 == self.awaited,
+            // No page of a process is of policy `Update`.
+            Action::Outdated { .. } => {}
             Action::Lost { page, node } => self.fail(Failure::Lost(page, node)),
             Action::NoRoom { .. } => self.no_room = true,
             Action::Refused { reason, .. } => {

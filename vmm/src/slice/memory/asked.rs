@@ -103,7 +103,7 @@ impl SharedMemory {
             return;
         };
         let (since, asking, here) = (asked.since, asked.asking, Instant::now());
-        let enough = self.rights.allow(page, asked.access);
+        let enough = self.rights.allow_use(page, asked.access);
         if enough {
             state.asked.remove(&page);
         }

@@ -35,6 +35,8 @@ pub struct MemoryCounters {
     pub taking_ns: AtomicU64,
     /// Takings that waited until a page had been of use here.
     pub held_back: AtomicU64,
+    /// Pages that a write elsewhere took and that were asked for again before a fault.
+    pub standing: AtomicU64,
     /// Copies that were dropped for want of room.
     pub evicted_dropped: AtomicU64,
     /// Pages that went home for want of room.
@@ -63,6 +65,7 @@ impl MemoryCounters {
             ("taken", &self.taken),
             ("taking-ns", &self.taking_ns),
             ("held-back", &self.held_back),
+            ("standing-requests", &self.standing),
             ("evicted-dropped", &self.evicted_dropped),
             ("evicted-sent", &self.evicted_sent),
             ("evictions-denied", &self.evictions_denied),

@@ -219,7 +219,7 @@ impl SharedMemory {
         // Whoever is at the page asks when he is done.
         asked.again |= busy;
         let access = asked.access;
-        if self.rights.allow(page, access) {
+        if self.rights.allow_use(page, access) {
             self.grant_asked(&mut state, page);
         } else if !busy {
             let work = state.step(fault(page, access), None);

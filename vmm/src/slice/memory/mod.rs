@@ -21,6 +21,7 @@
 //! | `fetch` | a thread that needs a page and waits for it |
 //! | `asked` | pages that are needed by who does not wait here |
 //! | `ahead` | pages that will be needed soon |
+//! | `standing` | pages that are kept up to date |
 //! | `bytes` | guest memory for who is no vCPU |
 //! | `taker` | goes on with pages that were held back |
 //! | `budget` | how many pages there may be, and who waits for room |
@@ -43,6 +44,9 @@ mod fetch;
 pub mod mapping;
 mod parcels;
 mod shell;
+mod standing;
+#[cfg(test)]
+mod standing_tests;
 mod state;
 mod tables;
 mod taker;

@@ -78,6 +78,8 @@ pub struct SharedMemory {
     pub(super) failure: Mutex<Option<String>>,
     /// Pages that wait for a pin to go.
     pub(super) held_back: AtomicU32,
+    /// Pages that are to be asked for again in a moment.
+    pub(super) standing: AtomicU32,
     pub(super) taker: OnceLock<Thread>,
     /// See there.
     pub counters: MemoryCounters,
@@ -110,6 +112,7 @@ impl DerefMut for Guard<'_> {
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
         self.shell.send_parcels(&mut self.state);
+        self.shell.wake_for_standing(&mut self.state);
     }
 }
 
@@ -140,6 +143,7 @@ impl SharedMemory {
             over: AtomicBool::new(false),
             failure: Mutex::new(None),
             held_back: AtomicU32::new(0),
+            standing: AtomicU32::new(0),
             taker: OnceLock::new(),
             counters: MemoryCounters::default(),
             counts: PageCounts::new(pages),
@@ -312,14 +316,20 @@ impl SharedMemory {
                 self.install(page, content, bytes);
                 state.fresh = (content == Content::Zero).then_some(page);
                 self.rights.set(page, Some(from_protocol(access)));
+                if state.standing.arrived(page) {
+                    self.rights.mark_unused(page);
+                }
                 self.look_at_room();
             }
             Action::Resolved { .. } => {
-                let grant =
-                    |waiter: &Waiter| self.rights.allow(page, waiter.access) && self.pins.add(page);
+                let grant = |waiter: &Waiter| {
+                    self.rights.allow_use(page, waiter.access) && self.pins.add(page)
+                };
+                state.standing.answered(page);
                 state.wake(page, grant);
                 self.grant_asked(state, page);
             }
+            Action::Outdated { .. } => self.outdated(state, page),
             Action::Lost { node, .. } => {
                 self.fail(format!("page {page:#x} was lost with {node}"));
             }
@@ -431,6 +441,7 @@ impl SharedMemory {
     /// How often what happened, and how full the memory is, by name.
     pub fn figures(&self) -> Vec<(&'static str, u64)> {
         let mut figures = self.counters.list();
+        figures.push(("standing-used", self.rights.found()));
         figures.push(("held-pages", self.rights.resident()));
         if self.budget != Budget::UNLIMITED {
             figures.push(("budget-pages", self.budget.pages()));

@@ -11,6 +11,7 @@ use weft_soft::Access;
 use super::ahead::AHEAD_PAGES;
 use super::asked::Asked;
 use super::parcels::Parcel;
+use super::standing::Standing;
 use super::tables::PageTables;
 use super::waiters::Waiter;
 
@@ -33,6 +34,8 @@ pub(super) struct State {
     pub leaving: u64,
     /// Pages whose memory may be given back to the host.
     pub vacant: Vec<u64>,
+    /// Pages that are kept up to date, which a write elsewhere took.
+    pub standing: Standing,
     /// Pages that were asked for and wait for room; each is in `asked`, too.
     pub kept_waiting: VecDeque<u64>,
 }
@@ -76,6 +79,7 @@ impl State {
             fresh: None,
             leaving: 0,
             vacant: Vec::new(),
+            standing: Standing::default(),
             kept_waiting: VecDeque::new(),
         }
     }
@@ -98,6 +102,11 @@ impl State {
         if let Some(asked) = self.asked.get_mut(&page) {
             asked.again = true;
         }
+    }
+
+    /// Whether somebody waits for a page.
+    pub fn is_awaited(&self, page: u64) -> bool {
+        self.asked.contains_key(&page) || self.waiters.iter().any(|waiter| waiter.page == page)
     }
 
     /// What is to be looked at next about a page whose last step is done: what came

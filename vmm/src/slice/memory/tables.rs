@@ -4,6 +4,7 @@
 //! All are sparse: the kernel gives memory for the parts that are touched.
 
 use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use weft_dsm::{Entry, Local, Page, Policy, Tables};
@@ -33,6 +34,8 @@ pub(super) unsafe fn zeroed<T>(count: usize) -> Box<[T]> {
 pub(super) struct PageTables {
     locals: Box<[Local]>,
     entries: Box<[Entry]>,
+    /// Pages of policy `Update`; few.
+    updated: Vec<Range<u64>>,
 }
 
 impl PageTables {
@@ -44,7 +47,15 @@ impl PageTables {
             Self {
                 locals: zeroed(pages),
                 entries: zeroed(pages),
+                updated: Vec::new(),
             }
+        }
+    }
+
+    /// These pages are kept up to date from now on.
+    pub fn update(&mut self, pages: Range<u64>) {
+        if !self.updated.contains(&pages) {
+            self.updated.push(pages);
         }
     }
 }
@@ -58,8 +69,11 @@ impl Tables for PageTables {
         &mut self.entries[page.0 as usize]
     }
 
-    fn policy(&self, _: Page) -> Policy {
-        Policy::Invalidate
+    fn policy(&self, page: Page) -> Policy {
+        match self.updated.iter().any(|pages| pages.contains(&page.0)) {
+            true => Policy::Update,
+            false => Policy::Invalidate,
+        }
     }
 }
 
@@ -74,6 +88,8 @@ const USED: u8 = 4;
 const REFERENCED: u8 = 8;
 /// The page was here and had to go for want of room.
 const EVICTED: u8 = 16;
+/// The page came before anybody here asked for it, and nobody has looked for it since.
+const UNUSED: u8 = 32;
 
 /// What the evictor finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +113,8 @@ pub(super) struct Rights {
     pages: Box<[AtomicU8]>,
     /// Pages of which memory is filled.
     resident: AtomicU64,
+    /// Pages that came before anybody asked for them and were looked for then.
+    found: AtomicU64,
 }
 
 impl Rights {
@@ -106,6 +124,7 @@ impl Rights {
             // SAFETY: zero bytes are a valid AtomicU8.
             pages: unsafe { zeroed(pages) },
             resident: AtomicU64::new(0),
+            found: AtomicU64::new(0),
         }
     }
 
@@ -129,7 +148,31 @@ impl Rights {
         if allowed && byte & REFERENCED == 0 {
             place.fetch_or(REFERENCED, Ordering::Relaxed);
         }
+        if allowed && byte & UNUSED != 0 {
+            let before = place.fetch_and(!UNUSED, Ordering::Relaxed);
+            self.found
+                .fetch_add((before & UNUSED != 0).into(), Ordering::Relaxed);
+        }
         allowed
+    }
+
+    /// A page is here that nobody has asked for yet; under the shell's lock.
+    pub fn mark_unused(&self, page: u64) {
+        if let Some(place) = self.pages.get(page as usize) {
+            place.fetch_or(UNUSED, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a page that left had come before anybody asked for it, and nobody did.
+    /// Says so once; under the shell's lock.
+    pub fn left_unused(&self, page: u64) -> bool {
+        let place = self.pages.get(page as usize);
+        place.is_some_and(|place| place.fetch_and(!UNUSED, Ordering::Relaxed) & UNUSED != 0)
+    }
+
+    /// How many pages came before anybody asked for them and were looked for then.
+    pub fn found(&self) -> u64 {
+        self.found.load(Ordering::Relaxed)
     }
 
     /// From now on this may be done. A page that may be used fills memory.
@@ -139,7 +182,7 @@ impl Rights {
         };
         let before = place.load(Ordering::Relaxed);
         let after = match right {
-            None => before & (USED | EVICTED),
+            None => before & (USED | EVICTED | UNUSED),
             Some(Access::Read) => READ | USED | REFERENCED,
             Some(Access::Write) => WRITE | USED | REFERENCED,
         };
@@ -162,7 +205,7 @@ impl Rights {
     /// The memory of a vacant page was given back: it is zero again.
     pub fn forget(&self, page: u64) {
         if let (true, Some(place)) = (self.is_vacant(page), self.pages.get(page as usize)) {
-            let left = place.load(Ordering::Relaxed) & EVICTED;
+            let left = place.load(Ordering::Relaxed) & (EVICTED | UNUSED);
             place.store(left, Ordering::SeqCst);
             self.resident.fetch_sub(1, Ordering::SeqCst);
         }

@@ -1,4 +1,5 @@
-//! The thread that goes on with pages that were held back.
+//! The thread that goes on with pages that were held back, and asks again for those
+//! that are kept up to date.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
@@ -16,16 +17,19 @@ impl SharedMemory {
     /// machine is over, and says so if that was the memory's doing.
     pub fn take_held_back(&self) {
         let _ = self.taker.set(std::thread::current());
+        let mut due = None;
         while !self.is_over() {
             let waiting = self.held_back.load(Ordering::SeqCst) != 0;
-            std::thread::park_timeout(match (waiting, self.pins.next_end()) {
+            let look = match (waiting, self.pins.next_end()) {
                 (true, Some(end)) => end.min(HELD_BACK_LOOK),
                 (true, None) => HELD_BACK_LOOK,
                 (false, _) => IDLE_LOOK,
-            });
+            };
+            std::thread::park_timeout(due.unwrap_or(look).min(look));
             if self.held_back.load(Ordering::SeqCst) != 0 {
                 self.look_at_held_back();
             }
+            due = self.ask_again();
         }
         let failure = self
             .failure

@@ -45,7 +45,7 @@ pub(super) struct Rig {
 
 impl Rig {
     /// `delay`: how long a frame may lie at its receiver, at most.
-    fn new(nodes: u8, manager: ManagerOf, delay: Duration) -> Self {
+    pub(super) fn new(nodes: u8, manager: ManagerOf, delay: Duration) -> Self {
         let budgets = vec![Budget::UNLIMITED; nodes.into()];
         Self::with_budgets(nodes, manager, delay, budgets)
     }
@@ -123,6 +123,14 @@ impl Rig {
             rig.memories.push(memory);
         }
         rig
+    }
+
+    /// All pages are kept up to date.
+    pub(super) fn updated(self) -> Self {
+        for memory in &self.memories {
+            memory.keep_up_to_date(&(0..RAM));
+        }
+        self
     }
 
     pub(super) fn user(&self, node: usize) -> User {
@@ -237,6 +245,10 @@ impl User {
         }
     }
 
+    pub(super) fn outside(&mut self) {
+        self.mailbox.step_outside();
+    }
+
     pub(super) fn inside(&mut self) {
         if self.mailbox.step_inside() {
             self.answer(None);
@@ -252,9 +264,9 @@ impl Drop for User {
 }
 
 /// Increments of words that all users share: none is lost.
-fn increments(nodes: u8, users: u64, rounds: u64, manager: ManagerOf, delay: Duration) {
+pub(super) fn increments(rig: Rig, users: u64, rounds: u64) {
     const WORDS: u64 = 5;
-    let rig = Rig::new(nodes, manager, delay);
+    let nodes = rig.memories.len() as u64;
     // On three pages of two chunks.
     let address = |word: u64| 0x1f_e000 + word * 2048;
     rig.all_at_once(users, |number, user| {
@@ -278,24 +290,26 @@ fn increments(nodes: u8, users: u64, rounds: u64, manager: ManagerOf, delay: Dur
         })
         .sum();
     drop(user);
-    assert_eq!(total, u64::from(nodes) * users * rounds);
+    assert_eq!(total, nodes * users * rounds);
     rig.end();
 }
 
 #[test]
 fn no_increment_is_lost_between_two_slices() {
-    increments(2, 1, 3000, ManagerOf::Interleaved, Duration::ZERO);
+    let rig = Rig::new(2, ManagerOf::Interleaved, Duration::ZERO);
+    increments(rig, 1, 3000);
 }
 
 #[test]
 fn no_increment_is_lost_between_three_slices_of_two_users() {
-    increments(3, 2, 1000, ManagerOf::Interleaved, Duration::ZERO);
+    let rig = Rig::new(3, ManagerOf::Interleaved, Duration::ZERO);
+    increments(rig, 2, 1000);
 }
 
 #[test]
 fn no_increment_is_lost_on_slow_links() {
     let delay = Duration::from_micros(300);
-    increments(3, 1, 150, ManagerOf::Fixed(NodeId(1)), delay);
+    increments(Rig::new(3, ManagerOf::Fixed(NodeId(1)), delay), 1, 150);
 }
 
 /// Pages that are held together stay until they are given back, and nobody waits for
@@ -355,13 +369,15 @@ fn pages_that_are_held_together_stay() {
 /// Message passing: who sees the flag sees the data, and a word never goes back.
 #[test]
 fn stores_are_seen_in_order() {
-    const ROUNDS: u64 = 2000;
-    let rig = Rig::new(2, ManagerOf::Interleaved, Duration::ZERO);
+    in_order(Rig::new(2, ManagerOf::Interleaved, Duration::ZERO), 2000);
+}
+
+pub(super) fn in_order(rig: Rig, rounds: u64) {
     let (data, flag) = (0x10_0000, 0x30_0000);
     let mut writer = rig.user(0);
     let writing = spawn(move || {
         writer.inside();
-        for round in 1..=ROUNDS {
+        for round in 1..=rounds {
             writer
                 .word(data, Access::Write)
                 .store(round, Ordering::Release);
@@ -377,7 +393,7 @@ fn stores_are_seen_in_order() {
         reader.inside();
         let deadline = Instant::now() + Duration::from_secs(60);
         let mut last = 0;
-        while last < ROUNDS {
+        while last < rounds {
             assert!(Instant::now() < deadline, "stuck at {last}");
             let seen = reader.word(flag, Access::Read).load(Ordering::Acquire);
             assert!(seen >= last);

@@ -1,0 +1,137 @@
+//! `--update`: which pages are kept up to date on all nodes.
+
+use std::ops::Range;
+
+use super::args::VmRunArgs;
+use super::error::VmError;
+use super::symbols::Symbols;
+
+const PAGE: u64 = 4096;
+
+/// Guest-physical addresses, of whole pages, of all that `--update` names.
+pub fn ranges(args: &VmRunArgs, nodes: usize) -> Result<Vec<Range<u64>>, VmError> {
+    if args.update.is_empty() {
+        return Ok(Vec::new());
+    }
+    if nodes == 1 {
+        return Err(wrong(
+            "a machine on one node has no copies: give it --nodes or --on",
+        ));
+    }
+    let mut symbols = None;
+    let mut ranges: Vec<Range<u64>> = Vec::new();
+    for word in &args.update {
+        let range = match addresses(word) {
+            Some(range) => range?,
+            None => {
+                let symbols = match &mut symbols {
+                    Some(symbols) => symbols,
+                    none => none.insert(read(args)?),
+                };
+                named(symbols, word)?
+            }
+        };
+        // A page holds more than one of them.
+        let last = ranges.last_mut().filter(|last| **last == range);
+        if last.is_none() {
+            ranges.push(range);
+        }
+    }
+    Ok(ranges)
+}
+
+fn wrong(what: impl std::fmt::Display) -> VmError {
+    VmError::Option(format!("--update: {what}"))
+}
+
+fn read(args: &VmRunArgs) -> Result<Symbols, VmError> {
+    match &args.system_map {
+        Some(path) => Symbols::read(path).map_err(|error| wrong(format_args!("{error:#}"))),
+        None => match Symbols::beside(&args.kernel) {
+            Some((_, symbols)) => Ok(symbols),
+            None => Err(wrong(format_args!(
+                "no System.map beside {}, and no names in it: say where they are with \
+                 --system-map, or give addresses",
+                args.kernel.display()
+            ))),
+        },
+    }
+}
+
+/// The pages of `0xSTART-0xEND`; none if it is a name.
+fn addresses(word: &str) -> Option<Result<Range<u64>, VmError>> {
+    let rest = word.strip_prefix("0x")?;
+    let parsed = rest.split_once('-').and_then(|(start, end)| {
+        let end = end.strip_prefix("0x").unwrap_or(end);
+        let start = u64::from_str_radix(start, 16).ok()?;
+        Some(start..u64::from_str_radix(end, 16).ok()?)
+    });
+    Some(match parsed {
+        Some(range) if !range.is_empty() => Ok(pages(range)),
+        _ => Err(wrong(format_args!(
+            "{word}: addresses are given as 0xSTART-0xEND, the end behind the start"
+        ))),
+    })
+}
+
+fn pages(range: Range<u64>) -> Range<u64> {
+    let end = range.end.div_ceil(PAGE).saturating_mul(PAGE);
+    range.start / PAGE * PAGE..end
+}
+
+fn named(symbols: &Symbols, name: &str) -> Result<Range<u64>, VmError> {
+    match &symbols.named(name)[..] {
+        [range] => Ok(pages(range.clone())),
+        [] if symbols.is_of_cpus(name) => Err(wrong(format_args!(
+            "{name}: each CPU has its own, where the kernel allocates it: only what lies in the \
+             kernel's image can be named"
+        ))),
+        [] => Err(wrong(format_args!(
+            "{name}: the kernel has nothing of that name (`weft vm trace` shows names)"
+        ))),
+        all => {
+            let all: Vec<String> = all
+                .iter()
+                .map(|range| format!("{:#x}-{:#x}", range.start, range.end))
+                .collect();
+            Err(wrong(format_args!(
+                "{name}: the kernel has several of that name: give the addresses of one, {}",
+                all.join(" or ")
+            )))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vm::symbols::tests::map;
+
+    #[test]
+    fn names_and_addresses_become_pages() {
+        let symbols = map();
+        let jiffies = 0x100_1000..0x100_2000;
+        for name in ["jiffies", "jiffies_64"] {
+            assert_eq!(named(&symbols, name).unwrap(), jiffies, "{name}");
+        }
+        // Up to the next name, which is the image's end.
+        let lock = named(&symbols, "jiffies_lock").unwrap();
+        assert_eq!(lock, 0x100_1000..0x100_3000);
+        let given = addresses("0x1001980-0x1002001").unwrap().unwrap();
+        assert_eq!(given, 0x100_1000..0x100_3000);
+        assert_eq!(addresses("0x1000-2000").unwrap().unwrap(), 0x1000..0x2000);
+        assert!(addresses("jiffies").is_none());
+    }
+
+    #[test]
+    fn what_is_not_there_is_refused_by_name() {
+        let symbols = map();
+        let text = |name| named(&symbols, name).unwrap_err().to_string();
+        assert!(text("jiffie").contains("jiffie: the kernel has nothing"));
+        assert!(text("runqueues").contains("each CPU has its own"));
+        for word in ["0x", "0x5", "0x5-0x5", "0x6-0x5", "0x5-zz", "0x5-0x10-0x20"] {
+            let error = addresses(word).unwrap().unwrap_err().to_string();
+            assert!(error.contains("0xSTART-0xEND"), "{word}: {error}");
+        }
+    }
+}
