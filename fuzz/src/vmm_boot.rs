@@ -64,6 +64,10 @@ pub fn image(input: &[u8]) {
             assert!(0x10_0000 <= kernel.start && kernel.end <= initrd.start);
             assert!(initrd.end <= MEMORY);
             assert!(kernel.contains(&loaded.state.rip));
+            for range in loaded.recognised.updated {
+                assert!(kernel.start <= range.start && range.start < range.end);
+                assert!(range.end <= kernel.end);
+            }
         }
         Err(error) => {
             let mut source: Option<&dyn std::error::Error> = Some(&error);

@@ -221,7 +221,7 @@ fn explain(invalid: &Invalid) -> VmError {
             "--spare {bytes}: too little for the vCPUs of a node, which need {least} bytes of the \
              other nodes' memory at once"
         ),
-        Invalid::Updated { .. } | Invalid::UpdatedRange(_) => format!("--update: {invalid}"),
+        Invalid::Updated(_) | Invalid::UpdatedRange(_) => format!("--update: {invalid}"),
         // Said before, in the options' words.
         Invalid::Placement(_) | Invalid::Shares { .. } => invalid.to_string(),
     })

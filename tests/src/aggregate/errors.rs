@@ -17,7 +17,37 @@ const BOUND: Duration = Duration::from_secs(10);
 pub(super) const CHECKS: [(&str, Check); 1] = [("what is refused before the start", refused)];
 
 /// Options, the exit code, and what must be said.
-const REFUSED: [(&str, i32, &[&str]); 10] = [
+const REFUSED: [(&str, i32, &[&str]); 16] = [
+    (
+        "--cpus 2 --update jiffies",
+        EXIT_NOT_STARTED,
+        &["--update", "--nodes or --on"],
+    ),
+    (
+        "--nodes 2 --update jiffies,no_such_thing",
+        EXIT_NOT_STARTED,
+        &["--update: no_such_thing", "nothing of that name"],
+    ),
+    (
+        "--nodes 2 --update runqueues",
+        EXIT_NOT_STARTED,
+        &["--update: runqueues", "each CPU has its own"],
+    ),
+    (
+        "--nodes 2 --update 0x2000-0x1000",
+        EXIT_NOT_STARTED,
+        &["0x2000-0x1000", "0xSTART-0xEND"],
+    ),
+    (
+        "--nodes 2 --update jiffies --system-map /dev/null",
+        EXIT_NOT_STARTED,
+        &["--update", "/dev/null"],
+    ),
+    (
+        "--nodes 2 --system-map /dev/null",
+        EXIT_USAGE,
+        &["--update"],
+    ),
     (
         "--nodes 1",
         EXIT_NOT_STARTED,

@@ -10,6 +10,7 @@ mod errors;
 mod life;
 mod loss;
 mod networks;
+mod updated;
 mod work;
 
 use std::path::PathBuf;
@@ -20,7 +21,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::boot::{Images, SMALL, USER_SPACE};
-use crate::context::Context;
+use crate::context::{Context, kvm_nodes_missing};
 use crate::guest::{Ended, Guest};
 use crate::processes::{Family, Process, TAG, describe};
 use crate::report::{Report, Verdict};
@@ -106,8 +107,18 @@ pub fn run_aggregate(context: &Context, plan: &Plan, report: &Report) {
         .chain(&budget::CHECKS)
         .chain(&errors::CHECKS)
         .chain(&networks::CHECKS)
+        .chain(&updated::CHECKS)
     {
         run(name, check);
+    }
+    match kvm_nodes_missing() {
+        None => run(updated::ON_KVM, &updated::on_kvm),
+        Some(why) => {
+            let name = format!("aggregate: {}", updated::ON_KVM);
+            if plan.wants(&name) {
+                report.add(&name, Duration::ZERO, Verdict::Skipped(why));
+            }
+        }
     }
     if plan.long {
         boots::run_slow(&run);
@@ -154,12 +165,24 @@ impl<'a> Bench<'a> {
     /// The same of another kernel and initrd, by their names.
     fn machine_of(
         &self,
+        image: [&str; 2],
+        options: &[&str],
+        script: &str,
+        words: &str,
+    ) -> Result<Command> {
+        self.machine_on("soft", image, options, script, words)
+    }
+
+    /// The same, by a back end.
+    fn machine_on(
+        &self,
+        back_end: &str,
         [kernel, initrd]: [&str; 2],
         options: &[&str],
         script: &str,
         words: &str,
     ) -> Result<Command> {
-        let mut command = self.weft(&["vm", "run", "--backend", "soft"]);
+        let mut command = self.weft(&["vm", "run", "--backend", back_end]);
         command.arg("--kernel").arg(self.plan.images.file(kernel)?);
         command.arg("--initrd").arg(self.plan.images.file(initrd)?);
         command.args(options);

@@ -48,8 +48,8 @@ use plan::{Opened, Plan};
 const PAGE: u64 = 4096;
 /// Ranges of addresses that are kept up to date, at most: each fault looks through them.
 pub const UPDATED_RANGES_MAX: usize = 64;
-/// Their pages at most: hot words lie on a few, and each may be asked for at any time.
-pub const UPDATED_PAGES_MAX: u64 = 1024;
+/// Their pages at most, as a kernel names them: hot words lie on a few.
+const UPDATED_PAGES_MAX: u64 = 1024;
 
 /// What to boot.
 #[derive(Clone, Copy, Debug)]

@@ -194,6 +194,9 @@ impl<'a> Opened<'a> {
             }
         };
         plan.sort_segments()?;
+        let extent = plan.extent.clone();
+        plan.updated
+            .retain(|range| extent.start <= range.start && range.end <= extent.end);
         Ok(plan)
     }
 

@@ -8,7 +8,7 @@ use thiserror::Error;
 use weft_soft::environment::PAGE_SIZE;
 
 use super::placement::{Placement, PlacementError, Share};
-use crate::boot::{Protocol, UPDATED_PAGES_MAX, UPDATED_RANGES_MAX};
+use crate::boot::{Protocol, UPDATED_RANGES_MAX};
 
 /// Most vCPUs of one machine: xAPIC identifiers are 8 bits, and 255 means all.
 pub const CPUS_MAX: u32 = 255;
@@ -190,17 +190,9 @@ pub enum Invalid {
     /// Several forwards of one host port.
     #[error("host port {0} is forwarded twice")]
     Forward(u16),
-    /// Too much to be kept up to date.
-    #[error(
-        "{pages} pages in {ranges} ranges are to be kept up to date: {UPDATED_PAGES_MAX} pages in \
-         {UPDATED_RANGES_MAX} ranges are possible"
-    )]
-    Updated {
-        /// Ranges.
-        ranges: usize,
-        /// Pages in all.
-        pages: u64,
-    },
+    /// Too many of what is to be kept up to date.
+    #[error("{0} ranges are to be kept up to date: {UPDATED_RANGES_MAX} are possible")]
+    Updated(usize),
     /// Addresses that are none.
     #[error("{:#x}-{:#x} are to be kept up to date: the end must lie behind the start", .0.start, .0.end)]
     UpdatedRange(Range<u64>),
@@ -303,17 +295,14 @@ impl Configuration {
         Ok(())
     }
 
-    /// What is to be kept up to date is a few pages.
+    /// What is to be kept up to date are addresses, and few ranges of them.
     fn check_updated(&self) -> Result<(), Invalid> {
         if let Some(range) = self.updated.iter().find(|range| range.is_empty()) {
             return Err(Invalid::UpdatedRange(range.clone()));
         }
         let ranges = self.updated.len();
-        let pages = self.updated.iter().fold(0, |sum: u64, range| {
-            sum.saturating_add((range.end - range.start).div_ceil(PAGE_SIZE))
-        });
-        if ranges > UPDATED_RANGES_MAX || pages > UPDATED_PAGES_MAX {
-            return Err(Invalid::Updated { ranges, pages });
+        if ranges > UPDATED_RANGES_MAX {
+            return Err(Invalid::Updated(ranges));
         }
         Ok(())
     }
@@ -384,6 +373,11 @@ mod tests {
             }];
         };
         assert_eq!(with(&twice), Err(Invalid::Forward(2222)));
+        let empty = |c: &mut Configuration| c.updated = vec![5..8, 4096..4096];
+        assert_eq!(with(&empty), Err(Invalid::UpdatedRange(4096..4096)));
+        let many = |c: &mut Configuration| c.updated = vec![0..1; 65];
+        assert_eq!(with(&many), Err(Invalid::Updated(65)));
+        assert_eq!(with(&|c| c.updated = vec![0..64 << 20]), Ok(()));
     }
 
     #[test]

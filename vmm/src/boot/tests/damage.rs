@@ -50,6 +50,10 @@ fn check(kernel: Vec<u8>, protocol: Option<Protocol>) {
             let kernel = loaded.recognised.kernel;
             assert!(kernel.start >= 0x10_0000 && kernel.end <= MEMORY - 4096);
             assert!(kernel.contains(&loaded.state.rip));
+            for range in loaded.recognised.updated {
+                assert!(kernel.start <= range.start && range.start < range.end);
+                assert!(range.end <= kernel.end);
+            }
             // A kernel may limit how high the initrd lies, so it may lie there too.
             let initrd = loaded.recognised.initrd.unwrap_or_default();
             assert!(initrd.is_empty() || initrd.end <= kernel.start || kernel.end <= initrd.start);

@@ -165,6 +165,60 @@ fn pvh_finds_everything_from_its_start_information() {
 }
 
 #[test]
+fn a_kernel_names_what_is_to_be_kept_up_to_date() {
+    let updated = |notes: &[(&'static str, u32, Vec<u8>)]| {
+        let mut elf = Elf::linux();
+        elf.notes.truncate(1);
+        elf.notes.extend_from_slice(notes);
+        Machine::new(elf.build()).load().unwrap().recognised.updated
+    };
+    let machine = Machine::new(Elf::linux().build());
+    let named = [START + 0x1000..START + 0x2000];
+    assert_eq!(machine.load().unwrap().recognised.updated, named);
+    let packed = BzImage::new(pack(Compression::Gzip, &Elf::linux().build())).build();
+    let packed = Machine::new(packed).load().unwrap();
+    assert_eq!(packed.recognised.updated, named);
+    // Several ranges, in several notes; what is not the kernel's is left out.
+    let (start, end) = (START, START + LENGTH);
+    let some = addresses(&[
+        (start, start + 8),
+        (start - 1, start + 1),
+        (end - 8, end),
+        (end - 8, end + 1),
+        (start + 8, start + 8),
+        (start + 9, start + 8),
+        (0, u64::MAX),
+        (u64::MAX, 0),
+    ]);
+    let all = updated(&[("Weft", 1, some), ("Weft", 1, addresses(&[(start, end)]))]);
+    assert_eq!(all, [start..start + 8, end - 8..end, start..end]);
+    // Another owner, another kind, half a pair, a byte too many, nothing.
+    let pair = addresses(&[(start, end)]);
+    let half = pair[..8].to_vec();
+    let odd = [&pair[..], &[0]].concat();
+    assert_eq!(updated(&[("Weft", 2, pair.clone()), ("Xen", 1, pair)]), []);
+    assert_eq!(
+        updated(&[("Weft", 1, half), ("Weft", 1, odd), ("Weft", 1, vec![])]),
+        []
+    );
+    // No more than there may be.
+    let many = addresses(&[(start, start + 8); 100]);
+    let many = updated(&[("Weft", 1, many.clone()), ("Weft", 1, many)]);
+    assert_eq!(many.len(), UPDATED_RANGES_MAX);
+    let large = Elf {
+        length: 0x50_0000,
+        notes: vec![(
+            "Weft",
+            1,
+            addresses(&[(start, start + 0x40_0001), (start, start + 0x40_0000)]),
+        )],
+        ..Elf::linux()
+    };
+    let large = Machine::new(large.build()).load().unwrap();
+    assert_eq!(large.recognised.updated, [start..start + 0x40_0000]);
+}
+
+#[test]
 fn a_32_bit_pvh_kernel_is_one_too() {
     let elf = Elf {
         machine: EM_386,

@@ -46,7 +46,10 @@ impl Default for Elf {
 impl Elf {
     pub fn linux() -> Self {
         Self {
-            notes: vec![("Linux", 0x101, vec![0; 4])],
+            notes: vec![
+                ("Linux", 0x101, vec![0; 4]),
+                ("Weft", 1, addresses(&[(START + 0x1000, START + 0x2000)])),
+            ],
             virtual_address: 0xffff_ffff_8100_0000,
             ..Self::default()
         }
@@ -130,6 +133,12 @@ impl Elf {
         file.extend(notes);
         file
     }
+}
+
+/// A note's pairs of addresses.
+pub fn addresses(pairs: &[(u64, u64)]) -> Vec<u8> {
+    let words = pairs.iter().flat_map(|(start, end)| [*start, *end]);
+    words.flat_map(u64::to_le_bytes).collect()
 }
 
 /// A Multiboot header; the checksum is right.

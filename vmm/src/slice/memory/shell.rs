@@ -315,9 +315,9 @@ impl SharedMemory {
             } => {
                 self.install(page, content, bytes);
                 state.fresh = (content == Content::Zero).then_some(page);
-                self.rights.set(page, Some(from_protocol(access)));
-                if state.standing.arrived(page) {
-                    self.rights.mark_unused(page);
+                match (from_protocol(access), state.standing.is_asked(page)) {
+                    (Access::Read, true) => self.rights.set_unasked(page),
+                    (access, _) => self.rights.set(page, Some(access)),
                 }
                 self.look_at_room();
             }

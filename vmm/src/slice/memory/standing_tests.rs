@@ -77,7 +77,8 @@ fn readers_find_the_page_and_ask_for_nothing() {
 }
 
 #[test]
-fn a_copy_that_nobody_looks_at_is_the_last() {
+fn after_some_copies_that_nobody_looks_at_there_are_no_more() {
+    const COPIES: u64 = 4;
     let rig = Rig::new(2, ManagerOf::Fixed(NodeId(0)), Duration::ZERO).updated();
     let (mut writer, mut reader) = (rig.user(0), rig.user(1));
     let there = rig.memories[1].clone();
@@ -90,16 +91,18 @@ fn a_copy_that_nobody_looks_at_is_the_last() {
     write(&mut writer, 1);
     at_rest(&mut writer, || assert_eq!(read(&mut reader), 1));
     reader.outside();
-    write(&mut writer, 2);
-    at_rest(&mut writer, || {
-        eventually("no copy came", || there.rights.of(WORD / PAGE).is_some());
-    });
-    for round in 3..20 {
+    for round in 2..2 + COPIES {
+        write(&mut writer, round);
+        at_rest(&mut writer, || {
+            eventually("no copy came", || there.rights.of(WORD / PAGE).is_some());
+        });
+    }
+    for round in 10..20 {
         write(&mut writer, round);
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert_eq!((requests(), count(&there, "standing-used")), (1, 0));
-    assert_eq!(upgrades.load(Ordering::Relaxed), 2);
+    assert_eq!((requests(), count(&there, "standing-used")), (COPIES, 0));
+    assert_eq!(upgrades.load(Ordering::Relaxed), COPIES + 1);
     // A fault begins it again.
     writer.outside();
     reader.inside();
@@ -107,7 +110,9 @@ fn a_copy_that_nobody_looks_at_is_the_last() {
     reader.outside();
     writer.inside();
     write(&mut writer, 20);
-    at_rest(&mut writer, || eventually("not again", || requests() == 2));
+    at_rest(&mut writer, || {
+        eventually("not again", || requests() == COPIES + 1)
+    });
     drop((writer, reader));
     rig.end();
 }

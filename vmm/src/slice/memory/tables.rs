@@ -156,13 +156,6 @@ impl Rights {
         allowed
     }
 
-    /// A page is here that nobody has asked for yet; under the shell's lock.
-    pub fn mark_unused(&self, page: u64) {
-        if let Some(place) = self.pages.get(page as usize) {
-            place.fetch_or(UNUSED, Ordering::Relaxed);
-        }
-    }
-
     /// Whether a page that left had come before anybody asked for it, and nobody did.
     /// Says so once; under the shell's lock.
     pub fn left_unused(&self, page: u64) -> bool {
@@ -177,14 +170,24 @@ impl Rights {
 
     /// From now on this may be done. A page that may be used fills memory.
     pub fn set(&self, page: u64, right: Option<Access>) {
+        self.put(page, right, REFERENCED);
+    }
+
+    /// From now on a page may be read that nobody has asked for yet.
+    pub fn set_unasked(&self, page: u64) {
+        self.put(page, Some(Access::Read), UNUSED);
+    }
+
+    /// In one store: users look at the page as soon as they may.
+    fn put(&self, page: u64, right: Option<Access>, mark: u8) {
         let Some(place) = self.pages.get(page as usize) else {
             return;
         };
         let before = place.load(Ordering::Relaxed);
         let after = match right {
             None => before & (USED | EVICTED | UNUSED),
-            Some(Access::Read) => READ | USED | REFERENCED,
-            Some(Access::Write) => WRITE | USED | REFERENCED,
+            Some(Access::Read) => READ | USED | mark,
+            Some(Access::Write) => WRITE | USED | mark,
         };
         place.store(after, Ordering::SeqCst);
         if before & USED == 0 && after & USED != 0 {

@@ -1,0 +1,124 @@
+//! Pages that are kept up to date: who names them, whether it is of use, and whether
+//! anybody sees what he may not.
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+
+use super::work::litmus;
+use super::{Bench, Check, TWO};
+use crate::boot::{AGGREGATE, SMALL};
+use crate::guest::Guest;
+
+pub(super) const CHECKS: [(&str, Check); 5] = [
+    (
+        "hot words, named by nobody, by --update, by the kernel",
+        named,
+    ),
+    (
+        "x86-TSO litmus tests, all memory kept up to date",
+        |bench| litmus(bench, 200, &ALL),
+    ),
+    (
+        "x86-TSO litmus tests, all memory kept up to date, links slow by up to 0.2 ms",
+        |bench| litmus(bench, 20, &[&ALL[..], &["--link-delay", "200"]].concat()),
+    ),
+    (
+        "page tables that move, all memory kept up to date",
+        |bench| {
+            bench.run(TWO, &ALL, "tables 60")?;
+            Ok(String::new())
+        },
+    ),
+    (
+        "sums with little memory, all of it kept up to date",
+        |bench| {
+            let little = [&ALL[..], &["--spare", "1280K"]].concat();
+            bench.run(TWO, &little, "litmus 20")?;
+            Ok(String::new())
+        },
+    ),
+];
+
+/// On KVM.
+pub(super) const ON_KVM: &str = "hot words, named by the kernel, kvm";
+
+/// All of the machine's memory, and vCPUs that share a lot from the start.
+const ALL: [&str; 4] = ["--update", "0x0-0x10000000", "--late-cpus", "no"];
+
+/// Both vCPUs compute while ticks go on.
+const COMPUTE: &str = "for mask in 1 2; do \
+    timeout 4 taskset $mask sh -c 'while :; do :; done' & done; wait";
+
+/// Requests for pages that were taken by a write, and how many of those were of use.
+struct Standing {
+    requests: u64,
+    used: u64,
+}
+
+fn standing(
+    bench: &Bench<'_>,
+    back_end: &str,
+    image: [&str; 2],
+    options: &[&str],
+) -> Result<Standing> {
+    let stats = bench.run_directory.with_file_name("stats.json");
+    let option = format!("json={}", stats.display());
+    let common = ["--late-cpus", "no", "--stats", &option];
+    let all = [TWO.options, &common, options].concat();
+    let mut machine = bench.machine_on(back_end, image, &all, COMPUTE, "")?;
+    bench.finish(Guest::start(&mut machine)?)?;
+    let figures: Value = serde_json::from_str(&std::fs::read_to_string(&stats)?)?;
+    let sum = |name: &str| {
+        let of = |slice: usize| {
+            figures["counters"][&format!("slice{slice}.memory.{name}")]
+                .as_u64()
+                .with_context(|| format!("no {name} of slice {slice} in {figures}"))
+        };
+        anyhow::Ok(of(0)? + of(1)?)
+    };
+    Ok(Standing {
+        requests: sum("standing-requests")?,
+        used: sum("standing-used")?,
+    })
+}
+
+impl Standing {
+    /// Ticks go on for four seconds, at 100 Hz; a busy host leaves some out.
+    fn check(&self, who: &str) -> Result<()> {
+        let Self { requests, used } = self;
+        ensure!(
+            *requests > 40 && *used > requests / 8,
+            "{who}: {requests} requests, {used} of use"
+        );
+        Ok(())
+    }
+}
+
+fn named(bench: &Bench<'_>) -> Result<String> {
+    let none = standing(bench, "soft", SMALL, &[])?;
+    ensure!(
+        (none.requests, none.used) == (0, 0),
+        "nobody named a page, and {} were asked for",
+        none.requests
+    );
+    let hint = ["--update", "jiffies,jiffies_lock,tk_core"];
+    let hint = standing(bench, "soft", SMALL, &hint)?;
+    hint.check("--update")?;
+    let kernel = standing(bench, "soft", AGGREGATE, &[])?;
+    kernel.check("the kernel's note")?;
+    Ok(format!(
+        "--update: {} of {} requests of use; by the kernel: {} of {}",
+        hint.used, hint.requests, kernel.used, kernel.requests
+    ))
+}
+
+/// Where hardware, or its emulation, runs the vCPUs.
+pub(super) fn on_kvm(bench: &Bench<'_>) -> Result<String> {
+    let kernel = standing(bench, "kvm", AGGREGATE, &[])?;
+    ensure!(
+        kernel.requests > 0 && kernel.used > 0,
+        "nothing was asked for"
+    );
+    let Standing { requests, used } = kernel;
+    Ok(format!("{used} of {requests} requests of use"))
+}
