@@ -3,13 +3,18 @@
  *
  *   online LIST     LIST as the kernel writes them (1-3,5), or `all` that are present
  *
- * Prints `weft-guest: online N` for each that came up. Mounts /sys if nobody has.
+ * Prints `weft-guest: online N` for each that came up. Mounts /sys if nobody has. What
+ * RCU does for a processor is done there from then on.
  * A program and not a part of init's script: whoever waits for a machine over several
  * nodes waits for this, and each command of a script costs milliseconds there.
  */
 
+#define _GNU_SOURCE
+#include <ctype.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -104,6 +109,39 @@ static void bring_up_all(const char *list)
 		fail("%s: not a list of processors", list);
 }
 
+/*
+ * `nohz_full=` has the first processors free what the others no longer use, a page of
+ * which each has to travel then between nodes. So each does it by itself, and the
+ * thread that ends grace periods may run where it is woken.
+ */
+static void settle_rcu(void)
+{
+	DIR *processes = opendir("/proc");
+	struct dirent *entry;
+
+	while (processes && (entry = readdir(processes))) {
+		char path[300], name[32];
+		int processor, all;
+		cpu_set_t set;
+
+		snprintf(path, sizeof(path), "/proc/%s/comm", entry->d_name);
+		if (!isdigit((unsigned char)*entry->d_name) || !read_line(path, name, sizeof(name)))
+			continue;
+		all = !strcmp(name, "rcu_sched") || !strcmp(name, "rcu_preempt");
+		if (!all && sscanf(name, "rcuo%*[gps]/%d", &processor) != 1)
+			continue;
+		CPU_ZERO(&set);
+		if (all)
+			memset(&set, 0xff, sizeof(set));
+		else
+			CPU_SET(processor, &set);
+		/* Where the kernel does not let it move it stays, and is only slower. */
+		sched_setaffinity(atoi(entry->d_name), sizeof(set), &set);
+	}
+	if (processes)
+		closedir(processes);
+}
+
 int main(int count, char **words)
 {
 	char present[256], expedited[16];
@@ -131,5 +169,6 @@ int main(int count, char **words)
 	bring_up_all(list);
 	if (urgent)
 		write_line(EXPEDITED, expedited);
+	settle_rcu();
 	return 0;
 }

@@ -93,7 +93,8 @@ pub fn nginx(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
     if let Some(why) = namespace::missing() {
         bail!("{why}");
     }
-    let mut base = images.small(&place.weft)?;
+    // Of both kernels that which is made for several nodes, on one node, too.
+    let mut base = images.aggregate(&place.weft)?;
     base.cpus = 2;
     base.memory_mib = 512;
     base.disks = vec![Disk::new(&images.file("debian/root.ext4")?).read_only()];
@@ -216,7 +217,7 @@ fn parse(said: &str, bytes: u64) -> Result<f64> {
 fn table(samples: &Samples) -> Table {
     let mut table = Table::new(
         "vm-nodes-nginx",
-        "nginx (Debian's, one worker) on vCPU 1 of a guest of two (Debian's user land, the small kernel, the software vCPU), asked by ApacheBench on the host over a tap device: 1000 requests of each size, 10 at a time, a connection each (FragVisor's figure 6). The machine is on one node (local), or on two of this host (TCP), a vCPU each: with the network at vCPU 1's node (beside), or at vCPU 0's, past the shared memory (bypass) or through it (DSM). In alternation; requests a second.",
+        "nginx (Debian's, one worker) on vCPU 1 of a guest of two (Debian's user land, the aggregate kernel, the software vCPU), asked by ApacheBench on the host over a tap device: 1000 requests of each size, 10 at a time, a connection each (FragVisor's figure 6). The machine is on one node (local), or on two of this host (TCP), a vCPU each: with the network at vCPU 1's node (beside), or at vCPU 0's, past the shared memory (bypass) or through it (DSM). In alternation; requests a second.",
         &[
             "size",
             "local",

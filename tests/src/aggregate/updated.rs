@@ -16,7 +16,7 @@ pub(super) const CHECKS: [(&str, Check); 5] = [
     ),
     (
         "x86-TSO litmus tests, all memory kept up to date",
-        |bench| litmus(bench, "-d 100 -r 3000", &ALL),
+        |bench| litmus(bench, "-d 100 -r 4000", &ALL),
     ),
     (
         "x86-TSO litmus tests, all memory kept up to date, links slow by up to 0.2 ms",
@@ -39,7 +39,7 @@ pub(super) const CHECKS: [(&str, Check); 5] = [
         "sums with little memory, all of it kept up to date",
         |bench| {
             let little = [&ALL[..], &["--spare", "1280K"]].concat();
-            bench.run(TWO, &little, "litmus 20")?;
+            bench.run(TWO, &little, "litmus -r 20")?;
             Ok(String::new())
         },
     ),

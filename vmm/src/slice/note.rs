@@ -438,7 +438,7 @@ mod tests {
                 status: Status::IoError,
                 data: Vec::new().into(),
             }),
-            DeviceNote::Frames(vec![13; 17]),
+            DeviceNote::Frames(vec![13; 17].into()),
             DeviceNote::Taken { bytes: 1 << 20 },
             DeviceNote::Use(Usage {
                 features: u64::MAX,

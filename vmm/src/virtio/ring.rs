@@ -137,6 +137,11 @@ pub fn pages(segments: &[Segment]) -> Vec<u64> {
     pages
 }
 
+/// The page that a byte is in.
+fn page_of(address: u64) -> u64 {
+    address & !(PAGE_SIZE - 1)
+}
+
 /// A piece of a copy that lies in one page: where, and which bytes of the data.
 type InPage = (u64, Range<usize>);
 
@@ -443,13 +448,26 @@ impl Ring {
         if let Some(last) = chain.writable.last() {
             written.push(last.end() - 1);
         }
+        let written = written.into_iter().map(page_of).collect();
+        (written, self.page_of_wish())
+    }
+
+    /// Pages of which [`Ring::push`] of any chains writes the first and
+    /// [`Ring::signal`] reads the last.
+    pub fn pages_of_answers(&self) -> (Vec<u64>, u64) {
+        let (size, used) = (u64::from(self.queue.size()), self.queue.used_ring());
+        let last = page_of(used + 4 + 8 * size - 1);
+        let written = (page_of(used)..=last).step_by(PAGE_SIZE as usize);
+        (written.collect(), self.page_of_wish())
+    }
+
+    /// The page where the driver says what it wants to hear of.
+    fn page_of_wish(&self) -> u64 {
         let event = match self.queue.event_idx_enabled() {
-            true => 4 + 2 * size,
+            true => 4 + 2 * u64::from(self.queue.size()),
             false => 0,
         };
-        let page = |address: u64| address & !(PAGE_SIZE - 1);
-        let written = written.into_iter().map(page).collect();
-        (written, page(self.queue.avail_ring() + event))
+        page_of(self.queue.avail_ring() + event)
     }
 
     /// Tells the driver of what was pushed, if it wants to hear (2.7.7, 2.7.10).

@@ -341,7 +341,7 @@ fn what_no_slice_says_ends_the_machine() {
             bytes.extend((*length as u32).to_le_bytes());
             bytes.resize(bytes.len() + length, 0);
         }
-        DeviceNote::Frames(bytes)
+        DeviceNote::Frames(bytes.into())
     };
     let usage = Usage::default();
     let (own, other) = (Address::new(0, 1), Address::new(0, 0));
@@ -376,7 +376,7 @@ fn what_no_slice_says_ends_the_machine() {
             0,
             1,
             own,
-            vec![DeviceNote::Frames(vec![1; 9])],
+            vec![DeviceNote::Frames(vec![1; 9].into())],
             "a part of a frame",
         ),
         (0, 1, own, vec![DeviceNote::Taken { bytes: 1 }], "too many"),
