@@ -20,7 +20,13 @@ pub(super) const CHECKS: [(&str, Check); 5] = [
     ),
     (
         "x86-TSO litmus tests, all memory kept up to date, links slow by up to 0.2 ms",
-        |bench| litmus(bench, "-d 400 -r 500", &[&ALL[..], &["--link-delay", "200"]].concat()),
+        |bench| {
+            litmus(
+                bench,
+                "-d 400 -r 500",
+                &[&ALL[..], &["--link-delay", "200"]].concat(),
+            )
+        },
     ),
     (
         "page tables that move, all memory kept up to date",

@@ -5,6 +5,7 @@
 //! between) and for the vCPU's thread, which takes what lies in its mailbox.
 
 use super::*;
+use crate::random::Random;
 use std::collections::{BTreeMap, VecDeque};
 
 const VECTORS: std::ops::RangeInclusive<u8> = 0x20..=0xff;
@@ -72,17 +73,6 @@ fn slices(count: usize, cpus: u32) -> (Vec<(Arc<Hub>, Way)>, Links) {
     ((0..count).map(hub).collect(), links)
 }
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) as usize % end
-    }
-}
-
 /// A vCPU: what it took, in order, wherever it was.
 #[derive(Default)]
 struct Taken {
@@ -115,7 +105,7 @@ impl World {
             links,
             taken: (0..cpus).map(|_| Taken::default()).collect(),
             moving: None,
-            random: Random(seed * 2 + 1),
+            random: Random::new(seed * 2),
             moves: 0,
             steps: 0,
         }
@@ -131,9 +121,9 @@ impl World {
         if self.moving.is_some() {
             return;
         }
-        let vcpu = self.random.below(self.taken.len()) as u32;
+        let vcpu = self.random.index(self.taken.len()) as u32;
         let from = self.place(0, vcpu);
-        let to = self.random.below(self.slices.len());
+        let to = self.random.index(self.slices.len());
         if from.slice == to {
             return;
         }
@@ -198,7 +188,7 @@ impl World {
             if links.is_empty() {
                 return false;
             }
-            let nth = self.random.below(links.len());
+            let nth = self.random.index(links.len());
             let (ends, frames) = links.iter_mut().nth(nth).unwrap();
             frames.pop_front().map(|frame| (*ends, frame)).unwrap()
         };
@@ -234,10 +224,10 @@ impl World {
 
     /// Something happens.
     fn turn(&mut self) {
-        match self.random.below(8) {
+        match self.random.index(8) {
             0 => self.start_move(),
             1 => {
-                let vcpu = self.random.below(self.taken.len()) as u32;
+                let vcpu = self.random.index(self.taken.len()) as u32;
                 self.look(vcpu);
             }
             _ => drop(self.step()),
@@ -265,7 +255,7 @@ fn every_interrupt_arrives_once_wherever_its_vcpu_went() {
         let mut world = World::new(2 + seed as usize % 4, 2, seed);
         for vector in VECTORS {
             for vcpu in 0..2 {
-                let sender = world.random.below(world.slices.len());
+                let sender = world.random.index(world.slices.len());
                 let hub = world.slices[sender].0.clone();
                 match vector % 3 {
                     // A device's, an IPI of a vCPU there, and one that names many.
@@ -286,7 +276,7 @@ fn every_interrupt_arrives_once_wherever_its_vcpu_went() {
                         assert!(hub.send(&interrupt, None));
                     }
                 }
-                for _ in 0..world.random.below(8) {
+                for _ in 0..world.random.index(8) {
                     world.turn();
                 }
             }
@@ -314,7 +304,7 @@ fn a_start_up_never_overtakes_its_init() {
     for seed in 0..600 {
         let mut world = World::new(2 + seed as usize % 4, 1, seed);
         for round in 1..20 {
-            let sender = world.random.below(world.slices.len());
+            let sender = world.random.index(world.slices.len());
             let hub = world.slices[sender].0.clone();
             for message in [
                 Message::Init,
@@ -322,7 +312,7 @@ fn a_start_up_never_overtakes_its_init() {
                 Message::StartUp { vector: 1 },
             ] {
                 hub.deliver(0, message, None);
-                for _ in 0..world.random.below(12) {
+                for _ in 0..world.random.index(12) {
                     world.turn();
                 }
             }
@@ -338,11 +328,11 @@ fn a_message_is_sent_on_no_more_often_than_its_vcpu_moved() {
     for seed in 0..300 {
         let mut world = World::new(4, 1, seed);
         for vector in VECTORS {
-            let sender = world.random.below(4);
+            let sender = world.random.index(4);
             let known = world.place(sender, 0).version;
             let (steps, moves) = (world.steps, world.moves);
             assert!(world.slices[sender].0.deliver(0, fixed(vector), None));
-            for _ in 0..world.random.below(200) {
+            for _ in 0..world.random.index(200) {
                 world.turn();
             }
             let under_way = world.moves - moves;
