@@ -205,15 +205,12 @@ fn a_kernel_names_what_is_to_be_kept_up_to_date() {
     let many = addresses(&[(start, start + 8); 100]);
     let many = updated(&[("Weft", 1, many.clone()), ("Weft", 1, many)]);
     assert_eq!(many.len(), UPDATED_RANGES_MAX);
-    let large = Elf {
+    let mut large = Elf {
         length: 0x50_0000,
-        notes: vec![(
-            "Weft",
-            1,
-            addresses(&[(start, start + 0x40_0001), (start, start + 0x40_0000)]),
-        )],
         ..Elf::linux()
     };
+    let pages = [(start, start + 0x40_0001), (start, start + 0x40_0000)];
+    large.notes[1].2 = addresses(&pages);
     let large = Machine::new(large.build()).load().unwrap();
     assert_eq!(large.recognised.updated, [start..start + 0x40_0000]);
 }
