@@ -63,7 +63,7 @@ fn configuration() -> Configuration {
             memory_bytes: 64 << 20,
         },
     ];
-    configuration.updated = vec![0x1c0_6000..0x1c0_7000];
+    configuration.updated.push(0x1c0_6000..0x1c0_7000);
     configuration.disks.push(Disk {
         path: "disk.img".into(),
         read_only: true,
