@@ -47,7 +47,7 @@ guest: ## Builds the small guest kernel and the busybox initrd (minutes, once)
 	@bash guest/build --out $(IMAGES) small tools
 
 guest-debian: ## Fetches Debian's own kernel and makes a Debian root image
-	@bash guest/build --out $(IMAGES) debian
+	@bash guest/build --out $(IMAGES) debian clients
 
 demo: setup build programs guest ## Sorts and searches on two nodes, then boots Linux over both
 	WEFT=$(abspath $(RELEASE))/weft PROGRAMS=$(abspath $(PROGRAMS)) GUEST=$(abspath $(IMAGES)) \

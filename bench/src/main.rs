@@ -16,12 +16,13 @@ use weft_bench::vm::footprint::footprint;
 use weft_bench::vm::guest::guest;
 use weft_bench::vm::kvm::kvm;
 use weft_bench::vm::latency::latency;
+use weft_bench::vm::nginx::nginx;
 use weft_bench::vm::soft::soft;
 use weft_bench::vm::storage::storage;
 use weft_bench::vm::web::web;
 use weft_tests::boot::Images;
 
-const BENCHMARKS: [&str; 17] = [
+const BENCHMARKS: [&str; 18] = [
     "latency",
     "unstretched",
     "throughput",
@@ -39,6 +40,7 @@ const BENCHMARKS: [&str; 17] = [
     "vm-nodes-sharing",
     "vm-nodes-disk",
     "vm-nodes-net",
+    "vm-nodes-nginx",
 ];
 
 /// Measures weft against native runs and raw sockets.
@@ -113,6 +115,7 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Table> {
         "vm-nodes-sharing" => aggregate::sharing(place, &options.images(), repeat),
         "vm-nodes-disk" => storage(place, &options.images(), repeat),
         "vm-nodes-net" => web(place, &options.images(), repeat),
+        "vm-nodes-nginx" => nginx(place, &options.images(), repeat),
         "vm-devices" => devices(place, &options.images(), repeat),
         "elastic-gigabit" => elastic(place, Network::Gigabit, repeat, &options.program),
         _ => elastic(place, Network::Unshaped, repeat, &options.program),

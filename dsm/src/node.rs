@@ -218,6 +218,9 @@ impl<T: Tables> Node<T> {
         if body.names().is_some_and(|node| node.0 >= self.nodes) {
             return self.violation(page, from, "a message about a node that there is not", sink);
         }
+        if body.sends_to() == Some(self.me) {
+            return self.violation(page, from, "a page for the node that has it", sink);
+        }
         let manager = self.manager_of(page);
         let manages = manager == self.me;
         let managed = manager == from;

@@ -149,6 +149,15 @@ impl Body {
             _ => None,
         }
     }
+
+    /// The node that the receiver shall send the page to.
+    pub const fn sends_to(&self) -> Option<NodeId> {
+        match *self {
+            Body::Forward { requester, .. } => Some(requester),
+            Body::Place { to, .. } => Some(to),
+            _ => None,
+        }
+    }
 }
 
 /// Why the manager or the node itself does not move a page now.

@@ -108,6 +108,11 @@ pub const TARGETS: &[Target] = &[
         valid: vmm_slice::valid_notes,
     },
     Target {
+        name: "vmm-slice-places",
+        run: vmm_slice::places,
+        valid: vmm_slice::valid_notes,
+    },
+    Target {
         name: "vmm-slice-text",
         run: vmm_slice::text,
         valid: vmm_slice::valid_texts,

@@ -5,6 +5,7 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 
 use crate::random::Random;
+use weft_vmm::interrupts::{Apart, Elsewhere, Hub, Locations, Message, Place as At};
 use weft_vmm::machine::Placement;
 use weft_vmm::memory::DeviceMemory;
 use weft_vmm::slice::note::Note;
@@ -48,6 +49,56 @@ pub fn note(input: &[u8]) {
             }
         }
     }
+}
+
+/// A hub of three slices believes what it is told or says why not; what it believes
+/// can be.
+pub fn places(input: &[u8]) {
+    let (headers, rest) = input.as_chunks::<HEADER_BYTES>();
+    let locations = Arc::new(Locations::new([1, 2, 1]));
+    let _ = locations.compare(rest);
+    let hub = Hub::of_slice(
+        4,
+        Some(Apart {
+            slice: 1,
+            locations: locations.clone(),
+            io_apic: false,
+            elsewhere: Arc::new(Nowhere),
+        }),
+    );
+    for header in headers
+        .iter()
+        .filter_map(|bytes| Header::decode(bytes).ok())
+    {
+        let _ = match Note::decode(&header, &[]) {
+            Ok(Note::Interrupt {
+                vcpu,
+                version,
+                message,
+            }) => hub.receive(vcpu, message, version),
+            Ok(Note::Identity {
+                vcpu,
+                identity,
+                version,
+            }) => hub.identify(vcpu, identity, version),
+            Ok(Note::Moved { vcpu, place }) => hub.moved(vcpu, place).map(drop),
+            _ => Ok(()),
+        };
+        // Without orders none comes here or leaves.
+        assert_eq!(locations.at(1), [1, 2]);
+        assert!(locations.all().iter().all(|place| place.slice < 3));
+    }
+}
+
+/// Takes what goes to other slices.
+struct Nowhere;
+
+impl Elsewhere for Nowhere {
+    fn deliver(&self, place: At, _: u32, _: Message) {
+        assert!(place.slice < 3 && place.slice != 1);
+    }
+
+    fn end_of_interrupt(&self, _: u8) {}
 }
 
 /// Text of orders, answers and placements.

@@ -15,6 +15,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <netinet/in.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -147,6 +148,8 @@ int main(int count, char **words)
 		return 2;
 	}
 	memset(body, 'w', sizeof(body));
+	/* Who closes before all is sent ends his connection, not the server. */
+	signal(SIGPIPE, SIG_IGN);
 	listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
 	if (listener < 0)
 		die("socket");

@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -13,10 +13,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::boot::{Boot, Disk, Images, Monitor, Net, SMALL, USER_SPACE};
+use crate::cluster::free_port;
 use crate::context::Context;
 use crate::guest::{Ended, Guest};
 use crate::namespace::{self, TapHost};
 use crate::report::{Report, Verdict};
+use crate::web::fetch;
 
 /// Whatever a guest is to do, it does within this.
 const BOUND: Duration = Duration::from_secs(60);
@@ -391,11 +393,6 @@ impl Drop for WebServer {
     }
 }
 
-/// Free a moment ago.
-fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
-}
-
 fn user_out(place: &Place) -> Result<String> {
     let folder = place.file("web");
     fs::create_dir(&folder)?;
@@ -425,17 +422,8 @@ fn user_in(place: &Place) -> Result<String> {
     boot.words = "weft.net=dhcp".to_string();
     let mut guest = place.start(boot)?;
     await_line(&mut guest, "serving")?;
-    let mut connection = TcpStream::connect(("127.0.0.1", web))?;
-    connection.set_read_timeout(Some(BOUND))?;
-    connection.write_all(b"GET /file HTTP/1.0\r\n\r\n")?;
-    let mut answer = Vec::new();
-    connection.read_to_end(&mut answer)?;
-    let end = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n");
     let body = place.file("body");
-    fs::write(
-        &body,
-        &answer[end.context("no answer from the guest")? + 4..],
-    )?;
+    fs::write(&body, fetch(web, BOUND)?)?;
     TcpStream::connect(("127.0.0.1", other))?.write_all(b"a word\n")?;
     await_line(&mut guest, "got a word")?;
     guest.write("end\n")?;

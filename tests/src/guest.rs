@@ -107,6 +107,11 @@ impl Guest {
         Ok(input.flush()?)
     }
 
+    /// Whether the monitor has not ended.
+    pub fn is_running(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait()?.is_none())
+    }
+
     /// Kills the monitor: the guest is gone at once.
     pub fn kill(&mut self) -> Result<()> {
         Ok(self.child.kill()?)

@@ -16,7 +16,7 @@
 //! - [`aggregate`] boots one Linux over several nodes of this host.
 //! - [`cluster`] starts daemons, [`namespace`] makes two hosts out of one.
 //! - [`guest`] is a virtual machine and its console; [`boot`] says what to boot
-//!   and under which monitor.
+//!   and under which monitor; [`web`] carries files to and from it.
 //! - [`report`] prints.
 
 pub mod aggregate;
@@ -41,3 +41,4 @@ pub mod stats;
 pub mod suite;
 pub mod user;
 pub mod vm;
+pub mod web;

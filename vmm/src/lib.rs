@@ -37,6 +37,9 @@ pub mod memory;
 pub mod part;
 pub mod pci;
 #[cfg(test)]
+#[path = "../soft/tests/support/random.rs"]
+mod random;
+#[cfg(test)]
 #[path = "../tests/support/skipped.rs"]
 mod skipped;
 pub mod slice;

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use weft_vmm::api::client::{Client, ClientError};
 use weft_vmm::api::{
-    BackEndView, CONNECTIONS_MAX, ConsoleView, Control, Counters, Failure, Faults, OPENAPI, Pages,
-    REQUEST_BYTES_MAX, Server, State, VmView,
+    BackEndView, CONNECTIONS_MAX, ConsoleView, Control, Counters, Failure, Faults, LocationView,
+    OPENAPI, Pages, REQUEST_BYTES_MAX, Server, State, VmView,
 };
 use weft_vmm::machine::{Configuration, Disk, Forward, Network, Share};
 use weft_vmm::slice::memory::{
@@ -110,6 +110,10 @@ impl Control for Fake {
             guest_time_s: 1.0,
             restarts: 0,
             vcpus: vec!["running".into()],
+            locations: vec![LocationView {
+                node: 1,
+                version: 2,
+            }],
             console: ConsoleView::Socket {
                 path: "/nowhere".into(),
             },

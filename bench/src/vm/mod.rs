@@ -7,6 +7,7 @@ pub mod footprint;
 pub mod guest;
 pub mod kvm;
 pub mod latency;
+pub mod nginx;
 pub mod soft;
 pub mod storage;
 pub mod web;

@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use weft_vmm::api::{
-    BackEndView, ConsoleView, Control, Counters, Failure, Faults, Pages, State, VmView,
+    BackEndView, ConsoleView, Control, Counters, Failure, Faults, LocationView, Pages, State,
+    VmView,
 };
 use weft_vmm::console::terminal::Size;
 use weft_vmm::console::{Keys, Output, Port};
@@ -82,10 +83,21 @@ impl Control for Controlled {
             uptime_s: self.uptime_s(),
             guest_time_s: status.guest_time_ns as f64 / 1e9,
             restarts: self.restarts,
-            vcpus: status
-                .vcpus
-                .into_iter()
-                .map(|vcpu| word(vcpu).to_owned())
+            vcpus: (0..)
+                .zip(&status.places)
+                .map(|(vcpu, _)| {
+                    // After the end nobody tells of those that were elsewhere.
+                    let stage = status.vcpus.get(&vcpu).copied();
+                    word(stage.unwrap_or(VcpuStage::Finished)).to_owned()
+                })
+                .collect(),
+            locations: status
+                .places
+                .iter()
+                .map(|place| LocationView {
+                    node: place.slice,
+                    version: place.version,
+                })
                 .collect(),
             console: self.console.clone(),
             configuration: self.configuration.clone(),

@@ -115,6 +115,40 @@ fn a_page_that_was_written_and_shared_is_not_writable() {
     assert!(local.written() && local.present() && !local.writable());
 }
 
+/// A manager that has a page sent to its owner would have it send to itself.
+#[test]
+fn no_page_is_sent_to_the_node_that_has_it() {
+    let me = NodeId(0);
+    let manager = NodeId(1);
+    for body in [
+        Body::Forward {
+            access: Access::Write,
+            requester: me,
+            sole: true,
+            held: false,
+        },
+        Body::Place {
+            to: me,
+            sole: true,
+            held: false,
+        },
+    ] {
+        let config = Config::new(me, 2, ManagerOf::Fixed(manager));
+        let mut node = Node::new(&config, MapTables::default());
+        let message = Message {
+            page: Page(1),
+            generation: 0,
+            body,
+        };
+        let from = manager;
+        let actions = step(&mut node, Event::Message { from, message });
+        assert!(matches!(actions[..], [Action::Violation { .. }]));
+        node.tables.local(Page(1)).make_writer(true);
+        let actions = step(&mut node, Event::Message { from, message });
+        assert!(matches!(actions[..], [Action::Violation { .. }]));
+    }
+}
+
 /// A peer that sends anything at all may confuse the directory of its pages,
 /// but it brings nobody down.
 #[test]

@@ -15,7 +15,7 @@ use crate::guest::Guest;
 pub(super) const CHECKS: [(&str, Check); 5] = [
     ("140 MB on a node that may keep 80", far_more_than_fits),
     ("x86-TSO litmus tests, 1.3 MB to spare", |bench| {
-        litmus(bench, 100, &SCARCE)
+        litmus(bench, "-d 100 -r 3000", &SCARCE)
     }),
     ("page tables that move, 1.3 MB to spare", tables),
     ("sums on a node without memory, 2 MB to spare", no_memory),
@@ -123,7 +123,7 @@ fn no_memory(bench: &Bench<'_>) -> Result<String> {
 /// Nothing that is on its way when the vCPUs stop is lost.
 fn pauses(bench: &Bench<'_>) -> Result<String> {
     let options = [&SCARCE[..], &["--name", "e"]].concat();
-    let guest = bench.start_until(TWO, &options, "litmus 400", " rounds ")?;
+    let guest = bench.start_until(TWO, &options, "litmus -d 100 -r 5000", " rounds ")?;
     for _ in 0..10 {
         bench.ask(&["vm", "pause", "e"])?;
         bench.ask(&["vm", "resume", "e"])?;

@@ -35,7 +35,7 @@ fn view(bench: &Bench<'_>, name: &str) -> Result<Value> {
 
 fn pauses(bench: &Bench<'_>) -> Result<String> {
     let options = ["--name", "p"];
-    let guest = bench.start_until(TWO, &options, "litmus 1000", " rounds ")?;
+    let guest = bench.start_until(TWO, &options, "litmus -d 100 -r 10000", " rounds ")?;
     for number in 0..20 {
         bench.ask(&["vm", "pause", "p"])?;
         let paused = view(bench, "p")?;
@@ -64,6 +64,8 @@ fn listed(bench: &Bench<'_>) -> Result<String> {
     let seen = view(bench, "l")?;
     let vcpus = seen["vcpus"].as_array().map_or(0, Vec::len);
     ensure!(vcpus == 2, "{vcpus} vCPUs: {seen}");
+    let places = serde_json::json!([{"node": 0, "version": 0}, {"node": 1, "version": 0}]);
+    ensure!(seen["locations"] == places, "{seen}");
     let counters: Value = serde_json::from_str(&bench.ask(&["vm", "counters", "--json", "l"])?)?;
     let counters = counters["counters"].as_object().context("counters")?;
     for part in ["vcpu0.", "vcpu1.", "slice0.memory.", "slice1.memory."] {

@@ -55,8 +55,8 @@ impl When {
     /// What the guest does meanwhile; what it says when it may happen.
     fn script(self) -> (&'static str, Option<&'static str>) {
         match self {
-            When::Boot => ("litmus 100000", None),
-            When::Work => ("echo at work; litmus 100000", Some("at work")),
+            When::Boot => ("litmus -d 100", None),
+            When::Work => ("echo at work; litmus -d 100", Some("at work")),
             When::ShutDown => ("true", Some("weft-guest: exit")),
         }
     }

@@ -17,11 +17,17 @@ pub(super) const CHECKS: [(&str, Check); 5] = [
         named,
     ),
     ("litmus tests, all memory kept up to date", |bench| {
-        litmus(bench, 200, &ALL)
+        litmus(bench, "-d 100 -r 4000", &ALL)
     }),
     (
         "litmus tests, all memory kept up to date, slow links",
-        |bench| litmus(bench, 20, &[&ALL[..], &["--link-delay", "200"]].concat()),
+        |bench| {
+            litmus(
+                bench,
+                "-d 400 -r 500",
+                &[&ALL[..], &["--link-delay", "200"]].concat(),
+            )
+        },
     ),
     (
         "page tables that move, all memory kept up to date",
@@ -31,10 +37,10 @@ pub(super) const CHECKS: [(&str, Check); 5] = [
         },
     ),
     (
-        "sums with little memory, all of it kept up to date",
+        "litmus tests with little memory, all kept up to date",
         |bench| {
             let little = [&ALL[..], &["--spare", "1280K"]].concat();
-            bench.run(TWO, &little, "litmus 20")?;
+            bench.run(TWO, &little, "litmus -r 20")?;
             Ok(String::new())
         },
     ),

@@ -256,8 +256,7 @@ fn two(site: &Site<'_>) -> Result<String> {
 }
 
 fn three(site: &Site<'_>) -> Result<String> {
-    let script =
-        "nproc; litmus -s 3; sleep 3; dmesg | grep -v ommand | grep -c -i -e unstable -e warp";
+    let script = "nproc; litmus -d 100 -s 3; sleep 3; dmesg | grep -v ommand | grep -c -i -e unstable -e warp";
     let mut command = site.machine("h1,h2", script, &["--stats", "text"])?;
     let ended = Guest::start(&mut command)?.finish(LONG_BOUND)?;
     ended_with(&ended, 0, &["powered off by the guest"])?;

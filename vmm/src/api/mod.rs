@@ -22,8 +22,8 @@ use thiserror::Error;
 
 pub use server::{CONNECTIONS_MAX, REQUEST_BYTES_MAX, Server};
 pub use view::{
-    BackEndView, ConsoleView, Counters, ErrorBody, ErrorView, Faults, Pages, STOP_SECONDS,
-    STOP_SECONDS_MAX, State, StopBody, VmView,
+    BackEndView, ConsoleView, Counters, ErrorBody, ErrorView, Faults, LocationView, Pages,
+    STOP_SECONDS, STOP_SECONDS_MAX, State, StopBody, VmView,
 };
 
 /// The description of the API.

@@ -61,6 +61,15 @@ pub enum ConsoleView {
     },
 }
 
+/// Where a vCPU is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LocationView {
+    /// The node that has it.
+    pub node: usize,
+    /// How often it moved until it was there.
+    pub version: u64,
+}
+
 /// A machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmView {
@@ -87,6 +96,8 @@ pub struct VmView {
     /// What each vCPU does: `running`, `halted`, `paused`, `waiting-for-start-up`,
     /// `finished`.
     pub vcpus: Vec<String>,
+    /// Where each vCPU is, in the same order.
+    pub locations: Vec<LocationView>,
     /// Where the console is.
     pub console: ConsoleView,
     /// What was asked for.

@@ -1,12 +1,18 @@
 //! The hub: finds whom an interrupt is for and hands it over.
+//!
+//! With several slices a vCPU may move, and messages follow it. The rules, and why
+//! each arrives once, are in docs/aggregate-vm.md ("Where a vCPU is"). In short: a
+//! message that is sent on carries the version of the entry along which it went, its
+//! stamp; who puts one into a mailbox looks at the entry again afterwards; who hands a
+//! vCPU over changes the entry, then empties the mailbox.
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use serde_json::Value;
 
 use super::io_apic::{IoApic, PINS};
+use super::locations::{LocationError, Locations, Place, VERSION_MAX};
 use super::message::{Delivery, Destination, Interrupt, Message};
 use super::seat::Seat;
 use super::{InterruptLine, MessageSink};
@@ -26,22 +32,30 @@ pub struct HubCounters {
     pub ends: AtomicU64,
     /// To vCPUs of other slices.
     pub away: AtomicU64,
+    /// Sent after vCPUs that had left.
+    pub forwarded: AtomicU64,
+    /// For vCPUs that were still on their way here.
+    pub ahead: AtomicU64,
     /// Of kinds that this machine has no use for, or to nobody.
     pub dropped: AtomicU64,
 }
 
-/// The way to what lies on other slices. Never waits.
+/// The way to what lies on other slices. Never waits, and keeps the order of what it
+/// is given for one slice.
 pub trait Elsewhere: Send + Sync {
-    /// Hands a message to the slice that has the vCPU.
-    fn deliver(&self, vcpu: u32, message: Message);
+    /// Hands a message to the slice that has the vCPU as of the place's version, which
+    /// is the message's stamp.
+    fn deliver(&self, place: Place, vcpu: u32, message: Message);
     /// Tells the slice that has the I/O APIC of an EOI.
     fn end_of_interrupt(&self, vector: u8);
 }
 
 /// What of a machine's interrupt controllers is not here.
 pub struct Apart {
-    /// The vCPUs that are here.
-    pub vcpus: Range<u32>,
+    /// The number of the slice here.
+    pub slice: usize,
+    /// Where each vCPU is.
+    pub locations: Arc<Locations>,
     /// Whether the I/O APIC is here.
     pub io_apic: bool,
     /// The way to the others.
@@ -54,6 +68,10 @@ pub struct Hub {
     seats: Box<[Arc<Seat>]>,
     /// None: all is here.
     apart: Option<Apart>,
+    /// By vCPU: the way that the last INIT from here went, or that came by. Held while
+    /// an INIT or a start-up is sent, and what is sent after a vCPU, so that a start-up
+    /// does not overtake its INIT; and while an entry changes.
+    trails: Mutex<Vec<Place>>,
     /// Held while a register or a line changes; what follows is sent after.
     io_apic: Mutex<IoApic>,
     /// Which vCPU is looked at first for a lowest-priority interrupt.
@@ -70,8 +88,10 @@ impl Hub {
 
     /// For vCPUs 0 to `cpus` - 1, not all of which are here.
     pub fn of_slice(cpus: u32, apart: Option<Apart>) -> Arc<Self> {
+        let trails = apart.as_ref().map(|apart| apart.locations.all());
         Arc::new(Self {
             apart,
+            trails: Mutex::new(trails.unwrap_or_default()),
             seats: (0..cpus).map(|_| Arc::default()).collect(),
             io_apic: Mutex::default(),
             turn: AtomicU32::new(0),
@@ -130,20 +150,33 @@ impl Hub {
 
     /// Gives one vCPU a message, wherever it is. Whether it took it.
     pub fn deliver(&self, vcpu: u32, message: Message, sender: Option<u32>) -> bool {
-        if let Some(elsewhere) = self.way_to(vcpu) {
-            let fixed = matches!(message, Message::Fixed { .. });
-            let taken = !fixed || self.seat(vcpu).is_some_and(|seat| seat.accepts_fixed());
-            if taken {
-                self.counters.away.fetch_add(1, Ordering::Relaxed);
-                elsewhere.deliver(vcpu, message);
-            } else {
-                self.counters.dropped.fetch_add(1, Ordering::Relaxed);
-            }
-            return taken;
-        }
-        let seat = self.seat(vcpu).filter(|seat| seat.post(message));
-        let Some(seat) = seat else {
+        let taken = match self.place(vcpu) {
+            Some((apart, place)) => self.deliver_apart(apart, place, vcpu, message, sender),
+            None => self.post(vcpu, message, sender),
+        };
+        if !taken {
             self.counters.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+        taken
+    }
+
+    /// The vCPUs that are here.
+    pub fn vcpus_here(&self) -> Vec<u32> {
+        match &self.apart {
+            Some(apart) => apart.locations.at(apart.slice),
+            None => (0..self.cpus()).collect(),
+        }
+    }
+
+    /// Where a vCPU is, if there is more than one place.
+    fn place(&self, vcpu: u32) -> Option<(&Apart, Place)> {
+        let apart = self.apart.as_ref()?;
+        Some((apart, apart.locations.of(vcpu)?))
+    }
+
+    /// Into the mailbox of a vCPU that is here.
+    fn post(&self, vcpu: u32, message: Message, sender: Option<u32>) -> bool {
+        let Some(seat) = self.seat(vcpu).filter(|seat| seat.post(message)) else {
             return false;
         };
         // Its own interrupts a vCPU finds before the next instruction, but it must
@@ -156,11 +189,186 @@ impl Hub {
         true
     }
 
-    /// The way to a vCPU that is not here.
-    fn way_to(&self, vcpu: u32) -> Option<&dyn Elsewhere> {
-        let apart = self.apart.as_ref()?;
-        let away = vcpu < self.cpus() && !apart.vcpus.contains(&vcpu);
-        away.then_some(&*apart.elsewhere)
+    fn deliver_apart(
+        &self,
+        apart: &Apart,
+        place: Place,
+        vcpu: u32,
+        message: Message,
+        sender: Option<u32>,
+    ) -> bool {
+        let mut trails = is_start(message).then(|| self.trails());
+        let place = along(trails.as_deref_mut(), vcpu, message, place, 0);
+        if place.slice == apart.slice {
+            let taken = self.post(vcpu, message, sender);
+            drop(trails);
+            self.follow(apart, vcpu, place.version);
+            return taken;
+        }
+        let fixed = matches!(message, Message::Fixed { .. });
+        let taken = !fixed || self.seat(vcpu).is_some_and(|seat| seat.accepts_fixed());
+        if taken {
+            self.counters.away.fetch_add(1, Ordering::Relaxed);
+            apart.elsewhere.deliver(place, vcpu, message);
+        }
+        taken
+    }
+
+    /// A message for a vCPU that another slice sent here, as of version `stamp`.
+    ///
+    /// # Errors
+    /// There is no such vCPU, or nobody has it: the tables of the two slices differ.
+    pub fn receive(&self, vcpu: u32, message: Message, stamp: u64) -> Result<(), LocationError> {
+        let Some(apart) = &self.apart else {
+            let cpus = self.cpus();
+            return Err(LocationError::Vcpu { vcpu, cpus });
+        };
+        let entry = apart.locations.known(vcpu)?;
+        if stamp > VERSION_MAX {
+            return Err(LocationError::Versions { vcpu });
+        }
+        if stamp == entry.version && entry.slice != apart.slice {
+            return Err(LocationError::Differs {
+                vcpu,
+                version: stamp,
+                theirs: apart.slice,
+                ours: entry.slice,
+            });
+        }
+        // Here, as of the stamp: slice 0's word is still on its way.
+        let ahead = Place {
+            slice: apart.slice,
+            version: stamp,
+        };
+        let place = if stamp > entry.version { ahead } else { entry };
+        let mut trails = is_start(message).then(|| self.trails());
+        let place = along(trails.as_deref_mut(), vcpu, message, place, stamp);
+        if place.slice != apart.slice {
+            self.counters.forwarded.fetch_add(1, Ordering::Relaxed);
+            apart.elsewhere.deliver(place, vcpu, message);
+            return Ok(());
+        }
+        if stamp > entry.version {
+            self.counters.ahead.fetch_add(1, Ordering::Relaxed);
+            if let Some(seat) = self.seat(vcpu) {
+                seat.post_ahead(message);
+                // It may have come meanwhile.
+                seat.doorbell.ring();
+            }
+        } else if !self.post(vcpu, message, None) {
+            self.counters.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+        drop(trails);
+        self.follow(apart, vcpu, place.version);
+        Ok(())
+    }
+
+    /// After a message was put into a mailbox here, where the vCPU is as of `version`:
+    /// if it left meanwhile, what lies there is sent after it.
+    fn follow(&self, apart: &Apart, vcpu: u32, version: u64) {
+        let left = |place: &Place| place.slice != apart.slice && place.version > version;
+        if apart.locations.of(vcpu).filter(left).is_none() {
+            return;
+        }
+        let mut trails = self.trails();
+        let place = apart.locations.of(vcpu).filter(left);
+        let (Some(place), Some(seat)) = (place, self.seat(vcpu)) else {
+            return;
+        };
+        for message in seat.take().messages() {
+            let trail = along(Some(&mut trails), vcpu, message, place, version);
+            let here = trail.slice == apart.slice;
+            self.counters.forwarded.fetch_add(1, Ordering::Relaxed);
+            let place = if here { place } else { trail };
+            apart.elsewhere.deliver(place, vcpu, message);
+        }
+    }
+
+    /// A vCPU that stood here is at `place` from now on. What lay in its mailbox comes
+    /// out, and goes there with its state. On the bootstrap slice's order.
+    ///
+    /// # Errors
+    /// It is not here, or cannot be there; nothing changed.
+    pub fn hand_over(&self, vcpu: u32, place: Place) -> Result<Vec<Message>, LocationError> {
+        let _order = self.trails();
+        let (apart, known) = self.known(vcpu)?;
+        let follows = apart.locations.follows(vcpu, place)?;
+        if !follows || known.slice != apart.slice || place.slice == apart.slice {
+            return Err(without_state(apart, vcpu, known, place));
+        }
+        apart.locations.set(vcpu, place);
+        let seat = self.seat(vcpu);
+        Ok(seat.map_or_else(Vec::new, |seat| seat.take().messages()))
+    }
+
+    /// A vCPU came here with its state, and with what had lain in its mailbox: it is
+    /// here as of `version`. On the bootstrap slice's order; before it runs.
+    ///
+    /// # Errors
+    /// It is here already, or cannot be; nothing changed.
+    pub fn take_over(
+        &self,
+        vcpu: u32,
+        version: u64,
+        messages: &[Message],
+    ) -> Result<(), LocationError> {
+        let _order = self.trails();
+        let (apart, known) = self.known(vcpu)?;
+        let slice = apart.slice;
+        let place = Place { slice, version };
+        if !apart.locations.follows(vcpu, place)? || known.slice == slice {
+            return Err(without_state(apart, vcpu, known, place));
+        }
+        if let Some(seat) = self.seat(vcpu) {
+            seat.set_version(version);
+            seat.put_back(messages);
+            apart.locations.set(vcpu, place);
+            seat.doorbell.ring();
+        }
+        Ok(())
+    }
+
+    /// The bootstrap slice says that a vCPU moved between two other slices. Whether
+    /// that was news.
+    ///
+    /// # Errors
+    /// It cannot be true; nothing changed.
+    pub fn moved(&self, vcpu: u32, place: Place) -> Result<bool, LocationError> {
+        let _order = self.trails();
+        let (apart, known) = self.known(vcpu)?;
+        if !apart.locations.follows(vcpu, place)? {
+            return Ok(false);
+        }
+        if known.slice == apart.slice || place.slice == apart.slice {
+            return Err(without_state(apart, vcpu, known, place));
+        }
+        apart.locations.set(vcpu, place);
+        Ok(true)
+    }
+
+    /// The identity that a vCPU of another slice published there as of `version`.
+    ///
+    /// # Errors
+    /// There is no such vCPU, or no such version.
+    pub fn identify(&self, vcpu: u32, identity: u16, version: u64) -> Result<(), LocationError> {
+        let cpus = self.cpus();
+        let seat = self.seat(vcpu).ok_or(LocationError::Vcpu { vcpu, cpus })?;
+        if version > VERSION_MAX {
+            return Err(LocationError::Versions { vcpu });
+        }
+        seat.set_identity(identity, version);
+        Ok(())
+    }
+
+    fn known(&self, vcpu: u32) -> Result<(&Apart, Place), LocationError> {
+        let cpus = self.cpus();
+        self.place(vcpu).ok_or(LocationError::Vcpu { vcpu, cpus })
+    }
+
+    fn trails(&self) -> MutexGuard<'_, Vec<Place>> {
+        self.trails
+            .lock()
+            .unwrap_or_else(|poison| poison.into_inner())
     }
 
     /// A local APIC's command.
@@ -242,6 +450,43 @@ impl Hub {
     }
 }
 
+/// Whether the order of messages matters.
+fn is_start(message: Message) -> bool {
+    matches!(message, Message::Init | Message::StartUp { .. })
+}
+
+/// The way of a message that came with `stamp` and would go to `place`: a start-up goes
+/// where the INIT before it went. `trails`: see [`Hub`]; needed for the two alone.
+fn along(
+    trails: Option<&mut Vec<Place>>,
+    vcpu: u32,
+    message: Message,
+    place: Place,
+    stamp: u64,
+) -> Place {
+    let Some(trail) = trails.and_then(|trails| trails.get_mut(vcpu as usize)) else {
+        return place;
+    };
+    match message {
+        Message::Init => *trail = place,
+        // Only on: a stamp grows with each step.
+        Message::StartUp { .. } if stamp <= trail.version && trail.version < place.version => {
+            return *trail;
+        }
+        _ => {}
+    }
+    place
+}
+
+fn without_state(apart: &Apart, vcpu: u32, known: Place, place: Place) -> LocationError {
+    LocationError::WithoutState {
+        vcpu,
+        from: known.slice,
+        to: place.slice,
+        here: apart.slice,
+    }
+}
+
 impl MessageSink for Hub {
     fn send(&self, address: u64, data: u32) {
         self.counters.messages.fetch_add(1, Ordering::Relaxed);
@@ -295,6 +540,8 @@ impl Part for Hub {
             ("lines", &counters.lines),
             ("level-ends", &counters.ends),
             ("to-other-slices", &counters.away),
+            ("sent-after", &counters.forwarded),
+            ("came-ahead", &counters.ahead),
             ("dropped", &counters.dropped),
         ]
         .map(|(name, count)| (name, count.load(Ordering::Relaxed)))
@@ -317,3 +564,7 @@ impl InterruptLine for Line {
 #[cfg(test)]
 #[path = "hub_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "moves_tests.rs"]
+mod moves_tests;

@@ -1,7 +1,7 @@
 //! Where messages for one vCPU wait until it looks: a mailbox of atomics.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::doorbell::Doorbell;
 use super::message::Message;
@@ -14,13 +14,15 @@ const START_UP: u32 = 8;
 /// The start-up vector is in bits 8 to 15.
 const START_UP_VECTOR: u32 = 0xff00;
 
+/// Bits of an identity; above them is the version of the place that published it.
+const IDENTITY_BITS: u32 = 16;
 /// In an identity: the cluster model.
-const CLUSTER: u32 = 1 << 8;
+const CLUSTER: u16 = 1 << 8;
 /// In an identity: the local APIC takes no interrupt that has a vector.
-const REFUSES_FIXED: u32 = 1 << 9;
+const REFUSES_FIXED: u16 = 1 << 9;
 
 /// Hears of a new identity.
-type Listener = Box<dyn Fn(u32) + Send + Sync>;
+type Listener = Box<dyn Fn(u16) + Send + Sync>;
 
 /// What lay in the mailbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,6 +36,27 @@ pub(super) struct Letters {
     pub start_up: Option<u8>,
 }
 
+impl Letters {
+    /// The same as messages, an INIT before the start-up, which came after it.
+    pub fn messages(&self) -> Vec<Message> {
+        let mut messages = Vec::new();
+        messages.extend(self.init.then_some(Message::Init));
+        let start_up = self.start_up.map(|vector| Message::StartUp { vector });
+        messages.extend(start_up);
+        messages.extend(self.non_maskable.then_some(Message::NonMaskable));
+        let vectors = (0..=u8::MAX).filter(|vector| has(&self.requested, *vector));
+        messages.extend(vectors.map(|vector| Message::Fixed {
+            vector,
+            level: has(&self.level, vector),
+        }));
+        messages
+    }
+}
+
+fn has(words: &[u32; 8], vector: u8) -> bool {
+    words[usize::from(vector >> 5)] & 1 << (vector & 31) != 0
+}
+
 /// One for each vCPU: what others may touch of its local APIC.
 ///
 /// Posting never waits: a vector's bit, then the summary. The vCPU's thread
@@ -44,8 +67,9 @@ pub struct Seat {
     level: [AtomicU32; 8],
     summary: AtomicU32,
     /// Whom the local APIC answers to: LDR's identity in bits 0 to 7, then
-    /// [`CLUSTER`] and [`REFUSES_FIXED`].
-    identity: AtomicU32,
+    /// [`CLUSTER`] and [`REFUSES_FIXED`]; above [`IDENTITY_BITS`] the version of the
+    /// vCPU's place that said so.
+    identity: AtomicU64,
     /// Other slices keep a copy of the identity.
     listener: OnceLock<Listener>,
     /// The arbitration priority: who has less gets a lowest-priority interrupt.
@@ -60,7 +84,7 @@ impl Default for Seat {
             requested: Default::default(),
             level: Default::default(),
             summary: AtomicU32::new(0),
-            identity: AtomicU32::new(0),
+            identity: AtomicU64::new(0),
             listener: OnceLock::new(),
             priority: AtomicU32::new(0),
             doorbell: Doorbell::default(),
@@ -73,16 +97,7 @@ impl Seat {
     pub(crate) fn post(&self, message: Message) -> bool {
         match message {
             Message::Fixed { .. } if !self.accepts_fixed() => return false,
-            Message::Fixed { vector, level } => {
-                let (word, bit) = (usize::from(vector >> 5), 1 << (vector & 31));
-                if level {
-                    self.level[word].fetch_or(bit, Ordering::SeqCst);
-                } else {
-                    self.level[word].fetch_and(!bit, Ordering::SeqCst);
-                }
-                self.requested[word].fetch_or(bit, Ordering::SeqCst);
-                self.summary.fetch_or(FIXED, Ordering::SeqCst);
-            }
+            Message::Fixed { vector, level } => self.request(vector, level),
             Message::NonMaskable => {
                 self.summary.fetch_or(NON_MASKABLE, Ordering::SeqCst);
             }
@@ -104,6 +119,51 @@ impl Seat {
             }
         }
         true
+    }
+
+    fn request(&self, vector: u8, level: bool) {
+        let (word, bit) = (usize::from(vector >> 5), 1 << (vector & 31));
+        if level {
+            self.level[word].fetch_or(bit, Ordering::SeqCst);
+        } else {
+            self.level[word].fetch_and(!bit, Ordering::SeqCst);
+        }
+        self.requested[word].fetch_or(bit, Ordering::SeqCst);
+        self.summary.fetch_or(FIXED, Ordering::SeqCst);
+    }
+
+    /// Leaves a message for a vCPU that is on its way here: whether it takes it is
+    /// known where it comes from. Does not ring.
+    pub(super) fn post_ahead(&self, message: Message) {
+        match message {
+            Message::Fixed { vector, level } => self.request(vector, level),
+            other => drop(self.post(other)),
+        }
+    }
+
+    /// Leaves what a vCPU brings along, all of which is older than what lies here.
+    /// Does not ring.
+    pub(super) fn put_back(&self, messages: &[Message]) {
+        let mut start_up = None;
+        let mut init = 0;
+        for message in messages {
+            match *message {
+                Message::Init => init = INIT,
+                Message::StartUp { vector } => {
+                    start_up = Some(START_UP | u32::from(vector) << 8);
+                }
+                other => self.post_ahead(other),
+            }
+        }
+        // At once: an INIT that lies here voids their start-up, theirs nothing here.
+        let update = |old: u32| {
+            let first = start_up.filter(|_| old & INIT == 0);
+            let kept = old & first.map_or(u32::MAX, |_| !START_UP_VECTOR);
+            Some(kept | first.unwrap_or(0) | init)
+        };
+        let _ = self
+            .summary
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, update);
     }
 
     /// Has the vCPU look, though nothing lies there. Does not ring.
@@ -137,23 +197,44 @@ impl Seat {
         letters
     }
 
+    /// What lies there, as the vCPU's thread would take it.
+    #[cfg(test)]
+    pub(crate) fn take_messages(&self) -> Vec<Message> {
+        self.take().messages()
+    }
+
     /// The local APIC says who it is in logical mode, and whether it takes
     /// interrupts that have a vector.
     pub(super) fn publish_identity(&self, logical: u8, cluster: bool, accepts_fixed: bool) {
-        let mut identity = u32::from(logical);
+        let mut identity = u16::from(logical);
         identity |= if cluster { CLUSTER } else { 0 };
         identity |= if accepts_fixed { 0 } else { REFUSES_FIXED };
-        let before = self.identity.swap(identity, Ordering::SeqCst);
-        if before != identity
+        let replace = |old: u64| Some(version_of(old) << IDENTITY_BITS | u64::from(identity));
+        let before = self
+            .identity
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, replace);
+        if before.is_ok_and(|before| identity_of(before) != identity)
             && let Some(listener) = self.listener.get()
         {
             listener(identity);
         }
     }
 
-    /// The identity of a vCPU on another slice, as that slice tells it.
-    pub fn set_identity(&self, identity: u32) {
-        self.identity.store(identity, Ordering::SeqCst);
+    /// The identity of a vCPU on another slice, as that slice told it when it had the
+    /// vCPU as of `version`; one of an older place changes nothing.
+    pub fn set_identity(&self, identity: u16, version: u64) {
+        let newer = |old: u64| {
+            (version_of(old) <= version).then_some(version << IDENTITY_BITS | u64::from(identity))
+        };
+        let _ = self
+            .identity
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, newer);
+    }
+
+    /// What the local APIC publishes is of this version from now on.
+    pub(super) fn set_version(&self, version: u64) {
+        let identity = self.identity.load(Ordering::SeqCst) as u16;
+        self.set_identity(identity, version);
     }
 
     /// Has `listener` called with every new identity, on the vCPU's thread. Once,
@@ -165,7 +246,7 @@ impl Seat {
 
     /// Whether it takes interrupts that have a vector.
     pub(super) fn accepts_fixed(&self) -> bool {
-        self.identity.load(Ordering::SeqCst) & REFUSES_FIXED == 0
+        identity_of(self.identity.load(Ordering::SeqCst)) & REFUSES_FIXED == 0
     }
 
     /// The local APIC says how busy it is.
@@ -180,7 +261,7 @@ impl Seat {
 
     /// Whether a logical destination names it (Intel SDM volume 3, 11.6.2.2).
     pub(super) fn matches_logical(&self, destination: u8) -> bool {
-        let whole = self.identity.load(Ordering::SeqCst);
+        let whole = identity_of(self.identity.load(Ordering::SeqCst));
         let identity = whole as u8;
         if destination == 0xff {
             return true;
@@ -190,6 +271,14 @@ impl Seat {
         }
         identity >> 4 == destination >> 4 && identity & destination & 0xf != 0
     }
+}
+
+fn identity_of(published: u64) -> u16 {
+    published as u16
+}
+
+fn version_of(published: u64) -> u64 {
+    published >> IDENTITY_BITS
 }
 
 #[cfg(test)]
@@ -235,6 +324,54 @@ mod tests {
         let letters = seat.take();
         assert!(letters.init);
         assert_eq!(letters.start_up, Some(2));
+    }
+
+    #[test]
+    fn letters_become_messages_and_come_back_as_the_older_ones() {
+        let messages = [
+            Message::Init,
+            Message::StartUp { vector: 1 },
+            Message::NonMaskable,
+            Message::Fixed {
+                vector: 0x41,
+                level: true,
+            },
+            Message::Fixed {
+                vector: 0xff,
+                level: false,
+            },
+        ];
+        let start = |lies: &[Message], comes: &[Message]| {
+            let seat = Seat::default();
+            for message in lies {
+                seat.post_ahead(*message);
+            }
+            seat.put_back(comes);
+            seat.take().messages()
+        };
+        assert_eq!(start(&[], &messages), messages);
+        assert_eq!(start(&messages, &[]), messages);
+        let (init, late) = (Message::Init, Message::StartUp { vector: 2 });
+        assert_eq!(start(&[late], &[init]), [init, late]);
+        assert_eq!(start(&[late], &messages[1..2]), messages[1..2]);
+        assert_eq!(start(&[init, late], &messages[..2]), [init, late]);
+        assert_eq!(start(&[init], &messages[1..2]), [init]);
+    }
+
+    #[test]
+    fn an_identity_of_an_older_place_changes_nothing() {
+        let seat = Seat::default();
+        seat.set_identity(0x01, 2);
+        seat.set_identity(0x02, 1);
+        assert!(seat.matches_logical(0x01) && !seat.matches_logical(0x02));
+        seat.set_identity(0x02, 2);
+        assert!(seat.matches_logical(0x02));
+        seat.set_version(3);
+        seat.set_identity(0x04, 2);
+        assert!(seat.matches_logical(0x02));
+        seat.publish_identity(0x08, false, false);
+        seat.set_identity(0x04, 2);
+        assert!(seat.matches_logical(0x08) && !seat.accepts_fixed());
     }
 
     #[test]

@@ -154,11 +154,8 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
     let listener = listener(&frame.ender);
     let first_instruction = Arc::<OnceLock<Instant>>::default();
     let mut bootstrap = plan.bootstrap;
-    let vcpus = match &slice {
-        Some(slice) => slice.placement().cpus_of(slice.number()),
-        None => 0..configuration.cpus,
-    };
-    let runners = vcpus
+    let runners = frame.hub.vcpus_here().into_iter();
+    let runners = runners
         .map(|id| {
             let vcpu = chosen.back_end.create(id)?;
             Ok(Runner::start(RunnerOptions {

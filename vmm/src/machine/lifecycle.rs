@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::state::MachineState;
+use crate::interrupts::Place;
 use crate::slice::memory::{SliceFaults, SlicePages};
 
 /// Where in its life a machine is.
@@ -113,8 +114,10 @@ pub struct Status {
     pub end: Option<End>,
     /// `kvm` or `soft`.
     pub back_end: String,
-    /// Each vCPU.
-    pub vcpus: Vec<VcpuStage>,
+    /// Each vCPU, by number; on a companion slice those that are there.
+    pub vcpus: BTreeMap<u32, VcpuStage>,
+    /// Where each vCPU of the whole machine is.
+    pub places: Vec<Place>,
     /// Guest RAM, in bytes.
     pub memory_bytes: u64,
     /// Guest time since the start, in nanoseconds; stands while paused.

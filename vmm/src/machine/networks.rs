@@ -74,7 +74,7 @@ fn begin(
     let mut options = options(configuration, number, network);
     let owner = network.slice() as usize;
     let pairs = pairs(configuration);
-    let bypass = Scheme::new(slice.placement(), owner, network.data_path(), pairs, 2);
+    let bypass = Scheme::new(slice.locations(), owner, network.data_path(), pairs, 2);
     let among = (0..pairs).any(|pair| bypass.server(pair) != owner);
     let scheme = if among {
         options.pairs = pairs;
@@ -84,7 +84,7 @@ fn begin(
             // The queue that asks for more pairs would be served apart from them.
             options.pairs = 1;
         }
-        Scheme::new(slice.placement(), owner, DataPath::Dsm, options.pairs, 2)
+        Scheme::new(slice.locations(), owner, DataPath::Dsm, options.pairs, 2)
     };
     let open = match owner == slice.number() {
         false => None,

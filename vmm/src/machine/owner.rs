@@ -17,6 +17,7 @@ use super::state::MachineState;
 use crate::acpi::power::PowerDevice;
 use crate::clock::{Alarms, Clock};
 use crate::confine;
+use crate::interrupts::Place;
 use crate::part::Part;
 use crate::slice::{Slice, orders};
 use crate::vcpu::runner::{Activity, Order, Runner, RunnerError, VcpuState};
@@ -349,22 +350,25 @@ impl Owner {
             end: self.ending.get(),
             back_end: self.back_end.to_owned(),
             vcpus,
+            places: match &self.slice {
+                Some(slice) => slice.locations().all(),
+                None => vec![Place::default(); self.runners.len()],
+            },
             memory_bytes: self.memory_bytes,
             guest_time_ns: self.clock.nanoseconds(),
         }
     }
 
-    fn own_vcpus(&self) -> Vec<VcpuStage> {
-        self.runners
-            .iter()
-            .map(|runner| match runner.activity() {
-                Activity::WaitingForStartUp => VcpuStage::WaitingForStartUp,
-                Activity::Running => VcpuStage::Running,
-                Activity::Halted => VcpuStage::Halted,
-                Activity::Paused => VcpuStage::Paused,
-                Activity::Finished => VcpuStage::Finished,
-            })
-            .collect()
+    fn own_vcpus(&self) -> BTreeMap<u32, VcpuStage> {
+        let stage = |runner: &Runner| match runner.activity() {
+            Activity::WaitingForStartUp => VcpuStage::WaitingForStartUp,
+            Activity::Running => VcpuStage::Running,
+            Activity::Halted => VcpuStage::Halted,
+            Activity::Paused => VcpuStage::Paused,
+            Activity::Finished => VcpuStage::Finished,
+        };
+        let vcpus = self.runners.iter();
+        vcpus.map(|runner| (runner.id(), stage(runner))).collect()
     }
 
     fn counters(&self) -> Counters {

@@ -192,7 +192,7 @@ impl Placement {
         self.shares.iter().map(|share| share.memory_bytes).sum()
     }
 
-    /// Where a vCPU is.
+    /// Where a vCPU is at the start.
     ///
     /// # Panics
     /// If there is no such vCPU.
@@ -201,7 +201,7 @@ impl Placement {
         slice.unwrap_or_else(|| panic!("vCPU {cpu} of {}", self.cpus()))
     }
 
-    /// Numbers of a slice's vCPUs.
+    /// Numbers of a slice's vCPUs at the start.
     ///
     /// # Panics
     /// If there is no such slice.

@@ -27,6 +27,10 @@ pub(super) fn words(
         // them fight over a page for 20 ms each, and a timer look at every one's twice
         // a second.
         words.push("tsc=reliable".to_owned());
+        // Each vCPU's timers stay with it. Else one that is idle looks, for each timer that
+        // an interrupt of its sets, into the other slices' run queues for one that is not;
+        // and those with `nohz_full=` give all of theirs, a server's connections', away.
+        words.push("sysctl.kernel.timer_migration=0".to_owned());
         if configuration.late_cpus.unwrap_or_else(|| marked(initrd)) {
             words.extend(late(first, placement.cpus() - 1));
         }
@@ -89,7 +93,8 @@ mod tests {
     #[test]
     fn only_several_slices_get_words() {
         assert_eq!(words_of(1, 2, Some(true), ""), "");
-        assert_eq!(words_of(2, 2, None, ""), "hashdist=0 tsc=reliable");
+        let together = "hashdist=0 tsc=reliable sysctl.kernel.timer_migration=0";
+        assert_eq!(words_of(2, 2, None, ""), together);
         assert_eq!(words_of(2, 1, Some(true), ""), "hashdist=0");
     }
 

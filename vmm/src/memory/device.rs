@@ -94,10 +94,11 @@ impl DeviceMemory {
 
     /// Pins all of `pages` at once, if none of them has to be waited for. While they
     /// are, nothing may be waited for. May be called by any thread.
-    pub fn hold(&self, pages: Vec<u64>, access: Access) -> Option<Held<'_>> {
+    pub fn hold(&self, pages: impl IntoIterator<Item = u64>, access: Access) -> Option<Held<'_>> {
         let Some(shared) = &self.shared else {
             return Some(Held(None));
         };
+        let pages: Vec<u64> = pages.into_iter().collect();
         let held = shared.acquire_held(&pages, access);
         held.then(|| Held(Some((&**shared, pages))))
     }

@@ -54,7 +54,7 @@ use weft_soft::environment::PAGE_SIZE;
 use crate::bus::Bus;
 use crate::clock::{Clock, RatesDiffer, Reference, measure_host_tsc};
 use crate::confine::{self, ThreadKind};
-use crate::interrupts::{Apart, Elsewhere, Hub, Message};
+use crate::interrupts::{Apart, Elsewhere, Hub, Locations, Message, Place};
 use crate::machine::{Configuration, MachineError, Placement};
 use crate::memory::Ram;
 use delegation::{Delegation, DeviceNote};
@@ -110,6 +110,7 @@ pub(crate) type Broken = Arc<dyn Fn(String) + Send + Sync>;
 pub struct Slice {
     number: usize,
     placement: Placement,
+    locations: Arc<Locations>,
     lease: Duration,
     peers: Arc<Peers>,
     memory: Arc<SharedMemory>,
@@ -186,6 +187,7 @@ impl Slice {
         });
         Arc::new(Self {
             number: links.number,
+            locations: Arc::new(at_the_start(&placement)),
             placement,
             lease: links.lease,
             delegation: Delegation::new(links.number, peers.clone(), 2 * links.lease),
@@ -209,6 +211,19 @@ impl Slice {
     /// Which slice gives what.
     pub fn placement(&self) -> &Placement {
         &self.placement
+    }
+
+    /// Where each vCPU is.
+    pub fn locations(&self) -> &Arc<Locations> {
+        &self.locations
+    }
+
+    /// Tells all others where a vCPU is that moved. On the bootstrap slice, after the
+    /// two slices that it moved between know.
+    pub fn tell_moved(&self, vcpu: u32) {
+        if let Some(place) = self.locations.of(vcpu) {
+            self.peers.tell_all(&Note::Moved { vcpu, place });
+        }
     }
 
     /// Its side of the guest's RAM.
@@ -296,7 +311,8 @@ impl Slice {
     /// What the interrupt controllers need to know.
     pub(crate) fn apart(self: &Arc<Self>) -> Apart {
         Apart {
-            vcpus: self.placement.cpus_of(self.number),
+            slice: self.number,
+            locations: self.locations.clone(),
             io_apic: self.is_bootstrap(),
             elsewhere: self.clone(),
         }
@@ -309,17 +325,24 @@ impl Slice {
             reference: self.reference.clone(),
             clock: joints.clock,
             hub: joints.hub.clone(),
-            vcpus: self.placement.cpus_of(self.number),
             peers: self.peers.clone(),
             looks: self.looks.clone(),
             counters: self.time.clone(),
             patience: 2 * self.lease,
         }));
-        for vcpu in self.placement.cpus_of(self.number) {
-            let peers = self.peers.clone();
+        let table = self.locations.to_bytes();
+        self.peers.tell_all_first(&Note::Places { table });
+        for vcpu in 0..self.locations.cpus() {
+            let (peers, locations) = (self.peers.clone(), self.locations.clone());
             if let Some(seat) = joints.hub.seat(vcpu) {
+                // Only the local APIC calls it, so where the vCPU is.
                 seat.listen(Box::new(move |identity| {
-                    peers.tell_all(&Note::Identity { vcpu, identity });
+                    let version = locations.of(vcpu).map_or(0, |place| place.version);
+                    peers.tell_all(&Note::Identity {
+                        vcpu,
+                        identity,
+                        version,
+                    });
                 }));
             }
         }
@@ -335,13 +358,15 @@ impl Slice {
                 }));
             }
         }
-        let (placement, broken) = (self.placement.clone(), joints.broken);
+        let (placement, locations) = (self.placement.clone(), self.locations.clone());
+        let broken = joints.broken;
         let (registers, answers) = (self.registers.clone(), self.orders.clone());
         let delegation = self.delegation.clone();
         let looks = self.looks.clone();
         self.peers.when_lost(Box::new(move |slice, reason| {
             // The reason first: who then goes on without an answer has none.
-            broken(format!("lost {}: {reason}", describe(&placement, slice)));
+            let lost = describe_now(&placement, &locations, slice);
+            broken(format!("lost {lost}: {reason}"));
             registers.lose(slice);
             answers.lose(slice);
             delegation.lose(slice);
@@ -351,6 +376,7 @@ impl Slice {
         let (order, orders) = sync_channel(ORDERS_MAX);
         let router = Arc::new(Router {
             hub: joints.hub,
+            first: at_the_start(&self.placement),
             peers: self.peers.clone(),
             registers: self.registers.clone(),
             delegation: self.delegation.clone(),
@@ -436,7 +462,7 @@ impl Slice {
         let named = |(slice, answer)| match answer {
             None => Err(format!(
                 "{}: it is lost, or gave no answer within {} s",
-                describe(&self.placement, slice),
+                describe_now(&self.placement, &self.locations, slice),
                 ORDER_WAIT.as_secs()
             )),
             Some(Answer::Refused(reason)) => Err(format!("slice {slice}: {reason}")),
@@ -475,9 +501,14 @@ impl Slice {
 }
 
 impl Elsewhere for Slice {
-    fn deliver(&self, vcpu: u32, message: Message) {
-        let slice = self.placement.slice_of_cpu(vcpu);
-        self.peers.tell(slice, &Note::Interrupt { vcpu, message });
+    fn deliver(&self, place: Place, vcpu: u32, message: Message) {
+        let version = place.version;
+        let note = Note::Interrupt {
+            vcpu,
+            version,
+            message,
+        };
+        self.peers.tell(place.slice, &note);
     }
 
     fn end_of_interrupt(&self, vector: u8) {
@@ -496,16 +527,33 @@ fn start(
         .map_err(MachineError::Thread)
 }
 
-/// A slice with what it gives, for a message.
+/// Where the vCPUs are before any moves.
+fn at_the_start(placement: &Placement) -> Locations {
+    Locations::new(placement.shares().iter().map(|share| share.cpus))
+}
+
+/// A slice with what it gives, for a message, before any vCPU moved.
 pub fn describe(placement: &Placement, slice: usize) -> String {
+    describe_now(placement, &at_the_start(placement), slice)
+}
+
+/// A slice with what it gives, for a message, and the vCPUs that it has now.
+fn describe_now(placement: &Placement, locations: &Locations, slice: usize) -> String {
     let Some(share) = placement.shares().get(slice) else {
         return format!("node {slice}");
     };
-    let cpus = match placement.cpus_of(slice) {
-        range if range.is_empty() => "no vCPU".to_owned(),
-        range if range.len() == 1 => format!("vCPU {}", range.start),
-        range => format!("vCPUs {} to {}", range.start, range.end - 1),
+    let cpus = match locations.at(slice)[..] {
+        [] => "no vCPU".to_owned(),
+        [only] => format!("vCPU {only}"),
+        [first, .., last] if (last - first + 1) as usize == locations.at(slice).len() => {
+            format!("vCPUs {first} to {last}")
+        }
+        ref several => format!("vCPUs {several:?}"),
     };
     let mib = share.memory_bytes >> 20;
     format!("node {slice} ({cpus}, {mib} MiB of memory)")
 }
+
+#[cfg(test)]
+#[path = "places_tests.rs"]
+mod places_tests;

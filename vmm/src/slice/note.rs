@@ -2,9 +2,9 @@
 //!
 //! | kind | note | `flags` | `count` | `words` | payload |
 //! | --- | --- | --- | --- | --- | --- |
-//! | 128 | interrupt | 0 fixed, 1 level, 2 NMI, 3 INIT, 4 start-up | vCPU | vector | |
+//! | 128 | interrupt | 0 fixed, 1 level, 2 NMI, 3 INIT, 4 start-up | vCPU | vector, version | |
 //! | 129 | end of interrupt | | | vector | |
-//! | 130 | identity | | vCPU | identity | |
+//! | 130 | identity | | vCPU | identity, version | |
 //! | 131 | register access | bit 0: write, bit 1: port | bytes, 1 to 8 | ticket, address, value | |
 //! | 132 | its answer | | bytes | ticket, value | |
 //! | 133 | order | | | ticket | JSON |
@@ -14,6 +14,8 @@
 //! | 137 to 148, 151 to 154 | about devices: see [`super::delegation`] | | | | |
 //! | 149 | look at the clock | | | ticket | |
 //! | 150 | its answer | | | ticket, TSC | |
+//! | 155 | where a vCPU is | | vCPU | slice, version | |
+//! | 156 | where all are | | | | the table |
 //!
 //! Fields that are not named are zero. Decoding is total: every header gives a
 //! note or a named error.
@@ -23,7 +25,7 @@ use weft_wire::Header;
 
 use super::delegation::note as device;
 use super::delegation::{Address, DeviceNote};
-use crate::interrupts::Message;
+use crate::interrupts::{Message, Place};
 
 const INTERRUPT: u8 = 128;
 const END_OF_INTERRUPT: u8 = 129;
@@ -36,6 +38,8 @@ const ENDED: u8 = 135;
 const BEAT: u8 = 136;
 const LOOK: u8 = 149;
 const SEEN: u8 = 150;
+const MOVED: u8 = 155;
+const PLACES: u8 = 156;
 
 const WRITE: u8 = 1;
 const PORT: u8 = 2;
@@ -65,10 +69,12 @@ pub struct RegisterAccess {
 /// What one slice tells another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note<'a> {
-    /// To a vCPU of the receiver.
+    /// To a vCPU of the receiver, if it has not left.
     Interrupt {
         /// Which.
         vcpu: u32,
+        /// As of which version the sender has it there.
+        version: u64,
         /// What.
         message: Message,
     },
@@ -82,7 +88,21 @@ pub enum Note<'a> {
         /// Which vCPU.
         vcpu: u32,
         /// See [`crate::interrupts::Seat::set_identity`].
-        identity: u32,
+        identity: u16,
+        /// As of which version the sender has the vCPU.
+        version: u64,
+    },
+    /// A vCPU moved between two slices that are not the receiver.
+    Moved {
+        /// Which.
+        vcpu: u32,
+        /// Where it is now.
+        place: Place,
+    },
+    /// Where all vCPUs are at the start.
+    Places {
+        /// See [`crate::interrupts::Locations::to_bytes`].
+        table: Vec<u8>,
     },
     /// Asks for a register; answered by `Accessed` with the same ticket.
     Access {
@@ -163,23 +183,37 @@ impl<'a> Note<'a> {
             header
         };
         match self {
-            Self::Interrupt { vcpu, message } => {
+            Self::Interrupt {
+                vcpu,
+                version,
+                message,
+            } => {
                 let (flags, vector) = match *message {
                     Message::Fixed { vector, level } => (u8::from(level), vector),
                     Message::NonMaskable => (2, 0),
                     Message::Init => (3, 0),
                     Message::StartUp { vector } => (4, vector),
                 };
-                let words = [vector.into(), 0, 0];
+                let words = [vector.into(), *version, 0];
                 (header(INTERRUPT, flags, *vcpu, words), &[])
             }
             Self::EndOfInterrupt { vector } => {
                 let words = [(*vector).into(), 0, 0];
                 (header(END_OF_INTERRUPT, 0, 0, words), &[])
             }
-            Self::Identity { vcpu, identity } => {
-                (header(IDENTITY, 0, *vcpu, [(*identity).into(), 0, 0]), &[])
+            Self::Identity {
+                vcpu,
+                identity,
+                version,
+            } => {
+                let words = [(*identity).into(), *version, 0];
+                (header(IDENTITY, 0, *vcpu, words), &[])
             }
+            Self::Moved { vcpu, place } => {
+                let words = [place.slice as u64, place.version, 0];
+                (header(MOVED, 0, *vcpu, words), &[])
+            }
+            Self::Places { table } => (header(PLACES, 0, 0, [0; 3]), table),
             Self::Access { ticket, access } => {
                 let mut flags = if access.value.is_some() { WRITE } else { 0 };
                 flags |= if access.space == Space::Port { PORT } else { 0 };
@@ -207,6 +241,7 @@ impl<'a> Note<'a> {
         let note = match kind {
             INTERRUPT => Self::Interrupt {
                 vcpu,
+                version: second,
                 message: match header.flags {
                     0 | 1 => Message::Fixed {
                         vector: byte(first)?,
@@ -225,7 +260,18 @@ impl<'a> Note<'a> {
             },
             IDENTITY => Self::Identity {
                 vcpu,
-                identity: u32::try_from(first).map_err(|_| impossible)?,
+                identity: u16::try_from(first).map_err(|_| impossible)?,
+                version: second,
+            },
+            MOVED => Self::Moved {
+                vcpu,
+                place: Place {
+                    slice: byte(first)?.into(),
+                    version: second,
+                },
+            },
+            PLACES => Self::Places {
+                table: payload.to_vec(),
             },
             ACCESS => Self::Access {
                 ticket: first,
@@ -287,7 +333,11 @@ mod tests {
     use crate::virtio::net::Usage;
 
     fn notes() -> Vec<Note<'static>> {
-        let interrupt = |message| Note::Interrupt { vcpu: 254, message };
+        let interrupt = |message| Note::Interrupt {
+            vcpu: 254,
+            version: 3,
+            message,
+        };
         let access = |space, value| Note::Access {
             ticket: u64::MAX,
             access: RegisterAccess {
@@ -313,7 +363,16 @@ mod tests {
             Note::Identity {
                 vcpu: 3,
                 identity: 0x208,
+                version: u64::MAX,
             },
+            Note::Moved {
+                vcpu: 3,
+                place: Place {
+                    slice: 15,
+                    version: 1 << 47,
+                },
+            },
+            Note::Places { table: vec![1; 24] },
             access(Space::Memory, None),
             access(Space::Port, Some(u64::MAX)),
             Note::Accessed {
@@ -379,7 +438,7 @@ mod tests {
                 status: Status::IoError,
                 data: Vec::new().into(),
             }),
-            DeviceNote::Frames(vec![13; 17]),
+            DeviceNote::Frames(vec![13; 17].into()),
             DeviceNote::Taken { bytes: 1 << 20 },
             DeviceNote::Use(Usage {
                 features: u64::MAX,

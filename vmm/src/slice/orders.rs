@@ -48,8 +48,8 @@ pub enum Order {
 pub enum Answer {
     /// It is done.
     Done,
-    /// To `Status`: of the slice's own vCPUs, in order.
-    Status(Vec<VcpuStage>),
+    /// To `Status`: of the slice's own vCPUs, by number.
+    Status(BTreeMap<u32, VcpuStage>),
     /// To `Counters`.
     Counters(BTreeMap<String, u64>),
     /// To `Pages`.

@@ -11,11 +11,13 @@ use super::peers::{Peers, Take};
 use super::questions::Questions;
 use super::registers::{Asked, AskedSender};
 use crate::clock::host_tsc;
-use crate::interrupts::Hub;
+use crate::interrupts::{Hub, LocationError, Locations};
 
 /// What notes are for. None of it waits.
 pub(super) struct Router {
     pub hub: Arc<Hub>,
+    /// Where the vCPUs are at the start.
+    pub first: Locations,
     pub peers: Arc<Peers>,
     pub registers: Arc<Questions<u64>>,
     pub delegation: Arc<Delegation>,
@@ -28,6 +30,13 @@ pub(super) struct Router {
 }
 
 impl Router {
+    /// Who says what cannot be true is broken.
+    fn believe(&self, from: usize, outcome: Result<(), LocationError>) {
+        if let Err(error) = outcome {
+            self.peers.lost(from, &error.to_string());
+        }
+    }
+
     fn queue<T>(&self, from: usize, queue: &SyncSender<T>, value: T) {
         if let Err(TrySendError::Full(_)) = queue.try_send(value) {
             self.peers.lost(from, "it asks for more than it may");
@@ -38,13 +47,26 @@ impl Router {
 impl Take for Router {
     fn take(&self, from: usize, note: Note) {
         match note {
-            Note::Interrupt { vcpu, message } => drop(self.hub.deliver(vcpu, message, None)),
+            Note::Interrupt {
+                vcpu,
+                version,
+                message,
+            } => self.believe(from, self.hub.receive(vcpu, message, version)),
             Note::EndOfInterrupt { vector } => self.hub.end_at_io_apic(vector, None),
-            Note::Identity { vcpu, identity } => {
-                if let Some(seat) = self.hub.seat(vcpu) {
-                    seat.set_identity(identity);
-                }
+            Note::Identity {
+                vcpu,
+                identity,
+                version,
+            } => self.believe(from, self.hub.identify(vcpu, identity, version)),
+            // Only the bootstrap slice has vCPUs moved.
+            Note::Moved { vcpu, place } if from == BOOTSTRAP => {
+                self.believe(from, self.hub.moved(vcpu, place).map(drop));
             }
+            Note::Moved { vcpu, .. } => {
+                let reason = format!("it says where vCPU {vcpu} is, which only node 0 does");
+                self.peers.lost(from, &reason);
+            }
+            Note::Places { table } => self.believe(from, self.first.compare(&table)),
             Note::Access { ticket, access } => {
                 let asked = Asked {
                     from,

@@ -45,8 +45,6 @@ pub(super) struct TimekeeperParts {
     pub reference: Reference,
     pub clock: Arc<Clock>,
     pub hub: Arc<Hub>,
-    /// Of this slice.
-    pub vcpus: std::ops::Range<u32>,
     pub peers: Arc<Peers>,
     pub looks: Arc<Questions<(u64, u64)>>,
     pub counters: Arc<TimeCounters>,
@@ -147,7 +145,7 @@ impl Timekeeper {
         self.parts.clock.shift(step);
         self.parts.counters.steps.fetch_add(1, Ordering::Relaxed);
         // One that does nothing but compute would not see it for long.
-        for vcpu in self.parts.vcpus.clone() {
+        for vcpu in self.parts.hub.vcpus_here() {
             if let Some(seat) = self.parts.hub.seat(vcpu) {
                 seat.doorbell.ring();
             }
@@ -241,7 +239,6 @@ mod tests {
             },
             clock: clock.clone(),
             hub: Hub::new(2),
-            vcpus: 1..2,
             peers: peers.clone(),
             looks: looks.clone(),
             counters: counters.clone(),

@@ -137,6 +137,11 @@ pub fn pages(segments: &[Segment]) -> Vec<u64> {
     pages
 }
 
+/// The page that a byte is in.
+fn page_of(address: u64) -> u64 {
+    address & !(PAGE_SIZE - 1)
+}
+
 /// A piece of a copy that lies in one page: where, and which bytes of the data.
 type InPage = (u64, Range<usize>);
 
@@ -164,53 +169,59 @@ fn by_pages(memory: &DeviceMemory, parts: &[Segment]) -> Vec<InPage> {
 /// Pins the pages of some pieces, if none of them has to be waited for.
 fn hold<'a>(memory: &'a DeviceMemory, pieces: &[InPage], access: Access) -> Option<Held<'a>> {
     let pages = pieces.iter().map(|(at, _)| at & !(PAGE_SIZE - 1));
-    memory.hold(pages.collect(), access)
+    memory.hold(pages, access)
+}
+
+/// Copies the pieces of `parts` one after the other, with `one`, which is told whether
+/// the piece's page is held: how many bytes.
+fn copy(
+    memory: &DeviceMemory,
+    parts: &[Segment],
+    access: Access,
+    mut one: impl FnMut(u64, Range<usize>, bool) -> bool,
+) -> usize {
+    let mut done = 0;
+    for pieces in by_pages(memory, parts).chunks(HELD_MAX) {
+        let held = hold(memory, pieces, access);
+        let copied = pieces
+            .iter()
+            .take_while(|(at, range)| one(*at, range.clone(), held.is_some()))
+            .count();
+        memory.release();
+        if let Some((_, last)) = pieces[..copied].last() {
+            done = last.end;
+        }
+        if copied < pieces.len() {
+            break;
+        }
+    }
+    done
 }
 
 /// Copies bytes out of `segments`, from `skip` bytes in: how many there were.
 pub fn copy_out(memory: &DeviceMemory, segments: &[Segment], skip: u64, data: &mut [u8]) -> usize {
-    let mut done = 0;
-    for pieces in by_pages(memory, &part(segments, skip, data.len() as u64)).chunks(HELD_MAX) {
-        let held = hold(memory, pieces, Access::Read);
-        for (at, range) in pieces {
-            let to = &mut data[range.clone()];
-            let read = match held {
-                Some(_) => memory
-                    .within_page(*at, to.len())
-                    .is_ok_and(|from| from.read_slice(to, 0).is_ok()),
-                None => memory.read_slice(to, GuestAddress(*at)).is_ok(),
-            };
-            if !read {
-                memory.release();
-                return done;
-            }
-            done = range.end;
+    let parts = part(segments, skip, data.len() as u64);
+    copy(memory, &parts, Access::Read, |at, range, held| {
+        let to = &mut data[range];
+        match held {
+            true => memory
+                .within_page(at, to.len())
+                .is_ok_and(|from| from.read_slice(to, 0).is_ok()),
+            false => memory.read_slice(to, GuestAddress(at)).is_ok(),
         }
-        memory.release();
-    }
-    done
+    })
 }
 
 /// Copies bytes into `segments`, from `skip` bytes in: how many fitted.
 pub fn copy_in(memory: &DeviceMemory, segments: &[Segment], skip: u64, data: &[u8]) -> usize {
-    let mut done = 0;
-    for pieces in by_pages(memory, &part(segments, skip, data.len() as u64)).chunks(HELD_MAX) {
-        let held = hold(memory, pieces, Access::Write);
-        for (at, range) in pieces {
-            let from = &data[range.clone()];
-            let written = match held {
-                Some(_) => put(memory, *at, from),
-                None => memory.write_slice(from, GuestAddress(*at)).is_ok(),
-            };
-            if !written {
-                memory.release();
-                return done;
-            }
-            done = range.end;
+    let parts = part(segments, skip, data.len() as u64);
+    copy(memory, &parts, Access::Write, |at, range, held| {
+        let from = &data[range];
+        match held {
+            true => put(memory, at, from),
+            false => memory.write_slice(from, GuestAddress(at)).is_ok(),
         }
-        memory.release();
-    }
-    done
+    })
 }
 
 /// Copies all of `data` into `segments`, from `skip` bytes in, if no page has to be
@@ -437,13 +448,26 @@ impl Ring {
         if let Some(last) = chain.writable.last() {
             written.push(last.end() - 1);
         }
+        let written = written.into_iter().map(page_of).collect();
+        (written, self.page_of_wish())
+    }
+
+    /// Pages of which [`Ring::push`] of any chains writes the first and
+    /// [`Ring::signal`] reads the last.
+    pub fn pages_of_answers(&self) -> (Vec<u64>, u64) {
+        let (size, used) = (u64::from(self.queue.size()), self.queue.used_ring());
+        let last = page_of(used + 4 + 8 * size - 1);
+        let written = (page_of(used)..=last).step_by(PAGE_SIZE as usize);
+        (written.collect(), self.page_of_wish())
+    }
+
+    /// The page where the driver says what it wants to hear of.
+    fn page_of_wish(&self) -> u64 {
         let event = match self.queue.event_idx_enabled() {
-            true => 4 + 2 * size,
+            true => 4 + 2 * u64::from(self.queue.size()),
             false => 0,
         };
-        let page = |address: u64| address & !(PAGE_SIZE - 1);
-        let written = written.into_iter().map(page).collect();
-        (written, page(self.queue.avail_ring() + event))
+        page_of(self.queue.avail_ring() + event)
     }
 
     /// Tells the driver of what was pushed, if it wants to hear (2.7.7, 2.7.10).

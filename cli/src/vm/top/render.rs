@@ -27,6 +27,7 @@ fn vcpus(sample: &Sample) -> String {
     let headings = [
         ("vCPU", Right),
         ("node", Right),
+        ("moves", Right),
         ("state", Left),
         ("exits/s", Right),
         ("interrupts/s", Right),
@@ -40,6 +41,7 @@ fn vcpus(sample: &Sample) -> String {
             vec![
                 vcpu.vcpu.to_string(),
                 vcpu.node.to_string(),
+                vcpu.version.to_string(),
                 vcpu.state.clone(),
                 whole(vcpu.exits),
                 whole(vcpu.interrupts),

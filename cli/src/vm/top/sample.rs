@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use weft_node::size::PAGE_BYTES;
-use weft_vmm::api::{Counters, VmView};
+use weft_vmm::api::{Counters, LocationView, VmView};
 
 /// Counters of a vCPU that stand for leaving the guest's code.
 const EXITS: [&str; 7] = [
@@ -30,6 +30,8 @@ pub struct VcpuSample {
     pub vcpu: u32,
     /// Where it is.
     pub node: usize,
+    /// How often it moved until it was there.
+    pub version: u64,
     /// What it does.
     pub state: String,
     /// How often it left the guest's code.
@@ -102,12 +104,12 @@ impl Sample {
                 0.0
             }
         };
-        let placement = now.view.configuration.placement();
-        let vcpu = |(vcpu, state): (u32, &String)| {
+        let vcpu = |(vcpu, (state, location)): (u32, (&String, &LocationView))| {
             let of = |name: &str| rate(format!("vcpu{vcpu}.{name}"));
             VcpuSample {
                 vcpu,
-                node: placement.slice_of_cpu(vcpu),
+                node: location.node,
+                version: location.version,
                 state: state.clone(),
                 exits: EXITS.iter().map(|name| of(name)).sum(),
                 interrupts: of("interrupts"),
@@ -145,7 +147,10 @@ impl Sample {
             state: now.view.state.name().to_owned(),
             uptime_s: now.counters.uptime_s,
             seconds,
-            vcpus: (0..).zip(&now.view.vcpus).map(vcpu).collect(),
+            vcpus: (0..)
+                .zip(now.view.vcpus.iter().zip(&now.view.locations))
+                .map(vcpu)
+                .collect(),
             nodes: (0..now.view.configuration.slices.len()).map(node).collect(),
         }
     }
@@ -181,6 +186,9 @@ mod tests {
                 guest_time_s: uptime_s,
                 restarts: 0,
                 vcpus: vec!["running".into(), "halted".into()],
+                locations: [(0, 0), (1, 4)]
+                    .map(|(node, version)| LocationView { node, version })
+                    .into(),
                 console: ConsoleView::Stdio,
                 configuration,
             },
@@ -213,6 +221,7 @@ mod tests {
         let sample = Sample::between(&before, &now);
         let vcpu = &sample.vcpus[1];
         assert_eq!((vcpu.node, vcpu.exits, vcpu.waited), (1, 12.0, 0.25));
+        assert_eq!((sample.vcpus[0].version, vcpu.version), (0, 4));
         assert_eq!((sample.vcpus[0].node, sample.vcpus[0].exits), (0, 0.0));
         let node = &sample.nodes[1];
         assert_eq!((node.messages_sent, node.faults), (4.0, 3.0));

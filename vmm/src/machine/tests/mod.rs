@@ -129,7 +129,7 @@ fn requests_are_refused_in_the_wrong_stage() {
     ));
     ask(&machine, Request::Pause);
     assert_eq!(status(&machine).stage, Stage::Paused);
-    assert_eq!(status(&machine).vcpus, [VcpuStage::Paused]);
+    assert_eq!(status(&machine).vcpus, [(0, VcpuStage::Paused)].into());
     ask(&machine, Request::Stop);
     assert_eq!(status(&machine).end, Some(End::Stopped));
     assert!(matches!(
@@ -162,7 +162,8 @@ fn a_guest_ends_the_machine_in_each_way() {
         let (machine, _) = rig.built();
         ask(&machine, Request::Run);
         assert_eq!(machine.handle().wait(PATIENCE), Some(end.clone()));
-        assert_eq!(status(&machine).vcpus, [VcpuStage::Finished; 2]);
+        let finished = [0, 1].map(|vcpu| (vcpu, VcpuStage::Finished));
+        assert_eq!(status(&machine).vcpus, finished.into());
         assert_eq!(machine.finish(), Some(end));
     }
 }

@@ -1,5 +1,6 @@
 //! The frames of networks between slices, and what slice 0 says of their use.
 
+use std::borrow::Cow;
 use std::io;
 use std::sync::Arc;
 
@@ -183,11 +184,11 @@ impl Delegation {
         &self,
         from: usize,
         pair: Address,
-        batch: Vec<u8>,
+        batch: Cow<'_, [u8]>,
     ) -> Result<(), String> {
         match self.way(from, pair)? {
             Way::Switch(switch) => switch.put(pair.index(), &batch),
-            Way::Inbox(inbox) => inbox.put(batch),
+            Way::Inbox(inbox) => inbox.put(batch.into_owned()),
         }
     }
 

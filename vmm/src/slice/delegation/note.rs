@@ -129,7 +129,7 @@ pub enum DeviceNote<'a> {
     Answered(Answer<'a>),
     /// Frames of a pair, to its network or from it, as
     /// [`crate::virtio::net`] puts them together.
-    Frames(Vec<u8>),
+    Frames(Cow<'a, [u8]>),
     /// Frames that were sent are done with.
     Taken {
         /// Bytes of their batches.
@@ -300,7 +300,7 @@ impl<'a> DeviceNote<'a> {
                 },
                 data: payload.into(),
             }),
-            FRAMES => Self::Frames(payload.to_vec()),
+            FRAMES => Self::Frames(payload.into()),
             TAKEN => Self::Taken { bytes: first },
             USE => Self::Use(Usage {
                 features: first,

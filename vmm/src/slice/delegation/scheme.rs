@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use crate::machine::{DataPath, Placement};
+use crate::interrupts::Locations;
+use crate::machine::DataPath;
 
 /// A device's queues, dealt to slices. A *unit* is what one handler serves: a queue
 /// of a disk, a pair of queues of a network.
@@ -19,20 +20,20 @@ impl Scheme {
     /// A device that `owner` has, of `units` of `unit_queues` queues each. With
     /// `bypass` unit `u` of as many as there are vCPUs is served where vCPU `u` is,
     /// for Linux gives it to that vCPU; of fewer units each serves the vCPUs that
-    /// follow one another, as Linux deals them.
+    /// follow one another, as Linux deals them. Units stay there when vCPUs move.
     pub fn new(
-        placement: &Placement,
+        locations: &Locations,
         owner: usize,
         path: DataPath,
         units: u16,
         unit_queues: u16,
     ) -> Self {
-        let cpus = u64::from(placement.cpus());
+        let cpus = u64::from(locations.cpus());
         let server = |unit: u16| match path {
             DataPath::Dsm => owner,
             DataPath::Bypass => {
                 let cpu = u64::from(unit) * cpus / u64::from(units.max(1));
-                placement.slice_of_cpu(cpu as u32)
+                locations.of(cpu as u32).map_or(owner, |place| place.slice)
             }
         };
         Self {
@@ -81,13 +82,13 @@ mod tests {
 
     #[test]
     fn units_follow_the_vcpus_or_stay_with_the_device() {
-        let placement = Placement::deal(2, 4, 256 << 20).unwrap();
-        let of = |path, units| Scheme::new(&placement, 1, path, units, 1).servers;
+        let locations = Locations::new([2, 2]);
+        let of = |path, units| Scheme::new(&locations, 1, path, units, 1).servers;
         assert_eq!(of(DataPath::Bypass, 4), [0, 0, 1, 1]);
         assert_eq!(of(DataPath::Bypass, 2), [0, 1]);
         assert_eq!(of(DataPath::Bypass, 1), [0]);
         assert_eq!(of(DataPath::Dsm, 4), [1; 4]);
-        let pairs = Scheme::new(&placement, 0, DataPath::Bypass, 4, 2);
+        let pairs = Scheme::new(&locations, 0, DataPath::Bypass, 4, 2);
         assert_eq!(pairs.queues(2), 4..6);
         assert_eq!((pairs.server_of_queue(5), pairs.server_of_queue(8)), (1, 0));
         assert_eq!(pairs.units_of(1).collect::<Vec<_>>(), [2, 3]);

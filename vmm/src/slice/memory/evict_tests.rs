@@ -12,6 +12,7 @@ use weft_soft::{Access, Memory};
 use super::tests::{PAGE, RAM, Rig};
 use super::*;
 use crate::memory::Ram;
+use crate::random::Random;
 
 const PAGES: u64 = RAM / PAGE;
 /// Room for pages of other slices' parts, in the tests here.
@@ -166,7 +167,7 @@ fn what_is_used_again_stays() {
 /// budget: none is lost, and nobody gets stuck.
 fn soak(seed: u64, rounds: u64) {
     const USERS: u64 = 2;
-    let mut random = Random(seed);
+    let mut random = Random::new(pattern(seed, 0));
     let nodes = 2 + random.below(2) as u8;
     let first = random.below(PAGES / 2);
     let others = 16 + random.below(64);
@@ -181,33 +182,24 @@ fn soak(seed: u64, rounds: u64) {
         page * PAGE
     };
     let deadline = Instant::now() + Duration::from_secs(120);
-    let threads: Vec<_> = (0..u64::from(nodes) * USERS)
-        .map(|number| {
-            let mut user = rig.user((number % u64::from(nodes)) as usize);
-            let mut random = Random(seed ^ number << 32);
-            spawn(move || {
-                user.inside();
-                for _ in 0..rounds {
-                    assert!(Instant::now() < deadline, "stuck");
-                    let place = address(random.below(pages));
-                    match random.below(3) {
-                        0 => {
-                            user.word(place, Access::Read).load(Ordering::Relaxed);
-                        }
-                        _ => {
-                            user.word(place, Access::Write)
-                                .fetch_add(1, Ordering::Relaxed);
-                            user.word(0, Access::Write).fetch_add(1, Ordering::Relaxed);
-                        }
-                    }
-                    user.boundary();
+    rig.all_at_once(USERS, |number, user| {
+        let mut random = Random::new(pattern(seed, number << 32));
+        for _ in 0..rounds {
+            assert!(Instant::now() < deadline, "stuck");
+            let place = address(random.below(pages));
+            match random.below(3) {
+                0 => {
+                    user.word(place, Access::Read).load(Ordering::Relaxed);
                 }
-            })
-        })
-        .collect();
-    for thread in threads {
-        thread.join().unwrap();
-    }
+                _ => {
+                    user.word(place, Access::Write)
+                        .fetch_add(1, Ordering::Relaxed);
+                    user.word(0, Access::Write).fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            user.boundary();
+        }
+    });
     let mut user = rig.user(0);
     user.inside();
     let places: std::collections::BTreeSet<u64> = (0..pages).map(address).collect();
@@ -221,19 +213,6 @@ fn soak(seed: u64, rounds: u64) {
     drop(user);
     assert_eq!(all, sum, "seed {seed}");
     rig.end();
-}
-
-/// A stream of numbers that a seed decides.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % bound
-    }
 }
 
 #[test]

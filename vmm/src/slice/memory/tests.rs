@@ -15,6 +15,7 @@ use weft_wire::Header;
 
 use super::*;
 use crate::memory::Ram;
+use crate::random::Random;
 
 pub(super) const RAM: u64 = 8 << 20;
 pub(super) const PAGE: u64 = 4096;
@@ -105,7 +106,8 @@ impl Rig {
             rig.threads.push(spawn(move || evictor.keep_to_budget()));
             let shell = memory.clone();
             rig.threads.push(spawn(move || {
-                let mut random = u64::from(node) + 1;
+                // Of two seeds that differ in the lowest bit alone the sequence is one.
+                let mut random = Random::new(2 * u64::from(node));
                 while !shell.is_over() {
                     let Ok((from, header, payload)) =
                         receiver.recv_timeout(Duration::from_millis(50))
@@ -113,11 +115,7 @@ impl Rig {
                         continue;
                     };
                     if !delay.is_zero() {
-                        random = random
-                            .wrapping_mul(6_364_136_223_846_793_005)
-                            .wrapping_add(1);
-                        let share = (random >> 40) as u32 % 256;
-                        std::thread::sleep(delay * share / 256);
+                        std::thread::sleep(delay * random.below(256) as u32 / 256);
                     }
                     shell.receive(from, &header, &payload).unwrap();
                 }
@@ -142,6 +140,22 @@ impl Rig {
             mailbox: self.machines[node].join(),
             known: HashMap::new(),
         }
+    }
+
+    /// Has so many users of each slice do `work` at the same time, each with its number,
+    /// until all are done. They are inside when it begins.
+    pub(super) fn all_at_once(&self, users: u64, work: impl Fn(u64, &mut User) + Sync) {
+        let nodes = self.memories.len() as u64;
+        let work = &work;
+        std::thread::scope(|scope| {
+            for number in 0..nodes * users {
+                let mut user = self.user((number % nodes) as usize);
+                scope.spawn(move || {
+                    user.inside();
+                    work(number, &mut user);
+                });
+            }
+        });
     }
 
     /// Ends all threads; nothing must have failed.
@@ -250,32 +264,23 @@ impl Drop for User {
 }
 
 /// Increments of words that all users share: none is lost.
-pub(super) fn increments(rig: Rig, users: usize, rounds: u64) {
+pub(super) fn increments(rig: Rig, users: u64, rounds: u64) {
     const WORDS: u64 = 5;
-    let nodes = rig.memories.len();
+    let nodes = rig.memories.len() as u64;
     // On three pages of two chunks.
     let address = |word: u64| 0x1f_e000 + word * 2048;
-    let threads: Vec<_> = (0..nodes * users)
-        .map(|number| {
-            let mut user = rig.user(number % nodes);
-            spawn(move || {
-                user.inside();
-                for round in 0..rounds {
-                    let word = (round * 7 + number as u64) % WORDS;
-                    if round % 3 == 0 {
-                        user.word(address(word), Access::Read)
-                            .load(Ordering::Relaxed);
-                    }
-                    user.word(address(word), Access::Write)
-                        .fetch_add(1, Ordering::Relaxed);
-                    user.boundary();
-                }
-            })
-        })
-        .collect();
-    for thread in threads {
-        thread.join().unwrap();
-    }
+    rig.all_at_once(users, |number, user| {
+        for round in 0..rounds {
+            let word = (round * 7 + number) % WORDS;
+            if round % 3 == 0 {
+                user.word(address(word), Access::Read)
+                    .load(Ordering::Relaxed);
+            }
+            user.word(address(word), Access::Write)
+                .fetch_add(1, Ordering::Relaxed);
+            user.boundary();
+        }
+    });
     let mut user = rig.user(0);
     user.inside();
     let total: u64 = (0..WORDS)
@@ -285,7 +290,7 @@ pub(super) fn increments(rig: Rig, users: usize, rounds: u64) {
         })
         .sum();
     drop(user);
-    assert_eq!(total, (nodes * users) as u64 * rounds);
+    assert_eq!(total, nodes * users * rounds);
     rig.end();
 }
 

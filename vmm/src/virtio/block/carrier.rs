@@ -10,6 +10,7 @@ use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -84,6 +85,8 @@ pub struct Inbox {
     arrived: EventFd,
     /// The queue's handler, while it runs.
     hands: Mutex<Option<Hands>>,
+    /// Who asks now looks for answers afterwards.
+    attended: AtomicBool,
 }
 
 #[derive(Default)]
@@ -130,6 +133,7 @@ impl Inbox {
             waiting: Mutex::default(),
             arrived: EventFd::new(EFD_NONBLOCK)?,
             hands: Mutex::default(),
+            attended: AtomicBool::new(false),
         }))
     }
 
@@ -166,6 +170,9 @@ impl Inbox {
             },
         });
         drop(waiting);
+        if self.attended.load(Ordering::SeqCst) {
+            return;
+        }
         // Whoever was told of the first takes all.
         if !self.work(Cause::Ready(0)) && first {
             // A full counter wakes as well.
@@ -334,6 +341,15 @@ impl Carrier {
             }
         }
         None
+    }
+
+    /// Nobody is woken for answers while `ask` runs, which may bring some: the caller
+    /// looks for them then.
+    pub fn attended<T>(&mut self, ask: impl FnOnce(&mut Self) -> T) -> T {
+        self.inbox.attended.store(true, Ordering::SeqCst);
+        let asked = ask(self);
+        self.inbox.attended.store(false, Ordering::SeqCst);
+        asked
     }
 
     /// Whoever serves the queue.

@@ -140,7 +140,7 @@ impl BlockHandler {
             let (written, read) = self.ring.pages_of_answer(&ended.request.chain);
             let held = memory
                 .hold(written, Access::Write)
-                .zip(memory.hold(vec![read], Access::Read));
+                .zip(memory.hold([read], Access::Read));
             if held.is_none() {
                 self.unanswered = Some(ended);
                 return Ok(Progress::More);
@@ -247,7 +247,12 @@ impl Handler for BlockHandler {
         };
         match (&mut *engine, cause) {
             (Engine::Carried(carrier), Cause::Ready(_)) => self.answer_at_hand(carrier),
-            (Engine::Carried(carrier), Cause::Kick(_)) => self.take_at_hand(carrier),
+            (Engine::Carried(carrier), Cause::Kick(_)) => {
+                match carrier.attended(|carrier| self.take_at_hand(carrier))? {
+                    Progress::Idle if !carrier.is_idle() => self.answer_at_hand(carrier),
+                    taken => Ok(taken),
+                }
+            }
             _ => Ok(Progress::More),
         }
     }

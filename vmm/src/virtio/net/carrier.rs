@@ -2,8 +2,8 @@
 //!
 //! Invariants: at most a window of frames is under way each way, so that what the
 //! links hold is bounded; a frame of the driver is given back to it only when it
-//! was sent on, and never lost here; guest memory is touched by the pair's own
-//! thread only.
+//! was sent on, and never lost here; guest memory is touched by whoever has the pair
+//! in hand: its own thread, or that which brings frames, as far as it need not wait.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -13,10 +13,11 @@ use std::sync::{Arc, Mutex};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::Link;
-use super::frames::{self, BATCH_MAX, Credit, Debt, cost};
+use super::frames::{self, Batch, Credit, Debt, cost};
 use crate::memory::DeviceMemory;
 use crate::pci::lock;
 use crate::virtio::ring::{Segment, copy_out, total};
+use crate::virtio::worker::{Cause, Hands};
 
 /// The way to the slice at the other end. Never waits.
 pub trait Carry: Send + Sync {
@@ -38,6 +39,8 @@ struct Arrived {
 pub struct Inbox {
     state: Mutex<Arrived>,
     arrived: EventFd,
+    /// The way to whoever serves the pair.
+    hands: Mutex<Option<Hands>>,
 }
 
 impl Inbox {
@@ -54,10 +57,12 @@ impl Inbox {
                 blocked: false,
             }),
             arrived: EventFd::new(EFD_NONBLOCK)?,
+            hands: Mutex::default(),
         }))
     }
 
-    /// Frames for the guest came.
+    /// Frames for the guest came: it gets them here and now where that needs no
+    /// waiting.
     ///
     /// # Errors
     /// They are none, or too many.
@@ -67,7 +72,10 @@ impl Inbox {
         state.debt.receive(batch.len())?;
         state.batches.push_back(batch);
         drop(state);
-        self.wake();
+        let hands = lock(&self.hands).clone();
+        if !hands.is_some_and(|hands| hands.work(Cause::Ready(0))) {
+            self.wake();
+        }
         Ok(())
     }
 
@@ -100,7 +108,7 @@ pub struct Carrier {
     current: Vec<u8>,
     at: usize,
     /// Frames of the driver that were not sent yet.
-    batch: Vec<u8>,
+    batch: Batch,
 }
 
 impl Carrier {
@@ -111,14 +119,15 @@ impl Carrier {
             inbox,
             current: Vec::new(),
             at: 0,
-            batch: Vec::with_capacity(BATCH_MAX),
+            batch: Batch::new(),
         }
     }
 
     fn send_batch(&mut self) {
-        if !self.batch.is_empty() {
-            lock(&self.inbox.state).credit.send(self.batch.len());
-            self.carry.frames(&self.batch);
+        let bytes = self.batch.bytes();
+        if !bytes.is_empty() {
+            lock(&self.inbox.state).credit.send(bytes.len());
+            self.carry.frames(bytes);
             self.batch.clear();
         }
     }
@@ -126,7 +135,7 @@ impl Carrier {
     /// Whether `bytes` more may go; if not, there will be word when they may.
     fn has_room(&self, bytes: usize) -> bool {
         let mut state = lock(&self.inbox.state);
-        let room = state.credit.has_room(self.batch.len() + bytes);
+        let room = state.credit.has_room(self.batch.bytes().len() + bytes);
         state.blocked = !room;
         room
     }
@@ -163,19 +172,25 @@ impl Link for Carrier {
 
     fn send(&mut self, memory: &DeviceMemory, frame: &[Segment]) -> io::Result<()> {
         let length = total(frame) as usize;
-        let bytes = cost(length);
-        if !self.has_room(bytes) {
+        if !self.has_room(cost(length)) {
             self.send_batch();
             return Err(ErrorKind::WouldBlock.into());
         }
-        if self.batch.len() + bytes > BATCH_MAX {
+        if !self.batch.fits(length) {
             self.send_batch();
         }
-        copy_out(memory, frame, 0, frames::add(&mut self.batch, length));
+        let room = self.batch.add(length);
+        let copied = copy_out(memory, frame, 0, room);
+        // Nothing of an earlier frame goes with one whose pages did not come.
+        room[copied..].fill(0);
         Ok(())
     }
 
     fn finish(&mut self) {
         self.send_batch();
+    }
+
+    fn lend(&mut self, hands: Hands) {
+        *lock(&self.inbox.hands) = Some(hands);
     }
 }

@@ -31,12 +31,50 @@ pub const fn cost(length: usize) -> usize {
     LENGTH + length
 }
 
-/// Makes room for a frame at the end of a batch.
-pub fn add(batch: &mut Vec<u8>, length: usize) -> &mut [u8] {
-    batch.extend((length as u32).to_le_bytes());
-    let start = batch.len();
-    batch.resize(start + length, 0);
-    &mut batch[start..]
+/// Adds a frame at the end of a batch.
+pub fn add(batch: &mut Vec<u8>, frame: &[u8]) {
+    batch.extend((frame.len() as u32).to_le_bytes());
+    batch.extend_from_slice(frame);
+}
+
+/// A batch that is filled in place, again and again.
+pub struct Batch {
+    bytes: Box<[u8]>,
+    filled: usize,
+}
+
+impl Batch {
+    /// An empty one.
+    pub fn new() -> Self {
+        Self {
+            bytes: vec![0; BATCH_MAX].into(),
+            filled: 0,
+        }
+    }
+
+    /// Whether a frame of `length` bytes fits.
+    pub fn fits(&self, length: usize) -> bool {
+        self.filled + cost(length) <= BATCH_MAX
+    }
+
+    /// Room for a frame of `length` bytes, which must fit. What is in it is left over
+    /// from earlier ones: all of it is to be written.
+    pub fn add(&mut self, length: usize) -> &mut [u8] {
+        let (head, rest) = self.bytes[self.filled..].split_at_mut(LENGTH);
+        head.copy_from_slice(&(length as u32).to_le_bytes());
+        self.filled += cost(length);
+        &mut rest[..length]
+    }
+
+    /// What was added.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.filled]
+    }
+
+    /// Nothing was.
+    pub fn clear(&mut self) {
+        self.filled = 0;
+    }
 }
 
 /// The first frame of what is left of a batch, which goes on behind it.
@@ -151,18 +189,27 @@ mod tests {
 
     #[test]
     fn batches_come_apart_as_they_were_put_together() {
-        let mut batch = Vec::new();
+        let (mut grown, mut filled) = (Vec::new(), Batch::new());
         let lengths = [13, 72, HEADER + FRAME_MAX];
-        for (byte, length) in (1..).zip(lengths) {
-            add(&mut batch, length).fill(byte);
+        // The second time over what is left of the first.
+        for _ in 0..2 {
+            grown.clear();
+            filled.clear();
+            for (byte, length) in (1..).zip(lengths) {
+                add(&mut grown, &vec![byte; length]);
+                assert!(filled.fits(length));
+                filled.add(length).fill(byte);
+            }
+            assert!(!filled.fits(BATCH_MAX - cost(HEADER + FRAME_MAX)));
+            assert!(filled.bytes() == grown);
+            assert_eq!(grown.len(), lengths.map(cost).iter().sum::<usize>());
+            assert_eq!(check(&grown), Ok(()));
+            let mut rest = &grown[..];
+            for (byte, length) in (1..).zip(lengths) {
+                assert!(next(&mut rest).unwrap() == vec![byte; length]);
+            }
+            assert_eq!(next(&mut rest), None);
         }
-        assert_eq!(batch.len(), lengths.map(cost).iter().sum::<usize>());
-        assert_eq!(check(&batch), Ok(()));
-        let mut rest = &batch[..];
-        for (byte, length) in (1..).zip(lengths) {
-            assert!(next(&mut rest).unwrap() == vec![byte; length]);
-        }
-        assert_eq!(next(&mut rest), None);
     }
 
     #[test]
@@ -170,7 +217,7 @@ mod tests {
         let with = |lengths: &[usize]| {
             let mut batch = Vec::new();
             for length in lengths {
-                add(&mut batch, *length);
+                add(&mut batch, &vec![0; *length]);
             }
             check(&batch)
         };

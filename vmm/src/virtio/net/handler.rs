@@ -5,11 +5,13 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 
 use vmm_sys_util::epoll::EventSet;
+use weft_soft::Access;
 
 use super::{FEATURE_MERGE, FRAME_MAX, HEADER, Link, Shared, control};
+use crate::memory::DeviceMemory;
 use crate::pci::lock;
-use crate::virtio::ring::{CHAIN_MAX, Chain, total};
-use crate::virtio::worker::{Cause, Handler, Progress};
+use crate::virtio::ring::{CHAIN_MAX, Chain, copy_in_held, total};
+use crate::virtio::worker::{Cause, Handler, Hands, Progress};
 use crate::virtio::{Fault, Ring};
 
 /// Frames in one call, each way.
@@ -229,6 +231,66 @@ impl Pair {
     }
 }
 
+/// On the thread of whoever brings frames: nothing may be waited for.
+impl Pair {
+    /// Frames from the link, as long as there are buffers whose pages are here. What is
+    /// left is for the pair's own thread, and so is whatever went wrong: it may be that a
+    /// page was not there.
+    fn bring_at_hand(&mut self, link: &mut dyn Link) -> Progress {
+        let memory = self.receive.shared_memory();
+        let (written, read) = self.receive.pages_of_answers();
+        let held = memory
+            .hold(written, Access::Write)
+            .zip(memory.hold(vec![read], Access::Read));
+        if held.is_none() {
+            return Progress::More;
+        }
+        let progress = memory.at_hand(|| {
+            for _ in 0..BATCH {
+                match link.receive(&mut self.frame) {
+                    Ok(Some(length)) => self.waiting = Some(length),
+                    Ok(None) => return Progress::Idle,
+                    Err(error) => {
+                        self.lost(&error);
+                        return Progress::More;
+                    }
+                }
+                if !self.place_at_hand(&memory) {
+                    return Progress::More;
+                }
+                self.waiting = None;
+            }
+            Progress::More
+        });
+        self.receive.signal();
+        progress
+    }
+
+    /// Puts the frame that waits into one buffer, if it fits and its pages are here.
+    fn place_at_hand(&mut self, memory: &DeviceMemory) -> bool {
+        let Some(length) = self.waiting else {
+            return false;
+        };
+        let before = self.receive.next_available();
+        let popped = self.receive.pop();
+        let Ok(Some(chain)) = popped else {
+            if self.receive.next_available() != before {
+                self.receive.unpop();
+            }
+            return false;
+        };
+        self.frame[BUFFERS..HEADER].copy_from_slice(&1_u16.to_le_bytes());
+        let placed = chain.readable.is_empty()
+            && total(&chain.writable) >= length as u64
+            && copy_in_held(memory, &chain.writable, 0, &self.frame[..length]);
+        if !placed {
+            self.receive.unpop();
+            return false;
+        }
+        self.receive.push(&chain, length as u32).is_ok()
+    }
+}
+
 impl Handler for Pair {
     fn rings(&self) -> Vec<&Ring> {
         let mut rings = vec![&self.receive, &self.transmit];
@@ -239,6 +301,21 @@ impl Handler for Pair {
     fn watched(&self) -> Vec<(RawFd, EventSet)> {
         let descriptor = lock(&self.link).descriptor();
         vec![(descriptor, EventSet::IN | EventSet::OUT)]
+    }
+
+    fn lend(&mut self, hands: Hands) {
+        lock(&self.link).lend(hands);
+    }
+
+    fn at_hand(&mut self, _: Cause) -> Result<Progress, Fault> {
+        let link = self.link.clone();
+        let Ok(mut link) = link.try_lock() else {
+            return Ok(Progress::More);
+        };
+        if self.waiting.is_some() || self.down {
+            return Ok(Progress::More);
+        }
+        Ok(self.bring_at_hand(&mut **link))
     }
 
     fn work(&mut self, cause: Cause) -> Result<Progress, Fault> {

@@ -5,6 +5,7 @@ use std::os::fd::RawFd;
 
 use crate::memory::DeviceMemory;
 use crate::virtio::ring::Segment;
+use crate::virtio::worker::Hands;
 
 /// One queue pair's way out. Nothing here blocks.
 pub trait Link: Send {
@@ -34,6 +35,10 @@ pub trait Link: Send {
     fn set_features(&mut self, features: u64) -> io::Result<()> {
         let _ = features;
         Ok(())
+    }
+    /// With these whoever brings frames may have the pair take them on his thread.
+    fn lend(&mut self, hands: Hands) {
+        let _ = hands;
     }
     /// Whether frames shall come in here.
     fn set_attached(&mut self, attached: bool) {

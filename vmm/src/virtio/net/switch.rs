@@ -14,8 +14,9 @@
 //! [`QUEUE_MAX`] bytes, then are lost, as by any switch. While the driver uses no
 //! pair, frames for it are lost.
 //!
-//! One thread reads the link (`weft-netN`); what a pair sends goes to the link on the
-//! thread that brings it, without another one's turn.
+//! One thread reads the link (`weft-netN`), and has a pair that is served here take what
+//! came, as far as that needs no waiting; what a pair sends goes to the link on the
+//! thread that brings it. So neither costs another thread's turn.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -34,6 +35,7 @@ use super::{FRAME_MAX, HEADER, Link};
 use crate::memory::DeviceMemory;
 use crate::pci::lock;
 use crate::virtio::ring::{Segment, copy_out, total};
+use crate::virtio::worker::{Cause, Hands};
 
 /// Bytes of frames that may wait for a port: as much as Linux lets a TCP window grow,
 /// so that one connection loses nothing.
@@ -82,8 +84,11 @@ struct Line {
 struct Near {
     frames: VecDeque<Vec<u8>>,
     bytes: usize,
+    /// Its server has not heard of the last ones.
+    news: bool,
     /// The pair waits until the link takes more.
     blocked: bool,
+    hands: Option<Hands>,
 }
 
 /// The way to a pair that is served elsewhere.
@@ -375,8 +380,9 @@ impl Switch {
             }
         }
         for port in &self.ports {
-            if let Port::There { far, carry } = port {
-                send_on(far, carry);
+            match port {
+                Port::Here { near, arrived } => hand_over(near, arrived),
+                Port::There { far, carry } => send_on(far, carry),
             }
         }
         more
@@ -386,17 +392,14 @@ impl Switch {
     fn queue(&self, pair: u16, frame: &[u8]) {
         match self.ports.get(usize::from(pair)) {
             None => {}
-            Some(Port::Here { near, arrived }) => {
+            Some(Port::Here { near, .. }) => {
                 let mut near = lock(near);
                 if near.bytes + frame.len() > QUEUE_MAX {
                     return;
                 }
                 near.bytes += frame.len();
                 near.frames.push_back(frame.to_vec());
-                if near.frames.len() == 1 {
-                    // A full counter wakes as well.
-                    let _ = arrived.write(1);
-                }
+                near.news = true;
             }
             Some(Port::There { far, carry }) => {
                 let mut state = lock(far);
@@ -410,7 +413,7 @@ impl Switch {
                     state.batches.push_back(Vec::new());
                 }
                 if let Some(batch) = state.batches.back_mut() {
-                    frames::add(batch, frame.len()).copy_from_slice(frame);
+                    frames::add(batch, frame);
                 }
                 let several = state.batches.len() > 1;
                 drop(state);
@@ -419,6 +422,21 @@ impl Switch {
                 }
             }
         }
+    }
+}
+
+/// The pair takes the frames on this thread, where that needs no waiting, or on its own.
+fn hand_over(near: &Mutex<Near>, arrived: &EventFd) {
+    let hands = {
+        let mut near = lock(near);
+        if !std::mem::take(&mut near.news) {
+            return;
+        }
+        near.hands.clone()
+    };
+    if !hands.is_some_and(|hands| hands.work(Cause::Ready(0))) {
+        // A full counter wakes as well.
+        let _ = arrived.write(1);
     }
 }
 
@@ -499,5 +517,10 @@ impl Link for PortLink {
             lock(near).blocked = true;
         }
         Err(ErrorKind::WouldBlock.into())
+    }
+    fn lend(&mut self, hands: Hands) {
+        if let Some((near, _)) = self.near() {
+            lock(near).hands = Some(hands);
+        }
     }
 }

@@ -7,6 +7,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::block::Scratch;
 use super::console::Screen;
 use super::{started, to_read, to_write};
+use crate::random::Random;
 use crate::virtio::Transport;
 use crate::virtio::block::Block;
 use crate::virtio::console::Console;
@@ -169,22 +170,6 @@ fn lies_to_a_disk() {
     }
 }
 
-/// xorshift64*: a seed gives the run again.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-}
-
 /// A descriptor; one in `sane` of its fields is nonsense.
 fn random_descriptor(random: &mut Random, sane: u64, ram: u64) -> [u8; 16] {
     let mut odd = || random.below(sane) == 0;
@@ -216,7 +201,7 @@ fn random_descriptor(random: &mut Random, sane: u64, ram: u64) -> [u8; 16] {
 /// reset as if nothing had been.
 fn torture(machine: &Machine, device: &Transport, seed: u64) {
     eprintln!("{}: seed {seed}", device.name());
-    let mut random = Random(seed | 1);
+    let mut random = Random::new(seed);
     let memory = machine.ram.guest();
     let mut driver = Driver::find(machine, device.slot());
     for _ in 0..1000 {

@@ -17,6 +17,7 @@ use crate::clock::{Clock, Reference, Source, measure_host_tsc};
 use crate::interrupts::{Hub, MessageSink};
 use crate::machine::{Configuration, Placement};
 use crate::memory::{DeviceMemory, Ram};
+use crate::random::Random;
 use crate::slice::{Joints, Slice, SliceLinks};
 use crate::virtio::double::{Buffer, Driver, DriverQueue, Machine, Messages};
 use crate::virtio::{Attach, VirtioDevice};
@@ -38,11 +39,10 @@ fn slow(end: UnixStream, seed: u64, delay: Duration) -> UnixStream {
         (outside, end, seed + 2),
     ] {
         std::thread::spawn(move || {
-            let mut random = seed;
+            let mut random = Random::new(seed);
             let mut buffer = [0; 8192];
             while let Ok(count @ 1..) = from.read(&mut buffer) {
-                random = random.wrapping_mul(6_364_136_223_846_793_005) + 1;
-                std::thread::sleep(delay * ((random >> 40) as u32 % 256) / 256);
+                std::thread::sleep(delay * random.below(256) as u32 / 256);
                 if to.write_all(&buffer[..count]).is_err() {
                     break;
                 }

@@ -6,6 +6,7 @@ use std::os::unix::net::UnixDatagram;
 use std::time::Instant;
 
 use super::*;
+use crate::interrupts::Locations;
 use crate::machine::DataPath;
 use crate::virtio::net::{self, BATCH_MAX, Link, Mac, Net, Usage};
 use crate::virtio::ring::{Segment, copy_out, total};
@@ -55,7 +56,7 @@ fn rig_with_plug(owner: usize, delay: Duration) -> (Rig, UnixDatagram, UnixDatag
     near.set_nonblocking(true).unwrap();
     far.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let configuration = two();
-    let scheme = Scheme::new(&configuration.placement(), owner, DataPath::Bypass, 2, 2);
+    let scheme = Scheme::new(&Locations::new([1, 1]), owner, DataPath::Bypass, 2, 2);
     let links = (0..2).map(|_| Box::new(Cable(near.try_clone().unwrap())) as Box<dyn Link>);
     let whole = Net::new(links.collect(), Mac([2, 0, 0, 0, 0, 1]), None, u64::MAX).unwrap();
     let description = whole.describe();
@@ -340,7 +341,7 @@ fn what_no_slice_says_ends_the_machine() {
             bytes.extend((*length as u32).to_le_bytes());
             bytes.resize(bytes.len() + length, 0);
         }
-        DeviceNote::Frames(bytes)
+        DeviceNote::Frames(bytes.into())
     };
     let usage = Usage::default();
     let (own, other) = (Address::new(0, 1), Address::new(0, 0));
@@ -375,7 +376,7 @@ fn what_no_slice_says_ends_the_machine() {
             0,
             1,
             own,
-            vec![DeviceNote::Frames(vec![1; 9])],
+            vec![DeviceNote::Frames(vec![1; 9].into())],
             "a part of a frame",
         ),
         (0, 1, own, vec![DeviceNote::Taken { bytes: 1 }], "too many"),
