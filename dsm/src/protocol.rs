@@ -308,8 +308,8 @@ pub enum Action {
         page: Page,
     },
     /// Another node's write took the page from here, and its policy is `Update`:
-    /// the engine may ask for it again, now or later, with a fault that is
-    /// `ahead`. Comes after the action that takes it.
+    /// the engine may ask for it again, now or later, with a fault to read that
+    /// nobody waits for. Comes after the action that takes it.
     Outdated {
         /// The page.
         page: Page,

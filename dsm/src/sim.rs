@@ -310,7 +310,7 @@ impl Simulation {
         let event = Event::Fault {
             page: self.page(slot),
             access: Access::Read,
-            ahead: true,
+            ahead: self.random.per_mille(500),
         };
         self.step(node, slot, event, None)
     }
@@ -527,7 +527,7 @@ impl Simulation {
             self.outcome.standing += 1;
             let page = self.page(slot);
             let access = Access::Read;
-            let ahead = true;
+            let ahead = self.random.per_mille(500);
             let event = Event::Fault {
                 page,
                 access,

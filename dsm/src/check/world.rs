@@ -250,7 +250,7 @@ impl World {
                 let event = Event::Fault {
                     page: self.page(slot),
                     access: Access::Read,
-                    ahead: true,
+                    ahead: false,
                 };
                 self.step(node, slot, event, None)?;
             }

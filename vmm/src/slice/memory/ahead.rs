@@ -77,7 +77,7 @@ impl SharedMemory {
     }
 
     /// Asks for a page that nobody waits for.
-    pub(super) fn ask_for<'a>(&'a self, mut state: Guard<'a>, page: u64) -> Guard<'a> {
+    fn ask_for<'a>(&'a self, mut state: Guard<'a>, page: u64) -> Guard<'a> {
         let event = Event::Fault {
             page: Page(page),
             access: weft_dsm::Access::Read,

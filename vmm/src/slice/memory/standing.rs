@@ -23,9 +23,11 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use weft_soft::Access;
+
 use super::counters::MemoryCounters;
 use super::shell::{PAGE_SHIFT, SharedMemory};
-use super::state::State;
+use super::state::{State, fault};
 
 /// From the loss of a page to the request: whoever took it writes several words of it,
 /// and would have to ask for it once more if it were shared at once.
@@ -122,7 +124,10 @@ impl SharedMemory {
             }
             MemoryCounters::add(&self.counters.standing, 1);
             state.standing.asked.push(page);
-            state = self.ask_for(state, page);
+            // As a fault that nobody waits for: one ahead would be given up where several
+            // slices ask at the same moment.
+            let work = state.step(fault(page, Access::Read), None);
+            state = self.carry_out(state, page, work);
         }
     }
 }
