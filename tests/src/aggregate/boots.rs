@@ -1,9 +1,11 @@
 //! Boots of every shape, over every transport.
 
+use std::time::Duration;
+
 use anyhow::{Result, bail, ensure};
 
 use super::{Bench, Plan, Run, Shape, TWO};
-use crate::boot::AGGREGATE;
+use crate::boot::{AGGREGATE, SMALL};
 use crate::guest::{Ended, Guest};
 use crate::machines::{WARNINGS, check_boot};
 
@@ -14,6 +16,11 @@ const TOPOLOGY: &str = "cd /sys/devices/system/node; echo online: $(cat online);
 
 /// What the kernel says when it could not look at its clocks for a second.
 const LATE: &str = "Long readout interval";
+
+/// Boots of each shape on KVM, at most.
+const KVM_BOOTS: usize = 5;
+/// How long one may take on a busy host.
+const KVM_BOUND: Duration = Duration::from_secs(600);
 
 /// A shape with what the guest says of it.
 struct Boot {
@@ -134,12 +141,35 @@ fn aggregate_kernel(bench: &Bench<'_>) -> Result<String> {
     Ok(String::new())
 }
 
+/// Boots of every shape on KVM: half a minute each, or more, where the guest's kernel is
+/// emulated.
+pub(super) fn run_on_kvm(plan: &Plan, run: &Run<'_>) {
+    for _ in 0..plan.boots.clamp(1, KVM_BOOTS) {
+        for boot in &BOOTS {
+            run(&format!("{}, kvm", boot.shape.name), &|bench| {
+                let options = boot.shape.options;
+                let mut machine = bench.machine_on("kvm", SMALL, options, &script(), "")?;
+                let mut guest = Guest::start(&mut machine)?;
+                guest.wait_for("weft-guest: exit", KVM_BOUND);
+                judge(&bench.finish(guest)?, boot, &[])
+            });
+        }
+    }
+}
+
 fn boots(bench: &Bench<'_>, boot: &Boot, options: &[&str]) -> Result<String> {
-    let ended = bench.run(boot.shape, options, &format!("{WARNINGS}; {TOPOLOGY}"))?;
-    let mut reasons = check_boot(&ended, boot.shape.cpus);
+    judge(&bench.run(boot.shape, options, &script())?, boot, options)
+}
+
+fn script() -> String {
+    format!("{WARNINGS}; {TOPOLOGY}")
+}
+
+fn judge(ended: &Ended, boot: &Boot, options: &[&str]) -> Result<String> {
+    let mut reasons = check_boot(ended, boot.shape.cpus);
     // Only time changes where links are slow on purpose; the kernel notices.
     reasons.retain(|reason| options.is_empty() || !reason.contains(LATE));
-    let missing = boot.says.iter().filter(|text| !says(&ended, text));
+    let missing = boot.says.iter().filter(|text| !says(ended, text));
     reasons.extend(missing.map(|text| format!("the guest does not say `{text}`")));
     let nodes = ended.lines.iter();
     let nodes = nodes.filter(|line| line.text.starts_with("node")).count();

@@ -111,17 +111,26 @@ pub fn run_aggregate(context: &Context, plan: &Plan, report: &Report) {
     {
         run(name, check);
     }
-    match kvm_nodes_missing() {
+    let kvm_missing = kvm_nodes_missing();
+    match &kvm_missing {
         None => run(updated::ON_KVM, &updated::on_kvm),
         Some(why) => {
             let name = format!("aggregate: {}", updated::ON_KVM);
             if plan.wants(&name) {
-                report.add(&name, Duration::ZERO, Verdict::Skipped(why));
+                report.add(&name, Duration::ZERO, Verdict::Skipped(why.clone()));
             }
         }
     }
     if plan.long {
         boots::run_slow(&run);
+        match kvm_missing {
+            None => boots::run_on_kvm(plan, &run),
+            Some(why) => report.add(
+                "aggregate: boots, kvm",
+                Duration::ZERO,
+                Verdict::Skipped(why),
+            ),
+        }
         for (name, check) in &work::LONG {
             run(name, check);
         }
