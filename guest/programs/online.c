@@ -4,7 +4,7 @@
  *   online LIST     LIST as the kernel writes them (1-3,5), or `all` that are present
  *
  * Prints `weft-guest: online N` for each that came up. Mounts /sys if nobody has. What
- * RCU does for a processor is done there from then on.
+ * RCU does for a processor is done there a second later and from then on.
  * A program and not a part of init's script: whoever waits for a machine over several
  * nodes waits for this, and each command of a script costs milliseconds there.
  */
@@ -20,7 +20,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -150,10 +149,7 @@ int main(int count, char **words)
 
 	if (count != 2)
 		fail("it is used so: online LIST, or online all");
-	/* What else init starts can wait. */
-	setpriority(PRIO_PROCESS, 0, -20);
-	/* Init may mount it at this moment. */
-	if (access(PROCESSORS, F_OK) && mount("sysfs", "/sys", "sysfs", 0, NULL) && errno != EBUSY)
+	if (access(PROCESSORS, F_OK) && mount("sysfs", "/sys", "sysfs", 0, NULL))
 		fail("cannot mount /sys: %s", strerror(errno));
 	list = words[1];
 	if (!strcmp(list, "all")) {
@@ -169,6 +165,10 @@ int main(int count, char **words)
 	bring_up_all(list);
 	if (urgent)
 		write_line(EXPEDITED, expedited);
-	settle_rcu();
+	/* Each thread that moves stops processors for a moment: not while a boot waits. */
+	if (fork() == 0) {
+		sleep(1);
+		settle_rcu();
+	}
 	return 0;
 }

@@ -201,7 +201,8 @@ fn output(command: &mut Command) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-fn sha256(file: &Path) -> Result<String> {
+/// The digest of a file, in hexadecimal.
+pub(crate) fn sha256(file: &Path) -> Result<String> {
     let text = String::from_utf8(output(Command::new("sha256sum").arg(file))?)?;
     Ok(text.split(' ').next().unwrap_or_default().to_string())
 }

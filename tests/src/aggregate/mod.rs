@@ -6,6 +6,7 @@
 
 mod boots;
 mod budget;
+mod disks;
 mod errors;
 mod life;
 mod loss;
@@ -106,6 +107,7 @@ pub fn run_aggregate(context: &Context, plan: &Plan, report: &Report) {
         .chain(&life::CHECKS)
         .chain(&budget::CHECKS)
         .chain(&errors::CHECKS)
+        .chain(&disks::CHECKS)
         .chain(&networks::CHECKS)
         .chain(&updated::CHECKS)
     {

@@ -17,7 +17,7 @@ pub(super) struct DiskCarry {
 impl Carry for DiskCarry {
     fn ask(&self, piece: &Piece, data: &[u8]) {
         let delegation = &self.delegation;
-        if self.slice != delegation.number {
+        if !self.is_at_home() {
             let header = note::ask(self.queue, piece);
             return delegation.peers.send(self.slice, &header, &[data]);
         }
@@ -34,6 +34,10 @@ impl Carry for DiskCarry {
 
     fn is_over(&self) -> bool {
         self.delegation.peers.is_over()
+    }
+
+    fn is_at_home(&self) -> bool {
+        self.slice == self.delegation.number
     }
 }
 

@@ -10,7 +10,6 @@ use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -77,6 +76,8 @@ pub trait Carry: Send + Sync {
     fn ask(&self, piece: &Piece, data: &[u8]);
     /// No answer comes any more: the machine is over.
     fn is_over(&self) -> bool;
+    /// Whether the disk is on this slice.
+    fn is_at_home(&self) -> bool;
 }
 
 /// Where answers wait for the queue's thread.
@@ -85,8 +86,6 @@ pub struct Inbox {
     arrived: EventFd,
     /// The queue's handler, while it runs.
     hands: Mutex<Option<Hands>>,
-    /// Who asks now looks for answers afterwards.
-    attended: AtomicBool,
 }
 
 #[derive(Default)]
@@ -133,7 +132,6 @@ impl Inbox {
             waiting: Mutex::default(),
             arrived: EventFd::new(EFD_NONBLOCK)?,
             hands: Mutex::default(),
-            attended: AtomicBool::new(false),
         }))
     }
 
@@ -170,9 +168,6 @@ impl Inbox {
             },
         });
         drop(waiting);
-        if self.attended.load(Ordering::SeqCst) {
-            return;
-        }
         // Whoever was told of the first takes all.
         if !self.work(Cause::Ready(0)) && first {
             // A full counter wakes as well.
@@ -343,13 +338,10 @@ impl Carrier {
         None
     }
 
-    /// Nobody is woken for answers while `ask` runs, which may bring some: the caller
-    /// looks for them then.
-    pub fn attended<T>(&mut self, ask: impl FnOnce(&mut Self) -> T) -> T {
-        self.inbox.attended.store(true, Ordering::SeqCst);
-        let asked = ask(self);
-        self.inbox.attended.store(false, Ordering::SeqCst);
-        asked
+    /// Whether the disk is on this slice: then asking may mean to read it at once, which
+    /// is the queue's own thread's to do.
+    pub fn is_at_home(&self) -> bool {
+        self.carry.is_at_home()
     }
 
     /// Whoever serves the queue.

@@ -247,11 +247,8 @@ impl Handler for BlockHandler {
         };
         match (&mut *engine, cause) {
             (Engine::Carried(carrier), Cause::Ready(_)) => self.answer_at_hand(carrier),
-            (Engine::Carried(carrier), Cause::Kick(_)) => {
-                match carrier.attended(|carrier| self.take_at_hand(carrier))? {
-                    Progress::Idle if !carrier.is_idle() => self.answer_at_hand(carrier),
-                    taken => Ok(taken),
-                }
+            (Engine::Carried(carrier), Cause::Kick(_)) if !carrier.is_at_home() => {
+                self.take_at_hand(carrier)
             }
             _ => Ok(Progress::More),
         }

@@ -1,0 +1,68 @@
+//! Disks of a machine over several nodes: whichever node has one, and whichever way
+//! its requests take.
+
+use std::fs;
+
+use anyhow::{Context as _, Result, ensure};
+
+use super::{Bench, Check, TWO};
+use crate::devices::sha256;
+
+pub(super) const CHECKS: [(&str, Check); 1] = [("disks on either node, either way", |bench| {
+    for node in ["node=0", "node=1"] {
+        for path in ["path=bypass", "path=dsm"] {
+            let place = format!("{node},{path}");
+            both_vcpus(bench, &place).context(place)?;
+        }
+    }
+    Ok(String::new())
+})];
+
+/// Bytes of the disk. Each vCPU reads all of it, and writes a half.
+const BYTES: usize = 2 << 20;
+
+/// Requests of 4 KiB, one after the other, and long ones, several at once.
+const SCRIPT: &str = "echo 0 > /sys/block/vda/queue/read_ahead_kb; \
+    for mask in 1 2; do \
+        echo 3 > /proc/sys/vm/drop_caches; \
+        taskset $mask sha256sum /dev/vda; \
+        taskset $mask dd if=/dev/zero of=/dev/vda bs=64k count=8 seek=$((mask * 16 - 16)) 2>/dev/null; \
+        sync; \
+    done; \
+    echo 512 > /sys/block/vda/queue/read_ahead_kb; \
+    for mask in 1 2; do \
+        echo 3 > /proc/sys/vm/drop_caches; \
+        taskset $mask sha256sum /dev/vda; \
+    done";
+
+/// What the two vCPUs read is what lies there, and what they write lies there then.
+fn both_vcpus(bench: &Bench<'_>, place: &str) -> Result<()> {
+    let file = bench.run_directory.with_file_name("disk");
+    let model = file.with_extension("model");
+    let mut content: Vec<u8> = (0..BYTES as u32)
+        .map(|byte| (byte.wrapping_mul(2_654_435_761) >> 13) as u8)
+        .collect();
+    fs::write(&file, &content)?;
+    let mut wanted = Vec::new();
+    for half in 0..2 {
+        fs::write(&model, &content)?;
+        wanted.push(sha256(&model)?);
+        content[half * BYTES / 2..][..BYTES / 4].fill(0);
+    }
+    fs::write(&model, &content)?;
+    wanted.extend([sha256(&model)?, sha256(&model)?]);
+    let disk = format!("{},{place}", file.display());
+    let ended = bench.run(TWO, &["--disk", &disk], SCRIPT)?;
+    let sums: Vec<&str> = ended
+        .lines
+        .iter()
+        .filter_map(|line| line.text.strip_suffix("  /dev/vda"))
+        .collect();
+    ensure!(
+        sums == wanted,
+        "{sums:?} instead of {wanted:?}\n{}",
+        ended.tail(20)
+    );
+    ensure!(fs::read(&file)? == content, "the disk holds something else");
+    Ok(())
+}
