@@ -287,6 +287,11 @@ impl Carrier {
 
     /// Sends pieces, as many as may be under way.
     fn ask(&mut self, memory: &DeviceMemory) {
+        // At home nothing is on its way while something is copied.
+        let piece_max = match self.is_at_home() {
+            true => PIECE_MAX,
+            false => PIECE,
+        };
         while let Some(slot) = self.unasked.front().copied() {
             let Some(flying) = self.flying[slot].as_mut() else {
                 self.unasked.pop_front();
@@ -304,7 +309,7 @@ impl Carrier {
                 length: request.length as u32,
             };
             if moves {
-                let most = PIECE.min(self.window);
+                let most = piece_max.min(self.window);
                 let left = request.length - flying.asked;
                 piece.offset += flying.asked;
                 piece.length = left.min(u64::from(most)) as u32;
