@@ -7,7 +7,7 @@ use super::MachineError;
 use super::configuration::{Configuration, Disk};
 use crate::slice::Slice;
 use crate::slice::delegation::Scheme;
-use crate::virtio::block::{self, Block, BlockOptions, Geometry, QUEUES_MAX};
+use crate::virtio::block::{Block, BlockOptions, Geometry, QUEUES_MAX};
 
 /// Opens the disks of a machine on one node.
 pub(super) fn open(configuration: &Configuration) -> Result<Vec<Block>, MachineError> {
@@ -25,7 +25,7 @@ impl Configuration {
     pub fn try_disks(&self, slice: usize) -> Result<(), MachineError> {
         let disks = self.disks.iter();
         for disk in disks.filter(|disk| disk.slice as usize == slice) {
-            block::Disk::open(&options(self, disk))?;
+            Block::open_for(&options(self, disk), |_| false)?;
         }
         Ok(())
     }
@@ -47,30 +47,32 @@ pub(crate) fn open_for(
         .collect();
     let mut here = Vec::new();
     for (disk, scheme) in disks.iter().zip(&schemes) {
+        let serves = |queue| scheme.server(queue) == slice.number();
         let open = (scheme.owner() == slice.number())
-            .then(|| block::Disk::open(&options(configuration, disk)))
+            .then(|| Block::open_for(&options(configuration, disk), serves))
             .transpose()?;
-        let open = open.map(|disk| (Geometry::of(&disk), Arc::new(disk)));
-        if let Some((geometry, _)) = &open {
+        if let Some(block) = &open {
             // It is plain data: it always has a text.
-            slice.describe(serde_json::to_vec(geometry).unwrap_or_default());
+            slice.describe(serde_json::to_vec(block.geometry()).unwrap_or_default());
         }
         here.push(open);
     }
+    let carried = |scheme: &&Scheme| scheme.owner() != slice.number();
     let own_units = |scheme: &Scheme| scheme.units_of(slice.number()).count();
-    let carriers = schemes.iter().map(own_units).sum();
+    let carriers = schemes.iter().filter(carried).map(own_units).sum();
     let mut all = Vec::new();
     for (number, (scheme, open)) in schemes.into_iter().zip(here).enumerate() {
         let device = number as u8;
         let delegation = slice.delegation();
         delegation.add_scheme(device, &scheme);
-        let (geometry, disk) = match open {
-            Some((geometry, disk)) => (geometry, Some(disk)),
-            None => (described(slice, scheme.owner(), number)?, None),
+        let block = match open {
+            Some(block) => block,
+            None => {
+                let geometry = described(slice, scheme.owner(), number)?;
+                let ways = delegation.carriers(device, &scheme, carriers);
+                Block::elsewhere(geometry, ways.map_err(MachineError::Delegation)?)?
+            }
         };
-        let ways = delegation.carriers(device, &scheme, carriers);
-        let ways = ways.map_err(MachineError::Delegation)?;
-        let block = Block::among_slices(geometry, disk, ways)?;
         let served = delegation.serve_disk(device, &scheme, &block);
         served.map_err(MachineError::Delegation)?;
         all.push((scheme, block));

@@ -51,7 +51,7 @@ use super::peers::Peers;
 use super::questions::Questions;
 use crate::bus::Bus;
 use crate::pci::lock;
-use crate::virtio::block::{Block, Carrier, Inbox, QUEUE_SIZE, Server};
+use crate::virtio::block::{Block, Carrier, Inbox, Job, QUEUE_SIZE, Server};
 use crate::virtio::net::{Inbox as FrameInbox, Switch};
 use crate::virtio::ring::QueueState;
 use crate::virtio::worker::Cause;
@@ -153,8 +153,8 @@ impl Delegation {
         self.write(|table| table.schemes.insert(device, scheme.clone()));
     }
 
-    /// The ways to a disk for the queues that `scheme` has this slice serve; one of
-    /// `carriers` of this slice.
+    /// The ways to a disk of slice `slice`, for the queues that `scheme` has this
+    /// slice serve; one of `carriers` of this slice.
     ///
     /// # Errors
     /// No descriptors left.
@@ -182,7 +182,7 @@ impl Delegation {
         (0..scheme.units()).map(carrier).collect()
     }
 
-    /// Has slices use a disk that is here.
+    /// Has other slices use a disk that is here, if any of them serves its queues.
     ///
     /// # Errors
     /// No thread.
@@ -192,8 +192,12 @@ impl Delegation {
         scheme: &Scheme,
         disk: &Block,
     ) -> io::Result<()> {
+        let others = (0..scheme.units()).filter(|unit| scheme.server(*unit) != self.number);
         // A queue has as many requests as entries, and one long one in pieces.
-        let most = usize::from(scheme.units()) * 2 * usize::from(QUEUE_SIZE);
+        let most = others.count() * 2 * usize::from(QUEUE_SIZE);
+        if most == 0 {
+            return Ok(());
+        }
         let name = format!("disk{device}");
         let reply = disks::reply(device, self.clone());
         if let Some(server) = disk.serve(&name, most, reply)? {
@@ -334,9 +338,24 @@ impl Delegation {
                 }
             }
             DeviceNote::Ask { piece, data } => {
-                return self.ask_disk(from, address, piece, data.into_owned());
+                let queue = address.index();
+                let job = Job {
+                    from,
+                    queue,
+                    piece,
+                    data: data.into_owned(),
+                };
+                let server = self.read(|table| table.servers.get(&address.device).cloned());
+                let server = server.ok_or("it asks for a disk that is not here")?;
+                if !server.ask(job) {
+                    return Err("it asks more of a disk than it may".into());
+                }
             }
-            DeviceNote::Answered(answer) => self.answered(address, answer),
+            DeviceNote::Answered(answer) => {
+                if let Some(inbox) = self.read(|table| table.inboxes.get(&address).cloned()) {
+                    inbox.put(answer);
+                }
+            }
             DeviceNote::Frames(batch) => return self.take_frames(from, address, batch),
             DeviceNote::Taken { bytes } => return self.frames_taken(from, address, bytes),
             DeviceNote::Use(usage) => {

@@ -76,8 +76,6 @@ pub trait Carry: Send + Sync {
     fn ask(&self, piece: &Piece, data: &[u8]);
     /// No answer comes any more: the machine is over.
     fn is_over(&self) -> bool;
-    /// Whether the disk is on this slice.
-    fn is_at_home(&self) -> bool;
 }
 
 /// Where answers wait for the queue's thread.
@@ -287,11 +285,6 @@ impl Carrier {
 
     /// Sends pieces, as many as may be under way.
     fn ask(&mut self, memory: &DeviceMemory) {
-        // At home nothing is on its way while something is copied.
-        let piece_max = match self.is_at_home() {
-            true => PIECE_MAX,
-            false => PIECE,
-        };
         while let Some(slot) = self.unasked.front().copied() {
             let Some(flying) = self.flying[slot].as_mut() else {
                 self.unasked.pop_front();
@@ -309,7 +302,7 @@ impl Carrier {
                 length: request.length as u32,
             };
             if moves {
-                let most = piece_max.min(self.window);
+                let most = PIECE.min(self.window);
                 let left = request.length - flying.asked;
                 piece.offset += flying.asked;
                 piece.length = left.min(u64::from(most)) as u32;
@@ -341,12 +334,6 @@ impl Carrier {
             }
         }
         None
-    }
-
-    /// Whether the disk is on this slice: then asking may mean to read it at once, which
-    /// is the queue's own thread's to do.
-    pub fn is_at_home(&self) -> bool {
-        self.carry.is_at_home()
     }
 
     /// Whoever serves the queue.

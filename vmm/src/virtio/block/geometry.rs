@@ -25,7 +25,7 @@ pub struct Geometry {
 
 impl Geometry {
     /// An open disk's.
-    pub fn of(disk: &Disk) -> Self {
+    pub(super) fn of(disk: &Disk) -> Self {
         Self {
             sectors: disk.sectors(),
             block_size: disk.block_size(),

@@ -247,9 +247,7 @@ impl Handler for BlockHandler {
         };
         match (&mut *engine, cause) {
             (Engine::Carried(carrier), Cause::Ready(_)) => self.answer_at_hand(carrier),
-            (Engine::Carried(carrier), Cause::Kick(_)) if !carrier.is_at_home() => {
-                self.take_at_hand(carrier)
-            }
+            (Engine::Carried(carrier), Cause::Kick(_)) => self.take_at_hand(carrier),
             _ => Ok(Progress::More),
         }
     }

@@ -2,8 +2,7 @@
 //! a thread and an io_uring of its own.
 //!
 //! Of several slices one has the file. Each has the queues that it serves, with
-//! the same handler; behind it stands what carries requests to the file, also where
-//! that is on the same slice: memory that slices share is not the kernel's to fill.
+//! the same handler; behind it stands the file, or what carries requests there.
 //!
 //! | file | holds |
 //! | --- | --- |
@@ -12,8 +11,8 @@
 //! | `handler` | one queue |
 //! | `engine`, `uring` | how its requests are carried out |
 //! | `disk` | the file |
-//! | `carrier` | the way to a file that several slices use |
-//! | `server` | that file |
+//! | `carrier` | the way to a file on another slice |
+//! | `server` | the file, for other slices |
 //!
 //! Writes are in the host's page cache (or, with `direct`, on the disk) when the
 //! guest hears of them, and durable when a flush ends: killing the process loses
@@ -36,7 +35,6 @@ use std::sync::{Arc, Mutex};
 use thiserror::Error;
 
 pub use carrier::{Answer, Carrier, Carry, Inbox, PIECE_MAX, Piece};
-pub use disk::Disk;
 pub use geometry::Geometry;
 pub use request::{Operation, Status};
 pub use server::{Job, Reply, Server};
@@ -44,6 +42,7 @@ pub use server::{Job, Reply, Server};
 use super::worker::Handler;
 use super::{ConfigSpace, DeviceState, Fault, Kind, Ring, StateError, VirtioDevice};
 use crate::confine::ThreadKind;
+use disk::Disk;
 use engine::Engine;
 use handler::BlockHandler;
 
@@ -147,7 +146,7 @@ pub enum BlockError {
 /// The block device.
 pub struct Block {
     geometry: Arc<Geometry>,
-    /// The file, if it is here and several slices use it.
+    /// The file, if it is here.
     disk: Option<Arc<Disk>>,
     /// One per queue that is served here, locked by the thread of that queue while
     /// it works.
@@ -158,10 +157,20 @@ pub struct Block {
 impl Block {
     /// Opens and locks the disk.
     pub fn open(options: &BlockOptions) -> Result<Self, BlockError> {
+        Self::open_for(options, |_| true)
+    }
+
+    /// The same, on a slice that serves those queues that `serves` says.
+    pub fn open_for(
+        options: &BlockOptions,
+        serves: impl Fn(u16) -> bool,
+    ) -> Result<Self, BlockError> {
         check_queues(options.queues)?;
         let disk = Arc::new(Disk::open(options)?);
-        let engine = |_| {
-            let engine = Engine::new(disk.clone(), options.io_uring, QUEUE_SIZE);
+        let engine = |queue| {
+            let engine = serves(queue)
+                .then(|| Engine::new(disk.clone(), options.io_uring, QUEUE_SIZE))
+                .transpose();
             engine.map_err(|source| BlockError::Engine {
                 path: options.path.clone(),
                 source,
@@ -170,7 +179,7 @@ impl Block {
         let engines = (0..options.queues)
             .map(engine)
             .collect::<Result<Vec<_>, _>>()?;
-        let plain = engines.iter().find_map(Engine::why_plain);
+        let plain = engines.iter().flatten().find_map(Engine::why_plain);
         if let (true, Some(reason)) = (options.io_uring, plain) {
             let path = options.path.display();
             eprintln!(
@@ -178,21 +187,19 @@ impl Block {
             );
         }
         let geometry = Geometry::of(&disk);
-        let engines = engines.into_iter().map(Some).collect();
-        Ok(Self::new(geometry, None, engines))
+        Ok(Self::new(geometry, Some(disk), engines))
     }
 
-    /// A disk of a machine over several slices, with its file if it is on this one.
-    /// `carriers` has one entry per queue, empty for those that are not served here.
-    pub fn among_slices(
+    /// A disk of another slice. `carriers` has one entry per queue, empty for those
+    /// that are not served here.
+    pub fn elsewhere(
         geometry: Geometry,
-        disk: Option<Arc<Disk>>,
         carriers: Vec<Option<Carrier>>,
     ) -> Result<Self, BlockError> {
         check_queues(u16::try_from(carriers.len()).unwrap_or(u16::MAX))?;
         let carried = |carrier| Engine::Carried(Box::new(carrier));
         let engines = carriers.into_iter().map(|carrier| carrier.map(carried));
-        Ok(Self::new(geometry, disk, engines.collect()))
+        Ok(Self::new(geometry, None, engines.collect()))
     }
 
     fn new(geometry: Geometry, disk: Option<Arc<Disk>>, engines: Vec<Option<Engine>>) -> Self {
@@ -214,8 +221,8 @@ impl Block {
         &self.geometry
     }
 
-    /// Starts the threads that do what slices ask, at most `most` jobs of which wait;
-    /// none where the file is elsewhere.
+    /// Starts the threads that do what other slices ask, at most `most` jobs of
+    /// which wait; none where the file is elsewhere.
     pub fn serve(&self, name: &str, most: usize, reply: Reply) -> io::Result<Option<Arc<Server>>> {
         let disk = self.disk.clone();
         disk.map(|disk| Server::start(disk, name, most, reply))
