@@ -10,4 +10,5 @@ pub mod latency;
 pub mod nginx;
 pub mod soft;
 pub mod storage;
+mod way;
 pub mod web;

@@ -29,8 +29,8 @@ const START: Duration = Duration::from_secs(60);
 const ANSWER: Duration = Duration::from_secs(20);
 const PORT: u16 = 80;
 
-/// Two nodes. Both vCPUs are up from the start: else `nohz_full=` has all timers of
-/// vCPU 1's connections run on vCPU 0, which is good for computing only.
+/// Two nodes. Both vCPUs are up from the start, as a server's are: those that come later
+/// get `nohz_full=`, which is good for computing only.
 const TWO_NODES: &[&str] = &["--nodes", "2", "--late-cpus", "no"];
 
 /// How the server's vCPU and the network are to each other.
@@ -168,7 +168,7 @@ fn exchange(server: SocketAddr, path: &str) -> Result<Vec<u8>> {
 fn table(samples: &Samples) -> Table {
     let mut table = Table::new(
         "vm-nodes-net",
-        "A web server of one thread on vCPU 1 of a small Linux guest on the software vCPU; 10 clients on the host ask over a tap device, 1000 requests of each size, a connection each (FragVisor's figure 6). The machine is on one node, or on two of this host (TCP) of which node 0 has the network and node 1 the server's vCPU: frames past the shared memory, or queues in it. In alternation; requests a second.",
+        "A web server of one thread on vCPU 1 of a small Linux guest on the software vCPU; 10 clients on the host ask over a tap device, 1000 requests of each size, or as many as 6 s allow, a connection each (FragVisor's figure 6). The machine is on one node, or on two of this host (TCP) of which node 0 has the network and node 1 the server's vCPU: frames past the shared memory, or queues in it. In alternation; requests a second.",
         &[
             "size",
             "one node",
