@@ -47,6 +47,14 @@ impl Symbols {
                 path.display()
             );
         }
+        if symbols.image.0 < IMAGE_BASE || symbols.image.1 < symbols.image.0 {
+            bail!(
+                "{} has the kernel at {:#x}-{:#x}, which is where no x86-64 kernel lies",
+                path.display(),
+                symbols.image.0,
+                symbols.image.1
+            );
+        }
         Ok(symbols)
     }
 
@@ -112,7 +120,9 @@ impl Symbols {
     /// next name; more than one where several files of the kernel have such a thing.
     pub fn named(&self, name: &str) -> Vec<Range<u64>> {
         let ours = |(address, known): &&(u64, String)| {
-            known == name && (self.image.0..self.image.1).contains(address)
+            known == name
+                && (self.image.0..self.image.1).contains(address)
+                && !(self.per_cpu.0..self.per_cpu.1).contains(address)
         };
         let found = self.names.iter().chain(&self.aliases).filter(ours);
         let range = |(start, _): &(u64, String)| {
@@ -187,6 +197,12 @@ ffffffff81003000 B _end
         from_map(MAP)
     }
 
+    impl Symbols {
+        pub fn of_map(text: &str) -> Symbols {
+            from_map(text)
+        }
+    }
+
     #[test]
     fn names_are_found_by_address() {
         let symbols = from_map(MAP);
@@ -210,6 +226,9 @@ ffffffff81003000 B _end
         fs::write(&path, "not a map\n").unwrap();
         let error = Symbols::read(&path).unwrap_err().to_string();
         assert!(error.contains("names neither _text"), "{error}");
+        fs::write(&path, "ffff800080000000 T _text\nffff800081000000 B _end\n").unwrap();
+        let error = Symbols::read(&path).unwrap_err().to_string();
+        assert!(error.contains("no x86-64 kernel"), "{error}");
         fs::write(&path, b"\x7fELFbroken").unwrap();
         assert!(Symbols::read(&path).is_err());
         fs::remove_file(&path).unwrap();

@@ -32,8 +32,7 @@ pub fn ranges(args: &VmRunArgs, nodes: usize) -> Result<Vec<Range<u64>>, VmError
             }
         };
         // A page holds more than one of them.
-        let last = ranges.last_mut().filter(|last| **last == range);
-        if last.is_none() {
+        if !ranges.contains(&range) {
             ranges.push(range);
         }
     }
@@ -129,6 +128,16 @@ mod tests {
         let text = |name| named(&symbols, name).unwrap_err().to_string();
         assert!(text("jiffie").contains("jiffie: the kernel has nothing"));
         assert!(text("runqueues").contains("each CPU has its own"));
+        // Since Linux 6.15 the image has the template of each CPU's own.
+        let symbols = Symbols::of_map(
+            "ffffffff81000000 T _text\n\
+             ffffffff81001000 D __per_cpu_start\n\
+             ffffffff81001200 D runqueues\n\
+             ffffffff81002000 D __per_cpu_end\n\
+             ffffffff81003000 B _end\n",
+        );
+        let error = named(&symbols, "runqueues").unwrap_err().to_string();
+        assert!(error.contains("each CPU has its own"), "{error}");
         for word in ["0x", "0x5", "0x5-0x5", "0x6-0x5", "0x5-zz", "0x5-0x10-0x20"] {
             let error = addresses(word).unwrap().unwrap_err().to_string();
             assert!(error.contains("0xSTART-0xEND"), "{word}: {error}");
