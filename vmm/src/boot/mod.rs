@@ -46,7 +46,8 @@ use layout::{COMMAND_LINE, COMMAND_LINE_ROOM, clear, low_end, write};
 use plan::{Opened, Plan};
 
 const PAGE: u64 = 4096;
-/// Ranges of addresses that are kept up to date, at most: each fault looks through them.
+/// Ranges of addresses that a user, or a kernel, may name to be kept up to date: each
+/// fault looks through all of both.
 pub const UPDATED_RANGES_MAX: usize = 64;
 /// Their pages at most, as a kernel names them: hot words lie on a few.
 const UPDATED_PAGES_MAX: u64 = 1024;

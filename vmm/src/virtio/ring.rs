@@ -454,11 +454,11 @@ impl Ring {
 
     /// Pages of which [`Ring::push`] of any chains writes the first and
     /// [`Ring::signal`] reads the last.
-    pub fn pages_of_answers(&self) -> (Vec<u64>, u64) {
+    pub fn pages_of_answers(&self) -> (impl Iterator<Item = u64> + use<>, u64) {
         let (size, used) = (u64::from(self.queue.size()), self.queue.used_ring());
         let last = page_of(used + 4 + 8 * size - 1);
         let written = (page_of(used)..=last).step_by(PAGE_SIZE as usize);
-        (written.collect(), self.page_of_wish())
+        (written, self.page_of_wish())
     }
 
     /// The page where the driver says what it wants to hear of.

@@ -18,7 +18,7 @@
 //! - Each page is due at most once, so there are no more of these than pages that
 //!   are kept up to date.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -40,9 +40,11 @@ const UNREAD_MAX: u8 = 4;
 #[derive(Default)]
 pub(super) struct Standing {
     /// With the time when they are to be asked for; the first is the earliest.
-    due: Vec<(u64, Instant)>,
+    due: VecDeque<(u64, Instant)>,
+    /// The pages of `due`.
+    waiting: HashSet<u64>,
     /// Asked for, and not answered.
-    asked: Vec<u64>,
+    asked: HashSet<u64>,
     /// By page, how many copies in a row nobody looked at; none has [`UNREAD_MAX`].
     unread: HashMap<u64, u8>,
     /// One became due that the taker does not know of.
@@ -57,7 +59,7 @@ impl Standing {
 
     /// A request for a page is over.
     pub fn answered(&mut self, page: u64) {
-        self.asked.retain(|other| *other != page);
+        self.asked.remove(&page);
     }
 }
 
@@ -82,13 +84,14 @@ impl SharedMemory {
                 0
             }
         };
-        if unread == UNREAD_MAX || standing.due.iter().any(|(other, _)| *other == page) {
+        if unread == UNREAD_MAX || standing.waiting.contains(&page) {
             return;
         }
         if unread > 0 {
             standing.unread.insert(page, unread);
         }
-        standing.due.push((page, Instant::now() + QUIET));
+        standing.waiting.insert(page);
+        standing.due.push_back((page, Instant::now() + QUIET));
         standing.fresh = true;
         self.standing.fetch_add(1, Ordering::SeqCst);
     }
@@ -110,12 +113,13 @@ impl SharedMemory {
         }
         let mut state = self.lock();
         loop {
-            let &(page, due) = state.standing.due.first()?;
+            let &(page, due) = state.standing.due.front()?;
             let left = due.saturating_duration_since(Instant::now());
             if !left.is_zero() {
                 return Some(left);
             }
-            state.standing.due.remove(0);
+            state.standing.due.pop_front();
+            state.standing.waiting.remove(&page);
             self.standing.fetch_sub(1, Ordering::SeqCst);
             // A fault may have brought it, or be at it.
             let is_here = self.rights.of(page).is_some() || state.busy.contains_key(&page);
@@ -123,7 +127,7 @@ impl SharedMemory {
                 continue;
             }
             MemoryCounters::add(&self.counters.standing, 1);
-            state.standing.asked.push(page);
+            state.standing.asked.insert(page);
             // As a fault that nobody waits for: one ahead would be given up where several
             // slices ask at the same moment.
             let work = state.step(fault(page, Access::Read), None);

@@ -241,7 +241,7 @@ impl Pair {
         let (written, read) = self.receive.pages_of_answers();
         let held = memory
             .hold(written, Access::Write)
-            .zip(memory.hold(vec![read], Access::Read));
+            .zip(memory.hold([read], Access::Read));
         if held.is_none() {
             return Progress::More;
         }

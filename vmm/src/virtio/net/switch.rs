@@ -505,7 +505,9 @@ impl Link for PortLink {
 
     fn send(&mut self, memory: &DeviceMemory, frame: &[Segment]) -> io::Result<()> {
         let length = (total(frame) as usize).min(self.frame.len());
-        copy_out(memory, frame, 0, &mut self.frame[..length]);
+        let copied = copy_out(memory, frame, 0, &mut self.frame[..length]);
+        // Nothing of an earlier frame goes with one whose pages did not come.
+        self.frame[copied..length].fill(0);
         let bytes = &self.frame[..length];
         let mut line = lock(&self.switch.line);
         line.steering.transmitted(bytes, self.pair);
@@ -518,6 +520,7 @@ impl Link for PortLink {
         }
         Err(ErrorKind::WouldBlock.into())
     }
+
     fn lend(&mut self, hands: Hands) {
         if let Some((near, _)) = self.near() {
             lock(near).hands = Some(hands);
