@@ -17,7 +17,7 @@
 
 mod configuration;
 mod endpoint;
-mod msix;
+pub(crate) mod msix;
 mod pin;
 mod root;
 

@@ -29,8 +29,9 @@ pub const NEEDS_RESET: u8 = 64;
 const BUFFERS: u64 = 8 << 20;
 const RINGS: u64 = 0x1_0000;
 const RING_SPACE: u64 = 0x4000;
-/// How long a device may take for anything here.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a device may take for anything here: its host's disk may stand still for
+/// half of that.
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Takes messages and remembers how many of each there were.
 #[derive(Default)]
@@ -519,9 +520,13 @@ impl<'a> Driver<'a> {
             if let Some(used) = self.used(queue) {
                 return used;
             }
+            let DriverQueue {
+                available, seen, ..
+            } = self.queues[queue];
             assert!(
                 Instant::now() < deadline,
-                "queue {queue}: nothing comes back"
+                "queue {queue}: nothing comes back in {PATIENCE:?}: of {available} chains \
+                 {seen} are back"
             );
             std::thread::sleep(Duration::from_micros(50));
         }

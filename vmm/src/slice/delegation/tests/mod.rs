@@ -19,7 +19,7 @@ use crate::machine::{Configuration, Placement};
 use crate::memory::{DeviceMemory, Ram};
 use crate::random::Random;
 use crate::slice::{Joints, Slice, SliceLinks};
-use crate::virtio::double::{Buffer, Driver, DriverQueue, Machine, Messages};
+use crate::virtio::double::{Buffer, Driver, DriverQueue, Machine, Messages, PATIENCE};
 use crate::virtio::{Attach, VirtioDevice};
 
 const LEASE: Duration = Duration::from_secs(20);

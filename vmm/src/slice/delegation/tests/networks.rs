@@ -54,7 +54,7 @@ fn rig(owner: usize, delay: Duration) -> (Rig, UnixDatagram) {
 fn rig_with_plug(owner: usize, delay: Duration) -> (Rig, UnixDatagram, UnixDatagram) {
     let (near, far) = UnixDatagram::pair().unwrap();
     near.set_nonblocking(true).unwrap();
-    far.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    far.set_read_timeout(Some(PATIENCE)).unwrap();
     let configuration = two();
     let scheme = Scheme::new(&Locations::new([1, 1]), owner, DataPath::Bypass, 2, 2);
     let links = (0..2).map(|_| Box::new(Cable(near.try_clone().unwrap())) as Box<dyn Link>);
@@ -219,14 +219,14 @@ fn a_pause_loses_nothing_and_a_reset_ends_all() {
         for round in 0..20_u8 {
             let sent = frame(1, 2, 4000, round);
             offer(&rig, &mut other, 1, &sent);
-            rig.transport.pause(Duration::from_secs(10)).unwrap();
+            rig.transport.pause(PATIENCE).unwrap();
             rig.transport.resume();
             other.wait_used(3);
             assert!(received(&far) == sent);
             let answer = frame(2, 1, 4000, round);
             let mut place = room(&rig, &mut other, 1, 5000);
             far.send(&answer).unwrap();
-            rig.transport.pause(Duration::from_secs(10)).unwrap();
+            rig.transport.pause(PATIENCE).unwrap();
             rig.transport.resume();
             // Before it may come what was on its way when the driver reset.
             loop {
@@ -414,7 +414,7 @@ fn what_no_slice_says_ends_the_machine() {
         for note in notes {
             delegation.tell(1 - from, address, note);
         }
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + PATIENCE;
         while rig.failures().is_empty() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }
