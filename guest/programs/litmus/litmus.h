@@ -22,6 +22,8 @@ enum {
 	READS_MAX = 2,
 	/* Rounds between two meetings at most. */
 	BATCH_MAX = 512,
+	/* So long a way between processors, in microseconds, that a batch takes seconds. */
+	SPREAD_MAX_US = 50000,
 };
 
 /* --- A round and its outcome ---------------------------------------------- */

@@ -78,7 +78,7 @@ static char **read_options(int argc, char **argv, struct run *run)
 			break;
 		case 'd':
 			run->pattern.spread = run->pattern.microsecond *
-				(uint64_t)number("-d", optarg, 1, 1000000);
+				(uint64_t)number("-d", optarg, 1, SPREAD_MAX_US);
 			break;
 		case 'b':
 			run->pattern.size = (int)number("-b", optarg, 1, BATCH_MAX);

@@ -49,7 +49,7 @@ static void whole_16(int t, const struct round *round, uint64_t *read)
 				 : "=q"(done), "+m"(*pair), "+a"(low), "+d"(high)
 				 : "b"(next), "c"(~next)
 				 : "memory", "cc");
-		if (!done && low != 0 && high != ~low)
+		if (!done && (low | high) != 0 && high != ~low)
 			read[1] = 1;
 	} while (!done);
 }
