@@ -261,7 +261,8 @@ mod tests {
 
     #[test]
     fn a_machine_that_hangs_is_killed() {
-        let guest = shell("echo up; exec sleep 100");
+        let mut guest = shell("echo up; exec sleep 100");
+        assert!(guest.wait_for("up", BOUND).is_some());
         let ended = guest.finish(Duration::from_millis(200)).expect("killed");
         assert_eq!(ended.status, None);
         assert!(ended.line("up").is_some());

@@ -8,7 +8,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use super::work::judge_litmus;
+use super::judge_litmus;
 use super::{BOUND, Bench, Check, TWO, ended_with};
 use crate::guest::Guest;
 
@@ -35,7 +35,7 @@ fn view(bench: &Bench<'_>, name: &str) -> Result<Value> {
 
 fn pauses(bench: &Bench<'_>) -> Result<String> {
     let options = ["--name", "p"];
-    let guest = bench.start_until(TWO, &options, "litmus -d 100 -r 10000", " rounds ")?;
+    let guest = bench.start_until(TWO, &options, "litmus -d 100 -s 20", " rounds ")?;
     for number in 0..20 {
         bench.ask(&["vm", "pause", "p"])?;
         let paused = view(bench, "p")?;

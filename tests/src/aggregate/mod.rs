@@ -14,6 +14,8 @@ mod networks;
 mod updated;
 mod work;
 
+pub(crate) use work::judge_litmus;
+
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -101,6 +103,12 @@ pub fn run_aggregate(context: &Context, plan: &Plan, report: &Report) {
         };
         report.add(&name, started.elapsed(), verdict);
     };
+    let skip = |name: &str, why: &str| {
+        let name = format!("aggregate: {name}");
+        if plan.wants(&name) {
+            report.add(&name, Duration::ZERO, Verdict::Skipped(why.to_owned()));
+        }
+    };
     boots::run(plan, &run);
     for (name, check) in work::CHECKS
         .iter()
@@ -116,22 +124,13 @@ pub fn run_aggregate(context: &Context, plan: &Plan, report: &Report) {
     let kvm_missing = kvm_nodes_missing();
     match &kvm_missing {
         None => run(updated::ON_KVM, &updated::on_kvm),
-        Some(why) => {
-            let name = format!("aggregate: {}", updated::ON_KVM);
-            if plan.wants(&name) {
-                report.add(&name, Duration::ZERO, Verdict::Skipped(why.clone()));
-            }
-        }
+        Some(why) => skip(updated::ON_KVM, why),
     }
     if plan.long {
         boots::run_slow(&run);
         match kvm_missing {
             None => boots::run_on_kvm(plan, &run),
-            Some(why) => report.add(
-                "aggregate: boots, kvm",
-                Duration::ZERO,
-                Verdict::Skipped(why),
-            ),
+            Some(why) => skip("boots, kvm", &why),
         }
         for (name, check) in &work::LONG {
             run(name, check);

@@ -40,8 +40,7 @@ pub(super) const CHECKS: [(&str, Check); 5] = [
         "litmus tests with little memory, all kept up to date",
         |bench| {
             let little = [&ALL[..], &["--spare", "1280K"]].concat();
-            bench.run(TWO, &little, "litmus -r 20")?;
-            Ok(String::new())
+            litmus(bench, "-d 100 -r 3000", &little)
         },
     ),
 ];

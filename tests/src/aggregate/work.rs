@@ -86,23 +86,23 @@ fn results(ended: &Ended) -> impl Iterator<Item = &str> {
     lines.filter(|text| text.starts_with("litmus ") && text.contains(" rounds "))
 }
 
-/// All tests were run, and none saw what the model forbids.
-pub(super) fn judge_litmus(ended: &Ended) -> Result<String> {
+/// All tests were run, on two processors or more, and none saw what the model forbids.
+pub(crate) fn judge_litmus(ended: &Ended) -> Result<String> {
     judge(ended, TESTS)
 }
 
-/// The same of so many tests.
+/// The same of so many tests at least.
 fn judge(ended: &Ended, tests: usize) -> Result<String> {
     let results: Vec<&str> = results(ended).collect();
     ensure!(
-        results.len() == tests,
+        results.len() >= tests,
         "{} tests, not {tests}: {results:?}",
         results.len()
     );
     for result in &results {
         ensure!(result.ends_with(" forbidden 0"), "{result}");
     }
-    Ok(format!("{tests} tests"))
+    Ok(format!("{} tests", results.len()))
 }
 
 /// Tests with the wrong expectations: were none of their rounds a race, or nobody's
