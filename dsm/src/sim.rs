@@ -306,13 +306,18 @@ impl Simulation {
     fn ask_again(&mut self) -> Result<(), Flaw> {
         let which = self.random.below(self.standing.len() as u64) as usize;
         let (node, slot) = self.standing.swap_remove(which);
+        let event = self.standing_request(slot);
+        self.step(node, slot, event, None)
+    }
+
+    /// A request for a page that a write took, as a fault or as one ahead.
+    fn standing_request(&mut self, slot: usize) -> Event {
         self.outcome.standing += 1;
-        let event = Event::Fault {
+        Event::Fault {
             page: self.page(slot),
             access: Access::Read,
             ahead: self.random.per_mille(500),
-        };
-        self.step(node, slot, event, None)
+        }
     }
 
     fn access(&mut self) -> Result<(), Flaw> {
@@ -524,15 +529,7 @@ impl Simulation {
         // Some ask as soon as they may, before anything else happens.
         if self.standing.contains(&(node, slot)) && self.random.per_mille(300) {
             self.standing.retain(|asker| *asker != (node, slot));
-            self.outcome.standing += 1;
-            let page = self.page(slot);
-            let access = Access::Read;
-            let ahead = self.random.per_mille(500);
-            let event = Event::Fault {
-                page,
-                access,
-                ahead,
-            };
+            let event = self.standing_request(slot);
             self.act(node, slot, event, None)?;
             self.judge(slot)?;
         }

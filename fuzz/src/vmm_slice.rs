@@ -19,17 +19,34 @@ use weft_wire::frame::HEADER_BYTES;
 
 /// Kinds of notes that there are, and some that there are not.
 const KINDS: std::ops::Range<usize> = 128..160;
+/// vCPUs of each slice of the machine that hears of places.
+const VCPUS: [u32; 3] = [1, 2, 1];
 
-/// Headers of notes, most with fields that mean something.
+/// Headers of notes, most with fields that mean something; behind them, half of the
+/// time, a table of places as the hub's, or nearly so.
 pub fn valid_notes(random: &mut Random) -> Vec<u8> {
     let mut bytes = Vec::new();
     for _ in 0..1 + random.below(20) {
         let mut header = Header::new((KINDS.start + random.below(KINDS.len())) as u8);
         header.flags = random.below(5) as u8;
         header.count = random.below(10) as u16;
-        header.words[0] = random.below(256) as u64;
-        header.words[1] = random.next();
+        header.words[0] = match random.below(2) {
+            0 => random.below(4) as u64,
+            _ => random.below(256) as u64,
+        };
+        header.words[1] = match random.below(4) {
+            0 => random.next(),
+            _ => random.below(4) as u64,
+        };
         bytes.extend_from_slice(&header.encode());
+    }
+    if random.below(2) == 0 {
+        let start = bytes.len();
+        bytes.extend_from_slice(&Locations::new(VCPUS).to_bytes());
+        if random.below(2) == 0 {
+            let at = start + random.below(bytes.len() - start);
+            bytes[at] ^= 1 << random.below(8);
+        }
     }
     bytes
 }
@@ -55,7 +72,7 @@ pub fn note(input: &[u8]) {
 /// can be.
 pub fn places(input: &[u8]) {
     let (headers, rest) = input.as_chunks::<HEADER_BYTES>();
-    let locations = Arc::new(Locations::new([1, 2, 1]));
+    let locations = Arc::new(Locations::new(VCPUS));
     let _ = locations.compare(rest);
     let hub = Hub::of_slice(
         4,
