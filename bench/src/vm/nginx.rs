@@ -150,8 +150,8 @@ impl Client {
     /// Requests a second, of so many; fewer when they take longer than `time_s`.
     fn ask(&self, size_kib: u32, requests: u32, time_s: u32) -> Result<f64> {
         let said = match self.run(size_kib, requests, CONNECTIONS, time_s) {
-            // ApacheBench may wait, with no connection left, for one that was not made, and
-            // then gives up: one run in some fifty, whatever the way.
+            // ApacheBench may stop writing to connections that are established, waits for
+            // answers, and gives up: one run in some thirty, whatever the way.
             Err(error) => {
                 eprintln!("weft-bench: {size_kib} KB once more, for {error:#}");
                 self.run(size_kib, requests, CONNECTIONS, time_s)?
