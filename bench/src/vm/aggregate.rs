@@ -202,7 +202,7 @@ pub fn boots(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
 type Program = (&'static str, &'static str, &'static str, Goal);
 
 const PROGRAMS: [Program; 10] = [
-    ("ep", "-p 2", SIZE, Goal::AtLeast(1.9)),
+    ("ep", "-p 2", "S", Goal::AtLeast(1.9)),
     ("is", "-p 2", SIZE, Goal::None),
     ("cg", "-p 2", SIZE, Goal::None),
     ("mg", "-p 2", SIZE, Goal::None),
@@ -213,8 +213,9 @@ const PROGRAMS: [Program; 10] = [
     ("mg", "-t 2", SIZE, Goal::None),
     ("ft", "-t 2", SIZE, Goal::None),
 ];
-/// The size that they run in: about a second. Sorting on shared memory, where both
-/// threads write to all pages all the time, takes that long in the smallest.
+/// The size that they run in: about a second. What has a goal runs for longer, so that a
+/// moment's other work on the host counts for less; sorting on shared memory, where both
+/// threads write to all pages all the time, takes a second in the smallest.
 const SIZE: &str = "T";
 
 /// Seconds of `npb KERNEL SIZE MODE N: SECONDS s, verified, …`, in order.
@@ -249,7 +250,7 @@ pub fn cpu(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
     let samples = computed(place, images, repeat, Monitor::Soft, &PROGRAMS)?;
     Ok(computing_table(
         "vm-nodes-cpu",
-        "Programs after the NAS benchmarks in a guest of two vCPUs on the software vCPU, sizes T and Q: both vCPUs on two nodes of this host (TCP), on one node, and on one node that has one processor, in alternation. `-p 2`: two processes that share nothing (FragVisor's figure 8); `-t 2`: one program on shared memory.",
+        "Programs after the NAS benchmarks in a guest of two vCPUs on the software vCPU, sizes S, T and Q: both vCPUs on two nodes of this host (TCP), on one node, and on one node that has one processor, in alternation. `-p 2`: two processes that share nothing (FragVisor's figure 8); `-t 2`: one program on shared memory.",
         &PROGRAMS,
         &samples,
     ))
