@@ -116,10 +116,16 @@ pub fn run_aggregate(context: &Context, plan: &Plan, report: &Report) {
         .chain(&budget::CHECKS)
         .chain(&errors::CHECKS)
         .chain(&disks::CHECKS)
-        .chain(&networks::CHECKS)
         .chain(&updated::CHECKS)
     {
         run(name, check);
+    }
+    let networks_missing = networks::missing();
+    for (name, check) in &networks::CHECKS {
+        match networks_missing {
+            None => run(name, check),
+            Some(why) => skip(name, why),
+        }
     }
     let kvm_missing = kvm_nodes_missing();
     match &kvm_missing {

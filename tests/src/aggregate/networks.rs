@@ -46,13 +46,15 @@ fn content() -> Vec<u8> {
     content
 }
 
+/// Why there can be no user networks, if so.
+pub(super) fn missing() -> Option<&'static str> {
+    let there = works("passt", &["--version"]);
+    (!there).then_some("`passt` is not installed (`make setup`)")
+}
+
 /// One connection each way, at the same time, with the guest's programs on vCPU 1;
 /// a pause in the middle of what the guest fetches.
 fn both_ways(bench: &Bench<'_>, place: &str, options: &[&str]) -> Result<()> {
-    ensure!(
-        works("passt", &["--version"]),
-        "`passt` is not installed (`make setup`)"
-    );
     let content = content();
     let last = content.iter().filter(|byte| **byte == b'\n').count() - 1;
     let outside = TcpListener::bind(("127.0.0.1", 0))?;
