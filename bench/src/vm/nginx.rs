@@ -37,6 +37,8 @@ const WARM_REQUESTS: u32 = 100;
 const WARM_TIME_S: u32 = 2;
 /// How long one answer may take.
 const ANSWER_S: u32 = 20;
+/// What ApacheBench says when it took longer (APR_TIMEUP).
+const TIMED_OUT: &str = "(70007)";
 /// How long the guest may take until its server answers, and to end.
 const START: Duration = Duration::from_secs(60);
 const END: Duration = Duration::from_secs(30);
@@ -151,8 +153,9 @@ impl Client {
     fn ask(&self, size_kib: u32, requests: u32, time_s: u32) -> Result<f64> {
         let said = match self.run(size_kib, requests, CONNECTIONS, time_s) {
             // ApacheBench may stop writing to connections that are established, waits for
-            // answers, and gives up: one run in some thirty, whatever the way.
-            Err(error) => {
+            // answers, and gives up: one run in some thirty, whatever the way. A connection
+            // that is refused or reset is another matter.
+            Err(error) if format!("{error:#}").contains(TIMED_OUT) => {
                 eprintln!("weft-bench: {size_kib} KB once more, for {error:#}");
                 self.run(size_kib, requests, CONNECTIONS, time_s)?
             }

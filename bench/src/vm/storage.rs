@@ -159,9 +159,9 @@ impl Tcp {
         Ok(())
     }
 
-    /// MB/s at best of a job that does `local` where it needs no connection: its data
-    /// cross one as fast as any; a request that is alone waits for the disk, a round trip
-    /// and its data, one after the other.
+    /// MB/s at best of a job that, without a limit, does `local` where it needs no
+    /// connection: its data cross one as fast as any; a request that is alone waits for
+    /// the disk, a round trip and its data, one after the other.
     fn allows(&self, job: Job, local: f64) -> Option<f64> {
         let stream = median(&self.mb_per_s)?;
         let round_trip_us = median(&self.round_trips_ns)? / 1000.0;
@@ -224,7 +224,7 @@ pub fn storage(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
 fn table(samples: &Samples, tcp: &Tcp) -> Table {
     let mut table = Table::new(
         "vm-nodes-disk",
-        "A guest of two vCPUs (Debian's user land, the small kernel, the software vCPU), and fio on vCPU 1 (libaio, one thread, direct, random): both vCPUs on one node (local); each on a node of its own on this host (TCP), with the disk at vCPU 1's node (beside), or at vCPU 0's, the queue served where vCPU 1 is (bypass) or through shared memory (DSM); in alternation. The disk is a file in the host's page cache, asked as fast as it can, or for at most 500 MB/s: FragVisor's figure 7 has one thread on a SATA SSD of 500 MB/s. *TCP allows* is what one raw connection in the same run makes of the local figure: its stream at most, and for single requests the disk, a round trip and the data one after the other.",
+        "A guest of two vCPUs (Debian's user land, the small kernel, the software vCPU), and fio on vCPU 1 (libaio, one thread, direct, random): both vCPUs on one node (local); each on a node of its own on this host (TCP), with the disk at vCPU 1's node (beside), or at vCPU 0's, the queue served where vCPU 1 is (bypass) or through shared memory (DSM); in alternation. The disk is a file in the host's page cache, asked as fast as it can, or for at most 500 MB/s: FragVisor's figure 7 has one thread on a SATA SSD of 500 MB/s. *TCP allows* is what one raw connection in the same run makes of the local figure: its stream at most, and for single requests the disk without a limit, a round trip and the data one after the other.",
         &[
             "limit",
             "what",
@@ -266,7 +266,9 @@ fn table(samples: &Samples, tcp: &Tcp) -> Table {
             row.extend(local_goal.cells(of_local));
             row.push(digits(of_dsm));
             row.extend(dsm_goal.cells(of_dsm));
-            let allowed = local.and_then(|local| tcp.allows(job, local));
+            let full = samples.get(&(Pace::Full, job, Way::Local));
+            let full = full.and_then(|full| tcp.allows(job, median(full)?));
+            let allowed = full.zip(local).map(|(full, local)| full.min(local));
             row.extend([allowed, against(allowed)].map(digits));
             table.rows.push(row);
         }
@@ -306,12 +308,12 @@ mod tests {
 
     #[test]
     fn goals_are_where_they_are_set() {
-        let samples = Way::ALL
+        let mut samples: Samples = Way::ALL
             .into_iter()
             .zip([100.0, 190.0, 95.0, 20.0])
             .flat_map(|(way, rate)| {
                 let jobs = Job::all().into_iter();
-                jobs.map(move |job| ((Pace::Paper, job, way), vec![rate]))
+                jobs.flat_map(move |job| Pace::ALL.map(|pace| ((pace, job, way), vec![rate])))
             })
             .collect();
         let tcp = Tcp {
@@ -327,5 +329,8 @@ mod tests {
         // A stream is as fast as it is, however many requests there are.
         assert_eq!(table.rows[9][12], "50.0");
         assert_eq!(table.rows.len(), 2 * Job::all().len());
+        // A limit of the disk is one of any way to it.
+        samples.insert((Pace::Paper, Job::all()[0], Way::Local), vec![5.0]);
+        assert_eq!(super::table(&samples, &tcp).rows[0][12], "5.00");
     }
 }
