@@ -146,6 +146,7 @@ int main(int count, char **words)
 	char present[256], expedited[16];
 	const char *list;
 	int urgent;
+	pid_t child;
 
 	if (count != 2)
 		fail("it is used so: online LIST, or online all");
@@ -166,9 +167,10 @@ int main(int count, char **words)
 	if (urgent)
 		write_line(EXPEDITED, expedited);
 	/* Each thread that moves stops processors for a moment: not while a boot waits. */
-	if (fork() == 0) {
+	child = fork();
+	if (child == 0)
 		sleep(1);
+	if (child <= 0)
 		settle_rcu();
-	}
 	return 0;
 }
