@@ -17,7 +17,7 @@
 
 mod configuration;
 mod endpoint;
-pub(crate) mod msix;
+mod msix;
 mod pin;
 mod root;
 
@@ -28,6 +28,8 @@ use thiserror::Error;
 
 pub use configuration::Identity;
 pub use endpoint::{Bar, Endpoint, EndpointOptions, EndpointState};
+#[cfg(test)]
+pub(crate) use msix::PENDING;
 pub use msix::{MsixState, Vector};
 pub use pin::Pin;
 pub use root::{Root, RootOptions, RootState, Slot};

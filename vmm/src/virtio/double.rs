@@ -29,8 +29,8 @@ pub const NEEDS_RESET: u8 = 64;
 const BUFFERS: u64 = 8 << 20;
 const RINGS: u64 = 0x1_0000;
 const RING_SPACE: u64 = 0x4000;
-/// How long a device may take for anything here: its host's disk may stand still for
-/// half of that.
+/// How long a device may take for anything here: a host's disk may stand still for ten
+/// seconds and more.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Takes messages and remembers how many of each there were.

@@ -153,8 +153,8 @@ impl Delegation {
         self.write(|table| table.schemes.insert(device, scheme.clone()));
     }
 
-    /// The ways to a disk of slice `slice`, for the queues that `scheme` has this
-    /// slice serve; one of `carriers` of this slice.
+    /// The ways to a disk of another slice for the queues that `scheme` has this one
+    /// serve, which has so many `carriers` in all.
     ///
     /// # Errors
     /// No descriptors left.

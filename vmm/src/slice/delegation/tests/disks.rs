@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use super::*;
 use crate::machine::{DataPath, Disk, disks};
-use crate::pci::msix::PENDING;
+use crate::pci::PENDING;
 
 const SECTORS: u64 = 8192;
 const SECTOR: u64 = 512;
