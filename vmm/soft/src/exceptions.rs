@@ -8,6 +8,7 @@
 
 use thiserror::Error;
 
+use crate::access::is_canonical;
 use crate::cpu::{Cpu, Fault, Faulted, register, rflags, segment, vector};
 use crate::segments::{Descriptor, rights, selector_error};
 use crate::state::Segment;
@@ -270,8 +271,11 @@ impl Cpu {
         } else {
             self.registers[register::RSP]
         };
-        if !crate::access::is_canonical(sp) {
+        if !is_canonical(sp) {
             return Err(self.raise_error(vector::STACK, external));
+        }
+        if !is_canonical(gate.offset) {
+            return Err(self.general_protection(external));
         }
         sp &= !15;
         let frame = [
@@ -338,6 +342,9 @@ impl Cpu {
         let external = event.external_bit();
         let gate = self.gate(event, false)?;
         let (code, cpl) = self.gate_code(&gate, external)?;
+        if gate.offset > u64::from(code.limit) {
+            return Err(self.general_protection(external));
+        }
         let mut frame = Vec::with_capacity(6);
         let (stack, mut sp) = if cpl < self.cpl {
             let (selector, sp) = self.task_stack_protected(cpl, external)?;

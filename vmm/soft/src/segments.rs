@@ -1,5 +1,6 @@
 //! Segment registers and descriptors (Intel SDM volume 3, chapters 3 and 5).
 
+use crate::access::is_canonical;
 use crate::block::Mode;
 use crate::cpu::{Cpu, Faulted, cr0, cr4, efer, segment, vector};
 use crate::state::Segment;
@@ -140,7 +141,12 @@ impl Cpu {
         let Some(address) = self.descriptor_address(selector, 16) else {
             return Err(self.general_protection(selector_error(selector)));
         };
-        Ok(self.load_system(address.wrapping_add(8), 4)? << 32)
+        let high = self.load_system(address.wrapping_add(8), 8)?;
+        // The second half has a type of its own, which is none.
+        if high >> 40 & 31 != 0 {
+            return Err(self.general_protection(selector_error(selector)));
+        }
+        Ok(high << 32)
     }
 
     /// Sets bits of a descriptor's type: accessed, busy.
@@ -316,6 +322,9 @@ impl Cpu {
             return Err(self.raise_error(vector::NOT_PRESENT, error));
         }
         descriptor.base |= self.upper_base(selector)?;
+        if !is_canonical(descriptor.base) {
+            return Err(self.general_protection(error));
+        }
         Ok(descriptor)
     }
 
@@ -330,7 +339,6 @@ impl Cpu {
                 requested <= cpl && privilege == cpl
             }
         })?;
-        self.mark_descriptor(selector, rights::ACCESSED)?;
         Ok((descriptor, cpl))
     }
 

@@ -253,6 +253,41 @@ fn nmis_wait_until_the_last_one_returned() {
 }
 
 #[test]
+fn an_nmi_that_came_during_another_follows_its_iret() {
+    for translated_after in [1, u32::MAX] {
+        let mut guest = Guest::new(|a| {
+            a.hlt().unwrap();
+            a.inc(ecx).unwrap();
+            a.hlt().unwrap();
+        });
+        let handler = assemble(64, HANDLERS + 2 * 32, |a| {
+            a.inc(ebx).unwrap();
+            a.hlt().unwrap();
+            a.iretq().unwrap();
+        });
+        guest.memory.write(HANDLERS + 2 * 32, &handler);
+        guest.cpu.translate_after(translated_after);
+        guest.halts();
+        guest.devices.nmi = true;
+        let mut state = guest.halts();
+        assert_eq!((state.registers[3], state.nmi_blocked), (1, true));
+        // Another, in the handler, which goes on.
+        guest.devices.nmi = true;
+        state.halted = false;
+        guest.cpu.restore(&state);
+        let mut state = guest.halts();
+        assert_eq!((state.registers[3], state.registers[1]), (2, 0));
+        assert!(state.nmi_blocked && !guest.devices.nmi);
+        // And none after that.
+        state.halted = false;
+        guest.cpu.restore(&state);
+        let state = guest.halts();
+        assert_eq!((state.registers[3], state.registers[1]), (2, 1));
+        assert!(!state.nmi_blocked);
+    }
+}
+
+#[test]
 fn single_steps_trap_after_each_instruction() {
     let mut guest = Guest::new(|a| {
         a.pushfq().unwrap();

@@ -5,10 +5,13 @@
 use iced_x86::{Code, Instruction, Mnemonic, OpKind};
 
 use super::select::Operands;
+use crate::access::is_canonical;
 use crate::cpu::{Cpu, Faulted, register, rflags, segment, vector};
 use crate::exceptions::Event;
 use crate::flags;
 use crate::op::{Handler, Op, Outcome};
+use crate::requests::request;
+use crate::segments::{Descriptor, rights};
 use crate::state::Segment;
 
 impl Cpu {
@@ -19,9 +22,25 @@ impl Cpu {
             return Ok(());
         }
         let (descriptor, cpl) = self.code_for_jump(selector)?;
+        self.check_target(&descriptor, offset)?;
+        self.mark_descriptor(selector, rights::ACCESSED)?;
         self.set_code_segment(selector, &descriptor, cpl);
         self.rip = offset;
         Ok(())
+    }
+
+    /// #GP(0) where a far branch's target lies outside its code segment.
+    fn check_target(&mut self, code: &Descriptor, offset: u64) -> Result<(), Faulted> {
+        let inside = if self.is_long() && code.has(rights::LONG) {
+            is_canonical(offset)
+        } else {
+            offset <= u64::from(code.limit)
+        };
+        if inside {
+            Ok(())
+        } else {
+            Err(self.general_protection(0))
+        }
     }
 
     fn far_call(
@@ -32,7 +51,10 @@ impl Cpu {
         back: u64,
     ) -> Result<(), Faulted> {
         let checked = if self.is_protected() {
-            Some(self.code_for_jump(selector)?)
+            let (descriptor, cpl) = self.code_for_jump(selector)?;
+            self.check_target(&descriptor, offset)?;
+            self.mark_descriptor(selector, rights::ACCESSED)?;
+            Some((descriptor, cpl))
         } else {
             None
         };
@@ -62,6 +84,7 @@ impl Cpu {
             return Ok(());
         }
         let (descriptor, cpl) = self.code_for_return(selector)?;
+        self.check_target(&descriptor, offset)?;
         if cpl == self.cpl {
             self.move_stack(2 * step + release);
             self.set_code_segment(selector, &descriptor, cpl);
@@ -90,12 +113,15 @@ impl Cpu {
     }
 
     fn interrupt_return(&mut self, size: usize) -> Result<(), Faulted> {
-        self.nmi_blocked_until_return(size)?;
-        self.nmi_blocked = false;
+        self.return_from_handler(size)?;
+        if std::mem::take(&mut self.nmi_blocked) {
+            // The next one may have come meanwhile.
+            self.mailbox.ask(request::LOOK);
+        }
         Ok(())
     }
 
-    fn nmi_blocked_until_return(&mut self, size: usize) -> Result<(), Faulted> {
+    fn return_from_handler(&mut self, size: usize) -> Result<(), Faulted> {
         let step = size as u64;
         if self.is_protected() && self.rflags_system & rflags::NT != 0 {
             // Task switches are not offered.
@@ -112,6 +138,7 @@ impl Cpu {
             return Ok(());
         }
         let (descriptor, cpl) = self.code_for_return(selector)?;
+        self.check_target(&descriptor, offset)?;
         let before = self.cpl;
         // In 64-bit mode the stack is always taken back.
         if cpl == before && !self.mode.is_64() {

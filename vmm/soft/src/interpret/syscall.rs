@@ -4,7 +4,6 @@
 use iced_x86::{Code, Mnemonic};
 
 use super::select::Operands;
-use crate::access::is_canonical;
 use crate::cpu::{Cpu, efer, register, rflags, segment};
 use crate::op::{Handler, Op, Outcome};
 use crate::segments::rights;
@@ -52,8 +51,10 @@ extern "C" fn sysret<const LONG: bool>(cpu: &mut Cpu, op: &Op) -> Outcome {
     if cpu.efer & efer::SCE == 0 || !cpu.is_long() {
         return super::undefined(cpu, op);
     }
+    // One that is not canonical faults where it leads to, at level 3, as on AMD's
+    // processors: Intel's fault here, on a stack that the program chose.
     let target = cpu.registers[register::RCX];
-    if cpu.cpl != 0 || LONG && !is_canonical(target) {
+    if cpu.cpl != 0 {
         let faulted = cpu.general_protection(0);
         return cpu.outcome(faulted);
     }

@@ -3,6 +3,7 @@
 use iced_x86::{Mnemonic, OpKind};
 
 use super::select::{Operands, Shape};
+use crate::access::is_canonical;
 use crate::cpu::{Cpu, Faulted, segment};
 use crate::flags;
 use crate::op::{Handler, Op, Outcome};
@@ -21,6 +22,9 @@ fn load_table(cpu: &mut Cpu, op: &Op) -> Result<DescriptorTable, Faulted> {
         2 => cpu.load::<4>(place)? & 0xff_ffff,
         _ => cpu.load::<4>(place)?,
     };
+    if !is_canonical(base) {
+        return Err(cpu.general_protection(0));
+    }
     Ok(DescriptorTable { base, limit })
 }
 
