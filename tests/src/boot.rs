@@ -70,6 +70,45 @@ fn cpio_file<'a>(archive: &'a [u8], name: &str) -> Option<&'a [u8]> {
     }
 }
 
+/// A member of such an archive, and the end of the archive: a program that is
+/// unpacked as `/NAME`.
+fn cpio_program(name: &str, bytes: &[u8]) -> Vec<u8> {
+    const REGULAR_EXECUTABLE: usize = 0o100_755;
+    let mut archive = Vec::new();
+    for (path, mode, data) in [
+        (name, REGULAR_EXECUTABLE, bytes),
+        ("TRAILER!!!", 0, &[][..]),
+    ] {
+        // Inode, mode, owners, links, time, size, devices, length of the name, sum.
+        let fields = [
+            1,
+            mode,
+            0,
+            0,
+            1,
+            0,
+            data.len(),
+            0,
+            0,
+            0,
+            0,
+            path.len() + 1,
+            0,
+        ];
+        archive.extend(b"070701");
+        archive.extend(
+            fields
+                .iter()
+                .flat_map(|field| format!("{field:08X}").into_bytes()),
+        );
+        archive.extend(path.bytes().chain([0]));
+        archive.resize(archive.len().next_multiple_of(4), 0);
+        archive.extend(data);
+        archive.resize(archive.len().next_multiple_of(4), 0);
+    }
+    archive
+}
+
 /// Where `make guest` and `make guest-debian` leave what they build.
 #[derive(Debug, Clone)]
 pub struct Images {
@@ -103,6 +142,21 @@ impl Images {
             .with_context(|| format!("busybox.cpio holds no program {name}"))?;
         fs::write(to, bytes)?;
         Ok(fs::set_permissions(to, Permissions::from_mode(0o755))?)
+    }
+
+    /// The small kernel with the busybox image and one program more, `/NAME` in
+    /// the guest; the image is made in `directory`.
+    pub fn small_with(&self, weft: &Path, program: &Path, directory: &Path) -> Result<Boot> {
+        let name = program.file_name().and_then(|name| name.to_str());
+        let name = name.context("a program has a name")?;
+        let bytes = fs::read(program)
+            .with_context(|| format!("{} is missing: `make programs`", program.display()))?;
+        let mut boot = self.small(weft)?;
+        let mut archive = fs::read(&boot.initrd)?;
+        archive.extend(cpio_program(name, &bytes));
+        boot.initrd = directory.join("with-program.cpio");
+        fs::write(&boot.initrd, archive)?;
+        Ok(boot)
     }
 
     /// The small kernel with the busybox image.
@@ -420,6 +474,8 @@ mod tests {
         assert_eq!(cpio_file(&archive, "two"), Some("second".as_bytes()));
         assert_eq!(cpio_file(&archive, "three"), None);
         assert_eq!(cpio_file(&archive[..150], "two"), None);
+        let third = cpio_program("three", b"third");
+        assert_eq!(cpio_file(&third, "three"), Some("third".as_bytes()));
     }
 
     #[test]

@@ -237,8 +237,9 @@ pub fn run_machines(context: &Context, plan: &Plan, report: &Report) {
         }
     }
     type Check = fn(&Context, &Images) -> Result<Verdict>;
-    let others: [(&str, Check); 2] = [
+    let others: [(&str, Check); 3] = [
         ("a disk after its machine was killed", killed),
+        ("debug registers and single steps", watchpoints),
         ("two deterministic runs are one", deterministic),
     ];
     for (name, check) in others {
@@ -375,6 +376,24 @@ fn killed(context: &Context, images: &Images) -> Result<Verdict> {
         lost.len(),
         lost[0]
     )]))
+}
+
+/// What a debugger in a guest does with debug registers: `watchpoints.c`, which
+/// passes on hardware.
+fn watchpoints(context: &Context, images: &Images) -> Result<Verdict> {
+    let directory = context.directory("watchpoints")?;
+    let program = context.programs.join("watchpoints");
+    let mut boot = images.small_with(&context.weft, &program, &directory)?;
+    boot.script = "/watchpoints".to_string();
+    boot.cpus = 2;
+    let ended = boot.run(Monitor::Soft)?.ended;
+    if ended.line("watchpoints: well").is_some() {
+        return Ok(Verdict::Passed(format!(
+            "{:.1} s",
+            ended.took.as_secs_f64()
+        )));
+    }
+    Ok(Verdict::Failed(vec![ended.tail(12)]))
 }
 
 /// With the clock driven by the instruction count a run repeats exactly: the clock

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use crate::cpu::{Cpu, Fault, Faulted, segment};
+use crate::debug::Touch;
 use crate::environment::{Access, Asker, PAGE_SIZE, Purpose, Unbacked};
 use crate::host;
 use crate::requests::{Demand, request};
@@ -134,6 +135,7 @@ impl Cpu {
         need: Need,
     ) -> Result<Option<*mut u8>, Faulted> {
         let class = self.privilege_class();
+        self.watch(touch(need), address, size)?;
         if crosses(address, size) {
             self.places(address, size, need, class)?;
             return Ok(None);
@@ -167,6 +169,7 @@ impl Cpu {
     }
 
     fn load_as(&mut self, address: u64, size: usize, class: usize) -> Result<u64, Faulted> {
+        self.watch(Touch::Read, address, size)?;
         if !crosses(address, size) {
             return Ok(match self.place(address, Need::Read, class)? {
                 // SAFETY: the page is held, and all bytes are on it.
@@ -199,6 +202,7 @@ impl Cpu {
         value: u64,
         class: usize,
     ) -> Result<(), Faulted> {
+        self.watch(Touch::Write, address, size)?;
         if !crosses(address, size) {
             match self.place(address, Need::Write, class)? {
                 // SAFETY: the page is held for writing, and all bytes are on it.
@@ -234,6 +238,7 @@ impl Cpu {
         work: impl FnOnce(*mut u8) -> T,
     ) -> Result<Option<T>, Faulted> {
         let class = self.privilege_class();
+        self.watch(Touch::Write, address, SIZE)?;
         let (first, second) = self.places(address, SIZE, Need::Write, class)?;
         let mut pointers = [std::ptr::null_mut::<u8>(); SIZE];
         for (index, pointer) in pointers.iter_mut().enumerate() {
@@ -302,7 +307,9 @@ impl Cpu {
                 may_write = false;
             }
         }
-        self.tlbs[class].fill(address, host, walked.page, walked.global, may_write);
+        if !self.breakpoints.watch_page(address) {
+            self.tlbs[class].fill(address, host, walked.page, walked.global, may_write);
+        }
         // SAFETY: the offset is within the page.
         Ok(Place::Memory(unsafe { host.add(offset as usize) }))
     }
@@ -489,6 +496,14 @@ impl Cpu {
             self.answer(None);
         }
         Some(work(self))
+    }
+}
+
+fn touch(need: Need) -> Touch {
+    if need == Need::Write {
+        Touch::Write
+    } else {
+        Touch::Read
     }
 }
 

@@ -57,6 +57,9 @@ impl Cpu {
         if changed & (cr4::PGE | cr4::PAE | cr4::PSE | cr4::SMEP) != 0 {
             self.flush_everything();
         }
+        if changed & cr4::DE != 0 {
+            self.breakpoints_changed();
+        }
         self.update_mode();
         Ok(())
     }

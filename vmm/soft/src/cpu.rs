@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 use crate::block::{Block, CodeCache, JumpCache, Mode};
+use crate::debug::Breakpoints;
 use crate::environment::{Environment, Memory};
 use crate::fetch::FetchCache;
 use crate::flags;
@@ -181,6 +182,15 @@ pub struct Cpu {
     pub efer: u64,
     /// DR0 to DR3, DR6, DR7.
     pub debug: [u64; 6],
+    /// What they enable.
+    pub breakpoints: Breakpoints,
+    /// Bits of DR6 for a trap behind the instruction at hand.
+    pub pending_debug: u64,
+    /// The instruction at hand began with RFLAGS.TF set, and traps.
+    pub stepping: bool,
+    /// `interrupt_shadow` is that of a load of SS, which holds back debug traps
+    /// too.
+    pub stack_shadow: bool,
     /// Model-specific registers.
     pub msrs: Msrs,
     /// Where instructions are, for decoding.
@@ -263,6 +273,10 @@ impl Cpu {
             cr4: 0,
             efer: 0,
             debug: [0; 6],
+            breakpoints: Breakpoints::default(),
+            pending_debug: 0,
+            stepping: false,
+            stack_shadow: false,
             msrs: Msrs::default(),
             fetch: FetchCache::default(),
             code: CodeCache::default(),

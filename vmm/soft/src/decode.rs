@@ -47,6 +47,8 @@ pub enum Missing {
     Later,
     /// There is no room for more code: all of it has to be freed first.
     Full,
+    /// Instructions of the page have breakpoints: they are run alone.
+    Stops,
 }
 
 impl From<Faulted> for Missing {

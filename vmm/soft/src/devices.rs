@@ -52,6 +52,7 @@ impl Cpu {
 
     /// IN.
     pub fn port_read(&mut self, port: u16, size: usize) -> u64 {
+        self.watch_port(port, size);
         let mut bytes = [0xff; 8];
         self.with_environment(|environment| environment.port_read(port, &mut bytes[..size]));
         from_bytes(&bytes, size)
@@ -59,6 +60,7 @@ impl Cpu {
 
     /// OUT.
     pub fn port_write(&mut self, port: u16, size: usize, value: u64) {
+        self.watch_port(port, size);
         self.with_environment(|environment| {
             environment.port_write(port, &value.to_le_bytes()[..size]);
         });

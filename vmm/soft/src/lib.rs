@@ -13,6 +13,7 @@ pub mod clock;
 mod control;
 pub mod cpu;
 mod cpuid;
+pub mod debug;
 pub mod decode;
 mod devices;
 pub mod environment;

@@ -16,9 +16,10 @@ use std::sync::atomic::Ordering;
 
 use crate::block::{Block, BlockKey, JumpEntry, Link, SAME_PAGE, jump_index};
 use crate::cpu::{Cpu, rflags, vector};
+use crate::debug::dr6;
 use crate::decode::Missing;
 use crate::environment::{Environment, Exit};
-use crate::exceptions::{Event, Origin, TripleFault};
+use crate::exceptions::{Event, TripleFault};
 use crate::generated::arena::ArenaFull;
 use crate::generated::{Generated, Left, Translated};
 use crate::op::{Op, Outcome};
@@ -26,9 +27,6 @@ use crate::requests::request;
 
 /// Executions after which a block is translated.
 pub const TRANSLATED_AFTER: u32 = 32;
-
-/// DR6.BS: the debug exception is from single-stepping.
-const DR6_SINGLE_STEP: u64 = 1 << 14;
 
 /// What a vCPU is made of, apart from its state.
 #[derive(Clone, Debug, Default)]
@@ -70,14 +68,17 @@ impl Cpu {
 
     fn run_inside(&mut self, generated: &mut Option<Generated>) -> Result<Exit, TripleFault> {
         loop {
+            // Traps of an instruction come before interrupts.
+            self.deliver_debug_trap()?;
             if let Some(exit) = self.attend()? {
                 return Ok(exit);
             }
             if self.code_is_full {
                 self.forget_code(generated);
             }
-            if self.rflags_system & rflags::TF != 0 {
-                self.single_step()?;
+            let traps = self.rflags_system & (rflags::TF | rflags::RF) != 0;
+            if traps || self.pending_debug != 0 {
+                self.run_alone()?;
                 continue;
             }
             // The shadow ends with the next instruction, and what was asked is
@@ -157,6 +158,9 @@ impl Cpu {
             Missing::Fault => return self.deliver_fault(),
             Missing::Later => {}
             Missing::Full => self.code_is_full = true,
+            Missing::Stops => {
+                self.run_alone()?;
+            }
         }
         Ok(())
     }
@@ -195,6 +199,9 @@ impl Cpu {
     #[inline(never)]
     fn find_block_slow(&mut self, rip: u64, class: usize) -> Result<*mut Block, Missing> {
         let linear = self.linear_rip(rip);
+        if self.breakpoints.stop_on_page(linear) {
+            return Err(Missing::Stops);
+        }
         let (physical, global) = self.fetch_address(linear)?;
         let key = BlockKey {
             physical,
@@ -475,8 +482,12 @@ impl Cpu {
         }
     }
 
-    /// Runs the one instruction at RIP; whether it was completed.
+    /// Runs the one instruction at RIP, and delivers the debug exceptions before
+    /// and behind it; whether it was completed.
     fn run_alone(&mut self) -> Result<bool, TripleFault> {
+        if self.deliver_instruction_breakpoint()? {
+            return Ok(false);
+        }
         let linear = self.linear_rip(self.rip);
         let decoded = self
             .fetch_address(linear)
@@ -484,56 +495,64 @@ impl Cpu {
             .and_then(|(physical, _)| self.decode(self.rip, physical, 1));
         let block = match decoded {
             Ok(block) => block,
-            Err(Missing::Later) => return Ok(false),
-            Err(Missing::Full) => {
-                self.code_is_full = true;
-                return Ok(false);
-            }
-            Err(Missing::Fault) => {
-                self.deliver_fault()?;
+            Err(missing) => {
+                self.missing(missing)?;
                 return Ok(false);
             }
         };
-        self.block = &block;
+        let pending = self.pending_debug;
+        let resume = self.rflags_system & rflags::RF;
+        self.rflags_system &= !rflags::RF;
+        self.stepping = self.rflags_system & rflags::TF != 0;
+        let op = &block.ops[0];
+        let outcome = self.execute_alone(&block, op);
+        let stepping = std::mem::take(&mut self.stepping);
+        match outcome {
+            Outcome::Fault => {
+                self.budget += 1;
+                self.pending_debug = pending;
+                self.rip = self.wrapped(self.own_rip(op));
+                self.deliver_fault()?;
+                return Ok(false);
+            }
+            Outcome::Abort => {
+                self.budget += 1;
+                self.pending_debug = pending;
+                self.rflags_system |= resume;
+                self.rip = self.wrapped(self.own_rip(op));
+                return Ok(false);
+            }
+            Outcome::Repeat => {
+                self.budget += 1;
+                self.rip = self.wrapped(self.own_rip(op));
+                // Its breakpoint was passed when it began.
+                self.rflags_system |= rflags::RF;
+            }
+            Outcome::Continue => self.rip = self.wrapped(self.next_rip(op)),
+            Outcome::End | Outcome::Taken | Outcome::Fallthrough | Outcome::Leave => {}
+        }
+        if stepping && !self.is_stack_changing() {
+            self.pending_debug |= dr6::STEP;
+        }
+        self.deliver_debug_trap()?;
+        if !self.breakpoints.stop_instructions() {
+            self.rflags_system &= !rflags::RF;
+        }
+        Ok(outcome != Outcome::Repeat)
+    }
+
+    /// Executes the only instruction of `block`.
+    fn execute_alone(&mut self, block: &Block, op: &Op) -> Outcome {
+        self.block = block;
         self.registers[usize::from(Self::BLOCK_RIP)] = self.rip;
         self.alone = true;
         self.interrupt_shadow = false;
         // As in a block, so that the instruction reads the same clock.
         self.budget -= 1;
-        let op = &block.ops[0];
         // SAFETY: the op was just decoded for this mode, and its block lives.
         let outcome = unsafe { (op.handler)(self, op) };
         self.alone = false;
         self.block = null();
-        match outcome {
-            Outcome::Fault => {
-                self.budget += 1;
-                self.rip = self.wrapped(self.own_rip(op));
-                self.deliver_fault()?;
-                return Ok(false);
-            }
-            Outcome::Abort | Outcome::Repeat => {
-                self.budget += 1;
-                self.rip = self.wrapped(self.own_rip(op));
-                return Ok(false);
-            }
-            Outcome::Continue => self.rip = self.wrapped(self.next_rip(op)),
-            Outcome::End | Outcome::Taken | Outcome::Fallthrough | Outcome::Leave => {}
-        }
-        Ok(true)
-    }
-
-    /// One instruction with the trap flag set.
-    fn single_step(&mut self) -> Result<(), TripleFault> {
-        let done = self.run_alone()?;
-        if done && self.rflags_system & rflags::TF != 0 {
-            self.debug[4] |= DR6_SINGLE_STEP;
-            self.deliver(Event {
-                vector: vector::DEBUG,
-                error: None,
-                origin: Origin::Exception,
-            })?;
-        }
-        Ok(())
+        outcome
     }
 }

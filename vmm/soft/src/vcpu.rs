@@ -170,6 +170,9 @@ impl SoftCpu {
         cpu.shadow_rip = state.rip;
         cpu.halted = state.halted;
         cpu.nmi_blocked = state.nmi_blocked;
+        cpu.stack_shadow = false;
+        cpu.pending_debug = 0;
+        cpu.breakpoints_changed();
         cpu.update_mode();
         cpu.flush_everything();
         cpu.forget_code(&mut self.generated);

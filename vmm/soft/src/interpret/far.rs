@@ -178,12 +178,18 @@ impl Cpu {
         if size == 2 {
             writable &= 0xffff;
         }
+        if !self.breakpoints.stop_instructions() {
+            writable &= !rflags::RF;
+        }
         self.set_rflags(before & !writable | value & writable);
         self.interrupts_may_be_on();
     }
 
     fn software_interrupt(&mut self, vector: u8, back: u64) -> Result<(), Faulted> {
-        self.try_deliver(&Event::software(vector), back)
+        self.try_deliver(&Event::software(vector), back)?;
+        // It cleared TF.
+        self.stepping = false;
+        Ok(())
     }
 }
 
@@ -226,7 +232,7 @@ extern "C" fn ret(cpu: &mut Cpu, op: &Op) -> Outcome {
 
 extern "C" fn interrupt_return(cpu: &mut Cpu, op: &Op) -> Outcome {
     attempt!(cpu, cpu.interrupt_return(usize::from(op.extra)));
-    if cpu.rflags_system & rflags::TF != 0 {
+    if cpu.rflags_system & (rflags::TF | rflags::RF) != 0 {
         return Outcome::Leave;
     }
     Outcome::End
@@ -236,6 +242,11 @@ extern "C" fn interrupt(cpu: &mut Cpu, op: &Op) -> Outcome {
     let back = cpu.next_rip(op);
     attempt!(cpu, cpu.software_interrupt(op.immediate as u8, back));
     Outcome::Leave
+}
+
+extern "C" fn debug_trap(cpu: &mut Cpu, op: &Op) -> Outcome {
+    cpu.trap_without_reason();
+    cpu.leave_after(op)
 }
 
 extern "C" fn interrupt_on_overflow(cpu: &mut Cpu, op: &Op) -> Outcome {
@@ -281,6 +292,7 @@ pub fn select(operands: &Operands<'_>, op: &mut Op) -> Option<Handler> {
             op.immediate = u64::from(vector::BREAKPOINT);
             interrupt
         }
+        Mnemonic::Int1 => debug_trap,
         Mnemonic::Into => interrupt_on_overflow,
         Mnemonic::Jmp | Mnemonic::Call => {
             op.extra = pointer_size(instruction.code())?;

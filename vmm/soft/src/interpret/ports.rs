@@ -22,7 +22,7 @@ extern "C" fn input<const SIZE: usize>(cpu: &mut Cpu, op: &Op) -> Outcome {
     attempt!(cpu, cpu.check_port(port, SIZE));
     let value = cpu.port_read(port, SIZE);
     cpu.set::<SIZE>(RAX, value);
-    Outcome::Continue
+    cpu.go_on_or_trap(op)
 }
 
 extern "C" fn output<const SIZE: usize>(cpu: &mut Cpu, op: &Op) -> Outcome {
@@ -30,7 +30,7 @@ extern "C" fn output<const SIZE: usize>(cpu: &mut Cpu, op: &Op) -> Outcome {
     attempt!(cpu, cpu.check_port(port, SIZE));
     let value = cpu.get::<SIZE>(RAX);
     cpu.port_write(port, SIZE, value);
-    Outcome::Continue
+    cpu.go_on_or_trap(op)
 }
 
 /// The handler of an instruction of this group.

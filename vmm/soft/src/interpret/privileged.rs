@@ -5,6 +5,7 @@ use iced_x86::{Mnemonic, Register};
 use super::operand::mask;
 use super::select::{Operands, Shape};
 use crate::cpu::{Cpu, Faulted, cr0, cr4, register, rflags};
+use crate::debug::{dr6, dr7};
 use crate::op::{Handler, Op, Outcome};
 use crate::requests::request;
 
@@ -33,15 +34,16 @@ impl Cpu {
         }
     }
 
-    /// The end of STI and of loads of SS, which end their block: no interrupt
-    /// before the next instruction is executed.
+    /// The end of STI and of loads of SS (`stack`), which end their block: no
+    /// interrupt before the next instruction is executed.
     ///
     /// Where nothing is asked there is nothing to hold back, and the way to the
     /// outer loop is saved: the shadow is void once RIP has moved on. It seems
     /// to be there again when RIP comes back, and then an interrupt comes one
     /// instruction late; who counts instructions cannot have that.
-    pub fn begin_shadow(&mut self, op: &Op) -> Outcome {
+    pub fn begin_shadow(&mut self, op: &Op, stack: bool) -> Outcome {
         self.interrupt_shadow = true;
+        self.stack_shadow = stack;
         self.shadow_rip = self.wrapped(self.next_rip(op));
         if self.configuration.deterministic || self.is_wanted() {
             self.leave_after(op)
@@ -51,9 +53,19 @@ impl Cpu {
     }
 
     /// Ends the block behind `op`, for the outer loop.
-    fn leave_after(&mut self, op: &Op) -> Outcome {
+    pub fn leave_after(&mut self, op: &Op) -> Outcome {
         self.rip = self.wrapped(self.next_rip(op));
         Outcome::Leave
+    }
+
+    /// On with the next instruction, or out where a breakpoint was hit.
+    #[inline(always)]
+    pub fn go_on_or_trap(&mut self, op: &Op) -> Outcome {
+        if self.pending_debug == 0 {
+            Outcome::Continue
+        } else {
+            self.leave_after(op)
+        }
     }
 
     fn set_pair(&mut self, value: u64) {
@@ -81,7 +93,7 @@ extern "C" fn set_interrupts(cpu: &mut Cpu, op: &Op) -> Outcome {
     if cpu.rflags_system & rflags::IF == 0 {
         cpu.rflags_system |= rflags::IF;
         cpu.interrupts_may_be_on();
-        return cpu.begin_shadow(op);
+        return cpu.begin_shadow(op, false);
     }
     Outcome::Continue
 }
@@ -192,23 +204,25 @@ fn debug_index(cpu: &Cpu, number: u8) -> Option<usize> {
     }
 }
 
-/// MOV to a debug register. Breakpoints are kept, and never hit.
+/// MOV to a debug register.
 extern "C" fn write_debug(cpu: &mut Cpu, op: &Op) -> Outcome {
     attempt!(cpu, cpu.privileged());
     let Some(index) = debug_index(cpu, op.extra) else {
         return super::undefined(cpu, op);
     };
+    attempt!(cpu, cpu.detect_access());
     let value = cpu.register(op.source);
     if index >= 4 && value >> 32 != 0 && cpu.mode.is_64() {
         let faulted = cpu.general_protection(0);
         return cpu.outcome(faulted);
     }
     cpu.debug[index] = match index {
-        4 => value & 0x1_e00f | 0xffff_0ff0,
-        5 => value & 0xffff_2bff | 0x400,
+        4 => value & dr6::WRITABLE | dr6::ONES,
+        5 => value & dr7::WRITABLE | dr7::ONES,
         _ => value,
     };
-    Outcome::Continue
+    cpu.breakpoints_changed();
+    cpu.leave_after(op)
 }
 
 extern "C" fn read_debug(cpu: &mut Cpu, op: &Op) -> Outcome {
@@ -216,6 +230,7 @@ extern "C" fn read_debug(cpu: &mut Cpu, op: &Op) -> Outcome {
     let Some(index) = debug_index(cpu, op.extra) else {
         return super::undefined(cpu, op);
     };
+    attempt!(cpu, cpu.detect_access());
     cpu.set_register(op.destination, cpu.wrapped(cpu.debug[index]));
     Outcome::Continue
 }

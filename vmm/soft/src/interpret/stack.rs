@@ -170,7 +170,7 @@ extern "C" fn pop_segment(cpu: &mut Cpu, op: &Op) -> Outcome {
     attempt!(cpu, cpu.load_segment(which, selector));
     cpu.move_stack(size as u64);
     if which == segment::SS {
-        return cpu.begin_shadow(op);
+        return cpu.begin_shadow(op, true);
     }
     Outcome::Continue
 }

@@ -166,11 +166,13 @@ fn chunk<const KIND: u8, const SIZE: usize>(
     op: &Op,
     count: u64,
 ) -> Result<u64, Faulted> {
-    if cpu.rflags_system & rflags::DF != 0 {
+    let destination = cpu.destination_address(op);
+    let watched = cpu.breakpoints.watch_page(destination)
+        || KIND == kind::MOVE && cpu.breakpoints.watch_page(cpu.source_address(op));
+    if cpu.rflags_system & rflags::DF != 0 || cpu.traps_elements() || watched {
         return Ok(0);
     }
     let size = SIZE as u64;
-    let destination = cpu.destination_address(op);
     let mut elements = count.min(cpu.elements_on_page(destination, RDI, size, op));
     if KIND == kind::STORE {
         if elements == 0 {
@@ -250,7 +252,7 @@ unsafe fn move_elements<const SIZE: usize>(to: *mut u8, from: *const u8, count: 
 
 extern "C" fn once<const KIND: u8, const SIZE: usize>(cpu: &mut Cpu, op: &Op) -> Outcome {
     attempt!(cpu, element::<KIND, SIZE>(cpu, op));
-    Outcome::Continue
+    cpu.go_on_or_trap(op)
 }
 
 extern "C" fn repeated<const KIND: u8, const SIZE: usize>(cpu: &mut Cpu, op: &Op) -> Outcome {
@@ -272,8 +274,15 @@ extern "C" fn repeated<const KIND: u8, const SIZE: usize>(cpu: &mut Cpu, op: &Op
         if KIND == kind::COMPARE || KIND == kind::SCAN {
             let equal = flags::holds::<4>(cpu.flags);
             if equal != (op.destination == repeat::WHILE_EQUAL) {
-                return Outcome::Continue;
+                return cpu.go_on_or_trap(op);
             }
+        }
+        if cpu.traps_elements() {
+            if cpu.registers[RCX] & address_mask(op) == 0 {
+                return cpu.go_on_or_trap(op);
+            }
+            cpu.rip = cpu.wrapped(cpu.own_rip(op));
+            return Outcome::Repeat;
         }
         budget = budget.saturating_sub(done);
         if budget == 0 {

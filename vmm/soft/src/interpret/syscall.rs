@@ -43,7 +43,18 @@ extern "C" fn syscall(cpu: &mut Cpu, op: &Op) -> Outcome {
     cpu.set_segment(segment::SS, flat(selector.wrapping_add(8), DATA));
     cpu.cpl = 0;
     cpu.update_mode();
-    Outcome::End
+    end_of_call(cpu)
+}
+
+/// They trap by the TF that they leave: SYSCALL does not where SFMASK clears it,
+/// SYSRET does before the program's next instruction.
+fn end_of_call(cpu: &mut Cpu) -> Outcome {
+    cpu.step_by_new_flags();
+    if cpu.pending_debug == 0 {
+        Outcome::End
+    } else {
+        Outcome::Leave
+    }
 }
 
 /// SYSRET to 64-bit code, or to compatibility mode where not `LONG`.
@@ -73,10 +84,7 @@ extern "C" fn sysret<const LONG: bool>(cpu: &mut Cpu, op: &Op) -> Outcome {
     cpu.cpl = 3;
     cpu.update_mode();
     cpu.interrupts_may_be_on();
-    if flags & rflags::TF != 0 {
-        return Outcome::Leave;
-    }
-    Outcome::End
+    end_of_call(cpu)
 }
 
 extern "C" fn swap_gs(cpu: &mut Cpu, _: &Op) -> Outcome {

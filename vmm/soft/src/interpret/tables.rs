@@ -114,7 +114,7 @@ extern "C" fn write_segment<const MEMORY: bool>(cpu: &mut Cpu, op: &Op) -> Outco
     let which = op.immediate as usize;
     attempt!(cpu, cpu.load_segment(which, value));
     if which == segment::SS {
-        return cpu.begin_shadow(op);
+        return cpu.begin_shadow(op, true);
     }
     Outcome::Continue
 }
