@@ -23,7 +23,7 @@ use vm_memory::{
 };
 use weft_soft::{Access, Memory, Unbacked};
 
-pub use device::{DeviceMemory, Held};
+pub use device::{DeviceMemory, Held, Visit};
 
 /// First address of the hole for devices below 4 GiB.
 pub const DEVICE_HOLE: u64 = 0xc000_0000;

@@ -1,9 +1,10 @@
 //! Guest RAM as a device reaches it: like a vCPU, page by page, where slices share
 //! it; as it lies where they do not.
 
+use std::cell::Cell;
 use std::iter::FusedIterator;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use vm_memory::guest_memory::{Error, GuestMemorySliceIterator, Result};
 use vm_memory::{
@@ -14,30 +15,24 @@ use weft_soft::{Access, Memory};
 
 use super::Ram;
 
-/// No page is pinned.
-const NONE: u64 = u64::MAX;
-
 /// Guest RAM for one queue of a device, used by one thread at a time.
 ///
-/// Where it is shared, a page is asked for before it is used, and pinned while it
-/// is: one at a time, until the next is asked for or [`DeviceMemory::release`].
-/// Nobody waits for a page while he holds another; pages that are all here can be
-/// held together ([`DeviceMemory::hold`]).
+/// It is reached in visits ([`DeviceMemory::visit`]), one for each piece of work.
+/// Nobody waits for a page while he holds another: no visit is made during another;
+/// pages that are all here can be held together ([`DeviceMemory::hold`]).
 pub struct DeviceMemory {
     mapped: Arc<GuestMemoryMmap>,
     shared: Option<Arc<dyn Memory>>,
-    pinned: AtomicU64,
     /// No page is waited for.
     held_only: AtomicBool,
 }
 
 impl Clone for DeviceMemory {
-    /// The same memory, for another queue: pins stay with whom they belong to.
+    /// The same memory, for another queue.
     fn clone(&self) -> Self {
         Self {
             mapped: self.mapped.clone(),
             shared: self.shared.clone(),
-            pinned: AtomicU64::new(NONE),
             held_only: AtomicBool::new(false),
         }
     }
@@ -49,7 +44,6 @@ impl DeviceMemory {
         Self {
             mapped: ram.shared(),
             shared: None,
-            pinned: AtomicU64::new(NONE),
             held_only: AtomicBool::new(false),
         }
     }
@@ -72,13 +66,11 @@ impl DeviceMemory {
         self.shared.is_none().then_some(&*self.mapped)
     }
 
-    /// Gives up the page that was used last. Called after each piece of work.
-    pub fn release(&self) {
-        let page = self.pinned.swap(NONE, Ordering::Relaxed);
-        if page != NONE
-            && let Some(shared) = &self.shared
-        {
-            shared.taken_up(page);
+    /// For one piece of work, on whatever way it ends.
+    pub fn visit(&self) -> Visit<'_> {
+        Visit {
+            memory: self,
+            pinned: Cell::new(None),
         }
     }
 
@@ -88,7 +80,6 @@ impl DeviceMemory {
         self.held_only.store(true, Ordering::Relaxed);
         let done = work();
         self.held_only.store(false, Ordering::Relaxed);
-        self.release();
         done
     }
 
@@ -112,24 +103,6 @@ impl DeviceMemory {
     pub fn contains(&self, address: u64, length: usize) -> bool {
         self.mapped.get_slice(GuestAddress(address), length).is_ok()
     }
-
-    /// Asks for a page, pinned, and gives up the one before.
-    fn pin(&self, shared: &Arc<dyn Memory>, page: u64, access: Permissions) -> Result<()> {
-        self.release();
-        let access = match access.has_write() {
-            true => Access::Write,
-            false => Access::Read,
-        };
-        let pinned = match self.held_only.load(Ordering::Relaxed) {
-            false => shared.acquire(page, access).is_ok(),
-            true => shared.acquire_held(&[page], access),
-        };
-        if !pinned {
-            return Err(Error::InvalidGuestAddress(GuestAddress(page)));
-        }
-        self.pinned.store(page, Ordering::Relaxed);
-        Ok(())
-    }
 }
 
 /// Pages that are pinned until this is dropped.
@@ -145,18 +118,53 @@ impl Drop for Held<'_> {
     }
 }
 
-impl Drop for DeviceMemory {
+/// Guest RAM during one piece of work.
+///
+/// Where it is shared, a page is asked for before it is used, and pinned until the
+/// next one is asked for or this is dropped.
+pub struct Visit<'a> {
+    memory: &'a DeviceMemory,
+    pinned: Cell<Option<u64>>,
+}
+
+impl Visit<'_> {
+    /// Asks for a page of `shared`, pinned, and gives up the one before.
+    fn pin(&self, shared: &dyn Memory, page: u64, access: Permissions) -> Result<()> {
+        self.release();
+        let access = match access.has_write() {
+            true => Access::Write,
+            false => Access::Read,
+        };
+        let pinned = match self.memory.held_only.load(Ordering::Relaxed) {
+            false => shared.acquire(page, access).is_ok(),
+            true => shared.acquire_held(&[page], access),
+        };
+        if !pinned {
+            return Err(Error::InvalidGuestAddress(GuestAddress(page)));
+        }
+        self.pinned.set(Some(page));
+        Ok(())
+    }
+
+    fn release(&self) {
+        if let (Some(page), Some(shared)) = (self.pinned.take(), &self.memory.shared) {
+            shared.taken_up(page);
+        }
+    }
+}
+
+impl Drop for Visit<'_> {
     fn drop(&mut self) {
         self.release();
     }
 }
 
-impl GuestMemory for DeviceMemory {
+impl GuestMemory for Visit<'_> {
     type PhysicalMemory = GuestMemoryMmap;
     type Bitmap = ();
 
     fn check_range(&self, addr: GuestAddress, count: usize, _: Permissions) -> bool {
-        GuestMemoryBackend::check_range(&*self.mapped, addr, count)
+        GuestMemoryBackend::check_range(&*self.memory.mapped, addr, count)
     }
 
     fn get_slices<'a>(
@@ -166,7 +174,7 @@ impl GuestMemory for DeviceMemory {
         access: Permissions,
     ) -> Result<impl GuestMemorySliceIterator<'a, ()>> {
         Ok(Slices {
-            memory: self,
+            visit: self,
             at: addr.0,
             left: count,
             access,
@@ -176,7 +184,7 @@ impl GuestMemory for DeviceMemory {
 
 /// The pieces of a range: whole regions, or pages where they are shared.
 struct Slices<'a> {
-    memory: &'a DeviceMemory,
+    visit: &'a Visit<'a>,
     at: u64,
     left: usize,
     access: Permissions,
@@ -186,15 +194,16 @@ impl<'a> Slices<'a> {
     fn piece(&self) -> Result<VolatileSlice<'a, ()>> {
         let address = GuestAddress(self.at);
         let mut length = self.left;
-        if let Some(shared) = &self.memory.shared {
+        let memory = self.visit.memory;
+        if let Some(shared) = &memory.shared {
             let page = self.at & !(PAGE_SIZE - 1);
             length = length.min((page + PAGE_SIZE - self.at) as usize);
-            self.memory.pin(shared, page, self.access)?;
-        } else if let Some((region, start)) = self.memory.mapped.to_region_addr(address) {
+            self.visit.pin(&**shared, page, self.access)?;
+        } else if let Some((region, start)) = memory.mapped.to_region_addr(address) {
             let end = vm_memory::GuestMemoryRegion::len(region);
             length = length.min((end - vm_memory::Address::raw_value(&start)) as usize);
         }
-        self.memory.mapped.get_slice(address, length)
+        memory.mapped.get_slice(address, length)
     }
 }
 
@@ -262,13 +271,14 @@ mod tests {
             log,
         });
         let memory = DeviceMemory::shared(&ram, asked.clone());
-        memory.write_slice(&[7; 8], GuestAddress(0x1ffc)).unwrap();
+        let visit = memory.visit();
+        visit.write_slice(&[7; 8], GuestAddress(0x1ffc)).unwrap();
         let mut read = [0; 4];
-        memory.read_slice(&mut read, GuestAddress(0x2000)).unwrap();
+        visit.read_slice(&mut read, GuestAddress(0x2000)).unwrap();
         assert_eq!(read, [7; 4]);
-        memory.release();
-        memory.release();
-        assert!(memory.read_slice(&mut read, GuestAddress(4 << 20)).is_err());
+        drop(visit);
+        let visit = memory.visit();
+        assert!(visit.read_slice(&mut read, GuestAddress(4 << 20)).is_err());
         let log = asked.log.lock().unwrap().join(", ");
         assert_eq!(
             log,
@@ -282,9 +292,10 @@ mod tests {
         let ram = Ram::new(super::super::DEVICE_HOLE + (4 << 20)).unwrap();
         let memory = DeviceMemory::whole(&ram);
         let address = GuestAddress(super::super::FOUR_GIB);
-        memory.write_obj(9_u64, address).unwrap();
-        assert_eq!(memory.read_obj::<u64>(address).unwrap(), 9);
+        let visit = memory.visit();
+        visit.write_obj(9_u64, address).unwrap();
+        assert_eq!(visit.read_obj::<u64>(address).unwrap(), 9);
         let hole = GuestAddress(super::super::DEVICE_HOLE - 4);
-        assert!(memory.write_slice(&[0; 8], hole).is_err());
+        assert!(visit.write_slice(&[0; 8], hole).is_err());
     }
 }

@@ -12,7 +12,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::{Attach, Transport, VirtioDevice, VirtioError};
 use crate::bus::Bus;
 use crate::interrupts::{InterruptLine, MessageSink};
-use crate::memory::{DeviceMemory, ECAM, FOUR_GIB, Ram};
+use crate::memory::{DeviceMemory, ECAM, FOUR_GIB, Ram, Visit};
 use crate::pci::{Root, RootOptions, Windows, lock};
 
 /// Descriptor flags (2.7.5).
@@ -151,8 +151,8 @@ impl Machine {
         machine
     }
 
-    fn guest(&self) -> DeviceMemory {
-        self.memory.clone()
+    fn guest(&self) -> Visit<'_> {
+        self.memory.visit()
     }
 
     /// Another machine with the same RAM; its buffers are new ones.

@@ -187,7 +187,6 @@ fn copy(
             .iter()
             .take_while(|(at, range)| one(*at, range.clone(), held.is_some()))
             .count();
-        memory.release();
         if let Some((_, last)) = pieces[..copied].last() {
             done = last.end;
         }
@@ -207,7 +206,7 @@ pub fn copy_out(memory: &DeviceMemory, segments: &[Segment], skip: u64, data: &m
             true => memory
                 .within_page(at, to.len())
                 .is_ok_and(|from| from.read_slice(to, 0).is_ok()),
-            false => memory.read_slice(to, GuestAddress(at)).is_ok(),
+            false => memory.visit().read_slice(to, GuestAddress(at)).is_ok(),
         }
     })
 }
@@ -219,7 +218,7 @@ pub fn copy_in(memory: &DeviceMemory, segments: &[Segment], skip: u64, data: &[u
         let from = &data[range];
         match held {
             true => put(memory, at, from),
-            false => memory.write_slice(from, GuestAddress(at)).is_ok(),
+            false => memory.visit().write_slice(from, GuestAddress(at)).is_ok(),
         }
     })
 }
@@ -310,7 +309,7 @@ impl Ring {
             used_ring: state.device,
         })
         .map_err(|error| fault(error.to_string()))?;
-        if !queue.is_valid(&*parts.memory) {
+        if !queue.is_valid(&parts.memory.visit()) {
             return Err(fault("its rings are not in RAM".into()));
         }
         Ok(Self {
@@ -368,19 +367,17 @@ impl Ring {
     /// The next request.
     pub fn pop(&mut self) -> Result<Option<Chain>, Fault> {
         let index = self.index;
-        let memory = self.parts.memory.clone();
-        let mut available = self.queue.iter(&*memory).map_err(|error| Fault::Queue {
+        let visit = self.parts.memory.visit();
+        let mut available = self.queue.iter(&visit).map_err(|error| Fault::Queue {
             index,
             reason: error.to_string(),
         })?;
         let Some(descriptors) = available.next() else {
-            memory.release();
             return Ok(None);
         };
         self.parts.taken.fetch_add(1, Ordering::Relaxed);
         let head = descriptors.head_index();
-        let chain = gather(head, descriptors, &memory);
-        memory.release();
+        let chain = gather(head, descriptors, &self.parts.memory);
         chain.map(Some).map_err(|reason| Fault::Chain {
             index,
             head,
@@ -397,10 +394,8 @@ impl Ring {
     /// Gives a request back, `written` bytes of it filled.
     pub fn push(&mut self, chain: &Chain, written: u32) -> Result<(), Fault> {
         self.observe(chain);
-        let pushed = self
-            .queue
-            .add_used(&*self.parts.memory, chain.head, written);
-        self.parts.memory.release();
+        let visit = self.parts.memory.visit();
+        let pushed = self.queue.add_used(&visit, chain.head, written);
         pushed.map_err(|error| Fault::Queue {
             index: self.index,
             reason: error.to_string(),
@@ -420,7 +415,10 @@ impl Ring {
             let entry = self.queue.used_ring() + 4 + 8 * u64::from(next % size);
             let element = [u32::from(chain.head).to_le(), written.to_le()];
             // Not to be seen before the index moves, at the last one.
-            let put = self.memory().write_obj(element, GuestAddress(entry));
+            let put = self
+                .memory()
+                .visit()
+                .write_obj(element, GuestAddress(entry));
             put.map_err(|error| Fault::Queue {
                 index: self.index,
                 reason: error.to_string(),
@@ -494,24 +492,20 @@ impl Ring {
 
     /// A word of the available ring, which was checked to be in RAM.
     fn driver_word(&self, address: u64) -> u16 {
-        let word = self.memory().load(GuestAddress(address), Ordering::Relaxed);
-        self.memory().release();
+        let visit = self.memory().visit();
+        let word = visit.load(GuestAddress(address), Ordering::Relaxed);
         word.map_or(0, u16::from_le)
     }
 
     /// The driver need not kick for now.
     pub fn kicks_off(&mut self) {
-        let memory = self.parts.memory.clone();
         // Only a hint, and into checked RAM.
-        let _ = self.queue.disable_notification(&*memory);
-        memory.release();
+        let _ = self.queue.disable_notification(&self.parts.memory.visit());
     }
 
     /// The driver shall kick. True: there is something already.
     pub fn kicks_on(&mut self) -> Result<bool, Fault> {
-        let memory = self.parts.memory.clone();
-        let more = self.queue.enable_notification(&*memory);
-        memory.release();
+        let more = self.queue.enable_notification(&self.parts.memory.visit());
         more.map_err(|error| Fault::Queue {
             index: self.index,
             reason: error.to_string(),
@@ -617,10 +611,104 @@ fn crosses(chain: &Chain) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicI64;
+
+    use weft_soft::{Memory, Unbacked};
+
     use super::*;
+    use crate::memory::Ram;
+    use crate::virtio::interrupt::FarRegisters;
 
     fn segment(address: u64, length: u32) -> Segment {
         Segment { address, length }
+    }
+
+    /// Counts pages that were asked for and not given up.
+    struct Counted {
+        ram: Ram,
+        pinned: AtomicI64,
+    }
+
+    impl Memory for Counted {
+        fn acquire(&self, page: u64, access: Access) -> Result<*mut u8, Unbacked> {
+            let host = self.ram.acquire(page, access)?;
+            self.pinned.fetch_add(1, Ordering::Relaxed);
+            Ok(host)
+        }
+
+        fn taken_up(&self, _: u64) {
+            self.pinned.fetch_sub(1, Ordering::Relaxed);
+        }
+
+        fn end(&self) -> u64 {
+            Memory::end(&self.ram)
+        }
+    }
+
+    /// A driver that is told nothing.
+    struct Deaf;
+
+    impl FarRegisters for Deaf {
+        fn queue(&self, _: u16) {}
+        fn configuration(&self) {}
+        fn fault(&self, _: &str) {}
+    }
+
+    /// A queue of 16 at 4096, 8192 and 12288 in memory of several slices, with the event
+    /// index.
+    fn ring() -> (Ring, Arc<Counted>) {
+        let ram = Ram::new(4 << 20).unwrap();
+        let counted = Arc::new(Counted {
+            ram: ram.clone(),
+            pinned: AtomicI64::new(0),
+        });
+        let parts = RingParts {
+            memory: Arc::new(DeviceMemory::shared(&ram, counted.clone())),
+            observer: None,
+            interrupt: Arc::new(Interrupt::far(Arc::new(Deaf), "ring")),
+            kick: Arc::new(EventFd::new(0).unwrap()),
+            taken: Arc::default(),
+        };
+        let state = QueueState {
+            size: 16,
+            enabled: true,
+            descriptors: 0x1000,
+            driver: 0x2000,
+            device: 0x3000,
+            ..QueueState::default()
+        };
+        (Ring::new(0, 16, true, &state, parts).unwrap(), counted)
+    }
+
+    #[test]
+    fn no_page_stays_pinned_whatever_the_driver_does() {
+        let (mut ring, counted) = ring();
+        let ram = counted.ram.clone();
+        let pinned = || counted.pinned.load(Ordering::Relaxed);
+        let offer = |index: u16| ram.guest().write_obj(index, GuestAddress(0x2002)).unwrap();
+        assert!(ring.pop().unwrap().is_none());
+        assert_eq!(pinned(), 0, "an empty queue");
+        offer(500);
+        assert!(matches!(ring.pop(), Err(Fault::Queue { .. })));
+        assert_eq!(pinned(), 0, "500 requests in a queue of 16");
+        offer(1);
+        assert!(matches!(ring.pop(), Err(Fault::Chain { .. })));
+        assert_eq!(pinned(), 0, "an empty buffer");
+        let chain = Chain::default();
+        assert!(ring.push(&Chain { head: 99, ..chain }, 0).is_err());
+        assert_eq!(pinned(), 0, "an answer to no request");
+        let chains = [(Chain::default(), 1), (Chain::default(), 1)];
+        ring.push_all(&chains).unwrap();
+        ring.signal();
+        assert_eq!(pinned(), 0, "answers");
+        ring.kicks_off();
+        ring.kicks_on().unwrap();
+        assert_eq!(pinned(), 0, "kicks");
+        let mut bytes = [0; 64];
+        let outside = [segment(0x4000, 8), segment(16 << 20, 8)];
+        assert_eq!(ring.read(&outside, 0, &mut bytes), 8);
+        assert_eq!(ring.write(&outside, 0, &bytes[..16]), 8);
+        assert_eq!(pinned(), 0, "buffers that end outside of memory");
     }
 
     #[test]

@@ -126,6 +126,21 @@ fn every_request(rig: &DiskRig, driver: &mut Driver<'_>, slice: usize) {
     assert!(sink.wait(slice + 1), "no interrupt on slice {slice}");
 }
 
+#[test]
+fn a_drivers_error_keeps_no_page_from_the_other_slice() {
+    let rig = DiskRig::new(0, DataPath::default(), Duration::ZERO);
+    let (driver, _) = rig.started();
+    let available = driver.queues[0].places[1];
+    // So many cannot be in the queue.
+    rig.machines[0].put(available + 2, &500_u16.to_le_bytes());
+    driver.kick(0);
+    assert!(driver.wait_needs_reset());
+    rig.machines[1].put(available, &[1]);
+    assert_eq!(rig.machines[0].bytes(available, 1), [1]);
+    drop(driver);
+    rig.end();
+}
+
 fn served_from_both(owner: u32, path: DataPath, delay: Duration) {
     let rig = DiskRig::new(owner, path, delay);
     let (mut driver, queues) = rig.started();
