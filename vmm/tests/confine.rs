@@ -17,7 +17,7 @@ struct Case {
     refused: Option<&'static str>,
 }
 
-const CASES: [Case; 8] = [
+const CASES: [Case; 14] = [
     Case {
         name: "work",
         attempt: work,
@@ -58,7 +58,40 @@ const CASES: [Case; 8] = [
         attempt: kill,
         refused: Some("tgkill"),
     },
+    Case {
+        name: "signals of a descriptor to another process",
+        attempt: || fcntl(libc::F_SETOWN, 1),
+        refused: Some("fcntl"),
+    },
+    Case {
+        name: "another signal of a descriptor",
+        attempt: || fcntl(F_SETSIG, libc::SIGKILL),
+        refused: Some("fcntl"),
+    },
+    Case {
+        name: "signals of a descriptor",
+        attempt: || fcntl(libc::F_SETFL, libc::O_ASYNC),
+        refused: Some("fcntl"),
+    },
+    Case {
+        name: "signals of a descriptor by an ioctl",
+        attempt: || ioctl(libc::FIOASYNC),
+        refused: Some("ioctl"),
+    },
+    Case {
+        name: "typing at the terminal",
+        attempt: || ioctl(libc::TIOCSTI),
+        refused: Some("ioctl"),
+    },
+    Case {
+        name: "a tracer",
+        attempt: set_tracer,
+        refused: Some("prctl"),
+    },
 ];
+
+/// `fcntl.h`; not every version of the `libc` crate has it.
+const F_SETSIG: i32 = 10;
 
 /// How a child ends whose attempt came back.
 const CAME_BACK: u8 = 7;
@@ -95,6 +128,21 @@ fn trace() {
 fn kill() {
     // SAFETY: the call takes integers, and is refused; the signal is none.
     unsafe { libc::syscall(libc::SYS_tgkill, 1, 1, 0) };
+}
+
+fn fcntl(command: i32, argument: i32) {
+    // SAFETY: the call takes integers, and is refused.
+    unsafe { libc::fcntl(libc::STDERR_FILENO, command, argument) };
+}
+
+fn ioctl(request: u64) {
+    // SAFETY: a null pointer, which the kernel would not read from; the call is refused.
+    unsafe { libc::ioctl(libc::STDERR_FILENO, request, std::ptr::null::<u8>()) };
+}
+
+fn set_tracer() {
+    // SAFETY: the call takes integers, and is refused.
+    unsafe { libc::prctl(libc::PR_SET_PTRACER, 1, 0, 0, 0) };
 }
 
 fn map_executable() {

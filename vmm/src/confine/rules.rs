@@ -84,7 +84,7 @@ const BLOCK: [i64; 12] = [
 ];
 
 /// Transfers over a connection that is there.
-const CONNECTION: [i64; 8] = [
+const CONNECTION: [i64; 7] = [
     libc::SYS_recvfrom,
     libc::SYS_sendto,
     libc::SYS_recvmsg,
@@ -92,7 +92,6 @@ const CONNECTION: [i64; 8] = [
     libc::SYS_shutdown,
     libc::SYS_accept4,
     libc::SYS_getsockopt,
-    libc::SYS_fcntl,
 ];
 
 /// The highest bit of a KVM request's number: set in those to a vCPU
@@ -173,6 +172,9 @@ fn common() -> Result<Rules, BackendError> {
     // Signals to this process only: a kick of a vCPU, an abort.
     let own = argument(0, SeccompCmpOp::Eq, u64::from(std::process::id()))?;
     when(&mut rules, libc::SYS_tgkill, vec![own])?;
+    // Of fcntl as little as there is need for: with F_SETOWN, F_SETSIG and O_ASYNC (by
+    // F_SETFL, or by an ioctl) a descriptor sends any signal to any process of the user.
+    //
     // The standard library looks at a descriptor before it closes it, where it is
     // built with assertions.
     let flags = argument(1, SeccompCmpOp::Eq, libc::F_GETFD as u64)?;
