@@ -3,7 +3,8 @@
 #
 #   q  powers off          x  leaves through the debug exit port, code 43
 #   r  resets              d  does not listen to the power button any more
-#   t  triple faults       anything else is written back
+#   t  triple faults       R  resets when the power button is pressed
+#   anything else is written back
 #
 # It says `ready` at the start, and powers off when the power button is pressed.
 
@@ -24,6 +25,7 @@
 _start:
     mov $0x90000, %esp
     xor %ebp, %ebp              # 1: deaf to the power button
+    xor %ebx, %ebx              # 1: the power button resets
     mov $greeting, %esi
 1:  lodsb
     test %al, %al
@@ -37,7 +39,7 @@ loop:
     mov $EVENTS, %dx
     in %dx, %al
     test $1, %al
-    jnz power_off
+    jnz pressed
 2:  mov $SERIAL_STATUS, %dx
     in %dx, %al
     test $1, %al
@@ -52,10 +54,13 @@ loop:
     je triple_fault
     cmp $'x', %al
     je debug_exit
-    cmp $'d', %al
+    cmp $'R', %al
     jne 3f
-    inc %ebp
-3:  call put
+    mov $1, %ebx
+3:  cmp $'d', %al
+    jne 4f
+    mov $1, %ebp
+4:  call put
     jmp loop
 
 put:
@@ -63,6 +68,9 @@ put:
     out %al, %dx
     ret
 
+pressed:
+    test %ebx, %ebx
+    jnz reset
 power_off:
     mov $0x34, %al              # SLP_EN and type 5
     mov $SLEEP_CONTROL, %dx

@@ -1,5 +1,6 @@
 //! What the API, the terminal and signals ask of the machine.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use weft_vmm::api::{
@@ -22,11 +23,18 @@ pub struct Controlled {
     pub restarts: u32,
     /// When it was put together.
     pub built: Instant,
+    /// See [`Controlled::end_asked`].
+    pub end_asked: AtomicBool,
 }
 
 impl Controlled {
     fn ask(&self, request: Request) -> Result<(), Failure> {
         self.handle.request(request).map(drop).map_err(failure)
+    }
+
+    /// Whether somebody outside asked for the end: then the guest's own restart is one.
+    pub fn end_asked(&self) -> bool {
+        self.end_asked.load(Ordering::Relaxed)
     }
 
     /// The machine's own view of itself.
@@ -134,10 +142,12 @@ impl Control for Controlled {
     }
 
     fn power_button(&self) -> Result<bool, Failure> {
+        self.end_asked.store(true, Ordering::Relaxed);
         self.ask(Request::PressPowerButton).map(|()| true)
     }
 
     fn stop(&self) -> Result<(), Failure> {
+        self.end_asked.store(true, Ordering::Relaxed);
         self.ask(Request::Stop)
     }
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -103,6 +104,7 @@ fn prepare<'a>(life: &'a Life<'a>, parent: Pid, links: Sockets) -> anyhow::Resul
         configuration: plan.configuration.clone(),
         restarts: life.restarts,
         built: Instant::now(),
+        end_asked: AtomicBool::new(false),
     });
     let (wake, events) = channel();
     watch(&handle, wake.clone())?;
@@ -216,6 +218,7 @@ impl Prepared<'_> {
         let boot = self.output.seen().map(|seen| seen - running);
         Outcome {
             end,
+            end_asked: self.controlled.end_asked(),
             signal,
             back_end: self.controlled.back_end.clone(),
             start_time_s,

@@ -27,6 +27,8 @@ pub enum Message {
 pub struct Outcome {
     /// How it ended.
     pub end: End,
+    /// Whether somebody outside had asked for it.
+    pub end_asked: bool,
     /// The signal that asked for its end.
     pub signal: Option<i32>,
     /// Who ran the vCPUs.
@@ -83,7 +85,7 @@ pub struct Report<'a> {
     pub counters: &'a BTreeMap<String, u64>,
 }
 
-/// Whether the guest starts again after this end.
+/// Whether the guest wants to start again after this end.
 pub fn restarts(end: &End) -> bool {
     matches!(end, End::Reset | End::TripleFault { .. })
 }
@@ -140,6 +142,9 @@ pub fn sentence(name: &str, outcome: &Outcome) -> String {
         text += &format!(", boot {}", duration(boot));
     }
     text += &format!(", run {}", duration(outcome.run_time_s));
+    if outcome.end_asked && restarts(&outcome.end) {
+        text += "; it does not start again: its end was asked for";
+    }
     if outcome.console_bytes_lost > 0 {
         let lost = outcome.console_bytes_lost;
         text += &format!("; {lost} bytes of the console were lost: nobody read them");
@@ -161,6 +166,7 @@ mod tests {
     fn outcome(end: End) -> Outcome {
         Outcome {
             end,
+            end_asked: false,
             signal: None,
             back_end: BackEndView {
                 name: "soft".into(),
@@ -208,5 +214,11 @@ mod tests {
             "{text}"
         );
         assert!(text.contains(", boot 100.0 ms, run "), "{text}");
+        let asked = Outcome {
+            end_asked: true,
+            ..outcome(End::Reset)
+        };
+        let text = sentence("web", &asked);
+        assert!(text.ends_with("its end was asked for"), "{text}");
     }
 }

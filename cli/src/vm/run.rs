@@ -12,6 +12,7 @@
 //! sockets, repairs the terminal and says what happened. The machine's process
 //! gives up what it can and dies with this one.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write};
 use std::os::fd::AsFd;
@@ -179,7 +180,7 @@ fn supervise(plan: &Plan, places: &Places, started: Instant) -> Result<Last, VmE
         let lived = life.live(&signals);
         terminal.restore();
         let (message, usage) = lived?;
-        let outcome = match message {
+        let mut outcome = match message {
             Ok(Message::Ended(outcome)) => outcome,
             Ok(Message::SetUp(why)) => {
                 eprintln!("weft: {why}");
@@ -197,7 +198,10 @@ fn supervise(plan: &Plan, places: &Places, started: Instant) -> Result<Last, VmE
             _ => 0,
         };
         let crashed = crashes == CRASHES_MAX;
-        if !plan.reboot || crashed || !outcome::restarts(&outcome.end) {
+        // A signal may have come too late for the machine's process to hear of it.
+        outcome.end_asked |= signals.asked_for_end();
+        let again = plan.reboot && !outcome.end_asked && !crashed;
+        if !again || !outcome::restarts(&outcome.end) {
             return Ok(Last::Ended(Box::new(Ended {
                 outcome: *outcome,
                 restarts,
@@ -262,6 +266,8 @@ impl Life<'_> {
 /// The signals of this process, taken over before any other process is made.
 struct Signals {
     descriptor: SignalFd,
+    /// One that asks for the machine's end has come.
+    end_asked: Cell<bool>,
 }
 
 impl Signals {
@@ -275,7 +281,10 @@ impl Signals {
         read.remove(Signal::SIGWINCH);
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
         let descriptor = SignalFd::with_flags(&read, flags).map_err(VmError::system(failed))?;
-        Ok(Signals { descriptor })
+        Ok(Signals {
+            descriptor,
+            end_asked: Cell::new(false),
+        })
     }
 
     /// Passes signals on to `child`, listens to it until it has ended, and tends its
@@ -329,16 +338,33 @@ impl Signals {
     }
 
     fn pass_on(&self, child: Pid) {
-        while let Ok(Some(information)) = self.descriptor.read_signal() {
-            let signal = Signal::try_from(information.ssi_signo as i32);
-            match signal {
-                Ok(Signal::SIGCHLD) | Err(_) => {}
-                // The terminal sent it to the machine's process as well.
-                Ok(_) if information.ssi_code == SI_KERNEL => {}
+        while let Some((signal, code)) = self.next_wish() {
+            // The terminal sent it to the machine's process as well.
+            if code != SI_KERNEL {
                 // It may have ended already.
-                Ok(signal) => drop(kill(child, signal)),
+                let _ = kill(child, signal);
             }
         }
+    }
+
+    /// The next signal that asks for the machine's end, and its `si_code`.
+    fn next_wish(&self) -> Option<(Signal, i32)> {
+        while let Ok(Some(information)) = self.descriptor.read_signal() {
+            match Signal::try_from(information.ssi_signo as i32) {
+                Ok(Signal::SIGCHLD) | Err(_) => {}
+                Ok(signal) => {
+                    self.end_asked.set(true);
+                    return Some((signal, information.ssi_code));
+                }
+            }
+        }
+        None
+    }
+
+    /// Whether one of the signals that have come so far asks for the machine's end.
+    fn asked_for_end(&self) -> bool {
+        while self.next_wish().is_some() {}
+        self.end_asked.get()
     }
 }
 

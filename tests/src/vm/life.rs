@@ -9,12 +9,16 @@ use nix::unistd::Pid;
 use super::{BOUND, Bench, Check, ended_with, wait_until};
 use crate::guest::Guest;
 
-pub(super) const CHECKS: [(&str, Check); 9] = [
+pub(super) const CHECKS: [(&str, Check); 10] = [
     ("a guest that powers off", powers_off),
     ("a guest's exit code", debug_exit),
     ("a guest that restarts", restarts),
     ("a restart that is not wanted", no_reboot),
     ("triple faults", triple_faults),
+    (
+        "no restart once the end was asked for",
+        no_restart_after_stop,
+    ),
     ("a signal asks the guest", signal_asks),
     ("a signal ends a guest that does not listen", signal_ends),
     ("the machine dies with its parent", dies_with_parent),
@@ -102,6 +106,24 @@ fn triple_faults(bench: &Bench) -> Result<String> {
         }
     }
     ended_with(&guest.finish(BOUND)?, 118, &["triple fault"])?;
+    Ok(String::new())
+}
+
+/// A guest that restarts when it is asked to power off.
+fn no_restart_after_stop(bench: &Bench) -> Result<String> {
+    for by_signal in [false, true] {
+        let mut guest = bench.start(&["--name", "again"])?;
+        guest.write("R!\n")?;
+        ensure!(guest.wait_for("R!", BOUND).is_some(), "no answer");
+        match by_signal {
+            true => signal(&guest, Signal::SIGTERM)?,
+            false => drop(bench.ask(&["vm", "stop", "again"])?),
+        }
+        let ended = guest.finish(BOUND)?;
+        ended_with(&ended, 116, &["reset by the guest", "was asked for"])?;
+        let greetings = ended.console().matches("ready").count();
+        ensure!(greetings == 1, "{greetings} lives: {}", ended.console());
+    }
     Ok(String::new())
 }
 
