@@ -111,6 +111,9 @@ fn programs() -> Vec<Case> {
         Case::new("children", "{programs}/children 24")
             .program("children")
             .memory(27, 1000),
+        Case::new("clones", "{programs}/clones 8")
+            .program("clones")
+            .memory(10, 500),
         Case::new("mappings", "{programs}/mappings file 24")
             .program("mappings")
             .output("file")

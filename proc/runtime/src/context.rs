@@ -9,6 +9,9 @@ use crate::xstate::{self, Area};
 /// RFLAGS of a fresh program: interrupts on, nothing else.
 pub const INITIAL_FLAGS: usize = 0x202;
 
+/// First address that user space cannot have.
+pub const USER_END: usize = (1 << 47) - 4096;
+
 /// A thread's state. Plain data: it travels between nodes as bytes, of which
 /// only the first [`Context::wire_bytes`] matter.
 #[repr(C)]

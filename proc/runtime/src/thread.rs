@@ -86,6 +86,12 @@ pub struct Thread {
     /// Addresses at which the new thread's number is written before it enters
     /// the program and before its creator goes on. 0: none.
     pub announce: [usize; 2],
+    /// Where the number of its pidfd is written at the same time. 0: nowhere.
+    pub announce_pidfd: usize,
+    /// Its pidfd; the kernel writes it before the thread runs.
+    pub pidfd: i32,
+    /// `CLONE_CLEAR_SIGHAND`: the program's handlers are not its own.
+    pub drops_handlers: bool,
     /// What the thread enters the program with.
     pub start: Context,
     /// The engine's buffers for system calls; 0: none yet. They stay with the
@@ -134,14 +140,17 @@ impl Thread {
     pub fn stack_top(&self) -> usize {
         self.block() + BLOCK_BYTES
     }
+    /// Lowest address of the alternate stack, above its guard page.
+    pub fn stack_low(&self) -> usize {
+        self.block() + GUARD_OFFSET + PAGE
+    }
     /// Tells the kernel about the alternate stack of the calling thread.
     pub fn use_stack(&self) -> Result<()> {
-        let low = self.block() + GUARD_OFFSET + PAGE;
         let stack = AlternateStack {
-            start: low,
+            start: self.stack_low(),
             flags: 0,
             padding: 0,
-            length: self.stack_top() - low,
+            length: self.stack_top() - self.stack_low(),
         };
         call!(sigaltstack, &raw const stack, 0).map(|_| ())
     }
@@ -156,6 +165,11 @@ impl Thread {
                 // A bad address is ignored, as by the kernel.
                 let _ = crate::memory::write(address, &id);
             }
+        }
+        if self.announce_pidfd != 0 {
+            // SAFETY: the kernel wrote the word before `clone` returned.
+            let pidfd = unsafe { (&raw const self.pidfd).read_volatile() };
+            let _ = crate::memory::write(self.announce_pidfd, &pidfd);
         }
     }
     /// Lets a new thread go on.
@@ -187,6 +201,8 @@ impl Thread {
         self.suspends_parent = false;
         self.entering = false;
         self.announce = [0; 2];
+        self.announce_pidfd = 0;
+        self.drops_handlers = false;
         self.inbox.pending.store(0, Ordering::Relaxed);
         self.inbox.released.store(0, Ordering::Relaxed);
     }

@@ -14,8 +14,6 @@ const ARCH_SET_FS: usize = 0x1002;
 const ARCH_GET_FS: usize = 0x1003;
 const ARCH_GET_GS: usize = 0x1004;
 const ARCH_SHSTK_ENABLE: usize = 0x5001;
-/// First address that user space cannot have.
-const USER_END: usize = (1 << 47) - 4096;
 
 const PR_SET_SECCOMP: usize = 22;
 const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
@@ -37,7 +35,7 @@ pub fn call(thread: &mut Thread, call: Sysno, arguments: &[usize; 6]) -> Option<
         Sysno::set_robust_list => set_robust_list(thread, a, b),
         // Registered areas would have to follow the thread from node to node;
         // programs fall back without them.
-        Sysno::rseq | Sysno::clone3 => Err(Errno::ENOSYS),
+        Sysno::rseq => Err(Errno::ENOSYS),
         // A filter would judge the runtime's own calls as well.
         Sysno::prctl if a == PR_SET_SECCOMP || a == PR_SET_SYSCALL_USER_DISPATCH => {
             Err(Errno::EINVAL)
@@ -52,7 +50,7 @@ pub fn call(thread: &mut Thread, call: Sysno, arguments: &[usize; 6]) -> Option<
 
 fn base(code: usize, value: usize) -> Option<Result<usize>> {
     let result = match code {
-        ARCH_SET_FS | ARCH_SET_GS if value >= USER_END => Err(Errno::EPERM),
+        ARCH_SET_FS | ARCH_SET_GS if value >= context::USER_END => Err(Errno::EPERM),
         ARCH_SET_FS => {
             context::set_fs_base(value);
             Ok(0)

@@ -8,6 +8,7 @@
 //! A result is the kernel's word, or one of two that no kernel returns to user
 //! space: [`RESTART`] and [`RESUME`].
 
+mod clone;
 mod exec;
 mod files;
 mod identity;
@@ -170,7 +171,9 @@ fn thread_call(
     arguments: &[usize; 6],
 ) -> Option<isize> {
     let result = match call {
-        Sysno::clone | Sysno::fork | Sysno::vfork => process::clone(thread, frame, call, arguments),
+        Sysno::clone | Sysno::clone3 | Sysno::fork | Sysno::vfork => {
+            process::clone(thread, frame, call, arguments)
+        }
         Sysno::execve | Sysno::execveat => exec::call(thread, frame, call, arguments),
         Sysno::exit => threads::exit(thread, arguments[0]),
         Sysno::exit_group => threads::exit_group(thread, arguments[0]),

@@ -12,95 +12,57 @@
 
 use syscalls::Sysno;
 
+use super::clone::{
+    Arguments, CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID, CLONE_CLEAR_SIGHAND, CLONE_PARENT_SETTID,
+    CLONE_PIDFD, CLONE_SETTLS, CLONE_SIGHAND, CLONE_THREAD, CLONE_VFORK, CLONE_VM, Choice, Request,
+};
 use super::{run_for, word};
 use crate::frame::Frame;
-use crate::kernel::{self, Errno, call};
+use crate::kernel::{self, Errno, Result, call};
 use crate::signal::{self, actions, entry};
 use crate::thread::{self, Thread};
 use crate::{control, dispatch, engine, log, memory, space};
 
-const CLONE_VM: usize = 0x100;
-const CLONE_SIGHAND: usize = 0x800;
-const CLONE_PIDFD: usize = 0x1000;
-const CLONE_VFORK: usize = 0x4000;
-const CLONE_THREAD: usize = 0x1_0000;
-const CLONE_SETTLS: usize = 0x8_0000;
-const CLONE_PARENT_SETTID: usize = 0x10_0000;
-const CLONE_CHILD_CLEARTID: usize = 0x20_0000;
-const CLONE_CHILD_SETTID: usize = 0x100_0000;
-const SIGCHLD: usize = signal::SIGCHLD as usize;
 /// Room above the first stack pointer of a new block, bytes: keeps it inside.
 const STACK_MARGIN: usize = 64;
 
-/// Arguments of `clone`.
-#[derive(Clone, Copy)]
-struct Request {
-    flags: usize,
-    stack: usize,
-    parent_tid: usize,
-    child_tid: usize,
-    tls: usize,
-}
-
-/// `clone`, `fork` and `vfork`.
+/// `clone`, `clone3`, `fork` and `vfork`.
 pub fn clone(thread: &mut Thread, frame: &mut Frame, call: Sysno, arguments: &[usize; 6]) -> isize {
-    let mut request = Request {
-        flags: SIGCHLD,
-        stack: 0,
-        parent_tid: 0,
-        child_tid: 0,
-        tls: 0,
-    };
-    match call {
-        Sysno::vfork => request.flags = CLONE_VM | CLONE_VFORK | SIGCHLD,
-        Sysno::clone => {
-            let [flags, stack, parent_tid, child_tid, tls, _] = *arguments;
-            request = Request {
-                flags,
-                stack,
-                parent_tid,
-                child_tid,
-                tls,
-            };
+    let made = Request::read(call, arguments).and_then(|request| {
+        if request.has(CLONE_VM) {
+            start(thread, frame, &request)
+        } else {
+            Ok(fork(thread, frame, &request))
         }
-        _ => {}
-    }
-    if request.flags & CLONE_VM == 0 {
-        fork(thread, frame, &request)
-    } else {
-        start(thread, frame, &request).unwrap_or_else(|error| word(Err(error)))
-    }
+    });
+    made.unwrap_or_else(|error| word(Err(error)))
 }
 
 /// A thread or a borrower.
-fn start(
-    thread: &mut Thread,
-    frame: &Frame,
-    request: &Request,
-) -> core::result::Result<isize, Errno> {
-    let shares_process = request.flags & CLONE_THREAD != 0;
+fn start(thread: &mut Thread, frame: &Frame, request: &Request) -> Result<isize> {
+    let shares_process = request.has(CLONE_THREAD);
     let child = thread::allocate()?;
     prepare(thread, child, frame, request);
     if shares_process {
         engine::threads(thread::started());
     }
-    let announced = CLONE_PARENT_SETTID | CLONE_CHILD_SETTID | CLONE_SETTLS;
-    let flags = (request.flags & !announced) | CLONE_CHILD_CLEARTID;
-    let pidfd = if request.flags & CLONE_PIDFD != 0 {
-        request.parent_tid
-    } else {
-        0
+    let low = child.stack_low();
+    let choice = Choice {
+        stack: [low, child.stack_top() - STACK_MARGIN - low],
+        pidfd: &raw mut child.pidfd as usize,
+        cleared_at_end: child.alive_word() as usize,
+        flags: CLONE_CHILD_CLEARTID,
     };
-    let stack = child.stack_top() - STACK_MARGIN;
-    let alive = child.alive_word() as usize;
+    let mut storage = Arguments::default();
+    let call = request.call(&choice, &mut storage);
     // SAFETY: the stack belongs to a block that nobody else uses.
-    let result = unsafe { entry::clone(thread, flags, stack, pidfd, alive) };
+    let result = unsafe { entry::clone(thread, call.number as usize, &call.arguments) };
     if result < 0 {
         child.abandon();
         if shares_process {
             engine::threads(thread::ended());
         }
-    } else if request.flags & CLONE_VFORK == 0 {
+    } else if !request.has(CLONE_VFORK) {
         // Before the child may run: it could end, and clear the word, first.
         child.announce_as(result as u32);
         child.release();
@@ -110,41 +72,38 @@ fn start(
 
 /// Fills in what the child needs before it exists.
 fn prepare(thread: &Thread, child: &mut Thread, frame: &Frame, request: &Request) {
-    let given = |flag: usize, address: usize| {
-        if request.flags & flag != 0 {
-            address
-        } else {
-            0
-        }
-    };
+    let asked = &request.asked;
+    let given = |flag: u64, address: u64| request.wanted(flag, address).unwrap_or(0);
     child.start.save(frame);
     child.start.registers.rax = 0;
-    if request.stack != 0 {
-        child.start.registers.rsp = request.stack;
+    if let Some(top) = request.stack_pointer() {
+        child.start.registers.rsp = top;
     }
-    if request.flags & CLONE_SETTLS != 0 {
-        child.start.fs = request.tls;
+    if request.has(CLONE_SETTLS) {
+        child.start.fs = asked.tls as usize;
     }
     child.hidden_mask = thread.hidden_mask;
     child.process = thread.process;
-    child.clear_child_tid = given(CLONE_CHILD_CLEARTID, request.child_tid);
+    child.clear_child_tid = given(CLONE_CHILD_CLEARTID, asked.child_tid);
     child.announce = [
-        given(CLONE_PARENT_SETTID, request.parent_tid),
-        given(CLONE_CHILD_SETTID, request.child_tid),
+        given(CLONE_PARENT_SETTID, asked.parent_tid),
+        given(CLONE_CHILD_SETTID, asked.child_tid),
     ];
+    child.announce_pidfd = given(CLONE_PIDFD, asked.pidfd);
     child.actions = thread.actions;
-    if request.flags & CLONE_THREAD == 0 {
+    if !request.has(CLONE_THREAD) {
         child.borrowed = true;
-        child.suspends_parent = request.flags & CLONE_VFORK != 0;
+        child.suspends_parent = request.has(CLONE_VFORK);
         child.clear_child_tid = 0;
-        if request.flags & CLONE_VFORK != 0 {
+        if request.has(CLONE_VFORK) {
             child.alternate_stack = thread.alternate_stack;
         }
-        if request.flags & CLONE_SIGHAND == 0 {
+        if !request.has(CLONE_SIGHAND) {
             // SAFETY: set when the thread started, to a table that lives on.
             child.own_actions.copy_from(unsafe { &*thread.actions });
             child.actions = &raw const child.own_actions;
         }
+        child.drops_handlers = request.has(CLONE_CLEAR_SIGHAND);
     }
 }
 
@@ -160,6 +119,10 @@ pub extern "C" fn weft_child(stack: usize) -> ! {
     if thread.use_stack().is_err() || dispatch::arm().is_err() {
         log::fatal(124, "a new thread could not intercept its system calls");
     }
+    if thread.drops_handlers {
+        // SAFETY: `prepare` set it to a table that lives on.
+        unsafe { &*thread.actions }.drop_handlers();
+    }
     if thread.suspends_parent {
         thread.announce_as(thread.id);
     } else {
@@ -170,15 +133,15 @@ pub extern "C" fn weft_child(stack: usize) -> ! {
 
 /// A process of its own.
 fn fork(thread: &mut Thread, frame: &mut Frame, request: &Request) -> isize {
-    // The runtime clears the word for the child, too (see `threads::exit`), and
-    // writes the thread numbers: the kernel could meet absent pages.
-    let kernels = CLONE_CHILD_CLEARTID | CLONE_CHILD_SETTID | CLONE_PARENT_SETTID;
-    let pidfd = if request.flags & CLONE_PIDFD != 0 {
-        request.parent_tid
-    } else {
-        0
+    let asked = &request.asked;
+    let mut pidfd = -1i32;
+    let choice = Choice {
+        pidfd: &raw mut pidfd as usize,
+        flags: asked.flags & CLONE_SETTLS,
+        ..Choice::default()
     };
-    let arguments = [request.flags & !kernels, 0, pidfd, 0, request.tls, 0];
+    let mut storage = Arguments::default();
+    let call = request.call(&choice, &mut storage);
     let result = {
         // Held across the call, so that the child's copies are free.
         let _space = space::lock();
@@ -187,7 +150,7 @@ fn fork(thread: &mut Thread, frame: &mut Frame, request: &Request) -> isize {
         }
         // SAFETY: set when the thread started, to a table that lives on.
         let table = unsafe { &*thread.actions };
-        let result = table.while_locked(|| run_for(thread, Sysno::clone as usize, &arguments));
+        let result = table.while_locked(|| run_for(thread, call.number as usize, &call.arguments));
         if result != 0 {
             engine::after_fork_in_parent();
         }
@@ -195,17 +158,25 @@ fn fork(thread: &mut Thread, frame: &mut Frame, request: &Request) -> isize {
     };
     if result == 0 {
         begin_forked(thread);
-        if request.flags & CLONE_CHILD_SETTID != 0 {
-            let _ = memory::write(request.child_tid, &thread.id);
+        if request.has(CLONE_CLEAR_SIGHAND) {
+            actions::SHARED.drop_handlers();
         }
-        if request.stack != 0 {
-            frame.registers.rsp = request.stack;
+        if let Some(address) = request.wanted(CLONE_CHILD_SETTID, asked.child_tid) {
+            let _ = memory::write(address, &thread.id);
         }
-        if request.flags & CLONE_CHILD_CLEARTID != 0 {
-            thread.clear_child_tid = request.child_tid;
+        if let Some(top) = request.stack_pointer() {
+            frame.registers.rsp = top;
         }
-    } else if result > 0 && request.flags & CLONE_PARENT_SETTID != 0 {
-        let _ = memory::write(request.parent_tid, &(result as u32));
+        thread.clear_child_tid = request
+            .wanted(CLONE_CHILD_CLEARTID, asked.child_tid)
+            .unwrap_or(0);
+    } else if result > 0 {
+        if let Some(address) = request.wanted(CLONE_PIDFD, asked.pidfd) {
+            let _ = memory::write(address, &pidfd);
+        }
+        if let Some(address) = request.wanted(CLONE_PARENT_SETTID, asked.parent_tid) {
+            let _ = memory::write(address, &(result as u32));
+        }
     }
     result
 }
@@ -214,7 +185,6 @@ fn fork(thread: &mut Thread, frame: &mut Frame, request: &Request) -> isize {
 fn begin_forked(thread: &mut Thread) {
     thread.id = kernel::thread_id();
     thread.process = kernel::process_id();
-    thread.clear_child_tid = 0;
     thread.robust_list = 0;
     let inbox = thread.inbox();
     inbox

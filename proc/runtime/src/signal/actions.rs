@@ -116,6 +116,16 @@ impl Table {
         let actions = *other.actions.lock();
         *self.actions.lock() = actions;
     }
+    /// Gives every signal that has a handler its default action.
+    pub fn drop_handlers(&self) {
+        for signal in 1..=SIGNALS as i32 {
+            if self.get(signal).is_handler() {
+                // The kernel refuses no default action of a signal that it had
+                // a handler for.
+                let _ = self.set(signal, Action::DEFAULT);
+            }
+        }
+    }
     /// Learns what was ignored when the process started.
     pub fn learn_ignored(&self) {
         let mut actions = self.actions.lock();

@@ -79,12 +79,17 @@ weft_call_abort:
     pop rbx
     ret
 
-    # weft_clone(flags, stack, parent_tid, child_tid, tls, pending)
+    # weft_clone(number, arguments, pending)
 weft_clone:
     push rbx
-    mov rbx, r9
-    mov r10, rcx
-    mov eax, 56
+    mov rbx, rdx
+    mov rax, rdi
+    mov r11, rsi
+    mov rdi, [r11]
+    mov rsi, [r11 + 8]
+    mov rdx, [r11 + 16]
+    mov r10, [r11 + 24]
+    mov r8, [r11 + 32]
 weft_clone_start:
     cmp dword ptr [rbx], 0
     jne weft_call_abort
@@ -114,14 +119,7 @@ unsafe extern "C" {
     fn weft_signal_entry();
     fn weft_restorer();
     fn weft_call(number: usize, arguments: *const usize, pending: *const u32) -> isize;
-    fn weft_clone(
-        flags: usize,
-        stack: usize,
-        parent: usize,
-        child: usize,
-        tls: usize,
-        pending: *const u32,
-    ) -> isize;
+    fn weft_clone(number: usize, arguments: *const usize, pending: *const u32) -> isize;
 }
 
 /// The handler for every signal that the runtime takes.
@@ -146,20 +144,15 @@ pub unsafe fn call(thread: &Thread, number: usize, arguments: &[usize; 6]) -> is
     unsafe { weft_call(number, arguments.as_ptr(), pending) }
 }
 
-/// Makes a thread or process that starts in `weft_child` on `stack`.
+/// Makes a thread or process, by `clone` or `clone3`, that starts in `weft_child`
+/// on a stack of its own.
 ///
 /// # Safety
-/// `stack` is the top of a fresh block's alternate stack.
-pub unsafe fn clone(
-    thread: &Thread,
-    flags: usize,
-    stack: usize,
-    parent_tid: usize,
-    child_tid: usize,
-) -> isize {
+/// The stack in the arguments is the alternate stack of a fresh block.
+pub unsafe fn clone(thread: &Thread, number: usize, arguments: &[usize; 6]) -> isize {
     let pending = thread.inbox().pending.as_ptr();
     // SAFETY: the child runs on memory of its own, as the caller vouches.
-    unsafe { weft_clone(flags, stack, parent_tid, child_tid, 0, pending) }
+    unsafe { weft_clone(number, arguments.as_ptr(), pending) }
 }
 
 /// Moves RIP out of a restartable stretch that a signal interrupted. Call it
