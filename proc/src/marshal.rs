@@ -24,7 +24,8 @@
 //!   are what the table calls integers.
 //! - Pieces do not overlap; `HEADER <= sent <= space <= SPACE_MAX`.
 //! - Only what the kernel produced is written into the program's memory.
-//! - The signals in [`NEVER_BLOCKED`] are in no mask that reaches the kernel.
+//! - A signal mask arrives as the program gave it: what must not be blocked is
+//!   for whoever makes the call at home to take out.
 
 mod arrived;
 mod gather;
@@ -52,20 +53,6 @@ pub const HEADER: usize = 96;
 pub const SPACE_MAX: usize = HEADER + BULK_MAX + SLACK;
 /// Most entries of a vector, as Linux has it (`UIO_MAXIOV`).
 pub const VECTOR_MAX: u64 = 1024;
-
-/// Signals that a program must never block, as a kernel signal mask: SIGBUS and
-/// SIGSEGV (faults of the pager), SIGSYS (system calls) and the runtime's own
-/// kick. A forced signal that is blocked kills the process.
-pub const NEVER_BLOCKED: u64 = bit(7) | bit(11) | bit(31) | bit(64);
-
-const fn bit(signal: u32) -> u64 {
-    1 << (signal - 1)
-}
-
-/// `mask` without the signals in [`NEVER_BLOCKED`].
-pub const fn strip_mask(mask: u64) -> u64 {
-    mask & !NEVER_BLOCKED
-}
 
 /// The program's memory could not be read or written there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]

@@ -79,8 +79,7 @@ pub enum Arg {
     InMessage,
     /// `struct msghdr` to receive into.
     OutMessage,
-    /// A signal mask; the argument that says its size. Signals that must never
-    /// be blocked are taken out on the way.
+    /// A signal mask; the argument that says its size.
     SignalSet(u8),
     /// `struct { sigset_t *mask; size_t size }`, as `pselect6` takes it.
     PackedSignalSet,

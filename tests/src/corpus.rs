@@ -114,6 +114,10 @@ fn programs() -> Vec<Case> {
         Case::new("clones", "{programs}/clones 8")
             .program("clones")
             .memory(10, 500),
+        Case::new("held", "{programs}/held 4")
+            .program("held")
+            .memory(6, 300)
+            .home(50),
         Case::new("mappings", "{programs}/mappings file 24")
             .program("mappings")
             .output("file")

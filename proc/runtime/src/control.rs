@@ -5,11 +5,11 @@
 //! (a control socket exists). Attached becomes alone by [`leave`], never back.
 
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use weft_proc::boot::{
     Boot, CONTROL_EXEC, CONTROL_FATAL, CONTROL_HELLO, ControlMessage, EXIT_SETUP, MAGIC, MAX_NODES,
-    VERSION,
+    ROLE_SLICE, VERSION,
 };
 use weft_proc::stats::Shared;
 
@@ -23,6 +23,11 @@ const BOOT_WAIT_MS: usize = 30_000;
 
 static SOCKET: AtomicI32 = AtomicI32::new(-1);
 static SHARED: AtomicPtr<Shared> = AtomicPtr::new(core::ptr::null_mut());
+/// The launcher's process; [`ANYONE`] at a slice; 0: there is no launcher.
+static LAUNCHER: AtomicU32 = AtomicU32::new(0);
+/// A slice's commands come from a launcher or a daemon, and it runs no handler
+/// of the program's.
+const ANYONE: u32 = u32::MAX;
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 /// Whether this process was started to run the program (and not forked by it).
 static MAIN: AtomicBool = AtomicBool::new(true);
@@ -88,6 +93,8 @@ pub fn attach(socket: i32) -> &'static Boot {
         ),
     };
     SOCKET.store(socket, Ordering::Release);
+    // Until the launcher has said what this is, no program runs here.
+    LAUNCHER.store(ANYONE, Ordering::Relaxed);
     let mut hello = ControlMessage::new(CONTROL_HELLO, 0);
     hello.words = [
         generation(),
@@ -99,6 +106,10 @@ pub fn attach(socket: i32) -> &'static Boot {
     match boot {
         Ok(boot) => {
             map_shared(boot);
+            if boot.role != ROLE_SLICE {
+                let parent = call!(getppid).unwrap_or(0);
+                LAUNCHER.store(parent as u32, Ordering::Relaxed);
+            }
             boot
         }
         Err(error) => {
@@ -109,6 +120,12 @@ pub fn attach(socket: i32) -> &'static Boot {
             )
         }
     }
+}
+
+/// Whether the process with this number may send the runtime's signal.
+pub fn is_launcher(process: u32) -> bool {
+    let launcher = LAUNCHER.load(Ordering::Relaxed);
+    launcher == ANYONE || launcher != 0 && launcher == process
 }
 
 /// Sends one message to the launcher.
@@ -253,6 +270,7 @@ pub fn tell_exec() {
 pub fn leave() {
     MAIN.store(false, Ordering::Relaxed);
     SOCKET.store(-1, Ordering::Release);
+    LAUNCHER.store(0, Ordering::Relaxed);
     descriptors::drop_all();
     let shared = SHARED.swap(core::ptr::null_mut(), Ordering::AcqRel);
     if !shared.is_null() {

@@ -129,6 +129,15 @@ pub fn allocate(length: usize) -> Result<*mut u8> {
     call!(mmap, 0, length, 3, 0x4022, -1isize, 0).map(|address| address as *mut u8)
 }
 
+/// The same for a large array of which little will be touched: a core dump,
+/// which looks at every page, leaves it out.
+pub fn reserve(length: usize) -> Result<*mut u8> {
+    const MADV_DONTDUMP: usize = 16;
+    let start = allocate(length)?;
+    let _ = call!(madvise, start, length, MADV_DONTDUMP);
+    Ok(start)
+}
+
 /// Gives memory of [`allocate`] back.
 ///
 /// # Safety

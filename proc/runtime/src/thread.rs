@@ -21,6 +21,7 @@ use crate::context::Context;
 use crate::frame::{AlternateStack, SignalInfo};
 use crate::kernel::{self, Errno, Result, call};
 use crate::signal::actions::Table;
+use crate::signal::held::Held;
 
 /// Size and alignment of a block, bytes. Room for the nested frames of the worst
 /// case (11 KiB each with AMX) beside the runtime's own calls.
@@ -35,10 +36,13 @@ const PAGE: usize = 4096;
 pub const PENDING_SIGNAL: u32 = 1;
 /// The runtime's own signal arrived while the runtime was executing.
 pub const PENDING_KICK: u32 = 2;
+/// A signal that the kernel never blocks waits in [`Inbox::held`], or one that
+/// waited there may be delivered now.
+pub const PENDING_OPEN: u32 = 4;
 
 /// What a handler that interrupted the runtime leaves for the way out.
 ///
-/// At most one program signal waits here: the handler that puts it in also
+/// Of those that the kernel can block, at most one waits here: the handler that puts it in also
 /// blocks all others in the state it returns to, until the thread re-enters the
 /// program. The kernel queues the rest.
 #[repr(C)]
@@ -51,6 +55,8 @@ pub struct Inbox {
     pub released: AtomicU32,
     /// The waiting program signal.
     pub info: UnsafeCell<SignalInfo>,
+    /// Signals that the kernel never blocks, sent to this thread.
+    pub held: Held,
 }
 
 /// One thread of the program. Only its own thread touches it, outside of nested
@@ -204,6 +210,7 @@ impl Thread {
         self.announce_pidfd = 0;
         self.drops_handlers = false;
         self.inbox.pending.store(0, Ordering::Relaxed);
+        self.inbox.held.clear();
         self.inbox.released.store(0, Ordering::Relaxed);
     }
 }
@@ -290,29 +297,42 @@ pub fn keep_only(survivor: &Thread) {
 pub fn is_own(id: u32) -> bool {
     let process = kernel::process_id();
     let mut found = false;
-    each_live(|other, its_process| found |= other == id && its_process == process);
+    each_live(|other| found |= other.id == id && other.process == process);
     found
 }
 
-/// Calls `each` with number and process of every live thread.
-fn each_live(mut each: impl FnMut(u32, u32)) {
+/// What others may know of a thread.
+pub struct Seen {
+    /// Its number.
+    pub id: u32,
+    /// Its process.
+    pub process: u32,
+    /// [`Thread::hidden_mask`], which may be another one already.
+    pub hidden_mask: u64,
+}
+
+/// Calls `each` for every live thread.
+pub fn each_live(mut each: impl FnMut(Seen)) {
     for slot in &BLOCKS {
         let block = slot.load(Ordering::Acquire);
         if block.is_null() {
             continue;
         }
-        // SAFETY: blocks are never unmapped; the numbers are plain words that
-        // their thread writes once before it enters the program.
-        let (alive, id, process) = unsafe {
+        // SAFETY: blocks are never unmapped; the fields are plain words that
+        // only their thread writes, each in one piece.
+        let (alive, seen) = unsafe {
             let thread = (*block).thread.get();
             (
                 (*block).inbox.alive.load(Ordering::Acquire),
-                (&raw const (*thread).id).read_volatile(),
-                (&raw const (*thread).process).read_volatile(),
+                Seen {
+                    id: (&raw const (*thread).id).read_volatile(),
+                    process: (&raw const (*thread).process).read_volatile(),
+                    hidden_mask: (&raw const (*thread).hidden_mask).read_volatile(),
+                },
             )
         };
-        if alive != 0 && id != 0 {
-            each(id, process);
+        if alive != 0 && seen.id != 0 {
+            each(seen);
         }
     }
 }

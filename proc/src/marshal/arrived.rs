@@ -1,12 +1,12 @@
 //! Home's side: bytes from a peer into machine words for the kernel, and what
 //! the kernel produced into a reply.
 
+use super::HEADER;
 use super::plan::{
     ABSENT, Direction, MASK, MESSAGE, NAME_MAX, PIECES_MAX, Piece, Plan, Role, Shape, Spec,
     word_u32, word_u64,
 };
 use super::scatter::{OUTPUT_HEADER, REPLY_HEADER};
-use super::{HEADER, strip_mask};
 use crate::table::{self, Arg, Class, Length, Plain, Produced, When};
 use linux_raw_sys::errno;
 
@@ -239,10 +239,6 @@ impl Arrived {
             buffer[piece.range()].fill(0);
         }
         match piece.spec.role {
-            Role::Mask(_) => {
-                let mask = strip_mask(word_u64(buffer, at));
-                put(buffer, at, mask);
-            }
             Role::MaskHeader => {
                 put(buffer, at, self.address(argument, Role::Mask(None), base));
                 put(buffer, at + 8, MASK.into());

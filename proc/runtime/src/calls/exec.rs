@@ -17,8 +17,8 @@ use crate::frame::Frame;
 use crate::kernel::{self, Errno, Result, call};
 use crate::load::{FileError, Scripts};
 use crate::log::Line;
-use crate::signal::{actions, mask};
-use crate::thread::{PENDING_SIGNAL, Thread};
+use crate::signal::{self, actions, held, mask};
+use crate::thread::Thread;
 use crate::{control, descriptors, engine, memory, program};
 
 const AT_FDCWD: usize = -100isize as usize;
@@ -126,7 +126,7 @@ fn fetch_string(address: usize) {
 }
 
 fn try_natively(thread: &mut Thread, frame: &Frame, request: &Request) -> isize {
-    if thread.pending() & PENDING_SIGNAL != 0 {
+    if signal::interrupts(thread) {
         return RESTART;
     }
     // SAFETY: set when the thread started, to a table that lives on.
@@ -153,6 +153,7 @@ fn try_natively(thread: &mut Thread, frame: &Frame, request: &Request) -> isize 
 fn inherit_mask(thread: &Thread, frame: &Frame) {
     let believed = mask::get(thread, frame);
     let _ = call!(rt_sigprocmask, SIG_SETMASK, &raw const believed, 0, 8);
+    held::give_back(thread);
 }
 
 /// The path relative to the current directory; `None` when only the kernel can
@@ -260,7 +261,7 @@ fn string_length(text: usize) -> Result<usize> {
 
 /// Starts the runtime again with the new program.
 fn again(thread: &mut Thread, frame: &Frame, request: &Request, path: &[u8]) -> isize {
-    if thread.pending() & PENDING_SIGNAL != 0 {
+    if signal::interrupts(thread) {
         return RESTART;
     }
     let environment = match Environment::build(request.environment, path) {

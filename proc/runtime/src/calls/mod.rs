@@ -21,7 +21,7 @@ use syscalls::Sysno;
 use crate::frame::{Frame, SignalInfo};
 use crate::kernel::{Errno, Result};
 use crate::signal::{self, entry};
-use crate::thread::{PENDING_KICK, Thread};
+use crate::thread::Thread;
 use crate::{control, engine, space};
 
 /// The call was not made, or has to be made again: a signal comes first. The
@@ -60,19 +60,14 @@ pub fn dispatch(thread: &mut Thread, frame: &mut Frame, info: &SignalInfo) {
         result = engine::call(thread, frame, number, &arguments);
     }
     let result = result.unwrap_or_else(|| native(thread, frame, number, &arguments));
-    complete(thread, frame, result);
+    complete(frame, result);
 }
 
 /// Lets the program continue with the result of a call.
-pub fn complete(thread: &Thread, frame: &mut Frame, result: isize) {
-    let interrupted = word(Err(Errno::EINTR));
+fn complete(frame: &mut Frame, result: isize) {
     match result {
         RESUME => {}
         RESTART => frame.registers.rip -= INSTRUCTION_BYTES,
-        // The runtime's own signal is no reason for the program to see EINTR.
-        value if value == interrupted && thread.pending() == PENDING_KICK => {
-            frame.registers.rip -= INSTRUCTION_BYTES;
-        }
         value => frame.registers.rax = value as usize,
     }
 }
@@ -91,7 +86,14 @@ pub fn word(result: Result<usize>) -> isize {
 pub fn run_for(thread: &Thread, number: usize, arguments: &[usize; 6]) -> isize {
     // SAFETY: this is what the program asked for; it may do to its own memory
     // what it likes, and the runtime's lies where it has no business.
-    unsafe { entry::call(thread, number, arguments) }
+    let result = unsafe { entry::call(thread, number, arguments) };
+    // Neither the runtime's own signal nor one that the program blocks is a
+    // reason for the program to see EINTR.
+    let interrupted = result == word(Err(Errno::EINTR));
+    if interrupted && thread.pending() != 0 && !signal::interrupts(thread) {
+        return RESTART;
+    }
+    result
 }
 
 /// Makes a call that is neither about memory nor about threads, with the
@@ -153,6 +155,7 @@ fn signal_call(
             Ok(None) => RESTART,
             Err(error) => word(Err(error)),
         },
+        Sysno::rt_sigpending => word(signal::mask::rt_sigpending(thread, arguments)),
         Sysno::rt_sigreturn => {
             signal::rt_sigreturn(thread, frame);
             RESUME

@@ -190,6 +190,8 @@ fn begin_forked(thread: &mut Thread) {
     inbox
         .pending
         .store(0, core::sync::atomic::Ordering::Release);
+    inbox.held.clear();
+    signal::held::clear_process();
     if thread.borrowed {
         // A child of a `vfork` child has memory, and actions, of its own.
         actions::SHARED.copy_from(&thread.own_actions);

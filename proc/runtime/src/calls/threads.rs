@@ -3,7 +3,7 @@
 use super::RESTART;
 use crate::kernel::{self, call};
 use crate::memory::{self, Fault};
-use crate::thread::{self, PENDING_SIGNAL, Thread};
+use crate::thread::{self, Thread};
 use crate::{control, engine};
 
 /// Most entries of a robust list that are looked at, as in the kernel.
@@ -22,7 +22,7 @@ pub fn exit(thread: &mut Thread, code: usize) -> isize {
     // From here on no signal of the process may choose this thread.
     let all = !crate::signal::mask::NEVER_BLOCKED;
     let _ = call!(rt_sigprocmask, 0, &raw const all, 0, 8);
-    if thread.pending() & PENDING_SIGNAL != 0 {
+    if crate::signal::interrupts(thread) {
         return RESTART;
     }
     if thread::count() == 1 {

@@ -1,12 +1,14 @@
-//! Calls that wait with a signal mask of their own.
+//! Calls that take a signal mask: most of them wait with it.
 
 use syscalls::Sysno;
 
-use super::{run_for, word};
+use super::{RESTART, run_for, word};
+use crate::frame::SignalInfo;
 use crate::kernel::{Errno, Result};
 use crate::memory;
-use crate::signal::mask;
-use crate::thread::{PENDING_SIGNAL, Thread};
+use crate::signal::mask::{self, NEVER_BLOCKED};
+use crate::signal::{self, held};
+use crate::thread::Thread;
 
 /// Runs one of them; `None` when `call` is another.
 pub fn call(thread: &mut Thread, call: Sysno, arguments: &[usize; 6]) -> Option<isize> {
@@ -18,12 +20,13 @@ pub fn call(thread: &mut Thread, call: Sysno, arguments: &[usize; 6]) -> Option<
         }
         Sysno::pselect6 => pselect(thread, arguments),
         Sysno::rt_sigtimedwait => timed_wait(thread, arguments),
+        Sysno::signalfd | Sysno::signalfd4 => descriptor(thread, call, arguments),
         _ => return None,
     };
     Some(result.unwrap_or_else(|error| word(Err(error))))
 }
 
-/// Replaces the mask at `position` by one that leaves the runtime's signals open.
+/// Waits with the mask at `position`.
 fn with_mask(
     thread: &mut Thread,
     call: Sysno,
@@ -35,10 +38,10 @@ fn with_mask(
         return Ok(run_for(thread, call as usize, arguments));
     }
     let wanted = mask::read(arguments[position], size)?;
+    let native = wanted & !NEVER_BLOCKED;
     let mut changed = *arguments;
-    changed[position] = &raw const wanted as usize;
-    let result = run_for(thread, call as usize, &changed);
-    Ok(interrupted(thread, result, wanted))
+    changed[position] = &raw const native as usize;
+    Ok(wait(thread, call, &changed, wanted))
 }
 
 /// `pselect6` takes the mask through one more pointer.
@@ -51,26 +54,63 @@ fn pselect(thread: &mut Thread, arguments: &[usize; 6]) -> Result<isize> {
         return Ok(run_for(thread, Sysno::pselect6 as usize, arguments));
     }
     let wanted = mask::read(address, size)?;
-    let pair = [&raw const wanted as usize, size];
+    let native = wanted & !NEVER_BLOCKED;
+    let pair = [&raw const native as usize, size];
     let mut changed = *arguments;
     changed[5] = pair.as_ptr() as usize;
-    let result = run_for(thread, Sysno::pselect6 as usize, &changed);
-    Ok(interrupted(thread, result, wanted))
+    Ok(wait(thread, Sysno::pselect6, &changed, wanted))
 }
 
-/// The handler of the signal that ended the wait runs with the wait's mask.
-fn interrupted(thread: &mut Thread, result: isize, wanted: u64) -> isize {
-    let interrupted = result == word(Err(Errno::EINTR));
-    if interrupted && thread.pending() & PENDING_SIGNAL != 0 {
-        thread.temporary_mask = Some(wanted);
+/// Makes a call during which `wanted` is the program's mask. The handler of the
+/// signal that ended the wait runs with it, too.
+fn wait(thread: &mut Thread, call: Sysno, arguments: &[usize; 6], wanted: u64) -> isize {
+    let interrupted = word(Err(Errno::EINTR));
+    thread.temporary_mask = Some(wanted);
+    let mut result = if held::is_deliverable(thread) {
+        RESTART
+    } else {
+        run_for(thread, call as usize, arguments)
+    };
+    // Under the mask from before it might never be delivered.
+    if result == RESTART && held::is_deliverable(thread) {
+        held::announce(thread);
+        result = interrupted;
+    }
+    if result != interrupted || !signal::interrupts(thread) {
+        thread.temporary_mask = None;
     }
     result
 }
 
-/// `rt_sigtimedwait` must not take the runtime's own signal away.
+/// `rt_sigtimedwait` also takes what is held, and must not take the runtime's
+/// own signal away.
 fn timed_wait(thread: &mut Thread, arguments: &[usize; 6]) -> Result<isize> {
     let wanted = mask::read(arguments[0], arguments[3])?;
+    if let Some(info) = held::take(thread, wanted) {
+        return found(arguments[1], &info);
+    }
+    let native = wanted & !NEVER_BLOCKED;
     let mut changed = *arguments;
-    changed[0] = &raw const wanted as usize;
-    Ok(run_for(thread, Sysno::rt_sigtimedwait as usize, &changed))
+    changed[0] = &raw const native as usize;
+    let result = run_for(thread, Sysno::rt_sigtimedwait as usize, &changed);
+    let ended = result == RESTART || result == word(Err(Errno::EINTR));
+    match held::take(thread, if ended { wanted } else { 0 }) {
+        Some(info) => found(arguments[1], &info),
+        None => Ok(result),
+    }
+}
+
+fn found(address: usize, info: &SignalInfo) -> Result<isize> {
+    if address != 0 {
+        memory::write(address, info)?;
+    }
+    Ok(info.signal as isize)
+}
+
+/// `signalfd` must not take the runtime's signals away either.
+fn descriptor(thread: &mut Thread, call: Sysno, arguments: &[usize; 6]) -> Result<isize> {
+    let native = mask::read(arguments[1], arguments[2])? & !NEVER_BLOCKED;
+    let mut changed = *arguments;
+    changed[1] = &raw const native as usize;
+    Ok(run_for(thread, call as usize, &changed))
 }

@@ -24,14 +24,14 @@ impl FlatTables {
     pub fn new(manages: bool) -> Result<FlatTables> {
         let pages = PAGES_MAX as usize;
         let entries = if manages {
-            kernel::allocate(pages * size_of::<Entry>())?
+            kernel::reserve(pages * size_of::<Entry>())?
         } else {
             core::ptr::null_mut()
         };
         Ok(FlatTables {
-            locals: kernel::allocate(pages * size_of::<Local>())?.cast(),
+            locals: kernel::reserve(pages * size_of::<Local>())?.cast(),
             entries: entries.cast(),
-            policies: kernel::allocate(pages)?,
+            policies: kernel::reserve(pages)?,
         })
     }
 

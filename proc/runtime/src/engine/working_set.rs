@@ -28,7 +28,7 @@ pub struct WorkingSet {
 
 /// An array of `count` zeroes that takes memory as it is touched.
 fn sparse<T>(count: usize) -> Result<&'static mut [T]> {
-    let start = kernel::allocate(count * size_of::<T>())?.cast::<T>();
+    let start = kernel::reserve(count * size_of::<T>())?.cast::<T>();
     // SAFETY: fresh, zeroed, large enough, never released; the types used are
     // integers and records for which zero bytes are valid.
     Ok(unsafe { core::slice::from_raw_parts_mut(start, count) })

@@ -8,7 +8,7 @@
 use crate::frame::Frame;
 use crate::kernel::{Errno, Result, call};
 use crate::memory;
-use crate::signal::{KICK, SIGBUS, SIGKILL, SIGSEGV, SIGSTOP, SIGSYS};
+use crate::signal::{KICK, SIGBUS, SIGKILL, SIGSEGV, SIGSTOP, SIGSYS, held};
 use crate::thread::Thread;
 
 /// The bit of a signal.
@@ -26,18 +26,40 @@ pub fn get(thread: &Thread, frame: &Frame) -> u64 {
     (frame.mask & !NEVER_BLOCKED) | thread.hidden_mask
 }
 
+/// Which of the signals that the kernel never has blocked are blocked for the
+/// program: while a wait lasts, and for the handler that ends it, by its mask.
+pub fn hidden(thread: &Thread) -> u64 {
+    thread.temporary_mask.unwrap_or(thread.hidden_mask) & NEVER_BLOCKED
+}
+
 /// Sets the mask that the program continues with.
 pub fn set(thread: &mut Thread, frame: &mut Frame, mask: u64) {
     frame.mask = mask & !NEVER_BLOCKED & !UNBLOCKABLE;
     thread.hidden_mask = mask & NEVER_BLOCKED;
+    if held::is_deliverable(thread) {
+        held::announce(thread);
+    }
 }
 
-/// Reads a mask from the program, without the signals that stay open.
+/// Reads a mask from the program.
 pub fn read(address: usize, size: usize) -> Result<u64> {
     if size != 8 {
         return Err(Errno::EINVAL);
     }
-    Ok(memory::read::<u64>(address)? & !NEVER_BLOCKED)
+    Ok(memory::read(address)?)
+}
+
+/// `rt_sigpending` of the program.
+pub fn rt_sigpending(thread: &Thread, arguments: &[usize; 6]) -> Result<usize> {
+    let [address, size, ..] = *arguments;
+    if size > 8 {
+        return Err(Errno::EINVAL);
+    }
+    let mut pending = 0u64;
+    call!(rt_sigpending, &raw mut pending, 8)?;
+    pending |= held::signals(thread);
+    memory::copy_out(address, &pending.to_le_bytes()[..size])?;
+    Ok(0)
 }
 
 const SIG_BLOCK: usize = 0;

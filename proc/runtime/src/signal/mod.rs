@@ -9,6 +9,10 @@
 //!   interrupted state until then, so the kernel keeps them, in its order and
 //!   with their information, and one slot is enough.
 //!
+//! The four that the kernel never has blocked take a third way, in both states:
+//! into a store, out of which they are delivered unless the program blocks them
+//! ([`held`]).
+//!
 //! A signal that interrupts a system call made for the program ends that call
 //! exactly as the kernel would: the kernel's entry has the program's
 //! `SA_RESTART`, so the kernel itself tells calls to restart from calls to fail
@@ -17,6 +21,7 @@
 pub mod actions;
 mod deliver;
 pub mod entry;
+pub mod held;
 pub mod mask;
 mod program;
 
@@ -24,8 +29,8 @@ use core::sync::atomic::Ordering;
 
 pub use crate::frame::{Frame, SignalInfo};
 use crate::kernel::call;
-use crate::thread::{PENDING_KICK, PENDING_SIGNAL, Thread};
-use crate::{calls, engine, image, log, memory};
+use crate::thread::{PENDING_KICK, PENDING_OPEN, PENDING_SIGNAL, Thread};
+use crate::{calls, control, engine, image, log, memory};
 pub use program::{rt_sigreturn, sigaltstack};
 
 /// Illegal bus access, and userfaultfd's missing pages.
@@ -49,6 +54,14 @@ pub const SIGSYS: i32 = 31;
 /// The runtime's own signal.
 pub const KICK: i32 = weft_proc::boot::KICK_SIGNAL;
 
+/// `si_code` of the runtime's signal for a thread that shall look into the
+/// process's store.
+const LOOK_CODE: i32 = -0x5746;
+/// `si_code` of `kill`.
+const SI_USER: i32 = 0;
+/// `si_code` of `tgkill`.
+const SI_TKILL: i32 = -6;
+
 /// Handles one signal. True when the interrupted state is the program's.
 pub(crate) fn handle(info: &mut SignalInfo, frame: &mut Frame) -> bool {
     // SAFETY: handlers run on the alternate stack of their thread; whatever the
@@ -68,7 +81,11 @@ pub(crate) fn handle(info: &mut SignalInfo, frame: &mut Frame) -> bool {
             !inside
         }
         SIGFPE | SIGILL | SIGTRAP if info.code > 0 && engine::trap(thread, frame) => true,
-        KICK => handle_kick(thread, frame, inside),
+        KICK if is_own(thread, info) => handle_kick(thread, frame, info, inside),
+        SIGSYS | SIGSEGV | SIGBUS | KICK => {
+            held::arrive(thread, info);
+            leave_later(frame, inside)
+        }
         _ if inside => {
             catch(thread, frame, info);
             false
@@ -93,12 +110,38 @@ fn catch(thread: &Thread, frame: &mut Frame, info: &SignalInfo) {
     entry::redirect(frame);
 }
 
+/// What was just noted is looked at on the way out. True when the interrupted
+/// state is the program's.
+fn leave_later(frame: &mut Frame, inside: bool) -> bool {
+    if inside {
+        entry::redirect(frame);
+    }
+    !inside
+}
+
+/// Whether a signal with the runtime's number is the runtime's: from itself, or
+/// from the launcher. Programs may use the number, too.
+fn is_own(thread: &Thread, info: &SignalInfo) -> bool {
+    match info.code {
+        // Should the program's own `tgkill` come between, the two change
+        // places; they say the same.
+        SI_TKILL => thread.entering,
+        LOOK_CODE => true,
+        SI_USER => control::is_launcher(info.words[0] as u32),
+        _ => false,
+    }
+}
+
 /// The runtime's signal: the first one starts the thread, later ones are kicks.
-fn handle_kick(thread: &mut Thread, frame: &mut Frame, inside: bool) -> bool {
-    if thread.entering {
+fn handle_kick(thread: &mut Thread, frame: &mut Frame, info: &SignalInfo, inside: bool) -> bool {
+    if thread.entering && info.code == SI_TKILL {
         thread.entering = false;
         thread.start.load(frame);
         return true;
+    }
+    if info.code == LOOK_CODE {
+        held::announce(thread);
+        return leave_later(frame, inside);
     }
     if inside {
         let inbox = thread.inbox();
@@ -138,9 +181,28 @@ fn deliver_pending(thread: &mut Thread, frame: &mut Frame) {
         let info = unsafe { *inbox.info.get() };
         deliver::deliver(thread, frame, &info);
     }
+    if pending & PENDING_OPEN != 0 {
+        deliver_open(thread, frame);
+    }
     if pending & PENDING_KICK != 0 {
         engine::kick(thread, frame);
     }
+}
+
+/// Delivers what the stores have and the program does not block.
+fn deliver_open(thread: &mut Thread, frame: &mut Frame) {
+    while let Some(info) = held::take(thread, !mask::hidden(thread)) {
+        deliver::deliver(thread, frame, &info);
+    }
+    // Another thread may have taken what ended a wait.
+    thread.temporary_mask = None;
+    held::wake_another(thread);
+}
+
+/// Whether the way out will run a handler of the program, or end it.
+pub fn interrupts(thread: &Thread) -> bool {
+    let pending = thread.pending();
+    pending & PENDING_SIGNAL != 0 || pending & PENDING_OPEN != 0 && held::is_deliverable(thread)
 }
 
 /// Starts the calling thread in the program with [`Thread::start`]: a signal to
