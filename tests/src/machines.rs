@@ -237,16 +237,25 @@ pub fn run_machines(context: &Context, plan: &Plan, report: &Report) {
         }
     }
     type Check = fn(&Context, &Images) -> Result<Verdict>;
-    let others: [(&str, Check); 3] = [
-        ("a disk after its machine was killed", killed),
-        ("debug registers and single steps", watchpoints),
-        ("two deterministic runs are one", deterministic),
+    let others: [(&str, Image, Check); 4] = [
+        ("a disk after its machine was killed", Image::Small, killed),
+        (
+            "debug registers and single steps",
+            Image::Small,
+            watchpoints,
+        ),
+        (
+            "two deterministic runs are one",
+            Image::Small,
+            deterministic,
+        ),
+        ("Debian finds the CPU that --cpu says", Image::Disk, models),
     ];
-    for (name, check) in others {
+    for (name, image, check) in others {
         if !plan.wants(name, false) {
             continue;
         }
-        if let Some(why) = plan.images.missing(&SMALL) {
+        if let Some(why) = plan.images.missing(image.files()) {
             report.add(name, Duration::ZERO, Verdict::Skipped(why));
             continue;
         }
@@ -394,6 +403,38 @@ fn watchpoints(context: &Context, images: &Images) -> Result<Verdict> {
         )));
     }
     Ok(Verdict::Failed(vec![ended.tail(12)]))
+}
+
+/// The levels of x86-64 that the guest's C library finds are those of the model, on
+/// one node and on two.
+fn models(context: &Context, images: &Images) -> Result<Verdict> {
+    const LEVELS: [&str; 3] = ["x86-64-v2", "x86-64-v3", "x86-64-v4"];
+    let cases: [(&[&str], usize); 4] = [
+        (&["--cpu", "v1"], 0),
+        (&[], 1),
+        (&["--cpu", "v2", "--deterministic"], 1),
+        (&["--nodes", "2"], 1),
+    ];
+    for (options, supported) in cases {
+        let mut boot = boot_of(context, images, Image::Disk)?;
+        boot.options
+            .extend(options.iter().map(|word| word.to_string()));
+        boot.cpus = 2;
+        boot.memory_mib = 256;
+        boot.script = "/lib64/ld-linux-x86-64.so.2 --help".to_string();
+        boot.bound = Duration::from_secs(120);
+        let run = boot.run(Monitor::Soft)?;
+        for (index, level) in LEVELS.iter().enumerate() {
+            let line = run.ended.line(level);
+            let line = line.with_context(|| format!("{options:?}: nothing of {level}"))?;
+            ensure!(
+                line.text.contains("supported") == (index < supported),
+                "{options:?}: {}",
+                line.text
+            );
+        }
+    }
+    Ok(Verdict::Passed(String::new()))
 }
 
 /// With the clock driven by the instruction count a run repeats exactly: the clock

@@ -227,6 +227,7 @@ fn turns(rounds: u64, budget: Option<Budget>) {
         Err(error) => return skipped(&error),
     };
     let options = KvmOptions {
+        model: None,
         ram: mapping.watched(),
         cpus: 1,
         package_cpus: 1,

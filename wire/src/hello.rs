@@ -72,7 +72,10 @@ pub enum Mismatch {
         missing: Vec<String>,
     },
     /// The other's CPU cannot do what a guest needs.
-    #[error("its CPU ({cpu}) lacks what the guest's vCPUs use: {}", missing.join(", "))]
+    #[error(
+        "its CPU ({cpu}) lacks what the guest's vCPUs use: {}: choose an older --cpu",
+        missing.join(", ")
+    )]
     GuestFeatures {
         /// The other CPU's name.
         cpu: String,

@@ -18,7 +18,7 @@
 #[cfg(feature = "std")]
 pub mod channel;
 #[cfg(feature = "std")]
-mod cpu;
+pub mod cpu;
 pub mod error;
 pub mod frame;
 #[cfg(feature = "std")]

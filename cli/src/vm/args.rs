@@ -8,7 +8,7 @@ use weft_node::options::Transport;
 use weft_node::size::parse_size;
 use weft_vmm::boot::Protocol;
 use weft_vmm::confine::Mode;
-use weft_vmm::machine::BackEndChoice;
+use weft_vmm::machine::{BackEndChoice, CpuModel};
 
 use super::suboptions::{ConsoleArg, DiskArg, ListArg, NetArg, parse_cpus, parse_memory};
 use crate::args::{StatsArg, parse_seconds};
@@ -178,6 +178,10 @@ pub struct VmRunArgs {
     /// Who runs the vCPUs: hardware KVM where there is one, else software
     #[arg(long, value_enum, default_value_t = BackEndArg::Auto)]
     pub backend: BackEndArg,
+    /// Which CPU the guest sees, by the levels of x86-64 that distributions are built
+    /// for; the hosts must have it [default: v2; with KVM, all that KVM offers]
+    #[arg(long, value_enum)]
+    pub cpu: Option<CpuArg>,
     /// Guest time is the number of instructions executed: a run repeats exactly
     /// (back end `soft`)
     #[arg(long)]
@@ -250,6 +254,24 @@ impl From<BackEndArg> for BackEndChoice {
             BackEndArg::Auto => BackEndChoice::Auto,
             BackEndArg::Kvm => BackEndChoice::Kvm,
             BackEndArg::Soft => BackEndChoice::Soft,
+        }
+    }
+}
+
+/// `--cpu`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CpuArg {
+    /// SSE2, as the first processors
+    V1,
+    /// SSE4.2 and POPCNT, as of 2009; with AES
+    V2,
+}
+
+impl From<CpuArg> for CpuModel {
+    fn from(argument: CpuArg) -> CpuModel {
+        match argument {
+            CpuArg::V1 => CpuModel::V1,
+            CpuArg::V2 => CpuModel::V2,
         }
     }
 }

@@ -62,7 +62,7 @@ impl Hosts {
             name: &plan.name,
             memory_bytes: &memory_bytes,
             lease: nodes.lease,
-            features: &weft_vmm::machine::SOFT_HOST_FEATURES,
+            features: (plan.configuration.cpu_model.unwrap_or_default()).host_features(),
             cpus: &cpus,
             settings: &settings,
         };

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use weft_node::host;
 use weft_vmm::confine::Mode;
 use weft_vmm::confine::privilege::{self, Identity};
-use weft_vmm::machine::{BackEndChoice, CPUS_MAX, Configuration, Disk, Forward, Invalid, Network};
+use weft_vmm::machine::{
+    BackEndChoice, CPUS_MAX, Configuration, Disk, Forward, Invalid, Network, check_host,
+};
 
 use super::args::{LateArg, VmRunArgs};
 use super::error::VmError;
@@ -52,6 +54,10 @@ impl Plan {
         configuration
             .validate()
             .map_err(|invalid| explain(&invalid))?;
+        if nodes.count > 1 && configuration.back_end == BackEndChoice::Soft {
+            let model = configuration.cpu_model.unwrap_or_default();
+            check_host(model).map_err(|error| VmError::Option(error.to_string()))?;
+        }
         check_devices(&configuration, &nodes)?;
         check_memory(bytes_here(&configuration, &nodes))?;
         let name = match &args.name {
@@ -82,6 +88,7 @@ fn configuration(args: &VmRunArgs, nodes: &Nodes) -> Result<Configuration, VmErr
     configuration.slices = nodes.shares.clone();
     configuration.spare_bytes = spare(args, nodes)?;
     configuration.back_end = back_end(args, nodes)?;
+    configuration.cpu_model = args.cpu.map(Into::into);
     configuration.deterministic = args.deterministic;
     configuration.initrd = args.initrd.clone();
     configuration.boot_protocol = args.boot_protocol.into();

@@ -19,8 +19,9 @@ use std::ptr::null;
 
 use iced_x86::{Decoder, Instruction};
 
-use crate::decode::{DECODER_OPTIONS, Side};
+use crate::decode::Side;
 use crate::environment::PAGE_SIZE;
+use crate::model::CpuModel;
 use crate::op::Op;
 
 /// Instructions in a block, at most.
@@ -54,6 +55,29 @@ impl Mode {
     pub const USER: u8 = 4;
     /// x87 and SSE instructions raise #NM or #UD (CR0.EM, CR0.TS, CR4.OSFXSR).
     pub const NO_FPU: u8 = 8;
+    /// The model is [`CpuModel::V2`].
+    const V2: u8 = 16;
+
+    /// The bits for a model.
+    pub const fn of_model(model: CpuModel) -> u8 {
+        match model {
+            CpuModel::V1 => 0,
+            CpuModel::V2 => Self::V2,
+        }
+    }
+
+    /// Which instructions there are.
+    pub const fn model(self) -> CpuModel {
+        match self.0 & Self::V2 {
+            0 => CpuModel::V1,
+            _ => CpuModel::V2,
+        }
+    }
+
+    /// A decoder for the mode.
+    pub fn decoder(self, bytes: &[u8], rip: u64) -> Decoder<'_> {
+        Decoder::with_ip(self.bits(), bytes, rip, self.model().decoder_options())
+    }
 
     /// 16, 32 or 64.
     pub const fn bits(self) -> u32 {
@@ -172,7 +196,7 @@ impl Block {
 
     /// The instructions, decoded again as if the first were at `rip`.
     pub fn instructions(&self, rip: u64) -> impl Iterator<Item = Instruction> + '_ {
-        let mut decoder = Decoder::with_ip(self.mode.bits(), &self.bytes, rip, DECODER_OPTIONS);
+        let mut decoder = self.mode.decoder(&self.bytes, rip);
         (0..self.count).map(move |_| decoder.decode())
     }
 

@@ -1,8 +1,8 @@
 //! CPUID: which CPU the guest sees (Intel SDM volume 2, CPUID; AMD64 manual
 //! volume 3, appendix E).
 //!
-//! A baseline x86-64 processor: SSE2, CX16, NX, SYSCALL, RDTSCP, SMEP. It
-//! says that it is AMD's, of a family without quirks that Linux would work
+//! A processor of the machine's [`CpuModel`](crate::CpuModel), with CX16, NX, SYSCALL,
+//! RDTSCP, SMEP. It says that it is AMD's, of a family without quirks that Linux would work
 //! around, so that kernels expect neither Meltdown nor MDS, which an interpreter
 //! does not have either. No AVX, XSAVE, PCID, x2APIC, SMAP, SYSENTER.
 
@@ -99,7 +99,13 @@ pub fn cpuid(machine: &Configuration, leaf: u32, subleaf: u32) -> [u32; 4] {
             let count = cpus.min(255) << 16;
             let line = 8 << 8;
             let id = machine.apic_id << 24;
-            [SIGNATURE, id | count | line, FEATURES_C, FEATURES | several]
+            let more = machine.model.bits().leaf_1_ecx;
+            [
+                SIGNATURE,
+                id | count | line,
+                FEATURES_C | more,
+                FEATURES | several,
+            ]
         }
         7 if subleaf == 0 => [0, SMEP, 0, 0],
         0xb => topology(machine, cpus, shift, subleaf),

@@ -6,8 +6,7 @@
 //! that makes the address, checks it, and hands on to the instruction's own.
 
 use iced_x86::{
-    Decoder, DecoderError, DecoderOptions, Instruction, InstructionInfoFactory, Mnemonic, OpAccess,
-    OpKind, Register,
+    DecoderError, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register,
 };
 
 use crate::access::is_canonical;
@@ -22,11 +21,6 @@ use crate::interpret::{self, branch, compare};
 use crate::op::{Handler, Op, Outcome};
 use crate::segments::rights;
 use crate::walk::Need;
-
-/// As a baseline x86-64 CPU decodes: TZCNT, LZCNT and WBNOINVD are the
-/// instructions that they extend.
-pub const DECODER_OPTIONS: u32 =
-    DecoderOptions::NO_MPFX_0FBC | DecoderOptions::NO_MPFX_0FBD | DecoderOptions::NO_WBNOINVD;
 
 /// Bytes of an instruction, at most.
 const INSTRUCTION_BYTES_MAX: usize = 15;
@@ -237,7 +231,7 @@ fn decode_all(
     count: usize,
     instructions: &mut Vec<Instruction>,
 ) -> bool {
-    let mut decoder = Decoder::with_ip(mode.bits(), bytes, rip, DECODER_OPTIONS);
+    let mut decoder = mode.decoder(bytes, rip);
     while instructions.len() < count {
         if !decoder.can_decode() {
             return false;
@@ -334,7 +328,7 @@ fn operation(
     registers(instruction, &mut op);
     if let Some(handler) = interpret::select(operands, &mut op, rip) {
         op.handler = handler;
-    } else if let Some(thunk) = thunks.get(instruction)? {
+    } else if let Some(thunk) = thunks.get(instruction, operands.mode.model())? {
         op = undefined;
         op.handler = interpret::float::thunk_handler(operands.mode);
         if is_implied(instruction) {

@@ -25,6 +25,7 @@ pub mod host;
 pub mod interpret;
 pub mod machine;
 pub mod mmu;
+mod model;
 pub mod msr;
 pub mod op;
 pub mod requests;
@@ -35,15 +36,9 @@ pub mod tlb;
 mod vcpu;
 pub mod walk;
 
-/// What the vCPU asks of the host's CPU beyond the first x86-64 processors, by the
-/// names in `/proc/cpuinfo`: CMPXCHG16B, which guests are shown and which is
-/// carried out by itself, and LAHF and SAHF in 64-bit mode, with which flags are
-/// kept. Whatever else a host has is neither shown nor used (WRGSBASE is, where the
-/// kernel allows it; a system call does the same).
-pub const HOST_FEATURES: [&str; 2] = ["cx16", "lahf_lm"];
-
 pub use environment::{Access, Asker, Environment, Exit, Memory, Purpose, Unbacked};
 pub use machine::{NotAnswered, SoftMachine};
+pub use model::CpuModel;
 pub use run::Configuration;
 pub use state::{CpuState, Undelivered};
 pub use vcpu::{Kick, SoftCpu};

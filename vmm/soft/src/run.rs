@@ -22,6 +22,7 @@ use crate::environment::{Environment, Exit};
 use crate::exceptions::{Event, TripleFault};
 use crate::generated::arena::ArenaFull;
 use crate::generated::{Generated, Left, Translated};
+use crate::model::CpuModel;
 use crate::op::{Op, Outcome};
 use crate::requests::request;
 
@@ -31,6 +32,8 @@ pub const TRANSLATED_AFTER: u32 = 32;
 /// What a vCPU is made of, apart from its state.
 #[derive(Clone, Debug, Default)]
 pub struct Configuration {
+    /// Which instructions it has.
+    pub model: CpuModel,
     /// Local APIC id.
     pub apic_id: u32,
     /// vCPUs of the package that this one is in, as CPUID tells it: the whole

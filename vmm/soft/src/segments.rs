@@ -257,7 +257,7 @@ impl Cpu {
     pub fn update_mode(&mut self) {
         let code = self.segments[segment::CS].rights;
         let protected = self.is_protected();
-        let mut mode = 0;
+        let mut mode = Mode::of_model(self.configuration.model);
         if protected && self.is_long() && code & rights::LONG != 0 {
             mode |= Mode::BITS_64;
         } else if code & rights::BIG != 0 {

@@ -5,7 +5,15 @@ mod support;
 
 use iced_x86::code_asm::*;
 use support::*;
-use weft_soft::Exit;
+use weft_soft::{Configuration, CpuModel, Exit};
+
+fn of_model(model: CpuModel, write: impl FnOnce(&mut CodeAssembler)) -> Guest {
+    let configuration = Configuration {
+        model,
+        ..Configuration::default()
+    };
+    Guest::with(configuration, write)
+}
 
 fn fault_of(write: impl FnOnce(&mut CodeAssembler)) -> Frame {
     Guest::new(write).faults()
@@ -94,21 +102,49 @@ fn user_code_may_not_use_the_supervisors_gates() {
 
 #[test]
 fn what_is_not_offered_is_undefined() {
-    // VADDPS, XGETBV, RDPID, POPCNT, XSAVE, SYSENTER's neighbour in 64-bit mode.
-    for bytes in [
-        &[0xc5, 0xf0, 0x58, 0xc2][..],
+    // VADDPS, XGETBV, RDPID, XSAVE, SYSENTER's neighbour in 64-bit mode.
+    let by_all: [&[u8]; 7] = [
+        &[0xc5, 0xf0, 0x58, 0xc2],
         &[0x0f, 0x01, 0xd0],
         &[0xf3, 0x0f, 0xc7, 0xf8],
-        &[0xf3, 0x0f, 0xb8, 0xc1],
         &[0x0f, 0xae, 0x20],
         &[0x0f, 0x34],
         &[0x06],
         &[0xf0, 0x90],
-    ] {
-        let mut guest = Guest::new(|a| a.nop().unwrap());
+    ];
+    // POPCNT, CRC32, HADDPS, FISTTP, PSHUFB of MMX and XMM registers, PINSRB,
+    // PCMPISTRI, AESENC, PCLMULQDQ.
+    let by_v1: [&[u8]; 10] = [
+        &[0xf3, 0x0f, 0xb8, 0xc1],
+        &[0xf2, 0x0f, 0x38, 0xf1, 0xc1],
+        &[0xf2, 0x0f, 0x7c, 0xc1],
+        &[0xdb, 0x0c, 0x24],
+        &[0x0f, 0x38, 0x00, 0xc1],
+        &[0x66, 0x0f, 0x38, 0x00, 0xc1],
+        &[0x66, 0x0f, 0x3a, 0x20, 0xc1, 1],
+        &[0x66, 0x0f, 0x3a, 0x63, 0xc1, 1],
+        &[0x66, 0x0f, 0x38, 0xdc, 0xc1],
+        &[0x66, 0x0f, 0x3a, 0x44, 0xc1, 1],
+    ];
+    let cases = (CpuModel::ALL.into_iter())
+        .flat_map(|model| by_all.map(|bytes| (model, bytes)))
+        .chain(by_v1.map(|bytes| (CpuModel::V1, bytes)));
+    for (model, bytes) in cases {
+        for translated in [false, true] {
+            let mut guest = of_model(model, |a| a.nop().unwrap());
+            if translated {
+                guest.cpu.translate_after(1);
+            }
+            guest.memory.write(CODE, bytes);
+            let frame = guest.faults();
+            assert_eq!((frame.vector, frame.rip), (6, CODE), "{model} {bytes:x?}");
+        }
+    }
+    for bytes in by_v1 {
+        let mut guest = of_model(CpuModel::V2, |a| a.nop().unwrap());
         guest.memory.write(CODE, bytes);
-        let frame = guest.faults();
-        assert_eq!((frame.vector, frame.rip), (6, CODE), "{bytes:x?}");
+        guest.memory.write(CODE + bytes.len() as u64, &[0xf4]);
+        assert_eq!(guest.run(), Exit::Halted, "{bytes:x?}");
     }
 }
 

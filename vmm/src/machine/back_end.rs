@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use weft_pager::shared::Whose;
-use weft_soft::Memory;
+use weft_soft::{CpuModel, Memory};
 
 use super::MachineError;
 use super::configuration::{BackEndChoice, Configuration};
@@ -70,7 +70,9 @@ pub(super) fn choose(
             Some(slice) => slice.memory().clone(),
             None => Arc::new(ram.clone()),
         };
-        let mut soft = SoftBackEnd::new(memory, package_cpus, configuration.deterministic);
+        let model = configuration.cpu_model.unwrap_or_default();
+        check_host(model)?;
+        let mut soft = SoftBackEnd::new(memory, model, package_cpus, configuration.deterministic);
         if let Some(slice) = slice {
             soft = soft.with_tsc_hz(slice.reference().tsc_hz);
             slice
@@ -85,7 +87,7 @@ pub(super) fn choose(
         });
     };
     let back_end = match slice {
-        None => KvmBackEnd::new(&host, ram, configuration.cpus).map_err(kvm_refused)?,
+        None => kvm_of_machine(&host, configuration, ram)?,
         Some(slice) => kvm_of_slice(&host, configuration, ram, slice)?,
     };
     Ok(Chosen {
@@ -94,6 +96,31 @@ pub(super) fn choose(
         observer: None,
         reason,
     })
+}
+
+/// Refuses a model whose instructions this host's CPU does not have.
+pub fn check_host(model: CpuModel) -> Result<(), MachineError> {
+    let missing = model.missing(&weft_wire::cpu::features());
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let missing = missing.join(", ");
+    Err(MachineError::CpuModel { model, missing })
+}
+
+fn kvm_of_machine(
+    host: &Host,
+    configuration: &Configuration,
+    ram: &Ram,
+) -> Result<KvmBackEnd, MachineError> {
+    let options = KvmOptions {
+        ram,
+        cpus: configuration.cpus,
+        package_cpus: configuration.cpus,
+        model: configuration.cpu_model,
+        shared: false,
+    };
+    KvmBackEnd::of(host, &options).map_err(kvm_refused)
 }
 
 /// KVM whose vCPUs use a watched mapping of the memory.
@@ -114,6 +141,7 @@ fn kvm_of_slice(
         ram: mapping.watched(),
         cpus: configuration.cpus,
         package_cpus: configuration.placement().package_cpus(),
+        model: configuration.cpu_model,
         shared: true,
     };
     let back_end = KvmBackEnd::of(host, &options).map_err(kvm_refused)?;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use weft_soft::CpuModel;
 use weft_soft::environment::PAGE_SIZE;
 
 use super::placement::{Placement, PlacementError, Share};
@@ -134,6 +135,10 @@ pub struct Configuration {
     /// Who runs the vCPUs.
     #[serde(default)]
     pub back_end: BackEndChoice,
+    /// Which CPU the guest sees; none: the back end's own, [`CpuModel::default`] of the
+    /// software vCPU, and all that it offers of KVM.
+    #[serde(default)]
+    pub cpu_model: Option<CpuModel>,
     /// Guest time is the instruction count: a run repeats exactly. `soft` only.
     #[serde(default)]
     pub deterministic: bool,
@@ -244,6 +249,7 @@ impl Configuration {
             slices: Vec::new(),
             spare_bytes: None,
             back_end: BackEndChoice::Auto,
+            cpu_model: None,
             deterministic: false,
             kernel,
             initrd: None,

@@ -55,9 +55,8 @@ pub use placement::{
 };
 pub use state::MachineState;
 
-/// CPU features that the software vCPU needs of its host, by their names in
-/// `/proc/cpuinfo`.
-pub use weft_soft::HOST_FEATURES as SOFT_HOST_FEATURES;
+pub use back_end::check_host;
+pub use weft_soft::CpuModel;
 
 use crate::confine::{self, ThreadKind};
 use crate::join::join_until;
@@ -101,6 +100,16 @@ pub enum MachineError {
     /// KVM cannot run this machine.
     #[error("KVM cannot run this machine")]
     Kvm(#[source] crate::vcpu::kvm::KvmError),
+    /// The host's CPU is of an older level.
+    #[error(
+        "guests of --cpu {model} need {missing}, which this host's CPU lacks: give it --cpu v1"
+    )]
+    CpuModel {
+        /// What was asked for, or is the default.
+        model: CpuModel,
+        /// Names of features, as in `/proc/cpuinfo`.
+        missing: String,
+    },
     /// KVM vCPUs cannot share their memory here.
     #[error("a machine over several nodes cannot run in KVM here (--backend soft can): {0}")]
     SlicesOnKvm(String),

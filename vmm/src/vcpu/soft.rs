@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use weft_soft::{CpuState, Environment, Exit, Memory, SoftCpu, SoftMachine};
+use weft_soft::{CpuModel, CpuState, Environment, Exit, Memory, SoftCpu, SoftMachine};
 
 use super::{BackEnd, Kick, Vcpu, VcpuError};
 use crate::clock::{COUNTED_HZ, begin_tsc_measurement, measure_host_tsc};
@@ -15,6 +15,7 @@ const INTERPRET: &str = "WEFT_SOFT_INTERPRET";
 /// Makes the software vCPUs of one machine.
 pub struct SoftBackEnd {
     machine: Arc<SoftMachine>,
+    model: CpuModel,
     package_cpus: u32,
     /// Known when it is first asked for: measuring takes time that others can use.
     tsc_hz: OnceLock<u64>,
@@ -22,14 +23,21 @@ pub struct SoftBackEnd {
 }
 
 impl SoftBackEnd {
-    /// For a machine with this memory and so many vCPUs in each package.
-    /// `deterministic`: time is the count of instructions.
-    pub fn new(memory: Arc<dyn Memory>, package_cpus: u32, deterministic: bool) -> Self {
+    /// For a machine with this memory and so many vCPUs of a model in each package.
+    /// `deterministic`: time is the count of instructions. The host has what the
+    /// model needs: see [`CpuModel::host_features`].
+    pub fn new(
+        memory: Arc<dyn Memory>,
+        model: CpuModel,
+        package_cpus: u32,
+        deterministic: bool,
+    ) -> Self {
         if !deterministic {
             begin_tsc_measurement();
         }
         Self {
             machine: SoftMachine::new(memory),
+            model,
             package_cpus,
             tsc_hz: OnceLock::new(),
             deterministic,
@@ -71,6 +79,7 @@ impl BackEnd for SoftBackEnd {
 
     fn create(&self, id: u32) -> Result<Box<dyn Vcpu>, VcpuError> {
         let configuration = weft_soft::Configuration {
+            model: self.model,
             apic_id: id,
             cpus: self.package_cpus,
             tsc_frequency: self.tsc_hz(),

@@ -4,14 +4,11 @@
 //! of the page die together, this knowledge with them; another page may be
 //! mapped, or written to, without this block noticing.
 
-use iced_x86::Decoder;
-
 use super::encoding::Encoding;
 use super::liveness::{ALL, FlagUse};
 use super::select::{Template, select};
 use super::translate::is_reachable;
 use crate::block::Mode;
-use crate::decode::DECODER_OPTIONS;
 use crate::environment::PAGE_SIZE;
 
 /// Instructions looked at on one straight way.
@@ -59,7 +56,7 @@ impl<'a> Ahead<'a> {
     fn needed_on_way(&mut self, offset: usize) -> u32 {
         let page = self.page;
         let bytes = &page[offset..];
-        let mut decoder = Decoder::with_ip(self.mode.bits(), bytes, offset as u64, DECODER_OPTIONS);
+        let mut decoder = self.mode.decoder(bytes, offset as u64);
         let (mut needed, mut passed) = (0, ALL);
         for _ in 0..INSTRUCTIONS_MAX {
             let at = decoder.position();
@@ -69,7 +66,7 @@ impl<'a> Ahead<'a> {
                 return needed | passed;
             };
             let flags = FlagUse::of(&instruction);
-            match select(&instruction, &encoding) {
+            match select(&instruction, &encoding, self.mode) {
                 Template::JumpIf(_) => {
                     let target = instruction.near_branch64() as i64;
                     let next = instruction.next_ip() as i64;

@@ -1,13 +1,13 @@
 //! Which template writes an instruction.
 
-use iced_x86::{Code, Decoder, Instruction, Mnemonic, OpKind, Register};
+use iced_x86::{Code, Instruction, Mnemonic, OpKind, Register};
 
 use super::assembler::register::{R10, R11, RAX};
 use super::assembler::{Assembler, Memory, Rm};
 use super::encoding::Encoding;
 use super::stubs::host;
 use super::thunk;
-use crate::decode::DECODER_OPTIONS;
+use crate::block::Mode;
 use crate::environment::Access;
 
 /// What a field of the ModRM byte names.
@@ -120,13 +120,13 @@ impl Template {
 }
 
 /// The template for an instruction of 64-bit code.
-pub fn select(instruction: &Instruction, encoding: &Encoding<'_>) -> Template {
+pub fn select(instruction: &Instruction, encoding: &Encoding<'_>, mode: Mode) -> Template {
     branch(instruction)
         .or_else(|| stack(instruction))
         .or_else(|| lea(instruction))
         .or_else(|| without_modrm(instruction, encoding))
-        .or_else(|| with_modrm(instruction, encoding))
-        .filter(|template| is_same_when_written(instruction, encoding, template))
+        .or_else(|| with_modrm(instruction, encoding, mode))
+        .filter(|template| is_same_when_written(instruction, encoding, template, mode))
         .unwrap_or(Template::Handler)
 }
 
@@ -140,6 +140,7 @@ fn is_same_when_written(
     instruction: &Instruction,
     encoding: &Encoding<'_>,
     template: &Template,
+    mode: Mode,
 ) -> bool {
     let number = |field: Field| match field {
         Field::Opcode(number) | Field::HighByte(number) | Field::Xmm(number) => number,
@@ -167,7 +168,7 @@ fn is_same_when_written(
     assembler.instruction(opcode, number(reg), rm);
     assembler.bytes(encoding.immediate);
     let code = assembler.finish();
-    let written = Decoder::new(64, code, DECODER_OPTIONS).decode();
+    let written = mode.decoder(code, 0).decode();
     let same = match template {
         Template::PartialConstant(_) => written.mnemonic() == instruction.mnemonic(),
         _ => written.code() == instruction.code(),
@@ -284,13 +285,13 @@ fn without_modrm(instruction: &Instruction, encoding: &Encoding<'_>) -> Option<T
     }
 }
 
-fn with_modrm(instruction: &Instruction, encoding: &Encoding<'_>) -> Option<Template> {
+fn with_modrm(instruction: &Instruction, encoding: &Encoding<'_>, mode: Mode) -> Option<Template> {
     use Mnemonic::*;
-    let sse = thunk::is_plain_sse(instruction) || instruction.mnemonic() == Movnti;
+    let sse = thunk::is_plain_sse(instruction, mode.model()) || instruction.mnemonic() == Movnti;
     if matches!(instruction.mnemonic(), Lfence | Sfence | Mfence) {
         return Some(Template::Same);
     }
-    if !sse && !is_plain_integer(instruction) {
+    if !sse && !(is_plain_integer(instruction) && mode.model().offers(instruction)) {
         return None;
     }
     let (reg, rm) = fields(encoding, sse)?;
@@ -363,6 +364,8 @@ fn is_plain_integer(instruction: &Instruction) -> bool {
             | Btc
             | Bsf
             | Bsr
+            | Popcnt
+            | Crc32
             | Xchg
             | Xadd
             | Cmpxchg
@@ -446,12 +449,14 @@ fn fields(encoding: &Encoding<'_>, sse: bool) -> Option<(Field, Option<Field>)> 
     };
     let reg = if is_extended(code, length) {
         Field::Opcode(modrm.reg & 7)
-    } else if sse && !matches!(code[1], 0x2c | 0x2d | 0x50 | 0xc3 | 0xc5 | 0xd7) {
+    } else if sse && (length == 3 || !matches!(code[1], 0x2c | 0x2d | 0x50 | 0xc3 | 0xc5 | 0xd7)) {
         Field::Xmm(modrm.reg)
     } else {
         general(modrm.reg, reg_byte)
     };
     let rm_is_general = match code[1] {
+        // PEXTRB to EXTRACTPS, PINSRB, PINSRD.
+        0x3a => !sse || matches!(code[2], 0x14..=0x17 | 0x20 | 0x22),
         0x6e | 0x2a | 0xc4 => true,
         0x7e => encoding.opcode.prefix == 0x66,
         _ => !sse,
@@ -487,6 +492,8 @@ fn byte_fields(code: [u8; 3], length: u8) -> (bool, bool) {
         }
         (2, _, 0x90..=0x9f | 0xb6 | 0xbe) => (false, true),
         (2, _, 0xb0 | 0xc0) => (true, true),
+        // CRC32 of a byte, of all that get here.
+        (3, _, 0x38) => (false, code[2] == 0xf0),
         _ => (false, false),
     }
 }
@@ -495,8 +502,10 @@ fn byte_fields(code: [u8; 3], length: u8) -> (bool, bool) {
 mod tests {
     use super::*;
 
+    const MODE: Mode = Mode(Mode::BITS_64);
+
     fn decoded(bytes: &[u8]) -> Instruction {
-        Decoder::new(64, bytes, DECODER_OPTIONS).decode()
+        MODE.decoder(bytes, 0).decode()
     }
 
     #[test]
@@ -504,18 +513,18 @@ mod tests {
         // mov rcx, imm64 with an operand-size prefix, which counts for nothing.
         let bytes = [0x66, 0x48, 0xb9, 1, 2, 3, 4, 5, 6, 7, 8];
         let encoding = Encoding::of(&bytes).unwrap();
-        let template = select(&decoded(&bytes), &encoding);
+        let template = select(&decoded(&bytes), &encoding, MODE);
         assert_eq!(template, Template::Constant(1));
         let mut wrong = encoding;
         wrong.opcode.prefix = 0x66;
-        let template = select(&decoded(&bytes), &wrong);
+        let template = select(&decoded(&bytes), &wrong, MODE);
         assert_eq!(template, Template::Handler);
         // add word ptr [rax], 0x201 with too short a constant, or too long.
         let bytes = [0x66, 0x81, 0x00, 1, 2, 3];
         for length in 3..=6 {
             let mut wrong = Encoding::of(&bytes).unwrap();
             wrong.immediate = &bytes[3..length];
-            let template = select(&decoded(&bytes), &wrong);
+            let template = select(&decoded(&bytes), &wrong, MODE);
             assert_eq!(template == Template::Handler, length != 5, "{length}");
         }
     }
@@ -537,7 +546,7 @@ mod tests {
             &[0x3e, 0x00, 0xcc],
         ] {
             let encoding = Encoding::of(bytes).unwrap();
-            let template = select(&decoded(bytes), &encoding);
+            let template = select(&decoded(bytes), &encoding, MODE);
             assert_ne!(template, Template::Handler, "{bytes:x?}");
         }
     }

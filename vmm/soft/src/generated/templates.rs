@@ -359,6 +359,11 @@ fn writes_whole(instruction: &Instruction) -> bool {
             | Movmskps
             | Movmskpd
             | Pextrw
+            | Pextrb
+            | Pextrd
+            | Pextrq
+            | Extractps
+            | Popcnt
     ) && instruction.op0_kind() == OpKind::Register
         && instruction.op0_register().is_gpr()
         && instruction.op0_register().size() >= 4

@@ -14,8 +14,8 @@ use std::collections::HashMap;
 use std::mem::offset_of;
 
 use iced_x86::{
-    Code, CpuidFeature, Encoder, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind,
-    Register, RflagsBits,
+    Code, CpuidFeature, Encoder, Instruction, InstructionInfo, InstructionInfoFactory, Mnemonic,
+    OpAccess, OpKind, Register, RflagsBits,
 };
 
 use super::arena::{Arena, ArenaFull};
@@ -23,6 +23,7 @@ use super::assembler::register::*;
 use super::assembler::{Assembler, Memory, Opcode, Rm, condition};
 use crate::cpu::Cpu;
 use crate::environment::Access;
+use crate::model::CpuModel;
 
 /// Bytes of code for thunks: some 100 each, and a Debian user land has about a
 /// thousand different ones.
@@ -106,10 +107,14 @@ impl Thunks {
         self.arena.reset(0);
     }
 
-    /// The thunk of an instruction; `None` when it is not one of SSE, SSE2, MMX
-    /// or x87, or is one whose work is not arithmetic (FXSAVE, LDMXCSR).
-    pub fn get(&mut self, instruction: &Instruction) -> Result<Option<Thunk>, ArenaFull> {
-        let Some(plan) = Plan::of(instruction, &mut self.information) else {
+    /// The thunk of an instruction; `None` when it is not one of `model`'s on SSE,
+    /// MMX or x87 registers, or is one whose work is not arithmetic (FXSAVE, LDMXCSR).
+    pub fn get(
+        &mut self,
+        instruction: &Instruction,
+        model: CpuModel,
+    ) -> Result<Option<Thunk>, ArenaFull> {
+        let Some(plan) = Plan::of(instruction, model, &mut self.information) else {
             return Ok(None);
         };
         let mut encoder = Encoder::new(64);
@@ -167,6 +172,10 @@ struct Plan {
     /// XMM registers that are read or only partly written; that are written.
     loaded: u16,
     stored: u16,
+    /// The lengths of its strings are in RAX and RDX.
+    lengths: bool,
+    /// RCX is its result.
+    index: bool,
     flags: bool,
     /// FCMOVcc: it has no general register.
     reads_flags: bool,
@@ -176,8 +185,14 @@ struct Plan {
 }
 
 impl Plan {
-    fn of(instruction: &Instruction, information: &mut InstructionInfoFactory) -> Option<Self> {
-        let unit = unit_of(instruction)?;
+    fn of(
+        instruction: &Instruction,
+        model: CpuModel,
+        information: &mut InstructionInfoFactory,
+    ) -> Option<Self> {
+        use Mnemonic::*;
+        let unit = unit_of(instruction, model)?;
+        let mnemonic = instruction.mnemonic();
         let mut plan = Self {
             unit,
             replaced: *instruction,
@@ -185,13 +200,16 @@ impl Plan {
             general: None,
             loaded: 0,
             stored: 0,
+            lengths: matches!(mnemonic, Pcmpestri | Pcmpestri64 | Pcmpestrm | Pcmpestrm64),
+            index: matches!(mnemonic, Pcmpestri | Pcmpestri64 | Pcmpistri),
             flags: instruction.rflags_modified() & ARITHMETIC_FLAGS != 0,
             reads_flags: instruction.rflags_read() & ARITHMETIC_FLAGS != 0,
-            rounds: unit == Unit::Sse && raises_simd_exceptions(instruction.mnemonic()),
+            rounds: unit == Unit::Sse && raises_simd_exceptions(mnemonic),
             implicit_address: false,
-            waits: unit != Unit::Sse && waits(instruction.mnemonic()),
+            waits: unit != Unit::Sse && waits(mnemonic),
         };
         let information = information.info(instruction);
+        plan.vectors(information);
         for operand in 0..instruction.op_count() {
             let access = information.op_access(operand);
             match instruction.op_kind(operand) {
@@ -218,21 +236,26 @@ impl Plan {
         Some(plan)
     }
 
-    fn register(&mut self, operand: u32, access: OpAccess) {
-        let register = self.replaced.op_register(operand);
-        let written = !matches!(access, OpAccess::Read | OpAccess::CondRead);
-        if register.is_xmm() {
-            let bit = 1 << register.number();
+    /// The XMM registers, also those that are not named (of BLENDVPS, PCMPESTRM).
+    fn vectors(&mut self, information: &InstructionInfo) {
+        let used = information.used_registers().iter();
+        for used in used.filter(|used| used.register().is_xmm()) {
+            let bit = 1 << used.register().number();
             self.loaded |= bit;
-            if written {
+            if is_written(used.access()) {
                 self.stored |= bit;
             }
-        } else if register.is_gpr() {
+        }
+    }
+
+    fn register(&mut self, operand: u32, access: OpAccess) {
+        let register = self.replaced.op_register(operand);
+        if register.is_gpr() {
             self.general = Some(General {
                 number: register.full_register().number() as u8,
                 size: register.size(),
                 read: access != OpAccess::Write,
-                written,
+                written: is_written(access),
             });
             let replacement = match register.size() {
                 8 => Register::RAX,
@@ -263,6 +286,10 @@ impl Plan {
         if let Some(general) = self.general.filter(|g| g.read || g.size < 4) {
             a.load(RAX, at(register_offset(general.number)));
         }
+        if self.lengths {
+            a.load(RAX, at(register_offset(RAX)));
+            a.load(RDX, at(register_offset(RDX)));
+        }
         if self.reads_flags {
             // movzx eax, word [flags]; add al, 127; sahf
             a.instruction(Opcode::escaped(0xb7), RAX, field(FLAGS));
@@ -291,6 +318,9 @@ impl Plan {
     fn store_general(&self, a: &mut Assembler) {
         if let Some(general) = self.general.filter(|general| general.written) {
             a.store(at(register_offset(general.number)), RAX);
+        }
+        if self.index {
+            a.store(at(register_offset(RCX)), RCX);
         }
     }
 
@@ -438,12 +468,19 @@ pub fn xmm_offset(number: u8) -> i32 {
     FPU + 160 + 16 * i32::from(number)
 }
 
+fn is_written(access: OpAccess) -> bool {
+    !matches!(access, OpAccess::Read | OpAccess::CondRead)
+}
+
 fn memory_of(instruction: &Instruction, access: OpAccess) -> ThunkMemory {
     let size = instruction.memory_size().size() as u16;
-    let written = !matches!(access, OpAccess::Read | OpAccess::CondRead);
     ThunkMemory {
         size,
-        access: if written { Access::Write } else { Access::Read },
+        access: if is_written(access) {
+            Access::Write
+        } else {
+            Access::Read
+        },
         aligned: size == 16 && needs_alignment(instruction.mnemonic()),
     }
 }
@@ -452,22 +489,50 @@ fn memory_of(instruction: &Instruction, access: OpAccess) -> ThunkMemory {
 /// (Intel SDM volume 1, 10.4.1.1).
 pub fn needs_alignment(mnemonic: Mnemonic) -> bool {
     use Mnemonic::*;
-    !matches!(mnemonic, Movups | Movupd | Movdqu | Maskmovdqu | Maskmovq)
+    !matches!(
+        mnemonic,
+        Movups
+            | Movupd
+            | Movdqu
+            | Lddqu
+            | Maskmovdqu
+            | Maskmovq
+            | Pcmpestri
+            | Pcmpestri64
+            | Pcmpestrm
+            | Pcmpestrm64
+            | Pcmpistri
+            | Pcmpistrm
+    )
 }
 
 /// The unit that runs an instruction; `None` when no thunk can.
-fn unit_of(instruction: &Instruction) -> Option<Unit> {
-    use CpuidFeature::{FPU, FPU287, FPU387, MMX, SSE, SSE2};
+fn unit_of(instruction: &Instruction, model: CpuModel) -> Option<Unit> {
+    use CpuidFeature::{
+        AES, FPU, FPU287, FPU387, MMX, PCLMULQDQ, SSE, SSE2, SSE3, SSE4_1, SSE4_2, SSSE3,
+    };
     use Mnemonic::*;
     let features = instruction.cpuid_features();
     let known = |feature: &CpuidFeature| {
         matches!(
             feature,
-            SSE | SSE2 | MMX | FPU | FPU287 | FPU387 | CpuidFeature::CMOV
+            SSE | SSE2
+                | SSE3
+                | SSSE3
+                | SSE4_1
+                | SSE4_2
+                | AES
+                | PCLMULQDQ
+                | MMX
+                | FPU
+                | FPU287
+                | FPU387
+                | CpuidFeature::CMOV
         )
     };
     // FWAIT counts as an instruction of the 8086.
-    if instruction.mnemonic() != Wait && !features.iter().all(known) {
+    let is_known = instruction.mnemonic() == Wait || features.iter().all(known);
+    if !is_known || !model.offers(instruction) {
         return None;
     }
     let registers = (0..instruction.op_count())
@@ -489,7 +554,7 @@ fn unit_of(instruction: &Instruction) -> Option<Unit> {
             Some(Unit::X87Control)
         }
         // With a memory operand too, they switch the x87 state to MMX.
-        Emms | Wait | Cvtpi2ps | Cvtpi2pd => Some(Unit::X87),
+        Emms | Wait | Cvtpi2ps | Cvtpi2pd | Fisttp => Some(Unit::X87),
         _ if mm || x87 => Some(Unit::X87),
         _ if xmm => Some(Unit::Sse),
         // From memory to a general register.
@@ -565,12 +630,24 @@ pub fn raises_simd_exceptions(mnemonic: Mnemonic) -> bool {
             | Cvttps2dq
             | Cvttsd2si
             | Cvttss2si
+            | Addsubps
+            | Addsubpd
+            | Haddps
+            | Haddpd
+            | Hsubps
+            | Hsubpd
+            | Roundps
+            | Roundpd
+            | Roundss
+            | Roundsd
+            | Dpps
+            | Dppd
     )
 }
 
-/// Whether an instruction of SSE or SSE2 works on XMM and general registers and
+/// Whether one of the model's SSE instructions works on XMM and general registers and
 /// memory alone, so that generated code may contain it as it is.
-pub fn is_plain_sse(instruction: &Instruction) -> bool {
+pub fn is_plain_sse(instruction: &Instruction, model: CpuModel) -> bool {
     // Conversions from memory to a general register name no XMM register, so they
     // would run without the guest's MXCSR.
     let named = (0..instruction.op_count()).any(|operand| {
@@ -578,7 +655,7 @@ pub fn is_plain_sse(instruction: &Instruction) -> bool {
             && instruction.op_register(operand).is_xmm()
     });
     named
-        && unit_of(instruction) == Some(Unit::Sse)
+        && unit_of(instruction, model) == Some(Unit::Sse)
         && instruction.code() != Code::Maskmovdqu_rDI_xmm_xmm
 }
 
@@ -631,7 +708,7 @@ mod tests {
         }
 
         fn run(&mut self, thunks: &mut Thunks, code: Assembled, memory: &mut [u8]) -> u32 {
-            let thunk = thunks.get(&code.0).unwrap().unwrap();
+            let thunk = thunks.get(&code.0, CpuModel::V2).unwrap().unwrap();
             // SAFETY: the thunk uses the fields that are there and memory of
             // the size that the test gives.
             unsafe { (thunk.code)(self.0, memory.as_mut_ptr()) }
@@ -721,9 +798,11 @@ mod tests {
             assembled(|a| a.add(rax, rcx)),
             assembled(|a| a.fxsave(ptr(rax))),
             assembled(|a| a.ldmxcsr(dword_ptr(rax))),
-            assembled(|a| a.pshufb(xmm0, xmm1)),
         ] {
-            assert!(thunks.get(&code.0).unwrap().is_none());
+            assert!(thunks.get(&code.0, CpuModel::V2).unwrap().is_none());
         }
+        let later = assembled(|a| a.pshufb(xmm0, xmm1));
+        assert!(thunks.get(&later.0, CpuModel::V1).unwrap().is_none());
+        assert!(thunks.get(&later.0, CpuModel::V2).unwrap().is_some());
     }
 }

@@ -104,7 +104,9 @@ fn push_block<'a>(items: &mut Vec<Item<'a>>, block: &'a Block) -> Option<()> {
         let bytes = block.bytes.get(at..at + instruction.len())?;
         let encoding = Encoding::of(bytes);
         let template = match &encoding {
-            Some(encoding) if is_reachable(&instruction) => select(&instruction, encoding),
+            Some(encoding) if is_reachable(&instruction) => {
+                select(&instruction, encoding, block.mode)
+            }
             _ => Template::Handler,
         };
         // Where SSE is switched off, the handler raises the exception.

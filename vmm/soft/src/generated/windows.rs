@@ -26,6 +26,7 @@ pub const WINDOWS_MAX: usize = 16;
 const SPAN_MAX: i64 = 512;
 
 const RAX: usize = 0;
+const RCX: usize = 1;
 const RDX: usize = 2;
 const RSP: usize = 4;
 const RBP: usize = 5;
@@ -367,6 +368,7 @@ impl Finder {
             }
             Cmpxchg | Cbw | Cwde | Cdqe | Lahf => self.forget(RAX),
             Cwd | Cdq | Cqo => self.forget(RDX),
+            Pcmpestri | Pcmpestri64 | Pcmpistri => self.forget(RCX),
             _ => {}
         }
     }

@@ -1,11 +1,14 @@
 //! Shifts, rotations, single bits, multiplication and division.
 
+use std::arch::asm;
+
 use iced_x86::{Mnemonic, OpKind};
 
 use super::arithmetic::{self, bit, shift, wide};
 use super::operand::sign_extended;
 use super::select::{Operands, Shape, sized, sized_wide};
 use crate::cpu::{Cpu, register, vector};
+use crate::flags;
 use crate::op::{Handler, Op, Outcome};
 
 const RAX: u8 = register::RAX as u8;
@@ -360,6 +363,63 @@ fn select_multiply(operands: &Operands<'_>, op: &mut Op) -> Option<Handler> {
     }
 }
 
+extern "C" fn count_ones<const SIZE: usize, const MEMORY: bool>(cpu: &mut Cpu, op: &Op) -> Outcome {
+    let value = if MEMORY {
+        attempt!(cpu, cpu.load::<SIZE>(cpu.address(op)))
+    } else {
+        cpu.get::<SIZE>(op.source)
+    };
+    cpu.set::<SIZE>(op.destination, u64::from(value.count_ones()));
+    cpu.flags = if value == 0 { flags::ZF } else { 0 };
+    Outcome::Continue
+}
+
+/// CRC32 of `SIZE` bytes.
+extern "C" fn checksum<const SIZE: usize, const MEMORY: bool>(cpu: &mut Cpu, op: &Op) -> Outcome {
+    let value = if MEMORY {
+        attempt!(cpu, cpu.load::<SIZE>(cpu.address(op)))
+    } else {
+        cpu.get::<SIZE>(op.source)
+    };
+    let mut sum = cpu.register(op.destination);
+    // SAFETY: the host has SSE4.2, or the model would not offer the instruction.
+    unsafe {
+        match SIZE {
+            1 => {
+                asm!("crc32 {0:e}, {1}", inout(reg) sum, in(reg_byte) value as u8, options(pure, nomem, nostack, preserves_flags))
+            }
+            2 => {
+                asm!("crc32 {0:e}, {1:x}", inout(reg) sum, in(reg) value, options(pure, nomem, nostack, preserves_flags))
+            }
+            4 => {
+                asm!("crc32 {0:e}, {1:e}", inout(reg) sum, in(reg) value, options(pure, nomem, nostack, preserves_flags))
+            }
+            _ => {
+                asm!("crc32 {0}, {1}", inout(reg) sum, in(reg) value, options(pure, nomem, nostack, preserves_flags))
+            }
+        }
+    }
+    cpu.set_register(op.destination, sum);
+    Outcome::Continue
+}
+
+fn select_count_ones(operands: &Operands<'_>) -> Option<Handler> {
+    Some(match operands.shape {
+        Shape::RegisterRegister => sized_wide!(operands.size, count_ones, false),
+        Shape::RegisterMemory => sized_wide!(operands.size, count_ones, true),
+        _ => return None,
+    })
+}
+
+fn select_checksum(operands: &Operands<'_>) -> Option<Handler> {
+    let instruction = operands.instruction;
+    Some(match operands.shape {
+        Shape::RegisterRegister => sized!(instruction.op1_register().size(), checksum, false),
+        Shape::RegisterMemory => sized!(instruction.memory_size().size(), checksum, true),
+        _ => return None,
+    })
+}
+
 /// The handler of an instruction of this group.
 pub fn select(operands: &Operands<'_>, op: &mut Op) -> Option<Handler> {
     match operands.instruction.mnemonic() {
@@ -382,6 +442,8 @@ pub fn select(operands: &Operands<'_>, op: &mut Op) -> Option<Handler> {
         Mnemonic::Div => select_accumulate(operands, wide::DIV),
         Mnemonic::Idiv => select_accumulate(operands, wide::IDIV),
         Mnemonic::Imul => select_multiply(operands, op),
+        Mnemonic::Popcnt if operands.is_offered() => select_count_ones(operands),
+        Mnemonic::Crc32 if operands.is_offered() => select_checksum(operands),
         _ => None,
     }
 }

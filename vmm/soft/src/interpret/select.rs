@@ -69,6 +69,11 @@ impl<'instruction> Operands<'instruction> {
             size,
         }
     }
+
+    /// Whether the guest's CPU has an instruction that not every model has.
+    pub fn is_offered(&self) -> bool {
+        self.mode.model().offers(self.instruction)
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

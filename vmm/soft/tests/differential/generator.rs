@@ -10,8 +10,8 @@ use super::native::Context;
 use super::support::random::Random;
 use super::{BASE, INDEX, MEMORY_AT, MEMORY_SIZE, OTHER_BASE, RESERVED, SLOT, STACK_TOP};
 
-/// What a baseline CPU has.
-const FEATURES: [CpuidFeature; 16] = [
+/// What a CPU of the newest model has.
+const FEATURES: [CpuidFeature; 23] = [
     CpuidFeature::INTEL8086,
     CpuidFeature::INTEL8086_ONLY,
     CpuidFeature::INTEL186,
@@ -28,6 +28,13 @@ const FEATURES: [CpuidFeature; 16] = [
     CpuidFeature::FPU,
     CpuidFeature::FPU287,
     CpuidFeature::FPU387,
+    CpuidFeature::SSE3,
+    CpuidFeature::SSSE3,
+    CpuidFeature::SSE4_1,
+    CpuidFeature::SSE4_2,
+    CpuidFeature::POPCNT,
+    CpuidFeature::AES,
+    CpuidFeature::PCLMULQDQ,
 ];
 
 fn of_code(code: Code) -> Instruction {

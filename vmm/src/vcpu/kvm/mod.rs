@@ -7,6 +7,7 @@
 //! | [`detect`] | which KVM there is, and which back end is the better one |
 //! | `vm` | the virtual machine: memory slots, filtered MSRs, vCPUs |
 //! | `cpuid` | what CPUID shows |
+//! | `model` | what of it a guest of a CPU model sees |
 //! | `vcpu` | one vCPU: entering, leaving, injecting |
 //! | `state` | its registers to and from [`CpuState`](weft_soft::CpuState) |
 //! | `msrs` | which MSRs are state, which are the machine's |
@@ -32,6 +33,7 @@ pub mod counters;
 mod cpuid;
 pub mod detect;
 mod kick;
+mod model;
 mod msrs;
 mod quirks;
 pub mod shadows;
@@ -40,6 +42,7 @@ mod vcpu;
 mod vm;
 
 use thiserror::Error;
+use weft_soft::CpuModel;
 
 pub use counters::{ExitCount, ExitCounters, Meter};
 pub use detect::{Backend, Choice, Host, Paging, Unusable, Virtualization};
@@ -62,6 +65,23 @@ pub enum KvmError {
     /// More leaves than KVM takes.
     #[error("{0} CPUID leaves, where KVM takes {1}")]
     Cpuid(usize, usize),
+    /// KVM does not offer what the model has.
+    #[error(
+        "--cpu {model} has what this KVM does not offer (CPUID 1, ECX: {missing:#x}): choose an \
+         older one, or leave --cpu out"
+    )]
+    Model {
+        /// What was asked for.
+        model: CpuModel,
+        /// The bits that are missing.
+        missing: u32,
+    },
+    /// Programs see the host's CPUID there, whatever KVM shows.
+    #[error(
+        "--cpu {0}: a KVM without hardware virtualisation cannot hide what the host's CPU has: \
+         leave --cpu out, or use --backend soft"
+    )]
+    ModelShown(CpuModel),
     /// More than KVM takes.
     #[error("{wanted} vCPUs, where this KVM takes {possible}")]
     Vcpus {

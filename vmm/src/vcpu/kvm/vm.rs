@@ -10,8 +10,8 @@ use super::detect::{Host, Paging};
 use super::quirks::{self, Quirks};
 use super::shadows::ShadowGate;
 use super::vcpu::KvmVcpu;
-use super::{KvmError, calls, msrs};
-use weft_soft::Memory;
+use super::{KvmError, calls, model, msrs};
+use weft_soft::{CpuModel, Memory};
 
 use crate::memory::Ram;
 use crate::vcpu::{BackEnd, Vcpu, VcpuError};
@@ -46,6 +46,8 @@ pub struct KvmOptions<'a> {
     pub cpus: u32,
     /// vCPUs of one package, as CPUID tells it.
     pub package_cpus: u32,
+    /// What they show at most; none: all that KVM offers.
+    pub model: Option<CpuModel>,
     /// Others change the memory where KVM does not see it, and say so to the
     /// [`ShadowGate`]: see there. Only of meaning where KVM keeps shadows; the memory
     /// must have marks then.
@@ -69,6 +71,7 @@ impl KvmBackEnd {
                 ram,
                 cpus,
                 package_cpus: cpus,
+                model: None,
                 shared: false,
             },
         )
@@ -88,7 +91,7 @@ impl KvmBackEnd {
             .kvm
             .create_vm()
             .map_err(|error| KvmError::call("KVM_CREATE_VM", error))?;
-        let cpuid = cpuid::supported(&host.kvm)?;
+        let mut cpuid = cpuid::supported(&host.kvm)?;
         let quirks = (!host.is_hardware()).then(|| Quirks::new(cpuid::extended_state(&cpuid)));
         vm.set_identity_map_address(IDENTITY_MAP)
             .map_err(|error| KvmError::call("KVM_SET_IDENTITY_MAP_ADDR", error))?;
@@ -103,6 +106,12 @@ impl KvmBackEnd {
             }
             _ => None,
         };
+        if let Some(model) = options.model {
+            let entries = cpuid.as_mut_slice();
+            entries
+                .iter_mut()
+                .for_each(|entry| model::limit(entry, model));
+        }
         let shared = Shared {
             fixed_tsc_offset,
             xsave_bytes: usize::try_from(vm.check_extension_int(Cap::Xsave2)).unwrap_or(0),
@@ -112,12 +121,13 @@ impl KvmBackEnd {
             quirks,
             vm,
         };
-        Ok(Self {
+        Self {
             tsc_hz,
             shared: Arc::new(shared),
             cpuid,
             package_cpus: options.package_cpus,
-        })
+        }
+        .check(options.model)
     }
 
     /// What must hear of pages that are taken, where KVM keeps shadows.
@@ -127,13 +137,30 @@ impl KvmBackEnd {
 
     /// The vCPU whose local APIC identifier is `id`, in its reset state.
     pub fn vcpu(&self, id: u32) -> Result<KvmVcpu, VcpuError> {
+        KvmVcpu::new(self.shared.clone(), id, &self.cpuid_of(id)?)
+    }
+
+    fn cpuid_of(&self, id: u32) -> Result<CpuId, KvmError> {
         let place = Place {
             apic_id: id,
             cpus: self.package_cpus,
             emulated: self.shared.quirks.is_some(),
         };
-        let cpuid = cpuid::for_vcpu(&self.cpuid, place)?;
-        KvmVcpu::new(self.shared.clone(), id, &cpuid)
+        cpuid::for_vcpu(&self.cpuid, place)
+    }
+
+    /// Refuses a model that its vCPUs would fall short of.
+    fn check(self, model: Option<CpuModel>) -> Result<Self, KvmError> {
+        let Some(model) = model else {
+            return Ok(self);
+        };
+        if self.shared.quirks.is_some() {
+            return Err(KvmError::ModelShown(model));
+        }
+        match model::missing(self.cpuid_of(0)?.as_slice(), model) {
+            0 => Ok(self),
+            missing => Err(KvmError::Model { model, missing }),
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Instructions and registers by chance.
 
 use iced_x86::{
-    Decoder, Encoder, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register,
+    Encoder, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register,
 };
 
 use super::super::encoding::Encoding;
@@ -9,8 +9,7 @@ use super::super::select::{Template, select};
 use super::super::thunk;
 use super::native::Context;
 use super::random::Random;
-use super::{DATA, MIDDLE, Machine, STACK};
-use crate::decode::DECODER_OPTIONS;
+use super::{DATA, MIDDLE, MODE, Machine, STACK};
 
 /// Draws instructions that have a template and stay within the data page.
 pub struct Generator {
@@ -83,13 +82,13 @@ impl Generator {
         if self.random.below(2) == 0 {
             bytes[at] = 0x0f;
         }
-        let mut decoder = Decoder::new(64, &bytes, DECODER_OPTIONS);
+        let mut decoder = MODE.decoder(&bytes, 0);
         let mut instruction = decoder.decode();
         if instruction.is_invalid() || instruction.is_ip_rel_memory_operand() {
             return None;
         }
         let encoding = Encoding::of(&bytes[..instruction.len()])?;
-        let template = select(&instruction, &encoding);
+        let template = select(&instruction, &encoding, MODE);
         let unwanted = matches!(
             template,
             Template::Handler | Template::Divide { .. } | Template::Leave
@@ -111,7 +110,7 @@ impl Generator {
             let mut encoder = Encoder::new(64);
             encoder.encode(&instruction, 0).ok()?;
             let bytes = encoder.take_buffer();
-            if select(&instruction, &Encoding::of(&bytes)?) == Template::Handler {
+            if select(&instruction, &Encoding::of(&bytes)?, MODE) == Template::Handler {
                 return None;
             }
         }

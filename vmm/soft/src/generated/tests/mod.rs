@@ -8,7 +8,7 @@ mod random;
 
 use std::sync::Arc;
 
-use iced_x86::{Decoder, Encoder, Mnemonic, OpKind};
+use iced_x86::{Encoder, Mnemonic, OpKind};
 
 use self::generator::Generator;
 use self::native::Context;
@@ -18,12 +18,15 @@ use super::*;
 use crate::block::Mode;
 use crate::block::{BlockKey, JumpEntry, jump_index};
 use crate::cpu::FxArea;
-use crate::decode::DECODER_OPTIONS;
 use crate::environment::{Memory, Unbacked};
 use crate::machine::SoftMachine;
+use crate::model::CpuModel;
 use crate::op::Handler;
 use crate::run::Configuration;
 use iced_x86::code_asm::*;
+
+/// As guests of the newest model have it.
+const MODE: Mode = Mode(Mode::BITS_64 | Mode::of_model(CpuModel::V2));
 
 /// Guest memory of the tests: data, stack and code pages, wherever the host put
 /// them. Linear addresses are those of `native`, guest-physical ones count from 0.
@@ -140,13 +143,13 @@ impl Machine {
         assert!(offset < 4096, "no block outside the code page is ever next");
         let key = BlockKey {
             physical: (CODE * 4096 + offset) as u64,
-            mode: Mode(Mode::BITS_64),
+            mode: MODE,
         };
         if let Some(block) = self.cpu().code.find(key) {
             return block;
         }
         let page = self.guest.0[CODE];
-        let mut decoder = Decoder::new(64, &page[offset..], DECODER_OPTIONS);
+        let mut decoder = MODE.decoder(&page[offset..], 0);
         let mut count = 0;
         loop {
             let instruction = decoder.decode();

@@ -1,0 +1,124 @@
+//! Which CPU a guest sees, by the levels of the x86-64 psABI, which distributions
+//! are built for. Each level has all of the one below.
+//!
+//! What a level adds runs on the host as it is, so the host must have it too.
+
+use std::fmt;
+
+use iced_x86::{CpuidFeature, DecoderOptions, Instruction};
+use serde::{Deserialize, Serialize};
+
+/// A level of x86-64.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum CpuModel {
+    /// SSE2, as the first processors; CMPXCHG16B and LAHF beside.
+    V1,
+    /// SSE3 to SSE4.2 and POPCNT; AES and PCLMULQDQ beside.
+    #[default]
+    V2,
+}
+
+/// Of the host, by the names in `/proc/cpuinfo`: the first two for every model
+/// (flags are kept with LAHF and SAHF), then what V2 adds.
+const HOST_FEATURES: [&str; 9] = [
+    "cx16",
+    "lahf_lm",
+    "sse3",
+    "ssse3",
+    "sse4_1",
+    "sse4_2",
+    "popcnt",
+    "aes",
+    "pclmulqdq",
+];
+
+impl CpuModel {
+    /// All of them, the lowest first.
+    pub const ALL: [Self; 2] = [Self::V1, Self::V2];
+
+    /// As the command line has it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::V1 => "v1",
+            Self::V2 => "v2",
+        }
+    }
+
+    /// What the host's CPU must have, by the names in `/proc/cpuinfo`. Whatever else
+    /// it has is neither shown nor used (WRGSBASE is, where the kernel allows it; a
+    /// system call does the same).
+    pub fn host_features(self) -> &'static [&'static str] {
+        match self {
+            Self::V1 => &HOST_FEATURES[..2],
+            Self::V2 => &HOST_FEATURES,
+        }
+    }
+
+    /// What of that a host lacks.
+    pub fn missing(self, host: &[String]) -> Vec<&'static str> {
+        let lacks = |feature: &&str| !host.iter().any(|name| name == feature);
+        self.host_features().iter().copied().filter(lacks).collect()
+    }
+
+    /// Whether the guest's CPU has an instruction; of those that every model has, or
+    /// none, it says yes.
+    pub fn offers(self, instruction: &Instruction) -> bool {
+        let features = instruction.cpuid_features();
+        features.iter().all(|feature| self >= first_with(*feature))
+    }
+
+    /// How this CPU decodes: TZCNT, LZCNT and WBNOINVD are the instructions that
+    /// they extend.
+    pub const fn decoder_options(self) -> u32 {
+        DecoderOptions::NO_MPFX_0FBC | DecoderOptions::NO_MPFX_0FBD | DecoderOptions::NO_WBNOINVD
+    }
+
+    /// Its bits of CPUID beside those that every model has.
+    pub const fn bits(self) -> CpuidBits {
+        match self {
+            Self::V1 => CpuidBits { leaf_1_ecx: 0 },
+            Self::V2 => CpuidBits {
+                // SSE3, PCLMULQDQ, SSSE3, SSE4.1, SSE4.2, POPCNT, AES.
+                leaf_1_ecx: 1 | 1 << 1 | 1 << 9 | 1 << 19 | 1 << 20 | 1 << 23 | 1 << 25,
+            },
+        }
+    }
+}
+
+/// Bits of CPUID.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpuidBits {
+    /// Leaf 1, ECX.
+    pub leaf_1_ecx: u32,
+}
+
+fn first_with(feature: CpuidFeature) -> CpuModel {
+    use CpuidFeature::*;
+    match feature {
+        SSE3 | SSSE3 | SSE4_1 | SSE4_2 | POPCNT | AES | PCLMULQDQ => CpuModel::V2,
+        _ => CpuModel::V1,
+    }
+}
+
+impl fmt::Display for CpuModel {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_lacks_what_later_models_add() {
+        let old = ["cx16", "lahf_lm", "sse3", "ssse3"].map(str::to_owned);
+        assert!(CpuModel::V1.missing(&old).is_empty());
+        let missing = CpuModel::V2.missing(&old);
+        assert_eq!(missing, ["sse4_1", "sse4_2", "popcnt", "aes", "pclmulqdq"]);
+        assert_eq!(CpuModel::V1.missing(&[]), ["cx16", "lahf_lm"]);
+    }
+}
