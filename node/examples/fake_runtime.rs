@@ -1,19 +1,22 @@
 //! A stand-in for `weft-runtime` in the tests of this crate: it speaks the
 //! control protocol and runs no program.
 //!
-//! As a slice it gets ready and waits for the end of its links. As home it does
-//! what the program's arguments say, one after the other:
+//! As a slice it gets ready and waits for the end of its links; at SIGUSR1 it
+//! fails, at SIGUSR2 it takes more memory than anybody lends. As home it does what
+//! the program's arguments say, one after the other:
 //!
 //! - `exit N`, `die SIGNAL`, `sleep MS`
 //! - `say KIND TEXT`: sends a control message
+//! - `relay NODE TEXT`: says what a slice said of its end
 //! - `kick NODE`
 //! - `exec`: a second HELLO, as after `execve`
 //! - `commands MS`: answers commands for so long; a loss with 122
 //! - `stretch`: says that it stretched
+//! - `watch`: waits for the end of its link to node 1, says so at once, and exits
 //! - `hang`: never answers anything
 
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use weft_node::sys;
@@ -21,9 +24,18 @@ use weft_proc::boot::*;
 use weft_proc::stats::{COMMAND_LOST, COMMAND_NONE, Shared};
 
 static KICKS: AtomicU32 = AtomicU32::new(0);
+static ASKED: AtomicI32 = AtomicI32::new(0);
+/// How often a slice looks whether it was asked for something.
+const LOOK: Duration = Duration::from_millis(10);
+/// More than the daemon allows beside the budgets of these tests.
+const TOO_MUCH_BYTES: usize = 256 << 20;
 
 extern "C" fn kicked(_: i32) {
     KICKS.fetch_add(1, Ordering::Relaxed);
+}
+
+extern "C" fn asked(signal: i32) {
+    ASKED.store(signal, Ordering::Relaxed);
 }
 
 struct Runtime {
@@ -33,14 +45,23 @@ struct Runtime {
 }
 
 fn main() {
-    // SAFETY: the handler only touches an atomic.
-    unsafe { libc::signal(KICK_SIGNAL, kicked as *const () as usize) };
+    // SAFETY: the handlers only touch atomics.
+    unsafe {
+        libc::signal(KICK_SIGNAL, kicked as *const () as usize);
+    }
     let fd: i32 = std::env::var(CONTROL_VARIABLE).unwrap().parse().unwrap();
     // SAFETY: the launcher left this descriptor to us.
     let control = unsafe { OwnedFd::from_raw_fd(fd) };
     let mut runtime = hello(control, 0);
     match runtime.boot.role {
-        ROLE_SLICE => runtime.serve(),
+        ROLE_SLICE => {
+            // SAFETY: as above.
+            unsafe {
+                libc::signal(libc::SIGUSR1, asked as *const () as usize);
+                libc::signal(libc::SIGUSR2, asked as *const () as usize);
+            }
+            runtime.serve();
+        }
         _ => runtime.play(),
     }
 }
@@ -60,7 +81,6 @@ fn hello(control: OwnedFd, generation: u64) -> Runtime {
 }
 
 fn send(control: &OwnedFd, message: &ControlMessage) {
-    use std::os::fd::AsFd;
     sys::send_with_descriptors(control.as_fd(), message.as_bytes(), &[]).unwrap();
 }
 
@@ -116,10 +136,32 @@ impl Runtime {
             &self.control,
             &ControlMessage::new(CONTROL_READY, self.boot.node),
         );
-        let link = &self.descriptors[self.boot.links[0].fd as usize];
-        // SAFETY: borrowed from a descriptor that lives as long as `self`.
-        let link = unsafe { BorrowedFd::borrow_raw(link.as_raw_fd()) };
-        while !sys::wait_readable(&[link], Duration::from_secs(60)).unwrap()[0] {}
+        let mut hoard = Vec::new();
+        while !self.link_ended(0, LOOK) {
+            match ASKED.swap(0, Ordering::Relaxed) {
+                libc::SIGUSR1 => {
+                    let mut message = ControlMessage::new(CONTROL_FATAL, 0);
+                    message.set_text("it has had enough");
+                    send(&self.control, &message);
+                    std::process::exit(EXIT_INTERNAL);
+                }
+                libc::SIGUSR2 => hoard = vec![1u8; TOO_MUCH_BYTES],
+                _ => {}
+            }
+        }
+        drop(hoard);
+    }
+
+    fn link_ended(&self, peer: usize, bound: Duration) -> bool {
+        let link = &self.descriptors[self.boot.links[peer].fd as usize];
+        sys::wait_readable(&[link.as_fd()], bound).unwrap()[0]
+    }
+
+    fn lose(&self, node: u32, pages: u64) -> ! {
+        let mut lost = ControlMessage::new(CONTROL_LOST, node);
+        lost.words = [pages, 0, 0, 0];
+        send(&self.control, &lost);
+        std::process::exit(EXIT_NODE_LOST);
     }
 
     fn play(&mut self) {
@@ -139,9 +181,13 @@ impl Runtime {
                     send(&self.control, &ControlMessage::new(CONTROL_KICK, node));
                 }
                 "say" => {
-                    let mut message = ControlMessage::new(number() as u32, 1);
-                    let text = words.next().unwrap().as_bytes();
-                    message.text[..text.len()].copy_from_slice(text);
+                    let mut message = ControlMessage::new(number() as u32, 0);
+                    message.set_text(words.next().unwrap());
+                    send(&self.control, &message);
+                }
+                "relay" => {
+                    let mut message = ControlMessage::new(CONTROL_FATAL, number() as u32);
+                    message.set_text(words.next().unwrap());
                     send(&self.control, &message);
                 }
                 "lost" => {
@@ -157,6 +203,10 @@ impl Runtime {
                 "stretch" => {
                     self.shared().stats.stretched.store(1, Ordering::Relaxed);
                     send(&self.control, &ControlMessage::new(CONTROL_STRETCHED, 0));
+                }
+                "watch" => {
+                    while !self.link_ended(1, Duration::from_secs(1)) {}
+                    self.lose(1, 4);
                 }
                 "commands" => self.answer_commands(Duration::from_millis(number())),
                 "hang" => std::thread::sleep(Duration::from_secs(60)),
@@ -179,10 +229,7 @@ impl Runtime {
             done.words[0] = shared.sequence.load(Ordering::Relaxed).into();
             shared.command.store(COMMAND_NONE, Ordering::Release);
             if command == COMMAND_LOST {
-                let mut lost = ControlMessage::new(CONTROL_LOST, node);
-                lost.words = [3, 0, 0, 0];
-                send(&self.control, &lost);
-                std::process::exit(EXIT_NODE_LOST);
+                self.lose(node, 3);
             }
             send(&self.control, &done);
         }

@@ -116,6 +116,20 @@ pub enum Ended {
     Signaled(i32),
 }
 
+impl Ended {
+    /// How a slice ended, for a sentence about its node.
+    pub fn of_slice(self) -> String {
+        match self {
+            // Only its filter's verdict ends a slice by this signal.
+            Ended::Signaled(libc::SIGSYS) => {
+                "its slice was killed by SIGSYS: it made a system call that slices may not make"
+                    .into()
+            }
+            ended => format!("its slice {ended}"),
+        }
+    }
+}
+
 impl std::fmt::Display for Ended {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

@@ -39,6 +39,9 @@ fn messages_are_told() {
     let run = Run::new("say 5 bad\u{1b}things exit 124").start().wait();
     assert_eq!(run.code, Some(124));
     assert_eq!(run.stderr, "weft: badthings\n");
+    let run = Run::new("relay 1 impossible exit 124").start().wait();
+    assert_eq!(run.code, Some(124));
+    assert_eq!(run.stderr, "weft: node local 1: impossible\n");
     let run = Run::new("say 4 x exit 123").start().wait();
     assert!(run.stderr.contains("no room"), "{}", run.stderr);
     let run = Run::new("lost 1 exit 122").start().wait();
@@ -72,6 +75,37 @@ fn a_killed_slice_ends_the_program_with_122() {
         run.stderr
     );
     assert!(run.stderr.contains("3 pages"), "{}", run.stderr);
+}
+
+/// Home sees the end of a link before the launcher sees the end of the slice.
+#[test]
+fn the_reason_of_a_loss_that_home_saw_first_is_told() {
+    let reasons = [
+        (libc::SIGKILL, "its slice was killed by SIGKILL; 4 pages"),
+        (
+            libc::SIGSYS,
+            "it made a system call that slices may not make; 4 pages",
+        ),
+        (libc::SIGUSR1, "it has had enough; 4 pages"),
+    ];
+    for (signal, reason) in reasons {
+        let running = Run::new("watch").start();
+        common::kill(running.wait_for_slices(1)[0], signal);
+        expect_reason(&running.wait(), reason);
+    }
+    let hosts = [common::Host::start("reasons", 64 << 20)];
+    let too_much = (libc::SIGUSR2, "MiB are allowed, and was ended; 4 pages");
+    for (signal, reason) in reasons.into_iter().chain([too_much]) {
+        let running = Run::new("watch").on(&hosts).start();
+        common::kill(running.wait_for_remote_slices(&hosts)[0], signal);
+        expect_reason(&running.wait(), reason);
+    }
+}
+
+fn expect_reason(run: &common::Ran, reason: &str) {
+    assert_eq!(run.code, Some(122), "{}", run.stderr);
+    assert_eq!(run.stderr.lines().count(), 1, "{}", run.stderr);
+    assert!(run.stderr.contains(reason), "{}", run.stderr);
 }
 
 #[test]

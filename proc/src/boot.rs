@@ -153,11 +153,13 @@ pub const CONTROL_HELLO: u32 = 1;
 /// Home: the aggregate now spans its nodes. No words.
 pub const CONTROL_STRETCHED: u32 = 2;
 /// Home: `node` is gone; `words[0]` pages had their only copy there, `words[1]`
-/// is 1 if the program was executing there. The runtime exits with 122.
+/// is 1 if the program was executing there; `text` is what home knows of the
+/// reason, if anything. The runtime exits with 122.
 pub const CONTROL_LOST: u32 = 3;
 /// Home: every budget is full. The runtime exits with 123.
 pub const CONTROL_NO_ROOM: u32 = 4;
-/// Any: an error described in `text`; `words[0]` is the exit code it uses.
+/// Any: an error described in `text`; `words[0]` is the exit code it uses. From
+/// home, `node` says whose error it is.
 pub const CONTROL_FATAL: u32 = 5;
 /// Home: send [`KICK_SIGNAL`] to the slice on `node`.
 pub const CONTROL_KICK: u32 = 6;
@@ -198,6 +200,11 @@ impl ControlMessage {
                 size_of::<ControlMessage>(),
             )
         }
+    }
+    /// Puts a sentence in, cut where there is no room for more.
+    pub fn set_text(&mut self, text: &str) {
+        let length = text.floor_char_boundary(self.text.len());
+        self.text[..length].copy_from_slice(&text.as_bytes()[..length]);
     }
     /// Reads a message from a packet; `None` when its length is wrong.
     pub fn from_bytes(bytes: &[u8]) -> Option<ControlMessage> {

@@ -7,6 +7,8 @@
 
 use weft_wire::frame::Header;
 
+use crate::boot::{EXIT_INTERNAL, EXIT_NODE_LOST};
+
 /// One message; addresses and lengths in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
@@ -116,6 +118,12 @@ pub enum Message {
     },
     /// Answer to a ping.
     Pong,
+    /// Slice: the aggregate cannot go on, and this is why; home ends it. Payload:
+    /// a sentence in UTF-8.
+    Failed {
+        /// The exit code, one of `boot::EXIT_*` for a program that runs.
+        code: u32,
+    },
 }
 
 /// The header is no message of this kind.
@@ -140,6 +148,8 @@ pub enum MessageError {
 /// Addresses of a program end here.
 pub const MANAGED_END: u64 = 1 << 43;
 const PAGE: u64 = 4096;
+const FIRST_FAILURE: u32 = EXIT_NODE_LOST as u32;
+const LAST_FAILURE: u32 = EXIT_INTERNAL as u32;
 
 impl Message {
     /// The header that carries this message with `payload` bytes behind it.
@@ -194,6 +204,7 @@ impl Message {
             Synced => (47, [0; 5]),
             Ping { length } => (48, [length, 0, 0, 0, 0]),
             Pong => (49, [0; 5]),
+            Failed { code } => (50, [u64::from(code), 0, 0, 0, 0]),
         };
         Header {
             kind,
@@ -283,6 +294,10 @@ impl Message {
                 length: at_most(a, PAGE, "length", header.kind)?,
             },
             49 => Pong,
+            50 => match small(a, "code")? {
+                code @ FIRST_FAILURE..=LAST_FAILURE => Failed { code },
+                _ => return Err(MessageError::Field("code", header.kind)),
+            },
             other => return Err(MessageError::Kind(other)),
         })
     }

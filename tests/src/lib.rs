@@ -26,6 +26,7 @@ pub mod cluster;
 pub mod context;
 pub mod corpus;
 pub mod devices;
+pub mod ends;
 pub mod guest;
 pub mod judge;
 pub mod loss;

@@ -11,7 +11,7 @@ use weft_tests::context::Context;
 use weft_tests::matrix::{self, Filter};
 use weft_tests::report::{Report, Verdict};
 use weft_tests::suite::{Plan, run_corpus};
-use weft_tests::{aggregate, corpus, loss, machines, setup, user, vm};
+use weft_tests::{aggregate, corpus, ends, loss, machines, setup, user, vm};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Suite {
@@ -19,7 +19,7 @@ enum Suite {
     Corpus,
     /// Errors before the start.
     Setup,
-    /// Nodes lost at random moments.
+    /// Causes that must be told, and nodes lost at random moments.
     Loss,
     /// As an ordinary user.
     User,
@@ -211,6 +211,7 @@ fn run(options: &Options) -> Result<bool> {
         guard("as an ordinary user", user::run_as_user(&context, &report));
     }
     if options.wants(Suite::Loss) {
+        ends::run_ends(&context, &report);
         loss::run_losses(&context, options.moments, &report);
     }
     if options.wants(Suite::Vm) {

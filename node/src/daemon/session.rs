@@ -438,7 +438,7 @@ impl<'a> Session<'a> {
             self.machine = None;
             self.say(&format!("slice {ended}"));
             self.send(&Reply::Ended {
-                why: format!("its slice {ended}"),
+                why: ended.of_slice(),
                 clean: ended == spawn::Ended::Exited(0),
             })?;
         }

@@ -26,7 +26,6 @@ use super::signals::{Request, Signals};
 use crate::control::{self, Arrival};
 use crate::error::LaunchError;
 use crate::links::{self, Links};
-use crate::remote;
 use crate::report::{AggregateView, FORMAT, Monitor, NodeState, NodeView, Report};
 use crate::rundir::{self, Answer, Client, Entry};
 use crate::shared::{SharedMemory, Snapshot};
@@ -39,6 +38,9 @@ const TICK: Duration = Duration::from_secs(1);
 
 /// How much later than its slices home may be seen to end.
 const HOME_END_GRACE: Duration = Duration::from_millis(200);
+
+/// How much later than home's word that a node is gone its reason may come.
+const CAUSE_GRACE: Duration = Duration::from_secs(1);
 
 /// A command that home has not answered yet.
 struct Pending {
@@ -247,6 +249,10 @@ impl<'a> Aggregate<'a> {
             }
             // Home says in its own words what was just told.
             CONTROL_FATAL if self.no_room && message.words[0] == EXIT_NO_ROOM as u64 => {}
+            CONTROL_FATAL if message.node != 0 => {
+                let name = self.name(message.node);
+                self.tell(&format!("node {name}: {}", control::text(message)));
+            }
             CONTROL_FATAL => self.tell(&control::text(message)),
             CONTROL_KICK => {
                 if let Some(node) = self.node(message.node) {
@@ -292,11 +298,36 @@ impl<'a> Aggregate<'a> {
         if parts.is_empty() {
             parts.push("nothing of the program was there".to_owned());
         }
-        self.tell(&format!("node {name} was lost: {}", parts.join(", and ")));
+        let lost = parts.join(", and ");
+        let why = self.learn_why(message.node).or_else(|| {
+            let text = control::text(message);
+            (!text.is_empty()).then_some(text)
+        });
+        self.tell(&match why {
+            Some(why) => format!("node {name} was lost: {why}; {lost}"),
+            None => format!("node {name} was lost: {lost}"),
+        });
         if let Some(node) = self.node(message.node) {
             node.state = NodeState::Lost;
             node.stop();
         }
+    }
+
+    /// Why a node that home misses has gone. Its slice's parent sees the end
+    /// later than home, whose link closes first.
+    fn learn_why(&mut self, number: u32) -> Option<String> {
+        let deadline = Instant::now() + CAUSE_GRACE;
+        let node = self.node(number)?;
+        // Otherwise the reason was told when it became known.
+        while node.state == NodeState::Running {
+            node.listen();
+            let left = deadline.saturating_duration_since(Instant::now());
+            if node.cause.reason().is_some() || node.cause.has_ended() || left.is_zero() {
+                return node.cause.reason().map(str::to_owned);
+            }
+            sys::wait_readable(&node.descriptors(), left).ok()?;
+        }
+        None
     }
 
     fn hear_node(&mut self, index: usize) {
@@ -305,83 +336,40 @@ impl<'a> Aggregate<'a> {
             return;
         }
         let number = node.number;
-        match &mut node.body {
-            Body::Local(local) => {
-                let Some(runtime) = &mut local.runtime else {
-                    return;
-                };
-                let mut said = Vec::new();
-                while local.talks {
-                    match control::receive(runtime.control.as_fd()) {
-                        Arrival::Message(message) if message.kind == CONTROL_FATAL => {
-                            said.push(control::text(&message));
-                        }
-                        Arrival::Message(_) => {}
-                        Arrival::Nothing => break,
-                        Arrival::Closed => local.talks = false,
-                    }
-                }
-                let ended = runtime.try_wait().ok().flatten();
-                let name = node.name.clone();
-                for text in said {
-                    self.tell(&format!("node {name}: {text}"));
-                }
-                if let Some(ended) = ended {
-                    let clean = ended == Ended::Exited(0);
-                    self.slice_gone(number, &format!("its slice {ended}"), clean);
-                }
-            }
-            Body::Remote(slice) => {
-                let events = slice.receive();
-                self.remote_said(number, events);
-            }
-        }
-    }
-
-    fn remote_said(&mut self, number: u32, events: Result<Vec<remote::Event>, String>) {
-        let events = match events {
-            Ok(events) => events,
-            Err(why) => return self.slice_ended(number, &why),
-        };
-        for event in events {
-            match event {
-                remote::Event::Said(text) => {
-                    let name = self.name(number);
-                    self.tell(&format!("node {name}: {text}"));
-                }
-                remote::Event::Ended { why, clean } => return self.slice_gone(number, &why, clean),
-                remote::Event::Leaving => {
-                    let name = self.name(number);
-                    self.tell(&format!(
-                        "node {name} is about to stop: bringing its pages elsewhere"
-                    ));
-                    self.shrink(number, None);
-                }
-            }
+        let leaves = node.listen();
+        if node.cause.has_ended() {
+            self.slice_gone(number);
+        } else if leaves {
+            let name = self.name(number);
+            self.tell(&format!(
+                "node {name} is about to stop: bringing its pages elsewhere"
+            ));
+            self.shrink(number, None);
         }
     }
 
     /// A slice is gone without home having said so.
-    fn slice_ended(&mut self, number: u32, why: &str) {
-        self.slice_gone(number, why, false);
-    }
-
-    /// The same; `clean` when the slice ended as it does after its links.
-    fn slice_gone(&mut self, number: u32, why: &str, clean: bool) {
+    fn slice_gone(&mut self, number: u32) {
         // When home ends, its links close and the slices end with it: which of
         // the ends is seen first is chance.
         let home_ends = sys::wait_readable(&[self.home.pidfd()], HOME_END_GRACE);
+        // What home says of it counts first: home knows what was lost.
+        self.hear_home();
+        let node = self.node(number);
+        let gone = node.filter(|node| node.state == NodeState::Running && node.cause.has_ended());
+        let Some(node) = gone else {
+            return;
+        };
         if home_ends.is_ok_and(|ready| ready[0]) {
+            node.stop();
             // A slice that was killed is why home ended: worth a sentence.
-            if !clean {
+            if let Some(why) = node.cause.reason().map(str::to_owned) {
                 let name = self.name(number);
                 self.tell(&format!("node {name} was lost: {why}"));
             }
-            if let Some(node) = self.node(number) {
-                node.stop();
-            }
             return;
         }
+        let why = node.cause.reason_to_be_gone().to_owned();
         let leaving =
             self.position(|what| matches!(what, Command::Shrink { node, .. } if *node == number));
         let name = self.name(number);
@@ -620,7 +608,8 @@ impl<'a> Aggregate<'a> {
         if let (NodeState::Running, Body::Remote(slice)) = (node.state, &mut node.body)
             && let Err(why) = slice.heartbeat(lease)
         {
-            self.slice_ended(number, &why);
+            node.cause.ended(why, false);
+            self.slice_gone(number);
         }
     }
 

@@ -13,9 +13,11 @@
 //!
 //! - [`plan`]: everything is checked before anything starts
 //! - [`nodes`]: the slices of one generation, here or on other hosts
+//! - [`cause`]: why one of them ended
 //! - [`signals`]: what the launcher does with its own signals
 
 mod aggregate;
+mod cause;
 mod nodes;
 mod plan;
 mod signals;

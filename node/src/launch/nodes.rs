@@ -7,15 +7,18 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use crate::control;
+use weft_proc::boot::CONTROL_FATAL;
+
+use crate::control::{self, Arrival};
 use crate::error::LaunchError;
 use crate::links::{self, Links};
 use crate::options::Placement;
-use crate::remote::RemoteSlice;
+use crate::remote::{self, RemoteSlice};
 use crate::report::NodeState;
 use crate::shared::{SharedMemory, Snapshot};
-use crate::spawn::{self, Role, Runtime};
+use crate::spawn::{self, Ended, Role, Runtime};
 
+use super::cause::Cause;
 use super::plan::{Plan, node_name};
 
 /// The name of a local slice in a process list.
@@ -29,6 +32,27 @@ pub struct Local {
     pub talks: bool,
     /// Its counters.
     pub shared: SharedMemory,
+}
+
+impl Local {
+    fn listen(&mut self, cause: &mut Cause) {
+        let Some(runtime) = &mut self.runtime else {
+            return;
+        };
+        while self.talks {
+            match control::receive(runtime.control.as_fd()) {
+                Arrival::Message(message) if message.kind == CONTROL_FATAL => {
+                    cause.said(control::text(&message));
+                }
+                Arrival::Message(_) => {}
+                Arrival::Nothing => break,
+                Arrival::Closed => self.talks = false,
+            }
+        }
+        if let Ok(Some(ended)) = runtime.try_wait() {
+            cause.ended(ended.of_slice(), ended == Ended::Exited(0));
+        }
+    }
 }
 
 /// Where a node's slice is.
@@ -49,6 +73,8 @@ pub struct Node {
     pub state: NodeState,
     /// Its slice.
     pub body: Body,
+    /// What is known of the slice's end.
+    pub cause: Cause,
 }
 
 impl Node {
@@ -97,6 +123,31 @@ impl Node {
         }
     }
 
+    /// Takes what the slice said and how it ended, if it has. True when its host
+    /// wants its memory back.
+    pub fn listen(&mut self) -> bool {
+        match &mut self.body {
+            Body::Local(local) => {
+                local.listen(&mut self.cause);
+                false
+            }
+            Body::Remote(slice) => match slice.receive() {
+                Ok(events) => events.into_iter().fold(false, |leaves, event| {
+                    match event {
+                        remote::Event::Said(text) => self.cause.said(text),
+                        remote::Event::Ended { why, clean } => self.cause.ended(why, clean),
+                        remote::Event::Leaving => return true,
+                    }
+                    leaves
+                }),
+                Err(why) => {
+                    self.cause.ended(why, false);
+                    false
+                }
+            },
+        }
+    }
+
     /// Ends the slice and keeps its last counters. The connection to the host of
     /// a node that is out of the aggregate goes too, and its reservation with it.
     pub fn stop(&mut self) {
@@ -130,6 +181,7 @@ pub fn start(plan: &mut Plan) -> Result<(Vec<Node>, Links), LaunchError> {
                         talks: false,
                         shared,
                     })),
+                    cause: Cause::default(),
                 });
             }
             let links = start_local(plan, &mut nodes)?;
@@ -144,6 +196,7 @@ pub fn start(plan: &mut Plan) -> Result<(Vec<Node>, Links), LaunchError> {
 pub fn restart(plan: &mut Plan, nodes: &mut [Node]) -> Result<Links, LaunchError> {
     for node in nodes.iter_mut() {
         node.stop();
+        node.cause = Cause::default();
         if node.state != NodeState::Running {
             plan.settings.budget_pages[node.number as usize] = 0;
         }
@@ -229,6 +282,7 @@ fn start_remote(plan: &mut Plan, hosts: &[String]) -> Result<(Vec<Node>, Links),
             name: node_name(&plan.options.placement, number as usize),
             state: NodeState::Running,
             body: Body::Remote(Box::new(slice)),
+            cause: Cause::default(),
         })
         .collect();
     Ok((nodes, links))

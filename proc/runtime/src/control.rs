@@ -250,12 +250,12 @@ fn map_shared(boot: &Boot) {
     }
 }
 
-/// Tells the launcher why the runtime ends; false when there is none.
-pub fn tell_fatal(code: i32, text: &str) -> bool {
-    let mut message = ControlMessage::new(CONTROL_FATAL, 0);
+/// Tells the launcher why the runtime ends, for a reason of `node`'s; false when
+/// there is no launcher.
+pub fn tell_fatal(node: u32, code: i32, text: &str) -> bool {
+    let mut message = ControlMessage::new(CONTROL_FATAL, node);
     message.words[0] = code as u64;
-    let length = text.len().min(message.text.len());
-    message.text[..length].copy_from_slice(&text.as_bytes()[..length]);
+    message.set_text(text);
     send(&message).is_ok()
 }
 

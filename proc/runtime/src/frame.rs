@@ -36,6 +36,17 @@ pub struct Registers {
     pub cr2: usize,
 }
 
+impl Registers {
+    /// Those that say how far the program has come: an instruction that faulted
+    /// has left all of them as they were.
+    pub fn general(&self) -> [usize; 17] {
+        [
+            self.rip, self.rsp, self.rax, self.rbx, self.rcx, self.rdx, self.rsi, self.rdi,
+            self.rbp, self.r8, self.r9, self.r10, self.r11, self.r12, self.r13, self.r14, self.r15,
+        ]
+    }
+}
+
 /// `stack_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]

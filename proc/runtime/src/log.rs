@@ -69,8 +69,13 @@ pub fn fatal(code: i32, text: &str) -> ! {
 pub fn fail(code: i32, arguments: fmt::Arguments<'_>) -> ! {
     let mut sentence = Line::new();
     let _ = sentence.write_fmt(arguments);
-    if !control::tell_fatal(code, sentence.as_str()) {
-        line(format_args!("{}", sentence.as_str()));
+    fail_for(0, code, sentence.as_str())
+}
+
+/// As [`fatal`], at home, for a reason that `node` gave.
+pub fn fail_for(node: usize, code: i32, text: &str) -> ! {
+    if !control::tell_fatal(node as u32, code, text) {
+        line(format_args!("{text}"));
     }
     kernel::exit_group(code)
 }

@@ -76,6 +76,13 @@ pub fn take_context(into: &mut Context) {
     *into = *context();
 }
 
+/// Whether the program has completed no instruction since the execution came
+/// here. Then what it touches is pulled, whatever the policy says: an instruction
+/// that needs pages of two nodes would be carried to and fro between them for ever.
+pub fn has_just_arrived(frame: &Frame) -> bool {
+    frame.registers.general() == context().registers.general()
+}
+
 impl Engine {
     /// Everything up to the moment when the other node executes.
     fn depart(&mut self, frame: &Frame, node: usize) {

@@ -42,7 +42,7 @@ pub fn obey() {
     message.words[0] = u64::from(sequence);
     if let Err((errno, why)) = answer {
         message.words[1] = errno;
-        message.text[..why.len()].copy_from_slice(why.as_bytes());
+        message.set_text(why);
     }
     // A launcher that is gone needs no answer.
     let _ = control::send(&message);

@@ -5,6 +5,7 @@
 //! stretched node is *executing* or *serving*; exactly one node of an aggregate
 //! executes, or a jump is on its way.
 
+use core::fmt::Write;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use weft_dsm::message;
@@ -270,6 +271,7 @@ impl Engine {
             return Incoming::Handled;
         }
         match Message::decode(header) {
+            Ok(Message::Failed { code }) if self.is_home() => self.peer_failed(from, code, payload),
             Ok(message) => Incoming::Message(from, message, payload),
             Err(error) => {
                 log::line(format_args!("node {from}: {error}"));
@@ -406,14 +408,18 @@ impl Engine {
         self.wait_until("a page", |engine| engine.io.resolved);
     }
 
-    /// A link ended: its slice has ended.
+    /// A link ended: its slice has ended, or the link failed.
     fn link_ended(&mut self, node: usize, error: LinkError) {
         self.io.links[node] = None;
         if self.is_home() {
-            self.lost(node, Some(error));
-        } else if node == 0 {
+            return self.lost(node, Some(error));
+        }
+        match (node, error) {
             // The aggregate is over; home has said how.
-            kernel::exit_group(0);
+            (0, LinkError::Closed) => kernel::exit_group(0),
+            // Home sees the end of a slice, too, and says what it means.
+            (_, LinkError::Closed) => {}
+            (_, error) => self.fail(Failure::Link(node, error)),
         }
     }
 
@@ -449,6 +455,12 @@ impl Engine {
         }
         let mut message = ControlMessage::new(CONTROL_LOST, node as u32);
         message.words = [u64::from(pages), u64::from(executing), 0, 0];
+        // That the peer closed the link is no reason: the launcher finds one.
+        if let Some(error) = error.filter(|&error| error != LinkError::Closed) {
+            let mut text = log::Line::new();
+            let _ = write!(text, "its link to home failed: {error}");
+            message.set_text(text.as_str());
+        }
         if control::send(&message).is_err() {
             log::line(format_args!(
                 "node {node} was lost, and with it {pages} pages{} ({error:?})",
@@ -489,42 +501,85 @@ impl Engine {
             let alive = (1..self.nodes).find(|&n| self.io.links[n].is_some());
             self.lost(node.or(alive).unwrap_or(0), None);
         }
-        log::fail(
+        let me = self.me;
+        self.give_up(
             EXIT_NODE_LOST,
-            format_args!("{text} while waiting for {what} on node {}", self.me),
+            format_args!("{text} while waiting for {what} on node {me}"),
         )
     }
 
     /// Ends the aggregate.
     pub fn fail(&mut self, failure: Failure) -> ! {
+        let me = self.me;
         match failure {
-            Failure::Link(node, error) => log::fail(
+            Failure::Link(node, error) => self.give_up(
                 EXIT_NODE_LOST,
-                format_args!("node {} lost its link to node {node}: {error}", self.me),
+                format_args!("node {me} lost its link to node {node}: {error}"),
             ),
             Failure::Lost(page, node) => {
-                log::fail(EXIT_NODE_LOST, format_args!("{page} was lost with {node}"))
+                self.give_up(EXIT_NODE_LOST, format_args!("{page} was lost with {node}"))
             }
-            Failure::Memory(what, page, error) => log::fail(
+            Failure::Memory(what, page, error) => self.give_up(
                 EXIT_INTERNAL,
-                format_args!("cannot {what} page {page:#x} on node {}: {error}", self.me),
+                format_args!("cannot {what} page {page:#x} on node {me}: {error}"),
             ),
-            Failure::Violation(node, what) => log::fail(
+            Failure::Violation(node, what) => self.give_up(
                 EXIT_INTERNAL,
-                format_args!(
-                    "node {node} said the impossible to node {}: {what}",
-                    self.me
-                ),
+                format_args!("node {node} said the impossible to node {me}: {what}"),
             ),
         }
     }
 
     /// Every budget is full: the program cannot go on.
-    pub fn no_room(&self) -> ! {
-        let _ = control::send(&ControlMessage::new(CONTROL_NO_ROOM, self.me as u32));
-        log::fail(
+    pub fn no_room(&mut self) -> ! {
+        if self.is_home() {
+            // A launcher that is gone needs no word.
+            let _ = control::send(&ControlMessage::new(CONTROL_NO_ROOM, 0));
+        }
+        self.give_up(
             EXIT_NO_ROOM,
             format_args!("every node's budget is full; raise --memory or add a node"),
         )
+    }
+
+    /// Ends the aggregate with an exit code. A slice has home do it: were it to
+    /// end by itself, home would see a lost node and not why.
+    fn give_up(&mut self, code: i32, why: core::fmt::Arguments<'_>) -> ! {
+        if !self.is_home() {
+            self.tell_home(code, why);
+        }
+        log::fail(code, why)
+    }
+
+    /// A slice: says why the aggregate has to end and waits, within the lease,
+    /// until home has ended it. Returns when home cannot be told.
+    fn tell_home(&mut self, code: i32, why: core::fmt::Arguments<'_>) {
+        let mut text = log::Line::new();
+        let _ = text.write_fmt(why);
+        let bytes = text.as_str().as_bytes();
+        let header = Message::Failed { code: code as u32 }.header(bytes.len());
+        let lease_ns = self.lease_ns();
+        let deadline_ns = kernel::monotonic_ns() + lease_ns;
+        let Some(home) = &mut self.io.links[0] else {
+            return;
+        };
+        if home.send(&header, &[bytes]).is_err() {
+            return;
+        }
+        while kernel::monotonic_ns() < deadline_ns {
+            // Whatever still comes is for a slice that goes on.
+            if home.receive(lease_ns).is_err() {
+                kernel::exit_group(0);
+            }
+        }
+    }
+
+    /// Home: a slice cannot go on.
+    fn peer_failed(&mut self, from: usize, code: u32, sentence: &[u8]) -> ! {
+        if code == EXIT_NO_ROOM as u32 {
+            self.no_room();
+        }
+        let text = core::str::from_utf8(sentence).unwrap_or("it failed and did not say why");
+        log::fail_for(from, code as i32, text)
     }
 }

@@ -103,7 +103,8 @@ pub fn fault(thread: &mut Thread, frame: &mut Frame, info: &SignalInfo) -> bool 
     let may_jump = !inside
         && THREADS.load(Ordering::Relaxed) == 1
         && !thread.borrowed
-        && frame.registers.rip < space::VDSO as usize;
+        && frame.registers.rip < space::VDSO as usize
+        && !jump::has_just_arrived(frame);
     let write = frame.registers.error & 2 != 0;
     let outcome = {
         let mut guard = ENGINE.lock();
