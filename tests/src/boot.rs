@@ -144,21 +144,6 @@ impl Images {
         Ok(fs::set_permissions(to, Permissions::from_mode(0o755))?)
     }
 
-    /// The small kernel with the busybox image and one program more, `/NAME` in
-    /// the guest; the image is made in `directory`.
-    pub fn small_with(&self, weft: &Path, program: &Path, directory: &Path) -> Result<Boot> {
-        let name = program.file_name().and_then(|name| name.to_str());
-        let name = name.context("a program has a name")?;
-        let bytes = fs::read(program)
-            .with_context(|| format!("{} is missing: `make programs`", program.display()))?;
-        let mut boot = self.small(weft)?;
-        let mut archive = fs::read(&boot.initrd)?;
-        archive.extend(cpio_program(name, &bytes));
-        boot.initrd = directory.join("with-program.cpio");
-        fs::write(&boot.initrd, archive)?;
-        Ok(boot)
-    }
-
     /// The small kernel with the busybox image.
     pub fn small(&self, weft: &Path) -> Result<Boot> {
         let [kernel, initrd] = SMALL;
@@ -281,6 +266,22 @@ impl Boot {
             script: script.to_string(),
             ..self.clone()
         }
+    }
+
+    /// The same with one program more, `/NAME` in the initial RAM disk, which is
+    /// made anew in `directory`.
+    pub fn with_program(mut self, program: &Path, directory: &Path) -> Result<Boot> {
+        let name = program.file_name().and_then(|name| name.to_str());
+        let name = name.context("a program has a name")?;
+        let bytes = fs::read(program)
+            .with_context(|| format!("{} is missing: `make programs`", program.display()))?;
+        let mut archive = fs::read(&self.initrd)?;
+        // Where an archive that is not compressed may begin.
+        archive.resize(archive.len().next_multiple_of(4), 0);
+        archive.extend(cpio_program(name, &bytes));
+        self.initrd = directory.join("with-program.cpio");
+        fs::write(&self.initrd, archive)?;
+        Ok(self)
     }
 
     fn command_line(&self) -> String {

@@ -237,12 +237,17 @@ pub fn run_machines(context: &Context, plan: &Plan, report: &Report) {
         }
     }
     type Check = fn(&Context, &Images) -> Result<Verdict>;
-    let others: [(&str, Image, Check); 4] = [
+    let others: [(&str, Image, Check); 5] = [
         ("a disk after its machine was killed", Image::Small, killed),
         (
             "debug registers and single steps",
             Image::Small,
             watchpoints,
+        ),
+        (
+            "what the kernel protects itself with",
+            Image::Cloud,
+            protections,
         ),
         (
             "two deterministic runs are one",
@@ -392,7 +397,7 @@ fn killed(context: &Context, images: &Images) -> Result<Verdict> {
 fn watchpoints(context: &Context, images: &Images) -> Result<Verdict> {
     let directory = context.directory("watchpoints")?;
     let program = context.programs.join("watchpoints");
-    let mut boot = images.small_with(&context.weft, &program, &directory)?;
+    let mut boot = (images.small(&context.weft)?).with_program(&program, &directory)?;
     boot.script = "/watchpoints".to_string();
     boot.cpus = 2;
     let ended = boot.run(Monitor::Soft)?.ended;
@@ -435,6 +440,31 @@ fn models(context: &Context, images: &Images) -> Result<Verdict> {
         }
     }
     Ok(Verdict::Passed(String::new()))
+}
+
+/// Debian's kernel finds what CPUID offers it and uses it: `protections.c`.
+fn protections(context: &Context, images: &Images) -> Result<Verdict> {
+    const WANTED: [&str; 4] = ["smep", "smap", "umip", "fsgsbase"];
+    let directory = context.directory("protections")?;
+    let program = context.programs.join("protections");
+    let mut boot = (images.cloud(&context.weft)?).with_program(&program, &directory)?;
+    boot.script = "grep -m 1 ^flags /proc/cpuinfo; /protections".to_string();
+    let ended = boot.run(Monitor::Soft)?.ended;
+    let line = ended
+        .lines
+        .iter()
+        .find(|line| line.text.starts_with("flags"));
+    let flags: Vec<&str> = (line.context("the guest says nothing of its CPU")?)
+        .text
+        .split_whitespace()
+        .collect();
+    let missing = WANTED.iter().filter(|name| !flags.contains(name));
+    let mut reasons: Vec<String> = missing.map(|name| format!("no {name}")).collect();
+    if ended.line("protections: well").is_some() && reasons.is_empty() {
+        return Ok(Verdict::Passed(WANTED.join(", ")));
+    }
+    reasons.push(ended.tail(12));
+    Ok(Verdict::Failed(reasons))
 }
 
 /// With the clock driven by the instruction count a run repeats exactly: the clock

@@ -9,7 +9,7 @@ use crate::environment::{Access, Asker, PAGE_SIZE, Purpose, Unbacked};
 use crate::host;
 use crate::requests::{Demand, request};
 use crate::tlb::{TlbEntry, tlb_index};
-use crate::walk::Need;
+use crate::walk::{Need, Party};
 
 /// How long a vCPU waits for the others to come to a block boundary before it
 /// looks at its own requests again.
@@ -115,14 +115,14 @@ impl Cpu {
     #[cold]
     #[inline(never)]
     pub fn load_slow(&mut self, address: u64, size: usize) -> Result<u64, Faulted> {
-        self.load_as(address, size, self.privilege_class())
+        self.load_as(address, size, self.party())
     }
 
     /// [`Cpu::store`] without the fast path.
     #[cold]
     #[inline(never)]
     pub fn store_slow(&mut self, address: u64, size: usize, value: u64) -> Result<(), Faulted> {
-        self.store_as(address, size, value, self.privilege_class())
+        self.store_as(address, size, value, self.party())
     }
 
     /// [`Cpu::pointer`] without the fast path, for reading or writing.
@@ -134,13 +134,13 @@ impl Cpu {
         size: usize,
         need: Need,
     ) -> Result<Option<*mut u8>, Faulted> {
-        let class = self.privilege_class();
+        let by = self.party();
         self.watch(touch(need), address, size)?;
         if crosses(address, size) {
-            self.places(address, size, need, class)?;
+            self.places(address, size, need, by)?;
             return Ok(None);
         }
-        Ok(match self.place(address, need, class)? {
+        Ok(match self.place(address, need, by)? {
             Place::Memory(pointer) => Some(pointer),
             Place::Device(_) => None,
         })
@@ -149,12 +149,12 @@ impl Cpu {
     /// Loads as the supervisor, whatever the privilege level: descriptor tables
     /// and the like.
     pub fn load_system(&mut self, address: u64, size: usize) -> Result<u64, Faulted> {
-        self.load_as(address, size, 0)
+        self.load_as(address, size, Party::Processor)
     }
 
     /// Stores as the supervisor.
     pub fn store_system(&mut self, address: u64, size: usize, value: u64) -> Result<(), Faulted> {
-        self.store_as(address, size, value, 0)
+        self.store_as(address, size, value, Party::Processor)
     }
 
     /// Stores as privilege level `cpl` may.
@@ -165,19 +165,24 @@ impl Cpu {
         size: usize,
         value: u64,
     ) -> Result<(), Faulted> {
-        self.store_as(address, size, value, usize::from(cpl == 3))
+        let by = if cpl == 3 {
+            Party::User
+        } else {
+            Party::Supervisor
+        };
+        self.store_as(address, size, value, by)
     }
 
-    fn load_as(&mut self, address: u64, size: usize, class: usize) -> Result<u64, Faulted> {
+    fn load_as(&mut self, address: u64, size: usize, by: Party) -> Result<u64, Faulted> {
         self.watch(Touch::Read, address, size)?;
         if !crosses(address, size) {
-            return Ok(match self.place(address, Need::Read, class)? {
+            return Ok(match self.place(address, Need::Read, by)? {
                 // SAFETY: the page is held, and all bytes are on it.
                 Place::Memory(pointer) => unsafe { host::read_sized(pointer, size) },
                 Place::Device(physical) => self.device_read(physical, size),
             });
         }
-        let (first, second) = self.places(address, size, Need::Read, class)?;
+        let (first, second) = self.places(address, size, Need::Read, by)?;
         let places = || (0..size).map(|index| (8 * index, part(address, index, first, second)));
         let mut value = 0;
         for (shift, place) in places() {
@@ -200,18 +205,18 @@ impl Cpu {
         address: u64,
         size: usize,
         value: u64,
-        class: usize,
+        by: Party,
     ) -> Result<(), Faulted> {
         self.watch(Touch::Write, address, size)?;
         if !crosses(address, size) {
-            match self.place(address, Need::Write, class)? {
+            match self.place(address, Need::Write, by)? {
                 // SAFETY: the page is held for writing, and all bytes are on it.
                 Place::Memory(pointer) => unsafe { host::write_sized(pointer, size, value) },
                 Place::Device(physical) => self.device_write(physical, size, value),
             }
             return Ok(());
         }
-        let (first, second) = self.places(address, size, Need::Write, class)?;
+        let (first, second) = self.places(address, size, Need::Write, by)?;
         let places = || (0..size).map(|index| (8 * index, part(address, index, first, second)));
         for (shift, place) in places() {
             if let Place::Memory(pointer) = place {
@@ -237,9 +242,9 @@ impl Cpu {
         address: u64,
         work: impl FnOnce(*mut u8) -> T,
     ) -> Result<Option<T>, Faulted> {
-        let class = self.privilege_class();
+        let by = self.party();
         self.watch(Touch::Write, address, SIZE)?;
-        let (first, second) = self.places(address, SIZE, Need::Write, class)?;
+        let (first, second) = self.places(address, SIZE, Need::Write, by)?;
         let mut pointers = [std::ptr::null_mut::<u8>(); SIZE];
         for (index, pointer) in pointers.iter_mut().enumerate() {
             let Place::Memory(place) = part(address, index, first, second) else {
@@ -267,13 +272,13 @@ impl Cpu {
         address: u64,
         size: usize,
         need: Need,
-        class: usize,
+        by: Party,
     ) -> Result<(Place, Place), Faulted> {
         let next = self.wrapped(address.wrapping_add(size as u64 - 1)) & !(PAGE_SIZE - 1);
         loop {
-            let first = self.place(address, need, class)?;
+            let first = self.place(address, need, by)?;
             let revocations = self.revocations;
-            let second = self.place(next, need, class)?;
+            let second = self.place(next, need, by)?;
             // While the second page was fetched the first may have gone.
             if revocations == self.revocations {
                 return Ok((first, second));
@@ -282,11 +287,19 @@ impl Cpu {
     }
 
     /// Where one byte is, held for what is needed; fills the TLB.
-    fn place(&mut self, address: u64, need: Need, class: usize) -> Result<Place, Faulted> {
+    fn place(&mut self, address: u64, need: Need, by: Party) -> Result<Place, Faulted> {
         self.check_canonical(address)?;
         let offset = address & (PAGE_SIZE - 1);
-        let walked = self.walk(address, need, class == 1)?;
         let write = need == Need::Write;
+        let may_open = by == Party::Supervisor && self.user_pages_are_open();
+        if may_open {
+            // What a system call copies, the program mostly used just before.
+            let [supervisor, user] = &mut self.tlbs;
+            if let Some(pointer) = supervisor.borrow_user_page(user, address, write) {
+                return Ok(Place::Memory(pointer));
+            }
+        }
+        let walked = self.walk(address, need, by)?;
         let held = match self.memory.held(walked.page, Access::Write) {
             Some(host) if write || walked.writable => Ok((host, true)),
             _ if write => self
@@ -308,10 +321,23 @@ impl Cpu {
             }
         }
         if !self.breakpoints.watch_page(address) {
-            self.tlbs[class].fill(address, host, walked.page, walked.global, may_write);
+            let tlb = &mut self.tlbs[by.class()];
+            tlb.fill(address, host, walked.page, walked.global, may_write);
+            if may_open && walked.user {
+                tlb.open_user_page(address);
+            }
         }
         // SAFETY: the offset is within the page.
         Ok(Place::Memory(unsafe { host.add(offset as usize) }))
+    }
+
+    /// Who accesses memory by the instruction at hand.
+    pub fn party(&self) -> Party {
+        if self.mode.is_user() {
+            Party::User
+        } else {
+            Party::Supervisor
+        }
     }
 
     #[inline(always)]

@@ -54,7 +54,7 @@ impl Cpu {
         }
         let changed = self.cr4 ^ value;
         self.cr4 = value;
-        if changed & (cr4::PGE | cr4::PAE | cr4::PSE | cr4::SMEP) != 0 {
+        if changed & (cr4::PGE | cr4::PAE | cr4::PSE | cr4::SMEP | cr4::SMAP) != 0 {
             self.flush_everything();
         }
         if changed & cr4::DE != 0 {

@@ -305,6 +305,9 @@ impl Cpu {
     /// Sets all of RFLAGS that this CPU has.
     pub fn set_rflags(&mut self, rflags: u64) {
         self.flags = flags::from_rflags(rflags);
+        if self.rflags_system & !rflags & rflags::AC != 0 {
+            self.tlbs[0].close_user_pages();
+        }
         self.rflags_system = rflags & rflags::SYSTEM;
     }
 
@@ -405,7 +408,7 @@ pub mod rflags {
     pub const RF: u64 = 1 << 16;
     /// Virtual-8086 mode: not offered.
     pub const VM: u64 = 1 << 17;
-    /// Alignment check.
+    /// Alignment check; the supervisor may access user pages.
     pub const AC: u64 = 1 << 18;
     /// CPUID is there.
     pub const ID: u64 = 1 << 21;
@@ -459,10 +462,17 @@ pub mod cr4 {
     pub const OSFXSR: u64 = 1 << 9;
     /// #XM.
     pub const OSXMMEXCPT: u64 = 1 << 10;
+    /// Only the supervisor sees where descriptor tables are.
+    pub const UMIP: u64 = 1 << 11;
+    /// Instructions for the bases of FS and GS.
+    pub const FSGSBASE: u64 = 1 << 16;
     /// The supervisor does not execute user pages.
     pub const SMEP: u64 = 1 << 20;
+    /// The supervisor does not access user pages unless RFLAGS.AC is set.
+    pub const SMAP: u64 = 1 << 21;
     /// All that this CPU offers.
-    pub const ALL: u64 = TSD | DE | PSE | PAE | MCE | PGE | OSFXSR | OSXMMEXCPT | SMEP;
+    pub const ALL: u64 =
+        TSD | DE | PSE | PAE | MCE | PGE | OSFXSR | OSXMMEXCPT | UMIP | FSGSBASE | SMEP | SMAP;
 }
 
 /// Bits of IA32_EFER.

@@ -1,10 +1,11 @@
 //! CPUID: which CPU the guest sees (Intel SDM volume 2, CPUID; AMD64 manual
 //! volume 3, appendix E).
 //!
-//! A processor of the machine's [`CpuModel`](crate::CpuModel), with CX16, NX, SYSCALL,
-//! RDTSCP, SMEP. It says that it is AMD's, of a family without quirks that Linux would work
-//! around, so that kernels expect neither Meltdown nor MDS, which an interpreter
-//! does not have either. No AVX, XSAVE, PCID, x2APIC, SMAP, SYSENTER.
+//! A processor of the machine's [`CpuModel`](crate::CpuModel), with CX16, NX,
+//! SYSCALL, RDTSCP, SMEP, SMAP, UMIP, FSGSBASE. It says that it is AMD's, of a
+//! family without quirks that Linux would work around, so that kernels expect
+//! neither Meltdown nor MDS, which an interpreter does not have either. No AVX,
+//! XSAVE, PCID, x2APIC, SYSENTER.
 
 use crate::run::Configuration;
 use crate::walk::PHYSICAL_BITS;
@@ -56,8 +57,10 @@ const EXTENDED_FEATURES: u32 =
 const EXTENDED_FEATURES_C: u32 = 1;
 const CMP_LEGACY: u32 = 1 << 1;
 
-/// SMEP, in leaf 7, EBX.
-const SMEP: u32 = 1 << 7;
+/// FSGSBASE, SMEP and SMAP, in leaf 7, EBX.
+const STRUCTURED_FEATURES_B: u32 = 1 | 1 << 7 | 1 << 20;
+/// UMIP, in leaf 7, ECX.
+const STRUCTURED_FEATURES_C: u32 = 1 << 2;
 /// Invariant TSC, in leaf 8000_0007h, EDX.
 const INVARIANT_TSC: u32 = 1 << 8;
 /// FXSAVE and FXRSTOR leave no error pointers of others; no speculative store
@@ -107,7 +110,7 @@ pub fn cpuid(machine: &Configuration, leaf: u32, subleaf: u32) -> [u32; 4] {
                 FEATURES | several,
             ]
         }
-        7 if subleaf == 0 => [0, SMEP, 0, 0],
+        7 if subleaf == 0 => [0, STRUCTURED_FEATURES_B, STRUCTURED_FEATURES_C, 0],
         0xb => topology(machine, cpus, shift, subleaf),
         0x15 => {
             let frequency = u32::try_from(machine.tsc_frequency).unwrap_or(0);

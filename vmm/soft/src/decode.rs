@@ -148,7 +148,7 @@ impl Cpu {
         if !is_canonical(address) {
             return Err(self.general_protection(0));
         }
-        let walked = self.walk(address, Need::Execute, class == 1)?;
+        let walked = self.walk(address, Need::Execute, self.party())?;
         self.fetch.fill(class, address, walked.page, walked.global);
         Ok((walked.page + (address & (PAGE_SIZE - 1)), walked.global))
     }

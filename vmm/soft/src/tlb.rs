@@ -7,6 +7,8 @@
 //!   `(address >> 12) % TLB_ENTRIES` when `address - tag <= 4096 - size`: one
 //!   subtraction checks tag and page crossing at once.
 //! - An invalid tag lies in a page of another index, so it never hits.
+//! - With CR4.SMAP the supervisor's TLB has a user page only while RFLAGS.AC is
+//!   set, and as [`OPEN`].
 //! - A write tag is there only while the page is held for writing, is dirty in
 //!   the guest's page tables, and nobody decoded code from it.
 
@@ -17,6 +19,13 @@ pub const TLB_ENTRIES: usize = 1024;
 
 /// In [`TlbEntry::physical`]: the translation is global.
 pub const GLOBAL: u64 = 1;
+
+/// In [`TlbEntry::physical`]: the page is the user's, and the supervisor may access
+/// it as long as RFLAGS.AC is set.
+pub const OPEN: u64 = 2;
+
+/// Open pages that are remembered; more, and closing them looks at all.
+const OPEN_MAX: usize = 64;
 
 /// Entries whose refill since the last flush is remembered; more, and a flush
 /// looks at all.
@@ -32,13 +41,22 @@ pub struct TlbEntry {
     pub write: u64,
     /// The page's first byte in the host's memory.
     pub host: u64,
-    /// The page's guest-physical address, with [`GLOBAL`].
+    /// The page's guest-physical address, with [`GLOBAL`] and [`OPEN`].
     pub physical: u64,
 }
 
 /// A tag that entry `index` never hits.
 pub const fn invalid_tag(index: usize) -> u64 {
     if index == 0 { PAGE_SIZE } else { 0 }
+}
+
+/// Adds an index to a list; a count of more than its length says that it has not
+/// all.
+fn remember<const MAX: usize>(list: &mut [u16; MAX], count: &mut usize, index: usize) {
+    if let Some(slot) = list.get_mut(*count) {
+        *slot = index as u16;
+    }
+    *count = (*count + 1).min(MAX + 1);
 }
 
 /// The entry that may hold `address`.
@@ -55,6 +73,9 @@ pub struct Tlb {
     /// Entries with translations that are not global, filled since the last flush.
     filled: [u16; FILLED_MAX],
     filled_count: usize,
+    /// Entries that are [`OPEN`].
+    open: [u16; OPEN_MAX],
+    open_count: usize,
 }
 
 impl Default for Tlb {
@@ -68,6 +89,8 @@ impl Default for Tlb {
             }; TLB_ENTRIES],
             filled: [0; FILLED_MAX],
             filled_count: 0,
+            open: [0; OPEN_MAX],
+            open_count: 0,
         };
         tlb.flush_all();
         tlb
@@ -86,11 +109,45 @@ impl Tlb {
             physical: physical | if global { GLOBAL } else { 0 },
         };
         if !global {
-            if let Some(slot) = self.filled.get_mut(self.filled_count) {
-                *slot = index as u16;
-            }
-            self.filled_count = (self.filled_count + 1).min(FILLED_MAX + 1);
+            remember(&mut self.filled, &mut self.filled_count, index);
         }
+    }
+
+    /// Marks the page of `address`, just filled in, as [`OPEN`].
+    pub fn open_user_page(&mut self, address: u64) {
+        let index = tlb_index(address);
+        self.entries[index].physical |= OPEN;
+        remember(&mut self.open, &mut self.open_count, index);
+    }
+
+    /// Forgets what is [`OPEN`]: RFLAGS.AC is cleared.
+    pub fn close_user_pages(&mut self) {
+        let known = self.open_count <= OPEN_MAX;
+        let count = if known { self.open_count } else { TLB_ENTRIES };
+        for slot in 0..count {
+            let index = if known { self.open[slot].into() } else { slot };
+            if self.entries[index].physical & OPEN != 0 {
+                self.drop_entry(index);
+            }
+        }
+        self.open_count = 0;
+    }
+
+    /// Puts in what `user`, the user's TLB, has for `address`, if that may be read
+    /// and, with `write`, written: the host address of its byte.
+    pub fn borrow_user_page(&mut self, user: &Self, address: u64, write: bool) -> Option<*mut u8> {
+        let index = tlb_index(address);
+        let page = address & !(PAGE_SIZE - 1);
+        let entry = user.entries[index];
+        if entry.read != page || write && entry.write != page {
+            return None;
+        }
+        let (host, global) = (entry.host as *mut u8, entry.physical & GLOBAL != 0);
+        let physical = entry.physical & !GLOBAL;
+        self.fill(address, host, physical, global, entry.write == page);
+        self.open_user_page(address);
+        // SAFETY: the offset is within the page, which is mapped at `host`.
+        Some(unsafe { host.add((address - page) as usize) })
     }
 
     /// Forgets everything.
@@ -99,6 +156,7 @@ impl Tlb {
             self.drop_entry(index);
         }
         self.filled_count = 0;
+        self.open_count = 0;
     }
 
     /// Forgets what is not global: another address space.
@@ -135,7 +193,7 @@ impl Tlb {
     pub fn revoke(&mut self, physical: u64, keep_read: bool) {
         for index in 0..TLB_ENTRIES {
             let entry = &mut self.entries[index];
-            if entry.physical & !GLOBAL != physical {
+            if entry.physical & !(GLOBAL | OPEN) != physical {
                 continue;
             }
             entry.write = invalid_tag(index);

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::cpu::{Cpu, Fault, Faulted, cr0, cr4, efer, vector};
+use crate::cpu::{Cpu, Fault, Faulted, cr0, cr4, efer, rflags, vector};
 use crate::environment::{Access, PAGE_SIZE, Purpose};
 
 /// Bits of a physical address; CPUID says so too.
@@ -33,6 +33,24 @@ pub enum Need {
     Execute,
 }
 
+/// On whose behalf memory is accessed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Party {
+    /// An instruction outside level 3.
+    Supervisor,
+    /// An instruction at level 3.
+    User,
+    /// The processor itself, at any level: descriptor tables and the like.
+    Processor,
+}
+
+impl Party {
+    /// 1 for what goes by the user's rights, else 0.
+    pub fn class(self) -> usize {
+        usize::from(self == Self::User)
+    }
+}
+
 /// Bits of a page fault's error code.
 mod error {
     pub const PROTECTION: u32 = 1;
@@ -52,6 +70,8 @@ pub struct Walked {
     pub writable: bool,
     /// In every address space.
     pub global: bool,
+    /// The user may access it.
+    pub user: bool,
 }
 
 /// How a kind of paging lays out its tables.
@@ -92,6 +112,8 @@ struct Walk {
     address: u64,
     need: Need,
     user: bool,
+    /// User pages are refused (SMAP).
+    closed: bool,
 }
 
 /// Why one attempt at a walk gave no translation.
@@ -103,20 +125,28 @@ enum Stop {
 }
 
 impl Cpu {
-    /// Translates linear `address`, as the guest's tables say, for a user or a
-    /// supervisor access.
-    pub fn walk(&mut self, address: u64, need: Need, user: bool) -> Result<Walked, Faulted> {
+    /// Whether the supervisor's instructions may access user pages only because
+    /// RFLAGS.AC is set.
+    pub fn user_pages_are_open(&self) -> bool {
+        self.cr4 & cr4::SMAP != 0 && self.rflags_system & rflags::AC != 0
+    }
+
+    /// Translates linear `address`, as the guest's tables say.
+    pub fn walk(&mut self, address: u64, need: Need, by: Party) -> Result<Walked, Faulted> {
         if self.cr0 & cr0::PG == 0 {
             return Ok(Walked {
                 page: address & 0xffff_f000,
                 writable: true,
                 global: true,
+                user: false,
             });
         }
+        let open = by == Party::Supervisor && self.rflags_system & rflags::AC != 0;
         let walk = Walk {
             address,
             need,
-            user,
+            user: by == Party::User,
+            closed: self.cr4 & cr4::SMAP != 0 && by != Party::User && !open,
         };
         loop {
             match self.attempt(&walk) {
@@ -255,6 +285,7 @@ impl Cpu {
         let protected = walk.user || self.cr0 & cr0::WP != 0;
         let refused = walk.user && !rights.user
             || walk.need == Need::Write && !rights.writable && protected
+            || walk.need != Need::Execute && walk.closed && rights.user
             || walk.need == Need::Execute
                 && (!rights.execute || !walk.user && rights.user && self.cr4 & cr4::SMEP != 0);
         if refused {
@@ -277,6 +308,7 @@ impl Cpu {
             page: base | walk.address & within & !(PAGE_SIZE - 1),
             writable: wanted & DIRTY != 0 && (rights.writable || !protected),
             global: entry & GLOBAL != 0 && self.cr4 & cr4::PGE != 0,
+            user: rights.user,
         })
     }
 

@@ -19,6 +19,7 @@ macro_rules! attempt {
 
 mod alu;
 pub mod arithmetic;
+mod bases;
 mod bits;
 pub mod branch;
 pub mod compare;
@@ -59,6 +60,7 @@ pub fn select(operands: &Operands<'_>, op: &mut Op, rip: u64) -> Option<Handler>
         .or_else(|| locked::select(operands))
         .or_else(|| string::select(operands, op))
         .or_else(|| syscall::select(operands, op))
+        .or_else(|| bases::select(operands, op))
         .or_else(|| privileged::select(operands, op))
         .or_else(|| tables::select(operands, op))
         .or_else(|| ports::select(operands, op))

@@ -25,6 +25,15 @@ impl Cpu {
         }
     }
 
+    /// #GP(0) where CR4.UMIP keeps an instruction from level 3.
+    #[inline(always)]
+    pub fn privileged_by_umip(&mut self) -> Result<(), Faulted> {
+        if self.cr4 & cr4::UMIP == 0 {
+            return Ok(());
+        }
+        self.privileged()
+    }
+
     /// IF may have been set: an interrupt that waits is taken at the next block
     /// boundary.
     #[inline(always)]
@@ -105,6 +114,20 @@ extern "C" fn clear_direction(cpu: &mut Cpu, _: &Op) -> Outcome {
 
 extern "C" fn set_direction(cpu: &mut Cpu, _: &Op) -> Outcome {
     cpu.rflags_system |= rflags::DF;
+    Outcome::Continue
+}
+
+/// STAC, or CLAC where not `OPEN`.
+extern "C" fn access_user_pages<const OPEN: bool>(cpu: &mut Cpu, op: &Op) -> Outcome {
+    if cpu.cpl != 0 {
+        return super::undefined(cpu, op);
+    }
+    if OPEN {
+        cpu.rflags_system |= rflags::AC;
+    } else if cpu.rflags_system & rflags::AC != 0 {
+        cpu.rflags_system &= !rflags::AC;
+        cpu.tlbs[0].close_user_pages();
+    }
     Outcome::Continue
 }
 
@@ -257,6 +280,7 @@ extern "C" fn load_status<const MEMORY: bool>(cpu: &mut Cpu, op: &Op) -> Outcome
 }
 
 extern "C" fn store_status<const MEMORY: bool>(cpu: &mut Cpu, op: &Op) -> Outcome {
+    attempt!(cpu, cpu.privileged_by_umip());
     if MEMORY {
         attempt!(cpu, cpu.store::<2>(cpu.address(op), cpu.cr0));
         return Outcome::Continue;
@@ -317,6 +341,8 @@ pub fn select(operands: &Operands<'_>, op: &mut Op) -> Option<Handler> {
         Mnemonic::Sti => set_interrupts,
         Mnemonic::Cld => clear_direction,
         Mnemonic::Std => set_direction,
+        Mnemonic::Stac => access_user_pages::<true>,
+        Mnemonic::Clac => access_user_pages::<false>,
         Mnemonic::Hlt => halt,
         Mnemonic::Cpuid => identify,
         Mnemonic::Rdmsr => read_msr,

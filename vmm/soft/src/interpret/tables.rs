@@ -39,6 +39,7 @@ extern "C" fn load_interrupt(cpu: &mut Cpu, op: &Op) -> Outcome {
 }
 
 fn store_table(cpu: &mut Cpu, op: &Op, table: DescriptorTable) -> Outcome {
+    attempt!(cpu, cpu.privileged_by_umip());
     let address = cpu.address(op);
     let place = cpu.wrapped(address.wrapping_add(2));
     attempt!(cpu, cpu.store::<2>(address, u64::from(table.limit)));
@@ -95,10 +96,12 @@ fn give_selector(cpu: &mut Cpu, op: &Op, memory: bool, value: u16) -> Outcome {
 }
 
 extern "C" fn store_local<const MEMORY: bool>(cpu: &mut Cpu, op: &Op) -> Outcome {
+    attempt!(cpu, cpu.privileged_by_umip());
     give_selector(cpu, op, MEMORY, cpu.ldtr.selector)
 }
 
 extern "C" fn store_task<const MEMORY: bool>(cpu: &mut Cpu, op: &Op) -> Outcome {
+    attempt!(cpu, cpu.privileged_by_umip());
     give_selector(cpu, op, MEMORY, cpu.tr.selector)
 }
 
