@@ -118,6 +118,10 @@ fn programs() -> Vec<Case> {
             .program("held")
             .memory(6, 300)
             .home(50),
+        Case::new("answers", "{programs}/answers 8")
+            .program("answers")
+            .memory(10, 500)
+            .home(60),
         Case::new("mappings", "{programs}/mappings file 24")
             .program("mappings")
             .output("file")

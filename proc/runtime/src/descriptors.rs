@@ -1,15 +1,20 @@
 //! The runtime's own file descriptors, out of the program's sight.
 //!
-//! They live at numbers from [`LOWEST`] up, where programs seldom look, and the
-//! program's `close`, `dup`, `fcntl` and `close_range` find nothing there.
+//! They live above the program's limit, so that it can have as many descriptors
+//! as the limit says; where the limit cannot be raised for a moment, or is so high
+//! that no program reaches it, at numbers from [`LOWEST`] up. The program's
+//! `close`, `dup`, `fcntl` and `close_range` find nothing there.
 //! Bounded: at most [`KEPT_MAX`].
 
 use core::sync::atomic::{AtomicI32, Ordering};
 
 use crate::kernel::{Errno, Result, call};
 
-/// First number used when the limit on descriptors allows.
-const LOWEST: usize = 900;
+/// First number used where they cannot be above the limit.
+const LOWEST: usize = 4096;
+/// From this limit on they are not put above it: the kernel's table of a process,
+/// which a fork copies, reaches up to the highest number.
+const LIMIT_MAX: usize = 32768;
 /// Most descriptors kept: links, rings, control and userfaultfd of 16 nodes.
 pub const KEPT_MAX: usize = 64;
 
@@ -25,9 +30,11 @@ static KEPT: [AtomicI32; KEPT_MAX] = [const { AtomicI32::new(-1) }; KEPT_MAX];
 pub fn keep(descriptor: i32) -> Result<i32> {
     let mut limits = [0usize; 2];
     call!(prlimit64, 0, RLIMIT_NOFILE, 0, limits.as_mut_ptr())?;
-    // Near the limit there is room for what will be kept and little else.
-    let lowest = LOWEST.min(limits[0].saturating_sub(KEPT_MAX));
-    let moved = call!(fcntl, descriptor, F_DUPFD_CLOEXEC, lowest)? as i32;
+    let moved = above(descriptor, limits).or_else(|_| {
+        // Near the limit there is room for what will be kept and little else.
+        let lowest = LOWEST.min(limits[0].saturating_sub(KEPT_MAX));
+        call!(fcntl, descriptor, F_DUPFD_CLOEXEC, lowest)
+    })? as i32;
     let _ = call!(close, descriptor);
     for slot in &KEPT {
         let taken = slot.compare_exchange(-1, moved, Ordering::AcqRel, Ordering::Relaxed);
@@ -37,6 +44,39 @@ pub fn keep(descriptor: i32) -> Result<i32> {
     }
     let _ = call!(close, moved);
     Err(Errno::EMFILE)
+}
+
+/// Duplicates a descriptor above the program's limit, which is raised for that.
+fn above(descriptor: i32, limits: [usize; 2]) -> Result<usize> {
+    let [limit, most] = limits;
+    if limit > LIMIT_MAX {
+        return Err(Errno::EMFILE);
+    }
+    let raised = [limit + KEPT_MAX, most.max(limit + KEPT_MAX)];
+    call!(prlimit64, 0, RLIMIT_NOFILE, raised.as_ptr(), 0)?;
+    let moved = call!(fcntl, descriptor, F_DUPFD_CLOEXEC, limit);
+    call!(prlimit64, 0, RLIMIT_NOFILE, limits.as_ptr(), 0)?;
+    moved
+}
+
+/// Opens a file for a moment, also when the program has as many descriptors as it
+/// may have.
+pub fn open(path: *const u8, flags: usize) -> Result<i32> {
+    const AT_FDCWD: isize = -100;
+    let open = || call!(openat, AT_FDCWD, path, flags, 0).map(|descriptor| descriptor as i32);
+    match open() {
+        Err(Errno::EMFILE) => {}
+        other => return other,
+    }
+    let mut limits = [0usize; 2];
+    call!(prlimit64, 0, RLIMIT_NOFILE, 0, limits.as_mut_ptr())?;
+    let [limit, most] = limits;
+    // Above what is kept: the program's numbers are all taken.
+    let raised = [limit + 2 * KEPT_MAX, most.max(limit + 2 * KEPT_MAX)];
+    call!(prlimit64, 0, RLIMIT_NOFILE, raised.as_ptr(), 0).map_err(|_| Errno::EMFILE)?;
+    let opened = open();
+    call!(prlimit64, 0, RLIMIT_NOFILE, limits.as_ptr(), 0)?;
+    opened
 }
 
 /// Closes a kept descriptor.

@@ -16,14 +16,15 @@ use weft_proc::layout::{
     LOWEST, Layout, LayoutError, PAGE, PROT_READ, PROT_WRITE, REGIONS_MAX, Region,
 };
 
-use crate::engine;
 use crate::kernel::{self, Errno, Result, call};
 use crate::lock::{Guard, Lock};
-use crate::memory;
+use crate::{descriptors, engine, memory};
 
 const MAP_SHARED: usize = 1;
 const MAP_PRIVATE: usize = 2;
 const MAP_SHARED_VALIDATE: usize = 3;
+/// Memory that the kernel may drop, instead of `MAP_PRIVATE`. It stays at home.
+const MAP_DROPPABLE: usize = 8;
 const MAP_TYPE: usize = 0xf;
 const MAP_FIXED: usize = 0x10;
 const MAP_ANONYMOUS: usize = 0x20;
@@ -156,7 +157,7 @@ impl Request {
                 flags |= meant;
             }
         }
-        if self.flags & MAP_TYPE != MAP_PRIVATE {
+        if !matches!(self.flags & MAP_TYPE, MAP_PRIVATE | MAP_DROPPABLE) {
             flags |= FLAG_SHARED;
         }
         flags
@@ -172,11 +173,16 @@ impl Space {
     /// `mmap`; the arguments are the program's.
     pub fn map(&mut self, arguments: &[usize; 6]) -> Result<usize> {
         let [address, length, prot, flags, descriptor, offset] = *arguments;
+        // In the kernel's order.
+        if !(offset as u64).is_multiple_of(PAGE) {
+            return Err(Errno::EINVAL);
+        }
+        if flags & MAP_ANONYMOUS == 0 {
+            check_file(descriptor)?;
+        }
         let sharing = flags & MAP_TYPE;
-        if length == 0
-            || !matches!(sharing, MAP_SHARED | MAP_PRIVATE | MAP_SHARED_VALIDATE)
-            || !(offset as u64).is_multiple_of(PAGE)
-        {
+        let known = [MAP_SHARED, MAP_PRIVATE, MAP_SHARED_VALIDATE, MAP_DROPPABLE];
+        if length == 0 || !known.contains(&sharing) {
             return Err(Errno::EINVAL);
         }
         let mut request = Request {
@@ -308,10 +314,7 @@ impl Space {
         let read = kernel::read_at(request.descriptor as i32, buffer, request.offset as u64);
         let done = match read {
             Ok(_) => move_into_place(scratch, request.start, length, request.prot),
-            // Open, but not for reading.
-            Err(Errno::EBADF) if call!(fcntl, request.descriptor, 1).is_ok() => Err(Errno::EACCES),
-            Err(Errno::EISDIR) => Err(Errno::ENODEV),
-            Err(error) => Err(error),
+            Err(error) => Err(unreadable(error)),
         };
         if done.is_err() {
             let _ = call!(munmap, scratch, length);
@@ -326,7 +329,7 @@ impl Space {
         let mut buffer = [0u8; STEP];
         let file = request.descriptor as i32;
         let offset = request.offset as u64;
-        kernel::read_at(file, &mut buffer[..1], offset)?;
+        kernel::read_at(file, &mut buffer[..1], offset).map_err(unreadable)?;
         let open = PROT_READ | PROT_WRITE;
         let native = Request {
             prot: open as usize,
@@ -544,6 +547,26 @@ impl Space {
                 .map_err(errno)?;
         }
         Ok(done)
+    }
+}
+
+/// EBADF unless the descriptor is one of the program's that can be mapped.
+fn check_file(descriptor: usize) -> Result<()> {
+    const F_GETFL: usize = 3;
+    const O_PATH: usize = 0o10_000_000;
+    if descriptors::is_kept(descriptor) || call!(fcntl, descriptor, F_GETFL)? & O_PATH != 0 {
+        return Err(Errno::EBADF);
+    }
+    Ok(())
+}
+
+/// What `mmap` says of an open file that cannot be read.
+fn unreadable(error: Errno) -> Errno {
+    match error {
+        // Open, as was seen before, but not for reading.
+        Errno::EBADF => Errno::EACCES,
+        Errno::EISDIR => Errno::ENODEV,
+        other => other,
     }
 }
 

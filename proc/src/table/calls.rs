@@ -10,8 +10,9 @@ use linux_raw_sys::general::*;
 
 /// Longest path, bytes, NUL included.
 const PATH: Arg = CString(4096);
-/// Longest name of an extended attribute, bytes, NUL included.
-const ATTRIBUTE: Arg = CString(256);
+/// A name of at most 255 bytes, of which the kernel says itself that it is too
+/// long: it has another error for it than for a path.
+const NAME: Arg = CutString(512);
 
 /// An output that the kernel fills whole when it succeeds.
 const fn out(length: u32) -> Arg {
@@ -146,7 +147,7 @@ const DESCRIPTORS: &[Entry] = &[
     (__NR_sync_file_range, plain(&[FD])),
     (__NR_ftruncate, plain(&[FD])),
     (__NR_fallocate, plain(&[FD])),
-    (__NR_memfd_create, plain(&[CString(256)])),
+    (__NR_memfd_create, plain(&[NAME])),
     (__NR_eventfd, plain(&[])),
     (__NR_eventfd2, plain(&[])),
     (__NR_signalfd, plain(&[FD, SignalSet(2)])),
@@ -206,18 +207,18 @@ const FILES: &[Entry] = &[
     (__NR_utimes, plain(&[PATH, read(32)])),
     (__NR_futimesat, plain(&[FD, PATH, read(32)])),
     (__NR_utimensat, plain(&[FD, PATH, read(32)])),
-    (__NR_setxattr, plain(&[PATH, ATTRIBUTE, In(Argument(3))])),
-    (__NR_lsetxattr, plain(&[PATH, ATTRIBUTE, In(Argument(3))])),
-    (__NR_fsetxattr, plain(&[FD, ATTRIBUTE, In(Argument(3))])),
-    (__NR_getxattr, plain(&[PATH, ATTRIBUTE, filled(3)])),
-    (__NR_lgetxattr, plain(&[PATH, ATTRIBUTE, filled(3)])),
-    (__NR_fgetxattr, plain(&[FD, ATTRIBUTE, filled(3)])),
+    (__NR_setxattr, plain(&[PATH, NAME, In(Argument(3))])),
+    (__NR_lsetxattr, plain(&[PATH, NAME, In(Argument(3))])),
+    (__NR_fsetxattr, plain(&[FD, NAME, In(Argument(3))])),
+    (__NR_getxattr, plain(&[PATH, NAME, filled(3)])),
+    (__NR_lgetxattr, plain(&[PATH, NAME, filled(3)])),
+    (__NR_fgetxattr, plain(&[FD, NAME, filled(3)])),
     (__NR_listxattr, plain(&[PATH, filled(2)])),
     (__NR_llistxattr, plain(&[PATH, filled(2)])),
     (__NR_flistxattr, plain(&[FD, filled(2)])),
-    (__NR_removexattr, plain(&[PATH, ATTRIBUTE])),
-    (__NR_lremovexattr, plain(&[PATH, ATTRIBUTE])),
-    (__NR_fremovexattr, plain(&[FD, ATTRIBUTE])),
+    (__NR_removexattr, plain(&[PATH, NAME])),
+    (__NR_lremovexattr, plain(&[PATH, NAME])),
+    (__NR_fremovexattr, plain(&[FD, NAME])),
 ];
 
 /// Waiting for several descriptors.
@@ -353,8 +354,8 @@ const SYSTEM: &[Entry] = &[
             Interrupted,
         ),
     ),
-    (__NR_mq_open, plain(&[CString(256), INT, INT, read(64)])),
-    (__NR_mq_unlink, plain(&[CString(256)])),
+    (__NR_mq_open, plain(&[PATH, INT, INT, read(64)])),
+    (__NR_mq_unlink, plain(&[PATH])),
     (__NR_mq_timedsend, waits(&[FD, In(Argument(2)), INT, INT, read(TIMESPEC)], Restarts)),
     (__NR_mq_timedreceive, waits(&[FD, filled(2), INT, out(4), read(TIMESPEC)], Restarts)),
     (__NR_mq_getsetattr, plain(&[FD, read(64), out(64)])),

@@ -41,14 +41,35 @@ fn redirect(
     if !names_program(arguments[position]) {
         return None;
     }
-    const O_NOFOLLOW: usize = 0o400_000;
-    // Opening the link itself is asked for with a flag; leave that alone.
-    if call == Sysno::openat && arguments[2] & O_NOFOLLOW != 0 {
+    if about_link(call, arguments) {
         return None;
     }
     let mut changed = *arguments;
     changed[position] = program::path().as_ptr() as usize;
     Some(run_for(thread, call as usize, &changed))
+}
+
+/// Whether the call is about the link itself, or must not follow it: the kernel
+/// knows about the runtime's what it would say about the program's.
+fn about_link(call: Sysno, arguments: &[usize; 6]) -> bool {
+    const O_CREAT: usize = 0o100;
+    const O_EXCL: usize = 0o200;
+    const O_NOFOLLOW: usize = 0o400_000;
+    const AT_SYMLINK_NOFOLLOW: usize = 0x100;
+    let [_, b, c, d, ..] = *arguments;
+    let opens_link =
+        |flags: usize| flags & O_NOFOLLOW != 0 || flags & (O_CREAT | O_EXCL) == O_CREAT | O_EXCL;
+    match call {
+        Sysno::open => opens_link(b),
+        Sysno::openat => opens_link(c),
+        // `struct open_how`: flags, mode, and how to resolve: from 1 to 0x10
+        // without other file systems, such links, links at all, or a way out.
+        Sysno::openat2 => memory::read(c)
+            .is_ok_and(|how: [u64; 3]| opens_link(how[0] as usize) || how[2] & 0x1f != 0),
+        Sysno::statx => c & AT_SYMLINK_NOFOLLOW != 0,
+        Sysno::newfstatat | Sysno::faccessat2 => d & AT_SYMLINK_NOFOLLOW != 0,
+        _ => false,
+    }
 }
 
 /// `readlink` of the link.

@@ -246,12 +246,45 @@ fn fetched(thread: &mut Thread, number: usize, arguments: &[usize; 6]) -> Option
         for &address in arguments {
             super::fetch_range(address, FETCH_BYTES, Access::Write);
         }
+        fetch_listed(number, arguments);
         result = calls::plain(thread, number, arguments);
         if result != fault {
             break;
         }
     }
     Some(result)
+}
+
+/// Fetches what lies behind the pointers in the arrays of a few calls that are
+/// worth it: the words of several futexes, and the registers of a traced process.
+fn fetch_listed(number: usize, arguments: &[usize; 6]) {
+    const FUTEXES_MAX: usize = 128;
+    const PTRACE_GETREGSET: usize = 0x4204;
+    const PTRACE_SETREGSET: usize = 0x4205;
+    let [first, second, _, fourth, ..] = *arguments;
+    match Sysno::new(number) {
+        Some(Sysno::futex_waitv) => {
+            for index in 0..second.min(FUTEXES_MAX) {
+                fetch_futex(first, index);
+            }
+        }
+        Some(Sysno::futex_requeue) => (0..2).for_each(|index| fetch_futex(first, index)),
+        Some(Sysno::ptrace) if matches!(first, PTRACE_GETREGSET | PTRACE_SETREGSET) => {
+            if let Ok([start, length]) = memory::read::<[usize; 2]>(fourth) {
+                super::fetch_range(start, length.min(FETCH_BYTES), Access::Write);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Fetches the word of an entry of an array of `struct futex_waitv`.
+fn fetch_futex(array: usize, index: usize) {
+    // Value, address, flags and padding.
+    let entry = array.saturating_add(index * size_of::<[usize; 3]>());
+    if let Ok([_, address, _]) = memory::read::<[usize; 3]>(entry) {
+        super::fetch_range(address, size_of::<u64>(), Access::Write);
+    }
 }
 
 /// A system call on a node that is not home.

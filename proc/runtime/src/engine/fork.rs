@@ -14,10 +14,10 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use super::io::{Failure, RUN_MAX};
 use super::machine::{ENGINE, Engine, Incoming, STRETCHED};
+use crate::descriptors;
 use crate::kernel::{self, call};
 
 const PAGE: usize = 4096;
-const AT_FDCWD: isize = -100;
 const O_RDWR: usize = 2;
 
 /// Pages read for a child: their addresses, then their contents.
@@ -33,7 +33,7 @@ fn room_bytes(pages: usize) -> usize {
 fn available_bytes() -> Option<usize> {
     let mut text = [0u8; 1024];
     let path = c"/proc/meminfo";
-    let fd = call!(openat, AT_FDCWD, path.as_ptr(), 0, 0).ok()? as i32;
+    let fd = descriptors::open(path.as_ptr().cast(), 0).ok()?;
     let read = kernel::read_at(fd, &mut text, 0);
     let _ = call!(close, fd);
     let text = core::str::from_utf8(&text[..read.ok()?]).ok()?;
@@ -97,7 +97,7 @@ fn install_fetched() {
         return;
     }
     let path = c"/proc/self/mem";
-    let Ok(memory) = call!(openat, AT_FDCWD, path.as_ptr(), O_RDWR, 0) else {
+    let Ok(memory) = descriptors::open(path.as_ptr().cast(), O_RDWR) else {
         crate::log::fatal(124, "a forked child cannot open /proc/self/mem");
     };
     let buffer = FETCHED.load(Ordering::Relaxed);

@@ -3,6 +3,7 @@
 use weft_proc::elf::{self, ElfError, Image};
 use weft_proc::script::{self, ScriptError};
 
+use crate::descriptors;
 use crate::kernel::{self, Errno, call};
 
 /// Bytes of a file's head that are looked at.
@@ -94,7 +95,7 @@ pub fn open(path: &[u8]) -> Result<(i32, Status), FileError> {
     }
     buffer[..path.len()].copy_from_slice(path);
     let name = buffer.as_ptr();
-    let descriptor = call!(openat, AT_FDCWD, name, O_CLOEXEC).map_err(FileError::Open)? as i32;
+    let descriptor = descriptors::open(name, O_CLOEXEC).map_err(FileError::Open)?;
     let checked = Status::of(descriptor)
         .map_err(FileError::Open)
         .and_then(|status| {
@@ -105,6 +106,11 @@ pub fn open(path: &[u8]) -> Result<(i32, Status), FileError> {
                 Err(Errno::EACCES) => Err(FileError::NotPermitted),
                 _ => Ok(status),
             }
+        })
+        .and_then(|status| match would_execute(name) {
+            Err(Errno::ETXTBSY) => Err(FileError::Open(Errno::ETXTBSY)),
+            Err(Errno::EACCES) => Err(FileError::NotPermitted),
+            _ => Ok(status),
         });
     match checked {
         Ok(status) => Ok((descriptor, status)),
@@ -113,6 +119,14 @@ pub fn open(path: &[u8]) -> Result<(i32, Status), FileError> {
             Err(error)
         }
     }
+}
+
+/// What the kernel says about executing a file before it looks at the arguments,
+/// which are bad: so nothing is executed. EFAULT when it has nothing against it,
+/// and always before Linux 6.8.
+fn would_execute(name: *const u8) -> Result<usize, Errno> {
+    const NOWHERE: usize = usize::MAX;
+    call!(execve, name, NOWHERE, NOWHERE)
 }
 
 /// An open ELF file.
