@@ -2,7 +2,8 @@
 //!
 //! The runtime is executed with the program's own argument vector and
 //! environment, plus one variable, `WEFT_CONTROL=<fd>`, which names a UNIX
-//! `SOCK_SEQPACKET` socket. The conversation on it:
+//! `SOCK_SEQPACKET` socket. No other variable means anything to the runtime. The
+//! conversation on it:
 //!
 //! 1. runtime → launcher: [`ControlMessage`] `HELLO` (`words[0]` = generation: 0
 //!    for the first image, 1 after the first `execve` of the main process, …;

@@ -265,6 +265,9 @@ pub fn run_local(context: &Context, report: &Report) -> Result<()> {
             Verdict::Skipped(why.to_string()),
         );
     }
+    let started = Instant::now();
+    let verdict = environment_is_the_programs(context)?;
+    report.add("set-up: environment", started.elapsed(), verdict);
     for refusal in local_refusals(context, &files)? {
         let started = Instant::now();
         let verdict = refusal.check(context)?;
@@ -275,6 +278,33 @@ pub fn run_local(context: &Context, report: &Report) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// What the user's environment says is the program's: no variable of it makes the
+/// runtime execute something else.
+fn environment_is_the_programs(context: &Context) -> Result<Verdict> {
+    let directory = context.directory("setup-environment")?;
+    let mut command = vec![context.weft.clone().into_os_string()];
+    command.extend(words(
+        "run --nodes 2 --memory 32M -- printenv WEFT_PROGRAM WEFT_GENERATION",
+    ));
+    let mut invocation = Invocation::new(&command, &directory).bounded(BOUND);
+    for (name, value) in [
+        ("WEFT_PROGRAM", "/bin/false"),
+        ("WEFT_GENERATION", "7"),
+        ("WEFT_CONTROL", "none:0:/bin/false"),
+    ] {
+        invocation.environment.push((name.into(), value.into()));
+    }
+    let outcome = run(&invocation)?;
+    if outcome.end == End::Exit(0) && fs::read(&outcome.stdout)? == b"/bin/false\n7\n" {
+        return Ok(Verdict::Passed(String::new()));
+    }
+    Ok(Verdict::Failed(vec![format!(
+        "{}: {}",
+        outcome.end,
+        outcome.stderr.trim()
+    )]))
 }
 
 /// Refusals between hosts: key, room, nobody there. Runs one success first, so

@@ -15,12 +15,8 @@ use crate::signal::{self, actions, mask};
 use crate::thread::{self, Thread};
 use crate::{context, control, dispatch, engine, load, log, program, space};
 
-/// The variable that names the program when no launcher does.
-pub const PROGRAM_VARIABLE: &[u8] = b"WEFT_PROGRAM";
-/// The variable that counts the images of the main process.
-pub const GENERATION_VARIABLE: &[u8] = b"WEFT_GENERATION";
-/// Value of the control variable for running without a launcher.
-const ALONE: &[u8] = b"none";
+/// Stands in the control variable for the socket of a runtime without a launcher.
+pub const ALONE: &str = "none";
 /// Randomised part of the addresses that are chosen, bytes.
 const SLACK_BYTES: u64 = 64 << 30;
 
@@ -39,7 +35,7 @@ global_asm!(
 pub struct Initial {
     /// Arguments.
     pub arguments: &'static [*const u8],
-    /// Environment, without the runtime's own variables.
+    /// Environment, without the runtime's own variable.
     pub environment: &'static [*const u8],
     /// Auxiliary vector: pairs of key and value, without the closing pair.
     pub auxiliary: &'static [[usize; 2]],
@@ -110,6 +106,38 @@ impl Initial {
     }
 }
 
+/// What the control variable says: `SOCKET`, as the launcher sets it, or
+/// `SOCKET:GENERATION:PROGRAM`, as a runtime does that executes another image. One
+/// variable, which the launcher takes out of what its user's environment has: no
+/// other can name a program.
+struct Summons {
+    /// None without a launcher.
+    socket: Option<i32>,
+    /// Which image of the main process this is.
+    generation: u64,
+    /// The program, where not the launcher names it.
+    program: Option<&'static [u8]>,
+}
+
+impl Summons {
+    fn parse(text: &'static [u8]) -> Option<Summons> {
+        let mut fields = text.splitn(3, |&byte| byte == b':');
+        let socket = fields.next()?;
+        let generation = match fields.next() {
+            None => 0,
+            Some(digits) => parse_number(digits)?,
+        };
+        Some(Summons {
+            socket: match socket == ALONE.as_bytes() {
+                true => None,
+                false => Some(parse_number(socket)? as i32),
+            },
+            generation,
+            program: fields.next(),
+        })
+    }
+}
+
 fn parse_number(text: &[u8]) -> Option<u64> {
     if text.is_empty() || text.len() > 9 {
         return None;
@@ -128,29 +156,23 @@ unsafe extern "C" fn weft_start(stack: *mut usize) -> ! {
     const AT_HWCAP2: usize = 26;
     context::learn(initial.auxiliary_value(AT_HWCAP2).unwrap_or(0));
     let control = initial.take(CONTROL_VARIABLE.as_bytes());
-    let named = initial.take(PROGRAM_VARIABLE);
-    if let Some(generation) = initial.take(GENERATION_VARIABLE).and_then(parse_number) {
-        control::set_generation(generation);
-    }
-    let Some(control) = control else {
+    let Some(summons) = control.and_then(Summons::parse) else {
         usage();
     };
+    control::set_generation(summons.generation);
     let thread = set_up();
-    if control == ALONE {
-        let Some(path) = named else {
+    let Some(socket) = summons.socket else {
+        let Some(path) = summons.program else {
             usage();
         };
         run(thread, path, &initial);
-    }
-    let Some(socket) = parse_number(control) else {
-        usage();
     };
-    let boot = control::attach(socket as i32);
+    let boot = control::attach(socket);
     if boot.role == ROLE_SLICE {
         engine::run_slice(boot);
     }
     engine::start_home(boot);
-    let path = named.unwrap_or_else(|| {
+    let path = summons.program.unwrap_or_else(|| {
         CStr::from_bytes_until_nul(&boot.program)
             .unwrap_or(c"")
             .to_bytes()

@@ -10,6 +10,7 @@
 use core::fmt::Write;
 
 use syscalls::Sysno;
+use weft_proc::boot::CONTROL_VARIABLE;
 
 use super::files::names_program;
 use super::{RESTART, run_for, word};
@@ -18,6 +19,7 @@ use crate::kernel::{self, Errno, Result, call};
 use crate::load::{FileError, Scripts};
 use crate::log::Line;
 use crate::signal::{self, actions, held, mask};
+use crate::start::ALONE;
 use crate::thread::Thread;
 use crate::{control, descriptors, engine, memory, program};
 
@@ -28,8 +30,8 @@ const SIG_SETMASK: usize = 2;
 const PATH_BYTES_MAX: usize = 4096;
 /// Longest single argument, bytes, as in Linux.
 const STRING_BYTES_MAX: usize = 128 << 10;
-/// Bytes that the runtime's own variables may need.
-const VARIABLES_BYTES: usize = PATH_BYTES_MAX + 128;
+/// Bytes that the runtime's own variable may need.
+const VARIABLE_BYTES: usize = PATH_BYTES_MAX + 128;
 
 /// What the program asked for, after the differences between the two calls.
 struct Request {
@@ -221,7 +223,7 @@ fn check_size(request: &Request) -> Result<()> {
     call!(prlimit64, 0, RLIMIT_STACK, 0, limits.as_mut_ptr())?;
     // The stack that the runtime makes is bounded, too; see `load::stack`.
     let limit = (limits[0] / 4).clamp(128 << 10, TOTAL_BYTES_MAX) as usize;
-    let mut total = VARIABLES_BYTES;
+    let mut total = VARIABLE_BYTES;
     for list in [request.arguments, request.environment] {
         for index in 0.. {
             let Some(text) = entry(list, index)? else {
@@ -288,7 +290,7 @@ fn again(thread: &mut Thread, frame: &Frame, request: &Request, path: &[u8]) -> 
     )
 }
 
-/// The environment with the runtime's variables in front.
+/// The environment with the runtime's variable in front.
 struct Environment {
     list: usize,
 }
@@ -299,37 +301,30 @@ impl Environment {
         while entry(given, count)?.is_some() {
             count += 1;
         }
-        let words = count + 4;
-        let bytes = words * size_of::<usize>() + VARIABLES_BYTES;
+        let words = count + 2;
+        let bytes = words * size_of::<usize>() + VARIABLE_BYTES;
         let area = kernel::allocate(bytes)? as usize;
-        let mut at = area + words * size_of::<usize>();
+        let text = area + words * size_of::<usize>();
         let mut line = Line::new();
         let _ = match control::socket() {
-            Some(socket) => write!(line, "{}", socket),
-            None => line.write_str("none"),
+            Some(socket) => write!(line, "{CONTROL_VARIABLE}={socket}"),
+            None => write!(line, "{CONTROL_VARIABLE}={ALONE}"),
         };
-        let mut generation = Line::new();
-        let _ = write!(generation, "{}", control::generation() + 1);
-        let variables: [[&[u8]; 2]; 3] = [
-            [b"WEFT_CONTROL=", line.as_str().as_bytes()],
-            [b"WEFT_PROGRAM=", path],
-            [b"WEFT_GENERATION=", generation.as_str().as_bytes()],
-        ];
-        let list = area as *mut usize;
-        for (index, parts) in variables.iter().enumerate() {
-            // SAFETY: three words and `VARIABLES_BYTES` of text fit by size.
-            unsafe { list.add(index).write(at) };
-            for part in parts {
-                // SAFETY: as above.
-                unsafe { core::ptr::copy_nonoverlapping(part.as_ptr(), at as *mut u8, part.len()) };
-                at += part.len();
-            }
-            at += 1;
+        let _ = write!(line, ":{}:", control::generation() + 1);
+        let mut at = text;
+        for part in [line.as_str().as_bytes(), path] {
+            // SAFETY: one line and one path fit into `VARIABLE_BYTES` with the NUL,
+            // which is there already: the area is fresh.
+            unsafe { core::ptr::copy_nonoverlapping(part.as_ptr(), at as *mut u8, part.len()) };
+            at += part.len();
         }
+        let list = area as *mut usize;
+        // SAFETY: the first of the words in front of the text.
+        unsafe { list.write(text) };
         for index in 0..count {
             let text = entry(given, index)?.unwrap_or(0);
             // SAFETY: `count` more words were allocated, and a null behind them.
-            unsafe { list.add(variables.len() + index).write(text) };
+            unsafe { list.add(1 + index).write(text) };
         }
         Ok(Environment { list: area })
     }
