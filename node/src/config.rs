@@ -4,9 +4,9 @@
 //! one that is not), then validated (addresses, sizes and keys make sense).
 
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::net::ToSocketAddrs;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -45,6 +45,16 @@ pub enum ConfigError {
     /// The private key.
     #[error("{}", sentence(.0))]
     Key(#[source] weft_wire::keys::KeyError),
+    /// Others can change what is believed.
+    #[error("{path} {why}: what it says cannot be trusted; check it, then run `{fix}`")]
+    Writable {
+        /// The file or directory.
+        path: PathBuf,
+        /// How others come to change it.
+        why: String,
+        /// What stops them.
+        fix: String,
+    },
     /// Not TOML.
     #[error("{path} is not valid TOML: {message}")]
     Syntax {
@@ -146,26 +156,58 @@ pub fn load_keys(directory: &Path) -> Result<Keys, ConfigError> {
     if !path.exists() {
         return Err(ConfigError::Missing(path));
     }
+    check_owner(directory)?;
     keys::load(&path).map_err(ConfigError::Key)
+}
+
+/// Refuses a file or directory that somebody else than this user and root can
+/// change: whoever can, decides who may borrow, and what.
+fn check_owner(path: &Path) -> Result<(), ConfigError> {
+    let status = fs::metadata(path).map_err(|source| ConfigError::File {
+        doing: "read",
+        path: path.to_owned(),
+        source,
+    })?;
+    judge_owner(path, &status, nix::unistd::geteuid().as_raw())
+}
+
+fn judge_owner(path: &Path, status: &fs::Metadata, user: u32) -> Result<(), ConfigError> {
+    let writable = |why: String, fix: String| {
+        let path = path.to_owned();
+        Err(ConfigError::Writable { path, why, fix })
+    };
+    let shown = path.display();
+    let (owner, mode) = (status.uid(), status.mode() & 0o7777);
+    if owner != user && owner != 0 {
+        let why = format!("belongs to user {owner}");
+        return writable(why, format!("chown {user} {shown}"));
+    }
+    if mode & 0o022 != 0 {
+        let why = format!("has mode {mode:04o}, so others may write to it");
+        return writable(why, format!("chmod go-w {shown}"));
+    }
+    Ok(())
 }
 
 impl Config {
     /// Reads and validates the configuration in `directory`.
     pub fn load(directory: &Path) -> Result<Config, ConfigError> {
         let path = directory.join(CONFIG_FILE);
-        let text = match fs::read_to_string(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(ConfigError::Missing(path));
-            }
-            Err(source) => {
-                return Err(ConfigError::File {
-                    doing: "read",
-                    path,
-                    source,
-                });
-            }
+        let failed = |source: io::Error| match source.kind() {
+            io::ErrorKind::NotFound => ConfigError::Missing(path.clone()),
+            _ => ConfigError::File {
+                doing: "read",
+                path: path.clone(),
+                source,
+            },
         };
+        let mut file = fs::File::open(&path).map_err(failed)?;
+        // What was opened is judged, not what has the name by then.
+        let status = file.metadata().map_err(failed)?;
+        judge_owner(&path, &status, nix::unistd::geteuid().as_raw())?;
+        check_owner(directory)?;
+        let mut text = String::new();
+        file.read_to_string(&mut text).map_err(failed)?;
         Config::parse(&path, &text)
     }
 
@@ -352,7 +394,14 @@ pub fn init(directory: &Path) -> Result<PublicKey, ConfigError> {
         .map_err(file("make"))?;
     let pair = keys::generate().map_err(ConfigError::Key)?;
     keys::save(&pair, &key_path).map_err(ConfigError::Key)?;
-    fs::write(&config_path, TEMPLATE).map_err(file("write a configuration in"))?;
+    // Whatever the umask: a file that others may write to is refused.
+    let written = fs::File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&config_path)
+        .and_then(|mut file| file.write_all(TEMPLATE.as_bytes()));
+    written.map_err(file("write a configuration in"))?;
     Ok(pair.public())
 }
 
@@ -416,6 +465,7 @@ pub fn trust(directory: &Path, peer: &Peer) -> Result<(), ConfigError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     fn parse(text: &str) -> Result<Config, String> {
         Config::parse(Path::new("node.toml"), text).map_err(|error| error.to_string())
@@ -501,6 +551,50 @@ mod tests {
                 .unwrap_err()
                 .to_string()
                 .contains("another key")
+        );
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn what_others_can_change_is_refused() {
+        let directory = std::env::temp_dir().join(format!("weft-modes-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&directory);
+        init(&directory).unwrap();
+        let mode = |path: &Path, mode| {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        let file = directory.join(CONFIG_FILE);
+        let refused = || {
+            let error = Config::load(&directory).unwrap_err();
+            assert!(matches!(error, ConfigError::Writable { .. }), "{error}");
+            error.to_string()
+        };
+        for open in [0o666, 0o620, 0o602] {
+            mode(&file, open);
+            let error = refused();
+            assert!(
+                error.contains("chmod go-w") && error.contains(CONFIG_FILE),
+                "{error}"
+            );
+        }
+        mode(&file, 0o644);
+        Config::load(&directory).unwrap();
+        for open in [0o777, 0o770, 0o1777] {
+            mode(&directory, open);
+            assert!(!refused().contains(CONFIG_FILE));
+            assert!(matches!(
+                load_keys(&directory),
+                Err(ConfigError::Writable { .. })
+            ));
+        }
+        mode(&directory, 0o755);
+        load_keys(&directory).unwrap();
+        // As another user sees it, who is not root.
+        let status = fs::metadata(&file).unwrap();
+        let other = status.uid() + 1;
+        assert_eq!(
+            judge_owner(&file, &status, other).is_ok(),
+            status.uid() == 0
         );
         fs::remove_dir_all(&directory).unwrap();
     }

@@ -14,6 +14,7 @@ use weft_proc::boot::MAX_NODES;
 
 use super::Shared;
 use super::session::Reserved;
+use crate::links::Links;
 use crate::monitor::{self, SETTINGS_BYTES_MAX, Word};
 use crate::protocol::MachineStart;
 use crate::spawn::{self, Role, Runtime};
@@ -40,10 +41,10 @@ impl MachineSlice {
     /// it is ready. With the end of this call the slice alone holds its links.
     pub fn start(
         daemon: &Arc<Shared>,
-        reserved: &mut Reserved,
+        reserved: &Reserved,
+        mut links: Links,
         start: &MachineStart,
     ) -> Result<(Runtime, MachineSlice), String> {
-        let links = std::mem::replace(&mut reserved.links, (0..MAX_NODES).map(|_| None).collect());
         let slices = start.slices as usize;
         let wanted = |slice: usize| slice < slices && slice != reserved.node as usize;
         let whole = (0..MAX_NODES).all(|slice| links[slice].is_some() == wanted(slice));
@@ -64,7 +65,6 @@ impl MachineSlice {
         let mut slice = spawn::start(Path::new(MONITOR), &role)
             .map_err(|error| format!("the slice cannot be started: {error}"))?;
         let lease_ms = reserved.lease.as_millis() as u32;
-        let mut links = links;
         links.truncate(slices);
         monitor::send_boot(
             &slice.control,

@@ -12,14 +12,14 @@
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use weft_proc::boot::{CONTROL_FATAL, KICK_SIGNAL, MAX_NODES};
 use weft_wire::channel::{Channel, ChannelError};
-use weft_wire::handshake::{self, Keyed, Ticket};
+use weft_wire::handshake::{self, Ticket};
 use weft_wire::socket;
 
+use super::expected::Awaited;
 use super::machine::MachineSlice;
 use super::{LEAVE_BOUND, Reservation, Shared};
 use crate::control::{self, Arrival};
@@ -49,15 +49,9 @@ pub(super) struct Reserved {
     pub(super) lease: Duration,
     pub(super) reservation: Reservation,
     shared: SharedMemory,
-    pub(super) links: Links,
-    awaited: Vec<Awaited>,
-}
-
-/// A link that somebody is going to dial.
-struct Awaited {
-    peer: usize,
-    ticket: Ticket,
-    link: Receiver<Keyed>,
+    links: Links,
+    /// Links that somebody is going to dial, with the node at their other end.
+    awaited: Vec<(usize, Awaited)>,
 }
 
 /// See the module.
@@ -121,7 +115,6 @@ impl<'a> Session<'a> {
 
     fn give_back(&mut self) {
         if let Some(reserved) = self.reserved.take() {
-            self.forget(&reserved);
             let pages = format_pages(reserved.reservation.pages);
             self.say(&format!("gave {pages} back"));
         }
@@ -222,14 +215,7 @@ impl<'a> Session<'a> {
                 peer,
                 ticket,
                 secret,
-            } => self.reservation_for(peer).map(|(reserved, daemon)| {
-                reserved.awaited.push(Awaited {
-                    peer: peer as usize,
-                    ticket,
-                    link: daemon.expected.announce(ticket, secret),
-                });
-                Reply::Done
-            }),
+            } => self.expect(peer, ticket, secret),
             Request::Dial {
                 peer,
                 address,
@@ -314,7 +300,7 @@ impl<'a> Session<'a> {
             lease,
             reservation,
             shared: SharedMemory::new().map_err(|error| error.to_string())?,
-            links: (0..MAX_NODES).map(|_| None).collect(),
+            links: no_links(),
             awaited: Vec::new(),
         });
         Ok(Reply::Opened { budget_pages })
@@ -324,12 +310,25 @@ impl<'a> Session<'a> {
     fn reservation_for(&mut self, peer: u32) -> Result<(&mut Reserved, &'a Arc<Shared>), String> {
         let reserved = self.reserved.as_mut().ok_or("nothing was reserved yet")?;
         let taken = |peer: usize| {
-            reserved.links[peer].is_some() || reserved.awaited.iter().any(|link| link.peer == peer)
+            reserved.links[peer].is_some() || reserved.awaited.iter().any(|(to, _)| *to == peer)
         };
         if peer as usize >= MAX_NODES || peer == reserved.node || taken(peer as usize) {
             return Err(format!("a link to node {peer} cannot be made"));
         }
         Ok((reserved, self.daemon))
+    }
+
+    fn expect(
+        &mut self,
+        peer: u32,
+        ticket: Ticket,
+        secret: handshake::Secret,
+    ) -> Result<Reply, String> {
+        let (reserved, daemon) = self.reservation_for(peer)?;
+        let awaited = daemon.expected.announce(ticket, secret);
+        let awaited = awaited.ok_or("this ticket is used already")?;
+        reserved.awaited.push((peer as usize, awaited));
+        Ok(Reply::Done)
     }
 
     fn dial(
@@ -358,13 +357,14 @@ impl<'a> Session<'a> {
         let daemon = self.daemon;
         let reserved = self.reserved.as_mut().ok_or("nothing was reserved yet")?;
         let node = reserved.node;
+        let promised = reserved.take_links();
         if settings.budget_pages[node as usize] > reserved.reservation.pages
             || settings.nodes as usize > MAX_NODES
             || node >= settings.nodes
         {
             return Err("the settings do not fit the reservation".into());
         }
-        collect_links(daemon, reserved)?;
+        let links = promised.collect()?;
         reserved.shared.reset_gauges();
         let confinement = daemon.confinement(reserved.reservation.slot);
         let role = Role::Slice {
@@ -374,9 +374,8 @@ impl<'a> Session<'a> {
         };
         let mut slice = spawn::start(&daemon.runtime, &role)
             .map_err(|error| format!("the runtime cannot be started: {error}"))?;
-        // Taken: with this function's end the daemon's copies are closed, and
-        // the slice alone holds its links.
-        let links = std::mem::replace(&mut reserved.links, (0..MAX_NODES).map(|_| None).collect());
+        // With this function's end the daemon's copies are closed, and the slice alone
+        // holds its links.
         control::expect_hello(&mut slice)
             .and_then(|_| {
                 let shared = reserved.shared.descriptor();
@@ -398,8 +397,8 @@ impl<'a> Session<'a> {
         }
         let daemon = self.daemon;
         let reserved = self.reserved.as_mut().ok_or("nothing was reserved yet")?;
-        collect_links(daemon, reserved)?;
-        let (slice, machine) = MachineSlice::start(daemon, reserved, start)?;
+        let links = reserved.take_links().collect()?;
+        let (slice, machine) = MachineSlice::start(daemon, reserved, links, start)?;
         let (pid, node) = (slice.pid() as u32, reserved.node);
         self.slice = Some(slice);
         self.slice_talks = true;
@@ -482,12 +481,6 @@ impl<'a> Session<'a> {
         }
         self.machine = None;
     }
-
-    fn forget(&self, reserved: &Reserved) {
-        for awaited in &reserved.awaited {
-            self.daemon.expected.forget(&awaited.ticket);
-        }
-    }
 }
 
 /// Which of the things a session waits for are ready.
@@ -496,25 +489,46 @@ struct Ready {
     ending: bool,
 }
 
-/// Waits for every announced link.
-fn collect_links(daemon: &Shared, reserved: &mut Reserved) -> Result<(), String> {
-    let deadline = Instant::now() + LINK_BOUND;
-    let lease_ms = reserved.lease.as_millis() as u32;
-    for awaited in std::mem::take(&mut reserved.awaited) {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let keyed = awaited.link.recv_timeout(left);
-        daemon.expected.forget(&awaited.ticket);
-        let keyed = keyed.map_err(|_| {
-            format!(
-                "the link to node {} did not come within {} s",
-                awaited.peer,
-                LINK_BOUND.as_secs()
-            )
-        })?;
-        let link = Link::keyed(keyed, lease_ms).map_err(|error| error.to_string())?;
-        reserved.links[awaited.peer] = Some(link);
+fn no_links() -> Links {
+    (0..MAX_NODES).map(|_| None).collect()
+}
+
+/// The links of one start: those that were dialled, and those still to come. Dropped,
+/// they are gone, and so are their tickets.
+struct Promised {
+    links: Links,
+    awaited: Vec<(usize, Awaited)>,
+    lease: Duration,
+}
+
+impl Reserved {
+    /// All links that were announced, for a start: whatever becomes of it, the next
+    /// has links of its own.
+    fn take_links(&mut self) -> Promised {
+        Promised {
+            links: std::mem::replace(&mut self.links, no_links()),
+            awaited: std::mem::take(&mut self.awaited),
+            lease: self.lease,
+        }
     }
-    Ok(())
+}
+
+impl Promised {
+    /// Waits for those still to come.
+    fn collect(mut self) -> Result<Links, String> {
+        let deadline = Instant::now() + LINK_BOUND;
+        let lease_ms = self.lease.as_millis() as u32;
+        for (peer, awaited) in self.awaited {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let keyed = awaited.wait(left).ok_or_else(|| {
+                let bound = LINK_BOUND.as_secs();
+                format!("the link to node {peer} did not come within {bound} s")
+            })?;
+            let link = Link::keyed(keyed, lease_ms).map_err(|error| error.to_string())?;
+            self.links[peer] = Some(link);
+        }
+        Ok(self.links)
+    }
 }
 
 /// Memory of a process that is resident now; 0 when it has ended.
