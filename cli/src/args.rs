@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use weft_node::config::May;
 use weft_node::options::{Jump, Placement, RunOptions, Transport};
 use weft_node::size::parse_size;
 
@@ -184,7 +185,7 @@ pub fn parse_seconds(text: &str) -> Result<Duration, String> {
 pub enum NodeCommand {
     /// Make this host's key and configuration
     Init,
-    /// Trust another node's key
+    /// Let another node lend to this host, borrow from it, or both
     Trust {
         /// Its public key, as `weft node init` printed it there
         key: String,
@@ -193,6 +194,10 @@ pub enum NodeCommand {
         /// Where it listens, if the name is not its address
         #[arg(long, value_name = "HOST[:PORT]")]
         address: Option<String>,
+        /// What it may do: be asked to run what is this host's (lend), run what is its
+        /// here (borrow), or both
+        #[arg(long, value_enum, default_value_t = MayArg::Lend)]
+        may: MayArg,
     },
     /// Lend this host's memory and CPU until ended
     Start {
@@ -214,6 +219,27 @@ pub enum NodeCommand {
         #[arg(long)]
         json: bool,
     },
+}
+
+/// `--may`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum MayArg {
+    /// It may borrow from this host
+    Borrow,
+    /// This host may borrow from it
+    Lend,
+    /// Both
+    Both,
+}
+
+impl From<MayArg> for May {
+    fn from(may: MayArg) -> May {
+        match may {
+            MayArg::Borrow => May::Borrow,
+            MayArg::Lend => May::Lend,
+            MayArg::Both => May::Both,
+        }
+    }
 }
 
 impl RunArgs {

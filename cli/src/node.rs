@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use serde::Serialize;
-use weft_node::config::{self, Config, Peer};
+use weft_node::config::{self, Config, May, Peer};
 use weft_node::daemon::{Daemon, DaemonOptions};
 use weft_node::protocol::Status;
 use weft_node::remote::{Connection, Identity};
@@ -17,7 +17,12 @@ use crate::table::{self, Align};
 pub fn run(command: NodeCommand) -> anyhow::Result<ExitCode> {
     match command {
         NodeCommand::Init => init(),
-        NodeCommand::Trust { key, name, address } => trust(&key, name, address),
+        NodeCommand::Trust {
+            key,
+            name,
+            address,
+            may,
+        } => trust(&key, name, address, may.into()),
         NodeCommand::Start {
             listen,
             memory,
@@ -40,22 +45,44 @@ fn init() -> anyhow::Result<ExitCode> {
         "weft: made a key and a configuration in {}",
         directory.display()
     );
-    eprintln!("weft: on every host that is to lend to this one, or borrow from it, run");
-    println!("weft node trust {key} {}", host.trim());
+    let host = host.trim();
+    eprintln!("weft: on every host that is to lend to this one, run");
+    println!("weft node trust --may borrow {key} {host}");
+    eprintln!("weft: on every host that is to borrow from this one, run");
+    println!("weft node trust --may lend {key} {host}");
     Ok(ExitCode::SUCCESS)
 }
 
-fn trust(key: &str, name: Option<String>, address: Option<String>) -> anyhow::Result<ExitCode> {
+fn trust(
+    key: &str,
+    name: Option<String>,
+    address: Option<String>,
+    may: May,
+) -> anyhow::Result<ExitCode> {
     let directory = config::directory();
     let key = key.parse().with_context(|| format!("`{key}`"))?;
     let known = Config::load(&directory)?.peers.len();
+    let name = name.unwrap_or_else(|| format!("peer-{}", known + 1));
     let peer = Peer {
-        name: name.unwrap_or_else(|| format!("peer-{}", known + 1)),
-        key,
         address: address.map(|address| config::with_port(&address)),
+        ..Peer::new(name, key, may)
     };
-    config::trust(&directory, &peer)?;
-    eprintln!("weft: trusts {} ({})", peer.name, key.fingerprint());
+    let user = config::trust(&directory, &peer)?;
+    let name = &peer.name;
+    eprintln!("weft: knows {name} ({})", key.fingerprint());
+    match may.lend() {
+        true => eprintln!(
+            "weft: {name} may lend to this host: what runs there with `--on {name}` can be read there"
+        ),
+        false => eprintln!("weft: {name} may not lend to this host (--may both would let it)"),
+    }
+    match may.borrow() {
+        true => eprintln!(
+            "weft: {name} may borrow from this host: what it runs here is confined, is user {user}'s where the daemon is root, and opens no disk and no network that {} does not list for it",
+            directory.join(config::CONFIG_FILE).display()
+        ),
+        false => eprintln!("weft: {name} may not borrow from this host (--may both would let it)"),
+    }
     eprintln!("weft: a daemon that runs here learns it when it is started again");
     Ok(ExitCode::SUCCESS)
 }
@@ -99,12 +126,15 @@ fn list(hosts: &[String], json: bool) -> anyhow::Result<ExitCode> {
             .config()
             .peers
             .iter()
+            .filter(|peer| peer.may().lend())
             .map(|peer| peer.name.clone())
             .collect(),
         hosts => hosts.to_vec(),
     };
     if hosts.is_empty() {
-        eprintln!("weft: no node is trusted yet: `weft node trust KEY NAME` adds one");
+        eprintln!(
+            "weft: no node may lend to this host yet: `weft node trust --may lend KEY NAME` adds one"
+        );
     }
     // Side by side: an unreachable host must not hold up the others.
     let answers: Vec<Answer> = std::thread::scope(|scope| {

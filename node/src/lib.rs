@@ -14,6 +14,7 @@
 //!   such a slice and its daemon talk
 
 pub mod config;
+pub mod consent;
 pub mod control;
 pub mod daemon;
 pub mod error;

@@ -20,14 +20,16 @@ use serde::{Deserialize, Serialize};
 use weft_proc::boot::{CONTROL_VARIABLE, MAX_NODES};
 use weft_wire::halves::Keys;
 
+use crate::consent::Lender;
 use crate::links::Links;
 use crate::spawn::Runtime;
 use crate::sys;
 
 /// Longest text of settings: a machine's configuration with its command line.
 pub const SETTINGS_BYTES_MAX: usize = 48 << 10;
-/// Longest packet: the settings, escaped, and the keys of all links.
-const PACKET_BYTES_MAX: usize = 128 << 10;
+/// Longest packet: the settings and what the lender allows, escaped, and the keys of
+/// all links.
+const PACKET_BYTES_MAX: usize = 160 << 10;
 /// Longest message of a slice.
 const WORD_BYTES_MAX: usize = 4 << 10;
 /// How long a slice may take to get ready. It opens its links and measures its clock; this is for hosts under great load.
@@ -42,8 +44,10 @@ pub struct SliceBoot {
     pub number: u32,
     /// The machine's lease.
     pub lease_ms: u32,
-    /// What the monitor needs to know.
+    /// What the monitor needs to know, by the machine's launcher.
     pub settings: String,
+    /// What it may open, by the daemon.
+    pub lender: Lender,
     /// By slice: keys of the sealed link to it (send, receive); none where there is
     /// no link. The sockets come in the same order.
     pub keys: Vec<Option<([u8; 32], [u8; 32])>>,
@@ -64,21 +68,15 @@ pub enum Word {
 /// One end of a link with its keys, for each slice; none for oneself.
 pub type Sockets = Vec<Option<(OwnedFd, Option<Keys>)>>;
 
-/// Hands a slice what it is to be. The descriptors are copied; the caller drops
-/// its own.
+/// Hands a slice what it is to be, with the links and their keys. The descriptors are
+/// copied; the caller drops its own.
 ///
 /// # Errors
 /// Settings that are too long, a link that is not sealed, or a process that is
 /// gone.
-pub fn send_boot(
-    control: &OwnedFd,
-    number: u32,
-    lease_ms: u32,
-    settings: &str,
-    links: Links,
-) -> io::Result<()> {
+pub fn send_boot(control: &OwnedFd, mut boot: SliceBoot, links: Links) -> io::Result<()> {
     let mut sockets = Vec::new();
-    let mut keys = Vec::new();
+    let keys = &mut boot.keys;
     for link in links {
         let Some((socket, link_keys)) = link.and_then(crate::links::Link::into_socket) else {
             keys.push(None);
@@ -88,14 +86,8 @@ pub fn send_boot(
         keys.push(Some((link_keys.send, link_keys.receive)));
         sockets.push(socket);
     }
-    let boot = SliceBoot {
-        number,
-        lease_ms,
-        settings: settings.to_owned(),
-        keys,
-    };
     let packet = serde_json::to_vec(&boot)?;
-    if settings.len() > SETTINGS_BYTES_MAX || packet.len() > PACKET_BYTES_MAX {
+    if boot.settings.len() > SETTINGS_BYTES_MAX || packet.len() > PACKET_BYTES_MAX {
         return Err(io::Error::from_raw_os_error(libc::E2BIG));
     }
     let descriptors: Vec<RawFd> = sockets.iter().map(AsRawFd::as_raw_fd).collect();
@@ -228,17 +220,32 @@ fn short(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::consent::Consent;
     use crate::links::mesh;
     use crate::options::Transport;
+
+    fn boot(settings: &str) -> SliceBoot {
+        SliceBoot {
+            number: 1,
+            lease_ms: 5000,
+            settings: settings.to_owned(),
+            lender: Lender {
+                peer: "alpha".into(),
+                consent: Consent::default(),
+            },
+            keys: Vec::new(),
+        }
+    }
 
     #[test]
     fn a_slice_is_told_what_it_is_and_gets_its_links() {
         let (ours, theirs) = sys::packet_pair().unwrap();
         let links = mesh(3, Transport::TcpSealed).unwrap().swap_remove(1);
-        send_boot(&ours, 1, 5000, "{\"a\": 1}", links).unwrap();
-        let (boot, sockets) = Control(theirs).boot().unwrap();
-        assert_eq!((boot.number, boot.lease_ms), (1, 5000));
-        assert_eq!(boot.settings, "{\"a\": 1}");
+        send_boot(&ours, boot("{\"a\": 1}"), links).unwrap();
+        let (told, sockets) = Control(theirs).boot().unwrap();
+        assert_eq!((told.number, told.lease_ms), (1, 5000));
+        assert_eq!(told.settings, "{\"a\": 1}");
+        assert_eq!(told.lender, boot("").lender);
         let there: Vec<bool> = sockets.iter().map(Option::is_some).collect();
         assert_eq!(there, [true, false, true]);
     }
@@ -247,9 +254,9 @@ mod tests {
     fn links_in_the_clear_and_long_settings_are_refused() {
         let (ours, _theirs) = sys::packet_pair().unwrap();
         let clear = mesh(2, Transport::Tcp).unwrap().swap_remove(1);
-        assert!(send_boot(&ours, 1, 5000, "", clear).is_err());
+        assert!(send_boot(&ours, boot(""), clear).is_err());
         let long = "x".repeat(SETTINGS_BYTES_MAX + 1);
-        assert!(send_boot(&ours, 1, 5000, &long, Vec::new()).is_err());
+        assert!(send_boot(&ours, boot(&long), Vec::new()).is_err());
     }
 
     #[test]

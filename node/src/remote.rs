@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use weft_wire::channel::{Channel, ChannelError};
-use weft_wire::handshake::{self, Secret, Ticket};
+use weft_wire::handshake::{self, HandshakeError, Secret, Ticket};
 use weft_wire::hello::{self, Hello, Mismatch};
 use weft_wire::keys::Keys;
 use weft_wire::{keys, socket};
@@ -114,9 +114,15 @@ impl Connection {
         };
         let (peer, address) = identity.config.find(host).ok_or_else(|| {
             refused(format!(
-                "no key is known for it: run `weft node init` there and `weft node trust KEY {host}` here (port {PORT} unless told otherwise)"
+                "no key is known for it: run `weft node init` there and `weft node trust --may lend KEY {host}` here (port {PORT} unless told otherwise)"
             ))
         })?;
+        if !peer.may().lend() {
+            return Err(refused(format!(
+                "it may borrow from this host, not lend to it: write `may = \"both\"` into the [[peer]] `{}` of node.toml here",
+                peer.name
+            )));
+        }
         let stream = socket::dial(&address, CONNECT_BOUND)
             .map_err(|error| unreachable(format!("{address}: {error}")))?;
         let io = |error: std::io::Error| unreachable(error.to_string());
@@ -124,7 +130,12 @@ impl Connection {
         let descriptor = stream.try_clone().map_err(io)?;
         let channel =
             handshake::dial_control(stream.into(), &identity.keys, &peer.key, CONNECT_BOUND);
-        let mut channel = channel.map_err(|error| refused(describe(&error)))?;
+        let mut channel = channel.map_err(|error| refused(match error {
+            HandshakeError::Refused { ours } => format!(
+                "it does not let the key {ours} borrow: run `weft node trust --may borrow {ours} NAME` there, or write `may = \"borrow\"` into the [[peer]] that has the key, and start its daemon again"
+            ),
+            error => describe(&error),
+        }))?;
         let ours = Hello::here();
         let theirs = hello::exchange(&mut channel, &ours, CALL_BOUND)
             .map_err(|error| refused(describe(&error)))?;

@@ -182,10 +182,9 @@ fn a_node_of_an_unstretched_program_is_given_back_at_once() {
 
 #[test]
 fn a_slice_on_another_host_works_and_its_loss_is_named() {
-    let hosts = [
-        common::Host::start("one", 64 << 20),
-        common::Host::start("two", 64 << 20),
-    ];
+    let two = common::Host::start("two", 64 << 20);
+    let one = common::Host::start_knowing("one", 64 << 20, &[&two]);
+    let hosts = [one, two];
     let run = Run::new("sleep 300 kick 1 sleep 50 exit 5")
         .on(&hosts)
         .start()
@@ -259,7 +258,8 @@ fn refusals_of_hosts_are_named() {
         .wait();
     assert_eq!(run.code, Some(125));
     assert!(
-        run.stderr.contains("does not trust the key"),
+        run.stderr
+            .contains("weft node trust --may borrow weft-key-"),
         "{}",
         run.stderr
     );

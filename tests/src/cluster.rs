@@ -87,6 +87,14 @@ impl Identity {
         fs::write(self.directory.join("node.toml"), text)?;
         Ok(())
     }
+
+    /// Adds lines to the last of the peers that [`Identity::configure`] wrote.
+    pub fn allow(&self, lines: &str) -> Result<()> {
+        let path = self.directory.join("node.toml");
+        let text = fs::read_to_string(&path)?;
+        fs::write(path, text + lines)?;
+        Ok(())
+    }
 }
 
 /// A port that was free a moment ago.

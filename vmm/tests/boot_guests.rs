@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use weft_vmm::boot::{Format, ImageFile, Protocol, Request, Role, load};
 use weft_vmm::machine::{
-    BackEndChoice, Configuration, End, Machine, MachineError, Outside, Request as Ask,
+    BackEndChoice, Configuration, End, Machine, MachineError, OpenDisks, Outside, Request as Ask,
 };
 use weft_vmm::memory::Ram;
 
@@ -87,6 +87,7 @@ fn run(kernel: &Path, initrd: &Path, back_end: BackEndChoice) -> Option<(End, St
     let outside = Outside {
         serial: Box::new(printed.clone()),
         console: None,
+        disks: OpenDisks::default(),
     };
     let machine = match Machine::new(&configuration, outside) {
         Ok(machine) => machine,

@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use weft_vmm::machine::{
-    BackEndChoice, Configuration, End, Machine, MachineState, Outside, Placement, Request, Share,
-    Stage,
+    BackEndChoice, Configuration, End, Machine, MachineState, OpenDisks, Outside, Placement,
+    Request, Share, Stage,
 };
 
 use kept::Kept;
@@ -44,6 +44,7 @@ fn outside(console: &Kept) -> Outside {
     Outside {
         serial: Box::new(console.clone()),
         console: None,
+        disks: OpenDisks::default(),
     }
 }
 

@@ -16,7 +16,7 @@ use weft_node::links::{self, Links};
 use weft_node::monitor;
 use weft_vmm::clock::Reference;
 use weft_vmm::confine::{self, ThreadKind, privilege};
-use weft_vmm::machine::{Machine, Outside};
+use weft_vmm::machine::{Machine, OpenDisks, Outside};
 use weft_vmm::slice::SliceLinks;
 use weft_wire::halves::{self, HalvesConfig};
 
@@ -218,6 +218,7 @@ fn run(life: &Life<'_>, parent: Pid, node: usize, sockets: Sockets) -> anyhow::R
     let outside = Outside {
         serial: Box::new(io::sink()),
         console: None,
+        disks: OpenDisks::default(),
     };
     let machine = Machine::of_slice(&plan.configuration, outside, links)?;
     if let Some(identity) = &plan.identity {

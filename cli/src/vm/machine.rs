@@ -14,7 +14,7 @@ use nix::unistd::{Pid, Uid};
 use weft_vmm::api::{BackEndView, ConsoleView, Control, Server};
 use weft_vmm::confine::{self, ThreadKind, privilege};
 use weft_vmm::console::{Carrier, Notice, Output, Place, Port};
-use weft_vmm::machine::{ANSWER_SECONDS_MAX, End, Handle, Machine, Outside, Request};
+use weft_vmm::machine::{ANSWER_SECONDS_MAX, End, Handle, Machine, OpenDisks, Outside, Request};
 
 use weft_vmm::slice::BOOTSTRAP;
 
@@ -74,6 +74,7 @@ fn prepare<'a>(life: &'a Life<'a>, parent: Pid, links: Sockets) -> anyhow::Resul
     let outside = Outside {
         serial: Box::new(output.port(Port::Serial)),
         console: Some(Box::new(output.port(Port::Virtio))),
+        disks: OpenDisks::default(),
     };
     let machine = match companions::open(links, BOOTSTRAP, LinkOptions::of(life))? {
         None => Machine::new(&plan.configuration, outside)?,

@@ -10,6 +10,7 @@
 //! | [`companions`] | the processes of its other nodes on this host |
 //! | [`hosts`] | its nodes on other hosts |
 //! | [`slice`] | the process of a node whose launcher is on another host |
+//! | [`lent`] | what of its host it may open |
 //! | [`control`] | what the API asks of it |
 //! | [`outcome`] | what came of it, and exit codes |
 //! | [`checks`] | what `weft doctor` says of virtual machines |
@@ -24,6 +25,7 @@ mod companions;
 mod control;
 mod error;
 mod hosts;
+mod lent;
 mod machine;
 mod nodes;
 mod outcome;

@@ -9,12 +9,13 @@ use anyhow::Context;
 use weft_node::monitor::{Control, Word};
 use weft_vmm::clock::measure_host_tsc;
 use weft_vmm::confine::{self, Mode, ThreadKind};
-use weft_vmm::machine::{Configuration, End, Machine, Outside};
+use weft_vmm::machine::{Configuration, End, Machine, OpenDisks, Outside};
 use weft_vmm::slice::SliceLinks;
 
 use super::companions::{LinkOptions, open};
 use super::error::EXIT_SETUP;
 use super::hosts::SliceSettings;
+use super::lent;
 
 /// How long the thread waits for the machine's end at one time.
 const WAIT: Duration = Duration::from_secs(3600);
@@ -29,14 +30,14 @@ pub fn run() -> anyhow::Result<ExitCode> {
         control.say(&word(format!("{error:#}")));
         Ok(ExitCode::from(EXIT_SETUP))
     };
-    let (configuration, links) = match prepare(&control) {
+    let (configuration, disks, links) = match prepare(&control) {
         Ok(prepared) => prepared,
         Err(error) => return failed(error, Word::Failed),
     };
     // Before the machine is put together: slice 0, which is started next, is asked
     // for what its devices are.
     control.say(&Word::Ready);
-    let machine = match build(&configuration, links) {
+    let machine = match build(&configuration, disks, links) {
         Ok(machine) => machine,
         Err(error) => return failed(error, Word::Said),
     };
@@ -55,7 +56,7 @@ pub fn run() -> anyhow::Result<ExitCode> {
 }
 
 /// All that can be refused before anything runs anywhere.
-fn prepare(control: &Control) -> anyhow::Result<(Configuration, SliceLinks)> {
+fn prepare(control: &Control) -> anyhow::Result<(Configuration, OpenDisks, SliceLinks)> {
     let (boot, sockets) = control
         .boot()
         .context("the daemon did not say what to be")?;
@@ -65,9 +66,7 @@ fn prepare(control: &Control) -> anyhow::Result<(Configuration, SliceLinks)> {
     if !settings.reference.is_here() {
         settings.reference.check(measure_host_tsc())?;
     }
-    settings
-        .configuration
-        .try_disks(boot.number as usize)
+    let disks = lent::open(&settings.configuration, boot.number as usize, &boot.lender)
         .with_context(|| format!("for user {}", nix::unistd::geteuid()))?;
     confine::prepare(Mode::Enforce)?;
     let options = LinkOptions {
@@ -76,13 +75,18 @@ fn prepare(control: &Control) -> anyhow::Result<(Configuration, SliceLinks)> {
         reference: Some(settings.reference),
     };
     let links = open(sockets, boot.number as usize, options)?.context("there are no links")?;
-    Ok((settings.configuration, links))
+    Ok((settings.configuration, disks, links))
 }
 
-fn build(configuration: &Configuration, links: SliceLinks) -> anyhow::Result<Machine> {
+fn build(
+    configuration: &Configuration,
+    disks: OpenDisks,
+    links: SliceLinks,
+) -> anyhow::Result<Machine> {
     let outside = Outside {
         serial: Box::new(io::sink()),
         console: None,
+        disks,
     };
     let machine = Machine::of_slice(configuration, outside, links)?;
     confine::enter(ThreadKind::Main)?;

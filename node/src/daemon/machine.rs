@@ -1,9 +1,10 @@
 //! A slice of a virtual machine, as its session starts and hears it.
 //!
 //! The process is this daemon's own binary with another command line. Where the
-//! daemon is root, the process is a user of its own from its first instruction:
-//! whatever its launcher has it open on this host, a disk say, is opened with the
-//! rights of that user. Its system calls are filtered once everything is open.
+//! daemon is root, the process is its peer's user from its first instruction: what it
+//! opens on this host, a disk say, it opens with the rights of that user, and only
+//! what the configuration lists for the peer ([`crate::consent`]). Its system calls
+//! are filtered once everything is open.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -14,8 +15,10 @@ use weft_proc::boot::MAX_NODES;
 
 use super::Shared;
 use super::session::Reserved;
+use crate::config::Peer;
+use crate::consent::Lender;
 use crate::links::Links;
-use crate::monitor::{self, SETTINGS_BYTES_MAX, Word};
+use crate::monitor::{self, SETTINGS_BYTES_MAX, SliceBoot, Word};
 use crate::protocol::MachineStart;
 use crate::spawn::{self, Role, Runtime};
 
@@ -41,6 +44,7 @@ impl MachineSlice {
     /// it is ready. With the end of this call the slice alone holds its links.
     pub fn start(
         daemon: &Arc<Shared>,
+        peer: &Peer,
         reserved: &Reserved,
         mut links: Links,
         start: &MachineStart,
@@ -58,24 +62,26 @@ impl MachineSlice {
         }
         let role = Role::Machine {
             arguments: &ARGUMENTS,
-            user: daemon
-                .confinement(reserved.reservation.slot)
-                .map(|confinement| confinement.user),
+            user: daemon.confinement(peer).map(|confinement| confinement.user),
         };
         let mut slice = spawn::start(Path::new(MONITOR), &role)
             .map_err(|error| format!("the slice cannot be started: {error}"))?;
         let lease_ms = reserved.lease.as_millis() as u32;
         links.truncate(slices);
-        monitor::send_boot(
-            &slice.control,
-            reserved.node,
+        let boot = SliceBoot {
+            number: reserved.node,
             lease_ms,
-            &start.settings,
-            links,
-        )
-        .map_err(|error| format!("did not take its settings: {error}"))
-        .and_then(|()| monitor::expect_ready(&mut slice))
-        .map_err(|why| format!("the slice {why}"))?;
+            settings: start.settings.clone(),
+            lender: Lender {
+                peer: peer.name.clone(),
+                consent: peer.consent.clone(),
+            },
+            keys: Vec::new(),
+        };
+        monitor::send_boot(&slice.control, boot, links)
+            .map_err(|error| format!("did not take its settings: {error}"))
+            .and_then(|()| monitor::expect_ready(&mut slice))
+            .map_err(|why| format!("the slice {why}"))?;
         daemon.machine_slices.fetch_add(1, Ordering::AcqRel);
         let machine = MachineSlice {
             daemon: daemon.clone(),

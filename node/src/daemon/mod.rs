@@ -7,8 +7,8 @@
 //! started by its session's thread and dies with it (`PR_SET_PDEATHSIG`).
 //!
 //! Invariants:
-//! - without a key pair and at least one trusted key nothing is bound;
-//! - nothing is read from a peer before its key was proven and is trusted,
+//! - without a key pair and at least one peer that may borrow nothing is bound;
+//! - nothing is read from a peer before its key was proven and may borrow,
 //!   except the handshake itself, which is bounded in bytes, time and number;
 //! - every slice belongs to exactly one session, every reservation too.
 //!
@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use weft_wire::handshake::{self, Opening};
+use weft_wire::handshake::{self, HandshakeError, Opening};
 use weft_wire::hello::{self, Hello};
 use weft_wire::keys::Keys;
 use weft_wire::socket;
@@ -39,7 +39,7 @@ use weft_wire::socket;
 pub use budget::{Budget, NoRoom, Reservation};
 pub use expected::Expected;
 
-use crate::config::{self, Config, ConfigError};
+use crate::config::{self, Config, ConfigError, Peer};
 use crate::options::MEMORY_BYTES_MIN;
 use crate::protocol::Status;
 use crate::remote::describe;
@@ -53,9 +53,6 @@ pub const LEAVE_BOUND: Duration = Duration::from_secs(30);
 const CONNECTIONS_MAX: usize = 1024;
 /// How long a peer may take for its handshake.
 const HANDSHAKE_BOUND: Duration = Duration::from_secs(5);
-/// First user id of confined slices; slot n gets the n-th after it. Outside of
-/// what distributions give to people, services and containers.
-const SLICE_USER_FIRST: u32 = 60_100;
 
 /// Why a daemon does not start.
 #[derive(Debug, thiserror::Error)]
@@ -63,11 +60,11 @@ pub enum DaemonError {
     /// Keys or configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// Nobody could connect.
+    /// Nobody could borrow.
     #[error(
-        "no node is trusted in {0}: add one with `weft node trust KEY NAME`; a daemon without keys does not listen"
+        "no node may borrow from this one: run `weft node trust --may borrow KEY NAME`, or write `may = \"borrow\"` into the [[peer]] of one in {0}; until then the daemon does not listen"
     )]
-    NobodyTrusted(PathBuf),
+    NobodyMayBorrow(PathBuf),
     /// The runtime binary is missing.
     #[error(
         "the runtime `weft-runtime` was not found in {0}: install it beside `weft`, or set WEFT_RUNTIME"
@@ -161,10 +158,10 @@ impl Shared {
         }
     }
 
-    /// How to confine the slice in `slot`.
-    fn confinement(&self, slot: u32) -> Option<spawn::Confinement> {
+    /// How to confine a slice of `peer`.
+    fn confinement(&self, peer: &Peer) -> Option<spawn::Confinement> {
         self.empty_root.as_ref().map(|root| spawn::Confinement {
-            user: SLICE_USER_FIRST + slot,
+            user: peer.user,
             root: root.clone(),
         })
     }
@@ -187,10 +184,13 @@ impl Daemon {
             .unwrap_or_else(config::directory);
         let keys = config::load_keys(&directory)?;
         let mut config = Config::load(&directory)?;
-        if config.peers.is_empty() {
-            return Err(DaemonError::NobodyTrusted(
+        if !config.peers.iter().any(|peer| peer.may().borrow()) {
+            return Err(DaemonError::NobodyMayBorrow(
                 directory.join(config::CONFIG_FILE),
             ));
+        }
+        for peer in &mut config.peers {
+            settle(peer, log);
         }
         let runtime = spawn::find_runtime().map_err(DaemonError::NoRuntime)?;
         host::require_dispatch()
@@ -352,20 +352,44 @@ fn welcome(shared: &Arc<Shared>, stream: TcpStream) -> Result<(), String> {
             Ok(())
         }
         Opening::Control => {
-            let trusted = |key: &_| shared.config.peer(key).is_some();
-            let (mut channel, key) = incoming
-                .control(&shared.keys, trusted)
-                .map_err(|error| describe(&error))?;
-            let peer = shared
-                .config
-                .peer(&key)
-                .map_or("?", |peer| peer.name.as_str());
+            let borrows = |key: &_| shared.config.peer(key).is_some_and(|peer| peer.may().borrow());
+            let controlled = incoming.control(&shared.keys, borrows);
+            let (mut channel, key) = controlled.map_err(|error| refusal(shared, &error))?;
+            let peer = shared.config.peer(&key).ok_or("a key without a peer")?;
             // Home decides whether its programs can move here; this side only
             // says what it is.
             hello::exchange(&mut channel, &shared.hello, HANDSHAKE_BOUND)
                 .map_err(|error| describe(&error))?;
             session::Session::new(shared, peer, channel, descriptor).serve()
         }
+    }
+}
+
+/// Why a connection is not served, for the log.
+fn refusal(shared: &Shared, error: &HandshakeError) -> String {
+    let HandshakeError::Untrusted { found } = error else {
+        return describe(error);
+    };
+    match shared.config.peer(found) {
+        Some(peer) => format!("{} may lend to this host, not borrow from it", peer.name),
+        None => describe(error),
+    }
+}
+
+/// Says what of a peer's entry its owner may not expect, and finds what it may open.
+fn settle(peer: &mut Peer, log: fn(&str)) {
+    if peer.may.is_none() {
+        log(&format!(
+            "{}: its [[peer]] does not say what it may: taken as `may = \"both\"`",
+            peer.name
+        ));
+    }
+    for path in peer.consent.resolve() {
+        log(&format!(
+            "{}: {} is not there now: what is there later is opened only if no symbolic link leads to it",
+            peer.name,
+            path.display()
+        ));
     }
 }
 

@@ -22,6 +22,7 @@ use weft_wire::socket;
 use super::expected::Awaited;
 use super::machine::MachineSlice;
 use super::{LEAVE_BOUND, Reservation, Shared};
+use crate::config::Peer;
 use crate::control::{self, Arrival};
 use crate::links::{self, Link, Links, Settings};
 use crate::protocol::{MachineStart, Reply, Request};
@@ -57,7 +58,7 @@ pub(super) struct Reserved {
 /// See the module.
 pub struct Session<'a> {
     daemon: &'a Arc<Shared>,
-    peer: &'a str,
+    peer: &'a Peer,
     channel: Channel,
     descriptor: TcpStream,
     reserved: Option<Reserved>,
@@ -80,7 +81,7 @@ impl<'a> Session<'a> {
     /// A session on an authenticated channel; `descriptor` is its socket.
     pub fn new(
         daemon: &'a Arc<Shared>,
-        peer: &'a str,
+        peer: &'a Peer,
         channel: Channel,
         descriptor: TcpStream,
     ) -> Session<'a> {
@@ -131,7 +132,7 @@ impl<'a> Session<'a> {
     }
 
     fn say(&self, text: &str) {
-        self.daemon.say(&format!("{}: {text}", self.peer));
+        self.daemon.say(&format!("{}: {text}", self.peer.name));
     }
 
     fn turn(&mut self) -> Result<Option<End>, String> {
@@ -366,7 +367,7 @@ impl<'a> Session<'a> {
         }
         let links = promised.collect()?;
         reserved.shared.reset_gauges();
-        let confinement = daemon.confinement(reserved.reservation.slot);
+        let confinement = daemon.confinement(self.peer);
         let role = Role::Slice {
             name: SLICE_NAME,
             confinement: confinement.as_ref(),
@@ -398,7 +399,7 @@ impl<'a> Session<'a> {
         let daemon = self.daemon;
         let reserved = self.reserved.as_mut().ok_or("nothing was reserved yet")?;
         let links = reserved.take_links().collect()?;
-        let (slice, machine) = MachineSlice::start(daemon, reserved, links, start)?;
+        let (slice, machine) = MachineSlice::start(daemon, self.peer, reserved, links, start)?;
         let (pid, node) = (slice.pid() as u32, reserved.node);
         self.slice = Some(slice);
         self.slice_talks = true;

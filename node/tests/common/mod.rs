@@ -1,4 +1,5 @@
 //! Running the launcher and daemons as processes of their own.
+#![allow(dead_code, reason = "each test file uses some of it")]
 
 use std::fs;
 use std::io::Read;
@@ -10,7 +11,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use weft_node::config::{self, Peer};
+use weft_node::config::{self, May, Peer};
 use weft_wire::keys::PublicKey;
 
 const BOUND: Duration = Duration::from_secs(30);
@@ -156,6 +157,12 @@ impl Run {
             hosts.iter().for_each(|host| host.trust_in(&directory));
             self.configuration = Some(directory);
         }
+        self
+    }
+
+    /// Several slices on one host, by the configuration that was given.
+    pub fn twice_on(mut self, host: &Host) -> Run {
+        self.hosts = vec![host.address.clone(); 2];
         self
     }
 
@@ -315,8 +322,8 @@ pub struct Host {
     child: std::sync::Mutex<Child>,
 }
 
-/// The launcher that all hosts of this test process trust.
-fn launcher() -> &'static Path {
+/// The launcher that may borrow from all hosts of this test process.
+pub fn launcher() -> &'static Path {
     static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
     DIRECTORY.get_or_init(|| {
         let directory = scratch("launcher-key");
@@ -327,26 +334,34 @@ fn launcher() -> &'static Path {
 
 pub fn trust(directory: &Path, key: PublicKey, address: &str) {
     let peer = Peer {
-        name: address.to_owned(),
-        key,
         address: Some(address.to_owned()),
+        ..Peer::new(address, key, May::Lend)
     };
     config::trust(directory, &peer).unwrap();
 }
 
 impl Host {
     pub fn start(name: &str, memory_bytes: u64) -> Host {
+        Host::start_knowing(name, memory_bytes, &[])
+    }
+
+    /// One that can make links to these others, too.
+    pub fn start_knowing(name: &str, memory_bytes: u64, others: &[&Host]) -> Host {
         let directory = scratch(name);
-        let key = config::init(&directory).unwrap();
+        config::init(&directory).unwrap();
+        let launcher = config::load_keys(launcher()).unwrap().public();
+        config::trust(&directory, &Peer::new("launcher", launcher, May::Borrow)).unwrap();
+        others.iter().for_each(|other| other.trust_in(&directory));
+        Host::start_in(&directory, memory_bytes)
+    }
+
+    /// One with the key and configuration of `directory`.
+    pub fn start_in(directory: &Path, memory_bytes: u64) -> Host {
+        let key = config::load_keys(directory).unwrap().public();
         let launcher = launcher().to_owned();
-        trust(
-            &directory,
-            config::load_keys(&launcher).unwrap().public(),
-            "launcher",
-        );
         let file = directory.join("address");
-        let child = command("daemon", &directory)
-            .env("WEFT_CONFIG", &directory)
+        let child = command("daemon", directory)
+            .env("WEFT_CONFIG", directory)
             .env("WEFT_TEST_MEMORY", memory_bytes.to_string())
             .env("WEFT_TEST_ADDRESS", &file)
             .stderr(Stdio::inherit())

@@ -4,7 +4,8 @@
 //! Needs root, `ip` and `make guest`.
 
 use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -34,8 +35,10 @@ const LONG_BOUND: Duration = Duration::from_secs(120);
 type HostCheck = fn(&Site<'_>) -> Result<String>;
 
 /// By name: hosts beside the launcher's, and the test.
-const CHECKS: [(&str, usize, HostCheck); 10] = [
+const CHECKS: [(&str, usize, HostCheck); 12] = [
     ("Linux boots over two hosts", 1, two),
+    ("two borrowers are two users", 1, borrowers),
+    ("what a host does not allow stays shut", 1, consent),
     ("three hosts, one with a clock of its own", 2, three),
     ("a disk and a network of another host", 1, devices),
     ("a slow network changes nothing but time", 1, slow),
@@ -86,16 +89,20 @@ struct Site<'a> {
     // Before the namespaces, which hold nothing then.
     daemons: Vec<Running>,
     home: Identity,
+    /// Another borrower.
+    neighbour: Identity,
     star: Star,
 }
 
 impl<'a> Site<'a> {
     /// So many hosts beside the launcher's: `h1`, `h2`. The last of two says that it
-    /// is another machine.
+    /// is another machine. All lend to `home` and to `neighbour`; `home` may open what
+    /// [`Site::consent`] says.
     fn new(bench: &'a Bench<'a>, images: &'a Images, hosts: usize) -> Result<Site<'a>> {
         let star = Star::new(hosts + 1)?;
         let context = bench.context;
         let home = Identity::new(context, &bench.directory.join("home"))?;
+        let neighbour = Identity::new(context, &bench.directory.join("neighbour"))?;
         let nodes = (1..=hosts)
             .map(|host| Identity::new(context, &bench.directory.join(format!("h{host}"))))
             .collect::<Result<Vec<_>>>()?;
@@ -111,6 +118,7 @@ impl<'a> Site<'a> {
         let nobody = Star::address(100);
         peers.push(("gone", &home.key, Some(&nobody)));
         home.configure("127.0.0.1:1", "1G", &peers)?;
+        neighbour.configure("127.0.0.1:1", "1G", &peers[..hosts])?;
         let boot_id = bench.directory.join("boot-id");
         fs::write(&boot_id, "01234567-89ab-cdef-0123-456789abcdef\n")?;
         let mut site = Site {
@@ -118,11 +126,19 @@ impl<'a> Site<'a> {
             images,
             daemons: Vec::new(),
             home,
+            neighbour,
             star,
         };
+        fs::create_dir(site.allowed())?;
         for (host, node) in (1..).zip(&nodes) {
             let listen = format!("0.0.0.0:{PORT}");
-            node.configure(&listen, "300M", &[("home", &site.home.key, None)])?;
+            let own = format!("h{host}");
+            let mut peers = peers.clone();
+            peers.retain(|(name, ..)| *name != own && *name != "gone");
+            peers.push(("neighbour", &site.neighbour.key, None));
+            peers.push(("home", &site.home.key, None));
+            node.configure(&listen, "300M", &peers)?;
+            node.allow(&site.consent())?;
             let wanted = Wanted {
                 host: Star::address(host),
                 port: PORT,
@@ -137,6 +153,27 @@ impl<'a> Site<'a> {
             site.daemons.push(daemon);
         }
         Ok(site)
+    }
+
+    /// Where `home` may open all disks.
+    fn allowed(&self) -> PathBuf {
+        self.bench.directory.join("allowed")
+    }
+
+    /// A disk that `home` may read.
+    fn readable(&self) -> PathBuf {
+        self.bench.directory.join("readable.img")
+    }
+
+    /// What hosts let `home` have.
+    fn consent(&self) -> String {
+        let (allowed, readable) = (self.allowed(), self.readable());
+        format!(
+            "may = \"borrow\"\nuser = 60100\ndisks = [\"{}/,rw\", \"{},ro\"]\n\
+             networks = [\"user,loopback\"]\n",
+            allowed.display(),
+            readable.display()
+        )
     }
 
     /// `weft` on the launcher's host.
@@ -182,15 +219,22 @@ impl<'a> Site<'a> {
 
     /// The slice that a host's daemon runs.
     fn slice_of(&self, host: usize) -> Result<i32> {
+        let slices = self.slices_of(host)?;
+        let slice = slices.first().copied();
+        slice.with_context(|| format!("host {host} runs no slice"))
+    }
+
+    /// All slices that a host's daemon runs.
+    fn slices_of(&self, host: usize) -> Result<Vec<i32>> {
         let daemon = self.daemons[host - 1].pid();
-        let tasks = fs::read_dir(format!("/proc/{daemon}/task"))?;
-        for task in tasks {
+        let mut slices = Vec::new();
+        for task in fs::read_dir(format!("/proc/{daemon}/task"))? {
             let children = fs::read_to_string(task?.path().join("children"))?;
-            if let Some(child) = children.split_whitespace().next() {
-                return Ok(child.parse()?);
+            for child in children.split_whitespace() {
+                slices.push(child.parse()?);
             }
         }
-        anyhow::bail!("host {host} runs no slice")
+        Ok(slices)
     }
 
     /// What the daemons say of themselves.
@@ -288,17 +332,35 @@ fn slow(site: &Site<'_>) -> Result<String> {
     Ok(format!("{} ms", ended.took.as_millis()))
 }
 
-/// What the guest writes is in the other host's file; what it may not open is said.
+/// A disk that user 60100 may open.
+fn make_disk(path: &Path) -> Result<()> {
+    fs::write(path, vec![0; 1 << 20])?;
+    fs::set_permissions(path, Permissions::from_mode(0o666))?;
+    Ok(())
+}
+
+/// What the guest writes is in the other host's file.
 fn devices(site: &Site<'_>) -> Result<String> {
-    let file = site.bench.directory.join("far.img");
-    fs::write(&file, vec![0; 1 << 20])?;
+    let file = site.allowed().join("far.img");
+    make_disk(&file)?;
+    make_disk(&site.readable())?;
+    fs::set_permissions(site.readable(), Permissions::from_mode(0o444))?;
     let disk = format!("{},node=1", file.display());
+    let readable = format!("{},node=1,ro", site.readable().display());
     let script = format!(
         "ip link set eth0 up; udhcpc -q -n -f -i eth0 -s /etc/udhcpc; echo $((6*7))-far > \
          /tmp/word; dd if=/tmp/word of=/dev/vda bs=512 seek=3 conv=sync,fsync 2>&1; \
+         dd if=/dev/vdb of=/dev/null 2>&1; \
          echo its daemon says $(timeout 2 nc 10.0.2.2 {PORT} </dev/null | head -c 4)"
     );
-    let options = ["--disk", &disk, "--net", "user,loopback,node=1"];
+    let options = [
+        "--disk",
+        &disk,
+        "--disk",
+        &readable,
+        "--net",
+        "user,loopback,node=1",
+    ];
     // Networking in user space asks for a way out.
     let prefix = site.star.prefix(1);
     let mut route = Command::new(&prefix[0]);
@@ -308,18 +370,98 @@ fn devices(site: &Site<'_>) -> Result<String> {
     ensure!(route.arg(Star::address(0)).status()?.success(), "no route");
 
     let ended = Guest::start(&mut site.machine("h1", &script, &options)?)?.finish(BOUND)?;
-    let user = "for user 60100: cannot open disk";
-    ended_with(&ended, 125, &[user, "far.img", "Permission denied"])?;
-    site.all_given_back()?;
-
-    // Whom the slice runs as may be known, or not: the file is anybody's.
-    fs::set_permissions(&file, Permissions::from_mode(0o666))?;
-    let ended = Guest::start(&mut site.machine("h1", &script, &options)?)?.finish(BOUND)?;
     ended_with(&ended, 0, &["powered off by the guest"])?;
     let console = ended.console();
     ensure!(console.contains("its daemon says WEFT"), "{console}");
+    ensure!(console.contains("2048+0 records in"), "{console}");
     let bytes = fs::read(&file)?;
     ensure!(bytes[3 * 512..].starts_with(b"42-far\n"), "{console}");
+    site.all_given_back()?;
+    Ok(String::new())
+}
+
+/// What the lender's configuration does not list is refused, with the line that would
+/// allow it.
+fn consent(site: &Site<'_>) -> Result<String> {
+    let secret = site.bench.directory.join("secret.img");
+    make_disk(&secret)?;
+    make_disk(&site.readable())?;
+    let inside = |name: &str| site.allowed().join(name);
+    symlink(&secret, inside("link"))?;
+    fs::hard_link(&secret, inside("hard"))?;
+    make_disk(&inside("shut"))?;
+    fs::set_permissions(inside("shut"), Permissions::from_mode(0o600))?;
+    let on_one = |path: &Path| format!("{},node=1", path.display());
+    let secret_line = format!("disks = [\"{},rw\"]", secret.display());
+    let around = inside("../secret.img");
+    let cases: [(&str, String, &[&str]); 9] = [
+        (
+            "--disk",
+            on_one(&secret),
+            &["does not allow this disk", &secret_line, "[[peer]] `home`"],
+        ),
+        ("--disk", on_one(&around), &["does not allow this disk"]),
+        (
+            "--disk",
+            on_one(&site.readable()),
+            &["for writing", "readable.img,rw"],
+        ),
+        ("--disk", on_one(&inside("link")), &["symbolic links"]),
+        ("--disk", on_one(&inside("hard")), &["another name"]),
+        (
+            "--disk",
+            on_one(&inside("shut")),
+            &["for user 60100: cannot open disk", "Permission denied"],
+        ),
+        (
+            "--disk",
+            on_one(&inside("none")),
+            &["for user 60100: cannot open disk", "No such file"],
+        ),
+        (
+            "--net",
+            "user,forward=2222:22,node=1".into(),
+            &["networks = [\"user,forward=2222\"]"],
+        ),
+        (
+            "--net",
+            "tap=weft0,node=1".into(),
+            &["does not allow this network", "networks = [\"tap=weft0\"]"],
+        ),
+    ];
+    for (option, value, says) in cases {
+        let mut command = site.machine("h1", "true", &[option, &value])?;
+        let ended = Guest::start(&mut command)?.finish(BOUND)?;
+        ended_with(&ended, 125, says).with_context(|| format!("{option} {value}"))?;
+        site.all_given_back()?;
+    }
+    Ok(String::new())
+}
+
+/// What runs for one borrower and what runs for another cannot reach each other.
+fn borrowers(site: &Site<'_>) -> Result<String> {
+    let options = ["--memory", "128M"];
+    let script = "while :; do echo tick; sleep 1; done";
+    let mut first = Guest::start(&mut site.machine("h1", script, &options)?)?;
+    let mut other = site.machine("h1", script, &options)?;
+    let (name, value) = site.neighbour.environment();
+    let mut second = Guest::start(other.env(name, value))?;
+    for guest in [&mut first, &mut second] {
+        ensure!(guest.wait_for("tick", BOUND).is_some(), "no guest");
+    }
+    let mut users = Vec::new();
+    for slice in site.slices_of(1)? {
+        let status = fs::read_to_string(format!("/proc/{slice}/status"))?;
+        let user = status.lines().find_map(|line| line.strip_prefix("Uid:\t"));
+        users.push(user.context("no user")?.to_owned());
+    }
+    users.sort();
+    let all = |user: u32| [user; 4].map(|user| user.to_string()).join("\t");
+    ensure!(users == [all(60100), all(60101)], "{users:?}");
+    for mut guest in [first, second] {
+        guest.kill()?;
+        guest.finish(BOUND)?;
+    }
     site.all_given_back()?;
     Ok(String::new())
 }

@@ -15,7 +15,7 @@ use super::lifecycle::{End, Stage};
 use super::owner::{Named, Owner, with_sources};
 use super::pci_devices::PciDevices;
 use super::seen::Seen;
-use super::{MachineError, Outside, disks, networks};
+use super::{MachineError, OpenDisks, Outside, disks, networks};
 use crate::acpi::EVENT_LINE;
 use crate::acpi::power::{PORTS as POWER_PORTS, PowerDevice, PowerRequest};
 use crate::bus::{Bus, BusDevice};
@@ -118,6 +118,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         let pci = PciDevices {
             frame: &frame,
             configuration,
+            opened: &plan.outside.disks,
             observer: chosen.observer.clone(),
             parts: &mut parts,
             slice: slice.as_ref(),
@@ -126,7 +127,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         let (root, console) = pci.attach(plan.outside.console)?;
         devices = Some((small, root, console));
     } else if let Some(slice) = &slice {
-        let served = serve_queues(&frame, configuration, &chosen, slice)?;
+        let served = serve_queues(&frame, configuration, &chosen, (slice, &plan.outside.disks))?;
         parts.push((format!("slice{}.devices", slice.number()), served));
     }
 
@@ -217,7 +218,7 @@ fn serve_queues(
     frame: &Frame,
     configuration: &Configuration,
     chosen: &Chosen,
-    slice: &Arc<Slice>,
+    (slice, opened): (&Arc<Slice>, &OpenDisks),
 ) -> Result<Arc<StationPart>, MachineError> {
     let tools = Tools {
         memory: frame.memory.clone(),
@@ -225,7 +226,7 @@ fn serve_queues(
         sink: frame.hub.clone(),
     };
     let mut all: Vec<(Scheme, Box<dyn VirtioDevice>)> = Vec::new();
-    for (scheme, block) in disks::open_for(configuration, slice)? {
+    for (scheme, block) in disks::open_for(configuration, slice, opened)? {
         all.push((scheme, Box::new(block)));
     }
     all.extend(networks::open_for(configuration, slice)?);

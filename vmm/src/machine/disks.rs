@@ -1,18 +1,35 @@
 //! The disks of a configuration, as one slice sees them: files that lie here are
 //! opened and described to the others, those of others are heard of.
 
+use std::collections::BTreeMap;
+use std::fs::File;
 use std::sync::Arc;
 
 use super::MachineError;
 use super::configuration::{Configuration, Disk};
 use crate::slice::Slice;
 use crate::slice::delegation::Scheme;
-use crate::virtio::block::{Block, BlockOptions, Geometry, QUEUES_MAX};
+use crate::virtio::block::{self, Block, BlockOptions, Geometry, QUEUES_MAX};
+
+/// Files of disks that were opened before the machine was put together, by the number
+/// of the disk. The others are opened by their paths.
+#[derive(Debug, Default)]
+pub struct OpenDisks(BTreeMap<usize, Arc<File>>);
+
+impl OpenDisks {
+    /// This file, opened with [`Disk::open_flags`], is that disk.
+    pub fn insert(&mut self, disk: usize, file: File) {
+        self.0.insert(disk, Arc::new(file));
+    }
+}
 
 /// Opens the disks of a machine on one node.
-pub(super) fn open(configuration: &Configuration) -> Result<Vec<Block>, MachineError> {
-    let disks = configuration.disks.iter();
-    let open = |disk| Ok(Block::open(&options(configuration, disk))?);
+pub(super) fn open(
+    configuration: &Configuration,
+    opened: &OpenDisks,
+) -> Result<Vec<Block>, MachineError> {
+    let disks = 0..configuration.disks.len();
+    let open = |disk| Ok(Block::open(&options(configuration, disk, opened))?);
     disks.map(open).collect()
 }
 
@@ -22,12 +39,19 @@ impl Configuration {
     ///
     /// # Errors
     /// The first that cannot.
-    pub fn try_disks(&self, slice: usize) -> Result<(), MachineError> {
-        let disks = self.disks.iter();
-        for disk in disks.filter(|disk| disk.slice as usize == slice) {
-            Block::open_for(&options(self, disk), |_| false)?;
+    pub fn try_disks(&self, slice: usize, opened: &OpenDisks) -> Result<(), MachineError> {
+        let disks = self.disks.iter().enumerate();
+        for (number, _) in disks.filter(|(_, disk)| disk.slice as usize == slice) {
+            Block::open_for(&options(self, number, opened), |_| false)?;
         }
         Ok(())
+    }
+}
+
+impl Disk {
+    /// Flags of open(2) for its file.
+    pub fn open_flags(&self) -> i32 {
+        block::open_flags(self.read_only, self.direct)
     }
 }
 
@@ -36,6 +60,7 @@ impl Configuration {
 pub(crate) fn open_for(
     configuration: &Configuration,
     slice: &Arc<Slice>,
+    opened: &OpenDisks,
 ) -> Result<Vec<(Scheme, Block)>, MachineError> {
     let disks = &configuration.disks;
     let schemes: Vec<Scheme> = disks
@@ -46,10 +71,10 @@ pub(crate) fn open_for(
         })
         .collect();
     let mut here = Vec::new();
-    for (disk, scheme) in disks.iter().zip(&schemes) {
+    for (number, scheme) in schemes.iter().enumerate() {
         let serves = |queue| scheme.server(queue) == slice.number();
         let open = (scheme.owner() == slice.number())
-            .then(|| Block::open_for(&options(configuration, disk), serves))
+            .then(|| Block::open_for(&options(configuration, number, opened), serves))
             .transpose()?;
         if let Some(block) = &open {
             // It is plain data: it always has a text.
@@ -96,8 +121,10 @@ fn described(slice: &Slice, owner: usize, disk: usize) -> Result<Geometry, Machi
     }
 }
 
-fn options(configuration: &Configuration, disk: &Disk) -> BlockOptions {
+fn options(configuration: &Configuration, number: usize, opened: &OpenDisks) -> BlockOptions {
+    let disk = &configuration.disks[number];
     BlockOptions {
+        file: opened.0.get(&number).cloned(),
         read_only: disk.read_only,
         direct: disk.direct,
         queues: queues(configuration),

@@ -47,6 +47,7 @@ use weft_soft::CpuState;
 pub use configuration::{
     BackEndChoice, CPUS_MAX, Configuration, DataPath, Disk, Forward, Invalid, Network,
 };
+pub use disks::OpenDisks;
 pub use handle::{ANSWER_SECONDS_MAX, Handle};
 pub use lifecycle::{Answer, Counters, End, Refusal, Request, Stage, Status, VcpuStage};
 pub use placement::{
@@ -70,13 +71,15 @@ use ender::{Ends, Input};
 /// and devices have bounds of their own, which are shorter together.
 const END_WAIT: Duration = Duration::from_secs(30);
 
-/// Where a machine's output goes. Both are called on threads of the machine and
-/// must not block for long.
+/// What a machine is given from outside: where its output goes, which is called on
+/// threads of the machine and must not block for long, and what is open already.
 pub struct Outside {
     /// The serial port's.
     pub serial: Box<dyn Write + Send>,
     /// The virtio console's, if there is one.
     pub console: Option<Box<dyn ConsoleOutput>>,
+    /// Files of disks that are open already.
+    pub disks: OpenDisks,
 }
 
 /// Why there is no machine.

@@ -6,7 +6,7 @@ use super::assembly::Frame;
 use super::configuration::Configuration;
 use super::lifecycle::End;
 use super::owner::Named;
-use super::{MachineError, disks, networks};
+use super::{MachineError, OpenDisks, disks, networks};
 use crate::acpi;
 use crate::interrupts::InterruptLine;
 use crate::memory::{DEVICE_HOLE, PCI_WINDOW_END};
@@ -21,6 +21,8 @@ use crate::virtio::{Attach, Transport, VirtioDevice, WriteObserver};
 pub(super) struct PciDevices<'a> {
     pub frame: &'a Frame,
     pub configuration: &'a Configuration,
+    /// Disks that are open already.
+    pub opened: &'a OpenDisks,
     /// Hears of guest memory that devices wrote.
     pub observer: Option<Arc<dyn WriteObserver>>,
     pub parts: &'a mut Vec<Named>,
@@ -58,7 +60,7 @@ impl PciDevices<'_> {
     fn attach_delegated(&mut self, root: &Root) -> Result<(), MachineError> {
         let configuration = self.configuration;
         let Some(slice) = self.slice else {
-            for block in disks::open(configuration)? {
+            for block in disks::open(configuration, self.opened)? {
                 self.put(root, Box::new(block))?;
             }
             for net in networks::open(configuration)? {
@@ -67,7 +69,7 @@ impl PciDevices<'_> {
             return Ok(());
         };
         let mut all: Vec<networks::Placed> = Vec::new();
-        for (scheme, block) in disks::open_for(configuration, slice)? {
+        for (scheme, block) in disks::open_for(configuration, slice, self.opened)? {
             all.push((scheme, Box::new(block)));
         }
         all.extend(networks::open_for(configuration, slice)?);

@@ -58,6 +58,7 @@ impl Rig {
         let outside = Outside {
             serial: Box::new(kept.clone()),
             console: None,
+            disks: OpenDisks::default(),
         };
         let machine = Machine::start(Start {
             configuration: &configuration,

@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::path::Path;
 
 use super::geometry::SERIAL;
 use super::{BlockError, BlockOptions, SECTOR};
@@ -40,14 +41,11 @@ impl Disk {
             path: path.clone(),
             source,
         };
-        let flags = if options.direct { libc::O_DIRECT } else { 0 };
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(!options.read_only)
-            // A pipe without a writer must not hold us up.
-            .custom_flags(flags | libc::O_NONBLOCK)
-            .open(path)
-            .map_err(fail)?;
+        let mut file = match &options.file {
+            Some(file) => file.try_clone(),
+            None => open_file(path, open_flags(options.read_only, options.direct)),
+        }
+        .map_err(fail)?;
         let kind = file.metadata().map_err(fail)?.file_type();
         if !kind.is_file() && !kind.is_block_device() {
             return Err(BlockError::Kind(path.clone()));
@@ -177,6 +175,25 @@ impl Drop for Disk {
         // Where it fails the lock goes with the descriptor.
         let _ = set_lock(&self.file, libc::F_UNLCK, 0, 0);
     }
+}
+
+/// Flags of open(2) for the file of a disk.
+pub fn open_flags(read_only: bool, direct: bool) -> i32 {
+    let access = match read_only {
+        true => libc::O_RDONLY,
+        false => libc::O_RDWR,
+    };
+    // A pipe without a writer must not hold us up.
+    access | libc::O_NONBLOCK | if direct { libc::O_DIRECT } else { 0 }
+}
+
+fn open_file(path: &Path, flags: i32) -> io::Result<File> {
+    let access = flags & libc::O_ACCMODE;
+    OpenOptions::new()
+        .read(true)
+        .write(access == libc::O_RDWR)
+        .custom_flags(flags & !libc::O_ACCMODE)
+        .open(path)
 }
 
 /// Whether another way should be tried.

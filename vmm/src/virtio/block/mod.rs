@@ -28,6 +28,7 @@ mod request;
 mod server;
 mod uring;
 
+use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -35,6 +36,7 @@ use std::sync::{Arc, Mutex};
 use thiserror::Error;
 
 pub use carrier::{Answer, Carrier, Carry, Inbox, PIECE_MAX, Piece};
+pub use disk::open_flags;
 pub use geometry::Geometry;
 pub use request::{Operation, Status};
 pub use server::{Job, Reply, Server};
@@ -73,6 +75,8 @@ const FEATURE_WRITE_ZEROES: u64 = 1 << 14;
 pub struct BlockOptions {
     /// A raw file or a block device.
     pub path: PathBuf,
+    /// The same where it is open already, with [`open_flags`].
+    pub file: Option<Arc<File>>,
     /// The guest cannot write, and others may read the file at the same time.
     pub read_only: bool,
     /// Goes around the host's page cache.
@@ -90,6 +94,7 @@ impl BlockOptions {
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
+            file: None,
             read_only: false,
             direct: false,
             queues: 1,

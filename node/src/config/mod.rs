@@ -3,14 +3,20 @@
 //! Read in two steps: parsed (every field known, with the nearest known name for
 //! one that is not), then validated (addresses, sizes and keys make sense).
 
+mod edit;
+mod owner;
+mod peer;
+
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::net::ToSocketAddrs;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use weft_wire::keys::{self, Keys, PublicKey};
+
+pub use edit::{init, trust};
+pub use peer::{May, Peer, USER_FIRST, USER_LAST};
 
 use crate::size::{format_bytes, parse_size};
 
@@ -22,6 +28,9 @@ pub const CONFIG_FILE: &str = "node.toml";
 pub const KEY_FILE: &str = "node.key";
 /// Most peers that one node may trust: every handshake looks through them.
 pub const PEERS_MAX: usize = 1024;
+
+/// The field of a peer, and what is wrong with it.
+pub type Wrong = (&'static str, String);
 
 /// Why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -85,17 +94,6 @@ pub enum ConfigError {
     },
 }
 
-/// Another node that this one trusts: it may lend to it and borrow from it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Peer {
-    /// A name for messages.
-    pub name: String,
-    /// Its public key.
-    pub key: PublicKey,
-    /// Where it listens, `HOST:PORT`, when it is known.
-    pub address: Option<String>,
-}
-
 /// A validated configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
@@ -106,7 +104,7 @@ pub struct Config {
     pub memory_bytes: Option<u64>,
     /// Most slices at one time.
     pub slices: u32,
-    /// Trusted nodes.
+    /// Other nodes.
     pub peers: Vec<Peer>,
 }
 
@@ -116,22 +114,14 @@ struct RawConfig {
     memory: Option<String>,
     slices: Option<u32>,
     #[serde(default)]
-    peer: Vec<RawPeer>,
-}
-
-#[derive(Deserialize)]
-struct RawPeer {
-    name: Option<String>,
-    key: String,
-    address: Option<String>,
+    peer: Vec<peer::Raw>,
 }
 
 const FIELDS: [&str; 4] = ["listen", "memory", "slices", "peer"];
-const PEER_FIELDS: [&str; 3] = ["name", "key", "address"];
 
 /// Most slices at one time, where the configuration does not say.
 pub const SLICES_DEFAULT: u32 = 8;
-/// Most slices that a configuration may allow: each has a user id of its own.
+/// Most slices that a configuration may allow.
 pub const SLICES_MAX: u32 = 256;
 
 /// The directory that holds the key and the configuration: `$WEFT_CONFIG`, else
@@ -156,37 +146,8 @@ pub fn load_keys(directory: &Path) -> Result<Keys, ConfigError> {
     if !path.exists() {
         return Err(ConfigError::Missing(path));
     }
-    check_owner(directory)?;
+    owner::check(directory)?;
     keys::load(&path).map_err(ConfigError::Key)
-}
-
-/// Refuses a file or directory that somebody else than this user and root can
-/// change: whoever can, decides who may borrow, and what.
-fn check_owner(path: &Path) -> Result<(), ConfigError> {
-    let status = fs::metadata(path).map_err(|source| ConfigError::File {
-        doing: "read",
-        path: path.to_owned(),
-        source,
-    })?;
-    judge_owner(path, &status, nix::unistd::geteuid().as_raw())
-}
-
-fn judge_owner(path: &Path, status: &fs::Metadata, user: u32) -> Result<(), ConfigError> {
-    let writable = |why: String, fix: String| {
-        let path = path.to_owned();
-        Err(ConfigError::Writable { path, why, fix })
-    };
-    let shown = path.display();
-    let (owner, mode) = (status.uid(), status.mode() & 0o7777);
-    if owner != user && owner != 0 {
-        let why = format!("belongs to user {owner}");
-        return writable(why, format!("chown {user} {shown}"));
-    }
-    if mode & 0o022 != 0 {
-        let why = format!("has mode {mode:04o}, so others may write to it");
-        return writable(why, format!("chmod go-w {shown}"));
-    }
-    Ok(())
 }
 
 impl Config {
@@ -204,8 +165,8 @@ impl Config {
         let mut file = fs::File::open(&path).map_err(failed)?;
         // What was opened is judged, not what has the name by then.
         let status = file.metadata().map_err(failed)?;
-        judge_owner(&path, &status, nix::unistd::geteuid().as_raw())?;
-        check_owner(directory)?;
+        owner::judge(&path, &status)?;
+        owner::check(directory)?;
         let mut text = String::new();
         file.read_to_string(&mut text).map_err(failed)?;
         Config::parse(&path, &text)
@@ -226,7 +187,7 @@ impl Config {
             .flatten()
         {
             if let Some(peer) = peer.as_table() {
-                check_fields(path, peer.keys(), &PEER_FIELDS)?;
+                check_fields(path, peer.keys(), &peer::FIELDS)?;
             }
         }
         let raw: RawConfig = toml::from_str(text).map_err(syntax)?;
@@ -251,10 +212,10 @@ impl Config {
             .peers
             .iter()
             .find(|peer| peer.name == host || peer.name == name)?;
-        match (&peer.address, peer.name == host) {
-            (Some(known), true) => Some((peer, known.clone())),
-            _ => Some((peer, address)),
-        }
+        Some(match peer.name == host {
+            true => (peer, peer.address()),
+            false => (peer, address),
+        })
     }
 }
 
@@ -308,18 +269,7 @@ fn validate(path: &Path, raw: RawConfig) -> Result<Config, ConfigError> {
     if raw.peer.len() > PEERS_MAX {
         return Err(value("peer", format!("more than {PEERS_MAX} peers")));
     }
-    let mut peers = Vec::new();
-    for (index, peer) in raw.peer.into_iter().enumerate() {
-        let key = peer
-            .key
-            .parse()
-            .map_err(|error: keys::KeyError| value("peer.key", error.to_string()))?;
-        peers.push(Peer {
-            name: peer.name.unwrap_or_else(|| format!("peer {}", index + 1)),
-            key,
-            address: peer.address.map(|address| with_port(&address)),
-        });
-    }
+    let peers = peer::validate(raw.peer).map_err(|(field, why)| value(field, why))?;
     Ok(Config {
         listen,
         memory_bytes,
@@ -370,102 +320,9 @@ fn sentence(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Makes a key pair and a configuration with comments. Never overwrites either.
-pub fn init(directory: &Path) -> Result<PublicKey, ConfigError> {
-    let file = |doing| {
-        let path = directory.to_owned();
-        move |source| ConfigError::File {
-            doing,
-            path,
-            source,
-        }
-    };
-    let key_path = directory.join(KEY_FILE);
-    let config_path = directory.join(CONFIG_FILE);
-    for path in [&key_path, &config_path] {
-        if path.exists() {
-            return Err(ConfigError::Exists(path.clone()));
-        }
-    }
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(directory)
-        .map_err(file("make"))?;
-    let pair = keys::generate().map_err(ConfigError::Key)?;
-    keys::save(&pair, &key_path).map_err(ConfigError::Key)?;
-    // Whatever the umask: a file that others may write to is refused.
-    let written = fs::File::options()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&config_path)
-        .and_then(|mut file| file.write_all(TEMPLATE.as_bytes()));
-    written.map_err(file("write a configuration in"))?;
-    Ok(pair.public())
-}
-
-const TEMPLATE: &str = "\
-# Configuration of this node. `weft node trust` adds peers at the end.
-
-# Address that `weft node start` listens on.
-#listen = \"0.0.0.0:7117\"
-
-# Most memory lent at one time. Default: half of what is free at start.
-#memory = \"4G\"
-
-# Most slices at one time.
-#slices = 8
-
-# A node that this one trusts: it may borrow from this one, and this one from it.
-#[[peer]]
-#name = \"alpha\"
-#key = \"weft-key-...\"
-#address = \"alpha.example:7117\"
-";
-
-/// Adds a trusted node at the end of the configuration, comments kept.
-pub fn trust(directory: &Path, peer: &Peer) -> Result<(), ConfigError> {
-    let config = Config::load(directory)?;
-    let path = directory.join(CONFIG_FILE);
-    let value = |field: &str, why: String| ConfigError::Value {
-        path: path.clone(),
-        field: field.to_owned(),
-        why,
-    };
-    if let Some(known) = config.peer(&peer.key) {
-        let why = format!("this key is trusted already, as `{}`", known.name);
-        return Err(value("peer.key", why));
-    }
-    if config.peers.iter().any(|known| known.name == peer.name) {
-        let why = format!("`{}` is the name of another key", peer.name);
-        return Err(value("peer.name", why));
-    }
-    let text = |text: &str| toml::Value::String(text.to_owned()).to_string();
-    let mut entry = format!(
-        "\n[[peer]]\nname = {}\nkey = \"{}\"\n",
-        text(&peer.name),
-        peer.key
-    );
-    if let Some(address) = &peer.address {
-        entry.push_str(&format!("address = {}\n", text(address)));
-    }
-    let written = fs::File::options()
-        .append(true)
-        .open(&path)
-        .and_then(|mut file| file.write_all(entry.as_bytes()));
-    written.map_err(|source| ConfigError::File {
-        doing: "write",
-        path: path.clone(),
-        source,
-    })?;
-    Config::load(directory).map(drop)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
 
     fn parse(text: &str) -> Result<Config, String> {
         Config::parse(Path::new("node.toml"), text).map_err(|error| error.to_string())
@@ -519,84 +376,6 @@ mod tests {
                 .contains("hexadecimal")
         );
         assert!(parse("slices = ").unwrap_err().contains("TOML"));
-    }
-
-    #[test]
-    fn init_and_trust_do_not_overwrite() {
-        let directory = std::env::temp_dir().join(format!("weft-config-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&directory);
-        assert!(matches!(
-            Config::load(&directory),
-            Err(ConfigError::Missing(_))
-        ));
-        let key = init(&directory).unwrap();
-        assert_eq!(load_keys(&directory).unwrap().public(), key);
-        assert!(matches!(init(&directory), Err(ConfigError::Exists(_))));
-        let mut peer = Peer {
-            name: "a \"b\"".into(),
-            key,
-            address: Some("10.0.0.1:1".into()),
-        };
-        trust(&directory, &peer).unwrap();
-        assert_eq!(Config::load(&directory).unwrap().peers, [peer.clone()]);
-        assert!(
-            trust(&directory, &peer)
-                .unwrap_err()
-                .to_string()
-                .contains("already")
-        );
-        peer.key = PublicKey([1; 32]);
-        assert!(
-            trust(&directory, &peer)
-                .unwrap_err()
-                .to_string()
-                .contains("another key")
-        );
-        fs::remove_dir_all(&directory).unwrap();
-    }
-
-    #[test]
-    fn what_others_can_change_is_refused() {
-        let directory = std::env::temp_dir().join(format!("weft-modes-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&directory);
-        init(&directory).unwrap();
-        let mode = |path: &Path, mode| {
-            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
-        };
-        let file = directory.join(CONFIG_FILE);
-        let refused = || {
-            let error = Config::load(&directory).unwrap_err();
-            assert!(matches!(error, ConfigError::Writable { .. }), "{error}");
-            error.to_string()
-        };
-        for open in [0o666, 0o620, 0o602] {
-            mode(&file, open);
-            let error = refused();
-            assert!(
-                error.contains("chmod go-w") && error.contains(CONFIG_FILE),
-                "{error}"
-            );
-        }
-        mode(&file, 0o644);
-        Config::load(&directory).unwrap();
-        for open in [0o777, 0o770, 0o1777] {
-            mode(&directory, open);
-            assert!(!refused().contains(CONFIG_FILE));
-            assert!(matches!(
-                load_keys(&directory),
-                Err(ConfigError::Writable { .. })
-            ));
-        }
-        mode(&directory, 0o755);
-        load_keys(&directory).unwrap();
-        // As another user sees it, who is not root.
-        let status = fs::metadata(&file).unwrap();
-        let other = status.uid() + 1;
-        assert_eq!(
-            judge_owner(&file, &status, other).is_ok(),
-            status.uid() == 0
-        );
-        fs::remove_dir_all(&directory).unwrap();
     }
 
     #[test]
