@@ -119,6 +119,18 @@ pub enum LaunchError {
         /// What it said.
         why: String,
     },
+    /// A host made no link to another one.
+    #[error(
+        "node {from} has no way to node {to}: if it does not know that host, run `weft node trust --may lend {key} NAME --address HOST:PORT` on {from} and start its daemon again; else its log says why"
+    )]
+    NoWay {
+        /// The one that dials, as the user named it.
+        from: String,
+        /// The one to be dialled.
+        to: String,
+        /// The key of that one.
+        key: weft_wire::keys::PublicKey,
+    },
     /// A runtime did not get ready.
     #[error("the runtime of {node} {why}")]
     Runtime {

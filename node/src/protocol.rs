@@ -21,6 +21,7 @@
 
 use serde::{Deserialize, Serialize};
 use weft_wire::handshake::{Secret, Ticket};
+use weft_wire::keys::PublicKey;
 
 use crate::links::Settings;
 use crate::shared::Snapshot;
@@ -55,8 +56,8 @@ pub enum Request {
     Dial {
         /// The other end's node number.
         peer: u32,
-        /// Its daemon, `HOST:PORT`.
-        address: String,
+        /// Its daemon's key: the dialling daemon has to know it, and where it listens.
+        key: PublicKey,
         /// What to present.
         ticket: Ticket,
         /// What both ends know.

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use weft_wire::channel::{Channel, ChannelError};
 use weft_wire::handshake::{self, HandshakeError, Secret, Ticket};
 use weft_wire::hello::{self, Hello, Mismatch};
-use weft_wire::keys::Keys;
+use weft_wire::keys::{Keys, PublicKey};
 use weft_wire::{keys, socket};
 
 use crate::config::{self, Config, PORT};
@@ -62,8 +62,10 @@ pub enum Event {
 pub struct Connection {
     /// As the user named it.
     pub host: String,
-    /// Where it listens, resolved: other hosts are told this.
-    pub address: String,
+    /// Where it listens, resolved.
+    address: String,
+    /// Its key: other hosts are told this.
+    key: PublicKey,
     channel: Channel,
     descriptor: TcpStream,
 }
@@ -143,6 +145,7 @@ impl Connection {
         Ok(Connection {
             host: host.to_owned(),
             address,
+            key: peer.key,
             channel,
             descriptor,
         })
@@ -533,11 +536,21 @@ fn join(
         ticket,
         secret,
     })?;
-    slice.connection.done(&Request::Dial {
+    let (ours, theirs) = (&mut slice.connection, &other.connection);
+    let dialled = ours.done(&Request::Dial {
         peer,
-        address: other.connection.address.clone(),
+        key: theirs.key,
         ticket,
         secret,
+    });
+    dialled.map_err(|error| match error {
+        // Why, it tells its own log alone.
+        LaunchError::Remote { .. } => LaunchError::NoWay {
+            from: ours.host.clone(),
+            to: theirs.host.clone(),
+            key: theirs.key,
+        },
+        error => error,
     })
 }
 

@@ -3,7 +3,8 @@
 //!
 //! The first thread accepts; each connection gets a thread of its own, named
 //! `weft-peer`, that shakes hands and then either serves a control connection
-//! ([`session`]) or delivers a link to the session that expects it. A slice is
+//! ([`session`]) or delivers a link to the session that expects it. Until then it is a
+//! stranger's, and its place is at the [`door`]. A slice is
 //! started by its session's thread and dies with it (`PR_SET_PDEATHSIG`).
 //!
 //! Invariants:
@@ -17,24 +18,30 @@
 //! signal ends it at once, and the slices with it.
 
 mod budget;
+mod door;
 mod expected;
+mod gossip;
 mod machine;
 mod session;
 
 use std::io;
-use std::net::{TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use weft_wire::channel::Channel;
 use weft_wire::handshake::{self, HandshakeError, Opening};
 use weft_wire::hello::{self, Hello};
 use weft_wire::keys::Keys;
 use weft_wire::socket;
+
+use door::{Door, Guest, Limits, Stranger};
+use gossip::Gossip;
 
 pub use budget::{Budget, NoRoom, Reservation};
 pub use expected::Expected;
@@ -48,9 +55,6 @@ use crate::{host, spawn, sys};
 
 /// How long aggregates may take to leave a daemon that ends.
 pub const LEAVE_BOUND: Duration = Duration::from_secs(30);
-/// Connections served at one time: sessions and links of the slices, and some
-/// that have not proven anything yet.
-const CONNECTIONS_MAX: usize = 1024;
 /// How long a peer may take for its handshake.
 const HANDSHAKE_BOUND: Duration = Duration::from_secs(5);
 
@@ -123,7 +127,11 @@ pub struct Shared {
     hello: Hello,
     /// Readable (closed at the other end) once the daemon is to end.
     ending: OwnedFd,
-    connections: AtomicUsize,
+    /// Where this host itself reaches the daemon.
+    own_address: SocketAddr,
+    door: Arc<Door>,
+    /// Guards how often strangers have been spoken of lately.
+    gossip: Mutex<Gossip>,
     /// Slices of machines that run now.
     machine_slices: AtomicU32,
     log: fn(&str),
@@ -132,6 +140,21 @@ pub struct Shared {
 impl Shared {
     fn say(&self, text: &str) {
         (self.log)(text);
+    }
+
+    /// Says something that a stranger caused, as long as not too many do.
+    fn say_of_stranger(&self, text: &str) {
+        let mut gossip = self.gossip.lock().unwrap_or_else(PoisonError::into_inner);
+        let (speak, passed_over) = gossip.heard(Instant::now());
+        drop(gossip);
+        if passed_over > 0 {
+            self.say(&format!(
+                "{passed_over} more connections ended before they had proven who makes them"
+            ));
+        }
+        if speak {
+            self.say(text);
+        }
     }
 
     /// Readable once the daemon is to end.
@@ -233,7 +256,9 @@ impl Daemon {
             },
             hello: Hello::here(),
             ending,
-            connections: AtomicUsize::new(0),
+            own_address: own_address(&listener).map_err(system("find out the address"))?,
+            door: Door::new(Limits::raised()),
+            gossip: Mutex::default(),
             machine_slices: AtomicU32::new(0),
             log,
         };
@@ -265,7 +290,7 @@ impl Daemon {
             .say("ending: asking aggregates to leave (a second signal ends at once)");
         self.end = None;
         let deadline = Instant::now() + LEAVE_BOUND + Duration::from_secs(2);
-        while self.shared.connections.load(Ordering::Acquire) > 0 && Instant::now() < deadline {
+        while self.shared.door.guests() > 0 && Instant::now() < deadline {
             let again = sys::wait_readable(&[signals.as_fd()], Duration::from_millis(100));
             if again.map_err(system("wait for sessions"))?[0] {
                 break;
@@ -297,48 +322,58 @@ impl Daemon {
         }
     }
 
-    fn admit(&self, stream: TcpStream, from: std::net::SocketAddr) {
-        let guard = Admitted::new(&self.shared);
-        if self.shared.connections.load(Ordering::Acquire) > CONNECTIONS_MAX {
+    fn admit(&self, stream: TcpStream, from: SocketAddr) {
+        let shared = self.shared.clone();
+        // Where it cannot be, the connection is dropped, as where its thread cannot be.
+        let Ok(other) = stream.try_clone() else {
             return;
-        }
+        };
+        let Some(stranger) = shared.door.admit(other, from) else {
+            return;
+        };
         let thread = std::thread::Builder::new().name("weft-peer".into());
-        // A thread that cannot be made drops the connection, and the guard.
-        let _ = thread.spawn(move || {
-            let shared = &guard.shared;
-            if let Err(why) = welcome(shared, stream) {
-                shared.say(&format!("{from}: {why}"));
-            }
-        });
-    }
-}
-
-/// Counts a connection for as long as it lives.
-struct Admitted {
-    shared: Arc<Shared>,
-}
-
-impl Admitted {
-    fn new(shared: &Arc<Shared>) -> Admitted {
-        shared.connections.fetch_add(1, Ordering::AcqRel);
-        Admitted {
-            shared: shared.clone(),
-        }
-    }
-}
-
-impl Drop for Admitted {
-    fn drop(&mut self) {
-        self.shared.connections.fetch_sub(1, Ordering::AcqRel);
+        let _ = thread.spawn(move || welcome(&shared, stream, stranger, from));
     }
 }
 
 /// The whole life of one connection.
-fn welcome(shared: &Arc<Shared>, stream: TcpStream) -> Result<(), String> {
+fn welcome(shared: &Arc<Shared>, stream: TcpStream, stranger: Stranger, from: SocketAddr) {
+    match prove(shared, stream, stranger) {
+        Ok(None) => {}
+        Ok(Some(session)) => {
+            let Known {
+                channel,
+                descriptor,
+                peer,
+                guest,
+            } = session;
+            let served = session::Session::new(shared, peer, channel, descriptor).serve();
+            drop(guest);
+            if let Err(why) = served {
+                shared.say(&format!("{from}: {why}"));
+            }
+        }
+        Err(why) => shared.say_of_stranger(&format!("{from}: {why}")),
+    }
+}
+
+/// A peer whose key was proven, on a connection of its own.
+struct Known<'a> {
+    peer: &'a Peer,
+    channel: Channel,
+    descriptor: TcpStream,
+    guest: Guest,
+}
+
+/// The handshake: a peer, or none where it was a link, which its session has now.
+fn prove<'a>(
+    shared: &'a Shared,
+    stream: TcpStream,
+    stranger: Stranger,
+) -> Result<Option<Known<'a>>, String> {
     let io = |error: io::Error| error.to_string();
     stream.set_nonblocking(false).map_err(io)?;
     socket::tune(&stream).map_err(io)?;
-    let descriptor = stream.try_clone().map_err(io)?;
     let incoming =
         handshake::accept(stream.into(), HANDSHAKE_BOUND).map_err(|error| describe(&error))?;
     match incoming.opening() {
@@ -348,21 +383,43 @@ fn welcome(shared: &Arc<Shared>, stream: TcpStream) -> Result<(), String> {
                 .secret(&ticket)
                 .ok_or("a link that nobody expects")?;
             let keyed = incoming.link(&secret).map_err(|error| describe(&error))?;
-            shared.expected.deliver(&ticket, keyed);
-            Ok(())
+            if stranger.leave() {
+                shared.expected.deliver(&ticket, keyed);
+            }
+            Ok(None)
         }
         Opening::Control => {
-            let borrows = |key: &_| shared.config.peer(key).is_some_and(|peer| peer.may().borrow());
+            let borrows = |key: &_| {
+                let peer = shared.config.peer(key);
+                peer.is_some_and(|peer| peer.may().borrow())
+            };
             let controlled = incoming.control(&shared.keys, borrows);
             let (mut channel, key) = controlled.map_err(|error| refusal(shared, &error))?;
             let peer = shared.config.peer(&key).ok_or("a key without a peer")?;
+            let (guest, descriptor) = stranger.prove(key)?;
             // Home decides whether its programs can move here; this side only
             // says what it is.
             hello::exchange(&mut channel, &shared.hello, HANDSHAKE_BOUND)
                 .map_err(|error| describe(&error))?;
-            session::Session::new(shared, peer, channel, descriptor).serve()
+            Ok(Some(Known {
+                peer,
+                channel,
+                descriptor,
+                guest,
+            }))
         }
     }
+}
+
+/// Where this host reaches what listens: all addresses include the loopback's.
+fn own_address(listener: &TcpListener) -> io::Result<SocketAddr> {
+    let mut address = listener.local_addr()?;
+    match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
+        IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
+        _ => {}
+    }
+    Ok(address)
 }
 
 /// Why a connection is not served, for the log.

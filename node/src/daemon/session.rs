@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use weft_proc::boot::{CONTROL_FATAL, KICK_SIGNAL, MAX_NODES};
 use weft_wire::channel::{Channel, ChannelError};
 use weft_wire::handshake::{self, Ticket};
+use weft_wire::keys::PublicKey;
 use weft_wire::socket;
 
 use super::expected::Awaited;
@@ -219,10 +220,10 @@ impl<'a> Session<'a> {
             } => self.expect(peer, ticket, secret),
             Request::Dial {
                 peer,
-                address,
+                key,
                 ticket,
                 secret,
-            } => self.dial(peer, &address, &ticket, &secret),
+            } => self.dial(peer, &key, &ticket, &secret),
             Request::Start(settings) => self.start(&settings),
             Request::StartMachine(start) => self.start_machine(&start),
             Request::Ping => Ok(Reply::Pong(Box::new(self.counters()))),
@@ -332,23 +333,28 @@ impl<'a> Session<'a> {
         Ok(Reply::Done)
     }
 
+    /// Makes a link to the daemon that has `key`. Only where a peer listens is dialled,
+    /// by this daemon's configuration, and the launcher hears but one answer: it learns
+    /// nothing of what is on this host's network.
     fn dial(
         &mut self,
         peer: u32,
-        address: &str,
+        key: &PublicKey,
         ticket: &Ticket,
         secret: &handshake::Secret,
     ) -> Result<Reply, String> {
-        let (reserved, _) = self.reservation_for(peer)?;
-        let failed = |why: String| format!("it cannot reach node {peer} at {address}: {why}");
-        let stream =
-            socket::dial(address, LINK_BOUND).map_err(|error| failed(error.to_string()))?;
-        let keyed = handshake::dial_link(stream.into(), ticket, secret, LINK_BOUND)
-            .map_err(|error| failed(describe(&error)))?;
+        let (reserved, daemon) = self.reservation_for(peer)?;
         let lease_ms = reserved.lease.as_millis() as u32;
-        let link = Link::keyed(keyed, lease_ms).map_err(|error| failed(error.to_string()))?;
-        reserved.links[peer as usize] = Some(link);
-        Ok(Reply::Done)
+        match dial_peer(daemon, key, ticket, secret, lease_ms) {
+            Ok(link) => {
+                reserved.links[peer as usize] = Some(link);
+                Ok(Reply::Done)
+            }
+            Err(why) => {
+                self.say(&format!("has no way to node {peer}: {why}"));
+                Err(format!("it has no way to node {peer}"))
+            }
+        }
     }
 
     fn start(&mut self, settings: &Settings) -> Result<Reply, String> {
@@ -488,6 +494,31 @@ impl<'a> Session<'a> {
 struct Ready {
     connection: bool,
     ending: bool,
+}
+
+/// A link to the peer that has `key`, or to this daemon itself: a host may have several
+/// slices of one aggregate.
+fn dial_peer(
+    daemon: &Shared,
+    key: &PublicKey,
+    ticket: &Ticket,
+    secret: &handshake::Secret,
+    lease_ms: u32,
+) -> Result<Link, String> {
+    let (name, address) = match daemon.config.peer(key) {
+        Some(peer) => (peer.name.as_str(), peer.address()),
+        None if *key == daemon.keys.public() => ("this host", daemon.own_address.to_string()),
+        None => {
+            return Err(format!(
+                "no [[peer]] has the key {key}: `weft node trust --may lend {key} NAME` adds one"
+            ));
+        }
+    };
+    let failed = |why: String| format!("{name}, {address}: {why}");
+    let stream = socket::dial(&address, LINK_BOUND).map_err(|error| failed(error.to_string()))?;
+    let keyed = handshake::dial_link(stream.into(), ticket, secret, LINK_BOUND)
+        .map_err(|error| failed(describe(&error)))?;
+    Link::keyed(keyed, lease_ms).map_err(|error| failed(error.to_string()))
 }
 
 fn no_links() -> Links {
