@@ -122,6 +122,10 @@ fn programs() -> Vec<Case> {
             .program("answers")
             .memory(10, 500)
             .home(60),
+        Case::new("traced", "{programs}/traced 8")
+            .program("traced")
+            .memory(10, 500)
+            .home(60),
         Case::new("mappings", "{programs}/mappings file 24")
             .program("mappings")
             .output("file")

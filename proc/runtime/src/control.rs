@@ -31,6 +31,7 @@ const ANYONE: u32 = u32::MAX;
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 /// Whether this process was started to run the program (and not forked by it).
 static MAIN: AtomicBool = AtomicBool::new(true);
+static MAIN_PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// What the launcher sent. Written once, before there is a second thread.
 struct Received {
@@ -66,6 +67,16 @@ pub fn generation() -> u64 {
 /// False in children that the program forked.
 pub fn is_main_process() -> bool {
     MAIN.load(Ordering::Relaxed)
+}
+
+/// The process that was started to run the program: this one, or an ancestor.
+pub fn main_process() -> u32 {
+    MAIN_PROCESS.load(Ordering::Relaxed)
+}
+
+/// Notes that this process is that one.
+pub fn set_main_process() {
+    MAIN_PROCESS.store(kernel::process_id(), Ordering::Relaxed);
 }
 
 /// A descriptor of the packet by its index in [`Boot`], already out of the

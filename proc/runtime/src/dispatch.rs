@@ -25,3 +25,16 @@ pub fn arm() -> Result<()> {
     )
     .map(|_| ())
 }
+
+/// System calls of the calling thread reach the kernel again.
+pub fn disarm() {
+    const PR_SYS_DISPATCH_OFF: usize = 0;
+    let _ = call!(
+        prctl,
+        PR_SET_SYSCALL_USER_DISPATCH,
+        PR_SYS_DISPATCH_OFF,
+        0,
+        0,
+        0
+    );
+}

@@ -203,6 +203,7 @@ fn try_set_up() -> kernel::Result<&'static mut Thread> {
     let thread = thread::allocate()?;
     thread.id = kernel::thread_id();
     thread.process = kernel::process_id();
+    control::set_main_process();
     thread.actions = &raw const actions::SHARED;
     thread.use_stack()?;
     call!(set_tid_address, thread.alive_word())?;

@@ -39,6 +39,8 @@ pub const PENDING_KICK: u32 = 2;
 /// A signal that the kernel never blocks waits in [`Inbox::held`], or one that
 /// waited there may be delivered now.
 pub const PENDING_OPEN: u32 = 4;
+/// The thread's process shall run without the runtime, since it is traced.
+pub const PENDING_RELEASE: u32 = 8;
 
 /// What a handler that interrupted the runtime leaves for the way out.
 ///

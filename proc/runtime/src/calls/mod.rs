@@ -14,6 +14,7 @@ mod files;
 mod identity;
 mod process;
 mod threads;
+pub mod trace;
 mod waiting;
 
 use syscalls::Sysno;
@@ -101,7 +102,9 @@ pub fn run_for(thread: &Thread, number: usize, arguments: &[usize; 6]) -> isize 
 pub fn plain(thread: &mut Thread, number: usize, arguments: &[usize; 6]) -> isize {
     Sysno::new(number)
         .and_then(|call| {
-            waiting::call(thread, call, arguments).or_else(|| files::call(thread, call, arguments))
+            waiting::call(thread, call, arguments)
+                .or_else(|| files::call(thread, call, arguments))
+                .or_else(|| trace::call(thread, call, arguments))
         })
         .unwrap_or_else(|| run_for(thread, number, arguments))
 }
@@ -118,6 +121,7 @@ pub fn native(
             .or_else(|| signal_call(thread, frame, call, arguments))
             .or_else(|| thread_call(thread, frame, call, arguments))
             .or_else(|| files::call(thread, call, arguments))
+            .or_else(|| trace::call(thread, call, arguments))
             .unwrap_or_else(|| run_for(thread, number, arguments)),
         None => run_for(thread, number, arguments),
     }

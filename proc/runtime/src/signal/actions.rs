@@ -214,6 +214,15 @@ pub fn make_default(signal: i32) {
     let _ = call!(rt_sigaction, signal, &raw const native, 0, 8);
 }
 
+/// Tells the kernel what the program asked for, and nothing of the runtime.
+pub fn release(table: &Table) {
+    for signal in 1..=SIGNALS as i32 {
+        let action = table.get(signal);
+        // Of SIGKILL and SIGSTOP the kernel wants to know nothing.
+        let _ = call!(rt_sigaction, signal, &raw const action, 0, 8);
+    }
+}
+
 /// Before an `execve`: the kernel resets what has a handler, and the runtime's
 /// signals have one even where the program said "ignore".
 pub fn prepare_exec(table: &Table) {

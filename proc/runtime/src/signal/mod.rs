@@ -29,7 +29,7 @@ use core::sync::atomic::Ordering;
 
 pub use crate::frame::{Frame, SignalInfo};
 use crate::kernel::call;
-use crate::thread::{PENDING_KICK, PENDING_OPEN, PENDING_SIGNAL, Thread};
+use crate::thread::{PENDING_KICK, PENDING_OPEN, PENDING_RELEASE, PENDING_SIGNAL, Thread};
 use crate::{calls, control, engine, image, log, memory};
 pub use program::{rt_sigreturn, sigaltstack};
 
@@ -57,6 +57,8 @@ pub const KICK: i32 = weft_proc::boot::KICK_SIGNAL;
 /// `si_code` of the runtime's signal for a thread that shall look into the
 /// process's store.
 const LOOK_CODE: i32 = -0x5746;
+/// `si_code` of the runtime's signal for a child that is to be traced.
+pub const RELEASE_CODE: i32 = -0x5747;
 /// `si_code` of `kill`.
 const SI_USER: i32 = 0;
 /// `si_code` of `tgkill`.
@@ -126,7 +128,7 @@ fn is_own(thread: &Thread, info: &SignalInfo) -> bool {
         // Should the program's own `tgkill` come between, the two change
         // places; they say the same.
         SI_TKILL => thread.entering,
-        LOOK_CODE => true,
+        LOOK_CODE | RELEASE_CODE => true,
         SI_USER => control::is_launcher(info.words[0] as u32),
         _ => false,
     }
@@ -141,6 +143,10 @@ fn handle_kick(thread: &mut Thread, frame: &mut Frame, info: &SignalInfo, inside
     }
     if info.code == LOOK_CODE {
         held::announce(thread);
+        return leave_later(frame, inside);
+    }
+    if info.code == RELEASE_CODE {
+        calls::trace::ask_release(thread);
         return leave_later(frame, inside);
     }
     if inside {
@@ -186,6 +192,9 @@ fn deliver_pending(thread: &mut Thread, frame: &mut Frame) {
     }
     if pending & PENDING_KICK != 0 {
         engine::kick(thread, frame);
+    }
+    if pending & PENDING_RELEASE != 0 {
+        calls::trace::release(thread, frame);
     }
 }
 
