@@ -116,7 +116,8 @@ impl<'a> Site<'a> {
             .collect();
         // Trusted, and not there.
         let nobody = Star::address(100);
-        peers.push(("gone", &home.key, Some(&nobody)));
+        let gone = home.key.clone();
+        peers.push(("gone", &gone, Some(&nobody)));
         home.configure("127.0.0.1:1", "1G", &peers)?;
         neighbour.configure("127.0.0.1:1", "1G", &peers[..hosts])?;
         let boot_id = bench.directory.join("boot-id");
