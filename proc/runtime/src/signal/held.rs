@@ -37,11 +37,13 @@ struct Slot {
 }
 
 impl Slot {
-    const EMPTY: Slot = Slot {
-        state: AtomicU32::new(FREE),
-        order: AtomicU32::new(0),
-        info: UnsafeCell::new(SignalInfo::EMPTY),
-    };
+    const fn free() -> Slot {
+        Slot {
+            state: AtomicU32::new(FREE),
+            order: AtomicU32::new(0),
+            info: UnsafeCell::new(SignalInfo::EMPTY),
+        }
+    }
 
     fn claim(&self, from: u32) -> bool {
         self.state
@@ -69,8 +71,8 @@ static PROCESS: Held = Held::new();
 impl Held {
     const fn new() -> Held {
         Held {
-            standard: [const { Slot::EMPTY }; STANDARD.len()],
-            queued: [const { Slot::EMPTY }; QUEUED_MAX],
+            standard: [const { Slot::free() }; STANDARD.len()],
+            queued: [const { Slot::free() }; QUEUED_MAX],
             count: AtomicU32::new(0),
         }
     }

@@ -208,6 +208,27 @@ fn extended_attributes() {
 }
 
 #[test]
+fn names_that_are_too_long_are_the_kernels_to_refuse() {
+    same(|call| {
+        let name = |length| CString::new(vec![b'n'; length]).unwrap();
+        let mut seen = Vec::new();
+        for length in [0, 249, 250, 255, 256, 300, 511, 512, 5000] {
+            let name = name(length);
+            let name = at(name.as_bytes_with_nul());
+            let made = call(SYS_memfd_create, &[name, 0]);
+            if made >= 0 {
+                call(SYS_close, &[made as u64]);
+            }
+            seen.push(made.min(0));
+            seen.push(call(SYS_getxattr, &[at(b"/\0"), name, 0, 0]));
+            seen.push(call(SYS_setxattr, &[at(b"/\0"), name, at(b"v"), 1, 0]));
+            seen.push(call(SYS_mq_unlink, &[name]));
+        }
+        seen
+    });
+}
+
+#[test]
 fn locks_and_descriptor_commands() {
     file_with(b"0123456789", |call, fd, _| {
         let mut lock: flock = zeroed();
