@@ -138,6 +138,7 @@ impl Runtime {
         );
         let mut hoard = Vec::new();
         while !self.link_ended(0, LOOK) {
+            shared.stats.beats.fetch_add(1, Ordering::Relaxed);
             match ASKED.swap(0, Ordering::Relaxed) {
                 libc::SIGUSR1 => {
                     let mut message = ControlMessage::new(CONTROL_FATAL, 0);

@@ -40,7 +40,7 @@ const START_BOUND: Duration = Duration::from_secs(30);
 const CLOSE_BOUND: Duration = Duration::from_millis(500);
 /// A launcher that did not run for this long (it was stopped) gives every node
 /// a fresh lease.
-const STALL: Duration = Duration::from_millis(1500);
+pub(crate) const STALL: Duration = Duration::from_millis(1500);
 
 /// What a slice elsewhere did by itself.
 #[derive(Debug)]

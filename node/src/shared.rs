@@ -158,8 +158,15 @@ pub struct Snapshot {
     pub executing: bool,
     pub stretched: bool,
     pub threads: u32,
+    /// For the launcher alone: not in a report.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub beats: u32,
     pub pull_latency: Percentiles,
     pub jump_latency: Percentiles,
+}
+
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 impl Snapshot {
@@ -192,6 +199,7 @@ impl Snapshot {
             executing: stats.executing.load(Ordering::Relaxed) != 0,
             stretched: stats.stretched.load(Ordering::Relaxed) != 0,
             threads: stats.threads.load(Ordering::Relaxed),
+            beats: stats.beats.load(Ordering::Relaxed),
             pull_latency: Percentiles::of(&stats.pull_ns),
             jump_latency: Percentiles::of(&stats.jump_ns),
         }

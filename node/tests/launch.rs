@@ -124,6 +124,74 @@ fn a_home_that_does_not_answer_a_loss_is_ended_within_the_lease() {
     );
 }
 
+/// How long these tests stop something: longer than their lease, and than what is
+/// taken for a stop of the launcher.
+const STOPPED: Duration = Duration::from_millis(3500);
+
+#[test]
+fn a_slice_that_does_not_run_is_lost() {
+    let hosts = [common::Host::start("standing", 64 << 20)];
+    let here = Run::new("commands 20000 exit 0").start();
+    let there = Run::new("commands 20000 exit 0").on(&hosts).start();
+    common::kill(here.wait_for_slices(1)[0], libc::SIGSTOP);
+    common::kill(there.wait_for_remote_slices(&hosts)[0], libc::SIGSTOP);
+    for run in [here.wait(), there.wait()] {
+        assert_eq!(run.code, Some(122), "{}", run.stderr);
+        let said = run.stderr.contains("was lost: its slice did not run for");
+        assert!(said, "{}", run.stderr);
+    }
+}
+
+#[test]
+fn a_stop_of_the_program_and_the_launcher_is_no_loss() {
+    let hosts = [common::Host::start("stopped", 64 << 20)];
+    let here = Run::new("stretch commands 4000 exit 5").start();
+    let there = Run::new("stretch commands 4000 exit 5").on(&hosts).start();
+    here.wait_for_slices(1);
+    there.wait_for_remote_slices(&hosts);
+    let processes = [here.home(), there.home()];
+    for signal in [libc::SIGSTOP, libc::SIGCONT] {
+        for running in [&here, &there] {
+            running.signal(signal);
+        }
+        for home in processes {
+            common::kill(home, signal);
+        }
+        if signal == libc::SIGSTOP {
+            std::thread::sleep(STOPPED);
+        }
+    }
+    for run in [here.wait(), there.wait()] {
+        assert_eq!(run.code, Some(5), "{}", run.stderr);
+        assert_eq!(run.stderr, "");
+    }
+}
+
+#[test]
+fn a_program_that_goes_on_alone_takes_the_launcher_with_it() {
+    let running = Run::new("sleep 1000 exit 5").start();
+    running.wait_for_slices(1);
+    let home = running.home();
+    common::kill(home, libc::SIGSTOP);
+    running.wait_until_stopped();
+    common::kill(home, libc::SIGCONT);
+    assert_eq!(running.wait().code, Some(5));
+
+    let running = Run::new("sleep 20000").start();
+    running.wait_for_slices(1);
+    common::kill(running.home(), libc::SIGSTOP);
+    running.wait_until_stopped();
+    common::kill(running.home(), libc::SIGKILL);
+    assert_eq!(running.wait().signal, Some(libc::SIGKILL));
+
+    let running = Run::new("sleep 1000 exit 5").start();
+    running.wait_for_slices(1);
+    common::kill(running.home(), libc::SIGSTOP);
+    running.wait_until_stopped();
+    running.signal(libc::SIGCONT);
+    assert_eq!(running.wait().code, Some(5));
+}
+
 #[test]
 fn a_killed_launcher_leaves_nobody() {
     let running = Run::new("hang").nodes(3).start();

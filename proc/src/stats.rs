@@ -106,13 +106,25 @@ pub struct NodeStats {
     pub stretched: AtomicU32,
     /// Gauge: the program's threads here.
     pub threads: AtomicU32,
-    /// Unused.
-    pub reserved: AtomicU32,
+    /// Grows for as long as a slice's process runs, a few times in each lease; see
+    /// [`beat_ns`]. Only slices count.
+    pub beats: AtomicU32,
     /// From fault to page installed.
     pub pull_ns: Histogram,
     /// From the decision to jump until the destination said that the execution
     /// is there: one way with the context, one way back.
     pub jump_ns: Histogram,
+}
+
+/// How often a slice counts a beat, nanoseconds.
+pub const fn beat_ns(lease_ms: u32) -> u64 {
+    const BEAT_NS_MAX: u64 = 500_000_000;
+    let quarter_ns = lease_ms as u64 * 1_000_000 / 4;
+    if quarter_ns < BEAT_NS_MAX {
+        quarter_ns
+    } else {
+        BEAT_NS_MAX
+    }
 }
 
 /// Command word: nothing.

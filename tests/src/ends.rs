@@ -4,11 +4,14 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::context::Context;
+use crate::loss::find_slice;
 use crate::report::{Report, Verdict};
-use crate::run::{End, Invocation, Outcome, run};
+use crate::run::{End, Invocation, Outcome, run, start};
 
 const EXIT_NODE_LOST: i32 = 122;
 const EXIT_NO_ROOM: i32 = 123;
@@ -109,11 +112,85 @@ impl Expected {
     }
 }
 
+/// What is stopped while a program executes elsewhere.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stopped {
+    /// The slice, for good.
+    Slice,
+    /// Home and the launcher, as a terminal does, for longer than the lease.
+    Program,
+}
+
+const LEASE: Duration = Duration::from_secs(1);
+/// Longer than the lease, and than what is taken for a pause of the launcher.
+const PAUSE: Duration = Duration::from_millis(3500);
+/// When to stop it: somewhere in its work.
+const MOMENT: Duration = Duration::from_millis(700);
+
+/// A program that computes on another node or, to be let go on, one that goes to
+/// and fro and knows what its memory must hold.
+fn stop(context: &Context, stopped: Stopped) -> Result<Verdict> {
+    let directory = context.directory("ends-stopped")?;
+    let program = match stopped {
+        Stopped::Slice => "--memory 2M,40M --jump 8 -- {programs}/elsewhere spin",
+        Stopped::Program => "--memory 8M,40M -- {programs}/coherence 24 400",
+    };
+    let line = context.fill(&format!("run --lease {} {program}", LEASE.as_secs()));
+    let mut command = vec![context.weft.clone().into_os_string()];
+    command.extend(line.split(' ').map(Into::into));
+    let mut running = start(&Invocation::new(&command, &directory))?;
+    std::thread::sleep(MOMENT);
+    let slice = find_slice(&mut running, context, Duration::ZERO)?;
+    let slice = slice.context("the program ended too soon")?;
+    match stopped {
+        Stopped::Slice => kill(Pid::from_raw(slice), Signal::SIGSTOP)?,
+        Stopped::Program => {
+            let members: Vec<Pid> = running
+                .members()
+                .iter()
+                .map(|member| Pid::from_raw(member.identity.pid))
+                .filter(|pid| pid.as_raw() != slice)
+                .collect();
+            members
+                .iter()
+                .try_for_each(|&pid| kill(pid, Signal::SIGSTOP))?;
+            std::thread::sleep(PAUSE);
+            members
+                .iter()
+                .try_for_each(|&pid| kill(pid, Signal::SIGCONT))?;
+        }
+    }
+    let outcome = running.finish()?;
+    let lost = outcome.stderr.contains("its slice did not run for");
+    let fits = match stopped {
+        Stopped::Slice => outcome.end == End::Exit(EXIT_NODE_LOST) && lost,
+        Stopped::Program => outcome.end == End::Exit(0),
+    };
+    Ok(match fits && outcome.leftovers.is_empty() {
+        true => Verdict::Passed(String::new()),
+        false => Verdict::Failed(vec![format!(
+            "{}; left behind: {:?}; stderr: {}",
+            outcome.end,
+            outcome.leftovers,
+            outcome.stderr.trim()
+        )]),
+    })
+}
+
 /// Runs each of them.
 pub fn run_ends(context: &Context, report: &Report) {
     if !context.programs.join("elsewhere").exists() {
         let why = "elsewhere was not built".to_string();
         return report.add("ends", Duration::ZERO, Verdict::Skipped(why));
+    }
+    for (name, stopped) in [
+        ("a slice that is stopped is lost", Stopped::Slice),
+        ("a program that is stopped goes on", Stopped::Program),
+    ] {
+        let started = Instant::now();
+        let verdict = stop(context, stopped)
+            .unwrap_or_else(|error| Verdict::Failed(vec![format!("{error:#}")]));
+        report.add(&format!("ends: {name}"), started.elapsed(), verdict);
     }
     for expected in &EXPECTED {
         let started = Instant::now();

@@ -169,7 +169,11 @@ fn lose_embedded(
 
 /// Waits until `moment` after the start, then names a runtime that is not
 /// home's. `None`: the run ended before.
-fn find_slice(running: &mut Running, context: &Context, moment: Duration) -> Result<Option<i32>> {
+pub(crate) fn find_slice(
+    running: &mut Running,
+    context: &Context,
+    moment: Duration,
+) -> Result<Option<i32>> {
     wait_until(running.started() + moment);
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {

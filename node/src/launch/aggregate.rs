@@ -20,12 +20,14 @@ use weft_proc::boot::{
 use weft_proc::stats::{COMMAND_LOST, COMMAND_SHRINK, COMMAND_STRETCH};
 
 use super::Outcome;
-use super::nodes::{self, Body, Node};
+use super::nodes::{self, Node};
 use super::plan::Plan;
 use super::signals::{Request, Signals};
+use super::stop;
 use crate::control::{self, Arrival};
 use crate::error::LaunchError;
 use crate::links::{self, Links};
+use crate::remote;
 use crate::report::{AggregateView, FORMAT, Monitor, NodeState, NodeView, Report};
 use crate::rundir::{self, Answer, Client, Entry};
 use crate::shared::{SharedMemory, Snapshot};
@@ -83,6 +85,8 @@ pub struct Aggregate<'a> {
     /// The program of the image that is about to say HELLO.
     program: Vec<u8>,
     next_tick: Instant,
+    /// When the last round of the loop was, to notice that this process was stopped.
+    last_turn: Instant,
 }
 
 impl<'a> Aggregate<'a> {
@@ -126,6 +130,7 @@ impl<'a> Aggregate<'a> {
             no_room: false,
             verdict: None,
             next_tick: Instant::now(),
+            last_turn: Instant::now(),
         };
         control::expect_hello(&mut aggregate.home)
             .and_then(|_| aggregate.boot_home())
@@ -222,9 +227,7 @@ impl<'a> Aggregate<'a> {
             libc::waitid(libc::P_PID, self.home.pid() as u32, &mut info, options) == 0
                 && info.si_pid() == self.home.pid()
         };
-        if stopped {
-            // SAFETY: stops this process; it goes on from here.
-            unsafe { libc::raise(libc::SIGSTOP) };
+        if stopped && stop::stop_with(self.home.pid()) {
             let _ = self.home.signal(libc::SIGCONT);
         }
     }
@@ -571,6 +574,7 @@ impl<'a> Aggregate<'a> {
     /// What is due: the view, heartbeats, deadlines.
     fn keep_time(&mut self) {
         let now = Instant::now();
+        self.allow_for_a_stop(now);
         self.announce_due_losses();
         while let Some(at) = self
             .pending
@@ -595,6 +599,21 @@ impl<'a> Aggregate<'a> {
         self.next_tick = Instant::now() + tick;
     }
 
+    /// After a stop of this process (Ctrl-Z) every bound starts anew: nobody could
+    /// have been heard meanwhile, and home was stopped as well.
+    fn allow_for_a_stop(&mut self, now: Instant) {
+        let passed = now.duration_since(self.last_turn);
+        self.last_turn = now;
+        if passed > remote::STALL.max(self.plan.options.lease / 2) {
+            for pending in &mut self.pending {
+                pending.deadline += passed;
+            }
+            for node in &mut self.nodes {
+                node.pulse.renew(now);
+            }
+        }
+    }
+
     fn announce_due_losses(&mut self) {
         if !self.losses.is_empty() {
             self.announce_losses();
@@ -602,13 +621,13 @@ impl<'a> Aggregate<'a> {
     }
 
     fn heartbeat(&mut self, index: usize) {
-        let lease = self.plan.options.lease;
         let node = &mut self.nodes[index];
-        let number = node.number;
-        if let (NodeState::Running, Body::Remote(slice)) = (node.state, &mut node.body)
-            && let Err(why) = slice.heartbeat(lease)
-        {
-            node.cause.ended(why, false);
+        if node.state != NodeState::Running {
+            return;
+        }
+        node.heartbeat(self.plan.options.lease);
+        if node.cause.has_ended() {
+            let number = node.number;
             self.slice_gone(number);
         }
     }
@@ -702,6 +721,7 @@ impl<'a> Aggregate<'a> {
         let executing_node = executing.map_or(0, |node| node.node);
         for node in &mut nodes {
             node.counters.owned_pages_by_node.clear();
+            node.counters.beats = 0;
         }
         let arguments = self.plan.program.arguments.iter();
         AggregateView {

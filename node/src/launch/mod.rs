@@ -14,13 +14,17 @@
 //! - [`plan`]: everything is checked before anything starts
 //! - [`nodes`]: the slices of one generation, here or on other hosts
 //! - [`cause`]: why one of them ended
+//! - [`pulse`]: whether it runs
+//! - [`stop`]: stopping with the program
 //! - [`signals`]: what the launcher does with its own signals
 
 mod aggregate;
 mod cause;
 mod nodes;
 mod plan;
+mod pulse;
 mod signals;
+mod stop;
 
 use std::sync::Arc;
 

@@ -6,6 +6,8 @@
 //! generation to the next.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use weft_proc::boot::CONTROL_FATAL;
 
@@ -20,6 +22,7 @@ use crate::spawn::{self, Ended, Role, Runtime};
 
 use super::cause::Cause;
 use super::plan::{Plan, node_name};
+use super::pulse::Pulse;
 
 /// The name of a local slice in a process list.
 const SLICE_NAME: &str = "weft-slice";
@@ -75,6 +78,8 @@ pub struct Node {
     pub body: Body,
     /// What is known of the slice's end.
     pub cause: Cause,
+    /// Whether the slice's process runs.
+    pub pulse: Pulse,
 }
 
 impl Node {
@@ -83,6 +88,28 @@ impl Node {
         match &self.body {
             Body::Local(local) => Snapshot::of(&local.shared),
             Body::Remote(slice) => slice.counters().clone(),
+        }
+    }
+
+    /// Asks its daemon for a sign of life, and looks for one of the slice. A node
+    /// that gave none for the lease has a cause of its end afterwards.
+    pub fn heartbeat(&mut self, lease: Duration) {
+        let now = Instant::now();
+        let beats = match &mut self.body {
+            Body::Local(local) => local.shared.stats.beats.load(Ordering::Relaxed),
+            Body::Remote(slice) => {
+                if let Err(why) = slice.heartbeat(lease) {
+                    return self.cause.ended(why, false);
+                }
+                slice.counters().beats
+            }
+        };
+        if let Some(stood) = self.pulse.stands(beats, now, lease) {
+            let why = format!(
+                "its slice did not run for {:.0} s: it is stopped, or its host has no time for it",
+                stood.as_secs_f32()
+            );
+            self.cause.ended(why, false);
         }
     }
 
@@ -182,6 +209,7 @@ pub fn start(plan: &mut Plan) -> Result<(Vec<Node>, Links), LaunchError> {
                         shared,
                     })),
                     cause: Cause::default(),
+                    pulse: Pulse::new(Instant::now()),
                 });
             }
             let links = start_local(plan, &mut nodes)?;
@@ -197,6 +225,7 @@ pub fn restart(plan: &mut Plan, nodes: &mut [Node]) -> Result<Links, LaunchError
     for node in nodes.iter_mut() {
         node.stop();
         node.cause = Cause::default();
+        node.pulse = Pulse::new(Instant::now());
         if node.state != NodeState::Running {
             plan.settings.budget_pages[node.number as usize] = 0;
         }
@@ -283,6 +312,7 @@ fn start_remote(plan: &mut Plan, hosts: &[String]) -> Result<(Vec<Node>, Links),
             state: NodeState::Running,
             body: Body::Remote(Box::new(slice)),
             cause: Cause::default(),
+            pulse: Pulse::new(Instant::now()),
         })
         .collect();
     Ok((nodes, links))

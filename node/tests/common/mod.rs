@@ -52,14 +52,13 @@ pub fn kill(pid: i32, signal: i32) {
 
 /// Whether a process exists and is not a zombie.
 pub fn alive(pid: i32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|text| {
-        !text
-            .rsplit(')')
-            .next()
-            .unwrap()
-            .trim_start()
-            .starts_with('Z')
-    })
+    state(pid).is_some_and(|state| state != 'Z')
+}
+
+/// The letter that `/proc` has for what a process does.
+fn state(pid: i32) -> Option<char> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    text.rsplit(')').next()?.trim_start().chars().next()
 }
 
 fn children(pid: i32) -> Vec<(i32, String)> {
@@ -244,6 +243,15 @@ impl Running {
             let status = stat.split_whitespace().last();
             let report = fs::read_to_string(&self.report).unwrap_or_default();
             panic!("the launcher has ended, wait status {status:?}: {said} {report}");
+        }
+    }
+
+    /// Waits until the launcher is stopped.
+    pub fn wait_until_stopped(&self) {
+        let end = Instant::now() + BOUND;
+        while !state(self.pid()).is_some_and(|state| state == 'T') {
+            assert!(Instant::now() < end, "the launcher was not stopped");
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 

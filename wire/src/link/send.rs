@@ -279,30 +279,36 @@ fn wait_for(fd: i32, events: i16, timeout_ns: u64) -> Result<(), LinkError> {
     }
 }
 
-/// The time that one send may wait in all. The clock is read only once a send
-/// has to wait.
+/// The longest single wait of a send, nanoseconds: more than this between two looks
+/// at the clock means that this process was stopped.
+const LOOK_NS: u64 = 1_000_000_000;
+
+/// The time that one send may wait in all, while this process runs. The clock is
+/// read only once a send has to wait.
 struct Patience {
     lease_ms: u32,
-    end_ns: Option<u64>,
+    left_ns: u64,
+    seen_ns: Option<u64>,
 }
 
 impl Patience {
     fn new(lease_ms: u32) -> Patience {
         Patience {
             lease_ms,
-            end_ns: None,
+            left_ns: u64::from(lease_ms) * 1_000_000,
+            seen_ns: None,
         }
     }
 
     fn left_ns(&mut self) -> Result<u64, LinkError> {
         let now_ns = sys::now_ns();
-        let lease_ms = self.lease_ms;
-        let end_ns = *self
-            .end_ns
-            .get_or_insert(now_ns + u64::from(lease_ms) * 1_000_000);
-        match end_ns.checked_sub(now_ns) {
-            None | Some(0) => Err(LinkError::Stalled { lease_ms }),
-            Some(left_ns) => Ok(left_ns),
+        let passed_ns = now_ns - self.seen_ns.replace(now_ns).unwrap_or(now_ns);
+        self.left_ns = self.left_ns.saturating_sub(passed_ns.min(LOOK_NS));
+        match self.left_ns {
+            0 => Err(LinkError::Stalled {
+                lease_ms: self.lease_ms,
+            }),
+            left_ns => Ok(left_ns.min(LOOK_NS)),
         }
     }
 }

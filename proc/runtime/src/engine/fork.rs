@@ -14,6 +14,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use super::io::{Failure, RUN_MAX};
 use super::machine::{ENGINE, Engine, Incoming, STRETCHED};
+use super::patience::{LOOK_NS, Patience};
 use crate::descriptors;
 use crate::kernel::{self, call};
 
@@ -179,9 +180,9 @@ impl Engine {
         self.io
             .send(owner, &Message::Peek { page, count }.header(0), &[]);
         self.settle();
-        let deadline_ns = kernel::monotonic_ns() + self.lease_ns();
+        let mut patience = Patience::new(self.lease_ns());
         loop {
-            match self.receive(self.lease_ns(), None) {
+            match self.receive(LOOK_NS, None) {
                 Incoming::Message(
                     from,
                     Message::Peeked {
@@ -197,7 +198,7 @@ impl Engine {
                 Incoming::Handled => {}
                 // A part of a frame counts as a timeout too: the clock decides.
                 Incoming::Timeout | Incoming::Interrupted => {
-                    if kernel::monotonic_ns() > deadline_ns {
+                    if !patience.lasts() {
                         self.silent("a page for a forked child");
                     }
                     self.look_for_lost_nodes();

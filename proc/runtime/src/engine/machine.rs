@@ -351,24 +351,6 @@ impl Engine {
         }
     }
 
-    /// Waits until `done`, handling what comes; for the executing node. The only
-    /// messages it meets are about layout and answers.
-    pub fn wait_until(&mut self, what: &'static str, done: impl Fn(&Engine) -> bool) {
-        let deadline_ns = kernel::monotonic_ns() + self.lease_ns();
-        while !done(self) {
-            match self.receive(self.lease_ns(), None) {
-                Incoming::Message(from, message, _) => self.serve_aside(from, message),
-                Incoming::Handled => {}
-                Incoming::Timeout | Incoming::Interrupted => {
-                    if kernel::monotonic_ns() > deadline_ns {
-                        self.silent(what);
-                    }
-                    self.look_for_lost_nodes();
-                }
-            }
-        }
-    }
-
     /// Messages that any node answers whatever else it waits for.
     pub fn serve_aside(&mut self, from: usize, message: Message) {
         match message {
@@ -394,6 +376,8 @@ impl Engine {
                 self.io
                     .send(from, &Message::Pong.header(length), &[&zeros[..length]]);
             }
+            // Of a wait that is over.
+            Message::Pong if from == 0 => {}
             Message::Peek { page, count } if from == 0 => self.peek(page, count),
             _ => self.fail(Failure::Violation(from, "a message out of place")),
         }

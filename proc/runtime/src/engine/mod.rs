@@ -9,6 +9,7 @@
 //! - [`calls`]: system calls of a stretched program
 //! - [`layout`]: the same mappings on every node
 //! - [`start`]: stretching a program; a slice's life
+//! - [`beat`], [`patience`]: how silence is told from a stop
 //! - [`fork`], [`leave`], [`confine`], [`io`], [`tables`],
 //!   [`working_set`], [`clock`]: what their names say
 //!
@@ -16,6 +17,7 @@
 //! that holds the engine's lock touches no program memory but pages that the
 //! protocol says are present.
 
+mod beat;
 mod calls;
 mod clock;
 mod confine;
@@ -26,6 +28,7 @@ mod jump;
 mod layout;
 mod leave;
 mod machine;
+mod patience;
 mod start;
 mod tables;
 mod working_set;
@@ -140,6 +143,15 @@ pub fn trap(thread: &mut Thread, frame: &mut Frame) -> bool {
 fn go_home(thread: &mut Thread, frame: &mut Frame) {
     calls::leave_for_home();
     jump::jump(thread, frame, 0);
+}
+
+/// A timer went off; false when it is none of the runtime's, which only slices have.
+pub fn beat() -> bool {
+    let slice = !is_home();
+    if slice {
+        beat::count();
+    }
+    slice
 }
 
 /// The runtime's own signal arrived: a command, or for a slice: come home.

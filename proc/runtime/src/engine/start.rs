@@ -7,7 +7,7 @@ use weft_pager::space::Space;
 use weft_pager::uffd::Uffd;
 use weft_proc::boot::{
     Boot, CONTROL_READY, CONTROL_STRETCHED, ControlMessage, EXIT_SETUP, LINK_RING, LINK_SEALED,
-    LINK_STREAM, LinkSpec, MAX_NODES,
+    LINK_STREAM, LinkSpec, MAX_NODES, ROLE_HOME,
 };
 use weft_proc::layout::{Layout, REGIONS_MAX, Region};
 use weft_proc::message::Message;
@@ -15,7 +15,7 @@ use weft_wire::{Link, LinkConfig, LinkKind};
 
 use super::io::Io;
 use super::machine::{ENGINE, Engine, STRETCHED};
-use super::{VDSO_HASH, clock, confine, jump};
+use super::{VDSO_HASH, beat, clock, confine, jump};
 use crate::kernel::{self, call};
 use crate::{control, descriptors, dispatch, log, signal, space, thread, vdso};
 
@@ -49,6 +49,16 @@ fn open_space() -> Space {
     Space::new(uffd.moved_to(fd), memory_fd, page_map_fd)
 }
 
+/// How long a send may wait for a peer that takes nothing. A slice waits for as long
+/// as the link is there: whether a node is lost is home's to say, which may itself be
+/// stopped by a terminal.
+fn send_patience_ms(boot: &Boot) -> u32 {
+    match boot.role {
+        ROLE_HOME => boot.lease_ms,
+        _ => u32::MAX,
+    }
+}
+
 fn open_link(boot: &Boot, spec: &LinkSpec) -> Option<Link> {
     let fd = control::descriptor(spec.fd)?;
     let kind = match spec.kind {
@@ -68,7 +78,7 @@ fn open_link(boot: &Boot, spec: &LinkSpec) -> Option<Link> {
     let config = LinkConfig {
         kind,
         spin_ns: u64::from(boot.spin_ns),
-        lease_ms: boot.lease_ms,
+        lease_ms: send_patience_ms(boot),
     };
     // SAFETY: the launcher made the descriptors for this link alone.
     match unsafe { Link::open(&config) } {
@@ -173,6 +183,9 @@ pub fn run_slice(boot: &'static Boot) -> ! {
     }
     if let Err(error) = dispatch::arm() {
         setup_failed("Syscall User Dispatch", error);
+    }
+    if let Err(error) = beat::start(boot) {
+        setup_failed("a timer", error);
     }
     if let Err(error) = control::send(&ControlMessage::new(CONTROL_READY, boot.node)) {
         setup_failed("the launcher", error);

@@ -59,6 +59,8 @@ pub const KICK: i32 = weft_proc::boot::KICK_SIGNAL;
 const LOOK_CODE: i32 = -0x5746;
 /// `si_code` of the runtime's signal for a child that is to be traced.
 pub const RELEASE_CODE: i32 = -0x5747;
+/// `si_code` of a timer's signal.
+const SI_TIMER: i32 = -2;
 /// `si_code` of `kill`.
 const SI_USER: i32 = 0;
 /// `si_code` of `tgkill`.
@@ -83,6 +85,7 @@ pub(crate) fn handle(info: &mut SignalInfo, frame: &mut Frame) -> bool {
             !inside
         }
         SIGFPE | SIGILL | SIGTRAP if info.code > 0 && engine::trap(thread, frame) => true,
+        KICK if info.code == SI_TIMER && engine::beat() => !inside,
         KICK if is_own(thread, info) => handle_kick(thread, frame, info, inside),
         SIGSYS | SIGSEGV | SIGBUS | KICK => {
             held::arrive(thread, info);
