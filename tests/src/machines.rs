@@ -414,11 +414,13 @@ fn watchpoints(context: &Context, images: &Images) -> Result<Verdict> {
 /// one node and on two.
 fn models(context: &Context, images: &Images) -> Result<Verdict> {
     const LEVELS: [&str; 3] = ["x86-64-v2", "x86-64-v3", "x86-64-v4"];
-    let cases: [(&[&str], usize); 4] = [
+    let cases: [(&[&str], usize); 6] = [
         (&["--cpu", "v1"], 0),
         (&[], 1),
         (&["--cpu", "v2", "--deterministic"], 1),
         (&["--nodes", "2"], 1),
+        (&["--cpu", "v3", "--deterministic"], 2),
+        (&["--cpu", "v3", "--nodes", "2"], 2),
     ];
     for (options, supported) in cases {
         let mut boot = boot_of(context, images, Image::Disk)?;

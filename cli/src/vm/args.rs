@@ -265,6 +265,8 @@ pub enum CpuArg {
     V1,
     /// SSE4.2 and POPCNT, as of 2009; with AES
     V2,
+    /// AVX2, BMI2 and FMA, as of 2013
+    V3,
 }
 
 impl From<CpuArg> for CpuModel {
@@ -272,6 +274,7 @@ impl From<CpuArg> for CpuModel {
         match argument {
             CpuArg::V1 => CpuModel::V1,
             CpuArg::V2 => CpuModel::V2,
+            CpuArg::V3 => CpuModel::V3,
         }
     }
 }

@@ -57,20 +57,24 @@ impl Mode {
     pub const NO_FPU: u8 = 8;
     /// The model is [`CpuModel::V2`].
     const V2: u8 = 16;
+    /// The model is [`CpuModel::V3`].
+    const V3: u8 = 32;
 
     /// The bits for a model.
     pub const fn of_model(model: CpuModel) -> u8 {
         match model {
             CpuModel::V1 => 0,
             CpuModel::V2 => Self::V2,
+            CpuModel::V3 => Self::V3,
         }
     }
 
     /// Which instructions there are.
     pub const fn model(self) -> CpuModel {
-        match self.0 & Self::V2 {
+        match self.0 & (Self::V2 | Self::V3) {
             0 => CpuModel::V1,
-            _ => CpuModel::V2,
+            Self::V2 => CpuModel::V2,
+            _ => CpuModel::V3,
         }
     }
 

@@ -49,7 +49,7 @@ impl Cpu {
     /// MOV to CR4.
     pub fn set_cr4(&mut self, value: u64) -> Result<(), Faulted> {
         let leaves_long = self.is_long() && value & cr4::PAE == 0;
-        if value & !cr4::ALL != 0 || leaves_long {
+        if value & !self.cr4_bits() != 0 || leaves_long {
             return Err(self.general_protection(0));
         }
         let changed = self.cr4 ^ value;

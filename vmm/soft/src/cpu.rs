@@ -15,6 +15,7 @@ use crate::generated::State;
 use crate::generated::thunk::Thunks;
 use crate::machine::SoftMachine;
 use crate::mmu::ExecutedPages;
+use crate::model::CpuModel;
 use crate::msr::Msrs;
 use crate::op::Outcome;
 use crate::requests::Mailbox;
@@ -27,6 +28,11 @@ use crate::tlb::Tlb;
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub struct FxArea(pub [u8; 512]);
+
+/// The upper halves of the YMM registers.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub struct YmmHigh(pub [u8; 256]);
 
 /// Why an instruction could not be executed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -144,6 +150,10 @@ pub struct Cpu {
     pub instructions_limit: u64,
     /// x87 and SSE.
     pub fpu: FxArea,
+    /// AVX.
+    pub ymm_high: YmmHigh,
+    /// XCR0.
+    pub xcr0: u64,
     /// For supervisor (0) and user mode (1).
     pub tlbs: [Tlb; 2],
     /// For supervisor (0) and user mode (1).
@@ -255,6 +265,8 @@ impl Cpu {
             fault: Fault::default(),
             instructions_limit: 0,
             fpu: FxArea([0; 512]),
+            ymm_high: YmmHigh([0; 256]),
+            xcr0: 1,
             tlbs: Default::default(),
             jump_caches: Default::default(),
             supervisor_jumps_local: false,
@@ -289,6 +301,14 @@ impl Cpu {
             configuration,
             tsc_offset: 0,
         }))
+    }
+
+    /// The bits of CR4 that this CPU has.
+    pub fn cr4_bits(&self) -> u64 {
+        match self.configuration.model {
+            CpuModel::V1 | CpuModel::V2 => cr4::ALL,
+            CpuModel::V3 => cr4::ALL | cr4::OSXSAVE,
+        }
     }
 
     /// 1 for the TLB and jump cache of user mode, 0 for the supervisor's.
@@ -466,11 +486,13 @@ pub mod cr4 {
     pub const UMIP: u64 = 1 << 11;
     /// Instructions for the bases of FS and GS.
     pub const FSGSBASE: u64 = 1 << 16;
+    /// XSAVE. Of [`CpuModel::V3`](crate::CpuModel::V3).
+    pub const OSXSAVE: u64 = 1 << 18;
     /// The supervisor does not execute user pages.
     pub const SMEP: u64 = 1 << 20;
     /// The supervisor does not access user pages unless RFLAGS.AC is set.
     pub const SMAP: u64 = 1 << 21;
-    /// All that this CPU offers.
+    /// All that every model offers.
     pub const ALL: u64 =
         TSD | DE | PSE | PAE | MCE | PGE | OSFXSR | OSXMMEXCPT | UMIP | FSGSBASE | SMEP | SMAP;
 }

@@ -1,12 +1,14 @@
 //! CPUID: which CPU the guest sees (Intel SDM volume 2, CPUID; AMD64 manual
 //! volume 3, appendix E).
 //!
-//! A processor of the machine's [`CpuModel`](crate::CpuModel), with CX16, NX,
-//! SYSCALL, RDTSCP, SMEP, SMAP, UMIP, FSGSBASE. It says that it is AMD's, of a
+//! A processor of the machine's [`CpuModel`], with CX16, NX, SYSCALL,
+//! RDTSCP, SMEP, SMAP, UMIP, FSGSBASE. It says that it is AMD's, of a
 //! family without quirks that Linux would work around, so that kernels expect
-//! neither Meltdown nor MDS, which an interpreter does not have either. No AVX,
-//! XSAVE, PCID, x2APIC, SYSENTER.
+//! neither Meltdown nor MDS, which an interpreter does not have either. No PCID,
+//! x2APIC, SYSENTER.
 
+use crate::interpret::xsave::{AREA_BYTES, HIGH_AT, HIGH_BYTES, LEGACY_BYTES, component};
+use crate::model::CpuModel;
 use crate::run::Configuration;
 use crate::walk::PHYSICAL_BITS;
 
@@ -61,6 +63,10 @@ const CMP_LEGACY: u32 = 1 << 1;
 const STRUCTURED_FEATURES_B: u32 = 1 | 1 << 7 | 1 << 20;
 /// UMIP, in leaf 7, ECX.
 const STRUCTURED_FEATURES_C: u32 = 1 << 2;
+/// CR4.OSXSAVE is set, in leaf 1, ECX.
+const OSXSAVE: u32 = 1 << 27;
+/// In leaf d, subleaf 1, EAX.
+const XSAVEOPT: u32 = 1;
 /// Invariant TSC, in leaf 8000_0007h, EDX.
 const INVARIANT_TSC: u32 = 1 << 8;
 /// FXSAVE and FXRSTOR leave no error pointers of others; no speculative store
@@ -86,8 +92,22 @@ fn word(text: &[u8], index: usize) -> u32 {
     u32::from_le_bytes(bytes)
 }
 
+/// What the guest made of its extended state.
+#[derive(Clone, Copy, Debug)]
+pub struct Extended {
+    /// CR4.OSXSAVE.
+    pub on: bool,
+    /// XCR0.
+    pub xcr0: u64,
+}
+
 /// EAX, EBX, ECX and EDX for a leaf.
-pub fn cpuid(machine: &Configuration, leaf: u32, subleaf: u32) -> [u32; 4] {
+pub fn cpuid(
+    machine: &Configuration,
+    extended_state: Extended,
+    leaf: u32,
+    subleaf: u32,
+) -> [u32; 4] {
     let cpus = machine.cpus.max(1);
     let shift = u32::BITS - (cpus - 1).leading_zeros();
     match leaf {
@@ -102,7 +122,8 @@ pub fn cpuid(machine: &Configuration, leaf: u32, subleaf: u32) -> [u32; 4] {
             let count = cpus.min(255) << 16;
             let line = 8 << 8;
             let id = machine.apic_id << 24;
-            let more = machine.model.bits().leaf_1_ecx;
+            let on = if extended_state.on { OSXSAVE } else { 0 };
+            let more = machine.model.bits().leaf_1_ecx | on;
             [
                 SIGNATURE,
                 id | count | line,
@@ -110,7 +131,11 @@ pub fn cpuid(machine: &Configuration, leaf: u32, subleaf: u32) -> [u32; 4] {
                 FEATURES | several,
             ]
         }
-        7 if subleaf == 0 => [0, STRUCTURED_FEATURES_B, STRUCTURED_FEATURES_C, 0],
+        7 if subleaf == 0 => {
+            let features = STRUCTURED_FEATURES_B | machine.model.bits().leaf_7_ebx;
+            [0, features, STRUCTURED_FEATURES_C, 0]
+        }
+        0xd if machine.model == CpuModel::V3 => state_sizes(extended_state.xcr0, subleaf),
         0xb => topology(machine, cpus, shift, subleaf),
         0x15 => {
             let frequency = u32::try_from(machine.tsc_frequency).unwrap_or(0);
@@ -120,8 +145,23 @@ pub fn cpuid(machine: &Configuration, leaf: u32, subleaf: u32) -> [u32; 4] {
             let mhz = (machine.tsc_frequency / 1_000_000) as u32 & 0xffff;
             [mhz, mhz, 0, 0]
         }
-        _ if leaf >= EXTENDED => extended(cpus, shift, leaf),
+        _ if leaf >= EXTENDED => extended(machine, cpus, shift, leaf),
         _ if leaf >= HYPERVISOR => hypervisor(machine, leaf),
+        _ => [0; 4],
+    }
+}
+
+/// What XSAVE saves, where, and how much: leaf d.
+fn state_sizes(xcr0: u64, subleaf: u32) -> [u32; 4] {
+    const AVX: u32 = component::AVX.trailing_zeros();
+    let size = match xcr0 & component::AVX {
+        0 => LEGACY_BYTES,
+        _ => AREA_BYTES,
+    };
+    match subleaf {
+        0 => [component::ALL as u32, size as u32, AREA_BYTES as u32, 0],
+        1 => [XSAVEOPT, 0, 0, 0],
+        AVX => [HIGH_BYTES as u32, HIGH_AT as u32, 0, 0],
         _ => [0; 4],
     }
 }
@@ -154,7 +194,7 @@ fn hypervisor(machine: &Configuration, leaf: u32) -> [u32; 4] {
     }
 }
 
-fn extended(cpus: u32, shift: u32, leaf: u32) -> [u32; 4] {
+fn extended(machine: &Configuration, cpus: u32, shift: u32, leaf: u32) -> [u32; 4] {
     match leaf - EXTENDED {
         0 => [
             EXTENDED_LAST,
@@ -164,7 +204,7 @@ fn extended(cpus: u32, shift: u32, leaf: u32) -> [u32; 4] {
         ],
         1 => {
             let several = if cpus > 1 { CMP_LEGACY } else { 0 };
-            let features = EXTENDED_FEATURES_C | several;
+            let features = EXTENDED_FEATURES_C | machine.model.bits().extended_ecx | several;
             [SIGNATURE, 0, features, EXTENDED_FEATURES]
         }
         part @ 2..=4 => {

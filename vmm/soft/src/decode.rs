@@ -330,7 +330,7 @@ fn operation(
         op.handler = handler;
     } else if let Some(thunk) = thunks.get(instruction, operands.mode.model())? {
         op = undefined;
-        op.handler = interpret::float::thunk_handler(operands.mode);
+        op.handler = interpret::float::thunk_handler(operands.mode, &thunk);
         if is_implied(instruction) {
             op.base = register::RDI as u8;
             op.segment = interpret::operand_segment(instruction, operands.mode);
@@ -384,7 +384,7 @@ fn address_size(instruction: &Instruction, mode: Mode) -> usize {
     let index = instruction.memory_index();
     if base != Register::None {
         base.size()
-    } else if index != Register::None {
+    } else if index.is_gpr() {
         index.size()
     } else if mode.is_64() {
         match instruction.memory_displ_size() {
@@ -409,6 +409,8 @@ fn memory(operands: &Operands<'_>, mut op: Op, rip: u64, side: &mut Vec<Side>) -
     };
     let index_number = match index {
         Register::None => Cpu::NO_REGISTER,
+        // The handler's: there are several.
+        index if index.is_vector_register() => Cpu::NO_REGISTER,
         index => number_of(index),
     };
     let scale = instruction.memory_index_scale().trailing_zeros() as u8;

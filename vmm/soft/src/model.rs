@@ -19,11 +19,13 @@ pub enum CpuModel {
     /// SSE3 to SSE4.2 and POPCNT; AES and PCLMULQDQ beside.
     #[default]
     V2,
+    /// AVX, AVX2, BMI1, BMI2, F16C, FMA, LZCNT, MOVBE, XSAVE.
+    V3,
 }
 
 /// Of the host, by the names in `/proc/cpuinfo`: the first two for every model
-/// (flags are kept with LAHF and SAHF), then what V2 adds.
-const HOST_FEATURES: [&str; 9] = [
+/// (flags are kept with LAHF and SAHF), then what V2 and V3 add.
+const HOST_FEATURES: [&str; 19] = [
     "cx16",
     "lahf_lm",
     "sse3",
@@ -33,17 +35,30 @@ const HOST_FEATURES: [&str; 9] = [
     "popcnt",
     "aes",
     "pclmulqdq",
+    "xsave",
+    "osxsave",
+    "avx",
+    "avx2",
+    "bmi1",
+    "bmi2",
+    "f16c",
+    "fma",
+    "movbe",
+    "abm",
 ];
+/// Of [`HOST_FEATURES`], those of V2.
+const HOST_FEATURES_V2: usize = 9;
 
 impl CpuModel {
     /// All of them, the lowest first.
-    pub const ALL: [Self; 2] = [Self::V1, Self::V2];
+    pub const ALL: [Self; 3] = [Self::V1, Self::V2, Self::V3];
 
     /// As the command line has it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::V1 => "v1",
             Self::V2 => "v2",
+            Self::V3 => "v3",
         }
     }
 
@@ -53,7 +68,8 @@ impl CpuModel {
     pub fn host_features(self) -> &'static [&'static str] {
         match self {
             Self::V1 => &HOST_FEATURES[..2],
-            Self::V2 => &HOST_FEATURES,
+            Self::V2 => &HOST_FEATURES[..HOST_FEATURES_V2],
+            Self::V3 => &HOST_FEATURES,
         }
     }
 
@@ -70,19 +86,38 @@ impl CpuModel {
         features.iter().all(|feature| self >= first_with(*feature))
     }
 
-    /// How this CPU decodes: TZCNT, LZCNT and WBNOINVD are the instructions that
-    /// they extend.
+    /// How this CPU decodes: what it does not have of TZCNT, LZCNT and WBNOINVD are
+    /// the instructions that they extend.
     pub const fn decoder_options(self) -> u32 {
-        DecoderOptions::NO_MPFX_0FBC | DecoderOptions::NO_MPFX_0FBD | DecoderOptions::NO_WBNOINVD
+        const COUNTS: u32 = DecoderOptions::NO_MPFX_0FBC | DecoderOptions::NO_MPFX_0FBD;
+        match self {
+            Self::V1 | Self::V2 => COUNTS | DecoderOptions::NO_WBNOINVD,
+            Self::V3 => DecoderOptions::NO_WBNOINVD,
+        }
     }
 
     /// Its bits of CPUID beside those that every model has.
     pub const fn bits(self) -> CpuidBits {
+        // SSE3, PCLMULQDQ, SSSE3, SSE4.1, SSE4.2, POPCNT, AES.
+        const V2: u32 = 1 | 1 << 1 | 1 << 9 | 1 << 19 | 1 << 20 | 1 << 23 | 1 << 25;
+        let none = CpuidBits {
+            leaf_1_ecx: 0,
+            leaf_7_ebx: 0,
+            extended_ecx: 0,
+        };
         match self {
-            Self::V1 => CpuidBits { leaf_1_ecx: 0 },
+            Self::V1 => none,
             Self::V2 => CpuidBits {
-                // SSE3, PCLMULQDQ, SSSE3, SSE4.1, SSE4.2, POPCNT, AES.
-                leaf_1_ecx: 1 | 1 << 1 | 1 << 9 | 1 << 19 | 1 << 20 | 1 << 23 | 1 << 25,
+                leaf_1_ecx: V2,
+                ..none
+            },
+            Self::V3 => CpuidBits {
+                // FMA, MOVBE, XSAVE, AVX, F16C.
+                leaf_1_ecx: V2 | 1 << 12 | 1 << 22 | 1 << 26 | 1 << 28 | 1 << 29,
+                // BMI1, AVX2, BMI2.
+                leaf_7_ebx: 1 << 3 | 1 << 5 | 1 << 8,
+                // LZCNT.
+                extended_ecx: 1 << 5,
             },
         }
     }
@@ -93,12 +128,17 @@ impl CpuModel {
 pub struct CpuidBits {
     /// Leaf 1, ECX.
     pub leaf_1_ecx: u32,
+    /// Leaf 7, EBX.
+    pub leaf_7_ebx: u32,
+    /// Leaf 8000_0001, ECX.
+    pub extended_ecx: u32,
 }
 
 fn first_with(feature: CpuidFeature) -> CpuModel {
     use CpuidFeature::*;
     match feature {
         SSE3 | SSSE3 | SSE4_1 | SSE4_2 | POPCNT | AES | PCLMULQDQ => CpuModel::V2,
+        AVX | AVX2 | FMA | F16C | BMI1 | BMI2 | LZCNT | MOVBE | XSAVE | XSAVEOPT => CpuModel::V3,
         _ => CpuModel::V1,
     }
 }
@@ -119,6 +159,10 @@ mod tests {
         assert!(CpuModel::V1.missing(&old).is_empty());
         let missing = CpuModel::V2.missing(&old);
         assert_eq!(missing, ["sse4_1", "sse4_2", "popcnt", "aes", "pclmulqdq"]);
+        let second = CpuModel::V2.host_features().iter();
+        let second: Vec<String> = second.map(|name| (*name).to_owned()).collect();
+        assert!(CpuModel::V2.missing(&second).is_empty());
+        assert!(CpuModel::V3.missing(&second).contains(&"avx2"));
         assert_eq!(CpuModel::V1.missing(&[]), ["cx16", "lahf_lm"]);
     }
 }

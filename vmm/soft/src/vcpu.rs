@@ -5,7 +5,9 @@ use std::sync::Arc;
 use crate::cpu::{Cpu, efer, segment};
 use crate::environment::{Environment, Exit};
 use crate::generated::Generated;
+use crate::interpret::xsave::component;
 use crate::machine::SoftMachine;
+use crate::model::CpuModel;
 use crate::msr::Msrs;
 use crate::requests::{Mailbox, request};
 use crate::run::Configuration;
@@ -118,8 +120,11 @@ impl SoftCpu {
             cr4: cpu.cr4,
             efer: cpu.efer,
             debug: cpu.debug,
-            fpu: cpu.fpu.0.to_vec(),
-            xcr0: 1,
+            fpu: match cpu.configuration.model {
+                CpuModel::V1 | CpuModel::V2 => cpu.fpu.0.to_vec(),
+                CpuModel::V3 => cpu.extended_image().to_vec(),
+            },
+            xcr0: cpu.xcr0,
             msrs: cpu.msrs.save(),
             tsc_offset: cpu.tsc_offset,
             instructions: cpu.instructions(),
@@ -156,12 +161,14 @@ impl SoftCpu {
         cpu.cr0 = state.cr0 & crate::cpu::cr0::ALL;
         cpu.cr2 = state.cr2;
         cpu.cr3 = state.cr3;
-        cpu.cr4 = state.cr4 & crate::cpu::cr4::ALL;
+        cpu.cr4 = state.cr4 & cpu.cr4_bits();
         cpu.efer = state.efer & (efer::WRITABLE | efer::LMA);
         cpu.debug = state.debug;
-        let bytes = state.fpu.len().min(cpu.fpu.0.len());
-        cpu.fpu.0[..bytes].copy_from_slice(&state.fpu[..bytes]);
-        cpu.normalise_fpu();
+        cpu.restore_saved(&state.fpu);
+        cpu.xcr0 = match cpu.configuration.model {
+            CpuModel::V1 | CpuModel::V2 => component::X87,
+            CpuModel::V3 => state.xcr0 & component::ALL | component::X87,
+        };
         cpu.msrs = Msrs::restore(&state.msrs);
         cpu.tsc_offset = state.tsc_offset;
         cpu.set_budget(None);

@@ -5,15 +5,7 @@ mod support;
 
 use iced_x86::code_asm::*;
 use support::*;
-use weft_soft::{Configuration, CpuModel, Exit};
-
-fn of_model(model: CpuModel, write: impl FnOnce(&mut CodeAssembler)) -> Guest {
-    let configuration = Configuration {
-        model,
-        ..Configuration::default()
-    };
-    Guest::with(configuration, write)
-}
+use weft_soft::{CpuModel, Exit};
 
 fn fault_of(write: impl FnOnce(&mut CodeAssembler)) -> Frame {
     Guest::new(write).faults()
@@ -126,12 +118,22 @@ fn what_is_not_offered_is_undefined() {
         &[0x66, 0x0f, 0x38, 0xdc, 0xc1],
         &[0x66, 0x0f, 0x3a, 0x44, 0xc1, 1],
     ];
+    // ANDN, BEXTR, MULX, MOVBE, VZEROUPPER.
+    let by_v2: [&[u8]; 5] = [
+        &[0xc4, 0xe2, 0x78, 0xf2, 0xc1],
+        &[0xc4, 0xe2, 0x78, 0xf7, 0xc1],
+        &[0xc4, 0xe2, 0x7b, 0xf6, 0xc1],
+        &[0x0f, 0x38, 0xf0, 0x04, 0x24],
+        &[0xc5, 0xf8, 0x77],
+    ];
     let cases = (CpuModel::ALL.into_iter())
         .flat_map(|model| by_all.map(|bytes| (model, bytes)))
-        .chain(by_v1.map(|bytes| (CpuModel::V1, bytes)));
+        .chain(by_v1.map(|bytes| (CpuModel::V1, bytes)))
+        .chain(by_v2.map(|bytes| (CpuModel::V1, bytes)))
+        .chain(by_v2.map(|bytes| (CpuModel::V2, bytes)));
     for (model, bytes) in cases {
         for translated in [false, true] {
-            let mut guest = of_model(model, |a| a.nop().unwrap());
+            let mut guest = Guest::of_model(model, |a| a.nop().unwrap());
             if translated {
                 guest.cpu.translate_after(1);
             }
@@ -141,7 +143,7 @@ fn what_is_not_offered_is_undefined() {
         }
     }
     for bytes in by_v1 {
-        let mut guest = of_model(CpuModel::V2, |a| a.nop().unwrap());
+        let mut guest = Guest::of_model(CpuModel::V2, |a| a.nop().unwrap());
         guest.memory.write(CODE, bytes);
         guest.memory.write(CODE + bytes.len() as u64, &[0xf4]);
         assert_eq!(guest.run(), Exit::Halted, "{bytes:x?}");

@@ -8,7 +8,7 @@ mod support;
 use iced_x86::code_asm::*;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, OpKind, Register};
 use support::*;
-use weft_soft::Exit;
+use weft_soft::{CpuModel, Exit};
 
 const FAR: u64 = 0x20_0000;
 const CASE: u64 = 64;
@@ -31,12 +31,37 @@ fn encodings() -> Vec<Vec<u8>> {
     all
 }
 
+/// The same by VEX prefixes; the first source is XMM0, or there is none.
+fn vex_encodings() -> Vec<Vec<u8>> {
+    let mut all = Vec::new();
+    for (map, kind) in (1..=3).flat_map(|map| (0..16).map(move |kind| (map, kind))) {
+        // W, then L and the prefix that is part of the opcode.
+        let last = kind >> 3 << 7 | 0x78 | kind & 7;
+        for opcode in 0..=255_u8 {
+            for reg in 0..4 {
+                all.push(vec![0xc4, 0xe0 | map, last, opcode, reg << 3 | 3, 0]);
+            }
+        }
+    }
+    all
+}
+
+fn has_later(instruction: &Instruction) -> bool {
+    use iced_x86::CpuidFeature::*;
+    let known = [AVX, AVX2, FMA, F16C, AES, PCLMULQDQ, BMI1, BMI2];
+    instruction.encoding() == iced_x86::EncodingKind::VEX
+        && !(instruction.cpuid_features().iter()).all(|feature| known.contains(feature))
+}
+
 fn decode(bytes: &[u8]) -> Option<Instruction> {
     let instruction = Decoder::new(64, bytes, DecoderOptions::NONE).decode();
     let memory = (0..instruction.op_count())
         .any(|operand| instruction.op_kind(operand) == OpKind::Memory)
         && instruction.memory_base() == Register::RBX;
-    let plain = instruction.flow_control() == FlowControl::Next && !instruction.is_privileged();
+    // Those of AVX-512 and later by VEX prefixes, and key masks.
+    let known = CpuModel::V3.offers(&instruction) && !has_later(&instruction);
+    let plain =
+        known && instruction.flow_control() == FlowControl::Next && !instruction.is_privileged();
     (!instruction.is_invalid() && memory && plain).then_some(instruction)
 }
 
@@ -44,9 +69,27 @@ fn decode(bytes: &[u8]) -> Option<Instruction> {
 fn no_access_goes_beyond_its_operand() {
     let mut guest = Guest::new(|a| a.hlt().unwrap());
     guest.cpu.translate_after(1);
+    let count = run_all(&mut guest, encodings());
+    assert!(count > 2000, "{count}");
+}
+
+#[test]
+fn nor_by_vex_prefixes() {
+    if !has_v3() {
+        println!("skipped: this host lacks instructions of v3");
+        return;
+    }
+    let mut guest = Guest::of_model(CpuModel::V3, |a| a.hlt().unwrap());
+    guest.cpu.translate_after(1);
+    let count = run_all(&mut guest, vex_encodings());
+    assert!(count > 2000, "{count}");
+}
+
+/// How many instructions did so.
+fn run_all(guest: &mut Guest, encodings: Vec<Vec<u8>>) -> usize {
     let mut at = FAR;
     let mut count = 0;
-    for bytes in encodings() {
+    for bytes in encodings {
         let Some(instruction) = decode(&bytes) else {
             continue;
         };
@@ -66,12 +109,12 @@ fn no_access_goes_beyond_its_operand() {
         });
         assert!(loops.len() as u64 <= CASE && at + CASE <= MEMORY - PAGE);
         guest.memory.write(at, &loops);
-        let mut state = guest.long_mode();
+        let mut state = guest.with_avx();
         state.rip = at;
         guest.cpu.restore(&state);
         assert_eq!(guest.run(), Exit::Halted, "{bytes:02x?}");
         count += 1;
         at += CASE;
     }
-    assert!(count > 2000, "{count}");
+    count
 }

@@ -105,7 +105,7 @@ pub enum MachineError {
     Kvm(#[source] crate::vcpu::kvm::KvmError),
     /// The host's CPU is of an older level.
     #[error(
-        "guests of --cpu {model} need {missing}, which this host's CPU lacks: give it --cpu v1"
+        "guests of --cpu {model} need {missing}, which this host's CPU lacks: choose an older --cpu"
     )]
     CpuModel {
         /// What was asked for, or is the default.

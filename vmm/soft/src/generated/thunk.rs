@@ -14,8 +14,8 @@ use std::collections::HashMap;
 use std::mem::offset_of;
 
 use iced_x86::{
-    Code, CpuidFeature, Encoder, Instruction, InstructionInfo, InstructionInfoFactory, Mnemonic,
-    OpAccess, OpKind, Register, RflagsBits,
+    Code, CpuidFeature, Encoder, EncodingKind, Instruction, InstructionInfo,
+    InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register, RflagsBits,
 };
 
 use super::arena::{Arena, ArenaFull};
@@ -33,6 +33,8 @@ const ARENA_SIZE: usize = 4 << 20;
 pub const HOST_MXCSR: u32 = 0x1f80;
 /// The exception masks in MXCSR.
 const MXCSR_MASKS: i32 = 0x1f80;
+/// The host's registers that stand for the guest's, in the order of operands.
+const GENERALS: [u8; 3] = [RAX, RCX, R8];
 /// The exception flags in MXCSR, and the masks of the x87 control word.
 const EXCEPTIONS: i32 = 0x3f;
 
@@ -75,10 +77,25 @@ pub struct Thunk {
     pub code: ThunkCode,
     /// Its memory operand, if any.
     pub memory: Option<ThunkMemory>,
-    /// It uses the x87 state (MMX does): CR0.EM and CR0.TS raise #NM.
-    pub x87: bool,
+    /// What must be switched on.
+    pub needs: Needs,
     /// A pending x87 exception (FSW.ES) raises #MF before it.
     pub waits: bool,
+}
+
+/// What an instruction needs that a guest can switch off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needs {
+    /// x87 (MMX does): CR0.EM and CR0.TS raise #NM.
+    X87,
+    /// SSE.
+    Sse,
+    /// AVX.
+    Avx,
+    /// Protected mode, as VEX prefixes do.
+    Protected,
+    /// Nothing.
+    Nothing,
 }
 
 /// All thunks of a vCPU.
@@ -123,8 +140,9 @@ impl Thunks {
         }
         let mut key = encoder.take_buffer();
         let body = key.len();
-        // The general register is part of the thunk but not of the encoding.
-        key.push(plan.general.map_or(0xff, |general| general.number));
+        // The guest's registers are part of the thunk but not of the encoding.
+        key.extend(plan.generals.iter().map(|general| general.number));
+        key.extend(plan.loaded.to_le_bytes());
         if let Some(&thunk) = self.known.get(&key) {
             return Ok(Some(thunk));
         }
@@ -136,7 +154,7 @@ impl Thunks {
         let thunk = Thunk {
             code,
             memory: plan.memory,
-            x87: plan.unit != Unit::Sse,
+            needs: plan.needs(instruction),
             waits: plan.waits,
         };
         self.known.insert(key, thunk);
@@ -149,6 +167,10 @@ impl Thunks {
 enum Unit {
     /// XMM registers.
     Sse,
+    /// XMM and YMM registers, by VEX encodings.
+    Avx,
+    /// General registers, more than one.
+    General,
     /// The x87 or MMX registers, perhaps XMM as well (MOVQ2DQ).
     X87,
     /// The x87 control and status words themselves: they are as the guest has
@@ -158,7 +180,9 @@ enum Unit {
 
 #[derive(Clone, Copy, Debug)]
 struct General {
+    /// The guest's register, and the host's in its place.
     number: u8,
+    host: u8,
     size: usize,
     read: bool,
     written: bool,
@@ -168,7 +192,7 @@ struct Plan {
     unit: Unit,
     replaced: Instruction,
     memory: Option<ThunkMemory>,
-    general: Option<General>,
+    generals: Vec<General>,
     /// XMM registers that are read or only partly written; that are written.
     loaded: u16,
     stored: u16,
@@ -176,6 +200,8 @@ struct Plan {
     lengths: bool,
     /// RCX is its result.
     index: bool,
+    /// MULX: RDX is an operand that it does not name.
+    factor: bool,
     flags: bool,
     /// FCMOVcc: it has no general register.
     reads_flags: bool,
@@ -197,16 +223,35 @@ impl Plan {
             unit,
             replaced: *instruction,
             memory: None,
-            general: None,
+            generals: Vec::new(),
             loaded: 0,
             stored: 0,
-            lengths: matches!(mnemonic, Pcmpestri | Pcmpestri64 | Pcmpestrm | Pcmpestrm64),
-            index: matches!(mnemonic, Pcmpestri | Pcmpestri64 | Pcmpistri),
+            lengths: matches!(
+                mnemonic,
+                Pcmpestri
+                    | Pcmpestri64
+                    | Pcmpestrm
+                    | Pcmpestrm64
+                    | Vpcmpestri
+                    | Vpcmpestri64
+                    | Vpcmpestrm
+                    | Vpcmpestrm64
+            ),
+            index: matches!(
+                mnemonic,
+                Pcmpestri | Pcmpestri64 | Pcmpistri | Vpcmpestri | Vpcmpestri64 | Vpcmpistri
+            ),
+            factor: mnemonic == Mulx,
             flags: instruction.rflags_modified() & ARITHMETIC_FLAGS != 0,
-            reads_flags: instruction.rflags_read() & ARITHMETIC_FLAGS != 0,
-            rounds: unit == Unit::Sse && raises_simd_exceptions(mnemonic),
+            // What the manual calls undefined may be what it was.
+            reads_flags: instruction.rflags_read() & ARITHMETIC_FLAGS != 0 || unit == Unit::General,
+            rounds: match unit {
+                Unit::Sse => raises_simd_exceptions(mnemonic),
+                Unit::Avx => !is_string(mnemonic),
+                _ => false,
+            },
             implicit_address: false,
-            waits: unit != Unit::Sse && waits(mnemonic),
+            waits: matches!(unit, Unit::X87 | Unit::X87Control) && waits(mnemonic),
         };
         let information = information.info(instruction);
         plan.vectors(information);
@@ -239,8 +284,8 @@ impl Plan {
     /// The XMM registers, also those that are not named (of BLENDVPS, PCMPESTRM).
     fn vectors(&mut self, information: &InstructionInfo) {
         let used = information.used_registers().iter();
-        for used in used.filter(|used| used.register().is_xmm()) {
-            let bit = 1 << used.register().number();
+        for used in used.filter(|used| used.register().is_vector_register()) {
+            let bit = 1 << (used.register().number() & 15);
             self.loaded |= bit;
             if is_written(used.access()) {
                 self.stored |= bit;
@@ -250,20 +295,44 @@ impl Plan {
 
     fn register(&mut self, operand: u32, access: OpAccess) {
         let register = self.replaced.op_register(operand);
-        if register.is_gpr() {
-            self.general = Some(General {
-                number: register.full_register().number() as u8,
+        if !register.is_gpr() {
+            return;
+        }
+        let number = register.full_register().number() as u8;
+        let known = self
+            .generals
+            .iter()
+            .position(|general| general.number == number);
+        let place = known.unwrap_or_else(|| {
+            self.generals.push(General {
+                number,
+                host: GENERALS[self.generals.len()],
                 size: register.size(),
-                read: access != OpAccess::Write,
-                written: is_written(access),
+                read: false,
+                written: false,
             });
-            let replacement = match register.size() {
-                8 => Register::RAX,
-                4 => Register::EAX,
-                2 => Register::AX,
-                _ => Register::AL,
-            };
-            self.replaced.set_op_register(operand, replacement);
+            self.generals.len() - 1
+        });
+        let general = &mut self.generals[place];
+        general.read |= access != OpAccess::Write;
+        general.written |= is_written(access);
+        let first = match register.size() {
+            8 => Register::RAX,
+            4 => Register::EAX,
+            2 => Register::AX,
+            _ => Register::AL,
+        };
+        let replacement = first + u32::from(general.host);
+        self.replaced.set_op_register(operand, replacement);
+    }
+
+    fn needs(&self, instruction: &Instruction) -> Needs {
+        match self.unit {
+            Unit::Sse => Needs::Sse,
+            Unit::Avx => Needs::Avx,
+            Unit::X87 | Unit::X87Control => Needs::X87,
+            Unit::General if instruction.encoding() == EncodingKind::VEX => Needs::Protected,
+            Unit::General => Needs::Nothing,
         }
     }
 
@@ -271,7 +340,8 @@ impl Plan {
     fn assemble(&self, a: &mut Assembler, body: &[u8], address: u64) {
         a.start(address);
         match self.unit {
-            Unit::Sse => self.enter_sse(a),
+            Unit::Sse | Unit::Avx => self.enter_sse(a),
+            Unit::General => {}
             Unit::X87 => enter_x87(a),
             // FXRSTOR64 [rdi + FPU].
             Unit::X87Control => a.instruction(
@@ -283,17 +353,19 @@ impl Plan {
                 field(FPU),
             ),
         }
-        if let Some(general) = self.general.filter(|g| g.read || g.size < 4) {
-            a.load(RAX, at(register_offset(general.number)));
-        }
-        if self.lengths {
-            a.load(RAX, at(register_offset(RAX)));
-            a.load(RDX, at(register_offset(RDX)));
-        }
         if self.reads_flags {
             // movzx eax, word [flags]; add al, 127; sahf
             a.instruction(Opcode::escaped(0xb7), RAX, field(FLAGS));
             a.bytes(&[0x04, 0x7f, 0x9e]);
+        }
+        for general in self.generals.iter().filter(|g| g.read || g.size < 4) {
+            a.load(general.host, at(register_offset(general.number)));
+        }
+        if self.lengths {
+            a.load(RAX, at(register_offset(RAX)));
+        }
+        if self.lengths || self.factor {
+            a.load(RDX, at(register_offset(RDX)));
         }
         if self.implicit_address {
             a.copy(R8, RDI);
@@ -304,7 +376,8 @@ impl Plan {
             a.copy(RDI, R8);
         }
         match self.unit {
-            Unit::Sse => self.leave_sse(a),
+            Unit::Sse | Unit::Avx => self.leave_sse(a),
+            Unit::General => self.store_results(a),
             Unit::X87 => self.leave_x87(a),
             Unit::X87Control => {
                 self.store_general(a);
@@ -316,8 +389,8 @@ impl Plan {
     }
 
     fn store_general(&self, a: &mut Assembler) {
-        if let Some(general) = self.general.filter(|general| general.written) {
-            a.store(at(register_offset(general.number)), RAX);
+        for general in self.generals.iter().filter(|general| general.written) {
+            a.store(at(register_offset(general.number)), general.host);
         }
         if self.index {
             a.store(at(register_offset(RCX)), RCX);
@@ -335,6 +408,9 @@ impl Plan {
     fn enter_sse(&self, a: &mut Assembler) {
         for number in (0..16).filter(|n| self.loaded >> n & 1 != 0) {
             a.instruction(Opcode::escaped(0x28), number, field(xmm_offset(number)));
+            if self.unit == Unit::Avx {
+                high_half(a, INSERT, number);
+            }
         }
         if self.rounds {
             // The guest's MXCSR without exception flags and with all masks.
@@ -370,21 +446,36 @@ impl Plan {
         let fine = a.label();
         a.jump_if(condition::EQUAL, fine);
         a.constant(RAX, u64::from(SIMD_EXCEPTION));
+        self.clear_high_halves(a);
         a.bytes(&[0xc3]);
         a.bind(fine);
         if self.flags {
             a.instruction(Opcode::narrow(0x89).with_prefix(0x66), 8 + 1, field(FLAGS));
         }
-        for number in (0..16).filter(|n| self.stored >> n & 1 != 0) {
-            a.instruction(Opcode::escaped(0x29), number, field(xmm_offset(number)));
-        }
+        self.store_vectors(a);
         self.store_general(a);
     }
 
-    fn store_results(&self, a: &mut Assembler) {
+    fn store_vectors(&self, a: &mut Assembler) {
         for number in (0..16).filter(|n| self.stored >> n & 1 != 0) {
             a.instruction(Opcode::escaped(0x29), number, field(xmm_offset(number)));
+            if self.unit == Unit::Avx {
+                high_half(a, EXTRACT, number);
+            }
         }
+        self.clear_high_halves(a);
+    }
+
+    /// SSE instructions of the host are slow where upper halves are in use.
+    fn clear_high_halves(&self, a: &mut Assembler) {
+        if self.unit == Unit::Avx {
+            // vzeroupper
+            a.bytes(&[0xc5, 0xf8, 0x77]);
+        }
+    }
+
+    fn store_results(&self, a: &mut Assembler) {
+        self.store_vectors(a);
         self.store_general(a);
         self.store_flags(a);
     }
@@ -411,6 +502,27 @@ impl Plan {
         a.instruction(Opcode::narrow(0x89).with_prefix(0x66), RCX, field(FPU + 2));
         a.bind(none);
     }
+}
+
+/// VINSERTF128 and VEXTRACTF128.
+const INSERT: u8 = 0x18;
+const EXTRACT: u8 = 0x19;
+
+/// One of the two between the upper half of a YMM register and its place in the
+/// `Cpu`.
+fn high_half(a: &mut Assembler, opcode: u8, number: u8) {
+    let offset = offset_of!(Cpu, ymm_high) as i32 + 16 * i32::from(number);
+    // The other source of an insertion is the register itself; an extraction has none.
+    let source = if opcode == INSERT { number } else { 0 };
+    a.bytes(&[
+        0xc4,
+        (!number & 8) << 4 | 0x63,
+        (!source & 15) << 3 | 0x05,
+        opcode,
+        0x87 | (number & 7) << 3,
+    ]);
+    a.bytes(&offset.to_le_bytes());
+    a.bytes(&[1]);
 }
 
 /// Loads the x87 state with every exception masked and none pending.
@@ -481,7 +593,10 @@ fn memory_of(instruction: &Instruction, access: OpAccess) -> ThunkMemory {
         } else {
             Access::Read
         },
-        aligned: size == 16 && needs_alignment(instruction.mnemonic()),
+        aligned: match instruction.encoding() {
+            EncodingKind::VEX => is_aligned_move(instruction.mnemonic()),
+            _ => size == 16 && needs_alignment(instruction.mnemonic()),
+        },
     }
 }
 
@@ -506,6 +621,40 @@ pub fn needs_alignment(mnemonic: Mnemonic) -> bool {
     )
 }
 
+/// Whether a VEX-encoded instruction's operand must be at a multiple of its size
+/// (Intel SDM volume 1, 14.9): all others may be anywhere.
+fn is_aligned_move(mnemonic: Mnemonic) -> bool {
+    use Mnemonic::*;
+    matches!(
+        mnemonic,
+        Vmovaps | Vmovapd | Vmovdqa | Vmovntps | Vmovntpd | Vmovntdq | Vmovntdqa
+    )
+}
+
+/// The comparisons of strings, of which some give a general register.
+fn is_string(mnemonic: Mnemonic) -> bool {
+    use Mnemonic::*;
+    matches!(
+        mnemonic,
+        Vpcmpestri | Vpcmpestri64 | Vpcmpestrm | Vpcmpestrm64 | Vpcmpistri | Vpcmpistrm
+    )
+}
+
+/// The unit that runs a VEX-encoded instruction, or one on general registers that
+/// came with them.
+fn later_unit(instruction: &Instruction) -> Option<Unit> {
+    use CpuidFeature::{AES, AVX, AVX2, BMI1, BMI2, F16C, FMA, LZCNT, MOVBE, PCLMULQDQ};
+    let features = instruction.cpuid_features();
+    let all = |known: &[CpuidFeature]| features.iter().all(|feature| known.contains(feature));
+    if all(&[BMI1, BMI2, LZCNT, MOVBE]) {
+        Some(Unit::General)
+    } else if all(&[AVX, AVX2, F16C, FMA, AES, PCLMULQDQ]) {
+        Some(Unit::Avx)
+    } else {
+        None
+    }
+}
+
 /// The unit that runs an instruction; `None` when no thunk can.
 fn unit_of(instruction: &Instruction, model: CpuModel) -> Option<Unit> {
     use CpuidFeature::{
@@ -513,6 +662,11 @@ fn unit_of(instruction: &Instruction, model: CpuModel) -> Option<Unit> {
     };
     use Mnemonic::*;
     let features = instruction.cpuid_features();
+    let vex = instruction.encoding() == EncodingKind::VEX;
+    if vex || matches!(instruction.mnemonic(), Tzcnt | Lzcnt | Movbe) {
+        let unit = later_unit(instruction)?;
+        return model.offers(instruction).then_some(unit);
+    }
     let known = |feature: &CpuidFeature| {
         matches!(
             feature,

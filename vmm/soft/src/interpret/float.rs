@@ -7,7 +7,7 @@ use super::select::Operands;
 use crate::block::Mode;
 use crate::cpu::{Cpu, Faulted, cr0, cr4, vector};
 use crate::environment::{Access, PAGE_SIZE};
-use crate::generated::thunk::{DONE, Thunk, ThunkMemory};
+use crate::generated::thunk::{DONE, Needs, Thunk, ThunkMemory};
 use crate::host;
 use crate::op::{Handler, Op, Outcome};
 use crate::tlb::tlb_index;
@@ -115,8 +115,8 @@ extern "C" fn restore(cpu: &mut Cpu, op: &Op) -> Outcome {
     Outcome::Continue
 }
 
-extern "C" fn load_mxcsr(cpu: &mut Cpu, op: &Op) -> Outcome {
-    attempt!(cpu, cpu.check_sse());
+extern "C" fn load_mxcsr<const AVX: bool>(cpu: &mut Cpu, op: &Op) -> Outcome {
+    attempt!(cpu, cpu.check(if AVX { Needs::Avx } else { Needs::Sse }));
     let value = attempt!(cpu, cpu.load::<4>(cpu.address(op))) as u32;
     if value & !MXCSR_MASK != 0 {
         let faulted = cpu.general_protection(0);
@@ -126,8 +126,8 @@ extern "C" fn load_mxcsr(cpu: &mut Cpu, op: &Op) -> Outcome {
     Outcome::Continue
 }
 
-extern "C" fn store_mxcsr(cpu: &mut Cpu, op: &Op) -> Outcome {
-    attempt!(cpu, cpu.check_sse());
+extern "C" fn store_mxcsr<const AVX: bool>(cpu: &mut Cpu, op: &Op) -> Outcome {
+    attempt!(cpu, cpu.check(if AVX { Needs::Avx } else { Needs::Sse }));
     let value = u64::from(cpu.mxcsr());
     attempt!(cpu, cpu.store::<4>(cpu.address(op), value));
     Outcome::Continue
@@ -140,21 +140,29 @@ const PENDING: u8 = 0x80;
 const BUFFER_WORDS: usize = 128 / 8;
 
 /// An operand that is on two pages, or a device's.
-#[repr(align(16))]
+#[repr(align(32))]
 struct Buffer([u64; BUFFER_WORDS]);
 
-/// Runs a thunk; where `GUARDED`, x87 and SSE may be switched off.
+impl Cpu {
+    /// #NM or #UD where a thunk's unit is switched off.
+    fn check(&mut self, needs: Needs) -> Result<(), Faulted> {
+        match needs {
+            Needs::X87 => self.check_x87(),
+            Needs::Sse => self.check_sse(),
+            Needs::Avx => self.check_avx(),
+            Needs::Protected if !self.is_protected() => Err(self.undefined()),
+            Needs::Protected | Needs::Nothing => Ok(()),
+        }
+    }
+}
+
+/// Runs a thunk; where `GUARDED`, its unit may be switched off.
 extern "C" fn run_thunk<const GUARDED: bool>(cpu: &mut Cpu, op: &Op) -> Outcome {
     // SAFETY: the immediate of this handler's ops is the address of a thunk that
     // the block owns.
     let thunk = unsafe { &*(op.immediate as *const Thunk) };
     if GUARDED {
-        let checked = if thunk.x87 {
-            cpu.check_x87()
-        } else {
-            cpu.check_sse()
-        };
-        attempt!(cpu, checked);
+        attempt!(cpu, cpu.check(thunk.needs));
     }
     if thunk.waits && cpu.fpu.0[2] & PENDING != 0 {
         let faulted = cpu.raise(vector::X87);
@@ -164,7 +172,7 @@ extern "C" fn run_thunk<const GUARDED: bool>(cpu: &mut Cpu, op: &Op) -> Outcome 
         return finish(cpu, thunk, std::ptr::null_mut());
     };
     let address = cpu.address(op);
-    if memory.aligned && address & 15 != 0 {
+    if memory.aligned && address & (u64::from(memory.size) - 1) != 0 {
         let faulted = cpu.general_protection(0);
         return cpu.outcome(faulted);
     }
@@ -261,8 +269,10 @@ fn parts(size: usize) -> impl Iterator<Item = (usize, usize)> {
 }
 
 /// The handler of ops with a thunk.
-pub fn thunk_handler(mode: Mode) -> Handler {
-    if mode.no_fpu() {
+pub fn thunk_handler(mode: Mode, thunk: &Thunk) -> Handler {
+    // The mode does not say whether AVX is on.
+    let known = matches!(thunk.needs, Needs::X87 | Needs::Sse) && !mode.no_fpu();
+    if !known {
         run_thunk::<true>
     } else {
         run_thunk::<false>
@@ -274,8 +284,10 @@ pub fn select(operands: &Operands<'_>, _: &mut Op) -> Option<Handler> {
     Some(match operands.instruction.mnemonic() {
         Mnemonic::Fxsave | Mnemonic::Fxsave64 => save,
         Mnemonic::Fxrstor | Mnemonic::Fxrstor64 => restore,
-        Mnemonic::Ldmxcsr => load_mxcsr,
-        Mnemonic::Stmxcsr => store_mxcsr,
+        Mnemonic::Ldmxcsr => load_mxcsr::<false>,
+        Mnemonic::Stmxcsr => store_mxcsr::<false>,
+        Mnemonic::Vldmxcsr if operands.is_offered() => load_mxcsr::<true>,
+        Mnemonic::Vstmxcsr if operands.is_offered() => store_mxcsr::<true>,
         _ => return None,
     })
 }

@@ -36,6 +36,8 @@ pub mod stack;
 mod string;
 mod syscall;
 mod tables;
+mod vectors;
+pub mod xsave;
 
 use iced_x86::{Instruction, Mnemonic, Register};
 
@@ -67,6 +69,8 @@ pub fn select(operands: &Operands<'_>, op: &mut Op, rip: u64) -> Option<Handler>
         .or_else(|| far::select(operands, op))
         .or_else(|| float::select(operands, op))
         .or_else(|| decimal::select(operands, op))
+        .or_else(|| vectors::select(operands, op))
+        .or_else(|| xsave::select(operands))
 }
 
 /// Whether nothing may follow the instruction in its block, though control goes

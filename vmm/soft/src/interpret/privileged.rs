@@ -5,6 +5,7 @@ use iced_x86::{Mnemonic, Register};
 use super::operand::mask;
 use super::select::{Operands, Shape};
 use crate::cpu::{Cpu, Faulted, cr0, cr4, register, rflags};
+use crate::cpuid::{Extended, cpuid};
 use crate::debug::{dr6, dr7};
 use crate::op::{Handler, Op, Outcome};
 use crate::requests::request;
@@ -141,7 +142,11 @@ extern "C" fn halt(cpu: &mut Cpu, op: &Op) -> Outcome {
 extern "C" fn identify(cpu: &mut Cpu, _: &Op) -> Outcome {
     let leaf = cpu.registers[RAX] as u32;
     let subleaf = cpu.registers[RCX] as u32;
-    let [eax, ebx, ecx, edx] = crate::cpuid::cpuid(&cpu.configuration, leaf, subleaf);
+    let extended = Extended {
+        on: cpu.cr4 & cr4::OSXSAVE != 0,
+        xcr0: cpu.xcr0,
+    };
+    let [eax, ebx, ecx, edx] = cpuid(&cpu.configuration, extended, leaf, subleaf);
     cpu.registers[RAX] = u64::from(eax);
     cpu.registers[RBX] = u64::from(ebx);
     cpu.registers[RCX] = u64::from(ecx);

@@ -6,12 +6,14 @@ use iced_x86::{
     OpCodeOperandKind as Kind, OpKind, Register,
 };
 
+use weft_soft::CpuModel;
+
 use super::native::Context;
 use super::support::random::Random;
 use super::{BASE, INDEX, MEMORY_AT, MEMORY_SIZE, OTHER_BASE, RESERVED, SLOT, STACK_TOP};
 
 /// What a CPU of the newest model has.
-const FEATURES: [CpuidFeature; 23] = [
+const FEATURES: [CpuidFeature; 31] = [
     CpuidFeature::INTEL8086,
     CpuidFeature::INTEL8086_ONLY,
     CpuidFeature::INTEL186,
@@ -35,6 +37,14 @@ const FEATURES: [CpuidFeature; 23] = [
     CpuidFeature::POPCNT,
     CpuidFeature::AES,
     CpuidFeature::PCLMULQDQ,
+    CpuidFeature::AVX,
+    CpuidFeature::AVX2,
+    CpuidFeature::FMA,
+    CpuidFeature::F16C,
+    CpuidFeature::BMI1,
+    CpuidFeature::BMI2,
+    CpuidFeature::LZCNT,
+    CpuidFeature::MOVBE,
 ];
 
 fn of_code(code: Code) -> Instruction {
@@ -87,6 +97,7 @@ fn is_excluded(code: Code) -> bool {
             | Fxrstor
             | Fxrstor64
             | Ldmxcsr
+            | Vldmxcsr
             | Fldenv
             | Fldcw
             | Frstor
@@ -123,14 +134,47 @@ fn is_excluded(code: Code) -> bool {
     )
 }
 
-fn candidates() -> Vec<Code> {
+fn is_aligned_move(mnemonic: Mnemonic) -> bool {
+    use Mnemonic::*;
+    matches!(
+        mnemonic,
+        Vmovaps | Vmovapd | Vmovdqa | Vmovntps | Vmovntpd | Vmovntdq | Vmovntdqa
+    )
+}
+
+/// Elements at distances of all signs, chosen by what is in a register.
+fn gather(a: &mut CodeAssembler, kind: usize) {
+    a.vpsrad(ymm1, ymm1, 24).unwrap();
+    a.vpsrlq(ymm3, ymm3, 55).unwrap();
+    use Code::*;
+    use Register::{
+        R12, RBX, XMM0, XMM1, XMM2, XMM3, XMM5, XMM9, YMM0, YMM1, YMM2, YMM3, YMM4, YMM15,
+    };
+    let (code, to, base, index, scale, displacement, mask) = [
+        (VEX_Vgatherdps_ymm_vm32y_ymm, YMM0, RBX, YMM1, 4, 0, YMM2),
+        (VEX_Vgatherdpd_ymm_vm32x_ymm, YMM4, RBX, XMM1, 2, 9, YMM2),
+        (VEX_Vpgatherdd_xmm_vm32x_xmm, XMM5, RBX, XMM1, 1, 0, XMM2),
+        (VEX_Vpgatherqq_ymm_vm64y_ymm, YMM0, RBX, YMM3, 8, 0, YMM15),
+        (VEX_Vpgatherqd_xmm_vm64y_xmm, XMM9, RBX, YMM3, 4, 0, XMM2),
+        (VEX_Vgatherqps_xmm_vm64x_xmm, XMM0, R12, XMM3, 8, 0, XMM2),
+        (VEX_Vpgatherdq_xmm_vm32x_xmm, XMM0, RBX, XMM1, 8, 0, XMM2),
+        (VEX_Vgatherqpd_xmm_vm64x_xmm, XMM0, R12, XMM3, 1, 3, XMM2),
+    ][kind];
+    let place =
+        MemoryOperand::with_base_index_scale_displ_size(base, index, scale, displacement, 1);
+    let gather = Instruction::with3(code, to, place, mask).unwrap();
+    a.add_instruction(gather).unwrap();
+}
+
+fn candidates(model: CpuModel) -> Vec<Code> {
     Code::values()
         .filter(|&code| {
             let info = code.op_code();
             let features = code.cpuid_features();
             info.is_instruction()
                 && info.mode64()
-                && code.encoding() == EncodingKind::Legacy
+                && matches!(code.encoding(), EncodingKind::Legacy | EncodingKind::VEX)
+                && model.offers(&of_code(code))
                 && code.flow_control() == FlowControl::Next
                 && features.iter().all(|feature| FEATURES.contains(feature))
                 && !is_excluded(code)
@@ -162,15 +206,17 @@ pub struct Generator {
     random: Random,
     pub codes: Vec<Code>,
     encoder: Encoder,
+    model: CpuModel,
     /// RCL and RCR of 8 and 16 bits too.
     pub rotations: bool,
 }
 
 impl Generator {
-    pub fn new(seed: u64) -> Self {
+    pub fn new(seed: u64, model: CpuModel) -> Self {
         Self {
             random: Random::new(seed),
-            codes: candidates(),
+            codes: candidates(model),
+            model,
             encoder: Encoder::new(64),
             rotations: true,
         }
@@ -196,12 +242,16 @@ impl Generator {
         }
     }
 
-    fn memory(&mut self, size: usize) -> MemoryOperand {
-        let aligned = size >= 16;
-        let base = self.random.of(&[BASE, OTHER_BASE]);
+    fn memory(&mut self, size: usize, aligned: bool) -> MemoryOperand {
+        // The first is at no multiple of 32.
+        let base = if aligned && size > 16 {
+            OTHER_BASE
+        } else {
+            self.random.of(&[BASE, OTHER_BASE])
+        };
         let mut displacement = self.random.index(160) as i64;
         if aligned {
-            displacement &= !15;
+            displacement &= -(size as i64);
         }
         let index = if aligned || self.random.index(3) != 0 {
             Register::None
@@ -253,7 +303,13 @@ impl Generator {
                 let register = Register::MM0 + self.random.index(8) as u32;
                 set(instruction, register);
             }
-            Kind::xmm_reg | Kind::xmm_rm => {
+            Kind::r32_vvvv => set(instruction, self.register(4, true)),
+            Kind::r64_vvvv => set(instruction, self.register(8, true)),
+            Kind::ymm_reg | Kind::ymm_rm | Kind::ymm_vvvv | Kind::ymm_is4 => {
+                let register = Register::YMM0 + self.random.index(16) as u32;
+                set(instruction, register);
+            }
+            Kind::xmm_reg | Kind::xmm_rm | Kind::xmm_vvvv | Kind::xmm_is4 => {
                 let register = Register::XMM0 + self.random.index(16) as u32;
                 set(instruction, register);
             }
@@ -262,7 +318,8 @@ impl Generator {
             | Kind::r32_or_mem
             | Kind::r64_or_mem
             | Kind::mm_or_mem
-            | Kind::xmm_or_mem => {
+            | Kind::xmm_or_mem
+            | Kind::ymm_or_mem => {
                 if memory_too(self) {
                     self.put_memory(instruction, index);
                 } else {
@@ -273,6 +330,7 @@ impl Generator {
                         Kind::r32_or_mem => self.register(4, true),
                         Kind::r64_or_mem => self.register(8, true),
                         Kind::mm_or_mem => Register::MM0 + number % 8,
+                        Kind::ymm_or_mem => Register::YMM0 + number,
                         _ => Register::XMM0 + number,
                     };
                     set(instruction, register);
@@ -323,7 +381,12 @@ impl Generator {
 
     fn put_memory(&mut self, instruction: &mut Instruction, index: u32) {
         instruction.set_op_kind(index, OpKind::Memory);
-        let memory = self.memory(instruction.memory_size().size());
+        let size = instruction.memory_size().size();
+        let aligned = match instruction.code().encoding() {
+            EncodingKind::VEX => is_aligned_move(instruction.mnemonic()),
+            _ => size == 16,
+        };
+        let memory = self.memory(size, aligned);
         instruction.set_memory_base(memory.base);
         instruction.set_memory_index(memory.index);
         instruction.set_memory_index_scale(memory.scale);
@@ -372,6 +435,9 @@ impl Generator {
         let to = MEMORY_AT + 0x200 + self.random.index(0x1800) as u64;
         let count = self.random.index(40) as u32;
         let down = self.random.index(4) == 0;
+        if self.model >= CpuModel::V3 && self.random.index(4) == 0 {
+            return gather(a, self.random.index(8));
+        }
         match self.random.index(8) {
             0 => {
                 a.push(rax).unwrap();
@@ -470,6 +536,7 @@ impl Generator {
     pub fn context(&mut self) -> Context {
         let mut context = Context {
             fpu: [0; 512],
+            high: [0; 256],
             registers: std::array::from_fn(|_| self.random.value()),
             flags: self.random.next() & 0x8d5 | 2,
             host_stack: 0,
@@ -477,6 +544,9 @@ impl Generator {
         };
         for byte in &mut context.fpu[160..416] {
             *byte = self.random.next() as u8;
+        }
+        if self.model >= CpuModel::V3 {
+            context.high = std::array::from_fn(|_| self.random.next() as u8);
         }
         context.fpu[..2].copy_from_slice(&0x37f_u16.to_le_bytes());
         context.fpu[24..28].copy_from_slice(&0x1f80_u32.to_le_bytes());

@@ -17,7 +17,7 @@ use iced_x86::{Decoder, DecoderOptions, Register};
 use native::{Context, Native, native_memory, put};
 use support::random::seed;
 use support::*;
-use weft_soft::{CpuState, Exit};
+use weft_soft::{CpuModel, CpuState, Exit};
 
 /// Linear addresses, the same natively and in the guest.
 const MEMORY_AT: u64 = 0x50_0000;
@@ -59,12 +59,14 @@ fn describe(bytes: &[u8], address: u64) -> String {
 }
 
 fn state_of(guest: &Guest, context: &Context, address: u64) -> CpuState {
+    let header = [7, 0, 0, 0, 0, 0, 0, 0];
+    let fpu = [&context.fpu[..], &header, &[0; 56], &context.high].concat();
     CpuState {
         registers: context.registers,
         rip: address,
         rflags: context.flags,
-        fpu: context.fpu.to_vec(),
-        ..guest.long_mode()
+        fpu,
+        ..guest.with_avx()
     }
 }
 
@@ -91,6 +93,16 @@ fn difference(
         return Some(format!(
             "FXSAVE area at {place}: {:#x}, not {:#x}",
             got[place], wanted[place]
+        ));
+    }
+    let high = guest.fpu.get(576..).unwrap_or(&native.high);
+    if let Some(place) = (0..256).find(|&index| native.high[index] != high[index]) {
+        return Some(format!(
+            "upper half of YMM{} at {}: {:#x}, not {:#x}",
+            place / 16,
+            place % 16,
+            high[place],
+            native.high[place]
         ));
     }
     let place = (0..MEMORY_SIZE).find(|&index| native_memory[index] != guest_memory[index]);
@@ -126,9 +138,18 @@ fn both(
     }
 }
 
+/// The newest model that this host can be.
+fn model() -> CpuModel {
+    if has_v3() {
+        return CpuModel::V3;
+    }
+    println!("skipped: instructions of v3, which this host lacks");
+    CpuModel::V2
+}
+
 /// A guest whose code is interpreted, or translated from the first execution on.
 fn guest_for(translated: bool) -> Guest {
-    let mut guest = Guest::new(|a| a.hlt().unwrap());
+    let mut guest = Guest::of_model(model(), |a| a.hlt().unwrap());
     if translated {
         guest.cpu.translate_after(1);
     } else {
@@ -139,11 +160,12 @@ fn guest_for(translated: bool) -> Guest {
 
 fn compare(seed: u64, sequences: usize, translated: bool) {
     println!("WEFT_SEED={seed:#x}");
-    let native = Native::new();
+    let native = Native::new(model() >= CpuModel::V3);
     let mut guest = guest_for(translated);
-    let mut generator = Generator::new(seed);
+    let mut generator = Generator::new(seed, model());
     generator.rotations = !translated;
-    assert!(generator.codes.len() > 400, "{}", generator.codes.len());
+    let least = [400, 600, 1200][model() as usize];
+    assert!(generator.codes.len() > least, "{}", generator.codes.len());
     let mut done = 0;
     while done < sequences {
         native.writable();
@@ -233,9 +255,9 @@ const REGRESSIONS: [(&str, &[u8]); 7] = [
 
 #[test]
 fn what_was_wrong_once_is_right() {
-    let native = Native::new();
+    let native = Native::new(model() >= CpuModel::V3);
     let mut guests = [guest_for(false), guest_for(true)];
-    let mut generator = Generator::new(1);
+    let mut generator = Generator::new(1, model());
     for (name, bytes) in REGRESSIONS {
         native.writable();
         let end = SEQUENCES_AT + bytes.len() as u64;

@@ -8,11 +8,13 @@ use iced_x86::code_asm::*;
 use super::support::assemble;
 use super::{CONTEXT, END, MEMORY_AT, MEMORY_SIZE, SEQUENCES_AT, SLOT, SLOTS, STUBS_AT};
 
-/// Registers, flags and the FXSAVE area, at `CONTEXT`.
+/// Registers, flags, the FXSAVE area and the rest of AVX, at `CONTEXT`.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
 pub struct Context {
     pub fpu: [u8; 512],
+    /// The upper halves of the YMM registers.
+    pub high: [u8; 256],
     pub registers: [u64; 16],
     pub flags: u64,
     pub host_stack: u64,
@@ -69,6 +71,15 @@ const GENERAL: [AsmRegister64; 16] = [
     rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8, r9, r10, r11, r12, r13, r14, r15,
 ];
 
+const WIDE: [AsmRegisterYmm; 16] = [
+    ymm0, ymm1, ymm2, ymm3, ymm4, ymm5, ymm6, ymm7, ymm8, ymm9, ymm10, ymm11, ymm12, ymm13, ymm14,
+    ymm15,
+];
+
+fn high_field(number: usize) -> u64 {
+    field(std::mem::offset_of!(Context, high) + 16 * number)
+}
+
 fn field(offset: usize) -> u64 {
     CONTEXT + offset as u64
 }
@@ -78,7 +89,8 @@ fn register_field(number: usize) -> u64 {
 }
 
 impl Native {
-    pub fn new() -> Self {
+    /// With or without AVX.
+    pub fn new(avx: bool) -> Self {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         map(MEMORY_AT, MEMORY_SIZE, libc::PROT_READ | libc::PROT_WRITE);
         map(CONTEXT, 4096, libc::PROT_READ | libc::PROT_WRITE);
@@ -97,6 +109,10 @@ impl Native {
             a.push(rdi).unwrap();
             a.mov(qword_ptr(host_stack), rsp).unwrap();
             a.fxrstor64(ptr(CONTEXT)).unwrap();
+            for (number, register) in WIDE.into_iter().enumerate().filter(|_| avx) {
+                let half = xmmword_ptr(high_field(number));
+                a.vinsertf128(register, register, half, 1).unwrap();
+            }
             a.push(qword_ptr(flags)).unwrap();
             a.popfq().unwrap();
             for (number, register) in GENERAL.into_iter().enumerate() {
@@ -114,6 +130,13 @@ impl Native {
             a.pushfq().unwrap();
             a.pop(qword_ptr(flags)).unwrap();
             a.fxsave64(ptr(CONTEXT)).unwrap();
+            for (number, register) in WIDE.into_iter().enumerate().filter(|_| avx) {
+                let half = xmmword_ptr(high_field(number));
+                a.vextractf128(half, register, 1).unwrap();
+            }
+            if avx {
+                a.vzeroupper().unwrap();
+            }
             a.fninit().unwrap();
             a.mov(
                 dword_ptr(field(std::mem::offset_of!(Context, spare) + 8)),

@@ -23,7 +23,8 @@ use std::sync::{Arc, Mutex};
 use iced_x86::code_asm::CodeAssembler;
 use weft_soft::state::{DescriptorTable, Segment};
 use weft_soft::{
-    Access, Configuration, CpuState, Environment, Exit, Memory, SoftCpu, SoftMachine, Unbacked,
+    Access, Configuration, CpuModel, CpuState, Environment, Exit, Memory, SoftCpu, SoftMachine,
+    Unbacked,
 };
 
 pub const PAGE: u64 = 4096;
@@ -300,7 +301,26 @@ pub fn entry(address: u64) -> u64 {
     TABLES + 3 * PAGE + address / PAGE * 8
 }
 
+/// Whether this host has what guests of the model V3 execute.
+pub fn has_v3() -> bool {
+    is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("bmi1")
+        && is_x86_feature_detected!("bmi2")
+        && is_x86_feature_detected!("f16c")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("lzcnt")
+        && is_x86_feature_detected!("movbe")
+}
+
 impl Guest {
+    pub fn of_model(model: CpuModel, write: impl FnOnce(&mut CodeAssembler)) -> Self {
+        let configuration = Configuration {
+            model,
+            ..Configuration::default()
+        };
+        Self::with(configuration, write)
+    }
+
     /// A guest in 64-bit mode at level 0 that will run `write`'s code.
     pub fn new(write: impl FnOnce(&mut CodeAssembler)) -> Self {
         Self::with(Configuration::default(), write)
@@ -426,6 +446,16 @@ impl Guest {
             cr4: 0x6b0,
             efer: 0xd01,
             ..CpuState::reset()
+        }
+    }
+
+    /// The same with XSAVE and all of its components on, where the model has them.
+    pub fn with_avx(&self) -> CpuState {
+        let state = self.long_mode();
+        CpuState {
+            cr4: state.cr4 | 1 << 18,
+            xcr0: 7,
+            ..state
         }
     }
 

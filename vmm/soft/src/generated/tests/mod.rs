@@ -26,7 +26,7 @@ use crate::run::Configuration;
 use iced_x86::code_asm::*;
 
 /// As guests of the newest model have it.
-const MODE: Mode = Mode(Mode::BITS_64 | Mode::of_model(CpuModel::V2));
+const MODE: Mode = Mode(Mode::BITS_64 | Mode::of_model(CpuModel::V3));
 
 /// Guest memory of the tests: data, stack and code pages, wherever the host put
 /// them. Linear addresses are those of `native`, guest-physical ones count from 0.
