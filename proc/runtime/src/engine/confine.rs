@@ -10,12 +10,15 @@
 //! opened, no socket or process made, no other process signalled, nothing
 //! executed. A call
 //! outside the list ends the slice (`SECCOMP_RET_KILL_PROCESS`).
+//!
+//! How much memory it takes, its host bounds or watches. For that to be possible,
+//! all of it has to show as the process's own: see [`MAP_FLAGS`].
 
 use crate::kernel::{Result, Sysno, call};
 
 const LOAD_WORD: u16 = 0x20;
 const JUMP_EQUAL: u16 = 0x15;
-const JUMP_SET: u16 = 0x45;
+const AND: u16 = 0x54;
 const RETURN: u16 = 0x06;
 const ALLOW: u32 = 0x7fff_0000;
 const KILL_PROCESS: u32 = 0x8000_0000;
@@ -26,7 +29,18 @@ const OFFSET_ARCHITECTURE: u32 = 4;
 const fn offset_argument(index: u32) -> u32 {
     16 + 8 * index
 }
+const MAP_PRIVATE: u32 = 0x02;
+const MAP_FIXED: u32 = 0x10;
 const MAP_ANONYMOUS: u32 = 0x20;
+const MAP_NORESERVE: u32 = 0x4000;
+/// The flags of every mapping that the runtime makes: private memory, with or
+/// without these two. Shared memory outlives the pages that a process has of it,
+/// and huge pages of the host's pool are in no count.
+const MAP_FLAGS: u32 = MAP_PRIVATE | MAP_ANONYMOUS;
+const MAP_FLAGS_FREE: u32 = MAP_FIXED | MAP_NORESERVE;
+/// The only advice that the runtime gives.
+const MADV_DONTNEED: u32 = 4;
+const SOL_SOCKET: u32 = 1;
 const SO_RCVTIMEO: u32 = 20;
 
 const SECCOMP_SET_MODE_FILTER: usize = 1;
@@ -35,7 +49,7 @@ const PR_SET_DUMPABLE: usize = 4;
 
 /// Allowed whatever their arguments. Each acts only on descriptors that the
 /// slice was given or on its own memory.
-const ALLOWED: [Sysno; 25] = [
+const ALLOWED: [Sysno; 23] = [
     Sysno::read,
     Sysno::write,
     Sysno::readv,
@@ -48,8 +62,6 @@ const ALLOWED: [Sysno; 25] = [
     Sysno::ppoll,
     Sysno::munmap,
     Sysno::mprotect,
-    Sysno::mremap,
-    Sysno::madvise,
     Sysno::rt_sigreturn,
     Sysno::rt_sigprocmask,
     Sysno::sigaltstack,
@@ -87,10 +99,78 @@ struct Program {
     instructions: *const Instruction,
 }
 
-const LENGTH: usize = 4 + 2 * ALLOWED.len() + 4 * 4 + 1;
+/// Calls that are allowed for some arguments only.
+struct Rule {
+    call: Sysno,
+    conditions: &'static [Condition],
+}
 
-/// Architecture first, then one compare per allowed call, then `mmap` (memory
-/// of no file), `setsockopt` (a receive timeout only), `tgkill` (to itself only) and `ioctl` (on the userfaultfd only),
+/// The lower half of an argument, without the bits of `free`, must be `value`. The
+/// kernel reads these arguments as 32 bits; of `mmap`'s flags all are in these.
+struct Condition {
+    argument: u32,
+    free: u32,
+    value: u32,
+}
+
+const fn is(argument: u32, value: u32) -> Condition {
+    Condition {
+        argument,
+        free: 0,
+        value,
+    }
+}
+
+/// What only a running slice knows.
+const UFFD: u32 = u32::MAX;
+const PROCESS: u32 = u32::MAX - 1;
+
+const RULES: [Rule; 5] = [
+    Rule {
+        call: Sysno::mmap,
+        conditions: &[Condition {
+            argument: 3,
+            free: MAP_FLAGS_FREE,
+            value: MAP_FLAGS,
+        }],
+    },
+    Rule {
+        call: Sysno::madvise,
+        conditions: &[is(2, MADV_DONTNEED)],
+    },
+    // How long a read may wait.
+    Rule {
+        call: Sysno::setsockopt,
+        conditions: &[is(1, SOL_SOCKET), is(2, SO_RCVTIMEO)],
+    },
+    // To itself only.
+    Rule {
+        call: Sysno::tgkill,
+        conditions: &[is(0, PROCESS)],
+    },
+    Rule {
+        call: Sysno::ioctl,
+        conditions: &[is(0, UFFD)],
+    },
+];
+
+/// Instructions of a condition, and around those of a rule.
+const CONDITION_LENGTH: usize = 3;
+const RULE_LENGTH: usize = 3;
+
+const fn length() -> usize {
+    let mut length = 4 + 2 * ALLOWED.len() + 1;
+    let mut at = 0;
+    while at < RULES.len() {
+        length += RULE_LENGTH + CONDITION_LENGTH * RULES[at].conditions.len();
+        at += 1;
+    }
+    length
+}
+
+const LENGTH: usize = length();
+
+/// Architecture first, then one compare for each allowed call, then the rules,
 /// then the end.
 fn filter(uffd: i32, process: u32) -> [Instruction; LENGTH] {
     let mut program = [instruction(RETURN, 0, 0, KILL_PROCESS); LENGTH];
@@ -109,22 +189,25 @@ fn filter(uffd: i32, process: u32) -> [Instruction; LENGTH] {
         put(JUMP_EQUAL, 0, 1, number as u32);
         put(RETURN, 0, 0, ALLOW);
     }
-    put(JUMP_EQUAL, 0, 3, Sysno::mmap as u32);
-    put(LOAD_WORD, 0, 0, offset_argument(3));
-    put(JUMP_SET, 0, 13, MAP_ANONYMOUS);
-    put(RETURN, 0, 0, ALLOW);
-    put(JUMP_EQUAL, 0, 3, Sysno::setsockopt as u32);
-    put(LOAD_WORD, 0, 0, offset_argument(2));
-    put(JUMP_EQUAL, 0, 9, SO_RCVTIMEO);
-    put(RETURN, 0, 0, ALLOW);
-    put(JUMP_EQUAL, 0, 3, Sysno::tgkill as u32);
-    put(LOAD_WORD, 0, 0, offset_argument(0));
-    put(JUMP_EQUAL, 0, 5, process);
-    put(RETURN, 0, 0, ALLOW);
-    put(JUMP_EQUAL, 0, 3, Sysno::ioctl as u32);
-    put(LOAD_WORD, 0, 0, offset_argument(0));
-    put(JUMP_EQUAL, 0, 1, uffd as u32);
-    put(RETURN, 0, 0, ALLOW);
+    for rule in &RULES {
+        let conditions = rule.conditions.len() as u8;
+        let mut left = CONDITION_LENGTH as u8 * conditions;
+        // Past the conditions and their two ends.
+        put(JUMP_EQUAL, 0, left + 2, rule.call as u32);
+        for condition in rule.conditions {
+            let value = match condition.value {
+                UFFD => uffd as u32,
+                PROCESS => process,
+                value => value,
+            };
+            put(LOAD_WORD, 0, 0, offset_argument(condition.argument));
+            put(AND, 0, 0, !condition.free);
+            left -= CONDITION_LENGTH as u8;
+            put(JUMP_EQUAL, 0, left + 1, value);
+        }
+        put(RETURN, 0, 0, ALLOW);
+        put(RETURN, 0, 0, KILL_PROCESS);
+    }
     put(RETURN, 0, 0, KILL_PROCESS);
     program
 }

@@ -174,6 +174,10 @@ pub fn run_slice(boot: &'static Boot) -> ! {
         super::has_vdso(vdso.hash());
     }
     let engine = make_engine(boot);
+    // Without it nothing would ever end this slice, which would wait without rest.
+    if engine.io.links[0].is_none() {
+        setup_failed("its links", "there is none to home");
+    }
     let uffd = engine.io.space.fd();
     engine.io.stats.stretched.store(1, Ordering::Relaxed);
     *ENGINE.lock() = Some(engine);
@@ -187,11 +191,12 @@ pub fn run_slice(boot: &'static Boot) -> ! {
     if let Err(error) = beat::start(boot) {
         setup_failed("a timer", error);
     }
-    if let Err(error) = control::send(&ControlMessage::new(CONTROL_READY, boot.node)) {
-        setup_failed("the launcher", error);
-    }
     if let Err(error) = confine::confine(uffd, thread.process) {
         setup_failed("seccomp", error);
+    }
+    // From here on pages and the execution may come.
+    if let Err(error) = control::send(&ControlMessage::new(CONTROL_READY, boot.node)) {
+        setup_failed("the launcher", error);
     }
     jump::serve(thread, 0);
     jump::take_context(&mut thread.start);
