@@ -355,15 +355,22 @@ fn seek(file: &File, from: u64, whence: i32) -> io::Result<Option<u64>> {
 }
 
 fn memory_file(size: u64) -> io::Result<File> {
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     // SAFETY: the name is a terminated string; the call touches nothing else of ours.
-    let descriptor = unsafe { libc::memfd_create(c"weft-guest-ram".as_ptr(), libc::MFD_CLOEXEC) };
+    let descriptor = unsafe { libc::memfd_create(c"weft-guest-ram".as_ptr(), flags) };
     if descriptor < 0 {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: memfd_create just gave this descriptor to us alone.
     let file = unsafe { File::from_raw_fd(descriptor) };
     file.set_len(size)?;
-    debug_assert!(file.as_raw_fd() >= 0);
+    // A thread that writes to disk images could make it longer otherwise, by pages
+    // that are mapped nowhere and that nobody counts.
+    let seals = libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
+    // SAFETY: a plain call on a descriptor that is ours.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
     Ok(file)
 }
 
@@ -371,6 +378,15 @@ fn memory_file(size: u64) -> io::Result<File> {
 mod tests {
     use super::*;
     use vm_memory::Bytes;
+
+    #[test]
+    fn its_file_keeps_its_size() {
+        let size = 4 << 20;
+        let file = memory_file(size).unwrap();
+        assert!(file.set_len(size + 4096).is_err());
+        assert!(std::os::unix::fs::FileExt::write_at(&file, b"more", size).is_err());
+        assert_eq!(file.metadata().unwrap().len(), size);
+    }
 
     #[test]
     fn memory_skips_the_hole() {

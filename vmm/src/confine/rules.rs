@@ -1,7 +1,7 @@
 //! Which system calls each kind of thread may make.
 //!
 //! Nobody may open a file, execute a program, make a process, map memory that
-//! is executable, or send a signal to another process. What is listed is what
+//! is executable or shared, or send a signal to another process. What is listed is what
 //! the thread's own work does, and what Rust, the C library and io_uring do
 //! under it; a comment says which where it is not plain.
 
@@ -160,15 +160,22 @@ fn tap(rules: &mut Rules) -> Result<(), BackendError> {
 fn common() -> Result<Rules, BackendError> {
     let mut rules = Rules::new();
     allow(&mut rules, &EVERY_THREAD);
-    // No memory becomes executable any more.
+    // No memory becomes executable any more. What is mapped is the process's own, so
+    // that a host that lends sees it: shared memory stays when its pages are let go,
+    // and the host's pool of huge pages is in no count.
     let not_executable = SeccompCmpOp::MaskedEq(libc::PROT_EXEC as u64);
-    for call in [libc::SYS_mmap, libc::SYS_mprotect] {
-        when(
-            &mut rules,
-            call,
-            vec![argument(2, not_executable.clone(), 0)?],
-        )?;
-    }
+    let protection = argument(2, not_executable.clone(), 0)?;
+    when(&mut rules, libc::SYS_mprotect, vec![protection])?;
+    let kind = (libc::MAP_TYPE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB) as u64;
+    let own = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
+    when(
+        &mut rules,
+        libc::SYS_mmap,
+        vec![
+            argument(2, not_executable, 0)?,
+            argument(3, SeccompCmpOp::MaskedEq(kind), own)?,
+        ],
+    )?;
     // Signals to this process only: a kick of a vCPU, an abort.
     let own = argument(0, SeccompCmpOp::Eq, u64::from(std::process::id()))?;
     when(&mut rules, libc::SYS_tgkill, vec![own])?;
