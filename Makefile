@@ -20,6 +20,7 @@ SOAK_ROUNDS ?= 100
 SOAK_MOMENTS ?= 50
 SOAK_BOOTS ?= 100
 SOAK_NODE_BOOTS ?= 200
+SOAK_LEND_SECONDS ?= 3600
 FUZZ_SECONDS ?= 300
 
 help: ## Lists the tasks
@@ -85,7 +86,7 @@ bench: build programs guest guest-debian ## Measures, and renews the tables of b
 soak: build programs guest guest-debian ## The long tests, for a night
 	$(CARGO) test --release $(OTHERS) -- --ignored
 	$(E2E) --long --rounds $(SOAK_ROUNDS) --moments $(SOAK_MOMENTS) --boots $(SOAK_BOOTS) \
-		--node-boots $(SOAK_NODE_BOOTS)
+		--node-boots $(SOAK_NODE_BOOTS) --lend-seconds $(SOAK_LEND_SECONDS)
 
 fuzz: ## The fuzz targets of every crate, FUZZ_SECONDS each crate
 	@bash .ci/fuzz $(FUZZ_SECONDS)

@@ -100,6 +100,11 @@ fn start(options: &DaemonOptions) -> anyhow::Result<ExitCode> {
             false => "; not root, so slices run as this user (confined by seccomp alone)",
         }
     ));
+    if let Some(why) = daemon.memory_is_watched() {
+        log(&format!(
+            "watches over the memory of slices by itself, without a memory cgroup ({why})"
+        ));
+    }
     daemon.serve()?;
     Ok(ExitCode::SUCCESS)
 }

@@ -13,6 +13,7 @@
 //! - [`machine`]: slices of a virtual machine on other hosts; [`monitor`]: how
 //!   such a slice and its daemon talk
 
+pub mod cgroup;
 pub mod config;
 pub mod consent;
 pub mod control;
@@ -29,6 +30,7 @@ pub mod protocol;
 pub mod remote;
 pub mod report;
 pub mod rundir;
+pub mod said;
 pub mod shared;
 pub mod size;
 pub mod spawn;

@@ -15,6 +15,16 @@ use crate::protocol::{MachineStart, Request};
 use crate::remote::{self, Connection, Identity, RemoteSlice};
 use crate::size::PAGE_BYTES;
 
+/// What a vCPU uses of its host beside the guest's memory: generated code (64 MiB at
+/// most) and its tables.
+const CPU_BYTES: u64 = 72 << 20;
+
+/// What a host has to lend for a slice: guest memory that it may come to hold, and what
+/// its vCPUs need.
+pub(crate) fn reservation_bytes(memory_bytes: u64, cpus: u32) -> u64 {
+    memory_bytes.saturating_add(u64::from(cpus) * CPU_BYTES)
+}
+
 /// What is asked of other hosts.
 #[derive(Debug, Clone)]
 pub struct MachinePlan<'a> {
@@ -32,6 +42,12 @@ pub struct MachinePlan<'a> {
     pub cpus: &'a [u32],
     /// What every slice's monitor needs to know.
     pub settings: &'a str,
+}
+
+impl MachinePlan<'_> {
+    fn cpus_of(&self, node: u32) -> u32 {
+        self.cpus.get(node as usize).copied().unwrap_or(0)
+    }
 }
 
 /// Connects to all hosts, reserves, links the mesh and starts the slices; the
@@ -58,11 +74,12 @@ pub fn start(
     }
     let mut numbered: Vec<(u32, &mut RemoteSlice)> = (1..).zip(slices.iter_mut()).collect();
     for (node, slice) in &mut numbered {
-        let memory_bytes = plan.memory_bytes.get(*node as usize).copied();
+        let memory_bytes = plan.memory_bytes.get(*node as usize).copied().unwrap_or(0);
+        let cpus = plan.cpus_of(*node);
         let request = Request::Open {
             command: format!("vm {}", plan.name),
             node: *node,
-            budget_pages: Some(memory_bytes.unwrap_or(0).div_ceil(PAGE_BYTES)),
+            budget_pages: Some(reservation_bytes(memory_bytes, cpus).div_ceil(PAGE_BYTES)),
             lease_ms,
         };
         remote::reserve(&mut slice.connection, &request)?;
@@ -72,7 +89,7 @@ pub fn start(
     remote::start(&mut numbered, |node| {
         Request::StartMachine(Box::new(MachineStart {
             slices: nodes,
-            cpus: plan.cpus.get(node as usize).copied().unwrap_or(0),
+            cpus: plan.cpus_of(node),
             settings: plan.settings.to_owned(),
         }))
     })?;

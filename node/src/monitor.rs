@@ -44,6 +44,11 @@ pub struct SliceBoot {
     pub number: u32,
     /// The machine's lease.
     pub lease_ms: u32,
+    /// vCPUs that the slice may have.
+    pub cpus: u32,
+    /// Guest memory that it may come to hold: what was reserved for it, without what
+    /// its vCPUs need.
+    pub memory_bytes: u64,
     /// What the monitor needs to know, by the machine's launcher.
     pub settings: String,
     /// What it may open, by the daemon.
@@ -228,6 +233,8 @@ mod tests {
         SliceBoot {
             number: 1,
             lease_ms: 5000,
+            cpus: 2,
+            memory_bytes: 64 << 20,
             settings: settings.to_owned(),
             lender: Lender {
                 peer: "alpha".into(),

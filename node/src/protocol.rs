@@ -82,7 +82,8 @@ pub enum Request {
 pub struct MachineStart {
     /// Slices of the machine, 2 to 16.
     pub slices: u32,
-    /// vCPUs of this slice: each has buffers of its own beside the reservation.
+    /// vCPUs of this slice. What each needs beside the guest's memory is part of the
+    /// reservation; the settings may not ask for more than it and these.
     pub cpus: u32,
     /// What the monitor needs to know, as text that only it reads.
     pub settings: String,

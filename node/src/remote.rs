@@ -11,7 +11,6 @@
 //! for the owner's loop; the heartbeat is a Ping whose answer must come within
 //! the lease.
 
-use std::collections::VecDeque;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -28,6 +27,7 @@ use crate::launch::Plan;
 use crate::links::{Link, Links};
 use crate::protocol::{Reply, Request, Status};
 use crate::report::NodeState;
+use crate::said::{BATCH, Said, plain};
 use crate::shared::Snapshot;
 
 /// How long a host may take to accept a connection, and again to shake hands.
@@ -181,9 +181,8 @@ impl Connection {
 
     fn unexpected(&self, reply: &Reply) -> LaunchError {
         self.failed(match reply {
-            Reply::Failed(why) => why.clone(),
-            Reply::Ended { why, .. } => why.clone(),
-            Reply::Said(text) => text.clone(),
+            Reply::Failed(why) | Reply::Ended { why, .. } => plain(why),
+            Reply::Said(text) => plain(text),
             other => format!("it gave an answer that fits no question ({other:?})"),
         })
     }
@@ -219,6 +218,8 @@ pub struct RemoteSlice {
     /// Pings that were not answered yet.
     waiting: u32,
     closed: bool,
+    /// What it and its daemon had this process say.
+    said: Said,
 }
 
 impl RemoteSlice {
@@ -275,6 +276,7 @@ impl RemoteSlice {
             beaten: Instant::now(),
             waiting: 0,
             closed: false,
+            said: Said::new(Instant::now()),
         }
     }
 
@@ -298,9 +300,10 @@ impl RemoteSlice {
         self.connection.descriptor.as_fd()
     }
 
-    /// Everything that has come. An error means that the node is lost.
+    /// What has come, a batch at most. An error means that the node is lost.
     pub fn receive(&mut self) -> Result<Vec<Event>, String> {
-        let mut events = Vec::new();
+        let rest = self.said.rest(Instant::now());
+        let mut events: Vec<Event> = rest.map(Event::Said).into_iter().collect();
         // What was already read is returned without waiting; the first round
         // reads what the descriptor announced.
         let readable = crate::sys::wait_readable(&[self.descriptor()], Duration::ZERO)
@@ -310,7 +313,7 @@ impl RemoteSlice {
         } else {
             Duration::ZERO
         };
-        loop {
+        for _ in 0..BATCH {
             match self.connection.channel.receive(bound) {
                 Ok(reply) => {
                     self.heard = Instant::now();
@@ -324,13 +327,20 @@ impl RemoteSlice {
             }
             bound = Duration::ZERO;
         }
+        Ok(events)
     }
 
     fn take(&mut self, reply: Reply, events: &mut Vec<Event>) {
         match reply {
             Reply::Pong(counters) | Reply::Stopped(counters) => self.counters = *counters,
-            Reply::Said(text) => events.push(Event::Said(text)),
-            Reply::Ended { why, clean } => events.push(Event::Ended { why, clean }),
+            Reply::Said(text) => {
+                let line = self.said.hear(Instant::now(), &text);
+                events.extend(line.map(Event::Said));
+            }
+            Reply::Ended { why, clean } => {
+                let why = plain(&why);
+                events.push(Event::Ended { why, clean });
+            }
             Reply::Leaving => events.push(Event::Leaving),
             other => events.push(Event::Ended {
                 why: format!("its daemon gave an answer that fits no question ({other:?})"),
@@ -556,7 +566,7 @@ fn join(
 
 fn started(slice: &mut RemoteSlice) -> Result<(), LaunchError> {
     let connection = &mut slice.connection;
-    let mut said = VecDeque::new();
+    let mut said = Vec::new();
     loop {
         let reply = connection.channel.receive(START_BOUND);
         match reply.map_err(|error| connection.failed(describe(&error)))? {
@@ -566,11 +576,13 @@ fn started(slice: &mut RemoteSlice) -> Result<(), LaunchError> {
                 slice.beaten = slice.heard;
                 return Ok(());
             }
-            Reply::Said(text) => said.push_back(text),
+            Reply::Said(text) => {
+                said.truncate(BATCH);
+                said.push(plain(&text));
+            }
             Reply::Failed(why) => {
-                said.push_back(why);
-                let text: Vec<String> = said.into();
-                return Err(connection.failed(text.join(": ")));
+                said.push(plain(&why));
+                return Err(connection.failed(said.join(": ")));
             }
             other => return Err(connection.unexpected(&other)),
         }

@@ -84,6 +84,8 @@ pub enum Role<'a> {
         /// Whether it keeps standard error. Not on a host that lends: what
         /// runs there could fill the daemon's log.
         keeps_errors: bool,
+        /// Where to enter the memory cgroup that bounds it.
+        group: Option<BorrowedFd<'a>>,
     },
     /// A slice of a virtual machine: the monitor, which confines itself once it
     /// has opened what it needs.
@@ -93,6 +95,8 @@ pub enum Role<'a> {
         /// User and group to become, where this process may: what the slice opens,
         /// it opens as that user.
         user: Option<u32>,
+        /// Where to enter the memory cgroup that bounds it.
+        group: Option<BorrowedFd<'a>>,
     },
 }
 
@@ -323,10 +327,17 @@ fn child(image: &Image, role: &Role<'_>, control: RawFd, report: RawFd) -> ! {
             // SAFETY: clears close-on-exec of a descriptor that is open.
             checked(unsafe { libc::fcntl(control, libc::F_SETFD, 0) })
         }
-        Role::Slice { keeps_errors, .. } => become_slice(image, control, *keeps_errors)
+        Role::Slice {
+            keeps_errors,
+            group,
+            ..
+        } => enter_group(*group)
+            .and_then(|()| become_slice(image, control, *keeps_errors))
             .and_then(|()| limit_runtime(image.user != u32::MAX)),
         // It has threads, and files of its own: disks.
-        Role::Machine { .. } => become_slice(image, control, false),
+        Role::Machine { group, .. } => {
+            enter_group(*group).and_then(|()| become_slice(image, control, false))
+        }
     };
     let result = prepared
         .and_then(|()| die_with_parent(image.parent))
@@ -358,6 +369,17 @@ fn checked(result: libc::c_int) -> Result<(), i32> {
     } else {
         Ok(())
     }
+}
+
+/// Before the file system and the user go, with which it could not.
+fn enter_group(group: Option<BorrowedFd<'_>>) -> Result<(), i32> {
+    const MYSELF: &[u8] = b"0";
+    let Some(group) = group else {
+        return Ok(());
+    };
+    // SAFETY: bytes of the program itself, to a descriptor that is open.
+    let written = unsafe { libc::write(group.as_raw_fd(), MYSELF.as_ptr().cast(), MYSELF.len()) };
+    checked(written as libc::c_int)
 }
 
 fn die_with_parent(parent: i32) -> Result<(), i32> {
@@ -532,6 +554,7 @@ mod tests {
             name: "true",
             confinement: None,
             keeps_errors: true,
+            group: None,
         };
         let mut runtime = start(Path::new("/bin/true"), &role).unwrap();
         assert_eq!(
@@ -555,6 +578,7 @@ mod tests {
             name: "none",
             confinement: None,
             keeps_errors: true,
+            group: None,
         };
         assert!(start(Path::new("/nonexistent"), &role).is_err());
         assert!(start(Path::new("/dev/null"), &role).is_err());

@@ -165,6 +165,21 @@ pub fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
+/// Makes sure that a filter judges the system calls of process `pid`, a child that was
+/// not reaped.
+pub fn has_filter(pid: u32) -> io::Result<()> {
+    // `SECCOMP_MODE_FILTER`.
+    const FILTERED: &str = "2";
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let mode = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Seccomp:"));
+    match mode.map(str::trim) {
+        Some(FILTERED) => Ok(()),
+        _ => Err(io::Error::other("no filter judges its system calls")),
+    }
+}
+
 /// Sends `signal` to the process behind a pidfd: never to a stranger that got
 /// the same pid later. The signal may be a real-time one.
 pub fn pidfd_signal(pidfd: impl AsFd, signal: i32) -> io::Result<()> {
@@ -182,6 +197,17 @@ pub fn pidfd_signal(pidfd: impl AsFd, signal: i32) -> io::Result<()> {
         Ok(())
     } else {
         Err(io::Error::last_os_error())
+    }
+}
+
+/// From now on nothing of this process's memory goes into a core file, and no other
+/// process of its user may look at it: it holds a private key. What it executes later
+/// is free of this.
+pub fn keep_memory_private() -> io::Result<()> {
+    // SAFETY: integers only.
+    match unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
@@ -218,6 +244,20 @@ mod tests {
         // A child of another test may hold it until it executes its program.
         wait_readable(&[right.as_fd()], Duration::from_secs(5)).unwrap();
         assert_eq!(receive_packet(right.as_fd(), &mut buffer).unwrap(), Some(0));
+    }
+
+    #[test]
+    fn a_process_without_a_filter_is_told_from_one_with_it() {
+        let mut child = std::process::Command::new("/bin/sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        // The tests themselves may run under a filter, which children inherit.
+        let own = has_filter(std::process::id()).is_ok();
+        assert_eq!(has_filter(child.id()).is_ok(), own);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(has_filter(child.id()).is_err());
     }
 
     #[test]

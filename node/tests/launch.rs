@@ -94,7 +94,7 @@ fn the_reason_of_a_loss_that_home_saw_first_is_told() {
         expect_reason(&running.wait(), reason);
     }
     let hosts = [common::Host::start("reasons", 64 << 20)];
-    let too_much = (libc::SIGUSR2, "MiB are allowed, and was ended; 4 pages");
+    let too_much = (libc::SIGUSR2, "and 64.0 MiB for Weft itself); 4 pages");
     for (signal, reason) in reasons.into_iter().chain([too_much]) {
         let running = Run::new("watch").on(&hosts).start();
         common::kill(running.wait_for_remote_slices(&hosts)[0], signal);

@@ -29,6 +29,7 @@ pub mod devices;
 pub mod ends;
 pub mod guest;
 pub mod judge;
+pub mod lend;
 pub mod loss;
 pub mod machines;
 pub mod matrix;

@@ -11,7 +11,7 @@ use weft_tests::context::Context;
 use weft_tests::matrix::{self, Filter};
 use weft_tests::report::{Report, Verdict};
 use weft_tests::suite::{Plan, run_corpus};
-use weft_tests::{aggregate, corpus, ends, loss, machines, setup, user, vm};
+use weft_tests::{aggregate, corpus, ends, lend, loss, machines, setup, user, vm};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Suite {
@@ -21,6 +21,8 @@ enum Suite {
     Setup,
     /// Causes that must be told, and nodes lost at random moments.
     Loss,
+    /// Lending to a program that turns against its node.
+    Lend,
     /// As an ordinary user.
     User,
     /// The command `weft vm`: errors before the start, console, API, ends.
@@ -80,6 +82,9 @@ struct Options {
     /// Losses of each kind.
     #[arg(long, default_value_t = 5)]
     moments: usize,
+    /// Seconds of lending to a hostile program; each way once when absent.
+    #[arg(long)]
+    lend_seconds: Option<u64>,
     /// Seed of the random moments; the clock when absent.
     #[arg(long)]
     seed: Option<u64>,
@@ -213,6 +218,10 @@ fn run(options: &Options) -> Result<bool> {
     if options.wants(Suite::Loss) {
         ends::run_ends(&context, &report);
         loss::run_losses(&context, options.moments, &report);
+    }
+    if options.wants(Suite::Lend) {
+        let bound = options.lend_seconds.map(Duration::from_secs);
+        lend::run_lending(&context, bound, &options.names, &report);
     }
     if options.wants(Suite::Vm) {
         let images = options.machines().images;

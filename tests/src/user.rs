@@ -26,7 +26,7 @@ const CASES: [&str; 5] = [
 ];
 const USER: &str = "nobody";
 
-fn make_open(path: &Path) -> Result<()> {
+pub(crate) fn make_open(path: &Path) -> Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755))
         .with_context(|| format!("{}", path.display()))
 }

@@ -6,7 +6,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use weft_node::monitor::{Control, Word};
+use weft_node::monitor::{Control, SliceBoot, Word};
+use weft_node::size::format_bytes;
 use weft_vmm::clock::measure_host_tsc;
 use weft_vmm::confine::{self, Mode, ThreadKind};
 use weft_vmm::machine::{Configuration, End, Machine, OpenDisks, Outside};
@@ -63,6 +64,7 @@ fn prepare(control: &Control) -> anyhow::Result<(Configuration, OpenDisks, Slice
     let settings: SliceSettings =
         serde_json::from_str(&boot.settings).context("the machine is described wrongly")?;
     settings.configuration.validate()?;
+    fits(&settings.configuration, &boot)?;
     if !settings.reference.is_here() {
         settings.reference.check(measure_host_tsc())?;
     }
@@ -76,6 +78,24 @@ fn prepare(control: &Control) -> anyhow::Result<(Configuration, OpenDisks, Slice
     };
     let links = open(sockets, boot.number as usize, options)?.context("there are no links")?;
     Ok((settings.configuration, disks, links))
+}
+
+/// Whether a machine asks this host for no more than was reserved on it.
+fn fits(configuration: &Configuration, boot: &SliceBoot) -> anyhow::Result<()> {
+    let placement = configuration.placement();
+    let slice = boot.number as usize;
+    let share = placement.shares().get(slice);
+    let share = share.with_context(|| format!("the machine has no node {slice}"))?;
+    let memory_bytes = placement.budget_bytes(slice, configuration.spare_bytes);
+    anyhow::ensure!(
+        share.cpus <= boot.cpus && memory_bytes <= boot.memory_bytes,
+        "the machine wants {} vCPUs and {} of memory here, and room for {} and {} was reserved",
+        share.cpus,
+        format_bytes(memory_bytes),
+        boot.cpus,
+        format_bytes(boot.memory_bytes)
+    );
+    Ok(())
 }
 
 fn build(

@@ -64,6 +64,9 @@ pub enum ConfigError {
         /// What stops them.
         fix: String,
     },
+    /// The kernel's refusal.
+    #[error("cannot keep the memory that holds the private key out of core files: {0}")]
+    Private(io::Error),
     /// Not TOML.
     #[error("{path} is not valid TOML: {message}")]
     Syntax {
@@ -140,13 +143,15 @@ pub fn directory() -> PathBuf {
     }
 }
 
-/// Reads this node's private key.
+/// Reads this node's private key, and keeps this process's memory from others from now
+/// on.
 pub fn load_keys(directory: &Path) -> Result<Keys, ConfigError> {
     let path = directory.join(KEY_FILE);
     if !path.exists() {
         return Err(ConfigError::Missing(path));
     }
     owner::check(directory)?;
+    crate::sys::keep_memory_private().map_err(ConfigError::Private)?;
     keys::load(&path).map_err(ConfigError::Key)
 }
 

@@ -14,21 +14,22 @@ use std::sync::atomic::Ordering;
 use weft_proc::boot::MAX_NODES;
 
 use super::Shared;
+use super::memory::Keeper;
 use super::session::Reserved;
 use crate::config::Peer;
 use crate::consent::Lender;
 use crate::links::Links;
+use crate::machine::reservation_bytes;
 use crate::monitor::{self, SETTINGS_BYTES_MAX, SliceBoot, Word};
 use crate::protocol::MachineStart;
+use crate::said::BATCH;
+use crate::size::{PAGE_BYTES, format_bytes};
 use crate::spawn::{self, Role, Runtime};
 
 /// This binary, also when a newer one was installed over it since.
 const MONITOR: &str = "/proc/self/exe";
 /// Its command line as a slice.
 const ARGUMENTS: [&str; 3] = ["weft-slice", "vm", "slice"];
-/// What a vCPU uses of this host beside the guest's memory: generated code (64
-/// MiB at most) and its tables.
-const CPU_BYTES: u64 = 72 << 20;
 /// vCPUs of one machine.
 const CPUS_MAX: u32 = 255;
 
@@ -36,7 +37,6 @@ const CPUS_MAX: u32 = 255;
 /// daemon's until it is dropped.
 pub(super) struct MachineSlice {
     daemon: Arc<Shared>,
-    cpus: u32,
 }
 
 impl MachineSlice {
@@ -48,6 +48,7 @@ impl MachineSlice {
         reserved: &Reserved,
         mut links: Links,
         start: &MachineStart,
+        keeper: &mut Keeper,
     ) -> Result<(Runtime, MachineSlice), String> {
         let slices = start.slices as usize;
         let wanted = |slice: usize| slice < slices && slice != reserved.node as usize;
@@ -58,19 +59,24 @@ impl MachineSlice {
             || start.settings.len() > SETTINGS_BYTES_MAX
             || !whole
         {
-            return Err("the machine does not fit the reservation and its links".into());
+            return Err("the machine does not fit its links".into());
         }
+        let memory_bytes = memory_for(reserved.reservation.pages, start.cpus)?;
         let role = Role::Machine {
             arguments: &ARGUMENTS,
             user: daemon.confinement(peer).map(|confinement| confinement.user),
+            group: keeper.entry(),
         };
         let mut slice = spawn::start(Path::new(MONITOR), &role)
             .map_err(|error| format!("the slice cannot be started: {error}"))?;
+        keeper.started(slice.pid())?;
         let lease_ms = reserved.lease.as_millis() as u32;
         links.truncate(slices);
         let boot = SliceBoot {
             number: reserved.node,
             lease_ms,
+            cpus: start.cpus,
+            memory_bytes,
             settings: start.settings.clone(),
             lender: Lender {
                 peer: peer.name.clone(),
@@ -81,23 +87,17 @@ impl MachineSlice {
         monitor::send_boot(&slice.control, boot, links)
             .map_err(|error| format!("did not take its settings: {error}"))
             .and_then(|()| monitor::expect_ready(&mut slice))
-            .map_err(|why| format!("the slice {why}"))?;
+            .map_err(|why| keeper.why_it_ended(&why))?;
         daemon.machine_slices.fetch_add(1, Ordering::AcqRel);
         let machine = MachineSlice {
             daemon: daemon.clone(),
-            cpus: start.cpus,
         };
         Ok((slice, machine))
     }
 
-    /// What the slice may use beside its reservation, more than a runtime.
-    pub fn overhead_bytes(&self) -> u64 {
-        u64::from(self.cpus) * CPU_BYTES
-    }
-
-    /// Collects what it has said; whether more may come.
+    /// Collects what it has said, a batch at most; whether more may come.
     pub fn hear(slice: &Runtime, said: &mut Vec<String>) -> bool {
-        loop {
+        for _ in 0..BATCH {
             match monitor::receive(slice.control.as_fd()) {
                 None => return true,
                 Some(Err(())) => return false,
@@ -105,11 +105,39 @@ impl MachineSlice {
                 Some(Ok(Word::Ready)) => {}
             }
         }
+        true
     }
+}
+
+/// Guest memory for which a reservation has room beside what `cpus` vCPUs need.
+fn memory_for(pages: u64, cpus: u32) -> Result<u64, String> {
+    let lent_bytes = pages * PAGE_BYTES;
+    let cpus_bytes = reservation_bytes(0, cpus);
+    lent_bytes.checked_sub(cpus_bytes).ok_or_else(|| {
+        format!(
+            "{cpus} vCPUs need {}, and {} were reserved",
+            format_bytes(cpus_bytes),
+            format_bytes(lent_bytes)
+        )
+    })
 }
 
 impl Drop for MachineSlice {
     fn drop(&mut self) {
         self.daemon.machine_slices.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vcpus_are_part_of_what_is_reserved() {
+        let pages = |memory_bytes, cpus| reservation_bytes(memory_bytes, cpus) / PAGE_BYTES;
+        assert_eq!(memory_for(pages(64 << 20, 3), 3), Ok(64 << 20));
+        assert_eq!(memory_for(pages(0, 2), 2), Ok(0));
+        let why = memory_for(256, 249).unwrap_err();
+        assert_eq!(why, "249 vCPUs need 17.5 GiB, and 1.0 MiB were reserved");
     }
 }

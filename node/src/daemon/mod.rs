@@ -22,6 +22,7 @@ mod door;
 mod expected;
 mod gossip;
 mod machine;
+mod memory;
 mod session;
 
 use std::io;
@@ -46,6 +47,7 @@ use gossip::Gossip;
 pub use budget::{Budget, NoRoom, Reservation};
 pub use expected::Expected;
 
+use crate::cgroup::Cgroups;
 use crate::config::{self, Config, ConfigError, Peer};
 use crate::options::MEMORY_BYTES_MIN;
 use crate::protocol::Status;
@@ -124,6 +126,10 @@ pub struct Shared {
     runtime: PathBuf,
     /// An empty directory for confined slices, where this process may confine.
     empty_root: Option<PathBuf>,
+    /// Where the kernel bounds the memory of slices, or why it does not.
+    cgroups: Result<Cgroups, String>,
+    /// Whether its runtimes filter their system calls: one under test does not.
+    filters: bool,
     hello: Hello,
     /// Readable (closed at the other end) once the daemon is to end.
     ending: OwnedFd,
@@ -254,6 +260,8 @@ impl Daemon {
                 true => None,
                 false => empty_root().map_err(system("make an empty directory for slices"))?,
             },
+            cgroups: Cgroups::find(),
+            filters: !options.unconfined,
             hello: Hello::here(),
             ending,
             own_address: own_address(&listener).map_err(system("find out the address"))?,
@@ -277,6 +285,12 @@ impl Daemon {
     /// What it has and lends.
     pub fn status(&self) -> Status {
         self.shared.status()
+    }
+
+    /// Why the kernel does not bound the memory of slices, where it does not: then
+    /// the daemon looks at it.
+    pub fn memory_is_watched(&self) -> Option<&str> {
+        self.shared.cgroups.as_ref().err().map(String::as_str)
     }
 
     /// Serves until a signal ends it; see the module.

@@ -22,23 +22,21 @@ use weft_wire::socket;
 
 use super::expected::Awaited;
 use super::machine::MachineSlice;
+use super::memory::{Keeper, LOOK_MAX};
 use super::{LEAVE_BOUND, Reservation, Shared};
 use crate::config::Peer;
 use crate::control::{self, Arrival};
 use crate::links::{self, Link, Links, Settings};
 use crate::protocol::{MachineStart, Reply, Request};
 use crate::remote::describe;
+use crate::said::{BATCH, Said};
 use crate::shared::{SharedMemory, Snapshot};
-use crate::size::{PAGE_BYTES, format_bytes, format_pages};
+use crate::size::{PAGE_BYTES, format_pages};
 use crate::spawn::{self, Role, Runtime};
 use crate::sys;
 
 /// How long an announced link may take to come.
 const LINK_BOUND: Duration = Duration::from_secs(5);
-/// How often a running slice's memory is looked at.
-const WATCH_PERIOD: Duration = Duration::from_secs(1);
-/// What a slice may use beside its budget: its own code, tables and buffers.
-const OVERHEAD_BYTES: u64 = 64 << 20;
 /// A connection on which nothing was asked for this long is closed, unless a
 /// slice runs: probes of the kernel watch over those.
 const IDLE_BOUND: Duration = Duration::from_secs(60);
@@ -64,11 +62,16 @@ pub struct Session<'a> {
     descriptor: TcpStream,
     reserved: Option<Reserved>,
     slice: Option<Runtime>,
+    /// Keeps the slice within what was lent to it.
+    keeper: Option<Keeper>,
+    /// Why this daemon ended the slice, if it did.
+    ended_for: Option<String>,
     slice_talks: bool,
+    /// What slices of this connection had this daemon say.
+    said: Said,
     /// What is different where the slice is of a machine.
     machine: Option<MachineSlice>,
     last_request: Instant,
-    next_look: Instant,
     /// When the daemon's end was announced to the launcher.
     leaving: Option<Instant>,
 }
@@ -93,10 +96,12 @@ impl<'a> Session<'a> {
             descriptor,
             reserved: None,
             slice: None,
+            keeper: None,
+            ended_for: None,
             slice_talks: false,
+            said: Said::new(Instant::now()),
             machine: None,
             last_request: Instant::now(),
-            next_look: Instant::now(),
             leaving: None,
         }
     }
@@ -157,14 +162,15 @@ impl<'a> Session<'a> {
         {
             return Err("the aggregate did not leave in time; its slice was ended".into());
         }
-        self.look_at_memory()?;
+        self.look_at_memory();
         if self.slice.is_none() && self.last_request.elapsed() > IDLE_BOUND {
             return Ok(Some(End::Closed));
         }
         Ok(None)
     }
 
-    fn wait(&self) -> std::io::Result<Ready> {
+    fn wait(&mut self) -> std::io::Result<Ready> {
+        let listens = self.slice_talks && self.said.listens(Instant::now());
         let mut set: Vec<BorrowedFd<'_>> = vec![self.descriptor.as_fd()];
         // Once seen, the end of the daemon stays readable: not asked for again.
         if self.leaving.is_none() {
@@ -172,11 +178,12 @@ impl<'a> Session<'a> {
         }
         if let Some(slice) = &self.slice {
             set.push(slice.pidfd());
-            if self.slice_talks {
+            if listens {
                 set.push(slice.control.as_fd());
             }
         }
-        let ready = sys::wait_readable(&set, WATCH_PERIOD)?;
+        let bound = self.keeper.as_ref().map_or(LOOK_MAX, Keeper::due);
+        let ready = sys::wait_readable(&set, bound)?;
         Ok(Ready {
             connection: ready[0],
             ending: self.leaving.is_none() && ready[1],
@@ -372,15 +379,21 @@ impl<'a> Session<'a> {
             return Err("the settings do not fit the reservation".into());
         }
         let links = promised.collect()?;
+        if links[0].is_none() {
+            return Err("the slice has no link to home".into());
+        }
         reserved.shared.reset_gauges();
         let confinement = daemon.confinement(self.peer);
+        let mut keeper = reserved.keeper(daemon)?;
         let role = Role::Slice {
             name: SLICE_NAME,
             confinement: confinement.as_ref(),
             keeps_errors: false,
+            group: keeper.entry(),
         };
         let mut slice = spawn::start(&daemon.runtime, &role)
             .map_err(|error| format!("the runtime cannot be started: {error}"))?;
+        keeper.started(slice.pid())?;
         // With this function's end the daemon's copies are closed, and the slice alone
         // holds its links.
         control::expect_hello(&mut slice)
@@ -390,9 +403,13 @@ impl<'a> Session<'a> {
                     .map_err(|error| format!("did not take its settings: {error}"))
             })
             .and_then(|()| control::expect_ready(&mut slice))
-            .map_err(|why| format!("the slice {why}"))?;
+            .map_err(|why| keeper.why_it_ended(&why))?;
         let pid = slice.pid() as u32;
+        if daemon.filters {
+            sys::has_filter(pid).map_err(|why| format!("the slice is not confined: {why}"))?;
+        }
         self.slice = Some(slice);
+        self.keeper = Some(keeper);
         self.slice_talks = true;
         self.say(&format!("slice {pid} runs as node {node}"));
         Ok(Reply::Started { pid })
@@ -405,9 +422,12 @@ impl<'a> Session<'a> {
         let daemon = self.daemon;
         let reserved = self.reserved.as_mut().ok_or("nothing was reserved yet")?;
         let links = reserved.take_links().collect()?;
-        let (slice, machine) = MachineSlice::start(daemon, self.peer, reserved, links, start)?;
+        let mut keeper = reserved.keeper(daemon)?;
+        let started = MachineSlice::start(daemon, self.peer, reserved, links, start, &mut keeper);
+        let (slice, machine) = started?;
         let (pid, node) = (slice.pid() as u32, reserved.node);
         self.slice = Some(slice);
+        self.keeper = Some(keeper);
         self.slice_talks = true;
         self.machine = Some(machine);
         self.say(&format!(
@@ -417,76 +437,100 @@ impl<'a> Session<'a> {
     }
 
     fn hear_slice(&mut self) -> Result<(), String> {
-        let Some(slice) = &mut self.slice else {
-            return Ok(());
-        };
-        let mut said = Vec::new();
-        if self.machine.is_some() && self.slice_talks {
-            self.slice_talks = MachineSlice::hear(slice, &mut said);
+        let now = Instant::now();
+        let mut lines: Vec<String> = self.said.rest(now).into_iter().collect();
+        for text in self.slice_words() {
+            lines.extend(self.said.hear(now, &text));
         }
-        while self.slice_talks && self.machine.is_none() {
+        let end = self.slice_end();
+        if end.is_some() {
+            lines.extend(self.said.last());
+        }
+        for line in lines {
+            self.say(&line);
+            self.send(&Reply::Said(line))?;
+        }
+        if let Some((why, clean)) = end {
+            self.say(&why);
+            self.drop_slice();
+            self.send(&Reply::Ended { why, clean })?;
+        }
+        Ok(())
+    }
+
+    /// What the slice has said, a batch at most.
+    fn slice_words(&mut self) -> Vec<String> {
+        let mut words = Vec::new();
+        let Some(slice) = &self.slice else {
+            return words;
+        };
+        if !self.said.listens(Instant::now()) {
+            return words;
+        }
+        if self.machine.is_some() && self.slice_talks {
+            self.slice_talks = MachineSlice::hear(slice, &mut words);
+            return words;
+        }
+        for _ in 0..BATCH {
+            if !self.slice_talks {
+                break;
+            }
             match control::receive(slice.control.as_fd()) {
                 Arrival::Message(message) if message.kind == CONTROL_FATAL => {
-                    said.push(control::text(&message));
+                    words.push(control::text(&message));
                 }
                 Arrival::Message(_) => {}
                 Arrival::Nothing => break,
                 Arrival::Closed => self.slice_talks = false,
             }
         }
-        let ended = slice.try_wait().map_err(|error| error.to_string())?;
-        for text in said {
-            self.say(&text);
-            self.send(&Reply::Said(text))?;
-        }
-        if let Some(ended) = ended {
-            self.slice = None;
-            self.machine = None;
-            self.say(&format!("slice {ended}"));
-            self.send(&Reply::Ended {
-                why: ended.of_slice(),
-                clean: ended == spawn::Ended::Exited(0),
-            })?;
-        }
-        Ok(())
+        words
     }
 
-    /// Ends a slice that takes much more than its budget: the runtime keeps to
-    /// it, but what runs there is somebody else's code.
-    fn look_at_memory(&mut self) -> Result<(), String> {
-        if Instant::now() < self.next_look {
-            return Ok(());
-        }
-        self.next_look = Instant::now() + WATCH_PERIOD;
-        let (Some(slice), Some(reserved)) = (&mut self.slice, &self.reserved) else {
-            return Ok(());
-        };
-        let budget_bytes = reserved.reservation.pages * PAGE_BYTES;
-        let machine = self
-            .machine
-            .as_ref()
-            .map_or(0, MachineSlice::overhead_bytes);
-        let allowed_bytes = budget_bytes + budget_bytes / 4 + OVERHEAD_BYTES + machine;
-        let used_bytes = resident_bytes(slice.pid());
-        if used_bytes > allowed_bytes {
+    /// Why the slice ended, and whether it did as it does when its links close.
+    fn slice_end(&mut self) -> Option<(String, bool)> {
+        let ended = self.slice.as_mut()?.try_wait().ok()??;
+        let by_kernel = self.keeper.as_ref().and_then(Keeper::ended_by_kernel);
+        let known = self.ended_for.take().or(by_kernel);
+        let why = known.unwrap_or_else(|| ended.of_slice());
+        Some((why, ended == spawn::Ended::Exited(0)))
+    }
+
+    /// Ends a slice that holds more than it may; its end is told as any other.
+    fn look_at_memory(&mut self) {
+        if let (Some(slice), Some(keeper)) = (&mut self.slice, &mut self.keeper)
+            && self.ended_for.is_none()
+            && let Err(why) = keeper.look()
+        {
+            self.ended_for = Some(why);
+            // Its end is seen in the next turn.
             let _ = slice.kill();
-            let text = format!(
-                "the slice used {} of memory, {} are allowed, and was ended",
-                format_bytes(used_bytes),
-                format_bytes(allowed_bytes)
-            );
-            self.say(&text);
-            self.send(&Reply::Said(text))?;
         }
-        Ok(())
     }
 
+    /// Ends the slice: home has gone, or wants it gone. That it had ended by itself may
+    /// be news here.
     fn end_slice(&mut self) {
-        if let Some(mut slice) = self.slice.take() {
-            // Home has gone or wants it gone: nothing there is needed any more.
+        let ended = self.slice_end();
+        if let Some(slice) = &mut self.slice {
+            // Its links close before its end can be seen.
             let _ = slice.kill();
         }
+        let by_kernel = self.keeper.as_ref().and_then(Keeper::ended_by_kernel);
+        match (ended, by_kernel) {
+            (Some((why, false)), _) | (None, Some(why)) => self.say(&why),
+            _ => {}
+        }
+        self.drop_slice();
+    }
+
+    /// Forgets the slice, which is killed if it runs, and what belongs to it. Its
+    /// group goes after its process.
+    fn drop_slice(&mut self) {
+        self.slice = None;
+        self.keeper = None;
         self.machine = None;
+        self.ended_for = None;
     }
 }
 
@@ -534,6 +578,12 @@ struct Promised {
 }
 
 impl Reserved {
+    /// What keeps a slice within this reservation.
+    fn keeper(&self, daemon: &Shared) -> Result<Keeper, String> {
+        let lent_bytes = self.reservation.pages * PAGE_BYTES;
+        Keeper::new(daemon.cgroups.as_ref().ok(), lent_bytes)
+    }
+
     /// All links that were announced, for a start: whatever becomes of it, the next
     /// has links of its own.
     fn take_links(&mut self) -> Promised {
@@ -561,12 +611,4 @@ impl Promised {
         }
         Ok(self.links)
     }
-}
-
-/// Memory of a process that is resident now; 0 when it has ended.
-fn resident_bytes(pid: i32) -> u64 {
-    std::fs::read_to_string(format!("/proc/{pid}/statm"))
-        .ok()
-        .and_then(|text| text.split_whitespace().nth(1)?.parse::<u64>().ok())
-        .map_or(0, |pages| pages * PAGE_BYTES)
 }

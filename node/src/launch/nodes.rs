@@ -259,6 +259,7 @@ fn start_local(plan: &Plan, nodes: &mut [Node]) -> Result<Links, LaunchError> {
             name: SLICE_NAME,
             confinement: None,
             keeps_errors: true,
+            group: None,
         };
         let runtime = spawn::start(&plan.runtime, &role).map_err(LaunchError::system(format!(
             "start {}",

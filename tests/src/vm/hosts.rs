@@ -563,17 +563,13 @@ fn refusals(site: &Site<'_>) -> Result<String> {
         (
             "h1",
             &["--memory", "600M"],
-            &["no room on node h1", "375.0 MiB asked for"],
+            &["no room on node h1", "447.0 MiB asked for"],
         ),
         ("h1,gone", &[], &["node gone cannot be reached"]),
         (
             "h1,h1",
             &["--memory", "360M"],
-            &[
-                "no room on node h1",
-                "184.0 MiB asked for",
-                "116.0 MiB free",
-            ],
+            &["no room on node h1", "256.0 MiB asked for", "44.0 MiB free"],
         ),
     ];
     for (hosts, options, says) in cases {
