@@ -4,7 +4,7 @@
 //! | file | holds |
 //! | --- | --- |
 //! | [`topology`] | which CPUs and which memory belong together |
-//! | `tables` | RSDP, XSDT, FADT, MADT, SRAT, SLIT, MCFG |
+//! | `tables` | RSDP, XSDT, FADT, FACS, MADT, SRAT, SLIT, MCFG |
 //! | `dsdt` | devices that nobody can discover otherwise, in AML |
 //! | [`power`] | the registers that the tables speak of: power off, reset, button |
 //!
@@ -33,7 +33,11 @@ pub use topology::Node;
 /// is not told finds them by searching.
 pub const TABLES: u64 = 0xe_0000;
 /// They end here at the latest.
-pub const TABLES_END: u64 = 0xf_0000;
+pub const TABLES_END: u64 = 0xe_f000;
+/// The FACS (5.2.10). It is no table to be read once: system and firmware share it for
+/// as long as the system runs, so it lies behind the pages that are RAM once the tables
+/// were read, in memory that the map calls reserved. Aligned to 64 bytes.
+pub const FACS: u64 = TABLES_END;
 /// An xAPIC has eight bits for a CPU's number, and the last is for broadcasts.
 pub const CPUS_MAX: usize = 255;
 /// Nodes of memory: Linux knows 64 in Debian's configuration.
@@ -85,7 +89,7 @@ pub enum AcpiError {
     #[error("the ACPI tables need {0} bytes, {room} are there", room = TABLES_END - TABLES)]
     Room(u64),
     /// The guest has no memory there.
-    #[error("guest memory at {TABLES:#x} cannot be written")]
+    #[error("guest memory from {TABLES:#x} on cannot be written")]
     Write(#[source] vm_memory::GuestMemoryError),
 }
 
@@ -106,9 +110,11 @@ pub fn place(ram: &Ram, description: &Description) -> Result<Placed, AcpiError> 
     if length > TABLES_END - TABLES {
         return Err(AcpiError::Room(length));
     }
-    ram.guest()
-        .write_slice(&bytes, GuestAddress(TABLES))
-        .map_err(AcpiError::Write)?;
+    for (address, bytes) in [(TABLES, bytes), (FACS, tables::facs())] {
+        ram.guest()
+            .write_slice(&bytes, GuestAddress(address))
+            .map_err(AcpiError::Write)?;
+    }
     Ok(Placed {
         rsdp: TABLES,
         range: TABLES..TABLES + length.next_multiple_of(PAGE),

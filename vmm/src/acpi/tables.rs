@@ -1,6 +1,7 @@
 //! The tables of fixed layout, and where each lies.
 
 use acpi_tables::Aml;
+use acpi_tables::facs::FACS;
 use acpi_tables::fadt::{FADTBuilder, Flags, PmProfile};
 use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
 use acpi_tables::mcfg::MCFG;
@@ -10,7 +11,7 @@ use acpi_tables::slit::SLIT;
 use acpi_tables::xsdt::XSDT;
 
 use super::power::{RESET, RESET_VALUE, SLEEP_CONTROL, SLEEP_STATUS};
-use super::{Description, IO_APIC_ID, Node, dsdt};
+use super::{Description, FACS as FACS_ADDRESS, IO_APIC_ID, Node, dsdt};
 use crate::memory::{ECAM, IO_APIC, LOCAL_APIC};
 
 const OEM: [u8; 6] = *b"WEFT  ";
@@ -82,6 +83,13 @@ pub fn build(description: &Description, base: u64) -> Vec<u8> {
     bytes
 }
 
+/// For waking vectors and the global lock, none of which firmware here uses (5.2.10).
+pub fn facs() -> Vec<u8> {
+    let mut bytes = Vec::new();
+    FACS::new().to_aml_bytes(&mut bytes);
+    bytes
+}
+
 fn sdt(signature: [u8; 4], revision: u8) -> Sdt {
     Sdt::new(
         signature,
@@ -106,6 +114,9 @@ fn fadt(description: &Description, dsdt: u64) -> impl Aml {
     };
     let mut fadt = FADTBuilder::new(OEM, OEM_TABLE, OEM_REVISION)
         .dsdt_64(dsdt)
+        // By its field of 32 bits, which the oldest readers know: it lies below 4 GiB,
+        // and the specification wants one of the two fields.
+        .firmware_ctrl_32(FACS_ADDRESS as u32)
         .preferred_pm_profile(PmProfile::EnterpriseServer)
         .flag(Flags::HwReducedAcpi)
         .flag(Flags::ResetRegSup)

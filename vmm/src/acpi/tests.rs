@@ -5,6 +5,7 @@ use std::process::Command;
 
 use super::topology::equal_shares;
 use super::*;
+use crate::boot::layout::{MemoryKind, memory_map};
 use crate::machine::{Placement, Share};
 
 const SIZE: u64 = 64 << 20;
@@ -57,6 +58,14 @@ fn read_tables(ram: &Ram, placed: &Placed) -> BTreeMap<String, Vec<u8>> {
         .collect();
     let dsdt = table(number(&tables["FACP"][140..148]));
     tables.insert("DSDT".into(), dsdt);
+    let mut facs = vec![0; 64];
+    let address = number(&tables["FACP"][36..40]);
+    assert_eq!(address % 64, 0);
+    assert!(address >= placed.range.end, "it is not to be reclaimed");
+    ram.guest()
+        .read_slice(&mut facs, GuestAddress(address))
+        .unwrap();
+    tables.insert("FACS".into(), facs);
     tables
 }
 
@@ -70,7 +79,7 @@ fn placed_tables(description: &Description) -> BTreeMap<String, Vec<u8>> {
 fn every_table_is_reached_and_whole() {
     let tables = placed_tables(&description(2, 1));
     let names: Vec<&str> = tables.keys().map(String::as_str).collect();
-    assert_eq!(names, ["APIC", "DSDT", "FACP", "MCFG", "SRAT"]);
+    assert_eq!(names, ["APIC", "DSDT", "FACP", "FACS", "MCFG", "SRAT"]);
     assert!(placed_tables(&description(2, 2)).contains_key("SLIT"));
 }
 
@@ -87,6 +96,22 @@ fn the_fixed_description_is_hardware_reduced_and_has_its_registers() {
         assert_eq!(number(&fadt[offset + 4..offset + 12]), port);
     }
     assert_eq!(fadt[128], 1, "what is written to reset");
+}
+
+#[test]
+fn the_firmwares_own_structure_is_whole_and_in_reserved_memory() {
+    let ram = Ram::new(SIZE).unwrap();
+    let placed = place(&ram, &description(1, 1)).unwrap();
+    let tables = read_tables(&ram, &placed);
+    let facs = &tables["FACS"];
+    assert_eq!(&facs[..4], b"FACS");
+    assert_eq!(number(&facs[4..8]), 64);
+    assert_eq!(facs[8..32], [0; 24], "no waking vector, no lock, no flags");
+    let address = number(&tables["FACP"][36..40]);
+    assert_eq!(number(&tables["FACP"][132..140]), 0, "one address");
+    let map = memory_map(&ram, Some(&placed.range));
+    let line = map.iter().find(|line| line.range.contains(&address));
+    assert_eq!(line.unwrap().kind, MemoryKind::Reserved);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 use super::file::Role;
+use super::layout::{LOW_RAM_END, ONE_MIB};
 use super::payload::PayloadError;
 use super::plan::Protocol;
 
@@ -193,6 +194,26 @@ pub enum ImageError {
     /// A part of it would lie where the boot information goes.
     #[error("it wants to lie at {0:#x}, and memory below 0x100000 is for boot information")]
     TooLow(u64),
+    /// Where a PC has no RAM: some of it lies between the two parts.
+    #[error(
+        "it wants to lie from {start:#x} to {end:#x}, and there is no RAM from {LOW_RAM_END:#x} \
+         to {ONE_MIB:#x}: link it below or above"
+    )]
+    InFirmware {
+        /// First byte.
+        start: u64,
+        /// One more than the last.
+        end: u64,
+    },
+    /// It leaves no room for what it is told.
+    #[error(
+        "it leaves no {bytes} bytes in one piece free below {LOW_RAM_END:#x}, for its command line \
+         and what a boot loader says: link it higher"
+    )]
+    NoRoomBelow {
+        /// Wanted.
+        bytes: u64,
+    },
     /// The compressed kernel in a bzImage could not be unpacked.
     #[error("the compressed kernel in it cannot be unpacked")]
     Payload(#[source] PayloadError),

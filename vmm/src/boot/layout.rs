@@ -12,6 +12,9 @@
 //! 1 MiB ..           kernel ... initrd at the end of low RAM
 //! ```
 //!
+//! What a Multiboot kernel is told gives way to the kernel, where that lies below 1 MiB
+//! itself: see [`Places`].
+//!
 //! All below 64 KiB lies in memory called usable: Linux keeps off the first
 //! 64 KiB (later the first 1 MiB) whatever it is told, and builds page tables and
 //! a GDT of its own before it uses that memory. It copies `boot_params` and the
@@ -21,7 +24,7 @@ use std::ops::Range;
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
-use super::BootError;
+use super::{BootError, ImageError};
 use crate::memory::{DEVICE_HOLE, ECAM, FOUR_GIB, Ram};
 
 /// Descriptor table of the first CPU.
@@ -42,7 +45,7 @@ pub const SETUP_DATA: u64 = 0x3_0000;
 pub const LOW_RAM_END: u64 = 0x9_fc00;
 /// What a PC's firmware occupies: tables lie there.
 pub const FIRMWARE: u64 = 0xe_0000;
-/// Here it goes on: nothing of a kernel may lie lower.
+/// Here it goes on; nothing of a kernel may lie lower, but for Multiboot.
 pub const ONE_MIB: u64 = 0x10_0000;
 /// Bytes that the ECAM of one bus takes.
 pub const ECAM_BYTES: u64 = 1 << 20;
@@ -91,6 +94,64 @@ pub fn memory_map(ram: &Ram, acpi: Option<&Range<u64>>) -> Vec<MemoryRange> {
     .filter(|(range, _)| !range.is_empty())
     .map(|(range, kind)| MemoryRange { range, kind })
     .collect()
+}
+
+/// Bytes of the descriptor table.
+pub const GDT_BYTES: u64 = 48;
+/// Bytes of the boot information.
+const INFORMATION_BYTES: u64 = 0x1000;
+/// A PC's real mode has its vectors and the BIOS's data below.
+const REAL_MODE_END: u64 = 0x500;
+
+/// Where what a kernel is told lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Places {
+    /// Descriptor table.
+    pub gdt: u64,
+    /// What [`BOOT_INFORMATION`] says.
+    pub information: u64,
+    /// Zero-terminated.
+    pub command_line: u64,
+}
+
+impl Places {
+    /// Where it lies unless something is in the way.
+    pub const USUAL: Self = Self {
+        gdt: GDT,
+        information: BOOT_INFORMATION,
+        command_line: COMMAND_LINE,
+    };
+
+    /// Beside a kernel that has `taken`, with `command_line_bytes` for its command line:
+    /// each at its usual place, or else as high below 1 MiB as there is room.
+    pub fn beside(mut taken: Vec<Range<u64>>, command_line_bytes: u64) -> Result<Self, ImageError> {
+        let mut places = Self::USUAL;
+        for (place, bytes) in [
+            (&mut places.gdt, GDT_BYTES),
+            (&mut places.information, INFORMATION_BYTES),
+            (&mut places.command_line, command_line_bytes),
+        ] {
+            *place = room(&taken, *place, bytes).ok_or(ImageError::NoRoomBelow { bytes })?;
+            taken.push(*place..*place + bytes);
+        }
+        Ok(places)
+    }
+}
+
+/// Room for `bytes` beside what is `taken`.
+fn room(taken: &[Range<u64>], usual: u64, bytes: u64) -> Option<u64> {
+    let below = |end: &u64| Some(end.checked_sub(bytes)? & !0xf);
+    let is_free = |start: &u64| {
+        let end = start + bytes;
+        *start >= REAL_MODE_END
+            && end <= LOW_RAM_END
+            && taken
+                .iter()
+                .all(|other| end <= other.start || other.end <= *start)
+    };
+    let ends = taken.iter().map(|range| range.start).chain([LOW_RAM_END]);
+    let highest = ends.filter_map(|end| below(&end)).filter(is_free).max();
+    Some(usual).filter(is_free).or(highest)
 }
 
 /// Writes to guest memory.

@@ -42,7 +42,7 @@ pub use plan::{Format, Protocol};
 use crate::acpi;
 use crate::memory::Ram;
 use error::Problem;
-use layout::{COMMAND_LINE, COMMAND_LINE_ROOM, clear, low_end, write};
+use layout::{COMMAND_LINE_ROOM, ONE_MIB, Places, clear, low_end, write};
 use plan::{Opened, Plan};
 
 const PAGE: u64 = 4096;
@@ -179,6 +179,17 @@ pub fn load(ram: &Ram, request: &Request) -> Result<Loaded, BootError> {
         })
     })?;
     let command_line = command_line(request, &opened, &plan)?;
+    let places = match plan.protocol {
+        Protocol::Multiboot => {
+            let taken = plan
+                .segments
+                .iter()
+                .map(|segment| segment.range())
+                .collect();
+            Places::beside(taken, command_line.len() as u64).map_err(refused)?
+        }
+        _ => Places::USUAL,
+    };
     let initrd = request
         .initrd
         .map(|initrd| initrd_range(ram, request, initrd, &opened, &plan))
@@ -190,7 +201,7 @@ pub fn load(ram: &Ram, request: &Request) -> Result<Loaded, BootError> {
         let loaded = segment.bytes.end - segment.bytes.start;
         clear(ram, segment.address + loaded..segment.range().end)?;
     }
-    write(ram, COMMAND_LINE, &command_line)?;
+    write(ram, places.command_line, &command_line)?;
     if let (Some(file), Some(range)) = (request.initrd, &initrd) {
         file.place(ram, 0..file.size(), range.start)?;
     }
@@ -204,7 +215,7 @@ pub fn load(ram: &Ram, request: &Request) -> Result<Loaded, BootError> {
             linux::start(ram, plan.entry, header, request.seed, &placed)?
         }
         Protocol::Pvh => pvh::start(ram, entry_32, &placed)?,
-        Protocol::Multiboot => multiboot::start(ram, entry_32, &placed)?,
+        Protocol::Multiboot => multiboot::start(ram, entry_32, &placed, &places)?,
     };
     let recognised = Recognised {
         format: opened.format,
@@ -262,7 +273,8 @@ fn initrd_range(
     };
     let limit = request.end(ram).min(highest + 1) & !(PAGE - 1);
     let bytes = initrd.size();
-    let room = limit.saturating_sub(plan.extent.end.next_multiple_of(PAGE));
+    let kernel_end = plan.extent.end.next_multiple_of(PAGE).max(ONE_MIB);
+    let room = limit.saturating_sub(kernel_end);
     let padded = bytes.next_multiple_of(PAGE);
     if padded > room {
         if let Some(memory_bytes) = request.narrow(ram).filter(|end| *end == limit) {

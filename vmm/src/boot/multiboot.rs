@@ -4,9 +4,7 @@
 use weft_soft::state::CpuState;
 
 use super::elf::Segment;
-use super::layout::{
-    BOOT_INFORMATION, COMMAND_LINE, LOW_RAM_END, MemoryKind, ONE_MIB, low_end, memory_map, write,
-};
+use super::layout::{LOW_RAM_END, MemoryKind, ONE_MIB, Places, low_end, memory_map, write};
 use super::processor::{RAX, RBX, protected_mode};
 use super::{BootError, ImageError, Placed, Ram};
 
@@ -27,9 +25,10 @@ const HAS_MODULES: u32 = 1 << 3;
 const HAS_MEMORY_MAP: u32 = 1 << 6;
 const HAS_LOADER_NAME: u32 = 1 << 9;
 
-const LOADER_NAME: u64 = BOOT_INFORMATION + 0x100;
-const MODULES: u64 = BOOT_INFORMATION + 0x180;
-const MEMORY_MAP: u64 = BOOT_INFORMATION + 0x200;
+/// Behind the table.
+const LOADER_NAME: u64 = 0x100;
+const MODULES: u64 = 0x180;
+const MEMORY_MAP: u64 = 0x200;
 
 /// A Multiboot header.
 #[derive(Debug, PartialEq, Eq)]
@@ -123,7 +122,14 @@ impl Header {
 }
 
 /// Writes the table.
-pub fn start(ram: &Ram, entry: u32, placed: &Placed) -> Result<CpuState, BootError> {
+pub fn start(
+    ram: &Ram,
+    entry: u32,
+    placed: &Placed,
+    places: &Places,
+) -> Result<CpuState, BootError> {
+    let table = places.information;
+    let behind = |offset| (table + offset) as u32;
     let map = memory_map(ram, placed.acpi_tables());
     let mut lines = Vec::new();
     for line in &map {
@@ -132,8 +138,8 @@ pub fn start(ram: &Ram, entry: u32, placed: &Placed) -> Result<CpuState, BootErr
         lines.extend_from_slice(&(line.range.end - line.range.start).to_le_bytes());
         lines.extend_from_slice(&(line.kind as u32).to_le_bytes());
     }
-    write(ram, MEMORY_MAP, &lines)?;
-    write(ram, LOADER_NAME, b"weft\0")?;
+    write(ram, table + MEMORY_MAP, &lines)?;
+    write(ram, table + LOADER_NAME, b"weft\0")?;
 
     let upper = map
         .iter()
@@ -144,24 +150,24 @@ pub fn start(ram: &Ram, entry: u32, placed: &Placed) -> Result<CpuState, BootErr
     words[0] = HAS_MEMORY | HAS_COMMAND_LINE | HAS_MEMORY_MAP | HAS_LOADER_NAME;
     words[1] = (LOW_RAM_END / 1024) as u32;
     words[2] = (upper / 1024) as u32;
-    words[4] = COMMAND_LINE as u32;
+    words[4] = places.command_line as u32;
     words[11] = lines.len() as u32;
-    words[12] = MEMORY_MAP as u32;
-    words[16] = LOADER_NAME as u32;
+    words[12] = behind(MEMORY_MAP);
+    words[16] = behind(LOADER_NAME);
     if let Some(initrd) = &placed.initrd {
         // Start, end, no string, reserved.
         let module = [initrd.start as u32, initrd.end as u32, 0, 0];
         let bytes: Vec<u8> = module.iter().flat_map(|word| word.to_le_bytes()).collect();
-        write(ram, MODULES, &bytes)?;
+        write(ram, table + MODULES, &bytes)?;
         words[0] |= HAS_MODULES;
         words[5] = 1;
-        words[6] = MODULES as u32;
+        words[6] = behind(MODULES);
     }
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    write(ram, BOOT_INFORMATION, &bytes)?;
+    write(ram, table, &bytes)?;
 
-    let mut state = protected_mode(ram, entry)?;
+    let mut state = protected_mode(ram, entry, places.gdt)?;
     state.registers[RAX] = LOADER_MAGIC;
-    state.registers[RBX] = BOOT_INFORMATION;
+    state.registers[RBX] = table;
     Ok(state)
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::bzimage::{self, BzImage};
 use super::elf::{self, ElfKernel, Segment};
 use super::error::Problem;
-use super::layout::ONE_MIB;
+use super::layout::{LOW_RAM_END, ONE_MIB};
 use super::payload::{self, Compression, PayloadError};
 use super::{ImageError, ImageFile, Role, multiboot};
 
@@ -323,8 +323,13 @@ impl Plan<'_> {
         let (Some(first), Some(last)) = (self.segments.first(), self.segments.last()) else {
             return Ok(());
         };
-        if first.address < ONE_MIB {
+        if first.address < ONE_MIB && self.protocol != Protocol::Multiboot {
             return Err(ImageError::TooLow(first.address));
+        }
+        let no_ram = |range: &Range<u64>| range.start < ONE_MIB && range.end > LOW_RAM_END;
+        if let Some(range) = self.segments.iter().map(Segment::range).find(no_ram) {
+            let Range { start, end } = range;
+            return Err(ImageError::InFirmware { start, end });
         }
         self.extent = first.address..last.range().end.max(self.extent.end);
         Ok(())

@@ -3,7 +3,7 @@
 
 use weft_soft::state::{CpuState, DescriptorTable, Segment};
 
-use super::layout::{GDT, PAGE_TABLES, STACK_TOP, write};
+use super::layout::{GDT, GDT_BYTES, PAGE_TABLES, STACK_TOP, write};
 use super::{BootError, Ram};
 
 /// Numbers of registers in [`CpuState::registers`].
@@ -46,7 +46,7 @@ const EFER_LONG_MODE_ACTIVE: u64 = 1 << 10;
 /// Protocol"): code selector 0x10, data 0x18, interrupts off.
 pub fn long_mode(ram: &Ram, entry: u64) -> Result<CpuState, BootError> {
     write_page_tables(ram)?;
-    let mut state = flat(ram, CODE_64)?;
+    let mut state = flat(ram, CODE_64, GDT)?;
     state.rip = entry;
     state.cr0 |= CR0_PAGING | CR0_NUMERIC_ERROR;
     state.cr3 = PAGE_TABLES;
@@ -56,14 +56,15 @@ pub fn long_mode(ram: &Ram, entry: u64) -> Result<CpuState, BootError> {
 }
 
 /// 32-bit mode at `entry`, no paging (PVH: Xen's docs/misc/pvh.pandoc; Multiboot
-/// 0.6.96, 3.2): flat segments, interrupts off, all else of CR0 and CR4 clear.
-pub fn protected_mode(ram: &Ram, entry: u32) -> Result<CpuState, BootError> {
-    let mut state = flat(ram, CODE_32)?;
+/// 0.6.96, 3.2): flat segments, interrupts off, all else of CR0 and CR4 clear. The
+/// descriptor table lies at `gdt`.
+pub fn protected_mode(ram: &Ram, entry: u32, gdt: u64) -> Result<CpuState, BootError> {
+    let mut state = flat(ram, CODE_32, gdt)?;
     state.rip = u64::from(entry);
     Ok(state)
 }
 
-fn flat(ram: &Ram, code: u16) -> Result<CpuState, BootError> {
+fn flat(ram: &Ram, code: u16, gdt: u64) -> Result<CpuState, BootError> {
     let segment = |selector, limit, rights| Segment {
         selector,
         base: 0,
@@ -75,7 +76,8 @@ fn flat(ram: &Ram, code: u16) -> Result<CpuState, BootError> {
     let task = segment(TASK_SELECTOR, 0x67, TASK);
     let descriptors = [0, 0, encode(&code), encode(&data), encode(&task), 0];
     let bytes: Vec<u8> = descriptors.iter().flat_map(|d| d.to_le_bytes()).collect();
-    write(ram, GDT, &bytes)?;
+    debug_assert_eq!(bytes.len() as u64, GDT_BYTES);
+    write(ram, gdt, &bytes)?;
 
     let mut state = CpuState::reset();
     state.cs = code;
@@ -90,7 +92,7 @@ fn flat(ram: &Ram, code: u16) -> Result<CpuState, BootError> {
     }
     state.tr = task;
     state.gdtr = DescriptorTable {
-        base: GDT,
+        base: gdt,
         limit: bytes.len() as u16 - 1,
     };
     state.idtr = DescriptorTable::default();
@@ -148,7 +150,7 @@ mod tests {
         assert_eq!(read(&ram, GDT + 0x20), 0x0000_8b00_0000_0067);
         assert_eq!(state.gdtr.limit, 47);
         assert_eq!(state.efer, 0x500);
-        protected_mode(&ram, 0x10_0000).unwrap();
+        protected_mode(&ram, 0x10_0000, GDT).unwrap();
         assert_eq!(read(&ram, GDT + 0x10), 0x00cf_9b00_0000_ffff);
     }
 

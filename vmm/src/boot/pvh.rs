@@ -7,7 +7,7 @@ use linux_loader::loader::elf::start_info::{
 use vm_memory::ByteValued;
 use weft_soft::state::CpuState;
 
-use super::layout::{BOOT_INFORMATION, COMMAND_LINE, memory_map, write};
+use super::layout::{BOOT_INFORMATION, COMMAND_LINE, GDT, memory_map, write};
 use super::processor::{RBX, protected_mode};
 use super::{BootError, Placed, Ram};
 
@@ -51,7 +51,7 @@ pub fn start(ram: &Ram, entry: u32, placed: &Placed) -> Result<CpuState, BootErr
         information.modlist_paddr = MODULES;
     }
     write(ram, BOOT_INFORMATION, information.as_slice())?;
-    let mut state = protected_mode(ram, entry)?;
+    let mut state = protected_mode(ram, entry, GDT)?;
     state.registers[RBX] = BOOT_INFORMATION;
     Ok(state)
 }

@@ -258,6 +258,45 @@ fn multiboot_finds_everything_from_its_table() {
     check_multiboot(&machine, &loaded.state);
 }
 
+/// A Multiboot kernel linked for `start`, of `length` bytes in memory.
+fn low_multiboot(start: u64, length: u64) -> Machine {
+    let elf = Elf {
+        physical: start,
+        virtual_address: start,
+        entry: start + 1,
+        length,
+        ..Elf::multiboot()
+    };
+    Machine::new(elf.build())
+}
+
+#[test]
+fn a_multiboot_kernel_may_lie_below_1_mib() {
+    // Beside all that it is told; where the descriptor table is; over all of it.
+    for (start, length) in [(0x1_0000, 0x8000), (0x500, 0x1000), (0x500, 0x9_0000)] {
+        let machine = low_multiboot(start, length);
+        let loaded = machine.load().unwrap();
+        let kernel = start..start + length;
+        assert_eq!(loaded.recognised.kernel, kernel);
+        check_multiboot(&machine, &loaded.state);
+        let code = Elf::multiboot().code;
+        assert_eq!(machine.bytes(start, code.len()), code);
+        let rest = machine.bytes(start + code.len() as u64, length as usize - code.len());
+        assert!(rest.iter().all(|byte| *byte == 0), "something lies in it");
+        let told = [loaded.state.registers[RBX], loaded.state.gdtr.base];
+        assert!(told.iter().all(|at| !kernel.contains(at) && *at < 0x9_fc00));
+    }
+}
+
+#[test]
+fn a_multiboot_kernel_lies_in_ram_and_leaves_room() {
+    let (start, end) = (0x9_f000, 0x10_1000);
+    let over = low_multiboot(start, end - start).refusal();
+    assert_eq!(over, ImageError::InFirmware { start, end });
+    let whole = low_multiboot(0, 0x9_fc00).refusal();
+    assert_eq!(whole, ImageError::NoRoomBelow { bytes: 48 });
+}
+
 #[test]
 fn a_flat_multiboot_image_lies_where_its_header_says() {
     let machine = Machine::new(flat());
