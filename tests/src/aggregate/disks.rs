@@ -2,13 +2,20 @@
 //! its requests take.
 
 use std::fs;
+use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
 use super::{Bench, Check, TWO};
 use crate::devices::sha256;
+use crate::guest::Guest;
 
-pub(super) const CHECKS: [(&str, Check); 1] = [("disks on either node, either way", |bench| {
+pub(super) const CHECKS: [(&str, Check); 2] = [
+    ("disks on either node, either way", either_way),
+    ("a disk that the host cannot write", full),
+];
+
+fn either_way(bench: &Bench<'_>) -> Result<String> {
     for node in ["node=0", "node=1"] {
         for path in ["path=bypass", "path=dsm"] {
             let place = format!("{node},{path}");
@@ -16,7 +23,7 @@ pub(super) const CHECKS: [(&str, Check); 1] = [("disks on either node, either wa
         }
     }
     Ok(String::new())
-})];
+}
 
 /// Bytes of the disk. Each vCPU reads all of it, and writes a half.
 const BYTES: usize = 2 << 20;
@@ -65,4 +72,45 @@ fn both_vcpus(bench: &Bench<'_>, place: &str) -> Result<()> {
     );
     ensure!(fs::read(&file)? == content, "the disk holds something else");
     Ok(())
+}
+
+/// Bytes of a disk of which the host may write the first part only: a limit of the
+/// process (RLIMIT_FSIZE), above the memory of its nodes, is like a full file system
+/// that needs no root.
+const LARGE: u64 = 512 << 20;
+/// The limit, in the shell's blocks of 512 bytes: 320 MiB.
+const LIMIT_BLOCKS: u64 = 640 << 10;
+
+/// Writes that fail on the host: the guest's program hears of it, and so does the host's
+/// user, once, with the image and the reason, wherever the disk and the vCPU are.
+fn full(bench: &Bench<'_>) -> Result<String> {
+    for node in ["node=0", "node=1"] {
+        let file = bench.run_directory.with_file_name("large");
+        fs::File::create(&file)?.set_len(LARGE)?;
+        let disk = format!("{},{node}", file.display());
+        let script = "for mask in 1 2; do \
+            taskset $mask dd if=/dev/zero of=/dev/vda bs=64k count=4 seek=6400 conv=fsync; \
+            echo dd ended with $?; \
+        done";
+        let options = [TWO.options, &["--disk", &disk]].concat();
+        let machine = bench.machine(&options, script, "")?;
+        let mut limited = Command::new("sh");
+        let line = format!("trap '' XFSZ; ulimit -f {LIMIT_BLOCKS}; exec \"$0\" \"$@\"");
+        limited.args(["-c", &line]).arg(machine.get_program());
+        limited.args(machine.get_args());
+        for (name, value) in machine.get_envs() {
+            limited.env(name, value.unwrap_or_default());
+        }
+        let ended = bench.finish(Guest::start(&mut limited)?)?;
+        let failed = ended.console().matches("dd ended with 1").count();
+        ensure!(failed == 2, "the guest saw {failed}\n{}", ended.tail(20));
+        let said = format!("disk {}: cannot write", file.display());
+        let lines: Vec<&str> = ended.stderr.lines().filter(|l| l.contains(&said)).collect();
+        ensure!(
+            matches!(lines[..], [line] if line.contains("File too large (os error 27)")),
+            "{node}: {}",
+            ended.stderr
+        );
+    }
+    Ok(String::new())
 }

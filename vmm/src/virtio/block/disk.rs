@@ -7,6 +7,8 @@ use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
 use super::geometry::SERIAL;
+use super::request::Operation;
+use super::trouble::Troubles;
 use super::{BlockError, BlockOptions, SECTOR};
 
 /// Largest block that a guest's file system can be expected to take.
@@ -31,6 +33,7 @@ pub struct Disk {
     /// What direct I/O demands.
     alignment: Option<Alignment>,
     serial: [u8; SERIAL],
+    troubles: Troubles,
 }
 
 impl Disk {
@@ -70,6 +73,7 @@ impl Disk {
         let alignment = options.direct.then(|| direct_alignment(&file));
         Ok(Self {
             serial: serial(options)?,
+            troubles: Troubles::new(path.clone()),
             file,
             sectors,
             read_only: options.read_only,
@@ -106,6 +110,11 @@ impl Disk {
     /// What GET_ID tells.
     pub fn serial(&self) -> &[u8; SERIAL] {
         &self.serial
+    }
+
+    /// Tells the disk's user of a request that failed: of `length` bytes at `offset`.
+    pub fn tell(&self, operation: Operation, offset: u64, length: u64, error: &io::Error) {
+        self.troubles.tell(operation, offset, length, error);
     }
 
     /// Fills `buffer` if all of it is in the host's memory; else, or where the file

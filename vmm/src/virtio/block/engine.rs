@@ -147,6 +147,14 @@ pub fn carry_out(memory: &DeviceMemory, disk: &Disk, request: Request) -> Ended 
         Ok(()) if request.sync_after() => disk.file().sync_data(),
         done => done,
     };
+    ended(disk, request, done)
+}
+
+/// A request that was carried out here; its disk's user hears of what went wrong.
+pub fn ended(disk: &Disk, request: Request, done: io::Result<()>) -> Ended {
+    if let Err(error) = &done {
+        disk.tell(request.operation, request.offset, request.length, error);
+    }
     Ended {
         status: status(&done),
         request,

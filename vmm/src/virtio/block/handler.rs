@@ -78,12 +78,6 @@ impl BlockHandler {
     fn end(&mut self, ended: Ended) -> Result<(), Fault> {
         let Ended { request, status } = ended;
         let read = request.operation == Operation::Read && status == Status::Ok;
-        if status == Status::IoError {
-            self.ring.interrupt().say(format_args!(
-                "{:?} of {} bytes at {} failed on the host",
-                request.operation, request.length, request.offset
-            ));
-        }
         let written = if read { request.length } else { 0 };
         answer(&mut self.ring, &request.chain, status, written)
     }

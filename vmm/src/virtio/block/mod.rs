@@ -11,6 +11,7 @@
 //! | `handler` | one queue |
 //! | `engine`, `uring` | how its requests are carried out |
 //! | `disk` | the file |
+//! | `trouble` | what its user is told of requests that failed |
 //! | `carrier` | the way to a file on another slice |
 //! | `server` | the file, for other slices |
 //!
@@ -26,6 +27,7 @@ mod geometry;
 mod handler;
 mod request;
 mod server;
+mod trouble;
 mod uring;
 
 use std::fs::File;

@@ -144,13 +144,21 @@ impl Server {
         let skip = buffer.as_ptr().align_offset(alignment);
         let buffer = &mut buffer[skip..skip + PIECE_MAX as usize];
         while let Some(job) = self.next() {
-            let done = self.carry_out(&job, buffer);
+            let done = self.check(&job).and_then(|()| {
+                let piece = &job.piece;
+                let done = self.carry_out(&job, buffer);
+                done.inspect_err(|error| {
+                    let length = piece.length.into();
+                    self.disk.tell(piece.operation, piece.offset, length, error);
+                })
+            });
             let read = job.piece.operation == Operation::Read && done.is_ok();
             let length = if read { job.piece.length as usize } else { 0 };
             (self.reply)(&job, status(&done), &buffer[..length]);
         }
     }
 
+    /// Does a job that was checked.
     fn carry_out(&self, job: &Job, buffer: &mut [u8]) -> io::Result<()> {
         let Piece {
             operation,
@@ -159,7 +167,6 @@ impl Server {
             length,
             ..
         } = job.piece;
-        self.check(job)?;
         match operation {
             Operation::Read => {
                 let buffer = &mut buffer[..length as usize];

@@ -17,7 +17,7 @@ use io_uring::{IoUring, opcode, squeue};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::disk::{Disk, unsupported};
-use super::engine::{Ended, carry_out};
+use super::engine::{Ended, carry_out, ended};
 use super::request::{Operation, Request, Status};
 use crate::memory::DeviceMemory;
 use crate::virtio::Ring;
@@ -175,8 +175,7 @@ impl Uring {
             if busy(&error) || !moves && unsupported(&error) {
                 return Some(carry_out(ring.memory(), disk, flying.request));
             }
-            let (request, status) = (flying.request, Status::IoError);
-            return Some(Ended { request, status });
+            return Some(ended(disk, flying.request, Err(error)));
         }
         flying.done += result as u64;
         if moves && result > 0 && flying.done < flying.request.length {
@@ -184,11 +183,11 @@ impl Uring {
             return self.push(slot, flying);
         }
         self.free.push(slot);
-        let short = moves && flying.done < flying.request.length;
-        Some(Ended {
-            request: flying.request,
-            status: if short { Status::IoError } else { Status::Ok },
-        })
+        let done = match moves && flying.done < flying.request.length {
+            true => Err(io::ErrorKind::UnexpectedEof.into()),
+            false => Ok(()),
+        };
+        Some(ended(disk, flying.request, done))
     }
 }
 
