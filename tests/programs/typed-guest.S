@@ -4,6 +4,7 @@
 #   q  powers off          x  leaves through the debug exit port, code 43
 #   r  resets              d  does not listen to the power button any more
 #   t  triple faults       R  resets when the power button is pressed
+#   F  resets by port 0x92 I  resets by an INIT to its own CPU
 #   anything else is written back
 #
 # It says `ready` at the start, and powers off when the power button is pressed.
@@ -52,6 +53,10 @@ loop:
     je reset
     cmp $'t', %al
     je triple_fault
+    cmp $'F', %al
+    je fast_reset
+    cmp $'I', %al
+    je init
     cmp $'x', %al
     je debug_exit
     cmp $'R', %al
@@ -81,6 +86,17 @@ reset:
     mov $1, %al
     mov $RESET, %dx
     out %al, %dx
+    jmp .
+
+fast_reset:
+    in $0x92, %al
+    or $1, %al
+    out %al, $0x92
+    jmp .
+
+init:                           # physical destination 0
+    movl $0, 0xfee00310
+    movl $0x4500, 0xfee00300
     jmp .
 
 debug_exit:

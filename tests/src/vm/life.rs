@@ -81,7 +81,7 @@ fn restarts(bench: &Bench) -> Result<String> {
 }
 
 fn no_reboot(bench: &Bench) -> Result<String> {
-    for (key, code) in [("r", 116), ("t", 118)] {
+    for (key, code) in [("r", 116), ("F", 116), ("I", 116), ("t", 118)] {
         let mut guest = bench.start(&["--no-reboot"])?;
         guest.write(key)?;
         ended_with(&guest.finish(BOUND)?, code, &["reset"])?;

@@ -2,10 +2,10 @@
 //! volume 3, appendix E).
 //!
 //! A processor of the machine's [`CpuModel`], with CX16, NX, SYSCALL,
-//! RDTSCP, SMEP, SMAP, UMIP, FSGSBASE. It says that it is AMD's, of a
+//! RDTSCP, SMEP, SMAP, UMIP, FSGSBASE, x2APIC. It says that it is AMD's, of a
 //! family without quirks that Linux would work around, so that kernels expect
 //! neither Meltdown nor MDS, which an interpreter does not have either. No PCID,
-//! x2APIC, SYSENTER.
+//! SYSENTER.
 
 use crate::interpret::xsave::{AREA_BYTES, HIGH_AT, HIGH_BYTES, LEGACY_BYTES, component};
 use crate::model::CpuModel;
@@ -24,6 +24,11 @@ const EXTENDED_LAST: u32 = EXTENDED + 0x21;
 /// Family 20 (14h), model 2, stepping 0.
 const SIGNATURE: u32 = 0x0050_0f20;
 
+/// In EDX of leaves 1 and 8000_0001h: the local APIC, while it is enabled.
+pub const APIC: u32 = 1 << 9;
+/// In ECX of leaf 1: x2APIC mode can be chosen.
+const X2APIC: u32 = 1 << 21;
+
 /// Features in leaf 1, EDX.
 const FEATURES: u32 = 1 << 0 // FPU
     | 1 << 2 // DE
@@ -33,7 +38,7 @@ const FEATURES: u32 = 1 << 0 // FPU
     | 1 << 6 // PAE
     | 1 << 7 // MCE
     | 1 << 8 // CMPXCHG8B
-    | 1 << 9 // APIC
+    | APIC
     | 1 << 12 // MTRR
     | 1 << 13 // PGE
     | 1 << 14 // MCA
@@ -48,8 +53,8 @@ const FEATURES: u32 = 1 << 0 // FPU
 /// Several logical processors in a package.
 const HTT: u32 = 1 << 28;
 
-/// Features in leaf 1, ECX: CMPXCHG16B, TSC deadline timer, hypervisor.
-const FEATURES_C: u32 = 1 << 13 | 1 << 24 | 1 << 31;
+/// Features in leaf 1, ECX: CMPXCHG16B, x2APIC, TSC deadline timer, hypervisor.
+const FEATURES_C: u32 = 1 << 13 | X2APIC | 1 << 24 | 1 << 31;
 
 /// Features in leaf 8000_0001h, EDX: those of leaf 1 that are repeated there,
 /// SYSCALL, NX, 1 GiB pages, RDTSCP, long mode.
@@ -92,6 +97,11 @@ fn word(text: &[u8], index: usize) -> u32 {
     u32::from_le_bytes(bytes)
 }
 
+/// Whether a leaf has [`APIC`].
+pub fn tells_of_apic(leaf: u32) -> bool {
+    matches!(leaf, 1 | 0x8000_0001)
+}
+
 /// What the guest made of its extended state.
 #[derive(Clone, Copy, Debug)]
 pub struct Extended {
@@ -101,7 +111,7 @@ pub struct Extended {
     pub xcr0: u64,
 }
 
-/// EAX, EBX, ECX and EDX for a leaf.
+/// EAX, EBX, ECX and EDX for a leaf, while the local APIC is enabled.
 pub fn cpuid(
     machine: &Configuration,
     extended_state: Extended,

@@ -5,6 +5,9 @@ use crate::access::is_canonical;
 use crate::cpu::{Cpu, Faulted, segment};
 
 const TSC: u32 = 0x10;
+/// IA32_APIC_BASE, which is the environment's.
+const APIC_BASE: u32 = 0x1b;
+const APIC_ENABLED: u64 = 1 << 11;
 const BIOS_SIGN_ID: u32 = 0x8b;
 const MTRR_CAPABILITIES: u32 = 0xfe;
 const SYSENTER_CS: u32 = 0x174;
@@ -143,6 +146,13 @@ impl Msrs {
 }
 
 impl Cpu {
+    /// Whether the local APIC is enabled (IA32_APIC_BASE); an environment without that
+    /// register has one that always is.
+    pub fn has_apic(&mut self) -> bool {
+        let base = self.outer_msr_read(APIC_BASE);
+        base.is_none_or(|base| base & APIC_ENABLED != 0)
+    }
+
     /// RDMSR.
     pub fn read_msr(&mut self, index: u32) -> Result<u64, Faulted> {
         let value = match index {

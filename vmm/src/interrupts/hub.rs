@@ -129,10 +129,8 @@ impl Hub {
             }
         };
         // The commonest by far, without a walk over the seats.
-        if let Destination::Physical(id) = interrupt.destination
-            && id != 0xff
-        {
-            return self.deliver(id.into(), message, sender);
+        if let Destination::Physical(id) = interrupt.destination {
+            return self.deliver(id, message, sender);
         }
         if interrupt.delivery == Delivery::LowestPriority {
             // Nobody: one that there is not.
@@ -425,8 +423,8 @@ impl Hub {
 
     fn names(&self, destination: Destination, vcpu: u32, sender: Option<u32>) -> bool {
         match destination {
-            Destination::Physical(0xff) | Destination::Everybody => true,
-            Destination::Physical(id) => u32::from(id) == vcpu,
+            Destination::Everybody => true,
+            Destination::Physical(id) => id == vcpu,
             Destination::Logical(mask) => self
                 .seat(vcpu)
                 .is_some_and(|seat| seat.matches_logical(mask)),

@@ -51,7 +51,8 @@ fn fixed_interrupts_reach_all_that_are_named() {
     let mut rig = Rig::new(4);
     for (destination, expected) in [
         (Destination::Physical(2), vec![2]),
-        (Destination::Physical(0xff), vec![0, 1, 2, 3]),
+        (Destination::of_8_bits(0xff, false), vec![0, 1, 2, 3]),
+        (Destination::Physical(0xff), vec![]),
         (Destination::Physical(9), vec![]),
         (Destination::Logical(0b1010), vec![1, 3]),
         (Destination::Oneself, vec![1]),

@@ -187,11 +187,7 @@ fn interrupt_of(entry: u64) -> Option<Interrupt> {
     Some(Interrupt {
         vector: entry as u8,
         delivery: Delivery::from_bits((entry >> 8) as u32)?,
-        destination: if entry & LOGICAL != 0 {
-            Destination::Logical(target)
-        } else {
-            Destination::Physical(target)
-        },
+        destination: Destination::of_8_bits(target, entry & LOGICAL != 0),
         level: entry & LEVEL != 0,
     })
 }

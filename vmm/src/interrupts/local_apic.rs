@@ -6,12 +6,14 @@
 //! priority; vectors below 16 are never requested; while the APIC is disabled by
 //! software every LVT entry is masked and no fixed interrupt is accepted.
 
+pub mod x2apic;
+
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::message::{Delivery, Interrupt};
-use super::seat::Seat;
+use super::message::{Delivery, Destination, Interrupt};
+use super::seat::{Logical, Seat};
 use super::timer::TimerState;
 use crate::clock::TimeBase;
 use crate::memory::LOCAL_APIC;
@@ -27,6 +29,7 @@ const SPURIOUS_RESET: u32 = 0xff;
 const FORMAT_FLAT: u32 = 0xffff_ffff;
 
 const BASE_BOOTSTRAP: u64 = 1 << 8;
+const BASE_EXTENDED: u64 = 1 << 10;
 const BASE_ENABLED: u64 = 1 << 11;
 
 const ERROR_SEND_ILLEGAL: u32 = 1 << 5;
@@ -82,11 +85,45 @@ pub enum Outcome {
     EndOfInterrupt(u8),
 }
 
+/// How the registers are reached (IA32_APIC_BASE, Intel SDM volume 3, 11.12.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Not at all.
+    Disabled,
+    /// At addresses of memory.
+    XApic,
+    /// By MSRs.
+    X2Apic,
+}
+
+impl Mode {
+    /// What a value of IA32_APIC_BASE asks for; `None`: a combination that is invalid.
+    fn of(base: u64) -> Option<Self> {
+        match (base & BASE_ENABLED != 0, base & BASE_EXTENDED != 0) {
+            (false, false) => Some(Self::Disabled),
+            (true, false) => Some(Self::XApic),
+            (true, true) => Some(Self::X2Apic),
+            (false, true) => None,
+        }
+    }
+
+    /// Whether software may go from one to the other (11.12.5): out of x2APIC mode by
+    /// way of Disabled alone, and into it from xAPIC mode alone.
+    fn may_become(self, other: Self) -> bool {
+        !matches!(
+            (self, other),
+            (Self::Disabled, Self::X2Apic) | (Self::X2Apic, Self::XApic)
+        )
+    }
+}
+
 /// One local APIC.
 pub struct LocalApic {
     state: LocalApicState,
     seat: Arc<Seat>,
     time: TimeBase,
+    /// x2APIC mode can be chosen.
+    extends: bool,
     /// Something arrived or was accepted since [`LocalApic::wakes`] was asked.
     changed: bool,
 }
@@ -99,10 +136,16 @@ impl LocalApic {
             state: LocalApicState::reset(id, base),
             seat,
             time,
+            extends: false,
             changed: true,
         };
         apic.publish();
         apic
+    }
+
+    /// Lets the guest choose x2APIC mode.
+    pub fn offer_x2apic(&mut self) {
+        self.extends = true;
     }
 
     /// Back to the state after INIT: identifier and base stay, as do messages
@@ -202,7 +245,10 @@ impl LocalApic {
             }
             0xf0 => self.set_spurious(value),
             0x280 => state.error_status = std::mem::take(&mut state.errors),
-            0x300 => return self.command(value),
+            0x300 => {
+                let high = (self.state.command_high >> 24) as u8;
+                return self.command(value, |logical| Destination::of_8_bits(high, logical));
+            }
             0x310 => state.command_high = value & 0xff00_0000,
             0x320..0x380 => {
                 if let Some(entry) = entry(offset) {
@@ -279,23 +325,34 @@ impl LocalApic {
         self.state.base
     }
 
-    /// Sets IA32_APIC_BASE. Refused: x2APIC mode, which is not offered, and
-    /// another address, which no system asks for.
+    /// Sets IA32_APIC_BASE. Refused: a mode that is not offered or may not follow the
+    /// one before, and another address, which no system asks for.
     pub fn set_base(&mut self, value: u64) -> bool {
-        if value & !BASE_ENABLED != self.state.base & !BASE_ENABLED {
+        const MODES: u64 = BASE_ENABLED | BASE_EXTENDED;
+        let Some(mode) = Mode::of(value) else {
+            return false;
+        };
+        if value & !MODES != self.state.base & !MODES
+            || !self.mode().may_become(mode)
+            || mode == Mode::X2Apic && !self.extends
+        {
             return false;
         }
-        if value & BASE_ENABLED == 0 {
-            self.reset();
+        match mode {
+            Mode::Disabled => self.reset(),
+            Mode::XApic => {}
+            // Its upper half is no register of its own any more (11.12.5.1).
+            Mode::X2Apic if self.mode() != mode => self.state.command_high = 0,
+            Mode::X2Apic => {}
         }
         self.state.base = value;
         self.publish();
         true
     }
 
-    /// Whether the registers answer.
-    pub fn enabled(&self) -> bool {
-        self.state.base & BASE_ENABLED != 0
+    /// How the registers are reached.
+    pub fn mode(&self) -> Mode {
+        Mode::of(self.state.base).unwrap_or(Mode::Disabled)
     }
 
     /// IA32_TSC_DEADLINE: zero when not armed, or in another mode.
@@ -396,12 +453,18 @@ impl LocalApic {
         state.vectors[entry] = value;
     }
 
-    fn command(&mut self, value: u32) -> Outcome {
+    /// A write to the lower half of the command register; `target`: what its upper half
+    /// says, told whether it is a logical destination.
+    fn command(&mut self, value: u32, target: impl FnOnce(bool) -> Destination) -> Outcome {
         // The delivery status (bit 12) reads as idle: a message leaves at once.
         self.state.command_low = value & 0x000c_cfff;
-        let Some(interrupt) = Interrupt::from_command(self.state.command_high, value) else {
-            return Outcome::Done;
-        };
+        match Interrupt::from_command(value, target) {
+            Some(interrupt) => self.send(interrupt),
+            None => Outcome::Done,
+        }
+    }
+
+    fn send(&mut self, interrupt: Interrupt) -> Outcome {
         let has_vector = matches!(
             interrupt.delivery,
             Delivery::Fixed | Delivery::LowestPriority
@@ -438,14 +501,17 @@ impl LocalApic {
 
     fn publish(&self) {
         let identity = (self.state.logical_destination >> 24) as u8;
-        let cluster = self.state.destination_format >> 28 == 0;
-        self.seat
-            .publish_identity(identity, cluster, self.accepts_fixed());
+        let logical = match self.mode() {
+            Mode::X2Apic => Logical::Extended(self.state.id),
+            _ if self.state.destination_format >> 28 == 0 => Logical::Cluster(identity),
+            _ => Logical::Flat(identity),
+        };
+        self.seat.publish_identity(logical, self.accepts_fixed());
         self.publish_priority();
     }
 
     fn accepts_fixed(&self) -> bool {
-        self.state.spurious & SOFTWARE_ENABLED != 0 && self.enabled()
+        self.state.spurious & SOFTWARE_ENABLED != 0 && self.mode() != Mode::Disabled
     }
 
     fn publish_priority(&self) {

@@ -40,16 +40,36 @@ impl Delivery {
 /// To whom, as the guest says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Destination {
-    /// The local APIC of this identifier; 0xff is everybody.
-    Physical(u8),
+    /// The local APIC of this identifier.
+    Physical(u32),
     /// Every local APIC whose logical identity matches.
-    Logical(u8),
+    Logical(u32),
     /// The sender.
     Oneself,
     /// Everybody.
     Everybody,
     /// Everybody but the sender.
     Others,
+}
+
+impl Destination {
+    /// A destination of eight bits: of an xAPIC's command, of the I/O APIC, of an MSI.
+    pub fn of_8_bits(id: u8, logical: bool) -> Self {
+        match (id, logical) {
+            (0xff, _) => Self::Everybody,
+            (id, true) => Self::Logical(id.into()),
+            (id, false) => Self::Physical(id.into()),
+        }
+    }
+
+    /// A destination of 32 bits: of an x2APIC's command.
+    pub fn of_32_bits(id: u32, logical: bool) -> Self {
+        match (id, logical) {
+            (u32::MAX, _) => Self::Everybody,
+            (id, true) => Self::Logical(id),
+            (id, false) => Self::Physical(id),
+        }
+    }
 }
 
 /// An interrupt on its way to the [`super::Hub`].
@@ -82,29 +102,24 @@ impl Interrupt {
         Some(Self {
             vector: data as u8,
             delivery,
-            destination: if logical {
-                Destination::Logical(target)
-            } else {
-                Destination::Physical(target)
-            },
+            destination: Destination::of_8_bits(target, logical),
             level: data & 1 << 15 != 0,
         })
     }
 
     /// What a write to the interrupt command register asks for (Intel SDM volume
     /// 3, 11.6.1): `None` for reserved kinds and for the de-assertion of INIT,
-    /// which CPUs since the Pentium 4 ignore.
-    pub fn from_command(high: u32, low: u32) -> Option<Self> {
+    /// which CPUs since the Pentium 4 ignore. `target` has the register's destination,
+    /// and is told whether it is a logical one.
+    pub fn from_command(low: u32, target: impl FnOnce(bool) -> Destination) -> Option<Self> {
         let delivery = Delivery::from_bits(low >> 8)?;
         let level = low & 1 << 15 != 0;
         let assert = low & 1 << 14 != 0;
         if delivery == Delivery::Init && level && !assert {
             return None;
         }
-        let target = (high >> 24) as u8;
         let destination = match low >> 18 & 3 {
-            0 if low & 1 << 11 != 0 => Destination::Logical(target),
-            0 => Destination::Physical(target),
+            0 => target(low & 1 << 11 != 0),
             1 => Destination::Oneself,
             2 => Destination::Everybody,
             _ => Destination::Others,
@@ -161,22 +176,29 @@ mod tests {
 
     #[test]
     fn commands_are_decoded() {
-        let init = Interrupt::from_command(2 << 24, 0xc500).unwrap();
+        let from_command = |target, low| {
+            Interrupt::from_command(low, |logical| Destination::of_8_bits(target, logical))
+        };
+        let init = from_command(2, 0xc500).unwrap();
         assert_eq!(init.delivery, Delivery::Init);
         assert_eq!(init.destination, Destination::Physical(2));
         // Its de-assertion is nothing.
-        assert_eq!(Interrupt::from_command(2 << 24, 0x8500), None);
-        let start = Interrupt::from_command(1 << 24, 0x69a).unwrap();
+        assert_eq!(from_command(2, 0x8500), None);
+        let start = from_command(1, 0x69a).unwrap();
         assert_eq!((start.delivery, start.vector), (Delivery::StartUp, 0x9a));
         for (bits, destination) in [
             (1, Destination::Oneself),
             (2, Destination::Everybody),
             (3, Destination::Others),
         ] {
-            let shorthand = Interrupt::from_command(0, 0x40fd | bits << 18).unwrap();
+            let shorthand = from_command(0, 0x40fd | bits << 18).unwrap();
             assert_eq!(shorthand.destination, destination);
         }
-        let logical = Interrupt::from_command(5 << 24, 0x8fd).unwrap();
+        let logical = from_command(5, 0x8fd).unwrap();
         assert_eq!(logical.destination, Destination::Logical(5));
+        for low in [0x40fd, 0x48fd] {
+            let all = from_command(0xff, low).unwrap();
+            assert_eq!(all.destination, Destination::Everybody);
+        }
     }
 }

@@ -30,7 +30,7 @@ mod timer;
 pub use doorbell::Doorbell;
 pub use hub::{Apart, Elsewhere, Hub, HubCounters, Line};
 pub use io_apic::{IO_APIC_SIZE, IoApic, IoApicState, PINS};
-pub use local_apic::{LOCAL_APIC_SIZE, LocalApic, LocalApicState, Outcome};
+pub use local_apic::{LOCAL_APIC_SIZE, LocalApic, LocalApicState, Mode, Outcome, x2apic};
 pub use locations::{LocationError, Locations, Place, VERSION_MAX};
 pub use message::{Delivery, Destination, Interrupt, Message};
 pub use seat::Seat;

@@ -18,8 +18,28 @@ const START_UP_VECTOR: u32 = 0xff00;
 const IDENTITY_BITS: u32 = 16;
 /// In an identity: the cluster model.
 const CLUSTER: u16 = 1 << 8;
+/// In an identity: x2APIC mode; bits 0 to 7 are the identifier, of which the logical
+/// identity is made.
+const EXTENDED: u16 = 1 << 10;
 /// In an identity: the local APIC takes no interrupt that has a vector.
 const REFUSES_FIXED: u16 = 1 << 9;
+
+/// Whom a local APIC answers to in logical mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Logical {
+    /// Any bit of LDR's upper byte.
+    Flat(u8),
+    /// Of a cluster, the upper half of that byte, any bit of the lower.
+    Cluster(u8),
+    /// x2APIC mode: of this identifier.
+    Extended(u8),
+}
+
+/// LDR in x2APIC mode: the cluster of sixteen, and the bit in it (Intel SDM volume 3,
+/// 11.12.10.2).
+pub(super) fn extended_logical(id: u8) -> u32 {
+    u32::from(id >> 4) << 16 | 1 << (id & 0xf)
+}
 
 /// Hears of a new identity.
 type Listener = Box<dyn Fn(u16) + Send + Sync>;
@@ -205,9 +225,12 @@ impl Seat {
 
     /// The local APIC says who it is in logical mode, and whether it takes
     /// interrupts that have a vector.
-    pub(super) fn publish_identity(&self, logical: u8, cluster: bool, accepts_fixed: bool) {
-        let mut identity = u16::from(logical);
-        identity |= if cluster { CLUSTER } else { 0 };
+    pub(super) fn publish_identity(&self, logical: Logical, accepts_fixed: bool) {
+        let mut identity = match logical {
+            Logical::Flat(identity) => u16::from(identity),
+            Logical::Cluster(identity) => u16::from(identity) | CLUSTER,
+            Logical::Extended(id) => u16::from(id) | EXTENDED,
+        };
         identity |= if accepts_fixed { 0 } else { REFUSES_FIXED };
         let replace = |old: u64| Some(version_of(old) << IDENTITY_BITS | u64::from(identity));
         let before = self
@@ -259,13 +282,18 @@ impl Seat {
         self.priority.load(Ordering::Relaxed)
     }
 
-    /// Whether a logical destination names it (Intel SDM volume 3, 11.6.2.2).
-    pub(super) fn matches_logical(&self, destination: u8) -> bool {
+    /// Whether a logical destination names it (Intel SDM volume 3, 11.6.2.2 and
+    /// 11.12.10.2).
+    pub(super) fn matches_logical(&self, destination: u32) -> bool {
         let whole = identity_of(self.identity.load(Ordering::SeqCst));
         let identity = whole as u8;
-        if destination == 0xff {
-            return true;
+        if whole & EXTENDED != 0 {
+            let own = extended_logical(identity);
+            return own >> 16 == destination >> 16 && own & destination & 0xffff != 0;
         }
+        let Ok(destination) = u8::try_from(destination) else {
+            return false;
+        };
         if whole & CLUSTER == 0 {
             return identity & destination != 0;
         }
@@ -369,7 +397,7 @@ mod tests {
         seat.set_version(3);
         seat.set_identity(0x04, 2);
         assert!(seat.matches_logical(0x02));
-        seat.publish_identity(0x08, false, false);
+        seat.publish_identity(Logical::Flat(0x08), false);
         seat.set_identity(0x04, 2);
         assert!(seat.matches_logical(0x08) && !seat.accepts_fixed());
     }
@@ -378,12 +406,16 @@ mod tests {
     fn logical_destinations_match_as_the_model_says() {
         let seat = Seat::default();
         assert!(!seat.matches_logical(0x0f));
-        assert!(seat.matches_logical(0xff));
-        seat.publish_identity(0x24, false, true);
+        seat.publish_identity(Logical::Flat(0x24), true);
         assert!(seat.matches_logical(0x20) && seat.matches_logical(0x04));
         assert!(!seat.matches_logical(0x10));
-        seat.publish_identity(0x24, true, true);
+        assert!(!seat.matches_logical(0x124), "of 32 bits");
+        seat.publish_identity(Logical::Cluster(0x24), true);
         assert!(seat.matches_logical(0x24) && seat.matches_logical(0x2c));
         assert!(!seat.matches_logical(0x14) && !seat.matches_logical(0x21));
+        // Identifier 0x24: cluster 2, bit 4.
+        seat.publish_identity(Logical::Extended(0x24), true);
+        assert!(seat.matches_logical(0x2_0010) && seat.matches_logical(0x2_ffff));
+        assert!(!seat.matches_logical(0x2_ffef) && !seat.matches_logical(0x1_0010));
     }
 }

@@ -25,6 +25,7 @@ use crate::devices::cmos::{self, CmosClock};
 use crate::devices::debug_exit::{self, DebugExit};
 use crate::devices::keyboard::{self, KeyboardController};
 use crate::devices::serial::{self, SerialPort};
+use crate::devices::system_control::{self, SystemControl};
 use crate::interrupts::{Hub, IO_APIC_SIZE, Line};
 use crate::memory::{DeviceMemory, GuestBytes, IO_APIC, Ram};
 use crate::slice::delegation::{Scheme, Station, StationPart, Tools};
@@ -330,6 +331,9 @@ fn small_devices(
     let ender = frame.ender.clone();
     let keyboard = KeyboardController::new(Box::new(move || ender.end(End::Reset)));
     frame.port(keyboard::PORTS, Arc::new(keyboard))?;
+    let ender = frame.ender.clone();
+    let control = SystemControl::new(Box::new(move || ender.end(End::Reset)));
+    frame.port(system_control::PORTS, Arc::new(control))?;
     if configuration.debug_exit {
         let ender = frame.ender.clone();
         let exit = DebugExit::new(Box::new(move |code| ender.end(End::DebugExit { code })));

@@ -8,7 +8,7 @@ use weft_soft::Environment;
 use super::Kick;
 use crate::bus::Bus;
 use crate::clock::{Alarms, Clock, KvmClock};
-use crate::interrupts::{Hub, LOCAL_APIC_SIZE, LocalApic, Outcome};
+use crate::interrupts::{Hub, LOCAL_APIC_SIZE, LocalApic, Mode, Outcome, x2apic};
 use crate::memory::LOCAL_APIC;
 
 const IA32_TIME_STAMP_COUNTER: u32 = 0x10;
@@ -149,7 +149,25 @@ impl CpuEnvironment {
             return;
         };
         let now = self.around.clock.now();
-        match self.apic.write(offset, u32::from_le_bytes(*value), now) {
+        let outcome = self.apic.write(offset, u32::from_le_bytes(*value), now);
+        self.apic_written(offset, outcome);
+    }
+
+    /// A register of the local APIC, by its MSR.
+    fn apic_msr_write(&mut self, index: u32, value: u64) -> bool {
+        count(&self.counters.apic);
+        let now = self.around.clock.now();
+        let outcome = self.apic.write_msr(index, value, now);
+        let written = outcome.zip(x2apic::offset(index));
+        if let Some((outcome, offset)) = written {
+            self.apic_written(offset, outcome);
+        }
+        written.is_some()
+    }
+
+    /// What a write to a register of the local APIC brings about.
+    fn apic_written(&mut self, offset: u64, outcome: Outcome) {
+        match outcome {
             Outcome::Done => {}
             Outcome::Send(interrupt) => self.around.hub.command(&interrupt, self.id),
             Outcome::EndOfInterrupt(vector) => self.around.hub.end_of_interrupt(vector, self.id),
@@ -161,7 +179,8 @@ impl CpuEnvironment {
 
     fn apic_offset(&self, address: u64) -> Option<u64> {
         let offset = address.wrapping_sub(LOCAL_APIC);
-        (offset < LOCAL_APIC_SIZE && self.apic.enabled()).then_some(offset)
+        let is_there = self.apic.mode() == Mode::XApic;
+        (offset < LOCAL_APIC_SIZE && is_there).then_some(offset)
     }
 
     /// Once the machine is about to end, memory of other slices may be of no meaning,
@@ -225,6 +244,11 @@ impl Environment for CpuEnvironment {
             IA32_TSC_ADJUST => Some(0),
             IA32_APIC_BASE => Some(self.apic.base()),
             IA32_TSC_DEADLINE => Some(self.apic.deadline_register()),
+            _ if x2apic::offset(index).is_some() => {
+                count(&self.counters.apic);
+                let now = self.around.clock.now();
+                self.apic.read_msr(index, now)
+            }
             _ => self.around.kvmclock.read(self.id, index),
         }
     }
@@ -244,6 +268,7 @@ impl Environment for CpuEnvironment {
                 self.timer_changed();
                 true
             }
+            _ if x2apic::offset(index).is_some() => self.apic_msr_write(index, value),
             _ => self.around.kvmclock.write(self.id, index, value),
         }
     }

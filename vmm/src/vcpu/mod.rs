@@ -95,6 +95,11 @@ pub trait Vcpu: Send {
         None
     }
 
+    /// Whether it tells the guest that local APICs have x2APIC mode.
+    fn has_x2apic(&self) -> bool {
+        false
+    }
+
     /// What makes `run` come back.
     fn kicker(&self) -> Arc<dyn Kick>;
 }

@@ -197,12 +197,15 @@ impl Runner {
         let kick = options.vcpu.kicker();
         let tally = options.vcpu.tally();
         seat.doorbell.connect(kick.clone());
-        let apic = LocalApic::new(
+        let mut apic = LocalApic::new(
             id as u8,
             options.bootstrap.is_some(),
             seat.clone(),
             options.around.clock.base(),
         );
+        if options.vcpu.has_x2apic() {
+            apic.offer_x2apic();
+        }
         let environment = CpuEnvironment::new(id, options.around, apic, counters.clone(), kick);
         let work = Thread {
             vcpu: options.vcpu,

@@ -144,6 +144,10 @@ impl Vcpu for SoftVcpu {
         self.0.instructions()
     }
 
+    fn has_x2apic(&self) -> bool {
+        true
+    }
+
     fn kicker(&self) -> Arc<dyn Kick> {
         Arc::new(SoftKick(self.0.kicker()))
     }

@@ -5,7 +5,7 @@ use iced_x86::{Mnemonic, Register};
 use super::operand::mask;
 use super::select::{Operands, Shape};
 use crate::cpu::{Cpu, Faulted, cr0, cr4, register, rflags};
-use crate::cpuid::{Extended, cpuid};
+use crate::cpuid::{self, Extended};
 use crate::debug::{dr6, dr7};
 use crate::op::{Handler, Op, Outcome};
 use crate::requests::request;
@@ -146,7 +146,11 @@ extern "C" fn identify(cpu: &mut Cpu, _: &Op) -> Outcome {
         on: cpu.cr4 & cr4::OSXSAVE != 0,
         xcr0: cpu.xcr0,
     };
-    let [eax, ebx, ecx, edx] = cpuid(&cpu.configuration, extended, leaf, subleaf);
+    let mut answer = cpuid::cpuid(&cpu.configuration, extended, leaf, subleaf);
+    if cpuid::tells_of_apic(leaf) && !cpu.has_apic() {
+        answer[3] &= !cpuid::APIC;
+    }
+    let [eax, ebx, ecx, edx] = answer;
     cpu.registers[RAX] = u64::from(eax);
     cpu.registers[RBX] = u64::from(ebx);
     cpu.registers[RCX] = u64::from(ecx);

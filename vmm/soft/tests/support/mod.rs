@@ -186,6 +186,8 @@ pub struct Devices {
     pub interrupts: Vec<u8>,
     pub nmi: bool,
     pub task_priority: u8,
+    /// What was written to IA32_APIC_BASE, the first CPU's.
+    pub apic_base: Option<u64>,
     pub now: Option<u64>,
     /// Called whenever a port or register is used, with its address and the
     /// interrupts that wait.
@@ -228,10 +230,11 @@ impl Environment for Devices {
     }
 
     fn msr_read(&mut self, index: u32) -> Option<u64> {
-        (index == 0x1b).then_some(0xfee0_0900)
+        (index == 0x1b).then_some(self.apic_base.unwrap_or(0xfee0_0900))
     }
 
-    fn msr_write(&mut self, index: u32, _: u64) -> bool {
+    fn msr_write(&mut self, index: u32, value: u64) -> bool {
+        self.apic_base = Some(value);
         index == 0x1b
     }
 
