@@ -146,6 +146,16 @@ static void borrower(void)
 	printf("borrower: mark %d, pidfd %d\n", mark, fcntl(pidfd, F_GETFD));
 	close(pidfd);
 	report("borrower", (pid_t)child);
+	/* One that runs beside its parent, which waits for the word. */
+	args.flags = CLONE_VM | CLONE_PARENT_SETTID | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID;
+	mark = 0;
+	parent_word = 0;
+	child_word = -1;
+	walk_ballast("setting words");
+	child = on_own_stack(&args, set_mark);
+	wait_for_end();
+	printf("beside: mark %d\n", mark);
+	report("beside", (pid_t)child);
 }
 
 static void forked(void)

@@ -94,7 +94,6 @@ fn prepare(thread: &Thread, child: &mut Thread, frame: &Frame, request: &Request
     if !request.has(CLONE_THREAD) {
         child.borrowed = true;
         child.suspends_parent = request.has(CLONE_VFORK);
-        child.clear_child_tid = 0;
         if request.has(CLONE_VFORK) {
             child.alternate_stack = thread.alternate_stack;
         }

@@ -17,6 +17,7 @@ const FUTEX_WAKE: usize = 1;
 /// `exit`: ends the calling thread.
 pub fn exit(thread: &mut Thread, code: usize) -> isize {
     if thread.borrowed {
+        clear_number(thread);
         kernel::exit_thread(code as i32);
     }
     // From here on no signal of the process may choose this thread.
@@ -35,15 +36,23 @@ pub fn exit(thread: &mut Thread, code: usize) -> isize {
     }
     let count = thread::ended();
     engine::threads(count);
+    clear_number(thread);
+    kernel::exit_thread(code as i32)
+}
+
+/// Clears the word that says that the thread, or the process that shares this
+/// memory, is there.
+fn clear_number(thread: &Thread) {
     if thread.clear_child_tid != 0 && memory::write(thread.clear_child_tid, &0u32).is_ok() {
         let _ = call!(futex, thread.clear_child_tid, FUTEX_WAKE, 1);
     }
-    kernel::exit_thread(code as i32)
 }
 
 /// `exit_group`: ends the process.
 pub fn exit_group(thread: &Thread, code: usize) -> isize {
-    if !thread.borrowed && control::is_main_process() {
+    if thread.borrowed {
+        clear_number(thread);
+    } else if control::is_main_process() {
         engine::before_exit(code as i32 & 0xff);
     }
     kernel::exit_group(code as i32)
