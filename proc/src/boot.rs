@@ -204,7 +204,11 @@ impl ControlMessage {
     }
     /// Puts a sentence in, cut where there is no room for more.
     pub fn set_text(&mut self, text: &str) {
-        let length = text.floor_char_boundary(self.text.len());
+        let room = text.len().min(self.text.len());
+        let length = (0..=room)
+            .rev()
+            .find(|at| text.is_char_boundary(*at))
+            .unwrap_or(0);
         self.text[..length].copy_from_slice(&text.as_bytes()[..length]);
     }
     /// Reads a message from a packet; `None` when its length is wrong.

@@ -291,7 +291,8 @@ fn with_modrm(instruction: &Instruction, encoding: &Encoding<'_>, mode: Mode) ->
     if matches!(instruction.mnemonic(), Lfence | Sfence | Mfence) {
         return Some(Template::Same);
     }
-    if !sse && !(is_plain_integer(instruction) && mode.model().offers(instruction)) {
+    let integer = is_plain_integer(instruction) && mode.model().offers(instruction);
+    if !sse && !integer {
         return None;
     }
     let (reg, rm) = fields(encoding, sse)?;
