@@ -292,3 +292,46 @@ fn cpuid_follows_what_the_guest_switched_on() {
     assert_eq!((state.registers[1], state.registers[0]), (832, 7));
     assert_eq!(state.xcr0, 3);
 }
+
+#[test]
+fn watchpoints_see_what_a_vector_instruction_accesses_and_no_more() {
+    type Program = fn(&mut CodeAssembler);
+    // The mask in YMM1 chooses element 5 alone, the bytes from 20 on.
+    let programs: [(Program, &[u64]); 4] = [
+        (|a| a.vmovdqu(ymmword_ptr(rbx), ymm0).unwrap(), &[0, 20, 31]),
+        (
+            |a| a.vaddps(ymm0, ymm0, ymmword_ptr(rbx)).unwrap(),
+            &[0, 20, 31],
+        ),
+        (
+            |a| a.vpmaskmovd(ymmword_ptr(rbx), ymm1, ymm0).unwrap(),
+            &[20, 23],
+        ),
+        (
+            |a| a.vpmaskmovd(ymm0, ymm1, ymmword_ptr(rbx)).unwrap(),
+            &[20, 23],
+        ),
+    ];
+    for (write, hits) in programs {
+        for byte in [0, 16, 19, 20, 23, 24, 31, 32] {
+            let expected = hits.contains(&byte) || hits.len() == 3 && byte < 32;
+            let Some(mut guest) = guest(|a| {
+                write(a);
+                a.hlt().unwrap();
+            }) else {
+                return;
+            };
+            start(&mut guest, &[(1, [0, 0, 0, 0, 0, 1 << 31, 0, 0])]);
+            let mut state = guest.cpu.save();
+            state.registers[3] = DATA;
+            state.debug[0] = DATA + byte;
+            // Enabled, for loads and stores of one byte.
+            state.debug[5] = 1 | 3 << 16 | 0x400;
+            guest.cpu.restore(&state);
+            guest.cpu.translate_after(1);
+            guest.halts();
+            let hit = guest.frame().is_some_and(|frame| frame.vector == 1);
+            assert_eq!(hit, expected, "byte {byte}");
+        }
+    }
+}
