@@ -49,7 +49,7 @@ impl Limits {
         let strangers = quarter.clamp(16, 512);
         Limits {
             strangers,
-            each_address: strangers / 4,
+            each_address: strangers / 2,
             guests: quarter.clamp(16, 1024),
         }
     }
@@ -362,12 +362,12 @@ mod tests {
         let few = Limits::for_descriptors(1024);
         assert_eq!(
             (few.strangers, few.each_address, few.guests),
-            (128, 32, 128)
+            (128, 64, 128)
         );
         let many = Limits::for_descriptors(DESCRIPTORS_WANTED);
         assert_eq!(
             (many.strangers, many.each_address, many.guests),
-            (512, 128, 1024)
+            (512, 256, 1024)
         );
     }
 }

@@ -35,6 +35,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::socket::{Backlog, listen};
 use weft_wire::channel::Channel;
 use weft_wire::handshake::{self, HandshakeError, Opening};
 use weft_wire::hello::{self, Hello};
@@ -57,6 +58,9 @@ use crate::{host, spawn, sys};
 
 /// How long aggregates may take to leave a daemon that ends.
 pub const LEAVE_BOUND: Duration = Duration::from_secs(30);
+/// Connections that wait to be accepted, where the kernel allows as many: those of
+/// strangers come in hundreds, and what does not fit tries again after a second.
+const BACKLOG: i32 = 4096;
 /// How long a peer may take for its handshake.
 const HANDSHAKE_BOUND: Duration = Duration::from_secs(5);
 
@@ -248,6 +252,10 @@ impl Daemon {
         listener
             .set_nonblocking(true)
             .map_err(system("make the listener wait with a bound"))?;
+        Backlog::new(BACKLOG)
+            .and_then(|backlog| listen(&listener, backlog))
+            .map_err(io::Error::from)
+            .map_err(system("let more connections wait"))?;
         let (end, ending) = sys::stream_pair().map_err(system("make a socket pair"))?;
         let budget = Budget::new(memory_bytes / PAGE_BYTES, config.slices);
         let shared = Shared {
