@@ -34,6 +34,8 @@ pub struct Bounds {
     pub manager: ManagerOf,
     /// Whether the migratory rule is on.
     pub migratory: bool,
+    /// Of so many stays of a migratory page one is probed.
+    pub probe_every: u8,
     /// Faults per node, over all pages.
     pub faults: u8,
     /// Whether some of the faults may be read-ahead.
@@ -68,6 +70,7 @@ impl Bounds {
             pages: 2,
             manager,
             migratory: true,
+            probe_every: 1,
             faults: 2,
             ahead: false,
             update: false,

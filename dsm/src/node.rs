@@ -48,6 +48,7 @@ pub struct Node<T> {
     pub(crate) me: NodeId,
     pub(crate) nodes: u8,
     pub(crate) migratory: bool,
+    probe_every: u8,
     manager: ManagerOf,
     modulus: Modulus,
     /// Pages that each node owns, of those managed here.
@@ -80,6 +81,7 @@ impl<T: Tables> Node<T> {
             me: config.me,
             nodes,
             migratory: config.migratory,
+            probe_every: config.probe_every,
             manager: config.manager,
             modulus: Modulus::new(u32::from(nodes)),
             owned_pages: [0; NODES_MAX],
@@ -424,6 +426,7 @@ impl<T: Tables> Node<T> {
     ) {
         let manager = self.manager_of(page);
         let remembers = self.migrates(page);
+        let probe_every = self.probe_every;
         let local = self.tables.local(page);
         let Some(pending) = local.pending() else {
             // Answered with `Lost` before, because the manager died.
@@ -439,10 +442,15 @@ impl<T: Tables> Node<T> {
             self.complete(page, sink);
             return self.arrived(page, from, false, sink);
         }
-        let access = match (right, pending) {
+        let mut access = match (right, pending) {
             (Right::Shared, _) | (Right::Exclusive, Access::Read) => Access::Read,
             (Right::Exclusive, Access::Write) => Access::Write,
         };
+        if !migratory {
+            local.distrust();
+        } else if content == Content::Bytes && !local.is_probed(probe_every) {
+            access = Access::Write;
+        }
         if content == Content::Held {
             if !local.present() || access == Access::Read {
                 return self.violation(page, from, "data without content, and no copy here", sink);

@@ -148,6 +148,7 @@ impl Simulation {
         let node = |index: usize| {
             let mut config = Config::new(NodeId(index as u8), scenario.nodes, scenario.manager);
             config.migratory = scenario.migratory;
+            config.probe_every = scenario.probe_every;
             config.budgets_pages = [scenario.budget_pages; crate::NODES_MAX];
             Node::new(&config, tables.clone())
         };

@@ -59,7 +59,8 @@ pub struct Local {
     flags: u8,
     pending: u8,
     pub(crate) generation: u8,
-    reserved: u8,
+    /// Stays since the last that began write-protected: see [`Local::is_probed`].
+    trusted: u8,
 }
 
 const _: () = assert!(size_of::<Local>() == 4);
@@ -150,6 +151,18 @@ impl Local {
     pub(crate) fn set_migratory(&mut self, on: bool) {
         self.flag(MIGRATORY, on && !self.settled());
     }
+    /// A page that moves from reader to reader begins a stay. Whether it begins
+    /// write-protected, to learn whether it is still written: the first stay, and
+    /// one of `every` after that.
+    pub(crate) fn is_probed(&mut self, every: u8) -> bool {
+        let probed = self.trusted == 0;
+        self.trusted = (self.trusted + 1) % every.max(1);
+        probed
+    }
+    /// The page is not one that moves from reader to reader (any more).
+    pub(crate) fn distrust(&mut self) {
+        self.trusted = 0;
+    }
     pub(crate) fn settle(&mut self) {
         self.flag(SETTLED, true);
         self.flag(MIGRATORY, false);
@@ -197,7 +210,7 @@ impl Local {
     }
     /// For state encodings outside of the core.
     pub const fn bits(self) -> u32 {
-        u32::from_le_bytes([self.flags, self.pending, self.generation, self.reserved])
+        u32::from_le_bytes([self.flags, self.pending, self.generation, self.trusted])
     }
 }
 

@@ -108,6 +108,10 @@ pub struct Config {
     /// Whether a page that is read and then written by one node after another
     /// moves at the read already.
     pub migratory: bool,
+    /// Of so many stays of such a page one begins write-protected, and tells
+    /// whether the page is still written; in the others the first write is not
+    /// noticed. 1: all do.
+    pub probe_every: u8,
     /// Pages each node may own of those managed *here*; `u32::MAX` for no
     /// limit, 0 for a node that takes no pushed page. Only pushes respect it:
     /// the engine evicts in time, the protocol never refuses a fault for room.
@@ -122,6 +126,7 @@ impl Config {
             nodes,
             manager,
             migratory: true,
+            probe_every: 1,
             budgets_pages: [u32::MAX; NODES_MAX],
         }
     }

@@ -13,6 +13,7 @@ fn bounds(nodes: usize, pages: usize, faults: u8, evictions: u8) -> Bounds {
         pages,
         manager: HOME,
         migratory: true,
+        probe_every: 1,
         faults,
         ahead: false,
         update: false,
@@ -61,6 +62,31 @@ fn two_nodes_one_page() {
         ..large
     };
     holds("2x1, not migratory", plain);
+}
+
+/// Pages that move from reader to reader, and are not probed each time.
+#[test]
+fn most_stays_are_trusted() {
+    let trusted = |bounds: Bounds| Bounds {
+        probe_every: 2,
+        ..bounds
+    };
+    let ahead = Bounds {
+        ahead: true,
+        ..bounds(2, 1, 4, 1)
+    };
+    holds("2x1, trusted, ahead", trusted(ahead));
+    let discard = Bounds {
+        discards: 1,
+        ..bounds(2, 1, 4, 0)
+    };
+    holds("2x1, trusted, discard", trusted(discard));
+    let loss = Bounds {
+        losses: 1,
+        ..bounds(2, 1, 3, 1)
+    };
+    holds("2x1, trusted, loss", trusted(loss));
+    holds("3x1, trusted", trusted(bounds(3, 1, 3, 0)));
 }
 
 #[test]

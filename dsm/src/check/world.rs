@@ -107,6 +107,7 @@ impl World {
             let me = NodeId(index.min(bounds.nodes - 1) as u8);
             let mut config = Config::new(me, bounds.nodes as u8, bounds.manager);
             config.migratory = bounds.migratory;
+            config.probe_every = bounds.probe_every;
             Node::new(&config, tables)
         };
         World {

@@ -147,6 +147,49 @@ fn a_settled_page_stays() {
     }
 }
 
+/// Of the stays of a page that moves from reader to reader the first, and one in
+/// `probe_every` after it, begin write-protected; the count begins anew when the
+/// page comes as another kind of page.
+#[test]
+fn most_stays_of_a_migratory_page_are_not_probed() {
+    let mut config = Config::new(NodeId(0), 2, ManagerOf::Fixed(NodeId(0)));
+    config.probe_every = 3;
+    let mut node = Node::new(&config, MapTables::default());
+    let page = Page(3);
+    step(&mut node, fault(page, Access::Write));
+    let mut is_probed = |access, migratory| {
+        step(&mut node, Event::Evict { page, to: None });
+        assert!(!node.tables.local(page).present());
+        step(&mut node, fault(page, access));
+        let body = Body::Data {
+            right: Right::Exclusive,
+            content: Content::Bytes,
+            migratory,
+        };
+        let message = Message {
+            page,
+            generation: 0,
+            body,
+        };
+        let from = NodeId(1);
+        let actions = step(&mut node, Event::Message { from, message });
+        let probed = !node.tables.local(page).written();
+        let access = if probed { Access::Read } else { Access::Write };
+        let content = Content::Bytes;
+        let install = Action::Install {
+            page,
+            access,
+            content,
+        };
+        assert!(actions.contains(&install));
+        probed
+    };
+    let stays: Vec<bool> = (0..7).map(|_| is_probed(Access::Read, true)).collect();
+    assert_eq!(stays, [true, false, false, true, false, false, true]);
+    assert!(!is_probed(Access::Write, false));
+    assert!(is_probed(Access::Read, true));
+}
+
 /// A manager that has a page sent to its owner would have it send to itself.
 #[test]
 fn no_page_is_sent_to_the_node_that_has_it() {

@@ -41,6 +41,8 @@ pub struct Scenario {
     pub manager: ManagerOf,
     /// The migratory rule.
     pub migratory: bool,
+    /// Of so many stays of a migratory page one is probed.
+    pub probe_every: u8,
     /// Steps in which the program runs.
     pub steps: u32,
     /// Pages that each node may own before pushes to it stop.
@@ -76,6 +78,7 @@ impl Scenario {
             pages,
             manager: ranges(seed, nodes, pages).unwrap_or(manager),
             migratory: random.per_mille(700),
+            probe_every: probe_every(seed),
             steps: 200 + random.below(1200) as u32,
             budget_pages: match random.below(4) {
                 0 => u32::MAX,
@@ -97,6 +100,15 @@ impl Scenario {
             writes: random.below(1000),
             updated: updated(seed),
         }
+    }
+}
+
+/// One seed in two probes every stay. From a sequence of its own, as below.
+fn probe_every(seed: u64) -> u8 {
+    let mut random = Random::new(seed ^ 0x9E0B_E000);
+    match random.per_mille(500) {
+        true => 1,
+        false => 2 + random.below(7) as u8,
     }
 }
 
