@@ -3,8 +3,10 @@
 //! Spinning saves the wake-up (10 to 50 µs) when the answer is near and a core
 //! is free; it is poison when the peer needs this very core. So: a spin that
 //! found nothing doubles the number of waits that go straight to sleep (up to
-//! [`SKIP_MAX`]); one that found something ends the penalty. A blocked wait that
-//! was short counts for more, because then an answer may be near again.
+//! [`SKIP_MAX`]); one that found something halves it. A blocked wait that was
+//! short counts for more, because then an answer may be near again. A spin during
+//! which the processor was taken away says that others want it, among them
+//! perhaps the peer: then the next [`SKIP_MAX`] waits sleep at once.
 
 use crate::sys;
 
@@ -53,17 +55,32 @@ impl Spinner {
             return None;
         }
         let start = sys::ticks();
+        let mut last = start;
+        let mut taken_away = false;
         loop {
-            if let Some(answer) = ready() {
-                self.penalty = 0;
-                return Some(answer);
+            let answer = ready();
+            let now = sys::ticks();
+            // Between two looks there is no work that takes so long.
+            taken_away |= now.wrapping_sub(last) >= self.limit_ticks;
+            last = now;
+            if answer.is_none() && now.wrapping_sub(start) < self.limit_ticks {
+                core::hint::spin_loop();
+                continue;
             }
-            if sys::ticks().wrapping_sub(start) >= self.limit_ticks {
-                self.penalty = (self.penalty * 2 + 1).min(SKIP_MAX);
-                self.skip = self.penalty;
-                return None;
-            }
-            core::hint::spin_loop();
+            self.learn(answer.is_some(), taken_away);
+            return answer;
+        }
+    }
+
+    fn learn(&mut self, found: bool, taken_away: bool) {
+        if taken_away {
+            self.penalty = SKIP_MAX;
+            self.skip = SKIP_MAX;
+        } else if found {
+            self.penalty /= 2;
+        } else {
+            self.penalty = (self.penalty * 2 + 1).min(SKIP_MAX);
+            self.skip = self.penalty;
         }
     }
 
@@ -106,11 +123,40 @@ mod tests {
         assert!((8..=16).contains(&tries), "{tries} tries of 1000");
     }
 
+    /// Long enough that nothing between two looks takes that time by itself.
+    const LONG_NS: u64 = 1_000_000_000;
+
     #[test]
     fn a_fruitful_spin_is_tried_every_time() {
-        let mut spinner = Spinner::new(1000);
+        let mut spinner = Spinner::new(LONG_NS);
         for _ in 0..100 {
             assert_eq!(spinner.spin(u64::MAX >> 1, || Some(7)), Some(7));
         }
+    }
+
+    /// Whether the next wait spins.
+    fn tries(spinner: &mut Spinner) -> bool {
+        spinner.spin(u64::MAX >> 1, || Some(7)).is_some()
+    }
+
+    #[test]
+    fn a_processor_that_is_taken_away_is_not_waited_on() {
+        let mut spinner = Spinner::new(LONG_NS);
+        spinner.learn(true, true);
+        let skipped = (0..1000).take_while(|_| !tries(&mut spinner)).count();
+        assert_eq!(skipped, SKIP_MAX as usize);
+        assert!(tries(&mut spinner));
+    }
+
+    #[test]
+    fn one_success_does_not_forgive_all() {
+        let mut spinner = Spinner::new(LONG_NS);
+        for _ in 0..4 {
+            spinner.learn(false, false);
+        }
+        spinner.skip = 0;
+        assert!(tries(&mut spinner));
+        spinner.learn(false, false);
+        assert_eq!(spinner.skip, 15, "half of fifteen, doubled");
     }
 }
