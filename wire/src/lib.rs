@@ -38,7 +38,7 @@ mod sys;
 
 pub use error::LinkError;
 pub use frame::{FrameError, Header, MAX_PAYLOAD};
-pub use link::{Frame, Link, LinkConfig, LinkKind, Received, Wake, wait_any};
+pub use link::{FRAMES_MAX, Frame, Link, LinkConfig, LinkKind, Received, Wake, wait_any};
 
 /// Version of everything this crate puts on a wire: frames, records, rings,
 /// handshake and hello. Peers must agree exactly.

@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 use weft_wire::frame::MAX_PAYLOAD;
 use weft_wire::seal::{LENGTH_BYTES, RECORD_MAX, Sealer};
-use weft_wire::{FrameError, Header, LinkError, LinkKind, Received, Wake, wait_any};
+use weft_wire::{FRAMES_MAX, FrameError, Header, LinkError, LinkKind, Received, Wake, wait_any};
 
 const PATIENCE_NS: u64 = 10_000_000_000;
 
@@ -51,6 +51,45 @@ fn ping_pong() {
         echo.join().unwrap();
         let end = near.link.receive(PATIENCE_NS).map(|_| ());
         assert_eq!(end, Err(LinkError::Closed), "{kind:?}");
+    }
+}
+
+/// Frames that are sent together arrive one by one, with and without payload.
+#[test]
+fn frames_that_go_together() {
+    for kind in Kind::ALL {
+        let (mut near, mut far) = pair(kind);
+        let payloads: Vec<Vec<u8>> = (0..FRAMES_MAX)
+            .map(|index| pattern(index as u64, index * 900))
+            .collect();
+        let frames: Vec<(Header, &[u8])> = payloads
+            .iter()
+            .zip(0..)
+            .map(|(payload, index)| (header(1, index), &payload[..]))
+            .collect();
+        let sender = std::thread::spawn({
+            let frames: Vec<_> = frames.iter().map(|(h, p)| (*h, p.to_vec())).collect();
+            move || {
+                let frames: Vec<_> = frames.iter().map(|(h, p)| (*h, &p[..])).collect();
+                for _ in 0..20 {
+                    near.link.send_frames(&frames).unwrap();
+                }
+                near
+            }
+        });
+        for _ in 0..20 {
+            for (header, payload) in &frames {
+                let frame = far.link.receive(PATIENCE_NS).unwrap().expect("a frame");
+                assert_eq!(frame.header.words[0], header.words[0], "{kind:?}");
+                assert!(frame.payload == *payload, "{kind:?}: payload differs");
+            }
+        }
+        let mut near = sender.join().unwrap();
+        let many = vec![(header(1, 0), &[][..]); FRAMES_MAX + 1];
+        assert!(near.link.send_frames(&many).is_err(), "{kind:?}");
+        near.link.send(&header(1, 7), &[]).unwrap();
+        let frame = far.link.receive(PATIENCE_NS).unwrap().expect("a frame");
+        assert_eq!(frame.header.words[0], 7, "a refusal does not end the link");
     }
 }
 

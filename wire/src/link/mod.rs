@@ -20,6 +20,7 @@ mod send;
 mod spin;
 mod wait;
 
+pub use send::FRAMES_MAX;
 pub use wait::{Wake, wait_any};
 
 use crate::error::{Class, class};

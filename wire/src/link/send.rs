@@ -4,12 +4,15 @@
 use super::{Filled, Link, Sealing, Transport};
 use crate::LinkError;
 use crate::error::{Class, class};
-use crate::frame::{Header, MAX_PAYLOAD};
+use crate::frame::{HEADER_BYTES, Header, MAX_PAYLOAD};
 use crate::seal::{LENGTH_BYTES, RECORD_PLAIN_MAX};
 use crate::sys::{self, IoVec, PollFd};
 
 /// Parts that one system call gathers: a header, 64 pages and a few more.
 const GATHER_MAX: usize = 72;
+/// Frames that go out together: as many as one system call gathers with their
+/// payloads.
+pub const FRAMES_MAX: usize = GATHER_MAX / 2;
 /// Bytes put into a ring before the peer is shown them, so that it can start.
 const PUBLISH_BYTES: usize = 64 << 10;
 
@@ -27,21 +30,43 @@ impl Link {
         if length > MAX_PAYLOAD {
             return Err(LinkError::TooLong { length });
         }
+        let head = encode(header, length);
+        self.send_parts(core::iter::once(&head[..]).chain(parts.iter().copied()))
+    }
+
+    /// As [`Link::send`] for several frames, each with its payload, in order: one
+    /// system call or one look of the peer serves for all, as far as it goes.
+    ///
+    /// # Errors
+    /// As [`Link::send`]. None has been sent when a payload is too long, or when
+    /// there are more than [`FRAMES_MAX`].
+    pub fn send_frames(&mut self, frames: &[(Header, &[u8])]) -> Result<(), LinkError> {
+        let longest = frames.iter().map(|(_, payload)| payload.len()).max();
+        if let Some(length) = longest.filter(|&length| length > MAX_PAYLOAD) {
+            return Err(LinkError::TooLong { length });
+        }
+        let mut heads = [[0; HEADER_BYTES]; FRAMES_MAX];
+        let Some(heads) = heads.get_mut(..frames.len()) else {
+            return Err(LinkError::Configuration("too many frames at once"));
+        };
+        for (head, (header, payload)) in heads.iter_mut().zip(frames) {
+            *head = encode(header, payload.len());
+        }
+        let parts = heads.iter().zip(frames);
+        self.send_parts(parts.flat_map(|(head, (_, payload))| [&head[..], payload]))
+    }
+
+    fn send_parts<'a>(&mut self, parts: impl Iterator<Item = &'a [u8]>) -> Result<(), LinkError> {
         if let Some(error) = self.ended {
             return Err(error);
         }
         if self.end_of_stream {
             return Err(LinkError::Closed);
         }
-        let header = Header {
-            length: length as u32,
-            ..*header
-        };
-        let head = header.encode();
         let sent = match self.transport {
-            Transport::Stream { fd } => self.send_clear(fd, &head, parts),
-            Transport::Sealed { fd, .. } => self.send_sealed(fd, &head, parts),
-            Transport::Ring { .. } => self.send_ring(&head, parts),
+            Transport::Stream { fd } => self.send_clear(fd, parts),
+            Transport::Sealed { fd, .. } => self.send_sealed(fd, parts),
+            Transport::Ring { .. } => self.send_ring(parts),
         };
         match sent {
             // What the peer sent before it went is still to be received, so
@@ -55,14 +80,15 @@ impl Link {
         }
     }
 
-    fn send_clear(&mut self, fd: i32, head: &[u8], parts: &[&[u8]]) -> Result<(), LinkError> {
-        let mut rest = core::iter::once(head)
-            .chain(parts.iter().copied())
-            .filter(|part| !part.is_empty())
-            .map(|part| IoVec {
-                base: part.as_ptr(),
-                length: part.len(),
-            });
+    fn send_clear<'a>(
+        &mut self,
+        fd: i32,
+        parts: impl Iterator<Item = &'a [u8]>,
+    ) -> Result<(), LinkError> {
+        let mut rest = parts.filter(|part| !part.is_empty()).map(|part| IoVec {
+            base: part.as_ptr(),
+            length: part.len(),
+        });
         let mut gathered = [IoVec {
             base: core::ptr::null(),
             length: 0,
@@ -82,10 +108,14 @@ impl Link {
         }
     }
 
-    fn send_sealed(&mut self, fd: i32, head: &[u8], parts: &[&[u8]]) -> Result<(), LinkError> {
+    fn send_sealed<'a>(
+        &mut self,
+        fd: i32,
+        parts: impl Iterator<Item = &'a [u8]>,
+    ) -> Result<(), LinkError> {
         let mut patience = Patience::new(self.lease_ms);
         let mut filled = 0;
-        for mut part in core::iter::once(head).chain(parts.iter().copied()) {
+        for mut part in parts {
             while !part.is_empty() {
                 let count = part.len().min(RECORD_PLAIN_MAX - filled);
                 let at = LENGTH_BYTES + filled;
@@ -157,10 +187,10 @@ impl Link {
         Ok(())
     }
 
-    fn send_ring(&mut self, head: &[u8], parts: &[&[u8]]) -> Result<(), LinkError> {
+    fn send_ring<'a>(&mut self, parts: impl Iterator<Item = &'a [u8]>) -> Result<(), LinkError> {
         let mut patience = Patience::new(self.lease_ms);
         let mut unpublished = 0;
-        for mut part in core::iter::once(head).chain(parts.iter().copied()) {
+        for mut part in parts {
             while !part.is_empty() {
                 let Transport::Ring { rings, .. } = &mut self.transport else {
                     return Ok(());
@@ -248,6 +278,11 @@ impl Link {
         self.silence_bell(bell)?;
         Ok(())
     }
+}
+
+fn encode(header: &Header, length: usize) -> [u8; HEADER_BYTES] {
+    let length = length as u32;
+    Header { length, ..*header }.encode()
 }
 
 /// Drops the first `count` bytes of the parts.
