@@ -46,6 +46,9 @@ fn start(thread: &mut Thread, frame: &Frame, request: &Request) -> Result<isize>
     if shares_process {
         engine::threads(thread::started());
     }
+    if !request.has(CLONE_VFORK) {
+        engine::shares_memory();
+    }
     let low = child.stack_low();
     let choice = Choice {
         stack: [low, child.stack_top() - STACK_MARGIN - low],

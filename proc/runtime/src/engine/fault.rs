@@ -1,5 +1,4 @@
-//! One fault: is it ours, is the page here after all, jump or pull, read ahead,
-//! make room.
+//! One fault: is it ours, is the page here after all, jump or pull, read ahead.
 //!
 //! What a touch of a region means on a node:
 //!
@@ -12,7 +11,7 @@
 //! A protection that forbids the access is the program's own affair: at home the
 //! signal is native, elsewhere the execution goes home to get it.
 
-use weft_dsm::{Access, CHUNK_PAGES, Event, Local, Page, Phase, State};
+use weft_dsm::{Access, Local, State};
 use weft_proc::boot::MAX_NODES;
 use weft_proc::layout::{Kind, PROT_READ, PROT_WRITE, Region};
 use weft_proc::policy::Decision;
@@ -24,12 +23,6 @@ use super::tables::page_of;
 
 /// First touches, or first writes, done at once in a stream of them, at most.
 pub const TOUCHES_MAX: u64 = 16;
-/// Smallest and largest number of pages that leave together.
-const EVICT_MIN: u64 = 16;
-const EVICT_MAX: u64 = CHUNK_PAGES;
-/// Rounds of choosing victims before the node counts as full of busy pages.
-const EVICT_ROUNDS: usize = 64;
-
 /// How a fault ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
@@ -101,6 +94,8 @@ impl Engine {
         if remote && !local.present() {
             self.io.flush();
             self.read_ahead(page, region);
+            self.settle();
+            self.make_room_ahead();
         } else if self.io.resolved {
             self.touch_ahead(page, access, local, region);
         }
@@ -209,151 +204,6 @@ impl Engine {
             if alike {
                 self.ask(next, access, false);
             }
-        }
-    }
-
-    /// Pages that leave together.
-    fn eviction_run(&self) -> u64 {
-        (self.budget_pages() / 64).clamp(EVICT_MIN, EVICT_MAX)
-    }
-
-    /// Sends pages away until the budget holds again.
-    pub fn make_room(&mut self) {
-        let budget = self.budget_pages();
-        let mut rounds = 0;
-        while self.io.resident_pages + self.requests > budget {
-            rounds += 1;
-            let goal = self.io.resident_pages + self.requests - budget;
-            let run = self.eviction_run().max(goal.min(EVICT_MAX));
-            if !self.evict_some(run) && rounds > EVICT_ROUNDS {
-                return;
-            }
-        }
-    }
-
-    /// Sends up to `run` pages of the coldest chunks away; false when none left.
-    fn evict_some(&mut self, run: u64) -> bool {
-        self.io.left = 0;
-        self.io.no_room = false;
-        let mut chosen = [0u64; EVICT_MAX as usize];
-        let mut count = 0;
-        while count == 0 {
-            let Some(chunk) = self.working_set.coldest(|_| true) else {
-                return false;
-            };
-            count = self.choose(chunk, run as usize, &mut chosen);
-            if count == 0 && !self.forget_if_empty(chunk) {
-                break;
-            }
-        }
-        if count == 0 {
-            // The coldest has pages that cannot leave now: the coldest of those
-            // that have some that can.
-            let warmer = self
-                .working_set
-                .coldest(|chunk| self.pages_of(chunk).any(|page| self.may_leave(page)));
-            let Some(chunk) = warmer else {
-                return false;
-            };
-            count = self.choose(chunk, run as usize, &mut chosen);
-        }
-        for &page in &chosen[..count] {
-            self.step(Event::Evict {
-                page: Page(page),
-                to: None,
-            });
-        }
-        self.settle();
-        let chosen = &chosen[..count];
-        self.wait_until("room on another node", |engine| {
-            chosen.iter().all(|&page| engine.has_settled(page))
-        });
-        if self.io.no_room && self.io.left == 0 && !self.drop_copies(run) {
-            self.no_room();
-        }
-        self.io.left > 0
-    }
-
-    /// Gives up copies of pages that others own, wherever they are; false when
-    /// there are none. For when no node has room for more than it owns.
-    fn drop_copies(&mut self, run: u64) -> bool {
-        self.io.left = 0;
-        for index in 0..self.working_set.len() {
-            let first = self.working_set.chunk(index) * CHUNK_PAGES;
-            for page in first..first + CHUNK_PAGES {
-                let local = self.tables.look(page);
-                if local.evictable() && !local.owner() && page != self.io.awaited {
-                    self.step(Event::Evict {
-                        page: Page(page),
-                        to: None,
-                    });
-                }
-            }
-            self.settle();
-            if self.io.left >= run {
-                break;
-            }
-        }
-        self.io.left > 0
-    }
-
-    /// Whether no eviction of the page is under way: neither an offer of this
-    /// node's nor, at home, an ownership that is moving.
-    fn has_settled(&self, page: u64) -> bool {
-        let moving = self.is_home() && self.tables.look_entry(page).phase() != Phase::Idle;
-        !moving && !self.tables.look(page).offered()
-    }
-
-    fn pages_of(&self, chunk: u64) -> core::ops::Range<u64> {
-        let first = chunk * CHUNK_PAGES;
-        first..first + CHUNK_PAGES
-    }
-
-    /// Takes a chunk off the list when nothing of it is here; false otherwise.
-    fn forget_if_empty(&mut self, chunk: u64) -> bool {
-        let empty = !self
-            .pages_of(chunk)
-            .any(|page| self.tables.look(page).present());
-        if empty {
-            self.working_set.forget(chunk);
-        }
-        empty
-    }
-
-    fn may_leave(&self, page: u64) -> bool {
-        self.tables.look(page).evictable() && page != self.io.awaited && !self.is_native(page)
-    }
-
-    /// The pages of a chunk that may leave, read-only copies first.
-    fn choose(&mut self, chunk: u64, run: usize, chosen: &mut [u64]) -> usize {
-        let mut count = 0;
-        for copies in [true, false] {
-            for page in self.pages_of(chunk) {
-                let wanted = self.tables.look(page).owner() != copies && self.may_leave(page);
-                if wanted && count < run.min(chosen.len()) {
-                    chosen[count] = page;
-                    count += 1;
-                }
-            }
-        }
-        count
-    }
-
-    /// Home: a page of a file, which the kernel keeps.
-    fn is_native(&self, page: u64) -> bool {
-        self.is_home()
-            && self
-                .io
-                .layout
-                .lookup(page * 4096)
-                .is_some_and(|r| r.kind == Kind::FileReadOnly)
-    }
-
-    /// A serving node over its budget gives up read-only copies, which costs
-    /// nobody anything.
-    pub fn trim_copies(&mut self) {
-        if self.io.resident_pages > self.budget_pages() {
-            self.drop_copies(self.io.resident_pages - self.budget_pages());
         }
     }
 }

@@ -118,6 +118,8 @@ fn install_fetched() {
 
 impl Engine {
     fn fetch_for_child(&mut self) -> bool {
+        // What is offered may go while the others are asked.
+        self.finish_offers();
         // What moves between two other nodes is at neither for a moment.
         if self.nodes > 2 {
             self.each_anonymous(0, LIMIT, Engine::finish_transfers);

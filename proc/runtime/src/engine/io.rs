@@ -21,6 +21,9 @@ use weft_proc::layout::{Kind, Layout, PROT_READ};
 use weft_proc::stats::{NodeStats, add};
 use weft_wire::{Link, LinkError};
 
+use super::leaving::Leaving;
+use super::others_run;
+
 use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering;
 
@@ -115,6 +118,8 @@ pub struct Io {
     pub failure: Option<Failure>,
     /// Page bytes of the frame being handled.
     pub arrived: Option<Arrived>,
+    /// Pages that were given up, and are still here.
+    leaving: Leaving,
     memory: Option<Run<Change>>,
     frames: Option<Run<(usize, Message)>>,
 }
@@ -148,6 +153,7 @@ impl Io {
             source: 0,
             failure: None,
             arrived: None,
+            leaving: Leaving::new(),
             memory: None,
             frames: None,
         }
@@ -157,6 +163,7 @@ impl Io {
     pub fn flush(&mut self) {
         self.flush_memory();
         self.flush_frames();
+        self.flush_leaving();
     }
 
     fn fail(&mut self, failure: Failure) {
@@ -254,10 +261,8 @@ impl Io {
     }
 
     fn transmit(&mut self, to: usize, first: Message, count: u64, parts: &[&[u8]]) {
-        let header = message::encode(&Frames {
-            first,
-            count: count as u16,
-        });
+        self.flush_leaving();
+        let header = encode(first, count);
         let Some(link) = &mut self.links[to] else {
             // A node that left: nobody waits for this.
             return;
@@ -274,6 +279,9 @@ impl Io {
         let (first, count) = (run.first, run.count);
         let start = first as usize * PAGE_BYTES;
         let pages = count as usize;
+        if !matches!(run.what, Change::Give { .. }) {
+            self.flush_leaving();
+        }
         match run.what {
             Change::Install { access, content } => self.install(first, pages, access, content),
             Change::Allow => {
@@ -342,8 +350,10 @@ impl Io {
             Body::Data { content, .. } | Body::Push { content, .. } => content,
             _ => Content::Held,
         };
-        let stops_writes =
-            keep == Keep::Shared || keep == Keep::Nothing && content == Content::Bytes;
+        // What leaves altogether is dropped before the program goes on: only
+        // somebody who runs meanwhile could write to it.
+        let stops_writes = keep == Keep::Shared
+            || keep == Keep::Nothing && content == Content::Bytes && others_run();
         if stops_writes && !native {
             let done = self.space.protect(start, pages);
             self.check("protect", first, done);
@@ -351,6 +361,10 @@ impl Io {
         let readable = region.is_some_and(|r| {
             r.prot & PROT_READ != 0 && r.end >= (start + pages * PAGE_BYTES) as u64
         });
+        let pushed = matches!(message.body, Body::Push { .. });
+        if pushed && content == Content::Bytes && keep == Keep::Nothing && readable && !native {
+            return self.leave(first, count, to, message);
+        }
         if content == Content::Bytes {
             let length = pages * PAGE_BYTES;
             let bytes = if readable && !native {
@@ -364,7 +378,6 @@ impl Io {
         } else {
             self.transmit(to, message, count, &[]);
         }
-        let pushed = matches!(message.body, Body::Push { .. });
         if keep == Keep::Nothing {
             let done = self.space.drop(start, pages);
             self.check("drop", first, done);
@@ -375,6 +388,36 @@ impl Io {
             add(&self.stats.pushes, count);
         } else {
             add(&self.stats.gives, count);
+        }
+    }
+
+    /// A run that leaves together with others.
+    fn leave(&mut self, first: u64, count: u64, to: usize, message: Message) {
+        if !self.leaving.takes(to, count) {
+            self.flush_leaving();
+        }
+        self.leaving.add(to, first, count, &encode(message, count));
+    }
+
+    /// Sends what is leaving, and drops it.
+    fn flush_leaving(&mut self) {
+        if self.leaving.is_empty() {
+            return;
+        }
+        let to = self.leaving.to();
+        if let Some(link) = &mut self.links[to] {
+            // SAFETY: the protocol said that these pages are here, and nothing
+            // was done to memory since; their regions allow reading.
+            if let Err(error) = unsafe { self.leaving.send(link) } {
+                self.fail(Failure::Link(to, error));
+            }
+        }
+        while let Some((first, count)) = self.leaving.pop() {
+            let done = self.space.drop(first as usize * PAGE_BYTES, count as usize);
+            self.check("drop", first, done);
+            self.count_resident(-(count as i64));
+            self.left += count;
+            add(&self.stats.pushes, count);
         }
     }
 
@@ -408,6 +451,14 @@ impl Io {
             let _ = call!(mprotect, address, PAGE_BYTES, protection);
         }
     }
+}
+
+/// The header of a run of messages.
+fn encode(first: Message, count: u64) -> weft_wire::Header {
+    message::encode(&Frames {
+        first,
+        count: count as u16,
+    })
 }
 
 fn same_message(a: &Message, b: &Message) -> bool {

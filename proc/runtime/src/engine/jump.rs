@@ -86,6 +86,7 @@ pub fn has_just_arrived(frame: &Frame) -> bool {
 impl Engine {
     /// Everything up to the moment when the other node executes.
     fn depart(&mut self, frame: &Frame, node: usize) {
+        self.finish_offers();
         self.push_stack(frame.registers.rsp, node);
         let context = context();
         context.save(frame);

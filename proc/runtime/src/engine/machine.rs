@@ -22,13 +22,22 @@ use weft_proc::message::Message;
 use weft_proc::policy::Policy;
 use weft_wire::{Header, LinkError, Received, Wake, wait_any};
 
+use super::clock;
 use super::fault::TOUCHES_MAX;
 use super::io::{Arrived, Failure, Io};
+use super::room::{Drain, Offers};
 use super::tables::FlatTables;
 use super::working_set::WorkingSet;
 use crate::lock::Lock;
 use crate::{control, kernel, log};
 use weft_dsm::read_ahead::Streams;
+
+/// Of so many stays of a page that is read and then written by one node after
+/// another, one begins write-protected. Each of these costs a fault, which takes
+/// a third as long as the pull itself; what it tells (that the page is not
+/// written any more, and may be shared again) is worth little while it has one
+/// visitor.
+const PROBE_EVERY: u8 = 8;
 
 /// The engine of this process; none while alone.
 pub static ENGINE: Lock<Option<Engine>> = Lock::new(None);
@@ -55,6 +64,10 @@ pub struct Engine {
     pub streams: Streams,
     /// What is here, by age.
     pub working_set: WorkingSet,
+    /// Where pages leave to make room.
+    pub drain: Drain,
+    /// Offers of pages that nobody has waited for.
+    pub offers: Offers,
     /// Requests under way: pages that will be here soon.
     pub requests: u64,
     /// Ticks when the program was last let go.
@@ -102,6 +115,7 @@ impl Engine {
         for (budget, pages) in config.budgets_pages.iter_mut().zip(boot.budget_pages) {
             *budget = u32::try_from(pages).unwrap_or(u32::MAX);
         }
+        config.probe_every = PROBE_EVERY;
         let budget = boot.budget_pages[me];
         let window_max = u64::from(boot.read_ahead_pages).min(budget / 32);
         Ok(Engine {
@@ -114,8 +128,10 @@ impl Engine {
             policy: Policy::new(boot.jump, boot.jump_threshold),
             streams: Streams::new(window_max),
             working_set: WorkingSet::new()?,
+            drain: Drain::default(),
+            offers: Offers::new(),
             requests: 0,
-            left_at: super::clock::now(),
+            left_at: clock::now(),
             departed_at: 0,
             pull_ticks: 0,
             away: None,
@@ -366,8 +382,8 @@ impl Engine {
             }
             Message::Sync if from == 0 => self.io.send(0, &Message::Synced.header(0), &[]),
             Message::Arrived => {
-                let took = super::clock::now() - self.departed_at;
-                self.io.stats.jump_ns.record(super::clock::ns(took));
+                let took = clock::now() - self.departed_at;
+                self.io.stats.jump_ns.record(clock::ns(took));
             }
             Message::Synced if self.is_home() => self.synced(from),
             Message::Ping { length } => {

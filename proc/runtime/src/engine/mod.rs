@@ -4,13 +4,14 @@
 //! what an unstretched program gets from it.
 //!
 //! - [`machine`]: the engine's state and the loop that everything waits in
-//! - [`fault`]: one fault, and making room
+//! - [`fault`]: one fault
+//! - [`room`]: what leaves when the budget is full
 //! - [`jump`]: moving the execution, and serving while it is elsewhere
 //! - [`calls`]: system calls of a stretched program
 //! - [`layout`]: the same mappings on every node
 //! - [`start`]: stretching a program; a slice's life
 //! - [`beat`], [`patience`]: how silence is told from a stop
-//! - [`fork`], [`leave`], [`confine`], [`io`], [`tables`],
+//! - [`fork`], [`leave`], [`confine`], [`io`], [`leaving`], [`tables`],
 //!   [`working_set`], [`clock`]: what their names say
 //!
 //! Lock order: the address space ([`crate::space`]), then the engine. A thread
@@ -27,13 +28,15 @@ mod io;
 mod jump;
 mod layout;
 mod leave;
+mod leaving;
 mod machine;
 mod patience;
+mod room;
 mod start;
 mod tables;
 mod working_set;
 
-use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use weft_dsm::Access;
 use weft_proc::boot::{Boot, ROLE_HOME};
@@ -50,6 +53,8 @@ use machine::{ENGINE, Engine, STRETCHED};
 
 static BOOT: AtomicPtr<Boot> = AtomicPtr::new(core::ptr::null_mut());
 static THREADS: AtomicUsize = AtomicUsize::new(1);
+/// Whether anybody ever ran in this memory beside the main thread.
+static OTHERS: AtomicBool = AtomicBool::new(false);
 
 fn boot() -> Option<&'static Boot> {
     // SAFETY: set once, to a structure that lives as long as the process.
@@ -315,6 +320,17 @@ pub fn threads(count: usize) {
     if let Some(shared) = control::shared() {
         shared.stats.threads.store(count as u32, Ordering::Relaxed);
     }
+}
+
+/// From now on somebody may run in this memory at the same time as the caller: a
+/// thread, or another process that shares it (but for `vfork`, which waits).
+pub fn shares_memory() {
+    OTHERS.store(true, Ordering::Release);
+}
+
+/// Whether somebody may be running in this memory beside the caller.
+fn others_run() -> bool {
+    OTHERS.load(Ordering::Acquire)
 }
 
 /// Hash of the vdso that lies at [`space::VDSO`] here; 0: none does.

@@ -1,0 +1,95 @@
+//! Runs of pages that leave for one node with one system call.
+//!
+//! The pages of a working set that does not fit lie here and there, so most runs
+//! are short, and a system call for each costs more than its pages. What is
+//! added is sent and dropped before anything else is sent or changed
+//! ([`super::io`]): nobody can tell it from one run after the other.
+
+use weft_dsm::PAGE_BYTES;
+use weft_wire::{FRAMES_MAX, Header, Link, LinkError};
+
+/// Pages that leave together, at most: what a socket takes at once.
+const PAGES_MAX: u64 = 128;
+
+#[derive(Clone, Copy)]
+struct Run {
+    header: Header,
+    first: u64,
+    count: u64,
+}
+
+/// The runs. They all go to the same node.
+pub struct Leaving {
+    runs: [Run; FRAMES_MAX],
+    count: usize,
+    pages: u64,
+    to: usize,
+}
+
+impl Leaving {
+    /// Nothing leaves.
+    pub const fn new() -> Leaving {
+        let none = Run {
+            header: Header::new(0),
+            first: 0,
+            count: 0,
+        };
+        Leaving {
+            runs: [none; FRAMES_MAX],
+            count: 0,
+            pages: 0,
+            to: 0,
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Where to.
+    pub fn to(&self) -> usize {
+        self.to
+    }
+
+    /// Whether another run of `count` pages may go along.
+    pub fn takes(&self, to: usize, count: u64) -> bool {
+        self.is_empty()
+            || self.to == to && self.count < FRAMES_MAX && self.pages + count <= PAGES_MAX
+    }
+
+    /// One more run, which [`Leaving::takes`].
+    pub fn add(&mut self, to: usize, first: u64, count: u64, header: &Header) {
+        self.to = to;
+        self.runs[self.count] = Run {
+            header: *header,
+            first,
+            count,
+        };
+        self.count += 1;
+        self.pages += count;
+    }
+
+    /// Takes a run out: its first page, and how many.
+    pub fn pop(&mut self) -> Option<(u64, u64)> {
+        self.count = self.count.checked_sub(1)?;
+        let run = self.runs[self.count];
+        self.pages -= run.count;
+        Some((run.first, run.count))
+    }
+
+    /// Sends all of them.
+    ///
+    /// # Safety
+    /// The pages are present and readable, and nobody writes to them.
+    pub unsafe fn send(&self, link: &mut Link) -> Result<(), LinkError> {
+        let mut frames = [(Header::new(0), &[][..]); FRAMES_MAX];
+        for (frame, run) in frames.iter_mut().zip(&self.runs[..self.count]) {
+            let start = run.first as usize * PAGE_BYTES;
+            let length = run.count as usize * PAGE_BYTES;
+            // SAFETY: the caller's promise.
+            let bytes = unsafe { core::slice::from_raw_parts(start as *const u8, length) };
+            *frame = (run.header, bytes);
+        }
+        link.send_frames(&frames[..self.count])
+    }
+}
