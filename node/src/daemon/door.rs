@@ -162,10 +162,10 @@ impl Door {
         let of_address = present.of_address.get(&origin).copied().unwrap_or(0);
         if of_address >= self.limits.each_address {
             present.evict(origin);
-        } else if present.strangers.len() >= self.limits.strangers {
-            if let Some(origin) = present.most() {
-                present.evict(origin);
-            }
+        } else if present.strangers.len() >= self.limits.strangers
+            && let Some(origin) = present.most()
+        {
+            present.evict(origin);
         }
         let number = present.arrivals;
         present.arrivals += 1;

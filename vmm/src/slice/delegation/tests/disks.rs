@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use super::*;
-use crate::machine::{DataPath, Disk, disks};
+use crate::machine::{DataPath, Disk, OpenDisks, disks};
 use crate::pci::PENDING;
 
 const SECTORS: u64 = 8192;
@@ -47,7 +47,7 @@ impl DiskRig {
             data_path,
         }];
         let rig = Rig::new(&configuration, owner as usize, delay, &mut |slice| {
-            let (scheme, block) = disks::open_for(&configuration, slice)
+            let (scheme, block) = disks::open_for(&configuration, slice, &OpenDisks::default())
                 .unwrap()
                 .pop()
                 .unwrap();
