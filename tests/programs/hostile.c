@@ -133,15 +133,17 @@ static void hold(const char *kind, size_t bytes) {
 }
 
 // A runtime's last words are a message on its control socket, by their kind; these come
-// by the thousand.
+// by the thousand. Of the sockets that the runtime keeps, that one is the first.
 static void flood(double seconds) {
-    enum { CONTROL = 900, FATAL = 5, BATCH = 1000 };
+    enum { KEPT = 3, KEPT_END = 1 << 16, FATAL = 5, BATCH = 1000 };
     static struct { uint32_t kind, node; uint64_t words[4]; char text[208]; } message = {.kind = FATAL};
     memset(message.text, 'A', sizeof message.text);
-    long sent = 0;
+    long sent = 0, control = KEPT;
+    while (control < KEPT_END && far(SYS_sendto, control, (long)&message, sizeof message, MSG_NOSIGNAL, 0, 0) < 0)
+        control++;
     for (double end = far_now() + seconds; far_now() < end;)
         for (int i = 0; i < BATCH; i++)
-            sent += far(SYS_sendto, CONTROL, (long)&message, sizeof message, MSG_DONTWAIT | MSG_NOSIGNAL, 0, 0) > 0;
+            sent += far(SYS_sendto, control, (long)&message, sizeof message, MSG_DONTWAIT | MSG_NOSIGNAL, 0, 0) > 0;
     printf("said %ld things\n", sent);
 }
 

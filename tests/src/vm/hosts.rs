@@ -138,12 +138,12 @@ impl<'a> Site<'a> {
             peers.retain(|(name, ..)| *name != own && *name != "gone");
             peers.push(("neighbour", &site.neighbour.key, None));
             peers.push(("home", &site.home.key, None));
-            node.configure(&listen, "300M", &peers)?;
+            node.configure(&listen, "400M", &peers)?;
             node.allow(&site.consent())?;
             let wanted = Wanted {
                 host: Star::address(host),
                 port: PORT,
-                memory: "300M".into(),
+                memory: "400M".into(),
                 prefix: match host {
                     2 => site.star.prefix_as(host, &boot_id),
                     _ => site.star.prefix(host),
@@ -569,7 +569,11 @@ fn refusals(site: &Site<'_>) -> Result<String> {
         (
             "h1,h1",
             &["--memory", "360M"],
-            &["no room on node h1", "256.0 MiB asked for", "44.0 MiB free"],
+            &[
+                "no room on node h1",
+                "256.0 MiB asked for",
+                "144.0 MiB free",
+            ],
         ),
     ];
     for (hosts, options, says) in cases {
