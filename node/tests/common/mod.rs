@@ -249,7 +249,7 @@ impl Running {
     /// Waits until the launcher is stopped.
     pub fn wait_until_stopped(&self) {
         let end = Instant::now() + BOUND;
-        while !state(self.pid()).is_some_and(|state| state == 'T') {
+        while state(self.pid()) != Some('T') {
             assert!(Instant::now() < end, "the launcher was not stopped");
             std::thread::sleep(Duration::from_millis(5));
         }
