@@ -14,6 +14,7 @@
 //! - `stretch`: says that it stretched
 //! - `watch`: waits for the end of its link to node 1, says so at once, and exits
 //! - `hang`: never answers anything
+//! - `hoard`: takes more memory than anybody lends
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
@@ -210,6 +211,7 @@ impl Runtime {
                     self.lose(1, 4);
                 }
                 "commands" => self.answer_commands(Duration::from_millis(number())),
+                "hoard" => drop(std::hint::black_box(vec![1u8; TOO_MUCH_BYTES])),
                 "hang" => std::thread::sleep(Duration::from_secs(60)),
                 other => panic!("{other}"),
             }

@@ -20,7 +20,7 @@ use nix::sys::stat::Mode;
 use nix::unistd::{ForkResult, fork, pipe2};
 use weft_proc::boot::CONTROL_VARIABLE;
 
-use crate::sys;
+use crate::{oom, sys};
 
 /// Where the control socket of a slice is; home keeps the number it has here.
 const SLICE_CONTROL: RawFd = 3;
@@ -109,6 +109,7 @@ pub struct Runtime {
     /// This side's end of its control socket.
     pub control: OwnedFd,
     status: Option<Ended>,
+    memory: oom::Watch,
 }
 
 /// How a process ended.
@@ -118,20 +119,6 @@ pub enum Ended {
     Exited(i32),
     /// By this signal.
     Signaled(i32),
-}
-
-impl Ended {
-    /// How a slice ended, for a sentence about its node.
-    pub fn of_slice(self) -> String {
-        match self {
-            // Only its filter's verdict ends a slice by this signal.
-            Ended::Signaled(libc::SIGSYS) => {
-                "its slice was killed by SIGSYS: it made a system call that slices may not make"
-                    .into()
-            }
-            ended => format!("its slice {ended}"),
-        }
-    }
 }
 
 impl std::fmt::Display for Ended {
@@ -218,6 +205,7 @@ pub fn start(runtime: &Path, role: &Role<'_>) -> io::Result<Runtime> {
                 pidfd: sys::pidfd_open(pid)?,
                 control,
                 status: None,
+                memory: oom::Watch::on(pid),
             };
             let mut errno = [0; 4];
             // An empty read means that `execve` closed the pipe.
@@ -513,6 +501,27 @@ impl Runtime {
             });
         }
         Ok(self.status)
+    }
+
+    /// Why the kernel killed it, where the kernel says so.
+    pub fn killed_for_memory(&self) -> Option<String> {
+        match self.status {
+            Some(Ended::Signaled(libc::SIGKILL)) => self.memory.verdict(),
+            _ => None,
+        }
+    }
+
+    /// How it ended, as a slice, for a sentence about its node.
+    pub fn slice_ended(&self, ended: Ended) -> String {
+        match (ended, self.killed_for_memory()) {
+            (ended, Some(why)) => format!("its slice {ended}: {why}"),
+            // Only its filter's verdict ends a slice by this signal.
+            (Ended::Signaled(libc::SIGSYS), _) => {
+                "its slice was killed by SIGSYS: it made a system call that slices may not make"
+                    .into()
+            }
+            (ended, None) => format!("its slice {ended}"),
+        }
     }
 
     /// Waits for its end, at most `bound`; then kills it.

@@ -193,6 +193,29 @@ fn a_program_that_goes_on_alone_takes_the_launcher_with_it() {
 }
 
 #[test]
+fn a_kill_for_want_of_memory_is_told() {
+    let group = match common::Group::new(96 << 20) {
+        Ok(group) => group,
+        Err(why) => {
+            let mut stderr = std::io::stderr();
+            let line = format!("skipped: a kill for want of memory: no memory cgroup: {why}");
+            return std::io::Write::write_all(&mut stderr, (line + "\n").as_bytes()).unwrap();
+        }
+    };
+    let run = Run::new("hoard exit 0").within(&group.0).start().wait();
+    assert_eq!(run.signal, Some(libc::SIGKILL), "{}", run.stderr);
+    let said = "the program was killed by SIGKILL: the kernel ended a process of its memory cgroup";
+    assert!(run.stderr.contains(said), "{}", run.stderr);
+
+    let running = Run::new("watch").within(&group.0).start();
+    common::kill(running.wait_for_slices(1)[0], libc::SIGUSR2);
+    let run = running.wait();
+    assert_eq!(run.code, Some(122), "{}", run.stderr);
+    let said = "its slice was killed by SIGKILL: the kernel ended a process";
+    assert!(run.stderr.contains(said), "{}", run.stderr);
+}
+
+#[test]
 fn a_killed_launcher_leaves_nobody() {
     let running = Run::new("hang").nodes(3).start();
     let slices = running.wait_for_slices(2);

@@ -489,11 +489,12 @@ impl<'a> Session<'a> {
 
     /// Why the slice ended, and whether it did as it does when its links close.
     fn slice_end(&mut self) -> Option<(String, bool)> {
-        let ended = self.slice.as_mut()?.try_wait().ok()??;
+        let slice = self.slice.as_mut()?;
+        let ended = slice.try_wait().ok()??;
+        let why = slice.slice_ended(ended);
         let by_kernel = self.keeper.as_ref().and_then(Keeper::ended_by_kernel);
         let known = self.ended_for.take().or(by_kernel);
-        let why = known.unwrap_or_else(|| ended.of_slice());
-        Some((why, ended == spawn::Ended::Exited(0)))
+        Some((known.unwrap_or(why), ended == spawn::Ended::Exited(0)))
     }
 
     /// Ends a slice that holds more than it may; its end is told as any other.

@@ -671,6 +671,13 @@ impl<'a> Aggregate<'a> {
         for node in &mut self.nodes {
             node.stop();
         }
+        if let Some(why) = self
+            .home
+            .killed_for_memory()
+            .filter(|_| self.verdict.is_none())
+        {
+            self.tell(&format!("the program {ended}: {why}"));
+        }
         let ended = self.verdict.map_or(ended, Ended::Exited);
         let (exit_code, signal) = match ended {
             Ended::Exited(code) => (Some(code), None),

@@ -53,7 +53,7 @@ impl Local {
             }
         }
         if let Ok(Some(ended)) = runtime.try_wait() {
-            cause.ended(ended.of_slice(), ended == Ended::Exited(0));
+            cause.ended(runtime.slice_ended(ended), ended == Ended::Exited(0));
         }
     }
 }

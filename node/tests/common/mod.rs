@@ -2,9 +2,9 @@
 #![allow(dead_code, reason = "each test file uses some of it")]
 
 use std::fs;
-use std::io::Read;
-use std::os::fd::AsFd;
-use std::os::unix::process::ExitStatusExt;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -107,6 +107,33 @@ fn command(case: &str, directory: &Path) -> Command {
     command
 }
 
+/// A memory cgroup with a limit; why there can be none, otherwise.
+pub struct Group(pub PathBuf);
+
+impl Group {
+    pub fn new(bytes: u64) -> Result<Group, std::io::Error> {
+        let first = Path::new("/sys/fs/cgroup/memory");
+        let (parent, limit) = match first.is_dir() {
+            true => (first, "memory.limit_in_bytes"),
+            false => (Path::new("/sys/fs/cgroup"), "memory.max"),
+        };
+        let path = parent.join(format!("weft-test-{}", std::process::id()));
+        fs::create_dir(&path)?;
+        let group = Group(path);
+        // Not created: a group without the controller lacks the file.
+        let file = fs::OpenOptions::new().write(true).open(group.0.join(limit));
+        file?.write_all(bytes.to_string().as_bytes())?;
+        Ok(group)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // Empty by now, or somebody looks at why it is not.
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
 /// One run of the launcher, to be.
 pub struct Run {
     script: String,
@@ -114,6 +141,7 @@ pub struct Run {
     hosts: Vec<String>,
     memory_bytes: u64,
     configuration: Option<PathBuf>,
+    group: Option<PathBuf>,
 }
 
 impl Run {
@@ -124,7 +152,14 @@ impl Run {
             hosts: Vec::new(),
             memory_bytes: 2 << 20,
             configuration: None,
+            group: None,
         }
+    }
+
+    /// In a cgroup.
+    pub fn within(mut self, group: &Path) -> Run {
+        self.group = Some(group.join("cgroup.procs"));
+        self
     }
 
     pub fn nodes(mut self, nodes: usize) -> Run {
@@ -177,6 +212,11 @@ impl Run {
             .env("WEFT_TEST_REPORT", &report);
         if let Some(configuration) = &self.configuration {
             command.env("WEFT_CONFIG", configuration);
+        }
+        if let Some(group) = self.group {
+            let group = fs::OpenOptions::new().write(true).open(group).unwrap();
+            // SAFETY: writes a byte to a file that is open; nothing is allocated.
+            unsafe { command.pre_exec(move || (&group).write_all(b"0")) };
         }
         Running {
             child: command.spawn().unwrap(),
@@ -306,7 +346,14 @@ impl Running {
         };
         let mut stderr = String::new();
         let mut pipe = self.child.stderr.take().unwrap();
-        if status.signal() != Some(libc::SIGKILL) {
+        if status.signal() == Some(libc::SIGKILL) {
+            // What a killed launcher leaves may hold the pipe open.
+            // SAFETY: sets a flag of a descriptor that is open.
+            unsafe { libc::fcntl(pipe.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
+            let mut bytes = [0; 4096];
+            let length = pipe.read(&mut bytes).unwrap_or(0);
+            stderr.push_str(&String::from_utf8_lossy(&bytes[..length]));
+        } else {
             pipe.read_to_string(&mut stderr).unwrap();
         }
         let report = fs::read(&self.report).ok();
