@@ -14,3 +14,4 @@ pub mod program;
 pub mod raw;
 pub mod results;
 pub mod vm;
+pub mod working_set;

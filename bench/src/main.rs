@@ -20,12 +20,15 @@ use weft_bench::vm::nginx::nginx;
 use weft_bench::vm::soft::soft;
 use weft_bench::vm::storage::storage;
 use weft_bench::vm::web::web;
+use weft_bench::working_set::{oversubscribed, working_set};
 use weft_tests::boot::Images;
 
-const BENCHMARKS: [&str; 18] = [
+const BENCHMARKS: [&str; 20] = [
     "latency",
     "unstretched",
     "throughput",
+    "working-set",
+    "oversubscribed",
     "elastic-unshaped",
     "elastic-gigabit",
     "vm-soft",
@@ -104,6 +107,8 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Table> {
         "latency" => micro::latency(place, repeat),
         "unstretched" => micro::unstretched(place, repeat),
         "throughput" => micro::throughput(place, repeat),
+        "working-set" => working_set(place, repeat),
+        "oversubscribed" => oversubscribed(place, repeat),
         "vm-start" => footprint(&place.weft, &options.images(), &place.work, repeat),
         "vm-soft" => soft(place, &options.images(), repeat),
         "vm-kvm" => kvm(place, &options.images(), repeat),

@@ -62,6 +62,8 @@ impl Call {
 /// What came of it.
 #[derive(Debug, Clone, Default)]
 pub struct Measured {
+    /// Seconds from start to end of the process.
+    pub wall_s: f64,
     /// Seconds of the measured phase, as the program says.
     pub measured_s: Option<f64>,
     /// What the program printed on standard error.
@@ -118,6 +120,7 @@ fn finish(invocation: &Invocation, statistics: Option<&Path>) -> Result<Option<M
         outcome.stderr.trim()
     );
     let mut measured = Measured {
+        wall_s: outcome.wall.as_secs_f64(),
         stderr: outcome.stderr,
         stdout: fs::read_to_string(&outcome.stdout)?,
         counters: statistics
