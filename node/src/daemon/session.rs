@@ -517,6 +517,9 @@ impl<'a> Session<'a> {
             // Its links close before its end can be seen.
             let _ = slice.kill();
         }
+        if let Some(line) = self.said.last() {
+            self.say(&line);
+        }
         let by_kernel = self.keeper.as_ref().and_then(Keeper::ended_by_kernel);
         match (ended, by_kernel) {
             (Some((why, false)), _) | (None, Some(why)) => self.say(&why),
