@@ -147,14 +147,16 @@ fn read_held(account: &File) -> Result<Option<u64>, String> {
 
 /// All memory that a process holds, by the text of its `/proc/PID/status`: resident
 /// (its own, of files, shared), swapped out, page tables, and huge pages of the host's
-/// pool. `None` when it has ended; an error when the text does not say.
+/// pool. `None` when it has ended or is about to; an error when the text does not say.
 fn held_bytes(status: &str) -> Result<Option<u64>, String> {
     let field = |name: &str| {
         status
             .lines()
             .find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim()))
     };
-    if field("State").is_some_and(|state| state.starts_with(['Z', 'X'])) {
+    // A process that ends gives its memory up first, while it still seems to run.
+    let has_memory = status.lines().any(|line| line.starts_with("Vm"));
+    if field("State").is_some() && !has_memory {
         return Ok(None);
     }
     let bytes = |name: &str| {
@@ -191,6 +193,7 @@ mod tests {
         assert!(held_bytes("State:\tR (running)\nVmRSS:\t1 kB\nVmPTE:\t1 kB\n").is_err());
         assert!(held_bytes("VmRSS:\tmuch kB\nVmPTE:\t1 kB\nVmSwap:\t0 kB\n").is_err());
         assert_eq!(held_bytes("State:\tZ (zombie)\n"), Ok(None));
+        assert_eq!(held_bytes("State:\tR (running)\nThreads:\t1\n"), Ok(None));
     }
 
     #[test]
