@@ -7,8 +7,8 @@ use crate::soft_guest::Input;
 use crate::soft_memory::{PAGES, SIZE, Scattered};
 use std::cell::RefCell;
 use std::sync::Arc;
-use weft_soft::cpu::{Cpu, cr0, cr4, efer};
-use weft_soft::walk::{Need, PHYSICAL_BITS};
+use weft_soft::cpu::{Cpu, cr0, cr4, efer, rflags};
+use weft_soft::walk::{Need, PHYSICAL_BITS, Party};
 use weft_soft::{Configuration, SoftMachine};
 
 const NEEDS: [Need; 3] = [Need::Read, Need::Write, Need::Execute];
@@ -22,6 +22,8 @@ struct Registers {
     cr3: u64,
     cr4: u64,
     efer: u64,
+    /// RFLAGS.AC: the supervisor's instructions may access user pages (SMAP).
+    open: bool,
 }
 
 /// Page tables in a copy of memory.
@@ -84,12 +86,14 @@ impl Reference<'_> {
 
     /// The page and whether it is global, or the error code's lowest four bits
     /// without those of the access.
-    fn walk(&mut self, address: u64, need: Need, user: bool) -> Result<(u64, bool), u32> {
+    fn walk(&mut self, address: u64, need: Need, by: Party) -> Result<(u64, bool), u32> {
+        let user = by == Party::User;
         let Registers {
             cr0,
             cr3,
             cr4,
             efer,
+            open,
             ..
         } = self.registers;
         if cr0 & cr0::PG == 0 {
@@ -138,8 +142,10 @@ impl Reference<'_> {
                 level -= 1;
                 continue;
             }
+            let closed = cr4 & cr4::SMAP != 0 && (by == Party::Processor || !open);
             let allowed = match need {
                 _ if user && !for_user => false,
+                Need::Read | Need::Write if closed && for_user && !user => false,
                 Need::Read => true,
                 Need::Write => writable || !user && cr0 & cr0::WP == 0,
                 Need::Execute => executable && (user || !for_user || cr4 & cr4::SMEP == 0),
@@ -191,6 +197,7 @@ impl Walker {
         cpu.cr3 = registers.cr3;
         cpu.cr4 = registers.cr4;
         cpu.efer = registers.efer;
+        cpu.rflags_system = if registers.open { rflags::AC } else { 0 };
         cpu.update_mode();
         cpu.flush_everything();
     }
@@ -198,24 +205,28 @@ impl Walker {
     fn compare(&mut self, image: &mut [u8], registers: Registers, input: &mut Input) {
         let kind = input.byte();
         let address = address(input, registers);
-        let need = NEEDS[usize::from(kind & 0x7f) % 3];
-        let user = kind & 0x80 != 0;
+        let need = NEEDS[usize::from(kind & 0x3f) % 3];
+        let by = match kind >> 6 {
+            0 => Party::Supervisor,
+            1 => Party::Processor,
+            _ => Party::User,
+        };
         let mut reference = Reference {
             memory: image,
             registers,
         };
-        let wanted = reference.walk(address, need, user);
-        let got = match self.cpu.walk(address, need, user) {
+        let wanted = reference.walk(address, need, by);
+        let got = match self.cpu.walk(address, need, by) {
             Ok(walked) => Ok((walked.page, walked.global)),
             Err(_) => {
                 let fault = self.cpu.fault;
                 assert_eq!((fault.vector, fault.address), (14, address));
                 assert_eq!(fault.error & 2 != 0, need == Need::Write);
-                assert_eq!(fault.error & 4 != 0, user);
+                assert_eq!(fault.error & 4 != 0, by == Party::User);
                 Err(fault.error & 9)
             }
         };
-        assert_eq!(got, wanted, "{address:#x} {need:?} {user} {registers:x?}");
+        assert_eq!(got, wanted, "{address:#x} {need:?} {by:?} {registers:x?}");
     }
 
     /// An access, which may change the tables themselves.
@@ -265,8 +276,12 @@ fn registers(input: &mut Input) -> Registers {
     let mut registers = Registers {
         cr0: cr0::PE | cr0::PG | if_set(4, cr0::WP),
         cr3: (pages % TABLES) << 12,
-        cr4: if_set(5, cr4::PSE) | if_set(6, cr4::PGE) | if_set(7, cr4::SMEP),
+        cr4: if_set(5, cr4::PSE)
+            | if_set(6, cr4::PGE)
+            | if_set(7, cr4::SMEP)
+            | if_set(2, cr4::SMAP),
         efer: if_set(8, efer::NXE),
+        open: if_set(3, 1) != 0,
     };
     match kind & 3 {
         0 => {}
