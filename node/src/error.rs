@@ -132,7 +132,7 @@ pub enum LaunchError {
         key: weft_wire::keys::PublicKey,
     },
     /// A runtime did not get ready.
-    #[error("the runtime of {node} {why}")]
+    #[error("the runtime of node {node} {why}")]
     Runtime {
         /// Which.
         node: String,

@@ -266,7 +266,7 @@ impl<'a> Aggregate<'a> {
             CONTROL_HELLO => {
                 let booted = control::check_hello(message).and_then(|_| self.boot_home());
                 if let Err(why) = booted {
-                    self.give_up(&format!("the runtime of home {why}"), EXIT_SETUP);
+                    self.give_up(&format!("the runtime of node home {why}"), EXIT_SETUP);
                 }
             }
             CONTROL_DONE => self.answered(message),
