@@ -379,6 +379,13 @@ int main(int argc, char **argv)
 		print_pending();
 		return 0;
 	}
+	/* A shell starts what is in the background with some of them ignored. */
+	sigset_t none;
+	sigemptyset(&none);
+	sigprocmask(SIG_SETMASK, &none, NULL);
+	for (int number = 1; number <= SIGNALS; number++)
+		if (usable(number))
+			signal(number, SIG_DFL);
 	touch_ballast(argc > 1 ? argv[1] : "8");
 	from_parent();
 	killed();
