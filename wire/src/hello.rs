@@ -263,7 +263,10 @@ mod tests {
         assert_eq!(check_guest(&home, &theirs, &["cx16"]), Ok(()));
         let error = check_guest(&home, &theirs, &["cx16", "lahf_lm"]);
         let text = error.unwrap_err().to_string();
-        assert!(text.ends_with("use: lahf_lm"), "{text}");
+        assert!(
+            text.contains("use: lahf_lm: choose an older --cpu"),
+            "{text}"
+        );
         theirs.weft_version = "9.9".into();
         let error = check_guest(&home, &theirs, &[]);
         assert!(matches!(error, Err(Mismatch::Weft { .. })));
