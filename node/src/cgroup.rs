@@ -8,12 +8,15 @@
 //!
 //! `Documentation/admin-guide/cgroup-v1/memory.rst`, `.../cgroup-v2.rst`.
 
+use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+/// Of version 2: what happened to a group's own processes.
+const LOCAL_EVENTS: &str = "memory.events.local";
 /// What the names of a daemon's groups start with; its process number follows.
 const PREFIX: &str = "weft-";
 
@@ -26,25 +29,56 @@ enum Version {
 /// Where a daemon makes groups.
 #[derive(Debug)]
 pub struct Cgroups {
-    version: Version,
-    parent: PathBuf,
+    parent: Place,
     made: AtomicU32,
 }
 
 /// A group of one slice; removed when dropped, after the slice's end.
 #[derive(Debug)]
 pub struct Group {
-    version: Version,
-    directory: PathBuf,
+    place: Place,
     /// Where a process writes 0 to enter.
     entry: File,
 }
 
-/// A group of this process and how it is reached.
-#[derive(Debug, PartialEq, Eq)]
-struct Place {
+/// A group that is there, and how it is reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
     version: Version,
     directory: PathBuf,
+}
+
+impl Place {
+    /// The group of a process, as this one sees it. `None` where no memory controller is
+    /// mounted, or the process has gone.
+    pub fn of(process: impl fmt::Display) -> Option<Place> {
+        let groups = fs::read_to_string(format!("/proc/{process}/cgroup")).ok()?;
+        let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+        place_in(&groups, &mounts)
+    }
+
+    /// Where it is mounted.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// How many of its processes the kernel has ended for want of memory.
+    ///
+    /// # Errors
+    /// The group's file cannot be read, or does not say.
+    pub fn kills(&self) -> io::Result<u64> {
+        let name = match self.version {
+            Version::One => "memory.oom_control",
+            // That of the group itself, which newer kernels have, and else with those
+            // of the groups below.
+            Version::Two if self.directory.join(LOCAL_EVENTS).exists() => LOCAL_EVENTS,
+            Version::Two => "memory.events",
+        };
+        let text = fs::read_to_string(self.directory.join(name))?;
+        let count = |line: &str| line.strip_prefix("oom_kill ")?.trim().parse().ok();
+        let count = text.lines().find_map(count);
+        count.ok_or_else(|| io::Error::other(format!("{name} counts no kills")))
+    }
 }
 
 impl Cgroups {
@@ -54,18 +88,14 @@ impl Cgroups {
     /// # Errors
     /// No memory controller, or no right to make groups here.
     pub fn find() -> Result<Cgroups, String> {
-        let read = |path: &str| fs::read_to_string(path).map_err(|why| format!("{path}: {why}"));
-        let groups = read("/proc/self/cgroup")?;
-        let mounts = read("/proc/self/mountinfo")?;
-        let place = own_place(&groups, &mounts).ok_or("no memory cgroup is mounted here")?;
+        let place = Place::of("self").ok_or("no memory cgroup is mounted here")?;
         let unusable = |why: io::Error| format!("{}: {why}", place.directory.display());
         if place.version == Version::Two {
             delegate_memory(&place.directory).map_err(unusable)?;
         }
         remove_stale(&place.directory);
         let found = Cgroups {
-            version: place.version,
-            parent: place.directory.clone(),
+            parent: place.clone(),
             made: AtomicU32::new(0),
         };
         // What works for one works for all.
@@ -81,17 +111,17 @@ impl Cgroups {
     pub fn make(&self, bytes: u64) -> io::Result<Group> {
         let number = self.made.fetch_add(1, Ordering::Relaxed);
         let name = format!("{PREFIX}{}-{number}", std::process::id());
-        let directory = self.parent.join(name);
+        let version = self.parent.version;
+        let directory = self.parent.directory.join(name);
         fs::create_dir(&directory)?;
-        let made = bound(self.version, &directory, bytes).and_then(|()| {
+        let made = bound(version, &directory, bytes).and_then(|()| {
             OpenOptions::new()
                 .write(true)
                 .open(directory.join("cgroup.procs"))
         });
         match made {
             Ok(entry) => Ok(Group {
-                version: self.version,
-                directory,
+                place: Place { version, directory },
                 entry,
             }),
             Err(error) => {
@@ -113,23 +143,14 @@ impl Group {
     /// # Errors
     /// The group's files cannot be read, or do not say.
     pub fn was_full(&self) -> io::Result<bool> {
-        let name = match self.version {
-            Version::One => "memory.oom_control",
-            Version::Two => "memory.events",
-        };
-        let text = fs::read_to_string(self.directory.join(name))?;
-        let count = text
-            .lines()
-            .find_map(|line| line.strip_prefix("oom_kill ")?.parse::<u64>().ok());
-        let count = count.ok_or_else(|| io::Error::other(format!("{name} counts no kills")))?;
-        Ok(count > 0)
+        Ok(self.place.kills()? > 0)
     }
 }
 
 impl Drop for Group {
     fn drop(&mut self) {
         // With a process in it, it stays, and the next daemon removes it.
-        let _ = fs::remove_dir(&self.directory);
+        let _ = fs::remove_dir(&self.place.directory);
     }
 }
 
@@ -218,9 +239,9 @@ fn remove_stale(parent: &Path) {
     }
 }
 
-/// This process's group of the memory controller, by `/proc/self/cgroup` and
+/// A process's group of the memory controller, by its `/proc/PID/cgroup` and
 /// `/proc/self/mountinfo`: version 1 where the controller is in it, else version 2.
-fn own_place(groups: &str, mounts: &str) -> Option<Place> {
+fn place_in(groups: &str, mounts: &str) -> Option<Place> {
     let path_in = |version: Version| {
         groups.lines().find_map(|line| {
             let mut parts = line.splitn(3, ':');
@@ -273,21 +294,21 @@ mod tests {
 
     #[test]
     fn the_memory_controller_is_found_in_either_version() {
-        let place = own_place("4:memory:/a/b\n0::/\n", MOUNTS).unwrap();
+        let place = place_in("4:memory:/a/b\n0::/\n", MOUNTS).unwrap();
         assert_eq!(place.version, Version::One);
         assert_eq!(place.directory, Path::new("/sys/fs/cgroup/memory/a/b"));
-        let place = own_place("2:cpu,cpuacct:/x\n0::/system.slice/weft.service\n", MOUNTS);
+        let place = place_in("2:cpu,cpuacct:/x\n0::/system.slice/weft.service\n", MOUNTS);
         let place = place.unwrap();
         assert_eq!(place.version, Version::Two);
         let there = "/sys/fs/cgroup/unified/system.slice/weft.service";
         assert_eq!(place.directory, Path::new(there));
         // In a container the mount shows a part.
         let part = "40 1 0:9 /box /sys/fs/cgroup rw - cgroup2 c rw,nsdelegate\n";
-        let place = own_place("0::/box/inner\n", part).unwrap();
+        let place = place_in("0::/box/inner\n", part).unwrap();
         assert_eq!(place.directory, Path::new("/sys/fs/cgroup/inner"));
-        assert_eq!(own_place("0::/other\n", part), None);
-        assert_eq!(own_place("0::/box/../../other\n", part), None);
-        assert_eq!(own_place("", MOUNTS), None);
+        assert_eq!(place_in("0::/other\n", part), None);
+        assert_eq!(place_in("0::/box/../../other\n", part), None);
+        assert_eq!(place_in("", MOUNTS), None);
     }
 
     fn scratch(name: &str) -> PathBuf {
@@ -347,11 +368,11 @@ mod tests {
         let group = |text: &str| {
             fs::write(directory.join("memory.events"), text).unwrap();
             let entry = File::create(directory.join("cgroup.procs")).unwrap();
-            let group = Group {
+            let place = Place {
                 version: Version::Two,
                 directory: directory.clone(),
-                entry,
             };
+            let group = Group { place, entry };
             group.was_full()
         };
         assert!(!group("low 0\noom 3\noom_kill 0\n").unwrap());

@@ -24,7 +24,7 @@ pub mod launch;
 pub mod links;
 pub mod machine;
 pub mod monitor;
-mod oom;
+pub mod oom;
 pub mod options;
 pub mod program;
 pub mod protocol;

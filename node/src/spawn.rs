@@ -205,7 +205,7 @@ pub fn start(runtime: &Path, role: &Role<'_>) -> io::Result<Runtime> {
                 pidfd: sys::pidfd_open(pid)?,
                 control,
                 status: None,
-                memory: oom::Watch::on(pid),
+                memory: oom::Watch::on(pid as u32),
             };
             let mut errno = [0; 4];
             // An empty read means that `execve` closed the pipe.

@@ -23,7 +23,7 @@ use weft_wire::halves::{self, HalvesConfig};
 use super::error::{EXIT_SETUP, VmError};
 use super::hosts::Hosts;
 use super::machine::die_with;
-use super::run::{Life, reap};
+use super::run::{Life, reap, was_killed};
 
 /// How long companions have to end once the machine has: they have nothing left to
 /// do, and one that was stopped is not waited for longer.
@@ -114,11 +114,10 @@ impl Companions {
         self.elsewhere.as_mut().is_some_and(Hosts::tend)
     }
 
-    /// Waits until all have ended, and ends those that do not; the most memory that
-    /// they had resident together, in bytes.
-    pub fn finish(self) -> u64 {
+    /// Waits until all have ended, and ends those that do not.
+    pub fn finish(self) -> Finished {
         let deadline = Instant::now() + END_BOUND;
-        let mut resident = 0;
+        let mut finished = Finished::default();
         if let Some(hosts) = self.elsewhere {
             hosts.finish();
         }
@@ -126,8 +125,9 @@ impl Companions {
             let mut killed = false;
             loop {
                 match reap(child) {
-                    Ok(Some((_, bytes))) => {
-                        resident += bytes;
+                    Ok(Some((status, bytes))) => {
+                        finished.resident_bytes += bytes;
+                        finished.killed |= !killed && was_killed(status);
                         break;
                     }
                     Ok(None) => {}
@@ -141,8 +141,17 @@ impl Companions {
                 std::thread::sleep(LOOK);
             }
         }
-        resident
+        finished
     }
+}
+
+/// How the processes of other nodes ended.
+#[derive(Default)]
+pub struct Finished {
+    /// The most memory that they had resident together.
+    pub resident_bytes: u64,
+    /// Somebody else sent one of them SIGKILL.
+    pub killed: bool,
 }
 
 fn mesh(life: &Life<'_>) -> io::Result<Vec<Sockets>> {

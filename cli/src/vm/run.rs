@@ -27,6 +27,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::termios::{SetArg, Termios, tcgetattr, tcsetattr};
 use nix::unistd::{ForkResult, Pid, fork};
+use weft_node::oom;
 use weft_vmm::clock::Reference;
 use weft_vmm::console::Carrier;
 use weft_vmm::machine::End;
@@ -179,7 +180,14 @@ fn supervise(plan: &Plan, places: &Places, started: Instant) -> Result<Last, VmE
         };
         let lived = life.live(&signals);
         terminal.restore();
-        let (message, usage) = lived?;
+        let Lived {
+            message,
+            usage,
+            out_of_memory,
+        } = lived?;
+        if let Some(why) = out_of_memory {
+            eprintln!("weft: vm {}: {why}", plan.name);
+        }
         let mut outcome = match message {
             Ok(Message::Ended(outcome)) => outcome,
             Ok(Message::SetUp(why)) => {
@@ -236,11 +244,21 @@ pub struct Life<'a> {
 /// A last word, or status and signal of a process that had none.
 type LastWord = Result<Message, (i32, Option<i32>)>;
 
+/// How a life of a machine ended.
+struct Lived {
+    message: LastWord,
+    /// The most memory that its processes had resident, in bytes.
+    usage: u64,
+    /// The kernel killed one of them, and says that it was for want of memory.
+    out_of_memory: Option<String>,
+}
+
 impl Life<'_> {
-    /// Makes the machine's process and waits for its end; its last word, and the
-    /// most memory it had resident, in bytes.
-    fn live(&self, signals: &Signals) -> Result<(LastWord, u64), VmError> {
+    /// Makes the machine's processes and waits for their end.
+    fn live(&self, signals: &Signals) -> Result<Lived, VmError> {
         let parent = nix::unistd::getpid();
+        // They are in the group of this process.
+        let memory = oom::Watch::on(std::process::id());
         let (mut companions, links) = Companions::start(self, parent)?;
         // Made after the companions: one that does not end, and had a copy, would keep
         // the last word's end from being seen.
@@ -258,8 +276,14 @@ impl Life<'_> {
         };
         // Who holds a copy of a link keeps its end from being seen.
         drop((theirs, links));
-        let (word, resident) = signals.attend(child, ours, &mut companions)?;
-        Ok((word, resident + companions.finish()))
+        let (message, usage) = signals.attend(child, ours, &mut companions)?;
+        let others = companions.finish();
+        let killed = others.killed || matches!(message, Err((_, Some(libc::SIGKILL))));
+        Ok(Lived {
+            message,
+            usage: usage + others.resident_bytes,
+            out_of_memory: killed.then(|| memory.verdict()).flatten(),
+        })
     }
 }
 
@@ -395,6 +419,11 @@ pub(super) fn reap(child: Pid) -> Result<Option<(i32, u64)>, VmError> {
             io::Error::last_os_error(),
         )),
     }
+}
+
+/// Whether SIGKILL ended a process with this status.
+pub(super) fn was_killed(status: i32) -> bool {
+    libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGKILL
 }
 
 /// The mode of the terminal at the start, for when a machine's process was killed

@@ -11,6 +11,7 @@ mod errors;
 mod life;
 mod loss;
 mod networks;
+mod oom;
 mod updated;
 mod work;
 
@@ -126,6 +127,10 @@ pub fn run_aggregate(context: &Context, plan: &Plan, report: &Report) {
             None => run(name, check),
             Some(why) => skip(name, why),
         }
+    }
+    match oom::missing() {
+        None => run(oom::NAME, &oom::said),
+        Some(why) => skip(oom::NAME, &why),
     }
     let kvm_missing = kvm_nodes_missing();
     match &kvm_missing {

@@ -1,0 +1,78 @@
+//! A machine whose memory cgroup is full: the kernel kills one of its processes, and
+//! the host's user hears that it was for want of memory.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+
+use super::{BOUND, Bench, TWO};
+use crate::guest::Guest;
+
+pub(super) const NAME: &str = "a machine that its memory cgroup has no room for";
+
+/// Less than what the guest fills, and enough for its boot.
+const LIMIT: u64 = 160 << 20;
+/// 200 MiB in two lots, on whichever node they lie.
+const SCRIPT: &str = "mkdir -p /m; mount -t tmpfs tmpfs /m; \
+    dd if=/dev/zero of=/m/x bs=1M count=100; taskset 2 dd if=/dev/zero of=/m/y bs=1M count=100";
+
+/// Why there can be no such machine here.
+pub(super) fn missing() -> Option<String> {
+    Group::new("trial")
+        .err()
+        .map(|why| format!("no memory cgroup can be made: {why}"))
+}
+
+pub(super) fn said(bench: &Bench<'_>) -> Result<String> {
+    let group = Group::new("oom")?;
+    let machine = bench.machine(TWO.options, SCRIPT, "")?;
+    let mut within = Command::new("sh");
+    within.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]);
+    within
+        .arg(group.0.join("cgroup.procs"))
+        .arg(machine.get_program());
+    within.args(machine.get_args());
+    for (name, value) in machine.get_envs() {
+        within.env(name, value.unwrap_or_default());
+    }
+    let ended = Guest::start(&mut within)?.finish(BOUND)?;
+    let said = "the kernel ended a process of its memory cgroup for want of memory";
+    ensure!(
+        ended.stderr.contains(said),
+        "{}\n{}",
+        ended.stderr,
+        ended.tail(10)
+    );
+    ensure!(!ended.ended_well(), "it ended well");
+    Ok(String::new())
+}
+
+/// A memory cgroup of version 1, or one of version 2 below the root.
+struct Group(PathBuf);
+
+impl Group {
+    fn new(name: &str) -> io::Result<Group> {
+        let first = Path::new("/sys/fs/cgroup/memory");
+        let (parent, limit) = match first.is_dir() {
+            true => (first, "memory.limit_in_bytes"),
+            false => (Path::new("/sys/fs/cgroup"), "memory.max"),
+        };
+        let path = parent.join(format!("weft-e2e-{}-{name}", std::process::id()));
+        fs::create_dir(&path)?;
+        let group = Group(path);
+        // Not created: a group without the controller lacks the file.
+        let file = fs::OpenOptions::new().write(true).open(group.0.join(limit));
+        file?.write_all(LIMIT.to_string().as_bytes())?;
+        Ok(group)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // It is empty once the machine has ended.
+        let _ = fs::remove_dir(&self.0);
+    }
+}
