@@ -167,7 +167,8 @@ impl DiskGrant {
     }
 }
 
-/// A whole path without `.`, `..` and double `/`, none of which leads elsewhere then.
+/// An absolute path without double `/` and `.` components; `None` for a relative path
+/// and for one with `..`.
 fn plain(path: &Path) -> Option<PathBuf> {
     let plain: PathBuf = path.components().collect();
     let goes_down = |part| matches!(part, Component::RootDir | Component::Normal(_));

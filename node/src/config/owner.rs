@@ -6,8 +6,8 @@ use std::path::Path;
 
 use super::ConfigError;
 
-/// Refuses a file or directory that somebody else than this user and root can
-/// change: whoever can, decides who may borrow, and what.
+/// Refuses a file or directory that a user other than this one and root can change:
+/// its content decides which peers may borrow, and what.
 pub fn check(path: &Path) -> Result<(), ConfigError> {
     let status = fs::metadata(path).map_err(|source| ConfigError::File {
         doing: "read",
@@ -80,7 +80,7 @@ mod tests {
         }
         mode(&directory, 0o755);
         load_keys(&directory).unwrap();
-        // As another user sees it, who is not root.
+        // As an ordinary user sees it that does not own the file.
         let status = fs::metadata(&file).unwrap();
         let other = status.uid() + 1;
         assert_eq!(judge_for(&file, &status, other).is_ok(), status.uid() == 0);
