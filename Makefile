@@ -54,7 +54,7 @@ demo: setup build programs guest ## Sorts and searches on two nodes, then boots 
 	WEFT=$(abspath $(RELEASE))/weft PROGRAMS=$(abspath $(PROGRAMS)) GUEST=$(abspath $(IMAGES)) \
 		bash demo/demo.sh
 
-check: ## Format and lints
+check: docs-check ## Format, lints, links and language
 	$(CARGO) fmt --all --check
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
 	$(CARGO) clippy $(RUNTIME) -- -D warnings
@@ -78,7 +78,7 @@ images:
 e2e: build programs images ## Native runs against runs under weft, failures, set-up errors
 	$(E2E) --rounds $(ROUNDS) --moments $(MOMENTS)
 
-test: setup check docs-check unit e2e ## All of it
+test: setup check unit e2e ## All of it
 
 bench: build programs guest guest-debian ## Measures, and renews the tables of bench/RESULTS.md
 	$(BENCH) $(BENCHMARKS)
@@ -91,8 +91,9 @@ soak: build programs guest guest-debian ## The long tests, for a night
 fuzz: ## The fuzz targets of every crate, FUZZ_SECONDS each crate
 	@bash .ci/fuzz $(FUZZ_SECONDS)
 
-docs-check: ## Links between the pages lead somewhere
+docs-check: ## Links between the pages, and plain English everywhere
 	@python3 .ci/check-links.py
+	@python3 .ci/check-prose.py
 
 install: build ## Installs weft and its runtime under PREFIX
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/weft
