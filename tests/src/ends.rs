@@ -177,30 +177,28 @@ fn stop(context: &Context, stopped: Stopped) -> Result<Verdict> {
     })
 }
 
-/// Runs each of them.
-pub fn run_ends(context: &Context, report: &Report) {
+/// Runs each of them that is wanted.
+pub fn run_ends(context: &Context, wanted: &dyn Fn(&str) -> bool, report: &Report) {
     if !context.programs.join("elsewhere").exists() {
         let why = "elsewhere was not built".to_string();
         return report.add("ends", Duration::ZERO, Verdict::Skipped(why));
     }
+    let attempt = |name: &str, check: &dyn Fn() -> Result<Verdict>| {
+        let name = format!("ends: {name}");
+        if !wanted(&name) {
+            return;
+        }
+        let started = Instant::now();
+        let verdict = check().unwrap_or_else(|error| Verdict::Failed(vec![format!("{error:#}")]));
+        report.add(&name, started.elapsed(), verdict);
+    };
     for (name, stopped) in [
         ("a slice that is stopped is lost", Stopped::Slice),
         ("a program that is stopped goes on", Stopped::Program),
     ] {
-        let started = Instant::now();
-        let verdict = stop(context, stopped)
-            .unwrap_or_else(|error| Verdict::Failed(vec![format!("{error:#}")]));
-        report.add(&format!("ends: {name}"), started.elapsed(), verdict);
+        attempt(name, &|| stop(context, stopped));
     }
     for expected in &EXPECTED {
-        let started = Instant::now();
-        let verdict = expected
-            .check(context)
-            .unwrap_or_else(|error| Verdict::Failed(vec![format!("{error:#}")]));
-        report.add(
-            &format!("ends: {}", expected.name),
-            started.elapsed(),
-            verdict,
-        );
+        attempt(expected.name, &|| expected.check(context));
     }
 }

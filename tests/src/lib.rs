@@ -10,7 +10,8 @@
 //!   budgets, jump policy and transport.
 //! - [`judge`] compares. [`stats`] reads the counters.
 //! - [`loss`], [`setup`] and [`user`] are the suites that need more than a
-//!   comparison: nodes that die, errors before the start, an ordinary user.
+//!   comparison: nodes that die, errors before the start, an ordinary user;
+//!   [`tamper`] alters what hosts send to each other.
 //! - [`vm`] tries the command `weft vm` with guests of a few instructions.
 //! - [`machines`] boots Linux under `weft vm run`, [`devices`] tries its devices.
 //! - [`aggregate`] boots one Linux over several nodes of this host.
@@ -41,6 +42,7 @@ pub mod run;
 pub mod setup;
 pub mod stats;
 pub mod suite;
+pub mod tamper;
 pub mod user;
 pub mod vm;
 pub mod web;

@@ -74,8 +74,18 @@ fn victim() -> Case {
         .memory(26, 0)
 }
 
-/// Runs `moments` losses of each kind.
-pub fn run_losses(context: &Context, moments: usize, report: &Report) {
+/// Runs `moments` losses of each kind that is wanted.
+pub fn run_losses(
+    context: &Context,
+    moments: usize,
+    wanted: &dyn Fn(&str) -> bool,
+    report: &Report,
+) {
+    let kinds = [Loss::Slice, Loss::RemoteSlice, Loss::Daemon, Loss::Cable];
+    let kinds = kinds.into_iter().filter(|loss| wanted(loss.name()));
+    if kinds.clone().count() == 0 {
+        return;
+    }
     let case = victim();
     if let Some(why) = case.missing(context) {
         report.add("losses", Duration::ZERO, Verdict::Skipped(why));
@@ -94,7 +104,7 @@ pub fn run_losses(context: &Context, moments: usize, report: &Report) {
         context.seed
     );
     let no_namespaces = namespace::missing();
-    for loss in [Loss::Slice, Loss::RemoteSlice, Loss::Daemon, Loss::Cable] {
+    for loss in kinds {
         if let (Loss::Cable, Some(why)) = (loss, &no_namespaces) {
             report.add(loss.name(), Duration::ZERO, Verdict::Skipped(why.clone()));
             continue;

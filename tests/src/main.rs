@@ -11,7 +11,7 @@ use weft_tests::context::Context;
 use weft_tests::matrix::{self, Filter};
 use weft_tests::report::{Report, Verdict};
 use weft_tests::suite::{Plan, run_corpus};
-use weft_tests::{aggregate, corpus, ends, lend, loss, machines, setup, user, vm};
+use weft_tests::{aggregate, corpus, ends, lend, loss, machines, setup, tamper, user, vm};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Suite {
@@ -117,6 +117,11 @@ impl Options {
         }
     }
 
+    fn names_it(&self, name: &str) -> bool {
+        let names = &self.names;
+        names.is_empty() || names.iter().any(|part| name.contains(part.as_str()))
+    }
+
     fn cases(&self) -> Vec<weft_tests::case::Case> {
         let named = |name: &str| self.names.iter().any(|part| name.contains(part.as_str()));
         corpus::cases()
@@ -216,8 +221,10 @@ fn run(options: &Options) -> Result<bool> {
         guard("as an ordinary user", user::run_as_user(&context, &report));
     }
     if options.wants(Suite::Loss) {
-        ends::run_ends(&context, &report);
-        loss::run_losses(&context, options.moments, &report);
+        let wanted = |name: &str| options.names_it(name);
+        ends::run_ends(&context, &wanted, &report);
+        tamper::run_tampering(&context, &wanted, &report);
+        loss::run_losses(&context, options.moments, &wanted, &report);
     }
     if options.wants(Suite::Lend) {
         let bound = options.lend_seconds.map(Duration::from_secs);

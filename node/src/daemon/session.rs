@@ -116,6 +116,12 @@ impl<'a> Session<'a> {
             Err(why) => Err(why),
         };
         self.end_slice();
+        if let Err(why) = &outcome {
+            // The launcher would only see that the connection ended. What of it still
+            // works is not known.
+            let why = format!("its daemon ended the connection: {why}");
+            let _ = self.send(&Reply::Ended { why, clean: false });
+        }
         self.give_back();
         outcome
     }
