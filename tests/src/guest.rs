@@ -4,13 +4,15 @@
 //! Invariants: whoever started the machine, it is gone when the [`Guest`] is; a
 //! wait ends at its bound, whatever the guest does.
 
+use std::fs;
 use std::io::{Read, Write};
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 
 /// More of a console than this is thrown away, and said.
 const CONSOLE_BYTES_MAX: usize = 16 << 20;
@@ -192,6 +194,48 @@ impl Ended {
             .collect();
         lines.join("\n")
     }
+}
+
+/// The exit code of a machine that ended by itself within its bound.
+pub fn code(ended: &Ended) -> Result<i32> {
+    let status = ended
+        .status
+        .with_context(|| format!("it did not end; stderr: {}", ended.stderr))?;
+    status
+        .code()
+        .with_context(|| format!("{status}; stderr: {}", ended.stderr))
+}
+
+/// Fails unless a machine ended with this code and said all of this.
+pub fn ended_with(ended: &Ended, wanted: i32, says: &[&str]) -> Result<()> {
+    let found = code(ended)?;
+    ensure!(
+        found == wanted,
+        "exit {found}, not {wanted}; stderr: {}\n{}",
+        ended.stderr,
+        ended.tail(20)
+    );
+    for text in says {
+        ensure!(
+            ended.stderr.contains(text),
+            "`{text}` is not in: {}",
+            ended.stderr
+        );
+    }
+    Ok(())
+}
+
+/// The files that machines left in the run directory of a test.
+pub fn leftovers(run_directory: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    // The directory does not exist when nothing was started.
+    for entry in fs::read_dir(run_directory.join("weft/vm"))
+        .into_iter()
+        .flatten()
+    {
+        names.push(entry?.file_name().to_string_lossy().into_owned());
+    }
+    Ok(names)
 }
 
 /// Splits what comes at line ends. What has none is a line when the output ends,

@@ -22,11 +22,11 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 
 use crate::boot::{Images, SMALL, USER_SPACE};
 use crate::context::{Context, kvm_nodes_missing};
-use crate::guest::{Ended, Guest};
+use crate::guest::{Ended, Guest, code, ended_with, leftovers};
 use crate::processes::{Family, Process, TAG, describe};
 use crate::report::{Report, Verdict};
 
@@ -304,7 +304,7 @@ impl<'a> Bench<'a> {
     /// Fails when processes or files of a machine are left; `pid`: the command's.
     fn nothing_left(&self, pid: u32) -> Result<()> {
         self.no_process_left(pid)?;
-        let names = self.leftovers()?;
+        let names = leftovers(&self.run_directory)?;
         ensure!(names.is_empty(), "left in the run directory: {names:?}");
         Ok(())
     }
@@ -325,43 +325,4 @@ impl<'a> Bench<'a> {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
-
-    fn leftovers(&self) -> Result<Vec<String>> {
-        let directory = self.run_directory.join("weft/vm");
-        let mut names = Vec::new();
-        // It is not there when nothing was started.
-        for entry in std::fs::read_dir(directory).into_iter().flatten() {
-            names.push(entry?.file_name().to_string_lossy().into_owned());
-        }
-        Ok(names)
-    }
-}
-
-/// The exit code of a machine that ended by itself within its bound.
-fn code(ended: &Ended) -> Result<i32> {
-    let status = ended
-        .status
-        .with_context(|| format!("it did not end; stderr: {}", ended.stderr))?;
-    status
-        .code()
-        .with_context(|| format!("{status}; stderr: {}", ended.stderr))
-}
-
-/// Fails unless a machine ended with this code and said all of this.
-fn ended_with(ended: &Ended, wanted: i32, says: &[&str]) -> Result<()> {
-    let found = code(ended)?;
-    ensure!(
-        found == wanted,
-        "exit {found}, not {wanted}; stderr: {}\n{}",
-        ended.stderr,
-        ended.tail(20)
-    );
-    for text in says {
-        ensure!(
-            ended.stderr.contains(text),
-            "`{text}` is not in: {}",
-            ended.stderr
-        );
-    }
-    Ok(())
 }

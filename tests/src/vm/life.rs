@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::{BOUND, Bench, Check, ended_with, wait_until};
+use super::{BOUND, Bench, Check, ended_with, leftovers, wait_until};
 use crate::guest::Guest;
 
 pub(super) const CHECKS: [(&str, Check); 10] = [
@@ -36,9 +36,9 @@ fn powers_off(bench: &Bench) -> Result<String> {
     )?;
     ensure!(ended.console().contains("hello"), "{}", ended.console());
     ensure!(
-        bench.leftovers()?.is_empty(),
+        leftovers(&bench.run_directory)?.is_empty(),
         "left: {:?}",
-        bench.leftovers()?
+        leftovers(&bench.run_directory)?
     );
     Ok(last_line(&ended.stderr))
 }
@@ -162,12 +162,15 @@ fn dies_with_parent(bench: &Bench) -> Result<String> {
         Ok(state.is_empty() || state.contains(") Z "))
     })?;
     // Nobody could remove its socket: the next who looks does.
-    ensure!(!bench.leftovers()?.is_empty(), "the socket went by itself");
+    ensure!(
+        !leftovers(&bench.run_directory)?.is_empty(),
+        "the socket went by itself"
+    );
     ensure!(!bench.ask(&["vm", "list"])?.contains("orphan"));
     ensure!(
-        bench.leftovers()?.is_empty(),
+        leftovers(&bench.run_directory)?.is_empty(),
         "left: {:?}",
-        bench.leftovers()?
+        leftovers(&bench.run_directory)?
     );
     // And its name is free.
     let mut next = bench.start(&["--name", "orphan"])?;

@@ -17,11 +17,11 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 
 use crate::boot::Images;
 use crate::context::{Context, kvm_missing};
-use crate::guest::{Ended, Guest};
+use crate::guest::{Guest, code, ended_with, leftovers};
 use crate::report::{Report, Verdict};
 
 /// Whatever a machine is to do, it does within this.
@@ -129,44 +129,6 @@ impl<'a> Bench<'a> {
         );
         Ok(String::from_utf8(output.stdout)?)
     }
-
-    /// What is left in the run directory.
-    fn leftovers(&self) -> Result<Vec<String>> {
-        let directory = self.run_directory.join("weft/vm");
-        let mut names = Vec::new();
-        for entry in std::fs::read_dir(directory)? {
-            names.push(entry?.file_name().to_string_lossy().into_owned());
-        }
-        Ok(names)
-    }
-}
-
-/// The exit code of a machine that ended by itself within its bound.
-fn code(ended: &Ended) -> Result<i32> {
-    let status = ended
-        .status
-        .with_context(|| format!("it did not end; stderr: {}", ended.stderr))?;
-    status
-        .code()
-        .with_context(|| format!("{status}; stderr: {}", ended.stderr))
-}
-
-/// Fails unless a machine ended with this code and said this.
-fn ended_with(ended: &Ended, wanted: i32, says: &[&str]) -> Result<()> {
-    let found = code(ended)?;
-    ensure!(
-        found == wanted,
-        "exit {found}, not {wanted}; stderr: {}",
-        ended.stderr
-    );
-    for text in says {
-        ensure!(
-            ended.stderr.contains(text),
-            "`{text}` is not in: {}",
-            ended.stderr
-        );
-    }
-    Ok(())
 }
 
 /// Waits until something is so.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-use super::{BOUND, Bench, Check, code, ended_with, wait_until};
+use super::{BOUND, Bench, Check, code, ended_with, leftovers, wait_until};
 use crate::guest::Guest;
 
 pub(super) const CHECKS: [(&str, Check); 7] = [
@@ -146,9 +146,9 @@ fn console(bench: &Bench) -> Result<String> {
     bench.ask(&["vm", "stop", "c"])?;
     ended_with(&guest.finish(BOUND)?, 0, &[])?;
     ensure!(
-        bench.leftovers()?.is_empty(),
+        leftovers(&bench.run_directory)?.is_empty(),
         "left: {:?}",
-        bench.leftovers()?
+        leftovers(&bench.run_directory)?
     );
     Ok(String::new())
 }
@@ -192,9 +192,9 @@ fn names(bench: &Bench) -> Result<String> {
     quit(guest)?;
     ensure!(!std::path::Path::new(&api).exists(), "{api} is left");
     ensure!(
-        bench.leftovers()?.is_empty(),
+        leftovers(&bench.run_directory)?.is_empty(),
         "left: {:?}",
-        bench.leftovers()?
+        leftovers(&bench.run_directory)?
     );
     Ok(String::new())
 }
