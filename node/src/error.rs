@@ -177,6 +177,18 @@ impl LaunchError {
     }
 }
 
+/// An error with its causes, each of which `Display` leaves to its source.
+pub fn sentence(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
+
 /// Names an exit code that Weft, not the program, may have chosen.
 pub fn exit_code_meaning(code: i32) -> Option<&'static str> {
     match code {

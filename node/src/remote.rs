@@ -22,7 +22,7 @@ use weft_wire::keys::{Keys, PublicKey};
 use weft_wire::{keys, socket};
 
 use crate::config::{self, Config, PORT};
-use crate::error::LaunchError;
+use crate::error::{LaunchError, sentence};
 use crate::launch::Plan;
 use crate::links::{Link, Links};
 use crate::protocol::{Reply, Request, Status};
@@ -136,11 +136,11 @@ impl Connection {
             HandshakeError::Refused { ours } => format!(
                 "it does not let the key {ours} borrow: run `weft node trust --may borrow {ours} NAME` there, or write `may = \"borrow\"` into the [[peer]] that has the key, and start its daemon again"
             ),
-            error => describe(&error),
+            error => sentence(&error),
         }))?;
         let ours = Hello::here();
         let theirs = hello::exchange(&mut channel, &ours, CALL_BOUND)
-            .map_err(|error| refused(describe(&error)))?;
+            .map_err(|error| refused(sentence(&error)))?;
         check(&ours, &theirs).map_err(|error| refused(error.to_string()))?;
         Ok(Connection {
             host: host.to_owned(),
@@ -160,7 +160,7 @@ impl Connection {
                 what: format!("node {}", self.host),
                 bound,
             },
-            error => self.failed(describe(&error)),
+            error => self.failed(sentence(&error)),
         })
     }
 
@@ -193,18 +193,6 @@ impl Connection {
             other => Err(self.unexpected(&other)),
         }
     }
-}
-
-/// An error with its causes, each of which `Display` leaves to its source.
-pub fn describe(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }
 
 /// See the module.
@@ -323,7 +311,7 @@ impl RemoteSlice {
                 Err(ChannelError::Timeout(_)) => return Ok(events),
                 // An end that the slice had announced is told as that.
                 Err(_) if !events.is_empty() => return Ok(events),
-                Err(error) => return Err(describe(&error)),
+                Err(error) => return Err(sentence(&error)),
             }
             bound = Duration::ZERO;
         }
@@ -374,7 +362,7 @@ impl RemoteSlice {
 
     fn send(&mut self, request: &Request) -> Result<(), String> {
         let sent = self.connection.channel.send(request);
-        sent.map_err(|error| describe(&error))
+        sent.map_err(|error| sentence(&error))
     }
 
     /// Ends the slice and waits, within a bound, for its last counters. The
@@ -498,7 +486,7 @@ pub(crate) fn start(
 ) -> Result<(), LaunchError> {
     for (number, slice) in slices.iter_mut() {
         let sent = slice.connection.channel.send(&request(*number));
-        sent.map_err(|error| slice.connection.failed(describe(&error)))?;
+        sent.map_err(|error| slice.connection.failed(sentence(&error)))?;
     }
     for (_, slice) in slices.iter_mut() {
         started(slice)?;
@@ -530,7 +518,7 @@ fn dial_home_link(lease_ms: u32, slice: &mut RemoteSlice) -> Result<Link, Launch
     let stream = socket::dial(&connection.address, CONNECT_BOUND)
         .map_err(|error| unreachable(error.to_string()))?;
     let keyed = handshake::dial_link(stream.into(), &ticket, &secret, CONNECT_BOUND)
-        .map_err(|error| unreachable(describe(&error)))?;
+        .map_err(|error| unreachable(sentence(&error)))?;
     Link::keyed(keyed, lease_ms).map_err(|error| unreachable(error.to_string()))
 }
 
@@ -569,7 +557,7 @@ fn started(slice: &mut RemoteSlice) -> Result<(), LaunchError> {
     let mut said = Vec::new();
     loop {
         let reply = connection.channel.receive(START_BOUND);
-        match reply.map_err(|error| connection.failed(describe(&error)))? {
+        match reply.map_err(|error| connection.failed(sentence(&error)))? {
             Reply::Started { pid } => {
                 slice.pid = Some(pid);
                 slice.heard = Instant::now();

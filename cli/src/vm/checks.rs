@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 
+use weft_node::error::sentence;
 use weft_node::host::{Check, State};
 use weft_vmm::vcpu::kvm::{Host, Unusable};
 
@@ -42,17 +43,9 @@ fn kvm() -> Check {
                 }
                 _ => "use a newer kernel".to_owned(),
             };
-            let found = format!("{}: `weft vm run` takes soft", with_source(&error));
+            let found = format!("{}: `weft vm run` takes soft", sentence(&error));
             Check::bad(NAME, State::Warn, found, fix)
         }
-    }
-}
-
-/// A message with what it comes from.
-fn with_source(error: &dyn std::error::Error) -> String {
-    match error.source() {
-        Some(source) => format!("{error}: {source}"),
-        None => error.to_string(),
     }
 }
 

@@ -18,6 +18,7 @@ use weft_wire::keys::{self, Keys, PublicKey};
 pub use edit::{init, trust};
 pub use peer::{May, Peer, USER_FIRST, USER_LAST};
 
+use crate::error::sentence;
 use crate::size::{format_bytes, parse_size};
 
 /// The port that daemons listen on unless told otherwise.
@@ -311,18 +312,6 @@ pub fn with_port(host: &str) -> String {
     } else {
         format!("{host}:{PORT}")
     }
-}
-
-/// An error and what caused it, in one sentence.
-fn sentence(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -50,9 +50,9 @@ pub use expected::Expected;
 
 use crate::cgroup::Cgroups;
 use crate::config::{self, Config, ConfigError, Peer};
+use crate::error::sentence;
 use crate::options::MEMORY_BYTES_MIN;
 use crate::protocol::Status;
-use crate::remote::describe;
 use crate::size::{PAGE_BYTES, format_bytes};
 use crate::{host, spawn, sys};
 
@@ -397,14 +397,14 @@ fn prove<'a>(
     stream.set_nonblocking(false).map_err(io)?;
     socket::tune(&stream).map_err(io)?;
     let incoming =
-        handshake::accept(stream.into(), HANDSHAKE_BOUND).map_err(|error| describe(&error))?;
+        handshake::accept(stream.into(), HANDSHAKE_BOUND).map_err(|error| sentence(&error))?;
     match incoming.opening() {
         Opening::Link { ticket } => {
             let secret = shared
                 .expected
                 .secret(&ticket)
                 .ok_or("a link that nobody expects")?;
-            let keyed = incoming.link(&secret).map_err(|error| describe(&error))?;
+            let keyed = incoming.link(&secret).map_err(|error| sentence(&error))?;
             if stranger.leave() {
                 shared.expected.deliver(&ticket, keyed);
             }
@@ -422,7 +422,7 @@ fn prove<'a>(
             // Home decides whether its programs can move here; this side only
             // says what it is.
             hello::exchange(&mut channel, &shared.hello, HANDSHAKE_BOUND)
-                .map_err(|error| describe(&error))?;
+                .map_err(|error| sentence(&error))?;
             Ok(Some(Known {
                 peer,
                 channel,
@@ -447,11 +447,11 @@ fn own_address(listener: &TcpListener) -> io::Result<SocketAddr> {
 /// Why a connection is not served, for the log.
 fn refusal(shared: &Shared, error: &HandshakeError) -> String {
     let HandshakeError::Untrusted { found } = error else {
-        return describe(error);
+        return sentence(error);
     };
     match shared.config.peer(found) {
         Some(peer) => format!("{} may lend to this host, not borrow from it", peer.name),
-        None => describe(error),
+        None => sentence(error),
     }
 }
 

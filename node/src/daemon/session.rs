@@ -26,9 +26,9 @@ use super::memory::{Keeper, LOOK_MAX};
 use super::{LEAVE_BOUND, Reservation, Shared};
 use crate::config::Peer;
 use crate::control::{self, Arrival};
+use crate::error::sentence;
 use crate::links::{self, Link, Links, Settings};
 use crate::protocol::{MachineStart, Reply, Request};
-use crate::remote::describe;
 use crate::said::{BATCH, Said};
 use crate::shared::{SharedMemory, Snapshot};
 use crate::size::{PAGE_BYTES, format_pages};
@@ -203,7 +203,7 @@ impl<'a> Session<'a> {
                 Ok(request) => request,
                 Err(ChannelError::Timeout(_)) => return Ok(None),
                 Err(ChannelError::Closed) => return Ok(Some(End::Closed)),
-                Err(error) => return Err(describe(&error)),
+                Err(error) => return Err(sentence(&error)),
             };
             self.last_request = Instant::now();
             if let Some(reply) = self.handle(request) {
@@ -214,7 +214,7 @@ impl<'a> Session<'a> {
     }
 
     fn send(&mut self, reply: &Reply) -> Result<(), String> {
-        self.channel.send(reply).map_err(|error| describe(&error))
+        self.channel.send(reply).map_err(|error| sentence(&error))
     }
 
     fn handle(&mut self, request: Request) -> Option<Reply> {
@@ -571,7 +571,7 @@ fn dial_peer(
     let failed = |why: String| format!("{name}, {address}: {why}");
     let stream = socket::dial(&address, LINK_BOUND).map_err(|error| failed(error.to_string()))?;
     let keyed = handshake::dial_link(stream.into(), ticket, secret, LINK_BOUND)
-        .map_err(|error| failed(describe(&error)))?;
+        .map_err(|error| failed(sentence(&error)))?;
     Link::keyed(keyed, lease_ms).map_err(|error| failed(error.to_string()))
 }
 
