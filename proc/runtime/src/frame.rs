@@ -4,9 +4,11 @@
 //! sizes are checked below. What a handler leaves in a [`Frame`] is what the
 //! thread continues with.
 
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
 /// General registers, in the order of `struct sigcontext_64`.
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, FromBytes, IntoBytes, Immutable)]
 #[allow(missing_docs, reason = "the fields are the machine's registers")]
 pub struct Registers {
     pub r8: usize,
@@ -49,7 +51,7 @@ impl Registers {
 
 /// `stack_t`.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
 pub struct AlternateStack {
     /// Lowest address.
     pub start: usize,
@@ -86,7 +88,7 @@ impl AlternateStack {
 
 /// `struct ucontext`: the state that a signal interrupted.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
 pub struct Frame {
     /// `UC_FP_XSTATE` and friends.
     pub flags: u64,
@@ -113,7 +115,7 @@ pub const UC_STRICT_RESTORE_SS: u64 = 4;
 
 /// `siginfo_t`, with the fields that the runtime looks at.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
 pub struct SignalInfo {
     /// The signal.
     pub signal: i32,
@@ -148,7 +150,7 @@ impl SignalInfo {
 
 /// What the kernel pushes, and what the runtime pushes for the program.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
 pub struct PushedFrame {
     /// Return address of the handler: the restorer.
     pub restorer: usize,

@@ -5,7 +5,8 @@
 //! engine had its chance to fetch an absent page.
 
 use core::arch::global_asm;
-use core::mem::MaybeUninit;
+
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::frame::Frame;
 use crate::kernel::Errno;
@@ -59,14 +60,9 @@ pub fn fix_up(frame: &mut Frame) -> bool {
 
 /// Copies out of the program.
 pub fn copy_in(address: usize, into: &mut [u8]) -> Result<(), Fault> {
-    copy_in_raw(address, into.as_mut_ptr() as usize, into.len())
-}
-
-/// Copies out of the program to an address of the runtime.
-pub fn copy_in_raw(address: usize, to: usize, length: usize) -> Result<(), Fault> {
-    // SAFETY: the runtime's side was checked by the caller; the program's side
-    // may fault, which the handler resolves.
-    match unsafe { weft_copy(to as *mut u8, address as *const u8, length) } {
+    // SAFETY: `into` holds that many bytes; the program's side may fault, which
+    // the handler resolves.
+    match unsafe { weft_copy(into.as_mut_ptr(), address as *const u8, into.len()) } {
         0 => Ok(()),
         _ => Err(Fault),
     }
@@ -74,7 +70,7 @@ pub fn copy_in_raw(address: usize, to: usize, length: usize) -> Result<(), Fault
 
 /// Copies into the program.
 pub fn copy_out(address: usize, from: &[u8]) -> Result<(), Fault> {
-    // SAFETY: as `copy_in_raw`, in the other direction.
+    // SAFETY: as `copy_in`, in the other direction.
     match unsafe { weft_copy(address as *mut u8, from.as_ptr(), from.len()) } {
         0 => Ok(()),
         _ => Err(Fault),
@@ -82,19 +78,15 @@ pub fn copy_out(address: usize, from: &[u8]) -> Result<(), Fault> {
 }
 
 /// Reads a plain value.
-pub fn read<T: Copy>(address: usize) -> Result<T, Fault> {
-    let mut value = MaybeUninit::<T>::uninit();
-    copy_in_raw(address, value.as_mut_ptr() as usize, size_of::<T>())?;
-    // SAFETY: every byte was copied; the types used are plain integers.
-    Ok(unsafe { value.assume_init() })
+pub fn read<T: FromBytes + IntoBytes>(address: usize) -> Result<T, Fault> {
+    let mut value = T::new_zeroed();
+    copy_in(address, value.as_mut_bytes())?;
+    Ok(value)
 }
 
 /// Writes a plain value.
-pub fn write<T: Copy>(address: usize, value: &T) -> Result<(), Fault> {
-    // SAFETY: plain data is readable as bytes; types used have no padding.
-    let bytes =
-        unsafe { core::slice::from_raw_parts(core::ptr::from_ref(value).cast(), size_of::<T>()) };
-    copy_out(address, bytes)
+pub fn write<T: IntoBytes + Immutable>(address: usize, value: &T) -> Result<(), Fault> {
+    copy_out(address, value.as_bytes())
 }
 
 /// Copies a NUL-terminated string; the slice returned excludes the NUL. ENAMETOOLONG

@@ -5,6 +5,8 @@
 //! the legacy part are software's: they say how large the area is, and belong to
 //! the frame, not to the state. Invariant: no function here changes them.
 
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
 use crate::memory::{self, Fault};
 
 /// Largest state carried, bytes. AMX tiles need a little over 11 KiB.
@@ -31,7 +33,7 @@ pub struct Area {
 
 /// Software's bytes, `struct _fpx_sw_bytes`.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, FromBytes)]
 struct Software {
     magic1: u32,
     extended_size: u32,
@@ -50,14 +52,23 @@ impl Area {
     pub unsafe fn new(address: usize) -> Area {
         Area { address }
     }
-    fn word<T: Copy>(self, offset: usize) -> T {
-        // SAFETY: `new` promises a kernel-written area; all offsets used are
-        // inside its header.
+    fn word<T: FromBytes>(self, offset: usize) -> T {
+        assert!(offset + size_of::<T>() <= HEADER_END);
+        // SAFETY: `new` promises a kernel-written area. What lies in its header
+        // is asked for only where `length` says that it has one.
         unsafe { ((self.address + offset) as *const T).read_unaligned() }
     }
-    fn set_word<T: Copy>(self, offset: usize, value: T) {
+    fn set_word<T: IntoBytes + Immutable>(self, offset: usize, value: T) {
+        assert!(offset + size_of::<T>() <= HEADER_END);
         // SAFETY: as `word`.
         unsafe { ((self.address + offset) as *mut T).write_unaligned(value) }
+    }
+    /// A part of the state, to be overwritten.
+    fn part(&mut self, offset: usize, length: usize) -> &mut [u8] {
+        assert!(offset + length <= self.length());
+        // SAFETY: inside the area that the kernel wrote (asserted); the thread
+        // that it belongs to waits for this handler.
+        unsafe { core::slice::from_raw_parts_mut((self.address + offset) as *mut u8, length) }
     }
     fn software(self) -> Software {
         self.word(SOFTWARE)
@@ -114,13 +125,8 @@ impl Area {
             self.reset();
             return;
         }
-        let from = bytes.as_ptr() as usize;
-        self.place(bytes.len(), |to, offset, length| {
-            // SAFETY: `from` holds `bytes.len()` bytes, and `place` writes only
-            // inside the area.
-            unsafe {
-                core::ptr::copy_nonoverlapping((from + offset) as *const u8, to as *mut u8, length);
-            }
+        self.place(bytes.len(), |offset, into| {
+            into.copy_from_slice(&bytes[offset..offset + into.len()]);
             Ok(())
         })
         .unwrap_or_default();
@@ -129,7 +135,7 @@ impl Area {
     /// does.
     pub fn load_from_program(self, address: usize) -> Result<(), Fault> {
         let mut software = [0u8; size_of::<Software>()];
-        memory::copy_in(address + SOFTWARE, &mut software)?;
+        memory::copy_in(address.wrapping_add(SOFTWARE), &mut software)?;
         let word = |at: usize| {
             u32::from_ne_bytes([
                 software[at],
@@ -143,18 +149,18 @@ impl Area {
         } else {
             LEGACY_BYTES
         };
-        self.place(length, |to, offset, length| {
-            memory::copy_in_raw(address + offset, to, length)
+        self.place(length, |offset, into| {
+            memory::copy_in(address.wrapping_add(offset), into)
         })
     }
-    /// Copies what fits around software's bytes with `copy(to, offset, length)`
-    /// and keeps the feature bits consistent with what was copied.
+    /// Copies what fits around software's bytes with `copy(offset, into)` and
+    /// keeps the feature bits consistent with what was copied.
     fn place(
-        self,
+        mut self,
         available: usize,
-        mut copy: impl FnMut(usize, usize, usize) -> Result<(), Fault>,
+        mut copy: impl FnMut(usize, &mut [u8]) -> Result<(), Fault>,
     ) -> Result<(), Fault> {
-        copy(self.address, 0, SOFTWARE)?;
+        copy(0, self.part(0, SOFTWARE))?;
         let length = self.length().min(available);
         if self.length() < HEADER_END {
             return Ok(());
@@ -164,11 +170,7 @@ impl Area {
             self.set_word(LEGACY_BYTES, 3u64);
             return Ok(());
         }
-        copy(
-            self.address + LEGACY_BYTES,
-            LEGACY_BYTES,
-            length - LEGACY_BYTES,
-        )?;
+        copy(LEGACY_BYTES, self.part(LEGACY_BYTES, length - LEGACY_BYTES))?;
         let features: u64 = self.word(LEGACY_BYTES);
         self.set_word(LEGACY_BYTES, features & self.software().features);
         Ok(())

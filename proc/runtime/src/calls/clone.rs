@@ -7,6 +7,7 @@
 //! same call as the program's: what it refuses, the program sees refused.
 
 use syscalls::Sysno;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::context;
 use crate::kernel::{Errno, Result};
@@ -38,7 +39,7 @@ const SET_TID_MAX: usize = 32;
 
 /// `struct clone_args`.
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, FromBytes, IntoBytes, Immutable)]
 pub struct Arguments {
     pub flags: u64,
     pub pidfd: u64,
@@ -133,8 +134,7 @@ impl Request {
             return Err(Errno::EINVAL);
         }
         let known = bytes.min(size_of::<Arguments>());
-        let own = &raw mut self.asked as usize;
-        memory::copy_in_raw(address, own, known)?;
+        memory::copy_in(address, &mut self.asked.as_mut_bytes()[..known])?;
         let mut rest = [0u8; PAGE - size_of::<Arguments>()];
         let rest = &mut rest[..bytes - known];
         memory::copy_in(address + known, rest)?;
@@ -148,9 +148,8 @@ impl Request {
             ..
         } = self.asked;
         if set_tid != 0 && set_tid_size <= SET_TID_MAX as u64 {
-            let numbers = self.numbers.as_mut_ptr() as usize;
-            let length = set_tid_size as usize * size_of::<i32>();
-            memory::copy_in_raw(set_tid as usize, numbers, length)?;
+            let numbers = &mut self.numbers[..set_tid_size as usize];
+            memory::copy_in(set_tid as usize, numbers.as_mut_bytes())?;
         }
         Ok(())
     }

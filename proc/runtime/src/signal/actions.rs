@@ -6,6 +6,8 @@
 //! runtime's own entry. SIGSYS, SIGSEGV, SIGBUS and the runtime's signal keep
 //! the runtime's entry whatever the program asks for.
 
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
 use crate::frame::SignalInfo;
 use crate::kernel::{self, Errno, Result, call};
 use crate::lock::Lock;
@@ -39,7 +41,7 @@ pub const SA_RESETHAND: u64 = 0x8000_0000;
 
 /// `struct sigaction` of the kernel.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
 pub struct Action {
     /// `SIG_DFL`, `SIG_IGN` or an address.
     pub handler: usize,
