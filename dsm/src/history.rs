@@ -17,7 +17,7 @@ const RECENT: u8 = 0x80;
 
 /// What is remembered of a chunk. Zero bytes: never touched.
 #[repr(C)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, zerocopy::FromZeros)]
 pub struct ChunkHistory {
     /// The epoch to which the bits belong.
     aged: u32,

@@ -54,7 +54,7 @@ const PENDING_AHEAD: u8 = 4;
 
 /// What one node knows of a page of its own. Zero bytes: nothing.
 #[repr(C)]
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, zerocopy::FromZeros)]
 pub struct Local {
     flags: u8,
     pending: u8,
@@ -239,7 +239,7 @@ impl core::fmt::Debug for Local {
 
 /// What the manager is doing about a page.
 #[repr(u8)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, zerocopy::FromZeros)]
 pub enum Phase {
     /// Nothing.
     #[default]
@@ -267,7 +267,7 @@ pub(crate) const TARGETED: u8 = 8;
 
 /// The directory's record of a page. Zero bytes: never touched.
 #[repr(C)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, zerocopy::FromZeros)]
 pub struct Entry {
     /// Nodes other than the owner that may hold a copy.
     pub(crate) copyset: u32,

@@ -55,7 +55,7 @@ pub const FLAG_WIPE_ON_FORK: u32 = 1 << 6;
 pub const FLAG_SHARED: u32 = 1 << 7;
 
 /// Who keeps the pages of a region.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, zerocopy::FromZeros)]
 #[repr(u8)]
 pub enum Kind {
     /// Private memory, coherent through the DSM. Includes writable private
@@ -70,7 +70,7 @@ pub enum Kind {
 }
 
 /// One mapping: every page in it is treated alike.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, zerocopy::FromZeros)]
 #[repr(C)]
 pub struct Region {
     /// First address.

@@ -5,6 +5,7 @@
 //! the FS base belongs to the program at all times.
 
 pub use syscalls::{Errno, Sysno};
+use zerocopy::FromZeros;
 
 /// Result of a system call.
 pub type Result<T> = core::result::Result<T, Errno>;
@@ -136,6 +137,17 @@ pub fn reserve(length: usize) -> Result<*mut u8> {
     let start = allocate(length)?;
     let _ = call!(madvise, start, length, MADV_DONTDUMP);
     Ok(start)
+}
+
+/// An array of `count` zeroes that takes memory as it is touched; it is never
+/// released.
+pub fn zeroes<T: FromZeros>(count: usize) -> Result<&'static mut [T]> {
+    const { assert!(align_of::<T>() <= 4096) };
+    let bytes = count.checked_mul(size_of::<T>()).ok_or(Errno::ENOMEM)?;
+    let start = reserve(bytes)?.cast::<T>();
+    // SAFETY: fresh and large enough, aligned to a page, never released. It is
+    // zeroed, and `FromZeros` says that zeroes are valid.
+    Ok(unsafe { core::slice::from_raw_parts_mut(start, count) })
 }
 
 /// Gives memory of [`allocate`] back.

@@ -92,13 +92,8 @@ pub fn lock() -> Locked {
 /// Makes the empty address space. `slack` bytes below [`MAP_TOP`] stay unused:
 /// the randomised part of chosen addresses.
 pub fn set_up(slack: u64) -> Result<()> {
-    let bytes = REGIONS_MAX * size_of::<Region>();
-    let storage = kernel::allocate(bytes)?.cast::<Region>();
-    // SAFETY: fresh, zeroed, large enough and never released; a zeroed `Region`
-    // is a valid one.
-    let storage = unsafe { core::slice::from_raw_parts_mut(storage, REGIONS_MAX) };
     *SPACE.lock() = Some(Space {
-        layout: Layout::new(storage),
+        layout: Layout::new(kernel::zeroes(REGIONS_MAX)?),
         heap_start: 0,
         heap_end: 0,
         top: MAP_TOP - (slack & !(PAGE - 1)),

@@ -66,7 +66,7 @@ impl Engine {
     ) -> Outcome {
         let arrived_at = clock::now();
         let busy = arrived_at.wrapping_sub(self.left_at);
-        let local = self.tables.look(page);
+        let local = self.core.tables.look(page);
         let here = match access {
             Access::Read => local.present(),
             Access::Write => local.state() == State::Exclusive,
@@ -133,10 +133,10 @@ impl Engine {
     /// Whether another node has to be asked, as far as this one knows.
     fn is_remote(&self, page: u64, access: Access) -> bool {
         if !self.is_home() {
-            let local = self.tables.look(page);
+            let local = self.core.tables.look(page);
             return access == Access::Read || !local.owner() || local.state() != State::Exclusive;
         }
-        let entry = self.tables.look_entry(page);
+        let entry = self.core.tables.look_entry(page);
         match entry.owner() {
             None => false,
             Some(owner) => owner.index() != 0 || access == Access::Write && entry.copyset() != 0,
@@ -147,6 +147,7 @@ impl Engine {
     fn likely_owner(&self, page: u64) -> usize {
         if self.is_home() {
             return self
+                .core
                 .tables
                 .look_entry(page)
                 .owner()
@@ -168,7 +169,7 @@ impl Engine {
         let end = (ahead.from + ahead.count.min(room)).min(region.end / 4096);
         let mut asked = 0;
         for next in ahead.from..end {
-            let local = self.tables.look(next);
+            let local = self.core.tables.look(next);
             if local.present() || local.pending().is_some() {
                 continue;
             }
@@ -197,9 +198,9 @@ impl Engine {
         let end = (ahead.from + ahead.count).min(region.end / 4096);
         for next in ahead.from..end {
             let alike = if first_touch {
-                self.tables.look_entry(next).untouched()
+                self.core.tables.look_entry(next).untouched()
             } else {
-                is_unwritten(self.tables.look(next))
+                is_unwritten(self.core.tables.look(next))
             };
             if alike {
                 self.ask(next, access, false);

@@ -171,10 +171,10 @@ impl Engine {
 
     /// The node that has to be asked for a page; none when it is here.
     fn owner_elsewhere(&self, page: u64) -> Option<usize> {
-        if self.tables.look(page).present() {
+        if self.core.tables.look(page).present() {
             return None;
         }
-        let owner = self.tables.look_entry(page).owner()?.index();
+        let owner = self.core.tables.look_entry(page).owner()?.index();
         (owner != self.me).then_some(owner)
     }
 
@@ -250,7 +250,7 @@ impl Engine {
         let mut used = 1;
         let mut length = count as usize;
         for index in 0..count {
-            let local = self.tables.look(page + index);
+            let local = self.core.tables.look(page + index);
             let address = (page + index) * 4096;
             let readable = self
                 .io

@@ -122,7 +122,7 @@ impl Engine {
     fn push_stack(&mut self, stack_pointer: usize, node: usize) {
         let first = page_of(stack_pointer.saturating_sub(128));
         for page in first..first + STACK_PAGES {
-            let local = self.tables.look(page);
+            let local = self.core.tables.look(page);
             let sole = local.owner() && local.state() == State::Exclusive && local.evictable();
             // Only the manager, or an owner that pushes to the manager, can
             // give a page away in one message.
@@ -170,7 +170,7 @@ impl Engine {
         self.io.send(from, &Message::Arrived.header(0), &[]);
         // The stack is needed at once.
         let page = page_of(context.registers.rsp);
-        if !self.tables.look(page).present() && self.io.layout.lookup(page * 4096).is_some() {
+        if !self.core.tables.look(page).present() && self.io.layout.lookup(page * 4096).is_some() {
             self.fetch(page, Access::Write);
         }
         self.left_at = clock::now();

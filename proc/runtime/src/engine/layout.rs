@@ -108,7 +108,7 @@ impl Engine {
     fn adopt(&mut self, first: u64, pages: u64) {
         let mut adopted = 0;
         for page in first..first + pages {
-            if self.tables.look_entry(page).untouched() {
+            if self.core.tables.look_entry(page).untouched() {
                 self.step(Event::Adopt { page: Page(page) });
                 adopted += 1;
             }
@@ -169,9 +169,9 @@ impl Engine {
     /// Waits until none of this node's own requests in a range is under way.
     fn finish_requests(&mut self, start: u64, end: u64) {
         for page in start / PAGE..end / PAGE {
-            if self.tables.look(page).pending().is_some() {
+            if self.core.tables.look(page).pending().is_some() {
                 self.wait_until("a page on its way", |engine| {
-                    engine.tables.look(page).pending().is_none()
+                    engine.core.tables.look(page).pending().is_none()
                 });
             }
         }
@@ -180,7 +180,7 @@ impl Engine {
     /// Waits until no page of a range is moving between any nodes.
     pub fn finish_transfers(&mut self, start: u64, end: u64) {
         let idle = |engine: &Engine, page| {
-            let entry = engine.tables.look_entry(page);
+            let entry = engine.core.tables.look_entry(page);
             entry.phase() == Phase::Idle && entry.waiting() == 0
         };
         for page in start / PAGE..end / PAGE {
@@ -193,7 +193,7 @@ impl Engine {
     /// Whether another node has, or may be about to get, a page of the range.
     fn is_shared(&self, start: u64, end: u64) -> bool {
         (start / PAGE..end / PAGE).any(|page| {
-            let entry = self.tables.look_entry(page);
+            let entry = self.core.tables.look_entry(page);
             let elsewhere = entry.owner().is_some_and(|owner| owner.index() != 0);
             elsewhere
                 || entry.copyset() != 0
@@ -229,7 +229,7 @@ impl Engine {
     fn discard(&mut self, start: u64, end: u64) {
         let mut resident = 0;
         for page in start / PAGE..end / PAGE {
-            let local = self.tables.look(page);
+            let local = self.core.tables.look(page);
             resident += i64::from(local.present());
             if local.pending().is_some() {
                 self.requests = self.requests.saturating_sub(1);
@@ -251,7 +251,7 @@ impl Engine {
                 let (first, last) = (region.start.max(start), region.end.min(end));
                 let pages = first / PAGE..last / PAGE;
                 count += pages
-                    .filter(|&page| self.tables.look(page).present())
+                    .filter(|&page| self.core.tables.look(page).present())
                     .count() as i64;
             }
         }
@@ -344,7 +344,7 @@ impl Engine {
         let relocated = self.io.layout.relocate(old, old_length, new, new_length);
         assert!(relocated.is_ok(), "home's own layout allowed the move");
         for page in new / PAGE..(new + moved) / PAGE {
-            if self.tables.look(page).present() {
+            if self.core.tables.look(page).present() {
                 self.working_set.touch(page);
             }
         }
@@ -352,7 +352,7 @@ impl Engine {
 
     fn protect_again(&mut self, start: u64, end: u64) {
         for page in start / PAGE..end / PAGE {
-            let local = self.tables.look(page);
+            let local = self.core.tables.look(page);
             if local.present() && !local.writable() {
                 let done = self.io.space.protect((page * PAGE) as usize, 1);
                 self.check("protect", page * PAGE, done);
@@ -492,7 +492,7 @@ impl Engine {
     /// Installs the pages that are here of one range in another, equal one.
     fn copy_pages(&mut self, old: u64, new: u64, length: u64) {
         for offset in (0..length).step_by(PAGE as usize) {
-            let local = self.tables.look((old + offset) / PAGE);
+            let local = self.core.tables.look((old + offset) / PAGE);
             if !local.present() {
                 continue;
             }

@@ -101,7 +101,7 @@ impl Engine {
             }
             self.finish_transfers(region.start, region.end);
             for page in region.start / 4096..region.end / 4096 {
-                let owner = self.tables.look_entry(page).owner();
+                let owner = self.core.tables.look_entry(page).owner();
                 if owner.is_some_and(|owner| owner.index() == node) {
                     self.fetch(page, Access::Write);
                     self.make_room();

@@ -54,8 +54,6 @@ pub struct Engine {
     pub nodes: usize,
     /// The protocol.
     pub core: Node<FlatTables>,
-    /// The same records, to look at.
-    pub tables: FlatTables,
     /// Memory and links.
     pub io: Io,
     /// The jump policy, while the execution is here.
@@ -123,7 +121,6 @@ impl Engine {
             me,
             nodes: boot.nodes as usize,
             core: Node::new(&config, tables),
-            tables,
             io,
             policy: Policy::new(boot.jump, boot.jump_threshold),
             streams: Streams::new(window_max),
@@ -165,13 +162,13 @@ impl Engine {
 
     /// A fault, or the expectation of one. Counts it while it is under way.
     pub fn ask(&mut self, page: u64, access: Access, ahead: bool) {
-        let asked = self.tables.look(page).pending().is_some();
+        let asked = self.core.tables.look(page).pending().is_some();
         self.step(Event::Fault {
             page: Page(page),
             access,
             ahead,
         });
-        if !asked && self.tables.look(page).pending().is_some() {
+        if !asked && self.core.tables.look(page).pending().is_some() {
             self.requests += 1;
         }
     }
@@ -317,12 +314,12 @@ impl Engine {
                 page: Page(page),
                 ..first
             };
-            let asked = self.tables.look(page).pending().is_some();
+            let asked = self.core.tables.look(page).pending().is_some();
             self.step(Event::Message {
                 from: NodeId(from as u8),
                 message,
             });
-            if asked && self.tables.look(page).pending().is_none() {
+            if asked && self.core.tables.look(page).pending().is_none() {
                 self.requests = self.requests.saturating_sub(1);
             }
         }
@@ -349,7 +346,7 @@ impl Engine {
     /// A page of a file mapped at home is home's own from the first time that
     /// somebody asks for it.
     fn adopt_file_page(&mut self, page: u64) {
-        if !self.is_home() || !self.tables.look_entry(page).untouched() {
+        if !self.is_home() || !self.core.tables.look_entry(page).untouched() {
             return;
         }
         let address = page * 4096;
@@ -478,7 +475,7 @@ impl Engine {
         for index in 0..count {
             let region = self.io.layout.regions()[index];
             for page in region.start / 4096..region.end / 4096 {
-                if self.tables.look_entry(page).untouched() {
+                if self.core.tables.look_entry(page).untouched() {
                     continue;
                 }
                 self.step(Event::PeerLost {
@@ -495,7 +492,7 @@ impl Engine {
         let text = "no answer within the lease";
         if self.is_home() {
             let page = self.io.awaited;
-            let entry = (page < PAGES_MAX).then(|| self.tables.look_entry(page));
+            let entry = (page < PAGES_MAX).then(|| self.core.tables.look_entry(page));
             let owner = entry.and_then(|entry| entry.owner());
             let node = owner.map(NodeId::index).filter(|&node| node != 0);
             let alive = (1..self.nodes).find(|&n| self.io.links[n].is_some());

@@ -184,7 +184,7 @@ impl Engine {
         while count < chosen.len()
             && let Some((page, copies)) = self.drain.next()
         {
-            if self.tables.look(page).owner() != copies && self.may_leave(page) {
+            if self.core.tables.look(page).owner() != copies && self.may_leave(page) {
                 chosen[count] = page;
                 count += 1;
                 self.drain.left -= 1;
@@ -221,7 +221,7 @@ impl Engine {
         for index in 0..self.working_set.len() {
             let first = self.working_set.chunk(index) * CHUNK_PAGES;
             for page in first..first + CHUNK_PAGES {
-                let local = self.tables.look(page);
+                let local = self.core.tables.look(page);
                 if local.evictable() && !local.owner() && page != self.io.awaited {
                     self.step(Event::Evict {
                         page: Page(page),
@@ -240,8 +240,8 @@ impl Engine {
     /// Whether no eviction of the page is under way: neither an offer of this
     /// node's nor, at home, an ownership that is moving.
     fn has_settled(&self, page: u64) -> bool {
-        let moving = self.is_home() && self.tables.look_entry(page).phase() != Phase::Idle;
-        !moving && !self.tables.look(page).offered()
+        let moving = self.is_home() && self.core.tables.look_entry(page).phase() != Phase::Idle;
+        !moving && !self.core.tables.look(page).offered()
     }
 
     fn pages_of(&self, chunk: u64) -> Range<u64> {
@@ -253,7 +253,7 @@ impl Engine {
     fn forget_if_empty(&mut self, chunk: u64) -> bool {
         let empty = !self
             .pages_of(chunk)
-            .any(|page| self.tables.look(page).present());
+            .any(|page| self.core.tables.look(page).present());
         if empty {
             self.working_set.forget(chunk);
         }
@@ -261,7 +261,7 @@ impl Engine {
     }
 
     fn may_leave(&self, page: u64) -> bool {
-        self.tables.look(page).evictable() && page != self.io.awaited && !self.is_native(page)
+        self.core.tables.look(page).evictable() && page != self.io.awaited && !self.is_native(page)
     }
 
     /// Home: a page of a file, which the kernel keeps.

@@ -9,7 +9,7 @@ use weft_proc::boot::{
     Boot, CONTROL_READY, CONTROL_STRETCHED, ControlMessage, EXIT_SETUP, LINK_RING, LINK_SEALED,
     LINK_STREAM, LinkSpec, MAX_NODES, ROLE_HOME,
 };
-use weft_proc::layout::{Layout, REGIONS_MAX, Region};
+use weft_proc::layout::{Layout, REGIONS_MAX};
 use weft_proc::message::Message;
 use weft_wire::{Link, LinkConfig, LinkKind};
 
@@ -99,12 +99,7 @@ fn open_links(boot: &Boot) -> [Option<Link>; MAX_NODES] {
 }
 
 fn empty_layout() -> kernel::Result<Layout<'static>> {
-    let bytes = REGIONS_MAX * size_of::<Region>();
-    let storage = kernel::allocate(bytes)?.cast::<Region>();
-    // SAFETY: fresh, zeroed, large enough, never released; a zeroed `Region` is
-    // a valid one.
-    let storage = unsafe { core::slice::from_raw_parts_mut(storage, REGIONS_MAX) };
-    Ok(Layout::new(storage))
+    kernel::zeroes(REGIONS_MAX).map(Layout::new)
 }
 
 fn make_engine(boot: &'static Boot) -> Engine {

@@ -9,7 +9,7 @@
 use weft_dsm::history::{ChunkHistory, History};
 use weft_dsm::{CHUNK_PAGES, PAGES_MAX, Page};
 
-use crate::kernel::{self, Errno, Result};
+use crate::kernel::{Errno, Result, zeroes};
 
 const CHUNKS: usize = (PAGES_MAX / CHUNK_PAGES) as usize;
 /// Accesses of an epoch: short enough that two scans of a small budget differ,
@@ -26,23 +26,15 @@ pub struct WorkingSet {
     accesses: u64,
 }
 
-/// An array of `count` zeroes that takes memory as it is touched.
-fn sparse<T>(count: usize) -> Result<&'static mut [T]> {
-    let start = kernel::reserve(count * size_of::<T>())?.cast::<T>();
-    // SAFETY: fresh, zeroed, large enough, never released; the types used are
-    // integers and records for which zero bytes are valid.
-    Ok(unsafe { core::slice::from_raw_parts_mut(start, count) })
-}
-
 impl WorkingSet {
     /// An empty set.
     pub fn new() -> Result<WorkingSet> {
-        let pages = sparse::<u8>(PAGES_MAX as usize)?;
-        let chunks = sparse::<ChunkHistory>(CHUNKS)?;
+        let pages = zeroes::<u8>(PAGES_MAX as usize)?;
+        let chunks = zeroes::<ChunkHistory>(CHUNKS)?;
         Ok(WorkingSet {
             history: History::new(pages, chunks).map_err(|_| Errno::EINVAL)?,
-            places: sparse(CHUNKS)?,
-            list: sparse(CHUNKS)?,
+            places: zeroes(CHUNKS)?,
+            list: zeroes(CHUNKS)?,
             count: 0,
             accesses: 0,
         })
