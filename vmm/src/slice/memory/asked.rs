@@ -66,8 +66,6 @@ impl SharedMemory {
         }
         self.count_remote(page, access);
         state = self.ask_back_if_read(state, page, access);
-        // Now, so that it belongs to the time of asking.
-        self.send_parcels(&mut state);
         if let Some(asked) = state.asked.get_mut(&page) {
             asked.asking = asked.since.elapsed();
         }

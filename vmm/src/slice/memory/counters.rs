@@ -20,7 +20,7 @@ pub struct MemoryCounters {
     pub local: AtomicU64,
     /// Nanoseconds that threads waited for pages of other slices.
     pub waited_ns: AtomicU64,
-    /// Of these: until the request was on its way.
+    /// Of these: until the request was put together.
     pub asking_ns: AtomicU64,
     /// Of these: from when the page was here until it could be used: until the thread
     /// that waited for it ran, or it was in the guest's mapping.

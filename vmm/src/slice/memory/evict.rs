@@ -13,7 +13,7 @@
 //! Invariants:
 //!
 //! - Memory is given back under the shell's lock, of pages that nobody here may use
-//!   and about which nothing is to be done; what was to be sent of them is sent.
+//!   and about which nothing is to be done; the bytes that leave were copied.
 //! - A page that is pinned or busy is no victim.
 //! - Nothing here waits for another slice; the offers that are under way are counted.
 

@@ -17,7 +17,7 @@
 //! | `shell` | carries out what the protocol says, in order |
 //! | `state` | what it keeps under its lock |
 //! | `tables` | the protocol's records, and the right to each page |
-//! | `parcels` | messages on their way out |
+//! | `outbox` | messages on their way out, sent after the unlock |
 //! | `fetch` | a thread that needs a page and waits for it |
 //! | `asked` | pages that are needed by who does not wait here |
 //! | `ahead` | pages that will be needed soon |
@@ -42,7 +42,7 @@ mod evict;
 mod evict_tests;
 mod fetch;
 pub mod mapping;
-mod parcels;
+mod outbox;
 mod shell;
 mod standing;
 #[cfg(test)]
@@ -58,7 +58,7 @@ mod waiters;
 
 pub use budget::Budget;
 pub use counters::{MemoryCounters, PAGES_MAX, PageCount, SlicePages};
-pub use parcels::Post;
+pub use outbox::Post;
 pub use shell::{SharedMemory, SharedMemoryOptions};
 pub use trace::{
     FAULTS_MAX, FaultKind, FaultPurpose, FaultRecord, READERS_PATIENCE, RING, SliceFaults,

@@ -1,16 +1,32 @@
-//! What leaves for other slices: messages that were put together under the shell's
-//! lock, and the way they go.
+//! What leaves for other slices. The order is fixed under the lock of all guest memory,
+//! the work is done after it: frames are sealed and handed to the kernel by a thread
+//! that does not hold the lock.
+//!
+//! ```text
+//!  step ──message, copy of the page──▶ Outbox ──unlock──▶ Links ──one thread──▶ Post
+//!         (under the lock)             (under the lock)   (a queue for each link)
+//! ```
+//!
+//! Invariants:
+//!
+//! - Exactly one thread at a time sends on a link. It goes on until the link's queue is
+//!   empty, so a frame that another thread queues meanwhile is sent by it.
+//! - Frames of one link leave in the order in which their messages were put here, for
+//!   they enter the link's queue before the lock is given up.
+//! - The bytes of a page are copied when the page is given away, under the lock: what
+//!   happens to the page afterwards changes no frame.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use weft_dsm::message::{self, Run};
-use weft_dsm::{Message, NodeId, PAGE_BYTES};
+use weft_dsm::{Message, NODES_MAX, NodeId, PAGE_BYTES};
 use weft_wire::Header;
 
-use super::counters::MemoryCounters;
-use super::shell::SharedMemory;
-use super::state::State;
-
-/// Pages with their bytes in one frame, at most.
-const PARCEL_PAGES: u16 = 64;
+/// Buffers of sent frames that a link keeps for the next ones.
+const SPARE_MAX: usize = 4;
+/// A buffer that grew beyond this is given back: 16 pages.
+const SPARE_BYTES_MAX: usize = 16 * PAGE_BYTES;
 
 /// The way to the other slices. Never waits.
 pub trait Post: Send + Sync {
@@ -19,46 +35,230 @@ pub trait Post: Send + Sync {
     fn post(&self, to: NodeId, header: &Header, parts: &[&[u8]]);
 }
 
-/// Equal messages about consecutive pages, for one slice.
-pub(super) struct Parcel {
-    pub to: NodeId,
-    pub run: Run,
+/// Equal messages about consecutive pages, with the pages' bytes.
+struct Parcel {
+    run: Run,
+    bytes: Vec<u8>,
 }
 
-impl State {
-    /// Has a message leave with those that are about to, when the lock is given up.
-    pub(super) fn post(&mut self, to: NodeId, message: Message) {
+/// Messages that were put together since the lock was taken.
+#[derive(Default)]
+pub(super) struct Outbox {
+    parcels: Vec<(NodeId, Parcel)>,
+    /// Buffers of frames that were sent.
+    spare: Vec<Vec<u8>>,
+}
+
+impl Outbox {
+    /// Has a message leave behind all others for `to`, with a copy of `page` if it
+    /// carries one.
+    pub fn put(&mut self, to: NodeId, message: Message, page: Option<&[u8]>) {
+        debug_assert_eq!(message.carries_bytes(), page.is_some());
         let mut parcels = self.parcels.iter_mut().rev();
-        if let Some(last) = parcels.find(|parcel| parcel.to == to) {
-            let room = !message.carries_bytes() || last.run.count < PARCEL_PAGES;
-            if room && last.run.extend(&message) {
-                return;
-            }
+        if let Some((_, last)) = parcels.find(|(node, _)| *node == to)
+            && last.run.extend(&message)
+        {
+            last.bytes.extend_from_slice(page.unwrap_or_default());
+            return;
         }
+        let mut bytes = page.and_then(|_| self.spare.pop()).unwrap_or_default();
+        bytes.extend_from_slice(page.unwrap_or_default());
         let run = Run::one(message);
-        self.parcels.push(Parcel { to, run });
+        self.parcels.push((to, Parcel { run, bytes }));
     }
 }
 
-impl SharedMemory {
-    /// Sends what was put together under the lock, which is still held.
-    pub(super) fn send_parcels(&self, state: &mut State) {
-        for Parcel { to, run } in state.parcels.drain(..) {
-            let header = message::encode(&run);
-            if !run.first.carries_bytes() {
-                self.post.post(to, &header, &[]);
-                continue;
+/// The parcels of one link.
+#[derive(Default)]
+struct Link {
+    waiting: VecDeque<Parcel>,
+    spare: Vec<Vec<u8>>,
+    /// A thread is sending.
+    sending: bool,
+}
+
+/// One queue for each other slice.
+pub(super) struct Links([Mutex<Link>; NODES_MAX]);
+
+impl Default for Links {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| Mutex::default()))
+    }
+}
+
+impl Links {
+    /// Queues what was put together, for [`Links::send`]. Under the lock, which orders
+    /// the queues. Gives the nodes, a bit for each.
+    pub fn queue(&self, outbox: &mut Outbox) -> u32 {
+        let mut nodes = 0;
+        for (to, parcel) in outbox.parcels.drain(..) {
+            nodes |= 1 << to.index();
+            let mut link = self.link(to);
+            link.waiting.push_back(parcel);
+            if let Some(spare) = link.spare.pop()
+                && outbox.spare.len() < SPARE_MAX
+            {
+                outbox.spare.push(spare);
             }
-            MemoryCounters::add(&self.counters.pages_sent, run.count.into());
-            let pages: Vec<&[u8]> = run
-                .messages()
-                .map(|message| {
-                    // SAFETY: the page was taken from all who could write to it, and
-                    // nobody gets it again before the lock is given up.
-                    unsafe { std::slice::from_raw_parts(self.host(message.page.0), PAGE_BYTES) }
-                })
-                .collect();
-            self.post.post(to, &header, &pages);
+        }
+        nodes
+    }
+
+    /// Sends what is queued for `nodes`, if no other thread does. Without the lock.
+    /// Gives how many pages this thread sent.
+    pub fn send(&self, nodes: u32, post: &dyn Post) -> u64 {
+        let bits = (0..NODES_MAX as u8).filter(|node| nodes & 1 << node != 0);
+        bits.map(|node| self.send_to(NodeId(node), post)).sum()
+    }
+
+    fn send_to(&self, to: NodeId, post: &dyn Post) -> u64 {
+        let mut sent_pages = 0;
+        let mut link = self.link(to);
+        if link.sending {
+            return 0;
+        }
+        while let Some(Parcel { run, mut bytes }) = link.waiting.pop_front() {
+            link.sending = true;
+            drop(link);
+            let header = message::encode(&run);
+            match bytes.is_empty() {
+                true => post.post(to, &header, &[]),
+                false => post.post(to, &header, &[&bytes]),
+            }
+            sent_pages += (bytes.len() / PAGE_BYTES) as u64;
+            bytes.clear();
+            link = self.link(to);
+            if (1..=SPARE_BYTES_MAX).contains(&bytes.capacity()) && link.spare.len() < SPARE_MAX {
+                link.spare.push(bytes);
+            }
+        }
+        link.sending = false;
+        sent_pages
+    }
+
+    fn link(&self, to: NodeId) -> MutexGuard<'_, Link> {
+        let link = &self.0[to.index()];
+        link.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use weft_dsm::{Access, Body, Content, Page, Right};
+
+    fn get(page: u64) -> Message {
+        Message {
+            page: Page(page),
+            generation: 0,
+            body: Body::Get {
+                access: Access::Read,
+                ahead: false,
+            },
+        }
+    }
+
+    fn data(page: u64) -> Message {
+        let body = Body::Data {
+            right: Right::Shared,
+            content: Content::Bytes,
+            migratory: false,
+        };
+        Message { body, ..get(page) }
+    }
+
+    /// Keeps what was sent; finds two threads at work.
+    #[derive(Default)]
+    struct Kept {
+        frames: Mutex<Vec<(NodeId, u64, u16, Vec<u8>)>>,
+        busy: [AtomicBool; 2],
+    }
+
+    impl Post for Kept {
+        fn post(&self, to: NodeId, header: &Header, parts: &[&[u8]]) {
+            let busy = &self.busy[to.index()];
+            assert!(!busy.swap(true, Ordering::SeqCst), "two send to {to}");
+            let frame = (to, header.words[0], header.count, parts.concat());
+            self.frames.lock().unwrap().push(frame);
+            std::thread::yield_now();
+            busy.store(false, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn equal_messages_about_consecutive_pages_are_one_frame() {
+        let (links, kept) = (Links::default(), Kept::default());
+        let mut outbox = Outbox::default();
+        let page = |byte| [byte; PAGE_BYTES];
+        outbox.put(NodeId(1), data(7), Some(&page(1)));
+        outbox.put(NodeId(0), get(8), None);
+        outbox.put(NodeId(1), data(8), Some(&page(2)));
+        outbox.put(NodeId(1), get(9), None);
+        let nodes = links.queue(&mut outbox);
+        assert_eq!((nodes, links.send(nodes, &kept)), (0b11, 2));
+        let frames = kept.frames.lock().unwrap();
+        let both = [page(1), page(2)].concat();
+        assert_eq!(
+            *frames,
+            [
+                (NodeId(0), 8, 1, Vec::new()),
+                (NodeId(1), 7, 2, both),
+                (NodeId(1), 9, 1, Vec::new())
+            ]
+        );
+    }
+
+    /// The bytes are those of the moment when the page was given away.
+    #[test]
+    fn a_frame_has_the_bytes_that_the_page_had() {
+        let (links, kept) = (Links::default(), Kept::default());
+        let mut outbox = Outbox::default();
+        let mut page = [3; PAGE_BYTES];
+        outbox.put(NodeId(1), data(7), Some(&page));
+        page.fill(4);
+        links.send(links.queue(&mut outbox), &kept);
+        assert_eq!(kept.frames.lock().unwrap()[0].3, [3; PAGE_BYTES]);
+    }
+
+    /// Threads that queue under one lock and send after it: each link's order is that of
+    /// the lock, one thread at a time is at a link, and nothing stays behind.
+    #[test]
+    fn frames_leave_in_the_order_of_the_lock() {
+        const THREADS: u64 = 4;
+        const ROUNDS: u64 = 300;
+        let (links, kept) = (Links::default(), Kept::default());
+        let state = Mutex::new((Outbox::default(), 0));
+        let barrier = Barrier::new(THREADS as usize);
+        std::thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(|| {
+                    barrier.wait();
+                    for _ in 0..ROUNDS {
+                        let mut state = state.lock().unwrap();
+                        let (outbox, next) = &mut *state;
+                        // Every other page: no two are a run.
+                        *next += 2;
+                        outbox.put(NodeId(0), get(*next), None);
+                        outbox.put(NodeId(1), get(*next), None);
+                        let nodes = links.queue(outbox);
+                        drop(state);
+                        links.send(nodes, &kept);
+                    }
+                });
+            }
+        });
+        let frames = kept.frames.lock().unwrap();
+        for node in [NodeId(0), NodeId(1)] {
+            let sent = frames.iter().filter(|(to, ..)| *to == node);
+            let pages: Vec<u64> = sent.map(|(_, page, ..)| *page).collect();
+            assert!(
+                pages
+                    .iter()
+                    .copied()
+                    .eq((1..=THREADS * ROUNDS).map(|n| 2 * n))
+            );
         }
     }
 }

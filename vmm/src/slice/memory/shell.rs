@@ -29,7 +29,7 @@ use weft_wire::Header;
 
 use super::budget::{Budget, Room};
 use super::counters::{MemoryCounters, PageCounts, SlicePages, VcpuCounts};
-use super::parcels::Post;
+use super::outbox::{Links, Post};
 use super::state::{State, Work, from_protocol};
 use super::tables::Rights;
 use super::trace::{READERS_PATIENCE, SliceFaults, Trace};
@@ -68,7 +68,8 @@ pub struct SharedMemory {
     pub(super) room: Room,
     pub(super) pins: Pins,
     state: Mutex<State>,
-    pub(super) post: Arc<dyn Post>,
+    post: Arc<dyn Post>,
+    links: Links,
     pub(super) users: OnceLock<Box<dyn Users>>,
     pub(super) lease: Duration,
     pub(super) broken: Box<dyn Fn(String) + Send + Sync>,
@@ -89,10 +90,19 @@ pub struct SharedMemory {
     pub(super) slice: usize,
 }
 
-/// The lock, held. What was to be sent meanwhile is sent before it is given up.
+/// The lock, held. What is to be sent is queued when it is given up, and sent then.
 pub(super) struct Guard<'a> {
     shell: &'a SharedMemory,
     state: MutexGuard<'a, State>,
+    /// Dropped behind the lock: fields are dropped in the order of their declaration.
+    after: After<'a>,
+}
+
+/// What is done when the lock has been given up.
+struct After<'a> {
+    shell: &'a SharedMemory,
+    /// Slices that something is queued for, a bit for each.
+    nodes: u32,
 }
 
 impl Deref for Guard<'_> {
@@ -111,8 +121,19 @@ impl DerefMut for Guard<'_> {
 
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
-        self.shell.send_parcels(&mut self.state);
+        self.after.nodes = self.shell.links.queue(&mut self.state.outbox);
         self.shell.wake_for_standing(&mut self.state);
+        #[cfg(test)]
+        super::tests::set_locked(false);
+    }
+}
+
+impl Drop for After<'_> {
+    fn drop(&mut self) {
+        if self.nodes != 0 {
+            let pages = self.shell.links.send(self.nodes, &*self.shell.post);
+            MemoryCounters::add(&self.shell.counters.pages_sent, pages);
+        }
     }
 }
 
@@ -137,6 +158,7 @@ impl SharedMemory {
             pins: Pins::default(),
             state: Mutex::new(State::new(&options.config, pages)),
             post: options.post,
+            links: Links::default(),
             users: OnceLock::new(),
             lease: options.lease,
             broken: options.broken,
@@ -292,9 +314,10 @@ impl SharedMemory {
     /// Carries out an action that takes nothing from a vCPU any more.
     pub(super) fn act(&self, state: &mut State, page: u64, action: Action, bytes: Option<&[u8]>) {
         match action {
-            Action::Send { to, message } => state.post(to, message),
+            Action::Send { to, message } => state.outbox.put(to, message, None),
             Action::Give { to, message, keep } => {
-                state.post(to, message);
+                let page_bytes = message.carries_bytes().then(|| self.bytes_of(page));
+                state.outbox.put(to, message, page_bytes);
                 let pushed = matches!(message.body, Body::Push { .. });
                 if pushed {
                     self.rights.mark_evicted(page);
@@ -381,6 +404,16 @@ impl SharedMemory {
         }
     }
 
+    /// The bytes of a page that was taken from all who could write to it: nobody gets it
+    /// again before the lock is given up.
+    fn bytes_of(&self, page: u64) -> &[u8] {
+        let host = self.host(page);
+        // SAFETY: a whole page of RAM, which `message` made sure of, and which lives as
+        // long as `self`; the right to write to it was taken from all vCPUs, and who
+        // gives it back needs the lock that the caller holds.
+        unsafe { std::slice::from_raw_parts(host, PAGE_BYTES) }
+    }
+
     /// Where a page that is memory lies.
     pub(super) fn host(&self, page: u64) -> *mut u8 {
         self.host_of(page << PAGE_SHIFT)
@@ -395,9 +428,16 @@ impl SharedMemory {
     }
 
     pub(super) fn lock(&self) -> Guard<'_> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        #[cfg(test)]
+        super::tests::set_locked(true);
         Guard {
             shell: self,
-            state: self.state.lock().unwrap_or_else(PoisonError::into_inner),
+            state,
+            after: After {
+                shell: self,
+                nodes: 0,
+            },
         }
     }
 

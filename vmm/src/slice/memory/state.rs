@@ -10,7 +10,7 @@ use weft_soft::Access;
 
 use super::ahead::AHEAD_PAGES;
 use super::asked::Asked;
-use super::parcels::Parcel;
+use super::outbox::Outbox;
 use super::standing::Standing;
 use super::tables::PageTables;
 use super::waiters::Waiter;
@@ -24,8 +24,8 @@ pub(super) struct State {
     pub asked: HashMap<u64, Asked>,
     /// By page: what has to be done about it before anything else.
     pub busy: HashMap<u64, Busy>,
-    /// Leaves when the lock is given up.
-    pub parcels: Vec<Parcel>,
+    /// Leaves after the lock was given up.
+    pub outbox: Outbox,
     /// First touches one after the other.
     pub streams: Streams,
     /// The page that came last and was never touched before.
@@ -74,7 +74,7 @@ impl State {
             waiters: Vec::new(),
             asked: HashMap::new(),
             busy: HashMap::new(),
-            parcels: Vec::new(),
+            outbox: Outbox::default(),
             streams: Streams::new(AHEAD_PAGES),
             fresh: None,
             leaving: 0,

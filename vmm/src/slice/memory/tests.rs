@@ -1,6 +1,7 @@
 //! Several slices in one process, joined by channels that may be slow, and threads
 //! that use their pages as vCPUs do.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -27,8 +28,23 @@ struct Channels {
     to: Vec<Mutex<Sender<Frame>>>,
 }
 
+std::thread_local! {
+    /// Whether this thread holds the lock of a slice's memory.
+    static LOCKED: Cell<bool> = const { Cell::new(false) };
+}
+
+pub(super) fn set_locked(locked: bool) {
+    LOCKED.set(locked);
+}
+
+/// What takes long, or waits, is not done under the lock.
+pub(super) fn assert_unlocked(what: &str) {
+    assert!(!LOCKED.get(), "{what} under the lock of all guest memory");
+}
+
 impl Post for Channels {
     fn post(&self, to: NodeId, header: &Header, parts: &[&[u8]]) {
+        assert_unlocked("a frame is sent");
         let frame = (self.me, *header, parts.concat());
         // A slice that is gone needs nothing.
         let _ = self.to[to.index()].lock().unwrap().send(frame);
