@@ -34,7 +34,8 @@ use crate::shared::Snapshot;
 const CONNECT_BOUND: Duration = Duration::from_secs(5);
 /// How long a daemon may take for a request that only it works on.
 const CALL_BOUND: Duration = Duration::from_secs(5);
-/// How long a daemon may take to start a slice: longer than its own bounds.
+/// How long daemons may take to start the slices of an aggregate, which they do at the
+/// same time: longer than a daemon's own bounds.
 const START_BOUND: Duration = Duration::from_secs(30);
 /// How long the last counters may take after the program's end.
 const CLOSE_BOUND: Duration = Duration::from_millis(500);
@@ -154,14 +155,23 @@ impl Connection {
     /// Asks and waits for the answer.
     pub fn call(&mut self, request: &Request, bound: Duration) -> Result<Reply, LaunchError> {
         let sent = self.channel.send(request);
-        let answered = sent.and_then(|()| self.channel.receive(bound));
-        answered.map_err(|error| match error {
-            ChannelError::Timeout(_) => LaunchError::Timeout {
-                what: format!("node {}", self.host),
-                bound,
-            },
+        sent.map_err(|error| self.failed(sentence(&error)))?;
+        self.receive(bound, bound)
+    }
+
+    /// Waits for what is `left` of `bound`.
+    fn receive(&mut self, left: Duration, bound: Duration) -> Result<Reply, LaunchError> {
+        self.channel.receive(left).map_err(|error| match error {
+            ChannelError::Timeout(_) => self.too_slow(bound),
             error => self.failed(sentence(&error)),
         })
+    }
+
+    fn too_slow(&self, bound: Duration) -> LaunchError {
+        LaunchError::Timeout {
+            what: format!("node {}", self.host),
+            bound,
+        }
     }
 
     /// Asks for what the host has and lends.
@@ -386,8 +396,9 @@ impl RemoteSlice {
                     self.waiting = 0;
                     return;
                 }
-                Ok(_) => {}
-                Err(_) => {
+                // Another message than the last; one that never stops talking is left.
+                Ok(_) if !left.is_zero() => {}
+                Ok(_) | Err(_) => {
                     self.closed = true;
                     return;
                 }
@@ -488,8 +499,9 @@ pub(crate) fn start(
         let sent = slice.connection.channel.send(&request(*number));
         sent.map_err(|error| slice.connection.failed(sentence(&error)))?;
     }
+    let deadline = Instant::now() + START_BOUND;
     for (_, slice) in slices.iter_mut() {
-        started(slice)?;
+        started(slice, deadline)?;
     }
     Ok(())
 }
@@ -552,12 +564,17 @@ fn join(
     })
 }
 
-fn started(slice: &mut RemoteSlice) -> Result<(), LaunchError> {
+/// Waits for the answer to a start, whatever else the daemon says before it.
+fn started(slice: &mut RemoteSlice, deadline: Instant) -> Result<(), LaunchError> {
     let connection = &mut slice.connection;
     let mut said = Vec::new();
     loop {
-        let reply = connection.channel.receive(START_BOUND);
-        match reply.map_err(|error| connection.failed(sentence(&error)))? {
+        // Looked at before each message: what is here already is received without waiting.
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(connection.too_slow(START_BOUND));
+        }
+        match connection.receive(left, START_BOUND)? {
             Reply::Started { pid } => {
                 slice.pid = Some(pid);
                 slice.heard = Instant::now();
@@ -574,5 +591,62 @@ fn started(slice: &mut RemoteSlice) -> Result<(), LaunchError> {
             }
             other => return Err(connection.unexpected(&other)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+    use std::thread::{self, JoinHandle};
+
+    const BOUND: Duration = Duration::from_secs(30);
+
+    /// A daemon that answers whatever is asked with the same, for as long as anybody
+    /// listens, and a connection to it.
+    fn talker() -> (RemoteSlice, JoinHandle<()>) {
+        let (ours, theirs) = (keys::generate().unwrap(), keys::generate().unwrap());
+        let key = theirs.public();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let thread = thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            let incoming = handshake::accept(stream.into(), BOUND).unwrap();
+            let (mut channel, _) = incoming.control(&theirs, |_| true).unwrap();
+            while channel
+                .send(&Reply::Said("and another thing".into()))
+                .is_ok()
+            {}
+        });
+        let stream = socket::dial(&address, BOUND).unwrap();
+        let descriptor = stream.try_clone().unwrap();
+        let channel = handshake::dial_control(stream.into(), &ours, &key, BOUND).unwrap();
+        let slice = RemoteSlice::new(Connection {
+            host: "talker".into(),
+            address,
+            key,
+            channel,
+            descriptor,
+        });
+        (slice, thread)
+    }
+
+    #[test]
+    fn a_daemon_that_never_stops_talking_does_not_start() {
+        let (mut slice, thread) = talker();
+        let error = started(&mut slice, Instant::now() + CLOSE_BOUND).unwrap_err();
+        assert!(matches!(error, LaunchError::Timeout { .. }), "{error}");
+        slice.disconnect();
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn a_daemon_that_never_stops_talking_is_closed() {
+        let (mut slice, thread) = talker();
+        slice.pid = Some(1);
+        slice.close();
+        assert!(slice.closed);
+        slice.disconnect();
+        thread.join().unwrap();
     }
 }
