@@ -1,22 +1,35 @@
-//! How much the log says of strangers: anybody who reaches the port can make a daemon
-//! say something, as often as he connects.
+//! How much the log says of strangers, and of each peer: anybody who reaches the port can
+//! make a daemon say something, as often as he connects or asks.
 
 use std::time::{Duration, Instant};
 
-/// Sentences in each [`PERIOD`].
-const SENTENCES: u32 = 20;
+/// Sentences about strangers in each [`PERIOD`].
+pub const OF_STRANGERS: u32 = 20;
+/// Sentences about one peer in each [`PERIOD`]: an honest run takes a handful.
+pub const OF_PEER: u32 = 200;
 /// What is not said in one is counted in the next.
 const PERIOD: Duration = Duration::from_secs(10);
 
 /// What was said in this period.
-#[derive(Default)]
 pub struct Gossip {
+    /// Most sentences in a period.
+    sentences: u32,
     since: Option<Instant>,
     said: u32,
     passed_over: u64,
 }
 
 impl Gossip {
+    /// Allows so many sentences in each [`PERIOD`].
+    pub fn new(sentences: u32) -> Gossip {
+        Gossip {
+            sentences,
+            since: None,
+            said: 0,
+            passed_over: 0,
+        }
+    }
+
     /// Something happened at `now`: whether it is to be said, and how many other things
     /// were not since they were last counted.
     pub fn heard(&mut self, now: Instant) -> (bool, u64) {
@@ -26,7 +39,7 @@ impl Gossip {
             counted = std::mem::take(&mut self.passed_over);
             (self.since, self.said) = (Some(now), 0);
         }
-        let speak = self.said < SENTENCES;
+        let speak = self.said < self.sentences;
         match speak {
             true => self.said += 1,
             false => self.passed_over += 1,
@@ -41,15 +54,15 @@ mod tests {
 
     #[test]
     fn much_is_counted_instead_of_said() {
-        let mut gossip = Gossip::default();
+        let mut gossip = Gossip::new(OF_STRANGERS);
         let start = Instant::now();
         let said = (0..1000)
             .filter(|_| gossip.heard(start) == (true, 0))
             .count();
-        assert_eq!(said, SENTENCES as usize);
+        assert_eq!(said, OF_STRANGERS as usize);
         assert_eq!(
             gossip.heard(start + PERIOD),
-            (true, 1000 - u64::from(SENTENCES))
+            (true, 1000 - u64::from(OF_STRANGERS))
         );
         assert_eq!(gossip.heard(start + 2 * PERIOD), (true, 0));
     }

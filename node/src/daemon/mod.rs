@@ -25,6 +25,7 @@ mod machine;
 mod memory;
 mod session;
 
+use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -39,7 +40,7 @@ use nix::sys::socket::{Backlog, listen};
 use weft_wire::channel::Channel;
 use weft_wire::handshake::{self, HandshakeError, Opening};
 use weft_wire::hello::{self, Hello};
-use weft_wire::keys::Keys;
+use weft_wire::keys::{Keys, PublicKey};
 use weft_wire::socket;
 
 use door::{Door, Guest, Limits, Stranger};
@@ -142,6 +143,9 @@ pub struct Shared {
     door: Arc<Door>,
     /// Guards how often strangers have been spoken of lately.
     gossip: Mutex<Gossip>,
+    /// Guards how often each peer has been spoken of lately: an entry for each `[[peer]]`
+    /// at most.
+    peers: Mutex<HashMap<PublicKey, Gossip>>,
     /// Slices of machines that run now.
     machine_slices: AtomicU32,
     log: fn(&str),
@@ -164,6 +168,25 @@ impl Shared {
         }
         if speak {
             self.say(text);
+        }
+    }
+
+    /// Says something that a peer caused, as long as not too much is: it can ask for what
+    /// is logged as often as it likes, on many connections.
+    fn say_of_peer(&self, peer: &Peer, text: &str) {
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let gossip = peers.entry(peer.key);
+        let gossip = gossip.or_insert_with(|| Gossip::new(gossip::OF_PEER));
+        let (speak, passed_over) = gossip.heard(Instant::now());
+        drop(peers);
+        if passed_over > 0 {
+            self.say(&format!(
+                "{}: {passed_over} messages more were left out",
+                peer.name
+            ));
+        }
+        if speak {
+            self.say(&format!("{}: {text}", peer.name));
         }
     }
 
@@ -274,7 +297,8 @@ impl Daemon {
             ending,
             own_address: own_address(&listener).map_err(system("find out the address"))?,
             door: Door::new(Limits::raised()),
-            gossip: Mutex::default(),
+            gossip: Mutex::new(Gossip::new(gossip::OF_STRANGERS)),
+            peers: Mutex::default(),
             machine_slices: AtomicU32::new(0),
             log,
         };
@@ -372,7 +396,7 @@ fn welcome(shared: &Arc<Shared>, stream: TcpStream, stranger: Stranger, from: So
             let served = session::Session::new(shared, peer, channel, descriptor).serve();
             drop(guest);
             if let Err(why) = served {
-                shared.say(&format!("{from}: {why}"));
+                shared.say_of_peer(peer, &format!("{from}: {why}"));
             }
         }
         Err(why) => shared.say_of_stranger(&format!("{from}: {why}")),

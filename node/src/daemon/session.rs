@@ -144,7 +144,7 @@ impl<'a> Session<'a> {
     }
 
     fn say(&self, text: &str) {
-        self.daemon.say(&format!("{}: {text}", self.peer.name));
+        self.daemon.say_of_peer(self.peer, text);
     }
 
     fn turn(&mut self) -> Result<Option<End>, String> {
