@@ -204,7 +204,8 @@ pub enum NodeCommand {
         /// Address to listen on [default: from the configuration, else 0.0.0.0:7117]
         #[arg(long, value_name = "ADDR[:PORT]")]
         listen: Option<String>,
-        /// Most memory to lend at one time
+        /// Most memory that slices may hold together; each counts with its budget, a quarter of
+        /// that, and 64M
         #[arg(long, value_name = "SIZE", value_parser = parse_size)]
         memory: Option<u64>,
         /// Most slices at one time

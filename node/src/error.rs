@@ -106,7 +106,7 @@ pub enum LaunchError {
         host: String,
         /// Pages asked for.
         asked_pages: u64,
-        /// Pages it could lend.
+        /// Most pages that it could lend to a slice.
         free_pages: u64,
         /// What ran out there.
         why: String,

@@ -104,7 +104,7 @@ pub enum Reply {
     NoRoom {
         /// Pages asked for.
         asked_pages: u64,
-        /// Pages that are free.
+        /// Most pages that a slice could have.
         free_pages: u64,
         /// What ran out.
         why: String,
@@ -146,9 +146,9 @@ pub struct Status {
     pub cpu_name: String,
     /// Its CPUs.
     pub cpus: u32,
-    /// Most memory it lends.
+    /// Most memory that its slices may hold together.
     pub memory_bytes: u64,
-    /// Of that, not lent now.
+    /// Of that, what no slice may hold now.
     pub memory_free_bytes: u64,
     /// Most slices at a time.
     pub slices: u32,

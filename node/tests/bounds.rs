@@ -5,13 +5,14 @@ mod common;
 
 use std::time::Duration;
 
+use common::LENT_BYTES;
+
 use serde_json::{Value, json};
 use weft_wire::channel::Channel;
 use weft_wire::hello::{self, Hello};
 use weft_wire::{handshake, keys, socket};
 
 const BOUND: Duration = Duration::from_secs(30);
-const LENT_BYTES: u64 = 1 << 30;
 
 /// A launcher's connection, on which anything can be said.
 struct Peer(Channel);

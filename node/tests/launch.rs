@@ -8,7 +8,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Run, alive, scratch};
+use common::{LENT_BYTES, Run, alive, scratch};
 
 #[test]
 fn exit_codes_pass_through() {
@@ -93,7 +93,7 @@ fn the_reason_of_a_loss_that_home_saw_first_is_told() {
         common::kill(running.wait_for_slices(1)[0], signal);
         expect_reason(&running.wait(), reason);
     }
-    let hosts = [common::Host::start("reasons", 64 << 20)];
+    let hosts = [common::Host::start("reasons", LENT_BYTES)];
     let too_much = (libc::SIGUSR2, "and 64.0 MiB for Weft itself); 4 pages");
     for (signal, reason) in reasons.into_iter().chain([too_much]) {
         let running = Run::new("watch").on(&hosts).start();
@@ -130,7 +130,7 @@ const STOPPED: Duration = Duration::from_millis(3500);
 
 #[test]
 fn a_slice_that_does_not_run_is_lost() {
-    let hosts = [common::Host::start("standing", 64 << 20)];
+    let hosts = [common::Host::start("standing", LENT_BYTES)];
     let here = Run::new("commands 20000 exit 0").start();
     let there = Run::new("commands 20000 exit 0").on(&hosts).start();
     common::kill(here.wait_for_slices(1)[0], libc::SIGSTOP);
@@ -144,7 +144,7 @@ fn a_slice_that_does_not_run_is_lost() {
 
 #[test]
 fn a_stop_of_the_program_and_the_launcher_is_no_loss() {
-    let hosts = [common::Host::start("stopped", 64 << 20)];
+    let hosts = [common::Host::start("stopped", LENT_BYTES)];
     let here = Run::new("stretch commands 4000 exit 5").start();
     let there = Run::new("stretch commands 4000 exit 5").on(&hosts).start();
     here.wait_for_slices(1);
@@ -273,8 +273,8 @@ fn a_node_of_an_unstretched_program_is_given_back_at_once() {
 
 #[test]
 fn a_slice_on_another_host_works_and_its_loss_is_named() {
-    let two = common::Host::start("two", 64 << 20);
-    let one = common::Host::start_knowing("one", 64 << 20, &[&two]);
+    let two = common::Host::start("two", LENT_BYTES);
+    let one = common::Host::start_knowing("one", LENT_BYTES, &[&two]);
     let hosts = [one, two];
     let run = Run::new("sleep 300 kick 1 sleep 50 exit 5")
         .on(&hosts)
@@ -317,7 +317,7 @@ fn a_slice_on_another_host_works_and_its_loss_is_named() {
 
 #[test]
 fn refusals_of_hosts_are_named() {
-    let host = common::Host::start("small", 2 << 20);
+    let host = common::Host::start("small", 70 << 20);
     let hosts = [host];
     let run = Run::new("exit 0")
         .memory(64 << 20)
@@ -326,7 +326,7 @@ fn refusals_of_hosts_are_named() {
         .wait();
     assert_eq!(run.code, Some(123), "{}", run.stderr);
     assert!(
-        run.stderr.contains("64.0 MiB asked for, 2.0 MiB free"),
+        run.stderr.contains("64.0 MiB asked for, 4.8 MiB free"),
         "{}",
         run.stderr
     );
@@ -381,7 +381,7 @@ fn refusals_of_hosts_are_named() {
 
 #[test]
 fn a_daemon_that_ends_gives_its_aggregates_time() {
-    let hosts = [common::Host::start("leaving", 64 << 20)];
+    let hosts = [common::Host::start("leaving", LENT_BYTES)];
     let running = Run::new("stretch commands 20000 exit 0").on(&hosts).start();
     running.wait_for_remote_slices(&hosts);
     hosts[0].signal(libc::SIGTERM);

@@ -9,7 +9,7 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
-use common::{Host, Run, scratch};
+use common::{Host, LENT_BYTES, Run, scratch};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, socket};
 use weft_node::config::{self, May, Peer};
@@ -78,7 +78,7 @@ fn crowd(host: &Host, addresses: impl Iterator<Item = Ipv4Addr>) -> Vec<TcpStrea
 
 #[test]
 fn many_connections_of_one_stranger_keep_nobody_out() {
-    let host = Host::start("crowded", 64 << 20);
+    let host = Host::start("crowded", LENT_BYTES);
     let identity = Identity::load(Some(&borrower(&[&host]))).unwrap();
     let stranger = Ipv4Addr::new(127, 0, 0, 2);
     let crowd = crowd(&host, std::iter::repeat_n(stranger, 1500));
@@ -88,7 +88,7 @@ fn many_connections_of_one_stranger_keep_nobody_out() {
 
 #[test]
 fn many_strangers_keep_nobody_out() {
-    let host = Host::start("besieged", 64 << 20);
+    let host = Host::start("besieged", LENT_BYTES);
     let identity = Identity::load(Some(&borrower(&[&host]))).unwrap();
     let strangers = (0..1500).map(|n| Ipv4Addr::new(127, 1, (n / 250) as u8, (n % 250 + 2) as u8));
     let crowd = crowd(&host, strangers);
@@ -104,7 +104,7 @@ fn a_peer_may_what_its_entry_says() {
     let other = Peer::new("other", PublicKey([7; 32]), May::Borrow);
     config::trust(&lends, &other).unwrap();
     config::trust(&lends, &Peer::new("launcher", launcher, May::Lend)).unwrap();
-    let host = Host::start_in(&lends, 64 << 20);
+    let host = Host::start_in(&lends, LENT_BYTES);
     assert_eq!(host.key, key);
 
     let run = Run::new("exit 0")
@@ -137,8 +137,8 @@ fn a_peer_may_what_its_entry_says() {
 #[test]
 fn hosts_that_do_not_know_each_other_make_no_aggregate() {
     let hosts = [
-        Host::start("left", 64 << 20),
-        Host::start("right", 64 << 20),
+        Host::start("left", LENT_BYTES),
+        Host::start("right", LENT_BYTES),
     ];
     let run = Run::new("exit 0").on(&hosts).start().wait();
     assert_eq!(run.code, Some(125), "{}", run.stderr);
@@ -153,7 +153,7 @@ fn hosts_that_do_not_know_each_other_make_no_aggregate() {
 
 #[test]
 fn a_host_makes_links_to_itself() {
-    let host = Host::start("twice", 64 << 20);
+    let host = Host::start("twice", LENT_BYTES);
     let run = Run::new("sleep 100 exit 4")
         .configuration(&borrower(&[&host]))
         .twice_on(&host)
@@ -171,7 +171,7 @@ fn what_a_daemon_can_reach_is_not_told() {
     config::trust(&lends, &Peer::new("launcher", launcher, May::Borrow)).unwrap();
     // Nothing listens there.
     common::trust(&lends, known, "127.0.0.1:1");
-    let host = Host::start_in(&lends, 64 << 20);
+    let host = Host::start_in(&lends, LENT_BYTES);
     let identity = Identity::load(Some(&borrower(&[&host]))).unwrap();
     let mut connection = Connection::open(&identity, &host.address).unwrap();
     let open = Request::Open {

@@ -314,7 +314,7 @@ pub fn run_remote(context: &Context, report: &Report) -> Result<()> {
     let wanted = Wanted {
         host: "127.0.0.1".to_string(),
         port: free_port()?,
-        memory: "64M".to_string(),
+        memory: "256M".to_string(),
         prefix: Vec::new(),
     };
     let cluster = match Cluster::start(context, &directory, &wanted) {

@@ -50,7 +50,8 @@ const TEMPLATE: &str = "\
 # Address that `weft node start` listens on.
 #listen = \"0.0.0.0:7117\"
 
-# Most memory lent at one time. Default: half of what is free at start.
+# Most memory that slices may hold together: each counts with its budget, a quarter of
+# that, and 64M. Default: half of what is free at start.
 #memory = \"4G\"
 
 # Most slices at one time.

@@ -103,8 +103,8 @@ pub enum ConfigError {
 pub struct Config {
     /// Address to listen on.
     pub listen: String,
-    /// Most memory lent at one time, bytes; none means half of what is free at
-    /// start.
+    /// Most memory that slices may hold together, bytes; none means half of what is
+    /// free at start.
     pub memory_bytes: Option<u64>,
     /// Most slices at one time.
     pub slices: u32,

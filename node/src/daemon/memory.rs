@@ -11,25 +11,15 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
+use super::budget::{OVERHEAD_BYTES, bound_bytes};
 use crate::cgroup::{Cgroups, Group};
 use crate::size::format_bytes;
 
-/// What a slice may hold beside what was lent: its own code, tables and buffers.
-const OVERHEAD_BYTES: u64 = 64 << 20;
-/// Of what was lent, the part that a slice may hold beyond it.
-const MARGIN_PART: u64 = 4;
 /// Faster than a thread can fill memory, a second.
 const GROWTH_BYTES: u64 = 10 << 30;
 /// Bounds of the time between two looks.
 const LOOK_MIN: Duration = Duration::from_millis(5);
 pub(super) const LOOK_MAX: Duration = Duration::from_secs(1);
-
-/// Most that a slice may hold to which `lent_bytes` were lent.
-fn bound_bytes(lent_bytes: u64) -> u64 {
-    lent_bytes
-        .saturating_add(lent_bytes / MARGIN_PART)
-        .saturating_add(OVERHEAD_BYTES)
-}
 
 /// Keeps one slice within its bound.
 pub(super) struct Keeper {
@@ -209,11 +199,5 @@ mod tests {
         assert_eq!(pause(u64::MAX), LOOK_MAX);
         let room = 1 << 30;
         assert!(pause(room).as_secs_f64() * GROWTH_BYTES as f64 <= room as f64 * 1.001);
-    }
-
-    #[test]
-    fn a_bound_has_room_for_weft_itself() {
-        assert_eq!(bound_bytes(64 << 20), 144 << 20);
-        assert_eq!(bound_bytes(u64::MAX), u64::MAX);
     }
 }

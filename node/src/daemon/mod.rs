@@ -65,6 +65,9 @@ const BACKLOG: i32 = 4096;
 /// How long a peer may take for its handshake.
 const HANDSHAKE_BOUND: Duration = Duration::from_secs(5);
 
+/// What the smallest slice may hold: a daemon that lends less lends nothing.
+const SLICE_BYTES_MIN: u64 = budget::bound_bytes(MEMORY_BYTES_MIN);
+
 /// Why a daemon does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
@@ -85,7 +88,10 @@ pub enum DaemonError {
     #[error("this host cannot run slices: {0}; `weft doctor` says what fixes it")]
     Host(String),
     /// Less memory to lend than one slice needs.
-    #[error("{} to lend is less than one slice needs ({})", format_bytes(*.0), format_bytes(MEMORY_BYTES_MIN))]
+    #[error(
+        "{} to lend is less than the smallest slice may hold ({}): raise --memory, or `memory` in node.toml",
+        format_bytes(*.0), format_bytes(SLICE_BYTES_MIN)
+    )]
     TooLittle(u64),
     /// The address cannot be bound.
     #[error("cannot listen on {address}: {source}")]
@@ -112,7 +118,7 @@ pub struct DaemonOptions {
     pub configuration: Option<PathBuf>,
     /// Address to listen on.
     pub listen: Option<String>,
-    /// Most memory lent.
+    /// Most memory that slices may hold.
     pub memory_bytes: Option<u64>,
     /// Most slices.
     pub slices: Option<u32>,
@@ -264,7 +270,7 @@ impl Daemon {
             .memory_bytes
             .or(config.memory_bytes)
             .unwrap_or_else(|| host::available_memory_bytes() / 2);
-        if memory_bytes < MEMORY_BYTES_MIN {
+        if memory_bytes < SLICE_BYTES_MIN {
             return Err(DaemonError::TooLittle(memory_bytes));
         }
         let listener = TcpListener::bind(&config.listen).map_err(|source| DaemonError::Listen {

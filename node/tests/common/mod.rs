@@ -395,6 +395,9 @@ pub fn trust(directory: &Path, key: PublicKey, address: &str) {
     config::trust(directory, &peer).unwrap();
 }
 
+/// What a host lends that is not to run out.
+pub const LENT_BYTES: u64 = 1 << 30;
+
 impl Host {
     pub fn start(name: &str, memory_bytes: u64) -> Host {
         Host::start_knowing(name, memory_bytes, &[])

@@ -25,6 +25,8 @@ use crate::run::Running;
 
 /// The port of all daemons.
 const PORT: u16 = 7117;
+/// What each host lends: enough for the slices of two small machines, and not for two of a large one.
+const LENT: &str = "700M";
 /// What the tests ask for.
 const LEASE: Duration = Duration::from_secs(2);
 /// What a busy machine may add to the lease.
@@ -138,12 +140,12 @@ impl<'a> Site<'a> {
             peers.retain(|(name, ..)| *name != own && *name != "gone");
             peers.push(("neighbour", &site.neighbour.key, None));
             peers.push(("home", &site.home.key, None));
-            node.configure(&listen, "400M", &peers)?;
+            node.configure(&listen, LENT, &peers)?;
             node.allow(&site.consent())?;
             let wanted = Wanted {
                 host: Star::address(host),
                 port: PORT,
-                memory: "400M".into(),
+                memory: LENT.into(),
                 prefix: match host {
                     2 => site.star.prefix_as(host, &boot_id),
                     _ => site.star.prefix(host),
@@ -562,8 +564,8 @@ fn refusals(site: &Site<'_>) -> Result<String> {
         (&many, &[], &["makes 17", "2 to 16"]),
         (
             "h1",
-            &["--memory", "600M"],
-            &["no room on node h1", "447.0 MiB asked for"],
+            &["--memory", "1000M"],
+            &["no room on node h1", "697.0 MiB asked for"],
         ),
         ("h1,gone", &[], &["node gone cannot be reached"]),
         (
@@ -572,7 +574,7 @@ fn refusals(site: &Site<'_>) -> Result<String> {
             &[
                 "no room on node h1",
                 "256.0 MiB asked for",
-                "144.0 MiB free",
+                "201.6 MiB free",
             ],
         ),
     ];
