@@ -48,6 +48,8 @@ pub struct Bounds {
     /// Whether pages that are owned leave for their managers only, as the memory of an
     /// Aggregate VM's slices does.
     pub home: bool,
+    /// Whether no node but the first has room for what others push.
+    pub full: bool,
     /// Discards, over all pages.
     pub discards: u8,
     /// Whether the manager may discard first when nobody else has the page, its
@@ -62,9 +64,9 @@ pub struct Bounds {
 impl Bounds {
     /// The searches too large for a test run: 3 nodes and 2 pages, with two
     /// faults per node; the same with evictions, to whom has room and to the manager,
-    /// and with a discard; 2 nodes and
-    /// 2 pages with a death; 3 nodes and 1 page with a death.
-    pub fn large(manager: ManagerOf) -> [Bounds; 8] {
+    /// with room at one node only, and with a discard; 2 nodes and 2 pages with a
+    /// death; 3 nodes and 1 page with a death, and with room at one node only.
+    pub fn large(manager: ManagerOf) -> [Bounds; 10] {
         let base = Bounds {
             nodes: 3,
             pages: 2,
@@ -76,6 +78,7 @@ impl Bounds {
             update: false,
             evictions: 1,
             home: false,
+            full: false,
             discards: 0,
             hasty: false,
             losses: 0,
@@ -84,6 +87,11 @@ impl Bounds {
         [
             base,
             Bounds { home: true, ..base },
+            Bounds {
+                evictions: 0,
+                full: true,
+                ..base
+            },
             Bounds {
                 evictions: 0,
                 ahead: true,
@@ -113,6 +121,12 @@ impl Bounds {
             },
             Bounds {
                 pages: 1,
+                losses: 1,
+                ..base
+            },
+            Bounds {
+                pages: 1,
+                full: true,
                 losses: 1,
                 ..base
             },

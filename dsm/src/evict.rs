@@ -19,6 +19,10 @@ use crate::types::{NodeId, Page, Policy};
 #[cfg(test)]
 use crate::node::Broken;
 
+/// A node is short of room when less than this part of its budget is free: what it
+/// owns is then hardly more than it may, whatever runs of pages are under way.
+const SHORT_OF_ROOM: u32 = 32;
+
 impl<T: Tables> Node<T> {
     pub(crate) fn evict<S: Sink>(&mut self, page: Page, to: Option<NodeId>, sink: &mut S) {
         if let Some(reason) = self.eviction_refused(page) {
@@ -140,14 +144,27 @@ impl<T: Tables> Node<T> {
         let mut best = None;
         let mut best_room = 0;
         for node in (0..self.nodes).map(NodeId).filter(|&node| fits(node)) {
-            let index = node.index();
-            let room = self.budgets_pages[index].saturating_sub(self.owned_pages[index]);
+            let room = self.room_pages(node);
             if room > best_room {
                 best_room = room;
                 best = Some(node);
             }
         }
         best
+    }
+
+    /// Pages that a node may still own, of those managed here.
+    fn room_pages(&self, node: NodeId) -> u32 {
+        let index = node.index();
+        self.budgets_pages[index].saturating_sub(self.owned_pages[index])
+    }
+
+    /// Whether a node but this one has room for more than a few pages.
+    pub(crate) fn has_room_beside(&self, node: NodeId) -> bool {
+        let others = (0..self.nodes).map(NodeId).filter(|&other| other != node);
+        others
+            .filter(|&other| !self.is_dead(other))
+            .any(|other| self.room_pages(other) > self.budgets_pages[other.index()] / SHORT_OF_ROOM)
     }
 
     /// At the manager: `from` wants to push a page.

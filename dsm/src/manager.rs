@@ -18,7 +18,7 @@
 use crate::node::Node;
 use crate::protocol::{Action, Body, Content, Message, Refusal, Right, Sink};
 use crate::state::{Entry, PLACE, Phase, Tables, WRITE};
-use crate::types::{Access, NodeId, Page};
+use crate::types::{Access, NodeId, Page, Policy};
 
 #[cfg(test)]
 use crate::node::Broken;
@@ -64,9 +64,21 @@ impl<T: Tables> Node<T> {
             return self.recover(page, owner, sink);
         }
         match access {
-            Access::Read => self.serve_read(page, requester, owner, sink),
-            Access::Write => self.serve_write(page, requester, owner, sink),
+            Access::Read if !self.moves_whole(page, requester) => {
+                self.serve_read(page, requester, owner, sink);
+            }
+            _ => self.serve_write(page, requester, owner, sink),
         }
+    }
+
+    /// Whether a reader becomes the owner: nobody else has a copy, and no other node
+    /// has room for what the reader will have to push. Were it to get a copy, the
+    /// owner's room would stay taken, and the reader could give up nothing but such
+    /// copies, which it may need again at once.
+    fn moves_whole(&mut self, page: Page, requester: NodeId) -> bool {
+        self.tables.entry(page).copyset == 0
+            && self.tables.policy(page) == Policy::Invalidate
+            && !self.has_room_beside(requester)
     }
 
     fn first_touch<S: Sink>(&mut self, page: Page, requester: NodeId, sink: &mut S) {

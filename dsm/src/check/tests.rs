@@ -19,6 +19,7 @@ fn bounds(nodes: usize, pages: usize, faults: u8, evictions: u8) -> Bounds {
         update: false,
         evictions,
         home: false,
+        full: false,
         discards: 0,
         hasty: false,
         losses: 0,
@@ -234,6 +235,28 @@ fn three_nodes_two_pages() {
     holds("3x2, evictions", bounds(3, 2, 1, 1));
 }
 
+/// Where no other node has room, a reader becomes the owner.
+#[test]
+fn room_at_one_node_only() {
+    let full = |bounds: Bounds| Bounds {
+        full: true,
+        ..bounds
+    };
+    holds("2x2, full", full(bounds(2, 2, 2, 1)));
+    holds("3x1, full", full(bounds(3, 1, 3, 0)));
+    let discard = Bounds {
+        ahead: true,
+        discards: 1,
+        ..bounds(2, 1, 3, 1)
+    };
+    holds("2x1, full, discard", full(discard));
+    let loss = Bounds {
+        losses: 1,
+        ..bounds(2, 1, 3, 1)
+    };
+    holds("2x1, full, loss", full(loss));
+}
+
 /// With two nodes the manager need not wait before it discards what nobody else
 /// has. With three it must: a third node's push may overtake the order.
 #[test]
@@ -269,6 +292,11 @@ fn every_broken_core_is_found() {
         update: true,
         ..bounds(3, 1, 2, 0)
     };
+    let full = Bounds {
+        full: true,
+        ..bounds(3, 1, 2, 0)
+    };
+    let full_loss = Bounds { losses: 1, ..full };
     for (broken, bounds) in [
         (Broken::SkipAcks, plain),
         (Broken::EarlyDone, plain),
@@ -282,6 +310,9 @@ fn every_broken_core_is_found() {
         (Broken::SkipAcks, update),
         (Broken::EarlyDone, update),
         (Broken::ForgetWaiting, update),
+        (Broken::KeepOnWrite, full),
+        (Broken::EarlyDone, full),
+        (Broken::SkipProbe, full_loss),
     ] {
         let mut world = World::new(&bounds);
         for node in &mut world.nodes {

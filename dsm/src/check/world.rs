@@ -108,6 +108,9 @@ impl World {
             let mut config = Config::new(me, bounds.nodes as u8, bounds.manager);
             config.migratory = bounds.migratory;
             config.probe_every = bounds.probe_every;
+            if bounds.full {
+                config.budgets_pages[1..].fill(0);
+            }
             Node::new(&config, tables)
         };
         World {

@@ -79,6 +79,47 @@ fn a_push_goes_where_most_room_is_or_says_that_there_is_none() {
     assert_eq!(targets, [Some(2), Some(1), Some(2), None]);
 }
 
+/// A copy would leave the owner as full as it is, and the reader with pages that it
+/// cannot give up.
+#[test]
+fn a_reader_takes_the_page_where_nobody_else_has_room() {
+    let page = Page(8);
+    for (elsewhere_pages, right) in [(1, Right::Shared), (0, Right::Exclusive)] {
+        let mut node = home();
+        step(&mut node, fault(page, Access::Write));
+        // At home there is room for another 3 pages of 100.
+        node.set_budget_pages(NodeId(0), 100);
+        for other in (0..96).map(|other| Page(100 + other)) {
+            step(&mut node, fault(other, Access::Write));
+        }
+        node.set_budget_pages(NodeId(2), elsewhere_pages);
+        let body = Body::Get {
+            access: Access::Read,
+            ahead: false,
+        };
+        let message = Message {
+            page,
+            generation: 0,
+            body,
+        };
+        let from = NodeId(1);
+        let actions = step(&mut node, Event::Message { from, message });
+        let [Action::Give { message, .. }] = actions[..] else {
+            panic!("{actions:?}");
+        };
+        let content = Content::Bytes;
+        let migratory = false;
+        let body = Body::Data {
+            right,
+            content,
+            migratory,
+        };
+        assert_eq!(message.body, body);
+        let owns = node.owned_pages(from);
+        assert_eq!(owns, u32::from(right == Right::Exclusive));
+    }
+}
+
 #[test]
 fn a_moved_page_takes_on_the_generation_of_its_new_place() {
     let mut node = home();
