@@ -103,6 +103,11 @@ pub const TARGETS: &[Target] = &[
         valid: proc::valid_reply,
     },
     Target {
+        name: "proc-jump",
+        run: proc::jump,
+        valid: proc::valid_jump,
+    },
+    Target {
         name: "vmm-slice-note",
         run: vmm_slice::note,
         valid: vmm_slice::valid_notes,

@@ -1,11 +1,15 @@
 //! The elastic process: programs, scripts and carried system calls.
 
 use crate::random::Random;
+use weft_proc::boot::{JUMP_AUTO, JUMP_FIXED};
+use weft_proc::context::{Context, HEADER_END, LEGACY_BYTES};
 use weft_proc::elf::{self, Image};
 use weft_proc::layout::{LIMIT, LOWEST, PAGE};
 use weft_proc::marshal::{Arrived, BULK_MAX, Fault, Memory, Request, SPACE_MAX, gather};
+use weft_proc::policy::Policy;
 use weft_proc::script;
 use weft_proc::table::{Arg, CALLS, Class};
+use zerocopy::IntoBytes;
 
 /// The head of a small program: a few segments, an interpreter, a stack.
 pub fn valid_program(random: &mut Random) -> Vec<u8> {
@@ -182,4 +186,50 @@ pub fn reply(input: &[u8]) {
     };
     let (request, _) = gathered(&mut Random::new(u64::from_le_bytes(*seed)));
     let _ = request.scatter(reply, &mut Noise(&mut Random::new(1)));
+}
+
+/// Nodes of the aggregate in which an execution jumps, and where its payload is
+/// split.
+const JUMP_NODES: usize = 3;
+const POLICY_BYTES: usize = size_of::<Policy>();
+
+/// An execution as it travels: a context, then a policy that has learned.
+pub fn valid_jump(random: &mut Random) -> Vec<u8> {
+    let mut context = Context::initial(random.next() as usize >> 20, random.next() as usize >> 20);
+    context.fs = random.next() as usize >> 20;
+    context.mask = random.next();
+    context.extended_bytes = [0, LEGACY_BYTES, HEADER_END, 2696][random.below(4)];
+    let legacy = context.extended_bytes.min(LEGACY_BYTES);
+    context.extended[..legacy].copy_from_slice(&random.bytes(legacy));
+    let mut policy = Policy::new([JUMP_AUTO, JUMP_FIXED][random.below(2)], 4);
+    play(&mut policy, random.below(100));
+    let mut input = context.as_wire().to_vec();
+    input.extend(policy.as_bytes());
+    input
+}
+
+/// Faults and calls on every node.
+fn play(policy: &mut Policy, faults: usize) {
+    for fault in 0..faults {
+        let _ = policy.fault(fault % JUMP_NODES, 1 << (fault % 40), 50);
+        policy.waited(1 << (fault % 30));
+        let _ = policy.called_home(100, 50);
+    }
+}
+
+/// An execution is refused, or can be looked at and go on.
+pub fn jump(input: &[u8]) {
+    let (head, tail) = input.split_at(input.len().saturating_sub(POLICY_BYTES));
+    let mut context = Context::initial(0, 0);
+    if context.decode(head).is_ok() {
+        assert_eq!(context.as_wire().len(), head.len());
+    }
+    assert!(context.extended().len() <= head.len());
+    for kind in [JUMP_AUTO, JUMP_FIXED] {
+        let mut policy = Policy::new(kind, 4);
+        if policy.decode(tail, JUMP_NODES).is_ok() {
+            play(&mut policy, 100);
+            policy.leave();
+        }
+    }
 }

@@ -2,6 +2,7 @@
 //! that runs inside the program is `weft-runtime` (`runtime/`).
 //!
 //! - [`boot`]: what a runtime is handed at start
+//! - [`context`]: the execution, as it travels
 //! - [`mod@elf`]: programs, from their first bytes to their mappings
 //! - [`layout`]: which addresses of a process are mapped, and how
 //! - [`marshal`]: carrying a system call to another node and back
@@ -15,6 +16,7 @@
 #![cfg_attr(not(test), no_std)]
 
 pub mod boot;
+pub mod context;
 pub mod elf;
 pub mod layout;
 pub mod marshal;

@@ -28,6 +28,8 @@
 //! counter); only ratios on one node matter, and differences between nodes'
 //! clock rates are second order.
 
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
 use crate::boot::{JUMP_AUTO, JUMP_FIXED, MAX_NODES};
 
 /// Lowest learned threshold: enough faults to see a rate.
@@ -40,6 +42,11 @@ pub const THRESHOLD_MAX: u32 = 1 << 22;
 pub const TRIAL_FAULTS: u32 = 8;
 /// Losses are small below this part of the time.
 const SMALL_PART: u64 = 64;
+/// Most ticks that a policy from a peer may have counted: nine years at 4 GHz. No
+/// sum overflows before the program has run as long again.
+const TICKS_MAX: u64 = 1 << 60;
+/// Most faults that a policy from a peer may have counted since its last jump.
+const FAULTS_MAX: u32 = 1 << 31;
 
 /// What to do about a remote fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +59,7 @@ pub enum Decision {
 
 /// The policy and what it has learned; travels with the execution.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 pub struct Policy {
     kind: u32,
     /// Where the execution is.
@@ -81,7 +88,76 @@ pub struct Policy {
     lost: u64,
 }
 
+/// The bytes are no policy of this aggregate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PolicyError {
+    /// Another length.
+    #[error("a policy has {expected} bytes, not {0}", expected = size_of::<Policy>())]
+    Length(usize),
+    /// Another kind than every node was started with.
+    #[error("the policy is of kind {found} and not {own}")]
+    Kind {
+        /// The kind here.
+        own: u32,
+        /// The kind of the peer's.
+        found: u32,
+    },
+    /// A field that no policy holds.
+    #[error("the policy's {0} is out of bounds")]
+    Field(&'static str),
+}
+
 impl Policy {
+    /// Takes over what the policy of a peer has learned. `nodes` is their number.
+    ///
+    /// # Errors
+    /// [`PolicyError`] when it is no policy of this aggregate; `self` stays then.
+    pub fn decode(&mut self, bytes: &[u8], nodes: usize) -> Result<(), PolicyError> {
+        let arrived =
+            Policy::read_from_bytes(bytes).map_err(|_| PolicyError::Length(bytes.len()))?;
+        arrived.check(self.kind, nodes)?;
+        *self = arrived;
+        Ok(())
+    }
+
+    /// What every policy holds that this code made; nothing here overflows or
+    /// goes out of bounds with it.
+    fn check(&self, kind: u32, nodes: usize) -> Result<(), PolicyError> {
+        if self.kind != kind {
+            let found = self.kind;
+            return Err(PolicyError::Kind { own: kind, found });
+        }
+        let thresholds = match kind {
+            JUMP_FIXED => 1..=u32::MAX,
+            _ => THRESHOLD_MIN..=THRESHOLD_MAX,
+        };
+        let ticks = [
+            self.recent_busy,
+            self.recent_wait,
+            self.before_busy,
+            self.before_wait,
+            self.here_busy,
+            self.here_wait,
+            self.typical_wait,
+            self.elapsed,
+        ];
+        let bounds = [
+            ("place", (self.here as usize) < nodes),
+            ("base", (self.base as usize) < nodes),
+            ("count of faults", self.faults <= FAULTS_MAX),
+            ("counts", self.counts.iter().all(|&c| c <= FAULTS_MAX)),
+            (
+                "thresholds",
+                self.thresholds.iter().all(|t| thresholds.contains(t)),
+            ),
+            ("times", ticks.iter().all(|&t| t <= TICKS_MAX)),
+        ];
+        match bounds.iter().find(|(_, holds)| !holds) {
+            Some((field, _)) => Err(PolicyError::Field(field)),
+            None => Ok(()),
+        }
+    }
+
     /// A policy of a kind of [`crate::boot`]; `threshold` counts for `fixed`.
     pub fn new(kind: u32, threshold: u32) -> Policy {
         Policy {
@@ -281,6 +357,52 @@ mod tests {
                 faults += 1;
             }
             faults
+        }
+    }
+
+    #[test]
+    fn a_policy_arrives_with_what_it_learned() {
+        let mut world = World::new(JUMP_AUTO, 0);
+        world.scattered(1000);
+        let mut here = Policy::new(JUMP_AUTO, 0);
+        here.decode(world.policy.as_bytes(), 2).unwrap();
+        assert_eq!(here, world.policy);
+    }
+
+    #[test]
+    fn a_policy_that_was_never_made_is_refused() {
+        let own = Policy::new(JUMP_AUTO, 0);
+        let refused = |damage: fn(&mut Policy), error: PolicyError| {
+            let mut sent = own;
+            damage(&mut sent);
+            let mut here = own;
+            assert_eq!(here.decode(sent.as_bytes(), 2), Err(error));
+            assert_eq!(here, own);
+        };
+        refused(|p| p.here = 2, PolicyError::Field("place"));
+        refused(|p| p.base = u32::MAX, PolicyError::Field("base"));
+        refused(
+            |p| p.faults = u32::MAX,
+            PolicyError::Field("count of faults"),
+        );
+        refused(|p| p.counts[1] = u32::MAX, PolicyError::Field("counts"));
+        refused(|p| p.thresholds[0] = 0, PolicyError::Field("thresholds"));
+        refused(
+            |p| p.thresholds[0] = u32::MAX,
+            PolicyError::Field("thresholds"),
+        );
+        refused(|p| p.typical_wait = u64::MAX, PolicyError::Field("times"));
+        let (own_kind, found) = (JUMP_AUTO, JUMP_FIXED);
+        let kind = PolicyError::Kind {
+            own: own_kind,
+            found,
+        };
+        refused(|p| p.kind = JUMP_FIXED, kind);
+        let length = own.as_bytes().len();
+        for wrong in [0, length - 1] {
+            let cut = &own.as_bytes()[..wrong];
+            let mut here = own;
+            assert_eq!(here.decode(cut, 2), Err(PolicyError::Length(wrong)));
         }
     }
 

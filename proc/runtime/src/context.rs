@@ -1,91 +1,39 @@
-//! Everything that makes up a thread of the program at one instant: registers,
-//! FS and GS base, signal mask, extended state. Saved from a signal frame and
-//! loaded into one, for jumps, new threads and the very first entry.
+//! The state of the interrupted thread, saved from a signal frame and loaded into
+//! one: for jumps, new threads and the very first entry.
 
-use crate::frame::{Frame, Registers};
+use weft_proc::context::Context;
+
+use crate::frame::Frame;
 use crate::kernel::call;
-use crate::xstate::{self, Area};
-
-/// RFLAGS of a fresh program: interrupts on, nothing else.
-pub const INITIAL_FLAGS: usize = 0x202;
+use crate::signal::mask;
+use crate::xstate::Area;
 
 /// First address that user space cannot have.
 pub const USER_END: usize = (1 << 47) - 4096;
 
-/// A thread's state. Plain data: it travels between nodes as bytes, of which
-/// only the first [`Context::wire_bytes`] matter.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Context {
-    /// General registers. The selectors are not loaded: user selectors are the
-    /// same everywhere.
-    pub registers: Registers,
-    /// FS base.
-    pub fs: usize,
-    /// GS base.
-    pub gs: usize,
-    /// Blocked signals.
-    pub mask: u64,
-    /// Bytes used in `extended`; 0 means the initial state.
-    pub extended_bytes: usize,
-    /// Extended state in standard XSAVE format.
-    pub extended: [u8; xstate::BYTES_MAX],
+/// Copies the interrupted thread's state out of `frame`.
+pub fn save(context: &mut Context, frame: &Frame) {
+    context.registers = frame.registers;
+    context.mask = frame.mask;
+    context.fs = fs_base();
+    context.gs = gs_base();
+    context.extended_bytes = match frame.extended {
+        0 => 0,
+        // SAFETY: frames reach this function only from signal handlers.
+        address => unsafe { Area::new(address) }.save(&mut context.extended),
+    };
 }
 
-impl Context {
-    /// A context at the start of a program: `entry` with `stack`.
-    pub const fn initial(entry: usize, stack: usize) -> Context {
-        let mut context = Context {
-            // SAFETY: `Registers` is plain integers.
-            registers: unsafe { core::mem::zeroed() },
-            fs: 0,
-            gs: 0,
-            mask: 0,
-            extended_bytes: 0,
-            extended: [0; xstate::BYTES_MAX],
-        };
-        context.registers.rip = entry;
-        context.registers.rsp = stack;
-        context.registers.eflags = INITIAL_FLAGS;
-        context
-    }
-    /// How much of it has to travel.
-    pub fn wire_bytes(&self) -> usize {
-        core::mem::offset_of!(Context, extended) + self.extended_bytes
-    }
-    /// Copies the interrupted thread's state out of `frame`.
-    pub fn save(&mut self, frame: &Frame) {
-        self.registers = frame.registers;
-        self.mask = frame.mask;
-        self.fs = fs_base();
-        self.gs = gs_base();
-        // SAFETY: frames reach this function only from signal handlers.
+/// Makes `frame` continue with a state.
+pub fn load(context: &Context, frame: &mut Frame) {
+    frame.registers = frame.registers.with(&context.registers);
+    frame.mask = mask::native(context.mask);
+    set_fs_base(context.fs);
+    set_gs_base(context.gs);
+    if frame.extended != 0 {
+        // SAFETY: as in `save`.
         let area = unsafe { Area::new(frame.extended) };
-        self.extended_bytes = if frame.extended == 0 {
-            0
-        } else {
-            area.save(&mut self.extended)
-        };
-    }
-    /// Makes `frame` continue with this state.
-    pub fn load(&self, frame: &mut Frame) {
-        let own = frame.registers;
-        frame.registers = Registers {
-            selectors: own.selectors,
-            error: own.error,
-            trap: own.trap,
-            old_mask: own.old_mask,
-            cr2: own.cr2,
-            ..self.registers
-        };
-        frame.mask = self.mask;
-        set_fs_base(self.fs);
-        set_gs_base(self.gs);
-        if frame.extended != 0 {
-            // SAFETY: frames reach this function only from signal handlers.
-            let area = unsafe { Area::new(frame.extended) };
-            area.load(&self.extended[..self.extended_bytes.min(xstate::BYTES_MAX)]);
-        }
+        area.load(context.extended());
     }
 }
 

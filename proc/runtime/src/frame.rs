@@ -4,50 +4,8 @@
 //! sizes are checked below. What a handler leaves in a [`Frame`] is what the
 //! thread continues with.
 
+use weft_proc::context::Registers;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
-
-/// General registers, in the order of `struct sigcontext_64`.
-#[repr(C)]
-#[derive(Clone, Copy, Default, FromBytes, IntoBytes, Immutable)]
-#[allow(missing_docs, reason = "the fields are the machine's registers")]
-pub struct Registers {
-    pub r8: usize,
-    pub r9: usize,
-    pub r10: usize,
-    pub r11: usize,
-    pub r12: usize,
-    pub r13: usize,
-    pub r14: usize,
-    pub r15: usize,
-    pub rdi: usize,
-    pub rsi: usize,
-    pub rbp: usize,
-    pub rbx: usize,
-    pub rdx: usize,
-    pub rax: usize,
-    pub rcx: usize,
-    pub rsp: usize,
-    pub rip: usize,
-    pub eflags: usize,
-    /// CS, GS, FS and SS selectors, 16 bits each.
-    pub selectors: u64,
-    /// The page fault's error code; bit 1 says that it was a write.
-    pub error: u64,
-    pub trap: u64,
-    pub old_mask: u64,
-    pub cr2: usize,
-}
-
-impl Registers {
-    /// Those that say how far the program has come: an instruction that faulted
-    /// has left all of them as they were.
-    pub fn general(&self) -> [usize; 17] {
-        [
-            self.rip, self.rsp, self.rax, self.rbx, self.rcx, self.rdx, self.rsi, self.rdi,
-            self.rbp, self.r8, self.r9, self.r10, self.r11, self.r12, self.r13, self.r14, self.r15,
-        ]
-    }
-}
 
 /// `stack_t`.
 #[repr(C)]

@@ -150,6 +150,11 @@ pub fn zeroes<T: FromZeros>(count: usize) -> Result<&'static mut [T]> {
     Ok(unsafe { core::slice::from_raw_parts_mut(start, count) })
 }
 
+/// A record of zeroes that takes memory as it is touched; it is never released.
+pub fn zeroed<T: FromZeros>() -> Result<&'static mut T> {
+    zeroes(1)?.first_mut().ok_or(Errno::ENOMEM)
+}
+
 /// Gives memory of [`allocate`] back.
 ///
 /// # Safety

@@ -8,8 +8,8 @@ use core::arch::global_asm;
 use core::ffi::CStr;
 
 use weft_proc::boot::{CONTROL_VARIABLE, EXIT_INTERNAL, EXIT_SETUP, ROLE_SLICE};
+use weft_proc::context::Context;
 
-use crate::context::Context;
 use crate::kernel::{self, call};
 use crate::signal::{self, actions, mask};
 use crate::thread::{self, Thread};

@@ -17,7 +17,8 @@ use core::cell::UnsafeCell;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
-use crate::context::Context;
+use weft_proc::context::Context;
+
 use crate::frame::{AlternateStack, SignalInfo};
 use crate::kernel::{self, Errno, Result, call};
 use crate::signal::actions::Table;

@@ -5,16 +5,11 @@
 //! the legacy part are software's: they say how large the area is, and belong to
 //! the frame, not to the state. Invariant: no function here changes them.
 
+use weft_proc::context::{EXTENDED_BYTES_MAX as BYTES_MAX, HEADER_END, LEGACY_BYTES};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::memory::{self, Fault};
 
-/// Largest state carried, bytes. AMX tiles need a little over 11 KiB.
-pub const BYTES_MAX: usize = 16 << 10;
-/// The x87 and SSE part.
-pub const LEGACY_BYTES: usize = 512;
-/// Legacy part and header.
-const HEADER_END: usize = 576;
 /// Where software's bytes start.
 const SOFTWARE: usize = 464;
 /// `FP_XSTATE_MAGIC1`.
@@ -24,6 +19,11 @@ const MAGIC2_BYTES: usize = 4;
 /// x87 control word and MXCSR after a reset as Linux does it.
 const INITIAL_CONTROL: u16 = 0x37f;
 const INITIAL_MXCSR: u32 = 0x1f80;
+/// Where MXCSR lies, and behind it the bits that this processor lets be set.
+const MXCSR: usize = 24;
+const MXCSR_MASK: usize = 28;
+/// The mask of a processor that gives none.
+const DEFAULT_MXCSR_MASK: u32 = 0xffbf;
 
 /// The extended state inside a signal frame.
 #[derive(Clone, Copy)]
@@ -99,7 +99,7 @@ impl Area {
     /// Puts every component into its initial configuration.
     pub fn reset(self) {
         self.set_word(0, INITIAL_CONTROL);
-        self.set_word(24, INITIAL_MXCSR);
+        self.set_word(MXCSR, INITIAL_MXCSR);
         if self.length() >= HEADER_END {
             self.set_word(LEGACY_BYTES, 0u64);
         } else {
@@ -119,17 +119,24 @@ impl Area {
         length
     }
     /// Replaces the state by one that [`Area::save`] wrote, here or on another
-    /// node. An empty slice resets.
+    /// node. An empty slice resets. MXCSR bits that this processor does not have
+    /// are cleared: with them the kernel could not load the state.
     pub fn load(self, bytes: &[u8]) {
         if bytes.len() < LEGACY_BYTES {
             self.reset();
             return;
         }
+        let mask = match self.word::<u32>(MXCSR_MASK) {
+            0 => DEFAULT_MXCSR_MASK,
+            mask => mask,
+        };
         self.place(bytes.len(), |offset, into| {
             into.copy_from_slice(&bytes[offset..offset + into.len()]);
             Ok(())
         })
         .unwrap_or_default();
+        self.set_word(MXCSR, self.word::<u32>(MXCSR) & mask);
+        self.set_word(MXCSR_MASK, mask);
     }
     /// Replaces the state by one in the program's memory, as `rt_sigreturn`
     /// does.

@@ -17,6 +17,7 @@ use super::clone::{
     CLONE_PIDFD, CLONE_SETTLS, CLONE_SIGHAND, CLONE_THREAD, CLONE_VFORK, CLONE_VM, Choice, Request,
 };
 use super::{run_for, word};
+use crate::context;
 use crate::frame::Frame;
 use crate::kernel::{self, Errno, Result, call};
 use crate::signal::{self, actions, entry};
@@ -77,7 +78,7 @@ fn start(thread: &mut Thread, frame: &Frame, request: &Request) -> Result<isize>
 fn prepare(thread: &Thread, child: &mut Thread, frame: &Frame, request: &Request) {
     let asked = &request.asked;
     let given = |flag: u64, address: u64| request.wanted(flag, address).unwrap_or(0);
-    child.start.save(frame);
+    context::save(&mut child.start, frame);
     child.start.registers.rax = 0;
     if let Some(top) = request.stack_pointer() {
         child.start.registers.rsp = top;

@@ -14,22 +14,22 @@
 
 use weft_dsm::{Access, Event, NodeId, Page, State};
 use weft_proc::boot::{CONTROL_KICK, ControlMessage};
+use weft_proc::context::{Context, ContextError};
 use weft_proc::message::Message;
-use weft_proc::policy::Policy;
+use weft_proc::policy::PolicyError;
 use weft_proc::stats::add;
+use zerocopy::IntoBytes;
 
-use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering;
 
 use super::clock;
 use super::io::Failure;
 use super::machine::{ENGINE, Engine, Incoming};
 use super::tables::page_of;
-use crate::context::Context;
-use crate::control;
 use crate::frame::Frame;
 use crate::kernel::call;
 use crate::thread::{PENDING_KICK, Thread};
+use crate::{context, control, image, log};
 
 /// Pages at the top of the stack that travel with a jump.
 const STACK_PAGES: u64 = 2;
@@ -41,19 +41,15 @@ const KICK_NS: u64 = 20_000_000;
 const SIG_SETMASK: usize = 2;
 const ALL_SIGNALS: u64 = !crate::signal::mask::NEVER_BLOCKED;
 
-/// The context that arrived last, or that is about to leave. One execution
-/// exists, so one is enough; guarded by the engine's lock.
-struct Travelling(UnsafeCell<Context>);
-
-// SAFETY: only the one execution that jumps uses it, under the lock or between
-// `serve` and `load` on its own thread.
-unsafe impl Sync for Travelling {}
-
-static CONTEXT: Travelling = Travelling(UnsafeCell::new(Context::initial(0, 0)));
-
-fn context() -> &'static mut Context {
-    // SAFETY: as above.
-    unsafe { &mut *CONTEXT.0.get() }
+/// An execution came that cannot be let go on here.
+#[derive(Debug, thiserror::Error)]
+enum ArrivalError {
+    #[error(transparent)]
+    Context(#[from] ContextError),
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    #[error("RIP is {0:#x}, inside the runtime")]
+    Runtime(usize),
 }
 
 /// Sends the execution to `node`, serves until it comes back here, and leaves
@@ -67,41 +63,32 @@ pub fn jump(thread: &mut Thread, frame: &mut Frame, node: usize) {
         engine.depart(frame, node);
     }
     serve(thread, frame.mask);
-    context().load(frame);
+    if let Some(engine) = ENGINE.lock().as_ref() {
+        context::load(engine.travelling, frame);
+    }
 }
 
 /// Loads the context that arrived into the thread's start; for the first time
 /// that a slice executes.
 pub fn take_context(into: &mut Context) {
-    *into = *context();
-}
-
-/// Whether the program has completed no instruction since the execution came
-/// here. Then what it touches is pulled, whatever the policy says: an instruction
-/// that needs pages of two nodes would be carried to and fro between them for ever.
-pub fn has_just_arrived(frame: &Frame) -> bool {
-    frame.registers.general() == context().registers.general()
+    if let Some(engine) = ENGINE.lock().as_ref() {
+        *into = *engine.travelling;
+    }
 }
 
 impl Engine {
+    /// Whether the program has completed no instruction since the execution came
+    /// here. Then what it touches is pulled, whatever the policy says: an instruction
+    /// that needs pages of two nodes would be carried to and fro between them for ever.
+    pub fn has_just_arrived(&self, frame: &Frame) -> bool {
+        frame.registers.general() == self.travelling.registers.general()
+    }
+
     /// Everything up to the moment when the other node executes.
     fn depart(&mut self, frame: &Frame, node: usize) {
         self.finish_offers();
         self.push_stack(frame.registers.rsp, node);
-        let context = context();
-        context.save(frame);
-        let length = context.wire_bytes();
-        // SAFETY: plain data; `wire_bytes` is at most its size.
-        let bytes = unsafe {
-            core::slice::from_raw_parts(core::ptr::from_ref(context).cast::<u8>(), length)
-        };
-        // SAFETY: plain data without padding that matters.
-        let policy = unsafe {
-            core::slice::from_raw_parts(
-                core::ptr::from_ref(&self.policy).cast::<u8>(),
-                size_of::<Policy>(),
-            )
-        };
+        context::save(self.travelling, frame);
         self.departed_at = clock::now();
         let stats = self.io.stats;
         add(&stats.jumps_out, 1);
@@ -109,11 +96,12 @@ impl Engine {
         if self.is_home() {
             self.away = Some(node);
         }
+        let (context, policy) = (self.travelling.as_wire(), self.policy.as_bytes());
         let message = Message::Jump {
-            context_length: length as u64,
+            context_length: context.len() as u64,
         };
-        let header = message.header(length + size_of::<Policy>());
-        self.io.send(node, &header, &[bytes, policy]);
+        let header = message.header(context.len() + policy.len());
+        self.io.send(node, &header, &[context, policy]);
         self.settle();
         self.count_traffic();
     }
@@ -139,29 +127,17 @@ impl Engine {
     }
 
     /// The execution is here.
-    fn arrive(&mut self, from: usize, payload: &[u8], context_length: usize) -> bool {
-        let context = context();
-        if context_length > size_of::<Context>()
-            || payload.len() != context_length + size_of::<Policy>()
-        {
-            return false;
-        }
-        // SAFETY: lengths were checked; both are plain data for which any bytes
-        // are valid, and what they mean is the program's own business.
-        unsafe {
-            core::ptr::copy_nonoverlapping(
-                payload.as_ptr(),
-                core::ptr::from_mut(context).cast::<u8>(),
-                context_length,
-            );
-            self.policy = payload[context_length..]
-                .as_ptr()
-                .cast::<Policy>()
-                .read_unaligned();
-        }
-        if context.extended_bytes > context.extended.len() || context.wire_bytes() != context_length
-        {
-            return false;
+    fn arrive(
+        &mut self,
+        from: usize,
+        payload: &[u8],
+        context_length: usize,
+    ) -> Result<(), ArrivalError> {
+        let (context, policy) = payload.split_at(context_length);
+        self.travelling.decode(context)?;
+        self.policy.decode(policy, self.nodes)?;
+        if image::contains(self.travelling.registers.rip) {
+            return Err(ArrivalError::Runtime(self.travelling.registers.rip));
         }
         let stats = self.io.stats;
         add(&stats.jumps_in, 1);
@@ -169,16 +145,16 @@ impl Engine {
         self.away = None;
         self.io.send(from, &Message::Arrived.header(0), &[]);
         // The stack is needed at once.
-        let page = page_of(context.registers.rsp);
+        let page = page_of(self.travelling.registers.rsp);
         if !self.core.tables.look(page).present() && self.io.layout.lookup(page * 4096).is_some() {
             self.fetch(page, Access::Write);
         }
         self.left_at = clock::now();
-        true
+        Ok(())
     }
 }
 
-/// Serves until the execution arrives; its context is then in [`context`].
+/// Serves until the execution arrives; its context is then in [`Engine::travelling`].
 /// `mask` is the program's signal mask: at home its signals come through.
 pub fn serve(thread: &mut Thread, mask: u64) {
     let _ = call!(
@@ -212,7 +188,8 @@ pub fn serve(thread: &mut Thread, mask: u64) {
             Incoming::Handled => engine.trim_copies(),
             Incoming::Message(from, message, payload) => match message {
                 Message::Jump { context_length } => {
-                    if !engine.arrive(from, payload, context_length as usize) {
+                    if let Err(error) = engine.arrive(from, payload, context_length as usize) {
+                        log::line(format_args!("node {from}: {error}"));
                         engine.fail(Failure::Violation(from, "a malformed context"));
                     }
                     if !engine.is_home() {

@@ -17,6 +17,7 @@ use weft_proc::boot::{
     Boot, CONTROL_LOST, CONTROL_NO_ROOM, ControlMessage, EXIT_INTERNAL, EXIT_NO_ROOM,
     EXIT_NODE_LOST,
 };
+use weft_proc::context::Context;
 use weft_proc::layout::Kind;
 use weft_proc::message::Message;
 use weft_proc::policy::Policy;
@@ -56,6 +57,9 @@ pub struct Engine {
     pub core: Node<FlatTables>,
     /// Memory and links.
     pub io: Io,
+    /// The context that arrived last, or that is about to leave. One execution
+    /// exists, so one is enough.
+    pub travelling: &'static mut Context,
     /// The jump policy, while the execution is here.
     pub policy: Policy,
     /// Sequential faults.
@@ -122,6 +126,7 @@ impl Engine {
             nodes: boot.nodes as usize,
             core: Node::new(&config, tables),
             io,
+            travelling: kernel::zeroed()?,
             policy: Policy::new(boot.jump, boot.jump_threshold),
             streams: Streams::new(window_max),
             working_set: WorkingSet::new()?,

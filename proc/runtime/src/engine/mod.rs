@@ -111,14 +111,14 @@ pub fn fault(thread: &mut Thread, frame: &mut Frame, info: &SignalInfo) -> bool 
     let may_jump = !inside
         && THREADS.load(Ordering::Relaxed) == 1
         && !thread.borrowed
-        && frame.registers.rip < space::VDSO as usize
-        && !jump::has_just_arrived(frame);
+        && frame.registers.rip < space::VDSO as usize;
     let write = frame.registers.error & 2 != 0;
     let outcome = {
         let mut guard = ENGINE.lock();
         let Some(engine) = guard.as_mut() else {
             return false;
         };
+        let may_jump = may_jump && !engine.has_just_arrived(frame);
         engine.fault(info.words[0] as usize, write, may_jump)
     };
     match outcome {

@@ -21,6 +21,11 @@ pub const NEVER_BLOCKED: u64 = bit(SIGSYS) | bit(SIGSEGV) | bit(SIGBUS) | bit(KI
 /// Signals that nobody can block.
 const UNBLOCKABLE: u64 = bit(SIGKILL) | bit(SIGSTOP);
 
+/// What the kernel is told of a mask of the program's.
+pub const fn native(mask: u64) -> u64 {
+    mask & !NEVER_BLOCKED & !UNBLOCKABLE
+}
+
 /// The mask as the program knows it.
 pub fn get(thread: &Thread, frame: &Frame) -> u64 {
     (frame.mask & !NEVER_BLOCKED) | thread.hidden_mask
@@ -34,7 +39,7 @@ pub fn hidden(thread: &Thread) -> u64 {
 
 /// Sets the mask that the program continues with.
 pub fn set(thread: &mut Thread, frame: &mut Frame, mask: u64) {
-    frame.mask = mask & !NEVER_BLOCKED & !UNBLOCKABLE;
+    frame.mask = native(mask);
     thread.hidden_mask = mask & NEVER_BLOCKED;
     if held::is_deliverable(thread) {
         held::announce(thread);

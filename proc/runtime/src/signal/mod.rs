@@ -27,10 +27,10 @@ mod program;
 
 use core::sync::atomic::Ordering;
 
-pub use crate::frame::{Frame, SignalInfo};
+use crate::frame::{Frame, SignalInfo};
 use crate::kernel::call;
 use crate::thread::{PENDING_KICK, PENDING_OPEN, PENDING_RELEASE, PENDING_SIGNAL, Thread};
-use crate::{calls, control, engine, image, log, memory};
+use crate::{calls, context, control, engine, image, log, memory};
 pub use program::{rt_sigreturn, sigaltstack};
 
 /// Illegal bus access, and userfaultfd's missing pages.
@@ -141,7 +141,7 @@ fn is_own(thread: &Thread, info: &SignalInfo) -> bool {
 fn handle_kick(thread: &mut Thread, frame: &mut Frame, info: &SignalInfo, inside: bool) -> bool {
     if thread.entering && info.code == SI_TKILL {
         thread.entering = false;
-        thread.start.load(frame);
+        context::load(&thread.start, frame);
         return true;
     }
     if info.code == LOOK_CODE {

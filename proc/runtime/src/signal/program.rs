@@ -1,9 +1,7 @@
 //! The program's other calls about signals: returning from a handler, and its
 //! alternate stack.
 
-use crate::frame::{
-    AlternateStack, Frame, Registers, SS_AUTODISARM, SS_DISABLE, SS_ONSTACK, UC_FP_XSTATE,
-};
+use crate::frame::{AlternateStack, Frame, SS_AUTODISARM, SS_DISABLE, SS_ONSTACK, UC_FP_XSTATE};
 use crate::kernel::{Errno, Result};
 use crate::memory::{self, Fault};
 use crate::signal::{deliver, mask};
@@ -30,15 +28,7 @@ fn restore(thread: &mut Thread, frame: &mut Frame) -> core::result::Result<(), F
     } else {
         area.load_from_program(saved.extended)?;
     }
-    let own = frame.registers;
-    frame.registers = Registers {
-        selectors: own.selectors,
-        error: own.error,
-        trap: own.trap,
-        old_mask: own.old_mask,
-        cr2: own.cr2,
-        ..saved.registers
-    };
+    frame.registers = frame.registers.with(&saved.registers);
     frame.flags |= UC_FP_XSTATE;
     mask::set(thread, frame, saved.mask);
     // As in Linux, an alternate stack that is not acceptable is left alone.
