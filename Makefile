@@ -75,7 +75,10 @@ images:
 		bash guest/build --out $(IMAGES) $$step || [ $$? -eq 77 ] || exit 1; \
 	done
 
-e2e: build programs images ## Native runs against runs under weft, failures, set-up errors
+damage: ## Builds a runtime that damages what it sends home, for the attacks of `lend`
+	$(CARGO) build --release $(RUNTIME) --features damage --target-dir $(TARGET)/damage
+
+e2e: build damage programs images ## Native runs against runs under weft, failures, set-up errors
 	$(E2E) --rounds $(ROUNDS) --moments $(MOMENTS)
 
 test: setup check unit e2e ## All of it
@@ -83,7 +86,7 @@ test: setup check unit e2e ## All of it
 bench: build programs guest guest-debian ## Measures, and renews the tables of bench/RESULTS.md
 	$(BENCH) $(BENCHMARKS)
 
-soak: build programs guest guest-debian ## The long tests, for a night
+soak: build damage programs guest guest-debian ## The long tests, for a night
 	$(CARGO) test --release $(OTHERS) -- --ignored
 	$(E2E) --long --rounds $(SOAK_ROUNDS) --moments $(SOAK_MOMENTS) --boots $(SOAK_BOOTS) \
 		--node-boots $(SOAK_NODE_BOOTS) --lend-seconds $(SOAK_LEND_SECONDS)
@@ -109,4 +112,4 @@ clean: ## Removes what was built
 
 # In order: the set-up first. Cargo uses all processors by itself.
 .NOTPARALLEL:
-.PHONY: help setup build programs guest guest-debian demo check unit e2e test bench soak fuzz images docs-check install uninstall clean
+.PHONY: help setup build programs guest guest-debian demo check unit damage e2e test bench soak fuzz images docs-check install uninstall clean

@@ -145,12 +145,12 @@ impl Policy {
             ("place", (self.here as usize) < nodes),
             ("base", (self.base as usize) < nodes),
             ("count of faults", self.faults <= FAULTS_MAX),
-            ("counts", self.counts.iter().all(|&c| c <= FAULTS_MAX)),
+            ("count", self.counts.iter().all(|&c| c <= FAULTS_MAX)),
             (
-                "thresholds",
+                "threshold",
                 self.thresholds.iter().all(|t| thresholds.contains(t)),
             ),
-            ("times", ticks.iter().all(|&t| t <= TICKS_MAX)),
+            ("time", ticks.iter().all(|&t| t <= TICKS_MAX)),
         ];
         match bounds.iter().find(|(_, holds)| !holds) {
             Some((field, _)) => Err(PolicyError::Field(field)),
@@ -385,13 +385,13 @@ mod tests {
             |p| p.faults = u32::MAX,
             PolicyError::Field("count of faults"),
         );
-        refused(|p| p.counts[1] = u32::MAX, PolicyError::Field("counts"));
-        refused(|p| p.thresholds[0] = 0, PolicyError::Field("thresholds"));
+        refused(|p| p.counts[1] = u32::MAX, PolicyError::Field("count"));
+        refused(|p| p.thresholds[0] = 0, PolicyError::Field("threshold"));
         refused(
             |p| p.thresholds[0] = u32::MAX,
-            PolicyError::Field("thresholds"),
+            PolicyError::Field("threshold"),
         );
-        refused(|p| p.typical_wait = u64::MAX, PolicyError::Field("times"));
+        refused(|p| p.typical_wait = u64::MAX, PolicyError::Field("time"));
         let (own_kind, found) = (JUMP_AUTO, JUMP_FIXED);
         let kind = PolicyError::Kind {
             own: own_kind,

@@ -12,9 +12,12 @@
 //                               one system call, that no slice needs mostly
 //   hostile flood SECONDS       says things to its node's daemon, without end
 //   hostile deaf SECONDS        computes, and answers nobody
+//   hostile damage NUMBER       goes to and fro while the node damages what it sends home
+//                               (proc/runtime/src/engine/damage.rs)
 //
 // It ends with 0 where it got what it wanted; a node should end it before.
 #include <elf.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,8 +26,9 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
-enum { PAGE = 4096, MIB = 1 << 20, HOLD_SECONDS = 4 };
+enum { PAGE = 4096, MIB = 1 << 20, HOLD_SECONDS = 4, ARCH_SET_GS = 0x1001 };
 
 // Where the runtime lies.
 static unsigned char *const runtime = (unsigned char *)0x600000000000UL;
@@ -147,11 +151,37 @@ static void flood(double seconds) {
     printf("said %ld things\n", sent);
 }
 
+// The node sees which damage is asked for by the GS base. What home may not hold is
+// touched again and again, so the execution goes there and comes back, by itself and
+// for calls that only home can make. Where it is, nobody can tell: the node's runtime is
+// another one than home's.
+static void wander(long damage) {
+    enum { BYTES = 24 * MIB, ROUNDS = 8 };
+    volatile unsigned char *memory =
+        mmap(0, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    syscall(SYS_arch_prctl, ARCH_SET_GS, damage);
+    for (int round = 0; round < ROUNDS; round++)
+        for (size_t at = 0; at < BYTES; at += PAGE) {
+            memory[at]++;
+            if (at % MIB == 0) kill(getpid(), 0);
+        }
+    for (size_t at = 0; at < BYTES; at += PAGE)
+        if (memory[at] != ROUNDS) {
+            fprintf(stderr, "page %zu was touched %d times, not %d\n", at / PAGE, memory[at], ROUNDS);
+            exit(2);
+        }
+    printf("was there and back\n");
+}
+
 int main(int count, char **words) {
     const char *mode = count > 1 ? words[1] : "where";
     long number = count > 2 ? strtol(words[2], 0, 0) : 0;
     long arguments[6] = {0};
     for (int i = 0; i < 6 && i + 3 < count; i++) arguments[i] = strtol(words[i + 3], 0, 0);
+    if (!strcmp(mode, "damage")) {
+        wander(number);
+        return 0;
+    }
     find_far_call();
     find_told();
     go();

@@ -124,6 +124,8 @@ pub struct Wanted {
     pub memory: String,
     /// Words before the daemon's command, to run it in a namespace.
     pub prefix: Vec<OsString>,
+    /// The runtime of its slices; the one beside `weft` when absent.
+    pub runtime: Option<PathBuf>,
 }
 
 impl Cluster {
@@ -177,6 +179,9 @@ pub fn start_daemon(
     command.extend([context.weft.clone().into(), "node".into(), "start".into()]);
     let mut invocation = Invocation::new(&command, &directory.join("daemon")).bounded(DAEMON_BOUND);
     invocation.environment = vec![node.environment()];
+    let runtime = wanted.runtime.as_ref();
+    let variable = runtime.map(|path| ("WEFT_RUNTIME".into(), path.into()));
+    invocation.environment.extend(variable);
     let daemon = start(&invocation)?;
     let deadline = Instant::now() + START_BOUND;
     while !listens(daemon.pid(), wanted.port) {

@@ -1,4 +1,5 @@
-//! Lending to a program that turns against its node (`tests/programs/hostile.c`).
+//! Lending to a program that turns against its node (`tests/programs/hostile.c`), and
+//! borrowing from a node that turns against home (a runtime with the feature `damage`).
 //!
 //! What must hold after each attempt, under a daemon that is root and under one that is
 //! not: the attempt did not get what it wanted, the daemon says why it ended the slice
@@ -22,6 +23,10 @@ use crate::user;
 
 /// The exit code for a lost node.
 const EXIT_NODE_LOST: i32 = 122;
+/// The exit code for a message that no node sends.
+const EXIT_INTERNAL: i32 = 124;
+/// A runtime with the feature `damage`, beside the programs.
+const DAMAGING_RUNTIME: &str = "../damage/release/weft-runtime";
 /// What the daemon lends in all, and to one run. Home gets so little that the execution
 /// leaves at once.
 const LENT: &str = "512M";
@@ -36,15 +41,21 @@ struct Attempt {
     words: &'static str,
     /// What the program prints, where it is served to the end.
     gets: Option<&'static str>,
-    /// What the daemon's log has to say, and the borrower where it was not served.
+    /// How the run ends.
+    code: i32,
+    /// What the daemon's log has to say.
     log: &'static str,
+    /// What the borrower has to be told.
+    told: &'static str,
 }
 
 const fn served(words: &'static str, prints: &'static str) -> Attempt {
     Attempt {
         words,
         gets: Some(prints),
-        log: "runs as node 1",
+        code: 0,
+        log: SERVED,
+        told: "",
     }
 }
 
@@ -52,9 +63,24 @@ const fn ended(words: &'static str, log: &'static str) -> Attempt {
     Attempt {
         words,
         gets: None,
+        code: EXIT_NODE_LOST,
         log,
+        told: log,
     }
 }
+
+/// What the node sends home is damaged, and home says what is wrong with it.
+const fn damaged(words: &'static str, told: &'static str) -> Attempt {
+    Attempt {
+        words,
+        gets: None,
+        code: EXIT_INTERNAL,
+        log: SERVED,
+        told,
+    }
+}
+
+const SERVED: &str = "runs as node 1";
 
 const MEMORY: &str = "ended for its memory";
 const REFUSED: &str = "SIGSYS";
@@ -88,8 +114,25 @@ const ATTEMPTS: [Attempt; 20] = [
     Attempt {
         words: "flood 2",
         gets: Some("said "),
+        code: 0,
         log: "messages more were left out",
+        told: "",
     },
+];
+
+/// Numbers are those of `proc/runtime/src/engine/damage.rs`.
+const DAMAGES: [Attempt; 11] = [
+    served("damage 0", "was there and back"),
+    damaged("damage 1", "RIP is 0x8000000000000000"),
+    damaged("damage 2", "the FS base is 0x8000000000000000"),
+    damaged("damage 3", "the GS base is 0x8000000000000000"),
+    damaged("damage 4", "inside the runtime"),
+    damaged("damage 5", "not in standard XSAVE format"),
+    damaged("damage 6", "policy's place is out of bounds"),
+    damaged("damage 7", "policy's base is out of bounds"),
+    damaged("damage 8", "policy is of kind 77"),
+    damaged("damage 9", "policy's threshold is out of bounds"),
+    served("damage 10", "was there and back"),
 ];
 
 /// A daemon that lends, and whom it trusts.
@@ -105,18 +148,29 @@ struct Lender {
 /// Lends to every attempt once, or for as long as `bound` says again and again.
 pub fn run_lending(context: &Context, bound: Option<Duration>, names: &[String], report: &Report) {
     type Start = fn(&Context) -> Result<Lender>;
-    let kinds: [(&str, Start, Option<String>); 2] = [
-        ("own user", Lender::start, None),
-        ("nobody", Lender::start_as_nobody, cannot_be_nobody(context)),
+    let kinds: [(&str, Start, Option<String>, &[Attempt]); 3] = [
+        ("own user", Lender::start, None, &ATTEMPTS),
+        (
+            "nobody",
+            Lender::start_as_nobody,
+            cannot_be_nobody(context),
+            &ATTEMPTS,
+        ),
+        (
+            "hostile node",
+            Lender::start_damaging,
+            cannot_damage(context),
+            &DAMAGES,
+        ),
     ];
     let bound = bound.map(|bound| bound / kinds.len() as u32);
-    for (kind, start, missing) in kinds {
+    for (kind, start, missing, attempts) in kinds {
         let name = format!("lend as {kind}");
         let wanted = |attempt: &&Attempt| {
             let full = format!("{name}: {}", attempt.words);
             names.is_empty() || names.iter().any(|part| full.contains(part.as_str()))
         };
-        let attempts: Vec<&Attempt> = ATTEMPTS.iter().filter(wanted).collect();
+        let attempts: Vec<&Attempt> = attempts.iter().filter(wanted).collect();
         if attempts.is_empty() {
             continue;
         }
@@ -141,6 +195,11 @@ fn cannot_be_nobody(context: &Context) -> Option<String> {
     }
 }
 
+fn cannot_damage(context: &Context) -> Option<String> {
+    let built = context.programs.join(DAMAGING_RUNTIME).exists();
+    (!built).then(|| "`make damage` has not built its runtime".to_owned())
+}
+
 /// Two identities that trust each other, the lender's at the end.
 fn identities(context: &Context, directory: &Path, address: &str) -> Result<[Identity; 2]> {
     let home = Identity::new(context, &directory.join("home"))?;
@@ -152,14 +211,23 @@ fn identities(context: &Context, directory: &Path, address: &str) -> Result<[Ide
 
 impl Lender {
     fn start(context: &Context) -> Result<Lender> {
-        Lender::start_with("own user", context.clone(), Vec::new(), |_| Ok(()))
+        Lender::start_with("own user", context.clone(), Vec::new(), None, |_| Ok(()))
+    }
+
+    /// A daemon whose slices damage what they send home.
+    fn start_damaging(context: &Context) -> Result<Lender> {
+        let runtime = fs::canonicalize(context.programs.join(DAMAGING_RUNTIME))?;
+        let context = context.clone();
+        Lender::start_with("hostile node", context, Vec::new(), Some(runtime), |_| {
+            Ok(())
+        })
     }
 
     /// A daemon that may make no users and no groups.
     fn start_as_nobody(context: &Context) -> Result<Lender> {
         let open = user::open_context(context)?;
         let prefix = user::prefix(&open);
-        Lender::start_with("nobody", open, prefix, |directory| {
+        Lender::start_with("nobody", open, prefix, None, |directory| {
             let nobody = User::from_name("nobody")?.context("there is no user nobody")?;
             let own = |path: &Path| chown(path, Some(nobody.uid.as_raw()), None);
             own(directory)?;
@@ -174,6 +242,7 @@ impl Lender {
         kind: &'static str,
         context: Context,
         prefix: Vec<OsString>,
+        runtime: Option<PathBuf>,
         give: fn(&Path) -> Result<()>,
     ) -> Result<Lender> {
         let directory = context.directory(&format!("lend-{}", kind.replace(' ', "-")))?;
@@ -189,6 +258,7 @@ impl Lender {
             port,
             memory: LENT.to_owned(),
             prefix,
+            runtime,
         };
         let daemon = cluster::start_daemon(&context, &node, &directory, &wanted)?;
         Ok(Lender {
@@ -254,16 +324,15 @@ impl Lender {
         let log = String::from_utf8_lossy(&log[before as usize..]).into_owned();
         let printed = fs::read_to_string(&outcome.stdout)?;
         let mut reasons = Vec::new();
-        match attempt.gets {
-            Some(text) if outcome.end == End::Exit(0) && printed.contains(text) => {}
-            None if outcome.end == End::Exit(EXIT_NODE_LOST) => {}
-            _ => reasons.push(format!("{}, printed `{}`", outcome.end, printed.trim())),
+        let got = attempt.gets.is_none_or(|text| printed.contains(text));
+        if outcome.end != End::Exit(attempt.code) || !got {
+            reasons.push(format!("{}, printed `{}`", outcome.end, printed.trim()));
         }
         if !log.contains(attempt.log) {
             reasons.push(format!("the daemon does not say `{}`: {log}", attempt.log));
         }
-        if attempt.gets.is_none() && !outcome.stderr.contains(attempt.log) {
-            reasons.push(format!("the borrower is not told `{}`", attempt.log));
+        if !outcome.stderr.contains(attempt.told) {
+            reasons.push(format!("the borrower is not told `{}`", attempt.told));
         }
         let said_bytes = log.len().max(outcome.stderr.len()) as u64;
         if said_bytes > SAID_BYTES_MAX {

@@ -229,12 +229,14 @@ fn lose_remote(
             port: 7117,
             memory: "1G".to_string(),
             prefix: pair.prefix('b'),
+            runtime: None,
         },
         None => Wanted {
             host: "127.0.0.1".to_string(),
             port: free_port()?,
             memory: "1G".to_string(),
             prefix: Vec::new(),
+            runtime: None,
         },
     };
     let mut cluster = Cluster::start(context, directory, &wanted)?;

@@ -316,6 +316,7 @@ pub fn run_remote(context: &Context, report: &Report) -> Result<()> {
         port: free_port()?,
         memory: "256M".to_string(),
         prefix: Vec::new(),
+        runtime: None,
     };
     let cluster = match Cluster::start(context, &directory, &wanted) {
         Ok(cluster) => cluster,

@@ -193,6 +193,7 @@ fn tried(context: &Context, act: Act) -> Result<Verdict> {
         port,
         memory: "1G".into(),
         prefix: Vec::new(),
+        runtime: None,
     };
     let cluster = Cluster::start(context, &directory, &wanted)?;
     let between = Between::start(cluster.address.parse()?, act)?;

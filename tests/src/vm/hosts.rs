@@ -146,6 +146,7 @@ impl<'a> Site<'a> {
                 host: Star::address(host),
                 port: PORT,
                 memory: LENT.into(),
+                runtime: None,
                 prefix: match host {
                     2 => site.star.prefix_as(host, &boot_id),
                     _ => site.star.prefix(host),

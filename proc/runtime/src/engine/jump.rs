@@ -89,6 +89,8 @@ impl Engine {
         self.finish_offers();
         self.push_stack(frame.registers.rsp, node);
         context::save(self.travelling, frame);
+        #[cfg(feature = "damage")]
+        self.damage();
         self.departed_at = clock::now();
         let stats = self.io.stats;
         add(&stats.jumps_out, 1);

@@ -22,6 +22,8 @@ mod beat;
 mod calls;
 mod clock;
 mod confine;
+#[cfg(feature = "damage")]
+mod damage;
 mod fault;
 mod fork;
 mod io;
