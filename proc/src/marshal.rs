@@ -36,7 +36,7 @@ mod tests;
 mod transfer;
 
 pub use arrived::{Arrived, Malformed, Output};
-pub use gather::gather;
+pub use gather::{gather, gather_plain};
 pub use scatter::{Request, ScatterError};
 pub use transfer::{Step, Transfer};
 

@@ -91,16 +91,28 @@ pub struct Output {
 impl Arrived {
     /// Checks a request; `bytes` is all of it.
     pub fn decode(bytes: &[u8]) -> Result<Arrived, Malformed> {
+        let (nr, args) = Arrived::call(bytes)?;
+        match table::classify(nr.into(), &args) {
+            Class::Plain(plain) => Arrived::decode_plain(plain, bytes),
+            _ => Err(Malformed::NotPlain { nr }),
+        }
+    }
+
+    /// The number and the arguments of a request.
+    fn call(bytes: &[u8]) -> Result<(u32, [u64; 6]), Malformed> {
         let header = bytes.get(..HEADER).ok_or(Malformed::Short {
             length: bytes.len(),
         })?;
-        let nr = word_u32(header, 0);
-        let args: [u64; 6] = core::array::from_fn(|index| word_u64(header, 8 + 8 * index));
+        let args = core::array::from_fn(|index| word_u64(header, 8 + 8 * index));
+        Ok((word_u32(header, 0), args))
+    }
+
+    /// [`Arrived::decode`] of a request that this process gathered from a call of
+    /// this class.
+    pub fn decode_plain(plain: Plain, bytes: &[u8]) -> Result<Arrived, Malformed> {
+        let (nr, args) = Arrived::call(bytes)?;
         let lengths: [u32; PIECES_MAX] =
-            core::array::from_fn(|index| word_u32(header, 56 + 4 * index));
-        let Class::Plain(plain) = table::classify(nr.into(), &args) else {
-            return Err(Malformed::NotPlain { nr });
-        };
+            core::array::from_fn(|index| word_u32(bytes, 56 + 4 * index));
         let shape = Shape::of(&plain);
         let plan = Plan::new(&shape, &lengths).ok_or(Malformed::TooLarge { nr })?;
         if plan.sent != bytes.len() {

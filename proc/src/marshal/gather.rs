@@ -26,14 +26,26 @@ pub fn gather<M: Memory + ?Sized>(
     memory: &mut M,
     buffer: &mut [u8],
 ) -> Result<Request, Gather> {
-    let plain = match table::classify(nr, args) {
-        Class::Plain(plain) => plain,
-        Class::Home => return Err(Gather::Home),
-        Class::Refused(errno) => return Err(Gather::Errno(errno)),
-        Class::Memory | Class::Thread | Class::Local => return Err(Gather::Engine),
-    };
+    match table::classify(nr, args) {
+        Class::Plain(plain) => gather_plain(&plain, nr, args, done, bulk_max, memory, buffer),
+        Class::Home => Err(Gather::Home),
+        Class::Refused(errno) => Err(Gather::Errno(errno)),
+        Class::Memory | Class::Thread | Class::Local => Err(Gather::Engine),
+    }
+}
+
+/// [`gather`] of a call that was classified as `plain`.
+pub fn gather_plain<M: Memory + ?Sized>(
+    plain: &Plain,
+    nr: u64,
+    args: &[u64; 6],
+    done: u64,
+    bulk_max: usize,
+    memory: &mut M,
+    buffer: &mut [u8],
+) -> Result<Request, Gather> {
     let mut gathering = Gathering {
-        plain: &plain,
+        plain,
         args: *args,
         done,
         bulk_max: bulk_max.min(super::BULK_MAX) as u64,
@@ -42,7 +54,7 @@ pub fn gather<M: Memory + ?Sized>(
         memory,
     };
     gathering.skip_done()?;
-    let shape = Shape::of(&plain);
+    let shape = Shape::of(plain);
     let mut lengths = [ABSENT; PIECES_MAX];
     let mut places = [Place::default(); PIECES_MAX];
     for index in 0..shape.count {
@@ -59,7 +71,7 @@ pub fn gather<M: Memory + ?Sized>(
     for (piece, place) in plan.pieces().iter().zip(&places) {
         gathering.copy(piece, place, buffer)?;
     }
-    write_header(nr as u32, &gathering.args, &plain, &lengths, buffer);
+    write_header(nr as u32, &gathering.args, plain, &lengths, buffer);
     Ok(Request {
         plan,
         places,

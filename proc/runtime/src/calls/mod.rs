@@ -32,7 +32,7 @@ pub const RESTART: isize = -512;
 pub const RESUME: isize = -513;
 
 /// Length of the `syscall` instruction, bytes.
-const INSTRUCTION_BYTES: usize = 2;
+pub const INSTRUCTION_BYTES: usize = 2;
 /// `AUDIT_ARCH_X86_64`.
 const ARCHITECTURE: u64 = 0xc000_003e;
 

@@ -13,24 +13,22 @@
 //! | local | native | here, through a small buffer |
 //! | unknown | native, after its pages were fetched | go home, make it there |
 
-use core::sync::atomic::{AtomicUsize, Ordering};
-
 use syscalls::Sysno;
 use weft_dsm::Access;
 use weft_proc::marshal::{
-    Arrived, BULK_MAX, Gather, Memory, Request, SPACE_MAX, Step, Transfer, gather,
+    Arrived, BULK_MAX, Gather, Malformed, Memory, Request, SPACE_MAX, Step, Transfer, gather_plain,
 };
 use weft_proc::message::Message;
 use weft_proc::policy::Decision;
 use weft_proc::stats::add;
-use weft_proc::table::{Class, classify};
+use weft_proc::table::{Class, Plain};
 use weft_wire::MAX_PAYLOAD;
 
 use super::clock;
 use super::io::Failure;
 use super::jump;
 use super::machine::{ENGINE, Engine, Incoming};
-use crate::calls::{self, RESTART, RESUME, word};
+use crate::calls::{self, INSTRUCTION_BYTES, RESTART, RESUME, word};
 use crate::frame::Frame;
 use crate::kernel::{self, Errno, call};
 use crate::memory;
@@ -82,15 +80,22 @@ fn is_regular_file(descriptor: usize) -> bool {
     call!(fstat, descriptor, status.as_mut_ptr()).is_ok() && status[MODE_WORD] & S_IFMT == S_IFREG
 }
 
-/// A system call at home. `None`: make it natively.
-pub fn at_home(thread: &mut Thread, number: usize, arguments: &[usize; 6]) -> Option<isize> {
-    let words = arguments.map(|word| word as u64);
-    match classify(number as u64, &words) {
-        Class::Plain(_) => {
+/// A system call of this class at home. `None`: make it natively.
+pub fn at_home(
+    thread: &mut Thread,
+    class: Class,
+    number: usize,
+    arguments: &[usize; 6],
+) -> Option<isize> {
+    match class {
+        Class::Plain(plain) => {
+            let words = arguments.map(|word| word as u64);
             let run = |thread: &mut Thread, request: &[u8], buffer: &mut [u8]| {
-                run_request(thread, request.len(), buffer)
+                buffer[..request.len()].copy_from_slice(request);
+                run_request(thread, Arrived::decode_plain(plain, request), buffer)
             };
-            carry(thread, number, &words, run).or_else(|| fetched(thread, number, arguments))
+            carry(thread, &plain, number, &words, run)
+                .or_else(|| fetched(thread, number, arguments))
         }
         Class::Refused(errno) => Some(-(errno as isize)),
         Class::Local | Class::Home => fetched(thread, number, arguments),
@@ -120,6 +125,7 @@ pub fn at_home(thread: &mut Thread, number: usize, arguments: &[usize; 6]) -> Op
 /// carried.
 fn carry(
     thread: &mut Thread,
+    plain: &Plain,
     number: usize,
     words: &[u64; 6],
     mut run: impl FnMut(&mut Thread, &[u8], &mut [u8]) -> Ran,
@@ -128,7 +134,8 @@ fn carry(
     let mut transfer = Transfer::new();
     let mut come_home = false;
     loop {
-        let gathered = gather(
+        let gathered = gather_plain(
+            plain,
             number as u64,
             words,
             transfer.done(),
@@ -144,9 +151,7 @@ fn carry(
             Err(Gather::Errno(errno)) => return Some(-(errno as isize)),
             Err(Gather::Home | Gather::Engine) => return None,
         };
-        let sent = request.sent();
-        reply_bytes[..sent].copy_from_slice(&request_bytes[..sent]);
-        let ran = run(thread, &request_bytes[..sent], reply_bytes);
+        let ran = run(thread, &request_bytes[..request.sent()], reply_bytes);
         come_home |= ran.come_home;
         if ran.result == RESTART {
             return Some(if transfer.done() > 0 {
@@ -181,16 +186,16 @@ struct Ran {
     regular_file: bool,
 }
 
-/// Runs the request in the first `sent` bytes of `buffer` and leaves the reply
-/// there.
-fn run_request(thread: &mut Thread, sent: usize, buffer: &mut [u8]) -> Ran {
+/// Runs the request at the start of `buffer`, which was decoded, and leaves the
+/// reply there.
+fn run_request(thread: &mut Thread, arrived: Result<Arrived, Malformed>, buffer: &mut [u8]) -> Ran {
     let refused = |errno: Errno| Ran {
         result: word(Err(errno)),
         length: 0,
         come_home: false,
         regular_file: false,
     };
-    let Ok(arrived) = Arrived::decode(&buffer[..sent]) else {
+    let Ok(arrived) = arrived else {
         return refused(Errno::EIO);
     };
     let base = buffer.as_ptr() as u64;
@@ -287,15 +292,15 @@ fn fetch_futex(array: usize, index: usize) {
     }
 }
 
-/// A system call on a node that is not home.
+/// A system call of this class on a node that is not home.
 pub fn elsewhere(
     thread: &mut Thread,
     frame: &mut Frame,
+    class: Class,
     number: usize,
     arguments: &[usize; 6],
 ) -> isize {
-    let words = arguments.map(|word| word as u64);
-    match classify(number as u64, &words) {
+    match class {
         Class::Refused(errno) => -(errno as isize),
         Class::Local => match local(number, arguments) {
             Some(result) => result,
@@ -310,14 +315,17 @@ pub fn elsewhere(
             }
             None => make_at_home(thread, frame),
         },
-        Class::Plain(_) => forward(thread, frame, number, &words),
+        Class::Plain(plain) => {
+            let words = arguments.map(|word| word as u64);
+            forward(thread, frame, &plain, number, &words)
+        }
         Class::Thread | Class::Home => make_at_home(thread, frame),
     }
 }
 
 /// Goes home with the program counter on the call, which is then made there.
 fn make_at_home(thread: &mut Thread, frame: &mut Frame) -> isize {
-    frame.registers.rip -= 2;
+    frame.registers.rip -= INSTRUCTION_BYTES;
     leave_for_home();
     jump::jump(thread, frame, 0);
     RESUME
@@ -344,10 +352,16 @@ fn local(number: usize, arguments: &[usize; 6]) -> Option<isize> {
 }
 
 /// A carried call.
-fn forward(thread: &mut Thread, frame: &mut Frame, number: usize, words: &[u64; 6]) -> isize {
+fn forward(
+    thread: &mut Thread,
+    frame: &mut Frame,
+    plain: &Plain,
+    number: usize,
+    words: &[u64; 6],
+) -> isize {
     let started_at = clock::now();
     let mut come_home = false;
-    let result = carry(thread, number, words, |_, request, reply| {
+    let result = carry(thread, plain, number, words, |_, request, reply| {
         let ran = ask(request, reply);
         come_home |= ran.come_home;
         ran
@@ -394,7 +408,7 @@ fn finish(thread: &mut Thread, frame: &mut Frame, result: isize, come_home: bool
         return result;
     }
     if result == RESTART {
-        frame.registers.rip -= 2;
+        frame.registers.rip -= INSTRUCTION_BYTES;
     } else {
         frame.registers.rax = result as usize;
     }
@@ -487,35 +501,46 @@ fn ask_memory(number: usize, arguments: &[usize; 6]) -> Option<(isize, bool)> {
 /// Home: a request that is being put together. One execution exists, so one
 /// buffer is enough; its own, since the main thread's buffers may be in use by
 /// the call during which the execution left.
-static mut COLLECTED: usize = 0;
-static COLLECTED_BYTES: AtomicUsize = AtomicUsize::new(0);
+pub struct Collected {
+    /// Empty while the call runs.
+    buffer: &'static mut [u8],
+    length: usize,
+}
 
-fn collected() -> &'static mut [u8] {
-    // SAFETY: used by the main thread only, while it serves.
-    unsafe {
-        if COLLECTED == 0 {
-            COLLECTED = kernel::allocate(2 * SPACE_MAX).expect("memory for system calls") as usize;
-        }
-        core::slice::from_raw_parts_mut(COLLECTED as *mut u8, 2 * SPACE_MAX)
+impl Collected {
+    /// Nothing; room for a request and the reply to it.
+    pub fn new() -> kernel::Result<Collected> {
+        Ok(Collected {
+            buffer: kernel::zeroes(2 * SPACE_MAX)?,
+            length: 0,
+        })
     }
 }
 
 /// Adds a part of a request; true when it is whole.
 pub fn collect(engine: &mut Engine, from: usize, part: &[u8], last: bool) -> bool {
-    let length = COLLECTED_BYTES.load(Ordering::Relaxed);
-    if length + part.len() > SPACE_MAX {
-        engine.fail(Failure::Violation(from, "a request that is too long"));
+    let Collected { buffer, length } = &mut engine.collected;
+    let end = *length + part.len();
+    match buffer.get_mut(*length..end) {
+        Some(room) if end <= SPACE_MAX => room.copy_from_slice(part),
+        _ => engine.fail(Failure::Violation(from, "a request that is too long")),
     }
-    collected()[length..length + part.len()].copy_from_slice(part);
-    COLLECTED_BYTES.store(length + part.len(), Ordering::Relaxed);
+    *length = end;
     last
 }
 
 /// Home: makes the call that was collected and answers.
 pub fn run_call(thread: &mut Thread, from: usize, mask: u64) {
-    let sent = COLLECTED_BYTES.swap(0, Ordering::Relaxed);
-    let buffer = collected();
-    let ran = jump::with_mask(mask, || run_request(thread, sent, buffer));
+    let (buffer, sent) = {
+        let mut guard = ENGINE.lock();
+        let Some(engine) = guard.as_mut() else {
+            return;
+        };
+        let sent = core::mem::take(&mut engine.collected.length);
+        (core::mem::take(&mut engine.collected.buffer), sent)
+    };
+    let arrived = Arrived::decode(&buffer[..sent]);
+    let ran = jump::with_mask(mask, || run_request(thread, arrived, buffer));
     let come_home = ran.come_home || thread.pending() != 0;
     let mut guard = ENGINE.lock();
     let Some(engine) = guard.as_mut() else {
@@ -536,6 +561,7 @@ pub fn run_call(thread: &mut Thread, from: usize, mask: u64) {
             break;
         }
     }
+    engine.collected.buffer = buffer;
     engine.settle();
 }
 

@@ -11,18 +11,20 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use weft_dsm::message;
 use weft_dsm::{
     Access, Body, Config, Content, Event, ManagerOf, Message as PageMessage, Node, NodeId,
-    PAGES_MAX, Page, Policy as PagePolicy,
+    PAGE_BYTES, PAGES_MAX, Page, Policy as PagePolicy,
 };
 use weft_proc::boot::{
     Boot, CONTROL_LOST, CONTROL_NO_ROOM, ControlMessage, EXIT_INTERNAL, EXIT_NO_ROOM,
     EXIT_NODE_LOST,
 };
 use weft_proc::context::Context;
-use weft_proc::layout::Kind;
+use weft_proc::layout::{Kind, PAGE};
 use weft_proc::message::Message;
 use weft_proc::policy::Policy;
+use weft_wire::frame::KINDS_DSM;
 use weft_wire::{Header, LinkError, Received, Wake, wait_any};
 
+use super::calls::Collected;
 use super::clock;
 use super::fault::TOUCHES_MAX;
 use super::io::{Arrived, Failure, Io};
@@ -60,6 +62,8 @@ pub struct Engine {
     /// The context that arrived last, or that is about to leave. One execution
     /// exists, so one is enough.
     pub travelling: &'static mut Context,
+    /// Home: the system call that another node is sending.
+    pub collected: Collected,
     /// The jump policy, while the execution is here.
     pub policy: Policy,
     /// Sequential faults.
@@ -127,6 +131,7 @@ impl Engine {
             core: Node::new(&config, tables),
             io,
             travelling: kernel::zeroed()?,
+            collected: Collected::new()?,
             policy: Policy::new(boot.jump, boot.jump_threshold),
             streams: Streams::new(window_max),
             working_set: WorkingSet::new()?,
@@ -281,7 +286,7 @@ impl Engine {
         // SAFETY: the payload lies in the link's buffer and stays until the
         // next receive on it; every user is done with it before that.
         let payload = unsafe { core::slice::from_raw_parts(bytes, header.length as usize) };
-        if header.kind < 32 {
+        if KINDS_DSM.contains(&header.kind) {
             match message::decode(header) {
                 Ok(run) => self.pages(from, run.first, u64::from(run.count), payload),
                 Err(_) => self.fail(Failure::Violation(from, "a malformed page message")),
@@ -354,7 +359,7 @@ impl Engine {
         if !self.is_home() || !self.core.tables.look_entry(page).untouched() {
             return;
         }
-        let address = page * 4096;
+        let address = page * PAGE;
         let region = self.io.layout.lookup(address);
         if region.is_some_and(|r| r.kind == Kind::FileReadOnly) {
             self.step(Event::Adopt { page: Page(page) });
@@ -389,7 +394,7 @@ impl Engine {
             }
             Message::Synced if self.is_home() => self.synced(from),
             Message::Ping { length } => {
-                let zeros = [0u8; 4096];
+                let zeros = [0u8; PAGE_BYTES];
                 let length = length as usize;
                 self.io
                     .send(from, &Message::Pong.header(length), &[&zeros[..length]]);
@@ -479,7 +484,7 @@ impl Engine {
         let count = self.io.layout.regions().len();
         for index in 0..count {
             let region = self.io.layout.regions()[index];
-            for page in region.start / 4096..region.end / 4096 {
+            for page in region.start / PAGE..region.end / PAGE {
                 if self.core.tables.look_entry(page).untouched() {
                     continue;
                 }

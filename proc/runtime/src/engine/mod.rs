@@ -40,7 +40,7 @@ mod working_set;
 
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-use weft_dsm::Access;
+use weft_dsm::{Access, PAGE_BYTES};
 use weft_proc::boot::{Boot, ROLE_HOME};
 use weft_proc::layout::{Layout, PROT_WRITE, Region};
 use weft_proc::table::{Class, classify};
@@ -87,18 +87,18 @@ pub fn call(
     number: usize,
     arguments: &[usize; 6],
 ) -> Option<isize> {
-    if !is_stretched() {
-        let words = arguments.map(|word| word as u64);
-        return match classify(number as u64, &words) {
-            Class::Plain(plain) if plain.may_block() => calls::at_home(thread, number, arguments),
-            Class::Thread => calls::at_home(thread, number, arguments),
-            _ => None,
+    let class = classify(number as u64, &arguments.map(|word| word as u64));
+    let takes = is_stretched()
+        || match class {
+            Class::Plain(plain) => plain.may_block(),
+            other => other == Class::Thread,
         };
-    }
-    if is_home() {
-        calls::at_home(thread, number, arguments)
+    if !takes {
+        None
+    } else if is_home() {
+        calls::at_home(thread, class, number, arguments)
     } else {
-        Some(calls::elsewhere(thread, frame, number, arguments))
+        Some(calls::elsewhere(thread, frame, class, number, arguments))
     }
 }
 
@@ -379,7 +379,7 @@ fn fetch_range(address: usize, length: usize, access: Access) {
         };
         let write = access == Access::Write && region.prot & PROT_WRITE != 0;
         let _ = engine.fault(at, write, false);
-        at = (at & !4095) + 4096;
+        at = (at & !(PAGE_BYTES - 1)) + PAGE_BYTES;
     }
 }
 
