@@ -7,7 +7,7 @@
 use core::arch::global_asm;
 use core::ffi::CStr;
 
-use weft_proc::boot::{CONTROL_VARIABLE, EXIT_INTERNAL, EXIT_SETUP, ROLE_SLICE};
+use weft_proc::boot::{CONTROL_VARIABLE, EXIT_SETUP, ROLE_SLICE};
 use weft_proc::context::Context;
 
 use crate::kernel::{self, call};
@@ -253,5 +253,3 @@ fn run(thread: &mut Thread, path: &[u8], initial: &Initial) -> ! {
     engine::threads(thread::started());
     signal::enter(thread);
 }
-
-const _: () = assert!(EXIT_INTERNAL == 124);

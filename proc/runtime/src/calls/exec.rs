@@ -11,6 +11,7 @@ use core::fmt::Write;
 
 use syscalls::Sysno;
 use weft_proc::boot::CONTROL_VARIABLE;
+use weft_proc::boot::EXIT_INTERNAL;
 
 use super::files::names_program;
 use super::{RESTART, run_for, word};
@@ -144,7 +145,7 @@ fn try_natively(thread: &mut Thread, frame: &Frame, request: &Request) -> isize 
     ];
     let result = run_for(thread, Sysno::execveat as usize, &arguments);
     if actions::install().is_err() {
-        crate::log::fatal(124, "the handlers could not be installed again");
+        crate::log::fatal(EXIT_INTERNAL, "the handlers could not be installed again");
     }
     let open = mask::NEVER_BLOCKED;
     let _ = call!(rt_sigprocmask, 1, &raw const open, 0, 8);

@@ -23,6 +23,7 @@ use crate::kernel::{self, Errno, Result, call};
 use crate::signal::{self, actions, entry};
 use crate::thread::{self, Thread};
 use crate::{control, dispatch, engine, log, memory, space};
+use weft_proc::boot::EXIT_INTERNAL;
 
 /// Room above the first stack pointer of a new block, bytes: keeps it inside.
 const STACK_MARGIN: usize = 64;
@@ -120,7 +121,10 @@ pub extern "C" fn weft_child(stack: usize) -> ! {
         thread.process = kernel::process_id();
     }
     if thread.use_stack().is_err() || dispatch::arm().is_err() {
-        log::fatal(124, "a new thread could not intercept its system calls");
+        log::fatal(
+            EXIT_INTERNAL,
+            "a new thread could not intercept its system calls",
+        );
     }
     if thread.drops_handlers {
         // SAFETY: `prepare` set it to a table that lives on.
@@ -204,7 +208,10 @@ fn begin_forked(thread: &mut Thread) {
     thread::keep_only(thread);
     let _ = call!(set_tid_address, thread.alive_word());
     if dispatch::arm().is_err() {
-        log::fatal(124, "a forked child could not intercept its system calls");
+        log::fatal(
+            EXIT_INTERNAL,
+            "a forked child could not intercept its system calls",
+        );
     }
     control::leave();
     engine::after_fork_in_child();

@@ -13,7 +13,7 @@
 
 use weft_dsm::{Access, Local, State};
 use weft_proc::boot::MAX_NODES;
-use weft_proc::layout::{Kind, PROT_READ, PROT_WRITE, Region};
+use weft_proc::layout::{Kind, PAGE, PROT_READ, PROT_WRITE, Region};
 use weft_proc::policy::Decision;
 use weft_proc::stats::add;
 
@@ -166,7 +166,7 @@ impl Engine {
         let ahead = self.streams.fault(page);
         add(&self.io.stats.read_ahead_used, ahead.passed);
         let room = (self.budget_pages() / 32).saturating_sub(self.requests);
-        let end = (ahead.from + ahead.count.min(room)).min(region.end / 4096);
+        let end = (ahead.from + ahead.count.min(room)).min(region.end / PAGE);
         let mut asked = 0;
         for next in ahead.from..end {
             let local = self.core.tables.look(next);
@@ -195,7 +195,7 @@ impl Engine {
         } else {
             return;
         };
-        let end = (ahead.from + ahead.count).min(region.end / 4096);
+        let end = (ahead.from + ahead.count).min(region.end / PAGE);
         for next in ahead.from..end {
             let alike = if first_touch {
                 self.core.tables.look_entry(next).untouched()

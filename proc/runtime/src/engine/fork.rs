@@ -6,8 +6,9 @@
 //! and copies into place. The engine's lock is held from before to after, so
 //! that no page moves between the two.
 
-use weft_dsm::NodeId;
-use weft_proc::layout::{Kind, LIMIT};
+use weft_dsm::{NodeId, PAGE_BYTES};
+use weft_proc::boot::EXIT_INTERNAL;
+use weft_proc::layout::{Kind, LIMIT, PAGE};
 use weft_proc::message::Message;
 
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -18,7 +19,6 @@ use super::patience::{LOOK_NS, Patience};
 use crate::descriptors;
 use crate::kernel::{self, call};
 
-const PAGE: usize = 4096;
 const O_RDWR: usize = 2;
 
 /// Pages read for a child: their addresses, then their contents.
@@ -27,7 +27,7 @@ static FETCHED_PAGES: AtomicUsize = AtomicUsize::new(0);
 static FETCHED_ROOM: AtomicUsize = AtomicUsize::new(0);
 
 fn room_bytes(pages: usize) -> usize {
-    (pages * (PAGE + 8)).next_multiple_of(PAGE)
+    (pages * (PAGE_BYTES + 8)).next_multiple_of(PAGE_BYTES)
 }
 
 /// Bytes of memory that the kernel can still give, from /proc/meminfo.
@@ -99,18 +99,18 @@ fn install_fetched() {
     }
     let path = c"/proc/self/mem";
     let Ok(memory) = descriptors::open(path.as_ptr().cast(), O_RDWR) else {
-        crate::log::fatal(124, "a forked child cannot open /proc/self/mem");
+        crate::log::fatal(EXIT_INTERNAL, "a forked child cannot open /proc/self/mem");
     };
     let buffer = FETCHED.load(Ordering::Relaxed);
-    let contents = buffer + FETCHED_ROOM.load(Ordering::Relaxed) / (PAGE + 8) * 8;
+    let contents = buffer + FETCHED_ROOM.load(Ordering::Relaxed) / (PAGE_BYTES + 8) * 8;
     let contents = contents.next_multiple_of(8);
     for index in 0..pages {
         // SAFETY: the buffer holds `pages` addresses in front of the contents.
         let address = unsafe { *((buffer + index * 8) as *const u64) };
-        let from = contents + index * PAGE;
-        let written = call!(pwrite64, memory, from, PAGE, address);
-        if written != Ok(PAGE) {
-            crate::log::fatal(124, "a forked child cannot write its memory");
+        let from = contents + index * PAGE_BYTES;
+        let written = call!(pwrite64, memory, from, PAGE_BYTES, address);
+        if written != Ok(PAGE_BYTES) {
+            crate::log::fatal(EXIT_INTERNAL, "a forked child cannot write its memory");
         }
     }
     let _ = call!(close, memory);
@@ -143,7 +143,7 @@ impl Engine {
         for index in 0..count {
             let region = self.io.layout.regions()[index];
             if region.kind == Kind::Anonymous {
-                self.fetch_region(region.start / 4096, region.end / 4096);
+                self.fetch_region(region.start / PAGE, region.end / PAGE);
             }
         }
         true
@@ -215,14 +215,14 @@ impl Engine {
             self.fail(wrong);
         };
         let buffer = FETCHED.load(Ordering::Relaxed);
-        let room = FETCHED_ROOM.load(Ordering::Relaxed) / (PAGE + 8);
+        let room = FETCHED_ROOM.load(Ordering::Relaxed) / (PAGE_BYTES + 8);
         let start = (buffer + room * 8).next_multiple_of(8);
         for (index, &mark) in marks.iter().enumerate() {
             if mark == 0 {
                 continue;
             }
             let kept = FETCHED_PAGES.load(Ordering::Relaxed);
-            let Some((bytes, rest)) = contents.split_at_checked(PAGE) else {
+            let Some((bytes, rest)) = contents.split_at_checked(PAGE_BYTES) else {
                 self.fail(wrong);
             };
             if kept >= room {
@@ -231,11 +231,11 @@ impl Engine {
             contents = rest;
             // SAFETY: `kept < room`: both places lie in the buffer.
             unsafe {
-                *((buffer + kept * 8) as *mut u64) = (page + index as u64) * PAGE as u64;
+                *((buffer + kept * 8) as *mut u64) = (page + index as u64) * PAGE_BYTES as u64;
                 core::ptr::copy_nonoverlapping(
                     bytes.as_ptr(),
-                    (start + kept * PAGE) as *mut u8,
-                    PAGE,
+                    (start + kept * PAGE_BYTES) as *mut u8,
+                    PAGE_BYTES,
                 );
             }
             FETCHED_PAGES.store(kept + 1, Ordering::Relaxed);
@@ -251,7 +251,7 @@ impl Engine {
         let mut length = count as usize;
         for index in 0..count {
             let local = self.core.tables.look(page + index);
-            let address = (page + index) * 4096;
+            let address = (page + index) * PAGE;
             let readable = self
                 .io
                 .layout
@@ -261,22 +261,22 @@ impl Engine {
                 continue;
             }
             marks[index as usize] = 1;
-            length += PAGE;
+            length += PAGE_BYTES;
             if !readable {
-                let _ = call!(mprotect, address, PAGE, 1);
+                let _ = call!(mprotect, address, PAGE_BYTES, 1);
             }
             // SAFETY: present here and readable, as just made sure.
-            parts[used] = unsafe { core::slice::from_raw_parts(address as *const u8, PAGE) };
+            parts[used] = unsafe { core::slice::from_raw_parts(address as *const u8, PAGE_BYTES) };
             used += 1;
         }
         parts[0] = &marks[..count as usize];
         let header = Message::Peeked { page, count }.header(length);
         self.io.send(0, &header, &parts[..used]);
         for index in 0..count {
-            let address = (page + index) * 4096;
+            let address = (page + index) * PAGE;
             let region = self.io.layout.lookup(address);
             if let Some(region) = region.filter(|region| region.prot & 1 == 0) {
-                let _ = call!(mprotect, address, PAGE, region.prot);
+                let _ = call!(mprotect, address, PAGE_BYTES, region.prot);
             }
         }
     }

@@ -15,6 +15,7 @@
 use weft_dsm::{Access, Event, NodeId, Page, State};
 use weft_proc::boot::{CONTROL_KICK, ControlMessage};
 use weft_proc::context::{Context, ContextError};
+use weft_proc::layout::PAGE;
 use weft_proc::message::Message;
 use weft_proc::policy::PolicyError;
 use weft_proc::stats::add;
@@ -148,7 +149,7 @@ impl Engine {
         self.io.send(from, &Message::Arrived.header(0), &[]);
         // The stack is needed at once.
         let page = page_of(self.travelling.registers.rsp);
-        if !self.core.tables.look(page).present() && self.io.layout.lookup(page * 4096).is_some() {
+        if !self.core.tables.look(page).present() && self.io.layout.lookup(page * PAGE).is_some() {
             self.fetch(page, Access::Write);
         }
         self.left_at = clock::now();

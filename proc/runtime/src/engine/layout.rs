@@ -10,7 +10,7 @@
 use weft_dsm::{Event, Page, Phase};
 use weft_pager::space::Mode;
 use weft_pager::uffd::UffdError;
-use weft_proc::layout::{Kind, Region};
+use weft_proc::layout::{Kind, PAGE, Region};
 use weft_proc::message::Message;
 
 use super::io::Failure;
@@ -22,7 +22,6 @@ const MAP_FIXED: usize = 0x10;
 const MAP_ANONYMOUS: usize = 0x20;
 const MAP_NORESERVE: usize = 0x4000;
 const ADVICE_DONT_NEED: usize = 4;
-const PAGE: u64 = 4096;
 
 impl Engine {
     /// Sends a message to every other node.

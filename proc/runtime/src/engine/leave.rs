@@ -2,7 +2,7 @@
 
 use weft_dsm::{Access, NodeId};
 use weft_proc::boot::{CONTROL_DONE, ControlMessage};
-use weft_proc::layout::Kind;
+use weft_proc::layout::{Kind, PAGE};
 use weft_proc::stats::{COMMAND_LOST, COMMAND_NONE, COMMAND_SHRINK, COMMAND_STRETCH};
 
 use core::sync::atomic::Ordering;
@@ -100,7 +100,7 @@ impl Engine {
                 continue;
             }
             self.finish_transfers(region.start, region.end);
-            for page in region.start / 4096..region.end / 4096 {
+            for page in region.start / PAGE..region.end / PAGE {
                 let owner = self.core.tables.look_entry(page).owner();
                 if owner.is_some_and(|owner| owner.index() == node) {
                     self.fetch(page, Access::Write);

@@ -16,7 +16,7 @@
 use core::ops::Range;
 
 use weft_dsm::{CHUNK_PAGES, Event, Page, Phase};
-use weft_proc::layout::Kind;
+use weft_proc::layout::{Kind, PAGE};
 
 use super::machine::Engine;
 
@@ -270,7 +270,7 @@ impl Engine {
             && self
                 .io
                 .layout
-                .lookup(page * 4096)
+                .lookup(page * PAGE)
                 .is_some_and(|r| r.kind == Kind::FileReadOnly)
     }
 

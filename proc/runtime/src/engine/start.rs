@@ -9,7 +9,7 @@ use weft_proc::boot::{
     Boot, CONTROL_READY, CONTROL_STRETCHED, ControlMessage, EXIT_SETUP, LINK_RING, LINK_SEALED,
     LINK_STREAM, LinkSpec, MAX_NODES, ROLE_HOME,
 };
-use weft_proc::layout::{Layout, REGIONS_MAX};
+use weft_proc::layout::{Layout, PAGE, REGIONS_MAX};
 use weft_proc::message::Message;
 use weft_wire::{Link, LinkConfig, LinkKind};
 
@@ -201,7 +201,7 @@ pub fn run_slice(boot: &'static Boot) -> ! {
 /// Whether the program could need more than home's budget with `more` bytes of
 /// writable memory besides what it has, or should stretch in any case.
 pub fn is_past_budget(boot: &Boot, layout: &Layout<'_>, more: u64) -> bool {
-    let budget_bytes = boot.budget_pages[0].saturating_mul(4096);
+    let budget_bytes = boot.budget_pages[0].saturating_mul(PAGE);
     let wanted_bytes = layout.writable_anonymous_bytes() + more;
     boot.nodes > 1 && (boot.stretch_now != 0 || wanted_bytes > budget_bytes)
 }

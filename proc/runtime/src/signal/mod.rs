@@ -27,6 +27,8 @@ mod program;
 
 use core::sync::atomic::Ordering;
 
+use weft_proc::boot::EXIT_INTERNAL;
+
 use crate::frame::{Frame, SignalInfo};
 use crate::kernel::call;
 use crate::thread::{PENDING_KICK, PENDING_OPEN, PENDING_RELEASE, PENDING_SIGNAL, Thread};
@@ -75,7 +77,10 @@ pub(crate) fn handle(info: &mut SignalInfo, frame: &mut Frame) -> bool {
     match info.signal {
         SIGSYS if info.code == crate::dispatch::SYS_USER_DISPATCH => {
             if inside {
-                log::fatal(124, "a system call of the runtime was intercepted");
+                log::fatal(
+                    EXIT_INTERNAL,
+                    "a system call of the runtime was intercepted",
+                );
             }
             calls::dispatch(thread, frame, info);
             true
@@ -171,7 +176,7 @@ fn handle_fault(thread: &mut Thread, frame: &mut Frame, info: &SignalInfo, insid
         deliver::deliver_fault(thread, frame, info);
     } else if !memory::fix_up(frame) {
         log::fail(
-            124,
+            EXIT_INTERNAL,
             format_args!(
                 "the runtime touched {:#x} at {:#x} (signal {}, code {})",
                 info.words[0], frame.registers.rip, info.signal, info.code
@@ -222,5 +227,8 @@ pub fn interrupts(thread: &Thread) -> bool {
 pub fn enter(thread: &mut Thread) -> ! {
     thread.entering = true;
     let _ = call!(tgkill, thread.process, thread.id, KICK);
-    log::fatal(124, "the runtime's own signal did not start the thread")
+    log::fatal(
+        EXIT_INTERNAL,
+        "the runtime's own signal did not start the thread",
+    )
 }
