@@ -42,13 +42,13 @@ fn init() -> anyhow::Result<ExitCode> {
     let key = config::init(&directory)?;
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     eprintln!(
-        "weft: made a key and a configuration in {}",
+        "weft: created a key and a configuration in {}",
         directory.display()
     );
     let host = host.trim();
-    eprintln!("weft: on every host that is to lend to this one, run");
+    eprintln!("weft: to let another host lend to this one, run there");
     println!("weft node trust --may borrow {key} {host}");
-    eprintln!("weft: on every host that is to borrow from this one, run");
+    eprintln!("weft: to let another host borrow from this one, run there");
     println!("weft node trust --may lend {key} {host}");
     Ok(ExitCode::SUCCESS)
 }
@@ -69,21 +69,24 @@ fn trust(
     };
     let user = config::trust(&directory, &peer)?;
     let name = &peer.name;
-    eprintln!("weft: knows {name} ({})", key.fingerprint());
+    eprintln!("weft: added {name} ({})", key.fingerprint());
     match may.lend() {
         true => eprintln!(
-            "weft: {name} may lend to this host: what runs there with `--on {name}` can be read there"
+            "weft: {name} may lend to this host: its owner can read everything that runs there \
+            with `--on {name}`"
         ),
         false => eprintln!("weft: {name} may not lend to this host (--may both would let it)"),
     }
     match may.borrow() {
         true => eprintln!(
-            "weft: {name} may borrow from this host: what it runs here is confined, is user {user}'s where the daemon is root, and opens no disk and no network that {} does not list for it",
+            "weft: {name} may borrow from this host: its programs are confined here, run as \
+            user {user} where the daemon is root, and open only the disks and networks that {} \
+            lists for it",
             directory.join(config::CONFIG_FILE).display()
         ),
         false => eprintln!("weft: {name} may not borrow from this host (--may both would let it)"),
     }
-    eprintln!("weft: a daemon that runs here learns it when it is started again");
+    eprintln!("weft: restart the daemon on this host, if one runs, to apply this");
     Ok(ExitCode::SUCCESS)
 }
 
@@ -102,7 +105,7 @@ fn start(options: &DaemonOptions) -> anyhow::Result<ExitCode> {
     ));
     if let Some(why) = daemon.memory_is_watched() {
         log(&format!(
-            "watches over the memory of slices by itself, without a memory cgroup ({why})"
+            "checks the memory of slices itself, without a memory cgroup ({why})"
         ));
     }
     daemon.serve()?;

@@ -89,6 +89,9 @@ fn done(pid: u32, request: &Request) -> anyhow::Result<ExitCode> {
     match rundir::ask(&directory()?, pid, request).map_err(anyhow::Error::msg)? {
         Answer::Done => Ok(ExitCode::SUCCESS),
         Answer::Refused(why) => anyhow::bail!("aggregate {pid}: {why}"),
-        Answer::View(_) => anyhow::bail!("aggregate {pid} gave an answer that fits no question"),
+        Answer::View(_) => anyhow::bail!(
+            "aggregate {pid} sent a reply that does not match the \
+        request"
+        ),
     }
 }

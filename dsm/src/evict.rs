@@ -237,7 +237,7 @@ impl<T: Tables> Node<T> {
             return self.violation(
                 page,
                 manager,
-                "a place for a page that was not offered",
+                "a `Place` for a page that was not offered",
                 sink,
             );
         }
@@ -261,7 +261,7 @@ impl<T: Tables> Node<T> {
     ) {
         let local = self.tables.local(page);
         if local.owner() {
-            return self.violation(page, from, "a push to the owner", sink);
+            return self.violation(page, from, "a `Push` to the owner", sink);
         }
         let had_copy = local.present();
         if content == Content::Held && !had_copy {
@@ -319,7 +319,7 @@ impl<T: Tables> Node<T> {
     pub(crate) fn not_here<S: Sink>(&mut self, page: Page, holder: NodeId, sink: &mut S) {
         let entry = self.tables.entry(page);
         if entry.phase != Phase::Promote || entry.party() != holder {
-            return self.violation(page, holder, "a refusal of nothing", sink);
+            return self.violation(page, holder, "an `OfferDenied` without an offer", sink);
         }
         let kind = entry.kind;
         let dead = NodeId(entry.dead);

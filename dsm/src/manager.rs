@@ -175,7 +175,7 @@ impl<T: Tables> Node<T> {
         }
         let entry = self.tables.entry(page);
         if entry.phase != Phase::Acks || entry.acks & from.bit() == 0 {
-            return self.violation(page, from, "an acknowledgement nobody waits for", sink);
+            return self.violation(page, from, "an unexpected acknowledgement", sink);
         }
         entry.acks &= !from.bit();
         entry.copyset &= !from.bit();
@@ -280,7 +280,7 @@ impl<T: Tables> Node<T> {
         }
         let entry = self.tables.entry(page);
         if entry.party() != from {
-            return self.violation(page, from, "done, by a node without a transfer", sink);
+            return self.violation(page, from, "`Done` from a node without a transfer", sink);
         }
         match entry.phase {
             // It may come while the manager asks because the other end died.
@@ -295,7 +295,7 @@ impl<T: Tables> Node<T> {
                 self.finish(page, sink);
             }
             Phase::Promote => self.promoted(page, from, sink),
-            _ => self.violation(page, from, "done, and nothing was under way", sink),
+            _ => self.violation(page, from, "`Done` without a transfer", sink),
         }
     }
 

@@ -95,7 +95,7 @@ pub enum DecodeError {
     #[error("coherence message of unknown kind {0}")]
     Kind(u8),
     /// The flags do not belong to the kind.
-    #[error("coherence message of kind {kind} with impossible flags {flags:#04x}")]
+    #[error("coherence message of kind {kind} with invalid flags {flags:#04x}")]
     Flags {
         /// The kind.
         kind: u8,
@@ -122,7 +122,7 @@ pub enum DecodeError {
         node: u64,
     },
     /// A word that must be zero is not.
-    #[error("coherence message of kind {0} with stray bits")]
+    #[error("coherence message of kind {0} with unused bits set")]
     Stray(u8),
     /// The payload is not one page per page.
     #[error("coherence message with {found} bytes of pages instead of {expected}")]

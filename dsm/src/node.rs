@@ -227,10 +227,10 @@ impl<T: Tables> Node<T> {
             return self.other_generation(from, message, here, sink);
         }
         if body.names().is_some_and(|node| node.0 >= self.nodes) {
-            return self.violation(page, from, "a message about a node that there is not", sink);
+            return self.violation(page, from, "a message about an unknown node", sink);
         }
         if body.sends_to() == Some(self.me) {
-            return self.violation(page, from, "a page for the node that has it", sink);
+            return self.violation(page, from, "a page for the node that has it already", sink);
         }
         let manager = self.manager_of(page);
         let manages = manager == self.me;
@@ -300,7 +300,7 @@ impl<T: Tables> Node<T> {
         }
         let later = message.generation.wrapping_sub(here) as i8 > 0;
         if later && !matches!(message.body, Body::Get { .. }) {
-            let what = "a message from after a discard that has not come";
+            let what = "a message of a later generation";
             self.violation(message.page, from, what, sink);
         } else if later {
             sink.act(Action::Send {
@@ -406,7 +406,13 @@ impl<T: Tables> Node<T> {
         let local = *self.tables.local(page);
         if !local.owner() || !local.present() {
             let manager = self.manager_of(page);
-            return self.violation(page, manager, "forwarded to a node that is not owner", sink);
+            return self.violation(
+                page,
+                manager,
+                "a `Forward` to a node that is not the \
+            owner",
+                sink,
+            );
         }
         // The manager will hear of the death too and ask what became of the page.
         if self.is_dead(requester) {
@@ -431,7 +437,7 @@ impl<T: Tables> Node<T> {
         let Some(pending) = local.pending() else {
             // Answered with `Lost` before, because the manager died.
             if !self.is_dead(manager) {
-                self.violation(page, from, "data that was not asked for", sink);
+                self.violation(page, from, "unrequested data", sink);
             }
             return;
         };
@@ -453,7 +459,13 @@ impl<T: Tables> Node<T> {
         }
         if content == Content::Held {
             if !local.present() || access == Access::Read {
-                return self.violation(page, from, "data without content, and no copy here", sink);
+                return self.violation(
+                    page,
+                    from,
+                    "data without content for a node without a \
+                copy",
+                    sink,
+                );
             }
             // Read first, then written: the pattern that the mark stands for.
             local.make_writer(remembers);
@@ -504,7 +516,7 @@ impl<T: Tables> Node<T> {
         let me = self.me;
         let local = self.tables.local(page);
         let Some(pending) = local.pending() else {
-            return self.violation(page, me, "a grant that was not asked for", sink);
+            return self.violation(page, me, "an unrequested grant", sink);
         };
         if content == Content::Zero {
             local.make_writer(false);

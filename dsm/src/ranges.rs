@@ -24,7 +24,7 @@ pub struct Ranges {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RangesError {
     /// More ends than there may be nodes.
-    #[error("ranges of pages for {0} nodes: at most {NODES_MAX} are possible")]
+    #[error("ranges of pages for {0} nodes: the maximum is {NODES_MAX}")]
     Nodes(usize),
     /// A range ends before it begins.
     #[error(
@@ -37,7 +37,7 @@ pub enum RangesError {
         end: u64,
     },
     /// A range ends beyond the last page there may be.
-    #[error("the pages of {node} would end at {end:#x}, above the most possible, {PAGES_MAX:#x}")]
+    #[error("the pages of {node} would end at {end:#x}, above the maximum, {PAGES_MAX:#x}")]
     Beyond {
         /// Whose range.
         node: NodeId,

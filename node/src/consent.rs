@@ -139,10 +139,10 @@ impl DiskGrant {
         let (path, write) = match text.rsplit_once(',') {
             Some((path, "ro")) => (path, false),
             Some((path, "rw")) => (path, true),
-            _ => return Err("say what it may do: FILE,ro or FILE,rw".into()),
+            _ => return Err("give the access: FILE,ro or FILE,rw".into()),
         };
         let directory = path.ends_with('/');
-        let path = plain(Path::new(path)).ok_or("say the whole path, from `/`, without `..`")?;
+        let path = plain(Path::new(path)).ok_or("give an absolute path without `..`")?;
         Ok(DiskGrant {
             real: path.clone(),
             path,
@@ -201,7 +201,7 @@ fn parse_ports(text: &str) -> Result<RangeInclusive<u16>, String> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     match (first.parse(), last.parse()) {
         (Ok(first), Ok(last)) if 0 < first && first <= last => Ok(first..=last),
-        _ => Err(format!("`{text}` is no port and no range of ports")),
+        _ => Err(format!("`{text}` is not a port or a range of ports")),
     }
 }
 
@@ -303,12 +303,12 @@ impl Permitted {
             let status = file.metadata()?;
             if !status.is_file() {
                 return Err(io::Error::other(
-                    "a directory stands for regular files: a device is allowed by its own path",
+                    "a directory allows only regular files: list a device by its own path",
                 ));
             }
             if status.nlink() != 1 {
                 return Err(io::Error::other(
-                    "it has another name, too, which may lie outside of what is allowed",
+                    "it has another hard link, which may be outside the allowed directories",
                 ));
             }
         }
@@ -419,7 +419,7 @@ mod tests {
             assert!(disk(text).1.contains("FILE,ro or FILE,rw"), "{text}");
         }
         for text in ["a.img,ro", "/srv/../etc/,ro", ",ro"] {
-            assert!(disk(text).1.contains("from `/`"), "{text}");
+            assert!(disk(text).1.contains("absolute path"), "{text}");
         }
         for text in ["", "tap", "tap=", "tap=t,loopback", "users"] {
             assert!(network(text).1.contains("tap=NAME or user"), "{text}");

@@ -59,7 +59,7 @@ pub fn expect(runtime: &mut Runtime, kind: u32, bound: Duration) -> Result<Contr
                 return Err(format!("failed: {}", text(&message)));
             }
             Arrival::Message(message) => {
-                return Err(format!("sent message {} out of turn", message.kind));
+                return Err(format!("sent unexpected message {}", message.kind));
             }
             Arrival::Closed => {
                 let ended = runtime.end_within(Duration::from_secs(1));

@@ -50,7 +50,8 @@ pub enum LaunchError {
     },
     /// The number of budgets is neither one nor that of the nodes.
     #[error(
-        "--memory names {given} budgets for {nodes} nodes: give one for all, or one for each, home first"
+        "--memory has {given} budgets for {nodes} nodes: give one for all nodes, or one for \
+        each, home first"
     )]
     MemoryCount {
         /// Budgets given.
@@ -59,7 +60,7 @@ pub enum LaunchError {
         nodes: usize,
     },
     /// Too few or too many nodes.
-    #[error("{0} nodes asked for: an aggregate spans 1 to {MAX_NODES}")]
+    #[error("{0} nodes requested: an aggregate spans 1 to {MAX_NODES}")]
     NodeCount(usize),
     /// The runtime binary is missing.
     #[error(
@@ -98,7 +99,8 @@ pub enum LaunchError {
     },
     /// A host has not as much memory, or no slice, to lend.
     #[error(
-        "no room on node {host}: {} asked for, {} free ({why}); lower --memory or free some there",
+        "no room on node {host}: {} requested, {} free ({why}); reduce --memory, or free \
+        memory there",
         format_pages(*asked_pages), format_pages(*free_pages)
     )]
     NoRoom {
@@ -121,7 +123,9 @@ pub enum LaunchError {
     },
     /// A host made no link to another one.
     #[error(
-        "node {from} has no way to node {to}: if it does not know that host, run `weft node trust --may lend {key} NAME --address HOST:PORT` on {from} and start its daemon again; else its log says why"
+        "node {from} cannot connect to node {to}: if {from} does not know that host, run `weft \
+        node trust --may lend {key} NAME --address HOST:PORT` on {from} and restart its \
+        daemon; otherwise its log has the reason"
     )]
     NoWay {
         /// The one that dials, as the user named it.
@@ -194,7 +198,7 @@ pub fn exit_code_meaning(code: i32) -> Option<&'static str> {
     match code {
         EXIT_NODE_LOST => Some("a node was lost"),
         EXIT_NO_ROOM => Some("every node's budget is full"),
-        EXIT_INTERNAL => Some("the runtime found its own state impossible"),
+        EXIT_INTERNAL => Some("the runtime found its own state inconsistent"),
         EXIT_SETUP => Some("the aggregate failed before the program started"),
         EXIT_NOT_EXECUTABLE => Some("the program cannot be executed"),
         EXIT_NOT_FOUND => Some("the program was not found"),

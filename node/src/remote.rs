@@ -193,7 +193,7 @@ impl Connection {
         self.failed(match reply {
             Reply::Failed(why) | Reply::Ended { why, .. } => plain(why),
             Reply::Said(text) => plain(text),
-            other => format!("it gave an answer that fits no question ({other:?})"),
+            other => format!("it sent a reply that does not match the request ({other:?})"),
         })
     }
 
@@ -341,7 +341,10 @@ impl RemoteSlice {
             }
             Reply::Leaving => events.push(Event::Leaving),
             other => events.push(Event::Ended {
-                why: format!("its daemon gave an answer that fits no question ({other:?})"),
+                why: format!(
+                    "its daemon sent a reply that does not match the request \
+                ({other:?})"
+                ),
                 clean: false,
             }),
         }

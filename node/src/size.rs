@@ -19,7 +19,7 @@ pub enum SizeError {
         text: String,
     },
     /// Beyond what a 64-bit address can name.
-    #[error("`{0}` is more memory than an address can name")]
+    #[error("`{0}` is larger than the address space")]
     TooLarge(String),
 }
 

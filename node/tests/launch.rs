@@ -326,7 +326,7 @@ fn refusals_of_hosts_are_named() {
         .wait();
     assert_eq!(run.code, Some(123), "{}", run.stderr);
     assert!(
-        run.stderr.contains("64.0 MiB asked for, 4.8 MiB free"),
+        run.stderr.contains("64.0 MiB requested, 4.8 MiB free"),
         "{}",
         run.stderr
     );
@@ -368,7 +368,7 @@ fn refusals_of_hosts_are_named() {
         .start()
         .wait();
     assert!(
-        run.stderr.contains("not the host it claims to be"),
+        run.stderr.contains("not the host that it claims to be"),
         "{}",
         run.stderr
     );

@@ -144,7 +144,10 @@ fn hosts_that_do_not_know_each_other_make_no_aggregate() {
     assert_eq!(run.code, Some(125), "{}", run.stderr);
     let [left, right] = &hosts;
     for part in [
-        format!("node {} has no way to node {}", left.address, right.address),
+        format!(
+            "node {} cannot connect to node {}",
+            left.address, right.address
+        ),
         format!("weft node trust --may lend {} NAME", right.key),
     ] {
         assert!(run.stderr.contains(&part), "{part}: {}", run.stderr);
@@ -195,5 +198,5 @@ fn what_a_daemon_can_reach_is_not_told() {
         }
     };
     let answers = [dial(known), dial(PublicKey([9; 32])), dial(launcher)];
-    assert_eq!(answers, ["it has no way to node 2"; 3]);
+    assert_eq!(answers, ["it cannot connect to node 2"; 3]);
 }

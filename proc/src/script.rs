@@ -18,7 +18,7 @@ pub struct Script<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ScriptError {
     /// Nothing but blanks after `#!`.
-    #[error("the script's first line names no interpreter")]
+    #[error("the script's first line has no interpreter")]
     NoInterpreter,
     /// The path may go on after what Linux reads.
     #[error("the script's interpreter is too long: its path must end within the first 256 bytes")]

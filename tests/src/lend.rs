@@ -82,7 +82,7 @@ const fn damaged(words: &'static str, told: &'static str) -> Attempt {
 
 const SERVED: &str = "runs as node 1";
 
-const MEMORY: &str = "ended for its memory";
+const MEMORY: &str = "ended because of its memory";
 const REFUSED: &str = "SIGSYS";
 
 /// Numbers of system calls are those of x86-64.

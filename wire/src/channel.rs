@@ -43,7 +43,7 @@ pub enum ChannelError {
         length: usize,
     },
     /// The message is not what was expected.
-    #[error("the peer's control message is not understood")]
+    #[error("the peer's control message is malformed")]
     Malformed(#[source] serde_json::Error),
     /// The message to send has no JSON form.
     #[error("the control message cannot be written as JSON")]
@@ -52,7 +52,7 @@ pub enum ChannelError {
     #[error("the control connection was tampered with")]
     Sealing(#[source] LinkError),
     /// Messages are still unread, so the connection cannot be handed on.
-    #[error("the peer sent more before the connection was handed on")]
+    #[error("the peer sent data before the connection was handed over")]
     Unread,
     /// The connection failed.
     #[error("the control connection failed")]

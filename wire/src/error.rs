@@ -16,20 +16,21 @@ pub enum LinkError {
         lease_ms: u32,
     },
     /// The peer sent a header that no peer sends.
-    #[error("the peer sent an impossible frame")]
+    #[error("the peer sent an invalid frame")]
     Frame(#[from] FrameError),
     /// A sealed record was altered, replayed or sealed with another key.
     #[error("a sealed record is not authentic: altered on the way, or sealed with another key")]
     Forged,
     /// The shared indices of a ring cannot be.
-    #[error("the peer's ring indices are impossible: it is broken or hostile")]
+    #[error("the peer's ring indices are invalid: it is broken or hostile")]
     RingCorrupt,
     /// This side closed the link.
     #[error("the link was closed on this side")]
     ClosedHere,
     /// The peer takes less than this side sends, for too long.
     #[error(
-        "{bytes} bytes wait for the peer, more than may: it takes frames too slowly or has stopped"
+        "{bytes} bytes are queued for the peer, more than allowed: it receives too slowly or \
+        has stopped"
     )]
     Backlog {
         /// Bytes that would wait.

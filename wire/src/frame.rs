@@ -50,7 +50,7 @@ pub enum FrameError {
     #[error("frame kind {0} is reserved")]
     Kind(u8),
     /// The payload would be longer than any peer sends.
-    #[error("a payload of {0} bytes is announced, more than a frame may carry")]
+    #[error("a frame announces a payload of {0} bytes, more than a frame may have")]
     TooLong(u32),
 }
 

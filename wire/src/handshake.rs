@@ -69,7 +69,8 @@ pub enum HandshakeError {
     },
     /// The host has another key than expected.
     #[error(
-        "the other end has the key {found}, expected {expected}: either its key was made anew, or it is not the host it claims to be"
+        "the other end has the key {found}, expected {expected}: either it has a new key, or \
+        it is not the host that it claims to be"
     )]
     WrongKey {
         /// The key that was expected.
@@ -93,7 +94,7 @@ pub enum HandshakeError {
     #[error("the handshake is not authentic: the secrets differ, or it was altered on the way")]
     NotAuthentic,
     /// A message that no implementation sends.
-    #[error("the other end sent an impossible handshake message ({0})")]
+    #[error("the other end sent an invalid handshake message ({0})")]
     Malformed(&'static str),
     /// The time passed.
     #[error("the other end did not finish the handshake within {0:?}")]

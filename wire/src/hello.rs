@@ -99,7 +99,7 @@ pub enum Mismatch {
         theirs: u32,
     },
     /// The description itself is impossible.
-    #[error("it describes itself impossibly: {0}")]
+    #[error("its description of itself is invalid: {0}")]
     Impossible(&'static str),
 }
 

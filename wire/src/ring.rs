@@ -91,7 +91,7 @@ impl Rings {
             || bytes != file_bytes(capacity)
         {
             return Err(LinkError::Configuration(
-                "the ring's memory file has an impossible size or side",
+                "the ring's memory file has an invalid size or side",
             ));
         }
         let seals = sys::seals(fd).map_err(|errno| system("fcntl", errno))?;

@@ -116,9 +116,9 @@ pub struct TraceArgs {
 #[derive(Debug, Args)]
 #[command(
     after_help = "Exit codes: 0 the guest powered off; with --debug-exit the guest's own, an odd \
-number; 116 it reset itself, with --no-reboot or after its end was asked for; 118 it ended in triple faults; 120 it was \
-stopped from outside; 124 the machine failed; 125 it did not start; 159 its process made a system \
-call that its confinement refuses; 128+N a signal ended it."
+number; 116 it reset itself, with --no-reboot or after a request to end it; 118 it ended in triple \
+faults; 120 it was stopped from outside; 124 the machine failed; 125 it did not start; 159 its \
+process made a system call that its seccomp filter forbids; 128+N a signal ended it."
 )]
 pub struct VmRunArgs {
     /// Kernel image: vmlinux, bzImage, or an ELF image for PVH or Multiboot 1

@@ -26,7 +26,7 @@ pub enum VmError {
     Option(String),
     /// More than the host has.
     #[error(
-        "--memory {} is more than this host has ({}): ask for less",
+        "--memory {} is more than this host has ({}): reduce it",
         format_bytes(*asked_bytes), format_bytes(*host_bytes)
     )]
     MemoryTooLarge {
@@ -52,7 +52,7 @@ pub enum VmError {
         what: String,
     },
     /// The socket cannot be made.
-    #[error("{option} {path}: cannot make the socket")]
+    #[error("{option} {path}: cannot create the socket")]
     Socket {
         /// Which option's.
         option: &'static str,

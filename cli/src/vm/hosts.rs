@@ -118,7 +118,7 @@ impl Hosts {
                             Event::Ended { why, .. } => said.push((*node, why)),
                             Event::Leaving => {
                                 leaving = true;
-                                let text = "its daemon ends and wants its memory back";
+                                let text = "its daemon is stopping and needs its memory back";
                                 said.push((*node, text.to_owned()));
                             }
                         }

@@ -21,7 +21,7 @@ pub fn open(
 ) -> anyhow::Result<OpenDisks> {
     ensure!(
         configuration.back_end != BackEndChoice::Kvm,
-        "the lender does not lend KVM: software runs the vCPUs of other hosts"
+        "the lender does not lend KVM: use --backend soft"
     );
     let here = |slice: u32| slice as usize == number;
     for network in &configuration.networks {

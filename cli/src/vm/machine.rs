@@ -67,7 +67,7 @@ fn prepare<'a>(life: &'a Life<'a>, parent: Pid, links: Sockets) -> anyhow::Resul
     let plan = life.plan;
     die_with(parent)?;
     confine::prepare(plan.confine)?;
-    let output = Output::new().context("cannot make the console")?;
+    let output = Output::new().context("cannot create the console")?;
     if let Some(text) = &plan.ready {
         output.expect(text);
     }
@@ -258,14 +258,14 @@ impl Prepared<'_> {
                     let asked = deadline.is_none() && self.controlled.power_button() == Ok(true);
                     if asked {
                         deadline = Some(Instant::now() + POWER_OFF_BOUND);
-                        self.say("asking the guest to power off; once more ends it at once");
+                        self.say("asking the guest to power off; repeat to end it at once");
                         continue;
                     }
                 }
                 Err(RecvTimeoutError::Timeout) if deadline.is_none() => continue,
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
-                    let reason = "nobody waits for its end".into();
+                    let reason = "the launcher is gone".into();
                     return (End::Failed { reason }, signal);
                 }
             }

@@ -144,27 +144,27 @@ fn explain(error: &PlacementError, args: &VmRunArgs) -> VmError {
             format!("--cpus {cpus}: a machine has 1 to {CPUS_MAX} vCPUs, all nodes together")
         }
         PlacementError::BootstrapCpus => {
-            format!("--cpus {cpus}: the machine starts on node 0, which needs one at least")
+            format!("--cpus {cpus}: the machine starts on node 0, which needs at least one")
         }
         PlacementError::BootstrapMemory(_) => format!(
-            "--memory {memory}: the kernel is loaded into the first node's, which needs {} at \
-             least",
+            "--memory {memory}: the kernel is loaded into the first node's memory, which must \
+            be at least {}",
             mib(BOOTSTRAP_MEMORY_MIN)
         ),
         PlacementError::Small { slice, .. } => format!(
-            "--memory {memory}: too little for node {slice}, which needs {} at least, or none",
+            "--memory {memory}: too little for node {slice}, which needs at least {}, or none \
+            at all",
             mib(SLICE_MEMORY_MIN)
         ),
         PlacementError::Step { .. } | PlacementError::Total(_) => format!(
-            "--memory {memory}: each of several nodes has a multiple of {}",
+            "--memory {memory}: the memory of each node must be a multiple of {}",
             mib(MEMORY_STEP)
         ),
         PlacementError::Nothing(slice) => format!(
-            "--cpus {cpus} --memory {memory}: node {slice} gives neither: give it some, or leave \
-             it out"
+            "--cpus {cpus} --memory {memory}: node {slice} has neither: give it some, or remove it"
         ),
         PlacementError::Sum => {
-            format!("--memory {memory} is more than any machine has")
+            format!("--memory {memory} is more than a machine can have")
         }
     })
 }

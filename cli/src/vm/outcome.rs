@@ -121,7 +121,7 @@ fn killed_process(status: i32, signal: Option<i32>) -> (String, u8) {
         ),
         // It has said itself which call that was.
         None if status == EXIT_REFUSED => (
-            "the machine's process was ended by its confinement".into(),
+            "the machine's process was ended by its seccomp filter".into(),
             EXIT_REFUSED as u8,
         ),
         None => (
@@ -143,11 +143,11 @@ pub fn sentence(name: &str, outcome: &Outcome) -> String {
     }
     text += &format!(", run {}", duration(outcome.run_time_s));
     if outcome.end_asked && restarts(&outcome.end) {
-        text += "; it does not start again: its end was asked for";
+        text += "; it does not restart, because its end was requested";
     }
     if outcome.console_bytes_lost > 0 {
         let lost = outcome.console_bytes_lost;
-        text += &format!("; {lost} bytes of the console were lost: nobody read them");
+        text += &format!("; {lost} bytes of console output were lost, because nobody read them");
     }
     text
 }
@@ -219,6 +219,6 @@ mod tests {
             ..outcome(End::Reset)
         };
         let text = sentence("web", &asked);
-        assert!(text.ends_with("its end was asked for"), "{text}");
+        assert!(text.ends_with("its end was requested"), "{text}");
     }
 }

@@ -178,7 +178,7 @@ fn listen(option: &'static str, path: &Path, made: &mut Removed) -> Result<UnixL
         }
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(taken(match answers(path) {
             true => "another process listens there: choose another path".into(),
-            false => "there is a file already: remove it, or choose another path".into(),
+            false => "a file exists there: remove it, or choose another path".into(),
         })),
         Err(source) => Err(VmError::Socket {
             option,

@@ -106,8 +106,7 @@ fn configuration(args: &VmRunArgs, nodes: &Nodes) -> Result<Configuration, VmErr
     configuration.trace = args.trace.is_some();
     if configuration.trace && nodes.count == 1 {
         return Err(VmError::Option(
-            "--trace: a machine on one node has no faults that need another: give it --nodes"
-                .into(),
+            "--trace: a machine on one node has no remote faults: add --nodes".into(),
         ));
     }
     configuration.updated = updated::ranges(args, nodes.count)?;
@@ -132,8 +131,7 @@ fn configuration(args: &VmRunArgs, nodes: &Nodes) -> Result<Configuration, VmErr
 fn spare(args: &VmRunArgs, nodes: &Nodes) -> Result<Option<u64>, VmError> {
     if args.spare.is_some() && nodes.count == 1 {
         return Err(VmError::Option(
-            "--spare: a machine on one node keeps all of its memory: give it --nodes or --on"
-                .into(),
+            "--spare: a machine on one node keeps all of its memory: add --nodes or --on".into(),
         ));
     }
     Ok(args.spare)
@@ -147,8 +145,8 @@ fn back_end(args: &VmRunArgs, nodes: &Nodes) -> Result<BackEndChoice, VmError> {
     }
     if args.deterministic {
         return Err(VmError::Option(
-            "--deterministic: a machine over several nodes has no single order of instructions: \
-             let it lie on one"
+            "--deterministic: a machine over several nodes has no single order of \
+            instructions: use one node"
                 .into(),
         ));
     }
@@ -156,8 +154,8 @@ fn back_end(args: &VmRunArgs, nodes: &Nodes) -> Result<BackEndChoice, VmError> {
     Ok(match choice {
         BackEndChoice::Kvm if !nodes.hosts.is_empty() => {
             return Err(VmError::Option(
-                "--backend kvm: a machine over several hosts needs --backend soft for now: the \
-                 time of another host cannot be followed in KVM yet"
+                "--backend kvm: a machine over several hosts needs --backend soft: KVM cannot \
+                follow another host's clock yet"
                     .into(),
             ));
         }
@@ -170,8 +168,8 @@ fn network(argument: &NetArg) -> Result<Network, VmError> {
     Ok(match argument {
         NetArg::Tap { name, .. } if name.len() > TAP_NAME_MAX || name.contains(['/', ' ']) => {
             return Err(VmError::Option(format!(
-                "--net tap={name}: no network device can be called so \
-                 (at most {TAP_NAME_MAX} bytes, no `/`, no space)"
+                "--net tap={name}: this is not a valid network device name (at most \
+                {TAP_NAME_MAX} bytes, no `/`, no space)"
             )));
         }
         NetArg::Tap { name, place } => Network::Tap {
@@ -209,7 +207,7 @@ fn explain(invalid: &Invalid) -> VmError {
             "--deterministic needs --backend soft: KVM does not count instructions".into()
         }
         Invalid::Forward(port) => {
-            format!("--net user,forward={port}:…: the host's port {port} is forwarded twice")
+            format!("--net user,forward={port}:…: port {port} of the host is forwarded twice")
         }
         Invalid::Slice {
             device,
@@ -225,8 +223,8 @@ fn explain(invalid: &Invalid) -> VmError {
             format!("{option} …,node={slice}: the last of this machine's nodes is {last}")
         }
         Invalid::Spare { bytes, least } => format!(
-            "--spare {bytes}: too little for the vCPUs of a node, which need {least} bytes of the \
-             other nodes' memory at once"
+            "--spare {bytes}: too little for the vCPUs of a node, which can need {least} bytes \
+            of other nodes' pages at once"
         ),
         Invalid::Updated(_) | Invalid::UpdatedRange(_) => format!("--update: {invalid}"),
         // Said before, in the options' words.
@@ -247,7 +245,7 @@ fn check_devices(configuration: &Configuration, nodes: &Nodes) -> Result<(), VmE
             let host = nodes.hosts.get(node as usize - 1);
             let host = host.map_or("another host", String::as_str);
             Err(VmError::Option(format!(
-                "--disk {path},node={node}: it is opened on {host}: say the whole path, from `/`"
+                "--disk {path},node={node}: it is opened on {host}: give an absolute path"
             )))
         }
     }
@@ -280,7 +278,7 @@ fn check_name(name: &str) -> Result<String, VmError> {
     } else if !name.chars().all(is_plain) || name.starts_with(['.', '-']) {
         "a name has letters, digits, `-`, `_` and `.`, and starts with neither `-` nor `.`".into()
     } else if name.chars().all(|c| c.is_ascii_digit()) {
-        "a name of digits only would be taken for a pid".into()
+        "a name of digits only would be mistaken for a pid".into()
     } else {
         return Ok(name.to_owned());
     };
@@ -386,10 +384,10 @@ mod tests {
                 "--on a,b,c,d,e,f,g,h,i,j,k,l,m,n,o,p",
                 "with this host makes 17: a machine over several nodes has 2 to 16",
             ),
-            ("--on a --backend kvm", "needs --backend soft for now"),
+            ("--on a --backend kvm", "needs --backend soft: KVM"),
             (
                 "--on a --disk d,node=1",
-                "--disk d,node=1: it is opened on a: say the whole path, from `/`",
+                "--disk d,node=1: it is opened on a: give an absolute path",
             ),
             (
                 "--nodes 1",
@@ -408,18 +406,18 @@ mod tests {
                 "--memory 32M,64M",
                 "--memory 32M,64M: the kernel is loaded into the first node's",
             ),
-            ("--nodes 2 --memory 48M", "which needs 64M at least"),
+            ("--nodes 2 --memory 48M", "which must be at least 64M"),
             ("--memory 64M,2M", "--memory 64M,2M: too little for node 1"),
             (
                 "--memory 64M,65M",
-                "each of several nodes has a multiple of 2M",
+                "the memory of each node must be a multiple of 2M",
             ),
             (
                 "--nodes 2 --memory 129M",
-                "each of several nodes has a multiple of 2M",
+                "the memory of each node must be a multiple of 2M",
             ),
-            ("--cpus 1,0 --memory 64M,0", "node 1 gives neither"),
-            ("--memory 9000000T,9000000T", "more than any machine has"),
+            ("--cpus 1,0 --memory 64M,0", "node 1 has neither"),
+            ("--memory 9000000T,9000000T", "more than a machine can have"),
             ("--memory 4000T,4000T", "more than this host has"),
             (
                 "--nodes 2 --deterministic",
@@ -453,7 +451,7 @@ mod tests {
         assert!(error("--memory 4096T").contains("more than this host has"));
         assert!(error("--deterministic --backend kvm").contains("--backend soft"));
         let twice = "--net user,forward=1:2,forward=1:3";
-        assert!(error(twice).contains("port 1 is forwarded twice"));
+        assert!(error(twice).contains("port 1 of the host is forwarded twice"));
         assert!(error("--net tap=sixteen-letters-").contains("at most 15"));
         for name in ["a/b", ".x", "-", "17"] {
             assert!(

@@ -218,7 +218,7 @@ fn supervise(plan: &Plan, places: &Places, started: Instant) -> Result<Last, VmE
             })));
         }
         eprintln!(
-            "weft: {}; it starts again",
+            "weft: {}; restarting",
             outcome::sentence(&plan.name, &outcome)
         );
         restarts += 1;

@@ -149,7 +149,10 @@ pub(super) fn find_or_only(machine: Option<&str>) -> anyhow::Result<(Client, VmV
     match running.len() {
         0 => bail!("no machine is running"),
         1 => Ok(running.swap_remove(0)),
-        count => bail!("{count} machines run: say which; `weft vm list` shows them"),
+        count => bail!(
+            "{count} machines are running: give a name or a pid (`weft vm list` \
+        shows them)"
+        ),
     }
 }
 
@@ -172,7 +175,7 @@ pub fn resume(machine: &str) -> anyhow::Result<ExitCode> {
 /// `weft vm stop`.
 pub fn stop(machine: &str, timeout_s: f64) -> anyhow::Result<ExitCode> {
     if !(0.0..=STOP_SECONDS_MAX).contains(&timeout_s) {
-        bail!("--timeout {timeout_s}: 0 to {STOP_SECONDS_MAX} seconds are possible");
+        bail!("--timeout {timeout_s}: must be 0 to {STOP_SECONDS_MAX} seconds");
     }
     done(machine, find(machine)?.stop(timeout_s))
 }
@@ -217,8 +220,8 @@ pub fn console(machine: &str) -> anyhow::Result<ExitCode> {
         .with_context(|| format!("cannot attach to the console {}", path.display()))?;
     let left = attach(stream);
     terminal::restore();
-    match left.with_context(|| format!("the console {} broke", path.display()))? {
-        Left::Detached => eprintln!("\nweft: detached; vm {} goes on", view.name),
+    match left.with_context(|| format!("the console {} failed", path.display()))? {
+        Left::Detached => eprintln!("\nweft: detached; vm {} continues", view.name),
         Left::Closed => eprintln!("\nweft: vm {} closed its console", view.name),
         Left::Quit => {
             eprintln!("\nweft: stopping vm {}", view.name);

@@ -60,9 +60,11 @@ pub fn run() -> anyhow::Result<ExitCode> {
 fn prepare(control: &Control) -> anyhow::Result<(Configuration, OpenDisks, SliceLinks)> {
     let (boot, sockets) = control
         .boot()
-        .context("the daemon did not say what to be")?;
-    let settings: SliceSettings =
-        serde_json::from_str(&boot.settings).context("the machine is described wrongly")?;
+        .context("the daemon sent no description of the machine")?;
+    let settings: SliceSettings = serde_json::from_str(&boot.settings).context(
+        "the daemon's description of the machine \
+        is invalid",
+    )?;
     settings.configuration.validate()?;
     fits(&settings.configuration, &boot)?;
     if !settings.reference.is_here() {
@@ -89,7 +91,7 @@ fn fits(configuration: &Configuration, boot: &SliceBoot) -> anyhow::Result<()> {
     let memory_bytes = placement.budget_bytes(slice, configuration.spare_bytes);
     anyhow::ensure!(
         share.cpus <= boot.cpus && memory_bytes <= boot.memory_bytes,
-        "the machine wants {} vCPUs and {} of memory here, and room for {} and {} was reserved",
+        "the machine needs {} vCPUs and {} of memory here, but {} and {} were reserved",
         share.cpus,
         format_bytes(memory_bytes),
         boot.cpus,

@@ -174,9 +174,12 @@ impl FromStr for NetArg {
 }
 
 fn parse_node(number: &str) -> Result<u32, String> {
-    number
-        .parse()
-        .map_err(|_| format!("`{number}` in `node={number}` is not the number of a node: 0 and up"))
+    number.parse().map_err(|_| {
+        format!(
+            "`{number}` in `node={number}` is not a node's number: use 0 or \
+        more"
+        )
+    })
 }
 
 fn parse_path(path: &str) -> Result<DataPath, String> {
@@ -184,7 +187,7 @@ fn parse_path(path: &str) -> Result<DataPath, String> {
         "bypass" => Ok(DataPath::Bypass),
         "dsm" => Ok(DataPath::Dsm),
         _ => Err(format!(
-            "`{path}` in `path={path}` is no way of a device's data: bypass or dsm"
+            "`{path}` in `path={path}` is not a path: use bypass or dsm"
         )),
     }
 }
@@ -250,10 +253,10 @@ fn unknown(option: &str, what: &str, known: &[&str]) -> String {
         .max_by(|(one, _), (other, _)| one.total_cmp(other));
     let advice = match (nearest, known) {
         (Some((_, nearest)), _) => format!("did you mean `{nearest}`?"),
-        (None, []) => "it has none".to_owned(),
-        (None, known) => format!("it takes {}", known.join(", ")),
+        (None, []) => "it has no options".to_owned(),
+        (None, known) => format!("its options are {}", known.join(", ")),
     };
-    format!("`{option}` is no option of {what}: {advice}")
+    format!("{what} has no option `{option}`: {advice}")
 }
 
 #[cfg(test)]
@@ -275,13 +278,13 @@ mod tests {
         assert_eq!(slow.data_path, DataPath::Dsm);
         assert_eq!(disk.data_path, DataPath::Bypass);
         assert!(error::<DiskArg>("x,path=fast").contains("bypass or dsm"));
-        assert!(error::<DiskArg>("x,node=").contains("is not the number of a node"));
+        assert!(error::<DiskArg>("x,node=").contains("is not a node's number"));
         assert!(error::<DiskArg>(",ro").contains("lacks"));
         assert_eq!(
             error::<DiskArg>("x,dierct"),
-            "`dierct` is no option of a disk: did you mean `direct`?"
+            "a disk has no option `dierct`: did you mean `direct`?"
         );
-        assert!(error::<DiskArg>("x,").contains("it takes ro, direct"));
+        assert!(error::<DiskArg>("x,").contains("its options are ro, direct"));
     }
 
     #[test]
@@ -308,7 +311,9 @@ mod tests {
         };
         assert_eq!((place.node, place.data_path), (1, DataPath::Dsm));
         assert!(error::<NetArg>("tap=t0,nod=3").contains("did you mean `node=N`?"));
-        assert!(error::<NetArg>("user,node=-1").contains("`-1` in `node=-1` is not the number"));
+        assert!(
+            error::<NetArg>("user,node=-1").contains("`-1` in `node=-1` is not a node's number")
+        );
         assert_eq!("tap=t0,path=dsm".parse(), tap(0, DataPath::Dsm));
         assert_eq!(
             "tap=t0,path=bypass,node=1".parse(),

@@ -30,10 +30,10 @@ pub struct Symbols {
 impl Symbols {
     /// Reads a System.map, or an ELF image with a symbol table.
     pub fn read(path: &Path) -> anyhow::Result<Symbols> {
-        let cannot = || format!("cannot read the kernel's names from {}", path.display());
+        let cannot = || format!("cannot read the kernel's symbols from {}", path.display());
         let length = fs::metadata(path).with_context(cannot)?.len();
         if length > FILE_BYTES_MAX {
-            bail!("{}: longer than any kernel's names", path.display());
+            bail!("{}: too large for a kernel's symbol file", path.display());
         }
         let bytes = fs::read(path).with_context(cannot)?;
         let symbols = if bytes.starts_with(b"\x7fELF") {
@@ -43,13 +43,13 @@ impl Symbols {
         };
         if symbols.image == (0, 0) {
             bail!(
-                "{} names neither _text nor _end: it is no System.map, and no vmlinux with symbols",
+                "{} has no symbol _text or _end: give a System.map, or a vmlinux with symbols",
                 path.display()
             );
         }
         if symbols.image.0 < IMAGE_BASE || symbols.image.1 < symbols.image.0 {
             bail!(
-                "{} has the kernel at {:#x}-{:#x}, which is where no x86-64 kernel lies",
+                "{} has the kernel at {:#x}-{:#x}, which is not an address of an x86-64 kernel",
                 path.display(),
                 symbols.image.0,
                 symbols.image.1
@@ -225,10 +225,13 @@ ffffffff81003000 B _end
         let path = std::env::temp_dir().join(format!("weft-symbols-{}", std::process::id()));
         fs::write(&path, "not a map\n").unwrap();
         let error = Symbols::read(&path).unwrap_err().to_string();
-        assert!(error.contains("names neither _text"), "{error}");
+        assert!(error.contains("has no symbol _text"), "{error}");
         fs::write(&path, "ffff800080000000 T _text\nffff800081000000 B _end\n").unwrap();
         let error = Symbols::read(&path).unwrap_err().to_string();
-        assert!(error.contains("no x86-64 kernel"), "{error}");
+        assert!(
+            error.contains("not an address of an x86-64 kernel"),
+            "{error}"
+        );
         fs::write(&path, b"\x7fELFbroken").unwrap();
         assert!(Symbols::read(&path).is_err());
         fs::remove_file(&path).unwrap();

@@ -15,7 +15,7 @@ pub fn ranges(args: &VmRunArgs, nodes: usize) -> Result<Vec<Range<u64>>, VmError
     }
     if nodes == 1 {
         return Err(wrong(
-            "a machine on one node has no copies: give it --nodes or --on",
+            "a machine on one node has no copies of pages: add --nodes or --on",
         ));
     }
     let mut symbols = None;
@@ -49,8 +49,8 @@ fn read(args: &VmRunArgs) -> Result<Symbols, VmError> {
         None => match Symbols::beside(&args.kernel) {
             Some((_, symbols)) => Ok(symbols),
             None => Err(wrong(format_args!(
-                "no System.map beside {}, and no names in it: say where they are with \
-                 --system-map, or give addresses",
+                "{} has no symbols, and there is no System.map beside it: give one with \
+                --system-map, or give addresses",
                 args.kernel.display()
             ))),
         },
@@ -68,7 +68,7 @@ fn addresses(word: &str) -> Option<Result<Range<u64>, VmError>> {
     Some(match parsed {
         Some(range) if !range.is_empty() => Ok(pages(range)),
         _ => Err(wrong(format_args!(
-            "{word}: addresses are given as 0xSTART-0xEND, the end behind the start"
+            "{word}: addresses must be given as 0xSTART-0xEND, with the end above the start"
         ))),
     })
 }
@@ -82,11 +82,10 @@ fn named(symbols: &Symbols, name: &str) -> Result<Range<u64>, VmError> {
     match &symbols.named(name)[..] {
         [range] => Ok(pages(range.clone())),
         [] if symbols.is_of_cpus(name) => Err(wrong(format_args!(
-            "{name}: each CPU has its own, where the kernel allocates it: only what lies in the \
-             kernel's image can be named"
+            "{name}: this is a per-CPU variable: only variables in the kernel's image can be given"
         ))),
         [] => Err(wrong(format_args!(
-            "{name}: the kernel has nothing of that name (`weft vm trace` shows names)"
+            "{name}: the kernel has no such symbol (`weft vm trace` shows symbols)"
         ))),
         all => {
             let all: Vec<String> = all
@@ -94,7 +93,8 @@ fn named(symbols: &Symbols, name: &str) -> Result<Range<u64>, VmError> {
                 .map(|range| format!("{:#x}-{:#x}", range.start, range.end))
                 .collect();
             Err(wrong(format_args!(
-                "{name}: the kernel has several of that name: give the addresses of one, {}",
+                "{name}: the kernel has several symbols of that name: give the addresses of \
+                one, {}",
                 all.join(" or ")
             )))
         }
@@ -126,8 +126,8 @@ mod tests {
     fn what_is_not_there_is_refused_by_name() {
         let symbols = map();
         let text = |name| named(&symbols, name).unwrap_err().to_string();
-        assert!(text("jiffie").contains("jiffie: the kernel has nothing"));
-        assert!(text("runqueues").contains("each CPU has its own"));
+        assert!(text("jiffie").contains("jiffie: the kernel has no such symbol"));
+        assert!(text("runqueues").contains("per-CPU variable"));
         // Since Linux 6.15 the image has the template of each CPU's own.
         let symbols = Symbols::of_map(
             "ffffffff81000000 T _text\n\
@@ -137,7 +137,7 @@ mod tests {
              ffffffff81003000 B _end\n",
         );
         let error = named(&symbols, "runqueues").unwrap_err().to_string();
-        assert!(error.contains("each CPU has its own"), "{error}");
+        assert!(error.contains("per-CPU variable"), "{error}");
         for word in ["0x", "0x5", "0x5-0x5", "0x6-0x5", "0x5-zz", "0x5-0x10-0x20"] {
             let error = addresses(word).unwrap().unwrap_err().to_string();
             assert!(error.contains("0xSTART-0xEND"), "{word}: {error}");

@@ -82,7 +82,7 @@ pub fn trust(directory: &Path, peer: &Peer) -> Result<u32, ConfigError> {
     };
     if let Some(known) = config.peer(&peer.key) {
         let why = format!(
-            "this key is known already, as `{}`: change `may` of that entry",
+            "this key belongs to `{}` already: change `may` of that entry",
             known.name
         );
         return Err(value("peer.key", why));

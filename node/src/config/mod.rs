@@ -40,7 +40,7 @@ pub enum ConfigError {
     #[error("{0} does not exist: run `weft node init` on this host first")]
     Missing(PathBuf),
     /// It exists already, and `init` does not overwrite keys.
-    #[error("{0} exists already: remove it yourself if this node is to get a new identity")]
+    #[error("{0} exists already: remove it if this node needs a new identity")]
     Exists(PathBuf),
     /// Reading or writing failed.
     #[error("cannot {doing} {path}: {source}")]
@@ -56,7 +56,7 @@ pub enum ConfigError {
     #[error("{}", sentence(.0))]
     Key(#[source] weft_wire::keys::KeyError),
     /// Others can change what is believed.
-    #[error("{path} {why}: what it says cannot be trusted; check it, then run `{fix}`")]
+    #[error("{path} {why}: its contents cannot be trusted; check it, then run `{fix}`")]
     Writable {
         /// The file or directory.
         path: PathBuf,
@@ -66,7 +66,7 @@ pub enum ConfigError {
         fix: String,
     },
     /// The kernel's refusal.
-    #[error("cannot keep the memory that holds the private key out of core files: {0}")]
+    #[error("cannot exclude the private key's memory from core files: {0}")]
     Private(io::Error),
     /// Not TOML.
     #[error("{path} is not valid TOML: {message}")]

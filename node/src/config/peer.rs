@@ -140,11 +140,11 @@ pub(super) fn validate(raw: Vec<Raw>) -> Result<Vec<Peer>, Wrong> {
 /// other's would reach.
 fn user_of_its_own(name: &str, user: u32, stated: &[u32]) -> Result<u32, Wrong> {
     if user == 0 || user == u32::MAX {
-        let why = format!("{user}: the slices of `{name}` need a user of their own");
+        let why = format!("{user}: the slices of `{name}` need another user");
         return Err(("peer.user", why));
     }
     if stated.iter().filter(|other| **other == user).count() > 1 {
-        let why = format!("{user} is the user of several peers: give each its own");
+        let why = format!("{user} is the user of several peers: give each peer another");
         return Err(("peer.user", why));
     }
     Ok(user)
@@ -190,7 +190,7 @@ mod tests {
         let users: Vec<u32> = peers.iter().map(|peer| peer.user).collect();
         assert_eq!(users, [60101, 60100, 60102, 1234]);
         let error = parse(&["user = 7000", "user = 7000"]).unwrap_err();
-        assert!(error.contains("give each its own"), "{error}");
+        assert!(error.contains("give each peer another"), "{error}");
         for root in ["user = 0", "user = 4294967295"] {
             assert!(parse(&[root]).unwrap_err().contains("`peer.user`"));
         }

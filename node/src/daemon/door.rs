@@ -204,14 +204,16 @@ impl Stranger {
     /// Why it cannot be served now.
     pub fn prove(self, key: PublicKey) -> Result<(Guest, TcpStream), &'static str> {
         let mut present = self.door.lock();
-        let socket = present.take(self.number).ok_or("others took its place")?;
+        let socket = present
+            .take(self.number)
+            .ok_or("other connections took its place")?;
         let all: usize = present.guests.values().sum();
         if all >= self.door.limits.guests {
-            return Err("as many connections are served as can be");
+            return Err("too many connections");
         }
         let own = present.guests.entry(key).or_default();
         if *own >= GUESTS_OF_PEER_MAX {
-            return Err("as many of its connections are served as one peer may have");
+            return Err("too many connections of this peer");
         }
         *own += 1;
         drop(present);

@@ -59,7 +59,7 @@ impl MachineSlice {
             || start.settings.len() > SETTINGS_BYTES_MAX
             || !whole
         {
-            return Err("the machine does not fit its links".into());
+            return Err("the machine's description does not match its links".into());
         }
         let memory_bytes = memory_for(reserved.reservation.pages, start.cpus)?;
         let role = Role::Machine {

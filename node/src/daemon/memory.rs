@@ -36,7 +36,7 @@ impl Keeper {
         let make = |cgroups: &Cgroups| {
             cgroups
                 .make(bound_bytes(lent_bytes))
-                .map_err(|error| format!("the slice's memory cannot be bounded: {error}"))
+                .map_err(|error| format!("the slice's memory cannot be limited: {error}"))
         };
         Ok(Keeper {
             lent_bytes,
@@ -87,7 +87,7 @@ impl Keeper {
         };
         let bound_bytes = bound_bytes(self.lent_bytes);
         if held_bytes > bound_bytes {
-            return Err(self.sentence(&format!("it held {}", format_bytes(held_bytes))));
+            return Err(self.sentence(&format!("it used {}", format_bytes(held_bytes))));
         }
         self.next_look = Instant::now() + pause(bound_bytes - held_bytes);
         Ok(())
@@ -108,7 +108,8 @@ impl Keeper {
 
     fn sentence(&self, what: &str) -> String {
         format!(
-            "its slice was ended for its memory: {what}, and {} are allowed ({} lent, a quarter of that, and {} for Weft itself)",
+            "its slice was ended because of its memory: {what}, but {} are allowed ({} lent, a \
+            quarter of that, and {} for Weft itself)",
             format_bytes(bound_bytes(self.lent_bytes)),
             format_bytes(self.lent_bytes),
             format_bytes(OVERHEAD_BYTES),
@@ -130,7 +131,7 @@ fn read_held(account: &File) -> Result<Option<u64>, String> {
         // Reaped already.
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(None),
         Err(error) => Err(format!(
-            "its slice was ended: what it holds cannot be read: {error}"
+            "its slice was ended: its memory use cannot be read: {error}"
         )),
     }
 }
@@ -156,7 +157,7 @@ fn held_bytes(status: &str) -> Result<Option<u64>, String> {
     let mut sum = 0_u64;
     for name in ["VmRSS", "VmSwap", "VmPTE"] {
         let part = bytes(name).ok_or_else(|| {
-            format!("its slice was ended: what it holds cannot be read: no {name} in its status")
+            format!("its slice was ended: its memory use cannot be read: no {name} in its status")
         })?;
         sum = sum.saturating_add(part);
     }

@@ -169,7 +169,7 @@ impl Shared {
         drop(gossip);
         if passed_over > 0 {
             self.say(&format!(
-                "{passed_over} more connections ended before they had proven who makes them"
+                "{passed_over} more connections ended before they were authenticated"
             ));
         }
         if speak {
@@ -280,11 +280,11 @@ impl Daemon {
         let system = |doing| move |source| DaemonError::System { doing, source };
         listener
             .set_nonblocking(true)
-            .map_err(system("make the listener wait with a bound"))?;
+            .map_err(system("limit how long the listener waits"))?;
         Backlog::new(BACKLOG)
             .and_then(|backlog| listen(&listener, backlog))
             .map_err(io::Error::from)
-            .map_err(system("let more connections wait"))?;
+            .map_err(system("enlarge the listener's backlog"))?;
         let (end, ending) = sys::stream_pair().map_err(system("make a socket pair"))?;
         let budget = Budget::new(memory_bytes / PAGE_BYTES, config.slices);
         let shared = Shared {
@@ -433,7 +433,7 @@ fn prove<'a>(
             let secret = shared
                 .expected
                 .secret(&ticket)
-                .ok_or("a link that nobody expects")?;
+                .ok_or("an unexpected link")?;
             let keyed = incoming.link(&secret).map_err(|error| sentence(&error))?;
             if stranger.leave() {
                 shared.expected.deliver(&ticket, keyed);
@@ -489,13 +489,14 @@ fn refusal(shared: &Shared, error: &HandshakeError) -> String {
 fn settle(peer: &mut Peer, log: fn(&str)) {
     if peer.may.is_none() {
         log(&format!(
-            "{}: its [[peer]] does not say what it may: taken as `may = \"both\"`",
+            "{}: its [[peer]] has no `may`: `may = \"both\"` is assumed",
             peer.name
         ));
     }
     for path in peer.consent.resolve() {
         log(&format!(
-            "{}: {} is not there now: what is there later is opened only if no symbolic link leads to it",
+            "{}: {} does not exist now: if it is created later, it is opened only if its path \
+            has no symbolic link",
             peer.name,
             path.display()
         ));

@@ -272,7 +272,7 @@ impl<'a> Session<'a> {
         lease_ms: u32,
     ) -> Result<Reply, String> {
         if self.reserved.is_some() {
-            return Err("this connection holds a reservation already".into());
+            return Err("this connection already has a reservation".into());
         }
         if node == 0 || node as usize >= MAX_NODES {
             return Err(format!("node {node} is not within 1 to {}", MAX_NODES - 1));
@@ -323,7 +323,10 @@ impl<'a> Session<'a> {
 
     /// The reservation, for another link to `peer`.
     fn reservation_for(&mut self, peer: u32) -> Result<(&mut Reserved, &'a Arc<Shared>), String> {
-        let reserved = self.reserved.as_mut().ok_or("nothing was reserved yet")?;
+        let reserved = self
+            .reserved
+            .as_mut()
+            .ok_or("there is no reservation yet")?;
         let taken = |peer: usize| {
             reserved.links[peer].is_some() || reserved.awaited.iter().any(|(to, _)| *to == peer)
         };
@@ -364,8 +367,8 @@ impl<'a> Session<'a> {
                 Ok(Reply::Done)
             }
             Err(why) => {
-                self.say(&format!("has no way to node {peer}: {why}"));
-                Err(format!("it has no way to node {peer}"))
+                self.say(&format!("cannot connect to node {peer}: {why}"));
+                Err(format!("it cannot connect to node {peer}"))
             }
         }
     }
@@ -375,7 +378,10 @@ impl<'a> Session<'a> {
             return Err("a slice is running already".into());
         }
         let daemon = self.daemon;
-        let reserved = self.reserved.as_mut().ok_or("nothing was reserved yet")?;
+        let reserved = self
+            .reserved
+            .as_mut()
+            .ok_or("there is no reservation yet")?;
         let node = reserved.node;
         let promised = reserved.take_links();
         if settings.budget_pages[node as usize] > reserved.reservation.pages
@@ -426,7 +432,10 @@ impl<'a> Session<'a> {
             return Err("a slice is running already".into());
         }
         let daemon = self.daemon;
-        let reserved = self.reserved.as_mut().ok_or("nothing was reserved yet")?;
+        let reserved = self
+            .reserved
+            .as_mut()
+            .ok_or("there is no reservation yet")?;
         let links = reserved.take_links().collect()?;
         let mut keeper = reserved.keeper(daemon)?;
         let started = MachineSlice::start(daemon, self.peer, reserved, links, start, &mut keeper);

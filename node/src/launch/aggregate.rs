@@ -266,7 +266,7 @@ impl<'a> Aggregate<'a> {
             CONTROL_HELLO => {
                 let booted = control::check_hello(message).and_then(|_| self.boot_home());
                 if let Err(why) = booted {
-                    self.give_up(&format!("the runtime of node home {why}"), EXIT_SETUP);
+                    self.give_up(&format!("the runtime of home {why}"), EXIT_SETUP);
                 }
             }
             CONTROL_DONE => self.answered(message),
@@ -445,7 +445,7 @@ impl<'a> Aggregate<'a> {
             // Once stretched, home says itself what was lost, and ends if that
             // was anything.
             Command::Lost if why.is_none() && !self.is_stretched() => {
-                self.tell("the program goes on without it: it had not stretched");
+                self.tell("the program continues without it: it had not stretched");
             }
             Command::Lost => {}
         }

@@ -127,7 +127,7 @@ pub fn attach(socket: i32) -> &'static Boot {
             SOCKET.store(-1, Ordering::Release);
             log::fail(
                 EXIT_SETUP,
-                format_args!("the launcher did not say what to run: {error}"),
+                format_args!("the launcher sent no program to run: {error}"),
             )
         }
     }

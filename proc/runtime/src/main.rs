@@ -42,6 +42,6 @@ mod xstate;
 fn panic(information: &core::panic::PanicInfo<'_>) -> ! {
     log::fail(
         weft_proc::boot::EXIT_INTERNAL,
-        format_args!("the runtime's state is impossible: {information}"),
+        format_args!("the runtime's state is inconsistent: {information}"),
     )
 }

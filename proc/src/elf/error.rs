@@ -70,7 +70,7 @@ pub enum ElfError {
         size: u16,
     },
     /// Nothing to load.
-    #[error("an ELF file without anything to load")]
+    #[error("an ELF file without loadable segments")]
     NoSegments,
     /// More loadable segments than are supported.
     #[error("more than {max} loadable segments")]
@@ -105,7 +105,7 @@ pub enum ElfError {
         address: u64,
     },
     /// Address and file offset differ within the page.
-    #[error("the segment at {address:#x} does not lie in the file as it must in memory")]
+    #[error("the segment at {address:#x} has different page offsets in the file and in memory")]
     Misaligned {
         /// Its address.
         address: u64,

@@ -29,13 +29,13 @@ pub enum Malformed {
         length: usize,
     },
     /// A call that is not carried.
-    #[error("system call {nr} is not one that another node may ask for")]
+    #[error("system call {nr} may not be requested by another node")]
     NotPlain {
         /// Its number.
         nr: u32,
     },
     /// A length that contradicts the table or the arguments.
-    #[error("system call {nr} came with an impossible length for argument {argument}")]
+    #[error("system call {nr} has an invalid length for argument {argument}")]
     Length {
         /// The call's number.
         nr: u32,

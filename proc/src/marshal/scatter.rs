@@ -34,9 +34,7 @@ pub enum ScatterError {
         length: usize,
     },
     /// Brings an output that the call does not have, or more of it than fits.
-    #[error(
-        "a system call's reply brings {length} bytes for piece {piece}, which has no such room"
-    )]
+    #[error("a system call's reply brings {length} bytes for piece {piece}, which is smaller")]
     NoSuchOutput {
         /// The piece's number.
         piece: u32,

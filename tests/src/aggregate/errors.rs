@@ -26,12 +26,12 @@ const REFUSED: [(&str, i32, &[&str]); 16] = [
     (
         "--nodes 2 --update jiffies,no_such_thing",
         EXIT_NOT_STARTED,
-        &["--update: no_such_thing", "nothing of that name"],
+        &["--update: no_such_thing", "no such symbol"],
     ),
     (
         "--nodes 2 --update runqueues",
         EXIT_NOT_STARTED,
-        &["--update: runqueues", "each CPU has its own"],
+        &["--update: runqueues", "per-CPU variable"],
     ),
     (
         "--nodes 2 --update 0x2000-0x1000",

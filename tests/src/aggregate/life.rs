@@ -154,7 +154,7 @@ fn resets(bench: &Bench<'_>) -> Result<String> {
     }
     bench.ask(&["vm", "stop", "--timeout", "0", "again"])?;
     let ended = again.finish(BOUND)?;
-    ended_with(&ended, 120, &["reset by the guest", "it starts again"])?;
+    ended_with(&ended, 120, &["reset by the guest", "restarting"])?;
     bench.nothing_left(pid)?;
     let lives = ended.console().matches("weft-guest: hello").count();
     ensure!(lives >= 2, "{lives} lives");

@@ -519,7 +519,7 @@ fn daemon_ends(site: &Site<'_>) -> Result<String> {
     let guest = site.busy("h1")?;
     kill(Pid::from_raw(site.daemons[0].pid()), Signal::SIGTERM)?;
     let ended = guest.finish(BOUND)?;
-    let said = ["wants its memory back", "asking the guest to power off"];
+    let said = ["needs its memory back", "asking the guest to power off"];
     ended_with(&ended, 0, &said)?;
     Ok(String::new())
 }
@@ -566,7 +566,7 @@ fn refusals(site: &Site<'_>) -> Result<String> {
         (
             "h1",
             &["--memory", "1000M"],
-            &["no room on node h1", "697.0 MiB asked for"],
+            &["no room on node h1", "697.0 MiB requested"],
         ),
         ("h1,gone", &[], &["node gone cannot be reached"]),
         (
@@ -574,7 +574,7 @@ fn refusals(site: &Site<'_>) -> Result<String> {
             &["--memory", "360M"],
             &[
                 "no room on node h1",
-                "256.0 MiB asked for",
+                "256.0 MiB requested",
                 "201.6 MiB free",
             ],
         ),

@@ -73,7 +73,7 @@ fn restarts(bench: &Bench) -> Result<String> {
     ended_with(
         &ended,
         0,
-        &["reset by the guest", "triple fault", "it starts again"],
+        &["reset by the guest", "triple fault", "restarting"],
     )?;
     let greetings = ended.console().matches("ready").count();
     ensure!(greetings == 3, "{greetings} lives: {}", ended.console());
@@ -120,7 +120,7 @@ fn no_restart_after_stop(bench: &Bench) -> Result<String> {
             false => drop(bench.ask(&["vm", "stop", "again"])?),
         }
         let ended = guest.finish(BOUND)?;
-        ended_with(&ended, 116, &["reset by the guest", "was asked for"])?;
+        ended_with(&ended, 116, &["reset by the guest", "was requested"])?;
         let greetings = ended.console().matches("ready").count();
         ensure!(greetings == 1, "{greetings} lives: {}", ended.console());
     }

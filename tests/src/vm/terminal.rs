@@ -124,7 +124,7 @@ fn way_out(bench: &Bench) -> Result<String> {
     terminal.type_in("dz")?;
     terminal.wait_for("dz")?;
     terminal.type_in("\x1dq")?;
-    terminal.wait_for("once more")?;
+    terminal.wait_for("repeat to end")?;
     terminal.type_in("\x1dq")?;
     let (code, screen) = terminal.finish()?;
     ensure!(code == 120, "exit {code}: {screen}");

@@ -137,6 +137,6 @@ impl Handle {
 fn misfit(request: &'static str, answer: &Answer) -> Refusal {
     Refusal::Failed {
         request,
-        reason: format!("the machine gave an answer that fits no question: {answer:?}"),
+        reason: format!("the machine sent a reply that does not match the request: {answer:?}"),
     }
 }

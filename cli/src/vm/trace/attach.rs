@@ -18,7 +18,7 @@ const LONGEST: Duration = Duration::from_secs(3600);
 pub fn attach(machine: Option<&str>, time: Duration) -> anyhow::Result<Trace> {
     if !(SHORTEST..=LONGEST).contains(&time) {
         bail!(
-            "--for {}: {} to {} seconds are possible",
+            "--for {}: must be {} to {} seconds",
             time.as_secs_f64(),
             SHORTEST.as_secs_f64(),
             LONGEST.as_secs()
@@ -28,7 +28,7 @@ pub fn attach(machine: Option<&str>, time: Duration) -> anyhow::Result<Trace> {
     let slices = view.configuration.slices.len();
     if slices < 2 {
         bail!(
-            "vm {} lies on one node: no fault of it needs another",
+            "vm {} runs on one node: it has no remote faults to trace",
             view.name
         );
     }

@@ -117,7 +117,7 @@ impl Trace {
 /// `weft vm trace`.
 pub fn run(args: &TraceArgs) -> anyhow::Result<ExitCode> {
     if !(1..=PAGES_MAX).contains(&args.top) {
-        bail!("--top {}: 1 to {PAGES_MAX} are possible", args.top);
+        bail!("--top {}: must be 1 to {PAGES_MAX}", args.top);
     }
     // Before anybody waits for seconds.
     let named = args.system_map.as_deref().map(Symbols::read).transpose()?;
@@ -139,8 +139,8 @@ fn symbols(trace: &Trace) -> Option<Symbols> {
     let found = Symbols::beside(&trace.kernel);
     if found.is_none() {
         eprintln!(
-            "weft: no System.map beside {}, and no names in it: say where they are with \
-             --system-map",
+            "weft: {} has no symbols, and there is no System.map beside it: give one with \
+            --system-map",
             trace.kernel.display()
         );
     }
@@ -153,7 +153,7 @@ fn read(path: &Path) -> anyhow::Result<Trace> {
     let trace: Trace = serde_json::from_reader(BufReader::new(file)).with_context(cannot)?;
     if trace.format != FORMAT {
         bail!(
-            "{}: a trace of format {}: this is Weft's {FORMAT}",
+            "{}: trace format {} is not supported: this version of Weft reads format {FORMAT}",
             path.display(),
             trace.format
         );

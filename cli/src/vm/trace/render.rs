@@ -11,8 +11,8 @@ pub fn render(tables: &Tables) -> String {
     );
     if tables.missed > 0 {
         text += &format!(
-            "{} faults came too fast to be recorded one by one: of those table 1 and the names \
-             know nothing\n",
+            "{} faults came too fast to be recorded one by one: table 1 and the symbols do not \
+            include them\n",
             tables.missed
         );
     }

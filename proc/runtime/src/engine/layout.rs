@@ -392,7 +392,7 @@ impl Engine {
                 new_start,
                 new_length,
             } => self.slice_move(old_start, old_length, new_start, new_length),
-            _ => self.fail(Failure::Violation(0, "a layout message that is none")),
+            _ => self.fail(Failure::Violation(0, "a malformed layout message")),
         }
     }
 
@@ -429,7 +429,7 @@ impl Engine {
             self.native("mmap", mapped);
         }
         if self.io.layout.insert(region).is_err() {
-            self.fail(Failure::Violation(0, "an impossible region"));
+            self.fail(Failure::Violation(0, "an invalid region"));
         }
         self.set_policy(&region);
         if kind != Kind::HomeOnly {

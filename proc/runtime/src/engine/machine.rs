@@ -402,7 +402,7 @@ impl Engine {
             // Of a wait that is over.
             Message::Pong if from == 0 => {}
             Message::Peek { page, count } if from == 0 => self.peek(page, count),
-            _ => self.fail(Failure::Violation(from, "a message out of place")),
+            _ => self.fail(Failure::Violation(from, "an unexpected message")),
         }
     }
 
@@ -456,7 +456,7 @@ impl Engine {
         if pages == 0 && !executing {
             self.forget_node(node);
             log::line(format_args!(
-                "node {node} was lost; nothing was on it, the program goes on without it"
+                "node {node} was lost; nothing was on it, the program continues without it"
             ));
             return;
         }
@@ -532,7 +532,7 @@ impl Engine {
             ),
             Failure::Violation(node, what) => self.give_up(
                 EXIT_INTERNAL,
-                format_args!("node {node} said the impossible to node {me}: {what}"),
+                format_args!("node {node} sent an invalid message to node {me}: {what}"),
             ),
         }
     }
@@ -586,7 +586,7 @@ impl Engine {
         if code == EXIT_NO_ROOM as u32 {
             self.no_room();
         }
-        let text = core::str::from_utf8(sentence).unwrap_or("it failed and did not say why");
+        let text = core::str::from_utf8(sentence).unwrap_or("it failed without a reason");
         log::fail_for(from, code as i32, text)
     }
 }

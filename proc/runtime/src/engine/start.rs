@@ -171,7 +171,7 @@ pub fn run_slice(boot: &'static Boot) -> ! {
     let engine = make_engine(boot);
     // Without it nothing would ever end this slice, which would wait without rest.
     if engine.io.links[0].is_none() {
-        setup_failed("its links", "there is none to home");
+        setup_failed("its links", "it has no link to home");
     }
     let uffd = engine.io.space.fd();
     engine.io.stats.stretched.store(1, Ordering::Relaxed);

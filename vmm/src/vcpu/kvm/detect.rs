@@ -200,7 +200,7 @@ fn why_not_open(device: &Path, error: io::Error) -> Unusable {
     }
 }
 
-/// The group's name; its number where it has none.
+/// The group's name; its number if it has no name.
 fn group_name(gid: u32) -> String {
     let mut buffer = [0; 4096];
     // SAFETY: an all-zero group is plain data: null pointers and a number.

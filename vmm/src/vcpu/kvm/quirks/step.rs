@@ -99,7 +99,7 @@ impl From<Fault> for Failure {
 }
 
 impl Step<'_> {
-    /// Linear address of the memory operand; `None`: it has none.
+    /// Linear address of the memory operand; `None` without a memory operand.
     pub(super) fn address(&self, operand: u32) -> Option<u64> {
         if self.instruction.op_kind(operand) != iced_x86::OpKind::Memory {
             return None;
