@@ -26,7 +26,7 @@ pub struct Cli {
 pub enum Command {
     /// Run a program over several nodes
     Run(Box<RunArgs>),
-    /// Lend this host, or look at those that lend
+    /// Lend this host, or list hosts that lend
     Node {
         /// What to do
         #[command(subcommand)]
@@ -44,7 +44,7 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Span an aggregate's nodes now, before its budget is full
+    /// Stretch an aggregate over its nodes now, before its budget is full
     Stretch {
         /// The aggregate, as `weft list` shows it
         pid: u32,
@@ -56,7 +56,7 @@ pub enum Command {
         /// The node's number
         node: u32,
     },
-    /// Say what this host has and lacks, and what fixes it
+    /// Check what this host supports, and how to fix what it lacks
     Doctor {
         /// Print JSON
         #[arg(long)]
@@ -88,18 +88,18 @@ pub struct RunArgs {
     /// Hosts that lend memory and CPU; this host is home
     #[arg(long, value_name = "HOST[:PORT]", value_delimiter = ',')]
     pub on: Vec<String>,
-    /// Each node's budget for the program's pages: one for all, or one for each,
-    /// home first [default: half of what each host has free]
+    /// Each node's budget for the program's pages: one for all nodes, or one for each,
+    /// home first [default: half of each host's free memory]
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = parse_size)]
     pub memory: Vec<u64>,
-    /// When the execution follows its pages: `auto`, `never`, or after this many
-    /// remote faults
+    /// When the execution moves to its pages: `auto` (learned), `never`, or after this
+    /// many remote faults
     #[arg(long, value_name = "auto|never|COUNT", default_value = "auto")]
     pub jump: Jump,
-    /// How nodes on this host are connected; between hosts it is sealed TCP
+    /// How nodes on this host are connected; links between hosts are encrypted TCP
     #[arg(long, value_enum, default_value_t = TransportArg::Ring, conflicts_with = "on")]
     pub transport: TransportArg,
-    /// Most pages read ahead of a sequential fault; 0 turns it off
+    /// Maximum number of pages read ahead of a sequential fault; 0 turns it off
     #[arg(long, value_name = "PAGES", default_value_t = 128)]
     pub read_ahead: u32,
     /// Longest busy wait for a reply before the thread sleeps
@@ -108,11 +108,10 @@ pub struct RunArgs {
     /// Silence after which a node counts as lost
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_seconds)]
     pub lease: Duration,
-    /// When to span the nodes: at once, or when home's budget is full
+    /// When to stretch over the nodes: at once, or when home's budget is full
     #[arg(long, value_enum, default_value_t = StretchArg::Auto)]
     pub stretch: StretchArg,
-    /// Print a summary at the end: `text` on standard error, `json` likewise, or
-    /// `json=FILE`
+    /// Print a summary at the end: `text` or `json` on standard error, or `json=FILE`
     #[arg(long, value_name = "text|json[=FILE]")]
     pub stats: Option<StatsArg>,
     /// Show nodes, pages, jumps and traffic while the program runs
@@ -135,9 +134,9 @@ pub enum TransportArg {
     Ring,
     /// A UNIX socket
     Unix,
-    /// TCP over loopback, in the clear
+    /// TCP over loopback, unencrypted
     Tcp,
-    /// TCP over loopback, sealed as between hosts
+    /// TCP over loopback, encrypted as between hosts
     TcpSealed,
 }
 
@@ -183,36 +182,36 @@ pub fn parse_seconds(text: &str) -> Result<Duration, String> {
 /// `weft node …`.
 #[derive(Debug, Subcommand)]
 pub enum NodeCommand {
-    /// Make this host's key and configuration
+    /// Create this host's key and configuration
     Init,
     /// Let another node lend to this host, borrow from it, or both
     Trust {
-        /// Its public key, as `weft node init` printed it there
+        /// The other node's public key, as its `weft node init` printed it
         key: String,
-        /// What to call it: best its host name
+        /// A name for the node, preferably its host name
         name: Option<String>,
         /// Where it listens, if the name is not its address
         #[arg(long, value_name = "HOST[:PORT]")]
         address: Option<String>,
-        /// What it may do: be asked to run what is this host's (lend), run what is its
-        /// here (borrow), or both
+        /// The node's rights: to run programs and machines of this host (lend), to run
+        /// its own on this host (borrow), or both
         #[arg(long, value_enum, default_value_t = MayArg::Lend)]
         may: MayArg,
     },
-    /// Lend this host's memory and CPU until ended
+    /// Lend this host's memory and CPU until stopped
     Start {
-        /// Address to listen on [default: from the configuration, else 0.0.0.0:7117]
+        /// Address to listen on [default: from the configuration, otherwise 0.0.0.0:7117]
         #[arg(long, value_name = "ADDR[:PORT]")]
         listen: Option<String>,
-        /// Most memory that slices may hold together; each counts with its budget, a quarter of
-        /// that, and 64M
+        /// Maximum memory of all slices together; each slice counts with its budget, a
+        /// quarter of that, and 64M
         #[arg(long, value_name = "SIZE", value_parser = parse_size)]
         memory: Option<u64>,
-        /// Most slices at one time
+        /// Maximum number of slices at a time
         #[arg(long, value_name = "N")]
         slices: Option<u32>,
     },
-    /// Ask nodes what they have and lend
+    /// Show what nodes have and lend
     List {
         /// Hosts to ask [default: every trusted node]
         hosts: Vec<String>,
@@ -225,9 +224,9 @@ pub enum NodeCommand {
 /// `--may`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum MayArg {
-    /// It may borrow from this host
+    /// The node may borrow from this host
     Borrow,
-    /// This host may borrow from it
+    /// The node may lend to this host
     Lend,
     /// Both
     Both,

@@ -82,7 +82,7 @@ pub enum Transport {
     Ring,
     /// A UNIX socket.
     Unix,
-    /// TCP over loopback, in the clear.
+    /// TCP over loopback, unencrypted.
     Tcp,
     /// TCP over loopback, sealed as it would be between hosts.
     TcpSealed,

@@ -20,9 +20,9 @@ const LINK_DELAY_US_MAX: i64 = 100_000;
 /// `weft vm …`.
 #[derive(Debug, Subcommand)]
 pub enum VmCommand {
-    /// Boot a kernel in a virtual machine, and stay with it until it ends
+    /// Boot a kernel in a virtual machine and run until it ends
     Run(Box<VmRunArgs>),
-    /// Be a node of a machine of another host; a daemon starts it
+    /// Run one node of another host's machine; started by a daemon
     #[command(hide = true)]
     Slice,
     /// List the running machines
@@ -37,13 +37,13 @@ pub enum VmCommand {
         #[arg(value_name = "NAME|PID")]
         machine: String,
     },
-    /// Let a machine stand still
+    /// Pause a machine
     Pause {
         /// Its name or pid, as `weft vm list` shows them
         #[arg(value_name = "NAME|PID")]
         machine: String,
     },
-    /// Let a paused machine go on
+    /// Resume a paused machine
     Resume {
         /// Its name or pid, as `weft vm list` shows them
         #[arg(value_name = "NAME|PID")]
@@ -54,14 +54,13 @@ pub enum VmCommand {
         /// Its name or pid, as `weft vm list` shows them
         #[arg(value_name = "NAME|PID")]
         machine: String,
-        /// How long the guest has, 0 to 600; 0: end the machine at once
+        /// How long to wait for the guest, 0 to 600; 0: end the machine at once
         #[arg(long, value_name = "SECONDS", default_value_t = weft_vmm::api::STOP_SECONDS)]
         timeout: f64,
     },
-    /// Show what vCPUs and nodes do, every second
+    /// Show the activity of vCPUs and nodes every second
     Top(TopArgs),
-    /// Count faults that need another node, by vCPU and by page, with the kernel's
-    /// names for what lies there
+    /// Count remote faults by vCPU and by page, with kernel symbols
     Trace(TraceArgs),
     /// Print a machine's counters
     Counters {
@@ -80,7 +79,7 @@ pub struct TopArgs {
     /// Its name or pid, as `weft vm list` shows them [default: the only one that runs]
     #[arg(value_name = "NAME|PID")]
     pub machine: Option<String>,
-    /// Print one sample of a second, and end
+    /// Print one sample of a second and exit
     #[arg(long)]
     pub once: bool,
     /// Print JSON, a line for each sample
@@ -94,14 +93,14 @@ pub struct TraceArgs {
     /// Its name or pid, as `weft vm list` shows them [default: the only one that runs]
     #[arg(value_name = "NAME|PID", conflicts_with = "file")]
     pub machine: Option<String>,
-    /// What `weft vm run --trace` wrote, instead of a machine that runs
+    /// A file that `weft vm run --trace` wrote, instead of a running machine
     #[arg(long, value_name = "FILE")]
     pub file: Option<PathBuf>,
-    /// The kernel's names: System.map, or a vmlinux that has them [default: the
-    /// System.map beside the kernel, else the kernel]
+    /// The kernel's symbols: System.map, or a vmlinux with symbols [default: the
+    /// System.map beside the kernel, otherwise the kernel]
     #[arg(long, value_name = "FILE")]
     pub system_map: Option<PathBuf>,
-    /// Pages that are shown, 1 to 2048
+    /// Number of pages to show, 1 to 2048
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub top: usize,
     /// How long to watch a machine, 0.1 to 3600
@@ -127,28 +126,29 @@ pub struct VmRunArgs {
     /// Initial RAM file system
     #[arg(long, value_name = "FILE")]
     pub initrd: Option<PathBuf>,
-    /// How the kernel is started: Linux's own way for Linux, else PVH, else Multiboot
+    /// How the kernel is started: Linux's own protocol for Linux, otherwise PVH,
+    /// otherwise Multiboot
     #[arg(long, value_enum, default_value_t = ProtocolArg::Auto)]
     pub boot_protocol: ProtocolArg,
     /// The kernel's command line [default: `console=ttyS0`]
     #[arg(long, value_name = "TEXT")]
     pub cmdline: Option<String>,
-    /// Nodes on this host that the machine lies on, 2 to 16 [default: one, or as
-    /// many as `--cpus` or `--memory` have values]
+    /// Nodes of the machine, all on this host, 2 to 16 [default: 1, or the number of
+    /// values of `--cpus` or `--memory`]
     #[arg(long, value_name = "N", conflicts_with = "on")]
     pub nodes: Option<usize>,
-    /// Hosts that the machine lies on, beside this one: a node each
+    /// Further hosts of the machine, one node on each
     #[arg(long, value_name = "HOST[:PORT]", value_delimiter = ',')]
     pub on: Vec<String>,
-    /// vCPUs, 1 to 255: of all nodes, dealt out one by one, or of each
+    /// vCPUs, 1 to 255: the total, distributed in turn, or a number for each node
     #[arg(long, value_name = "N[,N…]", default_value = "1", value_parser = parse_cpus)]
     pub cpus: ListArg<u32>,
-    /// Guest memory: of all nodes, dealt out, or of each
+    /// Guest memory: the total, distributed, or a size for each node
     #[arg(long, value_name = "SIZE[,SIZE…]", default_value = "256M", value_parser = parse_memory)]
     pub memory: ListArg<u64>,
-    /// Memory that each of several nodes may use beyond its own for pages of the
-    /// others; what is more goes back to them [default: a quarter of its own, 64M at
-    /// least]
+    /// Memory that each of several nodes may use beyond its own, for pages of other
+    /// nodes; pages beyond that go back to their nodes [default: a quarter of its own,
+    /// at least 64M]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub spare: Option<u64>,
     /// How nodes on this host are connected
@@ -161,78 +161,77 @@ pub struct VmRunArgs {
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 0, hide = true,
         value_parser = clap::value_parser!(u32).range(..=LINK_DELAY_US_MAX))]
     pub link_delay: u32,
-    /// A disk: a raw image or a block device. `ro`: read-only; `direct`: past the
-    /// host's page cache; `node`: which has it, counted from 0; `path`: how its data
-    /// reach other nodes' vCPUs, past the shared memory (the default) or through it
+    /// A disk: a raw image or a block device. `ro`: read-only; `direct`: without the
+    /// host's page cache; `node`: the node that has it, counted from 0; `path`: how
+    /// its data reach other nodes' vCPUs, by messages (`bypass`, the default) or
+    /// through shared memory (`dsm`)
     #[arg(long, value_name = "FILE[,ro][,direct][,node=N][,path=bypass|dsm]")]
     pub disk: Vec<DiskArg>,
     /// A network card: on a tap device, or a network in user space that needs no
-    /// privilege, with TCP ports of this host's loopback that lead to the guest;
-    /// `loopback`: what the guest sends to 10.0.2.2 ends at this host's loopback;
-    /// `node`: which has it, counted from 0; `path`: as of a disk
+    /// privilege, with TCP ports of this host's loopback address forwarded to the
+    /// guest; `loopback`: 10.0.2.2 in the guest is this host's loopback address;
+    /// `node`: the node that has it, counted from 0; `path`: as for a disk
     #[arg(
         long,
         value_name = "tap=NAME|user[,forward=HOSTPORT:GUESTPORT][,loopback][,node=N][,path=bypass|dsm]"
     )]
     pub net: Vec<NetArg>,
-    /// Who runs the vCPUs: hardware KVM where there is one, else software
+    /// Back end of the vCPUs: `auto` is hardware KVM if available, otherwise software
     #[arg(long, value_enum, default_value_t = BackEndArg::Auto)]
     pub backend: BackEndArg,
-    /// Which CPU the guest sees, by the levels of x86-64 that distributions are built
-    /// for; the hosts must have it [default: v2; with KVM, all that KVM offers]
+    /// The CPU that the guest sees, as a level of x86-64; all hosts must support it
+    /// [default: v2; with KVM, all features that KVM offers]
     #[arg(long, value_enum)]
     pub cpu: Option<CpuArg>,
-    /// Guest time is the number of instructions executed: a run repeats exactly
+    /// Guest time is the number of executed instructions: a run repeats exactly
     /// (back end `soft`)
     #[arg(long)]
     pub deterministic: bool,
-    /// Where the console is; a socket without a path is in the run directory
+    /// The console: standard input and output, or a socket (by default in the run directory)
     #[arg(long, value_name = "stdio|socket[=PATH]", default_value = "stdio")]
     pub console: ConsoleArg,
     /// Socket of the HTTP API [default: in the run directory]
     #[arg(long, value_name = "PATH")]
     pub api: Option<PathBuf>,
-    /// Have Linux bring up the vCPUs of other nodes only after its boot, by the
-    /// guest's init (word `weft.online=all`): pages that a boot shares do not travel.
-    /// `auto`: if the initrd says that its init can
+    /// Bring the vCPUs of other nodes online only after the boot, by the guest's init
+    /// (kernel parameter `weft.online=all`), so that the boot shares no pages between
+    /// nodes. `auto`: if the initrd declares that its init supports this
     #[arg(long, value_enum, default_value_t = LateArg::Auto)]
     pub late_cpus: LateArg,
-    /// What one vCPU of the guest writes again and again and others read: names of the
-    /// kernel's variables, or guest-physical addresses (0xSTART-0xEND). Nodes that read
-    /// these pages keep copies of them up to date. Beside what the kernel's own notes
-    /// name
+    /// Variables that one vCPU of the guest writes repeatedly and others read: kernel
+    /// symbols, or guest-physical addresses (0xSTART-0xEND). Nodes that read these
+    /// pages keep their copies up to date. Added to those that the kernel's own ELF
+    /// notes list
     #[arg(long, value_name = "SYMBOL|0xSTART-0xEND[,...]", value_delimiter = ',')]
     pub update: Vec<String>,
-    /// The kernel's names for --update: System.map, or a vmlinux that has them
-    /// [default: the System.map beside the kernel, else the kernel]
+    /// The kernel's symbols for --update: System.map, or a vmlinux with symbols
+    /// [default: the System.map beside the kernel, otherwise the kernel]
     #[arg(long, value_name = "FILE", requires = "update")]
     pub system_map: Option<PathBuf>,
     /// Give the guest a port (0xf4) that ends the machine with an exit code
     #[arg(long)]
     pub debug_exit: bool,
-    /// End when the guest resets itself, instead of starting it again
+    /// End when the guest resets itself, instead of restarting it
     #[arg(long)]
     pub no_reboot: bool,
-    /// What to call the machine [default: its pid]
+    /// Name of the machine [default: its pid]
     #[arg(long)]
     pub name: Option<String>,
-    /// Time until the console first shows this text, as the time of boot
+    /// Report as boot time the time until this text first appears on the console
     #[arg(long, value_name = "TEXT")]
     pub ready: Option<String>,
-    /// Print a summary at the end: `text` on standard error, `json` likewise, or
-    /// `json=FILE`
+    /// Print a summary at the end: `text` or `json` on standard error, or `json=FILE`
     #[arg(long, value_name = "text|json[=FILE]")]
     pub stats: Option<StatsArg>,
-    /// Record the faults that need another node, write them to this file at the end,
-    /// and print which pages had most of them (as `weft vm trace --file` does)
+    /// Record remote faults, write them to this file at the end, and print the pages
+    /// with most of them (as `weft vm trace --file` does)
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// Started by root, run as this user [default: who called sudo, else nobody];
-    /// `root` stays root
+    /// If started by root, run as this user [default: the user who called sudo,
+    /// otherwise nobody]; `root` stays root
     #[arg(long, value_name = "NAME|UID")]
     pub user: Option<String>,
-    /// What happens when the process makes a system call that it has no business
-    /// with
+    /// What happens when the process makes a system call that it does not need
     #[arg(long, value_enum, default_value_t = ConfineArg::Enforce)]
     pub confine: ConfineArg,
 }
@@ -285,9 +284,9 @@ impl From<CpuArg> for CpuModel {
 pub enum LinkArg {
     /// A UNIX socket
     Unix,
-    /// TCP over loopback, in the clear
+    /// TCP over loopback, unencrypted
     Tcp,
-    /// TCP over loopback, sealed as between hosts
+    /// TCP over loopback, encrypted as between hosts
     TcpSealed,
 }
 

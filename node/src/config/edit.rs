@@ -54,7 +54,7 @@ const TEMPLATE: &str = "\
 # that, and 64M. Default: half of what is free at start.
 #memory = \"4G\"
 
-# Most slices at one time.
+# Maximum number of slices at a time.
 #slices = 8
 
 # Another node, and what it may do: \"borrow\" from this host, \"lend\" to it, or \"both\".

@@ -106,7 +106,7 @@ pub struct Config {
     /// Most memory that slices may hold together, bytes; none means half of what is
     /// free at start.
     pub memory_bytes: Option<u64>,
-    /// Most slices at one time.
+    /// Maximum number of slices at a time.
     pub slices: u32,
     /// Other nodes.
     pub peers: Vec<Peer>,
@@ -123,7 +123,7 @@ struct RawConfig {
 
 const FIELDS: [&str; 4] = ["listen", "memory", "slices", "peer"];
 
-/// Most slices at one time, where the configuration does not say.
+/// Maximum number of slices at a time, where the configuration does not say.
 pub const SLICES_DEFAULT: u32 = 8;
 /// Most slices that a configuration may allow.
 pub const SLICES_MAX: u32 = 256;

@@ -20,7 +20,7 @@ pub const USER_LAST: u32 = 61_183;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum May {
-    /// It may borrow from this host: run programs and machines here.
+    /// The node may borrow from this host: run programs and machines here.
     Borrow,
     /// It may lend to this host: be asked to run what is this host's.
     Lend,
