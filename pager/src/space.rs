@@ -132,12 +132,14 @@ impl Space {
     }
 
     /// Removes pages: a touch signals again. Frees their memory.
-    pub fn drop(&self, start: usize, pages: usize) -> Result<(), UffdError> {
-        let result = raw(
-            Sysno::madvise,
-            [start, pages * PAGE_SIZE, ADVICE_DONT_NEED, 0],
-        );
-        match result {
+    ///
+    /// # Safety
+    /// Nothing refers to the pages, and whoever touches them later expects to find
+    /// other contents: they are the program's, under the DSM.
+    pub unsafe fn drop(&self, start: usize, pages: usize) -> Result<(), UffdError> {
+        let words = [start, pages * PAGE_SIZE, ADVICE_DONT_NEED, 0];
+        // SAFETY: the caller gives the pages up.
+        match unsafe { raw(Sysno::madvise, words) } {
             Ok(_) => Ok(()),
             Err(12) => Err(UffdError::NotRegistered),
             Err(errno) => Err(UffdError::Bug(errno)),
@@ -151,16 +153,14 @@ impl Space {
         let mut done = 0;
         while done < into.len() {
             let rest = &mut into[done..];
-            let result = raw(
-                Sysno::pread64,
-                [
-                    self.memory_fd as usize,
-                    rest.as_mut_ptr() as usize,
-                    rest.len(),
-                    start + done,
-                ],
-            );
-            match result {
+            let words = [
+                self.memory_fd as usize,
+                rest.as_mut_ptr() as usize,
+                rest.len(),
+                start + done,
+            ];
+            // SAFETY: reads into `rest`, which is as long as the call is told.
+            match unsafe { raw(Sysno::pread64, words) } {
                 Ok(count) if count > 0 => done += count,
                 _ => {
                     let page_end = ((start + done) / PAGE_SIZE + 1) * PAGE_SIZE - start;
@@ -182,12 +182,9 @@ impl Space {
             let want = (pages - page).min(PAGE_MAP_BATCH);
             let offset = (start / PAGE_SIZE + page) * 8;
             let buffer = entries.as_mut_ptr() as usize;
-            let got = raw(
-                Sysno::pread64,
-                [self.page_map_fd as usize, buffer, want * 8, offset],
-            )
-            .unwrap_or(0)
-                / 8;
+            let words = [self.page_map_fd as usize, buffer, want * 8, offset];
+            // SAFETY: reads into `entries`, of which `want` are at most all.
+            let got = unsafe { raw(Sysno::pread64, words) }.unwrap_or(0) / 8;
             if got == 0 {
                 break;
             }
@@ -252,9 +249,12 @@ impl Space {
     }
 }
 
-fn raw(number: Sysno, a: [usize; 4]) -> Result<usize, i32> {
-    // SAFETY: the callers above pass descriptors they own and buffers that
-    // outlive the call; madvise is called on pages that the engine owns.
+/// A system call.
+///
+/// # Safety
+/// It must not change memory that Rust code relies on.
+unsafe fn raw(number: Sysno, a: [usize; 4]) -> Result<usize, i32> {
+    // SAFETY: the caller vouches for what the call does.
     let result =
         unsafe { syscalls::raw::syscall4(number as usize, a[0], a[1], a[2], a[3]) } as isize;
     if result < 0 {

@@ -24,21 +24,12 @@ use weft_wire::{Link, LinkError};
 use super::leaving::Leaving;
 use super::others_run;
 
-use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering;
 
-use crate::kernel::call;
+use crate::kernel::{self, call};
 
 /// Most pages whose contents travel in one frame.
 pub const RUN_MAX: u64 = 64;
-
-/// Where the contents of pages that may not be read in place are put together.
-struct Staging(UnsafeCell<[u8; RUN_MAX as usize * PAGE_BYTES]>);
-
-// SAFETY: used under the engine's lock, one frame at a time.
-unsafe impl Sync for Staging {}
-
-static STAGING: Staging = Staging(UnsafeCell::new([0; RUN_MAX as usize * PAGE_BYTES]));
 
 /// Something went wrong that ends the aggregate, or its use of a node.
 #[derive(Clone, Copy, Debug)]
@@ -118,6 +109,8 @@ pub struct Io {
     pub failure: Option<Failure>,
     /// Page bytes of the frame being handled.
     pub arrived: Option<Arrived>,
+    /// Where the contents of pages that may not be read in place are put together.
+    staging: &'static mut [u8],
     /// Pages that were given up, and are still here.
     leaving: Leaving,
     memory: Option<Run<Change>>,
@@ -136,8 +129,8 @@ impl Io {
         space: Space,
         layout: Layout<'static>,
         stats: &'static NodeStats,
-    ) -> Io {
-        Io {
+    ) -> kernel::Result<Io> {
+        Ok(Io {
             me,
             links,
             space,
@@ -153,10 +146,11 @@ impl Io {
             source: 0,
             failure: None,
             arrived: None,
+            staging: kernel::zeroes(RUN_MAX as usize * PAGE_BYTES)?,
             leaving: Leaving::new(),
             memory: None,
             frames: None,
-        }
+        })
     }
 
     /// Does everything that was collected.
@@ -289,7 +283,8 @@ impl Io {
                 self.check("make writable", first, done);
             }
             Change::Drop => {
-                let done = self.space.drop(start, pages);
+                // SAFETY: the protocol gave the pages up.
+                let done = unsafe { self.space.drop(start, pages) };
                 self.check("drop", first, done);
                 self.count_resident(-(pages as i64));
                 self.left += count;
@@ -367,19 +362,23 @@ impl Io {
         }
         if content == Content::Bytes {
             let length = pages * PAGE_BYTES;
-            let bytes = if readable && !native {
+            if readable && !native {
                 // SAFETY: the protocol says that these pages are present here;
                 // the region allows reading.
-                unsafe { core::slice::from_raw_parts(start as *const u8, length) }
+                let bytes = unsafe { core::slice::from_raw_parts(start as *const u8, length) };
+                self.transmit(to, message, count, &[bytes]);
             } else {
-                self.staged(start, length)
-            };
-            self.transmit(to, message, count, &[bytes]);
+                let staging = core::mem::take(&mut self.staging);
+                self.stage(start, &mut staging[..length]);
+                self.transmit(to, message, count, &[&staging[..length]]);
+                self.staging = staging;
+            }
         } else {
             self.transmit(to, message, count, &[]);
         }
         if keep == Keep::Nothing {
-            let done = self.space.drop(start, pages);
+            // SAFETY: the pages were sent, and the protocol keeps nothing here.
+            let done = unsafe { self.space.drop(start, pages) };
             self.check("drop", first, done);
             self.count_resident(-(pages as i64));
             self.left += count;
@@ -413,7 +412,8 @@ impl Io {
             }
         }
         while let Some((first, count)) = self.leaving.pop() {
-            let done = self.space.drop(first as usize * PAGE_BYTES, count as usize);
+            // SAFETY: as in `give`; nothing refers to a run that was sent.
+            let done = unsafe { self.space.drop(first as usize * PAGE_BYTES, count as usize) };
             self.check("drop", first, done);
             self.count_resident(-(count as i64));
             self.left += count;
@@ -423,14 +423,10 @@ impl Io {
 
     /// Copies pages that cannot be sent from where they are: of a file, of a
     /// mapping that forbids reading, or of several mappings.
-    fn staged(&mut self, start: usize, length: usize) -> &'static [u8] {
-        // SAFETY: used under the engine's lock, one frame at a time.
-        let staging = unsafe { &mut *STAGING.0.get() };
-        let staging = &mut staging[..length];
-        for (index, into) in staging.chunks_exact_mut(PAGE_BYTES).enumerate() {
+    fn stage(&self, start: usize, into: &mut [u8]) {
+        for (index, into) in into.chunks_exact_mut(PAGE_BYTES).enumerate() {
             self.copy_page(start + index * PAGE_BYTES, into);
         }
-        staging
     }
 
     fn copy_page(&self, address: usize, into: &mut [u8]) {

@@ -113,7 +113,7 @@ fn make_engine(boot: &'static Boot) -> Engine {
     let engine = empty_layout().and_then(|layout| {
         let links = open_links(boot);
         let space = open_space();
-        let io = Io::new(boot.node as usize, links, space, layout, &shared.stats);
+        let io = Io::new(boot.node as usize, links, space, layout, &shared.stats)?;
         Engine::new(boot, io)
     });
     match engine {
