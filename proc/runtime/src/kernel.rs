@@ -139,8 +139,8 @@ pub fn reserve(length: usize) -> Result<*mut u8> {
     Ok(start)
 }
 
-/// An array of `count` zeroes that takes memory as it is touched; it is never
-/// released.
+/// An array of `count` zeroes that takes memory as it is touched, by [`reserve`];
+/// it is never released.
 pub fn zeroes<T: FromZeros>(count: usize) -> Result<&'static mut [T]> {
     const { assert!(align_of::<T>() <= 4096) };
     let bytes = count.checked_mul(size_of::<T>()).ok_or(Errno::ENOMEM)?;
@@ -150,9 +150,13 @@ pub fn zeroes<T: FromZeros>(count: usize) -> Result<&'static mut [T]> {
     Ok(unsafe { core::slice::from_raw_parts_mut(start, count) })
 }
 
-/// A record of zeroes that takes memory as it is touched; it is never released.
+/// A record of zeroes by [`allocate`]; it is never released. A confined slice may
+/// make this call, other than that of [`reserve`].
 pub fn zeroed<T: FromZeros>() -> Result<&'static mut T> {
-    zeroes(1)?.first_mut().ok_or(Errno::ENOMEM)
+    const { assert!(align_of::<T>() <= 4096) };
+    let start = allocate(size_of::<T>())?.cast::<T>();
+    // SAFETY: as in `zeroes`.
+    Ok(unsafe { &mut *start })
 }
 
 /// Gives memory of [`allocate`] back.

@@ -188,7 +188,7 @@ fn usage() -> ! {
 }
 
 /// Everything a handler needs: address space, first thread, actions.
-fn set_up() -> &'static mut Thread {
+fn set_up() -> &'static Thread {
     match try_set_up() {
         Ok(thread) => thread,
         Err(error) => log::fail(
@@ -198,13 +198,13 @@ fn set_up() -> &'static mut Thread {
     }
 }
 
-fn try_set_up() -> kernel::Result<&'static mut Thread> {
+fn try_set_up() -> kernel::Result<&'static Thread> {
     space::set_up(random() % SLACK_BYTES)?;
     let thread = thread::allocate()?;
-    thread.id = kernel::thread_id();
-    thread.process = kernel::process_id();
+    thread.set_id(kernel::thread_id());
+    thread.set_process(kernel::process_id());
     control::set_main_process();
-    thread.actions = &raw const actions::SHARED;
+    thread.actions.set(Some(&actions::SHARED));
     thread.use_stack()?;
     call!(set_tid_address, thread.alive_word())?;
     actions::SHARED.learn_ignored();
@@ -219,7 +219,7 @@ fn try_set_up() -> kernel::Result<&'static mut Thread> {
         &raw mut before,
         8
     )?;
-    thread.start.mask = before & !mask::NEVER_BLOCKED;
+    thread.start.lock().mask = before & !mask::NEVER_BLOCKED;
     Ok(thread)
 }
 
@@ -233,15 +233,18 @@ pub fn random() -> u64 {
 }
 
 /// Loads the program and enters it.
-fn run(thread: &mut Thread, path: &[u8], initial: &Initial) -> ! {
+fn run(thread: &Thread, path: &[u8], initial: &Initial) -> ! {
     let entry = match load::load(path, initial) {
         Ok(entry) => entry,
         Err(error) => load::refuse(path, &error),
     };
     program::name_process(path);
-    let inherited = thread.start.mask;
-    thread.start = Context::initial(entry.address, entry.stack);
-    thread.start.mask = inherited;
+    {
+        let mut start = thread.start.lock();
+        let inherited = start.mask;
+        *start = Context::initial(entry.address, entry.stack);
+        start.mask = inherited;
+    }
     if let Err(error) = dispatch::arm() {
         log::fail(
             EXIT_SETUP,

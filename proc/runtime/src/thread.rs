@@ -13,15 +13,17 @@
 //! to exactly one thread; [`Inbox`] is the only part that a nested signal
 //! handler writes.
 
-use core::cell::UnsafeCell;
+use core::cell::{Cell, UnsafeCell};
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use weft_proc::context::Context;
 
+use crate::engine::Buffers;
 use crate::frame::{AlternateStack, SignalInfo};
 use crate::kernel::{self, Errno, Result, call};
-use crate::signal::actions::Table;
+use crate::lock::Lock;
+use crate::signal::actions::{self, Table};
 use crate::signal::held::Held;
 
 /// Size and alignment of a block, bytes. Room for the nested frames of the worst
@@ -62,50 +64,47 @@ pub struct Inbox {
     pub held: Held,
 }
 
-/// One thread of the program. Only its own thread touches it, outside of nested
-/// handlers.
+/// One thread of the program. Handlers nest, so each holds the same shared
+/// reference, and every field is a cell. Only its own thread touches them, except
+/// for the atomic ones and before it runs.
 #[repr(C)]
 pub struct Thread {
-    /// Its number in the kernel.
-    pub id: u32,
-    /// Process in which it runs: another one for the child of a `vfork`.
-    pub process: u32,
+    id: AtomicU32,
+    process: AtomicU32,
     /// `set_tid_address`: zeroed and woken at the thread's end. 0: none.
-    pub clear_child_tid: usize,
+    pub clear_child_tid: Cell<usize>,
     /// `set_robust_list`.
-    pub robust_list: usize,
+    pub robust_list: Cell<usize>,
     /// The program's own alternate stack.
-    pub alternate_stack: AlternateStack,
-    /// Which of the signals that the runtime never blocks the program believes
-    /// to be blocked.
-    pub hidden_mask: u64,
+    pub alternate_stack: Cell<AlternateStack>,
+    hidden_mask: AtomicU64,
     /// Mask of an interrupted `sigsuspend`, `ppoll`, …: in force for the handler
     /// that interrupted it, not after.
-    pub temporary_mask: Option<u64>,
+    pub temporary_mask: Cell<Option<u64>>,
     /// The program's signal actions: shared by the threads of a process.
-    pub actions: *const Table,
+    pub actions: Cell<Option<&'static Table>>,
     /// Private actions of a `vfork` child, which shares memory but not these.
     pub own_actions: Table,
     /// A `vfork` child: lives until it execs or exits.
-    pub borrowed: bool,
+    pub borrowed: Cell<bool>,
     /// Its creator sleeps in the kernel until it execs or exits.
-    pub suspends_parent: bool,
+    pub suspends_parent: Cell<bool>,
     /// The next own signal loads `start` instead of being a kick.
-    pub entering: bool,
+    pub entering: Cell<bool>,
     /// Addresses at which the new thread's number is written before it enters
     /// the program and before its creator goes on. 0: none.
-    pub announce: [usize; 2],
+    pub announce: Cell<[usize; 2]>,
     /// Where the number of its pidfd is written at the same time. 0: nowhere.
-    pub announce_pidfd: usize,
+    pub announce_pidfd: Cell<usize>,
     /// Its pidfd; the kernel writes it before the thread runs.
-    pub pidfd: i32,
+    pub pidfd: Cell<i32>,
     /// `CLONE_CLEAR_SIGHAND`: the program's handlers are not its own.
-    pub drops_handlers: bool,
+    pub drops_handlers: Cell<bool>,
     /// What the thread enters the program with.
-    pub start: Context,
-    /// The engine's buffers for system calls; 0: none yet. They stay with the
-    /// block.
-    pub buffers: usize,
+    pub start: Lock<Context>,
+    /// The engine's buffers for system calls; none yet, or in use. They stay with
+    /// the block.
+    pub buffers: Cell<Option<&'static mut Buffers>>,
     inbox: &'static Inbox,
 }
 
@@ -113,7 +112,7 @@ pub struct Thread {
 #[repr(C)]
 pub struct Block {
     inbox: Inbox,
-    thread: UnsafeCell<Thread>,
+    thread: Thread,
 }
 
 const _: () = assert!(size_of::<Block>() <= GUARD_OFFSET);
@@ -126,12 +125,42 @@ impl Thread {
     /// The thread whose block holds `address`.
     ///
     /// # Safety
-    /// `address` lies in a block; the code that holds another reference to the
-    /// thread is suspended by the signal that is being handled.
-    pub unsafe fn at(address: usize) -> &'static mut Thread {
+    /// `address` lies in a block, which belongs to the calling thread or to one
+    /// that does not run yet.
+    pub unsafe fn at(address: usize) -> &'static Thread {
         let block = (address & !(BLOCK_BYTES - 1)) as *const Block;
-        // SAFETY: the caller vouches for the block and for exclusiveness.
-        unsafe { &mut *(*block).thread.get() }
+        // SAFETY: the caller vouches for the block; blocks are never unmapped, and
+        // all of a thread is cells.
+        unsafe { &(*block).thread }
+    }
+    /// Its number in the kernel.
+    pub fn id(&self) -> u32 {
+        self.id.load(Ordering::Relaxed)
+    }
+    /// Sets [`Thread::id`].
+    pub fn set_id(&self, id: u32) {
+        self.id.store(id, Ordering::Relaxed);
+    }
+    /// Process in which it runs: another one for the child of a `vfork`.
+    pub fn process(&self) -> u32 {
+        self.process.load(Ordering::Relaxed)
+    }
+    /// Sets [`Thread::process`].
+    pub fn set_process(&self, process: u32) {
+        self.process.store(process, Ordering::Relaxed);
+    }
+    /// Which of the signals that the runtime never blocks the program believes
+    /// to be blocked.
+    pub fn hidden_mask(&self) -> u64 {
+        self.hidden_mask.load(Ordering::Relaxed)
+    }
+    /// Sets [`Thread::hidden_mask`].
+    pub fn set_hidden_mask(&self, mask: u64) {
+        self.hidden_mask.store(mask, Ordering::Relaxed);
+    }
+    /// The program's signal actions.
+    pub fn table(&self) -> &'static Table {
+        self.actions.get().unwrap_or(&actions::SHARED)
     }
     /// What nested handlers left.
     pub fn inbox(&self) -> &'static Inbox {
@@ -169,16 +198,14 @@ impl Thread {
     }
     /// Writes the thread's number where `clone` was asked to.
     pub fn announce_as(&self, id: u32) {
-        for address in self.announce {
+        for address in self.announce.get() {
             if address != 0 {
                 // A bad address is ignored, as by the kernel.
                 let _ = crate::memory::write(address, &id);
             }
         }
-        if self.announce_pidfd != 0 {
-            // SAFETY: the kernel wrote the word before `clone` returned.
-            let pidfd = unsafe { (&raw const self.pidfd).read_volatile() };
-            let _ = crate::memory::write(self.announce_pidfd, &pidfd);
+        if self.announce_pidfd.get() != 0 {
+            let _ = crate::memory::write(self.announce_pidfd.get(), &self.pidfd.get());
         }
     }
     /// Lets a new thread go on.
@@ -194,24 +221,24 @@ impl Thread {
         }
     }
     /// Gives the block back when its thread was never started.
-    pub fn abandon(&mut self) {
+    pub fn abandon(&self) {
         self.inbox.alive.store(0, Ordering::Release);
     }
-    fn prepare(&mut self) {
-        self.id = 0;
-        self.process = 0;
-        self.clear_child_tid = 0;
-        self.robust_list = 0;
-        self.alternate_stack = AlternateStack::NONE;
-        self.hidden_mask = 0;
-        self.temporary_mask = None;
-        self.actions = ptr::null();
-        self.borrowed = false;
-        self.suspends_parent = false;
-        self.entering = false;
-        self.announce = [0; 2];
-        self.announce_pidfd = 0;
-        self.drops_handlers = false;
+    fn prepare(&self) {
+        self.set_id(0);
+        self.set_process(0);
+        self.clear_child_tid.set(0);
+        self.robust_list.set(0);
+        self.alternate_stack.set(AlternateStack::NONE);
+        self.set_hidden_mask(0);
+        self.temporary_mask.set(None);
+        self.actions.set(None);
+        self.borrowed.set(false);
+        self.suspends_parent.set(false);
+        self.entering.set(false);
+        self.announce.set([0; 2]);
+        self.announce_pidfd.set(0);
+        self.drops_handlers.set(false);
         self.inbox.pending.store(0, Ordering::Relaxed);
         self.inbox.held.clear();
         self.inbox.released.store(0, Ordering::Relaxed);
@@ -219,7 +246,7 @@ impl Thread {
 }
 
 /// Takes a free block, or makes one. EAGAIN when there are too many.
-pub fn allocate() -> Result<&'static mut Thread> {
+pub fn allocate() -> Result<&'static Thread> {
     for slot in &BLOCKS {
         let mut block = slot.load(Ordering::Acquire);
         if block.is_null() {
@@ -265,7 +292,7 @@ fn map_block() -> Result<*mut Block> {
     let block = start as *mut Block;
     // SAFETY: fresh memory of the right size and alignment. Zero is a valid
     // value for every field but the reference, which is written here.
-    unsafe { (&raw mut (*(*block).thread.get()).inbox).write(&(*block).inbox) };
+    unsafe { (&raw mut (*block).thread.inbox).write(&(*block).inbox) };
     Ok(block)
 }
 
@@ -321,18 +348,13 @@ pub fn each_live(mut each: impl FnMut(Seen)) {
         if block.is_null() {
             continue;
         }
-        // SAFETY: blocks are never unmapped; the fields are plain words that
-        // only their thread writes, each in one piece.
-        let (alive, seen) = unsafe {
-            let thread = (*block).thread.get();
-            (
-                (*block).inbox.alive.load(Ordering::Acquire),
-                Seen {
-                    id: (&raw const (*thread).id).read_volatile(),
-                    process: (&raw const (*thread).process).read_volatile(),
-                    hidden_mask: (&raw const (*thread).hidden_mask).read_volatile(),
-                },
-            )
+        // SAFETY: blocks are never unmapped, and what is read here is atomic.
+        let Block { inbox, thread } = unsafe { &*block };
+        let alive = inbox.alive.load(Ordering::Acquire);
+        let seen = Seen {
+            id: thread.id(),
+            process: thread.process(),
+            hidden_mask: thread.hidden_mask(),
         };
         if alive != 0 && seen.id != 0 {
             each(seen);

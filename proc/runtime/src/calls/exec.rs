@@ -44,7 +44,7 @@ struct Request {
 }
 
 /// `execve` and `execveat`. Returns only when it failed.
-pub fn call(thread: &mut Thread, frame: &Frame, call: Sysno, arguments: &[usize; 6]) -> isize {
+pub fn call(thread: &Thread, frame: &Frame, call: Sysno, arguments: &[usize; 6]) -> isize {
     let [a, b, c, d, e, _] = *arguments;
     let mut request = match call {
         Sysno::execve => Request {
@@ -65,7 +65,7 @@ pub fn call(thread: &mut Thread, frame: &Frame, call: Sysno, arguments: &[usize;
     if names_program(request.path) {
         request.path = program::path().as_ptr() as usize;
     }
-    if thread.borrowed || !control::is_main_process() {
+    if thread.borrowed.get() || !control::is_main_process() {
         return natively(thread, frame, &request);
     }
     let mut buffer = [0u8; PATH_BYTES_MAX];
@@ -83,7 +83,7 @@ pub fn call(thread: &mut Thread, frame: &Frame, call: Sysno, arguments: &[usize;
 /// The kernel's own exec. It reads the program's memory, of which a stretched
 /// program may have parts elsewhere: they are fetched first, and again when
 /// another thread pushed them away meanwhile.
-fn natively(thread: &mut Thread, frame: &Frame, request: &Request) -> isize {
+fn natively(thread: &Thread, frame: &Frame, request: &Request) -> isize {
     const ATTEMPTS: usize = 16;
     let fault = word(Err(Errno::EFAULT));
     let mut result = fault;
@@ -128,12 +128,11 @@ fn fetch_string(address: usize) {
     }
 }
 
-fn try_natively(thread: &mut Thread, frame: &Frame, request: &Request) -> isize {
+fn try_natively(thread: &Thread, frame: &Frame, request: &Request) -> isize {
     if signal::interrupts(thread) {
         return RESTART;
     }
-    // SAFETY: set when the thread started, to a table that lives on.
-    actions::prepare_exec(unsafe { &*thread.actions });
+    actions::prepare_exec(thread.table());
     inherit_mask(thread, frame);
     let arguments = [
         request.directory,
@@ -263,7 +262,7 @@ fn string_length(text: usize) -> Result<usize> {
 }
 
 /// Starts the runtime again with the new program.
-fn again(thread: &mut Thread, frame: &Frame, request: &Request, path: &[u8]) -> isize {
+fn again(thread: &Thread, frame: &Frame, request: &Request, path: &[u8]) -> isize {
     if signal::interrupts(thread) {
         return RESTART;
     }
@@ -276,8 +275,7 @@ fn again(thread: &mut Thread, frame: &Frame, request: &Request, path: &[u8]) -> 
     if let Some(socket) = control::socket() {
         descriptors::set_close_on_exec(socket, false);
     }
-    // SAFETY: set when the thread started, to a table that lives on.
-    actions::prepare_exec(unsafe { &*thread.actions });
+    actions::prepare_exec(thread.table());
     inherit_mask(thread, frame);
     let error = call!(
         execve,

@@ -24,13 +24,13 @@ const SECCOMP_GET_NOTIF_SIZES: usize = 3;
 const ROBUST_LIST_HEAD_BYTES: usize = 24;
 
 /// Runs one of them; `None` when `call` is another, or the kernel's business.
-pub fn call(thread: &mut Thread, call: Sysno, arguments: &[usize; 6]) -> Option<isize> {
+pub fn call(thread: &Thread, call: Sysno, arguments: &[usize; 6]) -> Option<isize> {
     let [a, b, ..] = *arguments;
     let result = match call {
         Sysno::arch_prctl => base(a, b)?,
         Sysno::set_tid_address => {
-            thread.clear_child_tid = a;
-            Ok(thread.id as usize)
+            thread.clear_child_tid.set(a);
+            Ok(thread.id() as usize)
         }
         Sysno::set_robust_list => set_robust_list(thread, a, b),
         // Registered areas would have to follow the thread from node to node;
@@ -74,11 +74,11 @@ fn store(address: usize, value: usize) -> Result<usize> {
 }
 
 /// The kernel is told as well, for the case that the process is killed.
-fn set_robust_list(thread: &mut Thread, head: usize, length: usize) -> Result<usize> {
+fn set_robust_list(thread: &Thread, head: usize, length: usize) -> Result<usize> {
     if length != ROBUST_LIST_HEAD_BYTES {
         return Err(Errno::EINVAL);
     }
     call!(set_robust_list, head, length)?;
-    thread.robust_list = head;
+    thread.robust_list.set(head);
     Ok(0)
 }

@@ -37,7 +37,7 @@ pub const INSTRUCTION_BYTES: usize = 2;
 const ARCHITECTURE: u64 = 0xc000_003e;
 
 /// Handles an intercepted system call.
-pub fn dispatch(thread: &mut Thread, frame: &mut Frame, info: &SignalInfo) {
+pub fn dispatch(thread: &Thread, frame: &mut Frame, info: &SignalInfo) {
     if let Some(shared) = control::shared() {
         weft_proc::stats::add(&shared.stats.system_calls, 1);
     }
@@ -99,7 +99,7 @@ pub fn run_for(thread: &Thread, number: usize, arguments: &[usize; 6]) -> isize 
 
 /// Makes a call that is neither about memory nor about threads, with the
 /// pointers as given: the program's, or a buffer's of the engine.
-pub fn plain(thread: &mut Thread, number: usize, arguments: &[usize; 6]) -> isize {
+pub fn plain(thread: &Thread, number: usize, arguments: &[usize; 6]) -> isize {
     Sysno::new(number)
         .and_then(|call| {
             waiting::call(thread, call, arguments)
@@ -110,12 +110,7 @@ pub fn plain(thread: &mut Thread, number: usize, arguments: &[usize; 6]) -> isiz
 }
 
 /// Runs a call without the engine.
-pub fn native(
-    thread: &mut Thread,
-    frame: &mut Frame,
-    number: usize,
-    arguments: &[usize; 6],
-) -> isize {
+pub fn native(thread: &Thread, frame: &mut Frame, number: usize, arguments: &[usize; 6]) -> isize {
     match Sysno::new(number) {
         Some(call) => memory_call(call, arguments)
             .or_else(|| signal_call(thread, frame, call, arguments))
@@ -147,7 +142,7 @@ pub fn memory_call(call: Sysno, arguments: &[usize; 6]) -> Option<isize> {
 
 /// Calls about signals.
 fn signal_call(
-    thread: &mut Thread,
+    thread: &Thread,
     frame: &mut Frame,
     call: Sysno,
     arguments: &[usize; 6],
@@ -172,7 +167,7 @@ fn signal_call(
 
 /// Calls that make, end or change threads and processes.
 fn thread_call(
-    thread: &mut Thread,
+    thread: &Thread,
     frame: &mut Frame,
     call: Sysno,
     arguments: &[usize; 6],

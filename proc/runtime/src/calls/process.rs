@@ -29,7 +29,7 @@ use weft_proc::boot::EXIT_INTERNAL;
 const STACK_MARGIN: usize = 64;
 
 /// `clone`, `clone3`, `fork` and `vfork`.
-pub fn clone(thread: &mut Thread, frame: &mut Frame, call: Sysno, arguments: &[usize; 6]) -> isize {
+pub fn clone(thread: &Thread, frame: &mut Frame, call: Sysno, arguments: &[usize; 6]) -> isize {
     let made = Request::read(call, arguments).and_then(|request| {
         if request.has(CLONE_VM) {
             start(thread, frame, &request)
@@ -41,7 +41,7 @@ pub fn clone(thread: &mut Thread, frame: &mut Frame, call: Sysno, arguments: &[u
 }
 
 /// A thread or a borrower.
-fn start(thread: &mut Thread, frame: &Frame, request: &Request) -> Result<isize> {
+fn start(thread: &Thread, frame: &Frame, request: &Request) -> Result<isize> {
     let shares_process = request.has(CLONE_THREAD);
     let child = thread::allocate()?;
     prepare(thread, child, frame, request);
@@ -54,7 +54,7 @@ fn start(thread: &mut Thread, frame: &Frame, request: &Request) -> Result<isize>
     let low = child.stack_low();
     let choice = Choice {
         stack: [low, child.stack_top() - STACK_MARGIN - low],
-        pidfd: &raw mut child.pidfd as usize,
+        pidfd: child.pidfd.as_ptr() as usize,
         cleared_at_end: child.alive_word() as usize,
         flags: CLONE_CHILD_CLEARTID,
     };
@@ -76,38 +76,42 @@ fn start(thread: &mut Thread, frame: &Frame, request: &Request) -> Result<isize>
 }
 
 /// Fills in what the child needs before it exists.
-fn prepare(thread: &Thread, child: &mut Thread, frame: &Frame, request: &Request) {
+fn prepare(thread: &Thread, child: &'static Thread, frame: &Frame, request: &Request) {
     let asked = &request.asked;
     let given = |flag: u64, address: u64| request.wanted(flag, address).unwrap_or(0);
-    context::save(&mut child.start, frame);
-    child.start.registers.rax = 0;
-    if let Some(top) = request.stack_pointer() {
-        child.start.registers.rsp = top;
+    {
+        let mut start = child.start.lock();
+        context::save(&mut start, frame);
+        start.registers.rax = 0;
+        if let Some(top) = request.stack_pointer() {
+            start.registers.rsp = top;
+        }
+        if request.has(CLONE_SETTLS) {
+            start.fs = asked.tls as usize;
+        }
     }
-    if request.has(CLONE_SETTLS) {
-        child.start.fs = asked.tls as usize;
-    }
-    child.hidden_mask = thread.hidden_mask;
-    child.process = thread.process;
-    child.clear_child_tid = given(CLONE_CHILD_CLEARTID, asked.child_tid);
-    child.announce = [
+    child.set_hidden_mask(thread.hidden_mask());
+    child.set_process(thread.process());
+    child
+        .clear_child_tid
+        .set(given(CLONE_CHILD_CLEARTID, asked.child_tid));
+    child.announce.set([
         given(CLONE_PARENT_SETTID, asked.parent_tid),
         given(CLONE_CHILD_SETTID, asked.child_tid),
-    ];
-    child.announce_pidfd = given(CLONE_PIDFD, asked.pidfd);
-    child.actions = thread.actions;
+    ]);
+    child.announce_pidfd.set(given(CLONE_PIDFD, asked.pidfd));
+    child.actions.set(Some(thread.table()));
     if !request.has(CLONE_THREAD) {
-        child.borrowed = true;
-        child.suspends_parent = request.has(CLONE_VFORK);
+        child.borrowed.set(true);
+        child.suspends_parent.set(request.has(CLONE_VFORK));
         if request.has(CLONE_VFORK) {
-            child.alternate_stack = thread.alternate_stack;
+            child.alternate_stack.set(thread.alternate_stack.get());
         }
         if !request.has(CLONE_SIGHAND) {
-            // SAFETY: set when the thread started, to a table that lives on.
-            child.own_actions.copy_from(unsafe { &*thread.actions });
-            child.actions = &raw const child.own_actions;
+            child.own_actions.copy_from(thread.table());
+            child.actions.set(Some(&child.own_actions));
         }
-        child.drops_handlers = request.has(CLONE_CLEAR_SIGHAND);
+        child.drops_handlers.set(request.has(CLONE_CLEAR_SIGHAND));
     }
 }
 
@@ -116,9 +120,9 @@ fn prepare(thread: &Thread, child: &mut Thread, frame: &Frame, request: &Request
 pub extern "C" fn weft_child(stack: usize) -> ! {
     // SAFETY: `stack` lies in the block that `start` prepared for this thread.
     let thread = unsafe { Thread::at(stack) };
-    thread.id = kernel::thread_id();
-    if thread.borrowed {
-        thread.process = kernel::process_id();
+    thread.set_id(kernel::thread_id());
+    if thread.borrowed.get() {
+        thread.set_process(kernel::process_id());
     }
     if thread.use_stack().is_err() || dispatch::arm().is_err() {
         log::fatal(
@@ -126,12 +130,11 @@ pub extern "C" fn weft_child(stack: usize) -> ! {
             "a new thread could not intercept its system calls",
         );
     }
-    if thread.drops_handlers {
-        // SAFETY: `prepare` set it to a table that lives on.
-        unsafe { &*thread.actions }.drop_handlers();
+    if thread.drops_handlers.get() {
+        thread.table().drop_handlers();
     }
-    if thread.suspends_parent {
-        thread.announce_as(thread.id);
+    if thread.suspends_parent.get() {
+        thread.announce_as(thread.id());
     } else {
         thread.await_release();
     }
@@ -139,7 +142,7 @@ pub extern "C" fn weft_child(stack: usize) -> ! {
 }
 
 /// A process of its own.
-fn fork(thread: &mut Thread, frame: &mut Frame, request: &Request) -> isize {
+fn fork(thread: &Thread, frame: &mut Frame, request: &Request) -> isize {
     let asked = &request.asked;
     let mut pidfd = -1i32;
     let choice = Choice {
@@ -152,11 +155,10 @@ fn fork(thread: &mut Thread, frame: &mut Frame, request: &Request) -> isize {
     let result = {
         // Held across the call, so that the child's copies are free.
         let _space = space::lock();
-        if !engine::before_fork(thread) {
+        if !engine::before_fork() {
             return word(Err(Errno::ENOMEM));
         }
-        // SAFETY: set when the thread started, to a table that lives on.
-        let table = unsafe { &*thread.actions };
+        let table = thread.table();
         let result = table.while_locked(|| run_for(thread, call.number as usize, &call.arguments));
         if result != 0 {
             engine::after_fork_in_parent();
@@ -169,14 +171,16 @@ fn fork(thread: &mut Thread, frame: &mut Frame, request: &Request) -> isize {
             actions::SHARED.drop_handlers();
         }
         if let Some(address) = request.wanted(CLONE_CHILD_SETTID, asked.child_tid) {
-            let _ = memory::write(address, &thread.id);
+            let _ = memory::write(address, &thread.id());
         }
         if let Some(top) = request.stack_pointer() {
             frame.registers.rsp = top;
         }
-        thread.clear_child_tid = request
-            .wanted(CLONE_CHILD_CLEARTID, asked.child_tid)
-            .unwrap_or(0);
+        thread.clear_child_tid.set(
+            request
+                .wanted(CLONE_CHILD_CLEARTID, asked.child_tid)
+                .unwrap_or(0),
+        );
     } else if result > 0 {
         if let Some(address) = request.wanted(CLONE_PIDFD, asked.pidfd) {
             let _ = memory::write(address, &pidfd);
@@ -189,21 +193,21 @@ fn fork(thread: &mut Thread, frame: &mut Frame, request: &Request) -> isize {
 }
 
 /// Makes the forked child a process that needs no launcher.
-fn begin_forked(thread: &mut Thread) {
-    thread.id = kernel::thread_id();
-    thread.process = kernel::process_id();
-    thread.robust_list = 0;
+fn begin_forked(thread: &Thread) {
+    thread.set_id(kernel::thread_id());
+    thread.set_process(kernel::process_id());
+    thread.robust_list.set(0);
     let inbox = thread.inbox();
     inbox
         .pending
         .store(0, core::sync::atomic::Ordering::Release);
     inbox.held.clear();
     signal::held::clear_process();
-    if thread.borrowed {
+    if thread.borrowed.get() {
         // A child of a `vfork` child has memory, and actions, of its own.
         actions::SHARED.copy_from(&thread.own_actions);
-        thread.actions = &raw const actions::SHARED;
-        thread.borrowed = false;
+        thread.actions.set(Some(&actions::SHARED));
+        thread.borrowed.set(false);
     }
     thread::keep_only(thread);
     let _ = call!(set_tid_address, thread.alive_word());

@@ -15,8 +15,8 @@ const FUTEX_TID_MASK: u32 = 0x3fff_ffff;
 const FUTEX_WAKE: usize = 1;
 
 /// `exit`: ends the calling thread.
-pub fn exit(thread: &mut Thread, code: usize) -> isize {
-    if thread.borrowed {
+pub fn exit(thread: &Thread, code: usize) -> isize {
+    if thread.borrowed.get() {
         clear_number(thread);
         kernel::exit_thread(code as i32);
     }
@@ -27,9 +27,9 @@ pub fn exit(thread: &mut Thread, code: usize) -> isize {
         return RESTART;
     }
     if thread::count() == 1 {
-        engine::before_exit(code as i32 & 0xff);
+        engine::before_exit();
     }
-    if thread.robust_list != 0 {
+    if thread.robust_list.get() != 0 {
         // A list that cannot be walked is the program's loss, as in the kernel.
         let _ = release_robust_list(thread);
         let _ = call!(set_robust_list, 0, 24);
@@ -43,17 +43,19 @@ pub fn exit(thread: &mut Thread, code: usize) -> isize {
 /// Clears the word that says that the thread, or the process that shares this
 /// memory, is there.
 fn clear_number(thread: &Thread) {
-    if thread.clear_child_tid != 0 && memory::write(thread.clear_child_tid, &0u32).is_ok() {
-        let _ = call!(futex, thread.clear_child_tid, FUTEX_WAKE, 1);
+    if thread.clear_child_tid.get() != 0
+        && memory::write(thread.clear_child_tid.get(), &0u32).is_ok()
+    {
+        let _ = call!(futex, thread.clear_child_tid.get(), FUTEX_WAKE, 1);
     }
 }
 
 /// `exit_group`: ends the process.
 pub fn exit_group(thread: &Thread, code: usize) -> isize {
-    if thread.borrowed {
+    if thread.borrowed.get() {
         clear_number(thread);
     } else if control::is_main_process() {
-        engine::before_exit(code as i32 & 0xff);
+        engine::before_exit();
     }
     kernel::exit_group(code as i32)
 }
@@ -62,7 +64,7 @@ pub fn exit_group(thread: &Thread, code: usize) -> isize {
 /// when the thread ends. It has to happen before `clear_child_tid` tells others
 /// that the thread's memory can be reused, and with pages that may be elsewhere.
 fn release_robust_list(thread: &Thread) -> Result<(), Fault> {
-    let head = thread.robust_list;
+    let head = thread.robust_list.get();
     let [first, offset, operation]: [usize; 3] = memory::read(head)?;
     let mut entry = first;
     for _ in 0..ROBUST_ENTRIES_MAX {
@@ -85,7 +87,7 @@ fn release_robust_list(thread: &Thread) -> Result<(), Fault> {
 
 fn release(thread: &Thread, word: usize) -> Result<(), Fault> {
     let value: u32 = memory::read(word)?;
-    if value & FUTEX_TID_MASK != thread.id {
+    if value & FUTEX_TID_MASK != thread.id() {
         return Ok(());
     }
     // Waiters may set their bit at any time; nobody else changes the word

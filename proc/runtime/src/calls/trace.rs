@@ -49,7 +49,7 @@ pub fn call(thread: &Thread, call: Sysno, arguments: &[usize; 6]) -> Option<isiz
 }
 
 fn can_be_released(thread: &Thread) -> bool {
-    !control::is_main_process() && !thread.borrowed && thread::count() == 1
+    !control::is_main_process() && !thread.borrowed.get() && thread::count() == 1
 }
 
 /// The thread is released on its way out, if it can be.
@@ -60,7 +60,7 @@ pub fn ask_release(thread: &Thread) {
 
 /// The way out of a thread that was asked to be released: `frame` becomes a state
 /// that needs no runtime.
-pub fn release(thread: &mut Thread, frame: &mut Frame) {
+pub fn release(thread: &Thread, frame: &mut Frame) {
     if !can_be_released(thread) {
         return;
     }
@@ -69,11 +69,10 @@ pub fn release(thread: &mut Thread, frame: &mut Frame) {
     let _ = call!(rt_sigprocmask, SIG_SETMASK, &raw const all, 0, 8);
     held::give_back(thread);
     dispatch::disarm();
-    // SAFETY: set when the thread started, to a table that lives on.
-    actions::release(unsafe { &*thread.actions });
-    let _ = call!(set_tid_address, thread.clear_child_tid);
+    actions::release(thread.table());
+    let _ = call!(set_tid_address, thread.clear_child_tid.get());
     frame.mask = mask::get(thread, frame);
-    frame.stack = thread.alternate_stack;
+    frame.stack = thread.alternate_stack.get();
     // SAFETY: all signals are blocked, so nothing needs a stack here.
     unsafe { use_alternate_stack(&frame.stack, ptr::from_ref(thread) as usize) };
 }

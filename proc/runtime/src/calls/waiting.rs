@@ -11,7 +11,7 @@ use crate::signal::{self, held};
 use crate::thread::Thread;
 
 /// Runs one of them; `None` when `call` is another.
-pub fn call(thread: &mut Thread, call: Sysno, arguments: &[usize; 6]) -> Option<isize> {
+pub fn call(thread: &Thread, call: Sysno, arguments: &[usize; 6]) -> Option<isize> {
     let result = match call {
         Sysno::rt_sigsuspend => with_mask(thread, call, arguments, 0, arguments[1]),
         Sysno::ppoll => with_mask(thread, call, arguments, 3, arguments[4]),
@@ -28,7 +28,7 @@ pub fn call(thread: &mut Thread, call: Sysno, arguments: &[usize; 6]) -> Option<
 
 /// Waits with the mask at `position`.
 fn with_mask(
-    thread: &mut Thread,
+    thread: &Thread,
     call: Sysno,
     arguments: &[usize; 6],
     position: usize,
@@ -45,7 +45,7 @@ fn with_mask(
 }
 
 /// `pselect6` takes the mask through one more pointer.
-fn pselect(thread: &mut Thread, arguments: &[usize; 6]) -> Result<isize> {
+fn pselect(thread: &Thread, arguments: &[usize; 6]) -> Result<isize> {
     if arguments[5] == 0 {
         return Ok(run_for(thread, Sysno::pselect6 as usize, arguments));
     }
@@ -63,9 +63,9 @@ fn pselect(thread: &mut Thread, arguments: &[usize; 6]) -> Result<isize> {
 
 /// Makes a call during which `wanted` is the program's mask. The handler of the
 /// signal that ended the wait runs with it, too.
-fn wait(thread: &mut Thread, call: Sysno, arguments: &[usize; 6], wanted: u64) -> isize {
+fn wait(thread: &Thread, call: Sysno, arguments: &[usize; 6], wanted: u64) -> isize {
     let interrupted = word(Err(Errno::EINTR));
-    thread.temporary_mask = Some(wanted);
+    thread.temporary_mask.set(Some(wanted));
     let mut result = if held::is_deliverable(thread) {
         RESTART
     } else {
@@ -77,14 +77,14 @@ fn wait(thread: &mut Thread, call: Sysno, arguments: &[usize; 6], wanted: u64) -
         result = interrupted;
     }
     if result != interrupted || !signal::interrupts(thread) {
-        thread.temporary_mask = None;
+        thread.temporary_mask.set(None);
     }
     result
 }
 
 /// `rt_sigtimedwait` also takes what is held, and must not take the runtime's
 /// own signal away.
-fn timed_wait(thread: &mut Thread, arguments: &[usize; 6]) -> Result<isize> {
+fn timed_wait(thread: &Thread, arguments: &[usize; 6]) -> Result<isize> {
     let wanted = mask::read(arguments[0], arguments[3])?;
     if let Some(info) = held::take(thread, wanted) {
         return found(arguments[1], &info);
@@ -108,7 +108,7 @@ fn found(address: usize, info: &SignalInfo) -> Result<isize> {
 }
 
 /// `signalfd` must not take the runtime's signals away either.
-fn descriptor(thread: &mut Thread, call: Sysno, arguments: &[usize; 6]) -> Result<isize> {
+fn descriptor(thread: &Thread, call: Sysno, arguments: &[usize; 6]) -> Result<isize> {
     let native = mask::read(arguments[1], arguments[2])? & !NEVER_BLOCKED;
     let mut changed = *arguments;
     changed[1] = &raw const native as usize;

@@ -54,21 +54,13 @@ impl Memory for Program {
     }
 }
 
-/// A request's bytes and a reply's bytes, one pair per thread, mapped when the
-/// thread first needs them.
-fn buffers(thread: &mut Thread) -> Option<(&'static mut [u8], &'static mut [u8])> {
-    if thread.buffers == 0 {
-        thread.buffers = kernel::allocate(3 * SPACE_MAX).ok()? as usize;
-    }
-    let start = thread.buffers as *mut u8;
-    // SAFETY: mapped above for this thread alone, three times SPACE_MAX long, never
-    // released; a thread makes one call at a time.
-    unsafe {
-        Some((
-            core::slice::from_raw_parts_mut(start, SPACE_MAX),
-            core::slice::from_raw_parts_mut(start.add(SPACE_MAX), 2 * SPACE_MAX),
-        ))
-    }
+/// Room for the request and the reply of a system call that is carried.
+#[derive(zerocopy::FromZeros)]
+pub struct Buffers {
+    /// The request.
+    pub request: [u8; SPACE_MAX],
+    /// The reply, behind the memory that the call works on.
+    pub reply: [u8; 2 * SPACE_MAX],
 }
 
 /// Whether a descriptor is a regular file's.
@@ -82,7 +74,7 @@ fn is_regular_file(descriptor: usize) -> bool {
 
 /// A system call of this class at home. `None`: make it natively.
 pub fn at_home(
-    thread: &mut Thread,
+    thread: &Thread,
     class: Class,
     number: usize,
     arguments: &[usize; 6],
@@ -90,7 +82,7 @@ pub fn at_home(
     match class {
         Class::Plain(plain) => {
             let words = arguments.map(|word| word as u64);
-            let run = |thread: &mut Thread, request: &[u8], buffer: &mut [u8]| {
+            let run = |thread: &Thread, request: &[u8], buffer: &mut [u8]| {
                 buffer[..request.len()].copy_from_slice(request);
                 run_request(thread, Arrived::decode_plain(plain, request), buffer)
             };
@@ -124,13 +116,30 @@ pub fn at_home(
 /// Gathers, runs by `run`, scatters; piece by piece. `None`: it cannot be
 /// carried.
 fn carry(
-    thread: &mut Thread,
+    thread: &Thread,
     plain: &Plain,
     number: usize,
     words: &[u64; 6],
-    mut run: impl FnMut(&mut Thread, &[u8], &mut [u8]) -> Ran,
+    run: impl FnMut(&Thread, &[u8], &mut [u8]) -> Ran,
 ) -> Option<isize> {
-    let (request_bytes, reply_bytes) = buffers(thread)?;
+    let buffers = match thread.buffers.take() {
+        Some(buffers) => buffers,
+        None => kernel::zeroed::<Buffers>().ok()?,
+    };
+    let result = carry_in(buffers, thread, plain, number, words, run);
+    thread.buffers.set(Some(buffers));
+    result
+}
+
+fn carry_in(
+    Buffers { request, reply }: &mut Buffers,
+    thread: &Thread,
+    plain: &Plain,
+    number: usize,
+    words: &[u64; 6],
+    mut run: impl FnMut(&Thread, &[u8], &mut [u8]) -> Ran,
+) -> Option<isize> {
+    let (request_bytes, reply_bytes) = (&mut request[..], &mut reply[..]);
     let mut transfer = Transfer::new();
     let mut come_home = false;
     loop {
@@ -188,7 +197,7 @@ struct Ran {
 
 /// Runs the request at the start of `buffer`, which was decoded, and leaves the
 /// reply there.
-fn run_request(thread: &mut Thread, arrived: Result<Arrived, Malformed>, buffer: &mut [u8]) -> Ran {
+fn run_request(thread: &Thread, arrived: Result<Arrived, Malformed>, buffer: &mut [u8]) -> Ran {
     let refused = |errno: Errno| Ran {
         result: word(Err(errno)),
         length: 0,
@@ -244,7 +253,7 @@ fn is_futex(number: usize) -> bool {
 
 /// A native call whose pointers are unknown: what they point to is fetched
 /// first, and again when another thread pushed it away meanwhile.
-fn fetched(thread: &mut Thread, number: usize, arguments: &[usize; 6]) -> Option<isize> {
+fn fetched(thread: &Thread, number: usize, arguments: &[usize; 6]) -> Option<isize> {
     let fault = word(Err(Errno::EFAULT));
     let mut result = fault;
     for _ in 0..ATTEMPTS {
@@ -294,7 +303,7 @@ fn fetch_futex(array: usize, index: usize) {
 
 /// A system call of this class on a node that is not home.
 pub fn elsewhere(
-    thread: &mut Thread,
+    thread: &Thread,
     frame: &mut Frame,
     class: Class,
     number: usize,
@@ -324,7 +333,7 @@ pub fn elsewhere(
 }
 
 /// Goes home with the program counter on the call, which is then made there.
-fn make_at_home(thread: &mut Thread, frame: &mut Frame) -> isize {
+fn make_at_home(thread: &Thread, frame: &mut Frame) -> isize {
     frame.registers.rip -= INSTRUCTION_BYTES;
     leave_for_home();
     jump::jump(thread, frame, 0);
@@ -353,7 +362,7 @@ fn local(number: usize, arguments: &[usize; 6]) -> Option<isize> {
 
 /// A carried call.
 fn forward(
-    thread: &mut Thread,
+    thread: &Thread,
     frame: &mut Frame,
     plain: &Plain,
     number: usize,
@@ -403,7 +412,7 @@ fn called(started_at: u64) -> bool {
 }
 
 /// Leaves the result in the frame and, if asked, takes the execution home.
-fn finish(thread: &mut Thread, frame: &mut Frame, result: isize, come_home: bool) -> isize {
+fn finish(thread: &Thread, frame: &mut Frame, result: isize, come_home: bool) -> isize {
     if !come_home {
         return result;
     }
@@ -530,7 +539,7 @@ pub fn collect(engine: &mut Engine, from: usize, part: &[u8], last: bool) -> boo
 }
 
 /// Home: makes the call that was collected and answers.
-pub fn run_call(thread: &mut Thread, from: usize, mask: u64) {
+pub fn run_call(thread: &Thread, from: usize, mask: u64) {
     let (buffer, sent) = {
         let mut guard = ENGINE.lock();
         let Some(engine) = guard.as_mut() else {
@@ -575,7 +584,7 @@ pub fn memory_words(payload: &[u8]) -> [usize; 7] {
 }
 
 /// Home: changes the layout for another node and answers.
-pub fn run_memory_call(thread: &mut Thread, from: usize, words: [usize; 7]) {
+pub fn run_memory_call(thread: &Thread, from: usize, words: [usize; 7]) {
     let [number, arguments @ ..] = words;
     let result = Sysno::new(number)
         .and_then(|call| calls::memory_call(call, &arguments))

@@ -55,7 +55,7 @@ enum ArrivalError {
 
 /// Sends the execution to `node`, serves until it comes back here, and leaves
 /// `frame` as it came.
-pub fn jump(thread: &mut Thread, frame: &mut Frame, node: usize) {
+pub fn jump(thread: &Thread, frame: &mut Frame, node: usize) {
     {
         let mut guard = ENGINE.lock();
         let Some(engine) = guard.as_mut() else {
@@ -159,7 +159,7 @@ impl Engine {
 
 /// Serves until the execution arrives; its context is then in [`Engine::travelling`].
 /// `mask` is the program's signal mask: at home its signals come through.
-pub fn serve(thread: &mut Thread, mask: u64) {
+pub fn serve(thread: &Thread, mask: u64) {
     let _ = call!(
         rt_sigprocmask,
         SIG_SETMASK,

@@ -50,6 +50,7 @@ use crate::lock::Guard;
 use crate::signal::SIGSEGV;
 use crate::thread::Thread;
 use crate::{control, image, space};
+pub use calls::Buffers;
 use fault::Outcome;
 use machine::{ENGINE, Engine, STRETCHED};
 
@@ -82,7 +83,7 @@ pub fn takes_calls() -> bool {
 
 /// Runs one system call of the program; `None` leaves it to the native path.
 pub fn call(
-    thread: &mut Thread,
+    thread: &Thread,
     frame: &mut Frame,
     number: usize,
     arguments: &[usize; 6],
@@ -104,7 +105,7 @@ pub fn call(
 
 /// A SIGBUS or SIGSEGV at the address in `info`; true when it was a missing page
 /// that is now there (or the execution has been elsewhere): try again.
-pub fn fault(thread: &mut Thread, frame: &mut Frame, info: &SignalInfo) -> bool {
+pub fn fault(thread: &Thread, frame: &mut Frame, info: &SignalInfo) -> bool {
     let home = is_home();
     if !is_stretched() || home && info.signal == SIGSEGV {
         return false;
@@ -112,7 +113,7 @@ pub fn fault(thread: &mut Thread, frame: &mut Frame, info: &SignalInfo) -> bool 
     let inside = image::contains(frame.registers.rip);
     let may_jump = !inside
         && THREADS.load(Ordering::Relaxed) == 1
-        && !thread.borrowed
+        && !thread.borrowed.get()
         && frame.registers.rip < space::VDSO as usize;
     let write = frame.registers.error & 2 != 0;
     let outcome = {
@@ -139,7 +140,7 @@ pub fn fault(thread: &mut Thread, frame: &mut Frame, info: &SignalInfo) -> bool 
 
 /// Elsewhere: a signal that an instruction of the program raised. The
 /// instruction raises it again at home, where it is judged; true then.
-pub fn trap(thread: &mut Thread, frame: &mut Frame) -> bool {
+pub fn trap(thread: &Thread, frame: &mut Frame) -> bool {
     if is_home() {
         return false;
     }
@@ -147,7 +148,7 @@ pub fn trap(thread: &mut Thread, frame: &mut Frame) -> bool {
     true
 }
 
-fn go_home(thread: &mut Thread, frame: &mut Frame) {
+fn go_home(thread: &Thread, frame: &mut Frame) {
     calls::leave_for_home();
     jump::jump(thread, frame, 0);
 }
@@ -162,7 +163,7 @@ pub fn beat() -> bool {
 }
 
 /// The runtime's own signal arrived: a command, or for a slice: come home.
-pub fn kick(thread: &mut Thread, frame: &mut Frame) {
+pub fn kick(thread: &Thread, frame: &mut Frame) {
     if is_home() {
         leave::obey();
     } else if is_stretched() {
@@ -285,7 +286,7 @@ impl Change {
 
 /// The program is about to fork (not vfork); false: there is no memory for it.
 /// On true, one of the next two follows.
-pub fn before_fork(_thread: &mut Thread) -> bool {
+pub fn before_fork() -> bool {
     fork::before()
 }
 
@@ -303,11 +304,11 @@ pub fn after_fork_in_child() {
 
 /// The main process is about to replace its image.
 pub fn before_exec() {
-    before_exit(0);
+    before_exit();
 }
 
-/// The program ends with `code`.
-pub fn before_exit(_code: i32) {
+/// The program ends.
+pub fn before_exit() {
     if is_stretched()
         && control::is_main_process()
         && let Some(engine) = ENGINE.lock().as_mut()

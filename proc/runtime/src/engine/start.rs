@@ -155,8 +155,8 @@ pub fn run_slice(boot: &'static Boot) -> ! {
         Ok(thread) => thread,
         Err(error) => setup_failed("a thread", error),
     };
-    thread.id = kernel::thread_id();
-    thread.process = kernel::process_id();
+    thread.set_id(kernel::thread_id());
+    thread.set_process(kernel::process_id());
     thread::started();
     if let Err(error) = thread
         .use_stack()
@@ -186,7 +186,7 @@ pub fn run_slice(boot: &'static Boot) -> ! {
     if let Err(error) = beat::start(boot) {
         setup_failed("a timer", error);
     }
-    if let Err(error) = confine::confine(uffd, thread.process) {
+    if let Err(error) = confine::confine(uffd, thread.process()) {
         setup_failed("seccomp", error);
     }
     // From here on pages and the execution may come.
@@ -194,7 +194,7 @@ pub fn run_slice(boot: &'static Boot) -> ! {
         setup_failed("the launcher", error);
     }
     jump::serve(thread, 0);
-    jump::take_context(&mut thread.start);
+    jump::take_context(&mut thread.start.lock());
     signal::enter(thread)
 }
 

@@ -250,13 +250,13 @@ pub fn prepare_exec(table: &Table) {
 pub fn requeue(thread: &Thread, info: &SignalInfo) {
     let sent = call!(
         rt_tgsigqueueinfo,
-        thread.process,
-        thread.id,
+        thread.process(),
+        thread.id(),
         info.signal,
         core::ptr::from_ref(info)
     );
     if sent == Err(Errno::EAGAIN) {
-        let _ = call!(tgkill, thread.process, thread.id, info.signal);
+        let _ = call!(tgkill, thread.process(), thread.id(), info.signal);
     }
 }
 
@@ -270,8 +270,7 @@ pub fn rt_sigaction(thread: &Thread, arguments: &[usize; 6]) -> Result<usize> {
     if new != 0 && (signal == signal::SIGKILL || signal == signal::SIGSTOP) {
         return Err(Errno::EINVAL);
     }
-    // SAFETY: set when the thread started, to a table that lives as long.
-    let table = unsafe { &*thread.actions };
+    let table = thread.table();
     let before = if new != 0 {
         let action: Action = memory::read(new)?;
         table.set(signal, action)?

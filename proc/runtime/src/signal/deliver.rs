@@ -23,15 +23,14 @@ const EXTENDED_ALIGNMENT: usize = 64;
 const CLEARED_FLAGS: usize = 1 << 8 | 1 << 10 | 1 << 16;
 
 /// Delivers a signal to the program's handler, or does what its action says.
-pub fn deliver(thread: &mut Thread, frame: &mut Frame, info: &SignalInfo) {
-    // SAFETY: set when the thread started, to a table that lives as long.
-    let action = unsafe { &*thread.actions }.take(info.signal);
+pub fn deliver(thread: &Thread, frame: &mut Frame, info: &SignalInfo) {
+    let action = thread.table().take(info.signal);
     if action.is_handler() {
         push_or_die(thread, frame, info, &action);
         return;
     }
     // No handler runs after an interrupted `sigsuspend`: its mask ends here.
-    thread.temporary_mask = None;
+    thread.temporary_mask.set(None);
     if action.handler == SIG_IGN {
         return;
     }
@@ -46,10 +45,9 @@ pub fn deliver(thread: &mut Thread, frame: &mut Frame, info: &SignalInfo) {
 /// Delivers a fault that an instruction of the program raised. Blocked, ignored
 /// or without a handler it is fatal: the default action is set, and the
 /// instruction runs again.
-pub fn deliver_fault(thread: &mut Thread, frame: &mut Frame, info: &SignalInfo) {
-    // SAFETY: as in `deliver`.
-    let action = unsafe { &*thread.actions }.take(info.signal);
-    if action.is_handler() && thread.hidden_mask & mask::bit(info.signal) == 0 {
+pub fn deliver_fault(thread: &Thread, frame: &mut Frame, info: &SignalInfo) {
+    let action = thread.table().take(info.signal);
+    if action.is_handler() && thread.hidden_mask() & mask::bit(info.signal) == 0 {
         push_or_die(thread, frame, info, &action);
     } else {
         actions::make_default(info.signal);
@@ -58,7 +56,7 @@ pub fn deliver_fault(thread: &mut Thread, frame: &mut Frame, info: &SignalInfo) 
 
 /// As the kernel: a handler whose frame cannot be pushed is replaced by SIGSEGV,
 /// and SIGSEGV's by death.
-fn push_or_die(thread: &mut Thread, frame: &mut Frame, info: &SignalInfo, action: &Action) {
+fn push_or_die(thread: &Thread, frame: &mut Frame, info: &SignalInfo, action: &Action) {
     if push(thread, frame, info, action).is_ok() {
         return;
     }
@@ -69,11 +67,10 @@ fn push_or_die(thread: &mut Thread, frame: &mut Frame, info: &SignalInfo, action
 }
 
 /// The program's stack pointer or its signal frame is bad.
-pub fn deliver_bad_frame(thread: &mut Thread, frame: &mut Frame) {
-    // SAFETY: as in `deliver`.
-    let action = unsafe { &*thread.actions }.take(SIGSEGV);
+pub fn deliver_bad_frame(thread: &Thread, frame: &mut Frame) {
+    let action = thread.table().take(SIGSEGV);
     let info = SignalInfo::from_kernel(SIGSEGV);
-    let blocked = thread.hidden_mask & mask::bit(SIGSEGV) != 0;
+    let blocked = thread.hidden_mask() & mask::bit(SIGSEGV) != 0;
     if blocked || !action.is_handler() || push(thread, frame, &info, &action).is_err() {
         actions::die_of(SIGSEGV);
     }
@@ -81,26 +78,26 @@ pub fn deliver_bad_frame(thread: &mut Thread, frame: &mut Frame) {
 
 /// Pushes the frame and makes the thread continue in the handler.
 fn push(
-    thread: &mut Thread,
+    thread: &Thread,
     frame: &mut Frame,
     info: &SignalInfo,
     action: &Action,
 ) -> Result<(), Fault> {
     // SAFETY: `frame` is the kernel's frame of this handler.
     let area = unsafe { Area::new(frame.extended) };
-    let on_stack = thread.alternate_stack.holds(frame.registers.rsp)
-        && thread.alternate_stack.flags & SS_AUTODISARM == 0;
+    let on_stack = thread.alternate_stack.get().holds(frame.registers.rsp)
+        && thread.alternate_stack.get().flags & SS_AUTODISARM == 0;
     let switching = action.flags & SA_ONSTACK != 0
         && !on_stack
-        && thread.alternate_stack.flags & SS_DISABLE == 0;
+        && thread.alternate_stack.get().flags & SS_DISABLE == 0;
     let top = if switching {
-        thread.alternate_stack.start + thread.alternate_stack.length
+        thread.alternate_stack.get().start + thread.alternate_stack.get().length
     } else {
         frame.registers.rsp.wrapping_sub(RED_ZONE_BYTES)
     };
     let extended = top.wrapping_sub(area.pushed_length()) & !(EXTENDED_ALIGNMENT - 1);
     let pushed = (extended.wrapping_sub(size_of::<PushedFrame>()) & !15).wrapping_sub(8);
-    if (switching || on_stack) && !thread.alternate_stack.holds(pushed) {
+    if (switching || on_stack) && !thread.alternate_stack.get().holds(pushed) {
         return Err(Fault);
     }
     memory::copy_out(extended, area.pushed_bytes())?;
@@ -118,8 +115,8 @@ fn push(
         info: *info,
     };
     memory::write(pushed, &image)?;
-    if thread.alternate_stack.flags & SS_AUTODISARM != 0 {
-        thread.alternate_stack = AlternateStack::NONE;
+    if thread.alternate_stack.get().flags & SS_AUTODISARM != 0 {
+        thread.alternate_stack.set(AlternateStack::NONE);
     }
     let in_force = thread.temporary_mask.take().unwrap_or(before);
     let deferred = if action.flags & SA_NODEFER == 0 {
@@ -134,7 +131,7 @@ fn push(
 
 /// `uc_stack`: the program's alternate stack, and whether it is in use.
 fn reported_stack(thread: &Thread, stack_pointer: usize) -> AlternateStack {
-    let mut stack = thread.alternate_stack;
+    let mut stack = thread.alternate_stack.get();
     if stack.holds(stack_pointer) && stack.flags & SS_AUTODISARM == 0 {
         stack.flags |= SS_ONSTACK;
     }

@@ -143,7 +143,7 @@ impl Held {
 
 /// A signal came; the way out decides about it.
 pub fn arrive(thread: &Thread, info: &SignalInfo) {
-    if thread.borrowed || info.code == SI_TKILL {
+    if thread.borrowed.get() || info.code == SI_TKILL {
         thread.inbox().held.put(info);
     } else {
         PROCESS.put(info);
@@ -161,7 +161,7 @@ pub fn announce(thread: &Thread) {
 
 /// The signals that the thread could take.
 pub fn signals(thread: &Thread) -> u64 {
-    let shared = if thread.borrowed {
+    let shared = if thread.borrowed.get() {
         0
     } else {
         PROCESS.signals()
@@ -180,7 +180,7 @@ pub fn is_deliverable(thread: &Thread) -> bool {
 /// Takes one of the given signals.
 pub fn take(thread: &Thread, signals: u64) -> Option<SignalInfo> {
     thread.inbox().held.take(signals).or_else(|| {
-        if thread.borrowed {
+        if thread.borrowed.get() {
             None
         } else {
             PROCESS.take(signals)
@@ -191,7 +191,7 @@ pub fn take(thread: &Thread, signals: u64) -> Option<SignalInfo> {
 /// Signals of the process that this thread blocks are for a thread that does
 /// not, if there is one.
 pub fn wake_another(thread: &Thread) {
-    if thread.borrowed || thread::count() < 2 {
+    if thread.borrowed.get() || thread::count() < 2 {
         return;
     }
     let waiting = PROCESS.signals() & mask::hidden(thread);
@@ -201,8 +201,8 @@ pub fn wake_another(thread: &Thread) {
     fence(Ordering::SeqCst);
     let mut found = None;
     thread::each_live(|other| {
-        if other.id != thread.id
-            && other.process == thread.process
+        if other.id != thread.id()
+            && other.process == thread.process()
             && waiting & !other.hidden_mask != 0
         {
             found = Some(other.id);
@@ -214,7 +214,7 @@ pub fn wake_another(thread: &Thread) {
             code: LOOK_CODE,
             ..SignalInfo::EMPTY
         };
-        let process = thread.process;
+        let process = thread.process();
         let _ = kernel::call!(rt_tgsigqueueinfo, process, id, KICK, &raw const look);
     }
 }
@@ -230,8 +230,8 @@ pub fn give_back(thread: &Thread) {
     while let Some(info) = take(thread, u64::MAX) {
         let sent = kernel::call!(
             rt_tgsigqueueinfo,
-            thread.process,
-            thread.id,
+            thread.process(),
+            thread.id(),
             info.signal,
             &raw const info
         );

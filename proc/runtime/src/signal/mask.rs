@@ -28,19 +28,19 @@ pub const fn native(mask: u64) -> u64 {
 
 /// The mask as the program knows it.
 pub fn get(thread: &Thread, frame: &Frame) -> u64 {
-    (frame.mask & !NEVER_BLOCKED) | thread.hidden_mask
+    (frame.mask & !NEVER_BLOCKED) | thread.hidden_mask()
 }
 
 /// Which of the signals that the kernel never has blocked are blocked for the
 /// program: while a wait lasts, and for the handler that ends it, by its mask.
 pub fn hidden(thread: &Thread) -> u64 {
-    thread.temporary_mask.unwrap_or(thread.hidden_mask) & NEVER_BLOCKED
+    thread.temporary_mask.get().unwrap_or(thread.hidden_mask()) & NEVER_BLOCKED
 }
 
 /// Sets the mask that the program continues with.
-pub fn set(thread: &mut Thread, frame: &mut Frame, mask: u64) {
+pub fn set(thread: &Thread, frame: &mut Frame, mask: u64) {
     frame.mask = native(mask);
-    thread.hidden_mask = mask & NEVER_BLOCKED;
+    thread.set_hidden_mask(mask & NEVER_BLOCKED);
     if held::is_deliverable(thread) {
         held::announce(thread);
     }
@@ -74,7 +74,7 @@ const SIG_SETMASK: usize = 2;
 /// `rt_sigprocmask` of the program. `None`: a signal came first; it is delivered
 /// and the call is made again.
 pub fn rt_sigprocmask(
-    thread: &mut Thread,
+    thread: &Thread,
     frame: &mut Frame,
     arguments: &[usize; 6],
 ) -> Result<Option<usize>> {

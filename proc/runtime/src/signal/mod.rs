@@ -135,7 +135,7 @@ fn is_own(thread: &Thread, info: &SignalInfo) -> bool {
     match info.code {
         // Should the program's own `tgkill` come between, the two change
         // places; they say the same.
-        SI_TKILL => thread.entering,
+        SI_TKILL => thread.entering.get(),
         LOOK_CODE | RELEASE_CODE => true,
         SI_USER => control::is_launcher(info.words[0] as u32),
         _ => false,
@@ -143,10 +143,10 @@ fn is_own(thread: &Thread, info: &SignalInfo) -> bool {
 }
 
 /// The runtime's signal: the first one starts the thread, later ones are kicks.
-fn handle_kick(thread: &mut Thread, frame: &mut Frame, info: &SignalInfo, inside: bool) -> bool {
-    if thread.entering && info.code == SI_TKILL {
-        thread.entering = false;
-        context::load(&thread.start, frame);
+fn handle_kick(thread: &Thread, frame: &mut Frame, info: &SignalInfo, inside: bool) -> bool {
+    if thread.entering.get() && info.code == SI_TKILL {
+        thread.entering.set(false);
+        context::load(&thread.start.lock(), frame);
         return true;
     }
     if info.code == LOOK_CODE {
@@ -168,7 +168,7 @@ fn handle_kick(thread: &mut Thread, frame: &mut Frame, info: &SignalInfo, inside
 }
 
 /// A bad or absent page was touched.
-fn handle_fault(thread: &mut Thread, frame: &mut Frame, info: &SignalInfo, inside: bool) {
+fn handle_fault(thread: &Thread, frame: &mut Frame, info: &SignalInfo, inside: bool) {
     if engine::fault(thread, frame, info) {
         return;
     }
@@ -186,7 +186,7 @@ fn handle_fault(thread: &mut Thread, frame: &mut Frame, info: &SignalInfo, insid
 }
 
 /// Hands what waits in the inbox to the program, or to the engine.
-fn deliver_pending(thread: &mut Thread, frame: &mut Frame) {
+fn deliver_pending(thread: &Thread, frame: &mut Frame) {
     let inbox = thread.inbox();
     let pending = inbox.pending.swap(0, Ordering::Acquire);
     if pending & PENDING_SIGNAL != 0 {
@@ -207,12 +207,12 @@ fn deliver_pending(thread: &mut Thread, frame: &mut Frame) {
 }
 
 /// Delivers what the stores have and the program does not block.
-fn deliver_open(thread: &mut Thread, frame: &mut Frame) {
+fn deliver_open(thread: &Thread, frame: &mut Frame) {
     while let Some(info) = held::take(thread, !mask::hidden(thread)) {
         deliver::deliver(thread, frame, &info);
     }
     // Another thread may have taken what ended a wait.
-    thread.temporary_mask = None;
+    thread.temporary_mask.set(None);
     held::wake_another(thread);
 }
 
@@ -224,9 +224,9 @@ pub fn interrupts(thread: &Thread) -> bool {
 
 /// Starts the calling thread in the program with [`Thread::start`]: a signal to
 /// itself makes the frame that every later step relies on.
-pub fn enter(thread: &mut Thread) -> ! {
-    thread.entering = true;
-    let _ = call!(tgkill, thread.process, thread.id, KICK);
+pub fn enter(thread: &Thread) -> ! {
+    thread.entering.set(true);
+    let _ = call!(tgkill, thread.process(), thread.id(), KICK);
     log::fatal(
         EXIT_INTERNAL,
         "the runtime's own signal did not start the thread",

@@ -13,13 +13,13 @@ const MINSIGSTKSZ: usize = 2048;
 
 /// `rt_sigreturn`: the program continues with the frame at its stack pointer. A
 /// bad frame raises SIGSEGV.
-pub fn rt_sigreturn(thread: &mut Thread, frame: &mut Frame) {
+pub fn rt_sigreturn(thread: &Thread, frame: &mut Frame) {
     if restore(thread, frame).is_err() {
         deliver::deliver_bad_frame(thread, frame);
     }
 }
 
-fn restore(thread: &mut Thread, frame: &mut Frame) -> core::result::Result<(), Fault> {
+fn restore(thread: &Thread, frame: &mut Frame) -> core::result::Result<(), Fault> {
     let saved: Frame = memory::read(frame.registers.rsp)?;
     // SAFETY: `frame` is the kernel's frame of this handler.
     let area = unsafe { Area::new(frame.extended) };
@@ -37,10 +37,10 @@ fn restore(thread: &mut Thread, frame: &mut Frame) -> core::result::Result<(), F
 }
 
 /// `sigaltstack`.
-pub fn sigaltstack(thread: &mut Thread, frame: &Frame, arguments: &[usize; 6]) -> Result<usize> {
+pub fn sigaltstack(thread: &Thread, frame: &Frame, arguments: &[usize; 6]) -> Result<usize> {
     let [new, old, ..] = *arguments;
     let stack_pointer = frame.registers.rsp;
-    let mut before = thread.alternate_stack;
+    let mut before = thread.alternate_stack.get();
     if before.holds(stack_pointer) && before.flags & SS_AUTODISARM == 0 {
         before.flags |= SS_ONSTACK;
     }
@@ -54,8 +54,8 @@ pub fn sigaltstack(thread: &mut Thread, frame: &Frame, arguments: &[usize; 6]) -
     Ok(0)
 }
 
-fn change_stack(thread: &mut Thread, new: &AlternateStack, stack_pointer: usize) -> Result<()> {
-    let current = thread.alternate_stack;
+fn change_stack(thread: &Thread, new: &AlternateStack, stack_pointer: usize) -> Result<()> {
+    let current = thread.alternate_stack.get();
     if current.holds(stack_pointer) && current.flags & SS_AUTODISARM == 0 {
         return Err(Errno::EPERM);
     }
@@ -64,16 +64,16 @@ fn change_stack(thread: &mut Thread, new: &AlternateStack, stack_pointer: usize)
         return Err(Errno::EINVAL);
     }
     if mode == SS_DISABLE {
-        thread.alternate_stack = AlternateStack::NONE;
+        thread.alternate_stack.set(AlternateStack::NONE);
         return Ok(());
     }
     if new.length < MINSIGSTKSZ {
         return Err(Errno::ENOMEM);
     }
-    thread.alternate_stack = AlternateStack {
+    thread.alternate_stack.set(AlternateStack {
         flags: new.flags & SS_AUTODISARM,
         padding: 0,
         ..*new
-    };
+    });
     Ok(())
 }
