@@ -11,7 +11,9 @@ use crate::soft_memory::{SIZE, Scattered};
 use std::cell::RefCell;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use weft_soft::{Configuration, CpuState, Environment, Exit, Kick, SoftCpu, SoftMachine};
+
+use weft_vcpu_soft::{Configuration, Kick, SoftCpu, SoftMachine};
+use weft_vcpu::{CpuState, Environment, Exit, Kick as _};
 
 pub use crate::soft_guest::valid as valid_code;
 pub use crate::soft_walk::{valid as valid_tables, walk};

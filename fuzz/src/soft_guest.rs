@@ -1,10 +1,10 @@
 //! Guests for the software vCPU: memory with tables, handlers and code, and a
 //! state to begin in, all from an input. Addresses: see the constants.
 
+use weft_vcpu::{CpuState, DescriptorTable, Segment};
+
 use crate::random::Random;
 use crate::soft_memory::{PAGES, SIZE};
-use weft_soft::CpuState;
-use weft_soft::state::{DescriptorTable, Segment};
 
 /// The highest of the four tables of 64-bit paging, one behind the other.
 pub const TABLES: u64 = 0x1000;

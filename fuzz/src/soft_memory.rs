@@ -4,9 +4,9 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use weft_vcpu::{PAGE_SIZE, Access, Memory, Unbacked};
+
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
-use weft_soft::environment::PAGE_SIZE;
-use weft_soft::{Access, Memory, Unbacked};
 
 /// Pages of memory.
 pub const PAGES: u64 = 64;

@@ -7,9 +7,10 @@ use crate::soft_guest::Input;
 use crate::soft_memory::{PAGES, SIZE, Scattered};
 use std::cell::RefCell;
 use std::sync::Arc;
-use weft_soft::cpu::{Cpu, cr0, cr4, efer, rflags};
-use weft_soft::walk::{Need, PHYSICAL_BITS, Party};
-use weft_soft::{Configuration, SoftMachine};
+
+use weft_vcpu_soft::cpu::{Cpu, cr0, cr4, efer, rflags};
+use weft_vcpu_soft::walk::{Need, PHYSICAL_BITS, Party};
+use weft_vcpu_soft::{Configuration, SoftMachine};
 
 const NEEDS: [Need; 3] = [Need::Read, Need::Write, Need::Execute];
 /// Tables are on the first pages, so that they meet often.

@@ -1,10 +1,11 @@
 //! Kernel images, as the virtual machine monitor loads them.
 
-use crate::random::Random;
-use weft_vmm::boot::{Compression, ImageFile, Protocol, Request, Role, load};
-use weft_vmm::memory::Ram;
+use weft_boot::{Compression, ImageFile, Protocol, Request, Role, load};
+use weft_guest_memory::Ram;
 
-#[path = "../../vmm/src/boot/tests/images.rs"]
+use crate::random::Random;
+
+#[path = "../../vmm/boot/src/tests/images.rs"]
 mod images;
 
 use images::{BzImage, Elf, flat, pack};

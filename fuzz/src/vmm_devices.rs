@@ -12,13 +12,14 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
-use weft_vmm::memory::ECAM;
-use weft_vmm::virtio::Transport;
-use weft_vmm::virtio::block::{Block, BlockOptions};
-use weft_vmm::virtio::console::{Console, ConsoleHandle, ConsoleOutput};
-use weft_vmm::virtio::double::{Buffer, Driver, Machine, NEXT, WRITE};
-use weft_vmm::virtio::net::{Link, Mac, Net, Stream};
-use weft_vmm::virtio::rng::Rng;
+
+use weft_guest_memory::ECAM;
+use weft_virtio::Transport;
+use weft_virtio::block::{Block, BlockOptions};
+use weft_virtio::console::{Console, ConsoleHandle, ConsoleOutput};
+use weft_virtio::double::{Buffer, Driver, Machine, NEXT, WRITE};
+use weft_virtio::net::{Link, Mac, Net, Stream};
+use weft_virtio::rng::Rng;
 
 const RAM: u64 = 32 << 20;
 /// Where buffers are, and how far apart.

@@ -4,11 +4,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
+use weft_boot::Protocol;
+use weft_confine::Mode;
+use weft_machine::BackEndChoice;
 use weft_node::options::Transport;
 use weft_node::size::parse_size;
-use weft_vmm::boot::Protocol;
-use weft_vmm::confine::Mode;
-use weft_vmm::machine::{BackEndChoice, CpuModel};
+use weft_vcpu::CpuModel;
 
 use super::suboptions::{ConsoleArg, DiskArg, ListArg, NetArg, parse_cpus, parse_memory};
 use crate::args::{StatsArg, parse_seconds};
@@ -55,7 +56,7 @@ pub enum VmCommand {
         #[arg(value_name = "NAME|PID")]
         machine: String,
         /// How long to wait for the guest, 0 to 600; 0: end the machine at once
-        #[arg(long, value_name = "SECONDS", default_value_t = weft_vmm::api::STOP_SECONDS)]
+        #[arg(long, value_name = "SECONDS", default_value_t = weft_api::STOP_SECONDS)]
         timeout: f64,
     },
     /// Show the activity of vCPUs and nodes every second

@@ -7,7 +7,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 
 use weft_node::error::sentence;
 use weft_node::host::{Check, State};
-use weft_vmm::vcpu::kvm::{Host, Unusable};
+use weft_vcpu_kvm::{Host, Unusable};
 
 /// Every check.
 pub fn checks() -> Vec<Check> {

@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{ForkResult, Pid, fork};
+use weft_aggregate::SliceLinks;
+use weft_confine::{ThreadKind, privilege};
+use weft_machine::{Machine, OpenDisks, Outside};
 use weft_node::links::{self, Links};
 use weft_node::monitor;
-use weft_vmm::clock::Reference;
-use weft_vmm::confine::{self, ThreadKind, privilege};
-use weft_vmm::machine::{Machine, OpenDisks, Outside};
-use weft_vmm::slice::SliceLinks;
+use weft_platform::clock::Reference;
 use weft_wire::halves::{self, HalvesConfig};
 
 use super::error::{EXIT_SETUP, VmError};
@@ -222,7 +222,7 @@ fn live(life: &Life<'_>, parent: Pid, node: usize, sockets: Sockets) -> ! {
 fn run(life: &Life<'_>, parent: Pid, node: usize, sockets: Sockets) -> anyhow::Result<()> {
     let plan = life.plan;
     die_with(parent)?;
-    confine::prepare(plan.confine)?;
+    weft_confine::prepare(plan.confine)?;
     let links = open(sockets, node, LinkOptions::of(life))?.context("there are no links")?;
     let outside = Outside {
         serial: Box::new(io::sink()),
@@ -235,7 +235,7 @@ fn run(life: &Life<'_>, parent: Pid, node: usize, sockets: Sockets) -> anyhow::R
         // A change of user undoes it.
         die_with(parent)?;
     }
-    confine::enter(ThreadKind::Main)?;
+    weft_confine::enter(ThreadKind::Main)?;
     let handle = machine.handle();
     // Why it ended is node 0's to say.
     while handle.wait(WAIT).is_none() {}

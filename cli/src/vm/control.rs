@@ -3,13 +3,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use weft_vmm::api::{
+use weft_api::{
     BackEndView, ConsoleView, Control, Counters, Failure, Faults, LocationView, Pages, State,
     VmView,
 };
-use weft_vmm::console::terminal::Size;
-use weft_vmm::console::{Keys, Output, Port};
-use weft_vmm::machine::{Configuration, Handle, Refusal, Request, Stage, Status, VcpuStage};
+use weft_console::terminal::Size;
+use weft_console::{Keys, Output, Port};
+use weft_machine::{Configuration, Handle, Refusal, Request, Stage, Status, VcpuStage};
 
 /// A machine and what is known of it beside its state.
 pub struct Controlled {

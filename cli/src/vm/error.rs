@@ -3,8 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use weft_confine::privilege::PrivilegeError;
 use weft_node::size::format_bytes;
-use weft_vmm::confine::privilege::PrivilegeError;
 
 /// The machine failed: a vCPU met what it cannot run, or the host refused it
 /// something.

@@ -6,10 +6,10 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use weft_machine::Configuration;
 use weft_node::machine::{self, MachinePlan};
 use weft_node::remote::{Event, RemoteSlice};
-use weft_vmm::clock::Reference;
-use weft_vmm::machine::Configuration;
+use weft_platform::clock::Reference;
 
 use super::companions::{Sockets, sockets};
 use super::error::VmError;

@@ -5,8 +5,8 @@
 //! somebody else. All of them are, before anything is opened.
 
 use anyhow::{Context, ensure};
+use weft_machine::{BackEndChoice, Configuration, Network, OpenDisks};
 use weft_node::consent::Lender;
-use weft_vmm::machine::{BackEndChoice, Configuration, Network, OpenDisks};
 
 /// Opens the disks of slice `number`, and refuses it if its lender does not allow a
 /// disk or network of its.

@@ -11,12 +11,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use nix::unistd::{Pid, Uid};
-use weft_vmm::api::{BackEndView, ConsoleView, Control, Server};
-use weft_vmm::confine::{self, ThreadKind, privilege};
-use weft_vmm::console::{Carrier, Notice, Output, Place, Port};
-use weft_vmm::machine::{ANSWER_SECONDS_MAX, End, Handle, Machine, OpenDisks, Outside, Request};
-
-use weft_vmm::slice::BOOTSTRAP;
+use weft_aggregate::BOOTSTRAP;
+use weft_api::{BackEndView, ConsoleView, Control, Server};
+use weft_confine::{ThreadKind, privilege};
+use weft_console::{Carrier, Notice, Output, Place, Port};
+use weft_machine::{ANSWER_SECONDS_MAX, End, Handle, Machine, OpenDisks, Outside, Request};
 
 use super::companions::{self, LinkOptions, Sockets};
 use super::control::{Controlled, Typed};
@@ -66,7 +65,7 @@ struct Prepared<'a> {
 fn prepare<'a>(life: &'a Life<'a>, parent: Pid, links: Sockets) -> anyhow::Result<Prepared<'a>> {
     let plan = life.plan;
     die_with(parent)?;
-    confine::prepare(plan.confine)?;
+    weft_confine::prepare(plan.confine)?;
     let output = Output::new().context("cannot create the console")?;
     if let Some(text) = &plan.ready {
         output.expect(text);
@@ -124,7 +123,7 @@ fn prepare<'a>(life: &'a Life<'a>, parent: Pid, links: Sockets) -> anyhow::Resul
     let owners = owners.map(Uid::as_raw).to_vec();
     let api =
         Server::start(listener, controlled.clone(), owners).context("cannot start the API")?;
-    confine::enter(ThreadKind::Main)?;
+    weft_confine::enter(ThreadKind::Main)?;
     Ok(Prepared {
         life,
         machine,
@@ -173,7 +172,7 @@ fn console(life: &Life<'_>, owners: &[Uid]) -> anyhow::Result<(ConsoleView, Plac
 /// Turns the machine's end into an event.
 fn watch(handle: &Handle, wake: Sender<Event>) -> anyhow::Result<()> {
     let handle = handle.clone();
-    confine::spawn("end", ThreadKind::Device, move || {
+    weft_confine::spawn("end", ThreadKind::Device, move || {
         let end = loop {
             if let Some(end) = handle.wait(WAIT) {
                 break end;

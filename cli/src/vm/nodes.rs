@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use weft_node::options::{LEASE_MAX, LEASE_MIN, Transport};
-use weft_vmm::machine::{
+use weft_machine::{
     BOOTSTRAP_MEMORY_MIN, CPUS_MAX, MEMORY_STEP, Placement, PlacementError, SLICE_MEMORY_MIN,
     SLICES_MAX, Share, deal_cpus, deal_memory,
 };
+use weft_node::options::{LEASE_MAX, LEASE_MIN, Transport};
 
 use super::args::VmRunArgs;
 use super::error::VmError;
@@ -71,7 +71,7 @@ impl Nodes {
     /// A node with what it gives, for a message; `None` on a machine of one.
     pub fn describe(&self, node: usize) -> Option<String> {
         let placement = Placement::new(self.shares.clone()).ok()?;
-        Some(weft_vmm::slice::describe(&placement, node))
+        Some(weft_aggregate::describe(&placement, node))
     }
 }
 

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use weft_vmm::api::BackEndView;
-use weft_vmm::confine::EXIT_REFUSED;
-use weft_vmm::machine::End;
+use weft_api::BackEndView;
+use weft_confine::EXIT_REFUSED;
+use weft_machine::End;
 
 use super::error::{EXIT_FAILED, EXIT_RESET, EXIT_STOPPED, EXIT_TRIPLE_FAULT};
 use super::trace::Trace;

@@ -3,12 +3,12 @@
 
 use std::path::PathBuf;
 
-use weft_node::host;
-use weft_vmm::confine::Mode;
-use weft_vmm::confine::privilege::{self, Identity};
-use weft_vmm::machine::{
+use weft_confine::privilege::Identity;
+use weft_confine::{Mode, privilege};
+use weft_machine::{
     BackEndChoice, CPUS_MAX, Configuration, Disk, Forward, Invalid, Network, check_host,
 };
+use weft_node::host;
 
 use super::args::{LateArg, VmRunArgs};
 use super::error::VmError;
@@ -289,9 +289,9 @@ fn check_name(name: &str) -> Result<String, VmError> {
 mod tests {
     use clap::Parser;
 
+    use weft_boot::Protocol;
+    use weft_machine::Share;
     use weft_node::options::Transport;
-    use weft_vmm::boot::Protocol;
-    use weft_vmm::machine::Share;
 
     use super::*;
     use crate::args::{Cli, Command};

@@ -27,11 +27,11 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::termios::{SetArg, Termios, tcgetattr, tcsetattr};
 use nix::unistd::{ForkResult, Pid, fork};
+use weft_aggregate::BOOTSTRAP;
+use weft_console::Carrier;
+use weft_machine::End;
 use weft_node::oom;
-use weft_vmm::clock::Reference;
-use weft_vmm::console::Carrier;
-use weft_vmm::machine::End;
-use weft_vmm::slice::BOOTSTRAP;
+use weft_platform::clock::Reference;
 
 use super::args::VmRunArgs;
 use super::companions::Companions;
@@ -60,7 +60,7 @@ pub fn run(args: &VmRunArgs, started: Instant) -> anyhow::Result<ExitCode> {
         eprintln!("weft: {error:#}");
         ExitCode::from(EXIT_SETUP)
     };
-    weft_vmm::clock::begin_tsc_measurement();
+    weft_platform::clock::begin_tsc_measurement();
     let prepared = || -> anyhow::Result<(Plan, Option<File>, Option<File>, Places)> {
         let plan = Plan::check(args)?;
         // Opened first: a summary that cannot be written is better known before
@@ -223,7 +223,7 @@ fn supervise(plan: &Plan, places: &Places, started: Instant) -> Result<Last, VmE
         );
         restarts += 1;
         started = Instant::now();
-        weft_vmm::clock::begin_tsc_measurement();
+        weft_platform::clock::begin_tsc_measurement();
     }
 }
 

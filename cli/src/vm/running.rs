@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use serde::Serialize;
+use weft_api::client::{Client, ClientError};
+use weft_api::{ConsoleView, STOP_SECONDS, STOP_SECONDS_MAX, VmView};
+use weft_console::attach::{Left, attach};
+use weft_console::terminal;
 use weft_node::size::format_bytes;
-use weft_vmm::api::client::{Client, ClientError};
-use weft_vmm::api::{ConsoleView, STOP_SECONDS, STOP_SECONDS_MAX, VmView};
-use weft_vmm::console::attach::{Left, attach};
-use weft_vmm::console::terminal;
 
 use super::places;
 use crate::summary::format_seconds;

@@ -6,12 +6,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
+use weft_aggregate::SliceLinks;
+use weft_confine::{Mode, ThreadKind};
+use weft_machine::{Configuration, End, Machine, OpenDisks, Outside};
 use weft_node::monitor::{Control, SliceBoot, Word};
 use weft_node::size::format_bytes;
-use weft_vmm::clock::measure_host_tsc;
-use weft_vmm::confine::{self, Mode, ThreadKind};
-use weft_vmm::machine::{Configuration, End, Machine, OpenDisks, Outside};
-use weft_vmm::slice::SliceLinks;
+use weft_platform::clock::measure_host_tsc;
 
 use super::companions::{LinkOptions, open};
 use super::error::EXIT_SETUP;
@@ -23,7 +23,7 @@ const WAIT: Duration = Duration::from_secs(3600);
 
 /// Lives as the slice that the daemon says.
 pub fn run() -> anyhow::Result<ExitCode> {
-    weft_vmm::clock::begin_tsc_measurement();
+    weft_platform::clock::begin_tsc_measurement();
     let control = Control::inherited().context("cannot be a node of a machine")?;
     // SAFETY: a request about the calling thread, and a string with its end.
     unsafe { libc::prctl(libc::PR_SET_NAME, c"weft-slice".as_ptr()) };
@@ -72,7 +72,7 @@ fn prepare(control: &Control) -> anyhow::Result<(Configuration, OpenDisks, Slice
     }
     let disks = lent::open(&settings.configuration, boot.number as usize, &boot.lender)
         .with_context(|| format!("for user {}", nix::unistd::geteuid()))?;
-    confine::prepare(Mode::Enforce)?;
+    weft_confine::prepare(Mode::Enforce)?;
     let options = LinkOptions {
         lease: Duration::from_millis(boot.lease_ms.into()),
         delay_max: settings.link_delay_max,
@@ -111,6 +111,6 @@ fn build(
         disks,
     };
     let machine = Machine::of_slice(configuration, outside, links)?;
-    confine::enter(ThreadKind::Main)?;
+    weft_confine::enter(ThreadKind::Main)?;
     Ok(machine)
 }

@@ -5,8 +5,8 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use weft_machine::DataPath;
 use weft_node::size::parse_size;
-use weft_vmm::machine::DataPath;
 
 /// How alike two words must be for one to be a misspelling of the other.
 const LIKENESS_MIN: f64 = 0.6;

@@ -13,8 +13,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use weft_vmm::api::State;
-use weft_vmm::api::client::{Client, ClientError};
+use weft_api::State;
+use weft_api::client::{Client, ClientError};
 
 use super::args::TopArgs;
 use super::running::{VIEW_BOUND, find_or_only};

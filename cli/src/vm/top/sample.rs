@@ -1,8 +1,8 @@
 //! Rates, from one reading of a machine's counters to the next.
 
 use serde::Serialize;
+use weft_api::{Counters, LocationView, VmView};
 use weft_node::size::PAGE_BYTES;
-use weft_vmm::api::{Counters, LocationView, VmView};
 
 /// Counters of a vCPU that stand for leaving the guest's code.
 const EXITS: [&str; 7] = [
@@ -159,8 +159,8 @@ impl Sample {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use weft_vmm::api::{BackEndView, ConsoleView, State};
-    use weft_vmm::machine::{Configuration, Share};
+    use weft_api::{BackEndView, ConsoleView, State};
+    use weft_machine::{Configuration, Share};
 
     fn reading(uptime_s: f64, counts: &[(&str, u64)]) -> Reading {
         let mut configuration = Configuration::new("vmlinux".into(), 128 << 20);

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use weft_vmm::slice::memory::{FAULTS_MAX, SliceFaults};
+use weft_coherent_memory::{FAULTS_MAX, SliceFaults};
 
 use super::{FORMAT, Trace};
 use crate::vm::running::find_or_only;

@@ -19,8 +19,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
-use weft_vmm::machine::{Configuration, Handle};
-use weft_vmm::slice::memory::{FaultRecord, PAGES_MAX, SliceFaults, SlicePages};
+use weft_coherent_memory::{FaultRecord, PAGES_MAX, SliceFaults, SlicePages};
+use weft_machine::{Configuration, Handle};
 
 use super::args::TraceArgs;
 use super::symbols::Symbols;

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use serde::Serialize;
-use weft_vmm::slice::memory::{FaultKind, FaultPurpose, FaultRecord};
+use weft_coherent_memory::{FaultKind, FaultPurpose, FaultRecord};
 
 use super::Trace;
 use crate::vm::symbols::Symbols;

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-use weft_vmm::slice::memory::{FaultKind, FaultPurpose, FaultRecord, PageCount};
-use weft_vmm::slice::memory::{SliceFaults, SlicePages};
+use weft_coherent_memory::{
+    FaultKind, FaultPurpose, FaultRecord, PageCount, SliceFaults, SlicePages,
+};
 
 use super::*;
 use crate::vm::symbols::tests::MAP;

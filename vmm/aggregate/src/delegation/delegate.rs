@@ -1,0 +1,177 @@
+//! Stands in, on the bootstrap slice, for the handler of a unit that another slice
+//! serves: to the transport it is a handler like any other.
+//!
+//! ```text
+//! Idle ──start──> Serving ──quiesce──> Stopping ──stopped──> Idle
+//!                             start while Stopping: served again once it stopped
+//! ```
+
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Instant;
+
+use vmm_sys_util::epoll::EventSet;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use weft_confine::lock;
+use weft_virtio::ring::QueueState;
+use weft_virtio::worker::{Cause, Progress};
+use weft_virtio::{Fault, Handler, Ring};
+
+use super::note::{Address, DeviceNote};
+use super::{Activation, Delegation, Stopped};
+
+/// Where the word arrives that a unit has stopped.
+pub(super) struct Desk {
+    stopped: Mutex<Option<Stopped>>,
+    changed: Condvar,
+    arrived: EventFd,
+}
+
+impl Desk {
+    pub fn new() -> std::io::Result<Self> {
+        Ok(Self {
+            stopped: Mutex::default(),
+            changed: Condvar::new(),
+            arrived: EventFd::new(EFD_NONBLOCK)?,
+        })
+    }
+
+    /// The word came.
+    pub fn put(&self, stopped: Stopped) {
+        *lock(&self.stopped) = Some(stopped);
+        self.changed.notify_all();
+        // A full counter wakes as well.
+        let _ = self.arrived.write(1);
+    }
+
+    /// Waits for it until `deadline`.
+    fn wait(&self, deadline: Instant) -> Option<Stopped> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let waited = self
+            .changed
+            .wait_timeout_while(lock(&self.stopped), left, |word| word.is_none());
+        let (mut word, _) = waited.unwrap_or_else(|poison| poison.into_inner());
+        word.take()
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Idle,
+    Serving,
+    Stopping { again: bool },
+}
+
+/// The stand-in.
+pub(super) struct Delegate {
+    unit: Address,
+    slice: usize,
+    features: u64,
+    delegation: Arc<Delegation>,
+    desk: Arc<Desk>,
+    /// For kicks and faults; their memory is not touched here.
+    rings: Vec<Ring>,
+    states: Vec<(u16, QueueState)>,
+    stage: Stage,
+}
+
+impl Delegate {
+    pub fn new(
+        delegation: Arc<Delegation>,
+        desk: Arc<Desk>,
+        (unit, slice): (Address, usize),
+        features: u64,
+        rings: Vec<Ring>,
+    ) -> Self {
+        let states = rings.iter().map(|ring| (ring.index(), ring.state()));
+        Self {
+            unit,
+            slice,
+            features,
+            delegation,
+            desk,
+            states: states.collect(),
+            rings,
+            stage: Stage::Idle,
+        }
+    }
+
+    fn activate(&mut self) {
+        let activation = Activation {
+            features: self.features,
+            queues: self.states.clone(),
+        };
+        // It is plain data: it always has a text.
+        let json = serde_json::to_vec(&activation).unwrap_or_default();
+        let note = DeviceNote::Activate(json);
+        self.delegation.tell(self.slice, self.unit, note);
+        self.stage = Stage::Serving;
+    }
+
+    fn has_stopped(&mut self, stopped: Stopped) {
+        for (index, state) in &mut self.states {
+            if let Some((_, end)) = stopped.0.iter().find(|(queue, _)| queue == index) {
+                state.next_available = end.next_available;
+                state.next_used = end.next_used;
+            }
+        }
+        let again = self.stage == Stage::Stopping { again: true };
+        self.stage = Stage::Idle;
+        if again {
+            self.activate();
+        }
+    }
+}
+
+impl Handler for Delegate {
+    fn rings(&self) -> Vec<&Ring> {
+        self.rings.iter().collect()
+    }
+
+    fn watched(&self) -> Vec<(RawFd, EventSet)> {
+        vec![(self.desk.arrived.as_raw_fd(), EventSet::IN)]
+    }
+
+    fn work(&mut self, cause: Cause) -> Result<Progress, Fault> {
+        match (cause, self.stage) {
+            (Cause::Start, Stage::Idle) => self.activate(),
+            (Cause::Start, Stage::Stopping { .. }) => {
+                self.stage = Stage::Stopping { again: true };
+            }
+            (Cause::Kick(place), Stage::Serving) => {
+                if let Some(ring) = self.rings.get(place) {
+                    let queue = Address::new(self.unit.device, ring.index());
+                    self.delegation.tell(self.slice, queue, DeviceNote::Kick);
+                }
+            }
+            _ => {}
+        }
+        if matches!(self.stage, Stage::Stopping { .. })
+            && let Some(stopped) = self.desk.wait(Instant::now())
+        {
+            self.has_stopped(stopped);
+        }
+        Ok(Progress::Idle)
+    }
+
+    fn quiesce(&mut self, deadline: Instant) -> bool {
+        match self.stage {
+            Stage::Idle => return true,
+            Stage::Serving => {
+                self.delegation
+                    .tell(self.slice, self.unit, DeviceNote::Stop);
+            }
+            Stage::Stopping { .. } => {}
+        }
+        self.stage = Stage::Stopping { again: false };
+        // Of a machine that is over nobody says that he stopped.
+        if self.delegation.peers.is_over() {
+            return true;
+        }
+        match self.desk.wait(deadline) {
+            Some(stopped) => self.has_stopped(stopped),
+            None => return self.delegation.peers.is_over(),
+        }
+        true
+    }
+}

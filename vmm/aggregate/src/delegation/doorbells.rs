@@ -1,0 +1,32 @@
+//! Where a companion's vCPUs notify devices: the notification goes to the slice
+//! that serves the queue, and the vCPU waits for nobody. (All other registers are
+//! asked for; see [`crate::registers`].)
+
+use std::sync::Arc;
+
+use weft_platform::bus::BusDevice;
+use weft_virtio::NOTIFY_MULTIPLIER;
+
+use super::Delegation;
+use super::note::{Address, DeviceNote};
+
+/// One device's.
+pub(super) struct Doorbells {
+    pub device: u8,
+    pub delegation: Arc<Delegation>,
+}
+
+impl BusDevice for Doorbells {
+    fn read(&self, _: u64, data: &mut [u8]) {
+        data.fill(0);
+    }
+
+    fn write(&self, offset: u64, _: &[u8]) {
+        let queue = (offset / NOTIFY_MULTIPLIER) as u16;
+        let address = Address::new(self.device, queue);
+        match self.delegation.server_of(address) {
+            slice if slice == self.delegation.number => self.delegation.kick(address),
+            slice => self.delegation.tell(slice, address, DeviceNote::Kick),
+        }
+    }
+}

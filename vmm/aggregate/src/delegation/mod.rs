@@ -1,0 +1,411 @@
+//! Devices of which one slice has the file or link, the bootstrap slice the
+//! registers, and each slice serves the queues of its own vCPUs.
+//!
+//! ```text
+//!  slice 0                       slice 1                     slice 2
+//!  Transport ──── Delegate ═════▶ Station                     file
+//!   registers      activate,       Worker ── Handler           ▲
+//!   MSI-X table    stop             │ ring, buffers            │
+//!   Teller ──────── ways ─────────▶ │ in its own memory        │
+//!                                  Carrier ─── pieces ──────▶ Server
+//! ```
+//!
+//! Invariants: a queue is served by exactly one slice, or by none; it is served
+//! only between `Activate` and `Stopped`; a message that the driver has taken back
+//! is not sent any more once the driver's write has returned.
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | `scheme` | who serves what |
+//! | `note` | what slices tell each other |
+//! | `spread`, `delegate` | slice 0: stand-ins for queues served elsewhere |
+//! | `ways` | slice 0: tells where interrupts and notifications go |
+//! | `station` | companions: serve queues |
+//! | `doorbells` | companions: notifications that wait for nobody |
+//! | `disks` | requests and answers of disks |
+//! | `networks` | frames of networks |
+
+mod delegate;
+mod disks;
+mod doorbells;
+mod networks;
+pub(super) mod note;
+mod scheme;
+mod spread;
+mod station;
+#[cfg(test)]
+mod tests;
+mod ways;
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::mpsc::{SyncSender, TrySendError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use vmm_sys_util::eventfd::EventFd;
+use weft_confine::lock;
+use weft_platform::bus::Bus;
+use weft_virtio::block::{Block, Carrier, Inbox, Job, QUEUE_SIZE, Server};
+use weft_virtio::net::{Inbox as FrameInbox, Switch};
+use weft_virtio::ring::QueueState;
+use weft_virtio::worker::Cause;
+use weft_virtio::{ConfigSpace, Fault, NOTIFY_MULTIPLIER, Transport, Watch};
+
+use super::BOOTSTRAP;
+use super::peers::Peers;
+use super::questions::Questions;
+use delegate::Desk;
+use disks::DiskCarry;
+use doorbells::Doorbells;
+pub use note::{Address, DeviceNote};
+pub use scheme::Scheme;
+pub use spread::Spread;
+use station::{Order, Route};
+pub use station::{Station, StationPart, Tools};
+use ways::Teller;
+
+/// What a unit is to be served with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Activation {
+    /// What the driver took.
+    pub features: u64,
+    /// The queues that it uses, and how far they got.
+    pub queues: Vec<(u16, QueueState)>,
+}
+
+/// How far the queues of a unit got.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stopped(pub Vec<(u16, QueueState)>);
+
+/// Who hears of what. Filled while the machine is put together, then only read.
+#[derive(Default)]
+struct Table {
+    schemes: HashMap<u8, Scheme>,
+    inboxes: HashMap<Address, Arc<Inbox>>,
+    servers: HashMap<u8, Arc<Server>>,
+    frames: HashMap<Address, Arc<FrameInbox>>,
+    switches: HashMap<u8, Arc<Switch>>,
+    configurations: HashMap<u8, Arc<ConfigSpace>>,
+    routes: HashMap<Address, Route>,
+    desks: HashMap<Address, Arc<Desk>>,
+    kicks: HashMap<Address, Arc<EventFd>>,
+    transports: HashMap<u8, Weak<Transport>>,
+    station: Option<SyncSender<Order>>,
+}
+
+/// One slice's part in the devices of all.
+pub struct Delegation {
+    number: usize,
+    peers: Arc<Peers>,
+    seen: Questions<()>,
+    patience: Duration,
+    /// Never held across a call.
+    table: RwLock<Table>,
+    mmio: OnceLock<Bus>,
+    /// Where the doorbells of a device are, on a companion.
+    placed: Mutex<HashMap<u8, u64>>,
+}
+
+impl Delegation {
+    /// Of slice `number`, which waits `patience` for others.
+    pub(super) fn new(number: usize, peers: Arc<Peers>, patience: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            number,
+            peers,
+            seen: Questions::default(),
+            patience,
+            table: RwLock::default(),
+            mmio: OnceLock::new(),
+            placed: Mutex::default(),
+        })
+    }
+
+    /// Says where the memory-mapped registers of devices are, once.
+    pub(super) fn join(&self, mmio: &Bus) {
+        let _ = self.mmio.set(mmio.clone());
+    }
+
+    /// No vCPU waits for anything any more.
+    pub(super) fn end_waits(&self) {
+        self.seen.end();
+    }
+
+    /// `slice` answers nothing any more.
+    pub(super) fn lose(&self, slice: usize) {
+        self.seen.lose(slice);
+    }
+
+    /// The machine is over: threads end.
+    pub(super) fn close(&self) {
+        self.end_waits();
+        for server in self.read(|table| table.servers.values().cloned().collect::<Vec<_>>()) {
+            server.close();
+        }
+        for switch in self.read(|table| table.switches.values().cloned().collect::<Vec<_>>()) {
+            switch.close();
+        }
+    }
+
+    /// A device's scheme.
+    pub fn add_scheme(&self, device: u8, scheme: &Scheme) {
+        self.write(|table| table.schemes.insert(device, scheme.clone()));
+    }
+
+    /// The ways to a disk of another slice for the queues that `scheme` has this one
+    /// serve, which has so many `carriers` in all.
+    ///
+    /// # Errors
+    /// No descriptors left.
+    pub fn carriers(
+        self: &Arc<Self>,
+        device: u8,
+        scheme: &Scheme,
+        carriers: usize,
+    ) -> io::Result<Vec<Option<Carrier>>> {
+        let carrier = |unit| {
+            if scheme.server(unit) != self.number {
+                return Ok(None);
+            }
+            let queue = Address::new(device, unit);
+            let inbox = Inbox::new()?;
+            self.write(|table| table.inboxes.insert(queue, inbox.clone()));
+            let carry = DiskCarry {
+                queue,
+                slice: scheme.owner(),
+                delegation: self.clone(),
+            };
+            let carry = Arc::new(carry);
+            Ok(Some(Carrier::new(carry, inbox, QUEUE_SIZE, carriers)))
+        };
+        (0..scheme.units()).map(carrier).collect()
+    }
+
+    /// Has other slices use a disk that is here, if any of them serves its queues.
+    ///
+    /// # Errors
+    /// No thread.
+    pub fn serve_disk(
+        self: &Arc<Self>,
+        device: u8,
+        scheme: &Scheme,
+        disk: &Block,
+    ) -> io::Result<()> {
+        let others = (0..scheme.units()).filter(|unit| scheme.server(*unit) != self.number);
+        // A queue has as many requests as entries, and one long one in pieces.
+        let most = others.count() * 2 * usize::from(QUEUE_SIZE);
+        if most == 0 {
+            return Ok(());
+        }
+        let name = format!("disk{device}");
+        let reply = disks::reply(device, self.clone());
+        if let Some(server) = disk.serve(&name, most, reply)? {
+            self.write(|table| table.servers.insert(device, server));
+        }
+        Ok(())
+    }
+
+    /// Who hears of the ways to a device whose registers are here.
+    pub fn watch(self: &Arc<Self>, device: u8) -> Arc<dyn Watch> {
+        Arc::new(Teller {
+            device,
+            delegation: self.clone(),
+            told: Mutex::default(),
+        })
+    }
+
+    /// A device whose registers are here.
+    pub fn add_transport(&self, device: u8, transport: &Arc<Transport>) {
+        let transport = Arc::downgrade(transport);
+        self.write(|table| table.transports.insert(device, transport));
+    }
+
+    fn add_desk(&self, unit: Address, desk: Arc<Desk>) {
+        self.write(|table| table.desks.insert(unit, desk));
+    }
+
+    fn add_kick(&self, queue: Address, kick: Arc<EventFd>) {
+        self.write(|table| {
+            table.routes.insert(queue, Arc::default());
+            table.kicks.insert(queue, kick);
+        });
+    }
+
+    fn set_station(&self, orders: SyncSender<Order>) {
+        self.write(|table| table.station = Some(orders));
+    }
+
+    fn route(&self, queue: Address) -> Option<Route> {
+        self.read(|table| table.routes.get(&queue).cloned())
+    }
+
+    /// The slice that serves a queue.
+    fn server_of(&self, queue: Address) -> usize {
+        self.read(|table| {
+            let scheme = table.schemes.get(&queue.device);
+            scheme.map_or(BOOTSTRAP, |scheme| scheme.server_of_queue(queue.index()))
+        })
+    }
+
+    /// The driver notified a queue that is served here. On the vCPU's thread, or on the
+    /// one that reads the link of its slice: a request that goes to another slice goes
+    /// at once if that needs no waiting.
+    fn kick(&self, queue: Address) {
+        let inbox = self.read(|table| table.inboxes.get(&queue).cloned());
+        if inbox.is_some_and(|inbox| inbox.work(Cause::Kick(0))) {
+            return;
+        }
+        if let Some(kick) = self.read(|table| table.kicks.get(&queue).cloned()) {
+            // A full counter wakes as well.
+            let _ = kick.write(1);
+        } else if let Some(transport) = self.transport(queue.device) {
+            transport.kick(queue.index());
+        }
+    }
+
+    fn transport(&self, device: u8) -> Option<Arc<Transport>> {
+        self.read(|table| table.transports.get(&device).and_then(Weak::upgrade))
+    }
+
+    fn tell(&self, slice: usize, address: Address, note: DeviceNote) {
+        let (header, payload) = note.encode(address);
+        self.peers.send(slice, &header, &[payload]);
+    }
+
+    /// Waits until the slice that was told with this ticket has seen it.
+    fn was_seen(&self, ticket: u64) -> bool {
+        self.seen.wait(ticket, self.patience).is_some() || self.peers.is_over()
+    }
+
+    /// A note that came from `from`. Waits for nothing.
+    ///
+    /// # Errors
+    /// What is wrong with it, or with its sender.
+    pub(super) fn take(
+        self: &Arc<Self>,
+        from: usize,
+        address: Address,
+        note: DeviceNote,
+    ) -> Result<(), String> {
+        let commands = matches!(
+            note,
+            DeviceNote::Doorbells { .. }
+                | DeviceNote::Route { .. }
+                | DeviceNote::Activate(_)
+                | DeviceNote::Stop
+                | DeviceNote::Use(_)
+        );
+        if commands && from != BOOTSTRAP {
+            return Err("it gave orders about a device".into());
+        }
+        match note {
+            DeviceNote::Described(_) => return Err("it described a device too late".into()),
+            DeviceNote::Doorbells {
+                ticket,
+                address: place,
+                queues,
+            } => {
+                self.place_doorbells(address.device, place, queues);
+                self.tell(from, address, DeviceNote::Seen { ticket });
+            }
+            DeviceNote::Route { ticket, message } => {
+                if let Some(route) = self.route(address) {
+                    *lock(&route) = message;
+                }
+                self.tell(from, address, DeviceNote::Seen { ticket });
+            }
+            DeviceNote::Seen { ticket } => self.seen.answer(ticket, ()),
+            DeviceNote::Activate(json) => return self.order(Order::Activate(address, json)),
+            DeviceNote::Stop => return self.order(Order::Stop(address)),
+            DeviceNote::Stopped(json) => {
+                let stopped = serde_json::from_slice(&json)
+                    .map_err(|error| format!("its queues stopped in an unknown way: {error}"))?;
+                if let Some(desk) = self.read(|table| table.desks.get(&address).cloned()) {
+                    desk.put(stopped);
+                }
+            }
+            DeviceNote::Kick => self.kick(address),
+            DeviceNote::Used => {
+                if let Some(transport) = self.transport(address.device) {
+                    transport.interrupt().queue(address.index());
+                }
+            }
+            DeviceNote::Broken(text) => {
+                if let Some(transport) = self.transport(address.device) {
+                    let text = String::from_utf8_lossy(&text).into_owned();
+                    transport.interrupt().fault(&Fault::Elsewhere(text));
+                }
+            }
+            DeviceNote::Ask { piece, data } => {
+                let queue = address.index();
+                let job = Job {
+                    from,
+                    queue,
+                    piece,
+                    data: data.into_owned(),
+                };
+                let server = self.read(|table| table.servers.get(&address.device).cloned());
+                let server = server.ok_or("it asks for a disk that is not here")?;
+                if !server.ask(job) {
+                    return Err("it asks more of a disk than it may".into());
+                }
+            }
+            DeviceNote::Answered(answer) => {
+                if let Some(inbox) = self.read(|table| table.inboxes.get(&address).cloned()) {
+                    inbox.put(answer);
+                }
+            }
+            DeviceNote::Frames(batch) => return self.take_frames(from, address, batch),
+            DeviceNote::Taken { bytes } => return self.frames_taken(from, address, bytes),
+            DeviceNote::Use(usage) => {
+                let switch = self.read(|table| table.switches.get(&address.device).cloned());
+                switch
+                    .ok_or("it gave orders about a network that is not here")?
+                    .use_as(usage);
+            }
+            DeviceNote::Configured(bytes) => {
+                return self.configure(from, address.device, &bytes);
+            }
+        }
+        Ok(())
+    }
+
+    fn order(&self, order: Order) -> Result<(), String> {
+        let station = self.read(|table| table.station.clone());
+        let station = station.ok_or("it gave orders about devices, of which none is here")?;
+        match station.try_send(order) {
+            Err(TrySendError::Full(_)) => Err("it gave too many orders about devices".into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Puts a device's doorbells where they are now.
+    fn place_doorbells(self: &Arc<Self>, device: u8, place: Option<u64>, queues: u64) {
+        let Some(mmio) = self.mmio.get() else {
+            return;
+        };
+        let mut placed = lock(&self.placed);
+        if let Some(old) = placed.remove(&device) {
+            mmio.remove(old);
+        }
+        let Some(start) = place else {
+            return;
+        };
+        let end = start.saturating_add(queues.saturating_mul(NOTIFY_MULTIPLIER));
+        let delegation = self.clone();
+        let doorbells = Doorbells { device, delegation };
+        // Where something else is, the register on slice 0 does it.
+        if mmio.insert(start..end, Arc::new(doorbells)).is_ok() {
+            placed.insert(device, start);
+        }
+    }
+
+    fn read<T>(&self, look: impl FnOnce(&Table) -> T) -> T {
+        look(&self.table.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn write<T>(&self, change: impl FnOnce(&mut Table) -> T) -> T {
+        change(&mut self.table.write().unwrap_or_else(PoisonError::into_inner))
+    }
+}

@@ -1,0 +1,214 @@
+//! The frames of networks between slices, and what slice 0 says of their use.
+
+use std::borrow::Cow;
+use std::io;
+use std::sync::Arc;
+
+use weft_confine::ThreadKind;
+use weft_virtio::net::{Carrier, Carry, Inbox, Link, Place, Switch, Usage};
+use weft_virtio::{ConfigSpace, net};
+
+use super::Delegation;
+use super::note::{self, Address, DeviceNote};
+use super::scheme::Scheme;
+use crate::BOOTSTRAP;
+
+/// The way between a pair of queues and a network, on two slices.
+struct NetCarry {
+    pair: Address,
+    /// Who is at the other end.
+    slice: usize,
+    delegation: Arc<Delegation>,
+}
+
+impl Carry for NetCarry {
+    fn frames(&self, batch: &[u8]) {
+        let header = note::frames(self.pair);
+        self.delegation.peers.send(self.slice, &header, &[batch]);
+    }
+
+    fn taken(&self, bytes: u64) {
+        let note = DeviceNote::Taken { bytes };
+        self.delegation.tell(self.slice, self.pair, note);
+    }
+}
+
+impl Delegation {
+    /// The links of those pairs of a network that this slice serves, where `scheme`
+    /// has several slices do so. `link`: the network's own, if it is here. At most
+    /// `window` bytes are under way between two slices, for each pair and way.
+    ///
+    /// # Errors
+    /// No descriptors left, or no thread.
+    pub fn links(
+        self: &Arc<Self>,
+        device: u8,
+        scheme: &Scheme,
+        link: Option<Box<dyn Link>>,
+        window: usize,
+    ) -> io::Result<Vec<Option<Box<dyn Link>>>> {
+        let switch = link
+            .map(|link| self.switch(device, scheme, link, window))
+            .transpose()?;
+        let link = |pair| {
+            if scheme.server(pair) != self.number {
+                return Ok(None);
+            }
+            if let Some(switch) = &switch {
+                return Ok(Some(switch.port(pair)));
+            }
+            let inbox = Inbox::new(window)?;
+            let address = Address::new(device, pair);
+            self.write(|table| table.frames.insert(address, inbox.clone()));
+            let carry = self.net_carry(address, scheme.owner());
+            Ok(Some(Box::new(Carrier::new(carry, inbox)) as Box<dyn Link>))
+        };
+        (0..scheme.units()).map(link).collect()
+    }
+
+    fn net_carry(self: &Arc<Self>, pair: Address, slice: usize) -> Arc<dyn Carry> {
+        let delegation = self.clone();
+        Arc::new(NetCarry {
+            pair,
+            slice,
+            delegation,
+        })
+    }
+
+    /// Starts the switch of a network that is here.
+    fn switch(
+        self: &Arc<Self>,
+        device: u8,
+        scheme: &Scheme,
+        link: Box<dyn Link>,
+        window: usize,
+    ) -> io::Result<Arc<Switch>> {
+        let place = |pair| match scheme.server(pair) {
+            slice if slice == self.number => Place::Here,
+            slice => Place::There(self.net_carry(Address::new(device, pair), slice)),
+        };
+        let delegation = self.clone();
+        let gone = Box::new(move |error: &io::Error| {
+            eprintln!("weft: net{device}: the network is gone: {error}");
+            delegation.unplug(device);
+        });
+        let places = (0..scheme.units()).map(place).collect();
+        let switch = Switch::new(link, places, window, gone)?;
+        self.write(|table| table.switches.insert(device, switch.clone()));
+        let thread = switch.clone();
+        let name = format!("weft-net{device}");
+        weft_confine::spawn(&name, ThreadKind::Network, move || thread.run())?;
+        Ok(switch)
+    }
+
+    /// What the driver of a device reads, on the slice that shows it and on that which
+    /// has it.
+    pub fn add_configuration(&self, device: u8, configuration: Arc<ConfigSpace>) {
+        self.write(|table| table.configurations.insert(device, configuration));
+    }
+
+    /// The driver of a network uses this from now on. On the bootstrap slice; waits
+    /// for nothing.
+    pub fn use_network(&self, device: u8, usage: Usage) {
+        let (switch, owner) = self.read(|table| {
+            let owner = table.schemes.get(&device).map(Scheme::owner);
+            (table.switches.get(&device).cloned(), owner)
+        });
+        match (switch, owner) {
+            (Some(switch), _) => switch.use_as(usage),
+            (None, Some(owner)) if owner != self.number => {
+                let address = Address::new(device, 0);
+                self.tell(owner, address, DeviceNote::Use(usage));
+            }
+            _ => {}
+        }
+    }
+
+    /// The cable of a network that is here is out.
+    fn unplug(&self, device: u8) {
+        let configuration = self.read(|table| table.configurations.get(&device).cloned());
+        if configuration.is_some_and(|configuration| net::unplug(&configuration)) {
+            self.configured(device);
+        }
+    }
+
+    /// What the driver of a device that is here reads has changed.
+    pub(super) fn configured(&self, device: u8) {
+        if let Some(transport) = self.transport(device) {
+            transport.interrupt().configuration();
+        } else if self.number != BOOTSTRAP
+            && let Some(configuration) =
+                self.read(|table| table.configurations.get(&device).cloned())
+        {
+            let note = DeviceNote::Configured(configuration.bytes());
+            self.tell(BOOTSTRAP, Address::new(device, 0), note);
+        }
+    }
+
+    /// The device's slice says what its driver reads now.
+    pub(super) fn configure(&self, from: usize, device: u8, bytes: &[u8]) -> Result<(), String> {
+        let (configuration, owner) = self.read(|table| {
+            let owner = table.schemes.get(&device).map(Scheme::owner);
+            (table.configurations.get(&device).cloned(), owner)
+        });
+        let (Some(configuration), Some(transport)) = (configuration, self.transport(device)) else {
+            return Err("it speaks of a device that is not shown here".into());
+        };
+        if owner != Some(from) || configuration.size() != bytes.len() {
+            return Err("it speaks of a device that is another one".into());
+        }
+        configuration.set(0, bytes);
+        transport.interrupt().configuration();
+        Ok(())
+    }
+
+    /// What is at this end of the way between a pair and its network, whose other end
+    /// is at `from`.
+    fn way(&self, from: usize, pair: Address) -> Result<Way, String> {
+        self.read(|table| {
+            let scheme = table.schemes.get(&pair.device);
+            let far = |scheme: &Scheme| match scheme.owner() {
+                owner if owner == self.number => scheme.server(pair.index()),
+                owner => owner,
+            };
+            let switch = table.switches.get(&pair.device).cloned().map(Way::Switch);
+            let inbox = || table.frames.get(&pair).cloned().map(Way::Inbox);
+            match switch.or_else(inbox) {
+                Some(way) if scheme.map(far) == Some(from) => Ok(way),
+                _ => Err("it sends frames of a network to where nobody takes them".into()),
+            }
+        })
+    }
+
+    /// Frames came.
+    pub(super) fn take_frames(
+        &self,
+        from: usize,
+        pair: Address,
+        batch: Cow<'_, [u8]>,
+    ) -> Result<(), String> {
+        match self.way(from, pair)? {
+            Way::Switch(switch) => switch.put(pair.index(), &batch),
+            Way::Inbox(inbox) => inbox.put(batch.into_owned()),
+        }
+    }
+
+    /// Some that were sent are done with.
+    pub(super) fn frames_taken(
+        &self,
+        from: usize,
+        pair: Address,
+        bytes: u64,
+    ) -> Result<(), String> {
+        match self.way(from, pair)? {
+            Way::Switch(switch) => switch.taken(pair.index(), bytes),
+            Way::Inbox(inbox) => inbox.taken(bytes),
+        }
+    }
+}
+
+/// One end of the way between a pair and its network.
+enum Way {
+    Switch(Arc<Switch>),
+    Inbox(Arc<Inbox>),
+}

@@ -1,0 +1,431 @@
+//! Networks whose pairs of queues two slices serve.
+
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::UnixDatagram;
+use std::time::Instant;
+
+use weft_platform::interrupts::Locations;
+use weft_virtio::net;
+use weft_virtio::net::{BATCH_MAX, Link, Mac, Net, Usage};
+use weft_virtio::ring::{Segment, copy_out, total};
+
+use super::*;
+use crate::devices::DataPath;
+
+const HEADER: usize = 12;
+/// Where the headers of frames say that they leave the checksum to the other side.
+const NEEDS_CHECKSUM: u8 = 1;
+const CONTROL: usize = 4;
+const STATUS: u64 = 6;
+
+/// A cable over which headers travel, too, as with a tap device.
+struct Cable(UnixDatagram);
+
+impl Link for Cable {
+    fn descriptor(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    fn receive(&mut self, frame: &mut [u8]) -> io::Result<Option<usize>> {
+        match self.0.recv(frame) {
+            Ok(length) => Ok(Some(length)),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn send(&mut self, memory: &DeviceMemory, frame: &[Segment]) -> io::Result<()> {
+        let mut bytes = vec![0; total(frame) as usize];
+        copy_out(memory, frame, 0, &mut bytes);
+        self.send_bytes(&bytes)
+    }
+
+    fn send_bytes(&mut self, frame: &[u8]) -> io::Result<()> {
+        self.0.send(frame).map(drop)
+    }
+}
+
+/// Two slices with a network of two pairs; the cable's other end.
+fn rig(owner: usize, delay: Duration) -> (Rig, UnixDatagram) {
+    let (rig, far, _) = rig_with_plug(owner, delay);
+    (rig, far)
+}
+
+/// The same, and the near end, with which the cable can be pulled.
+fn rig_with_plug(owner: usize, delay: Duration) -> (Rig, UnixDatagram, UnixDatagram) {
+    let (near, far) = UnixDatagram::pair().unwrap();
+    near.set_nonblocking(true).unwrap();
+    far.set_read_timeout(Some(PATIENCE)).unwrap();
+    let scheme = Scheme::new(&Locations::new([1, 1]), owner, DataPath::Bypass, 2, 2);
+    let links = (0..2).map(|_| Box::new(Cable(near.try_clone().unwrap())) as Box<dyn Link>);
+    let whole = Net::new(links.collect(), Mac([2, 0, 0, 0, 0, 1]), None, u64::MAX).unwrap();
+    let description = whole.describe();
+    let plug = near.try_clone().unwrap();
+    let mut near = Some(near);
+    let rig = Rig::new(owner, delay, &mut |slice| {
+        let delegation = slice.delegation().clone();
+        delegation.add_scheme(0, &scheme);
+        let here = (slice.number() == owner).then(|| near.take().unwrap());
+        let link = here.map(|near| Box::new(Cable(near)) as Box<dyn Link>);
+        let links = delegation.links(0, &scheme, link, net::window(20));
+        let user = delegation.clone();
+        let user = slice.is_bootstrap().then(|| {
+            let tell = move |usage| user.use_network(0, usage);
+            Box::new(tell) as net::Use
+        });
+        let net = Net::spread(&description, links.unwrap(), user);
+        delegation.add_configuration(0, net.configuration());
+        (scheme.clone(), Box::new(net))
+    });
+    (rig, far, plug)
+}
+
+/// A frame of TCP, its header first, with `length` bytes of content.
+fn frame(from: u16, to: u16, length: usize, seed: u8) -> Vec<u8> {
+    let mut frame = vec![0; HEADER];
+    frame[0] = NEEDS_CHECKSUM;
+    frame.extend([0; 12]);
+    frame.extend([8, 0]);
+    let mut packet = [0; 20];
+    (packet[0], packet[9]) = (0x45, 6);
+    frame.extend(packet);
+    frame.extend(from.to_be_bytes());
+    frame.extend(to.to_be_bytes());
+    let content = (0..length).map(|byte| (byte as u8).wrapping_mul(7) ^ seed);
+    frame.extend(content);
+    frame
+}
+
+/// Offers a frame on the pair of `slice`.
+fn offer(rig: &Rig, driver: &mut Driver<'_>, slice: usize, frame: &[u8]) {
+    let machine = &rig.machines[slice];
+    let (first, rest) = frame.split_at(HEADER + 3);
+    let chain = [buffer(machine, first, false), buffer(machine, rest, false)];
+    let queue = 2 * slice + 1;
+    let head = driver.chain(queue, &chain);
+    driver.offer(queue, head);
+    driver.kick(queue);
+}
+
+/// Offers room for a frame.
+fn room(rig: &Rig, driver: &mut Driver<'_>, slice: usize, length: usize) -> Buffer {
+    let room = buffer(&rig.machines[slice], &vec![0; length], true);
+    let head = driver.chain(2 * slice, &[room]);
+    driver.offer(2 * slice, head);
+    driver.kick(2 * slice);
+    room
+}
+
+fn received(far: &UnixDatagram) -> Vec<u8> {
+    let mut frame = vec![0; 100_000];
+    let length = far.recv(&mut frame).unwrap();
+    frame.truncate(length);
+    frame
+}
+
+/// Has the driver use both pairs.
+fn use_both(rig: &Rig, driver: &mut Driver<'_>) {
+    let machine = &rig.machines[0];
+    let answer = buffer(machine, &[9], true);
+    let command = [
+        buffer(machine, &[4, 0], false),
+        buffer(machine, &[2, 0], false),
+        answer,
+    ];
+    driver.request(CONTROL, &command);
+    assert_eq!(machine.bytes(answer.address, 1), [0]);
+}
+
+/// Frames of one flow out and in on the pair of `slice`.
+fn there_and_back(rig: &Rig, far: &UnixDatagram, driver: &mut Driver<'_>, slice: usize) {
+    let port = 5000 + slice as u16;
+    for length in [1, 1400, 60_000] {
+        let sent = frame(port, 80, length, slice as u8);
+        offer(rig, driver, slice, &sent);
+        driver.wait_used(2 * slice + 1);
+        assert!(received(far) == sent, "{length}");
+        let room = room(rig, driver, slice, 70_000);
+        let mut answer = frame(80, port, length, !slice as u8);
+        driver.rearm(2 * slice);
+        far.send(&answer).unwrap();
+        assert_eq!(driver.wait_used(2 * slice).1 as usize, answer.len());
+        // Over how many buffers it went.
+        answer[10] = 1;
+        let bytes = rig.machines[slice].bytes(room.address, answer.len());
+        assert!(bytes == answer, "{length}");
+    }
+    let sink = match slice {
+        0 => &rig.machines[0].messages,
+        _ => &rig.far,
+    };
+    // The vector of a queue is its number and one.
+    assert!(sink.wait(2 * slice + 1), "no interrupt on slice {slice}");
+}
+
+#[test]
+fn frames_go_both_ways_wherever_the_network_is() {
+    for owner in [0, 1] {
+        for delay in [Duration::ZERO, Duration::from_millis(2)] {
+            let (rig, far) = rig(owner, delay);
+            let (mut driver, queues) = rig.started();
+            let mut other = rig.other(queues);
+            there_and_back(&rig, &far, &mut driver, 0);
+            use_both(&rig, &mut driver);
+            for _ in 0..3 {
+                there_and_back(&rig, &far, &mut other, 1);
+                there_and_back(&rig, &far, &mut driver, 0);
+            }
+            drop((driver, other));
+            rig.end();
+        }
+    }
+}
+
+/// A cable that takes nothing for a while: what was transmitted waits, also with the
+/// driver, and comes out whole and in order.
+#[test]
+fn a_cable_that_is_full_loses_nothing() {
+    /// As many as a queue of 64 has entries for, two each.
+    const FRAMES: u8 = 30;
+    for (owner, slice) in [(0, 1), (1, 0), (0, 0)] {
+        let (rig, far) = rig(owner, Duration::ZERO);
+        let (mut driver, queues) = rig.started();
+        use_both(&rig, &mut driver);
+        let mut other = rig.other(queues);
+        let user = if slice == 0 { &mut driver } else { &mut other };
+        for seed in 0..FRAMES {
+            offer(&rig, user, slice, &frame(1, 2, 50_000, seed));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        for seed in 0..FRAMES {
+            assert!(received(&far) == frame(1, 2, 50_000, seed), "{seed}");
+        }
+        for _ in 0..FRAMES {
+            user.wait_used(2 * slice + 1);
+        }
+        drop((driver, other));
+        rig.end();
+    }
+}
+
+/// Pauses with frames under way, both ways.
+#[test]
+fn a_pause_loses_nothing_and_a_reset_ends_all() {
+    let (rig, far) = rig(0, Duration::from_micros(200));
+    for _ in 0..3 {
+        let (mut driver, queues) = rig.started();
+        use_both(&rig, &mut driver);
+        let mut other = rig.other(queues);
+        for round in 0..20_u8 {
+            let sent = frame(1, 2, 4000, round);
+            offer(&rig, &mut other, 1, &sent);
+            rig.transport.pause(PATIENCE).unwrap();
+            rig.transport.resume();
+            other.wait_used(3);
+            assert!(received(&far) == sent);
+            let answer = frame(2, 1, 4000, round);
+            let mut place = room(&rig, &mut other, 1, 5000);
+            far.send(&answer).unwrap();
+            rig.transport.pause(PATIENCE).unwrap();
+            rig.transport.resume();
+            // Before it may come what was on its way when the driver reset.
+            loop {
+                other.wait_used(2);
+                let bytes = rig.machines[1].bytes(place.address, answer.len());
+                if bytes[HEADER..] == answer[HEADER..] {
+                    break;
+                }
+                assert_eq!(round, 0);
+                place = room(&rig, &mut other, 1, 5000);
+            }
+        }
+        // On its way when the driver resets.
+        far.send(&frame(2, 1, 4000, 0)).unwrap();
+        driver.reset();
+        // Nobody is there for these.
+        for _ in 0..200 {
+            far.send(&frame(2, 1, 1000, 0)).unwrap();
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+    rig.end();
+}
+
+/// Wherever the cable is pulled, the driver is told.
+#[test]
+fn a_cable_that_is_out_is_seen() {
+    for owner in [0, 1] {
+        let (rig, _far, plug) = rig_with_plug(owner, Duration::ZERO);
+        let (mut driver, queues) = rig.started();
+        use_both(&rig, &mut driver);
+        let mut status = [0; 2];
+        driver.device(STATUS, &mut status);
+        assert_eq!(status, [1, 0]);
+        plug.shutdown(std::net::Shutdown::Both).unwrap();
+        // What is transmitted now is lost, and given back.
+        let mut other = rig.other(queues);
+        for slice in [1, 0] {
+            let driver = if slice == 0 { &mut driver } else { &mut other };
+            offer(&rig, driver, slice, &frame(1, 2, 1000, 0));
+            driver.wait_used(2 * slice + 1);
+        }
+        assert!(rig.machines[0].messages.wait(0), "the driver was not told");
+        driver.device(STATUS, &mut status);
+        assert_eq!(status, [0, 0]);
+        drop((driver, other));
+        rig.end();
+    }
+}
+
+/// A pair with no room for frames holds up no other, and gets what it has room for.
+#[test]
+fn a_pair_without_buffers_holds_up_no_other() {
+    let (rig, far) = rig(0, Duration::ZERO);
+    let (mut driver, queues) = rig.started();
+    use_both(&rig, &mut driver);
+    let mut other = rig.other(queues);
+    for (driver, slice) in [(&mut driver, 0), (&mut other, 1)] {
+        offer(&rig, driver, slice, &frame(slice as u16, 80, 100, 0));
+        driver.wait_used(2 * slice + 1);
+        received(&far);
+    }
+    // More than a window and a queue hold: some are lost.
+    for _ in 0..200 {
+        far.send(&frame(80, 1, 60_000, 1)).unwrap();
+    }
+    for seed in 0..10 {
+        let room = room(&rig, &mut driver, 0, 2000);
+        let sent = frame(80, 0, 1000, seed);
+        far.send(&sent).unwrap();
+        driver.wait_used(0);
+        let bytes = rig.machines[0].bytes(room.address, sent.len());
+        assert!(bytes[HEADER..] == sent[HEADER..]);
+    }
+    for _ in 0..50 {
+        let room = room(&rig, &mut other, 1, 70_000);
+        let (_, length) = other.wait_used(2);
+        let bytes = rig.machines[1].bytes(room.address, length as usize);
+        assert!(bytes[HEADER..] == frame(80, 1, 60_000, 1)[HEADER..]);
+    }
+    drop((driver, other));
+    rig.end();
+}
+
+/// What a driver gets wrong on one slice stops the device where its registers are.
+#[test]
+fn a_fault_elsewhere_wants_a_reset() {
+    let (rig, far) = rig(0, Duration::ZERO);
+    let (mut driver, queues) = rig.started();
+    use_both(&rig, &mut driver);
+    let mut other = rig.other(queues);
+    let head = other.chain(3, &[buffer(&rig.machines[1], &[0; 5], false)]);
+    other.offer(3, head);
+    other.kick(3);
+    assert!(driver.wait_needs_reset());
+    driver.reset();
+    drop((driver, other));
+    let (mut driver, queues) = rig.started();
+    use_both(&rig, &mut driver);
+    let mut other = rig.other(queues);
+    there_and_back(&rig, &far, &mut other, 1);
+    drop((driver, other));
+    rig.end();
+}
+
+/// A slice that says what no slice would is broken, and is named with the reason.
+#[test]
+fn what_no_slice_says_ends_the_machine() {
+    let batch = |lengths: &[usize]| {
+        let mut bytes = Vec::new();
+        for length in lengths {
+            bytes.extend((*length as u32).to_le_bytes());
+            bytes.resize(bytes.len() + length, 0);
+        }
+        DeviceNote::Frames(bytes.into())
+    };
+    let usage = Usage::default();
+    let (own, other) = (Address::new(0, 1), Address::new(0, 0));
+    let too_long = batch(&[70_000]);
+    let flood = vec![batch(&[60_000]); 100];
+    // Who has the network, who says it, about which pair, what, and the reason.
+    type Case = (
+        usize,
+        usize,
+        Address,
+        Vec<DeviceNote<'static>>,
+        &'static str,
+    );
+    let cases: Vec<Case> = vec![
+        (0, 1, own, vec![too_long], "a frame of 70000 bytes"),
+        (0, 1, own, vec![batch(&[])], "0 bytes of frames"),
+        (
+            0,
+            1,
+            own,
+            vec![batch(&[BATCH_MAX])],
+            "bytes of frames at once",
+        ),
+        (
+            0,
+            1,
+            other,
+            vec![batch(&[60])],
+            "to where nobody takes them",
+        ),
+        (
+            0,
+            1,
+            own,
+            vec![DeviceNote::Frames(vec![1; 9].into())],
+            "a part of a frame",
+        ),
+        (0, 1, own, vec![DeviceNote::Taken { bytes: 1 }], "too many"),
+        (0, 1, other, vec![DeviceNote::Use(usage)], "gave orders"),
+        (
+            0,
+            1,
+            other,
+            vec![DeviceNote::Configured(vec![0; 12])],
+            "is another one",
+        ),
+        (
+            1,
+            1,
+            other,
+            vec![DeviceNote::Configured(vec![0; 3])],
+            "is another one",
+        ),
+        // Nobody has given the pair buffers.
+        (1, 1, other, flood.clone(), "more frames than it may"),
+        (1, 1, own, vec![batch(&[60])], "to where nobody takes them"),
+        (1, 0, own, vec![batch(&[60])], "to where nobody takes them"),
+        (
+            0,
+            0,
+            other,
+            vec![DeviceNote::Use(usage)],
+            "a network that is not here",
+        ),
+        (0, 0, own, flood, "more frames than it may"),
+    ];
+    for (owner, from, address, notes, reason) in cases {
+        let (rig, _far) = rig(owner, Duration::ZERO);
+        let delegation = rig.slices[from].delegation();
+        for note in notes {
+            delegation.tell(1 - from, address, note);
+        }
+        let deadline = Instant::now() + PATIENCE;
+        while rig.failures().is_empty() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let said = rig.failures();
+        let whole = format!("{said:?}, not {reason}");
+        let first = said.first().unwrap_or(&whole);
+        assert!(first.contains(reason), "{whole}");
+        assert!(first.contains(&format!("lost node {from}")), "{whole}");
+        for slice in &rig.slices {
+            slice.close();
+        }
+    }
+}

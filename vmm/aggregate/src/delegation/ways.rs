@@ -1,0 +1,73 @@
+//! Tells the slices that serve a device's queues how driver and device reach each
+//! other. On the bootstrap slice, where the registers are.
+
+use std::sync::{Arc, Mutex};
+
+use weft_confine::lock;
+use weft_virtio::{Watch, Ways};
+
+use super::Delegation;
+use super::note::{Address, DeviceNote};
+use crate::BOOTSTRAP;
+
+/// One device's.
+pub(super) struct Teller {
+    pub device: u8,
+    pub delegation: Arc<Delegation>,
+    /// What the others know. Held until they have seen what is new, so that they
+    /// see changes in the order in which they came about; who changes something
+    /// waits for at most twice the lease.
+    pub told: Mutex<(Ways, usize)>,
+}
+
+impl Teller {
+    /// Tells what changed; the tickets of the answers, with who gives them.
+    fn tell(&self, told: &Ways, ways: &Ways, queues: usize) -> Vec<(usize, u64)> {
+        let delegation = &self.delegation;
+        let mut asked = Vec::new();
+        if told.doorbells != ways.doorbells {
+            for slice in delegation.peers.others() {
+                let ticket = delegation.seen.open(slice);
+                let note = DeviceNote::Doorbells {
+                    ticket,
+                    address: ways.doorbells,
+                    queues: queues as u64,
+                };
+                delegation.tell(slice, Address::new(self.device, 0), note);
+                asked.push((slice, ticket));
+            }
+        }
+        for queue in 0..queues {
+            let of = |ways: &Ways| ways.messages.get(queue).copied().flatten();
+            let address = Address::new(self.device, queue as u16);
+            let slice = delegation.server_of(address);
+            if slice == BOOTSTRAP || of(told) == of(ways) {
+                continue;
+            }
+            let ticket = delegation.seen.open(slice);
+            let message = of(ways);
+            let note = DeviceNote::Route { ticket, message };
+            delegation.tell(slice, address, note);
+            asked.push((slice, ticket));
+        }
+        asked
+    }
+}
+
+impl Watch for Teller {
+    fn changed(&self, ways: &dyn Fn() -> Ways) {
+        let mut told = lock(&self.told);
+        let ways = ways();
+        if told.0 == ways {
+            return;
+        }
+        let queues = told.1.max(ways.messages.len());
+        for (slice, ticket) in self.tell(&told.0, &ways, queues) {
+            if !self.delegation.was_seen(ticket) {
+                let peers = &self.delegation.peers;
+                peers.lost(slice, "it did not answer where a device's interrupts go");
+            }
+        }
+        *told = (ways, queues);
+    }
+}

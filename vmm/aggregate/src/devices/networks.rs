@@ -1,0 +1,192 @@
+//! Networks: links that lie here are opened, the ways to those of others made.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use crate::delegation::Scheme;
+use crate::{BOOTSTRAP, Slice};
+use weft_virtio::net::{
+    FarNet, Net, NetBackEnd, NetDescription, NetOptions, Opened, PAIRS_MAX, Use,
+};
+use weft_virtio::{VirtioDevice, net};
+
+use super::DeviceError;
+use super::{DataPath, DeviceList, Network, Placed};
+
+/// A network as far as it is known before the other slices were heard.
+struct Begun {
+    scheme: Scheme,
+    /// Pairs of queues.
+    pairs: u16,
+    open: Option<Here>,
+}
+
+/// One that lies here.
+enum Here {
+    /// Served here alone.
+    Alone(Net),
+    /// Served by several slices.
+    Among(Opened),
+}
+
+impl DeviceList<'_> {
+    /// Opens the networks of a machine on one node.
+    ///
+    /// # Errors
+    /// The first that cannot be opened.
+    pub fn open_networks(&self) -> Result<Vec<Net>, DeviceError> {
+        let networks = (0..).zip(self.networks);
+        let open = |(number, network)| Ok(Net::open(&options(self, number, network))?);
+        networks.map(open).collect()
+    }
+
+    /// Opens the networks that lie on `slice`, and makes the ways to those that do not.
+    ///
+    /// # Errors
+    /// The first network that cannot be had.
+    pub fn networks_of_slice(&self, slice: &Arc<Slice>) -> Result<Vec<Placed>, DeviceError> {
+        let networks = (0..).zip(self.networks);
+        let begun = networks
+            .map(|(number, network)| begin(self, slice, number, network))
+            .collect::<Result<Vec<_>, _>>()?;
+        let ways = begun.iter().map(|begun| usize::from(begun.pairs)).sum();
+        let first = self.disks.len();
+        let mut all = Vec::new();
+        for (number, begun) in begun.into_iter().enumerate() {
+            let device = (first + number) as u8;
+            let delegation = slice.delegation();
+            delegation.add_scheme(device, &begun.scheme);
+            let scheme = begun.scheme.clone();
+            let made = make(slice, (device, number), begun, net::window(ways))?;
+            delegation.add_configuration(device, made.configuration());
+            all.push((scheme, made));
+        }
+        Ok(all)
+    }
+}
+
+/// Opens a network that lies here and tells the others of it.
+fn begin(
+    list: &DeviceList<'_>,
+    slice: &Arc<Slice>,
+    number: u16,
+    network: &Network,
+) -> Result<Begun, DeviceError> {
+    let mut options = options(list, number, network);
+    let owner = network.slice() as usize;
+    let pairs = pairs(list);
+    let bypass = Scheme::new(slice.locations(), owner, network.data_path(), pairs, 2);
+    let among = (0..pairs).any(|pair| bypass.server(pair) != owner);
+    let scheme = if among {
+        options.pairs = pairs;
+        bypass
+    } else {
+        if owner != BOOTSTRAP {
+            // The queue that asks for more pairs would be served apart from them.
+            options.pairs = 1;
+        }
+        Scheme::new(slice.locations(), owner, DataPath::Dsm, options.pairs, 2)
+    };
+    let open = match owner == slice.number() {
+        false => None,
+        true if among => Some(Here::Among(Net::open_for_switch(&options)?)),
+        true => Some(Here::Alone(Net::open(&options)?)),
+    };
+    let description = open.as_ref().map(|open| match open {
+        Here::Alone(net) => net.describe(),
+        Here::Among(opened) => opened.description.clone(),
+    });
+    if let Some(description) = description {
+        // It is plain data: it always has a text.
+        slice.describe(serde_json::to_vec(&description).unwrap_or_default());
+    }
+    let pairs = options.pairs;
+    Ok(Begun {
+        scheme,
+        pairs,
+        open,
+    })
+}
+
+/// The part that `slice` has in a network.
+fn make(
+    slice: &Arc<Slice>,
+    (device, number): (u8, usize),
+    begun: Begun,
+    window: usize,
+) -> Result<Box<dyn VirtioDevice>, DeviceError> {
+    let Begun {
+        scheme,
+        pairs,
+        open,
+    } = begun;
+    let among = (0..scheme.units()).any(|pair| scheme.server(pair) != scheme.owner());
+    // A tap that was made for one pair has one, where its slice serves it alone.
+    let possible = if among { pairs..=pairs } else { 1..=pairs };
+    let (link, description) = match open {
+        Some(Here::Alone(net)) => return Ok(Box::new(net)),
+        Some(Here::Among(Opened { link, description })) => (Some(link), description),
+        None => (None, described(slice, scheme.owner(), number, possible)?),
+    };
+    if !among {
+        return Ok(Box::new(FarNet::new(description)));
+    }
+    let delegation = slice.delegation().clone();
+    let links = delegation.links(device, &scheme, link, window);
+    let links = links.map_err(DeviceError::Delegation)?;
+    let user: Option<Use> = slice
+        .is_bootstrap()
+        .then(|| Box::new(move |usage| delegation.use_network(device, usage)) as Use);
+    Ok(Box::new(Net::spread(&description, links, user)))
+}
+
+fn described(
+    slice: &Slice,
+    owner: usize,
+    number: usize,
+    pairs: RangeInclusive<u16>,
+) -> Result<NetDescription, DeviceError> {
+    let wrong = |reason| DeviceError::Described {
+        slice: owner,
+        device: "network",
+        number,
+        reason,
+    };
+    let json = slice.next_description(owner).map_err(wrong)?;
+    let description: NetDescription =
+        serde_json::from_slice(&json).map_err(|error| wrong(error.to_string()))?;
+    match description.is_possible(pairs) {
+        true => Ok(description),
+        false => Err(wrong(format!("{description:?}"))),
+    }
+}
+
+/// As many as vCPUs, so that each has its own.
+fn pairs(list: &DeviceList<'_>) -> u16 {
+    list.cpus.min(PAIRS_MAX.into()) as u16
+}
+
+fn options(list: &DeviceList<'_>, number: u16, network: &Network) -> NetOptions {
+    let options = match network {
+        Network::Tap { name, .. } => NetOptions {
+            pairs: pairs(list),
+            ..NetOptions::new(NetBackEnd::Tap { name: name.clone() })
+        },
+        Network::User {
+            forwards,
+            reaches_host,
+            ..
+        } => {
+            let forwards = forwards.iter().map(|forward| net::Forward {
+                host: forward.host_port,
+                guest: forward.guest_port,
+            });
+            NetOptions::new(NetBackEnd::User(net::User {
+                forwards: forwards.collect(),
+                reaches_host: *reaches_host,
+                ..net::User::default()
+            }))
+        }
+    };
+    NetOptions { number, ..options }
+}

@@ -1,0 +1,584 @@
+//! One slice of an Aggregate VM: the part of a machine that runs on one node.
+//!
+//! ```text
+//!   slice 0 (bootstrap)                    slice n (companion)
+//!   owner of the machine's life ──orders──▶ does as it is told
+//!   devices, I/O APIC          ◀─registers─ vCPUs
+//!   vCPUs                      ◀─interrupts─▶ vCPUs
+//!   memory                     ◀──pages────▶ memory
+//! ```
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | [`placement`] | which slice gives what |
+//! | [`note`] | what slices tell each other beside pages |
+//! | `peers` | the links, who reads them, who is lost |
+//! | `delay` | links that are slow on purpose, for tests |
+//! | `router` | where a note goes |
+//! | `registers` | devices of other slices |
+//! | `orders` | what the bootstrap slice asks of companions |
+//! | `questions` | questions under way |
+//! | [`devices`] | disks and networks, opened here or heard of |
+//! | [`delegation`] | devices whose queues several slices serve |
+//! | `time` | how far another host's TSC is from this one's |
+//! | `timekeeper` | keeps a companion's clock at the bootstrap slice's |
+//!
+//! Threads of a slice: for each link one that reads and one that sends what the
+//! kernel did not take at once; one that beats; one for pages that were held back;
+//! one that does what others ask of the devices here; on a companion one that
+//! corrects the clock where the bootstrap slice is on another host, and one that
+//! takes orders; where KVM runs the vCPUs one that handles their faults; those of
+//! queues and disks.
+
+mod delay;
+pub mod delegation;
+pub mod devices;
+pub mod note;
+pub mod orders;
+mod peers;
+mod placement;
+mod questions;
+mod registers;
+mod router;
+mod time;
+mod timekeeper;
+
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+use weft_confine::ThreadKind;
+use weft_dsm::{Config, ManagerOf, NodeId, Ranges};
+use weft_guest_memory::Ram;
+use weft_platform::bus::Bus;
+use weft_platform::clock::{Clock, RatesDiffer, Reference, measure_host_tsc};
+use weft_platform::interrupts::{Apart, Elsewhere, Hub, Locations, Message, Place};
+use weft_vcpu::PAGE_SIZE;
+use weft_wire::halves::{Receiver, Sender};
+
+use delegation::{Delegation, DeviceNote};
+use note::{Note, Space};
+use orders::{Answer, Order, OrderReceiver};
+pub use peers::Peers;
+pub use placement::{
+    BOOTSTRAP_MEMORY_MIN, CPUS_MAX, MEMORY_STEP, Placement, PlacementError, SLICE_MEMORY_MIN,
+    SLICES_MAX, Share, deal_cpus, deal_memory,
+};
+use questions::Questions;
+use registers::{RegisterServer, RemoteRegisters, WAITING_MAX};
+use router::Router;
+pub use timekeeper::Timekeeper;
+use timekeeper::{TimeCounters, TimekeeperParts};
+use weft_coherent_memory::mapping::GuestMapping;
+use weft_coherent_memory::{Budget, SharedMemory, SharedMemoryOptions};
+
+/// The slice that loads the kernel and owns the machine's life.
+pub const BOOTSTRAP: usize = 0;
+/// Orders that may wait on a companion: its owner gives one after the other.
+const ORDERS_MAX: usize = 16;
+/// Longest that a companion may take for an order: as long as its vCPUs may.
+const ORDER_WAIT: Duration = Duration::from_secs(12);
+
+/// Longest that a slice may take to open its devices, the first to load a kernel,
+/// too.
+const DESCRIPTION_WAIT: Duration = Duration::from_secs(30);
+
+/// How a slice reaches the others.
+pub struct SliceLinks {
+    /// Which slice this is.
+    pub number: usize,
+    /// By slice; none for this one.
+    pub links: Vec<Option<(Sender, Receiver)>>,
+    /// Silence of this length is death.
+    pub lease: Duration,
+    /// The clock of the bootstrap slice's host, the same for all slices.
+    pub reference: Reference,
+    /// For tests: frames wait for a random time below this before they are sent,
+    /// each link's in order. Zero: they do not.
+    pub delay_max: Duration,
+}
+
+/// What of a machine each of its slices must know.
+#[derive(Clone, Debug)]
+pub struct SliceOptions {
+    /// Which slice gives what.
+    pub placement: Placement,
+    /// Bytes that each slice may fill with pages of the others' parts of RAM; none: see
+    /// [`Placement::budget_bytes`].
+    pub spare_bytes: Option<u64>,
+}
+
+/// Why a slice cannot be joined to its machine.
+#[derive(Debug, Error)]
+pub enum SliceError {
+    /// A thread could not be started.
+    #[error("cannot start a thread")]
+    Thread(#[source] std::io::Error),
+}
+
+/// Refuses a slice whose host's clock cannot follow the bootstrap slice's.
+pub fn check_time(links: &SliceLinks) -> Result<(), RatesDiffer> {
+    match links.number == BOOTSTRAP || links.reference.is_here() {
+        true => Ok(()),
+        false => links.reference.check(measure_host_tsc()),
+    }
+}
+
+/// Hears of the reason when a slice cannot go on.
+pub type Broken = Arc<dyn Fn(String) + Send + Sync>;
+
+/// A slice among several.
+pub struct Slice {
+    number: usize,
+    placement: Placement,
+    locations: Arc<Locations>,
+    lease: Duration,
+    peers: Arc<Peers>,
+    memory: Arc<SharedMemory>,
+    registers: Arc<Questions<u64>>,
+    orders: Arc<Questions<Answer>>,
+    delegation: Arc<Delegation>,
+    looks: Arc<Questions<(u64, u64)>>,
+    reference: Reference,
+    time: Arc<TimeCounters>,
+    /// Where KVM runs the vCPUs.
+    mapping: OnceLock<Arc<GuestMapping>>,
+    /// Until threads read them.
+    receivers: Mutex<Vec<(usize, Receiver)>>,
+}
+
+/// What of a machine a slice is joined to.
+pub struct Joints {
+    /// The interrupt controllers here.
+    pub hub: Arc<Hub>,
+    /// Memory-mapped registers.
+    pub mmio: Bus,
+    /// Registers at ports.
+    pub ports: Bus,
+    /// Guest time, which a companion's slice corrects.
+    pub clock: Arc<Clock>,
+    /// Hears of the reason when the slice cannot go on.
+    pub broken: Broken,
+    /// A companion's machine asked for the end of the whole.
+    pub ended: Box<dyn Fn(usize, Vec<u8>) + Send + Sync>,
+}
+
+/// What a companion's part of the machine takes from its slice.
+pub struct Joined {
+    /// Orders of the bootstrap slice.
+    pub orders: OrderReceiver,
+    /// What leads the clock here.
+    pub timekeeper: Arc<Timekeeper>,
+}
+
+impl Slice {
+    /// A slice whose links nobody reads yet.
+    pub fn new(options: SliceOptions, links: SliceLinks, ram: &Ram, broken: Broken) -> Arc<Self> {
+        let placement = options.placement;
+        let (mut senders, mut receivers) = (Vec::new(), Vec::new());
+        for (slice, link) in links.links.into_iter().enumerate() {
+            senders.push(link.map(|(sender, receiver)| {
+                receivers.push((slice, receiver));
+                sender
+            }));
+        }
+        let peers = Peers::new(links.number, senders, links.lease, links.delay_max);
+        let me = NodeId(links.number as u8);
+        let slices = placement.slices() as u8;
+        // A slice manages its own part of RAM: what Linux allocates for a vCPU is of
+        // its own node, so that most requests find their manager at home.
+        let manager = match Ranges::new(&placement.page_ends()) {
+            Ok(ranges) => ManagerOf::Ranges(ranges),
+            Err(_) => ManagerOf::Fixed(NodeId(BOOTSTRAP as u8)),
+        };
+        let own = match placement.shares().get(links.number) {
+            Some(share) => share.memory_bytes / PAGE_SIZE,
+            None => 0,
+        };
+        let bytes = placement.budget_bytes(links.number, options.spare_bytes);
+        let budget = match bytes < placement.memory_bytes() {
+            true => Budget::new(own, (bytes / PAGE_SIZE).saturating_sub(own)),
+            false => Budget::UNLIMITED,
+        };
+        let memory = SharedMemory::new(SharedMemoryOptions {
+            ram: ram.clone(),
+            config: Config::new(me, slices, manager),
+            budget,
+            post: peers.clone(),
+            lease: links.lease,
+            broken: Box::new(move |reason| broken(reason)),
+        });
+        Arc::new(Self {
+            number: links.number,
+            locations: Arc::new(at_the_start(&placement)),
+            placement,
+            lease: links.lease,
+            delegation: Delegation::new(links.number, peers.clone(), 2 * links.lease),
+            peers,
+            memory,
+            registers: Arc::default(),
+            orders: Arc::default(),
+            looks: Arc::default(),
+            reference: links.reference,
+            time: Arc::default(),
+            mapping: OnceLock::new(),
+            receivers: Mutex::new(receivers),
+        })
+    }
+
+    /// Which one it is.
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// Which slice gives what.
+    pub fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
+    /// Where each vCPU is.
+    pub fn locations(&self) -> &Arc<Locations> {
+        &self.locations
+    }
+
+    /// Tells all others where a vCPU is that moved. On the bootstrap slice, after the
+    /// two slices that it moved between know.
+    pub fn tell_moved(&self, vcpu: u32) {
+        if let Some(place) = self.locations.of(vcpu) {
+            self.peers.tell_all(&Note::Moved { vcpu, place });
+        }
+    }
+
+    /// Its side of the guest's RAM.
+    pub fn memory(&self) -> &Arc<SharedMemory> {
+        &self.memory
+    }
+
+    /// The clock that all slices follow.
+    pub fn reference(&self) -> &Reference {
+        &self.reference
+    }
+
+    /// Nanoseconds by which its time may be wrong, and how often it was corrected;
+    /// none for the slice that all others follow.
+    pub fn time_counters(&self) -> Vec<(&'static str, u64)> {
+        if self.is_bootstrap() {
+            return Vec::new();
+        }
+        let error_ns = self.time.error_ns.load(Ordering::Relaxed);
+        let steps = self.time.steps.load(Ordering::Relaxed);
+        vec![("clock-error-ns", error_ns), ("clock-steps", steps)]
+    }
+
+    /// Whether it is the bootstrap slice.
+    pub fn is_bootstrap(&self) -> bool {
+        self.number == BOOTSTRAP
+    }
+
+    /// Has the vCPUs use the memory through a watched mapping, whose faults a thread
+    /// handles from [`Slice::join`] on.
+    pub fn watch(&self, mapping: Arc<GuestMapping>) {
+        self.memory.connect(Box::new(mapping.clone()));
+        // A second one is a mistake that the first survives.
+        let _ = self.mapping.set(mapping);
+    }
+
+    /// What the vCPUs' mapping counted, by name.
+    pub fn mapping_counters(&self) -> Vec<(&'static str, u64)> {
+        self.mapping
+            .get()
+            .map_or_else(Vec::new, |mapping| mapping.counters())
+    }
+
+    /// Frames and bytes to and from other slices so far, by name.
+    pub fn traffic(&self) -> [(&'static str, u64); 4] {
+        self.peers.traffic()
+    }
+
+    /// Its part in the devices of all slices.
+    pub fn delegation(&self) -> &Arc<Delegation> {
+        &self.delegation
+    }
+
+    /// Tells all others what a device is that lies here. Before [`Slice::join`], and
+    /// in the order of devices.
+    pub fn describe(&self, json: Vec<u8>) {
+        let address = delegation::Address::new(0, 0);
+        let note = DeviceNote::Described(json);
+        self.peers.tell_all_first(&Note::Device { address, note });
+    }
+
+    /// What `slice` says of its next device. Before [`Slice::join`]: nobody else
+    /// reads the links then, and descriptions come first on them.
+    pub fn next_description(&self, slice: usize) -> Result<Vec<u8>, String> {
+        let mut receivers = self
+            .receivers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let found = receivers.iter_mut().find(|(number, _)| *number == slice);
+        let (_, receiver) = found.ok_or_else(|| format!("no link to slice {slice}"))?;
+        let frame = receiver
+            .receive(DESCRIPTION_WAIT)
+            .map_err(|error| error.to_string())?
+            .ok_or_else(|| format!("silent for {} s", DESCRIPTION_WAIT.as_secs()))?;
+        match Note::decode(&frame.header, frame.payload) {
+            Ok(Note::Device {
+                note: DeviceNote::Described(json),
+                ..
+            }) => Ok(json),
+            Ok(_) => Err("it speaks of something else first".into()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// What the interrupt controllers need to know.
+    pub fn apart(self: &Arc<Self>) -> Apart {
+        Apart {
+            slice: self.number,
+            locations: self.locations.clone(),
+            io_apic: self.is_bootstrap(),
+            elsewhere: self.clone(),
+        }
+    }
+
+    /// Joins the slice to its machine and starts its threads. What a companion is
+    /// ordered comes out of the receiver, and what leads its clock with it.
+    pub fn join(self: &Arc<Self>, joints: Joints) -> Result<Joined, SliceError> {
+        let timekeeper = Arc::new(Timekeeper::new(TimekeeperParts {
+            reference: self.reference.clone(),
+            clock: joints.clock,
+            hub: joints.hub.clone(),
+            peers: self.peers.clone(),
+            looks: self.looks.clone(),
+            counters: self.time.clone(),
+            patience: 2 * self.lease,
+        }));
+        let table = self.locations.to_bytes();
+        self.peers.tell_all_first(&Note::Places { table });
+        for vcpu in 0..self.locations.cpus() {
+            let (peers, locations) = (self.peers.clone(), self.locations.clone());
+            if let Some(seat) = joints.hub.seat(vcpu) {
+                // Only the local APIC calls it, so where the vCPU is.
+                seat.listen(Box::new(move |identity| {
+                    let version = locations.of(vcpu).map_or(0, |place| place.version);
+                    peers.tell_all(&Note::Identity {
+                        vcpu,
+                        identity,
+                        version,
+                    });
+                }));
+            }
+        }
+        if !self.is_bootstrap() {
+            self.delegation.join(&joints.mmio);
+            for (bus, space) in [(&joints.mmio, Space::Memory), (&joints.ports, Space::Port)] {
+                bus.continue_at(Arc::new(RemoteRegisters {
+                    space,
+                    slice: BOOTSTRAP,
+                    peers: self.peers.clone(),
+                    questions: self.registers.clone(),
+                    patience: 2 * self.lease,
+                }));
+            }
+        }
+        let (placement, locations) = (self.placement.clone(), self.locations.clone());
+        let broken = joints.broken;
+        let (registers, answers) = (self.registers.clone(), self.orders.clone());
+        let delegation = self.delegation.clone();
+        let looks = self.looks.clone();
+        self.peers.when_lost(Box::new(move |slice, reason| {
+            // The reason first: who then goes on without an answer has none.
+            let lost = describe_now(&placement, &locations, slice);
+            broken(format!("lost {lost}: {reason}"));
+            registers.lose(slice);
+            answers.lose(slice);
+            delegation.lose(slice);
+            looks.lose(slice);
+        }));
+        let (ask, asked) = sync_channel(WAITING_MAX);
+        let (order, orders) = sync_channel(ORDERS_MAX);
+        let router = Arc::new(Router {
+            hub: joints.hub,
+            first: at_the_start(&self.placement),
+            peers: self.peers.clone(),
+            registers: self.registers.clone(),
+            delegation: self.delegation.clone(),
+            answers: self.orders.clone(),
+            looks: self.looks.clone(),
+            asked: ask,
+            ordered: order,
+            ended: joints.ended,
+        });
+        let server = RegisterServer {
+            peers: self.peers.clone(),
+            mmio: joints.mmio,
+            ports: joints.ports,
+            asked,
+        };
+        start("weft-registers", ThreadKind::Device, move || server.run())?;
+        let memory = self.memory.clone();
+        start("weft-taker", ThreadKind::Device, move || {
+            memory.take_held_back()
+        })?;
+        let memory = self.memory.clone();
+        start("weft-evictor", ThreadKind::Device, move || {
+            memory.keep_to_budget()
+        })?;
+        if let Some(mapping) = self.mapping.get().cloned() {
+            let memory = self.memory.clone();
+            start("weft-faults", ThreadKind::Device, move || {
+                mapping.serve(&memory)
+            })?;
+        }
+        let peers = self.peers.clone();
+        start("weft-beat", ThreadKind::Link, move || peers.beat())?;
+        let mut receivers = self
+            .receivers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        for (slice, receiver) in receivers.drain(..) {
+            let (peers, memory, router) = (self.peers.clone(), self.memory.clone(), router.clone());
+            start(&format!("weft-link{slice}"), ThreadKind::Link, move || {
+                peers.read(slice, receiver, &memory, &*router);
+            })?;
+            let peers = self.peers.clone();
+            start(&format!("weft-send{slice}"), ThreadKind::Link, move || {
+                peers.flush(slice);
+            })?;
+            if self.peers.are_delayed() {
+                let peers = self.peers.clone();
+                start(&format!("weft-delay{slice}"), ThreadKind::Link, move || {
+                    peers.send_delayed(slice);
+                })?;
+            }
+        }
+        if !self.is_bootstrap() && !timekeeper.is_here() {
+            let timekeeper = timekeeper.clone();
+            start("weft-time", ThreadKind::Device, move || timekeeper.keep())?;
+        }
+        Ok(Joined { orders, timekeeper })
+    }
+
+    /// Gives every companion an order and waits for the answers, by slice.
+    pub fn order_all(&self, order: &Order) -> Result<Vec<(usize, Answer)>, String> {
+        let json = serde_json::to_vec(order).map_err(|error| error.to_string())?;
+        // A slice that is lost, or is found to be meanwhile, is not waited for.
+        let asked: Vec<(usize, u64)> = self
+            .peers
+            .others()
+            .map(|slice| {
+                let ticket = self.orders.open(slice);
+                let json = json.clone();
+                self.peers.tell(slice, &Note::Order { ticket, json });
+                (slice, ticket)
+            })
+            .collect();
+        let deadline = Instant::now() + ORDER_WAIT;
+        // All are waited for, so that none stays open.
+        let answers: Vec<(usize, Option<Answer>)> = asked
+            .into_iter()
+            .map(|(slice, ticket)| {
+                let patience = deadline.saturating_duration_since(Instant::now());
+                (slice, self.orders.wait(ticket, patience))
+            })
+            .collect();
+        let named = |(slice, answer)| match answer {
+            None => Err(format!(
+                "{}: it is lost, or gave no answer within {} s",
+                describe_now(&self.placement, &self.locations, slice),
+                ORDER_WAIT.as_secs()
+            )),
+            Some(Answer::Refused(reason)) => Err(format!("slice {slice}: {reason}")),
+            Some(answer) => Ok((slice, answer)),
+        };
+        answers.into_iter().map(named).collect()
+    }
+
+    /// Answers an order of the bootstrap slice.
+    pub fn answer(&self, ticket: u64, answer: &Answer) {
+        // An answer is plain data: it always has a text.
+        let json = serde_json::to_vec(answer).unwrap_or_default();
+        self.peers.tell(BOOTSTRAP, &Note::Answer { ticket, json });
+    }
+
+    /// Tells the bootstrap slice that the machine shall end.
+    pub fn tell_end(&self, json: Vec<u8>) {
+        self.peers.tell(BOOTSTRAP, &Note::Ended { json });
+    }
+
+    /// No vCPU waits for anything any more.
+    pub fn end_waits(&self) {
+        self.memory.end_waits();
+        self.registers.end();
+        self.delegation.end_waits();
+    }
+
+    /// The machine is over: links end, and with them all threads.
+    pub fn close(&self) {
+        self.end_waits();
+        self.orders.end();
+        self.looks.end();
+        self.peers.close();
+        self.delegation.close();
+    }
+}
+
+impl Elsewhere for Slice {
+    fn deliver(&self, place: Place, vcpu: u32, message: Message) {
+        let version = place.version;
+        let note = Note::Interrupt {
+            vcpu,
+            version,
+            message,
+        };
+        self.peers.tell(place.slice, &note);
+    }
+
+    fn end_of_interrupt(&self, vector: u8) {
+        self.peers.tell(BOOTSTRAP, &Note::EndOfInterrupt { vector });
+    }
+}
+
+/// Starts a thread that ends with the links.
+fn start(
+    name: &str,
+    kind: ThreadKind,
+    body: impl FnOnce() + Send + 'static,
+) -> Result<(), SliceError> {
+    weft_confine::spawn(name, kind, body)
+        .map(drop)
+        .map_err(SliceError::Thread)
+}
+
+/// Where the vCPUs are before any moves.
+fn at_the_start(placement: &Placement) -> Locations {
+    Locations::new(placement.shares().iter().map(|share| share.cpus))
+}
+
+/// A slice with what it gives, for a message, before any vCPU moved.
+pub fn describe(placement: &Placement, slice: usize) -> String {
+    describe_now(placement, &at_the_start(placement), slice)
+}
+
+/// A slice with what it gives, for a message, and the vCPUs that it has now.
+fn describe_now(placement: &Placement, locations: &Locations, slice: usize) -> String {
+    let Some(share) = placement.shares().get(slice) else {
+        return format!("node {slice}");
+    };
+    let cpus = match locations.at(slice)[..] {
+        [] => "no vCPU".to_owned(),
+        [only] => format!("vCPU {only}"),
+        [first, .., last] if (last - first + 1) as usize == locations.at(slice).len() => {
+            format!("vCPUs {first} to {last}")
+        }
+        ref several => format!("vCPUs {several:?}"),
+    };
+    let mib = share.memory_bytes >> 20;
+    format!("node {slice} ({cpus}, {mib} MiB of memory)")
+}
+
+#[cfg(test)]
+#[path = "places_tests.rs"]
+mod places_tests;

@@ -1,0 +1,486 @@
+//! What slices tell each other beside pages, and how it travels.
+//!
+//! | kind | note | `flags` | `count` | `words` | payload |
+//! | --- | --- | --- | --- | --- | --- |
+//! | 128 | interrupt | 0 fixed, 1 level, 2 NMI, 3 INIT, 4 start-up | vCPU | vector, version | |
+//! | 129 | end of interrupt | | | vector | |
+//! | 130 | identity | | vCPU | identity, version | |
+//! | 131 | register access | bit 0: write, bit 1: port | bytes, 1 to 8 | ticket, address, value | |
+//! | 132 | its answer | | bytes | ticket, value | |
+//! | 133 | order | | | ticket | JSON |
+//! | 134 | its answer | | | ticket | JSON |
+//! | 135 | ended | | | | JSON |
+//! | 136 | beat | | | | |
+//! | 137 to 148, 151 to 154 | about devices: see [`super::delegation`] | | | | |
+//! | 149 | look at the clock | | | ticket | |
+//! | 150 | its answer | | | ticket, TSC | |
+//! | 155 | where a vCPU is | | vCPU | slice, version | |
+//! | 156 | where all are | | | | the table |
+//!
+//! Fields that are not named are zero. Decoding is total: every header gives a
+//! note or a named error.
+
+use thiserror::Error;
+use weft_platform::interrupts::{Message, Place};
+use weft_wire::Header;
+
+use super::delegation::note as device;
+use super::delegation::{Address, DeviceNote};
+
+const INTERRUPT: u8 = 128;
+const END_OF_INTERRUPT: u8 = 129;
+const IDENTITY: u8 = 130;
+const ACCESS: u8 = 131;
+const ACCESSED: u8 = 132;
+const ORDER: u8 = 133;
+const ANSWER: u8 = 134;
+const ENDED: u8 = 135;
+const BEAT: u8 = 136;
+const LOOK: u8 = 149;
+const SEEN: u8 = 150;
+const MOVED: u8 = 155;
+const PLACES: u8 = 156;
+
+const WRITE: u8 = 1;
+const PORT: u8 = 2;
+
+/// Where a register is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Space {
+    /// At a guest-physical address.
+    Memory,
+    /// At a port.
+    Port,
+}
+
+/// A register of a device, from afar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegisterAccess {
+    /// Address or port.
+    pub address: u64,
+    /// Which of the two.
+    pub space: Space,
+    /// Bytes, 1 to 8.
+    pub size: u8,
+    /// What is written, in the low bytes; none: it is read.
+    pub value: Option<u64>,
+}
+
+/// What one slice tells another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Note<'a> {
+    /// To a vCPU of the receiver, if it has not left.
+    Interrupt {
+        /// Which.
+        vcpu: u32,
+        /// As of which version the sender has it there.
+        version: u64,
+        /// What.
+        message: Message,
+    },
+    /// To the I/O APIC: a level-triggered interrupt was ended.
+    EndOfInterrupt {
+        /// Its vector.
+        vector: u8,
+    },
+    /// A vCPU of the sender answers to other names.
+    Identity {
+        /// Which vCPU.
+        vcpu: u32,
+        /// See [`weft_platform::interrupts::Seat::set_identity`].
+        identity: u16,
+        /// As of which version the sender has the vCPU.
+        version: u64,
+    },
+    /// A vCPU moved between two slices that are not the receiver.
+    Moved {
+        /// Which.
+        vcpu: u32,
+        /// Where it is now.
+        place: Place,
+    },
+    /// Where all vCPUs are at the start.
+    Places {
+        /// See [`weft_platform::interrupts::Locations::to_bytes`].
+        table: Vec<u8>,
+    },
+    /// Asks for a register; answered by `Accessed` with the same ticket.
+    Access {
+        /// The question's number.
+        ticket: u64,
+        /// What is asked.
+        access: RegisterAccess,
+    },
+    /// The answer.
+    Accessed {
+        /// The question's number.
+        ticket: u64,
+        /// What was read, in the low bytes.
+        value: u64,
+    },
+    /// The bootstrap slice asks a companion; answered by `Answer`.
+    Order {
+        /// The order's number.
+        ticket: u64,
+        /// [`super::orders::Order`].
+        json: Vec<u8>,
+    },
+    /// The answer.
+    Answer {
+        /// The order's number.
+        ticket: u64,
+        /// [`super::orders::Answer`].
+        json: Vec<u8>,
+    },
+    /// The sender's part of the machine asks for the end of the whole.
+    Ended {
+        /// [`weft_machine::End`].
+        json: Vec<u8>,
+    },
+    /// The sender lives.
+    Beat,
+    /// About a device, or one of its queues.
+    Device {
+        /// Which.
+        address: Address,
+        /// What.
+        note: DeviceNote<'a>,
+    },
+    /// Asks for the host's TSC; answered at once by `Seen` with the same ticket.
+    Look {
+        /// The question's number.
+        ticket: u64,
+    },
+    /// The answer.
+    Seen {
+        /// The question's number.
+        ticket: u64,
+        /// The sender's host's TSC, read as late as could be.
+        tsc: u64,
+    },
+}
+
+/// Why a frame is no note.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum NoteError {
+    /// No note has this kind.
+    #[error("a note of unknown kind {0}")]
+    Kind(u8),
+    /// A field has a value that it cannot have, or a field is used that is none.
+    #[error("a note of kind {0} with impossible fields")]
+    Fields(u8),
+}
+
+impl<'a> Note<'a> {
+    /// The frame: its header, and what follows it.
+    pub fn encode(&self) -> (Header, &[u8]) {
+        let header = |kind: u8, flags: u8, count: u32, words: [u64; 3]| {
+            let mut header = Header::new(kind);
+            header.flags = flags;
+            // vCPUs and sizes have one byte.
+            header.count = count as u16;
+            header.words[..3].copy_from_slice(&words);
+            header
+        };
+        match self {
+            Self::Interrupt {
+                vcpu,
+                version,
+                message,
+            } => {
+                let (flags, vector) = match *message {
+                    Message::Fixed { vector, level } => (u8::from(level), vector),
+                    Message::NonMaskable => (2, 0),
+                    Message::Init => (3, 0),
+                    Message::StartUp { vector } => (4, vector),
+                };
+                let words = [vector.into(), *version, 0];
+                (header(INTERRUPT, flags, *vcpu, words), &[])
+            }
+            Self::EndOfInterrupt { vector } => {
+                let words = [(*vector).into(), 0, 0];
+                (header(END_OF_INTERRUPT, 0, 0, words), &[])
+            }
+            Self::Identity {
+                vcpu,
+                identity,
+                version,
+            } => {
+                let words = [(*identity).into(), *version, 0];
+                (header(IDENTITY, 0, *vcpu, words), &[])
+            }
+            Self::Moved { vcpu, place } => {
+                let words = [place.slice as u64, place.version, 0];
+                (header(MOVED, 0, *vcpu, words), &[])
+            }
+            Self::Places { table } => (header(PLACES, 0, 0, [0; 3]), table),
+            Self::Access { ticket, access } => {
+                let mut flags = if access.value.is_some() { WRITE } else { 0 };
+                flags |= if access.space == Space::Port { PORT } else { 0 };
+                let words = [*ticket, access.address, access.value.unwrap_or(0)];
+                (header(ACCESS, flags, access.size.into(), words), &[])
+            }
+            Self::Accessed { ticket, value } => (header(ACCESSED, 0, 0, [*ticket, *value, 0]), &[]),
+            Self::Order { ticket, json } => (header(ORDER, 0, 0, [*ticket, 0, 0]), json),
+            Self::Answer { ticket, json } => (header(ANSWER, 0, 0, [*ticket, 0, 0]), json),
+            Self::Ended { json } => (header(ENDED, 0, 0, [0; 3]), json),
+            Self::Beat => (header(BEAT, 0, 0, [0; 3]), &[]),
+            Self::Device { address, note } => note.encode(*address),
+            Self::Look { ticket } => (header(LOOK, 0, 0, [*ticket, 0, 0]), &[]),
+            Self::Seen { ticket, tsc } => (header(SEEN, 0, 0, [*ticket, *tsc, 0]), &[]),
+        }
+    }
+
+    /// The note that a frame is.
+    pub fn decode(header: &Header, payload: &'a [u8]) -> Result<Self, NoteError> {
+        let kind = header.kind;
+        let impossible = NoteError::Fields(kind);
+        let [first, second, third, ..] = header.words;
+        let byte = |word: u64| u8::try_from(word).map_err(|_| impossible);
+        let vcpu = u32::from(header.count);
+        let note = match kind {
+            INTERRUPT => Self::Interrupt {
+                vcpu,
+                version: second,
+                message: match header.flags {
+                    0 | 1 => Message::Fixed {
+                        vector: byte(first)?,
+                        level: header.flags == 1,
+                    },
+                    2 => Message::NonMaskable,
+                    3 => Message::Init,
+                    4 => Message::StartUp {
+                        vector: byte(first)?,
+                    },
+                    _ => return Err(impossible),
+                },
+            },
+            END_OF_INTERRUPT => Self::EndOfInterrupt {
+                vector: byte(first)?,
+            },
+            IDENTITY => Self::Identity {
+                vcpu,
+                identity: u16::try_from(first).map_err(|_| impossible)?,
+                version: second,
+            },
+            MOVED => Self::Moved {
+                vcpu,
+                place: Place {
+                    slice: byte(first)?.into(),
+                    version: second,
+                },
+            },
+            PLACES => Self::Places {
+                table: payload.to_vec(),
+            },
+            ACCESS => Self::Access {
+                ticket: first,
+                access: RegisterAccess {
+                    address: second,
+                    space: match header.flags & PORT {
+                        0 => Space::Memory,
+                        _ => Space::Port,
+                    },
+                    size: match header.count {
+                        size @ 1..=8 => size as u8,
+                        _ => return Err(impossible),
+                    },
+                    value: (header.flags & WRITE != 0).then_some(third),
+                },
+            },
+            ACCESSED => Self::Accessed {
+                ticket: first,
+                value: second,
+            },
+            ORDER => Self::Order {
+                ticket: first,
+                json: payload.to_vec(),
+            },
+            ANSWER => Self::Answer {
+                ticket: first,
+                json: payload.to_vec(),
+            },
+            ENDED => Self::Ended {
+                json: payload.to_vec(),
+            },
+            BEAT => Self::Beat,
+            device::FIRST..=device::LAST | device::FIRST_OF_NETWORKS..=device::LAST_OF_NETWORKS => {
+                let (address, note) = DeviceNote::decode(header, payload)?;
+                Self::Device { address, note }
+            }
+            LOOK => Self::Look { ticket: first },
+            SEEN => Self::Seen {
+                ticket: first,
+                tsc: second,
+            },
+            _ => return Err(NoteError::Kind(kind)),
+        };
+        // What means nothing is zero: then the same frame comes out again. A payload
+        // is either all of what came or none.
+        let (mut canonical, rest) = note.encode();
+        canonical.length = header.length;
+        if canonical != *header || rest.len() != payload.len() {
+            return Err(impossible);
+        }
+        Ok(note)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weft_virtio::block::{Answer, Operation, Piece, Status};
+    use weft_virtio::net::Usage;
+
+    fn notes() -> Vec<Note<'static>> {
+        let interrupt = |message| Note::Interrupt {
+            vcpu: 254,
+            version: 3,
+            message,
+        };
+        let access = |space, value| Note::Access {
+            ticket: u64::MAX,
+            access: RegisterAccess {
+                address: 0xfec0_0010,
+                space,
+                size: 8,
+                value,
+            },
+        };
+        vec![
+            interrupt(Message::Fixed {
+                vector: 255,
+                level: true,
+            }),
+            interrupt(Message::Fixed {
+                vector: 16,
+                level: false,
+            }),
+            interrupt(Message::NonMaskable),
+            interrupt(Message::Init),
+            interrupt(Message::StartUp { vector: 0x9a }),
+            Note::EndOfInterrupt { vector: 0x31 },
+            Note::Identity {
+                vcpu: 3,
+                identity: 0x208,
+                version: u64::MAX,
+            },
+            Note::Moved {
+                vcpu: 3,
+                place: Place {
+                    slice: 15,
+                    version: 1 << 47,
+                },
+            },
+            Note::Places { table: vec![1; 24] },
+            access(Space::Memory, None),
+            access(Space::Port, Some(u64::MAX)),
+            Note::Accessed {
+                ticket: 7,
+                value: 9,
+            },
+            Note::Order {
+                ticket: 1,
+                json: b"{}".to_vec(),
+            },
+            Note::Answer {
+                ticket: 1,
+                json: b"[]".to_vec(),
+            },
+            Note::Ended { json: vec![1; 99] },
+            Note::Beat,
+            Note::Look { ticket: 3 },
+            Note::Seen {
+                ticket: 3,
+                tsc: u64::MAX,
+            },
+        ]
+    }
+
+    fn device_notes() -> Vec<Note<'static>> {
+        let piece = Piece {
+            slot: 255,
+            position: 1 << 20,
+            operation: Operation::Zero { unmap: true },
+            durable: true,
+            offset: 1 << 40,
+            length: 32 << 20,
+        };
+        let ticket = 9;
+        let notes = [
+            DeviceNote::Described(b"{}".to_vec()),
+            DeviceNote::Doorbells {
+                ticket,
+                address: Some(4 << 30),
+                queues: 3,
+            },
+            DeviceNote::Route {
+                ticket,
+                message: Some((0xfee0_0000, 0x41)),
+            },
+            DeviceNote::Route {
+                ticket,
+                message: None,
+            },
+            DeviceNote::Seen { ticket },
+            DeviceNote::Activate(b"{}".to_vec()),
+            DeviceNote::Stop,
+            DeviceNote::Stopped(b"[]".to_vec()),
+            DeviceNote::Kick,
+            DeviceNote::Used,
+            DeviceNote::Broken(b"why".to_vec()),
+            DeviceNote::Ask {
+                piece,
+                data: vec![7; 512].into(),
+            },
+            DeviceNote::Answered(Answer {
+                piece,
+                status: Status::IoError,
+                data: Vec::new().into(),
+            }),
+            DeviceNote::Frames(vec![13; 17].into()),
+            DeviceNote::Taken { bytes: 1 << 20 },
+            DeviceNote::Use(Usage {
+                features: u64::MAX,
+                pairs: 8,
+            }),
+            DeviceNote::Configured(vec![1; 12]),
+        ];
+        let address = Address::new(30, 15);
+        let note = |note| Note::Device { address, note };
+        notes.map(note).into()
+    }
+
+    #[test]
+    fn notes_come_out_as_they_went_in() {
+        for note in notes().into_iter().chain(device_notes()) {
+            let (header, payload) = note.encode();
+            assert_eq!(Note::decode(&header, payload), Ok(note.clone()));
+        }
+    }
+
+    #[test]
+    fn other_frames_are_refused() {
+        let kind = Header::new(200);
+        assert_eq!(Note::decode(&kind, &[]), Err(NoteError::Kind(200)));
+        for note in notes() {
+            let (mut header, payload) = note.encode();
+            header.words[4] = 1;
+            let fields = Err(NoteError::Fields(header.kind));
+            assert_eq!(Note::decode(&header, payload), fields);
+        }
+        for note in device_notes() {
+            let (mut header, payload) = note.encode();
+            header.words[4] = 77;
+            let fields = Err(NoteError::Fields(header.kind));
+            assert_eq!(Note::decode(&header, payload), fields);
+        }
+        let mut size = Header::new(ACCESS);
+        size.count = 9;
+        assert_eq!(Note::decode(&size, &[]), Err(NoteError::Fields(ACCESS)));
+        let mut vector = Header::new(INTERRUPT);
+        vector.words[0] = 256;
+        let refused = Err(NoteError::Fields(INTERRUPT));
+        assert_eq!(Note::decode(&vector, &[]), refused);
+    }
+}

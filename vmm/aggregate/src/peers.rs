@@ -1,0 +1,308 @@
+//! The links to the other slices: one for each, with a thread that reads it.
+//!
+//! Every slice sends a beat several times in a lease, so that silence means death:
+//! who hears nothing of a peer for a lease, or finds the link ended, calls it lost,
+//! and the machine ends. Before its first word a peer has longer.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use weft_dsm::NodeId;
+use weft_wire::Header;
+use weft_wire::frame::{HEADER_BYTES, KINDS_DSM};
+use weft_wire::halves::{Receiver, Sender};
+
+use super::delay::Delay;
+use super::note::Note;
+use weft_coherent_memory::{Post, SharedMemory};
+
+/// Beats in a lease.
+const BEATS: u32 = 5;
+/// Longest silence of a slice that has not spoken yet: it is being put together, and
+/// its host may be busy; hosts start theirs one after the other, each within 20 s.
+/// One that dies meanwhile closes its links.
+const START: Duration = Duration::from_secs(25);
+/// Longest wait for the thread that beats to see the end.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Takes what comes. Called on the thread that reads the link from `from`; must
+/// not wait for a page, a vCPU or another slice.
+pub(super) trait Take: Send + Sync {
+    fn take(&self, from: usize, note: Note);
+}
+
+/// The links of one slice.
+pub struct Peers {
+    me: usize,
+    /// By slice; none for this one.
+    senders: Vec<Option<Sender>>,
+    /// By slice, where frames are held back.
+    delays: Vec<Delay>,
+    lease: Duration,
+    /// Called once for the first peer that is lost, with the reason.
+    on_loss: OnceLock<Box<dyn Fn(usize, String) + Send + Sync>>,
+    over: AtomicBool,
+    sent_frames: AtomicU64,
+    received_frames: AtomicU64,
+    /// Headers and payloads.
+    received_bytes: AtomicU64,
+}
+
+impl Peers {
+    /// Over these links. Nothing is read yet.
+    pub(super) fn new(
+        me: usize,
+        senders: Vec<Option<Sender>>,
+        lease: Duration,
+        delay_max: Duration,
+    ) -> Arc<Self> {
+        let delayed = match delay_max {
+            Duration::ZERO => 0,
+            _ => senders.len(),
+        };
+        Arc::new(Self {
+            me,
+            delays: (0..delayed).map(|_| Delay::new(delay_max)).collect(),
+            senders,
+            lease,
+            on_loss: OnceLock::new(),
+            over: AtomicBool::new(false),
+            sent_frames: AtomicU64::new(0),
+            received_frames: AtomicU64::new(0),
+            received_bytes: AtomicU64::new(0),
+        })
+    }
+
+    /// Says who hears of a loss: on the thread that reads the link, or on one that
+    /// waited for an answer, with no lock held.
+    pub(super) fn when_lost(&self, on_loss: Box<dyn Fn(usize, String) + Send + Sync>) {
+        // A second one is a mistake that the first survives.
+        let _ = self.on_loss.set(on_loss);
+    }
+
+    /// The other slices.
+    pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let me = self.me;
+        (0..self.senders.len()).filter(move |slice| *slice != me)
+    }
+
+    /// Sends a note to `slice`. A link that ended is heard of where it is read: who
+    /// sends may hold a lock that the hearing of a loss wants.
+    pub(super) fn tell(&self, slice: usize, note: &Note) {
+        let (header, payload) = note.encode();
+        self.send(slice, &header, &[payload]);
+    }
+
+    /// Sends a note to all other slices.
+    pub(super) fn tell_all(&self, note: &Note) {
+        for slice in self.others() {
+            self.tell(slice, note);
+        }
+    }
+
+    /// Sends a note to all other slices, never held back: before any thread is there
+    /// that sends what was.
+    pub(super) fn tell_all_first(&self, note: &Note) {
+        let (header, payload) = note.encode();
+        for sender in self.senders.iter().flatten() {
+            if sender.send(&header, &[payload]).is_err() {
+                sender.close();
+            }
+        }
+    }
+
+    /// Sends a frame to `slice`; as [`Peers::tell`].
+    pub(super) fn send(&self, slice: usize, header: &Header, parts: &[&[u8]]) {
+        let Some(Some(sender)) = self.senders.get(slice) else {
+            // Notes and the protocol name slices that there are, and not this one.
+            debug_assert!(false, "no link from slice {} to {slice}", self.me);
+            return;
+        };
+        self.sent_frames.fetch_add(1, Ordering::Relaxed);
+        let sent = match self.delays.get(slice) {
+            Some(delay) => delay.hold(sender, header, parts),
+            None => sender.send(header, parts),
+        };
+        if sent.is_err() {
+            sender.close();
+        }
+    }
+
+    /// Whether frames are held back: each link then needs a thread that sends them.
+    pub(super) fn are_delayed(&self) -> bool {
+        !self.delays.is_empty()
+    }
+
+    /// Sends to `slice` what was held back, until the link ends.
+    pub(super) fn send_delayed(&self, slice: usize) {
+        let (Some(Some(sender)), Some(delay)) = (self.senders.get(slice), self.delays.get(slice))
+        else {
+            return;
+        };
+        if delay.send_until_over(sender).is_err() {
+            sender.close();
+        }
+    }
+
+    /// `slice` is gone, or broken. Called with no lock held: see [`Peers::when_lost`].
+    pub(super) fn lost(&self, slice: usize, reason: &str) {
+        if !self.over.load(Ordering::SeqCst)
+            && let Some(on_loss) = self.on_loss.get()
+        {
+            on_loss(slice, reason.to_owned());
+        }
+    }
+
+    /// The machine is over: links end, threads come back.
+    pub(super) fn close(&self) {
+        self.over.store(true, Ordering::SeqCst);
+        for (slice, sender) in self.senders.iter().enumerate() {
+            let Some(sender) = sender else { continue };
+            if let Some(delay) = self.delays.get(slice) {
+                delay.end(sender);
+            }
+            sender.close();
+        }
+    }
+
+    /// Whether it is.
+    pub(super) fn is_over(&self) -> bool {
+        self.over.load(Ordering::SeqCst)
+    }
+
+    /// Reads the link from `from` until it ends.
+    pub(super) fn read(
+        &self,
+        from: usize,
+        mut receiver: Receiver,
+        memory: &SharedMemory,
+        notes: &dyn Take,
+    ) {
+        let node = NodeId(from as u8);
+        let mut patience = self.lease.max(START);
+        while !self.is_over() {
+            let received = receiver.receive(patience);
+            if let Ok(Some(frame)) = &received {
+                let bytes = HEADER_BYTES + frame.payload.len();
+                self.received_frames.fetch_add(1, Ordering::Relaxed);
+                self.received_bytes
+                    .fetch_add(bytes as u64, Ordering::Relaxed);
+            }
+            let outcome = match received {
+                Ok(Some(frame)) if KINDS_DSM.contains(&frame.header.kind) => memory
+                    .receive(node, &frame.header, frame.payload)
+                    .map_err(|error| error.to_string()),
+                Ok(Some(frame)) => Note::decode(&frame.header, frame.payload)
+                    .map(|note| notes.take(from, note))
+                    .map_err(|error| error.to_string()),
+                Ok(None) => Err(format!("silent for {} s", patience.as_secs_f64())),
+                Err(error) => Err(error.to_string()),
+            };
+            if let Err(reason) = outcome {
+                return self.lost(from, &reason);
+            }
+            patience = self.lease;
+        }
+    }
+
+    /// Sends what the kernel did not take at once, until the link ends.
+    pub(super) fn flush(&self, slice: usize) {
+        if let Some(Some(sender)) = self.senders.get(slice) {
+            sender.flush_forever();
+        }
+    }
+
+    /// Tells all others, until the machine is over, that this slice lives.
+    pub(super) fn beat(&self) {
+        while !self.is_over() {
+            self.tell_all(&Note::Beat);
+            let mut left = self.lease / BEATS;
+            while !left.is_zero() && !self.is_over() {
+                let step = left.min(LOOK);
+                std::thread::sleep(step);
+                left -= step;
+            }
+        }
+    }
+
+    /// Frames and bytes to and from all others, by name.
+    pub(super) fn traffic(&self) -> [(&'static str, u64); 4] {
+        let sent = self.senders.iter().flatten().map(Sender::traffic).sum();
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        [
+            ("sent-bytes", sent),
+            ("received-bytes", load(&self.received_bytes)),
+            ("sent-messages", load(&self.sent_frames)),
+            ("received-messages", load(&self.received_frames)),
+        ]
+    }
+}
+
+impl Post for Peers {
+    fn post(&self, to: NodeId, header: &Header, parts: &[&[u8]]) {
+        self.send(to.index(), header, parts);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+    use std::sync::mpsc::channel;
+    use std::thread::spawn;
+
+    use weft_dsm::{Config, ManagerOf};
+    use weft_vcpu::{Access, Memory};
+    use weft_wire::halves::{HalvesConfig, open};
+
+    use weft_coherent_memory::SharedMemoryOptions;
+    use weft_guest_memory::Ram;
+
+    struct Nowhere;
+
+    impl Take for Nowhere {
+        fn take(&self, _: usize, _: Note) {}
+    }
+
+    /// Who sends may hold whatever lock the hearing of a loss wants.
+    #[test]
+    fn a_peer_that_went_is_heard_of_where_it_is_read() {
+        let (near, far) = UnixStream::pair().unwrap();
+        let lease = Duration::from_secs(20);
+        let (sender, receiver) = open(HalvesConfig {
+            socket: near.into(),
+            keys: None,
+            lease,
+            spin: Duration::ZERO,
+            name: "test".into(),
+        })
+        .unwrap();
+        let peers = Peers::new(0, vec![None, Some(sender)], lease, Duration::ZERO);
+        let memory = SharedMemory::new(SharedMemoryOptions {
+            ram: Ram::new(8 << 20).unwrap(),
+            config: Config::new(NodeId(0), 2, ManagerOf::Fixed(NodeId(1))),
+            budget: weft_coherent_memory::Budget::UNLIMITED,
+            post: peers.clone(),
+            lease,
+            broken: Box::new(|reason| panic!("{reason}")),
+        });
+        let (tell, lost) = channel();
+        let ended = memory.clone();
+        peers.when_lost(Box::new(move |slice, _| {
+            ended.end_waits();
+            tell.send(slice).unwrap();
+        }));
+        drop(far);
+        let vcpu = memory.clone();
+        let vcpu = spawn(move || vcpu.acquire(0x4000, Access::Write).is_ok());
+        // It has asked, or found the link ended, before anybody reads.
+        while memory.counters.writes.load(Ordering::SeqCst) == 0 && !vcpu.is_finished() {
+            std::thread::yield_now();
+        }
+        let reader = spawn(move || peers.read(1, receiver, &memory, &Nowhere));
+        assert_eq!(lost.recv_timeout(Duration::from_secs(10)), Ok(1));
+        assert!(vcpu.join().unwrap());
+        reader.join().unwrap();
+    }
+}

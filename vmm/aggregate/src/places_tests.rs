@@ -1,0 +1,199 @@
+//! Tables of vCPUs' places between slices in one process, over real links.
+
+use std::os::unix::net::UnixStream;
+
+use weft_platform::clock::Source;
+use weft_platform::interrupts::Seat;
+use weft_wire::halves::{self, HalvesConfig};
+
+use super::*;
+use crate::Share;
+
+const LEASE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(10);
+
+type Failures = Arc<Mutex<Vec<String>>>;
+
+struct Rig {
+    slices: Vec<Arc<Slice>>,
+    hubs: Vec<Arc<Hub>>,
+    failures: Failures,
+}
+
+/// Slices of 64 MiB with so many vCPUs each, as each of them has it.
+fn rig(tables: &[&[u32]]) -> Rig {
+    let count = tables.len();
+    let failures = Failures::default();
+    let mut links: Vec<Vec<_>> = (0..count)
+        .map(|_| (0..count).map(|_| None).collect())
+        .collect();
+    for one in 0..count {
+        for other in one + 1..count {
+            let (near, far) = UnixStream::pair().unwrap();
+            for (from, to, end) in [(one, other, near), (other, one, far)] {
+                let config = HalvesConfig {
+                    socket: end.into(),
+                    keys: None,
+                    lease: LEASE,
+                    spin: Duration::ZERO,
+                    name: "test".into(),
+                };
+                links[from][to] = Some(halves::open(config).unwrap());
+            }
+        }
+    }
+    let (mut slices, mut hubs) = (Vec::new(), Vec::new());
+    for (number, (links, cpus)) in links.into_iter().zip(tables).enumerate() {
+        let share = |cpus: &u32| Share {
+            cpus: *cpus,
+            memory_bytes: 64 << 20,
+        };
+        let placement = Placement::unchecked(cpus.iter().map(share).collect());
+        let links = SliceLinks {
+            number,
+            links,
+            lease: LEASE,
+            delay_max: Duration::ZERO,
+            reference: Reference::here(),
+        };
+        let told = failures.clone();
+        let broken: Broken = Arc::new(move |reason| told.lock().unwrap().push(reason));
+        let ram = Ram::new(placement.memory_bytes()).unwrap();
+        let options = SliceOptions {
+            placement,
+            spare_bytes: None,
+        };
+        let slice = Slice::new(options, links, &ram, broken.clone());
+        let hub = Hub::of_slice(cpus.iter().sum(), Some(slice.apart()));
+        let joints = Joints {
+            hub: hub.clone(),
+            mmio: Bus::default(),
+            ports: Bus::default(),
+            clock: Arc::new(Clock::new(Source::Host, measure_host_tsc())),
+            broken,
+            ended: Box::new(|_, _| {}),
+        };
+        drop(slice.join(joints).unwrap());
+        slices.push(slice);
+        hubs.push(hub);
+    }
+    Rig {
+        slices,
+        hubs,
+        failures,
+    }
+}
+
+impl Rig {
+    fn wait(&self, what: &str, done: impl Fn(&Self) -> bool) {
+        let until = Instant::now() + PATIENCE;
+        while !done(self) {
+            assert!(Instant::now() < until, "{what}: {:?}", self.failures());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn failures(&self) -> Vec<String> {
+        self.failures.lock().unwrap().clone()
+    }
+
+    fn seat(&self, slice: usize, vcpu: u32) -> &Arc<Seat> {
+        self.hubs[slice].seat(vcpu).unwrap()
+    }
+
+    fn end(&self) {
+        for slice in &self.slices {
+            slice.close();
+        }
+    }
+}
+
+#[test]
+fn slices_whose_tables_differ_are_refused() {
+    let rig = rig(&[&[1, 2], &[2, 1]]);
+    rig.wait("a refusal", |rig| !rig.failures().is_empty());
+    let said = rig.failures().remove(0);
+    assert!(said.contains("has vCPU 1 on node"), "{said}");
+    rig.end();
+}
+
+#[test]
+fn interrupts_follow_a_vcpu_and_the_others_hear_of_its_move() {
+    let rig = rig(&[&[2, 1, 0][..]; 3]);
+    let fixed = |vector| Message::Fixed {
+        vector,
+        level: false,
+    };
+    // Slice 2 sends to where it has vCPU 2, which is gone to slice 0.
+    let place = Place {
+        slice: 0,
+        version: 1,
+    };
+    assert!(rig.hubs[1].deliver(2, fixed(0x40), None));
+    let letters = rig.hubs[1].hand_over(2, place).unwrap();
+    assert_eq!(letters, [fixed(0x40)]);
+    assert!(rig.hubs[2].deliver(2, fixed(0x41), None));
+    rig.hubs[0].take_over(2, 1, &letters).unwrap();
+    rig.wait("an interrupt by a detour", |rig| {
+        rig.hubs[1].counters.forwarded.load(Ordering::SeqCst) == 1
+    });
+    rig.slices[0].tell_moved(2);
+    rig.wait("the note", |rig| {
+        rig.slices[2].locations().of(2) == Some(place)
+    });
+    assert!(rig.hubs[2].deliver(2, fixed(0x42), None));
+    assert!(rig.hubs[1].deliver(2, fixed(0x43), None));
+    let found = Mutex::new(Vec::new());
+    rig.wait("all four", |rig| {
+        let mut found = found.lock().unwrap();
+        found.extend(rig.seat(0, 2).take_messages());
+        found.len() >= 4
+    });
+    let mut found = found.into_inner().unwrap();
+    found.sort_by_key(|message| format!("{message:?}"));
+    assert_eq!(found, [0x40, 0x41, 0x42, 0x43].map(fixed));
+    assert!(!rig.seat(1, 2).has_letters() && !rig.seat(2, 2).has_letters());
+    assert_eq!(rig.slices[0].locations().at(0), [0, 1, 2]);
+    assert_eq!(rig.failures(), [""; 0]);
+    rig.end();
+}
+
+#[test]
+fn who_says_what_cannot_be_true_is_broken_by_name() {
+    let at = |slice, version| Place { slice, version };
+    let moved = |vcpu, place| Note::Moved { vcpu, place };
+    let interrupt = |vcpu, version| Note::Interrupt {
+        vcpu,
+        version,
+        message: Message::NonMaskable,
+    };
+    let identity = |vcpu| Note::Identity {
+        vcpu,
+        identity: 0,
+        version: 0,
+    };
+    for (from, note, words) in [
+        (1, moved(1, at(2, 1)), "which only node 0 does"),
+        (0, moved(0, at(1, 2)), "one was left out"),
+        (0, moved(7, at(1, 1)), "vCPU 7, of which there are 3"),
+        (0, moved(0, at(9, 1)), "node 9, of which there are 3"),
+        (0, moved(2, at(1, 1)), "neither given up its state nor got"),
+        (1, interrupt(9, 0), "vCPU 9, of which there are 3"),
+        (1, interrupt(0, 0), "so nobody may have it"),
+        (1, identity(9), "vCPU 9, of which there are 3"),
+        (
+            1,
+            Note::Places { table: vec![0; 8] },
+            "1 vCPUs in its table, this node 3",
+        ),
+    ] {
+        let rig = rig(&[&[1, 1, 1][..]; 3]);
+        rig.slices[from].peers.tell(2, &note);
+        rig.wait(words, |rig| {
+            rig.failures().iter().any(|said| said.contains(words))
+        });
+        let said = rig.failures().remove(0);
+        assert!(said.starts_with(&format!("lost node {from} (")), "{said}");
+        rig.end();
+    }
+}

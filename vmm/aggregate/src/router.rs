@@ -1,0 +1,107 @@
+//! Where a note goes that came over a link.
+
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, TrySendError};
+
+use weft_platform::clock::host_tsc;
+use weft_platform::interrupts::{Hub, LocationError, Locations};
+
+use super::BOOTSTRAP;
+use super::delegation::Delegation;
+use super::note::Note;
+use super::orders::Answer;
+use super::peers::{Peers, Take};
+use super::questions::Questions;
+use super::registers::{Asked, AskedSender};
+
+/// What notes are for. None of it waits.
+pub(super) struct Router {
+    pub hub: Arc<Hub>,
+    /// Where the vCPUs are at the start.
+    pub first: Locations,
+    pub peers: Arc<Peers>,
+    pub registers: Arc<Questions<u64>>,
+    pub delegation: Arc<Delegation>,
+    pub answers: Arc<Questions<Answer>>,
+    /// To looks at the clock: their TSC, and ours when the answer came.
+    pub looks: Arc<Questions<(u64, u64)>>,
+    pub asked: AskedSender,
+    pub ordered: SyncSender<(u64, Vec<u8>)>,
+    pub ended: Box<dyn Fn(usize, Vec<u8>) + Send + Sync>,
+}
+
+impl Router {
+    /// Who says what cannot be true is broken.
+    fn believe(&self, from: usize, outcome: Result<(), LocationError>) {
+        if let Err(error) = outcome {
+            self.peers.lost(from, &error.to_string());
+        }
+    }
+
+    fn queue<T>(&self, from: usize, queue: &SyncSender<T>, value: T) {
+        if let Err(TrySendError::Full(_)) = queue.try_send(value) {
+            self.peers.lost(from, "it asks for more than it may");
+        }
+    }
+}
+
+impl Take for Router {
+    fn take(&self, from: usize, note: Note) {
+        match note {
+            Note::Interrupt {
+                vcpu,
+                version,
+                message,
+            } => self.believe(from, self.hub.receive(vcpu, message, version)),
+            Note::EndOfInterrupt { vector } => self.hub.end_at_io_apic(vector, None),
+            Note::Identity {
+                vcpu,
+                identity,
+                version,
+            } => self.believe(from, self.hub.identify(vcpu, identity, version)),
+            // Only the bootstrap slice has vCPUs moved.
+            Note::Moved { vcpu, place } if from == BOOTSTRAP => {
+                self.believe(from, self.hub.moved(vcpu, place).map(drop));
+            }
+            Note::Moved { vcpu, .. } => {
+                let reason = format!("it says where vCPU {vcpu} is, which only node 0 does");
+                self.peers.lost(from, &reason);
+            }
+            Note::Places { table } => self.believe(from, self.first.compare(&table)),
+            Note::Access { ticket, access } => {
+                let asked = Asked {
+                    from,
+                    ticket,
+                    access,
+                };
+                self.queue(from, &self.asked, asked);
+            }
+            Note::Accessed { ticket, value } => self.registers.answer(ticket, value),
+            // Only the bootstrap slice gives orders.
+            Note::Order { ticket, json } if from == BOOTSTRAP => {
+                self.queue(from, &self.ordered, (ticket, json));
+            }
+            Note::Order { .. } => self.peers.lost(from, "it gave an order"),
+            Note::Answer { ticket, json } => {
+                let answer = serde_json::from_slice(&json).unwrap_or_else(|error| {
+                    Answer::Refused(format!("its answer is none: {error}"))
+                });
+                self.answers.answer(ticket, answer);
+            }
+            Note::Ended { json } => (self.ended)(from, json),
+            Note::Beat => {}
+            Note::Device { address, note } => {
+                if let Err(reason) = self.delegation.take(from, address, note) {
+                    self.peers.lost(from, &reason);
+                }
+            }
+            Note::Look { ticket } => {
+                let tsc = host_tsc();
+                self.peers.tell(from, &Note::Seen { ticket, tsc });
+            }
+            // The time of the answer is that of its arrival, not that at which the
+            // thread that waits for it wakes up.
+            Note::Seen { ticket, tsc } => self.looks.answer(ticket, (tsc, host_tsc())),
+        }
+    }
+}

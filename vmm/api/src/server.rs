@@ -1,0 +1,201 @@
+//! The socket, the connections on it, and their bounds.
+
+use std::convert::Infallible;
+use std::io;
+use std::os::unix::net::UnixListener;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::UnixStream;
+use tokio::sync::{Notify, Semaphore, oneshot};
+use tokio::time::timeout;
+use weft_confine::ThreadKind;
+
+use super::Control;
+use super::routes::{self, Answer, Worker};
+
+/// Connections at one time; whoever comes next waits in the socket's queue.
+pub const CONNECTIONS_MAX: u32 = 16;
+/// Longest body of a request, in bytes.
+pub const REQUEST_BYTES_MAX: usize = 16 << 10;
+/// Longest request line with its headers, in bytes. (8192 is the least that the
+/// library takes.)
+const HEAD_BYTES_MAX: usize = 8 << 10;
+/// Headers of one request.
+const HEADERS_MAX: usize = 32;
+/// How long a client may take to say what it wants.
+const REQUEST_BOUND: Duration = Duration::from_secs(5);
+/// How long a client may take to read its answer.
+const ANSWER_BOUND: Duration = Duration::from_secs(5);
+/// Jobs that may wait for the machine.
+const JOBS_MAX: usize = 8;
+/// How long answers on their way may take when the machine has ended.
+const FINISH_BOUND: Duration = Duration::from_secs(1);
+
+/// The API's threads, from outside.
+pub struct Server {
+    finish: oneshot::Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+impl Server {
+    /// Serves `control` at `listener`, on the threads `api` and `api-work`. Beside
+    /// root, only processes of `owners` are listened to.
+    pub fn start(
+        listener: UnixListener,
+        control: Arc<dyn Control>,
+        owners: Vec<u32>,
+    ) -> io::Result<Server> {
+        listener.set_nonblocking(true)?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .build()?;
+        let (jobs, waiting) = sync_channel(JOBS_MAX);
+        weft_confine::spawn("api-work", ThreadKind::Device, move || {
+            routes::work(&waiting, &control);
+        })?;
+        let (finish, finished) = oneshot::channel();
+        let thread = weft_confine::spawn("api", ThreadKind::Api, move || {
+            runtime.block_on(serve(listener, Worker(jobs), owners, finished));
+        })?;
+        Ok(Server { finish, thread })
+    }
+
+    /// Lets answers on their way arrive, and ends; bounded.
+    pub fn finish(self) {
+        // An error: the thread has ended by itself.
+        let _ = self.finish.send(());
+        let _ = self.thread.join();
+    }
+}
+
+async fn serve(
+    listener: UnixListener,
+    worker: Worker,
+    owners: Vec<u32>,
+    mut finished: oneshot::Receiver<()>,
+) {
+    let Ok(listener) = tokio::net::UnixListener::from_std(listener) else {
+        return;
+    };
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX as usize));
+    loop {
+        let accepted = async {
+            // The semaphore is never closed.
+            let place = places.clone().acquire_owned().await.ok();
+            (listener.accept().await, place)
+        };
+        let (accepted, place) = tokio::select! {
+            _ = &mut finished => break,
+            accepted = accepted => accepted,
+        };
+        match accepted {
+            Ok((stream, _)) if is_owner(&stream, &owners) => {
+                let worker = worker.clone();
+                tokio::spawn(async move {
+                    talk(stream, worker).await;
+                    drop(place);
+                });
+            }
+            Ok(_) => {}
+            // Out of descriptors, say: not at full speed.
+            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    }
+    let _ = timeout(FINISH_BOUND, places.acquire_many(CONNECTIONS_MAX)).await;
+}
+
+fn is_owner(stream: &UnixStream, owners: &[u32]) -> bool {
+    stream
+        .peer_cred()
+        .is_ok_and(|peer| peer.uid() == 0 || owners.contains(&peer.uid()))
+}
+
+/// One request and its answer. Whatever goes wrong here is the client's loss.
+async fn talk(stream: UnixStream, worker: Worker) {
+    let answered = Notify::new();
+    let service = service_fn(|request| {
+        let (worker, answered) = (worker.clone(), &answered);
+        async move {
+            let response = respond(request, &worker).await;
+            answered.notify_one();
+            Ok::<_, Infallible>(response)
+        }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(REQUEST_BOUND)
+        .max_buf_size(HEAD_BYTES_MAX)
+        .max_headers(HEADERS_MAX)
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut connection = pin!(connection);
+    // The longest answer is that to stop.
+    let bound = REQUEST_BOUND * 2
+        + Duration::from_secs_f64(super::STOP_SECONDS_MAX)
+        + Duration::from_secs(weft_machine::ANSWER_SECONDS_MAX);
+    tokio::select! {
+        _ = timeout(bound, connection.as_mut()) => {}
+        () = answered.notified() => {
+            let _ = timeout(ANSWER_BOUND, connection).await;
+        }
+    }
+}
+
+async fn respond(request: Request<Incoming>, worker: &Worker) -> Response<Full<Bytes>> {
+    let query = request.uri().query().unwrap_or_default().to_owned();
+    let answer = match routes::find(request.method(), request.uri().path()) {
+        Ok(operation) => match read_body(request).await {
+            Ok(body) => routes::answer(operation, &query, &body, worker).await,
+            Err(answer) => answer,
+        },
+        Err(answer) => answer,
+    };
+    let mut response = Response::new(Full::from(answer.body));
+    *response.status_mut() = answer.status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    if let Some(method) = answer.allow
+        && let Ok(value) = HeaderValue::from_str(method.as_str())
+    {
+        headers.insert(ALLOW, value);
+    }
+    response
+}
+
+async fn read_body(request: Request<Incoming>) -> Result<Bytes, Answer> {
+    let body = Limited::new(request.into_body(), REQUEST_BYTES_MAX).collect();
+    match timeout(REQUEST_BOUND, body).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => Err(Answer::error(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "too_large",
+            format!("the body is longer than {REQUEST_BYTES_MAX} bytes"),
+        )),
+        Ok(Err(error)) => Err(Answer::error(
+            StatusCode::BAD_REQUEST,
+            "bad_request",
+            format!("the body did not arrive: {error}"),
+        )),
+        Err(_) => Err(Answer::error(
+            StatusCode::REQUEST_TIMEOUT,
+            "timed_out",
+            format!(
+                "the body did not arrive within {} s",
+                REQUEST_BOUND.as_secs()
+            ),
+        )),
+    }
+}

@@ -1,0 +1,168 @@
+//! What the API says, as data. `openapi.json` describes the same.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use weft_coherent_memory::{SliceFaults, SlicePages};
+use weft_machine::Configuration;
+
+/// How long a guest has to power itself off, unless the request says otherwise.
+pub const STOP_SECONDS: f64 = 10.0;
+/// The longest that a request may say.
+pub const STOP_SECONDS_MAX: f64 = 600.0;
+
+/// Where in its life a machine is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// Complete; the guest has not begun.
+    Starting,
+    /// vCPUs run.
+    Running,
+    /// vCPUs and guest time stand.
+    Paused,
+    /// Over.
+    Ended,
+}
+
+impl State {
+    /// The same word as in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            State::Starting => "starting",
+            State::Running => "running",
+            State::Paused => "paused",
+            State::Ended => "ended",
+        }
+    }
+}
+
+/// Who runs the vCPUs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BackEndView {
+    /// `kvm` or `soft`.
+    pub name: String,
+    /// Why this one.
+    pub reason: String,
+}
+
+/// Where the console is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum ConsoleView {
+    /// Standard input and output of the process.
+    Stdio,
+    /// A UNIX socket.
+    Socket {
+        /// Its path.
+        path: PathBuf,
+    },
+}
+
+/// Where a vCPU is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LocationView {
+    /// The node that has it.
+    pub node: usize,
+    /// How often it moved until it was there.
+    pub version: u64,
+}
+
+/// A machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VmView {
+    /// Unique on this host, for this user.
+    pub name: String,
+    /// Of the process that looks after the machine.
+    pub pid: u32,
+    /// Of the process that is the machine; another one after each restart.
+    pub machine_pid: u32,
+    /// Of Weft.
+    pub version: String,
+    /// Where in its life it is.
+    pub state: State,
+    /// How it ended, once it did.
+    pub end: Option<String>,
+    /// Who runs the vCPUs.
+    pub back_end: BackEndView,
+    /// Since the machine was put together, in seconds.
+    pub uptime_s: f64,
+    /// Guest time since then; it stands while the machine is paused.
+    pub guest_time_s: f64,
+    /// How often the guest restarted.
+    pub restarts: u32,
+    /// What each vCPU does: `running`, `halted`, `paused`, `waiting-for-start-up`,
+    /// `finished`.
+    pub vcpus: Vec<String>,
+    /// Where each vCPU is, in the same order.
+    pub locations: Vec<LocationView>,
+    /// Where the console is.
+    pub console: ConsoleView,
+    /// What was asked for.
+    pub configuration: Configuration,
+}
+
+/// Numbers that only grow.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Counters {
+    /// When they were read: seconds since the machine was put together.
+    pub uptime_s: f64,
+    /// By name: part, then what is counted (`vcpu0.exits.halted`).
+    pub counters: BTreeMap<String, u64>,
+}
+
+/// The pages that slices asked each other for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Pages {
+    /// When they were read: seconds since the machine was put together.
+    pub uptime_s: f64,
+    /// Of each slice; none where there is one slice only.
+    pub slices: Vec<SlicePages>,
+}
+
+/// Faults one by one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Faults {
+    /// When they were read: seconds since the machine was put together.
+    pub uptime_s: f64,
+    /// Of each slice; none where there is one slice only.
+    pub slices: Vec<SliceFaults>,
+}
+
+/// What `POST /v1/vm/stop` may be told.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StopBody {
+    /// How long the guest has to power itself off; 0: none.
+    #[serde(default = "stop_seconds")]
+    pub timeout_s: f64,
+}
+
+fn stop_seconds() -> f64 {
+    STOP_SECONDS
+}
+
+impl Default for StopBody {
+    fn default() -> Self {
+        StopBody {
+            timeout_s: STOP_SECONDS,
+        }
+    }
+}
+
+/// The body of every answer that is no success.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorBody {
+    /// What went wrong.
+    pub error: ErrorView,
+}
+
+/// What went wrong.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorView {
+    /// A word for programs.
+    pub code: String,
+    /// A sentence for people.
+    pub message: String,
+}

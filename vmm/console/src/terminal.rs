@@ -1,0 +1,130 @@
+//! The terminal in raw mode, so that every key reaches the guest, and back.
+//!
+//! Invariant: whoever ends the process through Rust (return, panic) or through a
+//! refused system call, the terminal has the mode it had before. Signals are the
+//! caller's: `weft vm run` reads them, `weft vm console` calls
+//! [`restore_when_killed`]. What cannot be caught (SIGKILL) is the parent's to
+//! repair: see `weft vm run`.
+
+use std::io::{self, IsTerminal};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Once, OnceLock};
+
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
+
+/// The mode before the first change, and whose it is.
+static BEFORE: OnceLock<(RawFd, libc::termios)> = OnceLock::new();
+/// Whether the mode is another one now.
+static CHANGED: AtomicBool = AtomicBool::new(false);
+
+/// Columns and rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    /// Characters in a row.
+    pub columns: u16,
+    /// Rows.
+    pub rows: u16,
+}
+
+/// Raw mode of standard input, until dropped.
+#[derive(Debug)]
+pub struct Raw(());
+
+impl Raw {
+    /// Enters raw mode; `None` when standard input is no terminal.
+    pub fn enter() -> io::Result<Option<Raw>> {
+        let input = io::stdin();
+        if !input.is_terminal() {
+            return Ok(None);
+        }
+        let before = tcgetattr(input.as_fd())?;
+        let mut raw: Termios = before.clone();
+        cfmakeraw(&mut raw);
+        BEFORE.get_or_init(|| (input.as_raw_fd(), before.into()));
+        restore_when_panicking();
+        weft_confine::at_violation(restore);
+        CHANGED.store(true, Ordering::Release);
+        tcsetattr(input.as_fd(), SetArg::TCSANOW, &raw)?;
+        Ok(Some(Raw(())))
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        restore();
+    }
+}
+
+/// Gives the terminal the mode it had before [`Raw::enter`]. Async-signal-safe;
+/// does nothing when nothing was changed.
+pub fn restore() {
+    if !CHANGED.swap(false, Ordering::AcqRel) {
+        return;
+    }
+    if let Some((descriptor, mode)) = BEFORE.get() {
+        // SAFETY: the mode is a whole termios structure that tcgetattr filled in.
+        unsafe { libc::tcsetattr(*descriptor, libc::TCSANOW, mode) };
+    }
+}
+
+/// Has the signals that end programs restore the terminal first, for a process
+/// that does not handle them otherwise. One that is ignored stays so.
+pub fn restore_when_killed() -> io::Result<()> {
+    for signal in [
+        Signal::SIGHUP,
+        Signal::SIGINT,
+        Signal::SIGQUIT,
+        Signal::SIGTERM,
+    ] {
+        let action = SigAction::new(
+            SigHandler::Handler(restore_and_end),
+            // Its second arrival, raised in the handler, has the default effect.
+            SaFlags::SA_RESETHAND,
+            SigSet::empty(),
+        );
+        // SAFETY: the handler makes async-signal-safe calls only.
+        let before = unsafe { sigaction(signal, &action) }?;
+        if matches!(before.handler(), SigHandler::SigIgn) {
+            // SAFETY: the action is the one that was there.
+            unsafe { sigaction(signal, &before) }?;
+        }
+    }
+    Ok(())
+}
+
+extern "C" fn restore_and_end(signal: libc::c_int) {
+    restore();
+    // SAFETY: a call with a number; the signal waits for the handler's end.
+    unsafe { libc::raise(signal) };
+}
+
+fn restore_when_panicking() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            restore();
+            before(panic);
+        }));
+    });
+}
+
+/// The size of the terminal at `descriptor`, if it is one.
+pub fn size(descriptor: impl AsFd) -> Option<Size> {
+    let mut size = MaybeUninit::<libc::winsize>::zeroed();
+    let descriptor = descriptor.as_fd().as_raw_fd();
+    // SAFETY: the request writes one winsize structure; all zero is one as well.
+    let size = unsafe {
+        if libc::ioctl(descriptor, libc::TIOCGWINSZ, size.as_mut_ptr()) != 0 {
+            return None;
+        }
+        size.assume_init()
+    };
+    (size.ws_col > 0 && size.ws_row > 0).then_some(Size {
+        columns: size.ws_col,
+        rows: size.ws_row,
+    })
+}

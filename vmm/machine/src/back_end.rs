@@ -1,0 +1,157 @@
+//! Which back end runs a machine's vCPUs, and why.
+
+use std::sync::Arc;
+
+use weft_aggregate::Slice;
+use weft_coherent_memory::mapping::GuestMapping;
+use weft_confine::ThreadKind;
+use weft_guest_memory::{Ram, WriteObserver};
+use weft_pager::shared::Whose;
+use weft_platform::clock::Source;
+use weft_vcpu::{BackEnd, CpuModel, Memory};
+use weft_vcpu_kvm::detect::{Backend, Choice};
+use weft_vcpu_kvm::{Host, KvmBackEnd, KvmError, KvmOptions, Paging};
+
+use super::MachineError;
+use super::configuration::{BackEndChoice, Configuration};
+use crate::vcpu::soft::SoftBackEnd;
+use crate::vcpu::users::{KvmShadows, SoftUsers};
+
+/// A back end, ready to make vCPUs.
+pub(super) struct Chosen {
+    pub back_end: Box<dyn BackEnd>,
+    /// How the vCPUs' threads are confined.
+    pub kind: ThreadKind,
+    /// Hears of guest memory that devices wrote.
+    pub observer: Option<Arc<dyn WriteObserver>>,
+    /// One sentence for the log.
+    pub reason: String,
+}
+
+impl Chosen {
+    /// For the log: which one it is and why, and what it does on its own.
+    pub fn notes(&self) -> Vec<String> {
+        let quirks = self.back_end.quirks();
+        let mut notes = vec![self.reason.clone()];
+        notes.extend(quirks.iter().map(|quirk| format!("quirk: {quirk}")));
+        notes
+    }
+
+    /// Where guest time comes from with this back end.
+    pub fn source(&self, deterministic: bool) -> Source {
+        match self.back_end.fixed_tsc_offset() {
+            _ if deterministic => Source::Counted,
+            Some(offset) => Source::HostFixed(offset),
+            None => Source::Host,
+        }
+    }
+}
+
+/// Opens the back end that the configuration asks for.
+/// `slice`: of several.
+pub(super) fn choose(
+    configuration: &Configuration,
+    ram: &Ram,
+    slice: Option<&Slice>,
+) -> Result<Chosen, MachineError> {
+    let wanted = match configuration.back_end {
+        BackEndChoice::Soft => Some(Backend::Soft),
+        BackEndChoice::Kvm => Some(Backend::Kvm),
+        BackEndChoice::Auto if configuration.deterministic || slice.is_some() => {
+            Some(Backend::Soft)
+        }
+        BackEndChoice::Auto => None,
+    };
+    let Choice { host, reason } = Backend::choose(wanted)?;
+    let Some(host) = host else {
+        let package_cpus = configuration.placement().package_cpus();
+        let memory: Arc<dyn Memory> = match slice {
+            Some(slice) => slice.memory().clone(),
+            None => Arc::new(ram.clone()),
+        };
+        let model = configuration.cpu_model.unwrap_or_default();
+        check_host(model)?;
+        let mut soft = SoftBackEnd::new(memory, model, package_cpus, configuration.deterministic);
+        if let Some(slice) = slice {
+            soft = soft.with_tsc_hz(slice.reference().tsc_hz);
+            slice
+                .memory()
+                .connect(Box::new(SoftUsers(Arc::downgrade(soft.machine()))));
+        }
+        return Ok(Chosen {
+            kind: ThreadKind::SoftVcpu,
+            observer: Some(soft.observer()),
+            back_end: Box::new(soft),
+            reason,
+        });
+    };
+    let back_end = match slice {
+        None => kvm_of_machine(&host, configuration, ram)?,
+        Some(slice) => kvm_of_slice(&host, configuration, ram, slice)?,
+    };
+    Ok(Chosen {
+        back_end: Box::new(back_end),
+        kind: ThreadKind::KvmVcpu,
+        observer: None,
+        reason,
+    })
+}
+
+/// Refuses a model whose instructions this host's CPU does not have.
+pub fn check_host(model: CpuModel) -> Result<(), MachineError> {
+    let missing = model.missing(&weft_wire::cpu::features());
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let missing = missing.join(", ");
+    Err(MachineError::CpuModel { model, missing })
+}
+
+fn kvm_of_machine(
+    host: &Host,
+    configuration: &Configuration,
+    ram: &Ram,
+) -> Result<KvmBackEnd, MachineError> {
+    let options = KvmOptions {
+        ram,
+        cpus: configuration.cpus,
+        package_cpus: configuration.cpus,
+        model: configuration.cpu_model,
+        shared: false,
+    };
+    KvmBackEnd::of(host, &options).map_err(kvm_refused)
+}
+
+/// KVM whose vCPUs use a watched mapping of the memory.
+fn kvm_of_slice(
+    host: &Host,
+    configuration: &Configuration,
+    ram: &Ram,
+    slice: &Slice,
+) -> Result<KvmBackEnd, MachineError> {
+    if host.is_hardware() && host.paging == Paging::Shadow {
+        let reason = "this KVM was told to shadow page tables: load kvm_intel with ept=1, or \
+                      kvm_amd with npt=1";
+        return Err(MachineError::SlicesOnKvm(reason.into()));
+    }
+    let mapping = GuestMapping::new(ram, Whose::All)
+        .map_err(|error| MachineError::SlicesOnKvm(error.to_string()))?;
+    let options = KvmOptions {
+        ram: mapping.watched(),
+        cpus: configuration.cpus,
+        package_cpus: configuration.placement().package_cpus(),
+        model: configuration.cpu_model,
+        shared: true,
+    };
+    let back_end = KvmBackEnd::of(host, &options).map_err(kvm_refused)?;
+    let mapping = match back_end.gate() {
+        Some(gate) => mapping.with_shadows(Arc::new(KvmShadows(gate.clone()))),
+        None => mapping,
+    };
+    slice.watch(Arc::new(mapping));
+    Ok(back_end)
+}
+
+fn kvm_refused(source: KvmError) -> MachineError {
+    MachineError::Kvm(source)
+}

@@ -1,0 +1,354 @@
+//! What a machine is asked to be, before it is checked.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+use super::MachineError;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use weft_aggregate::devices::{DeviceList, Disk, Network, OpenDisks};
+use weft_aggregate::{CPUS_MAX, Placement, PlacementError, Share};
+use weft_boot::{Protocol, UPDATED_RANGES_MAX};
+use weft_vcpu::{CpuModel, PAGE_SIZE};
+
+/// Which back end runs the vCPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BackEndChoice {
+    /// Hardware KVM where there is one, else software.
+    #[default]
+    Auto,
+    /// KVM, quirks included where it needs them.
+    Kvm,
+    /// The software vCPU.
+    Soft,
+}
+
+/// A whole machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Configuration {
+    /// vCPUs, of all slices.
+    pub cpus: u32,
+    /// Guest RAM, in bytes, of all slices.
+    pub memory_bytes: u64,
+    /// What each slice gives of them; empty: one slice gives all.
+    #[serde(default)]
+    pub slices: Vec<Share>,
+    /// Bytes that each slice may fill with pages of the others' parts of RAM; none: see
+    /// [`Placement::budget_bytes`].
+    #[serde(default)]
+    pub spare_bytes: Option<u64>,
+    /// Who runs the vCPUs.
+    #[serde(default)]
+    pub back_end: BackEndChoice,
+    /// Which CPU the guest sees; none: the back end's own, [`CpuModel::default`] of the
+    /// software vCPU, and all that it offers of KVM.
+    #[serde(default)]
+    pub cpu_model: Option<CpuModel>,
+    /// Guest time is the instruction count: a run repeats exactly. `soft` only.
+    #[serde(default)]
+    pub deterministic: bool,
+    /// Kernel image: vmlinux, bzImage, PVH or Multiboot ELF.
+    pub kernel: PathBuf,
+    /// Initial RAM file system.
+    #[serde(default)]
+    pub initrd: Option<PathBuf>,
+    /// How the kernel is started, where not in the way that fits best.
+    #[serde(default)]
+    pub boot_protocol: Option<Protocol>,
+    /// The kernel's command line, as it is.
+    #[serde(default)]
+    pub command_line: String,
+    /// Disks, in the order in which the guest finds them.
+    #[serde(default)]
+    pub disks: Vec<Disk>,
+    /// Network cards, likewise.
+    #[serde(default)]
+    pub networks: Vec<Network>,
+    /// Guest-physical addresses that one vCPU writes again and again and others read:
+    /// of their pages each slice that reads them keeps a copy up to date. Beside those
+    /// that the kernel's notes name.
+    #[serde(default)]
+    pub updated: Vec<Range<u64>>,
+    /// Linux brings up the vCPUs of the bootstrap slice only; the guest's init does
+    /// the others later, when nothing of the boot is left to share. None: if the
+    /// initrd says that its init can.
+    #[serde(default)]
+    pub late_cpus: Option<bool>,
+    /// A virtio console (hvc0) beside the serial port.
+    #[serde(default)]
+    pub virtio_console: bool,
+    /// The port 0xf4 that ends the machine with an exit code.
+    #[serde(default)]
+    pub debug_exit: bool,
+    /// Faults that need another slice are recorded from the start.
+    #[serde(default)]
+    pub trace: bool,
+}
+
+/// What a configuration asks for that cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Invalid {
+    /// No CPU, or more than an xAPIC can name.
+    #[error("{0} vCPUs: 1 to {CPUS_MAX} are possible")]
+    Cpus(u32),
+    /// See [`weft_guest_memory::Ram::new`].
+    #[error("memory of {0} bytes: it must be a multiple of 4096, 4 MiB at least")]
+    Memory(u64),
+    /// Only the software vCPU counts instructions.
+    #[error("a deterministic run needs the back end soft")]
+    Deterministic,
+    /// Several forwards of one host port.
+    #[error("host port {0} is forwarded twice")]
+    Forward(u16),
+    /// Too many of what is to be kept up to date.
+    #[error("{0} ranges are to be kept up to date: {UPDATED_RANGES_MAX} are possible")]
+    Updated(usize),
+    /// Addresses that are none.
+    #[error("{:#x}-{:#x} are to be kept up to date: the end must lie behind the start", .0.start, .0.end)]
+    UpdatedRange(Range<u64>),
+    /// Slices that no machine can have.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
+    /// The slices are another machine's.
+    #[error(
+        "the slices have {cpus} vCPUs and {memory_bytes} bytes of memory together: say the same \
+         of the whole machine"
+    )]
+    Shares {
+        /// vCPUs of all slices.
+        cpus: u32,
+        /// RAM of all slices.
+        memory_bytes: u64,
+    },
+    /// Not even what the vCPUs need at once.
+    #[error(
+        "each slice is to keep {bytes} bytes of the others' memory: with so many vCPUs it needs \
+         {least} at least"
+    )]
+    Spare {
+        /// Asked for.
+        bytes: u64,
+        /// What would do.
+        least: u64,
+    },
+    /// A device on a slice that there is not.
+    #[error("{device} {number} lies on slice {slice}: there are {slices}, counted from 0")]
+    Slice {
+        /// `disk` or `network`.
+        device: &'static str,
+        /// Which of them, from 0.
+        number: usize,
+        /// Where it was to be.
+        slice: u32,
+        /// How many slices there are.
+        slices: usize,
+    },
+}
+
+impl Configuration {
+    /// A machine of one vCPU with nothing but a serial port.
+    pub fn new(kernel: PathBuf, memory_bytes: u64) -> Self {
+        Self {
+            cpus: 1,
+            memory_bytes,
+            slices: Vec::new(),
+            spare_bytes: None,
+            back_end: BackEndChoice::Auto,
+            cpu_model: None,
+            deterministic: false,
+            kernel,
+            initrd: None,
+            boot_protocol: None,
+            command_line: String::new(),
+            disks: Vec::new(),
+            networks: Vec::new(),
+            updated: Vec::new(),
+            late_cpus: None,
+            virtio_console: false,
+            debug_exit: false,
+            trace: false,
+        }
+    }
+
+    /// Which slice gives what. As it was asked for: [`Self::validate`] says whether
+    /// it can be.
+    pub fn placement(&self) -> Placement {
+        if self.slices.is_empty() {
+            return Placement::whole(self.cpus, self.memory_bytes);
+        }
+        Placement::unchecked(self.slices.clone())
+    }
+
+    /// The disks and networks among it.
+    pub fn devices(&self) -> DeviceList<'_> {
+        DeviceList {
+            cpus: self.cpus,
+            disks: &self.disks,
+            networks: &self.networks,
+        }
+    }
+
+    /// Opens the disks of a slice, as it will when the machine is put together: what
+    /// cannot be opened is said before anything runs.
+    ///
+    /// # Errors
+    /// The first that cannot.
+    pub fn try_disks(&self, slice: usize, opened: &OpenDisks) -> Result<(), MachineError> {
+        Ok(self.devices().try_disks(slice, opened)?)
+    }
+
+    /// Refuses what cannot be, before anything is opened.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        if self.cpus == 0 || self.cpus > CPUS_MAX {
+            return Err(Invalid::Cpus(self.cpus));
+        }
+        if self.memory_bytes < 4 << 20 || !self.memory_bytes.is_multiple_of(PAGE_SIZE) {
+            return Err(Invalid::Memory(self.memory_bytes));
+        }
+        if self.deterministic && self.back_end == BackEndChoice::Kvm {
+            return Err(Invalid::Deterministic);
+        }
+        self.check_slices()?;
+        self.check_updated()?;
+        let mut ports = std::collections::BTreeSet::new();
+        for network in &self.networks {
+            let Network::User { forwards, .. } = network else {
+                continue;
+            };
+            for forward in forwards {
+                if !ports.insert(forward.host_port) {
+                    return Err(Invalid::Forward(forward.host_port));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What is to be kept up to date are addresses, and few ranges of them.
+    fn check_updated(&self) -> Result<(), Invalid> {
+        if let Some(range) = self.updated.iter().find(|range| range.is_empty()) {
+            return Err(Invalid::UpdatedRange(range.clone()));
+        }
+        let ranges = self.updated.len();
+        if ranges > UPDATED_RANGES_MAX {
+            return Err(Invalid::Updated(ranges));
+        }
+        Ok(())
+    }
+
+    /// They make up this machine, and every device lies on one of them.
+    fn check_slices(&self) -> Result<(), Invalid> {
+        if !self.slices.is_empty() {
+            let placement = Placement::new(self.slices.clone())?;
+            let (cpus, memory_bytes) = (placement.cpus(), placement.memory_bytes());
+            if (cpus, memory_bytes) != (self.cpus, self.memory_bytes) {
+                return Err(Invalid::Shares { cpus, memory_bytes });
+            }
+            let least = placement.spare_bytes_min();
+            if let Some(bytes) = self.spare_bytes.filter(|bytes| *bytes < least) {
+                return Err(Invalid::Spare { bytes, least });
+            }
+        }
+        let slices = self.slices.len().max(1);
+        let disks = self.disks.iter().map(|disk| disk.slice);
+        let networks = self.networks.iter().map(Network::slice);
+        let named = (disks.enumerate().map(|disk| ("disk", disk)))
+            .chain(networks.enumerate().map(|network| ("network", network)));
+        for (device, (number, slice)) in named {
+            if slice as usize >= slices {
+                return Err(Invalid::Slice {
+                    device,
+                    number,
+                    slice,
+                    slices,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_aggregate::devices::{DataPath, Forward};
+
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_is_refused_by_name() {
+        let good = Configuration::new("vmlinux".into(), 64 << 20);
+        assert_eq!(good.validate(), Ok(()));
+        let with = |change: &dyn Fn(&mut Configuration)| {
+            let mut changed = good.clone();
+            change(&mut changed);
+            changed.validate()
+        };
+        assert_eq!(with(&|c| c.cpus = 0), Err(Invalid::Cpus(0)));
+        assert_eq!(with(&|c| c.cpus = 256), Err(Invalid::Cpus(256)));
+        assert_eq!(with(&|c| c.memory_bytes = 4097), Err(Invalid::Memory(4097)));
+        let deterministic_kvm = |c: &mut Configuration| {
+            c.deterministic = true;
+            c.back_end = BackEndChoice::Kvm;
+        };
+        assert_eq!(with(&deterministic_kvm), Err(Invalid::Deterministic));
+        let twice = |c: &mut Configuration| {
+            let forward = Forward {
+                host_port: 2222,
+                guest_port: 22,
+            };
+            c.networks = vec![Network::User {
+                forwards: vec![forward, forward],
+                reaches_host: false,
+                slice: 0,
+                data_path: DataPath::default(),
+            }];
+        };
+        assert_eq!(with(&twice), Err(Invalid::Forward(2222)));
+        let empty = |c: &mut Configuration| c.updated = vec![5..8, 4096..4096];
+        assert_eq!(with(&empty), Err(Invalid::UpdatedRange(4096..4096)));
+        let many = |c: &mut Configuration| c.updated = vec![0..1; 65];
+        assert_eq!(with(&many), Err(Invalid::Updated(65)));
+        assert_eq!(with(&|c| c.updated.push(0..64 << 20)), Ok(()));
+    }
+
+    #[test]
+    fn slices_make_up_the_machine_and_have_its_devices() {
+        let mut machine = Configuration::new("vmlinux".into(), 160 << 20);
+        machine.cpus = 3;
+        assert_eq!(machine.placement(), Placement::whole(3, 160 << 20));
+        let dealt = Placement::deal(2, 3, 160 << 20).unwrap();
+        machine.slices = dealt.shares().to_vec();
+        assert_eq!(machine.validate(), Ok(()));
+        assert_eq!(machine.placement(), dealt);
+        machine.cpus = 4;
+        let (cpus, memory_bytes) = (3, 160 << 20);
+        assert_eq!(
+            machine.validate(),
+            Err(Invalid::Shares { cpus, memory_bytes })
+        );
+        machine.cpus = 3;
+        let least = machine.placement().spare_bytes_min();
+        let bytes = least - 1;
+        machine.spare_bytes = Some(bytes);
+        assert_eq!(machine.validate(), Err(Invalid::Spare { bytes, least }));
+        machine.spare_bytes = Some(least);
+        machine.slices[0].cpus = 0;
+        let no_start = Invalid::Placement(PlacementError::BootstrapCpus);
+        assert_eq!(machine.validate(), Err(no_start));
+        machine.slices[0].cpus = 2;
+        machine.networks = vec![Network::Tap {
+            name: "t".into(),
+            slice: 1,
+            data_path: DataPath::default(),
+        }];
+        assert_eq!(machine.validate(), Ok(()));
+        machine.slices.clear();
+        let error = machine.validate().unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "network 0 lies on slice 1: there are 1, counted from 0"
+        );
+    }
+}

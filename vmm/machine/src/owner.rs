@@ -1,0 +1,435 @@
+//! The thread that owns a machine's life: takes requests one after the other.
+//!
+//! Invariants: vCPUs run only in the stage Running; in every other stage guest
+//! time stands and no device touches guest memory; after a request that was
+//! refused the stage is as before, or Ended when that was not possible.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use weft_aggregate::{Slice, orders};
+use weft_platform::acpi::power::PowerDevice;
+use weft_platform::clock::{Alarms, Clock};
+use weft_platform::interrupts::Place;
+use weft_platform::part::Part;
+
+use super::ender::{Ender, Ending, Input};
+use super::lifecycle::{Answer, Counters, End, Refusal, Request, Stage, Status};
+use super::seen::Seen;
+use super::state::MachineState;
+use crate::vcpu::runner::{Activity, Order, Runner, RunnerError, VcpuState};
+use weft_aggregate::orders::VcpuStage;
+
+/// Longest that a vCPU may take to carry out an order: it must come out of guest
+/// code and of a device's register, and a host may be busy.
+const ORDER_WAIT: Duration = Duration::from_secs(if cfg!(test) { 4 } else { 10 });
+/// Longest that a vCPU's thread may take to end.
+const FINISH_WAIT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 5 });
+
+/// A part with its name.
+pub(super) type Named = (String, Arc<dyn Part>);
+
+/// What the thread owns.
+pub(super) struct Owner {
+    pub inputs: Receiver<Input>,
+    pub ender: Arc<Ender>,
+    pub ending: Arc<Ending>,
+    pub runners: Vec<Runner>,
+    /// In the order in which they are restored; paused in the reverse order.
+    pub parts: Vec<Named>,
+    pub clock: Arc<Clock>,
+    pub alarms: Option<Arc<Alarms>>,
+    pub back_end: &'static str,
+    pub memory_bytes: u64,
+    pub stage: Stage,
+    /// What was counted in the end, once the vCPUs stood.
+    pub collected: Option<Counters>,
+    /// Pages and faults of all slices.
+    pub seen: Seen,
+    /// None on a companion slice.
+    pub power: Option<Arc<PowerDevice>>,
+    /// Guest-physical addresses that are kept up to date on all slices.
+    pub updated: Vec<Range<u64>>,
+    /// Of several.
+    pub slice: Option<Arc<Slice>>,
+    /// What remains to be done at the end: devices are taken off their buses.
+    pub take_down: Box<dyn FnOnce() + Send>,
+}
+
+impl Owner {
+    pub fn run(mut self) {
+        if let Err(refusal) = self.pause_parts("build") {
+            self.ender.end(End::Failed {
+                reason: refusal.to_string(),
+            });
+        }
+        // Handles keep the channel open; the machine itself says Quit.
+        while let Ok(input) = self.inputs.recv() {
+            match input {
+                Input::Request(envelope) => {
+                    let answer = self.answer(envelope.request);
+                    // Who does not wait any more needs no answer.
+                    let _ = envelope.answer.try_send(answer);
+                }
+                Input::Wake => {}
+                Input::Quit => break,
+            }
+            if let Some(end) = self.ender.wanted() {
+                self.end(end);
+            }
+        }
+        self.end(End::Stopped);
+        (self.take_down)();
+    }
+
+    fn answer(&mut self, request: Request) -> Result<Answer, Refusal> {
+        let name = request.name();
+        match (request, self.stage) {
+            (Request::Status, _) => return Ok(Answer::Status(self.status())),
+            (Request::Counters, _) => return Ok(Answer::Counters(self.counters())),
+            (Request::Pages, _) => return Ok(Answer::Pages(self.seen.pages(self.asking()))),
+            (Request::Faults(from), _) => {
+                return Ok(Answer::Faults(self.seen.faults(self.asking(), from)));
+            }
+            (Request::Run, Stage::Built) | (Request::Resume, Stage::Paused) => self.go(name)?,
+            (Request::Pause, Stage::Running) => self.stand(name)?,
+            (Request::Stop, Stage::Built | Stage::Running | Stage::Paused) => {
+                self.end(End::Stopped);
+            }
+            (Request::PressPowerButton, Stage::Running) => {
+                if let Some(power) = &self.power {
+                    power.press_button();
+                }
+            }
+            (Request::Save | Request::Restore(_), _) if self.slice.is_some() => {
+                let reason = "the machine runs on several nodes".to_owned();
+                return Err(refused(name, reason));
+            }
+            (Request::Save, Stage::Built | Stage::Paused) => {
+                return self.save(name).map(|state| Answer::Saved(Box::new(state)));
+            }
+            (Request::Restore(state), Stage::Built | Stage::Paused) => {
+                self.restore(name, *state)?;
+                self.stage = Stage::Paused;
+            }
+            (_, stage) => {
+                let request = name;
+                return Err(Refusal::Stage { request, stage });
+            }
+        }
+        Ok(Answer::Done(self.stage))
+    }
+
+    /// From Built or Paused to Running.
+    fn go(&mut self, request: &'static str) -> Result<(), Refusal> {
+        if let Err(error) = weft_confine::settle() {
+            let refusal = refused(request, error.to_string());
+            self.fail(&refusal);
+            return Err(refusal);
+        }
+        self.resume_parts(request)?;
+        self.clock.go();
+        if let Some(alarms) = &self.alarms {
+            alarms.look_again();
+        }
+        self.stage = Stage::Running;
+        let (tsc_offset, tsc_zero) = (self.clock.offset(), self.clock.zero());
+        let run = orders::Order::Run {
+            tsc_offset,
+            tsc_zero,
+            updated: self.updated.clone(),
+        };
+        self.order_companions(request, &run)?;
+        self.order_all(request, |_| Order::Run).map(drop)
+    }
+
+    /// From Running to Paused.
+    fn stand(&mut self, request: &'static str) -> Result<(), Refusal> {
+        self.order_companions(request, &orders::Order::Pause)?;
+        self.order_all(request, |_| Order::Pause)?;
+        self.clock.stop();
+        self.stage = Stage::Paused;
+        if let Err(refusal) = self.pause_parts(request) {
+            // As before, if that can be.
+            self.go(request)?;
+            return Err(refusal);
+        }
+        Ok(())
+    }
+
+    fn save(&mut self, request: &'static str) -> Result<MachineState, Refusal> {
+        let vcpus = self.order_all(request, |_| Order::Save)?;
+        let mut parts = BTreeMap::new();
+        for (name, part) in &self.parts {
+            let state = part
+                .save()
+                .map_err(|error| refused(request, format!("{name}: {error}")))?;
+            parts.insert(name.clone(), state);
+        }
+        let vcpus = vcpus.into_iter().flatten().map(|state| *state).collect();
+        Ok(MachineState { vcpus, parts })
+    }
+
+    /// A state that does not fit is refused before anything is changed; one that
+    /// is found not to fit later ends the machine.
+    fn restore(&mut self, request: &'static str, state: MachineState) -> Result<(), Refusal> {
+        let fits = state.vcpus.len() == self.runners.len()
+            && state.parts.len() == self.parts.len()
+            && self
+                .parts
+                .iter()
+                .all(|(name, _)| state.parts.contains_key(name));
+        if !fits {
+            let reason = "the state is of a machine with other parts".to_owned();
+            return Err(refused(request, reason));
+        }
+        for (name, part) in &self.parts {
+            let Some(saved) = state.parts.get(name) else {
+                continue;
+            };
+            if let Err(error) = part.restore(saved.clone()) {
+                let refusal = refused(request, format!("{name}: {error}"));
+                self.fail(&refusal);
+                return Err(refusal);
+            }
+        }
+        let mut vcpus: Vec<Option<Box<VcpuState>>> = state
+            .vcpus
+            .into_iter()
+            .map(|state| Some(Box::new(state)))
+            .collect();
+        self.order_all(request, |index| match vcpus[index].take() {
+            Some(state) => Order::Restore(state),
+            None => Order::Pause,
+        })
+        .map(drop)
+    }
+
+    /// Has the companions, if this is their bootstrap slice, carry out an order. One
+    /// that does not ends the machine.
+    fn order_companions(
+        &self,
+        request: &'static str,
+        order: &orders::Order,
+    ) -> Result<(), Refusal> {
+        let Some(slice) = self.slice.as_ref().filter(|slice| slice.is_bootstrap()) else {
+            return Ok(());
+        };
+        slice.order_all(order).map(drop).map_err(|reason| {
+            let refusal = refused(request, reason);
+            self.fail(&refusal);
+            refusal
+        })
+    }
+
+    /// The slice that may ask its companions.
+    fn asking(&self) -> Option<&Slice> {
+        let slice = self.slice.as_deref().filter(|slice| slice.is_bootstrap());
+        slice.filter(|_| self.stage != Stage::Ended)
+    }
+
+    /// What the companions answer to a question; nothing from those that do not.
+    fn ask_companions(&self, order: &orders::Order) -> Vec<(usize, orders::Answer)> {
+        let asked = self.asking();
+        asked.map_or_else(Vec::new, |slice| slice.order_all(order).unwrap_or_default())
+    }
+
+    /// Gives every vCPU an order, then waits for all answers. A vCPU that does not
+    /// carry it out ends the machine: nobody knows in which state it is.
+    fn order_all(
+        &mut self,
+        request: &'static str,
+        mut order: impl FnMut(usize) -> Order,
+    ) -> Result<Vec<Option<Box<VcpuState>>>, Refusal> {
+        let deadline = Instant::now() + ORDER_WAIT;
+        let given: Result<Vec<()>, RunnerError> = self
+            .runners
+            .iter()
+            .enumerate()
+            .map(|(index, runner)| runner.order(order(index)))
+            .collect();
+        let outcome = given.and_then(|_| {
+            let replies = self.runners.iter().map(|runner| runner.reply(deadline));
+            replies.collect()
+        });
+        outcome.map_err(|error| {
+            let refusal = refused(request, with_sources(&error));
+            self.fail(&refusal);
+            refusal
+        })
+    }
+
+    fn pause_parts(&mut self, request: &'static str) -> Result<(), Refusal> {
+        for (index, (name, part)) in self.parts.iter().enumerate().rev() {
+            if let Err(error) = part.pause() {
+                let refusal = refused(request, format!("{name}: {error}"));
+                for (_, paused) in &self.parts[index + 1..] {
+                    if paused.resume().is_err() {
+                        self.fail(&refusal);
+                        return Err(refusal);
+                    }
+                }
+                return Err(refusal);
+            }
+        }
+        Ok(())
+    }
+
+    fn resume_parts(&mut self, request: &'static str) -> Result<(), Refusal> {
+        for (name, part) in &self.parts {
+            if let Err(error) = part.resume() {
+                let refusal = refused(request, format!("{name}: {error}"));
+                self.fail(&refusal);
+                return Err(refusal);
+            }
+        }
+        Ok(())
+    }
+
+    fn fail(&self, refusal: &Refusal) {
+        self.ender.end(End::Failed {
+            reason: refusal.to_string(),
+        });
+    }
+
+    /// Ends the machine, whatever it does; a second time does nothing.
+    fn end(&mut self, end: End) {
+        if self.stage == Stage::Ended {
+            return;
+        }
+        // Tells vCPUs to stand wherever they are.
+        self.ender.end(end.clone());
+        for runner in &self.runners {
+            // One that has ended already cannot take it, which is as good.
+            let _ = runner.order(Order::Finish);
+        }
+        let deadline = Instant::now() + FINISH_WAIT;
+        let mut stuck = Vec::new();
+        for (id, runner) in self.runners.iter_mut().enumerate() {
+            if !runner.finish(deadline) {
+                stuck.push(id);
+            }
+        }
+        self.collected = Some(self.counters());
+        // Of a slice that was lost nobody waits for more.
+        let lost = matches!(end, End::Failed { .. });
+        let mut seen = std::mem::take(&mut self.seen);
+        seen.collect(self.asking().filter(|_| !lost));
+        self.seen = seen;
+        if let Some(slice) = &self.slice {
+            if slice.is_bootstrap() {
+                // One that is gone, or slow, ends when its links do.
+                let _ = slice.order_all(&orders::Order::Stop);
+            }
+            slice.close();
+        }
+        self.clock.stop();
+        // A device that is still busy is dropped with the machine.
+        let _ = self.pause_parts("stop");
+        self.stage = Stage::Ended;
+        self.ending.set(if stuck.is_empty() {
+            end
+        } else {
+            End::Failed {
+                reason: format!("{end}, but vCPUs {stuck:?} did not come back"),
+            }
+        });
+    }
+
+    fn status(&self) -> Status {
+        let mut vcpus = self.own_vcpus();
+        for (_, answer) in self.ask_companions(&orders::Order::Status) {
+            if let orders::Answer::Status(theirs) = answer {
+                vcpus.extend(theirs);
+            }
+        }
+        Status {
+            stage: self.stage,
+            end: self.ending.get(),
+            back_end: self.back_end.to_owned(),
+            vcpus,
+            places: match &self.slice {
+                Some(slice) => slice.locations().all(),
+                None => vec![Place::default(); self.runners.len()],
+            },
+            memory_bytes: self.memory_bytes,
+            guest_time_ns: self.clock.nanoseconds(),
+        }
+    }
+
+    fn own_vcpus(&self) -> BTreeMap<u32, VcpuStage> {
+        let stage = |runner: &Runner| match runner.activity() {
+            Activity::WaitingForStartUp => VcpuStage::WaitingForStartUp,
+            Activity::Running => VcpuStage::Running,
+            Activity::Halted => VcpuStage::Halted,
+            Activity::Paused => VcpuStage::Paused,
+            Activity::Finished => VcpuStage::Finished,
+        };
+        let vcpus = self.runners.iter();
+        vcpus.map(|runner| (runner.id(), stage(runner))).collect()
+    }
+
+    fn counters(&self) -> Counters {
+        if let Some(collected) = &self.collected {
+            return collected.clone();
+        }
+        let mut counters = self.own_counters();
+        for (_, answer) in self.ask_companions(&orders::Order::Counters) {
+            if let orders::Answer::Counters(theirs) = answer {
+                counters.extend(theirs);
+            }
+        }
+        counters
+    }
+
+    fn own_counters(&self) -> Counters {
+        let mut counters = Counters::new();
+        for runner in &self.runners {
+            let memory = self.slice.as_ref().map(|slice| slice.memory());
+            let faults = memory.map(|memory| memory.vcpu_counters(runner.id()));
+            for (name, count) in runner
+                .counters()
+                .into_iter()
+                .chain(faults.into_iter().flatten())
+            {
+                counters.insert(format!("vcpu{}.{name}", runner.id()), count);
+            }
+        }
+        if let Some(slice) = &self.slice {
+            let number = slice.number();
+            let memory = slice.memory().figures();
+            for (name, count) in memory.into_iter().chain(slice.mapping_counters()) {
+                counters.insert(format!("slice{number}.memory.{name}"), count);
+            }
+            let figures = slice.traffic().into_iter().chain(slice.time_counters());
+            for (name, count) in figures {
+                counters.insert(format!("slice{number}.{name}"), count);
+            }
+        }
+        for (part, device) in &self.parts {
+            for (name, count) in device.counters() {
+                counters.insert(format!("{part}.{name}"), count);
+            }
+        }
+        counters
+    }
+}
+
+fn refused(request: &'static str, reason: String) -> Refusal {
+    Refusal::Failed { request, reason }
+}
+
+/// An error with all that led to it, in one line.
+pub(super) fn with_sources(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(inner) = source {
+        text.push_str(": ");
+        text.push_str(&inner.to_string());
+        source = inner.source();
+    }
+    text
+}

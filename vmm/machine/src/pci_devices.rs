@@ -1,0 +1,122 @@
+//! The PCI bus and the virtio devices that a configuration asks for.
+
+use std::sync::Arc;
+
+use weft_aggregate::Slice;
+use weft_aggregate::delegation::Spread;
+use weft_guest_memory::{DEVICE_HOLE, PCI_WINDOW_END, WriteObserver};
+use weft_platform::acpi;
+use weft_platform::interrupts::InterruptLine;
+use weft_platform::pci::{FIRST_PIN, PINS, Root, RootOptions, Windows};
+use weft_virtio::console::{Console, ConsoleHandle, ConsoleOutput};
+use weft_virtio::rng::Rng;
+use weft_virtio::{Attach, Transport, VirtioDevice};
+
+use super::assembly::Frame;
+use super::configuration::Configuration;
+use super::lifecycle::End;
+use super::owner::Named;
+use super::{MachineError, OpenDisks};
+
+/// What the devices are made from.
+pub(super) struct PciDevices<'a> {
+    pub frame: &'a Frame,
+    pub configuration: &'a Configuration,
+    /// Disks that are open already.
+    pub opened: &'a OpenDisks,
+    /// Hears of guest memory that devices wrote.
+    pub observer: Option<Arc<dyn WriteObserver>>,
+    pub parts: &'a mut Vec<Named>,
+    /// Of several.
+    pub slice: Option<&'a Arc<Slice>>,
+    /// Devices so far: each has the number of its turn.
+    pub attached: u8,
+}
+
+impl PciDevices<'_> {
+    /// Makes the bus and all devices on it, in the order in which the guest finds
+    /// them: disks, networks, console, entropy.
+    pub fn attach(
+        mut self,
+        console: Option<Box<dyn ConsoleOutput>>,
+    ) -> Result<(Arc<Root>, Option<ConsoleHandle>), MachineError> {
+        let root = self.bus()?;
+        let configuration = self.configuration;
+        self.attach_delegated(&root)?;
+        let mut handle = None;
+        if let Some(output) = console.filter(|_| configuration.virtio_console) {
+            let (console, typed) = Console::new(output).map_err(MachineError::Console)?;
+            self.put(&root, Box::new(console))?;
+            handle = Some(typed);
+        }
+        // Its thread answers at a moment that is not repeated; a deterministic guest
+        // has its randomness from the boot protocol.
+        if !configuration.deterministic {
+            self.put(&root, Box::new(Rng::new(None)))?;
+        }
+        Ok((root, handle))
+    }
+
+    /// Disks and networks, which several slices may serve.
+    fn attach_delegated(&mut self, root: &Root) -> Result<(), MachineError> {
+        let devices = self.configuration.devices();
+        let Some(slice) = self.slice else {
+            for block in devices.open_disks(self.opened)? {
+                self.put(root, Box::new(block))?;
+            }
+            for net in devices.open_networks()? {
+                self.put(root, Box::new(net))?;
+            }
+            return Ok(());
+        };
+        let all = devices.of_slice(slice, self.opened)?;
+        for (number, (scheme, device)) in (0..).zip(all) {
+            let delegation = slice.delegation().clone();
+            let spread = Spread::new(device, number, scheme, delegation);
+            self.put(root, Box::new(spread.map_err(MachineError::Delegation)?))?;
+        }
+        Ok(())
+    }
+
+    fn bus(&mut self) -> Result<Arc<Root>, MachineError> {
+        let frame = self.frame;
+        let ender = frame.ender.clone();
+        let mut lines: Vec<Arc<dyn InterruptLine>> = Vec::new();
+        for wire in 0..PINS {
+            lines.push(Arc::new(frame.line((FIRST_PIN + wire) as usize)?));
+        }
+        let lines = lines
+            .try_into()
+            .map_err(|_| MachineError::Pin(FIRST_PIN as usize))?;
+        let root = Arc::new(Root::new(RootOptions {
+            mmio: frame.mmio.clone(),
+            ports: frame.ports.clone(),
+            lines,
+            sink: frame.hub.clone(),
+            windows: Windows {
+                low: DEVICE_HOLE..PCI_WINDOW_END,
+                high: acpi::high_window(&frame.ram),
+            },
+            on_reset: Some(Arc::new(move || ender.end(End::Reset))),
+        })?);
+        self.parts.push(("pci".into(), root.clone()));
+        Ok(root)
+    }
+
+    fn put(&mut self, root: &Root, device: Box<dyn VirtioDevice>) -> Result<(), MachineError> {
+        let number = self.attached;
+        self.attached += 1;
+        let delegation = self.slice.map(|slice| slice.delegation());
+        let attach = Attach {
+            memory: self.frame.memory.clone(),
+            observer: self.observer.clone(),
+            watch: delegation.map(|delegation| delegation.watch(number)),
+        };
+        let transport = Transport::attach(root, &attach, device)?;
+        if let Some(delegation) = delegation {
+            delegation.add_transport(number, &transport);
+        }
+        self.parts.push((transport.name().to_owned(), transport));
+        Ok(())
+    }
+}

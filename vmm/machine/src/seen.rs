@@ -1,0 +1,175 @@
+//! Pages and faults of all slices, as the bootstrap slice knows them.
+//!
+//! While the machine runs they are asked for. What the companions had is collected
+//! before they end, where a trace was wanted from the start.
+
+use weft_aggregate::Slice;
+use weft_aggregate::orders::{Answer, Order};
+use weft_coherent_memory::{FAULTS_MAX, RING, SliceFaults, SlicePages};
+
+/// What was seen of a machine's slices.
+#[derive(Default)]
+pub(super) struct Seen {
+    /// Faults are recorded from the start, and kept when the machine ends.
+    wanted: bool,
+    /// After the end, in order of slices.
+    pages: Vec<SlicePages>,
+    faults: Vec<SliceFaults>,
+}
+
+impl Seen {
+    /// Nothing yet. `wanted`: it is kept when the machine ends.
+    pub fn new(wanted: bool) -> Self {
+        Self {
+            wanted,
+            ..Self::default()
+        }
+    }
+
+    /// The hottest pages of each slice. `slice`: who may ask the others; none after
+    /// the end.
+    pub fn pages(&self, slice: Option<&Slice>) -> Vec<SlicePages> {
+        let Some(slice) = slice else {
+            return self.pages.clone();
+        };
+        let mut pages = vec![slice.memory().hottest()];
+        for (_, answer) in slice.order_all(&Order::Pages).unwrap_or_default() {
+            if let Answer::Pages(theirs) = answer {
+                pages.push(theirs);
+            }
+        }
+        pages
+    }
+
+    /// The faults of each slice from these numbers on.
+    pub fn faults(&self, slice: Option<&Slice>, from: Vec<Option<u64>>) -> Vec<SliceFaults> {
+        let Some(slice) = slice else {
+            return self.kept(&from);
+        };
+        let own = from.get(slice.number()).copied().flatten();
+        let mut faults = vec![slice.memory().faults(own)];
+        for (_, answer) in slice.order_all(&Order::Faults { from }).unwrap_or_default() {
+            if let Answer::Faults(theirs) = answer {
+                faults.push(theirs);
+            }
+        }
+        faults
+    }
+
+    /// Of those that were kept: from these numbers on, as many as in one answer.
+    fn kept(&self, from: &[Option<u64>]) -> Vec<SliceFaults> {
+        let of_slice = |kept: &SliceFaults| {
+            let first = kept.next - kept.faults.len() as u64;
+            let from = from.get(kept.slice).copied().flatten();
+            let from = from.unwrap_or(kept.next).min(kept.next);
+            let missed = first.saturating_sub(from);
+            let skipped = from.saturating_sub(first) as usize;
+            let rest = kept.faults.iter().skip(skipped);
+            let faults: Vec<_> = rest.take(FAULTS_MAX).copied().collect();
+            SliceFaults {
+                slice: kept.slice,
+                next: from + missed + faults.len() as u64,
+                missed,
+                faults,
+            }
+        };
+        self.faults.iter().map(of_slice).collect()
+    }
+
+    /// Keeps what there is, before the companions end. `slice`: none where they do
+    /// not answer any more.
+    pub fn collect(&mut self, slice: Option<&Slice>) {
+        let Some(slice) = slice.filter(|_| self.wanted) else {
+            return;
+        };
+        self.pages = self.pages(Some(slice));
+        // They go on until they are told to end, and may add as fast as they are
+        // read: so many rounds read all that they hold at the first.
+        let rounds = RING.div_ceil(FAULTS_MAX);
+        let mut kept: Vec<SliceFaults> = Vec::new();
+        for _ in 0..rounds {
+            let from = from_zero(slice.placement().slices(), &kept);
+            let mut added = 0;
+            for theirs in self.faults(Some(slice), from) {
+                added += theirs.faults.len();
+                match kept.iter_mut().find(|kept| kept.slice == theirs.slice) {
+                    None => kept.push(theirs),
+                    Some(kept) => append(kept, theirs),
+                }
+            }
+            if added == 0 {
+                break;
+            }
+        }
+        self.faults = kept;
+    }
+}
+
+/// By slice: where to go on, from the first on.
+fn from_zero(slices: usize, kept: &[SliceFaults]) -> Vec<Option<u64>> {
+    let mut from = vec![Some(0); slices];
+    for kept in kept {
+        if let Some(from) = from.get_mut(kept.slice) {
+            *from = Some(kept.next);
+        }
+    }
+    from
+}
+
+/// What was missed in between makes what came before useless for numbering: the
+/// numbers of what is kept have no gaps.
+fn append(kept: &mut SliceFaults, more: SliceFaults) {
+    if more.missed > 0 {
+        kept.faults.clear();
+    }
+    kept.faults.extend(more.faults);
+    kept.next = more.next;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weft_coherent_memory::{FaultKind, FaultPurpose, FaultRecord};
+
+    fn faults(first: u64, count: u64, missed: u64) -> SliceFaults {
+        let record = |number| FaultRecord {
+            time_ns: number,
+            waited_ns: 1,
+            page: number,
+            kind: FaultKind::Read,
+            purpose: FaultPurpose::Data,
+            vcpu: Some(0),
+            user: false,
+            address: 0,
+            rip: 0,
+            gs_base: 0,
+        };
+        SliceFaults {
+            slice: 1,
+            next: first + count,
+            missed,
+            faults: (first..first + count).map(record).collect(),
+        }
+    }
+
+    #[test]
+    fn what_is_kept_is_read_from_any_number() {
+        let mut kept = faults(0, 3, 0);
+        append(&mut kept, faults(3, 2, 0));
+        assert_eq!(kept, faults(0, 5, 0));
+        append(&mut kept, faults(9, 2, 4));
+        assert_eq!(kept.faults, faults(9, 2, 0).faults);
+        assert_eq!(
+            from_zero(2, std::slice::from_ref(&kept)),
+            [Some(0), Some(11)]
+        );
+        let seen = Seen {
+            faults: vec![kept],
+            ..Seen::default()
+        };
+        assert_eq!(seen.faults(None, vec![None, Some(10)])[0], faults(10, 1, 0));
+        assert_eq!(seen.faults(None, vec![None, Some(2)])[0], faults(9, 2, 7));
+        assert_eq!(seen.faults(None, vec![None, Some(99)])[0], faults(11, 0, 0));
+        assert_eq!(seen.faults(None, vec![])[0], faults(11, 0, 0));
+    }
+}

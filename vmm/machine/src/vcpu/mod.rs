@@ -1,0 +1,15 @@
+//! The vCPUs of a machine, whichever back end runs them.
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | [`runner`] | the thread that runs one vCPU, its states, its orders |
+//! | [`environment`] | what a back end meets: buses, local APIC, clocks |
+//! | [`turns`] | who runs when instructions are the clock |
+//! | [`soft`] | makes the software vCPUs of a machine |
+//! | [`users`] | vCPUs as users of the memory that slices share |
+
+pub mod environment;
+pub mod runner;
+pub mod soft;
+pub mod turns;
+pub mod users;

@@ -1,0 +1,55 @@
+//! The vCPUs of a slice as users of the memory that slices share.
+
+use std::io;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use weft_coherent_memory::mapping::{PAGE_WORDS, Shadows};
+use weft_coherent_memory::{UseError, Users};
+use weft_vcpu::Access;
+use weft_vcpu_kvm::shadows::ShadowGate;
+use weft_vcpu_soft::SoftMachine;
+
+/// Software vCPUs, which are told of each page that goes. Those that are gone use
+/// nothing.
+pub struct SoftUsers(pub Weak<SoftMachine>);
+
+impl Users for SoftUsers {
+    fn revoke(
+        &self,
+        address: u64,
+        kept: Option<Access>,
+        patience: Duration,
+    ) -> Result<(), UseError> {
+        let Some(machine) = self.0.upgrade() else {
+            return Ok(());
+        };
+        Ok(machine.revoke(address, kept, patience)?)
+    }
+}
+
+/// The shadows of page tables that KVM's vCPUs of a slice use.
+pub struct KvmShadows(pub Arc<ShadowGate>);
+
+impl Shadows for KvmShadows {
+    fn taken(&self, address: u64, words: &[AtomicU64; PAGE_WORDS]) -> io::Result<()> {
+        self.0.taken(address, words.iter())
+    }
+
+    fn mapped(&self, address: u64) {
+        self.0.mapped(address);
+    }
+
+    fn unmapped(&self, address: u64) {
+        self.0.unmapped_page(address);
+    }
+
+    fn written(&self, address: u64) {
+        self.0.written(address);
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.0.counters()
+    }
+}

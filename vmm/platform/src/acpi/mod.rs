@@ -1,0 +1,122 @@
+//! ACPI tables: what an unmodified kernel is told of the machine (ACPI
+//! Specification 6.5).
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | [`topology`] | which CPUs and which memory belong together |
+//! | `tables` | RSDP, XSDT, FADT, FACS, MADT, SRAT, SLIT, MCFG |
+//! | `dsdt` | devices that nobody can discover otherwise, in AML |
+//! | [`power`] | the registers that the tables speak of: power off, reset, button |
+//!
+//! The machine is *hardware-reduced* (4.1): it has none of the fixed ACPI
+//! registers of old PCs, no SCI, and, as there is no 8259, PIT or HPET either, a
+//! kernel must not look for them. Linux then takes the I/O APIC as the only
+//! interrupt controller and the local APIC or TSC as the only timers, without a
+//! warning. Power off and reset are plain registers.
+
+mod dsdt;
+pub mod power;
+mod tables;
+#[cfg(test)]
+mod tests;
+pub mod topology;
+
+use std::ops::Range;
+
+use thiserror::Error;
+use vm_memory::{Bytes, GuestAddress};
+use weft_guest_memory::{FOUR_GIB, Ram};
+
+pub use topology::Node;
+
+/// The tables start here, with the RSDP: firmware's place, so that a kernel that
+/// is not told finds them by searching.
+pub const TABLES: u64 = 0xe_0000;
+/// They end here at the latest.
+pub const TABLES_END: u64 = 0xe_f000;
+/// The FACS (5.2.10). It is no table to be read once: system and firmware share it for
+/// as long as the system runs, so it lies behind the pages that are RAM once the tables
+/// were read, in memory that the map calls reserved. Aligned to 64 bytes.
+pub const FACS: u64 = TABLES_END;
+/// An xAPIC has eight bits for a CPU's number, and the last is for broadcasts.
+pub const CPUS_MAX: usize = 255;
+/// Nodes of memory: Linux knows 64 in Debian's configuration.
+pub const NODES_MAX: usize = 64;
+/// Input of the I/O APIC for COM1.
+pub const SERIAL_LINE: u32 = 4;
+/// Input of the I/O APIC for events: level-triggered, active high.
+pub const EVENT_LINE: u32 = 9;
+/// Ports of COM1.
+pub const SERIAL_PORTS: Range<u16> = 0x3f8..0x400;
+/// The number that the I/O APIC calls itself by: beyond the CPUs.
+pub const IO_APIC_ID: u8 = 0;
+
+/// Size of the window for 64-bit BARs.
+const HIGH_WINDOW_BYTES: u64 = 16 << 30;
+const GIB: u64 = 1 << 30;
+const PAGE: u64 = 4096;
+
+/// Where 64-bit BARs may go: above all RAM.
+pub fn high_window(ram: &Ram) -> Range<u64> {
+    let start = ram.high_end().max(FOUR_GIB).next_multiple_of(GIB);
+    start..start + HIGH_WINDOW_BYTES
+}
+
+/// What the tables tell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Description {
+    /// Every CPU and all memory, in one node or more: CPU n has local APIC n.
+    pub nodes: Vec<Node>,
+    /// Where 64-bit BARs may go.
+    pub high_window: Range<u64>,
+    /// There is a clock of the MC146818 kind at port 0x70.
+    pub real_time_clock: bool,
+}
+
+/// Why there are no tables.
+#[derive(Debug, Error)]
+pub enum AcpiError {
+    /// None, too many, or not each once.
+    #[error("CPUs of the nodes: {0:?}: each from 0 up once, {CPUS_MAX} at most")]
+    Cpus(Vec<u8>),
+    /// None or too many.
+    #[error("{0} nodes of memory: between 1 and {NODES_MAX} are possible")]
+    Nodes(usize),
+    /// Two nodes have the same memory, or one has a range of none.
+    #[error("the memory from {:#x} to {:#x} belongs to two nodes, or is empty", .0.start, .0.end)]
+    Memory(Range<u64>),
+    /// More tables than there is room for.
+    #[error("the ACPI tables need {0} bytes, {room} are there", room = TABLES_END - TABLES)]
+    Room(u64),
+    /// The guest has no memory there.
+    #[error("guest memory from {TABLES:#x} on cannot be written")]
+    Write(#[source] vm_memory::GuestMemoryError),
+}
+
+/// Tables in guest memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// Guest-physical address of the RSDP.
+    pub rsdp: u64,
+    /// Guest-physical addresses of the tables, whole pages.
+    pub range: Range<u64>,
+}
+
+/// Writes the tables to guest memory.
+pub fn place(ram: &Ram, description: &Description) -> Result<Placed, AcpiError> {
+    topology::check(&description.nodes)?;
+    let bytes = tables::build(description, TABLES);
+    let length = bytes.len() as u64;
+    if length > TABLES_END - TABLES {
+        return Err(AcpiError::Room(length));
+    }
+    for (address, bytes) in [(TABLES, bytes), (FACS, tables::facs())] {
+        ram.guest()
+            .write_slice(&bytes, GuestAddress(address))
+            .map_err(AcpiError::Write)?;
+    }
+    Ok(Placed {
+        rsdp: TABLES,
+        range: TABLES..TABLES + length.next_multiple_of(PAGE),
+    })
+}

@@ -1,0 +1,421 @@
+//! Where messages for one vCPU wait until it looks: a mailbox of atomics.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::doorbell::Doorbell;
+use super::message::Message;
+
+/// Some `requested` bit may be set.
+const FIXED: u32 = 1;
+const NON_MASKABLE: u32 = 2;
+const INIT: u32 = 4;
+const START_UP: u32 = 8;
+/// The start-up vector is in bits 8 to 15.
+const START_UP_VECTOR: u32 = 0xff00;
+
+/// Bits of an identity; above them is the version of the place that published it.
+const IDENTITY_BITS: u32 = 16;
+/// In an identity: the cluster model.
+const CLUSTER: u16 = 1 << 8;
+/// In an identity: x2APIC mode; bits 0 to 7 are the identifier, of which the logical
+/// identity is made.
+const EXTENDED: u16 = 1 << 10;
+/// In an identity: the local APIC takes no interrupt that has a vector.
+const REFUSES_FIXED: u16 = 1 << 9;
+
+/// Whom a local APIC answers to in logical mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Logical {
+    /// Any bit of LDR's upper byte.
+    Flat(u8),
+    /// Of a cluster, the upper half of that byte, any bit of the lower.
+    Cluster(u8),
+    /// x2APIC mode: of this identifier.
+    Extended(u8),
+}
+
+/// LDR in x2APIC mode: the cluster of sixteen, and the bit in it (Intel SDM volume 3,
+/// 11.12.10.2).
+pub(super) fn extended_logical(id: u8) -> u32 {
+    u32::from(id >> 4) << 16 | 1 << (id & 0xf)
+}
+
+/// Hears of a new identity.
+type Listener = Box<dyn Fn(u16) + Send + Sync>;
+
+/// What lay in the mailbox.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Letters {
+    /// By vector.
+    pub requested: [u32; 8],
+    /// Which of those are level-triggered.
+    pub level: [u32; 8],
+    pub non_maskable: bool,
+    pub init: bool,
+    pub start_up: Option<u8>,
+}
+
+impl Letters {
+    /// The same as messages, an INIT before the start-up, which came after it.
+    pub fn messages(&self) -> Vec<Message> {
+        let mut messages = Vec::new();
+        messages.extend(self.init.then_some(Message::Init));
+        let start_up = self.start_up.map(|vector| Message::StartUp { vector });
+        messages.extend(start_up);
+        messages.extend(self.non_maskable.then_some(Message::NonMaskable));
+        let vectors = (0..=u8::MAX).filter(|vector| has(&self.requested, *vector));
+        messages.extend(vectors.map(|vector| Message::Fixed {
+            vector,
+            level: has(&self.level, vector),
+        }));
+        messages
+    }
+}
+
+fn has(words: &[u32; 8], vector: u8) -> bool {
+    words[usize::from(vector >> 5)] & 1 << (vector & 31) != 0
+}
+
+/// One for each vCPU: what others may touch of its local APIC.
+///
+/// Posting never waits: a vector's bit, then the summary. The vCPU's thread
+/// takes the summary first, then the bits, so a bit whose summary it missed is
+/// announced again.
+pub struct Seat {
+    requested: [AtomicU32; 8],
+    level: [AtomicU32; 8],
+    summary: AtomicU32,
+    /// Whom the local APIC answers to: LDR's identity in bits 0 to 7, then
+    /// [`CLUSTER`] and [`REFUSES_FIXED`]; above [`IDENTITY_BITS`] the version of the
+    /// vCPU's place that said so.
+    identity: AtomicU64,
+    /// Other slices keep a copy of the identity.
+    listener: OnceLock<Listener>,
+    /// The arbitration priority: who has less gets a lowest-priority interrupt.
+    priority: AtomicU32,
+    /// Wakes the vCPU.
+    pub doorbell: Doorbell,
+}
+
+impl Default for Seat {
+    fn default() -> Self {
+        Self {
+            requested: Default::default(),
+            level: Default::default(),
+            summary: AtomicU32::new(0),
+            identity: AtomicU64::new(0),
+            listener: OnceLock::new(),
+            priority: AtomicU32::new(0),
+            doorbell: Doorbell::default(),
+        }
+    }
+}
+
+impl Seat {
+    /// Leaves a message; whether it was taken. The vCPU is not woken: a message that it
+    /// must see at once goes through [`Hub::deliver`](super::Hub::deliver).
+    pub fn post(&self, message: Message) -> bool {
+        match message {
+            Message::Fixed { .. } if !self.accepts_fixed() => return false,
+            Message::Fixed { vector, level } => self.request(vector, level),
+            Message::NonMaskable => {
+                self.summary.fetch_or(NON_MASKABLE, Ordering::SeqCst);
+            }
+            Message::Init => {
+                // A start-up that came before the INIT is void.
+                let update = |old: u32| Some(old & !(START_UP | START_UP_VECTOR) | INIT);
+                let _ = self
+                    .summary
+                    .fetch_update(Ordering::SeqCst, Ordering::SeqCst, update);
+            }
+            Message::StartUp { vector } => {
+                // The first of several counts: a CPU that started ignores more.
+                let update = |old: u32| {
+                    (old & START_UP == 0).then(|| old | START_UP | u32::from(vector) << 8)
+                };
+                let _ = self
+                    .summary
+                    .fetch_update(Ordering::SeqCst, Ordering::SeqCst, update);
+            }
+        }
+        true
+    }
+
+    fn request(&self, vector: u8, level: bool) {
+        let (word, bit) = (usize::from(vector >> 5), 1 << (vector & 31));
+        if level {
+            self.level[word].fetch_or(bit, Ordering::SeqCst);
+        } else {
+            self.level[word].fetch_and(!bit, Ordering::SeqCst);
+        }
+        self.requested[word].fetch_or(bit, Ordering::SeqCst);
+        self.summary.fetch_or(FIXED, Ordering::SeqCst);
+    }
+
+    /// Leaves a message for a vCPU that is on its way here: whether it takes it is
+    /// known where it comes from. Does not ring.
+    pub(super) fn post_ahead(&self, message: Message) {
+        match message {
+            Message::Fixed { vector, level } => self.request(vector, level),
+            other => drop(self.post(other)),
+        }
+    }
+
+    /// Leaves what a vCPU brings along, all of which is older than what lies here.
+    /// Does not ring.
+    pub(super) fn put_back(&self, messages: &[Message]) {
+        let mut start_up = None;
+        let mut init = 0;
+        for message in messages {
+            match *message {
+                Message::Init => init = INIT,
+                Message::StartUp { vector } => {
+                    start_up = Some(START_UP | u32::from(vector) << 8);
+                }
+                other => self.post_ahead(other),
+            }
+        }
+        // At once: an INIT that lies here voids their start-up, theirs nothing here.
+        let update = |old: u32| {
+            let first = start_up.filter(|_| old & INIT == 0);
+            let kept = old & first.map_or(u32::MAX, |_| !START_UP_VECTOR);
+            Some(kept | first.unwrap_or(0) | init)
+        };
+        let _ = self
+            .summary
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, update);
+    }
+
+    /// Has the vCPU look, though nothing lies there. Does not ring.
+    pub(super) fn announce(&self) {
+        self.summary.fetch_or(FIXED, Ordering::SeqCst);
+    }
+
+    /// Whether something lies there.
+    pub fn has_letters(&self) -> bool {
+        self.summary.load(Ordering::SeqCst) != 0
+    }
+
+    /// Empties it. For the vCPU's thread alone.
+    pub(super) fn take(&self) -> Letters {
+        let summary = self.summary.swap(0, Ordering::SeqCst);
+        let mut letters = Letters {
+            non_maskable: summary & NON_MASKABLE != 0,
+            init: summary & INIT != 0,
+            start_up: (summary & START_UP != 0).then_some((summary >> 8) as u8),
+            ..Letters::default()
+        };
+        if summary & FIXED != 0 {
+            for (word, cell) in self.requested.iter().enumerate() {
+                if cell.load(Ordering::Relaxed) != 0 {
+                    letters.requested[word] = cell.swap(0, Ordering::SeqCst);
+                    letters.level[word] =
+                        self.level[word].load(Ordering::SeqCst) & letters.requested[word];
+                }
+            }
+        }
+        letters
+    }
+
+    /// Takes what lies there, as messages that another seat could be given.
+    pub fn take_messages(&self) -> Vec<Message> {
+        self.take().messages()
+    }
+
+    /// The local APIC says who it is in logical mode, and whether it takes
+    /// interrupts that have a vector.
+    pub(super) fn publish_identity(&self, logical: Logical, accepts_fixed: bool) {
+        let mut identity = match logical {
+            Logical::Flat(identity) => u16::from(identity),
+            Logical::Cluster(identity) => u16::from(identity) | CLUSTER,
+            Logical::Extended(id) => u16::from(id) | EXTENDED,
+        };
+        identity |= if accepts_fixed { 0 } else { REFUSES_FIXED };
+        let replace = |old: u64| Some(version_of(old) << IDENTITY_BITS | u64::from(identity));
+        let before = self
+            .identity
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, replace);
+        if before.is_ok_and(|before| identity_of(before) != identity)
+            && let Some(listener) = self.listener.get()
+        {
+            listener(identity);
+        }
+    }
+
+    /// The identity of a vCPU on another slice, as that slice told it when it had the
+    /// vCPU as of `version`; one of an older place changes nothing.
+    pub fn set_identity(&self, identity: u16, version: u64) {
+        let newer = |old: u64| {
+            (version_of(old) <= version).then_some(version << IDENTITY_BITS | u64::from(identity))
+        };
+        let _ = self
+            .identity
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, newer);
+    }
+
+    /// What the local APIC publishes is of this version from now on.
+    pub(super) fn set_version(&self, version: u64) {
+        let identity = self.identity.load(Ordering::SeqCst) as u16;
+        self.set_identity(identity, version);
+    }
+
+    /// Has `listener` called with every new identity, on the vCPU's thread. Once,
+    /// before the vCPU runs.
+    pub fn listen(&self, listener: Listener) {
+        // A second listener is a mistake that the first survives.
+        let _ = self.listener.set(listener);
+    }
+
+    /// Whether it takes interrupts that have a vector.
+    pub(super) fn accepts_fixed(&self) -> bool {
+        identity_of(self.identity.load(Ordering::SeqCst)) & REFUSES_FIXED == 0
+    }
+
+    /// The local APIC says how busy it is.
+    pub(super) fn publish_priority(&self, priority: u8) {
+        self.priority.store(u32::from(priority), Ordering::Relaxed);
+    }
+
+    /// How busy it said it is.
+    pub(super) fn priority(&self) -> u32 {
+        self.priority.load(Ordering::Relaxed)
+    }
+
+    /// Whether a logical destination names it (Intel SDM volume 3, 11.6.2.2 and
+    /// 11.12.10.2).
+    pub(super) fn matches_logical(&self, destination: u32) -> bool {
+        let whole = identity_of(self.identity.load(Ordering::SeqCst));
+        let identity = whole as u8;
+        if whole & EXTENDED != 0 {
+            let own = extended_logical(identity);
+            return own >> 16 == destination >> 16 && own & destination & 0xffff != 0;
+        }
+        let Ok(destination) = u8::try_from(destination) else {
+            return false;
+        };
+        if whole & CLUSTER == 0 {
+            return identity & destination != 0;
+        }
+        identity >> 4 == destination >> 4 && identity & destination & 0xf != 0
+    }
+}
+
+fn identity_of(published: u64) -> u16 {
+    published as u16
+}
+
+fn version_of(published: u64) -> u64 {
+    published >> IDENTITY_BITS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn letters_are_taken_once() {
+        let seat = Seat::default();
+        assert!(!seat.has_letters());
+        seat.post(Message::Fixed {
+            vector: 0x41,
+            level: true,
+        });
+        seat.post(Message::Fixed {
+            vector: 0xff,
+            level: false,
+        });
+        seat.post(Message::NonMaskable);
+        let letters = seat.take();
+        assert_eq!(letters.requested, [0, 0, 2, 0, 0, 0, 0, 1 << 31]);
+        assert_eq!(letters.level, [0, 0, 2, 0, 0, 0, 0, 0]);
+        assert!(letters.non_maskable && !letters.init);
+        assert_eq!(seat.take(), Letters::default());
+    }
+
+    #[test]
+    fn the_last_trigger_mode_counts() {
+        let seat = Seat::default();
+        for level in [true, false] {
+            seat.post(Message::Fixed { vector: 64, level });
+        }
+        assert_eq!(seat.take().level, [0; 8]);
+    }
+
+    #[test]
+    fn an_init_voids_the_start_up_before_it_and_the_first_start_up_after_it_counts() {
+        let seat = Seat::default();
+        seat.post(Message::StartUp { vector: 1 });
+        seat.post(Message::Init);
+        seat.post(Message::StartUp { vector: 2 });
+        seat.post(Message::StartUp { vector: 3 });
+        let letters = seat.take();
+        assert!(letters.init);
+        assert_eq!(letters.start_up, Some(2));
+    }
+
+    #[test]
+    fn letters_become_messages_and_come_back_as_the_older_ones() {
+        let messages = [
+            Message::Init,
+            Message::StartUp { vector: 1 },
+            Message::NonMaskable,
+            Message::Fixed {
+                vector: 0x41,
+                level: true,
+            },
+            Message::Fixed {
+                vector: 0xff,
+                level: false,
+            },
+        ];
+        let start = |lies: &[Message], comes: &[Message]| {
+            let seat = Seat::default();
+            for message in lies {
+                seat.post_ahead(*message);
+            }
+            seat.put_back(comes);
+            seat.take().messages()
+        };
+        assert_eq!(start(&[], &messages), messages);
+        assert_eq!(start(&messages, &[]), messages);
+        let (init, late) = (Message::Init, Message::StartUp { vector: 2 });
+        assert_eq!(start(&[late], &[init]), [init, late]);
+        assert_eq!(start(&[late], &messages[1..2]), messages[1..2]);
+        assert_eq!(start(&[init, late], &messages[..2]), [init, late]);
+        assert_eq!(start(&[init], &messages[1..2]), [init]);
+    }
+
+    #[test]
+    fn an_identity_of_an_older_place_changes_nothing() {
+        let seat = Seat::default();
+        seat.set_identity(0x01, 2);
+        seat.set_identity(0x02, 1);
+        assert!(seat.matches_logical(0x01) && !seat.matches_logical(0x02));
+        seat.set_identity(0x02, 2);
+        assert!(seat.matches_logical(0x02));
+        seat.set_version(3);
+        seat.set_identity(0x04, 2);
+        assert!(seat.matches_logical(0x02));
+        seat.publish_identity(Logical::Flat(0x08), false);
+        seat.set_identity(0x04, 2);
+        assert!(seat.matches_logical(0x08) && !seat.accepts_fixed());
+    }
+
+    #[test]
+    fn logical_destinations_match_as_the_model_says() {
+        let seat = Seat::default();
+        assert!(!seat.matches_logical(0x0f));
+        seat.publish_identity(Logical::Flat(0x24), true);
+        assert!(seat.matches_logical(0x20) && seat.matches_logical(0x04));
+        assert!(!seat.matches_logical(0x10));
+        assert!(!seat.matches_logical(0x124), "of 32 bits");
+        seat.publish_identity(Logical::Cluster(0x24), true);
+        assert!(seat.matches_logical(0x24) && seat.matches_logical(0x2c));
+        assert!(!seat.matches_logical(0x14) && !seat.matches_logical(0x21));
+        // Identifier 0x24: cluster 2, bit 4.
+        seat.publish_identity(Logical::Extended(0x24), true);
+        assert!(seat.matches_logical(0x2_0010) && seat.matches_logical(0x2_ffff));
+        assert!(!seat.matches_logical(0x2_ffef) && !seat.matches_logical(0x1_0010));
+    }
+}

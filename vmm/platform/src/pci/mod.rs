@@ -1,0 +1,95 @@
+//! One PCI bus: a host bridge and functions with capabilities, memory windows,
+//! MSI-X, and a wire as fallback.
+//!
+//! ```text
+//! vCPU ── ECAM, ports 0xcf8/0xcfc ──> Root ── slot ──> Function
+//!                                                        │ Endpoint: registers, BARs, MSI-X
+//! vCPU ── memory-mapped access ──> Bus <── inserts BARs ─┘
+//! device thread ── Endpoint::signal ──> MessageSink (MSI-X) or Pin (INTx)
+//! ```
+//!
+//! Invariants: a BAR is in the bus exactly when memory decoding is on and its
+//! address lies in a window of the host bridge; a masked vector is never
+//! delivered and never forgotten. Lock order: a function's registers, then its
+//! MSI-X table, then a pin, then the bus's map.
+//!
+//! Sources: PCI Local Bus 3.0 chapter 6; PCI Express 4.0 section 7.2.2 (ECAM).
+
+mod configuration;
+mod endpoint;
+mod msix;
+mod pin;
+mod root;
+
+use std::ops::Range;
+
+use thiserror::Error;
+use weft_guest_memory::{DEVICE_HOLE, PCI_WINDOW_END};
+
+pub use configuration::Identity;
+pub use endpoint::{Bar, Endpoint, EndpointOptions, EndpointState};
+pub use msix::{MsixState, PENDING, Vector};
+pub use pin::Pin;
+pub use root::{Root, RootOptions, RootState, Slot};
+
+/// Slots of the one bus; slot 0 is the host bridge.
+pub const SLOTS: u8 = 32;
+/// I/O APIC pin of the first interrupt wire of the bus.
+pub const FIRST_PIN: u32 = 16;
+/// How many wires the slots share.
+pub const PINS: u32 = 8;
+
+/// The I/O APIC pin of INTA of `slot`: what _PRT must say.
+pub const fn pin_of_slot(slot: u8) -> u32 {
+    FIRST_PIN + slot as u32 % PINS
+}
+
+/// Which guest-physical addresses BARs may have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Windows {
+    /// Below 4 GiB; addresses are assigned from here.
+    pub low: Range<u64>,
+    /// Above the RAM.
+    pub high: Range<u64>,
+}
+
+impl Windows {
+    /// The hole below 4 GiB, and `high`: what the ACPI tables say.
+    pub fn new(high: Range<u64>) -> Self {
+        Self {
+            low: DEVICE_HOLE..PCI_WINDOW_END,
+            high,
+        }
+    }
+
+    fn holds(&self, range: &Range<u64>) -> bool {
+        let inside = |window: &Range<u64>| window.start <= range.start && range.end <= window.end;
+        inside(&self.low) || inside(&self.high)
+    }
+}
+
+/// Configuration space as the bus sees it. `register` plus the length of
+/// `data` (1 to 4) is at most 4096.
+pub trait Function: Send + Sync {
+    /// Reads.
+    fn read(&self, register: u16, data: &mut [u8]);
+    /// Writes.
+    fn write(&self, register: u16, data: &[u8]);
+}
+
+/// Why a function cannot be had.
+#[derive(Debug, Error)]
+pub enum PciError {
+    /// The bus is full.
+    #[error("all {SLOTS} PCI slots are taken")]
+    NoSlot,
+    /// The window is.
+    #[error("no room for a BAR of {0:#x} bytes in the window below 4 GiB")]
+    NoAddress(u64),
+    /// The address of the bus's own registers is somebody else's.
+    #[error("the PCI root's own registers cannot be placed")]
+    Placement(#[from] crate::bus::Overlap),
+    /// Saved state of another machine.
+    #[error("saved PCI state does not fit this machine: {0}")]
+    State(&'static str),
+}

@@ -1,0 +1,294 @@
+//! What the vCPUs of one slice share: which pages hold decoded code, and the
+//! ways to make all of them give something up.
+//!
+//! # Code and writes
+//!
+//! A page's state rises through `NONE -> MARKING -> CODE` before anybody decodes
+//! from it, and falls to `NONE` with every write by somebody who does not hold
+//! it in his TLB.
+//!
+//! - Nobody puts a write tag on a page that is not `NONE`.
+//! - A page becomes `CODE` only after every other vCPU answered a demand to drop
+//!   its write tag; only then are bytes decoded. So no write to a decoded page
+//!   goes unnoticed.
+//! - A write to a page that is not `NONE` first makes it `NONE` and posts the
+//!   death of its blocks to every vCPU, then stores. A vCPU that decodes the
+//!   page again in between waits for the writer's next block boundary, after
+//!   the store.
+//! - Every fall changes the version in the word's upper bits, so that nobody
+//!   finishes marking what fell meanwhile.
+
+use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use weft_vcpu::{Access, Memory, NotAnswered, PAGE_SIZE};
+
+use crate::requests::{Demand, Mailbox, request};
+
+const NONE: u32 = 0;
+const MARKING: u32 = 1;
+const CODE: u32 = 2;
+const STATE: u32 = 3;
+const VERSION: u32 = 4;
+
+/// The shared part of a slice's vCPUs.
+pub struct SoftMachine {
+    memory: Arc<dyn Memory>,
+    /// By page number.
+    code: Box<[AtomicU32]>,
+    /// Guards the list; cloned before it is walked.
+    mailboxes: RwLock<Vec<Arc<Mailbox>>>,
+    /// Held by the one vCPU that needs all others outside, which must not wait
+    /// for anything but them. Taken only by threads that are outside.
+    exclusive: Mutex<()>,
+}
+
+/// `count` words, all zero, untouched: the kernel gives memory when they are used.
+fn zeroed_words(count: usize) -> Box<[AtomicU32]> {
+    if count == 0 {
+        return Box::new([]);
+    }
+    let Ok(layout) = Layout::array::<AtomicU32>(count) else {
+        return Box::new([]);
+    };
+    // SAFETY: the layout is not empty.
+    let pointer = unsafe { alloc_zeroed(layout) };
+    if pointer.is_null() {
+        handle_alloc_error(layout);
+    }
+    let slice = std::ptr::slice_from_raw_parts_mut(pointer.cast::<AtomicU32>(), count);
+    // SAFETY: allocated just now with the layout of that slice, and zero is a
+    // valid AtomicU32.
+    unsafe { Box::from_raw(slice) }
+}
+
+impl SoftMachine {
+    /// A slice without vCPUs over `memory`.
+    pub fn new(memory: Arc<dyn Memory>) -> Arc<Self> {
+        let pages = memory.end().div_ceil(PAGE_SIZE) as usize;
+        Arc::new(Self {
+            memory,
+            code: zeroed_words(pages),
+            mailboxes: RwLock::default(),
+            exclusive: Mutex::new(()),
+        })
+    }
+
+    /// Guest memory.
+    pub fn memory(&self) -> &Arc<dyn Memory> {
+        &self.memory
+    }
+
+    /// A new vCPU's mailbox.
+    pub fn join(&self) -> Arc<Mailbox> {
+        let mailbox = Arc::new(Mailbox::default());
+        self.mailboxes
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(mailbox.clone());
+        mailbox
+    }
+
+    /// The vCPU is gone.
+    pub fn leave(&self, mailbox: &Arc<Mailbox>) {
+        self.mailboxes
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .retain(|other| !Arc::ptr_eq(other, mailbox));
+    }
+
+    fn others(&self, own: Option<&Arc<Mailbox>>) -> Vec<Arc<Mailbox>> {
+        self.mailboxes
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .iter()
+            .filter(|mailbox| own.is_none_or(|own| !Arc::ptr_eq(own, mailbox)))
+            .cloned()
+            .collect()
+    }
+
+    /// Posts `demand` to all vCPUs but `own` and waits until all answered.
+    pub fn demand(
+        &self,
+        demand: Demand,
+        own: Option<&Arc<Mailbox>>,
+        patience: Duration,
+    ) -> Result<(), NotAnswered> {
+        let posted: Vec<_> = self
+            .others(own)
+            .into_iter()
+            .map(|mailbox| {
+                let number = mailbox.post(demand);
+                (mailbox, number)
+            })
+            .collect();
+        let deadline = Instant::now() + patience;
+        for (mailbox, number) in posted {
+            if !mailbox.wait(deadline, |mailbox| mailbox.is_answered(number)) {
+                return Err(NotAnswered(patience));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the guest-physical `page` from all vCPUs, down to what is `kept`.
+    /// When this returns `Ok`, nobody uses more of it, nor will without asking
+    /// [`Memory::acquire`] again.
+    ///
+    /// Not to be called while something is held that a vCPU needs to get to a
+    /// block boundary.
+    pub fn revoke(
+        &self,
+        page: u64,
+        kept: Option<Access>,
+        patience: Duration,
+    ) -> Result<(), NotAnswered> {
+        match kept {
+            Some(Access::Write) => Ok(()),
+            Some(Access::Read) => {
+                let keep_read = true;
+                self.demand(Demand::Page { page, keep_read }, None, patience)
+            }
+            None => {
+                self.fall(page);
+                for mailbox in self.others(None) {
+                    mailbox.post(Demand::Code { page });
+                }
+                let keep_read = false;
+                self.demand(Demand::Page { page, keep_read }, None, patience)
+            }
+        }
+    }
+
+    /// A device wrote into guest memory: blocks decoded from there are void.
+    /// Called after the bytes are there.
+    pub fn written(&self, range: Range<u64>) {
+        // The bytes before the look at the page's state: who marks the page and
+        // reads them does it in the other order, so one of the two sees the other.
+        fence(Ordering::SeqCst);
+        let mut page = range.start & !(PAGE_SIZE - 1);
+        while page < range.end {
+            if self.holds_code(page) {
+                self.code_written(page, None);
+            }
+            page += PAGE_SIZE;
+        }
+    }
+
+    /// Whether somebody decoded from `page`, or is about to.
+    pub fn holds_code(&self, page: u64) -> bool {
+        self.word(page)
+            .is_some_and(|word| word.load(Ordering::SeqCst) & STATE != NONE)
+    }
+
+    /// `page` is about to be written to, or was: its blocks die at every other
+    /// vCPU's next block boundary. `own`'s thread sees to its own.
+    pub fn code_written(&self, page: u64, own: Option<&Arc<Mailbox>>) {
+        self.fall(page);
+        for mailbox in self.others(own) {
+            mailbox.post(Demand::Code { page });
+        }
+    }
+
+    /// Starts to mark `page` as code: `None` when it is already, else what
+    /// [`SoftMachine::finish_marking`] wants once all write tags are gone.
+    pub fn start_marking(&self, page: u64) -> Option<u32> {
+        let word = self.word(page)?;
+        let mut value = word.load(Ordering::SeqCst);
+        loop {
+            match value & STATE {
+                CODE => return None,
+                MARKING => return Some(value),
+                _ => {
+                    let marking = value | MARKING;
+                    match word.compare_exchange(value, marking, Ordering::SeqCst, Ordering::SeqCst)
+                    {
+                        Ok(_) => return Some(marking),
+                        Err(now) => value = now,
+                    }
+                }
+            }
+        }
+    }
+
+    /// Marks `page` as code; false when it fell since.
+    pub fn finish_marking(&self, page: u64, marking: u32) -> bool {
+        let code = marking & !STATE | CODE;
+        self.word(page).is_some_and(|word| {
+            match word.compare_exchange(marking, code, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => true,
+                Err(now) => now == code,
+            }
+        })
+    }
+
+    fn fall(&self, page: u64) {
+        let Some(word) = self.word(page) else { return };
+        let mut value = word.load(Ordering::SeqCst);
+        while value & STATE != NONE {
+            let fallen = (value & !STATE).wrapping_add(VERSION);
+            match word.compare_exchange(value, fallen, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => return,
+                Err(now) => value = now,
+            }
+        }
+    }
+
+    fn word(&self, page: u64) -> Option<&AtomicU32> {
+        self.code.get((page / PAGE_SIZE) as usize)
+    }
+
+    /// Waits until every vCPU but `own` is outside and keeps them there until
+    /// the guard is dropped. `own`'s thread must be outside too when it calls;
+    /// `None` when some vCPU did not come out in time.
+    pub fn exclude<'machine>(
+        &'machine self,
+        own: &Arc<Mailbox>,
+        patience: Duration,
+    ) -> Option<Exclusion<'machine>> {
+        let guard = self
+            .exclusive
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let others = self.others(Some(own));
+        for mailbox in &others {
+            mailbox.ask(request::EXCLUSIVE);
+        }
+        let exclusion = Exclusion {
+            others,
+            _guard: guard,
+        };
+        let deadline = Instant::now() + patience;
+        let out = exclusion
+            .others
+            .iter()
+            .all(|mailbox| mailbox.wait(deadline, Mailbox::is_outside));
+        out.then_some(exclusion)
+    }
+
+    /// A vCPU's thread, outside: waits until nobody needs it to be any more.
+    pub fn wait_while_excluded(&self) {
+        drop(
+            self.exclusive
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner),
+        );
+    }
+}
+
+/// All vCPUs but one are outside.
+pub struct Exclusion<'machine> {
+    others: Vec<Arc<Mailbox>>,
+    _guard: MutexGuard<'machine, ()>,
+}
+
+impl Drop for Exclusion<'_> {
+    fn drop(&mut self) {
+        for mailbox in &self.others {
+            mailbox.take(request::EXCLUSIVE);
+        }
+    }
+}

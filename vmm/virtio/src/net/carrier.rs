@@ -1,0 +1,196 @@
+//! Carries frames between a pair of queues and the slice that has the network.
+//!
+//! Invariants: at most a window of frames is under way each way, so that what the
+//! links hold is bounded; a frame of the driver is given back to it only when it
+//! was sent on, and never lost here; guest memory is touched by whoever has the pair
+//! in hand: its own thread, or that which brings frames, as far as it need not wait.
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::{Arc, Mutex};
+
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use weft_confine::lock;
+use weft_guest_memory::DeviceMemory;
+
+use super::Link;
+use super::frames::{self, Batch, Credit, Debt, cost};
+use crate::ring::{Segment, copy_out, total};
+use crate::worker::{Cause, Hands};
+
+/// The way to the slice at the other end. Never waits.
+pub trait Carry: Send + Sync {
+    /// Sends a batch of frames.
+    fn frames(&self, batch: &[u8]);
+    /// So many bytes of batches that came are done with.
+    fn taken(&self, bytes: u64);
+}
+
+struct Arrived {
+    batches: VecDeque<Vec<u8>>,
+    debt: Debt,
+    credit: Credit,
+    /// The pair waits for room.
+    blocked: bool,
+}
+
+/// Where what comes over the link waits for the pair's thread.
+pub struct Inbox {
+    state: Mutex<Arrived>,
+    arrived: EventFd,
+    /// The way to whoever serves the pair.
+    hands: Mutex<Option<Hands>>,
+}
+
+impl Inbox {
+    /// Of a way with this [window](frames::window).
+    ///
+    /// # Errors
+    /// No descriptors left.
+    pub fn new(window: usize) -> io::Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            state: Mutex::new(Arrived {
+                batches: VecDeque::new(),
+                debt: Debt::new(window),
+                credit: Credit::new(window),
+                blocked: false,
+            }),
+            arrived: EventFd::new(EFD_NONBLOCK)?,
+            hands: Mutex::default(),
+        }))
+    }
+
+    /// Frames for the guest came: it gets them here and now where that needs no
+    /// waiting.
+    ///
+    /// # Errors
+    /// They are none, or too many.
+    pub fn put(&self, batch: Vec<u8>) -> Result<(), String> {
+        frames::check(&batch)?;
+        let mut state = lock(&self.state);
+        state.debt.receive(batch.len())?;
+        state.batches.push_back(batch);
+        drop(state);
+        let hands = lock(&self.hands).clone();
+        if !hands.is_some_and(|hands| hands.work(Cause::Ready(0))) {
+            self.wake();
+        }
+        Ok(())
+    }
+
+    /// The other end took so many bytes.
+    ///
+    /// # Errors
+    /// It never got them.
+    pub fn taken(&self, bytes: u64) -> Result<(), String> {
+        let mut state = lock(&self.state);
+        state.credit.taken(bytes)?;
+        let waited_for = std::mem::take(&mut state.blocked);
+        drop(state);
+        if waited_for {
+            self.wake();
+        }
+        Ok(())
+    }
+
+    fn wake(&self) {
+        // A full counter wakes as well.
+        let _ = self.arrived.write(1);
+    }
+}
+
+/// One pair's way to a network elsewhere.
+pub struct Carrier {
+    carry: Arc<dyn Carry>,
+    inbox: Arc<Inbox>,
+    /// The batch whose frames are being given to the driver, and how far.
+    current: Vec<u8>,
+    at: usize,
+    /// Frames of the driver that were not sent yet.
+    batch: Batch,
+}
+
+impl Carrier {
+    /// Over this way, whose other direction arrives in `inbox`.
+    pub fn new(carry: Arc<dyn Carry>, inbox: Arc<Inbox>) -> Self {
+        Self {
+            carry,
+            inbox,
+            current: Vec::new(),
+            at: 0,
+            batch: Batch::new(),
+        }
+    }
+
+    fn send_batch(&mut self) {
+        let bytes = self.batch.bytes();
+        if !bytes.is_empty() {
+            lock(&self.inbox.state).credit.send(bytes.len());
+            self.carry.frames(bytes);
+            self.batch.clear();
+        }
+    }
+
+    /// Whether `bytes` more may go; if not, there will be word when they may.
+    fn has_room(&self, bytes: usize) -> bool {
+        let mut state = lock(&self.inbox.state);
+        let room = state.credit.has_room(self.batch.bytes().len() + bytes);
+        state.blocked = !room;
+        room
+    }
+}
+
+impl Link for Carrier {
+    fn descriptor(&self) -> RawFd {
+        self.inbox.arrived.as_raw_fd()
+    }
+
+    fn receive(&mut self, frame: &mut [u8]) -> io::Result<Option<usize>> {
+        if self.at >= self.current.len() {
+            let Some(next) = lock(&self.inbox.state).batches.pop_front() else {
+                return Ok(None);
+            };
+            (self.current, self.at) = (next, 0);
+        }
+        let mut rest = &self.current[self.at..];
+        let before = rest.len();
+        // It was checked when it came.
+        let found = frames::next(&mut rest).unwrap_or_default();
+        let length = found.len();
+        if let Some(room) = frame.get_mut(..length) {
+            room.copy_from_slice(found);
+        }
+        let used = before - rest.len();
+        self.at += used;
+        let taken = lock(&self.inbox.state).debt.take(used);
+        if let Some(bytes) = taken {
+            self.carry.taken(bytes);
+        }
+        Ok(Some(length))
+    }
+
+    fn send(&mut self, memory: &DeviceMemory, frame: &[Segment]) -> io::Result<()> {
+        let length = total(frame) as usize;
+        if !self.has_room(cost(length)) {
+            self.send_batch();
+            return Err(ErrorKind::WouldBlock.into());
+        }
+        if !self.batch.fits(length) {
+            self.send_batch();
+        }
+        let room = self.batch.add(length);
+        let copied = copy_out(memory, frame, 0, room);
+        // Nothing of an earlier frame goes with one whose pages did not come.
+        room[copied..].fill(0);
+        Ok(())
+    }
+
+    fn finish(&mut self) {
+        self.send_batch();
+    }
+
+    fn lend(&mut self, hands: Hands) {
+        *lock(&self.inbox.hands) = Some(hands);
+    }
+}

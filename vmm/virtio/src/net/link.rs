@@ -1,0 +1,48 @@
+//! What is on the other end of the cable.
+
+use std::io;
+use std::os::fd::RawFd;
+
+use weft_guest_memory::DeviceMemory;
+
+use crate::ring::Segment;
+use crate::worker::Hands;
+
+/// One queue pair's way out. Nothing here blocks.
+pub trait Link: Send {
+    /// What becomes readable, and writable.
+    fn descriptor(&self) -> RawFd;
+    /// The next frame, behind a header of [`super::HEADER`] bytes, into `frame`
+    /// ([`super::HEADER`] + [`super::FRAME_MAX`] bytes): how long both are.
+    fn receive(&mut self, frame: &mut [u8]) -> io::Result<Option<usize>>;
+    /// Takes in what is there although the driver has no buffers for it now.
+    fn read_ahead(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+    /// Sends a frame with its header; `WouldBlock` when it must be sent again later.
+    fn send(&mut self, memory: &DeviceMemory, frame: &[Segment]) -> io::Result<()>;
+    /// The same of bytes of our own.
+    fn send_bytes(&mut self, frame: &[u8]) -> io::Result<()> {
+        let _ = frame;
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    /// No more frames are sent for now: what was gathered goes.
+    fn finish(&mut self) {}
+    /// Sends what is left of the last frame; `WouldBlock` when something still is.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+    /// The driver took these features.
+    fn set_features(&mut self, features: u64) -> io::Result<()> {
+        let _ = features;
+        Ok(())
+    }
+    /// With these whoever brings frames may have the pair take them on his thread.
+    fn lend(&mut self, hands: Hands) {
+        let _ = hands;
+    }
+    /// Whether frames shall come in here.
+    fn set_attached(&mut self, attached: bool) {
+        let _ = attached;
+    }
+}

@@ -1,0 +1,393 @@
+//! Network (5.1): a tap device of the host, or a network in user space.
+//!
+//! | queue | what |
+//! | --- | --- |
+//! | 2n, 2n + 1 | receive and transmit of pair n: one thread |
+//! | 2 × pairs | control, when there is more than one pair |
+//!
+//! Where several slices serve the pairs of one network, a [`Switch`] stands between
+//! them and its only link; a [`Carrier`] is the link of a pair that is served on
+//! another slice than the switch.
+
+mod carrier;
+mod control;
+mod far;
+mod frames;
+mod handler;
+mod link;
+mod options;
+mod persist;
+mod steering;
+mod stream;
+mod switch;
+mod tap;
+mod user;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use thiserror::Error;
+use weft_confine::{ThreadKind, lock};
+
+pub use carrier::{Carrier, Carry, Inbox};
+pub use far::{FarNet, NetDescription};
+pub use frames::{BATCH_MAX, window};
+pub use link::Link;
+pub use options::{Forward, Mac, NetBackEnd, NetOptions, User};
+pub use persist::NetState;
+pub use stream::Stream;
+pub use switch::{Gone, Place, Switch, Usage};
+
+use super::worker::Handler;
+use super::{ConfigSpace, DeviceState, Fault, Kind, Ring, StateError, VirtioDevice};
+use handler::{Pair, SharedLink};
+
+const QUEUE_SIZE: u16 = 256;
+const CONTROL_QUEUE_SIZE: u16 = 64;
+/// Pairs of queues at most.
+pub const PAIRS_MAX: u16 = 8;
+/// Bytes of struct virtio_net_hdr_v1 (5.1.6), before every frame.
+pub const HEADER: usize = 12;
+/// The largest frame: 64 KiB of IP in an Ethernet frame with a VLAN tag.
+pub const FRAME_MAX: usize = 65535 + 18;
+
+/// VIRTIO_NET_F_* (5.1.3).
+const FEATURE_MTU: u64 = 1 << 3;
+const FEATURE_MAC: u64 = 1 << 5;
+const FEATURE_MERGE: u64 = 1 << 15;
+const FEATURE_STATUS: u64 = 1 << 16;
+const FEATURE_CONTROL: u64 = 1 << 17;
+const FEATURE_PAIRS: u64 = 1 << 22;
+/// Checksums and segmentation left to the other side: what a tap can do.
+/// CSUM, GUEST_CSUM, GUEST_TSO4, GUEST_TSO6, GUEST_ECN, HOST_TSO4, HOST_TSO6, HOST_ECN.
+const OFFLOADS: u64 = 1 | 1 << 1 | 7 << 7 | 7 << 11;
+/// Device configuration: its bytes, where the pairs and the status are, and the one
+/// bit of that.
+const CONFIGURATION: usize = 12;
+const PAIRS: usize = 8;
+const STATUS: usize = 6;
+const LINK_UP: u16 = 1;
+
+/// Why there is no network.
+#[derive(Debug, Error)]
+pub enum NetError {
+    /// Cannot be one.
+    #[error("{0:?} is no name of a network interface: 1 to 15 bytes, no '/'")]
+    Name(String),
+    /// /dev/net/tun.
+    #[error("cannot open /dev/net/tun; the kernel's tun module and access to the file are needed")]
+    NoTun(#[source] std::io::Error),
+    /// Not ours, and no privilege to make it.
+    #[error(
+        "no privilege to use the tap device {0}: make it for your user (ip tuntap add {0} mode tap user NAME) or run as root"
+    )]
+    Privilege(String),
+    /// Somebody else has it.
+    #[error("the tap device {0} is in use by another process, or of another kind")]
+    Busy(String),
+    /// Anything else.
+    #[error("cannot set up the tap device {name}: {what}")]
+    Tap {
+        /// Which.
+        name: String,
+        /// The call.
+        what: &'static str,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+    /// No passt.
+    #[error("cannot run {program}, which user-mode networking needs (Debian package passt)")]
+    NoProgram {
+        /// What was looked for.
+        program: String,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+    /// It would not start.
+    #[error("user-mode networking did not start: {0}")]
+    Program(String),
+    /// No socket pair, or the like.
+    #[error("cannot connect to the user-mode network")]
+    Socket(#[source] std::io::Error),
+    /// Out of range.
+    #[error("a network has 1 to {PAIRS_MAX} pairs of queues, not {0}")]
+    Pairs(u16),
+    /// Only tap has several.
+    #[error("user-mode networking has one pair of queues")]
+    OnePair,
+    /// Out of range.
+    #[error("an MTU of {0}: it must be 68 to 65535")]
+    Mtu(u16),
+}
+
+/// What the threads of one network share.
+struct Shared {
+    /// By pair; none for those that another slice serves.
+    links: Vec<Option<SharedLink>>,
+    configuration: Arc<ConfigSpace>,
+    /// Pairs that the driver uses.
+    active: Mutex<u16>,
+    /// The features that it took.
+    taken: AtomicU64,
+    /// Who has the links do what the driver wants, where they do not hear of it
+    /// themselves.
+    user: Option<Use>,
+}
+
+/// Hears what the driver uses of a network. Waits for nothing.
+pub type Use = Box<dyn Fn(Usage) + Send + Sync>;
+
+/// The only link of a network that several slices serve.
+pub struct Opened {
+    /// The link.
+    pub link: Box<dyn Link>,
+    /// What the driver is told.
+    pub description: NetDescription,
+}
+
+/// The network device.
+pub struct Net {
+    shared: Arc<Shared>,
+    features: u64,
+}
+
+impl Net {
+    /// Opens the back end that `options` name.
+    pub fn open(options: &NetOptions) -> Result<Self, NetError> {
+        if options.pairs == 0 || options.pairs > PAIRS_MAX {
+            return Err(NetError::Pairs(options.pairs));
+        }
+        if options.pairs > 1 && matches!(options.back_end, NetBackEnd::User(_)) {
+            return Err(NetError::OnePair);
+        }
+        let mac = options.mac.unwrap_or_else(|| options.default_mac());
+        let links = open_links(options, options.pairs)?;
+        Self::new(links, mac, options.mtu(), options.offloads())
+    }
+
+    /// Opens one link, for all the pairs that `options` ask for: see [`Switch`].
+    pub fn open_for_switch(options: &NetOptions) -> Result<Opened, NetError> {
+        let mac = options.mac.unwrap_or_else(|| options.default_mac());
+        let description = describe(options.pairs, mac, options.mtu(), options.offloads())?;
+        let link = open_links(options, 1)?.pop();
+        Ok(Opened {
+            link: link.ok_or(NetError::Pairs(0))?,
+            description,
+        })
+    }
+
+    /// A slice's part in a network that several serve. `links` has one entry per
+    /// pair, empty for those that are not served here. `user` hears what the driver
+    /// uses, where the first pair is.
+    pub fn spread(
+        description: &NetDescription,
+        links: Vec<Option<Box<dyn Link>>>,
+        user: Option<Use>,
+    ) -> Self {
+        Self::with(description.clone(), links, user)
+    }
+
+    /// A network of one link for each pair of queues.
+    pub fn new(
+        links: Vec<Box<dyn Link>>,
+        mac: Mac,
+        mtu: Option<u16>,
+        offloads: u64,
+    ) -> Result<Self, NetError> {
+        let description = describe(links.len() as u16, mac, mtu, offloads)?;
+        Ok(Self::with(
+            description,
+            links.into_iter().map(Some).collect(),
+            None,
+        ))
+    }
+
+    fn with(
+        description: NetDescription,
+        links: Vec<Option<Box<dyn Link>>>,
+        user: Option<Use>,
+    ) -> Self {
+        let shared = |link| Arc::new(Mutex::new(link));
+        let links = links.into_iter().map(|link| link.map(shared)).collect();
+        Self {
+            shared: Arc::new(Shared {
+                links,
+                configuration: Arc::new(ConfigSpace::new(description.configuration)),
+                active: Mutex::new(1),
+                taken: AtomicU64::new(0),
+                user,
+            }),
+            features: description.features,
+        }
+    }
+
+    /// What a network is.
+    pub const KIND: Kind = Kind {
+        id: 1,
+        class: 0x02_00_00,
+        name: "net",
+    };
+
+    /// What its driver is told, for the slice that shows it.
+    pub fn describe(&self) -> NetDescription {
+        NetDescription {
+            features: self.features,
+            configuration: self.shared.configuration.bytes(),
+        }
+    }
+
+    fn pairs(&self) -> usize {
+        self.shared.links.len()
+    }
+}
+
+/// One link for each of `count` pairs; a tap that was made for one pair has one.
+fn open_links(options: &NetOptions, count: u16) -> Result<Vec<Box<dyn Link>>, NetError> {
+    Ok(match &options.back_end {
+        NetBackEnd::Tap { name } => {
+            let taps = tap::open(name, count)?.into_iter();
+            taps.map(|tap| Box::new(tap) as Box<dyn Link>).collect()
+        }
+        NetBackEnd::User(user) => {
+            let mtu = options.mtu().unwrap_or(user::MTU);
+            vec![Box::new(user::start(user, mtu)?)]
+        }
+    })
+}
+
+/// What the driver of a network of so many pairs is told.
+fn describe(
+    pairs: u16,
+    mac: Mac,
+    mtu: Option<u16>,
+    offloads: u64,
+) -> Result<NetDescription, NetError> {
+    let mut features = FEATURE_MAC | FEATURE_STATUS | FEATURE_MERGE | offloads & OFFLOADS;
+    if let Some(mtu) = mtu {
+        if mtu < 68 {
+            return Err(NetError::Mtu(mtu));
+        }
+        features |= FEATURE_MTU;
+    }
+    if pairs > 1 {
+        features |= FEATURE_CONTROL | FEATURE_PAIRS;
+    }
+    let mut configuration = mac.0.to_vec();
+    for word in [LINK_UP, pairs, mtu.unwrap_or(0)] {
+        configuration.extend(word.to_le_bytes());
+    }
+    Ok(NetDescription {
+        features,
+        configuration,
+    })
+}
+
+impl VirtioDevice for Net {
+    fn kind(&self) -> Kind {
+        Self::KIND
+    }
+
+    /// The user-mode network is another process, so it needs no more than tap.
+    fn thread_kind(&self) -> ThreadKind {
+        ThreadKind::Network
+    }
+
+    fn features(&self) -> u64 {
+        self.features
+    }
+
+    fn queue_sizes(&self) -> Vec<u16> {
+        let mut sizes = vec![QUEUE_SIZE; 2 * self.pairs()];
+        if self.pairs() > 1 {
+            sizes.push(CONTROL_QUEUE_SIZE);
+        }
+        sizes
+    }
+
+    fn workers(&self) -> usize {
+        self.pairs()
+    }
+
+    fn configuration(&self) -> Arc<ConfigSpace> {
+        self.shared.configuration.clone()
+    }
+
+    fn activate(
+        &mut self,
+        features: u64,
+        mut rings: Vec<Option<Ring>>,
+    ) -> Result<Vec<Box<dyn Handler>>, Fault> {
+        // Without FEATURE_PAIRS the control queue is the third (5.1.2).
+        let place = if features & FEATURE_PAIRS != 0 {
+            2 * self.pairs()
+        } else {
+            2
+        };
+        let mut control = if features & FEATURE_CONTROL != 0 {
+            rings.get_mut(place).and_then(Option::take)
+        } else {
+            None
+        };
+        self.shared.taken.store(features, Ordering::Relaxed);
+        let mut rings = rings.into_iter();
+        let mut handlers: Vec<Box<dyn Handler>> = Vec::new();
+        for (pair, link) in self.shared.links.iter().enumerate() {
+            let (receive, transmit) = (rings.next().flatten(), rings.next().flatten());
+            if let (Some(receive), Some(transmit), Some(link)) = (receive, transmit, link) {
+                let shared = self.shared.clone();
+                let link = (pair, link.clone());
+                let pair = Pair::new(receive, transmit, control.take(), shared, link, features);
+                handlers.push(Box::new(pair));
+            } else if pair == 0 && link.is_some() {
+                return Err(Fault::Driver("left the first queues of the network off"));
+            }
+        }
+        Ok(handlers)
+    }
+
+    /// One pair, until the driver asks for more (5.1.6.5.5).
+    fn reset(&mut self) {
+        *lock(&self.shared.active) = 1;
+        if let Some(user) = &self.shared.user {
+            user(Usage::default());
+        }
+    }
+
+    fn save(&self) -> DeviceState {
+        DeviceState::Net(persist::save(&self.shared))
+    }
+
+    fn restore(&mut self, state: &DeviceState) -> Result<(), StateError> {
+        let DeviceState::Net(state) = state else {
+            return Err(StateError("it is not a network's"));
+        };
+        persist::restore(&self.shared, state)
+    }
+}
+
+impl Shared {
+    /// Lets frames into the pairs that the driver uses, and no others.
+    fn use_active(&self) {
+        let pairs = *lock(&self.active);
+        if let Some(user) = &self.user {
+            let features = self.taken.load(Ordering::Relaxed);
+            return user(Usage { features, pairs });
+        }
+        for (index, link) in self.links.iter().enumerate() {
+            if let Some(link) = link {
+                lock(link).set_attached(index < usize::from(pairs));
+            }
+        }
+    }
+}
+
+/// Shows in a network's configuration that the cable is out; whether that is news.
+pub fn unplug(configuration: &ConfigSpace) -> bool {
+    let mut status = [0; 2];
+    configuration.read(STATUS as u64, &mut status);
+    let news = status != [0; 2];
+    if news {
+        configuration.set(STATUS, &[0; 2]);
+    }
+    news
+}

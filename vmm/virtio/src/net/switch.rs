@@ -1,0 +1,529 @@
+//! The network on the slice that has it, as the pairs of queues on all slices use it:
+//! one link, and a port for each pair.
+//!
+//! ```text
+//!            ┌────── Switch ──────┐
+//!  link ◀──▶ │ steering ── port 0 │ ◀── PortLink ── pair 0, here
+//!            │             port 1 │ ◀── notes ───── pair 1, on another slice
+//!            └────────────────────┘
+//! ```
+//!
+//! Invariants: frames of a port go to the link in the order in which they came, and
+//! none of them is lost: what the link does not take waits, and who sends is told,
+//! or finds out, that there is no room. Frames for the guest wait for a port up to
+//! [`QUEUE_MAX`] bytes, then are lost, as by any switch. While the driver uses no
+//! pair, frames for it are lost.
+//!
+//! One thread reads the link (`weft-netN`), and has a pair that is served here take what
+//! came, as far as that needs no waiting; what a pair sends goes to the link on the
+//! thread that brings it. So neither costs another thread's turn.
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use serde::{Deserialize, Serialize};
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use weft_confine::lock;
+use weft_guest_memory::DeviceMemory;
+
+use super::carrier::Carry;
+use super::frames::{self, BATCH_MAX, Credit, Debt, cost};
+use super::steering::Steering;
+use super::{FRAME_MAX, HEADER, Link};
+use crate::ring::{Segment, copy_out, total};
+use crate::worker::{Cause, Hands};
+
+/// Bytes of frames that may wait for a port: as much as Linux lets a TCP window grow,
+/// so that one connection loses nothing.
+const QUEUE_MAX: usize = 6 << 20;
+/// Frames that are read before they are sent on.
+const BATCH: usize = 64;
+/// How often the thread looks whether the machine is over.
+const LOOK_MS: i32 = 500;
+const WAKE: u64 = 0;
+const LINK: u64 = 1;
+
+/// What the driver uses of the network.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// The features that it took.
+    pub features: u64,
+    /// Pairs of queues; 0: none.
+    pub pairs: u16,
+}
+
+/// Where frames of a pair come from and go to.
+pub enum Place {
+    /// To a pair that is served here.
+    Here,
+    /// To one that is served on another slice.
+    There(Arc<dyn Carry>),
+}
+
+/// Who is told that the link is gone, and why.
+pub type Gone = Box<dyn Fn(&io::Error) + Send + Sync>;
+
+/// The link and all that waits for it.
+struct Line {
+    link: Box<dyn Link>,
+    steering: Steering,
+    /// Frames of other slices' pairs that the link did not take, by port.
+    waiting: VecDeque<(u16, Vec<u8>)>,
+    usage: Usage,
+    /// The link was not told of it yet.
+    news: bool,
+    down: bool,
+}
+
+/// Frames for a pair that is served here.
+#[derive(Default)]
+struct Near {
+    frames: VecDeque<Vec<u8>>,
+    bytes: usize,
+    /// Its server has not heard of the last ones.
+    news: bool,
+    /// The pair waits until the link takes more.
+    blocked: bool,
+    hands: Option<Hands>,
+}
+
+/// The way to a pair that is served elsewhere.
+struct Far {
+    /// Batches that were not sent yet; the last may grow.
+    batches: VecDeque<Vec<u8>>,
+    bytes: usize,
+    credit: Credit,
+    debt: Debt,
+}
+
+enum Port {
+    Here {
+        near: Mutex<Near>,
+        arrived: EventFd,
+    },
+    There {
+        far: Mutex<Far>,
+        carry: Arc<dyn Carry>,
+    },
+}
+
+/// The switch.
+pub struct Switch {
+    line: Mutex<Line>,
+    ports: Vec<Port>,
+    wake: EventFd,
+    over: AtomicBool,
+    gone: Gone,
+}
+
+impl Switch {
+    /// Over this link, with a port for each pair; what is under way to and from
+    /// another slice is at most `window` bytes.
+    ///
+    /// # Errors
+    /// No descriptors left.
+    pub fn new(
+        link: Box<dyn Link>,
+        places: Vec<Place>,
+        window: usize,
+        gone: Gone,
+    ) -> io::Result<Arc<Self>> {
+        let port = |place| {
+            Ok(match place {
+                Place::Here => Port::Here {
+                    near: Mutex::default(),
+                    arrived: EventFd::new(EFD_NONBLOCK)?,
+                },
+                Place::There(carry) => Port::There {
+                    far: Mutex::new(Far {
+                        batches: VecDeque::new(),
+                        bytes: 0,
+                        credit: Credit::new(window),
+                        debt: Debt::new(window),
+                    }),
+                    carry,
+                },
+            })
+        };
+        Ok(Arc::new(Self {
+            line: Mutex::new(Line {
+                link,
+                steering: Steering::new(),
+                waiting: VecDeque::new(),
+                usage: Usage::default(),
+                news: false,
+                down: false,
+            }),
+            ports: places.into_iter().map(port).collect::<io::Result<_>>()?,
+            wake: EventFd::new(EFD_NONBLOCK)?,
+            over: AtomicBool::new(false),
+            gone,
+        }))
+    }
+
+    /// What a pair that is served here has for its link.
+    pub fn port(self: &Arc<Self>, pair: u16) -> Box<dyn Link> {
+        Box::new(PortLink {
+            switch: self.clone(),
+            pair,
+            frame: vec![0; HEADER + FRAME_MAX].into(),
+        })
+    }
+
+    /// The driver uses this from now on. Waits for nothing.
+    pub fn use_as(&self, usage: Usage) {
+        let mut line = lock(&self.line);
+        line.usage = Usage {
+            pairs: usage.pairs.min(self.ports.len() as u16),
+            ..usage
+        };
+        line.news = true;
+        drop(line);
+        if usage.pairs == 0 {
+            self.forget();
+        }
+        self.wake();
+    }
+
+    /// Drops what waits for pairs: it was for a driver that is gone.
+    fn forget(&self) {
+        for port in &self.ports {
+            match port {
+                Port::Here { near, .. } => {
+                    let mut near = lock(near);
+                    near.frames.clear();
+                    near.bytes = 0;
+                }
+                Port::There { far, .. } => {
+                    let mut far = lock(far);
+                    far.batches.clear();
+                    far.bytes = 0;
+                }
+            }
+        }
+    }
+
+    /// The machine is over: the thread ends.
+    pub fn close(&self) {
+        self.over.store(true, Ordering::SeqCst);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        // A full counter wakes as well.
+        let _ = self.wake.write(1);
+    }
+
+    /// Frames that the driver transmitted on a pair of another slice. Waits for
+    /// nothing.
+    ///
+    /// # Errors
+    /// They are none, or too many, or of a pair that is not there.
+    pub fn put(&self, pair: u16, batch: &[u8]) -> Result<(), String> {
+        frames::check(batch)?;
+        let Some(Port::There { far, carry }) = self.ports.get(usize::from(pair)) else {
+            return Err(format!("it sent frames of pair {pair}, which is not its"));
+        };
+        lock(far).debt.receive(batch.len())?;
+        let mut rest = batch;
+        let mut line = lock(&self.line);
+        let mut sent = 0;
+        while let Some(frame) = frames::next(&mut rest) {
+            line.steering.transmitted(frame, pair);
+            if !line.waiting.is_empty() || !self.transmit(&mut line, frame) {
+                line.waiting.push_back((pair, frame.to_vec()));
+                continue;
+            }
+            sent += cost(frame.len());
+        }
+        drop(line);
+        done_with(far, carry, sent);
+        Ok(())
+    }
+
+    /// A pair's slice took so many bytes of frames. Waits for nothing.
+    ///
+    /// # Errors
+    /// It never got them, or the pair is not there.
+    pub fn taken(&self, pair: u16, bytes: u64) -> Result<(), String> {
+        let Some(Port::There { far, carry }) = self.ports.get(usize::from(pair)) else {
+            return Err(format!("it took frames of pair {pair}, which is not its"));
+        };
+        lock(far).credit.taken(bytes)?;
+        send_on(far, carry);
+        Ok(())
+    }
+
+    /// Gives a frame to the link; false when it takes none for now.
+    fn transmit(&self, line: &mut Line, frame: &[u8]) -> bool {
+        // As from a cable that is out: nobody hears it.
+        if line.down {
+            return true;
+        }
+        loop {
+            match line.link.send_bytes(frame) {
+                Ok(()) => return true,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
+                Err(error) => {
+                    self.lose(line, &error);
+                    return true;
+                }
+            }
+        }
+    }
+
+    /// The other end is gone: the cable is out from now on.
+    fn lose(&self, line: &mut Line, error: &io::Error) {
+        if !std::mem::replace(&mut line.down, true) {
+            (self.gone)(error);
+        }
+    }
+
+    /// Reads the link until the machine is over.
+    pub fn run(&self) {
+        if let Err(error) = self.run_until_over() {
+            self.lose(&mut lock(&self.line), &error);
+        }
+    }
+
+    fn run_until_over(&self) -> io::Result<()> {
+        let epoll = Epoll::new()?;
+        let add = |descriptor, events, token| {
+            let event = EpollEvent::new(events | EventSet::EDGE_TRIGGERED, token);
+            epoll.ctl(ControlOperation::Add, descriptor, event)
+        };
+        add(self.wake.as_raw_fd(), EventSet::IN, WAKE)?;
+        let link = lock(&self.line).link.descriptor();
+        add(link, EventSet::IN | EventSet::OUT, LINK)?;
+        let mut events = [EpollEvent::default(); 2];
+        let mut frame = vec![0; HEADER + FRAME_MAX];
+        let mut more = true;
+        while !self.over.load(Ordering::SeqCst) {
+            let waited = epoll.wait(if more { 0 } else { LOOK_MS }, &mut events);
+            match waited {
+                Err(error) if error.kind() != ErrorKind::Interrupted => return Err(error),
+                _ => {}
+            }
+            self.flush();
+            more = self.bring(&mut frame);
+        }
+        Ok(())
+    }
+
+    /// Tells the link what the driver uses, and gives it what waits.
+    fn flush(&self) {
+        let mut line = lock(&self.line);
+        let line = &mut *line;
+        if std::mem::take(&mut line.news) && line.usage.pairs > 0 {
+            line.link.set_attached(true);
+            if let Err(error) = line.link.set_features(line.usage.features) {
+                self.lose(line, &error);
+            }
+        }
+        match line.link.flush() {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+            Err(error) => self.lose(line, &error),
+            Ok(()) => {}
+        }
+        while let Some((pair, frame)) = line.waiting.pop_front() {
+            if !self.transmit(line, &frame) {
+                line.waiting.push_front((pair, frame));
+                return;
+            }
+            if let Some(Port::There { far, carry }) = self.ports.get(usize::from(pair)) {
+                done_with(far, carry, cost(frame.len()));
+            }
+        }
+        for port in &self.ports {
+            if let Port::Here { near, arrived } = port
+                && std::mem::take(&mut lock(near).blocked)
+            {
+                // A full counter wakes as well.
+                let _ = arrived.write(1);
+            }
+        }
+    }
+
+    /// Reads some frames and sends them on; whether there may be more.
+    fn bring(&self, frame: &mut [u8]) -> bool {
+        let mut more = true;
+        for _ in 0..BATCH {
+            let (length, pair) = {
+                let mut line = lock(&self.line);
+                if line.down {
+                    more = false;
+                    break;
+                }
+                match line.link.receive(frame) {
+                    Ok(Some(_)) if line.usage.pairs == 0 => continue,
+                    Ok(Some(length)) => {
+                        let pair = line.steering.pair(&frame[..length], line.usage.pairs);
+                        (length, pair)
+                    }
+                    Ok(None) => {
+                        more = false;
+                        break;
+                    }
+                    Err(error) => {
+                        self.lose(&mut line, &error);
+                        continue;
+                    }
+                }
+            };
+            if length > HEADER {
+                self.queue(pair, &frame[..length]);
+            }
+        }
+        for port in &self.ports {
+            match port {
+                Port::Here { near, arrived } => hand_over(near, arrived),
+                Port::There { far, carry } => send_on(far, carry),
+            }
+        }
+        more
+    }
+
+    /// Puts a frame where its pair gets it from, if there is room.
+    fn queue(&self, pair: u16, frame: &[u8]) {
+        match self.ports.get(usize::from(pair)) {
+            None => {}
+            Some(Port::Here { near, .. }) => {
+                let mut near = lock(near);
+                if near.bytes + frame.len() > QUEUE_MAX {
+                    return;
+                }
+                near.bytes += frame.len();
+                near.frames.push_back(frame.to_vec());
+                near.news = true;
+            }
+            Some(Port::There { far, carry }) => {
+                let mut state = lock(far);
+                let bytes = cost(frame.len());
+                if state.bytes + bytes > QUEUE_MAX {
+                    return;
+                }
+                state.bytes += bytes;
+                let fits = |batch: &Vec<u8>| batch.len() + bytes <= BATCH_MAX;
+                if !state.batches.back().is_some_and(fits) {
+                    state.batches.push_back(Vec::new());
+                }
+                if let Some(batch) = state.batches.back_mut() {
+                    frames::add(batch, frame);
+                }
+                let several = state.batches.len() > 1;
+                drop(state);
+                if several {
+                    send_on(far, carry);
+                }
+            }
+        }
+    }
+}
+
+/// The pair takes the frames on this thread, where that needs no waiting, or on its own.
+fn hand_over(near: &Mutex<Near>, arrived: &EventFd) {
+    let hands = {
+        let mut near = lock(near);
+        if !std::mem::take(&mut near.news) {
+            return;
+        }
+        near.hands.clone()
+    };
+    if !hands.is_some_and(|hands| hands.work(Cause::Ready(0))) {
+        // A full counter wakes as well.
+        let _ = arrived.write(1);
+    }
+}
+
+/// Sends batches, as many as may be under way. Under the lock, which keeps their
+/// order; it never waits for the peer.
+fn send_on(far: &Mutex<Far>, carry: &Arc<dyn Carry>) {
+    let mut far = lock(far);
+    while let Some(batch) = far.batches.front() {
+        let bytes = batch.len();
+        if !far.credit.has_room(bytes) {
+            return;
+        }
+        if let Some(batch) = far.batches.pop_front() {
+            far.credit.send(bytes);
+            far.bytes -= bytes;
+            carry.frames(&batch);
+        }
+    }
+}
+
+/// The link has so many bytes of a slice's frames: that makes room.
+fn done_with(far: &Mutex<Far>, carry: &Arc<dyn Carry>, bytes: usize) {
+    let taken = lock(far).debt.take(bytes);
+    if let Some(bytes) = taken {
+        carry.taken(bytes);
+    }
+}
+
+/// The link of a pair that is served where the network is.
+struct PortLink {
+    switch: Arc<Switch>,
+    pair: u16,
+    frame: Box<[u8]>,
+}
+
+impl PortLink {
+    /// Its side of the port: none where the pair is served elsewhere.
+    fn near(&self) -> Option<(&Mutex<Near>, &EventFd)> {
+        match self.switch.ports.get(usize::from(self.pair)) {
+            Some(Port::Here { near, arrived }) => Some((near, arrived)),
+            _ => None,
+        }
+    }
+}
+
+impl Link for PortLink {
+    fn descriptor(&self) -> RawFd {
+        self.near().map_or(-1, |(_, arrived)| arrived.as_raw_fd())
+    }
+
+    fn receive(&mut self, frame: &mut [u8]) -> io::Result<Option<usize>> {
+        let Some((near, _)) = self.near() else {
+            return Ok(None);
+        };
+        let mut near = lock(near);
+        let Some(found) = near.frames.pop_front() else {
+            return Ok(None);
+        };
+        near.bytes -= found.len();
+        drop(near);
+        if let Some(room) = frame.get_mut(..found.len()) {
+            room.copy_from_slice(&found);
+        }
+        Ok(Some(found.len()))
+    }
+
+    fn send(&mut self, memory: &DeviceMemory, frame: &[Segment]) -> io::Result<()> {
+        let length = (total(frame) as usize).min(self.frame.len());
+        let copied = copy_out(memory, frame, 0, &mut self.frame[..length]);
+        // Nothing of an earlier frame goes with one whose pages did not come.
+        self.frame[copied..length].fill(0);
+        let bytes = &self.frame[..length];
+        let mut line = lock(&self.switch.line);
+        line.steering.transmitted(bytes, self.pair);
+        if line.waiting.is_empty() && self.switch.transmit(&mut line, bytes) {
+            return Ok(());
+        }
+        // Under the line's lock, so that the thread which finds room sees it.
+        if let Some((near, _)) = self.near() {
+            lock(near).blocked = true;
+        }
+        Err(ErrorKind::WouldBlock.into())
+    }
+
+    fn lend(&mut self, hands: Hands) {
+        if let Some((near, _)) = self.near() {
+            lock(near).hands = Some(hands);
+        }
+    }
+}
