@@ -149,6 +149,7 @@ fn setting(network: Network, place: &Place) -> Result<Setting> {
         port: 7117,
         memory: "2G".to_string(),
         prefix: pair.prefix('b'),
+        runtime: None,
     };
     let cluster = Cluster::start(&context, &place.work.join("cluster"), &wanted)?;
     let mut call = Call::new(&format!("--on {}", cluster.address));
