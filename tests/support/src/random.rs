@@ -43,7 +43,7 @@ impl Random {
         self.below(length as u64) as usize
     }
 
-    /// One of these.
+    /// A value picked from a slice that is not empty.
     pub fn of<T: Copy>(&mut self, values: &[T]) -> T {
         values[self.index(values.len())]
     }
