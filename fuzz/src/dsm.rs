@@ -2,7 +2,9 @@
 
 use crate::random::Random;
 use weft_dsm::message::{Run, decode, encode};
-use weft_dsm::{Access, Action, Config, Event, ManagerOf, MapTables, Message, Node, NodeId, PAGES_MAX, Page};
+use weft_dsm::{
+    Access, Action, Config, Event, ManagerOf, MapTables, Message, Node, NodeId, PAGES_MAX, Page,
+};
 use weft_wire::Header;
 use weft_wire::frame::HEADER_BYTES;
 

@@ -12,8 +12,8 @@ use std::cell::RefCell;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use weft_vcpu_soft::{Configuration, Kick, SoftCpu, SoftMachine};
 use weft_vcpu::{CpuState, Environment, Exit, Kick as _};
+use weft_vcpu_soft::{Configuration, Kick, SoftCpu, SoftMachine};
 
 pub use crate::soft_guest::valid as valid_code;
 pub use crate::soft_walk::{valid as valid_tables, walk};

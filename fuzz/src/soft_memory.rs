@@ -4,7 +4,7 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use weft_vcpu::{PAGE_SIZE, Access, Memory, Unbacked};
+use weft_vcpu::{Access, Memory, PAGE_SIZE, Unbacked};
 
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 

@@ -5,15 +5,15 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 
 use crate::random::Random;
-use weft_wire::Header;
-use weft_wire::frame::HEADER_BYTES;
-use weft_platform::interrupts::{Apart, Elsewhere, Hub, Locations, Message, Place as At};
 use weft_aggregate::Placement;
-use weft_guest_memory::DeviceMemory;
 use weft_aggregate::note::Note;
 use weft_aggregate::orders::{Answer, Order};
+use weft_guest_memory::DeviceMemory;
+use weft_platform::interrupts::{Apart, Elsewhere, Hub, Locations, Message, Place as At};
 use weft_virtio::net::{Carrier, Carry, FRAME_MAX, HEADER, Inbox, Link, Place, Switch, window};
 use weft_virtio::ring::Segment;
+use weft_wire::Header;
+use weft_wire::frame::HEADER_BYTES;
 
 /// Kinds of notes that there are, and some that there are not.
 const KINDS: std::ops::Range<usize> = 128..160;
