@@ -131,7 +131,8 @@ def empty_docs(text):
         while after < len(lines) and lines[after].strip().startswith("#["):
             after += 1
         item = ITEM.match(lines[after].strip()) if after < len(lines) else None
-        if item and is_empty(doc[4:], item[1]):
+        # A text without a full stop is a help text of the command line.
+        if item and doc.endswith(".") and is_empty(doc[4:], item[1]):
             yield index + 1, doc[4:], item[1]
 
 

@@ -30,7 +30,6 @@ pub struct Call {
     pub prefix: Vec<OsString>,
     /// Options of `weft run`.
     pub options: Vec<String>,
-    /// The environment.
     pub environment: Vec<(OsString, OsString)>,
 }
 

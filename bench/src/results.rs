@@ -25,7 +25,6 @@ pub enum Goal {
     AtMost(f64),
     /// The value must not be less.
     AtLeast(f64),
-    /// None is set.
     None,
 }
 

@@ -21,7 +21,6 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run a program over several nodes

@@ -30,11 +30,10 @@ pub struct Bounds {
     pub nodes: usize,
     /// Pages, 1 or 2.
     pub pages: usize,
-    /// Who manages them.
     pub manager: ManagerOf,
     /// Whether the migratory rule is on.
     pub migratory: bool,
-    /// Of so many stays of a migratory page one is probed.
+    /// One stay of a migratory page in this many is probed.
     pub probe_every: u8,
     /// Faults per node, over all pages.
     pub faults: u8,

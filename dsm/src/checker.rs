@@ -25,7 +25,6 @@ pub enum Flaw {
     /// The core called a message impossible.
     #[error("{page} at {node}: {what}")]
     Violation {
-        /// The page.
         page: Page,
         /// The receiver.
         node: NodeId,
@@ -35,7 +34,6 @@ pub enum Flaw {
     /// Judge 1.
     #[error("{page}: a writer beside another holder, holders {holders:#b}, writers {writers:#b}")]
     Writer {
-        /// The page.
         page: Page,
         /// Nodes that can read it.
         holders: u32,
@@ -45,7 +43,6 @@ pub enum Flaw {
     /// Judge 2.
     #[error("{page} at {node}: holds version {version}, but {latest} was written last")]
     Stale {
-        /// The page.
         page: Page,
         /// The holder.
         node: NodeId,
@@ -57,7 +54,6 @@ pub enum Flaw {
     /// Judge 3.
     #[error("{page}: {found} owners, expected {least} to {most}")]
     Owners {
-        /// The page.
         page: Page,
         /// Owner flags and ownerships in flight.
         found: u32,
@@ -69,21 +65,15 @@ pub enum Flaw {
     /// Judge 4.
     #[error("{page} at {node}: {action} does not fit what is in memory")]
     Memory {
-        /// The page.
         page: Page,
-        /// The node.
         node: NodeId,
-        /// The action.
         action: &'static str,
     },
     /// Judge 4.
     #[error("{page} at {node}: the record says {record}, memory has {mapped:?}")]
     Record {
-        /// The page.
         page: Page,
-        /// The node.
         node: NodeId,
-        /// The record.
         record: String,
         /// The memory.
         mapped: Option<Access>,
@@ -91,9 +81,7 @@ pub enum Flaw {
     /// Judge 5.
     #[error("{page} at {node}: {what}, and nothing is in flight")]
     Unanswered {
-        /// The page.
         page: Page,
-        /// The node.
         node: NodeId,
         /// What is unfinished.
         what: &'static str,
@@ -101,7 +89,6 @@ pub enum Flaw {
     /// Judge 5.
     #[error("{page}: {node} holds a copy that the directory does not know")]
     Copyset {
-        /// The page.
         page: Page,
         /// The holder.
         node: NodeId,
@@ -109,7 +96,6 @@ pub enum Flaw {
     /// Judge 6.
     #[error("{page} was declared lost, but {node} has it")]
     LostButHere {
-        /// The page.
         page: Page,
         /// The holder.
         node: NodeId,

@@ -9,7 +9,7 @@
 //!   may have dropped its copy a moment before.
 //! * Any other owner asks the manager, which names a target: itself when it
 //!   holds a copy (then nothing but the ownership travels), else another holder
-//!   (no extra room is needed there), else whoever has most room.
+//!   (no extra room is needed there), else the node with most room.
 
 use crate::node::{Node, content_of};
 use crate::protocol::{Action, Body, Content, Denial, Keep, Refusal, Sink};

@@ -54,7 +54,6 @@ pub struct History<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{pages} bytes of page history need {needed} chunk records, not {found}")]
 pub struct Mismatch {
-    /// Pages.
     pub pages: usize,
     /// Chunk records for that many pages.
     pub needed: usize,

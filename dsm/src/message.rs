@@ -96,12 +96,7 @@ pub enum DecodeError {
     Kind(u8),
     /// The flags do not belong to the kind.
     #[error("coherence message of kind {kind} with invalid flags {flags:#04x}")]
-    Flags {
-        /// The kind.
-        kind: u8,
-        /// The flags.
-        flags: u8,
-    },
+    Flags { kind: u8, flags: u8 },
     /// Not 1 to 512 pages.
     #[error("coherence message about {0} pages, not 1 to 512")]
     Count(u16),
@@ -116,7 +111,6 @@ pub enum DecodeError {
     /// Not a node, or one where none belongs.
     #[error("coherence message of kind {kind} names node {node}")]
     Node {
-        /// The kind.
         kind: u8,
         /// The number.
         node: u64,
@@ -228,7 +222,7 @@ pub fn encode(run: &Run) -> Header {
 /// The run that a header announces.
 ///
 /// # Errors
-/// Anything that [`encode`] does not produce, by name.
+/// Anything that [`encode`] does not produce; each is an error of its own.
 pub fn decode(header: &Header) -> Result<Run, DecodeError> {
     let kind = header.kind;
     let count = header.count;

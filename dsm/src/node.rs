@@ -106,8 +106,8 @@ impl<T: Tables> Node<T> {
     pub fn set_budget_pages(&mut self, node: NodeId, pages: u32) {
         self.budgets_pages[node.index()] = pages;
     }
-    /// Who reads the page reads on: as long as it stays here it is not taken for one
-    /// that moves from reader to reader, whatever it looks like. A hint; nothing
+    /// The next reader only reads: as long as the page stays here it does not count as
+    /// migratory. A hint; nothing
     /// happens to a page that is not here.
     pub fn settle(&mut self, page: Page) {
         let local = self.tables.local(page);

@@ -27,7 +27,6 @@ pub enum Right {
 /// pages into one frame, see [`crate::message`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Message {
-    /// The page.
     pub page: Page,
     /// How often the page was discarded, modulo 256, as the sender knows it. A
     /// message of an earlier generation is ignored.
@@ -41,16 +40,13 @@ pub struct Message {
 pub enum Body {
     /// Requester → M: I need the page.
     Get {
-        /// For what.
         access: Access,
         /// Before any fault; may be answered with [`Body::Retry`].
         ahead: bool,
     },
     /// M → O: give the page to `requester`.
     Forward {
-        /// For what.
         access: Access,
-        /// To whom.
         requester: NodeId,
         /// You are the only holder (apart from a requester that upgrades).
         sole: bool,
@@ -96,7 +92,6 @@ pub enum Body {
     },
     /// M → O: push the page to `to`.
     Place {
-        /// To whom.
         to: NodeId,
         /// Nobody else holds a copy (apart from `to`).
         sole: bool,
@@ -207,27 +202,19 @@ pub enum Event {
     /// or after messages. One request per page is under way at a time; a fault
     /// that meets one emits nothing and is answered together with it.
     Fault {
-        /// The page.
         page: Page,
-        /// The access.
         access: Access,
         /// Not a fault but a guess.
         ahead: bool,
     },
     /// A message arrived. Its page bytes, if any, stay with the shell until the
     /// [`Action::Install`] that this step emits, or are thrown away.
-    Message {
-        /// From whom.
-        from: NodeId,
-        /// What.
-        message: Message,
-    },
+    Message { from: NodeId, message: Message },
     /// Make room: the page should leave. Ends in [`Action::Drop`] or
     /// [`Action::Give`] (gone), [`Action::NoRoom`] or [`Action::Refused`].
     Evict {
-        /// The page.
         page: Page,
-        /// Only this node will do; `None`: whoever has most room.
+        /// Only this node will do; `None`: the node with most room.
         to: Option<NodeId>,
     },
     /// The page's content is no longer wanted (`munmap`, `MADV_DONTNEED`): it
@@ -235,23 +222,16 @@ pub enum Event {
     /// itself; no action but [`Action::Resolved`] is emitted. It broadcasts the
     /// event to all nodes, **the page's manager last, after every other node
     /// has acknowledged**, see [`crate`] for why.
-    Discard {
-        /// The page.
-        page: Page,
-    },
+    Discard { page: Page },
     /// At the manager, before anybody touched the page: it is present and
     /// writable here and becomes owned by this node.
-    Adopt {
-        /// The page.
-        page: Page,
-    },
+    Adopt { page: Page },
     /// `node` is dead, by the one authority that decides so. The engine calls
     /// this for every page that is in its tables, and delivers nothing from
     /// that node afterwards.
     PeerLost {
         /// The dead node.
         node: NodeId,
-        /// The page.
         page: Page,
     },
 }
@@ -271,17 +251,11 @@ pub enum Keep {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// Send a message without page bytes.
-    Send {
-        /// To whom.
-        to: NodeId,
-        /// What.
-        message: Message,
-    },
+    Send { to: NodeId, message: Message },
     /// Take the page: stop writes to it, copy its bytes out if the message's
     /// content is [`Content::Bytes`], remove or keep it as `keep` says, and
     /// **only then** send.
     Give {
-        /// To whom.
         to: NodeId,
         /// `Data` or `Push`.
         message: Message,
@@ -290,7 +264,6 @@ pub enum Action {
     },
     /// Put the page into memory.
     Install {
-        /// The page.
         page: Page,
         /// `Read`: write-protected.
         access: Access,
@@ -298,43 +271,26 @@ pub enum Action {
         content: Content,
     },
     /// Make a page that is here writable.
-    Allow {
-        /// The page.
-        page: Page,
-    },
+    Allow { page: Page },
     /// Remove the page from memory.
-    Drop {
-        /// The page.
-        page: Page,
-    },
+    Drop { page: Page },
     /// Another node's write took the page from here, and its policy is `Update`:
     /// the engine may ask for it again, now or later, with a fault to read that
     /// nobody waits for. Comes after the action that takes it.
-    Outdated {
-        /// The page.
-        page: Page,
-    },
+    Outdated { page: Page },
     /// Whoever waits for the page should try the access again.
-    Resolved {
-        /// The page.
-        page: Page,
-    },
+    Resolved { page: Page },
     /// The page's only copy died with `node`, or its manager did. Whoever waits
     /// for it waits in vain.
     Lost {
-        /// The page.
         page: Page,
         /// The dead node.
         node: NodeId,
     },
     /// The eviction failed: no node has room.
-    NoRoom {
-        /// The page.
-        page: Page,
-    },
+    NoRoom { page: Page },
     /// The event was refused and changed nothing.
     Refused {
-        /// The page.
         page: Page,
         /// Why.
         reason: Refusal,
@@ -342,7 +298,6 @@ pub enum Action {
     /// A message that a correct peer cannot have sent. The engine should end
     /// the aggregate with `what`; the state did not change.
     Violation {
-        /// The page.
         page: Page,
         /// The sender.
         from: NodeId,
@@ -353,7 +308,6 @@ pub enum Action {
 
 /// Takes the actions of a step, in order.
 pub trait Sink {
-    /// One action.
     fn act(&mut self, action: Action);
 }
 

@@ -2,7 +2,7 @@
 //! only the page's manager has something to find out.
 //!
 //! * The owner died, somebody holds a copy: that holder becomes the owner.
-//! * The owner died, nobody holds a copy: the page is lost, by name. Whoever
+//! * The owner died, nobody holds a copy: the page is lost, and reported with the node. Whoever
 //!   asks for it is told which node it died with. It never reads as zero.
 //! * One end of a transfer died: the manager asks the other end (`Probe`). The
 //!   question makes it deaf to the dead node, so its answer (`Held`) stays true;

@@ -66,7 +66,6 @@ pub struct Local {
 const _: () = assert!(size_of::<Local>() == 4);
 
 impl Local {
-    /// What is here.
     pub const fn state(self) -> State {
         match self.flags & STATE {
             0 => State::Invalid,

@@ -76,8 +76,8 @@ pub enum Policy {
     /// Replicated and never written. The owner (the node that loaded it) keeps
     /// it whatever happens; everybody else may drop a copy at will.
     ReadOnly,
-    /// As [`Policy::Invalidate`], for what one node writes again and again and
-    /// others read: whoever had a copy taken by a write is told so
+    /// As [`Policy::Invalidate`], for pages that one node writes repeatedly and others
+    /// read: a node that lost its copy to a write is notified
     /// ([`crate::Action::Outdated`]) and may ask for the new content before
     /// anybody faults on it. A reader never takes such a page for itself.
     Update,
@@ -103,14 +103,14 @@ pub struct Config {
     pub me: NodeId,
     /// How many nodes there are, 1 to [`NODES_MAX`].
     pub nodes: u8,
-    /// Who manages which page.
+    /// The manager of each page.
     pub manager: ManagerOf,
     /// Whether a page that is read and then written by one node after another
     /// moves at the read already.
     pub migratory: bool,
-    /// Of so many stays of such a page one begins write-protected, and tells
-    /// whether the page is still written; in the others the first write is not
-    /// noticed. 1: all do.
+    /// One stay of such a page in this many begins write-protected, and shows whether
+    /// the page is still written; in the others the first write is not noticed. 1: all
+    /// do.
     pub probe_every: u8,
     /// Pages each node may own of those managed *here*; `u32::MAX` for no
     /// limit, 0 for a node that takes no pushed page. Only pushes respect it:

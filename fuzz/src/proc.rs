@@ -69,7 +69,7 @@ pub fn valid_script(random: &mut Random) -> Vec<u8> {
     line
 }
 
-/// A script names an interpreter, or is none.
+/// A script has an interpreter line, or is invalid.
 pub fn script_line(input: &[u8]) {
     if let Some(Ok(script)) = script::parse(input) {
         assert!(!script.interpreter.is_empty());

@@ -28,7 +28,7 @@ const BUDGET: u64 = 600;
 const PATIENCE: Duration = Duration::from_millis(20);
 const HUNG: Duration = Duration::from_secs(10);
 
-/// Who runs, since when.
+/// The running vCPU, and since when.
 static RUNNING: LazyLock<Mutex<Option<(Instant, Kick)>>> = LazyLock::new(|| {
     std::thread::spawn(watch);
     Mutex::new(None)

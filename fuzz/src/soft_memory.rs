@@ -19,9 +19,9 @@ const MAPPED: usize = STRIDE * PAGES as usize + PAGE_SIZE as usize;
 /// The memory.
 pub struct Scattered(NonNull<u8>);
 
-// SAFETY: whoever uses the pages does so as guest memory, by host accesses.
+// SAFETY: all users of the pages access them as guest memory, by host accesses.
 unsafe impl Send for Scattered {}
-// SAFETY: as above.
+// SAFETY: all users of the pages access them as guest memory, by host accesses.
 unsafe impl Sync for Scattered {}
 
 impl Scattered {
@@ -63,7 +63,6 @@ impl Scattered {
         }
     }
 
-    /// All of it.
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; SIZE as usize];
         for (number, page) in bytes.chunks_exact_mut(PAGE_SIZE as usize).enumerate() {

@@ -180,7 +180,7 @@ fn play(mut bench: Bench, input: &[u8], serves: impl Fn(&Machine, &mut Driver)) 
             Step::Move => {
                 bench.device.pause(BOUND).expect("it gets quiet");
                 let state = bench.device.save().expect("it is paused");
-                // A device that stopped may have queues that are none.
+                // A device that stopped may have invalid queues.
                 let _ = bench.device.restore(&state);
                 bench.device.resume();
             }

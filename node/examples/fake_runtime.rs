@@ -56,7 +56,7 @@ fn main() {
     let mut runtime = hello(control, 0);
     match runtime.boot.role {
         ROLE_SLICE => {
-            // SAFETY: as above.
+            // SAFETY: the handler only touches atomics.
             unsafe {
                 libc::signal(libc::SIGUSR1, asked as *const () as usize);
                 libc::signal(libc::SIGUSR2, asked as *const () as usize);

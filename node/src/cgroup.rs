@@ -62,7 +62,7 @@ impl Place {
         &self.directory
     }
 
-    /// How many of its processes the kernel has ended for want of memory.
+    /// How many of its processes the kernel has killed because memory ran out.
     ///
     /// # Errors
     /// The group's file cannot be read, or does not say.

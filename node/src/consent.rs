@@ -50,7 +50,6 @@ struct DiskGrant {
     write: bool,
 }
 
-/// A network.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 enum NetworkGrant {
     Tap(String),
@@ -489,7 +488,7 @@ mod tests {
                 .contains("another name")
         );
         assert!(open("deep").is_err());
-        // What the lender wrote himself was followed once, and no more.
+        // Links in the lender's own path were followed once, at the start.
         let one = lender.disk(&top.join("one"), false).unwrap();
         assert!(one.open(libc::O_RDONLY).is_ok());
         fs::remove_file(top.join("secret")).unwrap();

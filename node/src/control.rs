@@ -18,7 +18,6 @@ pub const START_BOUND: Duration = Duration::from_secs(10);
 
 /// What arrived on a control socket.
 pub enum Arrival {
-    /// A message.
     Message(Box<ControlMessage>),
     /// Nothing now.
     Nothing,

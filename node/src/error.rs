@@ -43,7 +43,6 @@ pub enum LaunchError {
         format_bytes(*bytes), format_bytes(MEMORY_BYTES_MIN)
     )]
     MemoryTooSmall {
-        /// The node.
         node: String,
         /// What was asked for.
         bytes: u64,
@@ -106,7 +105,6 @@ pub enum LaunchError {
     NoRoom {
         /// As the user named it.
         host: String,
-        /// Pages asked for.
         asked_pages: u64,
         /// Most pages that it could lend to a slice.
         free_pages: u64,
@@ -138,7 +136,6 @@ pub enum LaunchError {
     /// A runtime did not get ready.
     #[error("the runtime of node {node} {why}")]
     Runtime {
-        /// Which.
         node: String,
         /// What it did instead.
         why: String,
@@ -146,7 +143,6 @@ pub enum LaunchError {
     /// Something did not answer in time.
     #[error("{what} did not answer within {} s", bound.as_secs_f32())]
     Timeout {
-        /// Who.
         what: String,
         /// How long it had.
         bound: Duration,

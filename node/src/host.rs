@@ -26,7 +26,6 @@ pub struct Check {
     pub name: &'static str,
     /// How it came out.
     pub state: State,
-    /// What was found.
     pub found: String,
     /// The command (or change) that fixes it, unless it is fine.
     pub fix: Option<String>,

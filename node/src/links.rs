@@ -151,11 +151,9 @@ pub fn mesh(nodes: usize, transport: Transport) -> io::Result<Vec<Links>> {
 pub struct Settings {
     /// Nodes in the aggregate.
     pub nodes: u32,
-    /// `JUMP_*`.
     pub jump: u32,
     /// Remote faults before a jump.
     pub jump_threshold: u32,
-    /// The lease.
     pub lease_ms: u32,
     /// Longest busy wait.
     pub spin_ns: u32,

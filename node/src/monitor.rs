@@ -34,7 +34,7 @@ const PACKET_BYTES_MAX: usize = 160 << 10;
 const WORD_BYTES_MAX: usize = 4 << 10;
 /// How long a slice may take to get ready. It opens its links and measures its clock; this is for hosts under great load.
 const READY_BOUND: Duration = Duration::from_secs(20);
-/// How long a started process may wait for what it is to be.
+/// How long a started process may wait for its settings.
 const BOOT_BOUND: Duration = Duration::from_secs(10);
 
 /// What a slice's process is told.
@@ -73,7 +73,7 @@ pub enum Word {
 /// One end of a link with its keys, for each slice; none for oneself.
 pub type Sockets = Vec<Option<(OwnedFd, Option<Keys>)>>;
 
-/// Hands a slice what it is to be, with the links and their keys. The descriptors are
+/// Sends a slice its settings, with the links and their keys. The descriptors are
 /// copied; the caller drops its own.
 ///
 /// # Errors
@@ -174,7 +174,7 @@ impl Control {
         Ok(Control(unsafe { OwnedFd::from_raw_fd(number) }))
     }
 
-    /// Waits for what this process is to be, and its links.
+    /// Waits for the settings of this process, and its links.
     ///
     /// # Errors
     /// Nothing came in time, or nothing that can be understood.

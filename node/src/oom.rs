@@ -1,4 +1,4 @@
-//! Whether the kernel killed a process for want of memory.
+//! Whether the kernel killed a process because memory ran out.
 //!
 //! Such a kill looks like any other: SIGKILL. But the kernel counts them for each
 //! memory cgroup, of both versions. The count is read when a process starts and
@@ -25,7 +25,10 @@ impl Watch {
         let (place, before) = self.0.as_ref()?;
         let group = place.directory().display();
         (place.kills().ok()? > *before).then(|| {
-            format!("the kernel ended a process of its memory cgroup for want of memory ({group})")
+            format!(
+                "the kernel killed a process of its memory cgroup because memory ran out \
+            ({group})"
+            )
         })
     }
 }

@@ -102,7 +102,6 @@ pub enum Reply {
     },
     /// Not reserved.
     NoRoom {
-        /// Pages asked for.
         asked_pages: u64,
         /// Most pages that a slice could have.
         free_pages: u64,
@@ -126,7 +125,6 @@ pub enum Reply {
     Said(String),
     /// The slice ended by itself.
     Ended {
-        /// How.
         why: String,
         /// As it does when its links close.
         clean: bool,
@@ -140,11 +138,8 @@ pub enum Reply {
 pub struct Status {
     /// Weft's version there.
     pub version: String,
-    /// The host's name.
     pub host_name: String,
-    /// Its CPU.
     pub cpu_name: String,
-    /// Its CPUs.
     pub cpus: u32,
     /// Most memory that its slices may hold together.
     pub memory_bytes: u64,

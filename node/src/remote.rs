@@ -48,9 +48,7 @@ pub(crate) const STALL: Duration = Duration::from_millis(1500);
 pub enum Event {
     /// It has something to say to the user.
     Said(String),
-    /// It ended.
     Ended {
-        /// How.
         why: String,
         /// As it does when its links close.
         clean: bool,
@@ -412,7 +410,7 @@ impl RemoteSlice {
 
 impl RemoteSlice {
     /// Ends the slice and gives the host back what it lent, within a bound, so that
-    /// whoever asks next finds it free. A host that does not answer gets it back
+    /// the next request finds it free. A host that does not answer gets it back
     /// with the connection.
     pub fn release(&mut self) {
         // A host that is lost already is not waited for.

@@ -39,7 +39,6 @@ pub struct NodeView {
     pub budget_pages: u64,
     /// Pages it owns, as home's directory has it; `None` before home stretched.
     pub owned_pages: Option<u64>,
-    /// Its counters.
     #[serde(flatten)]
     pub counters: Snapshot,
 }

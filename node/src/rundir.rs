@@ -2,7 +2,7 @@
 //! conversation with one of them: one JSON line each way over a UNIX socket.
 //!
 //! `$XDG_RUNTIME_DIR/weft`, else `/run/weft` for root, else `/tmp/weft-UID`.
-//! The directory must belong to this user and be closed to all others: whoever
+//! The directory must belong to this user and be closed to all others: a process that
 //! can connect to a socket in it can take memory from the program. The peer's
 //! credentials are checked as well.
 
@@ -43,13 +43,11 @@ pub enum Request {
     },
 }
 
-/// What it answers.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
     /// To [`Request::View`].
     View(Box<AggregateView>),
-    /// Done.
     Done,
     /// Not done, and why.
     Refused(String),

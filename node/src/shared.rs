@@ -1,5 +1,5 @@
-//! A mapping of the page range that a runtime shares with whoever started it,
-//! and snapshots of its counters.
+//! A mapping of the page range that a runtime shares with its launcher or daemon, and
+//! snapshots of its counters.
 //!
 //! The memfd is sealed at its size and the mapping is never moved, so a `&Shared`
 //! stays valid for as long as the [`SharedMemory`] lives, whatever the runtime
@@ -113,7 +113,6 @@ pub struct Percentiles {
     pub p90_ns: Option<u64>,
     /// Ninety-nine of a hundred.
     pub p99_ns: Option<u64>,
-    /// All of them.
     pub max_ns: Option<u64>,
 }
 
@@ -132,7 +131,6 @@ impl Percentiles {
 /// One node's counters at one moment. Field for field
 /// [`weft_proc::stats::NodeStats`], with latencies as percentiles.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "each field is documented in NodeStats")]
 pub struct Snapshot {
     pub resident_pages: u64,
     pub resident_pages_max: u64,

@@ -117,7 +117,6 @@ pub struct Runtime {
 pub enum Ended {
     /// With this exit code.
     Exited(i32),
-    /// By this signal.
     Signaled(i32),
 }
 

@@ -16,8 +16,8 @@ use nix::sys::socket::{
     sendmsg, socketpair,
 };
 
-/// A memfd of exactly `bytes`, sealed at that size: whoever else holds the
-/// descriptor cannot shrink it under a mapping of ours (which would be SIGBUS).
+/// A memfd of exactly `bytes`, sealed at that size: no other holder of the descriptor
+/// can shrink it under this process's mapping (which would be SIGBUS).
 pub fn sealed_memfd(name: &CStr, bytes: u64) -> io::Result<OwnedFd> {
     let fd = memfd_create(name, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
     nix::unistd::ftruncate(&fd, bytes as i64)?;

@@ -198,7 +198,7 @@ fn a_kill_for_want_of_memory_is_told() {
         Ok(group) => group,
         Err(why) => {
             let mut stderr = std::io::stderr();
-            let line = format!("skipped: a kill for want of memory: no memory cgroup: {why}");
+            let line = format!("skipped: a kill for lack of memory: no memory cgroup: {why}");
             return std::io::Write::write_all(&mut stderr, (line + "\n").as_bytes()).unwrap();
         }
     };

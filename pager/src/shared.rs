@@ -306,7 +306,7 @@ fn features(flags: usize) -> Result<u64, OpenError> {
 mod tests {
     use super::*;
 
-    /// Two mappings of one file of so many pages.
+    /// Two mappings of one file of this many pages.
     fn mappings(pages: usize) -> (usize, usize) {
         let name = c"test".as_ptr() as usize;
         let file = call(Sysno::memfd_create, [name, 0, 0]).unwrap();
@@ -343,10 +343,10 @@ mod tests {
         assert_eq!(uffd.map(page, false), Err(UffdError::NoMemory));
         // SAFETY: in the mapping, which nobody unmaps.
         unsafe { door.write_volatile(7) };
-        // SAFETY: likewise.
+        // SAFETY: in the mapping, which nobody unmaps.
         let read = || std::thread::spawn(move || unsafe { (page as *const u8).read_volatile() });
         let write =
-            // SAFETY: likewise.
+            // SAFETY: in the mapping, which nobody unmaps.
             |value| std::thread::spawn(move || unsafe { (page as *mut u8).write_volatile(value) });
         let reader = read();
         let fault = next(&uffd);
@@ -358,12 +358,12 @@ mod tests {
         assert_eq!(reader.join().unwrap(), 7);
         let writer = write(9);
         assert!(next(&uffd).write);
-        // SAFETY: as above.
+        // SAFETY: in the mapping, which nobody unmaps.
         assert_eq!(unsafe { door.read_volatile() }, 7);
         uffd.map(page, true).unwrap();
         writer.join().unwrap();
         uffd.unmap(page, PAGE_SIZE).unwrap();
-        // SAFETY: as above.
+        // SAFETY: in the mapping, which nobody unmaps.
         assert_eq!(unsafe { door.read_volatile() }, 9);
         let reader = read();
         assert!(!next(&uffd).write);

@@ -134,7 +134,7 @@ impl Space {
     /// Removes pages: a touch signals again. Frees their memory.
     ///
     /// # Safety
-    /// Nothing refers to the pages, and whoever touches them later expects to find
+    /// Nothing refers to the pages, and every later access expects to find
     /// other contents: they are the program's, under the DSM.
     pub unsafe fn drop(&self, start: usize, pages: usize) -> Result<(), UffdError> {
         let words = [start, pages * PAGE_SIZE, ADVICE_DONT_NEED, 0];

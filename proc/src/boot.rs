@@ -68,7 +68,6 @@ pub struct Boot {
     pub node: u32,
     /// Nodes in the aggregate, home included.
     pub nodes: u32,
-    /// `JUMP_*`.
     pub jump: u32,
     /// Remote faults before a jump, with [`JUMP_FIXED`].
     pub jump_threshold: u32,

@@ -26,7 +26,6 @@ const PROGRAM_FLAGS: usize = 0x5_0dd5;
 /// General registers, in the order of `struct sigcontext_64`.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
-#[allow(missing_docs, reason = "the fields are the machine's registers")]
 pub struct Registers {
     pub r8: usize,
     pub r9: usize,
@@ -111,7 +110,6 @@ pub enum ContextError {
     Extended {
         /// What the context says.
         said: usize,
-        /// What there is.
         found: usize,
     },
     /// The extended state ends within its header, or its header has bits that
@@ -121,7 +119,6 @@ pub enum ContextError {
     /// An address that no processor loads.
     #[error("{register} is {address:#x}, which is not canonical")]
     Address {
-        /// The register.
         register: &'static str,
         /// What it holds.
         address: usize,

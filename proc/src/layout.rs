@@ -54,7 +54,7 @@ pub const FLAG_WIPE_ON_FORK: u32 = 1 << 6;
 /// `MAP_SHARED`: a child shares it.
 pub const FLAG_SHARED: u32 = 1 << 7;
 
-/// Who keeps the pages of a region.
+/// What keeps the pages of a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, zerocopy::FromZeros)]
 #[repr(u8)]
 pub enum Kind {
@@ -81,11 +81,9 @@ pub struct Region {
     pub file_offset: u64,
     /// The caller's number for the file; 0 means none.
     pub file: u32,
-    /// `PROT_*`.
     pub prot: u32,
-    /// `FLAG_*`.
     pub flags: u32,
-    /// Who keeps its pages.
+    /// What keeps its pages.
     pub kind: Kind,
 }
 

@@ -24,8 +24,8 @@
 //!   are what the table calls integers.
 //! - Pieces do not overlap; `HEADER <= sent <= space <= SPACE_MAX`.
 //! - Only what the kernel produced is written into the program's memory.
-//! - A signal mask arrives as the program gave it: what must not be blocked is
-//!   for whoever makes the call at home to take out.
+//! - A signal mask arrives as the program gave it: home removes the signals that must
+//! not be blocked before it makes the call.
 
 mod arrived;
 mod gather;

@@ -51,7 +51,6 @@ pub enum Message {
         start: u64,
         /// Bytes.
         length: u64,
-        /// `PROT_*`.
         protection: u32,
         /// A `layout::Kind` as a number.
         kind: u32,
@@ -69,16 +68,13 @@ pub enum Message {
         start: u64,
         /// Bytes.
         length: u64,
-        /// `PROT_*`.
         protection: u32,
     },
     /// Home: a range moved with its contents.
     Move {
-        /// Where it was.
         old_start: u64,
         /// How long it was.
         old_length: u64,
-        /// Where it is.
         new_start: u64,
         /// How long it is.
         new_length: u64,

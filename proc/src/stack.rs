@@ -44,7 +44,7 @@ pub struct Start<'a, A, E> {
 pub struct Stack {
     /// The stack pointer at the program's first instruction.
     pub pointer: u64,
-    /// Bytes from `pointer` to the top: so many at the end of the buffer count.
+    /// Bytes from `pointer` to the top: that many at the end of the buffer count.
     pub length: usize,
 }
 
@@ -67,10 +67,7 @@ pub enum StackError {
     },
     /// The top is not aligned.
     #[error("the top of a stack, {top:#x}, is not a multiple of 16")]
-    Unaligned {
-        /// The top.
-        top: u64,
-    },
+    Unaligned { top: u64 },
 }
 
 impl<'a, A, E> Start<'a, A, E>

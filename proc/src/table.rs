@@ -111,7 +111,6 @@ pub enum Length {
 /// How much of an output the kernel has produced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Produced {
-    /// All of it.
     All,
     /// As many bytes as the result says, and a constant more.
     Result(u32),

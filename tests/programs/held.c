@@ -213,7 +213,7 @@ static void suspended(void)
 	print_seen("suspended");
 }
 
-/* A handler's own signal is held while it runs, whoever sends it. */
+/* A handler's own signal is held while it runs, whatever its sender. */
 static volatile sig_atomic_t depth, deepest;
 
 static void on_nested(int number)

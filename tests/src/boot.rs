@@ -26,7 +26,7 @@ pub const AGGREGATE: [&str; 2] = ["aggregate/vmlinux", "busybox.cpio"];
 /// The files of Debian's cloud kernel, with busybox and its modules.
 pub const CLOUD: [&str; 2] = ["debian/vmlinuz", "debian/initrd.cpio.gz"];
 
-/// Who runs the guest.
+/// The monitor that runs the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Monitor {
     /// `weft vm run` on the software vCPU.
@@ -112,7 +112,6 @@ fn cpio_program(name: &str, bytes: &[u8]) -> Vec<u8> {
 /// Where `make guest` and `make guest-debian` leave what they build.
 #[derive(Debug, Clone)]
 pub struct Images {
-    /// The folder.
     pub folder: PathBuf,
 }
 
@@ -208,7 +207,7 @@ pub enum Net {
         /// Host and guest port of each way in.
         forwards: Vec<(u16, u16)>,
     },
-    /// A tap device, by name.
+    /// The name of a tap device.
     Tap(String),
 }
 
@@ -223,13 +222,11 @@ pub struct Boot {
     pub kernel: PathBuf,
     /// Initial RAM disk.
     pub initrd: PathBuf,
-    /// Disks.
     pub disks: Vec<Disk>,
     /// Network cards.
     pub nets: Vec<Net>,
     /// vCPUs.
     pub cpus: usize,
-    /// MiB of memory.
     pub memory_mib: u64,
     /// More options of `weft vm run`.
     pub options: Vec<String>,
@@ -301,7 +298,7 @@ impl Boot {
         }
     }
 
-    /// A program, after the words that are to be before it.
+    /// A program, after the arguments that precede it.
     fn program(&self, program: &Path) -> Command {
         let Some((first, rest)) = self.prefix.split_first() else {
             return Command::new(program);
@@ -425,7 +422,6 @@ fn qemu_net(net: &Net, index: usize) -> String {
 /// A boot that ended well.
 #[derive(Debug, Clone)]
 pub struct Run {
-    /// How.
     pub ended: Ended,
 }
 
@@ -437,7 +433,7 @@ impl Run {
             .map(|line| line.at.as_secs_f64())
     }
 
-    /// What the guest's `bench` printed: `NAME VALUE UNIT`, by name.
+    /// What the guest's `bench` printed: `NAME VALUE UNIT`, keyed by name.
     pub fn figures(&self) -> BTreeMap<String, (f64, String)> {
         self.ended
             .lines

@@ -104,7 +104,6 @@ pub fn free_port() -> Result<u16> {
 
 /// One daemon, and an identity for home that trusts it and is trusted.
 pub struct Cluster {
-    /// What home is.
     pub home: Identity,
     /// What the daemon is.
     pub node: Identity,
@@ -118,7 +117,6 @@ pub struct Cluster {
 pub struct Wanted {
     /// Where the daemon listens, without the port.
     pub host: String,
-    /// Its port.
     pub port: u16,
     /// What it lends.
     pub memory: String,

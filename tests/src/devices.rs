@@ -20,7 +20,7 @@ use crate::namespace::{self, TapHost};
 use crate::report::{Report, Verdict};
 use crate::web::fetch;
 
-/// Whatever a guest is to do, it does within this.
+/// The bound of everything that a guest does.
 const BOUND: Duration = Duration::from_secs(60);
 /// `weft vm stop` ends a machine after 10 s.
 const STOP: Duration = Duration::from_secs(15);
@@ -84,7 +84,7 @@ struct Place<'a> {
     directory: PathBuf,
 }
 
-/// Runs all checks that are wanted, by name.
+/// Runs the selected checks.
 pub fn run_devices(
     context: &Context,
     images: &Images,

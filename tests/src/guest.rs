@@ -1,7 +1,7 @@
 //! A virtual machine under test: its process, and the lines of its console with
 //! the time at which each came.
 //!
-//! Invariants: whoever started the machine, it is gone when the [`Guest`] is; a
+//! Invariants: the machine is gone when the [`Guest`] is; a
 //! wait ends at its bound, whatever the guest does.
 
 use std::fs;

@@ -21,9 +21,7 @@ const PAGES_PER_MIB: u64 = 256;
 /// What a native run left: the outcome, and its directory with the outputs.
 #[derive(Debug, Clone)]
 pub struct Native {
-    /// The outcome.
     pub outcome: Outcome,
-    /// Its directory.
     pub directory: std::path::PathBuf,
 }
 

@@ -43,14 +43,12 @@ const MOMENT_MAX: Duration = Duration::from_millis(2500);
 const HOME_MIB: &str = "8M";
 const OTHER_MIB: &str = "40M";
 
-/// What is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Loss {
     /// The runtime of an embedded node.
     Slice,
     /// The runtime that a daemon started.
     RemoteSlice,
-    /// The daemon.
     Daemon,
     /// The cable between two hosts.
     Cable,
@@ -356,7 +354,7 @@ fn judge_end(
             if outcome.stderr.contains("nothing was on it")
                 && outcome.stderr.contains("no room") =>
         {
-            "ended for want of the lost node's room".to_string()
+            "ended without the lost node's room".to_string()
         }
         // The loss came before the program.
         End::Exit(EXIT_NOT_STARTED) if is_empty(&outcome.stdout) => {

@@ -52,7 +52,7 @@ struct Case {
     image: Image,
     monitor: Monitor,
     cpus: usize,
-    /// On so many nodes of this host.
+    /// On this many nodes of this host.
     nodes: usize,
     memory_mib: u64,
     script: &'static str,
@@ -339,7 +339,7 @@ fn run_case(context: &Context, plan: &Plan, case: &Case) -> Result<Verdict> {
     Ok(Verdict::Failed(reasons))
 }
 
-/// What is wrong with a boot that ran [`WARNINGS`] on so many CPUs.
+/// What is wrong with a boot that ran [`WARNINGS`] on this many CPUs.
 pub fn check_boot(ended: &Ended, cpus: usize) -> Vec<String> {
     let mut reasons: Vec<String> = ended
         .lines

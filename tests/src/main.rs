@@ -97,7 +97,7 @@ struct Options {
     /// Names the cases and ends.
     #[arg(long)]
     list: bool,
-    /// Cases to run, by name or part of it; all when none is named.
+    /// Cases to run, as a name or a part of one; all if none is given.
     names: Vec<String>,
 }
 

@@ -43,7 +43,6 @@ pub struct Filter {
     pub nodes: Vec<usize>,
     /// Jump policies; others than [`JUMPS`] may be named.
     pub jumps: Vec<String>,
-    /// Transports.
     pub transports: Vec<String>,
 }
 

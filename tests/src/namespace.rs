@@ -42,9 +42,7 @@ pub fn missing() -> Option<String> {
 }
 
 impl Pair {
-    /// Address of A.
     pub const ADDRESS_A: &str = "10.117.0.1";
-    /// Address of B.
     pub const ADDRESS_B: &str = "10.117.0.2";
 
     /// Makes both and the cable.

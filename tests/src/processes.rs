@@ -28,11 +28,9 @@ pub struct Identity {
 /// What `/proc/PID/stat` says that matters here.
 #[derive(Debug, Clone)]
 pub struct Process {
-    /// Which one.
     pub identity: Identity,
     /// Its parent's number.
     pub parent: i32,
-    /// Its session.
     pub session: i32,
     /// Its state's letter.
     pub state: char,

@@ -68,7 +68,6 @@ impl Invocation {
 pub enum End {
     /// By this exit status.
     Exit(i32),
-    /// By this signal.
     Signal(i32),
     /// It did not, and was killed.
     Hang,
@@ -97,7 +96,6 @@ impl std::fmt::Display for End {
 /// What came of it.
 #[derive(Debug, Clone)]
 pub struct Outcome {
-    /// How it ended.
     pub end: End,
     /// From start to end of the first process.
     pub wall: Duration,

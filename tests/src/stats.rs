@@ -1,6 +1,6 @@
 //! The counters that `--stats json=FILE` leaves.
 //!
-//! Read field by field, by name, from JSON: the harness does not share the
+//! Read field by field from JSON: the harness does not share the
 //! types of the program it judges. A missing field is an error that names it,
 //! never a zero.
 
@@ -10,7 +10,6 @@ use std::path::Path;
 use anyhow::{Context as _, Result, anyhow};
 use serde_json::Value;
 
-/// One node's counters.
 #[derive(Debug, Clone, Default)]
 pub struct NodeCounters {
     /// Most pages resident at any time.

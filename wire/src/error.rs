@@ -53,7 +53,6 @@ pub enum LinkError {
     System {
         /// The system call.
         call: &'static str,
-        /// Its errno.
         errno: i32,
     },
 }

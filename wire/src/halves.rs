@@ -10,8 +10,8 @@
 //! States, of both halves together: *open* → *ended*. They end once, by a
 //! failure on either half, by [`Sender::close`], or when the [`Receiver`] is
 //! dropped; the first reason is the one that everybody is given from then on.
-//! Ending shuts the socket down, which wakes whoever waits on it, and forgets
-//! the backlog. Frames that arrived whole before are still received first.
+//! Ending shuts the socket down, which wakes threads that wait on it, and drops the
+//! backlog. Frames that arrived whole before are still received first.
 //!
 //! Invariants:
 //!

@@ -3,7 +3,7 @@
 //! On the wire, in this order, everything within one deadline:
 //!
 //! 1. both sides at once, in the clear: the *preamble*, `WEFT` and the protocol
-//!    version (`u32`), so that versions that cannot talk find out by name;
+//!    version (`u32`), so that incompatible versions are reported as such;
 //! 2. the dialling side, in the clear: the *opening*, one byte of purpose (1:
 //!    control, 2: link) and 16 bytes of ticket (zero for control);
 //! 3. a Noise handshake, each message preceded by its length (`u16`,

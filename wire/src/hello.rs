@@ -18,7 +18,6 @@ const FEATURES_MAX: usize = 512;
 pub struct Hello {
     /// [`PROTOCOL_VERSION`].
     pub protocol_version: u32,
-    /// Version of Weft.
     pub weft_version: String,
     /// Bytes of a page.
     pub page_bytes: u32,
@@ -42,7 +41,6 @@ pub enum Mismatch {
         "it speaks version {theirs} of the protocol, home speaks {home}: install the same Weft on both"
     )]
     Protocol {
-        /// Home's.
         home: u32,
         /// The other's.
         theirs: u32,
@@ -50,7 +48,6 @@ pub enum Mismatch {
     /// The versions of Weft differ.
     #[error("it runs Weft {theirs}, home runs {home}: install the same Weft on both")]
     Weft {
-        /// Home's.
         home: String,
         /// The other's.
         theirs: String,
@@ -58,7 +55,6 @@ pub enum Mismatch {
     /// The page sizes differ.
     #[error("its pages have {theirs} bytes, home's have {home}")]
     PageSize {
-        /// Home's.
         home: u32,
         /// The other's.
         theirs: u32,
@@ -85,7 +81,6 @@ pub enum Mismatch {
     /// The extended registers differ.
     #[error("its kernel saves other extended registers (XCR0 {theirs:#x}) than home's ({home:#x})")]
     Xcr0 {
-        /// Home's.
         home: u64,
         /// The other's.
         theirs: u64,
@@ -93,7 +88,6 @@ pub enum Mismatch {
     /// The signal frames differ.
     #[error("its signal frames hold {theirs} bytes of extended state, home's {home}")]
     Xstate {
-        /// Home's.
         home: u32,
         /// The other's.
         theirs: u32,

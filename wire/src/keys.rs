@@ -2,8 +2,8 @@
 //! files and their text form.
 //!
 //! Text: a public key is `weft-key-` and 64 hexadecimal digits; a private key
-//! file holds `weft-secret-`, 64 digits and a newline, mode 0600, owned by
-//! whoever loads it. Nothing else is accepted.
+//! file holds `weft-secret-`, 64 digits and a newline, mode 0600, owned by the user
+//! who loads it. Nothing else is accepted.
 
 use serde::{Deserialize, Serialize};
 use snow::params::DHChoice;
@@ -48,7 +48,6 @@ pub enum KeyError {
     Foreign {
         /// The file.
         path: PathBuf,
-        /// Its owner.
         owner: u32,
     },
     /// The file is not a key file.

@@ -15,9 +15,7 @@ pub const BUFFER_BYTES: usize = 256 << 10;
 /// A connected stream socket.
 #[derive(Debug)]
 pub enum Socket {
-    /// TCP.
     Tcp(TcpStream),
-    /// UNIX.
     Unix(UnixStream),
 }
 

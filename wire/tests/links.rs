@@ -398,7 +398,7 @@ fn a_signal_interrupts_a_masked_wait() {
                 })
             });
             if later.is_none() {
-                // SAFETY: as above.
+                // SAFETY: this is the calling thread.
                 unsafe { libc::pthread_kill(thread, signal) };
             }
             if round < 10 {

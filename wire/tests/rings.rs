@@ -227,7 +227,7 @@ fn a_file_that_could_shrink_is_refused() {
     let refused = unsafe { Link::open(&config) }.map(|_| ());
     assert!(matches!(refused, Err(LinkError::Configuration(_))));
     ftruncate(&memory, file_bytes(CAPACITY_MIN) as u64 + 4096).unwrap();
-    // SAFETY: as above.
+    // SAFETY: the descriptors live until the end of the test.
     let refused = unsafe { Link::open(&config) }.map(|_| ());
     assert!(matches!(refused, Err(LinkError::Configuration(_))));
 }

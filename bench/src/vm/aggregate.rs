@@ -13,7 +13,7 @@ use weft_tests::boot::{Boot, Images, Monitor, Run};
 /// A host processor for what is to share one.
 const ONE_CORE: [&str; 3] = ["taskset", "-c", "0"];
 
-/// Samples by name.
+/// Samples, keyed by name.
 pub(super) type Samples = BTreeMap<String, Vec<f64>>;
 
 /// Where two vCPUs are.
@@ -206,8 +206,7 @@ pub fn boots(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
     Ok(table)
 }
 
-/// A program of `npb`, how it uses two vCPUs, its size, what is to be reached against
-/// one core.
+/// A program of `npb`, how it uses two vCPUs, its size, its goal against one core.
 type Program = (&'static str, &'static str, &'static str, Goal);
 
 const PROGRAMS: [Program; 10] = [
@@ -354,7 +353,6 @@ const SHARING: [(&str, &str); 6] = [
     ("writes 50", "half of the writes shared"),
     ("writes 100", "all writes shared"),
 ];
-/// Seconds of each.
 const SHARING_SECONDS: &str = "2";
 
 /// The number before `unit` in the line of a run that begins with `sharing MODE`.

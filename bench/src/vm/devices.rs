@@ -53,7 +53,7 @@ while True:
         client.send(data)
 ";
 
-/// Who was measured.
+/// What was measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Side {
     Weft,

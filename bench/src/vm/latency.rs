@@ -9,8 +9,7 @@ use crate::raw::{self, Kind};
 use crate::results::{Table, digits, median};
 use weft_tests::boot::{Images, Monitor};
 
-/// Who runs the guest, and how many pages: so many that those of the boot do not
-/// count.
+/// The back end, and how many pages: so many that those of the boot do not count.
 const BACK_ENDS: [(Monitor, usize); 2] = [(Monitor::Soft, 20_000), (Monitor::Kvm, 10_000)];
 /// What the guest does with the pages.
 const MODES: [&str; 2] = ["read", "write"];

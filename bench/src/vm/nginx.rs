@@ -149,7 +149,7 @@ impl Client {
         Ok(Self(words))
     }
 
-    /// Requests a second, of so many; fewer when they take longer than `time_s`.
+    /// Requests per second and the number of requests; fewer when they take longer than `time_s`.
     fn ask(&self, size_kib: u32, requests: u32, time_s: u32) -> Result<f64> {
         let said = match self.run(size_kib, requests, CONNECTIONS, time_s) {
             // ApacheBench may stop writing to connections that are established, waits for

@@ -14,7 +14,6 @@ pub enum Way {
 }
 
 impl Way {
-    /// All.
     pub const ALL: [Way; 4] = [Way::Local, Way::Beside, Way::Bypass, Way::Dsm];
 
     /// In words.

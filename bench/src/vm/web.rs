@@ -141,7 +141,7 @@ fn rate(server: SocketAddr, size: usize) -> Result<f64> {
     Ok(done.into_inner() as f64 / started.elapsed().as_secs_f64())
 }
 
-/// Asks for so many bytes and gets them.
+/// Requests that many bytes and receives them.
 fn ask(server: SocketAddr, size: usize) -> Result<()> {
     let answer = exchange(server, &size.to_string())?;
     ensure!(

@@ -30,7 +30,6 @@ pub enum VmError {
         format_bytes(*asked_bytes), format_bytes(*host_bytes)
     )]
     MemoryTooLarge {
-        /// Asked for.
         asked_bytes: u64,
         /// All that the host, or this control group, has.
         host_bytes: u64,
@@ -44,9 +43,7 @@ pub enum VmError {
     /// Something is at the socket's path.
     #[error("{option} {path}: {what}")]
     SocketTaken {
-        /// Which option's.
         option: &'static str,
-        /// The path.
         path: PathBuf,
         /// What is there, and what to do.
         what: String,
@@ -54,9 +51,7 @@ pub enum VmError {
     /// The socket cannot be made.
     #[error("{option} {path}: cannot create the socket")]
     Socket {
-        /// Which option's.
         option: &'static str,
-        /// The path.
         path: PathBuf,
         /// The kernel's answer.
         source: io::Error,

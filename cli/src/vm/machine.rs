@@ -80,7 +80,7 @@ fn prepare<'a>(life: &'a Life<'a>, parent: Pid, links: Sockets) -> anyhow::Resul
         Some(links) => Machine::of_slice(&plan.configuration, outside, links)?,
     };
     let handle = machine.handle();
-    // Who started it: real and effective user, before root is given up.
+    // The user who started it: real and effective, before root is dropped.
     let owners = [Uid::effective(), Uid::current()];
     if let Some(identity) = &plan.identity {
         privilege::become_user(identity)?;

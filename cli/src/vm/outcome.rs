@@ -25,13 +25,12 @@ pub enum Message {
 /// One life.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Outcome {
-    /// How it ended.
     pub end: End,
     /// Whether somebody outside had asked for it.
     pub end_asked: bool,
     /// The signal that asked for its end.
     pub signal: Option<i32>,
-    /// Who ran the vCPUs.
+    /// The back end of the vCPUs.
     pub back_end: BackEndView,
     /// From the start of the command, or of this life, to the guest's first
     /// instruction.
@@ -59,9 +58,8 @@ pub struct Report<'a> {
     pub name: &'a str,
     /// Of the process that looked after it.
     pub pid: u32,
-    /// Who ran the vCPUs.
+    /// The back end of the vCPUs.
     pub back_end: &'a BackEndView,
-    /// How it ended.
     pub end: String,
     /// The signal that asked for its end.
     pub signal: Option<i32>,

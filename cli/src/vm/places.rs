@@ -67,7 +67,6 @@ pub fn lock(directory: &Path) -> io::Result<Flock<File>> {
 
 /// The sockets of one machine; removed when dropped.
 pub struct Places {
-    /// Of the API.
     pub api: UnixListener,
     /// Of the console, unless it is on standard input and output.
     pub console: Option<(UnixListener, PathBuf)>,

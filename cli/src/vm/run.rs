@@ -249,7 +249,7 @@ struct Lived {
     message: LastWord,
     /// The most memory that its processes had resident, in bytes.
     usage: u64,
-    /// The kernel killed one of them, and says that it was for want of memory.
+    /// The kernel killed one of them, and counts it as out of memory.
     out_of_memory: Option<String>,
 }
 
@@ -274,7 +274,7 @@ impl Life<'_> {
             }
             ForkResult::Parent { child } => child,
         };
-        // Who holds a copy of a link keeps its end from being seen.
+        // A process with a copy of a link keeps its end from being noticed.
         drop((theirs, links));
         let (message, usage) = signals.attend(child, ours, &mut companions)?;
         let others = companions.finish();

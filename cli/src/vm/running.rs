@@ -55,7 +55,7 @@ fn ask_all(directory: &Path) -> anyhow::Result<Vec<Asked>> {
 }
 
 fn remove_leftover(directory: &Path, name: &str, path: &Path) {
-    // With the lock it is none that is just being made.
+    // With the lock it is not one that is just being created.
     let locked = places::lock(directory);
     if locked.is_ok() && !places::answers(path) {
         let _ = fs::remove_file(path);

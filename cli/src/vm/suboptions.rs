@@ -46,19 +46,13 @@ pub struct DiskArg {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NetArg {
     /// A tap device of the host.
-    Tap {
-        /// Its name.
-        name: String,
-        /// Where it is.
-        place: PlaceArg,
-    },
+    Tap { name: String, place: PlaceArg },
     /// A network in user space.
     User {
         /// Ways in: host port, guest port.
         forwards: Vec<(u16, u16)>,
         /// The gateway is this host's loopback.
         loopback: bool,
-        /// Where it is.
         place: PlaceArg,
     },
 }

@@ -18,7 +18,7 @@ const FILE_BYTES_MAX: u64 = 2 << 30;
 pub struct Symbols {
     /// In order of addresses; one name for each.
     names: Vec<(u64, String)>,
-    /// Further names of the same addresses, likewise.
+    /// Further names of the same addresses, in the same order.
     aliases: Vec<(u64, String)>,
     /// Of the image in memory.
     image: (u64, u64),

@@ -18,9 +18,7 @@ pub struct Rate {
     pub pushes: f64,
     /// Executions that arrived.
     pub jumps: f64,
-    /// Bytes sent.
     pub sent_bytes: f64,
-    /// Bytes received.
     pub received_bytes: f64,
 }
 

@@ -131,7 +131,7 @@ fn managed_by_ranges() {
     holds("3x2, ranges, the first has none", third);
 }
 
-/// Pages go home for want of room: what the slices of an Aggregate VM do.
+/// Evicted pages go home, as in the slices of an Aggregate VM.
 #[test]
 fn evictions_go_home() {
     let home = |bounds: Bounds| Bounds {
@@ -156,7 +156,7 @@ fn evictions_go_home() {
     holds("3x1, loss, home", home(loss));
 }
 
-/// Pages that are asked for again by whoever a write took them from.
+/// Pages that a node requests again after a write took them.
 #[test]
 fn pages_are_kept_up_to_date() {
     let update = |bounds: Bounds| Bounds {

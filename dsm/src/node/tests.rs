@@ -307,7 +307,7 @@ fn nonsense_does_not_panic() {
     assert!(violations > 1000);
 }
 
-/// Who had a page of policy `Update` taken by a write is told so, and a reader gets a
+/// A node that loses a page of policy `Update` to a write is notified, and a reader gets a
 /// copy, however often the page was read and then written before.
 #[test]
 fn a_page_that_is_kept_up_to_date() {

@@ -24,7 +24,7 @@ impl Random {
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.bits()) * u128::from(bound)) >> 64) as u64
     }
-    /// True in so many of a thousand cases.
+    /// True in this many of a thousand cases.
     pub fn per_mille(&mut self, chance: u64) -> bool {
         self.below(1000) < chance
     }
@@ -33,15 +33,13 @@ impl Random {
 /// What a seed stands for.
 #[derive(Debug, Clone)]
 pub struct Scenario {
-    /// Nodes.
     pub nodes: u8,
     /// Pages, spread over chunks when management is interleaved.
     pub pages: usize,
-    /// Who manages.
     pub manager: ManagerOf,
     /// The migratory rule.
     pub migratory: bool,
-    /// Of so many stays of a migratory page one is probed.
+    /// One stay of a migratory page in this many is probed.
     pub probe_every: u8,
     /// Steps in which the program runs.
     pub steps: u32,

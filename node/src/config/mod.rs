@@ -36,7 +36,7 @@ pub type Wrong = (&'static str, String);
 /// Why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// There is none yet.
+    /// The file does not exist yet.
     #[error("{0} does not exist: run `weft node init` on this host first")]
     Missing(PathBuf),
     /// It exists already, and `init` does not overwrite keys.
@@ -73,7 +73,6 @@ pub enum ConfigError {
     Syntax {
         /// The file.
         path: PathBuf,
-        /// What and where.
         message: String,
     },
     /// A field that does not exist.
@@ -91,7 +90,6 @@ pub enum ConfigError {
     Value {
         /// The file.
         path: PathBuf,
-        /// The field.
         field: String,
         /// What is wrong with it.
         why: String,
@@ -205,7 +203,7 @@ impl Config {
         self.peers.iter().find(|peer| &peer.key == key)
     }
 
-    /// The peer that the user calls `host`, by name or address, and where it
+    /// The peer that the user calls `host`, a name or an address, and where it
     /// listens.
     pub fn find(&self, host: &str) -> Option<(&Peer, String)> {
         let address = with_port(host);

@@ -24,7 +24,6 @@ pub enum May {
     Borrow,
     /// It may lend to this host: be asked to run what is this host's.
     Lend,
-    /// Both.
     Both,
 }
 

@@ -59,7 +59,6 @@ pub struct Reservation {
 /// Why there is no room.
 #[derive(Debug, PartialEq, Eq)]
 pub struct NoRoom {
-    /// Pages asked for.
     pub asked_pages: u64,
     /// Most that could be asked for.
     pub free_pages: u64,

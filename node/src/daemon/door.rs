@@ -42,7 +42,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// As many as a process can have that may have so many descriptors: a quarter of
+    /// The limits of a process that may have this many descriptors: a quarter of
     /// them for strangers, a quarter for sessions, the rest for slices and their links.
     pub fn for_descriptors(descriptors: u64) -> Limits {
         let quarter = (descriptors / 4 / DESCRIPTORS_EACH) as usize;

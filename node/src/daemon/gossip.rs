@@ -1,5 +1,5 @@
-//! How much the log says of strangers, and of each peer: anybody who reaches the port can
-//! make a daemon say something, as often as he connects or asks.
+//! How much the log says of strangers, and of each peer: anybody who reaches the port
+//! can make a daemon write log lines, one for each connection or request.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ pub struct Gossip {
 }
 
 impl Gossip {
-    /// Allows so many sentences in each [`PERIOD`].
+    /// Allows this many sentences in each [`PERIOD`].
     pub fn new(sentences: u32) -> Gossip {
         Gossip {
             sentences,
@@ -30,8 +30,8 @@ impl Gossip {
         }
     }
 
-    /// Something happened at `now`: whether it is to be said, and how many other things
-    /// were not since they were last counted.
+    /// Something happened at `now`: whether to log it, and how many events were not
+    /// logged since the last count.
     pub fn heard(&mut self, now: Instant) -> (bool, u64) {
         let begins = self.since.is_none_or(|since| now >= since + PERIOD);
         let mut counted = 0;

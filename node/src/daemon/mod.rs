@@ -96,7 +96,6 @@ pub enum DaemonError {
     /// The address cannot be bound.
     #[error("cannot listen on {address}: {source}")]
     Listen {
-        /// The address.
         address: String,
         /// What the kernel said.
         source: io::Error,

@@ -68,7 +68,6 @@ pub enum Body {
 
 /// One node other than home.
 pub struct Node {
-    /// Its number.
     pub number: u32,
     /// What it is called in messages.
     pub name: String,

@@ -107,7 +107,7 @@ fn command(case: &str, directory: &Path) -> Command {
     command
 }
 
-/// A memory cgroup with a limit; why there can be none, otherwise.
+/// A memory cgroup with a limit, or the reason why it cannot be created.
 pub struct Group(pub PathBuf);
 
 impl Group {

@@ -7,7 +7,6 @@
 use weft_proc::context::Registers;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// `stack_t`.
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
 pub struct AlternateStack {
@@ -29,7 +28,6 @@ pub const SS_DISABLE: u32 = 2;
 pub const SS_AUTODISARM: u32 = 1 << 31;
 
 impl AlternateStack {
-    /// None.
     pub const NONE: AlternateStack = AlternateStack {
         start: 0,
         flags: SS_DISABLE,
@@ -75,11 +73,10 @@ pub const UC_STRICT_RESTORE_SS: u64 = 4;
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
 pub struct SignalInfo {
-    /// The signal.
     pub signal: i32,
     /// An errno, seldom used.
     pub error: i32,
-    /// Who sent it and why; positive for the kernel.
+    /// The origin of the signal; positive for the kernel.
     pub code: i32,
     /// Unused.
     pub padding: i32,

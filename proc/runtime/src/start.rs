@@ -33,7 +33,6 @@ global_asm!(
 
 /// What the kernel left on the initial stack.
 pub struct Initial {
-    /// Arguments.
     pub arguments: &'static [*const u8],
     /// Environment, without the runtime's own variable.
     pub environment: &'static [*const u8],
@@ -92,7 +91,7 @@ impl Initial {
             let entry = unsafe { string(entry) };
             entry.len() > name.len() && entry.starts_with(name) && entry[name.len()] == b'='
         })?;
-        // SAFETY: as above.
+        // SAFETY: entries are the kernel's strings.
         let entry = unsafe { string(self.environment[found]) };
         let base = self.environment.as_ptr().cast_mut();
         let length = self.environment.len();

@@ -335,7 +335,6 @@ pub fn is_own(id: u32) -> bool {
 pub struct Seen {
     /// Its number.
     pub id: u32,
-    /// Its process.
     pub process: u32,
     /// [`Thread::hidden_mask`], which may be another one already.
     pub hidden_mask: u64,

@@ -40,7 +40,6 @@ pub enum ElfError {
     Short {
         /// What was given.
         length: usize,
-        /// What is needed.
         needed: usize,
     },
     /// A 32-bit program, x32 included.
@@ -48,10 +47,7 @@ pub enum ElfError {
     ThirtyTwoBit,
     /// For another processor.
     #[error("a program for {machine}; this is an x86-64 machine")]
-    ForeignMachine {
-        /// Which.
-        machine: Machine,
-    },
+    ForeignMachine { machine: Machine },
     /// Big-endian.
     #[error("a big-endian ELF file; x86-64 is little-endian")]
     WrongByteOrder,
@@ -100,16 +96,10 @@ pub enum ElfError {
     },
     /// More bytes in the file than in memory.
     #[error("the segment at {address:#x} has more bytes in the file than in memory")]
-    FileLongerThanMemory {
-        /// Its address.
-        address: u64,
-    },
+    FileLongerThanMemory { address: u64 },
     /// Address and file offset differ within the page.
     #[error("the segment at {address:#x} has different page offsets in the file and in memory")]
-    Misaligned {
-        /// Its address.
-        address: u64,
-    },
+    Misaligned { address: u64 },
     /// An alignment that no base can satisfy.
     #[error("a segment asks for an alignment of {alignment:#x} bytes")]
     Alignment {
@@ -126,10 +116,7 @@ pub enum ElfError {
     },
     /// An address or offset overflows.
     #[error("{what} wraps around the end of the address space")]
-    WrapAround {
-        /// What does.
-        what: &'static str,
-    },
+    WrapAround { what: &'static str },
     /// Empty, too long or not terminated.
     #[error("the path of the program's interpreter is malformed")]
     Interpreter,

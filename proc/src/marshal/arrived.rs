@@ -72,7 +72,6 @@ pub enum Malformed {
     Buffer {
         /// What was given.
         length: usize,
-        /// What is needed.
         needed: usize,
     },
 }

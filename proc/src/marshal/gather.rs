@@ -17,7 +17,7 @@ pub(super) const TRANSFER_MAX: u64 = 0x7fff_f000;
 /// `done` bytes of it have been transferred already (0 at first; see
 /// [`super::Transfer`]); `bulk_max`, at most [`super::BULK_MAX`], limits the data
 /// of this piece. A `buffer` of `bulk_max` + [`super::SLACK`] + [`super::HEADER`]
-/// bytes always suffices. The first [`Request::sent`] bytes of it are to be sent.
+/// bytes always suffices. The first [`Request::sent`] bytes of it must be sent.
 pub fn gather<M: Memory + ?Sized>(
     nr: u64,
     args: &[u64; 6],

@@ -65,7 +65,6 @@ pub struct Spec {
     pub when: When,
 }
 
-/// A piece.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece {
     pub spec: Spec,

@@ -235,7 +235,6 @@ const POLLING: &[Entry] = &[
     (__NR_epoll_pwait2, waits(&[FD, elements(2, EPOLL_EVENT), INT, read(TIMESPEC), SignalSet(5)], Interrupted)),
 ];
 
-/// Sockets.
 const SOCKETS: &[Entry] = &[
     (__NR_socket, plain(&[])),
     (__NR_socketpair, plain(&[INT, INT, INT, out(8)])),

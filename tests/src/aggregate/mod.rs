@@ -30,7 +30,7 @@ use crate::guest::{Ended, Guest, code, ended_with, leftovers};
 use crate::processes::{Family, Process, TAG, describe};
 use crate::report::{Report, Verdict};
 
-/// Whatever a guest is to do, it does within this.
+/// The bound of everything that a guest does.
 const BOUND: Duration = Duration::from_secs(120);
 /// How long processes may outlive the command.
 const LINGER: Duration = Duration::from_secs(1);

@@ -1,5 +1,5 @@
 //! A machine whose memory cgroup is full: the kernel kills one of its processes, and
-//! the host's user hears that it was for want of memory.
+//! the host's user is told that memory ran out.
 
 use std::fs;
 use std::io::{self, Write};
@@ -39,7 +39,7 @@ pub(super) fn said(bench: &Bench<'_>) -> Result<String> {
         within.env(name, value.unwrap_or_default());
     }
     let ended = Guest::start(&mut within)?.finish(BOUND)?;
-    let said = "the kernel ended a process of its memory cgroup for want of memory";
+    let said = "the kernel killed a process of its memory cgroup because memory ran out";
     ensure!(
         ended.stderr.contains(said),
         "{}\n{}",

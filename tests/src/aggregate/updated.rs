@@ -1,5 +1,5 @@
-//! Pages that are kept up to date: who names them, whether it is of use, and whether
-//! anybody sees what he may not.
+//! Pages that are kept up to date: how they are listed, whether it helps, and whether
+//! a read is ever stale.
 
 use std::time::Duration;
 
@@ -45,7 +45,6 @@ pub(super) const CHECKS: [(&str, Check); 5] = [
     ),
 ];
 
-/// On KVM.
 pub(super) const ON_KVM: &str = "hot words, named by the kernel, kvm";
 
 /// All of the machine's memory, and vCPUs that share a lot from the start.

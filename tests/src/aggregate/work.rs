@@ -91,7 +91,7 @@ pub(crate) fn judge_litmus(ended: &Ended) -> Result<String> {
     judge(ended, TESTS)
 }
 
-/// The same of so many tests at least.
+/// The same for at least this many tests.
 fn judge(ended: &Ended, tests: usize) -> Result<String> {
     let results: Vec<&str> = results(ended).collect();
     ensure!(

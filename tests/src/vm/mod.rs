@@ -24,7 +24,7 @@ use crate::context::{Context, kvm_missing};
 use crate::guest::{Guest, code, ended_with, leftovers};
 use crate::report::{Report, Verdict};
 
-/// Whatever a machine is to do, it does within this.
+/// The bound of everything that a machine does.
 const BOUND: Duration = Duration::from_secs(30);
 
 /// A test; an error is its failure, the text a note.

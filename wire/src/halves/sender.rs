@@ -151,7 +151,7 @@ impl Sender {
         &self.0.name
     }
 
-    /// Ends both directions at once; whoever waits returns. What still waits in
+    /// Ends both directions at once; waiting threads return. What still waits in
     /// the backlog is lost. Does nothing when the link has ended.
     pub fn close(&self) {
         self.end(LinkError::ClosedHere);

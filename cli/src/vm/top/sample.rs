@@ -28,11 +28,9 @@ pub struct Reading {
 pub struct VcpuSample {
     /// Its number.
     pub vcpu: u32,
-    /// Where it is.
     pub node: usize,
     /// How often it moved until it was there.
     pub version: u64,
-    /// What it does.
     pub state: String,
     /// How often it left the guest's code.
     pub exits: f64,
@@ -53,7 +51,7 @@ pub struct NodeSample {
     pub memory_bytes: u64,
     /// How much it may have; none: as much as there is.
     pub budget_bytes: Option<u64>,
-    /// Pages that left for want of room.
+    /// Pages that were evicted.
     pub evicted: f64,
     /// Faults of all who use memory there.
     pub faults: f64,
@@ -61,9 +59,7 @@ pub struct NodeSample {
     pub pages_sent: f64,
     /// Pages received with their bytes.
     pub pages_received: f64,
-    /// Messages sent.
     pub messages_sent: f64,
-    /// Messages received.
     pub messages_received: f64,
     /// Bytes sent, framing and sealing included.
     pub bytes_sent: f64,
@@ -74,15 +70,12 @@ pub struct NodeSample {
 /// A machine over some time.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Sample {
-    /// Its name.
     pub name: String,
-    /// Its state.
     pub state: String,
     /// Since it was put together, at the end of the time.
     pub uptime_s: f64,
     /// How long the time was.
     pub seconds: f64,
-    /// Each vCPU.
     pub vcpus: Vec<VcpuSample>,
     /// Each node; none where there is one only.
     pub nodes: Vec<NodeSample>,
@@ -230,7 +223,7 @@ mod tests {
         assert_eq!(sample.nodes[0].budget_bytes, None);
         let text = super::super::render::render(&sample);
         assert!(text.contains("halted") && text.contains("25.0 %"), "{text}");
-        // A machine that began again is not at rest at minus so many.
+        // A machine that restarted must not show negative rates.
         let again = Sample::between(&now, &before);
         assert_eq!(again.vcpus[1].exits, 0.0);
     }

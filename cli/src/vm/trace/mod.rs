@@ -36,7 +36,6 @@ pub struct Trace {
     pub format: u32,
     /// The machine; empty where its process does not know.
     pub name: String,
-    /// Its kernel.
     pub kernel: PathBuf,
     /// Over how long.
     pub seconds: f64,

@@ -20,7 +20,6 @@ const KERNEL: u64 = 0xffff_8000_0000_0000;
 /// How many of what.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Kinds {
-    /// To read.
     pub reads: u64,
     /// To write, where the page was not there.
     pub writes: u64,
@@ -29,7 +28,6 @@ pub struct Kinds {
 }
 
 impl Kinds {
-    /// All.
     pub fn all(&self) -> u64 {
         self.reads + self.writes + self.upgrades
     }
@@ -46,7 +44,6 @@ impl Kinds {
 /// A row of table 1: a vCPU, or the devices of a node.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct VcpuRow {
-    /// Which node.
     pub node: usize,
     /// None for its devices.
     pub vcpu: Option<u32>,
@@ -89,7 +86,6 @@ pub struct Tables {
     pub name: String,
     /// Over how long.
     pub seconds: f64,
-    /// All faults.
     pub faults: u64,
     /// Pages that they were on.
     pub pages: u64,
@@ -103,7 +99,7 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Of a trace; so many pages.
+    /// The tables of a trace, with this many pages.
     pub fn new(trace: &Trace, symbols: Option<&Symbols>, top: usize) -> Tables {
         let pages = counts(trace);
         let faults = pages.values().map(Kinds::all).sum::<u64>() + trace.more_faults();

@@ -83,7 +83,7 @@ pub fn word(result: Result<usize>) -> isize {
 
 /// Makes a call for the program on this thread and waits for it. A signal that
 /// arrives stays in the thread's inbox: the result is then EINTR, or
-/// [`RESTART`] when the call is to be made again afterwards.
+/// [`RESTART`] when the call must be made again afterwards.
 pub fn run_for(thread: &Thread, number: usize, arguments: &[usize; 6]) -> isize {
     // SAFETY: this is what the program asked for; it may do to its own memory
     // what it likes, and the runtime's lies where it has no business.

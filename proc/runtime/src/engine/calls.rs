@@ -57,7 +57,6 @@ impl Memory for Program {
 /// Room for the request and the reply of a system call that is carried.
 #[derive(zerocopy::FromZeros)]
 pub struct Buffers {
-    /// The request.
     pub request: [u8; SPACE_MAX],
     /// The reply, behind the memory that the call works on.
     pub reply: [u8; 2 * SPACE_MAX],

@@ -89,7 +89,6 @@ pub struct Io {
     pub layout: Layout<'static>,
     /// Counters.
     pub stats: &'static NodeStats,
-    /// Pages resident here.
     pub resident_pages: u64,
     /// The page that a fault waits for.
     pub awaited: u64,

@@ -46,7 +46,6 @@ impl Leaving {
         self.count == 0
     }
 
-    /// Where to.
     pub fn to(&self) -> usize {
         self.to
     }

@@ -1,5 +1,5 @@
 //! The engine's state on one node, and the loop that everything waits in:
-//! receive a frame, hand it to the protocol or to whoever waits for it.
+//! receive a frame, hand it to the protocol or to the call that waits for it.
 //!
 //! States of a node: *alone* (home only, before the stretch) → *stretched*. A
 //! stretched node is *executing* or *serving*; exactly one node of an aggregate
@@ -35,8 +35,8 @@ use crate::lock::Lock;
 use crate::{control, kernel, log};
 use weft_dsm::read_ahead::Streams;
 
-/// Of so many stays of a page that is read and then written by one node after
-/// another, one begins write-protected. Each of these costs a fault, which takes
+/// One stay in this many of a page that nodes in turn read and then write begins
+/// write-protected. Each of these costs a fault, which takes
 /// a third as long as the pull itself; what it tells (that the page is not
 /// written any more, and may be shared again) is worth little while it has one
 /// visitor.

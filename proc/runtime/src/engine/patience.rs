@@ -22,7 +22,6 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// All of it.
     pub fn new(lease_ns: u64) -> Patience {
         Patience {
             left_ns: lease_ns,

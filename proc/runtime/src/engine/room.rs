@@ -5,8 +5,8 @@
 //! ([`Engine::make_room_ahead`]). What was not enough is made up for after it
 //! ([`Engine::make_room`]), which waits until the budget holds.
 //!
-//! Pages leave from the coldest chunk until so many have left, or none is left
-//! in it ([`Drain`]); then the coldest is looked for anew.
+//! Pages leave from the coldest chunk until this many have left, or none is left in it
+//! ([`Drain`]); then the coldest is looked for anew.
 //!
 //! At home most pages leave at once. Elsewhere the manager is asked first, and
 //! at home a holder of a copy is, when the ownership goes to it: these are

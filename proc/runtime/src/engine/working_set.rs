@@ -2,8 +2,8 @@
 //!
 //! User space sees no accessed bits, so an access is what the engine sees: a
 //! fault, or an arrival. Its history is the protocol's (`weft_dsm::history`:
-//! eight bits a page, aged by epochs, OR-ed into chunks); an epoch is so many
-//! accesses. A chunk is listed from its first page that arrives until a search
+//! eight bits a page, aged by epochs, OR-ed into chunks); an epoch is a fixed number
+//! of accesses. A chunk is listed from its first page that arrives until a search
 //! finds nothing of it here.
 
 use weft_dsm::history::{ChunkHistory, History};

@@ -83,7 +83,7 @@ impl Status {
     }
 }
 
-/// Opens a file that is to be executed.
+/// Opens a file to execute.
 pub fn open(path: &[u8]) -> Result<(i32, Status), FileError> {
     const O_CLOEXEC: usize = 0o2_000_000;
     const AT_FDCWD: isize = -100;

@@ -15,11 +15,9 @@ use crate::memory;
 use crate::signal::{self, entry, mask};
 use crate::thread::Thread;
 
-/// Signals there are.
 pub const SIGNALS: usize = 64;
 /// Default action.
 pub const SIG_DFL: usize = 0;
-/// Ignore.
 pub const SIG_IGN: usize = 1;
 
 /// Children that stop do not raise SIGCHLD.

@@ -63,7 +63,7 @@ pub struct Held {
     count: AtomicU32,
 }
 
-// SAFETY: a slot's information is touched only by who moved it to `BUSY`.
+// SAFETY: a slot's information is accessed only by the thread that moved it to `BUSY`.
 unsafe impl Sync for Held {}
 
 static PROCESS: Held = Held::new();

@@ -59,7 +59,7 @@ pub const KICK: i32 = weft_proc::boot::KICK_SIGNAL;
 /// `si_code` of the runtime's signal for a thread that shall look into the
 /// process's store.
 const LOOK_CODE: i32 = -0x5746;
-/// `si_code` of the runtime's signal for a child that is to be traced.
+/// `si_code` of the runtime's signal for a child that will be traced.
 pub const RELEASE_CODE: i32 = -0x5747;
 /// `si_code` of a timer's signal.
 const SI_TIMER: i32 = -2;

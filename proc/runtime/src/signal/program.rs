@@ -36,7 +36,6 @@ fn restore(thread: &Thread, frame: &mut Frame) -> core::result::Result<(), Fault
     Ok(())
 }
 
-/// `sigaltstack`.
 pub fn sigaltstack(thread: &Thread, frame: &Frame, arguments: &[usize; 6]) -> Result<usize> {
     let [new, old, ..] = *arguments;
     let stack_pointer = frame.registers.rsp;
