@@ -51,6 +51,7 @@ mod protocol;
 mod ranges;
 pub mod read_ahead;
 mod recovery;
+pub mod refault;
 #[cfg(any(test, feature = "std"))]
 pub mod sim;
 mod state;
