@@ -24,6 +24,17 @@
 //!   thresholds are capped, so a program that enters a new phase is not left
 //!   where an earlier one taught.
 //!
+//! A trial cannot find a node that is better only once the working set has moved
+//! there. That node is found by its room: of each fault on a page that left to make
+//! room, the caller knows at which nodes the page would have stayed
+//! ([`Policy::missed`]). When the waits for such pages, less a part of the time
+//! between them, pass what it takes to move everything that is here, the execution
+//! goes there for good, as whoever rents buys when the rent has reached the price: at
+//! most twice as much is lost as by knowing beforehand. There are no trials before
+//! the price has been paid again, and later only while the program waits more than
+//! it works. A trial that pays goes on, judged every [`TRIAL_FAULTS`], but does not
+//! make another base: eight faults weigh little against the price.
+//!
 //! Times are in ticks of whatever clock the caller uses (the time-stamp
 //! counter); only ratios on one node matter, and differences between nodes'
 //! clock rates are second order.
@@ -47,6 +58,8 @@ const SMALL_PART: u64 = 64;
 const TICKS_MAX: u64 = 1 << 60;
 /// Most faults that a policy from a peer may have counted since its last jump.
 const FAULTS_MAX: u32 = 1 << 31;
+/// Waits because room is short are borne up to this part of the program's own time.
+const BORNE_PART: u64 = 4;
 
 /// What to do about a remote fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +68,15 @@ pub enum Decision {
     Pull,
     /// Move the execution to the node.
     Jump(usize),
+}
+
+/// What moving takes.
+#[derive(Clone, Copy, Debug)]
+pub struct Price {
+    /// Ticks of one jump.
+    pub jump: u64,
+    /// Pages that are here, and have to be fetched if they are needed elsewhere.
+    pub pages: u64,
 }
 
 /// The policy and what it has learned; travels with the execution.
@@ -86,6 +108,12 @@ pub struct Policy {
     /// All of the time, and the part that failed trials have cost.
     elapsed: u64,
     lost: u64,
+    /// Waits that each node would have saved by its room.
+    regrets: [u64; MAX_NODES],
+    /// What has still to be waited before a move for room has paid.
+    unpaid: u64,
+    /// Whether the base was chosen for its room (0 or 1).
+    roomy: u64,
 }
 
 /// The bytes are no policy of this aggregate.
@@ -140,7 +168,9 @@ impl Policy {
             self.here_wait,
             self.typical_wait,
             self.elapsed,
+            self.unpaid,
         ];
+        let (regrets, of_none) = self.regrets.split_at(nodes.min(MAX_NODES));
         let bounds = [
             ("place", (self.here as usize) < nodes),
             ("base", (self.base as usize) < nodes),
@@ -151,6 +181,9 @@ impl Policy {
                 self.thresholds.iter().all(|t| thresholds.contains(t)),
             ),
             ("time", ticks.iter().all(|&t| t <= TICKS_MAX)),
+            ("regret", regrets.iter().all(|&t| t <= TICKS_MAX)),
+            ("regret of no node", of_none.iter().all(|&t| t == 0)),
+            ("choice of a base", self.roomy <= 1),
         ];
         match bounds.iter().find(|(_, holds)| !holds) {
             Some((field, _)) => Err(PolicyError::Field(field)),
@@ -179,6 +212,9 @@ impl Policy {
             typical_wait: 0,
             elapsed: 0,
             lost: 0,
+            regrets: [0; MAX_NODES],
+            unpaid: 0,
+            roomy: 0,
         }
     }
 
@@ -189,18 +225,18 @@ impl Policy {
     }
 
     /// A fault on a page that `owner` (never the caller's node) has, after
-    /// `busy` ticks of the program's own work. `cost` is what one jump takes.
-    pub fn fault(&mut self, owner: usize, busy: u64, cost: u64) -> Decision {
+    /// `busy` ticks of the program's own work.
+    pub fn fault(&mut self, owner: usize, busy: u64, price: Price) -> Decision {
         self.ran(busy);
         // One long stretch of work belongs to the stay that it ends and says
         // nothing about the burst of faults that begins with it.
-        let counted = busy.min(self.recent_wait.max(cost));
+        let counted = busy.min(self.recent_wait.max(price.jump));
         self.recent_busy = self.recent_busy - self.recent_busy / 8 + counted;
         self.counts[owner] += 1;
         self.faults += 1;
         let target = match self.kind {
             JUMP_FIXED => (self.faults >= self.thresholds[owner]).then_some(owner),
-            JUMP_AUTO => self.adapt(owner, cost),
+            JUMP_AUTO => self.adapt(owner, price),
             _ => None,
         };
         match target {
@@ -212,20 +248,42 @@ impl Policy {
         }
     }
 
-    /// Where the learned thresholds send the execution.
-    fn adapt(&mut self, owner: usize, cost: u64) -> Option<usize> {
+    /// Where what was learned sends the execution.
+    fn adapt(&mut self, owner: usize, price: Price) -> Option<usize> {
+        if let Some(node) = self.worth_moving_to(price) {
+            self.base = node as u32;
+            self.unpaid = self.typical_wait.saturating_mul(price.pages);
+            self.roomy = 1;
+            self.regrets = [0; MAX_NODES];
+            return (node != self.here as usize).then_some(node);
+        }
         if self.here != self.base {
             if self.faults < TRIAL_FAULTS {
                 return None;
             }
-            if !self.has_paid(cost) {
+            if !self.has_paid(price.jump) {
                 return Some(self.base as usize);
             }
+            if self.roomy != 0 {
+                self.begin_stay();
+                return None;
+            }
             self.base = self.here;
+        }
+        if self.unpaid > 0 || self.roomy != 0 && self.recent_wait <= self.recent_busy {
+            return None;
         }
         let explores = self.lost < self.elapsed / SMALL_PART;
         let cap = if explores { THRESHOLD_START } else { u32::MAX };
         (self.counts[owner] >= self.thresholds[owner].min(cap)).then_some(owner)
+    }
+
+    /// The node whose room would have saved most, if that is more than it takes to
+    /// move there.
+    fn worth_moving_to(&self, price: Price) -> Option<usize> {
+        let most = (0..MAX_NODES).max_by_key(|&node| self.regrets[node])?;
+        let cost = self.typical_wait.saturating_mul(price.pages);
+        (self.regrets[most] > cost).then_some(most)
     }
 
     /// Judges the trial.
@@ -248,11 +306,21 @@ impl Policy {
     fn ran(&mut self, busy: u64) {
         self.here_busy += busy;
         self.elapsed += busy;
+        for regret in &mut self.regrets {
+            *regret = regret.saturating_sub(busy / BORNE_PART);
+        }
+    }
+
+    /// The last wait was for a page that had left to make room, and would have
+    /// stayed at `node`, which has more.
+    pub fn missed(&mut self, node: usize, ticks: u64) {
+        self.regrets[node] += ticks;
     }
 
     /// The time that the last remote fault, or a call sent home, took.
     pub fn waited(&mut self, ticks: u64) {
         self.elapsed += ticks;
+        self.unpaid = self.unpaid.saturating_sub(ticks);
         // A stray long wait (for an eviction, or for a processor) would outweigh
         // all others of a trial.
         let counted = match self.typical_wait {
@@ -266,9 +334,9 @@ impl Policy {
 
     /// A system call had to go home from here: as good a reason to go home as
     /// a fault on a page of home's.
-    pub fn called_home(&mut self, busy: u64, cost: u64) -> Decision {
+    pub fn called_home(&mut self, busy: u64, price: Price) -> Decision {
         if self.kind == JUMP_AUTO {
-            self.fault(0, busy, cost)
+            self.fault(0, busy, price)
         } else {
             self.ran(busy);
             Decision::Pull
@@ -276,9 +344,13 @@ impl Policy {
     }
 
     /// The execution goes home for a reason of its own (a call that only home
-    /// can make): nothing is judged.
+    /// can make): nothing is judged, but it returns to a base that was chosen for
+    /// its room.
     pub fn leave(&mut self) {
-        self.stay(0);
+        if self.roomy == 0 {
+            return self.stay(0);
+        }
+        self.move_to(0);
     }
 
     /// The jump that was decided cannot be made: the execution stays at `node`,
@@ -286,16 +358,23 @@ impl Policy {
     pub fn stay(&mut self, node: usize) {
         self.move_to(node);
         self.base = node as u32;
+        self.roomy = 0;
+        self.unpaid = 0;
     }
 
     fn move_to(&mut self, node: usize) {
         self.here = node as u32;
-        self.faults = 0;
-        self.counts = [0; MAX_NODES];
         self.before_busy = self.recent_busy;
         self.before_wait = self.recent_wait;
         self.recent_busy = 0;
         self.recent_wait = 0;
+        self.begin_stay();
+    }
+
+    /// What is judged next begins here and now.
+    fn begin_stay(&mut self) {
+        self.faults = 0;
+        self.counts = [0; MAX_NODES];
         self.here_busy = 0;
         self.here_wait = 0;
     }
@@ -307,6 +386,10 @@ mod tests {
     use crate::boot::JUMP_NEVER;
 
     const COST: u64 = 50;
+    const PRICE: Price = Price {
+        jump: COST,
+        pages: 1000,
+    };
     const WAIT: u64 = 100;
 
     /// Two nodes; every fault is on a page of the other one.
@@ -327,7 +410,7 @@ mod tests {
 
         /// One fault after so much work; true when the execution moved.
         fn fault(&mut self, busy: u64) -> bool {
-            match self.policy.fault(1 - self.place, busy, COST) {
+            match self.policy.fault(1 - self.place, busy, PRICE) {
                 Decision::Pull => {
                     self.policy.waited(WAIT);
                     false
@@ -345,6 +428,29 @@ mod tests {
             for _ in 0..faults {
                 self.fault(10);
             }
+        }
+
+        /// Faults because room is short at node 0, where the working set does not fit; at
+        /// node 1, where it does, only until it has come there. Says after how many
+        /// faults the execution was there for good.
+        fn cramped(&mut self, busy: u64, faults: u64) -> Option<u64> {
+            let mut to_come = PRICE.pages;
+            let mut moved = None;
+            for fault in 0..faults {
+                if self.place == 0 {
+                    to_come = PRICE.pages;
+                    moved = None;
+                    if !self.fault(busy) {
+                        self.policy.missed(1, WAIT);
+                    }
+                } else {
+                    moved.get_or_insert(fault);
+                    let more = if to_come > 0 { 0 } else { 100 * WAIT };
+                    to_come = to_come.saturating_sub(1);
+                    self.fault(busy + more);
+                }
+            }
+            moved
         }
 
         /// Long work without a fault after each jump, then a burst of faults;
@@ -392,6 +498,10 @@ mod tests {
             PolicyError::Field("threshold"),
         );
         refused(|p| p.typical_wait = u64::MAX, PolicyError::Field("time"));
+        refused(|p| p.regrets[1] = u64::MAX, PolicyError::Field("regret"));
+        let of_none = PolicyError::Field("regret of no node");
+        refused(|p| p.regrets[2] = 1, of_none);
+        refused(|p| p.roomy = 2, PolicyError::Field("choice of a base"));
         let (own_kind, found) = (JUMP_AUTO, JUMP_FIXED);
         let kind = PolicyError::Kind {
             own: own_kind,
@@ -453,6 +563,49 @@ mod tests {
         assert!(world.island() <= TRIAL_FAULTS);
         assert_eq!(world.policy.threshold(0), THRESHOLD_MIN);
         assert_eq!(world.policy.threshold(1), THRESHOLD_MIN);
+    }
+
+    #[test]
+    fn auto_goes_where_the_working_set_fits() {
+        let mut world = World::new(JUMP_AUTO, 0);
+        let moved = world.cramped(10, 100_000).expect("it moved");
+        // The waits that count are those at node 0, but for a part of the work.
+        assert!(moved > PRICE.pages, "{moved}");
+        assert!(moved < PRICE.pages * 3 / 2, "{moved}");
+    }
+
+    #[test]
+    fn work_with_few_waits_stays_where_it_is() {
+        let mut world = World::new(JUMP_AUTO, 0);
+        assert_eq!(world.cramped(WAIT * BORNE_PART, 100_000), None);
+    }
+
+    #[test]
+    fn the_execution_returns_to_where_the_working_set_fits() {
+        let mut world = World::new(JUMP_AUTO, 0);
+        world.cramped(10, 100_000);
+        world.policy.leave();
+        world.place = 0;
+        world.scattered(TRIAL_FAULTS as usize);
+        assert_eq!(world.place, 1);
+    }
+
+    #[test]
+    fn a_base_with_room_is_left_only_as_long_as_it_pays() {
+        let mut world = World::new(JUMP_AUTO, 0);
+        world.cramped(10, 100_000);
+        // Waits for nearly all of the time: a trial, which pays.
+        let mut faults = 0;
+        while world.place == 1 {
+            world.fault(10);
+            faults += 1;
+        }
+        assert!(faults <= 2 * THRESHOLD_START, "{faults}");
+        for _ in 0..10 * TRIAL_FAULTS {
+            world.fault(100 * WAIT);
+        }
+        assert_eq!(world.place, 0);
+        assert!((0..2 * TRIAL_FAULTS).any(|_| world.fault(10) && world.place == 1));
     }
 
     #[test]

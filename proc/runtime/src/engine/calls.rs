@@ -406,8 +406,8 @@ fn called(started_at: u64) -> bool {
     let now = clock::now();
     engine.policy.waited(now - started_at);
     engine.left_at = now;
-    let cost = engine.pull_ticks * 2;
-    engine.policy.called_home(busy, cost) != Decision::Pull
+    let price = engine.price();
+    engine.policy.called_home(busy, price) != Decision::Pull
 }
 
 /// Leaves the result in the frame and, if asked, takes the execution home.

@@ -11,10 +11,10 @@
 //! A protection that forbids the access is the program's own affair: at home the
 //! signal is native, elsewhere the execution goes home to get it.
 
-use weft_dsm::{Access, Local, State};
+use weft_dsm::{Access, Local, Page, State};
 use weft_proc::boot::MAX_NODES;
 use weft_proc::layout::{Kind, PAGE, PROT_READ, PROT_WRITE, Region};
-use weft_proc::policy::Decision;
+use weft_proc::policy::{Decision, Price};
 use weft_proc::stats::add;
 
 use super::clock;
@@ -76,8 +76,7 @@ impl Engine {
         if remote && may_jump {
             let owner = self.likely_owner(page);
             if owner != self.me {
-                let cost = self.pull_ticks * 2;
-                match self.policy.fault(owner, busy, cost) {
+                match self.policy.fault(owner, busy, self.price()) {
                     // A base may have been given back meanwhile.
                     Decision::Jump(node) if self.io.links[node].is_some() => {
                         return Outcome::Jump(node);
@@ -88,6 +87,11 @@ impl Engine {
             }
         }
         self.count_fault(access, local.present(), remote);
+        let missing = self
+            .working_set
+            .departures
+            .missing(Page(page))
+            .filter(|_| remote);
         self.io.awaited = page;
         self.io.resolved = false;
         self.ask(page, access, false);
@@ -116,7 +120,30 @@ impl Engine {
         if remote {
             self.policy.waited(self.left_at - arrived_at);
         }
+        if let Some(pages) = missing {
+            self.regret(pages, self.left_at - arrived_at);
+        }
         Outcome::Resolved
+    }
+
+    /// A wait for a page that would have stayed at a node whose budget is so much
+    /// larger than this one's.
+    fn regret(&mut self, pages: u64, ticks: u64) {
+        let enough = self.budget_pages() + pages;
+        for node in 0..self.nodes {
+            let fits = self.boot.budget_pages[node] >= enough;
+            if node != self.me && fits && self.io.links[node].is_some() {
+                self.policy.missed(node, ticks);
+            }
+        }
+    }
+
+    /// What moving the execution takes, by what pulls took of late.
+    pub fn price(&self) -> Price {
+        Price {
+            jump: self.pull_ticks * 2,
+            pages: self.io.resident_pages,
+        }
     }
 
     fn count_fault(&self, access: Access, present: bool, remote: bool) {

@@ -161,6 +161,7 @@ impl Engine {
 
     fn evict(&mut self, pages: &[u64]) {
         for &page in pages {
+            self.working_set.departures.leave(Page(page));
             self.step(Event::Evict {
                 page: Page(page),
                 to: None,
@@ -223,6 +224,7 @@ impl Engine {
             for page in first..first + CHUNK_PAGES {
                 let local = self.core.tables.look(page);
                 if local.evictable() && !local.owner() && page != self.io.awaited {
+                    self.working_set.departures.leave(Page(page));
                     self.step(Event::Evict {
                         page: Page(page),
                         to: None,

@@ -7,6 +7,7 @@
 //! finds nothing of it here.
 
 use weft_dsm::history::{ChunkHistory, History};
+use weft_dsm::refault::{Departures, Rewritten};
 use weft_dsm::{CHUNK_PAGES, PAGES_MAX, Page};
 
 use crate::kernel::{Errno, Result, zeroes};
@@ -24,6 +25,10 @@ pub struct WorkingSet {
     list: &'static mut [u32],
     count: usize,
     accesses: u64,
+    /// When pages left to make room.
+    pub departures: Departures<'static>,
+    /// Where copies come to be written.
+    pub rewritten: Rewritten<'static>,
 }
 
 impl WorkingSet {
@@ -37,6 +42,8 @@ impl WorkingSet {
             list: zeroes(CHUNKS)?,
             count: 0,
             accesses: 0,
+            departures: Departures::new(zeroes(PAGES_MAX as usize)?),
+            rewritten: Rewritten::new(zeroes(CHUNKS)?),
         })
     }
 
