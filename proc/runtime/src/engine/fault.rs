@@ -94,7 +94,14 @@ impl Engine {
             .filter(|_| remote);
         self.io.awaited = page;
         self.io.resolved = false;
-        self.ask(page, access, false);
+        if !remote {
+            self.ask(page, access, false);
+        } else {
+            if local.present() {
+                self.working_set.rewritten.wrote(Page(page));
+            }
+            self.ask_remote(page, access, region, false);
+        }
         if remote && !local.present() {
             self.io.flush();
             self.read_ahead(page, region);
@@ -188,6 +195,17 @@ impl Engine {
         }
     }
 
+    /// Asks another node for a page: for writing at once, where copies that were
+    /// read came to be written and had to be asked for again.
+    fn ask_remote(&mut self, page: u64, access: Access, region: &Region, ahead: bool) {
+        let writable = region.kind == Kind::Anonymous && region.prot & PROT_WRITE != 0;
+        let whole = access == Access::Read
+            && writable
+            && self.working_set.rewritten.comes_whole(Page(page));
+        let access = if whole { Access::Write } else { access };
+        self.ask(page, access, ahead);
+    }
+
     /// Asks for the pages behind a sequential fault.
     fn read_ahead(&mut self, page: u64, region: &Region) {
         let ahead = self.streams.fault(page);
@@ -203,7 +221,7 @@ impl Engine {
             if self.is_home() && !self.is_remote(next, Access::Read) {
                 continue;
             }
-            self.ask(next, Access::Read, true);
+            self.ask_remote(next, Access::Read, region, true);
             asked += 1;
         }
         self.streams.asked(asked);
