@@ -73,13 +73,13 @@ fn refusals(context: &Context) -> Result<(Vec<Refusal<'static>>, Taken)> {
         refuse(
             "a kernel that is text",
             kernel("text"),
-            &["text", "no kernel image"],
+            &["text", "not a kernel image"],
         ),
         refuse("an empty kernel", kernel("empty"), &["empty"]),
         refuse(
             "a kernel cut off",
             kernel("cut-off"),
-            &["cut-off", "cut off"],
+            &["cut-off", "truncated"],
         ),
         refuse(
             "a kernel for another CPU",

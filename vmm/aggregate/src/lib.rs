@@ -328,7 +328,7 @@ impl Slice {
                 note: DeviceNote::Described(json),
                 ..
             }) => Ok(json),
-            Ok(_) => Err("it speaks of something else first".into()),
+            Ok(_) => Err("it sent another message first".into()),
             Err(error) => Err(error.to_string()),
         }
     }
@@ -486,7 +486,7 @@ impl Slice {
             .collect();
         let named = |(slice, answer)| match answer {
             None => Err(format!(
-                "{}: it is lost, or gave no answer within {} s",
+                "{}: it is lost, or did not reply within {} s",
                 describe_now(&self.placement, &self.locations, slice),
                 ORDER_WAIT.as_secs()
             )),

@@ -164,10 +164,10 @@ pub enum Note<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum NoteError {
     /// No note has this kind.
-    #[error("a note of unknown kind {0}")]
+    #[error("a message of unknown kind {0}")]
     Kind(u8),
     /// A field has a value that it cannot have, or a field is used that is none.
-    #[error("a note of kind {0} with impossible fields")]
+    #[error("a message of kind {0} with invalid fields")]
     Fields(u8),
 }
 

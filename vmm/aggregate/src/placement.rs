@@ -60,23 +60,23 @@ pub struct Placement {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum PlacementError {
     /// None, or too many.
-    #[error("{0} slices: 1 to {SLICES_MAX} are possible")]
+    #[error("{0} slices: the number must be 1 to {SLICES_MAX}")]
     Slices(usize),
     /// None, or more than an xAPIC can name.
-    #[error("{0} vCPUs in all slices together: 1 to {CPUS_MAX} are possible")]
+    #[error("{0} vCPUs in all slices together: the number must be 1 to {CPUS_MAX}")]
     Cpus(u64),
     /// Nobody would execute the first instruction.
-    #[error("slice 0 has no vCPU: the machine starts there, so give it one at least")]
+    #[error("slice 0 has no vCPU: the machine starts there, so give it at least one")]
     BootstrapCpus,
     /// No room for what is loaded.
     #[error(
-        "slice 0 has {0} bytes of memory: the kernel is loaded there, so give it \
-         {BOOTSTRAP_MEMORY_MIN} at least"
+        "slice 0 has {0} bytes of memory: the kernel is loaded there, so give it at least \
+        {BOOTSTRAP_MEMORY_MIN}"
     )]
     BootstrapMemory(u64),
     /// Linux would leave it unused.
     #[error(
-        "slice {slice} has {bytes} bytes of memory: give it {SLICE_MEMORY_MIN} at least, or none"
+        "slice {slice} has {bytes} bytes of memory: give it at least {SLICE_MEMORY_MIN}, or none"
     )]
     Small {
         /// Which.
@@ -95,15 +95,13 @@ pub enum PlacementError {
         step: u64,
     },
     /// The same, before it was dealt out.
-    #[error(
-        "memory of {0} bytes is dealt out to slices in steps of {MEMORY_STEP}: ask for a multiple"
-    )]
+    #[error("memory of {0} bytes is distributed in steps of {MEMORY_STEP}: give a multiple")]
     Total(u64),
     /// It would do nothing.
-    #[error("slice {0} has neither a vCPU nor memory: give it some, or leave it out")]
+    #[error("slice {0} has neither a vCPU nor memory: give it some, or remove it")]
     Nothing(usize),
     /// More bytes than there are addresses.
-    #[error("the memory of all slices together is more than any machine has")]
+    #[error("the memory of all slices together is more than a machine can have")]
     Sum,
 }
 

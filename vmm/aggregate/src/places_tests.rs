@@ -173,14 +173,14 @@ fn who_says_what_cannot_be_true_is_broken_by_name() {
         version: 0,
     };
     for (from, note, words) in [
-        (1, moved(1, at(2, 1)), "which only node 0 does"),
-        (0, moved(0, at(1, 2)), "one was left out"),
-        (0, moved(7, at(1, 1)), "vCPU 7, of which there are 3"),
-        (0, moved(0, at(9, 1)), "node 9, of which there are 3"),
-        (0, moved(2, at(1, 1)), "neither given up its state nor got"),
-        (1, interrupt(9, 0), "vCPU 9, of which there are 3"),
-        (1, interrupt(0, 0), "so nobody may have it"),
-        (1, identity(9), "vCPU 9, of which there are 3"),
+        (1, moved(1, at(2, 1)), "which only node 0 may"),
+        (0, moved(0, at(1, 2)), "a move is missing"),
+        (0, moved(7, at(1, 1)), "vCPU 7, but there are 3"),
+        (0, moved(0, at(9, 1)), "node 9 as the location"),
+        (0, moved(2, at(1, 1)), "neither sent nor received its state"),
+        (1, interrupt(9, 0), "vCPU 9, but there are 3"),
+        (1, interrupt(0, 0), "the two tables contradict each other"),
+        (1, identity(9), "vCPU 9, but there are 3"),
         (
             1,
             Note::Places { table: vec![0; 8] },

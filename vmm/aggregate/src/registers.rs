@@ -43,7 +43,7 @@ impl RemoteRegisters {
         });
         if answer.is_none() {
             self.peers
-                .lost(self.slice, "a device's register gave no answer");
+                .lost(self.slice, "an access to a device's register had no reply");
         }
         answer
     }

@@ -40,7 +40,7 @@ impl Router {
 
     fn queue<T>(&self, from: usize, queue: &SyncSender<T>, value: T) {
         if let Err(TrySendError::Full(_)) = queue.try_send(value) {
-            self.peers.lost(from, "it asks for more than it may");
+            self.peers.lost(from, "it sends more requests than allowed");
         }
     }
 }
@@ -64,7 +64,7 @@ impl Take for Router {
                 self.believe(from, self.hub.moved(vcpu, place).map(drop));
             }
             Note::Moved { vcpu, .. } => {
-                let reason = format!("it says where vCPU {vcpu} is, which only node 0 does");
+                let reason = format!("it sent the location of vCPU {vcpu}, which only node 0 may");
                 self.peers.lost(from, &reason);
             }
             Note::Places { table } => self.believe(from, self.first.compare(&table)),
@@ -81,10 +81,10 @@ impl Take for Router {
             Note::Order { ticket, json } if from == BOOTSTRAP => {
                 self.queue(from, &self.ordered, (ticket, json));
             }
-            Note::Order { .. } => self.peers.lost(from, "it gave an order"),
+            Note::Order { .. } => self.peers.lost(from, "it sent a command"),
             Note::Answer { ticket, json } => {
                 let answer = serde_json::from_slice(&json).unwrap_or_else(|error| {
-                    Answer::Refused(format!("its answer is none: {error}"))
+                    Answer::Refused(format!("its reply is malformed: {error}"))
                 });
                 self.answers.answer(ticket, answer);
             }

@@ -95,7 +95,7 @@ impl Timekeeper {
             none => {
                 let first = self.measure(FIRST_LOOKS, FIRST_TIME).ok_or_else(|| {
                     let bound = self.parts.patience.as_secs_f32();
-                    format!("node 0 did not tell its time within {bound} s")
+                    format!("node 0 did not report its time within {bound} s")
                 })?;
                 none.insert(Lead::new(first, self.parts.reference.tsc_hz))
             }

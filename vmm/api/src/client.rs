@@ -36,10 +36,10 @@ pub enum ClientError {
     #[error("the machine did not answer within {0} s")]
     TimedOut(u64),
     /// The connection broke before the answer was whole: the machine has just ended.
-    #[error("the machine broke the connection off: {0}")]
+    #[error("the machine closed the connection: {0}")]
     BrokenOff(String),
     /// What came is not what the API says.
-    #[error("the machine's answer is not to be understood: {0}")]
+    #[error("the machine sent a malformed response: {0}")]
     Garbled(String),
     /// It would not.
     #[error("{message}")]

@@ -139,13 +139,13 @@ pub(super) fn find(method: &Method, path: &str) -> Result<Operation, Answer> {
             ..Answer::error(
                 StatusCode::METHOD_NOT_ALLOWED,
                 "method_not_allowed",
-                format!("{path} takes {known}"),
+                format!("{path} supports {known}"),
             )
         },
         None => Answer::error(
             StatusCode::NOT_FOUND,
             "not_found",
-            format!("nothing is at {path}: /v1/openapi.json describes what there is"),
+            format!("{path} does not exist: /v1/openapi.json describes the API"),
         ),
     })
 }
@@ -210,7 +210,7 @@ fn from_query(query: &str) -> Result<Vec<Option<u64>>, Answer> {
         return match query {
             "" => Ok(Vec::new()),
             other => Err(refused(format!(
-                "faults takes from=N,N,…, by slice, and not {other}"
+                "faults has the parameter from=N,N,…, a number for each slice, and not {other}"
             ))),
         };
     };
@@ -219,7 +219,7 @@ fn from_query(query: &str) -> Result<Vec<Option<u64>>, Answer> {
         text => text
             .parse()
             .map(Some)
-            .map_err(|_| refused(format!("from: {text} is not the number of a fault"))),
+            .map_err(|_| refused(format!("from: {text} is not a number"))),
     };
     list.split(',').map(number).collect()
 }
@@ -229,10 +229,10 @@ fn stop_body(body: &[u8]) -> Result<StopBody, Answer> {
         return Ok(StopBody::default());
     }
     let body: StopBody = serde_json::from_slice(body)
-        .map_err(|error| refused(format!("the body is not what stop takes: {error}")))?;
+        .map_err(|error| refused(format!("the body is not valid for stop: {error}")))?;
     if !(0.0..=STOP_SECONDS_MAX).contains(&body.timeout_s) {
         return Err(refused(format!(
-            "timeout_s is {}: 0 to {STOP_SECONDS_MAX} are possible",
+            "timeout_s is {}: it must be 0 to {STOP_SECONDS_MAX}",
             body.timeout_s
         )));
     }

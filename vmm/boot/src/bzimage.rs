@@ -52,7 +52,7 @@ pub fn parse(data: &[u8], has: u64) -> Result<BzImage, ImageError> {
     let version = header.version;
     if version < VERSION_MIN {
         return Err(ImageError::Unsupported(format!(
-            "its boot protocol is {}.{:02}, and 2.12 or later is needed",
+            "its boot protocol is {}.{:02}, but 2.12 or later is needed",
             version >> 8,
             version & 0xff
         )));

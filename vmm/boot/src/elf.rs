@@ -207,7 +207,7 @@ fn parse_class<Elf: FileHeader<Endian = Endianness>>(
     }
     let segments = &kernel.segments;
     if segments.is_empty() {
-        return Err(malformed("program headers", &"nothing is to be loaded"));
+        return Err(malformed("program headers", &"it has no loadable segments"));
     }
     if segments.iter().any(|s| s.range().contains(&entry)) {
         physical_entry = Some(entry);
@@ -225,7 +225,7 @@ fn parse_class<Elf: FileHeader<Endian = Endianness>>(
         room
     });
     kernel.entry = physical_entry
-        .ok_or_else(|| malformed("entry", &format!("{entry:#x} lies in no segment")))?;
+        .ok_or_else(|| malformed("entry", &format!("{entry:#x} is in no segment")))?;
     kernel.is_linux &= is_64;
     Ok(kernel)
 }

@@ -23,7 +23,7 @@ pub enum BootError {
         source: std::io::Error,
     },
     /// A directory, a device.
-    #[error("the {role} {path} is no ordinary file: give the image's own path")]
+    #[error("the {role} {path} is not an ordinary file: give the image's own path")]
     NotAFile {
         /// What it was to be.
         role: Role,
@@ -31,7 +31,7 @@ pub enum BootError {
         path: PathBuf,
     },
     /// Nothing in it, or absurdly much.
-    #[error("the {role} {name} has {bytes} bytes: between 1 and {limit} are expected")]
+    #[error("the {role} {name} has {bytes} bytes: it must have 1 to {limit}")]
     FileSize {
         /// What it was to be.
         role: Role,
@@ -44,8 +44,8 @@ pub enum BootError {
     },
     /// Somebody wrote to it since it was opened.
     #[error(
-        "the {role} {name} was changed while the machine started: it had {before} bytes and has \
-         {now}: start again when it is whole"
+        "the {role} {name} was changed while the machine started: it had {before} bytes and \
+        now has {now}: start again when it is complete"
     )]
     Changed {
         /// What it is.
@@ -67,8 +67,8 @@ pub enum BootError {
     },
     /// No room between the kernel and the end of low memory.
     #[error(
-        "the initrd {name} has {bytes} bytes, and {room} are free above the kernel \
-         and below {limit:#x}: give the guest more memory"
+        "the initrd {name} has {bytes} bytes, but {room} are free above the kernel and below \
+        {limit:#x}: give the guest more memory"
     )]
     InitrdTooLarge {
         /// Which file.
@@ -97,7 +97,7 @@ pub enum BootError {
         memory_bytes: u64,
     },
     /// The kernel would cut it off.
-    #[error("the command line has {bytes} bytes, and the kernel takes {limit}: shorten it")]
+    #[error("the command line has {bytes} bytes, but the kernel accepts {limit}: shorten it")]
     CommandLineTooLong {
         /// Its length.
         bytes: usize,
@@ -105,7 +105,7 @@ pub enum BootError {
         limit: usize,
     },
     /// The kernel would see only what is before it.
-    #[error("the command line holds a zero byte at {0}: remove it")]
+    #[error("the command line has a zero byte at {0}: remove it")]
     CommandLineZero(usize),
     /// The guest has no memory where boot information goes.
     #[error("guest memory at {address:#x} cannot be written")]
@@ -122,15 +122,18 @@ pub enum BootError {
 pub enum ImageError {
     /// Not even the beginning looks like one.
     #[error(
-        "it is no kernel image but {0}: an ELF vmlinux, a bzImage, or a PVH or Multiboot \
-         image is expected"
+        "it is not a kernel image but {0}: an ELF vmlinux, a bzImage, or a PVH or Multiboot \
+        image is needed"
     )]
     NotAKernel(&'static str),
     /// A kernel, for another kind of computer.
-    #[error("it is made for {0}, and this machine is x86-64: use a kernel built for x86-64")]
+    #[error("it is for {0}, but this machine is x86-64: use a kernel built for x86-64")]
     Architecture(String),
     /// It ends too early.
-    #[error("it is cut off: {what} reach to byte {needed}, and the file has {has}: copy it again")]
+    #[error(
+        "it is truncated: {what} extend to byte {needed}, but the file has {has}: copy it \
+    again"
+    )]
     Truncated {
         /// What is missing, in the plural.
         what: &'static str,
@@ -140,7 +143,7 @@ pub enum ImageError {
         has: u64,
     },
     /// It contradicts itself.
-    #[error("its {place} cannot be right ({problem}): the file is damaged")]
+    #[error("its {place} is invalid ({problem}): the file is damaged")]
     Malformed {
         /// Which part.
         place: &'static str,
@@ -149,8 +152,8 @@ pub enum ImageError {
     },
     /// An x86 program without any of the headers that say how to start it.
     #[error(
-        "it is an ELF file for {0}, but no Linux kernel, and has neither a PVH note nor a \
-         Multiboot header"
+        "it is an ELF file for {0}, but not a Linux kernel, and has neither a PVH note nor a \
+        Multiboot header"
     )]
     NoProtocol(&'static str),
     /// Asked for a protocol that this image does not speak.
@@ -166,8 +169,8 @@ pub enum ImageError {
     Unsupported(String),
     /// A part of it would lie where no RAM is.
     #[error(
-        "it needs guest memory from {start:#x} to {end:#x}, and there is RAM from 0x100000 to \
-         {ram_end:#x}: give the guest more memory"
+        "it needs guest memory from {start:#x} to {end:#x}, but RAM is from 0x100000 to \
+        {ram_end:#x}: give the guest more memory"
     )]
     OutsideMemory {
         /// First byte.
@@ -179,8 +182,8 @@ pub enum ImageError {
     },
     /// A part of it would lie in another slice's memory.
     #[error(
-        "it needs guest memory from {start:#x} to {end:#x}, and the first node's {} end at \
-         {memory_bytes:#x}: give that node more with --memory",
+        "it needs guest memory from {start:#x} to {end:#x}, but the first node's {} end at \
+        {memory_bytes:#x}: give that node more with --memory",
         size(*memory_bytes)
     )]
     OutsideFirstNode {
@@ -192,11 +195,11 @@ pub enum ImageError {
         memory_bytes: u64,
     },
     /// A part of it would lie where the boot information goes.
-    #[error("it wants to lie at {0:#x}, and memory below 0x100000 is for boot information")]
+    #[error("its load address is {0:#x}, but memory below 0x100000 is for boot information")]
     TooLow(u64),
     /// Where a PC has no RAM: some of it lies between the two parts.
     #[error(
-        "it wants to lie from {start:#x} to {end:#x}, and there is no RAM from {LOW_RAM_END:#x} \
+        "its load address is {start:#x} to {end:#x}, but there is no RAM from {LOW_RAM_END:#x} \
          to {ONE_MIB:#x}: link it below or above"
     )]
     InFirmware {
@@ -207,8 +210,8 @@ pub enum ImageError {
     },
     /// It leaves no room for what it is told.
     #[error(
-        "it leaves no {bytes} bytes in one piece free below {LOW_RAM_END:#x}, for its command line \
-         and what a boot loader says: link it higher"
+        "it leaves less than {bytes} contiguous bytes free below {LOW_RAM_END:#x}, which its \
+        command line and boot information need: link it higher"
     )]
     NoRoomBelow {
         /// Wanted.

@@ -69,7 +69,7 @@ impl Header {
         let unknown = self.flags & REQUIREMENTS & !KNOWN_REQUIREMENTS;
         if unknown != 0 {
             return Err(ImageError::Unsupported(format!(
-                "its Multiboot header asks for what is not there (flags {unknown:#x})"
+                "its Multiboot header requires an unsupported feature (flags {unknown:#x})"
             )));
         }
         Ok(())

@@ -56,8 +56,8 @@ pub enum PayloadError {
     NoDecoder(Compression),
     /// The decoder found it damaged.
     #[error(
-        "its {compression} data is damaged ({reason}): copy the file again, or, if it is whole, \
-         choose the linux-own-entry protocol, by which the kernel unpacks itself"
+        "its {compression} data is damaged ({reason}): copy the file again, or, if it is \
+        complete, choose the linux-own-entry protocol, with which the kernel unpacks itself"
     )]
     Damaged {
         /// Format.
@@ -66,7 +66,7 @@ pub enum PayloadError {
         reason: String,
     },
     /// It unpacks to something else than it says.
-    #[error("it unpacks to {found} bytes, and says that it has {stated}: copy the file again")]
+    #[error("it unpacks to {found} bytes, but states {stated}: copy the file again")]
     Size {
         /// Bytes that came out.
         found: u64,

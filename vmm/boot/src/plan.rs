@@ -47,7 +47,7 @@ impl fmt::Display for Protocol {
 
 /// No protocol has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no boot protocol is called {0}: there are linux, linux-own-entry, pvh and multiboot")]
+#[error("there is no boot protocol {0}: choose linux, linux-own-entry, pvh or multiboot")]
 pub struct UnknownProtocol(String);
 
 impl FromStr for Protocol {
@@ -255,7 +255,7 @@ impl<'a> Opened<'a> {
         {
             return Err(ImageError::Malformed {
                 place: "entry",
-                problem: format!("{:#x} lies in no segment", plan.entry),
+                problem: format!("{:#x} is in no segment", plan.entry),
             });
         }
         Ok(plan)

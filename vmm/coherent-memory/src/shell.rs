@@ -304,7 +304,7 @@ impl SharedMemory {
         if let Some(users) = self.users.get()
             && let Err(error) = users.revoke(page << PAGE_SHIFT, kept, self.lease)
         {
-            self.fail(format!("a page could not be taken from a vCPU: {error}"));
+            self.fail(format!("a page could not be revoked from a vCPU: {error}"));
         }
         MemoryCounters::add(&self.counters.taken, 1);
         MemoryCounters::add(&self.counters.taking_ns, start.elapsed().as_nanos() as u64);

@@ -59,7 +59,7 @@ pub(super) fn no_file_for_the_allocator() -> Result<(), ConfineError> {
     match unsafe { libc::mallopt(libc::M_ARENA_MAX, ARENAS) } {
         1 => Ok(()),
         _ => Err(ConfineError::Prepare {
-            what: "bound the allocator's arenas",
+            what: "limit the allocator's arenas",
             source: io::Error::other("mallopt refused"),
         }),
     }

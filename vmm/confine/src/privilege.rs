@@ -126,7 +126,7 @@ pub fn become_user(identity: &Identity) -> Result<(), PrivilegeError> {
     let now = nix::unistd::getresuid().map_err(refused("read the user"))?;
     if [now.real, now.effective, now.saved] != [user; 3] {
         return Err(PrivilegeError::Refused {
-            what: "give up root: it can be had back",
+            what: "give up root: it can be regained",
             source: std::io::ErrorKind::PermissionDenied.into(),
         });
     }

@@ -75,7 +75,7 @@ extern "C" fn refused(_: libc::c_int, information: *mut libc::siginfo_t, _: *mut
     line.push(name);
     line.push(" (");
     line.push_number(number.unsigned_abs());
-    line.push("), which its filter refuses; `--confine log` runs without\n");
+    line.push("), which its filter forbids; `--confine log` disables the filter\n");
     let act = LAST_ACT.load(Ordering::Acquire);
     if !act.is_null() {
         // SAFETY: only `at_violation` stores here, and it stores a `fn()`.

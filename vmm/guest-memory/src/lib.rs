@@ -47,7 +47,7 @@ const COPY_BYTES: u64 = 128 << 10;
 #[derive(Debug, Error)]
 pub enum MemoryError {
     /// Zero, or no multiple of the page size.
-    #[error("memory of {0} bytes: it must be a multiple of 4096, 4 MiB at least")]
+    #[error("memory of {0} bytes: it must be a multiple of 4096, and at least 4 MiB")]
     Size(u64),
     /// No file for it.
     #[error("no memory file of {size} bytes")]
@@ -163,7 +163,7 @@ impl Ram {
             let mapping = MmapRegion::from_file(backing, length as usize)
                 .map_err(|error| map(error.to_string()))?;
             let region = GuestRegionMmap::new(mapping, GuestAddress(start))
-                .ok_or_else(|| map("the region leaves the address space".into()))?;
+                .ok_or_else(|| map("the region exceeds the address space".into()))?;
             regions.push(region);
         }
         let mapped =
@@ -233,7 +233,13 @@ impl Ram {
         let mut rest = bytes;
         let mut address = address;
         while !rest.is_empty() {
-            let outside = || io::Error::new(io::ErrorKind::InvalidInput, "no guest memory there");
+            let outside = || {
+                io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    "there is no guest \
+            memory at this address",
+                )
+            };
             let region = self.mapped.find_region(GuestAddress(address));
             let region = region.ok_or_else(outside)?;
             let file = region.file_offset().ok_or_else(outside)?;
@@ -276,7 +282,13 @@ impl Ram {
     /// # Errors
     /// No memory there, or the kernel's answer.
     pub fn give_back(&self, address: u64, length: usize) -> io::Result<()> {
-        let outside = |_| io::Error::new(io::ErrorKind::InvalidInput, "no guest memory there");
+        let outside = |_| {
+            io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "there is no guest \
+        memory at this address",
+            )
+        };
         let slice = self.mapped.get_slice(GuestAddress(address), length);
         let start = slice.map_err(outside)?.ptr_guard_mut().as_ptr();
         // SAFETY: a part of a mapping of ours, whose bytes nobody relies on.

@@ -91,30 +91,30 @@ pub struct Configuration {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Invalid {
     /// No CPU, or more than an xAPIC can name.
-    #[error("{0} vCPUs: 1 to {CPUS_MAX} are possible")]
+    #[error("{0} vCPUs: the number must be 1 to {CPUS_MAX}")]
     Cpus(u32),
     /// See [`weft_guest_memory::Ram::new`].
-    #[error("memory of {0} bytes: it must be a multiple of 4096, 4 MiB at least")]
+    #[error("memory of {0} bytes: it must be a multiple of 4096, and at least 4 MiB")]
     Memory(u64),
     /// Only the software vCPU counts instructions.
-    #[error("a deterministic run needs the back end soft")]
+    #[error("a deterministic run needs the soft back end")]
     Deterministic,
     /// Several forwards of one host port.
     #[error("host port {0} is forwarded twice")]
     Forward(u16),
     /// Too many of what is to be kept up to date.
-    #[error("{0} ranges are to be kept up to date: {UPDATED_RANGES_MAX} are possible")]
+    #[error("{0} ranges of pages with updates: the maximum is {UPDATED_RANGES_MAX}")]
     Updated(usize),
     /// Addresses that are none.
-    #[error("{:#x}-{:#x} are to be kept up to date: the end must lie behind the start", .0.start, .0.end)]
+    #[error("{:#x}-{:#x}: the end of a range must be above its start", .0.start, .0.end)]
     UpdatedRange(Range<u64>),
     /// Slices that no machine can have.
     #[error(transparent)]
     Placement(#[from] PlacementError),
     /// The slices are another machine's.
     #[error(
-        "the slices have {cpus} vCPUs and {memory_bytes} bytes of memory together: say the same \
-         of the whole machine"
+        "the slices have {cpus} vCPUs and {memory_bytes} bytes of memory together: the machine \
+        must have the same"
     )]
     Shares {
         /// vCPUs of all slices.
@@ -124,8 +124,8 @@ pub enum Invalid {
     },
     /// Not even what the vCPUs need at once.
     #[error(
-        "each slice is to keep {bytes} bytes of the others' memory: with so many vCPUs it needs \
-         {least} at least"
+        "each slice may keep {bytes} bytes of the others' memory, but needs at least {least} \
+        for its vCPUs"
     )]
     Spare {
         /// Asked for.
@@ -134,7 +134,7 @@ pub enum Invalid {
         least: u64,
     },
     /// A device on a slice that there is not.
-    #[error("{device} {number} lies on slice {slice}: there are {slices}, counted from 0")]
+    #[error("{device} {number} is on slice {slice}, but there are {slices}, counted from 0")]
     Slice {
         /// `disk` or `network`.
         device: &'static str,
@@ -348,7 +348,7 @@ mod tests {
         let error = machine.validate().unwrap_err().to_string();
         assert_eq!(
             error,
-            "network 0 lies on slice 1: there are 1, counted from 0"
+            "network 0 is on slice 1, but there are 1, counted from 0"
         );
     }
 }

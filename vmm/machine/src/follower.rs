@@ -40,7 +40,7 @@ impl Follower {
                 Ok(order) => self
                     .obey(&order)
                     .unwrap_or_else(|refusal| Answer::Refused(refusal.to_string())),
-                Err(error) => Answer::Refused(format!("an order that is none: {error}")),
+                Err(error) => Answer::Refused(format!("a malformed command: {error}")),
             };
             self.slice.answer(ticket, &answer);
         }

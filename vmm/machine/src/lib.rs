@@ -113,13 +113,13 @@ pub enum MachineError {
     #[error("a machine over several nodes cannot run in KVM here (--backend soft can): {0}")]
     SlicesOnKvm(String),
     /// A slice's memory could not be made of what was loaded.
-    #[error("cannot share the memory that was loaded: {0}")]
+    #[error("cannot share the loaded memory: {0}")]
     Share(String),
     /// What is to be kept up to date is not there.
-    #[error("{:#x}-{:#x} are to be kept up to date on all nodes, and are no memory", .0.start, .0.end)]
+    #[error("{:#x}-{:#x} must be kept up to date on all nodes, but is not memory", .0.start, .0.end)]
     Updated(Range<u64>),
     /// A vCPU could not be made.
-    #[error("cannot make a vCPU")]
+    #[error("cannot create a vCPU")]
     Vcpu(#[from] weft_vcpu::VcpuError),
     /// A vCPU could not be started.
     #[error(transparent)]

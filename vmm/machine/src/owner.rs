@@ -183,7 +183,7 @@ impl Owner {
                 .iter()
                 .all(|(name, _)| state.parts.contains_key(name));
         if !fits {
-            let reason = "the state is of a machine with other parts".to_owned();
+            let reason = "the state is that of a machine with other parts".to_owned();
             return Err(refused(request, reason));
         }
         for (name, part) in &self.parts {

@@ -19,7 +19,7 @@ pub trait BusDevice: Send + Sync {
 
 /// The range is somebody else's already, or empty.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("addresses {:#x} to {:#x} are taken or none", .0.start, .0.end)]
+#[error("address range {:#x} to {:#x} is empty or already in use", .0.start, .0.end)]
 pub struct Overlap(pub Range<u64>);
 
 /// By first address: one more than the last, and who answers.

@@ -21,7 +21,7 @@ pub enum Unusable {
     #[error("there is no {0}: the kernel has no KVM, or its module is not loaded")]
     Absent(PathBuf),
     /// It is there, but not for us.
-    #[error("no permission to open {device}: it is the group {group}'s")]
+    #[error("no permission to open {device}: it belongs to the group {group}")]
     Permission {
         /// Its path.
         device: PathBuf,
@@ -383,7 +383,7 @@ mod tests {
         );
         assert_eq!(
             refused.to_string(),
-            "no permission to open /dev/null: it is the group root's"
+            "no permission to open /dev/null: it belongs to the group root"
         );
     }
 

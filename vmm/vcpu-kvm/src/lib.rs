@@ -63,12 +63,12 @@ pub enum KvmError {
         source: std::io::Error,
     },
     /// More leaves than KVM takes.
-    #[error("{0} CPUID leaves, where KVM takes {1}")]
+    #[error("{0} CPUID leaves, but KVM accepts {1}")]
     Cpuid(usize, usize),
     /// KVM does not offer what the model has.
     #[error(
-        "--cpu {model} has what this KVM does not offer (CPUID 1, ECX: {missing:#x}): choose an \
-         older one, or leave --cpu out"
+        "--cpu {model} has features that this KVM does not offer (CPUID 1, ECX: {missing:#x}): \
+        choose an older model, or omit --cpu"
     )]
     Model {
         /// What was asked for.
@@ -78,12 +78,12 @@ pub enum KvmError {
     },
     /// Programs see the host's CPUID there, whatever KVM shows.
     #[error(
-        "--cpu {0}: a KVM without hardware virtualisation cannot hide what the host's CPU has: \
-         leave --cpu out, or use --backend soft"
+        "--cpu {0}: a KVM without hardware virtualisation cannot hide features of the host's \
+        CPU: omit --cpu, or use --backend soft"
     )]
     ModelShown(CpuModel),
     /// More than KVM takes.
-    #[error("{wanted} vCPUs, where this KVM takes {possible}")]
+    #[error("{wanted} vCPUs, but this KVM supports {possible}")]
     Vcpus {
         /// Asked for.
         wanted: u32,

@@ -297,7 +297,7 @@ impl Vcpu for KvmVcpu {
             None => Ok(calls::set_tsc_offset(&self.fd, offset)?),
             Some(fixed) if fixed == offset => Ok(()),
             Some(fixed) => Err(unsupported(format!(
-                "a TSC offset of {offset:#x} where it is always {fixed:#x}"
+                "a TSC offset of {offset:#x}, but this back end's is always {fixed:#x}"
             ))),
         }
     }

@@ -47,7 +47,10 @@ pub enum VcpuError {
         source: std::io::Error,
     },
     /// The guest did what this back end cannot do.
-    #[error("the guest executed what the {back_end} back end cannot: {what}")]
+    #[error(
+        "the guest executed an instruction that the {back_end} back end does not support: \
+    {what}"
+    )]
     Unsupported {
         /// Which one.
         back_end: &'static str,

@@ -297,7 +297,7 @@ impl Delegation {
                 | DeviceNote::Use(_)
         );
         if commands && from != BOOTSTRAP {
-            return Err("it gave orders about a device".into());
+            return Err("it sent a command about a device".into());
         }
         match note {
             DeviceNote::Described(_) => return Err("it described a device too late".into()),
@@ -319,8 +319,12 @@ impl Delegation {
             DeviceNote::Activate(json) => return self.order(Order::Activate(address, json)),
             DeviceNote::Stop => return self.order(Order::Stop(address)),
             DeviceNote::Stopped(json) => {
-                let stopped = serde_json::from_slice(&json)
-                    .map_err(|error| format!("its queues stopped in an unknown way: {error}"))?;
+                let stopped = serde_json::from_slice(&json).map_err(|error| {
+                    format!(
+                        "its report of stopped queues is malformed: \
+                    {error}"
+                    )
+                })?;
                 if let Some(desk) = self.read(|table| table.desks.get(&address).cloned()) {
                     desk.put(stopped);
                 }
@@ -346,9 +350,9 @@ impl Delegation {
                     data: data.into_owned(),
                 };
                 let server = self.read(|table| table.servers.get(&address.device).cloned());
-                let server = server.ok_or("it asks for a disk that is not here")?;
+                let server = server.ok_or("it requests a disk that this node does not have")?;
                 if !server.ask(job) {
-                    return Err("it asks more of a disk than it may".into());
+                    return Err("it sends more disk requests than allowed".into());
                 }
             }
             DeviceNote::Answered(answer) => {
@@ -361,7 +365,7 @@ impl Delegation {
             DeviceNote::Use(usage) => {
                 let switch = self.read(|table| table.switches.get(&address.device).cloned());
                 switch
-                    .ok_or("it gave orders about a network that is not here")?
+                    .ok_or("it sent a command about a network that this node does not have")?
                     .use_as(usage);
             }
             DeviceNote::Configured(bytes) => {
@@ -373,9 +377,9 @@ impl Delegation {
 
     fn order(&self, order: Order) -> Result<(), String> {
         let station = self.read(|table| table.station.clone());
-        let station = station.ok_or("it gave orders about devices, of which none is here")?;
+        let station = station.ok_or("it sent commands about devices, but this node has none")?;
         match station.try_send(order) {
-            Err(TrySendError::Full(_)) => Err("it gave too many orders about devices".into()),
+            Err(TrySendError::Full(_)) => Err("it sent too many commands about devices".into()),
             _ => Ok(()),
         }
     }

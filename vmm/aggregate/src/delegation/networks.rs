@@ -89,7 +89,7 @@ impl Delegation {
         };
         let delegation = self.clone();
         let gone = Box::new(move |error: &io::Error| {
-            eprintln!("weft: net{device}: the network is gone: {error}");
+            eprintln!("weft: net{device}: the network failed: {error}");
             delegation.unplug(device);
         });
         let places = (0..scheme.units()).map(place).collect();
@@ -152,10 +152,10 @@ impl Delegation {
             (table.configurations.get(&device).cloned(), owner)
         });
         let (Some(configuration), Some(transport)) = (configuration, self.transport(device)) else {
-            return Err("it speaks of a device that is not shown here".into());
+            return Err("it sent a message about an unknown device".into());
         };
         if owner != Some(from) || configuration.size() != bytes.len() {
-            return Err("it speaks of a device that is another one".into());
+            return Err("it sent a message about a device of another kind".into());
         }
         configuration.set(0, bytes);
         transport.interrupt().configuration();
@@ -175,7 +175,7 @@ impl Delegation {
             let inbox = || table.frames.get(&pair).cloned().map(Way::Inbox);
             match switch.or_else(inbox) {
                 Some(way) if scheme.map(far) == Some(from) => Ok(way),
-                _ => Err("it sends frames of a network to where nobody takes them".into()),
+                _ => Err("it sends frames to a node without a queue pair".into()),
             }
         })
     }

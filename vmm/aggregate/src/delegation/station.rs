@@ -187,7 +187,7 @@ impl Station {
 
     fn activate(&mut self, unit: Address, json: &[u8]) {
         let outcome = serde_json::from_slice(json)
-            .map_err(|error| Fault::Elsewhere(format!("an activation that is none: {error}")))
+            .map_err(|error| Fault::Elsewhere(format!("a malformed activation: {error}")))
             .and_then(|activation| self.serve(unit, &activation));
         if let Err(fault) = outcome {
             let note = DeviceNote::Broken(fault.to_string().into_bytes());
@@ -196,7 +196,13 @@ impl Station {
     }
 
     fn serve(&mut self, address: Address, activation: &Activation) -> Result<(), Fault> {
-        let nothing = || Fault::Elsewhere("a unit that is not served here".into());
+        let nothing = || {
+            Fault::Elsewhere(
+                "an activation of queues that another slice \
+        serves"
+                    .into(),
+            )
+        };
         let unit = self.units.get(&address).ok_or_else(nothing)?;
         let served = self.devices.get_mut(&address.device).ok_or_else(nothing)?;
         let far = Far {

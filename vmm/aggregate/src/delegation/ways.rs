@@ -65,7 +65,7 @@ impl Watch for Teller {
         for (slice, ticket) in self.tell(&told.0, &ways, queues) {
             if !self.delegation.was_seen(ticket) {
                 let peers = &self.delegation.peers;
-                peers.lost(slice, "it did not answer where a device's interrupts go");
+                peers.lost(slice, "it did not acknowledge a device's interrupt routes");
             }
         }
         *told = (ways, queues);

@@ -151,7 +151,7 @@ pub enum DeviceError {
     #[error(transparent)]
     Network(#[from] weft_virtio::net::NetError),
     /// Another slice did not say what its device is.
-    #[error("node {slice} did not say what its {device} {number} is: {reason}")]
+    #[error("node {slice} did not describe its {device} {number}: {reason}")]
     Described {
         /// Which slice.
         slice: usize,

@@ -77,19 +77,22 @@ pub struct Description {
 #[derive(Debug, Error)]
 pub enum AcpiError {
     /// None, too many, or not each once.
-    #[error("CPUs of the nodes: {0:?}: each from 0 up once, {CPUS_MAX} at most")]
+    #[error(
+        "CPUs of the nodes: {0:?}: each number from 0 up must occur once, and there may be \
+    {CPUS_MAX}"
+    )]
     Cpus(Vec<u8>),
     /// None or too many.
-    #[error("{0} nodes of memory: between 1 and {NODES_MAX} are possible")]
+    #[error("{0} nodes of memory: the number must be 1 to {NODES_MAX}")]
     Nodes(usize),
     /// Two nodes have the same memory, or one has a range of none.
     #[error("the memory from {:#x} to {:#x} belongs to two nodes, or is empty", .0.start, .0.end)]
     Memory(Range<u64>),
     /// More tables than there is room for.
-    #[error("the ACPI tables need {0} bytes, {room} are there", room = TABLES_END - TABLES)]
+    #[error("the ACPI tables need {0} bytes, but {room} are available", room = TABLES_END - TABLES)]
     Room(u64),
     /// The guest has no memory there.
-    #[error("guest memory from {TABLES:#x} on cannot be written")]
+    #[error("guest memory at {TABLES:#x} cannot be written")]
     Write(#[source] vm_memory::GuestMemoryError),
 }
 

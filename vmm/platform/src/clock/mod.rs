@@ -160,7 +160,10 @@ impl Clock {
         if let Source::HostFixed(fixed) = self.source
             && fixed != offset
         {
-            let what = format!("a TSC offset of {offset:#x} where it is always {fixed:#x}");
+            let what = format!(
+                "a TSC offset of {offset:#x}, but this back end's is always \
+            {fixed:#x}"
+            );
             return Err(PartError::Misfit(what));
         }
         self.offset.store(offset, Ordering::Release);

@@ -27,7 +27,8 @@ pub struct Reference {
 /// Rates of two TSCs are too far apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(
-    "this host's TSC has {ours} Hz, node 0's has {theirs} Hz: {ppm} ppm apart, of which {DRIFT_PPM_MAX} can be corrected"
+    "this host's TSC has {ours} Hz, node 0's has {theirs} Hz: {ppm} ppm apart, but at most \
+    {DRIFT_PPM_MAX} can be corrected"
 )]
 pub struct RatesDiffer {
     /// This host's.

@@ -45,7 +45,7 @@ impl Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum LocationError {
     /// There is none of this number.
-    #[error("it speaks of vCPU {vcpu}, of which there are {cpus}")]
+    #[error("it sent a location of vCPU {vcpu}, but there are {cpus}")]
     Vcpu {
         /// Its number.
         vcpu: u32,
@@ -53,7 +53,7 @@ pub enum LocationError {
         cpus: u32,
     },
     /// There is none of this number.
-    #[error("it says that vCPU {vcpu} is on node {slice}, of which there are {slices}")]
+    #[error("it sent node {slice} as the location of vCPU {vcpu}, but there are {slices}")]
     Slice {
         /// Which vCPU.
         vcpu: u32,
@@ -64,8 +64,8 @@ pub enum LocationError {
     },
     /// Versions come one after the other.
     #[error(
-        "it says where vCPU {vcpu} is as of move {said}, and this node knows of {known}: \
-         one was left out"
+        "it sent the location of vCPU {vcpu} after move {said}, but this node knows {known}: a \
+        move is missing"
     )]
     Skipped {
         /// Which vCPU.
@@ -78,7 +78,7 @@ pub enum LocationError {
     /// A version is at one slice.
     #[error(
         "it has vCPU {vcpu} on node {theirs} as of move {version}, this node on node {ours}: \
-         their tables differ, so nobody may have it"
+        the two tables contradict each other"
     )]
     Differs {
         /// Which vCPU.
@@ -98,8 +98,8 @@ pub enum LocationError {
     },
     /// It cannot leave without its state, nor come without it.
     #[error(
-        "it says that vCPU {vcpu} moved from node {from} to node {to}, and node {here} \
-         has neither given up its state nor got it"
+        "it reported that vCPU {vcpu} moved from node {from} to node {to}, but node {here} has \
+        neither sent nor received its state"
     )]
     WithoutState {
         /// Which vCPU.

@@ -352,12 +352,12 @@ fn what_cannot_be_true_is_refused_and_changes_nothing() {
     let at = |slice, version| Place { slice, version };
     let error = |refused: Result<bool, LocationError>| refused.unwrap_err().to_string();
     for (vcpu, place, words) in [
-        (2, at(2, 1), "vCPU 2, of which there are 2"),
-        (0, at(3, 1), "node 3, of which there are 3"),
-        (0, at(2, 2), "one was left out"),
-        (0, at(2, 0), "their tables differ"),
+        (2, at(2, 1), "vCPU 2, but there are 2"),
+        (0, at(3, 1), "but there are 3"),
+        (0, at(2, 2), "a move is missing"),
+        (0, at(2, 0), "the two tables contradict each other"),
         (0, at(2, u64::MAX), "cannot move any more"),
-        (0, at(1, 1), "neither given up its state nor got it"),
+        (0, at(1, 1), "neither sent nor received its state"),
     ] {
         let said = error(hub.moved(vcpu, place));
         assert!(said.contains(words), "{said}");

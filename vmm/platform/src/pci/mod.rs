@@ -84,7 +84,7 @@ pub enum PciError {
     #[error("all {SLOTS} PCI slots are taken")]
     NoSlot,
     /// The window is.
-    #[error("no room for a BAR of {0:#x} bytes in the window below 4 GiB")]
+    #[error("no space for a BAR of {0:#x} bytes in the window below 4 GiB")]
     NoAddress(u64),
     /// The address of the bus's own registers is somebody else's.
     #[error("the PCI root's own registers cannot be placed")]

@@ -310,7 +310,7 @@ fn bytes(area: &[u8], range: std::ops::Range<usize>) -> Result<&[u8], Failure> {
 }
 
 fn too_small() -> Failure {
-    Failure::Extended("KVM's XSAVE area has no room for a component".into())
+    Failure::Extended("KVM's XSAVE area is too small for a component".into())
 }
 
 #[cfg(test)]

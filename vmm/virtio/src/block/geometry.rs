@@ -54,10 +54,10 @@ impl Geometry {
     /// Whether a driver that was told `saved` can go on with this disk.
     pub(super) fn serves(&self, saved: &Self) -> Result<(), StateError> {
         if self.sectors != saved.sectors {
-            return Err(StateError("the disk has another size"));
+            return Err(StateError("the disk's size differs"));
         }
         if self.block_size > saved.block_size {
-            return Err(StateError("the disk has larger blocks"));
+            return Err(StateError("the disk's blocks are larger"));
         }
         if self.read_only && !saved.read_only {
             return Err(StateError("the disk is read-only here"));

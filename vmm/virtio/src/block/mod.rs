@@ -121,10 +121,13 @@ pub enum BlockError {
     #[error("disk {0} is neither a file nor a block device")]
     Kind(PathBuf),
     /// Too small.
-    #[error("disk {0} has not even one sector of 512 bytes")]
+    #[error("disk {0} is smaller than one sector of 512 bytes")]
     Empty(PathBuf),
     /// Somebody else has it.
-    #[error("disk {0} is in use by another process; end that, or open the disk read-only in both")]
+    #[error(
+        "disk {0} is in use by another process: end that process, or open the disk \
+    read-only in both"
+    )]
     InUse(PathBuf),
     /// The file system has no locks.
     #[error("cannot lock disk {path}")]
@@ -335,7 +338,7 @@ impl VirtioDevice for Block {
 
     fn restore(&mut self, state: &DeviceState) -> Result<(), StateError> {
         let DeviceState::Block(state) = state else {
-            return Err(StateError("it is not a disk's"));
+            return Err(StateError("it is not the state of a disk"));
         };
         self.geometry.serves(state)
     }

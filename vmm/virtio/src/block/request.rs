@@ -101,20 +101,20 @@ pub fn parse(ring: &Ring, disk: &Geometry, chain: Chain) -> Result<Parsed, Fault
     };
     let mut header = [0; HEADER as usize];
     if ring.read(&chain.readable, 0, &mut header) != header.len() {
-        return Err(fault(&chain, "a disk request without a whole header"));
+        return Err(fault(&chain, "a disk request without a complete header"));
     }
     let answer_room = total(&chain.writable);
     if answer_room == 0 {
-        return Err(fault(&chain, "a disk request without room for its status"));
+        return Err(fault(&chain, "a disk request without space for its status"));
     }
     let [kind, _, sector @ ..] = words(&header);
     let sector = u64::from(sector[0]) | u64::from(sector[1]) << 32;
     let data_in = total(&chain.readable) - HEADER;
     let data_out = answer_room - 1;
     match kind {
-        IN | GET_ID if data_in > 0 => Err(fault(&chain, "data of a read that is not writable")),
+        IN | GET_ID if data_in > 0 => Err(fault(&chain, "a read whose data is not writable")),
         OUT | DISCARD | WRITE_ZEROES if data_out > 0 => {
-            Err(fault(&chain, "data of a write that is not readable"))
+            Err(fault(&chain, "a write whose data is not readable"))
         }
         IN => Ok(transfer(disk, chain, Operation::Read, sector, data_out)),
         OUT => Ok(transfer(disk, chain, Operation::Write, sector, data_in)),

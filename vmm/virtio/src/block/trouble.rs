@@ -70,7 +70,7 @@ impl Troubles {
         let error = reason(error);
         let before = match others {
             0 => String::new(),
-            others => format!(" (and {others} times since this was said last)"),
+            others => format!(" (and {others} more times since the last message)"),
         };
         Some(format!(
             "disk {path}: cannot {verb}{what}: {error}; the guest gets an I/O error{before}"
@@ -109,8 +109,8 @@ fn verb(operation: Operation) -> &'static str {
 /// The kernel's answer, and what to do where that is plain.
 fn reason(error: &io::Error) -> String {
     match (error.raw_os_error(), error.kind()) {
-        (Some(libc::ENOSPC), _) => format!("{error}: make room on its file system"),
-        (Some(libc::EDQUOT), _) => format!("{error}: make room within its user's quota"),
+        (Some(libc::ENOSPC), _) => format!("{error}: free space on its file system"),
+        (Some(libc::EDQUOT), _) => format!("{error}: free space within its user's quota"),
         (None, io::ErrorKind::UnexpectedEof) => {
             "the file has become shorter since the machine started".into()
         }

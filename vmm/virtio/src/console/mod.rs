@@ -138,7 +138,7 @@ impl VirtioDevice for Console {
         rings: Vec<Option<Ring>>,
     ) -> Result<Vec<Box<dyn Handler>>, Fault> {
         let Ok([Some(receive), Some(transmit)]) = <[_; 2]>::try_from(rings) else {
-            return Err(Fault::Driver("left a queue of the console off"));
+            return Err(Fault::Driver("did not enable a queue of the console"));
         };
         let handler = ConsoleHandler::new(receive, transmit, self.shared.clone());
         Ok(vec![Box::new(handler)])
@@ -154,7 +154,7 @@ impl VirtioDevice for Console {
 
     fn restore(&mut self, state: &DeviceState) -> Result<(), StateError> {
         let DeviceState::Console(state) = state else {
-            return Err(StateError("it is not a console's"));
+            return Err(StateError("it is not the state of a console"));
         };
         persist::restore(&self.shared, state);
         Ok(())

@@ -27,7 +27,8 @@ pub fn serve(ring: &mut Ring, shared: &Shared) -> Result<Progress, Fault> {
             return Err(Fault::Chain {
                 index: ring.index(),
                 head: chain.head,
-                reason: "a control command without a whole header, or without room for its answer",
+                reason: "a control command without a complete header, or without space for its \
+                answer",
             });
         }
         let [class, command, low, high] = command;

@@ -98,7 +98,7 @@ pub fn check(batch: &[u8]) -> Result<(), String> {
         match next(&mut rest) {
             Some(frame) if (HEADER + 1..=HEADER + FRAME_MAX).contains(&frame.len()) => {}
             Some(frame) => return Err(format!("it sent a frame of {} bytes", frame.len())),
-            None => return Err("it sent a part of a frame".into()),
+            None => return Err("it sent a partial frame".into()),
         }
     }
     Ok(())
@@ -135,7 +135,12 @@ impl Credit {
     pub fn taken(&mut self, bytes: u64) -> Result<(), String> {
         let left = usize::try_from(bytes).ok();
         let left = left.and_then(|bytes| self.under_way.checked_sub(bytes));
-        self.under_way = left.ok_or_else(|| format!("it took {bytes} bytes of frames too many"))?;
+        self.under_way = left.ok_or_else(|| {
+            format!(
+                "it acknowledged {bytes} bytes of frames \
+        too many"
+            )
+        })?;
         Ok(())
     }
 }
@@ -165,7 +170,7 @@ impl Debt {
     /// More than might.
     pub fn receive(&mut self, bytes: usize) -> Result<(), String> {
         if self.held + bytes > self.window {
-            return Err("it sends more frames than it may".into());
+            return Err("it sends more frames than allowed".into());
         }
         self.held += bytes;
         Ok(())

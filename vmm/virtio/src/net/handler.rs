@@ -177,7 +177,7 @@ impl Pair {
         self.down = true;
         if super::unplug(&self.shared.configuration) {
             let interrupt = self.receive.interrupt();
-            interrupt.say(format_args!("the network is gone: {error}"));
+            interrupt.say(format_args!("the network failed: {error}"));
             interrupt.configuration();
         }
     }
@@ -213,7 +213,7 @@ impl Pair {
         }
         let set = lock(&self.link).set_features(self.features);
         set.map_err(|source| Fault::Host {
-            what: "the network refuses the driver's offloads",
+            what: "the network does not support the driver's offloads",
             source,
         })
     }

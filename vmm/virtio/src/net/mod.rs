@@ -72,14 +72,15 @@ const LINK_UP: u16 = 1;
 #[derive(Debug, Error)]
 pub enum NetError {
     /// Cannot be one.
-    #[error("{0:?} is no name of a network interface: 1 to 15 bytes, no '/'")]
+    #[error("{0:?} is not a network interface name: 1 to 15 bytes, no '/'")]
     Name(String),
     /// /dev/net/tun.
     #[error("cannot open /dev/net/tun; the kernel's tun module and access to the file are needed")]
     NoTun(#[source] std::io::Error),
     /// Not ours, and no privilege to make it.
     #[error(
-        "no privilege to use the tap device {0}: make it for your user (ip tuntap add {0} mode tap user NAME) or run as root"
+        "no permission to use the tap device {0}: create it for your user (ip tuntap add {0} \
+        mode tap user NAME) or run as root"
     )]
     Privilege(String),
     /// Somebody else has it.
@@ -110,10 +111,10 @@ pub enum NetError {
     #[error("cannot connect to the user-mode network")]
     Socket(#[source] std::io::Error),
     /// Out of range.
-    #[error("a network has 1 to {PAIRS_MAX} pairs of queues, not {0}")]
+    #[error("a network has 1 to {PAIRS_MAX} queue pairs, not {0}")]
     Pairs(u16),
     /// Only tap has several.
-    #[error("user-mode networking has one pair of queues")]
+    #[error("user-mode networking has one queue pair")]
     OnePair,
     /// Out of range.
     #[error("an MTU of {0}: it must be 68 to 65535")]
@@ -339,7 +340,9 @@ impl VirtioDevice for Net {
                 let pair = Pair::new(receive, transmit, control.take(), shared, link, features);
                 handlers.push(Box::new(pair));
             } else if pair == 0 && link.is_some() {
-                return Err(Fault::Driver("left the first queues of the network off"));
+                return Err(Fault::Driver(
+                    "did not enable the first queues of the network",
+                ));
             }
         }
         Ok(handlers)
@@ -359,7 +362,7 @@ impl VirtioDevice for Net {
 
     fn restore(&mut self, state: &DeviceState) -> Result<(), StateError> {
         let DeviceState::Net(state) = state else {
-            return Err(StateError("it is not a network's"));
+            return Err(StateError("it is not the state of a network"));
         };
         persist::restore(&self.shared, state)
     }

@@ -25,7 +25,7 @@ pub(super) fn save(shared: &Shared) -> NetState {
 
 pub(super) fn restore(shared: &Shared, state: &NetState) -> Result<(), StateError> {
     if !(1..=PAIRS_MAX).contains(&state.active) || usize::from(state.active) > shared.links.len() {
-        return Err(StateError("the network has fewer pairs of queues"));
+        return Err(StateError("the network has fewer queue pairs"));
     }
     // The address moves along; whether the link is up is decided here.
     let mut up = [0; 2];

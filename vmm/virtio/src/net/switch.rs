@@ -226,7 +226,9 @@ impl Switch {
     pub fn put(&self, pair: u16, batch: &[u8]) -> Result<(), String> {
         frames::check(batch)?;
         let Some(Port::There { far, carry }) = self.ports.get(usize::from(pair)) else {
-            return Err(format!("it sent frames of pair {pair}, which is not its"));
+            return Err(format!(
+                "it sent frames of pair {pair}, which another slice serves"
+            ));
         };
         lock(far).debt.receive(batch.len())?;
         let mut rest = batch;
@@ -251,7 +253,10 @@ impl Switch {
     /// It never got them, or the pair is not there.
     pub fn taken(&self, pair: u16, bytes: u64) -> Result<(), String> {
         let Some(Port::There { far, carry }) = self.ports.get(usize::from(pair)) else {
-            return Err(format!("it took frames of pair {pair}, which is not its"));
+            return Err(format!(
+                "it acknowledged frames of pair {pair}, which another slice \
+            serves"
+            ));
         };
         lock(far).credit.taken(bytes)?;
         send_on(far, carry);

@@ -36,7 +36,7 @@ impl RngHandler {
                 return Err(Fault::Chain {
                     index: self.ring.index(),
                     head: chain.head,
-                    reason: "an entropy request must be all writable",
+                    reason: "all buffers of an entropy request must be writable",
                 });
             }
             let wanted = total(&chain.writable).min(REQUEST_MAX) as usize;
@@ -70,7 +70,7 @@ fn host_bytes(bytes: &mut [u8]) -> Result<(), Fault> {
         return Ok(());
     }
     Err(Fault::Host {
-        what: "the host gives no random bytes",
+        what: "the host returned no random bytes",
         source: std::io::Error::last_os_error(),
     })
 }

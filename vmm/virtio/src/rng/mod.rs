@@ -81,7 +81,7 @@ impl VirtioDevice for Rng {
 
     fn restore(&mut self, state: &DeviceState) -> Result<(), StateError> {
         let DeviceState::Rng(state) = state else {
-            return Err(StateError("it is not an entropy device's"));
+            return Err(StateError("it is not the state of an entropy device"));
         };
         *lock(&self.source) = persist::restore(state);
         Ok(())

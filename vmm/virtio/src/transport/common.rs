@@ -232,7 +232,7 @@ impl Transport {
         }
         if set & DRIVER_OK != 0 {
             if registers.status & FEATURES_OK == 0 {
-                let early = "set DRIVER_OK before the features were agreed on";
+                let early = "set DRIVER_OK before the features were negotiated";
                 return self.interrupt.fault(&Fault::Driver(early));
             }
             self.start_device(state);
