@@ -71,21 +71,15 @@ pub struct RegisterAccess {
 pub enum Note<'a> {
     /// To a vCPU of the receiver, if it has not left.
     Interrupt {
-        /// Which.
         vcpu: u32,
         /// As of which version the sender has it there.
         version: u64,
-        /// What.
         message: Message,
     },
     /// To the I/O APIC: a level-triggered interrupt was ended.
-    EndOfInterrupt {
-        /// Its vector.
-        vector: u8,
-    },
+    EndOfInterrupt { vector: u8 },
     /// A vCPU of the sender answers to other names.
     Identity {
-        /// Which vCPU.
         vcpu: u32,
         /// See [`weft_platform::interrupts::Seat::set_identity`].
         identity: u16,
@@ -94,7 +88,6 @@ pub enum Note<'a> {
     },
     /// A vCPU moved between two slices that are not the receiver.
     Moved {
-        /// Which.
         vcpu: u32,
         /// Where it is now.
         place: Place,
@@ -125,7 +118,6 @@ pub enum Note<'a> {
         /// [`super::orders::Order`].
         json: Vec<u8>,
     },
-    /// The answer.
     Answer {
         /// The order's number.
         ticket: u64,
@@ -141,9 +133,7 @@ pub enum Note<'a> {
     Beat,
     /// About a device, or one of its queues.
     Device {
-        /// Which.
         address: Address,
-        /// What.
         note: DeviceNote<'a>,
     },
     /// Asks for the host's TSC; answered at once by `Seen` with the same ticket.

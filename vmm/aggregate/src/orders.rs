@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 
 use weft_coherent_memory::{SliceFaults, SlicePages};
 
-/// An order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Order {
@@ -45,15 +44,11 @@ pub enum Order {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Answer {
-    /// It is done.
     Done,
     /// To `Status`: of the slice's own vCPUs, by number.
     Status(BTreeMap<u32, VcpuStage>),
-    /// To `Counters`.
     Counters(BTreeMap<String, u64>),
-    /// To `Pages`.
     Pages(SlicePages),
-    /// To `Faults`.
     Faults(SliceFaults),
     /// It cannot be done.
     Refused(String),

@@ -166,7 +166,6 @@ impl Peers {
         }
     }
 
-    /// Whether it is.
     pub(super) fn is_over(&self) -> bool {
         self.over.load(Ordering::SeqCst)
     }

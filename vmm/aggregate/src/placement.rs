@@ -78,18 +78,11 @@ pub enum PlacementError {
     #[error(
         "slice {slice} has {bytes} bytes of memory: give it at least {SLICE_MEMORY_MIN}, or none"
     )]
-    Small {
-        /// Which.
-        slice: usize,
-        /// What it has.
-        bytes: u64,
-    },
+    Small { slice: usize, bytes: u64 },
     /// A page, or among several slices a large page, would lie in two of them.
     #[error("slice {slice} has {bytes} bytes of memory: give it a multiple of {step}")]
     Step {
-        /// Which.
         slice: usize,
-        /// What it has.
         bytes: u64,
         /// Of what it must be a multiple.
         step: u64,

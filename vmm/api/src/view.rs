@@ -54,10 +54,7 @@ pub enum ConsoleView {
     /// Standard input and output of the process.
     Stdio,
     /// A UNIX socket.
-    Socket {
-        /// Its path.
-        path: PathBuf,
-    },
+    Socket { path: PathBuf },
 }
 
 /// Where a vCPU is.

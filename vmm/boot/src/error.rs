@@ -37,7 +37,6 @@ pub enum BootError {
         role: Role,
         /// Which file.
         name: String,
-        /// What it has.
         bytes: u64,
         /// What it may have.
         limit: u64,
@@ -48,7 +47,6 @@ pub enum BootError {
         now has {now}: start again when it is complete"
     )]
     Changed {
-        /// What it is.
         role: Role,
         /// Which file.
         name: String,
@@ -73,7 +71,6 @@ pub enum BootError {
     InitrdTooLarge {
         /// Which file.
         name: String,
-        /// What it has.
         bytes: u64,
         /// What there is room for.
         room: u64,
@@ -89,7 +86,6 @@ pub enum BootError {
     InitrdTooLargeForNode {
         /// Which file.
         name: String,
-        /// What it has.
         bytes: u64,
         /// What there is room for.
         room: u64,

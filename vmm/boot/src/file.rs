@@ -18,7 +18,6 @@ const PIECE: u64 = 256 << 10;
 /// What a file is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// The kernel.
     Kernel,
     /// The first file system, or a module.
     Initrd,

@@ -68,7 +68,6 @@ pub enum MemoryKind {
 pub struct MemoryRange {
     /// Guest-physical.
     pub range: Range<u64>,
-    /// What it is.
     pub kind: MemoryKind,
 }
 

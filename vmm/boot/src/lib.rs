@@ -55,7 +55,6 @@ const UPDATED_PAGES_MAX: u64 = 1024;
 /// What to boot.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// The kernel.
     pub kernel: &'a ImageFile,
     /// The first file system; for Multiboot, a module.
     pub initrd: Option<&'a ImageFile>,

@@ -16,7 +16,6 @@ pub enum Compression {
     None,
     /// RFC 1952.
     Gzip,
-    /// bzip2.
     Bzip2,
     /// The older `.lzma` format.
     Lzma,
@@ -26,7 +25,6 @@ pub enum Compression {
     Lzo,
     /// LZ4's legacy frame format.
     Lz4,
-    /// Zstandard.
     Zstd,
 }
 

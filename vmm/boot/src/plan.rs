@@ -22,7 +22,6 @@ pub enum Protocol {
     Linux,
     /// Linux, 64-bit, at the entry of the unpacker in its bzImage.
     LinuxOwnEntry,
-    /// PVH.
     Pvh,
     /// Multiboot 1.
     Multiboot,

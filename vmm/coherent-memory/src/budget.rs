@@ -51,7 +51,6 @@ impl Budget {
         }
     }
 
-    /// Pages in all.
     pub const fn pages(&self) -> u64 {
         self.pages
     }

@@ -103,7 +103,6 @@ const VCPUS: usize = 256;
 pub struct PageCount {
     /// Guest-physical page number.
     pub page: u64,
-    /// To read.
     pub reads: u32,
     /// To write, where the page was not here.
     pub writes: u32,
@@ -121,7 +120,6 @@ impl PageCount {
 /// The pages that a slice asked others for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlicePages {
-    /// Which slice.
     pub slice: usize,
     /// Those with most faults, the most first; [`PAGES_MAX`] at most.
     pub pages: Vec<PageCount>,

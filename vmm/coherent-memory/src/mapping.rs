@@ -93,7 +93,6 @@ struct Part {
     plain: usize,
 }
 
-/// The guest's mapping.
 pub struct GuestMapping {
     watched: Ram,
     /// Its bytes are reached through it; must not go before.

@@ -82,7 +82,6 @@ pub struct SharedMemory {
     /// Pages that are to be asked for again in a moment.
     pub(super) standing: AtomicU32,
     pub(super) taker: OnceLock<Thread>,
-    /// See there.
     pub counters: MemoryCounters,
     pub(super) counts: PageCounts,
     pub(super) vcpu_counts: VcpuCounts,
@@ -473,7 +472,6 @@ impl SharedMemory {
         self.room.call();
     }
 
-    /// Whether it is.
     pub fn is_over(&self) -> bool {
         self.over.load(Ordering::SeqCst)
     }

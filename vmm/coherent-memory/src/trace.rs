@@ -61,7 +61,6 @@ pub struct FaultRecord {
     pub page: u64,
     /// What was missing.
     pub kind: FaultKind,
-    /// What for.
     pub purpose: FaultPurpose,
     /// Whose it was; none for a device.
     pub vcpu: Option<u32>,
@@ -81,7 +80,6 @@ pub struct FaultRecord {
 /// Faults of one slice.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SliceFaults {
-    /// Which slice.
     pub slice: usize,
     /// The number of the first that comes after these.
     pub next: u64,

@@ -25,7 +25,6 @@ static CHANGED: AtomicBool = AtomicBool::new(false);
 pub struct Size {
     /// Characters in a row.
     pub columns: u16,
-    /// Rows.
     pub rows: u16,
 }
 

@@ -37,7 +37,6 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Opens them.
     pub fn open(configuration: &Configuration) -> Result<Self, MachineError> {
         let initrd = configuration.initrd.as_deref();
         Ok(Self {

@@ -160,16 +160,12 @@ impl Request {
     }
 }
 
-/// What it answers.
 #[derive(Debug)]
 pub enum Answer {
     /// Done; the machine is in this stage now.
     Done(Stage),
-    /// To `Save`.
     Saved(Box<MachineState>),
-    /// To `Status`.
     Status(Status),
-    /// To `Counters`.
     Counters(Counters),
     /// To `Pages`: of each slice; none where there is one only.
     Pages(Vec<SlicePages>),
@@ -186,7 +182,6 @@ pub enum Refusal {
     Stage {
         /// What was asked.
         request: &'static str,
-        /// What it is.
         stage: Stage,
     },
     /// Too many requests wait already.

@@ -141,7 +141,6 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// Which one.
     pub fn backend(&self) -> Backend {
         match self.host {
             Some(_) => Backend::Kvm,

@@ -23,7 +23,6 @@ use weft_test_support::skipped;
 struct World {
     ports: Vec<(u16, Vec<u8>)>,
     stores: Vec<(u64, Vec<u8>)>,
-    /// What IN gives.
     input: Vec<u8>,
     /// What a load from the device gives: its address, times this.
     factor: u64,

@@ -114,7 +114,6 @@ impl Mode {
 pub struct Link {
     /// Null, or the block.
     pub block: *const Block,
-    /// Its RIP.
     pub rip: u64,
     /// `Cpu::global_epoch` or `Cpu::local_epoch` when it was found; neither any
     /// more, and the link is void. [`SAME_PAGE`] never is.
@@ -233,7 +232,6 @@ impl Block {
 pub struct BlockKey {
     /// Guest-physical address of the first byte.
     pub physical: u64,
-    /// What for.
     pub mode: Mode,
 }
 

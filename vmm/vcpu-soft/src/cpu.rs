@@ -58,39 +58,24 @@ pub struct Faulted;
 pub mod segment {
     /// No segment: base 0.
     pub const NONE: usize = 0;
-    /// FS.
     pub const FS: usize = 1;
-    /// GS.
     pub const GS: usize = 2;
-    /// CS.
     pub const CS: usize = 3;
-    /// DS.
     pub const DS: usize = 4;
-    /// ES.
     pub const ES: usize = 5;
-    /// SS.
     pub const SS: usize = 6;
 }
 
 /// Numbers of general registers in [`Cpu::registers`].
 pub mod register {
-    /// RAX.
     pub const RAX: usize = 0;
-    /// RCX.
     pub const RCX: usize = 1;
-    /// RDX.
     pub const RDX: usize = 2;
-    /// RBX.
     pub const RBX: usize = 3;
-    /// RSP.
     pub const RSP: usize = 4;
-    /// RBP.
     pub const RBP: usize = 5;
-    /// RSI.
     pub const RSI: usize = 6;
-    /// RDI.
     pub const RDI: usize = 7;
-    /// R11.
     pub const R11: usize = 11;
 }
 
@@ -151,7 +136,6 @@ pub struct Cpu {
     pub fpu: FxArea,
     /// AVX.
     pub ymm_high: YmmHigh,
-    /// XCR0.
     pub xcr0: u64,
     /// For supervisor (0) and user mode (1).
     pub tlbs: [Tlb; 2],
@@ -179,13 +163,9 @@ pub struct Cpu {
     pub gdtr: DescriptorTable,
     /// Interrupt descriptor table.
     pub idtr: DescriptorTable,
-    /// CR0.
     pub cr0: u64,
-    /// CR2.
     pub cr2: u64,
-    /// CR3.
     pub cr3: u64,
-    /// CR4.
     pub cr4: u64,
     /// IA32_EFER.
     pub efer: u64,
@@ -316,7 +296,6 @@ impl Cpu {
         usize::from(self.mode.is_user())
     }
 
-    /// RFLAGS.
     pub fn rflags(&self) -> u64 {
         self.rflags_system | flags::to_rflags(self.flags) | 2
     }
@@ -459,7 +438,6 @@ pub mod cr0 {
     pub const CD: u64 = 1 << 30;
     /// Paging.
     pub const PG: u64 = 1 << 31;
-    /// All there are.
     pub const ALL: u64 = PE | MP | EM | TS | ET | NE | WP | AM | NW | CD | PG;
 }
 

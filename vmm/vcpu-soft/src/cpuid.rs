@@ -108,7 +108,6 @@ pub fn tells_of_apic(leaf: u32) -> bool {
 pub struct Extended {
     /// CR4.OSXSAVE.
     pub on: bool,
-    /// XCR0.
     pub xcr0: u64,
 }
 

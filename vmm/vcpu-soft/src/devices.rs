@@ -51,7 +51,6 @@ impl Cpu {
         self.after_write();
     }
 
-    /// IN.
     pub fn port_read(&mut self, port: u16, size: usize) -> u64 {
         self.watch_port(port, size);
         let mut bytes = [0xff; 8];

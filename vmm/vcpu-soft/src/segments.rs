@@ -18,7 +18,6 @@ pub mod rights {
     pub const CODE: u16 = 1 << 3;
     /// Code or data, not a system descriptor.
     pub const ORDINARY: u16 = 1 << 4;
-    /// Present.
     pub const PRESENT: u16 = 1 << 7;
     /// 64-bit code.
     pub const LONG: u16 = 1 << 13;

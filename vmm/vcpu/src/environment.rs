@@ -39,7 +39,6 @@ pub struct Asker {
     pub vcpu: u32,
     /// At privilege level 3.
     pub user: bool,
-    /// For what.
     pub purpose: Purpose,
     /// Linear address of the access; for a table, the one that is translated.
     pub address: u64,
@@ -109,7 +108,6 @@ pub trait Environment {
     fn mmio_read(&mut self, address: u64, data: &mut [u8]);
     /// Writes a device's register.
     fn mmio_write(&mut self, address: u64, data: &[u8]);
-    /// IN.
     fn port_read(&mut self, port: u16, data: &mut [u8]);
     /// OUT.
     fn port_write(&mut self, port: u16, data: &[u8]);

@@ -52,7 +52,6 @@ pub enum VcpuError {
     {what}"
     )]
     Unsupported {
-        /// Which one.
         back_end: &'static str,
         /// Instruction or event, with its address.
         what: String,

@@ -105,12 +105,9 @@ impl CpuModel {
     }
 }
 
-/// Bits of CPUID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuidBits {
-    /// Leaf 1, ECX.
     pub leaf_1_ecx: u32,
-    /// Leaf 7, EBX.
     pub leaf_7_ebx: u32,
     /// Leaf 8000_0001, ECX.
     pub extended_ecx: u32,

@@ -32,7 +32,6 @@ pub struct DescriptorTable {
 pub enum Undelivered {
     /// From the local APIC, which has it in service; or INT n when `software`.
     Interrupt {
-        /// Its vector.
         vector: u8,
         /// By an instruction.
         software: bool,
@@ -41,7 +40,6 @@ pub enum Undelivered {
     NonMaskable,
     /// A fault or trap.
     Exception {
-        /// Its vector.
         vector: u8,
         /// What it pushes, if it does.
         error_code: Option<u32>,
@@ -55,7 +53,6 @@ pub struct CpuState {
     pub registers: [u64; 16],
     /// Instruction pointer.
     pub rip: u64,
-    /// RFLAGS.
     pub rflags: u64,
     /// Code segment; its DPL bits are not the CPL: that is `cpl`.
     pub cs: Segment,
@@ -94,7 +91,6 @@ pub struct CpuState {
     /// x87 and SSE in FXSAVE's 64-bit format (Intel SDM volume 1, 10.5.1), then
     /// as many bytes of XSAVE's as the CPU offers; 512 bytes at least.
     pub fpu: Vec<u8>,
-    /// XCR0.
     pub xcr0: u64,
     /// Other model-specific registers, by number: STAR, LSTAR, CSTAR, SFMASK,
     /// KERNEL_GS_BASE, TSC_AUX, PAT, SYSENTER, MISC_ENABLE and so on.

@@ -96,11 +96,9 @@ pub struct Machine {
     pub ram: Ram,
     /// Memory-mapped registers.
     pub mmio: Bus,
-    /// Ports.
     pub ports: Bus,
     /// Messages sent.
     pub messages: Arc<Messages>,
-    /// The wires.
     pub wires: Vec<Arc<Wire>>,
     /// The bus.
     pub root: Root,

@@ -69,7 +69,6 @@ pub struct Kind {
 
 /// A device type behind the transport.
 pub trait VirtioDevice: Send {
-    /// What it is.
     fn kind(&self) -> Kind;
     /// Features beside the transport's own.
     fn features(&self) -> u64;
@@ -102,11 +101,8 @@ pub trait VirtioDevice: Send {
 /// Device state of each type.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceState {
-    /// Block.
     Block(block::Geometry),
-    /// Console.
     Console(console::ConsoleState),
-    /// Network.
     Net(net::NetState),
     /// Entropy.
     Rng(rng::RngState),
@@ -126,7 +122,6 @@ pub enum VirtioError {
     /// No thread, or no eventfd.
     #[error("cannot start the threads of {device}")]
     Start {
-        /// Which one.
         device: String,
         /// The kernel's answer.
         source: std::io::Error,
@@ -134,7 +129,6 @@ pub enum VirtioError {
     /// I/O in flight did not end.
     #[error("{device} still has I/O in flight after {milliseconds} ms")]
     Busy {
-        /// Which one.
         device: String,
         /// How long it was waited for.
         milliseconds: u128,
@@ -142,7 +136,6 @@ pub enum VirtioError {
     /// Saved state of another device.
     #[error("{device}")]
     State {
-        /// Which one.
         device: String,
         /// Why.
         source: StateError,
@@ -150,7 +143,6 @@ pub enum VirtioError {
     /// The driver's queues as saved are no queues.
     #[error("the saved queues of {device} cannot be used")]
     Queues {
-        /// Which one.
         device: String,
         /// Why.
         source: Fault,

@@ -37,7 +37,6 @@ pub enum Fault {
     /// The rings are not in RAM, not aligned, or their indices make no sense.
     #[error("queue {index}: {reason}")]
     Queue {
-        /// Which one.
         index: u16,
         /// The library's words.
         reason: String,

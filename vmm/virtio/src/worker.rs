@@ -59,7 +59,6 @@ pub enum Progress {
 /// What one thread of a device does. Calls are bounded: they neither block nor
 /// go on for as long as a guest keeps a ring filled.
 pub trait Handler: Send {
-    /// Its rings.
     fn rings(&self) -> Vec<&Ring>;
     /// Descriptors whose events (edge-triggered) it wants to hear of.
     fn watched(&self) -> Vec<(RawFd, EventSet)> {

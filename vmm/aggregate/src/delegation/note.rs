@@ -125,7 +125,6 @@ pub enum DeviceNote<'a> {
         /// What is to be written.
         data: Cow<'a, [u8]>,
     },
-    /// Its answer.
     Answered(Answer<'a>),
     /// Frames of a pair, to its network or from it, as
     /// [`weft_virtio::net`] puts them together.

@@ -41,7 +41,6 @@ const STOP_LOOK: Duration = Duration::from_millis(1);
 pub(super) enum Order {
     /// Serve a unit.
     Activate(Address, Vec<u8>),
-    /// Stop it.
     Stop(Address),
 }
 

@@ -66,7 +66,6 @@ pub struct Forward {
 pub enum Network {
     /// A tap device of the host, by name.
     Tap {
-        /// Its name.
         name: String,
         /// The slice that has it.
         #[serde(default)]
@@ -153,7 +152,6 @@ pub enum DeviceError {
     /// Another slice did not say what its device is.
     #[error("node {slice} did not describe its {device} {number}: {reason}")]
     Described {
-        /// Which slice.
         slice: usize,
         /// `disk` or `network`.
         device: &'static str,

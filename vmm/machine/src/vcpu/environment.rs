@@ -23,7 +23,6 @@ const APIC_TIMER_REGISTERS: [u64; 3] = [0x320, 0x380, 0x3e0];
 pub struct Surroundings {
     /// Memory-mapped registers.
     pub mmio: Bus,
-    /// Ports.
     pub ports: Bus,
     /// Interrupt controllers.
     pub hub: Arc<Hub>,

@@ -52,9 +52,7 @@ pub enum Order {
 /// What it answers.
 #[derive(Debug)]
 pub enum Reply {
-    /// Done.
     Done,
-    /// To `Save`.
     Saved(Box<VcpuState>),
     /// It could not.
     Failed(VcpuError),
@@ -160,7 +158,6 @@ pub enum RunnerError {
     /// Its back end failed.
     #[error("vCPU {id}")]
     Failed {
-        /// Which one.
         id: u32,
         /// Why.
         source: VcpuError,
@@ -168,7 +165,6 @@ pub enum RunnerError {
     /// No thread for it.
     #[error("no thread for vCPU {id}")]
     Thread {
-        /// Which one.
         id: u32,
         /// The kernel's answer.
         source: std::io::Error,

@@ -26,7 +26,6 @@ struct Pair {
 /// When the measurement of this process began. Held for moments.
 static BEGUN: Mutex<Option<Pair>> = Mutex::new(None);
 
-/// The host's TSC.
 pub fn host_tsc() -> u64 {
     // SAFETY: every x86-64 CPU has RDTSC, and Linux does not forbid it to programs
     // that did not ask for that.

@@ -48,7 +48,6 @@ struct State {
     memory: Vec<u8>,
 }
 
-/// The clock.
 pub struct CmosClock {
     state: Mutex<State>,
     clock: Arc<Clock>,

@@ -75,7 +75,6 @@ struct Port {
     paused: bool,
 }
 
-/// The serial port.
 pub struct SerialPort {
     /// The UART with its queue. The interrupt line and the sink are used under it:
     /// both only hand over.

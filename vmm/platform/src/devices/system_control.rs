@@ -8,7 +8,6 @@ use weft_confine::lock;
 
 use crate::bus::BusDevice;
 
-/// The one port.
 pub const PORTS: Range<u64> = 0x92..0x93;
 
 /// Resets when it goes from 0 to 1.

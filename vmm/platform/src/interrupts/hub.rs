@@ -24,7 +24,6 @@ use crate::part::{Part, PartError};
 pub struct HubCounters {
     /// From local APICs.
     pub commands: AtomicU64,
-    /// Message-signalled.
     pub messages: AtomicU64,
     /// From lines.
     pub lines: AtomicU64,
@@ -76,7 +75,6 @@ pub struct Hub {
     io_apic: Mutex<IoApic>,
     /// Which vCPU is looked at first for a lowest-priority interrupt.
     turn: AtomicU32,
-    /// See there.
     pub counters: HubCounters,
 }
 

@@ -117,7 +117,6 @@ impl Mode {
     }
 }
 
-/// One local APIC.
 pub struct LocalApic {
     state: LocalApicState,
     seat: Arc<Seat>,

@@ -55,7 +55,6 @@ pub enum LocationError {
     /// There is none of this number.
     #[error("it sent node {slice} as the location of vCPU {vcpu}, but there are {slices}")]
     Slice {
-        /// Which vCPU.
         vcpu: u32,
         /// Where it is said to be.
         slice: usize,
@@ -68,7 +67,6 @@ pub enum LocationError {
         move is missing"
     )]
     Skipped {
-        /// Which vCPU.
         vcpu: u32,
         /// The version that was said.
         said: u64,
@@ -81,7 +79,6 @@ pub enum LocationError {
         the two tables contradict each other"
     )]
     Differs {
-        /// Which vCPU.
         vcpu: u32,
         /// As of this version.
         version: u64,
@@ -92,17 +89,13 @@ pub enum LocationError {
     },
     /// No more moves can be told apart.
     #[error("vCPU {vcpu} moved {VERSION_MAX} times: it cannot move any more")]
-    Versions {
-        /// Which vCPU.
-        vcpu: u32,
-    },
+    Versions { vcpu: u32 },
     /// It cannot leave without its state, nor come without it.
     #[error(
         "it reported that vCPU {vcpu} moved from node {from} to node {to}, but node {here} has \
         neither sent nor received its state"
     )]
     WithoutState {
-        /// Which vCPU.
         vcpu: u32,
         /// Where it is here.
         from: usize,

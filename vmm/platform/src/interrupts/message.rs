@@ -46,7 +46,6 @@ pub enum Destination {
     Logical(u32),
     /// The sender.
     Oneself,
-    /// Everybody.
     Everybody,
     /// Everybody but the sender.
     Others,
@@ -77,9 +76,7 @@ impl Destination {
 pub struct Interrupt {
     /// 0 to 255; below 16 illegal for those that have one.
     pub vector: u8,
-    /// How.
     pub delivery: Delivery,
-    /// To whom.
     pub destination: Destination,
     /// Level-triggered: its EOI goes to the I/O APIC.
     pub level: bool,
@@ -141,12 +138,10 @@ pub enum Message {
     Fixed {
         /// 16 to 255.
         vector: u8,
-        /// Level-triggered.
         level: bool,
     },
     /// Non-maskable interrupt.
     NonMaskable,
-    /// INIT.
     Init,
     /// Start-up, at page `vector`.
     StartUp {

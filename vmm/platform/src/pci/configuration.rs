@@ -26,17 +26,12 @@ const FIRST_CAPABILITY: usize = 0x40;
 /// Who a function says it is.
 #[derive(Clone, Copy, Debug)]
 pub struct Identity {
-    /// Vendor.
     pub vendor: u16,
-    /// Device.
     pub device: u16,
     /// Class, subclass, programming interface: 24 bits.
     pub class: u32,
-    /// Revision.
     pub revision: u8,
-    /// Subsystem vendor.
     pub subsystem_vendor: u16,
-    /// Subsystem.
     pub subsystem: u16,
 }
 

@@ -32,7 +32,6 @@ pub struct Bar {
 /// What a function is made of.
 #[derive(Clone, Debug)]
 pub struct EndpointOptions {
-    /// Who it is.
     pub identity: Identity,
     /// Its windows, without that of MSI-X.
     pub bars: Vec<Bar>,

@@ -71,9 +71,7 @@ impl Windows {
 /// Configuration space as the bus sees it. `register` plus the length of
 /// `data` (1 to 4) is at most 4096.
 pub trait Function: Send + Sync {
-    /// Reads.
     fn read(&self, register: u16, data: &mut [u8]);
-    /// Writes.
     fn write(&self, register: u16, data: &[u8]);
 }
 

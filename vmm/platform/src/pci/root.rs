@@ -40,7 +40,6 @@ const HOST_BRIDGE: Identity = Identity {
 pub struct RootOptions {
     /// Memory-mapped registers: ECAM and the BARs go here.
     pub mmio: Bus,
-    /// Ports.
     pub ports: Bus,
     /// Inputs [`super::FIRST_PIN`] and up of the I/O APIC.
     pub lines: [Arc<dyn InterruptLine>; PINS as usize],
@@ -172,7 +171,6 @@ impl Drop for Root {
 }
 
 impl Slot {
-    /// Which one.
     pub fn number(&self) -> u8 {
         self.number
     }

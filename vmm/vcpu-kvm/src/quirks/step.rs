@@ -69,7 +69,6 @@ impl Registers {
 
 /// x87 and vector registers: XSAVE's standard format.
 pub(super) trait ExtendedState {
-    /// All of them.
     fn get(&self) -> Result<Vec<u8>, String>;
     /// Replaces them.
     fn set(&self, area: &[u8]) -> Result<(), String>;

@@ -33,7 +33,6 @@ const GAP_MARGIN: usize = 16;
 const SEARCH: u64 = 4 << 20;
 const PAGE: u64 = 4096;
 
-/// What was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Redirection {
     /// The gate leads through these bytes now.

@@ -14,7 +14,6 @@ pub enum Shape {
     Register,
     /// A memory operand.
     Memory,
-    /// An immediate.
     Immediate,
     /// Two general registers.
     RegisterRegister,

@@ -104,7 +104,6 @@ impl Cpu {
     }
 }
 
-/// One element.
 fn element<const KIND: u8, const SIZE: usize>(cpu: &mut Cpu, op: &Op) -> Result<(), Faulted> {
     let step = cpu.step(SIZE as u64);
     match KIND {

@@ -9,13 +9,11 @@ use crate::op::{Handler, Op, Outcome};
 
 /// Components, as bits of XCR0.
 pub mod component {
-    /// x87.
     pub const X87: u64 = 1;
     /// XMM registers and MXCSR.
     pub const SSE: u64 = 1 << 1;
     /// Upper halves of YMM registers.
     pub const AVX: u64 = 1 << 2;
-    /// All there are.
     pub const ALL: u64 = X87 | SSE | AVX;
 }
 

@@ -29,7 +29,6 @@ pub enum Field {
 pub enum Template {
     /// By a call of the interpreter's handler.
     Handler,
-    /// Nothing to do.
     Nothing,
     /// Its bytes as they are: operands are implied and the host has the same.
     Same,
@@ -68,7 +67,6 @@ pub enum Template {
     PushMemory,
     /// POP of 64 bits into a register.
     Pop(u8),
-    /// LEAVE.
     Leave,
     /// Jcc, with the condition's number.
     JumpIf(u8),

@@ -88,13 +88,10 @@ pub struct Thunk {
 pub enum Needs {
     /// x87 (MMX does): CR0.EM and CR0.TS raise #NM.
     X87,
-    /// SSE.
     Sse,
-    /// AVX.
     Avx,
     /// Protected mode, as VEX prefixes do.
     Protected,
-    /// Nothing.
     Nothing,
 }
 

@@ -55,7 +55,6 @@ pub struct Piece {
 /// What became of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer<'a> {
-    /// Which.
     pub piece: Piece,
     /// How it ended.
     pub status: Status,

@@ -81,7 +81,6 @@ impl Disk {
         })
     }
 
-    /// The file.
     pub fn file(&self) -> &File {
         &self.file
     }

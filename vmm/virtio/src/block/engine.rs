@@ -21,9 +21,7 @@ const BOUNCE: usize = 256 << 10;
 
 /// A request that ended.
 pub struct Ended {
-    /// Which.
     pub request: Request,
-    /// How.
     pub status: Status,
 }
 

@@ -22,7 +22,6 @@ const MAY_UNMAP: u32 = 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Status {
-    /// Done.
     Ok = 0,
     /// Not done.
     IoError = 1,
@@ -53,7 +52,6 @@ pub enum Operation {
 pub struct Request {
     /// Given back at the end.
     pub chain: Chain,
-    /// What.
     pub operation: Operation,
     /// Where on the disk, in bytes.
     pub offset: u64,

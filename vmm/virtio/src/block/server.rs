@@ -27,9 +27,7 @@ const THREADS: [usize; 2] = [4, 16];
 pub struct Job {
     /// Which slice.
     pub from: usize,
-    /// Of which queue.
     pub queue: u16,
-    /// What.
     pub piece: Piece,
     /// What is to be written.
     pub data: Vec<u8>,

@@ -123,7 +123,6 @@ impl Credit {
         self.under_way + bytes <= self.window
     }
 
-    /// They are.
     pub fn send(&mut self, bytes: usize) {
         self.under_way += bytes;
     }

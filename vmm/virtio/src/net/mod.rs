@@ -89,7 +89,6 @@ pub enum NetError {
     /// Anything else.
     #[error("cannot set up the tap device {name}: {what}")]
     Tap {
-        /// Which.
         name: String,
         /// The call.
         what: &'static str,
@@ -140,7 +139,6 @@ pub type Use = Box<dyn Fn(Usage) + Send + Sync>;
 
 /// The only link of a network that several slices serve.
 pub struct Opened {
-    /// The link.
     pub link: Box<dyn Link>,
     /// What the driver is told.
     pub description: NetDescription,

@@ -9,9 +9,7 @@ pub struct Mac(pub [u8; 6]);
 /// A TCP port of this host's loopback address that leads into the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Forward {
-    /// Here.
     pub host: u16,
-    /// There.
     pub guest: u16,
 }
 
@@ -41,10 +39,7 @@ impl Default for User {
 #[derive(Clone, Debug)]
 pub enum NetBackEnd {
     /// A tap device of the host; made when it is not there.
-    Tap {
-        /// Its name.
-        name: String,
-    },
+    Tap { name: String },
     /// A network in user space.
     User(User),
 }

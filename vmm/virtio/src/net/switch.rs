@@ -111,7 +111,6 @@ enum Port {
     },
 }
 
-/// The switch.
 pub struct Switch {
     line: Mutex<Line>,
     ports: Vec<Port>,

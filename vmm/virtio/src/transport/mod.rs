@@ -85,7 +85,6 @@ enum Phase {
     Running,
     /// They are wanted back.
     Resetting,
-    /// They are here.
     Paused(Vec<Box<dyn Handler>>),
     /// Detached.
     Gone,
@@ -220,7 +219,6 @@ impl Transport {
         self.slot
     }
 
-    /// Counts.
     pub fn counters(&self) -> Counters {
         let (interrupts, faults) = self.interrupt.counts();
         Counters {
