@@ -61,17 +61,6 @@ pub struct Mismatch {
     pub found: usize,
 }
 
-/// Whether a page may leave.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Candidate {
-    /// A read-only copy: leaves without traffic, so it goes first.
-    Copy,
-    /// Owned: must be pushed.
-    Owned,
-    /// Not here, pending, just faulted, or not to be moved.
-    Stays,
-}
-
 impl<'a> History<'a> {
     /// A view of the engine's tables.
     ///
@@ -126,7 +115,8 @@ impl<'a> History<'a> {
     }
 
     /// A page's history as of an epoch.
-    pub fn page(&self, page: Page, epoch: u32) -> u8 {
+    #[cfg(test)]
+    fn page(&self, page: Page, epoch: u32) -> u8 {
         let index = page.0 as usize;
         match (
             self.pages.get(index),
@@ -138,7 +128,8 @@ impl<'a> History<'a> {
     }
 
     /// A chunk's history as of an epoch.
-    pub fn chunk(&self, chunk: u64, epoch: u32) -> u8 {
+    #[cfg(test)]
+    fn chunk(&self, chunk: u64, epoch: u32) -> u8 {
         self.chunks
             .get(chunk as usize)
             .map_or(0, |record| record.value(epoch))
@@ -153,100 +144,6 @@ impl<'a> History<'a> {
                 let age = epoch.wrapping_sub(record.touched);
                 (record.value(epoch), u32::MAX - age)
             })
-    }
-
-    /// Chooses up to `wanted` pages of a chunk to leave, read-only copies first,
-    /// and calls `emit(first, count)` for each run of consecutive ones. Returns
-    /// how many were chosen.
-    pub fn victims(
-        &self,
-        chunk: u64,
-        wanted: u16,
-        mut candidate: impl FnMut(Page) -> Candidate,
-        mut emit: impl FnMut(Page, u16),
-    ) -> u16 {
-        let mut left = wanted;
-        for kind in [Candidate::Copy, Candidate::Owned] {
-            let mut run: Option<(Page, u16)> = None;
-            for page in self.span(chunk).map(|index| Page(index as u64)) {
-                if left > 0 && candidate(page) == kind {
-                    left -= 1;
-                    let (first, count) = run.unwrap_or((page, 0));
-                    run = Some((first, count + 1));
-                } else if let Some((first, count)) = run.take() {
-                    emit(first, count);
-                }
-            }
-            if let Some((first, count)) = run {
-                emit(first, count);
-            }
-        }
-        wanted - left
-    }
-}
-
-/// Splits pages into hot and cold without sorting: counts per history value,
-/// then a threshold (S-memV, section IV-C).
-#[derive(Debug, Clone)]
-pub struct Histogram {
-    counts_pages: [u64; 256],
-}
-
-impl Default for Histogram {
-    fn default() -> Histogram {
-        Histogram {
-            counts_pages: [0; 256],
-        }
-    }
-}
-
-/// Which pages are cold: all below the threshold, and some at it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Split {
-    /// Pages with less history than this are cold.
-    pub threshold: u8,
-    /// So many pages with exactly that history are cold too.
-    pub at_threshold_pages: u64,
-}
-
-impl Histogram {
-    /// Counts `pages` pages (of one chunk, say) with a history.
-    pub fn add(&mut self, value: u8, pages: u64) {
-        self.counts_pages[usize::from(value)] += pages;
-    }
-
-    /// The split that makes `cold_pages` pages cold, or all if there are fewer.
-    pub fn split(&self, cold_pages: u64) -> Split {
-        let mut left = cold_pages;
-        for (value, &count) in self.counts_pages.iter().enumerate() {
-            if count >= left {
-                return Split {
-                    threshold: value as u8,
-                    at_threshold_pages: left,
-                };
-            }
-            left -= count;
-        }
-        Split {
-            threshold: u8::MAX,
-            at_threshold_pages: self.counts_pages[255],
-        }
-    }
-}
-
-impl Split {
-    /// How many of `pages` pages with a history are cold. Called once for each
-    /// group that was added, in any order.
-    pub fn cold_pages(&mut self, value: u8, pages: u64) -> u64 {
-        if value < self.threshold {
-            return pages;
-        }
-        if value > self.threshold {
-            return 0;
-        }
-        let taken = pages.min(self.at_threshold_pages);
-        self.at_threshold_pages -= taken;
-        taken
     }
 }
 
@@ -291,55 +188,6 @@ mod tests {
         assert_eq!(history.coldest(1..3, 30), Some(1));
         assert_eq!(history.coldest(2..9, 30), Some(3));
         assert_eq!(history.coldest(9..12, 30), None);
-    }
-
-    #[test]
-    fn victims_are_runs_and_copies_go_first() {
-        let (mut pages, mut chunks) = tables(1);
-        let history = History::new(&mut pages, &mut chunks).unwrap();
-        let candidate = |page: Page| match page.0 {
-            0..4 | 8..10 => Candidate::Owned,
-            4..6 | 100 => Candidate::Copy,
-            _ => Candidate::Stays,
-        };
-        let mut runs = Vec::new();
-        let chosen = history.victims(0, 8, candidate, |first, count| runs.push((first.0, count)));
-        assert_eq!(chosen, 8);
-        assert_eq!(runs, [(4, 2), (100, 1), (0, 4), (8, 1)]);
-        let chosen = history.victims(0, 500, candidate, |_, _| {});
-        assert_eq!(chosen, 9);
-    }
-
-    #[test]
-    fn the_split_takes_exactly_what_is_asked() {
-        let groups = [
-            (0, 10),
-            (0x80, 512),
-            (1, 30),
-            (0x80, 100),
-            (0xFF, 512),
-            (1, 7),
-        ];
-        let mut histogram = Histogram::default();
-        let mut total = 0;
-        for (value, pages) in groups {
-            histogram.add(value, pages);
-            total += pages;
-        }
-        for wanted in 0..=total {
-            let mut split = histogram.split(wanted);
-            let cold: u64 = groups
-                .iter()
-                .map(|&(value, pages)| split.cold_pages(value, pages))
-                .sum();
-            assert_eq!(cold, wanted);
-        }
-        let mut split = histogram.split(total + 5);
-        let cold: u64 = groups
-            .iter()
-            .map(|&(value, pages)| split.cold_pages(value, pages))
-            .sum();
-        assert_eq!(cold, total);
     }
 
     #[test]

@@ -11,8 +11,6 @@
 //! What the shell must provide:
 //!
 //! * **Channels** are reliable and first-in first-out per ordered pair of nodes.
-//!   A transport that may repeat itself after a reconnect numbers its messages
-//!   with [`inbox`].
 //! * **Actions** are done in order, and those of one event before the next event.
 //! * **Discards** reach the page's manager last, after all others have
 //!   acknowledged theirs. Then no message of a later generation can meet a node
@@ -43,7 +41,6 @@ pub mod check;
 pub mod checker;
 mod evict;
 pub mod history;
-pub mod inbox;
 mod manager;
 pub mod message;
 mod node;

@@ -8,12 +8,13 @@
 //! other freely. Content is a version number: a write makes a new one, a read
 //! must find the newest.
 
+mod inbox;
 mod scenario;
 
+use inbox::{Arrival, Inbox, Outbox};
 pub use scenario::{Random, Scenario};
 
 use crate::checker::{Flaw, Frame, Judge, ZERO_VERSION, carries_ownership, idle_node};
-use crate::inbox::{Arrival, Inbox, Outbox};
 use crate::node::Node;
 use crate::protocol::{Action, Event, Message};
 use crate::state::{Phase, VecTables};

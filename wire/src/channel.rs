@@ -10,7 +10,7 @@
 //! [`Reader`] that timed out goes on where it was.
 
 use crate::LinkError;
-use crate::seal::{KEY_BYTES, LENGTH_BYTES, Opener, RECORD_MAX, RECORD_PLAIN_MAX, Sealer, rekey};
+use crate::seal::{KEY_BYTES, LENGTH_BYTES, Opener, RECORD_MAX, RECORD_PLAIN_MAX, Sealer};
 use crate::socket::{CredentialError, Socket, check_peer};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -51,9 +51,6 @@ pub enum ChannelError {
     /// A record was altered on the way.
     #[error("the control connection was tampered with")]
     Sealing(#[source] LinkError),
-    /// Messages are still unread, so the connection cannot be handed on.
-    #[error("the peer sent data before the connection was handed over")]
-    Unread,
     /// The connection failed.
     #[error("the control connection failed")]
     Io(#[source] io::Error),
@@ -74,17 +71,6 @@ impl ChannelError {
     }
 }
 
-/// Keys and socket of a channel that is handed on.
-pub struct Parts {
-    /// The connection.
-    pub socket: Socket,
-    /// Key for what this side sends from now on, unless the channel was in the
-    /// clear. Fresh: no record was sealed with it.
-    pub send_key: Option<[u8; KEY_BYTES]>,
-    /// Key for what this side receives.
-    pub receive_key: Option<[u8; KEY_BYTES]>,
-}
-
 /// A control connection.
 pub struct Channel {
     reader: Reader,
@@ -94,7 +80,7 @@ pub struct Channel {
 /// The receiving half.
 pub struct Reader {
     socket: Socket,
-    opener: Option<(Opener, [u8; KEY_BYTES])>,
+    opener: Option<Opener>,
     raw: Vec<u8>,
     plain: Vec<u8>,
 }
@@ -102,7 +88,7 @@ pub struct Reader {
 /// The sending half.
 pub struct Writer {
     socket: Socket,
-    sealer: Option<(Sealer, [u8; KEY_BYTES])>,
+    sealer: Option<Sealer>,
     timeout: Duration,
     dead: bool,
 }
@@ -118,8 +104,8 @@ impl Channel {
         send_key: [u8; KEY_BYTES],
         receive_key: [u8; KEY_BYTES],
     ) -> io::Result<Channel> {
-        let sealer = Some((Sealer::new(&send_key), send_key));
-        let opener = Some((Opener::new(&receive_key), receive_key));
+        let sealer = Some(Sealer::new(&send_key));
+        let opener = Some(Opener::new(&receive_key));
         Channel::new(socket, sealer, opener)
     }
 
@@ -133,11 +119,7 @@ impl Channel {
         Channel::new(socket.into(), None, None).map_err(CredentialError::Unknown)
     }
 
-    fn new(
-        socket: Socket,
-        sealer: Option<(Sealer, [u8; KEY_BYTES])>,
-        opener: Option<(Opener, [u8; KEY_BYTES])>,
-    ) -> io::Result<Channel> {
+    fn new(socket: Socket, sealer: Option<Sealer>, opener: Option<Opener>) -> io::Result<Channel> {
         let writer = Writer {
             socket: socket.try_clone()?,
             sealer,
@@ -173,24 +155,6 @@ impl Channel {
     pub fn split(self) -> (Reader, Writer) {
         (self.reader, self.writer)
     }
-
-    /// The connection and fresh keys, for another use of it. Both sides must do
-    /// it at the same point of the conversation; each key is replaced by the
-    /// one that Noise's REKEY derives from it, so that no nonce is used twice.
-    ///
-    /// # Errors
-    /// [`ChannelError::Unread`].
-    pub fn into_parts(self) -> Result<Parts, ChannelError> {
-        let Channel { reader, writer } = self;
-        if !reader.raw.is_empty() || !reader.plain.is_empty() {
-            return Err(ChannelError::Unread);
-        }
-        Ok(Parts {
-            socket: reader.socket,
-            send_key: writer.sealer.map(|(_, key)| rekey(&key)),
-            receive_key: reader.opener.map(|(_, key)| rekey(&key)),
-        })
-    }
 }
 
 impl Writer {
@@ -218,7 +182,7 @@ impl Writer {
         let timeout = self.timeout;
         let end = Instant::now() + timeout;
         let failed = |error| ChannelError::from_io(error, timeout);
-        let Some((sealer, _)) = &mut self.sealer else {
+        let Some(sealer) = &mut self.sealer else {
             return self.socket.write_all_by(bytes, end).map_err(failed);
         };
         let mut record = vec![0; RECORD_MAX.min(bytes.len() + RECORD_MAX - RECORD_PLAIN_MAX)];
@@ -294,7 +258,7 @@ impl Reader {
     }
 
     fn open_records(&mut self) -> Result<(), ChannelError> {
-        let Some((opener, _)) = &mut self.opener else {
+        let Some(opener) = &mut self.opener else {
             return Ok(());
         };
         while let Some((length, rest)) = self.raw.split_first_chunk_mut::<LENGTH_BYTES>() {

@@ -262,27 +262,6 @@ fn a_silent_or_wrong_peer_is_named_and_the_channel_goes_on() {
 }
 
 #[test]
-fn a_channel_is_handed_on_with_fresh_keys() {
-    let (mut near, mut far) = channels();
-    near.send(&1).unwrap();
-    let unread = far.receive::<u32>(LONG).map(|_| ());
-    assert!(unread.is_ok());
-    let (near, far) = (near.into_parts().unwrap(), far.into_parts().unwrap());
-    assert_eq!(near.send_key, far.receive_key);
-    assert_eq!(near.receive_key, far.send_key);
-    let mut near = Channel::sealed(
-        near.socket,
-        near.send_key.unwrap(),
-        near.receive_key.unwrap(),
-    )
-    .unwrap();
-    let mut far =
-        Channel::sealed(far.socket, far.send_key.unwrap(), far.receive_key.unwrap()).unwrap();
-    far.send(&2).unwrap();
-    assert_eq!(near.receive::<u32>(LONG).unwrap(), 2);
-}
-
-#[test]
 fn altered_and_oversized_messages_end_a_channel() {
     let (near, mut far) = tcp_pair();
     let mut channel = Channel::sealed(near.into(), [1; 32], [2; 32]).unwrap();

@@ -1,5 +1,5 @@
-//! Numbers on a channel, so that a transport may send the tail of its stream
-//! again after a reconnect.
+//! Numbers on a channel of the simulator, whose transport may send the tail of its
+//! stream again after a reconnect. The transports of `weft-wire` do not.
 //!
 //! Invariant: what [`Inbox::accept`] delivers is exactly 0, 1, 2, … in order.
 
