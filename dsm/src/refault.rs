@@ -66,7 +66,7 @@ impl<'a> Rewritten<'a> {
         }
     }
 
-    /// Whether a page that is to be read should come whole.
+    /// Whether a page that is requested for reading should come whole.
     pub fn comes_whole(&mut self, page: Page) -> bool {
         let Some(mark) = self.marks.get_mut(page.chunk() as usize) else {
             return false;
@@ -111,7 +111,7 @@ mod tests {
         assert!(departures.missing(Page(0)).is_some());
     }
 
-    /// Of 100 pages of a chunk that are read, so many come whole when those that `are`
+    /// Of 100 pages of a chunk that are read, how many come whole when those that `are`
     /// written later are as said.
     fn whole(are_written: impl Fn(u64) -> bool) -> usize {
         let mut marks = [0; 1];

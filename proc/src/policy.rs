@@ -29,8 +29,8 @@
 //! room, the caller knows at which nodes the page would have stayed
 //! ([`Policy::missed`]). When the waits for such pages, less a part of the time
 //! between them, pass what it takes to move everything that is here, the execution
-//! goes there for good, as whoever rents buys when the rent has reached the price: at
-//! most twice as much is lost as by knowing beforehand. There are no trials before
+//! goes there for good, as in the ski-rental problem: at most twice as
+//! much is lost as with foreknowledge. There are no trials before
 //! the price has been paid again, and later only while the program waits more than
 //! it works. A trial that pays goes on, judged every [`TRIAL_FAULTS`], but does not
 //! make another base: eight faults weigh little against the price.

@@ -285,14 +285,14 @@ impl Slice {
         let _ = self.mapping.set(mapping);
     }
 
-    /// What the vCPUs' mapping counted, by name.
+    /// Counters of the vCPUs' mapping, keyed by name.
     pub fn mapping_counters(&self) -> Vec<(&'static str, u64)> {
         self.mapping
             .get()
             .map_or_else(Vec::new, |mapping| mapping.counters())
     }
 
-    /// Frames and bytes to and from other slices so far, by name.
+    /// Frames and bytes to and from other slices so far, keyed by name.
     pub fn traffic(&self) -> [(&'static str, u64); 4] {
         self.peers.traffic()
     }

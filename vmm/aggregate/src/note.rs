@@ -156,7 +156,7 @@ pub enum NoteError {
     /// No note has this kind.
     #[error("a message of unknown kind {0}")]
     Kind(u8),
-    /// A field has a value that it cannot have, or a field is used that is none.
+    /// A field has an invalid value, or an unused field is set.
     #[error("a message of kind {0} with invalid fields")]
     Fields(u8),
 }

@@ -225,7 +225,7 @@ impl Peers {
         }
     }
 
-    /// Frames and bytes to and from all others, by name.
+    /// Frames and bytes to and from all others, keyed by name.
     pub(super) fn traffic(&self) -> [(&'static str, u64); 4] {
         let sent = self.senders.iter().flatten().map(Sender::traffic).sum();
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -264,7 +264,7 @@ mod tests {
         fn take(&self, _: usize, _: Note) {}
     }
 
-    /// Who sends may hold whatever lock the hearing of a loss wants.
+    /// A sender may hold a lock that the handler of a loss needs.
     #[test]
     fn a_peer_that_went_is_heard_of_where_it_is_read() {
         let (near, far) = UnixStream::pair().unwrap();

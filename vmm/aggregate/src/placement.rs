@@ -38,7 +38,7 @@ const SPARE_FOR_CPU: u64 = 256 << 10;
 /// What devices, and pages on their way out, need at least.
 const SPARE_FOR_ANY: u64 = 1 << 20;
 
-/// What one slice gives; either may be none.
+/// What one slice contributes; either may be zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Share {
@@ -120,9 +120,8 @@ impl Placement {
         Self { shares: vec![all] }
     }
 
-    /// Bytes of a slice's host that guest RAM may fill there: the slice's part, and so
-    /// many for pages of the others' parts, of which there are not more than they have.
-    /// `spare`: as it was asked for.
+    /// Bytes of a slice's host that guest RAM may fill there: the slice's part, and
+    /// `spare` for pages of the others' parts, or a default; at most their size.
     pub fn budget_bytes(&self, slice: usize, spare: Option<u64>) -> u64 {
         let all = self.memory_bytes();
         let own = self.shares.get(slice).map_or(0, |share| share.memory_bytes);
@@ -239,7 +238,7 @@ impl Placement {
     /// The slices as a guest is told of them: a NUMA node each. Linux counts those
     /// with vCPUs first.
     pub fn nodes(&self) -> Vec<Node> {
-        // No checked placement has so many; of others `acpi::place` refuses the
+        // No checked placement has that many; of others `acpi::place` refuses the
         // number that comes twice.
         let number = |cpu| u8::try_from(cpu).unwrap_or(u8::MAX);
         (0..self.slices())
@@ -261,8 +260,8 @@ pub fn deal_cpus(nodes: usize, cpus: u32) -> Result<Vec<u32>, PlacementError> {
         .collect())
 }
 
-/// How much of `memory_bytes` each of `nodes` slices has: likewise, in steps of
-/// [`MEMORY_STEP`]; but the first one no less than it needs, where there is so much.
+/// How much of `memory_bytes` each of `nodes` slices has, in steps of [`MEMORY_STEP`]; the
+/// first one has at least what it needs, if there is that much.
 pub fn deal_memory(nodes: usize, memory_bytes: u64) -> Result<Vec<u64>, PlacementError> {
     let slices = u64::from(count(nodes)?);
     if slices == 1 {
@@ -469,7 +468,7 @@ mod tests {
         };
         assert_eq!(refusal(&[(1, 65), (1, 64)]), odd);
         assert_eq!(refusal(&[(1, 1 << 43), (1, 1 << 43)]), PlacementError::Sum);
-        // One slice is a machine as ever.
+        // A placement of one slice is an ordinary machine.
         assert!(placement(&[(1, 5)]).is_ok());
         let odd = Placement::deal(1, 1, (5 << 20) + 1);
         assert!(matches!(

@@ -20,7 +20,7 @@ struct Rig {
     failures: Failures,
 }
 
-/// Slices of 64 MiB with so many vCPUs each, as each of them has it.
+/// Slices of 64 MiB with this many vCPUs each, as each of them sees them.
 fn rig(tables: &[&[u32]]) -> Rig {
     let count = tables.len();
     let failures = Failures::default();

@@ -81,7 +81,7 @@ impl<T> Questions<T> {
         self.answered.notify_all();
     }
 
-    /// No more answers: whoever waits goes on.
+    /// No more replies: waiting threads continue.
     pub fn end(&self) {
         self.lock().over = true;
         self.answered.notify_all();

@@ -31,7 +31,7 @@ pub(super) struct Router {
 }
 
 impl Router {
-    /// Who says what cannot be true is broken.
+    /// A peer that sends a contradiction is disconnected.
     fn believe(&self, from: usize, outcome: Result<(), LocationError>) {
         if let Err(error) = outcome {
             self.peers.lost(from, &error.to_string());

@@ -16,8 +16,8 @@
 //! as long, in the guest's time, as half of that round trip; so what was written
 //! before is never read earlier.
 //!
-//! [`Lead`] is the controller: it takes estimates and says by how much the offset
-//! is to be changed now. It knows no clocks and no links.
+//! [`Lead`] is the controller: it takes estimates and returns by how much to change
+//! the offset now. It knows no clocks and no links.
 
 /// Most ticks by which an offset is changed at one time, as a part of a second:
 /// 20 µs.
@@ -130,7 +130,7 @@ mod tests {
 
     const HZ: u64 = 2_000_000_000;
 
-    /// A look over a way of so many ticks there and back, at our time `now`.
+    /// A measurement with a round trip of this many ticks, at local time `now`.
     fn look(now: u64, offset: u64, there: u64, back: u64) -> Look {
         let arrived = now.wrapping_add(there);
         Look {

@@ -24,7 +24,7 @@ use weft_confine::ThreadKind;
 use super::Control;
 use super::routes::{self, Answer, Worker};
 
-/// Connections at one time; whoever comes next waits in the socket's queue.
+/// Connections at one time; further clients wait in the socket's queue.
 pub const CONNECTIONS_MAX: u32 = 16;
 /// Longest body of a request, in bytes.
 pub const REQUEST_BYTES_MAX: usize = 16 << 10;

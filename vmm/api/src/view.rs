@@ -38,7 +38,7 @@ impl State {
     }
 }
 
-/// Who runs the vCPUs.
+/// The back end of the vCPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BackEndView {
     /// `kvm` or `soft`.
@@ -81,7 +81,7 @@ pub struct VmView {
     pub state: State,
     /// How it ended, once it did.
     pub end: Option<String>,
-    /// Who runs the vCPUs.
+    /// The back end of the vCPUs.
     pub back_end: BackEndView,
     /// Since the machine was put together, in seconds.
     pub uptime_s: f64,

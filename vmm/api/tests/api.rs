@@ -1,4 +1,4 @@
-//! The API over its socket, with a machine that is none. Needs no privilege.
+//! The API over its socket, with a fake machine. Needs no privilege.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};

@@ -56,7 +56,7 @@ pub struct ElfKernel {
     pub segments: Vec<Segment>,
     /// What a PVH note says.
     pub pvh_entry: Option<u32>,
-    /// Guest-physical addresses whose copies are to be kept up to date where memory is
+    /// Guest-physical addresses whose copies must be kept up to date where memory is
     /// shared; each lies in one segment.
     pub updated: Vec<Range<u64>>,
     /// It is a Linux kernel for x86-64: it has a note of the owner `Linux`

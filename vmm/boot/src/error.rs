@@ -15,7 +15,7 @@ pub enum BootError {
     /// The file could not be read.
     #[error("cannot read the {role} {path}")]
     Read {
-        /// What it was to be.
+        /// The role of the file.
         role: Role,
         /// Which file.
         path: PathBuf,
@@ -25,7 +25,7 @@ pub enum BootError {
     /// A directory, a device.
     #[error("the {role} {path} is not an ordinary file: give the image's own path")]
     NotAFile {
-        /// What it was to be.
+        /// The role of the file.
         role: Role,
         /// Which file.
         path: PathBuf,
@@ -33,7 +33,7 @@ pub enum BootError {
     /// Nothing in it, or absurdly much.
     #[error("the {role} {name} has {bytes} bytes: it must have 1 to {limit}")]
     FileSize {
-        /// What it was to be.
+        /// The role of the file.
         role: Role,
         /// Which file.
         name: String,
@@ -55,7 +55,7 @@ pub enum BootError {
         /// Bytes now.
         now: u64,
     },
-    /// The kernel was read, and is none that boots here.
+    /// The kernel was read, but cannot boot here.
     #[error("cannot boot {name}")]
     Kernel {
         /// Which file.

@@ -10,7 +10,7 @@ use super::{BootError, ImageError, Placed, Ram};
 
 const HEADER_MAGIC: u32 = 0x1bad_b002;
 const LOADER_MAGIC: u64 = 0x2bad_b002;
-/// The header lies whole within so many bytes of the file.
+/// The header is completely within this many bytes of the file.
 pub const SEARCHED: usize = 8192;
 /// Requirements of bits 0 to 15 that are met: modules on pages, memory map.
 const KNOWN_REQUIREMENTS: u32 = 0b11;

@@ -113,7 +113,7 @@ pub struct Plan<'a> {
     pub entry: u64,
     /// It is Linux, whichever way it starts.
     pub is_linux: bool,
-    /// What its notes say of pages that are to be kept up to date.
+    /// The pages that its notes list to be kept up to date.
     pub updated: Vec<Range<u64>>,
 }
 

@@ -78,7 +78,7 @@ pub trait Shadows: Send + Sync {
     /// Somebody who is no vCPU changes the bytes of a page that is here.
     fn written(&self, address: u64);
 
-    /// Numbers that only grow, by name.
+    /// Counters that only grow, keyed by name.
     fn counters(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }

@@ -3,8 +3,7 @@
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Between two looks: an end is rare, and nobody waits for it but whoever
-/// tidies up.
+/// Between two checks: an end is rare, and only the cleanup waits for it.
 const LOOK_AGAIN: Duration = Duration::from_micros(200);
 
 /// Joins a thread that was told to end; whether it ended before `deadline`. One

@@ -13,8 +13,8 @@ fn failed(what: &'static str) -> impl FnOnce(nix::Error) -> ConfineError {
     }
 }
 
-/// Marks every descriptor but the standard three closed on exec, those as well
-/// that whoever started this process left open.
+/// Marks every descriptor but the standard three closed on exec, including those that
+/// the parent process left open.
 pub(super) fn close_on_exec() -> Result<(), ConfineError> {
     // SAFETY: the call takes integers and changes flags of descriptors only.
     let result = unsafe {

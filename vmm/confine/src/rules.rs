@@ -101,8 +101,8 @@ const VCPU_REQUEST_MASK: u64 = 0xff80;
 const VCPU_REQUEST: u64 = 0xae80;
 /// `KVM_SET_USER_MEMORY_REGION`: a slot is moved (see `vcpu::kvm::shadows`).
 const SET_MEMORY_REGION: u64 = 0x4020_ae46;
-/// Pages of a watched mapping are put in and taken by whoever looks after the
-/// memory that slices share: `UFFDIO_CONTINUE`, `UFFDIO_WRITEPROTECT`, `UFFDIO_WAKE`,
+/// The threads of coherent memory map and unmap pages of a registered mapping:
+/// `UFFDIO_CONTINUE`, `UFFDIO_WRITEPROTECT`, `UFFDIO_WAKE`,
 /// `UFFDIO_UNREGISTER` (`include/uapi/linux/userfaultfd.h`).
 const WATCHED_PAGES: [u64; 4] = [0xc020_aa07, 0xc018_aa06, 0x8010_aa02, 0x8010_aa01];
 /// `TUNSETOFFLOAD`, `TUNSETVNETHDRSZ`: what a driver negotiates after start
@@ -196,7 +196,7 @@ fn common() -> Result<Rules, BackendError> {
     // A thread's name.
     let name = argument(0, SeccompCmpOp::Eq, libc::PR_SET_NAME as u64)?;
     when(&mut rules, libc::SYS_prctl, vec![name])?;
-    // The terminal's mode as it was, whoever ends the process. (TIOCSTI, which
+    // The terminal's former mode, however the process ends. (TIOCSTI, which
     // types at the terminal, stays forbidden.)
     for request in [libc::TCSETS, libc::TCSETSW, libc::TCSETSF] {
         let request = argument(1, SeccompCmpOp::Eq, request)?;

@@ -1,4 +1,4 @@
-//! Threads that start: so many are not confined yet.
+//! Threads that are starting: how many are not confined yet.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;

@@ -126,7 +126,7 @@ fn trace() {
 }
 
 fn kill() {
-    // SAFETY: the call takes integers, and is refused; the signal is none.
+    // SAFETY: the call takes integers, and is refused; the signal is 0.
     unsafe { libc::syscall(libc::SYS_tgkill, 1, 1, 0) };
 }
 

@@ -14,7 +14,7 @@ use super::terminal::{self, Raw};
 pub enum Left {
     /// Ctrl-] d, or the end of a terminal.
     Detached,
-    /// Ctrl-] q: the machine is to be stopped.
+    /// Ctrl-] q: stop the machine.
     Quit,
     /// The machine closed the console.
     Closed,

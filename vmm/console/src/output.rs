@@ -50,7 +50,7 @@ struct Shared {
 #[derive(Default)]
 struct Waiting {
     bytes: VecDeque<u8>,
-    /// Thrown away for want of room.
+    /// Dropped because the buffer was full.
     lost: u64,
     /// The last device had to give up.
     stuck: bool,

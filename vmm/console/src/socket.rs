@@ -50,7 +50,7 @@ impl Socket {
         Some((client.stream.as_fd(), !client.backlog.is_empty()))
     }
 
-    /// Takes whoever knocks, or sends it away with a word.
+    /// Accepts a client, or refuses it with a message.
     pub(super) fn accept(&mut self) {
         let Ok((mut stream, _)) = self.listener.accept() else {
             return;

@@ -1,7 +1,7 @@
 //! The terminal in raw mode, so that every key reaches the guest, and back.
 //!
-//! Invariant: whoever ends the process through Rust (return, panic) or through a
-//! refused system call, the terminal has the mode it had before. Signals are the
+//! Invariant: after the end of the process through Rust (return, panic) or through a
+//! forbidden system call, the terminal has its former mode. Signals are the
 //! caller's: `weft vm run` reads them, `weft vm console` calls
 //! [`restore_when_killed`]. What cannot be caught (SIGKILL) is the parent's to
 //! repair: see `weft vm run`.

@@ -17,7 +17,7 @@ use super::Ram;
 /// Guest RAM for one queue of a device, used by one thread at a time.
 ///
 /// It is reached in visits ([`DeviceMemory::visit`]), one for each piece of work.
-/// Nobody waits for a page while he holds another: no visit is made during another;
+/// No thread waits for a page while it holds another: no visit is made during another;
 /// pages that are all here can be held together ([`DeviceMemory::hold`]).
 pub struct DeviceMemory {
     mapped: Arc<GuestMemoryMmap>,

@@ -227,8 +227,8 @@ impl Ram {
         Ok(())
     }
 
-    /// Writes to guest memory, likewise. For much at a time, by whoever prepares
-    /// memory that the guest has not touched.
+    /// Writes to guest memory in the same way. For large amounts, to prepare memory
+    /// that the guest has not touched.
     pub fn put(&self, address: u64, bytes: &[u8]) -> io::Result<()> {
         let mut rest = bytes;
         let mut address = address;
@@ -319,7 +319,7 @@ impl Ram {
     }
 }
 
-/// Guest memory by guest-physical address, for who is no vCPU: clocks, devices.
+/// Guest memory by guest-physical address, for callers that are not vCPUs: clocks, devices.
 pub trait GuestBytes: Send + Sync {
     /// Copies bytes out; whether all of them are memory.
     fn read(&self, address: u64, bytes: &mut [u8]) -> bool;

@@ -1,4 +1,4 @@
-//! Who hears of writes to guest memory.
+//! Observers of writes to guest memory.
 
 /// Hears of guest memory that a device wrote, before the guest is told. A
 /// vCPU that keeps decoded code of the page must forget it.

@@ -39,7 +39,7 @@ pub struct Configuration {
     /// [`Placement::budget_bytes`].
     #[serde(default)]
     pub spare_bytes: Option<u64>,
-    /// Who runs the vCPUs.
+    /// The back end of the vCPUs.
     #[serde(default)]
     pub back_end: BackEndChoice,
     /// Which CPU the guest sees; none: the back end's own, [`CpuModel::default`] of the
@@ -63,7 +63,7 @@ pub struct Configuration {
     /// Disks, in the order in which the guest finds them.
     #[serde(default)]
     pub disks: Vec<Disk>,
-    /// Network cards, likewise.
+    /// Network cards, in the same order.
     #[serde(default)]
     pub networks: Vec<Network>,
     /// Guest-physical addresses that one vCPU writes again and again and others read:
@@ -102,10 +102,10 @@ pub enum Invalid {
     /// Several forwards of one host port.
     #[error("host port {0} is forwarded twice")]
     Forward(u16),
-    /// Too many of what is to be kept up to date.
+    /// Too many ranges to keep up to date.
     #[error("{0} ranges of pages with updates: the maximum is {UPDATED_RANGES_MAX}")]
     Updated(usize),
-    /// Addresses that are none.
+    /// Invalid addresses.
     #[error("{:#x}-{:#x}: the end of a range must be above its start", .0.start, .0.end)]
     UpdatedRange(Range<u64>),
     /// Slices that no machine can have.
@@ -140,7 +140,7 @@ pub enum Invalid {
         device: &'static str,
         /// Which of them, from 0.
         number: usize,
-        /// Where it was to be.
+        /// Where it was placed.
         slice: u32,
         /// How many slices there are.
         slices: usize,
@@ -226,7 +226,7 @@ impl Configuration {
         Ok(())
     }
 
-    /// What is to be kept up to date are addresses, and few ranges of them.
+    /// Pages to keep up to date are given as a few ranges of addresses.
     fn check_updated(&self) -> Result<(), Invalid> {
         if let Some(range) = self.updated.iter().find(|range| range.is_empty()) {
             return Err(Invalid::UpdatedRange(range.clone()));

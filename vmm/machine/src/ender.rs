@@ -18,7 +18,7 @@ pub(super) enum Input {
     Quit,
 }
 
-/// The two sides of a machine's end, for who puts the machine together.
+/// The two sides of a machine's end, for the assembly of the machine.
 pub(super) struct Ends {
     pub ender: Arc<Ender>,
     /// Set once the machine is about to end.
@@ -78,8 +78,8 @@ impl Ender {
         let _ = self.owner.try_send(Input::Wake);
     }
 
-    /// Has `listener` called with the first end that is asked for, by whoever asks;
-    /// it must not wait. Once, before anybody does.
+    /// Has `listener` called with the first end that is requested, on the requesting
+    /// thread; it must not wait. Once, before anybody does.
     pub fn listen(&self, listener: Box<dyn Fn(&End) + Send + Sync>) {
         // A second one is a mistake that the first survives.
         let _ = self.listener.set(listener);

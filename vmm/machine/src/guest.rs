@@ -24,8 +24,8 @@ pub(super) struct Guest {
     pub bootstrap: CpuState,
     /// What was recognised, and what was added.
     pub notes: Vec<String>,
-    /// Guest-physical addresses that are to be kept up to date, by the kernel's own notes
-    /// and by the configuration.
+    /// Guest-physical addresses to keep up to date, from the kernel's own notes and
+    /// the configuration.
     pub updated: Vec<Range<u64>>,
 }
 

@@ -115,7 +115,7 @@ pub enum MachineError {
     /// A slice's memory could not be made of what was loaded.
     #[error("cannot share the loaded memory: {0}")]
     Share(String),
-    /// What is to be kept up to date is not there.
+    /// A range to keep up to date is not memory.
     #[error("{:#x}-{:#x} must be kept up to date on all nodes, but is not memory", .0.start, .0.end)]
     Updated(Range<u64>),
     /// A vCPU could not be made.

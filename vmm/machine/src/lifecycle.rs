@@ -109,7 +109,7 @@ pub struct Status {
     pub guest_time_ns: u64,
 }
 
-/// Numbers that only grow, by name (`vcpu0.exits.halted`, `ipi.sent`, ...).
+/// Counters that only grow, keyed by name (`vcpu0.exits.halted`, `ipi.sent`, ...).
 pub type Counters = BTreeMap<String, u64>;
 
 /// What may be asked.
@@ -169,7 +169,7 @@ pub enum Answer {
     Counters(Counters),
     /// To `Pages`: of each slice; none where there is one only.
     Pages(Vec<SlicePages>),
-    /// To `Faults`, likewise.
+    /// To `Faults`, in the same order.
     Faults(Vec<SliceFaults>),
 }
 

@@ -83,8 +83,8 @@ impl Seen {
             return;
         };
         self.pages = self.pages(Some(slice));
-        // They go on until they are told to end, and may add as fast as they are
-        // read: so many rounds read all that they hold at the first.
+        // They go on until they are told to end, and may add as fast as they are read:
+        // this many rounds read all that they hold at the first.
         let rounds = RING.div_ceil(FAULTS_MAX);
         let mut kept: Vec<SliceFaults> = Vec::new();
         for _ in 0..rounds {

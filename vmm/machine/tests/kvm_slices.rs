@@ -201,8 +201,8 @@ fn tables_that_another_slice_writes_are_seen() {
     turns(ROUNDS, None);
 }
 
-/// The same, where the vCPU's tables, code and data go home for want of room, and
-/// their memory to the host, all the time.
+/// The same, where the vCPU's tables, code and data are evicted all the time, and
+/// their memory returned to the host.
 #[test]
 fn tables_that_had_to_go_are_seen() {
     turns(ROUNDS / 5, Some(Budget::new(0, 64)));

@@ -43,7 +43,7 @@ pub trait Part: Send + Sync {
     /// Makes the part what `state` says.
     fn restore(&self, state: Value) -> Result<(), PartError>;
 
-    /// Numbers that only grow, by name.
+    /// Counters that only grow, keyed by name.
     fn counters(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }

@@ -277,7 +277,8 @@ fn kicks(host: &Host) {
     let spent = kicker.join().expect("the kicker ends");
     waits.sort_unstable();
     println!(
-        "kick: {:.2} us for who kicks; the vCPU's thread is back after {:.2} us (median), {:.2} us (99 of 100)",
+        "kick: {:.2} us for the kicking thread; the vCPU's thread is back after {:.2} us \
+        (median), {:.2} us (99 of 100)",
         spent.as_secs_f64() * 1e6 / KICKS as f64,
         waits[waits.len() / 2] as f64 / 1e3,
         waits[waits.len() * 99 / 100] as f64 / 1e3

@@ -23,7 +23,7 @@ pub enum ExitKind {
     Halt,
     /// RDMSR of a register that is not the vCPU's own.
     MsrRead,
-    /// WRMSR likewise.
+    /// WRMSR of the same registers.
     MsrWrite,
     /// The guest accepts interrupts again.
     InterruptWindow,

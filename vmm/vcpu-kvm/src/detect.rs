@@ -53,7 +53,7 @@ pub enum Virtualization {
     Emulated(String),
 }
 
-/// Who translates guest addresses.
+/// How guest addresses are translated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Paging {
     /// The processor, in two levels (EPT, NPT): guest page tables are plain data.
@@ -69,7 +69,7 @@ pub struct Host {
     pub kvm: Kvm,
     /// What runs kernel mode.
     pub virtualization: Virtualization,
-    /// Who translates.
+    /// How addresses are translated.
     pub paging: Paging,
 }
 

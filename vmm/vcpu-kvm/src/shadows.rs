@@ -4,7 +4,7 @@
 //! KVM derives its tables from the guest's and finds out about changes by write
 //! protection: a change that another slice makes goes unseen. So before another
 //! slice may write to a page, all shadows are given up, unless none can have come
-//! from it. Only the last of these steps waits, and it is done by who gains by it:
+//! from it. Only the last of these steps waits, and the vCPU that needs it does it:
 //!
 //! ```text
 //! a page is taken: unmap it ─▶ close the gate ─▶ interrupt every vCPU, until none
@@ -14,8 +14,8 @@
 //!
 //! To drop them is to move a memory slot that nobody uses: KVM then forgets all that
 //! it derived. That waits until no vCPU is in KVM_RUN, and one may be there asleep on
-//! a page that another slice has; so whoever takes a page must not wait for it, or
-//! two slices would wait for each other.
+//! a page that another slice has; so a thread that takes a page must not wait for it,
+//! or two slices would wait for each other.
 //!
 //! Invariants:
 //!

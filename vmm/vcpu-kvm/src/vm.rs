@@ -61,7 +61,7 @@ pub struct KvmBackEnd {
 }
 
 impl KvmBackEnd {
-    /// A machine with this memory and so many vCPUs to come.
+    /// A machine with this memory, for this many vCPUs.
     pub fn new(host: &Host, ram: &Ram, cpus: u32) -> Result<Self, KvmError> {
         Self::of(
             host,

@@ -332,7 +332,7 @@ impl Cpu {
         Ok(Place::Memory(unsafe { host.add(offset as usize) }))
     }
 
-    /// Who accesses memory by the instruction at hand.
+    /// The privilege with which the current instruction accesses memory.
     pub fn party(&self) -> Party {
         if self.mode.is_user() {
             Party::User

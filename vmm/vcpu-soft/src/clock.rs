@@ -53,7 +53,7 @@ impl Cpu {
         self.instructions_limit = count.wrapping_add(self.budget as u64);
     }
 
-    /// Lets so many more instructions be executed, or any number.
+    /// Lets this many more instructions be executed, or any number.
     pub fn set_budget(&mut self, count: Option<u64>) {
         let executed = self.instructions();
         let count = count.map_or(UNBOUNDED, |count| count.min(UNBOUNDED as u64) as i64);

@@ -118,7 +118,7 @@ pub struct Cpu {
     pub halted: bool,
     /// An NMI is being handled.
     pub nmi_blocked: bool,
-    /// There is no room for another block or thunk: all are to be freed.
+    /// There is no space for another block or thunk: all must be freed.
     pub code_is_full: bool,
     /// Rises when links to blocks of other pages become void; even.
     pub global_epoch: u64,

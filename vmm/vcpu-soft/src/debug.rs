@@ -64,7 +64,7 @@ pub enum Touch {
     Write,
     /// IN, OUT.
     Port,
-    /// An instruction is to be executed.
+    /// An instruction is about to be executed.
     Instruction,
 }
 

@@ -4,8 +4,7 @@
 //! # Code and writes
 //!
 //! A page's state rises through `NONE -> MARKING -> CODE` before anybody decodes
-//! from it, and falls to `NONE` with every write by somebody who does not hold
-//! it in his TLB.
+//! from it, and falls to `NONE` with every write by a vCPU that does not hold it in its TLB.
 //!
 //! - Nobody puts a write tag on a page that is not `NONE`.
 //! - A page becomes `CODE` only after every other vCPU answered a demand to drop

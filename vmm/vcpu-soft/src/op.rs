@@ -56,7 +56,7 @@ pub struct Op {
     /// Index of the register written; for byte registers the byte's offset in
     /// the register file.
     pub destination: u8,
-    /// Index of the register read, likewise.
+    /// Index of the register read, in the same numbering.
     pub source: u8,
     /// Index of the base register; [`Cpu::NO_REGISTER`] without, and
     /// [`Cpu::BLOCK_RIP`] for RIP-relative operands.

@@ -33,7 +33,7 @@ pub mod request {
 /// Demands that wait, at most.
 const DEMANDS_MAX: usize = 64;
 
-/// What a vCPU is to give up.
+/// What a vCPU must give up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Demand {
     /// The TLB's entries of a guest-physical page, or only the right to write.

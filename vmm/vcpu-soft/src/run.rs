@@ -375,7 +375,7 @@ impl Cpu {
                 // and every instruction jumps through it.
                 break black_box(outcome);
             }
-            // SAFETY: as above.
+            // SAFETY: an op that continues is not the last of its block.
             op = unsafe { op.add(1) };
         };
         // Comparisons, in this order: a table of jumps would be guessed wrong.

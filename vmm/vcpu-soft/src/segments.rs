@@ -142,7 +142,7 @@ impl Cpu {
             return Err(self.general_protection(selector_error(selector)));
         };
         let high = self.load_system(address.wrapping_add(8), 8)?;
-        // The second half has a type of its own, which is none.
+        // The second half has a type of its own, which is 0.
         if high >> 40 & 31 != 0 {
             return Err(self.general_protection(selector_error(selector)));
         }

@@ -53,8 +53,8 @@ impl SoftCpu {
         self.cpu.code.forget_generated();
     }
 
-    /// Code is translated after so many executions, the first of which is 1; for
-    /// tests, which need not wait until it is worth it.
+    /// Code is translated after this many executions, the first of which is 1; for
+    /// tests, which need not wait until it pays.
     pub fn translate_after(&mut self, executions: u32) {
         self.cpu.translated_after = executions.max(1);
     }
@@ -75,7 +75,7 @@ impl SoftCpu {
         self.cpu.tsc_offset = offset;
     }
 
-    /// From now on at most so many instructions are executed before `run` comes
+    /// From now on at most this many instructions are executed before `run` comes
     /// back with [`Exit::Deadline`]; `None`: no limit. Of a deterministic CPU
     /// only: others do not count those that are translated.
     pub fn set_budget(&mut self, instructions: Option<u64>) {

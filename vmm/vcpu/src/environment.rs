@@ -32,7 +32,7 @@ pub enum Purpose {
     Code,
 }
 
-/// Who asks for a page, for those who count.
+/// The origin of a page request, for statistics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asker {
     /// Local APIC identifier.
@@ -61,7 +61,7 @@ pub trait Memory: Send + Sync {
     /// (a multiple of [`PAGE_SIZE`]), held for `access`.
     fn acquire(&self, page: u64, access: Access) -> Result<*mut u8, Unbacked>;
 
-    /// `acquire`, with word of who asks.
+    /// `acquire`, with the origin of the request.
     fn acquire_for(&self, page: u64, access: Access, asker: &Asker) -> Result<*mut u8, Unbacked> {
         let _ = asker;
         self.acquire(page, access)

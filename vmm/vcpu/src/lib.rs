@@ -81,7 +81,7 @@ pub trait Vcpu: Send {
     /// the state (`CpuState::tsc_offset`), but cheap to change alone.
     fn set_tsc_offset(&mut self, offset: u64) -> Result<(), VcpuError>;
 
-    /// From now on at most so many instructions are executed before `run` comes
+    /// From now on at most this many instructions are executed before `run` comes
     /// back with [`Exit::Deadline`]; `None`: no limit. Only a back end that
     /// counts instructions takes it.
     fn set_budget(&mut self, instructions: Option<u64>) -> Result<(), VcpuError> {

@@ -286,7 +286,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// The queue that the driver described, or why it is none.
+    /// The queue that the driver described, or why it is invalid.
     pub fn new(
         index: u16,
         max_size: u16,

@@ -9,8 +9,9 @@
 //! Threads are started when the machine is built, so that none has to be made
 //! once the process has given up its privileges.
 //!
-//! While a handler runs, whoever has its [`Hands`] may have it do what needs no waiting
-//! on his own thread, which saves the turn of this one. One thread is at the handler
+//! While a handler runs, the holder of its [`Hands`] may run it on the holder's own
+//! thread, as far as it need not wait, which saves a switch to this one. One thread is
+//! at the handler
 //! at a time; who finds another there leaves the work to it.
 
 use std::io;
@@ -70,8 +71,8 @@ pub trait Handler: Send {
     fn lend(&mut self, hands: Hands) {
         let _ = hands;
     }
-    /// Does what `cause` asks for as far as nothing has to be waited for, on the thread
-    /// of who brings it; [`Progress::More`]: the handler's own has to be woken.
+    /// Handles `cause` on the thread that brings it, as far as it need not wait;
+    /// [`Progress::More`]: the handler's own thread must be woken.
     fn at_hand(&mut self, cause: Cause) -> Result<Progress, Fault> {
         let _ = cause;
         Ok(Progress::More)

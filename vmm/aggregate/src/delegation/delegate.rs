@@ -164,7 +164,7 @@ impl Handler for Delegate {
             Stage::Stopping { .. } => {}
         }
         self.stage = Stage::Stopping { again: false };
-        // Of a machine that is over nobody says that he stopped.
+        // Once the machine has ended, no `Stopped` arrives.
         if self.delegation.peers.is_over() {
             return true;
         }

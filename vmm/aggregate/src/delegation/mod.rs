@@ -66,7 +66,7 @@ use station::{Order, Route};
 pub use station::{Station, StationPart, Tools};
 use ways::Teller;
 
-/// What a unit is to be served with.
+/// The means to serve a unit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Activation {
     /// What the driver took.
@@ -79,7 +79,7 @@ pub struct Activation {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stopped(pub Vec<(u16, QueueState)>);
 
-/// Who hears of what. Filled while the machine is put together, then only read.
+/// The receivers of messages, by device. Filled while the machine is put together, then only read.
 #[derive(Default)]
 struct Table {
     schemes: HashMap<u8, Scheme>,
@@ -154,7 +154,7 @@ impl Delegation {
     }
 
     /// The ways to a disk of another slice for the queues that `scheme` has this one
-    /// serve, which has so many `carriers` in all.
+    /// serve, which has `carriers` carriers in all.
     ///
     /// # Errors
     /// No descriptors left.
@@ -206,7 +206,7 @@ impl Delegation {
         Ok(())
     }
 
-    /// Who hears of the ways to a device whose registers are here.
+    /// The observers of the routes to a device whose registers are here.
     pub fn watch(self: &Arc<Self>, device: u8) -> Arc<dyn Watch> {
         Arc::new(Teller {
             device,

@@ -114,15 +114,14 @@ pub enum DeviceNote<'a> {
     Stopped(Vec<u8>),
     /// The driver notified the queue.
     Kick,
-    /// The queue's buffers were used, and the driver is to be told.
+    /// The queue's buffers were used, and the driver must be notified.
     Used,
     /// The device cannot go on, for this reason.
     Broken(Vec<u8>),
     /// A piece of a disk request, with the data of a write.
     Ask {
-        /// What is to be done.
         piece: Piece,
-        /// What is to be written.
+        /// The bytes to write.
         data: Cow<'a, [u8]>,
     },
     Answered(Answer<'a>),

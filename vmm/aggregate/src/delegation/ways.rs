@@ -21,7 +21,7 @@ pub(super) struct Teller {
 }
 
 impl Teller {
-    /// Tells what changed; the tickets of the answers, with who gives them.
+    /// Publishes what changed; returns the tickets of the replies, with their slices.
     fn tell(&self, told: &Ways, ways: &Ways, queues: usize) -> Vec<(usize, u64)> {
         let delegation = &self.delegation;
         let mut asked = Vec::new();

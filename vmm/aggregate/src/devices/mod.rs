@@ -64,7 +64,7 @@ pub struct Forward {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub enum Network {
-    /// A tap device of the host, by name.
+    /// The name of a tap device of the host.
     Tap {
         name: String,
         /// The slice that has it.
@@ -107,7 +107,7 @@ impl Network {
     }
 }
 
-/// A device with who serves it.
+/// A device with the slices that serve it.
 pub type Placed = (Scheme, Box<dyn VirtioDevice>);
 
 /// What of a machine its disks and networks need to know.

@@ -1,4 +1,4 @@
-//! Files that do not boot: each is refused by name, with what to do.
+//! Files that do not boot: each is refused with the reason and what to do.
 
 use super::*;
 
@@ -227,7 +227,7 @@ fn all_that_is_loaded_lies_in_the_first_node() {
         matches!(error, ImageError::OutsideFirstNode { .. }),
         "{error}"
     );
-    // A limit beyond RAM, or behind the hole, is none.
+    // A limit beyond RAM, or above the hole, has no effect.
     machine.limit = Some(5 << 30);
     machine.initrd = Some(file(Role::Initrd, vec![1; MEMORY as usize]));
     let error = machine.load().unwrap_err();

@@ -15,7 +15,7 @@ pub const TIMERS: usize = 1;
 pub const CALLS: usize = 2;
 pub const CPUS: usize = 3;
 pub const NEXT: usize = 4;
-/// After so many steps, vCPU 0 writes the value of `END_VALUE` to `END_PORT`.
+/// After this many steps, vCPU 0 writes the value of `END_VALUE` to `END_PORT`.
 pub const END_AT: usize = 5;
 pub const END_PORT: usize = 6;
 pub const END_VALUE: usize = 7;

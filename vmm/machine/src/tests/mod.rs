@@ -337,7 +337,7 @@ enum Meanwhile {
     Restore,
 }
 
-/// What a deterministic run leaves, with so many pauses on the way: the console,
+/// What a deterministic run leaves, with this many pauses on the way: the console,
 /// and the guest's time at the end.
 fn deterministic_run(cpus: u32, pauses: u64, meanwhile: Meanwhile) -> (Vec<u8>, u64) {
     let mut rig = Rig::new(cpus);

@@ -24,7 +24,7 @@ pub struct SoftBackEnd {
 }
 
 impl SoftBackEnd {
-    /// For a machine with this memory and so many vCPUs of a model in each package.
+    /// For a machine with this memory and this many vCPUs of a model in each package.
     /// `deterministic`: time is the count of instructions. The host has what the
     /// model needs: see [`CpuModel::host_features`].
     pub fn new(

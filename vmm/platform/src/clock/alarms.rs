@@ -21,8 +21,8 @@ pub type Ring = Box<dyn Fn(u32) + Send + Sync>;
 struct Shared {
     clock: Arc<Clock>,
     ring: Ring,
-    /// What the thread waits for. Who sets it wakes nobody: to wake a thread
-    /// costs more than all else that a guest's timer does here.
+    /// What the thread waits for. Setting it wakes no thread: to wake a thread costs
+    /// more than everything else that a guest's timer does here.
     timer: TimerFd,
     table: Mutex<Table>,
 }

@@ -53,7 +53,7 @@ impl TimeBase {
         (self.multiplier, self.shift)
     }
 
-    /// Nanoseconds in so many ticks, rounded down.
+    /// Nanoseconds in this many ticks, rounded down.
     pub fn nanoseconds(&self, ticks: u64) -> u64 {
         let ticks = u128::from(ticks);
         let scaled = if self.shift < 0 {
@@ -65,7 +65,7 @@ impl TimeBase {
         u64::try_from(nanoseconds).unwrap_or(u64::MAX)
     }
 
-    /// The fewest ticks that take so many nanoseconds.
+    /// The fewest ticks that take this many nanoseconds.
     pub fn ticks(&self, nanoseconds: u64) -> u64 {
         let ticks = (u128::from(nanoseconds) * u128::from(self.hz)).div_ceil(NANOSECONDS.into());
         u64::try_from(ticks).unwrap_or(u64::MAX)

@@ -172,7 +172,7 @@ impl Clock {
         Ok(())
     }
 
-    /// Changes the offset by so many ticks while time goes on: its source, another
+    /// Changes the offset by this many ticks while time continues: its source, another
     /// host's TSC, has drifted. Every vCPU takes it over by itself, without going
     /// backwards.
     pub fn shift(&self, ticks: i64) {

@@ -182,7 +182,7 @@ impl LocalApic {
         self.announce();
     }
 
-    /// Who asks whether the vCPU has a reason to run looks at its mailbox: what is
+    /// The check whether the vCPU has a reason to run reads its mailbox: what is
     /// pending already, and was taken out of it, must show there.
     fn announce(&mut self) {
         let state = &self.state;

@@ -101,7 +101,7 @@ pub enum LocationError {
         from: usize,
         /// Where it is said to be.
         to: usize,
-        /// Who was told.
+        /// The slice that received the message.
         here: usize,
     },
     /// A table of another length.
@@ -121,7 +121,7 @@ pub struct Locations {
 }
 
 impl Locations {
-    /// As vCPUs are dealt out: the first so many to slice 0, the next to slice 1, and
+    /// As vCPUs are distributed: the first ones to slice 0, the next to slice 1, and
     /// so on, all of version 0.
     pub fn new(counts: impl IntoIterator<Item = u32>) -> Self {
         let mut entries = Vec::new();

@@ -296,7 +296,7 @@ fn every_interrupt_arrives_once_wherever_its_vcpu_went() {
             assert_eq!(hub.counters.dropped.load(Ordering::Relaxed), 0);
         }
     }
-    // What was to be seen was.
+    // Everything expected was seen.
     assert!(after > 1000 && ahead > 100 && moves > 1000);
 }
 

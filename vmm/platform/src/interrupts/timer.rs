@@ -1,5 +1,5 @@
 //! The local APIC's timer (Intel SDM volume 3, 11.5.4), as arithmetic on the
-//! guest's TSC: whoever owns it asks for its deadline and says what time it is.
+//! guest's TSC: its owner asks for its deadline and passes the time.
 //!
 //! The counter's clock is 1 GHz: one count is one nanosecond of guest time.
 

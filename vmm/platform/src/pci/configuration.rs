@@ -23,7 +23,7 @@ const INTERRUPT_LINE: usize = 0x3c;
 const INTERRUPT_PIN: usize = 0x3d;
 const FIRST_CAPABILITY: usize = 0x40;
 
-/// Who a function says it is.
+/// The identity that a function reports.
 #[derive(Clone, Copy, Debug)]
 pub struct Identity {
     pub vendor: u16,

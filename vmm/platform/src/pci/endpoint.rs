@@ -117,7 +117,7 @@ impl Endpoint {
         })
     }
 
-    /// Who answers in the BAR at `index`; from now on it is on the bus.
+    /// The device that answers in the BAR at `index`; from now on it is on the bus.
     pub fn connect(&self, index: u8, device: Arc<dyn BusDevice>) {
         let mut registers = lock(&self.registers);
         for window in &mut registers.windows {

@@ -35,7 +35,7 @@ impl Bare {
             .unwrap();
     }
 
-    /// Writes a program of so many bits to `address`.
+    /// Writes a program of this many bits to `address`.
     pub fn program(&self, address: u64, bits: u32, write: impl FnOnce(&mut CodeAssembler)) {
         let mut code = CodeAssembler::new(bits).unwrap();
         write(&mut code);

@@ -48,7 +48,7 @@ impl Cpu {
             .unwrap_or_else(|| Err(self.once_more()))
     }
 
-    /// The instruction is to be tried again later.
+    /// The instruction must be repeated later.
     #[cold]
     pub fn once_more(&mut self) -> Faulted {
         self.fault = Fault {

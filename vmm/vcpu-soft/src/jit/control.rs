@@ -132,9 +132,9 @@ impl Translation<'_> {
         }
     }
 
-    /// From the instruction at page offset `from` to the block at `offset`. Who
-    /// counts instructions looks at requests between any two blocks, as the
-    /// interpreter does: interrupts come at the same count.
+    /// From the instruction at page offset `from` to the block at `offset`. A counting
+    /// vCPU checks requests between any two blocks, as the interpreter does:
+    /// interrupts come at the same count.
     pub fn go_to(&mut self, from: i64, offset: i64) {
         if !is_on_page(offset) {
             self.go_far(offset);

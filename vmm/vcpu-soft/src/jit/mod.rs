@@ -196,8 +196,8 @@ impl Generated {
             (!code.is_null()).then_some(code as u64)
         };
         let mut copy = [0; PAGE_SIZE as usize];
-        // SAFETY: the page is held for reading, and mapped. Who writes to it
-        // meanwhile makes this block die, since it holds decoded code.
+        // SAFETY: the page is held for reading, and mapped. A write to it meanwhile
+        // drops this block, because the page holds decoded code.
         unsafe { host::copy_out(bytes, &mut copy) };
         let needed_at = |offset: i64| Ahead::new(&copy, mode).flags_needed(offset);
         self.assembler.start(self.arena.next());

@@ -37,7 +37,7 @@ pub enum Pending {
     },
     /// Out, to the block at `offset`, because of a request.
     Out { enter: Label, offset: i64 },
-    /// Out before anything of the item's block was done, for want of budget.
+    /// Left before anything of the item's block was done, because the budget is used up.
     Budget { enter: Label, index: usize },
 }
 

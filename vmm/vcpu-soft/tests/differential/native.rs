@@ -180,7 +180,7 @@ impl Native {
         // SAFETY: the stub saves what the C convention asks for; sequences use
         // memory at MEMORY_AT only.
         unsafe { std::mem::transmute::<u64, extern "C" fn()>(self.enter)() };
-        // SAFETY: as above.
+        // SAFETY: the context's pages are ours alone, and so aligned.
         unsafe { (CONTEXT as *const Context).read() }
     }
 

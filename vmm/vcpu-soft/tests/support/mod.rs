@@ -78,7 +78,7 @@ pub struct Plain {
 
 // SAFETY: the bytes are only accessed as guest memory: by single host accesses.
 unsafe impl Send for Plain {}
-// SAFETY: as above.
+// SAFETY: the bytes are only accessed as guest memory: by single host accesses.
 unsafe impl Sync for Plain {}
 
 impl Plain {

@@ -3,8 +3,8 @@
 //! Invariants: at most `window` bytes are under way, in pieces of a known bound,
 //! so that what the links hold is bounded, too; a request ends when each of its
 //! pieces was answered; guest memory is touched by the queue's own thread, or, while
-//! a piece of a read is not answered, by whoever brings what was read, if the guest's
-//! pages need not be waited for.
+//! a piece of a read is not answered, by the thread that brings the data, if it need
+//! not wait for the guest's pages.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -38,11 +38,10 @@ const WINDOWS_TOTAL: u32 = 32 << 20;
 /// A part of a request that travels on its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// The request's place at who asked.
+    /// The request's slot at the requesting slice.
     pub slot: u32,
     /// Where in the request it begins, in bytes.
     pub position: u64,
-    /// What is to be done.
     pub operation: Operation,
     /// Whether a change must be durable when it is answered.
     pub durable: bool,
@@ -63,7 +62,7 @@ pub struct Answer<'a> {
 }
 
 impl Answer<'_> {
-    /// Whether it has all that was to be read.
+    /// Whether it has all bytes of the read.
     fn is_whole(&self) -> bool {
         self.data.len() == self.piece.length as usize
     }
@@ -132,7 +131,7 @@ impl Inbox {
         }))
     }
 
-    /// Who serves the queue.
+    /// The thread that serves the queue.
     pub(super) fn lend(&self, hands: Hands) {
         *lock(&self.hands) = Some(hands);
     }

@@ -220,7 +220,7 @@ fn wait_for_data(file: &File) -> io::Result<()> {
     if flags < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: as above.
+    // SAFETY: no memory is involved; the descriptor is open.
     match unsafe { libc::fcntl(descriptor, libc::F_SETFL, flags & !libc::O_NONBLOCK) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

@@ -209,7 +209,8 @@ fn transfer(memory: &DeviceMemory, disk: &Disk, request: &Request) -> io::Result
             // `memory` is borrowed; the guest may change it, nobody else uses it.
             unsafe { libc::pwritev2(descriptor, list, count, offset, request.write_flags()) }
         } else {
-            // SAFETY: as above.
+            // SAFETY: the vectors name guest RAM, which stays mapped while
+            // `memory` is borrowed; the guest may change it, nobody else uses it.
             unsafe { libc::preadv(descriptor, list, count, offset) }
         };
         match result {

@@ -116,8 +116,8 @@ impl BlockHandler {
     }
 }
 
-/// On the thread of whoever brings an answer or a request, where the disk is on another
-/// slice: nothing may be waited for.
+/// On the thread that brings a reply or a request, if the disk is on another slice: it
+/// must not wait.
 impl BlockHandler {
     /// Answers requests that ended and whose data is in guest memory.
     fn answer_at_hand(&mut self, carrier: &mut Carrier) -> Result<Progress, Fault> {

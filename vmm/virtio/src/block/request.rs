@@ -29,7 +29,6 @@ pub enum Status {
     Unsupported = 2,
 }
 
-/// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Fills the data from the disk.
@@ -85,7 +84,7 @@ impl Request {
 pub enum Parsed {
     /// For the engine.
     Work(Request),
-    /// Answered; so many bytes were written beside the status.
+    /// Answered; this many bytes were written beside the status.
     Answered(Chain, Status, u64),
 }
 

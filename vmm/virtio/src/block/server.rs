@@ -1,7 +1,7 @@
 //! Does what other slices ask of a disk that is here.
 //!
-//! Nothing orders requests: whoever asks for two of the same place at once gets
-//! them in either order, as from any disk with a queue. A flush makes durable what
+//! Requests are not ordered: two concurrent requests for the same blocks are executed
+//! in either order, as on any disk with a queue. A flush makes durable what
 //! was answered before it was asked for, for that lies in the file by then,
 //! whichever slice wrote it.
 
@@ -29,7 +29,7 @@ pub struct Job {
     pub from: usize,
     pub queue: u16,
     pub piece: Piece,
-    /// What is to be written.
+    /// The bytes to write.
     pub data: Vec<u8>,
 }
 

@@ -51,7 +51,7 @@ impl Troubles {
         }
     }
 
-    /// What is to be said at `now`, if anything is.
+    /// What to report at `now`, if anything is.
     fn sentence(
         &self,
         operation: Operation,

@@ -4,8 +4,8 @@
 //! its buffers until its completion was read; so are the vectors that name
 //! them, and guest RAM is held as long.
 //!
-//! What goes through a ring passes by the thread's system call filter. So the
-//! ring itself does nothing but what [`OPERATIONS`] lists, whoever fills it.
+//! What goes through a ring passes by the thread's system call filter. So the ring
+//! itself allows only [`OPERATIONS`], whatever is put into it.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};

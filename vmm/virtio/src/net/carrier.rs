@@ -2,8 +2,8 @@
 //!
 //! Invariants: at most a window of frames is under way each way, so that what the
 //! links hold is bounded; a frame of the driver is given back to it only when it
-//! was sent on, and never lost here; guest memory is touched by whoever has the pair
-//! in hand: its own thread, or that which brings frames, as far as it need not wait.
+//! was sent on, and never lost here; guest memory is touched by the pair's own
+//! thread, or by the one that brings frames, as far as it need not wait.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -39,7 +39,7 @@ struct Arrived {
 pub struct Inbox {
     state: Mutex<Arrived>,
     arrived: EventFd,
-    /// The way to whoever serves the pair.
+    /// The handle of the thread that serves the pair.
     hands: Mutex<Option<Hands>>,
 }
 
@@ -65,7 +65,7 @@ impl Inbox {
     /// waiting.
     ///
     /// # Errors
-    /// They are none, or too many.
+    /// They are malformed, or too many.
     pub fn put(&self, batch: Vec<u8>) -> Result<(), String> {
         frames::check(&batch)?;
         let mut state = lock(&self.state);
@@ -79,7 +79,7 @@ impl Inbox {
         Ok(())
     }
 
-    /// The other end took so many bytes.
+    /// The other end accepted this many bytes.
     ///
     /// # Errors
     /// It never got them.

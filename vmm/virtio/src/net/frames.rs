@@ -21,7 +21,7 @@ const WINDOWS_TOTAL: usize = 16 << 20;
 const _: () = assert!(BATCH_MAX <= WINDOW_MIN - WINDOW_MIN / 4);
 const _: () = assert!(cost(HEADER + FRAME_MAX) <= BATCH_MAX);
 
-/// Bytes that may be under way, where a machine has so many ways.
+/// Bytes that may be in flight, in a machine with this many directions.
 pub fn window(ways: usize) -> usize {
     (WINDOWS_TOTAL / ways.max(1)).clamp(WINDOW_MIN, WINDOW_MAX)
 }
@@ -57,8 +57,8 @@ impl Batch {
         self.filled + cost(length) <= BATCH_MAX
     }
 
-    /// Room for a frame of `length` bytes, which must fit. What is in it is left over
-    /// from earlier ones: all of it is to be written.
+    /// Room for a frame of `length` bytes, which must fit. Its contents are left over
+    /// from earlier ones: all of it must be overwritten.
     pub fn add(&mut self, length: usize) -> &mut [u8] {
         let (head, rest) = self.bytes[self.filled..].split_at_mut(LENGTH);
         head.copy_from_slice(&(length as u32).to_le_bytes());
@@ -127,7 +127,7 @@ impl Credit {
         self.under_way += bytes;
     }
 
-    /// The other side took so many.
+    /// The other side accepted this many.
     ///
     /// # Errors
     /// More than there were.
@@ -175,7 +175,7 @@ impl Debt {
         Ok(())
     }
 
-    /// So many of them are done with; how many the other side is to be told of now.
+    /// This many of them are done with; returns how many to report to the other side now.
     pub fn take(&mut self, bytes: usize) -> Option<u64> {
         self.unsaid += bytes;
         if self.unsaid < self.window / 4 {

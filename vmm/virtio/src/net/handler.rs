@@ -231,7 +231,7 @@ impl Pair {
     }
 }
 
-/// On the thread of whoever brings frames: nothing may be waited for.
+/// On the thread that brings frames: it must not wait.
 impl Pair {
     /// Frames from the link, as long as there are buffers whose pages are here. What is
     /// left is for the pair's own thread, and so is whatever went wrong: it may be that a

@@ -37,7 +37,7 @@ pub trait Link: Send {
         let _ = features;
         Ok(())
     }
-    /// With these whoever brings frames may have the pair take them on his thread.
+    /// With these, the thread that brings frames may deliver them to the pair itself.
     fn lend(&mut self, hands: Hands) {
         let _ = hands;
     }

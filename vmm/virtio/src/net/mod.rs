@@ -254,7 +254,7 @@ fn open_links(options: &NetOptions, count: u16) -> Result<Vec<Box<dyn Link>>, Ne
     })
 }
 
-/// What the driver of a network of so many pairs is told.
+/// What the driver of a network of this many pairs is told.
 fn describe(
     pairs: u16,
     mac: Mac,

@@ -1,8 +1,9 @@
 //! Which pair of queues a frame for the guest goes to.
 //!
 //! One rule, as that of Linux's tun device: to the pair on which the guest last
-//! transmitted to the same peer (addresses, protocol, ports), since whoever reads it
-//! is there. A new connection goes where the guest last transmitted from the same
+//! transmitted to the same peer (addresses, protocol, ports), because the program that
+//! reads it is there. A new connection goes where the guest last transmitted from the
+//! same
 //! port, which is where its server runs. Everything else is dealt out by a hash of
 //! the addresses; what is not IP goes to the first pair.
 //!
@@ -42,7 +43,7 @@ impl End {
     }
 }
 
-/// Who sends to whom.
+/// Sender and receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Flow {
     from: End,

@@ -58,7 +58,7 @@ impl Stream {
     }
 
     /// Sends a frame of `length` bytes that lies in `pieces`, which are readable;
-    /// `copy` gives the end of it, from so many bytes in.
+    /// `copy` copies the rest of it, from that many bytes on.
     fn send_pieces(
         &mut self,
         length: usize,

@@ -221,7 +221,7 @@ impl Switch {
     /// nothing.
     ///
     /// # Errors
-    /// They are none, or too many, or of a pair that is not there.
+    /// They are malformed, or too many, or of an unknown pair.
     pub fn put(&self, pair: u16, batch: &[u8]) -> Result<(), String> {
         frames::check(batch)?;
         let Some(Port::There { far, carry }) = self.ports.get(usize::from(pair)) else {
@@ -246,7 +246,7 @@ impl Switch {
         Ok(())
     }
 
-    /// A pair's slice took so many bytes of frames. Waits for nothing.
+    /// A pair's slice accepted this many bytes of frames. Waits for nothing.
     ///
     /// # Errors
     /// It never got them, or the pair is not there.
@@ -461,7 +461,7 @@ fn send_on(far: &Mutex<Far>, carry: &Arc<dyn Carry>) {
     }
 }
 
-/// The link has so many bytes of a slice's frames: that makes room.
+/// The link has sent this many bytes of a slice's frames, which makes room.
 fn done_with(far: &Mutex<Far>, carry: &Arc<dyn Carry>, bytes: usize) {
     let taken = lock(far).debt.take(bytes);
     if let Some(bytes) = taken {

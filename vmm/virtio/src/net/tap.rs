@@ -41,7 +41,7 @@ pub fn open(name: &str, queues: u16) -> Result<Vec<Tap>, NetError> {
         Err(NetError::Busy(_)) => vec![open_queue(name, true)?],
         opened => opened?,
     };
-    // Without privilege it stays as it is, which whoever made it decided.
+    // Without privilege it stays as its creator configured it.
     let _ = bring_up(name);
     Ok(taps)
 }

@@ -1,4 +1,4 @@
-//! Drivers that lie: each lie by name, then random rings.
+//! Drivers that violate the specification: each violation by itself, then random rings.
 
 use std::time::{Duration, Instant};
 

@@ -74,7 +74,7 @@ fn link() -> (Stream, Far) {
     (Stream::new(near).unwrap(), Far(far))
 }
 
-/// A network of so many pairs of queues.
+/// A network of this many queue pairs.
 pub fn network(pairs: usize) -> (Net, Vec<Far>) {
     let (links, far): (Vec<_>, Vec<_>) = (0..pairs)
         .map(|_| {

@@ -270,8 +270,8 @@ impl Transport {
         }
     }
 
-    /// Takes the device off the bus, ends its I/O and gives its handlers up: what
-    /// is to be saved must have been.
+    /// Takes the device off the bus, ends its I/O and gives its handlers up: save the
+    /// state before.
     /// Threads end when the last reference goes.
     pub fn detach(&self, bound: Duration) -> Result<(), VirtioError> {
         self.endpoint.disconnect();
@@ -294,7 +294,7 @@ impl Transport {
         &self.interrupt
     }
 
-    /// Tells whoever watches that the ways may be others. No lock is held.
+    /// Tells the observer that the routes may have changed. No lock is held.
     fn ways_changed(&self) {
         if let Some(watch) = &self.attach.watch {
             watch.changed(&|| self.ways());

@@ -63,7 +63,7 @@ fn open_link(end: UnixStream) -> (Sender, Receiver) {
     .unwrap()
 }
 
-/// A device with who serves it, as one slice has it.
+/// A device with the slices that serve it, as one slice has it.
 type Placed = (Scheme, Box<dyn VirtioDevice>);
 
 struct Rig {

@@ -42,7 +42,7 @@ struct PlainMemory(*mut Pages);
 
 // SAFETY: each test has its own, and no thread.
 unsafe impl Send for PlainMemory {}
-// SAFETY: as above.
+// SAFETY: each test has its own, and no thread.
 unsafe impl Sync for PlainMemory {}
 
 impl Memory for PlainMemory {
