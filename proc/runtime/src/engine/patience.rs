@@ -8,8 +8,8 @@
 
 use weft_proc::message::Message;
 
+use super::clock;
 use super::machine::{Engine, Incoming};
-use crate::kernel;
 
 /// How long one wait takes at most, and so the most that a look can find to have
 /// passed: more, and this process did not run. Nanoseconds.
@@ -18,22 +18,23 @@ pub const LOOK_NS: u64 = 1_000_000_000;
 /// What is left of a lease.
 pub struct Patience {
     left_ns: u64,
-    seen_ns: u64,
+    /// Ticks; the kernel's clock would cost each wait a system call.
+    seen_at: u64,
 }
 
 impl Patience {
     pub fn new(lease_ns: u64) -> Patience {
         Patience {
             left_ns: lease_ns,
-            seen_ns: kernel::monotonic_ns(),
+            seen_at: clock::now(),
         }
     }
 
     /// Counts the time since the last look; false when the lease is over.
     pub fn lasts(&mut self) -> bool {
-        let now_ns = kernel::monotonic_ns();
-        let passed_ns = (now_ns - self.seen_ns).min(LOOK_NS);
-        self.seen_ns = now_ns;
+        let now = clock::now();
+        let passed_ns = clock::ns(now.saturating_sub(self.seen_at)).min(LOOK_NS);
+        self.seen_at = now;
         self.left_ns = self.left_ns.saturating_sub(passed_ns);
         self.left_ns > 0
     }
@@ -43,7 +44,7 @@ impl Engine {
     /// Waits until `done`, handling what comes; for the executing node. The only
     /// messages it meets are about layout and answers.
     pub fn wait_until(&mut self, what: &'static str, done: impl Fn(&Engine) -> bool) {
-        // Most faults have nothing to wait for, and the time costs a system call.
+        // Most faults have nothing to wait for.
         if done(self) {
             return;
         }
