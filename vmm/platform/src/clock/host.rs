@@ -2,11 +2,15 @@
 //!
 //! That is measured against the host's monotonic clock, which takes some
 //! milliseconds. Whoever starts a machine has other work for that time:
-//! [`begin_tsc_measurement`] first, then the work, then [`measure_host_tsc`].
+//! [`begin_tsc_measurement`] first, then the work, then [`measure_host_tsc`], in the
+//! same process or in one that was told when it began.
 
 use std::arch::x86_64::_rdtsc;
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use nix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
 
 use super::COUNTED_HZ;
 
@@ -16,15 +20,29 @@ const WINDOW: Duration = Duration::from_millis(10);
 /// since, during which its clocks do not agree.
 const WINDOW_MAX: Duration = Duration::from_secs(2);
 
-/// Both clocks at one moment.
-#[derive(Clone, Copy)]
-struct Pair {
-    instant: Instant,
+/// When a measurement began: both clocks at one moment. It holds in every process of
+/// the host until the host's next boot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TscMeasurement {
+    monotonic: Duration,
     tsc: u64,
 }
 
+impl TscMeasurement {
+    fn elapsed(&self) -> Duration {
+        monotonic().saturating_sub(self.monotonic)
+    }
+}
+
 /// When the measurement of this process began. Held for moments.
-static BEGUN: Mutex<Option<Pair>> = Mutex::new(None);
+static BEGUN: Mutex<Option<TscMeasurement>> = Mutex::new(None);
+
+/// The host's monotonic clock: since its boot, alike in all processes.
+pub fn monotonic() -> Duration {
+    // A kernel without this clock does not exist.
+    clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from)
+}
 
 pub fn host_tsc() -> u64 {
     // SAFETY: every x86-64 CPU has RDTSC, and Linux does not forbid it to programs
@@ -33,37 +51,43 @@ pub fn host_tsc() -> u64 {
 }
 
 /// Begins to measure; does nothing when that was done a moment ago.
-pub fn begin_tsc_measurement() {
-    begun();
+pub fn begin_tsc_measurement() -> TscMeasurement {
+    begun()
+}
+
+/// Goes on with what another process of this host began.
+pub fn continue_tsc_measurement(measurement: TscMeasurement) {
+    *BEGUN.lock().unwrap_or_else(PoisonError::into_inner) = Some(measurement);
 }
 
 /// Ticks of the host's TSC in a second. Good to some parts in 100,000. Waits for
 /// what is left of 10 ms since the measurement began.
 pub fn measure_host_tsc() -> u64 {
     let start = begun();
-    std::thread::sleep(WINDOW.saturating_sub(start.instant.elapsed()));
+    std::thread::sleep(WINDOW.saturating_sub(start.elapsed()));
     let end = tight_pair();
-    let nanoseconds = end.instant.duration_since(start.instant).as_nanos().max(1);
+    let passed = end.monotonic.saturating_sub(start.monotonic);
+    let nanoseconds = passed.as_nanos().max(1);
     let ticks = u128::from(end.tsc.wrapping_sub(start.tsc));
     u64::try_from(ticks * 1_000_000_000 / nanoseconds).unwrap_or(COUNTED_HZ)
 }
 
-fn begun() -> Pair {
+fn begun() -> TscMeasurement {
     let mut begun = BEGUN.lock().unwrap_or_else(PoisonError::into_inner);
     match *begun {
-        Some(pair) if pair.instant.elapsed() < WINDOW_MAX => pair,
+        Some(measurement) if measurement.elapsed() < WINDOW_MAX => measurement,
         _ => *begun.insert(tight_pair()),
     }
 }
 
 /// Both clocks at one moment: of several tries, the one that took least.
-fn tight_pair() -> Pair {
+fn tight_pair() -> TscMeasurement {
     let look = || {
         let before = host_tsc();
-        let instant = Instant::now();
+        let monotonic = monotonic();
         let width = host_tsc().wrapping_sub(before);
         let tsc = before.wrapping_add(width / 2);
-        (width, Pair { instant, tsc })
+        (width, TscMeasurement { monotonic, tsc })
     };
     let mut best = look();
     for _ in 0..16 {

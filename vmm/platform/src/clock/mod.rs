@@ -25,7 +25,10 @@ use serde_json::Value;
 
 pub use alarms::Alarms;
 pub use base::TimeBase;
-pub use host::{begin_tsc_measurement, host_tsc, measure_host_tsc};
+pub use host::{
+    TscMeasurement, begin_tsc_measurement, continue_tsc_measurement, host_tsc, measure_host_tsc,
+    monotonic,
+};
 pub use kvmclock::KvmClock;
 pub use reference::{DRIFT_PPM_MAX, RatesDiffer, Reference};
 
