@@ -35,7 +35,7 @@ setup: ## Installs what is missing (asks nothing; quick when nothing is)
 RUNTIME := -p weft-runtime
 OTHERS := --workspace --exclude weft-runtime
 
-build: ## Builds weft and its runtime, optimised
+build: ## Builds weft, its runtime and its monitor, optimised
 	$(CARGO) build --release $(RUNTIME)
 	$(CARGO) build --release $(OTHERS)
 
@@ -98,13 +98,14 @@ docs-check: ## Links between the pages, and plain English everywhere
 	@python3 .ci/check-links.py
 	@python3 .ci/check-prose.py
 
-install: build ## Installs weft and its runtime under PREFIX
+install: build ## Installs weft, its runtime and its monitor under PREFIX
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/weft
 	install -m 0755 $(RELEASE)/weft $(DESTDIR)$(PREFIX)/bin/weft
 	install -m 0755 $(RELEASE)/weft-runtime $(DESTDIR)$(PREFIX)/lib/weft/weft-runtime
+	install -m 0755 $(RELEASE)/weft-monitor $(DESTDIR)$(PREFIX)/lib/weft/weft-monitor
 
 uninstall: ## Removes what `make install` installed
-	rm -f $(DESTDIR)$(PREFIX)/bin/weft $(DESTDIR)$(PREFIX)/lib/weft/weft-runtime
+	rm -f $(DESTDIR)$(PREFIX)/bin/weft $(DESTDIR)$(PREFIX)/lib/weft/weft-runtime $(DESTDIR)$(PREFIX)/lib/weft/weft-monitor
 	-rmdir $(DESTDIR)$(PREFIX)/lib/weft
 
 clean: ## Removes what was built

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use weft_proc::boot::{CONTROL_FATAL, CONTROL_HELLO, CONTROL_READY, ControlMessage, VERSION};
 
-use crate::spawn::Runtime;
+use crate::spawn::Process;
 use crate::sys;
 
 /// How long a runtime may take to say HELLO, or READY after that. It only has
@@ -49,7 +49,7 @@ pub fn text(message: &ControlMessage) -> String {
 
 /// Waits for a message of `kind`. The error says what happened instead, as the
 /// end of a sentence that starts with "the runtime of …".
-pub fn expect(runtime: &mut Runtime, kind: u32, bound: Duration) -> Result<ControlMessage, String> {
+pub fn expect(runtime: &mut Process, kind: u32, bound: Duration) -> Result<ControlMessage, String> {
     let deadline = Instant::now() + bound;
     loop {
         match receive(runtime.control.as_fd()) {
@@ -79,7 +79,7 @@ pub fn expect(runtime: &mut Runtime, kind: u32, bound: Duration) -> Result<Contr
 }
 
 /// Waits for HELLO and checks its version; returns the generation.
-pub fn expect_hello(runtime: &mut Runtime) -> Result<u64, String> {
+pub fn expect_hello(runtime: &mut Process) -> Result<u64, String> {
     let hello = expect(runtime, CONTROL_HELLO, START_BOUND)?;
     check_hello(&hello)
 }
@@ -96,6 +96,6 @@ pub fn check_hello(hello: &ControlMessage) -> Result<u64, String> {
 }
 
 /// Waits for READY.
-pub fn expect_ready(runtime: &mut Runtime) -> Result<(), String> {
+pub fn expect_ready(runtime: &mut Process) -> Result<(), String> {
     expect(runtime, CONTROL_READY, START_BOUND).map(drop)
 }

@@ -61,11 +61,9 @@ pub enum LaunchError {
     /// Too few or too many nodes.
     #[error("{0} nodes requested: an aggregate spans 1 to {MAX_NODES}")]
     NodeCount(usize),
-    /// The runtime binary is missing.
-    #[error(
-        "the runtime `weft-runtime` was not found in {0}: install it beside `weft`, or set WEFT_RUNTIME"
-    )]
-    NoRuntime(String),
+    /// A program of Weft's is missing.
+    #[error(transparent)]
+    Missing(#[from] crate::spawn::Missing),
     /// The kernel lacks Syscall User Dispatch.
     #[error(
         "this kernel has no Syscall User Dispatch ({0}): Linux 5.11 or later built with CONFIG_GENERIC_ENTRY is needed"

@@ -7,6 +7,8 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
 use serde::Serialize;
 
+use crate::spawn::{Executable, Kind};
+
 /// How a check came out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -192,7 +194,8 @@ pub fn check_all() -> Vec<Check> {
         memory_lock(),
         open_files(),
         memory(),
-        runtime(),
+        program("runtime", Kind::Runtime),
+        program("monitor", Kind::Monitor),
     ]
 }
 
@@ -374,15 +377,14 @@ fn memory() -> Check {
     }
 }
 
-fn runtime() -> Check {
-    const NAME: &str = "runtime";
-    match crate::spawn::find_runtime() {
-        Ok(path) => Check::ok(NAME, path.display().to_string()),
-        Err(searched) => Check::bad(
-            NAME,
+fn program(name: &'static str, kind: Kind) -> Check {
+    match Executable::find(kind) {
+        Ok(found) => Check::ok(name, found.path().display().to_string()),
+        Err(missing) => Check::bad(
+            name,
             State::Fail,
-            format!("weft-runtime not found in {searched}"),
-            "install weft-runtime beside weft, or set WEFT_RUNTIME to its path",
+            format!("not found in {}", missing.searched),
+            missing.fix(),
         ),
     }
 }

@@ -10,7 +10,6 @@
 //!   [`rundir`]: what it tells, and how to talk to one that runs
 //! - [`daemon`]: lending this host; [`protocol`], [`remote`]: how launcher and
 //!   daemon talk
-//! - [`machine`]: slices of a virtual machine on other hosts; [`monitor`]: how
 //!   such a slice and its daemon talk
 
 pub mod cgroup;
@@ -22,7 +21,7 @@ pub mod error;
 pub mod host;
 pub mod launch;
 pub mod links;
-pub mod machine;
+
 pub mod monitor;
 pub mod oom;
 pub mod options;

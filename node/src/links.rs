@@ -51,6 +51,11 @@ impl Link {
         Ok(Link::sealed(keyed.socket.into(), send, receive))
     }
 
+    /// Whether its records are sealed.
+    pub fn is_sealed(&self) -> bool {
+        self.kind == LINK_SEALED
+    }
+
     /// The socket, and the keys of both directions if it is sealed; `None` for a
     /// ring, which is no socket.
     pub fn into_socket(self) -> Option<(OwnedFd, Option<Keys>)> {

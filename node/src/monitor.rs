@@ -1,16 +1,17 @@
-//! A slice of a machine and the daemon that starts it: what they say to each
-//! other over the slice's control socket.
+//! The process of a machine's node (`weft-monitor`) and what starts it, the launcher
+//! or a daemon: what they say to each other over the process's control socket.
 //!
 //! ```text
-//! daemon                               weft vm slice
-//! SliceBoot, with the links     ──▶    opens its links, checks what it is to be
+//! launcher, daemon                     weft-monitor VERSION
+//! SliceBoot, with the links     ──▶    opens its links, checks its settings
 //!                               ◀──    Ready | Failed
 //!                               ◀──    Said, at any time after Ready
 //! ```
 //!
-//! One packet is one message. The process is the same binary as the daemon, so
-//! that both are of one version. It needs nothing more of the daemon, which ends
-//! it with a signal; and it dies with the thread that started it.
+//! One packet is one message. The version of what starts it is on its command line,
+//! where a process of another version can read it without understanding a message. It
+//! needs nothing more of its parent, which ends it with a signal; and it dies with the
+//! thread that started it.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -22,7 +23,7 @@ use weft_wire::halves::Keys;
 
 use crate::consent::Lender;
 use crate::links::Links;
-use crate::spawn::Runtime;
+use crate::spawn::Process;
 use crate::sys;
 
 /// Longest text of settings: a machine's configuration with its command line.
@@ -30,11 +31,13 @@ pub const SETTINGS_BYTES_MAX: usize = 48 << 10;
 /// Longest packet: the settings and what the lender allows, escaped, and the keys of
 /// all links.
 const PACKET_BYTES_MAX: usize = 160 << 10;
-/// Longest message of a slice.
-const WORD_BYTES_MAX: usize = 4 << 10;
+/// Longest message of a slice: a sentence with a path in it, however it is escaped.
+const WORD_BYTES_MAX: usize = 32 << 10;
+/// Sockets beside those of links.
+const SOCKETS_MAX: usize = 8;
 /// How long a slice may take to get ready. It opens its links and measures its clock; this is for hosts under great load.
 const READY_BOUND: Duration = Duration::from_secs(20);
-/// How long a started process may wait for its settings.
+/// How long a started process may wait for its [`SliceBoot`].
 const BOOT_BOUND: Duration = Duration::from_secs(10);
 
 /// What a slice's process is told.
@@ -44,18 +47,51 @@ pub struct SliceBoot {
     pub number: u32,
     /// The machine's lease.
     pub lease_ms: u32,
-    /// vCPUs that the slice may have.
+    /// What the monitor needs to know, by the machine's launcher.
+    pub settings: String,
+    /// On whose host it is.
+    pub terms: Terms,
+    /// By slice: the link to it. The sockets come in the same order.
+    pub links: Vec<LinkKind>,
+}
+
+/// On whose host a slice is, and so what it may do there.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Terms {
+    /// On its launcher's own, which tells it more.
+    Own(String),
+    /// On one that lends.
+    Lent(Loan),
+}
+
+/// What a lender's daemon lets a slice have.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Loan {
+    /// vCPUs.
     pub cpus: u32,
     /// Guest memory that it may come to hold: what was reserved for it, without what
     /// its vCPUs need.
     pub memory_bytes: u64,
-    /// What the monitor needs to know, by the machine's launcher.
-    pub settings: String,
-    /// What it may open, by the daemon.
+    /// What it may open.
     pub lender: Lender,
-    /// By slice: keys of the sealed link to it (send, receive); none where there is
-    /// no link. The sockets come in the same order.
-    pub keys: Vec<Option<([u8; 32], [u8; 32])>>,
+}
+
+/// What joins a slice to another.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LinkKind {
+    /// Nothing.
+    None,
+    /// A socket in the clear.
+    Clear,
+    /// A socket whose records are sealed with these keys.
+    Sealed {
+        /// Of what it sends.
+        send: [u8; 32],
+        /// Of what it receives.
+        receive: [u8; 32],
+    },
 }
 
 /// What a slice says.
@@ -73,35 +109,60 @@ pub enum Word {
 /// One end of a link with its keys, for each slice; none for oneself.
 pub type Sockets = Vec<Option<(OwnedFd, Option<Keys>)>>;
 
-/// Sends a slice its settings, with the links and their keys. The descriptors are
-/// copied; the caller drops its own.
+/// What a slice's process was told.
+pub struct Told {
+    /// The packet.
+    pub boot: SliceBoot,
+    /// By slice, opened from the packet's descriptors.
+    pub links: Sockets,
+    /// What else it was given.
+    pub sockets: Vec<OwnedFd>,
+}
+
+/// The command line of a monitor.
+pub const ARGUMENTS: [&str; 2] = ["weft-monitor", VERSION];
+/// Of launcher, daemon and monitor, which are installed together.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Hands a slice its part of the machine, with its links and further sockets. The
+/// descriptors are copied; the caller drops its own.
 ///
 /// # Errors
-/// Settings that are too long, a link that is not sealed, or a process that is
-/// gone.
-pub fn send_boot(control: &OwnedFd, mut boot: SliceBoot, links: Links) -> io::Result<()> {
-    let mut sockets = Vec::new();
-    let keys = &mut boot.keys;
+/// Settings that are too long, a link that is a ring, or a process that is gone.
+pub fn send_boot(
+    control: &OwnedFd,
+    mut boot: SliceBoot,
+    links: Links,
+    sockets: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    let mut ends = Vec::new();
     for link in links {
-        let Some((socket, link_keys)) = link.and_then(crate::links::Link::into_socket) else {
-            keys.push(None);
+        let Some(link) = link else {
+            boot.links.push(LinkKind::None);
             continue;
         };
-        let link_keys = link_keys.ok_or_else(|| io::Error::other("a link is not sealed"))?;
-        keys.push(Some((link_keys.send, link_keys.receive)));
-        sockets.push(socket);
+        let (socket, keys) = link.into_socket().ok_or_else(|| {
+            io::Error::new(io::ErrorKind::Unsupported, "rings do not join machines")
+        })?;
+        ends.push(socket);
+        boot.links.push(match keys {
+            None => LinkKind::Clear,
+            Some(Keys { send, receive }) => LinkKind::Sealed { send, receive },
+        });
     }
     let packet = serde_json::to_vec(&boot)?;
     if boot.settings.len() > SETTINGS_BYTES_MAX || packet.len() > PACKET_BYTES_MAX {
         return Err(io::Error::from_raw_os_error(libc::E2BIG));
     }
-    let descriptors: Vec<RawFd> = sockets.iter().map(AsRawFd::as_raw_fd).collect();
+    let ends = ends.iter().map(AsRawFd::as_raw_fd);
+    let others = sockets.iter().map(AsRawFd::as_raw_fd);
+    let descriptors: Vec<RawFd> = ends.chain(others).collect();
     sys::send_with_descriptors(control.as_fd(), &packet, &descriptors)
 }
 
 /// Waits until a slice is ready. The error says what happened instead, as the end
 /// of a sentence that starts with "the slice …".
-pub fn expect_ready(slice: &mut Runtime) -> Result<(), String> {
+pub fn expect_ready(slice: &mut Process) -> Result<(), String> {
     let deadline = Instant::now() + READY_BOUND;
     loop {
         match receive(slice.control.as_fd()) {
@@ -156,17 +217,20 @@ fn plain(word: Word) -> Word {
 pub struct Control(OwnedFd);
 
 impl Control {
-    /// The socket that the daemon left to this process.
+    /// The socket that was left to this process.
     ///
     /// # Errors
-    /// A process that no daemon started.
+    /// A process that neither a launcher nor a daemon started.
     pub fn inherited() -> io::Result<Control> {
         let number = std::env::var(CONTROL_VARIABLE)
             .ok()
             .and_then(|text| text.parse::<RawFd>().ok())
-            .ok_or_else(|| io::Error::other("this process was not started by a daemon"))?;
-        // SAFETY: the call only asks whether the number is that of a descriptor.
-        if unsafe { libc::fcntl(number, libc::F_GETFD) } < 0 {
+            .ok_or_else(|| {
+                io::Error::other("neither `weft vm run` nor `weft node start` started it")
+            })?;
+        // What this process executes does not get it.
+        // SAFETY: sets a flag, if the number is that of a descriptor.
+        if unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: open, as just seen, and left to this process for this purpose: a
@@ -174,32 +238,51 @@ impl Control {
         Ok(Control(unsafe { OwnedFd::from_raw_fd(number) }))
     }
 
-    /// Waits for the settings of this process, and its links.
+    /// Whether what started this process is of its version.
+    ///
+    /// # Errors
+    /// It is not, in a sentence.
+    pub fn check_version(&self) -> Result<(), String> {
+        match std::env::args().nth(1) {
+            Some(version) if version == VERSION => Ok(()),
+            version => Err(format!(
+                "weft-monitor is of version {VERSION}, the Weft that started it of {}: install \
+                 both from one build, and start a daemon again",
+                version.as_deref().unwrap_or("another")
+            )),
+        }
+    }
+
+    /// Waits for the packet that says which node this process is.
     ///
     /// # Errors
     /// Nothing came in time, or nothing that can be understood.
-    pub fn boot(&self) -> io::Result<(SliceBoot, Sockets)> {
+    pub fn boot(&self) -> io::Result<Told> {
         if !sys::wait_readable(&[self.0.as_fd()], BOOT_BOUND)?[0] {
             return Err(io::ErrorKind::TimedOut.into());
         }
         let mut packet = vec![0; PACKET_BYTES_MAX];
         let (length, descriptors) =
-            sys::receive_with_descriptors(self.0.as_fd(), &mut packet, MAX_NODES)?;
+            sys::receive_with_descriptors(self.0.as_fd(), &mut packet, MAX_NODES + SOCKETS_MAX)?;
         let mut boot: SliceBoot = serde_json::from_slice(&packet[..length])?;
         let mut descriptors = descriptors.into_iter();
-        let sockets = std::mem::take(&mut boot.keys)
-            .into_iter()
-            .map(|keys| match keys {
-                None => Ok(None),
-                Some((send, receive)) => {
-                    let socket = descriptors
-                        .next()
-                        .ok_or_else(|| io::Error::other("a link has no socket"))?;
-                    Ok(Some((socket, Some(Keys { send, receive }))))
-                }
-            })
-            .collect::<io::Result<Sockets>>()?;
-        Ok((boot, sockets))
+        let mut open = |kind| {
+            let keys = match kind {
+                LinkKind::None => return Ok(None),
+                LinkKind::Clear => None,
+                LinkKind::Sealed { send, receive } => Some(Keys { send, receive }),
+            };
+            let socket = descriptors.next();
+            let socket = socket.ok_or_else(|| io::Error::other("a link has no socket"))?;
+            Ok(Some((socket, keys)))
+        };
+        let kinds = std::mem::take(&mut boot.links).into_iter();
+        let links = kinds.map(&mut open).collect::<io::Result<Sockets>>()?;
+        Ok(Told {
+            boot,
+            links,
+            sockets: descriptors.collect(),
+        })
     }
 
     /// Says something. A daemon that is gone hears nothing.
@@ -233,37 +316,48 @@ mod tests {
         SliceBoot {
             number: 1,
             lease_ms: 5000,
-            cpus: 2,
-            memory_bytes: 64 << 20,
             settings: settings.to_owned(),
-            lender: Lender {
-                peer: "alpha".into(),
-                consent: Consent::default(),
-            },
-            keys: Vec::new(),
+            terms: Terms::Lent(Loan {
+                cpus: 2,
+                memory_bytes: 64 << 20,
+                lender: Lender {
+                    peer: "alpha".into(),
+                    consent: Consent::default(),
+                },
+            }),
+            links: Vec::new(),
         }
     }
 
     #[test]
     fn a_slice_is_told_what_it_is_and_gets_its_links() {
         let (ours, theirs) = sys::packet_pair().unwrap();
-        let links = mesh(3, Transport::TcpSealed).unwrap().swap_remove(1);
-        send_boot(&ours, boot("{\"a\": 1}"), links).unwrap();
-        let (told, sockets) = Control(theirs).boot().unwrap();
-        assert_eq!((told.number, told.lease_ms), (1, 5000));
-        assert_eq!(told.settings, "{\"a\": 1}");
-        assert_eq!(told.lender, boot("").lender);
-        let there: Vec<bool> = sockets.iter().map(Option::is_some).collect();
-        assert_eq!(there, [true, false, true]);
+        let mut links = mesh(3, Transport::TcpSealed).unwrap().swap_remove(1);
+        links[2] = mesh(2, Transport::Tcp)
+            .unwrap()
+            .swap_remove(0)
+            .swap_remove(1);
+        send_boot(&ours, boot("{\"a\": 1}"), links, &[ours.as_fd()]).unwrap();
+        let told = Control(theirs).boot().unwrap();
+        assert_eq!((told.boot.number, told.boot.lease_ms), (1, 5000));
+        assert_eq!(told.boot.settings, "{\"a\": 1}");
+        assert!(matches!(told.boot.terms, Terms::Lent(Loan { cpus: 2, .. })));
+        let sealed: Vec<Option<bool>> = told
+            .links
+            .iter()
+            .map(|link| link.as_ref().map(|(_, keys)| keys.is_some()))
+            .collect();
+        assert_eq!(sealed, [Some(true), None, Some(false)]);
+        assert_eq!(told.sockets.len(), 1);
     }
 
     #[test]
-    fn links_in_the_clear_and_long_settings_are_refused() {
+    fn rings_and_long_settings_are_refused() {
         let (ours, _theirs) = sys::packet_pair().unwrap();
-        let clear = mesh(2, Transport::Tcp).unwrap().swap_remove(1);
-        assert!(send_boot(&ours, boot(""), clear).is_err());
+        let ring = mesh(2, Transport::Ring).unwrap().swap_remove(1);
+        assert!(send_boot(&ours, boot(""), ring, &[]).is_err());
         let long = "x".repeat(SETTINGS_BYTES_MAX + 1);
-        assert!(send_boot(&ours, boot(&long), Vec::new()).is_err());
+        assert!(send_boot(&ours, boot(&long), Vec::new(), &[]).is_err());
     }
 
     #[test]

@@ -23,10 +23,8 @@ use weft_wire::{keys, socket};
 
 use crate::config::{self, Config, PORT};
 use crate::error::{LaunchError, sentence};
-use crate::launch::Plan;
 use crate::links::{Link, Links};
 use crate::protocol::{Reply, Request, Status};
-use crate::report::NodeState;
 use crate::said::{BATCH, Said, plain};
 use crate::shared::Snapshot;
 
@@ -219,50 +217,6 @@ pub struct RemoteSlice {
 }
 
 impl RemoteSlice {
-    /// Connects to every host, reserves, links the mesh and starts the slices.
-    /// Budgets that the user left open are filled in.
-    pub fn start_all(
-        plan: &mut Plan,
-        hosts: &[String],
-    ) -> Result<(Vec<RemoteSlice>, Links), LaunchError> {
-        let identity = Identity::load(plan.options.configuration.as_deref())?;
-        let mut slices = Vec::new();
-        for (host, node) in hosts.iter().zip(1..) {
-            let mut connection = Connection::open(&identity, host)?;
-            let wanted = plan.settings.budget_pages[node as usize];
-            let request = Request::Open {
-                command: plan.program.path.display().to_string(),
-                node,
-                budget_pages: (wanted != 0).then_some(wanted),
-                lease_ms: plan.settings.lease_ms,
-            };
-            let budget = reserve(&mut connection, &request)?;
-            plan.settings.budget_pages[node as usize] = budget;
-            slices.push(RemoteSlice::new(connection));
-        }
-        let mut numbered: Vec<(u32, &mut RemoteSlice)> = (1..).zip(slices.iter_mut()).collect();
-        let links = connect_and_start(plan, &mut numbered)?;
-        Ok((slices, links))
-    }
-
-    /// Links and starts the slices of the next generation, on the reservations
-    /// of the last.
-    pub fn restart(
-        plan: &mut Plan,
-        nodes: &mut [crate::launch::Node],
-    ) -> Result<Links, LaunchError> {
-        let mut slices: Vec<(u32, &mut RemoteSlice)> = Vec::new();
-        for node in nodes
-            .iter_mut()
-            .filter(|node| node.state == NodeState::Running)
-        {
-            if let crate::launch::Body::Remote(slice) = &mut node.body {
-                slices.push((node.number, slice));
-            }
-        }
-        connect_and_start(plan, &mut slices)
-    }
-
     pub(crate) fn new(connection: Connection) -> RemoteSlice {
         RemoteSlice {
             connection,
@@ -494,10 +448,10 @@ pub(crate) fn connect(
 /// Starts all slices, which get ready together.
 pub(crate) fn start(
     slices: &mut [(u32, &mut RemoteSlice)],
-    request: impl Fn(u32) -> Request,
+    request: impl Fn(u32) -> Result<Request, LaunchError>,
 ) -> Result<(), LaunchError> {
     for (number, slice) in slices.iter_mut() {
-        let sent = slice.connection.channel.send(&request(*number));
+        let sent = slice.connection.channel.send(&request(*number)?);
         sent.map_err(|error| slice.connection.failed(sentence(&error)))?;
     }
     let deadline = Instant::now() + START_BOUND;
@@ -505,15 +459,6 @@ pub(crate) fn start(
         started(slice, deadline)?;
     }
     Ok(())
-}
-
-fn connect_and_start(
-    plan: &Plan,
-    slices: &mut [(u32, &mut RemoteSlice)],
-) -> Result<Links, LaunchError> {
-    let links = connect(plan.settings.nodes, plan.settings.lease_ms, slices)?;
-    start(slices, |_| Request::Start(Box::new(plan.settings)))?;
-    Ok(links)
 }
 
 fn dial_home_link(lease_ms: u32, slice: &mut RemoteSlice) -> Result<Link, LaunchError> {

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use weft_boot::Protocol;
-use weft_confine::Mode;
 use weft_machine::BackEndChoice;
+use weft_monitor::settings::Confine;
 use weft_node::options::Transport;
 use weft_node::size::parse_size;
 use weft_vcpu::CpuModel;
@@ -23,9 +23,6 @@ const LINK_DELAY_US_MAX: i64 = 100_000;
 pub enum VmCommand {
     /// Boot a kernel in a virtual machine and run until it ends
     Run(Box<VmRunArgs>),
-    /// Run one node of another host's machine; started by a daemon
-    #[command(hide = true)]
-    Slice,
     /// List the running machines
     List {
         /// Print JSON
@@ -350,12 +347,12 @@ pub enum ConfineArg {
     Off,
 }
 
-impl From<ConfineArg> for Mode {
-    fn from(argument: ConfineArg) -> Mode {
+impl From<ConfineArg> for Confine {
+    fn from(argument: ConfineArg) -> Confine {
         match argument {
-            ConfineArg::Enforce => Mode::Enforce,
-            ConfineArg::Log => Mode::Log,
-            ConfineArg::Off => Mode::Off,
+            ConfineArg::Enforce => Confine::Enforce,
+            ConfineArg::Log => Confine::Log,
+            ConfineArg::Off => Confine::Off,
         }
     }
 }

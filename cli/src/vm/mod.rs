@@ -5,13 +5,7 @@
 //! | [`args`], [`suboptions`] | the command line, read |
 //! | [`plan`], [`nodes`] | the command line, judged |
 //! | [`places`] | sockets by which machines are found |
-//! | [`run`] | the process that looks after a machine |
-//! | [`machine`] | the process that is the machine |
-//! | [`companions`] | the processes of its other nodes on this host |
-//! | [`hosts`] | its nodes on other hosts |
-//! | [`slice`] | the process of a node whose launcher is on another host |
-//! | [`lent`] | what of its host it may open |
-//! | [`control`] | what the API asks of it |
+//! | [`run`] | one life of a machine after the other, as the launcher has them lived |
 //! | [`outcome`] | what came of it, and exit codes |
 //! | [`checks`] | what `weft doctor` says of virtual machines |
 //! | [`running`] | machines that run: list, console, pause, resume, stop |
@@ -21,19 +15,13 @@
 
 mod args;
 mod checks;
-mod companions;
-mod control;
 mod error;
-mod hosts;
-mod lent;
-mod machine;
 mod nodes;
 mod outcome;
 mod places;
 mod plan;
 mod run;
 mod running;
-mod slice;
 mod suboptions;
 mod symbols;
 mod top;
@@ -50,7 +38,6 @@ pub use checks::checks;
 pub fn run(command: VmCommand, started: Instant) -> anyhow::Result<ExitCode> {
     match command {
         VmCommand::Run(args) => run::run(&args, started),
-        VmCommand::Slice => slice::run(),
         VmCommand::List { json } => running::list(json),
         VmCommand::Console { machine } => running::console(&machine),
         VmCommand::Pause { machine } => running::pause(&machine),

@@ -4,50 +4,15 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use weft_api::BackEndView;
 use weft_confine::EXIT_REFUSED;
 use weft_machine::End;
+use weft_monitor::outcome::Outcome;
+use weft_node::spawn::Ended;
 
 use super::error::{EXIT_FAILED, EXIT_RESET, EXIT_STOPPED, EXIT_TRIPLE_FAULT};
-use super::trace::Trace;
 use crate::summary::format_seconds;
-
-/// From the machine's process to its parent, once, at the end.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub enum Message {
-    /// It did not start; a sentence.
-    SetUp(String),
-    /// It ran.
-    Ended(Box<Outcome>),
-}
-
-/// One life.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Outcome {
-    pub end: End,
-    /// Whether somebody outside had asked for it.
-    pub end_asked: bool,
-    /// The signal that asked for its end.
-    pub signal: Option<i32>,
-    /// The back end of the vCPUs.
-    pub back_end: BackEndView,
-    /// From the start of the command, or of this life, to the guest's first
-    /// instruction.
-    pub start_time_s: f64,
-    /// From then until the console showed the text of `--ready`.
-    pub boot_time_s: Option<f64>,
-    /// From then to the end.
-    pub run_time_s: f64,
-    /// Guest time at the end.
-    pub guest_time_s: f64,
-    /// Console output that nobody took in time.
-    pub console_bytes_lost: u64,
-    /// All numbers at the end.
-    pub counters: BTreeMap<String, u64>,
-    /// Where one was wanted.
-    pub trace: Option<Box<Trace>>,
-}
 
 /// `--stats json`.
 #[derive(Debug, Serialize)]
@@ -103,26 +68,26 @@ pub fn exit_code(outcome: &Outcome) -> u8 {
 
 /// What is said of a machine whose process ended without a word; `node` is what of
 /// several nodes went with it.
-pub fn killed(status: i32, signal: Option<i32>, node: Option<String>) -> (String, u8) {
-    let (mut sentence, code) = killed_process(status, signal);
+pub fn killed(ended: Ended, node: Option<String>) -> (String, u8) {
+    let (mut sentence, code) = killed_process(ended);
     if let Some(node) = node {
         sentence += &format!("; lost {node}");
     }
     (sentence, code)
 }
 
-fn killed_process(status: i32, signal: Option<i32>) -> (String, u8) {
-    match signal {
-        Some(signal) => (
+fn killed_process(ended: Ended) -> (String, u8) {
+    match ended {
+        Ended::Signaled(signal) => (
             format!("the machine's process was ended by signal {signal}"),
             (128 + signal) as u8,
         ),
         // It has said itself which call that was.
-        None if status == EXIT_REFUSED => (
+        Ended::Exited(EXIT_REFUSED) => (
             "the machine's process was ended by its seccomp filter".into(),
             EXIT_REFUSED as u8,
         ),
-        None => (
+        Ended::Exited(status) => (
             format!("the machine's process ended unexpectedly, with status {status}"),
             EXIT_FAILED,
         ),
@@ -195,8 +160,8 @@ mod tests {
             ..outcome(End::Stopped)
         };
         assert_eq!(exit_code(&by_signal), 143);
-        assert_eq!(killed(EXIT_REFUSED, None, None).1, 159);
-        let (sentence, code) = killed(0, Some(9), Some("node 0 (vCPU 0)".into()));
+        assert_eq!(killed(Ended::Exited(EXIT_REFUSED), None).1, 159);
+        let (sentence, code) = killed(Ended::Signaled(9), Some("node 0 (vCPU 0)".into()));
         assert_eq!(code, 137);
         assert!(
             sentence.ends_with("signal 9; lost node 0 (vCPU 0)"),

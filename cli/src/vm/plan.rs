@@ -3,11 +3,12 @@
 
 use std::path::PathBuf;
 
+use weft_confine::privilege;
 use weft_confine::privilege::Identity;
-use weft_confine::{Mode, privilege};
 use weft_machine::{
     BackEndChoice, CPUS_MAX, Configuration, Disk, Forward, Invalid, Network, check_host,
 };
+use weft_monitor::settings::Confine;
 use weft_node::host;
 
 use super::args::{LateArg, VmRunArgs};
@@ -43,7 +44,7 @@ pub struct Plan {
     /// Whom to become.
     pub identity: Option<Identity>,
     /// What happens to calls that nobody has business with.
-    pub confine: Mode,
+    pub confine: Confine,
 }
 
 impl Plan {

@@ -1,13 +1,12 @@
 //! A slice of a virtual machine, as its session starts and hears it.
 //!
-//! The process is this daemon's own binary with another command line. Where the
-//! daemon is root, the process is its peer's user from its first instruction: what it
+//! The process is `weft-monitor`, the file that was there when the daemon started. Where
+//! the daemon is root, the process is its peer's user from its first instruction: what it
 //! opens on this host, a disk say, it opens with the rights of that user, and only
 //! what the configuration lists for the peer ([`crate::consent`]). Its system calls
 //! are filtered once everything is open.
 
 use std::os::fd::AsFd;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -18,18 +17,14 @@ use super::memory::Keeper;
 use super::session::Reserved;
 use crate::config::Peer;
 use crate::consent::Lender;
-use crate::links::Links;
-use crate::machine::reservation_bytes;
-use crate::monitor::{self, SETTINGS_BYTES_MAX, SliceBoot, Word};
+use crate::launch::machine::reservation_bytes;
+use crate::links::{Link, Links};
+use crate::monitor::{self, Loan, SETTINGS_BYTES_MAX, SliceBoot, Terms, Word};
 use crate::protocol::MachineStart;
 use crate::said::BATCH;
 use crate::size::{PAGE_BYTES, format_bytes};
-use crate::spawn::{self, Role, Runtime};
+use crate::spawn::{self, Missing, Process, Role};
 
-/// This binary, also when a newer one was installed over it since.
-const MONITOR: &str = "/proc/self/exe";
-/// Its command line as a slice.
-const ARGUMENTS: [&str; 3] = ["weft-slice", "vm", "slice"];
 /// vCPUs of one machine.
 const CPUS_MAX: u32 = 255;
 
@@ -49,10 +44,12 @@ impl MachineSlice {
         mut links: Links,
         start: &MachineStart,
         keeper: &mut Keeper,
-    ) -> Result<(Runtime, MachineSlice), String> {
+    ) -> Result<(Process, MachineSlice), String> {
         let slices = start.slices as usize;
         let wanted = |slice: usize| slice < slices && slice != reserved.node as usize;
-        let whole = (0..MAX_NODES).all(|slice| links[slice].is_some() == wanted(slice));
+        // Between hosts every link is sealed.
+        let sealed = |slice: usize| links[slice].as_ref().map(Link::is_sealed);
+        let whole = (0..MAX_NODES).all(|slice| sealed(slice) == wanted(slice).then_some(true));
         if !(2..=MAX_NODES).contains(&slices)
             || reserved.node >= start.slices
             || start.cpus > CPUS_MAX
@@ -62,12 +59,13 @@ impl MachineSlice {
             return Err("the machine's description does not match its links".into());
         }
         let memory_bytes = memory_for(reserved.reservation.pages, start.cpus)?;
-        let role = Role::Machine {
-            arguments: &ARGUMENTS,
+        let role = Role::Lent {
+            arguments: &monitor::ARGUMENTS,
             user: daemon.confinement(peer).map(|confinement| confinement.user),
             group: keeper.entry(),
         };
-        let mut slice = spawn::start(Path::new(MONITOR), &role)
+        let executable = daemon.monitor.as_ref().map_err(Missing::to_string)?;
+        let mut slice = spawn::start(executable, &role)
             .map_err(|error| format!("the slice cannot be started: {error}"))?;
         keeper.started(slice.pid())?;
         let lease_ms = reserved.lease.as_millis() as u32;
@@ -75,16 +73,18 @@ impl MachineSlice {
         let boot = SliceBoot {
             number: reserved.node,
             lease_ms,
-            cpus: start.cpus,
-            memory_bytes,
             settings: start.settings.clone(),
-            lender: Lender {
-                peer: peer.name.clone(),
-                consent: peer.consent.clone(),
-            },
-            keys: Vec::new(),
+            terms: Terms::Lent(Loan {
+                cpus: start.cpus,
+                memory_bytes,
+                lender: Lender {
+                    peer: peer.name.clone(),
+                    consent: peer.consent.clone(),
+                },
+            }),
+            links: Vec::new(),
         };
-        monitor::send_boot(&slice.control, boot, links)
+        monitor::send_boot(&slice.control, boot, links, &[])
             .map_err(|error| format!("did not take its settings: {error}"))
             .and_then(|()| monitor::expect_ready(&mut slice))
             .map_err(|why| keeper.why_it_ended(&why))?;
@@ -96,7 +96,7 @@ impl MachineSlice {
     }
 
     /// Collects what it has said, a batch at most; whether more may come.
-    pub fn hear(slice: &Runtime, said: &mut Vec<String>) -> bool {
+    pub fn hear(slice: &Process, said: &mut Vec<String>) -> bool {
         for _ in 0..BATCH {
             match monitor::receive(slice.control.as_fd()) {
                 None => return true,

@@ -55,7 +55,8 @@ use crate::error::sentence;
 use crate::options::MEMORY_BYTES_MIN;
 use crate::protocol::Status;
 use crate::size::{PAGE_BYTES, format_bytes};
-use crate::{host, spawn, sys};
+use crate::spawn::{self, Executable, Kind};
+use crate::{host, sys};
 
 /// How long aggregates may take to leave a daemon that ends.
 pub const LEAVE_BOUND: Duration = Duration::from_secs(30);
@@ -79,11 +80,9 @@ pub enum DaemonError {
         "no node may borrow from this one: run `weft node trust --may borrow KEY NAME`, or write `may = \"borrow\"` into the [[peer]] of one in {0}; until then the daemon does not listen"
     )]
     NobodyMayBorrow(PathBuf),
-    /// The runtime binary is missing.
-    #[error(
-        "the runtime `weft-runtime` was not found in {0}: install it beside `weft`, or set WEFT_RUNTIME"
-    )]
-    NoRuntime(String),
+    /// A program of Weft's is missing.
+    #[error(transparent)]
+    Missing(#[from] spawn::Missing),
     /// This host cannot run slices.
     #[error("this host cannot run slices: {0}; `weft doctor` says what fixes it")]
     Host(String),
@@ -133,7 +132,9 @@ pub struct Shared {
     config: Config,
     budget: Arc<Budget>,
     expected: Expected,
-    runtime: PathBuf,
+    runtime: Executable,
+    /// What runs slices of machines, or why none can run here.
+    monitor: Result<Executable, spawn::Missing>,
     /// An empty directory for confined slices, where this process may confine.
     empty_root: Option<PathBuf>,
     /// Where the kernel bounds the memory of slices, or why it does not.
@@ -253,7 +254,13 @@ impl Daemon {
         for peer in &mut config.peers {
             settle(peer, log);
         }
-        let runtime = spawn::find_runtime().map_err(DaemonError::NoRuntime)?;
+        let runtime = Executable::find(Kind::Runtime)?;
+        let monitor = Executable::find(Kind::Monitor);
+        if let Err(missing) = &monitor {
+            log(&format!(
+                "no slice of a virtual machine can run here: {missing}"
+            ));
+        }
         host::require_dispatch()
             .map_err(|error| DaemonError::Host(format!("no Syscall User Dispatch ({error})")))?;
         host::require_userfaultfd()
@@ -292,6 +299,7 @@ impl Daemon {
             budget,
             expected: Expected::default(),
             runtime,
+            monitor,
             empty_root: match options.unconfined {
                 true => None,
                 false => empty_root().map_err(system("make an empty directory for slices"))?,

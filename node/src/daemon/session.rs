@@ -32,7 +32,7 @@ use crate::protocol::{MachineStart, Reply, Request};
 use crate::said::{BATCH, Said};
 use crate::shared::{SharedMemory, Snapshot};
 use crate::size::{PAGE_BYTES, format_pages};
-use crate::spawn::{self, Role, Runtime};
+use crate::spawn::{self, Process, Role};
 use crate::sys;
 
 /// How long an announced link may take to come.
@@ -61,7 +61,7 @@ pub struct Session<'a> {
     channel: Channel,
     descriptor: TcpStream,
     reserved: Option<Reserved>,
-    slice: Option<Runtime>,
+    slice: Option<Process>,
     /// Keeps the slice within what was lent to it.
     keeper: Option<Keeper>,
     /// Why this daemon ended the slice, if it did.

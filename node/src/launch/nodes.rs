@@ -2,120 +2,128 @@
 //!
 //! A node is `Running`, then at most once `Left` (given back) or `Lost`; it
 //! never comes back under the same number. A running node has exactly one slice
-//! per generation; the counters of a local slice's memory live on from one
-//! generation to the next.
+//! per generation; what is kept of a local slice lives on from one generation to the
+//! next.
+//!
+//! ```text
+//! open ──▶ spawn ──▶ join ──▶ (running)
+//!            ▲                   │ renew
+//!            └───────────────────┘
+//! ```
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use weft_proc::boot::CONTROL_FATAL;
-
-use crate::control::{self, Arrival};
 use crate::error::LaunchError;
 use crate::links::{self, Links};
 use crate::options::Placement;
-use crate::remote::{self, RemoteSlice};
+use crate::remote::{self, Connection, RemoteSlice};
 use crate::report::NodeState;
-use crate::shared::{SharedMemory, Snapshot};
-use crate::spawn::{self, Ended, Role, Runtime};
+use crate::spawn::{self, Ended, Process};
 
 use super::cause::Cause;
-use super::plan::{Plan, node_name};
 use super::pulse::Pulse;
-
-/// The name of a local slice in a process list.
-const SLICE_NAME: &str = "weft-slice";
+use super::workload::{Spoken, Workload};
 
 /// A slice on this host.
-pub struct Local {
+pub struct Local<K> {
     /// Its process; none between two generations and after its end.
-    pub runtime: Option<Runtime>,
+    pub process: Option<Process>,
     /// Whether its control socket is still open.
-    pub talks: bool,
-    /// Its counters.
-    pub shared: SharedMemory,
-}
-
-impl Local {
-    fn listen(&mut self, cause: &mut Cause) {
-        let Some(runtime) = &mut self.runtime else {
-            return;
-        };
-        while self.talks {
-            match control::receive(runtime.control.as_fd()) {
-                Arrival::Message(message) if message.kind == CONTROL_FATAL => {
-                    cause.said(control::text(&message));
-                }
-                Arrival::Message(_) => {}
-                Arrival::Nothing => break,
-                Arrival::Closed => self.talks = false,
-            }
-        }
-        if let Ok(Some(ended)) = runtime.try_wait() {
-            cause.ended(runtime.slice_ended(ended), ended == Ended::Exited(0));
-        }
-    }
+    talks: bool,
+    /// What outlives it.
+    pub kept: K,
 }
 
 /// Where a node's slice is.
-pub enum Body {
+pub enum Body<K> {
     /// Started by this launcher.
-    Local(Box<Local>),
+    Local(Box<Local<K>>),
     /// Started by a daemon.
     Remote(Box<RemoteSlice>),
 }
 
+/// What a node, or the host that it is on, did by itself.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Event {
+    /// It has something to say to the user.
+    Said(String),
+    /// Its slice ended.
+    Ended {
+        /// The way it ended, as a sentence about the node.
+        why: String,
+        /// As it does when its links close.
+        clean: bool,
+    },
+    /// Its host cannot be reached any more.
+    Unreachable(String),
+    /// Its host wants its memory back.
+    Leaving,
+}
+
 /// One node other than home.
-pub struct Node {
+pub struct Node<W: Workload> {
+    /// Its number in the aggregate, 1 or more.
     pub number: u32,
     /// What it is called in messages.
     pub name: String,
     /// What became of it.
     pub state: NodeState,
     /// Its slice.
-    pub body: Body,
+    pub body: Body<W::Kept>,
     /// What is known of the slice's end.
     pub cause: Cause,
     /// Whether the slice's process runs.
     pub pulse: Pulse,
 }
 
-impl Node {
-    /// Its counters as last heard.
-    pub fn counters(&self) -> Snapshot {
-        match &self.body {
-            Body::Local(local) => Snapshot::of(&local.shared),
-            Body::Remote(slice) => slice.counters().clone(),
+impl<W: Workload> Node<W> {
+    fn new(workload: &W, number: u32, body: Body<W::Kept>) -> Node<W> {
+        Node {
+            number,
+            name: node_name(workload.placement(), number as usize),
+            state: NodeState::Running,
+            body,
+            cause: Cause::default(),
+            pulse: Pulse::new(Instant::now()),
         }
     }
 
     /// Asks its daemon for a sign of life, and looks for one of the slice. A node
     /// that gave none for the lease has a cause of its end afterwards.
-    pub fn heartbeat(&mut self, lease: Duration) {
-        let now = Instant::now();
+    pub fn heartbeat(&mut self, lease: Duration) -> Option<Event> {
         let beats = match &mut self.body {
-            Body::Local(local) => local.shared.stats.beats.load(Ordering::Relaxed),
+            Body::Local(local) => W::beats(&local.kept),
             Body::Remote(slice) => {
                 if let Err(why) = slice.heartbeat(lease) {
-                    return self.cause.ended(why, false);
+                    return Some(self.happened(Event::Unreachable(why)));
                 }
-                slice.counters().beats
+                W::BEATS.then(|| slice.counters().beats)
             }
         };
-        if let Some(stood) = self.pulse.stands(beats, now, lease) {
-            let why = format!(
-                "its slice did not run for {:.0} s: it is stopped, or its host has no time for it",
-                stood.as_secs_f32()
-            );
-            self.cause.ended(why, false);
-        }
+        let stood = self.pulse.stands(beats?, Instant::now(), lease)?;
+        let why = format!(
+            "its slice did not run for {:.0} s: it is stopped, or its host has no time for it",
+            stood.as_secs_f32()
+        );
+        Some(self.happened(Event::Ended { why, clean: false }))
     }
 
-    /// Its runtime's process id on its own host.
+    /// The event, once it is remembered as a cause.
+    fn happened(&mut self, event: Event) -> Event {
+        match &event {
+            Event::Said(text) => self.cause.said(text.clone()),
+            Event::Ended { why, clean } => self.cause.ended(why.clone(), *clean),
+            Event::Unreachable(why) => self.cause.ended(why.clone(), false),
+            Event::Leaving => {}
+        }
+        event
+    }
+
+    /// Its process's id on its own host.
     pub fn pid(&self) -> Option<u32> {
         match &self.body {
-            Body::Local(local) => local.runtime.as_ref().map(|runtime| runtime.pid() as u32),
+            Body::Local(local) => local.process.as_ref().map(|process| process.pid() as u32),
             Body::Remote(slice) => slice.pid(),
         }
     }
@@ -125,9 +133,11 @@ impl Node {
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         match &self.body {
             _ if self.state != NodeState::Running => Vec::new(),
-            Body::Local(local) => match &local.runtime {
-                Some(runtime) if local.talks => vec![runtime.control.as_fd(), runtime.pidfd()],
-                Some(runtime) => vec![runtime.pidfd()],
+            Body::Local(local) => match &local.process {
+                // An end that is known stays readable.
+                Some(_) if self.cause.has_ended() => Vec::new(),
+                Some(process) if local.talks => vec![process.control.as_fd(), process.pidfd()],
+                Some(process) => vec![process.pidfd()],
                 None => Vec::new(),
             },
             Body::Remote(slice) => vec![slice.descriptor()],
@@ -139,8 +149,8 @@ impl Node {
     pub fn kick(&mut self) {
         match &mut self.body {
             Body::Local(local) => {
-                if let Some(runtime) = &local.runtime {
-                    let _ = runtime.signal(weft_proc::boot::KICK_SIGNAL);
+                if let Some(process) = &local.process {
+                    let _ = process.signal(weft_proc::boot::KICK_SIGNAL);
                 }
             }
             Body::Remote(slice) => {
@@ -149,28 +159,27 @@ impl Node {
         }
     }
 
-    /// Takes what the slice said and how it ended, if it has. True when its host
-    /// wants its memory back.
-    pub fn listen(&mut self) -> bool {
-        match &mut self.body {
-            Body::Local(local) => {
-                local.listen(&mut self.cause);
-                false
-            }
+    /// What the slice said and how it ended, if it has, and what its host did.
+    pub fn listen(&mut self) -> Vec<Event> {
+        let events = match &mut self.body {
+            Body::Local(local) => local.listen::<W>(),
             Body::Remote(slice) => match slice.receive() {
-                Ok(events) => events.into_iter().fold(false, |leaves, event| {
-                    match event {
-                        remote::Event::Said(text) => self.cause.said(text),
-                        remote::Event::Ended { why, clean } => self.cause.ended(why, clean),
-                        remote::Event::Leaving => return true,
-                    }
-                    leaves
-                }),
-                Err(why) => {
-                    self.cause.ended(why, false);
-                    false
-                }
+                Ok(events) => events.into_iter().map(Event::from).collect(),
+                Err(why) => vec![Event::Unreachable(why)],
             },
+        };
+        events
+            .into_iter()
+            .map(|event| self.happened(event))
+            .collect()
+    }
+
+    /// The node is lost: its slice is ended, and its host gets back what it lent.
+    pub fn give_up(&mut self) {
+        self.state = NodeState::Lost;
+        match &mut self.body {
+            Body::Local(local) => local.process = None,
+            Body::Remote(slice) => slice.disconnect(),
         }
     }
 
@@ -178,7 +187,7 @@ impl Node {
     /// a node that is out of the aggregate goes too, and its reservation with it.
     pub fn stop(&mut self) {
         match &mut self.body {
-            Body::Local(local) => local.runtime = None,
+            Body::Local(local) => local.process = None,
             Body::Remote(slice) => {
                 slice.close();
                 if self.state != NodeState::Running {
@@ -189,131 +198,175 @@ impl Node {
     }
 }
 
-/// Starts the first generation: all nodes but home, and home's links to them.
-/// Fills in the budgets that the user left to remote hosts.
-pub fn start(plan: &mut Plan) -> Result<(Vec<Node>, Links), LaunchError> {
-    match plan.options.placement.clone() {
-        Placement::Embedded(count) => {
-            let mut nodes = Vec::new();
-            for number in 1..count {
-                let shared =
-                    SharedMemory::new().map_err(LaunchError::system("make shared memory"))?;
-                nodes.push(Node {
-                    number: number as u32,
-                    name: node_name(&plan.options.placement, number),
-                    state: NodeState::Running,
-                    body: Body::Local(Box::new(Local {
-                        runtime: None,
-                        talks: false,
-                        shared,
-                    })),
-                    cause: Cause::default(),
-                    pulse: Pulse::new(Instant::now()),
-                });
+impl<K> Local<K> {
+    fn listen<W: Workload<Kept = K>>(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        let Some(process) = &mut self.process else {
+            return events;
+        };
+        while self.talks {
+            match W::hear(process.control.as_fd()) {
+                Spoken::Sentence(text) => events.push(Event::Said(text)),
+                Spoken::Other => {}
+                Spoken::Nothing => break,
+                Spoken::Closed => self.talks = false,
             }
-            let links = start_local(plan, &mut nodes)?;
-            Ok((nodes, links))
         }
-        Placement::Remote(hosts) => start_remote(plan, &hosts),
+        if let Ok(Some(ended)) = process.try_wait() {
+            events.push(Event::Ended {
+                why: process.slice_ended(ended),
+                clean: ended == Ended::Exited(0),
+            });
+        }
+        events
     }
 }
 
-/// Starts the next generation: fresh slices for every node that is still
-/// running; no link to one that is not.
-pub fn restart(plan: &mut Plan, nodes: &mut [Node]) -> Result<Links, LaunchError> {
-    for node in nodes.iter_mut() {
+impl From<remote::Event> for Event {
+    fn from(event: remote::Event) -> Event {
+        match event {
+            remote::Event::Said(text) => Event::Said(text),
+            remote::Event::Ended { why, clean } => Event::Ended { why, clean },
+            remote::Event::Leaving => Event::Leaving,
+        }
+    }
+}
+
+/// What a node is called in messages.
+pub fn node_name(placement: &Placement, node: usize) -> String {
+    match (placement, node) {
+        (_, 0) => "home".into(),
+        (Placement::Embedded(_), node) => format!("local {node}"),
+        (Placement::Remote(hosts), node) => hosts[node - 1].clone(),
+    }
+}
+
+/// All nodes but home, without slices. Hosts are asked, in order: first who they are
+/// and whether they fit, then for room.
+pub fn open<W: Workload>(workload: &mut W) -> Result<Vec<Node<W>>, LaunchError> {
+    match workload.placement().clone() {
+        Placement::Embedded(count) => (1..count as u32)
+            .map(|number| {
+                let local = Local {
+                    process: None,
+                    talks: false,
+                    kept: workload.keep()?,
+                };
+                Ok(Node::new(workload, number, Body::Local(Box::new(local))))
+            })
+            .collect(),
+        Placement::Remote(hosts) => {
+            let identity = workload.identity()?;
+            let check = |ours: &_, theirs: &_| workload.fits(ours, theirs);
+            let connections = hosts
+                .iter()
+                .map(|host| Connection::open_for(&identity, host, check))
+                .collect::<Result<Vec<_>, _>>()?;
+            let mut nodes = Vec::new();
+            for (mut connection, number) in connections.into_iter().zip(1..) {
+                let request = workload.reservation(number);
+                let budget_pages = remote::reserve(&mut connection, &request)?;
+                workload.reserved(number, budget_pages);
+                let slice = Box::new(RemoteSlice::new(connection));
+                nodes.push(Node::new(workload, number, Body::Remote(slice)));
+            }
+            Ok(nodes)
+        }
+    }
+}
+
+/// Ends the slices of a generation, so that running nodes can have new ones.
+pub fn renew<W: Workload>(nodes: &mut [Node<W>]) {
+    for node in nodes {
         node.stop();
         node.cause = Cause::default();
         node.pulse = Pulse::new(Instant::now());
-        if node.state != NodeState::Running {
-            plan.settings.budget_pages[node.number as usize] = 0;
-        }
-    }
-    match plan.options.placement.clone() {
-        Placement::Embedded(_) => start_local(plan, nodes),
-        Placement::Remote(_) => RemoteSlice::restart(plan, nodes),
     }
 }
 
-fn start_local(plan: &Plan, nodes: &mut [Node]) -> Result<Links, LaunchError> {
-    let mut mesh = links::mesh(nodes.len() + 1, plan.options.transport)
-        .map_err(LaunchError::system("connect the nodes"))?;
-    for node in nodes.iter().filter(|node| node.state != NodeState::Running) {
-        for links in &mut mesh {
-            links[node.number as usize] = None;
-        }
+/// Starts the processes of running nodes on this host; they wait for their
+/// settings.
+pub fn spawn<W: Workload>(workload: &W, nodes: &mut [Node<W>]) -> Result<(), LaunchError> {
+    for local in locals(nodes).map(|(_, _, local)| local) {
+        let executable = workload.executable();
+        let process = spawn::start(executable, &workload.role()).map_err(LaunchError::system(
+            format!("start {}", executable.path().display()),
+        ))?;
+        local.process = Some(process);
+        local.talks = true;
     }
-    let mut locals: Vec<(u32, &str, &mut Local)> = nodes
+    Ok(())
+}
+
+/// Links all running nodes with each other and with home, whose ends are returned, and
+/// has their slices begin.
+pub fn join<W: Workload>(workload: &W, nodes: &mut [Node<W>]) -> Result<Links, LaunchError> {
+    match workload.placement() {
+        Placement::Embedded(_) => join_here(workload, nodes),
+        Placement::Remote(_) => join_hosts(workload, nodes),
+    }
+}
+
+fn locals<W: Workload>(
+    nodes: &mut [Node<W>],
+) -> impl Iterator<Item = (u32, &str, &mut Local<W::Kept>)> {
+    nodes
         .iter_mut()
         .filter(|node| node.state == NodeState::Running)
         .filter_map(|node| match &mut node.body {
             Body::Local(local) => Some((node.number, node.name.as_str(), &mut **local)),
             Body::Remote(_) => None,
         })
-        .collect();
-    // All are started before the first is waited for: they get ready together.
-    for (_, _, local) in &mut locals {
-        local.shared.reset_gauges();
-        let role = Role::Slice {
-            name: SLICE_NAME,
-            confinement: None,
-            keeps_errors: true,
-            group: None,
-        };
-        let runtime = spawn::start(&plan.runtime, &role).map_err(LaunchError::system(format!(
-            "start {}",
-            plan.runtime.display()
-        )))?;
-        local.runtime = Some(runtime);
-        local.talks = true;
+}
+
+fn join_here<W: Workload>(workload: &W, nodes: &mut [Node<W>]) -> Result<Links, LaunchError> {
+    let mut mesh = links::mesh(nodes.len() + 1, workload.transport())
+        .map_err(LaunchError::system("connect the nodes"))?;
+    for node in nodes.iter().filter(|node| node.state != NodeState::Running) {
+        for links in &mut mesh {
+            links[node.number as usize] = None;
+        }
     }
-    for (number, name, local) in &mut locals {
-        let failed = |why| LaunchError::Runtime {
-            node: (*name).to_owned(),
-            why,
-        };
-        let Some(runtime) = &mut local.runtime else {
+    for (number, name, local) in locals(nodes) {
+        let Some(process) = &mut local.process else {
             continue;
         };
-        control::expect_hello(runtime).map_err(failed)?;
-        let links = &mesh[*number as usize];
-        links::send_boot(
-            &runtime.control,
-            *number,
-            &plan.settings,
-            links,
-            local.shared.descriptor(),
-            &[],
-        )
-        .map_err(|error| failed(format!("did not take its settings: {error}")))?;
+        // In flight they are open: a slice whose link is closed at the other end
+        // would take its peer for dead.
+        let links = std::mem::take(&mut mesh[number as usize]);
+        workload
+            .boot(process, number, links, &local.kept)
+            .map_err(|why| LaunchError::Runtime {
+                node: name.to_owned(),
+                why,
+            })?;
     }
-    // Only now may the launcher's copies go: a slice whose link is closed at
-    // the other end takes its peer for dead.
-    for (_, name, local) in &mut locals {
-        let Some(runtime) = &mut local.runtime else {
+    // All have begun before the first is waited for: they get ready together.
+    for (_, name, local) in locals(nodes) {
+        let Some(process) = &mut local.process else {
             continue;
         };
-        control::expect_ready(runtime).map_err(|why| LaunchError::Runtime {
-            node: (*name).to_owned(),
-            why,
-        })?;
+        workload
+            .await_ready(process)
+            .map_err(|why| LaunchError::Runtime {
+                node: name.to_owned(),
+                why,
+            })?;
     }
     Ok(mesh.swap_remove(0))
 }
 
-fn start_remote(plan: &mut Plan, hosts: &[String]) -> Result<(Vec<Node>, Links), LaunchError> {
-    let (slices, links) = RemoteSlice::start_all(plan, hosts)?;
-    let nodes = slices
-        .into_iter()
-        .zip(1..)
-        .map(|(slice, number)| Node {
-            number,
-            name: node_name(&plan.options.placement, number as usize),
-            state: NodeState::Running,
-            body: Body::Remote(Box::new(slice)),
-            cause: Cause::default(),
-            pulse: Pulse::new(Instant::now()),
+fn join_hosts<W: Workload>(workload: &W, nodes: &mut [Node<W>]) -> Result<Links, LaunchError> {
+    let count = nodes.len() as u32 + 1;
+    let mut slices: Vec<(u32, &mut RemoteSlice)> = nodes
+        .iter_mut()
+        .filter(|node| node.state == NodeState::Running)
+        .filter_map(|node| match &mut node.body {
+            Body::Remote(slice) => Some((node.number, &mut **slice)),
+            Body::Local(_) => None,
         })
         .collect();
-    Ok((nodes, links))
+    let links = remote::connect(count, workload.lease().as_millis() as u32, &mut slices)?;
+    remote::start(&mut slices, |node| workload.order(node))?;
+    Ok(links)
 }

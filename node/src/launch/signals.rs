@@ -1,12 +1,5 @@
-//! What the launcher does with its own signals while the program runs.
-//!
-//! | signal | the launcher |
-//! | --- | --- |
-//! | `INT`, `QUIT` | ignores it: the terminal sends it to the program as well |
-//! | `TERM`, `HUP`, `USR1`, `USR2` | passes it on, unless the kernel sent it to the whole group |
-//! | `TSTP`, `TTIN`, `TTOU`, `CONT` | default: stops and goes on with the program |
-//! | `CHLD` | looks whether the program stopped itself |
-//! | others | default |
+//! The signals of a launcher, taken over while its aggregate runs: what becomes of
+//! each is said where it is asked for, in [`super::program`] and [`super::machine`].
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -16,44 +9,43 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::spawn::SignalState;
 
-const FORWARDED: [Signal; 4] = [
-    Signal::SIGTERM,
-    Signal::SIGHUP,
-    Signal::SIGUSR1,
-    Signal::SIGUSR2,
-];
-
-/// `si_code` of a signal from the kernel: a hang-up of the terminal, say, which
-/// the program got as well.
+/// `si_code` of a signal from the kernel: from the terminal, to all processes of the
+/// launcher's group.
 const SI_KERNEL: i32 = 0x80;
 
-/// The launcher's signals, taken over until given back.
+/// See the module.
 pub struct Signals {
     before: SignalState,
     descriptor: SignalFd,
 }
 
 /// What a signal asks of the owner.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
-    /// Pass this signal on to the program.
-    Forward(i32),
+    /// This signal came.
+    Signal {
+        /// As in signal(7).
+        number: i32,
+        /// The kernel sent it, to home as well.
+        by_kernel: bool,
+    },
     /// A child stopped, went on or ended.
     Child,
 }
 
 impl Signals {
-    /// Blocks and ignores as the table above says.
-    pub fn take() -> io::Result<Signals> {
-        let before = SignalState::save(&[libc::SIGINT, libc::SIGQUIT]);
-        let mut set = SigSet::empty();
+    /// Has `taken` and the ends of children wait to be read, and ignores `ignored`.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn take(taken: &[Signal], ignored: &[i32]) -> io::Result<Signals> {
+        let before = SignalState::save(ignored);
+        let mut set: SigSet = taken.iter().copied().collect();
         set.add(Signal::SIGCHLD);
-        FORWARDED.iter().for_each(|signal| set.add(*signal));
         set.thread_block()?;
-        // SAFETY: ignoring installs no handler.
-        unsafe {
-            libc::signal(libc::SIGINT, libc::SIG_IGN);
-            libc::signal(libc::SIGQUIT, libc::SIG_IGN);
+        for signal in ignored {
+            // SAFETY: ignoring installs no handler.
+            unsafe { libc::signal(*signal, libc::SIG_IGN) };
         }
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
         Ok(Signals {
@@ -67,7 +59,7 @@ impl Signals {
         self.before.restore();
     }
 
-    /// Mask and dispositions for the program.
+    /// Mask and dispositions at the launcher's start.
     pub fn before(&self) -> &SignalState {
         &self.before
     }
@@ -79,13 +71,13 @@ impl Signals {
 
     /// The next request, if there is one.
     pub fn next(&self) -> Option<Request> {
-        loop {
-            let info = self.descriptor.read_signal().ok()??;
-            match info.ssi_signo as i32 {
-                libc::SIGCHLD => return Some(Request::Child),
-                _ if info.ssi_code == SI_KERNEL => continue,
-                signal => return Some(Request::Forward(signal)),
-            }
-        }
+        let info = self.descriptor.read_signal().ok()??;
+        Some(match info.ssi_signo as i32 {
+            libc::SIGCHLD => Request::Child,
+            number => Request::Signal {
+                number,
+                by_kernel: info.ssi_code == SI_KERNEL,
+            },
+        })
     }
 }

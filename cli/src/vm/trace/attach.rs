@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use weft_coherent_memory::{FAULTS_MAX, SliceFaults};
+use weft_monitor::trace::{FORMAT, Trace};
 
-use super::{FORMAT, Trace};
 use crate::vm::running::find_or_only;
 
 /// How often faults are read.

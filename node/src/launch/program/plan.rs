@@ -1,29 +1,43 @@
 //! Checking a run before anything starts: every refusal is its own error.
 
+use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use weft_proc::boot::MAX_NODES;
+use weft_proc::boot::{CONTROL_FATAL, MAX_NODES};
+use weft_wire::hello::{self, Hello, Mismatch};
 
+use crate::control::{self, Arrival};
 use crate::error::LaunchError;
 use crate::host;
-use crate::links::Settings;
+use crate::launch::nodes::node_name;
+use crate::launch::workload::{Spoken, Workload};
+use crate::links::{self, Links, Settings};
 use crate::options::{
     LEASE_MAX, LEASE_MIN, MEMORY_BYTES_MIN, Placement, READ_AHEAD_PAGES_MAX, RunOptions, SPIN_MAX,
+    Transport,
 };
 use crate::program::{self, Program};
+use crate::protocol::Request;
+use crate::remote::Identity;
+use crate::rundir;
+use crate::shared::SharedMemory;
 use crate::size::PAGE_BYTES;
-use crate::{rundir, spawn};
+use crate::spawn::{Executable, Kind, Process, Role};
 
+/// The name of a local slice in a process list.
+const SLICE_NAME: &str = "weft-slice";
 /// Program paths longer than this do not fit into the boot packet.
 const PROGRAM_PATH_BYTES_MAX: usize = 4095;
 
 /// A run that was checked.
 #[derive(Debug)]
-pub struct Plan {
+pub struct ProgramPlan {
     /// What to load.
     pub program: Program,
     /// The runtime binary.
-    pub runtime: PathBuf,
+    pub runtime: Executable,
     /// Where running aggregates can be found.
     pub run_directory: PathBuf,
     /// What every runtime is told alike. Budgets of remote nodes are zero until
@@ -33,9 +47,9 @@ pub struct Plan {
     pub options: RunOptions,
 }
 
-impl Plan {
+impl ProgramPlan {
     /// Checks everything that can be checked on this host.
-    pub fn check(options: &RunOptions) -> Result<Plan, LaunchError> {
+    pub fn check(options: &RunOptions) -> Result<ProgramPlan, LaunchError> {
         check_ranges(options)?;
         let budget_pages = budgets(options)?;
         let program = program::resolve(
@@ -49,12 +63,12 @@ impl Plan {
                 why: format!("its path is longer than {PROGRAM_PATH_BYTES_MAX} bytes"),
             });
         }
-        let runtime = spawn::find_runtime().map_err(LaunchError::NoRuntime)?;
+        let runtime = Executable::find(Kind::Runtime)?;
         host::require_dispatch().map_err(LaunchError::NoDispatch)?;
         host::require_userfaultfd().map_err(LaunchError::NoUserfaultfd)?;
         let run_directory = rundir::directory().map_err(LaunchError::RunDirectory)?;
         let (jump, jump_threshold) = options.jump.to_boot();
-        Ok(Plan {
+        Ok(ProgramPlan {
             program,
             runtime,
             run_directory,
@@ -133,24 +147,114 @@ fn budgets(options: &RunOptions) -> Result<[u64; MAX_NODES], LaunchError> {
     Ok(pages)
 }
 
-/// What a node is called in messages.
-pub fn node_name(placement: &Placement, node: usize) -> String {
-    match (placement, node) {
-        (_, 0) => "home".into(),
-        (Placement::Embedded(_), node) => format!("local {node}"),
-        (Placement::Remote(hosts), node) => hosts[node - 1].clone(),
+impl Workload for ProgramPlan {
+    type Kept = SharedMemory;
+    const BEATS: bool = true;
+
+    fn placement(&self) -> &Placement {
+        &self.options.placement
+    }
+
+    fn transport(&self) -> Transport {
+        self.options.transport
+    }
+
+    fn lease(&self) -> Duration {
+        self.options.lease
+    }
+
+    fn executable(&self) -> &Executable {
+        &self.runtime
+    }
+
+    fn role(&self) -> Role<'_> {
+        Role::Slice {
+            name: SLICE_NAME,
+            confinement: None,
+            keeps_errors: true,
+            group: None,
+        }
+    }
+
+    fn keep(&self) -> Result<SharedMemory, LaunchError> {
+        SharedMemory::new().map_err(LaunchError::system("make shared memory"))
+    }
+
+    fn boot(
+        &self,
+        process: &mut Process,
+        node: u32,
+        links: Links,
+        shared: &SharedMemory,
+    ) -> Result<(), String> {
+        shared.reset_gauges();
+        control::expect_hello(process)?;
+        let settings = &self.settings;
+        links::send_boot(
+            &process.control,
+            node,
+            settings,
+            &links,
+            shared.descriptor(),
+            &[],
+        )
+        .map_err(|error| format!("did not take its settings: {error}"))
+    }
+
+    fn await_ready(&self, process: &mut Process) -> Result<(), String> {
+        control::expect_ready(process)
+    }
+
+    fn hear(control: BorrowedFd<'_>) -> Spoken {
+        match control::receive(control) {
+            Arrival::Message(message) if message.kind == CONTROL_FATAL => {
+                Spoken::Sentence(control::text(&message))
+            }
+            Arrival::Message(_) => Spoken::Other,
+            Arrival::Nothing => Spoken::Nothing,
+            Arrival::Closed => Spoken::Closed,
+        }
+    }
+
+    fn beats(shared: &SharedMemory) -> Option<u32> {
+        Some(shared.stats.beats.load(Ordering::Relaxed))
+    }
+
+    fn identity(&self) -> Result<Identity, LaunchError> {
+        Ok(Identity::load(self.options.configuration.as_deref())?)
+    }
+
+    fn fits(&self, ours: &Hello, theirs: &Hello) -> Result<(), Mismatch> {
+        hello::check(ours, theirs)
+    }
+
+    fn reservation(&self, node: u32) -> Request {
+        let wanted = self.settings.budget_pages[node as usize];
+        Request::Open {
+            command: self.program.path.display().to_string(),
+            node,
+            budget_pages: (wanted != 0).then_some(wanted),
+            lease_ms: self.settings.lease_ms,
+        }
+    }
+
+    fn reserved(&mut self, node: u32, budget_pages: u64) {
+        self.settings.budget_pages[node as usize] = budget_pages;
+    }
+
+    fn order(&self, _node: u32) -> Result<Request, LaunchError> {
+        Ok(Request::Start(Box::new(self.settings)))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     fn refusal(change: impl FnOnce(&mut RunOptions)) -> String {
         let mut options = RunOptions::new("/bin/true");
         change(&mut options);
-        let error = Plan::check(&options).unwrap_err();
+        let error = ProgramPlan::check(&options).unwrap_err();
         assert_eq!(error.exit_code(), 125, "{error}");
         error.to_string()
     }
@@ -175,7 +279,7 @@ mod tests {
 
     #[test]
     fn a_missing_program_is_127() {
-        let error = Plan::check(&RunOptions::new("no-such-program")).unwrap_err();
+        let error = ProgramPlan::check(&RunOptions::new("no-such-program")).unwrap_err();
         assert_eq!(error.exit_code(), 127);
     }
 

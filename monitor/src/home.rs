@@ -1,9 +1,10 @@
-//! The process that is a machine: puts it together, gives up what it can, lets it
-//! run, and says with its last word what came of it.
+//! Node 0, which is the machine to its user: puts it together, gives up what it can,
+//! lets it run, and says with its last word what came of it.
 
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::os::unix::net::UnixStream;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -11,36 +12,65 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use nix::unistd::{Pid, Uid};
-use weft_aggregate::BOOTSTRAP;
 use weft_api::{BackEndView, ConsoleView, Control, Server};
 use weft_confine::{ThreadKind, privilege};
 use weft_console::{Carrier, Notice, Output, Place, Port};
 use weft_machine::{ANSWER_SECONDS_MAX, End, Handle, Machine, OpenDisks, Outside, Request};
+use weft_monitor::outcome::Outcome;
+use weft_monitor::settings::{OwnSettings, SliceSettings};
+use weft_monitor::trace::Trace;
+use weft_node::monitor::{SliceBoot, Sockets};
 
-use super::companions::{self, LinkOptions, Sockets};
-use super::control::{Controlled, Typed};
-use super::outcome::{Message, Outcome};
-use super::plan::Plan;
-use super::run::Life;
-use super::trace::Trace;
+use crate::control::{Controlled, Typed};
+use crate::{die_with, links};
 
 /// How long the guest has to power itself off once its end is asked for.
 const POWER_OFF_BOUND: Duration = Duration::from_secs(10);
 /// How long the thread that waits for the end waits at one time.
 const WAIT: Duration = Duration::from_secs(3600);
 
-/// Lives one life and ends this process.
-pub fn live(life: &Life<'_>, parent: Pid, mut word: UnixStream, links: Sockets) -> ! {
-    let message = match prepare(life, parent, links) {
-        Ok(prepared) => Message::Ended(Box::new(prepared.run())),
-        Err(error) => Message::SetUp(format!("{error:#}")),
-    };
-    let bytes = serde_json::to_vec(&message).unwrap_or_default();
+/// Lives one life of a machine.
+pub fn live(
+    own: OwnSettings,
+    boot: &SliceBoot,
+    settings: SliceSettings,
+    links: Sockets,
+    sockets: Vec<OwnedFd>,
+    parent: Pid,
+) -> anyhow::Result<()> {
+    // Those that ask for the end are blocked already; the console's thread reads all.
+    Carrier::signals()
+        .thread_block()
+        .context("cannot take over signals")?;
+    let mut outlets = Outlets::of(sockets)?;
+    let prepared = prepare(own, boot, settings, links, &mut outlets, parent)?;
+    let bytes = serde_json::to_vec(&prepared.run()).unwrap_or_default();
     // The parent has gone when nobody reads it.
-    let _ = word.write_all(&bytes);
-    // Nothing of the parent's is dropped: its sockets stay where they are.
-    // SAFETY: ends the process; what buffers hold was flushed by their owners.
-    unsafe { libc::_exit(0) }
+    let _ = outlets.word.write_all(&bytes);
+    Ok(())
+}
+
+/// What the launcher made for the machine's outside.
+struct Outlets {
+    /// For the last word.
+    word: UnixStream,
+    /// Of the API, until it is served.
+    api: Option<UnixListener>,
+    /// Of the console, where it is a socket and until it is served.
+    console: Option<UnixListener>,
+}
+
+impl Outlets {
+    /// In the order in which they are given.
+    fn of(sockets: Vec<OwnedFd>) -> anyhow::Result<Outlets> {
+        let mut sockets = sockets.into_iter();
+        let word = sockets.next().context("there is no socket for the end")?;
+        Ok(Outlets {
+            word: word.into(),
+            api: sockets.next().map(Into::into),
+            console: sockets.next().map(Into::into),
+        })
+    }
 }
 
 /// What wakes the first thread.
@@ -52,8 +82,9 @@ enum Event {
 }
 
 /// A machine about to execute its first instruction.
-struct Prepared<'a> {
-    life: &'a Life<'a>,
+struct Prepared {
+    /// When the command, or this life, began.
+    started: Instant,
     machine: Machine,
     controlled: Arc<Controlled>,
     output: Output,
@@ -62,12 +93,17 @@ struct Prepared<'a> {
     events: Receiver<Event>,
 }
 
-fn prepare<'a>(life: &'a Life<'a>, parent: Pid, links: Sockets) -> anyhow::Result<Prepared<'a>> {
-    let plan = life.plan;
-    die_with(parent)?;
-    weft_confine::prepare(plan.confine)?;
+fn prepare(
+    own: OwnSettings,
+    boot: &SliceBoot,
+    settings: SliceSettings,
+    links: Sockets,
+    outlets: &mut Outlets,
+    parent: Pid,
+) -> anyhow::Result<Prepared> {
+    weft_confine::prepare(own.confine.into())?;
     let output = Output::new().context("cannot create the console")?;
-    if let Some(text) = &plan.ready {
+    if let Some(text) = &own.ready {
         output.expect(text);
     }
     let outside = Outside {
@@ -75,34 +111,42 @@ fn prepare<'a>(life: &'a Life<'a>, parent: Pid, links: Sockets) -> anyhow::Resul
         console: Some(Box::new(output.port(Port::Virtio))),
         disks: OpenDisks::default(),
     };
-    let machine = match companions::open(links, BOOTSTRAP, LinkOptions::of(life))? {
-        None => Machine::new(&plan.configuration, outside)?,
-        Some(links) => Machine::of_slice(&plan.configuration, outside, links)?,
+    let links = links::open(links, boot, &settings)?;
+    let configuration = settings.configuration;
+    let machine = match links {
+        None => Machine::new(&configuration, outside)?,
+        Some(links) => Machine::of_slice(&configuration, outside, links)?,
     };
     let handle = machine.handle();
-    // The user who started it: real and effective, before root is dropped.
+    // The user that started it, real and effective, before root is given up.
     let owners = [Uid::effective(), Uid::current()];
-    if let Some(identity) = &plan.identity {
-        privilege::become_user(identity)?;
+    if let Some(user) = own.user {
+        privilege::become_user(&user.into())?;
         // A change of user undoes it.
         die_with(parent)?;
     }
-    let (console, place) = console(life, &owners)?;
+    let (console, place) = match outlets.console.take().zip(own.console) {
+        None => (ConsoleView::Stdio, Place::Standard),
+        Some((listener, path)) => (
+            ConsoleView::Socket { path },
+            Place::Socket(listener, owners.to_vec()),
+        ),
+    };
     let back_end = BackEndView {
         name: machine.back_end().to_owned(),
         reason: machine.notes().first().cloned().unwrap_or_default(),
     };
-    if life.restarts == 0 {
-        say_what(plan, &machine);
+    if own.restarts == 0 {
+        say_what(&own.name, &machine);
     }
     let controlled = Arc::new(Controlled {
         handle: handle.clone(),
-        name: plan.name.clone(),
+        name: own.name,
         parent: parent.as_raw() as u32,
         back_end,
         console,
-        configuration: plan.configuration.clone(),
-        restarts: life.restarts,
+        configuration,
+        restarts: own.restarts,
         built: Instant::now(),
         end_asked: AtomicBool::new(false),
     });
@@ -115,17 +159,16 @@ fn prepare<'a>(life: &'a Life<'a>, parent: Pid, links: Sockets) -> anyhow::Resul
     let notify = Box::new(move |notice| drop(wake.send(Event::Notice(notice))));
     let carrier = Carrier::start(place, output.clone(), Arc::new(typed), notify)
         .context("cannot start the console")?;
-    let listener = life
-        .places
+    let listener = outlets
         .api
-        .try_clone()
-        .context("cannot share the API's socket")?;
+        .take()
+        .context("there is no socket for the API")?;
     let owners = owners.map(Uid::as_raw).to_vec();
     let api =
         Server::start(listener, controlled.clone(), owners).context("cannot start the API")?;
     weft_confine::enter(ThreadKind::Main)?;
     Ok(Prepared {
-        life,
+        started: own.started.into(),
         machine,
         controlled,
         output,
@@ -136,37 +179,12 @@ fn prepare<'a>(life: &'a Life<'a>, parent: Pid, links: Sockets) -> anyhow::Resul
 }
 
 /// The back end and why, and what was booted.
-fn say_what(plan: &Plan, machine: &Machine) {
+fn say_what(name: &str, machine: &Machine) {
     let mut prefix = format!("back end {}: ", machine.back_end());
     for note in machine.notes() {
-        eprintln!("weft: vm {}: {prefix}{note}", plan.name);
+        eprintln!("weft: vm {name}: {prefix}{note}");
         prefix.clear();
     }
-}
-
-/// Has the kernel end this process when its parent ends, however that is.
-pub(super) fn die_with(parent: Pid) -> anyhow::Result<()> {
-    nix::sys::prctl::set_pdeathsig(Some(nix::sys::signal::Signal::SIGKILL))
-        .context("cannot tie this process to its parent")?;
-    // It may have ended before.
-    anyhow::ensure!(
-        nix::unistd::getppid() == parent,
-        "the parent process has gone"
-    );
-    Ok(())
-}
-
-fn console(life: &Life<'_>, owners: &[Uid]) -> anyhow::Result<(ConsoleView, Place)> {
-    Ok(match &life.places.console {
-        None => (ConsoleView::Stdio, Place::Standard),
-        Some((listener, path)) => {
-            let listener = listener
-                .try_clone()
-                .context("cannot share the console's socket")?;
-            let view = ConsoleView::Socket { path: path.clone() };
-            (view, Place::Socket(listener, owners.to_vec()))
-        }
-    })
 }
 
 /// Turns the machine's end into an event.
@@ -185,13 +203,15 @@ fn watch(handle: &Handle, wake: Sender<Event>) -> anyhow::Result<()> {
     Ok(())
 }
 
-impl Prepared<'_> {
+impl Prepared {
     /// Runs the machine to its end.
     fn run(self) -> Outcome {
         let asked = self.controlled.handle.request(Request::Run);
         let first = self.controlled.handle.first_instruction();
         let running = first.unwrap_or_else(Instant::now);
-        let start_time_s = running.duration_since(self.life.started).as_secs_f64();
+        let start_time_s = running
+            .saturating_duration_since(self.started)
+            .as_secs_f64();
         let (end, signal) = match asked {
             Ok(_) => self.attend(),
             Err(refusal) => {
@@ -277,6 +297,6 @@ impl Prepared<'_> {
 
     /// To a terminal that may be in raw mode.
     fn say(&self, sentence: &str) {
-        eprint!("\r\nweft: vm {}: {sentence}\r\n", self.life.plan.name);
+        eprint!("\r\nweft: vm {}: {sentence}\r\n", self.controlled.name);
     }
 }

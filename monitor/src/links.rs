@@ -1,0 +1,48 @@
+//! A node's links, opened.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use weft_aggregate::SliceLinks;
+use weft_monitor::settings::SliceSettings;
+use weft_node::monitor::{SliceBoot, Sockets};
+use weft_wire::halves::{self, HalvesConfig};
+
+/// Longest busy wait of a thread that reads a link.
+const SPIN: Duration = Duration::ZERO;
+
+/// Opens a node's links; `None` for a machine of one node.
+pub fn open(
+    sockets: Sockets,
+    boot: &SliceBoot,
+    settings: &SliceSettings,
+) -> anyhow::Result<Option<SliceLinks>> {
+    if sockets.iter().all(Option::is_none) {
+        return Ok(None);
+    }
+    let number = boot.number as usize;
+    let lease = Duration::from_millis(boot.lease_ms.into());
+    let mut links = Vec::new();
+    for (peer, socket) in sockets.into_iter().enumerate() {
+        let link = socket.map(|(socket, keys)| {
+            halves::open(HalvesConfig {
+                socket,
+                keys,
+                lease,
+                spin: SPIN,
+                name: format!("node {peer}"),
+            })
+        });
+        links.push(link.transpose().with_context(|| {
+            format!("cannot open the link between node {number} and node {peer}")
+        })?);
+    }
+    let reference = settings.reference.clone().context("no clock to follow")?;
+    Ok(Some(SliceLinks {
+        number,
+        links,
+        lease,
+        reference,
+        delay_max: settings.link_delay_max,
+    }))
+}

@@ -1,0 +1,111 @@
+//! A node other than the first.
+
+use std::io;
+use std::time::Duration;
+
+use anyhow::Context;
+use nix::unistd::Pid;
+use weft_aggregate::SliceLinks;
+use weft_confine::{Mode, ThreadKind, privilege};
+use weft_machine::{Configuration, End, Machine, OpenDisks, Outside};
+use weft_monitor::settings::{OwnSettings, SliceSettings};
+use weft_node::monitor::{Control, Loan, SliceBoot, Sockets, Word};
+use weft_node::size::format_bytes;
+use weft_platform::clock::measure_host_tsc;
+
+use crate::{die_with, lent, links};
+
+/// How long the thread waits for the machine's end at one time.
+const WAIT: Duration = Duration::from_secs(3600);
+
+/// On the launcher's own host.
+pub fn own(
+    own: OwnSettings,
+    boot: &SliceBoot,
+    settings: SliceSettings,
+    sockets: Sockets,
+    parent: Pid,
+) -> anyhow::Result<()> {
+    weft_confine::prepare(own.confine.into())?;
+    let links = links::open(sockets, boot, &settings)?.context("there are no links")?;
+    let machine = build(&settings.configuration, OpenDisks::default(), links)?;
+    if let Some(user) = own.user {
+        privilege::become_user(&user.into())?;
+        // A change of user undoes it.
+        die_with(parent)?;
+    }
+    weft_confine::enter(ThreadKind::Main)?;
+    // Why it ended is node 0's to say.
+    wait(machine);
+    Ok(())
+}
+
+/// On a host that lends: all that can be refused is, before anything runs anywhere.
+pub fn lent(
+    control: &Control,
+    boot: &SliceBoot,
+    loan: &Loan,
+    settings: SliceSettings,
+    sockets: Sockets,
+) -> anyhow::Result<()> {
+    let configuration = &settings.configuration;
+    let number = boot.number as usize;
+    configuration.validate()?;
+    fits(configuration, number, loan)?;
+    let reference = settings.reference.as_ref().context("no clock to follow")?;
+    if !reference.is_here() {
+        reference.check(measure_host_tsc())?;
+    }
+    let disks = lent::open(configuration, number, &loan.lender)
+        .with_context(|| format!("for user {}", nix::unistd::geteuid()))?;
+    weft_confine::prepare(Mode::Enforce)?;
+    let links = links::open(sockets, boot, &settings)?.context("there are no links")?;
+    // Before the machine is put together: slice 0, which is started next, is asked
+    // for what its devices are.
+    control.say(&Word::Ready);
+    let machine = build(configuration, disks, links)?;
+    weft_confine::enter(ThreadKind::Main)?;
+    if let End::Failed { reason } = wait(machine) {
+        control.say(&Word::Said(reason));
+    }
+    Ok(())
+}
+
+/// Whether a machine asks this host for no more than was reserved on it.
+fn fits(configuration: &Configuration, slice: usize, loan: &Loan) -> anyhow::Result<()> {
+    let placement = configuration.placement();
+    let share = placement.shares().get(slice);
+    let share = share.with_context(|| format!("the machine has no node {slice}"))?;
+    let memory_bytes = placement.budget_bytes(slice, configuration.spare_bytes);
+    anyhow::ensure!(
+        share.cpus <= loan.cpus && memory_bytes <= loan.memory_bytes,
+        "the machine needs {} vCPUs and {} of memory here, but {} and {} were reserved",
+        share.cpus,
+        format_bytes(memory_bytes),
+        loan.cpus,
+        format_bytes(loan.memory_bytes)
+    );
+    Ok(())
+}
+
+fn build(
+    configuration: &Configuration,
+    disks: OpenDisks,
+    links: SliceLinks,
+) -> anyhow::Result<Machine> {
+    let outside = Outside {
+        serial: Box::new(io::sink()),
+        console: None,
+        disks,
+    };
+    Ok(Machine::of_slice(configuration, outside, links)?)
+}
+
+fn wait(machine: Machine) -> End {
+    let handle = machine.handle();
+    loop {
+        if let Some(end) = handle.wait(WAIT) {
+            return end;
+        }
+    }
+}

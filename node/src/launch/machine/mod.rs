@@ -1,0 +1,48 @@
+//! Launching a virtual machine, and staying with it for one life: until its guest has
+//! powered off, or wants to start again.
+//!
+//! ```text
+//! plan ──▶ hosts reserve ──▶ processes ──▶ links, settings ──▶ running ──▶ ended
+//! ```
+//!
+//! Processes are started before they are told what to be: they link and load while the
+//! command still measures. The launcher understands nothing of a machine. What its
+//! processes are told, and what home says at its end, is text between the command and
+//! them.
+//!
+//! | signal | the launcher |
+//! | --- | --- |
+//! | `INT`, `QUIT`, `TERM`, `HUP` | passes it on to home, unless the kernel sent it to the whole group, and remembers that the machine's end was asked for |
+//! | `TSTP`, `TTIN`, `TTOU`, `CONT` | default: all processes of this host are in the launcher's group |
+//! | others | default |
+//!
+//! - [`plan`]: what is started, and where
+//! - [`owner`]: from the start of its processes to their end
+
+mod owner;
+mod plan;
+
+use nix::sys::signal::Signal;
+
+use super::signals::Signals;
+use crate::error::LaunchError;
+
+pub use owner::{Lived, Machine};
+pub(crate) use plan::reservation_bytes;
+pub use plan::{MachinePlan, Settings, Share};
+
+/// Ask for the machine's end.
+const ENDS: [Signal; 4] = [
+    Signal::SIGTERM,
+    Signal::SIGINT,
+    Signal::SIGHUP,
+    Signal::SIGQUIT,
+];
+
+/// Takes this process's signals over, before any other process is started.
+///
+/// # Errors
+/// The kernel's.
+pub fn take_signals() -> Result<Signals, LaunchError> {
+    Signals::take(&ENDS, &[]).map_err(LaunchError::system("take over signals"))
+}

@@ -1,0 +1,317 @@
+//! The owner of a running machine.
+//!
+//! Invariant: a machine cannot leave a node, so a daemon that ends has the guest asked
+//! to power off; and a lost node is home's to notice, by its link.
+
+use std::io::{self, Read};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use super::plan::{MachinePlan, Monitors, Settings, home_sockets};
+use crate::error::LaunchError;
+use crate::launch::aggregate::{self, Aggregate};
+use crate::launch::nodes::{self, Body, Event, Node};
+use crate::launch::signals::{Request, Signals};
+use crate::launch::workload::{Spoken, Workload};
+use crate::monitor;
+use crate::options::Placement;
+use crate::report::NodeState;
+use crate::spawn::{self, Ended, Executable, Kind, Role};
+use crate::sys;
+
+/// Longest last word: counters, and the trace of 16 nodes.
+const WORD_BYTES_MAX: usize = 512 << 20;
+/// How often daemons are told that this process lives, at least; several times in
+/// a lease.
+const BEAT: Duration = Duration::from_secs(1);
+const BEATS: u32 = 4;
+/// How long the loop waits where nobody needs a beat.
+const WAIT: Duration = Duration::from_secs(3600);
+/// How long slices have to end once home has: they have nothing left to do, and one
+/// that was stopped is not waited for longer.
+const END_BOUND: Duration = Duration::from_secs(2);
+
+/// See the module.
+pub struct Machine<'a> {
+    aggregate: Aggregate<'a, Monitors>,
+    /// From here comes home's last word, until it has ended.
+    word_from: Option<UnixStream>,
+    word: Vec<u8>,
+    /// Why home could not be a machine.
+    failed: Option<String>,
+    end_asked: bool,
+    beaten: Instant,
+    say: &'a mut dyn FnMut(&str),
+}
+
+/// What came of a life.
+#[derive(Debug)]
+pub struct Lived {
+    /// Home's last word.
+    pub word: Vec<u8>,
+    /// Why it could not begin.
+    pub failed: Option<String>,
+    /// How home's process ended.
+    pub ended: Ended,
+    /// A signal asked for the end.
+    pub end_asked: bool,
+    /// The most memory that its processes on this host had resident, in bytes.
+    pub resident_bytes_max: u64,
+    /// What the kernel says of one that it killed for lack of memory.
+    pub out_of_memory: Option<String>,
+}
+
+impl<'a> Machine<'a> {
+    /// Has hosts reserve what the plan needs, and starts all processes of this host.
+    /// `say` gets sentences about nodes.
+    ///
+    /// # Errors
+    /// The first host that cannot be reached, is not trusted or does not trust this
+    /// one, is of another build, lacks a CPU feature or has no room; a process that
+    /// cannot be started. Nothing is left.
+    pub fn spawn(
+        plan: MachinePlan,
+        signals: &'a Signals,
+        say: &'a mut dyn FnMut(&str),
+    ) -> Result<Machine<'a>, LaunchError> {
+        let mut monitors = Monitors {
+            plan,
+            executable: Executable::find(Kind::Monitor)?,
+            settings: Settings::default(),
+        };
+        let mut nodes = nodes::open(&mut monitors)?;
+        nodes::spawn(&monitors, &mut nodes)?;
+        let role = Role::Node {
+            arguments: &monitor::ARGUMENTS,
+            console: true,
+        };
+        let path = monitors.executable.path().display().to_string();
+        let home = spawn::start(&monitors.executable, &role)
+            .map_err(LaunchError::system(format!("start {path}")))?;
+        Ok(Machine {
+            aggregate: Aggregate::new(monitors, signals, home, nodes),
+            word_from: None,
+            word: Vec::new(),
+            failed: None,
+            end_asked: false,
+            beaten: Instant::now(),
+            say,
+        })
+    }
+
+    /// Links the nodes, tells all what to be, and stays with them until home has
+    /// ended. Home gets `sockets`, too.
+    ///
+    /// # Errors
+    /// A host that cannot start its slice or be linked; a call to this host's kernel.
+    /// Nothing is left.
+    pub fn live(
+        mut self,
+        settings: Settings,
+        sockets: &[BorrowedFd<'_>],
+    ) -> Result<Lived, LaunchError> {
+        self.aggregate.workload.settings = settings;
+        let Aggregate {
+            workload, nodes, ..
+        } = &mut self.aggregate;
+        let links = nodes::join(workload, nodes)?;
+        self.say_hosts();
+        let pair = UnixStream::pair().and_then(|(ours, theirs)| {
+            ours.set_nonblocking(true)?;
+            Ok((ours, theirs))
+        });
+        let (ours, theirs) = pair.map_err(LaunchError::system("make a socket pair"))?;
+        let sockets = home_sockets(&theirs, sockets);
+        let Aggregate { workload, home, .. } = &self.aggregate;
+        // One that has ended says, or its status does, why.
+        let _ = workload.boot(home, 0, links, &sockets);
+        drop(theirs);
+        self.word_from = Some(ours);
+        let ended =
+            aggregate::attend(&mut self).map_err(LaunchError::system("wait for the machine"))?;
+        Ok(self.finish(ended))
+    }
+
+    fn say_hosts(&mut self) {
+        let Placement::Remote(hosts) = &self.aggregate.workload.plan.placement else {
+            return;
+        };
+        let shares = self.aggregate.workload.plan.shares.iter().skip(1);
+        for (share, host) in shares.zip(hosts) {
+            (self.say)(&format!("{} is on {host}", share.described));
+        }
+    }
+
+    fn tell(&mut self, index: usize, text: &str) {
+        let node = &self.aggregate.nodes[index];
+        let number = node.number;
+        let place = match &node.body {
+            Body::Local(_) => String::new(),
+            Body::Remote(slice) => format!(" ({})", slice.host()),
+        };
+        (self.say)(&format!("node {number}{place}: {text}"));
+    }
+
+    fn happened(&mut self, index: usize, event: Event) {
+        let elsewhere = matches!(self.aggregate.nodes[index].body, Body::Remote(_));
+        match event {
+            Event::Said(text) => self.tell(index, &text),
+            Event::Ended { why, clean: false } if elsewhere => self.tell(index, &why),
+            // Home says so, with what was lost.
+            Event::Ended { .. } => {}
+            Event::Leaving => {
+                self.tell(index, "its daemon is stopping and needs its memory back");
+                let _ = self.aggregate.home.signal(Signal::SIGTERM as i32);
+            }
+            Event::Unreachable(why) => {
+                self.tell(index, &format!("its daemon is lost: {why}"));
+                // The daemon, if it lives, ends its slice, and with it the machine.
+                self.aggregate.nodes[index].give_up();
+            }
+        }
+    }
+
+    /// How often daemons need a sign of life.
+    fn beat(&self) -> Option<Duration> {
+        let Monitors { plan, .. } = &self.aggregate.workload;
+        match plan.placement {
+            Placement::Embedded(_) => None,
+            Placement::Remote(_) => Some(BEAT.min(plan.lease / BEATS)),
+        }
+    }
+
+    /// What has come of the last word.
+    fn read_word(&mut self) {
+        let mut piece = [0; 16 << 10];
+        while let Some(from) = &mut self.word_from {
+            match from.read(&mut piece) {
+                Ok(count @ 1..) if self.word.len() < WORD_BYTES_MAX => {
+                    self.word.extend(piece.iter().take(count));
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Ok(_) | Err(_) => self.word_from = None,
+            }
+        }
+    }
+
+    /// After home's end: no process left.
+    fn finish(mut self, ended: Ended) -> Lived {
+        // One may have come too late for home to hear of it.
+        while let Some(request) = self.aggregate.signals.next() {
+            self.end_asked |= matches!(request, Request::Signal { .. });
+        }
+        let home = &self.aggregate.home;
+        let mut resident_bytes_max = home.resident_bytes_max();
+        let mut out_of_memory = home.killed_for_memory();
+        let deadline = Instant::now() + END_BOUND;
+        for node in &mut self.aggregate.nodes {
+            let (bytes, why) = node.end_by(deadline);
+            resident_bytes_max += bytes;
+            out_of_memory = out_of_memory.or(why);
+        }
+        Lived {
+            word: self.word,
+            failed: self.failed,
+            ended,
+            end_asked: self.end_asked,
+            resident_bytes_max,
+            out_of_memory,
+        }
+    }
+}
+
+impl Node<Monitors> {
+    /// Waits until its slice has ended, at most to `deadline`, and ends it; a host gets
+    /// back what it lent. The most memory that a process here had resident, and why the
+    /// kernel killed it.
+    fn end_by(&mut self, deadline: Instant) -> (u64, Option<String>) {
+        match &mut self.body {
+            Body::Remote(slice) => {
+                if self.state == NodeState::Running {
+                    slice.release();
+                }
+                (0, None)
+            }
+            Body::Local(local) => {
+                let Some(mut process) = local.process.take() else {
+                    return (0, None);
+                };
+                let left = deadline.saturating_duration_since(Instant::now());
+                let _ = sys::wait_readable(&[process.pidfd()], left);
+                let by_itself = process.try_wait().ok().flatten();
+                let why = by_itself.and_then(|_| process.killed_for_memory());
+                let _ = process.kill();
+                (process.resident_bytes_max(), why)
+            }
+        }
+    }
+}
+
+impl<'a> aggregate::Owner<'a> for Machine<'a> {
+    type Workload = Monitors;
+
+    fn aggregate(&mut self) -> &mut Aggregate<'a, Monitors> {
+        &mut self.aggregate
+    }
+
+    fn processes(&self) -> &Aggregate<'a, Monitors> {
+        &self.aggregate
+    }
+
+    fn waits_for(&self) -> (Vec<BorrowedFd<'_>>, Duration) {
+        let word = self.word_from.iter().map(AsFd::as_fd).collect();
+        (word, self.beat().unwrap_or(WAIT))
+    }
+
+    fn signalled(&mut self, request: Request) {
+        if let Request::Signal { number, by_kernel } = request {
+            self.end_asked = true;
+            // The terminal sent it to home as well.
+            if !by_kernel {
+                let _ = self.aggregate.home.signal(number);
+            }
+        }
+    }
+
+    fn hear_home(&mut self) {
+        while self.aggregate.home_talks {
+            match Monitors::hear(self.aggregate.home.control.as_fd()) {
+                Spoken::Sentence(text) => self.failed = Some(text),
+                Spoken::Other => {}
+                Spoken::Nothing => break,
+                Spoken::Closed => self.aggregate.home_talks = false,
+            }
+        }
+        self.read_word();
+    }
+
+    fn hear_node(&mut self, index: usize) {
+        for event in self.aggregate.listen(index) {
+            self.happened(index, event);
+        }
+    }
+
+    /// Heartbeats.
+    fn keep_time(&mut self) {
+        let now = Instant::now();
+        self.aggregate.allow_for_a_stop(now);
+        let due = self.beat().is_some_and(|beat| self.beaten + beat <= now);
+        if !due {
+            return;
+        }
+        self.beaten = now;
+        let lease = self.aggregate.workload.lease();
+        for index in 0..self.aggregate.nodes.len() {
+            let node = &mut self.aggregate.nodes[index];
+            if node.state == NodeState::Running
+                && let Some(event) = node.heartbeat(lease)
+            {
+                self.happened(index, event);
+            }
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Commands to home: stretches, and nodes that are given back.
+
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use weft_proc::boot::{ControlMessage, EXIT_NODE_LOST, KICK_SIGNAL};
+use weft_proc::stats::{COMMAND_SHRINK, COMMAND_STRETCH};
+
+use super::{Command, Owner, Pending};
+use crate::control;
+use crate::report::NodeState;
+use crate::rundir::{self, Answer, Client, Entry};
+
+impl Owner<'_> {
+    /// Home answered a command.
+    pub(super) fn answered(&mut self, message: &ControlMessage) {
+        let sequence = message.words[0] as u32;
+        let Some(at) = self
+            .pending
+            .iter()
+            .position(|pending| pending.sequence == sequence)
+        else {
+            return;
+        };
+        let why = match message.words[1] {
+            0 => None,
+            errno => Some(match control::text(message) {
+                text if text.is_empty() => {
+                    std::io::Error::from_raw_os_error(errno as i32).to_string()
+                }
+                text => text,
+            }),
+        };
+        let answer = why.clone().map_or(Answer::Done, Answer::Refused);
+        match self.pending.remove(at).what {
+            Command::Stretch(client) => client.answer(&answer),
+            Command::Shrink { node, client } => {
+                self.left(node, why);
+                if let Some(client) = client {
+                    client.answer(&answer);
+                }
+            }
+            // Once stretched, home says itself what was lost, and ends if that
+            // was anything.
+            Command::Lost if why.is_none() && !self.is_stretched() => {
+                self.tell("the program continues without it: it had not stretched");
+            }
+            Command::Lost => {}
+        }
+    }
+
+    pub(super) fn left(&mut self, number: u32, why: Option<String>) {
+        let name = self.aggregate.name(number);
+        match why {
+            Some(why) => self.tell(&format!("node {name} could not be given back: {why}")),
+            None => {
+                if let Some(node) = self.aggregate.node(number) {
+                    node.state = NodeState::Left;
+                    node.stop();
+                }
+            }
+        }
+    }
+
+    pub(super) fn serve_clients(&mut self) {
+        while let Some((request, client)) = self.entry.as_ref().and_then(Entry::accept) {
+            match request {
+                rundir::Request::View => client.answer(&Answer::View(Box::new(self.view()))),
+                rundir::Request::Stretch => self.stretch(client),
+                rundir::Request::Shrink { node } => self.shrink(node, Some(client)),
+            }
+        }
+    }
+
+    fn stretch(&mut self, client: Client) {
+        if self.is_stretched() {
+            return client.answer(&Answer::Refused("it is stretched already".into()));
+        }
+        if self.aggregate.nodes.is_empty() {
+            return client.answer(&Answer::Refused(
+                "it has no other node: start it with --nodes 2 or more".into(),
+            ));
+        }
+        match self.command(COMMAND_STRETCH, 0) {
+            Ok(sequence) => self.pending.push(Pending {
+                sequence,
+                deadline: Instant::now() + self.aggregate.workload.options.lease,
+                what: Command::Stretch(client),
+            }),
+            Err(why) => client.answer(&Answer::Refused(why)),
+        }
+    }
+
+    pub(super) fn shrink(&mut self, number: u32, client: Option<Client>) {
+        let stretched = self.is_stretched();
+        let outcome = match self.aggregate.node(number) {
+            _ if number == 0 => Err("node 0 is home: it cannot be given back".to_owned()),
+            None => Err(format!(
+                "it has no node {number}: `weft list` shows its nodes"
+            )),
+            Some(node) if node.state != NodeState::Running => {
+                Err(format!("node {number} ({}) has left already", node.name))
+            }
+            Some(_) if !stretched => {
+                self.dismiss(number);
+                if let Some(client) = client {
+                    client.answer(&Answer::Done);
+                }
+                return;
+            }
+            Some(_) => self.command(COMMAND_SHRINK, number),
+        };
+        match (outcome, client) {
+            (Ok(sequence), client) => self.pending.push(Pending {
+                sequence,
+                deadline: Instant::now() + rundir::SHRINK_BOUND,
+                what: Command::Shrink {
+                    node: number,
+                    client,
+                },
+            }),
+            (Err(why), Some(client)) => client.answer(&Answer::Refused(why)),
+            (Err(why), None) => self.tell(&why),
+        }
+    }
+
+    pub(super) fn is_stretched(&self) -> bool {
+        self.home_shared.stats.stretched.load(Ordering::Acquire) != 0
+    }
+
+    /// Gives a node back that holds nothing, because the program has not
+    /// stretched. Home finds the bit when it does; should it stretch at this
+    /// very moment, it finds a closed link to a node without pages, which is the
+    /// same to it.
+    fn dismiss(&mut self, number: u32) {
+        self.home_shared
+            .lost_nodes
+            .fetch_or(1 << number, Ordering::Release);
+        self.left(number, None);
+    }
+
+    /// Writes a command and calls home. Returns its number.
+    fn command(&mut self, command: u32, argument: u32) -> Result<u32, String> {
+        if !self.pending.is_empty()
+            || !self
+                .home_shared
+                .command(command, argument, self.sequence + 1)
+        {
+            return Err("it is busy with an earlier command: try again in a moment".into());
+        }
+        self.sequence += 1;
+        self.aggregate
+            .home
+            .signal(KICK_SIGNAL)
+            .map(|()| self.sequence)
+            .map_err(|_| "the program has just ended".into())
+    }
+
+    pub(super) fn too_late(&mut self, command: Command) {
+        let lease_s = self.aggregate.workload.options.lease.as_secs_f32();
+        match command {
+            Command::Stretch(client) => client.answer(&Answer::Refused(format!(
+                "the program did not stretch within {lease_s} s"
+            ))),
+            Command::Shrink { node, client } => {
+                let why = format!(
+                    "its pages were not elsewhere within {} s",
+                    rundir::SHRINK_BOUND.as_secs()
+                );
+                self.left(node, Some(why.clone()));
+                if let Some(client) = client {
+                    client.answer(&Answer::Refused(why));
+                }
+            }
+            Command::Lost => self.give_up(
+                &format!(
+                    "the program did not answer within {lease_s} s of the loss, and was ended"
+                ),
+                EXIT_NODE_LOST,
+            ),
+        }
+    }
+
+    pub(super) fn position(&self, wanted: impl Fn(&Command) -> bool) -> Option<usize> {
+        self.pending
+            .iter()
+            .position(|pending| wanted(&pending.what))
+    }
+
+    pub(super) fn stretched(&mut self) {
+        self.publish();
+        while let Some(at) = self.position(|what| matches!(what, Command::Stretch(_))) {
+            if let Command::Stretch(client) = self.pending.remove(at).what {
+                client.answer(&Answer::Done);
+            }
+        }
+    }
+}
