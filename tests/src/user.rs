@@ -31,12 +31,12 @@ pub(crate) fn make_open(path: &Path) -> Result<()> {
         .with_context(|| format!("{}", path.display()))
 }
 
-/// A copy of both binaries where everybody can read them.
+/// A copy of all binaries where everybody can read them.
 fn copy_binaries(context: &Context) -> Result<std::path::PathBuf> {
     let directory = context.directory("binaries")?;
     make_open(&directory)?;
     let from = context.weft.parent().context("weft is in a directory")?;
-    for name in ["weft", "weft-runtime"] {
+    for name in ["weft", "weft-runtime", "weft-monitor"] {
         let to = directory.join(name);
         fs::copy(from.join(name), &to).with_context(|| format!("{name} beside weft"))?;
         make_open(&to)?;

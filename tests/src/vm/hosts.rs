@@ -4,7 +4,7 @@
 //! Needs root, `ip` and `make guest`.
 
 use std::fs::{self, Permissions};
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -31,6 +31,8 @@ const LENT: &str = "700M";
 const LEASE: Duration = Duration::from_secs(2);
 /// What a busy machine may add to the lease.
 const MARGIN: Duration = Duration::from_secs(6);
+/// So much of a process's memory is looked at at one time.
+const MEMORY_PIECE_BYTES: usize = 1 << 20;
 /// Longest test of the guest's own.
 const LONG_BOUND: Duration = Duration::from_secs(120);
 
@@ -91,6 +93,8 @@ struct Site<'a> {
     // Before the namespaces, which hold nothing then.
     daemons: Vec<Running>,
     home: Identity,
+    /// Those of the hosts.
+    hosts: Vec<Identity>,
     /// Another borrower.
     neighbour: Identity,
     star: Star,
@@ -129,6 +133,7 @@ impl<'a> Site<'a> {
             images,
             daemons: Vec::new(),
             home,
+            hosts: Vec::new(),
             neighbour,
             star,
         };
@@ -156,6 +161,7 @@ impl<'a> Site<'a> {
             let daemon = cluster::start_daemon(context, node, &directory, &wanted)?;
             site.daemons.push(daemon);
         }
+        site.hosts = nodes;
         Ok(site)
     }
 
@@ -230,15 +236,7 @@ impl<'a> Site<'a> {
 
     /// All slices that a host's daemon runs.
     fn slices_of(&self, host: usize) -> Result<Vec<i32>> {
-        let daemon = self.daemons[host - 1].pid();
-        let mut slices = Vec::new();
-        for task in fs::read_dir(format!("/proc/{daemon}/task"))? {
-            let children = fs::read_to_string(task?.path().join("children"))?;
-            for child in children.split_whitespace() {
-                slices.push(child.parse()?);
-            }
-        }
-        Ok(slices)
+        children(self.daemons[host - 1].pid() as u32)
     }
 
     /// What the daemons say of themselves.
@@ -285,6 +283,55 @@ fn counter(ended: &Ended, name: &str) -> Result<u64> {
     Ok(number.parse()?)
 }
 
+/// The children of a process.
+fn children(parent: u32) -> Result<Vec<i32>> {
+    let mut found = Vec::new();
+    for task in fs::read_dir(format!("/proc/{parent}/task"))? {
+        let children = fs::read_to_string(task?.path().join("children"))?;
+        for child in children.split_whitespace() {
+            found.push(child.parse()?);
+        }
+    }
+    Ok(found)
+}
+
+/// Whether the private key of `identity` is in a process's own memory, as bytes or as
+/// the digits of its file.
+fn has_key(pid: i32, identity: &Identity) -> Result<bool> {
+    let text = fs::read_to_string(identity.directory.join("node.key"))?;
+    let digits = text.trim().rsplit('-').next().unwrap_or_default();
+    let bytes = (0..digits.len() / 2)
+        .map(|at| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16))
+        .collect::<Result<Vec<_>, _>>()?;
+    ensure!(bytes.len() == 32, "a private key of {} bytes", bytes.len());
+    let memory = fs::File::open(format!("/proc/{pid}/mem"))?;
+    for line in fs::read_to_string(format!("/proc/{pid}/maps"))?.lines() {
+        let mut words = line.split_whitespace();
+        let (range, rights) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
+        // What is shared is the guest's memory, which has no key from here.
+        let Some((from, to)) = range.split_once('-').filter(|_| rights.starts_with("rw-p")) else {
+            continue;
+        };
+        let from = u64::from_str_radix(from, 16)?;
+        let length = u64::from_str_radix(to, 16)? - from;
+        for at in (0..length).step_by(MEMORY_PIECE_BYTES) {
+            // A key may lie across the border of two pieces.
+            let wanted = (length - at).min((MEMORY_PIECE_BYTES + text.len()) as u64);
+            let mut piece = vec![0; wanted as usize];
+            // What has gone meanwhile, or is nobody's, cannot be read.
+            let Ok(count) = memory.read_at(&mut piece, from + at) else {
+                break;
+            };
+            let piece = &piece[..count];
+            let has = |needle: &[u8]| piece.windows(needle.len()).any(|found| found == needle);
+            if has(&bytes) || has(digits.as_bytes()) {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
+}
+
 fn two(site: &Site<'_>) -> Result<String> {
     let mut command = site.machine("h1", "nproc; sleep 2", &["--stats", "text"])?;
     let mut guest = Guest::start(&mut command)?;
@@ -297,6 +344,25 @@ fn two(site: &Site<'_>) -> Result<String> {
         "the slice is another user's: {status}"
     );
     ensure!(status.contains("Seccomp:\t2"), "it has no filter");
+    let machine = children(guest.pid())?;
+    ensure!(
+        machine.len() == 1,
+        "processes on the launcher's host: {machine:?}"
+    );
+    for process in machine {
+        ensure!(
+            !has_key(process, &site.home)?,
+            "the process that runs the guest has the launcher's private key"
+        );
+    }
+    ensure!(
+        !has_key(site.slice_of(1)?, &site.hosts[0])?,
+        "the slice has its daemon's private key"
+    );
+    ensure!(
+        has_key(site.daemons[0].pid(), &site.hosts[0])?,
+        "no key is found at all"
+    );
     let ended = guest.finish(BOUND)?;
     ended_with(&ended, 0, &["is on h1", "powered off by the guest"])?;
     ensure!(counter(&ended, "slice1.clock-error-ns")? == 0, "same host");
@@ -593,8 +659,12 @@ fn refusals(site: &Site<'_>) -> Result<String> {
     let mut command = site.machine("h1", "true", &[])?;
     let ended = Guest::start(command.env(name, value))?.finish(BOUND)?;
     ended_with(&ended, 125, &["the handshake with node h1 failed"])?;
-    let by_hand = site.weft(&["vm", "slice"]).stdin(Stdio::null()).output()?;
+    let monitor = site.bench.context.weft.with_file_name("weft-monitor");
+    let by_hand = Command::new(monitor).stdin(Stdio::null()).output()?;
     let said = String::from_utf8_lossy(&by_hand.stderr).into_owned();
-    ensure!(said.contains("not started by a daemon"), "{said}");
+    ensure!(
+        said.contains("neither `weft vm run` nor `weft node start` started it"),
+        "{said}"
+    );
     Ok(String::new())
 }
