@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
+use weft_node::error::sentence;
 use weft_node::launch::{self, Outcome};
 use weft_node::report::{Monitor, Report};
 
@@ -40,7 +41,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
             launch::end_like(outcome.ended)
         }
         Err(error) => {
-            eprintln!("weft: {error}");
+            eprintln!("weft: {}", sentence(&error));
             Ok(ExitCode::from(error.exit_code() as u8))
         }
     }

@@ -43,7 +43,7 @@ fn play_launch(variable: &dyn Fn(&str) -> String) {
             launch::end_like(outcome.ended)
         }
         Err(error) => {
-            eprintln!("weft: {error}");
+            eprintln!("weft: {}", weft_node::error::sentence(&error));
             std::process::exit(error.exit_code())
         }
     }

@@ -27,7 +27,7 @@ pub enum LaunchError {
         why: String,
     },
     /// A file that this user may execute, but not read.
-    #[error("{path} cannot be read, and Weft must read a program to map it: {source}")]
+    #[error("{path} cannot be read, and Weft must read a program to map it")]
     Unreadable {
         /// The file.
         path: PathBuf,
@@ -146,7 +146,7 @@ pub enum LaunchError {
         bound: Duration,
     },
     /// A call to this host's kernel failed.
-    #[error("cannot {doing}: {source}")]
+    #[error("cannot {doing}")]
     System {
         /// What was being done.
         doing: String,
@@ -197,5 +197,49 @@ pub fn exit_code_meaning(code: i32) -> Option<&'static str> {
         EXIT_NOT_EXECUTABLE => Some("the program cannot be executed"),
         EXIT_NOT_FOUND => Some("the program was not found"),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ConfigError;
+    use crate::daemon::DaemonError;
+    use std::error::Error;
+
+    #[test]
+    fn no_error_says_its_cause_itself() {
+        let kernel = || io::Error::from_raw_os_error(98);
+        let path = PathBuf::from("/x");
+        let file = || ConfigError::File {
+            doing: "read",
+            path: path.clone(),
+            source: kernel(),
+        };
+        let key = weft_wire::keys::load(&path).map(|_| ()).unwrap_err();
+        let errors: [Box<dyn Error>; 8] = [
+            Box::new(file()),
+            Box::new(ConfigError::Private(kernel())),
+            Box::new(ConfigError::Key(key)),
+            Box::new(LaunchError::system("wait")(kernel())),
+            Box::new(LaunchError::Unreadable {
+                path: path.clone(),
+                source: kernel(),
+            }),
+            Box::new(DaemonError::Config(file())),
+            Box::new(DaemonError::Listen {
+                address: "a:1".into(),
+                source: kernel(),
+            }),
+            Box::new(DaemonError::System {
+                doing: "wait",
+                source: kernel(),
+            }),
+        ];
+        for error in errors {
+            let cause = error.source().expect("it has a cause").to_string();
+            let text = sentence(&*error);
+            assert_eq!(text.matches(&cause).count(), 1, "{text}");
+        }
     }
 }

@@ -18,7 +18,6 @@ use weft_wire::keys::{self, Keys, PublicKey};
 pub use edit::{init, trust};
 pub use peer::{May, Peer, USER_FIRST, USER_LAST};
 
-use crate::error::sentence;
 use crate::size::{format_bytes, parse_size};
 
 /// The port that daemons listen on unless told otherwise.
@@ -43,7 +42,7 @@ pub enum ConfigError {
     #[error("{0} exists already: remove it if this node needs a new identity")]
     Exists(PathBuf),
     /// Reading or writing failed.
-    #[error("cannot {doing} {path}: {source}")]
+    #[error("cannot {doing} {path}")]
     File {
         /// "read", "write".
         doing: &'static str,
@@ -53,8 +52,8 @@ pub enum ConfigError {
         source: io::Error,
     },
     /// The private key.
-    #[error("{}", sentence(.0))]
-    Key(#[source] weft_wire::keys::KeyError),
+    #[error(transparent)]
+    Key(weft_wire::keys::KeyError),
     /// Others can change what is believed.
     #[error("{path} {why}: its contents cannot be trusted; check it, then run `{fix}`")]
     Writable {
@@ -66,8 +65,8 @@ pub enum ConfigError {
         fix: String,
     },
     /// The kernel's refusal.
-    #[error("cannot exclude the private key's memory from core files: {0}")]
-    Private(io::Error),
+    #[error("cannot exclude the private key's memory from core files")]
+    Private(#[source] io::Error),
     /// Not TOML.
     #[error("{path} is not valid TOML: {message}")]
     Syntax {

@@ -93,14 +93,14 @@ pub enum DaemonError {
     )]
     TooLittle(u64),
     /// The address cannot be bound.
-    #[error("cannot listen on {address}: {source}")]
+    #[error("cannot listen on {address}")]
     Listen {
         address: String,
         /// What the kernel said.
         source: io::Error,
     },
     /// A call to the kernel failed.
-    #[error("cannot {doing}: {source}")]
+    #[error("cannot {doing}")]
     System {
         /// What was being done.
         doing: &'static str,
