@@ -18,7 +18,8 @@
 //! (b), then (c) sees the flag and rings, and the bell stays readable until it
 //! is read. If (b) comes before (2), then (3) sees the index and there is no
 //! sleep. There is no third case. A bell that does not fit into its socket is
-//! dropped, which is fine: the socket is then readable anyway.
+//! dropped, which is fine: the socket is then readable anyway. A model of this tries
+//! all interleavings (`models/src/ring.rs`).
 //!
 //! **Trust.** The other side's index is checked each time it is read: it must
 //! not go back, nor leave the ring. One's own indices are kept in private
@@ -27,8 +28,12 @@
 //! file serves one pair of links once. What a hostile peer can do is send
 //! bytes, close, or ring for nothing.
 
+mod indices;
+
+use core::sync::atomic;
+
 use crate::{LinkError, sys};
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use indices::{Indices, before_last_look};
 
 /// Bytes of data each way, by default.
 pub const CAPACITY_DEFAULT: usize = 1 << 20;
@@ -45,19 +50,6 @@ const SEAL_SHRINK: u32 = 2;
 pub const fn file_bytes(capacity: usize) -> usize {
     2 * (INDICES_BYTES + capacity)
 }
-
-/// The shared part of one ring. Each field has a cache line (two, because of
-/// the adjacent-line prefetcher) of its own.
-#[repr(C)]
-struct Indices {
-    tail: Line<AtomicU64>,
-    head: Line<AtomicU64>,
-    consumer_sleeps: Line<AtomicU32>,
-    producer_sleeps: Line<AtomicU32>,
-}
-
-#[repr(C, align(128))]
-struct Line<T>(T);
 
 const _: () = assert!(size_of::<Indices>() <= INDICES_BYTES);
 
@@ -136,7 +128,7 @@ impl Rings {
 
     /// Bytes that may be produced now.
     pub fn room(&mut self) -> Result<usize, LinkError> {
-        let head = self.out_indices().head.0.load(Ordering::Acquire);
+        let head = self.out_indices().head();
         if head < self.seen_head || head > self.tail {
             return Err(LinkError::RingCorrupt);
         }
@@ -173,14 +165,12 @@ impl Rings {
 
     /// Shows what was produced; says whether the consumer must be woken.
     pub fn publish(&self) -> bool {
-        let indices = self.out_indices();
-        indices.tail.0.store(self.tail, Ordering::Release);
-        wake(&indices.consumer_sleeps.0)
+        self.out_indices().produced(self.tail)
     }
 
     /// Bytes that may be consumed now.
     pub fn available(&mut self) -> Result<usize, LinkError> {
-        let tail = self.in_indices().tail.0.load(Ordering::Acquire);
+        let tail = self.in_indices().tail();
         if tail < self.seen_tail || tail - self.head > self.capacity as u64 {
             return Err(LinkError::RingCorrupt);
         }
@@ -211,48 +201,29 @@ impl Rings {
             core::ptr::copy_nonoverlapping(data, to.add(first), count - first);
         }
         self.head += count as u64;
-        let indices = self.in_indices();
-        indices.head.0.store(self.head, Ordering::Release);
-        Ok((count, wake(&indices.producer_sleeps.0)))
+        Ok((count, self.in_indices().consumed(self.head)))
     }
 
     /// Announces that this side is about to block until there is something to
     /// consume (and, if `for_room`, room to produce). The caller must look once
     /// more before it blocks, and call [`Rings::awake`] afterwards.
     pub fn asleep(&self, for_room: bool) {
-        self.in_indices()
-            .consumer_sleeps
-            .0
-            .store(1, Ordering::Relaxed);
+        self.in_indices().consumer_sleeps(true);
         if for_room {
-            self.out_indices()
-                .producer_sleeps
-                .0
-                .store(1, Ordering::Relaxed);
+            self.out_indices().producer_sleeps(true);
         }
-        fence(Ordering::SeqCst);
+        before_last_look();
     }
 
     /// Takes the announcement back.
     pub fn awake(&self) {
-        self.in_indices()
-            .consumer_sleeps
-            .0
-            .store(0, Ordering::Relaxed);
-        self.out_indices()
-            .producer_sleeps
-            .0
-            .store(0, Ordering::Relaxed);
+        self.in_indices().consumer_sleeps(false);
+        self.out_indices().producer_sleeps(false);
     }
 }
 
 fn system(call: &'static str, errno: i32) -> LinkError {
     LinkError::System { call, errno }
-}
-
-fn wake(sleeps: &AtomicU32) -> bool {
-    fence(Ordering::SeqCst);
-    sleeps.load(Ordering::Relaxed) != 0 && sleeps.swap(0, Ordering::Relaxed) != 0
 }
 
 impl Drop for Rings {
