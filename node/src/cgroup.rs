@@ -264,8 +264,8 @@ fn place_in(groups: &str, mounts: &str) -> Option<Place> {
         })
 }
 
-/// Where group `path` is, if this line of `mountinfo` shows it: "36 35 0:30 ROOT PLACE
-/// options [fields] - TYPE source options".
+/// Where group `path` is, if this line of `mountinfo` shows it: `36 35 0:30 ROOT PLACE
+/// options [fields] - TYPE source options`.
 fn mounted_at(line: &str, version: Version, path: &str) -> Option<PathBuf> {
     let (left, right) = line.split_once(" - ")?;
     let mut left = left.split(' ').skip(3);

@@ -5,9 +5,9 @@
 //! | [`args`], [`suboptions`] | the command line, read |
 //! | [`plan`], [`nodes`] | the command line, judged |
 //! | [`places`] | sockets by which machines are found |
-//! | [`run`] | one life of a machine after the other, as the launcher has them lived |
+//! | [`mod@run`] | one life of a machine after the other, as the launcher has them lived |
 //! | [`outcome`] | what came of it, and exit codes |
-//! | [`checks`] | what `weft doctor` says of virtual machines |
+//! | [`mod@checks`] | what `weft doctor` says of virtual machines |
 //! | [`running`] | machines that run: list, console, pause, resume, stop |
 //! | [`top`] | what vCPUs and nodes do, every second |
 //! | [`trace`] | faults by vCPU and by page |

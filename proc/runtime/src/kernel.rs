@@ -33,7 +33,7 @@ pub unsafe fn invoke(number: usize, a: [usize; 6]) -> isize {
 /// Runs a system call and sorts its word into value or errno.
 ///
 /// # Safety
-/// As [`call6`].
+/// As for [`invoke`].
 #[inline(always)]
 pub unsafe fn checked(number: Sysno, a: [usize; 6]) -> Result<usize> {
     // SAFETY: passed on to the caller.

@@ -2,7 +2,7 @@
 //!
 //! | file | becomes |
 //! | --- | --- |
-//! | [`file`] | the files |
+//! | [`mod@file`] | the files |
 //! | `bzimage`, `elf`, `multiboot` | formats, parsed; every field is checked |
 //! | [`payload`] | the compressed kernel of a bzImage |
 //! | [`plan`] | which protocol, what goes where |

@@ -25,7 +25,7 @@ pub(super) struct Asked {
 }
 
 impl SharedMemory {
-    /// Asks for a page without waiting for it: [`Users::granted`] is called when it
+    /// Asks for a page without waiting for it: `Users::granted` is called when it
     /// may be used, perhaps before this returns. Asking again changes nothing. An
     /// address that is no memory is nobody's, and is never granted.
     pub fn ask(&self, address: u64, access: Access) {

@@ -1,4 +1,4 @@
-//! The shell around the protocol: carries out what [`Node::step`] says, in order.
+//! The shell around the protocol: carries out what `Node::step` says, in order.
 //!
 //! Invariants:
 //!

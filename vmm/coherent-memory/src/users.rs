@@ -37,7 +37,7 @@ pub trait Users: Send + Sync {
         patience: Duration,
     ) -> Result<(), UseError>;
 
-    /// A page that [`SharedMemory::ask`] asked for may be used so from now on. Called
+    /// A page that `SharedMemory::ask` asked for may be used so from now on. Called
     /// under the shell's lock: must not wait, nor ask for anything.
     fn granted(&self, _address: u64, _right: Access) -> Result<(), UseError> {
         Ok(())
@@ -55,7 +55,7 @@ pub trait Users: Send + Sync {
         Ok(())
     }
 
-    /// Somebody else is about to write to the page, at its place in [`Ram`]. Called
+    /// Somebody else is about to write to the page, at its place in `Ram`. Called
     /// under the shell's lock, likewise.
     fn written(&self, _address: u64) {}
 

@@ -71,11 +71,11 @@ pub unsafe fn read_sized(pointer: *const u8, size: usize) -> u64 {
     }
 }
 
-/// Like [`write`], with the size at run time.
+/// Like [`write()`], with the size at run time.
 ///
 /// # Safety
 ///
-/// As for [`write`].
+/// As for [`write()`].
 pub unsafe fn write_sized(pointer: *mut u8, size: usize, value: u64) {
     // SAFETY: the caller's promise.
     unsafe {

@@ -4,13 +4,13 @@
 //! what an unstretched program gets from it.
 //!
 //! - [`machine`]: the engine's state and the loop that everything waits in
-//! - [`fault`]: one fault
+//! - [`mod@fault`]: one fault
 //! - [`room`]: what leaves when the budget is full
 //! - [`jump`]: moving the execution, and serving while it is elsewhere
 //! - [`calls`]: system calls of a stretched program
 //! - [`layout`]: the same mappings on every node
 //! - [`start`]: stretching a program; a slice's life
-//! - [`beat`], [`patience`]: how silence is told from a stop
+//! - [`mod@beat`], [`patience`]: how silence is told from a stop
 //! - [`fork`], [`leave`], [`confine`], [`io`], [`leaving`], [`tables`],
 //!   [`working_set`], [`clock`]: what their names say
 //!

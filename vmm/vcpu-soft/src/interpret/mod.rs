@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | [`arithmetic`] | the host's instructions, flags included |
 //! | [`operand`] | registers and addresses |
-//! | [`select`] | the shape of an instruction, and tables of handlers |
+//! | [`mod@select`] | the shape of an instruction, and tables of handlers |
 //! | the others | handlers, each group with a `select` that finds the right one |
 
 /// The value, or the handler's return with the fault.

@@ -4,7 +4,7 @@
 //! another. Code is written through the first and run through the second.
 //!
 //! Invariants: `used <= size`; every address handed out lies in the executable
-//! mapping; bytes below `used` change only through [`Arena::patch`].
+//! mapping; bytes below `used` change only through [`Arena::patch_jump`].
 //!
 //! Intel's manual (volume 3, 9.1.3) asks for a serialising instruction between
 //! a store to code through another linear address and its execution by the same
