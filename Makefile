@@ -54,12 +54,20 @@ demo: setup build programs guest ## Sorts and searches on two nodes, then boots 
 	WEFT=$(abspath $(RELEASE))/weft PROGRAMS=$(abspath $(PROGRAMS)) GUEST=$(abspath $(IMAGES)) \
 		bash demo/demo.sh
 
-check: docs-check ## Format, lints, links and language
+# The documentation of private items, too: its readers are Weft's developers.
+RUSTDOC := RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" \
+	$(CARGO) doc --no-deps --document-private-items
+
+check: docs-check ## Format, lints, links, language, rustdoc, licences
 	$(CARGO) fmt --all --check
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
+	$(CARGO) fmt --manifest-path models/Cargo.toml --check
 	$(CARGO) clippy $(RUNTIME) -- -D warnings
 	$(CARGO) clippy $(OTHERS) --all-targets -- -D warnings
 	$(CARGO) clippy --manifest-path fuzz/Cargo.toml -- -D warnings
+	$(RUSTDOC) $(RUNTIME)
+	$(RUSTDOC) $(OTHERS)
+	@python3 .ci/check-licences.py
 
 # A test that cannot run here passes, and says so in a line of standard error,
 # which is repeated at the end.
@@ -90,6 +98,17 @@ soak: build damage programs guest guest-debian ## The long tests, for a night
 	$(CARGO) test --release $(OTHERS) -- --ignored
 	$(E2E) --long --rounds $(SOAK_ROUNDS) --moments $(SOAK_MOMENTS) --boots $(SOAK_BOOTS) \
 		--node-boots $(SOAK_NODE_BOOTS) --lend-seconds $(SOAK_LEND_SECONDS)
+	@bash .ci/prove all
+
+# Each needs a tool that not every machine has, and says `skipped:` where it lacks.
+miri: ## Runs the tests of the pure protocol under Miri
+	@bash .ci/prove miri
+
+models: ## Tries all interleavings of the lock-free parts, under loom
+	@bash .ci/prove models
+
+deny: ## Checks dependencies with cargo-deny: licences, sources, known vulnerabilities
+	@bash .ci/prove deny
 
 fuzz: ## The fuzz targets of every crate, FUZZ_SECONDS each crate
 	@bash .ci/fuzz $(FUZZ_SECONDS)
@@ -113,4 +132,4 @@ clean: ## Removes what was built
 
 # In order: the set-up first. Cargo uses all processors by itself.
 .NOTPARALLEL:
-.PHONY: help setup build programs guest guest-debian demo check unit damage e2e test bench soak fuzz images docs-check install uninstall clean
+.PHONY: help setup build programs guest guest-debian demo check unit damage e2e test bench soak miri models deny fuzz images docs-check install uninstall clean
