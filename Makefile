@@ -110,6 +110,9 @@ models: ## Tries all interleavings of the lock-free parts, under loom
 deny: ## Checks dependencies with cargo-deny: licences, sources, known vulnerabilities
 	@bash .ci/prove deny
 
+ab: ## Latency benchmarks of BASE against HEAD, two commits, in alternation
+	@python3 .ci/ab.py $(BASE) $(HEAD)
+
 fuzz: ## The fuzz targets of every crate, FUZZ_SECONDS each crate
 	@bash .ci/fuzz $(FUZZ_SECONDS)
 
@@ -132,4 +135,4 @@ clean: ## Removes what was built
 
 # In order: the set-up first. Cargo uses all processors by itself.
 .NOTPARALLEL:
-.PHONY: help setup build programs guest guest-debian demo check unit damage e2e test bench soak miri models deny fuzz images docs-check install uninstall clean
+.PHONY: help setup build programs guest guest-debian demo check unit damage e2e test bench soak ab miri models deny fuzz images docs-check install uninstall clean

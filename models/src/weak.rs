@@ -13,9 +13,9 @@ pub enum Mutant {
     None,
     /// Fences are left out.
     NoFence,
-    /// Stores are relaxed.
+    /// Every store of an index is relaxed: what it publishes may be seen after it.
     RelaxedStore,
-    /// Loads are relaxed.
+    /// Every load of an index is relaxed: what it publishes may not be seen yet.
     RelaxedLoad,
 }
 
