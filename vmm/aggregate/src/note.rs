@@ -126,7 +126,7 @@ pub enum Note<'a> {
     },
     /// The sender's part of the machine asks for the end of the whole.
     Ended {
-        /// [`weft_machine::End`].
+        /// `weft_machine::End`.
         json: Vec<u8>,
     },
     /// The sender lives.

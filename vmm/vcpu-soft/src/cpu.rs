@@ -463,7 +463,7 @@ pub mod cr4 {
     pub const UMIP: u64 = 1 << 11;
     /// Instructions for the bases of FS and GS.
     pub const FSGSBASE: u64 = 1 << 16;
-    /// XSAVE. Of [`CpuModel::V3`](crate::CpuModel::V3).
+    /// XSAVE. Of `CpuModel::V3`.
     pub const OSXSAVE: u64 = 1 << 18;
     /// The supervisor does not execute user pages.
     pub const SMEP: u64 = 1 << 20;

@@ -9,7 +9,7 @@ use super::host::measure_host_tsc;
 
 /// Different in every boot of every host.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-/// Rates further apart than this are refused: corrections (see [`weft_aggregate`])
+/// Rates further apart than this are refused: corrections (see `weft_aggregate`)
 /// could not follow, and timers of a guest would be off by more than they may.
 pub const DRIFT_PPM_MAX: u64 = 200;
 
