@@ -25,7 +25,7 @@
 //! - Pieces do not overlap; `HEADER <= sent <= space <= SPACE_MAX`.
 //! - Only what the kernel produced is written into the program's memory.
 //! - A signal mask arrives as the program gave it: home removes the signals that must
-//! not be blocked before it makes the call.
+//!   not be blocked before it makes the call.
 
 mod arrived;
 mod gather;
