@@ -10,12 +10,12 @@ use crate::summary::format_seconds;
 use crate::table::{self, Align};
 
 fn directory() -> anyhow::Result<std::path::PathBuf> {
-    rundir::directory().map_err(anyhow::Error::msg)
+    Ok(rundir::directory()?)
 }
 
 /// `weft list`.
 pub fn list(json: bool) -> anyhow::Result<ExitCode> {
-    let views = rundir::list(&directory()?).map_err(anyhow::Error::msg)?;
+    let views = rundir::list(&directory()?)?;
     if json {
         println!("{}", serde_json::to_string_pretty(&views)?);
     } else if views.is_empty() {
@@ -86,7 +86,7 @@ pub fn shrink(pid: u32, node: u32) -> anyhow::Result<ExitCode> {
 }
 
 fn done(pid: u32, request: &Request) -> anyhow::Result<ExitCode> {
-    match rundir::ask(&directory()?, pid, request).map_err(anyhow::Error::msg)? {
+    match rundir::ask(&directory()?, pid, request)? {
         Answer::Done => Ok(ExitCode::SUCCESS),
         Answer::Refused(why) => anyhow::bail!("aggregate {pid}: {why}"),
         Answer::View(_) => anyhow::bail!(

@@ -73,8 +73,8 @@ pub enum LaunchError {
     #[error("userfaultfd is unavailable: {0}; `weft doctor` says what fixes it")]
     NoUserfaultfd(String),
     /// The private directory for running aggregates is unsafe or cannot be made.
-    #[error("{0}")]
-    RunDirectory(String),
+    #[error(transparent)]
+    RunDirectory(#[from] crate::rundir::RunDirError),
     /// Keys or the list of trusted nodes.
     #[error(transparent)]
     Configuration(#[from] crate::config::ConfigError),

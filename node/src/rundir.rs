@@ -28,6 +28,68 @@ pub const SHRINK_BOUND: Duration = Duration::from_secs(60);
 /// How long a client may take to say what it wants. The launcher waits for it.
 const REQUEST_BOUND: Duration = Duration::from_millis(100);
 
+/// Why running aggregates cannot be found, or one of them not be asked.
+#[derive(Debug, thiserror::Error)]
+pub enum RunDirError {
+    /// The directory cannot be made.
+    #[error("cannot make the run directory {path}")]
+    Make {
+        /// The directory.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Whether the directory is private cannot be told.
+    #[error("cannot look at the run directory {path}")]
+    Look {
+        /// The directory.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A file is in its place.
+    #[error("the run directory {0} is not a directory: remove it")]
+    NotADirectory(PathBuf),
+    /// Another user made it.
+    #[error("the run directory {path} belongs to user {user}: remove it, or set XDG_RUNTIME_DIR")]
+    Foreign {
+        /// The directory.
+        path: PathBuf,
+        /// Its owner.
+        user: u32,
+    },
+    /// Its permissions let others in.
+    #[error("the run directory {0} is open to others: run `chmod 700 {0}`")]
+    Open(PathBuf),
+    /// It cannot be listed.
+    #[error("cannot read {path}")]
+    List {
+        /// The directory.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// No launcher has this number.
+    #[error("no running aggregate has pid {0}: `weft list` shows those that run")]
+    NoAggregate(u32),
+    /// Its socket refuses.
+    #[error("cannot connect to {path}")]
+    Connect {
+        /// The socket.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// It did not take the request, or gave no answer.
+    #[error("aggregate {pid} did not answer")]
+    Silent {
+        /// Its launcher.
+        pid: u32,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
 /// What can be asked of a running aggregate.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -54,7 +116,7 @@ pub enum Answer {
 }
 
 /// The directory, made and checked.
-pub fn directory() -> Result<PathBuf, String> {
+pub fn directory() -> Result<PathBuf, RunDirError> {
     let user = nix::unistd::geteuid();
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|value| !value.is_empty());
     let path = match runtime {
@@ -66,30 +128,26 @@ pub fn directory() -> Result<PathBuf, String> {
 }
 
 /// Makes the directory, or checks that the one that is there is private.
-pub fn prepare(path: &Path) -> Result<(), String> {
-    let shown = path.display();
-    match fs::DirBuilder::new().mode(0o700).create(path) {
+pub fn prepare(path: &Path) -> Result<(), RunDirError> {
+    let path = path.to_path_buf();
+    match fs::DirBuilder::new().mode(0o700).create(&path) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        Err(error) => return Err(format!("cannot make the run directory {shown}: {error}")),
+        Err(source) => return Err(RunDirError::Make { path, source }),
     }
-    let metadata = fs::symlink_metadata(path)
-        .map_err(|error| format!("cannot look at the run directory {shown}: {error}"))?;
+    let metadata = match fs::symlink_metadata(&path) {
+        Ok(metadata) => metadata,
+        Err(source) => return Err(RunDirError::Look { path, source }),
+    };
     if !metadata.is_dir() {
-        return Err(format!(
-            "the run directory {shown} is not a directory: remove it"
-        ));
+        return Err(RunDirError::NotADirectory(path));
     }
     if metadata.uid() != nix::unistd::geteuid().as_raw() {
-        return Err(format!(
-            "the run directory {shown} belongs to user {}: remove it, or set XDG_RUNTIME_DIR",
-            metadata.uid()
-        ));
+        let user = metadata.uid();
+        return Err(RunDirError::Foreign { path, user });
     }
     if metadata.mode() & 0o077 != 0 {
-        return Err(format!(
-            "the run directory {shown} is open to others: run `chmod 700 {shown}`"
-        ));
+        return Err(RunDirError::Open(path));
     }
     Ok(())
 }
@@ -151,19 +209,20 @@ impl Client {
 }
 
 /// Asks the aggregate of `pid`.
-pub fn ask(directory: &Path, pid: u32, request: &Request) -> Result<Answer, String> {
+pub fn ask(directory: &Path, pid: u32, request: &Request) -> Result<Answer, RunDirError> {
     let path = directory.join(format!("{pid}.sock"));
     let mut stream = UnixStream::connect(&path).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-            format!("no running aggregate has pid {pid}: `weft list` shows those that run")
-        }
-        _ => format!("cannot connect to {}: {error}", path.display()),
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => RunDirError::NoAggregate(pid),
+        _ => RunDirError::Connect {
+            path: path.clone(),
+            source: error,
+        },
     })?;
     let bound = match request {
         Request::Shrink { .. } => SHRINK_BOUND + ANSWER_BOUND,
         _ => ANSWER_BOUND,
     };
-    let failed = |error: io::Error| format!("aggregate {pid} did not answer: {error}");
+    let failed = |source| RunDirError::Silent { pid, source };
     stream.set_read_timeout(Some(bound)).map_err(failed)?;
     stream.set_write_timeout(Some(bound)).map_err(failed)?;
     write_line(&mut stream, request).map_err(failed)?;
@@ -171,9 +230,11 @@ pub fn ask(directory: &Path, pid: u32, request: &Request) -> Result<Answer, Stri
 }
 
 /// Every aggregate that answers. Sockets that nobody listens on are removed.
-pub fn list(directory: &Path) -> Result<Vec<AggregateView>, String> {
-    let entries = fs::read_dir(directory)
-        .map_err(|error| format!("cannot read {}: {error}", directory.display()))?;
+pub fn list(directory: &Path) -> Result<Vec<AggregateView>, RunDirError> {
+    let entries = fs::read_dir(directory).map_err(|source| RunDirError::List {
+        path: directory.to_path_buf(),
+        source,
+    })?;
     let mut views = Vec::new();
     for entry in entries.flatten() {
         let path = entry.path();
@@ -230,7 +291,8 @@ mod tests {
         prepare(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o700);
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-        assert!(prepare(&path).unwrap_err().contains("chmod 700"));
+        let error = prepare(&path).unwrap_err();
+        assert!(matches!(error, RunDirError::Open(_)), "{error}");
         fs::remove_dir_all(&path).unwrap();
     }
 
@@ -251,6 +313,7 @@ mod tests {
         assert!(
             ask(&path, 1, &Request::View)
                 .unwrap_err()
+                .to_string()
                 .contains("weft list")
         );
         fs::remove_dir_all(&path).unwrap();

@@ -35,8 +35,8 @@ pub enum VmError {
         host_bytes: u64,
     },
     /// The run directory is unsafe or cannot be made.
-    #[error("{0}")]
-    RunDirectory(String),
+    #[error(transparent)]
+    RunDirectory(#[from] weft_node::rundir::RunDirError),
     /// Another machine has the name.
     #[error("a machine named `{0}` is running: choose another --name (`weft vm list` shows them)")]
     NameTaken(String),

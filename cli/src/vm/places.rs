@@ -28,10 +28,8 @@ const API: &str = "sock";
 
 /// The directory, made and checked.
 pub fn directory() -> Result<PathBuf, VmError> {
-    let path = rundir::directory()
-        .map_err(VmError::RunDirectory)?
-        .join("vm");
-    rundir::prepare(&path).map_err(VmError::RunDirectory)?;
+    let path = rundir::directory()?.join("vm");
+    rundir::prepare(&path)?;
     Ok(path)
 }
 
