@@ -9,7 +9,9 @@ use weft_aggregate::Placement;
 use weft_aggregate::note::Note;
 use weft_aggregate::orders::{Answer, Order};
 use weft_guest_memory::DeviceMemory;
-use weft_platform::interrupts::{Apart, Elsewhere, Hub, Locations, Message, Place as At};
+use weft_platform::interrupts::{
+    Hub, InterruptLink, InterruptTopology, Locations, Message, Place as At,
+};
 use weft_virtio::net::{Carrier, Carry, FRAME_MAX, HEADER, Inbox, Link, Place, Switch, window};
 use weft_virtio::ring::Segment;
 use weft_wire::Header;
@@ -74,7 +76,7 @@ pub fn places(input: &[u8]) {
     let _ = locations.compare(rest);
     let hub = Hub::of_slice(
         4,
-        Some(Apart {
+        Some(InterruptTopology {
             slice: 1,
             locations: locations.clone(),
             io_apic: false,
@@ -108,7 +110,7 @@ pub fn places(input: &[u8]) {
 /// Takes what goes to other slices.
 struct Nowhere;
 
-impl Elsewhere for Nowhere {
+impl InterruptLink for Nowhere {
     fn deliver(&self, place: At, _: u32, _: Message) {
         assert!(place.slice < 3 && place.slice != 1);
     }

@@ -54,7 +54,7 @@ use weft_dsm::{Config, ManagerOf, NodeId, Ranges};
 use weft_guest_memory::Ram;
 use weft_platform::bus::Bus;
 use weft_platform::clock::{Clock, RatesDiffer, Reference, measure_host_tsc};
-use weft_platform::interrupts::{Apart, Elsewhere, Hub, Locations, Message, Place};
+use weft_platform::interrupts::{Hub, InterruptLink, InterruptTopology, Locations, Message, Place};
 use weft_vcpu::PAGE_SIZE;
 use weft_wire::halves::{Receiver, Sender};
 
@@ -334,8 +334,8 @@ impl Slice {
     }
 
     /// What the interrupt controllers need to know.
-    pub fn apart(self: &Arc<Self>) -> Apart {
-        Apart {
+    pub fn apart(self: &Arc<Self>) -> InterruptTopology {
+        InterruptTopology {
             slice: self.number,
             locations: self.locations.clone(),
             io_apic: self.is_bootstrap(),
@@ -359,9 +359,9 @@ impl Slice {
         self.peers.tell_all_first(&Note::Places { table });
         for vcpu in 0..self.locations.cpus() {
             let (peers, locations) = (self.peers.clone(), self.locations.clone());
-            if let Some(seat) = joints.hub.seat(vcpu) {
+            if let Some(posted) = joints.hub.posted(vcpu) {
                 // Only the local APIC calls it, so where the vCPU is.
-                seat.listen(Box::new(move |identity| {
+                posted.listen(Box::new(move |identity| {
                     let version = locations.of(vcpu).map_or(0, |place| place.version);
                     peers.tell_all(&Note::Identity {
                         vcpu,
@@ -525,7 +525,7 @@ impl Slice {
     }
 }
 
-impl Elsewhere for Slice {
+impl InterruptLink for Slice {
     fn deliver(&self, place: Place, vcpu: u32, message: Message) {
         let version = place.version;
         let note = Note::Interrupt {

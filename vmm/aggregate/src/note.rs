@@ -81,7 +81,7 @@ pub enum Note<'a> {
     /// A vCPU of the sender answers to other names.
     Identity {
         vcpu: u32,
-        /// See [`weft_platform::interrupts::Seat::set_identity`].
+        /// See [`weft_platform::interrupts::PostedInterrupts::set_identity`].
         identity: u16,
         /// As of which version the sender has the vCPU.
         version: u64,

@@ -3,7 +3,7 @@
 use std::os::unix::net::UnixStream;
 
 use weft_platform::clock::Source;
-use weft_platform::interrupts::Seat;
+use weft_platform::interrupts::PostedInterrupts;
 use weft_wire::halves::{self, HalvesConfig};
 
 use super::*;
@@ -97,8 +97,8 @@ impl Rig {
         self.failures.lock().unwrap().clone()
     }
 
-    fn seat(&self, slice: usize, vcpu: u32) -> &Arc<Seat> {
-        self.hubs[slice].seat(vcpu).unwrap()
+    fn posted(&self, slice: usize, vcpu: u32) -> &Arc<PostedInterrupts> {
+        self.hubs[slice].posted(vcpu).unwrap()
     }
 
     fn end(&self) {
@@ -130,10 +130,10 @@ fn interrupts_follow_a_vcpu_and_the_others_hear_of_its_move() {
         version: 1,
     };
     assert!(rig.hubs[1].deliver(2, fixed(0x40), None));
-    let letters = rig.hubs[1].hand_over(2, place).unwrap();
-    assert_eq!(letters, [fixed(0x40)]);
+    let pending = rig.hubs[1].hand_over(2, place).unwrap();
+    assert_eq!(pending, [fixed(0x40)]);
     assert!(rig.hubs[2].deliver(2, fixed(0x41), None));
-    rig.hubs[0].take_over(2, 1, &letters).unwrap();
+    rig.hubs[0].take_over(2, 1, &pending).unwrap();
     rig.wait("an interrupt by a detour", |rig| {
         rig.hubs[1].counters.forwarded.load(Ordering::SeqCst) == 1
     });
@@ -146,13 +146,13 @@ fn interrupts_follow_a_vcpu_and_the_others_hear_of_its_move() {
     let found = Mutex::new(Vec::new());
     rig.wait("all four", |rig| {
         let mut found = found.lock().unwrap();
-        found.extend(rig.seat(0, 2).take_messages());
+        found.extend(rig.posted(0, 2).take_messages());
         found.len() >= 4
     });
     let mut found = found.into_inner().unwrap();
     found.sort_by_key(|message| format!("{message:?}"));
     assert_eq!(found, [0x40, 0x41, 0x42, 0x43].map(fixed));
-    assert!(!rig.seat(1, 2).has_letters() && !rig.seat(2, 2).has_letters());
+    assert!(!rig.posted(1, 2).has_letters() && !rig.posted(2, 2).has_letters());
     assert_eq!(rig.slices[0].locations().at(0), [0, 1, 2]);
     assert_eq!(rig.failures(), [""; 0]);
     rig.end();

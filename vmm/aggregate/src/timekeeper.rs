@@ -147,8 +147,8 @@ impl Timekeeper {
         self.parts.counters.steps.fetch_add(1, Ordering::Relaxed);
         // One that does nothing but compute would not see it for long.
         for vcpu in self.parts.hub.vcpus_here() {
-            if let Some(seat) = self.parts.hub.seat(vcpu) {
-                seat.doorbell.ring();
+            if let Some(posted) = self.parts.hub.posted(vcpu) {
+                posted.waker.ring();
             }
         }
         true

@@ -340,8 +340,8 @@ fn small_devices(
 fn alarms(frame: &Frame, cpus: u32) -> Result<Arc<Alarms>, MachineError> {
     let hub = frame.hub.clone();
     let ring = Box::new(move |vcpu| {
-        if let Some(seat) = hub.seat(vcpu) {
-            seat.doorbell.ring();
+        if let Some(posted) = hub.posted(vcpu) {
+            posted.waker.ring();
         }
     });
     let alarms = Alarms::start(frame.clock.clone(), cpus, ring).map_err(MachineError::Thread)?;

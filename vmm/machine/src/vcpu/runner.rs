@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use weft_confine::{ThreadKind, join_until};
 use weft_platform::clock::host_tsc;
-use weft_platform::interrupts::{LocalApic, LocalApicState, Seat};
+use weft_platform::interrupts::{LocalApic, LocalApicState, PostedInterrupts};
 use weft_vcpu::{CpuState, Exit};
 
 use super::environment::{CpuEnvironment, Surroundings, VcpuCounters, count};
@@ -139,7 +139,7 @@ pub struct RunnerOptions {
 /// A vCPU's thread, as its owner sees it.
 pub struct Runner {
     id: u32,
-    seat: Arc<Seat>,
+    posted: Arc<PostedInterrupts>,
     orders: SyncSender<Order>,
     ordered: Arc<AtomicBool>,
     replies: Receiver<Reply>,
@@ -178,10 +178,10 @@ impl Runner {
     /// Starts the thread `weft-vcpuN`; the vCPU stands.
     pub fn start(options: RunnerOptions) -> Result<Self, RunnerError> {
         let id = options.id;
-        let seat = options
+        let posted = options
             .around
             .hub
-            .seat(id)
+            .posted(id)
             .ok_or(RunnerError::Unknown(id))?
             .clone();
         let (orders, incoming) = sync_channel(ORDERS_MAX);
@@ -191,11 +191,11 @@ impl Runner {
         let counters = Arc::new(VcpuCounters::default());
         let kick = options.vcpu.kicker();
         let tally = options.vcpu.tally();
-        seat.doorbell.connect(kick.clone());
+        posted.waker.connect(kick.clone());
         let mut apic = LocalApic::new(
             id as u8,
             options.bootstrap.is_some(),
-            seat.clone(),
+            posted.clone(),
             options.around.clock.base(),
         );
         if options.vcpu.has_x2apic() {
@@ -208,7 +208,7 @@ impl Runner {
             bootstrap: options.bootstrap.is_some(),
             initial: options.bootstrap,
             environment,
-            seat: seat.clone(),
+            posted: posted.clone(),
             turns: options.turns,
             turn: None,
             listener: options.listener,
@@ -225,7 +225,7 @@ impl Runner {
             .map_err(|source| RunnerError::Thread { id, source })?;
         Ok(Self {
             id,
-            seat,
+            posted,
             orders,
             ordered,
             replies,
@@ -247,7 +247,7 @@ impl Runner {
             .try_send(order)
             .map_err(|_| RunnerError::Silent(self.id))?;
         self.ordered.store(true, Ordering::SeqCst);
-        self.seat.doorbell.ring();
+        self.posted.waker.ring();
         Ok(())
     }
 
@@ -275,7 +275,7 @@ impl Runner {
     /// How often it did what.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         let mut counters = self.counters.list();
-        let (kicked, woken) = self.seat.doorbell.counts();
+        let (kicked, woken) = self.posted.waker.counts();
         counters.extend([("rings-running", kicked), ("rings-waiting", woken)]);
         counters.extend(self.tally.iter().flat_map(|tally| tally.list()));
         counters
@@ -297,7 +297,7 @@ struct Thread {
     initial: Option<CpuState>,
     bootstrap: bool,
     environment: CpuEnvironment,
-    seat: Arc<Seat>,
+    posted: Arc<PostedInterrupts>,
     turns: Option<Arc<Turns>>,
     /// Where instructions are the clock: the turn that this vCPU holds.
     turn: Option<Turn>,
@@ -538,11 +538,11 @@ impl Thread {
             self.environment.around.clock.when(tsc).min(latest)
         });
         let id = self.environment.id;
-        self.seat.doorbell.wait(until, || {
+        self.posted.waker.wait(until, || {
             self.ordered.load(Ordering::SeqCst)
                 || match &self.turns {
                     Some(turns) => turns.may_claim(id),
-                    None => self.seat.has_letters(),
+                    None => self.posted.has_letters(),
                 }
         });
     }

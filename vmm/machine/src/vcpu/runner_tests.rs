@@ -111,7 +111,7 @@ impl Rig {
 
 /// Does not ring, as when the bell came while the CPU was on its way out.
 fn post(hub: &Hub, message: Message) {
-    hub.seat(0).unwrap().post(message);
+    hub.posted(0).unwrap().post(message);
 }
 
 fn write_apic(environment: &mut dyn Environment, register: u64, value: u32) {
@@ -207,7 +207,7 @@ fn an_init_to_itself_brings_a_running_cpu_back() {
     }
     let hub = Hub::new(1);
     let kicked = Arc::new(Kicked(AtomicBool::new(false)));
-    hub.seat(0).unwrap().doorbell.connect(kicked.clone());
+    hub.posted(0).unwrap().waker.connect(kicked.clone());
     let (vector, level) = (0x41, false);
     for (message, expected) in [
         (Message::Fixed { vector, level }, false),

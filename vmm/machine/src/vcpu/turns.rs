@@ -40,7 +40,7 @@ struct State {
 
 /// Whose turn it is.
 pub struct Turns {
-    /// Held to change or look at it; the doorbell of the next vCPU is rung after.
+    /// Held to change or look at it; the next vCPU is woken after.
     state: Mutex<State>,
     /// The holder, or [`NOBODY`], for a look without the lock.
     holder: AtomicU32,
@@ -80,7 +80,11 @@ impl Turns {
     pub fn may_claim(&self, vcpu: u32) -> bool {
         let holder = self.holder.load(Ordering::SeqCst);
         holder == vcpu
-            || holder == NOBODY && self.hub.seat(vcpu).is_some_and(|seat| seat.has_letters())
+            || holder == NOBODY
+                && self
+                    .hub
+                    .posted(vcpu)
+                    .is_some_and(|posted| posted.has_letters())
     }
 
     /// The turn is interrupted by a pause; `used` instructions of it are executed.
@@ -107,9 +111,9 @@ impl Turns {
             state.holder
         };
         if let Some(next) = next.filter(|next| *next != vcpu)
-            && let Some(seat) = self.hub.seat(next)
+            && let Some(posted) = self.hub.posted(next)
         {
-            seat.doorbell.ring();
+            posted.waker.ring();
         }
     }
 
@@ -122,7 +126,10 @@ impl Turns {
             Some(Standing::Ready) => true,
             Some(Standing::Asleep(until)) => {
                 until.is_some_and(|until| until <= state.now)
-                    || self.hub.seat(vcpu).is_some_and(|seat| seat.has_letters())
+                    || self
+                        .hub
+                        .posted(vcpu)
+                        .is_some_and(|posted| posted.has_letters())
             }
             None => false,
         };

@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::io_apic::{IoApic, PINS};
 use super::locations::{LocationError, Locations, Place, VERSION_MAX};
 use super::message::{Delivery, Destination, Interrupt, Message};
-use super::seat::Seat;
+use super::posted::PostedInterrupts;
 use super::{InterruptLine, MessageSink};
 use crate::bus::BusDevice;
 use crate::part::{Part, PartError};
@@ -41,7 +41,7 @@ pub struct HubCounters {
 
 /// The way to what lies on other slices. Never waits, and keeps the order of what it
 /// is given for one slice.
-pub trait Elsewhere: Send + Sync {
+pub trait InterruptLink: Send + Sync {
     /// Hands a message to the slice that has the vCPU as of the place's version, which
     /// is the message's stamp.
     fn deliver(&self, place: Place, vcpu: u32, message: Message);
@@ -50,7 +50,7 @@ pub trait Elsewhere: Send + Sync {
 }
 
 /// What of a machine's interrupt controllers is not here.
-pub struct Apart {
+pub struct InterruptTopology {
     /// The number of the slice here.
     pub slice: usize,
     /// Where each vCPU is.
@@ -58,15 +58,15 @@ pub struct Apart {
     /// Whether the I/O APIC is here.
     pub io_apic: bool,
     /// The way to the others.
-    pub elsewhere: Arc<dyn Elsewhere>,
+    pub elsewhere: Arc<dyn InterruptLink>,
 }
 
 /// All of a machine's interrupt controllers, as far as they are shared.
 pub struct Hub {
     /// Every vCPU's; of those elsewhere only the identity counts.
-    seats: Box<[Arc<Seat>]>,
+    all_posted: Box<[Arc<PostedInterrupts>]>,
     /// None: all is here.
-    apart: Option<Apart>,
+    apart: Option<InterruptTopology>,
     /// By vCPU: the way that the last INIT from here went, or that came by. Held while
     /// an INIT or a start-up is sent, and what is sent after a vCPU, so that a start-up
     /// does not overtake its INIT; and while an entry changes.
@@ -85,12 +85,12 @@ impl Hub {
     }
 
     /// For vCPUs 0 to `cpus` - 1, not all of which are here.
-    pub fn of_slice(cpus: u32, apart: Option<Apart>) -> Arc<Self> {
+    pub fn of_slice(cpus: u32, apart: Option<InterruptTopology>) -> Arc<Self> {
         let trails = apart.as_ref().map(|apart| apart.locations.all());
         Arc::new(Self {
             apart,
             trails: Mutex::new(trails.unwrap_or_default()),
-            seats: (0..cpus).map(|_| Arc::default()).collect(),
+            all_posted: (0..cpus).map(|_| Arc::default()).collect(),
             io_apic: Mutex::default(),
             turn: AtomicU32::new(0),
             counters: HubCounters::default(),
@@ -99,12 +99,12 @@ impl Hub {
 
     /// How many vCPUs there are.
     pub fn cpus(&self) -> u32 {
-        self.seats.len() as u32
+        self.all_posted.len() as u32
     }
 
     /// Where messages for a vCPU wait.
-    pub fn seat(&self, vcpu: u32) -> Option<&Arc<Seat>> {
-        self.seats.get(vcpu as usize)
+    pub fn posted(&self, vcpu: u32) -> Option<&Arc<PostedInterrupts>> {
+        self.all_posted.get(vcpu as usize)
     }
 
     /// Sends an interrupt to whom it names. `sender`: the vCPU whose thread this
@@ -126,7 +126,7 @@ impl Hub {
                 return false;
             }
         };
-        // The commonest by far, without a walk over the seats.
+        // The commonest by far, without a walk over all vCPUs.
         if let Destination::Physical(id) = interrupt.destination {
             return self.deliver(id, message, sender);
         }
@@ -165,14 +165,14 @@ impl Hub {
     }
 
     /// Where a vCPU is, if there is more than one place.
-    fn place(&self, vcpu: u32) -> Option<(&Apart, Place)> {
+    fn place(&self, vcpu: u32) -> Option<(&InterruptTopology, Place)> {
         let apart = self.apart.as_ref()?;
         Some((apart, apart.locations.of(vcpu)?))
     }
 
     /// Into the mailbox of a vCPU that is here.
     fn post(&self, vcpu: u32, message: Message, sender: Option<u32>) -> bool {
-        let Some(seat) = self.seat(vcpu).filter(|seat| seat.post(message)) else {
+        let Some(posted) = self.posted(vcpu).filter(|posted| posted.post(message)) else {
             return false;
         };
         // Its own interrupts a vCPU finds before the next instruction, but it must
@@ -180,14 +180,14 @@ impl Hub {
         let own = sender == Some(vcpu);
         let found = matches!(message, Message::Fixed { .. } | Message::NonMaskable);
         if !(own && found) {
-            seat.doorbell.ring();
+            posted.waker.ring();
         }
         true
     }
 
     fn deliver_apart(
         &self,
-        apart: &Apart,
+        apart: &InterruptTopology,
         place: Place,
         vcpu: u32,
         message: Message,
@@ -202,7 +202,10 @@ impl Hub {
             return taken;
         }
         let fixed = matches!(message, Message::Fixed { .. });
-        let taken = !fixed || self.seat(vcpu).is_some_and(|seat| seat.accepts_fixed());
+        let taken = !fixed
+            || self
+                .posted(vcpu)
+                .is_some_and(|posted| posted.accepts_fixed());
         if taken {
             self.counters.away.fetch_add(1, Ordering::Relaxed);
             apart.elsewhere.deliver(place, vcpu, message);
@@ -246,10 +249,10 @@ impl Hub {
         }
         if stamp > entry.version {
             self.counters.ahead.fetch_add(1, Ordering::Relaxed);
-            if let Some(seat) = self.seat(vcpu) {
-                seat.post_ahead(message);
+            if let Some(posted) = self.posted(vcpu) {
+                posted.post_ahead(message);
                 // It may have come meanwhile.
-                seat.doorbell.ring();
+                posted.waker.ring();
             }
         } else if !self.post(vcpu, message, None) {
             self.counters.dropped.fetch_add(1, Ordering::Relaxed);
@@ -261,17 +264,17 @@ impl Hub {
 
     /// After a message was put into a mailbox here, where the vCPU is as of `version`:
     /// if it left meanwhile, what lies there is sent after it.
-    fn follow(&self, apart: &Apart, vcpu: u32, version: u64) {
+    fn follow(&self, apart: &InterruptTopology, vcpu: u32, version: u64) {
         let left = |place: &Place| place.slice != apart.slice && place.version > version;
         if apart.locations.of(vcpu).filter(left).is_none() {
             return;
         }
         let mut trails = self.trails();
         let place = apart.locations.of(vcpu).filter(left);
-        let (Some(place), Some(seat)) = (place, self.seat(vcpu)) else {
+        let (Some(place), Some(posted)) = (place, self.posted(vcpu)) else {
             return;
         };
-        for message in seat.take().messages() {
+        for message in posted.take().messages() {
             let trail = along(Some(&mut trails), vcpu, message, place, version);
             let here = trail.slice == apart.slice;
             self.counters.forwarded.fetch_add(1, Ordering::Relaxed);
@@ -293,8 +296,8 @@ impl Hub {
             return Err(without_state(apart, vcpu, known, place));
         }
         apart.locations.set(vcpu, place);
-        let seat = self.seat(vcpu);
-        Ok(seat.map_or_else(Vec::new, |seat| seat.take().messages()))
+        let posted = self.posted(vcpu);
+        Ok(posted.map_or_else(Vec::new, |posted| posted.take().messages()))
     }
 
     /// A vCPU came here with its state, and with what had lain in its mailbox: it is
@@ -315,11 +318,11 @@ impl Hub {
         if !apart.locations.follows(vcpu, place)? || known.slice == slice {
             return Err(without_state(apart, vcpu, known, place));
         }
-        if let Some(seat) = self.seat(vcpu) {
-            seat.set_version(version);
-            seat.put_back(messages);
+        if let Some(posted) = self.posted(vcpu) {
+            posted.set_version(version);
+            posted.put_back(messages);
             apart.locations.set(vcpu, place);
-            seat.doorbell.ring();
+            posted.waker.ring();
         }
         Ok(())
     }
@@ -348,15 +351,17 @@ impl Hub {
     /// There is no such vCPU, or no such version.
     pub fn identify(&self, vcpu: u32, identity: u16, version: u64) -> Result<(), LocationError> {
         let cpus = self.cpus();
-        let seat = self.seat(vcpu).ok_or(LocationError::Vcpu { vcpu, cpus })?;
+        let posted = self
+            .posted(vcpu)
+            .ok_or(LocationError::Vcpu { vcpu, cpus })?;
         if version > VERSION_MAX {
             return Err(LocationError::Versions { vcpu });
         }
-        seat.set_identity(identity, version);
+        posted.set_identity(identity, version);
         Ok(())
     }
 
-    fn known(&self, vcpu: u32) -> Result<(&Apart, Place), LocationError> {
+    fn known(&self, vcpu: u32) -> Result<(&InterruptTopology, Place), LocationError> {
         let cpus = self.cpus();
         self.place(vcpu).ok_or(LocationError::Vcpu { vcpu, cpus })
     }
@@ -424,8 +429,8 @@ impl Hub {
             Destination::Everybody => true,
             Destination::Physical(id) => id == vcpu,
             Destination::Logical(mask) => self
-                .seat(vcpu)
-                .is_some_and(|seat| seat.matches_logical(mask)),
+                .posted(vcpu)
+                .is_some_and(|posted| posted.matches_logical(mask)),
             Destination::Oneself => sender == Some(vcpu),
             Destination::Others => sender != Some(vcpu),
         }
@@ -438,10 +443,13 @@ impl Hub {
         (0..cpus)
             .map(|step| (first.wrapping_add(step)) % cpus)
             .filter(|vcpu| self.names(destination, *vcpu, sender))
-            .filter(|vcpu| self.seat(*vcpu).is_some_and(|seat| seat.accepts_fixed()))
+            .filter(|vcpu| {
+                self.posted(*vcpu)
+                    .is_some_and(|posted| posted.accepts_fixed())
+            })
             .min_by_key(|vcpu| {
-                self.seat(*vcpu)
-                    .map_or(u32::MAX, |seat| seat.priority() >> 4)
+                self.posted(*vcpu)
+                    .map_or(u32::MAX, |posted| posted.priority() >> 4)
             })
     }
 }
@@ -474,7 +482,12 @@ fn along(
     place
 }
 
-fn without_state(apart: &Apart, vcpu: u32, known: Place, place: Place) -> LocationError {
+fn without_state(
+    apart: &InterruptTopology,
+    vcpu: u32,
+    known: Place,
+    place: Place,
+) -> LocationError {
     LocationError::WithoutState {
         vcpu,
         from: known.slice,

@@ -13,8 +13,8 @@ impl Rig {
         let time = TimeBase::new(1_000_000_000);
         let apics = (0..cpus)
             .map(|id| {
-                let seat = hub.seat(id).unwrap().clone();
-                let mut apic = LocalApic::new(id as u8, id == 0, seat, time);
+                let posted = hub.posted(id).unwrap().clone();
+                let mut apic = LocalApic::new(id as u8, id == 0, posted, time);
                 apic.write(0xf0, 0x1ff, 0);
                 apic.write(0xd0, 1 << (24 + id), 0);
                 apic

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use weft_guest_memory::LOCAL_APIC;
 
 use super::message::{Delivery, Destination, Interrupt};
-use super::seat::{Logical, Seat};
+use super::posted::{Logical, PostedInterrupts};
 use super::timer::TimerState;
 use crate::clock::TimeBase;
 
@@ -119,7 +119,7 @@ impl Mode {
 
 pub struct LocalApic {
     state: LocalApicState,
-    seat: Arc<Seat>,
+    posted: Arc<PostedInterrupts>,
     time: TimeBase,
     /// x2APIC mode can be chosen.
     extends: bool,
@@ -129,11 +129,11 @@ pub struct LocalApic {
 
 impl LocalApic {
     /// As after power-on. `bootstrap`: of the CPU that starts the others.
-    pub fn new(id: u8, bootstrap: bool, seat: Arc<Seat>, time: TimeBase) -> Self {
+    pub fn new(id: u8, bootstrap: bool, posted: Arc<PostedInterrupts>, time: TimeBase) -> Self {
         let base = LOCAL_APIC | BASE_ENABLED | if bootstrap { BASE_BOOTSTRAP } else { 0 };
         let apic = Self {
             state: LocalApicState::reset(id, base),
-            seat,
+            posted,
             time,
             extends: false,
             changed: true,
@@ -176,7 +176,7 @@ impl LocalApic {
 
     /// Sets all registers; what lay in the mailbox is dropped.
     pub fn restore(&mut self, state: LocalApicState) {
-        let _ = self.seat.take();
+        let _ = self.posted.take();
         self.state = state;
         self.publish();
         self.announce();
@@ -189,7 +189,7 @@ impl LocalApic {
         let requested = state.requested.iter().any(|word| *word != 0);
         if requested || state.non_maskable || state.init || state.start_up.is_some() {
             self.changed = true;
-            self.seat.announce();
+            self.posted.announce();
         }
     }
 
@@ -385,25 +385,25 @@ impl LocalApic {
 
     /// Empties the mailbox into the registers.
     fn collect(&mut self) {
-        if !self.seat.has_letters() {
+        if !self.posted.has_letters() {
             return;
         }
-        let mut letters = self.seat.take();
+        let mut pending = self.posted.take();
         self.changed = true;
         let state = &mut self.state;
-        state.non_maskable |= letters.non_maskable;
-        if letters.init {
+        state.non_maskable |= pending.non_maskable;
+        if pending.init {
             state.init = true;
             state.start_up = None;
         }
-        state.start_up = state.start_up.or(letters.start_up);
+        state.start_up = state.start_up.or(pending.start_up);
         if !self.accepts_fixed() {
             return;
         }
-        let illegal = letters.requested[0] & 0xffff;
-        letters.requested[0] &= !0xffff;
+        let illegal = pending.requested[0] & 0xffff;
+        pending.requested[0] &= !0xffff;
         for word in 0..8 {
-            let (requested, level) = (letters.requested[word], letters.level[word]);
+            let (requested, level) = (pending.requested[word], pending.level[word]);
             self.state.requested[word] |= requested;
             self.state.level[word] = self.state.level[word] & !requested | level & requested;
         }
@@ -505,7 +505,7 @@ impl LocalApic {
             _ if self.state.destination_format >> 28 == 0 => Logical::Cluster(identity),
             _ => Logical::Flat(identity),
         };
-        self.seat.publish_identity(logical, self.accepts_fixed());
+        self.posted.publish_identity(logical, self.accepts_fixed());
         self.publish_priority();
     }
 
@@ -514,7 +514,8 @@ impl LocalApic {
     }
 
     fn publish_priority(&self) {
-        self.seat.publish_priority(self.state.processor_priority());
+        self.posted
+            .publish_priority(self.state.processor_priority());
     }
 }
 

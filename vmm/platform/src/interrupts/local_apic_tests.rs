@@ -1,11 +1,11 @@
 use super::*;
 use crate::interrupts::message::{Destination, Message};
 
-fn apic() -> (LocalApic, Arc<Seat>) {
-    let seat = Arc::new(Seat::default());
-    let mut apic = LocalApic::new(0, true, seat.clone(), TimeBase::new(1_000_000_000));
+fn apic() -> (LocalApic, Arc<PostedInterrupts>) {
+    let posted = Arc::new(PostedInterrupts::default());
+    let mut apic = LocalApic::new(0, true, posted.clone(), TimeBase::new(1_000_000_000));
     apic.write(0xf0, 0x1ff, 0);
-    (apic, seat)
+    (apic, posted)
 }
 
 fn fixed(vector: u8, level: bool) -> Message {
@@ -14,8 +14,8 @@ fn fixed(vector: u8, level: bool) -> Message {
 
 #[test]
 fn after_power_on_it_is_as_the_manual_says() {
-    let seat = Arc::new(Seat::default());
-    let mut apic = LocalApic::new(3, false, seat, TimeBase::new(1_000_000_000));
+    let posted = Arc::new(PostedInterrupts::default());
+    let mut apic = LocalApic::new(3, false, posted, TimeBase::new(1_000_000_000));
     assert_eq!(apic.read(0x20, 0), 3 << 24);
     assert_eq!(apic.read(0x30, 0), 0x0005_0014);
     assert_eq!(apic.read(0xf0, 0), 0xff);
@@ -31,12 +31,12 @@ fn after_power_on_it_is_as_the_manual_says() {
 
 #[test]
 fn higher_classes_interrupt_lower_ones_and_equal_ones_wait() {
-    let (mut apic, seat) = apic();
-    seat.post(fixed(0x45, false));
+    let (mut apic, posted) = apic();
+    posted.post(fixed(0x45, false));
     assert_eq!(apic.take_interrupt(), Some(0x45));
-    seat.post(fixed(0x4f, false));
+    posted.post(fixed(0x4f, false));
     assert!(!apic.interrupt_waits());
-    seat.post(fixed(0x50, false));
+    posted.post(fixed(0x50, false));
     assert_eq!(apic.take_interrupt(), Some(0x50));
     assert_eq!(apic.read(0xa0, 0), 0x50);
     assert_eq!(apic.write(0xb0, 0, 0), Outcome::Done);
@@ -51,12 +51,12 @@ fn higher_classes_interrupt_lower_ones_and_equal_ones_wait() {
 
 #[test]
 fn the_task_priority_holds_interrupts_back() {
-    let (mut apic, seat) = apic();
+    let (mut apic, posted) = apic();
     apic.set_task_priority(5);
     assert_eq!(apic.read(0x80, 0), 0x50);
-    seat.post(fixed(0x5f, false));
+    posted.post(fixed(0x5f, false));
     assert!(!apic.interrupt_waits());
-    seat.post(fixed(0x60, false));
+    posted.post(fixed(0x60, false));
     assert!(apic.interrupt_waits());
     apic.write(0x80, 0x60, 0);
     assert_eq!(apic.take_interrupt(), None);
@@ -68,25 +68,25 @@ fn the_task_priority_holds_interrupts_back() {
 
 #[test]
 fn the_end_of_a_level_is_told() {
-    let (mut apic, seat) = apic();
-    seat.post(fixed(0x41, true));
+    let (mut apic, posted) = apic();
+    posted.post(fixed(0x41, true));
     assert_eq!(apic.take_interrupt(), Some(0x41));
     assert_eq!(apic.read(0x1a0, 0), 2);
     assert_eq!(apic.read(0x120, 0), 2);
     assert_eq!(apic.write(0xb0, 0, 0), Outcome::EndOfInterrupt(0x41));
-    seat.post(fixed(0x41, false));
+    posted.post(fixed(0x41, false));
     assert_eq!(apic.take_interrupt(), Some(0x41));
     assert_eq!(apic.write(0xb0, 0, 0), Outcome::Done);
 }
 
 #[test]
 fn a_disabled_apic_takes_no_interrupts_but_non_maskable_ones() {
-    let (mut apic, seat) = apic();
+    let (mut apic, posted) = apic();
     apic.write(0x320, 0x40, 0);
     apic.write(0xf0, 0xff, 0);
     assert_eq!(apic.read(0x320, 0), MASKED | 0x40);
-    seat.post(fixed(0x41, false));
-    seat.post(Message::NonMaskable);
+    posted.post(fixed(0x41, false));
+    posted.post(Message::NonMaskable);
     assert!(!apic.interrupt_waits());
     apic.write(0xf0, 0x1ff, 0);
     assert!(!apic.interrupt_waits());
@@ -113,12 +113,12 @@ fn commands_become_interrupts() {
 
 #[test]
 fn errors_are_gathered_shown_on_write_and_interrupt() {
-    let (mut apic, seat) = apic();
+    let (mut apic, posted) = apic();
     apic.write(0x370, 0xfe, 0);
     assert_eq!(apic.write(0x300, 0x0005, 0), Outcome::Done);
     assert_eq!(apic.take_interrupt(), Some(0xfe));
     apic.write(0xb0, 0, 0);
-    seat.post(fixed(3, false));
+    posted.post(fixed(3, false));
     assert_eq!(apic.take_interrupt(), Some(0xfe));
     assert_eq!(apic.read(0x280, 0), 0);
     apic.write(0x280, 0, 0);
@@ -184,13 +184,13 @@ fn the_timer_interrupts_in_each_mode() {
 
 #[test]
 fn the_base_register_disables_but_does_not_move() {
-    let (mut apic, seat) = apic();
+    let (mut apic, posted) = apic();
     assert!(!apic.set_base(0xfee0_0d00), "x2APIC is not offered");
     assert!(!apic.set_base(0xfed0_0900));
     assert!(!apic.set_base(0xfee0_0800), "it stays the first CPU's");
     assert!(apic.set_base(0xfee0_0100));
     assert_eq!(apic.mode(), Mode::Disabled);
-    seat.post(fixed(0x41, false));
+    posted.post(fixed(0x41, false));
     assert!(!apic.interrupt_waits());
     assert!(apic.set_base(0xfee0_0900));
     assert_eq!(apic.read(0xf0, 0), 0xff);
@@ -198,27 +198,27 @@ fn the_base_register_disables_but_does_not_move() {
 
 #[test]
 fn init_keeps_identity_and_mail() {
-    let (mut apic, seat) = apic();
+    let (mut apic, posted) = apic();
     apic.write(0xd0, 4 << 24, 0);
-    seat.post(Message::Init);
-    seat.post(Message::StartUp { vector: 9 });
+    posted.post(Message::Init);
+    posted.post(Message::StartUp { vector: 9 });
     apic.reset();
     assert_eq!(apic.read(0xd0, 0), 0);
-    assert!(!seat.matches_logical(4));
+    assert!(!posted.matches_logical(4));
     assert_eq!(apic.take_start(), (true, Some(9)));
 }
 
 #[test]
 fn what_waits_wakes_again_only_after_something_new() {
-    let (mut apic, seat) = apic();
+    let (mut apic, posted) = apic();
     assert!(!apic.wakes());
     for message in [fixed(0x41, false), fixed(0x30, false), Message::NonMaskable] {
-        seat.post(message);
+        posted.post(message);
         assert!(apic.wakes());
         assert!(!apic.wakes());
     }
     // Collected on another occasion.
-    seat.post(fixed(0x42, false));
+    posted.post(fixed(0x42, false));
     apic.interrupt_waits();
     assert!(apic.wakes());
     // The timer's, which comes without a letter.
@@ -234,7 +234,7 @@ fn what_waits_wakes_again_only_after_something_new() {
     assert!(!apic.wakes(), "the others have a lower priority");
     apic.write(0xb0, 0, 0);
     // Nothing stands above an INIT.
-    seat.post(Message::Init);
+    posted.post(Message::Init);
     assert!(apic.wakes());
     assert!(apic.wakes());
 }
@@ -248,33 +248,33 @@ fn what_is_pending_shows_after_a_save_and_a_restore() {
         Message::StartUp { vector: 8 },
     ];
     for message in messages {
-        let (mut apic, seat) = apic();
+        let (mut apic, posted) = apic();
         apic.save();
-        assert!(!seat.has_letters());
-        seat.post(message);
+        assert!(!posted.has_letters());
+        posted.post(message);
         let state = apic.save();
-        assert!(seat.has_letters());
+        assert!(posted.has_letters());
         assert_eq!(apic.save(), state);
-        let seat = Arc::new(Seat::default());
-        let mut other = LocalApic::new(0, true, seat.clone(), TimeBase::new(1_000_000_000));
+        let posted = Arc::new(PostedInterrupts::default());
+        let mut other = LocalApic::new(0, true, posted.clone(), TimeBase::new(1_000_000_000));
         other.restore(state.clone());
-        assert!(seat.has_letters());
+        assert!(posted.has_letters());
         assert_eq!(other.save(), state);
     }
 }
 
 #[test]
 fn its_state_survives_as_text_with_what_lay_in_the_mailbox() {
-    let (mut apic, seat) = apic();
+    let (mut apic, posted) = apic();
     apic.write(0x320, TIMER_DEADLINE | 0xec, 0);
     apic.set_deadline_register(5000);
-    seat.post(fixed(0x61, true));
+    posted.post(fixed(0x61, true));
     assert_eq!(apic.take_interrupt(), Some(0x61));
-    seat.post(fixed(0x71, false));
-    seat.post(Message::NonMaskable);
+    posted.post(fixed(0x71, false));
+    posted.post(Message::NonMaskable);
     let text = serde_json::to_string(&apic.save()).unwrap();
 
-    let other_seat = Arc::new(Seat::default());
+    let other_seat = Arc::new(PostedInterrupts::default());
     other_seat.post(fixed(0x99, false));
     let mut other = LocalApic::new(0, true, other_seat, TimeBase::new(1_000_000_000));
     other.restore(serde_json::from_str(&text).unwrap());

@@ -1,9 +1,9 @@
 //! Interrupts in user space: local APICs, the I/O APIC, and messages between.
 //!
 //! ```text
-//!  device ──line──▶ IoApic ─┐                       ┌─▶ Seat of vCPU 0 ◀─ LocalApic
-//!  device ──MSI─────────────┼─ Interrupt ─▶ Hub ────┤      (mailbox,       (registers,
-//!  LocalApic ──ICR──────────┘   (to whom?)  deliver └─▶ Seat of vCPU n     vCPU's thread)
+//!  device ──line──▶ IoApic ─┐                       ┌─▶ PostedInterrupts 0 ◀─ LocalApic
+//!  device ──MSI─────────────┼─ Interrupt ─▶ Hub ────┤      (atomics,          (registers,
+//!  LocalApic ──ICR──────────┘   (to whom?)  deliver └─▶ PostedInterrupts n    vCPU's thread)
 //!                                           (vcpu, Message)
 //! ```
 //!
@@ -12,29 +12,29 @@
 //!   one place that sends; on which slice a vCPU is, [`Locations`] says. Those that
 //!   come from other slices go through [`Hub::receive`], and after a vCPU that left.
 //! - A [`LocalApic`] belongs to its vCPU's thread: its registers are under no
-//!   lock. Others reach it through the [`Seat`], whose mailbox is a few atomics;
+//!   lock. Others reach it through the [`PostedInterrupts`], whose mailbox is a few atomics;
 //!   what must be known of it from outside (logical identity, priority) it
 //!   publishes there.
 //! - Only a line into the I/O APIC and the EOI of a level-triggered interrupt
 //!   take a lock, the I/O APIC's own.
 
-mod doorbell;
 mod hub;
 mod io_apic;
 mod local_apic;
 mod locations;
 mod message;
-mod seat;
+mod posted;
 mod timer;
+mod waker;
 
-pub use doorbell::Doorbell;
-pub use hub::{Apart, Elsewhere, Hub, HubCounters, Line};
+pub use hub::{Hub, HubCounters, InterruptLink, InterruptTopology, Line};
 pub use io_apic::{IO_APIC_SIZE, IoApic, IoApicState, PINS};
 pub use local_apic::{LOCAL_APIC_SIZE, LocalApic, LocalApicState, Mode, Outcome, x2apic};
 pub use locations::{LocationError, Locations, Place, VERSION_MAX};
 pub use message::{Delivery, Destination, Interrupt, Message};
-pub use seat::Seat;
+pub use posted::PostedInterrupts;
 pub use timer::TimerState;
+pub use waker::VcpuWaker;
 
 /// Where a message-signalled interrupt is written (Intel SDM volume 3, 11.11).
 pub trait MessageSink: Send + Sync {

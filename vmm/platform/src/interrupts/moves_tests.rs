@@ -47,7 +47,7 @@ impl Way {
     }
 }
 
-impl Elsewhere for Way {
+impl InterruptLink for Way {
     fn deliver(&self, place: Place, vcpu: u32, message: Message) {
         self.send(place.slice, Frame::Interrupt(vcpu, message, place.version));
     }
@@ -63,7 +63,7 @@ fn slices(count: usize, cpus: u32) -> (Vec<(Arc<Hub>, Way)>, Links) {
             links: links.clone(),
         };
         let counts = (0..count).map(|slice| if slice == 0 { cpus } else { 0 });
-        let apart = Apart {
+        let apart = InterruptTopology {
             slice: me,
             locations: Arc::new(Locations::new(counts)),
             io_apic: me == 0,
@@ -159,12 +159,12 @@ impl World {
                 hub.receive(vcpu, message, stamp).unwrap();
             }
             Frame::HandOver(vcpu, place) => {
-                let letters = hub.hand_over(vcpu, place).unwrap();
-                self.answer(to, Frame::HandedOver(vcpu, place, letters));
+                let pending = hub.hand_over(vcpu, place).unwrap();
+                self.answer(to, Frame::HandedOver(vcpu, place, pending));
             }
-            Frame::HandedOver(vcpu, place, letters) => {
+            Frame::HandedOver(vcpu, place, pending) => {
                 assert_eq!(to, 0);
-                self.order(place.slice, Frame::TakeOver(vcpu, place, letters));
+                self.order(place.slice, Frame::TakeOver(vcpu, place, pending));
                 // The others hear of it at any time from now on.
                 for other in (0..self.slices.len()).rev() {
                     if other != from && other != place.slice {
@@ -172,8 +172,8 @@ impl World {
                     }
                 }
             }
-            Frame::TakeOver(vcpu, place, letters) => {
-                hub.take_over(vcpu, place.version, &letters).unwrap();
+            Frame::TakeOver(vcpu, place, pending) => {
+                hub.take_over(vcpu, place.version, &pending).unwrap();
                 self.answer(to, Frame::TakenOver(vcpu));
             }
             Frame::TakenOver(vcpu) => assert_eq!(self.moving.take(), Some(vcpu)),
@@ -204,9 +204,9 @@ impl World {
             if self.place(slice, vcpu).slice != slice {
                 continue;
             }
-            let letters = self.slices[slice].0.seat(vcpu).unwrap().take();
+            let pending = self.slices[slice].0.posted(vcpu).unwrap().take();
             let taken = &mut self.taken[vcpu as usize];
-            for message in letters.messages() {
+            for message in pending.messages() {
                 match message {
                     Message::Fixed { vector, level } => {
                         assert_eq!(level, vector.is_multiple_of(2));
@@ -244,7 +244,7 @@ impl World {
         assert!(self.moving.is_none());
         // Nothing waits at a place where the vCPU is not.
         for (hub, _) in &self.slices {
-            assert!(hub.seats.iter().all(|seat| !seat.has_letters()));
+            assert!(hub.all_posted.iter().all(|posted| !posted.has_letters()));
         }
     }
 }
@@ -378,7 +378,7 @@ fn what_cannot_be_true_is_refused_and_changes_nothing() {
     assert!(hub.identify(0, 1, u64::MAX).is_err());
     let apart = hub.apart.as_ref().unwrap();
     assert_eq!(apart.locations.all(), [at(0, 0); 2]);
-    assert!(hub.seats.iter().all(|seat| !seat.has_letters()));
+    assert!(hub.all_posted.iter().all(|posted| !posted.has_letters()));
     assert!(links.lock().unwrap().is_empty());
     // A machine of one slice has nobody who could send.
     let whole = Hub::new(2);
@@ -429,7 +429,7 @@ fn no_interrupt_is_lost_between_looking_and_leaving() {
             // The vCPU: takes what there is, goes, and comes back.
             let mut version = 0;
             let mut take = |slice: usize| {
-                for message in slices[slice].0.seat(0).unwrap().take().messages() {
+                for message in slices[slice].0.posted(0).unwrap().take().messages() {
                     if let Message::Fixed { vector, .. } = message {
                         *seen.entry(vector).or_default() += 1;
                     }
@@ -444,8 +444,8 @@ fn no_interrupt_is_lost_between_looking_and_leaving() {
                     slice: there,
                     version,
                 };
-                let letters = slices[here].0.hand_over(0, place).unwrap();
-                slices[there].0.take_over(0, version, &letters).unwrap();
+                let pending = slices[here].0.hand_over(0, place).unwrap();
+                slices[there].0.take_over(0, version, &pending).unwrap();
                 here = there;
             }
             stop.store(true, Ordering::SeqCst);

@@ -6,7 +6,7 @@
 //! reserved, or cannot be read or written, is a general protection fault.
 
 use super::super::message::{Delivery, Destination, Interrupt};
-use super::super::seat::extended_logical;
+use super::super::posted::extended_logical;
 use super::{ENTRY_BITS, LocalApic, Mode, Outcome, entry};
 
 /// The first MSR, and how many belong to the local APIC, whether there or not.

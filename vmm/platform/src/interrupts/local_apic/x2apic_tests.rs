@@ -4,7 +4,7 @@ use super::super::{LocalApic, MASKED, Mode, Outcome};
 use super::COUNT;
 use crate::clock::TimeBase;
 use crate::interrupts::message::{Delivery, Destination, Interrupt, Message};
-use crate::interrupts::seat::Seat;
+use crate::interrupts::posted::PostedInterrupts;
 
 const DISABLED: u64 = 0xfee0_0000;
 const XAPIC: u64 = 0xfee0_0800;
@@ -12,18 +12,18 @@ const INVALID: u64 = 0xfee0_0400;
 const X2APIC: u64 = 0xfee0_0c00;
 
 /// The local APIC 0x24 in xAPIC mode, enabled by software.
-fn apic() -> (LocalApic, Arc<Seat>) {
-    let seat = Arc::new(Seat::default());
-    let mut apic = LocalApic::new(0x24, false, seat.clone(), TimeBase::new(1_000_000_000));
+fn apic() -> (LocalApic, Arc<PostedInterrupts>) {
+    let posted = Arc::new(PostedInterrupts::default());
+    let mut apic = LocalApic::new(0x24, false, posted.clone(), TimeBase::new(1_000_000_000));
     apic.offer_x2apic();
     apic.write(0xf0, 0x1ff, 0);
-    (apic, seat)
+    (apic, posted)
 }
 
-fn extended() -> (LocalApic, Arc<Seat>) {
-    let (mut apic, seat) = apic();
+fn extended() -> (LocalApic, Arc<PostedInterrupts>) {
+    let (mut apic, posted) = apic();
     assert!(apic.set_base(X2APIC));
-    (apic, seat)
+    (apic, posted)
 }
 
 /// Brings a local APIC into the mode of a base.
@@ -51,12 +51,12 @@ fn modes_follow_one_another_as_the_manual_says() {
 
 #[test]
 fn the_registers_stay_but_for_what_the_mode_defines() {
-    let (mut apic, seat) = apic();
+    let (mut apic, posted) = apic();
     apic.write(0x80, 0x35, 0);
     apic.write(0x320, 0xec, 0);
     apic.write(0x310, 7 << 24, 0);
     apic.write(0xd0, 4 << 24, 0);
-    assert!(seat.matches_logical(4));
+    assert!(posted.matches_logical(4));
     assert!(apic.set_base(X2APIC));
     assert_eq!(apic.read_msr(0x802, 0), Some(0x24));
     assert_eq!(apic.read_msr(0x808, 0), Some(0x35));
@@ -64,7 +64,7 @@ fn the_registers_stay_but_for_what_the_mode_defines() {
     assert_eq!(apic.read_msr(0x80f, 0), Some(0x1ff));
     assert_eq!(apic.read_msr(0x830, 0), Some(0));
     assert_eq!(apic.read_msr(0x832, 0), Some(0xec));
-    assert!(seat.matches_logical(0x2_0010) && !seat.matches_logical(4));
+    assert!(posted.matches_logical(0x2_0010) && !posted.matches_logical(4));
     // INIT keeps the mode; a way out is by way of Disabled, which forgets all.
     apic.reset();
     assert_eq!(apic.mode(), Mode::X2Apic);
@@ -164,9 +164,9 @@ fn commands_have_64_bits() {
 
 #[test]
 fn interrupts_are_taken_and_ended() {
-    let (mut apic, seat) = extended();
+    let (mut apic, posted) = extended();
     let level = true;
-    seat.post(Message::Fixed {
+    posted.post(Message::Fixed {
         vector: 0x61,
         level,
     });
@@ -185,8 +185,8 @@ fn interrupts_are_taken_and_ended() {
 #[test]
 fn the_mode_goes_with_the_state() {
     let (mut apic, _) = extended();
-    let (mut other, seat) = self::apic();
+    let (mut other, posted) = self::apic();
     other.restore(apic.save());
     assert_eq!(other.read_msr(0x802, 0), Some(0x24));
-    assert!(seat.matches_logical(0x2_0010));
+    assert!(posted.matches_logical(0x2_0010));
 }

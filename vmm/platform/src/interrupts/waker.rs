@@ -12,7 +12,7 @@ use weft_vcpu::Kick;
 /// looks, then rings. The vCPU first says that it waits, then looks, then sleeps.
 /// So either it sees the news or the bell finds it waiting.
 #[derive(Default)]
-pub struct Doorbell {
+pub struct VcpuWaker {
     /// The vCPU's thread sleeps, or is about to.
     waiting: AtomicBool,
     /// Rung since the sleep began; held for moments only.
@@ -24,7 +24,7 @@ pub struct Doorbell {
     wakes: AtomicU64,
 }
 
-impl Doorbell {
+impl VcpuWaker {
     /// Says how a running vCPU is reached.
     pub fn connect(&self, kick: Arc<dyn Kick>) {
         // A second connection is no error: the first is as good.
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn no_ring_is_lost() {
-        let bell = Arc::new(Doorbell::default());
+        let bell = Arc::new(VcpuWaker::default());
         let news = Arc::new(AtomicU32::new(0));
         const ROUNDS: u32 = 2000;
         let sleeper = {

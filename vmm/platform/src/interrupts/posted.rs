@@ -1,10 +1,11 @@
-//! Where messages for one vCPU wait until it looks: a mailbox of atomics.
+//! A posted-interrupt descriptor (Intel SDM volume 3, posted-interrupt processing): the
+//! pending interrupts of one vCPU, in atomics that other threads write without a lock.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::doorbell::Doorbell;
 use super::message::Message;
+use super::waker::VcpuWaker;
 
 /// Some `requested` bit may be set.
 const FIXED: u32 = 1;
@@ -46,7 +47,7 @@ type Listener = Box<dyn Fn(u16) + Send + Sync>;
 
 /// What lay in the mailbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Letters {
+pub(super) struct PendingEvents {
     /// By vector.
     pub requested: [u32; 8],
     /// Which of those are level-triggered.
@@ -56,7 +57,7 @@ pub(super) struct Letters {
     pub start_up: Option<u8>,
 }
 
-impl Letters {
+impl PendingEvents {
     /// The same as messages, an INIT before the start-up, which came after it.
     pub fn messages(&self) -> Vec<Message> {
         let mut messages = Vec::new();
@@ -82,7 +83,7 @@ fn has(words: &[u32; 8], vector: u8) -> bool {
 /// Posting never waits: a vector's bit, then the summary. The vCPU's thread
 /// takes the summary first, then the bits, so a bit whose summary it missed is
 /// announced again.
-pub struct Seat {
+pub struct PostedInterrupts {
     requested: [AtomicU32; 8],
     level: [AtomicU32; 8],
     summary: AtomicU32,
@@ -95,10 +96,10 @@ pub struct Seat {
     /// The arbitration priority: who has less gets a lowest-priority interrupt.
     priority: AtomicU32,
     /// Wakes the vCPU.
-    pub doorbell: Doorbell,
+    pub waker: VcpuWaker,
 }
 
-impl Default for Seat {
+impl Default for PostedInterrupts {
     fn default() -> Self {
         Self {
             requested: Default::default(),
@@ -107,12 +108,12 @@ impl Default for Seat {
             identity: AtomicU64::new(0),
             listener: OnceLock::new(),
             priority: AtomicU32::new(0),
-            doorbell: Doorbell::default(),
+            waker: VcpuWaker::default(),
         }
     }
 }
 
-impl Seat {
+impl PostedInterrupts {
     /// Leaves a message; whether it was taken. The vCPU is not woken: a message that it
     /// must see at once goes through [`Hub::deliver`](super::Hub::deliver).
     pub fn post(&self, message: Message) -> bool {
@@ -198,27 +199,27 @@ impl Seat {
     }
 
     /// Empties it. For the vCPU's thread alone.
-    pub(super) fn take(&self) -> Letters {
+    pub(super) fn take(&self) -> PendingEvents {
         let summary = self.summary.swap(0, Ordering::SeqCst);
-        let mut letters = Letters {
+        let mut pending = PendingEvents {
             non_maskable: summary & NON_MASKABLE != 0,
             init: summary & INIT != 0,
             start_up: (summary & START_UP != 0).then_some((summary >> 8) as u8),
-            ..Letters::default()
+            ..PendingEvents::default()
         };
         if summary & FIXED != 0 {
             for (word, cell) in self.requested.iter().enumerate() {
                 if cell.load(Ordering::Relaxed) != 0 {
-                    letters.requested[word] = cell.swap(0, Ordering::SeqCst);
-                    letters.level[word] =
-                        self.level[word].load(Ordering::SeqCst) & letters.requested[word];
+                    pending.requested[word] = cell.swap(0, Ordering::SeqCst);
+                    pending.level[word] =
+                        self.level[word].load(Ordering::SeqCst) & pending.requested[word];
                 }
             }
         }
-        letters
+        pending
     }
 
-    /// Takes what lies there, as messages that another seat could be given.
+    /// Takes what lies there, as messages that can be posted to another descriptor.
     pub fn take_messages(&self) -> Vec<Message> {
         self.take().messages()
     }
@@ -315,43 +316,43 @@ mod tests {
 
     #[test]
     fn letters_are_taken_once() {
-        let seat = Seat::default();
-        assert!(!seat.has_letters());
-        seat.post(Message::Fixed {
+        let posted = PostedInterrupts::default();
+        assert!(!posted.has_letters());
+        posted.post(Message::Fixed {
             vector: 0x41,
             level: true,
         });
-        seat.post(Message::Fixed {
+        posted.post(Message::Fixed {
             vector: 0xff,
             level: false,
         });
-        seat.post(Message::NonMaskable);
-        let letters = seat.take();
-        assert_eq!(letters.requested, [0, 0, 2, 0, 0, 0, 0, 1 << 31]);
-        assert_eq!(letters.level, [0, 0, 2, 0, 0, 0, 0, 0]);
-        assert!(letters.non_maskable && !letters.init);
-        assert_eq!(seat.take(), Letters::default());
+        posted.post(Message::NonMaskable);
+        let pending = posted.take();
+        assert_eq!(pending.requested, [0, 0, 2, 0, 0, 0, 0, 1 << 31]);
+        assert_eq!(pending.level, [0, 0, 2, 0, 0, 0, 0, 0]);
+        assert!(pending.non_maskable && !pending.init);
+        assert_eq!(posted.take(), PendingEvents::default());
     }
 
     #[test]
     fn the_last_trigger_mode_counts() {
-        let seat = Seat::default();
+        let posted = PostedInterrupts::default();
         for level in [true, false] {
-            seat.post(Message::Fixed { vector: 64, level });
+            posted.post(Message::Fixed { vector: 64, level });
         }
-        assert_eq!(seat.take().level, [0; 8]);
+        assert_eq!(posted.take().level, [0; 8]);
     }
 
     #[test]
     fn an_init_voids_the_start_up_before_it_and_the_first_start_up_after_it_counts() {
-        let seat = Seat::default();
-        seat.post(Message::StartUp { vector: 1 });
-        seat.post(Message::Init);
-        seat.post(Message::StartUp { vector: 2 });
-        seat.post(Message::StartUp { vector: 3 });
-        let letters = seat.take();
-        assert!(letters.init);
-        assert_eq!(letters.start_up, Some(2));
+        let posted = PostedInterrupts::default();
+        posted.post(Message::StartUp { vector: 1 });
+        posted.post(Message::Init);
+        posted.post(Message::StartUp { vector: 2 });
+        posted.post(Message::StartUp { vector: 3 });
+        let pending = posted.take();
+        assert!(pending.init);
+        assert_eq!(pending.start_up, Some(2));
     }
 
     #[test]
@@ -370,12 +371,12 @@ mod tests {
             },
         ];
         let start = |lies: &[Message], comes: &[Message]| {
-            let seat = Seat::default();
+            let posted = PostedInterrupts::default();
             for message in lies {
-                seat.post_ahead(*message);
+                posted.post_ahead(*message);
             }
-            seat.put_back(comes);
-            seat.take().messages()
+            posted.put_back(comes);
+            posted.take().messages()
         };
         assert_eq!(start(&[], &messages), messages);
         assert_eq!(start(&messages, &[]), messages);
@@ -388,34 +389,34 @@ mod tests {
 
     #[test]
     fn an_identity_of_an_older_place_changes_nothing() {
-        let seat = Seat::default();
-        seat.set_identity(0x01, 2);
-        seat.set_identity(0x02, 1);
-        assert!(seat.matches_logical(0x01) && !seat.matches_logical(0x02));
-        seat.set_identity(0x02, 2);
-        assert!(seat.matches_logical(0x02));
-        seat.set_version(3);
-        seat.set_identity(0x04, 2);
-        assert!(seat.matches_logical(0x02));
-        seat.publish_identity(Logical::Flat(0x08), false);
-        seat.set_identity(0x04, 2);
-        assert!(seat.matches_logical(0x08) && !seat.accepts_fixed());
+        let posted = PostedInterrupts::default();
+        posted.set_identity(0x01, 2);
+        posted.set_identity(0x02, 1);
+        assert!(posted.matches_logical(0x01) && !posted.matches_logical(0x02));
+        posted.set_identity(0x02, 2);
+        assert!(posted.matches_logical(0x02));
+        posted.set_version(3);
+        posted.set_identity(0x04, 2);
+        assert!(posted.matches_logical(0x02));
+        posted.publish_identity(Logical::Flat(0x08), false);
+        posted.set_identity(0x04, 2);
+        assert!(posted.matches_logical(0x08) && !posted.accepts_fixed());
     }
 
     #[test]
     fn logical_destinations_match_as_the_model_says() {
-        let seat = Seat::default();
-        assert!(!seat.matches_logical(0x0f));
-        seat.publish_identity(Logical::Flat(0x24), true);
-        assert!(seat.matches_logical(0x20) && seat.matches_logical(0x04));
-        assert!(!seat.matches_logical(0x10));
-        assert!(!seat.matches_logical(0x124), "of 32 bits");
-        seat.publish_identity(Logical::Cluster(0x24), true);
-        assert!(seat.matches_logical(0x24) && seat.matches_logical(0x2c));
-        assert!(!seat.matches_logical(0x14) && !seat.matches_logical(0x21));
+        let posted = PostedInterrupts::default();
+        assert!(!posted.matches_logical(0x0f));
+        posted.publish_identity(Logical::Flat(0x24), true);
+        assert!(posted.matches_logical(0x20) && posted.matches_logical(0x04));
+        assert!(!posted.matches_logical(0x10));
+        assert!(!posted.matches_logical(0x124), "of 32 bits");
+        posted.publish_identity(Logical::Cluster(0x24), true);
+        assert!(posted.matches_logical(0x24) && posted.matches_logical(0x2c));
+        assert!(!posted.matches_logical(0x14) && !posted.matches_logical(0x21));
         // Identifier 0x24: cluster 2, bit 4.
-        seat.publish_identity(Logical::Extended(0x24), true);
-        assert!(seat.matches_logical(0x2_0010) && seat.matches_logical(0x2_ffff));
-        assert!(!seat.matches_logical(0x2_ffef) && !seat.matches_logical(0x1_0010));
+        posted.publish_identity(Logical::Extended(0x24), true);
+        assert!(posted.matches_logical(0x2_0010) && posted.matches_logical(0x2_ffff));
+        assert!(!posted.matches_logical(0x2_ffef) && !posted.matches_logical(0x1_0010));
     }
 }
