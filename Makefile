@@ -58,7 +58,8 @@ demo: setup build programs guest ## Sorts and searches on two nodes, then boots 
 RUSTDOC := RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" \
 	$(CARGO) doc --no-deps --document-private-items
 
-check: docs-check ## Format, lints, links, language, rustdoc, licences
+check: docs-check ## Format, lints, links, language, layers, rustdoc, licences
+	@python3 .ci/check-layers.py
 	$(CARGO) fmt --all --check
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
 	$(CARGO) fmt --manifest-path models/Cargo.toml --check

@@ -58,7 +58,8 @@ use weft_platform::interrupts::{Hub, InterruptLink, InterruptTopology, Locations
 use weft_vcpu::PAGE_SIZE;
 use weft_wire::halves::{Receiver, Sender};
 
-use delegation::{Delegation, DeviceNote};
+use delegation::Delegation;
+use note::device::{self, DeviceNote};
 use note::{Note, Space};
 use orders::{Answer, Order, OrderReceiver};
 pub use peers::Peers;
@@ -305,7 +306,7 @@ impl Slice {
     /// Tells all others what a device is that lies here. Before [`Slice::join`], and
     /// in the order of devices.
     pub fn describe(&self, json: Vec<u8>) {
-        let address = delegation::Address::new(0, 0);
+        let address = device::Address::new(0, 0);
         let note = DeviceNote::Described(json);
         self.peers.tell_all_first(&Note::Device { address, note });
     }

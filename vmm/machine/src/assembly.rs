@@ -10,7 +10,7 @@ use weft_confine::ThreadKind;
 use weft_guest_memory::{DeviceMemory, GuestBytes, IO_APIC, Ram};
 use weft_platform::acpi::EVENT_LINE;
 use weft_platform::acpi::power::{PORTS as POWER_PORTS, PowerDevice, PowerRequest};
-use weft_platform::bus::{Bus, BusDevice};
+use weft_platform::bus::Bus;
 use weft_platform::clock::{Alarms, Clock, KvmClock, Source};
 use weft_platform::devices::cmos::CmosClock;
 use weft_platform::devices::debug_exit::DebugExit;
@@ -18,13 +18,14 @@ use weft_platform::devices::keyboard::KeyboardController;
 use weft_platform::devices::serial::SerialPort;
 use weft_platform::devices::system_control::SystemControl;
 use weft_platform::devices::{cmos, debug_exit, keyboard, serial, system_control};
-use weft_platform::interrupts::{Hub, IO_APIC_SIZE, Line};
+use weft_platform::interrupts::{Hub, IO_APIC_SIZE};
 use weft_vcpu::CpuState;
 
 use super::back_end::Chosen;
 use super::configuration::Configuration;
 use super::ender::{Ender, Ending, Ends};
 use super::follower::Follower;
+use super::frame::Frame;
 use super::handle::Handle;
 use super::lifecycle::{End, Stage};
 use super::owner::{Named, Owner, with_sources};
@@ -54,33 +55,6 @@ pub(super) struct Plan<'a> {
 pub(super) struct Assembled {
     pub owner: Owner,
     pub handle: Handle,
-}
-
-/// What everything is attached to.
-pub(super) struct Frame {
-    pub ram: Ram,
-    /// The same for devices.
-    pub memory: DeviceMemory,
-    pub mmio: Bus,
-    pub ports: Bus,
-    pub hub: Arc<Hub>,
-    pub clock: Arc<Clock>,
-    pub ender: Arc<Ender>,
-}
-
-impl Frame {
-    /// A wire into the I/O APIC.
-    pub fn line(&self, pin: usize) -> Result<Line, MachineError> {
-        self.hub.line(pin).ok_or(MachineError::Pin(pin))
-    }
-
-    fn port(
-        &self,
-        range: std::ops::Range<u64>,
-        device: Arc<dyn BusDevice>,
-    ) -> Result<(), MachineError> {
-        Ok(self.ports.insert(range, device)?)
-    }
 }
 
 /// Makes all parts and starts their threads; no guest instruction is executed.

@@ -5,13 +5,21 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use super::handle::INPUTS_MAX;
-use super::lifecycle::End;
+use super::lifecycle::{Answer, End, Refusal, Request};
+
+/// Inputs that may wait for the owner.
+pub(super) const INPUTS_MAX: usize = 16;
+
+/// A request with the way back for its answer.
+pub(super) struct Envelope {
+    pub request: Request,
+    pub answer: SyncSender<Result<Answer, Refusal>>,
+}
 
 /// What the machine's thread waits for.
 pub(super) enum Input {
     /// Somebody asks.
-    Request(super::handle::Envelope),
+    Request(Envelope),
     /// Somebody called [`Ender::end`].
     Wake,
     /// The machine is dropped.

@@ -8,22 +8,13 @@ use weft_coherent_memory::{SliceFaults, SlicePages};
 use weft_platform::devices::serial::SerialPort;
 use weft_virtio::console::ConsoleHandle;
 
-use super::ender::{Ending, Input};
+use super::ender::{Ending, Envelope, Input};
 use super::lifecycle::{Answer, Counters, End, Refusal, Request, Status};
 use super::state::MachineState;
 
 /// Longest wait for the answer to one request. Save and restore are the longest:
 /// they wait for every vCPU and every device thread.
 pub const ANSWER_SECONDS_MAX: u64 = 30;
-
-/// Inputs that may wait for the owner.
-pub(super) const INPUTS_MAX: usize = 16;
-
-/// A request with the way back for its answer.
-pub(super) struct Envelope {
-    pub request: Request,
-    pub answer: SyncSender<Result<Answer, Refusal>>,
-}
 
 /// A machine, from outside. Clones are the same machine.
 #[derive(Clone)]

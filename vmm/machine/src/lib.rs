@@ -6,6 +6,7 @@
 //! | `back_end` | who runs the vCPUs, and why |
 //! | `guest` | what is in memory at the start |
 //! | `assembly` | all parts, connected |
+//! | `frame` | what the parts are attached to |
 //! | `pci_devices` | the devices among them that a configuration asks for |
 //! | `lifecycle` | stages, requests, answers, ends |
 //! | `owner` | the thread that takes requests |
@@ -20,6 +21,7 @@ mod back_end;
 mod configuration;
 mod ender;
 mod follower;
+mod frame;
 mod guest;
 mod handle;
 mod lifecycle;

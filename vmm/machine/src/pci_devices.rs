@@ -12,8 +12,8 @@ use weft_virtio::console::{Console, ConsoleHandle, ConsoleOutput};
 use weft_virtio::rng::Rng;
 use weft_virtio::{Attach, Transport, VirtioDevice};
 
-use super::assembly::Frame;
 use super::configuration::Configuration;
+use super::frame::Frame;
 use super::lifecycle::End;
 use super::owner::Named;
 use super::{MachineError, OpenDisks};

@@ -13,6 +13,7 @@
 //! | `msrs` | which MSRs are state, which are the machine's |
 //! | `calls` | calls of the kernel that `kvm-ioctls` lacks |
 //! | `kick` | how another thread makes it come back |
+//! | `shared` | what the vCPUs of a machine have in common |
 //! | [`counters`] | exits by kind |
 //! | [`shadows`] | what to do about shadows of page tables that another slice changes |
 //! | `quirks` | what a KVM without hardware virtualisation cannot do |
@@ -37,6 +38,7 @@ mod model;
 mod msrs;
 mod quirks;
 pub mod shadows;
+mod shared;
 mod state;
 mod vcpu;
 mod vm;

@@ -7,7 +7,7 @@ use kvm_bindings::{
 use kvm_ioctls::VcpuFd;
 use weft_vcpu::{CpuState, DescriptorTable, Segment, Undelivered, VcpuError};
 
-use super::vm::Shared;
+use super::shared::Shared;
 use super::{calls, failed, msrs};
 
 /// Where XSAVE's header starts; its first word says which components are there.

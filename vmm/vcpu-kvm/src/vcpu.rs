@@ -9,14 +9,16 @@ use weft_vcpu::{CpuState, Environment, Exit, Kick, Tally, Vcpu, VcpuError};
 
 use super::counters::{ExitKind, Meter};
 use super::kick::Bell;
+use super::quirks::Quirks;
+use super::shared::Shared;
 use super::state::{self, Beside};
-use super::vm::Shared;
 use super::{calls, failed, msrs, unsupported};
 
 /// A virtual CPU in KVM.
 pub struct KvmVcpu {
     fd: VcpuFd,
     shared: Arc<Shared>,
+    quirks: Option<Arc<Quirks>>,
     bell: Arc<Bell>,
     meter: Arc<Meter>,
     /// HLT was executed and nothing woke the CPU since.
@@ -38,7 +40,12 @@ enum Next {
 }
 
 impl KvmVcpu {
-    pub(super) fn new(shared: Arc<Shared>, id: u32, cpuid: &CpuId) -> Result<Self, VcpuError> {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        quirks: Option<Arc<Quirks>>,
+        id: u32,
+        cpuid: &CpuId,
+    ) -> Result<Self, VcpuError> {
         let fd = shared
             .vm
             .create_vcpu(id.into())
@@ -54,6 +61,7 @@ impl KvmVcpu {
         let mut vcpu = Self {
             fd,
             shared,
+            quirks,
             bell,
             meter: Arc::default(),
             halted: false,
@@ -195,7 +203,7 @@ impl KvmVcpu {
         value: u64,
         environment: &mut dyn Environment,
     ) -> Result<bool, VcpuError> {
-        match &self.shared.quirks {
+        match &self.quirks {
             Some(quirks) if index == msrs::LSTAR => {
                 msrs::write(&self.fd, &[(index, value)])?;
                 quirks.system_call_entry(&self.fd, &self.shared.ram, value)?;
@@ -207,7 +215,7 @@ impl KvmVcpu {
 
     /// An instruction that KVM does not know.
     fn emulate(&mut self) -> Result<(), VcpuError> {
-        let done = match &self.shared.quirks {
+        let done = match &self.quirks {
             Some(quirks) => quirks.emulate(&self.fd, &self.shared)?,
             None => false,
         };

@@ -11,6 +11,7 @@ use super::cpuid::{self, Place};
 use super::detect::{Host, Paging};
 use super::quirks::{self, Quirks};
 use super::shadows::ShadowGate;
+use super::shared::Shared;
 use super::vcpu::KvmVcpu;
 use super::{KvmError, calls, model, msrs};
 
@@ -18,23 +19,6 @@ use super::{KvmError, calls, model, msrs};
 /// addresses and no device's; the page of its identity map is the one before.
 const TASK_STATE: usize = 0xfffb_d000;
 const IDENTITY_MAP: u64 = 0xfffb_c000;
-
-/// What every vCPU of a machine needs.
-pub(super) struct Shared {
-    pub(super) vm: VmFd,
-    /// The slots point into it: it must not go before the last vCPU.
-    pub(super) ram: Ram,
-    /// Bytes that KVM's XSAVE takes.
-    pub(super) xsave_bytes: usize,
-    /// MSRs that are state.
-    pub(super) state_msrs: Vec<u32>,
-    /// The guest's TSC offset, where KVM takes another and changes nothing.
-    pub(super) fixed_tsc_offset: Option<u64>,
-    /// Where shadows of page tables may have to be dropped.
-    pub(super) gate: Option<Arc<ShadowGate>>,
-    /// Needed on a KVM without hardware virtualisation.
-    pub(super) quirks: Option<Quirks>,
-}
 
 /// What a machine in KVM is made of.
 pub struct KvmOptions<'a> {
@@ -55,6 +39,8 @@ pub struct KvmOptions<'a> {
 /// Makes the vCPUs of one machine in KVM.
 pub struct KvmBackEnd {
     shared: Arc<Shared>,
+    /// Needed on a KVM without hardware virtualisation.
+    quirks: Option<Arc<Quirks>>,
     cpuid: CpuId,
     package_cpus: u32,
     tsc_hz: u64,
@@ -116,12 +102,12 @@ impl KvmBackEnd {
             state_msrs: msrs::of_state(&host.kvm)?,
             ram: ram.clone(),
             gate,
-            quirks,
             vm,
         };
         Self {
             tsc_hz,
             shared: Arc::new(shared),
+            quirks: quirks.map(Arc::new),
             cpuid,
             package_cpus: options.package_cpus,
         }
@@ -135,14 +121,15 @@ impl KvmBackEnd {
 
     /// The vCPU whose local APIC identifier is `id`, in its reset state.
     pub fn vcpu(&self, id: u32) -> Result<KvmVcpu, VcpuError> {
-        KvmVcpu::new(self.shared.clone(), id, &self.cpuid_of(id)?)
+        let cpuid = self.cpuid_of(id)?;
+        KvmVcpu::new(self.shared.clone(), self.quirks.clone(), id, &cpuid)
     }
 
     fn cpuid_of(&self, id: u32) -> Result<CpuId, KvmError> {
         let place = Place {
             apic_id: id,
             cpus: self.package_cpus,
-            emulated: self.shared.quirks.is_some(),
+            emulated: self.quirks.is_some(),
         };
         cpuid::for_vcpu(&self.cpuid, place)
     }
@@ -152,7 +139,7 @@ impl KvmBackEnd {
         let Some(model) = model else {
             return Ok(self);
         };
-        if self.shared.quirks.is_some() {
+        if self.quirks.is_some() {
             return Err(KvmError::ModelShown(model));
         }
         match model::missing(self.cpuid_of(0)?.as_slice(), model) {
@@ -176,14 +163,14 @@ impl BackEnd for KvmBackEnd {
     }
 
     fn command_line(&self) -> &'static [&'static str] {
-        match self.shared.quirks {
+        match &self.quirks {
             Some(_) => quirks::COMMAND_LINE,
             None => &[],
         }
     }
 
     fn quirks(&self) -> &'static [&'static str] {
-        match self.shared.quirks {
+        match &self.quirks {
             Some(_) => quirks::NAMES,
             None => &[],
         }

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use weft_confine::lock;
 use weft_platform::pci::Endpoint;
 
+use super::fault::Fault;
 use super::report::Report;
-use super::ring::Fault;
 
 /// No vector (4.1.5.1.3).
 pub const NO_VECTOR: u16 = 0xffff;

@@ -23,6 +23,7 @@ pub mod block;
 pub mod console;
 #[cfg(any(test, feature = "double"))]
 pub mod double;
+mod fault;
 pub mod interrupt;
 pub mod net;
 mod report;
@@ -43,7 +44,8 @@ use thiserror::Error;
 use weft_confine::{ThreadKind, lock};
 use weft_platform::pci::PciError;
 
-pub use ring::{Fault, Ring};
+pub use fault::Fault;
+pub use ring::Ring;
 pub use transport::{Attach, Counters, NOTIFY_MULTIPLIER, Transport, TransportState, Watch, Ways};
 pub use worker::Handler;
 

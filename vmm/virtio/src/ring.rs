@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
@@ -20,6 +19,7 @@ use vmm_sys_util::eventfd::EventFd;
 use weft_guest_memory::{DeviceMemory, Held};
 use weft_vcpu::{Access, PAGE_SIZE};
 
+use super::fault::Fault;
 use super::interrupt::Interrupt;
 use weft_guest_memory::WriteObserver;
 
@@ -30,42 +30,6 @@ pub const CHAIN_MAX: usize = 1024;
 const NO_INTERRUPT: u16 = 1;
 /// Pages that are held together while data is copied.
 pub const HELD_MAX: usize = 16;
-
-/// What a driver did wrong, or what the host could not do for it.
-#[derive(Debug, Error)]
-pub enum Fault {
-    /// The rings are not in RAM, not aligned, or their indices make no sense.
-    #[error("queue {index}: {reason}")]
-    Queue {
-        index: u16,
-        /// The library's words.
-        reason: String,
-    },
-    /// A chain of descriptors is not one.
-    #[error("queue {index}, descriptor {head}: {reason}")]
-    Chain {
-        /// Which queue.
-        index: u16,
-        /// First descriptor of the chain.
-        head: u16,
-        /// What is wrong.
-        reason: &'static str,
-    },
-    /// The driver left out a queue, or a step.
-    #[error("the driver {0}")]
-    Driver(&'static str),
-    /// Another slice, which serves a queue, says so.
-    #[error("{0}")]
-    Elsewhere(String),
-    /// The host's side broke.
-    #[error("{what}: {source}")]
-    Host {
-        /// What was tried.
-        what: &'static str,
-        /// The kernel's answer.
-        source: std::io::Error,
-    },
-}
 
 /// A piece of guest RAM. It was checked: all of it lies in one region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

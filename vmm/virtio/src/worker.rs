@@ -24,7 +24,8 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use weft_confine::{ThreadKind, lock};
 
-use super::ring::{Fault, Ring};
+use super::fault::Fault;
+use super::ring::Ring;
 
 /// How long a thread may take to end.
 const JOIN_MAX: Duration = Duration::from_secs(5);

@@ -17,8 +17,8 @@ use weft_virtio::ring::QueueState;
 use weft_virtio::worker::{Cause, Progress};
 use weft_virtio::{Fault, Handler, Ring};
 
-use super::note::{Address, DeviceNote};
 use super::{Activation, Delegation, Stopped};
+use crate::note::device::{Address, DeviceNote};
 
 /// Where the word arrives that a unit has stopped.
 pub(super) struct Desk {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use weft_virtio::block::{Carry, Job, Piece, Reply};
 
 use super::Delegation;
-use super::note::{self, Address};
+use crate::note::device::{self, Address};
 
 /// One queue's way to a disk on another slice.
 pub(super) struct DiskCarry {
@@ -17,7 +17,7 @@ pub(super) struct DiskCarry {
 
 impl Carry for DiskCarry {
     fn ask(&self, piece: &Piece, data: &[u8]) {
-        let header = note::ask(self.queue, piece);
+        let header = device::ask(self.queue, piece);
         self.delegation.peers.send(self.slice, &header, &[data]);
     }
 
@@ -30,7 +30,7 @@ impl Carry for DiskCarry {
 pub(super) fn reply(device: u8, delegation: Arc<Delegation>) -> Reply {
     Box::new(move |job: &Job, status, data: &[u8]| {
         let queue = Address::new(device, job.queue);
-        let header = note::answered(queue, &job.piece, status);
+        let header = device::answered(queue, &job.piece, status);
         delegation.peers.send(job.from, &header, &[data]);
     })
 }

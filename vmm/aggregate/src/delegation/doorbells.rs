@@ -8,7 +8,7 @@ use weft_platform::bus::BusDevice;
 use weft_virtio::NOTIFY_MULTIPLIER;
 
 use super::Delegation;
-use super::note::{Address, DeviceNote};
+use crate::note::device::{Address, DeviceNote};
 
 /// One device's.
 pub(super) struct Doorbells {

@@ -29,8 +29,7 @@ mod delegate;
 mod disks;
 mod doorbells;
 mod networks;
-pub(super) mod note;
-mod scheme;
+pub(super) mod scheme;
 mod spread;
 mod station;
 #[cfg(test)]
@@ -54,13 +53,13 @@ use weft_virtio::worker::Cause;
 use weft_virtio::{ConfigSpace, Fault, NOTIFY_MULTIPLIER, Transport, Watch};
 
 use super::BOOTSTRAP;
+use super::note::device::{Address, DeviceNote};
 use super::peers::Peers;
 use super::questions::Questions;
 use delegate::Desk;
 use disks::DiskCarry;
 use doorbells::Doorbells;
-pub use note::{Address, DeviceNote};
-pub use scheme::Scheme;
+pub use scheme::{DataPath, Scheme};
 pub use spread::Spread;
 use station::{Order, Route};
 pub use station::{Station, StationPart, Tools};

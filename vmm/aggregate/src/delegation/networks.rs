@@ -9,9 +9,9 @@ use weft_virtio::net::{Carrier, Carry, Inbox, Link, Place, Switch, Usage};
 use weft_virtio::{ConfigSpace, net};
 
 use super::Delegation;
-use super::note::{self, Address, DeviceNote};
 use super::scheme::Scheme;
 use crate::BOOTSTRAP;
+use crate::note::device::{self, Address, DeviceNote};
 
 /// The way between a pair of queues and a network, on two slices.
 struct NetCarry {
@@ -23,7 +23,7 @@ struct NetCarry {
 
 impl Carry for NetCarry {
     fn frames(&self, batch: &[u8]) {
-        let header = note::frames(self.pair);
+        let header = device::frames(self.pair);
         self.delegation.peers.send(self.slice, &header, &[batch]);
     }
 

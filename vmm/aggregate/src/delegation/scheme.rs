@@ -2,9 +2,20 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
 use weft_platform::interrupts::Locations;
 
-use crate::devices::DataPath;
+/// How the data of a device reach a guest whose vCPUs are on several slices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DataPath {
+    /// Each slice serves the queues of its own vCPUs in its own memory; requests and
+    /// data travel to the device's slice by themselves.
+    #[default]
+    Bypass,
+    /// The device's slice serves all queues, through the memory that slices share.
+    Dsm,
+}
 
 /// A device's queues, dealt to slices. A *unit* is what one handler serves: a queue
 /// of a disk, a pair of queues of a network.

@@ -8,9 +8,9 @@ use weft_virtio::{ConfigSpace, DeviceState, Fault, Handler, Kind, Ring, StateErr
 
 use super::Delegation;
 use super::delegate::{Delegate, Desk};
-use super::note::Address;
 use super::scheme::Scheme;
 use crate::BOOTSTRAP;
+use crate::note::device::Address;
 
 /// The device as it is here, and stand-ins for what is not.
 pub struct Spread {

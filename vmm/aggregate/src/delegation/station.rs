@@ -25,10 +25,10 @@ use weft_virtio::ring::RingParts;
 use weft_virtio::worker::Worker;
 use weft_virtio::{FEATURE_EVENT_INDEX, Fault, Ring, VirtioDevice};
 
-use super::note::{Address, DeviceNote};
 use super::scheme::Scheme;
 use super::{Activation, Delegation, Stopped};
 use crate::BOOTSTRAP;
+use crate::note::device::{Address, DeviceNote};
 
 /// Orders that may wait: each unit has two at most, one to start and one to stop.
 const ORDERS_MAX: usize = 1024;

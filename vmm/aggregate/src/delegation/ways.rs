@@ -7,8 +7,8 @@ use weft_confine::lock;
 use weft_virtio::{Watch, Ways};
 
 use super::Delegation;
-use super::note::{Address, DeviceNote};
 use crate::BOOTSTRAP;
+use crate::note::device::{Address, DeviceNote};
 
 /// One device's.
 pub(super) struct Teller {

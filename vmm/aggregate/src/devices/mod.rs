@@ -16,19 +16,8 @@ use weft_virtio::VirtioDevice;
 use crate::Slice;
 use crate::delegation::Scheme;
 
+pub use crate::delegation::DataPath;
 pub use disks::OpenDisks;
-
-/// How the data of a device reach a guest whose vCPUs are on several slices.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DataPath {
-    /// Each slice serves the queues of its own vCPUs in its own memory; requests and
-    /// data travel to the device's slice by themselves.
-    #[default]
-    Bypass,
-    /// The device's slice serves all queues, through the memory that slices share.
-    Dsm,
-}
 
 /// A disk: a raw image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

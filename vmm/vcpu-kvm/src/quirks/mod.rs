@@ -37,7 +37,7 @@ use weft_vcpu::VcpuError;
 use memory::{Control, Fault, GuestMemory};
 use step::{ExtendedState, Failure, Outcome, PAGE_FAULT, REFUSED, Registers, Step};
 
-use super::vm::Shared;
+use super::shared::Shared;
 use super::{failed, state, unsupported};
 
 /// Longest instruction, in bytes.

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
-use super::geometry::SERIAL;
+use super::geometry::{Geometry, SERIAL};
 use super::request::Operation;
 use super::trouble::Troubles;
 use super::{BlockError, BlockOptions, SECTOR};
@@ -104,6 +104,16 @@ impl Disk {
     /// Whether writes are refused.
     pub fn read_only(&self) -> bool {
         self.read_only
+    }
+
+    /// What a driver is told of it.
+    pub fn geometry(&self) -> Geometry {
+        Geometry {
+            sectors: self.sectors(),
+            block_size: self.block_size(),
+            read_only: self.read_only(),
+            serial: self.serial().to_vec(),
+        }
     }
 
     /// What GET_ID tells.

@@ -4,7 +4,6 @@
 use serde::{Deserialize, Serialize};
 
 use super::SECTOR;
-use super::disk::Disk;
 use crate::StateError;
 
 /// Bytes of a serial number (5.2.6).
@@ -24,16 +23,6 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// An open disk's.
-    pub(super) fn of(disk: &Disk) -> Self {
-        Self {
-            sectors: disk.sectors(),
-            block_size: disk.block_size(),
-            read_only: disk.read_only(),
-            serial: disk.serial().to_vec(),
-        }
-    }
-
     /// Whether it can be a disk's; another slice may say anything.
     pub fn is_possible(&self) -> bool {
         let block_size = u64::from(self.block_size);

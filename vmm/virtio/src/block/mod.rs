@@ -196,7 +196,7 @@ impl Block {
                 "weft: disk {path}: no io_uring here ({reason}); using plain reads and writes"
             );
         }
-        let geometry = Geometry::of(&disk);
+        let geometry = disk.geometry();
         Ok(Self::new(geometry, Some(disk), engines))
     }
 

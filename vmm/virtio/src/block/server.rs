@@ -64,7 +64,7 @@ impl Server {
         reply: Reply,
     ) -> io::Result<Arc<Self>> {
         let server = Arc::new(Self {
-            geometry: Geometry::of(&disk),
+            geometry: disk.geometry(),
             disk,
             waiting: Mutex::default(),
             changed: Condvar::new(),

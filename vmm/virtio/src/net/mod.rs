@@ -248,7 +248,7 @@ fn open_links(options: &NetOptions, count: u16) -> Result<Vec<Box<dyn Link>>, Ne
             taps.map(|tap| Box::new(tap) as Box<dyn Link>).collect()
         }
         NetBackEnd::User(user) => {
-            let mtu = options.mtu().unwrap_or(user::MTU);
+            let mtu = options.mtu().unwrap_or(options::USER_MTU);
             vec![Box::new(user::start(user, mtu)?)]
         }
     })

@@ -2,6 +2,9 @@
 
 use std::path::PathBuf;
 
+/// Largest packet that passt takes: fewer, larger packets cost less.
+pub(super) const USER_MTU: u16 = 65520;
+
 /// An Ethernet address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mac(pub [u8; 6]);
@@ -76,7 +79,7 @@ impl NetOptions {
     pub(super) fn mtu(&self) -> Option<u16> {
         match self.back_end {
             NetBackEnd::Tap { .. } => self.mtu,
-            NetBackEnd::User(_) => Some(self.mtu.unwrap_or(super::user::MTU)),
+            NetBackEnd::User(_) => Some(self.mtu.unwrap_or(USER_MTU)),
         }
     }
 

@@ -14,8 +14,6 @@ use std::time::{Duration, Instant};
 use super::options::User;
 use super::{NetError, Stream};
 
-/// Largest packet that passt takes: fewer, larger packets cost less.
-pub const MTU: u16 = 65520;
 const GUEST: &str = "10.0.2.15";
 const NETMASK: &str = "255.255.255.0";
 const GATEWAY: &str = "10.0.2.2";
@@ -153,6 +151,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
     use std::path::PathBuf;
 
+    use super::super::options::USER_MTU;
     use super::*;
 
     /// A program that complains so often, and notes how often it was started.
@@ -203,7 +202,7 @@ mod tests {
     fn a_port_that_is_about_to_be_free_is_waited_for() {
         let complainer = Complainer::new("soon", TAKEN_PORT, 3);
         let patience = Duration::from_secs(60);
-        let started = start_within(&complainer.user, MTU, patience);
+        let started = start_within(&complainer.user, USER_MTU, patience);
         assert!(started.is_ok(), "{:?}", started.err());
         assert_eq!(complainer.starts(), 4);
     }
@@ -211,7 +210,7 @@ mod tests {
     #[test]
     fn a_port_that_stays_taken_is_tried_again_and_given_up() {
         let complainer = Complainer::new("never", TAKEN_PORT, 1_000_000);
-        let started = start_within(&complainer.user, MTU, Duration::ZERO);
+        let started = start_within(&complainer.user, USER_MTU, Duration::ZERO);
         let error = started.err().unwrap();
         assert!(
             matches!(&error, NetError::Program(text) if text == TAKEN_PORT),
@@ -223,7 +222,7 @@ mod tests {
     #[test]
     fn another_complaint_is_passed_on_at_once() {
         let complainer = Complainer::new("other", "no route", 3);
-        let error = start(&complainer.user, MTU).err().unwrap();
+        let error = start(&complainer.user, USER_MTU).err().unwrap();
         assert!(
             matches!(&error, NetError::Program(text) if text == "no route"),
             "{error}"

@@ -27,13 +27,13 @@ use weft_virtio::block::{Answer, Operation, Piece, Status};
 use weft_virtio::net::Usage;
 use weft_wire::Header;
 
-use super::super::note::NoteError;
+use super::NoteError;
 
 /// The kinds, first and last of each row.
-pub(in super::super) const FIRST: u8 = DESCRIBED;
-pub(in super::super) const LAST: u8 = ANSWERED;
-pub(in super::super) const FIRST_OF_NETWORKS: u8 = FRAMES;
-pub(in super::super) const LAST_OF_NETWORKS: u8 = CONFIGURED;
+pub(super) const FIRST: u8 = DESCRIBED;
+pub(super) const LAST: u8 = ANSWERED;
+pub(super) const FIRST_OF_NETWORKS: u8 = FRAMES;
+pub(super) const LAST_OF_NETWORKS: u8 = CONFIGURED;
 const DESCRIBED: u8 = 137;
 const DOORBELLS: u8 = 138;
 const ROUTE: u8 = 139;
@@ -106,11 +106,11 @@ pub enum DeviceNote<'a> {
         /// What was seen.
         ticket: u64,
     },
-    /// Serve this unit: [`super::Activation`].
+    /// Serve this unit: [`Activation`](crate::delegation::Activation).
     Activate(Vec<u8>),
     /// Stop it; answered by `Stopped`.
     Stop,
-    /// It stopped: [`super::Stopped`].
+    /// It stopped: [`Stopped`](crate::delegation::Stopped).
     Stopped(Vec<u8>),
     /// The driver notified the queue.
     Kick,
@@ -140,19 +140,19 @@ pub enum DeviceNote<'a> {
 }
 
 /// The frame of a batch of a network's frames, which follows.
-pub(super) fn frames(pair: Address) -> Header {
+pub(crate) fn frames(pair: Address) -> Header {
     let mut header = Header::new(FRAMES);
     header.count = pair.count();
     header
 }
 
 /// The frame of a piece of a disk request; the data of a write follow.
-pub(super) fn ask(address: Address, piece: &Piece) -> Header {
+pub(crate) fn ask(address: Address, piece: &Piece) -> Header {
     piece_header(ASK, address, piece)
 }
 
 /// The frame of its answer; the data of a read follow.
-pub(super) fn answered(address: Address, piece: &Piece, status: Status) -> Header {
+pub(crate) fn answered(address: Address, piece: &Piece, status: Status) -> Header {
     let mut header = piece_header(ANSWERED, address, piece);
     header.words[4] = status as u64;
     header

@@ -11,7 +11,7 @@
 //! | 134 | its answer | | | ticket | JSON |
 //! | 135 | ended | | | | JSON |
 //! | 136 | beat | | | | |
-//! | 137 to 148, 151 to 154 | about devices: see [`super::delegation`] | | | | |
+//! | 137 to 148, 151 to 154 | about devices: see [`device`] | | | | |
 //! | 149 | look at the clock | | | ticket | |
 //! | 150 | its answer | | | ticket, TSC | |
 //! | 155 | where a vCPU is | | vCPU | slice, version | |
@@ -20,12 +20,13 @@
 //! Fields that are not named are zero. Decoding is total: every header gives a
 //! note or a named error.
 
+pub mod device;
+
 use thiserror::Error;
 use weft_platform::interrupts::{Message, Place};
 use weft_wire::Header;
 
-use super::delegation::note as device;
-use super::delegation::{Address, DeviceNote};
+pub use device::{Address, DeviceNote};
 
 const INTERRUPT: u8 = 128;
 const END_OF_INTERRUPT: u8 = 129;
