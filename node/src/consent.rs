@@ -429,7 +429,7 @@ mod tests {
             "user,forward=9-8",
             "user,forward=1:2",
         ] {
-            assert!(network(text).1.contains("no port"), "{text}");
+            assert!(network(text).1.contains("is not a port"), "{text}");
         }
         assert!(network("user,all").1.contains("`all`"));
         let many = vec!["user".to_owned(); GRANTS_MAX + 1];
@@ -485,7 +485,7 @@ mod tests {
             open("hard")
                 .unwrap_err()
                 .to_string()
-                .contains("another name")
+                .contains("another hard link")
         );
         assert!(open("deep").is_err());
         // Links in the lender's own path were followed once, at the start.

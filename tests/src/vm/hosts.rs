@@ -477,7 +477,7 @@ fn consent(site: &Site<'_>) -> Result<String> {
             &["for writing", "readable.img,rw"],
         ),
         ("--disk", on_one(&inside("link")), &["symbolic links"]),
-        ("--disk", on_one(&inside("hard")), &["another name"]),
+        ("--disk", on_one(&inside("hard")), &["another hard link"]),
         (
             "--disk",
             on_one(&inside("shut")),

@@ -25,7 +25,7 @@ use weft_proc::boot::{
 use super::stop;
 use super::{Outcome, ProgramPlan};
 use crate::control::{self, Arrival};
-use crate::error::LaunchError;
+use crate::error::{LaunchError, sentence};
 use crate::launch::aggregate::{self, Aggregate};
 use crate::launch::nodes::{self, Event};
 use crate::launch::signals::{Request, Signals};
@@ -216,7 +216,7 @@ impl<'a> Owner<'a> {
         self.home_shared.reset_gauges();
         match self.renew() {
             Ok(links) => self.home_links = links,
-            Err(error) => self.give_up(&error.to_string(), error.exit_code()),
+            Err(error) => self.give_up(&sentence(&error), error.exit_code()),
         }
     }
 
