@@ -89,30 +89,50 @@ mod tests {
     use std::sync::atomic::AtomicU32;
     use std::time::Duration;
 
+    /// Longer than any wait that is rung for: a wait that lasts so long was not.
+    const LOST: Duration = Duration::from_secs(60);
+
+    /// What one thread says to another.
+    #[derive(Default)]
+    struct Mailbox {
+        waker: VcpuWaker,
+        news: AtomicU32,
+    }
+
+    impl Mailbox {
+        fn post(&self, round: u32) {
+            self.news.store(round, Ordering::SeqCst);
+            self.waker.ring();
+        }
+
+        fn wait_for(&self, round: u32) {
+            let came = || self.news.load(Ordering::SeqCst) == round;
+            let deadline = Instant::now() + LOST;
+            // A late ring of the round before ends a wait early.
+            while !came() {
+                self.waker.wait(deadline, came);
+                assert!(Instant::now() < deadline, "round {round} was not rung for");
+            }
+        }
+    }
+
+    /// Each side waits for the other in each round, so no later ring makes up for one that
+    /// was lost.
     #[test]
     fn no_ring_is_lost() {
-        let bell = Arc::new(VcpuWaker::default());
-        let news = Arc::new(AtomicU32::new(0));
-        const ROUNDS: u32 = 2000;
-        let sleeper = {
-            let (bell, news) = (bell.clone(), news.clone());
-            std::thread::spawn(move || {
-                let mut seen = 0;
-                let start = Instant::now();
-                while seen < ROUNDS {
-                    bell.wait(Instant::now() + Duration::from_secs(20), || {
-                        news.load(Ordering::SeqCst) > seen
-                    });
-                    seen = seen.max(news.load(Ordering::SeqCst));
-                }
-                start.elapsed()
-            })
-        };
+        const ROUNDS: u32 = 50_000;
+        let sides = Arc::new([Mailbox::default(), Mailbox::default()]);
+        let far = sides.clone();
+        let echo = std::thread::spawn(move || {
+            for round in 1..=ROUNDS {
+                far[1].wait_for(round);
+                far[0].post(round);
+            }
+        });
         for round in 1..=ROUNDS {
-            news.store(round, Ordering::SeqCst);
-            bell.ring();
-            std::thread::yield_now();
+            sides[1].post(round);
+            sides[0].wait_for(round);
         }
-        assert!(sleeper.join().unwrap() < Duration::from_secs(20));
+        echo.join().unwrap();
     }
 }
