@@ -23,8 +23,8 @@ use weft_vcpu::CpuState;
 
 use super::back_end::Chosen;
 use super::configuration::Configuration;
+use super::control_loop::ControlLoop;
 use super::ender::{Ender, Ending, Ends};
-use super::follower::Follower;
 use super::frame::Frame;
 use super::handle::Handle;
 use super::lifecycle::{End, Stage};
@@ -32,7 +32,7 @@ use super::owner::{Named, Owner, with_sources};
 use super::pci_devices::PciDevices;
 use super::seen::Seen;
 use super::{MachineError, OpenDisks, Outside};
-use crate::vcpu::environment::Surroundings;
+use crate::vcpu::environment::VcpuContext;
 use crate::vcpu::runner::{Event, Listener, Runner, RunnerOptions};
 use crate::vcpu::turns::Turns;
 
@@ -114,7 +114,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         Some(_) => None,
         None => Some(alarms(&frame, configuration.cpus)?),
     };
-    let around = Surroundings {
+    let around = VcpuContext {
         mmio: frame.mmio.clone(),
         ports: frame.ports.clone(),
         hub: frame.hub.clone(),
@@ -246,14 +246,16 @@ fn join(slice: &Arc<Slice>, frame: &Frame, handle: &Handle) -> Result<(), Machin
         }),
     })?;
     if !slice.is_bootstrap() {
-        let follower = Follower {
+        let control_loop = ControlLoop {
             slice: slice.clone(),
             timekeeper: joined.timekeeper,
             handle: handle.clone(),
             orders: joined.orders,
         };
-        weft_confine::spawn("weft-orders", ThreadKind::Device, move || follower.run())
-            .map_err(MachineError::Thread)?;
+        weft_confine::spawn("weft-orders", ThreadKind::Device, move || {
+            control_loop.run()
+        })
+        .map_err(MachineError::Thread)?;
     }
     Ok(())
 }

@@ -12,7 +12,7 @@ use weft_vcpu::CpuState;
 
 use super::MachineError;
 use super::configuration::Configuration;
-use super::words;
+use super::kernel_parameters;
 use weft_aggregate::Placement;
 
 /// Begins the randomness that a deterministic guest is given.
@@ -64,7 +64,8 @@ impl Files {
                 real_time_clock: true,
             },
         )?;
-        let several = words::words(configuration, &placement, self.initrd.as_ref());
+        let several =
+            kernel_parameters::kernel_parameters(configuration, &placement, self.initrd.as_ref());
         let words: Vec<&str> = words
             .iter()
             .copied()

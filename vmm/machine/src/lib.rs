@@ -11,7 +11,7 @@
 //! | `lifecycle` | stages, requests, answers, ends |
 //! | `owner` | the thread that takes requests |
 //! | `handle` | how others ask |
-//! | `follower` | how a companion slice does what the bootstrap slice says |
+//! | `control_loop` | how a companion slice does what the bootstrap slice says |
 //! | `seen` | pages and faults of all slices |
 //! | `ender` | how the end comes about |
 //! | [`vcpu`] | the vCPUs' threads, and what they meet |
@@ -19,8 +19,8 @@
 mod assembly;
 mod back_end;
 mod configuration;
+mod control_loop;
 mod ender;
-mod follower;
 mod frame;
 mod guest;
 mod handle;
@@ -28,12 +28,12 @@ mod lifecycle;
 mod owner;
 mod pci_devices;
 
+mod kernel_parameters;
 mod seen;
 mod state;
 #[cfg(test)]
 mod tests;
 pub mod vcpu;
-mod words;
 
 use std::io::Write;
 use std::ops::Range;

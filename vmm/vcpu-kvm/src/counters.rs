@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use weft_vcpu::Tally;
+use weft_vcpu::BackEndCounters;
 
 /// Why KVM_RUN came back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,7 +148,7 @@ impl Meter {
     }
 }
 
-impl Tally for Meter {
+impl BackEndCounters for Meter {
     fn list(&self) -> Vec<(&'static str, u64)> {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let mut numbers = vec![

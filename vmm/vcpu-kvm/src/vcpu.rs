@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use kvm_bindings::{CpuId, KVM_EXIT_IO_IN, kvm_run};
 use kvm_ioctls::{VcpuExit, VcpuFd};
-use weft_vcpu::{CpuState, Environment, Exit, Kick, Tally, Vcpu, VcpuError};
+use weft_vcpu::{BackEndCounters, CpuState, Environment, Exit, Kick, Vcpu, VcpuError};
 
 use super::counters::{ExitKind, Meter};
 use super::kick::Bell;
@@ -314,7 +314,7 @@ impl Vcpu for KvmVcpu {
         self.instructions
     }
 
-    fn tally(&self) -> Option<Arc<dyn Tally>> {
+    fn tally(&self) -> Option<Arc<dyn BackEndCounters>> {
         Some(self.meter.clone())
     }
 

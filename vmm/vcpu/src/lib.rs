@@ -30,7 +30,7 @@ pub trait Kick: Send + Sync {
 
 /// Numbers of a back end that only grow. Read by any thread, also when the vCPU
 /// is gone.
-pub trait Tally: Send + Sync {
+pub trait BackEndCounters: Send + Sync {
     /// By name.
     fn list(&self) -> Vec<(&'static str, u64)>;
 }
@@ -96,7 +96,7 @@ pub trait Vcpu: Send {
     }
 
     /// Where the back end counts, if it does.
-    fn tally(&self) -> Option<Arc<dyn Tally>> {
+    fn tally(&self) -> Option<Arc<dyn BackEndCounters>> {
         None
     }
 

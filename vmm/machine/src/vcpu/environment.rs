@@ -20,7 +20,7 @@ const APIC_TIMER_REGISTERS: [u64; 3] = [0x320, 0x380, 0x3e0];
 
 /// What all vCPUs of a machine share.
 #[derive(Clone)]
-pub struct Surroundings {
+pub struct VcpuContext {
     /// Memory-mapped registers.
     pub mmio: Bus,
     pub ports: Bus,
@@ -80,7 +80,7 @@ pub(super) fn count(counter: &AtomicU64) {
 /// The environment of one vCPU.
 pub(super) struct CpuEnvironment {
     pub id: u32,
-    pub around: Surroundings,
+    pub around: VcpuContext,
     pub apic: LocalApic,
     pub counters: Arc<VcpuCounters>,
     pub kick: Arc<dyn Kick>,
@@ -89,7 +89,7 @@ pub(super) struct CpuEnvironment {
 impl CpuEnvironment {
     pub fn new(
         id: u32,
-        around: Surroundings,
+        around: VcpuContext,
         apic: LocalApic,
         counters: Arc<VcpuCounters>,
         kick: Arc<dyn Kick>,

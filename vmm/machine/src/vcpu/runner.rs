@@ -25,9 +25,9 @@ use weft_platform::clock::host_tsc;
 use weft_platform::interrupts::{LocalApic, LocalApicState, PostedInterrupts};
 use weft_vcpu::{CpuState, Exit};
 
-use super::environment::{CpuEnvironment, Surroundings, VcpuCounters, count};
+use super::environment::{CpuEnvironment, VcpuContext, VcpuCounters, count};
 use super::turns::{QUANTUM, Standing, Turns};
-use weft_vcpu::{Tally, Vcpu, VcpuError};
+use weft_vcpu::{BackEndCounters, Vcpu, VcpuError};
 
 /// Longest sleep of a halted vCPU before it looks around, whatever its timer says.
 const SLEEP_MAX: Duration = Duration::from_secs(10);
@@ -125,7 +125,7 @@ pub struct RunnerOptions {
     /// What it is at first; the others wait for a start-up IPI.
     pub bootstrap: Option<CpuState>,
     /// The machine.
-    pub around: Surroundings,
+    pub around: VcpuContext,
     /// Whose turn it is, where instructions are the clock.
     pub turns: Option<Arc<Turns>>,
     /// Hears of events.
@@ -145,7 +145,7 @@ pub struct Runner {
     replies: Receiver<Reply>,
     activity: Arc<AtomicU8>,
     counters: Arc<VcpuCounters>,
-    tally: Option<Arc<dyn Tally>>,
+    tally: Option<Arc<dyn BackEndCounters>>,
     thread: Option<JoinHandle<()>>,
 }
 

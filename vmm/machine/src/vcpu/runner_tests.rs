@@ -68,7 +68,7 @@ fn rig(run: Run) -> Rig {
     let hub = Hub::new(1);
     let clock = Arc::new(Clock::new(Source::Host, measure_host_tsc()));
     clock.go();
-    let around = Surroundings {
+    let around = VcpuContext {
         mmio: Bus::default(),
         ports: Bus::default(),
         hub: hub.clone(),

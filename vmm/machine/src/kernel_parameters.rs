@@ -1,4 +1,4 @@
-//! What is added to Linux's command line, so that it suits several slices.
+//! Kernel parameters that are added to the command line of Linux over several slices.
 
 use weft_boot::ImageFile;
 
@@ -10,9 +10,9 @@ const LATE_MARK: &[u8] = b"weft-late-vcpus";
 /// Where that is looked for.
 const MARK_BYTES: u64 = 4096;
 
-/// The words for a machine of several slices; none for any other. One that the
+/// The parameters for a machine of several slices; none for any other. One that the
 /// configuration's command line has by itself is left as it is there.
-pub(super) fn words(
+pub(super) fn kernel_parameters(
     configuration: &Configuration,
     placement: &Placement,
     initrd: Option<&ImageFile>,
@@ -20,20 +20,20 @@ pub(super) fn words(
     if placement.slices() < 2 {
         return Vec::new();
     }
-    // The tables of all files and connections would be dealt out to all slices.
-    let mut words = vec!["hashdist=0".to_owned()];
+    // The tables of all files and connections would be distributed over all slices.
+    let mut parameters = vec!["hashdist=0".to_owned()];
     let first = placement.cpus_of(0).len() as u32;
     if first < placement.cpus() {
         // All vCPUs see one TSC (`slice/time`). To find that out by itself, Linux has
         // them fight over a page for 20 ms each, and a timer look at every one's twice
         // a second.
-        words.push("tsc=reliable".to_owned());
+        parameters.push("tsc=reliable".to_owned());
         // Each vCPU's timers stay with it. Else one that is idle looks, for each timer that
         // an interrupt of its sets, into the other slices' run queues for one that is not;
         // and those with `nohz_full=` give all of theirs, a server's connections', away.
-        words.push("sysctl.kernel.timer_migration=0".to_owned());
+        parameters.push("sysctl.kernel.timer_migration=0".to_owned());
         if configuration.late_cpus.unwrap_or_else(|| marked(initrd)) {
-            words.extend(late(first, placement.cpus() - 1));
+            parameters.extend(late(first, placement.cpus() - 1));
         }
     }
     let given = |word: &String| {
@@ -41,11 +41,11 @@ pub(super) fn words(
         let mut own = configuration.command_line.split_whitespace();
         !own.any(|own| self::name(own) == name)
     };
-    words.retain(given);
-    words
+    parameters.retain(given);
+    parameters
 }
 
-/// The words that have Linux bring up the vCPUs `first` to `last`, those of other
+/// The parameters that have Linux bring up the vCPUs `first` to `last`, those of other
 /// slices, after its boot.
 fn late(first: u32, last: u32) -> [String; 5] {
     let others = match last {
@@ -88,7 +88,7 @@ mod tests {
         configuration.late_cpus = late;
         configuration.command_line = line.to_owned();
         let placement = Placement::deal(slices, cpus, memory_bytes).expect("a placement");
-        words(&configuration, &placement, None).join(" ")
+        kernel_parameters(&configuration, &placement, None).join(" ")
     }
 
     #[test]

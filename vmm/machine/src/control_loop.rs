@@ -14,14 +14,14 @@ use super::lifecycle::{Refusal, Request, Stage};
 const LOOK: Duration = Duration::from_millis(500);
 
 /// The thread that takes orders.
-pub(super) struct Follower {
+pub(super) struct ControlLoop {
     pub slice: Arc<Slice>,
     pub timekeeper: Arc<Timekeeper>,
     pub handle: Handle,
     pub orders: OrderReceiver,
 }
 
-impl Follower {
+impl ControlLoop {
     /// Until the machine is over.
     pub fn run(self) {
         while self.handle.wait(Duration::ZERO).is_none() {
