@@ -6,7 +6,7 @@ use weft_proc::context::{Context, HEADER_END, LEGACY_BYTES};
 use weft_proc::elf::{self, Image};
 use weft_proc::layout::{LIMIT, LOWEST, PAGE};
 use weft_proc::marshal::{Arrived, BULK_MAX, Fault, Memory, Request, SPACE_MAX, gather};
-use weft_proc::policy::Policy;
+use weft_proc::policy::{Policy, Price};
 use weft_proc::script;
 use weft_proc::table::{Arg, CALLS, Class};
 use zerocopy::IntoBytes;
@@ -210,10 +210,14 @@ pub fn valid_jump(random: &mut Random) -> Vec<u8> {
 
 /// Faults and calls on every node.
 fn play(policy: &mut Policy, faults: usize) {
+    let price = Price {
+        jump: 50,
+        pages: 10,
+    };
     for fault in 0..faults {
-        let _ = policy.fault(fault % JUMP_NODES, 1 << (fault % 40), 50);
+        let _ = policy.fault(fault % JUMP_NODES, 1 << (fault % 40), price);
         policy.waited(1 << (fault % 30));
-        let _ = policy.called_home(100, 50);
+        let _ = policy.called_home(100, price);
     }
 }
 
