@@ -56,16 +56,19 @@ impl DeviceMemory {
 
     /// Whether other slices have pages of it: then no system call may be given
     /// addresses in it.
+    #[inline]
     pub fn is_shared(&self) -> bool {
         self.shared.is_some()
     }
 
     /// The mapping, where it is this node's alone.
+    #[inline]
     pub fn mapped(&self) -> Option<&GuestMemoryMmap> {
         self.shared.is_none().then_some(&*self.mapped)
     }
 
     /// For one piece of work, on whatever way it ends.
+    #[inline]
     pub fn visit(&self) -> Visit<'_> {
         Visit {
             memory: self,

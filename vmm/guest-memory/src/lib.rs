@@ -92,6 +92,7 @@ impl Marks {
     }
 
     /// Marks the page at a guest-physical address; whether there is a mark for it.
+    #[inline]
     pub fn set(&self, address: u64) -> bool {
         let place = self.place(address);
         if let Some((word, bit)) = place {
@@ -101,11 +102,13 @@ impl Marks {
     }
 
     /// Whether there is a mark for that page.
+    #[inline]
     pub fn covers(&self, address: u64) -> bool {
         self.place(address).is_some()
     }
 
     /// Whether it is marked.
+    #[inline]
     pub fn has(&self, address: u64) -> bool {
         self.place(address)
             .is_some_and(|(word, bit)| word.load(Ordering::SeqCst) & bit != 0)
@@ -182,11 +185,13 @@ impl Ram {
     }
 
     /// The marks, where there are some.
+    #[inline]
     pub fn marks(&self) -> Option<&Arc<Marks>> {
         self.marks.as_ref()
     }
 
     /// Marks the pages of a range, if there are marks.
+    #[inline]
     pub fn mark(&self, address: u64, length: usize) {
         if let Some(marks) = &self.marks {
             let last = address.saturating_add(length.saturating_sub(1) as u64);
@@ -198,11 +203,13 @@ impl Ram {
     }
 
     /// Bytes of RAM.
+    #[inline]
     pub fn size(&self) -> u64 {
         self.size
     }
 
     /// For devices and loaders: checked access by guest-physical address.
+    #[inline]
     pub fn guest(&self) -> &GuestMemoryMmap {
         &self.mapped
     }

@@ -194,6 +194,7 @@ impl PostedInterrupts {
     }
 
     /// Whether something lies there.
+    #[inline]
     pub fn has_letters(&self) -> bool {
         self.summary.load(Ordering::SeqCst) != 0
     }
