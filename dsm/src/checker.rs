@@ -100,6 +100,22 @@ pub enum Flaw {
         /// The holder.
         node: NodeId,
     },
+    /// A node's memory.
+    #[error("{node} fills {filled} pages of memory, and may fill {most}")]
+    Budget {
+        node: NodeId,
+        /// Pages that it fills.
+        filled: u64,
+        /// Pages that it may fill.
+        most: u64,
+    },
+    /// A controller gave up.
+    #[error("{node}: {failure}")]
+    Failed {
+        node: NodeId,
+        /// Its reason.
+        failure: String,
+    },
     /// The run went on for longer than any run can.
     #[error("no end: {0}")]
     Endless(&'static str),

@@ -39,6 +39,8 @@
 pub mod check;
 #[cfg(any(test, feature = "std"))]
 pub mod checker;
+#[cfg(any(test, feature = "std"))]
+pub mod controller;
 mod evict;
 pub mod history;
 mod manager;

@@ -50,6 +50,8 @@ pub struct Outcome {
 pub struct Failure {
     /// Replays it.
     pub seed: u64,
+    /// With this option of `weft-dsm-sim`.
+    pub replay: &'static str,
     /// What was wrong.
     pub flaw: Flaw,
     /// The last events, oldest first.
@@ -64,9 +66,10 @@ impl std::fmt::Display for Failure {
         }
         write!(
             f,
-            "replay with: weft-dsm-sim --seeds {0}..{1}",
+            "replay with: weft-dsm-sim {2} {0}..{1}",
             self.seed,
-            self.seed + 1
+            self.seed + 1,
+            self.replay
         )
     }
 }
@@ -178,6 +181,7 @@ impl Simulation {
             Ok(()) => Ok(self.outcome),
             Err(flaw) => Err(Box::new(Failure {
                 seed: self.seed,
+                replay: "--seeds",
                 flaw,
                 events: self
                     .shown

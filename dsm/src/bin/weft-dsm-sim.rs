@@ -2,6 +2,9 @@
 //! many a second, and the first failure with its last events. Exit code 1 when
 //! a seed failed, 2 when the command line is wrong.
 //!
+//! `weft-dsm-sim --controller A..B` runs the simulator of controllers: operations outside
+//! the lock, frames that leave after it, budgets, subscriptions.
+//!
 //! `weft-dsm-sim --check` runs the large model check (3 nodes, 2 pages) instead;
 //! `weft-dsm-sim --speed` measures what one event costs on the hot paths.
 
@@ -9,10 +12,12 @@ use std::ops::Range;
 use std::process::ExitCode;
 use std::time::Instant;
 use weft_dsm::check::{Bounds, explore};
+use weft_dsm::controller;
 use weft_dsm::sim::{Outcome, run};
 use weft_dsm::{Access, Action, Config, Event, ManagerOf, Node, NodeId, Page, VecTables};
 
-const USAGE: &str = "usage: weft-dsm-sim --seeds FIRST..END | --check | --speed";
+const USAGE: &str =
+    "usage: weft-dsm-sim --seeds FIRST..END | --controller FIRST..END | --check | --speed";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -20,6 +25,10 @@ fn main() -> ExitCode {
     match arguments[..] {
         ["--seeds", range] => match parse(range) {
             Some(seeds) => simulate(seeds),
+            None => usage(),
+        },
+        ["--controller", range] => match parse(range) {
+            Some(seeds) => simulate_controllers(seeds),
             None => usage(),
         },
         ["--check"] => check(),
@@ -67,6 +76,24 @@ fn simulate(seeds: Range<u64>) -> ExitCode {
         total.losses,
         total.standing
     );
+    ExitCode::SUCCESS
+}
+
+fn simulate_controllers(seeds: Range<u64>) -> ExitCode {
+    let start = Instant::now();
+    let count = seeds.end - seeds.start;
+    let mut total = controller::sim::Outcome::default();
+    for seed in seeds {
+        match controller::sim::run(seed) {
+            Ok(outcome) => total.add(&outcome),
+            Err(failure) => {
+                eprintln!("{failure}");
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    println!("{count} seeds in {seconds:.1} s: {total:?}");
     ExitCode::SUCCESS
 }
 

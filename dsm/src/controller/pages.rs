@@ -1,0 +1,485 @@
+//! Pages in transition: what the protocol says about a page, done in order.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::{Action, Bytes, Controller, Count, Failure, Look, Mutant, Sink};
+use crate::protocol::{self, Body, Content, Keep, Message, Refusal};
+use crate::state::Tables;
+use crate::types::{Access, NodeId, Page};
+
+/// How long users whose work is not seen keep a page at least that they were given: to
+/// wake a thread alone takes a part of that.
+const USE_MIN: Duration = Duration::from_micros(100);
+
+/// What the shell does about a page, outside the lock.
+#[derive(Debug)]
+pub(super) enum Operation {
+    /// The users give the page up.
+    Revoke,
+    /// The users are given the page.
+    Map {
+        /// It stays for a while then.
+        pin: bool,
+        /// A request ends with it.
+        request: Option<Granted>,
+    },
+    /// The page is taken out of the users' mapping.
+    Hide,
+    /// The page's memory is given back.
+    GiveBack,
+}
+
+/// A request whose page is here.
+#[derive(Debug)]
+pub(super) struct Granted {
+    pub since: Duration,
+    pub asking: Duration,
+    pub here: Duration,
+}
+
+/// A page that is not idle.
+#[derive(Debug)]
+pub(super) struct Transition<B> {
+    operation: Option<Operation>,
+    /// Waits for a pin to go.
+    held_back: bool,
+    /// What is left of the step.
+    work: Work<B>,
+    /// What came meanwhile.
+    queue: VecDeque<(protocol::Event, Option<B>)>,
+}
+
+impl<B> Default for Transition<B> {
+    fn default() -> Self {
+        Self {
+            operation: None,
+            held_back: false,
+            work: Work::default(),
+            queue: VecDeque::new(),
+        }
+    }
+}
+
+/// What is left to do of a step.
+#[derive(Debug)]
+pub(super) struct Work<B> {
+    actions: VecDeque<protocol::Action>,
+    /// The page that came with the message.
+    bytes: Option<Bytes<B>>,
+    /// The page goes to make room.
+    evicts: bool,
+}
+
+impl<B> Default for Work<B> {
+    fn default() -> Self {
+        Self::new(VecDeque::new(), None)
+    }
+}
+
+impl<B> Work<B> {
+    pub fn new(actions: VecDeque<protocol::Action>, bytes: Option<Bytes<B>>) -> Self {
+        Self {
+            actions,
+            bytes,
+            evicts: false,
+        }
+    }
+
+    pub fn evicting(actions: VecDeque<protocol::Action>) -> Self {
+        Self {
+            evicts: true,
+            ..Self::new(actions, None)
+        }
+    }
+
+    /// For later, when the event is over.
+    fn kept(mut self, sink: &mut impl Sink<B>) -> Self {
+        let fills = |action: &protocol::Action| {
+            matches!(
+                action,
+                protocol::Action::Install {
+                    content: Content::Bytes,
+                    ..
+                }
+            )
+        };
+        if matches!(self.bytes, Some(Bytes::Arrived)) {
+            let needed = self.actions.iter().any(fills);
+            self.bytes = needed.then(|| Bytes::Kept(sink.keep()));
+        }
+        self
+    }
+}
+
+pub(super) fn fault(page: u64, access: Access, ahead: bool) -> protocol::Event {
+    protocol::Event::Fault {
+        page: Page(page),
+        access,
+        ahead,
+    }
+}
+
+impl<T: Tables, B> Controller<T, B> {
+    pub(super) fn is_in_transition(&self, page: u64) -> bool {
+        self.transitions.contains_key(&page)
+    }
+
+    pub(super) fn message(
+        &mut self,
+        from: NodeId,
+        message: Message,
+        now: Duration,
+        sink: &mut impl Sink<B>,
+    ) {
+        let page = message.page.0;
+        if !self.is_memory(page) {
+            return sink.act(Action::Fail(Failure::NoMemory { from, page }));
+        }
+        let event = protocol::Event::Message { from, message };
+        let queues = !self.is(Mutant::NoQueue);
+        if let Some(transition) = self.transitions.get_mut(&page).filter(|_| queues) {
+            let bytes = message.carries_bytes().then(|| sink.keep());
+            return transition.queue.push_back((event, bytes));
+        }
+        let actions = self.step_node(event);
+        let bytes = message.carries_bytes().then_some(Bytes::Arrived);
+        self.carry_out(page, Work::new(actions, bytes), now, sink);
+    }
+
+    /// Has the protocol look at an event that is not a message.
+    pub(super) fn carry_out_event(
+        &mut self,
+        page: u64,
+        event: protocol::Event,
+        now: Duration,
+        sink: &mut impl Sink<B>,
+    ) {
+        let actions = self.step_node(event);
+        self.carry_out(page, Work::new(actions, None), now, sink);
+    }
+
+    /// Carries out `work` about a page, and what came about it meanwhile, up to the next
+    /// operation.
+    pub(super) fn carry_out(
+        &mut self,
+        page: u64,
+        mut work: Work<B>,
+        now: Duration,
+        sink: &mut impl Sink<B>,
+    ) {
+        loop {
+            while let Some(action) = work.actions.pop_front() {
+                if let Some(kept) = self.taken_by(page, &action) {
+                    work.actions.push_front(action);
+                    if !self.take(page, kept, &mut work, now, sink) {
+                        return;
+                    }
+                } else if let Some(operation) = self.act(page, action, &mut work, now, sink) {
+                    return self.suspend(page, Some(operation), work, sink);
+                }
+            }
+            let Some((event, bytes)) = self.next_event(page, sink) else {
+                return;
+            };
+            work = Work::new(self.step_node(event), bytes.map(Bytes::Kept));
+        }
+    }
+
+    /// The rest of the step waits for an operation, or for a pin to go.
+    fn suspend(
+        &mut self,
+        page: u64,
+        operation: Option<Operation>,
+        work: Work<B>,
+        sink: &mut impl Sink<B>,
+    ) {
+        let work = work.kept(sink);
+        let transition = self.transitions.entry(page).or_default();
+        transition.held_back = operation.is_none();
+        transition.operation = operation;
+        transition.work = work;
+    }
+
+    /// What an action leaves of the page, if it takes something that is here.
+    fn taken_by(&self, page: u64, action: &protocol::Action) -> Option<Option<Access>> {
+        let kept = match action {
+            protocol::Action::Give {
+                keep: Keep::Shared | Keep::AsIs,
+                ..
+            } => Some(Access::Read),
+            protocol::Action::Give {
+                keep: Keep::Nothing,
+                ..
+            }
+            | protocol::Action::Drop { .. } => None,
+            _ => return None,
+        };
+        (self.rights.of(page) > kept).then_some(kept)
+    }
+
+    /// Takes the page from its users, down to what is `kept`, unless it is pinned.
+    /// Whether the step goes on at once.
+    fn take(
+        &mut self,
+        page: u64,
+        kept: Option<Access>,
+        work: &mut Work<B>,
+        now: Duration,
+        sink: &mut impl Sink<B>,
+    ) -> bool {
+        let rest = std::mem::take(work);
+        if self.pins.hold(page, now) && !self.is(Mutant::IgnorePins) {
+            self.suspend(page, None, rest, sink);
+            self.pins.count_held_back(true);
+            sink.act(Action::Count(Count::HeldBack, 1));
+            // A pin may have gone between the look at it and the word that a page waits,
+            // or go by itself.
+            if !self.pins.hold(page, now) || self.pins.next_end(now).is_some() {
+                sink.act(Action::Look(Look::Tick));
+            }
+            return false;
+        }
+        if !self.is(Mutant::KeepRight) {
+            self.rights.set(page, kept);
+        }
+        sink.act(Action::Revoke { page, kept });
+        if self.is(Mutant::RevokeLate) {
+            *work = rest;
+            return true;
+        }
+        self.suspend(page, Some(Operation::Revoke), rest, sink);
+        false
+    }
+
+    /// An operation is done: the step goes on.
+    pub(super) fn done(&mut self, page: u64, now: Duration, sink: &mut impl Sink<B>) {
+        let Some(transition) = self.transitions.get_mut(&page) else {
+            return;
+        };
+        match transition.operation.take() {
+            Some(Operation::Map { pin, request }) => {
+                if pin {
+                    self.pins.add_for(page, USE_MIN, now);
+                }
+                if let Some(Granted {
+                    since,
+                    asking,
+                    here,
+                }) = request
+                {
+                    sink.act(Action::Waited {
+                        since,
+                        asking,
+                        here,
+                    });
+                }
+            }
+            Some(Operation::GiveBack) => self.rights.forget(page),
+            Some(Operation::Revoke | Operation::Hide) => {}
+            None => return,
+        }
+        self.go_on(page, now, sink);
+    }
+
+    /// Goes on with a page that no operation is about, unless a pin holds it back.
+    fn go_on(&mut self, page: u64, now: Duration, sink: &mut impl Sink<B>) {
+        let forgets = self.is(Mutant::ForgetQueue);
+        let Some(transition) = self.transitions.get_mut(&page) else {
+            return;
+        };
+        if transition.held_back {
+            if self.pins.hold(page, now) {
+                return;
+            }
+            transition.held_back = false;
+            self.pins.count_held_back(false);
+        }
+        if forgets {
+            transition.queue.clear();
+        }
+        let work = std::mem::take(&mut transition.work);
+        self.carry_out(page, work, now, sink);
+    }
+
+    /// Goes on with the pages whose last pin went.
+    pub(super) fn look_at_held_back(&mut self, now: Duration, sink: &mut impl Sink<B>) {
+        if !self.pins.hold_back() {
+            return;
+        }
+        let waits = |(_, transition): &(&u64, &Transition<B>)| {
+            transition.held_back && transition.operation.is_none()
+        };
+        let pages: Vec<u64> = self
+            .transitions
+            .iter()
+            .filter(waits)
+            .map(|(page, _)| *page)
+            .collect();
+        for page in pages {
+            self.go_on(page, now, sink);
+        }
+    }
+
+    /// The next event about a page whose last step is done: what came
+    /// meanwhile, and then what users still want.
+    fn next_event(
+        &mut self,
+        page: u64,
+        sink: &mut impl Sink<B>,
+    ) -> Option<(protocol::Event, Option<B>)> {
+        let backwards = self.is(Mutant::QueueBackwards);
+        if let Some(transition) = self.transitions.get_mut(&page) {
+            let next = match backwards {
+                true => transition.queue.pop_back(),
+                false => transition.queue.pop_front(),
+            };
+            if next.is_some() {
+                return next;
+            }
+            self.transitions.remove(&page);
+            self.wake_without_page(page, sink);
+        }
+        self.asked_again(page).map(|event| (event, None))
+    }
+
+    /// Starts an operation about a page at once. False if one is under way.
+    pub(super) fn start(&mut self, page: u64, operation: Operation) -> bool {
+        let transition = self.transitions.entry(page).or_default();
+        let idle = transition.operation.is_none();
+        if idle {
+            transition.operation = Some(operation);
+        }
+        idle
+    }
+
+    pub(super) fn hide(&mut self, page: u64, sink: &mut impl Sink<B>) {
+        // The next one hides it, if it is in transition now.
+        if self.is_memory(page) && !self.is_in_transition(page) && self.start(page, Operation::Hide)
+        {
+            sink.act(Action::Hide { page });
+        }
+    }
+
+    /// Carries out an action that takes nothing from a user any more. What the rest of the
+    /// step has to wait for.
+    fn act(
+        &mut self,
+        page: u64,
+        action: protocol::Action,
+        work: &mut Work<B>,
+        now: Duration,
+        sink: &mut impl Sink<B>,
+    ) -> Option<Operation> {
+        match action {
+            protocol::Action::Send { to, message } => sink.act(Action::Send { to, message }),
+            protocol::Action::Give { to, message, keep } => {
+                sink.act(Action::Send { to, message });
+                let pushed = matches!(message.body, Body::Push { .. });
+                if pushed {
+                    self.leaving = self.leaving.saturating_sub(1);
+                    sink.act(Action::Count(Count::EvictedSent, 1));
+                }
+                if keep == Keep::Nothing {
+                    self.vacated(page, pushed, sink);
+                }
+            }
+            protocol::Action::Drop { .. } => {
+                if work.evicts {
+                    sink.act(Action::Count(Count::EvictedDropped, 1));
+                }
+                self.vacated(page, work.evicts, sink);
+            }
+            protocol::Action::Allow { .. } => self.rights.set(page, Some(Access::Write)),
+            protocol::Action::Install {
+                access, content, ..
+            } => self.install(page, access, content, work, sink),
+            protocol::Action::Resolved { .. } => return self.resolved(page, now, sink),
+            protocol::Action::Outdated { .. } => self.outdated(page, now, sink),
+            // Home was busy with a page that was offered to it, or another node has it
+            // meanwhile: others go.
+            protocol::Action::NoRoom { .. }
+            | protocol::Action::Refused {
+                reason: Refusal::Busy | Refusal::NotHere,
+                ..
+            } => {
+                self.leaving = self.leaving.saturating_sub(1);
+                sink.act(Action::Count(Count::EvictionDenied, 1));
+            }
+            protocol::Action::Lost { node, .. } => {
+                sink.act(Action::Fail(Failure::Lost { page, node }));
+            }
+            protocol::Action::Violation { from, what, .. } => {
+                sink.act(Action::Fail(Failure::Violation { from, page, what }));
+            }
+            protocol::Action::Refused { reason, .. } => {
+                sink.act(Action::Fail(Failure::Refused { page, reason }));
+            }
+        }
+        None
+    }
+
+    fn install(
+        &mut self,
+        page: u64,
+        access: Access,
+        content: Content,
+        work: &mut Work<B>,
+        sink: &mut impl Sink<B>,
+    ) {
+        match (content, work.bytes.take()) {
+            (Content::Bytes, Some(bytes)) => sink.act(Action::Fill { page, bytes }),
+            (Content::Zero, _) if self.rights.used(page) => sink.act(Action::Zero { page }),
+            (Content::Zero, _) => {}
+            (Content::Bytes, None) | (Content::Held, _) => {
+                sink.act(Action::Fail(Failure::NoBytes { page }));
+            }
+        }
+        self.fresh = (content == Content::Zero).then_some(page);
+        match access == Access::Read && self.subscriptions.is_asked(page) {
+            true => self.rights.set_unasked(page),
+            false => self.rights.set(page, Some(access)),
+        }
+        if self.budget.is_exceeded(self.rights.resident()) {
+            sink.act(Action::Look(Look::Room));
+        }
+    }
+
+    fn outdated(&mut self, page: u64, now: Duration, sink: &mut impl Sink<B>) {
+        if self.is(Mutant::KeepOutdated) {
+            self.rights.set(page, Some(Access::Read));
+        }
+        let unread = self.rights.left_unused(page) && !self.is(Mutant::NeverUnsubscribe);
+        if self.subscriptions.outdated(page, unread, now) {
+            sink.act(Action::Look(Look::Tick));
+        }
+    }
+
+    pub(super) fn look_at_subscriptions(&mut self, now: Duration, sink: &mut impl Sink<B>) {
+        while let Some(page) = self.subscriptions.pop_due(now) {
+            // A fault may have brought it, or be at it.
+            let is_here = self.rights.of(page).is_some() || self.is_in_transition(page);
+            if is_here || self.lacks_room(page) || self.is_awaited(page) {
+                continue;
+            }
+            sink.act(Action::Renew { page });
+            self.subscriptions.ask(page);
+            // As a fault that nobody waits for: one ahead would be given up where several
+            // nodes ask at the same moment.
+            self.carry_out_event(page, fault(page, Access::Read, false), now, sink);
+        }
+    }
+
+    /// A page left. Its memory stays for when it comes back, unless there is little or
+    /// the page was evicted.
+    fn vacated(&mut self, page: u64, evicted: bool, sink: &mut impl Sink<B>) {
+        self.rights.set(page, None);
+        if evicted {
+            self.rights.mark_evicted(page);
+        }
+        if evicted || self.budget.is_exceeded(self.rights.resident()) {
+            self.vacant.push(page);
+            sink.act(Action::Look(Look::Room));
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! What the users of a node may do with its pages, one byte for each.
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use crate::types::Access;
+
+/// Nothing may be done.
+const NOTHING: u8 = 0;
+const READ: u8 = 1;
+const WRITE: u8 = 2;
+const RIGHT: u8 = 3;
+/// Memory is filled with the page, also while no user may use it: it may not be zero bytes.
+const USED: u8 = 4;
+/// A user looked for the page since the clock's hand passed it.
+const REFERENCED: u8 = 8;
+/// The page was here and was evicted.
+const EVICTED: u8 = 16;
+/// The page came before a user asked for it, and no user has looked for it since.
+const UNUSED: u8 = 32;
+
+/// What the clock's hand finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    /// Nothing that could be evicted.
+    None,
+    /// Memory of a page that no user may use.
+    Vacant,
+    /// A page that was used since the hand passed it.
+    Recent,
+    /// A page that was not.
+    Old,
+}
+
+/// The rights, shared by the controller, which alone changes them, and its users, who
+/// read them without its lock.
+///
+/// A right is lowered here first; then the users are told to give up what they hold by
+/// it. Marks of use are set and cleared by any thread; one may get lost.
+pub struct Rights {
+    pages: Box<[AtomicU8]>,
+    /// Pages of which memory is filled.
+    resident: AtomicU64,
+    /// Pages that came before a user asked for them and were looked for then.
+    found: AtomicU64,
+}
+
+impl Rights {
+    /// Over one byte for each page, all of them zero: no right to any.
+    pub fn new(pages: Box<[AtomicU8]>) -> Self {
+        Self {
+            pages,
+            resident: AtomicU64::new(0),
+            found: AtomicU64::new(0),
+        }
+    }
+
+    /// What may be done with a page; `None` beyond the last page, too.
+    pub fn of(&self, page: u64) -> Option<Access> {
+        right(self.pages.get(page as usize)?.load(Ordering::SeqCst))
+    }
+
+    /// Whether `access` is allowed. Marks the page as used if it is.
+    pub fn allow_use(&self, page: u64, access: Access) -> bool {
+        let Some(place) = self.pages.get(page as usize) else {
+            return false;
+        };
+        let byte = place.load(Ordering::SeqCst);
+        let allowed = right(byte) >= Some(access);
+        if allowed && byte & REFERENCED == 0 {
+            place.fetch_or(REFERENCED, Ordering::Relaxed);
+        }
+        if allowed && byte & UNUSED != 0 {
+            let before = place.fetch_and(!UNUSED, Ordering::Relaxed);
+            self.found
+                .fetch_add((before & UNUSED != 0).into(), Ordering::Relaxed);
+        }
+        allowed
+    }
+
+    /// How many pages came before a user asked for them and were looked for then.
+    pub fn found(&self) -> u64 {
+        self.found.load(Ordering::Relaxed)
+    }
+
+    /// Pages of which memory is filled.
+    pub fn resident(&self) -> u64 {
+        self.resident.load(Ordering::SeqCst)
+    }
+
+    /// Pages that there are.
+    pub(super) fn pages(&self) -> u64 {
+        self.pages.len() as u64
+    }
+
+    /// Whether a page that left had come before a user asked for it, and none looked for
+    /// it. True once.
+    pub(super) fn left_unused(&self, page: u64) -> bool {
+        let place = self.pages.get(page as usize);
+        place.is_some_and(|place| place.fetch_and(!UNUSED, Ordering::Relaxed) & UNUSED != 0)
+    }
+
+    /// Changes the right to a page. A page that may be used fills memory.
+    pub(super) fn set(&self, page: u64, right: Option<Access>) {
+        self.put(page, right, REFERENCED);
+    }
+
+    /// Lets a page be read that no user has asked for yet.
+    pub(super) fn set_unasked(&self, page: u64) {
+        self.put(page, Some(Access::Read), UNUSED);
+    }
+
+    /// In one store: users look at the page as soon as they may.
+    fn put(&self, page: u64, right: Option<Access>, mark: u8) {
+        let Some(place) = self.pages.get(page as usize) else {
+            return;
+        };
+        let before = place.load(Ordering::Relaxed);
+        let after = match right {
+            None => before & (USED | EVICTED | UNUSED),
+            Some(Access::Read) => READ | USED | mark,
+            Some(Access::Write) => WRITE | USED | mark,
+        };
+        place.store(after, Ordering::SeqCst);
+        if before & USED == 0 && after & USED != 0 {
+            self.resident.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether memory is filled with the page: it may not be zero.
+    pub(super) fn used(&self, page: u64) -> bool {
+        self.byte(page) & USED != 0
+    }
+
+    /// Whether it is, and no user may use the page.
+    pub(super) fn is_vacant(&self, page: u64) -> bool {
+        self.byte(page) & (USED | RIGHT) == USED
+    }
+
+    /// The memory of a vacant page was given back: it is zero again.
+    pub(super) fn forget(&self, page: u64) {
+        if let (true, Some(place)) = (self.is_vacant(page), self.pages.get(page as usize)) {
+            let left = place.load(Ordering::Relaxed) & (EVICTED | UNUSED);
+            place.store(left, Ordering::SeqCst);
+            self.resident.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// A page that no user may use any more was evicted.
+    pub(super) fn mark_evicted(&self, page: u64) {
+        if let (None, Some(place)) = (self.of(page), self.pages.get(page as usize)) {
+            place.fetch_or(EVICTED, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a page was evicted and did not come back.
+    pub(super) fn is_evicted(&self, page: u64) -> bool {
+        self.byte(page) & EVICTED != 0
+    }
+
+    /// The hand passes a page; `foreign`: one that may be evicted while it is used.
+    pub(super) fn pass(&self, page: u64, foreign: bool) -> Use {
+        let byte = self.byte(page);
+        match (byte & USED != 0, right(byte)) {
+            (false, _) => Use::None,
+            (true, None) => Use::Vacant,
+            (true, Some(_)) if !foreign => Use::None,
+            (true, Some(_)) if byte & REFERENCED == 0 => Use::Old,
+            (true, Some(_)) => {
+                if let Some(place) = self.pages.get(page as usize) {
+                    place.fetch_and(!REFERENCED, Ordering::Relaxed);
+                }
+                Use::Recent
+            }
+        }
+    }
+
+    fn byte(&self, page: u64) -> u8 {
+        let place = self.pages.get(page as usize);
+        place.map_or(NOTHING, |place| place.load(Ordering::Relaxed))
+    }
+}
+
+fn right(byte: u8) -> Option<Access> {
+    match byte & RIGHT {
+        NOTHING => None,
+        READ => Some(Access::Read),
+        _ => Some(Access::Write),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rights() -> Rights {
+        Rights::new((0..4).map(|_| AtomicU8::new(0)).collect())
+    }
+
+    #[test]
+    fn memory_stays_filled_until_it_is_given_back() {
+        let rights = rights();
+        rights.set(1, Some(Access::Write));
+        rights.set(2, Some(Access::Read));
+        assert_eq!(rights.resident(), 2);
+        rights.set(1, None);
+        assert!(rights.is_vacant(1) && !rights.is_vacant(2));
+        rights.forget(2);
+        assert_eq!(rights.resident(), 2);
+        rights.forget(1);
+        assert_eq!((rights.resident(), rights.used(1)), (1, false));
+        assert_eq!(rights.of(4), None);
+    }
+
+    #[test]
+    fn the_hand_gives_a_page_in_use_a_second_chance() {
+        let rights = rights();
+        rights.set(0, Some(Access::Read));
+        assert_eq!(rights.pass(0, false), Use::None);
+        assert_eq!(rights.pass(0, true), Use::Recent);
+        assert_eq!(rights.pass(0, true), Use::Old);
+        assert!(rights.allow_use(0, Access::Read) && !rights.allow_use(0, Access::Write));
+        assert_eq!(rights.pass(0, true), Use::Recent);
+        rights.set(0, None);
+        assert_eq!(rights.pass(0, true), Use::Vacant);
+    }
+
+    #[test]
+    fn a_copy_that_came_unasked_is_found_once() {
+        let rights = rights();
+        rights.set_unasked(0);
+        assert!(rights.allow_use(0, Access::Read) && rights.allow_use(0, Access::Read));
+        assert_eq!(rights.found(), 1);
+        assert!(!rights.left_unused(0));
+        rights.set_unasked(1);
+        assert!(rights.left_unused(1) && !rights.left_unused(1));
+    }
+}

@@ -1,0 +1,402 @@
+//! One node of the simulator: its controller, its memory, and its users.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
+use std::time::Duration;
+
+use super::{Controller, Event, Outcome, Packet, Rights};
+use crate::checker::{Flaw, ZERO_VERSION};
+use crate::controller::{Action, Budget, Bytes, Clock, Count, Pins, Sink};
+use crate::state::VecTables;
+use crate::types::{Access, Config, NodeId, Page};
+
+/// Copies in a row that a subscription may ask for and no user looks at.
+const UNREAD_MAX: u32 = 5;
+
+/// How a node's users get their pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A thread waits, and tells when it is at work.
+    Waits,
+    /// A user sleeps until its page is mapped.
+    Sleeps,
+}
+
+/// A thread that waits for a page, or has it pinned.
+#[derive(Debug)]
+pub(super) struct Thread {
+    pub number: u64,
+    pub page: u64,
+    pub access: Access,
+    pub woken: bool,
+    /// It has the page pinned.
+    pub holds: bool,
+    /// It has used the page.
+    pub works: bool,
+}
+
+impl Thread {
+    pub fn new(number: u64, page: u64, access: Access) -> Self {
+        Self {
+            number,
+            page,
+            access,
+            woken: false,
+            holds: false,
+            works: false,
+        }
+    }
+
+    pub fn holding(page: u64, access: Access) -> Self {
+        Self {
+            holds: true,
+            works: true,
+            ..Self::new(0, page, access)
+        }
+    }
+}
+
+/// What is done outside the lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Operation {
+    what: What,
+    first: u64,
+    count: u64,
+    /// Its end was told.
+    said: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum What {
+    Revoke(Option<Access>),
+    Map(Access),
+    Hide,
+    GiveBack,
+    Watch,
+}
+
+impl Operation {
+    fn new(what: What, page: u64) -> Self {
+        Self {
+            what,
+            first: page,
+            count: 1,
+            said: false,
+        }
+    }
+
+    pub fn pages(&self) -> Range<u64> {
+        self.first..self.first + self.count
+    }
+
+    /// What the controller is told when it is done.
+    pub fn done(&self) -> Option<Event> {
+        match self.what {
+            What::Watch => None,
+            What::GiveBack => Some(Event::GaveBack {
+                first: self.first,
+                count: self.count,
+            }),
+            _ => Some(Event::Done { page: self.first }),
+        }
+    }
+
+    /// The same, once.
+    pub fn say(&mut self) -> Option<Event> {
+        let unsaid = !std::mem::replace(&mut self.said, true);
+        self.done().filter(|_| unsaid)
+    }
+}
+
+/// Takes a step's actions down.
+pub(super) struct Actions {
+    pub list: Vec<Action<u32>>,
+    version: Option<u32>,
+}
+
+impl Actions {
+    pub fn new(version: Option<u32>) -> Self {
+        Self {
+            list: Vec::new(),
+            version,
+        }
+    }
+}
+
+impl Sink<u32> for Actions {
+    fn act(&mut self, action: Action<u32>) {
+        self.list.push(action);
+    }
+
+    fn keep(&mut self) -> u32 {
+        self.version.unwrap_or(ZERO_VERSION)
+    }
+}
+
+pub(super) struct Host {
+    pub controller: Controller<VecTables, u32>,
+    pub rights: Arc<Rights>,
+    pub pins: Arc<Pins>,
+    pub clock: Clock,
+    pub kind: Kind,
+    pub threads: Vec<Thread>,
+    /// Users that sleep until they may use a page so.
+    pub sleepers: Vec<(u64, Access)>,
+    pub operations: Vec<Operation>,
+    config: Config,
+    budget: Budget,
+    /// What the users have mapped.
+    mapped: BTreeMap<u64, Access>,
+    versions: Vec<u32>,
+    filled: BTreeSet<u64>,
+    /// Copies that subscriptions asked for since a user last looked at the page.
+    unread: BTreeMap<u64, u32>,
+}
+
+fn unfit(node: NodeId, page: u64, action: &'static str) -> Flaw {
+    let page = Page(page);
+    Flaw::Memory { page, node, action }
+}
+
+impl Host {
+    pub fn new(
+        config: &Config,
+        tables: VecTables,
+        pages: u64,
+        budget: Budget,
+        own: Range<u64>,
+        kind: Kind,
+    ) -> Self {
+        let rights = Arc::new(Rights::new((0..pages).map(|_| AtomicU8::new(0)).collect()));
+        let pins = Arc::<Pins>::default();
+        let all = 0..pages;
+        let controller = Controller::new(
+            config,
+            tables,
+            rights.clone(),
+            pins.clone(),
+            budget,
+            vec![all],
+        );
+        Self {
+            controller,
+            rights,
+            pins,
+            clock: Clock::new(own),
+            kind,
+            threads: Vec::new(),
+            sleepers: Vec::new(),
+            operations: Vec::new(),
+            config: *config,
+            budget,
+            mapped: BTreeMap::new(),
+            versions: vec![ZERO_VERSION; pages as usize],
+            filled: BTreeSet::new(),
+            unread: BTreeMap::new(),
+        }
+    }
+
+    pub fn manager_of(&self, page: u64) -> usize {
+        match self.config.manager {
+            crate::ManagerOf::Fixed(node) => node.index(),
+            crate::ManagerOf::Ranges(ranges) => ranges.manager_of(Page(page)).index(),
+            crate::ManagerOf::Interleaved => 0,
+        }
+    }
+
+    pub fn version(&self, page: u64) -> u32 {
+        self.versions[page as usize]
+    }
+
+    pub fn fill(&mut self, page: u64, version: u32) {
+        self.versions[page as usize] = version;
+        self.filled.insert(page);
+    }
+
+    /// A user looks for a page.
+    pub fn look(&mut self, page: u64) {
+        self.unread.remove(&page);
+    }
+
+    /// Pages of memory that are filled.
+    pub fn filled(&self) -> u64 {
+        self.filled.len() as u64
+    }
+
+    /// Threads and sleepers.
+    pub fn users(&self) -> usize {
+        self.threads.len() + self.sleepers.len()
+    }
+
+    pub fn mapped(&self, page: u64) -> Option<Access> {
+        self.mapped.get(&page).copied()
+    }
+
+    pub fn map_at_least(&mut self, page: u64, access: Access) {
+        let mapped = self.mapped.entry(page).or_insert(access);
+        *mapped = access.max(*mapped);
+    }
+
+    /// What users may do with a page at this moment: by a mapping, or by a pin.
+    pub fn used(&self, page: u64) -> Option<Access> {
+        let held = self.threads.iter().filter(|thread| thread.holds);
+        let held = held.filter(|thread| thread.page == page);
+        held.map(|thread| Some(thread.access))
+            .max()
+            .flatten()
+            .max(self.mapped(page))
+    }
+
+    /// Whether the hand is to move.
+    pub fn evicts(&self) -> bool {
+        self.budget.is_tight(self.rights.resident()) && self.controller.wanted() > 0
+    }
+
+    pub fn is_idle(&self, now: Duration) -> bool {
+        let exceeded = self.budget.is_exceeded(self.rights.resident());
+        let due = self.controller.deadline(now).is_some();
+        let waits = due || exceeded || self.pins.hold_back();
+        self.users() == 0 && self.operations.is_empty() && !waits
+    }
+
+    /// A page that a user waits for.
+    pub fn unanswered(&self) -> Option<u64> {
+        let waits = |thread: &&Thread| !thread.holds;
+        let waits = self.threads.iter().find(waits).map(|thread| thread.page);
+        waits.or(self.sleepers.first().map(|(page, _)| *page))
+    }
+
+    /// Users that slept on a page that is mapped now.
+    pub fn wake_sleepers(&mut self, page: u64) -> Vec<(u64, Access)> {
+        if self.mapped(page).is_none() {
+            return Vec::new();
+        }
+        let slept = |(other, _): &mut (u64, Access)| *other == page;
+        self.sleepers.extract_if(.., slept).collect()
+    }
+
+    /// Does what an action says under the lock; begins what it says for later. The page to
+    /// judge.
+    pub fn carry_out(
+        &mut self,
+        me: NodeId,
+        action: Action<u32>,
+        queue: &mut impl FnMut(NodeId, Packet),
+        arrived: Option<u32>,
+        outcome: &mut Outcome,
+    ) -> Result<Option<u64>, Flaw> {
+        match action {
+            Action::Fill { page, bytes } => {
+                self.unused(me, page, "a page is filled under its users")?;
+                let version = match bytes {
+                    Bytes::Arrived => arrived,
+                    Bytes::Kept(version) => Some(version),
+                };
+                self.fill(page, version.unwrap_or(ZERO_VERSION));
+                return Ok(Some(page));
+            }
+            Action::Zero { page } => {
+                self.unused(me, page, "a page is zeroed under its users")?;
+                self.fill(page, ZERO_VERSION);
+                return Ok(Some(page));
+            }
+            Action::Send { to, message } => {
+                let page = message.page.0;
+                let version = message.carries_bytes().then(|| self.version(page));
+                queue(to, Packet { message, version });
+                return Ok(Some(page));
+            }
+            Action::Revoke { page, kept } => {
+                let held = self.threads.iter().filter(|thread| thread.holds);
+                if held
+                    .filter(|thread| thread.page == page)
+                    .any(|thread| Some(thread.access) > kept)
+                {
+                    let action = "a page is taken from a thread that holds it";
+                    return Err(unfit(me, page, action));
+                }
+                self.operations
+                    .push(Operation::new(What::Revoke(kept), page));
+            }
+            Action::Map { page, right } => {
+                self.operations.push(Operation::new(What::Map(right), page));
+            }
+            Action::Hide { page } => self.operations.push(Operation::new(What::Hide, page)),
+            Action::Watch { page } => self.operations.push(Operation::new(What::Watch, page)),
+            Action::GiveBack { first, count } => self.operations.push(Operation {
+                count,
+                ..Operation::new(What::GiveBack, first)
+            }),
+            Action::Wake { waiter, granted } => {
+                let woken = |thread: &&mut Thread| thread.number == waiter && !thread.holds;
+                if let Some(thread) = self.threads.iter_mut().find(woken) {
+                    thread.woken = true;
+                    thread.holds |= granted;
+                    return Ok(Some(thread.page));
+                }
+            }
+            Action::Count(count, many) => {
+                let counter = match count {
+                    Count::HeldBack => &mut outcome.held_back,
+                    Count::EvictedDropped | Count::EvictedSent => &mut outcome.evicted,
+                    Count::GivenBack => &mut outcome.given_back,
+                    Count::RoomWait => &mut outcome.room_waits,
+                    Count::Local | Count::EvictionDenied => return Ok(None),
+                };
+                *counter += many;
+            }
+            Action::Fail(failure) => {
+                return Err(Flaw::Failed {
+                    node: me,
+                    failure: failure.to_string(),
+                });
+            }
+            Action::Renew { page } => {
+                outcome.subscriptions += 1;
+                let unread = self.unread.entry(page).or_default();
+                *unread += 1;
+                if *unread > UNREAD_MAX {
+                    let action = "a subscription to a page that no user looks at";
+                    return Err(unfit(me, page, action));
+                }
+            }
+            Action::Look(_) | Action::Remote { .. } | Action::Waited { .. } => {}
+        }
+        Ok(None)
+    }
+
+    /// Carries out an operation.
+    pub fn operate(&mut self, me: NodeId, operation: Operation) -> Result<(), Flaw> {
+        let page = operation.first;
+        match operation.what {
+            What::Revoke(None) => drop(self.mapped.remove(&page)),
+            What::Revoke(Some(kept)) => {
+                if let Some(mapped) = self.mapped.get_mut(&page) {
+                    *mapped = kept.min(*mapped);
+                }
+            }
+            What::Map(right) => drop(self.mapped.insert(page, right)),
+            What::Hide | What::Watch if self.kind == Kind::Sleeps => {
+                self.mapped.remove(&page);
+            }
+            What::Hide | What::Watch => {}
+            What::GiveBack => {
+                for page in operation.pages() {
+                    self.unused(me, page, "memory is given back under its users")?;
+                    self.versions[page as usize] = ZERO_VERSION;
+                    self.filled.remove(&page);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn unused(&self, me: NodeId, page: u64, action: &'static str) -> Result<(), Flaw> {
+        match self.used(page) {
+            None => Ok(()),
+            Some(_) => Err(unfit(me, page, action)),
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Thousands of seeds, and broken controllers and shells that must be found.
+
+use super::*;
+use crate::controller::Mutant;
+
+/// The first seed that a judge finds wrong.
+fn found(seeds: std::ops::Range<u64>, break_it: impl Fn(&mut World)) -> Option<Failure> {
+    seeds.into_iter().find_map(|seed| {
+        let mut world = World::new(seed, &Scenario::from_seed(seed));
+        break_it(&mut world);
+        world.run().err().map(|failure| *failure)
+    })
+}
+
+#[test]
+fn two_thousand_seeds() {
+    let mut total = Outcome::default();
+    for seed in 0..2000 {
+        let outcome = run(seed).unwrap_or_else(|failure| panic!("{failure}"));
+        total.add(&outcome);
+    }
+    println!("{total:?}");
+    assert!(total.messages > 300_000 && total.operations > 100_000);
+    assert!(total.held_back > 3_000 && total.subscriptions > 1_000);
+    assert!(total.evicted > 10_000 && total.given_back > 10_000 && total.room_waits > 300);
+}
+
+#[test]
+fn a_seed_replays() {
+    for seed in [1, 77, 4242] {
+        assert_eq!(run(seed).ok(), run(seed).ok());
+    }
+}
+
+#[test]
+fn every_broken_controller_is_found() {
+    // With the seed from which on they are looked for: two are found by few seeds.
+    for (mutant, first) in [
+        (Mutant::IgnorePins, 0),
+        (Mutant::RevokeLate, 0),
+        (Mutant::KeepRight, 0),
+        (Mutant::NoQueue, 0),
+        (Mutant::ForgetQueue, 0),
+        (Mutant::QueueBackwards, 0),
+        (Mutant::MapInTransition, 0),
+        (Mutant::ForgetWaiter, 0),
+        (Mutant::ForgetRoomWait, 0),
+        (Mutant::GiveBackUsed, 0),
+        (Mutant::GiveBackAnyTime, 0),
+        (Mutant::NoBudget, 800),
+        (Mutant::KeepOutdated, 0),
+        (Mutant::NeverUnsubscribe, 2600),
+    ] {
+        let failure = found(first..first + 1000, |world| {
+            for host in &mut world.hosts {
+                host.controller.mutant = Some(mutant);
+            }
+        });
+        let failure = failure.unwrap_or_else(|| panic!("{mutant:?} was not found"));
+        println!("{mutant:?}: seed {}: {}", failure.seed, failure.flaw);
+        assert!(!failure.events.is_empty());
+    }
+}
+
+#[test]
+fn every_broken_shell_is_found() {
+    for bad in [
+        BadShell::CopiesLate,
+        BadShell::SendsInAnyOrder,
+        BadShell::SaysDoneEarly,
+        BadShell::UnpinsEarly,
+    ] {
+        let failure = found(0..1000, |world| world.bad = Some(bad));
+        let failure = failure.unwrap_or_else(|| panic!("{bad:?} was not found"));
+        println!("{bad:?}: seed {}: {}", failure.seed, failure.flaw);
+    }
+}
