@@ -1,14 +1,14 @@
-//! Guest memory for who is no vCPU, piece by piece.
+//! Copies to and from guest memory for callers that are not vCPUs, piece by piece.
 
 use weft_dsm::PAGE_BYTES;
-use weft_guest_memory::GuestBytes;
 use weft_vcpu::{Access, Memory};
 
-use super::shell::{PAGE_SHIFT, SharedMemory};
+use super::shell::SharedMemory;
+use weft_guest_memory::GuestBytes;
 
 impl SharedMemory {
     /// Calls `copy` with the host address, the offset and the length of each piece
-    /// of a range, while the slice holds its page. Whether all of it is memory.
+    /// of a range, while its page is pinned. Whether all of it is memory.
     fn by_pages(
         &self,
         address: u64,
@@ -23,34 +23,14 @@ impl SharedMemory {
             };
             let inside = at % PAGE_BYTES as u64;
             let piece = (length - done).min(PAGE_BYTES - inside as usize);
-            if !self.with_page(at - inside, access, |host| {
-                copy(host.wrapping_add(inside as usize), done, piece);
-            }) {
+            let Ok(host) = self.acquire(at - inside, access) else {
                 return false;
-            }
+            };
+            copy(host.wrapping_add(inside as usize), done, piece);
+            self.taken_up(at - inside);
             done += piece;
         }
         true
-    }
-
-    /// Calls `work` with a page that is held, which nobody takes meanwhile.
-    fn with_page(&self, page: u64, access: Access, mut work: impl FnMut(*mut u8)) -> bool {
-        loop {
-            let Ok(host) = self.acquire(page, access) else {
-                return false;
-            };
-            // Pages are given away under the lock only.
-            let state = self.lock();
-            let held = self.rights.allow(page >> PAGE_SHIFT, access) || self.is_over();
-            if held {
-                work(host);
-            }
-            drop(state);
-            self.taken_up(page);
-            if held {
-                return true;
-            }
-        }
     }
 }
 
@@ -62,7 +42,8 @@ impl GuestBytes for SharedMemory {
             bytes.len(),
             Access::Read,
             |host, offset, length| {
-                // SAFETY: both are `length` bytes; the page stays while the copy is made.
+                // SAFETY: both are `length` bytes; the page is pinned while the copy is
+                // made, or the machine is over, and RAM outlives it.
                 unsafe { std::ptr::copy_nonoverlapping(host, from.add(offset), length) };
             },
         )
@@ -74,7 +55,8 @@ impl GuestBytes for SharedMemory {
             bytes.len(),
             Access::Write,
             |host, offset, length| {
-                // SAFETY: both are `length` bytes; the page stays while the copy is made.
+                // SAFETY: both are `length` bytes; the page is pinned while the copy is
+                // made, or the machine is over, and RAM outlives it.
                 unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().add(offset), host, length) };
             },
         )

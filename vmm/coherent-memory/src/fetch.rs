@@ -1,17 +1,14 @@
-//! A thread that needs a page and waits for it.
+//! A thread that needs a page and waits for it, and users that sleep until theirs is
+//! mapped.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use weft_dsm::Page;
-use weft_vcpu::{Access, Asker, Memory, Purpose, Unbacked};
+use weft_dsm::controller::{Event, Purpose};
+use weft_vcpu::{Access, Asker, Memory, Purpose as AskedFor, Unbacked};
 
 use super::counters::MemoryCounters;
-use super::shell::{PAGE_SHIFT, SharedMemory};
-use super::state::fault;
+use super::shell::{PAGE_SHIFT, SharedMemory, to_protocol};
 use super::trace::FaultKind;
-use super::waiters::Waiter;
 
 impl SharedMemory {
     /// Waits for the page if another slice has it. See [`Memory::acquire`].
@@ -23,54 +20,48 @@ impl SharedMemory {
     ) -> Result<*mut u8, Unbacked> {
         let host = self.host_of(address).ok_or(Unbacked(address))?;
         let page = address >> PAGE_SHIFT;
-        self.wait_for_room(page);
-        let mut state = self.lock();
-        self.tell_of_writing(page, access);
-        if self.rights.allow_use(page, access) && self.pins.add(page) {
+        let wanted = to_protocol(access);
+        let waiting = self.locked(|state| {
+            self.tell_of_writing(page, access);
+            if state.controller.hold(page, wanted) {
+                return None;
+            }
+            let start = Instant::now();
+            let (waiter, thread) = state.add_waiter();
+            let event = Event::Acquire {
+                waiter,
+                page,
+                access: wanted,
+                purpose: asker.map_or(Purpose::Data, purpose),
+            };
+            state.step(self, event, None);
+            Some((waiter, thread, start))
+        });
+        let Some((waiter, thread, start)) = waiting else {
             return Ok(host);
-        }
-        let waiter = Waiter::new(page, access);
-        state.waiters.push(waiter.clone());
-        let (start, mut counted) = (Instant::now(), None);
-        let mut asking = Duration::ZERO;
-        while !waiter.granted() && !self.is_over() {
-            if !state.busy.contains_key(&page) {
-                let work = state.step(fault(page, access), None);
-                state = self.carry_out(state, page, work);
-                if waiter.granted() {
-                    break;
-                }
+        };
+        let asking = start.elapsed();
+        // A link whose lease ends tells more: it is given the time to.
+        let patience = 2 * self.lease;
+        while !thread.granted() && !self.is_over() {
+            if !thread.wait(patience) {
+                let reason = self.locked(|state| match state.controller.waits_for_room(page) {
+                    true => self.no_room(page, patience),
+                    false => did_not_come(page, patience),
+                });
+                self.fail(reason);
             }
-            let first = counted.is_none();
-            if first {
-                counted = Some(self.count_remote(page, access));
-                state = self.ask_back_if_read(state, page, access);
-                state = self.ask_for_code(state, page, asker);
+            if !thread.granted() && !self.is_over() {
+                self.locked(|state| state.step(self, Event::Retry { waiter }, None));
             }
-            drop(state);
-            if first {
-                asking = start.elapsed();
-            }
-            // A link whose lease ends tells more: it is given the time to.
-            if !waiter.wait(2 * self.lease) {
-                self.fail(did_not_come(page, 2 * self.lease));
-            }
-            state = self.lock();
         }
-        let installing = waiter.since_granted();
-        state.waiters.retain(|other| !Arc::ptr_eq(other, &waiter));
-        if counted.is_some() && state.fresh == Some(page) {
-            state = self.ask_ahead(state, page);
-        }
-        self.tell_of_writing(page, access);
-        // Other walkers only read it, too, though the kernel here is about to write
-        // an entry that was missing: a page that is read, then written, looks like
-        // one to hand over.
-        if counted.is_some() && asker.is_some_and(|asker| asker.purpose == Purpose::Table) {
-            state.node.settle(Page(page));
-        }
-        drop(state);
-        let Some(kind) = counted else {
+        let installing = thread.since_granted();
+        self.locked(|state| {
+            state.remove_waiter(waiter);
+            state.step(self, Event::Leave { waiter }, None);
+            self.tell_of_writing(page, access);
+        });
+        let Some(kind) = thread.remote() else {
             MemoryCounters::add(&self.counters.local, 1);
             return Ok(host);
         };
@@ -84,22 +75,63 @@ impl SharedMemory {
         Ok(host)
     }
 
-    pub(super) fn count_remote(&self, page: u64, access: Access) -> FaultKind {
+    /// Asks for a page without waiting for it: [`Users::granted`] is called when it
+    /// may be used, perhaps before this returns. Asking again changes nothing. An
+    /// address that is no memory is nobody's, and is never granted.
+    ///
+    /// [`Users::granted`]: super::Users::granted
+    pub fn ask(&self, address: u64, access: Access) {
+        let (page, access) = (address >> PAGE_SHIFT, to_protocol(access));
+        self.locked(|state| {
+            state.step(self, Event::Ask { page, access }, None);
+            state.controller.asked_by(page, self.now());
+        });
+    }
+
+    /// Has the users ask for a page again before they use it next.
+    pub fn hide(&self, address: u64) {
+        let page = address >> PAGE_SHIFT;
+        self.locked(|state| state.step(self, Event::Hide { page }, None));
+    }
+
+    /// Breaks off when a page that was asked for did not come in time: whoever calls
+    /// [`SharedMemory::ask`] calls this now and then.
+    pub fn look_for_overdue(&self) {
+        // A link whose lease ends tells more: it is given the time to.
+        let patience = 2 * self.lease;
+        let now = self.now();
+        let overdue = self.locked(|state| state.controller.overdue(now, patience));
+        if let Some(page) = overdue {
+            self.fail(did_not_come(page, patience));
+        }
+    }
+
+    pub(super) fn count_remote(&self, page: u64, access: weft_dsm::Access) -> FaultKind {
         let (kind, counter) = match (access, self.rights.of(page)) {
-            (Access::Read, _) => (FaultKind::Read, &self.counters.reads),
-            (Access::Write, None) => (FaultKind::Write, &self.counters.writes),
-            (Access::Write, Some(_)) => (FaultKind::Upgrade, &self.counters.upgrades),
+            (weft_dsm::Access::Read, _) => (FaultKind::Read, &self.counters.reads),
+            (weft_dsm::Access::Write, None) => (FaultKind::Write, &self.counters.writes),
+            (weft_dsm::Access::Write, Some(_)) => (FaultKind::Upgrade, &self.counters.upgrades),
         };
         MemoryCounters::add(counter, 1);
         self.counts.count(page, kind);
         kind
     }
 
-    /// Under the lock, for who writes to a page beside its users.
+    /// Under the lock, for a thread that writes to a page beside its users.
     fn tell_of_writing(&self, page: u64, access: Access) {
         if let (Access::Write, Some(users)) = (access, self.users.get()) {
             users.written(page << PAGE_SHIFT);
         }
+    }
+
+    fn no_room(&self, page: u64, patience: Duration) -> String {
+        format!(
+            "no room for page {page:#x} within {} s: this node has {} pages of its {}, \
+             and none could leave",
+            patience.as_secs_f64(),
+            self.rights.resident(),
+            self.budget.pages()
+        )
     }
 }
 
@@ -120,40 +152,33 @@ impl Memory for SharedMemory {
     }
 
     fn held(&self, address: u64, access: Access) -> Option<*mut u8> {
-        if !self.rights.allow_use(address >> PAGE_SHIFT, access) {
+        let page = address >> PAGE_SHIFT;
+        if !self.rights.allow_use(page, to_protocol(access)) {
             return None;
         }
         self.host_of(address)
     }
 
     fn acquire_held(&self, pages: &[u64], access: Access) -> bool {
-        let state = self.lock();
-        let hold = |address: &u64| {
-            let page = address >> PAGE_SHIFT;
-            self.host_of(*address).is_some()
-                && self.rights.allow_use(page, access)
-                && self.pins.add(page)
-        };
-        let held = pages.iter().take_while(|page| hold(page)).count();
-        let (held, others) = pages.split_at(held);
-        for page in held {
-            self.tell_of_writing(page >> PAGE_SHIFT, access);
+        if pages.iter().any(|address| self.host_of(*address).is_none()) {
+            return false;
         }
-        drop(state);
-        if !others.is_empty() {
-            for page in held {
-                self.taken_up(*page);
+        let numbers = pages.iter().map(|address| address >> PAGE_SHIFT);
+        self.locked(|state| {
+            let held = state
+                .controller
+                .hold_all(numbers.clone(), to_protocol(access));
+            if held {
+                numbers.for_each(|page| self.tell_of_writing(page, access));
             }
-        }
-        others.is_empty()
+            held
+        })
     }
 
     fn taken_up(&self, address: u64) {
         self.pins.remove(address >> PAGE_SHIFT);
-        if self.held_back.load(Ordering::SeqCst) != 0
-            && let Some(taker) = self.taker.get()
-        {
-            taker.unpark();
+        if self.pins.hold_back() {
+            self.ticker.call();
         }
     }
 
@@ -162,7 +187,16 @@ impl Memory for SharedMemory {
     }
 }
 
-pub(super) fn did_not_come(page: u64, patience: Duration) -> String {
+/// What the controller has to know of what a page is for.
+fn purpose(asker: &Asker) -> Purpose {
+    match asker.purpose {
+        AskedFor::Table => Purpose::Table,
+        AskedFor::Code if !asker.user => Purpose::KernelCode,
+        _ => Purpose::Data,
+    }
+}
+
+fn did_not_come(page: u64, patience: Duration) -> String {
     let seconds = patience.as_secs_f64();
     format!("page {page:#x} did not come within {seconds} s")
 }

@@ -11,9 +11,9 @@
 //! Invariants:
 //!
 //! - A page of the watched mapping is mapped to be written only while this slice may
-//!   write it, and mapped at all only while it may read it. Pages are mapped under
-//!   the shell's lock only, by what the slice may do at that moment; whoever takes a
-//!   right lowers it there first.
+//!   write it, and mapped at all only while it may read it. A page is mapped, taken
+//!   or hidden by one thread at a time, while it is in transition; its right is lowered
+//!   before it is taken, and does not change while it is mapped.
 //! - The handler thread waits for faults and for nothing else; it never touches the
 //!   watched mapping.
 //! - A vCPU that sleeps on a page is woken when the page is mapped, or when the

@@ -169,10 +169,13 @@ mod tests {
         Message { body, ..get(page) }
     }
 
+    /// The receiver, the first page, the number of pages, and the bytes.
+    type Sent = (NodeId, u64, u16, Vec<u8>);
+
     /// Keeps what was sent; finds two threads at work.
     #[derive(Default)]
     struct Kept {
-        frames: Mutex<Vec<(NodeId, u64, u16, Vec<u8>)>>,
+        frames: Mutex<Vec<Sent>>,
         busy: [AtomicBool; 2],
     }
 

@@ -1,147 +1,295 @@
-//! What the shell keeps under its lock, and the steps of the protocol there.
+//! What stands under the lock of all guest memory: the controller, what it says, and
+//! what is left to do when the lock has been given up.
 
-use std::borrow::Cow;
-use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Instant;
 
-use weft_dsm::read_ahead::Streams;
-use weft_dsm::{Action, Config, Event, Node, Page};
-use weft_vcpu::Access;
+use weft_dsm::PAGE_BYTES;
+use weft_dsm::controller::{Action, Bytes, Controller, Count, Event, Look, Sink};
 
-use super::ahead::AHEAD_PAGES;
-use super::asked::Asked;
+use super::counters::MemoryCounters;
 use super::outbox::Outbox;
-use super::standing::Standing;
+use super::shell::{PAGE_SHIFT, SharedMemory, from_protocol};
 use super::tables::PageTables;
-use super::waiters::Waiter;
+use super::waiter::Waiter;
 
-/// Changed under the shell's lock alone.
+/// The bytes of a page that wait for another page's turn.
+type Kept = Box<[u8]>;
+
+/// Changed under the lock alone.
 pub(super) struct State {
-    pub node: Node<PageTables>,
-    pub waiters: Vec<Arc<Waiter>>,
-    /// By page: what users asked for and go on without. One entry for each page that
-    /// a vCPU faults on.
-    pub asked: HashMap<u64, Asked>,
-    /// By page: what has to be done about it before anything else.
-    pub busy: HashMap<u64, Busy>,
-    /// Leaves after the lock was given up.
-    pub outbox: Outbox,
-    /// First touches one after the other.
-    pub streams: Streams,
-    /// The page that came last and was never touched before.
-    pub fresh: Option<u64>,
-    /// Pages that this slice offered to their homes, which have not answered.
-    pub leaving: u64,
-    /// Pages whose memory may be given back to the host.
-    pub vacant: Vec<u64>,
-    /// Pages that are kept up to date, which a write elsewhere took.
-    pub standing: Standing,
-    /// Pages that were asked for and wait for room; each is in `asked`, too.
-    pub kept_waiting: VecDeque<u64>,
+    pub controller: Controller<PageTables, Kept>,
+    outbox: Outbox,
+    waiters: Vec<(u64, Arc<Waiter>)>,
+    next_waiter: u64,
+    after: After,
 }
 
-/// A page in the middle of a step.
+/// What is left to do when the lock has been given up.
 #[derive(Default)]
-pub(super) struct Busy {
-    /// What is left of the step; none while a thread is at it.
-    pub held_back: Option<Work<'static>>,
-    /// What came meanwhile.
-    pub events: VecDeque<(Event, Option<Box<[u8]>>)>,
-}
-
-/// What is left to do of a step.
-#[derive(Default)]
-pub(super) struct Work<'a> {
-    pub actions: VecDeque<Action>,
-    /// The page that came with the message.
-    pub bytes: Option<Cow<'a, [u8]>>,
-}
-
-impl Work<'_> {
-    pub fn owned(self) -> Work<'static> {
-        Work {
-            actions: self.actions,
-            bytes: self.bytes.map(|bytes| Cow::Owned(bytes.into_owned())),
-        }
-    }
+pub(super) struct After {
+    pub woken: Vec<(Arc<Waiter>, bool)>,
+    /// Slices that frames are queued for, a bit for each.
+    pub nodes: u32,
+    pub operations: Vec<Action<Kept>>,
+    /// The ticker has something to do.
+    pub tick: bool,
+    /// The evictor has.
+    pub room: bool,
 }
 
 impl State {
-    /// Of a node of which nothing is known.
-    pub fn new(config: &Config, pages: usize) -> Self {
+    pub fn new(controller: Controller<PageTables, Kept>) -> Self {
         Self {
-            node: Node::new(config, PageTables::new(pages)),
-            waiters: Vec::new(),
-            asked: HashMap::new(),
-            busy: HashMap::new(),
+            controller,
             outbox: Outbox::default(),
-            streams: Streams::new(AHEAD_PAGES),
-            fresh: None,
-            leaving: 0,
-            vacant: Vec::new(),
-            standing: Standing::default(),
-            kept_waiting: VecDeque::new(),
+            waiters: Vec::new(),
+            next_waiter: 0,
+            after: After::default(),
         }
     }
 
-    /// Steps the node; what it says.
-    pub fn step<'a>(&mut self, event: Event, bytes: Option<Cow<'a, [u8]>>) -> Work<'a> {
-        let mut actions = VecDeque::new();
-        self.node
-            .step(event, &mut |action| actions.push_back(action));
-        Work { actions, bytes }
+    /// One event, and what has to be done about it under the lock. `arrived`: the page
+    /// that came with it.
+    pub fn step(&mut self, shell: &SharedMemory, event: Event, arrived: Option<&[u8]>) {
+        let mut doer = Doer {
+            shell,
+            outbox: &mut self.outbox,
+            waiters: &self.waiters,
+            after: &mut self.after,
+            arrived,
+        };
+        self.controller.step(event, shell.now(), &mut doer);
     }
 
-    /// Wakes those who wait for a page; `grant` says whether they have it.
-    pub fn wake(&mut self, page: u64, mut grant: impl FnMut(&Waiter) -> bool) {
-        for waiter in self.waiters.iter().filter(|waiter| waiter.page == page) {
-            if !waiter.granted() {
-                waiter.wake(grant(waiter));
+    /// Queues what is to be sent; gives what is left to do.
+    pub fn finish(&mut self, shell: &SharedMemory) -> After {
+        self.after.nodes = shell.links.queue(&mut self.outbox);
+        std::mem::take(&mut self.after)
+    }
+
+    /// The calling thread waits from now on; its number.
+    pub fn add_waiter(&mut self) -> (u64, Arc<Waiter>) {
+        self.next_waiter += 1;
+        let waiter = Waiter::new();
+        self.waiters.push((self.next_waiter, waiter.clone()));
+        (self.next_waiter, waiter)
+    }
+
+    /// It does not any more.
+    pub fn remove_waiter(&mut self, number: u64) {
+        self.waiters.retain(|(other, _)| *other != number);
+    }
+
+    /// All threads that wait.
+    pub fn waiters(&self) -> Vec<Arc<Waiter>> {
+        let waiters = self.waiters.iter();
+        waiters.map(|(_, waiter)| waiter.clone()).collect()
+    }
+}
+
+/// Does what a step says.
+struct Doer<'a> {
+    shell: &'a SharedMemory,
+    outbox: &'a mut Outbox,
+    waiters: &'a [(u64, Arc<Waiter>)],
+    after: &'a mut After,
+    arrived: Option<&'a [u8]>,
+}
+
+impl Doer<'_> {
+    fn waiter(&self, number: u64) -> Option<&Arc<Waiter>> {
+        let mut waiters = self.waiters.iter();
+        let waiter = waiters.find(|(other, _)| *other == number);
+        waiter.map(|(_, waiter)| waiter)
+    }
+
+    fn fill(&self, page: u64, bytes: &[u8]) {
+        MemoryCounters::add(&self.shell.counters.pages_received, 1);
+        let (Some(host), PAGE_BYTES) = (self.shell.host(page), bytes.len()) else {
+            return self.shell.fail(format!(
+                "page {page:#x} came with {} bytes instead of {PAGE_BYTES}",
+                bytes.len()
+            ));
+        };
+        // SAFETY: a whole page of RAM, which `host` found, and a whole page of bytes; no
+        // user has the page, for it is not here before this step is done.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), host, PAGE_BYTES) };
+    }
+
+    fn count(&self, count: Count, many: u64) {
+        let counters = &self.shell.counters;
+        let counter = match count {
+            Count::Local => &counters.local,
+            Count::HeldBack => &counters.held_back,
+            Count::EvictedDropped => &counters.evicted_dropped,
+            Count::EvictedSent => &counters.evicted_sent,
+            Count::EvictionDenied => &counters.evictions_denied,
+            Count::GivenBack => &counters.given_back,
+            Count::RoomWait => &counters.room_waits,
+        };
+        MemoryCounters::add(counter, many);
+    }
+}
+
+impl Sink<Kept> for Doer<'_> {
+    fn act(&mut self, action: Action<Kept>) {
+        match action {
+            Action::Fill { page, bytes } => match (&bytes, self.arrived) {
+                (Bytes::Kept(bytes), _) => self.fill(page, bytes),
+                (Bytes::Arrived, bytes) => self.fill(page, bytes.unwrap_or_default()),
+            },
+            Action::Zero { page } => {
+                if let Some(host) = self.shell.host(page) {
+                    // SAFETY: a whole page of RAM; no user has the page, for it is not
+                    // here before this step is done.
+                    unsafe { std::ptr::write_bytes(host, 0, PAGE_BYTES) };
+                }
+            }
+            Action::Send { to, message } => {
+                let page = message.carries_bytes().then_some(message.page.0);
+                let bytes = page.and_then(|page| self.shell.host(page)).map(|host| {
+                    // SAFETY: a whole page of RAM, which lives as long as the shell. The
+                    // right to write to it was taken from all users, and the controller
+                    // gives it back under the lock only, which the caller holds.
+                    unsafe { std::slice::from_raw_parts(host.cast_const(), PAGE_BYTES) }
+                });
+                self.outbox.put(to, message, bytes);
+            }
+            Action::Revoke { .. }
+            | Action::Map { .. }
+            | Action::Hide { .. }
+            | Action::GiveBack { .. }
+            | Action::Watch { .. } => self.after.operations.push(action),
+            Action::Wake { waiter, granted } => {
+                if let Some(waiter) = self.waiter(waiter) {
+                    self.after.woken.push((waiter.clone(), granted));
+                }
+            }
+            Action::Look(Look::Tick) => self.after.tick = true,
+            Action::Look(Look::Room) => self.after.room = true,
+            Action::Remote {
+                page,
+                access,
+                waiter,
+            } => {
+                let kind = self.shell.count_remote(page, access);
+                if let Some(waiter) = waiter.and_then(|waiter| self.waiter(waiter)) {
+                    waiter.asked_for(kind);
+                }
+            }
+            Action::Renew { .. } => MemoryCounters::add(&self.shell.counters.standing, 1),
+            Action::Waited {
+                since,
+                asking,
+                here,
+            } => {
+                let now = self.shell.now();
+                let counters = &self.shell.counters;
+                counters.count_wait(now.saturating_sub(since), asking, now.saturating_sub(here));
+            }
+            Action::Count(count, many) => self.count(count, many),
+            Action::Fail(failure) => self.shell.fail(failure.to_string()),
+        }
+    }
+
+    fn keep(&mut self) -> Kept {
+        self.arrived.unwrap_or_default().into()
+    }
+}
+
+impl SharedMemory {
+    /// Does `work` under the lock, and what follows from it after.
+    pub(super) fn locked<R>(&self, work: impl FnOnce(&mut State) -> R) -> R {
+        let (result, mut after) = self.under_lock(work);
+        while self.do_after(&mut after) {
+            (_, after) = self.under_lock(|state| {
+                for operation in after.operations.drain(..) {
+                    if let Some(done) = done(&operation) {
+                        state.step(self, done, None);
+                    }
+                }
+            });
+        }
+        result
+    }
+
+    fn under_lock<R>(&self, work: impl FnOnce(&mut State) -> R) -> (R, After) {
+        let mut state = self.lock();
+        #[cfg(test)]
+        super::tests::set_locked(true);
+        let result = work(&mut state);
+        let after = state.finish(self);
+        #[cfg(test)]
+        super::tests::set_locked(false);
+        (result, after)
+    }
+
+    /// Whether operations were carried out, whose end has to be told.
+    fn do_after(&self, after: &mut After) -> bool {
+        for (waiter, granted) in after.woken.drain(..) {
+            waiter.wake(granted);
+        }
+        if after.nodes != 0 {
+            let pages = self.links.send(after.nodes, &*self.post);
+            MemoryCounters::add(&self.counters.pages_sent, pages);
+        }
+        if after.tick {
+            self.ticker.call();
+        }
+        if after.room {
+            self.room.call();
+        }
+        for operation in &after.operations {
+            self.operate(operation);
+        }
+        !after.operations.is_empty()
+    }
+
+    /// Carries out an operation. The pages are in transition: nothing else happens to them.
+    fn operate(&self, operation: &Action<Kept>) {
+        #[cfg(test)]
+        super::tests::assert_unlocked("an operation is carried out");
+        let address = |page: u64| page << PAGE_SHIFT;
+        if let Action::GiveBack { first, count } = *operation {
+            let length = address(count) as usize;
+            if let Err(error) = self.ram().give_back(address(first), length) {
+                self.fail(format!("memory cannot be given back to the host: {error}"));
             }
         }
-        if let Some(asked) = self.asked.get_mut(&page) {
-            asked.again = true;
-        }
-    }
-
-    /// Whether somebody waits for a page.
-    pub fn is_awaited(&self, page: u64) -> bool {
-        self.asked.contains_key(&page) || self.waiters.iter().any(|waiter| waiter.page == page)
-    }
-
-    /// What is to be looked at next about a page whose last step is done: what came
-    /// meanwhile, and then what users still want.
-    pub fn next_event(&mut self, page: u64) -> Option<(Event, Option<Box<[u8]>>)> {
-        if let Some(busy) = self.busy.get_mut(&page) {
-            if let Some(event) = busy.events.pop_front() {
-                return Some(event);
+        let Some(users) = self.users.get() else {
+            return;
+        };
+        let (what, done) = match *operation {
+            Action::Revoke { page, kept } => {
+                let start = Instant::now();
+                let done = users.revoke(address(page), kept.map(from_protocol), self.lease);
+                MemoryCounters::add(&self.counters.taken, 1);
+                let taking_ns = start.elapsed().as_nanos() as u64;
+                MemoryCounters::add(&self.counters.taking_ns, taking_ns);
+                ("revoked from a vCPU", done)
             }
-            self.busy.remove(&page);
-            self.wake(page, |_| false);
+            Action::Map { page, right } => {
+                let done = users.granted(address(page), from_protocol(right));
+                ("given to a vCPU", done)
+            }
+            Action::Hide { page } => ("hidden from vCPUs", users.hide(address(page))),
+            Action::Watch { page } => ("watched for use", users.watch_for_use(address(page))),
+            _ => return,
+        };
+        if let Err(error) = done {
+            self.fail(format!("a page could not be {what}: {error}"));
         }
-        let asked = self.asked.get_mut(&page)?;
-        std::mem::take(&mut asked.again).then(|| (fault(page, asked.access), None))
     }
 }
 
-pub(super) fn fault(page: u64, access: Access) -> Event {
-    Event::Fault {
-        page: Page(page),
-        access: to_protocol(access),
-        ahead: false,
-    }
-}
-
-pub(super) fn to_protocol(access: Access) -> weft_dsm::Access {
-    match access {
-        Access::Read => weft_dsm::Access::Read,
-        Access::Write => weft_dsm::Access::Write,
-    }
-}
-
-pub(super) fn from_protocol(access: weft_dsm::Access) -> Access {
-    match access {
-        weft_dsm::Access::Read => Access::Read,
-        weft_dsm::Access::Write => Access::Write,
+/// What the controller is told when an operation is done.
+fn done(operation: &Action<Kept>) -> Option<Event> {
+    match *operation {
+        Action::Revoke { page, .. } | Action::Map { page, .. } | Action::Hide { page } => {
+            Some(Event::Done { page })
+        }
+        Action::GiveBack { first, count } => Some(Event::GaveBack { first, count }),
+        _ => None,
     }
 }

@@ -37,26 +37,29 @@ pub trait Users: Send + Sync {
         patience: Duration,
     ) -> Result<(), UseError>;
 
-    /// A page that `SharedMemory::ask` asked for may be used so from now on. Called
-    /// under the shell's lock: must not wait, nor ask for anything.
+    /// A page that [`SharedMemory::ask`] asked for may be used so from now on. As
+    /// [`Users::revoke`] and [`Users::hide`], never called for a page while one of them
+    /// is under way for it, nor under the shell's lock.
+    ///
+    /// [`SharedMemory::ask`]: super::SharedMemory::ask
     fn granted(&self, _address: u64, _right: Access) -> Result<(), UseError> {
         Ok(())
     }
 
-    /// Users who are not at work with the page need not have it at hand. Called under
-    /// the shell's lock, likewise.
+    /// Users who are not at work with the page need not have it at hand.
     fn hide(&self, _address: u64) -> Result<(), UseError> {
         Ok(())
     }
 
     /// When users use the page next, they are to ask for it, or to look at its right:
-    /// so it is known whether they do. Called under the shell's lock, likewise.
+    /// so it is known whether they do. At any time: the page may be given to them, or be
+    /// taken, meanwhile.
     fn watch_for_use(&self, _address: u64) -> Result<(), UseError> {
         Ok(())
     }
 
-    /// Somebody else is about to write to the page, at its place in `Ram`. Called
-    /// under the shell's lock, likewise.
+    /// Another thread is about to write to the page, at its place in RAM. Called under
+    /// the shell's lock: must not wait, nor ask for anything.
     fn written(&self, _address: u64) {}
 
     /// Nobody waits for a page any more.

@@ -1,0 +1,82 @@
+//! A thread that waits for a page.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use super::trace::FaultKind;
+
+/// How long a thread looks for its page before it sleeps: its processor has nothing
+/// else to do, and to be woken takes as long as the page on a good network.
+const SPIN: Duration = Duration::from_micros(50);
+
+/// What the thread and those that wake it share.
+pub(super) struct Waiter {
+    thread: Thread,
+    woken: AtomicBool,
+    granted: OnceLock<Instant>,
+    /// What another slice was asked for, if one was.
+    remote: OnceLock<FaultKind>,
+}
+
+impl Waiter {
+    /// The calling thread.
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self {
+            thread: std::thread::current(),
+            woken: AtomicBool::new(false),
+            granted: OnceLock::new(),
+            remote: OnceLock::new(),
+        })
+    }
+
+    /// Has it look again. `granted`: it has the page, pinned.
+    pub fn wake(&self, granted: bool) {
+        if granted {
+            // The page was given once already, if it has a time.
+            let _ = self.granted.set(Instant::now());
+        }
+        self.woken.store(true, Ordering::SeqCst);
+        self.thread.unpark();
+    }
+
+    /// Another slice was asked for the page. Said once.
+    pub fn asked_for(&self, kind: FaultKind) {
+        let _ = self.remote.set(kind);
+    }
+
+    /// What another slice was asked for.
+    pub fn remote(&self) -> Option<FaultKind> {
+        self.remote.get().copied()
+    }
+
+    /// Whether it was given the page.
+    pub fn granted(&self) -> bool {
+        self.granted.get().is_some()
+    }
+
+    /// How long ago.
+    pub fn since_granted(&self) -> Duration {
+        self.granted.get().map(Instant::elapsed).unwrap_or_default()
+    }
+
+    /// Waits to be woken, `patience` at most; whether it was.
+    pub fn wait(&self, patience: Duration) -> bool {
+        let start = Instant::now();
+        loop {
+            if self.woken.swap(false, Ordering::SeqCst) {
+                return true;
+            }
+            if start.elapsed() < SPIN {
+                std::hint::spin_loop();
+                continue;
+            }
+            let left = patience.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                return false;
+            }
+            std::thread::park_timeout(left);
+        }
+    }
+}
