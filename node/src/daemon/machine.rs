@@ -14,7 +14,7 @@ use weft_proc::boot::MAX_NODES;
 
 use super::Shared;
 use super::memory::Keeper;
-use super::session::Reserved;
+use super::reserved::Reserved;
 use crate::config::Peer;
 use crate::consent::Lender;
 use crate::launch::machine::reservation_bytes;

@@ -23,6 +23,7 @@ mod expected;
 mod gossip;
 mod machine;
 mod memory;
+mod reserved;
 mod session;
 
 use std::collections::HashMap;

@@ -20,39 +20,26 @@ use weft_wire::handshake::{self, Ticket};
 use weft_wire::keys::PublicKey;
 use weft_wire::socket;
 
-use super::expected::Awaited;
 use super::machine::MachineSlice;
 use super::memory::{Keeper, LOOK_MAX};
-use super::{LEAVE_BOUND, Reservation, Shared};
+use super::reserved::{LINK_BOUND, Reserved, no_links};
+use super::{LEAVE_BOUND, Shared};
 use crate::config::Peer;
 use crate::control::{self, Arrival};
 use crate::error::sentence;
-use crate::links::{self, Link, Links, Settings};
+use crate::links::{self, Link, Settings};
 use crate::protocol::{MachineStart, Reply, Request};
 use crate::said::{BATCH, Said};
 use crate::shared::{SharedMemory, Snapshot};
-use crate::size::{PAGE_BYTES, format_pages};
+use crate::size::format_pages;
 use crate::spawn::{self, Process, Role};
 use crate::sys;
 
-/// How long an announced link may take to come.
-const LINK_BOUND: Duration = Duration::from_secs(5);
 /// A connection on which nothing was asked for this long is closed, unless a
 /// slice runs: probes of the kernel watch over those.
 const IDLE_BOUND: Duration = Duration::from_secs(60);
 /// The name of a slice in a process list.
 const SLICE_NAME: &str = "weft-slice";
-
-/// A reservation and what was prepared on it.
-pub(super) struct Reserved {
-    pub(super) node: u32,
-    pub(super) lease: Duration,
-    pub(super) reservation: Reservation,
-    shared: SharedMemory,
-    links: Links,
-    /// Links that somebody is going to dial, with the node at their other end.
-    awaited: Vec<(usize, Awaited)>,
-}
 
 /// See the module.
 pub struct Session<'a> {
@@ -582,52 +569,4 @@ fn dial_peer(
     let keyed = handshake::dial_link(stream.into(), ticket, secret, LINK_BOUND)
         .map_err(|error| failed(sentence(&error)))?;
     Link::keyed(keyed, lease_ms).map_err(|error| failed(error.to_string()))
-}
-
-fn no_links() -> Links {
-    (0..MAX_NODES).map(|_| None).collect()
-}
-
-/// The links of one start: those that were dialled, and those still to come. Dropped,
-/// they are gone, and so are their tickets.
-struct Promised {
-    links: Links,
-    awaited: Vec<(usize, Awaited)>,
-    lease: Duration,
-}
-
-impl Reserved {
-    /// What keeps a slice within this reservation.
-    fn keeper(&self, daemon: &Shared) -> Result<Keeper, String> {
-        let lent_bytes = self.reservation.pages * PAGE_BYTES;
-        Keeper::new(daemon.cgroups.as_ref().ok(), lent_bytes)
-    }
-
-    /// All links that were announced, for a start: whatever becomes of it, the next
-    /// has links of its own.
-    fn take_links(&mut self) -> Promised {
-        Promised {
-            links: std::mem::replace(&mut self.links, no_links()),
-            awaited: std::mem::take(&mut self.awaited),
-            lease: self.lease,
-        }
-    }
-}
-
-impl Promised {
-    /// Waits for those still to come.
-    fn collect(mut self) -> Result<Links, String> {
-        let deadline = Instant::now() + LINK_BOUND;
-        let lease_ms = self.lease.as_millis() as u32;
-        for (peer, awaited) in self.awaited {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let keyed = awaited.wait(left).ok_or_else(|| {
-                let bound = LINK_BOUND.as_secs();
-                format!("the link to node {peer} did not come within {bound} s")
-            })?;
-            let link = Link::keyed(keyed, lease_ms).map_err(|error| error.to_string())?;
-            self.links[peer] = Some(link);
-        }
-        Ok(self.links)
-    }
 }

@@ -1,0 +1,75 @@
+//! What a session has reserved for one node, until its slice starts: memory, and the
+//! links that were dialled or are still to come.
+
+use std::time::{Duration, Instant};
+
+use weft_proc::boot::MAX_NODES;
+
+use super::expected::Awaited;
+use super::memory::Keeper;
+use super::{Reservation, Shared};
+use crate::links::{Link, Links};
+use crate::shared::SharedMemory;
+use crate::size::PAGE_BYTES;
+
+/// How long an announced link may take to come.
+pub(super) const LINK_BOUND: Duration = Duration::from_secs(5);
+
+/// A reservation and what was prepared on it.
+pub(super) struct Reserved {
+    pub(super) node: u32,
+    pub(super) lease: Duration,
+    pub(super) reservation: Reservation,
+    pub(super) shared: SharedMemory,
+    pub(super) links: Links,
+    /// Links that somebody is going to dial, with the node at their other end.
+    pub(super) awaited: Vec<(usize, Awaited)>,
+}
+
+pub(super) fn no_links() -> Links {
+    (0..MAX_NODES).map(|_| None).collect()
+}
+
+/// The links of one start: those that were dialled, and those still to come. Dropped,
+/// they are gone, and so are their tickets.
+pub(super) struct Promised {
+    links: Links,
+    awaited: Vec<(usize, Awaited)>,
+    lease: Duration,
+}
+
+impl Reserved {
+    /// What keeps a slice within this reservation.
+    pub(super) fn keeper(&self, daemon: &Shared) -> Result<Keeper, String> {
+        let lent_bytes = self.reservation.pages * PAGE_BYTES;
+        Keeper::new(daemon.cgroups.as_ref().ok(), lent_bytes)
+    }
+
+    /// All links that were announced, for a start: whatever becomes of it, the next
+    /// has links of its own.
+    pub(super) fn take_links(&mut self) -> Promised {
+        Promised {
+            links: std::mem::replace(&mut self.links, no_links()),
+            awaited: std::mem::take(&mut self.awaited),
+            lease: self.lease,
+        }
+    }
+}
+
+impl Promised {
+    /// Waits for those still to come.
+    pub(super) fn collect(mut self) -> Result<Links, String> {
+        let deadline = Instant::now() + LINK_BOUND;
+        let lease_ms = self.lease.as_millis() as u32;
+        for (peer, awaited) in self.awaited {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let keyed = awaited.wait(left).ok_or_else(|| {
+                let bound = LINK_BOUND.as_secs();
+                format!("the link to node {peer} did not come within {bound} s")
+            })?;
+            let link = Link::keyed(keyed, lease_ms).map_err(|error| error.to_string())?;
+            self.links[peer] = Some(link);
+        }
+        Ok(self.links)
+    }
+}
