@@ -204,14 +204,15 @@ fn a_kill_for_want_of_memory_is_told() {
     };
     let run = Run::new("hoard exit 0").within(&group.0).start().wait();
     assert_eq!(run.signal, Some(libc::SIGKILL), "{}", run.stderr);
-    let said = "the program was killed by SIGKILL: the kernel ended a process of its memory cgroup";
+    let said =
+        "the program was killed by SIGKILL: the kernel killed a process of its memory cgroup";
     assert!(run.stderr.contains(said), "{}", run.stderr);
 
     let running = Run::new("watch").within(&group.0).start();
     common::kill(running.wait_for_slices(1)[0], libc::SIGUSR2);
     let run = running.wait();
     assert_eq!(run.code, Some(122), "{}", run.stderr);
-    let said = "its slice was killed by SIGKILL: the kernel ended a process";
+    let said = "its slice was killed by SIGKILL: the kernel killed a process";
     assert!(run.stderr.contains(said), "{}", run.stderr);
 }
 

@@ -10,7 +10,7 @@
 //!
 //! [`Controller::step`] takes an [`Event`] and the time, changes the controller, and
 //! hands [`Action`]s to a [`Sink`] in order. It knows no thread, clock, socket or mapping;
-//! its shell keeps the lock around it and does what it says. [`sim`](self::sim) runs
+//! its shell keeps the lock around it and does what it says. `sim` runs
 //! several of them by seed.
 //!
 //! # One page

@@ -275,7 +275,12 @@ mod tests {
         assert_eq!(from_query("from="), Ok(vec![None]));
         assert_eq!(from_query("from=12,,3"), Ok(vec![Some(12), None, Some(3)]));
         assert!(from_query("from=x").unwrap_err().body.contains("x is not"));
-        assert!(from_query("to=1").unwrap_err().body.contains("takes from="));
+        assert!(
+            from_query("to=1")
+                .unwrap_err()
+                .body
+                .contains("has the parameter from=")
+        );
     }
 
     #[test]

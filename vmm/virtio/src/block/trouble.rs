@@ -148,7 +148,7 @@ mod tests {
         let flush = told(Operation::Flush, libc::ENOSPC, 2).unwrap();
         assert!(flush.contains("cannot flush: No space"), "{flush}");
         let again = told(Operation::Write, libc::ENOSPC, 60).unwrap();
-        assert!(again.contains("and 60 times since"), "{again}");
+        assert!(again.contains("and 60 more times since"), "{again}");
         assert_eq!(told(Operation::Write, libc::ENOSPC, 61), None);
     }
 
