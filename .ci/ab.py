@@ -35,7 +35,10 @@ def built(commit):
     if not tree.exists():
         run("git", "worktree", "add", "--detach", tree, commit)
     environment = dict(os.environ, CARGO_TARGET_DIR=str(target))
-    for packages in [["weft-runtime"], ["weft-cli", "weft-bench"]]:
+    binaries = ["weft-cli", "weft-bench"]
+    if (tree / "monitor").exists():
+        binaries.append("weft-monitor")
+    for packages in [["weft-runtime"], binaries]:
         flags = [word for package in packages for word in ("-p", package)]
         run("cargo", "build", "--release", *flags, cwd=tree, env=environment)
     return target / "release"
