@@ -75,7 +75,9 @@ const fn damaged(words: &'static str, told: &'static str) -> Attempt {
         words,
         gets: None,
         code: EXIT_INTERNAL,
-        log: SERVED,
+        // Many attempts in a row use up what the daemon may log about one peer; that
+        // home names node 1 shows as well that node 1 served.
+        log: "",
         told,
     }
 }
