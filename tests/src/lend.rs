@@ -124,7 +124,10 @@ const ATTEMPTS: [Attempt; 20] = [
 
 /// Numbers are those of `proc/runtime/src/engine/damage.rs`.
 const DAMAGES: [Attempt; 11] = [
-    served("damage 0", "was there and back"),
+    Attempt {
+        log: "",
+        ..served("damage 0", "was there and back")
+    },
     damaged("damage 1", "RIP is 0x8000000000000000"),
     damaged("damage 2", "the FS base is 0x8000000000000000"),
     damaged("damage 3", "the GS base is 0x8000000000000000"),
@@ -134,7 +137,10 @@ const DAMAGES: [Attempt; 11] = [
     damaged("damage 7", "policy's base is out of bounds"),
     damaged("damage 8", "policy is of kind 77"),
     damaged("damage 9", "policy's threshold is out of bounds"),
-    served("damage 10", "was there and back"),
+    Attempt {
+        log: "",
+        ..served("damage 10", "was there and back")
+    },
 ];
 
 /// A daemon that lends, and whom it trusts.
