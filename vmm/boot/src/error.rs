@@ -4,10 +4,9 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-use super::file::Role;
-use super::layout::{LOW_RAM_END, ONE_MIB};
+use super::format::{Protocol, Role};
+use super::memory_map::{LOW_RAM_END, ONE_MIB};
 use super::payload::PayloadError;
-use super::plan::Protocol;
 
 /// Why nothing was booted.
 #[derive(Debug, Error)]

@@ -1,7 +1,6 @@
 //! The files that a guest starts from: open, and read where they are needed. What
 //! a guest gets goes from the file to its memory; nothing else keeps a copy.
 
-use std::fmt;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -10,38 +9,11 @@ use std::path::Path;
 
 use weft_guest_memory::Ram;
 
-use super::BootError;
+use super::error::BootError;
+use super::format::Role;
 
 /// Bytes that are looked through at one time.
 const PIECE: u64 = 256 << 10;
-
-/// What a file is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    Kernel,
-    /// The first file system, or a module.
-    Initrd,
-}
-
-impl Role {
-    /// Larger files are refused before they are read: no kernel is, and an
-    /// initrd must fit below 4 GiB.
-    fn bytes_max(self) -> u64 {
-        match self {
-            Self::Kernel => 1 << 30,
-            Self::Initrd => 3 << 30,
-        }
-    }
-}
-
-impl fmt::Display for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Kernel => "kernel",
-            Self::Initrd => "initrd",
-        })
-    }
-}
 
 /// Where its bytes are.
 #[derive(Debug)]

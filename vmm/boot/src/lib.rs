@@ -6,7 +6,9 @@
 //! | `bzimage`, `elf`, `multiboot` | formats, parsed; every field is checked |
 //! | [`payload`] | the compressed kernel of a bzImage |
 //! | [`plan`] | which protocol, what goes where |
-//! | [`layout`] | where everything else goes; the map of memory |
+//! | [`format`] | kinds of files, and protocols |
+//! | [`layout`] | where everything else goes |
+//! | [`memory_map`] | the map of memory that the kernel gets |
 //! | `linux`, `pvh`, `multiboot` | what each protocol tells the kernel |
 //! | `processor` | registers, descriptor table, page tables |
 //!
@@ -19,8 +21,10 @@ mod bzimage;
 mod elf;
 mod error;
 pub mod file;
+pub mod format;
 pub mod layout;
 mod linux;
+pub mod memory_map;
 mod multiboot;
 pub mod payload;
 pub mod plan;
@@ -37,12 +41,13 @@ use weft_platform::acpi;
 use weft_vcpu::CpuState;
 
 pub use error::{BootError, ImageError};
-pub use file::{ImageFile, Role};
+pub use file::ImageFile;
+pub use format::{Format, Protocol, Role};
 pub use payload::{Compression, PayloadError};
-pub use plan::{Format, Protocol};
 
 use error::Problem;
-use layout::{COMMAND_LINE_ROOM, ONE_MIB, Places, clear, low_end, write};
+use layout::{COMMAND_LINE_ROOM, Places, clear, write};
+use memory_map::{ONE_MIB, low_end};
 use plan::{Opened, Plan};
 
 const PAGE: u64 = 4096;

@@ -5,7 +5,8 @@ use linux_loader::bootparam::{SETUP_RNG_SEED, boot_e820_entry, boot_params, setu
 use vm_memory::ByteValued;
 use weft_vcpu::CpuState;
 
-use super::layout::{BOOT_INFORMATION, COMMAND_LINE, SETUP_DATA, memory_map, write};
+use super::layout::{BOOT_INFORMATION, COMMAND_LINE, SETUP_DATA, write};
+use super::memory_map::memory_map;
 use super::processor::{RSI, long_mode};
 use super::{BootError, Placed, Ram};
 

@@ -4,9 +4,11 @@
 use weft_vcpu::CpuState;
 
 use super::elf::Segment;
-use super::layout::{LOW_RAM_END, MemoryKind, ONE_MIB, Places, low_end, memory_map, write};
+use super::error::{BootError, ImageError};
+use super::layout::{Places, write};
+use super::memory_map::{LOW_RAM_END, MemoryKind, ONE_MIB, low_end, memory_map};
 use super::processor::{RAX, RBX, protected_mode};
-use super::{BootError, ImageError, Placed, Ram};
+use super::{Placed, Ram};
 
 const HEADER_MAGIC: u32 = 0x1bad_b002;
 const LOADER_MAGIC: u64 = 0x2bad_b002;

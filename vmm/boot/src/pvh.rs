@@ -7,7 +7,8 @@ use linux_loader::loader::elf::start_info::{
 use vm_memory::ByteValued;
 use weft_vcpu::CpuState;
 
-use super::layout::{BOOT_INFORMATION, COMMAND_LINE, GDT, memory_map, write};
+use super::layout::{BOOT_INFORMATION, COMMAND_LINE, GDT, write};
+use super::memory_map::memory_map;
 use super::processor::{RBX, protected_mode};
 use super::{BootError, Placed, Ram};
 
