@@ -10,6 +10,7 @@ use weft_node::config::May;
 use weft_node::options::{Jump, Placement, RunOptions, Transport};
 use weft_node::size::parse_size;
 
+use crate::values::{StatsArg, parse_seconds};
 use crate::vm::VmCommand;
 
 /// Run one program on the memory and CPUs of several machines
@@ -146,36 +147,6 @@ pub enum StretchArg {
     Now,
     /// When home's budget is full
     Auto,
-}
-
-/// `--stats`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum StatsArg {
-    /// A table on standard error.
-    Text,
-    /// JSON on standard error.
-    Json,
-    /// JSON in a file.
-    JsonFile(PathBuf),
-}
-
-impl std::str::FromStr for StatsArg {
-    type Err = String;
-    fn from_str(text: &str) -> Result<StatsArg, String> {
-        match (text, text.strip_prefix("json=")) {
-            ("text", _) => Ok(StatsArg::Text),
-            ("json", _) => Ok(StatsArg::Json),
-            (_, Some("")) => Err("`json=` lacks the file's name".into()),
-            (_, Some(file)) => Ok(StatsArg::JsonFile(file.into())),
-            _ => Err("use `text`, `json` or `json=FILE`".into()),
-        }
-    }
-}
-
-/// A duration in seconds, as typed.
-pub fn parse_seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds")?;
-    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
 }
 
 /// `weft node …`.

@@ -13,6 +13,7 @@ mod run;
 mod running;
 mod summary;
 mod table;
+mod values;
 mod vm;
 mod watch;
 

@@ -10,7 +10,8 @@ use weft_node::error::sentence;
 use weft_node::launch::{self, Outcome};
 use weft_node::report::{Monitor, Report};
 
-use crate::args::{RunArgs, StatsArg};
+use crate::args::RunArgs;
+use crate::values::StatsArg;
 use crate::{summary, watch};
 
 /// Runs the program and ends this process as the program ended.

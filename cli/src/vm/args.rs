@@ -12,7 +12,7 @@ use weft_node::size::parse_size;
 use weft_vcpu::CpuModel;
 
 use super::suboptions::{ConsoleArg, DiskArg, ListArg, NetArg, parse_cpus, parse_memory};
-use crate::args::{StatsArg, parse_seconds};
+use crate::values::{StatsArg, parse_seconds};
 
 /// Longest delay of a frame that tests may ask for, in microseconds: well below the
 /// shortest lease.

@@ -32,7 +32,7 @@ use super::places::Places;
 use super::plan::Plan;
 use super::suboptions::ConsoleArg;
 use super::trace;
-use crate::args::StatsArg;
+use crate::values::StatsArg;
 
 /// A life shorter than this that ends in a triple fault is a crash.
 const CRASH: Duration = Duration::from_secs(1);
