@@ -10,7 +10,7 @@ use weft_aggregate::note::Note;
 use weft_aggregate::orders::{Answer, Order};
 use weft_guest_memory::DeviceMemory;
 use weft_platform::interrupts::{
-    Hub, InterruptLink, InterruptTopology, Locations, Message, Place as At,
+    InterruptLink, InterruptRouter, InterruptTopology, Locations, Message, Place as At,
 };
 use weft_virtio::net::{Carrier, Carry, FRAME_MAX, HEADER, Inbox, Link, Place, Switch, window};
 use weft_virtio::ring::Segment;
@@ -19,11 +19,11 @@ use weft_wire::frame::HEADER_BYTES;
 
 /// Kinds of notes that there are, and some that there are not.
 const KINDS: std::ops::Range<usize> = 128..160;
-/// vCPUs of each slice of the machine that hears of places.
+/// vCPUs of each slice of the machine of the locations.
 const VCPUS: [u32; 3] = [1, 2, 1];
 
 /// Headers of notes, most with fields that mean something; behind them, half of the
-/// time, a table of places as the hub's, or nearly so.
+/// time, a table of vCPU locations like the router's, or nearly so.
 pub fn valid_notes(random: &mut Random) -> Vec<u8> {
     let mut bytes = Vec::new();
     for _ in 0..1 + random.below(20) {
@@ -68,13 +68,13 @@ pub fn note(input: &[u8]) {
     }
 }
 
-/// A hub of three slices believes what it is told or says why not; what it believes
-/// can be.
+/// The interrupt router of a machine of three slices accepts what other slices send or says
+/// why not; what it accepts is possible.
 pub fn places(input: &[u8]) {
     let (headers, rest) = input.as_chunks::<HEADER_BYTES>();
     let locations = Arc::new(Locations::new(VCPUS));
     let _ = locations.compare(rest);
-    let hub = Hub::of_slice(
+    let interrupts = InterruptRouter::of_slice(
         4,
         Some(InterruptTopology {
             slice: 1,
@@ -92,13 +92,13 @@ pub fn places(input: &[u8]) {
                 vcpu,
                 version,
                 message,
-            }) => hub.receive(vcpu, message, version),
+            }) => interrupts.receive(vcpu, message, version),
             Ok(Note::Identity {
                 vcpu,
                 identity,
                 version,
-            }) => hub.identify(vcpu, identity, version),
-            Ok(Note::Moved { vcpu, place }) => hub.moved(vcpu, place).map(drop),
+            }) => interrupts.identify(vcpu, identity, version),
+            Ok(Note::Moved { vcpu, place }) => interrupts.moved(vcpu, place).map(drop),
             _ => Ok(()),
         };
         // Without orders none comes here or leaves.

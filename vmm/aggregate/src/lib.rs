@@ -54,7 +54,9 @@ use weft_dsm::{Config, ManagerOf, NodeId, Ranges};
 use weft_guest_memory::Ram;
 use weft_platform::bus::Bus;
 use weft_platform::clock::{Clock, RatesDiffer, Reference, measure_host_tsc};
-use weft_platform::interrupts::{Hub, InterruptLink, InterruptTopology, Locations, Message, Place};
+use weft_platform::interrupts::{
+    InterruptLink, InterruptRouter, InterruptTopology, Locations, Message, Place,
+};
 use weft_vcpu::PAGE_SIZE;
 use weft_wire::halves::{Receiver, Sender};
 
@@ -153,7 +155,7 @@ pub struct Slice {
 /// What of a machine a slice is joined to.
 pub struct Joints {
     /// The interrupt controllers here.
-    pub hub: Arc<Hub>,
+    pub interrupts: Arc<InterruptRouter>,
     /// Memory-mapped registers.
     pub mmio: Bus,
     /// Registers at ports.
@@ -350,7 +352,7 @@ impl Slice {
         let timekeeper = Arc::new(Timekeeper::new(TimekeeperParts {
             reference: self.reference.clone(),
             clock: joints.clock,
-            hub: joints.hub.clone(),
+            interrupts: joints.interrupts.clone(),
             peers: self.peers.clone(),
             looks: self.looks.clone(),
             counters: self.time.clone(),
@@ -360,7 +362,7 @@ impl Slice {
         self.peers.tell_all_first(&Note::Places { table });
         for vcpu in 0..self.locations.cpus() {
             let (peers, locations) = (self.peers.clone(), self.locations.clone());
-            if let Some(posted) = joints.hub.posted(vcpu) {
+            if let Some(posted) = joints.interrupts.posted(vcpu) {
                 // Only the local APIC calls it, so where the vCPU is.
                 posted.listen(Box::new(move |identity| {
                     let version = locations.of(vcpu).map_or(0, |place| place.version);
@@ -401,7 +403,7 @@ impl Slice {
         let (ask, asked) = sync_channel(WAITING_MAX);
         let (order, orders) = sync_channel(ORDERS_MAX);
         let router = Arc::new(Router {
-            hub: joints.hub,
+            interrupts: joints.interrupts,
             first: at_the_start(&self.placement),
             peers: self.peers.clone(),
             registers: self.registers.clone(),

@@ -16,7 +16,7 @@ type Failures = Arc<Mutex<Vec<String>>>;
 
 struct Rig {
     slices: Vec<Arc<Slice>>,
-    hubs: Vec<Arc<Hub>>,
+    routers: Vec<Arc<InterruptRouter>>,
     failures: Failures,
 }
 
@@ -42,7 +42,7 @@ fn rig(tables: &[&[u32]]) -> Rig {
             }
         }
     }
-    let (mut slices, mut hubs) = (Vec::new(), Vec::new());
+    let (mut slices, mut routers) = (Vec::new(), Vec::new());
     for (number, (links, cpus)) in links.into_iter().zip(tables).enumerate() {
         let share = |cpus: &u32| Share {
             cpus: *cpus,
@@ -64,9 +64,9 @@ fn rig(tables: &[&[u32]]) -> Rig {
             spare_bytes: None,
         };
         let slice = Slice::new(options, links, &ram, broken.clone());
-        let hub = Hub::of_slice(cpus.iter().sum(), Some(slice.apart()));
+        let interrupts = InterruptRouter::of_slice(cpus.iter().sum(), Some(slice.apart()));
         let joints = Joints {
-            hub: hub.clone(),
+            interrupts: interrupts.clone(),
             mmio: Bus::default(),
             ports: Bus::default(),
             clock: Arc::new(Clock::new(Source::Host, measure_host_tsc())),
@@ -75,11 +75,11 @@ fn rig(tables: &[&[u32]]) -> Rig {
         };
         drop(slice.join(joints).unwrap());
         slices.push(slice);
-        hubs.push(hub);
+        routers.push(interrupts);
     }
     Rig {
         slices,
-        hubs,
+        routers,
         failures,
     }
 }
@@ -98,7 +98,7 @@ impl Rig {
     }
 
     fn posted(&self, slice: usize, vcpu: u32) -> &Arc<PostedInterrupts> {
-        self.hubs[slice].posted(vcpu).unwrap()
+        self.routers[slice].posted(vcpu).unwrap()
     }
 
     fn end(&self) {
@@ -129,20 +129,20 @@ fn interrupts_follow_a_vcpu_and_the_others_hear_of_its_move() {
         slice: 0,
         version: 1,
     };
-    assert!(rig.hubs[1].deliver(2, fixed(0x40), None));
-    let pending = rig.hubs[1].hand_over(2, place).unwrap();
+    assert!(rig.routers[1].deliver(2, fixed(0x40), None));
+    let pending = rig.routers[1].hand_over(2, place).unwrap();
     assert_eq!(pending, [fixed(0x40)]);
-    assert!(rig.hubs[2].deliver(2, fixed(0x41), None));
-    rig.hubs[0].take_over(2, 1, &pending).unwrap();
+    assert!(rig.routers[2].deliver(2, fixed(0x41), None));
+    rig.routers[0].take_over(2, 1, &pending).unwrap();
     rig.wait("an interrupt by a detour", |rig| {
-        rig.hubs[1].counters.forwarded.load(Ordering::SeqCst) == 1
+        rig.routers[1].counters.forwarded.load(Ordering::SeqCst) == 1
     });
     rig.slices[0].tell_moved(2);
     rig.wait("the note", |rig| {
         rig.slices[2].locations().of(2) == Some(place)
     });
-    assert!(rig.hubs[2].deliver(2, fixed(0x42), None));
-    assert!(rig.hubs[1].deliver(2, fixed(0x43), None));
+    assert!(rig.routers[2].deliver(2, fixed(0x42), None));
+    assert!(rig.routers[1].deliver(2, fixed(0x43), None));
     let found = Mutex::new(Vec::new());
     rig.wait("all four", |rig| {
         let mut found = found.lock().unwrap();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError};
 
 use weft_platform::clock::host_tsc;
-use weft_platform::interrupts::{Hub, LocationError, Locations};
+use weft_platform::interrupts::{InterruptRouter, LocationError, Locations};
 
 use super::BOOTSTRAP;
 use super::delegation::Delegation;
@@ -16,7 +16,7 @@ use super::registers::{Asked, AskedSender};
 
 /// What notes are for. None of it waits.
 pub(super) struct Router {
-    pub hub: Arc<Hub>,
+    pub interrupts: Arc<InterruptRouter>,
     /// Where the vCPUs are at the start.
     pub first: Locations,
     pub peers: Arc<Peers>,
@@ -52,16 +52,16 @@ impl Take for Router {
                 vcpu,
                 version,
                 message,
-            } => self.believe(from, self.hub.receive(vcpu, message, version)),
-            Note::EndOfInterrupt { vector } => self.hub.end_at_io_apic(vector, None),
+            } => self.believe(from, self.interrupts.receive(vcpu, message, version)),
+            Note::EndOfInterrupt { vector } => self.interrupts.end_at_io_apic(vector, None),
             Note::Identity {
                 vcpu,
                 identity,
                 version,
-            } => self.believe(from, self.hub.identify(vcpu, identity, version)),
+            } => self.believe(from, self.interrupts.identify(vcpu, identity, version)),
             // Only the bootstrap slice has vCPUs moved.
             Note::Moved { vcpu, place } if from == BOOTSTRAP => {
-                self.believe(from, self.hub.moved(vcpu, place).map(drop));
+                self.believe(from, self.interrupts.moved(vcpu, place).map(drop));
             }
             Note::Moved { vcpu, .. } => {
                 let reason = format!("it sent the location of vCPU {vcpu}, which only node 0 may");

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use weft_platform::clock::{Clock, Reference, host_tsc};
-use weft_platform::interrupts::Hub;
+use weft_platform::interrupts::InterruptRouter;
 
 use super::BOOTSTRAP;
 use super::note::Note;
@@ -45,7 +45,7 @@ pub(super) struct TimeCounters {
 pub(super) struct TimekeeperParts {
     pub reference: Reference,
     pub clock: Arc<Clock>,
-    pub hub: Arc<Hub>,
+    pub interrupts: Arc<InterruptRouter>,
     pub peers: Arc<Peers>,
     pub looks: Arc<Questions<(u64, u64)>>,
     pub counters: Arc<TimeCounters>,
@@ -146,8 +146,8 @@ impl Timekeeper {
         self.parts.clock.shift(step);
         self.parts.counters.steps.fetch_add(1, Ordering::Relaxed);
         // One that does nothing but compute would not see it for long.
-        for vcpu in self.parts.hub.vcpus_here() {
-            if let Some(posted) = self.parts.hub.posted(vcpu) {
+        for vcpu in self.parts.interrupts.vcpus_here() {
+            if let Some(posted) = self.parts.interrupts.posted(vcpu) {
                 posted.waker.ring();
             }
         }
@@ -239,7 +239,7 @@ mod tests {
                 boot_id: "another".into(),
             },
             clock: clock.clone(),
-            hub: Hub::new(2),
+            interrupts: InterruptRouter::new(2),
             peers: peers.clone(),
             looks: looks.clone(),
             counters: counters.clone(),

@@ -18,7 +18,7 @@ use weft_platform::devices::keyboard::KeyboardController;
 use weft_platform::devices::serial::SerialPort;
 use weft_platform::devices::system_control::SystemControl;
 use weft_platform::devices::{cmos, debug_exit, keyboard, serial, system_control};
-use weft_platform::interrupts::{Hub, IO_APIC_SIZE};
+use weft_platform::interrupts::{IO_APIC_SIZE, InterruptRouter};
 use weft_vcpu::CpuState;
 
 use super::back_end::Chosen;
@@ -78,13 +78,13 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         ram: plan.ram,
         mmio: Bus::default(),
         ports: Bus::default(),
-        hub: Hub::of_slice(configuration.cpus, apart),
+        interrupts: InterruptRouter::of_slice(configuration.cpus, apart),
         clock: Arc::new(Clock::new(source, chosen.back_end.tsc_hz())),
         ender,
     };
     let mut parts: Vec<Named> = vec![
         ("clock".into(), frame.clock.clone()),
-        ("io-apic".into(), frame.hub.clone()),
+        ("io-apic".into(), frame.interrupts.clone()),
     ];
     // The registers of all devices are on one slice.
     let mut devices = None;
@@ -106,7 +106,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         parts.push((format!("slice{}.devices", slice.number()), served));
     }
 
-    let turns = (source == Source::Counted).then(|| Arc::new(Turns::new(frame.hub.clone())));
+    let turns = (source == Source::Counted).then(|| Arc::new(Turns::new(frame.interrupts.clone())));
     if let Some(turns) = &turns {
         parts.push(("turns".into(), turns.clone()));
     }
@@ -117,7 +117,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
     let around = VcpuContext {
         mmio: frame.mmio.clone(),
         ports: frame.ports.clone(),
-        hub: frame.hub.clone(),
+        interrupts: frame.interrupts.clone(),
         clock: frame.clock.clone(),
         kvmclock: Arc::new(KvmClock::new(
             frame.clock.clone(),
@@ -130,7 +130,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
     let listener = listener(&frame.ender);
     let first_instruction = Arc::<OnceLock<Instant>>::default();
     let mut bootstrap = plan.bootstrap;
-    let runners = frame.hub.vcpus_here().into_iter();
+    let runners = frame.interrupts.vcpus_here().into_iter();
     let runners = runners
         .map(|id| {
             let vcpu = chosen.back_end.create(id)?;
@@ -198,7 +198,7 @@ fn serve_queues(
     let tools = Tools {
         memory: frame.memory.clone(),
         observer: chosen.observer.clone(),
-        sink: frame.hub.clone(),
+        sink: frame.interrupts.clone(),
     };
     let devices = (0..).zip(configuration.devices().of_slice(slice, opened)?);
     let devices = devices.map(|(number, (scheme, device))| (number, scheme, device));
@@ -228,7 +228,7 @@ fn join(slice: &Arc<Slice>, frame: &Frame, handle: &Handle) -> Result<(), Machin
     }));
     let (broken, ended) = (frame.ender.clone(), frame.ender.clone());
     let joined = slice.join(Joints {
-        hub: frame.hub.clone(),
+        interrupts: frame.interrupts.clone(),
         mmio: frame.mmio.clone(),
         ports: frame.ports.clone(),
         clock: frame.clock.clone(),
@@ -274,7 +274,7 @@ fn small_devices(
 ) -> Result<Small, MachineError> {
     frame
         .mmio
-        .insert(IO_APIC..IO_APIC + IO_APIC_SIZE, frame.hub.clone())?;
+        .insert(IO_APIC..IO_APIC + IO_APIC_SIZE, frame.interrupts.clone())?;
     let serial = Arc::new(SerialPort::new(
         Arc::new(frame.line(serial::PIN)?),
         serial_output,
@@ -314,9 +314,9 @@ fn small_devices(
 }
 
 fn alarms(frame: &Frame, cpus: u32) -> Result<Arc<Alarms>, MachineError> {
-    let hub = frame.hub.clone();
+    let interrupts = frame.interrupts.clone();
     let ring = Box::new(move |vcpu| {
-        if let Some(posted) = hub.posted(vcpu) {
+        if let Some(posted) = interrupts.posted(vcpu) {
             posted.waker.ring();
         }
     });

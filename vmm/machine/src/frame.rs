@@ -5,7 +5,7 @@ use std::sync::Arc;
 use weft_guest_memory::{DeviceMemory, Ram};
 use weft_platform::bus::{Bus, BusDevice};
 use weft_platform::clock::Clock;
-use weft_platform::interrupts::{Hub, Line};
+use weft_platform::interrupts::{InterruptRouter, Line};
 
 use super::MachineError;
 use super::ender::Ender;
@@ -17,7 +17,7 @@ pub(super) struct Frame {
     pub memory: DeviceMemory,
     pub mmio: Bus,
     pub ports: Bus,
-    pub hub: Arc<Hub>,
+    pub interrupts: Arc<InterruptRouter>,
     pub clock: Arc<Clock>,
     pub ender: Arc<Ender>,
 }
@@ -25,7 +25,7 @@ pub(super) struct Frame {
 impl Frame {
     /// A wire into the I/O APIC.
     pub fn line(&self, pin: usize) -> Result<Line, MachineError> {
-        self.hub.line(pin).ok_or(MachineError::Pin(pin))
+        self.interrupts.line(pin).ok_or(MachineError::Pin(pin))
     }
 
     /// Puts a device behind a range of ports.

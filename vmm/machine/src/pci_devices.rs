@@ -92,7 +92,7 @@ impl PciDevices<'_> {
             mmio: frame.mmio.clone(),
             ports: frame.ports.clone(),
             lines,
-            sink: frame.hub.clone(),
+            sink: frame.interrupts.clone(),
             windows: Windows {
                 low: DEVICE_HOLE..PCI_WINDOW_END,
                 high: acpi::high_window(&frame.ram),

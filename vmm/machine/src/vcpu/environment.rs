@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use weft_guest_memory::LOCAL_APIC;
 use weft_platform::bus::Bus;
 use weft_platform::clock::{Alarms, Clock, KvmClock};
-use weft_platform::interrupts::{Hub, LOCAL_APIC_SIZE, LocalApic, Mode, Outcome, x2apic};
+use weft_platform::interrupts::{
+    InterruptRouter, LOCAL_APIC_SIZE, LocalApic, Mode, Outcome, x2apic,
+};
 use weft_vcpu::Environment;
 
 use weft_vcpu::Kick;
@@ -25,7 +27,7 @@ pub struct VcpuContext {
     pub mmio: Bus,
     pub ports: Bus,
     /// Interrupt controllers.
-    pub hub: Arc<Hub>,
+    pub interrupts: Arc<InterruptRouter>,
     /// Time.
     pub clock: Arc<Clock>,
     /// The paravirtual clock.
@@ -168,8 +170,10 @@ impl CpuEnvironment {
     fn apic_written(&mut self, offset: u64, outcome: Outcome) {
         match outcome {
             Outcome::Done => {}
-            Outcome::Send(interrupt) => self.around.hub.command(&interrupt, self.id),
-            Outcome::EndOfInterrupt(vector) => self.around.hub.end_of_interrupt(vector, self.id),
+            Outcome::Send(interrupt) => self.around.interrupts.command(&interrupt, self.id),
+            Outcome::EndOfInterrupt(vector) => {
+                self.around.interrupts.end_of_interrupt(vector, self.id)
+            }
         }
         if APIC_TIMER_REGISTERS.contains(&offset) {
             self.timer_changed();

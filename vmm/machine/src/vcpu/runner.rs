@@ -180,7 +180,7 @@ impl Runner {
         let id = options.id;
         let posted = options
             .around
-            .hub
+            .interrupts
             .posted(id)
             .ok_or(RunnerError::Unknown(id))?
             .clone();

@@ -6,7 +6,7 @@ use std::sync::mpsc::channel;
 use weft_guest_memory::{LOCAL_APIC, Ram};
 use weft_platform::bus::Bus;
 use weft_platform::clock::{Clock, KvmClock, Source, measure_host_tsc};
-use weft_platform::interrupts::{Hub, Message};
+use weft_platform::interrupts::{InterruptRouter, Message};
 use weft_vcpu::{Environment, Kick};
 
 use super::*;
@@ -22,18 +22,18 @@ impl Kick for NoKick {
 }
 
 /// What a run of the CPU does, and whether it ends the test.
-type Run = Box<dyn FnMut(&mut dyn Environment, &Hub) -> bool + Send>;
+type Run = Box<dyn FnMut(&mut dyn Environment, &InterruptRouter) -> bool + Send>;
 
 /// Halts at the end of every run.
 struct Halting {
     run: Run,
-    hub: Arc<Hub>,
+    interrupts: Arc<InterruptRouter>,
     over: std::sync::mpsc::Sender<()>,
 }
 
 impl Vcpu for Halting {
     fn run(&mut self, environment: &mut dyn Environment) -> Result<Exit, VcpuError> {
-        if (self.run)(environment, &self.hub) {
+        if (self.run)(environment, &self.interrupts) {
             let _ = self.over.send(());
         }
         Ok(Exit::Halted)
@@ -65,13 +65,13 @@ struct Rig {
 
 fn rig(run: Run) -> Rig {
     let ram = Ram::new(4 << 20).unwrap();
-    let hub = Hub::new(1);
+    let interrupts = InterruptRouter::new(1);
     let clock = Arc::new(Clock::new(Source::Host, measure_host_tsc()));
     clock.go();
     let around = VcpuContext {
         mmio: Bus::default(),
         ports: Bus::default(),
-        hub: hub.clone(),
+        interrupts: interrupts.clone(),
         clock: clock.clone(),
         kvmclock: Arc::new(KvmClock::new(clock, Arc::new(ram.clone()), 1)),
         alarms: None,
@@ -84,7 +84,7 @@ fn rig(run: Run) -> Rig {
         id: 0,
         vcpu: Box::new(Halting {
             run,
-            hub,
+            interrupts,
             over: tell,
         }),
         bootstrap: Some(CpuState::reset()),
@@ -110,8 +110,8 @@ impl Rig {
 }
 
 /// Does not ring, as when the bell came while the CPU was on its way out.
-fn post(hub: &Hub, message: Message) {
-    hub.posted(0).unwrap().post(message);
+fn post(interrupts: &InterruptRouter, message: Message) {
+    interrupts.posted(0).unwrap().post(message);
 }
 
 fn write_apic(environment: &mut dyn Environment, register: u64, value: u32) {
@@ -121,7 +121,7 @@ fn write_apic(environment: &mut dyn Environment, register: u64, value: u32) {
 #[test]
 fn an_interrupt_after_the_last_look_is_taken_at_once() {
     let mut taken = 0;
-    let rig = rig(Box::new(move |environment, hub| {
+    let rig = rig(Box::new(move |environment, interrupts| {
         write_apic(environment, 0xf0, 0x1ff);
         while environment.interrupt_take().is_some() {
             taken += 1;
@@ -129,7 +129,7 @@ fn an_interrupt_after_the_last_look_is_taken_at_once() {
         }
         let vector = 0x41;
         let level = false;
-        post(hub, Message::Fixed { vector, level });
+        post(interrupts, Message::Fixed { vector, level });
         taken == ROUNDS
     }));
     rig.over.recv_timeout(PATIENCE).unwrap();
@@ -157,9 +157,9 @@ fn a_timer_that_is_due_after_the_last_look_is_not_forgotten() {
 #[test]
 fn a_non_maskable_interrupt_between_two_looks_is_taken_at_once() {
     let mut taken = 0;
-    let rig = rig(Box::new(move |environment, hub| {
+    let rig = rig(Box::new(move |environment, interrupts| {
         taken += u32::from(environment.nmi_take());
-        post(hub, Message::NonMaskable);
+        post(interrupts, Message::NonMaskable);
         assert!(!environment.interrupt_waits());
         taken == ROUNDS
     }));
@@ -169,8 +169,8 @@ fn a_non_maskable_interrupt_between_two_looks_is_taken_at_once() {
 
 #[test]
 fn an_init_after_the_last_look_is_told() {
-    let rig = rig(Box::new(|environment, hub| {
-        post(hub, Message::Init);
+    let rig = rig(Box::new(|environment, interrupts| {
+        post(interrupts, Message::Init);
         environment.interrupt_waits()
     }));
     let event = rig.events.recv_timeout(PATIENCE).unwrap();
@@ -181,13 +181,13 @@ fn an_init_after_the_last_look_is_told() {
 #[test]
 fn what_a_cpu_does_not_accept_lets_it_sleep() {
     let mut runs = 0;
-    let rig = rig(Box::new(move |environment, hub| {
+    let rig = rig(Box::new(move |environment, interrupts| {
         write_apic(environment, 0xf0, 0x1ff);
         runs += 1;
         if runs == 1 {
             let vector = 0x41;
             let level = false;
-            post(hub, Message::Fixed { vector, level });
+            post(interrupts, Message::Fixed { vector, level });
         }
         assert!(environment.interrupt_waits());
         runs > 3
@@ -205,16 +205,16 @@ fn an_init_to_itself_brings_a_running_cpu_back() {
             self.0.store(true, Ordering::SeqCst);
         }
     }
-    let hub = Hub::new(1);
+    let interrupts = InterruptRouter::new(1);
     let kicked = Arc::new(Kicked(AtomicBool::new(false)));
-    hub.posted(0).unwrap().waker.connect(kicked.clone());
+    interrupts.posted(0).unwrap().waker.connect(kicked.clone());
     let (vector, level) = (0x41, false);
     for (message, expected) in [
         (Message::Fixed { vector, level }, false),
         (Message::NonMaskable, false),
         (Message::Init, true),
     ] {
-        hub.deliver(0, message, Some(0));
+        interrupts.deliver(0, message, Some(0));
         assert_eq!(kicked.0.swap(false, Ordering::SeqCst), expected);
     }
 }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use weft_platform::interrupts::Hub;
+use weft_platform::interrupts::InterruptRouter;
 use weft_platform::part::{Part, PartError};
 
 /// Instructions in a turn: at one a nanosecond, half of what Linux takes for a
@@ -44,13 +44,13 @@ pub struct Turns {
     state: Mutex<State>,
     /// The holder, or [`NOBODY`], for a look without the lock.
     holder: AtomicU32,
-    hub: Arc<Hub>,
+    interrupts: Arc<InterruptRouter>,
 }
 
 impl Turns {
     /// vCPU 0 begins; the others sleep.
-    pub fn new(hub: Arc<Hub>) -> Self {
-        let mut standings = vec![Standing::Asleep(None); hub.cpus() as usize];
+    pub fn new(interrupts: Arc<InterruptRouter>) -> Self {
+        let mut standings = vec![Standing::Asleep(None); interrupts.cpus() as usize];
         if let Some(first) = standings.first_mut() {
             *first = Standing::Ready;
         }
@@ -62,7 +62,7 @@ impl Turns {
                 standings,
             }),
             holder: AtomicU32::new(0),
-            hub,
+            interrupts,
         }
     }
 
@@ -82,7 +82,7 @@ impl Turns {
         holder == vcpu
             || holder == NOBODY
                 && self
-                    .hub
+                    .interrupts
                     .posted(vcpu)
                     .is_some_and(|posted| posted.has_letters())
     }
@@ -111,7 +111,7 @@ impl Turns {
             state.holder
         };
         if let Some(next) = next.filter(|next| *next != vcpu)
-            && let Some(posted) = self.hub.posted(next)
+            && let Some(posted) = self.interrupts.posted(next)
         {
             posted.waker.ring();
         }
@@ -120,14 +120,14 @@ impl Turns {
     /// The first that wants to run, from `first` on; if none does, after the
     /// first deadline has come.
     fn choose(&self, state: &mut State, first: u32) {
-        let cpus = self.hub.cpus();
+        let cpus = self.interrupts.cpus();
         let order = (0..cpus).map(|step| (first + step) % cpus);
         let wants = |state: &State, vcpu: u32| match state.standings.get(vcpu as usize) {
             Some(Standing::Ready) => true,
             Some(Standing::Asleep(until)) => {
                 until.is_some_and(|until| until <= state.now)
                     || self
-                        .hub
+                        .interrupts
                         .posted(vcpu)
                         .is_some_and(|posted| posted.has_letters())
             }
@@ -165,7 +165,7 @@ impl Part for Turns {
 
     fn restore(&self, state: Value) -> Result<(), PartError> {
         let saved: State = serde_json::from_value(state)?;
-        if saved.standings.len() != self.hub.cpus() as usize {
+        if saved.standings.len() != self.interrupts.cpus() as usize {
             let what = format!("turns of {} vCPUs", saved.standings.len());
             return Err(PartError::Misfit(what));
         }
@@ -183,13 +183,13 @@ mod tests {
 
     #[test]
     fn turns_go_round_among_those_that_want_to_run() {
-        let hub = Hub::new(3);
-        let turns = Turns::new(hub.clone());
+        let interrupts = InterruptRouter::new(3);
+        let turns = Turns::new(interrupts.clone());
         assert_eq!(turns.claim(0), Some((0, 0)));
         assert_eq!(turns.claim(1), None);
         turns.pass(0, 100, Standing::Ready);
         assert_eq!(turns.claim(0), Some((100, 0)));
-        hub.deliver(2, Message::NonMaskable, None);
+        interrupts.deliver(2, Message::NonMaskable, None);
         turns.pass(0, 50, Standing::Ready);
         assert_eq!(turns.claim(2), Some((150, 0)));
         // Nothing to be had for one that does not hold it.
@@ -199,27 +199,27 @@ mod tests {
 
     #[test]
     fn time_jumps_to_the_first_deadline_when_all_sleep() {
-        let hub = Hub::new(2);
-        let turns = Turns::new(hub.clone());
+        let interrupts = InterruptRouter::new(2);
+        let turns = Turns::new(interrupts.clone());
         turns.pass(0, 10, Standing::Ready);
         turns.pass(0, 10, Standing::Asleep(Some(1000)));
         assert_eq!(turns.claim(0), Some((1000, 0)));
         turns.pass(0, 10, Standing::Asleep(None));
         assert!(!turns.may_claim(0) && !turns.may_claim(1));
         assert_eq!(turns.claim(1), None);
-        hub.deliver(1, Message::NonMaskable, None);
+        interrupts.deliver(1, Message::NonMaskable, None);
         assert!(turns.may_claim(1));
         assert_eq!(turns.claim(1), Some((1010, 0)));
     }
 
     #[test]
     fn a_turn_goes_on_after_a_pause_elsewhere_too() {
-        let turns = Turns::new(Hub::new(1));
+        let turns = Turns::new(InterruptRouter::new(1));
         turns.interrupt(0, 30);
         let state = Part::save(&turns).unwrap();
-        let other = Turns::new(Hub::new(1));
+        let other = Turns::new(InterruptRouter::new(1));
         Part::restore(&other, state.clone()).unwrap();
         assert_eq!(other.claim(0), Some((0, 30)));
-        assert!(Part::restore(&Turns::new(Hub::new(2)), state).is_err());
+        assert!(Part::restore(&Turns::new(InterruptRouter::new(2)), state).is_err());
     }
 }

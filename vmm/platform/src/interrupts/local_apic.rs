@@ -592,5 +592,4 @@ fn is_set(words: &[u32; 8], vector: u8) -> bool {
 }
 
 #[cfg(test)]
-#[path = "local_apic_tests.rs"]
 mod tests;

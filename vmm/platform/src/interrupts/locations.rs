@@ -145,7 +145,7 @@ impl Locations {
     /// Where a vCPU is; `None` where there is none of this number.
     pub fn of(&self, vcpu: u32) -> Option<Place> {
         let entry = self.entries.get(vcpu as usize)?;
-        // SeqCst as in the module's argument about mailboxes (`hub`): on x86 a load
+        // SeqCst as in the module's argument about mailboxes (`router`): on x86 a load
         // like any other.
         Some(Place::unpack(entry.load(Ordering::SeqCst)))
     }

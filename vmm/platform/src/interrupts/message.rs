@@ -71,7 +71,7 @@ impl Destination {
     }
 }
 
-/// An interrupt on its way to the [`super::Hub`].
+/// An interrupt on its way to the [`super::InterruptRouter`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interrupt {
     /// 0 to 255; below 16 illegal for those that have one.

@@ -1,38 +1,37 @@
-//! Interrupts in user space: local APICs, the I/O APIC, and messages between.
+//! Interrupts in user space: local APICs, the I/O APIC, and messages between them.
 //!
 //! ```text
-//!  device ──line──▶ IoApic ─┐                       ┌─▶ PostedInterrupts 0 ◀─ LocalApic
-//!  device ──MSI─────────────┼─ Interrupt ─▶ Hub ────┤      (atomics,          (registers,
-//!  LocalApic ──ICR──────────┘   (to whom?)  deliver └─▶ PostedInterrupts n    vCPU's thread)
-//!                                           (vcpu, Message)
+//!  device ──pin──▶ IoApic ─┐                          ┌─▶ PostedInterrupts 0 ◀─ LocalApic
+//!  device ──MSI────────────┼─ Interrupt ─▶ Interrupt ─┤     (atomics,          (registers,
+//!  LocalApic ──ICR─────────┘  (targets?)    Router    └─▶ PostedInterrupts n    vCPU's thread)
+//!                                       deliver(vcpu, Message)
 //! ```
 //!
-//! - An [`Interrupt`] names its targets as the guest does; [`Hub::send`] finds
-//!   which vCPUs those are and gives each a [`Message`] by [`Hub::deliver`], the
-//!   one place that sends; on which slice a vCPU is, [`Locations`] says. Those that
-//!   come from other slices go through [`Hub::receive`], and after a vCPU that left.
-//! - A [`LocalApic`] belongs to its vCPU's thread: its registers are under no
-//!   lock. Others reach it through the [`PostedInterrupts`], whose mailbox is a few atomics;
-//!   what must be known of it from outside (logical identity, priority) it
-//!   publishes there.
-//! - Only a line into the I/O APIC and the EOI of a level-triggered interrupt
-//!   take a lock, the I/O APIC's own.
+//! - An [`Interrupt`] has the destination that the guest wrote. [`InterruptRouter::send`]
+//!   finds the vCPUs that it means and calls [`InterruptRouter::deliver`] for each, the only
+//!   function that sends. [`Locations`] has the slice of each vCPU. Messages from other
+//!   slices arrive in [`InterruptRouter::receive`], and are forwarded if the vCPU has left.
+//! - A [`LocalApic`] belongs to its vCPU's thread, and no lock guards its registers. Other
+//!   threads use its [`PostedInterrupts`], which are a few atomics: they post interrupts there,
+//!   and read the logical identity and priority that the local APIC publishes there.
+//! - Only a change of an I/O APIC pin and the EOI of a level-triggered interrupt take a lock,
+//!   the I/O APIC's own.
 
-mod hub;
 mod io_apic;
 mod local_apic;
 mod locations;
 mod message;
 mod posted;
+mod router;
 mod timer;
 mod waker;
 
-pub use hub::{Hub, HubCounters, InterruptLink, InterruptTopology, Line};
 pub use io_apic::{IO_APIC_SIZE, IoApic, IoApicState, PINS};
 pub use local_apic::{LOCAL_APIC_SIZE, LocalApic, LocalApicState, Mode, Outcome, x2apic};
 pub use locations::{LocationError, Locations, Place, VERSION_MAX};
 pub use message::{Delivery, Destination, Interrupt, Message};
 pub use posted::PostedInterrupts;
+pub use router::{InterruptCounters, InterruptLink, InterruptRouter, InterruptTopology, Line};
 pub use timer::TimerState;
 pub use waker::VcpuWaker;
 

@@ -115,7 +115,7 @@ impl Default for PostedInterrupts {
 
 impl PostedInterrupts {
     /// Leaves a message; whether it was taken. The vCPU is not woken: a message that it
-    /// must see at once goes through [`Hub::deliver`](super::Hub::deliver).
+    /// must see at once goes through [`InterruptRouter::deliver`](super::InterruptRouter::deliver).
     pub fn post(&self, message: Message) -> bool {
         match message {
             Message::Fixed { .. } if !self.accepts_fixed() => return false,

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use weft_guest_memory::{DeviceMemory, Ram};
 use weft_platform::clock::{Clock, Reference, Source, measure_host_tsc};
-use weft_platform::interrupts::{Hub, MessageSink};
+use weft_platform::interrupts::{InterruptRouter, MessageSink};
 use weft_test_support::Random;
 use weft_virtio::double::{Buffer, Driver, DriverQueue, Machine, Messages, PATIENCE};
 use weft_virtio::{Attach, VirtioDevice};
@@ -153,7 +153,7 @@ impl Rig {
                 Station::start(delegation, tools, vec![(0, scheme, device)]).unwrap();
             }
             let joints = Joints {
-                hub: Hub::of_slice(2, Some(slice.apart())),
+                interrupts: InterruptRouter::of_slice(2, Some(slice.apart())),
                 mmio: machine.mmio.clone(),
                 ports: machine.ports.clone(),
                 clock: Arc::new(Clock::new(Source::Host, measure_host_tsc())),

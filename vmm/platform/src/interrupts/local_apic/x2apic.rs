@@ -95,5 +95,4 @@ pub fn offset(index: u32) -> Option<u64> {
 }
 
 #[cfg(test)]
-#[path = "x2apic_tests.rs"]
 mod tests;

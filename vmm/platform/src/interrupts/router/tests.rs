@@ -3,24 +3,24 @@ use crate::clock::TimeBase;
 use crate::interrupts::LocalApic;
 
 struct Rig {
-    hub: Arc<Hub>,
+    router: Arc<InterruptRouter>,
     apics: Vec<LocalApic>,
 }
 
 impl Rig {
     fn new(cpus: u32) -> Self {
-        let hub = Hub::new(cpus);
+        let router = InterruptRouter::new(cpus);
         let time = TimeBase::new(1_000_000_000);
         let apics = (0..cpus)
             .map(|id| {
-                let posted = hub.posted(id).unwrap().clone();
+                let posted = router.posted(id).unwrap().clone();
                 let mut apic = LocalApic::new(id as u8, id == 0, posted, time);
                 apic.write(0xf0, 0x1ff, 0);
                 apic.write(0xd0, 1 << (24 + id), 0);
                 apic
             })
             .collect();
-        Self { hub, apics }
+        Self { router, apics }
     }
 
     fn send(&self, delivery: Delivery, destination: Destination, sender: Option<u32>) {
@@ -30,7 +30,7 @@ impl Rig {
             destination,
             level: false,
         };
-        self.hub.send(&interrupt, sender);
+        self.router.send(&interrupt, sender);
     }
 
     /// Which vCPUs have an interrupt; takes and ends it.
@@ -111,17 +111,17 @@ fn non_maskable_init_and_start_up_arrive_as_such() {
     rig.send(Delivery::Smi, Destination::Everybody, None);
     rig.send(Delivery::External, Destination::Everybody, None);
     assert_eq!(rig.receivers(), [0_u32; 0]);
-    assert_eq!(rig.hub.counters.dropped.load(Ordering::Relaxed), 2);
+    assert_eq!(rig.router.counters.dropped.load(Ordering::Relaxed), 2);
 }
 
 #[test]
 fn a_level_line_comes_again_after_its_end_until_it_is_low() {
     let mut rig = Rig::new(1);
-    let line = rig.hub.line(9).unwrap();
-    assert!(rig.hub.line(PINS).is_none());
+    let line = rig.router.line(9).unwrap();
+    assert!(rig.router.line(PINS).is_none());
     for (register, value) in [(0x22_u32, 0x8055_u32), (0x23, 0)] {
-        BusDevice::write(&*rig.hub, 0, &register.to_le_bytes());
-        BusDevice::write(&*rig.hub, 0x10, &value.to_le_bytes());
+        BusDevice::write(&*rig.router, 0, &register.to_le_bytes());
+        BusDevice::write(&*rig.router, 0x10, &value.to_le_bytes());
     }
     line.set(true);
     for _ in 0..3 {
@@ -131,24 +131,24 @@ fn a_level_line_comes_again_after_its_end_until_it_is_low() {
         let crate::interrupts::Outcome::EndOfInterrupt(vector) = apic.write(0xb0, 0, 0) else {
             panic!("the end of a level-triggered interrupt is told");
         };
-        rig.hub.end_of_interrupt(vector, 0);
+        rig.router.end_of_interrupt(vector, 0);
     }
     line.set(false);
     let apic = &mut rig.apics[0];
     assert_eq!(apic.take_interrupt(), Some(0x55));
     apic.write(0xb0, 0, 0);
-    rig.hub.end_of_interrupt(0x55, 0);
+    rig.router.end_of_interrupt(0x55, 0);
     assert!(!apic.interrupt_waits());
 }
 
 #[test]
 fn a_level_that_nobody_took_comes_when_somebody_can_take_it() {
     let mut rig = Rig::new(1);
-    let line = rig.hub.line(9).unwrap();
+    let line = rig.router.line(9).unwrap();
     let program = |rig: &Rig, low: u32, high: u32| {
         for (register, value) in [(0x23_u32, high), (0x22, low)] {
-            BusDevice::write(&*rig.hub, 0, &register.to_le_bytes());
-            BusDevice::write(&*rig.hub, 0x10, &value.to_le_bytes());
+            BusDevice::write(&*rig.router, 0, &register.to_le_bytes());
+            BusDevice::write(&*rig.router, 0x10, &value.to_le_bytes());
         }
     };
     // No such vCPU; a logical destination that is nobody's; lowest priority too.
@@ -163,7 +163,7 @@ fn a_level_that_nobody_took_comes_when_somebody_can_take_it() {
         assert_eq!(rig.apics[0].take_interrupt(), Some(0x55));
         line.set(false);
         rig.apics[0].write(0xb0, 0, 0);
-        rig.hub.end_of_interrupt(0x55, 0);
+        rig.router.end_of_interrupt(0x55, 0);
     }
     // A local APIC that is disabled, by software or altogether.
     for by_base in [false, true] {
@@ -180,29 +180,29 @@ fn a_level_that_nobody_took_comes_when_somebody_can_take_it() {
         assert_eq!(rig.apics[0].take_interrupt(), Some(0x55));
         line.set(false);
         rig.apics[0].write(0xb0, 0, 0);
-        rig.hub.end_of_interrupt(0x55, 0);
+        rig.router.end_of_interrupt(0x55, 0);
     }
 }
 
 #[test]
 fn the_window_answers_by_bytes_too_and_survives_nonsense() {
     let rig = Rig::new(1);
-    BusDevice::write(&*rig.hub, 0, &[1]);
+    BusDevice::write(&*rig.router, 0, &[1]);
     let mut data = [0; 2];
-    BusDevice::read(&*rig.hub, 0x12, &mut data);
+    BusDevice::read(&*rig.router, 0x12, &mut data);
     assert_eq!(data, [0x17, 0]);
     for offset in 0..0x1000 {
-        BusDevice::write(&*rig.hub, offset, &[0xff; 8]);
-        BusDevice::read(&*rig.hub, offset, &mut [0; 8]);
+        BusDevice::write(&*rig.router, offset, &[0xff; 8]);
+        BusDevice::read(&*rig.router, offset, &mut [0; 8]);
     }
 }
 
 #[test]
 fn message_signalled_interrupts_go_through() {
     let mut rig = Rig::new(2);
-    MessageSink::send(&*rig.hub, 0xfee0_1000, 0x55);
+    MessageSink::send(&*rig.router, 0xfee0_1000, 0x55);
     assert_eq!(rig.receivers(), [1]);
-    MessageSink::send(&*rig.hub, 0x1000, 0x55);
+    MessageSink::send(&*rig.router, 0x1000, 0x55);
     assert_eq!(rig.receivers(), [0_u32; 0]);
 }
 
@@ -212,11 +212,11 @@ fn interrupts_from_many_threads_all_arrive() {
     const EACH: u64 = 20_000;
     let senders: Vec<_> = (0..2_u8)
         .map(|sender| {
-            let hub = rig.hub.clone();
+            let router = rig.router.clone();
             std::thread::spawn(move || {
                 for round in 0..EACH {
                     let vector = 0x30 + (sender << 6) + (round % 32) as u8;
-                    hub.deliver(
+                    router.deliver(
                         0,
                         Message::Fixed {
                             vector,

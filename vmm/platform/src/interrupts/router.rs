@@ -1,10 +1,10 @@
-//! The hub: finds whom an interrupt is for and hands it over.
+//! The interrupt router: finds the vCPUs that an interrupt is for and posts it to them.
 //!
-//! With several slices a vCPU may move, and messages follow it. The rules, and why
-//! each arrives once, are in docs/aggregate-vm.md ("Where a vCPU is"). In short: a
-//! message that is sent on carries the version of the entry along which it went, its
-//! stamp; who puts one into a mailbox looks at the entry again afterwards; who hands a
-//! vCPU over changes the entry, then empties the mailbox.
+//! With several slices a vCPU may move, and messages follow it. docs/aggregate-vm.md
+//! ("Where a vCPU is") has the rules and why each message arrives once. In short: a message
+//! that is forwarded carries the version of the table entry by which it was routed. A thread
+//! that posts a message reads the entry again afterwards. A vCPU that leaves first changes
+//! the entry, then takes its pending events along.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -19,9 +19,9 @@ use super::{InterruptLine, MessageSink};
 use crate::bus::BusDevice;
 use crate::part::{Part, PartError};
 
-/// What went through a hub.
+/// What went through a router.
 #[derive(Default)]
-pub struct HubCounters {
+pub struct InterruptCounters {
     /// From local APICs.
     pub commands: AtomicU64,
     pub messages: AtomicU64,
@@ -62,7 +62,7 @@ pub struct InterruptTopology {
 }
 
 /// All of a machine's interrupt controllers, as far as they are shared.
-pub struct Hub {
+pub struct InterruptRouter {
     /// Every vCPU's; of those elsewhere only the identity counts.
     all_posted: Box<[Arc<PostedInterrupts>]>,
     /// None: all is here.
@@ -75,10 +75,10 @@ pub struct Hub {
     io_apic: Mutex<IoApic>,
     /// Which vCPU is looked at first for a lowest-priority interrupt.
     turn: AtomicU32,
-    pub counters: HubCounters,
+    pub counters: InterruptCounters,
 }
 
-impl Hub {
+impl InterruptRouter {
     /// For vCPUs 0 to `cpus` - 1.
     pub fn new(cpus: u32) -> Arc<Self> {
         Self::of_slice(cpus, None)
@@ -93,7 +93,7 @@ impl Hub {
             all_posted: (0..cpus).map(|_| Arc::default()).collect(),
             io_apic: Mutex::default(),
             turn: AtomicU32::new(0),
-            counters: HubCounters::default(),
+            counters: InterruptCounters::default(),
         })
     }
 
@@ -387,7 +387,7 @@ impl Hub {
         }
     }
 
-    /// An EOI at the I/O APIC, which is here. `sender`: as for [`Hub::send`].
+    /// An EOI at the I/O APIC, which is here. `sender`: as for [`InterruptRouter::send`].
     pub fn end_at_io_apic(&self, vector: u8, sender: Option<u32>) {
         let mut follow = Vec::new();
         self.io_apic().end_of_interrupt(vector, &mut follow);
@@ -399,7 +399,7 @@ impl Hub {
     /// A wire into the I/O APIC; `None` when there is no such pin.
     pub fn line(self: &Arc<Self>, pin: usize) -> Option<Line> {
         (pin < PINS).then(|| Line {
-            hub: self.clone(),
+            router: self.clone(),
             pin,
         })
     }
@@ -460,7 +460,7 @@ fn is_start(message: Message) -> bool {
 }
 
 /// The way of a message that came with `stamp` and would go to `place`: a start-up goes
-/// where the INIT before it went. `trails`: see [`Hub`]; needed for the two alone.
+/// where the INIT before it went. `trails`: see [`InterruptRouter`]; needed for the two alone.
 fn along(
     trails: Option<&mut Vec<Place>>,
     vcpu: u32,
@@ -496,18 +496,18 @@ fn without_state(
     }
 }
 
-impl MessageSink for Hub {
+impl MessageSink for InterruptRouter {
     fn send(&self, address: u64, data: u32) {
         self.counters.messages.fetch_add(1, Ordering::Relaxed);
         match Interrupt::from_msi(address, data) {
-            Some(interrupt) => drop(Hub::send(self, &interrupt, None)),
+            Some(interrupt) => drop(InterruptRouter::send(self, &interrupt, None)),
             None => drop(self.counters.dropped.fetch_add(1, Ordering::Relaxed)),
         }
     }
 }
 
 /// The I/O APIC's registers. Only the first four bytes of every sixteen answer.
-impl BusDevice for Hub {
+impl BusDevice for InterruptRouter {
     fn read(&self, offset: u64, data: &mut [u8]) {
         let value = self.io_apic().read(offset & !3).to_le_bytes();
         for (index, byte) in data.iter_mut().enumerate() {
@@ -530,7 +530,7 @@ impl BusDevice for Hub {
     }
 }
 
-impl Part for Hub {
+impl Part for InterruptRouter {
     fn save(&self) -> Result<Value, PartError> {
         Ok(serde_json::to_value(self.io_apic().save())?)
     }
@@ -560,20 +560,18 @@ impl Part for Hub {
 
 /// A wire into the I/O APIC.
 pub struct Line {
-    hub: Arc<Hub>,
+    router: Arc<InterruptRouter>,
     pin: usize,
 }
 
 impl InterruptLine for Line {
     fn set(&self, high: bool) {
-        self.hub.set_line(self.pin, high);
+        self.router.set_line(self.pin, high);
     }
 }
 
 #[cfg(test)]
-#[path = "hub_tests.rs"]
 mod tests;
 
 #[cfg(test)]
-#[path = "moves_tests.rs"]
-mod moves_tests;
+mod moves;

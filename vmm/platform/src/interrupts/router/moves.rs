@@ -1,4 +1,4 @@
-//! vCPUs that move while interrupts for them are under way, between hubs of several
+//! vCPUs that move while interrupts for them are under way, between routers of several
 //! slices in one process.
 //!
 //! The doubles stand for what moves a vCPU (slice 0's orders and the state that goes
@@ -55,9 +55,9 @@ impl InterruptLink for Way {
     fn end_of_interrupt(&self, _: u8) {}
 }
 
-fn slices(count: usize, cpus: u32) -> (Vec<(Arc<Hub>, Way)>, Links) {
+fn slices(count: usize, cpus: u32) -> (Vec<(Arc<InterruptRouter>, Way)>, Links) {
     let links = Links::default();
-    let hub = |me| {
+    let router = |me| {
         let way = |_| Way {
             me,
             links: links.clone(),
@@ -69,9 +69,9 @@ fn slices(count: usize, cpus: u32) -> (Vec<(Arc<Hub>, Way)>, Links) {
             io_apic: me == 0,
             elsewhere: Arc::new(way(())),
         };
-        (Hub::of_slice(cpus, Some(apart)), way(()))
+        (InterruptRouter::of_slice(cpus, Some(apart)), way(()))
     };
-    ((0..count).map(hub).collect(), links)
+    ((0..count).map(router).collect(), links)
 }
 
 /// A vCPU: what it took, in order, wherever it was.
@@ -87,7 +87,7 @@ struct Taken {
 
 /// Slices, the links between, and the vCPUs.
 struct World {
-    slices: Vec<(Arc<Hub>, Way)>,
+    slices: Vec<(Arc<InterruptRouter>, Way)>,
     links: Links,
     taken: Vec<Taken>,
     /// The vCPU that slice 0 is having moved.
@@ -152,14 +152,14 @@ impl World {
     }
 
     fn arrive(&mut self, from: usize, to: usize, frame: Frame) {
-        let hub = self.slices[to].0.clone();
+        let router = self.slices[to].0.clone();
         match frame {
             Frame::Interrupt(vcpu, message, stamp) => {
                 self.steps += 1;
-                hub.receive(vcpu, message, stamp).unwrap();
+                router.receive(vcpu, message, stamp).unwrap();
             }
             Frame::HandOver(vcpu, place) => {
-                let pending = hub.hand_over(vcpu, place).unwrap();
+                let pending = router.hand_over(vcpu, place).unwrap();
                 self.answer(to, Frame::HandedOver(vcpu, place, pending));
             }
             Frame::HandedOver(vcpu, place, pending) => {
@@ -173,11 +173,11 @@ impl World {
                 }
             }
             Frame::TakeOver(vcpu, place, pending) => {
-                hub.take_over(vcpu, place.version, &pending).unwrap();
+                router.take_over(vcpu, place.version, &pending).unwrap();
                 self.answer(to, Frame::TakenOver(vcpu));
             }
             Frame::TakenOver(vcpu) => assert_eq!(self.moving.take(), Some(vcpu)),
-            Frame::Moved(vcpu, place) => assert!(hub.moved(vcpu, place).unwrap()),
+            Frame::Moved(vcpu, place) => assert!(router.moved(vcpu, place).unwrap()),
         }
     }
 
@@ -243,8 +243,8 @@ impl World {
         }
         assert!(self.moving.is_none());
         // Nothing waits at a place where the vCPU is not.
-        for (hub, _) in &self.slices {
-            assert!(hub.all_posted.iter().all(|posted| !posted.has_letters()));
+        for (router, _) in &self.slices {
+            assert!(router.all_posted.iter().all(|posted| !posted.has_letters()));
         }
     }
 }
@@ -257,15 +257,15 @@ fn every_interrupt_arrives_once_wherever_its_vcpu_went() {
         for vector in VECTORS {
             for vcpu in 0..2 {
                 let sender = world.random.index(world.slices.len());
-                let hub = world.slices[sender].0.clone();
+                let router = world.slices[sender].0.clone();
                 match vector % 3 {
                     // A device's, an IPI of a vCPU there, and one that names many.
                     0 => {
                         let address = 0xfee0_0000 | u64::from(vcpu) << 12;
                         let level = u32::from(vector.is_multiple_of(2)) << 15;
-                        MessageSink::send(&*hub, address, level | u32::from(vector));
+                        MessageSink::send(&*router, address, level | u32::from(vector));
                     }
-                    1 => assert!(hub.deliver(vcpu, fixed(vector), None)),
+                    1 => assert!(router.deliver(vcpu, fixed(vector), None)),
                     _ if vcpu == 1 => {}
                     _ => {
                         let interrupt = Interrupt {
@@ -274,7 +274,7 @@ fn every_interrupt_arrives_once_wherever_its_vcpu_went() {
                             destination: Destination::Everybody,
                             level: vector.is_multiple_of(2),
                         };
-                        assert!(hub.send(&interrupt, None));
+                        assert!(router.send(&interrupt, None));
                     }
                 }
                 for _ in 0..world.random.index(8) {
@@ -290,10 +290,10 @@ fn every_interrupt_arrives_once_wherever_its_vcpu_went() {
             }
         }
         moves += world.moves;
-        for (hub, _) in &world.slices {
-            after += hub.counters.forwarded.load(Ordering::Relaxed);
-            ahead += hub.counters.ahead.load(Ordering::Relaxed);
-            assert_eq!(hub.counters.dropped.load(Ordering::Relaxed), 0);
+        for (router, _) in &world.slices {
+            after += router.counters.forwarded.load(Ordering::Relaxed);
+            ahead += router.counters.ahead.load(Ordering::Relaxed);
+            assert_eq!(router.counters.dropped.load(Ordering::Relaxed), 0);
         }
     }
     // Everything expected was seen.
@@ -306,13 +306,13 @@ fn a_start_up_never_overtakes_its_init() {
         let mut world = World::new(2 + seed as usize % 4, 1, seed);
         for round in 1..20 {
             let sender = world.random.index(world.slices.len());
-            let hub = world.slices[sender].0.clone();
+            let router = world.slices[sender].0.clone();
             for message in [
                 Message::Init,
                 Message::StartUp { vector: 1 },
                 Message::StartUp { vector: 1 },
             ] {
-                hub.deliver(0, message, None);
+                router.deliver(0, message, None);
                 for _ in 0..world.random.index(12) {
                     world.turn();
                 }
@@ -348,7 +348,7 @@ fn a_message_is_sent_on_no_more_often_than_its_vcpu_moved() {
 #[test]
 fn what_cannot_be_true_is_refused_and_changes_nothing() {
     let (slices, links) = slices(3, 2);
-    let hub = &slices[1].0;
+    let router = &slices[1].0;
     let at = |slice, version| Place { slice, version };
     let error = |refused: Result<bool, LocationError>| refused.unwrap_err().to_string();
     for (vcpu, place, words) in [
@@ -359,29 +359,29 @@ fn what_cannot_be_true_is_refused_and_changes_nothing() {
         (0, at(2, u64::MAX), "cannot move any more"),
         (0, at(1, 1), "neither sent nor received its state"),
     ] {
-        let said = error(hub.moved(vcpu, place));
+        let said = error(router.moved(vcpu, place));
         assert!(said.contains(words), "{said}");
     }
-    assert_eq!(hub.moved(0, at(0, 0)), Ok(false));
+    assert_eq!(router.moved(0, at(0, 0)), Ok(false));
     // Only who has it hands it over, and to somebody else.
-    assert!(hub.hand_over(0, at(2, 1)).is_err());
+    assert!(router.hand_over(0, at(2, 1)).is_err());
     assert!(slices[0].0.hand_over(0, at(0, 1)).is_err());
     assert!(slices[0].0.take_over(0, 1, &[]).is_err());
-    assert!(hub.take_over(0, 2, &[]).is_err());
+    assert!(router.take_over(0, 2, &[]).is_err());
     // A vCPU that is here does not leave by a note.
     let said = error(slices[0].0.moved(0, at(2, 1)));
     assert!(said.contains("without") || said.contains("state"), "{said}");
     for (vcpu, stamp) in [(2, 0), (u32::MAX, 0), (0, 0), (0, u64::MAX)] {
-        assert!(hub.receive(vcpu, fixed(0x40), stamp).is_err());
+        assert!(router.receive(vcpu, fixed(0x40), stamp).is_err());
         assert!(slices[0].0.identify(vcpu.max(2), 1, stamp).is_err());
     }
-    assert!(hub.identify(0, 1, u64::MAX).is_err());
-    let apart = hub.apart.as_ref().unwrap();
+    assert!(router.identify(0, 1, u64::MAX).is_err());
+    let apart = router.apart.as_ref().unwrap();
     assert_eq!(apart.locations.all(), [at(0, 0); 2]);
-    assert!(hub.all_posted.iter().all(|posted| !posted.has_letters()));
+    assert!(router.all_posted.iter().all(|posted| !posted.has_letters()));
     assert!(links.lock().unwrap().is_empty());
     // A machine of one slice has nobody who could send.
-    let whole = Hub::new(2);
+    let whole = InterruptRouter::new(2);
     assert!(whole.receive(0, fixed(0x40), 0).is_err());
     assert!(whole.moved(0, at(0, 1)).is_err());
 }
@@ -397,10 +397,10 @@ fn no_interrupt_is_lost_between_looking_and_leaving() {
         std::thread::scope(|scope| {
             let sending: Vec<_> = (0..2_u8)
                 .map(|sender| {
-                    let hub = slices[0].0.clone();
+                    let router = slices[0].0.clone();
                     scope.spawn(move || {
                         for vector in VECTORS.filter(|vector| vector % 2 == sender) {
-                            assert!(hub.deliver(0, fixed(vector), None));
+                            assert!(router.deliver(0, fixed(vector), None));
                         }
                     })
                 })
