@@ -5,16 +5,17 @@
 //! (a control socket exists). Attached becomes alone by [`leave`], never back.
 
 use core::cell::UnsafeCell;
+use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use weft_proc::boot::{
-    Boot, CONTROL_EXEC, CONTROL_FATAL, CONTROL_HELLO, ControlMessage, EXIT_SETUP, MAGIC, MAX_NODES,
-    ROLE_SLICE, VERSION,
+    Boot, CONTROL_EXEC, CONTROL_FATAL, CONTROL_HELLO, ControlMessage, MAGIC, MAX_NODES, ROLE_SLICE,
+    VERSION,
 };
 use weft_proc::stats::Shared;
 
+use crate::descriptors;
 use crate::kernel::{self, Errno, Result, call};
-use crate::{descriptors, log};
 
 /// Most descriptors in the packet of [`Boot`].
 pub const DESCRIPTORS_MAX: usize = 2 * MAX_NODES + 2;
@@ -94,15 +95,32 @@ pub fn set_generation(generation: u64) {
     GENERATION.store(generation, Ordering::Relaxed);
 }
 
+/// Why a runtime has no launcher to serve.
+pub enum AttachError {
+    Socket { socket: i32, error: Errno },
+    NoProgram(Errno),
+    SharedPage(Errno),
+}
+
+impl fmt::Display for AttachError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Socket { socket, error } => {
+                write!(f, "the control socket {socket} is not usable: {error}")
+            }
+            Self::NoProgram(error) => write!(f, "the launcher sent no program to run: {error}"),
+            Self::SharedPage(error) => write!(
+                f,
+                "the page shared with the launcher cannot be mapped: {error}"
+            ),
+        }
+    }
+}
+
 /// Greets the launcher on `socket` and waits for its answer.
-pub fn attach(socket: i32) -> &'static Boot {
-    let socket = match descriptors::keep(socket) {
-        Ok(kept) => kept,
-        Err(error) => log::fail(
-            EXIT_SETUP,
-            format_args!("the control socket {socket} is not usable: {error}"),
-        ),
-    };
+pub fn attach(socket: i32) -> core::result::Result<&'static Boot, AttachError> {
+    let socket =
+        descriptors::keep(socket).map_err(|error| AttachError::Socket { socket, error })?;
     SOCKET.store(socket, Ordering::Release);
     // Until the launcher has said what this is, no program runs here.
     LAUNCHER.store(ANYONE, Ordering::Relaxed);
@@ -116,19 +134,16 @@ pub fn attach(socket: i32) -> &'static Boot {
     let boot = send(&hello).and_then(|()| receive(socket));
     match boot {
         Ok(boot) => {
-            map_shared(boot);
+            map_shared(boot).map_err(AttachError::SharedPage)?;
             if boot.role != ROLE_SLICE {
                 let parent = call!(getppid).unwrap_or(0);
                 LAUNCHER.store(parent as u32, Ordering::Relaxed);
             }
-            boot
+            Ok(boot)
         }
         Err(error) => {
             SOCKET.store(-1, Ordering::Release);
-            log::fail(
-                EXIT_SETUP,
-                format_args!("the launcher sent no program to run: {error}"),
-            )
+            Err(AttachError::NoProgram(error))
         }
     }
 }
@@ -243,22 +258,16 @@ fn take_rights(rights: &Rights, received: usize) -> Result<()> {
     Ok(())
 }
 
-fn map_shared(boot: &Boot) {
+fn map_shared(boot: &Boot) -> Result<()> {
     const MAP_SHARED: usize = 1;
     let Some(memory) = descriptor(boot.shared_fd) else {
-        return;
+        return Ok(());
     };
     let length = size_of::<Shared>().next_multiple_of(4096);
-    match call!(mmap, 0, length, 3, MAP_SHARED, memory, 0) {
-        Ok(address) => {
-            SHARED.store(address as *mut Shared, Ordering::Release);
-            descriptors::drop_kept(memory);
-        }
-        Err(error) => log::fail(
-            EXIT_SETUP,
-            format_args!("the page shared with the launcher cannot be mapped: {error}"),
-        ),
-    }
+    let address = call!(mmap, 0, length, 3, MAP_SHARED, memory, 0)?;
+    SHARED.store(address as *mut Shared, Ordering::Release);
+    descriptors::drop_kept(memory);
+    Ok(())
 }
 
 /// Tells the launcher why the runtime ends, for a reason of `node`'s; false when

@@ -73,6 +73,15 @@ pub fn exit_thread(code: i32) -> ! {
     }
 }
 
+/// Random bits, for addresses.
+pub fn random() -> u64 {
+    let mut bits = 0u64;
+    if call!(getrandom, &raw mut bits, 8, 0).is_err() {
+        bits = monotonic_ns();
+    }
+    bits
+}
+
 /// Nanoseconds of `CLOCK_MONOTONIC`.
 pub fn monotonic_ns() -> u64 {
     let mut time = [0u64; 2];

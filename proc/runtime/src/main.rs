@@ -24,6 +24,7 @@ mod dispatch;
 mod engine;
 mod frame;
 mod image;
+mod initial_stack;
 mod intrinsics;
 mod kernel;
 mod load;

@@ -10,7 +10,8 @@ use core::ffi::CStr;
 use weft_proc::boot::{CONTROL_VARIABLE, EXIT_SETUP, ROLE_SLICE};
 use weft_proc::context::Context;
 
-use crate::kernel::{self, call};
+use crate::initial_stack::Initial;
+use crate::kernel::{self, call, random};
 use crate::signal::{self, actions, mask};
 use crate::thread::{self, Thread};
 use crate::{context, control, dispatch, engine, load, log, program, space};
@@ -30,80 +31,6 @@ global_asm!(
     "call weft_start",
     "ud2",
 );
-
-/// What the kernel left on the initial stack.
-pub struct Initial {
-    pub arguments: &'static [*const u8],
-    /// Environment, without the runtime's own variable.
-    pub environment: &'static [*const u8],
-    /// Auxiliary vector: pairs of key and value, without the closing pair.
-    pub auxiliary: &'static [[usize; 2]],
-}
-
-/// Reads a string of the initial stack.
-///
-/// # Safety
-/// `text` is one of the kernel's NUL-terminated strings.
-pub unsafe fn string(text: *const u8) -> &'static [u8] {
-    // SAFETY: passed on to the caller; the initial stack is never unmapped.
-    unsafe { CStr::from_ptr(text.cast()) }.to_bytes()
-}
-
-impl Initial {
-    /// Parses the initial stack.
-    ///
-    /// # Safety
-    /// `stack` is the stack pointer at the entry point.
-    unsafe fn parse(stack: *mut usize) -> Initial {
-        // SAFETY: the layout that the kernel guarantees to a new program:
-        // count, arguments, null, environment, null, auxiliary pairs.
-        unsafe {
-            let count = *stack;
-            let arguments = stack.add(1);
-            let environment = arguments.add(count + 1);
-            let mut variables = 0;
-            while *environment.add(variables) != 0 {
-                variables += 1;
-            }
-            let auxiliary = environment.add(variables + 1).cast::<[usize; 2]>();
-            let mut pairs = 0;
-            while (*auxiliary.add(pairs))[0] != 0 {
-                pairs += 1;
-            }
-            Initial {
-                arguments: core::slice::from_raw_parts(arguments.cast(), count),
-                environment: core::slice::from_raw_parts(environment.cast(), variables),
-                auxiliary: core::slice::from_raw_parts(auxiliary, pairs),
-            }
-        }
-    }
-    /// A value of the auxiliary vector.
-    pub fn auxiliary_value(&self, key: usize) -> Option<usize> {
-        self.auxiliary
-            .iter()
-            .find(|pair| pair[0] == key)
-            .map(|pair| pair[1])
-    }
-    /// Takes a variable out of the environment.
-    fn take(&mut self, name: &[u8]) -> Option<&'static [u8]> {
-        let found = self.environment.iter().position(|&entry| {
-            // SAFETY: entries are the kernel's strings.
-            let entry = unsafe { string(entry) };
-            entry.len() > name.len() && entry.starts_with(name) && entry[name.len()] == b'='
-        })?;
-        // SAFETY: entries are the kernel's strings.
-        let entry = unsafe { string(self.environment[found]) };
-        let base = self.environment.as_ptr().cast_mut();
-        let length = self.environment.len();
-        // SAFETY: the array is on the initial stack, which is writable and used
-        // through `self` only; the entries behind move down by one.
-        self.environment = unsafe {
-            core::ptr::copy(base.add(found + 1), base.add(found), length - found - 1);
-            core::slice::from_raw_parts(base, length - 1)
-        };
-        Some(&entry[name.len() + 1..])
-    }
-}
 
 /// What the control variable says: `SOCKET`, as the launcher sets it, or
 /// `SOCKET:GENERATION:PROGRAM`, as a runtime does that executes another image. One
@@ -166,7 +93,10 @@ unsafe extern "C" fn weft_start(stack: *mut usize) -> ! {
         };
         run(thread, path, &initial);
     };
-    let boot = control::attach(socket);
+    let boot = match control::attach(socket) {
+        Ok(boot) => boot,
+        Err(error) => log::fail(EXIT_SETUP, format_args!("{error}")),
+    };
     if boot.role == ROLE_SLICE {
         engine::run_slice(boot);
     }
@@ -220,15 +150,6 @@ fn try_set_up() -> kernel::Result<&'static Thread> {
     )?;
     thread.start.lock().mask = before & !mask::NEVER_BLOCKED;
     Ok(thread)
-}
-
-/// Random bits, for addresses.
-pub fn random() -> u64 {
-    let mut bits = 0u64;
-    if call!(getrandom, &raw mut bits, 8, 0).is_err() {
-        bits = kernel::monotonic_ns();
-    }
-    bits
 }
 
 /// Loads the program and enters it.

@@ -5,9 +5,8 @@ use weft_proc::layout::{LOWEST, PAGE, PROT_WRITE};
 
 use super::file::FileError;
 use super::{Executable, LoadError};
-use crate::kernel::Errno;
+use crate::kernel::{Errno, random};
 use crate::space;
-use crate::start::random;
 
 /// Where position-independent programs go, before the random part.
 const BASE: u64 = 0x555_5555_4000;

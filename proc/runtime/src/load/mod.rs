@@ -12,9 +12,9 @@ use weft_proc::boot::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND};
 use weft_proc::layout::{Kind, PAGE, Region};
 use weft_proc::stack::StackError;
 
-use crate::kernel::{Errno, call};
+use crate::initial_stack::Initial;
+use crate::kernel::{Errno, call, random};
 use crate::log;
-use crate::start::{Initial, random};
 use crate::{engine, program, space, vdso};
 pub use file::{Executable, FileError, Scripts};
 

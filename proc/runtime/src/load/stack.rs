@@ -5,9 +5,9 @@ use weft_proc::layout::{FLAG_NO_RESERVE, FLAG_STACK, PAGE, Region};
 use weft_proc::stack::Start;
 
 use super::{LoadError, Scripts};
-use crate::kernel::call;
+use crate::initial_stack::{self, Initial};
+use crate::kernel::{call, random};
 use crate::space;
-use crate::start::{self, Initial, random};
 
 /// Least and most bytes of stack, whatever the limit says: the region is mapped
 /// at once, and counts against the budget.
@@ -62,7 +62,7 @@ pub fn build(
         initial.arguments
     };
     // SAFETY: strings of the initial stack.
-    let text = |&text: &*const u8| unsafe { start::string(text) };
+    let text = |&text: &*const u8| unsafe { initial_stack::string(text) };
     let mut auxiliary = [(0u64, 0u64); AUXILIARY_MAX];
     let entries = fill_auxiliary(&mut auxiliary, program, initial);
     let start = Start {
