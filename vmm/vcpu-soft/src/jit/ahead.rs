@@ -8,8 +8,8 @@ use weft_vcpu::PAGE_SIZE;
 
 use super::encoding::Encoding;
 use super::liveness::{ALL, FlagUse};
+use super::select::is_reachable;
 use super::select::{Template, select};
-use super::translate::is_reachable;
 use crate::block::Mode;
 
 /// Instructions looked at on one straight way.

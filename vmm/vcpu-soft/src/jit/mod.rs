@@ -3,8 +3,8 @@
 //! - [`arena`]: memory for code, never writable and executable at one address;
 //! - [`assembler`] and [`encoding`]: instructions written, and taken apart;
 //! - [`thunk`]: one SSE, MMX or x87 instruction, for the interpreter;
-//! - [`trace`], [`select`], [`liveness`], [`ahead`], [`windows`],
-//!   [`translate`], [`addresses`], [`templates`], [`control`]: blocks to code;
+//! - [`trace`], [`select`], [`liveness`], [`ahead`], [`windows`], [`translate`]:
+//!   blocks to code;
 //! - [`stubs`]: the code that all blocks share.
 //!
 //! Guest and host are the same instruction set. So most instructions are written
@@ -22,16 +22,13 @@
 //! - Between blocks the guest's flags are in `Cpu::flags`, unless all blocks
 //!   that may follow overwrite them before they read them.
 
-mod addresses;
 mod ahead;
 pub mod arena;
 mod assembler;
-mod control;
 mod encoding;
 mod liveness;
 mod select;
 mod stubs;
-mod templates;
 #[cfg(test)]
 mod tests;
 pub mod thunk;

@@ -6,8 +6,8 @@ use weft_vcpu::PAGE_SIZE;
 
 use super::encoding::Encoding;
 use super::liveness::FlagUse;
+use super::select::is_reachable;
 use super::select::{Template, select};
-use super::translate::is_reachable;
 use crate::block::Block;
 use crate::op::Op;
 

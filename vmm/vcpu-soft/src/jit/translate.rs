@@ -1,9 +1,13 @@
 //! From a trace of decoded instructions to code: the order of things, flags,
-//! handlers. Templates are in [`super::templates`] and [`super::control`].
+//! handlers. Templates are in [`templates`] and [`control`].
+
+mod addresses;
+mod control;
+mod templates;
 
 use std::mem::offset_of;
 
-use iced_x86::{Instruction, OpKind, Register};
+use iced_x86::{OpKind, Register};
 
 use super::assembler::register::*;
 use super::assembler::{Assembler, Label, Memory, Rm, condition};
@@ -180,7 +184,7 @@ impl<'a> Translation<'a> {
                 if unknown {
                     ALL
                 } else {
-                    super::control::needed_outside(item, self.plan.needed_at)
+                    control::needed_outside(item, self.plan.needed_at)
                 }
             })
             .collect();
@@ -401,18 +405,4 @@ fn uses_scratch(item: &Item<'_>) -> bool {
         Memory { .. } | PushRegister(_) | PushConstant(_) | Pop(_) | Leave | Call => false,
         _ => true,
     }
-}
-
-/// Whether what the instruction refers to is within 2 GiB of its page's start,
-/// by a 64-bit address.
-pub fn is_reachable(instruction: &Instruction) -> bool {
-    let near = |address: u64| i32::try_from(address as i64).is_ok();
-    if instruction.is_invalid() {
-        return false;
-    }
-    if instruction.is_ip_rel_memory_operand() {
-        return instruction.memory_base() == Register::RIP
-            && near(instruction.ip_rel_memory_address());
-    }
-    instruction.op0_kind() != OpKind::NearBranch64 || near(instruction.near_branch64())
 }

@@ -16,8 +16,8 @@
 use iced_x86::{Instruction, Mnemonic, OpKind, Register};
 use weft_vcpu::Access;
 
-use super::addresses::{STACK_READ, STACK_WRITE};
 use super::select::{MemoryUse, Template};
+use super::select::{STACK_READ, STACK_WRITE};
 use super::trace::Item;
 
 /// Windows in a trace: each has a word in `State`.

@@ -1,12 +1,12 @@
 //! The ends of blocks: branches, and ways to the next block.
 
-use super::addresses::{STACK_READ, STACK_WRITE};
-use super::assembler::register::*;
-use super::assembler::{Label, Memory, condition};
-use super::select::Template;
-use super::stubs::{self, CODE_PAGE};
-use super::trace::{Follow, Item};
-use super::translate::{Pending, Translation};
+use super::{Pending, Translation};
+use crate::jit::assembler::register::*;
+use crate::jit::assembler::{Label, Memory, condition};
+use crate::jit::select::Template;
+use crate::jit::select::{STACK_READ, STACK_WRITE};
+use crate::jit::stubs::{self, CODE_PAGE};
+use crate::jit::trace::{Follow, Item};
 
 impl Translation<'_> {
     /// The block's last instruction, a branch.
@@ -255,7 +255,7 @@ pub fn needed_outside(item: &Item<'_>, needed_at: &dyn Fn(i64) -> u32) -> u32 {
         (Template::JumpIf(_), Follow::Taken) => needed_at(item.end()),
         (Template::Jump | Template::Call, Follow::End) => needed_at(item.target()),
         (Template::Jump | Template::Call, _) => 0,
-        (template, _) if template.is_branch() => super::liveness::ALL,
+        (template, _) if template.is_branch() => crate::jit::liveness::ALL,
         _ => 0,
     }
 }

@@ -5,13 +5,13 @@ use std::mem::offset_of;
 use iced_x86::{Instruction, Mnemonic, OpKind, Register};
 use weft_vcpu::Access;
 
-use super::addresses::{STACK_READ, STACK_WRITE};
-use super::assembler::register::*;
-use super::assembler::{Label, Memory, Opcode, Rm, condition};
-use super::select::{Field, MemoryUse};
-use super::stubs::{self, host, register_field};
-use super::translate::Translation;
+use super::Translation;
 use crate::cpu::{Cpu, segment};
+use crate::jit::assembler::register::*;
+use crate::jit::assembler::{Label, Memory, Opcode, Rm, condition};
+use crate::jit::select::{Field, MemoryUse};
+use crate::jit::select::{STACK_READ, STACK_WRITE};
+use crate::jit::stubs::{self, host, register_field};
 
 impl<'a> Translation<'a> {
     pub fn opcode(&self, index: usize) -> (Opcode, &'a [u8]) {

@@ -5,27 +5,14 @@ use std::mem::offset_of;
 use iced_x86::{Instruction, Register};
 use weft_vcpu::Access;
 
-use super::assembler::register::*;
-use super::assembler::{Label, Memory, Opcode, Rm, condition};
-use super::select::MemoryUse;
-use super::stubs::{self, CODE_PAGE, host, register_field};
-use super::translate::Translation;
-use super::windows::{Base, Member};
+use super::Translation;
 use crate::cpu::{Cpu, segment};
+use crate::jit::assembler::register::*;
+use crate::jit::assembler::{Label, Memory, Opcode, Rm, condition};
+use crate::jit::select::MemoryUse;
+use crate::jit::stubs::{self, CODE_PAGE, host, register_field};
+use crate::jit::windows::{Base, Member};
 use crate::tlb::{TLB_ENTRIES, Tlb, TlbEntry};
-
-/// PUSH.
-pub const STACK_WRITE: MemoryUse = MemoryUse {
-    size: 8,
-    access: Access::Write,
-    aligned: false,
-};
-/// POP.
-pub const STACK_READ: MemoryUse = MemoryUse {
-    size: 8,
-    access: Access::Read,
-    aligned: false,
-};
 
 impl Translation<'_> {
     /// A register's value in a register: its own, or `scratch`.
