@@ -108,14 +108,14 @@ pub const TARGETS: &[Target] = &[
         valid: proc::valid_jump,
     },
     Target {
-        name: "vmm-slice-note",
-        run: vmm_slice::note,
-        valid: vmm_slice::valid_notes,
+        name: "vmm-slice-message",
+        run: vmm_slice::message,
+        valid: vmm_slice::valid_messages,
     },
     Target {
         name: "vmm-slice-places",
         run: vmm_slice::places,
-        valid: vmm_slice::valid_notes,
+        valid: vmm_slice::valid_messages,
     },
     Target {
         name: "vmm-slice-text",

@@ -1,4 +1,4 @@
-//! What a slice of a machine hears from another: notes, orders, frames of networks.
+//! What a slice of a machine hears from another: messages, orders, frames of networks.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::random::Random;
 use weft_aggregate::Placement;
-use weft_aggregate::note::Note;
+use weft_aggregate::message::SliceMessage;
 use weft_aggregate::orders::{Answer, Order};
 use weft_guest_memory::DeviceMemory;
 use weft_platform::interrupts::{
@@ -17,14 +17,14 @@ use weft_virtio::ring::Segment;
 use weft_wire::Header;
 use weft_wire::frame::HEADER_BYTES;
 
-/// Kinds of notes that there are, and some that there are not.
+/// Kinds of messages that there are, and some that there are not.
 const KINDS: std::ops::Range<usize> = 128..160;
 /// vCPUs of each slice of the machine of the locations.
 const VCPUS: [u32; 3] = [1, 2, 1];
 
-/// Headers of notes, most with fields that mean something; behind them, half of the
-/// time, a table of vCPU locations like the router's, or nearly so.
-pub fn valid_notes(random: &mut Random) -> Vec<u8> {
+/// Headers of messages, most with fields that mean something; behind them, half of the
+/// time, a table of places as the interrupts's, or nearly so.
+pub fn valid_messages(random: &mut Random) -> Vec<u8> {
     let mut bytes = Vec::new();
     for _ in 0..1 + random.below(20) {
         let mut header = Header::new((KINDS.start + random.below(KINDS.len())) as u8);
@@ -51,16 +51,16 @@ pub fn valid_notes(random: &mut Random) -> Vec<u8> {
     bytes
 }
 
-/// A note is refused, or encodes to the same frame again.
-pub fn note(input: &[u8]) {
+/// A message is refused, or encodes to the same frame again.
+pub fn message(input: &[u8]) {
     let (headers, rest) = input.as_chunks::<HEADER_BYTES>();
     for bytes in headers {
         let Ok(header) = Header::decode(bytes) else {
             continue;
         };
         for payload in [&[][..], rest] {
-            if let Ok(note) = Note::decode(&header, payload) {
-                let (again, content) = note.encode();
+            if let Ok(message) = SliceMessage::decode(&header, payload) {
+                let (again, content) = message.encode();
                 assert_eq!((again.kind, again.words), (header.kind, header.words));
                 assert_eq!(content, payload);
             }
@@ -87,18 +87,18 @@ pub fn places(input: &[u8]) {
         .iter()
         .filter_map(|bytes| Header::decode(bytes).ok())
     {
-        let _ = match Note::decode(&header, &[]) {
-            Ok(Note::Interrupt {
+        let _ = match SliceMessage::decode(&header, &[]) {
+            Ok(SliceMessage::Interrupt {
                 vcpu,
                 version,
                 message,
             }) => interrupts.receive(vcpu, message, version),
-            Ok(Note::Identity {
+            Ok(SliceMessage::Identity {
                 vcpu,
                 identity,
                 version,
             }) => interrupts.identify(vcpu, identity, version),
-            Ok(Note::Moved { vcpu, place }) => interrupts.moved(vcpu, place).map(drop),
+            Ok(SliceMessage::Moved { vcpu, place }) => interrupts.moved(vcpu, place).map(drop),
             _ => Ok(()),
         };
         // Without orders none comes here or leaves.

@@ -11,10 +11,10 @@
 //! | file | holds |
 //! | --- | --- |
 //! | [`placement`] | which slice gives what |
-//! | [`note`] | what slices tell each other beside pages |
+//! | [`message`] | what slices send each other beside pages |
 //! | `peers` | the links, who reads them, who is lost |
 //! | `delay` | links that are slow on purpose, for tests |
-//! | `router` | where a note goes |
+//! | `router` | where a message goes |
 //! | `registers` | devices of other slices |
 //! | `orders` | what the bootstrap slice asks of companions |
 //! | `questions` | questions under way |
@@ -33,7 +33,7 @@
 mod delay;
 pub mod delegation;
 pub mod devices;
-pub mod note;
+pub mod message;
 pub mod orders;
 mod peers;
 mod placement;
@@ -61,8 +61,8 @@ use weft_vcpu::PAGE_SIZE;
 use weft_wire::halves::{Receiver, Sender};
 
 use delegation::Delegation;
-use note::device::{self, DeviceNote};
-use note::{Note, Space};
+use message::device::{self, DeviceMessage};
+use message::{SliceMessage, Space};
 use orders::{Answer, Order, OrderReceiver};
 pub use peers::Peers;
 pub use placement::{
@@ -246,11 +246,11 @@ impl Slice {
         &self.locations
     }
 
-    /// Tells all others where a vCPU is that moved. On the bootstrap slice, after the
+    /// Tells all other slices where a vCPU is that moved. On the bootstrap slice, after the
     /// two slices that it moved between know.
-    pub fn tell_moved(&self, vcpu: u32) {
+    pub fn broadcast_moved(&self, vcpu: u32) {
         if let Some(place) = self.locations.of(vcpu) {
-            self.peers.tell_all(&Note::Moved { vcpu, place });
+            self.peers.broadcast(&SliceMessage::Moved { vcpu, place });
         }
     }
 
@@ -305,12 +305,13 @@ impl Slice {
         &self.delegation
     }
 
-    /// Tells all others what a device is that lies here. Before [`Slice::join`], and
+    /// Tells all other slices what a device of this one is. Before [`Slice::join`], and
     /// in the order of devices.
     pub fn describe(&self, json: Vec<u8>) {
         let address = device::Address::new(0, 0);
-        let note = DeviceNote::Described(json);
-        self.peers.tell_all_first(&Note::Device { address, note });
+        let message = DeviceMessage::Described(json);
+        self.peers
+            .broadcast_first(&SliceMessage::Device { address, message });
     }
 
     /// What `slice` says of its next device. Before [`Slice::join`]: nobody else
@@ -326,9 +327,9 @@ impl Slice {
             .receive(DESCRIPTION_WAIT)
             .map_err(|error| error.to_string())?
             .ok_or_else(|| format!("silent for {} s", DESCRIPTION_WAIT.as_secs()))?;
-        match Note::decode(&frame.header, frame.payload) {
-            Ok(Note::Device {
-                note: DeviceNote::Described(json),
+        match SliceMessage::decode(&frame.header, frame.payload) {
+            Ok(SliceMessage::Device {
+                message: DeviceMessage::Described(json),
                 ..
             }) => Ok(json),
             Ok(_) => Err("it sent another message first".into()),
@@ -359,14 +360,14 @@ impl Slice {
             patience: 2 * self.lease,
         }));
         let table = self.locations.to_bytes();
-        self.peers.tell_all_first(&Note::Places { table });
+        self.peers.broadcast_first(&SliceMessage::Places { table });
         for vcpu in 0..self.locations.cpus() {
             let (peers, locations) = (self.peers.clone(), self.locations.clone());
             if let Some(posted) = joints.interrupts.posted(vcpu) {
                 // Only the local APIC calls it, so where the vCPU is.
                 posted.listen(Box::new(move |identity| {
                     let version = locations.of(vcpu).map_or(0, |place| place.version);
-                    peers.tell_all(&Note::Identity {
+                    peers.broadcast(&SliceMessage::Identity {
                         vcpu,
                         identity,
                         version,
@@ -474,7 +475,8 @@ impl Slice {
             .map(|slice| {
                 let ticket = self.orders.open(slice);
                 let json = json.clone();
-                self.peers.tell(slice, &Note::Order { ticket, json });
+                self.peers
+                    .send(slice, &SliceMessage::Order { ticket, json });
                 (slice, ticket)
             })
             .collect();
@@ -503,12 +505,13 @@ impl Slice {
     pub fn answer(&self, ticket: u64, answer: &Answer) {
         // An answer is plain data: it always has a text.
         let json = serde_json::to_vec(answer).unwrap_or_default();
-        self.peers.tell(BOOTSTRAP, &Note::Answer { ticket, json });
+        self.peers
+            .send(BOOTSTRAP, &SliceMessage::Answer { ticket, json });
     }
 
-    /// Tells the bootstrap slice that the machine shall end.
-    pub fn tell_end(&self, json: Vec<u8>) {
-        self.peers.tell(BOOTSTRAP, &Note::Ended { json });
+    /// Tells the bootstrap slice that the machine must end.
+    pub fn send_end(&self, json: Vec<u8>) {
+        self.peers.send(BOOTSTRAP, &SliceMessage::Ended { json });
     }
 
     /// No vCPU waits for anything any more.
@@ -531,16 +534,17 @@ impl Slice {
 impl InterruptLink for Slice {
     fn deliver(&self, place: Place, vcpu: u32, message: Message) {
         let version = place.version;
-        let note = Note::Interrupt {
+        let message = SliceMessage::Interrupt {
             vcpu,
             version,
             message,
         };
-        self.peers.tell(place.slice, &note);
+        self.peers.send(place.slice, &message);
     }
 
     fn end_of_interrupt(&self, vector: u8) {
-        self.peers.tell(BOOTSTRAP, &Note::EndOfInterrupt { vector });
+        self.peers
+            .send(BOOTSTRAP, &SliceMessage::EndOfInterrupt { vector });
     }
 }
 

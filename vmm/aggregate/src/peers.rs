@@ -14,7 +14,7 @@ use weft_wire::frame::{HEADER_BYTES, KINDS_DSM};
 use weft_wire::halves::{Receiver, Sender};
 
 use super::delay::Delay;
-use super::note::Note;
+use super::message::SliceMessage;
 use weft_coherent_memory::{Post, SharedMemory};
 
 /// Beats in a lease.
@@ -26,10 +26,10 @@ const START: Duration = Duration::from_secs(25);
 /// Longest wait for the thread that beats to see the end.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Takes what comes. Called on the thread that reads the link from `from`; must
+/// Takes received messages. Called on the thread that reads the link from `from`; must
 /// not wait for a page, a vCPU or another slice.
 pub(super) trait Take: Send + Sync {
-    fn take(&self, from: usize, note: Note);
+    fn take(&self, from: usize, message: SliceMessage);
 }
 
 /// The links of one slice.
@@ -87,24 +87,24 @@ impl Peers {
         (0..self.senders.len()).filter(move |slice| *slice != me)
     }
 
-    /// Sends a note to `slice`. A link that ended is heard of where it is read: who
+    /// Sends a message to `slice`. A link that ended is heard of where it is read: who
     /// sends may hold a lock that the hearing of a loss wants.
-    pub(super) fn tell(&self, slice: usize, note: &Note) {
-        let (header, payload) = note.encode();
-        self.send(slice, &header, &[payload]);
+    pub(super) fn send(&self, slice: usize, message: &SliceMessage) {
+        let (header, payload) = message.encode();
+        self.send_frame(slice, &header, &[payload]);
     }
 
-    /// Sends a note to all other slices.
-    pub(super) fn tell_all(&self, note: &Note) {
+    /// Sends a message to all other slices.
+    pub(super) fn broadcast(&self, message: &SliceMessage) {
         for slice in self.others() {
-            self.tell(slice, note);
+            self.send(slice, message);
         }
     }
 
-    /// Sends a note to all other slices, never held back: before any thread is there
+    /// Sends a message to all other slices, never held back: before any thread is there
     /// that sends what was.
-    pub(super) fn tell_all_first(&self, note: &Note) {
-        let (header, payload) = note.encode();
+    pub(super) fn broadcast_first(&self, message: &SliceMessage) {
+        let (header, payload) = message.encode();
         for sender in self.senders.iter().flatten() {
             if sender.send(&header, &[payload]).is_err() {
                 sender.close();
@@ -112,10 +112,10 @@ impl Peers {
         }
     }
 
-    /// Sends a frame to `slice`; as [`Peers::tell`].
-    pub(super) fn send(&self, slice: usize, header: &Header, parts: &[&[u8]]) {
+    /// Sends a frame to `slice`; as [`Peers::send`].
+    pub(super) fn send_frame(&self, slice: usize, header: &Header, parts: &[&[u8]]) {
         let Some(Some(sender)) = self.senders.get(slice) else {
-            // Notes and the protocol name slices that there are, and not this one.
+            // Messages and the protocol name slices that there are, and not this one.
             debug_assert!(false, "no link from slice {} to {slice}", self.me);
             return;
         };
@@ -176,7 +176,7 @@ impl Peers {
         from: usize,
         mut receiver: Receiver,
         memory: &SharedMemory,
-        notes: &dyn Take,
+        messages: &dyn Take,
     ) {
         let node = NodeId(from as u8);
         let mut patience = self.lease.max(START);
@@ -192,8 +192,8 @@ impl Peers {
                 Ok(Some(frame)) if KINDS_DSM.contains(&frame.header.kind) => memory
                     .receive(node, &frame.header, frame.payload)
                     .map_err(|error| error.to_string()),
-                Ok(Some(frame)) => Note::decode(&frame.header, frame.payload)
-                    .map(|note| notes.take(from, note))
+                Ok(Some(frame)) => SliceMessage::decode(&frame.header, frame.payload)
+                    .map(|message| messages.take(from, message))
                     .map_err(|error| error.to_string()),
                 Ok(None) => Err(format!("silent for {} s", patience.as_secs_f64())),
                 Err(error) => Err(error.to_string()),
@@ -215,7 +215,7 @@ impl Peers {
     /// Tells all others, until the machine is over, that this slice lives.
     pub(super) fn beat(&self) {
         while !self.is_over() {
-            self.tell_all(&Note::Beat);
+            self.broadcast(&SliceMessage::Beat);
             let mut left = self.lease / BEATS;
             while !left.is_zero() && !self.is_over() {
                 let step = left.min(LOOK);
@@ -240,7 +240,7 @@ impl Peers {
 
 impl Post for Peers {
     fn post(&self, to: NodeId, header: &Header, parts: &[&[u8]]) {
-        self.send(to.index(), header, parts);
+        self.send_frame(to.index(), header, parts);
     }
 }
 
@@ -261,7 +261,7 @@ mod tests {
     struct Nowhere;
 
     impl Take for Nowhere {
-        fn take(&self, _: usize, _: Note) {}
+        fn take(&self, _: usize, _: SliceMessage) {}
     }
 
     /// A sender may hold a lock that the handler of a loss needs.
@@ -286,11 +286,11 @@ mod tests {
             lease,
             broken: Box::new(|reason| panic!("{reason}")),
         });
-        let (tell, lost) = channel();
+        let (report, lost) = channel();
         let ended = memory.clone();
         peers.when_lost(Box::new(move |slice, _| {
             ended.end_waits();
-            tell.send(slice).unwrap();
+            report.send(slice).unwrap();
         }));
         drop(far);
         let vcpu = memory.clone();

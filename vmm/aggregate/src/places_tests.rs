@@ -137,8 +137,8 @@ fn interrupts_follow_a_vcpu_and_the_others_hear_of_its_move() {
     rig.wait("an interrupt by a detour", |rig| {
         rig.routers[1].counters.forwarded.load(Ordering::SeqCst) == 1
     });
-    rig.slices[0].tell_moved(2);
-    rig.wait("the note", |rig| {
+    rig.slices[0].broadcast_moved(2);
+    rig.wait("the message", |rig| {
         rig.slices[2].locations().of(2) == Some(place)
     });
     assert!(rig.routers[2].deliver(2, fixed(0x42), None));
@@ -161,18 +161,18 @@ fn interrupts_follow_a_vcpu_and_the_others_hear_of_its_move() {
 #[test]
 fn who_says_what_cannot_be_true_is_broken_by_name() {
     let at = |slice, version| Place { slice, version };
-    let moved = |vcpu, place| Note::Moved { vcpu, place };
-    let interrupt = |vcpu, version| Note::Interrupt {
+    let moved = |vcpu, place| SliceMessage::Moved { vcpu, place };
+    let interrupt = |vcpu, version| SliceMessage::Interrupt {
         vcpu,
         version,
         message: Message::NonMaskable,
     };
-    let identity = |vcpu| Note::Identity {
+    let identity = |vcpu| SliceMessage::Identity {
         vcpu,
         identity: 0,
         version: 0,
     };
-    for (from, note, words) in [
+    for (from, message, words) in [
         (1, moved(1, at(2, 1)), "which only node 0 may"),
         (0, moved(0, at(1, 2)), "a move is missing"),
         (0, moved(7, at(1, 1)), "vCPU 7, but there are 3"),
@@ -183,12 +183,12 @@ fn who_says_what_cannot_be_true_is_broken_by_name() {
         (1, identity(9), "vCPU 9, but there are 3"),
         (
             1,
-            Note::Places { table: vec![0; 8] },
+            SliceMessage::Places { table: vec![0; 8] },
             "1 vCPUs in its table, this node 3",
         ),
     ] {
         let rig = rig(&[&[1, 1, 1][..]; 3]);
-        rig.slices[from].peers.tell(2, &note);
+        rig.slices[from].peers.send(2, &message);
         rig.wait(words, |rig| {
             rig.failures().iter().any(|said| said.contains(words))
         });

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use weft_platform::bus::{Bus, BusDevice};
 
-use super::note::{Note, RegisterAccess, Space};
+use super::message::{RegisterAccess, SliceMessage, Space};
 use super::peers::Peers;
 use super::questions::Questions;
 
@@ -39,7 +39,7 @@ impl RemoteRegisters {
         };
         let answer = self.questions.ask(self.slice, self.patience, |ticket| {
             self.peers
-                .tell(self.slice, &Note::Access { ticket, access });
+                .send(self.slice, &SliceMessage::Access { ticket, access });
         });
         if answer.is_none() {
             self.peers
@@ -108,11 +108,11 @@ impl RegisterServer {
             Some(_) => bus.write(address, data),
             None => bus.read(address, data),
         }
-        let note = Note::Accessed {
+        let message = SliceMessage::Accessed {
             ticket: asked.ticket,
             value: u64::from_le_bytes(bytes),
         };
-        self.peers.tell(asked.from, &note);
+        self.peers.send(asked.from, &message);
     }
 }
 

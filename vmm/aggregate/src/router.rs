@@ -1,4 +1,4 @@
-//! Where a note goes that came over a link.
+//! Where a message goes that came over a link.
 
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError};
@@ -8,13 +8,13 @@ use weft_platform::interrupts::{InterruptRouter, LocationError, Locations};
 
 use super::BOOTSTRAP;
 use super::delegation::Delegation;
-use super::note::Note;
+use super::message::SliceMessage;
 use super::orders::Answer;
 use super::peers::{Peers, Take};
 use super::questions::Questions;
 use super::registers::{Asked, AskedSender};
 
-/// What notes are for. None of it waits.
+/// What messages are for. None of it waits.
 pub(super) struct Router {
     pub interrupts: Arc<InterruptRouter>,
     /// Where the vCPUs are at the start.
@@ -46,29 +46,29 @@ impl Router {
 }
 
 impl Take for Router {
-    fn take(&self, from: usize, note: Note) {
-        match note {
-            Note::Interrupt {
+    fn take(&self, from: usize, message: SliceMessage) {
+        match message {
+            SliceMessage::Interrupt {
                 vcpu,
                 version,
                 message,
             } => self.believe(from, self.interrupts.receive(vcpu, message, version)),
-            Note::EndOfInterrupt { vector } => self.interrupts.end_at_io_apic(vector, None),
-            Note::Identity {
+            SliceMessage::EndOfInterrupt { vector } => self.interrupts.end_at_io_apic(vector, None),
+            SliceMessage::Identity {
                 vcpu,
                 identity,
                 version,
             } => self.believe(from, self.interrupts.identify(vcpu, identity, version)),
             // Only the bootstrap slice has vCPUs moved.
-            Note::Moved { vcpu, place } if from == BOOTSTRAP => {
+            SliceMessage::Moved { vcpu, place } if from == BOOTSTRAP => {
                 self.believe(from, self.interrupts.moved(vcpu, place).map(drop));
             }
-            Note::Moved { vcpu, .. } => {
+            SliceMessage::Moved { vcpu, .. } => {
                 let reason = format!("it sent the location of vCPU {vcpu}, which only node 0 may");
                 self.peers.lost(from, &reason);
             }
-            Note::Places { table } => self.believe(from, self.first.compare(&table)),
-            Note::Access { ticket, access } => {
+            SliceMessage::Places { table } => self.believe(from, self.first.compare(&table)),
+            SliceMessage::Access { ticket, access } => {
                 let asked = Asked {
                     from,
                     ticket,
@@ -76,32 +76,32 @@ impl Take for Router {
                 };
                 self.queue(from, &self.asked, asked);
             }
-            Note::Accessed { ticket, value } => self.registers.answer(ticket, value),
+            SliceMessage::Accessed { ticket, value } => self.registers.answer(ticket, value),
             // Only the bootstrap slice gives orders.
-            Note::Order { ticket, json } if from == BOOTSTRAP => {
+            SliceMessage::Order { ticket, json } if from == BOOTSTRAP => {
                 self.queue(from, &self.ordered, (ticket, json));
             }
-            Note::Order { .. } => self.peers.lost(from, "it sent a command"),
-            Note::Answer { ticket, json } => {
+            SliceMessage::Order { .. } => self.peers.lost(from, "it sent a command"),
+            SliceMessage::Answer { ticket, json } => {
                 let answer = serde_json::from_slice(&json).unwrap_or_else(|error| {
                     Answer::Refused(format!("its reply is malformed: {error}"))
                 });
                 self.answers.answer(ticket, answer);
             }
-            Note::Ended { json } => (self.ended)(from, json),
-            Note::Beat => {}
-            Note::Device { address, note } => {
-                if let Err(reason) = self.delegation.take(from, address, note) {
+            SliceMessage::Ended { json } => (self.ended)(from, json),
+            SliceMessage::Beat => {}
+            SliceMessage::Device { address, message } => {
+                if let Err(reason) = self.delegation.take(from, address, message) {
                     self.peers.lost(from, &reason);
                 }
             }
-            Note::Look { ticket } => {
+            SliceMessage::Look { ticket } => {
                 let tsc = host_tsc();
-                self.peers.tell(from, &Note::Seen { ticket, tsc });
+                self.peers.send(from, &SliceMessage::Seen { ticket, tsc });
             }
             // The time of the answer is that of its arrival, not that at which the
             // thread that waits for it wakes up.
-            Note::Seen { ticket, tsc } => self.looks.answer(ticket, (tsc, host_tsc())),
+            SliceMessage::Seen { ticket, tsc } => self.looks.answer(ticket, (tsc, host_tsc())),
         }
     }
 }

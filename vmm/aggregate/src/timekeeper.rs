@@ -16,7 +16,7 @@ use weft_platform::clock::{Clock, Reference, host_tsc};
 use weft_platform::interrupts::InterruptRouter;
 
 use super::BOOTSTRAP;
-use super::note::Note;
+use super::message::SliceMessage;
 use super::peers::Peers;
 use super::questions::Questions;
 use super::time::{Estimate, Lead, Look, best};
@@ -177,7 +177,9 @@ impl Timekeeper {
             .looks
             .ask(BOOTSTRAP, self.parts.patience, |ticket| {
                 asked = host_tsc();
-                self.parts.peers.tell(BOOTSTRAP, &Note::Look { ticket });
+                self.parts
+                    .peers
+                    .send(BOOTSTRAP, &SliceMessage::Look { ticket });
             });
         answer.map(|(theirs, answered)| Look {
             asked,
@@ -247,12 +249,12 @@ mod tests {
         }));
         let there = std::thread::spawn(move || {
             while let Ok(Some(frame)) = asked.receive(bound) {
-                let note = Note::decode(&frame.header, frame.payload).unwrap();
-                let Note::Look { ticket } = note else {
-                    panic!("{note:?}");
+                let message = SliceMessage::decode(&frame.header, frame.payload).unwrap();
+                let SliceMessage::Look { ticket } = message else {
+                    panic!("{message:?}");
                 };
                 let tsc = theirs(host_tsc(), start, ppm);
-                let (header, _) = Note::Seen { ticket, tsc }.encode();
+                let (header, _) = SliceMessage::Seen { ticket, tsc }.encode();
                 if answerer.send(&header, &[]).is_err() {
                     return;
                 }
@@ -261,9 +263,11 @@ mod tests {
         let answered = looks.clone();
         let here = std::thread::spawn(move || {
             while let Ok(Some(frame)) = receiver.receive(bound) {
-                match Note::decode(&frame.header, frame.payload).unwrap() {
-                    Note::Seen { ticket, tsc } => answered.answer(ticket, (tsc, host_tsc())),
-                    note => panic!("{note:?}"),
+                match SliceMessage::decode(&frame.header, frame.payload).unwrap() {
+                    SliceMessage::Seen { ticket, tsc } => {
+                        answered.answer(ticket, (tsc, host_tsc()))
+                    }
+                    message => panic!("{message:?}"),
                 }
             }
         });

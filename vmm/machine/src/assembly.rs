@@ -223,7 +223,7 @@ fn join(slice: &Arc<Slice>, frame: &Frame, handle: &Handle) -> Result<(), Machin
         told.end_waits();
         if !told.is_bootstrap() {
             // An end is plain data: it always has a text.
-            told.tell_end(serde_json::to_vec(end).unwrap_or_default());
+            told.send_end(serde_json::to_vec(end).unwrap_or_default());
         }
     }));
     let (broken, ended) = (frame.ender.clone(), frame.ender.clone());

@@ -18,7 +18,7 @@ use weft_virtio::worker::{Cause, Progress};
 use weft_virtio::{Fault, Handler, Ring};
 
 use super::{Activation, Delegation, Stopped};
-use crate::note::device::{Address, DeviceNote};
+use crate::message::device::{Address, DeviceMessage};
 
 /// Where the word arrives that a unit has stopped.
 pub(super) struct Desk {
@@ -103,8 +103,8 @@ impl Delegate {
         };
         // It is plain data: it always has a text.
         let json = serde_json::to_vec(&activation).unwrap_or_default();
-        let note = DeviceNote::Activate(json);
-        self.delegation.tell(self.slice, self.unit, note);
+        let message = DeviceMessage::Activate(json);
+        self.delegation.send(self.slice, self.unit, message);
         self.stage = Stage::Serving;
     }
 
@@ -141,7 +141,7 @@ impl Handler for Delegate {
             (Cause::Kick(place), Stage::Serving) => {
                 if let Some(ring) = self.rings.get(place) {
                     let queue = Address::new(self.unit.device, ring.index());
-                    self.delegation.tell(self.slice, queue, DeviceNote::Kick);
+                    self.delegation.send(self.slice, queue, DeviceMessage::Kick);
                 }
             }
             _ => {}
@@ -159,7 +159,7 @@ impl Handler for Delegate {
             Stage::Idle => return true,
             Stage::Serving => {
                 self.delegation
-                    .tell(self.slice, self.unit, DeviceNote::Stop);
+                    .send(self.slice, self.unit, DeviceMessage::Stop);
             }
             Stage::Stopping { .. } => {}
         }

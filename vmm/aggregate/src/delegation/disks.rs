@@ -5,7 +5,7 @@ use std::sync::Arc;
 use weft_virtio::block::{Carry, Job, Piece, Reply};
 
 use super::Delegation;
-use crate::note::device::{self, Address};
+use crate::message::device::{self, Address};
 
 /// One queue's way to a disk on another slice.
 pub(super) struct DiskCarry {
@@ -18,7 +18,9 @@ pub(super) struct DiskCarry {
 impl Carry for DiskCarry {
     fn ask(&self, piece: &Piece, data: &[u8]) {
         let header = device::ask(self.queue, piece);
-        self.delegation.peers.send(self.slice, &header, &[data]);
+        self.delegation
+            .peers
+            .send_frame(self.slice, &header, &[data]);
     }
 
     fn is_over(&self) -> bool {
@@ -31,6 +33,6 @@ pub(super) fn reply(device: u8, delegation: Arc<Delegation>) -> Reply {
     Box::new(move |job: &Job, status, data: &[u8]| {
         let queue = Address::new(device, job.queue);
         let header = device::answered(queue, &job.piece, status);
-        delegation.peers.send(job.from, &header, &[data]);
+        delegation.peers.send_frame(job.from, &header, &[data]);
     })
 }

@@ -8,7 +8,7 @@ use weft_platform::bus::BusDevice;
 use weft_virtio::NOTIFY_MULTIPLIER;
 
 use super::Delegation;
-use crate::note::device::{Address, DeviceNote};
+use crate::message::device::{Address, DeviceMessage};
 
 /// One device's.
 pub(super) struct Doorbells {
@@ -26,7 +26,7 @@ impl BusDevice for Doorbells {
         let address = Address::new(self.device, queue);
         match self.delegation.server_of(address) {
             slice if slice == self.delegation.number => self.delegation.kick(address),
-            slice => self.delegation.tell(slice, address, DeviceNote::Kick),
+            slice => self.delegation.send(slice, address, DeviceMessage::Kick),
         }
     }
 }

@@ -17,7 +17,7 @@
 //! | file | holds |
 //! | --- | --- |
 //! | `scheme` | who serves what |
-//! | `note` | what slices tell each other |
+//! | `message` | what slices send each other |
 //! | `spread`, `delegate` | slice 0: stand-ins for queues served elsewhere |
 //! | `ways` | slice 0: tells where interrupts and notifications go |
 //! | `station` | companions: serve queues |
@@ -53,7 +53,7 @@ use weft_virtio::worker::Cause;
 use weft_virtio::{ConfigSpace, Fault, NOTIFY_MULTIPLIER, Transport, Watch};
 
 use super::BOOTSTRAP;
-use super::note::device::{Address, DeviceNote};
+use super::message::device::{Address, DeviceMessage};
 use super::peers::Peers;
 use super::questions::Questions;
 use delegate::Desk;
@@ -267,9 +267,9 @@ impl Delegation {
         self.read(|table| table.transports.get(&device).and_then(Weak::upgrade))
     }
 
-    fn tell(&self, slice: usize, address: Address, note: DeviceNote) {
-        let (header, payload) = note.encode(address);
-        self.peers.send(slice, &header, &[payload]);
+    fn send(&self, slice: usize, address: Address, message: DeviceMessage) {
+        let (header, payload) = message.encode(address);
+        self.peers.send_frame(slice, &header, &[payload]);
     }
 
     /// Waits until the slice that was told with this ticket has seen it.
@@ -277,7 +277,7 @@ impl Delegation {
         self.seen.wait(ticket, self.patience).is_some() || self.peers.is_over()
     }
 
-    /// A note that came from `from`. Waits for nothing.
+    /// A message that came from `from`. Waits for nothing.
     ///
     /// # Errors
     /// What is wrong with it, or with its sender.
@@ -285,39 +285,39 @@ impl Delegation {
         self: &Arc<Self>,
         from: usize,
         address: Address,
-        note: DeviceNote,
+        message: DeviceMessage,
     ) -> Result<(), String> {
         let commands = matches!(
-            note,
-            DeviceNote::Doorbells { .. }
-                | DeviceNote::Route { .. }
-                | DeviceNote::Activate(_)
-                | DeviceNote::Stop
-                | DeviceNote::Use(_)
+            message,
+            DeviceMessage::Doorbells { .. }
+                | DeviceMessage::Route { .. }
+                | DeviceMessage::Activate(_)
+                | DeviceMessage::Stop
+                | DeviceMessage::Use(_)
         );
         if commands && from != BOOTSTRAP {
             return Err("it sent a command about a device".into());
         }
-        match note {
-            DeviceNote::Described(_) => return Err("it described a device too late".into()),
-            DeviceNote::Doorbells {
+        match message {
+            DeviceMessage::Described(_) => return Err("it described a device too late".into()),
+            DeviceMessage::Doorbells {
                 ticket,
                 address: place,
                 queues,
             } => {
                 self.place_doorbells(address.device, place, queues);
-                self.tell(from, address, DeviceNote::Seen { ticket });
+                self.send(from, address, DeviceMessage::Seen { ticket });
             }
-            DeviceNote::Route { ticket, message } => {
+            DeviceMessage::Route { ticket, message } => {
                 if let Some(route) = self.route(address) {
                     *lock(&route) = message;
                 }
-                self.tell(from, address, DeviceNote::Seen { ticket });
+                self.send(from, address, DeviceMessage::Seen { ticket });
             }
-            DeviceNote::Seen { ticket } => self.seen.answer(ticket, ()),
-            DeviceNote::Activate(json) => return self.order(Order::Activate(address, json)),
-            DeviceNote::Stop => return self.order(Order::Stop(address)),
-            DeviceNote::Stopped(json) => {
+            DeviceMessage::Seen { ticket } => self.seen.answer(ticket, ()),
+            DeviceMessage::Activate(json) => return self.order(Order::Activate(address, json)),
+            DeviceMessage::Stop => return self.order(Order::Stop(address)),
+            DeviceMessage::Stopped(json) => {
                 let stopped = serde_json::from_slice(&json).map_err(|error| {
                     format!(
                         "its report of stopped queues is malformed: \
@@ -328,19 +328,19 @@ impl Delegation {
                     desk.put(stopped);
                 }
             }
-            DeviceNote::Kick => self.kick(address),
-            DeviceNote::Used => {
+            DeviceMessage::Kick => self.kick(address),
+            DeviceMessage::Used => {
                 if let Some(transport) = self.transport(address.device) {
                     transport.interrupt().queue(address.index());
                 }
             }
-            DeviceNote::Broken(text) => {
+            DeviceMessage::Broken(text) => {
                 if let Some(transport) = self.transport(address.device) {
                     let text = String::from_utf8_lossy(&text).into_owned();
                     transport.interrupt().fault(&Fault::Elsewhere(text));
                 }
             }
-            DeviceNote::Ask { piece, data } => {
+            DeviceMessage::Ask { piece, data } => {
                 let queue = address.index();
                 let job = Job {
                     from,
@@ -354,20 +354,20 @@ impl Delegation {
                     return Err("it sends more disk requests than allowed".into());
                 }
             }
-            DeviceNote::Answered(answer) => {
+            DeviceMessage::Answered(answer) => {
                 if let Some(inbox) = self.read(|table| table.inboxes.get(&address).cloned()) {
                     inbox.put(answer);
                 }
             }
-            DeviceNote::Frames(batch) => return self.take_frames(from, address, batch),
-            DeviceNote::Taken { bytes } => return self.frames_taken(from, address, bytes),
-            DeviceNote::Use(usage) => {
+            DeviceMessage::Frames(batch) => return self.take_frames(from, address, batch),
+            DeviceMessage::Taken { bytes } => return self.frames_taken(from, address, bytes),
+            DeviceMessage::Use(usage) => {
                 let switch = self.read(|table| table.switches.get(&address.device).cloned());
                 switch
                     .ok_or("it sent a command about a network that this node does not have")?
                     .use_as(usage);
             }
-            DeviceNote::Configured(bytes) => {
+            DeviceMessage::Configured(bytes) => {
                 return self.configure(from, address.device, &bytes);
             }
         }

@@ -11,7 +11,7 @@ use weft_virtio::{ConfigSpace, net};
 use super::Delegation;
 use super::scheme::Scheme;
 use crate::BOOTSTRAP;
-use crate::note::device::{self, Address, DeviceNote};
+use crate::message::device::{self, Address, DeviceMessage};
 
 /// The way between a pair of queues and a network, on two slices.
 struct NetCarry {
@@ -24,12 +24,14 @@ struct NetCarry {
 impl Carry for NetCarry {
     fn frames(&self, batch: &[u8]) {
         let header = device::frames(self.pair);
-        self.delegation.peers.send(self.slice, &header, &[batch]);
+        self.delegation
+            .peers
+            .send_frame(self.slice, &header, &[batch]);
     }
 
     fn taken(&self, bytes: u64) {
-        let note = DeviceNote::Taken { bytes };
-        self.delegation.tell(self.slice, self.pair, note);
+        let message = DeviceMessage::Taken { bytes };
+        self.delegation.send(self.slice, self.pair, message);
     }
 }
 
@@ -118,7 +120,7 @@ impl Delegation {
             (Some(switch), _) => switch.use_as(usage),
             (None, Some(owner)) if owner != self.number => {
                 let address = Address::new(device, 0);
-                self.tell(owner, address, DeviceNote::Use(usage));
+                self.send(owner, address, DeviceMessage::Use(usage));
             }
             _ => {}
         }
@@ -140,8 +142,8 @@ impl Delegation {
             && let Some(configuration) =
                 self.read(|table| table.configurations.get(&device).cloned())
         {
-            let note = DeviceNote::Configured(configuration.bytes());
-            self.tell(BOOTSTRAP, Address::new(device, 0), note);
+            let message = DeviceMessage::Configured(configuration.bytes());
+            self.send(BOOTSTRAP, Address::new(device, 0), message);
         }
     }
 

@@ -10,7 +10,7 @@ use super::Delegation;
 use super::delegate::{Delegate, Desk};
 use super::scheme::Scheme;
 use crate::BOOTSTRAP;
-use crate::note::device::Address;
+use crate::message::device::Address;
 
 /// The device as it is here, and stand-ins for what is not.
 pub struct Spread {

@@ -28,7 +28,7 @@ use weft_virtio::{FEATURE_EVENT_INDEX, Fault, Ring, VirtioDevice};
 use super::scheme::Scheme;
 use super::{Activation, Delegation, Stopped};
 use crate::BOOTSTRAP;
-use crate::note::device::{Address, DeviceNote};
+use crate::message::device::{Address, DeviceMessage};
 
 /// Orders that may wait: each unit has two at most, one to start and one to stop.
 const ORDERS_MAX: usize = 1024;
@@ -100,7 +100,8 @@ impl FarRegisters for Far {
                 return self.sink.send(place, data);
             }
         }
-        self.delegation.tell(BOOTSTRAP, address, DeviceNote::Used);
+        self.delegation
+            .send(BOOTSTRAP, address, DeviceMessage::Used);
     }
 
     fn configuration(&self) {
@@ -109,8 +110,8 @@ impl FarRegisters for Far {
 
     fn fault(&self, reason: &str) {
         let address = Address::new(self.device, 0);
-        let note = DeviceNote::Broken(reason.as_bytes().to_vec());
-        self.delegation.tell(BOOTSTRAP, address, note);
+        let message = DeviceMessage::Broken(reason.as_bytes().to_vec());
+        self.delegation.send(BOOTSTRAP, address, message);
     }
 }
 
@@ -180,7 +181,7 @@ impl Station {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            self.tell_stopped();
+            self.report_stopped();
         }
     }
 
@@ -189,8 +190,8 @@ impl Station {
             .map_err(|error| Fault::Elsewhere(format!("a malformed activation: {error}")))
             .and_then(|activation| self.serve(unit, &activation));
         if let Err(fault) = outcome {
-            let note = DeviceNote::Broken(fault.to_string().into_bytes());
-            self.delegation.tell(BOOTSTRAP, unit, note);
+            let message = DeviceMessage::Broken(fault.to_string().into_bytes());
+            self.delegation.send(BOOTSTRAP, unit, message);
         }
     }
 
@@ -242,7 +243,7 @@ impl Station {
     }
 
     /// Tells of the units that have got quiet.
-    fn tell_stopped(&mut self) {
+    fn report_stopped(&mut self) {
         for (address, unit) in &mut self.units {
             if !unit.stopping || !unit.worker.wait_quiet(Instant::now()) {
                 continue;
@@ -254,8 +255,8 @@ impl Station {
             drop(handler);
             // It is plain data: it always has a text.
             let json = serde_json::to_vec(&stopped).unwrap_or_default();
-            let note = DeviceNote::Stopped(json);
-            self.delegation.tell(BOOTSTRAP, *address, note);
+            let message = DeviceMessage::Stopped(json);
+            self.delegation.send(BOOTSTRAP, *address, message);
         }
     }
 }

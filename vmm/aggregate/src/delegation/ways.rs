@@ -8,7 +8,7 @@ use weft_virtio::{Watch, Ways};
 
 use super::Delegation;
 use crate::BOOTSTRAP;
-use crate::note::device::{Address, DeviceNote};
+use crate::message::device::{Address, DeviceMessage};
 
 /// One device's.
 pub(super) struct Teller {
@@ -22,18 +22,18 @@ pub(super) struct Teller {
 
 impl Teller {
     /// Publishes what changed; returns the tickets of the replies, with their slices.
-    fn tell(&self, told: &Ways, ways: &Ways, queues: usize) -> Vec<(usize, u64)> {
+    fn publish(&self, told: &Ways, ways: &Ways, queues: usize) -> Vec<(usize, u64)> {
         let delegation = &self.delegation;
         let mut asked = Vec::new();
         if told.doorbells != ways.doorbells {
             for slice in delegation.peers.others() {
                 let ticket = delegation.seen.open(slice);
-                let note = DeviceNote::Doorbells {
+                let message = DeviceMessage::Doorbells {
                     ticket,
                     address: ways.doorbells,
                     queues: queues as u64,
                 };
-                delegation.tell(slice, Address::new(self.device, 0), note);
+                delegation.send(slice, Address::new(self.device, 0), message);
                 asked.push((slice, ticket));
             }
         }
@@ -46,8 +46,8 @@ impl Teller {
             }
             let ticket = delegation.seen.open(slice);
             let message = of(ways);
-            let note = DeviceNote::Route { ticket, message };
-            delegation.tell(slice, address, note);
+            let message = DeviceMessage::Route { ticket, message };
+            delegation.send(slice, address, message);
             asked.push((slice, ticket));
         }
         asked
@@ -62,7 +62,7 @@ impl Watch for Teller {
             return;
         }
         let queues = told.1.max(ways.messages.len());
-        for (slice, ticket) in self.tell(&told.0, &ways, queues) {
+        for (slice, ticket) in self.publish(&told.0, &ways, queues) {
             if !self.delegation.was_seen(ticket) {
                 let peers = &self.delegation.peers;
                 peers.lost(slice, "it did not acknowledge a device's interrupt routes");

@@ -342,7 +342,7 @@ fn what_no_slice_says_ends_the_machine() {
             bytes.extend((*length as u32).to_le_bytes());
             bytes.resize(bytes.len() + length, 0);
         }
-        DeviceNote::Frames(bytes.into())
+        DeviceMessage::Frames(bytes.into())
     };
     let usage = Usage::default();
     let (own, other) = (Address::new(0, 1), Address::new(0, 0));
@@ -353,7 +353,7 @@ fn what_no_slice_says_ends_the_machine() {
         usize,
         usize,
         Address,
-        Vec<DeviceNote<'static>>,
+        Vec<DeviceMessage<'static>>,
         &'static str,
     );
     let cases: Vec<Case> = vec![
@@ -377,23 +377,35 @@ fn what_no_slice_says_ends_the_machine() {
             0,
             1,
             own,
-            vec![DeviceNote::Frames(vec![1; 9].into())],
+            vec![DeviceMessage::Frames(vec![1; 9].into())],
             "a partial frame",
         ),
-        (0, 1, own, vec![DeviceNote::Taken { bytes: 1 }], "too many"),
-        (0, 1, other, vec![DeviceNote::Use(usage)], "sent a command"),
+        (
+            0,
+            1,
+            own,
+            vec![DeviceMessage::Taken { bytes: 1 }],
+            "too many",
+        ),
         (
             0,
             1,
             other,
-            vec![DeviceNote::Configured(vec![0; 12])],
+            vec![DeviceMessage::Use(usage)],
+            "sent a command",
+        ),
+        (
+            0,
+            1,
+            other,
+            vec![DeviceMessage::Configured(vec![0; 12])],
             "of another kind",
         ),
         (
             1,
             1,
             other,
-            vec![DeviceNote::Configured(vec![0; 3])],
+            vec![DeviceMessage::Configured(vec![0; 3])],
             "of another kind",
         ),
         // Nobody has given the pair buffers.
@@ -416,16 +428,16 @@ fn what_no_slice_says_ends_the_machine() {
             0,
             0,
             other,
-            vec![DeviceNote::Use(usage)],
+            vec![DeviceMessage::Use(usage)],
             "a network that this node does not have",
         ),
         (0, 0, own, flood, "more frames than allowed"),
     ];
-    for (owner, from, address, notes, reason) in cases {
+    for (owner, from, address, messages, reason) in cases {
         let (rig, _far) = rig(owner, Duration::ZERO);
         let delegation = rig.slices[from].delegation();
-        for note in notes {
-            delegation.tell(1 - from, address, note);
+        for message in messages {
+            delegation.send(1 - from, address, message);
         }
         let deadline = Instant::now() + PATIENCE;
         while rig.failures().is_empty() && Instant::now() < deadline {

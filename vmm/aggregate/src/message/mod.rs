@@ -1,6 +1,6 @@
-//! What slices tell each other beside pages, and how it travels.
+//! What slices send each other beside pages, and how it travels.
 //!
-//! | kind | note | `flags` | `count` | `words` | payload |
+//! | kind | message | `flags` | `count` | `words` | payload |
 //! | --- | --- | --- | --- | --- | --- |
 //! | 128 | interrupt | 0 fixed, 1 level, 2 NMI, 3 INIT, 4 start-up | vCPU | vector, version | |
 //! | 129 | end of interrupt | | | vector | |
@@ -18,7 +18,7 @@
 //! | 156 | where all are | | | | the table |
 //!
 //! Fields that are not named are zero. Decoding is total: every header gives a
-//! note or a named error.
+//! message or a named error.
 
 pub mod device;
 
@@ -26,7 +26,7 @@ use thiserror::Error;
 use weft_platform::interrupts::{Message, Place};
 use weft_wire::Header;
 
-pub use device::{Address, DeviceNote};
+pub use device::{Address, DeviceMessage};
 
 const INTERRUPT: u8 = 128;
 const END_OF_INTERRUPT: u8 = 129;
@@ -67,9 +67,9 @@ pub struct RegisterAccess {
     pub value: Option<u64>,
 }
 
-/// What one slice tells another.
+/// What one slice sends another, other than pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Note<'a> {
+pub enum SliceMessage<'a> {
     /// To a vCPU of the receiver, if it has not left.
     Interrupt {
         vcpu: u32,
@@ -135,7 +135,7 @@ pub enum Note<'a> {
     /// About a device, or one of its queues.
     Device {
         address: Address,
-        note: DeviceNote<'a>,
+        message: DeviceMessage<'a>,
     },
     /// Asks for the host's TSC; answered at once by `Seen` with the same ticket.
     Look {
@@ -151,10 +151,10 @@ pub enum Note<'a> {
     },
 }
 
-/// Why a frame is no note.
+/// Why a frame is no message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum NoteError {
-    /// No note has this kind.
+pub enum SliceMessageError {
+    /// No message has this kind.
     #[error("a message of unknown kind {0}")]
     Kind(u8),
     /// A field has an invalid value, or an unused field is set.
@@ -162,7 +162,7 @@ pub enum NoteError {
     Fields(u8),
 }
 
-impl<'a> Note<'a> {
+impl<'a> SliceMessage<'a> {
     /// The frame: its header, and what follows it.
     pub fn encode(&self) -> (Header, &[u8]) {
         let header = |kind: u8, flags: u8, count: u32, words: [u64; 3]| {
@@ -216,20 +216,20 @@ impl<'a> Note<'a> {
             Self::Answer { ticket, json } => (header(ANSWER, 0, 0, [*ticket, 0, 0]), json),
             Self::Ended { json } => (header(ENDED, 0, 0, [0; 3]), json),
             Self::Beat => (header(BEAT, 0, 0, [0; 3]), &[]),
-            Self::Device { address, note } => note.encode(*address),
+            Self::Device { address, message } => message.encode(*address),
             Self::Look { ticket } => (header(LOOK, 0, 0, [*ticket, 0, 0]), &[]),
             Self::Seen { ticket, tsc } => (header(SEEN, 0, 0, [*ticket, *tsc, 0]), &[]),
         }
     }
 
-    /// The note that a frame is.
-    pub fn decode(header: &Header, payload: &'a [u8]) -> Result<Self, NoteError> {
+    /// The message that a frame is.
+    pub fn decode(header: &Header, payload: &'a [u8]) -> Result<Self, SliceMessageError> {
         let kind = header.kind;
-        let impossible = NoteError::Fields(kind);
+        let impossible = SliceMessageError::Fields(kind);
         let [first, second, third, ..] = header.words;
         let byte = |word: u64| u8::try_from(word).map_err(|_| impossible);
         let vcpu = u32::from(header.count);
-        let note = match kind {
+        let message = match kind {
             INTERRUPT => Self::Interrupt {
                 vcpu,
                 version: second,
@@ -296,24 +296,24 @@ impl<'a> Note<'a> {
             },
             BEAT => Self::Beat,
             device::FIRST..=device::LAST | device::FIRST_OF_NETWORKS..=device::LAST_OF_NETWORKS => {
-                let (address, note) = DeviceNote::decode(header, payload)?;
-                Self::Device { address, note }
+                let (address, message) = DeviceMessage::decode(header, payload)?;
+                Self::Device { address, message }
             }
             LOOK => Self::Look { ticket: first },
             SEEN => Self::Seen {
                 ticket: first,
                 tsc: second,
             },
-            _ => return Err(NoteError::Kind(kind)),
+            _ => return Err(SliceMessageError::Kind(kind)),
         };
         // What means nothing is zero: then the same frame comes out again. A payload
         // is either all of what came or none.
-        let (mut canonical, rest) = note.encode();
+        let (mut canonical, rest) = message.encode();
         canonical.length = header.length;
         if canonical != *header || rest.len() != payload.len() {
             return Err(impossible);
         }
-        Ok(note)
+        Ok(message)
     }
 }
 
@@ -323,13 +323,13 @@ mod tests {
     use weft_virtio::block::{Answer, Operation, Piece, Status};
     use weft_virtio::net::Usage;
 
-    fn notes() -> Vec<Note<'static>> {
-        let interrupt = |message| Note::Interrupt {
+    fn messages() -> Vec<SliceMessage<'static>> {
+        let interrupt = |message| SliceMessage::Interrupt {
             vcpu: 254,
             version: 3,
             message,
         };
-        let access = |space, value| Note::Access {
+        let access = |space, value| SliceMessage::Access {
             ticket: u64::MAX,
             access: RegisterAccess {
                 address: 0xfec0_0010,
@@ -350,45 +350,45 @@ mod tests {
             interrupt(Message::NonMaskable),
             interrupt(Message::Init),
             interrupt(Message::StartUp { vector: 0x9a }),
-            Note::EndOfInterrupt { vector: 0x31 },
-            Note::Identity {
+            SliceMessage::EndOfInterrupt { vector: 0x31 },
+            SliceMessage::Identity {
                 vcpu: 3,
                 identity: 0x208,
                 version: u64::MAX,
             },
-            Note::Moved {
+            SliceMessage::Moved {
                 vcpu: 3,
                 place: Place {
                     slice: 15,
                     version: 1 << 47,
                 },
             },
-            Note::Places { table: vec![1; 24] },
+            SliceMessage::Places { table: vec![1; 24] },
             access(Space::Memory, None),
             access(Space::Port, Some(u64::MAX)),
-            Note::Accessed {
+            SliceMessage::Accessed {
                 ticket: 7,
                 value: 9,
             },
-            Note::Order {
+            SliceMessage::Order {
                 ticket: 1,
                 json: b"{}".to_vec(),
             },
-            Note::Answer {
+            SliceMessage::Answer {
                 ticket: 1,
                 json: b"[]".to_vec(),
             },
-            Note::Ended { json: vec![1; 99] },
-            Note::Beat,
-            Note::Look { ticket: 3 },
-            Note::Seen {
+            SliceMessage::Ended { json: vec![1; 99] },
+            SliceMessage::Beat,
+            SliceMessage::Look { ticket: 3 },
+            SliceMessage::Seen {
                 ticket: 3,
                 tsc: u64::MAX,
             },
         ]
     }
 
-    fn device_notes() -> Vec<Note<'static>> {
+    fn device_messages() -> Vec<SliceMessage<'static>> {
         let piece = Piece {
             slot: 255,
             position: 1 << 20,
@@ -398,80 +398,86 @@ mod tests {
             length: 32 << 20,
         };
         let ticket = 9;
-        let notes = [
-            DeviceNote::Described(b"{}".to_vec()),
-            DeviceNote::Doorbells {
+        let messages = [
+            DeviceMessage::Described(b"{}".to_vec()),
+            DeviceMessage::Doorbells {
                 ticket,
                 address: Some(4 << 30),
                 queues: 3,
             },
-            DeviceNote::Route {
+            DeviceMessage::Route {
                 ticket,
                 message: Some((0xfee0_0000, 0x41)),
             },
-            DeviceNote::Route {
+            DeviceMessage::Route {
                 ticket,
                 message: None,
             },
-            DeviceNote::Seen { ticket },
-            DeviceNote::Activate(b"{}".to_vec()),
-            DeviceNote::Stop,
-            DeviceNote::Stopped(b"[]".to_vec()),
-            DeviceNote::Kick,
-            DeviceNote::Used,
-            DeviceNote::Broken(b"why".to_vec()),
-            DeviceNote::Ask {
+            DeviceMessage::Seen { ticket },
+            DeviceMessage::Activate(b"{}".to_vec()),
+            DeviceMessage::Stop,
+            DeviceMessage::Stopped(b"[]".to_vec()),
+            DeviceMessage::Kick,
+            DeviceMessage::Used,
+            DeviceMessage::Broken(b"why".to_vec()),
+            DeviceMessage::Ask {
                 piece,
                 data: vec![7; 512].into(),
             },
-            DeviceNote::Answered(Answer {
+            DeviceMessage::Answered(Answer {
                 piece,
                 status: Status::IoError,
                 data: Vec::new().into(),
             }),
-            DeviceNote::Frames(vec![13; 17].into()),
-            DeviceNote::Taken { bytes: 1 << 20 },
-            DeviceNote::Use(Usage {
+            DeviceMessage::Frames(vec![13; 17].into()),
+            DeviceMessage::Taken { bytes: 1 << 20 },
+            DeviceMessage::Use(Usage {
                 features: u64::MAX,
                 pairs: 8,
             }),
-            DeviceNote::Configured(vec![1; 12]),
+            DeviceMessage::Configured(vec![1; 12]),
         ];
         let address = Address::new(30, 15);
-        let note = |note| Note::Device { address, note };
-        notes.map(note).into()
+        let message = |message| SliceMessage::Device { address, message };
+        messages.map(message).into()
     }
 
     #[test]
     fn notes_come_out_as_they_went_in() {
-        for note in notes().into_iter().chain(device_notes()) {
-            let (header, payload) = note.encode();
-            assert_eq!(Note::decode(&header, payload), Ok(note.clone()));
+        for message in messages().into_iter().chain(device_messages()) {
+            let (header, payload) = message.encode();
+            assert_eq!(SliceMessage::decode(&header, payload), Ok(message.clone()));
         }
     }
 
     #[test]
     fn other_frames_are_refused() {
         let kind = Header::new(200);
-        assert_eq!(Note::decode(&kind, &[]), Err(NoteError::Kind(200)));
-        for note in notes() {
-            let (mut header, payload) = note.encode();
+        assert_eq!(
+            SliceMessage::decode(&kind, &[]),
+            Err(SliceMessageError::Kind(200))
+        );
+        for message in messages() {
+            let (mut header, payload) = message.encode();
             header.words[4] = 1;
-            let fields = Err(NoteError::Fields(header.kind));
-            assert_eq!(Note::decode(&header, payload), fields);
+            let fields = Err(SliceMessageError::Fields(header.kind));
+            assert_eq!(SliceMessage::decode(&header, payload), fields);
         }
-        for note in device_notes() {
-            let (mut header, payload) = note.encode();
+        for message in device_messages() {
+            let (mut header, payload) = message.encode();
             header.words[4] = 77;
-            let fields = Err(NoteError::Fields(header.kind));
-            assert_eq!(Note::decode(&header, payload), fields);
+            let fields = Err(SliceMessageError::Fields(header.kind));
+            assert_eq!(SliceMessage::decode(&header, payload), fields);
         }
         let mut size = Header::new(ACCESS);
         size.count = 9;
-        assert_eq!(Note::decode(&size, &[]), Err(NoteError::Fields(ACCESS)));
+        assert_eq!(
+            SliceMessage::decode(&size, &[]),
+            Err(SliceMessageError::Fields(ACCESS))
+        );
         let mut vector = Header::new(INTERRUPT);
         vector.words[0] = 256;
-        let refused = Err(NoteError::Fields(INTERRUPT));
-        assert_eq!(Note::decode(&vector, &[]), refused);
+        let refused = Err(SliceMessageError::Fields(INTERRUPT));
+        assert_eq!(SliceMessage::decode(&vector, &[]), refused);
     }
 }

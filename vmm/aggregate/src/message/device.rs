@@ -1,6 +1,6 @@
-//! What slices tell each other about devices, and how it travels.
+//! What slices send each other about devices, and how it travels.
 //!
-//! | kind | note | `flags` | `words` | payload |
+//! | kind | message | `flags` | `words` | payload |
 //! | --- | --- | --- | --- | --- |
 //! | 137 | described | | | JSON |
 //! | 138 | doorbells | bit 0: there are some | ticket, address, queues | |
@@ -27,7 +27,7 @@ use weft_virtio::block::{Answer, Operation, Piece, Status};
 use weft_virtio::net::Usage;
 use weft_wire::Header;
 
-use super::NoteError;
+use super::SliceMessageError;
 
 /// The kinds, first and last of each row.
 pub(super) const FIRST: u8 = DESCRIBED;
@@ -80,9 +80,9 @@ impl Address {
     }
 }
 
-/// What one slice tells another about a device.
+/// What one slice sends another about a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DeviceNote<'a> {
+pub enum DeviceMessage<'a> {
     /// What the sender's device is; before everything else on a link.
     Described(Vec<u8>),
     /// Where vCPUs notify the device; answered by `Seen`.
@@ -180,8 +180,8 @@ fn piece_header(kind: u8, address: Address, piece: &Piece) -> Header {
     header
 }
 
-fn piece_of(header: &Header) -> Result<Piece, NoteError> {
-    let impossible = NoteError::Fields(header.kind);
+fn piece_of(header: &Header) -> Result<Piece, SliceMessageError> {
+    let impossible = SliceMessageError::Fields(header.kind);
     let number = |word: u64| u32::try_from(word).map_err(|_| impossible);
     let [slot, position, offset, length, _] = header.words;
     Ok(Piece {
@@ -202,7 +202,7 @@ fn piece_of(header: &Header) -> Result<Piece, NoteError> {
     })
 }
 
-impl<'a> DeviceNote<'a> {
+impl<'a> DeviceMessage<'a> {
     /// The frame: its header, and what follows it.
     pub fn encode(&self, address: Address) -> (Header, &[u8]) {
         let plain = |kind: u8, flag: bool, words: [u64; 3]| {
@@ -253,17 +253,20 @@ impl<'a> DeviceNote<'a> {
         }
     }
 
-    /// The note that a frame of one of these kinds is. What means nothing is looked
+    /// The message that a frame of one of these kinds is. What means nothing is looked
     /// at by the caller.
-    pub fn decode(header: &Header, payload: &'a [u8]) -> Result<(Address, Self), NoteError> {
-        let impossible = NoteError::Fields(header.kind);
+    pub fn decode(
+        header: &Header,
+        payload: &'a [u8],
+    ) -> Result<(Address, Self), SliceMessageError> {
+        let impossible = SliceMessageError::Fields(header.kind);
         let [first, second, third, _, fifth] = header.words;
         let there = header.flags & 1 != 0;
         let address = Address {
             device: (header.count >> 8) as u8,
             index: header.count as u8,
         };
-        let note = match header.kind {
+        let message = match header.kind {
             DESCRIBED => Self::Described(payload.to_vec()),
             DOORBELLS => Self::Doorbells {
                 ticket: first,
@@ -305,8 +308,8 @@ impl<'a> DeviceNote<'a> {
                 pairs: u16::try_from(second).map_err(|_| impossible)?,
             }),
             CONFIGURED => Self::Configured(payload.to_vec()),
-            kind => return Err(NoteError::Kind(kind)),
+            kind => return Err(SliceMessageError::Kind(kind)),
         };
-        Ok((address, note))
+        Ok((address, message))
     }
 }
