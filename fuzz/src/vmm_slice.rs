@@ -1,4 +1,4 @@
-//! What a slice of a machine hears from another: messages, orders, frames of networks.
+//! What a slice of a machine hears from another: messages, commands, frames of networks.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use crate::random::Random;
 use weft_aggregate::Placement;
 use weft_aggregate::message::SliceMessage;
-use weft_aggregate::orders::{Answer, Order};
+use weft_aggregate::commands::{SliceReply, SliceCommand};
 use weft_guest_memory::DeviceMemory;
 use weft_platform::interrupts::{
     InterruptLink, InterruptRouter, InterruptTopology, Locations, Message, Place as At,
@@ -101,7 +101,7 @@ pub fn places(input: &[u8]) {
             Ok(SliceMessage::Moved { vcpu, place }) => interrupts.moved(vcpu, place).map(drop),
             _ => Ok(()),
         };
-        // Without orders none comes here or leaves.
+        // Without commands none comes here or leaves.
         assert_eq!(locations.at(1), [1, 2]);
         assert!(locations.all().iter().all(|place| place.slice < 3));
     }
@@ -118,25 +118,25 @@ impl InterruptLink for Nowhere {
     fn end_of_interrupt(&self, _: u8) {}
 }
 
-/// Text of orders, answers and placements.
+/// Text of commands, answers and placements.
 pub fn valid_texts(random: &mut Random) -> Vec<u8> {
-    let order = match random.below(4) {
-        0 => serde_json::to_vec(&Order::Run {
+    let command = match random.below(4) {
+        0 => serde_json::to_vec(&SliceCommand::Run {
             tsc_offset: random.next(),
             tsc_zero: random.next(),
             updated: std::iter::once(random.next()..random.next()).collect(),
         }),
-        1 => serde_json::to_vec(&Order::Pause),
-        2 => serde_json::to_vec(&Answer::Refused("no".into())),
+        1 => serde_json::to_vec(&SliceCommand::Pause),
+        2 => serde_json::to_vec(&SliceReply::Refused("no".into())),
         _ => serde_json::to_vec(&Placement::whole(3, 64 << 20)),
     };
-    order.unwrap_or_default()
+    command.unwrap_or_default()
 }
 
-/// Orders, answers and placements are refused or mean something that can be.
+/// Commands, answers and placements are refused or mean something that can be.
 pub fn text(input: &[u8]) {
-    let _ = serde_json::from_slice::<Order>(input);
-    let _ = serde_json::from_slice::<Answer>(input);
+    let _ = serde_json::from_slice::<SliceCommand>(input);
+    let _ = serde_json::from_slice::<SliceReply>(input);
     if let Ok(placement) = serde_json::from_slice::<Placement>(input) {
         let cpus: u32 = (0..placement.slices())
             .map(|slice| placement.cpus_of(slice).len() as u32)

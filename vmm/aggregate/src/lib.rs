@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   slice 0 (bootstrap)                    slice n (companion)
-//!   owner of the machine's life ──orders──▶ does as it is told
+//!   owner of the machine's life ──commands──▶ does as it is told
 //!   devices, I/O APIC          ◀─registers─ vCPUs
 //!   vCPUs                      ◀─interrupts─▶ vCPUs
 //!   memory                     ◀──pages────▶ memory
@@ -16,7 +16,7 @@
 //! | `delay` | links that are slow on purpose, for tests |
 //! | `router` | where a message goes |
 //! | `registers` | devices of other slices |
-//! | `orders` | what the bootstrap slice asks of companions |
+//! | `commands` | what the bootstrap slice asks of companions |
 //! | `questions` | questions under way |
 //! | [`devices`] | disks and networks, opened here or heard of |
 //! | [`delegation`] | devices whose queues several slices serve |
@@ -27,14 +27,14 @@
 //! kernel did not take at once; one that beats; one for pages that were held back;
 //! one that does what others ask of the devices here; on a companion one that
 //! corrects the clock where the bootstrap slice is on another host, and one that
-//! takes orders; where KVM runs the vCPUs one that handles their faults; those of
+//! takes commands; where KVM runs the vCPUs one that handles their faults; those of
 //! queues and disks.
 
+pub mod commands;
 mod delay;
 pub mod delegation;
 pub mod devices;
 pub mod message;
-pub mod orders;
 mod peers;
 mod placement;
 mod questions;
@@ -60,10 +60,10 @@ use weft_platform::interrupts::{
 use weft_vcpu::PAGE_SIZE;
 use weft_wire::halves::{Receiver, Sender};
 
+use commands::{CommandReceiver, SliceCommand, SliceReply};
 use delegation::Delegation;
 use message::device::{self, DeviceMessage};
 use message::{SliceMessage, Space};
-use orders::{Answer, Order, OrderReceiver};
 pub use peers::Peers;
 pub use placement::{
     BOOTSTRAP_MEMORY_MIN, CPUS_MAX, MEMORY_STEP, Placement, PlacementError, SLICE_MEMORY_MIN,
@@ -79,10 +79,10 @@ use weft_coherent_memory::{Budget, SharedMemory, SharedMemoryOptions};
 
 /// The slice that loads the kernel and owns the machine's life.
 pub const BOOTSTRAP: usize = 0;
-/// Orders that may wait on a companion: its owner gives one after the other.
-const ORDERS_MAX: usize = 16;
-/// Longest that a companion may take for an order: as long as its vCPUs may.
-const ORDER_WAIT: Duration = Duration::from_secs(12);
+/// Commands that may wait on a companion: its owner gives one after the other.
+const COMMANDS_MAX: usize = 16;
+/// Longest that a companion may take for a command: as long as its vCPUs may.
+const COMMAND_WAIT: Duration = Duration::from_secs(12);
 
 /// Longest that a slice may take to open its devices, the first to load a kernel,
 /// too.
@@ -141,7 +141,7 @@ pub struct Slice {
     peers: Arc<Peers>,
     memory: Arc<SharedMemory>,
     registers: Arc<Questions<u64>>,
-    orders: Arc<Questions<Answer>>,
+    commands: Arc<Questions<SliceReply>>,
     delegation: Arc<Delegation>,
     looks: Arc<Questions<(u64, u64)>>,
     reference: Reference,
@@ -170,8 +170,8 @@ pub struct Joints {
 
 /// What a companion's part of the machine takes from its slice.
 pub struct Joined {
-    /// Orders of the bootstrap slice.
-    pub orders: OrderReceiver,
+    /// Commands of the bootstrap slice.
+    pub commands: CommandReceiver,
     /// What leads the clock here.
     pub timekeeper: Arc<Timekeeper>,
 }
@@ -222,7 +222,7 @@ impl Slice {
             peers,
             memory,
             registers: Arc::default(),
-            orders: Arc::default(),
+            commands: Arc::default(),
             looks: Arc::default(),
             reference: links.reference,
             time: Arc::default(),
@@ -348,7 +348,7 @@ impl Slice {
     }
 
     /// Joins the slice to its machine and starts its threads. What a companion is
-    /// ordered comes out of the receiver, and what leads its clock with it.
+    /// commanded comes out of the receiver, and what leads its clock with it.
     pub fn join(self: &Arc<Self>, joints: Joints) -> Result<Joined, SliceError> {
         let timekeeper = Arc::new(Timekeeper::new(TimekeeperParts {
             reference: self.reference.clone(),
@@ -389,7 +389,7 @@ impl Slice {
         }
         let (placement, locations) = (self.placement.clone(), self.locations.clone());
         let broken = joints.broken;
-        let (registers, answers) = (self.registers.clone(), self.orders.clone());
+        let (registers, replies) = (self.registers.clone(), self.commands.clone());
         let delegation = self.delegation.clone();
         let looks = self.looks.clone();
         self.peers.when_lost(Box::new(move |slice, reason| {
@@ -397,22 +397,22 @@ impl Slice {
             let lost = describe_now(&placement, &locations, slice);
             broken(format!("lost {lost}: {reason}"));
             registers.lose(slice);
-            answers.lose(slice);
+            replies.lose(slice);
             delegation.lose(slice);
             looks.lose(slice);
         }));
         let (ask, asked) = sync_channel(WAITING_MAX);
-        let (order, orders) = sync_channel(ORDERS_MAX);
+        let (command, commands) = sync_channel(COMMANDS_MAX);
         let router = Arc::new(Router {
             interrupts: joints.interrupts,
             first: at_the_start(&self.placement),
             peers: self.peers.clone(),
             registers: self.registers.clone(),
             delegation: self.delegation.clone(),
-            answers: self.orders.clone(),
+            replies: self.commands.clone(),
             looks: self.looks.clone(),
             asked: ask,
-            ordered: order,
+            commands: command,
             ended: joints.ended,
         });
         let server = RegisterServer {
@@ -462,51 +462,54 @@ impl Slice {
             let timekeeper = timekeeper.clone();
             start("weft-time", ThreadKind::Device, move || timekeeper.keep())?;
         }
-        Ok(Joined { orders, timekeeper })
+        Ok(Joined {
+            commands,
+            timekeeper,
+        })
     }
 
-    /// Gives every companion an order and waits for the answers, by slice.
-    pub fn order_all(&self, order: &Order) -> Result<Vec<(usize, Answer)>, String> {
-        let json = serde_json::to_vec(order).map_err(|error| error.to_string())?;
+    /// Gives every companion a command and waits for the replies, by slice.
+    pub fn command_all(&self, command: &SliceCommand) -> Result<Vec<(usize, SliceReply)>, String> {
+        let json = serde_json::to_vec(command).map_err(|error| error.to_string())?;
         // A slice that is lost, or is found to be meanwhile, is not waited for.
         let asked: Vec<(usize, u64)> = self
             .peers
             .others()
             .map(|slice| {
-                let ticket = self.orders.open(slice);
+                let ticket = self.commands.open(slice);
                 let json = json.clone();
                 self.peers
-                    .send(slice, &SliceMessage::Order { ticket, json });
+                    .send(slice, &SliceMessage::Command { ticket, json });
                 (slice, ticket)
             })
             .collect();
-        let deadline = Instant::now() + ORDER_WAIT;
+        let deadline = Instant::now() + COMMAND_WAIT;
         // All are waited for, so that none stays open.
-        let answers: Vec<(usize, Option<Answer>)> = asked
+        let replies: Vec<(usize, Option<SliceReply>)> = asked
             .into_iter()
             .map(|(slice, ticket)| {
                 let patience = deadline.saturating_duration_since(Instant::now());
-                (slice, self.orders.wait(ticket, patience))
+                (slice, self.commands.wait(ticket, patience))
             })
             .collect();
-        let named = |(slice, answer)| match answer {
+        let named = |(slice, reply)| match reply {
             None => Err(format!(
                 "{}: it is lost, or did not reply within {} s",
                 describe_now(&self.placement, &self.locations, slice),
-                ORDER_WAIT.as_secs()
+                COMMAND_WAIT.as_secs()
             )),
-            Some(Answer::Refused(reason)) => Err(format!("slice {slice}: {reason}")),
-            Some(answer) => Ok((slice, answer)),
+            Some(SliceReply::Refused(reason)) => Err(format!("slice {slice}: {reason}")),
+            Some(reply) => Ok((slice, reply)),
         };
-        answers.into_iter().map(named).collect()
+        replies.into_iter().map(named).collect()
     }
 
-    /// Answers an order of the bootstrap slice.
-    pub fn answer(&self, ticket: u64, answer: &Answer) {
-        // An answer is plain data: it always has a text.
-        let json = serde_json::to_vec(answer).unwrap_or_default();
+    /// Replies to a command of the bootstrap slice.
+    pub fn reply(&self, ticket: u64, reply: &SliceReply) {
+        // A reply is plain data: it always has a text.
+        let json = serde_json::to_vec(reply).unwrap_or_default();
         self.peers
-            .send(BOOTSTRAP, &SliceMessage::Answer { ticket, json });
+            .send(BOOTSTRAP, &SliceMessage::Reply { ticket, json });
     }
 
     /// Tells the bootstrap slice that the machine must end.
@@ -524,7 +527,7 @@ impl Slice {
     /// The machine is over: links end, and with them all threads.
     pub fn close(&self) {
         self.end_waits();
-        self.orders.end();
+        self.commands.end();
         self.looks.end();
         self.peers.close();
         self.delegation.close();

@@ -7,9 +7,9 @@ use weft_platform::clock::host_tsc;
 use weft_platform::interrupts::{InterruptRouter, LocationError, Locations};
 
 use super::BOOTSTRAP;
+use super::commands::SliceReply;
 use super::delegation::Delegation;
 use super::message::SliceMessage;
-use super::orders::Answer;
 use super::peers::{Peers, Take};
 use super::questions::Questions;
 use super::registers::{Asked, AskedSender};
@@ -22,11 +22,11 @@ pub(super) struct Router {
     pub peers: Arc<Peers>,
     pub registers: Arc<Questions<u64>>,
     pub delegation: Arc<Delegation>,
-    pub answers: Arc<Questions<Answer>>,
+    pub replies: Arc<Questions<SliceReply>>,
     /// To looks at the clock: their TSC, and ours when the answer came.
     pub looks: Arc<Questions<(u64, u64)>>,
     pub asked: AskedSender,
-    pub ordered: SyncSender<(u64, Vec<u8>)>,
+    pub commands: SyncSender<(u64, Vec<u8>)>,
     pub ended: Box<dyn Fn(usize, Vec<u8>) + Send + Sync>,
 }
 
@@ -77,16 +77,16 @@ impl Take for Router {
                 self.queue(from, &self.asked, asked);
             }
             SliceMessage::Accessed { ticket, value } => self.registers.answer(ticket, value),
-            // Only the bootstrap slice gives orders.
-            SliceMessage::Order { ticket, json } if from == BOOTSTRAP => {
-                self.queue(from, &self.ordered, (ticket, json));
+            // Only the bootstrap slice gives commands.
+            SliceMessage::Command { ticket, json } if from == BOOTSTRAP => {
+                self.queue(from, &self.commands, (ticket, json));
             }
-            SliceMessage::Order { .. } => self.peers.lost(from, "it sent a command"),
-            SliceMessage::Answer { ticket, json } => {
-                let answer = serde_json::from_slice(&json).unwrap_or_else(|error| {
-                    Answer::Refused(format!("its reply is malformed: {error}"))
+            SliceMessage::Command { .. } => self.peers.lost(from, "it sent a command"),
+            SliceMessage::Reply { ticket, json } => {
+                let reply = serde_json::from_slice(&json).unwrap_or_else(|error| {
+                    SliceReply::Refused(format!("its reply is malformed: {error}"))
                 });
-                self.answers.answer(ticket, answer);
+                self.replies.answer(ticket, reply);
             }
             SliceMessage::Ended { json } => (self.ended)(from, json),
             SliceMessage::Beat => {}

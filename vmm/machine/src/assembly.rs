@@ -216,7 +216,7 @@ fn guest_bytes(ram: &Ram, slice: Option<&Arc<Slice>>) -> Arc<dyn GuestBytes> {
 }
 
 /// Joins a slice to the machine here: its end is the others', its companions'
-/// orders are carried out.
+/// commands are carried out.
 fn join(slice: &Arc<Slice>, frame: &Frame, handle: &Handle) -> Result<(), MachineError> {
     let told = slice.clone();
     frame.ender.listen(Box::new(move |end| {
@@ -250,9 +250,9 @@ fn join(slice: &Arc<Slice>, frame: &Frame, handle: &Handle) -> Result<(), Machin
             slice: slice.clone(),
             timekeeper: joined.timekeeper,
             handle: handle.clone(),
-            orders: joined.orders,
+            commands: joined.commands,
         };
-        weft_confine::spawn("weft-orders", ThreadKind::Device, move || {
+        weft_confine::spawn("weft-control", ThreadKind::Device, move || {
             control_loop.run()
         })
         .map_err(MachineError::Thread)?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
-use weft_aggregate::orders::{Answer, Order, OrderReceiver};
+use weft_aggregate::commands::{CommandReceiver, SliceCommand, SliceReply};
 use weft_aggregate::{Slice, Timekeeper};
 
 use super::handle::Handle;
@@ -13,42 +13,42 @@ use super::lifecycle::{Refusal, Request, Stage};
 /// How often it looks whether the machine is over.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// The thread that takes orders.
+/// The thread that takes commands.
 pub(super) struct ControlLoop {
     pub slice: Arc<Slice>,
     pub timekeeper: Arc<Timekeeper>,
     pub handle: Handle,
-    pub orders: OrderReceiver,
+    pub commands: CommandReceiver,
 }
 
 impl ControlLoop {
     /// Until the machine is over.
     pub fn run(self) {
         while self.handle.wait(Duration::ZERO).is_none() {
-            let (ticket, json) = match self.orders.recv_timeout(LOOK) {
-                Ok(order) => order,
+            let (ticket, json) = match self.commands.recv_timeout(LOOK) {
+                Ok(command) => command,
                 Err(RecvTimeoutError::Timeout) => continue,
                 Err(RecvTimeoutError::Disconnected) => return,
             };
-            let answer = match serde_json::from_slice(&json) {
-                Ok(Order::Stop) => {
+            let reply = match serde_json::from_slice(&json) {
+                Ok(SliceCommand::Stop) => {
                     // The links end with the machine: the word goes first.
-                    self.slice.answer(ticket, &Answer::Done);
+                    self.slice.reply(ticket, &SliceReply::Done);
                     let _ = self.handle.request(Request::Stop);
                     return;
                 }
-                Ok(order) => self
-                    .obey(&order)
-                    .unwrap_or_else(|refusal| Answer::Refused(refusal.to_string())),
-                Err(error) => Answer::Refused(format!("a malformed command: {error}")),
+                Ok(command) => self
+                    .obey(&command)
+                    .unwrap_or_else(|refusal| SliceReply::Refused(refusal.to_string())),
+                Err(error) => SliceReply::Refused(format!("a malformed command: {error}")),
             };
-            self.slice.answer(ticket, &answer);
+            self.slice.reply(ticket, &reply);
         }
     }
 
-    fn obey(&self, order: &Order) -> Result<Answer, Refusal> {
-        match order {
-            Order::Run {
+    fn obey(&self, command: &SliceCommand) -> Result<SliceReply, Refusal> {
+        match command {
+            SliceCommand::Run {
                 tsc_offset,
                 tsc_zero,
                 updated,
@@ -57,7 +57,7 @@ impl ControlLoop {
                     self.slice.memory().keep_up_to_date(range);
                 }
                 if let Err(reason) = self.timekeeper.lead(*tsc_offset, *tsc_zero) {
-                    return Ok(Answer::Refused(reason));
+                    return Ok(SliceReply::Refused(reason));
                 }
                 let built = self.handle.status()?.stage == Stage::Built;
                 self.handle.request(match built {
@@ -65,16 +65,16 @@ impl ControlLoop {
                     false => Request::Resume,
                 })?;
             }
-            Order::Pause => drop(self.handle.request(Request::Pause)?),
-            Order::Stop => {}
-            Order::Status => return Ok(Answer::Status(self.handle.status()?.vcpus)),
-            Order::Counters => return Ok(Answer::Counters(self.handle.counters()?)),
-            Order::Pages => return Ok(Answer::Pages(self.slice.memory().hottest())),
-            Order::Faults { from } => {
+            SliceCommand::Pause => drop(self.handle.request(Request::Pause)?),
+            SliceCommand::Stop => {}
+            SliceCommand::Status => return Ok(SliceReply::Status(self.handle.status()?.vcpus)),
+            SliceCommand::Counters => return Ok(SliceReply::Counters(self.handle.counters()?)),
+            SliceCommand::Pages => return Ok(SliceReply::Pages(self.slice.memory().hottest())),
+            SliceCommand::Faults { from } => {
                 let from = from.get(self.slice.number()).copied().flatten();
-                return Ok(Answer::Faults(self.slice.memory().faults(from)));
+                return Ok(SliceReply::Faults(self.slice.memory().faults(from)));
             }
         }
-        Ok(Answer::Done)
+        Ok(SliceReply::Done)
     }
 }

@@ -52,8 +52,8 @@ pub use configuration::{BackEndChoice, Configuration, Invalid};
 pub use handle::{ANSWER_SECONDS_MAX, Handle};
 pub use lifecycle::{Answer, Counters, End, Refusal, Request, Stage, Status};
 pub use state::MachineState;
+pub use weft_aggregate::commands::VcpuStage;
 pub use weft_aggregate::devices::{DataPath, Disk, Forward, Network, OpenDisks};
-pub use weft_aggregate::orders::VcpuStage;
 pub use weft_aggregate::{
     BOOTSTRAP_MEMORY_MIN, CPUS_MAX, MEMORY_STEP, Placement, PlacementError, SLICE_MEMORY_MIN,
     SLICES_MAX, Share, deal_cpus, deal_memory,

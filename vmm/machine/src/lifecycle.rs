@@ -19,7 +19,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use weft_aggregate::orders::VcpuStage;
+use weft_aggregate::commands::VcpuStage;
 use weft_coherent_memory::{SliceFaults, SlicePages};
 use weft_platform::interrupts::Place;
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use weft_aggregate::{Slice, orders};
+use weft_aggregate::Slice;
 use weft_platform::acpi::power::PowerDevice;
 use weft_platform::clock::{Alarms, Clock};
 use weft_platform::interrupts::Place;
@@ -21,7 +21,7 @@ use super::lifecycle::{Answer, Counters, End, Refusal, Request, Stage, Status};
 use super::seen::Seen;
 use super::state::MachineState;
 use crate::vcpu::runner::{Activity, Order, Runner, RunnerError, VcpuState};
-use weft_aggregate::orders::VcpuStage;
+use weft_aggregate::commands::{SliceCommand, SliceReply, VcpuStage};
 
 /// Longest that a vCPU may take to carry out an order: it must come out of guest
 /// code and of a device's register, and a host may be busy.
@@ -137,18 +137,18 @@ impl Owner {
         }
         self.stage = Stage::Running;
         let (tsc_offset, tsc_zero) = (self.clock.offset(), self.clock.zero());
-        let run = orders::Order::Run {
+        let run = SliceCommand::Run {
             tsc_offset,
             tsc_zero,
             updated: self.updated.clone(),
         };
-        self.order_companions(request, &run)?;
+        self.command_secondaries(request, &run)?;
         self.order_all(request, |_| Order::Run).map(drop)
     }
 
     /// From Running to Paused.
     fn stand(&mut self, request: &'static str) -> Result<(), Refusal> {
-        self.order_companions(request, &orders::Order::Pause)?;
+        self.command_secondaries(request, &SliceCommand::Pause)?;
         self.order_all(request, |_| Order::Pause)?;
         self.clock.stop();
         self.stage = Stage::Paused;
@@ -208,33 +208,35 @@ impl Owner {
         .map(drop)
     }
 
-    /// Has the companions, if this is their bootstrap slice, carry out an order. One
-    /// that does not ends the machine.
-    fn order_companions(
+    /// On the primary: has the secondaries carry out a command. One that does not ends
+    /// the machine.
+    fn command_secondaries(
         &self,
         request: &'static str,
-        order: &orders::Order,
+        command: &SliceCommand,
     ) -> Result<(), Refusal> {
         let Some(slice) = self.slice.as_ref().filter(|slice| slice.is_bootstrap()) else {
             return Ok(());
         };
-        slice.order_all(order).map(drop).map_err(|reason| {
+        slice.command_all(command).map(drop).map_err(|reason| {
             let refusal = refused(request, reason);
             self.fail(&refusal);
             refusal
         })
     }
 
-    /// The slice that may ask its companions.
+    /// The slice, where it may command secondaries.
     fn asking(&self) -> Option<&Slice> {
         let slice = self.slice.as_deref().filter(|slice| slice.is_bootstrap());
         slice.filter(|_| self.stage != Stage::Ended)
     }
 
-    /// What the companions answer to a question; nothing from those that do not.
-    fn ask_companions(&self, order: &orders::Order) -> Vec<(usize, orders::Answer)> {
+    /// The replies of the secondaries to a query; nothing from those that do not reply.
+    fn ask_secondaries(&self, command: &SliceCommand) -> Vec<(usize, SliceReply)> {
         let asked = self.asking();
-        asked.map_or_else(Vec::new, |slice| slice.order_all(order).unwrap_or_default())
+        asked.map_or_else(Vec::new, |slice| {
+            slice.command_all(command).unwrap_or_default()
+        })
     }
 
     /// Gives every vCPU an order, then waits for all answers. A vCPU that does not
@@ -322,7 +324,7 @@ impl Owner {
         if let Some(slice) = &self.slice {
             if slice.is_bootstrap() {
                 // One that is gone, or slow, ends when its links do.
-                let _ = slice.order_all(&orders::Order::Stop);
+                let _ = slice.command_all(&SliceCommand::Stop);
             }
             slice.close();
         }
@@ -341,8 +343,8 @@ impl Owner {
 
     fn status(&self) -> Status {
         let mut vcpus = self.own_vcpus();
-        for (_, answer) in self.ask_companions(&orders::Order::Status) {
-            if let orders::Answer::Status(theirs) = answer {
+        for (_, reply) in self.ask_secondaries(&SliceCommand::Status) {
+            if let SliceReply::Status(theirs) = reply {
                 vcpus.extend(theirs);
             }
         }
@@ -377,8 +379,8 @@ impl Owner {
             return collected.clone();
         }
         let mut counters = self.own_counters();
-        for (_, answer) in self.ask_companions(&orders::Order::Counters) {
-            if let orders::Answer::Counters(theirs) = answer {
+        for (_, reply) in self.ask_secondaries(&SliceCommand::Counters) {
+            if let SliceReply::Counters(theirs) = reply {
                 counters.extend(theirs);
             }
         }

@@ -4,7 +4,7 @@
 //! before they end, where a trace was wanted from the start.
 
 use weft_aggregate::Slice;
-use weft_aggregate::orders::{Answer, Order};
+use weft_aggregate::commands::{SliceCommand, SliceReply};
 use weft_coherent_memory::{FAULTS_MAX, RING, SliceFaults, SlicePages};
 
 /// What was seen of a machine's slices.
@@ -33,8 +33,8 @@ impl Seen {
             return self.pages.clone();
         };
         let mut pages = vec![slice.memory().hottest()];
-        for (_, answer) in slice.order_all(&Order::Pages).unwrap_or_default() {
-            if let Answer::Pages(theirs) = answer {
+        for (_, reply) in slice.command_all(&SliceCommand::Pages).unwrap_or_default() {
+            if let SliceReply::Pages(theirs) = reply {
                 pages.push(theirs);
             }
         }
@@ -48,8 +48,11 @@ impl Seen {
         };
         let own = from.get(slice.number()).copied().flatten();
         let mut faults = vec![slice.memory().faults(own)];
-        for (_, answer) in slice.order_all(&Order::Faults { from }).unwrap_or_default() {
-            if let Answer::Faults(theirs) = answer {
+        for (_, reply) in slice
+            .command_all(&SliceCommand::Faults { from })
+            .unwrap_or_default()
+        {
+            if let SliceReply::Faults(theirs) = reply {
                 faults.push(theirs);
             }
         }

@@ -7,7 +7,7 @@
 //! | 130 | identity | | vCPU | identity, version | |
 //! | 131 | register access | bit 0: write, bit 1: port | bytes, 1 to 8 | ticket, address, value | |
 //! | 132 | its answer | | bytes | ticket, value | |
-//! | 133 | order | | | ticket | JSON |
+//! | 133 | command | | | ticket | JSON |
 //! | 134 | its answer | | | ticket | JSON |
 //! | 135 | ended | | | | JSON |
 //! | 136 | beat | | | | |
@@ -33,8 +33,8 @@ const END_OF_INTERRUPT: u8 = 129;
 const IDENTITY: u8 = 130;
 const ACCESS: u8 = 131;
 const ACCESSED: u8 = 132;
-const ORDER: u8 = 133;
-const ANSWER: u8 = 134;
+const COMMAND: u8 = 133;
+const REPLY: u8 = 134;
 const ENDED: u8 = 135;
 const BEAT: u8 = 136;
 const LOOK: u8 = 149;
@@ -112,17 +112,17 @@ pub enum SliceMessage<'a> {
         /// What was read, in the low bytes.
         value: u64,
     },
-    /// The bootstrap slice asks a companion; answered by `Answer`.
-    Order {
-        /// The order's number.
+    /// The bootstrap slice asks a companion; answered by `Reply`.
+    Command {
+        /// The command's number.
         ticket: u64,
-        /// [`super::orders::Order`].
+        /// [`super::commands::SliceCommand`].
         json: Vec<u8>,
     },
-    Answer {
-        /// The order's number.
+    Reply {
+        /// The command's number.
         ticket: u64,
-        /// [`super::orders::Answer`].
+        /// [`super::commands::SliceReply`].
         json: Vec<u8>,
     },
     /// The sender's part of the machine asks for the end of the whole.
@@ -212,8 +212,8 @@ impl<'a> SliceMessage<'a> {
                 (header(ACCESS, flags, access.size.into(), words), &[])
             }
             Self::Accessed { ticket, value } => (header(ACCESSED, 0, 0, [*ticket, *value, 0]), &[]),
-            Self::Order { ticket, json } => (header(ORDER, 0, 0, [*ticket, 0, 0]), json),
-            Self::Answer { ticket, json } => (header(ANSWER, 0, 0, [*ticket, 0, 0]), json),
+            Self::Command { ticket, json } => (header(COMMAND, 0, 0, [*ticket, 0, 0]), json),
+            Self::Reply { ticket, json } => (header(REPLY, 0, 0, [*ticket, 0, 0]), json),
             Self::Ended { json } => (header(ENDED, 0, 0, [0; 3]), json),
             Self::Beat => (header(BEAT, 0, 0, [0; 3]), &[]),
             Self::Device { address, message } => message.encode(*address),
@@ -283,11 +283,11 @@ impl<'a> SliceMessage<'a> {
                 ticket: first,
                 value: second,
             },
-            ORDER => Self::Order {
+            COMMAND => Self::Command {
                 ticket: first,
                 json: payload.to_vec(),
             },
-            ANSWER => Self::Answer {
+            REPLY => Self::Reply {
                 ticket: first,
                 json: payload.to_vec(),
             },
@@ -370,11 +370,11 @@ mod tests {
                 ticket: 7,
                 value: 9,
             },
-            SliceMessage::Order {
+            SliceMessage::Command {
                 ticket: 1,
                 json: b"{}".to_vec(),
             },
-            SliceMessage::Answer {
+            SliceMessage::Reply {
                 ticket: 1,
                 json: b"[]".to_vec(),
             },

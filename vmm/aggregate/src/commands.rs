@@ -1,5 +1,5 @@
-//! What the bootstrap slice asks of its companions. The machine's life has one
-//! owner, there; companions do as they are told.
+//! What the primary asks of the secondaries. The machine's life cycle has one owner, on
+//! the primary; secondaries execute its commands.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,39 +11,39 @@ use weft_coherent_memory::{SliceFaults, SlicePages};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Order {
+pub enum SliceCommand {
     /// Let the vCPUs run, for the first time or again.
     Run {
-        /// The guest's TSC minus the bootstrap host's, modulo 2^64.
+        /// The guest's TSC minus the primary's host's, modulo 2^64.
         tsc_offset: u64,
         /// The guest's TSC when guest time was zero.
         tsc_zero: u64,
         /// Guest-physical addresses of pages whose copies are kept up to date.
         updated: Vec<Range<u64>>,
     },
-    /// Let them stand.
+    /// Pause the vCPUs.
     Pause,
     /// The machine is over.
     Stop,
-    /// What do your vCPUs do?
+    /// Report the stage of each vCPU.
     Status,
-    /// What did you count?
+    /// Report all counters.
     Counters,
-    /// Which pages did you ask for, how often?
+    /// Report the pages with the most faults.
     Pages,
-    /// Your faults one by one; see [`SharedMemory::faults`].
+    /// Report single faults; see [`SharedMemory::faults`].
     ///
     /// [`SharedMemory::faults`]: weft_coherent_memory::SharedMemory::faults
     Faults {
-        /// By slice: the number of the first that is wanted; none: those to come.
+        /// By slice: the number of the first that is wanted; none: only later ones.
         from: Vec<Option<u64>>,
     },
 }
 
-/// The answer to one.
+/// The result of a [`SliceCommand`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Answer {
+pub enum SliceReply {
     Done,
     /// To `Status`: of the slice's own vCPUs, by number.
     Status(BTreeMap<u32, VcpuStage>),
@@ -54,8 +54,8 @@ pub enum Answer {
     Refused(String),
 }
 
-/// Orders with their tickets, as text, on a companion.
-pub type OrderReceiver = Receiver<(u64, Vec<u8>)>;
+/// Commands with their tickets, as text, on a secondary.
+pub type CommandReceiver = Receiver<(u64, Vec<u8>)>;
 
 /// What a vCPU is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
