@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use weft_machine::{
-    BOOTSTRAP_MEMORY_MIN, CPUS_MAX, MEMORY_STEP, Placement, PlacementError, SLICE_MEMORY_MIN,
+    CPUS_MAX, MEMORY_STEP, PRIMARY_MEMORY_MIN, Placement, PlacementError, SLICE_MEMORY_MIN,
     SLICES_MAX, Share, deal_cpus, deal_memory,
 };
 use weft_node::options::{LEASE_MAX, LEASE_MIN, Transport};
@@ -143,13 +143,13 @@ fn explain(error: &PlacementError, args: &VmRunArgs) -> VmError {
         PlacementError::Cpus(_) => {
             format!("--cpus {cpus}: a machine has 1 to {CPUS_MAX} vCPUs, all nodes together")
         }
-        PlacementError::BootstrapCpus => {
+        PlacementError::PrimaryCpus => {
             format!("--cpus {cpus}: the machine starts on node 0, which needs at least one")
         }
-        PlacementError::BootstrapMemory(_) => format!(
+        PlacementError::PrimaryMemory(_) => format!(
             "--memory {memory}: the kernel is loaded into the first node's memory, which must \
             be at least {}",
-            mib(BOOTSTRAP_MEMORY_MIN)
+            mib(PRIMARY_MEMORY_MIN)
         ),
         PlacementError::Small { slice, .. } => format!(
             "--memory {memory}: too little for node {slice}, which needs at least {}, or none \

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use nix::sys::termios::{SetArg, Termios, tcgetattr, tcsetattr};
-use weft_aggregate::BOOTSTRAP;
+use weft_aggregate::PRIMARY;
 use weft_machine::End;
 use weft_monitor::outcome::Outcome;
 use weft_monitor::settings::{OwnSettings, SliceSettings};
@@ -177,7 +177,7 @@ fn supervise(
             return Ok(Last::NotStarted);
         }
         let Ok(mut outcome) = serde_json::from_slice::<Outcome>(&lived.word) else {
-            let (sentence, code) = outcome::killed(lived.ended, plan.nodes.describe(BOOTSTRAP));
+            let (sentence, code) = outcome::killed(lived.ended, plan.nodes.describe(PRIMARY));
             eprintln!("weft: vm {}: {sentence}", plan.name);
             return Ok(Last::Killed(code));
         };

@@ -1,11 +1,11 @@
 //! One slice of an Aggregate VM: the part of a machine that runs on one node.
 //!
 //! ```text
-//!   slice 0 (bootstrap)                    slice n (companion)
-//!   owner of the machine's life ──commands──▶ does as it is told
-//!   devices, I/O APIC          ◀─registers─ vCPUs
-//!   vCPUs                      ◀─interrupts─▶ vCPUs
-//!   memory                     ◀──pages────▶ memory
+//!   slice 0 (primary)                      slice n (secondary)
+//!   owner of the life cycle    ──commands──▶ control loop
+//!   devices, I/O APIC          ◀─registers─  vCPUs
+//!   vCPUs                      ◀interrupts─▶ vCPUs
+//!   memory                     ◀───pages───▶ memory
 //! ```
 //!
 //! | file | holds |
@@ -16,17 +16,17 @@
 //! | `delay` | links that are slow on purpose, for tests |
 //! | `router` | where a message goes |
 //! | `registers` | devices of other slices |
-//! | `commands` | what the bootstrap slice asks of companions |
+//! | `commands` | what the primary asks of secondaries |
 //! | `questions` | questions under way |
 //! | [`devices`] | disks and networks, opened here or heard of |
 //! | [`delegation`] | devices whose queues several slices serve |
 //! | `time` | how far another host's TSC is from this one's |
-//! | `timekeeper` | keeps a companion's clock at the bootstrap slice's |
+//! | `timekeeper` | keeps a secondary's clock at the primary's |
 //!
 //! Threads of a slice: for each link one that reads and one that sends what the
 //! kernel did not take at once; one that beats; one for pages that were held back;
-//! one that does what others ask of the devices here; on a companion one that
-//! corrects the clock where the bootstrap slice is on another host, and one that
+//! one that does what others ask of the devices here; on a secondary one that
+//! corrects the clock where the primary is on another host, and one that
 //! takes commands; where KVM runs the vCPUs one that handles their faults; those of
 //! queues and disks.
 
@@ -66,7 +66,7 @@ use message::device::{self, DeviceMessage};
 use message::{SliceMessage, Space};
 pub use peers::Peers;
 pub use placement::{
-    BOOTSTRAP_MEMORY_MIN, CPUS_MAX, MEMORY_STEP, Placement, PlacementError, SLICE_MEMORY_MIN,
+    CPUS_MAX, MEMORY_STEP, PRIMARY_MEMORY_MIN, Placement, PlacementError, SLICE_MEMORY_MIN,
     SLICES_MAX, Share, deal_cpus, deal_memory,
 };
 use questions::Questions;
@@ -78,10 +78,10 @@ use weft_coherent_memory::mapping::GuestMapping;
 use weft_coherent_memory::{Budget, SharedMemory, SharedMemoryOptions};
 
 /// The slice that loads the kernel and owns the machine's life.
-pub const BOOTSTRAP: usize = 0;
-/// Commands that may wait on a companion: its owner gives one after the other.
+pub const PRIMARY: usize = 0;
+/// Commands that may wait on a secondary: its owner gives one after the other.
 const COMMANDS_MAX: usize = 16;
-/// Longest that a companion may take for a command: as long as its vCPUs may.
+/// Longest that a secondary may take for a command: as long as its vCPUs may.
 const COMMAND_WAIT: Duration = Duration::from_secs(12);
 
 /// Longest that a slice may take to open its devices, the first to load a kernel,
@@ -96,7 +96,7 @@ pub struct SliceLinks {
     pub links: Vec<Option<(Sender, Receiver)>>,
     /// Silence of this length is death.
     pub lease: Duration,
-    /// The clock of the bootstrap slice's host, the same for all slices.
+    /// The clock of the primary's host, the same for all slices.
     pub reference: Reference,
     /// For tests: frames wait for a random time below this before they are sent,
     /// each link's in order. Zero: they do not.
@@ -121,9 +121,9 @@ pub enum SliceError {
     Thread(#[source] std::io::Error),
 }
 
-/// Refuses a slice whose host's clock cannot follow the bootstrap slice's.
+/// Refuses a slice whose host's clock cannot follow the primary's.
 pub fn check_time(links: &SliceLinks) -> Result<(), RatesDiffer> {
-    match links.number == BOOTSTRAP || links.reference.is_here() {
+    match links.number == PRIMARY || links.reference.is_here() {
         true => Ok(()),
         false => links.reference.check(measure_host_tsc()),
     }
@@ -160,17 +160,17 @@ pub struct Joints {
     pub mmio: Bus,
     /// Registers at ports.
     pub ports: Bus,
-    /// Guest time, which a companion's slice corrects.
+    /// Guest time, which a secondary's slice corrects.
     pub clock: Arc<Clock>,
     /// Hears of the reason when the slice cannot go on.
     pub broken: Broken,
-    /// A companion's machine asked for the end of the whole.
+    /// A secondary's machine asked for the end of the whole.
     pub ended: Box<dyn Fn(usize, Vec<u8>) + Send + Sync>,
 }
 
-/// What a companion's part of the machine takes from its slice.
+/// What a secondary's part of the machine takes from its slice.
 pub struct Joined {
-    /// Commands of the bootstrap slice.
+    /// Commands of the primary.
     pub commands: CommandReceiver,
     /// What leads the clock here.
     pub timekeeper: Arc<Timekeeper>,
@@ -194,7 +194,7 @@ impl Slice {
         // its own node, so that most requests find their manager at home.
         let manager = match Ranges::new(&placement.page_ends()) {
             Ok(ranges) => ManagerOf::Ranges(ranges),
-            Err(_) => ManagerOf::Fixed(NodeId(BOOTSTRAP as u8)),
+            Err(_) => ManagerOf::Fixed(NodeId(PRIMARY as u8)),
         };
         let own = match placement.shares().get(links.number) {
             Some(share) => share.memory_bytes / PAGE_SIZE,
@@ -246,7 +246,7 @@ impl Slice {
         &self.locations
     }
 
-    /// Tells all other slices where a vCPU is that moved. On the bootstrap slice, after the
+    /// Tells all other slices where a vCPU is that moved. On the primary, after the
     /// two slices that it moved between know.
     pub fn broadcast_moved(&self, vcpu: u32) {
         if let Some(place) = self.locations.of(vcpu) {
@@ -267,7 +267,7 @@ impl Slice {
     /// Nanoseconds by which its time may be wrong, and how often it was corrected;
     /// none for the slice that all others follow.
     pub fn time_counters(&self) -> Vec<(&'static str, u64)> {
-        if self.is_bootstrap() {
+        if self.is_primary() {
             return Vec::new();
         }
         let error_ns = self.time.error_ns.load(Ordering::Relaxed);
@@ -275,9 +275,9 @@ impl Slice {
         vec![("clock-error-ns", error_ns), ("clock-steps", steps)]
     }
 
-    /// Whether it is the bootstrap slice.
-    pub fn is_bootstrap(&self) -> bool {
-        self.number == BOOTSTRAP
+    /// Whether it is the primary.
+    pub fn is_primary(&self) -> bool {
+        self.number == PRIMARY
     }
 
     /// Has the vCPUs use the memory through a watched mapping, whose faults a thread
@@ -342,12 +342,12 @@ impl Slice {
         InterruptTopology {
             slice: self.number,
             locations: self.locations.clone(),
-            io_apic: self.is_bootstrap(),
+            io_apic: self.is_primary(),
             elsewhere: self.clone(),
         }
     }
 
-    /// Joins the slice to its machine and starts its threads. What a companion is
+    /// Joins the slice to its machine and starts its threads. What a secondary is
     /// commanded comes out of the receiver, and what leads its clock with it.
     pub fn join(self: &Arc<Self>, joints: Joints) -> Result<Joined, SliceError> {
         let timekeeper = Arc::new(Timekeeper::new(TimekeeperParts {
@@ -375,12 +375,12 @@ impl Slice {
                 }));
             }
         }
-        if !self.is_bootstrap() {
+        if !self.is_primary() {
             self.delegation.join(&joints.mmio);
             for (bus, space) in [(&joints.mmio, Space::Memory), (&joints.ports, Space::Port)] {
                 bus.continue_at(Arc::new(RemoteRegisters {
                     space,
-                    slice: BOOTSTRAP,
+                    slice: PRIMARY,
                     peers: self.peers.clone(),
                     questions: self.registers.clone(),
                     patience: 2 * self.lease,
@@ -458,7 +458,7 @@ impl Slice {
                 })?;
             }
         }
-        if !self.is_bootstrap() && !timekeeper.is_here() {
+        if !self.is_primary() && !timekeeper.is_here() {
             let timekeeper = timekeeper.clone();
             start("weft-time", ThreadKind::Device, move || timekeeper.keep())?;
         }
@@ -468,7 +468,7 @@ impl Slice {
         })
     }
 
-    /// Gives every companion a command and waits for the replies, by slice.
+    /// Gives every secondary a command and waits for the replies, by slice.
     pub fn command_all(&self, command: &SliceCommand) -> Result<Vec<(usize, SliceReply)>, String> {
         let json = serde_json::to_vec(command).map_err(|error| error.to_string())?;
         // A slice that is lost, or is found to be meanwhile, is not waited for.
@@ -504,17 +504,17 @@ impl Slice {
         replies.into_iter().map(named).collect()
     }
 
-    /// Replies to a command of the bootstrap slice.
+    /// Replies to a command of the primary.
     pub fn reply(&self, ticket: u64, reply: &SliceReply) {
         // A reply is plain data: it always has a text.
         let json = serde_json::to_vec(reply).unwrap_or_default();
         self.peers
-            .send(BOOTSTRAP, &SliceMessage::Reply { ticket, json });
+            .send(PRIMARY, &SliceMessage::Reply { ticket, json });
     }
 
-    /// Tells the bootstrap slice that the machine must end.
+    /// Tells the primary that the machine must end.
     pub fn send_end(&self, json: Vec<u8>) {
-        self.peers.send(BOOTSTRAP, &SliceMessage::Ended { json });
+        self.peers.send(PRIMARY, &SliceMessage::Ended { json });
     }
 
     /// No vCPU waits for anything any more.
@@ -547,7 +547,7 @@ impl InterruptLink for Slice {
 
     fn end_of_interrupt(&self, vector: u8) {
         self.peers
-            .send(BOOTSTRAP, &SliceMessage::EndOfInterrupt { vector });
+            .send(PRIMARY, &SliceMessage::EndOfInterrupt { vector });
     }
 }
 

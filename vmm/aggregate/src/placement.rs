@@ -2,7 +2,7 @@
 //!
 //! Invariants of a [`Placement`] that was checked: every vCPU and every byte of
 //! RAM belongs to exactly one slice, both in the order of slices; slice 0, the
-//! bootstrap slice, has vCPU 0 and the memory that a kernel is loaded into.
+//! primary, has vCPU 0 and the memory that a kernel is loaded into.
 
 use std::ops::Range;
 
@@ -18,9 +18,9 @@ pub const SLICES_MAX: usize = 16;
 /// RAM begins and ends in each slice at multiples of it, in bytes, so that none
 /// of a guest's large pages lies in two slices.
 pub const MEMORY_STEP: u64 = 2 << 20;
-/// Least memory of the bootstrap slice, in bytes: kernel, initrd and tables are
+/// Least memory of the primary, in bytes: kernel, initrd and tables are
 /// loaded there.
-pub const BOOTSTRAP_MEMORY_MIN: u64 = 64 << 20;
+pub const PRIMARY_MEMORY_MIN: u64 = 64 << 20;
 /// Least memory, in bytes, of any other slice that has some: Linux leaves the RAM
 /// of a smaller NUMA node unused (`NODE_MIN_SIZE`, arch/x86/include/asm/numa.h).
 pub const SLICE_MEMORY_MIN: u64 = 4 << 20;
@@ -49,7 +49,7 @@ pub struct Share {
 }
 
 /// Which slice gives what: who has which vCPUs and which part of RAM. Slice 0 is
-/// the bootstrap slice.
+/// the primary.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Vec<Share>", into = "Vec<Share>")]
 pub struct Placement {
@@ -67,13 +67,13 @@ pub enum PlacementError {
     Cpus(u64),
     /// Nobody would execute the first instruction.
     #[error("slice 0 has no vCPU: the machine starts there, so give it at least one")]
-    BootstrapCpus,
+    PrimaryCpus,
     /// No room for what is loaded.
     #[error(
         "slice 0 has {0} bytes of memory: the kernel is loaded there, so give it at least \
-        {BOOTSTRAP_MEMORY_MIN}"
+        {PRIMARY_MEMORY_MIN}"
     )]
-    BootstrapMemory(u64),
+    PrimaryMemory(u64),
     /// Linux would leave it unused.
     #[error(
         "slice {slice} has {bytes} bytes of memory: give it at least {SLICE_MEMORY_MIN}, or none"
@@ -276,10 +276,10 @@ pub fn deal_memory(nodes: usize, memory_bytes: u64) -> Result<Vec<u64>, Placemen
         (0..slices).map(move |slice| (steps / slices + has_more(slice)) * MEMORY_STEP)
     };
     let even: Vec<u64> = deal(slices, memory_bytes).collect();
-    if even[0] >= BOOTSTRAP_MEMORY_MIN {
+    if even[0] >= PRIMARY_MEMORY_MIN {
         return Ok(even);
     }
-    let first = memory_bytes.min(BOOTSTRAP_MEMORY_MIN);
+    let first = memory_bytes.min(PRIMARY_MEMORY_MIN);
     let others = deal(slices - 1, memory_bytes - first);
     Ok([first].into_iter().chain(others).collect())
 }
@@ -323,10 +323,10 @@ fn check_several(shares: &[Share]) -> Result<(), PlacementError> {
     for (slice, share) in shares.iter().enumerate() {
         let bytes = share.memory_bytes;
         if slice == 0 && share.cpus == 0 {
-            return Err(PlacementError::BootstrapCpus);
+            return Err(PlacementError::PrimaryCpus);
         }
-        if slice == 0 && bytes < BOOTSTRAP_MEMORY_MIN {
-            return Err(PlacementError::BootstrapMemory(bytes));
+        if slice == 0 && bytes < PRIMARY_MEMORY_MIN {
+            return Err(PlacementError::PrimaryMemory(bytes));
         }
         if share.cpus == 0 && bytes == 0 {
             return Err(PlacementError::Nothing(slice));
@@ -451,8 +451,8 @@ mod tests {
             refusal(&[(u32::MAX, 64); 16]),
             PlacementError::Cpus(u64::from(u32::MAX) * 16)
         );
-        assert_eq!(refusal(&[(0, 64), (1, 64)]), PlacementError::BootstrapCpus);
-        let small = PlacementError::BootstrapMemory(62 * MIB);
+        assert_eq!(refusal(&[(0, 64), (1, 64)]), PlacementError::PrimaryCpus);
+        let small = PlacementError::PrimaryMemory(62 * MIB);
         assert_eq!(refusal(&[(1, 62), (1, 64)]), small);
         assert_eq!(refusal(&[(1, 64), (0, 0)]), PlacementError::Nothing(1));
         let bytes = 2 * MIB;
@@ -487,7 +487,7 @@ mod tests {
             Err(PlacementError::Slices(0))
         );
         let starved = Placement::deal(2, 1, 62 * MIB);
-        assert_eq!(starved, Err(PlacementError::BootstrapMemory(62 * MIB)));
+        assert_eq!(starved, Err(PlacementError::PrimaryMemory(62 * MIB)));
     }
 
     #[test]

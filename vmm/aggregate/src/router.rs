@@ -6,7 +6,7 @@ use std::sync::mpsc::{SyncSender, TrySendError};
 use weft_platform::clock::host_tsc;
 use weft_platform::interrupts::{InterruptRouter, LocationError, Locations};
 
-use super::BOOTSTRAP;
+use super::PRIMARY;
 use super::commands::SliceReply;
 use super::delegation::Delegation;
 use super::message::SliceMessage;
@@ -59,8 +59,8 @@ impl Take for Router {
                 identity,
                 version,
             } => self.believe(from, self.interrupts.identify(vcpu, identity, version)),
-            // Only the bootstrap slice has vCPUs moved.
-            SliceMessage::Moved { vcpu, place } if from == BOOTSTRAP => {
+            // Only the primary has vCPUs moved.
+            SliceMessage::Moved { vcpu, place } if from == PRIMARY => {
                 self.believe(from, self.interrupts.moved(vcpu, place).map(drop));
             }
             SliceMessage::Moved { vcpu, .. } => {
@@ -77,8 +77,8 @@ impl Take for Router {
                 self.queue(from, &self.asked, asked);
             }
             SliceMessage::Accessed { ticket, value } => self.registers.answer(ticket, value),
-            // Only the bootstrap slice gives commands.
-            SliceMessage::Command { ticket, json } if from == BOOTSTRAP => {
+            // Only the primary gives commands.
+            SliceMessage::Command { ticket, json } if from == PRIMARY => {
                 self.queue(from, &self.commands, (ticket, json));
             }
             SliceMessage::Command { .. } => self.peers.lost(from, "it sent a command"),

@@ -1,12 +1,12 @@
-//! Keeps a companion's clock at the bootstrap slice's.
+//! Keeps a secondary's clock at the primary's.
 //!
 //! ```text
 //! same host ──▶ the offsets are the same, for ever
 //! another   ──▶ measured before the vCPUs run ──▶ corrected while they do
 //! ```
 //!
-//! Invariant: with time led from another host, the clock's offset is the bootstrap
-//! slice's offset plus [`Lead::offset`], under one lock.
+//! Invariant: with time led from another host, the clock's offset is the
+//! primary's offset plus [`Lead::offset`], under one lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use weft_platform::clock::{Clock, Reference, host_tsc};
 use weft_platform::interrupts::InterruptRouter;
 
-use super::BOOTSTRAP;
+use super::PRIMARY;
 use super::message::SliceMessage;
 use super::peers::Peers;
 use super::questions::Questions;
@@ -57,7 +57,7 @@ pub(super) struct TimekeeperParts {
 pub struct Timekeeper {
     parts: TimekeeperParts,
     is_here: bool,
-    /// None before the first look, and where the bootstrap slice is on this host.
+    /// None before the first look, and where the primary is on this host.
     lead: Mutex<Option<Lead>>,
 }
 
@@ -75,12 +75,12 @@ impl Timekeeper {
         self.is_here
     }
 
-    /// Leads the clock from `offset` on: the guest's TSC minus the bootstrap host's,
+    /// Leads the clock from `offset` on: the guest's TSC minus the primary's host's,
     /// modulo 2^64; guest time was zero when the guest's TSC was `zero`. Measures
     /// first, the first time.
     ///
     /// # Errors
-    /// The bootstrap slice does not answer, or the clock cannot follow.
+    /// The primary does not answer, or the clock cannot follow.
     pub fn lead(&self, offset: u64, zero: u64) -> Result<(), String> {
         let follow = |offset: u64| {
             let followed = self.parts.clock.follow(offset, zero);
@@ -175,11 +175,11 @@ impl Timekeeper {
         let answer = self
             .parts
             .looks
-            .ask(BOOTSTRAP, self.parts.patience, |ticket| {
+            .ask(PRIMARY, self.parts.patience, |ticket| {
                 asked = host_tsc();
                 self.parts
                     .peers
-                    .send(BOOTSTRAP, &SliceMessage::Look { ticket });
+                    .send(PRIMARY, &SliceMessage::Look { ticket });
             });
         answer.map(|(theirs, answered)| Look {
             asked,
@@ -223,7 +223,7 @@ mod tests {
         now.wrapping_add(AHEAD).wrapping_add_signed(drift)
     }
 
-    /// A companion whose bootstrap slice's host has another TSC that drifts: after
+    /// A secondary whose primary's host has another TSC that drifts: after
     /// `time`, by how many ticks its clock is wrong, how wrong it may be, and how
     /// often it was corrected.
     fn follow(ppm: i64, time: Duration) -> (u64, u64, u64) {

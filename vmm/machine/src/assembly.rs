@@ -44,7 +44,7 @@ pub(super) struct Plan<'a> {
     pub chosen: Chosen,
     /// The first CPU at its first instruction, where it is.
     pub bootstrap: Option<CpuState>,
-    /// What is kept up to date on all slices: on the bootstrap slice.
+    /// What is kept up to date on all slices: on the primary.
     pub updated: Vec<Range<u64>>,
     pub ends: Ends,
     /// Of several.
@@ -88,7 +88,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
     ];
     // The registers of all devices are on one slice.
     let mut devices = None;
-    if slice.as_ref().is_none_or(|slice| slice.is_bootstrap()) {
+    if slice.as_ref().is_none_or(|slice| slice.is_primary()) {
         let small = small_devices(&frame, configuration, plan.outside.serial, &mut parts)?;
         let pci = PciDevices {
             frame: &frame,
@@ -188,7 +188,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
     Ok(Assembled { owner, handle })
 }
 
-/// A companion's part in the devices: files that lie here, queues of its vCPUs.
+/// A secondary's part in the devices: files that lie here, queues of its vCPUs.
 fn serve_queues(
     frame: &Frame,
     configuration: &Configuration,
@@ -215,13 +215,13 @@ fn guest_bytes(ram: &Ram, slice: Option<&Arc<Slice>>) -> Arc<dyn GuestBytes> {
     }
 }
 
-/// Joins a slice to the machine here: its end is the others', its companions'
+/// Joins a slice to the machine here: its end is the others', its secondaries'
 /// commands are carried out.
 fn join(slice: &Arc<Slice>, frame: &Frame, handle: &Handle) -> Result<(), MachineError> {
     let told = slice.clone();
     frame.ender.listen(Box::new(move |end| {
         told.end_waits();
-        if !told.is_bootstrap() {
+        if !told.is_primary() {
             // An end is plain data: it always has a text.
             told.send_end(serde_json::to_vec(end).unwrap_or_default());
         }
@@ -245,7 +245,7 @@ fn join(slice: &Arc<Slice>, frame: &Frame, handle: &Handle) -> Result<(), Machin
             });
         }),
     })?;
-    if !slice.is_bootstrap() {
+    if !slice.is_primary() {
         let control_loop = ControlLoop {
             slice: slice.clone(),
             timekeeper: joined.timekeeper,

@@ -71,7 +71,7 @@ pub struct Configuration {
     /// that the kernel's notes name.
     #[serde(default)]
     pub updated: Vec<Range<u64>>,
-    /// Linux brings up the vCPUs of the bootstrap slice only; the guest's init does
+    /// Linux brings up the vCPUs of the primary only; the guest's init does
     /// the others later, when nothing of the boot is left to share. None: if the
     /// initrd says that its init can.
     #[serde(default)]
@@ -335,7 +335,7 @@ mod tests {
         assert_eq!(machine.validate(), Err(Invalid::Spare { bytes, least }));
         machine.spare_bytes = Some(least);
         machine.slices[0].cpus = 0;
-        let no_start = Invalid::Placement(PlacementError::BootstrapCpus);
+        let no_start = Invalid::Placement(PlacementError::PrimaryCpus);
         assert_eq!(machine.validate(), Err(no_start));
         machine.slices[0].cpus = 2;
         machine.networks = vec![Network::Tap {

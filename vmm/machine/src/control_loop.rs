@@ -1,4 +1,4 @@
-//! A companion slice: does what the bootstrap slice says, until the links end.
+//! A secondary: does what the primary says, until the links end.
 
 use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;

@@ -106,7 +106,7 @@ impl Files {
     }
 }
 
-/// Where the memory of the bootstrap slice ends, of several: what is loaded lies
+/// Where the memory of the primary ends, of several: what is loaded lies
 /// there, so that a boot needs nothing of the others.
 fn first_end(placement: &Placement) -> Option<u64> {
     let several = placement.slices() > 1;

@@ -21,7 +21,7 @@ pub const ANSWER_SECONDS_MAX: u64 = 30;
 pub struct Handle {
     pub(super) owner: SyncSender<Input>,
     pub(super) ending: Arc<Ending>,
-    /// None on a companion slice.
+    /// None on a secondary.
     pub(super) serial: Option<Arc<SerialPort>>,
     pub(super) console: Option<ConsoleHandle>,
     pub(super) first_instruction: Arc<OnceLock<Instant>>,

@@ -59,7 +59,7 @@ fn late(first: u32, last: u32) -> [String; 5] {
         // puts them back when the next one comes.
         "noreplace-smp".to_owned(),
         // A tick of a vCPU that runs one program would only ask for the pages of the
-        // clock, which the bootstrap slice's ticks change. A kernel without the option
+        // clock, which the primary's ticks change. A kernel without the option
         // ignores it.
         format!("nohz_full={others}"),
         // Each of these looks after its own callbacks, not after a neighbour's.

@@ -11,7 +11,7 @@
 //! | `lifecycle` | stages, requests, answers, ends |
 //! | `owner` | the thread that takes requests |
 //! | `handle` | how others ask |
-//! | `control_loop` | how a companion slice does what the bootstrap slice says |
+//! | `control_loop` | how a secondary does what the primary says |
 //! | `seen` | pages and faults of all slices |
 //! | `ender` | how the end comes about |
 //! | [`vcpu`] | the vCPUs' threads, and what they meet |
@@ -55,7 +55,7 @@ pub use state::MachineState;
 pub use weft_aggregate::commands::VcpuStage;
 pub use weft_aggregate::devices::{DataPath, Disk, Forward, Network, OpenDisks};
 pub use weft_aggregate::{
-    BOOTSTRAP_MEMORY_MIN, CPUS_MAX, MEMORY_STEP, Placement, PlacementError, SLICE_MEMORY_MIN,
+    CPUS_MAX, MEMORY_STEP, PRIMARY_MEMORY_MIN, Placement, PlacementError, SLICE_MEMORY_MIN,
     SLICES_MAX, Share, deal_cpus, deal_memory,
 };
 
@@ -126,7 +126,7 @@ pub enum MachineError {
     /// A vCPU could not be started.
     #[error(transparent)]
     Runner(#[from] crate::vcpu::runner::RunnerError),
-    /// This host's clock cannot follow the bootstrap slice's.
+    /// This host's clock cannot follow the primary's.
     #[error(transparent)]
     Rates(#[from] weft_platform::clock::RatesDiffer),
     /// Two devices want the same addresses.
@@ -199,7 +199,7 @@ fn check_memory(ram: &Ram, updated: &[Range<u64>]) -> Result<(), MachineError> {
     }
 }
 
-/// What was loaded becomes the bootstrap slice's own.
+/// What was loaded becomes the primary's own.
 fn share(ram: &Ram, slice: &Slice) -> Result<(), MachineError> {
     let populated = ram
         .populated()
@@ -218,7 +218,7 @@ impl Machine {
         Self::build(configuration, outside, None)
     }
 
-    /// One slice of a machine over several nodes. The bootstrap slice opens the
+    /// One slice of a machine over several nodes. The primary opens the
     /// kernel and owns the machine's life; the others run when it says so, and
     /// have no devices of their own. All are given the same configuration.
     pub fn of_slice(
@@ -237,7 +237,7 @@ impl Machine {
         configuration.validate()?;
         let bootstrap = links
             .as_ref()
-            .is_none_or(|links| links.number == weft_aggregate::BOOTSTRAP);
+            .is_none_or(|links| links.number == weft_aggregate::PRIMARY);
         if let Some(links) = &links {
             weft_aggregate::check_time(links)?;
         }

@@ -99,7 +99,7 @@ pub struct Status {
     pub end: Option<End>,
     /// `kvm` or `soft`.
     pub back_end: String,
-    /// Each vCPU, by number; on a companion slice those that are there.
+    /// Each vCPU, by number; on a secondary those that are there.
     pub vcpus: BTreeMap<u32, VcpuStage>,
     /// Where each vCPU of the whole machine is.
     pub places: Vec<Place>,

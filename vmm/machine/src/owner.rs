@@ -49,7 +49,7 @@ pub(super) struct Owner {
     pub collected: Option<Counters>,
     /// Pages and faults of all slices.
     pub seen: Seen,
-    /// None on a companion slice.
+    /// None on a secondary.
     pub power: Option<Arc<PowerDevice>>,
     /// Guest-physical addresses that are kept up to date on all slices.
     pub updated: Vec<Range<u64>>,
@@ -215,7 +215,7 @@ impl Owner {
         request: &'static str,
         command: &SliceCommand,
     ) -> Result<(), Refusal> {
-        let Some(slice) = self.slice.as_ref().filter(|slice| slice.is_bootstrap()) else {
+        let Some(slice) = self.slice.as_ref().filter(|slice| slice.is_primary()) else {
             return Ok(());
         };
         slice.command_all(command).map(drop).map_err(|reason| {
@@ -227,7 +227,7 @@ impl Owner {
 
     /// The slice, where it may command secondaries.
     fn asking(&self) -> Option<&Slice> {
-        let slice = self.slice.as_deref().filter(|slice| slice.is_bootstrap());
+        let slice = self.slice.as_deref().filter(|slice| slice.is_primary());
         slice.filter(|_| self.stage != Stage::Ended)
     }
 
@@ -322,7 +322,7 @@ impl Owner {
         seen.collect(self.asking().filter(|_| !lost));
         self.seen = seen;
         if let Some(slice) = &self.slice {
-            if slice.is_bootstrap() {
+            if slice.is_primary() {
                 // One that is gone, or slow, ends when its links do.
                 let _ = slice.command_all(&SliceCommand::Stop);
             }

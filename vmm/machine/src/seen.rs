@@ -1,6 +1,6 @@
-//! Pages and faults of all slices, as the bootstrap slice knows them.
+//! Pages and faults of all slices, as the primary knows them.
 //!
-//! While the machine runs they are asked for. What the companions had is collected
+//! While the machine runs they are asked for. What the secondaries had is collected
 //! before they end, where a trace was wanted from the start.
 
 use weft_aggregate::Slice;
@@ -79,7 +79,7 @@ impl Seen {
         self.faults.iter().map(of_slice).collect()
     }
 
-    /// Keeps what there is, before the companions end. `slice`: none where they do
+    /// Keeps what there is, before the secondaries end. `slice`: none where they do
     /// not answer any more.
     pub fn collect(&mut self, slice: Option<&Slice>) {
         let Some(slice) = slice.filter(|_| self.wanted) else {

@@ -1,4 +1,4 @@
-//! Stands in, on the bootstrap slice, for the handler of a unit that another slice
+//! Stands in, on the primary, for the handler of a unit that another slice
 //! serves: to the transport it is a handler like any other.
 //!
 //! ```text

@@ -1,4 +1,4 @@
-//! Where a companion's vCPUs notify devices: the notification goes to the slice
+//! Where a secondary's vCPUs notify devices: the notification goes to the slice
 //! that serves the queue, and the vCPU waits for nobody. (All other registers are
 //! asked for; see [`crate::registers`].)
 

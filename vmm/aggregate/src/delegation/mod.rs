@@ -1,4 +1,4 @@
-//! Devices of which one slice has the file or link, the bootstrap slice the
+//! Devices of which one slice has the file or link, the primary the
 //! registers, and each slice serves the queues of its own vCPUs.
 //!
 //! ```text
@@ -20,8 +20,8 @@
 //! | `message` | what slices send each other |
 //! | `spread`, `delegate` | slice 0: stand-ins for queues served elsewhere |
 //! | `ways` | slice 0: tells where interrupts and notifications go |
-//! | `station` | companions: serve queues |
-//! | `doorbells` | companions: notifications that wait for nobody |
+//! | `station` | secondaries: serve queues |
+//! | `doorbells` | secondaries: notifications that wait for nobody |
 //! | `disks` | requests and answers of disks |
 //! | `networks` | frames of networks |
 
@@ -52,7 +52,7 @@ use weft_virtio::ring::QueueState;
 use weft_virtio::worker::Cause;
 use weft_virtio::{ConfigSpace, Fault, NOTIFY_MULTIPLIER, Transport, Watch};
 
-use super::BOOTSTRAP;
+use super::PRIMARY;
 use super::message::device::{Address, DeviceMessage};
 use super::peers::Peers;
 use super::questions::Questions;
@@ -103,7 +103,7 @@ pub struct Delegation {
     /// Never held across a call.
     table: RwLock<Table>,
     mmio: OnceLock<Bus>,
-    /// Where the doorbells of a device are, on a companion.
+    /// Where the doorbells of a device are, on a secondary.
     placed: Mutex<HashMap<u8, u64>>,
 }
 
@@ -243,7 +243,7 @@ impl Delegation {
     fn server_of(&self, queue: Address) -> usize {
         self.read(|table| {
             let scheme = table.schemes.get(&queue.device);
-            scheme.map_or(BOOTSTRAP, |scheme| scheme.server_of_queue(queue.index()))
+            scheme.map_or(PRIMARY, |scheme| scheme.server_of_queue(queue.index()))
         })
     }
 
@@ -295,7 +295,7 @@ impl Delegation {
                 | DeviceMessage::Stop
                 | DeviceMessage::Use(_)
         );
-        if commands && from != BOOTSTRAP {
+        if commands && from != PRIMARY {
             return Err("it sent a command about a device".into());
         }
         match message {

@@ -10,7 +10,7 @@ use weft_virtio::{ConfigSpace, net};
 
 use super::Delegation;
 use super::scheme::Scheme;
-use crate::BOOTSTRAP;
+use crate::PRIMARY;
 use crate::message::device::{self, Address, DeviceMessage};
 
 /// The way between a pair of queues and a network, on two slices.
@@ -109,7 +109,7 @@ impl Delegation {
         self.write(|table| table.configurations.insert(device, configuration));
     }
 
-    /// The driver of a network uses this from now on. On the bootstrap slice; waits
+    /// The driver of a network uses this from now on. On the primary; waits
     /// for nothing.
     pub fn use_network(&self, device: u8, usage: Usage) {
         let (switch, owner) = self.read(|table| {
@@ -138,12 +138,12 @@ impl Delegation {
     pub(super) fn configured(&self, device: u8) {
         if let Some(transport) = self.transport(device) {
             transport.interrupt().configuration();
-        } else if self.number != BOOTSTRAP
+        } else if self.number != PRIMARY
             && let Some(configuration) =
                 self.read(|table| table.configurations.get(&device).cloned())
         {
             let message = DeviceMessage::Configured(configuration.bytes());
-            self.send(BOOTSTRAP, Address::new(device, 0), message);
+            self.send(PRIMARY, Address::new(device, 0), message);
         }
     }
 

@@ -1,4 +1,4 @@
-//! A device, on the bootstrap slice, whose queues are served by several.
+//! A device, on the primary, whose queues are served by several.
 
 use std::io;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use weft_virtio::{ConfigSpace, DeviceState, Fault, Handler, Kind, Ring, StateErr
 use super::Delegation;
 use super::delegate::{Delegate, Desk};
 use super::scheme::Scheme;
-use crate::BOOTSTRAP;
+use crate::PRIMARY;
 use crate::message::device::Address;
 
 /// The device as it is here, and stand-ins for what is not.
@@ -57,7 +57,7 @@ impl Spread {
         rings: &mut [Option<Ring>],
     ) -> Option<Box<dyn Handler>> {
         let slice = self.scheme.server(unit);
-        if slice == BOOTSTRAP {
+        if slice == PRIMARY {
             return None;
         }
         let queues = self.scheme.queues(unit);

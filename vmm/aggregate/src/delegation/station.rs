@@ -1,4 +1,4 @@
-//! Serves, on a companion, the queues whose registers are on the bootstrap slice.
+//! Serves, on a secondary, the queues whose registers are on the primary.
 //!
 //! ```text
 //! Idle ──activate──> Serving ──stop──> Stopping ──quiet──> Idle, and `Stopped` is told
@@ -27,7 +27,7 @@ use weft_virtio::{FEATURE_EVENT_INDEX, Fault, Ring, VirtioDevice};
 
 use super::scheme::Scheme;
 use super::{Activation, Delegation, Stopped};
-use crate::BOOTSTRAP;
+use crate::PRIMARY;
 use crate::message::device::{Address, DeviceMessage};
 
 /// Orders that may wait: each unit has two at most, one to start and one to stop.
@@ -37,7 +37,7 @@ const LOOK: Duration = Duration::from_millis(500);
 /// How often it looks whether units have stopped.
 const STOP_LOOK: Duration = Duration::from_millis(1);
 
-/// What the bootstrap slice wants.
+/// What the primary wants.
 pub(super) enum Order {
     /// Serve a unit.
     Activate(Address, Vec<u8>),
@@ -100,8 +100,7 @@ impl FarRegisters for Far {
                 return self.sink.send(place, data);
             }
         }
-        self.delegation
-            .send(BOOTSTRAP, address, DeviceMessage::Used);
+        self.delegation.send(PRIMARY, address, DeviceMessage::Used);
     }
 
     fn configuration(&self) {
@@ -111,7 +110,7 @@ impl FarRegisters for Far {
     fn fault(&self, reason: &str) {
         let address = Address::new(self.device, 0);
         let message = DeviceMessage::Broken(reason.as_bytes().to_vec());
-        self.delegation.send(BOOTSTRAP, address, message);
+        self.delegation.send(PRIMARY, address, message);
     }
 }
 
@@ -191,7 +190,7 @@ impl Station {
             .and_then(|activation| self.serve(unit, &activation));
         if let Err(fault) = outcome {
             let message = DeviceMessage::Broken(fault.to_string().into_bytes());
-            self.delegation.send(BOOTSTRAP, unit, message);
+            self.delegation.send(PRIMARY, unit, message);
         }
     }
 
@@ -256,7 +255,7 @@ impl Station {
             // It is plain data: it always has a text.
             let json = serde_json::to_vec(&stopped).unwrap_or_default();
             let message = DeviceMessage::Stopped(json);
-            self.delegation.send(BOOTSTRAP, *address, message);
+            self.delegation.send(PRIMARY, *address, message);
         }
     }
 }

@@ -1,5 +1,5 @@
 //! Tells the slices that serve a device's queues how driver and device reach each
-//! other. On the bootstrap slice, where the registers are.
+//! other. On the primary, where the registers are.
 
 use std::sync::{Arc, Mutex};
 
@@ -7,7 +7,7 @@ use weft_confine::lock;
 use weft_virtio::{Watch, Ways};
 
 use super::Delegation;
-use crate::BOOTSTRAP;
+use crate::PRIMARY;
 use crate::message::device::{Address, DeviceMessage};
 
 /// One device's.
@@ -41,7 +41,7 @@ impl Teller {
             let of = |ways: &Ways| ways.messages.get(queue).copied().flatten();
             let address = Address::new(self.device, queue as u16);
             let slice = delegation.server_of(address);
-            if slice == BOOTSTRAP || of(told) == of(ways) {
+            if slice == PRIMARY || of(told) == of(ways) {
                 continue;
             }
             let ticket = delegation.seen.open(slice);

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use crate::delegation::Scheme;
-use crate::{BOOTSTRAP, Slice};
+use crate::{PRIMARY, Slice};
 use weft_virtio::net::{
     FarNet, Net, NetBackEnd, NetDescription, NetOptions, Opened, PAIRS_MAX, Use,
 };
@@ -81,7 +81,7 @@ fn begin(
         options.pairs = pairs;
         bypass
     } else {
-        if owner != BOOTSTRAP {
+        if owner != PRIMARY {
             // The queue that asks for more pairs would be served apart from them.
             options.pairs = 1;
         }
@@ -135,7 +135,7 @@ fn make(
     let links = delegation.links(device, &scheme, link, window);
     let links = links.map_err(DeviceError::Delegation)?;
     let user: Option<Use> = slice
-        .is_bootstrap()
+        .is_primary()
         .then(|| Box::new(move |usage| delegation.use_network(device, usage)) as Use);
     Ok(Box::new(Net::spread(&description, links, user)))
 }

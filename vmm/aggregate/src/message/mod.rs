@@ -112,7 +112,7 @@ pub enum SliceMessage<'a> {
         /// What was read, in the low bytes.
         value: u64,
     },
-    /// The bootstrap slice asks a companion; answered by `Reply`.
+    /// The primary asks a secondary; answered by `Reply`.
     Command {
         /// The command's number.
         ticket: u64,

@@ -156,8 +156,8 @@ impl Clock {
         self.stands.store(true, Ordering::Release);
     }
 
-    /// From the next [`Clock::go`] on the offset is this one, which the bootstrap
-    /// slice chose: the guest's TSC minus this host's, modulo 2^64; and guest time was
+    /// From the next [`Clock::go`] on the offset is this one, which the
+    /// primary chose: the guest's TSC minus this host's, modulo 2^64; and guest time was
     /// zero when the guest's TSC was `zero`.
     pub fn follow(&self, offset: u64, zero: u64) -> Result<(), PartError> {
         if let Source::HostFixed(fixed) = self.source

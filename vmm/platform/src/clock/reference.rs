@@ -13,7 +13,7 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// could not follow, and timers of a guest would be off by more than they may.
 pub const DRIFT_PPM_MAX: u64 = 200;
 
-/// The clock of the bootstrap slice's host. All slices of a machine are given the
+/// The clock of the primary's host. All slices of a machine are given the
 /// same, and show their vCPUs a TSC of this rate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -33,7 +33,7 @@ pub struct Reference {
 pub struct RatesDiffer {
     /// This host's.
     pub ours: u64,
-    /// The bootstrap slice's host's.
+    /// The primary's host's.
     pub theirs: u64,
     /// Their difference in millionths.
     pub ppm: u64,

@@ -284,7 +284,7 @@ impl InterruptRouter {
     }
 
     /// A vCPU that stood here is at `place` from now on. What lay in its mailbox comes
-    /// out, and goes there with its state. On the bootstrap slice's order.
+    /// out, and goes there with its state. On the primary's order.
     ///
     /// # Errors
     /// It is not here, or cannot be there; nothing changed.
@@ -301,7 +301,7 @@ impl InterruptRouter {
     }
 
     /// A vCPU came here with its state, and with what had lain in its mailbox: it is
-    /// here as of `version`. On the bootstrap slice's order; before it runs.
+    /// here as of `version`. On the primary's order; before it runs.
     ///
     /// # Errors
     /// It is here already, or cannot be; nothing changed.
@@ -327,7 +327,7 @@ impl InterruptRouter {
         Ok(())
     }
 
-    /// The bootstrap slice says that a vCPU moved between two other slices. Whether
+    /// The primary says that a vCPU moved between two other slices. Whether
     /// that was news.
     ///
     /// # Errors

@@ -276,7 +276,7 @@ fn requests_at_once_end_whole_and_once() {
 
 /// A message that is masked is not sent from anywhere, and not forgotten.
 #[test]
-fn masked_messages_wait_on_the_bootstrap_slice() {
+fn masked_messages_wait_on_the_primary() {
     let rig = DiskRig::new(0, DataPath::Bypass, Duration::ZERO);
     let (driver, queues) = rig.started();
     let mut other = rig.other(queues);

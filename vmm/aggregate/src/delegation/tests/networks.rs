@@ -70,7 +70,7 @@ fn rig_with_plug(owner: usize, delay: Duration) -> (Rig, UnixDatagram, UnixDatag
         let link = here.map(|near| Box::new(Cable(near)) as Box<dyn Link>);
         let links = delegation.links(0, &scheme, link, net::window(20));
         let user = delegation.clone();
-        let user = slice.is_bootstrap().then(|| {
+        let user = slice.is_primary().then(|| {
             let tell = move |usage| user.use_network(0, usage);
             Box::new(tell) as net::Use
         });

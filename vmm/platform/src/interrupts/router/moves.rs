@@ -143,7 +143,7 @@ impl World {
         }
     }
 
-    /// A companion answers an order, or slice 0 itself.
+    /// A secondary answers an order, or slice 0 itself.
     fn answer(&mut self, from: usize, frame: Frame) {
         match from {
             0 => self.arrive(0, 0, frame),
