@@ -14,10 +14,10 @@
 //! | [`message`] | what slices send each other beside pages |
 //! | `peers` | the links, who reads them, who is lost |
 //! | `delay` | links that are slow on purpose, for tests |
-//! | `router` | where a message goes |
+//! | `dispatcher` | takes a received message to its component |
 //! | `registers` | devices of other slices |
 //! | `commands` | what the primary asks of secondaries |
-//! | `questions` | questions under way |
+//! | `pending_requests` | requests that have no reply yet |
 //! | [`devices`] | disks and networks, opened here or heard of |
 //! | [`delegation`] | devices whose queues several slices serve |
 //! | `time` | how far another host's TSC is from this one's |
@@ -34,12 +34,12 @@ pub mod commands;
 mod delay;
 pub mod delegation;
 pub mod devices;
+mod dispatcher;
 pub mod message;
 mod peers;
+mod pending_requests;
 mod placement;
-mod questions;
 mod registers;
-mod router;
 mod time;
 mod timekeeper;
 
@@ -62,16 +62,16 @@ use weft_wire::halves::{Receiver, Sender};
 
 use commands::{CommandReceiver, SliceCommand, SliceReply};
 use delegation::Delegation;
+use dispatcher::Dispatcher;
 use message::device::{self, DeviceMessage};
 use message::{SliceMessage, Space};
 pub use peers::Peers;
+use pending_requests::PendingRequests;
 pub use placement::{
     CPUS_MAX, MEMORY_STEP, PRIMARY_MEMORY_MIN, Placement, PlacementError, SLICE_MEMORY_MIN,
     SLICES_MAX, Share, deal_cpus, deal_memory,
 };
-use questions::Questions;
 use registers::{RegisterServer, RemoteRegisters, WAITING_MAX};
-use router::Router;
 pub use timekeeper::Timekeeper;
 use timekeeper::{TimeCounters, TimekeeperParts};
 use weft_coherent_memory::mapping::GuestMapping;
@@ -129,8 +129,8 @@ pub fn check_time(links: &SliceLinks) -> Result<(), RatesDiffer> {
     }
 }
 
-/// Hears of the reason when a slice cannot go on.
-pub type Broken = Arc<dyn Fn(String) + Send + Sync>;
+/// Called once, with the reason, when a slice cannot continue.
+pub type OnFailure = Arc<dyn Fn(String) + Send + Sync>;
 
 /// A slice among several.
 pub struct Slice {
@@ -140,10 +140,10 @@ pub struct Slice {
     lease: Duration,
     peers: Arc<Peers>,
     memory: Arc<SharedMemory>,
-    registers: Arc<Questions<u64>>,
-    commands: Arc<Questions<SliceReply>>,
+    registers: Arc<PendingRequests<u64>>,
+    commands: Arc<PendingRequests<SliceReply>>,
     delegation: Arc<Delegation>,
-    looks: Arc<Questions<(u64, u64)>>,
+    looks: Arc<PendingRequests<(u64, u64)>>,
     reference: Reference,
     time: Arc<TimeCounters>,
     /// Where KVM runs the vCPUs.
@@ -152,8 +152,8 @@ pub struct Slice {
     receivers: Mutex<Vec<(usize, Receiver)>>,
 }
 
-/// What of a machine a slice is joined to.
-pub struct Joints {
+/// The parts of a machine that a slice is connected to.
+pub struct SliceWiring {
     /// The interrupt controllers here.
     pub interrupts: Arc<InterruptRouter>,
     /// Memory-mapped registers.
@@ -162,14 +162,13 @@ pub struct Joints {
     pub ports: Bus,
     /// Guest time, which a secondary's slice corrects.
     pub clock: Arc<Clock>,
-    /// Hears of the reason when the slice cannot go on.
-    pub broken: Broken,
+    pub on_failure: OnFailure,
     /// A secondary's machine asked for the end of the whole.
     pub ended: Box<dyn Fn(usize, Vec<u8>) + Send + Sync>,
 }
 
-/// What a secondary's part of the machine takes from its slice.
-pub struct Joined {
+/// What a secondary's machine gets from its slice.
+pub struct SecondaryHandles {
     /// Commands of the primary.
     pub commands: CommandReceiver,
     /// What leads the clock here.
@@ -178,7 +177,12 @@ pub struct Joined {
 
 impl Slice {
     /// A slice whose links nobody reads yet.
-    pub fn new(options: SliceOptions, links: SliceLinks, ram: &Ram, broken: Broken) -> Arc<Self> {
+    pub fn new(
+        options: SliceOptions,
+        links: SliceLinks,
+        ram: &Ram,
+        on_failure: OnFailure,
+    ) -> Arc<Self> {
         let placement = options.placement;
         let (mut senders, mut receivers) = (Vec::new(), Vec::new());
         for (slice, link) in links.links.into_iter().enumerate() {
@@ -211,7 +215,7 @@ impl Slice {
             budget,
             post: peers.clone(),
             lease: links.lease,
-            broken: Box::new(move |reason| broken(reason)),
+            broken: Box::new(move |reason| on_failure(reason)),
         });
         Arc::new(Self {
             number: links.number,
@@ -349,11 +353,11 @@ impl Slice {
 
     /// Joins the slice to its machine and starts its threads. What a secondary is
     /// commanded comes out of the receiver, and what leads its clock with it.
-    pub fn join(self: &Arc<Self>, joints: Joints) -> Result<Joined, SliceError> {
+    pub fn join(self: &Arc<Self>, wiring: SliceWiring) -> Result<SecondaryHandles, SliceError> {
         let timekeeper = Arc::new(Timekeeper::new(TimekeeperParts {
             reference: self.reference.clone(),
-            clock: joints.clock,
-            interrupts: joints.interrupts.clone(),
+            clock: wiring.clock,
+            interrupts: wiring.interrupts.clone(),
             peers: self.peers.clone(),
             looks: self.looks.clone(),
             counters: self.time.clone(),
@@ -363,7 +367,7 @@ impl Slice {
         self.peers.broadcast_first(&SliceMessage::Places { table });
         for vcpu in 0..self.locations.cpus() {
             let (peers, locations) = (self.peers.clone(), self.locations.clone());
-            if let Some(posted) = joints.interrupts.posted(vcpu) {
+            if let Some(posted) = wiring.interrupts.posted(vcpu) {
                 // Only the local APIC calls it, so where the vCPU is.
                 posted.listen(Box::new(move |identity| {
                     let version = locations.of(vcpu).map_or(0, |place| place.version);
@@ -376,50 +380,50 @@ impl Slice {
             }
         }
         if !self.is_primary() {
-            self.delegation.join(&joints.mmio);
-            for (bus, space) in [(&joints.mmio, Space::Memory), (&joints.ports, Space::Port)] {
+            self.delegation.join(&wiring.mmio);
+            for (bus, space) in [(&wiring.mmio, Space::Memory), (&wiring.ports, Space::Port)] {
                 bus.continue_at(Arc::new(RemoteRegisters {
                     space,
                     slice: PRIMARY,
                     peers: self.peers.clone(),
-                    questions: self.registers.clone(),
+                    pending: self.registers.clone(),
                     patience: 2 * self.lease,
                 }));
             }
         }
         let (placement, locations) = (self.placement.clone(), self.locations.clone());
-        let broken = joints.broken;
+        let on_failure = wiring.on_failure;
         let (registers, replies) = (self.registers.clone(), self.commands.clone());
         let delegation = self.delegation.clone();
         let looks = self.looks.clone();
         self.peers.when_lost(Box::new(move |slice, reason| {
-            // The reason first: who then goes on without an answer has none.
+            // The reason before the waiters wake, so that they can report it.
             let lost = describe_now(&placement, &locations, slice);
-            broken(format!("lost {lost}: {reason}"));
-            registers.lose(slice);
-            replies.lose(slice);
-            delegation.lose(slice);
-            looks.lose(slice);
+            on_failure(format!("lost {lost}: {reason}"));
+            registers.peer_lost(slice);
+            replies.peer_lost(slice);
+            delegation.peer_lost(slice);
+            looks.peer_lost(slice);
         }));
-        let (ask, asked) = sync_channel(WAITING_MAX);
+        let (register_requests, requests) = sync_channel(WAITING_MAX);
         let (command, commands) = sync_channel(COMMANDS_MAX);
-        let router = Arc::new(Router {
-            interrupts: joints.interrupts,
+        let dispatcher = Arc::new(Dispatcher {
+            interrupts: wiring.interrupts,
             first: at_the_start(&self.placement),
             peers: self.peers.clone(),
             registers: self.registers.clone(),
             delegation: self.delegation.clone(),
             replies: self.commands.clone(),
             looks: self.looks.clone(),
-            asked: ask,
+            register_requests,
             commands: command,
-            ended: joints.ended,
+            ended: wiring.ended,
         });
         let server = RegisterServer {
             peers: self.peers.clone(),
-            mmio: joints.mmio,
-            ports: joints.ports,
-            asked,
+            mmio: wiring.mmio,
+            ports: wiring.ports,
+            requests,
         };
         start("weft-registers", ThreadKind::Device, move || server.run())?;
         let memory = self.memory.clone();
@@ -443,9 +447,10 @@ impl Slice {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         for (slice, receiver) in receivers.drain(..) {
-            let (peers, memory, router) = (self.peers.clone(), self.memory.clone(), router.clone());
+            let (peers, memory, dispatcher) =
+                (self.peers.clone(), self.memory.clone(), dispatcher.clone());
             start(&format!("weft-link{slice}"), ThreadKind::Link, move || {
-                peers.read(slice, receiver, &memory, &*router);
+                peers.read(slice, receiver, &memory, &*dispatcher);
             })?;
             let peers = self.peers.clone();
             start(&format!("weft-send{slice}"), ThreadKind::Link, move || {
@@ -462,7 +467,7 @@ impl Slice {
             let timekeeper = timekeeper.clone();
             start("weft-time", ThreadKind::Device, move || timekeeper.keep())?;
         }
-        Ok(Joined {
+        Ok(SecondaryHandles {
             commands,
             timekeeper,
         })

@@ -26,10 +26,10 @@ const START: Duration = Duration::from_secs(25);
 /// Longest wait for the thread that beats to see the end.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Takes received messages. Called on the thread that reads the link from `from`; must
+/// Handles received messages. Called on the thread that reads the link from `from`; must
 /// not wait for a page, a vCPU or another slice.
-pub(super) trait Take: Send + Sync {
-    fn take(&self, from: usize, message: SliceMessage);
+pub(super) trait MessageHandler: Send + Sync {
+    fn handle(&self, from: usize, message: SliceMessage);
 }
 
 /// The links of one slice.
@@ -176,7 +176,7 @@ impl Peers {
         from: usize,
         mut receiver: Receiver,
         memory: &SharedMemory,
-        messages: &dyn Take,
+        handler: &dyn MessageHandler,
     ) {
         let node = NodeId(from as u8);
         let mut patience = self.lease.max(START);
@@ -193,7 +193,7 @@ impl Peers {
                     .receive(node, &frame.header, frame.payload)
                     .map_err(|error| error.to_string()),
                 Ok(Some(frame)) => SliceMessage::decode(&frame.header, frame.payload)
-                    .map(|message| messages.take(from, message))
+                    .map(|message| handler.handle(from, message))
                     .map_err(|error| error.to_string()),
                 Ok(None) => Err(format!("silent for {} s", patience.as_secs_f64())),
                 Err(error) => Err(error.to_string()),
@@ -260,8 +260,8 @@ mod tests {
 
     struct Nowhere;
 
-    impl Take for Nowhere {
-        fn take(&self, _: usize, _: SliceMessage) {}
+    impl MessageHandler for Nowhere {
+        fn handle(&self, _: usize, _: SliceMessage) {}
     }
 
     /// A sender may hold a lock that the handler of a loss needs.

@@ -57,23 +57,23 @@ fn rig(tables: &[&[u32]]) -> Rig {
             reference: Reference::here(),
         };
         let told = failures.clone();
-        let broken: Broken = Arc::new(move |reason| told.lock().unwrap().push(reason));
+        let on_failure: OnFailure = Arc::new(move |reason| told.lock().unwrap().push(reason));
         let ram = Ram::new(placement.memory_bytes()).unwrap();
         let options = SliceOptions {
             placement,
             spare_bytes: None,
         };
-        let slice = Slice::new(options, links, &ram, broken.clone());
+        let slice = Slice::new(options, links, &ram, on_failure.clone());
         let interrupts = InterruptRouter::of_slice(cpus.iter().sum(), Some(slice.apart()));
-        let joints = Joints {
+        let wiring = SliceWiring {
             interrupts: interrupts.clone(),
             mmio: Bus::default(),
             ports: Bus::default(),
             clock: Arc::new(Clock::new(Source::Host, measure_host_tsc())),
-            broken,
+            on_failure,
             ended: Box::new(|_, _| {}),
         };
-        drop(slice.join(joints).unwrap());
+        drop(slice.join(wiring).unwrap());
         slices.push(slice);
         routers.push(interrupts);
     }

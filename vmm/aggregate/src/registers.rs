@@ -12,7 +12,7 @@ use weft_platform::bus::{Bus, BusDevice};
 
 use super::message::{RegisterAccess, SliceMessage, Space};
 use super::peers::Peers;
-use super::questions::Questions;
+use super::pending_requests::PendingRequests;
 
 /// Accesses that may wait on a device's slice: each vCPU has one at most.
 pub(super) const WAITING_MAX: usize = 256;
@@ -25,7 +25,7 @@ pub(super) struct RemoteRegisters {
     /// The slice that has them.
     pub slice: usize,
     pub peers: Arc<Peers>,
-    pub questions: Arc<Questions<u64>>,
+    pub pending: Arc<PendingRequests<u64>>,
     pub patience: Duration,
 }
 
@@ -37,7 +37,7 @@ impl RemoteRegisters {
             size: size as u8,
             value,
         };
-        let answer = self.questions.ask(self.slice, self.patience, |ticket| {
+        let answer = self.pending.ask(self.slice, self.patience, |ticket| {
             self.peers
                 .send(self.slice, &SliceMessage::Access { ticket, access });
         });
@@ -65,7 +65,7 @@ impl BusDevice for RemoteRegisters {
 }
 
 /// An access that another slice asked for.
-pub(super) struct Asked {
+pub(super) struct RegisterRequest {
     pub from: usize,
     pub ticket: u64,
     pub access: RegisterAccess,
@@ -76,28 +76,28 @@ pub(super) struct RegisterServer {
     pub peers: Arc<Peers>,
     pub mmio: Bus,
     pub ports: Bus,
-    pub asked: Receiver<Asked>,
+    pub requests: Receiver<RegisterRequest>,
 }
 
 impl RegisterServer {
     /// Until the machine is over.
     pub fn run(self) {
         while !self.peers.is_over() {
-            match self.asked.recv_timeout(LOOK) {
-                Ok(asked) => self.serve(&asked),
+            match self.requests.recv_timeout(LOOK) {
+                Ok(request) => self.serve(&request),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
     }
 
-    fn serve(&self, asked: &Asked) {
+    fn serve(&self, request: &RegisterRequest) {
         let RegisterAccess {
             address,
             space,
             size,
             value,
-        } = asked.access;
+        } = request.access;
         let bus = match space {
             Space::Memory => &self.mmio,
             Space::Port => &self.ports,
@@ -109,12 +109,12 @@ impl RegisterServer {
             None => bus.read(address, data),
         }
         let message = SliceMessage::Accessed {
-            ticket: asked.ticket,
+            ticket: request.ticket,
             value: u64::from_le_bytes(bytes),
         };
-        self.peers.send(asked.from, &message);
+        self.peers.send(request.from, &message);
     }
 }
 
 /// Where accesses wait for the [`RegisterServer`].
-pub(super) type AskedSender = SyncSender<Asked>;
+pub(super) type RegisterRequestSender = SyncSender<RegisterRequest>;

@@ -1,4 +1,4 @@
-//! How far another host's TSC is from this one's, from questions and answers.
+//! How far another host's TSC is from this one's, from requests and replies.
 //!
 //! ```text
 //! here      asked ────────────────── answered        (our ticks)

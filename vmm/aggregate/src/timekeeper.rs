@@ -18,7 +18,7 @@ use weft_platform::interrupts::InterruptRouter;
 use super::PRIMARY;
 use super::message::SliceMessage;
 use super::peers::Peers;
-use super::questions::Questions;
+use super::pending_requests::PendingRequests;
 use super::time::{Estimate, Lead, Look, best};
 
 /// Looks before the vCPUs run, within their time.
@@ -47,7 +47,7 @@ pub(super) struct TimekeeperParts {
     pub clock: Arc<Clock>,
     pub interrupts: Arc<InterruptRouter>,
     pub peers: Arc<Peers>,
-    pub looks: Arc<Questions<(u64, u64)>>,
+    pub looks: Arc<PendingRequests<(u64, u64)>>,
     pub counters: Arc<TimeCounters>,
     /// Longest wait for one answer.
     pub patience: Duration,
@@ -232,7 +232,7 @@ mod tests {
         let ((sender, mut receiver), (answerer, mut asked)) = (half(near), half(far));
         let bound = Duration::from_secs(20);
         let peers = Peers::new(1, vec![Some(sender), None], bound, Duration::ZERO);
-        let looks = Arc::<Questions<(u64, u64)>>::default();
+        let looks = Arc::<PendingRequests<(u64, u64)>>::default();
         let clock = Arc::new(Clock::new(Source::Host, HZ));
         let counters = Arc::<TimeCounters>::default();
         let keeper = Arc::new(Timekeeper::new(TimekeeperParts {
@@ -265,7 +265,7 @@ mod tests {
             while let Ok(Some(frame)) = receiver.receive(bound) {
                 match SliceMessage::decode(&frame.header, frame.payload).unwrap() {
                     SliceMessage::Seen { ticket, tsc } => {
-                        answered.answer(ticket, (tsc, host_tsc()))
+                        answered.complete(ticket, (tsc, host_tsc()))
                     }
                     message => panic!("{message:?}"),
                 }

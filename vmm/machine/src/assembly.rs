@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use weft_aggregate::delegation::{Station, StationPart, Tools};
-use weft_aggregate::{Joints, Slice};
+use weft_aggregate::{Slice, SliceWiring};
 use weft_confine::ThreadKind;
 use weft_guest_memory::{DeviceMemory, GuestBytes, IO_APIC, Ram};
 use weft_platform::acpi::EVENT_LINE;
@@ -226,13 +226,13 @@ fn join(slice: &Arc<Slice>, frame: &Frame, handle: &Handle) -> Result<(), Machin
             told.send_end(serde_json::to_vec(end).unwrap_or_default());
         }
     }));
-    let (broken, ended) = (frame.ender.clone(), frame.ender.clone());
-    let joined = slice.join(Joints {
+    let (failed, ended) = (frame.ender.clone(), frame.ender.clone());
+    let joined = slice.join(SliceWiring {
         interrupts: frame.interrupts.clone(),
         mmio: frame.mmio.clone(),
         ports: frame.ports.clone(),
         clock: frame.clock.clone(),
-        broken: Arc::new(move |reason| broken.end(End::Failed { reason })),
+        on_failure: Arc::new(move |reason| failed.end(End::Failed { reason })),
         ended: Box::new(move |from, json| {
             ended.end(match serde_json::from_slice(&json) {
                 Ok(End::Failed { reason }) => End::Failed {

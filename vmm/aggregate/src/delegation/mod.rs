@@ -55,7 +55,7 @@ use weft_virtio::{ConfigSpace, Fault, NOTIFY_MULTIPLIER, Transport, Watch};
 use super::PRIMARY;
 use super::message::device::{Address, DeviceMessage};
 use super::peers::Peers;
-use super::questions::Questions;
+use super::pending_requests::PendingRequests;
 use delegate::Desk;
 use disks::DiskCarry;
 use doorbells::Doorbells;
@@ -98,7 +98,7 @@ struct Table {
 pub struct Delegation {
     number: usize,
     peers: Arc<Peers>,
-    seen: Questions<()>,
+    seen: PendingRequests<()>,
     patience: Duration,
     /// Never held across a call.
     table: RwLock<Table>,
@@ -113,7 +113,7 @@ impl Delegation {
         Arc::new(Self {
             number,
             peers,
-            seen: Questions::default(),
+            seen: PendingRequests::default(),
             patience,
             table: RwLock::default(),
             mmio: OnceLock::new(),
@@ -131,9 +131,9 @@ impl Delegation {
         self.seen.end();
     }
 
-    /// `slice` answers nothing any more.
-    pub(super) fn lose(&self, slice: usize) {
-        self.seen.lose(slice);
+    /// `slice` no longer replies.
+    pub(super) fn peer_lost(&self, slice: usize) {
+        self.seen.peer_lost(slice);
     }
 
     /// The machine is over: threads end.
@@ -314,7 +314,7 @@ impl Delegation {
                 }
                 self.send(from, address, DeviceMessage::Seen { ticket });
             }
-            DeviceMessage::Seen { ticket } => self.seen.answer(ticket, ()),
+            DeviceMessage::Seen { ticket } => self.seen.complete(ticket, ()),
             DeviceMessage::Activate(json) => return self.order(Order::Activate(address, json)),
             DeviceMessage::Stop => return self.order(Order::Stop(address)),
             DeviceMessage::Stopped(json) => {

@@ -19,7 +19,7 @@ use weft_virtio::{Attach, VirtioDevice};
 use weft_wire::halves::{self, HalvesConfig, Receiver, Sender};
 
 use super::*;
-use crate::{Joints, Placement, Slice, SliceLinks, SliceOptions};
+use crate::{Placement, Slice, SliceLinks, SliceOptions, SliceWiring};
 
 const LEASE: Duration = Duration::from_secs(20);
 
@@ -104,7 +104,7 @@ impl Rig {
                     reference: Reference::here(),
                 };
                 let told = failures.clone();
-                let broken: crate::Broken =
+                let on_failure: crate::OnFailure =
                     Arc::new(move |reason| told.lock().unwrap().push(reason));
                 let slice = Slice::new(
                     SliceOptions {
@@ -113,9 +113,9 @@ impl Rig {
                     },
                     links,
                     &ram,
-                    broken.clone(),
+                    on_failure.clone(),
                 );
-                (slice, ram, broken)
+                (slice, ram, on_failure)
             })
             .collect();
         let far = Arc::new(Messages::default());
@@ -126,7 +126,7 @@ impl Rig {
         }
         let mut machines: Vec<Machine> = Vec::new();
         let mut transport = None;
-        for (number, ((slice, ram, broken), device)) in made.iter().zip(devices).enumerate() {
+        for (number, ((slice, ram, on_failure), device)) in made.iter().zip(devices).enumerate() {
             let memory = DeviceMemory::shared(ram, slice.memory().clone());
             let mmio = (number == 1).then(Bus::default);
             let apart = (number as u64) << 23;
@@ -152,15 +152,15 @@ impl Rig {
                 };
                 Station::start(delegation, tools, vec![(0, scheme, device)]).unwrap();
             }
-            let joints = Joints {
+            let wiring = SliceWiring {
                 interrupts: InterruptRouter::of_slice(2, Some(slice.apart())),
                 mmio: machine.mmio.clone(),
                 ports: machine.ports.clone(),
                 clock: Arc::new(Clock::new(Source::Host, measure_host_tsc())),
-                broken: broken.clone(),
+                on_failure: on_failure.clone(),
                 ended: Box::new(|_, _| {}),
             };
-            drop(slice.join(joints).unwrap());
+            drop(slice.join(wiring).unwrap());
             machines.push(machine);
         }
         Self {

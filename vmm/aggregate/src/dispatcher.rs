@@ -1,4 +1,4 @@
-//! Where a message goes that came over a link.
+//! Takes a received slice message to the component that it is for.
 
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError};
@@ -10,29 +10,29 @@ use super::PRIMARY;
 use super::commands::SliceReply;
 use super::delegation::Delegation;
 use super::message::SliceMessage;
-use super::peers::{Peers, Take};
-use super::questions::Questions;
-use super::registers::{Asked, AskedSender};
+use super::peers::{MessageHandler, Peers};
+use super::pending_requests::PendingRequests;
+use super::registers::{RegisterRequest, RegisterRequestSender};
 
-/// What messages are for. None of it waits.
-pub(super) struct Router {
+/// The components that messages are for. None of them waits.
+pub(super) struct Dispatcher {
     pub interrupts: Arc<InterruptRouter>,
     /// Where the vCPUs are at the start.
     pub first: Locations,
     pub peers: Arc<Peers>,
-    pub registers: Arc<Questions<u64>>,
+    pub registers: Arc<PendingRequests<u64>>,
     pub delegation: Arc<Delegation>,
-    pub replies: Arc<Questions<SliceReply>>,
-    /// To looks at the clock: their TSC, and ours when the answer came.
-    pub looks: Arc<Questions<(u64, u64)>>,
-    pub asked: AskedSender,
+    pub replies: Arc<PendingRequests<SliceReply>>,
+    /// Readings of the primary's clock: its TSC, and this host's when the reply arrived.
+    pub looks: Arc<PendingRequests<(u64, u64)>>,
+    pub register_requests: RegisterRequestSender,
     pub commands: SyncSender<(u64, Vec<u8>)>,
     pub ended: Box<dyn Fn(usize, Vec<u8>) + Send + Sync>,
 }
 
-impl Router {
+impl Dispatcher {
     /// A peer that sends a contradiction is disconnected.
-    fn believe(&self, from: usize, outcome: Result<(), LocationError>) {
+    fn validate(&self, from: usize, outcome: Result<(), LocationError>) {
         if let Err(error) = outcome {
             self.peers.lost(from, &error.to_string());
         }
@@ -45,38 +45,38 @@ impl Router {
     }
 }
 
-impl Take for Router {
-    fn take(&self, from: usize, message: SliceMessage) {
+impl MessageHandler for Dispatcher {
+    fn handle(&self, from: usize, message: SliceMessage) {
         match message {
             SliceMessage::Interrupt {
                 vcpu,
                 version,
                 message,
-            } => self.believe(from, self.interrupts.receive(vcpu, message, version)),
+            } => self.validate(from, self.interrupts.receive(vcpu, message, version)),
             SliceMessage::EndOfInterrupt { vector } => self.interrupts.end_at_io_apic(vector, None),
             SliceMessage::Identity {
                 vcpu,
                 identity,
                 version,
-            } => self.believe(from, self.interrupts.identify(vcpu, identity, version)),
+            } => self.validate(from, self.interrupts.identify(vcpu, identity, version)),
             // Only the primary has vCPUs moved.
             SliceMessage::Moved { vcpu, place } if from == PRIMARY => {
-                self.believe(from, self.interrupts.moved(vcpu, place).map(drop));
+                self.validate(from, self.interrupts.moved(vcpu, place).map(drop));
             }
             SliceMessage::Moved { vcpu, .. } => {
                 let reason = format!("it sent the location of vCPU {vcpu}, which only node 0 may");
                 self.peers.lost(from, &reason);
             }
-            SliceMessage::Places { table } => self.believe(from, self.first.compare(&table)),
+            SliceMessage::Places { table } => self.validate(from, self.first.compare(&table)),
             SliceMessage::Access { ticket, access } => {
-                let asked = Asked {
+                let request = RegisterRequest {
                     from,
                     ticket,
                     access,
                 };
-                self.queue(from, &self.asked, asked);
+                self.queue(from, &self.register_requests, request);
             }
-            SliceMessage::Accessed { ticket, value } => self.registers.answer(ticket, value),
+            SliceMessage::Accessed { ticket, value } => self.registers.complete(ticket, value),
             // Only the primary gives commands.
             SliceMessage::Command { ticket, json } if from == PRIMARY => {
                 self.queue(from, &self.commands, (ticket, json));
@@ -86,7 +86,7 @@ impl Take for Router {
                 let reply = serde_json::from_slice(&json).unwrap_or_else(|error| {
                     SliceReply::Refused(format!("its reply is malformed: {error}"))
                 });
-                self.replies.answer(ticket, reply);
+                self.replies.complete(ticket, reply);
             }
             SliceMessage::Ended { json } => (self.ended)(from, json),
             SliceMessage::Beat => {}
@@ -101,7 +101,7 @@ impl Take for Router {
             }
             // The time of the answer is that of its arrival, not that at which the
             // thread that waits for it wakes up.
-            SliceMessage::Seen { ticket, tsc } => self.looks.answer(ticket, (tsc, host_tsc())),
+            SliceMessage::Seen { ticket, tsc } => self.looks.complete(ticket, (tsc, host_tsc())),
         }
     }
 }
