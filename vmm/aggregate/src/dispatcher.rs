@@ -8,11 +8,11 @@ use weft_platform::interrupts::{InterruptRouter, LocationError, Locations};
 
 use super::PRIMARY;
 use super::commands::SliceReply;
-use super::delegation::Delegation;
 use super::message::SliceMessage;
 use super::peers::{MessageHandler, Peers};
 use super::pending_requests::PendingRequests;
 use super::registers::{RegisterRequest, RegisterRequestSender};
+use super::remote_devices::RemoteDevices;
 
 /// The components that messages are for. None of them waits.
 pub(super) struct Dispatcher {
@@ -21,7 +21,7 @@ pub(super) struct Dispatcher {
     pub first: Locations,
     pub peers: Arc<Peers>,
     pub registers: Arc<PendingRequests<u64>>,
-    pub delegation: Arc<Delegation>,
+    pub remote_devices: Arc<RemoteDevices>,
     pub replies: Arc<PendingRequests<SliceReply>>,
     /// Readings of the primary's clock: its TSC, and this host's when the reply arrived.
     pub looks: Arc<PendingRequests<(u64, u64)>>,
@@ -91,7 +91,7 @@ impl MessageHandler for Dispatcher {
             SliceMessage::Ended { json } => (self.ended)(from, json),
             SliceMessage::Beat => {}
             SliceMessage::Device { address, message } => {
-                if let Err(reason) = self.delegation.take(from, address, message) {
+                if let Err(reason) = self.remote_devices.take(from, address, message) {
                     self.peers.lost(from, &reason);
                 }
             }

@@ -19,7 +19,7 @@
 //! | `commands` | what the primary asks of secondaries |
 //! | `pending_requests` | requests that have no reply yet |
 //! | [`devices`] | disks and networks, opened here or heard of |
-//! | [`delegation`] | devices whose queues several slices serve |
+//! | [`remote_devices`] | devices whose queues several slices serve |
 //! | `time` | how far another host's TSC is from this one's |
 //! | `timekeeper` | keeps a secondary's clock at the primary's |
 //!
@@ -32,7 +32,6 @@
 
 pub mod commands;
 mod delay;
-pub mod delegation;
 pub mod devices;
 mod dispatcher;
 pub mod message;
@@ -40,6 +39,7 @@ mod peers;
 mod pending_requests;
 mod placement;
 mod registers;
+pub mod remote_devices;
 mod time;
 mod timekeeper;
 
@@ -61,7 +61,6 @@ use weft_vcpu::PAGE_SIZE;
 use weft_wire::halves::{Receiver, Sender};
 
 use commands::{CommandReceiver, SliceCommand, SliceReply};
-use delegation::Delegation;
 use dispatcher::Dispatcher;
 use message::device::{self, DeviceMessage};
 use message::{SliceMessage, Space};
@@ -72,6 +71,7 @@ pub use placement::{
     SLICES_MAX, Share, deal_cpus, deal_memory,
 };
 use registers::{RegisterServer, RemoteRegisters, WAITING_MAX};
+use remote_devices::RemoteDevices;
 pub use timekeeper::Timekeeper;
 use timekeeper::{TimeCounters, TimekeeperParts};
 use weft_coherent_memory::mapping::GuestMapping;
@@ -142,7 +142,7 @@ pub struct Slice {
     memory: Arc<SharedMemory>,
     registers: Arc<PendingRequests<u64>>,
     commands: Arc<PendingRequests<SliceReply>>,
-    delegation: Arc<Delegation>,
+    remote_devices: Arc<RemoteDevices>,
     looks: Arc<PendingRequests<(u64, u64)>>,
     reference: Reference,
     time: Arc<TimeCounters>,
@@ -222,7 +222,7 @@ impl Slice {
             locations: Arc::new(at_the_start(&placement)),
             placement,
             lease: links.lease,
-            delegation: Delegation::new(links.number, peers.clone(), 2 * links.lease),
+            remote_devices: RemoteDevices::new(links.number, peers.clone(), 2 * links.lease),
             peers,
             memory,
             registers: Arc::default(),
@@ -305,8 +305,8 @@ impl Slice {
     }
 
     /// Its part in the devices of all slices.
-    pub fn delegation(&self) -> &Arc<Delegation> {
-        &self.delegation
+    pub fn remote_devices(&self) -> &Arc<RemoteDevices> {
+        &self.remote_devices
     }
 
     /// Tells all other slices what a device of this one is. Before [`Slice::join`], and
@@ -380,7 +380,7 @@ impl Slice {
             }
         }
         if !self.is_primary() {
-            self.delegation.join(&wiring.mmio);
+            self.remote_devices.join(&wiring.mmio);
             for (bus, space) in [(&wiring.mmio, Space::Memory), (&wiring.ports, Space::Port)] {
                 bus.continue_at(Arc::new(RemoteRegisters {
                     space,
@@ -394,7 +394,7 @@ impl Slice {
         let (placement, locations) = (self.placement.clone(), self.locations.clone());
         let on_failure = wiring.on_failure;
         let (registers, replies) = (self.registers.clone(), self.commands.clone());
-        let delegation = self.delegation.clone();
+        let remote_devices = self.remote_devices.clone();
         let looks = self.looks.clone();
         self.peers.when_lost(Box::new(move |slice, reason| {
             // The reason before the waiters wake, so that they can report it.
@@ -402,7 +402,7 @@ impl Slice {
             on_failure(format!("lost {lost}: {reason}"));
             registers.peer_lost(slice);
             replies.peer_lost(slice);
-            delegation.peer_lost(slice);
+            remote_devices.peer_lost(slice);
             looks.peer_lost(slice);
         }));
         let (register_requests, requests) = sync_channel(WAITING_MAX);
@@ -412,7 +412,7 @@ impl Slice {
             first: at_the_start(&self.placement),
             peers: self.peers.clone(),
             registers: self.registers.clone(),
-            delegation: self.delegation.clone(),
+            remote_devices: self.remote_devices.clone(),
             replies: self.commands.clone(),
             looks: self.looks.clone(),
             register_requests,
@@ -526,7 +526,7 @@ impl Slice {
     pub fn end_waits(&self) {
         self.memory.end_waits();
         self.registers.end();
-        self.delegation.end_waits();
+        self.remote_devices.end_waits();
     }
 
     /// The machine is over: links end, and with them all threads.
@@ -535,7 +535,7 @@ impl Slice {
         self.commands.end();
         self.looks.end();
         self.peers.close();
-        self.delegation.close();
+        self.remote_devices.close();
     }
 }
 

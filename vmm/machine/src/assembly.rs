@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use weft_aggregate::delegation::{Station, StationPart, Tools};
+use weft_aggregate::remote_devices::{BackEndCounters, QueueBackEnd, Tools};
 use weft_aggregate::{Slice, SliceWiring};
 use weft_confine::ThreadKind;
 use weft_guest_memory::{DeviceMemory, GuestBytes, IO_APIC, Ram};
@@ -194,17 +194,17 @@ fn serve_queues(
     configuration: &Configuration,
     chosen: &Chosen,
     (slice, opened): (&Arc<Slice>, &OpenDisks),
-) -> Result<Arc<StationPart>, MachineError> {
+) -> Result<Arc<BackEndCounters>, MachineError> {
     let tools = Tools {
         memory: frame.memory.clone(),
         observer: chosen.observer.clone(),
         sink: frame.interrupts.clone(),
     };
     let devices = (0..).zip(configuration.devices().of_slice(slice, opened)?);
-    let devices = devices.map(|(number, (scheme, device))| (number, scheme, device));
-    let delegation = slice.delegation().clone();
-    let part = Station::start(delegation, tools, devices.collect());
-    Ok(Arc::new(part.map_err(MachineError::Delegation)?))
+    let devices = devices.map(|(number, (placement, device))| (number, placement, device));
+    let remote = slice.remote_devices().clone();
+    let counters = QueueBackEnd::start(remote, tools, devices.collect());
+    Ok(Arc::new(counters.map_err(MachineError::RemoteDevices)?))
 }
 
 /// The guest's memory as devices and clocks write it.

@@ -149,7 +149,7 @@ pub enum MachineError {
     Slice(#[from] weft_aggregate::SliceError),
     /// What serves the devices of several slices could not be made.
     #[error("cannot serve the devices of several nodes")]
-    Delegation(#[source] std::io::Error),
+    RemoteDevices(#[source] std::io::Error),
     /// The virtio console could not be made.
     #[error("no event descriptor for the console")]
     Console(#[source] std::io::Error),

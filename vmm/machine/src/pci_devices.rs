@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use weft_aggregate::Slice;
-use weft_aggregate::delegation::Spread;
+use weft_aggregate::remote_devices::PartitionedDevice;
 use weft_guest_memory::{DEVICE_HOLE, PCI_WINDOW_END, WriteObserver};
 use weft_platform::acpi;
 use weft_platform::interrupts::InterruptLine;
@@ -42,7 +42,7 @@ impl PciDevices<'_> {
     ) -> Result<(Arc<Root>, Option<ConsoleHandle>), MachineError> {
         let root = self.bus()?;
         let configuration = self.configuration;
-        self.attach_delegated(&root)?;
+        self.attach_partitioned(&root)?;
         let mut handle = None;
         if let Some(output) = console.filter(|_| configuration.virtio_console) {
             let (console, typed) = Console::new(output).map_err(MachineError::Console)?;
@@ -58,7 +58,7 @@ impl PciDevices<'_> {
     }
 
     /// Disks and networks, which several slices may serve.
-    fn attach_delegated(&mut self, root: &Root) -> Result<(), MachineError> {
+    fn attach_partitioned(&mut self, root: &Root) -> Result<(), MachineError> {
         let devices = self.configuration.devices();
         let Some(slice) = self.slice else {
             for block in devices.open_disks(self.opened)? {
@@ -70,10 +70,10 @@ impl PciDevices<'_> {
             return Ok(());
         };
         let all = devices.of_slice(slice, self.opened)?;
-        for (number, (scheme, device)) in (0..).zip(all) {
-            let delegation = slice.delegation().clone();
-            let spread = Spread::new(device, number, scheme, delegation);
-            self.put(root, Box::new(spread.map_err(MachineError::Delegation)?))?;
+        for (number, (placement, device)) in (0..).zip(all) {
+            let remote = slice.remote_devices().clone();
+            let device = PartitionedDevice::new(device, number, placement, remote);
+            self.put(root, Box::new(device.map_err(MachineError::RemoteDevices)?))?;
         }
         Ok(())
     }
@@ -106,15 +106,15 @@ impl PciDevices<'_> {
     fn put(&mut self, root: &Root, device: Box<dyn VirtioDevice>) -> Result<(), MachineError> {
         let number = self.attached;
         self.attached += 1;
-        let delegation = self.slice.map(|slice| slice.delegation());
+        let remote = self.slice.map(|slice| slice.remote_devices());
         let attach = Attach {
             memory: self.frame.memory.clone(),
             observer: self.observer.clone(),
-            watch: delegation.map(|delegation| delegation.watch(number)),
+            route_observer: remote.map(|remote| remote.route_publisher(number)),
         };
         let transport = Transport::attach(root, &attach, device)?;
-        if let Some(delegation) = delegation {
-            delegation.add_transport(number, &transport);
+        if let Some(remote) = remote {
+            remote.add_transport(number, &transport);
         }
         self.parts.push((transport.name().to_owned(), transport));
         Ok(())

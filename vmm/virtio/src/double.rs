@@ -170,7 +170,7 @@ impl Machine {
         let attach = Attach {
             memory: DeviceMemory::whole(&self.ram),
             observer: None,
-            watch: None,
+            route_observer: None,
         };
         Transport::attach(&self.root, &attach, Box::new(device))
     }

@@ -46,7 +46,10 @@ use weft_platform::pci::PciError;
 
 pub use fault::Fault;
 pub use ring::Ring;
-pub use transport::{Attach, Counters, NOTIFY_MULTIPLIER, Transport, TransportState, Watch, Ways};
+pub use transport::{
+    Attach, Counters, NOTIFY_MULTIPLIER, NotificationRoutes, RouteObserver, Transport,
+    TransportState,
+};
 pub use worker::Handler;
 
 /// VIRTIO_F_INDIRECT_DESC (6): descriptors may point to tables of descriptors.

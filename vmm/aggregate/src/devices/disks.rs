@@ -5,7 +5,7 @@ use std::fs::File;
 use std::sync::Arc;
 
 use crate::Slice;
-use crate::delegation::Scheme;
+use crate::remote_devices::QueuePlacement;
 use weft_virtio::block;
 use weft_virtio::block::{Block, BlockOptions, Geometry, QUEUES_MAX};
 
@@ -55,19 +55,19 @@ impl DeviceList<'_> {
         &self,
         slice: &Arc<Slice>,
         opened: &OpenDisks,
-    ) -> Result<Vec<(Scheme, Block)>, DeviceError> {
+    ) -> Result<Vec<(QueuePlacement, Block)>, DeviceError> {
         let disks = self.disks;
-        let schemes: Vec<Scheme> = disks
+        let placements: Vec<QueuePlacement> = disks
             .iter()
             .map(|disk| {
                 let (owner, path) = (disk.slice as usize, disk.data_path);
-                Scheme::new(slice.locations(), owner, path, queues(self), 1)
+                QueuePlacement::new(slice.locations(), owner, path, queues(self), 1)
             })
             .collect();
         let mut here = Vec::new();
-        for (number, scheme) in schemes.iter().enumerate() {
-            let serves = |queue| scheme.server(queue) == slice.number();
-            let open = (scheme.owner() == slice.number())
+        for (number, placement) in placements.iter().enumerate() {
+            let serves = |queue| placement.server(queue) == slice.number();
+            let open = (placement.owner() == slice.number())
                 .then(|| Block::open_for(&options(self, number, opened), serves))
                 .transpose()?;
             if let Some(block) = &open {
@@ -76,25 +76,25 @@ impl DeviceList<'_> {
             }
             here.push(open);
         }
-        let carried = |scheme: &&Scheme| scheme.owner() != slice.number();
-        let own_units = |scheme: &Scheme| scheme.units_of(slice.number()).count();
-        let carriers = schemes.iter().filter(carried).map(own_units).sum();
+        let carried = |placement: &&QueuePlacement| placement.owner() != slice.number();
+        let own_groups = |placement: &QueuePlacement| placement.groups_of(slice.number()).count();
+        let carriers = placements.iter().filter(carried).map(own_groups).sum();
         let mut all = Vec::new();
-        for (number, (scheme, open)) in schemes.into_iter().zip(here).enumerate() {
+        for (number, (placement, open)) in placements.into_iter().zip(here).enumerate() {
             let device = number as u8;
-            let delegation = slice.delegation();
-            delegation.add_scheme(device, &scheme);
+            let remote = slice.remote_devices();
+            remote.add_placement(device, &placement);
             let block = match open {
                 Some(block) => block,
                 None => {
-                    let geometry = described(slice, scheme.owner(), number)?;
-                    let ways = delegation.carriers(device, &scheme, carriers);
-                    Block::elsewhere(geometry, ways.map_err(DeviceError::Delegation)?)?
+                    let geometry = described(slice, placement.owner(), number)?;
+                    let ways = remote.carriers(device, &placement, carriers);
+                    Block::elsewhere(geometry, ways.map_err(DeviceError::RemoteDevices)?)?
                 }
             };
-            let served = delegation.serve_disk(device, &scheme, &block);
-            served.map_err(DeviceError::Delegation)?;
-            all.push((scheme, block));
+            let served = remote.serve_disk(device, &placement, &block);
+            served.map_err(DeviceError::RemoteDevices)?;
+            all.push((placement, block));
         }
         Ok(all)
     }

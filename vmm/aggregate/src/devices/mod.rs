@@ -14,9 +14,9 @@ use thiserror::Error;
 use weft_virtio::VirtioDevice;
 
 use crate::Slice;
-use crate::delegation::Scheme;
+use crate::remote_devices::QueuePlacement;
 
-pub use crate::delegation::DataPath;
+pub use crate::remote_devices::DataPath;
 pub use disks::OpenDisks;
 
 /// A disk: a raw image.
@@ -65,7 +65,7 @@ pub enum Network {
     },
     /// A network in user space (passt): needs no privilege.
     User {
-        /// Ways in.
+        /// Ports of the host that reach the guest.
         #[serde(default)]
         forwards: Vec<Forward>,
         /// Whether the gateway's address is this host's loopback to the guest.
@@ -97,7 +97,7 @@ impl Network {
 }
 
 /// A device with the slices that serve it.
-pub type Placed = (Scheme, Box<dyn VirtioDevice>);
+pub type Placed = (QueuePlacement, Box<dyn VirtioDevice>);
 
 /// What of a machine its disks and networks need to know.
 #[derive(Clone, Copy, Debug)]
@@ -121,8 +121,8 @@ impl DeviceList<'_> {
         opened: &OpenDisks,
     ) -> Result<Vec<Placed>, DeviceError> {
         let mut all: Vec<Placed> = Vec::new();
-        for (scheme, block) in self.disks_of_slice(slice, opened)? {
-            all.push((scheme, Box::new(block)));
+        for (placement, block) in self.disks_of_slice(slice, opened)? {
+            all.push((placement, Box::new(block)));
         }
         all.extend(self.networks_of_slice(slice)?);
         Ok(all)
@@ -149,7 +149,7 @@ pub enum DeviceError {
         /// What came instead.
         reason: String,
     },
-    /// What serves the devices of several slices could not be made.
+    /// What serves devices of several slices could not be made.
     #[error("cannot serve the devices of several nodes")]
-    Delegation(#[source] std::io::Error),
+    RemoteDevices(#[source] std::io::Error),
 }

@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use crate::delegation::Scheme;
+use crate::remote_devices::QueuePlacement;
 use crate::{PRIMARY, Slice};
 use weft_virtio::net::{
     FarNet, Net, NetBackEnd, NetDescription, NetOptions, Opened, PAIRS_MAX, Use,
@@ -15,7 +15,7 @@ use super::{DataPath, DeviceList, Network, Placed};
 
 /// A network as far as it is known before the other slices were heard.
 struct Begun {
-    scheme: Scheme,
+    placement: QueuePlacement,
     /// Pairs of queues.
     pairs: u16,
     open: Option<Here>,
@@ -54,12 +54,12 @@ impl DeviceList<'_> {
         let mut all = Vec::new();
         for (number, begun) in begun.into_iter().enumerate() {
             let device = (first + number) as u8;
-            let delegation = slice.delegation();
-            delegation.add_scheme(device, &begun.scheme);
-            let scheme = begun.scheme.clone();
+            let remote = slice.remote_devices();
+            remote.add_placement(device, &begun.placement);
+            let placement = begun.placement.clone();
             let made = make(slice, (device, number), begun, net::window(ways))?;
-            delegation.add_configuration(device, made.configuration());
-            all.push((scheme, made));
+            remote.add_configuration(device, made.configuration());
+            all.push((placement, made));
         }
         Ok(all)
     }
@@ -75,9 +75,9 @@ fn begin(
     let mut options = options(list, number, network);
     let owner = network.slice() as usize;
     let pairs = pairs(list);
-    let bypass = Scheme::new(slice.locations(), owner, network.data_path(), pairs, 2);
+    let bypass = QueuePlacement::new(slice.locations(), owner, network.data_path(), pairs, 2);
     let among = (0..pairs).any(|pair| bypass.server(pair) != owner);
-    let scheme = if among {
+    let placement = if among {
         options.pairs = pairs;
         bypass
     } else {
@@ -85,7 +85,7 @@ fn begin(
             // The queue that asks for more pairs would be served apart from them.
             options.pairs = 1;
         }
-        Scheme::new(slice.locations(), owner, DataPath::Dsm, options.pairs, 2)
+        QueuePlacement::new(slice.locations(), owner, DataPath::Dsm, options.pairs, 2)
     };
     let open = match owner == slice.number() {
         false => None,
@@ -102,7 +102,7 @@ fn begin(
     }
     let pairs = options.pairs;
     Ok(Begun {
-        scheme,
+        placement,
         pairs,
         open,
     })
@@ -116,28 +116,28 @@ fn make(
     window: usize,
 ) -> Result<Box<dyn VirtioDevice>, DeviceError> {
     let Begun {
-        scheme,
+        placement,
         pairs,
         open,
     } = begun;
-    let among = (0..scheme.units()).any(|pair| scheme.server(pair) != scheme.owner());
+    let among = (0..placement.groups()).any(|pair| placement.server(pair) != placement.owner());
     // A tap that was made for one pair has one, where its slice serves it alone.
     let possible = if among { pairs..=pairs } else { 1..=pairs };
     let (link, description) = match open {
         Some(Here::Alone(net)) => return Ok(Box::new(net)),
         Some(Here::Among(Opened { link, description })) => (Some(link), description),
-        None => (None, described(slice, scheme.owner(), number, possible)?),
+        None => (None, described(slice, placement.owner(), number, possible)?),
     };
     if !among {
         return Ok(Box::new(FarNet::new(description)));
     }
-    let delegation = slice.delegation().clone();
-    let links = delegation.links(device, &scheme, link, window);
-    let links = links.map_err(DeviceError::Delegation)?;
+    let remote = slice.remote_devices().clone();
+    let links = remote.links(device, &placement, link, window);
+    let links = links.map_err(DeviceError::RemoteDevices)?;
     let user: Option<Use> = slice
         .is_primary()
-        .then(|| Box::new(move |usage| delegation.use_network(device, usage)) as Use);
-    Ok(Box::new(Net::spread(&description, links, user)))
+        .then(|| Box::new(move |usage| remote.use_network(device, usage)) as Use);
+    Ok(Box::new(Net::partitioned(&description, links, user)))
 }
 
 fn described(

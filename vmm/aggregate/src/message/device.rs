@@ -19,7 +19,7 @@
 //! | 153 | use | | features, pairs | |
 //! | 154 | configured | | | all of the device's configuration |
 //!
-//! `count` has the device in its upper byte, and a queue or unit in its lower one.
+//! `count` has the device in its upper byte, and a queue or queue group in its lower one.
 
 use std::borrow::Cow;
 
@@ -53,7 +53,7 @@ const CONFIGURED: u8 = 154;
 
 const DURABLE: u8 = 1 << 7;
 
-/// A queue or a unit of a device, or the device itself.
+/// A queue or a queue group of a device, or the device itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Address {
     /// Devices are numbered in the order in which the guest finds them.
@@ -63,14 +63,14 @@ pub struct Address {
 }
 
 impl Address {
-    /// Of a queue or unit.
+    /// Of a queue or queue group.
     pub fn new(device: u8, index: u16) -> Self {
         // No device here has more than 33.
         let index = index as u8;
         Self { device, index }
     }
 
-    /// The queue or unit.
+    /// The queue or queue group.
     pub fn index(self) -> u16 {
         self.index.into()
     }
@@ -106,11 +106,11 @@ pub enum DeviceMessage<'a> {
         /// What was seen.
         ticket: u64,
     },
-    /// Serve this unit: [`Activation`](crate::delegation::Activation).
+    /// Serve this queue group: [`Activation`](crate::remote_devices::Activation).
     Activate(Vec<u8>),
     /// Stop it; answered by `Stopped`.
     Stop,
-    /// It stopped: [`Stopped`](crate::delegation::Stopped).
+    /// It stopped: [`Stopped`](crate::remote_devices::Stopped).
     Stopped(Vec<u8>),
     /// The driver notified the queue.
     Kick,

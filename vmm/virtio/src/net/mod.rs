@@ -178,7 +178,7 @@ impl Net {
     /// A slice's part in a network that several serve. `links` has one entry per
     /// pair, empty for those that are not served here. `user` hears what the driver
     /// uses, where the first pair is.
-    pub fn spread(
+    pub fn partitioned(
         description: &NetDescription,
         links: Vec<Option<Box<dyn Link>>>,
         user: Option<Use>,

@@ -56,12 +56,12 @@ pub struct Attach {
     /// Hears of what devices write there.
     pub observer: Option<Arc<dyn WriteObserver>>,
     /// Hears of how driver and device reach each other.
-    pub watch: Option<Arc<dyn Watch>>,
+    pub route_observer: Option<Arc<dyn RouteObserver>>,
 }
 
 /// How a driver and its device reach each other, while the driver is ready.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ways {
+pub struct NotificationRoutes {
     /// Guest-physical address of the first queue's notification; the next is
     /// [`NOTIFY_MULTIPLIER`] bytes further.
     pub doorbells: Option<u64>,
@@ -69,12 +69,12 @@ pub struct Ways {
     pub messages: Vec<Option<(u64, u32)>>,
 }
 
-/// Hears of changes of the [`Ways`], for the slices that serve queues.
-pub trait Watch: Send + Sync {
-    /// They may have changed; `ways` says what they are at the moment that it is
+/// Is called when [`NotificationRoutes`] change, for the slices that serve queues.
+pub trait RouteObserver: Send + Sync {
+    /// They may have changed; `routes` says what they are at the moment that it is
     /// called. Called on the thread of the vCPU that changed them, with no lock of
     /// the device held; may wait for other slices, not for the guest.
-    fn changed(&self, ways: &dyn Fn() -> Ways);
+    fn changed(&self, routes: &dyn Fn() -> NotificationRoutes);
 }
 
 /// Where the device is in its life.
@@ -197,7 +197,7 @@ impl Transport {
         });
         let window = Window(Arc::downgrade(&transport));
         endpoint.connect(REGISTERS_BAR, Arc::new(window));
-        if transport.attach.watch.is_some() {
+        if transport.attach.route_observer.is_some() {
             let watched = Arc::downgrade(&transport);
             endpoint.on_message_change(Box::new(move || {
                 if let Some(transport) = watched.upgrade() {
@@ -296,18 +296,18 @@ impl Transport {
 
     /// Tells the observer that the routes may have changed. No lock is held.
     fn ways_changed(&self) {
-        if let Some(watch) = &self.attach.watch {
-            watch.changed(&|| self.ways());
+        if let Some(route_observer) = &self.attach.route_observer {
+            route_observer.changed(&|| self.routes());
         }
     }
 
-    fn ways(&self) -> Ways {
+    fn routes(&self) -> NotificationRoutes {
         if !lock(&self.state).registers.driver_ok() {
-            return Ways::default();
+            return NotificationRoutes::default();
         }
         let base = self.endpoint.place_of(REGISTERS_BAR);
         let message = |queue| self.endpoint.message(self.interrupt.vector(Some(queue)));
-        Ways {
+        NotificationRoutes {
             doorbells: base.map(|base| base + NOTIFY),
             messages: (0..self.kicks.len() as u16).map(message).collect(),
         }

@@ -1,11 +1,11 @@
 //! Serves, on a secondary, the queues whose registers are on the primary.
 //!
 //! ```text
-//! Idle ──activate──> Serving ──stop──> Stopping ──quiet──> Idle, and `Stopped` is told
+//! Idle ──activate──> Serving ──stop──> Stopping ──quiet──> Idle, and `Stopped` is sent
 //! ```
 //!
-//! One thread takes the orders, `weft-station`, and never waits for long: a unit
-//! that does not get quiet holds up no other.
+//! One thread executes the commands, `weft-queues`, and never waits for long: a group
+//! that does not become quiet delays no other.
 
 use std::collections::HashMap;
 use std::io;
@@ -25,21 +25,21 @@ use weft_virtio::ring::RingParts;
 use weft_virtio::worker::Worker;
 use weft_virtio::{FEATURE_EVENT_INDEX, Fault, Ring, VirtioDevice};
 
-use super::scheme::Scheme;
-use super::{Activation, Delegation, Stopped};
+use super::queue_placement::QueuePlacement;
+use super::{Activation, RemoteDevices, Stopped};
 use crate::PRIMARY;
 use crate::message::device::{Address, DeviceMessage};
 
-/// Orders that may wait: each unit has two at most, one to start and one to stop.
-const ORDERS_MAX: usize = 1024;
+/// Commands that may wait: each group has two at most, one to start and one to stop.
+const COMMANDS_MAX: usize = 1024;
 /// How often the thread looks whether the machine is over.
 const LOOK: Duration = Duration::from_millis(500);
-/// How often it looks whether units have stopped.
+/// How often it looks whether groups have stopped.
 const STOP_LOOK: Duration = Duration::from_millis(1);
 
-/// What the primary wants.
-pub(super) enum Order {
-    /// Serve a unit.
+/// What the primary asks for.
+pub(super) enum BackEndCommand {
+    /// Serve a group.
     Activate(Address, Vec<u8>),
     Stop(Address),
 }
@@ -54,7 +54,7 @@ pub struct Tools {
     pub sink: Arc<dyn MessageSink>,
 }
 
-/// A device of which units are served here.
+/// A device of which groups are served here.
 struct Served {
     device: Box<dyn VirtioDevice>,
     name: String,
@@ -62,23 +62,23 @@ struct Served {
     taken: Arc<AtomicU64>,
 }
 
-/// A unit that may be served here.
-struct Unit {
+/// A group that may be served here.
+struct Group {
     worker: Worker,
     kicks: Vec<(u16, Arc<EventFd>)>,
     stopping: bool,
 }
 
-/// The orders' thread's.
-pub struct Station {
+/// The state of the thread that executes the commands.
+pub struct QueueBackEnd {
     tools: Tools,
-    delegation: Arc<Delegation>,
+    remote: Arc<RemoteDevices>,
     devices: HashMap<u8, Served>,
-    units: HashMap<Address, Unit>,
+    groups: HashMap<Address, Group>,
 }
 
-/// What was counted, for the machine's counters.
-pub struct StationPart(Vec<Arc<AtomicU64>>);
+/// The counters of all devices of which queues are served here.
+pub struct BackEndCounters(Vec<Arc<AtomicU64>>);
 
 /// Address and data of a queue's interrupt, while it may be sent from here.
 pub(super) type Route = Arc<Mutex<Option<(u64, u32)>>>;
@@ -86,67 +86,67 @@ pub(super) type Route = Arc<Mutex<Option<(u64, u32)>>>;
 /// The way from a queue here to its driver.
 struct Far {
     device: u8,
-    delegation: Arc<Delegation>,
+    remote: Arc<RemoteDevices>,
     sink: Arc<dyn MessageSink>,
 }
 
 impl FarRegisters for Far {
     fn queue(&self, index: u16) {
         let address = Address::new(self.device, index);
-        if let Some(route) = self.delegation.route(address) {
+        if let Some(route) = self.remote.route(address) {
             // Held while it is sent: after a change was seen the old one is not.
             let route = lock(&route);
             if let Some((place, data)) = *route {
                 return self.sink.send(place, data);
             }
         }
-        self.delegation.send(PRIMARY, address, DeviceMessage::Used);
+        self.remote.send(PRIMARY, address, DeviceMessage::Used);
     }
 
     fn configuration(&self) {
-        self.delegation.configured(self.device);
+        self.remote.configured(self.device);
     }
 
     fn fault(&self, reason: &str) {
         let address = Address::new(self.device, 0);
         let message = DeviceMessage::Broken(reason.as_bytes().to_vec());
-        self.delegation.send(PRIMARY, address, message);
+        self.remote.send(PRIMARY, address, message);
     }
 }
 
-impl Station {
-    /// Makes the threads of all units that `devices` have here, idle, and that which
-    /// takes the orders.
+impl QueueBackEnd {
+    /// Starts the threads of all groups that `devices` have here, idle, and the one that
+    /// executes the commands.
     ///
     /// # Errors
     /// No thread, or no descriptors left.
     pub fn start(
-        delegation: Arc<Delegation>,
+        remote: Arc<RemoteDevices>,
         tools: Tools,
-        devices: Vec<(u8, Scheme, Box<dyn VirtioDevice>)>,
-    ) -> io::Result<StationPart> {
-        let mut station = Self {
+        devices: Vec<(u8, QueuePlacement, Box<dyn VirtioDevice>)>,
+    ) -> io::Result<BackEndCounters> {
+        let mut back_end = Self {
             tools,
-            delegation: delegation.clone(),
+            remote: remote.clone(),
             devices: HashMap::new(),
-            units: HashMap::new(),
+            groups: HashMap::new(),
         };
         let mut counted = Vec::new();
-        for (number, scheme, device) in devices {
+        for (number, placement, device) in devices {
             let name = format!("{}{number}", device.kind().name);
-            for unit in scheme.units_of(delegation.number) {
-                let worker = Worker::new(&format!("weft-{name}-{unit}"), device.thread_kind())?;
+            for group in placement.groups_of(remote.number) {
+                let worker = Worker::new(&format!("weft-{name}-{group}"), device.thread_kind())?;
                 let mut kicks = Vec::new();
-                for queue in scheme.queues(unit) {
+                for queue in placement.queues(group) {
                     let kick = Arc::new(EventFd::new(EFD_NONBLOCK)?);
-                    delegation.add_kick(Address::new(number, queue), kick.clone());
+                    remote.add_kick(Address::new(number, queue), kick.clone());
                     kicks.push((queue, kick));
                 }
-                let unit = Address::new(number, unit);
+                let group = Address::new(number, group);
                 let stopping = false;
-                station.units.insert(
-                    unit,
-                    Unit {
+                back_end.groups.insert(
+                    group,
+                    Group {
                         worker,
                         kicks,
                         stopping,
@@ -160,23 +160,23 @@ impl Station {
                 name,
                 taken,
             };
-            station.devices.insert(number, served);
+            back_end.devices.insert(number, served);
         }
-        let (orders, ordered): (SyncSender<Order>, _) = sync_channel(ORDERS_MAX);
-        delegation.set_station(orders);
-        weft_confine::spawn("weft-station", ThreadKind::Device, move || {
-            station.run(&ordered);
+        let (sender, commands): (SyncSender<BackEndCommand>, _) = sync_channel(COMMANDS_MAX);
+        remote.set_back_end(sender);
+        weft_confine::spawn("weft-queues", ThreadKind::Device, move || {
+            back_end.run(&commands);
         })?;
-        Ok(StationPart(counted))
+        Ok(BackEndCounters(counted))
     }
 
     /// Until the machine is over.
-    fn run(mut self, ordered: &Receiver<Order>) {
-        while !self.delegation.peers.is_over() {
-            let stopping = self.units.values().any(|unit| unit.stopping);
-            match ordered.recv_timeout(if stopping { STOP_LOOK } else { LOOK }) {
-                Ok(Order::Activate(unit, json)) => self.activate(unit, &json),
-                Ok(Order::Stop(unit)) => self.stop(unit),
+    fn run(mut self, commands: &Receiver<BackEndCommand>) {
+        while !self.remote.peers.is_over() {
+            let stopping = self.groups.values().any(|group| group.stopping);
+            match commands.recv_timeout(if stopping { STOP_LOOK } else { LOOK }) {
+                Ok(BackEndCommand::Activate(group, json)) => self.activate(group, &json),
+                Ok(BackEndCommand::Stop(group)) => self.stop(group),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -184,13 +184,13 @@ impl Station {
         }
     }
 
-    fn activate(&mut self, unit: Address, json: &[u8]) {
+    fn activate(&mut self, group: Address, json: &[u8]) {
         let outcome = serde_json::from_slice(json)
             .map_err(|error| Fault::Elsewhere(format!("a malformed activation: {error}")))
-            .and_then(|activation| self.serve(unit, &activation));
+            .and_then(|activation| self.serve(group, &activation));
         if let Err(fault) = outcome {
             let message = DeviceMessage::Broken(fault.to_string().into_bytes());
-            self.delegation.send(PRIMARY, unit, message);
+            self.remote.send(PRIMARY, group, message);
         }
     }
 
@@ -202,17 +202,17 @@ impl Station {
                     .into(),
             )
         };
-        let unit = self.units.get(&address).ok_or_else(nothing)?;
+        let group = self.groups.get(&address).ok_or_else(nothing)?;
         let served = self.devices.get_mut(&address.device).ok_or_else(nothing)?;
         let far = Far {
             device: address.device,
-            delegation: self.delegation.clone(),
+            remote: self.remote.clone(),
             sink: self.tools.sink.clone(),
         };
         let interrupt = Arc::new(Interrupt::far(Arc::new(far), &served.name));
         let sizes = served.device.queue_sizes();
         let mut rings: Vec<Option<Ring>> = sizes.iter().map(|_| None).collect();
-        for (queue, kick) in &unit.kicks {
+        for (queue, kick) in &group.kicks {
             let named = activation.queues.iter().find(|(index, _)| index == queue);
             let (Some((_, state)), Some(size)) = (named, sizes.get(usize::from(*queue))) else {
                 continue;
@@ -229,38 +229,38 @@ impl Station {
             rings[usize::from(*queue)] = Some(ring);
         }
         for handler in served.device.activate(activation.features, rings)? {
-            unit.worker.start(handler);
+            group.worker.start(handler);
         }
         Ok(())
     }
 
     fn stop(&mut self, address: Address) {
-        if let Some(unit) = self.units.get_mut(&address) {
-            unit.worker.request_stop();
-            unit.stopping = true;
+        if let Some(group) = self.groups.get_mut(&address) {
+            group.worker.request_stop();
+            group.stopping = true;
         }
     }
 
-    /// Tells of the units that have got quiet.
+    /// Reports the groups that have become quiet.
     fn report_stopped(&mut self) {
-        for (address, unit) in &mut self.units {
-            if !unit.stopping || !unit.worker.wait_quiet(Instant::now()) {
+        for (address, group) in &mut self.groups {
+            if !group.stopping || !group.worker.wait_quiet(Instant::now()) {
                 continue;
             }
-            unit.stopping = false;
-            let handler = unit.worker.take();
+            group.stopping = false;
+            let handler = group.worker.take();
             let rings = handler.iter().flat_map(|handler| handler.rings());
             let stopped = Stopped(rings.map(|ring| (ring.index(), ring.state())).collect());
             drop(handler);
             // It is plain data: it always has a text.
             let json = serde_json::to_vec(&stopped).unwrap_or_default();
             let message = DeviceMessage::Stopped(json);
-            self.delegation.send(PRIMARY, *address, message);
+            self.remote.send(PRIMARY, *address, message);
         }
     }
 }
 
-impl Part for StationPart {
+impl Part for BackEndCounters {
     fn save(&self) -> Result<Value, PartError> {
         Err(PartError::Busy("queues of another slice's devices".into()))
     }

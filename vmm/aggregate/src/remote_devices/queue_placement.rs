@@ -17,41 +17,41 @@ pub enum DataPath {
     Dsm,
 }
 
-/// A device's queues, dealt to slices. A *unit* is what one handler serves: a queue
+/// A device's queues, dealt to slices. A *group* is what one handler serves: a queue
 /// of a disk, a pair of queues of a network.
 ///
-/// Invariant: every queue belongs to exactly one unit, every unit to one slice.
+/// Invariant: every queue belongs to exactly one group, every group to one slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Scheme {
+pub struct QueuePlacement {
     owner: usize,
     servers: Vec<usize>,
-    unit_queues: u16,
+    group_queues: u16,
 }
 
-impl Scheme {
-    /// A device that `owner` has, of `units` of `unit_queues` queues each. With
-    /// `bypass` unit `u` of as many as there are vCPUs is served where vCPU `u` is,
-    /// for Linux gives it to that vCPU; of fewer units each serves the vCPUs that
+impl QueuePlacement {
+    /// A device that `owner` has, of `groups` of `group_queues` queues each. With
+    /// `bypass` group `u` of as many as there are vCPUs is served where vCPU `u` is,
+    /// for Linux gives it to that vCPU; of fewer groups each serves the vCPUs that
     /// follow one another, as Linux deals them. Units stay there when vCPUs move.
     pub fn new(
         locations: &Locations,
         owner: usize,
         path: DataPath,
-        units: u16,
-        unit_queues: u16,
+        groups: u16,
+        group_queues: u16,
     ) -> Self {
         let cpus = u64::from(locations.cpus());
-        let server = |unit: u16| match path {
+        let server = |group: u16| match path {
             DataPath::Dsm => owner,
             DataPath::Bypass => {
-                let cpu = u64::from(unit) * cpus / u64::from(units.max(1));
+                let cpu = u64::from(group) * cpus / u64::from(groups.max(1));
                 locations.of(cpu as u32).map_or(owner, |place| place.slice)
             }
         };
         Self {
             owner,
-            servers: (0..units).map(server).collect(),
-            unit_queues,
+            servers: (0..groups).map(server).collect(),
+            group_queues,
         }
     }
 
@@ -60,31 +60,31 @@ impl Scheme {
         self.owner
     }
 
-    /// How many units there are.
-    pub fn units(&self) -> u16 {
+    /// How many groups there are.
+    pub fn groups(&self) -> u16 {
         self.servers.len() as u16
     }
 
-    /// The slice that serves a unit.
-    pub fn server(&self, unit: u16) -> usize {
-        self.servers.get(usize::from(unit)).copied().unwrap_or(0)
+    /// The slice that serves a group.
+    pub fn server(&self, group: u16) -> usize {
+        self.servers.get(usize::from(group)).copied().unwrap_or(0)
     }
 
-    /// The slice that serves a queue: those behind the last unit go with the first.
+    /// The slice that serves a queue: those behind the last group go with the first.
     pub fn server_of_queue(&self, queue: u16) -> usize {
-        let unit = usize::from(queue / self.unit_queues);
-        let server = self.servers.get(unit).or(self.servers.first());
+        let group = usize::from(queue / self.group_queues);
+        let server = self.servers.get(group).or(self.servers.first());
         server.copied().unwrap_or(0)
     }
 
-    /// The queues of a unit.
-    pub fn queues(&self, unit: u16) -> Range<u16> {
-        unit * self.unit_queues..(unit + 1) * self.unit_queues
+    /// The queues of a group.
+    pub fn queues(&self, group: u16) -> Range<u16> {
+        group * self.group_queues..(group + 1) * self.group_queues
     }
 
-    /// The units that `slice` serves.
-    pub fn units_of(&self, slice: usize) -> impl Iterator<Item = u16> + '_ {
-        (0..self.units()).filter(move |unit| self.server(*unit) == slice)
+    /// The groups that `slice` serves.
+    pub fn groups_of(&self, slice: usize) -> impl Iterator<Item = u16> + '_ {
+        (0..self.groups()).filter(move |group| self.server(*group) == slice)
     }
 }
 
@@ -95,14 +95,14 @@ mod tests {
     #[test]
     fn units_follow_the_vcpus_or_stay_with_the_device() {
         let locations = Locations::new([2, 2]);
-        let of = |path, units| Scheme::new(&locations, 1, path, units, 1).servers;
+        let of = |path, groups| QueuePlacement::new(&locations, 1, path, groups, 1).servers;
         assert_eq!(of(DataPath::Bypass, 4), [0, 0, 1, 1]);
         assert_eq!(of(DataPath::Bypass, 2), [0, 1]);
         assert_eq!(of(DataPath::Bypass, 1), [0]);
         assert_eq!(of(DataPath::Dsm, 4), [1; 4]);
-        let pairs = Scheme::new(&locations, 0, DataPath::Bypass, 4, 2);
+        let pairs = QueuePlacement::new(&locations, 0, DataPath::Bypass, 4, 2);
         assert_eq!(pairs.queues(2), 4..6);
         assert_eq!((pairs.server_of_queue(5), pairs.server_of_queue(8)), (1, 0));
-        assert_eq!(pairs.units_of(1).collect::<Vec<_>>(), [2, 3]);
+        assert_eq!(pairs.groups_of(1).collect::<Vec<_>>(), [2, 3]);
     }
 }

@@ -8,8 +8,8 @@ use weft_confine::ThreadKind;
 use weft_virtio::net::{Carrier, Carry, Inbox, Link, Place, Switch, Usage};
 use weft_virtio::{ConfigSpace, net};
 
-use super::Delegation;
-use super::scheme::Scheme;
+use super::RemoteDevices;
+use super::queue_placement::QueuePlacement;
 use crate::PRIMARY;
 use crate::message::device::{self, Address, DeviceMessage};
 
@@ -18,26 +18,24 @@ struct NetCarry {
     pair: Address,
     /// Who is at the other end.
     slice: usize,
-    delegation: Arc<Delegation>,
+    remote: Arc<RemoteDevices>,
 }
 
 impl Carry for NetCarry {
     fn frames(&self, batch: &[u8]) {
         let header = device::frames(self.pair);
-        self.delegation
-            .peers
-            .send_frame(self.slice, &header, &[batch]);
+        self.remote.peers.send_frame(self.slice, &header, &[batch]);
     }
 
     fn taken(&self, bytes: u64) {
         let message = DeviceMessage::Taken { bytes };
-        self.delegation.send(self.slice, self.pair, message);
+        self.remote.send(self.slice, self.pair, message);
     }
 }
 
-impl Delegation {
-    /// The links of those pairs of a network that this slice serves, where `scheme`
-    /// has several slices do so. `link`: the network's own, if it is here. At most
+impl RemoteDevices {
+    /// The links of those pairs of a network that this slice serves, where several slices
+    /// serve pairs. `link`: the network's own, if it is here. At most
     /// `window` bytes are under way between two slices, for each pair and way.
     ///
     /// # Errors
@@ -45,15 +43,15 @@ impl Delegation {
     pub fn links(
         self: &Arc<Self>,
         device: u8,
-        scheme: &Scheme,
+        placement: &QueuePlacement,
         link: Option<Box<dyn Link>>,
         window: usize,
     ) -> io::Result<Vec<Option<Box<dyn Link>>>> {
         let switch = link
-            .map(|link| self.switch(device, scheme, link, window))
+            .map(|link| self.switch(device, placement, link, window))
             .transpose()?;
         let link = |pair| {
-            if scheme.server(pair) != self.number {
+            if placement.server(pair) != self.number {
                 return Ok(None);
             }
             if let Some(switch) = &switch {
@@ -62,18 +60,18 @@ impl Delegation {
             let inbox = Inbox::new(window)?;
             let address = Address::new(device, pair);
             self.write(|table| table.frames.insert(address, inbox.clone()));
-            let carry = self.net_carry(address, scheme.owner());
+            let carry = self.net_carry(address, placement.owner());
             Ok(Some(Box::new(Carrier::new(carry, inbox)) as Box<dyn Link>))
         };
-        (0..scheme.units()).map(link).collect()
+        (0..placement.groups()).map(link).collect()
     }
 
     fn net_carry(self: &Arc<Self>, pair: Address, slice: usize) -> Arc<dyn Carry> {
-        let delegation = self.clone();
+        let remote = self.clone();
         Arc::new(NetCarry {
             pair,
             slice,
-            delegation,
+            remote,
         })
     }
 
@@ -81,20 +79,20 @@ impl Delegation {
     fn switch(
         self: &Arc<Self>,
         device: u8,
-        scheme: &Scheme,
+        placement: &QueuePlacement,
         link: Box<dyn Link>,
         window: usize,
     ) -> io::Result<Arc<Switch>> {
-        let place = |pair| match scheme.server(pair) {
+        let place = |pair| match placement.server(pair) {
             slice if slice == self.number => Place::Here,
             slice => Place::There(self.net_carry(Address::new(device, pair), slice)),
         };
-        let delegation = self.clone();
+        let remote = self.clone();
         let gone = Box::new(move |error: &io::Error| {
             eprintln!("weft: net{device}: the network failed: {error}");
-            delegation.unplug(device);
+            remote.unplug(device);
         });
-        let places = (0..scheme.units()).map(place).collect();
+        let places = (0..placement.groups()).map(place).collect();
         let switch = Switch::new(link, places, window, gone)?;
         self.write(|table| table.switches.insert(device, switch.clone()));
         let thread = switch.clone();
@@ -113,7 +111,7 @@ impl Delegation {
     /// for nothing.
     pub fn use_network(&self, device: u8, usage: Usage) {
         let (switch, owner) = self.read(|table| {
-            let owner = table.schemes.get(&device).map(Scheme::owner);
+            let owner = table.placements.get(&device).map(QueuePlacement::owner);
             (table.switches.get(&device).cloned(), owner)
         });
         match (switch, owner) {
@@ -150,7 +148,7 @@ impl Delegation {
     /// The device's slice says what its driver reads now.
     pub(super) fn configure(&self, from: usize, device: u8, bytes: &[u8]) -> Result<(), String> {
         let (configuration, owner) = self.read(|table| {
-            let owner = table.schemes.get(&device).map(Scheme::owner);
+            let owner = table.placements.get(&device).map(QueuePlacement::owner);
             (table.configurations.get(&device).cloned(), owner)
         });
         let (Some(configuration), Some(transport)) = (configuration, self.transport(device)) else {
@@ -168,15 +166,15 @@ impl Delegation {
     /// is at `from`.
     fn way(&self, from: usize, pair: Address) -> Result<Way, String> {
         self.read(|table| {
-            let scheme = table.schemes.get(&pair.device);
-            let far = |scheme: &Scheme| match scheme.owner() {
-                owner if owner == self.number => scheme.server(pair.index()),
+            let placement = table.placements.get(&pair.device);
+            let far = |placement: &QueuePlacement| match placement.owner() {
+                owner if owner == self.number => placement.server(pair.index()),
                 owner => owner,
             };
             let switch = table.switches.get(&pair.device).cloned().map(Way::Switch);
             let inbox = || table.frames.get(&pair).cloned().map(Way::Inbox);
             match switch.or_else(inbox) {
-                Some(way) if scheme.map(far) == Some(from) => Ok(way),
+                Some(way) if placement.map(far) == Some(from) => Ok(way),
                 _ => Err("it sends frames to a node without a queue pair".into()),
             }
         })

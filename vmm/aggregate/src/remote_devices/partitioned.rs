@@ -6,74 +6,74 @@ use std::sync::Arc;
 use weft_confine::ThreadKind;
 use weft_virtio::{ConfigSpace, DeviceState, Fault, Handler, Kind, Ring, StateError, VirtioDevice};
 
-use super::Delegation;
-use super::delegate::{Delegate, Desk};
-use super::scheme::Scheme;
+use super::RemoteDevices;
+use super::proxy::{QueueProxy, StopCompletion};
+use super::queue_placement::QueuePlacement;
 use crate::PRIMARY;
 use crate::message::device::Address;
 
 /// The device as it is here, and stand-ins for what is not.
-pub struct Spread {
+pub struct PartitionedDevice {
     device: Box<dyn VirtioDevice>,
     number: u8,
-    scheme: Scheme,
-    delegation: Arc<Delegation>,
-    desks: Vec<Arc<Desk>>,
+    placement: QueuePlacement,
+    remote: Arc<RemoteDevices>,
+    completions: Vec<Arc<StopCompletion>>,
 }
 
-impl Spread {
-    /// `device` serves those units that are served here.
+impl PartitionedDevice {
+    /// `device` serves those groups that are served here.
     ///
     /// # Errors
     /// No descriptors left.
     pub fn new(
         device: Box<dyn VirtioDevice>,
         number: u8,
-        scheme: Scheme,
-        delegation: Arc<Delegation>,
+        placement: QueuePlacement,
+        remote: Arc<RemoteDevices>,
     ) -> io::Result<Self> {
-        let desk = |unit| {
-            let desk = Arc::new(Desk::new()?);
-            delegation.add_desk(Address::new(number, unit), desk.clone());
-            Ok(desk)
+        let completion = |group| {
+            let completion = Arc::new(StopCompletion::new()?);
+            remote.add_completion(Address::new(number, group), completion.clone());
+            Ok(completion)
         };
-        let desks = (0..scheme.units())
-            .map(desk)
+        let completions = (0..placement.groups())
+            .map(completion)
             .collect::<io::Result<Vec<_>>>()?;
         Ok(Self {
             device,
             number,
-            scheme,
-            delegation,
-            desks,
+            placement,
+            remote,
+            completions,
         })
     }
 
-    /// The stand-in for a unit, of which the driver uses at least one queue.
-    fn delegate(
+    /// The stand-in for a group, of which the driver uses at least one queue.
+    fn proxy(
         &self,
-        unit: u16,
+        group: u16,
         features: u64,
         rings: &mut [Option<Ring>],
     ) -> Option<Box<dyn Handler>> {
-        let slice = self.scheme.server(unit);
+        let slice = self.placement.server(group);
         if slice == PRIMARY {
             return None;
         }
-        let queues = self.scheme.queues(unit);
+        let queues = self.placement.queues(group);
         let queues = usize::from(queues.start)..usize::from(queues.end);
         let rings: Vec<Ring> = rings
             .get_mut(queues)?
             .iter_mut()
             .filter_map(Option::take)
             .collect();
-        let unit_address = Address::new(self.number, unit);
-        let desk = self.desks.get(usize::from(unit))?.clone();
+        let group_address = Address::new(self.number, group);
+        let completion = self.completions.get(usize::from(group))?.clone();
         (!rings.is_empty()).then(|| {
-            Box::new(Delegate::new(
-                self.delegation.clone(),
-                desk,
-                (unit_address, slice),
+            Box::new(QueueProxy::new(
+                self.remote.clone(),
+                completion,
+                (group_address, slice),
                 features,
                 rings,
             )) as Box<dyn Handler>
@@ -81,7 +81,7 @@ impl Spread {
     }
 }
 
-impl VirtioDevice for Spread {
+impl VirtioDevice for PartitionedDevice {
     fn kind(&self) -> Kind {
         self.device.kind()
     }
@@ -111,9 +111,9 @@ impl VirtioDevice for Spread {
         features: u64,
         mut rings: Vec<Option<Ring>>,
     ) -> Result<Vec<Box<dyn Handler>>, Fault> {
-        let units = 0..self.scheme.units();
-        let mut handlers: Vec<_> = units
-            .filter_map(|unit| self.delegate(unit, features, &mut rings))
+        let groups = 0..self.placement.groups();
+        let mut handlers: Vec<_> = groups
+            .filter_map(|group| self.proxy(group, features, &mut rings))
             .collect();
         handlers.extend(self.device.activate(features, rings)?);
         Ok(handlers)

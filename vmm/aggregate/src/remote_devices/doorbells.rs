@@ -7,13 +7,13 @@ use std::sync::Arc;
 use weft_platform::bus::BusDevice;
 use weft_virtio::NOTIFY_MULTIPLIER;
 
-use super::Delegation;
+use super::RemoteDevices;
 use crate::message::device::{Address, DeviceMessage};
 
 /// One device's.
 pub(super) struct Doorbells {
     pub device: u8,
-    pub delegation: Arc<Delegation>,
+    pub remote: Arc<RemoteDevices>,
 }
 
 impl BusDevice for Doorbells {
@@ -24,9 +24,9 @@ impl BusDevice for Doorbells {
     fn write(&self, offset: u64, _: &[u8]) {
         let queue = (offset / NOTIFY_MULTIPLIER) as u16;
         let address = Address::new(self.device, queue);
-        match self.delegation.server_of(address) {
-            slice if slice == self.delegation.number => self.delegation.kick(address),
-            slice => self.delegation.send(slice, address, DeviceMessage::Kick),
+        match self.remote.server_of(address) {
+            slice if slice == self.remote.number => self.remote.kick(address),
+            slice => self.remote.send(slice, address, DeviceMessage::Kick),
         }
     }
 }

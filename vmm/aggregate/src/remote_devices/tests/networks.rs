@@ -57,26 +57,26 @@ fn rig_with_plug(owner: usize, delay: Duration) -> (Rig, UnixDatagram, UnixDatag
     let (near, far) = UnixDatagram::pair().unwrap();
     near.set_nonblocking(true).unwrap();
     far.set_read_timeout(Some(PATIENCE)).unwrap();
-    let scheme = Scheme::new(&Locations::new([1, 1]), owner, DataPath::Bypass, 2, 2);
+    let placement = QueuePlacement::new(&Locations::new([1, 1]), owner, DataPath::Bypass, 2, 2);
     let links = (0..2).map(|_| Box::new(Cable(near.try_clone().unwrap())) as Box<dyn Link>);
     let whole = Net::new(links.collect(), Mac([2, 0, 0, 0, 0, 1]), None, u64::MAX).unwrap();
     let description = whole.describe();
     let plug = near.try_clone().unwrap();
     let mut near = Some(near);
     let rig = Rig::new(owner, delay, &mut |slice| {
-        let delegation = slice.delegation().clone();
-        delegation.add_scheme(0, &scheme);
+        let remote = slice.remote_devices().clone();
+        remote.add_placement(0, &placement);
         let here = (slice.number() == owner).then(|| near.take().unwrap());
         let link = here.map(|near| Box::new(Cable(near)) as Box<dyn Link>);
-        let links = delegation.links(0, &scheme, link, net::window(20));
-        let user = delegation.clone();
+        let links = remote.links(0, &placement, link, net::window(20));
+        let user = remote.clone();
         let user = slice.is_primary().then(|| {
             let tell = move |usage| user.use_network(0, usage);
             Box::new(tell) as net::Use
         });
-        let net = Net::spread(&description, links.unwrap(), user);
-        delegation.add_configuration(0, net.configuration());
-        (scheme.clone(), Box::new(net))
+        let net = Net::partitioned(&description, links.unwrap(), user);
+        remote.add_configuration(0, net.configuration());
+        (placement.clone(), Box::new(net))
     });
     (rig, far, plug)
 }
@@ -435,9 +435,9 @@ fn what_no_slice_says_ends_the_machine() {
     ];
     for (owner, from, address, messages, reason) in cases {
         let (rig, _far) = rig(owner, Duration::ZERO);
-        let delegation = rig.slices[from].delegation();
+        let remote = rig.slices[from].remote_devices();
         for message in messages {
-            delegation.send(1 - from, address, message);
+            remote.send(1 - from, address, message);
         }
         let deadline = Instant::now() + PATIENCE;
         while rig.failures().is_empty() && Instant::now() < deadline {

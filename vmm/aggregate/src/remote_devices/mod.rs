@@ -1,40 +1,38 @@
-//! Devices of which one slice has the file or link, the primary the
-//! registers, and each slice serves the queues of its own vCPUs.
+//! Devices of which one slice has the file or link, the primary the registers, and each
+//! slice serves the queues of its own vCPUs.
 //!
 //! ```text
-//!  slice 0                       slice 1                     slice 2
-//!  Transport ──── Delegate ═════▶ Station                     file
-//!   registers      activate,       Worker ── Handler           ▲
-//!   MSI-X table    stop             │ ring, buffers            │
-//!   Teller ──────── ways ─────────▶ │ in its own memory        │
-//!                                  Carrier ─── pieces ──────▶ Server
+//!  slice 0                            slice 1                      slice 2
+//!  Transport ─── QueueProxy ════════▶ QueueBackEnd                  file
+//!   registers     activate, stop       Worker ── Handler             ▲
+//!   MSI-X table                         │ ring, buffers              │
+//!   RoutePublisher ──── routes ───────▶ │ in its own memory          │
+//!                                      RemoteBlock ── chunks ─────▶ Server
 //! ```
 //!
-//! Invariants: a queue is served by exactly one slice, or by none; it is served
-//! only between `Activate` and `Stopped`; a message that the driver has taken back
+//! Invariants: at most one slice serves a queue; it is served only between `Activate` and `Stopped`; a message that the driver has taken back
 //! is not sent any more once the driver's write has returned.
 //!
 //! | file | holds |
 //! | --- | --- |
-//! | `scheme` | who serves what |
-//! | `message` | what slices send each other |
-//! | `spread`, `delegate` | slice 0: stand-ins for queues served elsewhere |
-//! | `ways` | slice 0: tells where interrupts and notifications go |
-//! | `station` | secondaries: serve queues |
+//! | `queue_placement` | which slice serves which queues |
+//! | `partitioned`, `proxy` | slice 0: proxies of queues that other slices serve |
+//! | `routes` | slice 0: publishes where interrupts and notifications go |
+//! | `back_end` | secondaries: serve queues |
 //! | `doorbells` | secondaries: notifications that wait for nobody |
 //! | `disks` | requests and answers of disks |
 //! | `networks` | frames of networks |
 
-mod delegate;
+mod back_end;
 mod disks;
 mod doorbells;
 mod networks;
-pub(super) mod scheme;
-mod spread;
-mod station;
+mod partitioned;
+mod proxy;
+pub(super) mod queue_placement;
+mod routes;
 #[cfg(test)]
 mod tests;
-mod ways;
 
 use std::collections::HashMap;
 use std::io;
@@ -50,22 +48,22 @@ use weft_virtio::block::{Block, Carrier, Inbox, Job, QUEUE_SIZE, Server};
 use weft_virtio::net::{Inbox as FrameInbox, Switch};
 use weft_virtio::ring::QueueState;
 use weft_virtio::worker::Cause;
-use weft_virtio::{ConfigSpace, Fault, NOTIFY_MULTIPLIER, Transport, Watch};
+use weft_virtio::{ConfigSpace, Fault, NOTIFY_MULTIPLIER, RouteObserver, Transport};
 
 use super::PRIMARY;
 use super::message::device::{Address, DeviceMessage};
 use super::peers::Peers;
 use super::pending_requests::PendingRequests;
-use delegate::Desk;
+use back_end::{BackEndCommand, Route};
+pub use back_end::{BackEndCounters, QueueBackEnd, Tools};
 use disks::DiskCarry;
 use doorbells::Doorbells;
-pub use scheme::{DataPath, Scheme};
-pub use spread::Spread;
-use station::{Order, Route};
-pub use station::{Station, StationPart, Tools};
-use ways::Teller;
+pub use partitioned::PartitionedDevice;
+use proxy::StopCompletion;
+pub use queue_placement::{DataPath, QueuePlacement};
+use routes::RoutePublisher;
 
-/// The means to serve a unit.
+/// What a queue back end needs to serve a group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Activation {
     /// What the driver took.
@@ -74,28 +72,28 @@ pub struct Activation {
     pub queues: Vec<(u16, QueueState)>,
 }
 
-/// How far the queues of a unit got.
+/// How far the queues of a group got before they stopped.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stopped(pub Vec<(u16, QueueState)>);
 
 /// The receivers of messages, by device. Filled while the machine is put together, then only read.
 #[derive(Default)]
 struct Table {
-    schemes: HashMap<u8, Scheme>,
+    placements: HashMap<u8, QueuePlacement>,
     inboxes: HashMap<Address, Arc<Inbox>>,
     servers: HashMap<u8, Arc<Server>>,
     frames: HashMap<Address, Arc<FrameInbox>>,
     switches: HashMap<u8, Arc<Switch>>,
     configurations: HashMap<u8, Arc<ConfigSpace>>,
     routes: HashMap<Address, Route>,
-    desks: HashMap<Address, Arc<Desk>>,
+    completions: HashMap<Address, Arc<StopCompletion>>,
     kicks: HashMap<Address, Arc<EventFd>>,
     transports: HashMap<u8, Weak<Transport>>,
-    station: Option<SyncSender<Order>>,
+    back_end: Option<SyncSender<BackEndCommand>>,
 }
 
 /// One slice's part in the devices of all.
-pub struct Delegation {
+pub struct RemoteDevices {
     number: usize,
     peers: Arc<Peers>,
     seen: PendingRequests<()>,
@@ -107,7 +105,7 @@ pub struct Delegation {
     placed: Mutex<HashMap<u8, u64>>,
 }
 
-impl Delegation {
+impl RemoteDevices {
     /// Of slice `number`, which waits `patience` for others.
     pub(super) fn new(number: usize, peers: Arc<Peers>, patience: Duration) -> Arc<Self> {
         Arc::new(Self {
@@ -147,12 +145,12 @@ impl Delegation {
         }
     }
 
-    /// A device's scheme.
-    pub fn add_scheme(&self, device: u8, scheme: &Scheme) {
-        self.write(|table| table.schemes.insert(device, scheme.clone()));
+    /// Where a device's queues are served.
+    pub fn add_placement(&self, device: u8, placement: &QueuePlacement) {
+        self.write(|table| table.placements.insert(device, placement.clone()));
     }
 
-    /// The ways to a disk of another slice for the queues that `scheme` has this one
+    /// The ways to a disk of another slice for the queues that `placement` has this one
     /// serve, which has `carriers` carriers in all.
     ///
     /// # Errors
@@ -160,25 +158,25 @@ impl Delegation {
     pub fn carriers(
         self: &Arc<Self>,
         device: u8,
-        scheme: &Scheme,
+        placement: &QueuePlacement,
         carriers: usize,
     ) -> io::Result<Vec<Option<Carrier>>> {
-        let carrier = |unit| {
-            if scheme.server(unit) != self.number {
+        let carrier = |group| {
+            if placement.server(group) != self.number {
                 return Ok(None);
             }
-            let queue = Address::new(device, unit);
+            let queue = Address::new(device, group);
             let inbox = Inbox::new()?;
             self.write(|table| table.inboxes.insert(queue, inbox.clone()));
             let carry = DiskCarry {
                 queue,
-                slice: scheme.owner(),
-                delegation: self.clone(),
+                slice: placement.owner(),
+                remote: self.clone(),
             };
             let carry = Arc::new(carry);
             Ok(Some(Carrier::new(carry, inbox, QUEUE_SIZE, carriers)))
         };
-        (0..scheme.units()).map(carrier).collect()
+        (0..placement.groups()).map(carrier).collect()
     }
 
     /// Has other slices use a disk that is here, if any of them serves its queues.
@@ -188,10 +186,11 @@ impl Delegation {
     pub fn serve_disk(
         self: &Arc<Self>,
         device: u8,
-        scheme: &Scheme,
+        placement: &QueuePlacement,
         disk: &Block,
     ) -> io::Result<()> {
-        let others = (0..scheme.units()).filter(|unit| scheme.server(*unit) != self.number);
+        let others =
+            (0..placement.groups()).filter(|group| placement.server(*group) != self.number);
         // A queue has as many requests as entries, and one long one in pieces.
         let most = others.count() * 2 * usize::from(QUEUE_SIZE);
         if most == 0 {
@@ -205,12 +204,12 @@ impl Delegation {
         Ok(())
     }
 
-    /// The observers of the routes to a device whose registers are here.
-    pub fn watch(self: &Arc<Self>, device: u8) -> Arc<dyn Watch> {
-        Arc::new(Teller {
+    /// The observer of the routes of a device whose registers are here.
+    pub fn route_publisher(self: &Arc<Self>, device: u8) -> Arc<dyn RouteObserver> {
+        Arc::new(RoutePublisher {
             device,
-            delegation: self.clone(),
-            told: Mutex::default(),
+            remote: self.clone(),
+            published: Mutex::default(),
         })
     }
 
@@ -220,8 +219,8 @@ impl Delegation {
         self.write(|table| table.transports.insert(device, transport));
     }
 
-    fn add_desk(&self, unit: Address, desk: Arc<Desk>) {
-        self.write(|table| table.desks.insert(unit, desk));
+    fn add_completion(&self, group: Address, completion: Arc<StopCompletion>) {
+        self.write(|table| table.completions.insert(group, completion));
     }
 
     fn add_kick(&self, queue: Address, kick: Arc<EventFd>) {
@@ -231,8 +230,8 @@ impl Delegation {
         });
     }
 
-    fn set_station(&self, orders: SyncSender<Order>) {
-        self.write(|table| table.station = Some(orders));
+    fn set_back_end(&self, commands: SyncSender<BackEndCommand>) {
+        self.write(|table| table.back_end = Some(commands));
     }
 
     fn route(&self, queue: Address) -> Option<Route> {
@@ -242,8 +241,10 @@ impl Delegation {
     /// The slice that serves a queue.
     fn server_of(&self, queue: Address) -> usize {
         self.read(|table| {
-            let scheme = table.schemes.get(&queue.device);
-            scheme.map_or(PRIMARY, |scheme| scheme.server_of_queue(queue.index()))
+            let placement = table.placements.get(&queue.device);
+            placement.map_or(PRIMARY, |placement| {
+                placement.server_of_queue(queue.index())
+            })
         })
     }
 
@@ -272,7 +273,7 @@ impl Delegation {
         self.peers.send_frame(slice, &header, &[payload]);
     }
 
-    /// Waits until the slice that was told with this ticket has seen it.
+    /// Waits until the slice that got the message with this ticket has acknowledged it.
     fn was_seen(&self, ticket: u64) -> bool {
         self.seen.wait(ticket, self.patience).is_some() || self.peers.is_over()
     }
@@ -305,7 +306,7 @@ impl Delegation {
                 address: place,
                 queues,
             } => {
-                self.place_doorbells(address.device, place, queues);
+                self.map_doorbells(address.device, place, queues);
                 self.send(from, address, DeviceMessage::Seen { ticket });
             }
             DeviceMessage::Route { ticket, message } => {
@@ -315,8 +316,10 @@ impl Delegation {
                 self.send(from, address, DeviceMessage::Seen { ticket });
             }
             DeviceMessage::Seen { ticket } => self.seen.complete(ticket, ()),
-            DeviceMessage::Activate(json) => return self.order(Order::Activate(address, json)),
-            DeviceMessage::Stop => return self.order(Order::Stop(address)),
+            DeviceMessage::Activate(json) => {
+                return self.command(BackEndCommand::Activate(address, json));
+            }
+            DeviceMessage::Stop => return self.command(BackEndCommand::Stop(address)),
             DeviceMessage::Stopped(json) => {
                 let stopped = serde_json::from_slice(&json).map_err(|error| {
                     format!(
@@ -324,8 +327,10 @@ impl Delegation {
                     {error}"
                     )
                 })?;
-                if let Some(desk) = self.read(|table| table.desks.get(&address).cloned()) {
-                    desk.put(stopped);
+                if let Some(completion) =
+                    self.read(|table| table.completions.get(&address).cloned())
+                {
+                    completion.put(stopped);
                 }
             }
             DeviceMessage::Kick => self.kick(address),
@@ -374,17 +379,17 @@ impl Delegation {
         Ok(())
     }
 
-    fn order(&self, order: Order) -> Result<(), String> {
-        let station = self.read(|table| table.station.clone());
-        let station = station.ok_or("it sent commands about devices, but this node has none")?;
-        match station.try_send(order) {
+    fn command(&self, command: BackEndCommand) -> Result<(), String> {
+        let back_end = self.read(|table| table.back_end.clone());
+        let back_end = back_end.ok_or("it sent commands about devices, but this node has none")?;
+        match back_end.try_send(command) {
             Err(TrySendError::Full(_)) => Err("it sent too many commands about devices".into()),
             _ => Ok(()),
         }
     }
 
     /// Puts a device's doorbells where they are now.
-    fn place_doorbells(self: &Arc<Self>, device: u8, place: Option<u64>, queues: u64) {
+    fn map_doorbells(self: &Arc<Self>, device: u8, place: Option<u64>, queues: u64) {
         let Some(mmio) = self.mmio.get() else {
             return;
         };
@@ -396,8 +401,8 @@ impl Delegation {
             return;
         };
         let end = start.saturating_add(queues.saturating_mul(NOTIFY_MULTIPLIER));
-        let delegation = self.clone();
-        let doorbells = Doorbells { device, delegation };
+        let remote = self.clone();
+        let doorbells = Doorbells { device, remote };
         // Where something else is, the register on slice 0 does it.
         if mmio.insert(start..end, Arc::new(doorbells)).is_ok() {
             placed.insert(device, start);

@@ -64,7 +64,7 @@ fn open_link(end: UnixStream) -> (Sender, Receiver) {
 }
 
 /// A device with the slices that serve it, as one slice has it.
-type Placed = (Scheme, Box<dyn VirtioDevice>);
+type Placed = (QueuePlacement, Box<dyn VirtioDevice>);
 
 struct Rig {
     slices: Vec<Arc<Slice>>,
@@ -131,18 +131,18 @@ impl Rig {
             let mmio = (number == 1).then(Bus::default);
             let apart = (number as u64) << 23;
             let machine = Machine::of_slice(ram.clone(), memory.clone(), mmio, apart);
-            let (scheme, device) = device.unwrap();
-            let delegation = slice.delegation().clone();
+            let (placement, device) = device.unwrap();
+            let remote = slice.remote_devices().clone();
             if number == 0 {
-                let watch = Some(delegation.watch(0));
-                let device = Spread::new(device, 0, scheme, delegation.clone()).unwrap();
+                let route_observer = Some(remote.route_publisher(0));
+                let device = PartitionedDevice::new(device, 0, placement, remote.clone()).unwrap();
                 let attach = Attach {
                     memory,
                     observer: None,
-                    watch,
+                    route_observer,
                 };
                 let made = Transport::attach(&machine.root, &attach, Box::new(device)).unwrap();
-                delegation.add_transport(0, &made);
+                remote.add_transport(0, &made);
                 transport = Some(made);
             } else {
                 let tools = Tools {
@@ -150,7 +150,7 @@ impl Rig {
                     observer: None,
                     sink: far.clone() as Arc<dyn MessageSink>,
                 };
-                Station::start(delegation, tools, vec![(0, scheme, device)]).unwrap();
+                QueueBackEnd::start(remote, tools, vec![(0, placement, device)]).unwrap();
             }
             let wiring = SliceWiring {
                 interrupts: InterruptRouter::of_slice(2, Some(slice.apart())),

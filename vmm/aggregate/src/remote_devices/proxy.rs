@@ -1,4 +1,4 @@
-//! Stands in, on the primary, for the handler of a unit that another slice
+//! Stands in, on the primary, for the handler of a group that another slice
 //! serves: to the transport it is a handler like any other.
 //!
 //! ```text
@@ -17,17 +17,17 @@ use weft_virtio::ring::QueueState;
 use weft_virtio::worker::{Cause, Progress};
 use weft_virtio::{Fault, Handler, Ring};
 
-use super::{Activation, Delegation, Stopped};
+use super::{Activation, RemoteDevices, Stopped};
 use crate::message::device::{Address, DeviceMessage};
 
-/// Where the word arrives that a unit has stopped.
-pub(super) struct Desk {
+/// Where the word arrives that a group has stopped.
+pub(super) struct StopCompletion {
     stopped: Mutex<Option<Stopped>>,
     changed: Condvar,
     arrived: EventFd,
 }
 
-impl Desk {
+impl StopCompletion {
     pub fn new() -> std::io::Result<Self> {
         Ok(Self {
             stopped: Mutex::default(),
@@ -63,33 +63,33 @@ enum Stage {
 }
 
 /// The stand-in.
-pub(super) struct Delegate {
-    unit: Address,
+pub(super) struct QueueProxy {
+    group: Address,
     slice: usize,
     features: u64,
-    delegation: Arc<Delegation>,
-    desk: Arc<Desk>,
+    remote: Arc<RemoteDevices>,
+    completion: Arc<StopCompletion>,
     /// For kicks and faults; their memory is not touched here.
     rings: Vec<Ring>,
     states: Vec<(u16, QueueState)>,
     stage: Stage,
 }
 
-impl Delegate {
+impl QueueProxy {
     pub fn new(
-        delegation: Arc<Delegation>,
-        desk: Arc<Desk>,
-        (unit, slice): (Address, usize),
+        remote: Arc<RemoteDevices>,
+        completion: Arc<StopCompletion>,
+        (group, slice): (Address, usize),
         features: u64,
         rings: Vec<Ring>,
     ) -> Self {
         let states = rings.iter().map(|ring| (ring.index(), ring.state()));
         Self {
-            unit,
+            group,
             slice,
             features,
-            delegation,
-            desk,
+            remote,
+            completion,
             states: states.collect(),
             rings,
             stage: Stage::Idle,
@@ -104,7 +104,7 @@ impl Delegate {
         // It is plain data: it always has a text.
         let json = serde_json::to_vec(&activation).unwrap_or_default();
         let message = DeviceMessage::Activate(json);
-        self.delegation.send(self.slice, self.unit, message);
+        self.remote.send(self.slice, self.group, message);
         self.stage = Stage::Serving;
     }
 
@@ -123,13 +123,13 @@ impl Delegate {
     }
 }
 
-impl Handler for Delegate {
+impl Handler for QueueProxy {
     fn rings(&self) -> Vec<&Ring> {
         self.rings.iter().collect()
     }
 
     fn watched(&self) -> Vec<(RawFd, EventSet)> {
-        vec![(self.desk.arrived.as_raw_fd(), EventSet::IN)]
+        vec![(self.completion.arrived.as_raw_fd(), EventSet::IN)]
     }
 
     fn work(&mut self, cause: Cause) -> Result<Progress, Fault> {
@@ -140,14 +140,14 @@ impl Handler for Delegate {
             }
             (Cause::Kick(place), Stage::Serving) => {
                 if let Some(ring) = self.rings.get(place) {
-                    let queue = Address::new(self.unit.device, ring.index());
-                    self.delegation.send(self.slice, queue, DeviceMessage::Kick);
+                    let queue = Address::new(self.group.device, ring.index());
+                    self.remote.send(self.slice, queue, DeviceMessage::Kick);
                 }
             }
             _ => {}
         }
         if matches!(self.stage, Stage::Stopping { .. })
-            && let Some(stopped) = self.desk.wait(Instant::now())
+            && let Some(stopped) = self.completion.wait(Instant::now())
         {
             self.has_stopped(stopped);
         }
@@ -158,19 +158,19 @@ impl Handler for Delegate {
         match self.stage {
             Stage::Idle => return true,
             Stage::Serving => {
-                self.delegation
-                    .send(self.slice, self.unit, DeviceMessage::Stop);
+                self.remote
+                    .send(self.slice, self.group, DeviceMessage::Stop);
             }
             Stage::Stopping { .. } => {}
         }
         self.stage = Stage::Stopping { again: false };
         // Once the machine has ended, no `Stopped` arrives.
-        if self.delegation.peers.is_over() {
+        if self.remote.peers.is_over() {
             return true;
         }
-        match self.desk.wait(deadline) {
+        match self.completion.wait(deadline) {
             Some(stopped) => self.has_stopped(stopped),
-            None => return self.delegation.peers.is_over(),
+            None => return self.remote.peers.is_over(),
         }
         true
     }

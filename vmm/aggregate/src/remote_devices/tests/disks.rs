@@ -33,7 +33,7 @@ impl DiskRig {
     fn new(owner: u32, data_path: DataPath, delay: Duration) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("weft-delegation-{}-{number}", std::process::id());
+        let name = format!("weft-remote-{}-{number}", std::process::id());
         let file = std::env::temp_dir().join(name);
         File::create(&file)
             .unwrap()
@@ -121,7 +121,7 @@ fn every_request(rig: &DiskRig, driver: &mut Driver<'_>, slice: usize) {
     }
     assert_eq!(rig.bytes(first + 16, 4096), [0; 4096]);
     let queue = Address::new(0, slice as u16);
-    let sink = match rig.slices[slice].delegation().server_of(queue) {
+    let sink = match rig.slices[slice].remote_devices().server_of(queue) {
         0 => &rig.machines[0].messages,
         _ => &rig.far,
     };
