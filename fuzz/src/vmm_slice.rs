@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use crate::random::Random;
 use weft_aggregate::Placement;
+use weft_aggregate::commands::{SliceCommand, SliceReply};
 use weft_aggregate::message::SliceMessage;
-use weft_aggregate::commands::{SliceReply, SliceCommand};
 use weft_guest_memory::DeviceMemory;
 use weft_platform::interrupts::{
     InterruptLink, InterruptRouter, InterruptTopology, Locations, Message, Place as At,
@@ -23,7 +23,7 @@ const KINDS: std::ops::Range<usize> = 128..160;
 const VCPUS: [u32; 3] = [1, 2, 1];
 
 /// Headers of messages, most with fields that mean something; behind them, half of the
-/// time, a table of places as the interrupts's, or nearly so.
+/// time, a table of vCPU locations like the router's, or nearly so.
 pub fn valid_messages(random: &mut Random) -> Vec<u8> {
     let mut bytes = Vec::new();
     for _ in 0..1 + random.below(20) {
