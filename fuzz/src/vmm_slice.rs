@@ -10,7 +10,7 @@ use weft_aggregate::commands::{SliceCommand, SliceReply};
 use weft_aggregate::message::SliceMessage;
 use weft_guest_memory::DeviceMemory;
 use weft_platform::interrupts::{
-    InterruptLink, InterruptRouter, InterruptTopology, Locations, Message, Place as At,
+    InterruptLink, InterruptRouter, InterruptTopology, Locations, Message, VcpuLocation,
 };
 use weft_virtio::net::{Carrier, Carry, FRAME_MAX, HEADER, Inbox, Link, Place, Switch, window};
 use weft_virtio::ring::Segment;
@@ -80,7 +80,7 @@ pub fn places(input: &[u8]) {
             slice: 1,
             locations: locations.clone(),
             io_apic: false,
-            elsewhere: Arc::new(Nowhere),
+            link: Arc::new(Nowhere),
         }),
     );
     for header in headers
@@ -90,20 +90,22 @@ pub fn places(input: &[u8]) {
         let _ = match SliceMessage::decode(&header, &[]) {
             Ok(SliceMessage::Interrupt {
                 vcpu,
-                version,
+                epoch,
                 message,
-            }) => interrupts.receive(vcpu, message, version),
+            }) => interrupts.receive(vcpu, message, epoch),
             Ok(SliceMessage::Identity {
                 vcpu,
                 identity,
-                version,
-            }) => interrupts.identify(vcpu, identity, version),
-            Ok(SliceMessage::Moved { vcpu, place }) => interrupts.moved(vcpu, place).map(drop),
+                epoch,
+            }) => interrupts.identify(vcpu, identity, epoch),
+            Ok(SliceMessage::Moved { vcpu, location }) => {
+                interrupts.moved(vcpu, location).map(drop)
+            }
             _ => Ok(()),
         };
         // Without commands none comes here or leaves.
         assert_eq!(locations.at(1), [1, 2]);
-        assert!(locations.all().iter().all(|place| place.slice < 3));
+        assert!(locations.all().iter().all(|location| location.slice < 3));
     }
 }
 
@@ -111,8 +113,8 @@ pub fn places(input: &[u8]) {
 struct Nowhere;
 
 impl InterruptLink for Nowhere {
-    fn deliver(&self, place: At, _: u32, _: Message) {
-        assert!(place.slice < 3 && place.slice != 1);
+    fn deliver(&self, location: VcpuLocation, _: u32, _: Message) {
+        assert!(location.slice < 3 && location.slice != 1);
     }
 
     fn end_of_interrupt(&self, _: u8) {}

@@ -92,7 +92,7 @@ impl Control for Controlled {
             guest_time_s: status.guest_time_ns as f64 / 1e9,
             restarts: self.restarts,
             vcpus: (0..)
-                .zip(&status.places)
+                .zip(&status.locations)
                 .map(|(vcpu, _)| {
                     // After the end nobody tells of those that were elsewhere.
                     let stage = status.vcpus.get(&vcpu).copied();
@@ -100,11 +100,11 @@ impl Control for Controlled {
                 })
                 .collect(),
             locations: status
-                .places
+                .locations
                 .iter()
-                .map(|place| LocationView {
-                    node: place.slice,
-                    version: place.version,
+                .map(|location| LocationView {
+                    node: location.slice,
+                    version: location.epoch,
                 })
                 .collect(),
             console: self.console.clone(),

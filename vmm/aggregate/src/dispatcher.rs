@@ -50,24 +50,24 @@ impl MessageHandler for Dispatcher {
         match message {
             SliceMessage::Interrupt {
                 vcpu,
-                version,
+                epoch,
                 message,
-            } => self.validate(from, self.interrupts.receive(vcpu, message, version)),
+            } => self.validate(from, self.interrupts.receive(vcpu, message, epoch)),
             SliceMessage::EndOfInterrupt { vector } => self.interrupts.end_at_io_apic(vector, None),
             SliceMessage::Identity {
                 vcpu,
                 identity,
-                version,
-            } => self.validate(from, self.interrupts.identify(vcpu, identity, version)),
+                epoch,
+            } => self.validate(from, self.interrupts.identify(vcpu, identity, epoch)),
             // Only the primary has vCPUs moved.
-            SliceMessage::Moved { vcpu, place } if from == PRIMARY => {
-                self.validate(from, self.interrupts.moved(vcpu, place).map(drop));
+            SliceMessage::Moved { vcpu, location } if from == PRIMARY => {
+                self.validate(from, self.interrupts.moved(vcpu, location).map(drop));
             }
             SliceMessage::Moved { vcpu, .. } => {
                 let reason = format!("it sent the location of vCPU {vcpu}, which only node 0 may");
                 self.peers.lost(from, &reason);
             }
-            SliceMessage::Places { table } => self.validate(from, self.first.compare(&table)),
+            SliceMessage::Locations { table } => self.validate(from, self.first.compare(&table)),
             SliceMessage::Access { ticket, access } => {
                 let request = RegisterRequest {
                     from,

@@ -55,7 +55,7 @@ use weft_guest_memory::Ram;
 use weft_platform::bus::Bus;
 use weft_platform::clock::{Clock, RatesDiffer, Reference, measure_host_tsc};
 use weft_platform::interrupts::{
-    InterruptLink, InterruptRouter, InterruptTopology, Locations, Message, Place,
+    InterruptLink, InterruptRouter, InterruptTopology, Locations, Message, VcpuLocation,
 };
 use weft_vcpu::PAGE_SIZE;
 use weft_wire::halves::{Receiver, Sender};
@@ -219,7 +219,7 @@ impl Slice {
         });
         Arc::new(Self {
             number: links.number,
-            locations: Arc::new(at_the_start(&placement)),
+            locations: Arc::new(initial_locations(&placement)),
             placement,
             lease: links.lease,
             remote_devices: RemoteDevices::new(links.number, peers.clone(), 2 * links.lease),
@@ -253,8 +253,9 @@ impl Slice {
     /// Tells all other slices where a vCPU is that moved. On the primary, after the
     /// two slices that it moved between know.
     pub fn broadcast_moved(&self, vcpu: u32) {
-        if let Some(place) = self.locations.of(vcpu) {
-            self.peers.broadcast(&SliceMessage::Moved { vcpu, place });
+        if let Some(location) = self.locations.of(vcpu) {
+            self.peers
+                .broadcast(&SliceMessage::Moved { vcpu, location });
         }
     }
 
@@ -342,12 +343,12 @@ impl Slice {
     }
 
     /// What the interrupt controllers need to know.
-    pub fn apart(self: &Arc<Self>) -> InterruptTopology {
+    pub fn topology(self: &Arc<Self>) -> InterruptTopology {
         InterruptTopology {
             slice: self.number,
             locations: self.locations.clone(),
             io_apic: self.is_primary(),
-            elsewhere: self.clone(),
+            link: self.clone(),
         }
     }
 
@@ -364,17 +365,18 @@ impl Slice {
             patience: 2 * self.lease,
         }));
         let table = self.locations.to_bytes();
-        self.peers.broadcast_first(&SliceMessage::Places { table });
+        self.peers
+            .broadcast_first(&SliceMessage::Locations { table });
         for vcpu in 0..self.locations.cpus() {
             let (peers, locations) = (self.peers.clone(), self.locations.clone());
             if let Some(posted) = wiring.interrupts.posted(vcpu) {
                 // Only the local APIC calls it, so where the vCPU is.
                 posted.listen(Box::new(move |identity| {
-                    let version = locations.of(vcpu).map_or(0, |place| place.version);
+                    let epoch = locations.of(vcpu).map_or(0, |location| location.epoch);
                     peers.broadcast(&SliceMessage::Identity {
                         vcpu,
                         identity,
-                        version,
+                        epoch,
                     });
                 }));
             }
@@ -409,7 +411,7 @@ impl Slice {
         let (command, commands) = sync_channel(COMMANDS_MAX);
         let dispatcher = Arc::new(Dispatcher {
             interrupts: wiring.interrupts,
-            first: at_the_start(&self.placement),
+            first: initial_locations(&self.placement),
             peers: self.peers.clone(),
             registers: self.registers.clone(),
             remote_devices: self.remote_devices.clone(),
@@ -540,14 +542,14 @@ impl Slice {
 }
 
 impl InterruptLink for Slice {
-    fn deliver(&self, place: Place, vcpu: u32, message: Message) {
-        let version = place.version;
+    fn deliver(&self, location: VcpuLocation, vcpu: u32, message: Message) {
+        let epoch = location.epoch;
         let message = SliceMessage::Interrupt {
             vcpu,
-            version,
+            epoch,
             message,
         };
-        self.peers.send(place.slice, &message);
+        self.peers.send(location.slice, &message);
     }
 
     fn end_of_interrupt(&self, vector: u8) {
@@ -568,13 +570,13 @@ fn start(
 }
 
 /// Where the vCPUs are before any moves.
-fn at_the_start(placement: &Placement) -> Locations {
+fn initial_locations(placement: &Placement) -> Locations {
     Locations::new(placement.shares().iter().map(|share| share.cpus))
 }
 
 /// A slice with what it gives, for a message, before any vCPU moved.
 pub fn describe(placement: &Placement, slice: usize) -> String {
-    describe_now(placement, &at_the_start(placement), slice)
+    describe_now(placement, &initial_locations(placement), slice)
 }
 
 /// A slice with what it gives, for a message, and the vCPUs that it has now.
@@ -595,5 +597,4 @@ fn describe_now(placement: &Placement, locations: &Locations, slice: usize) -> S
 }
 
 #[cfg(test)]
-#[path = "places_tests.rs"]
-mod places_tests;
+mod locations_tests;

@@ -69,7 +69,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         inputs,
     } = plan.ends;
     let slice = plan.slice;
-    let apart = slice.as_ref().map(|slice| slice.apart());
+    let topology = slice.as_ref().map(|slice| slice.topology());
     let frame = Frame {
         memory: match &slice {
             Some(slice) => DeviceMemory::shared(&plan.ram, slice.memory().clone()),
@@ -78,7 +78,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         ram: plan.ram,
         mmio: Bus::default(),
         ports: Bus::default(),
-        interrupts: InterruptRouter::of_slice(configuration.cpus, apart),
+        interrupts: InterruptRouter::of_slice(configuration.cpus, topology),
         clock: Arc::new(Clock::new(source, chosen.back_end.tsc_hz())),
         ender,
     };
@@ -276,7 +276,7 @@ fn small_devices(
         .mmio
         .insert(IO_APIC..IO_APIC + IO_APIC_SIZE, frame.interrupts.clone())?;
     let serial = Arc::new(SerialPort::new(
-        Arc::new(frame.line(serial::PIN)?),
+        Arc::new(frame.pin(serial::PIN)?),
         serial_output,
     ));
     frame.port(serial::PORTS, serial.clone())?;
@@ -293,7 +293,7 @@ fn small_devices(
             PowerRequest::Reset => End::Reset,
         });
     };
-    let line = frame.line(EVENT_LINE as usize)?;
+    let line = frame.pin(EVENT_LINE as usize)?;
     let power = Arc::new(PowerDevice::new(Box::new(line), Box::new(power)));
     let ports = u64::from(POWER_PORTS.start)..u64::from(POWER_PORTS.end);
     frame.port(ports, power.clone())?;

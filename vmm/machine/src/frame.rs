@@ -5,7 +5,7 @@ use std::sync::Arc;
 use weft_guest_memory::{DeviceMemory, Ram};
 use weft_platform::bus::{Bus, BusDevice};
 use weft_platform::clock::Clock;
-use weft_platform::interrupts::{InterruptRouter, Line};
+use weft_platform::interrupts::{InterruptRouter, IoApicPin};
 
 use super::MachineError;
 use super::ender::Ender;
@@ -23,9 +23,9 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    /// A wire into the I/O APIC.
-    pub fn line(&self, pin: usize) -> Result<Line, MachineError> {
-        self.interrupts.line(pin).ok_or(MachineError::Pin(pin))
+    /// A pin of the I/O APIC.
+    pub fn pin(&self, pin: usize) -> Result<IoApicPin, MachineError> {
+        self.interrupts.pin(pin).ok_or(MachineError::Pin(pin))
     }
 
     /// Puts a device behind a range of ports.

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use weft_aggregate::commands::VcpuStage;
 use weft_coherent_memory::{SliceFaults, SlicePages};
-use weft_platform::interrupts::Place;
+use weft_platform::interrupts::VcpuLocation;
 
 use super::state::MachineState;
 
@@ -102,7 +102,7 @@ pub struct Status {
     /// Each vCPU, by number; on a secondary those that are there.
     pub vcpus: BTreeMap<u32, VcpuStage>,
     /// Where each vCPU of the whole machine is.
-    pub places: Vec<Place>,
+    pub locations: Vec<VcpuLocation>,
     /// Guest RAM, in bytes.
     pub memory_bytes: u64,
     /// Guest time since the start, in nanoseconds; stands while paused.

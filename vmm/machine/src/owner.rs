@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use weft_aggregate::Slice;
 use weft_platform::acpi::power::PowerDevice;
 use weft_platform::clock::{Alarms, Clock};
-use weft_platform::interrupts::Place;
+use weft_platform::interrupts::VcpuLocation;
 use weft_platform::part::Part;
 
 use super::ender::{Ender, Ending, Input};
@@ -353,9 +353,9 @@ impl Owner {
             end: self.ending.get(),
             back_end: self.back_end.to_owned(),
             vcpus,
-            places: match &self.slice {
+            locations: match &self.slice {
                 Some(slice) => slice.locations().all(),
-                None => vec![Place::default(); self.runners.len()],
+                None => vec![VcpuLocation::default(); self.runners.len()],
             },
             memory_bytes: self.memory_bytes,
             guest_time_ns: self.clock.nanoseconds(),

@@ -83,7 +83,7 @@ impl PciDevices<'_> {
         let ender = frame.ender.clone();
         let mut lines: Vec<Arc<dyn InterruptLine>> = Vec::new();
         for wire in 0..PINS {
-            lines.push(Arc::new(frame.line((FIRST_PIN + wire) as usize)?));
+            lines.push(Arc::new(frame.pin((FIRST_PIN + wire) as usize)?));
         }
         let lines = lines
             .try_into()

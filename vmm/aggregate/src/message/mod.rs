@@ -2,9 +2,9 @@
 //!
 //! | kind | message | `flags` | `count` | `words` | payload |
 //! | --- | --- | --- | --- | --- | --- |
-//! | 128 | interrupt | 0 fixed, 1 level, 2 NMI, 3 INIT, 4 start-up | vCPU | vector, version | |
+//! | 128 | interrupt | 0 fixed, 1 level, 2 NMI, 3 INIT, 4 start-up | vCPU | vector, epoch | |
 //! | 129 | end of interrupt | | | vector | |
-//! | 130 | identity | | vCPU | identity, version | |
+//! | 130 | identity | | vCPU | identity, epoch | |
 //! | 131 | register access | bit 0: write, bit 1: port | bytes, 1 to 8 | ticket, address, value | |
 //! | 132 | its answer | | bytes | ticket, value | |
 //! | 133 | command | | | ticket | JSON |
@@ -14,7 +14,7 @@
 //! | 137 to 148, 151 to 154 | about devices: see [`device`] | | | | |
 //! | 149 | look at the clock | | | ticket | |
 //! | 150 | its answer | | | ticket, TSC | |
-//! | 155 | where a vCPU is | | vCPU | slice, version | |
+//! | 155 | where a vCPU is | | vCPU | slice, epoch | |
 //! | 156 | where all are | | | | the table |
 //!
 //! Fields that are not named are zero. Decoding is total: every header gives a
@@ -23,7 +23,7 @@
 pub mod device;
 
 use thiserror::Error;
-use weft_platform::interrupts::{Message, Place};
+use weft_platform::interrupts::{Message, VcpuLocation};
 use weft_wire::Header;
 
 pub use device::{Address, DeviceMessage};
@@ -40,7 +40,7 @@ const BEAT: u8 = 136;
 const LOOK: u8 = 149;
 const SEEN: u8 = 150;
 const MOVED: u8 = 155;
-const PLACES: u8 = 156;
+const LOCATIONS: u8 = 156;
 
 const WRITE: u8 = 1;
 const PORT: u8 = 2;
@@ -73,8 +73,8 @@ pub enum SliceMessage<'a> {
     /// To a vCPU of the receiver, if it has not left.
     Interrupt {
         vcpu: u32,
-        /// As of which version the sender has it there.
-        version: u64,
+        /// The epoch by which the sender routed it.
+        epoch: u64,
         message: Message,
     },
     /// To the I/O APIC: a level-triggered interrupt was ended.
@@ -84,17 +84,17 @@ pub enum SliceMessage<'a> {
         vcpu: u32,
         /// See [`weft_platform::interrupts::PostedInterrupts::set_identity`].
         identity: u16,
-        /// As of which version the sender has the vCPU.
-        version: u64,
+        /// The epoch of the vCPU's location.
+        epoch: u64,
     },
     /// A vCPU moved between two slices that are not the receiver.
     Moved {
         vcpu: u32,
         /// Where it is now.
-        place: Place,
+        location: VcpuLocation,
     },
     /// Where all vCPUs are at the start.
-    Places {
+    Locations {
         /// See [`weft_platform::interrupts::Locations::to_bytes`].
         table: Vec<u8>,
     },
@@ -176,7 +176,7 @@ impl<'a> SliceMessage<'a> {
         match self {
             Self::Interrupt {
                 vcpu,
-                version,
+                epoch,
                 message,
             } => {
                 let (flags, vector) = match *message {
@@ -185,7 +185,7 @@ impl<'a> SliceMessage<'a> {
                     Message::Init => (3, 0),
                     Message::StartUp { vector } => (4, vector),
                 };
-                let words = [vector.into(), *version, 0];
+                let words = [vector.into(), *epoch, 0];
                 (header(INTERRUPT, flags, *vcpu, words), &[])
             }
             Self::EndOfInterrupt { vector } => {
@@ -195,16 +195,16 @@ impl<'a> SliceMessage<'a> {
             Self::Identity {
                 vcpu,
                 identity,
-                version,
+                epoch,
             } => {
-                let words = [(*identity).into(), *version, 0];
+                let words = [(*identity).into(), *epoch, 0];
                 (header(IDENTITY, 0, *vcpu, words), &[])
             }
-            Self::Moved { vcpu, place } => {
-                let words = [place.slice as u64, place.version, 0];
+            Self::Moved { vcpu, location } => {
+                let words = [location.slice as u64, location.epoch, 0];
                 (header(MOVED, 0, *vcpu, words), &[])
             }
-            Self::Places { table } => (header(PLACES, 0, 0, [0; 3]), table),
+            Self::Locations { table } => (header(LOCATIONS, 0, 0, [0; 3]), table),
             Self::Access { ticket, access } => {
                 let mut flags = if access.value.is_some() { WRITE } else { 0 };
                 flags |= if access.space == Space::Port { PORT } else { 0 };
@@ -232,7 +232,7 @@ impl<'a> SliceMessage<'a> {
         let message = match kind {
             INTERRUPT => Self::Interrupt {
                 vcpu,
-                version: second,
+                epoch: second,
                 message: match header.flags {
                     0 | 1 => Message::Fixed {
                         vector: byte(first)?,
@@ -252,16 +252,16 @@ impl<'a> SliceMessage<'a> {
             IDENTITY => Self::Identity {
                 vcpu,
                 identity: u16::try_from(first).map_err(|_| impossible)?,
-                version: second,
+                epoch: second,
             },
             MOVED => Self::Moved {
                 vcpu,
-                place: Place {
+                location: VcpuLocation {
                     slice: byte(first)?.into(),
-                    version: second,
+                    epoch: second,
                 },
             },
-            PLACES => Self::Places {
+            LOCATIONS => Self::Locations {
                 table: payload.to_vec(),
             },
             ACCESS => Self::Access {
@@ -326,7 +326,7 @@ mod tests {
     fn messages() -> Vec<SliceMessage<'static>> {
         let interrupt = |message| SliceMessage::Interrupt {
             vcpu: 254,
-            version: 3,
+            epoch: 3,
             message,
         };
         let access = |space, value| SliceMessage::Access {
@@ -354,16 +354,16 @@ mod tests {
             SliceMessage::Identity {
                 vcpu: 3,
                 identity: 0x208,
-                version: u64::MAX,
+                epoch: u64::MAX,
             },
             SliceMessage::Moved {
                 vcpu: 3,
-                place: Place {
+                location: VcpuLocation {
                     slice: 15,
-                    version: 1 << 47,
+                    epoch: 1 << 47,
                 },
             },
-            SliceMessage::Places { table: vec![1; 24] },
+            SliceMessage::Locations { table: vec![1; 24] },
             access(Space::Memory, None),
             access(Space::Port, Some(u64::MAX)),
             SliceMessage::Accessed {

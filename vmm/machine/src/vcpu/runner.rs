@@ -542,7 +542,7 @@ impl Thread {
             self.ordered.load(Ordering::SeqCst)
                 || match &self.turns {
                     Some(turns) => turns.may_claim(id),
-                    None => self.posted.has_letters(),
+                    None => self.posted.has_pending(),
                 }
         });
     }

@@ -84,7 +84,7 @@ impl Turns {
                 && self
                     .interrupts
                     .posted(vcpu)
-                    .is_some_and(|posted| posted.has_letters())
+                    .is_some_and(|posted| posted.has_pending())
     }
 
     /// The turn is interrupted by a pause; `used` instructions of it are executed.
@@ -129,7 +129,7 @@ impl Turns {
                     || self
                         .interrupts
                         .posted(vcpu)
-                        .is_some_and(|posted| posted.has_letters())
+                        .is_some_and(|posted| posted.has_pending())
             }
             None => false,
         };

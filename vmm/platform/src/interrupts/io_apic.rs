@@ -1,14 +1,14 @@
 //! The I/O APIC (Intel 82093AA data sheet; the EOI register as in later ones).
 //!
 //! Invariants: a level-triggered entry whose remote IRR is set sends nothing until
-//! its EOI; then it sends again at once if its line is still high. The bit stays
-//! only where a local APIC took the interrupt: there is an EOI to come.
+//! its EOI; then it sends again at once if its pin is still high. The bit stays
+//! set only if a local APIC accepted the interrupt, so that an EOI follows.
 
 use serde::{Deserialize, Serialize};
 
 use super::message::{Delivery, Destination, Interrupt};
 
-/// Lines.
+/// Pins of the I/O APIC.
 pub const PINS: usize = 24;
 /// Bytes of the register window.
 pub const IO_APIC_SIZE: u64 = 0x1000;
@@ -22,18 +22,18 @@ const LOGICAL: u64 = 1 << 11;
 /// Delivery status and remote IRR cannot be written.
 const WRITABLE: u64 = 0xff00_0000_0001_afff;
 
-/// The registers and the lines.
+/// The registers, and which pins are high.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IoApicState {
     id: u32,
     selected: u8,
     entries: [u64; PINS],
-    /// Which lines are high, by bit.
-    lines: u32,
+    /// Bit by pin: the pin is high.
+    high: u32,
 }
 
-/// The I/O APIC. Whoever calls it sends the interrupts that it returns, and says
-/// when nobody took one.
+/// The I/O APIC. Its caller sends the interrupts that it returns, and reports those that
+/// no local APIC accepted.
 pub struct IoApic {
     state: IoApicState,
 }
@@ -45,41 +45,41 @@ impl Default for IoApic {
                 id: 0,
                 selected: 0,
                 entries: [MASKED; PINS],
-                lines: 0,
+                high: 0,
             },
         }
     }
 }
 
 impl IoApic {
-    /// All that it is.
+    /// The state to save.
     pub fn save(&self) -> IoApicState {
         self.state.clone()
     }
 
-    /// Makes it what `state` says.
+    /// Replaces the state by a saved one.
     pub fn restore(&mut self, state: IoApicState) {
         self.state = state;
     }
 
-    /// A line goes high or low. Lines are active-high here: the guest's polarity
-    /// bit tells of the wire, and there is none.
-    pub fn set_line(&mut self, pin: usize, high: bool) -> Option<Interrupt> {
+    /// A pin goes high or low. Pins are active-high here; the guest's polarity bit
+    /// describes the wiring of a board, so it has no effect.
+    pub fn set_pin(&mut self, pin: usize, high: bool) -> Option<Interrupt> {
         let entry = *self.state.entries.get(pin)?;
         let bit = 1 << pin;
-        let was = self.state.lines & bit != 0;
+        let was = self.state.high & bit != 0;
         if !high {
-            self.state.lines &= !bit;
+            self.state.high &= !bit;
             return None;
         }
-        self.state.lines |= bit;
+        self.state.high |= bit;
         if entry & LEVEL == 0 && was {
             return None;
         }
         self.send(pin)
     }
 
-    /// A register of the window.
+    /// Reads a register of the window.
     pub fn read(&self, offset: u64) -> u32 {
         match offset {
             0x00 => u32::from(self.state.selected),
@@ -99,8 +99,8 @@ impl IoApic {
         }
     }
 
-    /// Nobody took the interrupt of a pin: no EOI will come. A level that stays is
-    /// sent again when its device or its entry is touched.
+    /// No local APIC accepted the interrupt of a pin, so no EOI follows. A level that stays
+    /// high is sent again when its device or the guest accesses the pin.
     pub fn not_taken(&mut self, pin: usize, interrupt: &Interrupt) {
         let Some(entry) = self.state.entries.get_mut(pin) else {
             return;
@@ -117,7 +117,7 @@ impl IoApic {
             let entry = &mut self.state.entries[pin];
             if *entry as u8 == vector && *entry & LEVEL != 0 && *entry & REMOTE_IRR != 0 {
                 *entry &= !REMOTE_IRR;
-                if self.state.lines & 1 << pin != 0 {
+                if self.state.high & 1 << pin != 0 {
                     out.extend(self.send(pin).map(|interrupt| (pin, interrupt)));
                 }
             }
@@ -156,13 +156,13 @@ impl IoApic {
             return None;
         }
         // A level that is high interrupts as soon as it is unmasked.
-        (self.state.lines & 1 << pin != 0)
+        (self.state.high & 1 << pin != 0)
             .then(|| self.send(pin))
             .flatten()
             .map(|interrupt| (pin, interrupt))
     }
 
-    /// Which entry a register index names, and whether its upper half.
+    /// The redirection entry of a register index, and whether it is the upper half.
     fn entry(&self, index: u8) -> Option<(usize, bool)> {
         let index = usize::from(index).checked_sub(0x10)?;
         (index < 2 * PINS).then_some((index / 2, index % 2 == 1))
@@ -181,7 +181,7 @@ impl IoApic {
     }
 }
 
-/// What an entry sends.
+/// The interrupt that a redirection entry sends.
 fn interrupt_of(entry: u64) -> Option<Interrupt> {
     let target = (entry >> 56) as u8;
     Some(Interrupt {
@@ -214,31 +214,31 @@ mod tests {
     fn an_edge_sends_once_for_each_rise() {
         let mut apic = IoApic::default();
         assert!(program(&mut apic, 4, 0x24, 3 << 24).is_empty());
-        let sent = apic.set_line(4, true).unwrap();
+        let sent = apic.set_pin(4, true).unwrap();
         assert_eq!(sent.vector, 0x24);
         assert_eq!(sent.destination, Destination::Physical(3));
         assert!(!sent.level);
-        assert_eq!(apic.set_line(4, true), None);
-        assert_eq!(apic.set_line(4, false), None);
-        assert!(apic.set_line(4, true).is_some());
+        assert_eq!(apic.set_pin(4, true), None);
+        assert_eq!(apic.set_pin(4, false), None);
+        assert!(apic.set_pin(4, true).is_some());
     }
 
     #[test]
     fn a_level_is_sent_again_after_its_eoi_while_it_is_high() {
         let mut apic = IoApic::default();
         program(&mut apic, 9, 0x8931, 1 << 24);
-        let sent = apic.set_line(9, true).unwrap();
+        let sent = apic.set_pin(9, true).unwrap();
         assert!(sent.level);
         assert_eq!(sent.delivery, Delivery::LowestPriority);
         assert_eq!(sent.destination, Destination::Logical(1));
         assert_ne!(u64::from(read(&mut apic, 0x10 + 18)) & REMOTE_IRR, 0);
-        assert_eq!(apic.set_line(9, true), None);
+        assert_eq!(apic.set_pin(9, true), None);
         let mut out = Vec::new();
         apic.end_of_interrupt(0x30, &mut out);
         assert!(out.is_empty());
         apic.end_of_interrupt(0x31, &mut out);
         assert_eq!(out, [(9, sent)]);
-        apic.set_line(9, false);
+        apic.set_pin(9, false);
         out.clear();
         // The EOI register does the same.
         apic.write(0x40, 0x31, &mut out);
@@ -250,24 +250,24 @@ mod tests {
     fn a_level_that_nobody_took_is_sent_again_without_an_eoi() {
         let mut apic = IoApic::default();
         program(&mut apic, 9, 0x8031, 7 << 24);
-        let lost = apic.set_line(9, true).unwrap();
+        let lost = apic.set_pin(9, true).unwrap();
         apic.not_taken(9, &lost);
-        assert_eq!(apic.set_line(9, true), Some(lost));
+        assert_eq!(apic.set_pin(9, true), Some(lost));
         // The guest sends it elsewhere before that is known.
         let sent = program(&mut apic, 9, 0x8031, 1 << 24);
         assert!(sent.is_empty());
         apic.not_taken(9, &lost);
-        assert_eq!(apic.set_line(9, true), None);
+        assert_eq!(apic.set_pin(9, true), None);
         apic.not_taken(99, &lost);
     }
 
     #[test]
-    fn masked_lines_wait_if_level_and_are_lost_if_edge() {
+    fn masked_pins_wait_if_level_and_are_lost_if_edge() {
         let mut apic = IoApic::default();
         program(&mut apic, 5, 0x1_8055, 0);
         program(&mut apic, 6, 0x1_0056, 0);
-        assert_eq!(apic.set_line(5, true), None);
-        assert_eq!(apic.set_line(6, true), None);
+        assert_eq!(apic.set_pin(5, true), None);
+        assert_eq!(apic.set_pin(6, true), None);
         assert_eq!(program(&mut apic, 5, 0x8055, 0).len(), 1);
         assert!(program(&mut apic, 6, 0x56, 0).is_empty());
     }
@@ -276,7 +276,7 @@ mod tests {
     fn an_entry_made_an_edge_loses_its_remote_irr() {
         let mut apic = IoApic::default();
         program(&mut apic, 7, 0x8057, 0);
-        assert!(apic.set_line(7, true).is_some());
+        assert!(apic.set_pin(7, true).is_some());
         program(&mut apic, 7, 0x1_0057, 0);
         assert_eq!(read(&mut apic, 0x10 + 14), 0x1_0057);
     }
@@ -289,17 +289,17 @@ mod tests {
         assert_eq!(read(&mut apic, 0), 0x0f00_0000);
         assert_eq!(read(&mut apic, 1), 0x0017_0020);
         assert_eq!(read(&mut apic, 0xff), 0);
-        assert_eq!(apic.set_line(99, true), None);
+        assert_eq!(apic.set_pin(99, true), None);
         // A reserved delivery mode sends nothing.
         program(&mut apic, 1, 0x342, 0);
-        assert_eq!(apic.set_line(1, true), None);
+        assert_eq!(apic.set_pin(1, true), None);
     }
 
     #[test]
     fn its_state_survives_as_text() {
         let mut apic = IoApic::default();
         program(&mut apic, 9, 0x8031, 1 << 24);
-        apic.set_line(9, true);
+        apic.set_pin(9, true);
         let text = serde_json::to_string(&apic.save()).unwrap();
         let mut other = IoApic::default();
         other.restore(serde_json::from_str(&text).unwrap());

@@ -174,7 +174,7 @@ impl LocalApic {
         self.state.clone()
     }
 
-    /// Sets all registers; what lay in the mailbox is dropped.
+    /// Sets all registers; pending events are dropped.
     pub fn restore(&mut self, state: LocalApicState) {
         let _ = self.posted.take();
         self.state = state;
@@ -182,8 +182,8 @@ impl LocalApic {
         self.announce();
     }
 
-    /// The check whether the vCPU has a reason to run reads its mailbox: what is
-    /// pending already, and was taken out of it, must show there.
+    /// The check whether the vCPU has a reason to run reads only the descriptor, so an
+    /// interrupt that was taken from it and is pending in the registers is announced there.
     fn announce(&mut self) {
         let state = &self.state;
         let requested = state.requested.iter().any(|word| *word != 0);
@@ -383,9 +383,9 @@ impl LocalApic {
         }
     }
 
-    /// Empties the mailbox into the registers.
+    /// Takes the pending events into the registers.
     fn collect(&mut self) {
-        if !self.posted.has_letters() {
+        if !self.posted.has_pending() {
             return;
         }
         let mut pending = self.posted.take();

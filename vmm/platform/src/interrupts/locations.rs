@@ -1,115 +1,114 @@
 //! Where each vCPU is: one slice's copy of the table that all slices have.
 //!
 //! ```text
-//!   version n at slice A ──hand over──▶ version n + 1 at slice B ──▶ ...
+//!   epoch n at slice A ──hand over──▶ epoch n + 1 at slice B ──▶ ...
 //! ```
 //!
-//! Invariants: an entry's version only grows, by one each time; a version of a vCPU
-//! is at the same slice in every copy; version 0 is the placement.
+//! Invariants: an entry's epoch only grows, by one each time; every copy has the same slice
+//! for the same epoch of a vCPU; epoch 0 is the placement.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// The greatest version that an entry has room for.
-pub const VERSION_MAX: u64 = (1 << 48) - 1;
-/// Bits of an entry for its slice, below those for the version.
+/// The largest epoch that fits an entry.
+pub const EPOCH_MAX: u64 = (1 << 48) - 1;
+/// Bits of an entry for its slice, below those for the epoch.
 const SLICE_BITS: u32 = 16;
 /// Bytes of an entry, as it travels.
 const ENTRY_BYTES: usize = 8;
 
-/// Where a vCPU is.
+/// The slice that runs a vCPU, and the epoch since which it does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
-    /// The slice that has it.
+pub struct VcpuLocation {
+    /// The slice that runs the vCPU.
     pub slice: usize,
-    /// How often it moved until it was there: 0 to [`VERSION_MAX`].
-    pub version: u64,
+    /// How often the vCPU had moved when it came there: 0 to [`EPOCH_MAX`].
+    pub epoch: u64,
 }
 
-impl Place {
+impl VcpuLocation {
     fn pack(self) -> u64 {
-        self.version << SLICE_BITS | self.slice as u64
+        self.epoch << SLICE_BITS | self.slice as u64
     }
 
     fn unpack(entry: u64) -> Self {
         Self {
             slice: (entry & ((1 << SLICE_BITS) - 1)) as usize,
-            version: entry >> SLICE_BITS,
+            epoch: entry >> SLICE_BITS,
         }
     }
 }
 
-/// Why what somebody said about a vCPU's place is not believed.
+/// Why another slice's message about a vCPU's location is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum LocationError {
-    /// There is none of this number.
+    /// No vCPU has this number.
     #[error("it sent a location of vCPU {vcpu}, but there are {cpus}")]
     Vcpu {
-        /// Its number.
         vcpu: u32,
-        /// How many there are.
+        /// vCPUs of the machine.
         cpus: u32,
     },
-    /// There is none of this number.
+    /// No slice has this number.
     #[error("it sent node {slice} as the location of vCPU {vcpu}, but there are {slices}")]
     Slice {
         vcpu: u32,
-        /// Where it is said to be.
+        /// The slice in the message.
         slice: usize,
-        /// How many slices there are.
+        /// Slices of the machine.
         slices: usize,
     },
-    /// Versions come one after the other.
+    /// The epoch does not follow the known one.
     #[error(
         "it sent the location of vCPU {vcpu} after move {said}, but this node knows {known}: a \
         move is missing"
     )]
     Skipped {
         vcpu: u32,
-        /// The version that was said.
+        /// The epoch in the message.
         said: u64,
-        /// The version that is known.
+        /// The epoch in this slice's table.
         known: u64,
     },
-    /// A version is at one slice.
+    /// The two slices have different locations for one epoch.
     #[error(
-        "it has vCPU {vcpu} on node {theirs} as of move {version}, this node on node {ours}: \
+        "it has vCPU {vcpu} on node {theirs} as of move {epoch}, this node on node {ours}: \
         the two tables contradict each other"
     )]
     Differs {
         vcpu: u32,
-        /// As of this version.
-        version: u64,
-        /// Where the other one has it.
+        epoch: u64,
+        /// The location in the message.
         theirs: usize,
-        /// Where this one has it.
+        /// The location in this slice's table.
         ours: usize,
     },
-    /// No more moves can be told apart.
-    #[error("vCPU {vcpu} moved {VERSION_MAX} times: it cannot move any more")]
-    Versions { vcpu: u32 },
-    /// It cannot leave without its state, nor come without it.
+    /// Epochs are used up: 2^48 moves.
+    #[error("vCPU {vcpu} moved {EPOCH_MAX} times: it cannot move any more")]
+    Epochs { vcpu: u32 },
+    /// The message moves a vCPU from or to this slice, which has neither sent nor received
+    /// the vCPU's state.
     #[error(
         "it reported that vCPU {vcpu} moved from node {from} to node {to}, but node {here} has \
         neither sent nor received its state"
     )]
     WithoutState {
         vcpu: u32,
-        /// Where it is here.
+        /// The location in this slice's table.
         from: usize,
-        /// Where it is said to be.
+        /// The location in the message.
         to: usize,
         /// The slice that received the message.
         here: usize,
     },
-    /// A table of another length.
+    /// The two tables have different numbers of vCPUs.
     #[error("it has {theirs} vCPUs in its table, this node {ours}")]
     Length {
-        /// Entries of the other one's.
+        /// Entries of the received table.
         theirs: usize,
-        /// Entries of this one's.
+        /// Entries of this slice's table.
         ours: usize,
     },
 }
@@ -121,14 +120,14 @@ pub struct Locations {
 }
 
 impl Locations {
-    /// As vCPUs are distributed: the first ones to slice 0, the next to slice 1, and
-    /// so on, all of version 0.
+    /// A table of epoch 0: the first `counts[0]` vCPUs are on slice 0, the next `counts[1]`
+    /// on slice 1, and so on.
     pub fn new(counts: impl IntoIterator<Item = u32>) -> Self {
         let mut entries = Vec::new();
         let mut slices = 0;
         for (slice, count) in counts.into_iter().enumerate() {
-            let place = Place { slice, version: 0 };
-            entries.extend((0..count).map(|_| AtomicU64::new(place.pack())));
+            let location = VcpuLocation { slice, epoch: 0 };
+            entries.extend((0..count).map(|_| AtomicU64::new(location.pack())));
             slices = slice + 1;
         }
         Self {
@@ -137,37 +136,40 @@ impl Locations {
         }
     }
 
-    /// How many vCPUs there are.
+    /// vCPUs of the machine.
     pub fn cpus(&self) -> u32 {
         self.entries.len() as u32
     }
 
-    /// Where a vCPU is; `None` where there is none of this number.
-    pub fn of(&self, vcpu: u32) -> Option<Place> {
+    /// A vCPU's location; `None` if no such vCPU exists.
+    pub fn of(&self, vcpu: u32) -> Option<VcpuLocation> {
         let entry = self.entries.get(vcpu as usize)?;
-        // SeqCst as in the module's argument about mailboxes (`router`): on x86 a load
-        // like any other.
-        Some(Place::unpack(entry.load(Ordering::SeqCst)))
+        // SeqCst: `router` orders it against posting to a descriptor. On x86 it is an
+        // ordinary load.
+        Some(VcpuLocation::unpack(entry.load(Ordering::SeqCst)))
     }
 
-    /// Where all are, by number.
-    pub fn all(&self) -> Vec<Place> {
+    /// All locations, by vCPU.
+    pub fn all(&self) -> Vec<VcpuLocation> {
         (0..self.cpus()).filter_map(|vcpu| self.of(vcpu)).collect()
     }
 
-    /// The vCPUs that a slice has, in order.
+    /// The vCPUs of a slice, in order.
     pub fn at(&self, slice: usize) -> Vec<u32> {
-        let is_there = |vcpu: &u32| self.of(*vcpu).is_some_and(|place| place.slice == slice);
+        let is_there = |vcpu: &u32| {
+            self.of(*vcpu)
+                .is_some_and(|location| location.slice == slice)
+        };
         (0..self.cpus()).filter(is_there).collect()
     }
 
-    /// Whether a vCPU's entry may become `place`: `Ok(false)` when it is as new.
-    /// Whoever asks is the only one who changes it.
+    /// Whether `location` is the next of a vCPU's entry; `Ok(false)` if the entry is at least
+    /// as new. The caller holds the lock under which entries change.
     ///
     /// # Errors
-    /// It cannot be true.
-    pub(super) fn follows(&self, vcpu: u32, place: Place) -> Result<bool, LocationError> {
-        let Place { slice, version } = place;
+    /// The location is impossible.
+    pub(super) fn follows(&self, vcpu: u32, location: VcpuLocation) -> Result<bool, LocationError> {
+        let VcpuLocation { slice, epoch } = location;
         let known = self.known(vcpu)?;
         if slice >= self.slices {
             let slices = self.slices;
@@ -177,61 +179,61 @@ impl Locations {
                 slices,
             });
         }
-        if version > VERSION_MAX {
-            return Err(LocationError::Versions { vcpu });
+        if epoch > EPOCH_MAX {
+            return Err(LocationError::Epochs { vcpu });
         }
-        if version == known.version && slice != known.slice {
+        if epoch == known.epoch && slice != known.slice {
             return Err(LocationError::Differs {
                 vcpu,
-                version,
+                epoch,
                 theirs: slice,
                 ours: known.slice,
             });
         }
-        if version > known.version + 1 {
+        if epoch > known.epoch + 1 {
             return Err(LocationError::Skipped {
                 vcpu,
-                said: version,
-                known: known.version,
+                said: epoch,
+                known: known.epoch,
             });
         }
-        Ok(version > known.version)
+        Ok(epoch > known.epoch)
     }
 
-    /// The entry is `place` from now on, which [`Locations::follows`] allowed.
-    pub(super) fn set(&self, vcpu: u32, place: Place) {
+    /// Sets an entry to `location`, which [`Locations::follows`] allowed.
+    pub(super) fn set(&self, vcpu: u32, location: VcpuLocation) {
         if let Some(entry) = self.entries.get(vcpu as usize) {
-            let before = entry.swap(place.pack(), Ordering::SeqCst);
-            let before = Place::unpack(before).version;
+            let before = entry.swap(location.pack(), Ordering::SeqCst);
+            let before = VcpuLocation::unpack(before).epoch;
             assert!(
-                before < place.version,
-                "vCPU {vcpu}: {before} then {place:?}"
+                before < location.epoch,
+                "vCPU {vcpu}: {before} then {location:?}"
             );
         }
     }
 
-    /// Where a vCPU is.
+    /// A vCPU's location.
     ///
     /// # Errors
-    /// There is none of this number.
-    pub(super) fn known(&self, vcpu: u32) -> Result<Place, LocationError> {
+    /// No such vCPU exists.
+    pub(super) fn known(&self, vcpu: u32) -> Result<VcpuLocation, LocationError> {
         let cpus = self.cpus();
         self.of(vcpu).ok_or(LocationError::Vcpu { vcpu, cpus })
     }
 
-    /// All of it, as it travels: eight bytes for each vCPU, the least significant
-    /// first, of which the lowest two are the slice.
+    /// The table as slices send it: eight bytes for each vCPU, little-endian, whose lowest 16
+    /// bits are the slice and the others the epoch.
     pub fn to_bytes(&self) -> Vec<u8> {
         let entries = self.all().into_iter();
         entries
-            .flat_map(|place| place.pack().to_le_bytes())
+            .flat_map(|location| location.pack().to_le_bytes())
             .collect()
     }
 
-    /// Compares it with another slice's.
+    /// Compares the table with another slice's.
     ///
     /// # Errors
-    /// They differ, with the first difference.
+    /// The tables differ; the error has the first difference.
     pub fn compare(&self, bytes: &[u8]) -> Result<(), LocationError> {
         let (theirs, rest) = bytes.as_chunks::<ENTRY_BYTES>();
         if theirs.len() != self.entries.len() || !rest.is_empty() {
@@ -241,11 +243,11 @@ impl Locations {
             });
         }
         for (vcpu, (entry, ours)) in (0..).zip(theirs.iter().zip(self.all())) {
-            let theirs = Place::unpack(u64::from_le_bytes(*entry));
-            if theirs != ours && theirs.version == ours.version {
+            let theirs = VcpuLocation::unpack(u64::from_le_bytes(*entry));
+            if theirs != ours && theirs.epoch == ours.epoch {
                 return Err(LocationError::Differs {
                     vcpu,
-                    version: ours.version,
+                    epoch: ours.epoch,
                     theirs: theirs.slice,
                     ours: ours.slice,
                 });
@@ -253,8 +255,8 @@ impl Locations {
             if theirs != ours {
                 return Err(LocationError::Skipped {
                     vcpu,
-                    said: theirs.version,
-                    known: ours.version,
+                    said: theirs.epoch,
+                    known: ours.epoch,
                 });
             }
         }
@@ -266,35 +268,35 @@ impl Locations {
 mod tests {
     use super::*;
 
-    fn place(slice: usize, version: u64) -> Place {
-        Place { slice, version }
+    fn location(slice: usize, epoch: u64) -> VcpuLocation {
+        VcpuLocation { slice, epoch }
     }
 
     #[test]
     fn entries_hold_both_ends_of_what_they_may() {
-        for at in [place(0, 0), place(15, VERSION_MAX), place(255, 1)] {
-            assert_eq!(Place::unpack(at.pack()), at);
+        for at in [location(0, 0), location(15, EPOCH_MAX), location(255, 1)] {
+            assert_eq!(VcpuLocation::unpack(at.pack()), at);
         }
         let table = Locations::new([1, 0, 2]);
         assert_eq!((table.at(1), table.at(2)), (vec![], vec![1, 2]));
-        assert_eq!((table.of(2), table.of(3)), (Some(place(2, 0)), None));
+        assert_eq!((table.of(2), table.of(3)), (Some(location(2, 0)), None));
     }
 
     #[test]
     fn only_what_follows_is_taken() {
         let table = Locations::new([1, 1, 0]);
-        assert_eq!(table.follows(1, place(2, 1)), Ok(true));
-        table.set(1, place(2, 1));
-        assert_eq!(table.of(1), Some(place(2, 1)));
+        assert_eq!(table.follows(1, location(2, 1)), Ok(true));
+        table.set(1, location(2, 1));
+        assert_eq!(table.of(1), Some(location(2, 1)));
         // As new, and older.
-        assert_eq!(table.follows(1, place(2, 1)), Ok(false));
-        assert_eq!(table.follows(1, place(1, 0)), Ok(false));
+        assert_eq!(table.follows(1, location(2, 1)), Ok(false));
+        assert_eq!(table.follows(1, location(1, 0)), Ok(false));
         let cpus = 2;
         for (vcpu, said, error) in [
-            (2, place(0, 1), LocationError::Vcpu { vcpu: 2, cpus }),
+            (2, location(0, 1), LocationError::Vcpu { vcpu: 2, cpus }),
             (
                 1,
-                place(3, 2),
+                location(3, 2),
                 LocationError::Slice {
                     vcpu: 1,
                     slice: 3,
@@ -303,17 +305,17 @@ mod tests {
             ),
             (
                 1,
-                place(0, 1),
+                location(0, 1),
                 LocationError::Differs {
                     vcpu: 1,
-                    version: 1,
+                    epoch: 1,
                     theirs: 0,
                     ours: 2,
                 },
             ),
             (
                 1,
-                place(0, 3),
+                location(0, 3),
                 LocationError::Skipped {
                     vcpu: 1,
                     said: 3,
@@ -322,22 +324,22 @@ mod tests {
             ),
             (
                 1,
-                place(0, VERSION_MAX + 1),
-                LocationError::Versions { vcpu: 1 },
+                location(0, EPOCH_MAX + 1),
+                LocationError::Epochs { vcpu: 1 },
             ),
         ] {
             assert_eq!(table.follows(vcpu, said), Err(error));
         }
-        assert_eq!(table.of(1), Some(place(2, 1)));
+        assert_eq!(table.of(1), Some(location(2, 1)));
     }
 
     #[test]
     fn the_last_version_has_none_after_it() {
         let table = Locations::new([1, 0]);
-        table.set(0, place(1, VERSION_MAX));
-        let wrapped = Err(LocationError::Versions { vcpu: 0 });
-        assert_eq!(table.follows(0, place(0, VERSION_MAX + 1)), wrapped);
-        assert_eq!(table.follows(0, place(0, 0)), Ok(false));
+        table.set(0, location(1, EPOCH_MAX));
+        let wrapped = Err(LocationError::Epochs { vcpu: 0 });
+        assert_eq!(table.follows(0, location(0, EPOCH_MAX + 1)), wrapped);
+        assert_eq!(table.follows(0, location(0, 0)), Ok(false));
     }
 
     #[test]
@@ -347,7 +349,7 @@ mod tests {
         let other = Locations::new([1, 0, 2]);
         let error = table.compare(&other.to_bytes()).unwrap_err();
         assert!(error.to_string().contains("vCPU 1 on node 2"), "{error}");
-        other.set(1, place(1, 1));
+        other.set(1, location(1, 1));
         assert!(matches!(
             table.compare(&other.to_bytes()),
             Err(LocationError::Skipped { vcpu: 1, .. })

@@ -28,10 +28,10 @@ mod waker;
 
 pub use io_apic::{IO_APIC_SIZE, IoApic, IoApicState, PINS};
 pub use local_apic::{LOCAL_APIC_SIZE, LocalApic, LocalApicState, Mode, Outcome, x2apic};
-pub use locations::{LocationError, Locations, Place, VERSION_MAX};
+pub use locations::{EPOCH_MAX, LocationError, Locations, VcpuLocation};
 pub use message::{Delivery, Destination, Interrupt, Message};
 pub use posted::PostedInterrupts;
-pub use router::{InterruptCounters, InterruptLink, InterruptRouter, InterruptTopology, Line};
+pub use router::{InterruptCounters, InterruptLink, InterruptRouter, InterruptTopology, IoApicPin};
 pub use timer::TimerState;
 pub use waker::VcpuWaker;
 
@@ -41,8 +41,8 @@ pub trait MessageSink: Send + Sync {
     fn send(&self, address: u64, data: u32);
 }
 
-/// A wire into the I/O APIC.
+/// An interrupt line of a device: a pin of the I/O APIC, or what stands for one.
 pub trait InterruptLine: Send + Sync {
-    /// Raises or lowers it.
+    /// Drives the line high or low.
     fn set(&self, high: bool);
 }

@@ -15,7 +15,7 @@ const START_UP: u32 = 8;
 /// The start-up vector is in bits 8 to 15.
 const START_UP_VECTOR: u32 = 0xff00;
 
-/// Bits of an identity; above them is the version of the place that published it.
+/// Bits of an identity; above them is the epoch of the location that published it.
 const IDENTITY_BITS: u32 = 16;
 /// In an identity: the cluster model.
 const CLUSTER: u16 = 1 << 8;
@@ -25,14 +25,14 @@ const EXTENDED: u16 = 1 << 10;
 /// In an identity: the local APIC takes no interrupt that has a vector.
 const REFUSES_FIXED: u16 = 1 << 9;
 
-/// Whom a local APIC answers to in logical mode.
+/// The logical identity of a local APIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Logical {
     /// Any bit of LDR's upper byte.
     Flat(u8),
-    /// Of a cluster, the upper half of that byte, any bit of the lower.
+    /// The cluster in the upper half of that byte, and any bit of the lower half.
     Cluster(u8),
-    /// x2APIC mode: of this identifier.
+    /// x2APIC mode: derived from this identifier.
     Extended(u8),
 }
 
@@ -42,15 +42,15 @@ pub(super) fn extended_logical(id: u8) -> u32 {
     u32::from(id >> 4) << 16 | 1 << (id & 0xf)
 }
 
-/// Hears of a new identity.
+/// Called with every new identity.
 type Listener = Box<dyn Fn(u16) + Send + Sync>;
 
-/// What lay in the mailbox.
+/// Events taken from a descriptor at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct PendingEvents {
-    /// By vector.
+    /// Bit by vector.
     pub requested: [u32; 8],
-    /// Which of those are level-triggered.
+    /// Bit by vector: the interrupt is level-triggered.
     pub level: [u32; 8],
     pub non_maskable: bool,
     pub init: bool,
@@ -58,7 +58,7 @@ pub(super) struct PendingEvents {
 }
 
 impl PendingEvents {
-    /// The same as messages, an INIT before the start-up, which came after it.
+    /// The events as messages; an INIT comes before its start-up.
     pub fn messages(&self) -> Vec<Message> {
         let mut messages = Vec::new();
         messages.extend(self.init.then_some(Message::Init));
@@ -78,24 +78,23 @@ fn has(words: &[u32; 8], vector: u8) -> bool {
     words[usize::from(vector >> 5)] & 1 << (vector & 31) != 0
 }
 
-/// One for each vCPU: what others may touch of its local APIC.
+/// One vCPU's pending events and logical identity, which every thread may use.
 ///
-/// Posting never waits: a vector's bit, then the summary. The vCPU's thread
-/// takes the summary first, then the bits, so a bit whose summary it missed is
-/// announced again.
+/// Posting never blocks: it sets the vector's bit, then the summary. The vCPU's thread takes
+/// the summary first, then the bits. A bit that was set after the summary was taken sets the
+/// summary again.
 pub struct PostedInterrupts {
     requested: [AtomicU32; 8],
     level: [AtomicU32; 8],
     summary: AtomicU32,
-    /// Whom the local APIC answers to: LDR's identity in bits 0 to 7, then
-    /// [`CLUSTER`] and [`REFUSES_FIXED`]; above [`IDENTITY_BITS`] the version of the
-    /// vCPU's place that said so.
+    /// LDR's logical identity in bits 0 to 7, then [`CLUSTER`], [`REFUSES_FIXED`] and
+    /// [`EXTENDED`]; above [`IDENTITY_BITS`] the epoch of the location that published it.
     identity: AtomicU64,
-    /// Other slices keep a copy of the identity.
+    /// Sends the identity to other slices, which have a copy of it.
     listener: OnceLock<Listener>,
-    /// The arbitration priority: who has less gets a lowest-priority interrupt.
+    /// The arbitration priority: a lowest-priority interrupt goes to the lowest.
     priority: AtomicU32,
-    /// Wakes the vCPU.
+    /// Wakes the vCPU's thread after a post.
     pub waker: VcpuWaker,
 }
 
@@ -114,8 +113,8 @@ impl Default for PostedInterrupts {
 }
 
 impl PostedInterrupts {
-    /// Leaves a message; whether it was taken. The vCPU is not woken: a message that it
-    /// must see at once goes through [`InterruptRouter::deliver`](super::InterruptRouter::deliver).
+    /// Posts a message; whether the local APIC accepts it. Does not wake the vCPU: a message
+    /// that it must see at once goes through [`InterruptRouter::deliver`](super::InterruptRouter::deliver).
     pub fn post(&self, message: Message) -> bool {
         match message {
             Message::Fixed { .. } if !self.accepts_fixed() => return false,
@@ -154,8 +153,8 @@ impl PostedInterrupts {
         self.summary.fetch_or(FIXED, Ordering::SeqCst);
     }
 
-    /// Leaves a message for a vCPU that is on its way here: whether it takes it is
-    /// known where it comes from. Does not ring.
+    /// Posts a message for a vCPU that is moving here. The slice that it comes from has checked
+    /// that the local APIC accepts it. Does not wake the vCPU.
     pub(super) fn post_ahead(&self, message: Message) {
         match message {
             Message::Fixed { vector, level } => self.request(vector, level),
@@ -163,8 +162,8 @@ impl PostedInterrupts {
         }
     }
 
-    /// Leaves what a vCPU brings along, all of which is older than what lies here.
-    /// Does not ring.
+    /// Posts the pending events of a vCPU that has moved here, all of which are older than the
+    /// events posted here. Does not wake the vCPU.
     pub(super) fn put_back(&self, messages: &[Message]) {
         let mut start_up = None;
         let mut init = 0;
@@ -177,7 +176,7 @@ impl PostedInterrupts {
                 other => self.post_ahead(other),
             }
         }
-        // At once: an INIT that lies here voids their start-up, theirs nothing here.
+        // In one step: a newer INIT here voids an older start-up; an older INIT voids nothing.
         let update = |old: u32| {
             let first = start_up.filter(|_| old & INIT == 0);
             let kept = old & first.map_or(u32::MAX, |_| !START_UP_VECTOR);
@@ -188,18 +187,19 @@ impl PostedInterrupts {
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, update);
     }
 
-    /// Has the vCPU look, though nothing lies there. Does not ring.
+    /// Makes [`PostedInterrupts::has_pending`] true although no event is posted. Does not wake
+    /// the vCPU.
     pub(super) fn announce(&self) {
         self.summary.fetch_or(FIXED, Ordering::SeqCst);
     }
 
-    /// Whether something lies there.
+    /// Whether events are pending.
     #[inline]
-    pub fn has_letters(&self) -> bool {
+    pub fn has_pending(&self) -> bool {
         self.summary.load(Ordering::SeqCst) != 0
     }
 
-    /// Empties it. For the vCPU's thread alone.
+    /// Takes all pending events. Only for the vCPU's thread, or while it is stopped.
     pub(super) fn take(&self) -> PendingEvents {
         let summary = self.summary.swap(0, Ordering::SeqCst);
         let mut pending = PendingEvents {
@@ -220,13 +220,13 @@ impl PostedInterrupts {
         pending
     }
 
-    /// Takes what lies there, as messages that can be posted to another descriptor.
+    /// Takes all pending events, as messages that can be posted to another descriptor.
     pub fn take_messages(&self) -> Vec<Message> {
         self.take().messages()
     }
 
-    /// The local APIC says who it is in logical mode, and whether it takes
-    /// interrupts that have a vector.
+    /// Publishes the local APIC's logical identity, and whether it accepts interrupts that
+    /// have a vector.
     pub(super) fn publish_identity(&self, logical: Logical, accepts_fixed: bool) {
         let mut identity = match logical {
             Logical::Flat(identity) => u16::from(identity),
@@ -234,7 +234,7 @@ impl PostedInterrupts {
             Logical::Extended(id) => u16::from(id) | EXTENDED,
         };
         identity |= if accepts_fixed { 0 } else { REFUSES_FIXED };
-        let replace = |old: u64| Some(version_of(old) << IDENTITY_BITS | u64::from(identity));
+        let replace = |old: u64| Some(epoch_of(old) << IDENTITY_BITS | u64::from(identity));
         let before = self
             .identity
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, replace);
@@ -245,47 +245,47 @@ impl PostedInterrupts {
         }
     }
 
-    /// The identity of a vCPU on another slice, as that slice told it when it had the
-    /// vCPU as of `version`; one of an older place changes nothing.
-    pub fn set_identity(&self, identity: u16, version: u64) {
+    /// Sets the identity that another slice published for its vCPU as of `epoch`. An identity
+    /// of an older location changes nothing.
+    pub fn set_identity(&self, identity: u16, epoch: u64) {
         let newer = |old: u64| {
-            (version_of(old) <= version).then_some(version << IDENTITY_BITS | u64::from(identity))
+            (epoch_of(old) <= epoch).then_some(epoch << IDENTITY_BITS | u64::from(identity))
         };
         let _ = self
             .identity
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, newer);
     }
 
-    /// What the local APIC publishes is of this version from now on.
-    pub(super) fn set_version(&self, version: u64) {
+    /// Sets the epoch of what the local APIC publishes from now on.
+    pub(super) fn set_epoch(&self, epoch: u64) {
         let identity = self.identity.load(Ordering::SeqCst) as u16;
-        self.set_identity(identity, version);
+        self.set_identity(identity, epoch);
     }
 
-    /// Has `listener` called with every new identity, on the vCPU's thread. Once,
-    /// before the vCPU runs.
+    /// Sets what is called with every new identity, on the vCPU's thread. Once, before the
+    /// vCPU runs.
     pub fn listen(&self, listener: Listener) {
-        // A second listener is a mistake that the first survives.
+        // Only the first listener counts.
         let _ = self.listener.set(listener);
     }
 
-    /// Whether it takes interrupts that have a vector.
+    /// Whether the local APIC accepts interrupts that have a vector.
     pub(super) fn accepts_fixed(&self) -> bool {
         identity_of(self.identity.load(Ordering::SeqCst)) & REFUSES_FIXED == 0
     }
 
-    /// The local APIC says how busy it is.
+    /// Publishes the local APIC's arbitration priority.
     pub(super) fn publish_priority(&self, priority: u8) {
         self.priority.store(u32::from(priority), Ordering::Relaxed);
     }
 
-    /// How busy it said it is.
+    /// The published arbitration priority.
     pub(super) fn priority(&self) -> u32 {
         self.priority.load(Ordering::Relaxed)
     }
 
-    /// Whether a logical destination names it (Intel SDM volume 3, 11.6.2.2 and
-    /// 11.12.10.2).
+    /// Whether a logical destination includes the local APIC (Intel SDM volume 3, 11.6.2.2
+    /// and 11.12.10.2).
     pub(super) fn matches_logical(&self, destination: u32) -> bool {
         let whole = identity_of(self.identity.load(Ordering::SeqCst));
         let identity = whole as u8;
@@ -307,7 +307,7 @@ fn identity_of(published: u64) -> u16 {
     published as u16
 }
 
-fn version_of(published: u64) -> u64 {
+fn epoch_of(published: u64) -> u64 {
     published >> IDENTITY_BITS
 }
 
@@ -316,9 +316,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn letters_are_taken_once() {
+    fn events_are_taken_once() {
         let posted = PostedInterrupts::default();
-        assert!(!posted.has_letters());
+        assert!(!posted.has_pending());
         posted.post(Message::Fixed {
             vector: 0x41,
             level: true,
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn letters_become_messages_and_come_back_as_the_older_ones() {
+    fn events_become_messages_and_come_back_as_the_older_ones() {
         let messages = [
             Message::Init,
             Message::StartUp { vector: 1 },
@@ -396,7 +396,7 @@ mod tests {
         assert!(posted.matches_logical(0x01) && !posted.matches_logical(0x02));
         posted.set_identity(0x02, 2);
         assert!(posted.matches_logical(0x02));
-        posted.set_version(3);
+        posted.set_epoch(3);
         posted.set_identity(0x04, 2);
         assert!(posted.matches_logical(0x02));
         posted.publish_identity(Logical::Flat(0x08), false);

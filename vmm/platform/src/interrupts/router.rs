@@ -2,7 +2,7 @@
 //!
 //! With several slices a vCPU may move, and messages follow it. docs/aggregate-vm.md
 //! ("Where a vCPU is") has the rules and why each message arrives once. In short: a message
-//! that is forwarded carries the version of the table entry by which it was routed. A thread
+//! that is forwarded carries the epoch of the table entry by which it was routed. A thread
 //! that posts a message reads the entry again afterwards. A vCPU that leaves first changes
 //! the entry, then takes its pending events along.
 
@@ -12,84 +12,85 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use serde_json::Value;
 
 use super::io_apic::{IoApic, PINS};
-use super::locations::{LocationError, Locations, Place, VERSION_MAX};
+use super::locations::{EPOCH_MAX, LocationError, Locations, VcpuLocation};
 use super::message::{Delivery, Destination, Interrupt, Message};
 use super::posted::PostedInterrupts;
 use super::{InterruptLine, MessageSink};
 use crate::bus::BusDevice;
 use crate::part::{Part, PartError};
 
-/// What went through a router.
+/// How many interrupts went through a router, by kind.
 #[derive(Default)]
 pub struct InterruptCounters {
-    /// From local APICs.
+    /// Commands of local APICs.
     pub commands: AtomicU64,
+    /// Message-signalled interrupts.
     pub messages: AtomicU64,
-    /// From lines.
-    pub lines: AtomicU64,
+    /// Sent by the I/O APIC because a pin changed.
+    pub pins: AtomicU64,
     /// EOIs of level-triggered interrupts.
     pub ends: AtomicU64,
-    /// To vCPUs of other slices.
+    /// Sent to vCPUs of other slices.
     pub away: AtomicU64,
-    /// Sent after vCPUs that had left.
+    /// Forwarded to vCPUs that had left.
     pub forwarded: AtomicU64,
-    /// For vCPUs that were still on their way here.
+    /// Received before the vCPU that they are for had arrived.
     pub ahead: AtomicU64,
-    /// Of kinds that this machine has no use for, or to nobody.
+    /// Of kinds that this machine does not have, or without a vCPU that accepts them.
     pub dropped: AtomicU64,
 }
 
-/// The way to what lies on other slices. Never waits, and keeps the order of what it
-/// is given for one slice.
+/// Sends interrupts and EOIs to the interrupt routers of other slices. Never blocks, and
+/// keeps the order of messages to one slice.
 pub trait InterruptLink: Send + Sync {
-    /// Hands a message to the slice that has the vCPU as of the place's version, which
-    /// is the message's stamp.
-    fn deliver(&self, place: Place, vcpu: u32, message: Message);
-    /// Tells the slice that has the I/O APIC of an EOI.
+    /// Sends a message to `location`'s slice, with `location`'s epoch.
+    fn deliver(&self, location: VcpuLocation, vcpu: u32, message: Message);
+    /// Sends an EOI to the slice that has the I/O APIC.
     fn end_of_interrupt(&self, vector: u8);
 }
 
-/// What of a machine's interrupt controllers is not here.
+/// Where a machine's interrupt controllers are, for a machine of several slices.
 pub struct InterruptTopology {
-    /// The number of the slice here.
+    /// The number of this slice.
     pub slice: usize,
-    /// Where each vCPU is.
+    /// This slice's table of vCPU locations.
     pub locations: Arc<Locations>,
-    /// Whether the I/O APIC is here.
+    /// Whether the I/O APIC is on this slice.
     pub io_apic: bool,
-    /// The way to the others.
-    pub elsewhere: Arc<dyn InterruptLink>,
+    /// Sends to the other slices.
+    pub link: Arc<dyn InterruptLink>,
 }
 
-/// All of a machine's interrupt controllers, as far as they are shared.
+/// What the interrupt controllers of a machine share: the I/O APIC, and the posted-interrupt
+/// descriptors of all vCPUs.
 pub struct InterruptRouter {
-    /// Every vCPU's; of those elsewhere only the identity counts.
+    /// By vCPU. For a vCPU of another slice only its identity is used.
     all_posted: Box<[Arc<PostedInterrupts>]>,
-    /// None: all is here.
-    apart: Option<InterruptTopology>,
-    /// By vCPU: the way that the last INIT from here went, or that came by. Held while
-    /// an INIT or a start-up is sent, and what is sent after a vCPU, so that a start-up
-    /// does not overtake its INIT; and while an entry changes.
-    trails: Mutex<Vec<Place>>,
-    /// Held while a register or a line changes; what follows is sent after.
+    /// `None` if the machine has one slice.
+    topology: Option<InterruptTopology>,
+    /// By vCPU: the route of the last INIT that this slice sent or forwarded. Locked while
+    /// an INIT, a start-up, or pending events of a vCPU that left are sent, so that a start-up
+    /// does not overtake its INIT, and while an entry of the location table changes.
+    init_routes: Mutex<Vec<VcpuLocation>>,
+    /// Locked while a register or a pin changes; the resulting interrupts are sent after.
     io_apic: Mutex<IoApic>,
-    /// Which vCPU is looked at first for a lowest-priority interrupt.
+    /// The vCPU that is considered first for the next lowest-priority interrupt.
     turn: AtomicU32,
     pub counters: InterruptCounters,
 }
 
 impl InterruptRouter {
-    /// For vCPUs 0 to `cpus` - 1.
+    /// A router of a machine with one slice and vCPUs 0 to `cpus` - 1.
     pub fn new(cpus: u32) -> Arc<Self> {
         Self::of_slice(cpus, None)
     }
 
-    /// For vCPUs 0 to `cpus` - 1, not all of which are here.
-    pub fn of_slice(cpus: u32, apart: Option<InterruptTopology>) -> Arc<Self> {
-        let trails = apart.as_ref().map(|apart| apart.locations.all());
+    /// A router of one slice of a machine with vCPUs 0 to `cpus` - 1.
+    pub fn of_slice(cpus: u32, topology: Option<InterruptTopology>) -> Arc<Self> {
+        let init_routes = topology.as_ref().map(|topology| topology.locations.all());
         Arc::new(Self {
-            apart,
-            trails: Mutex::new(trails.unwrap_or_default()),
+            topology,
+            init_routes: Mutex::new(init_routes.unwrap_or_default()),
             all_posted: (0..cpus).map(|_| Arc::default()).collect(),
             io_apic: Mutex::default(),
             turn: AtomicU32::new(0),
@@ -97,19 +98,19 @@ impl InterruptRouter {
         })
     }
 
-    /// How many vCPUs there are.
+    /// vCPUs of the machine.
     pub fn cpus(&self) -> u32 {
         self.all_posted.len() as u32
     }
 
-    /// Where messages for a vCPU wait.
+    /// A vCPU's posted-interrupt descriptor; `None` if no such vCPU exists.
     pub fn posted(&self, vcpu: u32) -> Option<&Arc<PostedInterrupts>> {
         self.all_posted.get(vcpu as usize)
     }
 
-    /// Sends an interrupt to whom it names. `sender`: the vCPU whose thread this
-    /// is, if it is one's: it needs no kick to see its own interrupts.
-    /// Whether somebody took it.
+    /// Sends an interrupt to the vCPUs of its destination; whether one of them accepted it.
+    /// `sender` is the vCPU whose thread calls, if one does: it needs no kick to see its own
+    /// interrupts.
     pub fn send(&self, interrupt: &Interrupt, sender: Option<u32>) -> bool {
         let message = match interrupt.delivery {
             Delivery::Fixed | Delivery::LowestPriority => Message::Fixed {
@@ -126,12 +127,12 @@ impl InterruptRouter {
                 return false;
             }
         };
-        // The commonest by far, without a walk over all vCPUs.
+        // By far the most frequent destination; needs no loop over all vCPUs.
         if let Destination::Physical(id) = interrupt.destination {
             return self.deliver(id, message, sender);
         }
         if interrupt.delivery == Delivery::LowestPriority {
-            // Nobody: one that there is not.
+            // `u32::MAX` is no vCPU: the interrupt is counted as dropped.
             let vcpu = self.least_busy(interrupt.destination, sender);
             return self.deliver(vcpu.unwrap_or(u32::MAX), message, sender);
         }
@@ -144,10 +145,12 @@ impl InterruptRouter {
         taken
     }
 
-    /// Gives one vCPU a message, wherever it is. Whether it took it.
+    /// Sends a message to one vCPU, on any slice; whether the vCPU accepted it.
     pub fn deliver(&self, vcpu: u32, message: Message, sender: Option<u32>) -> bool {
-        let taken = match self.place(vcpu) {
-            Some((apart, place)) => self.deliver_apart(apart, place, vcpu, message, sender),
+        let taken = match self.location(vcpu) {
+            Some((topology, location)) => {
+                self.deliver_to(topology, location, vcpu, message, sender)
+            }
             None => self.post(vcpu, message, sender),
         };
         if !taken {
@@ -156,27 +159,27 @@ impl InterruptRouter {
         taken
     }
 
-    /// The vCPUs that are here.
+    /// The vCPUs of this slice, in order.
     pub fn vcpus_here(&self) -> Vec<u32> {
-        match &self.apart {
-            Some(apart) => apart.locations.at(apart.slice),
+        match &self.topology {
+            Some(topology) => topology.locations.at(topology.slice),
             None => (0..self.cpus()).collect(),
         }
     }
 
-    /// Where a vCPU is, if there is more than one place.
-    fn place(&self, vcpu: u32) -> Option<(&InterruptTopology, Place)> {
-        let apart = self.apart.as_ref()?;
-        Some((apart, apart.locations.of(vcpu)?))
+    /// A vCPU's location; `None` if the machine has one slice, or no such vCPU.
+    fn location(&self, vcpu: u32) -> Option<(&InterruptTopology, VcpuLocation)> {
+        let topology = self.topology.as_ref()?;
+        Some((topology, topology.locations.of(vcpu)?))
     }
 
-    /// Into the mailbox of a vCPU that is here.
+    /// Posts a message to a vCPU of this slice, and wakes it; whether it accepted it.
     fn post(&self, vcpu: u32, message: Message, sender: Option<u32>) -> bool {
         let Some(posted) = self.posted(vcpu).filter(|posted| posted.post(message)) else {
             return false;
         };
-        // Its own interrupts a vCPU finds before the next instruction, but it must
-        // come out of guest code for the others.
+        // A vCPU finds interrupts that it sent to itself before its next instruction. For
+        // INIT and start-up it must leave guest code.
         let own = sender == Some(vcpu);
         let found = matches!(message, Message::Fixed { .. } | Message::NonMaskable);
         if !(own && found) {
@@ -185,20 +188,20 @@ impl InterruptRouter {
         true
     }
 
-    fn deliver_apart(
+    fn deliver_to(
         &self,
-        apart: &InterruptTopology,
-        place: Place,
+        topology: &InterruptTopology,
+        location: VcpuLocation,
         vcpu: u32,
         message: Message,
         sender: Option<u32>,
     ) -> bool {
-        let mut trails = is_start(message).then(|| self.trails());
-        let place = along(trails.as_deref_mut(), vcpu, message, place, 0);
-        if place.slice == apart.slice {
+        let mut init_routes = is_start(message).then(|| self.init_routes());
+        let location = route(init_routes.as_deref_mut(), vcpu, message, location, 0);
+        if location.slice == topology.slice {
             let taken = self.post(vcpu, message, sender);
-            drop(trails);
-            self.follow(apart, vcpu, place.version);
+            drop(init_routes);
+            self.follow(topology, vcpu, location.epoch);
             return taken;
         }
         let fixed = matches!(message, Message::Fixed { .. });
@@ -208,186 +211,193 @@ impl InterruptRouter {
                 .is_some_and(|posted| posted.accepts_fixed());
         if taken {
             self.counters.away.fetch_add(1, Ordering::Relaxed);
-            apart.elsewhere.deliver(place, vcpu, message);
+            topology.link.deliver(location, vcpu, message);
         }
         taken
     }
 
-    /// A message for a vCPU that another slice sent here, as of version `stamp`.
+    /// Takes a message for a vCPU that another slice routed here by its entry of `epoch`.
     ///
     /// # Errors
-    /// There is no such vCPU, or nobody has it: the tables of the two slices differ.
-    pub fn receive(&self, vcpu: u32, message: Message, stamp: u64) -> Result<(), LocationError> {
-        let Some(apart) = &self.apart else {
+    /// No such vCPU exists, or the tables of the two slices contradict each other.
+    pub fn receive(&self, vcpu: u32, message: Message, epoch: u64) -> Result<(), LocationError> {
+        let Some(topology) = &self.topology else {
             let cpus = self.cpus();
             return Err(LocationError::Vcpu { vcpu, cpus });
         };
-        let entry = apart.locations.known(vcpu)?;
-        if stamp > VERSION_MAX {
-            return Err(LocationError::Versions { vcpu });
+        let entry = topology.locations.known(vcpu)?;
+        if epoch > EPOCH_MAX {
+            return Err(LocationError::Epochs { vcpu });
         }
-        if stamp == entry.version && entry.slice != apart.slice {
+        if epoch == entry.epoch && entry.slice != topology.slice {
             return Err(LocationError::Differs {
                 vcpu,
-                version: stamp,
-                theirs: apart.slice,
+                epoch,
+                theirs: topology.slice,
                 ours: entry.slice,
             });
         }
-        // Here, as of the stamp: slice 0's word is still on its way.
-        let ahead = Place {
-            slice: apart.slice,
-            version: stamp,
+        // The vCPU is on its way here: slice 0's message about it has not arrived yet.
+        let ahead = VcpuLocation {
+            slice: topology.slice,
+            epoch,
         };
-        let place = if stamp > entry.version { ahead } else { entry };
-        let mut trails = is_start(message).then(|| self.trails());
-        let place = along(trails.as_deref_mut(), vcpu, message, place, stamp);
-        if place.slice != apart.slice {
+        let location = if epoch > entry.epoch { ahead } else { entry };
+        let mut init_routes = is_start(message).then(|| self.init_routes());
+        let location = route(init_routes.as_deref_mut(), vcpu, message, location, epoch);
+        if location.slice != topology.slice {
             self.counters.forwarded.fetch_add(1, Ordering::Relaxed);
-            apart.elsewhere.deliver(place, vcpu, message);
+            topology.link.deliver(location, vcpu, message);
             return Ok(());
         }
-        if stamp > entry.version {
+        if epoch > entry.epoch {
             self.counters.ahead.fetch_add(1, Ordering::Relaxed);
             if let Some(posted) = self.posted(vcpu) {
                 posted.post_ahead(message);
-                // It may have come meanwhile.
+                // The vCPU may have arrived since the entry was read.
                 posted.waker.ring();
             }
         } else if !self.post(vcpu, message, None) {
             self.counters.dropped.fetch_add(1, Ordering::Relaxed);
         }
-        drop(trails);
-        self.follow(apart, vcpu, place.version);
+        drop(init_routes);
+        self.follow(topology, vcpu, location.epoch);
         Ok(())
     }
 
-    /// After a message was put into a mailbox here, where the vCPU is as of `version`:
-    /// if it left meanwhile, what lies there is sent after it.
-    fn follow(&self, apart: &InterruptTopology, vcpu: u32, version: u64) {
-        let left = |place: &Place| place.slice != apart.slice && place.version > version;
-        if apart.locations.of(vcpu).filter(left).is_none() {
+    /// Forwards the pending events of a vCPU that was here as of `epoch` and has left since.
+    /// Called after a message was posted here, so that the message is not left behind.
+    fn follow(&self, topology: &InterruptTopology, vcpu: u32, epoch: u64) {
+        let left =
+            |location: &VcpuLocation| location.slice != topology.slice && location.epoch > epoch;
+        if topology.locations.of(vcpu).filter(left).is_none() {
             return;
         }
-        let mut trails = self.trails();
-        let place = apart.locations.of(vcpu).filter(left);
-        let (Some(place), Some(posted)) = (place, self.posted(vcpu)) else {
+        let mut init_routes = self.init_routes();
+        let location = topology.locations.of(vcpu).filter(left);
+        let (Some(location), Some(posted)) = (location, self.posted(vcpu)) else {
             return;
         };
         for message in posted.take().messages() {
-            let trail = along(Some(&mut trails), vcpu, message, place, version);
-            let here = trail.slice == apart.slice;
+            let init_route = route(Some(&mut init_routes), vcpu, message, location, epoch);
+            let here = init_route.slice == topology.slice;
             self.counters.forwarded.fetch_add(1, Ordering::Relaxed);
-            let place = if here { place } else { trail };
-            apart.elsewhere.deliver(place, vcpu, message);
+            let location = if here { location } else { init_route };
+            topology.link.deliver(location, vcpu, message);
         }
     }
 
-    /// A vCPU that stood here is at `place` from now on. What lay in its mailbox comes
-    /// out, and goes there with its state. On the primary's order.
+    /// Records that a stopped vCPU of this slice moves to `location`, and takes its pending
+    /// events, which travel with its state. The primary commands it.
     ///
     /// # Errors
-    /// It is not here, or cannot be there; nothing changed.
-    pub fn hand_over(&self, vcpu: u32, place: Place) -> Result<Vec<Message>, LocationError> {
-        let _order = self.trails();
-        let (apart, known) = self.known(vcpu)?;
-        let follows = apart.locations.follows(vcpu, place)?;
-        if !follows || known.slice != apart.slice || place.slice == apart.slice {
-            return Err(without_state(apart, vcpu, known, place));
+    /// The vCPU is not on this slice, or `location` is impossible; nothing changed.
+    pub fn hand_over(
+        &self,
+        vcpu: u32,
+        location: VcpuLocation,
+    ) -> Result<Vec<Message>, LocationError> {
+        let _order = self.init_routes();
+        let (topology, known) = self.known(vcpu)?;
+        let follows = topology.locations.follows(vcpu, location)?;
+        if !follows || known.slice != topology.slice || location.slice == topology.slice {
+            return Err(without_state(topology, vcpu, known, location));
         }
-        apart.locations.set(vcpu, place);
+        topology.locations.set(vcpu, location);
         let posted = self.posted(vcpu);
         Ok(posted.map_or_else(Vec::new, |posted| posted.take().messages()))
     }
 
-    /// A vCPU came here with its state, and with what had lain in its mailbox: it is
-    /// here as of `version`. On the primary's order; before it runs.
+    /// Records that a vCPU has moved to this slice as of `epoch`, with its state and its
+    /// pending events `messages`. The primary commands it; before the vCPU runs.
     ///
     /// # Errors
-    /// It is here already, or cannot be; nothing changed.
+    /// The vCPU is on this slice already, or `epoch` is impossible; nothing changed.
     pub fn take_over(
         &self,
         vcpu: u32,
-        version: u64,
+        epoch: u64,
         messages: &[Message],
     ) -> Result<(), LocationError> {
-        let _order = self.trails();
-        let (apart, known) = self.known(vcpu)?;
-        let slice = apart.slice;
-        let place = Place { slice, version };
-        if !apart.locations.follows(vcpu, place)? || known.slice == slice {
-            return Err(without_state(apart, vcpu, known, place));
+        let _order = self.init_routes();
+        let (topology, known) = self.known(vcpu)?;
+        let slice = topology.slice;
+        let location = VcpuLocation { slice, epoch };
+        if !topology.locations.follows(vcpu, location)? || known.slice == slice {
+            return Err(without_state(topology, vcpu, known, location));
         }
         if let Some(posted) = self.posted(vcpu) {
-            posted.set_version(version);
+            posted.set_epoch(epoch);
             posted.put_back(messages);
-            apart.locations.set(vcpu, place);
+            topology.locations.set(vcpu, location);
             posted.waker.ring();
         }
         Ok(())
     }
 
-    /// The primary says that a vCPU moved between two other slices. Whether
-    /// that was news.
+    /// Records the primary's message that a vCPU moved between two other slices; whether it
+    /// was not known yet.
     ///
     /// # Errors
-    /// It cannot be true; nothing changed.
-    pub fn moved(&self, vcpu: u32, place: Place) -> Result<bool, LocationError> {
-        let _order = self.trails();
-        let (apart, known) = self.known(vcpu)?;
-        if !apart.locations.follows(vcpu, place)? {
+    /// The location is impossible; nothing changed.
+    pub fn moved(&self, vcpu: u32, location: VcpuLocation) -> Result<bool, LocationError> {
+        let _order = self.init_routes();
+        let (topology, known) = self.known(vcpu)?;
+        if !topology.locations.follows(vcpu, location)? {
             return Ok(false);
         }
-        if known.slice == apart.slice || place.slice == apart.slice {
-            return Err(without_state(apart, vcpu, known, place));
+        if known.slice == topology.slice || location.slice == topology.slice {
+            return Err(without_state(topology, vcpu, known, location));
         }
-        apart.locations.set(vcpu, place);
+        topology.locations.set(vcpu, location);
         Ok(true)
     }
 
-    /// The identity that a vCPU of another slice published there as of `version`.
+    /// Records the identity that a vCPU published on another slice as of `epoch`.
     ///
     /// # Errors
-    /// There is no such vCPU, or no such version.
-    pub fn identify(&self, vcpu: u32, identity: u16, version: u64) -> Result<(), LocationError> {
+    /// No such vCPU exists, or the epoch is too large.
+    pub fn identify(&self, vcpu: u32, identity: u16, epoch: u64) -> Result<(), LocationError> {
         let cpus = self.cpus();
         let posted = self
             .posted(vcpu)
             .ok_or(LocationError::Vcpu { vcpu, cpus })?;
-        if version > VERSION_MAX {
-            return Err(LocationError::Versions { vcpu });
+        if epoch > EPOCH_MAX {
+            return Err(LocationError::Epochs { vcpu });
         }
-        posted.set_identity(identity, version);
+        posted.set_identity(identity, epoch);
         Ok(())
     }
 
-    fn known(&self, vcpu: u32) -> Result<(&InterruptTopology, Place), LocationError> {
+    fn known(&self, vcpu: u32) -> Result<(&InterruptTopology, VcpuLocation), LocationError> {
         let cpus = self.cpus();
-        self.place(vcpu).ok_or(LocationError::Vcpu { vcpu, cpus })
+        self.location(vcpu)
+            .ok_or(LocationError::Vcpu { vcpu, cpus })
     }
 
-    fn trails(&self) -> MutexGuard<'_, Vec<Place>> {
-        self.trails
+    fn init_routes(&self) -> MutexGuard<'_, Vec<VcpuLocation>> {
+        self.init_routes
             .lock()
             .unwrap_or_else(|poison| poison.into_inner())
     }
 
-    /// A local APIC's command.
+    /// Sends the interrupt that a write to the ICR of `sender`'s local APIC asks for.
     pub fn command(&self, interrupt: &Interrupt, sender: u32) {
         self.counters.commands.fetch_add(1, Ordering::Relaxed);
         self.send(interrupt, Some(sender));
     }
 
-    /// A vCPU ended a level-triggered interrupt.
+    /// Reports that a vCPU ended a level-triggered interrupt.
     pub fn end_of_interrupt(&self, vector: u8, sender: u32) {
         self.counters.ends.fetch_add(1, Ordering::Relaxed);
-        match &self.apart {
-            Some(apart) if !apart.io_apic => apart.elsewhere.end_of_interrupt(vector),
+        match &self.topology {
+            Some(topology) if !topology.io_apic => topology.link.end_of_interrupt(vector),
             _ => self.end_at_io_apic(vector, Some(sender)),
         }
     }
 
-    /// An EOI at the I/O APIC, which is here. `sender`: as for [`InterruptRouter::send`].
+    /// Applies an EOI to the I/O APIC, which is on this slice. `sender` as for
+    /// [`InterruptRouter::send`].
     pub fn end_at_io_apic(&self, vector: u8, sender: Option<u32>) {
         let mut follow = Vec::new();
         self.io_apic().end_of_interrupt(vector, &mut follow);
@@ -396,18 +406,18 @@ impl InterruptRouter {
         }
     }
 
-    /// A wire into the I/O APIC; `None` when there is no such pin.
-    pub fn line(self: &Arc<Self>, pin: usize) -> Option<Line> {
-        (pin < PINS).then(|| Line {
+    /// A pin of the I/O APIC; `None` if it has no such pin.
+    pub fn pin(self: &Arc<Self>, pin: usize) -> Option<IoApicPin> {
+        (pin < PINS).then(|| IoApicPin {
             router: self.clone(),
             pin,
         })
     }
 
-    fn set_line(&self, pin: usize, high: bool) {
-        let interrupt = self.io_apic().set_line(pin, high);
+    fn set_pin(&self, pin: usize, high: bool) {
+        let interrupt = self.io_apic().set_pin(pin, high);
         if let Some(interrupt) = interrupt {
-            self.counters.lines.fetch_add(1, Ordering::Relaxed);
+            self.counters.pins.fetch_add(1, Ordering::Relaxed);
             self.send_of_pin(pin, &interrupt, None);
         }
     }
@@ -436,7 +446,7 @@ impl InterruptRouter {
         }
     }
 
-    /// Of those named, one with the lowest priority, each in turn.
+    /// The vCPU of a destination that has the lowest priority; of several, each in turn.
     fn least_busy(&self, destination: Destination, sender: Option<u32>) -> Option<u32> {
         let first = self.turn.fetch_add(1, Ordering::Relaxed);
         let cpus = self.cpus();
@@ -454,45 +464,49 @@ impl InterruptRouter {
     }
 }
 
-/// Whether the order of messages matters.
+/// Whether a message is part of an INIT and start-up sequence, whose order matters.
 fn is_start(message: Message) -> bool {
     matches!(message, Message::Init | Message::StartUp { .. })
 }
 
-/// The way of a message that came with `stamp` and would go to `place`: a start-up goes
-/// where the INIT before it went. `trails`: see [`InterruptRouter`]; needed for the two alone.
-fn along(
-    trails: Option<&mut Vec<Place>>,
+/// Where a message goes that was routed by `epoch` and whose vCPU is at `location`: a start-up
+/// takes the route of the INIT before it. `init_routes` ([`InterruptRouter`]) is needed for
+/// these two only.
+fn route(
+    init_routes: Option<&mut Vec<VcpuLocation>>,
     vcpu: u32,
     message: Message,
-    place: Place,
-    stamp: u64,
-) -> Place {
-    let Some(trail) = trails.and_then(|trails| trails.get_mut(vcpu as usize)) else {
-        return place;
+    location: VcpuLocation,
+    epoch: u64,
+) -> VcpuLocation {
+    let Some(init_route) = init_routes.and_then(|init_routes| init_routes.get_mut(vcpu as usize))
+    else {
+        return location;
     };
     match message {
-        Message::Init => *trail = place,
-        // Only on: a stamp grows with each step.
-        Message::StartUp { .. } if stamp <= trail.version && trail.version < place.version => {
-            return *trail;
+        Message::Init => *init_route = location,
+        // A message is never sent back: its epoch grows each time it is forwarded.
+        Message::StartUp { .. }
+            if epoch <= init_route.epoch && init_route.epoch < location.epoch =>
+        {
+            return *init_route;
         }
         _ => {}
     }
-    place
+    location
 }
 
 fn without_state(
-    apart: &InterruptTopology,
+    topology: &InterruptTopology,
     vcpu: u32,
-    known: Place,
-    place: Place,
+    known: VcpuLocation,
+    location: VcpuLocation,
 ) -> LocationError {
     LocationError::WithoutState {
         vcpu,
         from: known.slice,
-        to: place.slice,
-        here: apart.slice,
+        to: location.slice,
+        here: topology.slice,
     }
 }
 
@@ -506,7 +520,7 @@ impl MessageSink for InterruptRouter {
     }
 }
 
-/// The I/O APIC's registers. Only the first four bytes of every sixteen answer.
+/// The I/O APIC's registers: the first four bytes of every sixteen; the others read as zero.
 impl BusDevice for InterruptRouter {
     fn read(&self, offset: u64, data: &mut [u8]) {
         let value = self.io_apic().read(offset & !3).to_le_bytes();
@@ -517,7 +531,7 @@ impl BusDevice for InterruptRouter {
     }
 
     fn write(&self, offset: u64, data: &[u8]) {
-        // A byte or a word is the register with zeros above.
+        // A write of one or two bytes writes zeros to the rest of the register.
         let mut value = [0; 4];
         let length = data.len().min(4);
         value[..length].copy_from_slice(&data[..length]);
@@ -546,7 +560,7 @@ impl Part for InterruptRouter {
         [
             ("commands", &counters.commands),
             ("messages", &counters.messages),
-            ("lines", &counters.lines),
+            ("pins", &counters.pins),
             ("level-ends", &counters.ends),
             ("to-other-slices", &counters.away),
             ("sent-after", &counters.forwarded),
@@ -558,15 +572,15 @@ impl Part for InterruptRouter {
     }
 }
 
-/// A wire into the I/O APIC.
-pub struct Line {
+/// A pin of the I/O APIC, which a device drives.
+pub struct IoApicPin {
     router: Arc<InterruptRouter>,
     pin: usize,
 }
 
-impl InterruptLine for Line {
+impl InterruptLine for IoApicPin {
     fn set(&self, high: bool) {
-        self.router.set_line(self.pin, high);
+        self.router.set_pin(self.pin, high);
     }
 }
 

@@ -1,4 +1,4 @@
-//! A wire into the I/O APIC that several slots share: high while any of them
+//! A pin of the I/O APIC that several slots share: high while any of them
 //! asks (PCI Local Bus 3.0, 2.2.6).
 
 use std::sync::{Arc, Mutex};

@@ -153,7 +153,7 @@ impl Rig {
                 QueueBackEnd::start(remote, tools, vec![(0, placement, device)]).unwrap();
             }
             let wiring = SliceWiring {
-                interrupts: InterruptRouter::of_slice(2, Some(slice.apart())),
+                interrupts: InterruptRouter::of_slice(2, Some(slice.topology())),
                 mmio: machine.mmio.clone(),
                 ports: machine.ports.clone(),
                 clock: Arc::new(Clock::new(Source::Host, measure_host_tsc())),

@@ -250,21 +250,21 @@ fn what_is_pending_shows_after_a_save_and_a_restore() {
     for message in messages {
         let (mut apic, posted) = apic();
         apic.save();
-        assert!(!posted.has_letters());
+        assert!(!posted.has_pending());
         posted.post(message);
         let state = apic.save();
-        assert!(posted.has_letters());
+        assert!(posted.has_pending());
         assert_eq!(apic.save(), state);
         let posted = Arc::new(PostedInterrupts::default());
         let mut other = LocalApic::new(0, true, posted.clone(), TimeBase::new(1_000_000_000));
         other.restore(state.clone());
-        assert!(posted.has_letters());
+        assert!(posted.has_pending());
         assert_eq!(other.save(), state);
     }
 }
 
 #[test]
-fn its_state_survives_as_text_with_what_lay_in_the_mailbox() {
+fn its_state_survives_as_text_with_pending_events() {
     let (mut apic, posted) = apic();
     apic.write(0x320, TIMER_DEADLINE | 0xec, 0);
     apic.set_deadline_register(5000);

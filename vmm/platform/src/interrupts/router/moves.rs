@@ -1,8 +1,8 @@
 //! vCPUs that move while interrupts for them are under way, between routers of several
 //! slices in one process.
 //!
-//! The doubles stand for what moves a vCPU (slice 0's orders and the state that goes
-//! between) and for the vCPU's thread, which takes what lies in its mailbox.
+//! The test plays the part of what moves a vCPU (slice 0's commands and the state that is
+//! sent) and of the vCPU's thread, which takes its pending events.
 
 use super::*;
 use std::collections::{BTreeMap, VecDeque};
@@ -22,24 +22,24 @@ fn fixed(vector: u8) -> Message {
 enum Frame {
     Interrupt(u32, Message, u64),
     /// To where the vCPU is.
-    HandOver(u32, Place),
-    /// Back: what lay in its mailbox.
-    HandedOver(u32, Place, Vec<Message>),
-    TakeOver(u32, Place, Vec<Message>),
+    HandOver(u32, VcpuLocation),
+    /// The reply: its pending events.
+    HandedOver(u32, VcpuLocation, Vec<Message>),
+    TakeOver(u32, VcpuLocation, Vec<Message>),
     TakenOver(u32),
-    Moved(u32, Place),
+    Moved(u32, VcpuLocation),
 }
 
 /// From one slice to another, each first in, first out.
 type Links = Arc<Mutex<BTreeMap<(usize, usize), VecDeque<Frame>>>>;
 
-/// One slice's way to the others.
-struct Way {
+/// One slice's link to the others.
+struct SliceLink {
     me: usize,
     links: Links,
 }
 
-impl Way {
+impl SliceLink {
     fn send(&self, to: usize, frame: Frame) {
         assert_ne!(to, self.me, "a link to itself");
         let mut links = self.links.lock().unwrap();
@@ -47,29 +47,32 @@ impl Way {
     }
 }
 
-impl InterruptLink for Way {
-    fn deliver(&self, place: Place, vcpu: u32, message: Message) {
-        self.send(place.slice, Frame::Interrupt(vcpu, message, place.version));
+impl InterruptLink for SliceLink {
+    fn deliver(&self, location: VcpuLocation, vcpu: u32, message: Message) {
+        self.send(
+            location.slice,
+            Frame::Interrupt(vcpu, message, location.epoch),
+        );
     }
 
     fn end_of_interrupt(&self, _: u8) {}
 }
 
-fn slices(count: usize, cpus: u32) -> (Vec<(Arc<InterruptRouter>, Way)>, Links) {
+fn slices(count: usize, cpus: u32) -> (Vec<(Arc<InterruptRouter>, SliceLink)>, Links) {
     let links = Links::default();
     let router = |me| {
-        let way = |_| Way {
+        let link = |_| SliceLink {
             me,
             links: links.clone(),
         };
         let counts = (0..count).map(|slice| if slice == 0 { cpus } else { 0 });
-        let apart = InterruptTopology {
+        let topology = InterruptTopology {
             slice: me,
             locations: Arc::new(Locations::new(counts)),
             io_apic: me == 0,
-            elsewhere: Arc::new(way(())),
+            link: Arc::new(link(())),
         };
-        (InterruptRouter::of_slice(cpus, Some(apart)), way(()))
+        (InterruptRouter::of_slice(cpus, Some(topology)), link(()))
     };
     ((0..count).map(router).collect(), links)
 }
@@ -87,7 +90,7 @@ struct Taken {
 
 /// Slices, the links between, and the vCPUs.
 struct World {
-    slices: Vec<(Arc<InterruptRouter>, Way)>,
+    slices: Vec<(Arc<InterruptRouter>, SliceLink)>,
     links: Links,
     taken: Vec<Taken>,
     /// The vCPU that slice 0 is having moved.
@@ -112,9 +115,9 @@ impl World {
         }
     }
 
-    fn place(&self, slice: usize, vcpu: u32) -> Place {
-        let apart = self.slices[slice].0.apart.as_ref().unwrap();
-        apart.locations.of(vcpu).unwrap()
+    fn location(&self, slice: usize, vcpu: u32) -> VcpuLocation {
+        let topology = self.slices[slice].0.topology.as_ref().unwrap();
+        topology.locations.of(vcpu).unwrap()
     }
 
     /// Slice 0 has a vCPU moved, if none is.
@@ -123,16 +126,16 @@ impl World {
             return;
         }
         let vcpu = self.random.index(self.taken.len()) as u32;
-        let from = self.place(0, vcpu);
+        let from = self.location(0, vcpu);
         let to = self.random.index(self.slices.len());
         if from.slice == to {
             return;
         }
         self.moving = Some(vcpu);
         self.moves += 1;
-        let version = from.version + 1;
-        let place = Place { slice: to, version };
-        self.order(from.slice, Frame::HandOver(vcpu, place));
+        let epoch = from.epoch + 1;
+        let location = VcpuLocation { slice: to, epoch };
+        self.order(from.slice, Frame::HandOver(vcpu, location));
     }
 
     /// Slice 0 tells a slice, or does itself, what an order says.
@@ -154,30 +157,30 @@ impl World {
     fn arrive(&mut self, from: usize, to: usize, frame: Frame) {
         let router = self.slices[to].0.clone();
         match frame {
-            Frame::Interrupt(vcpu, message, stamp) => {
+            Frame::Interrupt(vcpu, message, epoch) => {
                 self.steps += 1;
-                router.receive(vcpu, message, stamp).unwrap();
+                router.receive(vcpu, message, epoch).unwrap();
             }
-            Frame::HandOver(vcpu, place) => {
-                let pending = router.hand_over(vcpu, place).unwrap();
-                self.answer(to, Frame::HandedOver(vcpu, place, pending));
+            Frame::HandOver(vcpu, location) => {
+                let pending = router.hand_over(vcpu, location).unwrap();
+                self.answer(to, Frame::HandedOver(vcpu, location, pending));
             }
-            Frame::HandedOver(vcpu, place, pending) => {
+            Frame::HandedOver(vcpu, location, pending) => {
                 assert_eq!(to, 0);
-                self.order(place.slice, Frame::TakeOver(vcpu, place, pending));
+                self.order(location.slice, Frame::TakeOver(vcpu, location, pending));
                 // The others hear of it at any time from now on.
                 for other in (0..self.slices.len()).rev() {
-                    if other != from && other != place.slice {
-                        self.order(other, Frame::Moved(vcpu, place));
+                    if other != from && other != location.slice {
+                        self.order(other, Frame::Moved(vcpu, location));
                     }
                 }
             }
-            Frame::TakeOver(vcpu, place, pending) => {
-                router.take_over(vcpu, place.version, &pending).unwrap();
+            Frame::TakeOver(vcpu, location, pending) => {
+                router.take_over(vcpu, location.epoch, &pending).unwrap();
                 self.answer(to, Frame::TakenOver(vcpu));
             }
             Frame::TakenOver(vcpu) => assert_eq!(self.moving.take(), Some(vcpu)),
-            Frame::Moved(vcpu, place) => assert!(router.moved(vcpu, place).unwrap()),
+            Frame::Moved(vcpu, location) => assert!(router.moved(vcpu, location).unwrap()),
         }
     }
 
@@ -198,10 +201,10 @@ impl World {
         true
     }
 
-    /// A vCPU's thread looks into its mailbox, where it is.
+    /// A vCPU's thread takes its pending events, on its slice.
     fn look(&mut self, vcpu: u32) {
         for slice in 0..self.slices.len() {
-            if self.place(slice, vcpu).slice != slice {
+            if self.location(slice, vcpu).slice != slice {
                 continue;
             }
             let pending = self.slices[slice].0.posted(vcpu).unwrap().take();
@@ -242,9 +245,9 @@ impl World {
             self.look(vcpu);
         }
         assert!(self.moving.is_none());
-        // Nothing waits at a place where the vCPU is not.
+        // Nothing waits at a location where the vCPU is not.
         for (router, _) in &self.slices {
-            assert!(router.all_posted.iter().all(|posted| !posted.has_letters()));
+            assert!(router.all_posted.iter().all(|posted| !posted.has_pending()));
         }
     }
 }
@@ -330,7 +333,7 @@ fn a_message_is_sent_on_no_more_often_than_its_vcpu_moved() {
         let mut world = World::new(4, 1, seed);
         for vector in VECTORS {
             let sender = world.random.index(4);
-            let known = world.place(sender, 0).version;
+            let known = world.location(sender, 0).epoch;
             let (steps, moves) = (world.steps, world.moves);
             assert!(world.slices[sender].0.deliver(0, fixed(vector), None));
             for _ in 0..world.random.index(200) {
@@ -338,7 +341,7 @@ fn a_message_is_sent_on_no_more_often_than_its_vcpu_moved() {
             }
             let under_way = world.moves - moves;
             world.settle();
-            let last = world.place(0, 0).version;
+            let last = world.location(0, 0).epoch;
             let bound = last - known + 1;
             assert!(world.steps - steps <= bound, "{under_way} moves");
         }
@@ -349,9 +352,9 @@ fn a_message_is_sent_on_no_more_often_than_its_vcpu_moved() {
 fn what_cannot_be_true_is_refused_and_changes_nothing() {
     let (slices, links) = slices(3, 2);
     let router = &slices[1].0;
-    let at = |slice, version| Place { slice, version };
+    let at = |slice, epoch| VcpuLocation { slice, epoch };
     let error = |refused: Result<bool, LocationError>| refused.unwrap_err().to_string();
-    for (vcpu, place, words) in [
+    for (vcpu, location, words) in [
         (2, at(2, 1), "vCPU 2, but there are 2"),
         (0, at(3, 1), "but there are 3"),
         (0, at(2, 2), "a move is missing"),
@@ -359,7 +362,7 @@ fn what_cannot_be_true_is_refused_and_changes_nothing() {
         (0, at(2, u64::MAX), "cannot move any more"),
         (0, at(1, 1), "neither sent nor received its state"),
     ] {
-        let said = error(router.moved(vcpu, place));
+        let said = error(router.moved(vcpu, location));
         assert!(said.contains(words), "{said}");
     }
     assert_eq!(router.moved(0, at(0, 0)), Ok(false));
@@ -371,14 +374,14 @@ fn what_cannot_be_true_is_refused_and_changes_nothing() {
     // A vCPU that is here does not leave by a note.
     let said = error(slices[0].0.moved(0, at(2, 1)));
     assert!(said.contains("without") || said.contains("state"), "{said}");
-    for (vcpu, stamp) in [(2, 0), (u32::MAX, 0), (0, 0), (0, u64::MAX)] {
-        assert!(router.receive(vcpu, fixed(0x40), stamp).is_err());
-        assert!(slices[0].0.identify(vcpu.max(2), 1, stamp).is_err());
+    for (vcpu, epoch) in [(2, 0), (u32::MAX, 0), (0, 0), (0, u64::MAX)] {
+        assert!(router.receive(vcpu, fixed(0x40), epoch).is_err());
+        assert!(slices[0].0.identify(vcpu.max(2), 1, epoch).is_err());
     }
     assert!(router.identify(0, 1, u64::MAX).is_err());
-    let apart = router.apart.as_ref().unwrap();
-    assert_eq!(apart.locations.all(), [at(0, 0); 2]);
-    assert!(router.all_posted.iter().all(|posted| !posted.has_letters()));
+    let topology = router.topology.as_ref().unwrap();
+    assert_eq!(topology.locations.all(), [at(0, 0); 2]);
+    assert!(router.all_posted.iter().all(|posted| !posted.has_pending()));
     assert!(links.lock().unwrap().is_empty());
     // A machine of one slice has nobody who could send.
     let whole = InterruptRouter::new(2);
@@ -386,8 +389,8 @@ fn what_cannot_be_true_is_refused_and_changes_nothing() {
     assert!(whole.moved(0, at(0, 1)).is_err());
 }
 
-/// Real threads at one mailbox while its vCPU goes away and comes back: the order of
-/// looking and leaving is what counts here.
+/// Real threads post to one descriptor while its vCPU leaves and comes back: the order of
+/// checking and leaving matters here.
 #[test]
 fn no_interrupt_is_lost_between_looking_and_leaving() {
     for round in 0..400_u64 {
@@ -420,14 +423,14 @@ fn no_interrupt_is_lost_between_looking_and_leaving() {
                         return;
                     }
                     for ((_, to), frame) in found {
-                        if let Frame::Interrupt(vcpu, message, stamp) = frame {
-                            slices[to].0.receive(vcpu, message, stamp).unwrap();
+                        if let Frame::Interrupt(vcpu, message, epoch) = frame {
+                            slices[to].0.receive(vcpu, message, epoch).unwrap();
                         }
                     }
                 }
             });
             // The vCPU: takes what there is, goes, and comes back.
-            let mut version = 0;
+            let mut epoch = 0;
             let mut take = |slice: usize| {
                 for message in slices[slice].0.posted(0).unwrap().take().messages() {
                     if let Message::Fixed { vector, .. } = message {
@@ -436,16 +439,16 @@ fn no_interrupt_is_lost_between_looking_and_leaving() {
                 }
             };
             let mut here = 0;
-            while !sending.iter().all(|sender| sender.is_finished()) || version < 1 + round % 4 {
+            while !sending.iter().all(|sender| sender.is_finished()) || epoch < 1 + round % 4 {
                 take(here);
                 let there = 1 - here;
-                version += 1;
-                let place = Place {
+                epoch += 1;
+                let location = VcpuLocation {
                     slice: there,
-                    version,
+                    epoch,
                 };
-                let pending = slices[here].0.hand_over(0, place).unwrap();
-                slices[there].0.take_over(0, version, &pending).unwrap();
+                let pending = slices[here].0.hand_over(0, location).unwrap();
+                slices[there].0.take_over(0, epoch, &pending).unwrap();
                 here = there;
             }
             stop.store(true, Ordering::SeqCst);

@@ -117,13 +117,13 @@ fn non_maskable_init_and_start_up_arrive_as_such() {
 #[test]
 fn a_level_line_comes_again_after_its_end_until_it_is_low() {
     let mut rig = Rig::new(1);
-    let line = rig.router.line(9).unwrap();
-    assert!(rig.router.line(PINS).is_none());
+    let pin = rig.router.pin(9).unwrap();
+    assert!(rig.router.pin(PINS).is_none());
     for (register, value) in [(0x22_u32, 0x8055_u32), (0x23, 0)] {
         BusDevice::write(&*rig.router, 0, &register.to_le_bytes());
         BusDevice::write(&*rig.router, 0x10, &value.to_le_bytes());
     }
-    line.set(true);
+    pin.set(true);
     for _ in 0..3 {
         let apic = &mut rig.apics[0];
         assert_eq!(apic.take_interrupt(), Some(0x55));
@@ -133,7 +133,7 @@ fn a_level_line_comes_again_after_its_end_until_it_is_low() {
         };
         rig.router.end_of_interrupt(vector, 0);
     }
-    line.set(false);
+    pin.set(false);
     let apic = &mut rig.apics[0];
     assert_eq!(apic.take_interrupt(), Some(0x55));
     apic.write(0xb0, 0, 0);
@@ -144,7 +144,7 @@ fn a_level_line_comes_again_after_its_end_until_it_is_low() {
 #[test]
 fn a_level_that_nobody_took_comes_when_somebody_can_take_it() {
     let mut rig = Rig::new(1);
-    let line = rig.router.line(9).unwrap();
+    let pin = rig.router.pin(9).unwrap();
     let program = |rig: &Rig, low: u32, high: u32| {
         for (register, value) in [(0x23_u32, high), (0x22, low)] {
             BusDevice::write(&*rig.router, 0, &register.to_le_bytes());
@@ -158,10 +158,10 @@ fn a_level_that_nobody_took_comes_when_somebody_can_take_it() {
         (0x8955, 0x80 << 24),
     ] {
         program(&rig, low, high);
-        line.set(true);
+        pin.set(true);
         program(&rig, 0x8055, 0);
         assert_eq!(rig.apics[0].take_interrupt(), Some(0x55));
-        line.set(false);
+        pin.set(false);
         rig.apics[0].write(0xb0, 0, 0);
         rig.router.end_of_interrupt(0x55, 0);
     }
@@ -172,13 +172,13 @@ fn a_level_that_nobody_took_comes_when_somebody_can_take_it() {
         } else {
             rig.apics[0].write(0xf0, 0xff, 0);
         }
-        line.set(true);
+        pin.set(true);
         rig.apics[0].set_base(0xfee0_0900);
         rig.apics[0].write(0xf0, 0x1ff, 0);
         assert!(!rig.apics[0].interrupt_waits());
         program(&rig, 0x8055, 0);
         assert_eq!(rig.apics[0].take_interrupt(), Some(0x55));
-        line.set(false);
+        pin.set(false);
         rig.apics[0].write(0xb0, 0, 0);
         rig.router.end_of_interrupt(0x55, 0);
     }

@@ -1,4 +1,4 @@
-//! Tables of vCPUs' places between slices in one process, over real links.
+//! Tables of vCPU locations between slices in one process, over real links.
 
 use std::os::unix::net::UnixStream;
 
@@ -64,7 +64,7 @@ fn rig(tables: &[&[u32]]) -> Rig {
             spare_bytes: None,
         };
         let slice = Slice::new(options, links, &ram, on_failure.clone());
-        let interrupts = InterruptRouter::of_slice(cpus.iter().sum(), Some(slice.apart()));
+        let interrupts = InterruptRouter::of_slice(cpus.iter().sum(), Some(slice.topology()));
         let wiring = SliceWiring {
             interrupts: interrupts.clone(),
             mmio: Bus::default(),
@@ -125,12 +125,9 @@ fn interrupts_follow_a_vcpu_and_the_others_hear_of_its_move() {
         level: false,
     };
     // Slice 2 sends to where it has vCPU 2, which is gone to slice 0.
-    let place = Place {
-        slice: 0,
-        version: 1,
-    };
+    let location = VcpuLocation { slice: 0, epoch: 1 };
     assert!(rig.routers[1].deliver(2, fixed(0x40), None));
-    let pending = rig.routers[1].hand_over(2, place).unwrap();
+    let pending = rig.routers[1].hand_over(2, location).unwrap();
     assert_eq!(pending, [fixed(0x40)]);
     assert!(rig.routers[2].deliver(2, fixed(0x41), None));
     rig.routers[0].take_over(2, 1, &pending).unwrap();
@@ -139,7 +136,7 @@ fn interrupts_follow_a_vcpu_and_the_others_hear_of_its_move() {
     });
     rig.slices[0].broadcast_moved(2);
     rig.wait("the message", |rig| {
-        rig.slices[2].locations().of(2) == Some(place)
+        rig.slices[2].locations().of(2) == Some(location)
     });
     assert!(rig.routers[2].deliver(2, fixed(0x42), None));
     assert!(rig.routers[1].deliver(2, fixed(0x43), None));
@@ -152,7 +149,7 @@ fn interrupts_follow_a_vcpu_and_the_others_hear_of_its_move() {
     let mut found = found.into_inner().unwrap();
     found.sort_by_key(|message| format!("{message:?}"));
     assert_eq!(found, [0x40, 0x41, 0x42, 0x43].map(fixed));
-    assert!(!rig.posted(1, 2).has_letters() && !rig.posted(2, 2).has_letters());
+    assert!(!rig.posted(1, 2).has_pending() && !rig.posted(2, 2).has_pending());
     assert_eq!(rig.slices[0].locations().at(0), [0, 1, 2]);
     assert_eq!(rig.failures(), [""; 0]);
     rig.end();
@@ -160,17 +157,17 @@ fn interrupts_follow_a_vcpu_and_the_others_hear_of_its_move() {
 
 #[test]
 fn who_says_what_cannot_be_true_is_broken_by_name() {
-    let at = |slice, version| Place { slice, version };
-    let moved = |vcpu, place| SliceMessage::Moved { vcpu, place };
-    let interrupt = |vcpu, version| SliceMessage::Interrupt {
+    let at = |slice, epoch| VcpuLocation { slice, epoch };
+    let moved = |vcpu, location| SliceMessage::Moved { vcpu, location };
+    let interrupt = |vcpu, epoch| SliceMessage::Interrupt {
         vcpu,
-        version,
+        epoch,
         message: Message::NonMaskable,
     };
     let identity = |vcpu| SliceMessage::Identity {
         vcpu,
         identity: 0,
-        version: 0,
+        epoch: 0,
     };
     for (from, message, words) in [
         (1, moved(1, at(2, 1)), "which only node 0 may"),
@@ -183,7 +180,7 @@ fn who_says_what_cannot_be_true_is_broken_by_name() {
         (1, identity(9), "vCPU 9, but there are 3"),
         (
             1,
-            SliceMessage::Places { table: vec![0; 8] },
+            SliceMessage::Locations { table: vec![0; 8] },
             "1 vCPUs in its table, this node 3",
         ),
     ] {
