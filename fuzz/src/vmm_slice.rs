@@ -12,7 +12,9 @@ use weft_guest_memory::DeviceMemory;
 use weft_platform::interrupts::{
     InterruptLink, InterruptRouter, InterruptTopology, Locations, Message, VcpuLocation,
 };
-use weft_virtio::net::{Carrier, Carry, FRAME_MAX, HEADER, Inbox, Link, Place, Switch, window};
+use weft_virtio::net::{
+    FRAME_MAX, FrameQueue, FrameSender, HEADER, Link, PortKind, RemotePort, Switch, window,
+};
 use weft_virtio::ring::Segment;
 use weft_wire::Header;
 use weft_wire::frame::HEADER_BYTES;
@@ -167,7 +169,7 @@ pub fn valid_frames(random: &mut Random) -> Vec<u8> {
 /// Nobody is at the other end.
 struct Nobody;
 
-impl Carry for Nobody {
+impl FrameSender for Nobody {
     fn frames(&self, _: &[u8]) {}
 
     fn taken(&self, _: u64) {}
@@ -202,19 +204,19 @@ impl Link for Kept {
 pub fn frames(input: &[u8]) {
     let window = window(1);
     let kept = Kept::default();
-    let places = vec![Place::Here, Place::There(Arc::new(Nobody))];
+    let kinds = vec![PortKind::Local, PortKind::Remote(Arc::new(Nobody))];
     let gone = Box::new(|_: &io::Error| {});
-    let switch = Switch::new(Box::new(kept.clone()), places, window, gone).expect("a descriptor");
-    let inbox = Inbox::new(window).expect("a descriptor");
+    let switch = Switch::new(Box::new(kept.clone()), kinds, window, gone).expect("a descriptor");
+    let queue = FrameQueue::new(window).expect("a descriptor");
     let taken = switch.put(1, input);
-    assert_eq!(taken, inbox.put(input.to_vec()));
+    assert_eq!(taken, queue.put(input.to_vec()));
     // Pairs that are served here, and those that are not there.
     assert!(switch.put(0, input).is_err() && switch.put(2, input).is_err());
-    assert!(switch.taken(1, 1).is_err() && inbox.taken(1).is_err());
-    let mut carrier = Carrier::new(Arc::new(Nobody), inbox);
+    assert!(switch.taken(1, 1).is_err() && queue.taken(1).is_err());
+    let mut port = RemotePort::new(Arc::new(Nobody), queue);
     let mut frame = vec![0; HEADER + FRAME_MAX];
     let mut out = Vec::new();
-    while let Ok(Some(length)) = carrier.receive(&mut frame) {
+    while let Ok(Some(length)) = port.receive(&mut frame) {
         out.extend((length as u32).to_le_bytes());
         out.extend(&frame[..length]);
     }

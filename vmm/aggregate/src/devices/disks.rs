@@ -1,4 +1,4 @@
-//! Disks: files that lie here are opened, the ways to those of others made.
+//! Disks: files that lie here are opened; disks of other slices get a client.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -47,7 +47,7 @@ impl DeviceList<'_> {
         Ok(())
     }
 
-    /// Opens the disks that lie on `slice`, and makes the ways to those that do not.
+    /// Opens the disks that lie on `slice`, and makes clients of the others.
     ///
     /// # Errors
     /// The first disk that cannot be had.
@@ -76,9 +76,9 @@ impl DeviceList<'_> {
             }
             here.push(open);
         }
-        let carried = |placement: &&QueuePlacement| placement.owner() != slice.number();
+        let is_remote = |placement: &&QueuePlacement| placement.owner() != slice.number();
         let own_groups = |placement: &QueuePlacement| placement.groups_of(slice.number()).count();
-        let carriers = placements.iter().filter(carried).map(own_groups).sum();
+        let clients = placements.iter().filter(is_remote).map(own_groups).sum();
         let mut all = Vec::new();
         for (number, (placement, open)) in placements.into_iter().zip(here).enumerate() {
             let device = number as u8;
@@ -88,8 +88,8 @@ impl DeviceList<'_> {
                 Some(block) => block,
                 None => {
                     let geometry = described(slice, placement.owner(), number)?;
-                    let ways = remote.carriers(device, &placement, carriers);
-                    Block::elsewhere(geometry, ways.map_err(DeviceError::RemoteDevices)?)?
+                    let clients = remote.clients(device, &placement, clients);
+                    Block::elsewhere(geometry, clients.map_err(DeviceError::RemoteDevices)?)?
                 }
             };
             let served = remote.serve_disk(device, &placement, &block);

@@ -23,7 +23,7 @@
 
 use std::borrow::Cow;
 
-use weft_virtio::block::{Answer, Operation, Piece, Status};
+use weft_virtio::block::{Chunk, ChunkReply, Operation, Status};
 use weft_virtio::net::Usage;
 use weft_wire::Header;
 
@@ -87,7 +87,7 @@ pub enum DeviceMessage<'a> {
     Described(Vec<u8>),
     /// Where vCPUs notify the device; answered by `Seen`.
     Doorbells {
-        /// The answer's.
+        /// The reply's.
         ticket: u64,
         /// Guest-physical; none: nowhere.
         address: Option<u64>,
@@ -96,12 +96,12 @@ pub enum DeviceMessage<'a> {
     },
     /// The message of a queue's interrupt, while it may be sent; answered by `Seen`.
     Route {
-        /// The answer's.
+        /// The reply's.
         ticket: u64,
         /// Address and data.
         message: Option<(u64, u32)>,
     },
-    /// The answer to both.
+    /// The reply to both.
     Seen {
         /// What was seen.
         ticket: u64,
@@ -118,13 +118,13 @@ pub enum DeviceMessage<'a> {
     Used,
     /// The device cannot go on, for this reason.
     Broken(Vec<u8>),
-    /// A piece of a disk request, with the data of a write.
+    /// A chunk of a disk request, with the data of a write.
     Ask {
-        piece: Piece,
+        chunk: Chunk,
         /// The bytes to write.
         data: Cow<'a, [u8]>,
     },
-    Answered(Answer<'a>),
+    Answered(ChunkReply<'a>),
     /// Frames of a pair, to its network or from it, as
     /// [`weft_virtio::net`] puts them together.
     Frames(Cow<'a, [u8]>),
@@ -146,21 +146,21 @@ pub(crate) fn frames(pair: Address) -> Header {
     header
 }
 
-/// The frame of a piece of a disk request; the data of a write follow.
-pub(crate) fn ask(address: Address, piece: &Piece) -> Header {
-    piece_header(ASK, address, piece)
+/// The frame of a chunk of a disk request; the data of a write follow.
+pub(crate) fn ask(address: Address, chunk: &Chunk) -> Header {
+    chunk_header(ASK, address, chunk)
 }
 
-/// The frame of its answer; the data of a read follow.
-pub(crate) fn answered(address: Address, piece: &Piece, status: Status) -> Header {
-    let mut header = piece_header(ANSWERED, address, piece);
+/// The frame of its reply; the data of a read follow.
+pub(crate) fn answered(address: Address, chunk: &Chunk, status: Status) -> Header {
+    let mut header = chunk_header(ANSWERED, address, chunk);
     header.words[4] = status as u64;
     header
 }
 
-fn piece_header(kind: u8, address: Address, piece: &Piece) -> Header {
+fn chunk_header(kind: u8, address: Address, chunk: &Chunk) -> Header {
     let mut header = Header::new(kind);
-    let operation = match piece.operation {
+    let operation = match chunk.operation {
         Operation::Read => 0,
         Operation::Write => 1,
         Operation::Flush => 2,
@@ -168,23 +168,23 @@ fn piece_header(kind: u8, address: Address, piece: &Piece) -> Header {
         Operation::Zero { unmap: false } => 4,
         Operation::Zero { unmap: true } => 5,
     };
-    header.flags = operation | if piece.durable { DURABLE } else { 0 };
+    header.flags = operation | if chunk.durable { DURABLE } else { 0 };
     header.count = address.count();
     header.words = [
-        piece.slot.into(),
-        piece.position,
-        piece.offset,
-        piece.length.into(),
+        chunk.slot.into(),
+        chunk.position,
+        chunk.offset,
+        chunk.length.into(),
         0,
     ];
     header
 }
 
-fn piece_of(header: &Header) -> Result<Piece, SliceMessageError> {
+fn chunk_of(header: &Header) -> Result<Chunk, SliceMessageError> {
     let impossible = SliceMessageError::Fields(header.kind);
     let number = |word: u64| u32::try_from(word).map_err(|_| impossible);
     let [slot, position, offset, length, _] = header.words;
-    Ok(Piece {
+    Ok(Chunk {
         slot: number(slot)?,
         position,
         operation: match header.flags & !DURABLE {
@@ -235,14 +235,14 @@ impl<'a> DeviceMessage<'a> {
             Self::Kick => (bare(KICK), &[]),
             Self::Used => (bare(USED), &[]),
             Self::Broken(text) => (bare(BROKEN), text),
-            Self::Ask { piece, data } => (ask(address, piece), data),
-            Self::Answered(answer) => {
-                let Answer {
-                    piece,
+            Self::Ask { chunk, data } => (ask(address, chunk), data),
+            Self::Answered(reply) => {
+                let ChunkReply {
+                    chunk,
                     status,
                     data,
-                } = answer;
-                (answered(address, piece, *status), data)
+                } = reply;
+                (answered(address, chunk, *status), data)
             }
             Self::Frames(batch) => (frames(address), batch),
             Self::Taken { bytes } => (plain(TAKEN, false, [*bytes, 0, 0]), &[]),
@@ -288,11 +288,11 @@ impl<'a> DeviceMessage<'a> {
             USED => Self::Used,
             BROKEN => Self::Broken(payload.to_vec()),
             ASK => Self::Ask {
-                piece: piece_of(header)?,
+                chunk: chunk_of(header)?,
                 data: payload.into(),
             },
-            ANSWERED => Self::Answered(Answer {
-                piece: piece_of(header)?,
+            ANSWERED => Self::Answered(ChunkReply {
+                chunk: chunk_of(header)?,
                 status: match fifth {
                     0 => Status::Ok,
                     1 => Status::IoError,

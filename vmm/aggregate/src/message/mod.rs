@@ -6,14 +6,14 @@
 //! | 129 | end of interrupt | | | vector | |
 //! | 130 | identity | | vCPU | identity, epoch | |
 //! | 131 | register access | bit 0: write, bit 1: port | bytes, 1 to 8 | ticket, address, value | |
-//! | 132 | its answer | | bytes | ticket, value | |
+//! | 132 | its reply | | bytes | ticket, value | |
 //! | 133 | command | | | ticket | JSON |
-//! | 134 | its answer | | | ticket | JSON |
+//! | 134 | its reply | | | ticket | JSON |
 //! | 135 | ended | | | | JSON |
 //! | 136 | beat | | | | |
 //! | 137 to 148, 151 to 154 | about devices: see [`device`] | | | | |
 //! | 149 | look at the clock | | | ticket | |
-//! | 150 | its answer | | | ticket, TSC | |
+//! | 150 | its reply | | | ticket, TSC | |
 //! | 155 | where a vCPU is | | vCPU | slice, epoch | |
 //! | 156 | where all are | | | | the table |
 //!
@@ -105,7 +105,7 @@ pub enum SliceMessage<'a> {
         /// What is asked.
         access: RegisterAccess,
     },
-    /// The answer.
+    /// The reply.
     Accessed {
         /// The question's number.
         ticket: u64,
@@ -142,7 +142,7 @@ pub enum SliceMessage<'a> {
         /// The question's number.
         ticket: u64,
     },
-    /// The answer.
+    /// The reply.
     Seen {
         /// The question's number.
         ticket: u64,
@@ -320,7 +320,7 @@ impl<'a> SliceMessage<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use weft_virtio::block::{Answer, Operation, Piece, Status};
+    use weft_virtio::block::{Chunk, ChunkReply, Operation, Status};
     use weft_virtio::net::Usage;
 
     fn messages() -> Vec<SliceMessage<'static>> {
@@ -389,7 +389,7 @@ mod tests {
     }
 
     fn device_messages() -> Vec<SliceMessage<'static>> {
-        let piece = Piece {
+        let chunk = Chunk {
             slot: 255,
             position: 1 << 20,
             operation: Operation::Zero { unmap: true },
@@ -421,11 +421,11 @@ mod tests {
             DeviceMessage::Used,
             DeviceMessage::Broken(b"why".to_vec()),
             DeviceMessage::Ask {
-                piece,
+                chunk,
                 data: vec![7; 512].into(),
             },
-            DeviceMessage::Answered(Answer {
-                piece,
+            DeviceMessage::Answered(ChunkReply {
+                chunk,
                 status: Status::IoError,
                 data: Vec::new().into(),
             }),

@@ -44,8 +44,8 @@ use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::EventFd;
 use weft_confine::lock;
 use weft_platform::bus::Bus;
-use weft_virtio::block::{Block, Carrier, Inbox, Job, QUEUE_SIZE, Server};
-use weft_virtio::net::{Inbox as FrameInbox, Switch};
+use weft_virtio::block::{Block, Job, QUEUE_SIZE, RemoteBlock, ReplyQueue, Server};
+use weft_virtio::net::{FrameQueue, Switch};
 use weft_virtio::ring::QueueState;
 use weft_virtio::worker::Cause;
 use weft_virtio::{ConfigSpace, Fault, NOTIFY_MULTIPLIER, RouteObserver, Transport};
@@ -56,7 +56,7 @@ use super::peers::Peers;
 use super::pending_requests::PendingRequests;
 use back_end::{BackEndCommand, Route};
 pub use back_end::{BackEndCounters, QueueBackEnd, Tools};
-use disks::DiskCarry;
+use disks::RemoteDisk;
 use doorbells::Doorbells;
 pub use partitioned::PartitionedDevice;
 use proxy::StopCompletion;
@@ -80,9 +80,9 @@ pub struct Stopped(pub Vec<(u16, QueueState)>);
 #[derive(Default)]
 struct Table {
     placements: HashMap<u8, QueuePlacement>,
-    inboxes: HashMap<Address, Arc<Inbox>>,
+    replies: HashMap<Address, Arc<ReplyQueue>>,
     servers: HashMap<u8, Arc<Server>>,
-    frames: HashMap<Address, Arc<FrameInbox>>,
+    frames: HashMap<Address, Arc<FrameQueue>>,
     switches: HashMap<u8, Arc<Switch>>,
     configurations: HashMap<u8, Arc<ConfigSpace>>,
     routes: HashMap<Address, Route>,
@@ -151,32 +151,32 @@ impl RemoteDevices {
     }
 
     /// The ways to a disk of another slice for the queues that `placement` has this one
-    /// serve, which has `carriers` carriers in all.
+    /// serve, which has `clients` clients in all.
     ///
     /// # Errors
     /// No descriptors left.
-    pub fn carriers(
+    pub fn clients(
         self: &Arc<Self>,
         device: u8,
         placement: &QueuePlacement,
-        carriers: usize,
-    ) -> io::Result<Vec<Option<Carrier>>> {
-        let carrier = |group| {
+        clients: usize,
+    ) -> io::Result<Vec<Option<RemoteBlock>>> {
+        let client = |group| {
             if placement.server(group) != self.number {
                 return Ok(None);
             }
             let queue = Address::new(device, group);
-            let inbox = Inbox::new()?;
-            self.write(|table| table.inboxes.insert(queue, inbox.clone()));
-            let carry = DiskCarry {
+            let replies = ReplyQueue::new()?;
+            self.write(|table| table.replies.insert(queue, replies.clone()));
+            let sender = RemoteDisk {
                 queue,
                 slice: placement.owner(),
                 remote: self.clone(),
             };
-            let carry = Arc::new(carry);
-            Ok(Some(Carrier::new(carry, inbox, QUEUE_SIZE, carriers)))
+            let sender = Arc::new(sender);
+            Ok(Some(RemoteBlock::new(sender, replies, QUEUE_SIZE, clients)))
         };
-        (0..placement.groups()).map(carrier).collect()
+        (0..placement.groups()).map(client).collect()
     }
 
     /// Has other slices use a disk that is here, if any of them serves its queues.
@@ -191,7 +191,7 @@ impl RemoteDevices {
     ) -> io::Result<()> {
         let others =
             (0..placement.groups()).filter(|group| placement.server(*group) != self.number);
-        // A queue has as many requests as entries, and one long one in pieces.
+        // A queue has as many requests as entries, and one long one in chunks.
         let most = others.count() * 2 * usize::from(QUEUE_SIZE);
         if most == 0 {
             return Ok(());
@@ -252,8 +252,8 @@ impl RemoteDevices {
     /// one that reads the link of its slice: a request that goes to another slice goes
     /// at once if that needs no waiting.
     fn kick(&self, queue: Address) {
-        let inbox = self.read(|table| table.inboxes.get(&queue).cloned());
-        if inbox.is_some_and(|inbox| inbox.work(Cause::Kick(0))) {
+        let replies = self.read(|table| table.replies.get(&queue).cloned());
+        if replies.is_some_and(|replies| replies.work(Cause::Kick(0))) {
             return;
         }
         if let Some(kick) = self.read(|table| table.kicks.get(&queue).cloned()) {
@@ -345,12 +345,12 @@ impl RemoteDevices {
                     transport.interrupt().fault(&Fault::Elsewhere(text));
                 }
             }
-            DeviceMessage::Ask { piece, data } => {
+            DeviceMessage::Ask { chunk, data } => {
                 let queue = address.index();
                 let job = Job {
                     from,
                     queue,
-                    piece,
+                    chunk,
                     data: data.into_owned(),
                 };
                 let server = self.read(|table| table.servers.get(&address.device).cloned());
@@ -359,9 +359,9 @@ impl RemoteDevices {
                     return Err("it sends more disk requests than allowed".into());
                 }
             }
-            DeviceMessage::Answered(answer) => {
-                if let Some(inbox) = self.read(|table| table.inboxes.get(&address).cloned()) {
-                    inbox.put(answer);
+            DeviceMessage::Answered(reply) => {
+                if let Some(replies) = self.read(|table| table.replies.get(&address).cloned()) {
+                    replies.put(reply);
                 }
             }
             DeviceMessage::Frames(batch) => return self.take_frames(from, address, batch),

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use weft_confine::ThreadKind;
-use weft_virtio::net::{Carrier, Carry, Inbox, Link, Place, Switch, Usage};
+use weft_virtio::net::{FrameQueue, FrameSender, Link, PortKind, RemotePort, Switch, Usage};
 use weft_virtio::{ConfigSpace, net};
 
 use super::RemoteDevices;
@@ -13,15 +13,15 @@ use super::queue_placement::QueuePlacement;
 use crate::PRIMARY;
 use crate::message::device::{self, Address, DeviceMessage};
 
-/// The way between a pair of queues and a network, on two slices.
-struct NetCarry {
+/// Sends frames between a queue pair and a network on two slices.
+struct PeerNet {
     pair: Address,
-    /// Who is at the other end.
+    /// The slice at the other end.
     slice: usize,
     remote: Arc<RemoteDevices>,
 }
 
-impl Carry for NetCarry {
+impl FrameSender for PeerNet {
     fn frames(&self, batch: &[u8]) {
         let header = device::frames(self.pair);
         self.remote.peers.send_frame(self.slice, &header, &[batch]);
@@ -36,7 +36,7 @@ impl Carry for NetCarry {
 impl RemoteDevices {
     /// The links of those pairs of a network that this slice serves, where several slices
     /// serve pairs. `link`: the network's own, if it is here. At most
-    /// `window` bytes are under way between two slices, for each pair and way.
+    /// `window` bytes are in flight between two slices, for each pair and way.
     ///
     /// # Errors
     /// No descriptors left, or no thread.
@@ -57,18 +57,20 @@ impl RemoteDevices {
             if let Some(switch) = &switch {
                 return Ok(Some(switch.port(pair)));
             }
-            let inbox = Inbox::new(window)?;
+            let queue = FrameQueue::new(window)?;
             let address = Address::new(device, pair);
-            self.write(|table| table.frames.insert(address, inbox.clone()));
-            let carry = self.net_carry(address, placement.owner());
-            Ok(Some(Box::new(Carrier::new(carry, inbox)) as Box<dyn Link>))
+            self.write(|table| table.frames.insert(address, queue.clone()));
+            let sender = self.frame_sender(address, placement.owner());
+            Ok(Some(
+                Box::new(RemotePort::new(sender, queue)) as Box<dyn Link>
+            ))
         };
         (0..placement.groups()).map(link).collect()
     }
 
-    fn net_carry(self: &Arc<Self>, pair: Address, slice: usize) -> Arc<dyn Carry> {
+    fn frame_sender(self: &Arc<Self>, pair: Address, slice: usize) -> Arc<dyn FrameSender> {
         let remote = self.clone();
-        Arc::new(NetCarry {
+        Arc::new(PeerNet {
             pair,
             slice,
             remote,
@@ -83,17 +85,17 @@ impl RemoteDevices {
         link: Box<dyn Link>,
         window: usize,
     ) -> io::Result<Arc<Switch>> {
-        let place = |pair| match placement.server(pair) {
-            slice if slice == self.number => Place::Here,
-            slice => Place::There(self.net_carry(Address::new(device, pair), slice)),
+        let kind = |pair| match placement.server(pair) {
+            slice if slice == self.number => PortKind::Local,
+            slice => PortKind::Remote(self.frame_sender(Address::new(device, pair), slice)),
         };
         let remote = self.clone();
         let gone = Box::new(move |error: &io::Error| {
             eprintln!("weft: net{device}: the network failed: {error}");
             remote.unplug(device);
         });
-        let places = (0..placement.groups()).map(place).collect();
-        let switch = Switch::new(link, places, window, gone)?;
+        let kinds = (0..placement.groups()).map(kind).collect();
+        let switch = Switch::new(link, kinds, window, gone)?;
         self.write(|table| table.switches.insert(device, switch.clone()));
         let thread = switch.clone();
         let name = format!("weft-net{device}");
@@ -162,53 +164,57 @@ impl RemoteDevices {
         Ok(())
     }
 
-    /// What is at this end of the way between a pair and its network, whose other end
-    /// is at `from`.
-    fn way(&self, from: usize, pair: Address) -> Result<Way, String> {
+    /// This slice's end of the connection between a pair and its network, whose other end
+    /// is on slice `from`.
+    fn frame_end(&self, from: usize, pair: Address) -> Result<FrameEnd, String> {
         self.read(|table| {
             let placement = table.placements.get(&pair.device);
             let far = |placement: &QueuePlacement| match placement.owner() {
                 owner if owner == self.number => placement.server(pair.index()),
                 owner => owner,
             };
-            let switch = table.switches.get(&pair.device).cloned().map(Way::Switch);
-            let inbox = || table.frames.get(&pair).cloned().map(Way::Inbox);
-            match switch.or_else(inbox) {
-                Some(way) if placement.map(far) == Some(from) => Ok(way),
+            let switch = table
+                .switches
+                .get(&pair.device)
+                .cloned()
+                .map(FrameEnd::Switch);
+            let queue = || table.frames.get(&pair).cloned().map(FrameEnd::Queue);
+            match switch.or_else(queue) {
+                Some(end) if placement.map(far) == Some(from) => Ok(end),
                 _ => Err("it sends frames to a node without a queue pair".into()),
             }
         })
     }
 
-    /// Frames came.
+    /// Frames arrived.
     pub(super) fn take_frames(
         &self,
         from: usize,
         pair: Address,
         batch: Cow<'_, [u8]>,
     ) -> Result<(), String> {
-        match self.way(from, pair)? {
-            Way::Switch(switch) => switch.put(pair.index(), &batch),
-            Way::Inbox(inbox) => inbox.put(batch.into_owned()),
+        match self.frame_end(from, pair)? {
+            FrameEnd::Switch(switch) => switch.put(pair.index(), &batch),
+            FrameEnd::Queue(queue) => queue.put(batch.into_owned()),
         }
     }
 
-    /// Some that were sent are done with.
+    /// The other end is done with frames that were sent.
     pub(super) fn frames_taken(
         &self,
         from: usize,
         pair: Address,
         bytes: u64,
     ) -> Result<(), String> {
-        match self.way(from, pair)? {
-            Way::Switch(switch) => switch.taken(pair.index(), bytes),
-            Way::Inbox(inbox) => inbox.taken(bytes),
+        match self.frame_end(from, pair)? {
+            FrameEnd::Switch(switch) => switch.taken(pair.index(), bytes),
+            FrameEnd::Queue(queue) => queue.taken(bytes),
         }
     }
 }
 
-/// One end of the way between a pair and its network.
-enum Way {
+/// One end of the connection between a pair and its network.
+enum FrameEnd {
     Switch(Arc<Switch>),
-    Inbox(Arc<Inbox>),
+    Queue(Arc<FrameQueue>),
 }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use weft_guest_memory::DeviceMemory;
 
-use super::carrier::Carrier;
 use super::disk::Disk;
+use super::remote::RemoteBlock;
 use super::request::{Operation, Request, Status};
 use super::uring::Uring;
 use crate::Ring;
@@ -20,7 +20,7 @@ use crate::vectors::vectors;
 const BOUNCE: usize = 256 << 10;
 
 /// A request that ended.
-pub struct Ended {
+pub struct Completion {
     pub request: Request,
     pub status: Status,
 }
@@ -32,7 +32,7 @@ pub enum Engine {
     /// One after the other, and why.
     Plain(Arc<Disk>, io::Error),
     /// By the slice that has the disk.
-    Carried(Box<Carrier>),
+    Remote(Box<RemoteBlock>),
 }
 
 impl Engine {
@@ -51,7 +51,7 @@ impl Engine {
     /// Why io_uring is not used for a disk that is here, if it is not.
     pub fn why_plain(&self) -> Option<&io::Error> {
         match self {
-            Self::Uring(..) | Self::Carried(_) => None,
+            Self::Uring(..) | Self::Remote(_) => None,
             Self::Plain(_, reason) => Some(reason),
         }
     }
@@ -61,7 +61,7 @@ impl Engine {
         match self {
             Self::Uring(_, uring) => Some(uring.descriptor()),
             Self::Plain(..) => None,
-            Self::Carried(carrier) => Some(carrier.descriptor()),
+            Self::Remote(remote) => Some(remote.descriptor()),
         }
     }
 
@@ -70,7 +70,7 @@ impl Engine {
         match self {
             Self::Uring(_, uring) => uring.in_flight(),
             Self::Plain(..) => 0,
-            Self::Carried(carrier) => carrier.in_flight(),
+            Self::Remote(remote) => remote.in_flight(),
         }
     }
 
@@ -79,12 +79,12 @@ impl Engine {
         match self {
             Self::Uring(_, uring) => uring.has_room(),
             Self::Plain(..) => true,
-            Self::Carried(carrier) => carrier.has_room(),
+            Self::Remote(remote) => remote.has_room(),
         }
     }
 
     /// Begins a request, or does all of it.
-    pub fn begin(&mut self, ring: &Ring, request: Request) -> Option<Ended> {
+    pub fn begin(&mut self, ring: &Ring, request: Request) -> Option<Completion> {
         match self {
             Self::Uring(disk, uring)
                 if !needs_bounce(ring.memory(), disk, &request) && !request.sync_after() =>
@@ -94,7 +94,7 @@ impl Engine {
             Self::Uring(disk, _) | Self::Plain(disk, _) => {
                 Some(carry_out(ring.memory(), disk, request))
             }
-            Self::Carried(carrier) => carrier.begin(&ring.shared_memory(), request),
+            Self::Remote(remote) => remote.begin(&ring.shared_memory(), request),
         }
     }
 
@@ -103,16 +103,16 @@ impl Engine {
     pub fn submit(&mut self) -> io::Result<bool> {
         match self {
             Self::Uring(_, uring) => uring.submit(),
-            Self::Plain(..) | Self::Carried(_) => Ok(true),
+            Self::Plain(..) | Self::Remote(_) => Ok(true),
         }
     }
 
     /// A request that has ended.
-    pub fn next_ended(&mut self, ring: &Ring) -> Option<Ended> {
+    pub fn next_ended(&mut self, ring: &Ring) -> Option<Completion> {
         match self {
             Self::Uring(disk, uring) => uring.next_ended(ring, disk),
             Self::Plain(..) => None,
-            Self::Carried(carrier) => carrier.next_ended(ring.memory()),
+            Self::Remote(remote) => remote.next_ended(ring.memory()),
         }
     }
 }
@@ -131,7 +131,7 @@ fn needs_bounce(memory: &DeviceMemory, disk: &Disk, request: &Request) -> bool {
 }
 
 /// Does all of a request, here and now.
-pub fn carry_out(memory: &DeviceMemory, disk: &Disk, request: Request) -> Ended {
+pub fn carry_out(memory: &DeviceMemory, disk: &Disk, request: Request) -> Completion {
     let Request { offset, length, .. } = request;
     let done = match request.operation {
         Operation::Flush => disk.file().sync_data(),
@@ -150,11 +150,11 @@ pub fn carry_out(memory: &DeviceMemory, disk: &Disk, request: Request) -> Ended 
 }
 
 /// A request that was carried out here; its disk's user hears of what went wrong.
-pub fn ended(disk: &Disk, request: Request, done: io::Result<()>) -> Ended {
+pub fn ended(disk: &Disk, request: Request, done: io::Result<()>) -> Completion {
     if let Err(error) = &done {
         disk.tell(request.operation, request.offset, request.length, error);
     }
-    Ended {
+    Completion {
         status: status(&done),
         request,
     }
@@ -178,14 +178,14 @@ fn bounce(memory: &DeviceMemory, disk: &Disk, request: &Request) -> io::Result<(
     let mut done = 0;
     while done < request.length {
         let count = size.min((request.length - done) as usize);
-        let piece = &mut buffer[..count];
+        let chunk = &mut buffer[..count];
         let at = request.offset + done;
         if request.operation == Operation::Write {
-            copy_out(memory, &request.data, done, piece);
-            disk.file().write_all_at(piece, at)?;
+            copy_out(memory, &request.data, done, chunk);
+            disk.file().write_all_at(chunk, at)?;
         } else {
-            disk.file().read_exact_at(piece, at)?;
-            copy_in(memory, &request.data, done, piece);
+            disk.file().read_exact_at(chunk, at)?;
+            copy_in(memory, &request.data, done, chunk);
         }
         done += count as u64;
     }

@@ -9,9 +9,9 @@ use weft_confine::lock;
 use weft_guest_memory::{DeviceMemory, Held};
 use weft_vcpu::Access;
 
-use super::carrier::{Carrier, PIECE};
-use super::engine::{Ended, Engine};
+use super::engine::{Completion, Engine};
 use super::geometry::Geometry;
+use super::remote::{CHUNK, RemoteBlock};
 use super::request::{Operation, Parsed, Request, Status, answer, parse};
 use crate::ring::{HELD_MAX, pages};
 use crate::worker::{Cause, Handler, Hands, Progress};
@@ -31,7 +31,7 @@ pub struct BlockHandler {
     write_through: bool,
     /// A request that ended elsewhere than on the queue's thread, which could not answer
     /// it without waiting.
-    unanswered: Option<Ended>,
+    unanswered: Option<Completion>,
 }
 
 impl BlockHandler {
@@ -75,8 +75,8 @@ impl BlockHandler {
         Ok(Progress::More)
     }
 
-    fn end(&mut self, ended: Ended) -> Result<(), Fault> {
-        let Ended { request, status } = ended;
+    fn end(&mut self, ended: Completion) -> Result<(), Fault> {
+        let Completion { request, status } = ended;
         let read = request.operation == Operation::Read && status == Status::Ok;
         let written = if read { request.length } else { 0 };
         answer(&mut self.ring, &request.chain, status, written)
@@ -120,15 +120,15 @@ impl BlockHandler {
 /// must not wait.
 impl BlockHandler {
     /// Answers requests that ended and whose data is in guest memory.
-    fn answer_at_hand(&mut self, carrier: &mut Carrier) -> Result<Progress, Fault> {
+    fn answer_at_hand(&mut self, remote: &mut RemoteBlock) -> Result<Progress, Fault> {
         // Then there is more to do than to answer.
-        if carrier.is_asking() || !carrier.has_room() {
+        if remote.is_asking() || !remote.has_room() {
             return Ok(Progress::More);
         }
         let memory = self.ring.shared_memory();
         loop {
             let unanswered = self.unanswered.take();
-            let Some(ended) = unanswered.or_else(|| carrier.next_landed(&memory)) else {
+            let Some(ended) = unanswered.or_else(|| remote.next_landed(&memory)) else {
                 break;
             };
             let (written, read) = self.ring.pages_of_answer(&ended.request.chain);
@@ -142,24 +142,24 @@ impl BlockHandler {
             self.end(ended)?;
             self.ring.signal();
         }
-        Ok(match carrier.is_idle() {
+        Ok(match remote.is_idle() {
             true => Progress::Idle,
             false => Progress::More,
         })
     }
 
     /// Takes one request, if it is the only one: a driver that has many gains nothing.
-    fn take_at_hand(&mut self, carrier: &mut Carrier) -> Result<Progress, Fault> {
-        if carrier.in_flight() > 0 || self.unanswered.is_some() {
+    fn take_at_hand(&mut self, remote: &mut RemoteBlock) -> Result<Progress, Fault> {
+        if remote.in_flight() > 0 || self.unanswered.is_some() {
             return Ok(Progress::More);
         }
         let memory = self.ring.shared_memory();
-        Ok(memory.at_hand(|| self.take_one(carrier)))
+        Ok(memory.at_hand(|| self.take_one(remote)))
     }
 
     /// What went wrong here is left to the queue's thread: it may be that a page was not
     /// there.
-    fn take_one(&mut self, carrier: &mut Carrier) -> Progress {
+    fn take_one(&mut self, remote: &mut RemoteBlock) -> Progress {
         let memory = self.ring.shared_memory();
         let before = self.ring.next_available();
         let chain = match self.ring.pop() {
@@ -182,7 +182,7 @@ impl BlockHandler {
             return Progress::More;
         };
         request.durable = self.write_through;
-        if let Some(ended) = carrier.begin(&memory, request) {
+        if let Some(ended) = remote.begin(&memory, request) {
             self.unanswered = Some(ended);
             return Progress::More;
         }
@@ -193,9 +193,9 @@ impl BlockHandler {
     }
 }
 
-/// The pages of a read or write of one piece, if none has to be waited for.
+/// The pages of a read or write of one chunk, if none has to be waited for.
 fn hold_small<'a>(memory: &'a DeviceMemory, request: &Request) -> Option<Held<'a>> {
-    let small = request.moves_data() && request.length <= u64::from(PIECE);
+    let small = request.moves_data() && request.length <= u64::from(CHUNK);
     let pages = match request.operation {
         Operation::Write => pages(&request.data),
         _ => Vec::new(),
@@ -229,8 +229,8 @@ impl Handler for BlockHandler {
     }
 
     fn lend(&mut self, hands: Hands) {
-        if let Engine::Carried(carrier) = &*lock(&self.engine) {
-            carrier.lend(hands);
+        if let Engine::Remote(remote) = &*lock(&self.engine) {
+            remote.lend(hands);
         }
     }
 
@@ -240,8 +240,8 @@ impl Handler for BlockHandler {
             return Ok(Progress::More);
         };
         match (&mut *engine, cause) {
-            (Engine::Carried(carrier), Cause::Ready(_)) => self.answer_at_hand(carrier),
-            (Engine::Carried(carrier), Cause::Kick(_)) => self.take_at_hand(carrier),
+            (Engine::Remote(remote), Cause::Ready(_)) => self.answer_at_hand(remote),
+            (Engine::Remote(remote), Cause::Kick(_)) => self.take_at_hand(remote),
             _ => Ok(Progress::More),
         }
     }

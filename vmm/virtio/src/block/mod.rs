@@ -12,7 +12,7 @@
 //! | `engine`, `uring` | how its requests are carried out |
 //! | `disk` | the file |
 //! | `trouble` | what its user is told of requests that failed |
-//! | `carrier` | the way to a file on another slice |
+//! | `remote` | the client of a file on another slice |
 //! | `server` | the file, for other slices |
 //!
 //! Writes are in the host's page cache (or, with `direct`, on the disk) when the
@@ -20,11 +20,11 @@
 //! nothing of what was written, pulling the plug nothing of what was flushed. For
 //! a driver that cannot flush, every write is durable when it hears of it.
 
-mod carrier;
 mod disk;
 mod engine;
 mod geometry;
 mod handler;
+mod remote;
 mod request;
 mod server;
 mod trouble;
@@ -38,9 +38,9 @@ use std::sync::{Arc, Mutex};
 use thiserror::Error;
 use weft_confine::ThreadKind;
 
-pub use carrier::{Answer, Carrier, Carry, Inbox, PIECE_MAX, Piece};
 pub use disk::open_flags;
 pub use geometry::Geometry;
+pub use remote::{CHUNK_MAX, Chunk, ChunkReply, ChunkSender, RemoteBlock, ReplyQueue};
 pub use request::{Operation, Status};
 pub use server::{Job, Reply, Server};
 
@@ -200,15 +200,15 @@ impl Block {
         Ok(Self::new(geometry, Some(disk), engines))
     }
 
-    /// A disk of another slice. `carriers` has one entry per queue, empty for those
+    /// A disk of another slice. `remotes` has one entry per queue, empty for those
     /// that are not served here.
     pub fn elsewhere(
         geometry: Geometry,
-        carriers: Vec<Option<Carrier>>,
+        remotes: Vec<Option<RemoteBlock>>,
     ) -> Result<Self, BlockError> {
-        check_queues(u16::try_from(carriers.len()).unwrap_or(u16::MAX))?;
-        let carried = |carrier| Engine::Carried(Box::new(carrier));
-        let engines = carriers.into_iter().map(|carrier| carrier.map(carried));
+        check_queues(u16::try_from(remotes.len()).unwrap_or(u16::MAX))?;
+        let engine = |remote| Engine::Remote(Box::new(remote));
+        let engines = remotes.into_iter().map(|remote| remote.map(engine));
         Ok(Self::new(geometry, None, engines.collect()))
     }
 

@@ -12,14 +12,14 @@ use std::{io, mem};
 
 use weft_confine::{ThreadKind, lock};
 
-use super::carrier::{PIECE_MAX, Piece};
 use super::disk::Disk;
 use super::engine::status;
 use super::geometry::Geometry;
+use super::remote::{CHUNK_MAX, Chunk};
 use super::request::{Operation, Status};
 use super::{RANGE_MAX, SECTOR};
 
-/// Threads of a disk, and so pieces that are carried out at once: of one in the host's
+/// Threads of a disk, and so chunks that are carried out at once: of one in the host's
 /// page cache, and of one past it, which does many as fast as one.
 const THREADS: [usize; 2] = [4, 16];
 
@@ -28,7 +28,7 @@ pub struct Job {
     /// Which slice.
     pub from: usize,
     pub queue: u16,
-    pub piece: Piece,
+    pub chunk: Chunk,
     /// The bytes to write.
     pub data: Vec<u8>,
 }
@@ -69,7 +69,7 @@ impl Server {
             waiting: Mutex::default(),
             changed: Condvar::new(),
             most,
-            cached: Mutex::new(vec![0; PIECE_MAX as usize].into()),
+            cached: Mutex::new(vec![0; CHUNK_MAX as usize].into()),
             reply,
         });
         let past_cache = server.disk.buffer_alignment() > 1;
@@ -103,8 +103,8 @@ impl Server {
     /// Whether a read was answered here and now: a thread's turn costs more than the
     /// copy.
     fn read_cached(&self, job: &Job) -> bool {
-        let length = job.piece.length as usize;
-        if job.piece.operation != Operation::Read || self.check(job).is_err() {
+        let length = job.chunk.length as usize;
+        if job.chunk.operation != Operation::Read || self.check(job).is_err() {
             return false;
         }
         // Two links at once: the other one's thread is faster than waiting.
@@ -112,7 +112,7 @@ impl Server {
             return false;
         };
         let buffer = &mut buffer[..length];
-        let read = self.disk.read_cached(buffer, job.piece.offset);
+        let read = self.disk.read_cached(buffer, job.chunk.offset);
         if read {
             (self.reply)(job, Status::Ok, buffer);
         }
@@ -138,33 +138,33 @@ impl Server {
 
     fn serve(&self) {
         let alignment = self.disk.buffer_alignment().max(1) as usize;
-        let mut buffer = vec![0; PIECE_MAX as usize + alignment];
+        let mut buffer = vec![0; CHUNK_MAX as usize + alignment];
         let skip = buffer.as_ptr().align_offset(alignment);
-        let buffer = &mut buffer[skip..skip + PIECE_MAX as usize];
+        let buffer = &mut buffer[skip..skip + CHUNK_MAX as usize];
         while let Some(job) = self.next() {
             let done = self.check(&job).and_then(|()| {
-                let piece = &job.piece;
+                let chunk = &job.chunk;
                 let done = self.carry_out(&job, buffer);
                 done.inspect_err(|error| {
-                    let length = piece.length.into();
-                    self.disk.tell(piece.operation, piece.offset, length, error);
+                    let length = chunk.length.into();
+                    self.disk.tell(chunk.operation, chunk.offset, length, error);
                 })
             });
-            let read = job.piece.operation == Operation::Read && done.is_ok();
-            let length = if read { job.piece.length as usize } else { 0 };
+            let read = job.chunk.operation == Operation::Read && done.is_ok();
+            let length = if read { job.chunk.length as usize } else { 0 };
             (self.reply)(&job, status(&done), &buffer[..length]);
         }
     }
 
     /// Does a job that was checked.
     fn carry_out(&self, job: &Job, buffer: &mut [u8]) -> io::Result<()> {
-        let Piece {
+        let Chunk {
             operation,
             durable,
             offset,
             length,
             ..
-        } = job.piece;
+        } = job.chunk;
         match operation {
             Operation::Read => {
                 let buffer = &mut buffer[..length as usize];
@@ -188,16 +188,16 @@ impl Server {
 
     /// Another slice has checked it already, but what it says is only words.
     fn check(&self, job: &Job) -> io::Result<()> {
-        let Piece {
+        let Chunk {
             operation,
             offset,
             length,
             ..
-        } = job.piece;
+        } = job.chunk;
         let bytes = u64::from(length);
         let block = u64::from(self.geometry.block_size);
         let most = match operation {
-            Operation::Read | Operation::Write => PIECE_MAX,
+            Operation::Read | Operation::Write => CHUNK_MAX,
             _ => RANGE_MAX * SECTOR as u32,
         };
         let data = match operation {
@@ -208,7 +208,7 @@ impl Server {
         let fits = length <= most
             && job.data.len() == data
             && (offset | bytes).is_multiple_of(SECTOR)
-            && (most != PIECE_MAX || (offset | bytes).is_multiple_of(block))
+            && (most != CHUNK_MAX || (offset | bytes).is_multiple_of(block))
             && self.geometry.holds(offset / SECTOR, bytes / SECTOR)
             && !(writes && self.geometry.read_only);
         match fits {

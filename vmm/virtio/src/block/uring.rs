@@ -1,6 +1,6 @@
 //! Requests through io_uring (io_uring(7)).
 //!
-//! Invariant: a request is in `flying` from the moment that the kernel may know
+//! Invariant: a request is in `slots` from the moment that the kernel may know
 //! its buffers until its completion was read; so are the vectors that name
 //! them, and guest RAM is held as long.
 //!
@@ -18,7 +18,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use weft_guest_memory::DeviceMemory;
 
 use super::disk::{Disk, unsupported};
-use super::engine::{Ended, carry_out, ended};
+use super::engine::{Completion, carry_out, ended};
 use super::request::{Operation, Request, Status};
 use crate::Ring;
 use crate::vectors::{IoVector, vectors};
@@ -32,7 +32,7 @@ const OPERATIONS: [u8; 4] = [
 ];
 
 /// A request that the kernel works on.
-struct Flying {
+struct InFlight {
     request: Request,
     vectors: Vec<IoVector>,
     /// Bytes that are done.
@@ -44,7 +44,7 @@ pub struct Uring {
     uring: IoUring,
     ended: EventFd,
     disk: RawFd,
-    flying: Vec<Option<Flying>>,
+    slots: Vec<Option<InFlight>>,
     free: Vec<usize>,
     /// What the buffers in flight are part of.
     memory: Option<Arc<DeviceMemory>>,
@@ -73,7 +73,7 @@ impl Uring {
             uring,
             ended,
             disk,
-            flying: (0..size).map(|_| None).collect(),
+            slots: (0..size).map(|_| None).collect(),
             free: (0..usize::from(size)).collect(),
             memory: None,
         })
@@ -87,7 +87,7 @@ impl Uring {
 
     /// Requests that have not ended.
     pub fn in_flight(&self) -> usize {
-        self.flying.len() - self.free.len()
+        self.slots.len() - self.free.len()
     }
 
     /// Whether there is room for another.
@@ -96,37 +96,37 @@ impl Uring {
     }
 
     /// Begins a request; back at once only when there is no room.
-    pub fn begin(&mut self, ring: &Ring, request: Request) -> Option<Ended> {
+    pub fn begin(&mut self, ring: &Ring, request: Request) -> Option<Completion> {
         let Some(slot) = self.free.pop() else {
             let status = Status::IoError;
-            return Some(Ended { request, status });
+            return Some(Completion { request, status });
         };
         if self.memory.is_none() {
             self.memory = Some(ring.shared_memory());
         }
         let vectors = vectors(ring.memory(), &request.data, 0);
-        let flying = Flying {
+        let in_flight = InFlight {
             request,
             vectors,
             done: 0,
         };
-        self.push(slot, flying)
+        self.push(slot, in_flight)
     }
 
     /// Hands a request to the kernel and remembers it.
-    fn push(&mut self, slot: usize, flying: Flying) -> Option<Ended> {
-        let entry = entry(self.disk, &flying).user_data(slot as u64);
-        // SAFETY: the vectors' heap block does not move and lives in `flying`
+    fn push(&mut self, slot: usize, in_flight: InFlight) -> Option<Completion> {
+        let entry = entry(self.disk, &in_flight).user_data(slot as u64);
+        // SAFETY: the vectors' heap block does not move and lives in `slots`
         // until the completion; the RAM that they name is held by `memory`.
         let pushed = unsafe { self.uring.submission().push(&entry) };
         if pushed.is_err() {
             // As many entries as slots, so it cannot be full.
             self.free.push(slot);
             let status = Status::IoError;
-            let request = flying.request;
-            return Some(Ended { request, status });
+            let request = in_flight.request;
+            return Some(Completion { request, status });
         }
-        self.flying[slot] = Some(flying);
+        self.slots[slot] = Some(in_flight);
         None
     }
 
@@ -147,12 +147,12 @@ impl Uring {
 
     /// The next request that has ended. Those that the kernel did only in part
     /// are begun again, and want a [`Uring::submit`].
-    pub fn next_ended(&mut self, ring: &Ring, disk: &Disk) -> Option<Ended> {
+    pub fn next_ended(&mut self, ring: &Ring, disk: &Disk) -> Option<Completion> {
         loop {
             let completion = self.uring.completion().next()?;
             let slot = completion.user_data() as usize;
-            let flying = self.flying.get_mut(slot).and_then(Option::take)?;
-            let next = self.judge(flying, completion.result(), slot, ring, disk);
+            let in_flight = self.slots.get_mut(slot).and_then(Option::take)?;
+            let next = self.judge(in_flight, completion.result(), slot, ring, disk);
             if next.is_some() {
                 return next;
             }
@@ -161,33 +161,36 @@ impl Uring {
 
     fn judge(
         &mut self,
-        mut flying: Flying,
+        mut in_flight: InFlight,
         result: i32,
         slot: usize,
         ring: &Ring,
         disk: &Disk,
-    ) -> Option<Ended> {
-        let moves = matches!(flying.request.operation, Operation::Read | Operation::Write);
+    ) -> Option<Completion> {
+        let moves = matches!(
+            in_flight.request.operation,
+            Operation::Read | Operation::Write
+        );
         if result < 0 {
             let error = io::Error::from_raw_os_error(-result);
             self.free.push(slot);
             // Asked again it might say the same for ever.
             if busy(&error) || !moves && unsupported(&error) {
-                return Some(carry_out(ring.memory(), disk, flying.request));
+                return Some(carry_out(ring.memory(), disk, in_flight.request));
             }
-            return Some(ended(disk, flying.request, Err(error)));
+            return Some(ended(disk, in_flight.request, Err(error)));
         }
-        flying.done += result as u64;
-        if moves && result > 0 && flying.done < flying.request.length {
-            flying.vectors = vectors(ring.memory(), &flying.request.data, flying.done);
-            return self.push(slot, flying);
+        in_flight.done += result as u64;
+        if moves && result > 0 && in_flight.done < in_flight.request.length {
+            in_flight.vectors = vectors(ring.memory(), &in_flight.request.data, in_flight.done);
+            return self.push(slot, in_flight);
         }
         self.free.push(slot);
-        let done = match moves && flying.done < flying.request.length {
+        let done = match moves && in_flight.done < in_flight.request.length {
             true => Err(io::ErrorKind::UnexpectedEof.into()),
             false => Ok(()),
         };
-        Some(ended(disk, flying.request, done))
+        Some(ended(disk, in_flight.request, done))
     }
 }
 
@@ -198,23 +201,23 @@ fn busy(error: &io::Error) -> bool {
     )
 }
 
-fn entry(disk: RawFd, flying: &Flying) -> squeue::Entry {
+fn entry(disk: RawFd, in_flight: &InFlight) -> squeue::Entry {
     let disk = Fd(disk);
-    let Request { offset, length, .. } = flying.request;
-    let list = flying.vectors.as_ptr().cast::<libc::iovec>();
-    let count = flying.vectors.len() as u32;
-    let at = offset + flying.done;
+    let Request { offset, length, .. } = in_flight.request;
+    let list = in_flight.vectors.as_ptr().cast::<libc::iovec>();
+    let count = in_flight.vectors.len() as u32;
+    let at = offset + in_flight.done;
     let allocate = |mode: i32| {
         opcode::Fallocate::new(disk, length)
             .offset(offset)
             .mode(mode | libc::FALLOC_FL_KEEP_SIZE)
             .build()
     };
-    match flying.request.operation {
+    match in_flight.request.operation {
         Operation::Read => opcode::Readv::new(disk, list, count).offset(at).build(),
         Operation::Write => opcode::Writev::new(disk, list, count)
             .offset(at)
-            .rw_flags(flying.request.write_flags())
+            .rw_flags(in_flight.request.write_flags())
             .build(),
         Operation::Flush => opcode::Fsync::new(disk).flags(FsyncFlags::DATASYNC).build(),
         Operation::Discard | Operation::Zero { unmap: true } => {
@@ -229,7 +232,7 @@ impl Drop for Uring {
     /// quiet: then their buffers stay, for the kernel may still use them.
     fn drop(&mut self) {
         if self.in_flight() > 0 {
-            std::mem::forget(std::mem::take(&mut self.flying));
+            std::mem::forget(std::mem::take(&mut self.slots));
             std::mem::forget(self.memory.take());
         }
     }

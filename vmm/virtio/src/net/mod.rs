@@ -5,11 +5,10 @@
 //! | 2n, 2n + 1 | receive and transmit of pair n: one thread |
 //! | 2 × pairs | control, when there is more than one pair |
 //!
-//! Where several slices serve the pairs of one network, a [`Switch`] stands between
-//! them and its only link; a [`Carrier`] is the link of a pair that is served on
-//! another slice than the switch.
+//! Where several slices serve the pairs of one network, a [`Switch`] is between them and
+//! its only link; a [`RemotePort`] is the link of a pair that is served on another slice
+//! than the switch.
 
-mod carrier;
 mod control;
 mod far;
 mod frames;
@@ -17,6 +16,7 @@ mod handler;
 mod link;
 mod options;
 mod persist;
+mod remote;
 mod steering;
 mod stream;
 mod switch;
@@ -29,14 +29,14 @@ use std::sync::{Arc, Mutex};
 use thiserror::Error;
 use weft_confine::{ThreadKind, lock};
 
-pub use carrier::{Carrier, Carry, Inbox};
 pub use far::{FarNet, NetDescription};
 pub use frames::{BATCH_MAX, window};
 pub use link::Link;
 pub use options::{Forward, Mac, NetBackEnd, NetOptions, User};
 pub use persist::NetState;
+pub use remote::{FrameQueue, FrameSender, RemotePort};
 pub use stream::Stream;
-pub use switch::{Gone, Place, Switch, Usage};
+pub use switch::{Gone, PortKind, Switch, Usage};
 
 use super::worker::Handler;
 use super::{ConfigSpace, DeviceState, Fault, Kind, Ring, StateError, VirtioDevice};

@@ -4,7 +4,7 @@
 //! ```text
 //!            ┌────── Switch ──────┐
 //!  link ◀──▶ │ steering ── port 0 │ ◀── PortLink ── pair 0, here
-//!            │             port 1 │ ◀── notes ───── pair 1, on another slice
+//!            │             port 1 │ ◀── messages ── pair 1, on another slice
 //!            └────────────────────┘
 //! ```
 //!
@@ -30,8 +30,8 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use weft_confine::lock;
 use weft_guest_memory::DeviceMemory;
 
-use super::carrier::Carry;
 use super::frames::{self, BATCH_MAX, Credit, Debt, cost};
+use super::remote::FrameSender;
 use super::steering::Steering;
 use super::{FRAME_MAX, HEADER, Link};
 use crate::ring::{Segment, copy_out, total};
@@ -56,19 +56,19 @@ pub struct Usage {
     pub pairs: u16,
 }
 
-/// Where frames of a pair come from and go to.
-pub enum Place {
-    /// To a pair that is served here.
-    Here,
-    /// To one that is served on another slice.
-    There(Arc<dyn Carry>),
+/// Where a pair is served.
+pub enum PortKind {
+    /// On this slice.
+    Local,
+    /// On another slice.
+    Remote(Arc<dyn FrameSender>),
 }
 
-/// Who is told that the link is gone, and why.
+/// Is called with the reason when the link is gone.
 pub type Gone = Box<dyn Fn(&io::Error) + Send + Sync>;
 
 /// The link and all that waits for it.
-struct Line {
+struct Uplink {
     link: Box<dyn Link>,
     steering: Steering,
     /// Frames of other slices' pairs that the link did not take, by port.
@@ -81,7 +81,7 @@ struct Line {
 
 /// Frames for a pair that is served here.
 #[derive(Default)]
-struct Near {
+struct LocalPort {
     frames: VecDeque<Vec<u8>>,
     bytes: usize,
     /// Its server has not heard of the last ones.
@@ -91,8 +91,8 @@ struct Near {
     hands: Option<Hands>,
 }
 
-/// The way to a pair that is served elsewhere.
-struct Far {
+/// Frames for a pair that another slice serves.
+struct PeerPort {
     /// Batches that were not sent yet; the last may grow.
     batches: VecDeque<Vec<u8>>,
     bytes: usize,
@@ -101,18 +101,18 @@ struct Far {
 }
 
 enum Port {
-    Here {
-        near: Mutex<Near>,
+    Local {
+        local: Mutex<LocalPort>,
         arrived: EventFd,
     },
-    There {
-        far: Mutex<Far>,
-        carry: Arc<dyn Carry>,
+    Remote {
+        peer: Mutex<PeerPort>,
+        sender: Arc<dyn FrameSender>,
     },
 }
 
 pub struct Switch {
-    line: Mutex<Line>,
+    uplink: Mutex<Uplink>,
     ports: Vec<Port>,
     wake: EventFd,
     over: AtomicBool,
@@ -127,29 +127,29 @@ impl Switch {
     /// No descriptors left.
     pub fn new(
         link: Box<dyn Link>,
-        places: Vec<Place>,
+        kinds: Vec<PortKind>,
         window: usize,
         gone: Gone,
     ) -> io::Result<Arc<Self>> {
         let port = |place| {
             Ok(match place {
-                Place::Here => Port::Here {
-                    near: Mutex::default(),
+                PortKind::Local => Port::Local {
+                    local: Mutex::default(),
                     arrived: EventFd::new(EFD_NONBLOCK)?,
                 },
-                Place::There(carry) => Port::There {
-                    far: Mutex::new(Far {
+                PortKind::Remote(sender) => Port::Remote {
+                    peer: Mutex::new(PeerPort {
                         batches: VecDeque::new(),
                         bytes: 0,
                         credit: Credit::new(window),
                         debt: Debt::new(window),
                     }),
-                    carry,
+                    sender,
                 },
             })
         };
         Ok(Arc::new(Self {
-            line: Mutex::new(Line {
+            uplink: Mutex::new(Uplink {
                 link,
                 steering: Steering::new(),
                 waiting: VecDeque::new(),
@@ -157,7 +157,7 @@ impl Switch {
                 news: false,
                 down: false,
             }),
-            ports: places.into_iter().map(port).collect::<io::Result<_>>()?,
+            ports: kinds.into_iter().map(port).collect::<io::Result<_>>()?,
             wake: EventFd::new(EFD_NONBLOCK)?,
             over: AtomicBool::new(false),
             gone,
@@ -175,13 +175,13 @@ impl Switch {
 
     /// The driver uses this from now on. Waits for nothing.
     pub fn use_as(&self, usage: Usage) {
-        let mut line = lock(&self.line);
-        line.usage = Usage {
+        let mut uplink = lock(&self.uplink);
+        uplink.usage = Usage {
             pairs: usage.pairs.min(self.ports.len() as u16),
             ..usage
         };
-        line.news = true;
-        drop(line);
+        uplink.news = true;
+        drop(uplink);
         if usage.pairs == 0 {
             self.forget();
         }
@@ -192,15 +192,15 @@ impl Switch {
     fn forget(&self) {
         for port in &self.ports {
             match port {
-                Port::Here { near, .. } => {
-                    let mut near = lock(near);
-                    near.frames.clear();
-                    near.bytes = 0;
+                Port::Local { local, .. } => {
+                    let mut local = lock(local);
+                    local.frames.clear();
+                    local.bytes = 0;
                 }
-                Port::There { far, .. } => {
-                    let mut far = lock(far);
-                    far.batches.clear();
-                    far.bytes = 0;
+                Port::Remote { peer, .. } => {
+                    let mut peer = lock(peer);
+                    peer.batches.clear();
+                    peer.bytes = 0;
                 }
             }
         }
@@ -224,25 +224,25 @@ impl Switch {
     /// They are malformed, or too many, or of an unknown pair.
     pub fn put(&self, pair: u16, batch: &[u8]) -> Result<(), String> {
         frames::check(batch)?;
-        let Some(Port::There { far, carry }) = self.ports.get(usize::from(pair)) else {
+        let Some(Port::Remote { peer, sender }) = self.ports.get(usize::from(pair)) else {
             return Err(format!(
                 "it sent frames of pair {pair}, which another slice serves"
             ));
         };
-        lock(far).debt.receive(batch.len())?;
+        lock(peer).debt.receive(batch.len())?;
         let mut rest = batch;
-        let mut line = lock(&self.line);
+        let mut uplink = lock(&self.uplink);
         let mut sent = 0;
         while let Some(frame) = frames::next(&mut rest) {
-            line.steering.transmitted(frame, pair);
-            if !line.waiting.is_empty() || !self.transmit(&mut line, frame) {
-                line.waiting.push_back((pair, frame.to_vec()));
+            uplink.steering.transmitted(frame, pair);
+            if !uplink.waiting.is_empty() || !self.transmit(&mut uplink, frame) {
+                uplink.waiting.push_back((pair, frame.to_vec()));
                 continue;
             }
             sent += cost(frame.len());
         }
-        drop(line);
-        done_with(far, carry, sent);
+        drop(uplink);
+        done_with(peer, sender, sent);
         Ok(())
     }
 
@@ -251,30 +251,30 @@ impl Switch {
     /// # Errors
     /// It never got them, or the pair is not there.
     pub fn taken(&self, pair: u16, bytes: u64) -> Result<(), String> {
-        let Some(Port::There { far, carry }) = self.ports.get(usize::from(pair)) else {
+        let Some(Port::Remote { peer, sender }) = self.ports.get(usize::from(pair)) else {
             return Err(format!(
                 "it acknowledged frames of pair {pair}, which another slice \
             serves"
             ));
         };
-        lock(far).credit.taken(bytes)?;
-        send_on(far, carry);
+        lock(peer).credit.taken(bytes)?;
+        send_on(peer, sender);
         Ok(())
     }
 
     /// Gives a frame to the link; false when it takes none for now.
-    fn transmit(&self, line: &mut Line, frame: &[u8]) -> bool {
+    fn transmit(&self, uplink: &mut Uplink, frame: &[u8]) -> bool {
         // As from a cable that is out: nobody hears it.
-        if line.down {
+        if uplink.down {
             return true;
         }
         loop {
-            match line.link.send_bytes(frame) {
+            match uplink.link.send_bytes(frame) {
                 Ok(()) => return true,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
                 Err(error) => {
-                    self.lose(line, &error);
+                    self.lose(uplink, &error);
                     return true;
                 }
             }
@@ -282,8 +282,8 @@ impl Switch {
     }
 
     /// The other end is gone: the cable is out from now on.
-    fn lose(&self, line: &mut Line, error: &io::Error) {
-        if !std::mem::replace(&mut line.down, true) {
+    fn lose(&self, uplink: &mut Uplink, error: &io::Error) {
+        if !std::mem::replace(&mut uplink.down, true) {
             (self.gone)(error);
         }
     }
@@ -291,7 +291,7 @@ impl Switch {
     /// Reads the link until the machine is over.
     pub fn run(&self) {
         if let Err(error) = self.run_until_over() {
-            self.lose(&mut lock(&self.line), &error);
+            self.lose(&mut lock(&self.uplink), &error);
         }
     }
 
@@ -302,7 +302,7 @@ impl Switch {
             epoll.ctl(ControlOperation::Add, descriptor, event)
         };
         add(self.wake.as_raw_fd(), EventSet::IN, WAKE)?;
-        let link = lock(&self.line).link.descriptor();
+        let link = lock(&self.uplink).link.descriptor();
         add(link, EventSet::IN | EventSet::OUT, LINK)?;
         let mut events = [EpollEvent::default(); 2];
         let mut frame = vec![0; HEADER + FRAME_MAX];
@@ -321,31 +321,31 @@ impl Switch {
 
     /// Tells the link what the driver uses, and gives it what waits.
     fn flush(&self) {
-        let mut line = lock(&self.line);
-        let line = &mut *line;
-        if std::mem::take(&mut line.news) && line.usage.pairs > 0 {
-            line.link.set_attached(true);
-            if let Err(error) = line.link.set_features(line.usage.features) {
-                self.lose(line, &error);
+        let mut uplink = lock(&self.uplink);
+        let uplink = &mut *uplink;
+        if std::mem::take(&mut uplink.news) && uplink.usage.pairs > 0 {
+            uplink.link.set_attached(true);
+            if let Err(error) = uplink.link.set_features(uplink.usage.features) {
+                self.lose(uplink, &error);
             }
         }
-        match line.link.flush() {
+        match uplink.link.flush() {
             Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-            Err(error) => self.lose(line, &error),
+            Err(error) => self.lose(uplink, &error),
             Ok(()) => {}
         }
-        while let Some((pair, frame)) = line.waiting.pop_front() {
-            if !self.transmit(line, &frame) {
-                line.waiting.push_front((pair, frame));
+        while let Some((pair, frame)) = uplink.waiting.pop_front() {
+            if !self.transmit(uplink, &frame) {
+                uplink.waiting.push_front((pair, frame));
                 return;
             }
-            if let Some(Port::There { far, carry }) = self.ports.get(usize::from(pair)) {
-                done_with(far, carry, cost(frame.len()));
+            if let Some(Port::Remote { peer, sender }) = self.ports.get(usize::from(pair)) {
+                done_with(peer, sender, cost(frame.len()));
             }
         }
         for port in &self.ports {
-            if let Port::Here { near, arrived } = port
-                && std::mem::take(&mut lock(near).blocked)
+            if let Port::Local { local, arrived } = port
+                && std::mem::take(&mut lock(local).blocked)
             {
                 // A full counter wakes as well.
                 let _ = arrived.write(1);
@@ -358,15 +358,15 @@ impl Switch {
         let mut more = true;
         for _ in 0..BATCH {
             let (length, pair) = {
-                let mut line = lock(&self.line);
-                if line.down {
+                let mut uplink = lock(&self.uplink);
+                if uplink.down {
                     more = false;
                     break;
                 }
-                match line.link.receive(frame) {
-                    Ok(Some(_)) if line.usage.pairs == 0 => continue,
+                match uplink.link.receive(frame) {
+                    Ok(Some(_)) if uplink.usage.pairs == 0 => continue,
                     Ok(Some(length)) => {
-                        let pair = line.steering.pair(&frame[..length], line.usage.pairs);
+                        let pair = uplink.steering.pair(&frame[..length], uplink.usage.pairs);
                         (length, pair)
                     }
                     Ok(None) => {
@@ -374,7 +374,7 @@ impl Switch {
                         break;
                     }
                     Err(error) => {
-                        self.lose(&mut line, &error);
+                        self.lose(&mut uplink, &error);
                         continue;
                     }
                 }
@@ -385,8 +385,8 @@ impl Switch {
         }
         for port in &self.ports {
             match port {
-                Port::Here { near, arrived } => hand_over(near, arrived),
-                Port::There { far, carry } => send_on(far, carry),
+                Port::Local { local, arrived } => hand_over(local, arrived),
+                Port::Remote { peer, sender } => send_on(peer, sender),
             }
         }
         more
@@ -396,17 +396,17 @@ impl Switch {
     fn queue(&self, pair: u16, frame: &[u8]) {
         match self.ports.get(usize::from(pair)) {
             None => {}
-            Some(Port::Here { near, .. }) => {
-                let mut near = lock(near);
-                if near.bytes + frame.len() > QUEUE_MAX {
+            Some(Port::Local { local, .. }) => {
+                let mut local = lock(local);
+                if local.bytes + frame.len() > QUEUE_MAX {
                     return;
                 }
-                near.bytes += frame.len();
-                near.frames.push_back(frame.to_vec());
-                near.news = true;
+                local.bytes += frame.len();
+                local.frames.push_back(frame.to_vec());
+                local.news = true;
             }
-            Some(Port::There { far, carry }) => {
-                let mut state = lock(far);
+            Some(Port::Remote { peer, sender }) => {
+                let mut state = lock(peer);
                 let bytes = cost(frame.len());
                 if state.bytes + bytes > QUEUE_MAX {
                     return;
@@ -422,7 +422,7 @@ impl Switch {
                 let several = state.batches.len() > 1;
                 drop(state);
                 if several {
-                    send_on(far, carry);
+                    send_on(peer, sender);
                 }
             }
         }
@@ -430,13 +430,13 @@ impl Switch {
 }
 
 /// The pair takes the frames on this thread, where that needs no waiting, or on its own.
-fn hand_over(near: &Mutex<Near>, arrived: &EventFd) {
+fn hand_over(local: &Mutex<LocalPort>, arrived: &EventFd) {
     let hands = {
-        let mut near = lock(near);
-        if !std::mem::take(&mut near.news) {
+        let mut local = lock(local);
+        if !std::mem::take(&mut local.news) {
             return;
         }
-        near.hands.clone()
+        local.hands.clone()
     };
     if !hands.is_some_and(|hands| hands.work(Cause::Ready(0))) {
         // A full counter wakes as well.
@@ -446,26 +446,26 @@ fn hand_over(near: &Mutex<Near>, arrived: &EventFd) {
 
 /// Sends batches, as many as may be under way. Under the lock, which keeps their
 /// order; it never waits for the peer.
-fn send_on(far: &Mutex<Far>, carry: &Arc<dyn Carry>) {
-    let mut far = lock(far);
-    while let Some(batch) = far.batches.front() {
+fn send_on(peer: &Mutex<PeerPort>, sender: &Arc<dyn FrameSender>) {
+    let mut peer = lock(peer);
+    while let Some(batch) = peer.batches.front() {
         let bytes = batch.len();
-        if !far.credit.has_room(bytes) {
+        if !peer.credit.has_room(bytes) {
             return;
         }
-        if let Some(batch) = far.batches.pop_front() {
-            far.credit.send(bytes);
-            far.bytes -= bytes;
-            carry.frames(&batch);
+        if let Some(batch) = peer.batches.pop_front() {
+            peer.credit.send(bytes);
+            peer.bytes -= bytes;
+            sender.frames(&batch);
         }
     }
 }
 
 /// The link has sent this many bytes of a slice's frames, which makes room.
-fn done_with(far: &Mutex<Far>, carry: &Arc<dyn Carry>, bytes: usize) {
-    let taken = lock(far).debt.take(bytes);
+fn done_with(peer: &Mutex<PeerPort>, sender: &Arc<dyn FrameSender>, bytes: usize) {
+    let taken = lock(peer).debt.take(bytes);
     if let Some(bytes) = taken {
-        carry.taken(bytes);
+        sender.taken(bytes);
     }
 }
 
@@ -478,9 +478,9 @@ struct PortLink {
 
 impl PortLink {
     /// Its side of the port: none where the pair is served elsewhere.
-    fn near(&self) -> Option<(&Mutex<Near>, &EventFd)> {
+    fn local(&self) -> Option<(&Mutex<LocalPort>, &EventFd)> {
         match self.switch.ports.get(usize::from(self.pair)) {
-            Some(Port::Here { near, arrived }) => Some((near, arrived)),
+            Some(Port::Local { local, arrived }) => Some((local, arrived)),
             _ => None,
         }
     }
@@ -488,19 +488,19 @@ impl PortLink {
 
 impl Link for PortLink {
     fn descriptor(&self) -> RawFd {
-        self.near().map_or(-1, |(_, arrived)| arrived.as_raw_fd())
+        self.local().map_or(-1, |(_, arrived)| arrived.as_raw_fd())
     }
 
     fn receive(&mut self, frame: &mut [u8]) -> io::Result<Option<usize>> {
-        let Some((near, _)) = self.near() else {
+        let Some((local, _)) = self.local() else {
             return Ok(None);
         };
-        let mut near = lock(near);
-        let Some(found) = near.frames.pop_front() else {
+        let mut local = lock(local);
+        let Some(found) = local.frames.pop_front() else {
             return Ok(None);
         };
-        near.bytes -= found.len();
-        drop(near);
+        local.bytes -= found.len();
+        drop(local);
         if let Some(room) = frame.get_mut(..found.len()) {
             room.copy_from_slice(&found);
         }
@@ -513,21 +513,21 @@ impl Link for PortLink {
         // Nothing of an earlier frame goes with one whose pages did not come.
         self.frame[copied..length].fill(0);
         let bytes = &self.frame[..length];
-        let mut line = lock(&self.switch.line);
-        line.steering.transmitted(bytes, self.pair);
-        if line.waiting.is_empty() && self.switch.transmit(&mut line, bytes) {
+        let mut uplink = lock(&self.switch.uplink);
+        uplink.steering.transmitted(bytes, self.pair);
+        if uplink.waiting.is_empty() && self.switch.transmit(&mut uplink, bytes) {
             return Ok(());
         }
-        // Under the line's lock, so that the thread which finds room sees it.
-        if let Some((near, _)) = self.near() {
-            lock(near).blocked = true;
+        // Under the uplink's lock, so that the thread which finds room sees it.
+        if let Some((local, _)) = self.local() {
+            lock(local).blocked = true;
         }
         Err(ErrorKind::WouldBlock.into())
     }
 
     fn lend(&mut self, hands: Hands) {
-        if let Some((near, _)) = self.near() {
-            lock(near).hands = Some(hands);
+        if let Some((local, _)) = self.local() {
+            lock(local).hands = Some(hands);
         }
     }
 }

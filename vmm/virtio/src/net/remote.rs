@@ -1,6 +1,6 @@
-//! Carries frames between a pair of queues and the slice that has the network.
+//! The link of a queue pair whose network is on another slice.
 //!
-//! Invariants: at most a window of frames is under way each way, so that what the
+//! Invariants: at most a window of frames is in flight each way, so that what the
 //! links hold is bounded; a frame of the driver is given back to it only when it
 //! was sent on, and never lost here; guest memory is touched by the pair's own
 //! thread, or by the one that brings frames, as far as it need not wait.
@@ -19,15 +19,15 @@ use super::frames::{self, Batch, Credit, Debt, cost};
 use crate::ring::{Segment, copy_out, total};
 use crate::worker::{Cause, Hands};
 
-/// The way to the slice at the other end. Never waits.
-pub trait Carry: Send + Sync {
+/// Sends to the slice at the other end. Never waits.
+pub trait FrameSender: Send + Sync {
     /// Sends a batch of frames.
     fn frames(&self, batch: &[u8]);
-    /// So many bytes of batches that came are done with.
+    /// This many bytes of received batches are done with.
     fn taken(&self, bytes: u64);
 }
 
-struct Arrived {
+struct Received {
     batches: VecDeque<Vec<u8>>,
     debt: Debt,
     credit: Credit,
@@ -35,22 +35,22 @@ struct Arrived {
     blocked: bool,
 }
 
-/// Where what comes over the link waits for the pair's thread.
-pub struct Inbox {
-    state: Mutex<Arrived>,
+/// The frames that a link's thread received for a pair's thread.
+pub struct FrameQueue {
+    state: Mutex<Received>,
     arrived: EventFd,
     /// The handle of the thread that serves the pair.
     hands: Mutex<Option<Hands>>,
 }
 
-impl Inbox {
-    /// Of a way with this [window](frames::window).
+impl FrameQueue {
+    /// An empty queue with this [window](frames::window).
     ///
     /// # Errors
     /// No descriptors left.
     pub fn new(window: usize) -> io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
-            state: Mutex::new(Arrived {
+            state: Mutex::new(Received {
                 batches: VecDeque::new(),
                 debt: Debt::new(window),
                 credit: Credit::new(window),
@@ -100,10 +100,10 @@ impl Inbox {
     }
 }
 
-/// One pair's way to a network elsewhere.
-pub struct Carrier {
-    carry: Arc<dyn Carry>,
-    inbox: Arc<Inbox>,
+/// Exchanges frames between a pair here and the switch of another slice.
+pub struct RemotePort {
+    sender: Arc<dyn FrameSender>,
+    queue: Arc<FrameQueue>,
     /// The batch whose frames are being given to the driver, and how far.
     current: Vec<u8>,
     at: usize,
@@ -111,12 +111,12 @@ pub struct Carrier {
     batch: Batch,
 }
 
-impl Carrier {
-    /// Over this way, whose other direction arrives in `inbox`.
-    pub fn new(carry: Arc<dyn Carry>, inbox: Arc<Inbox>) -> Self {
+impl RemotePort {
+    /// Sends with `sender`; what the other end sends arrives in `queue`.
+    pub fn new(sender: Arc<dyn FrameSender>, queue: Arc<FrameQueue>) -> Self {
         Self {
-            carry,
-            inbox,
+            sender,
+            queue,
             current: Vec::new(),
             at: 0,
             batch: Batch::new(),
@@ -126,29 +126,29 @@ impl Carrier {
     fn send_batch(&mut self) {
         let bytes = self.batch.bytes();
         if !bytes.is_empty() {
-            lock(&self.inbox.state).credit.send(bytes.len());
-            self.carry.frames(bytes);
+            lock(&self.queue.state).credit.send(bytes.len());
+            self.sender.frames(bytes);
             self.batch.clear();
         }
     }
 
     /// Whether `bytes` more may go; if not, there will be word when they may.
     fn has_room(&self, bytes: usize) -> bool {
-        let mut state = lock(&self.inbox.state);
+        let mut state = lock(&self.queue.state);
         let room = state.credit.has_room(self.batch.bytes().len() + bytes);
         state.blocked = !room;
         room
     }
 }
 
-impl Link for Carrier {
+impl Link for RemotePort {
     fn descriptor(&self) -> RawFd {
-        self.inbox.arrived.as_raw_fd()
+        self.queue.arrived.as_raw_fd()
     }
 
     fn receive(&mut self, frame: &mut [u8]) -> io::Result<Option<usize>> {
         if self.at >= self.current.len() {
-            let Some(next) = lock(&self.inbox.state).batches.pop_front() else {
+            let Some(next) = lock(&self.queue.state).batches.pop_front() else {
                 return Ok(None);
             };
             (self.current, self.at) = (next, 0);
@@ -163,9 +163,9 @@ impl Link for Carrier {
         }
         let used = before - rest.len();
         self.at += used;
-        let taken = lock(&self.inbox.state).debt.take(used);
+        let taken = lock(&self.queue.state).debt.take(used);
         if let Some(bytes) = taken {
-            self.carry.taken(bytes);
+            self.sender.taken(bytes);
         }
         Ok(Some(length))
     }
@@ -191,6 +191,6 @@ impl Link for Carrier {
     }
 
     fn lend(&mut self, hands: Hands) {
-        *lock(&self.inbox.hands) = Some(hands);
+        *lock(&self.queue.hands) = Some(hands);
     }
 }

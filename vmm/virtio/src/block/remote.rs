@@ -1,0 +1,410 @@
+//! The remote block client: executes one queue's requests on another slice's disk.
+//!
+//! Invariants: at most `window` bytes are in flight, in chunks of a known bound,
+//! so that what the links hold is bounded, too; a request ends when each of its
+//! chunks was answered; guest memory is touched by the queue's own thread, or, while
+//! a chunk of a read is not answered, by the thread that brings the data, if it need
+//! not wait for the guest's pages.
+
+use std::borrow::Cow;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::{Arc, Mutex};
+
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use weft_confine::lock;
+use weft_guest_memory::DeviceMemory;
+
+use super::engine::Completion;
+use super::request::{Operation, Request, Status};
+use crate::ring::{Segment, copy_in, copy_in_held, copy_out};
+use crate::worker::{Cause, Hands};
+
+/// Most bytes of data that a chunk may have: less than a frame may carry.
+pub const CHUNK_MAX: u32 = 256 << 10;
+/// Most bytes of data in a chunk that is asked for: while one is copied the next is on
+/// its way.
+pub(super) const CHUNK: u32 = 64 << 10;
+/// Least bytes that a queue may have in flight.
+const WINDOW_MIN: u32 = 64 << 10;
+/// Most bytes that a queue may have in flight: some chunks, so that none waits for
+/// the one before.
+const WINDOW_MAX: u32 = 1 << 20;
+/// Bytes that all queues of a slice may have in flight: half of what a link's
+/// backlog may hold.
+const WINDOWS_TOTAL: u32 = 32 << 20;
+
+/// A part of a request that travels on its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// The request's slot at the requesting slice.
+    pub slot: u32,
+    /// Where in the request it begins, in bytes.
+    pub position: u64,
+    pub operation: Operation,
+    /// Whether a change must be durable when it is answered.
+    pub durable: bool,
+    /// Where on the disk, in bytes.
+    pub offset: u64,
+    /// Bytes on the disk; at most [`CHUNK_MAX`] of a read or write.
+    pub length: u32,
+}
+
+/// The result of a chunk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChunkReply<'a> {
+    pub chunk: Chunk,
+    /// How it ended.
+    pub status: Status,
+    /// What was read.
+    pub data: Cow<'a, [u8]>,
+}
+
+impl ChunkReply<'_> {
+    /// Whether it has all bytes of the read.
+    fn is_whole(&self) -> bool {
+        self.data.len() == self.chunk.length as usize
+    }
+}
+
+/// Sends chunks to the disk's slice. Never waits.
+pub trait ChunkSender: Send + Sync {
+    /// Sends a chunk with the data of a write; the reply goes to the [`ReplyQueue`].
+    fn ask(&self, chunk: &Chunk, data: &[u8]);
+    /// No reply comes any more: the machine is over.
+    fn is_over(&self) -> bool;
+}
+
+/// Where replies wait for the queue's thread.
+pub struct ReplyQueue {
+    waiting: Mutex<Waiting>,
+    arrived: EventFd,
+    /// The queue's handler, while it runs.
+    hands: Mutex<Option<Hands>>,
+}
+
+#[derive(Default)]
+struct Waiting {
+    received: VecDeque<ReceivedReply>,
+    /// By slot: where what is read goes.
+    scatter_lists: Vec<Option<ScatterList>>,
+}
+
+/// A reply that waits for the queue's thread.
+struct ReceivedReply {
+    chunk: Chunk,
+    status: Status,
+    /// What was read is in guest memory.
+    landed: bool,
+    /// What was read, if it is not.
+    data: Vec<u8>,
+}
+
+/// The guest memory that a read fills.
+struct ScatterList {
+    memory: Arc<DeviceMemory>,
+    data: Vec<Segment>,
+}
+
+impl Waiting {
+    /// Whether what was read is in guest memory now.
+    fn land(&self, reply: &ChunkReply) -> bool {
+        let Chunk { slot, position, .. } = reply.chunk;
+        let scatter_list = self
+            .scatter_lists
+            .get(slot as usize)
+            .and_then(Option::as_ref);
+        reply.chunk.operation == Operation::Read
+            && reply.status == Status::Ok
+            && reply.is_whole()
+            && scatter_list.is_some_and(|scatter_list| {
+                copy_in_held(
+                    &scatter_list.memory,
+                    &scatter_list.data,
+                    position,
+                    &reply.data,
+                )
+            })
+    }
+}
+
+impl ReplyQueue {
+    /// An empty one.
+    pub fn new() -> io::Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            waiting: Mutex::default(),
+            arrived: EventFd::new(EFD_NONBLOCK)?,
+            hands: Mutex::default(),
+        }))
+    }
+
+    /// The thread that serves the queue.
+    pub(super) fn lend(&self, hands: Hands) {
+        *lock(&self.hands) = Some(hands);
+    }
+
+    /// Has the queue served on this thread, as far as nothing has to be waited for;
+    /// whether its own thread need not be woken.
+    pub fn work(&self, cause: Cause) -> bool {
+        let hands = lock(&self.hands).clone();
+        hands.is_some_and(|hands| hands.work(cause))
+    }
+
+    /// Takes a received reply, which completes its request at once if that needs no waiting.
+    pub fn put(&self, reply: ChunkReply) {
+        let mut waiting = lock(&self.waiting);
+        // The lock is held meanwhile: what has ended is not written to any more.
+        let landed = waiting.land(&reply);
+        let ChunkReply {
+            chunk,
+            status,
+            data,
+        } = reply;
+        let first = waiting.received.is_empty();
+        waiting.received.push_back(ReceivedReply {
+            chunk,
+            status,
+            landed,
+            data: match landed {
+                true => Vec::new(),
+                false => data.into_owned(),
+            },
+        });
+        drop(waiting);
+        // Whoever was told of the first takes all.
+        if !self.work(Cause::Ready(0)) && first {
+            // A full counter wakes as well.
+            let _ = self.arrived.write(1);
+        }
+    }
+
+    fn take(&self) -> Option<ReceivedReply> {
+        lock(&self.waiting).received.pop_front()
+    }
+
+    /// The oldest, if it has nothing left to be copied.
+    fn take_landed(&self) -> Option<ReceivedReply> {
+        let mut waiting = lock(&self.waiting);
+        let ready = waiting.received.front()?.data.is_empty();
+        ready.then(|| waiting.received.pop_front()).flatten()
+    }
+
+    fn is_empty(&self) -> bool {
+        lock(&self.waiting).received.is_empty()
+    }
+
+    fn expect(&self, slot: usize, scatter_list: Option<ScatterList>) {
+        let scatter_lists = &mut lock(&self.waiting).scatter_lists;
+        if scatter_lists.len() <= slot {
+            scatter_lists.resize_with(slot + 1, || None);
+        }
+        scatter_lists[slot] = scatter_list;
+    }
+}
+
+/// A request without a completion yet.
+struct InFlight {
+    request: Request,
+    /// What there is to ask, and what of it was asked and answered: bytes of a read
+    /// or write, 1 of anything else.
+    extent: u64,
+    asked: u64,
+    answered: u64,
+    status: Status,
+}
+
+/// One queue's client of a disk on another slice.
+pub struct RemoteBlock {
+    sender: Arc<dyn ChunkSender>,
+    replies: Arc<ReplyQueue>,
+    window: u32,
+    bytes_in_flight: u32,
+    slots: Vec<Option<InFlight>>,
+    free: Vec<usize>,
+    /// Slots of requests of which not all was asked, in order.
+    unasked: VecDeque<usize>,
+    buffer: Vec<u8>,
+}
+
+impl RemoteBlock {
+    /// For `size` requests at once; one of `clients` of this slice.
+    pub fn new(
+        sender: Arc<dyn ChunkSender>,
+        replies: Arc<ReplyQueue>,
+        size: u16,
+        clients: usize,
+    ) -> Self {
+        let share = WINDOWS_TOTAL / u32::try_from(clients.max(1)).unwrap_or(u32::MAX);
+        Self {
+            sender,
+            replies,
+            window: share.clamp(WINDOW_MIN, WINDOW_MAX),
+            bytes_in_flight: 0,
+            slots: (0..size).map(|_| None).collect(),
+            free: (0..usize::from(size)).rev().collect(),
+            unasked: VecDeque::new(),
+            buffer: Vec::new(),
+        }
+    }
+
+    /// Gets an event when answers come. Nobody reads it, so it must be waited on
+    /// for edges.
+    pub fn descriptor(&self) -> RawFd {
+        self.replies.arrived.as_raw_fd()
+    }
+
+    /// Requests that have not ended; none when the machine is over.
+    pub fn in_flight(&self) -> usize {
+        match self.sender.is_over() {
+            true => 0,
+            false => self.slots.len() - self.free.len(),
+        }
+    }
+
+    /// Whether there is room for another.
+    pub fn has_room(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    /// Begins a request; back at once only when there is no room.
+    pub fn begin(&mut self, memory: &Arc<DeviceMemory>, request: Request) -> Option<Completion> {
+        let Some(slot) = self.free.pop() else {
+            let status = Status::IoError;
+            return Some(Completion { request, status });
+        };
+        let scatter_list = (request.operation == Operation::Read).then(|| ScatterList {
+            memory: memory.clone(),
+            data: request.data.clone(),
+        });
+        self.replies.expect(slot, scatter_list);
+        self.slots[slot] = Some(InFlight {
+            extent: if request.moves_data() {
+                request.length
+            } else {
+                1
+            },
+            request,
+            asked: 0,
+            answered: 0,
+            status: Status::Ok,
+        });
+        self.unasked.push_back(slot);
+        self.ask(memory);
+        None
+    }
+
+    /// Sends chunks, as many as may be in flight.
+    fn ask(&mut self, memory: &DeviceMemory) {
+        while let Some(slot) = self.unasked.front().copied() {
+            let Some(in_flight) = self.slots[slot].as_mut() else {
+                self.unasked.pop_front();
+                continue;
+            };
+            let request = &in_flight.request;
+            let moves = request.moves_data();
+            let mut chunk = Chunk {
+                slot: slot as u32,
+                position: in_flight.asked,
+                operation: request.operation,
+                durable: request.durable,
+                offset: request.offset,
+                // A range that is discarded or zeroed has 32 MiB at most.
+                length: request.length as u32,
+            };
+            if moves {
+                let most = CHUNK.min(self.window);
+                let left = request.length - in_flight.asked;
+                chunk.offset += in_flight.asked;
+                chunk.length = left.min(u64::from(most)) as u32;
+                if self.bytes_in_flight > 0 && self.bytes_in_flight + chunk.length > self.window {
+                    return;
+                }
+                self.bytes_in_flight += chunk.length;
+            }
+            self.buffer.clear();
+            if request.operation == Operation::Write {
+                self.buffer.resize(chunk.length as usize, 0);
+                copy_out(memory, &request.data, in_flight.asked, &mut self.buffer);
+            }
+            in_flight.asked += if moves { u64::from(chunk.length) } else { 1 };
+            if in_flight.asked == in_flight.extent {
+                self.unasked.pop_front();
+            }
+            self.sender.ask(&chunk, &self.buffer);
+        }
+    }
+
+    /// A request that has ended.
+    pub fn next_ended(&mut self, memory: &DeviceMemory) -> Option<Completion> {
+        while let Some(received) = self.replies.take() {
+            let ended = self.account(memory, received);
+            self.ask(memory);
+            if ended.is_some() {
+                return ended;
+            }
+        }
+        None
+    }
+
+    /// Whoever serves the queue.
+    pub fn lend(&self, hands: Hands) {
+        self.replies.lend(hands);
+    }
+
+    /// Whether there are requests of which not all was asked: then an answer makes room
+    /// for more, whose pages may have to be waited for.
+    pub fn is_asking(&self) -> bool {
+        !self.unasked.is_empty()
+    }
+
+    /// A request that has ended with nothing left to copy.
+    pub fn next_landed(&mut self, memory: &DeviceMemory) -> Option<Completion> {
+        while let Some(received) = self.replies.take_landed() {
+            if let Some(ended) = self.account(memory, received) {
+                return Some(ended);
+            }
+        }
+        None
+    }
+
+    /// Whether no answer waits.
+    pub fn is_idle(&self) -> bool {
+        self.replies.is_empty()
+    }
+
+    /// Accounts for a reply; returns the completion of its request if it was the last.
+    fn account(&mut self, memory: &DeviceMemory, received: ReceivedReply) -> Option<Completion> {
+        let ReceivedReply {
+            chunk,
+            status,
+            landed,
+            data,
+        } = received;
+        let slot = chunk.slot as usize;
+        let in_flight = self.slots.get_mut(slot).and_then(Option::as_mut)?;
+        let moves = in_flight.request.moves_data();
+        if moves {
+            self.bytes_in_flight = self.bytes_in_flight.saturating_sub(chunk.length);
+        }
+        in_flight.answered += if moves { u64::from(chunk.length) } else { 1 };
+        if status != Status::Ok {
+            in_flight.status = status;
+        } else if in_flight.request.operation == Operation::Read && !landed {
+            let whole = data.len() == chunk.length as usize;
+            let segments = &in_flight.request.data;
+            if !whole || copy_in(memory, segments, chunk.position, &data) != data.len() {
+                in_flight.status = Status::IoError;
+            }
+        }
+        if in_flight.answered < in_flight.extent {
+            return None;
+        }
+        let InFlight {
+            request, status, ..
+        } = self.slots[slot].take()?;
+        self.replies.expect(slot, None);
+        self.free.push(slot);
+        Some(Completion { request, status })
+    }
+}
