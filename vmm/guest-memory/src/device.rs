@@ -78,7 +78,7 @@ impl DeviceMemory {
 
     /// Does `work` in place of the one thread that uses this, without waiting for any
     /// page: an access fails instead.
-    pub fn at_hand<T>(&self, work: impl FnOnce() -> T) -> T {
+    pub fn without_waiting<T>(&self, work: impl FnOnce() -> T) -> T {
         self.held_only.store(true, Ordering::Relaxed);
         let done = work();
         self.held_only.store(false, Ordering::Relaxed);

@@ -9,10 +9,10 @@
 //! Threads are started when the machine is built, so that none has to be made
 //! once the process has given up its privileges.
 //!
-//! While a handler runs, the holder of its [`Hands`] may run it on the holder's own
-//! thread, as far as it need not wait, which saves a switch to this one. One thread is
-//! at the handler
-//! at a time; who finds another there leaves the work to it.
+//! While a handler runs, another thread that has its [`InlineHandler`] may run it (*inline
+//! completion*) as far as it need not wait, which saves a switch to this thread. One
+//! thread at a time is in the handler; a thread that finds another there leaves the work
+//! to it.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -68,13 +68,13 @@ pub trait Handler: Send {
     }
     /// Does what can be done.
     fn work(&mut self, cause: Cause) -> Result<Progress, Fault>;
-    /// Is given, before it runs, what others may use it with.
-    fn lend(&mut self, hands: Hands) {
-        let _ = hands;
+    /// Is given, before it runs, the means by which other threads run it inline.
+    fn set_inline_handler(&mut self, handler: InlineHandler) {
+        let _ = handler;
     }
     /// Handles `cause` on the thread that brings it, as far as it need not wait;
     /// [`Progress::More`]: the handler's own thread must be woken.
-    fn at_hand(&mut self, cause: Cause) -> Result<Progress, Fault> {
+    fn work_inline(&mut self, cause: Cause) -> Result<Progress, Fault> {
         let _ = cause;
         Ok(Progress::More)
     }
@@ -95,13 +95,13 @@ enum State {
     Ended,
 }
 
-/// The way to a handler that runs, for other threads than its own.
+/// Runs a handler on another thread than its own.
 #[derive(Clone)]
-pub struct Hands(Weak<Shared>);
+pub struct InlineHandler(Weak<Shared>);
 
-impl Hands {
-    /// Has the handler do what is at hand; whether its thread need not be woken. Waits
-    /// for nobody.
+impl InlineHandler {
+    /// Has the handler do what needs no waiting; whether its thread need not be woken.
+    /// Never waits.
     pub fn work(&self, cause: Cause) -> bool {
         let Some(shared) = self.0.upgrade() else {
             return false;
@@ -117,7 +117,7 @@ impl Hands {
         if !shared.may_run() || has_stopped(&**handler) {
             return false;
         }
-        match handler.at_hand(cause) {
+        match handler.work_inline(cause) {
             Ok(progress) => progress == Progress::Idle,
             Err(fault) => {
                 tell(&**handler, &fault);
@@ -265,7 +265,7 @@ impl Shared {
     fn live(self: &Arc<Self>) {
         while let Some(mut handler) = self.next_handler() {
             loop {
-                handler.lend(Hands(Arc::downgrade(self)));
+                handler.set_inline_handler(InlineHandler(Arc::downgrade(self)));
                 *lock(&self.running) = Some(handler);
                 let outcome = self.run();
                 let Some(same) = lock(&self.running).take() else {

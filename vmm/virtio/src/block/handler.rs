@@ -14,7 +14,7 @@ use super::geometry::Geometry;
 use super::remote::{CHUNK, RemoteBlock};
 use super::request::{Operation, Parsed, Request, Status, answer, parse};
 use crate::ring::{HELD_MAX, pages};
-use crate::worker::{Cause, Handler, Hands, Progress};
+use crate::worker::{Cause, Handler, InlineHandler, Progress};
 use crate::{Fault, Ring};
 
 /// Requests begun in one call.
@@ -120,7 +120,7 @@ impl BlockHandler {
 /// must not wait.
 impl BlockHandler {
     /// Answers requests that ended and whose data is in guest memory.
-    fn answer_at_hand(&mut self, remote: &mut RemoteBlock) -> Result<Progress, Fault> {
+    fn complete_inline(&mut self, remote: &mut RemoteBlock) -> Result<Progress, Fault> {
         // Then there is more to do than to answer.
         if remote.is_asking() || !remote.has_room() {
             return Ok(Progress::More);
@@ -149,12 +149,12 @@ impl BlockHandler {
     }
 
     /// Takes one request, if it is the only one: a driver that has many gains nothing.
-    fn take_at_hand(&mut self, remote: &mut RemoteBlock) -> Result<Progress, Fault> {
+    fn take_inline(&mut self, remote: &mut RemoteBlock) -> Result<Progress, Fault> {
         if remote.in_flight() > 0 || self.unanswered.is_some() {
             return Ok(Progress::More);
         }
         let memory = self.ring.shared_memory();
-        Ok(memory.at_hand(|| self.take_one(remote)))
+        Ok(memory.without_waiting(|| self.take_one(remote)))
     }
 
     /// What went wrong here is left to the queue's thread: it may be that a page was not
@@ -228,20 +228,20 @@ impl Handler for BlockHandler {
         Ok(Progress::Idle)
     }
 
-    fn lend(&mut self, hands: Hands) {
+    fn set_inline_handler(&mut self, handler: InlineHandler) {
         if let Engine::Remote(remote) = &*lock(&self.engine) {
-            remote.lend(hands);
+            remote.set_inline_handler(handler);
         }
     }
 
-    fn at_hand(&mut self, cause: Cause) -> Result<Progress, Fault> {
+    fn work_inline(&mut self, cause: Cause) -> Result<Progress, Fault> {
         let engine = self.engine.clone();
         let Ok(mut engine) = engine.try_lock() else {
             return Ok(Progress::More);
         };
         match (&mut *engine, cause) {
-            (Engine::Remote(remote), Cause::Ready(_)) => self.answer_at_hand(remote),
-            (Engine::Remote(remote), Cause::Kick(_)) => self.take_at_hand(remote),
+            (Engine::Remote(remote), Cause::Ready(_)) => self.complete_inline(remote),
+            (Engine::Remote(remote), Cause::Kick(_)) => self.take_inline(remote),
             _ => Ok(Progress::More),
         }
     }

@@ -19,7 +19,7 @@ use weft_guest_memory::DeviceMemory;
 use super::engine::Completion;
 use super::request::{Operation, Request, Status};
 use crate::ring::{Segment, copy_in, copy_in_held, copy_out};
-use crate::worker::{Cause, Hands};
+use crate::worker::{Cause, InlineHandler};
 
 /// Most bytes of data that a chunk may have: less than a frame may carry.
 pub const CHUNK_MAX: u32 = 256 << 10;
@@ -81,7 +81,7 @@ pub struct ReplyQueue {
     waiting: Mutex<Waiting>,
     arrived: EventFd,
     /// The queue's handler, while it runs.
-    hands: Mutex<Option<Hands>>,
+    inline_handler: Mutex<Option<InlineHandler>>,
 }
 
 #[derive(Default)]
@@ -135,20 +135,20 @@ impl ReplyQueue {
         Ok(Arc::new(Self {
             waiting: Mutex::default(),
             arrived: EventFd::new(EFD_NONBLOCK)?,
-            hands: Mutex::default(),
+            inline_handler: Mutex::default(),
         }))
     }
 
     /// The thread that serves the queue.
-    pub(super) fn lend(&self, hands: Hands) {
-        *lock(&self.hands) = Some(hands);
+    pub(super) fn set_inline_handler(&self, handler: InlineHandler) {
+        *lock(&self.inline_handler) = Some(handler);
     }
 
     /// Has the queue served on this thread, as far as nothing has to be waited for;
     /// whether its own thread need not be woken.
     pub fn work(&self, cause: Cause) -> bool {
-        let hands = lock(&self.hands).clone();
-        hands.is_some_and(|hands| hands.work(cause))
+        let inline_handler = lock(&self.inline_handler).clone();
+        inline_handler.is_some_and(|handler| handler.work(cause))
     }
 
     /// Takes a received reply, which completes its request at once if that needs no waiting.
@@ -348,8 +348,8 @@ impl RemoteBlock {
     }
 
     /// Whoever serves the queue.
-    pub fn lend(&self, hands: Hands) {
-        self.replies.lend(hands);
+    pub fn set_inline_handler(&self, handler: InlineHandler) {
+        self.replies.set_inline_handler(handler);
     }
 
     /// Whether there are requests of which not all was asked: then an answer makes room

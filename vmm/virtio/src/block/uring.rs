@@ -113,7 +113,7 @@ impl Uring {
         self.push(slot, in_flight)
     }
 
-    /// Hands a request to the kernel and remembers it.
+    /// Submits a request to the kernel and remembers it.
     fn push(&mut self, slot: usize, in_flight: InFlight) -> Option<Completion> {
         let entry = entry(self.disk, &in_flight).user_data(slot as u64);
         // SAFETY: the vectors' heap block does not move and lives in `slots`

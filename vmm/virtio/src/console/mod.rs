@@ -85,7 +85,7 @@ fn size(columns: u16, rows: u16) -> [u8; 4] {
 }
 
 impl ConsoleHandle {
-    /// Hands input to the guest: how many bytes were taken. The rest must be
+    /// Gives input to the guest: how many bytes were taken. The rest must be
     /// offered again later; the guest reads slowly.
     pub fn input(&self, bytes: &[u8]) -> usize {
         let taken = {

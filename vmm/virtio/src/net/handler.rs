@@ -11,7 +11,7 @@ use weft_vcpu::Access;
 
 use super::{FEATURE_MERGE, FRAME_MAX, HEADER, Link, Shared, control};
 use crate::ring::{CHAIN_MAX, Chain, copy_in_held, total};
-use crate::worker::{Cause, Handler, Hands, Progress};
+use crate::worker::{Cause, Handler, InlineHandler, Progress};
 use crate::{Fault, Ring};
 
 /// Frames in one call, each way.
@@ -236,7 +236,7 @@ impl Pair {
     /// Frames from the link, as long as there are buffers whose pages are here. What is
     /// left is for the pair's own thread, and so is whatever went wrong: it may be that a
     /// page was not there.
-    fn bring_at_hand(&mut self, link: &mut dyn Link) -> Progress {
+    fn deliver_inline(&mut self, link: &mut dyn Link) -> Progress {
         let memory = self.receive.shared_memory();
         let (written, read) = self.receive.pages_of_answers();
         let held = memory
@@ -245,7 +245,7 @@ impl Pair {
         if held.is_none() {
             return Progress::More;
         }
-        let progress = memory.at_hand(|| {
+        let progress = memory.without_waiting(|| {
             for _ in 0..BATCH {
                 match link.receive(&mut self.frame) {
                     Ok(Some(length)) => self.waiting = Some(length),
@@ -255,7 +255,7 @@ impl Pair {
                         return Progress::More;
                     }
                 }
-                if !self.place_at_hand(&memory) {
+                if !self.place_inline(&memory) {
                     return Progress::More;
                 }
                 self.waiting = None;
@@ -267,7 +267,7 @@ impl Pair {
     }
 
     /// Puts the frame that waits into one buffer, if it fits and its pages are here.
-    fn place_at_hand(&mut self, memory: &DeviceMemory) -> bool {
+    fn place_inline(&mut self, memory: &DeviceMemory) -> bool {
         let Some(length) = self.waiting else {
             return false;
         };
@@ -303,11 +303,11 @@ impl Handler for Pair {
         vec![(descriptor, EventSet::IN | EventSet::OUT)]
     }
 
-    fn lend(&mut self, hands: Hands) {
-        lock(&self.link).lend(hands);
+    fn set_inline_handler(&mut self, handler: InlineHandler) {
+        lock(&self.link).set_inline_handler(handler);
     }
 
-    fn at_hand(&mut self, _: Cause) -> Result<Progress, Fault> {
+    fn work_inline(&mut self, _: Cause) -> Result<Progress, Fault> {
         let link = self.link.clone();
         let Ok(mut link) = link.try_lock() else {
             return Ok(Progress::More);
@@ -315,7 +315,7 @@ impl Handler for Pair {
         if self.waiting.is_some() || self.down {
             return Ok(Progress::More);
         }
-        Ok(self.bring_at_hand(&mut **link))
+        Ok(self.deliver_inline(&mut **link))
     }
 
     fn work(&mut self, cause: Cause) -> Result<Progress, Fault> {

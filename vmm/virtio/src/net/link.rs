@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 use weft_guest_memory::DeviceMemory;
 
 use crate::ring::Segment;
-use crate::worker::Hands;
+use crate::worker::InlineHandler;
 
 /// One queue pair's way out. Nothing here blocks.
 pub trait Link: Send {
@@ -38,8 +38,8 @@ pub trait Link: Send {
         Ok(())
     }
     /// With these, the thread that brings frames may deliver them to the pair itself.
-    fn lend(&mut self, hands: Hands) {
-        let _ = hands;
+    fn set_inline_handler(&mut self, handler: InlineHandler) {
+        let _ = handler;
     }
     /// Whether frames shall come in here.
     fn set_attached(&mut self, attached: bool) {

@@ -17,7 +17,7 @@ use weft_guest_memory::DeviceMemory;
 use super::Link;
 use super::frames::{self, Batch, Credit, Debt, cost};
 use crate::ring::{Segment, copy_out, total};
-use crate::worker::{Cause, Hands};
+use crate::worker::{Cause, InlineHandler};
 
 /// Sends to the slice at the other end. Never waits.
 pub trait FrameSender: Send + Sync {
@@ -40,7 +40,7 @@ pub struct FrameQueue {
     state: Mutex<Received>,
     arrived: EventFd,
     /// The handle of the thread that serves the pair.
-    hands: Mutex<Option<Hands>>,
+    inline_handler: Mutex<Option<InlineHandler>>,
 }
 
 impl FrameQueue {
@@ -57,7 +57,7 @@ impl FrameQueue {
                 blocked: false,
             }),
             arrived: EventFd::new(EFD_NONBLOCK)?,
-            hands: Mutex::default(),
+            inline_handler: Mutex::default(),
         }))
     }
 
@@ -72,8 +72,8 @@ impl FrameQueue {
         state.debt.receive(batch.len())?;
         state.batches.push_back(batch);
         drop(state);
-        let hands = lock(&self.hands).clone();
-        if !hands.is_some_and(|hands| hands.work(Cause::Ready(0))) {
+        let inline_handler = lock(&self.inline_handler).clone();
+        if !inline_handler.is_some_and(|handler| handler.work(Cause::Ready(0))) {
             self.wake();
         }
         Ok(())
@@ -190,7 +190,7 @@ impl Link for RemotePort {
         self.send_batch();
     }
 
-    fn lend(&mut self, hands: Hands) {
-        *lock(&self.queue.hands) = Some(hands);
+    fn set_inline_handler(&mut self, handler: InlineHandler) {
+        *lock(&self.queue.inline_handler) = Some(handler);
     }
 }

@@ -35,7 +35,7 @@ use super::remote::FrameSender;
 use super::steering::Steering;
 use super::{FRAME_MAX, HEADER, Link};
 use crate::ring::{Segment, copy_out, total};
-use crate::worker::{Cause, Hands};
+use crate::worker::{Cause, InlineHandler};
 
 /// Bytes of frames that may wait for a port: as much as Linux lets a TCP window grow,
 /// so that one connection loses nothing.
@@ -88,7 +88,7 @@ struct LocalPort {
     news: bool,
     /// The pair waits until the link takes more.
     blocked: bool,
-    hands: Option<Hands>,
+    inline_handler: Option<InlineHandler>,
 }
 
 /// Frames for a pair that another slice serves.
@@ -431,14 +431,14 @@ impl Switch {
 
 /// The pair takes the frames on this thread, where that needs no waiting, or on its own.
 fn hand_over(local: &Mutex<LocalPort>, arrived: &EventFd) {
-    let hands = {
+    let inline_handler = {
         let mut local = lock(local);
         if !std::mem::take(&mut local.news) {
             return;
         }
-        local.hands.clone()
+        local.inline_handler.clone()
     };
-    if !hands.is_some_and(|hands| hands.work(Cause::Ready(0))) {
+    if !inline_handler.is_some_and(|handler| handler.work(Cause::Ready(0))) {
         // A full counter wakes as well.
         let _ = arrived.write(1);
     }
@@ -525,9 +525,9 @@ impl Link for PortLink {
         Err(ErrorKind::WouldBlock.into())
     }
 
-    fn lend(&mut self, hands: Hands) {
+    fn set_inline_handler(&mut self, handler: InlineHandler) {
         if let Some((local, _)) = self.local() {
-            lock(local).hands = Some(hands);
+            lock(local).inline_handler = Some(handler);
         }
     }
 }
