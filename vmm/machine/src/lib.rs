@@ -143,7 +143,7 @@ pub enum MachineError {
     Virtio(#[from] weft_virtio::VirtioError),
     /// A disk or a network cannot be had.
     #[error(transparent)]
-    Device(#[from] weft_aggregate::devices::DeviceError),
+    Device(#[from] weft_aggregate::devices::DeviceSetupError),
     /// The slice could not be joined.
     #[error(transparent)]
     Slice(#[from] weft_aggregate::SliceError),

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use weft_confine::lock;
 use weft_platform::pci::Endpoint;
 
-use super::fault::Fault;
+use super::error::DeviceError;
 use super::report::Report;
 
 /// No vector (4.1.5.1.3).
@@ -24,7 +24,7 @@ pub trait FarRegisters: Send + Sync {
     /// What the driver reads as configuration changed.
     fn configuration(&self);
     /// The device stopped, for this reason.
-    fn fault(&self, reason: &str);
+    fn fail(&self, reason: &str);
 }
 
 /// Where a device's registers are.
@@ -90,15 +90,15 @@ impl Interrupt {
     }
 
     /// The driver did what it must not: shows DEVICE_NEEDS_RESET (2.1.2).
-    pub fn fault(&self, fault: &Fault) {
+    pub fn fail(&self, error: &DeviceError) {
         self.faults.fetch_add(1, Ordering::Relaxed);
         self.report.say(format_args!(
-            "{fault}; the device stops until its driver resets it"
+            "{error}; the device stops until its driver resets it"
         ));
         if !self.needs_reset.swap(true, Ordering::AcqRel) {
             match &self.registers {
                 Registers::Here(_) => self.configuration(),
-                Registers::Far(far) => far.fault(&fault.to_string()),
+                Registers::Far(far) => far.fail(&error.to_string()),
             }
         }
     }

@@ -13,7 +13,7 @@
 //! Invariants: a ring belongs to exactly one [`Handler`], and a handler either
 //! to one [`worker::Worker`]'s thread or, paused, to the [`Transport`]; a paused
 //! or reset device has no I/O in flight; a vCPU's thread only writes registers
-//! and eventfds. What a driver gets wrong becomes a [`Fault`]: the device stops,
+//! and eventfds. What a driver gets wrong becomes a [`DeviceError`]: the device stops,
 //! shows DEVICE_NEEDS_RESET, and waits for a reset.
 //!
 //! Source: Virtual I/O Device (VIRTIO) Version 1.2, OASIS; sections are named
@@ -23,7 +23,7 @@ pub mod block;
 pub mod console;
 #[cfg(any(test, feature = "double"))]
 pub mod double;
-mod fault;
+mod error;
 pub mod interrupt;
 pub mod net;
 mod report;
@@ -44,7 +44,7 @@ use thiserror::Error;
 use weft_confine::{ThreadKind, lock};
 use weft_platform::pci::PciError;
 
-pub use fault::Fault;
+pub use error::DeviceError;
 pub use ring::Ring;
 pub use transport::{
     Attach, Counters, NOTIFY_MULTIPLIER, NotificationRoutes, RouteObserver, Transport,
@@ -94,7 +94,7 @@ pub trait VirtioDevice: Send {
         &mut self,
         features: u64,
         rings: Vec<Option<Ring>>,
-    ) -> Result<Vec<Box<dyn Handler>>, Fault>;
+    ) -> Result<Vec<Box<dyn Handler>>, DeviceError>;
     /// The driver wants it as at first; called while no handler is at work.
     fn reset(&mut self) {}
     /// What it is beside queues and registers; called while paused.
@@ -150,7 +150,7 @@ pub enum VirtioError {
     Queues {
         device: String,
         /// Why.
-        source: Fault,
+        source: DeviceError,
     },
 }
 

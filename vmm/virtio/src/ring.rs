@@ -19,7 +19,7 @@ use vmm_sys_util::eventfd::EventFd;
 use weft_guest_memory::{DeviceMemory, Held};
 use weft_vcpu::{Access, PAGE_SIZE};
 
-use super::fault::Fault;
+use super::error::DeviceError;
 use super::interrupt::Interrupt;
 use weft_guest_memory::WriteObserver;
 
@@ -257,8 +257,8 @@ impl Ring {
         event_index: bool,
         state: &QueueState,
         parts: RingParts,
-    ) -> Result<Self, Fault> {
-        let fault = |reason: String| Fault::Queue { index, reason };
+    ) -> Result<Self, DeviceError> {
+        let error = |reason: String| DeviceError::Queue { index, reason };
         let queue = Queue::try_from(virtio_queue::QueueState {
             max_size,
             next_avail: state.next_available,
@@ -270,9 +270,9 @@ impl Ring {
             avail_ring: state.driver,
             used_ring: state.device,
         })
-        .map_err(|error| fault(error.to_string()))?;
+        .map_err(|reason| error(reason.to_string()))?;
         if !queue.is_valid(&parts.memory.visit()) {
-            return Err(fault("its rings are not in RAM".into()));
+            return Err(error("its rings are not in RAM".into()));
         }
         Ok(Self {
             told: Wrapping(queue.next_used()),
@@ -327,20 +327,23 @@ impl Ring {
     }
 
     /// The next request.
-    pub fn pop(&mut self) -> Result<Option<Chain>, Fault> {
+    pub fn pop(&mut self) -> Result<Option<Chain>, DeviceError> {
         let index = self.index;
         let visit = self.parts.memory.visit();
-        let mut available = self.queue.iter(&visit).map_err(|error| Fault::Queue {
-            index,
-            reason: error.to_string(),
-        })?;
+        let mut available = self
+            .queue
+            .iter(&visit)
+            .map_err(|error| DeviceError::Queue {
+                index,
+                reason: error.to_string(),
+            })?;
         let Some(descriptors) = available.next() else {
             return Ok(None);
         };
         self.parts.taken.fetch_add(1, Ordering::Relaxed);
         let head = descriptors.head_index();
         let chain = gather(head, descriptors, &self.parts.memory);
-        chain.map(Some).map_err(|reason| Fault::Chain {
+        chain.map(Some).map_err(|reason| DeviceError::Chain {
             index,
             head,
             reason,
@@ -354,11 +357,11 @@ impl Ring {
     }
 
     /// Gives a request back, `written` bytes of it filled.
-    pub fn push(&mut self, chain: &Chain, written: u32) -> Result<(), Fault> {
+    pub fn push(&mut self, chain: &Chain, written: u32) -> Result<(), DeviceError> {
         self.observe(chain);
         let visit = self.parts.memory.visit();
         let pushed = self.queue.add_used(&visit, chain.head, written);
-        pushed.map_err(|error| Fault::Queue {
+        pushed.map_err(|error| DeviceError::Queue {
             index: self.index,
             reason: error.to_string(),
         })
@@ -366,7 +369,7 @@ impl Ring {
 
     /// Gives several requests back so that the driver sees either none or all:
     /// the buffers of one frame (5.1.6.4).
-    pub fn push_all(&mut self, chains: &[(Chain, u32)]) -> Result<(), Fault> {
+    pub fn push_all(&mut self, chains: &[(Chain, u32)]) -> Result<(), DeviceError> {
         let Some(((last, written), others)) = chains.split_last() else {
             return Ok(());
         };
@@ -381,7 +384,7 @@ impl Ring {
                 .memory()
                 .visit()
                 .write_obj(element, GuestAddress(entry));
-            put.map_err(|error| Fault::Queue {
+            put.map_err(|error| DeviceError::Queue {
                 index: self.index,
                 reason: error.to_string(),
             })?;
@@ -466,9 +469,9 @@ impl Ring {
     }
 
     /// The driver shall kick. True: there is something already.
-    pub fn kicks_on(&mut self) -> Result<bool, Fault> {
+    pub fn kicks_on(&mut self) -> Result<bool, DeviceError> {
         let more = self.queue.enable_notification(&self.parts.memory.visit());
-        more.map_err(|error| Fault::Queue {
+        more.map_err(|error| DeviceError::Queue {
             index: self.index,
             reason: error.to_string(),
         })
@@ -481,7 +484,7 @@ impl Ring {
 
     /// The driver shall kick when it offers more than what was there up to the
     /// index `seen`, whether taken or not. True: it has already.
-    pub fn kicks_on_beyond(&mut self, seen: u16) -> Result<bool, Fault> {
+    pub fn kicks_on_beyond(&mut self, seen: u16) -> Result<bool, DeviceError> {
         let next = self.queue.next_avail();
         self.queue.set_next_avail(seen);
         let more = self.kicks_on();
@@ -613,7 +616,7 @@ mod tests {
     impl FarRegisters for Deaf {
         fn queue(&self, _: u16) {}
         fn configuration(&self) {}
-        fn fault(&self, _: &str) {}
+        fn fail(&self, _: &str) {}
     }
 
     /// A queue of 16 at 4096, 8192 and 12288 in memory of several slices, with the event
@@ -651,10 +654,10 @@ mod tests {
         assert!(ring.pop().unwrap().is_none());
         assert_eq!(pinned(), 0, "an empty queue");
         offer(500);
-        assert!(matches!(ring.pop(), Err(Fault::Queue { .. })));
+        assert!(matches!(ring.pop(), Err(DeviceError::Queue { .. })));
         assert_eq!(pinned(), 0, "500 requests in a queue of 16");
         offer(1);
-        assert!(matches!(ring.pop(), Err(Fault::Chain { .. })));
+        assert!(matches!(ring.pop(), Err(DeviceError::Chain { .. })));
         assert_eq!(pinned(), 0, "an empty buffer");
         let chain = Chain::default();
         assert!(ring.push(&Chain { head: 99, ..chain }, 0).is_err());

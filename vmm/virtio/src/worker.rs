@@ -24,7 +24,7 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use weft_confine::{ThreadKind, lock};
 
-use super::fault::Fault;
+use super::error::DeviceError;
 use super::ring::Ring;
 
 /// How long a thread may take to end.
@@ -67,14 +67,14 @@ pub trait Handler: Send {
         Vec::new()
     }
     /// Does what can be done.
-    fn work(&mut self, cause: Cause) -> Result<Progress, Fault>;
+    fn work(&mut self, cause: Cause) -> Result<Progress, DeviceError>;
     /// Is given, before it runs, the means by which other threads run it inline.
     fn set_inline_handler(&mut self, handler: InlineHandler) {
         let _ = handler;
     }
     /// Handles `cause` on the thread that brings it, as far as it need not wait;
     /// [`Progress::More`]: the handler's own thread must be woken.
-    fn work_inline(&mut self, cause: Cause) -> Result<Progress, Fault> {
+    fn work_inline(&mut self, cause: Cause) -> Result<Progress, DeviceError> {
         let _ = cause;
         Ok(Progress::More)
     }
@@ -119,18 +119,18 @@ impl InlineHandler {
         }
         match handler.work_inline(cause) {
             Ok(progress) => progress == Progress::Idle,
-            Err(fault) => {
-                tell(&**handler, &fault);
+            Err(error) => {
+                report(&**handler, &error);
                 false
             }
         }
     }
 }
 
-/// Tells the driver of a fault.
-fn tell(handler: &dyn Handler, fault: &Fault) {
+/// Tells the driver of an error.
+fn report(handler: &dyn Handler, error: &DeviceError) {
     if let Some(ring) = handler.rings().first() {
-        ring.interrupt().fault(fault);
+        ring.interrupt().fail(error);
     }
 }
 
@@ -272,8 +272,8 @@ impl Shared {
                     return;
                 };
                 handler = same;
-                if let Err(fault) = outcome {
-                    tell(&*handler, &fault);
+                if let Err(error) = outcome {
+                    report(&*handler, &error);
                 }
                 match self.hand_back(handler) {
                     Next::GoOn(same) => handler = same,
@@ -309,14 +309,14 @@ impl Shared {
             .map(|handler| work(&mut **handler))
     }
 
-    fn work(&self, cause: Cause) -> Result<Progress, Fault> {
+    fn work(&self, cause: Cause) -> Result<Progress, DeviceError> {
         self.with(|handler| handler.work(cause))
             .unwrap_or(Ok(Progress::Idle))
     }
 
     /// Runs the handler until it is to stop, or there is a fault.
-    fn run(&self) -> Result<(), Fault> {
-        let failed = |source| Fault::Host {
+    fn run(&self) -> Result<(), DeviceError> {
+        let failed = |source| DeviceError::Host {
             what: "cannot wait for events",
             source,
         };

@@ -9,7 +9,7 @@ use crate::remote_devices::QueuePlacement;
 use weft_virtio::block;
 use weft_virtio::block::{Block, BlockOptions, Geometry, QUEUES_MAX};
 
-use super::DeviceError;
+use super::DeviceSetupError;
 use super::{DeviceList, Disk};
 
 /// Files of disks that were opened before the machine was put together, by the number
@@ -29,7 +29,7 @@ impl DeviceList<'_> {
     ///
     /// # Errors
     /// The first that cannot be opened.
-    pub fn open_disks(&self, opened: &OpenDisks) -> Result<Vec<Block>, DeviceError> {
+    pub fn open_disks(&self, opened: &OpenDisks) -> Result<Vec<Block>, DeviceSetupError> {
         let disks = 0..self.disks.len();
         let open = |disk| Ok(Block::open(&options(self, disk, opened))?);
         disks.map(open).collect()
@@ -39,7 +39,7 @@ impl DeviceList<'_> {
     ///
     /// # Errors
     /// The first that cannot be opened.
-    pub fn try_disks(&self, slice: usize, opened: &OpenDisks) -> Result<(), DeviceError> {
+    pub fn try_disks(&self, slice: usize, opened: &OpenDisks) -> Result<(), DeviceSetupError> {
         let disks = self.disks.iter().enumerate();
         for (number, _) in disks.filter(|(_, disk)| disk.slice as usize == slice) {
             Block::open_for(&options(self, number, opened), |_| false)?;
@@ -55,7 +55,7 @@ impl DeviceList<'_> {
         &self,
         slice: &Arc<Slice>,
         opened: &OpenDisks,
-    ) -> Result<Vec<(QueuePlacement, Block)>, DeviceError> {
+    ) -> Result<Vec<(QueuePlacement, Block)>, DeviceSetupError> {
         let disks = self.disks;
         let placements: Vec<QueuePlacement> = disks
             .iter()
@@ -89,11 +89,11 @@ impl DeviceList<'_> {
                 None => {
                     let geometry = described(slice, placement.owner(), number)?;
                     let clients = remote.clients(device, &placement, clients);
-                    Block::elsewhere(geometry, clients.map_err(DeviceError::RemoteDevices)?)?
+                    Block::elsewhere(geometry, clients.map_err(DeviceSetupError::RemoteDevices)?)?
                 }
             };
             let served = remote.serve_disk(device, &placement, &block);
-            served.map_err(DeviceError::RemoteDevices)?;
+            served.map_err(DeviceSetupError::RemoteDevices)?;
             all.push((placement, block));
         }
         Ok(all)
@@ -107,8 +107,8 @@ impl Disk {
     }
 }
 
-fn described(slice: &Slice, owner: usize, disk: usize) -> Result<Geometry, DeviceError> {
-    let wrong = |reason| DeviceError::Described {
+fn described(slice: &Slice, owner: usize, disk: usize) -> Result<Geometry, DeviceSetupError> {
+    let wrong = |reason| DeviceSetupError::Described {
         slice: owner,
         device: "disk",
         number: disk,

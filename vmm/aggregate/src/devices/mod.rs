@@ -119,7 +119,7 @@ impl DeviceList<'_> {
         &self,
         slice: &Arc<Slice>,
         opened: &OpenDisks,
-    ) -> Result<Vec<Placed>, DeviceError> {
+    ) -> Result<Vec<Placed>, DeviceSetupError> {
         let mut all: Vec<Placed> = Vec::new();
         for (placement, block) in self.disks_of_slice(slice, opened)? {
             all.push((placement, Box::new(block)));
@@ -131,7 +131,7 @@ impl DeviceList<'_> {
 
 /// Why a disk or a network cannot be had.
 #[derive(Debug, Error)]
-pub enum DeviceError {
+pub enum DeviceSetupError {
     /// A disk cannot be had.
     #[error(transparent)]
     Disk(#[from] weft_virtio::block::BlockError),

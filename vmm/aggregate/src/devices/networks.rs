@@ -10,7 +10,7 @@ use weft_virtio::net::{
 };
 use weft_virtio::{VirtioDevice, net};
 
-use super::DeviceError;
+use super::DeviceSetupError;
 use super::{DataPath, DeviceList, Network, Placed};
 
 /// A network as far as it is known before the other slices were heard.
@@ -34,7 +34,7 @@ impl DeviceList<'_> {
     ///
     /// # Errors
     /// The first that cannot be opened.
-    pub fn open_networks(&self) -> Result<Vec<Net>, DeviceError> {
+    pub fn open_networks(&self) -> Result<Vec<Net>, DeviceSetupError> {
         let networks = (0..).zip(self.networks);
         let open = |(number, network)| Ok(Net::open(&options(self, number, network))?);
         networks.map(open).collect()
@@ -44,7 +44,7 @@ impl DeviceList<'_> {
     ///
     /// # Errors
     /// The first network that cannot be had.
-    pub fn networks_of_slice(&self, slice: &Arc<Slice>) -> Result<Vec<Placed>, DeviceError> {
+    pub fn networks_of_slice(&self, slice: &Arc<Slice>) -> Result<Vec<Placed>, DeviceSetupError> {
         let networks = (0..).zip(self.networks);
         let begun = networks
             .map(|(number, network)| begin(self, slice, number, network))
@@ -71,7 +71,7 @@ fn begin(
     slice: &Arc<Slice>,
     number: u16,
     network: &Network,
-) -> Result<Begun, DeviceError> {
+) -> Result<Begun, DeviceSetupError> {
     let mut options = options(list, number, network);
     let owner = network.slice() as usize;
     let pairs = pairs(list);
@@ -114,7 +114,7 @@ fn make(
     (device, number): (u8, usize),
     begun: Begun,
     window: usize,
-) -> Result<Box<dyn VirtioDevice>, DeviceError> {
+) -> Result<Box<dyn VirtioDevice>, DeviceSetupError> {
     let Begun {
         placement,
         pairs,
@@ -133,7 +133,7 @@ fn make(
     }
     let remote = slice.remote_devices().clone();
     let links = remote.links(device, &placement, link, window);
-    let links = links.map_err(DeviceError::RemoteDevices)?;
+    let links = links.map_err(DeviceSetupError::RemoteDevices)?;
     let user: Option<Use> = slice
         .is_primary()
         .then(|| Box::new(move |usage| remote.use_network(device, usage)) as Use);
@@ -145,8 +145,8 @@ fn described(
     owner: usize,
     number: usize,
     pairs: RangeInclusive<u16>,
-) -> Result<NetDescription, DeviceError> {
-    let wrong = |reason| DeviceError::Described {
+) -> Result<NetDescription, DeviceSetupError> {
+    let wrong = |reason| DeviceSetupError::Described {
         slice: owner,
         device: "network",
         number,

@@ -23,7 +23,7 @@ use weft_platform::part::{Part, PartError};
 use weft_virtio::interrupt::{FarRegisters, Interrupt};
 use weft_virtio::ring::RingParts;
 use weft_virtio::worker::Worker;
-use weft_virtio::{FEATURE_EVENT_INDEX, Fault, Ring, VirtioDevice};
+use weft_virtio::{DeviceError, FEATURE_EVENT_INDEX, Ring, VirtioDevice};
 
 use super::queue_placement::QueuePlacement;
 use super::{Activation, RemoteDevices, Stopped};
@@ -107,7 +107,7 @@ impl FarRegisters for Far {
         self.remote.configured(self.device);
     }
 
-    fn fault(&self, reason: &str) {
+    fn fail(&self, reason: &str) {
         let address = Address::new(self.device, 0);
         let message = DeviceMessage::Broken(reason.as_bytes().to_vec());
         self.remote.send(PRIMARY, address, message);
@@ -186,17 +186,17 @@ impl QueueBackEnd {
 
     fn activate(&mut self, group: Address, json: &[u8]) {
         let outcome = serde_json::from_slice(json)
-            .map_err(|error| Fault::Elsewhere(format!("a malformed activation: {error}")))
+            .map_err(|error| DeviceError::OtherSlice(format!("a malformed activation: {error}")))
             .and_then(|activation| self.serve(group, &activation));
-        if let Err(fault) = outcome {
-            let message = DeviceMessage::Broken(fault.to_string().into_bytes());
+        if let Err(error) = outcome {
+            let message = DeviceMessage::Broken(error.to_string().into_bytes());
             self.remote.send(PRIMARY, group, message);
         }
     }
 
-    fn serve(&mut self, address: Address, activation: &Activation) -> Result<(), Fault> {
+    fn serve(&mut self, address: Address, activation: &Activation) -> Result<(), DeviceError> {
         let nothing = || {
-            Fault::Elsewhere(
+            DeviceError::OtherSlice(
                 "an activation of queues that another slice \
         serves"
                     .into(),

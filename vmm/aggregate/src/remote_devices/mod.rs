@@ -48,7 +48,7 @@ use weft_virtio::block::{Block, Job, QUEUE_SIZE, RemoteBlock, ReplyQueue, Server
 use weft_virtio::net::{FrameQueue, Switch};
 use weft_virtio::ring::QueueState;
 use weft_virtio::worker::Cause;
-use weft_virtio::{ConfigSpace, Fault, NOTIFY_MULTIPLIER, RouteObserver, Transport};
+use weft_virtio::{ConfigSpace, DeviceError, NOTIFY_MULTIPLIER, RouteObserver, Transport};
 
 use super::PRIMARY;
 use super::message::device::{Address, DeviceMessage};
@@ -342,7 +342,7 @@ impl RemoteDevices {
             DeviceMessage::Broken(text) => {
                 if let Some(transport) = self.transport(address.device) {
                     let text = String::from_utf8_lossy(&text).into_owned();
-                    transport.interrupt().fault(&Fault::Elsewhere(text));
+                    transport.interrupt().fail(&DeviceError::OtherSlice(text));
                 }
             }
             DeviceMessage::Ask { chunk, data } => {

@@ -4,7 +4,9 @@ use std::io;
 use std::sync::Arc;
 
 use weft_confine::ThreadKind;
-use weft_virtio::{ConfigSpace, DeviceState, Fault, Handler, Kind, Ring, StateError, VirtioDevice};
+use weft_virtio::{
+    ConfigSpace, DeviceError, DeviceState, Handler, Kind, Ring, StateError, VirtioDevice,
+};
 
 use super::RemoteDevices;
 use super::proxy::{QueueProxy, StopCompletion};
@@ -110,7 +112,7 @@ impl VirtioDevice for PartitionedDevice {
         &mut self,
         features: u64,
         mut rings: Vec<Option<Ring>>,
-    ) -> Result<Vec<Box<dyn Handler>>, Fault> {
+    ) -> Result<Vec<Box<dyn Handler>>, DeviceError> {
         let groups = 0..self.placement.groups();
         let mut handlers: Vec<_> = groups
             .filter_map(|group| self.proxy(group, features, &mut rings))

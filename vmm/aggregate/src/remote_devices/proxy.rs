@@ -15,7 +15,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use weft_confine::lock;
 use weft_virtio::ring::QueueState;
 use weft_virtio::worker::{Cause, Progress};
-use weft_virtio::{Fault, Handler, Ring};
+use weft_virtio::{DeviceError, Handler, Ring};
 
 use super::{Activation, RemoteDevices, Stopped};
 use crate::message::device::{Address, DeviceMessage};
@@ -132,7 +132,7 @@ impl Handler for QueueProxy {
         vec![(self.completion.arrived.as_raw_fd(), EventSet::IN)]
     }
 
-    fn work(&mut self, cause: Cause) -> Result<Progress, Fault> {
+    fn work(&mut self, cause: Cause) -> Result<Progress, DeviceError> {
         match (cause, self.stage) {
             (Cause::Start, Stage::Idle) => self.activate(),
             (Cause::Start, Stage::Stopping { .. }) => {

@@ -15,7 +15,7 @@ use super::remote::{CHUNK, RemoteBlock};
 use super::request::{Operation, Parsed, Request, Status, answer, parse};
 use crate::ring::{HELD_MAX, pages};
 use crate::worker::{Cause, Handler, InlineHandler, Progress};
-use crate::{Fault, Ring};
+use crate::{DeviceError, Ring};
 
 /// Requests begun in one call.
 const BATCH: usize = 64;
@@ -52,7 +52,7 @@ impl BlockHandler {
     }
 
     /// Takes requests; whether there may be more for which there is room.
-    fn take(&mut self, engine: &mut Engine) -> Result<Progress, Fault> {
+    fn take(&mut self, engine: &mut Engine) -> Result<Progress, DeviceError> {
         for _ in 0..BATCH {
             if !engine.has_room() {
                 return Ok(Progress::Idle);
@@ -75,7 +75,7 @@ impl BlockHandler {
         Ok(Progress::More)
     }
 
-    fn end(&mut self, ended: Completion) -> Result<(), Fault> {
+    fn end(&mut self, ended: Completion) -> Result<(), DeviceError> {
         let Completion { request, status } = ended;
         let read = request.operation == Operation::Read && status == Status::Ok;
         let written = if read { request.length } else { 0 };
@@ -83,8 +83,8 @@ impl BlockHandler {
     }
 
     /// Submits, and answers what has ended; whether there is more to submit.
-    fn turn(&mut self, engine: &mut Engine) -> Result<Progress, Fault> {
-        let failed = |source| Fault::Host {
+    fn turn(&mut self, engine: &mut Engine) -> Result<Progress, DeviceError> {
+        let failed = |source| DeviceError::Host {
             what: "cannot submit I/O",
             source,
         };
@@ -102,7 +102,7 @@ impl BlockHandler {
         })
     }
 
-    fn serve(&mut self, engine: &mut Engine) -> Result<Progress, Fault> {
+    fn serve(&mut self, engine: &mut Engine) -> Result<Progress, DeviceError> {
         let full = !engine.has_room();
         if full {
             self.turn(engine)?;
@@ -120,7 +120,7 @@ impl BlockHandler {
 /// must not wait.
 impl BlockHandler {
     /// Answers requests that ended and whose data is in guest memory.
-    fn complete_inline(&mut self, remote: &mut RemoteBlock) -> Result<Progress, Fault> {
+    fn complete_inline(&mut self, remote: &mut RemoteBlock) -> Result<Progress, DeviceError> {
         // Then there is more to do than to answer.
         if remote.is_asking() || !remote.has_room() {
             return Ok(Progress::More);
@@ -149,7 +149,7 @@ impl BlockHandler {
     }
 
     /// Takes one request, if it is the only one: a driver that has many gains nothing.
-    fn take_inline(&mut self, remote: &mut RemoteBlock) -> Result<Progress, Fault> {
+    fn take_inline(&mut self, remote: &mut RemoteBlock) -> Result<Progress, DeviceError> {
         if remote.in_flight() > 0 || self.unanswered.is_some() {
             return Ok(Progress::More);
         }
@@ -216,7 +216,7 @@ impl Handler for BlockHandler {
             .collect()
     }
 
-    fn work(&mut self, _: Cause) -> Result<Progress, Fault> {
+    fn work(&mut self, _: Cause) -> Result<Progress, DeviceError> {
         let engine = self.engine.clone();
         let mut engine = lock(&engine);
         self.ring.kicks_off();
@@ -234,7 +234,7 @@ impl Handler for BlockHandler {
         }
     }
 
-    fn work_inline(&mut self, cause: Cause) -> Result<Progress, Fault> {
+    fn work_inline(&mut self, cause: Cause) -> Result<Progress, DeviceError> {
         let engine = self.engine.clone();
         let Ok(mut engine) = engine.try_lock() else {
             return Ok(Progress::More);

@@ -45,7 +45,7 @@ pub use request::{Operation, Status};
 pub use server::{Job, Reply, Server};
 
 use super::worker::Handler;
-use super::{ConfigSpace, DeviceState, Fault, Kind, Ring, StateError, VirtioDevice};
+use super::{ConfigSpace, DeviceError, DeviceState, Kind, Ring, StateError, VirtioDevice};
 use disk::Disk;
 use engine::Engine;
 use handler::BlockHandler;
@@ -319,7 +319,7 @@ impl VirtioDevice for Block {
         &mut self,
         features: u64,
         rings: Vec<Option<Ring>>,
-    ) -> Result<Vec<Box<dyn Handler>>, Fault> {
+    ) -> Result<Vec<Box<dyn Handler>>, DeviceError> {
         // 5.2.6.2
         let write_through = features & FEATURE_FLUSH == 0;
         let pairs = rings.into_iter().zip(&self.engines);

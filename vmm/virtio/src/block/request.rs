@@ -3,7 +3,7 @@
 use super::SECTOR;
 use super::geometry::Geometry;
 use crate::ring::{Chain, Segment, part, total};
-use crate::{Fault, Ring};
+use crate::{DeviceError, Ring};
 
 const IN: u32 = 0;
 const OUT: u32 = 1;
@@ -90,28 +90,28 @@ pub enum Parsed {
 
 /// Understands a chain. A chain in which header or status is missing, or data
 /// has the wrong direction, is a fault; a request for what is not there fails.
-pub fn parse(ring: &Ring, disk: &Geometry, chain: Chain) -> Result<Parsed, Fault> {
-    let fault = |chain: &Chain, reason| Fault::Chain {
+pub fn parse(ring: &Ring, disk: &Geometry, chain: Chain) -> Result<Parsed, DeviceError> {
+    let error = |chain: &Chain, reason| DeviceError::Chain {
         index: ring.index(),
         head: chain.head,
         reason,
     };
     let mut header = [0; HEADER as usize];
     if ring.read(&chain.readable, 0, &mut header) != header.len() {
-        return Err(fault(&chain, "a disk request without a complete header"));
+        return Err(error(&chain, "a disk request without a complete header"));
     }
     let answer_room = total(&chain.writable);
     if answer_room == 0 {
-        return Err(fault(&chain, "a disk request without space for its status"));
+        return Err(error(&chain, "a disk request without space for its status"));
     }
     let [kind, _, sector @ ..] = words(&header);
     let sector = u64::from(sector[0]) | u64::from(sector[1]) << 32;
     let data_in = total(&chain.readable) - HEADER;
     let data_out = answer_room - 1;
     match kind {
-        IN | GET_ID if data_in > 0 => Err(fault(&chain, "a read whose data is not writable")),
+        IN | GET_ID if data_in > 0 => Err(error(&chain, "a read whose data is not writable")),
         OUT | DISCARD | WRITE_ZEROES if data_out > 0 => {
-            Err(fault(&chain, "a write whose data is not readable"))
+            Err(error(&chain, "a write whose data is not readable"))
         }
         IN => Ok(transfer(disk, chain, Operation::Read, sector, data_out)),
         OUT => Ok(transfer(disk, chain, Operation::Write, sector, data_in)),
@@ -133,7 +133,12 @@ pub fn parse(ring: &Ring, disk: &Geometry, chain: Chain) -> Result<Parsed, Fault
 }
 
 /// Writes the status into the last byte, and gives the chain back.
-pub fn answer(ring: &mut Ring, chain: &Chain, status: Status, written: u64) -> Result<(), Fault> {
+pub fn answer(
+    ring: &mut Ring,
+    chain: &Chain,
+    status: Status,
+    written: u64,
+) -> Result<(), DeviceError> {
     let last = total(&chain.writable).saturating_sub(1);
     ring.write(&chain.writable, last, &[status as u8]);
     // A driver gets at most 4 GiB of buffers into a chain.

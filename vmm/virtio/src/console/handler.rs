@@ -11,7 +11,7 @@ use weft_confine::lock;
 use super::{Output, Shared};
 use crate::ring::{Chain, total};
 use crate::worker::{Cause, Handler, Progress};
-use crate::{Fault, Ring};
+use crate::{DeviceError, Ring};
 
 /// Requests in one call, each way.
 const BATCH: usize = 32;
@@ -39,7 +39,7 @@ impl ConsoleHandler {
     }
 
     /// Input into the driver's buffers, as long as there are both.
-    fn bring_input(&mut self) -> Result<Progress, Fault> {
+    fn bring_input(&mut self) -> Result<Progress, DeviceError> {
         for _ in 0..BATCH {
             if lock(&self.shared.input).is_empty() {
                 return Ok(Progress::Idle);
@@ -63,7 +63,7 @@ impl ConsoleHandler {
     }
 
     /// The driver's output to ours, until that is full.
-    fn take_output(&mut self) -> Result<Progress, Fault> {
+    fn take_output(&mut self) -> Result<Progress, DeviceError> {
         let mut output = lock(&self.shared.output);
         self.blocked = false;
         for _ in 0..BATCH {
@@ -90,8 +90,8 @@ impl ConsoleHandler {
     }
 }
 
-fn wrong_way(ring: &Ring, chain: &Chain) -> Fault {
-    Fault::Chain {
+fn wrong_way(ring: &Ring, chain: &Chain) -> DeviceError {
+    DeviceError::Chain {
         index: ring.index(),
         head: chain.head,
         reason: "a console buffer of the wrong direction",
@@ -138,7 +138,7 @@ impl Handler for ConsoleHandler {
         watched
     }
 
-    fn work(&mut self, _: Cause) -> Result<Progress, Fault> {
+    fn work(&mut self, _: Cause) -> Result<Progress, DeviceError> {
         if self.shared.resized.swap(false, Ordering::AcqRel) {
             self.receive.interrupt().configuration();
         }

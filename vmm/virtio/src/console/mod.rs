@@ -17,7 +17,7 @@ pub use output::ConsoleOutput;
 pub use persist::ConsoleState;
 
 use super::worker::Handler;
-use super::{ConfigSpace, DeviceState, Fault, Kind, Ring, StateError, VirtioDevice};
+use super::{ConfigSpace, DeviceError, DeviceState, Kind, Ring, StateError, VirtioDevice};
 use handler::ConsoleHandler;
 
 const QUEUE_SIZE: u16 = 128;
@@ -136,9 +136,9 @@ impl VirtioDevice for Console {
         &mut self,
         _: u64,
         rings: Vec<Option<Ring>>,
-    ) -> Result<Vec<Box<dyn Handler>>, Fault> {
+    ) -> Result<Vec<Box<dyn Handler>>, DeviceError> {
         let Ok([Some(receive), Some(transmit)]) = <[_; 2]>::try_from(rings) else {
-            return Err(Fault::Driver("did not enable a queue of the console"));
+            return Err(DeviceError::Driver("did not enable a queue of the console"));
         };
         let handler = ConsoleHandler::new(receive, transmit, self.shared.clone());
         Ok(vec![Box::new(handler)])

@@ -5,7 +5,7 @@ use weft_confine::lock;
 use super::Shared;
 use crate::ring::total;
 use crate::worker::Progress;
-use crate::{Fault, Ring};
+use crate::{DeviceError, Ring};
 
 /// VIRTIO_NET_CTRL_MQ, VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET.
 const SET_PAIRS: [u8; 2] = [4, 0];
@@ -15,7 +15,7 @@ const ERROR: u8 = 1;
 const BATCH: usize = 16;
 
 /// Carries out what waits.
-pub fn serve(ring: &mut Ring, shared: &Shared) -> Result<Progress, Fault> {
+pub fn serve(ring: &mut Ring, shared: &Shared) -> Result<Progress, DeviceError> {
     for _ in 0..BATCH {
         let Some(chain) = ring.pop()? else {
             return Ok(Progress::Idle);
@@ -24,7 +24,7 @@ pub fn serve(ring: &mut Ring, shared: &Shared) -> Result<Progress, Fault> {
         let length = ring.read(&chain.readable, 0, &mut command);
         let room = total(&chain.writable);
         if length < SET_PAIRS.len() || room == 0 {
-            return Err(Fault::Chain {
+            return Err(DeviceError::Chain {
                 index: ring.index(),
                 head: chain.head,
                 reason: "a control command without a complete header, or without space for its \

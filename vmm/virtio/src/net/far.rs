@@ -10,7 +10,7 @@ use super::{
     CONFIGURATION, FEATURE_CONTROL, FEATURE_MAC, FEATURE_MERGE, FEATURE_MTU, FEATURE_PAIRS,
     FEATURE_STATUS, Net, NetState, OFFLOADS, PAIRS, QUEUE_SIZE,
 };
-use crate::{ConfigSpace, DeviceState, Fault, Handler, Kind, Ring, StateError, VirtioDevice};
+use crate::{ConfigSpace, DeviceError, DeviceState, Handler, Kind, Ring, StateError, VirtioDevice};
 
 /// What a driver is told of a network.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,7 +86,11 @@ impl VirtioDevice for FarNet {
         self.configuration.clone()
     }
 
-    fn activate(&mut self, _: u64, _: Vec<Option<Ring>>) -> Result<Vec<Box<dyn Handler>>, Fault> {
+    fn activate(
+        &mut self,
+        _: u64,
+        _: Vec<Option<Ring>>,
+    ) -> Result<Vec<Box<dyn Handler>>, DeviceError> {
         Ok(Vec::new())
     }
 

@@ -12,7 +12,7 @@ use weft_vcpu::Access;
 use super::{FEATURE_MERGE, FRAME_MAX, HEADER, Link, Shared, control};
 use crate::ring::{CHAIN_MAX, Chain, copy_in_held, total};
 use crate::worker::{Cause, Handler, InlineHandler, Progress};
-use crate::{Fault, Ring};
+use crate::{DeviceError, Ring};
 
 /// Frames in one call, each way.
 const BATCH: usize = 64;
@@ -68,7 +68,7 @@ impl Pair {
     }
 
     /// Frames from the link, as long as there are buffers.
-    fn bring(&mut self, link: &mut dyn Link) -> Result<Progress, Fault> {
+    fn bring(&mut self, link: &mut dyn Link) -> Result<Progress, DeviceError> {
         for _ in 0..BATCH {
             if self.waiting.is_none() {
                 match link.receive(&mut self.frame) {
@@ -95,7 +95,7 @@ impl Pair {
     }
 
     /// Puts a frame into buffers; false when there are too few for now.
-    fn place(&mut self, length: usize) -> Result<bool, Fault> {
+    fn place(&mut self, length: usize) -> Result<bool, DeviceError> {
         let merge = self.features & FEATURE_MERGE != 0;
         let mut chains: Vec<(Chain, u32)> = Vec::new();
         let mut placed = 0;
@@ -132,7 +132,7 @@ impl Pair {
     }
 
     /// Frames to the link, until it is full.
-    fn take(&mut self, link: &mut dyn Link) -> Result<Progress, Fault> {
+    fn take(&mut self, link: &mut dyn Link) -> Result<Progress, DeviceError> {
         self.blocked = false;
         match link.flush() {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -182,15 +182,15 @@ impl Pair {
         }
     }
 
-    fn wrong(&self, chain: &Chain, reason: &'static str) -> Fault {
-        Fault::Chain {
+    fn wrong(&self, chain: &Chain, reason: &'static str) -> DeviceError {
+        DeviceError::Chain {
             index: self.receive.index(),
             head: chain.head,
             reason,
         }
     }
 
-    fn serve(&mut self, link: &mut dyn Link) -> Result<Progress, Fault> {
+    fn serve(&mut self, link: &mut dyn Link) -> Result<Progress, DeviceError> {
         let brought = if self.down {
             Ok(Progress::Idle)
         } else {
@@ -207,18 +207,18 @@ impl Pair {
     }
 
     /// Here rather than when the driver is ready, for a vCPU's thread may not.
-    fn set_up_link(&mut self) -> Result<(), Fault> {
+    fn set_up_link(&mut self) -> Result<(), DeviceError> {
         if self.index == 0 {
             self.shared.use_active();
         }
         let set = lock(&self.link).set_features(self.features);
-        set.map_err(|source| Fault::Host {
+        set.map_err(|source| DeviceError::Host {
             what: "the network does not support the driver's offloads",
             source,
         })
     }
 
-    fn serve_control(&mut self) -> Result<Progress, Fault> {
+    fn serve_control(&mut self) -> Result<Progress, DeviceError> {
         let Some(ring) = &mut self.control else {
             return Ok(Progress::Idle);
         };
@@ -307,7 +307,7 @@ impl Handler for Pair {
         lock(&self.link).set_inline_handler(handler);
     }
 
-    fn work_inline(&mut self, _: Cause) -> Result<Progress, Fault> {
+    fn work_inline(&mut self, _: Cause) -> Result<Progress, DeviceError> {
         let link = self.link.clone();
         let Ok(mut link) = link.try_lock() else {
             return Ok(Progress::More);
@@ -318,7 +318,7 @@ impl Handler for Pair {
         Ok(self.deliver_inline(&mut **link))
     }
 
-    fn work(&mut self, cause: Cause) -> Result<Progress, Fault> {
+    fn work(&mut self, cause: Cause) -> Result<Progress, DeviceError> {
         if cause == Cause::Start {
             self.set_up_link()?;
         }

@@ -39,7 +39,7 @@ pub use stream::Stream;
 pub use switch::{Gone, PortKind, Switch, Usage};
 
 use super::worker::Handler;
-use super::{ConfigSpace, DeviceState, Fault, Kind, Ring, StateError, VirtioDevice};
+use super::{ConfigSpace, DeviceError, DeviceState, Kind, Ring, StateError, VirtioDevice};
 use handler::{Pair, SharedLink};
 
 const QUEUE_SIZE: u16 = 256;
@@ -315,7 +315,7 @@ impl VirtioDevice for Net {
         &mut self,
         features: u64,
         mut rings: Vec<Option<Ring>>,
-    ) -> Result<Vec<Box<dyn Handler>>, Fault> {
+    ) -> Result<Vec<Box<dyn Handler>>, DeviceError> {
         // Without FEATURE_PAIRS the control queue is the third (5.1.2).
         let place = if features & FEATURE_PAIRS != 0 {
             2 * self.pairs()
@@ -338,7 +338,7 @@ impl VirtioDevice for Net {
                 let pair = Pair::new(receive, transmit, control.take(), shared, link, features);
                 handlers.push(Box::new(pair));
             } else if pair == 0 && link.is_some() {
-                return Err(Fault::Driver(
+                return Err(DeviceError::Driver(
                     "did not enable the first queues of the network",
                 ));
             }

@@ -7,7 +7,7 @@ use weft_confine::lock;
 use super::Source;
 use crate::ring::total;
 use crate::worker::{Cause, Handler, Progress};
-use crate::{Fault, Ring};
+use crate::{DeviceError, Ring};
 
 /// Bytes that one request gets at most; the driver asks again.
 const REQUEST_MAX: u64 = 4096;
@@ -26,14 +26,14 @@ impl RngHandler {
         Self { ring, source }
     }
 
-    fn fill(&mut self) -> Result<Progress, Fault> {
+    fn fill(&mut self) -> Result<Progress, DeviceError> {
         let mut bytes = [0; REQUEST_MAX as usize];
         for _ in 0..BATCH {
             let Some(chain) = self.ring.pop()? else {
                 return Ok(Progress::Idle);
             };
             if !chain.readable.is_empty() || chain.writable.is_empty() {
-                return Err(Fault::Chain {
+                return Err(DeviceError::Chain {
                     index: self.ring.index(),
                     head: chain.head,
                     reason: "all buffers of an entropy request must be writable",
@@ -49,7 +49,7 @@ impl RngHandler {
     }
 }
 
-fn fill(source: &mut Source, bytes: &mut [u8]) -> Result<(), Fault> {
+fn fill(source: &mut Source, bytes: &mut [u8]) -> Result<(), DeviceError> {
     match source {
         // Pieces of 256 bytes are never short (getrandom(2)).
         Source::Host => bytes.chunks_mut(256).try_for_each(host_bytes)?,
@@ -63,13 +63,13 @@ fn fill(source: &mut Source, bytes: &mut [u8]) -> Result<(), Fault> {
     Ok(())
 }
 
-fn host_bytes(bytes: &mut [u8]) -> Result<(), Fault> {
+fn host_bytes(bytes: &mut [u8]) -> Result<(), DeviceError> {
     // SAFETY: the buffer is ours and as long as we say.
     let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
     if got == bytes.len() as isize {
         return Ok(());
     }
-    Err(Fault::Host {
+    Err(DeviceError::Host {
         what: "the host returned no random bytes",
         source: std::io::Error::last_os_error(),
     })
@@ -90,7 +90,7 @@ impl Handler for RngHandler {
         vec![&self.ring]
     }
 
-    fn work(&mut self, _: Cause) -> Result<Progress, Fault> {
+    fn work(&mut self, _: Cause) -> Result<Progress, DeviceError> {
         self.ring.kicks_off();
         let progress = self.fill();
         self.ring.signal();

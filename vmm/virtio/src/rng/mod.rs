@@ -10,7 +10,7 @@ use weft_confine::lock;
 pub use persist::RngState;
 
 use super::worker::Handler;
-use super::{ConfigSpace, DeviceState, Fault, Kind, Ring, StateError, VirtioDevice};
+use super::{ConfigSpace, DeviceError, DeviceState, Kind, Ring, StateError, VirtioDevice};
 use handler::RngHandler;
 
 const QUEUE_SIZE: u16 = 64;
@@ -69,7 +69,7 @@ impl VirtioDevice for Rng {
         &mut self,
         _: u64,
         rings: Vec<Option<Ring>>,
-    ) -> Result<Vec<Box<dyn Handler>>, Fault> {
+    ) -> Result<Vec<Box<dyn Handler>>, DeviceError> {
         let source = self.source.clone();
         let handler = |ring| Box::new(RngHandler::new(ring, source.clone())) as Box<dyn Handler>;
         Ok(rings.into_iter().flatten().map(handler).collect())

@@ -6,7 +6,7 @@ use weft_confine::lock;
 
 use super::{Phase, RESET_WAIT, State, Transport};
 use crate::ring::QueueState;
-use crate::{FEATURE_VERSION_1, Fault};
+use crate::{DeviceError, FEATURE_VERSION_1};
 
 /// Bytes of the structure as drivers know it since 1.0.
 pub const COMMON_SIZE: u64 = 0x38;
@@ -233,7 +233,7 @@ impl Transport {
         if set & DRIVER_OK != 0 {
             if registers.status & FEATURES_OK == 0 {
                 let early = "set DRIVER_OK before the features were negotiated";
-                return self.interrupt.fault(&Fault::Driver(early));
+                return self.interrupt.fail(&DeviceError::Driver(early));
             }
             self.start_device(state);
         }

@@ -28,7 +28,7 @@ use super::interrupt::Interrupt;
 use super::ring::{Ring, RingParts};
 use super::worker::{Handler, Worker};
 use super::{
-    ConfigSpace, FEATURE_EVENT_INDEX, Fault, TRANSPORT_FEATURES, VirtioDevice, VirtioError,
+    ConfigSpace, DeviceError, FEATURE_EVENT_INDEX, TRANSPORT_FEATURES, VirtioDevice, VirtioError,
 };
 use common::Registers;
 
@@ -373,11 +373,11 @@ impl Transport {
                 Phase::Paused(parked) => *parked = handlers,
                 Phase::Running | Phase::Resetting | Phase::Gone => {}
             },
-            Err(fault) => self.interrupt.fault(&fault),
+            Err(error) => self.interrupt.fail(&error),
         }
     }
 
-    fn make_handlers(&self, state: &mut State) -> Result<Vec<Box<dyn Handler>>, Fault> {
+    fn make_handlers(&self, state: &mut State) -> Result<Vec<Box<dyn Handler>>, DeviceError> {
         let features = state.registers.features();
         let event_index = features & FEATURE_EVENT_INDEX != 0;
         let mut rings = Vec::new();

@@ -4,7 +4,7 @@ use thiserror::Error;
 
 /// What a driver did wrong, or what the host could not do for it.
 #[derive(Debug, Error)]
-pub enum Fault {
+pub enum DeviceError {
     /// The rings are not in RAM, not aligned, or their indices make no sense.
     #[error("queue {index}: {reason}")]
     Queue {
@@ -27,7 +27,7 @@ pub enum Fault {
     Driver(&'static str),
     /// Another slice, which serves a queue, says so.
     #[error("{0}")]
-    Elsewhere(String),
+    OtherSlice(String),
     /// The host's side broke.
     #[error("{what}: {source}")]
     Host {
