@@ -17,7 +17,7 @@ use weft_guest_memory::ECAM;
 use weft_virtio::Transport;
 use weft_virtio::block::{Block, BlockOptions};
 use weft_virtio::console::{Console, ConsoleHandle, ConsoleOutput};
-use weft_virtio::double::{Buffer, Driver, Machine, NEXT, WRITE};
+use weft_virtio::fake_driver::{Buffer, Driver, Machine, NEXT, WRITE};
 use weft_virtio::net::{Link, Mac, Net, Stream};
 use weft_virtio::rng::Rng;
 

@@ -21,9 +21,9 @@
 
 pub mod block;
 pub mod console;
-#[cfg(any(test, feature = "double"))]
-pub mod double;
 mod error;
+#[cfg(any(test, feature = "fake-driver"))]
+pub mod fake_driver;
 pub mod interrupt;
 pub mod net;
 mod report;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::transport::moved;
 use super::{started, to_read, to_write};
 use crate::block::{Block, BlockError, BlockOptions};
-use crate::double::{Buffer, Driver, Machine};
+use crate::fake_driver::{Buffer, Driver, Machine};
 
 const SECTORS: u64 = 2048;
 

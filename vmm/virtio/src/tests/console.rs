@@ -11,7 +11,7 @@ use weft_confine::lock;
 use super::transport::moved;
 use super::{started, to_read, to_write};
 use crate::console::{Console, ConsoleOutput, INPUT_MAX};
-use crate::double::Machine;
+use crate::fake_driver::Machine;
 
 #[derive(Clone, Default)]
 pub struct Screen(Arc<Mutex<Vec<u8>>>);

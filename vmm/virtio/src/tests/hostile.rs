@@ -11,7 +11,7 @@ use super::{started, to_read, to_write};
 use crate::Transport;
 use crate::block::Block;
 use crate::console::Console;
-use crate::double::{Buffer, Driver, INDIRECT, Machine, NEEDS_RESET, NEXT};
+use crate::fake_driver::{Buffer, Driver, INDIRECT, Machine, NEEDS_RESET, NEXT};
 use crate::ring::CHAIN_MAX;
 use crate::rng::Rng;
 

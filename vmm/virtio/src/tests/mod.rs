@@ -7,7 +7,7 @@ mod net;
 mod rng;
 mod transport;
 
-use super::double::{Buffer, Driver, Machine};
+use super::fake_driver::{Buffer, Driver, Machine};
 
 fn to_read(machine: &Machine, bytes: &[u8]) -> Buffer {
     Buffer {

@@ -11,7 +11,7 @@ use weft_guest_memory::DeviceMemory;
 
 use super::transport::moved;
 use super::{started, to_read, to_write};
-use crate::double::{Buffer, Driver, Machine};
+use crate::fake_driver::{Buffer, Driver, Machine};
 use crate::net::{Link, Mac, Net, NetBackEnd, NetError, NetOptions, Stream, User};
 use crate::ring::Segment;
 

@@ -1,7 +1,7 @@
 //! Entropy.
 
 use super::{started, to_read, to_write};
-use crate::double::Machine;
+use crate::fake_driver::Machine;
 use crate::rng::Rng;
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use weft_guest_memory::FOUR_GIB;
 
 use super::{started, to_write};
-use crate::double::{Driver, DriverQueue, Machine, NEEDS_RESET};
+use crate::fake_driver::{Driver, DriverQueue, Machine, NEEDS_RESET};
 use crate::rng::Rng;
 use crate::{
     FEATURE_EVENT_INDEX, FEATURE_INDIRECT, FEATURE_VERSION_1, Transport, TransportState,

@@ -14,7 +14,7 @@ use weft_guest_memory::{DeviceMemory, Ram};
 use weft_platform::clock::{Clock, Reference, Source, measure_host_tsc};
 use weft_platform::interrupts::{InterruptRouter, MessageSink};
 use weft_test_support::Random;
-use weft_virtio::double::{Buffer, Driver, DriverQueue, Machine, Messages, PATIENCE};
+use weft_virtio::fake_driver::{Buffer, Driver, DriverQueue, Machine, Messages, PATIENCE};
 use weft_virtio::{Attach, VirtioDevice};
 use weft_wire::halves::{self, HalvesConfig, Receiver, Sender};
 
