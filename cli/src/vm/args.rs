@@ -23,6 +23,8 @@ const LINK_DELAY_US_MAX: i64 = 100_000;
 pub enum VmCommand {
     /// Boot a kernel in a virtual machine and run until it ends
     Run(Box<VmRunArgs>),
+    /// Start a machine that outlives this command and its terminal
+    Start(Box<VmStartArgs>),
     /// List the running machines
     List {
         /// Print JSON
@@ -105,6 +107,16 @@ pub struct TraceArgs {
     #[arg(long = "for", value_name = "SECONDS", default_value = "5", value_parser = parse_seconds, conflicts_with = "file")]
     pub seconds: Duration,
     /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `weft vm start`.
+#[derive(Debug, Args)]
+pub struct VmStartArgs {
+    #[command(flatten)]
+    pub run: VmRunArgs,
+    /// Print the machine's description as JSON, when it runs
     #[arg(long)]
     pub json: bool,
 }

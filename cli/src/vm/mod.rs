@@ -6,6 +6,7 @@
 //! | [`plan`], [`nodes`] | the command line, judged |
 //! | [`places`] | sockets by which machines are found |
 //! | [`mod@run`] | one life of a machine after the other, as the launcher has them lived |
+//! | [`start`] | the same without a terminal: the launcher outlives the command |
 //! | [`outcome`] | what came of it, and exit codes |
 //! | [`mod@checks`] | what `weft doctor` says of virtual machines |
 //! | [`running`] | machines that run: list, console, pause, resume, stop |
@@ -22,6 +23,7 @@ mod places;
 mod plan;
 mod run;
 mod running;
+mod start;
 mod suboptions;
 mod symbols;
 mod top;
@@ -38,6 +40,7 @@ pub use checks::checks;
 pub fn run(command: VmCommand, started: Instant) -> anyhow::Result<ExitCode> {
     match command {
         VmCommand::Run(args) => run::run(&args, started),
+        VmCommand::Start(mut args) => start::run(&mut args, started),
         VmCommand::List { json } => running::list(json),
         VmCommand::Console { machine } => running::console(&machine),
         VmCommand::Pause { machine } => running::pause(&machine),

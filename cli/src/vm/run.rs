@@ -40,10 +40,6 @@ const CRASH: Duration = Duration::from_secs(1);
 const CRASHES_MAX: u32 = 3;
 /// Runs a machine to its end.
 pub fn run(args: &VmRunArgs, started: Instant) -> anyhow::Result<ExitCode> {
-    let set_up = |error: anyhow::Error| {
-        eprintln!("weft: {error:#}");
-        ExitCode::from(EXIT_SETUP)
-    };
     let tsc = begin_tsc_measurement();
     let prepared = || -> anyhow::Result<(Plan, Option<File>, Option<File>, Places)> {
         let plan = Plan::check(args)?;
@@ -66,10 +62,10 @@ pub fn run(args: &VmRunArgs, started: Instant) -> anyhow::Result<ExitCode> {
     };
     let (plan, file, trace, places) = match prepared() {
         Ok(prepared) => prepared,
-        Err(error) => return Ok(set_up(error)),
+        Err(error) => return Ok(set_up_failed(&error)),
     };
     match supervise(&plan, &places, started, tsc) {
-        Err(error) => Ok(set_up(error.into())),
+        Err(error) => Ok(set_up_failed(&error.into())),
         Ok(Last::NotStarted) => Ok(ExitCode::from(EXIT_SETUP)),
         Ok(Last::Killed(code)) => Ok(ExitCode::from(code)),
         Ok(Last::Ended(ended)) => {
@@ -82,6 +78,12 @@ pub fn run(args: &VmRunArgs, started: Instant) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::from(ended.code()))
         }
     }
+}
+
+/// Reports why a machine did not start.
+pub fn set_up_failed(error: &anyhow::Error) -> ExitCode {
+    eprintln!("weft: {error:#}");
+    ExitCode::from(EXIT_SETUP)
 }
 
 /// The last life of a machine.

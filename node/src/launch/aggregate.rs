@@ -16,7 +16,7 @@ use crate::spawn::{Ended, Process};
 use crate::sys;
 
 use super::nodes::{Event, Node};
-use super::signals::{Request, Signals};
+use super::signals::{SignalEvent, Signals};
 use super::workload::Workload;
 
 /// See the module.
@@ -112,7 +112,7 @@ pub trait Owner<'a> {
     /// The same processes, to wait for.
     fn processes(&self) -> &Aggregate<'a, Self::Workload>;
     /// A signal came.
-    fn signalled(&mut self, request: Request);
+    fn signalled(&mut self, request: SignalEvent);
     /// Home may have said something.
     fn hear_home(&mut self);
     /// The node at this index may have said something, or ended.

@@ -21,7 +21,7 @@ pub struct Signals {
 
 /// What a signal asks of the owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Request {
+pub enum SignalEvent {
     /// This signal came.
     Signal {
         /// As in signal(7).
@@ -70,11 +70,11 @@ impl Signals {
     }
 
     /// The next request, if there is one.
-    pub fn next(&self) -> Option<Request> {
+    pub fn next(&self) -> Option<SignalEvent> {
         let info = self.descriptor.read_signal().ok()??;
         Some(match info.ssi_signo as i32 {
-            libc::SIGCHLD => Request::Child,
-            number => Request::Signal {
+            libc::SIGCHLD => SignalEvent::Child,
+            number => SignalEvent::Signal {
                 number,
                 by_kernel: info.ssi_code == SI_KERNEL,
             },

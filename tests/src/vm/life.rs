@@ -9,7 +9,7 @@ use nix::unistd::Pid;
 use super::{BOUND, Bench, Check, ended_with, leftovers, wait_until};
 use crate::guest::Guest;
 
-pub(super) const CHECKS: [(&str, Check); 10] = [
+pub(super) const CHECKS: [(&str, Check); 12] = [
     ("a guest that powers off", powers_off),
     ("a guest's exit code", debug_exit),
     ("a guest that restarts", restarts),
@@ -22,6 +22,8 @@ pub(super) const CHECKS: [(&str, Check); 10] = [
     ("a signal asks the guest", signal_asks),
     ("a signal ends a guest that does not listen", signal_ends),
     ("the machine dies with its parent", dies_with_parent),
+    ("a machine outlives its command", outlives_its_command),
+    ("a start that fails leaves nothing", failed_start),
     ("statistics", statistics),
 ];
 
@@ -179,6 +181,57 @@ fn dies_with_parent(bench: &Bench) -> Result<String> {
     let mut next = bench.start(&["--name", "orphan"])?;
     next.write("q")?;
     ended_with(&next.finish(BOUND)?, 0, &[])?;
+    Ok(String::new())
+}
+
+/// `weft vm start` of the guest.
+fn start_detached(bench: &Bench, options: &[&str]) -> Result<std::process::Output> {
+    let mut command = bench.weft(&["vm", "start", "--memory", "16M", "--backend"]);
+    command.args([bench.back_end, "--kernel"]);
+    command.arg(bench.context.programs.join("typed-guest"));
+    Ok(command.args(options).output()?)
+}
+
+fn outlives_its_command(bench: &Bench) -> Result<String> {
+    let output = start_detached(bench, &["--name", "free", "--json"])?;
+    ensure!(output.status.success(), "{output:?}");
+    let view: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    ensure!(
+        view["name"] == "free" && view["state"] == "running",
+        "{view}"
+    );
+    // The command has ended, and the launcher has a session of its own.
+    let launcher = view["pid"].as_i64().unwrap_or_default() as i32;
+    let session = nix::unistd::getsid(Some(Pid::from_raw(launcher)))?;
+    ensure!(session.as_raw() == launcher, "its session is {session}");
+    let taken = start_detached(bench, &["--name", "free"])?;
+    ensure!(taken.status.code() == Some(125), "{taken:?}");
+    // The log is that of the machine that runs, not of the one that was refused.
+    let log = bench.run_directory.join("weft/vm/free.log");
+    ensure!(std::fs::read_to_string(&log)?.contains("back end"));
+    bench.ask(&["vm", "stop", "--timeout", "0", "free"])?;
+    wait_until("its end", || {
+        Ok(std::fs::read_to_string(&log)?.contains("start "))
+    })?;
+    wait_until("its sockets' end", || {
+        Ok(leftovers(&bench.run_directory)? == ["free.log"])
+    })?;
+    Ok(String::new())
+}
+
+fn failed_start(bench: &Bench) -> Result<String> {
+    for options in [
+        &["--disk", "/nonexistent/disk"][..],
+        &["--cpus", "0"],
+        &["--console", "socket=/nonexistent/socket"],
+    ] {
+        let output = start_detached(bench, options)?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.code() == Some(125), "{options:?}: {output:?}");
+        ensure!(said.starts_with("weft: "), "{options:?}: {said}");
+        let left = leftovers(&bench.run_directory)?;
+        ensure!(left.is_empty(), "{options:?} left {left:?}");
+    }
     Ok(String::new())
 }
 

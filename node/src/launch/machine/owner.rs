@@ -14,7 +14,7 @@ use super::plan::{MachinePlan, Monitors, Settings, home_sockets};
 use crate::error::LaunchError;
 use crate::launch::aggregate::{self, Aggregate};
 use crate::launch::nodes::{self, Body, Event, Node};
-use crate::launch::signals::{Request, Signals};
+use crate::launch::signals::{SignalEvent, Signals};
 use crate::launch::workload::{Spoken, Workload};
 use crate::monitor;
 use crate::options::Placement;
@@ -202,7 +202,7 @@ impl<'a> Machine<'a> {
     fn finish(mut self, ended: Ended) -> Lived {
         // One may have come too late for home to hear of it.
         while let Some(request) = self.aggregate.signals.next() {
-            self.end_asked |= matches!(request, Request::Signal { .. });
+            self.end_asked |= matches!(request, SignalEvent::Signal { .. });
         }
         let home = &self.aggregate.home;
         let mut resident_bytes_max = home.resident_bytes_max();
@@ -267,8 +267,8 @@ impl<'a> aggregate::Owner<'a> for Machine<'a> {
         (word, self.beat().unwrap_or(WAIT))
     }
 
-    fn signalled(&mut self, request: Request) {
-        if let Request::Signal { number, by_kernel } = request {
+    fn signalled(&mut self, request: SignalEvent) {
+        if let SignalEvent::Signal { number, by_kernel } = request {
             self.end_asked = true;
             // The terminal sent it to home as well.
             if !by_kernel {

@@ -28,7 +28,7 @@ use crate::control::{self, Arrival};
 use crate::error::{LaunchError, sentence};
 use crate::launch::aggregate::{self, Aggregate};
 use crate::launch::nodes::{self, Event};
-use crate::launch::signals::{Request, Signals};
+use crate::launch::signals::{SignalEvent, Signals};
 use crate::links::{self, Links};
 use crate::report::{Monitor, NodeState};
 use crate::rundir::{Client, Entry};
@@ -279,16 +279,16 @@ impl<'a> aggregate::Owner<'a> for Owner<'a> {
         (clients, next.saturating_duration_since(Instant::now()))
     }
 
-    fn signalled(&mut self, request: Request) {
+    fn signalled(&mut self, request: SignalEvent) {
         match request {
             // A hang-up of the terminal, say, which the program got as well.
-            Request::Signal {
+            SignalEvent::Signal {
                 by_kernel: true, ..
             } => {}
-            Request::Signal { number, .. } => {
+            SignalEvent::Signal { number, .. } => {
                 let _ = self.aggregate.home.signal(number);
             }
-            Request::Child => self.follow_stop(),
+            SignalEvent::Child => self.follow_stop(),
         }
     }
 

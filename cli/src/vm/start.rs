@@ -1,0 +1,195 @@
+//! `weft vm start`: a machine that outlives the command and its terminal.
+//!
+//! The command forks. The child is the launcher, exactly as under `weft vm run`, in a
+//! session of its own: without a terminal, with the console on a socket and its
+//! messages in a log file. The parent waits until the machine answers at its API, or
+//! until the launcher has ended, and then shows why.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::{ForkResult, Pid, dup2_stderr, dup2_stdin, dup2_stdout, fork, setsid};
+use weft_api::client::Client;
+use weft_api::{State, VmView};
+use weft_node::launch::SignalEvent;
+use weft_node::launch::machine::take_signals;
+
+use super::args::VmStartArgs;
+use super::error::VmError;
+use super::places;
+use super::plan::Plan;
+use super::run::{self as launcher, set_up_failed};
+use super::running::VIEW_BOUND;
+use super::suboptions::ConsoleArg;
+
+/// How often the parent asks whether the machine answers.
+const INTERVAL_MS: u16 = 20;
+/// How long the parent waits for a start. Every step of a start has a shorter bound.
+const START_BOUND: Duration = Duration::from_secs(120);
+/// How long a launcher may take to end after a signal: it gives the guest 10 s.
+const END_BOUND: Duration = Duration::from_secs(30);
+/// What of the log is shown when a machine did not start.
+const LOG_BYTES_SHOWN: usize = 8 << 10;
+
+/// Starts a machine and leaves it running.
+pub fn run(args: &mut VmStartArgs, started: Instant) -> anyhow::Result<ExitCode> {
+    let VmStartArgs { run: options, json } = args;
+    if options.console == ConsoleArg::Stdio {
+        options.console = ConsoleArg::Socket(None);
+    }
+    // What can be judged now is reported on the terminal, without a log.
+    let plan = match Plan::check(options) {
+        Ok(plan) => plan,
+        Err(error) => return Ok(set_up_failed(&error.into())),
+    };
+    let directory = places::directory()?;
+    if options.name.is_some() && places::answers(&places::api_path(&directory, &plan.name)) {
+        return Ok(set_up_failed(&VmError::NameTaken(plan.name).into()));
+    }
+    drop(plan);
+    // SAFETY: this process has one thread: `main` has called nothing that makes another.
+    match unsafe { fork() }.context("cannot start the launcher")? {
+        ForkResult::Child => {
+            let own = || {
+                options
+                    .name
+                    .clone()
+                    .unwrap_or(std::process::id().to_string())
+            };
+            match detach(&log_path(&directory, &own())) {
+                Ok(()) => launcher::run(options, started),
+                Err(error) => Ok(set_up_failed(&error)),
+            }
+        }
+        ForkResult::Parent { child } => {
+            let name = options.name.clone().unwrap_or(child.to_string());
+            let launcher = Launcher {
+                child,
+                name,
+                directory,
+            };
+            launcher.wait(*json)
+        }
+    }
+}
+
+/// Where the launcher of a machine writes its messages.
+pub fn log_path(directory: &Path, name: &str) -> PathBuf {
+    directory.join(format!("{name}.log"))
+}
+
+/// Leaves the session and the terminal.
+fn detach(log: &Path) -> anyhow::Result<()> {
+    setsid().context("cannot make a session")?;
+    let nothing = File::open("/dev/null").context("cannot open /dev/null")?;
+    // An earlier machine of this name may have left one.
+    let log = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(log)
+        .with_context(|| format!("cannot write the log {}", log.display()))?;
+    dup2_stdin(&nothing).context("cannot leave standard input")?;
+    dup2_stdout(&log).context("cannot leave standard output")?;
+    dup2_stderr(&log).context("cannot leave standard error")?;
+    Ok(())
+}
+
+/// The launcher, seen from the process that started it.
+struct Launcher {
+    child: Pid,
+    name: String,
+    directory: PathBuf,
+}
+
+impl Launcher {
+    fn wait(&self, json: bool) -> anyhow::Result<ExitCode> {
+        let signals = take_signals()?;
+        let mut deadline = Instant::now() + START_BOUND;
+        let mut asked = false;
+        loop {
+            if let Some(code) = self.ended()? {
+                return self.report_end(code);
+            }
+            if let (false, Some(view)) = (asked, self.view()) {
+                return self.report(&view, json);
+            }
+            while let Some(request) = signals.next() {
+                if let SignalEvent::Signal { .. } = request {
+                    // The start was called off.
+                    kill(self.child, Signal::SIGTERM).context("cannot end the launcher")?;
+                    asked = true;
+                    deadline = Instant::now() + END_BOUND;
+                }
+            }
+            if Instant::now() > deadline {
+                bail!(
+                    "vm {}: pid {} has neither started the machine nor ended; its log is {}",
+                    self.name,
+                    self.child,
+                    log_path(&self.directory, &self.name).display()
+                );
+            }
+            let descriptor = signals.descriptor();
+            let mut ready = [PollFd::new(descriptor, PollFlags::POLLIN)];
+            match poll(&mut ready, PollTimeout::from(INTERVAL_MS)) {
+                Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+                Err(error) => return Err(error).context("cannot wait for the launcher"),
+            }
+        }
+    }
+
+    /// The exit code of the launcher, once it has ended.
+    fn ended(&self) -> anyhow::Result<Option<u8>> {
+        let status = waitpid(self.child, Some(WaitPidFlag::WNOHANG));
+        Ok(match status.context("cannot wait for the launcher")? {
+            WaitStatus::Exited(_, code) => Some(code as u8),
+            WaitStatus::Signaled(_, signal, _) => Some(128 + signal as u8),
+            _ => None,
+        })
+    }
+
+    /// What the machine says of itself, once it has been put together.
+    fn view(&self) -> Option<VmView> {
+        let path = places::api_path(&self.directory, &self.name);
+        let view = Client::new(&path).view(VIEW_BOUND).ok()?;
+        let own = view.pid == self.child.as_raw() as u32;
+        (own && view.state != State::Starting).then_some(view)
+    }
+
+    fn report(&self, view: &VmView, json: bool) -> anyhow::Result<ExitCode> {
+        if json {
+            println!("{}", serde_json::to_string_pretty(view)?);
+        } else {
+            println!("{}", self.name);
+            eprintln!(
+                "weft: vm {name} is {} (pid {}): `weft vm console {name}` attaches to its console, \
+                 its log is {}",
+                view.state.name(),
+                self.child,
+                log_path(&self.directory, &self.name).display(),
+                name = self.name,
+            );
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// The machine ended before it was seen: its messages, and its exit code.
+    fn report_end(&self, code: u8) -> anyhow::Result<ExitCode> {
+        let log = log_path(&self.directory, &self.name);
+        let text = fs::read(&log).unwrap_or_default();
+        let shown = &text[text.len().saturating_sub(LOG_BYTES_SHOWN)..];
+        io::stderr().write_all(shown)?;
+        let _ = fs::remove_file(&log);
+        Ok(ExitCode::from(code))
+    }
+}
