@@ -5,8 +5,11 @@
 //!                     ◀── evicted ──│              │ a request for one more waits
 //! ```
 //!
-//! Invariant: all pages of the node's own part fit below `low`. A page that must leave
-//! can go home, therefore, and home always has room for it.
+//! Invariants:
+//!
+//! - All pages of the node's own part fit below `low`. A page that must leave can go home,
+//!   therefore, and home always has room for it.
+//! - Eviction begins before a request has to wait for room, if others' pages have any.
 
 use std::ops::Range;
 
@@ -46,8 +49,8 @@ impl Budget {
         let pages = own.saturating_add(others);
         Budget {
             pages,
-            high: pages - others / HIGH_PART,
-            low: pages - others / LOW_PART,
+            high: pages - others.div_ceil(HIGH_PART),
+            low: pages - others.div_ceil(LOW_PART),
         }
     }
 
@@ -102,12 +105,26 @@ pub struct Clock {
     hand: u64,
     /// Pages that are never evicted.
     own: Range<u64>,
+    /// Eviction has begun and goes on.
+    evicting: bool,
 }
 
 impl Clock {
     /// At the first page. Pages of `own` stay, unless they are vacant.
     pub fn new(own: Range<u64>) -> Clock {
-        Clock { hand: 0, own }
+        Clock {
+            hand: 0,
+            own,
+            evicting: false,
+        }
+    }
+
+    /// Whether pages must go at `resident` pages: from the moment on when there are too
+    /// many, until there are few enough.
+    pub fn evicts(&mut self, budget: &Budget, resident: u64) -> bool {
+        let goes_on = self.evicting && budget.is_tight(resident);
+        self.evicting = budget.is_exceeded(resident) || goes_on;
+        self.evicting
     }
 
     /// Moves the hand on until it has passed enough pages, once around at most.
@@ -143,11 +160,21 @@ mod tests {
 
     #[test]
     fn a_nodes_own_part_is_never_evicted_for_want_of_room() {
-        for (own, others) in [(0, 256), (1 << 14, 256), (1 << 20, 1 << 14), (5, 0), (0, 0)] {
+        for (own, others) in [
+            (0, 256),
+            (1 << 14, 256),
+            (1 << 20, 1 << 14),
+            (5, 1),
+            (5, 7),
+            (5, 0),
+            (0, 0),
+        ] {
             let budget = Budget::new(own, others);
             assert_eq!(budget.pages(), own + others);
             assert!(own <= budget.low && budget.low <= budget.high);
             assert!(budget.high <= budget.pages());
+            // A thread that waits for room waits for pages that leave.
+            assert!(others == 0 || budget.is_exceeded(budget.pages()));
         }
         assert_eq!(Budget::new(u64::MAX, 1).pages(), u64::MAX);
     }
@@ -156,11 +183,11 @@ mod tests {
     fn what_is_on_its_way_out_is_not_evicted_twice() {
         let budget = Budget::new(0, 100);
         assert!(budget.is_tight(76) && !budget.is_tight(75));
-        assert!(budget.is_exceeded(89) && !budget.is_exceeded(88));
+        assert!(budget.is_exceeded(88) && !budget.is_exceeded(87));
         assert_eq!(budget.wanted(90, 10), 5);
         assert_eq!(budget.wanted(90, 20), 0);
         assert_eq!(budget.wanted(1000, 0), BATCH);
-        assert_eq!((budget.room(80), budget.room(99)), (8, 0));
+        assert_eq!((budget.room(80), budget.room(99)), (7, 0));
     }
 
     #[test]

@@ -127,7 +127,7 @@ impl Scenario {
         let mut budgets = vec![Budget::UNLIMITED; nodes.into()];
         if ranges.is_some() {
             let starts = std::iter::once(0).chain(ends.iter().copied());
-            let others = 8 + random.below(24);
+            let others = 1 + random.below(32);
             let own = starts.zip(&ends).map(|(start, end)| end - start);
             budgets = own.map(|own| Budget::new(own, others)).collect();
         }

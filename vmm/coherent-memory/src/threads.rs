@@ -47,10 +47,9 @@ impl SharedMemory {
     pub fn keep_to_budget(&self) {
         self.room.serve();
         let mut clock = Clock::new(self.own.clone());
-        let mut evicting = false;
         while !self.is_over() {
             let before = self.rights.resident();
-            evicting = self.budget.is_exceeded(before) || evicting && self.budget.is_tight(before);
+            let evicting = clock.evicts(&self.budget, before);
             let wanted = self.locked(|state| {
                 state.step(self, Event::MakeRoom, None);
                 state.controller.wanted()

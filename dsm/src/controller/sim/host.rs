@@ -249,9 +249,9 @@ impl Host {
             .max(self.mapped(page))
     }
 
-    /// Whether the hand is to move.
-    pub fn evicts(&self) -> bool {
-        self.budget.is_tight(self.rights.resident()) && self.controller.wanted() > 0
+    /// Whether the hand has to move.
+    pub fn evicts(&mut self) -> bool {
+        self.clock.evicts(&self.budget, self.rights.resident()) && self.controller.wanted() > 0
     }
 
     pub fn is_idle(&self, now: Duration) -> bool {
