@@ -12,6 +12,10 @@ use crate::types::{Access, NodeId, Page};
 /// wake a thread alone takes a part of that.
 const USE_MIN: Duration = Duration::from_micros(100);
 
+/// Messages of one node about a page in transition that wait, at most: more than a
+/// correct node has under way about a page.
+const QUEUED_MAX: usize = 8;
+
 /// What the shell does about a page, outside the lock.
 #[derive(Debug)]
 pub(super) enum Operation {
@@ -58,6 +62,14 @@ impl<B> Default for Transition<B> {
             work: Work::default(),
             queue: VecDeque::new(),
         }
+    }
+}
+
+impl<B> Transition<B> {
+    /// Messages of a node that wait.
+    fn queued(&self, node: NodeId) -> usize {
+        let is_from = |(event, _): &&(protocol::Event, Option<B>)| matches!(event, protocol::Event::Message { from, .. } if *from == node);
+        self.queue.iter().filter(is_from).count()
     }
 }
 
@@ -139,6 +151,10 @@ impl<T: Tables, B> Controller<T, B> {
         let event = protocol::Event::Message { from, message };
         let queues = !self.is(Mutant::NoQueue);
         if let Some(transition) = self.transitions.get_mut(&page).filter(|_| queues) {
+            if transition.queued(from) == QUEUED_MAX {
+                let what = "more messages about a page than a node may have under way";
+                return sink.act(Action::Fail(Failure::Violation { from, page, what }));
+            }
             let bytes = message.carries_bytes().then(|| sink.keep());
             return transition.queue.push_back((event, bytes));
         }
@@ -481,5 +497,74 @@ impl<T: Tables, B> Controller<T, B> {
             self.vacant.push(page);
             sink.act(Action::Look(Look::Room));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Budget, Event, Pins, Rights};
+    use super::*;
+    use crate::state::VecTables;
+    use crate::types::{Config, ManagerOf};
+
+    /// Takes the failures of a step down.
+    #[derive(Default)]
+    struct Failures(Vec<Failure>);
+
+    impl Sink<()> for Failures {
+        fn act(&mut self, action: Action<()>) {
+            if let Action::Fail(failure) = action {
+                self.0.push(failure);
+            }
+        }
+
+        fn keep(&mut self) {}
+    }
+
+    /// Node 0 of two, the manager of all of its four pages.
+    fn manager() -> Controller<VecTables, ()> {
+        let config = Config::new(NodeId(0), 2, ManagerOf::Fixed(NodeId(0)));
+        let rights = Rights::new((0..4).map(|_| 0.into()).collect());
+        Controller::new(
+            &config,
+            VecTables::new(4),
+            rights.into(),
+            Pins::default().into(),
+            Budget::UNLIMITED,
+            vec![0..4],
+        )
+    }
+
+    #[test]
+    fn a_node_cannot_fill_the_queue_of_a_page_in_transition() {
+        let (mut controller, mut failures) = (manager(), Failures::default());
+        controller.adopt(1).unwrap();
+        assert!(controller.hold(1, Access::Write));
+        let from = NodeId(1);
+        let message = Message {
+            page: Page(1),
+            generation: 0,
+            body: Body::Get {
+                access: Access::Write,
+                ahead: false,
+            },
+        };
+        // The first is handled: the pin defers what it takes. The others wait.
+        for _ in 0..=QUEUED_MAX {
+            controller.step(
+                Event::Message { from, message },
+                Duration::ZERO,
+                &mut failures,
+            );
+        }
+        assert!(failures.0.is_empty());
+        controller.step(
+            Event::Message { from, message },
+            Duration::ZERO,
+            &mut failures,
+        );
+        let named = |failure: &Failure| matches!(failure, Failure::Violation { from, page: 1, .. } if *from == NodeId(1));
+        assert!(failures.0.len() == 1 && failures.0.iter().all(named));
+        assert_eq!(controller.transitions[&1].queue.len(), QUEUED_MAX);
     }
 }
