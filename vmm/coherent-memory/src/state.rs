@@ -225,7 +225,9 @@ impl SharedMemory {
         (result, after)
     }
 
-    /// Whether operations were carried out, whose end has to be told.
+    /// Whether operations were carried out, whose end has to be told. Those that failed
+    /// are taken out: their pages stay in transition, since a user may still be at work
+    /// with them.
     fn do_after(&self, after: &mut After) -> bool {
         for (waiter, granted) in after.woken.drain(..) {
             waiter.wake(granted);
@@ -240,25 +242,31 @@ impl SharedMemory {
         if after.room {
             self.room.call();
         }
-        for operation in &after.operations {
-            self.operate(operation);
-        }
+        let operate = |operation: &Action<Kept>| match self.operate(operation) {
+            Ok(()) => true,
+            Err(reason) => {
+                self.fail(reason);
+                false
+            }
+        };
+        after.operations.retain(operate);
         !after.operations.is_empty()
     }
 
     /// Carries out an operation. The pages are in transition: nothing else happens to them.
-    fn operate(&self, operation: &Action<Kept>) {
+    fn operate(&self, operation: &Action<Kept>) -> Result<(), String> {
         #[cfg(test)]
         super::tests::assert_unlocked("an operation is carried out");
         let address = |page: u64| page << PAGE_SHIFT;
         if let Action::GiveBack { first, count } = *operation {
-            let length = address(count) as usize;
-            if let Err(error) = self.ram().give_back(address(first), length) {
-                self.fail(format!("memory cannot be given back to the host: {error}"));
-            }
+            let given = self
+                .ram()
+                .give_back(address(first), address(count) as usize);
+            return given
+                .map_err(|error| format!("memory cannot be given back to the host: {error}"));
         }
         let Some(users) = self.users.get() else {
-            return;
+            return Ok(());
         };
         let (what, done) = match *operation {
             Action::Revoke { page, kept } => {
@@ -275,11 +283,9 @@ impl SharedMemory {
             }
             Action::Hide { page } => ("hidden from vCPUs", users.hide(address(page))),
             Action::Watch { page } => ("watched for use", users.watch_for_use(address(page))),
-            _ => return,
+            _ => return Ok(()),
         };
-        if let Err(error) = done {
-            self.fail(format!("a page could not be {what}: {error}"));
-        }
+        done.map_err(|error| format!("a page could not be {what}: {error}"))
     }
 }
 

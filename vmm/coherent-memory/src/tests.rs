@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread::{JoinHandle, spawn};
 use std::time::{Duration, Instant};
 
-use weft_dsm::{Config, ManagerOf, NodeId};
+use weft_dsm::message::{Run, encode};
+use weft_dsm::{Body, Config, ManagerOf, Message, NodeId, Page};
 use weft_guest_memory::Ram;
 use weft_vcpu::{Access, Memory};
 use weft_vcpu_soft::SoftMachine;
@@ -505,4 +506,49 @@ fn two_slices_that_fight_both_get_on() {
         thread.join().unwrap();
     }
     rig.end();
+}
+
+/// Users that do not give a page up, and say so.
+struct Stubborn;
+
+impl Users for Stubborn {
+    fn revoke(&self, _: u64, _: Option<Access>, patience: Duration) -> Result<(), UseError> {
+        Err(weft_vcpu::NotAnswered(patience).into())
+    }
+}
+
+/// A user may still be writing to such a page: its bytes are not sent.
+#[test]
+fn a_page_that_could_not_be_taken_is_not_sent() {
+    let (sender, frames) = channel();
+    let to = || Mutex::new(sender.clone());
+    let memory = SharedMemory::new(SharedMemoryOptions {
+        ram: Ram::new(RAM).unwrap(),
+        config: Config::new(NodeId(0), 2, ManagerOf::Fixed(NodeId(0))),
+        budget: Budget::UNLIMITED,
+        post: Arc::new(Channels {
+            me: NodeId(0),
+            to: vec![to(), to()],
+        }),
+        lease: Duration::from_secs(20),
+        broken: Box::new(|_| ()),
+    });
+    memory.connect(Box::new(Stubborn));
+    memory.adopt(0..2 * PAGE).unwrap();
+    for page in [0, 1] {
+        let body = Body::Get {
+            access: weft_dsm::Access::Write,
+            ahead: false,
+        };
+        let message = Message {
+            page: Page(page),
+            generation: 0,
+            body,
+        };
+        let header = encode(&Run::one(message));
+        memory.receive(NodeId(1), &header, &[]).unwrap();
+    }
+    assert!(memory.is_over() && frames.try_recv().is_err());
+    let reason = memory.failure.lock().unwrap().take().unwrap();
+    assert!(reason.contains("revoked from a vCPU"), "{reason}");
 }
