@@ -45,11 +45,8 @@ impl SharedMemory {
         let patience = 2 * self.lease;
         while !thread.granted() && !self.is_over() {
             if !thread.wait(patience) {
-                let reason = self.locked(|state| match state.controller.waits_for_room(page) {
-                    true => self.no_room(page, patience),
-                    false => did_not_come(page, patience),
-                });
-                self.fail(reason);
+                let waits = self.locked(|state| state.controller.waits_for_room(page));
+                self.fail(self.why_not_here(page, waits, patience));
             }
             if !thread.granted() && !self.is_over() {
                 self.locked(|state| state.step(self, Event::Retry { waiter }, None));
@@ -100,9 +97,12 @@ impl SharedMemory {
         // A link whose lease ends tells more: it is given the time to.
         let patience = 2 * self.lease;
         let now = self.now();
-        let overdue = self.locked(|state| state.controller.overdue(now, patience));
-        if let Some(page) = overdue {
-            self.fail(did_not_come(page, patience));
+        let overdue = self.locked(|state| {
+            let page = state.controller.overdue(now, patience)?;
+            Some((page, state.controller.waits_for_room(page)))
+        });
+        if let Some((page, waits)) = overdue {
+            self.fail(self.why_not_here(page, waits, patience));
         }
     }
 
@@ -124,11 +124,16 @@ impl SharedMemory {
         }
     }
 
-    fn no_room(&self, page: u64, patience: Duration) -> String {
+    /// Why a page is not here after `patience`; `waits`: it was never requested, since
+    /// there is no room for it.
+    fn why_not_here(&self, page: u64, waits: bool, patience: Duration) -> String {
+        let seconds = patience.as_secs_f64();
+        if !waits {
+            return format!("page {page:#x} did not come within {seconds} s");
+        }
         format!(
-            "no room for page {page:#x} within {} s: this node has {} pages of its {}, \
+            "no room for page {page:#x} within {seconds} s: this node has {} pages of its {}, \
              and none could leave",
-            patience.as_secs_f64(),
             self.rights.resident(),
             self.budget.pages()
         )
@@ -194,9 +199,4 @@ fn purpose(asker: &Asker) -> Purpose {
         AskedFor::Code if !asker.user => Purpose::KernelCode,
         _ => Purpose::Data,
     }
-}
-
-fn did_not_come(page: u64, patience: Duration) -> String {
-    let seconds = patience.as_secs_f64();
-    format!("page {page:#x} did not come within {seconds} s")
 }

@@ -1,7 +1,6 @@
 //! The protocol's records of every page of guest RAM. They are sparse: the kernel gives
 //! memory for the parts that are touched.
 
-use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 use std::ops::Range;
 
 use weft_dsm::{Entry, Local, Page, Policy, Tables};
@@ -11,19 +10,8 @@ use weft_dsm::{Entry, Local, Page, Policy, Tables};
 /// # Safety
 /// Zero bytes are a valid `T`.
 pub(super) unsafe fn zeroed<T>(count: usize) -> Box<[T]> {
-    let layout = Layout::array::<T>(count).unwrap_or(Layout::new::<T>());
-    if count == 0 || layout.size() == 0 {
-        return Box::new([]);
-    }
-    // SAFETY: the layout is not empty.
-    let pointer = unsafe { alloc_zeroed(layout) };
-    if pointer.is_null() {
-        handle_alloc_error(layout);
-    }
-    let slice = std::ptr::slice_from_raw_parts_mut(pointer.cast::<T>(), count);
-    // SAFETY: allocated just now with the layout of that slice; zero bytes are
-    // valid by the caller's word.
-    unsafe { Box::from_raw(slice) }
+    // SAFETY: zero bytes are valid by the caller's word.
+    unsafe { Box::new_zeroed_slice(count).assume_init() }
 }
 
 /// The protocol's records, by page number.
