@@ -18,7 +18,8 @@ mod executable;
 mod process;
 
 use std::ffi::{CString, OsString, c_char};
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
@@ -154,13 +155,14 @@ pub fn start(executable: &Executable, role: &Role<'_>) -> io::Result<Process> {
             child::live(&image, role, theirs.as_raw_fd(), report_child.as_raw_fd())
         }
         ForkResult::Parent { child } => {
-            drop(report_child);
             let process = Process::new(child.as_raw(), control)?;
-            let mut errno = [0; 4];
-            // An empty read means that `execve` closed the pipe.
-            match nix::unistd::read(&report, &mut errno) {
-                Ok(4) => Err(io::Error::from_raw_os_error(i32::from_ne_bytes(errno))),
-                _ => Ok(process),
+            drop(report_child);
+            let mut errno = Vec::new();
+            // Nothing to read means that `execve` closed the pipe.
+            File::from(report).read_to_end(&mut errno)?;
+            match <[u8; 4]>::try_from(errno) {
+                Ok(errno) => Err(io::Error::from_raw_os_error(i32::from_ne_bytes(errno))),
+                Err(_) => Ok(process),
             }
         }
     }

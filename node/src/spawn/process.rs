@@ -45,11 +45,21 @@ impl std::fmt::Display for Ended {
 
 impl Process {
     /// The child `pid`, which was just made; `control` is this side's end of its
-    /// control socket.
+    /// control socket. A child that cannot be watched is killed and reaped.
     pub(super) fn new(pid: i32, control: OwnedFd) -> io::Result<Process> {
+        let pidfd = sys::pidfd_open(pid).inspect_err(|_| {
+            // SAFETY: integers and a null pointer. The child was not reaped, so the
+            // number is still its own; it cannot hold SIGKILL off.
+            unsafe {
+                libc::kill(pid, libc::SIGKILL);
+                while libc::waitpid(pid, std::ptr::null_mut(), 0) < 0
+                    && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
+                {}
+            }
+        })?;
         Ok(Process {
             pid,
-            pidfd: sys::pidfd_open(pid)?,
+            pidfd,
             control,
             status: None,
             resident_bytes_max: 0,
