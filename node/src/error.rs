@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use weft_proc::boot::{
     EXIT_INTERNAL, EXIT_NO_ROOM, EXIT_NODE_LOST, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_SETUP,
     MAX_NODES,
@@ -11,6 +12,7 @@ use weft_proc::boot::{
 
 use crate::options::MEMORY_BYTES_MIN;
 use crate::size::{format_bytes, format_pages};
+use crate::spawn::Kind;
 
 /// Why an aggregate did not start.
 #[derive(Debug, thiserror::Error)]
@@ -131,13 +133,18 @@ pub enum LaunchError {
         /// The key of that one.
         key: weft_wire::keys::PublicKey,
     },
-    /// A runtime did not get ready.
-    #[error("the runtime of node {node} {why}")]
-    Runtime {
+    /// A process did not get ready.
+    #[error("the {} of node {node} {why}", program.noun())]
+    Process {
+        /// What the process executes.
+        program: Kind,
         node: String,
         /// What it did instead.
         why: String,
     },
+    /// A signal asked for the end before anything ran.
+    #[error("ended by {signal} before the start")]
+    Interrupted { signal: Signal },
     /// Something did not answer in time.
     #[error("{what} did not answer within {} s", bound.as_secs_f32())]
     Timeout {
@@ -164,6 +171,8 @@ impl LaunchError {
                 EXIT_NOT_EXECUTABLE
             }
             LaunchError::NoRoom { .. } => EXIT_NO_ROOM,
+            // As a shell says it.
+            LaunchError::Interrupted { signal } => 128 + *signal as i32,
             _ => EXIT_SETUP,
         }
     }

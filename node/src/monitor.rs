@@ -23,6 +23,7 @@ use weft_wire::halves::Keys;
 
 use crate::consent::Lender;
 use crate::links::Links;
+use crate::remote;
 use crate::spawn::Process;
 use crate::sys;
 
@@ -37,8 +38,9 @@ const WORD_BYTES_MAX: usize = 32 << 10;
 const SOCKETS_MAX: usize = 8;
 /// How long a slice may take to get ready. It opens its links and measures its clock; this is for hosts under great load.
 const READY_BOUND: Duration = Duration::from_secs(20);
-/// How long a started process may wait for its [`SliceBoot`].
-const BOOT_BOUND: Duration = Duration::from_secs(10);
+/// How long a started process may wait for its [`SliceBoot`], while its launcher links and
+/// starts slices on other hosts. A launcher that ends takes the process along.
+const BOOT_BOUND: Duration = remote::JOIN_BOUND;
 
 /// What a slice's process is told.
 #[derive(Debug, Serialize, Deserialize)]
@@ -152,7 +154,10 @@ pub fn send_boot(
     }
     let packet = serde_json::to_vec(&boot)?;
     if boot.settings.len() > SETTINGS_BYTES_MAX || packet.len() > PACKET_BYTES_MAX {
-        return Err(io::Error::from_raw_os_error(libc::E2BIG));
+        return Err(io::Error::new(
+            io::ErrorKind::ArgumentListTooLong,
+            "it is too long: use fewer devices, shorter paths or shorter texts",
+        ));
     }
     let ends = ends.iter().map(AsRawFd::as_raw_fd);
     let others = sockets.iter().map(AsRawFd::as_raw_fd);

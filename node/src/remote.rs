@@ -15,6 +15,7 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use weft_proc::boot::MAX_NODES;
 use weft_wire::channel::{Channel, ChannelError};
 use weft_wire::handshake::{self, HandshakeError, Secret, Ticket};
 use weft_wire::hello::{self, Hello, Mismatch};
@@ -35,6 +36,14 @@ const CALL_BOUND: Duration = Duration::from_secs(5);
 /// How long daemons may take to start the slices of an aggregate, which they do at the
 /// same time: longer than a daemon's own bounds.
 const START_BOUND: Duration = Duration::from_secs(30);
+/// How long linking and starting the slices of the largest aggregate takes when each
+/// step takes its whole bound: a link is announced and dialled, and every two of the
+/// nodes have one.
+pub(crate) const JOIN_BOUND: Duration = {
+    let links = (MAX_NODES * (MAX_NODES - 1) / 2) as u32;
+    let link = 4 * CALL_BOUND.as_secs() + 2 * CONNECT_BOUND.as_secs();
+    Duration::from_secs(links as u64 * link + START_BOUND.as_secs())
+};
 /// How long the last counters may take after the program's end.
 const CLOSE_BOUND: Duration = Duration::from_millis(500);
 /// A launcher that did not run for this long (it was stopped) gives every node

@@ -440,11 +440,12 @@ impl<'a> Session<'a> {
 
     fn hear_slice(&mut self) -> Result<(), String> {
         let now = Instant::now();
+        // Before its messages are read, so that the last of them is among them.
+        let end = self.slice_end();
         let mut lines: Vec<String> = self.said.rest(now).into_iter().collect();
         for text in self.slice_words() {
             lines.extend(self.said.hear(now, &text));
         }
-        let end = self.slice_end();
         if end.is_some() {
             lines.extend(self.said.last());
         }

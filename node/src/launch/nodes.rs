@@ -162,7 +162,7 @@ impl<W: Workload> Node<W> {
     /// What the slice said and how it ended, if it has, and what its host did.
     pub fn listen(&mut self) -> Vec<Event> {
         let events = match &mut self.body {
-            Body::Local(local) => local.listen::<W>(),
+            Body::Local(local) => local.listen(W::hear),
             Body::Remote(slice) => match slice.receive() {
                 Ok(events) => events.into_iter().map(Event::from).collect(),
                 Err(why) => vec![Event::Unreachable(why)],
@@ -199,20 +199,23 @@ impl<W: Workload> Node<W> {
 }
 
 impl<K> Local<K> {
-    fn listen<W: Workload<Kept = K>>(&mut self) -> Vec<Event> {
+    /// What the process said, and how it ended.
+    fn listen(&mut self, mut hear: impl FnMut(BorrowedFd<'_>) -> Spoken) -> Vec<Event> {
         let mut events = Vec::new();
         let Some(process) = &mut self.process else {
             return events;
         };
+        // Before its messages are read, so that the last of them is among them.
+        let ended = process.try_wait();
         while self.talks {
-            match W::hear(process.control.as_fd()) {
+            match hear(process.control.as_fd()) {
                 Spoken::Sentence(text) => events.push(Event::Said(text)),
                 Spoken::Other => {}
                 Spoken::Nothing => break,
                 Spoken::Closed => self.talks = false,
             }
         }
-        if let Ok(Some(ended)) = process.try_wait() {
+        if let Ok(Some(ended)) = ended {
             events.push(Event::Ended {
                 why: process.slice_ended(ended),
                 clean: ended == Ended::Exited(0),
@@ -336,7 +339,8 @@ fn join_here<W: Workload>(workload: &W, nodes: &mut [Node<W>]) -> Result<Links, 
         let links = std::mem::take(&mut mesh[number as usize]);
         workload
             .boot(process, number, links, &local.kept)
-            .map_err(|why| LaunchError::Runtime {
+            .map_err(|why| LaunchError::Process {
+                program: W::PROGRAM,
                 node: name.to_owned(),
                 why,
             })?;
@@ -348,7 +352,8 @@ fn join_here<W: Workload>(workload: &W, nodes: &mut [Node<W>]) -> Result<Links, 
         };
         workload
             .await_ready(process)
-            .map_err(|why| LaunchError::Runtime {
+            .map_err(|why| LaunchError::Process {
+                program: W::PROGRAM,
                 node: name.to_owned(),
                 why,
             })?;
@@ -369,4 +374,46 @@ fn join_hosts<W: Workload>(workload: &W, nodes: &mut [Node<W>]) -> Result<Links,
     let links = remote::connect(count, workload.lease().as_millis() as u32, &mut slices)?;
     remote::start(&mut slices, |node| workload.order(node))?;
     Ok(links)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spawn::{Executable, Role, SignalState};
+    use crate::sys;
+    use std::path::Path;
+
+    #[test]
+    fn what_a_process_says_as_it_ends_is_heard() {
+        let role = Role::Home {
+            arguments: &["sleep".into(), "600".into()],
+            signals: &SignalState::save(&[]),
+        };
+        let sleep = Executable::open(Path::new("/bin/sleep")).unwrap();
+        let mut local = Local {
+            process: Some(spawn::start(&sleep, &role).unwrap()),
+            talks: true,
+            kept: (),
+        };
+        let pidfd = local.process.as_ref().unwrap().pidfd();
+        // It speaks and ends just after it was found silent.
+        let mut said = None;
+        let mut end_it = Some(pidfd.try_clone_to_owned().unwrap());
+        let mut hear = |_: BorrowedFd<'_>| {
+            if let Some(pidfd) = end_it.take() {
+                let _ = sys::pidfd_signal(&pidfd, libc::SIGKILL);
+                sys::wait_readable(&[pidfd.as_fd()], Duration::from_secs(30)).unwrap();
+                said = Some("why");
+                return Spoken::Nothing;
+            }
+            said.take()
+                .map_or(Spoken::Closed, |text| Spoken::Sentence(text.into()))
+        };
+        let mut events = local.listen(&mut hear);
+        events.extend(local.listen(&mut hear));
+        assert!(
+            matches!(&events[..], [Event::Said(why), Event::Ended { .. }] if why == "why"),
+            "{events:?}"
+        );
+    }
 }

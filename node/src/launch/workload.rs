@@ -12,12 +12,14 @@ use crate::links::Links;
 use crate::options::{Placement, Transport};
 use crate::protocol::Request;
 use crate::remote::Identity;
-use crate::spawn::{Executable, Process, Role};
+use crate::spawn::{Executable, Kind, Process, Role};
 
 /// See the module. `node` is always the number of one other than home.
 pub trait Workload {
     /// What the launcher keeps of a node on this host from one process to the next.
     type Kept;
+    /// What its processes execute.
+    const PROGRAM: Kind;
 
     /// Where the nodes are.
     fn placement(&self) -> &Placement;
@@ -33,7 +35,7 @@ pub trait Workload {
     /// For a node that has no process yet.
     fn keep(&self) -> Result<Self::Kept, LaunchError>;
     /// Hands a started process its number, settings and links. An error is the end of a sentence
-    /// that starts with "the runtime of …".
+    /// that starts with "the runtime of …" or "the monitor of …".
     fn boot(
         &self,
         process: &mut Process,

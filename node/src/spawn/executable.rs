@@ -24,6 +24,14 @@ impl Kind {
         }
     }
 
+    /// For a sentence about a process that executes it.
+    pub fn noun(self) -> &'static str {
+        match self {
+            Kind::Runtime => "runtime",
+            Kind::Monitor => "monitor",
+        }
+    }
+
     fn variable(self) -> &'static str {
         match self {
             Kind::Runtime => "WEFT_RUNTIME",
@@ -43,11 +51,7 @@ pub struct Missing {
 
 impl fmt::Display for Kind {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let noun = match self {
-            Kind::Runtime => "runtime",
-            Kind::Monitor => "monitor",
-        };
-        write!(formatter, "{noun} `{}`", self.file())
+        write!(formatter, "{} `{}`", self.noun(), self.file())
     }
 }
 

@@ -54,7 +54,8 @@ impl Process {
                 libc::kill(pid, libc::SIGKILL);
                 while libc::waitpid(pid, std::ptr::null_mut(), 0) < 0
                     && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
-                {}
+                {
+                }
             }
         })?;
         Ok(Process {

@@ -107,6 +107,11 @@ fn refusals(context: &Context) -> Result<(Vec<Refusal<'static>>, Taken)> {
             &["empty", "sector"],
         ),
         refuse(
+            "a description that is too long",
+            with(&format!("--ready {}", "\"".repeat(60_000))),
+            &["too long: use fewer devices"],
+        ),
+        refuse(
             "a disk in use",
             with(&format!("--disk {}", path("taken-disk"))),
             &["taken-disk", "in use"],

@@ -12,7 +12,7 @@ use nix::sys::signal::Signal;
 
 use super::plan::{MachinePlan, Monitors, Settings, home_sockets};
 use crate::error::LaunchError;
-use crate::launch::aggregate::{self, Aggregate};
+use crate::launch::aggregate::{self, Aggregate, Owner};
 use crate::launch::nodes::{self, Body, Event, Node};
 use crate::launch::signals::{SignalEvent, Signals};
 use crate::launch::workload::{Spoken, Workload};
@@ -126,8 +126,11 @@ impl<'a> Machine<'a> {
         let (ours, theirs) = pair.map_err(LaunchError::system("make a socket pair"))?;
         let sockets = home_sockets(&theirs, sockets);
         let Aggregate { workload, home, .. } = &self.aggregate;
-        // One that has ended says, or its status does, why.
-        let _ = workload.boot(home, 0, links, &sockets);
+        match workload.boot(home, 0, links, &sockets) {
+            // One that has ended says, or its status does, why.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+            booted => booted.map_err(LaunchError::system("describe the machine to its monitor"))?,
+        }
         drop(theirs);
         self.word_from = Some(ours);
         let ended =
@@ -208,8 +211,11 @@ impl<'a> Machine<'a> {
         let mut resident_bytes_max = home.resident_bytes_max();
         let mut out_of_memory = home.killed_for_memory();
         let deadline = Instant::now() + END_BOUND;
-        for node in &mut self.aggregate.nodes {
-            let (bytes, why) = node.end_by(deadline);
+        for index in 0..self.aggregate.nodes.len() {
+            self.aggregate.nodes[index].await_end(deadline);
+            // What it said as it ended may be why home ended.
+            self.hear_node(index);
+            let (bytes, why) = self.aggregate.nodes[index].end();
             resident_bytes_max += bytes;
             out_of_memory = out_of_memory.or(why);
         }
@@ -225,10 +231,19 @@ impl<'a> Machine<'a> {
 }
 
 impl Node<Monitors> {
-    /// Waits until its slice has ended, at most to `deadline`, and ends it; a host gets
-    /// back what it lent. The most memory that a process here had resident, and why the
-    /// kernel killed it.
-    fn end_by(&mut self, deadline: Instant) -> (u64, Option<String>) {
+    /// Waits until a process on this host has ended, at most to `deadline`.
+    fn await_end(&self, deadline: Instant) {
+        if let Body::Local(local) = &self.body
+            && let Some(process) = &local.process
+        {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let _ = sys::wait_readable(&[process.pidfd()], left);
+        }
+    }
+
+    /// Ends its slice; a host gets back what it lent. The most memory that a process here
+    /// had resident, and why the kernel killed it.
+    fn end(&mut self) -> (u64, Option<String>) {
         match &mut self.body {
             Body::Remote(slice) => {
                 if self.state == NodeState::Running {
@@ -240,8 +255,6 @@ impl Node<Monitors> {
                 let Some(mut process) = local.process.take() else {
                     return (0, None);
                 };
-                let left = deadline.saturating_duration_since(Instant::now());
-                let _ = sys::wait_readable(&[process.pidfd()], left);
                 let by_itself = process.try_wait().ok().flatten();
                 let why = by_itself.and_then(|_| process.killed_for_memory());
                 let _ = process.kill();
@@ -251,7 +264,7 @@ impl Node<Monitors> {
     }
 }
 
-impl<'a> aggregate::Owner<'a> for Machine<'a> {
+impl<'a> Owner<'a> for Machine<'a> {
     type Workload = Monitors;
 
     fn aggregate(&mut self) -> &mut Aggregate<'a, Monitors> {

@@ -1,5 +1,6 @@
 //! What a machine's nodes need of the hosts that they are on.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use crate::options::{Placement, Transport};
 use crate::protocol::{MachineStart, Request};
 use crate::remote::Identity;
 use crate::size::PAGE_BYTES;
-use crate::spawn::{Executable, Process, Role};
+use crate::spawn::{Executable, Kind, Process, Role};
 
 /// What a vCPU uses of its host beside the guest's memory: generated code (64 MiB at
 /// most) and its tables.
@@ -82,7 +83,7 @@ impl Monitors {
         number: u32,
         links: Links,
         sockets: &[BorrowedFd<'_>],
-    ) -> Result<(), String> {
+    ) -> io::Result<()> {
         let boot = SliceBoot {
             number,
             lease_ms: self.plan.lease.as_millis() as u32,
@@ -91,7 +92,6 @@ impl Monitors {
             links: Vec::new(),
         };
         monitor::send_boot(&process.control, boot, links, sockets)
-            .map_err(|error| format!("did not take its settings: {error}"))
     }
 
     fn share(&self, node: u32) -> (u64, u32) {
@@ -102,6 +102,7 @@ impl Monitors {
 
 impl Workload for Monitors {
     type Kept = ();
+    const PROGRAM: Kind = Kind::Monitor;
     // Its slices watch each other over their links.
     const BEATS: bool = false;
 
@@ -134,6 +135,7 @@ impl Workload for Monitors {
 
     fn boot(&self, process: &mut Process, node: u32, links: Links, _: &()) -> Result<(), String> {
         Monitors::boot(self, process, node, links, &[])
+            .map_err(|error| format!("did not take its settings: {error}"))
     }
 
     /// Home waits for its slices by itself, while it gets ready.

@@ -149,6 +149,7 @@ fn budgets(options: &RunOptions) -> Result<[u64; MAX_NODES], LaunchError> {
 
 impl Workload for ProgramPlan {
     type Kept = SharedMemory;
+    const PROGRAM: Kind = Kind::Runtime;
     const BEATS: bool = true;
 
     fn placement(&self) -> &Placement {

@@ -33,7 +33,7 @@ use crate::links::{self, Links};
 use crate::report::{Monitor, NodeState};
 use crate::rundir::{Client, Entry};
 use crate::shared::SharedMemory;
-use crate::spawn::{self, Role};
+use crate::spawn::{self, Kind, Role};
 
 /// How often the view is renewed while somebody watches, and otherwise.
 const WATCHED_TICK: Duration = Duration::from_millis(200);
@@ -120,7 +120,8 @@ impl<'a> Owner<'a> {
         };
         control::expect_hello(&mut owner.aggregate.home)
             .and_then(|_| owner.boot_home())
-            .map_err(|why| LaunchError::Runtime {
+            .map_err(|why| LaunchError::Process {
+                program: Kind::Runtime,
                 node: "home".into(),
                 why,
             })?;
