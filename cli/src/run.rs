@@ -6,9 +6,10 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use weft_node::error::sentence;
+use weft_node::error::{LaunchError, sentence};
 use weft_node::launch::{self, Outcome};
 use weft_node::report::{Monitor, Report};
+use weft_node::spawn::Ended;
 
 use crate::args::RunArgs;
 use crate::values::StatsArg;
@@ -43,6 +44,9 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         }
         Err(error) => {
             eprintln!("weft: {}", sentence(&error));
+            if let LaunchError::Interrupted { signal } = error {
+                launch::end_like(Ended::Signaled(signal as i32));
+            }
             Ok(ExitCode::from(error.exit_code() as u8))
         }
     }

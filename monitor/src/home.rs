@@ -11,6 +11,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use nix::sys::signal::SigSet;
 use nix::unistd::{Pid, Uid};
 use weft_api::{BackEndView, ConsoleView, Control, Server};
 use weft_confine::{ThreadKind, privilege};
@@ -19,6 +20,7 @@ use weft_machine::{ANSWER_SECONDS_MAX, End, Handle, Machine, OpenDisks, Outside,
 use weft_monitor::outcome::Outcome;
 use weft_monitor::settings::{OwnSettings, SliceSettings};
 use weft_monitor::trace::Trace;
+use weft_node::launch::is_ignored;
 use weft_node::monitor::{SliceBoot, Sockets};
 
 use crate::control::{Controlled, Typed};
@@ -39,7 +41,7 @@ pub fn live(
     parent: Pid,
 ) -> anyhow::Result<()> {
     // Those that ask for the end are blocked already; the console's thread reads all.
-    Carrier::signals()
+    signals()
         .thread_block()
         .context("cannot take over signals")?;
     let mut outlets = Outlets::of(sockets)?;
@@ -48,6 +50,13 @@ pub fn live(
     // The parent has gone when nobody reads it.
     let _ = outlets.word.write_all(&bytes);
     Ok(())
+}
+
+/// Those that the console's thread reads. One that this process was started to ignore
+/// (`nohup`) stays ignored: blocked, it would wait to be read all the same.
+fn signals() -> SigSet {
+    let all = Carrier::signals();
+    all.iter().filter(|signal| !is_ignored(*signal)).collect()
 }
 
 /// What the launcher made for the machine's outside.
@@ -157,7 +166,7 @@ fn prepare(
         output: output.clone(),
     };
     let notify = Box::new(move |notice| drop(wake.send(Event::Notice(notice))));
-    let carrier = Carrier::start(place, output.clone(), Arc::new(typed), notify)
+    let carrier = Carrier::start(place, output.clone(), Arc::new(typed), notify, &signals())
         .context("cannot start the console")?;
     let listener = outlets
         .api

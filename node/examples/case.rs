@@ -7,9 +7,11 @@ use std::fs;
 use std::time::Duration;
 
 use weft_node::daemon::{Daemon, DaemonOptions};
+use weft_node::error::LaunchError;
 use weft_node::launch;
 use weft_node::options::{Placement, RunOptions};
 use weft_node::report::Monitor;
+use weft_node::spawn::Ended;
 
 fn main() {
     let variable = |name: &str| std::env::var(name).unwrap_or_default();
@@ -44,6 +46,9 @@ fn play_launch(variable: &dyn Fn(&str) -> String) {
         }
         Err(error) => {
             eprintln!("weft: {}", weft_node::error::sentence(&error));
+            if let LaunchError::Interrupted { signal } = error {
+                launch::end_like(Ended::Signaled(signal as i32));
+            }
             std::process::exit(error.exit_code())
         }
     }

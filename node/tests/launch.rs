@@ -8,6 +8,8 @@ mod common;
 
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
+
 use common::{LENT_BYTES, Run, alive, scratch};
 
 #[test]
@@ -32,6 +34,16 @@ fn a_signal_is_forwarded_and_ends_both() {
     running.signal(libc::SIGTERM);
     let run = running.wait();
     assert_eq!(run.signal, Some(libc::SIGTERM));
+}
+
+#[test]
+fn a_signal_before_the_start_ends_the_launch() {
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+        let run = Run::new("exit 7").pending(signal).start().wait();
+        assert_eq!(run.signal, Some(signal as i32), "{}", run.stderr);
+        let said = format!("weft: ended by {signal} before the start\n");
+        assert_eq!(run.stderr, said);
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use weft_confine::privilege::PrivilegeError;
+use weft_node::error::LaunchError;
 use weft_node::size::format_bytes;
 
 /// The machine failed: a vCPU met what it cannot run, or the host refused it
@@ -61,7 +62,7 @@ pub enum VmError {
     Privilege(#[from] PrivilegeError),
     /// A host that the machine was to lie on.
     #[error(transparent)]
-    Launch(#[from] weft_node::error::LaunchError),
+    Launch(#[from] LaunchError),
     /// A call to this host's kernel failed.
     #[error("cannot {doing}")]
     System {
@@ -73,6 +74,14 @@ pub enum VmError {
 }
 
 impl VmError {
+    /// The exit code of `weft vm run`.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            VmError::Launch(error @ LaunchError::Interrupted { .. }) => error.exit_code() as u8,
+            _ => EXIT_SETUP,
+        }
+    }
+
     /// For `map_err`: a call to the kernel failed while `doing`.
     pub fn system<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> VmError {
         move |source| VmError::System {

@@ -65,7 +65,11 @@ pub fn run(args: &VmRunArgs, started: Instant) -> anyhow::Result<ExitCode> {
         Err(error) => return Ok(set_up_failed(&error)),
     };
     match supervise(&plan, &places, started, tsc) {
-        Err(error) => Ok(set_up_failed(&error.into())),
+        Err(error) => {
+            let code = error.exit_code();
+            set_up_failed(&error.into());
+            Ok(ExitCode::from(code))
+        }
         Ok(Last::NotStarted) => Ok(ExitCode::from(EXIT_SETUP)),
         Ok(Last::Killed(code)) => Ok(ExitCode::from(code)),
         Ok(Last::Ended(ended)) => {

@@ -26,4 +26,4 @@ mod signals;
 mod workload;
 
 pub use program::{Outcome, ProgramPlan, end_like, launch};
-pub use signals::{SignalEvent, Signals};
+pub use signals::{SignalEvent, Signals, is_ignored};

@@ -11,6 +11,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{SigSet, Signal, raise};
 use weft_node::config::{self, May, Peer};
 use weft_wire::keys::PublicKey;
 
@@ -142,6 +143,7 @@ pub struct Run {
     memory_bytes: u64,
     configuration: Option<PathBuf>,
     group: Option<PathBuf>,
+    pending: Option<Signal>,
 }
 
 impl Run {
@@ -153,7 +155,14 @@ impl Run {
             memory_bytes: 2 << 20,
             configuration: None,
             group: None,
+            pending: None,
         }
+    }
+
+    /// With a signal that waits for the launcher from its first instruction on.
+    pub fn pending(mut self, signal: Signal) -> Run {
+        self.pending = Some(signal);
+        self
     }
 
     /// In a cgroup.
@@ -217,6 +226,14 @@ impl Run {
             let group = fs::OpenOptions::new().write(true).open(group).unwrap();
             // SAFETY: writes a byte to a file that is open; nothing is allocated.
             unsafe { command.pre_exec(move || (&group).write_all(b"0")) };
+        }
+        if let Some(signal) = self.pending {
+            let wait = move || {
+                SigSet::from(signal).thread_block()?;
+                Ok(raise(signal)?)
+            };
+            // SAFETY: both calls are safe in a signal handler; nothing is allocated.
+            unsafe { command.pre_exec(wait) };
         }
         Running {
             child: command.spawn().unwrap(),

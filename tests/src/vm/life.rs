@@ -1,15 +1,16 @@
 //! How machines end, restart, and are asked to end.
 
+use std::os::unix::process::CommandExt;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{SigHandler, SigSet, Signal, kill, raise, signal as disposition};
 use nix::unistd::Pid;
 
 use super::{BOUND, Bench, Check, ended_with, leftovers, wait_until};
 use crate::guest::Guest;
 
-pub(super) const CHECKS: [(&str, Check); 12] = [
+pub(super) const CHECKS: [(&str, Check); 14] = [
     ("a guest that powers off", powers_off),
     ("a guest's exit code", debug_exit),
     ("a guest that restarts", restarts),
@@ -21,6 +22,8 @@ pub(super) const CHECKS: [(&str, Check); 12] = [
     ),
     ("a signal asks the guest", signal_asks),
     ("a signal ends a guest that does not listen", signal_ends),
+    ("a signal before the start", signal_before_start),
+    ("a signal that is ignored", signal_ignored),
     ("the machine dies with its parent", dies_with_parent),
     ("a machine outlives its command", outlives_its_command),
     ("a start that fails leaves nothing", failed_start),
@@ -152,6 +155,43 @@ fn signal_ends(bench: &Bench) -> Result<String> {
     signal(&guest, Signal::SIGTERM)?;
     let ended = guest.finish(Duration::from_secs(8))?;
     ended_with(&ended, 143, &["stopped by signal 15"])?;
+    Ok(String::new())
+}
+
+/// The signal waits for the command from its first instruction on.
+fn signal_before_start(bench: &Bench) -> Result<String> {
+    let mut command = bench.run(&[]);
+    let wait = || {
+        SigSet::from(Signal::SIGTERM).thread_block()?;
+        Ok(raise(Signal::SIGTERM)?)
+    };
+    // SAFETY: both calls are safe in a signal handler; nothing is allocated.
+    unsafe { command.pre_exec(wait) };
+    let ended = Guest::start(&mut command)?.finish(BOUND)?;
+    ended_with(&ended, 143, &["ended by SIGTERM before the start"])?;
+    Ok(String::new())
+}
+
+/// What `nohup` does.
+fn signal_ignored(bench: &Bench) -> Result<String> {
+    let mut command = bench.run(&["--name", "nohup"]);
+    let ignore = || {
+        // SAFETY: no handler is involved.
+        unsafe { disposition(Signal::SIGHUP, SigHandler::SigIgn)? };
+        Ok(())
+    };
+    // SAFETY: safe in a signal handler; nothing is allocated.
+    unsafe { command.pre_exec(ignore) };
+    let mut guest = Guest::start(&mut command)?;
+    ensure!(guest.wait_for("ready", BOUND).is_some(), "it is not ready");
+    let machine = super::outside::machine_pid(bench, "nohup")?;
+    signal(&guest, Signal::SIGHUP)?;
+    kill(Pid::from_raw(machine as i32), Signal::SIGHUP)?;
+    guest.write("hello x")?;
+    let ended = guest.finish(BOUND)?;
+    ended_with(&ended, 43, &["debug exit with code 43"])?;
+    let said = &ended.stderr;
+    ensure!(!said.contains("asking the guest"), "{said}");
     Ok(String::new())
 }
 

@@ -13,11 +13,13 @@ mod outside;
 mod seeing;
 mod terminal;
 
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
+use nix::sys::signal::{self, SigHandler, Signal};
 
 use crate::boot::Images;
 use crate::context::{Context, kvm_missing};
@@ -103,6 +105,16 @@ impl<'a> Bench<'a> {
         command.args(["--backend", self.back_end, "--kernel"]);
         command.arg(self.context.programs.join("typed-guest"));
         command.args(options);
+        let heed = || {
+            for signal in [Signal::SIGHUP, Signal::SIGINT] {
+                // SAFETY: no handler is involved.
+                unsafe { signal::signal(signal, SigHandler::SigDfl)? };
+            }
+            Ok(())
+        };
+        // Those whom this suite was started to ignore, in the background say.
+        // SAFETY: safe in a signal handler; nothing is allocated.
+        unsafe { command.pre_exec(heed) };
         command
     }
 

@@ -62,13 +62,14 @@ pub struct Carrier {
 }
 
 impl Carrier {
-    /// Starts the thread `console`. Block [`Carrier::signals`] in every thread
-    /// first. `notify` is called on the thread, and must not wait.
+    /// Starts the thread `console`, which reads `signals`: those of [`Carrier::signals`]
+    /// that every thread has blocked. `notify` is called on the thread, and must not wait.
     pub fn start(
         place: Place,
         output: Output,
         keys: Arc<dyn Keys>,
         notify: Box<dyn Fn(Notice) + Send>,
+        signals: &SigSet,
     ) -> io::Result<Carrier> {
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
         let end = match place {
@@ -85,7 +86,7 @@ impl Carrier {
             output: output.clone(),
             keys,
             notify,
-            signals: SignalFd::with_flags(&Self::signals(), flags)?,
+            signals: SignalFd::with_flags(signals, flags)?,
             escape: Escape::default(),
             pending: Vec::new(),
             finish: finish.clone(),
@@ -98,7 +99,7 @@ impl Carrier {
         })
     }
 
-    /// The signals that the thread reads.
+    /// The signals that the thread can read.
     pub fn signals() -> SigSet {
         [
             Signal::SIGTERM,
@@ -375,8 +376,10 @@ mod tests {
         let place = Place::Socket(UnixListener::bind(&path).unwrap(), vec![Uid::effective()]);
         let output = Output::new().unwrap();
         let typed = Arc::new(Typed::default());
+        let quiet = Box::new(|_| ());
+        let signals = Carrier::signals();
         let carrier =
-            Carrier::start(place, output.clone(), typed.clone(), Box::new(|_| ())).unwrap();
+            Carrier::start(place, output.clone(), typed.clone(), quiet, &signals).unwrap();
         (path, output, typed, carrier)
     }
 

@@ -76,6 +76,7 @@ fn carry() {
         output.clone(),
         Arc::new(Mute),
         Box::new(notify),
+        &Carrier::signals(),
     );
     let _carrier = carrier.unwrap();
     output.push(&vec![b'x'; MUCH]);

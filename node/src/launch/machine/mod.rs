@@ -12,7 +12,7 @@
 //!
 //! | signal | the launcher |
 //! | --- | --- |
-//! | `INT`, `QUIT`, `TERM`, `HUP` | passes it on to home, unless the kernel sent it to the whole group, and remembers that the machine's end was asked for |
+//! | `INT`, `QUIT`, `TERM`, `HUP` | before home runs: ends the launch; afterwards: passes it on to home, unless the kernel sent it to the whole group, and remembers that the machine's end was asked for; one that was ignored when the launcher began (`nohup`) stays ignored |
 //! | `TSTP`, `TTIN`, `TTOU`, `CONT` | default: all processes of this host are in the launcher's group |
 //! | others | default |
 //!
@@ -24,7 +24,7 @@ mod plan;
 
 use nix::sys::signal::Signal;
 
-use super::signals::Signals;
+use super::signals::{Signals, is_ignored};
 use crate::error::LaunchError;
 
 pub use owner::{Lived, Machine};
@@ -44,5 +44,7 @@ const ENDS: [Signal; 4] = [
 /// # Errors
 /// The kernel's.
 pub fn take_signals() -> Result<Signals, LaunchError> {
-    Signals::take(&ENDS, &[]).map_err(LaunchError::system("take over signals"))
+    // A signal that is blocked waits to be read even if it is ignored.
+    let ends: Vec<Signal> = ENDS.into_iter().filter(|end| !is_ignored(*end)).collect();
+    Signals::take(&ends, &[]).map_err(LaunchError::system("take over signals"))
 }

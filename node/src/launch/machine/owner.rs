@@ -71,7 +71,7 @@ impl<'a> Machine<'a> {
     /// # Errors
     /// The first host that cannot be reached, is not trusted or does not trust this
     /// one, is of another build, lacks a CPU feature or has no room; a process that
-    /// cannot be started. Nothing is left.
+    /// cannot be started; a signal that asked for the end meanwhile. Nothing is left.
     pub fn spawn(
         plan: MachinePlan,
         signals: &'a Signals,
@@ -83,6 +83,7 @@ impl<'a> Machine<'a> {
             settings: Settings::default(),
         };
         let mut nodes = nodes::open(&mut monitors)?;
+        signals.check()?;
         nodes::spawn(&monitors, &mut nodes)?;
         let role = Role::Node {
             arguments: &monitor::ARGUMENTS,
@@ -106,8 +107,8 @@ impl<'a> Machine<'a> {
     /// ended. Home gets `sockets`, too.
     ///
     /// # Errors
-    /// A host that cannot start its slice or be linked; a call to this host's kernel.
-    /// Nothing is left.
+    /// A host that cannot start its slice or be linked; a call to this host's kernel; a
+    /// signal that asked for the end before home could hear of it. Nothing is left.
     pub fn live(
         mut self,
         settings: Settings,
@@ -118,6 +119,8 @@ impl<'a> Machine<'a> {
             workload, nodes, ..
         } = &mut self.aggregate;
         let links = nodes::join(workload, nodes)?;
+        // Home gets those that come from now on, by this process or from the terminal.
+        self.aggregate.signals.check()?;
         self.say_hosts();
         let pair = UnixStream::pair().and_then(|(ours, theirs)| {
             ours.set_nonblocking(true)?;

@@ -12,8 +12,8 @@
 //!
 //! | signal | the launcher |
 //! | --- | --- |
-//! | `INT`, `QUIT` | ignores it: the terminal sends it to the program as well |
-//! | `TERM`, `HUP`, `USR1`, `USR2` | passes it on, unless the kernel sent it to the whole group |
+//! | `INT`, `QUIT` | before home runs: ends the launch; afterwards: ignores it, because the terminal sends it to the program as well |
+//! | `TERM`, `HUP`, `USR1`, `USR2` | before home runs: ends the launch; afterwards: passes it on, unless the kernel sent it to the whole group |
 //! | `TSTP`, `TTIN`, `TTOU`, `CONT` | default: stops and goes on with the program |
 //! | `CHLD` | looks whether the program stopped itself |
 //! | others | default |
@@ -42,7 +42,7 @@ const FORWARDED: [Signal; 4] = [
     Signal::SIGUSR2,
 ];
 /// The terminal sends them to the program as well.
-const IGNORED: [i32; 2] = [libc::SIGINT, libc::SIGQUIT];
+const IGNORED: [Signal; 2] = [Signal::SIGINT, Signal::SIGQUIT];
 
 /// How a run ended.
 #[derive(Debug)]

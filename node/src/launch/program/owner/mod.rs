@@ -89,6 +89,7 @@ impl<'a> Owner<'a> {
         let mut nodes = nodes::open(&mut plan)?;
         nodes::spawn(&plan, &mut nodes)?;
         let home_links = nodes::join(&plan, &mut nodes)?;
+        signals.check()?;
         let home_shared = SharedMemory::new().map_err(LaunchError::system("make shared memory"))?;
         let role = Role::Home {
             arguments: &plan.program.arguments,
@@ -98,6 +99,11 @@ impl<'a> Owner<'a> {
             "start {}",
             plan.runtime.path().display()
         )))?;
+        // One that came just before home existed.
+        signals.check()?;
+        signals
+            .pass_on()
+            .map_err(LaunchError::system("set up signals"))?;
         let pid = std::process::id();
         let entry = Entry::new(&plan.run_directory, pid)
             .map_err(LaunchError::system("make a socket in the run directory"))?;
