@@ -9,7 +9,7 @@ use weft_api::{
 };
 use weft_console::terminal::Size;
 use weft_console::{Keys, Output, Port};
-use weft_machine::{Configuration, Handle, Refusal, Request, Stage, Status, VcpuStage};
+use weft_machine::{Configuration, Handle, MachineRequest, Refusal, Stage, Status, VcpuStage};
 
 /// A machine and what is known of it beside its state.
 pub struct Controlled {
@@ -28,7 +28,7 @@ pub struct Controlled {
 }
 
 impl Controlled {
-    fn ask(&self, request: Request) -> Result<(), Failure> {
+    fn ask(&self, request: MachineRequest) -> Result<(), Failure> {
         self.handle.request(request).map(drop).map_err(failure)
     }
 
@@ -134,21 +134,21 @@ impl Control for Controlled {
     }
 
     fn pause(&self) -> Result<(), Failure> {
-        self.ask(Request::Pause)
+        self.ask(MachineRequest::Pause)
     }
 
     fn resume(&self) -> Result<(), Failure> {
-        self.ask(Request::Resume)
+        self.ask(MachineRequest::Resume)
     }
 
     fn power_button(&self) -> Result<bool, Failure> {
         self.end_asked.store(true, Ordering::Relaxed);
-        self.ask(Request::PressPowerButton).map(|()| true)
+        self.ask(MachineRequest::PressPowerButton).map(|()| true)
     }
 
     fn stop(&self) -> Result<(), Failure> {
         self.end_asked.store(true, Ordering::Relaxed);
-        self.ask(Request::Stop)
+        self.ask(MachineRequest::Stop)
     }
 }
 

@@ -16,7 +16,7 @@ use nix::unistd::{Pid, Uid};
 use weft_api::{BackEndView, ConsoleView, Control, Server};
 use weft_confine::{ThreadKind, privilege};
 use weft_console::{Carrier, Notice, Output, Place, Port};
-use weft_machine::{ANSWER_SECONDS_MAX, End, Handle, Machine, OpenDisks, Outside, Request};
+use weft_machine::{End, Handle, Machine, MachineIo, MachineRequest, OpenDisks, REPLY_SECONDS_MAX};
 use weft_monitor::outcome::Outcome;
 use weft_monitor::settings::{OwnSettings, SliceSettings};
 use weft_monitor::trace::Trace;
@@ -59,7 +59,7 @@ fn signals() -> SigSet {
     all.iter().filter(|signal| !is_ignored(*signal)).collect()
 }
 
-/// What the launcher made for the machine's outside.
+/// What the launcher made for the machine's inputs and outputs.
 struct Outlets {
     /// For the last word.
     word: UnixStream,
@@ -115,7 +115,7 @@ fn prepare(
     if let Some(text) = &own.ready {
         output.expect(text);
     }
-    let outside = Outside {
+    let io = MachineIo {
         serial: Box::new(output.port(Port::Serial)),
         console: Some(Box::new(output.port(Port::Virtio))),
         disks: OpenDisks::default(),
@@ -123,8 +123,8 @@ fn prepare(
     let links = links::open(links, boot, &settings)?;
     let configuration = settings.configuration;
     let machine = match links {
-        None => Machine::new(&configuration, outside)?,
-        Some(links) => Machine::of_slice(&configuration, outside, links)?,
+        None => Machine::new(&configuration, io)?,
+        Some(links) => Machine::of_slice(&configuration, io, links)?,
     };
     let handle = machine.handle();
     // The user that started it, real and effective, before root is given up.
@@ -215,7 +215,7 @@ fn watch(handle: &Handle, wake: Sender<Event>) -> anyhow::Result<()> {
 impl Prepared {
     /// Runs the machine to its end.
     fn run(self) -> Outcome {
-        let asked = self.controlled.handle.request(Request::Run);
+        let asked = self.controlled.handle.request(MachineRequest::Run);
         let first = self.controlled.handle.first_instruction();
         let running = first.unwrap_or_else(Instant::now);
         let start_time_s = running
@@ -300,7 +300,7 @@ impl Prepared {
             if let Err(failure) = self.controlled.stop() {
                 self.say(&format!("{failure}"));
             }
-            deadline = Some(Instant::now() + Duration::from_secs(ANSWER_SECONDS_MAX));
+            deadline = Some(Instant::now() + Duration::from_secs(REPLY_SECONDS_MAX));
         }
     }
 

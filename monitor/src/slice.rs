@@ -7,7 +7,7 @@ use anyhow::Context;
 use nix::unistd::Pid;
 use weft_aggregate::SliceLinks;
 use weft_confine::{Mode, ThreadKind, privilege};
-use weft_machine::{Configuration, End, Machine, OpenDisks, Outside};
+use weft_machine::{Configuration, End, Machine, MachineIo, OpenDisks};
 use weft_monitor::settings::{OwnSettings, SliceSettings};
 use weft_node::monitor::{Control, Loan, SliceBoot, Sockets, Word};
 use weft_node::size::format_bytes;
@@ -93,12 +93,12 @@ fn build(
     disks: OpenDisks,
     links: SliceLinks,
 ) -> anyhow::Result<Machine> {
-    let outside = Outside {
+    let io = MachineIo {
         serial: Box::new(io::sink()),
         console: None,
         disks,
     };
-    Ok(Machine::of_slice(configuration, outside, links)?)
+    Ok(Machine::of_slice(configuration, io, links)?)
 }
 
 fn wait(machine: Machine) -> End {

@@ -144,7 +144,7 @@ async fn talk(stream: UnixStream, worker: Worker) {
     // The longest answer is that to stop.
     let bound = REQUEST_BOUND * 2
         + Duration::from_secs_f64(super::STOP_SECONDS_MAX)
-        + Duration::from_secs(weft_machine::ANSWER_SECONDS_MAX);
+        + Duration::from_secs(weft_machine::REPLY_SECONDS_MAX);
     tokio::select! {
         _ = timeout(bound, connection.as_mut()) => {}
         () = answered.notified() => {

@@ -24,53 +24,53 @@ use weft_vcpu::CpuState;
 use super::back_end::Chosen;
 use super::configuration::Configuration;
 use super::control_loop::ControlLoop;
-use super::ender::{Ender, Ending, Ends};
-use super::frame::Frame;
+use super::fault_reports::FaultReports;
 use super::handle::Handle;
 use super::lifecycle::{End, Stage};
-use super::owner::{Named, Owner, with_sources};
+use super::machine_core::MachineCore;
+use super::owner::{NamedPart, Owner, with_sources};
 use super::pci_devices::PciDevices;
-use super::seen::Seen;
-use super::{MachineError, OpenDisks, Outside};
+use super::shutdown::{Ending, OwnerChannel, Shutdown};
+use super::{MachineError, MachineIo, OpenDisks};
 use crate::vcpu::environment::VcpuContext;
 use crate::vcpu::runner::{Event, Listener, Runner, RunnerOptions};
-use crate::vcpu::turns::Turns;
+use crate::vcpu::scheduler::TurnScheduler;
 
-/// What is put together.
+/// The arguments of [`assemble`].
 pub(super) struct Plan<'a> {
     pub configuration: &'a Configuration,
-    pub outside: Outside,
+    pub io: MachineIo,
     pub ram: Ram,
     pub chosen: Chosen,
-    /// The first CPU at its first instruction, where it is.
+    /// The first vCPU's state at its first instruction, if that vCPU is here.
     pub bootstrap: Option<CpuState>,
-    /// What is kept up to date on all slices: on the primary.
+    /// On the primary: guest-physical addresses to which all slices subscribe.
     pub updated: Vec<Range<u64>>,
-    pub ends: Ends,
-    /// Of several.
+    pub channel: OwnerChannel,
+    /// `None` if the machine has one slice.
     pub slice: Option<Arc<Slice>>,
 }
 
-/// A machine that nobody owns yet.
+/// An assembled machine, before its owner's thread is started.
 pub(super) struct Assembled {
     pub owner: Owner,
     pub handle: Handle,
 }
 
-/// Makes all parts and starts their threads; no guest instruction is executed.
+/// Makes a machine's parts and starts their threads. No guest instruction is executed.
 pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
     let configuration = plan.configuration;
     let chosen = plan.chosen;
     let source = chosen.source(configuration.deterministic);
-    let Ends {
-        ender,
+    let OwnerChannel {
+        shutdown,
         flag: ending_flag,
         to_owner,
         inputs,
-    } = plan.ends;
+    } = plan.channel;
     let slice = plan.slice;
     let topology = slice.as_ref().map(|slice| slice.topology());
-    let frame = Frame {
+    let core = MachineCore {
         memory: match &slice {
             Some(slice) => DeviceMemory::shared(&plan.ram, slice.memory().clone()),
             None => DeviceMemory::whole(&plan.ram),
@@ -80,57 +80,58 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         ports: Bus::default(),
         interrupts: InterruptRouter::of_slice(configuration.cpus, topology),
         clock: Arc::new(Clock::new(source, chosen.back_end.tsc_hz())),
-        ender,
+        shutdown,
     };
-    let mut parts: Vec<Named> = vec![
-        ("clock".into(), frame.clock.clone()),
-        ("io-apic".into(), frame.interrupts.clone()),
+    let mut parts: Vec<NamedPart> = vec![
+        ("clock".into(), core.clock.clone()),
+        ("io-apic".into(), core.interrupts.clone()),
     ];
-    // The registers of all devices are on one slice.
+    // The registers of all devices are on the primary.
     let mut devices = None;
     if slice.as_ref().is_none_or(|slice| slice.is_primary()) {
-        let small = small_devices(&frame, configuration, plan.outside.serial, &mut parts)?;
+        let small = small_devices(&core, configuration, plan.io.serial, &mut parts)?;
         let pci = PciDevices {
-            frame: &frame,
+            core: &core,
             configuration,
-            opened: &plan.outside.disks,
+            opened: &plan.io.disks,
             observer: chosen.observer.clone(),
             parts: &mut parts,
             slice: slice.as_ref(),
             attached: 0,
         };
-        let (root, console) = pci.attach(plan.outside.console)?;
+        let (root, console) = pci.attach(plan.io.console)?;
         devices = Some((small, root, console));
     } else if let Some(slice) = &slice {
-        let served = serve_queues(&frame, configuration, &chosen, (slice, &plan.outside.disks))?;
+        let served = serve_queues(&core, configuration, &chosen, (slice, &plan.io.disks))?;
         parts.push((format!("slice{}.devices", slice.number()), served));
     }
 
-    let turns = (source == Source::Counted).then(|| Arc::new(Turns::new(frame.interrupts.clone())));
-    if let Some(turns) = &turns {
-        parts.push(("turns".into(), turns.clone()));
+    let scheduler =
+        (source == Source::Counted).then(|| Arc::new(TurnScheduler::new(core.interrupts.clone())));
+    if let Some(scheduler) = &scheduler {
+        parts.push(("scheduler".into(), scheduler.clone()));
     }
-    let alarms = match turns {
+    let alarms = match scheduler {
         Some(_) => None,
-        None => Some(alarms(&frame, configuration.cpus)?),
+        None => Some(alarms(&core, configuration.cpus)?),
     };
-    let around = VcpuContext {
-        mmio: frame.mmio.clone(),
-        ports: frame.ports.clone(),
-        interrupts: frame.interrupts.clone(),
-        clock: frame.clock.clone(),
+    let context = VcpuContext {
+        mmio: core.mmio.clone(),
+        ports: core.ports.clone(),
+        interrupts: core.interrupts.clone(),
+        clock: core.clock.clone(),
         kvmclock: Arc::new(KvmClock::new(
-            frame.clock.clone(),
-            guest_bytes(&frame.ram, slice.as_ref()),
+            core.clock.clone(),
+            guest_bytes(&core.ram, slice.as_ref()),
             configuration.cpus,
         )),
         alarms: alarms.clone(),
         ending: ending_flag,
     };
-    let listener = listener(&frame.ender);
+    let listener = listener(&core.shutdown);
     let first_instruction = Arc::<OnceLock<Instant>>::default();
     let mut bootstrap = plan.bootstrap;
-    let runners = frame.interrupts.vcpus_here().into_iter();
+    let runners = core.interrupts.vcpus_here().into_iter();
     let runners = runners
         .map(|id| {
             let vcpu = chosen.back_end.create(id)?;
@@ -138,8 +139,8 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
                 id,
                 vcpu,
                 bootstrap: bootstrap.take(),
-                around: around.clone(),
-                turns: turns.clone(),
+                context: context.clone(),
+                scheduler: scheduler.clone(),
                 listener: listener.clone(),
                 kind: chosen.kind,
                 first_instruction: first_instruction.clone(),
@@ -165,21 +166,21 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         if configuration.trace {
             slice.memory().trace_always();
         }
-        join(slice, &frame, &handle)?;
+        join(slice, &core, &handle)?;
     }
     let owner = Owner {
         inputs,
-        ender: frame.ender.clone(),
+        shutdown: core.shutdown.clone(),
         ending: ending.clone(),
         runners,
         parts,
-        clock: frame.clock.clone(),
+        clock: core.clock.clone(),
         alarms,
         back_end: chosen.back_end.name(),
-        memory_bytes: frame.ram.size(),
+        memory_bytes: core.ram.size(),
         stage: Stage::Built,
         collected: None,
-        seen: Seen::new(configuration.trace),
+        reports: FaultReports::new(configuration.trace),
         power,
         take_down,
         updated: plan.updated,
@@ -188,17 +189,17 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
     Ok(Assembled { owner, handle })
 }
 
-/// A secondary's part in the devices: files that lie here, queues of its vCPUs.
+/// Starts a secondary's part of the devices: its disks' files, and the queues that it serves.
 fn serve_queues(
-    frame: &Frame,
+    core: &MachineCore,
     configuration: &Configuration,
     chosen: &Chosen,
     (slice, opened): (&Arc<Slice>, &OpenDisks),
 ) -> Result<Arc<BackEndCounters>, MachineError> {
     let tools = Tools {
-        memory: frame.memory.clone(),
+        memory: core.memory.clone(),
         observer: chosen.observer.clone(),
-        sink: frame.interrupts.clone(),
+        sink: core.interrupts.clone(),
     };
     let devices = (0..).zip(configuration.devices().of_slice(slice, opened)?);
     let devices = devices.map(|(number, (placement, device))| (number, placement, device));
@@ -207,7 +208,7 @@ fn serve_queues(
     Ok(Arc::new(counters.map_err(MachineError::RemoteDevices)?))
 }
 
-/// The guest's memory as devices and clocks write it.
+/// Guest memory for devices and clocks, which write it from threads that are not vCPUs.
 fn guest_bytes(ram: &Ram, slice: Option<&Arc<Slice>>) -> Arc<dyn GuestBytes> {
     match slice {
         Some(slice) => slice.memory().clone(),
@@ -215,23 +216,23 @@ fn guest_bytes(ram: &Ram, slice: Option<&Arc<Slice>>) -> Arc<dyn GuestBytes> {
     }
 }
 
-/// Joins a slice to the machine here: its end is the others', its secondaries'
-/// commands are carried out.
-fn join(slice: &Arc<Slice>, frame: &Frame, handle: &Handle) -> Result<(), MachineError> {
+/// Connects a slice to its machine: the machine's end is sent to the other slices and theirs
+/// ends it, and a secondary starts to carry out commands.
+fn join(slice: &Arc<Slice>, core: &MachineCore, handle: &Handle) -> Result<(), MachineError> {
     let told = slice.clone();
-    frame.ender.listen(Box::new(move |end| {
+    core.shutdown.listen(Box::new(move |end| {
         told.end_waits();
         if !told.is_primary() {
-            // An end is plain data: it always has a text.
+            // `End` always serialises.
             told.send_end(serde_json::to_vec(end).unwrap_or_default());
         }
     }));
-    let (failed, ended) = (frame.ender.clone(), frame.ender.clone());
+    let (failed, ended) = (core.shutdown.clone(), core.shutdown.clone());
     let joined = slice.join(SliceWiring {
-        interrupts: frame.interrupts.clone(),
-        mmio: frame.mmio.clone(),
-        ports: frame.ports.clone(),
-        clock: frame.clock.clone(),
+        interrupts: core.interrupts.clone(),
+        mmio: core.mmio.clone(),
+        ports: core.ports.clone(),
+        clock: core.clock.clone(),
         on_failure: Arc::new(move |reason| failed.end(End::Failed { reason })),
         ended: Box::new(move |from, json| {
             ended.end(match serde_json::from_slice(&json) {
@@ -260,75 +261,74 @@ fn join(slice: &Arc<Slice>, frame: &Frame, handle: &Handle) -> Result<(), Machin
     Ok(())
 }
 
-/// Those of the small devices that are spoken to from outside.
-struct Small {
+/// The small devices that the machine's handle and owner use.
+struct SmallDevices {
     serial: Arc<SerialPort>,
     power: Arc<PowerDevice>,
 }
 
 fn small_devices(
-    frame: &Frame,
+    core: &MachineCore,
     configuration: &Configuration,
     serial_output: Box<dyn std::io::Write + Send>,
-    parts: &mut Vec<Named>,
-) -> Result<Small, MachineError> {
-    frame
-        .mmio
-        .insert(IO_APIC..IO_APIC + IO_APIC_SIZE, frame.interrupts.clone())?;
+    parts: &mut Vec<NamedPart>,
+) -> Result<SmallDevices, MachineError> {
+    core.mmio
+        .insert(IO_APIC..IO_APIC + IO_APIC_SIZE, core.interrupts.clone())?;
     let serial = Arc::new(SerialPort::new(
-        Arc::new(frame.pin(serial::PIN)?),
+        Arc::new(core.pin(serial::PIN)?),
         serial_output,
     ));
-    frame.port(serial::PORTS, serial.clone())?;
+    core.port(serial::PORTS, serial.clone())?;
     parts.push(("serial".into(), serial.clone()));
 
-    let clock = Arc::new(CmosClock::new(frame.clock.clone()));
-    frame.port(cmos::PORTS, clock.clone())?;
+    let clock = Arc::new(CmosClock::new(core.clock.clone()));
+    core.port(cmos::PORTS, clock.clone())?;
     parts.push(("cmos".into(), clock));
 
-    let ender = frame.ender.clone();
+    let shutdown = core.shutdown.clone();
     let power = move |request| {
-        ender.end(match request {
+        shutdown.end(match request {
             PowerRequest::Off => End::PoweredOff,
             PowerRequest::Reset => End::Reset,
         });
     };
-    let line = frame.pin(EVENT_LINE as usize)?;
+    let line = core.pin(EVENT_LINE as usize)?;
     let power = Arc::new(PowerDevice::new(Box::new(line), Box::new(power)));
     let ports = u64::from(POWER_PORTS.start)..u64::from(POWER_PORTS.end);
-    frame.port(ports, power.clone())?;
+    core.port(ports, power.clone())?;
     parts.push(("power".into(), power.clone()));
 
-    let ender = frame.ender.clone();
-    let keyboard = KeyboardController::new(Box::new(move || ender.end(End::Reset)));
-    frame.port(keyboard::PORTS, Arc::new(keyboard))?;
-    let ender = frame.ender.clone();
-    let control = SystemControl::new(Box::new(move || ender.end(End::Reset)));
-    frame.port(system_control::PORTS, Arc::new(control))?;
+    let shutdown = core.shutdown.clone();
+    let keyboard = KeyboardController::new(Box::new(move || shutdown.end(End::Reset)));
+    core.port(keyboard::PORTS, Arc::new(keyboard))?;
+    let shutdown = core.shutdown.clone();
+    let control = SystemControl::new(Box::new(move || shutdown.end(End::Reset)));
+    core.port(system_control::PORTS, Arc::new(control))?;
     if configuration.debug_exit {
-        let ender = frame.ender.clone();
-        let exit = DebugExit::new(Box::new(move |code| ender.end(End::DebugExit { code })));
-        frame.port(debug_exit::PORTS, Arc::new(exit))?;
+        let shutdown = core.shutdown.clone();
+        let exit = DebugExit::new(Box::new(move |code| shutdown.end(End::DebugExit { code })));
+        core.port(debug_exit::PORTS, Arc::new(exit))?;
     }
-    Ok(Small { serial, power })
+    Ok(SmallDevices { serial, power })
 }
 
-fn alarms(frame: &Frame, cpus: u32) -> Result<Arc<Alarms>, MachineError> {
-    let interrupts = frame.interrupts.clone();
+fn alarms(core: &MachineCore, cpus: u32) -> Result<Arc<Alarms>, MachineError> {
+    let interrupts = core.interrupts.clone();
     let ring = Box::new(move |vcpu| {
         if let Some(posted) = interrupts.posted(vcpu) {
             posted.waker.ring();
         }
     });
-    let alarms = Alarms::start(frame.clock.clone(), cpus, ring).map_err(MachineError::Thread)?;
+    let alarms = Alarms::start(core.clock.clone(), cpus, ring).map_err(MachineError::Thread)?;
     Ok(Arc::new(alarms))
 }
 
-/// What vCPUs report by themselves ends the machine.
-fn listener(ender: &Arc<Ender>) -> Listener {
-    let ender = ender.clone();
+/// Ends the machine at an event of a vCPU.
+fn listener(shutdown: &Arc<Shutdown>) -> Listener {
+    let shutdown = shutdown.clone();
     Arc::new(move |cpu, event| {
-        ender.end(match event {
+        shutdown.end(match event {
             Event::TripleFault => End::TripleFault { cpu },
             Event::Init => End::Reset,
             Event::Failed(error) => End::Failed {

@@ -8,7 +8,7 @@ use weft_aggregate::commands::{CommandReceiver, SliceCommand, SliceReply};
 use weft_aggregate::{Slice, Timekeeper};
 
 use super::handle::Handle;
-use super::lifecycle::{Refusal, Request, Stage};
+use super::lifecycle::{MachineRequest, Refusal, Stage};
 
 /// How often it looks whether the machine is over.
 const LOOK: Duration = Duration::from_millis(500);
@@ -34,7 +34,7 @@ impl ControlLoop {
                 Ok(SliceCommand::Stop) => {
                     // The links end with the machine: the word goes first.
                     self.slice.reply(ticket, &SliceReply::Done);
-                    let _ = self.handle.request(Request::Stop);
+                    let _ = self.handle.request(MachineRequest::Stop);
                     return;
                 }
                 Ok(command) => self
@@ -61,11 +61,11 @@ impl ControlLoop {
                 }
                 let built = self.handle.status()?.stage == Stage::Built;
                 self.handle.request(match built {
-                    true => Request::Run,
-                    false => Request::Resume,
+                    true => MachineRequest::Run,
+                    false => MachineRequest::Resume,
                 })?;
             }
-            SliceCommand::Pause => drop(self.handle.request(Request::Pause)?),
+            SliceCommand::Pause => drop(self.handle.request(MachineRequest::Pause)?),
             SliceCommand::Stop => {}
             SliceCommand::Status => return Ok(SliceReply::Status(self.handle.status()?.vcpus)),
             SliceCommand::Counters => return Ok(SliceReply::Counters(self.handle.counters()?)),

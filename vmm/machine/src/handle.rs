@@ -1,4 +1,4 @@
-//! How other threads talk to a machine.
+//! A machine's handle: other threads send requests and console input with it.
 
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, OnceLock};
@@ -8,100 +8,101 @@ use weft_coherent_memory::{SliceFaults, SlicePages};
 use weft_platform::devices::serial::SerialPort;
 use weft_virtio::console::ConsoleHandle;
 
-use super::ender::{Ending, Envelope, Input};
-use super::lifecycle::{Answer, Counters, End, Refusal, Request, Status};
+use super::lifecycle::{Counters, End, MachineReply, MachineRequest, Refusal, Status};
+use super::shutdown::{Ending, Envelope, Input};
 use super::state::MachineState;
 
-/// Longest wait for the answer to one request. Save and restore are the longest:
-/// they wait for every vCPU and every device thread.
-pub const ANSWER_SECONDS_MAX: u64 = 30;
+/// Longest wait for the reply to one request. Save and restore take longest: they wait for
+/// every vCPU and every device thread.
+pub const REPLY_SECONDS_MAX: u64 = 30;
 
-/// A machine, from outside. Clones are the same machine.
+/// A reference to a machine, for threads outside it. Clones refer to the same machine.
 #[derive(Clone)]
 pub struct Handle {
     pub(super) owner: SyncSender<Input>,
     pub(super) ending: Arc<Ending>,
-    /// None on a secondary.
+    /// `None` on a secondary.
     pub(super) serial: Option<Arc<SerialPort>>,
     pub(super) console: Option<ConsoleHandle>,
     pub(super) first_instruction: Arc<OnceLock<Instant>>,
 }
 
 impl Handle {
-    /// Asks, and waits for the answer, [`ANSWER_SECONDS_MAX`] at most.
-    pub fn request(&self, request: Request) -> Result<Answer, Refusal> {
+    /// Sends a request and waits for the reply, [`REPLY_SECONDS_MAX`] seconds at most.
+    pub fn request(&self, request: MachineRequest) -> Result<MachineReply, Refusal> {
         let name = request.name();
-        let (answer, answered) = sync_channel(1);
-        let envelope = Envelope { request, answer };
+        let (reply, replied) = sync_channel(1);
+        let envelope = Envelope { request, reply };
         match self.owner.try_send(Input::Request(envelope)) {
             Ok(()) => {}
             Err(TrySendError::Full(_)) => return Err(Refusal::Busy { request: name }),
             Err(TrySendError::Disconnected(_)) => return Err(Refusal::Gone { request: name }),
         }
-        match answered.recv_timeout(Duration::from_secs(ANSWER_SECONDS_MAX)) {
-            Ok(answer) => answer,
+        match replied.recv_timeout(Duration::from_secs(REPLY_SECONDS_MAX)) {
+            Ok(reply) => reply,
             Err(RecvTimeoutError::Timeout) => Err(Refusal::TimedOut {
                 request: name,
-                seconds: ANSWER_SECONDS_MAX,
+                seconds: REPLY_SECONDS_MAX,
             }),
             Err(RecvTimeoutError::Disconnected) => Err(Refusal::Gone { request: name }),
         }
     }
 
-    /// The pages that slices asked each other for most often, slice by slice; none
-    /// where there is one slice.
+    /// The pages that slices requested most often from each other, slice by slice; empty if
+    /// the machine has one slice.
     pub fn pages(&self) -> Result<Vec<SlicePages>, Refusal> {
-        match self.request(Request::Pages)? {
-            Answer::Pages(pages) => Ok(pages),
+        match self.request(MachineRequest::Pages)? {
+            MachineReply::Pages(pages) => Ok(pages),
             other => Err(misfit("pages", &other)),
         }
     }
 
-    /// Faults one by one: see [`Request::Faults`].
+    /// Records of single faults: see [`MachineRequest::Faults`].
     pub fn faults(&self, from: Vec<Option<u64>>) -> Result<Vec<SliceFaults>, Refusal> {
-        match self.request(Request::Faults(from))? {
-            Answer::Faults(faults) => Ok(faults),
+        match self.request(MachineRequest::Faults(from))? {
+            MachineReply::Faults(faults) => Ok(faults),
             other => Err(misfit("faults", &other)),
         }
     }
 
-    /// What the machine and its vCPUs are doing.
+    /// Stage, vCPUs and times.
     pub fn status(&self) -> Result<Status, Refusal> {
-        match self.request(Request::Status)? {
-            Answer::Status(status) => Ok(status),
+        match self.request(MachineRequest::Status)? {
+            MachineReply::Status(status) => Ok(status),
             other => Err(misfit("status", &other)),
         }
     }
 
-    /// What was counted so far.
+    /// All counters of vCPUs, parts and slices.
     pub fn counters(&self) -> Result<Counters, Refusal> {
-        match self.request(Request::Counters)? {
-            Answer::Counters(counters) => Ok(counters),
+        match self.request(MachineRequest::Counters)? {
+            MachineReply::Counters(counters) => Ok(counters),
             other => Err(misfit("counters", &other)),
         }
     }
 
-    /// The state of a machine that stands, without its memory.
+    /// The state of a paused machine, without its memory.
     pub fn save(&self) -> Result<Box<MachineState>, Refusal> {
-        match self.request(Request::Save)? {
-            Answer::Saved(state) => Ok(state),
+        match self.request(MachineRequest::Save)? {
+            MachineReply::Saved(state) => Ok(state),
             other => Err(misfit("save", &other)),
         }
     }
 
-    /// When the guest's first instruction was about to be executed.
+    /// The moment before the guest's first instruction.
     pub fn first_instruction(&self) -> Option<Instant> {
         self.first_instruction.get().copied()
     }
 
-    /// Types into the serial port; says how many bytes were taken. The rest may
-    /// be offered again a little later.
+    /// Sends bytes to the guest through the serial port; returns how many fit its buffer. The
+    /// rest can be sent later.
     pub fn serial_input(&self, bytes: &[u8]) -> usize {
         let serial = self.serial.as_ref();
         serial.map_or(0, |serial| serial.type_in(bytes))
     }
 
-    /// Types into the virtio console; none is taken where there is none.
+    /// Sends bytes to the guest through the virtio console; returns how many fit its buffer,
+    /// 0 without a virtio console.
     pub fn console_input(&self, bytes: &[u8]) -> usize {
         self.console
             .as_ref()
@@ -126,9 +127,9 @@ impl Handle {
     }
 }
 
-fn misfit(request: &'static str, answer: &Answer) -> Refusal {
+fn misfit(request: &'static str, reply: &MachineReply) -> Refusal {
     Refusal::Failed {
         request,
-        reason: format!("the machine sent a reply that does not match the request: {answer:?}"),
+        reason: format!("the machine sent a reply that does not match the request: {reply:?}"),
     }
 }

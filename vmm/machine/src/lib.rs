@@ -2,34 +2,34 @@
 //!
 //! | file | holds |
 //! | --- | --- |
-//! | `configuration` | what is asked for |
-//! | `back_end` | who runs the vCPUs, and why |
-//! | `guest` | what is in memory at the start |
-//! | `assembly` | all parts, connected |
-//! | `frame` | what the parts are attached to |
-//! | `pci_devices` | the devices among them that a configuration asks for |
-//! | `lifecycle` | stages, requests, answers, ends |
-//! | `owner` | the thread that takes requests |
-//! | `handle` | how others ask |
-//! | `control_loop` | how a secondary does what the primary says |
-//! | `seen` | pages and faults of all slices |
-//! | `ender` | how the end comes about |
-//! | [`vcpu`] | the vCPUs' threads, and what they meet |
+//! | `configuration` | what a machine consists of |
+//! | `back_end` | selects what executes the vCPUs' instructions |
+//! | `guest` | what is in guest memory at the start |
+//! | `assembly` | makes a machine from its configuration |
+//! | `machine_core` | RAM, buses, interrupt router and clock, to which the parts are attached |
+//! | `pci_devices` | the PCI devices of a configuration |
+//! | `lifecycle` | stages, requests, replies, ends |
+//! | `owner` | the thread that carries out requests |
+//! | `handle` | sends requests, for other threads |
+//! | `control_loop` | carries out the primary's commands on a secondary |
+//! | `fault_reports` | pages and faults of all slices |
+//! | `shutdown` | requests the end of a machine, and waits for it |
+//! | [`vcpu`] | the vCPUs' threads, and their view of the machine |
 
 mod assembly;
 mod back_end;
 mod configuration;
 mod control_loop;
-mod ender;
-mod frame;
 mod guest;
 mod handle;
 mod lifecycle;
+mod machine_core;
 mod owner;
 mod pci_devices;
+mod shutdown;
 
+mod fault_reports;
 mod kernel_parameters;
-mod seen;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -49,8 +49,8 @@ use weft_vcpu::CpuState;
 use weft_virtio::console::ConsoleOutput;
 
 pub use configuration::{BackEndChoice, Configuration, Invalid};
-pub use handle::{ANSWER_SECONDS_MAX, Handle};
-pub use lifecycle::{Answer, Counters, End, Refusal, Request, Stage, Status};
+pub use handle::{Handle, REPLY_SECONDS_MAX};
+pub use lifecycle::{Counters, End, MachineReply, MachineRequest, Refusal, Stage, Status};
 pub use state::MachineState;
 pub use weft_aggregate::commands::VcpuStage;
 pub use weft_aggregate::devices::{DataPath, Disk, Forward, Network, OpenDisks};
@@ -63,50 +63,49 @@ pub use back_end::check_host;
 pub use weft_vcpu::CpuModel;
 
 use assembly::{Assembled, Plan};
-use ender::{Ends, Input};
+use shutdown::{Input, OwnerChannel};
 
-/// Longest that the end of a machine is waited for when it is dropped: its vCPUs
-/// and devices have bounds of their own, which are shorter together.
+/// Longest wait for the end of a machine that is dropped. Its vCPUs and devices have bounds of
+/// their own, whose sum is shorter.
 const END_WAIT: Duration = Duration::from_secs(30);
 
-/// What a machine is given from outside: where its output goes, which is called on
-/// threads of the machine and must not block for long, and what is open already.
-pub struct Outside {
-    /// The serial port's.
+/// The outputs and open files that a machine is given by its process. Outputs are written on
+/// threads of the machine and must not block for long.
+pub struct MachineIo {
+    /// Receives the output of the serial port.
     pub serial: Box<dyn Write + Send>,
-    /// The virtio console's, if there is one.
+    /// Receives the output of the virtio console; `None`: the machine has no virtio console.
     pub console: Option<Box<dyn ConsoleOutput>>,
-    /// Files of disks that are open already.
+    /// Open files of disks.
     pub disks: OpenDisks,
 }
 
-/// Why there is no machine.
+/// Why a machine cannot be made.
 #[derive(Debug, Error)]
 pub enum MachineError {
-    /// The configuration asks for what cannot be.
+    /// The configuration is invalid.
     #[error(transparent)]
     Invalid(#[from] Invalid),
     /// No memory for the guest.
     #[error(transparent)]
     Memory(#[from] weft_guest_memory::MemoryError),
-    /// No kernel, or not one that can be started.
+    /// The kernel is missing or cannot be booted.
     #[error(transparent)]
     Boot(#[from] weft_boot::BootError),
-    /// No tables.
+    /// The ACPI tables do not fit.
     #[error(transparent)]
     Acpi(#[from] weft_platform::acpi::AcpiError),
-    /// The back end that is asked for cannot be used.
+    /// The requested back end is not usable on this host.
     #[error(transparent)]
     Unusable(#[from] weft_vcpu_kvm::detect::Unusable),
     /// KVM cannot run this machine.
     #[error("KVM cannot run this machine")]
     Kvm(#[source] weft_vcpu_kvm::KvmError),
-    /// The host's CPU is of an older level.
+    /// The host's CPU lacks instructions of the guest's CPU model.
     #[error(
         "guests of --cpu {model} need {missing}, which this host's CPU lacks: choose an older --cpu"
     )]
     CpuModel {
-        /// What was asked for, or is the default.
         model: CpuModel,
         /// Names of features, as in `/proc/cpuinfo`.
         missing: String,
@@ -114,10 +113,10 @@ pub enum MachineError {
     /// KVM vCPUs cannot share their memory here.
     #[error("a machine over several nodes cannot run in KVM here (--backend soft can): {0}")]
     SlicesOnKvm(String),
-    /// A slice's memory could not be made of what was loaded.
+    /// The loaded memory could not become a slice's part of coherent memory.
     #[error("cannot share the loaded memory: {0}")]
     Share(String),
-    /// A range to keep up to date is not memory.
+    /// A subscribed range is not memory.
     #[error("{:#x}-{:#x} must be kept up to date on all nodes, but is not memory", .0.start, .0.end)]
     Updated(Range<u64>),
     /// A vCPU could not be made.
@@ -141,13 +140,13 @@ pub enum MachineError {
     /// A virtio device could not be made.
     #[error(transparent)]
     Virtio(#[from] weft_virtio::VirtioError),
-    /// A disk or a network cannot be had.
+    /// A disk or a network cannot be opened.
     #[error(transparent)]
     Device(#[from] weft_aggregate::devices::DeviceSetupError),
-    /// The slice could not be joined.
+    /// The slice could not be started.
     #[error(transparent)]
     Slice(#[from] weft_aggregate::SliceError),
-    /// What serves the devices of several slices could not be made.
+    /// The queue back end of remote devices could not be started.
     #[error("cannot serve the devices of several nodes")]
     RemoteDevices(#[source] std::io::Error),
     /// The virtio console could not be made.
@@ -156,12 +155,12 @@ pub enum MachineError {
     /// A thread could not be started.
     #[error("cannot start a thread")]
     Thread(#[source] std::io::Error),
-    /// No randomness for the guest.
+    /// The guest's random seed could not be read.
     #[error("cannot read /dev/urandom")]
     Seed(#[source] std::io::Error),
 }
 
-/// A virtual machine. Dropped, it is stopped first.
+/// A virtual machine. Dropping it stops it first.
 pub struct Machine {
     handle: Handle,
     ram: Ram,
@@ -170,21 +169,21 @@ pub struct Machine {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What a machine is started from.
+/// The arguments of [`Machine::start`].
 struct Start<'a> {
     configuration: &'a Configuration,
-    outside: Outside,
+    io: MachineIo,
     ram: Ram,
     chosen: back_end::Chosen,
-    /// The first CPU at its first instruction, where it is.
+    /// The first vCPU's state at its first instruction, if that vCPU is here.
     bootstrap: Option<CpuState>,
     notes: Vec<String>,
     updated: Vec<Range<u64>>,
-    ends: Ends,
+    channel: OwnerChannel,
     slice: Option<Arc<Slice>>,
 }
 
-/// What is kept up to date lies in memory.
+/// Checks that subscribed ranges are memory.
 fn check_memory(ram: &Ram, updated: &[Range<u64>]) -> Result<(), MachineError> {
     let parts = ram.parts();
     let is_none = |range: &&Range<u64>| {
@@ -199,7 +198,7 @@ fn check_memory(ram: &Ram, updated: &[Range<u64>]) -> Result<(), MachineError> {
     }
 }
 
-/// What was loaded becomes the primary's own.
+/// Makes the primary the owner of the pages that were loaded.
 fn share(ram: &Ram, slice: &Slice) -> Result<(), MachineError> {
     let populated = ram
         .populated()
@@ -211,27 +210,27 @@ fn share(ram: &Ram, slice: &Slice) -> Result<(), MachineError> {
 }
 
 impl Machine {
-    /// Opens everything and puts it together: all files are open and all threads
-    /// started then, so that privileges may be given up. No guest instruction is
-    /// executed before [`Request::Run`].
-    pub fn new(configuration: &Configuration, outside: Outside) -> Result<Self, MachineError> {
-        Self::build(configuration, outside, None)
+    /// Makes a machine. Afterwards all files are open and all threads are started, so that
+    /// the process can give up its privileges. No guest instruction is executed before
+    /// [`MachineRequest::Run`].
+    pub fn new(configuration: &Configuration, io: MachineIo) -> Result<Self, MachineError> {
+        Self::build(configuration, io, None)
     }
 
-    /// One slice of a machine over several nodes. The primary opens the
-    /// kernel and owns the machine's life; the others run when it says so, and
-    /// have no devices of their own. All are given the same configuration.
+    /// Makes one slice of a machine over several nodes, from a configuration that is the same
+    /// on all. The primary loads the kernel, has the devices' registers and owns the machine's
+    /// life; the secondaries carry out its commands.
     pub fn of_slice(
         configuration: &Configuration,
-        outside: Outside,
+        io: MachineIo,
         links: SliceLinks,
     ) -> Result<Self, MachineError> {
-        Self::build(configuration, outside, Some(links))
+        Self::build(configuration, io, Some(links))
     }
 
     fn build(
         configuration: &Configuration,
-        outside: Outside,
+        io: MachineIo,
         links: Option<SliceLinks>,
     ) -> Result<Self, MachineError> {
         configuration.validate()?;
@@ -245,10 +244,10 @@ impl Machine {
             .then(|| guest::Files::open(configuration))
             .transpose()?;
         let ram = Ram::new(configuration.memory_bytes)?;
-        let ends = Ends::new();
+        let channel = OwnerChannel::new();
         let slice = links.map(|links| {
-            let ender = ends.ender.clone();
-            let broken = Arc::new(move |reason| ender.end(End::Failed { reason }));
+            let shutdown = channel.shutdown.clone();
+            let broken = Arc::new(move |reason| shutdown.end(End::Failed { reason }));
             let options = SliceOptions {
                 placement: configuration.placement(),
                 spare_bytes: configuration.spare_bytes,
@@ -272,22 +271,22 @@ impl Machine {
         }
         Self::start(Start {
             configuration,
-            outside,
+            io,
             ram,
             chosen,
             bootstrap,
             notes,
             updated,
-            ends,
+            channel,
             slice,
         })
     }
 
-    /// The same around RAM that exists, for [`Request::Restore`]: nothing is
-    /// loaded into it.
+    /// Makes a machine around existing RAM, for [`MachineRequest::Restore`]. Nothing is loaded
+    /// into it.
     pub fn adopt(
         configuration: &Configuration,
-        outside: Outside,
+        io: MachineIo,
         ram: Ram,
     ) -> Result<Self, MachineError> {
         configuration.validate()?;
@@ -297,13 +296,13 @@ impl Machine {
         let chosen = back_end::choose(configuration, &ram, None)?;
         Self::start(Start {
             configuration,
-            outside,
+            io,
             ram,
             chosen,
             bootstrap: Some(CpuState::reset()),
             notes: Vec::new(),
             updated: Vec::new(),
-            ends: Ends::new(),
+            channel: OwnerChannel::new(),
             slice: None,
         })
     }
@@ -316,12 +315,12 @@ impl Machine {
         let ram = start.ram;
         let Assembled { owner, handle } = assembly::assemble(Plan {
             configuration: start.configuration,
-            outside: start.outside,
+            io: start.io,
             ram: ram.clone(),
             chosen: start.chosen,
             bootstrap: start.bootstrap,
             updated: start.updated,
-            ends: start.ends,
+            channel: start.channel,
             slice: start.slice,
         })?;
         let thread = weft_confine::spawn("weft-machine", ThreadKind::Main, move || owner.run())
@@ -335,7 +334,7 @@ impl Machine {
         })
     }
 
-    /// For other threads.
+    /// A handle for other threads.
     pub fn handle(&self) -> Handle {
         self.handle.clone()
     }
@@ -350,13 +349,13 @@ impl Machine {
         self.back_end
     }
 
-    /// What a log should say: the back end and why, what was booted.
+    /// Lines for the log: the back end and why it was selected, and what was booted.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Stops the machine if it runs, and waits until all its threads are over.
-    /// How it ended.
+    /// Stops the machine if it runs, and waits until all its threads have ended. Returns how
+    /// it ended.
     pub fn finish(mut self) -> Option<End> {
         self.take_down();
         self.handle.wait(Duration::ZERO)
@@ -366,10 +365,10 @@ impl Machine {
         let Some(thread) = self.thread.take() else {
             return;
         };
-        // The queue is bounded and its reader never stops reading, so there is
-        // room soon; a reader that is gone needs no word.
+        // The queue is bounded and its reader always reads, so this does not block for long;
+        // an error means that the reader has ended already.
         let _ = self.handle.owner.send(Input::Quit);
-        // One that does not end in time goes with the process.
+        // A thread that does not end in time ends with the process.
         join_until(thread, Instant::now() + END_WAIT);
     }
 }

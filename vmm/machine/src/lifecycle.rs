@@ -1,4 +1,4 @@
-//! What may be asked of a machine, when, and what it answers.
+//! The stages of a machine, and the requests that each stage accepts.
 //!
 //! ```text
 //!            run                pause
@@ -9,10 +9,9 @@
 //!                     Ended: powered off, reset, debug exit, stopped, failed
 //! ```
 //!
-//! One thread owns the machine and takes requests one after the other, so no
-//! two lifecycle calls ever overlap. The power button needs Running; `save` needs Built or Paused, `restore`
-//! too; `status`, `counters`, `pages` and `faults` are answered always, also after
-//! the end.
+//! One thread owns the machine and takes requests one after the other, so two requests never
+//! overlap. The power button needs Running; `save` and `restore` need Built or Paused.
+//! `status`, `counters`, `pages` and `faults` are answered in every stage, also after the end.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,7 +24,7 @@ use weft_platform::interrupts::VcpuLocation;
 
 use super::state::MachineState;
 
-/// Where in its life a machine is.
+/// The stage of a machine's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Stage {
@@ -33,7 +32,7 @@ pub enum Stage {
     Built,
     /// vCPUs run.
     Running,
-    /// vCPUs stand, guest time stands, devices touch no guest memory.
+    /// vCPUs and guest time are stopped, and devices do not access guest memory.
     Paused,
     /// Over. See [`End`].
     Ended,
@@ -59,22 +58,16 @@ pub enum End {
     /// The guest asked for a reset.
     Reset,
     /// A fault while a double fault was delivered: hardware resets.
-    TripleFault {
-        /// The vCPU that had it.
-        cpu: u32,
-    },
+    TripleFault { cpu: u32 },
     /// The guest wrote to the debug exit port.
     DebugExit {
         /// `(value << 1) | 1`, as the port's users expect.
         code: u32,
     },
-    /// By request.
+    /// A request stopped it.
     Stopped,
-    /// The machine cannot go on.
-    Failed {
-        /// What failed, on what.
-        reason: String,
-    },
+    /// The machine cannot continue.
+    Failed { reason: String },
 }
 
 impl fmt::Display for End {
@@ -90,59 +83,58 @@ impl fmt::Display for End {
     }
 }
 
-/// What the machine is and does at the moment.
+/// The reply to [`MachineRequest::Status`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
-    /// In its life.
     pub stage: Stage,
-    /// How it ended, once it did.
+    /// How the machine ended; `None` while it has not.
     pub end: Option<End>,
     /// `kvm` or `soft`.
     pub back_end: String,
-    /// Each vCPU, by number; on a secondary those that are there.
+    /// By vCPU; on a secondary only its own vCPUs.
     pub vcpus: BTreeMap<u32, VcpuStage>,
-    /// Where each vCPU of the whole machine is.
+    /// By vCPU, of the whole machine.
     pub locations: Vec<VcpuLocation>,
     /// Guest RAM, in bytes.
     pub memory_bytes: u64,
-    /// Guest time since the start, in nanoseconds; stands while paused.
+    /// Guest time since the start, in nanoseconds; stopped while the machine is paused.
     pub guest_time_ns: u64,
 }
 
 /// Counters that only grow, keyed by name (`vcpu0.exits.halted`, `ipi.sent`, ...).
 pub type Counters = BTreeMap<String, u64>;
 
-/// What may be asked.
+/// What the API, the terminal or a signal asks of a machine.
 #[derive(Debug)]
-pub enum Request {
+pub enum MachineRequest {
     /// Starts the vCPUs.
     Run,
-    /// Lets them stand; guest time stands.
+    /// Stops the vCPUs and guest time.
     Pause,
-    /// Lets them go on.
+    /// Continues after a pause.
     Resume,
     /// Ends the machine.
     Stop,
     /// Presses the power button: a guest that listens powers itself off. Answered
     /// when it is pressed (`PowerDevice::press_button`), not when the guest obeys.
     PressPowerButton,
-    /// Everything but RAM, as data.
+    /// Saves everything except RAM.
     Save,
-    /// Makes the machine what the state says; it is Paused then.
+    /// Replaces the machine's state by a saved one; the machine is Paused afterwards.
     Restore(Box<MachineState>),
-    /// What it is and does.
+    /// Stage, vCPUs and times: [`Status`].
     Status,
-    /// Its numbers.
+    /// All counters of vCPUs, parts and slices.
     Counters,
-    /// The pages that slices asked each other for most often.
+    /// The pages that slices requested most often from each other.
     Pages,
-    /// Faults one by one. By slice: the number of the first that is wanted; without
-    /// one, those that will come. They are recorded for a few seconds from now on.
+    /// Records of single faults. By slice: the number of the first wanted record, or `None`
+    /// for records of future faults. Faults are recorded for a few seconds after each request.
     Faults(Vec<Option<u64>>),
 }
 
-impl Request {
-    /// One word.
+impl MachineRequest {
+    /// The request's name in messages.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Run => "run",
@@ -160,56 +152,44 @@ impl Request {
     }
 }
 
+/// The reply to a [`MachineRequest`].
 #[derive(Debug)]
-pub enum Answer {
-    /// Done; the machine is in this stage now.
+pub enum MachineReply {
+    /// The request was carried out; the machine is in this stage now.
     Done(Stage),
     Saved(Box<MachineState>),
     Status(Status),
     Counters(Counters),
-    /// To `Pages`: of each slice; none where there is one only.
+    /// To `Pages`: one for each slice; empty if the machine has one slice.
     Pages(Vec<SlicePages>),
-    /// To `Faults`, in the same order.
+    /// To `Faults`, in the order of slices.
     Faults(Vec<SliceFaults>),
 }
 
-/// Why a request was not carried out; the machine is as before unless the
-/// refusal says otherwise.
+/// Why a request was not carried out. The machine is as before unless the variant says
+/// otherwise.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Refusal {
-    /// Not in this stage.
+    /// The machine's stage does not accept the request.
     #[error("cannot {request}: the machine is {stage}")]
-    Stage {
-        /// What was asked.
-        request: &'static str,
-        stage: Stage,
-    },
+    Stage { request: &'static str, stage: Stage },
     /// Too many requests wait already.
     #[error("cannot {request}: too many requests wait")]
-    Busy {
-        /// What was asked.
-        request: &'static str,
-    },
-    /// No answer in time. It may still be carried out.
+    Busy { request: &'static str },
+    /// No reply came in time. The request may still be carried out.
     #[error("no answer to {request} within {seconds} s")]
     TimedOut {
-        /// What was asked.
         request: &'static str,
-        /// How long was waited.
+        /// The bound of the wait.
         seconds: u64,
     },
-    /// A part would not; the machine ended for it if it could not go on.
+    /// A part of the machine failed. If the machine cannot continue without it, it ended.
     #[error("cannot {request}: {reason}")]
     Failed {
-        /// What was asked.
         request: &'static str,
-        /// What failed, on what.
         reason: String,
     },
-    /// The machine was taken down.
+    /// The machine no longer exists.
     #[error("cannot {request}: the machine is gone")]
-    Gone {
-        /// What was asked.
-        request: &'static str,
-    },
+    Gone { request: &'static str },
 }

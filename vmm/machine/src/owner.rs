@@ -1,8 +1,8 @@
-//! The thread that owns a machine's life: takes requests one after the other.
+//! The thread that owns a machine's life and takes its requests one after the other.
 //!
-//! Invariants: vCPUs run only in the stage Running; in every other stage guest
-//! time stands and no device touches guest memory; after a request that was
-//! refused the stage is as before, or Ended when that was not possible.
+//! Invariants: vCPUs run only in the stage Running; in every other stage guest time is
+//! stopped and no device accesses guest memory; after a refused request the stage is as
+//! before, or Ended if that was not possible.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,44 +16,44 @@ use weft_platform::clock::{Alarms, Clock};
 use weft_platform::interrupts::VcpuLocation;
 use weft_platform::part::Part;
 
-use super::ender::{Ender, Ending, Input};
-use super::lifecycle::{Answer, Counters, End, Refusal, Request, Stage, Status};
-use super::seen::Seen;
+use super::fault_reports::FaultReports;
+use super::lifecycle::{Counters, End, MachineReply, MachineRequest, Refusal, Stage, Status};
+use super::shutdown::{Ending, Input, Shutdown};
 use super::state::MachineState;
-use crate::vcpu::runner::{Activity, Order, Runner, RunnerError, VcpuState};
+use crate::vcpu::runner::{Activity, Runner, RunnerError, VcpuCommand, VcpuState};
 use weft_aggregate::commands::{SliceCommand, SliceReply, VcpuStage};
 
-/// Longest that a vCPU may take to carry out an order: it must come out of guest
-/// code and of a device's register, and a host may be busy.
-const ORDER_WAIT: Duration = Duration::from_secs(if cfg!(test) { 4 } else { 10 });
-/// Longest that a vCPU's thread may take to end.
+/// Longest time in which a vCPU must carry out a command: it must leave guest code or a
+/// device's register first, and its host may be busy.
+const COMMAND_WAIT: Duration = Duration::from_secs(if cfg!(test) { 4 } else { 10 });
+/// Longest time in which a vCPU's thread must end.
 const FINISH_WAIT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 5 });
 
-/// A part with its name.
-pub(super) type Named = (String, Arc<dyn Part>);
+/// A part with its name in saved states and counters.
+pub(super) type NamedPart = (String, Arc<dyn Part>);
 
-/// What the thread owns.
+/// The machine's owner: all that its thread needs.
 pub(super) struct Owner {
     pub inputs: Receiver<Input>,
-    pub ender: Arc<Ender>,
+    pub shutdown: Arc<Shutdown>,
     pub ending: Arc<Ending>,
     pub runners: Vec<Runner>,
     /// In the order in which they are restored; paused in the reverse order.
-    pub parts: Vec<Named>,
+    pub parts: Vec<NamedPart>,
     pub clock: Arc<Clock>,
     pub alarms: Option<Arc<Alarms>>,
     pub back_end: &'static str,
     pub memory_bytes: u64,
     pub stage: Stage,
-    /// What was counted in the end, once the vCPUs stood.
+    /// The counters after the vCPUs had stopped for the end.
     pub collected: Option<Counters>,
     /// Pages and faults of all slices.
-    pub seen: Seen,
-    /// None on a secondary.
+    pub reports: FaultReports,
+    /// `None` on a secondary.
     pub power: Option<Arc<PowerDevice>>,
-    /// Guest-physical addresses that are kept up to date on all slices.
+    /// Guest-physical addresses to which all slices subscribe.
     pub updated: Vec<Range<u64>>,
-    /// Of several.
+    /// `None` if the machine has one slice.
     pub slice: Option<Arc<Slice>>,
     /// What remains to be done at the end: devices are taken off their buses.
     pub take_down: Box<dyn FnOnce() + Send>,
@@ -62,7 +62,7 @@ pub(super) struct Owner {
 impl Owner {
     pub fn run(mut self) {
         if let Err(refusal) = self.pause_parts("build") {
-            self.ender.end(End::Failed {
+            self.shutdown.end(End::Failed {
                 reason: refusal.to_string(),
             });
         }
@@ -70,14 +70,14 @@ impl Owner {
         while let Ok(input) = self.inputs.recv() {
             match input {
                 Input::Request(envelope) => {
-                    let answer = self.answer(envelope.request);
-                    // Who does not wait any more needs no answer.
-                    let _ = envelope.answer.try_send(answer);
+                    let reply = self.carry_out(envelope.request);
+                    // A handle whose wait timed out has dropped the receiver.
+                    let _ = envelope.reply.try_send(reply);
                 }
                 Input::Wake => {}
                 Input::Quit => break,
             }
-            if let Some(end) = self.ender.wanted() {
+            if let Some(end) = self.shutdown.wanted() {
                 self.end(end);
             }
         }
@@ -85,33 +85,43 @@ impl Owner {
         (self.take_down)();
     }
 
-    fn answer(&mut self, request: Request) -> Result<Answer, Refusal> {
+    fn carry_out(&mut self, request: MachineRequest) -> Result<MachineReply, Refusal> {
         let name = request.name();
         match (request, self.stage) {
-            (Request::Status, _) => return Ok(Answer::Status(self.status())),
-            (Request::Counters, _) => return Ok(Answer::Counters(self.counters())),
-            (Request::Pages, _) => return Ok(Answer::Pages(self.seen.pages(self.asking()))),
-            (Request::Faults(from), _) => {
-                return Ok(Answer::Faults(self.seen.faults(self.asking(), from)));
+            (MachineRequest::Status, _) => return Ok(MachineReply::Status(self.status())),
+            (MachineRequest::Counters, _) => return Ok(MachineReply::Counters(self.counters())),
+            (MachineRequest::Pages, _) => {
+                return Ok(MachineReply::Pages(
+                    self.reports.pages(self.commanding_slice()),
+                ));
             }
-            (Request::Run, Stage::Built) | (Request::Resume, Stage::Paused) => self.go(name)?,
-            (Request::Pause, Stage::Running) => self.stand(name)?,
-            (Request::Stop, Stage::Built | Stage::Running | Stage::Paused) => {
+            (MachineRequest::Faults(from), _) => {
+                return Ok(MachineReply::Faults(
+                    self.reports.faults(self.commanding_slice(), from),
+                ));
+            }
+            (MachineRequest::Run, Stage::Built) | (MachineRequest::Resume, Stage::Paused) => {
+                self.run_vcpus(name)?
+            }
+            (MachineRequest::Pause, Stage::Running) => self.pause(name)?,
+            (MachineRequest::Stop, Stage::Built | Stage::Running | Stage::Paused) => {
                 self.end(End::Stopped);
             }
-            (Request::PressPowerButton, Stage::Running) => {
+            (MachineRequest::PressPowerButton, Stage::Running) => {
                 if let Some(power) = &self.power {
                     power.press_button();
                 }
             }
-            (Request::Save | Request::Restore(_), _) if self.slice.is_some() => {
+            (MachineRequest::Save | MachineRequest::Restore(_), _) if self.slice.is_some() => {
                 let reason = "the machine runs on several nodes".to_owned();
                 return Err(refused(name, reason));
             }
-            (Request::Save, Stage::Built | Stage::Paused) => {
-                return self.save(name).map(|state| Answer::Saved(Box::new(state)));
+            (MachineRequest::Save, Stage::Built | Stage::Paused) => {
+                return self
+                    .save(name)
+                    .map(|state| MachineReply::Saved(Box::new(state)));
             }
-            (Request::Restore(state), Stage::Built | Stage::Paused) => {
+            (MachineRequest::Restore(state), Stage::Built | Stage::Paused) => {
                 self.restore(name, *state)?;
                 self.stage = Stage::Paused;
             }
@@ -120,11 +130,11 @@ impl Owner {
                 return Err(Refusal::Stage { request, stage });
             }
         }
-        Ok(Answer::Done(self.stage))
+        Ok(MachineReply::Done(self.stage))
     }
 
     /// From Built or Paused to Running.
-    fn go(&mut self, request: &'static str) -> Result<(), Refusal> {
+    fn run_vcpus(&mut self, request: &'static str) -> Result<(), Refusal> {
         if let Err(error) = weft_confine::settle() {
             let refusal = refused(request, error.to_string());
             self.fail(&refusal);
@@ -143,25 +153,26 @@ impl Owner {
             updated: self.updated.clone(),
         };
         self.command_secondaries(request, &run)?;
-        self.order_all(request, |_| Order::Run).map(drop)
+        self.command_all_vcpus(request, |_| VcpuCommand::Run)
+            .map(drop)
     }
 
     /// From Running to Paused.
-    fn stand(&mut self, request: &'static str) -> Result<(), Refusal> {
+    fn pause(&mut self, request: &'static str) -> Result<(), Refusal> {
         self.command_secondaries(request, &SliceCommand::Pause)?;
-        self.order_all(request, |_| Order::Pause)?;
+        self.command_all_vcpus(request, |_| VcpuCommand::Pause)?;
         self.clock.stop();
         self.stage = Stage::Paused;
         if let Err(refusal) = self.pause_parts(request) {
-            // As before, if that can be.
-            self.go(request)?;
+            // Back to Running, if that is possible.
+            self.run_vcpus(request)?;
             return Err(refusal);
         }
         Ok(())
     }
 
     fn save(&mut self, request: &'static str) -> Result<MachineState, Refusal> {
-        let vcpus = self.order_all(request, |_| Order::Save)?;
+        let vcpus = self.command_all_vcpus(request, |_| VcpuCommand::Save)?;
         let mut parts = BTreeMap::new();
         for (name, part) in &self.parts {
             let state = part
@@ -173,8 +184,8 @@ impl Owner {
         Ok(MachineState { vcpus, parts })
     }
 
-    /// A state that does not fit is refused before anything is changed; one that
-    /// is found not to fit later ends the machine.
+    /// Refuses a state of other parts before anything changes. A part that refuses its state
+    /// ends the machine.
     fn restore(&mut self, request: &'static str, state: MachineState) -> Result<(), Refusal> {
         let fits = state.vcpus.len() == self.runners.len()
             && state.parts.len() == self.parts.len()
@@ -201,15 +212,15 @@ impl Owner {
             .into_iter()
             .map(|state| Some(Box::new(state)))
             .collect();
-        self.order_all(request, |index| match vcpus[index].take() {
-            Some(state) => Order::Restore(state),
-            None => Order::Pause,
+        self.command_all_vcpus(request, |index| match vcpus[index].take() {
+            Some(state) => VcpuCommand::Restore(state),
+            None => VcpuCommand::Pause,
         })
         .map(drop)
     }
 
-    /// On the primary: has the secondaries carry out a command. One that does not ends
-    /// the machine.
+    /// On the primary: sends a command to all secondaries and waits for their replies. A
+    /// secondary that fails ends the machine.
     fn command_secondaries(
         &self,
         request: &'static str,
@@ -226,32 +237,32 @@ impl Owner {
     }
 
     /// The slice, where it may command secondaries.
-    fn asking(&self) -> Option<&Slice> {
+    fn commanding_slice(&self) -> Option<&Slice> {
         let slice = self.slice.as_deref().filter(|slice| slice.is_primary());
         slice.filter(|_| self.stage != Stage::Ended)
     }
 
     /// The replies of the secondaries to a query; nothing from those that do not reply.
     fn ask_secondaries(&self, command: &SliceCommand) -> Vec<(usize, SliceReply)> {
-        let asked = self.asking();
+        let asked = self.commanding_slice();
         asked.map_or_else(Vec::new, |slice| {
             slice.command_all(command).unwrap_or_default()
         })
     }
 
-    /// Gives every vCPU an order, then waits for all answers. A vCPU that does not
-    /// carry it out ends the machine: nobody knows in which state it is.
-    fn order_all(
+    /// Sends a command to every vCPU, then waits for all replies. A vCPU that does not carry
+    /// it out ends the machine, because its state is unknown.
+    fn command_all_vcpus(
         &mut self,
         request: &'static str,
-        mut order: impl FnMut(usize) -> Order,
+        mut command: impl FnMut(usize) -> VcpuCommand,
     ) -> Result<Vec<Option<Box<VcpuState>>>, Refusal> {
-        let deadline = Instant::now() + ORDER_WAIT;
+        let deadline = Instant::now() + COMMAND_WAIT;
         let given: Result<Vec<()>, RunnerError> = self
             .runners
             .iter()
             .enumerate()
-            .map(|(index, runner)| runner.order(order(index)))
+            .map(|(index, runner)| runner.command(command(index)))
             .collect();
         let outcome = given.and_then(|_| {
             let replies = self.runners.iter().map(|runner| runner.reply(deadline));
@@ -292,21 +303,21 @@ impl Owner {
     }
 
     fn fail(&self, refusal: &Refusal) {
-        self.ender.end(End::Failed {
+        self.shutdown.end(End::Failed {
             reason: refusal.to_string(),
         });
     }
 
-    /// Ends the machine, whatever it does; a second time does nothing.
+    /// Ends the machine in any stage; a second call does nothing.
     fn end(&mut self, end: End) {
         if self.stage == Stage::Ended {
             return;
         }
-        // Tells vCPUs to stand wherever they are.
-        self.ender.end(end.clone());
+        // Makes vCPUs stop, also inside guest code.
+        self.shutdown.end(end.clone());
         for runner in &self.runners {
-            // One that has ended already cannot take it, which is as good.
-            let _ = runner.order(Order::Finish);
+            // A thread that has ended already has no receiver.
+            let _ = runner.command(VcpuCommand::Finish);
         }
         let deadline = Instant::now() + FINISH_WAIT;
         let mut stuck = Vec::new();
@@ -316,14 +327,14 @@ impl Owner {
             }
         }
         self.collected = Some(self.counters());
-        // Of a slice that was lost nobody waits for more.
+        // After a failure a slice may be lost: do not wait for its reports.
         let lost = matches!(end, End::Failed { .. });
-        let mut seen = std::mem::take(&mut self.seen);
-        seen.collect(self.asking().filter(|_| !lost));
-        self.seen = seen;
+        let mut reports = std::mem::take(&mut self.reports);
+        reports.collect(self.commanding_slice().filter(|_| !lost));
+        self.reports = reports;
         if let Some(slice) = &self.slice {
             if slice.is_primary() {
-                // One that is gone, or slow, ends when its links do.
+                // A secondary that does not reply ends when its links do.
                 let _ = slice.command_all(&SliceCommand::Stop);
             }
             slice.close();
@@ -424,7 +435,7 @@ fn refused(request: &'static str, reason: String) -> Refusal {
     Refusal::Failed { request, reason }
 }
 
-/// An error with all that led to it, in one line.
+/// An error with all its sources, in one line.
 pub(super) fn with_sources(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

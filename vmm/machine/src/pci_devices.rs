@@ -13,20 +13,20 @@ use weft_virtio::rng::Rng;
 use weft_virtio::{Attach, Transport, VirtioDevice};
 
 use super::configuration::Configuration;
-use super::frame::Frame;
 use super::lifecycle::End;
-use super::owner::Named;
+use super::machine_core::MachineCore;
+use super::owner::NamedPart;
 use super::{MachineError, OpenDisks};
 
 /// What the devices are made from.
 pub(super) struct PciDevices<'a> {
-    pub frame: &'a Frame,
+    pub core: &'a MachineCore,
     pub configuration: &'a Configuration,
     /// Disks that are open already.
     pub opened: &'a OpenDisks,
     /// Hears of guest memory that devices wrote.
     pub observer: Option<Arc<dyn WriteObserver>>,
-    pub parts: &'a mut Vec<Named>,
+    pub parts: &'a mut Vec<NamedPart>,
     /// Of several.
     pub slice: Option<&'a Arc<Slice>>,
     /// Devices so far: each has the number of its turn.
@@ -79,25 +79,25 @@ impl PciDevices<'_> {
     }
 
     fn bus(&mut self) -> Result<Arc<Root>, MachineError> {
-        let frame = self.frame;
-        let ender = frame.ender.clone();
+        let core = self.core;
+        let shutdown = core.shutdown.clone();
         let mut lines: Vec<Arc<dyn InterruptLine>> = Vec::new();
         for wire in 0..PINS {
-            lines.push(Arc::new(frame.pin((FIRST_PIN + wire) as usize)?));
+            lines.push(Arc::new(core.pin((FIRST_PIN + wire) as usize)?));
         }
         let lines = lines
             .try_into()
             .map_err(|_| MachineError::Pin(FIRST_PIN as usize))?;
         let root = Arc::new(Root::new(RootOptions {
-            mmio: frame.mmio.clone(),
-            ports: frame.ports.clone(),
+            mmio: core.mmio.clone(),
+            ports: core.ports.clone(),
             lines,
-            sink: frame.interrupts.clone(),
+            sink: core.interrupts.clone(),
             windows: Windows {
                 low: DEVICE_HOLE..PCI_WINDOW_END,
-                high: acpi::high_window(&frame.ram),
+                high: acpi::high_window(&core.ram),
             },
-            on_reset: Some(Arc::new(move || ender.end(End::Reset))),
+            on_reset: Some(Arc::new(move || shutdown.end(End::Reset))),
         })?);
         self.parts.push(("pci".into(), root.clone()));
         Ok(root)
@@ -108,7 +108,7 @@ impl PciDevices<'_> {
         self.attached += 1;
         let remote = self.slice.map(|slice| slice.remote_devices());
         let attach = Attach {
-            memory: self.frame.memory.clone(),
+            memory: self.core.memory.clone(),
             observer: self.observer.clone(),
             route_observer: remote.map(|remote| remote.route_publisher(number)),
         };

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::vcpu::runner::VcpuState;
 
-/// What [`super::Request::Save`] answers and [`super::Request::Restore`] takes.
+/// What [`super::MachineRequest::Save`] answers and [`super::MachineRequest::Restore`] takes.
 /// Together with the bytes of the RAM it is the machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MachineState {

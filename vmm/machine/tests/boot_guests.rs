@@ -12,7 +12,7 @@ use std::time::Duration;
 use weft_boot::{Format, ImageFile, Protocol, Request, Role, load};
 use weft_guest_memory::Ram;
 use weft_machine::{
-    BackEndChoice, Configuration, End, Machine, MachineError, OpenDisks, Outside, Request as Ask,
+    BackEndChoice, Configuration, End, Machine, MachineError, MachineIo, MachineRequest, OpenDisks,
 };
 
 use kept::Kept;
@@ -82,12 +82,12 @@ fn run(kernel: &Path, initrd: &Path, back_end: BackEndChoice) -> Option<(End, St
     configuration.back_end = back_end;
     configuration.debug_exit = true;
     let printed = Kept::default();
-    let outside = Outside {
+    let io = MachineIo {
         serial: Box::new(printed.clone()),
         console: None,
         disks: OpenDisks::default(),
     };
-    let machine = match Machine::new(&configuration, outside) {
+    let machine = match Machine::new(&configuration, io) {
         Ok(machine) => machine,
         Err(MachineError::Unusable(reason)) => {
             skipped(&reason);
@@ -96,7 +96,7 @@ fn run(kernel: &Path, initrd: &Path, back_end: BackEndChoice) -> Option<(End, St
         Err(error) => panic!("{error}"),
     };
     let handle = machine.handle();
-    handle.request(Ask::Run).unwrap();
+    handle.request(MachineRequest::Run).unwrap();
     let end = handle.wait(Duration::from_secs(60)).expect("it ends");
     machine.finish();
     Some((end, printed.text()))

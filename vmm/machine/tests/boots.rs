@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use weft_machine::{
-    BackEndChoice, Configuration, End, Machine, MachineState, OpenDisks, Outside, Placement,
-    Request, Share, Stage,
+    BackEndChoice, Configuration, End, Machine, MachineIo, MachineRequest, MachineState, OpenDisks,
+    Placement, Share, Stage,
 };
 
 use kept::Kept;
@@ -40,8 +40,8 @@ fn image(name: &str) -> PathBuf {
     path
 }
 
-fn outside(console: &Kept) -> Outside {
-    Outside {
+fn io(console: &Kept) -> MachineIo {
+    MachineIo {
         serial: Box::new(console.clone()),
         console: None,
         disks: OpenDisks::default(),
@@ -64,7 +64,7 @@ fn small(cpus: u32, initrd: &str, words: &str) -> Configuration {
     configuration
 }
 
-fn ask(machine: &Machine, request: Request) {
+fn ask(machine: &Machine, request: MachineRequest) {
     machine.handle().request(request).unwrap();
 }
 
@@ -78,10 +78,10 @@ fn move_on(
     let text = serde_json::to_string(state).unwrap();
     let ram = machine.ram().clone();
     drop(machine);
-    let next = Machine::adopt(configuration, outside(console), ram).unwrap();
+    let next = Machine::adopt(configuration, io(console), ram).unwrap();
     let state: MachineState = serde_json::from_str(&text).unwrap();
-    ask(&next, Request::Restore(Box::new(state)));
-    ask(&next, Request::Resume);
+    ask(&next, MachineRequest::Restore(Box::new(state)));
+    ask(&next, MachineRequest::Resume);
     next
 }
 
@@ -89,8 +89,8 @@ fn move_on(
 /// it printed.
 fn moved(configuration: &Configuration, every: Duration) -> (u32, String) {
     let console = Kept::default();
-    let mut machine = Machine::new(configuration, outside(&console)).unwrap();
-    ask(&machine, Request::Run);
+    let mut machine = Machine::new(configuration, io(&console)).unwrap();
+    ask(&machine, MachineRequest::Run);
     let start = Instant::now();
     let mut moves = 0;
     loop {
@@ -101,7 +101,7 @@ fn moved(configuration: &Configuration, every: Duration) -> (u32, String) {
         assert!(start.elapsed() < PATIENCE, "{}", console.text());
         // It may end between the look and the pause, or have asked for its end just
         // before it: the next look says how.
-        if machine.handle().request(Request::Pause).is_err() {
+        if machine.handle().request(MachineRequest::Pause).is_err() {
             continue;
         }
         match machine.handle().save() {
@@ -170,8 +170,8 @@ fn nodes_as_seen(shares: &[(u32, u64)]) -> String {
     configuration.cpus = placement.cpus();
     configuration.memory_bytes = placement.memory_bytes();
     let console = Kept::default();
-    let machine = Machine::new(&configuration, outside(&console)).unwrap();
-    ask(&machine, Request::Run);
+    let machine = Machine::new(&configuration, io(&console)).unwrap();
+    ask(&machine, MachineRequest::Run);
     let end = machine.handle().wait(PATIENCE);
     assert_eq!(end, Some(End::PoweredOff), "{}", console.text());
     check(&console.text());

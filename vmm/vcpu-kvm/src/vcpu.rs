@@ -314,7 +314,7 @@ impl Vcpu for KvmVcpu {
         self.instructions
     }
 
-    fn tally(&self) -> Option<Arc<dyn BackEndCounters>> {
+    fn back_end_counters(&self) -> Option<Arc<dyn BackEndCounters>> {
         Some(self.meter.clone())
     }
 

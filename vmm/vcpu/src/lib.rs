@@ -96,7 +96,7 @@ pub trait Vcpu: Send {
     }
 
     /// Where the back end counts, if it does.
-    fn tally(&self) -> Option<Arc<dyn BackEndCounters>> {
+    fn back_end_counters(&self) -> Option<Arc<dyn BackEndCounters>> {
         None
     }
 

@@ -1,16 +1,16 @@
-//! The life of machines whose vCPUs are scripted: see `double`.
+//! The life of machines whose vCPUs are scripted: see `scripted`.
 
-mod double;
 #[path = "../../tests/support/kept.rs"]
 mod kept;
+mod scripted;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::back_end::Chosen;
 use super::*;
-use double::{CALLS, CPUS, Double, END_AT, END_PORT, END_VALUE, NEXT, STEPS, TIMERS};
 use kept::Kept;
+use scripted::{CALLS, CPUS, END_AT, END_PORT, END_VALUE, NEXT, STEPS, ScriptedBackEnd, TIMERS};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -37,13 +37,13 @@ impl Rig {
         configuration.deterministic = self.deterministic;
         configuration.debug_exit = true;
         let chosen = Chosen {
-            back_end: Box::new(Double {
+            back_end: Box::new(ScriptedBackEnd {
                 deterministic: self.deterministic,
                 stuck: self.stuck,
             }),
             kind: ThreadKind::SoftVcpu,
             observer: None,
-            reason: "a double".into(),
+            reason: "scripted".into(),
         };
         let mut bootstrap = CpuState::reset();
         bootstrap.registers[CPUS] = self.cpus.into();
@@ -55,20 +55,20 @@ impl Rig {
             bootstrap.registers[END_VALUE] = value.into();
         }
         let kept = Kept::default();
-        let outside = Outside {
+        let io = MachineIo {
             serial: Box::new(kept.clone()),
             console: None,
             disks: OpenDisks::default(),
         };
         let machine = Machine::start(Start {
             configuration: &configuration,
-            outside,
+            io,
             ram,
             chosen,
             bootstrap: Some(bootstrap),
             notes: Vec::new(),
             updated: Vec::new(),
-            ends: Ends::new(),
+            channel: OwnerChannel::new(),
             slice: None,
         })
         .unwrap();
@@ -80,7 +80,7 @@ impl Rig {
     }
 }
 
-fn ask(machine: &Machine, request: Request) -> Answer {
+fn ask(machine: &Machine, request: MachineRequest) -> MachineReply {
     let name = request.name();
     machine
         .handle()
@@ -96,7 +96,7 @@ fn status(machine: &Machine) -> Status {
     machine.handle().status().unwrap()
 }
 
-fn refused(machine: &Machine, request: Request) -> Refusal {
+fn refused(machine: &Machine, request: MachineRequest) -> Refusal {
     machine.handle().request(request).unwrap_err()
 }
 
@@ -110,7 +110,7 @@ fn sum(state: &MachineState, register: usize) -> u64 {
 fn requests_are_refused_in_the_wrong_stage() {
     let (machine, _) = Rig::new(1).built();
     assert_eq!(status(&machine).stage, Stage::Built);
-    for request in [Request::Pause, Request::Resume] {
+    for request in [MachineRequest::Pause, MachineRequest::Resume] {
         let stage = Stage::Built;
         let name = request.name();
         let refusal = Refusal::Stage {
@@ -119,22 +119,22 @@ fn requests_are_refused_in_the_wrong_stage() {
         };
         assert_eq!(refused(&machine, request), refusal);
     }
-    ask(&machine, Request::Run);
+    ask(&machine, MachineRequest::Run);
     assert!(matches!(
-        refused(&machine, Request::Save),
+        refused(&machine, MachineRequest::Save),
         Refusal::Stage { .. }
     ));
     assert!(matches!(
-        refused(&machine, Request::Run),
+        refused(&machine, MachineRequest::Run),
         Refusal::Stage { .. }
     ));
-    ask(&machine, Request::Pause);
+    ask(&machine, MachineRequest::Pause);
     assert_eq!(status(&machine).stage, Stage::Paused);
     assert_eq!(status(&machine).vcpus, [(0, VcpuStage::Paused)].into());
-    ask(&machine, Request::Stop);
+    ask(&machine, MachineRequest::Stop);
     assert_eq!(status(&machine).end, Some(End::Stopped));
     assert!(matches!(
-        refused(&machine, Request::Resume),
+        refused(&machine, MachineRequest::Resume),
         Refusal::Stage {
             stage: Stage::Ended,
             ..
@@ -144,7 +144,7 @@ fn requests_are_refused_in_the_wrong_stage() {
     let handle = machine.handle();
     assert_eq!(machine.finish(), Some(End::Stopped));
     assert_eq!(
-        handle.request(Request::Status).unwrap_err(),
+        handle.request(MachineRequest::Status).unwrap_err(),
         Refusal::Gone { request: "status" }
     );
 }
@@ -161,7 +161,7 @@ fn a_guest_ends_the_machine_in_each_way() {
         let mut rig = Rig::new(2);
         rig.end = Some((1000, port, value));
         let (machine, _) = rig.built();
-        ask(&machine, Request::Run);
+        ask(&machine, MachineRequest::Run);
         assert_eq!(machine.handle().wait(PATIENCE), Some(end.clone()));
         let finished = [0, 1].map(|vcpu| (vcpu, VcpuStage::Finished));
         assert_eq!(status(&machine).vcpus, finished.into());
@@ -173,12 +173,12 @@ fn a_guest_ends_the_machine_in_each_way() {
 fn the_power_button_raises_an_event() {
     let (machine, _) = Rig::new(1).built();
     assert!(matches!(
-        refused(&machine, Request::PressPowerButton),
+        refused(&machine, MachineRequest::PressPowerButton),
         Refusal::Stage { .. }
     ));
-    ask(&machine, Request::Run);
-    ask(&machine, Request::PressPowerButton);
-    ask(&machine, Request::Pause);
+    ask(&machine, MachineRequest::Run);
+    ask(&machine, MachineRequest::PressPowerButton);
+    ask(&machine, MachineRequest::Pause);
     assert_eq!(
         save(&machine).parts["power"],
         serde_json::json!({"events": 1})
@@ -188,11 +188,11 @@ fn the_power_button_raises_an_event() {
 #[test]
 fn a_paused_machine_stands_and_a_resumed_one_goes_on() {
     let (machine, console) = Rig::new(3).built();
-    ask(&machine, Request::Run);
+    ask(&machine, MachineRequest::Run);
     let mut last = (0, 0, 0);
     for round in 0..200 {
         std::thread::sleep(Duration::from_micros(round * 13 % 3000));
-        ask(&machine, Request::Pause);
+        ask(&machine, MachineRequest::Pause);
         let first = save(&machine);
         let time = status(&machine).guest_time_ns;
         let printed = console.bytes().len();
@@ -203,7 +203,7 @@ fn a_paused_machine_stands_and_a_resumed_one_goes_on() {
         let now = (sum(&first, STEPS), sum(&first, TIMERS), sum(&first, CALLS));
         assert!(now.0 >= last.0 && now.1 >= last.1 && now.2 >= last.2);
         last = now;
-        ask(&machine, Request::Resume);
+        ask(&machine, MachineRequest::Resume);
     }
     assert!(last.0 > 1000 && last.1 > 10 && last.2 > 10, "{last:?}");
     assert_eq!(machine.finish(), Some(End::Stopped));
@@ -213,11 +213,11 @@ fn a_paused_machine_stands_and_a_resumed_one_goes_on() {
 fn a_machine_goes_on_in_another_one_from_its_state_as_text() {
     let rig = Rig::new(2);
     let (mut machine, _) = rig.built();
-    ask(&machine, Request::Run);
+    ask(&machine, MachineRequest::Run);
     let mut steps = 0;
     for _ in 0..100 {
         std::thread::sleep(Duration::from_millis(1));
-        ask(&machine, Request::Pause);
+        ask(&machine, MachineRequest::Pause);
         let state = save(&machine);
         assert!(sum(&state, STEPS) >= steps);
         steps = sum(&state, STEPS);
@@ -227,11 +227,11 @@ fn a_machine_goes_on_in_another_one_from_its_state_as_text() {
         drop(machine);
         machine = rig.machine(ram).0;
         let state = serde_json::from_str(&text).unwrap();
-        ask(&machine, Request::Restore(Box::new(state)));
+        ask(&machine, MachineRequest::Restore(Box::new(state)));
         assert_eq!(status(&machine).stage, Stage::Paused);
         assert_eq!(status(&machine).guest_time_ns, time);
         assert_eq!(serde_json::to_string(&save(&machine)).unwrap(), text);
-        ask(&machine, Request::Resume);
+        ask(&machine, MachineRequest::Resume);
     }
     assert!(steps > 1000, "{steps}");
 }
@@ -245,13 +245,13 @@ fn states_of_other_machines_are_refused() {
     let mut without = good.clone();
     without.parts.remove("serial");
     for state in [fewer, without] {
-        let refusal = refused(&machine, Request::Restore(Box::new(state)));
+        let refusal = refused(&machine, MachineRequest::Restore(Box::new(state)));
         assert!(matches!(refusal, Refusal::Failed { .. }), "{refusal}");
     }
     assert_eq!(status(&machine).stage, Stage::Built);
     let mut broken = good;
     broken.parts.insert("serial".into(), serde_json::json!(7));
-    refused(&machine, Request::Restore(Box::new(broken)));
+    refused(&machine, MachineRequest::Restore(Box::new(broken)));
     assert!(matches!(
         machine.handle().wait(PATIENCE),
         Some(End::Failed { .. })
@@ -273,13 +273,13 @@ fn requests_race_without_harm() {
                 std::thread::spawn(move || {
                     for step in 0..20 {
                         let request = match (thread + step) % 6 {
-                            0 => Request::Run,
-                            1 => Request::Pause,
-                            2 => Request::Resume,
-                            3 => Request::Save,
-                            4 => Request::Counters,
-                            _ if step == 19 => Request::Stop,
-                            _ => Request::Status,
+                            0 => MachineRequest::Run,
+                            1 => MachineRequest::Pause,
+                            2 => MachineRequest::Resume,
+                            3 => MachineRequest::Save,
+                            4 => MachineRequest::Counters,
+                            _ if step == 19 => MachineRequest::Stop,
+                            _ => MachineRequest::Status,
                         };
                         handle.serial_input(b"x");
                         match handle.request(request) {
@@ -303,11 +303,11 @@ fn machines_are_built_and_dropped_in_any_stage() {
     for round in 0..100_u64 {
         let (machine, _) = Rig::new(2).built();
         if round % 2 == 0 {
-            ask(&machine, Request::Run);
+            ask(&machine, MachineRequest::Run);
             std::thread::sleep(Duration::from_micros(round * 20));
         }
         if round % 4 == 0 {
-            ask(&machine, Request::Pause);
+            ask(&machine, MachineRequest::Pause);
         }
         let handle = machine.handle();
         drop(machine);
@@ -320,8 +320,8 @@ fn a_vcpu_that_does_not_come_back_ends_the_machine_by_name() {
     let mut rig = Rig::new(2);
     rig.stuck = Some(0);
     let (machine, _) = rig.built();
-    ask(&machine, Request::Run);
-    let refusal = refused(&machine, Request::Pause);
+    ask(&machine, MachineRequest::Run);
+    let refusal = refused(&machine, MachineRequest::Pause);
     assert!(refusal.to_string().contains("vCPU 0"), "{refusal}");
     let Some(End::Failed { reason }) = machine.handle().wait(PATIENCE) else {
         panic!("it did not fail");
@@ -344,19 +344,19 @@ fn deterministic_run(cpus: u32, pauses: u64, meanwhile: Meanwhile) -> (Vec<u8>, 
     rig.deterministic = true;
     rig.end = Some((20_000, 0x600, 0x34));
     let (machine, console) = rig.built();
-    ask(&machine, Request::Run);
+    ask(&machine, MachineRequest::Run);
     for pause in 0..pauses {
         std::thread::sleep(Duration::from_micros(pause * 50));
         // Refused once it ended.
-        let _ = machine.handle().request(Request::Pause);
+        let _ = machine.handle().request(MachineRequest::Pause);
         let saved = match meanwhile {
             Meanwhile::Nothing => None,
-            _ => machine.handle().request(Request::Save).ok(),
+            _ => machine.handle().request(MachineRequest::Save).ok(),
         };
-        if let (Meanwhile::Restore, Some(Answer::Saved(state))) = (meanwhile, saved) {
-            let _ = machine.handle().request(Request::Restore(state));
+        if let (Meanwhile::Restore, Some(MachineReply::Saved(state))) = (meanwhile, saved) {
+            let _ = machine.handle().request(MachineRequest::Restore(state));
         }
-        let _ = machine.handle().request(Request::Resume);
+        let _ = machine.handle().request(MachineRequest::Resume);
     }
     assert_eq!(machine.handle().wait(PATIENCE), Some(End::PoweredOff));
     let time = status(&machine).guest_time_ns;

@@ -1,4 +1,4 @@
-//! The machine around one vCPU: what its back end asks on the vCPU's thread.
+//! A vCPU's view of its machine: what its back end calls on the vCPU's thread.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -32,13 +32,13 @@ pub struct VcpuContext {
     pub clock: Arc<Clock>,
     /// The paravirtual clock.
     pub kvmclock: Arc<KvmClock>,
-    /// Timers of running vCPUs; none where instructions are the clock.
+    /// Timers of running vCPUs; `None` if instructions are the clock.
     pub alarms: Option<Arc<Alarms>>,
-    /// The machine is about to end: no more guest code.
+    /// Set when the machine is about to end: no more guest code is executed.
     pub ending: Arc<AtomicBool>,
 }
 
-/// How often a vCPU asked for what.
+/// How often a vCPU's back end called each function of its environment.
 #[derive(Default)]
 pub struct VcpuCounters {
     pub(super) mmio: AtomicU64,
@@ -50,12 +50,12 @@ pub struct VcpuCounters {
     pub(super) halts: AtomicU64,
     pub(super) kicks: AtomicU64,
     pub(super) deadlines: AtomicU64,
-    /// Executed, where instructions are the clock.
+    /// Instructions executed, if instructions are the clock.
     pub(super) instructions: AtomicU64,
 }
 
 impl VcpuCounters {
-    /// By name.
+    /// The counters with their names.
     pub fn list(&self) -> Vec<(&'static str, u64)> {
         [
             ("mmio", &self.mmio),
@@ -74,7 +74,7 @@ impl VcpuCounters {
     }
 }
 
-/// One more. Only the vCPU's thread counts, so no locked instruction is needed.
+/// Adds one. Only the vCPU's thread counts, so no locked instruction is needed.
 pub(super) fn count(counter: &AtomicU64) {
     counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
 }
@@ -82,7 +82,7 @@ pub(super) fn count(counter: &AtomicU64) {
 /// The environment of one vCPU.
 pub(super) struct CpuEnvironment {
     pub id: u32,
-    pub around: VcpuContext,
+    pub context: VcpuContext,
     pub apic: LocalApic,
     pub counters: Arc<VcpuCounters>,
     pub kick: Arc<dyn Kick>,
@@ -91,14 +91,14 @@ pub(super) struct CpuEnvironment {
 impl CpuEnvironment {
     pub fn new(
         id: u32,
-        around: VcpuContext,
+        context: VcpuContext,
         apic: LocalApic,
         counters: Arc<VcpuCounters>,
         kick: Arc<dyn Kick>,
     ) -> Self {
         Self {
             id,
-            around,
+            context,
             apic,
             counters,
             kick,
@@ -108,14 +108,14 @@ impl CpuEnvironment {
     /// Requests the timer's interrupt if it is due.
     pub fn advance_timer(&mut self) {
         if self.apic.deadline().is_some() {
-            self.apic.advance(self.around.clock.now());
+            self.apic.advance(self.context.clock.now());
         }
     }
 
-    /// Has the vCPU rung when its timer is due. `running`: else its thread waits
-    /// for the timer itself.
+    /// Arranges that the vCPU is woken when its timer is due. If it is not `running`, its
+    /// thread waits for the timer itself.
     pub fn set_alarm(&mut self, running: bool) {
-        if let Some(alarms) = &self.around.alarms {
+        if let Some(alarms) = &self.context.alarms {
             let wanted = self.apic.deadline().filter(|_| running);
             alarms.set(self.id, wanted);
         }
@@ -125,7 +125,7 @@ impl CpuEnvironment {
         count(&self.counters.timer_changes);
         // A deadline in the past interrupts at once.
         self.advance_timer();
-        if self.around.alarms.is_some() {
+        if self.context.alarms.is_some() {
             self.set_alarm(true);
         } else {
             // The budget of instructions was for the old deadline.
@@ -135,7 +135,7 @@ impl CpuEnvironment {
 
     fn apic_read(&mut self, offset: u64, data: &mut [u8]) {
         count(&self.counters.apic);
-        let now = self.around.clock.now();
+        let now = self.context.clock.now();
         let value = self.apic.read(offset & !0xf, now).to_le_bytes();
         // Only the first four bytes of every sixteen are a register.
         for (index, byte) in data.iter_mut().enumerate() {
@@ -149,7 +149,7 @@ impl CpuEnvironment {
         let Some(value) = data.first_chunk().filter(|_| offset & 0xf == 0) else {
             return;
         };
-        let now = self.around.clock.now();
+        let now = self.context.clock.now();
         let outcome = self.apic.write(offset, u32::from_le_bytes(*value), now);
         self.apic_written(offset, outcome);
     }
@@ -157,7 +157,7 @@ impl CpuEnvironment {
     /// A register of the local APIC, by its MSR.
     fn apic_msr_write(&mut self, index: u32, value: u64) -> bool {
         count(&self.counters.apic);
-        let now = self.around.clock.now();
+        let now = self.context.clock.now();
         let outcome = self.apic.write_msr(index, value, now);
         let written = outcome.zip(x2apic::offset(index));
         if let Some((outcome, offset)) = written {
@@ -166,13 +166,13 @@ impl CpuEnvironment {
         written.is_some()
     }
 
-    /// What a write to a register of the local APIC brings about.
+    /// Carries out the effect of a write to a register of the local APIC.
     fn apic_written(&mut self, offset: u64, outcome: Outcome) {
         match outcome {
             Outcome::Done => {}
-            Outcome::Send(interrupt) => self.around.interrupts.command(&interrupt, self.id),
+            Outcome::Send(interrupt) => self.context.interrupts.command(&interrupt, self.id),
             Outcome::EndOfInterrupt(vector) => {
-                self.around.interrupts.end_of_interrupt(vector, self.id)
+                self.context.interrupts.end_of_interrupt(vector, self.id)
             }
         }
         if APIC_TIMER_REGISTERS.contains(&offset) {
@@ -186,16 +186,15 @@ impl CpuEnvironment {
         (offset < LOCAL_APIC_SIZE && is_there).then_some(offset)
     }
 
-    /// Once the machine is about to end, memory of other slices may be of no meaning,
-    /// and nothing that follows from it may leave the vCPU.
+    /// When the machine is about to end, memory of other slices may be invalid, and nothing
+    /// that is computed from it may leave the vCPU.
     fn may_reach_devices(&self) -> bool {
-        !self.around.ending.load(Ordering::Relaxed)
+        !self.context.ending.load(Ordering::Relaxed)
     }
 
-    /// A device may just have ended the machine: then this vCPU executes no more
-    /// than it must.
+    /// Kicks this vCPU if the device that it just accessed has ended the machine.
     fn look_for_end(&self) {
-        if self.around.ending.load(Ordering::Relaxed) {
+        if self.context.ending.load(Ordering::Relaxed) {
             self.kick.kick();
         }
     }
@@ -203,7 +202,7 @@ impl CpuEnvironment {
 
 impl Environment for CpuEnvironment {
     fn set_now(&mut self, tsc: u64) {
-        self.around.clock.set_counted(tsc);
+        self.context.clock.set_counted(tsc);
     }
 
     fn mmio_read(&mut self, address: u64, data: &mut [u8]) {
@@ -212,7 +211,7 @@ impl Environment for CpuEnvironment {
             return;
         }
         count(&self.counters.mmio);
-        self.around.mmio.read(address, data);
+        self.context.mmio.read(address, data);
     }
 
     fn mmio_write(&mut self, address: u64, data: &[u8]) {
@@ -222,20 +221,20 @@ impl Environment for CpuEnvironment {
         }
         count(&self.counters.mmio);
         if self.may_reach_devices() {
-            self.around.mmio.write(address, data);
+            self.context.mmio.write(address, data);
         }
         self.look_for_end();
     }
 
     fn port_read(&mut self, port: u16, data: &mut [u8]) {
         count(&self.counters.ports);
-        self.around.ports.read(port.into(), data);
+        self.context.ports.read(port.into(), data);
     }
 
     fn port_write(&mut self, port: u16, data: &[u8]) {
         count(&self.counters.ports);
         if self.may_reach_devices() {
-            self.around.ports.write(port.into(), data);
+            self.context.ports.write(port.into(), data);
         }
         self.look_for_end();
     }
@@ -243,16 +242,16 @@ impl Environment for CpuEnvironment {
     fn msr_read(&mut self, index: u32) -> Option<u64> {
         count(&self.counters.msrs);
         match index {
-            IA32_TIME_STAMP_COUNTER => Some(self.around.clock.now()),
+            IA32_TIME_STAMP_COUNTER => Some(self.context.clock.now()),
             IA32_TSC_ADJUST => Some(0),
             IA32_APIC_BASE => Some(self.apic.base()),
             IA32_TSC_DEADLINE => Some(self.apic.deadline_register()),
             _ if x2apic::offset(index).is_some() => {
                 count(&self.counters.apic);
-                let now = self.around.clock.now();
+                let now = self.context.clock.now();
                 self.apic.read_msr(index, now)
             }
-            _ => self.around.kvmclock.read(self.id, index),
+            _ => self.context.kvmclock.read(self.id, index),
         }
     }
 
@@ -272,7 +271,7 @@ impl Environment for CpuEnvironment {
                 true
             }
             _ if x2apic::offset(index).is_some() => self.apic_msr_write(index, value),
-            _ => self.around.kvmclock.write(self.id, index, value),
+            _ => self.context.kvmclock.write(self.id, index, value),
         }
     }
 

@@ -2,14 +2,14 @@
 //!
 //! | file | holds |
 //! | --- | --- |
-//! | [`runner`] | the thread that runs one vCPU, its states, its orders |
+//! | [`runner`] | the thread that runs one vCPU, its states, its commands |
 //! | [`environment`] | what a back end meets: buses, local APIC, clocks |
-//! | [`turns`] | who runs when instructions are the clock |
+//! | [`scheduler`] | who runs when instructions are the clock |
 //! | [`soft`] | makes the software vCPUs of a machine |
 //! | [`users`] | vCPUs as users of the memory that slices share |
 
 pub mod environment;
 pub mod runner;
+pub mod scheduler;
 pub mod soft;
-pub mod turns;
 pub mod users;

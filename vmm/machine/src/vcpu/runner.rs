@@ -6,11 +6,11 @@
 //!          ▲                      │   interrupt     │
 //!          └──────── INIT ────────┴─────────────────┘
 //!
-//!  Pause and Run lead from each of these to Paused and back; Finish ends all.
+//!  Pause and Run lead from each of these to Paused and back; Finish ends the thread.
 //! ```
 //!
 //! Invariants: the vCPU and its local APIC are touched by this thread alone;
-//! every order is answered exactly once; a paused vCPU executes nothing; every
+//! every command is answered exactly once; a paused vCPU executes nothing; every
 //! wait ends with a ring or a deadline.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -26,51 +26,49 @@ use weft_platform::interrupts::{LocalApic, LocalApicState, PostedInterrupts};
 use weft_vcpu::{CpuState, Exit};
 
 use super::environment::{CpuEnvironment, VcpuContext, VcpuCounters, count};
-use super::turns::{QUANTUM, Standing, Turns};
+use super::scheduler::{QUANTUM, RunState, TurnScheduler};
 use weft_vcpu::{BackEndCounters, Vcpu, VcpuError};
 
-/// Longest sleep of a halted vCPU before it looks around, whatever its timer says.
+/// Longest sleep of a halted vCPU before it checks again, even without a timer.
 const SLEEP_MAX: Duration = Duration::from_secs(10);
-/// Orders that may wait for a vCPU: its owner gives one and waits for the answer.
-const ORDERS_MAX: usize = 4;
+/// Commands that may wait for a vCPU: its owner sends one and waits for the reply.
+const COMMANDS_MAX: usize = 4;
 
-/// What a vCPU's thread is told.
+/// What the machine's owner tells a vCPU's thread.
 #[derive(Debug)]
-pub enum Order {
+pub enum VcpuCommand {
     /// Execute guest code.
     Run,
-    /// Stand.
+    /// Execute no guest code.
     Pause,
-    /// Say all that the vCPU is. It stands.
+    /// Reply with the state of the vCPU, which is paused.
     Save,
-    /// Be what the state says. It stands.
+    /// Replace the state of the vCPU, which is paused.
     Restore(Box<VcpuState>),
-    /// End.
+    /// End the thread; without a reply.
     Finish,
 }
 
-/// What it answers.
+/// The reply to a [`VcpuCommand`].
 #[derive(Debug)]
-pub enum Reply {
+pub enum VcpuReply {
     Done,
     Saved(Box<VcpuState>),
-    /// It could not.
     Failed(VcpuError),
 }
 
-/// What makes a vCPU's thread call its owner by itself.
+/// What a vCPU's thread reports without being asked.
 #[derive(Debug)]
 pub enum Event {
     /// The machine must reset.
     TripleFault,
-    /// INIT came to the CPU that starts the others: on hardware it runs the
-    /// firmware again.
+    /// The first vCPU received an INIT: on hardware it would run the firmware again.
     Init,
-    /// The vCPU cannot go on.
+    /// The vCPU cannot continue.
     Failed(VcpuError),
 }
 
-/// Hears of events. Must not wait.
+/// Called with the vCPU's number and the event. Must not block.
 pub type Listener = Arc<dyn Fn(u32, Event) + Send + Sync>;
 
 /// What a vCPU does at the moment.
@@ -83,9 +81,9 @@ pub enum Activity {
     Running = 1,
     /// Waits for an interrupt after HLT.
     Halted = 2,
-    /// Stands, by order.
+    /// Executes nothing until the next [`VcpuCommand::Run`].
     Paused = 3,
-    /// Its thread is over.
+    /// The thread has ended.
     Finished = 4,
 }
 
@@ -101,107 +99,97 @@ impl Activity {
     }
 }
 
-/// All that a vCPU is, with what belongs to it alone.
+/// The state of a vCPU, with its local APIC and its clock registers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VcpuState {
     /// Registers.
     pub cpu: CpuState,
     /// Local APIC.
     pub apic: LocalApicState,
-    /// What it wrote to the paravirtual clock's register.
+    /// The vCPU's kvmclock register.
     pub system_time: u64,
-    /// What the machine's wall clock register shows: the same for each vCPU.
+    /// The machine's wall clock register: the same for each vCPU.
     pub wall_clock: u64,
-    /// INIT came and no start-up since.
+    /// An INIT came and no start-up since.
     pub waits_for_start_up: bool,
 }
 
-/// What a thread is made of.
+/// What a vCPU's thread is started with.
 pub struct RunnerOptions {
     /// Number and local APIC identifier.
     pub id: u32,
-    /// The CPU.
     pub vcpu: Box<dyn Vcpu>,
-    /// What it is at first; the others wait for a start-up IPI.
+    /// The state of the first vCPU; `None`: the vCPU waits for a start-up IPI.
     pub bootstrap: Option<CpuState>,
-    /// The machine.
-    pub around: VcpuContext,
-    /// Whose turn it is, where instructions are the clock.
-    pub turns: Option<Arc<Turns>>,
-    /// Hears of events.
+    pub context: VcpuContext,
+    /// If instructions are the clock: decides which vCPU runs.
+    pub scheduler: Option<Arc<TurnScheduler>>,
+    /// Called with events of the vCPU.
     pub listener: Listener,
-    /// How the thread is confined.
+    /// Selects the thread's seccomp filter.
     pub kind: ThreadKind,
     /// Set when the first of a machine's vCPUs begins to execute instructions.
     pub first_instruction: Arc<OnceLock<Instant>>,
 }
 
-/// A vCPU's thread, as its owner sees it.
+/// The owner's side of a vCPU's thread.
 pub struct Runner {
     id: u32,
     posted: Arc<PostedInterrupts>,
-    orders: SyncSender<Order>,
-    ordered: Arc<AtomicBool>,
-    replies: Receiver<Reply>,
+    commands: SyncSender<VcpuCommand>,
+    command_waits: Arc<AtomicBool>,
+    replies: Receiver<VcpuReply>,
     activity: Arc<AtomicU8>,
     counters: Arc<VcpuCounters>,
-    tally: Option<Arc<dyn BackEndCounters>>,
+    back_end_counters: Option<Arc<dyn BackEndCounters>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// The thread did not answer, or not what was asked for.
+/// Why a vCPU's thread could not be started, or did not carry out a command.
 #[derive(Debug, thiserror::Error)]
 pub enum RunnerError {
-    /// In time.
+    /// No reply came in time.
     #[error("vCPU {0} does not answer")]
     Silent(u32),
     /// Its back end failed.
     #[error("vCPU {id}")]
-    Failed {
-        id: u32,
-        /// Why.
-        source: VcpuError,
-    },
-    /// No thread for it.
+    Failed { id: u32, source: VcpuError },
+    /// The kernel refused a thread.
     #[error("no thread for vCPU {id}")]
-    Thread {
-        id: u32,
-        /// The kernel's answer.
-        source: std::io::Error,
-    },
+    Thread { id: u32, source: std::io::Error },
     /// The machine has no such vCPU.
     #[error("no interrupt controller for vCPU {0}")]
     Unknown(u32),
 }
 
 impl Runner {
-    /// Starts the thread `weft-vcpuN`; the vCPU stands.
+    /// Starts the thread `weft-vcpuN`; the vCPU is paused.
     pub fn start(options: RunnerOptions) -> Result<Self, RunnerError> {
         let id = options.id;
         let posted = options
-            .around
+            .context
             .interrupts
             .posted(id)
             .ok_or(RunnerError::Unknown(id))?
             .clone();
-        let (orders, incoming) = sync_channel(ORDERS_MAX);
-        let (outgoing, replies) = sync_channel(ORDERS_MAX);
-        let ordered = Arc::new(AtomicBool::new(false));
+        let (commands, incoming) = sync_channel(COMMANDS_MAX);
+        let (outgoing, replies) = sync_channel(COMMANDS_MAX);
+        let command_waits = Arc::new(AtomicBool::new(false));
         let activity = Arc::new(AtomicU8::new(Activity::Paused as u8));
         let counters = Arc::new(VcpuCounters::default());
         let kick = options.vcpu.kicker();
-        let tally = options.vcpu.tally();
+        let back_end_counters = options.vcpu.back_end_counters();
         posted.waker.connect(kick.clone());
         let mut apic = LocalApic::new(
             id as u8,
             options.bootstrap.is_some(),
             posted.clone(),
-            options.around.clock.base(),
+            options.context.clock.base(),
         );
         if options.vcpu.has_x2apic() {
             apic.offer_x2apic();
         }
-        let environment = CpuEnvironment::new(id, options.around, apic, counters.clone(), kick);
+        let environment = CpuEnvironment::new(id, options.context, apic, counters.clone(), kick);
         let work = Thread {
             vcpu: options.vcpu,
             waits_for_start_up: options.bootstrap.is_none(),
@@ -209,11 +197,11 @@ impl Runner {
             initial: options.bootstrap,
             environment,
             posted: posted.clone(),
-            turns: options.turns,
+            scheduler: options.scheduler,
             turn: None,
             listener: options.listener,
-            orders: incoming,
-            ordered: ordered.clone(),
+            commands: incoming,
+            command_waits: command_waits.clone(),
             replies: outgoing,
             activity: activity.clone(),
             paused: true,
@@ -226,12 +214,12 @@ impl Runner {
         Ok(Self {
             id,
             posted,
-            orders,
-            ordered,
+            commands,
+            command_waits,
             replies,
             activity,
             counters,
-            tally,
+            back_end_counters,
             thread: Some(thread),
         })
     }
@@ -241,23 +229,23 @@ impl Runner {
         self.id
     }
 
-    /// Gives an order, without waiting for its answer.
-    pub fn order(&self, order: Order) -> Result<(), RunnerError> {
-        self.orders
-            .try_send(order)
+    /// Sends a command without waiting for its reply.
+    pub fn command(&self, command: VcpuCommand) -> Result<(), RunnerError> {
+        self.commands
+            .try_send(command)
             .map_err(|_| RunnerError::Silent(self.id))?;
-        self.ordered.store(true, Ordering::SeqCst);
+        self.command_waits.store(true, Ordering::SeqCst);
         self.posted.waker.ring();
         Ok(())
     }
 
-    /// Waits for the answer until `deadline`.
+    /// Waits for the reply until `deadline`.
     pub fn reply(&self, deadline: Instant) -> Result<Option<Box<VcpuState>>, RunnerError> {
         let patience = deadline.saturating_duration_since(Instant::now());
         match self.replies.recv_timeout(patience) {
-            Ok(Reply::Done) => Ok(None),
-            Ok(Reply::Saved(state)) => Ok(Some(state)),
-            Ok(Reply::Failed(source)) => Err(RunnerError::Failed {
+            Ok(VcpuReply::Done) => Ok(None),
+            Ok(VcpuReply::Saved(state)) => Ok(Some(state)),
+            Ok(VcpuReply::Failed(source)) => Err(RunnerError::Failed {
                 id: self.id,
                 source,
             }),
@@ -267,45 +255,49 @@ impl Runner {
         }
     }
 
-    /// What the vCPU does at the moment.
+    /// The vCPU's activity at the moment.
     pub fn activity(&self) -> Activity {
         Activity::from_byte(self.activity.load(Ordering::Relaxed))
     }
 
-    /// How often it did what.
+    /// All counters of the vCPU, its waker and its back end.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         let mut counters = self.counters.list();
         let (kicked, woken) = self.posted.waker.counts();
         counters.extend([("rings-running", kicked), ("rings-waiting", woken)]);
-        counters.extend(self.tally.iter().flat_map(|tally| tally.list()));
+        counters.extend(
+            self.back_end_counters
+                .iter()
+                .flat_map(|back_end_counters| back_end_counters.list()),
+        );
         counters
     }
 
-    /// Ends the thread, until `deadline`; whether it ended.
+    /// Ends the thread and waits for it until `deadline`; whether it has ended.
     pub fn finish(&mut self, deadline: Instant) -> bool {
-        // A thread that has ended already cannot take it, which is as good.
-        let _ = self.order(Order::Finish);
+        // A thread that has ended already has no receiver.
+        let _ = self.command(VcpuCommand::Finish);
         self.thread
             .take()
             .is_none_or(|thread| join_until(thread, deadline))
     }
 }
 
-/// What the thread holds.
+/// The thread's side.
 struct Thread {
     vcpu: Box<dyn Vcpu>,
     initial: Option<CpuState>,
     bootstrap: bool,
     environment: CpuEnvironment,
     posted: Arc<PostedInterrupts>,
-    turns: Option<Arc<Turns>>,
-    /// Where instructions are the clock: the turn that this vCPU holds.
+    scheduler: Option<Arc<TurnScheduler>>,
+    /// If instructions are the clock: the turn that this vCPU holds.
     turn: Option<Turn>,
     listener: Listener,
-    orders: Receiver<Order>,
-    /// Something was put into `orders` since the thread looked.
-    ordered: Arc<AtomicBool>,
-    replies: SyncSender<Reply>,
+    commands: Receiver<VcpuCommand>,
+    /// A command was sent since the thread last checked.
+    command_waits: Arc<AtomicBool>,
+    replies: SyncSender<VcpuReply>,
     activity: Arc<AtomicU8>,
     waits_for_start_up: bool,
     paused: bool,
@@ -314,11 +306,11 @@ struct Thread {
     first_instruction: Arc<OnceLock<Instant>>,
 }
 
-/// A turn that was begun.
+/// A turn of the scheduler that this vCPU holds.
 #[derive(Clone, Copy)]
 struct Turn {
-    /// The vCPU's count of instructions when it began, had it executed all of
-    /// what was used of it.
+    /// The vCPU's instruction count at the start of the turn, as if it had executed all
+    /// instructions of the turn that are used.
     began: u64,
 }
 
@@ -329,78 +321,78 @@ impl Thread {
         {
             self.fail(error);
         }
-        while let Some(order) = self.next_order() {
-            let Some(order) = order else {
+        while let Some(command) = self.next_command() {
+            let Some(command) = command else {
                 self.step();
                 continue;
             };
-            let reply = self.obey(order);
+            let reply = self.carry_out(command);
             let over = reply.is_none();
-            // An owner that is gone needs no answer.
-            let _ = self.replies.try_send(reply.unwrap_or(Reply::Done));
+            // The owner may be gone.
+            let _ = self.replies.try_send(reply.unwrap_or(VcpuReply::Done));
             if over {
                 break;
             }
         }
         self.environment.set_alarm(false);
-        self.show(Activity::Finished);
+        self.set_activity(Activity::Finished);
     }
 
-    /// `None` when nobody is left to give orders; `Some(None)` when there is no
-    /// order and the vCPU shall run.
-    fn next_order(&mut self) -> Option<Option<Order>> {
+    /// The next command; `Some(None)` if no command waits and the vCPU runs; `None` if the
+    /// owner is gone.
+    fn next_command(&mut self) -> Option<Option<VcpuCommand>> {
         if self.paused {
-            return self.orders.recv().ok().map(Some);
+            return self.commands.recv().ok().map(Some);
         }
-        if !self.ordered.swap(false, Ordering::SeqCst) {
+        if !self.command_waits.swap(false, Ordering::SeqCst) {
             return Some(None);
         }
-        match self.orders.try_recv() {
-            Ok(order) => {
-                // There may be another behind it.
-                self.ordered.store(true, Ordering::SeqCst);
-                Some(Some(order))
+        match self.commands.try_recv() {
+            Ok(command) => {
+                // Another command may follow.
+                self.command_waits.store(true, Ordering::SeqCst);
+                Some(Some(command))
             }
             Err(TryRecvError::Empty) => Some(None),
             Err(TryRecvError::Disconnected) => None,
         }
     }
 
-    /// The answer; `None` to `Finish`.
-    fn obey(&mut self, order: Order) -> Option<Reply> {
-        let outcome = match order {
-            Order::Finish => return None,
-            Order::Run => self.go(),
-            Order::Pause => {
-                self.stand();
-                Ok(Reply::Done)
+    /// Carries out a command; the reply, or `None` for `Finish`.
+    fn carry_out(&mut self, command: VcpuCommand) -> Option<VcpuReply> {
+        let outcome = match command {
+            VcpuCommand::Finish => return None,
+            VcpuCommand::Run => self.run_guest(),
+            VcpuCommand::Pause => {
+                self.pause();
+                Ok(VcpuReply::Done)
             }
-            Order::Save => self.save().map(|state| Reply::Saved(Box::new(state))),
-            Order::Restore(state) => self.restore(*state).map(|()| Reply::Done),
+            VcpuCommand::Save => self.save().map(|state| VcpuReply::Saved(Box::new(state))),
+            VcpuCommand::Restore(state) => self.restore(*state).map(|()| VcpuReply::Done),
         };
-        Some(outcome.unwrap_or_else(Reply::Failed))
+        Some(outcome.unwrap_or_else(VcpuReply::Failed))
     }
 
-    fn go(&mut self) -> Result<Reply, VcpuError> {
-        if self.turns.is_none() {
-            self.tsc_offset = self.environment.around.clock.offset();
+    fn run_guest(&mut self) -> Result<VcpuReply, VcpuError> {
+        if self.scheduler.is_none() {
+            self.tsc_offset = self.environment.context.clock.offset();
             self.vcpu.set_tsc_offset(self.tsc_offset)?;
         }
         self.paused = false;
         if self.bootstrap {
             self.first_instruction.get_or_init(Instant::now);
         }
-        Ok(Reply::Done)
+        Ok(VcpuReply::Done)
     }
 
-    fn stand(&mut self) {
+    fn pause(&mut self) {
         self.paused = true;
         self.environment.set_alarm(false);
-        if let (Some(turns), Some(turn)) = (&self.turns, self.turn.take()) {
+        if let (Some(scheduler), Some(turn)) = (&self.scheduler, self.turn.take()) {
             let used = self.vcpu.instructions().wrapping_sub(turn.began);
-            turns.interrupt(self.environment.id, used);
+            scheduler.interrupt(self.environment.id, used);
         }
-        self.show(Activity::Paused);
+        self.set_activity(Activity::Paused);
     }
 
     fn save(&mut self) -> Result<VcpuState, VcpuError> {
@@ -409,10 +401,10 @@ impl Thread {
             apic: self.environment.apic.save(),
             system_time: self
                 .environment
-                .around
+                .context
                 .kvmclock
                 .system_time(self.environment.id),
-            wall_clock: self.environment.around.kvmclock.wall_clock(),
+            wall_clock: self.environment.context.kvmclock.wall_clock(),
             waits_for_start_up: self.waits_for_start_up,
         })
     }
@@ -422,7 +414,7 @@ impl Thread {
         self.environment.apic.restore(state.apic);
         self.waits_for_start_up = state.waits_for_start_up;
         // Where it names no memory, the guest has no clock there either way.
-        let kvmclock = &self.environment.around.kvmclock;
+        let kvmclock = &self.environment.context.kvmclock;
         kvmclock.set_system_time(self.environment.id, state.system_time);
         kvmclock.set_wall_clock(state.wall_clock);
         self.turn = None;
@@ -431,11 +423,11 @@ impl Thread {
 
     /// Runs the guest, or waits for a reason to, once.
     fn step(&mut self) {
-        if self.environment.around.ending.load(Ordering::Relaxed) {
-            self.stand();
+        if self.environment.context.ending.load(Ordering::Relaxed) {
+            self.pause();
             return;
         }
-        if self.turns.is_some() && !self.take_turn() {
+        if self.scheduler.is_some() && !self.take_turn() {
             self.sleep(None);
             return;
         }
@@ -452,14 +444,14 @@ impl Thread {
             return;
         }
         self.environment.set_alarm(true);
-        self.show(Activity::Running);
+        self.set_activity(Activity::Running);
         match self.execute() {
             Ok(Exit::Kicked) => {
                 count(&self.environment.counters.kicks);
             }
             Ok(Exit::Deadline) => {
                 count(&self.environment.counters.deadlines);
-                self.pass_turn(Standing::Ready);
+                self.pass_turn(RunState::Ready);
             }
             Ok(Exit::Halted) => {
                 count(&self.environment.counters.halts);
@@ -473,7 +465,7 @@ impl Thread {
     fn execute(&mut self) -> Result<Exit, VcpuError> {
         if let Some(turn) = self.turn {
             let used = self.vcpu.instructions().wrapping_sub(turn.began);
-            let now = self.environment.around.clock.now();
+            let now = self.environment.context.clock.now();
             let mut left = QUANTUM.saturating_sub(used);
             if let Some(deadline) = self.environment.apic.deadline() {
                 left = left.min(deadline.saturating_sub(now));
@@ -483,23 +475,22 @@ impl Thread {
             }
             self.vcpu.set_budget(Some(left))?;
         }
-        self.take_time_over()?;
+        self.apply_tsc_offset()?;
         let exit = self.vcpu.run(&mut self.environment)?;
         if let Some(turn) = self.turn {
             let executed = self.vcpu.instructions();
             let counter = &self.environment.counters.instructions;
             counter.store(executed, Ordering::Relaxed);
-            self.tell_time(turn);
+            self.set_guest_time(turn);
         }
         Ok(exit)
     }
 
-    /// Takes over an offset that was corrected since. One that is smaller waits until
-    /// the guest's TSC shows what it had shown already: corrections are of some
-    /// microseconds.
-    fn take_time_over(&mut self) -> Result<(), VcpuError> {
-        let offset = self.environment.around.clock.offset();
-        if offset == self.tsc_offset || self.turns.is_some() {
+    /// Applies an offset that was corrected since. Before a smaller offset it waits until the
+    /// guest's TSC would not go back: corrections are some microseconds.
+    fn apply_tsc_offset(&mut self) -> Result<(), VcpuError> {
+        let offset = self.environment.context.clock.offset();
+        if offset == self.tsc_offset || self.scheduler.is_some() {
             return Ok(());
         }
         let shown = host_tsc().wrapping_add(self.tsc_offset);
@@ -511,7 +502,7 @@ impl Thread {
         Ok(())
     }
 
-    /// After HLT: waits, unless something came meanwhile.
+    /// After HLT: waits, unless an interrupt came meanwhile.
     fn halt(&mut self) {
         self.environment.advance_timer();
         if !self.environment.apic.wakes() {
@@ -519,13 +510,13 @@ impl Thread {
         }
     }
 
-    /// Sleeps until there is mail, an order, or the timer is due. Gives the turn
-    /// away instead where there are turns.
+    /// Sleeps until an interrupt or a command comes or the timer is due. With a scheduler it
+    /// passes the turn instead.
     fn wait(&mut self, activity: Activity) {
-        self.show(activity);
+        self.set_activity(activity);
         let deadline = self.environment.apic.deadline();
-        if self.turns.is_some() {
-            self.pass_turn(Standing::Asleep(deadline));
+        if self.scheduler.is_some() {
+            self.pass_turn(RunState::Asleep(deadline));
         } else {
             self.environment.set_alarm(false);
             self.sleep(deadline);
@@ -535,19 +526,19 @@ impl Thread {
     fn sleep(&mut self, deadline: Option<u64>) {
         let latest = Instant::now() + SLEEP_MAX;
         let until = deadline.map_or(latest, |tsc| {
-            self.environment.around.clock.when(tsc).min(latest)
+            self.environment.context.clock.when(tsc).min(latest)
         });
         let id = self.environment.id;
         self.posted.waker.wait(until, || {
-            self.ordered.load(Ordering::SeqCst)
-                || match &self.turns {
-                    Some(turns) => turns.may_claim(id),
+            self.command_waits.load(Ordering::SeqCst)
+                || match &self.scheduler {
+                    Some(scheduler) => scheduler.may_claim(id),
                     None => self.posted.has_pending(),
                 }
         });
     }
 
-    /// INIT: waits for a start-up from now on. Whether there is more to do.
+    /// Handles an INIT: the vCPU waits for a start-up. `false` if the machine resets instead.
     fn init(&mut self) -> bool {
         if self.bootstrap {
             self.report(Event::Init);
@@ -558,7 +549,7 @@ impl Thread {
         true
     }
 
-    /// Starts in real mode at page `vector`. What INIT does not change stays
+    /// Starts in real mode at page `vector`, with the registers that INIT does not change
     /// (Intel SDM volume 3, table 10-1).
     fn start_up(&mut self, vector: u8) {
         let outcome = self.vcpu.save().and_then(|before| {
@@ -578,13 +569,13 @@ impl Thread {
         }
     }
 
-    /// Holds the turn now, if it is this vCPU's.
+    /// Takes the turn if the scheduler gives it; whether this vCPU may run.
     fn take_turn(&mut self) -> bool {
-        let Some(turns) = &self.turns else {
+        let Some(scheduler) = &self.scheduler else {
             return true;
         };
         if self.turn.is_none() {
-            let Some((now, used)) = turns.claim(self.environment.id) else {
+            let Some((now, used)) = scheduler.claim(self.environment.id) else {
                 return false;
             };
             let began = self.vcpu.instructions().wrapping_sub(used);
@@ -595,37 +586,39 @@ impl Thread {
             let turn = Turn { began };
             self.turn = Some(turn);
             self.environment
-                .around
+                .context
                 .clock
                 .set_counted(now.wrapping_add(used));
         }
         true
     }
 
-    fn pass_turn(&mut self, standing: Standing) {
-        let Some(turns) = &self.turns else { return };
+    fn pass_turn(&mut self, run_state: RunState) {
+        let Some(scheduler) = &self.scheduler else {
+            return;
+        };
         let Some(turn) = self.turn else { return };
         let used = self.vcpu.instructions().wrapping_sub(turn.began);
-        let early = standing == Standing::Ready && used < QUANTUM;
+        let early = run_state == RunState::Ready && used < QUANTUM;
         if early {
-            // Its timer was due: the turn goes on.
+            // The timer was due: the turn continues.
             return;
         }
         self.turn = None;
-        turns.pass(self.environment.id, used, standing);
+        scheduler.pass(self.environment.id, used, run_state);
     }
 
-    /// Guest time after what was executed of the turn.
-    fn tell_time(&self, turn: Turn) {
+    /// Sets guest time to the instructions of the turn that are executed.
+    fn set_guest_time(&self, turn: Turn) {
         let Some((began_at, _)) = self
-            .turns
+            .scheduler
             .as_ref()
-            .and_then(|turns| turns.claim(self.environment.id))
+            .and_then(|scheduler| scheduler.claim(self.environment.id))
         else {
             return;
         };
         let used = self.vcpu.instructions().wrapping_sub(turn.began);
-        let clock = &self.environment.around.clock;
+        let clock = &self.environment.context.clock;
         clock.set_counted(began_at.wrapping_add(used));
     }
 
@@ -633,17 +626,16 @@ impl Thread {
         self.report(Event::Failed(error));
     }
 
-    /// Tells the owner, and stands: it decides.
+    /// Reports an event and pauses: the owner decides what follows.
     fn report(&mut self, event: Event) {
-        self.stand();
+        self.pause();
         (self.listener)(self.environment.id, event);
     }
 
-    fn show(&self, activity: Activity) {
+    fn set_activity(&self, activity: Activity) {
         self.activity.store(activity as u8, Ordering::Relaxed);
     }
 }
 
 #[cfg(test)]
-#[path = "runner_tests.rs"]
 mod tests;

@@ -1,46 +1,46 @@
-//! How a machine comes to its end: who asks for it, who waits for it.
+//! The end of a machine: devices, vCPUs and requests ask for it, and threads wait for it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use super::lifecycle::{Answer, End, Refusal, Request};
+use super::lifecycle::{End, MachineReply, MachineRequest, Refusal};
 
 /// Inputs that may wait for the owner.
 pub(super) const INPUTS_MAX: usize = 16;
 
-/// A request with the way back for its answer.
+/// A request, and where its reply goes.
 pub(super) struct Envelope {
-    pub request: Request,
-    pub answer: SyncSender<Result<Answer, Refusal>>,
+    pub request: MachineRequest,
+    pub reply: SyncSender<Result<MachineReply, Refusal>>,
 }
 
 /// What the machine's thread waits for.
 pub(super) enum Input {
-    /// Somebody asks.
+    /// A request of a handle.
     Request(Envelope),
-    /// Somebody called [`Ender::end`].
+    /// [`Shutdown::end`] was called.
     Wake,
     /// The machine is dropped.
     Quit,
 }
 
-/// The two sides of a machine's end, for the assembly of the machine.
-pub(super) struct Ends {
-    pub ender: Arc<Ender>,
-    /// Set once the machine is about to end.
+/// What exists before the machine's owner: both ends of its queue, and what asks for the end.
+pub(super) struct OwnerChannel {
+    pub shutdown: Arc<Shutdown>,
+    /// Set when the end is requested: vCPUs execute no more guest code.
     pub flag: Arc<AtomicBool>,
     pub to_owner: SyncSender<Input>,
     pub inputs: Receiver<Input>,
 }
 
-impl Ends {
+impl OwnerChannel {
     pub fn new() -> Self {
         let (to_owner, inputs) = sync_channel(INPUTS_MAX);
         let flag = Arc::new(AtomicBool::new(false));
         Self {
-            ender: Arc::new(Ender::new(to_owner.clone(), flag.clone())),
+            shutdown: Arc::new(Shutdown::new(to_owner.clone(), flag.clone())),
             flag,
             to_owner,
             inputs,
@@ -50,18 +50,18 @@ impl Ends {
 
 type Listener = Box<dyn Fn(&End) + Send + Sync>;
 
-/// For devices and vCPUs: asks for the end, from any thread.
-pub(super) struct Ender {
-    /// Hears of the first end that was asked for, at once.
+/// Requests the end of the machine, from any thread.
+pub(super) struct Shutdown {
+    /// Called with the first end that is requested.
     listener: OnceLock<Listener>,
-    /// The first end that was asked for. Held for moments.
+    /// The first end that was requested.
     wanted: Mutex<Option<End>>,
-    /// Tells vCPUs to stop where they are.
+    /// Stops vCPUs.
     flag: Arc<AtomicBool>,
     owner: SyncSender<Input>,
 }
 
-impl Ender {
+impl Shutdown {
     pub fn new(owner: SyncSender<Input>, flag: Arc<AtomicBool>) -> Self {
         Self {
             listener: OnceLock::new(),
@@ -71,8 +71,8 @@ impl Ender {
         }
     }
 
-    /// The machine shall end like this; the first who says so is heard. Never
-    /// waits.
+    /// Requests that the machine ends in this way. Only the first request counts. Never
+    /// blocks.
     pub fn end(&self, end: End) {
         let mut wanted = self.lock();
         let first = wanted.is_none().then(|| end.clone());
@@ -82,18 +82,18 @@ impl Ender {
         if let (Some(end), Some(listener)) = (first, self.listener.get()) {
             listener(&end);
         }
-        // When the queue is full the owner is awake, and looks here after each.
+        // With a full queue the owner is awake, and it checks `wanted` after each input.
         let _ = self.owner.try_send(Input::Wake);
     }
 
-    /// Has `listener` called with the first end that is requested, on the requesting
-    /// thread; it must not wait. Once, before anybody does.
+    /// Sets what is called with the first end that is requested, on the requesting thread;
+    /// it must not block. Once, before an end can be requested.
     pub fn listen(&self, listener: Box<dyn Fn(&End) + Send + Sync>) {
-        // A second one is a mistake that the first survives.
+        // Only the first listener counts.
         let _ = self.listener.set(listener);
     }
 
-    /// The end that was asked for.
+    /// The end that was requested, if one was.
     pub fn wanted(&self) -> Option<End> {
         self.lock().clone()
     }
@@ -105,7 +105,7 @@ impl Ender {
     }
 }
 
-/// How the machine ended, once it did: for all who wait.
+/// How the machine ended, and the threads that wait for it.
 #[derive(Default)]
 pub(super) struct Ending {
     /// Held only to read or set it.
@@ -114,18 +114,18 @@ pub(super) struct Ending {
 }
 
 impl Ending {
-    /// It is over; once.
+    /// Records the end and wakes all waiting threads. Only the first call counts.
     pub fn set(&self, end: End) {
         self.lock().get_or_insert(end);
         self.changed.notify_all();
     }
 
-    /// How it ended, if it did.
+    /// How the machine ended; `None` while it has not.
     pub fn get(&self) -> Option<End> {
         self.lock().clone()
     }
 
-    /// Waits for it, `timeout` at most.
+    /// Waits for the end, `timeout` at most.
     pub fn wait(&self, timeout: Duration) -> Option<End> {
         let (end, _) = self
             .changed

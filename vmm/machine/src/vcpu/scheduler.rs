@@ -1,10 +1,9 @@
-//! Deterministic machines: one vCPU runs at a time, for a fixed number of
-//! instructions, and guest time is the sum of what all executed.
+//! The scheduler of deterministic machines: one vCPU runs at a time, for a fixed number of
+//! instructions, and guest time is the number of instructions that all vCPUs have executed.
 //!
-//! Invariants: at most one vCPU holds the turn; who is next depends only on what
-//! the vCPUs did, never on the host's time; when all sleep, time jumps to the
-//! first deadline. Only input from outside (typed bytes, packets) arrives at a
-//! moment that is not repeated.
+//! Invariants: at most one vCPU holds the turn; the next holder depends only on the guest,
+//! never on the host's time; when all vCPUs sleep, guest time jumps to the first deadline.
+//! Only input from outside (typed bytes, packets) arrives at moments that differ between runs.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -14,17 +13,17 @@ use serde_json::Value;
 use weft_platform::interrupts::InterruptRouter;
 use weft_platform::part::{Part, PartError};
 
-/// Instructions in a turn: at one a nanosecond, half of what Linux takes for a
-/// short spin on another CPU.
+/// Instructions in a turn: at one per nanosecond, half of what Linux counts as a short spin
+/// on another CPU.
 pub const QUANTUM: u64 = 50_000;
 const NOBODY: u32 = u32::MAX;
 
-/// What a vCPU does when it does not hold the turn.
+/// Whether a vCPU that does not hold the turn wants it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Standing {
-    /// Wants to go on.
+pub enum RunState {
+    /// It wants to run.
     Ready,
-    /// Waits for an interrupt, or until the guest's TSC is so much.
+    /// It waits for an interrupt, or until the guest's TSC has this value.
     Asleep(Option<u64>),
 }
 
@@ -35,39 +34,39 @@ struct State {
     /// Instructions of the turn that were executed already, before a pause.
     used: u64,
     holder: Option<u32>,
-    standings: Vec<Standing>,
+    run_states: Vec<RunState>,
 }
 
-/// Whose turn it is.
-pub struct Turns {
-    /// Held to change or look at it; the next vCPU is woken after.
+/// Decides which vCPU of a deterministic machine runs.
+pub struct TurnScheduler {
+    /// The next vCPU is woken after the lock is released.
     state: Mutex<State>,
-    /// The holder, or [`NOBODY`], for a look without the lock.
+    /// The holder, or [`NOBODY`]; read without the lock.
     holder: AtomicU32,
     interrupts: Arc<InterruptRouter>,
 }
 
-impl Turns {
-    /// vCPU 0 begins; the others sleep.
+impl TurnScheduler {
+    /// A scheduler whose vCPU 0 holds the turn and whose other vCPUs sleep.
     pub fn new(interrupts: Arc<InterruptRouter>) -> Self {
-        let mut standings = vec![Standing::Asleep(None); interrupts.cpus() as usize];
-        if let Some(first) = standings.first_mut() {
-            *first = Standing::Ready;
+        let mut run_states = vec![RunState::Asleep(None); interrupts.cpus() as usize];
+        if let Some(first) = run_states.first_mut() {
+            *first = RunState::Ready;
         }
         Self {
             state: Mutex::new(State {
                 now: 0,
                 used: 0,
                 holder: Some(0),
-                standings,
+                run_states,
             }),
             holder: AtomicU32::new(0),
             interrupts,
         }
     }
 
-    /// The guest's TSC at the beginning of this turn and the instructions of it
-    /// that are used, if it is `vcpu`'s.
+    /// If `vcpu` holds the turn: the guest's TSC at its beginning, and how many of its
+    /// instructions are used.
     pub fn claim(&self, vcpu: u32) -> Option<(u64, u64)> {
         let mut state = self.lock();
         if state.holder.is_none() {
@@ -76,7 +75,7 @@ impl Turns {
         (state.holder == Some(vcpu)).then_some((state.now, state.used))
     }
 
-    /// Whether a claim of `vcpu`'s may succeed.
+    /// Whether a claim of `vcpu` can succeed.
     pub fn may_claim(&self, vcpu: u32) -> bool {
         let holder = self.holder.load(Ordering::SeqCst);
         holder == vcpu
@@ -87,7 +86,7 @@ impl Turns {
                     .is_some_and(|posted| posted.has_pending())
     }
 
-    /// The turn is interrupted by a pause; `used` instructions of it are executed.
+    /// Records that a pause interrupts the turn after `used` of its instructions.
     pub fn interrupt(&self, vcpu: u32, used: u64) {
         let mut state = self.lock();
         if state.holder == Some(vcpu) {
@@ -95,8 +94,8 @@ impl Turns {
         }
     }
 
-    /// The turn ends after `executed` instructions; the next vCPU is rung.
-    pub fn pass(&self, vcpu: u32, executed: u64, standing: Standing) {
+    /// Ends the turn after `executed` instructions, and wakes the next holder.
+    pub fn pass(&self, vcpu: u32, executed: u64, run_state: RunState) {
         let next = {
             let mut state = self.lock();
             if state.holder != Some(vcpu) {
@@ -104,8 +103,8 @@ impl Turns {
             }
             state.now = state.now.saturating_add(executed);
             state.used = 0;
-            if let Some(own) = state.standings.get_mut(vcpu as usize) {
-                *own = standing;
+            if let Some(own) = state.run_states.get_mut(vcpu as usize) {
+                *own = run_state;
             }
             self.choose(&mut state, vcpu + 1);
             state.holder
@@ -117,14 +116,14 @@ impl Turns {
         }
     }
 
-    /// The first that wants to run, from `first` on; if none does, after the
-    /// first deadline has come.
+    /// Gives the turn to the first vCPU from `first` on that wants to run. If none does,
+    /// guest time jumps to the first deadline.
     fn choose(&self, state: &mut State, first: u32) {
         let cpus = self.interrupts.cpus();
         let order = (0..cpus).map(|step| (first + step) % cpus);
-        let wants = |state: &State, vcpu: u32| match state.standings.get(vcpu as usize) {
-            Some(Standing::Ready) => true,
-            Some(Standing::Asleep(until)) => {
+        let wants = |state: &State, vcpu: u32| match state.run_states.get(vcpu as usize) {
+            Some(RunState::Ready) => true,
+            Some(RunState::Asleep(until)) => {
                 until.is_some_and(|until| until <= state.now)
                     || self
                         .interrupts
@@ -136,11 +135,11 @@ impl Turns {
         let mut next = order.clone().find(|vcpu| wants(state, *vcpu));
         if next.is_none() {
             let deadlines = state
-                .standings
+                .run_states
                 .iter()
-                .filter_map(|standing| match standing {
-                    Standing::Asleep(until) => *until,
-                    Standing::Ready => None,
+                .filter_map(|run_state| match run_state {
+                    RunState::Asleep(until) => *until,
+                    RunState::Ready => None,
                 });
             if let Some(deadline) = deadlines.min() {
                 state.now = deadline;
@@ -158,15 +157,15 @@ impl Turns {
     }
 }
 
-impl Part for Turns {
+impl Part for TurnScheduler {
     fn save(&self) -> Result<Value, PartError> {
         Ok(serde_json::to_value(&*self.lock())?)
     }
 
     fn restore(&self, state: Value) -> Result<(), PartError> {
         let saved: State = serde_json::from_value(state)?;
-        if saved.standings.len() != self.interrupts.cpus() as usize {
-            let what = format!("turns of {} vCPUs", saved.standings.len());
+        if saved.run_states.len() != self.interrupts.cpus() as usize {
+            let what = format!("scheduler of {} vCPUs", saved.run_states.len());
             return Err(PartError::Misfit(what));
         }
         self.holder
@@ -184,42 +183,42 @@ mod tests {
     #[test]
     fn turns_go_round_among_those_that_want_to_run() {
         let interrupts = InterruptRouter::new(3);
-        let turns = Turns::new(interrupts.clone());
-        assert_eq!(turns.claim(0), Some((0, 0)));
-        assert_eq!(turns.claim(1), None);
-        turns.pass(0, 100, Standing::Ready);
-        assert_eq!(turns.claim(0), Some((100, 0)));
+        let scheduler = TurnScheduler::new(interrupts.clone());
+        assert_eq!(scheduler.claim(0), Some((0, 0)));
+        assert_eq!(scheduler.claim(1), None);
+        scheduler.pass(0, 100, RunState::Ready);
+        assert_eq!(scheduler.claim(0), Some((100, 0)));
         interrupts.deliver(2, Message::NonMaskable, None);
-        turns.pass(0, 50, Standing::Ready);
-        assert_eq!(turns.claim(2), Some((150, 0)));
-        // Nothing to be had for one that does not hold it.
-        turns.pass(0, 50, Standing::Ready);
-        assert_eq!(turns.claim(0), None);
+        scheduler.pass(0, 50, RunState::Ready);
+        assert_eq!(scheduler.claim(2), Some((150, 0)));
+        // A vCPU that does not hold the turn cannot pass it.
+        scheduler.pass(0, 50, RunState::Ready);
+        assert_eq!(scheduler.claim(0), None);
     }
 
     #[test]
     fn time_jumps_to_the_first_deadline_when_all_sleep() {
         let interrupts = InterruptRouter::new(2);
-        let turns = Turns::new(interrupts.clone());
-        turns.pass(0, 10, Standing::Ready);
-        turns.pass(0, 10, Standing::Asleep(Some(1000)));
-        assert_eq!(turns.claim(0), Some((1000, 0)));
-        turns.pass(0, 10, Standing::Asleep(None));
-        assert!(!turns.may_claim(0) && !turns.may_claim(1));
-        assert_eq!(turns.claim(1), None);
+        let scheduler = TurnScheduler::new(interrupts.clone());
+        scheduler.pass(0, 10, RunState::Ready);
+        scheduler.pass(0, 10, RunState::Asleep(Some(1000)));
+        assert_eq!(scheduler.claim(0), Some((1000, 0)));
+        scheduler.pass(0, 10, RunState::Asleep(None));
+        assert!(!scheduler.may_claim(0) && !scheduler.may_claim(1));
+        assert_eq!(scheduler.claim(1), None);
         interrupts.deliver(1, Message::NonMaskable, None);
-        assert!(turns.may_claim(1));
-        assert_eq!(turns.claim(1), Some((1010, 0)));
+        assert!(scheduler.may_claim(1));
+        assert_eq!(scheduler.claim(1), Some((1010, 0)));
     }
 
     #[test]
     fn a_turn_goes_on_after_a_pause_elsewhere_too() {
-        let turns = Turns::new(InterruptRouter::new(1));
-        turns.interrupt(0, 30);
-        let state = Part::save(&turns).unwrap();
-        let other = Turns::new(InterruptRouter::new(1));
+        let scheduler = TurnScheduler::new(InterruptRouter::new(1));
+        scheduler.interrupt(0, 30);
+        let state = Part::save(&scheduler).unwrap();
+        let other = TurnScheduler::new(InterruptRouter::new(1));
         Part::restore(&other, state.clone()).unwrap();
         assert_eq!(other.claim(0), Some((0, 30)));
-        assert!(Part::restore(&Turns::new(InterruptRouter::new(2)), state).is_err());
+        assert!(Part::restore(&TurnScheduler::new(InterruptRouter::new(2)), state).is_err());
     }
 }

@@ -33,15 +33,15 @@ impl Kick for Flag {
 }
 
 /// Makes scripted vCPUs.
-pub struct Double {
+pub struct ScriptedBackEnd {
     pub deterministic: bool,
     /// The vCPU that never comes back, if any.
     pub stuck: Option<u32>,
 }
 
-impl BackEnd for Double {
+impl BackEnd for ScriptedBackEnd {
     fn name(&self) -> &'static str {
-        "double"
+        "scripted"
     }
 
     fn tsc_hz(&self) -> u64 {

@@ -9,7 +9,7 @@ use weft_coherent_memory::{FAULTS_MAX, RING, SliceFaults, SlicePages};
 
 /// What was seen of a machine's slices.
 #[derive(Default)]
-pub(super) struct Seen {
+pub(super) struct FaultReports {
     /// Faults are recorded from the start, and kept when the machine ends.
     wanted: bool,
     /// After the end, in order of slices.
@@ -17,7 +17,7 @@ pub(super) struct Seen {
     faults: Vec<SliceFaults>,
 }
 
-impl Seen {
+impl FaultReports {
     /// Nothing yet. `wanted`: it is kept when the machine ends.
     pub fn new(wanted: bool) -> Self {
         Self {
@@ -166,13 +166,22 @@ mod tests {
             from_zero(2, std::slice::from_ref(&kept)),
             [Some(0), Some(11)]
         );
-        let seen = Seen {
+        let reports = FaultReports {
             faults: vec![kept],
-            ..Seen::default()
+            ..FaultReports::default()
         };
-        assert_eq!(seen.faults(None, vec![None, Some(10)])[0], faults(10, 1, 0));
-        assert_eq!(seen.faults(None, vec![None, Some(2)])[0], faults(9, 2, 7));
-        assert_eq!(seen.faults(None, vec![None, Some(99)])[0], faults(11, 0, 0));
-        assert_eq!(seen.faults(None, vec![])[0], faults(11, 0, 0));
+        assert_eq!(
+            reports.faults(None, vec![None, Some(10)])[0],
+            faults(10, 1, 0)
+        );
+        assert_eq!(
+            reports.faults(None, vec![None, Some(2)])[0],
+            faults(9, 2, 7)
+        );
+        assert_eq!(
+            reports.faults(None, vec![None, Some(99)])[0],
+            faults(11, 0, 0)
+        );
+        assert_eq!(reports.faults(None, vec![])[0], faults(11, 0, 0));
     }
 }

@@ -1,4 +1,4 @@
-//! What the parts of a machine are attached to.
+//! The machine core: what the parts of a machine are attached to.
 
 use std::sync::Arc;
 
@@ -8,27 +8,27 @@ use weft_platform::clock::Clock;
 use weft_platform::interrupts::{InterruptRouter, IoApicPin};
 
 use super::MachineError;
-use super::ender::Ender;
+use super::shutdown::Shutdown;
 
-/// What everything is attached to.
-pub(super) struct Frame {
+/// RAM, buses, interrupt router and clock.
+pub(super) struct MachineCore {
     pub ram: Ram,
-    /// The same for devices.
+    /// Guest memory for devices: coherent if the machine has several slices.
     pub memory: DeviceMemory,
     pub mmio: Bus,
     pub ports: Bus,
     pub interrupts: Arc<InterruptRouter>,
     pub clock: Arc<Clock>,
-    pub ender: Arc<Ender>,
+    pub shutdown: Arc<Shutdown>,
 }
 
-impl Frame {
+impl MachineCore {
     /// A pin of the I/O APIC.
     pub fn pin(&self, pin: usize) -> Result<IoApicPin, MachineError> {
         self.interrupts.pin(pin).ok_or(MachineError::Pin(pin))
     }
 
-    /// Puts a device behind a range of ports.
+    /// Inserts a device into a range of ports.
     pub fn port(
         &self,
         range: std::ops::Range<u64>,

@@ -68,7 +68,7 @@ fn rig(run: Run) -> Rig {
     let interrupts = InterruptRouter::new(1);
     let clock = Arc::new(Clock::new(Source::Host, measure_host_tsc()));
     clock.go();
-    let around = VcpuContext {
+    let context = VcpuContext {
         mmio: Bus::default(),
         ports: Bus::default(),
         interrupts: interrupts.clone(),
@@ -88,14 +88,14 @@ fn rig(run: Run) -> Rig {
             over: tell,
         }),
         bootstrap: Some(CpuState::reset()),
-        around,
-        turns: None,
+        context,
+        scheduler: None,
         listener: Arc::new(move |_, event| drop(report.lock().unwrap().send(event))),
         kind: ThreadKind::SoftVcpu,
         first_instruction: Arc::default(),
     })
     .unwrap();
-    runner.order(Order::Run).unwrap();
+    runner.command(VcpuCommand::Run).unwrap();
     Rig {
         runner,
         events,
@@ -242,24 +242,24 @@ fn the_clocks_registers_are_saved() {
         true
     }));
     first.over.recv_timeout(PATIENCE).unwrap();
-    let ask = |rig: &Rig, order| {
-        rig.runner.order(order).unwrap();
+    let ask = |rig: &Rig, command| {
+        rig.runner.command(command).unwrap();
         rig.runner.reply(Instant::now() + PATIENCE).unwrap()
     };
     // The answer to Run.
     first.runner.reply(Instant::now() + PATIENCE).unwrap();
-    ask(&first, Order::Pause);
-    let state = ask(&first, Order::Save).unwrap();
+    ask(&first, VcpuCommand::Pause);
+    let state = ask(&first, VcpuCommand::Save).unwrap();
     first.finish();
     let second = rig(Box::new(|environment, _| {
         environment.msr_read(0x4b56_4d00) == Some(0x3000)
             && environment.msr_read(0x4b56_4d01) == Some(0x1001)
     }));
     second.runner.reply(Instant::now() + PATIENCE).unwrap();
-    ask(&second, Order::Pause);
+    ask(&second, VcpuCommand::Pause);
     assert!(second.over.try_recv().is_err());
-    ask(&second, Order::Restore(state));
-    ask(&second, Order::Run);
+    ask(&second, VcpuCommand::Restore(state));
+    ask(&second, VcpuCommand::Run);
     second.over.recv_timeout(PATIENCE).unwrap();
     second.finish();
 }
