@@ -8,13 +8,14 @@ use crate::random::Random;
 use weft_aggregate::Placement;
 use weft_aggregate::commands::{SliceCommand, SliceReply};
 use weft_aggregate::message::SliceMessage;
+use weft_aggregate::remote_devices::net::{
+    FrameQueue, FrameSender, PortKind, RemotePort, Switch, window,
+};
 use weft_guest_memory::DeviceMemory;
 use weft_platform::interrupts::{
     InterruptLink, InterruptRouter, InterruptTopology, Locations, Message, VcpuLocation,
 };
-use weft_virtio::net::{
-    FRAME_MAX, FrameQueue, FrameSender, HEADER, Link, PortKind, RemotePort, Switch, window,
-};
+use weft_virtio::net::{FRAME_MAX, HEADER, Link};
 use weft_virtio::ring::Segment;
 use weft_wire::Header;
 use weft_wire::frame::HEADER_BYTES;

@@ -41,7 +41,7 @@ pub use join::join_until;
 pub use violation::{EXIT_REFUSED, at_violation};
 
 /// Locks; a panic of another holder changes nothing about the data here.
-pub fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+pub fn lock<T: ?Sized>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poison| poison.into_inner())
 }
 

@@ -25,9 +25,9 @@ pub enum DeviceError {
     /// The driver left out a queue, or a step.
     #[error("the driver {0}")]
     Driver(&'static str),
-    /// Another slice, which serves a queue, says so.
+    /// What serves a queue elsewhere reports it.
     #[error("{0}")]
-    OtherSlice(String),
+    Reported(String),
     /// The host's side broke.
     #[error("{what}: {source}")]
     Host {

@@ -1,6 +1,6 @@
 //! How a device tells its driver: a message per queue, or the wire and the ISR
-//! status (4.1.4.5, 4.1.5.3, 4.1.5.4). A queue that is served on another slice
-//! than its registers are tells them.
+//! status (4.1.4.5, 4.1.5.3, 4.1.5.4). A queue may be served elsewhere than its
+//! registers are; then it tells them.
 
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -16,8 +16,7 @@ pub const NO_VECTOR: u16 = 0xffff;
 const ISR_QUEUE: u8 = 1;
 const ISR_CONFIGURATION: u8 = 2;
 
-/// The way from a queue to its driver where the registers are on another slice.
-/// None of it waits.
+/// The way from a queue to its driver where the registers are elsewhere. Never waits.
 pub trait FarRegisters: Send + Sync {
     /// Buffers of the queue were used.
     fn queue(&self, index: u16);
@@ -51,7 +50,7 @@ impl Interrupt {
         Self::with(Registers::Here(endpoint), queues, name)
     }
 
-    /// For queues whose registers are on another slice.
+    /// For queues whose registers are elsewhere.
     pub fn far(registers: Arc<dyn FarRegisters>, name: &str) -> Self {
         Self::with(Registers::Far(registers), 0, name)
     }

@@ -307,13 +307,8 @@ impl Ring {
     }
 
     /// Guest RAM.
-    pub fn memory(&self) -> &DeviceMemory {
+    pub fn memory(&self) -> &Arc<DeviceMemory> {
         &self.parts.memory
-    }
-
-    /// The same, shared.
-    pub fn shared_memory(&self) -> Arc<DeviceMemory> {
-        self.parts.memory.clone()
     }
 
     /// What the driver kicks with.
@@ -619,7 +614,7 @@ mod tests {
         fn fail(&self, _: &str) {}
     }
 
-    /// A queue of 16 at 4096, 8192 and 12288 in memory of several slices, with the event
+    /// A queue of 16 at 4096, 8192 and 12288 in shared memory, with the event
     /// index.
     fn ring() -> (Ring, Arc<Counted>) {
         let ram = Ram::new(4 << 20).unwrap();

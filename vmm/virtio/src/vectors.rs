@@ -14,7 +14,7 @@ pub struct IoVector(libc::iovec);
 unsafe impl Send for IoVector {}
 
 /// The vectors of `segments`, without the first `skip` bytes. They are good as
-/// long as `memory` is mapped; none where other slices share it, for what a system
+/// long as `memory` is mapped; none where other hosts share it, for what a system
 /// call may use has to stay here meanwhile.
 pub fn vectors(memory: &DeviceMemory, segments: &[Segment], skip: u64) -> Vec<IoVector> {
     let Some(memory) = memory.mapped() else {
@@ -35,7 +35,7 @@ pub fn vectors(memory: &DeviceMemory, segments: &[Segment], skip: u64) -> Vec<Io
     parts.iter().filter_map(vector).collect()
 }
 
-/// Pieces of guest RAM that a system call reads, or a copy of them where slices
+/// Pieces of guest RAM that a system call reads, or a copy of them where hosts
 /// share the RAM.
 pub struct Pieces {
     pub list: Vec<IoVector>,

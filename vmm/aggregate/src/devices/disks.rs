@@ -88,8 +88,11 @@ impl DeviceList<'_> {
                 Some(block) => block,
                 None => {
                     let geometry = described(slice, placement.owner(), number)?;
-                    let clients = remote.clients(device, &placement, clients);
-                    Block::elsewhere(geometry, clients.map_err(DeviceSetupError::RemoteDevices)?)?
+                    let clients = remote.block_clients(device, &placement, clients);
+                    Block::with_back_ends(
+                        geometry,
+                        clients.map_err(DeviceSetupError::RemoteDevices)?,
+                    )?
                 }
             };
             let served = remote.serve_disk(device, &placement, &block);

@@ -4,10 +4,9 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use crate::remote_devices::QueuePlacement;
+use crate::remote_devices::net::{NetworkFront, window};
 use crate::{PRIMARY, Slice};
-use weft_virtio::net::{
-    FarNet, Net, NetBackEnd, NetDescription, NetOptions, Opened, PAIRS_MAX, Use,
-};
+use weft_virtio::net::{Net, NetBackEnd, NetDescription, NetOptions, Opened, PAIRS_MAX, Use};
 use weft_virtio::{VirtioDevice, net};
 
 use super::DeviceSetupError;
@@ -57,7 +56,7 @@ impl DeviceList<'_> {
             let remote = slice.remote_devices();
             remote.add_placement(device, &begun.placement);
             let placement = begun.placement.clone();
-            let made = make(slice, (device, number), begun, net::window(ways))?;
+            let made = make(slice, (device, number), begun, window(ways))?;
             remote.add_configuration(device, made.configuration());
             all.push((placement, made));
         }
@@ -89,7 +88,7 @@ fn begin(
     };
     let open = match owner == slice.number() {
         false => None,
-        true if among => Some(Here::Among(Net::open_for_switch(&options)?)),
+        true if among => Some(Here::Among(Net::open_one_link(&options)?)),
         true => Some(Here::Alone(Net::open(&options)?)),
     };
     let description = open.as_ref().map(|open| match open {
@@ -129,7 +128,7 @@ fn make(
         None => (None, described(slice, placement.owner(), number, possible)?),
     };
     if !among {
-        return Ok(Box::new(FarNet::new(description)));
+        return Ok(Box::new(NetworkFront::new(description)));
     }
     let remote = slice.remote_devices().clone();
     let links = remote.links(device, &placement, link, window);
@@ -137,7 +136,7 @@ fn make(
     let user: Option<Use> = slice
         .is_primary()
         .then(|| Box::new(move |usage| remote.use_network(device, usage)) as Use);
-    Ok(Box::new(Net::partitioned(&description, links, user)))
+    Ok(Box::new(Net::with_links(&description, links, user)))
 }
 
 fn described(

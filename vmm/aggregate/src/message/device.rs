@@ -23,11 +23,12 @@
 
 use std::borrow::Cow;
 
-use weft_virtio::block::{Chunk, ChunkReply, Operation, Status};
+use weft_virtio::block::{Operation, Status};
 use weft_virtio::net::Usage;
 use weft_wire::Header;
 
 use super::SliceMessageError;
+use super::chunk::{Chunk, ChunkReply};
 
 /// The kinds, first and last of each row.
 pub(super) const FIRST: u8 = DESCRIBED;

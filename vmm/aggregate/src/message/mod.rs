@@ -20,6 +20,7 @@
 //! Fields that are not named are zero. Decoding is total: every header gives a
 //! message or a named error.
 
+pub mod chunk;
 pub mod device;
 
 use thiserror::Error;
@@ -319,8 +320,9 @@ impl<'a> SliceMessage<'a> {
 
 #[cfg(test)]
 mod tests {
+    use super::chunk::{Chunk, ChunkReply};
     use super::*;
-    use weft_virtio::block::{Chunk, ChunkReply, Operation, Status};
+    use weft_virtio::block::{Operation, Status};
     use weft_virtio::net::Usage;
 
     fn messages() -> Vec<SliceMessage<'static>> {

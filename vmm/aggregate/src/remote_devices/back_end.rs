@@ -186,7 +186,7 @@ impl QueueBackEnd {
 
     fn activate(&mut self, group: Address, json: &[u8]) {
         let outcome = serde_json::from_slice(json)
-            .map_err(|error| DeviceError::OtherSlice(format!("a malformed activation: {error}")))
+            .map_err(|error| DeviceError::Reported(format!("a malformed activation: {error}")))
             .and_then(|activation| self.serve(group, &activation));
         if let Err(error) = outcome {
             let message = DeviceMessage::Broken(error.to_string().into_bytes());
@@ -196,7 +196,7 @@ impl QueueBackEnd {
 
     fn serve(&mut self, address: Address, activation: &Activation) -> Result<(), DeviceError> {
         let nothing = || {
-            DeviceError::OtherSlice(
+            DeviceError::Reported(
                 "an activation of queues that another slice \
         serves"
                     .into(),

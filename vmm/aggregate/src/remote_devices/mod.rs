@@ -20,13 +20,13 @@
 //! | `routes` | slice 0: publishes where interrupts and notifications go |
 //! | `back_end` | secondaries: serve queues |
 //! | `doorbells` | secondaries: notifications that wait for nobody |
-//! | `disks` | requests and answers of disks |
-//! | `networks` | frames of networks |
+//! | [`block`] | requests of disks: client and server |
+//! | [`net`] | frames of networks: ports and switch |
 
 mod back_end;
-mod disks;
+pub mod block;
 mod doorbells;
-mod networks;
+pub mod net;
 mod partitioned;
 mod proxy;
 pub(super) mod queue_placement;
@@ -35,7 +35,6 @@ mod routes;
 mod tests;
 
 use std::collections::HashMap;
-use std::io;
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Duration;
@@ -44,8 +43,6 @@ use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::EventFd;
 use weft_confine::lock;
 use weft_platform::bus::Bus;
-use weft_virtio::block::{Block, Job, QUEUE_SIZE, RemoteBlock, ReplyQueue, Server};
-use weft_virtio::net::{FrameQueue, Switch};
 use weft_virtio::ring::QueueState;
 use weft_virtio::worker::Cause;
 use weft_virtio::{ConfigSpace, DeviceError, NOTIFY_MULTIPLIER, RouteObserver, Transport};
@@ -56,8 +53,9 @@ use super::peers::Peers;
 use super::pending_requests::PendingRequests;
 use back_end::{BackEndCommand, Route};
 pub use back_end::{BackEndCounters, QueueBackEnd, Tools};
-use disks::RemoteDisk;
+use block::{ReplyQueue, Server};
 use doorbells::Doorbells;
+use net::{FrameQueue, Switch};
 pub use partitioned::PartitionedDevice;
 use proxy::StopCompletion;
 pub use queue_placement::{DataPath, QueuePlacement};
@@ -148,60 +146,6 @@ impl RemoteDevices {
     /// Where a device's queues are served.
     pub fn add_placement(&self, device: u8, placement: &QueuePlacement) {
         self.write(|table| table.placements.insert(device, placement.clone()));
-    }
-
-    /// The ways to a disk of another slice for the queues that `placement` has this one
-    /// serve, which has `clients` clients in all.
-    ///
-    /// # Errors
-    /// No descriptors left.
-    pub fn clients(
-        self: &Arc<Self>,
-        device: u8,
-        placement: &QueuePlacement,
-        clients: usize,
-    ) -> io::Result<Vec<Option<RemoteBlock>>> {
-        let client = |group| {
-            if placement.server(group) != self.number {
-                return Ok(None);
-            }
-            let queue = Address::new(device, group);
-            let replies = ReplyQueue::new()?;
-            self.write(|table| table.replies.insert(queue, replies.clone()));
-            let sender = RemoteDisk {
-                queue,
-                slice: placement.owner(),
-                remote: self.clone(),
-            };
-            let sender = Arc::new(sender);
-            Ok(Some(RemoteBlock::new(sender, replies, QUEUE_SIZE, clients)))
-        };
-        (0..placement.groups()).map(client).collect()
-    }
-
-    /// Has other slices use a disk that is here, if any of them serves its queues.
-    ///
-    /// # Errors
-    /// No thread.
-    pub fn serve_disk(
-        self: &Arc<Self>,
-        device: u8,
-        placement: &QueuePlacement,
-        disk: &Block,
-    ) -> io::Result<()> {
-        let others =
-            (0..placement.groups()).filter(|group| placement.server(*group) != self.number);
-        // A queue has as many requests as entries, and one long one in chunks.
-        let most = others.count() * 2 * usize::from(QUEUE_SIZE);
-        if most == 0 {
-            return Ok(());
-        }
-        let name = format!("disk{device}");
-        let reply = disks::reply(device, self.clone());
-        if let Some(server) = disk.serve(&name, most, reply)? {
-            self.write(|table| table.servers.insert(device, server));
-        }
-        Ok(())
     }
 
     /// The observer of the routes of a device whose registers are here.
@@ -342,28 +286,13 @@ impl RemoteDevices {
             DeviceMessage::Broken(text) => {
                 if let Some(transport) = self.transport(address.device) {
                     let text = String::from_utf8_lossy(&text).into_owned();
-                    transport.interrupt().fail(&DeviceError::OtherSlice(text));
+                    transport.interrupt().fail(&DeviceError::Reported(text));
                 }
             }
             DeviceMessage::Ask { chunk, data } => {
-                let queue = address.index();
-                let job = Job {
-                    from,
-                    queue,
-                    chunk,
-                    data: data.into_owned(),
-                };
-                let server = self.read(|table| table.servers.get(&address.device).cloned());
-                let server = server.ok_or("it requests a disk that this node does not have")?;
-                if !server.ask(job) {
-                    return Err("it sends more disk requests than allowed".into());
-                }
+                return self.take_chunk(from, address, chunk, data.into_owned());
             }
-            DeviceMessage::Answered(reply) => {
-                if let Some(replies) = self.read(|table| table.replies.get(&address).cloned()) {
-                    replies.put(reply);
-                }
-            }
+            DeviceMessage::Answered(reply) => self.take_reply(address, reply),
             DeviceMessage::Frames(batch) => return self.take_frames(from, address, batch),
             DeviceMessage::Taken { bytes } => return self.frames_taken(from, address, bytes),
             DeviceMessage::Use(usage) => {

@@ -122,8 +122,8 @@ impl Disk {
     }
 
     /// Tells the disk's user of a request that failed: of `length` bytes at `offset`.
-    pub fn tell(&self, operation: Operation, offset: u64, length: u64, error: &io::Error) {
-        self.troubles.tell(operation, offset, length, error);
+    pub fn report(&self, operation: Operation, offset: u64, length: u64, error: &io::Error) {
+        self.troubles.report(operation, offset, length, error);
     }
 
     /// Fills `buffer` if all of it is in the host's memory; else, or where the file

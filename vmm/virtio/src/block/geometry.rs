@@ -23,7 +23,7 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// Whether it can be a disk's; another slice may say anything.
+    /// Whether it can be a disk's: another process may say anything.
     pub fn is_possible(&self) -> bool {
         let block_size = u64::from(self.block_size);
         self.sectors > 0

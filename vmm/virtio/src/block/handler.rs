@@ -1,4 +1,4 @@
-//! One queue of a disk: takes requests, carries them out, answers.
+//! One queue of a disk: takes requests, has its back end execute them, answers.
 
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
@@ -9,9 +9,8 @@ use weft_confine::lock;
 use weft_guest_memory::{DeviceMemory, Held};
 use weft_vcpu::Access;
 
-use super::engine::{Completion, Engine};
+use super::back_end::{BlockBackend, Completion};
 use super::geometry::Geometry;
-use super::remote::{CHUNK, RemoteBlock};
 use super::request::{Operation, Parsed, Request, Status, answer, parse};
 use crate::ring::{HELD_MAX, pages};
 use crate::worker::{Cause, Handler, InlineHandler, Progress};
@@ -22,11 +21,14 @@ const BATCH: usize = 64;
 /// How often a stopping queue looks whether its I/O has ended.
 const LOOK_AGAIN: Duration = Duration::from_micros(200);
 
+/// A back end, which the thread of its queue locks while it works.
+pub type SharedBackend = Arc<Mutex<dyn BlockBackend>>;
+
 /// The thread's part.
 pub struct BlockHandler {
     ring: Ring,
     geometry: Arc<Geometry>,
-    engine: Arc<Mutex<Engine>>,
+    back_end: SharedBackend,
     /// The driver cannot flush, so every change is durable when it hears of it.
     write_through: bool,
     /// A request that ended elsewhere than on the queue's thread, which could not answer
@@ -39,22 +41,22 @@ impl BlockHandler {
     pub fn new(
         ring: Ring,
         geometry: Arc<Geometry>,
-        engine: Arc<Mutex<Engine>>,
+        back_end: SharedBackend,
         write_through: bool,
     ) -> Self {
         Self {
             ring,
             geometry,
-            engine,
+            back_end,
             write_through,
             unanswered: None,
         }
     }
 
     /// Takes requests; whether there may be more for which there is room.
-    fn take(&mut self, engine: &mut Engine) -> Result<Progress, DeviceError> {
+    fn take(&mut self, back_end: &mut dyn BlockBackend) -> Result<Progress, DeviceError> {
         for _ in 0..BATCH {
-            if !engine.has_room() {
+            if !back_end.has_room() {
                 return Ok(Progress::Idle);
             }
             let Some(chain) = self.ring.pop()? else {
@@ -63,7 +65,7 @@ impl BlockHandler {
             match parse(&self.ring, &self.geometry, chain)? {
                 Parsed::Work(mut request) => {
                     request.durable = self.write_through;
-                    if let Some(ended) = engine.begin(&self.ring, request) {
+                    if let Some(ended) = back_end.begin(self.ring.memory(), request) {
                         self.end(ended)?;
                     }
                 }
@@ -83,32 +85,33 @@ impl BlockHandler {
     }
 
     /// Submits, and answers what has ended; whether there is more to submit.
-    fn turn(&mut self, engine: &mut Engine) -> Result<Progress, DeviceError> {
+    fn turn(&mut self, back_end: &mut dyn BlockBackend) -> Result<Progress, DeviceError> {
         let failed = |source| DeviceError::Host {
             what: "cannot submit I/O",
             source,
         };
-        engine.submit().map_err(failed)?;
+        back_end.submit().map_err(failed)?;
         loop {
             let unanswered = self.unanswered.take();
-            let Some(ended) = unanswered.or_else(|| engine.next_ended(&self.ring)) else {
+            let Some(ended) = unanswered.or_else(|| back_end.next_completion(self.ring.memory()))
+            else {
                 break;
             };
             self.end(ended)?;
         }
-        Ok(match engine.submit().map_err(failed)? {
+        Ok(match back_end.submit().map_err(failed)? {
             true => Progress::Idle,
             false => Progress::More,
         })
     }
 
-    fn serve(&mut self, engine: &mut Engine) -> Result<Progress, DeviceError> {
-        let full = !engine.has_room();
+    fn serve(&mut self, back_end: &mut dyn BlockBackend) -> Result<Progress, DeviceError> {
+        let full = !back_end.has_room();
         if full {
-            self.turn(engine)?;
+            self.turn(back_end)?;
         }
-        let taken = self.take(engine);
-        let turned = self.turn(engine)?;
+        let taken = self.take(back_end);
+        let turned = self.turn(back_end)?;
         Ok(match taken? {
             Progress::Idle => turned,
             Progress::More => Progress::More,
@@ -116,19 +119,22 @@ impl BlockHandler {
     }
 }
 
-/// On the thread that brings a reply or a request, if the disk is on another slice: it
-/// must not wait.
+/// On the thread that brings a completion or a request: it must not wait.
 impl BlockHandler {
     /// Answers requests that ended and whose data is in guest memory.
-    fn complete_inline(&mut self, remote: &mut RemoteBlock) -> Result<Progress, DeviceError> {
-        // Then there is more to do than to answer.
-        if remote.is_asking() || !remote.has_room() {
+    fn complete_inline(
+        &mut self,
+        back_end: &mut dyn BlockBackend,
+    ) -> Result<Progress, DeviceError> {
+        // Without room the driver may have more requests, which are the thread's.
+        if !back_end.completes_inline() || !back_end.has_room() {
             return Ok(Progress::More);
         }
-        let memory = self.ring.shared_memory();
+        let memory = self.ring.memory().clone();
         loop {
             let unanswered = self.unanswered.take();
-            let Some(ended) = unanswered.or_else(|| remote.next_landed(&memory)) else {
+            let Some(ended) = unanswered.or_else(|| back_end.next_inline_completion(&memory))
+            else {
                 break;
             };
             let (written, read) = self.ring.pages_of_answer(&ended.request.chain);
@@ -142,25 +148,26 @@ impl BlockHandler {
             self.end(ended)?;
             self.ring.signal();
         }
-        Ok(match remote.is_idle() {
-            true => Progress::Idle,
-            false => Progress::More,
+        Ok(match back_end.has_results() {
+            true => Progress::More,
+            false => Progress::Idle,
         })
     }
 
     /// Takes one request, if it is the only one: a driver that has many gains nothing.
-    fn take_inline(&mut self, remote: &mut RemoteBlock) -> Result<Progress, DeviceError> {
-        if remote.in_flight() > 0 || self.unanswered.is_some() {
+    fn take_inline(&mut self, back_end: &mut dyn BlockBackend) -> Result<Progress, DeviceError> {
+        let longest = back_end.begins_inline_max();
+        if longest == 0 || back_end.in_flight() > 0 || self.unanswered.is_some() {
             return Ok(Progress::More);
         }
-        let memory = self.ring.shared_memory();
-        Ok(memory.without_waiting(|| self.take_one(remote)))
+        let memory = self.ring.memory().clone();
+        Ok(memory.without_waiting(|| self.take_one(back_end)))
     }
 
     /// What went wrong here is left to the queue's thread: it may be that a page was not
     /// there.
-    fn take_one(&mut self, remote: &mut RemoteBlock) -> Progress {
-        let memory = self.ring.shared_memory();
+    fn take_one(&mut self, back_end: &mut dyn BlockBackend) -> Progress {
+        let memory = self.ring.memory().clone();
         let before = self.ring.next_available();
         let chain = match self.ring.pop() {
             Ok(Some(chain)) => chain,
@@ -174,7 +181,7 @@ impl BlockHandler {
         };
         let parsed = parse(&self.ring, &self.geometry, chain);
         let held = match &parsed {
-            Ok(Parsed::Work(request)) => hold_small(&memory, request),
+            Ok(Parsed::Work(request)) => hold_short(&memory, request, back_end.begins_inline_max()),
             _ => None,
         };
         let (Ok(Parsed::Work(mut request)), Some(_held)) = (parsed, held) else {
@@ -182,7 +189,7 @@ impl BlockHandler {
             return Progress::More;
         };
         request.durable = self.write_through;
-        if let Some(ended) = remote.begin(&memory, request) {
+        if let Some(ended) = back_end.begin(&memory, request) {
             self.unanswered = Some(ended);
             return Progress::More;
         }
@@ -193,14 +200,15 @@ impl BlockHandler {
     }
 }
 
-/// The pages of a read or write of one chunk, if none has to be waited for.
-fn hold_small<'a>(memory: &'a DeviceMemory, request: &Request) -> Option<Held<'a>> {
-    let small = request.moves_data() && request.length <= u64::from(CHUNK);
+/// Holds the pages of a read or write of at most `longest` bytes, if none has to be
+/// waited for.
+fn hold_short<'a>(memory: &'a DeviceMemory, request: &Request, longest: u64) -> Option<Held<'a>> {
+    let short = request.moves_data() && request.length <= longest;
     let pages = match request.operation {
         Operation::Write => pages(&request.data),
         _ => Vec::new(),
     };
-    (small && pages.len() <= HELD_MAX).then(|| memory.hold(pages, Access::Read))?
+    (short && pages.len() <= HELD_MAX).then(|| memory.hold(pages, Access::Read))?
 }
 
 impl Handler for BlockHandler {
@@ -209,7 +217,7 @@ impl Handler for BlockHandler {
     }
 
     fn watched(&self) -> Vec<(RawFd, EventSet)> {
-        let ended = lock(&self.engine).descriptor();
+        let ended = lock(&self.back_end).descriptor();
         ended
             .into_iter()
             .map(|descriptor| (descriptor, EventSet::IN))
@@ -217,42 +225,40 @@ impl Handler for BlockHandler {
     }
 
     fn work(&mut self, _: Cause) -> Result<Progress, DeviceError> {
-        let engine = self.engine.clone();
-        let mut engine = lock(&engine);
+        let back_end = self.back_end.clone();
+        let mut back_end = lock(&back_end);
         self.ring.kicks_off();
-        let served = self.serve(&mut engine);
+        let served = self.serve(&mut *back_end);
         self.ring.signal();
-        if served? == Progress::More || self.ring.kicks_on()? && engine.has_room() {
+        if served? == Progress::More || self.ring.kicks_on()? && back_end.has_room() {
             return Ok(Progress::More);
         }
         Ok(Progress::Idle)
     }
 
     fn set_inline_handler(&mut self, handler: InlineHandler) {
-        if let Engine::Remote(remote) = &*lock(&self.engine) {
-            remote.set_inline_handler(handler);
-        }
+        lock(&self.back_end).set_inline_handler(handler);
     }
 
     fn work_inline(&mut self, cause: Cause) -> Result<Progress, DeviceError> {
-        let engine = self.engine.clone();
-        let Ok(mut engine) = engine.try_lock() else {
+        let back_end = self.back_end.clone();
+        let Ok(mut back_end) = back_end.try_lock() else {
             return Ok(Progress::More);
         };
-        match (&mut *engine, cause) {
-            (Engine::Remote(remote), Cause::Ready(_)) => self.complete_inline(remote),
-            (Engine::Remote(remote), Cause::Kick(_)) => self.take_inline(remote),
-            _ => Ok(Progress::More),
+        match cause {
+            Cause::Ready(_) => self.complete_inline(&mut *back_end),
+            Cause::Kick(_) => self.take_inline(&mut *back_end),
+            Cause::Start | Cause::Again => Ok(Progress::More),
         }
     }
 
     fn quiesce(&mut self, deadline: Instant) -> bool {
-        let engine = self.engine.clone();
-        let mut engine = lock(&engine);
+        let back_end = self.back_end.clone();
+        let mut back_end = lock(&back_end);
         loop {
-            // A fault now is no news: the device has stopped.
-            let turned = self.turn(&mut engine);
-            if engine.in_flight() == 0 {
+            // An error now is no news: the device has stopped.
+            let turned = self.turn(&mut *back_end);
+            if back_end.in_flight() == 0 {
                 self.ring.signal();
                 return true;
             }

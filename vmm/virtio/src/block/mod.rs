@@ -1,54 +1,50 @@
 //! Block (5.2): a raw file or block device, as many queues as wanted, each with
 //! a thread and an io_uring of its own.
 //!
-//! Of several slices one has the file. Each has the queues that it serves, with
-//! the same handler; behind it stands the file, or what carries requests there.
+//! A queue's handler has its requests executed by a [`BlockBackend`]: a `LocalBlock`
+//! where the file is open in this process, or any other.
 //!
 //! | file | holds |
 //! | --- | --- |
 //! | `geometry` | what the driver is told |
 //! | `request` | what the driver asks |
 //! | `handler` | one queue |
-//! | `engine`, `uring` | how its requests are carried out |
+//! | `back_end` | what executes its requests: the trait |
+//! | `local`, `uring`, `plain` | back ends of a file that is open here |
 //! | `disk` | the file |
 //! | `trouble` | what its user is told of requests that failed |
-//! | `remote` | the client of a file on another slice |
-//! | `server` | the file, for other slices |
 //!
 //! Writes are in the host's page cache (or, with `direct`, on the disk) when the
 //! guest hears of them, and durable when a flush ends: killing the process loses
 //! nothing of what was written, pulling the plug nothing of what was flushed. For
 //! a driver that cannot flush, every write is durable when it hears of it.
 
+mod back_end;
 mod disk;
-mod engine;
 mod geometry;
 mod handler;
-mod remote;
+mod local;
+mod plain;
 mod request;
-mod server;
 mod trouble;
 mod uring;
 
 use std::fs::File;
-use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use thiserror::Error;
 use weft_confine::ThreadKind;
 
-pub use disk::open_flags;
+pub use back_end::{BlockBackend, Completion};
+pub use disk::{Disk, open_flags};
 pub use geometry::Geometry;
-pub use remote::{CHUNK_MAX, Chunk, ChunkReply, ChunkSender, RemoteBlock, ReplyQueue};
-pub use request::{Operation, Status};
-pub use server::{Job, Reply, Server};
+pub use request::{Operation, Request, Status};
 
 use super::worker::Handler;
 use super::{ConfigSpace, DeviceError, DeviceState, Kind, Ring, StateError, VirtioDevice};
-use disk::Disk;
-use engine::Engine;
-use handler::BlockHandler;
+use handler::{BlockHandler, SharedBackend};
+use local::LocalBlock;
 
 /// Bytes of a sector: the unit of every position (5.2.4).
 pub const SECTOR: u64 = 512;
@@ -60,7 +56,7 @@ pub const QUEUES_MAX: u16 = 16;
 const SEGMENTS_MAX: u32 = QUEUE_SIZE as u32 - 2;
 /// Sectors that one discard or zeroing may cover: 32 MiB, what the host's
 /// kernel can still write as zeroes itself without stalling a queue.
-const RANGE_MAX: u32 = 64 << 10;
+pub const RANGE_MAX: u32 = 64 << 10;
 
 /// VIRTIO_BLK_F_* (5.2.3).
 const FEATURE_SEGMENTS: u64 = 1 << 2;
@@ -158,9 +154,8 @@ pub struct Block {
     geometry: Arc<Geometry>,
     /// The file, if it is here.
     disk: Option<Arc<Disk>>,
-    /// One per queue that is served here, locked by the thread of that queue while
-    /// it works.
-    engines: Vec<Option<Arc<Mutex<Engine>>>>,
+    /// One for each queue that is served here.
+    back_ends: Vec<Option<SharedBackend>>,
     configuration: Arc<ConfigSpace>,
 }
 
@@ -170,26 +165,29 @@ impl Block {
         Self::open_for(options, |_| true)
     }
 
-    /// The same, on a slice that serves those queues that `serves` says.
+    /// The same, but of the queues only those that `serves` selects are served here.
+    ///
+    /// # Errors
+    /// The disk cannot be opened, or an option is out of range.
     pub fn open_for(
         options: &BlockOptions,
         serves: impl Fn(u16) -> bool,
     ) -> Result<Self, BlockError> {
         check_queues(options.queues)?;
         let disk = Arc::new(Disk::open(options)?);
-        let engine = |queue| {
-            let engine = serves(queue)
-                .then(|| Engine::new(disk.clone(), options.io_uring, QUEUE_SIZE))
+        let back_end = |queue| {
+            let back_end = serves(queue)
+                .then(|| LocalBlock::new(disk.clone(), options.io_uring, QUEUE_SIZE))
                 .transpose();
-            engine.map_err(|source| BlockError::Engine {
+            back_end.map_err(|source| BlockError::Engine {
                 path: options.path.clone(),
                 source,
             })
         };
-        let engines = (0..options.queues)
-            .map(engine)
+        let back_ends = (0..options.queues)
+            .map(back_end)
             .collect::<Result<Vec<_>, _>>()?;
-        let plain = engines.iter().flatten().find_map(Engine::why_plain);
+        let plain = back_ends.iter().flatten().find_map(LocalBlock::why_plain);
         if let (true, Some(reason)) = (options.io_uring, plain) {
             let path = options.path.display();
             eprintln!(
@@ -197,30 +195,33 @@ impl Block {
             );
         }
         let geometry = disk.geometry();
-        Ok(Self::new(geometry, Some(disk), engines))
+        Ok(Self::new(geometry, Some(disk), back_ends))
     }
 
-    /// A disk of another slice. `remotes` has one entry per queue, empty for those
-    /// that are not served here.
-    pub fn elsewhere(
+    /// A disk of which only back ends are here. `back_ends` has one entry for each queue,
+    /// empty for those that are not served here.
+    ///
+    /// # Errors
+    /// The number of queues is out of range.
+    pub fn with_back_ends<B: BlockBackend + 'static>(
         geometry: Geometry,
-        remotes: Vec<Option<RemoteBlock>>,
+        back_ends: Vec<Option<B>>,
     ) -> Result<Self, BlockError> {
-        check_queues(u16::try_from(remotes.len()).unwrap_or(u16::MAX))?;
-        let engine = |remote| Engine::Remote(Box::new(remote));
-        let engines = remotes.into_iter().map(|remote| remote.map(engine));
-        Ok(Self::new(geometry, None, engines.collect()))
+        check_queues(u16::try_from(back_ends.len()).unwrap_or(u16::MAX))?;
+        Ok(Self::new(geometry, None, back_ends))
     }
 
-    fn new(geometry: Geometry, disk: Option<Arc<Disk>>, engines: Vec<Option<Engine>>) -> Self {
-        let shared = |engine| Arc::new(Mutex::new(engine));
-        let queues = engines.len() as u16;
+    fn new<B: BlockBackend + 'static>(
+        geometry: Geometry,
+        disk: Option<Arc<Disk>>,
+        back_ends: Vec<Option<B>>,
+    ) -> Self {
+        let shared = |back_end| Arc::new(Mutex::new(back_end)) as SharedBackend;
+        let queues = back_ends.len() as u16;
+        let back_ends = back_ends.into_iter();
         Self {
             configuration: Arc::new(ConfigSpace::new(configuration(&geometry, queues))),
-            engines: engines
-                .into_iter()
-                .map(|engine| engine.map(shared))
-                .collect(),
+            back_ends: back_ends.map(|back_end| back_end.map(shared)).collect(),
             geometry: Arc::new(geometry),
             disk,
         }
@@ -231,20 +232,9 @@ impl Block {
         &self.geometry
     }
 
-    /// Starts the threads that do what other slices ask, at most `most` jobs of
-    /// which wait; none where the file is elsewhere.
-    pub fn serve(&self, name: &str, most: usize, reply: Reply) -> io::Result<Option<Arc<Server>>> {
-        let disk = self.disk.clone();
-        disk.map(|disk| Server::start(disk, name, most, reply))
-            .transpose()
-    }
-
-    /// Whether I/O goes through io_uring.
-    pub fn uses_io_uring(&self) -> bool {
-        self.engines
-            .iter()
-            .flatten()
-            .all(|engine| weft_confine::lock(engine).why_plain().is_none())
+    /// The file, if it is open here.
+    pub fn disk(&self) -> Option<&Arc<Disk>> {
+        self.disk.as_ref()
     }
 }
 
@@ -297,18 +287,18 @@ impl VirtioDevice for Block {
         } else {
             features |= FEATURE_DISCARD | FEATURE_WRITE_ZEROES;
         }
-        if self.engines.len() > 1 {
+        if self.back_ends.len() > 1 {
             features |= FEATURE_QUEUES;
         }
         features
     }
 
     fn queue_sizes(&self) -> Vec<u16> {
-        vec![QUEUE_SIZE; self.engines.len()]
+        vec![QUEUE_SIZE; self.back_ends.len()]
     }
 
     fn workers(&self) -> usize {
-        self.engines.len()
+        self.back_ends.len()
     }
 
     fn configuration(&self) -> Arc<ConfigSpace> {
@@ -322,11 +312,11 @@ impl VirtioDevice for Block {
     ) -> Result<Vec<Box<dyn Handler>>, DeviceError> {
         // 5.2.6.2
         let write_through = features & FEATURE_FLUSH == 0;
-        let pairs = rings.into_iter().zip(&self.engines);
-        Ok(pairs
-            .filter_map(|(ring, engine)| {
-                let (geometry, engine) = (self.geometry.clone(), engine.clone()?);
-                let handler = BlockHandler::new(ring?, geometry, engine, write_through);
+        let queues = rings.into_iter().zip(&self.back_ends);
+        Ok(queues
+            .filter_map(|(ring, back_end)| {
+                let (geometry, back_end) = (self.geometry.clone(), back_end.clone()?);
+                let handler = BlockHandler::new(ring?, geometry, back_end, write_through);
                 Some(Box::new(handler) as Box<dyn Handler>)
             })
             .collect())

@@ -1,5 +1,7 @@
 //! What a driver asks of a disk (5.2.6).
 
+use std::io;
+
 use super::SECTOR;
 use super::geometry::Geometry;
 use crate::ring::{Chain, Segment, part, total};
@@ -29,6 +31,16 @@ pub enum Status {
     Unsupported = 2,
 }
 
+impl Status {
+    /// What a driver is told of an outcome.
+    pub fn of(outcome: &io::Result<()>) -> Self {
+        match outcome {
+            Ok(()) => Self::Ok,
+            Err(_) => Self::IoError,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Fills the data from the disk.
@@ -46,7 +58,7 @@ pub enum Operation {
     },
 }
 
-/// A request for the engine.
+/// A request for the back end.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// Given back at the end.
@@ -82,7 +94,7 @@ impl Request {
 
 /// A request, or its answer already.
 pub enum Parsed {
-    /// For the engine.
+    /// For the back end.
     Work(Request),
     /// Answered; this many bytes were written beside the status.
     Answered(Chain, Status, u64),

@@ -44,7 +44,7 @@ impl Troubles {
     }
 
     /// Tells the user of a request that failed: of `length` bytes at `offset`.
-    pub fn tell(&self, operation: Operation, offset: u64, length: u64, error: &io::Error) {
+    pub fn report(&self, operation: Operation, offset: u64, length: u64, error: &io::Error) {
         let now = Instant::now();
         if let Some(sentence) = self.sentence(operation, offset, length, error, now) {
             eprintln!("weft: {sentence}");

@@ -17,10 +17,10 @@ use io_uring::{IoUring, opcode, squeue};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use weft_guest_memory::DeviceMemory;
 
+use super::back_end::Completion;
 use super::disk::{Disk, unsupported};
-use super::engine::{Completion, carry_out, ended};
+use super::plain::{completion, execute};
 use super::request::{Operation, Request, Status};
-use crate::Ring;
 use crate::vectors::{IoVector, vectors};
 
 /// What a ring of ours may be asked for; no registration may follow.
@@ -96,15 +96,15 @@ impl Uring {
     }
 
     /// Begins a request; back at once only when there is no room.
-    pub fn begin(&mut self, ring: &Ring, request: Request) -> Option<Completion> {
+    pub fn begin(&mut self, memory: &Arc<DeviceMemory>, request: Request) -> Option<Completion> {
         let Some(slot) = self.free.pop() else {
             let status = Status::IoError;
             return Some(Completion { request, status });
         };
         if self.memory.is_none() {
-            self.memory = Some(ring.shared_memory());
+            self.memory = Some(memory.clone());
         }
-        let vectors = vectors(ring.memory(), &request.data, 0);
+        let vectors = vectors(memory, &request.data, 0);
         let in_flight = InFlight {
             request,
             vectors,
@@ -145,14 +145,14 @@ impl Uring {
         Ok(self.uring.submission().is_empty())
     }
 
-    /// The next request that has ended. Those that the kernel did only in part
-    /// are begun again, and want a [`Uring::submit`].
-    pub fn next_ended(&mut self, ring: &Ring, disk: &Disk) -> Option<Completion> {
+    /// The next completion. Requests that the kernel executed only in part begin again,
+    /// and need a [`Uring::submit`].
+    pub fn next_completion(&mut self, memory: &DeviceMemory, disk: &Disk) -> Option<Completion> {
         loop {
-            let completion = self.uring.completion().next()?;
-            let slot = completion.user_data() as usize;
+            let entry = self.uring.completion().next()?;
+            let slot = entry.user_data() as usize;
             let in_flight = self.slots.get_mut(slot).and_then(Option::take)?;
-            let next = self.judge(in_flight, completion.result(), slot, ring, disk);
+            let next = self.judge(in_flight, entry.result(), slot, memory, disk);
             if next.is_some() {
                 return next;
             }
@@ -164,7 +164,7 @@ impl Uring {
         mut in_flight: InFlight,
         result: i32,
         slot: usize,
-        ring: &Ring,
+        memory: &DeviceMemory,
         disk: &Disk,
     ) -> Option<Completion> {
         let moves = matches!(
@@ -176,13 +176,13 @@ impl Uring {
             self.free.push(slot);
             // Asked again it might say the same for ever.
             if busy(&error) || !moves && unsupported(&error) {
-                return Some(carry_out(ring.memory(), disk, in_flight.request));
+                return Some(execute(memory, disk, in_flight.request));
             }
-            return Some(ended(disk, in_flight.request, Err(error)));
+            return Some(completion(disk, in_flight.request, Err(error)));
         }
         in_flight.done += result as u64;
         if moves && result > 0 && in_flight.done < in_flight.request.length {
-            in_flight.vectors = vectors(ring.memory(), &in_flight.request.data, in_flight.done);
+            in_flight.vectors = vectors(memory, &in_flight.request.data, in_flight.done);
             return self.push(slot, in_flight);
         }
         self.free.push(slot);
@@ -190,7 +190,7 @@ impl Uring {
             true => Err(io::ErrorKind::UnexpectedEof.into()),
             false => Ok(()),
         };
-        Some(ended(disk, in_flight.request, done))
+        Some(completion(disk, in_flight.request, done))
     }
 }
 

@@ -237,7 +237,7 @@ impl Pair {
     /// left is for the pair's own thread, and so is whatever went wrong: it may be that a
     /// page was not there.
     fn deliver_inline(&mut self, link: &mut dyn Link) -> Progress {
-        let memory = self.receive.shared_memory();
+        let memory = self.receive.memory().clone();
         let (written, read) = self.receive.pages_of_answers();
         let held = memory
             .hold(written, Access::Write)

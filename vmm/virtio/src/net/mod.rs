@@ -5,44 +5,39 @@
 //! | 2n, 2n + 1 | receive and transmit of pair n: one thread |
 //! | 2 × pairs | control, when there is more than one pair |
 //!
-//! Where several slices serve the pairs of one network, a [`Switch`] is between them and
-//! its only link; a [`RemotePort`] is the link of a pair that is served on another slice
-//! than the switch.
+//! Each pair has a [`Link`]. Where a network has only one link for several pairs, or a
+//! pair's network is elsewhere, the embedder gives each pair a link of its own.
 
 mod control;
-mod far;
-mod frames;
+mod description;
 mod handler;
 mod link;
 mod options;
 mod persist;
-mod remote;
-mod steering;
 mod stream;
-mod switch;
 mod tap;
 mod user;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use weft_confine::{ThreadKind, lock};
 
-pub use far::{FarNet, NetDescription};
-pub use frames::{BATCH_MAX, window};
+pub use description::NetDescription;
 pub use link::Link;
 pub use options::{Forward, Mac, NetBackEnd, NetOptions, User};
 pub use persist::NetState;
-pub use remote::{FrameQueue, FrameSender, RemotePort};
 pub use stream::Stream;
-pub use switch::{Gone, PortKind, Switch, Usage};
 
 use super::worker::Handler;
 use super::{ConfigSpace, DeviceError, DeviceState, Kind, Ring, StateError, VirtioDevice};
+use description::describe;
 use handler::{Pair, SharedLink};
 
-const QUEUE_SIZE: u16 = 256;
+/// Entries of a receive or transmit queue.
+pub const QUEUE_SIZE: u16 = 256;
 const CONTROL_QUEUE_SIZE: u16 = 64;
 /// Pairs of queues at most.
 pub const PAIRS_MAX: u16 = 8;
@@ -122,7 +117,7 @@ pub enum NetError {
 
 /// What the threads of one network share.
 struct Shared {
-    /// By pair; none for those that another slice serves.
+    /// By pair; none for those that are not served here.
     links: Vec<Option<SharedLink>>,
     configuration: Arc<ConfigSpace>,
     /// Pairs that the driver uses.
@@ -134,10 +129,19 @@ struct Shared {
     user: Option<Use>,
 }
 
-/// Hears what the driver uses of a network. Waits for nothing.
+/// What the driver uses of the network.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// The features that it took.
+    pub features: u64,
+    /// Pairs of queues; 0: none.
+    pub pairs: u16,
+}
+
+/// Is called with what the driver uses of a network. Must not wait.
 pub type Use = Box<dyn Fn(Usage) + Send + Sync>;
 
-/// The only link of a network that several slices serve.
+/// The only link of a network whose pairs are served by several.
 pub struct Opened {
     pub link: Box<dyn Link>,
     /// What the driver is told.
@@ -164,8 +168,11 @@ impl Net {
         Self::new(links, mac, options.mtu(), options.offloads())
     }
 
-    /// Opens one link, for all the pairs that `options` ask for: see [`Switch`].
-    pub fn open_for_switch(options: &NetOptions) -> Result<Opened, NetError> {
+    /// Opens one link, for all the pairs that `options` ask for.
+    ///
+    /// # Errors
+    /// It cannot be opened, or an option is out of range.
+    pub fn open_one_link(options: &NetOptions) -> Result<Opened, NetError> {
         let mac = options.mac.unwrap_or_else(|| options.default_mac());
         let description = describe(options.pairs, mac, options.mtu(), options.offloads())?;
         let link = open_links(options, 1)?.pop();
@@ -175,10 +182,10 @@ impl Net {
         })
     }
 
-    /// A slice's part in a network that several serve. `links` has one entry per
-    /// pair, empty for those that are not served here. `user` hears what the driver
-    /// uses, where the first pair is.
-    pub fn partitioned(
+    /// A network as `description` has it. `links` has one entry for each pair, empty for
+    /// those that are not served here. `user` is called with what the driver uses, where
+    /// the first pair is.
+    pub fn with_links(
         description: &NetDescription,
         links: Vec<Option<Box<dyn Link>>>,
         user: Option<Use>,
@@ -227,7 +234,7 @@ impl Net {
         name: "net",
     };
 
-    /// What its driver is told, for the slice that shows it.
+    /// What its driver is told.
     pub fn describe(&self) -> NetDescription {
         NetDescription {
             features: self.features,
@@ -251,33 +258,6 @@ fn open_links(options: &NetOptions, count: u16) -> Result<Vec<Box<dyn Link>>, Ne
             let mtu = options.mtu().unwrap_or(options::USER_MTU);
             vec![Box::new(user::start(user, mtu)?)]
         }
-    })
-}
-
-/// What the driver of a network of this many pairs is told.
-fn describe(
-    pairs: u16,
-    mac: Mac,
-    mtu: Option<u16>,
-    offloads: u64,
-) -> Result<NetDescription, NetError> {
-    let mut features = FEATURE_MAC | FEATURE_STATUS | FEATURE_MERGE | offloads & OFFLOADS;
-    if let Some(mtu) = mtu {
-        if mtu < 68 {
-            return Err(NetError::Mtu(mtu));
-        }
-        features |= FEATURE_MTU;
-    }
-    if pairs > 1 {
-        features |= FEATURE_CONTROL | FEATURE_PAIRS;
-    }
-    let mut configuration = mac.0.to_vec();
-    for word in [LINK_UP, pairs, mtu.unwrap_or(0)] {
-        configuration.extend(word.to_le_bytes());
-    }
-    Ok(NetDescription {
-        features,
-        configuration,
     })
 }
 

@@ -69,11 +69,11 @@ pub struct NotificationRoutes {
     pub messages: Vec<Option<(u64, u32)>>,
 }
 
-/// Is called when [`NotificationRoutes`] change, for the slices that serve queues.
+/// Is called when [`NotificationRoutes`] change, for whatever serves queues elsewhere.
 pub trait RouteObserver: Send + Sync {
     /// They may have changed; `routes` says what they are at the moment that it is
     /// called. Called on the thread of the vCPU that changed them, with no lock of
-    /// the device held; may wait for other slices, not for the guest.
+    /// the device held; may wait for other hosts, not for the guest.
     fn changed(&self, routes: &dyn Fn() -> NotificationRoutes);
 }
 

@@ -7,11 +7,12 @@ use std::time::Instant;
 
 use weft_platform::interrupts::Locations;
 use weft_virtio::net;
-use weft_virtio::net::{BATCH_MAX, Link, Mac, Net, Usage};
+use weft_virtio::net::{Link, Mac, Net, Usage};
 use weft_virtio::ring::{Segment, copy_out, total};
 
 use super::*;
 use crate::devices::DataPath;
+use crate::remote_devices::net::{BATCH_MAX, window};
 
 const HEADER: usize = 12;
 /// Where the headers of frames say that they leave the checksum to the other side.
@@ -68,13 +69,13 @@ fn rig_with_plug(owner: usize, delay: Duration) -> (Rig, UnixDatagram, UnixDatag
         remote.add_placement(0, &placement);
         let here = (slice.number() == owner).then(|| near.take().unwrap());
         let link = here.map(|near| Box::new(Cable(near)) as Box<dyn Link>);
-        let links = remote.links(0, &placement, link, net::window(20));
+        let links = remote.links(0, &placement, link, window(20));
         let user = remote.clone();
         let user = slice.is_primary().then(|| {
             let tell = move |usage| user.use_network(0, usage);
             Box::new(tell) as net::Use
         });
-        let net = Net::partitioned(&description, links.unwrap(), user);
+        let net = Net::with_links(&description, links.unwrap(), user);
         remote.add_configuration(0, net.configuration());
         (placement.clone(), Box::new(net))
     });

@@ -24,18 +24,17 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use serde::{Deserialize, Serialize};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use weft_confine::lock;
 use weft_guest_memory::DeviceMemory;
+use weft_virtio::net::{FRAME_MAX, HEADER, Link, Usage};
+use weft_virtio::ring::{Segment, copy_out, total};
+use weft_virtio::worker::{Cause, InlineHandler};
 
 use super::frames::{self, BATCH_MAX, Credit, Debt, cost};
-use super::remote::FrameSender;
+use super::port::FrameSender;
 use super::steering::Steering;
-use super::{FRAME_MAX, HEADER, Link};
-use crate::ring::{Segment, copy_out, total};
-use crate::worker::{Cause, InlineHandler};
 
 /// Bytes of frames that may wait for a port: as much as Linux lets a TCP window grow,
 /// so that one connection loses nothing.
@@ -46,15 +45,6 @@ const BATCH: usize = 64;
 const LOOK_MS: i32 = 500;
 const WAKE: u64 = 0;
 const LINK: u64 = 1;
-
-/// What the driver uses of the network.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Usage {
-    /// The features that it took.
-    pub features: u64,
-    /// Pairs of queues; 0: none.
-    pub pairs: u16,
-}
 
 /// Where a pair is served.
 pub enum PortKind {

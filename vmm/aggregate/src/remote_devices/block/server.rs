@@ -1,9 +1,9 @@
-//! Does what other slices ask of a disk that is here.
+//! Executes the requests of other slices on a disk that is here.
 //!
 //! Requests are not ordered: two concurrent requests for the same blocks are executed
-//! in either order, as on any disk with a queue. A flush makes durable what
-//! was answered before it was asked for, for that lies in the file by then,
-//! whichever slice wrote it.
+//! in either order, as on any disk with a queue. A flush makes durable what was
+//! acknowledged before it was requested, because that is in the file by then, whichever
+//! slice wrote it.
 
 use std::collections::VecDeque;
 use std::os::unix::fs::FileExt;
@@ -11,19 +11,15 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::{io, mem};
 
 use weft_confine::{ThreadKind, lock};
+use weft_virtio::block::{Disk, Geometry, Operation, RANGE_MAX, SECTOR, Status};
 
-use super::disk::Disk;
-use super::engine::status;
-use super::geometry::Geometry;
-use super::remote::{CHUNK_MAX, Chunk};
-use super::request::{Operation, Status};
-use super::{RANGE_MAX, SECTOR};
+use crate::message::chunk::{CHUNK_MAX, Chunk};
 
-/// Threads of a disk, and so chunks that are carried out at once: of one in the host's
+/// Threads of a disk, and so chunks that are executed at once: of one in the host's
 /// page cache, and of one past it, which does many as fast as one.
 const THREADS: [usize; 2] = [4, 16];
 
-/// What another slice asked for.
+/// A chunk that another slice sent.
 pub struct Job {
     /// Which slice.
     pub from: usize,
@@ -33,7 +29,7 @@ pub struct Job {
     pub data: Vec<u8>,
 }
 
-/// Takes the answer to a job: how it ended, and what was read.
+/// Sends the reply to a job: how it ended, and what was read.
 pub type Reply = Box<dyn Fn(&Job, Status, &[u8]) + Send + Sync>;
 
 #[derive(Default)]
@@ -57,12 +53,7 @@ pub struct Server {
 
 impl Server {
     /// Starts its threads. `most` jobs may wait.
-    pub(super) fn start(
-        disk: Arc<Disk>,
-        name: &str,
-        most: usize,
-        reply: Reply,
-    ) -> io::Result<Arc<Self>> {
+    pub fn start(disk: Arc<Disk>, name: &str, most: usize, reply: Reply) -> io::Result<Arc<Self>> {
         let server = Arc::new(Self {
             geometry: disk.geometry(),
             disk,
@@ -144,20 +135,21 @@ impl Server {
         while let Some(job) = self.next() {
             let done = self.check(&job).and_then(|()| {
                 let chunk = &job.chunk;
-                let done = self.carry_out(&job, buffer);
+                let done = self.execute(&job, buffer);
                 done.inspect_err(|error| {
                     let length = chunk.length.into();
-                    self.disk.tell(chunk.operation, chunk.offset, length, error);
+                    self.disk
+                        .report(chunk.operation, chunk.offset, length, error);
                 })
             });
             let read = job.chunk.operation == Operation::Read && done.is_ok();
             let length = if read { job.chunk.length as usize } else { 0 };
-            (self.reply)(&job, status(&done), &buffer[..length]);
+            (self.reply)(&job, Status::of(&done), &buffer[..length]);
         }
     }
 
     /// Does a job that was checked.
-    fn carry_out(&self, job: &Job, buffer: &mut [u8]) -> io::Result<()> {
+    fn execute(&self, job: &Job, buffer: &mut [u8]) -> io::Result<()> {
         let Chunk {
             operation,
             durable,
@@ -186,7 +178,7 @@ impl Server {
         }
     }
 
-    /// Another slice has checked it already, but what it says is only words.
+    /// Whether the job is within the disk: another slice may send anything.
     fn check(&self, job: &Job) -> io::Result<()> {
         let Chunk {
             operation,

@@ -6,7 +6,6 @@
 //! a chunk of a read is not answered, by the thread that brings the data, if it need
 //! not wait for the guest's pages.
 
-use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -15,17 +14,15 @@ use std::sync::{Arc, Mutex};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use weft_confine::lock;
 use weft_guest_memory::DeviceMemory;
+use weft_virtio::block::{BlockBackend, Completion, Operation, QUEUE_SIZE, Request, Status};
+use weft_virtio::ring::{Segment, copy_in, copy_in_held, copy_out};
+use weft_virtio::worker::{Cause, InlineHandler};
 
-use super::engine::Completion;
-use super::request::{Operation, Request, Status};
-use crate::ring::{Segment, copy_in, copy_in_held, copy_out};
-use crate::worker::{Cause, InlineHandler};
+use crate::message::chunk::{Chunk, ChunkReply};
 
-/// Most bytes of data that a chunk may have: less than a frame may carry.
-pub const CHUNK_MAX: u32 = 256 << 10;
 /// Most bytes of data in a chunk that is asked for: while one is copied the next is on
 /// its way.
-pub(super) const CHUNK: u32 = 64 << 10;
+const CHUNK: u32 = 64 << 10;
 /// Least bytes that a queue may have in flight.
 const WINDOW_MIN: u32 = 64 << 10;
 /// Most bytes that a queue may have in flight: some chunks, so that none waits for
@@ -34,39 +31,6 @@ const WINDOW_MAX: u32 = 1 << 20;
 /// Bytes that all queues of a slice may have in flight: half of what a link's
 /// backlog may hold.
 const WINDOWS_TOTAL: u32 = 32 << 20;
-
-/// A part of a request that travels on its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Chunk {
-    /// The request's slot at the requesting slice.
-    pub slot: u32,
-    /// Where in the request it begins, in bytes.
-    pub position: u64,
-    pub operation: Operation,
-    /// Whether a change must be durable when it is answered.
-    pub durable: bool,
-    /// Where on the disk, in bytes.
-    pub offset: u64,
-    /// Bytes on the disk; at most [`CHUNK_MAX`] of a read or write.
-    pub length: u32,
-}
-
-/// The result of a chunk.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ChunkReply<'a> {
-    pub chunk: Chunk,
-    /// How it ended.
-    pub status: Status,
-    /// What was read.
-    pub data: Cow<'a, [u8]>,
-}
-
-impl ChunkReply<'_> {
-    /// Whether it has all bytes of the read.
-    fn is_whole(&self) -> bool {
-        self.data.len() == self.chunk.length as usize
-    }
-}
 
 /// Sends chunks to the disk's slice. Never waits.
 pub trait ChunkSender: Send + Sync {
@@ -137,11 +101,6 @@ impl ReplyQueue {
             arrived: EventFd::new(EFD_NONBLOCK)?,
             inline_handler: Mutex::default(),
         }))
-    }
-
-    /// The thread that serves the queue.
-    pub(super) fn set_inline_handler(&self, handler: InlineHandler) {
-        *lock(&self.inline_handler) = Some(handler);
     }
 
     /// Has the queue served on this thread, as far as nothing has to be waited for;
@@ -228,70 +187,19 @@ pub struct RemoteBlock {
 }
 
 impl RemoteBlock {
-    /// For `size` requests at once; one of `clients` of this slice.
-    pub fn new(
-        sender: Arc<dyn ChunkSender>,
-        replies: Arc<ReplyQueue>,
-        size: u16,
-        clients: usize,
-    ) -> Self {
+    /// One of `clients` of this slice.
+    pub fn new(sender: Arc<dyn ChunkSender>, replies: Arc<ReplyQueue>, clients: usize) -> Self {
         let share = WINDOWS_TOTAL / u32::try_from(clients.max(1)).unwrap_or(u32::MAX);
         Self {
             sender,
             replies,
             window: share.clamp(WINDOW_MIN, WINDOW_MAX),
             bytes_in_flight: 0,
-            slots: (0..size).map(|_| None).collect(),
-            free: (0..usize::from(size)).rev().collect(),
+            slots: (0..QUEUE_SIZE).map(|_| None).collect(),
+            free: (0..usize::from(QUEUE_SIZE)).rev().collect(),
             unasked: VecDeque::new(),
             buffer: Vec::new(),
         }
-    }
-
-    /// Gets an event when answers come. Nobody reads it, so it must be waited on
-    /// for edges.
-    pub fn descriptor(&self) -> RawFd {
-        self.replies.arrived.as_raw_fd()
-    }
-
-    /// Requests that have not ended; none when the machine is over.
-    pub fn in_flight(&self) -> usize {
-        match self.sender.is_over() {
-            true => 0,
-            false => self.slots.len() - self.free.len(),
-        }
-    }
-
-    /// Whether there is room for another.
-    pub fn has_room(&self) -> bool {
-        !self.free.is_empty()
-    }
-
-    /// Begins a request; back at once only when there is no room.
-    pub fn begin(&mut self, memory: &Arc<DeviceMemory>, request: Request) -> Option<Completion> {
-        let Some(slot) = self.free.pop() else {
-            let status = Status::IoError;
-            return Some(Completion { request, status });
-        };
-        let scatter_list = (request.operation == Operation::Read).then(|| ScatterList {
-            memory: memory.clone(),
-            data: request.data.clone(),
-        });
-        self.replies.expect(slot, scatter_list);
-        self.slots[slot] = Some(InFlight {
-            extent: if request.moves_data() {
-                request.length
-            } else {
-                1
-            },
-            request,
-            asked: 0,
-            answered: 0,
-            status: Status::Ok,
-        });
-        self.unasked.push_back(slot);
-        self.ask(memory);
-        None
     }
 
     /// Sends chunks, as many as may be in flight.
@@ -335,44 +243,6 @@ impl RemoteBlock {
         }
     }
 
-    /// A request that has ended.
-    pub fn next_ended(&mut self, memory: &DeviceMemory) -> Option<Completion> {
-        while let Some(received) = self.replies.take() {
-            let ended = self.account(memory, received);
-            self.ask(memory);
-            if ended.is_some() {
-                return ended;
-            }
-        }
-        None
-    }
-
-    /// Whoever serves the queue.
-    pub fn set_inline_handler(&self, handler: InlineHandler) {
-        self.replies.set_inline_handler(handler);
-    }
-
-    /// Whether there are requests of which not all was asked: then an answer makes room
-    /// for more, whose pages may have to be waited for.
-    pub fn is_asking(&self) -> bool {
-        !self.unasked.is_empty()
-    }
-
-    /// A request that has ended with nothing left to copy.
-    pub fn next_landed(&mut self, memory: &DeviceMemory) -> Option<Completion> {
-        while let Some(received) = self.replies.take_landed() {
-            if let Some(ended) = self.account(memory, received) {
-                return Some(ended);
-            }
-        }
-        None
-    }
-
-    /// Whether no answer waits.
-    pub fn is_idle(&self) -> bool {
-        self.replies.is_empty()
-    }
-
     /// Accounts for a reply; returns the completion of its request if it was the last.
     fn account(&mut self, memory: &DeviceMemory, received: ReceivedReply) -> Option<Completion> {
         let ReceivedReply {
@@ -406,5 +276,88 @@ impl RemoteBlock {
         self.replies.expect(slot, None);
         self.free.push(slot);
         Some(Completion { request, status })
+    }
+}
+
+impl BlockBackend for RemoteBlock {
+    fn descriptor(&self) -> Option<RawFd> {
+        Some(self.replies.arrived.as_raw_fd())
+    }
+
+    /// None when the machine is over, because no reply comes then.
+    fn in_flight(&self) -> usize {
+        match self.sender.is_over() {
+            true => 0,
+            false => self.slots.len() - self.free.len(),
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    fn begin(&mut self, memory: &Arc<DeviceMemory>, request: Request) -> Option<Completion> {
+        let Some(slot) = self.free.pop() else {
+            let status = Status::IoError;
+            return Some(Completion { request, status });
+        };
+        let scatter_list = (request.operation == Operation::Read).then(|| ScatterList {
+            memory: memory.clone(),
+            data: request.data.clone(),
+        });
+        self.replies.expect(slot, scatter_list);
+        self.slots[slot] = Some(InFlight {
+            extent: if request.moves_data() {
+                request.length
+            } else {
+                1
+            },
+            request,
+            asked: 0,
+            answered: 0,
+            status: Status::Ok,
+        });
+        self.unasked.push_back(slot);
+        self.ask(memory);
+        None
+    }
+
+    fn next_completion(&mut self, memory: &DeviceMemory) -> Option<Completion> {
+        while let Some(received) = self.replies.take() {
+            let completion = self.account(memory, received);
+            self.ask(memory);
+            if completion.is_some() {
+                return completion;
+            }
+        }
+        None
+    }
+
+    fn set_inline_handler(&mut self, handler: InlineHandler) {
+        *lock(&self.replies.inline_handler) = Some(handler);
+    }
+
+    /// A request of one chunk.
+    fn begins_inline_max(&self) -> u64 {
+        u64::from(CHUNK)
+    }
+
+    /// Not while a request has chunks that were not sent yet: then a reply makes room for
+    /// more, whose pages may have to be waited for.
+    fn completes_inline(&self) -> bool {
+        self.unasked.is_empty()
+    }
+
+    fn next_inline_completion(&mut self, memory: &DeviceMemory) -> Option<Completion> {
+        while let Some(received) = self.replies.take_landed() {
+            if let Some(completion) = self.account(memory, received) {
+                return Some(completion);
+            }
+        }
+        None
+    }
+
+    fn has_results(&self) -> bool {
+        !self.replies.is_empty()
     }
 }

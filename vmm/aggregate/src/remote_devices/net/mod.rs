@@ -1,17 +1,41 @@
-//! The frames of networks between slices, and what slice 0 says of their use.
+//! Networks of other slices.
+//!
+//! ```text
+//!  slice that serves a pair                     slice that has the network
+//!  Pair ── RemotePort ─────── frames ─────────▶ Switch ── Uplink
+//!          FrameQueue ◀────── frames ──────────  port
+//! ```
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | `port` | the link of a pair whose network is on another slice |
+//! | `switch`, `steering` | a network that is here, for the pairs of all slices |
+//! | `frames` | batches of frames, and how many may be in flight |
+//! | `front` | the registers of a network that another slice serves alone |
+
+mod frames;
+mod front;
+mod port;
+mod steering;
+mod switch;
 
 use std::borrow::Cow;
 use std::io;
 use std::sync::Arc;
 
 use weft_confine::ThreadKind;
-use weft_virtio::net::{FrameQueue, FrameSender, Link, PortKind, RemotePort, Switch, Usage};
-use weft_virtio::{ConfigSpace, net};
+use weft_virtio::ConfigSpace;
+use weft_virtio::net::{Link, Usage, unplug};
 
 use super::RemoteDevices;
 use super::queue_placement::QueuePlacement;
 use crate::PRIMARY;
 use crate::message::device::{self, Address, DeviceMessage};
+
+pub use frames::{BATCH_MAX, window};
+pub use front::NetworkFront;
+pub use port::{FrameQueue, FrameSender, RemotePort};
+pub use switch::{Gone, PortKind, Switch};
 
 /// Sends frames between a queue pair and a network on two slices.
 struct PeerNet {
@@ -129,7 +153,7 @@ impl RemoteDevices {
     /// The cable of a network that is here is out.
     fn unplug(&self, device: u8) {
         let configuration = self.read(|table| table.configurations.get(&device).cloned());
-        if configuration.is_some_and(|configuration| net::unplug(&configuration)) {
+        if configuration.is_some_and(|configuration| unplug(&configuration)) {
             self.configured(device);
         }
     }

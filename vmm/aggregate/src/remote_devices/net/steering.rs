@@ -10,7 +10,7 @@
 //! Both tables are of hashes: what shares an entry shares a pair, which costs speed
 //! at most.
 
-use super::HEADER;
+use weft_virtio::net::HEADER;
 
 /// Entries of the tables: connections, and ports of the guest.
 const FLOWS: usize = 4096;

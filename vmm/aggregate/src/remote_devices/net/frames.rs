@@ -1,4 +1,4 @@
-//! Frames on their way between slices, several in one note: each with its header
+//! Frames on their way between slices, several in one message: each with its header
 //! (5.1.6), so that what was left to the other side still is, behind the length of
 //! both in four bytes, least significant first.
 //!
@@ -6,7 +6,7 @@
 //! under way; who receives says what it took once that is a quarter of it. So an
 //! empty way always has room for a whole batch, and few notes say so.
 
-use super::{FRAME_MAX, HEADER};
+use weft_virtio::net::{FRAME_MAX, HEADER};
 
 /// Bytes of a frame's length.
 const LENGTH: usize = 4;

@@ -13,11 +13,11 @@ use std::sync::{Arc, Mutex};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use weft_confine::lock;
 use weft_guest_memory::DeviceMemory;
+use weft_virtio::net::Link;
+use weft_virtio::ring::{Segment, copy_out, total};
+use weft_virtio::worker::{Cause, InlineHandler};
 
-use super::Link;
 use super::frames::{self, Batch, Credit, Debt, cost};
-use crate::ring::{Segment, copy_out, total};
-use crate::worker::{Cause, InlineHandler};
 
 /// Sends to the slice at the other end. Never waits.
 pub trait FrameSender: Send + Sync {
