@@ -21,7 +21,7 @@ SOAK_MOMENTS ?= 50
 SOAK_BOOTS ?= 100
 SOAK_NODE_BOOTS ?= 200
 SOAK_LEND_SECONDS ?= 3600
-FUZZ_SECONDS ?= 300
+FUZZ_SECONDS ?= 60
 
 help: ## Lists the tasks
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -65,7 +65,7 @@ check: docs-check ## Format, lints, links, language, layers, rustdoc, licences
 	$(CARGO) fmt --manifest-path models/Cargo.toml --check
 	$(CARGO) clippy $(RUNTIME) -- -D warnings
 	$(CARGO) clippy $(OTHERS) --all-targets -- -D warnings
-	$(CARGO) clippy --manifest-path fuzz/Cargo.toml -- -D warnings
+	$(CARGO) clippy --manifest-path fuzz/Cargo.toml --target-dir $(TARGET)/fuzz -- -D warnings
 	$(RUSTDOC) $(RUNTIME)
 	$(RUSTDOC) $(OTHERS)
 	@python3 .ci/check-licences.py
@@ -90,7 +90,10 @@ damage: ## Builds a runtime that damages what it sends home, for the attacks of 
 e2e: build damage programs images ## Native runs against runs under weft, failures, set-up errors
 	$(E2E) --rounds $(ROUNDS) --moments $(MOMENTS)
 
-test: setup check unit e2e ## All of it
+fuzz-replay: ## Every input of fuzz/corpus again, crashes of the past among them (seconds)
+	$(CARGO) run --manifest-path fuzz/Cargo.toml --target-dir $(TARGET)/fuzz -- replay fuzz/corpus
+
+test: setup check unit fuzz-replay e2e ## All of it
 
 bench: build programs guest guest-debian ## Measures, and renews the tables of bench/RESULTS.md
 	$(BENCH) $(BENCHMARKS)
@@ -114,8 +117,8 @@ deny: ## Checks dependencies with cargo-deny: licences, sources, known vulnerabi
 ab: ## Latency benchmarks of BASE against HEAD, two commits, in alternation
 	@python3 .ci/ab.py $(BASE) $(HEAD)
 
-fuzz: ## The fuzz targets of every crate, FUZZ_SECONDS each crate
-	@bash .ci/fuzz $(FUZZ_SECONDS)
+fuzz: ## Coverage-guided fuzzing, FUZZ_SECONDS each target (FUZZ_TARGETS: a prefix)
+	@bash .ci/fuzz run $(FUZZ_SECONDS) "$(FUZZ_TARGETS)"
 
 docs-check: ## Links between the pages, and plain English everywhere
 	@python3 .ci/check-links.py
@@ -136,4 +139,4 @@ clean: ## Removes what was built
 
 # In order: the set-up first. Cargo uses all processors by itself.
 .NOTPARALLEL:
-.PHONY: help setup build programs guest guest-debian demo check unit damage e2e test bench soak ab miri models deny fuzz images docs-check install uninstall clean
+.PHONY: help setup build programs guest guest-debian demo check unit damage e2e test bench soak ab miri models deny fuzz fuzz-replay images docs-check install uninstall clean

@@ -63,7 +63,7 @@ def main():
     wrong, checked = [], set()
     for manifest in MANIFESTS:
         command = ["cargo", "metadata", "--format-version", "1", "--manifest-path", manifest]
-        command += ["--filter-platform", "x86_64-unknown-linux-gnu"]
+        command += ["--all-features", "--filter-platform", "x86_64-unknown-linux-gnu"]
         said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         metadata = json.loads(said.stdout)
         used = {node["id"] for node in metadata["resolve"]["nodes"]}

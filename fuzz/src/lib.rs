@@ -1,9 +1,9 @@
 //! What is fuzzed.
 //!
-//! A target takes any bytes and must return: a panic or a crash is a finding.
-//! Each target has a generator of valid inputs, from which the driver
-//! (`main.rs`) makes invalid ones. To add a target, add an entry to [`TARGETS`].
-//! The functions have the shape that `libfuzzer_sys::fuzz_target!` wants, too.
+//! A target takes any bytes and must return: a panic, a crash or a hang is a finding.
+//! Each target has a generator of valid inputs, of which its seed corpus was made
+//! (`corpus/NAME`), and from which the driver takes pieces (`guided.rs`). To add a
+//! target, add an entry to [`TARGETS`], then run `.ci/fuzz seeds NAME`.
 
 pub mod dsm;
 pub mod proc;
@@ -21,13 +21,17 @@ use random::Random;
 
 /// Something to fuzz.
 pub struct Target {
-    /// Name, `ROOM-WHAT`; the driver runs every target whose name starts with
-    /// what it is asked for.
+    /// Name, `ROOM-WHAT`, which is its folder's in the corpus, too.
     pub name: &'static str,
     /// Feeds it one input.
     pub run: fn(&[u8]),
     /// Makes a valid input.
     pub valid: fn(&mut Random) -> Vec<u8>,
+}
+
+/// The target of this name.
+pub fn target(name: &str) -> Option<&'static Target> {
+    TARGETS.iter().find(|target| target.name == name)
 }
 
 /// Every target.

@@ -1,71 +1,39 @@
-//! Runs fuzz targets on stable Rust, without coverage:
+//! What needs no coverage, on any build:
 //!
-//! `weft-fuzz PREFIX [--seconds N] [--seed N] [--corpus DIR]` runs every target
-//! whose name starts with PREFIX, N seconds in all. Inputs are valid ones,
-//! mutated a few times, and what DIR/TARGET holds. The input being run is in
-//! `artifacts/TARGET.current`, so it is there after a crash of any kind.
+//! `weft-fuzz list` names the targets.
 //!
-//! `weft-fuzz TARGET --replay FILE` runs one input again.
+//! `weft-fuzz seeds TARGET COUNT FOLDER` writes valid inputs.
+//!
+//! `weft-fuzz replay [TARGET] PATH...` runs inputs: PATH is a file, or a folder of
+//! files; without TARGET, a folder with a folder for each target.
 
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+
 use weft_fuzz::random::Random;
-use weft_fuzz::{TARGETS, Target};
-
-struct Options {
-    prefix: String,
-    seconds: u64,
-    seed: u64,
-    corpus: PathBuf,
-    replay: Option<PathBuf>,
-}
-
-fn options() -> Option<Options> {
-    let mut arguments = std::env::args().skip(1);
-    let mut options = Options {
-        prefix: arguments.next()?,
-        seconds: 60,
-        seed: 1,
-        corpus: PathBuf::from("corpus"),
-        replay: None,
-    };
-    while let Some(argument) = arguments.next() {
-        let value = arguments.next()?;
-        match argument.as_str() {
-            "--seconds" => options.seconds = value.parse().ok()?,
-            "--seed" => options.seed = value.parse().ok()?,
-            "--corpus" => options.corpus = value.into(),
-            "--replay" => options.replay = Some(value.into()),
-            _ => return None,
-        }
-    }
-    Some(options)
-}
+use weft_fuzz::{TARGETS, Target, target};
 
 fn main() -> ExitCode {
-    let Some(options) = options() else {
-        eprintln!(
-            "usage: weft-fuzz PREFIX [--seconds N] [--seed N] [--corpus DIR] [--replay FILE]"
-        );
-        return ExitCode::from(2);
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let done = match words[..] {
+        ["list"] => {
+            TARGETS
+                .iter()
+                .for_each(|target| println!("{}", target.name));
+            Ok(())
+        }
+        ["seeds", name, count, folder] => seeds(name, count, Path::new(folder)),
+        ["replay", folder] => replay_all(Path::new(folder)),
+        ["replay", name, ref paths @ ..] if !paths.is_empty() => replay_some(name, paths),
+        _ => Err(
+            "usage: weft-fuzz list | seeds TARGET COUNT FOLDER | replay [TARGET] PATH..."
+                .to_string(),
+        ),
     };
-    let chosen: Vec<&Target> = TARGETS
-        .iter()
-        .filter(|target| target.name.starts_with(&options.prefix))
-        .collect();
-    if chosen.is_empty() {
-        let names: Vec<_> = TARGETS.iter().map(|target| target.name).collect();
-        eprintln!(
-            "no target starts with {}; there are {}",
-            options.prefix,
-            names.join(", ")
-        );
-        return ExitCode::from(2);
-    }
-    match run_all(&options, &chosen) {
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("weft-fuzz: {error}");
@@ -74,58 +42,80 @@ fn main() -> ExitCode {
     }
 }
 
-fn run_all(options: &Options, chosen: &[&Target]) -> std::io::Result<()> {
-    if let Some(file) = &options.replay {
-        let input = fs::read(file)?;
-        chosen.iter().for_each(|target| (target.run)(&input));
-        return Ok(());
-    }
-    fs::create_dir_all("artifacts")?;
-    let share = Duration::from_secs(options.seconds) / chosen.len() as u32;
-    for target in chosen {
-        let runs = fuzz(target, share, options)?;
-        println!(
-            "{:<20} {runs:>10} runs in {:>5.1} s, seed {}",
-            target.name,
-            share.as_secs_f64(),
-            options.seed
-        );
+fn named(name: &str) -> Result<&'static Target, String> {
+    target(name).ok_or_else(|| format!("there is no target {name}: see `weft-fuzz list`"))
+}
+
+fn seeds(name: &str, count: &str, folder: &Path) -> Result<(), String> {
+    let target = named(name)?;
+    let count = count.parse().map_err(|error| format!("COUNT: {error}"))?;
+    fs::create_dir_all(folder).map_err(|error| at(folder, &error))?;
+    for seed in 0..count {
+        let path = folder.join(seed.to_string());
+        let input = (target.valid)(&mut Random::new(seed));
+        fs::write(&path, input).map_err(|error| at(&path, &error))?;
     }
     Ok(())
 }
 
-fn corpus(folder: &Path) -> Vec<Vec<u8>> {
-    let Ok(entries) = fs::read_dir(folder) else {
-        return Vec::new();
-    };
-    let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
-    paths.sort();
-    paths
-        .iter()
-        .filter_map(|path| fs::read(path).ok())
-        .collect()
+/// Every target must have inputs, and every folder a target: a renamed target must not
+/// lose its regression inputs silently.
+fn replay_all(corpus: &Path) -> Result<(), String> {
+    for folder in sorted(corpus)? {
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        named(&name).map_err(|error| format!("{}: {error}", folder.display()))?;
+    }
+    for target in TARGETS {
+        let inputs = sorted(&corpus.join(target.name))?;
+        if inputs.is_empty() {
+            return Err(format!("{}: the corpus has no input", target.name));
+        }
+        replay(target, &inputs)?;
+    }
+    Ok(())
 }
 
-fn fuzz(target: &Target, share: Duration, options: &Options) -> std::io::Result<u64> {
-    let known = corpus(&options.corpus.join(target.name));
-    let current = File::create(format!("artifacts/{}.current", target.name))?;
-    let mut random = Random::new(options.seed);
-    let end = Instant::now() + share;
-    let mut runs = 0;
-    while Instant::now() < end {
-        let mut input = match known.len() {
-            0 => (target.valid)(&mut random),
-            count if random.below(4) > 0 => known[random.below(count)].clone(),
-            _ => (target.valid)(&mut random),
-        };
-        let other = (target.valid)(&mut random);
-        for _ in 0..random.below(6) {
-            random.mutate(&mut input, &other);
+fn replay_some(name: &str, paths: &[&str]) -> Result<(), String> {
+    let mut inputs = Vec::new();
+    for path in paths.iter().map(Path::new) {
+        match path.is_dir() {
+            true => inputs.extend(sorted(path)?),
+            false => inputs.push(path.to_owned()),
         }
-        current.set_len(input.len() as u64)?;
-        current.write_all_at(&input, 0)?;
-        (target.run)(&input);
-        runs += 1;
     }
-    Ok(runs)
+    replay(named(name)?, &inputs)
+}
+
+fn replay(target: &Target, inputs: &[PathBuf]) -> Result<(), String> {
+    for path in inputs {
+        let input = fs::read(path).map_err(|error| at(path, &error))?;
+        let told = Told(path);
+        (target.run)(&input);
+        std::mem::forget(told);
+    }
+    println!("{:<24} {:>5} inputs", target.name, inputs.len());
+    Ok(())
+}
+
+/// Names the input whose run panics.
+struct Told<'a>(&'a Path);
+
+impl Drop for Told<'_> {
+    fn drop(&mut self) {
+        eprintln!("weft-fuzz: the input is {}", self.0.display());
+    }
+}
+
+fn sorted(folder: &Path) -> Result<Vec<PathBuf>, String> {
+    let entries = fs::read_dir(folder).map_err(|error| at(folder, &error))?;
+    let mut paths = entries
+        .map(|entry| Ok(entry?.path()))
+        .collect::<io::Result<Vec<_>>>()
+        .map_err(|error| at(folder, &error))?;
+    paths.sort();
+    Ok(paths)
+}
+
+fn at(path: &Path, error: &io::Error) -> String {
+    format!("{}: {error}", path.display())
 }
