@@ -53,7 +53,7 @@ fn main() -> ExitCode {
 
 /// Is what the process's parent says, to the end of it.
 fn live(control: &Control, parent: Pid) -> anyhow::Result<()> {
-    control.check_version().map_err(anyhow::Error::msg)?;
+    control.check_version()?;
     let Told {
         boot,
         links,

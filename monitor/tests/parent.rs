@@ -21,7 +21,7 @@ fn start(arguments: &[&str]) -> Process {
 fn refusal(mut process: Process) -> String {
     let why = monitor::expect_ready(&mut process).unwrap_err();
     assert_eq!(process.end_within(BOUND).unwrap(), Ended::Exited(125));
-    why
+    why.to_string()
 }
 
 #[test]

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use weft_proc::boot::{CONTROL_FATAL, CONTROL_HELLO, CONTROL_READY, ControlMessage, VERSION};
 
-use crate::spawn::Process;
+use crate::said::Spoken;
+use crate::spawn::{Process, StartError};
 use crate::sys;
 
 /// How long a runtime may take to say HELLO, or READY after that. It only has
@@ -47,55 +48,74 @@ pub fn text(message: &ControlMessage) -> String {
     text.chars().filter(|c| !c.is_control()).collect()
 }
 
-/// Waits for a message of `kind`. The error says what happened instead, as the
-/// end of a sentence that starts with "the runtime of …".
-pub fn expect(runtime: &mut Process, kind: u32, bound: Duration) -> Result<ControlMessage, String> {
+/// The next thing that a runtime said.
+pub fn hear(control: BorrowedFd<'_>) -> Spoken {
+    match receive(control) {
+        Arrival::Message(message) if message.kind == CONTROL_FATAL => {
+            Spoken::Sentence(text(&message))
+        }
+        Arrival::Message(_) => Spoken::Other,
+        Arrival::Nothing => Spoken::Nothing,
+        Arrival::Closed => Spoken::Closed,
+    }
+}
+
+/// Waits for a message of `kind`.
+///
+/// # Errors
+/// What happened instead.
+pub fn expect(
+    runtime: &mut Process,
+    kind: u32,
+    bound: Duration,
+) -> Result<ControlMessage, StartError> {
     let deadline = Instant::now() + bound;
     loop {
         match receive(runtime.control.as_fd()) {
             Arrival::Message(message) if message.kind == kind => return Ok(*message),
             Arrival::Message(message) if message.kind == CONTROL_FATAL => {
-                return Err(format!("failed: {}", text(&message)));
+                return Err(StartError::Failed(text(&message)));
             }
-            Arrival::Message(message) => {
-                return Err(format!("sent unexpected message {}", message.kind));
-            }
-            Arrival::Closed => {
-                let ended = runtime.end_within(Duration::from_secs(1));
-                return Err(match ended {
-                    Ok(ended) => format!("ended at start: it {ended}"),
-                    Err(error) => format!("ended at start: {error}"),
-                });
-            }
+            Arrival::Message(message) => return Err(StartError::Unexpected(message.kind)),
+            Arrival::Closed => return Err(StartError::of(runtime)),
             Arrival::Nothing => {}
         }
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(format!("did not answer within {} s", bound.as_secs_f32()));
+            return Err(StartError::Timeout(bound));
         }
-        sys::wait_readable(&[runtime.control.as_fd()], left)
-            .map_err(|error| format!("cannot be waited for: {error}"))?;
+        sys::wait_readable(&[runtime.control.as_fd()], left).map_err(StartError::Wait)?;
     }
 }
 
 /// Waits for HELLO and checks its version; returns the generation.
-pub fn expect_hello(runtime: &mut Process) -> Result<u64, String> {
+///
+/// # Errors
+/// What happened instead, or the version of what said it.
+pub fn expect_hello(runtime: &mut Process) -> Result<u64, StartError> {
     let hello = expect(runtime, CONTROL_HELLO, START_BOUND)?;
     check_hello(&hello)
 }
 
 /// Checks the version of a HELLO; returns the generation.
-pub fn check_hello(hello: &ControlMessage) -> Result<u64, String> {
-    if hello.words[1] != u64::from(VERSION) {
-        return Err(format!(
-            "is of version {}, this launcher of version {VERSION}: install both from one build",
-            hello.words[1]
-        ));
+///
+/// # Errors
+/// It is another.
+pub fn check_hello(hello: &ControlMessage) -> Result<u64, StartError> {
+    let (generation, theirs) = (hello.words[0], hello.words[1]);
+    match theirs == u64::from(VERSION) {
+        true => Ok(generation),
+        false => Err(StartError::Version {
+            theirs,
+            ours: VERSION,
+        }),
     }
-    Ok(hello.words[0])
 }
 
 /// Waits for READY.
-pub fn expect_ready(runtime: &mut Process) -> Result<(), String> {
+///
+/// # Errors
+/// What happened instead.
+pub fn expect_ready(runtime: &mut Process) -> Result<(), StartError> {
     expect(runtime, CONTROL_READY, START_BOUND).map(drop)
 }

@@ -5,14 +5,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use weft_proc::boot::{
-    EXIT_INTERNAL, EXIT_NO_ROOM, EXIT_NODE_LOST, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_SETUP,
-    MAX_NODES,
-};
+use weft_proc::boot::{EXIT_NO_ROOM, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_SETUP, MAX_NODES};
 
 use crate::options::MEMORY_BYTES_MIN;
 use crate::size::{format_bytes, format_pages};
-use crate::spawn::Kind;
+use crate::spawn::{Kind, StartError};
 
 /// Why an aggregate did not start.
 #[derive(Debug, thiserror::Error)]
@@ -140,7 +137,7 @@ pub enum LaunchError {
         program: Kind,
         node: String,
         /// What it did instead.
-        why: String,
+        why: StartError,
     },
     /// A signal asked for the end before anything ran.
     #[error("ended by {signal} before the start")]
@@ -194,19 +191,6 @@ pub fn sentence(error: &dyn std::error::Error) -> String {
         source = cause.source();
     }
     text
-}
-
-/// Names an exit code that Weft, not the program, may have chosen.
-pub fn exit_code_meaning(code: i32) -> Option<&'static str> {
-    match code {
-        EXIT_NODE_LOST => Some("a node was lost"),
-        EXIT_NO_ROOM => Some("every node's budget is full"),
-        EXIT_INTERNAL => Some("the runtime found its own state inconsistent"),
-        EXIT_SETUP => Some("the aggregate failed before the program started"),
-        EXIT_NOT_EXECUTABLE => Some("the program cannot be executed"),
-        EXIT_NOT_FOUND => Some("the program was not found"),
-        _ => None,
-    }
 }
 
 #[cfg(test)]

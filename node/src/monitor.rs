@@ -24,7 +24,8 @@ use weft_wire::halves::Keys;
 use crate::consent::Lender;
 use crate::links::Links;
 use crate::remote;
-use crate::spawn::Process;
+use crate::said::Spoken;
+use crate::spawn::{Process, StartError};
 use crate::sys;
 
 /// Longest text of settings: a machine's configuration with its command line.
@@ -165,31 +166,35 @@ pub fn send_boot(
     sys::send_with_descriptors(control.as_fd(), &packet, &descriptors)
 }
 
-/// Waits until a slice is ready. The error says what happened instead, as the end
-/// of a sentence that starts with "the slice …".
-pub fn expect_ready(slice: &mut Process) -> Result<(), String> {
+/// Waits until a slice is ready.
+///
+/// # Errors
+/// What happened instead.
+pub fn expect_ready(slice: &mut Process) -> Result<(), StartError> {
     let deadline = Instant::now() + READY_BOUND;
     loop {
         match receive(slice.control.as_fd()) {
             Some(Ok(Word::Ready)) => return Ok(()),
-            Some(Ok(Word::Failed(why))) => return Err(format!("cannot be made: {why}")),
+            Some(Ok(Word::Failed(why))) => return Err(StartError::Refused(why)),
             Some(Ok(Word::Said(_))) => continue,
-            Some(Err(())) => {
-                let ended = slice.end_within(Duration::from_secs(1));
-                return Err(match ended {
-                    Ok(ended) => format!("ended at start: it {ended}"),
-                    Err(error) => format!("ended at start: {error}"),
-                });
-            }
+            Some(Err(())) => return Err(StartError::of(slice)),
             None => {}
         }
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            let bound = READY_BOUND.as_secs();
-            return Err(format!("was not ready within {bound} s"));
+            return Err(StartError::Timeout(READY_BOUND));
         }
-        sys::wait_readable(&[slice.control.as_fd()], left)
-            .map_err(|error| format!("cannot be waited for: {error}"))?;
+        sys::wait_readable(&[slice.control.as_fd()], left).map_err(StartError::Wait)?;
+    }
+}
+
+/// The next thing that a slice said.
+pub fn hear(control: BorrowedFd<'_>) -> Spoken {
+    match receive(control) {
+        None => Spoken::Nothing,
+        Some(Err(())) => Spoken::Closed,
+        Some(Ok(Word::Ready)) => Spoken::Other,
+        Some(Ok(Word::Said(text) | Word::Failed(text))) => Spoken::Sentence(text),
     }
 }
 
@@ -217,6 +222,14 @@ fn plain(word: Word) -> Word {
         Word::Said(said) => Word::Said(text(said)),
     }
 }
+
+/// What started this process is of another version.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "weft-monitor is of version {VERSION}, the Weft that started it of {0}: install both from one \
+    build, and start a daemon again"
+)]
+pub struct OtherVersion(String);
 
 /// The slice's end of its control socket.
 pub struct Control(OwnedFd);
@@ -246,15 +259,11 @@ impl Control {
     /// Whether what started this process is of its version.
     ///
     /// # Errors
-    /// It is not, in a sentence.
-    pub fn check_version(&self) -> Result<(), String> {
+    /// It is not.
+    pub fn check_version(&self) -> Result<(), OtherVersion> {
         match std::env::args().nth(1) {
             Some(version) if version == VERSION => Ok(()),
-            version => Err(format!(
-                "weft-monitor is of version {VERSION}, the Weft that started it of {}: install \
-                 both from one build, and start a daemon again",
-                version.as_deref().unwrap_or("another")
-            )),
+            version => Err(OtherVersion(version.unwrap_or("another".into()))),
         }
     }
 

@@ -81,6 +81,18 @@ impl Said {
     }
 }
 
+/// What came from a process over its control socket.
+pub enum Spoken {
+    /// A text for the user.
+    Sentence(String),
+    /// Something else.
+    Other,
+    /// Nothing now.
+    Nothing,
+    /// Nothing ever again.
+    Closed,
+}
+
 /// A text of somebody else's as one line of bounded length.
 pub fn plain(text: &str) -> String {
     text.chars()

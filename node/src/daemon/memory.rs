@@ -7,6 +7,7 @@
 //! looks, and ends it when it does.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
@@ -21,6 +22,44 @@ const GROWTH_BYTES: u64 = 10 << 30;
 const LOOK_MIN: Duration = Duration::from_millis(5);
 pub(super) const LOOK_MAX: Duration = Duration::from_secs(1);
 
+/// Why a slice was not started, or was ended, because of its memory.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// No group could be made for it.
+    #[error("the slice's memory cannot be limited")]
+    Limit(#[source] io::Error),
+    /// Its account could not be opened.
+    #[error("the slice's memory cannot be watched: {path}")]
+    Watch {
+        /// Its account.
+        path: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// It held more than it may.
+    #[error("{}", sentence(&format!("it used {}", format_bytes(*held_bytes)), *lent_bytes))]
+    Used { held_bytes: u64, lent_bytes: u64 },
+    /// The kernel refused it more than it may hold, and ended it.
+    #[error("{}", sentence("it needed more", *lent_bytes))]
+    Needed { lent_bytes: u64 },
+    /// The kernel does not say what it holds.
+    #[error("its slice was ended: its memory use cannot be read: {0}")]
+    Unreadable(io::Error),
+    /// Its account does not say what it holds.
+    #[error("its slice was ended: its memory use cannot be read: no {0} in its status")]
+    NoField(&'static str),
+}
+
+fn sentence(what: &str, lent_bytes: u64) -> String {
+    format!(
+        "its slice was ended because of its memory: {what}, but {} are allowed ({} lent, a \
+        quarter of that, and {} for Weft itself)",
+        format_bytes(bound_bytes(lent_bytes)),
+        format_bytes(lent_bytes),
+        format_bytes(OVERHEAD_BYTES),
+    )
+}
+
 /// Keeps one slice within its bound.
 pub(super) struct Keeper {
     lent_bytes: u64,
@@ -32,11 +71,11 @@ pub(super) struct Keeper {
 
 impl Keeper {
     /// For a slice that is about to be started.
-    pub fn new(cgroups: Option<&Cgroups>, lent_bytes: u64) -> Result<Keeper, String> {
+    pub fn new(cgroups: Option<&Cgroups>, lent_bytes: u64) -> Result<Keeper, MemoryError> {
         let make = |cgroups: &Cgroups| {
             cgroups
                 .make(bound_bytes(lent_bytes))
-                .map_err(|error| format!("the slice's memory cannot be limited: {error}"))
+                .map_err(MemoryError::Limit)
         };
         Ok(Keeper {
             lent_bytes,
@@ -53,12 +92,11 @@ impl Keeper {
 
     /// The slice was started, as `pid`. Its account is opened once: the number can
     /// become another's.
-    pub fn started(&mut self, pid: i32) -> Result<(), String> {
+    pub fn started(&mut self, pid: i32) -> Result<(), MemoryError> {
         if self.group.is_none() {
             let path = format!("/proc/{pid}/status");
-            let opened = File::open(&path)
-                .map_err(|error| format!("the slice's memory cannot be watched: {path}: {error}"));
-            self.account = Some(opened?);
+            let opened = File::open(&path);
+            self.account = Some(opened.map_err(|source| MemoryError::Watch { path, source })?);
         }
         Ok(())
     }
@@ -73,7 +111,7 @@ impl Keeper {
 
     /// Looks at what the slice holds, if that is due. An error says why it has to be
     /// ended.
-    pub fn look(&mut self) -> Result<(), String> {
+    pub fn look(&mut self) -> Result<(), MemoryError> {
         let Some(account) = &self.account else {
             return Ok(());
         };
@@ -87,33 +125,21 @@ impl Keeper {
         };
         let bound_bytes = bound_bytes(self.lent_bytes);
         if held_bytes > bound_bytes {
-            return Err(self.sentence(&format!("it used {}", format_bytes(held_bytes))));
+            return Err(MemoryError::Used {
+                held_bytes,
+                lent_bytes: self.lent_bytes,
+            });
         }
         self.next_look = Instant::now() + pause(bound_bytes - held_bytes);
         Ok(())
     }
 
     /// Why the kernel ended the slice, if it was for its memory.
-    pub fn ended_by_kernel(&self) -> Option<String> {
+    pub fn ended_by_kernel(&self) -> Option<MemoryError> {
         let full = self.group.as_ref()?.was_full().ok()?;
-        full.then(|| self.sentence("it needed more"))
-    }
-
-    /// The same for a slice that ended at its start; `why` is what it seemed to be, as
-    /// the end of a sentence.
-    pub fn why_it_ended(&self, why: &str) -> String {
-        self.ended_by_kernel()
-            .unwrap_or_else(|| format!("the slice {why}"))
-    }
-
-    fn sentence(&self, what: &str) -> String {
-        format!(
-            "its slice was ended because of its memory: {what}, but {} are allowed ({} lent, a \
-            quarter of that, and {} for Weft itself)",
-            format_bytes(bound_bytes(self.lent_bytes)),
-            format_bytes(self.lent_bytes),
-            format_bytes(OVERHEAD_BYTES),
-        )
+        full.then_some(MemoryError::Needed {
+            lent_bytes: self.lent_bytes,
+        })
     }
 }
 
@@ -123,23 +149,21 @@ fn pause(room_bytes: u64) -> Duration {
     Duration::from_secs_f64(seconds).clamp(LOOK_MIN, LOOK_MAX)
 }
 
-fn read_held(account: &File) -> Result<Option<u64>, String> {
+fn read_held(account: &File) -> Result<Option<u64>, MemoryError> {
     const BYTES_MAX: usize = 8192;
     let mut text = [0; BYTES_MAX];
     match account.read_at(&mut text, 0) {
         Ok(length) => held_bytes(&String::from_utf8_lossy(&text[..length])),
         // Reaped already.
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(None),
-        Err(error) => Err(format!(
-            "its slice was ended: its memory use cannot be read: {error}"
-        )),
+        Err(error) => Err(MemoryError::Unreadable(error)),
     }
 }
 
 /// All memory that a process holds, by the text of its `/proc/PID/status`: resident
 /// (its own, of files, shared), swapped out, page tables, and huge pages of the host's
 /// pool. `None` when it has ended or is about to; an error when the text does not say.
-fn held_bytes(status: &str) -> Result<Option<u64>, String> {
+fn held_bytes(status: &str) -> Result<Option<u64>, MemoryError> {
     let field = |name: &str| {
         status
             .lines()
@@ -156,9 +180,7 @@ fn held_bytes(status: &str) -> Result<Option<u64>, String> {
     };
     let mut sum = 0_u64;
     for name in ["VmRSS", "VmSwap", "VmPTE"] {
-        let part = bytes(name).ok_or_else(|| {
-            format!("its slice was ended: its memory use cannot be read: no {name} in its status")
-        })?;
+        let part = bytes(name).ok_or(MemoryError::NoField(name))?;
         sum = sum.saturating_add(part);
     }
     // Absent where the kernel has no such pool.
@@ -173,9 +195,9 @@ mod tests {
     fn everything_that_a_process_holds_counts() {
         let status = "Name:\tweft-slice\nState:\tR (running)\nVmRSS:\t    1000 kB\n\
              VmPTE:\t    20 kB\nVmSwap:\t    300 kB\nHugetlbPages:\t    4000 kB\n";
-        assert_eq!(held_bytes(status), Ok(Some(5320 * 1024)));
+        assert_eq!(held_bytes(status).unwrap(), Some(5320 * 1024));
         let without_pool = status.replace("HugetlbPages", "Other");
-        assert_eq!(held_bytes(&without_pool), Ok(Some(1320 * 1024)));
+        assert_eq!(held_bytes(&without_pool).unwrap(), Some(1320 * 1024));
     }
 
     #[test]
@@ -183,8 +205,11 @@ mod tests {
         assert!(held_bytes("").is_err());
         assert!(held_bytes("State:\tR (running)\nVmRSS:\t1 kB\nVmPTE:\t1 kB\n").is_err());
         assert!(held_bytes("VmRSS:\tmuch kB\nVmPTE:\t1 kB\nVmSwap:\t0 kB\n").is_err());
-        assert_eq!(held_bytes("State:\tZ (zombie)\n"), Ok(None));
-        assert_eq!(held_bytes("State:\tR (running)\nThreads:\t1\n"), Ok(None));
+        assert_eq!(held_bytes("State:\tZ (zombie)\n").unwrap(), None);
+        assert_eq!(
+            held_bytes("State:\tR (running)\nThreads:\t1\n").unwrap(),
+            None
+        );
     }
 
     #[test]

@@ -18,13 +18,16 @@
 //! signal ends it at once, and the slices with it.
 
 mod budget;
+mod dial;
 mod door;
 mod expected;
 mod gossip;
 mod machine;
 mod memory;
+mod program;
 mod reserved;
 mod session;
+mod slice;
 
 use std::collections::HashMap;
 use std::io;
@@ -410,7 +413,7 @@ fn welcome(shared: &Arc<Shared>, stream: TcpStream, stranger: Stranger, from: So
             let served = session::Session::new(shared, peer, channel, descriptor).serve();
             drop(guest);
             if let Err(why) = served {
-                shared.say_of_peer(peer, &format!("{from}: {why}"));
+                shared.say_of_peer(peer, &format!("{from}: {}", sentence(&why)));
             }
         }
         Err(why) => shared.say_of_stranger(&format!("{from}: {why}")),

@@ -1,12 +1,13 @@
 //! What a session has reserved for one node, until its slice starts: memory, and the
 //! links that were dialled or are still to come.
 
+use std::io;
 use std::time::{Duration, Instant};
 
 use weft_proc::boot::MAX_NODES;
 
 use super::expected::Awaited;
-use super::memory::Keeper;
+use super::memory::{Keeper, MemoryError};
 use super::{Reservation, Shared};
 use crate::links::{Link, Links};
 use crate::shared::SharedMemory;
@@ -14,6 +15,25 @@ use crate::size::PAGE_BYTES;
 
 /// How long an announced link may take to come.
 pub(super) const LINK_BOUND: Duration = Duration::from_secs(5);
+
+/// Why a slice lacks a link that was announced.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// Whatever was to dial did not.
+    #[error("the link to node {peer} did not come within {} s", LINK_BOUND.as_secs())]
+    NoLink {
+        /// The node at its other end.
+        peer: usize,
+    },
+    /// It came, and the kernel refused to watch over it.
+    #[error("the link to node {peer} cannot be watched")]
+    Unwatched {
+        /// The node at its other end.
+        peer: usize,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
 
 /// A reservation and what was prepared on it.
 pub(super) struct Reserved {
@@ -40,7 +60,7 @@ pub(super) struct Promised {
 
 impl Reserved {
     /// What keeps a slice within this reservation.
-    pub(super) fn keeper(&self, daemon: &Shared) -> Result<Keeper, String> {
+    pub(super) fn keeper(&self, daemon: &Shared) -> Result<Keeper, MemoryError> {
         let lent_bytes = self.reservation.pages * PAGE_BYTES;
         Keeper::new(daemon.cgroups.as_ref().ok(), lent_bytes)
     }
@@ -58,17 +78,14 @@ impl Reserved {
 
 impl Promised {
     /// Waits for those still to come.
-    pub(super) fn collect(mut self) -> Result<Links, String> {
+    pub(super) fn collect(mut self) -> Result<Links, LinkError> {
         let deadline = Instant::now() + LINK_BOUND;
         let lease_ms = self.lease.as_millis() as u32;
         for (peer, awaited) in self.awaited {
             let left = deadline.saturating_duration_since(Instant::now());
-            let keyed = awaited.wait(left).ok_or_else(|| {
-                let bound = LINK_BOUND.as_secs();
-                format!("the link to node {peer} did not come within {bound} s")
-            })?;
-            let link = Link::keyed(keyed, lease_ms).map_err(|error| error.to_string())?;
-            self.links[peer] = Some(link);
+            let keyed = awaited.wait(left).ok_or(LinkError::NoLink { peer })?;
+            let link = Link::keyed(keyed, lease_ms);
+            self.links[peer] = Some(link.map_err(|source| LinkError::Unwatched { peer, source })?);
         }
         Ok(self.links)
     }

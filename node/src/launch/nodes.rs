@@ -19,11 +19,12 @@ use crate::links::{self, Links};
 use crate::options::Placement;
 use crate::remote::{self, Connection, RemoteSlice};
 use crate::report::NodeState;
+use crate::said::Spoken;
 use crate::spawn::{self, Ended, Process};
 
 use super::cause::Cause;
 use super::pulse::Pulse;
-use super::workload::{Spoken, Workload};
+use super::workload::Workload;
 
 /// A slice on this host.
 pub struct Local<K> {

@@ -12,7 +12,8 @@ use crate::links::Links;
 use crate::options::{Placement, Transport};
 use crate::protocol::Request;
 use crate::remote::Identity;
-use crate::spawn::{Executable, Kind, Process, Role};
+use crate::said::Spoken;
+use crate::spawn::{Executable, Kind, Process, Role, StartError};
 
 /// See the module. `node` is always the number of one other than home.
 pub trait Workload {
@@ -34,17 +35,16 @@ pub trait Workload {
     fn role(&self) -> Role<'_>;
     /// For a node that has no process yet.
     fn keep(&self) -> Result<Self::Kept, LaunchError>;
-    /// Hands a started process its number, settings and links. An error is the end of a sentence
-    /// that starts with "the runtime of …" or "the monitor of …".
+    /// Hands a started process its number, settings and links.
     fn boot(
         &self,
         process: &mut Process,
         node: u32,
         links: Links,
         kept: &Self::Kept,
-    ) -> Result<(), String>;
+    ) -> Result<(), StartError>;
     /// Waits until a process is ready, where home needs that.
-    fn await_ready(&self, process: &mut Process) -> Result<(), String>;
+    fn await_ready(&self, process: &mut Process) -> Result<(), StartError>;
     /// The next thing that a process said.
     fn hear(control: BorrowedFd<'_>) -> Spoken;
     /// The beats that it counted, where it counts them.
@@ -62,16 +62,4 @@ pub trait Workload {
     fn order(&self, node: u32) -> Result<Request, LaunchError>;
     /// Whether a host's slices count beats.
     const BEATS: bool;
-}
-
-/// What came from a process.
-pub enum Spoken {
-    /// A text for the user.
-    Sentence(String),
-    /// Something else.
-    Other,
-    /// Nothing now.
-    Nothing,
-    /// Nothing ever again.
-    Closed,
 }

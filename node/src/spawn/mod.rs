@@ -14,6 +14,7 @@
 //! - [`process`]: what was started, until it has ended
 
 mod child;
+mod error;
 mod executable;
 mod process;
 
@@ -29,6 +30,7 @@ use nix::sys::stat::Mode;
 use nix::unistd::{ForkResult, fork, pipe2};
 use weft_proc::boot::CONTROL_VARIABLE;
 
+pub use error::StartError;
 pub use executable::{Executable, Kind, Missing};
 pub use process::{Ended, Process};
 

@@ -4,6 +4,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use weft_proc::boot::{
+    EXIT_INTERNAL, EXIT_NO_ROOM, EXIT_NODE_LOST, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_SETUP,
+};
+
 use crate::{oom, sys};
 
 /// A process that was started and not yet seen to end. Dropped while it runs,
@@ -31,7 +35,7 @@ pub enum Ended {
 impl std::fmt::Display for Ended {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Ended::Exited(code) => match crate::error::exit_code_meaning(*code) {
+            Ended::Exited(code) => match exit_code_meaning(*code) {
                 Some(meaning) => write!(formatter, "exited with {code} ({meaning})"),
                 None => write!(formatter, "exited with {code}"),
             },
@@ -40,6 +44,19 @@ impl std::fmt::Display for Ended {
                 Err(_) => write!(formatter, "was killed by signal {signal}"),
             },
         }
+    }
+}
+
+/// Names an exit code that Weft, not the program, may have chosen.
+pub(crate) fn exit_code_meaning(code: i32) -> Option<&'static str> {
+    match code {
+        EXIT_NODE_LOST => Some("a node was lost"),
+        EXIT_NO_ROOM => Some("every node's budget is full"),
+        EXIT_INTERNAL => Some("the runtime found its own state inconsistent"),
+        EXIT_SETUP => Some("the aggregate failed before the program started"),
+        EXIT_NOT_EXECUTABLE => Some("the program cannot be executed"),
+        EXIT_NOT_FOUND => Some("the program was not found"),
+        _ => None,
     }
 }
 

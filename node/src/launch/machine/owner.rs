@@ -15,10 +15,11 @@ use crate::error::LaunchError;
 use crate::launch::aggregate::{self, Aggregate, Owner};
 use crate::launch::nodes::{self, Body, Event, Node};
 use crate::launch::signals::{SignalEvent, Signals};
-use crate::launch::workload::{Spoken, Workload};
+use crate::launch::workload::Workload;
 use crate::monitor;
 use crate::options::Placement;
 use crate::report::NodeState;
+use crate::said::Spoken;
 use crate::spawn::{self, Ended, Executable, Kind, Role};
 use crate::sys;
 

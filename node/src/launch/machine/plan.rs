@@ -8,14 +8,15 @@ use std::time::Duration;
 use weft_wire::hello::{self, Hello, Mismatch};
 
 use crate::error::LaunchError;
-use crate::launch::workload::{Spoken, Workload};
+use crate::launch::workload::Workload;
 use crate::links::Links;
-use crate::monitor::{self, SliceBoot, Terms, Word};
+use crate::monitor::{self, SliceBoot, Terms};
 use crate::options::{Placement, Transport};
 use crate::protocol::{MachineStart, Request};
 use crate::remote::Identity;
+use crate::said::Spoken;
 use crate::size::PAGE_BYTES;
-use crate::spawn::{Executable, Kind, Process, Role};
+use crate::spawn::{Executable, Kind, Process, Role, StartError};
 
 /// What a vCPU uses of its host beside the guest's memory: generated code (64 MiB at
 /// most) and its tables.
@@ -133,23 +134,23 @@ impl Workload for Monitors {
         Ok(())
     }
 
-    fn boot(&self, process: &mut Process, node: u32, links: Links, _: &()) -> Result<(), String> {
-        Monitors::boot(self, process, node, links, &[])
-            .map_err(|error| format!("did not take its settings: {error}"))
+    fn boot(
+        &self,
+        process: &mut Process,
+        node: u32,
+        links: Links,
+        _: &(),
+    ) -> Result<(), StartError> {
+        Monitors::boot(self, process, node, links, &[]).map_err(StartError::Settings)
     }
 
     /// Home waits for its slices by itself, while it gets ready.
-    fn await_ready(&self, _: &mut Process) -> Result<(), String> {
+    fn await_ready(&self, _: &mut Process) -> Result<(), StartError> {
         Ok(())
     }
 
     fn hear(control: BorrowedFd<'_>) -> Spoken {
-        match monitor::receive(control) {
-            None => Spoken::Nothing,
-            Some(Err(())) => Spoken::Closed,
-            Some(Ok(Word::Ready)) => Spoken::Other,
-            Some(Ok(Word::Said(text) | Word::Failed(text))) => Spoken::Sentence(text),
-        }
+        monitor::hear(control)
     }
 
     fn beats(_: &()) -> Option<u32> {

@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use weft_proc::boot::{CONTROL_FATAL, MAX_NODES};
+use weft_proc::boot::MAX_NODES;
 use weft_wire::hello::{self, Hello, Mismatch};
 
-use crate::control::{self, Arrival};
+use crate::control;
 use crate::error::LaunchError;
 use crate::host;
 use crate::launch::nodes::node_name;
-use crate::launch::workload::{Spoken, Workload};
+use crate::launch::workload::Workload;
 use crate::links::{self, Links, Settings};
 use crate::options::{
     LEASE_MAX, LEASE_MIN, MEMORY_BYTES_MIN, Placement, READ_AHEAD_PAGES_MAX, RunOptions, SPIN_MAX,
@@ -22,9 +22,10 @@ use crate::program::{self, Program};
 use crate::protocol::Request;
 use crate::remote::Identity;
 use crate::rundir;
+use crate::said::Spoken;
 use crate::shared::SharedMemory;
 use crate::size::PAGE_BYTES;
-use crate::spawn::{Executable, Kind, Process, Role};
+use crate::spawn::{Executable, Kind, Process, Role, StartError};
 
 /// The name of a local slice in a process list.
 const SLICE_NAME: &str = "weft-slice";
@@ -187,7 +188,7 @@ impl Workload for ProgramPlan {
         node: u32,
         links: Links,
         shared: &SharedMemory,
-    ) -> Result<(), String> {
+    ) -> Result<(), StartError> {
         shared.reset_gauges();
         control::expect_hello(process)?;
         let settings = &self.settings;
@@ -199,22 +200,15 @@ impl Workload for ProgramPlan {
             shared.descriptor(),
             &[],
         )
-        .map_err(|error| format!("did not take its settings: {error}"))
+        .map_err(StartError::Settings)
     }
 
-    fn await_ready(&self, process: &mut Process) -> Result<(), String> {
+    fn await_ready(&self, process: &mut Process) -> Result<(), StartError> {
         control::expect_ready(process)
     }
 
     fn hear(control: BorrowedFd<'_>) -> Spoken {
-        match control::receive(control) {
-            Arrival::Message(message) if message.kind == CONTROL_FATAL => {
-                Spoken::Sentence(control::text(&message))
-            }
-            Arrival::Message(_) => Spoken::Other,
-            Arrival::Nothing => Spoken::Nothing,
-            Arrival::Closed => Spoken::Closed,
-        }
+        control::hear(control)
     }
 
     fn beats(shared: &SharedMemory) -> Option<u32> {

@@ -33,7 +33,7 @@ use crate::links::{self, Links};
 use crate::report::{Monitor, NodeState};
 use crate::rundir::{Client, Entry};
 use crate::shared::SharedMemory;
-use crate::spawn::{self, Kind, Role};
+use crate::spawn::{self, Kind, Role, StartError};
 
 /// How often the view is renewed while somebody watches, and otherwise.
 const WATCHED_TICK: Duration = Duration::from_millis(200);
@@ -137,7 +137,7 @@ impl<'a> Owner<'a> {
 
     /// Hands home its settings; the program starts. The launcher's copies of
     /// home's links are closed: from now on the mesh is the runtimes'.
-    fn boot_home(&mut self) -> Result<(), String> {
+    fn boot_home(&mut self) -> Result<(), StartError> {
         let links = std::mem::take(&mut self.home_links);
         links::send_boot(
             &self.aggregate.home.control,
@@ -147,7 +147,7 @@ impl<'a> Owner<'a> {
             self.home_shared.descriptor(),
             &self.program,
         )
-        .map_err(|error| format!("did not take its settings: {error}"))
+        .map_err(StartError::Settings)
     }
 
     /// Serves the aggregate until the program has ended.

@@ -1,0 +1,261 @@
+//! A slice that this daemon lends to a peer: started on a reservation, heard, kept
+//! within its memory, ended.
+//!
+//! ```text
+//! check ──▶ links ──▶ process, watched ──▶ settings ──▶ ready ──▶ running ──▶ ended
+//! ```
+//!
+//! The slice of a program and that of a machine differ in what is executed and in what
+//! it is told: [`SliceStart`].
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use weft_proc::boot::KICK_SIGNAL;
+
+use super::Shared;
+use super::memory::{Keeper, MemoryError};
+use super::reserved::{LinkError, Reserved};
+use crate::config::Peer;
+use crate::links::Links;
+use crate::said::{BATCH, Spoken};
+use crate::size::format_bytes;
+use crate::spawn::{
+    self, Confinement, Ended, Executable, Kind, Missing, Process, Role, StartError,
+};
+
+/// Why a slice was not started.
+#[derive(Debug, thiserror::Error)]
+pub enum SliceError {
+    /// One slice for each reservation.
+    #[error("a slice is running already")]
+    Running,
+    /// The settings are of another aggregate than the reservation.
+    #[error("the settings do not fit the reservation")]
+    Settings,
+    /// A program's slice is nothing without home.
+    #[error("the slice has no link to home")]
+    NoHome,
+    /// The machine's links are not those of its description, or not sealed.
+    #[error("the machine's description does not match its links")]
+    Description,
+    /// The reservation has no room for what vCPUs need.
+    #[error(
+        "{cpus} vCPUs need {}, and {} were reserved",
+        format_bytes(*cpus_bytes), format_bytes(*reserved_bytes)
+    )]
+    Cpus {
+        cpus: u32,
+        /// What they need beside guest memory.
+        cpus_bytes: u64,
+        /// What there is for all.
+        reserved_bytes: u64,
+    },
+    /// A link that was announced did not come.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// A program of Weft's is missing.
+    #[error(transparent)]
+    Missing(#[from] Missing),
+    /// The process was not made.
+    #[error("the {} cannot be started", program.noun())]
+    Spawn {
+        /// What it would execute.
+        program: Kind,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The process did not get ready.
+    #[error("the slice {0}")]
+    Start(StartError),
+    /// The process runs without a filter.
+    #[error("the slice is not confined")]
+    Unconfined(#[source] io::Error),
+    /// Its memory is not bounded, or it needed more.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+}
+
+impl From<StartError> for SliceError {
+    fn from(error: StartError) -> SliceError {
+        SliceError::Start(error)
+    }
+}
+
+/// What a launcher asks to start.
+pub(super) trait SliceStart {
+    /// What the process executes.
+    const PROGRAM: Kind;
+
+    /// Whether the request fits what is reserved.
+    fn check(&self, reserved: &Reserved) -> Result<(), SliceError>;
+    /// Whether it has all of its links.
+    fn check_links(&self, reserved: &Reserved, links: &Links) -> Result<(), SliceError>;
+    /// The file that is executed.
+    fn executable<'a>(&self, daemon: &'a Shared) -> Result<&'a Executable, SliceError>;
+    /// As what it is started.
+    fn role<'a>(
+        &self,
+        confinement: Option<&'a Confinement>,
+        group: Option<BorrowedFd<'a>>,
+    ) -> Role<'a>;
+    /// Tells the process what it is and waits until it is ready. With the end of this
+    /// call the slice alone holds its links.
+    fn boot(
+        &self,
+        process: &mut Process,
+        lender: (&Arc<Shared>, &Peer),
+        reserved: &Reserved,
+        links: Links,
+    ) -> Result<(), SliceError>;
+    /// The next thing that a process said.
+    fn hear(control: BorrowedFd<'_>) -> Spoken;
+    /// Counts it among the daemon's, where the daemon counts them.
+    fn count(&self, daemon: &Arc<Shared>) -> Option<Counted>;
+}
+
+/// A machine's slice that runs counts among the daemon's until this is dropped.
+pub(super) struct Counted(Arc<Shared>);
+
+impl Counted {
+    pub fn among(daemon: &Arc<Shared>) -> Counted {
+        daemon.machine_slices.fetch_add(1, Ordering::AcqRel);
+        Counted(daemon.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.machine_slices.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// See the module. Dropped, it is killed if it runs; its group goes after its process.
+pub(super) struct LentSlice {
+    process: Process,
+    /// Keeps it within what was lent to it.
+    keeper: Keeper,
+    hear: fn(BorrowedFd<'_>) -> Spoken,
+    /// Whether its control socket is still open.
+    talks: bool,
+    /// Why this daemon ended it, if it did.
+    ended_for: Option<MemoryError>,
+    /// Where it is a machine's: it counts among the daemon's.
+    counted: Option<Counted>,
+}
+
+impl LentSlice {
+    /// Starts it on a reservation, whose links it takes whatever becomes of it, and
+    /// waits until it is ready.
+    pub fn start<S: SliceStart>(
+        start: &S,
+        daemon: &Arc<Shared>,
+        peer: &Peer,
+        reserved: &mut Reserved,
+    ) -> Result<LentSlice, SliceError> {
+        let promised = reserved.take_links();
+        start.check(reserved)?;
+        let links = promised.collect()?;
+        start.check_links(reserved, &links)?;
+        let mut keeper = reserved.keeper(daemon)?;
+        let confinement = daemon.confinement(peer);
+        let role = start.role(confinement.as_ref(), keeper.entry());
+        let mut process =
+            spawn::start(start.executable(daemon)?, &role).map_err(|source| SliceError::Spawn {
+                program: S::PROGRAM,
+                source,
+            })?;
+        keeper.started(process.pid())?;
+        start
+            .boot(&mut process, (daemon, peer), reserved, links)
+            .map_err(|error| keeper.ended_by_kernel().map_or(error, SliceError::Memory))?;
+        Ok(LentSlice {
+            process,
+            keeper,
+            hear: S::hear,
+            talks: true,
+            ended_for: None,
+            counted: start.count(daemon),
+        })
+    }
+
+    /// Of what it is a part, where that is no program: the end of a sentence.
+    pub fn aggregate(&self) -> &'static str {
+        match self.counted {
+            Some(_) => " of a virtual machine",
+            None => "",
+        }
+    }
+
+    /// To wait for its end and its messages.
+    pub fn process(&self) -> &Process {
+        &self.process
+    }
+
+    /// Whether it may still say something.
+    pub fn talks(&self) -> bool {
+        self.talks
+    }
+
+    /// How long until its memory has to be looked at.
+    pub fn due(&self) -> Duration {
+        self.keeper.due()
+    }
+
+    /// Makes it look at home. An error means that it has gone, which is seen elsewhere.
+    pub fn kick(&self) {
+        let _ = self.process.signal(KICK_SIGNAL);
+    }
+
+    /// What it has said, a batch at most.
+    pub fn words(&mut self) -> Vec<String> {
+        let mut words = Vec::new();
+        for _ in 0..BATCH {
+            if !self.talks {
+                break;
+            }
+            match (self.hear)(self.process.control.as_fd()) {
+                Spoken::Sentence(text) => words.push(text),
+                Spoken::Other => {}
+                Spoken::Nothing => break,
+                Spoken::Closed => self.talks = false,
+            }
+        }
+        words
+    }
+
+    /// Why it ended, once it has, and whether it did as it does when its links close.
+    pub fn end(&mut self) -> Option<(String, bool)> {
+        let ended = self.process.try_wait().ok()??;
+        let known = self.ended_for.take();
+        let known = known.or_else(|| self.keeper.ended_by_kernel());
+        let why = known.map_or_else(|| self.process.slice_ended(ended), |why| why.to_string());
+        Some((why, ended == Ended::Exited(0)))
+    }
+
+    /// Ends it if it holds more than it may; its end is told as any other.
+    pub fn look_at_memory(&mut self) {
+        if self.ended_for.is_none()
+            && let Err(why) = self.keeper.look()
+        {
+            self.ended_for = Some(why);
+            // Its end is seen in the next turn.
+            let _ = self.process.kill();
+        }
+    }
+
+    /// Ends it: home has gone, or wants it gone. Why it had ended before that, if it had
+    /// and that may be news.
+    pub fn stop(mut self) -> Option<String> {
+        let ended = self.end();
+        // Its links close before its end can be seen.
+        let _ = self.process.kill();
+        match ended {
+            Some((why, clean)) => (!clean).then_some(why),
+            None => self.keeper.ended_by_kernel().map(|why| why.to_string()),
+        }
+    }
+}
