@@ -87,8 +87,8 @@ fn standing(
         anyhow::Ok(of(0)? + of(1)?)
     };
     Ok(Standing {
-        requests: sum("standing-requests")?,
-        used: sum("standing-used")?,
+        requests: sum("subscription-requests")?,
+        used: sum("subscription-hits")?,
     })
 }
 

@@ -129,7 +129,7 @@ pub fn check_time(links: &SliceLinks) -> Result<(), RatesDiffer> {
     }
 }
 
-/// Called once, with the reason, when a slice cannot continue.
+/// Wakeup once, with the reason, when a slice cannot continue.
 pub type OnFailure = Arc<dyn Fn(String) + Send + Sync>;
 
 /// A slice among several.
@@ -213,9 +213,9 @@ impl Slice {
             ram: ram.clone(),
             config: Config::new(me, slices, manager),
             budget,
-            post: peers.clone(),
+            transport: peers.clone(),
             lease: links.lease,
-            broken: Box::new(move |reason| on_failure(reason)),
+            on_failure: Box::new(move |reason| on_failure(reason)),
         });
         Arc::new(Self {
             number: links.number,
@@ -288,7 +288,7 @@ impl Slice {
     /// Has the vCPUs use the memory through a watched mapping, whose faults a thread
     /// handles from [`Slice::join`] on.
     pub fn watch(&self, mapping: Arc<GuestMapping>) {
-        self.memory.connect(Box::new(mapping.clone()));
+        self.memory.register_notifier(Box::new(mapping.clone()));
         // A second one is a mistake that the first survives.
         let _ = self.mapping.set(mapping);
     }
@@ -430,7 +430,7 @@ impl Slice {
         start("weft-registers", ThreadKind::Device, move || server.run())?;
         let memory = self.memory.clone();
         start("weft-taker", ThreadKind::Device, move || {
-            memory.take_held_back()
+            memory.run_deferred_work()
         })?;
         let memory = self.memory.clone();
         start("weft-evictor", ThreadKind::Device, move || {

@@ -15,7 +15,7 @@ use weft_wire::halves::{Receiver, Sender};
 
 use super::delay::Delay;
 use super::message::SliceMessage;
-use weft_coherent_memory::{Post, SharedMemory};
+use weft_coherent_memory::{SharedMemory, Transport};
 
 /// Beats in a lease.
 const BEATS: u32 = 5;
@@ -26,7 +26,7 @@ const START: Duration = Duration::from_secs(25);
 /// Longest wait for the thread that beats to see the end.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Handles received messages. Called on the thread that reads the link from `from`; must
+/// Handles received messages. Wakeup on the thread that reads the link from `from`; must
 /// not wait for a page, a vCPU or another slice.
 pub(super) trait MessageHandler: Send + Sync {
     fn handle(&self, from: usize, message: SliceMessage);
@@ -40,7 +40,7 @@ pub struct Peers {
     /// By slice, where frames are held back.
     delays: Vec<Delay>,
     lease: Duration,
-    /// Called once for the first peer that is lost, with the reason.
+    /// Wakeup once for the first peer that is lost, with the reason.
     on_loss: OnceLock<Box<dyn Fn(usize, String) + Send + Sync>>,
     over: AtomicBool,
     sent_frames: AtomicU64,
@@ -145,7 +145,7 @@ impl Peers {
         }
     }
 
-    /// `slice` is gone, or broken. Called with no lock held: see [`Peers::when_lost`].
+    /// `slice` is gone, or broken. Wakeup with no lock held: see [`Peers::when_lost`].
     pub(super) fn lost(&self, slice: usize, reason: &str) {
         if !self.over.load(Ordering::SeqCst)
             && let Some(on_loss) = self.on_loss.get()
@@ -238,8 +238,8 @@ impl Peers {
     }
 }
 
-impl Post for Peers {
-    fn post(&self, to: NodeId, header: &Header, parts: &[&[u8]]) {
+impl Transport for Peers {
+    fn transmit(&self, to: NodeId, header: &Header, parts: &[&[u8]]) {
         self.send_frame(to.index(), header, parts);
     }
 }
@@ -282,9 +282,9 @@ mod tests {
             ram: Ram::new(8 << 20).unwrap(),
             config: Config::new(NodeId(0), 2, ManagerOf::Fixed(NodeId(1))),
             budget: weft_coherent_memory::Budget::UNLIMITED,
-            post: peers.clone(),
+            transport: peers.clone(),
             lease,
-            broken: Box::new(|reason| panic!("{reason}")),
+            on_failure: Box::new(|reason| panic!("{reason}")),
         });
         let (report, lost) = channel();
         let ended = memory.clone();

@@ -1,4 +1,4 @@
-//! Copies to and from guest memory for callers that are not vCPUs, piece by piece.
+//! Copies to and from guest memory for callers that are not vCPUs, page by page.
 
 use weft_dsm::PAGE_BYTES;
 use weft_vcpu::{Access, Memory};
@@ -7,8 +7,8 @@ use super::shell::SharedMemory;
 use weft_guest_memory::GuestBytes;
 
 impl SharedMemory {
-    /// Calls `copy` with the host address, the offset and the length of each piece
-    /// of a range, while its page is pinned. Whether all of it is memory.
+    /// Calls `copy` with the host address, the offset and the length of each page's part of a
+    /// range, while the page is pinned. Whether the whole range is memory.
     fn by_pages(
         &self,
         address: u64,
@@ -27,7 +27,7 @@ impl SharedMemory {
                 return false;
             };
             copy(host.wrapping_add(inside as usize), done, piece);
-            self.taken_up(at - inside);
+            self.unpin(at - inside);
             done += piece;
         }
         true

@@ -1,4 +1,4 @@
-//! How often pages were asked for, for the trace and the statistics.
+//! Counters of a slice's memory, of its vCPUs' waits, and of the faults of each page.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -7,50 +7,50 @@ use serde::{Deserialize, Serialize};
 
 use super::trace::FaultKind;
 
-/// What one slice's memory did.
+/// Counters of one slice's memory; they only grow.
 #[derive(Default)]
 pub struct MemoryCounters {
-    /// Faults to read that needed another slice.
+    /// Read faults that needed another slice.
     pub reads: AtomicU64,
-    /// Faults to write, likewise, where the page was not here.
+    /// Write faults that needed another slice, on a page that was not here.
     pub writes: AtomicU64,
-    /// Faults to write where the page was here to be read.
+    /// Write faults that needed another slice, on a page of which a read-only copy was here.
     pub upgrades: AtomicU64,
-    /// Faults that were settled here: a first touch, a page of this slice's own.
+    /// Faults that needed no other slice: the first touch of a page that this slice manages.
     pub local: AtomicU64,
     /// Nanoseconds that threads waited for pages of other slices.
     pub waited_ns: AtomicU64,
-    /// Of these: until the request was put together.
+    /// Part of `waited_ns`: until the request was sent.
     pub asking_ns: AtomicU64,
-    /// Of these: from when the page was here until it could be used: until the thread
-    /// that waited for it ran, or it was in the guest's mapping.
+    /// Part of `waited_ns`: from the page's arrival until the waiting thread ran, or until the
+    /// page was in the guest's mapping.
     pub installing_ns: AtomicU64,
     /// Pages sent with their bytes.
     pub pages_sent: AtomicU64,
     /// Pages received with their bytes.
     pub pages_received: AtomicU64,
-    /// Pages taken from this slice's vCPUs.
+    /// Pages revoked from this slice's vCPUs.
     pub taken: AtomicU64,
-    /// Nanoseconds that the vCPUs needed to give them up.
+    /// Nanoseconds that these revocations took.
     pub taking_ns: AtomicU64,
-    /// Takings that waited until a page had been of use here.
-    pub held_back: AtomicU64,
-    /// Pages that a write elsewhere took and that were asked for again before a fault.
-    pub standing: AtomicU64,
-    /// Copies that were dropped for want of room.
+    /// Revocations that were deferred, because the page was pinned.
+    pub deferred: AtomicU64,
+    /// Pages of subscriptions that were requested again after an invalidation.
+    pub subscription_requests: AtomicU64,
+    /// Evicted read-only copies.
     pub evicted_dropped: AtomicU64,
-    /// Pages that went home for want of room.
+    /// Evicted pages that were sent to their home slice.
     pub evicted_sent: AtomicU64,
-    /// Pages that home could not take at the moment.
+    /// Evicted pages that their home slice refused for the moment.
     pub evictions_denied: AtomicU64,
-    /// Pages whose memory went back to the host.
+    /// Pages whose memory was given back to the host.
     pub given_back: AtomicU64,
-    /// Faults that had to wait for room.
+    /// Faults that waited at the memory pressure gate.
     pub room_waits: AtomicU64,
 }
 
 impl MemoryCounters {
-    /// By name.
+    /// The counters with their names.
     pub fn list(&self) -> Vec<(&'static str, u64)> {
         [
             ("read-faults", &self.reads),
@@ -64,8 +64,8 @@ impl MemoryCounters {
             ("pages-received", &self.pages_received),
             ("taken", &self.taken),
             ("taking-ns", &self.taking_ns),
-            ("held-back", &self.held_back),
-            ("standing-requests", &self.standing),
+            ("deferred", &self.deferred),
+            ("subscription-requests", &self.subscription_requests),
             ("evicted-dropped", &self.evicted_dropped),
             ("evicted-sent", &self.evicted_sent),
             ("evictions-denied", &self.evictions_denied),
@@ -76,7 +76,7 @@ impl MemoryCounters {
         .to_vec()
     }
 
-    /// A wait for another slice, and the first and the last part of it.
+    /// Adds a wait for another slice, with its first and its last part.
     pub(super) fn count_wait(&self, waited: Duration, asking: Duration, installing: Duration) {
         for (counter, time) in [
             (&self.waited_ns, waited),
@@ -87,45 +87,45 @@ impl MemoryCounters {
         }
     }
 
-    /// So many more.
+    /// Adds to a counter.
     pub(super) fn add(counter: &AtomicU64, amount: u64) {
         counter.fetch_add(amount, Ordering::Relaxed);
     }
 }
 
-/// Pages that one answer speaks of.
+/// Most pages in one [`SlicePages`].
 pub const PAGES_MAX: usize = 2048;
-/// vCPUs of a machine at most.
+/// Most vCPUs of a machine.
 const VCPUS: usize = 256;
 
-/// How often a slice asked others for a page.
+/// How often a slice requested a page from others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageCount {
     /// Guest-physical page number.
     pub page: u64,
     pub reads: u32,
-    /// To write, where the page was not here.
+    /// Write faults on a page that was not here.
     pub writes: u32,
-    /// To write, where it was here to be read.
+    /// Write faults on a page of which a read-only copy was here.
     pub upgrades: u32,
 }
 
 impl PageCount {
-    /// All together.
+    /// Faults of all three kinds.
     pub fn faults(&self) -> u64 {
         u64::from(self.reads) + u64::from(self.writes) + u64::from(self.upgrades)
     }
 }
 
-/// The pages that a slice asked others for.
+/// The pages that a slice requested most often from others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlicePages {
     pub slice: usize,
-    /// Those with most faults, the most first; [`PAGES_MAX`] at most.
+    /// The pages with most faults, in falling order; [`PAGES_MAX`] at most.
     pub pages: Vec<PageCount>,
     /// Further pages with faults.
     pub more_pages: u64,
-    /// Faults on those.
+    /// Faults on the further pages.
     pub more_faults: u64,
 }
 
@@ -136,7 +136,7 @@ struct VcpuFaults {
     waited_ns: AtomicU64,
 }
 
-/// By vCPU: what it waited for.
+/// The faults of each vCPU.
 pub(super) struct VcpuCounts(Box<[VcpuFaults]>);
 
 impl Default for VcpuCounts {
@@ -163,8 +163,8 @@ impl VcpuCounts {
     }
 }
 
-/// By page: reads, writes and upgrades that needed another slice. 12 bytes a page,
-/// sparse.
+/// By page: reads, writes and upgrades that needed another slice. 12 bytes for each page, in
+/// sparse memory.
 pub(super) struct PageCounts(Box<[[AtomicU32; 3]]>);
 
 impl PageCounts {
@@ -179,7 +179,7 @@ impl PageCounts {
         }
     }
 
-    /// Those with most faults.
+    /// The pages with most faults.
     pub fn hottest(&self, slice: usize) -> SlicePages {
         let mut pages = self.list();
         pages.sort_by_key(|count| (std::cmp::Reverse(count.faults()), count.page));
@@ -192,7 +192,7 @@ impl PageCounts {
         }
     }
 
-    /// Those that were asked for, in order of pages.
+    /// The pages with faults, in order.
     fn list(&self) -> Vec<PageCount> {
         (0..)
             .zip(&self.0)

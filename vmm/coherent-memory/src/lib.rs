@@ -8,54 +8,49 @@
 //!              weft_dsm::controller::Controller ── weft_dsm::Node
 //! ```
 //!
-//! Page `p` of the protocol is guest-physical page `p`. Every slice has the whole
-//! RAM mapped, and of it those pages that the protocol says it holds; what lies
-//! in the others is of no meaning.
+//! Page `p` of the protocol is guest-physical page `p`. Every slice has all of guest RAM
+//! mapped. Only those pages have valid bytes that the protocol says the slice holds.
 //!
-//! What a slice decides about its pages is [`weft_dsm::controller`], a pure state machine
-//! with a simulator of its own. Here is its shell: `docs/memory-shell.md`.
+//! [`weft_dsm::controller`] decides about the pages: it is a pure state machine with a
+//! simulator of its own. This crate is its shell, which acts: `docs/memory-shell.md`.
 //!
 //! | file | holds |
 //! | --- | --- |
-//! | `shell` | the lock, guest memory, the way in |
-//! | `state` | what stands under the lock, and what is done after it |
-//! | `outbox` | messages on their way out, sent after the unlock |
-//! | `tables` | the protocol's records |
-//! | `fetch` | threads that wait for a page, users that sleep until one is mapped |
-//! | `waiter` | a thread that waits |
+//! | `shell` | [`SharedMemory`]: the lock, guest memory, the public functions |
+//! | `state` | the state under the lock, and the work that follows the unlock |
+//! | `outbox` | outgoing messages, which are sent after the unlock |
+//! | `tables` | the protocol's records of pages |
+//! | `faults` | blocking faults of threads, and asynchronous faults of vCPUs in KVM |
+//! | `waiter` | a thread that waits for a page |
 //! | `bytes` | guest memory for callers that are not vCPUs |
-//! | `called` | a thread that sleeps until there is something to do |
-//! | `threads` | the thread that ticks, the one that makes room |
-//! | `users` | the users of the pages, and what they are told |
-//! | [`mapping`] | the guest's mapping of it in KVM, and the faults there |
-//! | `counters` | how often what happened, page by page |
-//! | `trace` | faults one by one, while somebody wants to know |
+//! | `wakeup` | a thread that sleeps until there is work for it |
+//! | `threads` | the deferred-work thread and the evictor |
+//! | `notifier` | [`MmuNotifier`], by which mappings of a page are revoked |
+//! | [`mapping`] | the guest's mapping in KVM, and its faults |
+//! | `counters` | counters of the slice, and of each page |
+//! | `trace` | records of single faults, while tracing is on |
 
 mod bytes;
-mod called;
 mod counters;
-#[cfg(test)]
-mod evict_tests;
-mod fetch;
+mod faults;
 pub mod mapping;
+mod notifier;
 mod outbox;
 mod shell;
-#[cfg(test)]
-mod standing_tests;
 mod state;
 mod tables;
 #[cfg(test)]
 mod tests;
 mod threads;
 mod trace;
-mod users;
 mod waiter;
+mod wakeup;
 
 pub use counters::{MemoryCounters, PAGES_MAX, PageCount, SlicePages};
-pub use outbox::Post;
+pub use notifier::{MmuNotifier, NotifierError};
+pub use outbox::Transport;
 pub use shell::{SharedMemory, SharedMemoryOptions};
 pub use trace::{
     FAULTS_MAX, FaultKind, FaultPurpose, FaultRecord, READERS_PATIENCE, RING, SliceFaults,
 };
-pub use users::{UseError, Users};
 pub use weft_dsm::controller::Budget;

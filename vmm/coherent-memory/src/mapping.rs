@@ -10,14 +10,13 @@
 //!
 //! Invariants:
 //!
-//! - A page of the watched mapping is mapped to be written only while this slice may
-//!   write it, and mapped at all only while it may read it. A page is mapped, taken
-//!   or hidden by one thread at a time, while it is in transition; its right is lowered
-//!   before it is taken, and does not change while it is mapped.
-//! - The handler thread waits for faults and for nothing else; it never touches the
-//!   watched mapping.
-//! - A vCPU that sleeps on a page is woken when the page is mapped, or when the
-//!   machine is over: then nothing is watched any more.
+//! - A page of the watched mapping is mapped only while this slice may read it, and writable
+//!   only while it may write it. One thread at a time maps, revokes or hides a page, while the
+//!   page is in transition; its right is lowered before it is revoked, and does not change
+//!   while it is mapped.
+//! - The handler thread waits only for faults, and never touches the watched mapping.
+//! - A vCPU that sleeps on a page is woken when the page is mapped, or when the machine ends,
+//!   when nothing is watched any more.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -33,49 +32,48 @@ use weft_pager::shared::{FAULTS_MAX, Fault, OpenError, SharedUffd, Whose};
 use weft_pager::uffd::UffdError;
 use weft_vcpu::{Access, PAGE_SIZE};
 
-use super::{SharedMemory, UseError, Users};
+use super::{MmuNotifier, NotifierError, SharedMemory};
 
 const PAGE: usize = PAGE_SIZE as usize;
 /// Words of a page.
 pub const PAGE_WORDS: usize = PAGE / size_of::<u64>();
-/// How often the handler looks whether the machine is over, or a page overdue.
+/// How often the handler checks whether the machine has ended, or a page is overdue.
 const LOOK_MS: u16 = 250;
 
 /// Small numbers look like entries of page tables for this page, so it is mapped only
 /// while it is used: see `shadows` of the KVM vCPU.
 const FIRST_PAGE: u64 = 0;
 
-/// Why there is no watched mapping.
+/// Why a watched mapping cannot be made.
 #[derive(Debug, Error)]
 pub enum MappingError {
-    /// No userfaultfd, or not one that will do.
+    /// The kernel has no userfaultfd, or one without a required feature.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// No second mapping.
+    /// The memory file could not be mapped a second time.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// The kernel does not watch it.
+    /// The kernel refused to watch the mapping.
     #[error("cannot watch the guest's memory with userfaultfd: {0}")]
     Register(UffdError),
-    /// No event descriptor.
+    /// The kernel refused an event descriptor.
     #[error("no event descriptor for the end of the guest's faults")]
     Event(#[source] io::Error),
 }
 
-/// What a KVM derived from the bytes of pages and uses in their place: shadows of
-/// the guest's page tables.
+/// The shadow page tables that a KVM derived from the bytes of guest pages.
 pub trait Shadows: Send + Sync {
-    /// A page was taken from the vCPUs; its bytes, which nobody changes meanwhile.
-    /// When this returns, no vCPU uses what was derived from them, nor will it.
+    /// Invalidates what was derived from a page that was revoked. `words` are its bytes, which
+    /// no thread changes meanwhile. When this returns, no vCPU uses it any more.
     fn taken(&self, address: u64, words: &[AtomicU64; PAGE_WORDS]) -> io::Result<()>;
 
-    /// A page is about to be mapped.
+    /// Called before a page is mapped.
     fn mapped(&self, _address: u64) {}
 
-    /// A page was unmapped that stays here.
+    /// Called after a page was unmapped that stays here.
     fn unmapped(&self, _address: u64) {}
 
-    /// Somebody who is no vCPU changes the bytes of a page that is here.
+    /// Called before a thread that is not a vCPU changes the bytes of a page.
     fn written(&self, address: u64);
 
     /// Counters that only grow, keyed by name.
@@ -93,9 +91,10 @@ struct Part {
     plain: usize,
 }
 
+/// The watched mapping of guest RAM for the vCPUs in KVM.
 pub struct GuestMapping {
     watched: Ram,
-    /// Its bytes are reached through it; must not go before.
+    /// Keeps the other mapping alive, through which `places` reads bytes.
     _plain: Ram,
     parts: Vec<Part>,
     uffd: SharedUffd,
@@ -104,7 +103,7 @@ pub struct GuestMapping {
 }
 
 impl GuestMapping {
-    /// Maps `ram` once more and watches that mapping, nothing of which is mapped then.
+    /// Maps `ram` a second time and watches that mapping, which has no page mapped yet.
     pub fn new(ram: &Ram, whose: Whose) -> Result<Self, MappingError> {
         let uffd = SharedUffd::open(whose)?;
         let watched = ram.second()?.with_marks();
@@ -135,7 +134,7 @@ impl GuestMapping {
         })
     }
 
-    /// Says what has to be made void when pages go.
+    /// Sets the shadow page tables, which are invalidated when pages are revoked.
     pub fn with_shadows(self, shadows: Arc<dyn Shadows>) -> Self {
         Self {
             shadows: Some(shadows),
@@ -143,18 +142,18 @@ impl GuestMapping {
         }
     }
 
-    /// How often what happened, by name.
+    /// Counters of the shadow page tables, keyed by name.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         let shadows = self.shadows.as_ref();
         shadows.map_or_else(Vec::new, |shadows| shadows.counters())
     }
 
-    /// The memory through the watched mapping: for vCPUs only.
+    /// Guest RAM through the watched mapping; only for vCPUs.
     pub fn watched(&self) -> &Ram {
         &self.watched
     }
 
-    /// Handles faults until the machine is over, on a thread of its own.
+    /// Handles faults until the machine ends, on a thread of its own.
     pub fn serve(&self, memory: &SharedMemory) {
         // SAFETY: both descriptors live as long as `self`.
         let (faults, over) = unsafe {
@@ -166,17 +165,17 @@ impl GuestMapping {
         let mut looked = Instant::now();
         while !memory.is_over() {
             let mut polled = [faults, over].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-            // Whatever it says: what there is, is read.
+            // The result does not matter: `serve_batch` reads all faults without blocking.
             let _ = poll(&mut polled, PollTimeout::from(LOOK_MS));
             self.serve_batch(memory);
             if looked.elapsed() > Duration::from_millis(LOOK_MS.into()) {
                 looked = Instant::now();
-                memory.look_for_overdue();
+                memory.check_overdue();
                 memory.hide(FIRST_PAGE);
             }
         }
         for part in &self.parts {
-            // What fails here leaves vCPUs asleep, which the machine's end bounds.
+            // A failure leaves vCPUs asleep; the bound of the machine's end covers that.
             let _ = self.uffd.unregister(part.watched, part.length as usize);
         }
     }
@@ -200,7 +199,7 @@ impl GuestMapping {
         }
     }
 
-    /// Of the page at a place in the watched mapping.
+    /// The guest-physical address of a page of the watched mapping.
     fn guest_address(&self, watched: usize) -> Option<u64> {
         self.parts.iter().find_map(|part| {
             let offset = watched.wrapping_sub(part.watched) as u64 & !(PAGE_SIZE - 1);
@@ -208,7 +207,8 @@ impl GuestMapping {
         })
     }
 
-    /// Where both mappings have the page at a guest-physical address.
+    /// The page at a guest-physical address: its address in the watched mapping, and its words
+    /// in the other.
     fn places(&self, address: u64) -> Option<(usize, &[AtomicU64; PAGE_WORDS])> {
         let part = self
             .parts
@@ -222,17 +222,17 @@ impl GuestMapping {
     }
 }
 
-fn failed(what: &'static str) -> impl Fn(UffdError) -> UseError {
-    move |source| UseError::Mapping { what, source }
+fn failed(what: &'static str) -> impl Fn(UffdError) -> NotifierError {
+    move |source| NotifierError::Mapping { what, source }
 }
 
-impl Users for Arc<GuestMapping> {
+impl MmuNotifier for Arc<GuestMapping> {
     fn revoke(
         &self,
         address: u64,
         kept: Option<Access>,
         _patience: Duration,
-    ) -> Result<(), UseError> {
+    ) -> Result<(), NotifierError> {
         let Some((watched, words)) = self.places(address) else {
             return Ok(());
         };
@@ -244,14 +244,16 @@ impl Users for Arc<GuestMapping> {
                     .unmap(watched, PAGE)
                     .map_err(failed("take a page out of"))?;
                 match &self.shadows {
-                    Some(shadows) => shadows.taken(address, words).map_err(UseError::Shadows),
+                    Some(shadows) => shadows
+                        .taken(address, words)
+                        .map_err(NotifierError::Shadows),
                     None => Ok(()),
                 }
             }
         }
     }
 
-    fn granted(&self, address: u64, right: Access) -> Result<(), UseError> {
+    fn granted(&self, address: u64, right: Access) -> Result<(), NotifierError> {
         let Some((watched, words)) = self.places(address) else {
             return Ok(());
         };
@@ -260,7 +262,7 @@ impl Users for Arc<GuestMapping> {
         }
         let writable = right == Access::Write;
         let mapped = match self.uffd.map(watched, writable) {
-            // Nobody touched the page yet: a look at it makes the file have it.
+            // The page was never touched: a read adds it to the file.
             Err(UffdError::NoMemory) => {
                 std::hint::black_box(words[0].load(Ordering::Relaxed));
                 self.uffd.map(watched, writable)
@@ -276,7 +278,7 @@ impl Users for Arc<GuestMapping> {
         }
     }
 
-    fn hide(&self, address: u64) -> Result<(), UseError> {
+    fn hide(&self, address: u64) -> Result<(), NotifierError> {
         if let (Some(shadows), Some((watched, _))) = (&self.shadows, self.places(address)) {
             self.uffd.unmap(watched, PAGE).map_err(failed("unmap"))?;
             shadows.unmapped(address);
@@ -284,9 +286,9 @@ impl Users for Arc<GuestMapping> {
         Ok(())
     }
 
-    /// Where KVM shadows page tables every unmapped page costs a look at the shadows:
-    /// there, pages are evicted in turn.
-    fn watch_for_use(&self, address: u64) -> Result<(), UseError> {
+    /// With shadow page tables each unmapping costs a search of them, so pages are evicted in
+    /// turn, without watching their use.
+    fn watch_for_use(&self, address: u64) -> Result<(), NotifierError> {
         if let (None, Some((watched, _))) = (&self.shadows, self.places(address)) {
             self.uffd.unmap(watched, PAGE).map_err(failed("unmap"))?;
         }
@@ -294,11 +296,10 @@ impl Users for Arc<GuestMapping> {
     }
 
     fn end(&self) {
-        // The handler looks now and then, should this fail.
+        // If this fails, the handler notices the end within `LOOK_MS`.
         let _ = self.over.write(1);
     }
 }
 
 #[cfg(test)]
-#[path = "mapping_tests.rs"]
 mod tests;

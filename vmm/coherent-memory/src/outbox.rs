@@ -1,20 +1,19 @@
-//! What leaves for other slices. The order is fixed under the lock of all guest memory,
-//! the work is done after it: frames are sealed and handed to the kernel by a thread
-//! that does not hold the lock.
+//! Outgoing messages. Their order is fixed under the lock of all guest memory; a thread that
+//! does not hold the lock seals the frames and passes them to the kernel.
 //!
 //! ```text
-//!  step ──message, copy of the page──▶ Outbox ──unlock──▶ Links ──one thread──▶ Post
+//!  step ──message, copy of the page──▶ Outbox ──unlock──▶ Links ──one thread──▶ Transport
 //!         (under the lock)             (under the lock)   (a queue for each link)
 //! ```
 //!
 //! Invariants:
 //!
-//! - Exactly one thread at a time sends on a link. It goes on until the link's queue is
-//!   empty, so a frame that another thread queues meanwhile is sent by it.
-//! - Frames of one link leave in the order in which their messages were put here, for
-//!   they enter the link's queue before the lock is given up.
-//! - The bytes of a page are copied when the page is given away, under the lock: what
-//!   happens to the page afterwards changes no frame.
+//! - Exactly one thread at a time sends on a link. It continues until the link's queue is
+//!   empty, so it also sends frames that other threads queue meanwhile.
+//! - Frames of one link leave in the order in which their messages were put into the outbox,
+//!   because they enter the link's queue before the unlock.
+//! - The bytes of a page are copied under the lock, when the page is sent. A later write to
+//!   the page changes no frame.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -25,37 +24,36 @@ use weft_wire::Header;
 
 /// Buffers of sent frames that a link keeps for the next ones.
 const SPARE_MAX: usize = 4;
-/// A buffer that grew beyond this is given back: 16 pages.
+/// A larger buffer is freed after use: 16 pages.
 const SPARE_BYTES_MAX: usize = 16 * PAGE_BYTES;
 
-/// The way to the other slices. Never waits.
-pub trait Post: Send + Sync {
-    /// Sends a frame to `to`, in order with all others to it. An error has been
-    /// told to whoever looks after the links.
-    fn post(&self, to: NodeId, header: &Header, parts: &[&[u8]]);
+/// Sends frames to other slices. Never blocks.
+pub trait Transport: Send + Sync {
+    /// Sends a frame to `to`, in order with all others to it. The owner of the links handles
+    /// errors.
+    fn transmit(&self, to: NodeId, header: &Header, parts: &[&[u8]]);
 }
 
 /// Equal messages about consecutive pages, with the pages' bytes.
-struct Parcel {
+struct Batch {
     run: Run,
     bytes: Vec<u8>,
 }
 
-/// Messages that were put together since the lock was taken.
+/// Messages of the steps since the lock was taken.
 #[derive(Default)]
 pub(super) struct Outbox {
-    parcels: Vec<(NodeId, Parcel)>,
+    batches: Vec<(NodeId, Batch)>,
     /// Buffers of frames that were sent.
     spare: Vec<Vec<u8>>,
 }
 
 impl Outbox {
-    /// Has a message leave behind all others for `to`, with a copy of `page` if it
-    /// carries one.
+    /// Appends a message for `to`, with a copy of `page` if the message carries one.
     pub fn put(&mut self, to: NodeId, message: Message, page: Option<&[u8]>) {
         debug_assert_eq!(message.carries_bytes(), page.is_some());
-        let mut parcels = self.parcels.iter_mut().rev();
-        if let Some((_, last)) = parcels.find(|(node, _)| *node == to)
+        let mut batches = self.batches.iter_mut().rev();
+        if let Some((_, last)) = batches.find(|(node, _)| *node == to)
             && last.run.extend(&message)
         {
             last.bytes.extend_from_slice(page.unwrap_or_default());
@@ -64,14 +62,14 @@ impl Outbox {
         let mut bytes = page.and_then(|_| self.spare.pop()).unwrap_or_default();
         bytes.extend_from_slice(page.unwrap_or_default());
         let run = Run::one(message);
-        self.parcels.push((to, Parcel { run, bytes }));
+        self.batches.push((to, Batch { run, bytes }));
     }
 }
 
-/// The parcels of one link.
+/// The batches of one link.
 #[derive(Default)]
 struct Link {
-    waiting: VecDeque<Parcel>,
+    waiting: VecDeque<Batch>,
     spare: Vec<Vec<u8>>,
     /// A thread is sending.
     sending: bool,
@@ -87,14 +85,14 @@ impl Default for Links {
 }
 
 impl Links {
-    /// Queues what was put together, for [`Links::send`]. Under the lock, which orders
-    /// the queues. Gives the nodes, a bit for each.
+    /// Queues the outbox's batches for [`Links::send`]. Under the lock, which orders the
+    /// queues. Returns the receiving nodes, a bit for each.
     pub fn queue(&self, outbox: &mut Outbox) -> u32 {
         let mut nodes = 0;
-        for (to, parcel) in outbox.parcels.drain(..) {
+        for (to, batch) in outbox.batches.drain(..) {
             nodes |= 1 << to.index();
             let mut link = self.link(to);
-            link.waiting.push_back(parcel);
+            link.waiting.push_back(batch);
             if let Some(spare) = link.spare.pop()
                 && outbox.spare.len() < SPARE_MAX
             {
@@ -104,26 +102,26 @@ impl Links {
         nodes
     }
 
-    /// Sends what is queued for `nodes`, if no other thread does. Without the lock.
-    /// Gives how many pages this thread sent.
-    pub fn send(&self, nodes: u32, post: &dyn Post) -> u64 {
+    /// Sends the queued batches for `nodes`, if no other thread does. Without the lock.
+    /// Returns how many pages this thread sent.
+    pub fn send(&self, nodes: u32, transport: &dyn Transport) -> u64 {
         let bits = (0..NODES_MAX as u8).filter(|node| nodes & 1 << node != 0);
-        bits.map(|node| self.send_to(NodeId(node), post)).sum()
+        bits.map(|node| self.send_to(NodeId(node), transport)).sum()
     }
 
-    fn send_to(&self, to: NodeId, post: &dyn Post) -> u64 {
+    fn send_to(&self, to: NodeId, transport: &dyn Transport) -> u64 {
         let mut sent_pages = 0;
         let mut link = self.link(to);
         if link.sending {
             return 0;
         }
-        while let Some(Parcel { run, mut bytes }) = link.waiting.pop_front() {
+        while let Some(Batch { run, mut bytes }) = link.waiting.pop_front() {
             link.sending = true;
             drop(link);
             let header = message::encode(&run);
             match bytes.is_empty() {
-                true => post.post(to, &header, &[]),
-                false => post.post(to, &header, &[&bytes]),
+                true => transport.transmit(to, &header, &[]),
+                false => transport.transmit(to, &header, &[&bytes]),
             }
             sent_pages += (bytes.len() / PAGE_BYTES) as u64;
             bytes.clear();
@@ -179,8 +177,8 @@ mod tests {
         busy: [AtomicBool; 2],
     }
 
-    impl Post for Kept {
-        fn post(&self, to: NodeId, header: &Header, parts: &[&[u8]]) {
+    impl Transport for Kept {
+        fn transmit(&self, to: NodeId, header: &Header, parts: &[&[u8]]) {
             let busy = &self.busy[to.index()];
             assert!(!busy.swap(true, Ordering::SeqCst), "two send to {to}");
             let frame = (to, header.words[0], header.count, parts.concat());

@@ -1,22 +1,22 @@
 //! The shell of the controller: the lock around it, guest memory, threads and links.
 //!
-//! A slice's memory is a [`Controller`], which decides, and what is here, which does. One
-//! lock is around the controller. Under it:
+//! A slice's memory is a [`Controller`], which decides, and this shell, which acts. One lock
+//! guards the controller. Under it:
 //!
 //! - one step, or several, of the controller ([`State::step`](super::state::State::step));
 //! - copies of pages: into memory when one comes, out of it when one leaves;
-//! - a mark for a page that a thread writes beside the users.
+//! - a mark for a page that a thread writes which is not a vCPU.
 //!
-//! After it, by the thread that stepped (`state`): threads are woken, frames are sent
-//! (`outbox`), and operations are carried out: pages are taken from the users and given to
-//! them, and memory goes back to the host. Then the controller hears that they are done.
+//! After the unlock, the thread that stepped (`state`) wakes threads, sends frames (`outbox`)
+//! and carries out operations: it revokes and grants mappings of pages, and gives memory back
+//! to the host. Then it tells the controller that the operations are done.
 //!
 //! Invariants:
 //!
-//! - The lock is never held while a thread waits for a vCPU, a link or another slice, nor
-//!   during a call of the kernel other than those of memory that is touched.
-//! - Users may use a page by [`Memory::acquire`], by [`Memory::held`], or by a mapping
-//!   that [`Users::granted`] made, and give it up in [`Users::revoke`].
+//! - No thread waits for a vCPU, a link or another slice under the lock, or makes a system
+//!   call; the kernel is entered only by page faults of copies.
+//! - A mapper may use a page after [`Memory::acquire`] or [`Memory::held`], or in a mapping
+//!   that [`MmuNotifier::granted`] made, until [`MmuNotifier::revoke`].
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,31 +29,31 @@ use weft_dsm::{Config, ManagerOf, NodeId, PAGE_BYTES};
 use weft_vcpu::{Access, Memory};
 use weft_wire::Header;
 
-use super::called::Called;
 use super::counters::{MemoryCounters, PageCounts, SlicePages, VcpuCounts};
-use super::outbox::{Links, Post};
+use super::notifier::MmuNotifier;
+use super::outbox::{Links, Transport};
 use super::state::State;
 use super::tables::{PageTables, zeroed};
 use super::trace::{READERS_PATIENCE, SliceFaults, Trace};
-use super::users::Users;
+use super::wakeup::Wakeup;
 use weft_guest_memory::Ram;
 
 pub(super) const PAGE_SHIFT: u32 = PAGE_BYTES.trailing_zeros();
 
-/// What a slice's memory is made of.
+/// The arguments of [`SharedMemory::new`].
 pub struct SharedMemoryOptions {
     /// All of the guest's RAM.
     pub ram: Ram,
-    /// Which slice this is, and who manages what.
+    /// This slice's number, and the manager of each page.
     pub config: Config,
-    /// The way to the others.
-    pub post: Arc<dyn Post>,
-    /// Pages that it may fill memory with.
+    /// Sends frames to the other slices.
+    pub transport: Arc<dyn Transport>,
+    /// Pages that the slice may fill.
     pub budget: Budget,
-    /// Longest that a vCPU may take to give a page up, and a page to come.
+    /// Longest time in which a vCPU must give up a page. A page must come within two leases.
     pub lease: Duration,
-    /// Called once when this slice's memory cannot go on, with the reason.
-    pub broken: Box<dyn Fn(String) + Send + Sync>,
+    /// Called once, with the reason, if this slice's memory cannot continue.
+    pub on_failure: Box<dyn Fn(String) + Send + Sync>,
 }
 
 /// One slice's side of the guest's RAM.
@@ -65,28 +65,26 @@ pub struct SharedMemory {
     /// Pages of this slice's own part.
     pub(super) own: Range<u64>,
     pub(super) budget: Budget,
-    /// Changed by the controller alone, under the lock; read without it.
+    /// Only the controller changes them, under the lock; read without it.
     pub(super) rights: Arc<Rights>,
-    /// Set by the controller, under the lock; given back without it.
+    /// The controller sets them under the lock; removed without it.
     pub(super) pins: Arc<Pins>,
     state: Mutex<State>,
-    /// When time began.
+    /// Time 0 of the controller.
     start: Instant,
-    pub(super) post: Arc<dyn Post>,
+    pub(super) transport: Arc<dyn Transport>,
     pub(super) links: Links,
-    pub(super) users: OnceLock<Box<dyn Users>>,
+    pub(super) notifier: OnceLock<Box<dyn MmuNotifier>>,
     pub(super) lease: Duration,
-    pub(super) broken: Box<dyn Fn(String) + Send + Sync>,
-    /// The machine is over: no thread waits any more.
+    pub(super) on_failure: Box<dyn Fn(String) + Send + Sync>,
+    /// The machine has ended: no thread waits any more.
     over: AtomicBool,
-    /// Why, if it was not asked to be.
+    /// Why the memory failed, until the deferred-work thread reports it.
     pub(super) failure: Mutex<Option<String>>,
-    /// Goes on with pages that were held back, and asks again for those that are kept up
-    /// to date.
-    pub(super) ticker: Called,
-    /// Makes room.
-    pub(super) room: Called,
-    /// How often what happened.
+    /// The thread that continues with deferred pages and renews subscriptions.
+    pub(super) deferred_work: Wakeup,
+    /// The thread that keeps the memory within its budget.
+    pub(super) evictor: Wakeup,
     pub counters: MemoryCounters,
     pub(super) counts: PageCounts,
     pub(super) vcpu_counts: VcpuCounts,
@@ -95,7 +93,7 @@ pub struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// Memory of which this slice holds nothing yet.
+    /// Memory of which this slice holds no page yet.
     pub fn new(options: SharedMemoryOptions) -> Arc<Self> {
         let end = Memory::end(&options.ram);
         let pages = (end >> PAGE_SHIFT) as usize;
@@ -127,15 +125,15 @@ impl SharedMemory {
             pins,
             state: Mutex::new(State::new(controller)),
             start: Instant::now(),
-            post: options.post,
+            transport: options.transport,
             links: Links::default(),
-            users: OnceLock::new(),
+            notifier: OnceLock::new(),
             lease: options.lease,
-            broken: options.broken,
+            on_failure: options.on_failure,
             over: AtomicBool::new(false),
             failure: Mutex::new(None),
-            ticker: Called::default(),
-            room: Called::default(),
+            deferred_work: Wakeup::default(),
+            evictor: Wakeup::default(),
             counters: MemoryCounters::default(),
             counts: PageCounts::new(pages),
             vcpu_counts: VcpuCounts::default(),
@@ -144,19 +142,19 @@ impl SharedMemory {
         })
     }
 
-    /// Says who uses the pages. Once, before anybody does.
-    pub fn connect(&self, users: Box<dyn Users>) {
-        // A second connection is a mistake that the first survives.
-        let _ = self.users.set(users);
+    /// Registers the notifier of the slice's mapper. Once, before a page is used.
+    pub fn register_notifier(&self, notifier: Box<dyn MmuNotifier>) {
+        // Only the first notifier counts.
+        let _ = self.notifier.set(notifier);
     }
 
-    /// The RAM below.
+    /// Guest RAM as this slice has it mapped.
     pub fn ram(&self) -> &Ram {
         &self.ram
     }
 
-    /// Makes the pages of `addresses` this slice's own, as they lie in memory.
-    /// Before any other slice runs, at the slice that manages them.
+    /// Makes this slice the owner of the pages of `addresses`, with the bytes that are in
+    /// memory. On the slice that manages them, before another slice runs.
     pub fn adopt(&self, addresses: Range<u64>) -> Result<(), String> {
         self.locked(|state| {
             for page in addresses.start >> PAGE_SHIFT..addresses.end.div_ceil(PAGE_BYTES as u64) {
@@ -167,17 +165,17 @@ impl SharedMemory {
         })
     }
 
-    /// Has copies of the pages of `addresses` kept up to date, as far as they are
-    /// memory. The same on all slices, before any vCPU runs.
-    pub fn keep_up_to_date(&self, addresses: &Range<u64>) {
+    /// Subscribes to the pages of `addresses` that are memory. The same on all slices, before
+    /// a vCPU runs.
+    pub fn subscribe(&self, addresses: &Range<u64>) {
         let end = addresses.end.min(self.end).div_ceil(1 << PAGE_SHIFT);
         let pages = addresses.start >> PAGE_SHIFT..end;
         if !pages.is_empty() {
-            self.locked(|state| state.controller.tables().update(pages));
+            self.locked(|state| state.controller.tables().subscribe(pages));
         }
     }
 
-    /// A frame of the protocol from another slice.
+    /// Handles a frame of the protocol from another slice.
     pub fn receive(
         &self,
         from: NodeId,
@@ -195,7 +193,7 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Where a page that is memory lies.
+    /// The host address of a page; `None` if the page is not memory.
     pub(super) fn host(&self, page: u64) -> Option<*mut u8> {
         self.host_of(page << PAGE_SHIFT)
     }
@@ -216,42 +214,43 @@ impl SharedMemory {
         self.start.elapsed()
     }
 
-    /// The memory cannot go on. May be called with the lock held: the ticker tells why.
+    /// Ends the memory because of a failure. May be called with the lock held: the
+    /// deferred-work thread reports the reason.
     pub(super) fn fail(&self, reason: String) {
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_over() {
             return;
         }
-        // Before the end is to be seen: the ticker looks in this order.
+        // Before `over`: the deferred-work thread reads the reason after it has seen `over`.
         *failure = Some(reason);
         self.over.store(true, Ordering::SeqCst);
         drop(failure);
-        self.ticker.call();
-        self.room.call();
+        self.deferred_work.wake();
+        self.evictor.wake();
     }
 
-    /// The machine is over: threads that wait go on, with memory of no meaning.
+    /// Ends all waits, because the machine ends: threads continue with invalid memory.
     pub fn end_waits(&self) {
         self.over.store(true, Ordering::SeqCst);
         for waiter in self.locked(|state| state.waiters()) {
             waiter.wake(false);
         }
-        if let Some(users) = self.users.get() {
-            users.end();
+        if let Some(notifier) = self.notifier.get() {
+            notifier.end();
         }
-        self.ticker.call();
-        self.room.call();
+        self.deferred_work.wake();
+        self.evictor.wake();
     }
 
-    /// Whether it is.
+    /// Whether the machine has ended.
     pub fn is_over(&self) -> bool {
         self.over.load(Ordering::SeqCst)
     }
 
-    /// How often what happened, and how full the memory is, by name.
+    /// Counters, and how full the memory is, keyed by name.
     pub fn figures(&self) -> Vec<(&'static str, u64)> {
         let mut figures = self.counters.list();
-        figures.push(("standing-used", self.rights.found()));
+        figures.push(("subscription-hits", self.rights.found()));
         figures.push(("held-pages", self.rights.resident()));
         if self.budget != Budget::UNLIMITED {
             figures.push(("budget-pages", self.budget.pages()));
@@ -259,12 +258,12 @@ impl SharedMemory {
         figures
     }
 
-    /// The pages that this slice asked others for most often.
+    /// The pages that this slice requested most often.
     pub fn hottest(&self) -> SlicePages {
         self.counts.hottest(self.slice)
     }
 
-    /// What a vCPU of this slice waited for, by name.
+    /// A vCPU's faults and their waits, keyed by name.
     pub fn vcpu_counters(&self, vcpu: u32) -> [(&'static str, u64); 2] {
         self.vcpu_counts.list(vcpu)
     }
@@ -274,15 +273,15 @@ impl SharedMemory {
         self.trace.always();
     }
 
-    /// The faults from number `from` on; without a number, those that will come.
-    /// Has faults recorded for [`READERS_PATIENCE`] from now on.
+    /// The recorded faults from number `from` on; without a number, only future ones. Keeps
+    /// tracing on for [`READERS_PATIENCE`].
     pub fn faults(&self, from: Option<u64>) -> SliceFaults {
         self.trace.keep_on(READERS_PATIENCE);
         self.trace.read(self.slice, from)
     }
 }
 
-/// Pages that a slice manages: those that lie in its own part of RAM.
+/// The pages that a slice manages: its own part of RAM.
 fn own_part(config: &Config) -> Range<u64> {
     match config.manager {
         ManagerOf::Ranges(ranges) => ranges.of(config.me),

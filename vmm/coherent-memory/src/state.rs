@@ -1,5 +1,7 @@
-//! What stands under the lock of all guest memory: the controller, what it says, and
-//! what is left to do when the lock has been given up.
+//! The state under the lock of all guest memory, and the work that follows the unlock.
+//!
+//! A thread locks, steps the controller, and carries out at once what must happen under the
+//! lock (copies of pages, messages into the outbox). The rest is collected in [`After`].
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,10 +15,10 @@ use super::shell::{PAGE_SHIFT, SharedMemory, from_protocol};
 use super::tables::PageTables;
 use super::waiter::Waiter;
 
-/// The bytes of a page that wait for another page's turn.
+/// The bytes of a page whose message waits in the controller.
 type Kept = Box<[u8]>;
 
-/// Changed under the lock alone.
+/// What the lock guards.
 pub(super) struct State {
     pub controller: Controller<PageTables, Kept>,
     outbox: Outbox,
@@ -25,17 +27,17 @@ pub(super) struct State {
     after: After,
 }
 
-/// What is left to do when the lock has been given up.
+/// The work that follows the unlock.
 #[derive(Default)]
 pub(super) struct After {
     pub woken: Vec<(Arc<Waiter>, bool)>,
-    /// Slices that frames are queued for, a bit for each.
+    /// The slices that frames are queued for, a bit for each.
     pub nodes: u32,
     pub operations: Vec<Action<Kept>>,
-    /// The ticker has something to do.
-    pub tick: bool,
-    /// The evictor has.
-    pub room: bool,
+    /// The deferred-work thread must be woken.
+    pub deferred_work: bool,
+    /// The evictor must be woken.
+    pub evictor: bool,
 }
 
 impl State {
@@ -49,26 +51,26 @@ impl State {
         }
     }
 
-    /// One event, and what has to be done about it under the lock. `arrived`: the page
-    /// that came with it.
+    /// Steps the controller and carries out the actions that need the lock. `arrived` is the
+    /// page that came with a message.
     pub fn step(&mut self, shell: &SharedMemory, event: Event, arrived: Option<&[u8]>) {
-        let mut doer = Doer {
+        let mut executor = ActionExecutor {
             shell,
             outbox: &mut self.outbox,
             waiters: &self.waiters,
             after: &mut self.after,
             arrived,
         };
-        self.controller.step(event, shell.now(), &mut doer);
+        self.controller.step(event, shell.now(), &mut executor);
     }
 
-    /// Queues what is to be sent; gives what is left to do.
+    /// Queues the outgoing messages; returns the work that follows the unlock.
     pub fn finish(&mut self, shell: &SharedMemory) -> After {
         self.after.nodes = shell.links.queue(&mut self.outbox);
         std::mem::take(&mut self.after)
     }
 
-    /// The calling thread waits from now on; its number.
+    /// Registers the calling thread as a waiter; returns its number.
     pub fn add_waiter(&mut self) -> (u64, Arc<Waiter>) {
         self.next_waiter += 1;
         let waiter = Waiter::new();
@@ -76,20 +78,20 @@ impl State {
         (self.next_waiter, waiter)
     }
 
-    /// It does not any more.
+    /// Removes a waiter.
     pub fn remove_waiter(&mut self, number: u64) {
         self.waiters.retain(|(other, _)| *other != number);
     }
 
-    /// All threads that wait.
+    /// All waiting threads.
     pub fn waiters(&self) -> Vec<Arc<Waiter>> {
         let waiters = self.waiters.iter();
         waiters.map(|(_, waiter)| waiter.clone()).collect()
     }
 }
 
-/// Does what a step says.
-struct Doer<'a> {
+/// Carries out the actions of a step that need the lock, and collects the others.
+struct ActionExecutor<'a> {
     shell: &'a SharedMemory,
     outbox: &'a mut Outbox,
     waiters: &'a [(u64, Arc<Waiter>)],
@@ -97,7 +99,7 @@ struct Doer<'a> {
     arrived: Option<&'a [u8]>,
 }
 
-impl Doer<'_> {
+impl ActionExecutor<'_> {
     fn waiter(&self, number: u64) -> Option<&Arc<Waiter>> {
         let mut waiters = self.waiters.iter();
         let waiter = waiters.find(|(other, _)| *other == number);
@@ -121,7 +123,7 @@ impl Doer<'_> {
         let counters = &self.shell.counters;
         let counter = match count {
             Count::Local => &counters.local,
-            Count::HeldBack => &counters.held_back,
+            Count::HeldBack => &counters.deferred,
             Count::EvictedDropped => &counters.evicted_dropped,
             Count::EvictedSent => &counters.evicted_sent,
             Count::EvictionDenied => &counters.evictions_denied,
@@ -132,7 +134,7 @@ impl Doer<'_> {
     }
 }
 
-impl Sink<Kept> for Doer<'_> {
+impl Sink<Kept> for ActionExecutor<'_> {
     fn act(&mut self, action: Action<Kept>) {
         match action {
             Action::Fill { page, bytes } => match (&bytes, self.arrived) {
@@ -166,8 +168,8 @@ impl Sink<Kept> for Doer<'_> {
                     self.after.woken.push((waiter.clone(), granted));
                 }
             }
-            Action::Look(Look::Tick) => self.after.tick = true,
-            Action::Look(Look::Room) => self.after.room = true,
+            Action::Look(Look::Tick) => self.after.deferred_work = true,
+            Action::Look(Look::Room) => self.after.evictor = true,
             Action::Remote {
                 page,
                 access,
@@ -178,7 +180,9 @@ impl Sink<Kept> for Doer<'_> {
                     waiter.asked_for(kind);
                 }
             }
-            Action::Renew { .. } => MemoryCounters::add(&self.shell.counters.standing, 1),
+            Action::Renew { .. } => {
+                MemoryCounters::add(&self.shell.counters.subscription_requests, 1)
+            }
             Action::Waited {
                 since,
                 asking,
@@ -199,10 +203,10 @@ impl Sink<Kept> for Doer<'_> {
 }
 
 impl SharedMemory {
-    /// Does `work` under the lock, and what follows from it after.
+    /// Does `work` under the lock, and the work that follows after the unlock.
     pub(super) fn locked<R>(&self, work: impl FnOnce(&mut State) -> R) -> R {
         let (result, mut after) = self.under_lock(work);
-        while self.do_after(&mut after) {
+        while self.finish_outside_lock(&mut after) {
             (_, after) = self.under_lock(|state| {
                 for operation in after.operations.drain(..) {
                     if let Some(done) = done(&operation) {
@@ -225,22 +229,22 @@ impl SharedMemory {
         (result, after)
     }
 
-    /// Whether operations were carried out, whose end has to be told. Those that failed
-    /// are taken out: their pages stay in transition, since a user may still be at work
-    /// with them.
-    fn do_after(&self, after: &mut After) -> bool {
+    /// Does the work that follows the unlock; whether operations are done of which the
+    /// controller must be told. An operation that failed is removed: its page stays in
+    /// transition, since a vCPU may still use it.
+    fn finish_outside_lock(&self, after: &mut After) -> bool {
         for (waiter, granted) in after.woken.drain(..) {
             waiter.wake(granted);
         }
         if after.nodes != 0 {
-            let pages = self.links.send(after.nodes, &*self.post);
+            let pages = self.links.send(after.nodes, &*self.transport);
             MemoryCounters::add(&self.counters.pages_sent, pages);
         }
-        if after.tick {
-            self.ticker.call();
+        if after.deferred_work {
+            self.deferred_work.wake();
         }
-        if after.room {
-            self.room.call();
+        if after.evictor {
+            self.evictor.wake();
         }
         let operate = |operation: &Action<Kept>| match self.operate(operation) {
             Ok(()) => true,
@@ -265,31 +269,31 @@ impl SharedMemory {
             return given
                 .map_err(|error| format!("memory cannot be given back to the host: {error}"));
         }
-        let Some(users) = self.users.get() else {
+        let Some(notifier) = self.notifier.get() else {
             return Ok(());
         };
         let (what, done) = match *operation {
             Action::Revoke { page, kept } => {
                 let start = Instant::now();
-                let done = users.revoke(address(page), kept.map(from_protocol), self.lease);
+                let done = notifier.revoke(address(page), kept.map(from_protocol), self.lease);
                 MemoryCounters::add(&self.counters.taken, 1);
                 let taking_ns = start.elapsed().as_nanos() as u64;
                 MemoryCounters::add(&self.counters.taking_ns, taking_ns);
                 ("revoked from a vCPU", done)
             }
             Action::Map { page, right } => {
-                let done = users.granted(address(page), from_protocol(right));
+                let done = notifier.granted(address(page), from_protocol(right));
                 ("given to a vCPU", done)
             }
-            Action::Hide { page } => ("hidden from vCPUs", users.hide(address(page))),
-            Action::Watch { page } => ("watched for use", users.watch_for_use(address(page))),
+            Action::Hide { page } => ("hidden from vCPUs", notifier.hide(address(page))),
+            Action::Watch { page } => ("watched for use", notifier.watch_for_use(address(page))),
             _ => return Ok(()),
         };
         done.map_err(|error| format!("a page could not be {what}: {error}"))
     }
 }
 
-/// What the controller is told when an operation is done.
+/// The event that tells the controller that an operation is done.
 fn done(operation: &Action<Kept>) -> Option<Event> {
     match *operation {
         Action::Revoke { page, .. } | Action::Map { page, .. } | Action::Hide { page } => {

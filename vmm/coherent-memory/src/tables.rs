@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use weft_dsm::{Entry, Local, Page, Policy, Tables};
 
-/// `count` values of a type whose zero bytes are a value, untouched.
+/// `count` zeroed values, in memory that the kernel provides at the first touch.
 ///
 /// # Safety
 /// Zero bytes are a valid `T`.
@@ -18,12 +18,12 @@ pub(super) unsafe fn zeroed<T>(count: usize) -> Box<[T]> {
 pub(super) struct PageTables {
     locals: Box<[Local]>,
     entries: Box<[Entry]>,
-    /// Pages of policy `Update`; few.
-    updated: Vec<Range<u64>>,
+    /// Ranges of subscribed pages; few.
+    subscribed: Vec<Range<u64>>,
 }
 
 impl PageTables {
-    /// For pages 0 to `pages` - 1, of which nothing is known.
+    /// Records of pages 0 to `pages` - 1, in their default state.
     pub fn new(pages: usize) -> Self {
         // SAFETY: zero bytes are the default of both ("Zero bytes are the default
         // state of both", weft_dsm::state).
@@ -31,15 +31,15 @@ impl PageTables {
             Self {
                 locals: zeroed(pages),
                 entries: zeroed(pages),
-                updated: Vec::new(),
+                subscribed: Vec::new(),
             }
         }
     }
 
-    /// These pages are kept up to date from now on.
-    pub fn update(&mut self, pages: Range<u64>) {
-        if !self.updated.contains(&pages) {
-            self.updated.push(pages);
+    /// Subscribes to these pages.
+    pub fn subscribe(&mut self, pages: Range<u64>) {
+        if !self.subscribed.contains(&pages) {
+            self.subscribed.push(pages);
         }
     }
 }
@@ -54,7 +54,7 @@ impl Tables for PageTables {
     }
 
     fn policy(&self, page: Page) -> Policy {
-        match self.updated.iter().any(|pages| pages.contains(&page.0)) {
+        match self.subscribed.iter().any(|pages| pages.contains(&page.0)) {
             true => Policy::Update,
             false => Policy::Invalidate,
         }

@@ -1,4 +1,4 @@
-//! The threads that serve a slice's memory: one ticks, one makes room.
+//! The two threads of a slice's memory: one for deferred work, one that evicts.
 
 use std::sync::PoisonError;
 use std::time::Duration;
@@ -7,26 +7,25 @@ use weft_dsm::controller::{Clock, Event};
 
 use super::shell::SharedMemory;
 
-/// How often the ticker looks again while a page is held back.
-const HELD_BACK_LOOK: Duration = Duration::from_millis(1);
-/// How often both look when nothing is to be done.
+/// How often deferred pages are tried again.
+const DEFERRED_LOOK: Duration = Duration::from_millis(1);
+/// How often both threads check when there is no work.
 const IDLE_LOOK: Duration = Duration::from_secs(1);
-/// How long the evictor waits for answers of other slices, or for pins to end.
+/// How long the evictor waits for replies of other slices, or for pins to end.
 const ANSWER_LOOK: Duration = Duration::from_millis(1);
 
 impl SharedMemory {
-    /// The thread that goes on with pages that were held back, and asks again for those
-    /// that are kept up to date; runs until the machine is over, and says so if that was
-    /// the memory's doing.
-    pub fn take_held_back(&self) {
-        self.ticker.serve();
+    /// The deferred-work thread: continues with deferred pages and renews subscriptions until
+    /// the machine ends. Reports the failure of the memory, if that is why it ends.
+    pub fn run_deferred_work(&self) {
+        self.deferred_work.serve();
         let mut due = None;
         while !self.is_over() {
             let look = match self.pins.hold_back() {
-                true => HELD_BACK_LOOK,
+                true => DEFERRED_LOOK,
                 false => IDLE_LOOK,
             };
-            self.ticker.wait(due.unwrap_or(look).min(look));
+            self.deferred_work.sleep(due.unwrap_or(look).min(look));
             due = self.locked(|state| {
                 state.step(self, Event::Tick, None);
                 state.controller.deadline(self.now())
@@ -38,14 +37,13 @@ impl SharedMemory {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         if let Some(reason) = failure {
-            (self.broken)(reason);
+            (self.on_failure)(reason);
         }
     }
 
-    /// The thread that keeps the memory within its budget; runs until the machine is
-    /// over.
+    /// The evictor: keeps the memory within its budget until the machine ends.
     pub fn keep_to_budget(&self) {
-        self.room.serve();
+        self.evictor.serve();
         let mut clock = Clock::new(self.own.clone());
         while !self.is_over() {
             let before = self.rights.resident();
@@ -62,9 +60,9 @@ impl SharedMemory {
                 self.locked(|state| state.step(self, Event::MakeRoom, None));
             }
             if !evicting {
-                self.room.wait(IDLE_LOOK);
+                self.evictor.sleep(IDLE_LOOK);
             } else if self.rights.resident() >= before && !more {
-                self.room.wait(ANSWER_LOOK);
+                self.evictor.sleep(ANSWER_LOOK);
             }
         }
     }

@@ -1,9 +1,8 @@
-//! Faults one by one, as long as somebody wants to know.
+//! The trace: records of single faults, while a reader wants them.
 //!
-//! Invariants: nothing is recorded while tracing is off, and a look at one atomic
-//! says so; the ring holds at most [`RING`] faults, the latest; each has a number,
-//! and numbers of a slice are without gaps, so that who reads late knows how many
-//! were missed.
+//! Invariants: while tracing is off nothing is recorded, which costs one atomic load; the ring
+//! holds the latest faults, [`RING`] at most; the faults of a slice are numbered without gaps,
+//! so that a late reader knows how many it missed.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,16 +12,16 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use weft_vcpu::{Asker, Purpose};
 
-/// Faults that a slice remembers: as many as a boot has, some 6 MB.
+/// Faults that a slice keeps: as many as a boot has, some 6 MB.
 pub const RING: usize = 1 << 16;
-/// Faults in one answer of a slice: their JSON fits into a frame.
+/// Most faults in one reply of a slice: their JSON fits into a frame.
 pub const FAULTS_MAX: usize = 1024;
-/// Who reads keeps tracing on for so long.
+/// How long tracing stays on after each read.
 pub const READERS_PATIENCE: Duration = Duration::from_secs(10);
-/// The value of `until_ns` when tracing never ends.
+/// The value of `until_ns` if tracing never ends.
 const FOREVER: u64 = u64::MAX;
 
-/// What was missing.
+/// What the slice lacked at a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[repr(u8)]
@@ -35,7 +34,7 @@ pub enum FaultKind {
     Upgrade = 2,
 }
 
-/// What the page was wanted for.
+/// What the page was needed for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FaultPurpose {
@@ -53,55 +52,54 @@ pub enum FaultPurpose {
 /// numbers have 53 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FaultRecord {
-    /// When it was settled: nanoseconds since the slice was made.
+    /// The end of the fault, in nanoseconds since the slice was made.
     pub time_ns: u64,
-    /// How long it took.
+    /// The duration of the fault, in nanoseconds.
     pub waited_ns: u64,
     /// Guest-physical page number.
     pub page: u64,
-    /// What was missing.
     pub kind: FaultKind,
     pub purpose: FaultPurpose,
-    /// Whose it was; none for a device.
+    /// `None` for a device.
     pub vcpu: Option<u32>,
-    /// At privilege level 3.
+    /// Whether the vCPU was at privilege level 3.
     pub user: bool,
-    /// Linear address; for a table the one that was translated.
+    /// The linear address; for a page table, the address that was translated.
     #[serde(with = "hexadecimal")]
     pub address: u64,
-    /// First instruction of the block that was executed.
+    /// The first instruction of the translated block.
     #[serde(with = "hexadecimal")]
     pub rip: u64,
-    /// Base of GS outside level 3, else 0.
+    /// The base of GS outside privilege level 3, else 0.
     #[serde(with = "hexadecimal")]
     pub gs_base: u64,
 }
 
-/// Faults of one slice.
+/// Recorded faults of one slice.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SliceFaults {
     pub slice: usize,
-    /// The number of the first that comes after these.
+    /// The number of the first fault after these.
     pub next: u64,
-    /// So many were wanted that are forgotten already.
+    /// Requested faults that the ring no longer has.
     pub missed: u64,
-    /// In order; [`FAULTS_MAX`] at most.
+    /// In order of their numbers; [`FAULTS_MAX`] at most.
     pub faults: Vec<FaultRecord>,
 }
 
-/// See the module.
+/// The faults that a slice has recorded.
 pub(super) struct Trace {
     start: Instant,
     /// Nanoseconds after `start` until which faults are recorded; 0: never yet.
     until_ns: AtomicU64,
-    /// Held to add or copy records, for microseconds.
+    /// Locked for microseconds, to add or copy records.
     ring: Mutex<Ring>,
 }
 
 #[derive(Default)]
 struct Ring {
     records: VecDeque<FaultRecord>,
-    /// Number of the first of them.
+    /// The number of the first record.
     first: u64,
 }
 
@@ -116,12 +114,12 @@ impl Default for Trace {
 }
 
 impl Trace {
-    /// From now on everything is recorded.
+    /// Records every fault from now on.
     pub fn always(&self) {
         self.until_ns.store(FOREVER, Ordering::Relaxed);
     }
 
-    /// Everything is recorded for so long from now on, at least.
+    /// Records every fault for at least `time` from now on.
     pub fn keep_on(&self, time: Duration) {
         let until = (self.start.elapsed() + time).as_nanos() as u64;
         self.until_ns.fetch_max(until, Ordering::Relaxed);

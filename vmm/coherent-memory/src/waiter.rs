@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::trace::FaultKind;
 
-/// How long a thread looks for its page before it sleeps: its processor has nothing
-/// else to do, and to be woken takes as long as the page on a good network.
+/// How long a thread spins for its page before it sleeps. Its processor has nothing else to
+/// do, and a wake-up takes as long as the page on a fast network.
 const SPIN: Duration = Duration::from_micros(50);
 
 /// What the thread and those that wake it share.
@@ -16,12 +16,12 @@ pub(super) struct Waiter {
     thread: Thread,
     woken: AtomicBool,
     granted: OnceLock<Instant>,
-    /// What another slice was asked for, if one was.
+    /// The kind of fault, if another slice was asked for the page.
     remote: OnceLock<FaultKind>,
 }
 
 impl Waiter {
-    /// The calling thread.
+    /// A waiter for the calling thread.
     pub fn new() -> Arc<Self> {
         Arc::new(Self {
             thread: std::thread::current(),
@@ -31,7 +31,7 @@ impl Waiter {
         })
     }
 
-    /// Has it look again. `granted`: it has the page, pinned.
+    /// Wakes the thread. `granted`: it has the page, pinned.
     pub fn wake(&self, granted: bool) {
         if granted {
             // The page was given once already, if it has a time.
@@ -41,22 +41,22 @@ impl Waiter {
         self.thread.unpark();
     }
 
-    /// Another slice was asked for the page. Said once.
+    /// Records that another slice was asked for the page. Only the first call counts.
     pub fn asked_for(&self, kind: FaultKind) {
         let _ = self.remote.set(kind);
     }
 
-    /// What another slice was asked for.
+    /// The kind of fault; `None` if no other slice was asked for the page.
     pub fn remote(&self) -> Option<FaultKind> {
         self.remote.get().copied()
     }
 
-    /// Whether it was given the page.
+    /// Whether the thread was given the page.
     pub fn granted(&self) -> bool {
         self.granted.get().is_some()
     }
 
-    /// How long ago.
+    /// How long ago the thread was given the page.
     pub fn since_granted(&self) -> Duration {
         self.granted.get().map(Instant::elapsed).unwrap_or_default()
     }

@@ -114,7 +114,7 @@ impl Drop for Held<'_> {
     fn drop(&mut self) {
         if let Some((memory, pages)) = &self.0 {
             for page in pages {
-                memory.taken_up(*page);
+                memory.unpin(*page);
             }
         }
     }
@@ -150,7 +150,7 @@ impl Visit<'_> {
 
     fn release(&self) {
         if let (Some(page), Some(shared)) = (self.pinned.take(), &self.memory.shared) {
-            shared.taken_up(page);
+            shared.unpin(page);
         }
     }
 }
@@ -255,7 +255,7 @@ mod tests {
             self.ram.acquire(page, access)
         }
 
-        fn taken_up(&self, page: u64) {
+        fn unpin(&self, page: u64) {
             self.log.lock().unwrap().push(format!("free {page:#x}"));
         }
 

@@ -14,8 +14,8 @@ use weft_vcpu_kvm::{Host, KvmBackEnd, KvmError, KvmOptions, Paging};
 
 use super::MachineError;
 use super::configuration::{BackEndChoice, Configuration};
+use crate::vcpu::notifiers::{KvmShadows, SoftMmuNotifier};
 use crate::vcpu::soft::SoftBackEnd;
-use crate::vcpu::users::{KvmShadows, SoftUsers};
 
 /// A back end, ready to make vCPUs.
 pub(super) struct Chosen {
@@ -76,7 +76,7 @@ pub(super) fn choose(
             soft = soft.with_tsc_hz(slice.reference().tsc_hz);
             slice
                 .memory()
-                .connect(Box::new(SoftUsers(Arc::downgrade(soft.machine()))));
+                .register_notifier(Box::new(SoftMmuNotifier(Arc::downgrade(soft.machine()))));
         }
         return Ok(Chosen {
             kind: ThreadKind::SoftVcpu,

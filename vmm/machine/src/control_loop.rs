@@ -54,7 +54,7 @@ impl ControlLoop {
                 updated,
             } => {
                 for range in updated {
-                    self.slice.memory().keep_up_to_date(range);
+                    self.slice.memory().subscribe(range);
                 }
                 if let Err(reason) = self.timekeeper.lead(*tsc_offset, *tsc_zero) {
                     return Ok(SliceReply::Refused(reason));

@@ -265,7 +265,7 @@ impl Machine {
             if let Some(slice) = &slice {
                 share(&ram, slice)?;
                 for range in &updated {
-                    slice.memory().keep_up_to_date(range);
+                    slice.memory().subscribe(range);
                 }
             }
         }

@@ -14,10 +14,10 @@ use std::time::Duration;
 
 use iced_x86::code_asm::{CodeAssembler, dword_ptr, eax, rcx, rdi};
 use weft_coherent_memory::mapping::GuestMapping;
-use weft_coherent_memory::{Budget, Post, SharedMemory, SharedMemoryOptions};
+use weft_coherent_memory::{Budget, SharedMemory, SharedMemoryOptions, Transport};
 use weft_dsm::{Config, ManagerOf, NodeId, Ranges};
 use weft_guest_memory::{GuestBytes, Ram};
-use weft_machine::vcpu::users::KvmShadows;
+use weft_machine::vcpu::notifiers::KvmShadows;
 use weft_pager::shared::Whose;
 use weft_vcpu::{CpuState, Environment, Exit, Kick, Vcpu};
 use weft_vcpu_kvm::{Host, KvmBackEnd, KvmOptions};
@@ -50,8 +50,8 @@ struct Channels {
     to: Vec<Mutex<Sender<Frame>>>,
 }
 
-impl Post for Channels {
-    fn post(&self, to: NodeId, header: &Header, parts: &[&[u8]]) {
+impl Transport for Channels {
+    fn transmit(&self, to: NodeId, header: &Header, parts: &[&[u8]]) {
         let frame = (self.me, *header, parts.concat());
         // A slice that is gone needs nothing.
         let _ = self.to[to.index()].lock().unwrap().send(frame);
@@ -83,15 +83,17 @@ fn slices(budget: Option<Budget>) -> Slices {
             ram: Ram::new(RAM).unwrap(),
             config: Config::new(me, 2, manager),
             budget,
-            post: Arc::new(Channels {
+            transport: Arc::new(Channels {
                 me,
                 to: senders.iter().cloned().map(Mutex::new).collect(),
             }),
             lease: Duration::from_secs(20),
-            broken: Box::new(|reason| panic!("{reason}")),
+            on_failure: Box::new(|reason| panic!("{reason}")),
         });
         let taker = memory.clone();
-        slices.threads.push(spawn(move || taker.take_held_back()));
+        slices
+            .threads
+            .push(spawn(move || taker.run_deferred_work()));
         let evictor = memory.clone();
         slices.threads.push(spawn(move || evictor.keep_to_budget()));
         let shell = memory.clone();
@@ -237,7 +239,7 @@ fn turns(rounds: u64, budget: Option<Budget>) {
         None => mapping,
     };
     let mapping = Arc::new(mapping);
-    near.connect(Box::new(mapping.clone()));
+    near.register_notifier(Box::new(mapping.clone()));
     let (served, memory) = (mapping.clone(), near.clone());
     let handler = spawn(move || served.serve(&memory));
 

@@ -438,7 +438,7 @@ impl Cpu {
             }
             // Inside, or about to wait for a vCPU that may itself wait for memory.
             if let Some(page) = watched.take() {
-                self.memory.taken_up(page);
+                self.memory.unpin(page);
             }
             let request = self.mailbox.request();
             let excluded = request.load(std::sync::atomic::Ordering::SeqCst) & request::EXCLUSIVE;

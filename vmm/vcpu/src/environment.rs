@@ -52,13 +52,13 @@ pub struct Asker {
 
 /// Guest-physical memory, page by page.
 ///
-/// `acquire` may take long (a page may be on another node); it returns with
-/// the page held, and nobody takes it away before `taken_up`. What was acquired stays valid until the vCPU acknowledged a
-/// request to give it up (see `Kick::revoke`), so the caller may keep the
-/// address in its TLB.
+/// `acquire` may take long, because a page may be on another node. It returns with the page
+/// pinned: the page does not leave before `unpin`. After that the address stays valid until
+/// the vCPU has acknowledged a request to give the page up (`Demand` of the software vCPU),
+/// so the caller may keep it in its TLB.
 pub trait Memory: Send + Sync {
-    /// The host address of the page that starts at guest-physical `page`
-    /// (a multiple of [`PAGE_SIZE`]), held for `access`.
+    /// The host address of the page that starts at guest-physical `page` (a multiple of
+    /// [`PAGE_SIZE`]), pinned for `access`.
     fn acquire(&self, page: u64, access: Access) -> Result<*mut u8, Unbacked>;
 
     /// `acquire`, with the origin of the request.
@@ -67,25 +67,24 @@ pub trait Memory: Send + Sync {
         self.acquire(page, access)
     }
 
-    /// Like `acquire` where that needs no waiting, else `None`: asked first, and
-    /// often.
+    /// The same without waiting and without a pin; `None` if the page is not here with that
+    /// right. Called first, and often.
     fn held(&self, page: u64, access: Access) -> Option<*mut u8> {
         let _ = (page, access);
         None
     }
 
-    /// `acquire` for all of `pages` (each a multiple of [`PAGE_SIZE`]), if none of
-    /// them has to be waited for; else for none. Each wants a `taken_up`, soon, and
-    /// nothing is waited for before.
+    /// `acquire` for all of `pages` (each a multiple of [`PAGE_SIZE`]) if that needs no
+    /// waiting, else for none of them. The caller must `unpin` each soon, and wait for nothing
+    /// before.
     fn acquire_held(&self, pages: &[u64], access: Access) -> bool {
         let _ = (pages, access);
         false
     }
 
-    /// The vCPU that acquired `page` is about to use it: from now on the page may
-    /// be taken from it again. Called once for each `acquire` that succeeded, by a
-    /// vCPU that is inside, or that goes on without the page; never waits.
-    fn taken_up(&self, page: u64) {
+    /// Removes the pin of a successful `acquire`, exactly once. The vCPU is inside guest code,
+    /// where it acknowledges requests to give pages up, or does not use the page. Never blocks.
+    fn unpin(&self, page: u64) {
         let _ = page;
     }
 

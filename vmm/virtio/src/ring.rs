@@ -596,7 +596,7 @@ mod tests {
             Ok(host)
         }
 
-        fn taken_up(&self, _: u64) {
+        fn unpin(&self, _: u64) {
             self.pinned.fetch_sub(1, Ordering::Relaxed);
         }
 

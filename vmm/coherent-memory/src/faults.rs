@@ -1,5 +1,5 @@
-//! A thread that needs a page and waits for it, and users that sleep until theirs is
-//! mapped.
+//! Faults of a slice's mappers: blocking ones, whose thread waits for the page, and
+//! asynchronous ones, after which a vCPU sleeps in the kernel until its page is mapped.
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,8 @@ use super::shell::{PAGE_SHIFT, SharedMemory, to_protocol};
 use super::trace::FaultKind;
 
 impl SharedMemory {
-    /// Waits for the page if another slice has it. See [`Memory::acquire`].
-    fn fetch(
+    /// A blocking fault: waits for the page if another slice has it. See [`Memory::acquire`].
+    fn blocking_fault(
         &self,
         address: u64,
         access: Access,
@@ -22,7 +22,7 @@ impl SharedMemory {
         let page = address >> PAGE_SHIFT;
         let wanted = to_protocol(access);
         let waiting = self.locked(|state| {
-            self.tell_of_writing(page, access);
+            self.mark_written(page, access);
             if state.controller.hold(page, wanted) {
                 return None;
             }
@@ -41,7 +41,7 @@ impl SharedMemory {
             return Ok(host);
         };
         let asking = start.elapsed();
-        // A link whose lease ends tells more: it is given the time to.
+        // Two leases: a link whose lease ends reports the cause, and earlier.
         let patience = 2 * self.lease;
         while !thread.granted() && !self.is_over() {
             if !thread.wait(patience) {
@@ -56,7 +56,7 @@ impl SharedMemory {
         self.locked(|state| {
             state.remove_waiter(waiter);
             state.step(self, Event::Leave { waiter }, None);
-            self.tell_of_writing(page, access);
+            self.mark_written(page, access);
         });
         let Some(kind) = thread.remote() else {
             MemoryCounters::add(&self.counters.local, 1);
@@ -72,11 +72,11 @@ impl SharedMemory {
         Ok(host)
     }
 
-    /// Asks for a page without waiting for it: [`Users::granted`] is called when it
-    /// may be used, perhaps before this returns. Asking again changes nothing. An
-    /// address that is no memory is nobody's, and is never granted.
+    /// An asynchronous fault: requests a page without waiting. [`MmuNotifier::granted`] is
+    /// called when it may be used, perhaps before this returns. A second request for the page
+    /// changes nothing. An address that is not memory is never granted.
     ///
-    /// [`Users::granted`]: super::Users::granted
+    /// [`MmuNotifier::granted`]: super::MmuNotifier::granted
     pub fn ask(&self, address: u64, access: Access) {
         let (page, access) = (address >> PAGE_SHIFT, to_protocol(access));
         self.locked(|state| {
@@ -85,16 +85,16 @@ impl SharedMemory {
         });
     }
 
-    /// Has the users ask for a page again before they use it next.
+    /// Makes the next use of a page a fault, while the page stays here.
     pub fn hide(&self, address: u64) {
         let page = address >> PAGE_SHIFT;
         self.locked(|state| state.step(self, Event::Hide { page }, None));
     }
 
-    /// Breaks off when a page that was asked for did not come in time: whoever calls
-    /// [`SharedMemory::ask`] calls this now and then.
-    pub fn look_for_overdue(&self) {
-        // A link whose lease ends tells more: it is given the time to.
+    /// Fails if a page of an asynchronous fault did not come in time. A caller of
+    /// [`SharedMemory::ask`] calls this regularly.
+    pub fn check_overdue(&self) {
+        // Two leases: a link whose lease ends reports the cause, and earlier.
         let patience = 2 * self.lease;
         let now = self.now();
         let overdue = self.locked(|state| {
@@ -117,10 +117,10 @@ impl SharedMemory {
         kind
     }
 
-    /// Under the lock, for a thread that writes to a page beside its users.
-    fn tell_of_writing(&self, page: u64, access: Access) {
-        if let (Access::Write, Some(users)) = (access, self.users.get()) {
-            users.written(page << PAGE_SHIFT);
+    /// Under the lock: marks a page to which a thread writes that is not a vCPU.
+    fn mark_written(&self, page: u64, access: Access) {
+        if let (Access::Write, Some(notifier)) = (access, self.notifier.get()) {
+            notifier.written(page << PAGE_SHIFT);
         }
     }
 
@@ -141,10 +141,10 @@ impl SharedMemory {
 }
 
 impl Memory for SharedMemory {
-    /// Waits for the page if another slice has it. What is returned is pinned
-    /// until [`Memory::taken_up`].
+    /// Waits for the page if another slice has it. The page is pinned until
+    /// [`Memory::unpin`].
     fn acquire(&self, address: u64, access: Access) -> Result<*mut u8, Unbacked> {
-        self.fetch(address, access, None)
+        self.blocking_fault(address, access, None)
     }
 
     fn acquire_for(
@@ -153,7 +153,7 @@ impl Memory for SharedMemory {
         access: Access,
         asker: &Asker,
     ) -> Result<*mut u8, Unbacked> {
-        self.fetch(address, access, Some(asker))
+        self.blocking_fault(address, access, Some(asker))
     }
 
     fn held(&self, address: u64, access: Access) -> Option<*mut u8> {
@@ -174,16 +174,16 @@ impl Memory for SharedMemory {
                 .controller
                 .hold_all(numbers.clone(), to_protocol(access));
             if held {
-                numbers.for_each(|page| self.tell_of_writing(page, access));
+                numbers.for_each(|page| self.mark_written(page, access));
             }
             held
         })
     }
 
-    fn taken_up(&self, address: u64) {
+    fn unpin(&self, address: u64) {
         self.pins.remove(address >> PAGE_SHIFT);
         if self.pins.hold_back() {
-            self.ticker.call();
+            self.deferred_work.wake();
         }
     }
 
@@ -192,7 +192,7 @@ impl Memory for SharedMemory {
     }
 }
 
-/// What the controller has to know of what a page is for.
+/// The purpose of a fault, as the controller distinguishes it.
 fn purpose(asker: &Asker) -> Purpose {
     match asker.purpose {
         AskedFor::Table => Purpose::Table,

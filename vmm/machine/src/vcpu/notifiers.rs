@@ -1,4 +1,4 @@
-//! The vCPUs of a slice as users of the memory that slices share.
+//! MMU notifiers: how coherent memory revokes pages from the vCPUs of a slice.
 
 use std::io;
 use std::sync::atomic::AtomicU64;
@@ -6,22 +6,21 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use weft_coherent_memory::mapping::{PAGE_WORDS, Shadows};
-use weft_coherent_memory::{UseError, Users};
+use weft_coherent_memory::{MmuNotifier, NotifierError};
 use weft_vcpu::Access;
 use weft_vcpu_kvm::shadows::ShadowGate;
 use weft_vcpu_soft::SoftMachine;
 
-/// Software vCPUs, which are told of each page that goes. Those that are gone use
-/// nothing.
-pub struct SoftUsers(pub Weak<SoftMachine>);
+/// Revokes pages from software vCPUs. vCPUs that no longer exist use nothing.
+pub struct SoftMmuNotifier(pub Weak<SoftMachine>);
 
-impl Users for SoftUsers {
+impl MmuNotifier for SoftMmuNotifier {
     fn revoke(
         &self,
         address: u64,
         kept: Option<Access>,
         patience: Duration,
-    ) -> Result<(), UseError> {
+    ) -> Result<(), NotifierError> {
         let Some(machine) = self.0.upgrade() else {
             return Ok(());
         };

@@ -9,8 +9,8 @@ use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 use weft_dsm::{ManagerOf, Ranges};
 use weft_vcpu::{Access, Memory};
 
-use super::tests::{PAGE, RAM, Rig};
-use super::*;
+use super::{PAGE, RAM, Rig};
+use crate::*;
 use weft_guest_memory::Ram;
 use weft_test_support::Random;
 
@@ -47,7 +47,7 @@ fn figure(memory: &SharedMemory, name: &str) -> u64 {
 }
 
 /// Pages of a memory's file that the host has.
-pub(super) fn resident(ram: &Ram) -> u64 {
+pub(crate) fn resident(ram: &Ram) -> u64 {
     let region = ram.guest().iter().next().unwrap();
     let file = region.file_offset().unwrap().file();
     file.metadata().unwrap().blocks() * 512 / PAGE
@@ -202,7 +202,7 @@ fn soak(seed: u64, rounds: u64) {
     let mut user = rig.user(0);
     user.inside();
     let places: std::collections::BTreeSet<u64> = (0..pages).map(address).collect();
-    let count = |user: &mut super::tests::User, place| {
+    let count = |user: &mut super::User, place| {
         let count = user.word(place, Access::Read).load(Ordering::Relaxed);
         user.boundary();
         count

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use weft_dsm::{ManagerOf, NodeId};
 use weft_vcpu::Access;
 
-use super::tests::{PAGE, Rig, User, in_order, increments};
-use super::{MemoryCounters, SharedMemory};
+use super::{PAGE, Rig, User, in_order, increments};
+use crate::{MemoryCounters, SharedMemory};
 
 const WORD: u64 = 0x10_0000;
 
@@ -69,9 +69,9 @@ fn readers_find_the_page_and_ask_for_nothing() {
     }
     // Only the first look was a fault, and all that came was looked at.
     assert_eq!(there.counters.reads.load(Ordering::Relaxed), 1);
-    assert_eq!(count(&there, "standing-requests"), ROUNDS - 2);
-    assert_eq!(count(&there, "standing-used"), ROUNDS - 2);
-    assert_eq!(count(&here, "standing-requests"), 0);
+    assert_eq!(count(&there, "subscription-requests"), ROUNDS - 2);
+    assert_eq!(count(&there, "subscription-hits"), ROUNDS - 2);
+    assert_eq!(count(&here, "subscription-requests"), 0);
     drop((writer, reader));
     rig.end();
 }
@@ -83,7 +83,7 @@ fn after_some_copies_that_nobody_looks_at_there_are_no_more() {
     let (mut writer, mut reader) = (rig.user(0), rig.user(1));
     let there = rig.memories[1].clone();
     let (requests, upgrades) = (
-        || count(&there, "standing-requests"),
+        || count(&there, "subscription-requests"),
         &rig.memories[0].counters.upgrades,
     );
     writer.inside();
@@ -101,7 +101,10 @@ fn after_some_copies_that_nobody_looks_at_there_are_no_more() {
         write(&mut writer, round);
         std::thread::yield_now();
     }
-    assert_eq!((requests(), count(&there, "standing-used")), (COPIES, 0));
+    assert_eq!(
+        (requests(), count(&there, "subscription-hits")),
+        (COPIES, 0)
+    );
     assert_eq!(upgrades.load(Ordering::Relaxed), COPIES + 1);
     // A fault begins it again.
     writer.outside();
@@ -121,9 +124,9 @@ fn after_some_copies_that_nobody_looks_at_there_are_no_more() {
 fn other_pages_are_not_asked_for_again() {
     let rig = Rig::new(2, ManagerOf::Fixed(NodeId(0)));
     for memory in &rig.memories {
-        memory.keep_up_to_date(&(WORD + PAGE..WORD + PAGE + 8));
+        memory.subscribe(&(WORD + PAGE..WORD + PAGE + 8));
         // Beyond the memory's end there is nothing.
-        memory.keep_up_to_date(&(1 << 40..1 << 41));
+        memory.subscribe(&(1 << 40..1 << 41));
     }
     increments(rig, 1, 200);
     let rig = Rig::new(2, ManagerOf::Fixed(NodeId(0)));
@@ -132,7 +135,7 @@ fn other_pages_are_not_asked_for_again() {
     write(&mut user, 1);
     drop(user);
     let counters: &MemoryCounters = &rig.memories[1].counters;
-    assert_eq!(counters.standing.load(Ordering::Relaxed), 0);
+    assert_eq!(counters.subscription_requests.load(Ordering::Relaxed), 0);
     rig.end();
 }
 

@@ -19,19 +19,22 @@ use weft_wire::Header;
 
 use super::*;
 
+pub(super) mod evict;
+mod subscriptions;
+
 pub(super) const RAM: u64 = 8 << 20;
 pub(super) const PAGE: u64 = 4096;
 
 /// The software vCPUs of a slice.
-struct SoftUsers(Weak<SoftMachine>);
+struct SoftMmuNotifier(Weak<SoftMachine>);
 
-impl Users for SoftUsers {
+impl MmuNotifier for SoftMmuNotifier {
     fn revoke(
         &self,
         address: u64,
         kept: Option<Access>,
         patience: Duration,
-    ) -> Result<(), UseError> {
+    ) -> Result<(), NotifierError> {
         let Some(machine) = self.0.upgrade() else {
             return Ok(());
         };
@@ -60,8 +63,8 @@ pub(super) fn assert_unlocked(what: &str) {
     assert!(!LOCKED.get(), "{what} under the lock of all guest memory");
 }
 
-impl Post for Channels {
-    fn post(&self, to: NodeId, header: &Header, parts: &[&[u8]]) {
+impl Transport for Channels {
+    fn transmit(&self, to: NodeId, header: &Header, parts: &[&[u8]]) {
         assert_unlocked("a frame is sent");
         let frame = (self.me, *header, parts.concat());
         // A slice that is gone needs nothing.
@@ -98,7 +101,7 @@ impl Rig {
         let mut machines = Vec::new();
         let mut rig = Self::of(nodes, manager, Links::Open, budgets, |memory| {
             let machine = SoftMachine::new(memory.clone());
-            memory.connect(Box::new(SoftUsers(Arc::downgrade(&machine))));
+            memory.register_notifier(Box::new(SoftMmuNotifier(Arc::downgrade(&machine))));
             machines.push(machine);
             Vec::new()
         });
@@ -130,16 +133,16 @@ impl Rig {
                 ram: Ram::new(RAM).unwrap(),
                 config: Config::new(me, nodes, manager),
                 budget,
-                post: Arc::new(Channels {
+                transport: Arc::new(Channels {
                     me,
                     to: senders.iter().cloned().map(Mutex::new).collect(),
                 }),
                 lease: Duration::from_secs(20),
-                broken: Box::new(move |reason| failures.lock().unwrap().push(reason)),
+                on_failure: Box::new(move |reason| failures.lock().unwrap().push(reason)),
             });
             rig.threads.extend(connect(&memory));
             let taker = memory.clone();
-            rig.threads.push(spawn(move || taker.take_held_back()));
+            rig.threads.push(spawn(move || taker.run_deferred_work()));
             let evictor = memory.clone();
             rig.threads.push(spawn(move || evictor.keep_to_budget()));
             let shell = memory.clone();
@@ -164,7 +167,7 @@ impl Rig {
     /// All pages are kept up to date.
     pub(super) fn updated(self) -> Self {
         for memory in &self.memories {
-            memory.keep_up_to_date(&(0..RAM));
+            memory.subscribe(&(0..RAM));
         }
         self
     }
@@ -239,7 +242,7 @@ impl User {
             self.mailbox.step_outside();
             let host = self.memory.acquire(page, access).unwrap();
             let lost = self.mailbox.step_inside() && self.answer(Some(page));
-            self.memory.taken_up(page);
+            self.memory.unpin(page);
             if !lost {
                 break host;
             }
@@ -383,7 +386,7 @@ fn pages_that_are_held_together_stay() {
                     }
                     held_together.fetch_add(3, Ordering::SeqCst);
                     for page in pages {
-                        memory.taken_up(page);
+                        memory.unpin(page);
                     }
                 }
             });
@@ -511,8 +514,8 @@ fn two_slices_that_fight_both_get_on() {
 /// Users that do not give a page up, and say so.
 struct Stubborn;
 
-impl Users for Stubborn {
-    fn revoke(&self, _: u64, _: Option<Access>, patience: Duration) -> Result<(), UseError> {
+impl MmuNotifier for Stubborn {
+    fn revoke(&self, _: u64, _: Option<Access>, patience: Duration) -> Result<(), NotifierError> {
         Err(weft_vcpu::NotAnswered(patience).into())
     }
 }
@@ -526,14 +529,14 @@ fn a_page_that_could_not_be_taken_is_not_sent() {
         ram: Ram::new(RAM).unwrap(),
         config: Config::new(NodeId(0), 2, ManagerOf::Fixed(NodeId(0))),
         budget: Budget::UNLIMITED,
-        post: Arc::new(Channels {
+        transport: Arc::new(Channels {
             me: NodeId(0),
             to: vec![to(), to()],
         }),
         lease: Duration::from_secs(20),
-        broken: Box::new(|_| ()),
+        on_failure: Box::new(|_| ()),
     });
-    memory.connect(Box::new(Stubborn));
+    memory.register_notifier(Box::new(Stubborn));
     memory.adopt(0..2 * PAGE).unwrap();
     for page in [0, 1] {
         let body = Body::Get {

@@ -10,7 +10,7 @@ use weft_dsm::{ManagerOf, NodeId, Ranges};
 
 use super::*;
 use crate::Budget;
-use crate::evict_tests::resident;
+use crate::tests::evict::resident;
 use crate::tests::{Links, PAGE as PAGE_BYTES, RAM, Rig};
 use weft_guest_memory::GuestBytes;
 
@@ -45,7 +45,7 @@ impl Watched {
         let rig = Rig::of(nodes, manager, links, budgets, |memory| {
             let mapping = GuestMapping::new(memory.ram(), Whose::UserMode).unwrap();
             let mapping = Arc::new(change(mapping));
-            memory.connect(Box::new(mapping.clone()));
+            memory.register_notifier(Box::new(mapping.clone()));
             mappings.push(mapping.clone());
             let memory = memory.clone();
             vec![spawn(move || mapping.serve(&memory))]
