@@ -13,6 +13,7 @@ pub mod soft_guest;
 pub mod soft_memory;
 pub mod soft_walk;
 pub mod vmm_boot;
+pub mod vmm_checkpoint;
 pub mod vmm_devices;
 pub mod vmm_slice;
 pub mod wire;
@@ -170,5 +171,15 @@ pub const TARGETS: &[Target] = &[
         name: "soft-walk",
         run: soft::walk,
         valid: soft::valid_tables,
+    },
+    Target {
+        name: "vmm-checkpoint-pages",
+        run: vmm_checkpoint::pages,
+        valid: vmm_checkpoint::valid_pages,
+    },
+    Target {
+        name: "vmm-checkpoint-manifest",
+        run: vmm_checkpoint::manifest,
+        valid: vmm_checkpoint::valid_manifest,
     },
 ];
