@@ -4,7 +4,7 @@
 use weft_proc::context::Context;
 
 use crate::frame::Frame;
-use crate::kernel::call;
+use crate::own_calls::call;
 use crate::signal::mask;
 use crate::xstate::Area;
 

@@ -15,7 +15,7 @@ use weft_proc::boot::{
 use weft_proc::stats::Shared;
 
 use crate::descriptors;
-use crate::kernel::{self, Errno, Result, call};
+use crate::own_calls::{self, Errno, Result, call};
 
 /// Most descriptors in the packet of [`Boot`].
 pub const DESCRIPTORS_MAX: usize = 2 * MAX_NODES + 2;
@@ -77,7 +77,7 @@ pub fn main_process() -> u32 {
 
 /// Notes that this process is that one.
 pub fn set_main_process() {
-    MAIN_PROCESS.store(kernel::process_id(), Ordering::Relaxed);
+    MAIN_PROCESS.store(own_calls::process_id(), Ordering::Relaxed);
 }
 
 /// A descriptor of the packet by its index in [`Boot`], already out of the
@@ -128,7 +128,7 @@ pub fn attach(socket: i32) -> core::result::Result<&'static Boot, AttachError> {
     hello.words = [
         generation(),
         u64::from(VERSION),
-        u64::from(kernel::process_id()),
+        u64::from(own_calls::process_id()),
         0,
     ];
     let boot = send(&hello).and_then(|()| receive(socket));
@@ -295,6 +295,6 @@ pub fn leave() {
     let shared = SHARED.swap(core::ptr::null_mut(), Ordering::AcqRel);
     if !shared.is_null() {
         // SAFETY: the child has one thread, and `shared()` answers `None` now.
-        unsafe { kernel::release(shared.cast(), size_of::<Shared>().next_multiple_of(4096)) };
+        unsafe { own_calls::release(shared.cast(), size_of::<Shared>().next_multiple_of(4096)) };
     }
 }

@@ -8,7 +8,7 @@
 
 use core::sync::atomic::{AtomicI32, Ordering};
 
-use crate::kernel::{Errno, Result, call};
+use crate::own_calls::{Errno, Result, call};
 
 /// First number used where they cannot be above the limit.
 const LOWEST: usize = 4096;

@@ -8,7 +8,7 @@ use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use crate::kernel;
+use crate::own_calls;
 
 /// Rounds of busy waiting before a waiter sleeps.
 const SPIN_ROUNDS: u32 = 100;
@@ -47,7 +47,7 @@ impl<T> Lock<T> {
             core::hint::spin_loop();
         }
         while self.word.swap(2, Ordering::Acquire) != 0 {
-            kernel::futex_wait(&self.word, 2, WAIT_NS);
+            own_calls::futex_wait(&self.word, 2, WAIT_NS);
         }
         Guard { lock: self }
     }
@@ -83,7 +83,7 @@ impl<T> DerefMut for Guard<'_, T> {
 impl<T> Drop for Guard<'_, T> {
     fn drop(&mut self) {
         if self.lock.word.swap(0, Ordering::Release) == 2 {
-            kernel::futex_wake(&self.lock.word, 1);
+            own_calls::futex_wake(&self.lock.word, 1);
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use core::fmt::{self, Write};
 
-use crate::{control, kernel};
+use crate::{control, own_calls};
 
 /// Longest line, bytes; the rest is cut off.
 const LINE_BYTES_MAX: usize = 512;
@@ -56,7 +56,7 @@ pub fn line(arguments: fmt::Arguments<'_>) {
     let _ = line.write_fmt(arguments);
     line.length = line.length.min(LINE_BYTES_MAX - 1);
     line.bytes[line.length] = b'\n';
-    let _ = kernel::write_all(2, &line.bytes[..=line.length]);
+    let _ = own_calls::write_all(2, &line.bytes[..=line.length]);
 }
 
 /// Tells the launcher (or standard error, when there is none) what went wrong
@@ -77,5 +77,5 @@ pub fn fail_for(node: usize, code: i32, text: &str) -> ! {
     if !control::tell_fatal(node as u32, code, text) {
         line(format_args!("{text}"));
     }
-    kernel::exit_group(code)
+    own_calls::exit_group(code)
 }

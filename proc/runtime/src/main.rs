@@ -2,13 +2,13 @@
 //! one into its own address space and stands between it and the kernel.
 //!
 //! - [`start`], [`load`], [`vdso`]: from the kernel's entry to the program's
-//! - [`dispatch`], [`calls`]: the program's system calls
+//! - [`intercept`], [`calls`]: the program's system calls, which the kernel passes to the runtime
 //! - [`signal`], [`frame`], [`xstate`], [`context`]: its signals and its state
 //! - [`thread`]: its threads
 //! - [`space`], [`memory`]: its address space, and access to it
 //! - [`control`], [`descriptors`], [`program`]: launcher, own descriptors, name
 //! - [`engine`]: stretch, pull, push, jump
-//! - [`kernel`], [`lock`], [`log`], [`image`], [`intrinsics`]: what a C library
+//! - [`own_calls`], [`lock`], [`log`], [`image`], [`intrinsics`]: what a C library
 //!   would have been for
 //!
 //! There is no C library and no thread-local storage: handlers run with the FS
@@ -20,17 +20,17 @@ mod calls;
 mod context;
 mod control;
 mod descriptors;
-mod dispatch;
 mod engine;
 mod frame;
 mod image;
 mod initial_stack;
+mod intercept;
 mod intrinsics;
-mod kernel;
 mod load;
 mod lock;
 mod log;
 mod memory;
+mod own_calls;
 mod program;
 mod signal;
 mod space;

@@ -9,7 +9,7 @@ use core::arch::global_asm;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::frame::Frame;
-use crate::kernel::Errno;
+use crate::own_calls::Errno;
 
 /// The program gave an address that cannot be accessed; EFAULT.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -3,7 +3,7 @@
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
 
-use crate::kernel::{Result, call};
+use crate::own_calls::{Result, call};
 
 /// Longest path, its NUL included.
 pub const PATH_BYTES_MAX: usize = 4096;

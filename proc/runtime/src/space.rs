@@ -16,8 +16,8 @@ use weft_proc::layout::{
     LOWEST, Layout, LayoutError, PAGE, PROT_READ, PROT_WRITE, REGIONS_MAX, Region,
 };
 
-use crate::kernel::{self, Errno, Result, call};
 use crate::lock::{Guard, Lock};
+use crate::own_calls::{self, Errno, Result, call};
 use crate::{descriptors, engine, memory};
 
 const MAP_SHARED: usize = 1;
@@ -93,7 +93,7 @@ pub fn lock() -> Locked {
 /// the randomised part of chosen addresses.
 pub fn set_up(slack: u64) -> Result<()> {
     *SPACE.lock() = Some(Space {
-        layout: Layout::new(kernel::zeroes(REGIONS_MAX)?),
+        layout: Layout::new(own_calls::zeroes(REGIONS_MAX)?),
         heap_start: 0,
         heap_end: 0,
         top: MAP_TOP - (slack & !(PAGE - 1)),
@@ -306,7 +306,7 @@ impl Space {
         )?;
         // SAFETY: just mapped, `length` bytes, used only here.
         let buffer = unsafe { core::slice::from_raw_parts_mut(scratch as *mut u8, length) };
-        let read = kernel::read_at(request.descriptor as i32, buffer, request.offset as u64);
+        let read = own_calls::read_at(request.descriptor as i32, buffer, request.offset as u64);
         let done = match read {
             Ok(_) => move_into_place(scratch, request.start, length, request.prot),
             Err(error) => Err(unreadable(error)),
@@ -324,7 +324,7 @@ impl Space {
         let mut buffer = [0u8; STEP];
         let file = request.descriptor as i32;
         let offset = request.offset as u64;
-        kernel::read_at(file, &mut buffer[..1], offset).map_err(unreadable)?;
+        own_calls::read_at(file, &mut buffer[..1], offset).map_err(unreadable)?;
         let open = PROT_READ | PROT_WRITE;
         let native = Request {
             prot: open as usize,
@@ -341,7 +341,7 @@ impl Space {
         let mut done = 0;
         while done < request.length {
             let want = STEP.min((request.length - done) as usize);
-            let read = kernel::read_at(file, &mut buffer[..want], offset + done)?;
+            let read = own_calls::read_at(file, &mut buffer[..want], offset + done)?;
             memory::copy_out((request.start + done) as usize, &buffer[..read])?;
             done += want as u64;
             if read < want {
@@ -623,8 +623,8 @@ fn copy_mapping(region: &Region) -> Result<()> {
     if region.prot & PROT_READ == 0 {
         call!(mprotect, region.start, length, PROT_READ)?;
     }
-    let scratch = kernel::allocate(length)? as usize;
-    let own = kernel::process_id();
+    let scratch = own_calls::allocate(length)? as usize;
+    let own = own_calls::process_id();
     let mut done = 0;
     while done < length {
         let local = [scratch + done, length - done];

@@ -11,10 +11,10 @@ use weft_proc::boot::{CONTROL_VARIABLE, EXIT_SETUP, ROLE_SLICE};
 use weft_proc::context::Context;
 
 use crate::initial_stack::Initial;
-use crate::kernel::{self, call, random};
+use crate::own_calls::{self, call, random};
 use crate::signal::{self, actions, mask};
 use crate::thread::{self, Thread};
-use crate::{context, control, dispatch, engine, load, log, program, space};
+use crate::{context, control, engine, intercept, load, log, program, space};
 
 /// Stands in the control variable for the socket of a runtime without a launcher.
 pub const ALONE: &str = "none";
@@ -113,7 +113,7 @@ fn usage() -> ! {
     log::line(format_args!(
         "this is the runtime inside elastic processes; start programs with `weft run PROGRAM`"
     ));
-    kernel::exit_group(EXIT_SETUP)
+    own_calls::exit_group(EXIT_SETUP)
 }
 
 /// Everything a handler needs: address space, first thread, actions.
@@ -127,11 +127,11 @@ fn set_up() -> &'static Thread {
     }
 }
 
-fn try_set_up() -> kernel::Result<&'static Thread> {
+fn try_set_up() -> own_calls::Result<&'static Thread> {
     space::set_up(random() % SLACK_BYTES)?;
     let thread = thread::allocate()?;
-    thread.set_id(kernel::thread_id());
-    thread.set_process(kernel::process_id());
+    thread.set_id(own_calls::thread_id());
+    thread.set_process(own_calls::process_id());
     control::set_main_process();
     thread.actions.set(Some(&actions::SHARED));
     thread.use_stack()?;
@@ -165,7 +165,7 @@ fn run(thread: &Thread, path: &[u8], initial: &Initial) -> ! {
         *start = Context::initial(entry.address, entry.stack);
         start.mask = inherited;
     }
-    if let Err(error) = dispatch::arm() {
+    if let Err(error) = intercept::arm() {
         log::fail(
             EXIT_SETUP,
             format_args!(

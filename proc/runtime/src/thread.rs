@@ -21,8 +21,8 @@ use weft_proc::context::Context;
 
 use crate::engine::Buffers;
 use crate::frame::{AlternateStack, SignalInfo};
-use crate::kernel::{self, Errno, Result, call};
 use crate::lock::Lock;
+use crate::own_calls::{self, Errno, Result, call};
 use crate::signal::actions::{self, Table};
 use crate::signal::held::Held;
 
@@ -211,13 +211,13 @@ impl Thread {
     /// Lets a new thread go on.
     pub fn release(&self) {
         self.inbox.released.store(1, Ordering::Release);
-        kernel::futex_wake(&self.inbox.released, 1);
+        own_calls::futex_wake(&self.inbox.released, 1);
     }
     /// Waits for [`Thread::release`].
     pub fn await_release(&self) {
         const LOOK_AGAIN_NS: u64 = 100_000_000;
         while self.inbox.released.load(Ordering::Acquire) == 0 {
-            kernel::futex_wait(&self.inbox.released, 0, LOOK_AGAIN_NS);
+            own_calls::futex_wait(&self.inbox.released, 0, LOOK_AGAIN_NS);
         }
     }
     /// Gives the block back when its thread was never started.
@@ -255,7 +255,7 @@ pub fn allocate() -> Result<&'static Thread> {
                 Ok(_) => block = fresh,
                 Err(other) => {
                     // SAFETY: nobody has seen the fresh block.
-                    unsafe { kernel::release(fresh.cast(), BLOCK_BYTES) };
+                    unsafe { own_calls::release(fresh.cast(), BLOCK_BYTES) };
                     block = other;
                 }
             }
@@ -278,15 +278,15 @@ pub fn allocate() -> Result<&'static Thread> {
 
 /// Maps an aligned block with its guard page.
 fn map_block() -> Result<*mut Block> {
-    let base = kernel::allocate(2 * BLOCK_BYTES)? as usize;
+    let base = own_calls::allocate(2 * BLOCK_BYTES)? as usize;
     let start = base.next_multiple_of(BLOCK_BYTES);
     // SAFETY: the parts before and behind the block were just mapped here.
     unsafe {
         if start > base {
-            kernel::release(base as *mut u8, start - base);
+            own_calls::release(base as *mut u8, start - base);
         }
         let end = base + 2 * BLOCK_BYTES;
-        kernel::release((start + BLOCK_BYTES) as *mut u8, end - start - BLOCK_BYTES);
+        own_calls::release((start + BLOCK_BYTES) as *mut u8, end - start - BLOCK_BYTES);
     }
     call!(mprotect, start + GUARD_OFFSET, PAGE, 0)?;
     let block = start as *mut Block;
@@ -325,7 +325,7 @@ pub fn keep_only(survivor: &Thread) {
 
 /// Whether `id` is a thread of the program in the calling process.
 pub fn is_own(id: u32) -> bool {
-    let process = kernel::process_id();
+    let process = own_calls::process_id();
     let mut found = false;
     each_live(|other| found |= other.id == id && other.process == process);
     found

@@ -4,7 +4,7 @@
 //! random address. They may be moved as long as their distance stays; then an
 //! unstretched program keeps a `clock_gettime` that costs no system call.
 
-use crate::kernel::{self, Errno, Result, call};
+use crate::own_calls::{self, Errno, Result, call};
 
 /// Most mappings that belong to it: code, and up to four of variables.
 const PARTS_MAX: usize = 8;
@@ -75,7 +75,7 @@ impl Vdso {
 }
 
 fn find(parts: &mut [Part; PARTS_MAX]) -> Result<usize> {
-    let buffer = kernel::allocate(MAPS_BYTES)?;
+    let buffer = own_calls::allocate(MAPS_BYTES)?;
     // SAFETY: just allocated, of that size.
     let bytes = unsafe { core::slice::from_raw_parts_mut(buffer, MAPS_BYTES) };
     let length = read_maps(bytes);
@@ -90,7 +90,7 @@ fn find(parts: &mut [Part; PARTS_MAX]) -> Result<usize> {
         }
     }
     // SAFETY: `bytes` is not used any more.
-    unsafe { kernel::release(buffer, MAPS_BYTES) };
+    unsafe { own_calls::release(buffer, MAPS_BYTES) };
     length.map(|_| count)
 }
 

@@ -10,8 +10,8 @@ use syscalls::Sysno;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::context;
-use crate::kernel::{Errno, Result};
 use crate::memory;
+use crate::own_calls::{Errno, Result};
 use crate::signal::SIGCHLD;
 
 pub const CLONE_VM: u64 = 0x100;

@@ -16,9 +16,9 @@ use weft_proc::boot::EXIT_INTERNAL;
 use super::files::names_program;
 use super::{RESTART, run_for, word};
 use crate::frame::Frame;
-use crate::kernel::{self, Errno, Result, call};
 use crate::load::{FileError, Scripts};
 use crate::log::Line;
+use crate::own_calls::{self, Errno, Result, call};
 use crate::signal::{self, actions, held, mask};
 use crate::start::ALONE;
 use crate::thread::Thread;
@@ -302,7 +302,7 @@ impl Environment {
         }
         let words = count + 2;
         let bytes = words * size_of::<usize>() + VARIABLE_BYTES;
-        let area = kernel::allocate(bytes)? as usize;
+        let area = own_calls::allocate(bytes)? as usize;
         let text = area + words * size_of::<usize>();
         let mut line = Line::new();
         let _ = match control::socket() {

@@ -5,7 +5,7 @@ use syscalls::Sysno;
 use weft_proc::path::{ProcPath, classify};
 
 use super::{run_for, word};
-use crate::kernel::{Errno, Result};
+use crate::own_calls::{Errno, Result};
 use crate::thread::Thread;
 use crate::{descriptors, memory, program};
 
@@ -92,7 +92,7 @@ pub fn names_program(address: usize) -> bool {
     }
     match memory::read_string(address, &mut buffer) {
         Ok(path) => {
-            let own = crate::kernel::process_id();
+            let own = crate::own_calls::process_id();
             let is_own_thread = crate::thread::is_own;
             classify(path, own, is_own_thread) == ProcPath::OwnProgram
         }

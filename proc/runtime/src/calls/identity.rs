@@ -5,8 +5,8 @@ use syscalls::Sysno;
 
 use super::word;
 use crate::context;
-use crate::kernel::{Errno, Result, call};
 use crate::memory;
+use crate::own_calls::{Errno, Result, call};
 use crate::thread::Thread;
 
 const ARCH_SET_GS: usize = 0x1001;

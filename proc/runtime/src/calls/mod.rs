@@ -20,7 +20,7 @@ mod waiting;
 use syscalls::Sysno;
 
 use crate::frame::{Frame, SignalInfo};
-use crate::kernel::{Errno, Result};
+use crate::own_calls::{Errno, Result};
 use crate::signal::{self, entry};
 use crate::thread::Thread;
 use crate::{control, engine, space};

@@ -19,10 +19,10 @@ use super::clone::{
 use super::{run_for, word};
 use crate::context;
 use crate::frame::Frame;
-use crate::kernel::{self, Errno, Result, call};
+use crate::own_calls::{self, Errno, Result, call};
 use crate::signal::{self, actions, entry};
 use crate::thread::{self, Thread};
-use crate::{control, dispatch, engine, log, memory, space};
+use crate::{control, engine, intercept, log, memory, space};
 use weft_proc::boot::EXIT_INTERNAL;
 
 /// Room above the first stack pointer of a new block, bytes: keeps it inside.
@@ -120,11 +120,11 @@ fn prepare(thread: &Thread, child: &'static Thread, frame: &Frame, request: &Req
 pub extern "C" fn weft_child(stack: usize) -> ! {
     // SAFETY: `stack` lies in the block that `start` prepared for this thread.
     let thread = unsafe { Thread::at(stack) };
-    thread.set_id(kernel::thread_id());
+    thread.set_id(own_calls::thread_id());
     if thread.borrowed.get() {
-        thread.set_process(kernel::process_id());
+        thread.set_process(own_calls::process_id());
     }
-    if thread.use_stack().is_err() || dispatch::arm().is_err() {
+    if thread.use_stack().is_err() || intercept::arm().is_err() {
         log::fatal(
             EXIT_INTERNAL,
             "a new thread could not intercept its system calls",
@@ -194,8 +194,8 @@ fn fork(thread: &Thread, frame: &mut Frame, request: &Request) -> isize {
 
 /// Makes the forked child a process that needs no launcher.
 fn begin_forked(thread: &Thread) {
-    thread.set_id(kernel::thread_id());
-    thread.set_process(kernel::process_id());
+    thread.set_id(own_calls::thread_id());
+    thread.set_process(own_calls::process_id());
     thread.robust_list.set(0);
     let inbox = thread.inbox();
     inbox
@@ -211,7 +211,7 @@ fn begin_forked(thread: &Thread) {
     }
     thread::keep_only(thread);
     let _ = call!(set_tid_address, thread.alive_word());
-    if dispatch::arm().is_err() {
+    if intercept::arm().is_err() {
         log::fatal(
             EXIT_INTERNAL,
             "a forked child could not intercept its system calls",

@@ -1,8 +1,8 @@
 //! The end of a thread, and of the process.
 
 use super::RESTART;
-use crate::kernel::{self, call};
 use crate::memory::{self, Fault};
+use crate::own_calls::{self, call};
 use crate::thread::{self, Thread};
 use crate::{control, engine};
 
@@ -18,7 +18,7 @@ const FUTEX_WAKE: usize = 1;
 pub fn exit(thread: &Thread, code: usize) -> isize {
     if thread.borrowed.get() {
         clear_number(thread);
-        kernel::exit_thread(code as i32);
+        own_calls::exit_thread(code as i32);
     }
     // From here on no signal of the process may choose this thread.
     let all = !crate::signal::mask::NEVER_BLOCKED;
@@ -37,7 +37,7 @@ pub fn exit(thread: &Thread, code: usize) -> isize {
     let count = thread::ended();
     engine::threads(count);
     clear_number(thread);
-    kernel::exit_thread(code as i32)
+    own_calls::exit_thread(code as i32)
 }
 
 /// Clears the word that says that the thread, or the process that shares this
@@ -57,7 +57,7 @@ pub fn exit_group(thread: &Thread, code: usize) -> isize {
     } else if control::is_main_process() {
         engine::before_exit();
     }
-    kernel::exit_group(code as i32)
+    own_calls::exit_group(code as i32)
 }
 
 /// Marks the robust mutexes that the thread still holds, as the kernel would

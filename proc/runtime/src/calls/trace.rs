@@ -17,11 +17,11 @@ use syscalls::Sysno;
 
 use super::{RESTART, word};
 use crate::frame::{AlternateStack, Frame, SignalInfo};
-use crate::kernel::{self, Errno, Result, call};
 use crate::log::Line;
+use crate::own_calls::{self, Errno, Result, call};
 use crate::signal::{KICK, RELEASE_CODE, actions, held, mask};
 use crate::thread::{self, PENDING_RELEASE, Thread};
-use crate::{control, descriptors, dispatch};
+use crate::{control, descriptors, intercept};
 
 const PTRACE_TRACEME: usize = 0;
 const PTRACE_ATTACH: usize = 16;
@@ -68,7 +68,7 @@ pub fn release(thread: &Thread, frame: &mut Frame) {
     let all = u64::MAX;
     let _ = call!(rt_sigprocmask, SIG_SETMASK, &raw const all, 0, 8);
     held::give_back(thread);
-    dispatch::disarm();
+    intercept::disarm();
     actions::release(thread.table());
     let _ = call!(set_tid_address, thread.clear_child_tid.get());
     frame.mask = mask::get(thread, frame);
@@ -117,11 +117,11 @@ fn release_other(process: u32) -> Result<()> {
         code: RELEASE_CODE,
         ..SignalInfo::EMPTY
     };
-    let start_ns = kernel::monotonic_ns();
+    let start_ns = own_calls::monotonic_ns();
     // Once: behind the release another one would be deadly.
     call!(rt_tgsigqueueinfo, process, process, KICK, &raw const info)?;
     while is_intercepted(process) {
-        if kernel::monotonic_ns() - start_ns > RELEASE_NS {
+        if own_calls::monotonic_ns() - start_ns > RELEASE_NS {
             return Err(Errno::EPERM);
         }
         let moment = [0, LOOK_NS];
@@ -148,7 +148,7 @@ fn status_line<T>(process: u32, name: &str, read: impl FnOnce(&str) -> Option<T>
     let _ = write!(path, "/proc/{process}/status\0");
     let descriptor = descriptors::open(path.as_str().as_ptr(), 0).ok()?;
     let mut text = [0u8; 4096];
-    let length = kernel::read_at(descriptor, &mut text, 0);
+    let length = own_calls::read_at(descriptor, &mut text, 0);
     let _ = call!(close, descriptor);
     let text = core::str::from_utf8(&text[..length.ok()?]).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;

@@ -4,8 +4,8 @@ use syscalls::Sysno;
 
 use super::{RESTART, run_for, word};
 use crate::frame::SignalInfo;
-use crate::kernel::{Errno, Result};
 use crate::memory;
+use crate::own_calls::{Errno, Result};
 use crate::signal::mask::{self, NEVER_BLOCKED};
 use crate::signal::{self, held};
 use crate::thread::Thread;

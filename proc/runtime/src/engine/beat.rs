@@ -11,7 +11,7 @@ use weft_proc::boot::{Boot, KICK_SIGNAL};
 use weft_proc::stats::beat_ns;
 
 use crate::control;
-use crate::kernel::{Result, call};
+use crate::own_calls::{Result, call};
 
 const CLOCK_MONOTONIC: usize = 1;
 const SIGEV_SIGNAL: i32 = 0;

@@ -26,12 +26,12 @@ use weft_wire::MAX_PAYLOAD;
 
 use super::clock;
 use super::io::Failure;
-use super::jump;
 use super::machine::{ENGINE, Engine, Incoming};
+use super::{jump, serve};
 use crate::calls::{self, INSTRUCTION_BYTES, RESTART, RESUME, word};
 use crate::frame::Frame;
-use crate::kernel::{self, Errno, call};
 use crate::memory;
+use crate::own_calls::{self, Errno, call};
 use crate::thread::Thread;
 
 /// Attempts at a native call whose memory other threads push away meanwhile.
@@ -123,7 +123,7 @@ fn carry(
 ) -> Option<isize> {
     let buffers = match thread.buffers.take() {
         Some(buffers) => buffers,
-        None => kernel::zeroed::<Buffers>().ok()?,
+        None => own_calls::zeroed::<Buffers>().ok()?,
     };
     let result = carry_in(buffers, thread, plain, number, words, run);
     thread.buffers.set(Some(buffers));
@@ -517,9 +517,9 @@ pub struct Collected {
 
 impl Collected {
     /// Nothing; room for a request and the reply to it.
-    pub fn new() -> kernel::Result<Collected> {
+    pub fn new() -> own_calls::Result<Collected> {
         Ok(Collected {
-            buffer: kernel::zeroes(2 * SPACE_MAX)?,
+            buffer: own_calls::zeroes(2 * SPACE_MAX)?,
             length: 0,
         })
     }
@@ -548,7 +548,7 @@ pub fn run_call(thread: &Thread, from: usize, mask: u64) {
         (core::mem::take(&mut engine.collected.buffer), sent)
     };
     let arrived = Arrived::decode(&buffer[..sent]);
-    let ran = jump::with_mask(mask, || run_request(thread, arrived, buffer));
+    let ran = serve::with_mask(mask, || run_request(thread, arrived, buffer));
     let come_home = ran.come_home || thread.pending() != 0;
     let mut guard = ENGINE.lock();
     let Some(engine) = guard.as_mut() else {

@@ -3,7 +3,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::kernel;
+use crate::own_calls;
 
 /// Ticks per 1024 ns.
 static RATE: AtomicU64 = AtomicU64::new(1024);
@@ -18,10 +18,10 @@ pub fn now() -> u64 {
 
 /// Compares the counter with the kernel's clock; takes a fifth of a millisecond.
 pub fn calibrate() {
-    let (start_ns, start) = (kernel::monotonic_ns(), now());
+    let (start_ns, start) = (own_calls::monotonic_ns(), now());
     let mut elapsed_ns = 0;
     while elapsed_ns < MEASURE_NS {
-        elapsed_ns = kernel::monotonic_ns() - start_ns;
+        elapsed_ns = own_calls::monotonic_ns() - start_ns;
     }
     let rate = (now() - start) * 1024 / elapsed_ns;
     RATE.store(rate.max(1), Ordering::Relaxed);

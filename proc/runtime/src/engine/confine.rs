@@ -14,7 +14,7 @@
 //! How much memory it takes, its host bounds or watches. For that to be possible,
 //! all of it has to show as the process's own: see [`MAP_FLAGS`].
 
-use crate::kernel::{Result, Sysno, call};
+use crate::own_calls::{Result, Sysno, call};
 
 const LOAD_WORD: u16 = 0x20;
 const JUMP_EQUAL: u16 = 0x15;

@@ -17,7 +17,7 @@ use super::io::{Failure, RUN_MAX};
 use super::machine::{ENGINE, Engine, Incoming, STRETCHED};
 use super::patience::{LOOK_NS, Patience};
 use crate::descriptors;
-use crate::kernel::{self, call};
+use crate::own_calls::{self, call};
 
 const O_RDWR: usize = 2;
 
@@ -35,7 +35,7 @@ fn available_bytes() -> Option<usize> {
     let mut text = [0u8; 1024];
     let path = c"/proc/meminfo";
     let fd = descriptors::open(path.as_ptr().cast(), 0).ok()?;
-    let read = kernel::read_at(fd, &mut text, 0);
+    let read = own_calls::read_at(fd, &mut text, 0);
     let _ = call!(close, fd);
     let text = core::str::from_utf8(&text[..read.ok()?]).ok()?;
     let line = text
@@ -87,7 +87,7 @@ fn release_buffer() {
     FETCHED_PAGES.store(0, Ordering::Relaxed);
     if buffer != 0 {
         // SAFETY: mapped by `fetch_for_child`; nothing refers to it any more.
-        unsafe { kernel::release(buffer as *mut u8, room) };
+        unsafe { own_calls::release(buffer as *mut u8, room) };
     }
 }
 
@@ -134,7 +134,7 @@ impl Engine {
         if available_bytes().is_some_and(|available| available < 2 * room) {
             return false;
         }
-        let Ok(buffer) = kernel::allocate(room) else {
+        let Ok(buffer) = own_calls::allocate(room) else {
             return false;
         };
         FETCHED.store(buffer as usize, Ordering::Relaxed);

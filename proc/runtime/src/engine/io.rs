@@ -26,7 +26,7 @@ use super::others_run;
 
 use core::sync::atomic::Ordering;
 
-use crate::kernel::{self, call};
+use crate::own_calls::{self, call};
 
 /// Most pages whose contents travel in one frame.
 pub const RUN_MAX: u64 = 64;
@@ -128,7 +128,7 @@ impl Io {
         space: Space,
         layout: Layout<'static>,
         stats: &'static NodeStats,
-    ) -> kernel::Result<Io> {
+    ) -> own_calls::Result<Io> {
         Ok(Io {
             me,
             links,
@@ -145,7 +145,7 @@ impl Io {
             source: 0,
             failure: None,
             arrived: None,
-            staging: kernel::zeroes(RUN_MAX as usize * PAGE_BYTES)?,
+            staging: own_calls::zeroes(RUN_MAX as usize * PAGE_BYTES)?,
             leaving: Leaving::new(),
             memory: None,
             frames: None,

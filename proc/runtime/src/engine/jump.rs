@@ -1,4 +1,5 @@
-//! Moving the execution, and what a node does while the execution is elsewhere.
+//! Moving the execution to another node and back. Until it comes back, the node serves
+//! (`serve`).
 //!
 //! The execution travels as one message: registers, extended state, signal mask,
 //! FS and GS base, and what the jump policy has learned. The pages at the top of
@@ -13,7 +14,6 @@
 //! handler continues the program where it left the other node.
 
 use weft_dsm::{Access, Event, NodeId, Page, State};
-use weft_proc::boot::{CONTROL_KICK, ControlMessage};
 use weft_proc::context::{Context, ContextError};
 use weft_proc::layout::PAGE;
 use weft_proc::message::Message;
@@ -24,27 +24,18 @@ use zerocopy::IntoBytes;
 use core::sync::atomic::Ordering;
 
 use super::clock;
-use super::io::Failure;
-use super::machine::{ENGINE, Engine, Incoming};
+use super::machine::{ENGINE, Engine};
+use super::serve::serve;
 use super::tables::page_of;
 use crate::frame::Frame;
-use crate::kernel::call;
-use crate::thread::{PENDING_KICK, Thread};
-use crate::{context, control, image, log};
+use crate::thread::Thread;
+use crate::{context, image};
 
 /// Pages at the top of the stack that travel with a jump.
 const STACK_PAGES: u64 = 2;
-/// A serving node looks around at least this often, nanoseconds.
-const SERVE_NS: u64 = 1_000_000_000;
-/// How often the execution is called home while a signal waits for it: it may
-/// have jumped on when the call came.
-const KICK_NS: u64 = 20_000_000;
-const SIG_SETMASK: usize = 2;
-const ALL_SIGNALS: u64 = !crate::signal::mask::NEVER_BLOCKED;
-
-/// An execution came that cannot be let go on here.
+/// Why an execution that arrived cannot continue here.
 #[derive(Debug, thiserror::Error)]
-enum ArrivalError {
+pub(super) enum ArrivalError {
     #[error(transparent)]
     Context(#[from] ContextError),
     #[error(transparent)]
@@ -129,8 +120,8 @@ impl Engine {
         self.io.left = 0;
     }
 
-    /// The execution is here.
-    fn arrive(
+    /// Takes the execution that arrived, whose context and policy are the payload.
+    pub(super) fn arrive(
         &mut self,
         from: usize,
         payload: &[u8],
@@ -154,97 +145,5 @@ impl Engine {
         }
         self.left_at = clock::now();
         Ok(())
-    }
-}
-
-/// Serves until the execution arrives; its context is then in [`Engine::travelling`].
-/// `mask` is the program's signal mask: at home its signals come through.
-pub fn serve(thread: &Thread, mask: u64) {
-    let _ = call!(
-        rt_sigprocmask,
-        SIG_SETMASK,
-        &raw const ALL_SIGNALS_WORD,
-        0,
-        8
-    );
-    let mut kicked_at = 0;
-    loop {
-        let mut guard = ENGINE.lock();
-        let Some(engine) = guard.as_mut() else {
-            return;
-        };
-        if engine.is_home() {
-            engine.look_for_lost_nodes();
-            if thread.pending() != 0 && clock::ns(clock::now() - kicked_at) > KICK_NS {
-                kicked_at = clock::now();
-                engine.kick_away();
-            }
-        }
-        let mask = engine.is_home().then_some(mask);
-        let timeout_ns = if thread.pending() != 0 {
-            KICK_NS
-        } else {
-            SERVE_NS
-        };
-        match engine.receive(timeout_ns, mask) {
-            Incoming::Timeout | Incoming::Interrupted => {}
-            Incoming::Handled => engine.trim_copies(),
-            Incoming::Message(from, message, payload) => match message {
-                Message::Jump { context_length } => {
-                    if let Err(error) = engine.arrive(from, payload, context_length as usize) {
-                        log::line(format_args!("node {from}: {error}"));
-                        engine.fail(Failure::Violation(from, "a malformed context"));
-                    }
-                    if !engine.is_home() {
-                        // A kick for an execution that has left since is void.
-                        let pending = &thread.inbox().pending;
-                        pending.fetch_and(!PENDING_KICK, Ordering::AcqRel);
-                    }
-                    return;
-                }
-                Message::Call { last } if engine.is_home() => {
-                    if super::calls::collect(engine, from, payload, last) {
-                        drop(guard);
-                        super::calls::run_call(thread, from, mask.unwrap_or(0));
-                    }
-                }
-                Message::MemoryCall if engine.is_home() => {
-                    let words = super::calls::memory_words(payload);
-                    drop(guard);
-                    super::calls::run_memory_call(thread, from, words);
-                }
-                other => engine.serve_aside(from, other),
-            },
-        }
-    }
-}
-
-static ALL_SIGNALS_WORD: u64 = ALL_SIGNALS;
-
-/// Lets the program's signals through while a call runs for it.
-pub fn with_mask<T>(mask: u64, run: impl FnOnce() -> T) -> T {
-    let _ = call!(rt_sigprocmask, SIG_SETMASK, &raw const mask, 0, 8);
-    let result = run();
-    let _ = call!(
-        rt_sigprocmask,
-        SIG_SETMASK,
-        &raw const ALL_SIGNALS_WORD,
-        0,
-        8
-    );
-    result
-}
-
-impl Engine {
-    /// Asks the launcher to call the execution home. Home does not follow jumps
-    /// between other nodes, so every node is called; one that does not execute
-    /// takes no notice.
-    fn kick_away(&mut self) {
-        for node in 1..self.nodes {
-            if self.io.links[node].is_some() {
-                // A launcher that is gone has taken the slices with it.
-                let _ = control::send(&ControlMessage::new(CONTROL_KICK, node as u32));
-            }
-        }
     }
 }

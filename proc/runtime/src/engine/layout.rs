@@ -15,7 +15,7 @@ use weft_proc::message::Message;
 
 use super::io::Failure;
 use super::machine::Engine;
-use crate::kernel::call;
+use crate::own_calls::call;
 
 const MAP_PRIVATE: usize = 2;
 const MAP_FIXED: usize = 0x10;
@@ -397,7 +397,7 @@ impl Engine {
         }
     }
 
-    fn native(&mut self, what: &'static str, result: crate::kernel::Result<usize>) {
+    fn native(&mut self, what: &'static str, result: crate::own_calls::Result<usize>) {
         if let Err(error) = result {
             crate::log::fail(
                 weft_proc::boot::EXIT_INTERNAL,

@@ -32,7 +32,7 @@ use super::room::{Drain, Offers};
 use super::tables::FlatTables;
 use super::working_set::WorkingSet;
 use crate::lock::Lock;
-use crate::{control, kernel, log};
+use crate::{control, log, own_calls};
 use weft_dsm::read_ahead::Streams;
 
 /// One stay in this many of a page that nodes in turn read and then write begins
@@ -110,7 +110,7 @@ pub enum Incoming {
 
 impl Engine {
     /// An engine over links and memory that are ready.
-    pub fn new(boot: &'static Boot, io: Io) -> kernel::Result<Engine> {
+    pub fn new(boot: &'static Boot, io: Io) -> own_calls::Result<Engine> {
         let me = boot.node as usize;
         let tables = FlatTables::new(me == 0)?;
         let mut config = Config::new(
@@ -130,7 +130,7 @@ impl Engine {
             nodes: boot.nodes as usize,
             core: Node::new(&config, tables),
             io,
-            travelling: kernel::zeroed()?,
+            travelling: own_calls::zeroed()?,
             collected: Collected::new()?,
             policy: Policy::new(boot.jump, boot.jump_threshold),
             streams: Streams::new(window_max),
@@ -423,7 +423,7 @@ impl Engine {
         }
         match (node, error) {
             // The aggregate is over; home has said how.
-            (0, LinkError::Closed) => kernel::exit_group(0),
+            (0, LinkError::Closed) => own_calls::exit_group(0),
             // Home sees the end of a slice, too, and says what it means.
             (_, LinkError::Closed) => {}
             (_, error) => self.fail(Failure::Link(node, error)),
@@ -474,7 +474,7 @@ impl Engine {
                 if executing { " and the execution" } else { "" }
             ));
         }
-        kernel::exit_group(EXIT_NODE_LOST);
+        own_calls::exit_group(EXIT_NODE_LOST);
     }
 
     /// Every record forgets a node that owns nothing.
@@ -566,17 +566,17 @@ impl Engine {
         let bytes = text.as_str().as_bytes();
         let header = Message::Failed { code: code as u32 }.header(bytes.len());
         let lease_ns = self.lease_ns();
-        let deadline_ns = kernel::monotonic_ns() + lease_ns;
+        let deadline_ns = own_calls::monotonic_ns() + lease_ns;
         let Some(home) = &mut self.io.links[0] else {
             return;
         };
         if home.send(&header, &[bytes]).is_err() {
             return;
         }
-        while kernel::monotonic_ns() < deadline_ns {
+        while own_calls::monotonic_ns() < deadline_ns {
             // Whatever still comes is for a slice that goes on.
             if home.receive(lease_ns).is_err() {
-                kernel::exit_group(0);
+                own_calls::exit_group(0);
             }
         }
     }

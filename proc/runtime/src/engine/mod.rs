@@ -6,7 +6,7 @@
 //! - [`machine`]: the engine's state and the loop that everything waits in
 //! - [`mod@fault`]: one fault
 //! - [`room`]: what leaves when the budget is full
-//! - [`jump`]: moving the execution, and serving while it is elsewhere
+//! - [`jump`], [`serve`]: moving the execution, and what a node does until it arrives
 //! - [`calls`]: system calls of a stretched program
 //! - [`layout`]: the same mappings on every node
 //! - [`start`]: stretching a program; a slice's life
@@ -34,6 +34,7 @@ mod leaving;
 mod machine;
 mod patience;
 mod room;
+mod serve;
 mod start;
 mod tables;
 mod working_set;

@@ -15,9 +15,9 @@ use weft_wire::{Link, LinkConfig, LinkKind};
 
 use super::io::Io;
 use super::machine::{ENGINE, Engine, STRETCHED};
-use super::{VDSO_HASH, beat, clock, confine, jump};
-use crate::kernel::{self, call};
-use crate::{control, descriptors, dispatch, log, signal, space, thread, vdso};
+use super::{VDSO_HASH, beat, clock, confine, jump, serve};
+use crate::own_calls::{self, call};
+use crate::{control, descriptors, intercept, log, signal, space, thread, vdso};
 
 const O_RDWR_CLOEXEC: usize = 0o2_000_002;
 const O_RDONLY_CLOEXEC: usize = 0o2_000_000;
@@ -98,8 +98,8 @@ fn open_links(boot: &Boot) -> [Option<Link>; MAX_NODES] {
     })
 }
 
-fn empty_layout() -> kernel::Result<Layout<'static>> {
-    kernel::zeroes(REGIONS_MAX).map(Layout::new)
+fn empty_layout() -> own_calls::Result<Layout<'static>> {
+    own_calls::zeroes(REGIONS_MAX).map(Layout::new)
 }
 
 fn make_engine(boot: &'static Boot) -> Engine {
@@ -155,8 +155,8 @@ pub fn run_slice(boot: &'static Boot) -> ! {
         Ok(thread) => thread,
         Err(error) => setup_failed("a thread", error),
     };
-    thread.set_id(kernel::thread_id());
-    thread.set_process(kernel::process_id());
+    thread.set_id(own_calls::thread_id());
+    thread.set_process(own_calls::process_id());
     thread::started();
     if let Err(error) = thread
         .use_stack()
@@ -180,7 +180,7 @@ pub fn run_slice(boot: &'static Boot) -> ! {
     if let Err(error) = confine::become_user(boot.uid, boot.gid) {
         setup_failed("an unprivileged user", error);
     }
-    if let Err(error) = dispatch::arm() {
+    if let Err(error) = intercept::arm() {
         setup_failed("Syscall User Dispatch", error);
     }
     if let Err(error) = beat::start(boot) {
@@ -193,7 +193,7 @@ pub fn run_slice(boot: &'static Boot) -> ! {
     if let Err(error) = control::send(&ControlMessage::new(CONTROL_READY, boot.node)) {
         setup_failed("the launcher", error);
     }
-    jump::serve(thread, 0);
+    serve::serve(thread, 0);
     jump::take_context(&mut thread.start.lock());
     signal::enter(thread)
 }

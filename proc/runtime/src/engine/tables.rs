@@ -7,7 +7,7 @@ use core::ops::Range;
 use weft_dsm::{Entry, Local, PAGES_MAX, Page, Policy, Tables};
 use weft_proc::layout::PAGE;
 
-use crate::kernel::{Result, zeroes};
+use crate::own_calls::{Result, zeroes};
 
 /// Records indexed by page number, up to `PAGES_MAX`.
 pub struct FlatTables {

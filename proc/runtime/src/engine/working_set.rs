@@ -10,7 +10,7 @@ use weft_dsm::history::{ChunkHistory, History};
 use weft_dsm::refault::{Departures, Rewritten};
 use weft_dsm::{CHUNK_PAGES, PAGES_MAX, Page};
 
-use crate::kernel::{Errno, Result, zeroes};
+use crate::own_calls::{Errno, Result, zeroes};
 
 const CHUNKS: usize = (PAGES_MAX / CHUNK_PAGES) as usize;
 /// Accesses of an epoch: short enough that two scans of a small budget differ,

@@ -4,7 +4,7 @@ use weft_proc::elf::{self, ElfError, Image};
 use weft_proc::script::{self, ScriptError};
 
 use crate::descriptors;
-use crate::kernel::{self, Errno, call};
+use crate::own_calls::{self, Errno, call};
 
 /// Bytes of a file's head that are looked at.
 const HEAD_BYTES: usize = 8192;
@@ -149,14 +149,14 @@ impl Executable {
         };
         let mut buffer = [0u8; PATH_BYTES_MAX];
         let bytes = &mut buffer[..(range.length as usize).min(PATH_BYTES_MAX)];
-        kernel::read_at(self.descriptor, bytes, range.offset).map_err(FileError::Open)?;
+        own_calls::read_at(self.descriptor, bytes, range.offset).map_err(FileError::Open)?;
         let path = elf::interpreter_path(bytes)?;
         let (descriptor, status) = open(path).map_err(|error| match error {
             FileError::Open(error) => FileError::Linker(error),
             other => FileError::Linker(other.errno()),
         })?;
         let mut head = [0u8; HEAD_BYTES];
-        let read = kernel::read_at(descriptor, &mut head, 0).map_err(FileError::Linker)?;
+        let read = own_calls::read_at(descriptor, &mut head, 0).map_err(FileError::Linker)?;
         let image = Image::parse(&head[..read], status.length).map_err(FileError::LinkerElf)?;
         Ok(Some(Executable { descriptor, image }))
     }
@@ -210,7 +210,7 @@ impl<'a> Scripts<'a> {
             };
             let (descriptor, status) = open(current)?;
             changes_identity |= status.changes_identity();
-            let read = kernel::read_at(descriptor, &mut head, 0).map_err(FileError::Open);
+            let read = own_calls::read_at(descriptor, &mut head, 0).map_err(FileError::Open);
             let found = read.and_then(|read| match script::parse(&head[..read]) {
                 None => Executable::parse(descriptor, status.length, &head[..read]).map(Some),
                 Some(script) => {

@@ -5,7 +5,7 @@ use weft_proc::layout::{LOWEST, PAGE, PROT_WRITE};
 
 use super::file::FileError;
 use super::{Executable, LoadError};
-use crate::kernel::{Errno, random};
+use crate::own_calls::{Errno, random};
 use crate::space;
 
 /// Where position-independent programs go, before the random part.

@@ -13,8 +13,8 @@ use weft_proc::layout::{Kind, PAGE, Region};
 use weft_proc::stack::StackError;
 
 use crate::initial_stack::Initial;
-use crate::kernel::{Errno, call, random};
 use crate::log;
+use crate::own_calls::{Errno, call, random};
 use crate::{engine, program, space, vdso};
 pub use file::{Executable, FileError, Scripts};
 

@@ -6,7 +6,7 @@ use weft_proc::stack::Start;
 
 use super::{LoadError, Scripts};
 use crate::initial_stack::{self, Initial};
-use crate::kernel::{call, random};
+use crate::own_calls::{call, random};
 use crate::space;
 
 /// Least and most bytes of stack, whatever the limit says: the region is mapped

@@ -9,9 +9,9 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::frame::SignalInfo;
-use crate::kernel::{self, Errno, Result, call};
 use crate::lock::Lock;
 use crate::memory;
+use crate::own_calls::{self, Errno, Result, call};
 use crate::signal::{self, entry, mask};
 use crate::thread::Thread;
 
@@ -287,6 +287,11 @@ pub fn die_of(signal: i32) -> ! {
     make_default(signal);
     let open = 0u64;
     let _ = call!(rt_sigprocmask, 2, &raw const open, 0, 8);
-    let _ = call!(tgkill, kernel::process_id(), kernel::thread_id(), signal);
-    kernel::exit_group(128 + signal)
+    let _ = call!(
+        tgkill,
+        own_calls::process_id(),
+        own_calls::thread_id(),
+        signal
+    );
+    own_calls::exit_group(128 + signal)
 }

@@ -16,7 +16,7 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, Ordering, fence};
 
 use crate::frame::SignalInfo;
-use crate::kernel;
+use crate::own_calls;
 use crate::signal::{KICK, LOOK_CODE, SI_TKILL, SIGBUS, SIGSEGV, SIGSYS, mask};
 use crate::thread::{self, PENDING_OPEN, Thread};
 
@@ -215,7 +215,7 @@ pub fn wake_another(thread: &Thread) {
             ..SignalInfo::EMPTY
         };
         let process = thread.process();
-        let _ = kernel::call!(rt_tgsigqueueinfo, process, id, KICK, &raw const look);
+        let _ = own_calls::call!(rt_tgsigqueueinfo, process, id, KICK, &raw const look);
     }
 }
 
@@ -228,7 +228,7 @@ pub fn clear_process() {
 /// blocked now: it stays pending in the next image.
 pub fn give_back(thread: &Thread) {
     while let Some(info) = take(thread, u64::MAX) {
-        let sent = kernel::call!(
+        let sent = own_calls::call!(
             rt_tgsigqueueinfo,
             thread.process(),
             thread.id(),

@@ -6,8 +6,8 @@
 //! [`Thread::hidden_mask`]; the two together are the mask the program sees.
 
 use crate::frame::Frame;
-use crate::kernel::{Errno, Result, call};
 use crate::memory;
+use crate::own_calls::{Errno, Result, call};
 use crate::signal::{KICK, SIGBUS, SIGKILL, SIGSEGV, SIGSTOP, SIGSYS, held};
 use crate::thread::Thread;
 

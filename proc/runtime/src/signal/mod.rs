@@ -30,7 +30,7 @@ use core::sync::atomic::Ordering;
 use weft_proc::boot::EXIT_INTERNAL;
 
 use crate::frame::{Frame, SignalInfo};
-use crate::kernel::call;
+use crate::own_calls::call;
 use crate::thread::{PENDING_KICK, PENDING_OPEN, PENDING_RELEASE, PENDING_SIGNAL, Thread};
 use crate::{calls, context, control, engine, image, log, memory};
 pub use program::{rt_sigreturn, sigaltstack};
@@ -75,7 +75,7 @@ pub(crate) fn handle(info: &mut SignalInfo, frame: &mut Frame) -> bool {
     let thread = unsafe { Thread::at(core::ptr::from_ref(frame) as usize) };
     let inside = image::contains(frame.registers.rip);
     match info.signal {
-        SIGSYS if info.code == crate::dispatch::SYS_USER_DISPATCH => {
+        SIGSYS if info.code == crate::intercept::SYS_USER_DISPATCH => {
             if inside {
                 log::fatal(
                     EXIT_INTERNAL,

@@ -2,8 +2,8 @@
 //! alternate stack.
 
 use crate::frame::{AlternateStack, Frame, SS_AUTODISARM, SS_DISABLE, SS_ONSTACK, UC_FP_XSTATE};
-use crate::kernel::{Errno, Result};
 use crate::memory::{self, Fault};
+use crate::own_calls::{Errno, Result};
 use crate::signal::{deliver, mask};
 use crate::thread::Thread;
 use crate::xstate::Area;

@@ -4,7 +4,7 @@ use weft_proc::layout::{FLAG_DONT_FORK, FLAG_WIPE_ON_FORK, LIMIT, LOWEST, PAGE, 
 
 use super::{Space, aligned, errno};
 use crate::engine;
-use crate::kernel::{Errno, Result, call};
+use crate::own_calls::{Errno, Result, call};
 
 const MREMAP_MAYMOVE: usize = 1;
 const MREMAP_FIXED: usize = 2;

@@ -52,7 +52,7 @@ macro_rules! call {
         // SAFETY: every use in this runtime passes memory that it owns, or an
         // address of the program for an operation that the program asked for.
         #[allow(unused_unsafe)]
-        unsafe { $crate::kernel::checked($crate::kernel::Sysno::$name, six) }
+        unsafe { $crate::own_calls::checked($crate::own_calls::Sysno::$name, six) }
     }};
 }
 pub(crate) use call;

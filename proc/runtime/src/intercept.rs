@@ -2,7 +2,7 @@
 //! SIGSYS. Armed per thread, and cleared by `clone`, `fork` and `exec`.
 
 use crate::image;
-use crate::kernel::{Result, call};
+use crate::own_calls::{Result, call};
 
 const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
 const PR_SYS_DISPATCH_ON: usize = 1;
