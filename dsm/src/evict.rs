@@ -17,7 +17,7 @@ use crate::state::{EVICTION, Local, PLACE, Phase, State, TARGETED, Tables};
 use crate::types::{NodeId, Page, Policy};
 
 #[cfg(test)]
-use crate::node::Broken;
+use crate::node::Mutant;
 
 /// A node is short of room when less than this part of its budget is free: what it
 /// owns is then hardly more than it may, whatever runs of pages are under way.
@@ -266,7 +266,7 @@ impl<T: Tables> Node<T> {
         let had_copy = local.present();
         if content == Content::Held && !had_copy {
             #[cfg(test)]
-            let blind = self.is_broken(Broken::BlindPromotion);
+            let blind = self.has(Mutant::BlindPromotion);
             #[cfg(not(test))]
             let blind = false;
             if !blind {

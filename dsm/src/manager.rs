@@ -21,7 +21,7 @@ use crate::state::{Entry, PLACE, Phase, Tables, WRITE};
 use crate::types::{Access, NodeId, Page, Policy};
 
 #[cfg(test)]
-use crate::node::Broken;
+use crate::node::Mutant;
 
 impl<T: Tables> Node<T> {
     pub(crate) fn get<S: Sink>(
@@ -103,7 +103,7 @@ impl<T: Tables> Node<T> {
 
     fn answer_lost<S: Sink>(&mut self, page: Page, requester: NodeId, node: NodeId, sink: &mut S) {
         #[cfg(test)]
-        if self.is_broken(Broken::NoLostAnswer) {
+        if self.has(Mutant::NoLostAnswer) {
             return;
         }
         if requester == self.me {
@@ -162,7 +162,7 @@ impl<T: Tables> Node<T> {
             self.send(holder, page, Body::Invalidate, sink);
         }
         #[cfg(test)]
-        if self.is_broken(Broken::SkipAcks) {
+        if self.has(Mutant::SkipAcks) {
             self.tables.entry(page).acks = 0;
             self.grant_write(page, requester, sink);
         }
@@ -170,7 +170,7 @@ impl<T: Tables> Node<T> {
 
     pub(crate) fn acknowledged<S: Sink>(&mut self, page: Page, from: NodeId, sink: &mut S) {
         #[cfg(test)]
-        if self.is_broken(Broken::SkipAcks) {
+        if self.has(Mutant::SkipAcks) {
             return;
         }
         let entry = self.tables.entry(page);
@@ -275,7 +275,7 @@ impl<T: Tables> Node<T> {
         sink: &mut S,
     ) {
         #[cfg(test)]
-        if self.is_broken(Broken::EarlyDone) {
+        if self.has(Mutant::EarlyDone) {
             return;
         }
         let entry = self.tables.entry(page);
@@ -320,7 +320,7 @@ impl<T: Tables> Node<T> {
                 return;
             };
             #[cfg(test)]
-            if self.is_broken(Broken::ForgetWaiting) {
+            if self.has(Mutant::ForgetWaiting) {
                 continue;
             }
             self.serve(page, node, access, sink);
@@ -368,7 +368,7 @@ impl<T: Tables> Node<T> {
 
     #[cfg(test)]
     fn break_early<S: Sink>(&mut self, page: Page, sink: &mut S) {
-        if self.is_broken(Broken::EarlyDone) {
+        if self.has(Mutant::EarlyDone) {
             let entry = self.tables.entry(page);
             let party = entry.party();
             if entry.request() == Access::Write {

@@ -21,7 +21,7 @@ use crate::types::{Access, Config, ManagerOf, Modulus, NODES_MAX, NodeId, Page, 
 /// Ways to be wrong on purpose: the tests that prove that the checkers can fail.
 #[cfg(test)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Broken {
+pub(crate) enum Mutant {
     /// Grants a write without waiting for acknowledgements.
     SkipAcks,
     /// The manager does not wait for `Done`.
@@ -59,7 +59,7 @@ pub struct Node<T> {
     /// The records.
     pub tables: T,
     #[cfg(test)]
-    pub(crate) broken: Option<Broken>,
+    pub(crate) mutant: Option<Mutant>,
 }
 
 impl<T: Tables> Node<T> {
@@ -89,7 +89,7 @@ impl<T: Tables> Node<T> {
             dead: 0,
             tables,
             #[cfg(test)]
-            broken: None,
+            mutant: None,
         }
     }
 
@@ -132,8 +132,8 @@ impl<T: Tables> Node<T> {
         self.dead & node.bit() != 0
     }
     #[cfg(test)]
-    pub(crate) fn is_broken(&self, how: Broken) -> bool {
-        self.broken == Some(how)
+    pub(crate) fn has(&self, how: Mutant) -> bool {
+        self.mutant == Some(how)
     }
 
     /// Handles one event. Actions come in the order in which they must be done.
@@ -287,7 +287,7 @@ impl<T: Tables> Node<T> {
         sink: &mut S,
     ) {
         #[cfg(test)]
-        if self.is_broken(Broken::IgnoreGeneration) {
+        if self.has(Mutant::IgnoreGeneration) {
             let generation = here;
             return self.message(
                 from,
@@ -348,12 +348,12 @@ impl<T: Tables> Node<T> {
             local.set_state(State::Shared);
         }
         #[cfg(test)]
-        if self.is_broken(Broken::KeepOnWrite) && exclusive {
+        if self.has(Mutant::KeepOnWrite) && exclusive {
             let local = self.tables.local(page);
             local.set_state(State::Shared);
         }
         #[cfg(test)]
-        let keep = if self.is_broken(Broken::KeepOnWrite) {
+        let keep = if self.has(Mutant::KeepOnWrite) {
             Keep::Shared
         } else {
             keep

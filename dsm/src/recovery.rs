@@ -18,7 +18,7 @@ use crate::state::{PLACE, Phase, Tables};
 use crate::types::{NodeId, Page, Policy};
 
 #[cfg(test)]
-use crate::node::Broken;
+use crate::node::Mutant;
 
 impl<T: Tables> Node<T> {
     pub(crate) fn peer_lost<S: Sink>(&mut self, node: NodeId, page: Page, sink: &mut S) {
@@ -99,7 +99,7 @@ impl<T: Tables> Node<T> {
             return;
         };
         #[cfg(test)]
-        if self.is_broken(Broken::SkipProbe) {
+        if self.has(Mutant::SkipProbe) {
             return self.transfer_failed(page, node, sink);
         }
         // What did not arrive here by now never will.
@@ -187,7 +187,7 @@ impl<T: Tables> Node<T> {
             return self.send(holder, page, body, sink);
         }
         #[cfg(test)]
-        if self.is_broken(Broken::ZeroInsteadOfLost) {
+        if self.has(Mutant::ZeroInsteadOfLost) {
             let entry = self.tables.entry(page);
             let (wait_read, wait_write) = (entry.wait_read, entry.wait_write);
             *entry = crate::state::Entry::default();

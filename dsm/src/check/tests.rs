@@ -1,7 +1,7 @@
-//! Searches at sizes that a test run bears, and searches of broken cores.
+//! Searches at sizes that a test run bears, and searches of mutants.
 
 use super::*;
-use crate::node::Broken;
+use crate::node::Mutant;
 use crate::ranges::Ranges;
 use crate::types::NodeId;
 
@@ -281,7 +281,7 @@ fn a_manager_in_haste() {
 
 /// Without this, nobody would know whether the searches above can fail.
 #[test]
-fn every_broken_core_is_found() {
+fn every_mutant_is_found() {
     let plain = bounds(3, 1, 2, 1);
     let discard = Bounds {
         discards: 1,
@@ -297,31 +297,31 @@ fn every_broken_core_is_found() {
         ..bounds(3, 1, 2, 0)
     };
     let full_loss = Bounds { losses: 1, ..full };
-    for (broken, bounds) in [
-        (Broken::SkipAcks, plain),
-        (Broken::EarlyDone, plain),
-        (Broken::KeepOnWrite, plain),
-        (Broken::BlindPromotion, plain),
-        (Broken::ForgetWaiting, plain),
-        (Broken::IgnoreGeneration, discard),
-        (Broken::SkipProbe, loss),
-        (Broken::NoLostAnswer, loss),
-        (Broken::ZeroInsteadOfLost, loss),
-        (Broken::SkipAcks, update),
-        (Broken::EarlyDone, update),
-        (Broken::ForgetWaiting, update),
-        (Broken::KeepOnWrite, full),
-        (Broken::EarlyDone, full),
-        (Broken::SkipProbe, full_loss),
+    for (mutant, bounds) in [
+        (Mutant::SkipAcks, plain),
+        (Mutant::EarlyDone, plain),
+        (Mutant::KeepOnWrite, plain),
+        (Mutant::BlindPromotion, plain),
+        (Mutant::ForgetWaiting, plain),
+        (Mutant::IgnoreGeneration, discard),
+        (Mutant::SkipProbe, loss),
+        (Mutant::NoLostAnswer, loss),
+        (Mutant::ZeroInsteadOfLost, loss),
+        (Mutant::SkipAcks, update),
+        (Mutant::EarlyDone, update),
+        (Mutant::ForgetWaiting, update),
+        (Mutant::KeepOnWrite, full),
+        (Mutant::EarlyDone, full),
+        (Mutant::SkipProbe, full_loss),
     ] {
         let mut world = World::new(&bounds);
         for node in &mut world.nodes {
-            node.broken = Some(broken);
+            node.mutant = Some(mutant);
         }
         match Search::new(&bounds, world).run() {
-            Ok(explored) => panic!("{broken:?} was not found in {explored:?}"),
+            Ok(explored) => panic!("{mutant:?} was not found in {explored:?}"),
             Err(found) => {
-                println!("{broken:?}: {}", found.flaw);
+                println!("{mutant:?}: {}", found.flaw);
                 assert!(!found.trace.is_empty());
             }
         }

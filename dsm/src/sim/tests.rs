@@ -1,7 +1,7 @@
-//! Ten thousand seeds, and broken cores that must be found.
+//! Ten thousand seeds, and mutants that must be found.
 
 use super::*;
-use crate::node::Broken;
+use crate::node::Mutant;
 
 #[test]
 fn ten_thousand_seeds() {
@@ -28,32 +28,32 @@ fn a_seed_replays() {
     }
 }
 
-fn found(broken: Broken, seeds: std::ops::Range<u64>) -> Option<Failure> {
+fn found(mutant: Mutant, seeds: std::ops::Range<u64>) -> Option<Failure> {
     seeds.into_iter().find_map(|seed| {
         let mut simulation = Simulation::new(seed, &Scenario::from_seed(seed));
         for node in &mut simulation.nodes {
-            node.broken = Some(broken);
+            node.mutant = Some(mutant);
         }
         simulation.run().err().map(|failure| *failure)
     })
 }
 
 #[test]
-fn every_broken_core_is_found() {
-    for broken in [
-        Broken::SkipAcks,
-        Broken::EarlyDone,
-        Broken::KeepOnWrite,
-        Broken::IgnoreGeneration,
-        Broken::BlindPromotion,
-        Broken::SkipProbe,
-        Broken::NoLostAnswer,
-        Broken::ForgetWaiting,
-        Broken::ZeroInsteadOfLost,
+fn every_mutant_is_found() {
+    for mutant in [
+        Mutant::SkipAcks,
+        Mutant::EarlyDone,
+        Mutant::KeepOnWrite,
+        Mutant::IgnoreGeneration,
+        Mutant::BlindPromotion,
+        Mutant::SkipProbe,
+        Mutant::NoLostAnswer,
+        Mutant::ForgetWaiting,
+        Mutant::ZeroInsteadOfLost,
     ] {
-        let failure = found(broken, 0..3000);
-        let failure = failure.unwrap_or_else(|| panic!("{broken:?} was not found"));
-        println!("{broken:?}: seed {}: {}", failure.seed, failure.flaw);
+        let failure = found(mutant, 0..3000);
+        let failure = failure.unwrap_or_else(|| panic!("{mutant:?} was not found"));
+        println!("{mutant:?}: seed {}: {}", failure.seed, failure.flaw);
         assert!(!failure.events.is_empty());
     }
 }
