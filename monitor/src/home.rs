@@ -21,7 +21,7 @@ use weft_monitor::outcome::Outcome;
 use weft_monitor::settings::{OwnSettings, SliceSettings};
 use weft_monitor::trace::Trace;
 use weft_node::launch::is_ignored;
-use weft_node::monitor::{SliceBoot, Sockets};
+use weft_node::monitor_protocol::{SliceBoot, Sockets};
 
 use crate::control::{Controlled, Typed};
 use crate::{die_with, links};

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Context;
 use weft_aggregate::SliceLinks;
 use weft_monitor::settings::SliceSettings;
-use weft_node::monitor::{SliceBoot, Sockets};
+use weft_node::monitor_protocol::{SliceBoot, Sockets};
 use weft_wire::halves::{self, HalvesConfig};
 
 /// Longest busy wait of a thread that reads a link.

@@ -24,7 +24,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use nix::unistd::Pid;
 use weft_monitor::settings::{OwnSettings, SliceSettings};
-use weft_node::monitor::{Control, Terms, Told, Word};
+use weft_node::monitor_protocol::{Control, Terms, Told, Word};
 use weft_platform::clock::{begin_tsc_measurement, continue_tsc_measurement};
 
 /// The exit code of a process that could not become its node.

@@ -9,7 +9,7 @@ use weft_aggregate::SliceLinks;
 use weft_confine::{Mode, ThreadKind, privilege};
 use weft_machine::{Configuration, End, Machine, MachineIo, OpenDisks};
 use weft_monitor::settings::{OwnSettings, SliceSettings};
-use weft_node::monitor::{Control, Loan, SliceBoot, Sockets, Word};
+use weft_node::monitor_protocol::{Control, Loan, SliceBoot, Sockets, Word};
 use weft_node::size::format_bytes;
 use weft_platform::clock::measure_host_tsc;
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use weft_node::monitor::{self, SliceBoot, Terms};
+use weft_node::monitor_protocol::{self, SliceBoot, Terms};
 use weft_node::spawn::{self, Ended, Executable, Process, Role};
 
 const MONITOR: &str = env!("CARGO_BIN_EXE_weft-monitor");
@@ -19,7 +19,7 @@ fn start(arguments: &[&str]) -> Process {
 }
 
 fn refusal(mut process: Process) -> String {
-    let why = monitor::expect_ready(&mut process).unwrap_err();
+    let why = monitor_protocol::expect_ready(&mut process).unwrap_err();
     assert_eq!(process.end_within(BOUND).unwrap(), Ended::Exited(125));
     why.to_string()
 }
@@ -36,7 +36,7 @@ fn another_version_is_refused_before_anything_is_read() {
 
 #[test]
 fn settings_that_make_no_machine_are_refused() {
-    let process = start(&monitor::ARGUMENTS);
+    let process = start(&monitor_protocol::ARGUMENTS);
     let boot = SliceBoot {
         number: 1,
         lease_ms: 5000,
@@ -44,7 +44,7 @@ fn settings_that_make_no_machine_are_refused() {
         terms: Terms::Own(String::new()),
         links: Vec::new(),
     };
-    monitor::send_boot(&process.control, boot, Vec::new(), &[]).unwrap();
+    monitor_protocol::send_boot(&process.control, boot, Vec::new(), &[]).unwrap();
     let why = refusal(process);
     assert!(
         why.contains("the description of the machine is invalid"),

@@ -22,7 +22,7 @@ pub mod host;
 pub mod launch;
 pub mod links;
 
-pub mod monitor;
+pub mod monitor_protocol;
 pub mod oom;
 pub mod options;
 pub mod program;

@@ -1,5 +1,5 @@
-//! The process of a machine's node (`weft-monitor`) and what starts it, the launcher
-//! or a daemon: what they say to each other over the process's control socket.
+//! The protocol between a monitor (`weft-monitor`, the process of a machine's node) and the
+//! launcher or daemon that starts it, over the process's control socket.
 //!
 //! ```text
 //! launcher, daemon                     weft-monitor VERSION

@@ -18,7 +18,7 @@ use crate::config::Peer;
 use crate::consent::Lender;
 use crate::launch::machine::reservation_bytes;
 use crate::links::{Link, Links};
-use crate::monitor::{self, Loan, SETTINGS_BYTES_MAX, SliceBoot, Terms};
+use crate::monitor_protocol::{self, Loan, SETTINGS_BYTES_MAX, SliceBoot, Terms};
 use crate::protocol::MachineStart;
 use crate::said::Spoken;
 use crate::size::PAGE_BYTES;
@@ -61,7 +61,7 @@ impl SliceStart for MachineStart {
         group: Option<BorrowedFd<'a>>,
     ) -> Role<'a> {
         Role::Lent {
-            arguments: &monitor::ARGUMENTS,
+            arguments: &monitor_protocol::ARGUMENTS,
             user: confinement.map(|confinement| confinement.user),
             group,
         }
@@ -89,12 +89,13 @@ impl SliceStart for MachineStart {
             }),
             links: Vec::new(),
         };
-        monitor::send_boot(&process.control, boot, links, &[]).map_err(StartError::Settings)?;
-        Ok(monitor::expect_ready(process)?)
+        monitor_protocol::send_boot(&process.control, boot, links, &[])
+            .map_err(StartError::Settings)?;
+        Ok(monitor_protocol::expect_ready(process)?)
     }
 
     fn hear(control: BorrowedFd<'_>) -> Spoken {
-        monitor::hear(control)
+        monitor_protocol::hear(control)
     }
 
     fn count(&self, daemon: &Arc<Shared>) -> Option<Counted> {

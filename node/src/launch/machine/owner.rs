@@ -16,7 +16,7 @@ use crate::launch::aggregate::{self, Aggregate, Owner};
 use crate::launch::nodes::{self, Body, Event, Node};
 use crate::launch::signals::{SignalEvent, Signals};
 use crate::launch::workload::Workload;
-use crate::monitor;
+use crate::monitor_protocol;
 use crate::options::Placement;
 use crate::report::NodeState;
 use crate::said::Spoken;
@@ -87,7 +87,7 @@ impl<'a> Machine<'a> {
         signals.check()?;
         nodes::spawn(&monitors, &mut nodes)?;
         let role = Role::Node {
-            arguments: &monitor::ARGUMENTS,
+            arguments: &monitor_protocol::ARGUMENTS,
             console: true,
         };
         let path = monitors.executable.path().display().to_string();

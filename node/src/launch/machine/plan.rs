@@ -10,7 +10,7 @@ use weft_wire::hello::{self, Hello, Mismatch};
 use crate::error::LaunchError;
 use crate::launch::workload::Workload;
 use crate::links::Links;
-use crate::monitor::{self, SliceBoot, Terms};
+use crate::monitor_protocol::{self, SliceBoot, Terms};
 use crate::options::{Placement, Transport};
 use crate::protocol::{MachineStart, Request};
 use crate::remote::Identity;
@@ -92,7 +92,7 @@ impl Monitors {
             terms: Terms::Own(self.settings.own.clone()),
             links: Vec::new(),
         };
-        monitor::send_boot(&process.control, boot, links, sockets)
+        monitor_protocol::send_boot(&process.control, boot, links, sockets)
     }
 
     fn share(&self, node: u32) -> (u64, u32) {
@@ -125,7 +125,7 @@ impl Workload for Monitors {
 
     fn role(&self) -> Role<'_> {
         Role::Node {
-            arguments: &monitor::ARGUMENTS,
+            arguments: &monitor_protocol::ARGUMENTS,
             console: false,
         }
     }
@@ -150,7 +150,7 @@ impl Workload for Monitors {
     }
 
     fn hear(control: BorrowedFd<'_>) -> Spoken {
-        monitor::hear(control)
+        monitor_protocol::hear(control)
     }
 
     fn beats(_: &()) -> Option<u32> {
