@@ -14,7 +14,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use crate::error::LaunchError;
+use crate::error::{LaunchError, sentence};
 use crate::links::{self, Links};
 use crate::options::Placement;
 use crate::remote::{self, Connection, RemoteSlice};
@@ -97,7 +97,7 @@ impl<W: Workload> Node<W> {
             Body::Local(local) => W::beats(&local.kept),
             Body::Remote(slice) => {
                 if let Err(why) = slice.heartbeat(lease) {
-                    return Some(self.happened(Event::Unreachable(why)));
+                    return Some(self.happened(Event::Unreachable(sentence(&why))));
                 }
                 W::BEATS.then(|| slice.counters().beats)
             }
@@ -166,7 +166,7 @@ impl<W: Workload> Node<W> {
             Body::Local(local) => local.listen(W::hear),
             Body::Remote(slice) => match slice.receive() {
                 Ok(events) => events.into_iter().map(Event::from).collect(),
-                Err(why) => vec![Event::Unreachable(why)],
+                Err(why) => vec![Event::Unreachable(sentence(&why))],
             },
         };
         events
