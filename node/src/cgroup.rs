@@ -48,6 +48,22 @@ pub struct Place {
     directory: PathBuf,
 }
 
+/// Why this process may not bound memory.
+#[derive(Debug, thiserror::Error)]
+pub enum CgroupError {
+    /// No memory controller.
+    #[error("no memory cgroup is mounted here")]
+    NotMounted,
+    /// The group that this process is in cannot have others.
+    #[error("{}: {why}", directory.display())]
+    Unusable {
+        /// The group.
+        directory: PathBuf,
+        /// What the kernel said.
+        why: io::Error,
+    },
+}
+
 impl Place {
     /// The group of a process, as this one sees it. `None` where no memory controller is
     /// mounted, or the process has gone.
@@ -82,14 +98,16 @@ impl Place {
 }
 
 impl Cgroups {
-    /// Finds where this process may bound memory, and makes sure that it may. The
-    /// error says why it may not.
+    /// Finds where this process may bound memory, and makes sure that it may.
     ///
     /// # Errors
     /// No memory controller, or no right to make groups here.
-    pub fn find() -> Result<Cgroups, String> {
-        let place = Place::of("self").ok_or("no memory cgroup is mounted here")?;
-        let unusable = |why: io::Error| format!("{}: {why}", place.directory.display());
+    pub fn find() -> Result<Cgroups, CgroupError> {
+        let place = Place::of("self").ok_or(CgroupError::NotMounted)?;
+        let unusable = |why| CgroupError::Unusable {
+            directory: place.directory.clone(),
+            why,
+        };
         if place.version == Version::Two {
             delegate_memory(&place.directory).map_err(unusable)?;
         }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use weft_proc::boot::{EXIT_NO_ROOM, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_SETUP, MAX_NODES};
 
+use crate::host::UserfaultfdError;
 use crate::options::MEMORY_BYTES_MIN;
 use crate::size::{format_bytes, format_pages};
 use crate::spawn::{Kind, StartError};
@@ -70,7 +71,7 @@ pub enum LaunchError {
     NoDispatch(io::Error),
     /// userfaultfd is missing, or lacks a feature.
     #[error("userfaultfd is unavailable: {0}; `weft doctor` says what fixes it")]
-    NoUserfaultfd(String),
+    NoUserfaultfd(UserfaultfdError),
     /// The private directory for running aggregates is unsafe or cannot be made.
     #[error(transparent)]
     RunDirectory(#[from] crate::rundir::RunDirError),

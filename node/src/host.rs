@@ -108,17 +108,31 @@ pub fn userfaultfd_features() -> io::Result<u64> {
     Ok(api.features)
 }
 
-/// Fails with what is missing of userfaultfd.
-pub fn require_userfaultfd() -> Result<(), String> {
-    let features = userfaultfd_features().map_err(|error| error.to_string())?;
+/// What is missing of userfaultfd.
+#[derive(Debug, thiserror::Error)]
+pub enum UserfaultfdError {
+    /// This process may not use it, or the kernel does not have it.
+    #[error("{0}")]
+    Unavailable(io::Error),
+    /// Linux before 5.7.
+    #[error("it cannot protect pages against writing (UFFD_FEATURE_PAGEFAULT_FLAG_WP, Linux 5.7)")]
+    NoWriteProtection,
+    /// Linux before 4.14.
+    #[error("it cannot deliver faults as signals (UFFD_FEATURE_SIGBUS, Linux 4.14)")]
+    NoSignals,
+}
+
+/// Checks that userfaultfd has all that a runtime needs.
+///
+/// # Errors
+/// What is missing.
+pub fn require_userfaultfd() -> Result<(), UserfaultfdError> {
+    let features = userfaultfd_features().map_err(UserfaultfdError::Unavailable)?;
     if features & FEATURE_PAGEFAULT_FLAG_WP == 0 {
-        return Err(
-            "it cannot protect pages against writing (UFFD_FEATURE_PAGEFAULT_FLAG_WP, Linux 5.7)"
-                .into(),
-        );
+        return Err(UserfaultfdError::NoWriteProtection);
     }
     if features & FEATURE_SIGBUS == 0 {
-        return Err("it cannot deliver faults as signals (UFFD_FEATURE_SIGBUS, Linux 4.14)".into());
+        return Err(UserfaultfdError::NoSignals);
     }
     Ok(())
 }

@@ -61,15 +61,20 @@ impl Jump {
     }
 }
 
+/// A text that is no jump policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("use `auto`, `never`, or a number of remote faults of 1 or more")]
+pub struct NoJump;
+
 impl std::str::FromStr for Jump {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Jump, String> {
+    type Err = NoJump;
+    fn from_str(text: &str) -> Result<Jump, NoJump> {
         match text {
             "auto" => Ok(Jump::Auto),
             "never" => Ok(Jump::Never),
             count => match count.parse::<u32>() {
                 Ok(faults) if faults > 0 => Ok(Jump::After(faults)),
-                _ => Err("use `auto`, `never`, or a number of remote faults of 1 or more".into()),
+                _ => Err(NoJump),
             },
         }
     }

@@ -18,6 +18,7 @@ use weft_wire::keys::{self, Keys, PublicKey};
 pub use edit::{init, trust};
 pub use peer::{May, Peer, USER_FIRST, USER_LAST};
 
+use crate::options::MEMORY_BYTES_MIN;
 use crate::size::{format_bytes, parse_size};
 
 /// The port that daemons listen on unless told otherwise.
@@ -259,7 +260,12 @@ fn validate(path: &Path, raw: RawConfig) -> Result<Config, ConfigError> {
         None => None,
         Some(text) => {
             let bytes = parse_size(&text).map_err(|error| value("memory", error.to_string()))?;
-            Some(at_least(bytes).map_err(|why| value("memory", why))?)
+            if bytes < MEMORY_BYTES_MIN {
+                let (least, given) = (format_bytes(MEMORY_BYTES_MIN), format_bytes(bytes));
+                let why = format!("{given} is less than one workable set, {least}");
+                return Err(value("memory", why));
+            }
+            Some(bytes)
         }
     };
     let slices = raw.slices.unwrap_or(SLICES_DEFAULT);
@@ -279,18 +285,6 @@ fn validate(path: &Path, raw: RawConfig) -> Result<Config, ConfigError> {
         slices,
         peers,
     })
-}
-
-fn at_least(bytes: u64) -> Result<u64, String> {
-    use crate::options::MEMORY_BYTES_MIN;
-    if bytes < MEMORY_BYTES_MIN {
-        return Err(format!(
-            "{} is less than one workable set, {}",
-            format_bytes(bytes),
-            format_bytes(MEMORY_BYTES_MIN)
-        ));
-    }
-    Ok(bytes)
 }
 
 /// Adds the usual port to a host that names none.

@@ -6,8 +6,8 @@ use weft_wire::handshake::{self, HandshakeError, Secret, Ticket};
 use weft_wire::keys::PublicKey;
 use weft_wire::socket;
 
-use super::Shared;
 use super::reserved::LINK_BOUND;
+use super::shared::Shared;
 use crate::links::Link;
 
 /// Why a link was not made, for this daemon's log.

@@ -184,6 +184,20 @@ impl Door {
     }
 }
 
+/// Why a peer cannot be served now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum DoorError {
+    /// It took too long to prove its key.
+    #[error("other connections took its place")]
+    PlaceTaken,
+    /// All peers together have as many sessions as there may be.
+    #[error("too many connections")]
+    Full,
+    /// This peer has as many as one may have.
+    #[error("too many connections of this peer")]
+    FullOfPeer,
+}
+
 /// A connection's place before its maker has proven anything.
 pub struct Stranger {
     door: Arc<Door>,
@@ -202,18 +216,16 @@ impl Stranger {
     ///
     /// # Errors
     /// Why it cannot be served now.
-    pub fn prove(self, key: PublicKey) -> Result<(Guest, TcpStream), &'static str> {
+    pub fn prove(self, key: PublicKey) -> Result<(Guest, TcpStream), DoorError> {
         let mut present = self.door.lock();
-        let socket = present
-            .take(self.number)
-            .ok_or("other connections took its place")?;
+        let socket = present.take(self.number).ok_or(DoorError::PlaceTaken)?;
         let all: usize = present.guests.values().sum();
         if all >= self.door.limits.guests {
-            return Err("too many connections");
+            return Err(DoorError::Full);
         }
         let own = present.guests.entry(key).or_default();
         if *own >= GUESTS_OF_PEER_MAX {
-            return Err("too many connections of this peer");
+            return Err(DoorError::FullOfPeer);
         }
         *own += 1;
         drop(present);

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use weft_proc::boot::MAX_NODES;
 
-use super::Shared;
 use super::reserved::Reserved;
+use super::shared::Shared;
 use super::slice::{Counted, SliceError, SliceStart};
 use crate::config::Peer;
 use crate::consent::Lender;

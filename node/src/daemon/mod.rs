@@ -27,35 +27,34 @@ mod memory;
 mod program;
 mod reserved;
 mod session;
+mod shared;
 mod slice;
+mod welcome;
 
-use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::socket::{Backlog, listen};
-use weft_wire::channel::Channel;
-use weft_wire::handshake::{self, HandshakeError, Opening};
-use weft_wire::hello::{self, Hello};
-use weft_wire::keys::{Keys, PublicKey};
-use weft_wire::socket;
+use weft_wire::hello::Hello;
 
-use door::{Door, Guest, Limits, Stranger};
+use door::{Door, Limits};
 use gossip::Gossip;
+use shared::Shared;
+use welcome::welcome;
 
 pub use budget::{Budget, NoRoom, Reservation};
 pub use expected::Expected;
 
-use crate::cgroup::Cgroups;
+use crate::cgroup::{CgroupError, Cgroups};
 use crate::config::{self, Config, ConfigError, Peer};
-use crate::error::sentence;
+use crate::host::UserfaultfdError;
 use crate::options::MEMORY_BYTES_MIN;
 use crate::protocol::Status;
 use crate::size::{PAGE_BYTES, format_bytes};
@@ -67,8 +66,6 @@ pub const LEAVE_BOUND: Duration = Duration::from_secs(30);
 /// Connections that wait to be accepted, where the kernel allows as many: those of
 /// strangers come in hundreds, and what does not fit tries again after a second.
 const BACKLOG: i32 = 4096;
-/// How long a peer may take for its handshake.
-const HANDSHAKE_BOUND: Duration = Duration::from_secs(5);
 
 /// What the smallest slice may hold: a daemon that lends less lends nothing.
 const SLICE_BYTES_MIN: u64 = budget::bound_bytes(MEMORY_BYTES_MIN);
@@ -87,9 +84,14 @@ pub enum DaemonError {
     /// A program of Weft's is missing.
     #[error(transparent)]
     Missing(#[from] spawn::Missing),
-    /// This host cannot run slices.
-    #[error("this host cannot run slices: {0}; `weft doctor` says what fixes it")]
-    Host(String),
+    /// The kernel lacks Syscall User Dispatch.
+    #[error(
+        "this host cannot run slices: no Syscall User Dispatch ({0}); `weft doctor` says what fixes it"
+    )]
+    NoDispatch(io::Error),
+    /// userfaultfd is missing, or lacks a feature.
+    #[error("this host cannot run slices: no userfaultfd ({0}); `weft doctor` says what fixes it")]
+    NoUserfaultfd(UserfaultfdError),
     /// Less memory to lend than one slice needs.
     #[error(
         "{} to lend is less than the smallest slice may hold ({}): raise --memory, or `memory` in node.toml",
@@ -130,109 +132,6 @@ pub struct DaemonOptions {
     pub unconfined: bool,
 }
 
-/// What all connections share.
-pub struct Shared {
-    keys: Keys,
-    config: Config,
-    budget: Arc<Budget>,
-    expected: Expected,
-    runtime: Executable,
-    /// What runs slices of machines, or why none can run here.
-    monitor: Result<Executable, spawn::Missing>,
-    /// An empty directory for confined slices, where this process may confine.
-    empty_root: Option<PathBuf>,
-    /// Where the kernel bounds the memory of slices, or why it does not.
-    cgroups: Result<Cgroups, String>,
-    /// Whether its runtimes filter their system calls: one under test does not.
-    filters: bool,
-    hello: Hello,
-    /// Readable (closed at the other end) once the daemon is to end.
-    ending: OwnedFd,
-    /// Where this host itself reaches the daemon.
-    own_address: SocketAddr,
-    door: Arc<Door>,
-    /// Guards how often strangers have been spoken of lately.
-    gossip: Mutex<Gossip>,
-    /// Guards how often each peer has been spoken of lately: an entry for each `[[peer]]`
-    /// at most.
-    peers: Mutex<HashMap<PublicKey, Gossip>>,
-    /// Slices of machines that run now.
-    machine_slices: AtomicU32,
-    log: fn(&str),
-}
-
-impl Shared {
-    fn say(&self, text: &str) {
-        (self.log)(text);
-    }
-
-    /// Says something that a stranger caused, as long as not too many do.
-    fn say_of_stranger(&self, text: &str) {
-        let mut gossip = self.gossip.lock().unwrap_or_else(PoisonError::into_inner);
-        let (speak, passed_over) = gossip.heard(Instant::now());
-        drop(gossip);
-        if passed_over > 0 {
-            self.say(&format!(
-                "{passed_over} more connections ended before they were authenticated"
-            ));
-        }
-        if speak {
-            self.say(text);
-        }
-    }
-
-    /// Says something that a peer caused, as long as not too much is: it can ask for what
-    /// is logged as often as it likes, on many connections.
-    fn say_of_peer(&self, peer: &Peer, text: &str) {
-        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        let gossip = peers.entry(peer.key);
-        let gossip = gossip.or_insert_with(|| Gossip::new(gossip::OF_PEER));
-        let (speak, passed_over) = gossip.heard(Instant::now());
-        drop(peers);
-        if passed_over > 0 {
-            self.say(&format!(
-                "{}: {passed_over} messages more were left out",
-                peer.name
-            ));
-        }
-        if speak {
-            self.say(&format!("{}: {text}", peer.name));
-        }
-    }
-
-    /// Readable once the daemon is to end.
-    fn ending(&self) -> BorrowedFd<'_> {
-        self.ending.as_fd()
-    }
-
-    fn status(&self) -> Status {
-        let (limit, free) = self.budget.pages();
-        let cpus = std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32);
-        Status {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            host_name: nix::unistd::gethostname()
-                .map(|name| name.to_string_lossy().into_owned())
-                .unwrap_or_default(),
-            cpu_name: self.hello.cpu_name.clone(),
-            cpus,
-            memory_bytes: limit * PAGE_BYTES,
-            memory_free_bytes: free * PAGE_BYTES,
-            slices: self.config.slices,
-            slices_used: self.budget.slots_used(),
-            machine_slices: self.machine_slices.load(Ordering::Acquire),
-            confined: self.empty_root.is_some(),
-        }
-    }
-
-    /// How to confine a slice of `peer`.
-    fn confinement(&self, peer: &Peer) -> Option<spawn::Confinement> {
-        self.empty_root.as_ref().map(|root| spawn::Confinement {
-            user: peer.user,
-            root: root.clone(),
-        })
-    }
-}
-
 /// A daemon that listens.
 pub struct Daemon {
     listener: TcpListener,
@@ -265,10 +164,8 @@ impl Daemon {
                 "no slice of a virtual machine can run here: {missing}"
             ));
         }
-        host::require_dispatch()
-            .map_err(|error| DaemonError::Host(format!("no Syscall User Dispatch ({error})")))?;
-        host::require_userfaultfd()
-            .map_err(|why| DaemonError::Host(format!("no userfaultfd ({why})")))?;
+        host::require_dispatch().map_err(DaemonError::NoDispatch)?;
+        host::require_userfaultfd().map_err(DaemonError::NoUserfaultfd)?;
         if let Some(listen) = &options.listen {
             config.listen = config::with_port(listen);
         }
@@ -338,8 +235,8 @@ impl Daemon {
 
     /// Why the kernel does not bound the memory of slices, where it does not: then
     /// the daemon looks at it.
-    pub fn memory_is_watched(&self) -> Option<&str> {
-        self.shared.cgroups.as_ref().err().map(String::as_str)
+    pub fn memory_is_watched(&self) -> Option<&CgroupError> {
+        self.shared.cgroups.as_ref().err()
     }
 
     /// Serves until a signal ends it; see the module.
@@ -399,81 +296,6 @@ impl Daemon {
     }
 }
 
-/// The whole life of one connection.
-fn welcome(shared: &Arc<Shared>, stream: TcpStream, stranger: Stranger, from: SocketAddr) {
-    match prove(shared, stream, stranger) {
-        Ok(None) => {}
-        Ok(Some(session)) => {
-            let Known {
-                channel,
-                descriptor,
-                peer,
-                guest,
-            } = session;
-            let served = session::Session::new(shared, peer, channel, descriptor).serve();
-            drop(guest);
-            if let Err(why) = served {
-                shared.say_of_peer(peer, &format!("{from}: {}", sentence(&why)));
-            }
-        }
-        Err(why) => shared.say_of_stranger(&format!("{from}: {why}")),
-    }
-}
-
-/// A peer whose key was proven, on a connection of its own.
-struct Known<'a> {
-    peer: &'a Peer,
-    channel: Channel,
-    descriptor: TcpStream,
-    guest: Guest,
-}
-
-/// The handshake: a peer, or none where it was a link, which its session has now.
-fn prove<'a>(
-    shared: &'a Shared,
-    stream: TcpStream,
-    stranger: Stranger,
-) -> Result<Option<Known<'a>>, String> {
-    let io = |error: io::Error| error.to_string();
-    stream.set_nonblocking(false).map_err(io)?;
-    socket::tune(&stream).map_err(io)?;
-    let incoming =
-        handshake::accept(stream.into(), HANDSHAKE_BOUND).map_err(|error| sentence(&error))?;
-    match incoming.opening() {
-        Opening::Link { ticket } => {
-            let secret = shared
-                .expected
-                .secret(&ticket)
-                .ok_or("an unexpected link")?;
-            let keyed = incoming.link(&secret).map_err(|error| sentence(&error))?;
-            if stranger.leave() {
-                shared.expected.deliver(&ticket, keyed);
-            }
-            Ok(None)
-        }
-        Opening::Control => {
-            let borrows = |key: &_| {
-                let peer = shared.config.peer(key);
-                peer.is_some_and(|peer| peer.may().borrow())
-            };
-            let controlled = incoming.control(&shared.keys, borrows);
-            let (mut channel, key) = controlled.map_err(|error| refusal(shared, &error))?;
-            let peer = shared.config.peer(&key).ok_or("a key without a peer")?;
-            let (guest, descriptor) = stranger.prove(key)?;
-            // Home decides whether its programs can move here; this side only
-            // says what it is.
-            hello::exchange(&mut channel, &shared.hello, HANDSHAKE_BOUND)
-                .map_err(|error| sentence(&error))?;
-            Ok(Some(Known {
-                peer,
-                channel,
-                descriptor,
-                guest,
-            }))
-        }
-    }
-}
-
 /// Where this host reaches what listens: all addresses include the loopback's.
 fn own_address(listener: &TcpListener) -> io::Result<SocketAddr> {
     let mut address = listener.local_addr()?;
@@ -483,17 +305,6 @@ fn own_address(listener: &TcpListener) -> io::Result<SocketAddr> {
         _ => {}
     }
     Ok(address)
-}
-
-/// Why a connection is not served, for the log.
-fn refusal(shared: &Shared, error: &HandshakeError) -> String {
-    let HandshakeError::Untrusted { found } = error else {
-        return sentence(error);
-    };
-    match shared.config.peer(found) {
-        Some(peer) => format!("{} may lend to this host, not borrow from it", peer.name),
-        None => sentence(error),
-    }
 }
 
 /// Says what of a peer's entry its owner may not expect, and finds what it may open.

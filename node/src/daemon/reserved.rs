@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use weft_proc::boot::MAX_NODES;
 
+use super::budget::Reservation;
 use super::expected::Awaited;
 use super::memory::{Keeper, MemoryError};
-use super::{Reservation, Shared};
+use super::shared::Shared;
 use crate::links::{Link, Links};
 use crate::shared::SharedMemory;
 use crate::size::PAGE_BYTES;

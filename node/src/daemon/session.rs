@@ -21,11 +21,12 @@ use weft_wire::channel::{Channel, ChannelError};
 use weft_wire::handshake::{self, Ticket};
 use weft_wire::keys::PublicKey;
 
+use super::LEAVE_BOUND;
 use super::dial::dial_peer;
 use super::memory::LOOK_MAX;
 use super::reserved::{Reserved, no_links};
+use super::shared::Shared;
 use super::slice::{LentSlice, SliceError, SliceStart};
-use super::{LEAVE_BOUND, Shared};
 use crate::config::Peer;
 use crate::error::sentence;
 use crate::protocol::{Reply, Request};

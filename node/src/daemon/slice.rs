@@ -16,9 +16,9 @@ use std::time::Duration;
 
 use weft_proc::boot::KICK_SIGNAL;
 
-use super::Shared;
 use super::memory::{Keeper, MemoryError};
 use super::reserved::{LinkError, Reserved};
+use super::shared::Shared;
 use crate::config::Peer;
 use crate::links::Links;
 use crate::said::{BATCH, Spoken};

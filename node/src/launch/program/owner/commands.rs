@@ -11,6 +11,30 @@ use crate::control;
 use crate::report::NodeState;
 use crate::rundir::{self, Answer, Client, Entry};
 
+/// Why home gets no command.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CommandError {
+    /// It has not carried the last one out.
+    #[error("it is busy with an earlier command: try again in a moment")]
+    Busy,
+    /// It cannot be signalled.
+    #[error("the program has just ended")]
+    Ended,
+}
+
+/// Why a node is not given back.
+#[derive(Debug, thiserror::Error)]
+enum ShrinkError {
+    #[error("node 0 is home: it cannot be given back")]
+    Home,
+    #[error("it has no node {0}: `weft list` shows its nodes")]
+    NoNode(u32),
+    #[error("node {number} ({name}) has left already")]
+    Left { number: u32, name: String },
+    #[error(transparent)]
+    Command(#[from] CommandError),
+}
+
 impl Owner<'_> {
     /// Home answered a command.
     pub(super) fn answered(&mut self, message: &ControlMessage) {
@@ -87,20 +111,19 @@ impl Owner<'_> {
                 deadline: Instant::now() + self.aggregate.workload.options.lease,
                 what: Command::Stretch(client),
             }),
-            Err(why) => client.answer(&Answer::Refused(why)),
+            Err(why) => client.answer(&Answer::Refused(why.to_string())),
         }
     }
 
     pub(super) fn shrink(&mut self, number: u32, client: Option<Client>) {
         let stretched = self.is_stretched();
         let outcome = match self.aggregate.node(number) {
-            _ if number == 0 => Err("node 0 is home: it cannot be given back".to_owned()),
-            None => Err(format!(
-                "it has no node {number}: `weft list` shows its nodes"
-            )),
-            Some(node) if node.state != NodeState::Running => {
-                Err(format!("node {number} ({}) has left already", node.name))
-            }
+            _ if number == 0 => Err(ShrinkError::Home),
+            None => Err(ShrinkError::NoNode(number)),
+            Some(node) if node.state != NodeState::Running => Err(ShrinkError::Left {
+                number,
+                name: node.name.clone(),
+            }),
             Some(_) if !stretched => {
                 self.dismiss(number);
                 if let Some(client) = client {
@@ -108,7 +131,9 @@ impl Owner<'_> {
                 }
                 return;
             }
-            Some(_) => self.command(COMMAND_SHRINK, number),
+            Some(_) => self
+                .command(COMMAND_SHRINK, number)
+                .map_err(ShrinkError::from),
         };
         match (outcome, client) {
             (Ok(sequence), client) => self.pending.push(Pending {
@@ -119,8 +144,8 @@ impl Owner<'_> {
                     client,
                 },
             }),
-            (Err(why), Some(client)) => client.answer(&Answer::Refused(why)),
-            (Err(why), None) => self.tell(&why),
+            (Err(why), Some(client)) => client.answer(&Answer::Refused(why.to_string())),
+            (Err(why), None) => self.tell(&why.to_string()),
         }
     }
 
@@ -140,20 +165,20 @@ impl Owner<'_> {
     }
 
     /// Writes a command and calls home. Returns its number.
-    fn command(&mut self, command: u32, argument: u32) -> Result<u32, String> {
+    fn command(&mut self, command: u32, argument: u32) -> Result<u32, CommandError> {
         if !self.pending.is_empty()
             || !self
                 .home_shared
                 .command(command, argument, self.sequence + 1)
         {
-            return Err("it is busy with an earlier command: try again in a moment".into());
+            return Err(CommandError::Busy);
         }
         self.sequence += 1;
         self.aggregate
             .home
             .signal(KICK_SIGNAL)
             .map(|()| self.sequence)
-            .map_err(|_| "the program has just ended".into())
+            .map_err(|_| CommandError::Ended)
     }
 
     pub(super) fn too_late(&mut self, command: Command) {

@@ -1,0 +1,125 @@
+//! What all connections of a daemon share.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use weft_wire::hello::Hello;
+use weft_wire::keys::{Keys, PublicKey};
+
+use super::budget::Budget;
+use super::door::Door;
+use super::expected::Expected;
+use super::gossip::{self, Gossip};
+use crate::cgroup::{CgroupError, Cgroups};
+use crate::config::{Config, Peer};
+use crate::protocol::Status;
+use crate::size::PAGE_BYTES;
+use crate::spawn::{self, Executable};
+
+/// See the module.
+pub(super) struct Shared {
+    pub(super) keys: Keys,
+    pub(super) config: Config,
+    pub(super) budget: Arc<Budget>,
+    pub(super) expected: Expected,
+    pub(super) runtime: Executable,
+    /// What runs slices of machines, or why none can run here.
+    pub(super) monitor: Result<Executable, spawn::Missing>,
+    /// An empty directory for confined slices, where this process may confine.
+    pub(super) empty_root: Option<PathBuf>,
+    /// Where the kernel bounds the memory of slices, or why it does not.
+    pub(super) cgroups: Result<Cgroups, CgroupError>,
+    /// Whether its runtimes filter their system calls: one under test does not.
+    pub(super) filters: bool,
+    pub(super) hello: Hello,
+    /// Readable (closed at the other end) once the daemon is to end.
+    pub(super) ending: OwnedFd,
+    /// Where this host itself reaches the daemon.
+    pub(super) own_address: SocketAddr,
+    pub(super) door: Arc<Door>,
+    /// Guards how often strangers have been spoken of lately.
+    pub(super) gossip: Mutex<Gossip>,
+    /// Guards how often each peer has been spoken of lately: an entry for each `[[peer]]`
+    /// at most.
+    pub(super) peers: Mutex<HashMap<PublicKey, Gossip>>,
+    /// Slices of machines that run now.
+    pub(super) machine_slices: AtomicU32,
+    pub(super) log: fn(&str),
+}
+
+impl Shared {
+    pub(super) fn say(&self, text: &str) {
+        (self.log)(text);
+    }
+
+    /// Says something that a stranger caused, as long as not too many do.
+    pub(super) fn say_of_stranger(&self, text: &str) {
+        let mut gossip = self.gossip.lock().unwrap_or_else(PoisonError::into_inner);
+        let (speak, passed_over) = gossip.heard(Instant::now());
+        drop(gossip);
+        if passed_over > 0 {
+            self.say(&format!(
+                "{passed_over} more connections ended before they were authenticated"
+            ));
+        }
+        if speak {
+            self.say(text);
+        }
+    }
+
+    /// Says something that a peer caused, as long as not too much is: it can ask for what
+    /// is logged as often as it likes, on many connections.
+    pub(super) fn say_of_peer(&self, peer: &Peer, text: &str) {
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let gossip = peers.entry(peer.key);
+        let gossip = gossip.or_insert_with(|| Gossip::new(gossip::OF_PEER));
+        let (speak, passed_over) = gossip.heard(Instant::now());
+        drop(peers);
+        if passed_over > 0 {
+            self.say(&format!(
+                "{}: {passed_over} messages more were left out",
+                peer.name
+            ));
+        }
+        if speak {
+            self.say(&format!("{}: {text}", peer.name));
+        }
+    }
+
+    /// Readable once the daemon is to end.
+    pub(super) fn ending(&self) -> BorrowedFd<'_> {
+        self.ending.as_fd()
+    }
+
+    pub(super) fn status(&self) -> Status {
+        let (limit, free) = self.budget.pages();
+        let cpus = std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32);
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            host_name: nix::unistd::gethostname()
+                .map(|name| name.to_string_lossy().into_owned())
+                .unwrap_or_default(),
+            cpu_name: self.hello.cpu_name.clone(),
+            cpus,
+            memory_bytes: limit * PAGE_BYTES,
+            memory_free_bytes: free * PAGE_BYTES,
+            slices: self.config.slices,
+            slices_used: self.budget.slots_used(),
+            machine_slices: self.machine_slices.load(Ordering::Acquire),
+            confined: self.empty_root.is_some(),
+        }
+    }
+
+    /// How to confine a slice of `peer`.
+    pub(super) fn confinement(&self, peer: &Peer) -> Option<spawn::Confinement> {
+        self.empty_root.as_ref().map(|root| spawn::Confinement {
+            user: peer.user,
+            root: root.clone(),
+        })
+    }
+}
