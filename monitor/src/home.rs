@@ -15,7 +15,7 @@ use nix::sys::signal::SigSet;
 use nix::unistd::{Pid, Uid};
 use weft_api::{BackEndView, ConsoleView, Control, Server};
 use weft_confine::{ThreadKind, privilege};
-use weft_console::{Carrier, Notice, Output, Place, Port};
+use weft_console::{ConsoleEndpoint, ConsoleThread, Notice, Output, Port};
 use weft_machine::{End, Handle, Machine, MachineIo, MachineRequest, OpenDisks, REPLY_SECONDS_MAX};
 use weft_monitor::outcome::Outcome;
 use weft_monitor::settings::{OwnSettings, SliceSettings};
@@ -55,7 +55,7 @@ pub fn live(
 /// Those that the console's thread reads. One that this process was started to ignore
 /// (`nohup`) stays ignored: blocked, it would wait to be read all the same.
 fn signals() -> SigSet {
-    let all = Carrier::signals();
+    let all = ConsoleThread::signals();
     all.iter().filter(|signal| !is_ignored(*signal)).collect()
 }
 
@@ -97,7 +97,7 @@ struct Prepared {
     machine: Machine,
     controlled: Arc<Controlled>,
     output: Output,
-    carrier: Carrier,
+    console_thread: ConsoleThread,
     api: Server,
     events: Receiver<Event>,
 }
@@ -134,11 +134,11 @@ fn prepare(
         // A change of user undoes it.
         die_with(parent)?;
     }
-    let (console, place) = match outlets.console.take().zip(own.console) {
-        None => (ConsoleView::Stdio, Place::Standard),
+    let (console, endpoint) = match outlets.console.take().zip(own.console) {
+        None => (ConsoleView::Stdio, ConsoleEndpoint::Standard),
         Some((listener, path)) => (
             ConsoleView::Socket { path },
-            Place::Socket(listener, owners.to_vec()),
+            ConsoleEndpoint::Socket(listener, owners.to_vec()),
         ),
     };
     let back_end = BackEndView {
@@ -166,8 +166,14 @@ fn prepare(
         output: output.clone(),
     };
     let notify = Box::new(move |notice| drop(wake.send(Event::Notice(notice))));
-    let carrier = Carrier::start(place, output.clone(), Arc::new(typed), notify, &signals())
-        .context("cannot start the console")?;
+    let console_thread = ConsoleThread::start(
+        endpoint,
+        output.clone(),
+        Arc::new(typed),
+        notify,
+        &signals(),
+    )
+    .context("cannot start the console")?;
     let listener = outlets
         .api
         .take()
@@ -181,7 +187,7 @@ fn prepare(
         machine,
         controlled,
         output,
-        carrier,
+        console_thread,
         api,
         events,
     })
@@ -243,7 +249,7 @@ impl Prepared {
         // Answers that tell of the end go out; then the last of the console.
         self.api.finish();
         drop(self.machine);
-        self.carrier.finish();
+        self.console_thread.finish();
         let boot = self.output.seen().map(|seen| seen - running);
         Outcome {
             end,

@@ -1,4 +1,4 @@
-//! The other end of a console's socket: this terminal, or these pipes.
+//! The client of a console's socket: connects it to this terminal or these pipes.
 
 use std::io::{self, IsTerminal, Read, Write};
 use std::os::fd::AsFd;
@@ -9,7 +9,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::escape::{self, Action, Escape};
 use super::terminal::{self, Raw};
 
-/// Why an attached console came to its end.
+/// Why an attached console ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
     /// Ctrl-] d, or the end of a terminal.
@@ -20,9 +20,8 @@ pub enum Left {
     Closed,
 }
 
-/// Carries standard input and output to and from `stream` until the machine
-/// closes it, or somebody at a terminal leaves. The end of what is piped in only
-/// ends the typing.
+/// Moves bytes between standard input and output and `stream` until the machine closes it or
+/// the user leaves. The end of piped input ends only the typing.
 pub fn attach(mut stream: UnixStream) -> io::Result<Left> {
     if io::stdin().is_terminal() {
         terminal::restore_when_killed()?;
@@ -82,7 +81,7 @@ fn show(bytes: &[u8]) -> io::Result<()> {
     output.flush()
 }
 
-/// Whether there is something to show, and something typed.
+/// Waits; whether `stream` and whether standard input can be read.
 fn wait(stream: &UnixStream, typing: bool) -> io::Result<(bool, bool)> {
     let input = io::stdin();
     let mut polled = vec![PollFd::new(stream.as_fd(), PollFlags::POLLIN)];

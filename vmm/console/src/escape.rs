@@ -1,4 +1,4 @@
-//! The way out of a guest's console: Ctrl-] and a letter.
+//! Escape sequences of a guest's console: Ctrl-] and a letter.
 //!
 //! ```text
 //!            Ctrl-]                a letter: an action, or nothing
@@ -9,18 +9,18 @@
 /// The byte of Ctrl-].
 pub const ESCAPE: u8 = 0x1d;
 
-/// What a letter after Ctrl-] asks for.
+/// The action of a letter after Ctrl-].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// `q`: stop the machine.
     Quit,
-    /// `d`: leave the console; the machine goes on.
+    /// `d`: leave the console; the machine continues.
     Detach,
-    /// `?` or `h`: say which letters there are.
+    /// `?` or `h`: print the letters.
     Help,
 }
 
-/// Tells keys for the guest from those for us.
+/// Separates keys for the guest from escape sequences.
 #[derive(Debug, Default)]
 pub struct Escape {
     escaped: bool,
@@ -51,8 +51,8 @@ impl Escape {
     }
 }
 
-/// What the letters do, for a terminal in raw mode. `detach` where there is
-/// something to go on without this terminal.
+/// The text of the help, for a terminal in raw mode. `detach`: the machine can continue
+/// without this terminal.
 pub fn help(detach: bool) -> String {
     let mut text = String::from("\r\nweft: Ctrl-] then q: stop the machine");
     if detach {

@@ -1,4 +1,4 @@
-//! The guest's console, carried to a terminal, to pipes, or to a UNIX socket.
+//! The guest's console on a terminal, on pipes or at a UNIX socket.
 //!
 //! ```text
 //!  devices ── Output (bounded) ──▶ ┌─────────┐ ──▶ standard output │ the one client
@@ -7,26 +7,25 @@
 //!                                  └─────────┘ ──▶ Notice: quit
 //! ```
 //!
-//! One thread, [`Carrier`], does all reading and writing. A device is held up
-//! only when its output is not read for long: see [`Output`]. What a client of
-//! the socket does holds nobody up, and keys and signals are heard while nobody
-//! reads standard output.
+//! One thread, [`ConsoleThread`], does all reading and writing. A device waits only if its output
+//! is not read for long ([`Output`]). A client of the socket delays no device, and the thread
+//! reads keys and signals also while standard output is blocked.
 //!
 //! - [`escape`]: Ctrl-] and a letter, on a terminal
-//! - [`terminal`]: raw mode, and back in every case
-//! - [`output`]: what devices wrote and nobody carried yet
-//! - [`socket`]: one client at a time, and what it missed
-//! - [`stdout`]: standard output, and what waits for it
-//! - [`attach`]: the other end of the socket: `weft vm console`
+//! - [`terminal`]: raw mode, and its end in every case
+//! - [`output`]: the devices' output that waits for the console thread
+//! - [`socket`]: one client at a time, with a scrollback for the next
+//! - [`stdout`]: standard output, written to without blocking
+//! - [`attach`]: the client of the socket, `weft vm console`
 
 pub mod attach;
-mod carrier;
 pub mod escape;
 mod output;
 mod socket;
 mod stdout;
 pub mod terminal;
+mod thread;
 
-pub use carrier::{Carrier, Keys, Notice, Place};
 pub use output::{OUTPUT_BYTES_MAX, Output, Port, PortOutput};
 pub use socket::SCROLLBACK_BYTES;
+pub use thread::{ConsoleEndpoint, ConsoleThread, Keys, Notice};

@@ -1,10 +1,9 @@
-//! What the guest's console devices wrote and the console thread has not carried
-//! away yet.
+//! The output of the guest's console devices that waits for the console thread.
 //!
-//! Invariant: at most [`OUTPUT_BYTES_MAX`] bytes wait. A device that writes more
-//! waits for room, [`FULL_WAIT`] at most, and then loses what does not fit: a
-//! reader that stands still slows the guest's console down, and never stops the
-//! guest for good. After one loss nothing is waited for until there is room again.
+//! Invariant: at most [`OUTPUT_BYTES_MAX`] bytes wait. A device that writes more blocks until
+//! there is room, [`FULL_WAIT`] at most, and then drops the bytes that do not fit. So a reader
+//! that stops slows the guest's console down, and never stops the guest. After a loss devices
+//! do not block until there is room again.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,7 +16,7 @@ use weft_virtio::console::ConsoleOutput;
 
 /// Bytes that may wait: some seconds of a fast serial port.
 pub const OUTPUT_BYTES_MAX: usize = 256 << 10;
-/// Longest that a device is held up.
+/// Longest time that a device blocks.
 const FULL_WAIT: Duration = Duration::from_secs(2);
 
 /// A device that the guest's console may be on.
@@ -30,18 +29,18 @@ pub enum Port {
     Virtio,
 }
 
-/// The devices' end. Clones write to the same console.
+/// The devices' side of the console. Clones write to the same console.
 #[derive(Clone)]
 pub struct Output {
     shared: Arc<Shared>,
 }
 
 struct Shared {
-    /// Held to copy bytes only.
+    /// Locked only to copy bytes.
     waiting: Mutex<Waiting>,
-    /// Bytes were taken.
+    /// Signalled when bytes were taken.
     room: Condvar,
-    /// Bytes wait.
+    /// Readable while bytes wait.
     wake: EventFd,
     /// The [`Port`] that was written to last.
     latest: AtomicU8,
@@ -50,15 +49,15 @@ struct Shared {
 #[derive(Default)]
 struct Waiting {
     bytes: VecDeque<u8>,
-    /// Dropped because the buffer was full.
+    /// Bytes dropped because the buffer was full.
     lost: u64,
-    /// The last device had to give up.
+    /// The last write dropped bytes: the next one does not block.
     stuck: bool,
     watch: Option<Watch>,
 }
 
 impl Output {
-    /// Nothing waits.
+    /// An empty buffer.
     pub fn new() -> io::Result<Output> {
         Ok(Output {
             shared: Arc::new(Shared {
@@ -84,7 +83,7 @@ impl Output {
         self.lock().watch.as_ref().and_then(|watch| watch.seen)
     }
 
-    /// The way here for the device at `port`.
+    /// The writer for the device at `port`.
     pub fn port(&self, port: Port) -> PortOutput {
         PortOutput {
             output: self.clone(),
@@ -92,7 +91,7 @@ impl Output {
         }
     }
 
-    /// The port that the guest wrote to last: where it listens, most likely.
+    /// The port that the guest wrote to last, which most likely reads keys.
     pub fn latest(&self) -> Port {
         match self.shared.latest.load(Ordering::Relaxed) {
             virtio if virtio == Port::Virtio as u8 => Port::Virtio,
@@ -100,7 +99,7 @@ impl Output {
         }
     }
 
-    /// Has `bytes` carried to the console.
+    /// Queues bytes for the console.
     pub fn push(&self, mut bytes: &[u8]) {
         let deadline = Instant::now() + FULL_WAIT;
         let mut waiting = self.lock();
@@ -133,18 +132,18 @@ impl Output {
         }
     }
 
-    /// Bytes thrown away so far.
+    /// Bytes dropped so far.
     pub fn lost(&self) -> u64 {
         self.lock().lost
     }
 
-    /// Moves at most `most` waiting bytes to the end of `to`; says how many.
+    /// Moves at most `most` waiting bytes to the end of `to`; returns how many.
     pub(super) fn take(&self, most: usize, to: &mut Vec<u8>) -> usize {
         let mut waiting = self.lock();
         let count = most.min(waiting.bytes.len());
         to.extend(waiting.bytes.drain(..count));
         if waiting.bytes.is_empty() {
-            // Nothing to read: not readable any more is as good.
+            // An error means that it is not readable already.
             let _ = self.shared.wake.read();
         }
         self.shared.room.notify_all();
@@ -153,7 +152,7 @@ impl Output {
 
     /// Makes [`Output::descriptor`] readable.
     pub(super) fn wake(&self) {
-        // Fails only when it is readable 2^64 - 2 times over.
+        // Fails only if the counter is full, and then it is readable.
         let _ = self.shared.wake.write(1);
     }
 

@@ -1,5 +1,4 @@
-//! A console at a UNIX socket: one client at a time, and the last of what it
-//! missed.
+//! A console at a UNIX socket: one client at a time, and a scrollback for the next.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -9,16 +8,16 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::unistd::Uid;
 
-/// What of the console is kept for a client that comes later, in bytes.
+/// Bytes of output that are kept for the next client.
 pub const SCROLLBACK_BYTES: usize = 64 << 10;
-/// What may wait for a client that does not read; one that lets more wait is
-/// sent away, and finds the end of it in the scrollback when it comes back.
+/// Most bytes that wait for a client. A client that reads more slowly is disconnected; when it
+/// attaches again the scrollback has the last of its output.
 const BACKLOG_BYTES_MAX: usize = 256 << 10;
 
-/// The socket and who is there.
+/// The listening socket, with the client that is attached.
 pub(super) struct Socket {
     listener: UnixListener,
-    /// Beside root: who started the machine.
+    /// The users besides root that may attach.
     owners: Vec<Uid>,
     client: Option<Client>,
     scrollback: VecDeque<u8>,
@@ -44,7 +43,7 @@ impl Socket {
         self.listener.as_fd()
     }
 
-    /// The client, and whether something waits for it.
+    /// The client's descriptor, and whether output waits for it.
     pub(super) fn client(&self) -> Option<(BorrowedFd<'_>, bool)> {
         let client = self.client.as_ref()?;
         Some((client.stream.as_fd(), !client.backlog.is_empty()))
@@ -76,7 +75,7 @@ impl Socket {
         })
     }
 
-    /// What the guest wrote.
+    /// Takes output of the guest.
     pub(super) fn push(&mut self, bytes: &[u8]) {
         self.scrollback.extend(bytes);
         let old = self.scrollback.len().saturating_sub(SCROLLBACK_BYTES);
@@ -87,7 +86,7 @@ impl Socket {
         self.flush();
     }
 
-    /// Gives the client what it takes.
+    /// Writes to the client without blocking; disconnects it if it reads too slowly.
     pub(super) fn flush(&mut self) {
         let Some(client) = &mut self.client else {
             return;
@@ -97,7 +96,7 @@ impl Socket {
         }
     }
 
-    /// What the client typed, at most as much as fits; nothing when it has gone.
+    /// Reads what the client typed; 0 if it typed nothing or has gone.
     pub(super) fn read(&mut self, buffer: &mut [u8]) -> usize {
         let Some(client) = &mut self.client else {
             return 0;
@@ -114,7 +113,7 @@ impl Socket {
 }
 
 impl Client {
-    /// Writes; whether the client is still there.
+    /// Writes without blocking; `false` if the client has gone.
     fn flush(&mut self) -> bool {
         while !self.backlog.is_empty() {
             match self.stream.write(self.backlog.as_slices().0) {

@@ -1,26 +1,25 @@
-//! Standard output, written to only when it takes something.
+//! Standard output, written to without blocking.
 //!
-//! Whoever started this process shares the open file, so it stays as it is: it
-//! may block. A write therefore follows a poll that says that there is room, and
-//! is no longer than what then fits.
+//! The parent process shares the open file description, so O_NONBLOCK cannot be set. Each
+//! write follows a poll that reports room, and is no longer than what fits then.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// What a pipe that can be written to takes without waiting (pipe(7)).
+/// Bytes that a writable pipe takes without blocking (pipe(7)).
 const PIECE: usize = libc::PIPE_BUF;
-/// What a terminal takes: it counts as writable while fewer wait in its driver
+/// Bytes that a writable terminal takes: it is writable while fewer wait in its driver
 /// (WAKEUP_CHARS).
 const TERMINAL_PIECE: usize = 256;
 
-/// Standard output and what waits for it.
+/// Standard output, and the bytes that wait for it.
 pub(super) struct StandardOutput {
     to: OwnedFd,
     piece: usize,
     waiting: Vec<u8>,
-    /// Nobody reads it any more.
+    /// A write failed: the reader has gone.
     broken: bool,
 }
 
@@ -35,18 +34,18 @@ impl StandardOutput {
         }
     }
 
-    /// The descriptor, while something waits for it.
+    /// The descriptor, if bytes wait for it.
     pub(super) fn waits(&self) -> Option<BorrowedFd<'_>> {
         (!self.waiting.is_empty()).then(|| self.to.as_fd())
     }
 
-    /// Writes `bytes` after what waits, or has them wait.
+    /// Queues bytes, and writes what fits.
     pub(super) fn push(&mut self, bytes: &[u8]) {
         self.waiting.extend(bytes);
         self.flush();
     }
 
-    /// Writes as much as there is room for.
+    /// Writes the waiting bytes that fit.
     pub(super) fn flush(&mut self) {
         let mut done = 0;
         while let Some(piece) = self.waiting.get(done..).filter(|rest| !rest.is_empty())
@@ -68,7 +67,7 @@ impl StandardOutput {
         }
     }
 
-    /// Whether a write would not wait. It would not for a broken one, either.
+    /// Whether a write would not block; true also if the reader has gone.
     fn has_room(&self) -> bool {
         let mut polled = [PollFd::new(self.to.as_fd(), PollFlags::POLLOUT)];
         poll(&mut polled, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)

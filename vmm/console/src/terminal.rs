@@ -1,10 +1,9 @@
-//! The terminal in raw mode, so that every key reaches the guest, and back.
+//! Raw mode of the terminal, in which every key reaches the guest.
 //!
-//! Invariant: after the end of the process through Rust (return, panic) or through a
-//! forbidden system call, the terminal has its former mode. Signals are the
-//! caller's: `weft vm run` reads them, `weft vm console` calls
-//! [`restore_when_killed`]. What cannot be caught (SIGKILL) is the parent's to
-//! repair: see `weft vm run`.
+//! Invariant: after the process has ended by return, panic or a forbidden system call, the
+//! terminal has its former mode. The caller handles signals: `weft vm run` reads them, and
+//! `weft vm console` calls [`restore_when_killed`]. After SIGKILL the parent, `weft vm run`,
+//! restores the terminal.
 
 use std::io::{self, IsTerminal};
 use std::mem::MaybeUninit;
@@ -15,15 +14,14 @@ use std::sync::{Once, OnceLock};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
 
-/// The mode before the first change, and whose it is.
+/// The mode before the first change, and the terminal's descriptor.
 static BEFORE: OnceLock<(RawFd, libc::termios)> = OnceLock::new();
-/// Whether the mode is another one now.
+/// Whether the terminal is in raw mode.
 static CHANGED: AtomicBool = AtomicBool::new(false);
 
-/// Columns and rows.
+/// The size of a terminal, in characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
-    /// Characters in a row.
     pub columns: u16,
     pub rows: u16,
 }
@@ -57,8 +55,8 @@ impl Drop for Raw {
     }
 }
 
-/// Gives the terminal the mode it had before [`Raw::enter`]. Async-signal-safe;
-/// does nothing when nothing was changed.
+/// Restores the mode before [`Raw::enter`]. Async-signal-safe; does nothing if the mode was not
+/// changed.
 pub fn restore() {
     if !CHANGED.swap(false, Ordering::AcqRel) {
         return;
@@ -69,8 +67,8 @@ pub fn restore() {
     }
 }
 
-/// Has the signals that end programs restore the terminal first, for a process
-/// that does not handle them otherwise. One that is ignored stays so.
+/// Makes the signals that end programs restore the terminal first, for a process that does not
+/// handle them otherwise. Ignored signals stay ignored.
 pub fn restore_when_killed() -> io::Result<()> {
     for signal in [
         Signal::SIGHUP,

@@ -21,7 +21,7 @@ use nix::sys::termios::{LocalFlags, tcgetattr};
 use nix::unistd::Pid;
 use weft_console::attach::attach;
 use weft_console::terminal::Size;
-use weft_console::{Carrier, Keys, Notice, Output, Place};
+use weft_console::{ConsoleEndpoint, ConsoleThread, Keys, Notice, Output};
 
 /// How long anything here may take.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -48,7 +48,7 @@ impl Keys for Mute {
 
 fn main() {
     match std::env::args().nth(1).as_deref() {
-        Some("carry") => carry(),
+        Some("run") => run_console(),
         Some("attach") => {
             let (stream, _other) = UnixStream::pair().unwrap();
             let left = attach(stream);
@@ -64,21 +64,21 @@ fn main() {
 }
 
 /// A console on standard input and output that ends when a signal is heard.
-fn carry() {
-    Carrier::signals().thread_block().unwrap();
+fn run_console() {
+    ConsoleThread::signals().thread_block().unwrap();
     let output = Output::new().unwrap();
     let notify = |notice| match notice {
         Notice::Signal(signal) => std::process::exit(128 + signal),
         Notice::Quit => std::process::exit(1),
     };
-    let carrier = Carrier::start(
-        Place::Standard,
+    let console_thread = ConsoleThread::start(
+        ConsoleEndpoint::Standard,
         output.clone(),
         Arc::new(Mute),
         Box::new(notify),
-        &Carrier::signals(),
+        &ConsoleThread::signals(),
     );
-    let _carrier = carrier.unwrap();
+    let _console_thread = console_thread.unwrap();
     output.push(&vec![b'x'; MUCH]);
     std::thread::sleep(2 * PATIENCE);
 }
@@ -143,7 +143,7 @@ fn signals_are_heard_while_nobody_reads(terminal: bool) {
         let (reader, writer) = io::pipe().unwrap();
         (reader.into(), writer.into())
     };
-    let child = start("carry", File::open("/dev/null").unwrap(), writer);
+    let child = start("run", File::open("/dev/null").unwrap(), writer);
     let (mut before, mut since) = (0, Instant::now());
     until("a full output", || {
         let now = waiting(&reader);

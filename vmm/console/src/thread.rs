@@ -1,4 +1,5 @@
-//! The console thread.
+//! The console thread: moves bytes between the guest's console devices and the terminal,
+//! pipes or socket, and reads signals.
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;
@@ -20,69 +21,71 @@ use super::socket::Socket;
 use super::stdout::StandardOutput;
 use super::terminal::{self, Raw, Size};
 
-/// How often keys are offered again to a guest that does not take them.
+/// How often keys are offered again to a guest whose buffer is full.
 const RETRY_MS: u8 = 10;
-/// Bytes moved at one time.
+/// Most bytes of output that are moved at once.
 const PIECE: usize = 16 << 10;
 /// Keys that may wait for the guest; nothing more is read until it takes some.
 const KEYS_MAX: usize = 4 << 10;
-/// How long the last output may take to be carried at the end.
+/// Longest time for the last output at the end.
 const FINISH_BOUND: Duration = Duration::from_secs(2);
 
-/// Where keys go: the guest's console devices.
+/// The guest's console devices, as the receivers of keys.
 pub trait Keys: Send + Sync {
-    /// Takes as many bytes as there is room for; says how many.
+    /// Takes the bytes that fit the device's buffer; returns how many.
     fn type_in(&self, bytes: &[u8]) -> usize;
-    /// The terminal has this size now.
+    /// Tells the devices the terminal's size.
     fn resize(&self, size: Size);
 }
 
-/// What the user, or the process that looks after this one, asks for.
+/// A request that reaches the process through its console thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// Ctrl-] q.
+    /// The user typed Ctrl-] q.
     Quit,
     /// A signal that ends programs.
     Signal(i32),
 }
 
-/// Where the console is.
-pub enum Place {
+/// What the guest's console is connected to.
+pub enum ConsoleEndpoint {
     /// Standard input and output.
     Standard,
-    /// A socket that listens; beside root, these users may attach.
+    /// A listening socket, to which root and these users may attach.
     Socket(UnixListener, Vec<Uid>),
 }
 
-/// The console thread, from outside.
-pub struct Carrier {
+/// A running console thread.
+pub struct ConsoleThread {
     thread: JoinHandle<()>,
     output: Output,
     finish: Arc<AtomicBool>,
 }
 
-impl Carrier {
-    /// Starts the thread `console`, which reads `signals`: those of [`Carrier::signals`]
-    /// that every thread has blocked. `notify` is called on the thread, and must not wait.
+impl ConsoleThread {
+    /// Starts the thread `console`, which reads `signals`: those of [`ConsoleThread::signals`]
+    /// that every thread has blocked. `notify` is called on the thread, and must not block.
     pub fn start(
-        place: Place,
+        endpoint: ConsoleEndpoint,
         output: Output,
         keys: Arc<dyn Keys>,
         notify: Box<dyn Fn(Notice) + Send>,
         signals: &SigSet,
-    ) -> io::Result<Carrier> {
+    ) -> io::Result<ConsoleThread> {
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
-        let end = match place {
-            Place::Standard => End::Standard {
+        let endpoint = match endpoint {
+            ConsoleEndpoint::Standard => Endpoint::Standard {
                 to: StandardOutput::new(io::stdout().as_fd().try_clone_to_owned()?),
                 raw: Raw::enter()?,
                 open: true,
             },
-            Place::Socket(listener, owners) => End::Socket(Socket::new(listener, owners)?),
+            ConsoleEndpoint::Socket(listener, owners) => {
+                Endpoint::Socket(Socket::new(listener, owners)?)
+            }
         };
         let finish = Arc::new(AtomicBool::new(false));
         let work = Work {
-            end,
+            endpoint,
             output: output.clone(),
             keys,
             notify,
@@ -92,7 +95,7 @@ impl Carrier {
             finish: finish.clone(),
         };
         let thread = weft_confine::spawn("console", ThreadKind::Console, move || work.run())?;
-        Ok(Carrier {
+        Ok(ConsoleThread {
             thread,
             output,
             finish,
@@ -112,23 +115,22 @@ impl Carrier {
         .collect()
     }
 
-    /// Carries what is left, restores the terminal, and ends the thread: all of
-    /// it bounded.
+    /// Moves the remaining output, restores the terminal and ends the thread, within bounds.
     pub fn finish(self) {
         self.finish.store(true, Ordering::Release);
         self.output.wake();
-        // The terminal is restored even where the thread hangs in a write.
+        // The terminal is restored even if the thread hangs in a write.
         join_until(self.thread, Instant::now() + FINISH_BOUND);
         terminal::restore();
     }
 }
 
-/// Where bytes come from and go to.
-enum End {
+/// The open end point.
+enum Endpoint {
     Standard {
-        /// There when standard input is a terminal.
+        /// `None` if standard input is not a terminal.
         raw: Option<Raw>,
-        /// Standard input has not ended.
+        /// Whether standard input has not ended.
         open: bool,
         to: StandardOutput,
     },
@@ -136,18 +138,18 @@ enum End {
 }
 
 struct Work {
-    end: End,
+    endpoint: Endpoint,
     output: Output,
     keys: Arc<dyn Keys>,
     notify: Box<dyn Fn(Notice) + Send>,
     signals: SignalFd,
     escape: Escape,
-    /// Keys that the guest has not taken yet.
+    /// Keys that have not fit the guest's buffer yet.
     pending: Vec<u8>,
     finish: Arc<AtomicBool>,
 }
 
-/// What a turn of the loop found.
+/// What `poll` reported.
 #[derive(Default)]
 struct Ready {
     signals: bool,
@@ -167,39 +169,39 @@ impl Work {
                 self.read_signals();
             }
             if ready.knock
-                && let End::Socket(socket) = &mut self.end
+                && let Endpoint::Socket(socket) = &mut self.endpoint
             {
                 socket.accept();
             }
             if ready.writable {
-                match &mut self.end {
-                    End::Socket(socket) => socket.flush(),
-                    End::Standard { to, .. } => to.flush(),
+                match &mut self.endpoint {
+                    Endpoint::Socket(socket) => socket.flush(),
+                    Endpoint::Standard { to, .. } => to.flush(),
                 }
             }
             if ready.input {
                 self.read_keys();
             }
             self.offer_keys();
-            let carried = self.carry();
-            if finish && carried == 0 && !self.stuck() {
+            let moved = self.move_output();
+            if finish && moved == 0 && !self.stuck() {
                 return;
             }
         }
     }
 
-    /// Whether nothing more can be carried for now.
+    /// Whether output waits for standard output to become writable.
     fn stuck(&self) -> bool {
-        matches!(&self.end, End::Standard { to, .. } if to.waits().is_some())
+        matches!(&self.endpoint, Endpoint::Standard { to, .. } if to.waits().is_some())
     }
 
     fn greet(&self) {
-        if let End::Standard { raw: Some(_), .. } = self.end {
+        if let Endpoint::Standard { raw: Some(_), .. } = self.endpoint {
             let _ = io::stderr().write_all(escape::help(false).trim_start().as_bytes());
         }
     }
 
-    /// Waits for something to do; not at all when the end is asked for.
+    /// Waits for an event; does not block once the end is requested.
     fn wait(&self, finish: bool) -> Ready {
         let input_wanted = self.pending.len() < KEYS_MAX;
         let input_events = |more: PollFlags| match input_wanted {
@@ -208,7 +210,7 @@ impl Work {
         };
         let stdin = io::stdin();
         let none = PollFlags::empty();
-        // Taken only when it can be passed on.
+        // Output is taken only when it can be written.
         let output_events = if self.stuck() {
             none
         } else {
@@ -218,10 +220,10 @@ impl Work {
             PollFd::new(self.output.descriptor().as_fd(), output_events),
             PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
         ];
-        // Where in `polled` they are.
+        // Indices in `polled`.
         let (mut input, mut knock, mut writable) = (None, None, None);
-        match &self.end {
-            End::Standard { open, to, .. } => {
+        match &self.endpoint {
+            Endpoint::Standard { open, to, .. } => {
                 if *open && input_wanted {
                     input = Some(polled.len());
                     polled.push(PollFd::new(stdin.as_fd(), PollFlags::POLLIN));
@@ -231,7 +233,7 @@ impl Work {
                     polled.push(PollFd::new(stdout, PollFlags::POLLOUT));
                 }
             }
-            End::Socket(socket) => {
+            Endpoint::Socket(socket) => {
                 knock = Some(polled.len());
                 polled.push(PollFd::new(socket.listener(), PollFlags::POLLIN));
                 if let Some((client, waits)) = socket.client() {
@@ -254,10 +256,10 @@ impl Work {
             let descriptor = place.and_then(|place| polled.get(place));
             descriptor.and_then(PollFd::revents).unwrap_or(none)
         };
-        let writable = match &self.end {
-            // One that is broken shows it when it is written to.
-            End::Standard { .. } => !found(writable).is_empty(),
-            End::Socket(_) => found(writable).contains(PollFlags::POLLOUT),
+        let writable = match &self.endpoint {
+            // A broken pipe is noticed by the next write.
+            Endpoint::Standard { .. } => !found(writable).is_empty(),
+            Endpoint::Socket(_) => found(writable).contains(PollFlags::POLLOUT),
         };
         Ready {
             signals: !found(Some(1)).is_empty(),
@@ -277,7 +279,7 @@ impl Work {
     }
 
     fn resize(&self) {
-        if let End::Standard { .. } = self.end
+        if let Endpoint::Standard { .. } = self.endpoint
             && let Some(size) = terminal::size(io::stdout())
         {
             self.keys.resize(size);
@@ -286,12 +288,12 @@ impl Work {
 
     fn read_keys(&mut self) {
         let mut buffer = [0; KEYS_MAX];
-        match &mut self.end {
-            End::Socket(socket) => {
+        match &mut self.endpoint {
+            Endpoint::Socket(socket) => {
                 let count = socket.read(&mut buffer);
                 self.pending.extend(buffer.iter().take(count));
             }
-            End::Standard { raw, open, .. } => {
+            Endpoint::Standard { raw, open, .. } => {
                 let count = match read_standard_input(&mut buffer) {
                     Ok(count) => count,
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => return,
@@ -307,7 +309,7 @@ impl Work {
                 for action in self.escape.filter(typed, &mut self.pending) {
                     match action {
                         Action::Quit => (self.notify)(Notice::Quit),
-                        // Nothing would be left to attach to.
+                        // No socket exists to attach to again.
                         Action::Detach | Action::Help => {
                             let _ = io::stderr().write_all(escape::help(false).as_bytes());
                         }
@@ -324,8 +326,8 @@ impl Work {
         }
     }
 
-    /// Carries what waits, if there is room for it; says how many bytes.
-    fn carry(&mut self) -> usize {
+    /// Moves waiting output if it can be written; returns how many bytes.
+    fn move_output(&mut self) -> usize {
         if self.stuck() {
             return 0;
         }
@@ -334,16 +336,15 @@ impl Work {
         if count == 0 {
             return 0;
         }
-        match &mut self.end {
-            End::Socket(socket) => socket.push(&bytes),
-            End::Standard { to, .. } => to.push(&bytes),
+        match &mut self.endpoint {
+            Endpoint::Socket(socket) => socket.push(&bytes),
+            Endpoint::Standard { to, .. } => to.push(&bytes),
         }
         count
     }
 }
 
-/// Reads without the standard library's buffer: what it kept would not show in
-/// `poll`.
+/// Reads without the standard library's buffer, whose contents `poll` does not see.
 fn read_standard_input(buffer: &mut [u8]) -> io::Result<usize> {
     let input = io::stdin();
     Ok(nix::unistd::read(input.as_fd(), buffer)?)
@@ -370,17 +371,18 @@ mod tests {
         fn resize(&self, _: Size) {}
     }
 
-    fn console(name: &str) -> (PathBuf, Output, Arc<Typed>, Carrier) {
+    fn console(name: &str) -> (PathBuf, Output, Arc<Typed>, ConsoleThread) {
         let path = std::env::temp_dir().join(format!("weft-con-{}-{name}", std::process::id()));
         let _ = std::fs::remove_file(&path);
-        let place = Place::Socket(UnixListener::bind(&path).unwrap(), vec![Uid::effective()]);
+        let endpoint =
+            ConsoleEndpoint::Socket(UnixListener::bind(&path).unwrap(), vec![Uid::effective()]);
         let output = Output::new().unwrap();
         let typed = Arc::new(Typed::default());
         let quiet = Box::new(|_| ());
-        let signals = Carrier::signals();
-        let carrier =
-            Carrier::start(place, output.clone(), typed.clone(), quiet, &signals).unwrap();
-        (path, output, typed, carrier)
+        let signals = ConsoleThread::signals();
+        let console_thread =
+            ConsoleThread::start(endpoint, output.clone(), typed.clone(), quiet, &signals).unwrap();
+        (path, output, typed, console_thread)
     }
 
     fn attach(path: &PathBuf) -> UnixStream {
@@ -398,7 +400,7 @@ mod tests {
 
     #[test]
     fn a_late_client_sees_what_it_missed_and_types() {
-        let (path, output, typed, carrier) = console("late");
+        let (path, output, typed, console_thread) = console("late");
         output.push(b"login: ");
         let mut client = attach(&path);
         assert_eq!(read(&mut client, 7), "login: ");
@@ -425,14 +427,14 @@ mod tests {
         }
         assert_eq!(all, "login: # ");
         output.push(b"last words");
-        carrier.finish();
+        console_thread.finish();
         assert_eq!(read(&mut again, 10), "last words");
         std::fs::remove_file(path).unwrap();
     }
 
     #[test]
     fn a_client_that_does_not_read_holds_nobody_up() {
-        let (path, output, _, carrier) = console("deaf");
+        let (path, output, _, console_thread) = console("deaf");
         let mut client = attach(&path);
         let before = Instant::now();
         for _ in 0..64 {
@@ -440,7 +442,7 @@ mod tests {
         }
         assert!(before.elapsed() < Duration::from_secs(5));
         assert_eq!(output.lost(), 0);
-        carrier.finish();
+        console_thread.finish();
         // It was sent away, with less than everything.
         let mut got = Vec::new();
         let _ = client.read_to_end(&mut got);
