@@ -50,7 +50,7 @@ pub fn image(input: &[u8]) {
         kernel: &kernel,
         initrd: Some(&initrd),
         command_line: "console=ttyS0",
-        linux_words: &[],
+        linux_parameters: &[],
         protocol: Protocol::NAMES
             .get(usize::from(*choice))
             .map(|(_, protocol)| *protocol),

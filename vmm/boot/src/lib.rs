@@ -1,19 +1,19 @@
-//! Puts a kernel into guest memory, and says how the first CPU starts.
+//! Loads a kernel into guest memory, and makes the state in which the first vCPU starts.
 //!
-//! | file | becomes |
+//! | file | holds |
 //! | --- | --- |
-//! | [`mod@file`] | the files |
-//! | `bzimage`, `elf`, `multiboot` | formats, parsed; every field is checked |
+//! | [`mod@file`] | an open image file |
+//! | `bzimage`, `elf`, `multiboot` | parsers of formats, which check every field |
 //! | [`payload`] | the compressed kernel of a bzImage |
-//! | [`plan`] | which protocol, what goes where |
+//! | [`plan`] | the protocol, and what is loaded where |
 //! | [`format`] | kinds of files, and protocols |
-//! | [`layout`] | where everything else goes |
-//! | [`memory_map`] | the map of memory that the kernel gets |
-//! | `linux`, `pvh`, `multiboot` | what each protocol tells the kernel |
+//! | [`layout`] | the addresses of everything beside the kernel |
+//! | [`memory_map`] | the memory map that the kernel is given |
+//! | `linux`, `pvh`, `multiboot` | the structures that each protocol gives to the kernel |
 //! | `processor` | registers, descriptor table, page tables |
 //!
 //! Nothing is written to guest memory before the image was checked. All that is
-//! loaded is written, zeros too: memory may have been used before. Files are read
+//! loaded is written, zeros too, because memory may have been used before. Files are read
 //! where they are needed, straight into guest memory; one that changes while it is
 //! read is refused.
 
@@ -48,13 +48,13 @@ pub use payload::{Compression, PayloadError};
 use error::Problem;
 use layout::{COMMAND_LINE_ROOM, Places, clear, write};
 use memory_map::{ONE_MIB, low_end};
-use plan::{Opened, Plan};
+use plan::{BootPlan, Opened};
 
 const PAGE: u64 = 4096;
-/// Ranges of addresses that a user, or a kernel, may name to be kept up to date: each
-/// fault looks through all of both.
+/// Most ranges of addresses to subscribe to, of a user and of a kernel each: each fault
+/// searches all of both.
 pub const UPDATED_RANGES_MAX: usize = 64;
-/// Their pages at most, as a kernel names them: hot words lie on a few.
+/// Most pages of a kernel's ranges: hot words are on few pages.
 const UPDATED_PAGES_MAX: u64 = 1024;
 
 /// What to boot.
@@ -63,18 +63,18 @@ pub struct Request<'a> {
     pub kernel: &'a ImageFile,
     /// The first file system; for Multiboot, a module.
     pub initrd: Option<&'a ImageFile>,
-    /// For the kernel.
+    /// The command line, without `linux_parameters`.
     pub command_line: &'a str,
-    /// Words at the end of the command line of a kernel that is Linux.
-    pub linux_words: &'a [&'a str],
-    /// Use this protocol, not the one that fits best.
+    /// Parameters that are appended to the command line if the kernel is Linux.
+    pub linux_parameters: &'a [&'a str],
+    /// Forces a protocol; `None`: the best one is chosen.
     pub protocol: Option<Protocol>,
     /// Tables that are in guest memory already.
     pub acpi: Option<&'a acpi::Placed>,
     /// Randomness for Linux, by any of its 64-bit entries.
     pub seed: Option<&'a [u8; 32]>,
     /// Everything is loaded below this guest-physical address, which is where the
-    /// RAM of the machine's first slice ends; none: anywhere in RAM.
+    /// primary's part of RAM ends; `None`: anywhere in RAM.
     pub limit: Option<u64>,
 }
 
@@ -90,20 +90,20 @@ impl Request<'_> {
     }
 }
 
-/// What was found and where it was put.
+/// The recognised image, and where it was loaded.
 #[derive(Clone, Debug)]
 pub struct Recognised {
     /// Kind of file.
     pub format: Format,
     /// How it starts.
     pub protocol: Protocol,
-    /// It is Linux, whichever way it starts.
+    /// Whether the kernel is Linux, by any protocol.
     pub is_linux: bool,
     /// How the kernel in a bzImage is compressed.
     pub compression: Option<Compression>,
     /// Why the kernel has to unpack itself.
     pub not_unpacked: Option<PayloadError>,
-    /// What a bzImage calls itself.
+    /// The version string of a bzImage.
     pub version: Option<String>,
     /// Guest-physical addresses of the kernel.
     pub kernel: Range<u64>,
@@ -237,13 +237,13 @@ pub fn load(ram: &Ram, request: &Request) -> Result<Loaded, BootError> {
 }
 
 /// With its zero, if the kernel takes so much.
-fn command_line(request: &Request, opened: &Opened, plan: &Plan) -> Result<Vec<u8>, BootError> {
-    let mut words = vec![request.command_line];
+fn command_line(request: &Request, opened: &Opened, plan: &BootPlan) -> Result<Vec<u8>, BootError> {
+    let mut parameters = vec![request.command_line];
     if plan.is_linux {
-        words.extend(request.linux_words);
+        parameters.extend(request.linux_parameters);
     }
-    words.retain(|word| !word.is_empty());
-    let text = words.join(" ");
+    parameters.retain(|parameter| !parameter.is_empty());
+    let text = parameters.join(" ");
     let limit = match opened.setup_header().map(|header| header.cmdline_size) {
         Some(limit) if limit > 0 => limit as usize,
         _ if plan.is_linux => linux::COMMAND_LINE_MAX,
@@ -266,7 +266,7 @@ fn initrd_range(
     request: &Request,
     initrd: &ImageFile,
     opened: &Opened,
-    plan: &Plan,
+    plan: &BootPlan,
 ) -> Result<Range<u64>, BootError> {
     let highest = match (plan.protocol, opened.setup_header()) {
         (Protocol::Linux | Protocol::LinuxOwnEntry, Some(header)) => {

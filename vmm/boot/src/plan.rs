@@ -1,4 +1,4 @@
-//! Which protocol starts an image, what of it goes where, and where it starts.
+//! The boot plan of an image: its protocol, what is loaded where, and its entry.
 
 use std::ops::Range;
 
@@ -13,38 +13,38 @@ use super::memory_map::{LOW_RAM_END, ONE_MIB};
 use super::multiboot;
 use super::payload::{self, Compression, PayloadError};
 
-/// An image, recognised and unpacked as far as it can be.
+/// A recognised image, unpacked if its compression is supported.
 #[derive(Debug)]
 pub struct Opened<'a> {
     file: &'a ImageFile,
-    /// Its first bytes.
+    /// The first bytes of the file.
     head: Vec<u8>,
-    /// What kind of file it is.
+    /// The format of the file.
     pub format: Format,
     /// Set for a bzImage.
     pub bzimage: Option<BzImage>,
     /// How the kernel in it is compressed.
     pub compression: Option<Compression>,
-    /// What was in the bzImage, or why it was left.
+    /// The kernel in the bzImage, or why it was not unpacked.
     unpacked: Option<Result<ImageFile, PayloadError>>,
 }
 
-/// How to start it.
+/// What is loaded where, and how the kernel starts.
 #[derive(Debug)]
-pub struct Plan<'a> {
-    /// Chosen.
+pub struct BootPlan<'a> {
+    /// The protocol that starts the kernel.
     pub protocol: Protocol,
-    /// Where what is loaded comes from.
+    /// The file of the segments.
     pub file: &'a ImageFile,
-    /// What is loaded, in order of addresses, disjoint.
+    /// The segments in order of addresses; they do not overlap.
     pub segments: Vec<Segment>,
     /// Guest-physical addresses that the kernel needs.
     pub extent: Range<u64>,
     /// First instruction, guest-physical.
     pub entry: u64,
-    /// It is Linux, whichever way it starts.
+    /// Whether the kernel is Linux, by any protocol.
     pub is_linux: bool,
-    /// The pages that its notes list to be kept up to date.
+    /// The pages to which its notes ask to subscribe.
     pub updated: Vec<Range<u64>>,
 }
 
@@ -101,7 +101,7 @@ impl<'a> Opened<'a> {
     }
 
     /// Chooses the protocol: Linux's own for Linux, else PVH, else Multiboot.
-    pub fn plan(&self, forced: Option<Protocol>) -> Result<Plan<'_>, Problem> {
+    pub fn plan(&self, forced: Option<Protocol>) -> Result<BootPlan<'_>, Problem> {
         let mut plan = match (&self.bzimage, &self.unpacked) {
             (Some(_), Some(Ok(vmlinux))) => {
                 let mut kernel = elf::parse(vmlinux)?;
@@ -136,7 +136,7 @@ impl<'a> Opened<'a> {
         kernel: ElfKernel,
         header: Option<multiboot::Header>,
         forced: Option<Protocol>,
-    ) -> Result<Plan<'b>, ImageError> {
+    ) -> Result<BootPlan<'b>, ImageError> {
         let protocol = match forced {
             Some(protocol) => protocol,
             None if kernel.is_linux => Protocol::Linux,
@@ -148,7 +148,7 @@ impl<'a> Opened<'a> {
             }
         };
         let impossible = |reason| ImageError::Forced { protocol, reason };
-        let mut plan = Plan {
+        let mut plan = BootPlan {
             protocol,
             file,
             segments: kernel.segments,
@@ -195,7 +195,7 @@ impl<'a> Opened<'a> {
         &self,
         header: Option<multiboot::Header>,
         forced: Option<Protocol>,
-    ) -> Result<Plan<'_>, ImageError> {
+    ) -> Result<BootPlan<'_>, ImageError> {
         if let Some(protocol) = forced.filter(|protocol| *protocol != Protocol::Multiboot) {
             let reason = "it has a Multiboot header only";
             return Err(ImageError::Forced { protocol, reason });
@@ -205,7 +205,7 @@ impl<'a> Opened<'a> {
             Some(header.check().and(flat))
         });
         let (segment, entry) = flat.unwrap_or_else(|| Err(what_else(&self.head)))?;
-        Ok(Plan {
+        Ok(BootPlan {
             protocol: Protocol::Multiboot,
             file: self.file,
             segments: vec![segment],
@@ -216,13 +216,17 @@ impl<'a> Opened<'a> {
         })
     }
 
-    fn own_entry(&self, image: &BzImage, forced: Option<Protocol>) -> Result<Plan<'_>, ImageError> {
+    fn own_entry(
+        &self,
+        image: &BzImage,
+        forced: Option<Protocol>,
+    ) -> Result<BootPlan<'_>, ImageError> {
         if let Some(protocol) = forced.filter(|protocol| *protocol != Protocol::LinuxOwnEntry) {
             let reason = "the kernel in it could not be unpacked";
             return Err(ImageError::Forced { protocol, reason });
         }
         let (extent, entry) = image.own_entry()?;
-        Ok(Plan {
+        Ok(BootPlan {
             protocol: Protocol::LinuxOwnEntry,
             file: self.file,
             segments: vec![Segment {
@@ -238,7 +242,7 @@ impl<'a> Opened<'a> {
     }
 }
 
-impl Plan<'_> {
+impl BootPlan<'_> {
     /// Sorts, refuses what overlaps or lies too low, and finds the extent.
     fn sort_segments(&mut self) -> Result<(), ImageError> {
         self.segments.sort_by_key(|segment| segment.address);

@@ -15,22 +15,22 @@ use super::configuration::Configuration;
 use super::kernel_parameters;
 use weft_aggregate::Placement;
 
-/// Begins the randomness that a deterministic guest is given.
+/// The first bytes of a deterministic guest's seed.
 const DETERMINISTIC_SEED: [u8; 4] = *b"WEFT";
 
 /// A guest ready to start.
 pub(super) struct Guest {
-    /// The first CPU at its first instruction.
+    /// The first vCPU's state at its first instruction.
     pub bootstrap: CpuState,
-    /// What was recognised, and what was added.
+    /// Lines for the log: the recognised kernel, and the added parameters.
     pub notes: Vec<String>,
-    /// Guest-physical addresses to keep up to date, from the kernel's own notes and
-    /// the configuration.
+    /// Guest-physical addresses to subscribe to, from the kernel's notes and the
+    /// configuration.
     pub updated: Vec<Range<u64>>,
 }
 
-/// The files that a machine starts from, open. They are read later, but not asked
-/// for again.
+/// The open kernel and initrd of a machine. They are opened before privileges are given up,
+/// and read later.
 pub(super) struct Files {
     kernel: ImageFile,
     initrd: Option<ImageFile>,
@@ -47,13 +47,13 @@ impl Files {
         })
     }
 
-    /// Puts all that the guest starts with into `ram`. `words` go to the end of
-    /// Linux's command line.
+    /// Loads kernel, initrd and tables into `ram`. `parameters` are appended to Linux's command
+    /// line.
     pub fn load(
         &self,
         configuration: &Configuration,
         ram: &Ram,
-        words: &[&str],
+        parameters: &[&str],
     ) -> Result<Guest, MachineError> {
         let placement = configuration.placement();
         let placed = acpi::place(
@@ -66,7 +66,7 @@ impl Files {
         )?;
         let several =
             kernel_parameters::kernel_parameters(configuration, &placement, self.initrd.as_ref());
-        let words: Vec<&str> = words
+        let parameters: Vec<&str> = parameters
             .iter()
             .copied()
             .chain(several.iter().map(String::as_str))
@@ -78,7 +78,7 @@ impl Files {
                 kernel: &self.kernel,
                 initrd: self.initrd.as_ref(),
                 command_line: configuration.command_line.trim(),
-                linux_words: &words,
+                linux_parameters: &parameters,
                 protocol: configuration.boot_protocol,
                 acpi: Some(&placed),
                 seed: Some(&seed),
@@ -86,9 +86,9 @@ impl Files {
             },
         )?;
         let mut notes = vec![loaded.recognised.to_string()];
-        if loaded.recognised.is_linux && !words.is_empty() {
-            let words = words.join(" ");
-            notes.push(format!("added to the kernel's command line: {words}"));
+        if loaded.recognised.is_linux && !parameters.is_empty() {
+            let parameters = parameters.join(" ");
+            notes.push(format!("added to the kernel's command line: {parameters}"));
         }
         let updated = match placement.slices() {
             0 | 1 => Vec::new(),
@@ -106,15 +106,15 @@ impl Files {
     }
 }
 
-/// Where the memory of the primary ends, of several: what is loaded lies
-/// there, so that a boot needs nothing of the others.
+/// The end of the primary's part of RAM, if there are several slices. Everything is loaded
+/// below it, so that the early boot needs no other slice.
 fn first_end(placement: &Placement) -> Option<u64> {
     let several = placement.slices() > 1;
     let first = several.then(|| placement.memory_of(0))?;
     first.last().map(|range| range.end)
 }
 
-/// The randomness that a kernel is given to start with.
+/// The seed of a kernel's random number generator.
 fn seed(deterministic: bool) -> std::io::Result<[u8; 32]> {
     let mut seed = [0; 32];
     if deterministic {

@@ -59,7 +59,7 @@ fn each_kernel_is_started_by_its_protocol() {
             kernel: &kernel,
             initrd: None,
             command_line: "some text",
-            linux_words: &["nothing", "else"],
+            linux_parameters: &["nothing", "else"],
             protocol: None,
             acpi: None,
             seed: None,

@@ -340,7 +340,7 @@ fn only_linux_is_given_words_for_linux() {
         (flat(), "console=ttyS0"),
     ] {
         let mut machine = Machine::new(kernel);
-        machine.linux_words = vec!["one", "two"];
+        machine.linux_parameters = vec!["one", "two"];
         let recognised = machine.load().unwrap().recognised;
         assert_eq!(machine.text(layout::COMMAND_LINE), line, "{recognised}");
     }
