@@ -15,7 +15,7 @@
 
 use std::time::Duration;
 
-use super::pages::{Operation, Work};
+use super::transition::{Operation, Work};
 use super::{Action, Controller, Look, Mutant, Passed, Sink};
 use crate::protocol::{self, Body};
 use crate::state::Tables;
@@ -40,12 +40,17 @@ impl<T: Tables, B> Controller<T, B> {
         }
         let is_copy = |page: &u64| !self.node.tables.local(Page(*page)).owner();
         let (copies, owned): (Vec<u64>, Vec<u64>) = unused.into_iter().partition(is_copy);
-        for page in copies.into_iter().chain(owned).take(self.wanted()) {
-            self.evict_page(page, now, sink);
+        let mut wanted = self.wanted();
+        for page in copies.into_iter().chain(owned) {
+            if wanted == 0 {
+                return;
+            }
+            wanted -= usize::from(self.evict_page(page, now, sink));
         }
     }
 
-    fn evict_page(&mut self, page: u64, now: Duration, sink: &mut impl Sink<B>) {
+    /// Whether the page leaves.
+    fn evict_page(&mut self, page: u64, now: Duration, sink: &mut impl Sink<B>) -> bool {
         let local = *self.node.tables.local(Page(page));
         let home = self.node.manager_of(Page(page));
         let stays = !local.evictable()
@@ -53,15 +58,16 @@ impl<T: Tables, B> Controller<T, B> {
             || self.is_in_transition(page)
             || self.pins.hold(page, now);
         if stays {
-            return;
+            return false;
         }
         let actions = self.step_node(protocol::Event::Evict {
             page: Page(page),
             to: local.owner().then_some(home),
         });
         match actions.front() {
-            // Not now: this node is at work with the page as its manager.
-            Some(protocol::Action::Refused { .. }) => return,
+            // Not now: this node is at work with the page as its manager. Or never: its home
+            // is dead.
+            Some(protocol::Action::Refused { .. }) => return false,
             Some(protocol::Action::Send { message, .. })
                 if matches!(message.body, Body::Offer { .. }) =>
             {
@@ -70,6 +76,7 @@ impl<T: Tables, B> Controller<T, B> {
             _ => {}
         }
         self.carry_out(page, Work::evicting(actions), now, sink);
+        true
     }
 
     /// Has the memory of vacant pages given back to the host.

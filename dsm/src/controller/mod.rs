@@ -37,16 +37,21 @@
 //! - A page with a pin is not taken. A page that a waiting user was just given has one.
 //! - Memory is given back of pages that no user may use, that are in transition
 //!   meanwhile, and whose bytes left with a message or belong to another node.
-//! - Each request ends in a wake-up with a pin, or in a mapping.
+//! - Each request ends in a wake-up with a pin, in a mapping, or in a report that its page
+//!   is lost.
 
 mod budget;
+mod events;
 mod evict;
+mod losses;
+mod mutant;
 mod pages;
 mod pins;
 mod requests;
 mod rights;
 pub mod sim;
 mod subscriptions;
+mod transition;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -54,273 +59,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::node::Node;
-use crate::protocol::{self, Message, Refusal};
+use crate::protocol::{self, Refusal};
 use crate::read_ahead::Streams;
 use crate::state::Tables;
-use crate::types::{Access, Config, NodeId, Page};
+use crate::types::{Access, Config, Page};
 
 pub use budget::{Budget, Clock, Passed};
+pub use events::{Action, Bytes, Count, Event, Failure, Look, Purpose, Sink};
 pub use pins::Pins;
 pub use rights::Rights;
 
-use pages::Transition;
+use mutant::Mutant;
 use requests::{AHEAD_PAGES, Asked, Waiter};
 use subscriptions::Subscriptions;
-
-/// What a user wants a page for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
-    /// Anything else.
-    Data,
-    /// A walk through page tables.
-    Table,
-    /// Instructions of a kernel.
-    KernelCode,
-}
-
-/// What happened.
-#[derive(Debug)]
-pub enum Event {
-    /// A message came. Its bytes, if any, stay with the shell until [`Action::Fill`] or
-    /// [`Sink::keep`].
-    Message { from: NodeId, message: Message },
-    /// A thread needs a page and waits for it. Answered by [`Action::Wake`].
-    Acquire {
-        /// A number that no other waiting thread has.
-        waiter: u64,
-        page: u64,
-        access: Access,
-        purpose: Purpose,
-    },
-    /// A waiting thread was woken without its page.
-    Retry {
-        /// Its number.
-        waiter: u64,
-    },
-    /// A thread that waited goes on, with its page or because all is over.
-    Leave {
-        /// Its number.
-        waiter: u64,
-    },
-    /// A user needs a page and sleeps until it is mapped. Answered by [`Action::Map`].
-    Ask { page: u64, access: Access },
-    /// The users are to ask for a page before they use it next.
-    Hide { page: u64 },
-    /// The operation about a page is done.
-    Done { page: u64 },
-    /// The memory of pages was given back.
-    GaveBack {
-        /// The first page.
-        first: u64,
-        /// How many.
-        count: u64,
-    },
-    /// The clock's hand moved: pages may be evicted.
-    Evict(Passed),
-    /// Memory of vacant pages may be given back, and requests that wait for room go on.
-    MakeRoom,
-    /// Time passed, or a pin went.
-    Tick,
-}
-
-/// The bytes of a page that came.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Bytes<B> {
-    /// Those that came with the event.
-    Arrived,
-    /// Those that [`Sink::keep`] gave.
-    Kept(B),
-}
-
-/// What the shell must do, in this order. The first three are done at once, under the
-/// lock; all others after it.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Action<B> {
-    /// Fill the memory of a page.
-    Fill {
-        page: u64,
-        /// With what.
-        bytes: Bytes<B>,
-    },
-    /// Fill the memory of a page with zeros.
-    Zero {
-        page: u64,
-    },
-    /// Send a message, behind all others for that node. If it carries bytes, those that
-    /// the page has now.
-    Send {
-        to: NodeId,
-        message: Message,
-    },
-    /// An operation: take a page from all users, down to what is `kept`; then
-    /// [`Event::Done`].
-    Revoke {
-        page: u64,
-        /// What they may still do.
-        kept: Option<Access>,
-    },
-    /// An operation: have the users use a page; then [`Event::Done`].
-    Map {
-        page: u64,
-        /// As far as this.
-        right: Access,
-    },
-    /// An operation: take a page out of the users' mapping, as it stays; then
-    /// [`Event::Done`].
-    Hide {
-        page: u64,
-    },
-    /// An operation: give the memory of pages back to the host; then
-    /// [`Event::GaveBack`].
-    GiveBack {
-        /// The first page.
-        first: u64,
-        /// How many.
-        count: u64,
-    },
-    /// The users are to ask for a page before they use it next, at any time: it is not
-    /// waited for, and a user may be given the page meanwhile.
-    Watch {
-        page: u64,
-    },
-    /// Wake a waiting thread.
-    Wake {
-        /// Its number.
-        waiter: u64,
-        /// It has the page, pinned. If not: [`Event::Retry`].
-        granted: bool,
-    },
-    /// A thread has something to do.
-    Look(Look),
-    /// A request goes to another node.
-    Remote {
-        page: u64,
-        access: Access,
-        /// The thread that waits, unless users sleep on it.
-        waiter: Option<u64>,
-    },
-    /// A page that a write elsewhere took is asked for again before a fault.
-    Renew {
-        page: u64,
-    },
-    /// A page that was asked for is mapped.
-    Waited {
-        /// When it was asked for.
-        since: Duration,
-        /// How long it took to ask.
-        asking: Duration,
-        /// When it was here.
-        here: Duration,
-    },
-    Count(Count, u64),
-    /// The memory cannot go on.
-    Fail(Failure),
-}
-
-/// Which thread has something to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Look {
-    /// The one that ticks: [`Controller::deadline`] changed, or a pin may have gone.
-    Tick,
-    /// The one that makes room.
-    Room,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Count {
-    /// Requests that were settled here.
-    Local,
-    /// Pages that were not taken because they were pinned.
-    HeldBack,
-    /// Copies that were evicted.
-    EvictedDropped,
-    /// Pages that went home.
-    EvictedSent,
-    /// Pages that home could not take at the moment.
-    EvictionDenied,
-    /// Pages whose memory was given back.
-    GivenBack,
-    /// Requests that had to wait for room.
-    RoomWait,
-}
-
-/// Why the memory cannot go on.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
-    /// A message about a page that there is not.
-    #[error("{from} speaks of page {page:#x}, which is no memory")]
-    NoMemory {
-        from: NodeId,
-        /// About which.
-        page: u64,
-    },
-    /// A page without its bytes.
-    #[error("page {page:#x} came without its bytes")]
-    NoBytes { page: u64 },
-    /// The only copy of a page died.
-    #[error("page {page:#x} was lost with {node}")]
-    Lost {
-        page: u64,
-        /// With whom.
-        node: NodeId,
-    },
-    /// A message that no correct node sends.
-    #[error("{from} broke the protocol about page {page:#x}: {what}")]
-    Violation {
-        from: NodeId,
-        /// About which page.
-        page: u64,
-        /// What was wrong.
-        what: &'static str,
-    },
-    /// The protocol refused what this node asked.
-    #[error("the protocol refused a request for page {page:#x}: {reason}")]
-    Refused {
-        page: u64,
-        /// Why.
-        reason: Refusal,
-    },
-}
-
-/// The shell's side of a step.
-pub trait Sink<B> {
-    fn act(&mut self, action: Action<B>);
-    /// Keeps the bytes that came with the event, because their page is in transition.
-    fn keep(&mut self) -> B;
-}
-
-/// Ways to be wrong on purpose: the simulator must find each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mutant {
-    /// Takes a page although it is pinned.
-    IgnorePins,
-    /// Does not wait until the users gave the page up.
-    RevokeLate,
-    /// Leaves the right as it was while the users give the page up.
-    KeepRight,
-    /// Looks at messages about a page in transition at once.
-    NoQueue,
-    /// Forgets what queued up behind an operation.
-    ForgetQueue,
-    /// Looks at the youngest message about a page first.
-    QueueBackwards,
-    /// Maps a page while it is being taken.
-    MapInTransition,
-    /// Wakes no waiting thread when its page comes.
-    ForgetWaiter,
-    /// Forgets a request that waits for room.
-    ForgetRoomWait,
-    /// Gives memory back of pages that are in use.
-    GiveBackUsed,
-    /// Does not put pages in transition while their memory is given back.
-    GiveBackAnyTime,
-    /// Never waits for room.
-    NoBudget,
-    /// Lets the page that a write elsewhere took be read on.
-    KeepOutdated,
-    /// Asks again for a page that no user looks at, for ever.
-    NeverUnsubscribe,
-}
+use transition::Transition;
 
 /// The controller of one node. `B`: bytes of a page that the shell keeps.
 pub struct Controller<T, B> {
@@ -347,7 +99,7 @@ pub struct Controller<T, B> {
     /// Pages whose memory may be given back to the host.
     vacant: Vec<u64>,
     #[cfg(test)]
-    pub(crate) mutant: Option<Mutant>,
+    mutant: Option<Mutant>,
 }
 
 impl<T: Tables, B> Controller<T, B> {
@@ -415,6 +167,7 @@ impl<T: Tables, B> Controller<T, B> {
                 self.look_at_held_back(now, sink);
                 self.look_at_subscriptions(now, sink);
             }
+            Event::PeerLost { node } => self.peer_lost(node, now, sink),
         }
     }
 
@@ -500,3 +253,6 @@ impl<T: Tables, B> Controller<T, B> {
         false
     }
 }
+
+#[cfg(test)]
+mod tests;

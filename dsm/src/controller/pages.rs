@@ -1,8 +1,8 @@
 //! Pages in transition: what the protocol says about a page, done in order.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
+use super::transition::{Granted, Operation, QUEUED_MAX, Transition, Work};
 use super::{Action, Bytes, Controller, Count, Failure, Look, Mutant, Sink};
 use crate::protocol::{self, Body, Content, Keep, Message, Refusal};
 use crate::state::Tables;
@@ -11,118 +11,6 @@ use crate::types::{Access, NodeId, Page};
 /// How long users whose work is not seen keep a page at least that they were given: to
 /// wake a thread alone takes a part of that.
 const USE_MIN: Duration = Duration::from_micros(100);
-
-/// Messages of one node about a page in transition that wait, at most: more than a
-/// correct node has under way about a page.
-const QUEUED_MAX: usize = 8;
-
-/// What the shell does about a page, outside the lock.
-#[derive(Debug)]
-pub(super) enum Operation {
-    /// The users give the page up.
-    Revoke,
-    /// The users are given the page.
-    Map {
-        /// It stays for a while then.
-        pin: bool,
-        /// A request ends with it.
-        request: Option<Granted>,
-    },
-    /// The page is taken out of the users' mapping.
-    Hide,
-    /// The page's memory is given back.
-    GiveBack,
-}
-
-/// A request whose page is here.
-#[derive(Debug)]
-pub(super) struct Granted {
-    pub since: Duration,
-    pub asking: Duration,
-    pub here: Duration,
-}
-
-/// A page that is not idle.
-#[derive(Debug)]
-pub(super) struct Transition<B> {
-    operation: Option<Operation>,
-    /// Waits for a pin to go.
-    held_back: bool,
-    /// What is left of the step.
-    work: Work<B>,
-    /// What came meanwhile.
-    queue: VecDeque<(protocol::Event, Option<B>)>,
-}
-
-impl<B> Default for Transition<B> {
-    fn default() -> Self {
-        Self {
-            operation: None,
-            held_back: false,
-            work: Work::default(),
-            queue: VecDeque::new(),
-        }
-    }
-}
-
-impl<B> Transition<B> {
-    /// Messages of a node that wait.
-    fn queued(&self, node: NodeId) -> usize {
-        let is_from = |(event, _): &&(protocol::Event, Option<B>)| matches!(event, protocol::Event::Message { from, .. } if *from == node);
-        self.queue.iter().filter(is_from).count()
-    }
-}
-
-/// What is left to do of a step.
-#[derive(Debug)]
-pub(super) struct Work<B> {
-    actions: VecDeque<protocol::Action>,
-    /// The page that came with the message.
-    bytes: Option<Bytes<B>>,
-    /// The page goes to make room.
-    evicts: bool,
-}
-
-impl<B> Default for Work<B> {
-    fn default() -> Self {
-        Self::new(VecDeque::new(), None)
-    }
-}
-
-impl<B> Work<B> {
-    pub fn new(actions: VecDeque<protocol::Action>, bytes: Option<Bytes<B>>) -> Self {
-        Self {
-            actions,
-            bytes,
-            evicts: false,
-        }
-    }
-
-    pub fn evicting(actions: VecDeque<protocol::Action>) -> Self {
-        Self {
-            evicts: true,
-            ..Self::new(actions, None)
-        }
-    }
-
-    /// For later, when the event is over.
-    fn kept(mut self, sink: &mut impl Sink<B>) -> Self {
-        let fills = |action: &protocol::Action| {
-            matches!(
-                action,
-                protocol::Action::Install {
-                    content: Content::Bytes,
-                    ..
-                }
-            )
-        };
-        if matches!(self.bytes, Some(Bytes::Arrived)) {
-            let needed = self.actions.iter().any(fills);
-            self.bytes = needed.then(|| Bytes::Kept(sink.keep()));
-        }
-        self
-    }
-}
 
 pub(super) fn fault(page: u64, access: Access, ahead: bool) -> protocol::Event {
     protocol::Event::Fault {
@@ -135,6 +23,14 @@ pub(super) fn fault(page: u64, access: Access, ahead: bool) -> protocol::Event {
 impl<T: Tables, B> Controller<T, B> {
     pub(super) fn is_in_transition(&self, page: u64) -> bool {
         self.transitions.contains_key(&page)
+    }
+
+    /// A page in transition learns of a death in its turn.
+    pub(super) fn queue_loss(&mut self, page: u64, event: protocol::Event) {
+        let skips = self.is(Mutant::LossSkipsTransitions);
+        if let Some(transition) = self.transitions.get_mut(&page).filter(|_| !skips) {
+            transition.queue.push_back((event, None));
+        }
     }
 
     pub(super) fn message(
@@ -412,19 +308,14 @@ impl<T: Tables, B> Controller<T, B> {
             } => self.install(page, access, content, work, sink),
             protocol::Action::Resolved { .. } => return self.resolved(page, now, sink),
             protocol::Action::Outdated { .. } => self.outdated(page, now, sink),
-            // Home was busy with a page that was offered to it, or another node has it
-            // meanwhile: others go.
-            protocol::Action::NoRoom { .. }
-            | protocol::Action::Refused {
-                reason: Refusal::Busy | Refusal::NotHere,
+            // Home was busy with a page that was offered to it, or died, or another node
+            // has the page meanwhile: others go.
+            protocol::Action::NoRoom { .. } => self.offer_failed(None, sink),
+            protocol::Action::Refused {
+                reason: reason @ (Refusal::Busy | Refusal::NotHere | Refusal::ManagerLost),
                 ..
-            } => {
-                self.leaving = self.leaving.saturating_sub(1);
-                sink.act(Action::Count(Count::EvictionDenied, 1));
-            }
-            protocol::Action::Lost { node, .. } => {
-                sink.act(Action::Fail(Failure::Lost { page, node }));
-            }
+            } => self.offer_failed(Some(reason), sink),
+            protocol::Action::Lost { node, .. } => self.lost(page, node, sink),
             protocol::Action::Violation { from, what, .. } => {
                 sink.act(Action::Fail(Failure::Violation { from, page, what }));
             }
@@ -497,74 +388,5 @@ impl<T: Tables, B> Controller<T, B> {
             self.vacant.push(page);
             sink.act(Action::Look(Look::Room));
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::{Budget, Event, Pins, Rights};
-    use super::*;
-    use crate::state::VecTables;
-    use crate::types::{Config, ManagerOf};
-
-    /// Takes the failures of a step down.
-    #[derive(Default)]
-    struct Failures(Vec<Failure>);
-
-    impl Sink<()> for Failures {
-        fn act(&mut self, action: Action<()>) {
-            if let Action::Fail(failure) = action {
-                self.0.push(failure);
-            }
-        }
-
-        fn keep(&mut self) {}
-    }
-
-    /// Node 0 of two, the manager of all of its four pages.
-    fn manager() -> Controller<VecTables, ()> {
-        let config = Config::new(NodeId(0), 2, ManagerOf::Fixed(NodeId(0)));
-        let rights = Rights::new((0..4).map(|_| 0.into()).collect());
-        Controller::new(
-            &config,
-            VecTables::new(4),
-            rights.into(),
-            Pins::default().into(),
-            Budget::UNLIMITED,
-            vec![0..4],
-        )
-    }
-
-    #[test]
-    fn a_node_cannot_fill_the_queue_of_a_page_in_transition() {
-        let (mut controller, mut failures) = (manager(), Failures::default());
-        controller.adopt(1).unwrap();
-        assert!(controller.hold(1, Access::Write));
-        let from = NodeId(1);
-        let message = Message {
-            page: Page(1),
-            generation: 0,
-            body: Body::Get {
-                access: Access::Write,
-                ahead: false,
-            },
-        };
-        // The first is handled: the pin defers what it takes. The others wait.
-        for _ in 0..=QUEUED_MAX {
-            controller.step(
-                Event::Message { from, message },
-                Duration::ZERO,
-                &mut failures,
-            );
-        }
-        assert!(failures.0.is_empty());
-        controller.step(
-            Event::Message { from, message },
-            Duration::ZERO,
-            &mut failures,
-        );
-        let named = |failure: &Failure| matches!(failure, Failure::Violation { from, page: 1, .. } if *from == NodeId(1));
-        assert!(failures.0.len() == 1 && failures.0.iter().all(named));
-        assert_eq!(controller.transitions[&1].queue.len(), QUEUED_MAX);
     }
 }

@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use super::pages::{Granted, Operation, fault};
+use super::pages::fault;
+use super::transition::{Granted, Operation};
 use super::{Action, Controller, Count, Look, Mutant, Purpose, Sink};
 use crate::protocol;
 use crate::state::Tables;
@@ -253,6 +254,12 @@ impl<T: Tables, B> Controller<T, B> {
     /// Whether a user waits for a page.
     pub(super) fn is_awaited(&self, page: u64) -> bool {
         self.asked.contains_key(&page) || self.waiters.iter().any(|waiter| waiter.page == page)
+    }
+
+    /// Whether a user waits for a page that has not got it.
+    pub(super) fn is_waited_for(&self, page: u64) -> bool {
+        let waits = |waiter: &Waiter| waiter.page == page && !waiter.granted;
+        self.asked.contains_key(&page) || self.waiters.iter().any(waits)
     }
 
     fn wait_for_room(&mut self, page: u64, sink: &mut impl Sink<B>) {

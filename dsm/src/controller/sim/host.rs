@@ -6,22 +6,24 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 use std::time::Duration;
 
-use super::{Controller, Event, Outcome, Packet, Rights};
+use super::Outcome;
+use super::scenario::Kind;
 use crate::checker::{Flaw, ZERO_VERSION};
-use crate::controller::{Action, Budget, Bytes, Clock, Count, Pins, Sink};
+use crate::controller::{
+    Action, Budget, Bytes, Clock, Controller, Count, Event, Pins, Rights, Sink,
+};
+use crate::protocol::Message;
 use crate::state::VecTables;
 use crate::types::{Access, Config, NodeId, Page};
 
 /// Copies in a row that a subscription may ask for and no user looks at.
 const UNREAD_MAX: u32 = 5;
 
-/// How a node's users get their pages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// A thread waits, and tells when it is at work.
-    Waits,
-    /// A user sleeps until its page is mapped.
-    Sleeps,
+/// A message under way, with the version of its page's bytes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Packet {
+    pub(super) message: Message,
+    pub(super) version: Option<u32>,
 }
 
 /// A thread that waits for a page, or has it pinned.
@@ -254,11 +256,63 @@ impl Host {
         self.clock.evicts(&self.budget, self.rights.resident()) && self.controller.wanted() > 0
     }
 
-    pub fn is_idle(&self, now: Duration) -> bool {
-        let exceeded = self.budget.is_exceeded(self.rights.resident());
+    /// Nothing is left of it but what others still see.
+    pub fn die(&mut self) {
+        self.threads.clear();
+        self.sleepers.clear();
+        self.operations.clear();
+        self.mapped.clear();
+    }
+
+    /// Users of a lost page wait no longer. The numbers of the threads among them.
+    pub fn give_up(&mut self, page: u64) -> Vec<u64> {
+        self.sleepers.retain(|(other, _)| *other != page);
+        let waits = |thread: &mut Thread| thread.page == page && !thread.holds;
+        let threads = self.threads.extract_if(.., waits);
+        threads.map(|thread| thread.number).collect()
+    }
+
+    /// Whether this node has nothing left to do. `is_dead`: of nodes.
+    pub fn is_idle(&self, now: Duration, is_dead: impl Fn(NodeId) -> bool) -> bool {
+        let (filled, users) = (self.rights.resident(), self.users() > 0);
         let due = self.controller.deadline(now).is_some();
-        let waits = due || exceeded || self.pins.hold_back();
-        self.users() == 0 && self.operations.is_empty() && !waits
+        let is_full = filled >= self.budget.pages();
+        let works = due || self.pins.hold_back() || !self.operations.is_empty();
+        if works || users && !(is_full && self.all_wait()) {
+            return false;
+        }
+        let lacks_room = users || self.budget.is_exceeded(filled);
+        !lacks_room || self.is_stuck(is_dead)
+    }
+
+    /// Whether a death keeps this node from making room: of the pages that may leave, all
+    /// belong to a dead home.
+    fn is_stuck(&self, is_dead: impl Fn(NodeId) -> bool) -> bool {
+        let is_here = |page: &u64| self.filled.contains(page) || self.rights.of(*page).is_some();
+        let here = (0..self.versions.len() as u64).filter(is_here);
+        let homes: BTreeSet<usize> = here.map(|page| self.manager_of(page)).collect();
+        let mut foreign = homes.into_iter().map(|home| NodeId(home as u8));
+        foreign.all(|home| home == self.config.me || is_dead(home))
+    }
+
+    fn all_wait(&self) -> bool {
+        self.threads
+            .iter()
+            .all(|thread| !thread.holds && !thread.woken)
+    }
+
+    /// When nothing is in flight: no page is in transition, and no thread has a pin.
+    pub fn judge_left(&self, me: NodeId, page: Page) -> Result<(), Flaw> {
+        let what = match () {
+            () if self.controller.is_in_transition(page.0) => "a page is in transition",
+            () if self.pins.hold(page.0, Duration::MAX) => "a page is pinned",
+            () => return Ok(()),
+        };
+        Err(Flaw::Unanswered {
+            page,
+            node: me,
+            what,
+        })
     }
 
     /// A page that a user waits for.

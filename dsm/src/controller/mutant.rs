@@ -1,0 +1,42 @@
+//! Broken controllers, which prove that the judges of the simulator can fail.
+
+/// Ways to be wrong on purpose: the simulator must find each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mutant {
+    /// Takes a page although it is pinned.
+    IgnorePins,
+    /// Does not wait until the users gave the page up.
+    RevokeLate,
+    /// Leaves the right as it was while the users give the page up.
+    KeepRight,
+    /// Looks at messages about a page in transition at once.
+    NoQueue,
+    /// Forgets what queued up behind an operation.
+    ForgetQueue,
+    /// Looks at the youngest message about a page first.
+    QueueBackwards,
+    /// Maps a page while it is being taken.
+    MapInTransition,
+    /// Wakes no waiting thread when its page comes.
+    ForgetWaiter,
+    /// Forgets a request that waits for room.
+    ForgetRoomWait,
+    /// Gives memory back of pages that are in use.
+    GiveBackUsed,
+    /// Does not put pages in transition while their memory is given back.
+    GiveBackAnyTime,
+    /// Never waits for room.
+    NoBudget,
+    /// Lets the page that a write elsewhere took be read on.
+    KeepOutdated,
+    /// Asks again for a page that no user looks at, for ever.
+    NeverUnsubscribe,
+    /// Does not say that a page which a user waits for is lost.
+    ForgetLoss,
+    /// A death changes no page in transition.
+    LossSkipsTransitions,
+    /// A death overtakes what queued up behind an operation.
+    LossOvertakes,
+    /// Goes on waiting for the answers of a dead node to offers.
+    KeepOffers,
+}

@@ -1,0 +1,93 @@
+//! The scenario of a seed: nodes, pages, budgets, and how likely what is.
+
+use std::time::Duration;
+
+use crate::controller::Budget;
+use crate::ranges::Ranges;
+use crate::sim::Random;
+use crate::types::{ManagerOf, NodeId};
+
+/// How a node's users get their pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A thread waits, and tells when it is at work.
+    Waits,
+    /// A user sleeps until its page is mapped.
+    Sleeps,
+}
+
+/// What a seed stands for.
+#[derive(Debug, Clone)]
+pub struct Scenario {
+    pub(super) nodes: u8,
+    pub(super) pages: u64,
+    /// The first pages are used more often than all others.
+    pub(super) hot_pages: u64,
+    /// Per mille of accesses to those.
+    pub(super) hot: u64,
+    pub(super) manager: ManagerOf,
+    pub(super) budgets: Vec<Budget>,
+    /// By node, whether its users sleep until their page is mapped.
+    pub(super) kinds: Vec<Kind>,
+    pub(super) steps: u32,
+    /// Per mille of accesses to one page after the other.
+    pub(super) walks: u64,
+    /// Per mille of accesses that write.
+    pub(super) writes: u64,
+    /// Pages that are kept up to date, a bit for each of the first.
+    pub(super) updated: u64,
+    /// Longest time between two steps.
+    pub(super) tick_max: Duration,
+    /// Per mille of its turns in which the thread that makes room runs, until the users
+    /// have stopped.
+    pub(super) evictor: u64,
+    /// Nodes that may die.
+    pub(super) deaths: u32,
+}
+
+impl Scenario {
+    /// The scenario of a seed.
+    pub fn from_seed(seed: u64) -> Scenario {
+        let mut random = Random::new(seed ^ 0xC0_47A0);
+        let nodes = 2 + random.below(3) as u8;
+        let pages = 4 + random.below(200);
+        let kinds = (0..nodes)
+            .map(|_| match random.per_mille(500) {
+                true => Kind::Sleeps,
+                false => Kind::Waits,
+            })
+            .collect();
+        let mut ends: Vec<u64> = (1..nodes).map(|_| random.below(pages)).collect();
+        ends.push(pages);
+        ends.sort_unstable();
+        let small = random.per_mille(600);
+        let ranges = Ranges::new(&ends).ok().filter(|_| small);
+        let fixed = ManagerOf::Fixed(NodeId(random.below(u64::from(nodes)) as u8));
+        let mut budgets = vec![Budget::UNLIMITED; nodes.into()];
+        if ranges.is_some() {
+            let starts = std::iter::once(0).chain(ends.iter().copied());
+            let others = 1 + random.below(32);
+            let own = starts.zip(&ends).map(|(start, end)| end - start);
+            budgets = own.map(|own| Budget::new(own, others)).collect();
+        }
+        Scenario {
+            nodes,
+            pages,
+            hot_pages: 1 + random.below(6),
+            hot: [500, 950][random.below(2) as usize],
+            manager: ranges.map_or(fixed, ManagerOf::Ranges),
+            budgets,
+            kinds,
+            steps: 300 + random.below(1500) as u32,
+            walks: [0, 100, 900][random.below(3) as usize],
+            writes: random.below(1000),
+            updated: match random.per_mille(400) {
+                true => random.bits(),
+                false => 0,
+            },
+            tick_max: Duration::from_nanos(1 + random.below(60_000)),
+            evictor: [0, 20, 200, 1000][random.below(4) as usize],
+            deaths: [0, 0, 1, 2][random.below(4) as usize],
+        }
+    }
+}

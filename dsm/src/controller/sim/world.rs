@@ -1,0 +1,193 @@
+//! All nodes of a run, the links between them, and what happens next.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::host::{Host, Packet};
+use super::{BadShell, DRAIN_STEPS_MAX, Outcome, Scenario};
+use crate::checker::{Flaw, ZERO_VERSION};
+use crate::controller::Event;
+use crate::sim::{Failure, Random};
+use crate::state::VecTables;
+use crate::types::{Access, Config, ManagerOf, NodeId, Page, Policy};
+
+pub(super) struct World {
+    pub(super) seed: u64,
+    pub(super) random: Random,
+    pub(super) scenario: Scenario,
+    pub(super) hosts: Vec<Host>,
+    /// By pair of nodes: frames that a lock's holder put together, not yet sent.
+    pub(super) queued: Vec<VecDeque<Packet>>,
+    /// By pair of nodes: frames on the link.
+    pub(super) links: Vec<VecDeque<Packet>>,
+    pub(super) latest: Vec<u32>,
+    pub(super) versions: u32,
+    pub(super) now: Duration,
+    pub(super) threads: u64,
+    /// The page that was used last of those that are used one after the other.
+    pub(super) walker: u64,
+    /// A node whose users do nothing.
+    pub(super) resting: Option<usize>,
+    /// Dead nodes, a bit for each.
+    pub(super) killed: u32,
+    /// By node, the dead nodes that it has not learned of.
+    pub(super) unaware: Vec<u32>,
+    pub(super) shown: VecDeque<String>,
+    pub(super) outcome: Outcome,
+    pub(super) bad: Option<BadShell>,
+}
+
+impl World {
+    pub(super) fn new(seed: u64, scenario: &Scenario) -> World {
+        let mut tables = VecTables::new(scenario.pages as usize);
+        for page in (0..scenario.pages.min(64)).filter(|page| scenario.updated & 1 << page != 0) {
+            tables.set_policy(Page(page), Policy::Update);
+        }
+        let host = |index: usize| {
+            let config = Config::new(NodeId(index as u8), scenario.nodes, scenario.manager);
+            let own = match scenario.manager {
+                ManagerOf::Ranges(ranges) => ranges.of(config.me),
+                _ => 0..0,
+            };
+            let (budget, kind) = (scenario.budgets[index], scenario.kinds[index]);
+            Host::new(&config, tables.clone(), scenario.pages, budget, own, kind)
+        };
+        let pairs = usize::from(scenario.nodes).pow(2);
+        World {
+            seed,
+            random: Random::new(seed),
+            scenario: scenario.clone(),
+            hosts: (0..scenario.nodes.into()).map(host).collect(),
+            queued: vec![VecDeque::new(); pairs],
+            links: vec![VecDeque::new(); pairs],
+            latest: vec![ZERO_VERSION; scenario.pages as usize],
+            versions: ZERO_VERSION,
+            now: Duration::ZERO,
+            threads: 0,
+            walker: 0,
+            resting: None,
+            killed: 0,
+            unaware: vec![0; scenario.nodes.into()],
+            shown: VecDeque::new(),
+            outcome: Outcome::default(),
+            bad: None,
+        }
+    }
+
+    pub(super) fn run(mut self) -> Result<Outcome, Box<Failure>> {
+        match self.play() {
+            Ok(()) => Ok(self.outcome),
+            Err(flaw) => Err(Box::new(Failure {
+                seed: self.seed,
+                replay: "--controller",
+                flaw,
+                events: self.shown.into(),
+            })),
+        }
+    }
+
+    pub(super) fn play(&mut self) -> Result<(), Flaw> {
+        self.adopt_some();
+        for step in 0..self.scenario.steps {
+            if step == self.scenario.steps / 4 && self.random.per_mille(500) {
+                self.resting = Some(self.any_node());
+            }
+            if self.scenario.deaths > 0 && self.random.per_mille(5) {
+                self.kill();
+            }
+            match self.random.below(4) {
+                0 => self.begin_access()?,
+                _ => self.work()?,
+            }
+        }
+        self.scenario.evictor = 1000;
+        // What is due comes within the bound on steps.
+        self.scenario.tick_max = self.scenario.tick_max.max(Duration::from_micros(1));
+        self.resting = None;
+        self.drain()?;
+        // Every page is somewhere, with its last bytes, or is reported as lost.
+        for page in 0..self.scenario.pages {
+            let node = self.any_node();
+            self.access(node, page, Access::Read)?;
+            self.drain()?;
+        }
+        self.judge_idle()
+    }
+
+    /// A node that is alive.
+    pub(super) fn any_node(&mut self) -> usize {
+        loop {
+            let node = self.random.below(self.hosts.len() as u64) as usize;
+            if self.is_alive(node) {
+                return node;
+            }
+        }
+    }
+
+    pub(super) fn any_page(&mut self) -> u64 {
+        if self.random.per_mille(self.scenario.walks) {
+            self.walker = (self.walker + 1) % self.scenario.pages;
+            return self.walker;
+        }
+        let pages = match self.random.per_mille(self.scenario.hot) {
+            true => self.scenario.hot_pages.min(self.scenario.pages),
+            false => self.scenario.pages,
+        };
+        self.random.below(pages)
+    }
+
+    pub(super) fn adopt_some(&mut self) {
+        for page in 0..self.scenario.pages {
+            let manager = self.hosts[0].manager_of(page);
+            if self.random.per_mille(200) && self.hosts[manager].controller.adopt(page).is_ok() {
+                self.versions += 1;
+                self.latest[page as usize] = self.versions;
+                self.hosts[manager].fill(page, self.versions);
+            }
+        }
+    }
+
+    /// One thing that any thread or link of any node does.
+    pub(super) fn work(&mut self) -> Result<(), Flaw> {
+        self.now +=
+            Duration::from_nanos(self.random.below(self.scenario.tick_max.as_nanos() as u64));
+        let node = self.any_node();
+        if self.unaware[node] != 0 && self.random.per_mille(50) {
+            return self.learn(node);
+        }
+        match self.random.below(12) {
+            0..4 => self.deliver(),
+            4..6 => self.send(),
+            6 => self.operate(node),
+            7 => self.run_thread(node),
+            8 => self.release(node),
+            9 => self.event(node, Event::Tick, None),
+            10 => self.make_room(node),
+            _ => self.use_mapping(node),
+        }
+    }
+
+    pub(super) fn drain(&mut self) -> Result<(), Flaw> {
+        for _ in 0..DRAIN_STEPS_MAX {
+            self.work()?;
+            let in_flight = self
+                .queued
+                .iter()
+                .chain(&self.links)
+                .any(|link| !link.is_empty());
+            let unaware = self.alive().any(|node| self.unaware[node] != 0);
+            if !in_flight && !unaware && self.alive().all(|node| self.is_idle(node)) {
+                return Ok(());
+            }
+        }
+        let stuck = self.alive().find_map(|node| {
+            let page = self.hosts[node].unanswered()?;
+            Some(Flaw::Unanswered {
+                page: Page(page),
+                node: NodeId(node as u8),
+                what: "a request of a user was not answered",
+            })
+        });
+        Err(stuck.unwrap_or(Flaw::Endless("messages and operations do not cease")))
+    }
+}
