@@ -48,6 +48,8 @@ enum Step<'a> {
     Restart(u64),
     /// Pause, save, restore, resume.
     Move,
+    /// The same, with a byte of the saved state changed.
+    Damage(usize, u8),
     /// Something from outside of the machine.
     Outside(&'a [u8]),
 }
@@ -101,6 +103,7 @@ impl<'a> Steps<'a> {
             4 => Step::Register(self.number(1) % 64, self.number(8), 1 << (queue % 4)),
             5 => Step::Restart(self.number(8)),
             6 => Step::Move,
+            9 => Step::Damage(self.number(2) as usize, self.number(1) as u8),
             7 => {
                 let length = self.number(2) as usize;
                 Step::Outside(self.take(length))
@@ -182,6 +185,19 @@ fn play(mut bench: Bench, input: &[u8], serves: impl Fn(&Machine, &mut Driver)) 
                 let state = bench.device.save().expect("it is paused");
                 // A device that stopped may have invalid queues.
                 let _ = bench.device.restore(&state);
+                bench.device.resume();
+            }
+            Step::Damage(at, byte) => {
+                bench.device.pause(BOUND).expect("it gets quiet");
+                let state = bench.device.save().expect("it is paused");
+                let mut text = serde_json::to_vec(&state).expect("a state is plain data");
+                let at = at % text.len();
+                text[at] = byte;
+                // A damaged state does no harm, and the device can still become another.
+                if let Ok(damaged) = serde_json::from_slice(&text) {
+                    let _ = bench.device.restore(&damaged);
+                    let _ = bench.device.restore(&state);
+                }
                 bench.device.resume();
             }
             Step::Outside(bytes) => (bench.outside)(bytes),

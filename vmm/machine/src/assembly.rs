@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use weft_aggregate::remote_devices::{BackEndCounters, QueueBackEnd, Tools};
+use weft_aggregate::remote_devices::{QueueBackEnd, ServedQueues, Tools};
 use weft_aggregate::{Slice, SliceWiring};
 use weft_confine::ThreadKind;
 use weft_guest_memory::{DeviceMemory, GuestBytes, IO_APIC, Ram};
@@ -28,7 +28,8 @@ use super::fault_reports::FaultReports;
 use super::handle::Handle;
 use super::lifecycle::{End, Stage};
 use super::machine_core::MachineCore;
-use super::owner::{NamedPart, Owner, with_sources};
+use super::owner::{Owner, with_sources};
+use super::part::{MachinePart, NamedPart};
 use super::pci_devices::PciDevices;
 use super::shutdown::{Ending, OwnerChannel, Shutdown};
 use super::{MachineError, MachineIo, OpenDisks};
@@ -83,8 +84,11 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         shutdown,
     };
     let mut parts: Vec<NamedPart> = vec![
-        ("clock".into(), core.clock.clone()),
-        ("io-apic".into(), core.interrupts.clone()),
+        ("clock".into(), MachinePart::Clock(core.clock.clone())),
+        (
+            "io-apic".into(),
+            MachinePart::IoApic(core.interrupts.clone()),
+        ),
     ];
     // The registers of all devices are on the primary.
     let mut devices = None;
@@ -103,13 +107,17 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         devices = Some((small, root, console));
     } else if let Some(slice) = &slice {
         let served = serve_queues(&core, configuration, &chosen, (slice, &plan.io.disks))?;
+        let served = MachinePart::ServedQueues(served);
         parts.push((format!("slice{}.devices", slice.number()), served));
     }
 
     let scheduler =
         (source == Source::Counted).then(|| Arc::new(TurnScheduler::new(core.interrupts.clone())));
     if let Some(scheduler) = &scheduler {
-        parts.push(("scheduler".into(), scheduler.clone()));
+        parts.push((
+            "scheduler".into(),
+            MachinePart::Scheduler(scheduler.clone()),
+        ));
     }
     let alarms = match scheduler {
         Some(_) => None,
@@ -195,7 +203,7 @@ fn serve_queues(
     configuration: &Configuration,
     chosen: &Chosen,
     (slice, opened): (&Arc<Slice>, &OpenDisks),
-) -> Result<Arc<BackEndCounters>, MachineError> {
+) -> Result<Arc<ServedQueues>, MachineError> {
     let tools = Tools {
         memory: core.memory.clone(),
         observer: chosen.observer.clone(),
@@ -280,11 +288,11 @@ fn small_devices(
         serial_output,
     ));
     core.port(serial::PORTS, serial.clone())?;
-    parts.push(("serial".into(), serial.clone()));
+    parts.push(("serial".into(), MachinePart::Serial(serial.clone())));
 
     let clock = Arc::new(CmosClock::new(core.clock.clone()));
     core.port(cmos::PORTS, clock.clone())?;
-    parts.push(("cmos".into(), clock));
+    parts.push(("cmos".into(), MachinePart::Cmos(clock)));
 
     let shutdown = core.shutdown.clone();
     let power = move |request| {
@@ -297,7 +305,7 @@ fn small_devices(
     let power = Arc::new(PowerDevice::new(Box::new(line), Box::new(power)));
     let ports = u64::from(POWER_PORTS.start)..u64::from(POWER_PORTS.end);
     core.port(ports, power.clone())?;
-    parts.push(("power".into(), power.clone()));
+    parts.push(("power".into(), MachinePart::Power(power.clone())));
 
     let shutdown = core.shutdown.clone();
     let keyboard = KeyboardController::new(Box::new(move || shutdown.end(End::Reset)));

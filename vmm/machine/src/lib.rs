@@ -8,6 +8,7 @@
 //! | `assembly` | makes a machine from its configuration |
 //! | `machine_core` | RAM, buses, interrupt router and clock, to which the parts are attached |
 //! | `pci_devices` | the PCI devices of a configuration |
+//! | `part`, `state` | the parts, each with its type of state; the state of all |
 //! | `lifecycle` | stages, requests, replies, ends |
 //! | `owner` | the thread that carries out requests |
 //! | `handle` | sends requests, for other threads |
@@ -25,6 +26,7 @@ mod handle;
 mod lifecycle;
 mod machine_core;
 mod owner;
+mod part;
 mod pci_devices;
 mod shutdown;
 
@@ -51,7 +53,7 @@ use weft_virtio::console::ConsoleOutput;
 pub use configuration::{BackEndChoice, Configuration, Invalid};
 pub use handle::{Handle, REPLY_SECONDS_MAX};
 pub use lifecycle::{Counters, End, MachineReply, MachineRequest, Refusal, Stage, Status};
-pub use state::MachineState;
+pub use state::{MachineState, PartState, StateError};
 pub use weft_aggregate::commands::VcpuStage;
 pub use weft_aggregate::devices::{DataPath, Disk, Forward, Network, OpenDisks};
 pub use weft_aggregate::{

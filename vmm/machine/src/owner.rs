@@ -14,10 +14,11 @@ use weft_aggregate::Slice;
 use weft_platform::acpi::power::PowerDevice;
 use weft_platform::clock::{Alarms, Clock};
 use weft_platform::interrupts::VcpuLocation;
-use weft_platform::part::Part;
+use weft_platform::part::Version;
 
 use super::fault_reports::FaultReports;
 use super::lifecycle::{Counters, End, MachineReply, MachineRequest, Refusal, Stage, Status};
+use super::part::NamedPart;
 use super::shutdown::{Ending, Input, Shutdown};
 use super::state::MachineState;
 use crate::vcpu::runner::{Activity, Runner, RunnerError, VcpuCommand, VcpuState};
@@ -28,9 +29,6 @@ use weft_aggregate::commands::{SliceCommand, SliceReply, VcpuStage};
 const COMMAND_WAIT: Duration = Duration::from_secs(if cfg!(test) { 4 } else { 10 });
 /// Longest time in which a vCPU's thread must end.
 const FINISH_WAIT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 5 });
-
-/// A part with its name in saved states and counters.
-pub(super) type NamedPart = (String, Arc<dyn Part>);
 
 /// The machine's owner: all that its thread needs.
 pub(super) struct Owner {
@@ -181,7 +179,11 @@ impl Owner {
             parts.insert(name.clone(), state);
         }
         let vcpus = vcpus.into_iter().flatten().map(|state| *state).collect();
-        Ok(MachineState { vcpus, parts })
+        Ok(MachineState {
+            version: Version,
+            vcpus,
+            parts,
+        })
     }
 
     /// Refuses a state of other parts before anything changes. A part that refuses its state
@@ -189,10 +191,12 @@ impl Owner {
     fn restore(&mut self, request: &'static str, state: MachineState) -> Result<(), Refusal> {
         let fits = state.vcpus.len() == self.runners.len()
             && state.parts.len() == self.parts.len()
-            && self
-                .parts
-                .iter()
-                .all(|(name, _)| state.parts.contains_key(name));
+            && self.parts.iter().all(|(name, part)| {
+                state
+                    .parts
+                    .get(name)
+                    .is_some_and(|saved| part.accepts(saved))
+            });
         if !fits {
             let reason = "the state is that of a machine with other parts".to_owned();
             return Err(refused(request, reason));
@@ -201,7 +205,7 @@ impl Owner {
             let Some(saved) = state.parts.get(name) else {
                 continue;
             };
-            if let Err(error) = part.restore(saved.clone()) {
+            if let Err(error) = part.restore(saved) {
                 let refusal = refused(request, format!("{name}: {error}"));
                 self.fail(&refusal);
                 return Err(refusal);
@@ -277,10 +281,10 @@ impl Owner {
 
     fn pause_parts(&mut self, request: &'static str) -> Result<(), Refusal> {
         for (index, (name, part)) in self.parts.iter().enumerate().rev() {
-            if let Err(error) = part.pause() {
+            if let Err(error) = part.as_part().pause() {
                 let refusal = refused(request, format!("{name}: {error}"));
                 for (_, paused) in &self.parts[index + 1..] {
-                    if paused.resume().is_err() {
+                    if paused.as_part().resume().is_err() {
                         self.fail(&refusal);
                         return Err(refusal);
                     }
@@ -293,7 +297,7 @@ impl Owner {
 
     fn resume_parts(&mut self, request: &'static str) -> Result<(), Refusal> {
         for (name, part) in &self.parts {
-            if let Err(error) = part.resume() {
+            if let Err(error) = part.as_part().resume() {
                 let refusal = refused(request, format!("{name}: {error}"));
                 self.fail(&refusal);
                 return Err(refusal);
@@ -423,7 +427,7 @@ impl Owner {
             }
         }
         for (part, device) in &self.parts {
-            for (name, count) in device.counters() {
+            for (name, count) in device.as_part().counters() {
                 counters.insert(format!("{part}.{name}"), count);
             }
         }

@@ -15,7 +15,7 @@ use weft_virtio::{Attach, Transport, VirtioDevice};
 use super::configuration::Configuration;
 use super::lifecycle::End;
 use super::machine_core::MachineCore;
-use super::owner::NamedPart;
+use super::part::{MachinePart, NamedPart};
 use super::{MachineError, OpenDisks};
 
 /// What the devices are made from.
@@ -99,7 +99,8 @@ impl PciDevices<'_> {
             },
             on_reset: Some(Arc::new(move || shutdown.end(End::Reset))),
         })?);
-        self.parts.push(("pci".into(), root.clone()));
+        self.parts
+            .push(("pci".into(), MachinePart::Pci(root.clone())));
         Ok(root)
     }
 
@@ -116,7 +117,8 @@ impl PciDevices<'_> {
         if let Some(remote) = remote {
             remote.add_transport(number, &transport);
         }
-        self.parts.push((transport.name().to_owned(), transport));
+        let name = transport.name().to_owned();
+        self.parts.push((name, MachinePart::Virtio(transport)));
         Ok(())
     }
 }

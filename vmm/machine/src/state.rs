@@ -3,15 +3,79 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use weft_platform::acpi::power::PowerState;
+use weft_platform::clock::ClockState;
+use weft_platform::devices::cmos::CmosState;
+use weft_platform::devices::serial::SerialPortState;
+use weft_platform::interrupts::IoApicState;
+use weft_platform::part::Version;
+use weft_platform::pci::RootState;
+use weft_virtio::TransportState;
 
 use crate::vcpu::runner::VcpuState;
+use crate::vcpu::scheduler::SchedulerState;
+
+/// Bytes of an encoded state: 255 vCPUs with all registers, and 31 devices, take a tenth.
+const ENCODED_MAX: usize = 64 << 20;
 
 /// What [`super::MachineRequest::Save`] answers and [`super::MachineRequest::Restore`] takes.
 /// Together with the bytes of the RAM it is the machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct MachineState {
+    pub version: Version<1>,
     /// The vCPUs with their local APICs, by number.
     pub vcpus: Vec<VcpuState>,
     /// Every other part, by the name that the machine gave it.
-    pub parts: BTreeMap<String, serde_json::Value>,
+    pub parts: BTreeMap<String, PartState>,
+}
+
+/// The state of a part, by what the part is. Each state begins with the version of its
+/// format.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PartState {
+    Clock(ClockState),
+    IoApic(IoApicState),
+    Serial(SerialPortState),
+    Cmos(CmosState),
+    Power(PowerState),
+    /// The PCI bus itself.
+    Pci(RootState),
+    /// A virtio device with its PCI function.
+    Virtio(Box<TransportState>),
+    /// The scheduler of a deterministic machine.
+    Scheduler(SchedulerState),
+}
+
+/// Why bytes are not a machine's state.
+#[derive(Debug, Error)]
+pub enum StateError {
+    #[error("the state has {0} bytes, more than a machine's can have ({ENCODED_MAX})")]
+    Size(usize),
+    #[error("the state cannot be read")]
+    Format(#[from] serde_json::Error),
+}
+
+impl MachineState {
+    /// The state as JSON.
+    ///
+    /// # Errors
+    /// None with the states of this machine's parts.
+    pub fn encode(&self) -> Result<Vec<u8>, StateError> {
+        Ok(serde_json::to_vec(self)?)
+    }
+
+    /// The state that [`MachineState::encode`] made, perhaps elsewhere. Whether it fits a
+    /// machine is decided by the machine.
+    ///
+    /// # Errors
+    /// The bytes are too many, are no state, or have another version.
+    pub fn decode(bytes: &[u8]) -> Result<Self, StateError> {
+        if bytes.len() > ENCODED_MAX {
+            return Err(StateError::Size(bytes.len()));
+        }
+        Ok(serde_json::from_slice(bytes)?)
+    }
 }

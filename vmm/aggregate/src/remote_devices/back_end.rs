@@ -14,12 +14,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use weft_confine::{ThreadKind, lock};
 use weft_guest_memory::{DeviceMemory, WriteObserver};
 use weft_platform::interrupts::MessageSink;
-use weft_platform::part::{Part, PartError};
+use weft_platform::part::Part;
 use weft_virtio::interrupt::{FarRegisters, Interrupt};
 use weft_virtio::ring::RingParts;
 use weft_virtio::worker::Worker;
@@ -78,7 +77,7 @@ pub struct QueueBackEnd {
 }
 
 /// The counters of all devices of which queues are served here.
-pub struct BackEndCounters(Vec<Arc<AtomicU64>>);
+pub struct ServedQueues(Vec<Arc<AtomicU64>>);
 
 /// Address and data of a queue's interrupt, while it may be sent from here.
 pub(super) type Route = Arc<Mutex<Option<(u64, u32)>>>;
@@ -124,7 +123,7 @@ impl QueueBackEnd {
         remote: Arc<RemoteDevices>,
         tools: Tools,
         devices: Vec<(u8, QueuePlacement, Box<dyn VirtioDevice>)>,
-    ) -> io::Result<BackEndCounters> {
+    ) -> io::Result<ServedQueues> {
         let mut back_end = Self {
             tools,
             remote: remote.clone(),
@@ -167,7 +166,7 @@ impl QueueBackEnd {
         weft_confine::spawn("weft-queues", ThreadKind::Device, move || {
             back_end.run(&commands);
         })?;
-        Ok(BackEndCounters(counted))
+        Ok(ServedQueues(counted))
     }
 
     /// Until the machine is over.
@@ -260,16 +259,7 @@ impl QueueBackEnd {
     }
 }
 
-impl Part for BackEndCounters {
-    fn save(&self) -> Result<Value, PartError> {
-        Err(PartError::Busy("queues of another slice's devices".into()))
-    }
-
-    fn restore(&self, _: Value) -> Result<(), PartError> {
-        let reason = "queues of another slice's devices".to_owned();
-        Err(PartError::Misfit(reason))
-    }
-
+impl Part for ServedQueues {
     fn counters(&self) -> Vec<(&'static str, u64)> {
         let requests = self.0.iter().map(|taken| taken.load(Ordering::Relaxed));
         vec![("requests", requests.sum())]

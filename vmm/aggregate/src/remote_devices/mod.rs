@@ -52,7 +52,7 @@ use super::message::device::{Address, DeviceMessage};
 use super::peers::Peers;
 use super::pending_requests::PendingRequests;
 use back_end::{BackEndCommand, Route};
-pub use back_end::{BackEndCounters, QueueBackEnd, Tools};
+pub use back_end::{QueueBackEnd, ServedQueues, Tools};
 use block::{ReplyQueue, Server};
 use doorbells::Doorbells;
 use net::{FrameQueue, Switch};

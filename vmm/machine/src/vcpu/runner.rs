@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use weft_confine::{ThreadKind, join_until};
 use weft_platform::clock::host_tsc;
 use weft_platform::interrupts::{LocalApic, LocalApicState, PostedInterrupts};
+use weft_platform::part::Version;
 use weft_vcpu::{CpuState, Exit};
 
 use super::environment::{CpuEnvironment, VcpuContext, VcpuCounters, count};
@@ -102,6 +103,7 @@ impl Activity {
 /// The state of a vCPU, with its local APIC and its clock registers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VcpuState {
+    version: Version<1>,
     /// Registers.
     pub cpu: CpuState,
     /// Local APIC.
@@ -397,6 +399,7 @@ impl Thread {
 
     fn save(&mut self) -> Result<VcpuState, VcpuError> {
         Ok(VcpuState {
+            version: Version,
             cpu: self.vcpu.save()?,
             apic: self.environment.apic.save(),
             system_time: self

@@ -9,9 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use weft_platform::interrupts::InterruptRouter;
-use weft_platform::part::{Part, PartError};
+use weft_platform::part::{Part, PartError, Persist, Version};
 
 /// Instructions in a turn: at one per nanosecond, half of what Linux counts as a short spin
 /// on another CPU.
@@ -27,8 +26,11 @@ pub enum RunState {
     Asleep(Option<u64>),
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct State {
+/// Whose turn it is, and what each vCPU waits for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SchedulerState {
+    version: Version<1>,
     /// Guest TSC at the beginning of the turn.
     now: u64,
     /// Instructions of the turn that were executed already, before a pause.
@@ -40,7 +42,7 @@ struct State {
 /// Decides which vCPU of a deterministic machine runs.
 pub struct TurnScheduler {
     /// The next vCPU is woken after the lock is released.
-    state: Mutex<State>,
+    state: Mutex<SchedulerState>,
     /// The holder, or [`NOBODY`]; read without the lock.
     holder: AtomicU32,
     interrupts: Arc<InterruptRouter>,
@@ -54,7 +56,8 @@ impl TurnScheduler {
             *first = RunState::Ready;
         }
         Self {
-            state: Mutex::new(State {
+            state: Mutex::new(SchedulerState {
+                version: Version,
                 now: 0,
                 used: 0,
                 holder: Some(0),
@@ -118,10 +121,10 @@ impl TurnScheduler {
 
     /// Gives the turn to the first vCPU from `first` on that wants to run. If none does,
     /// guest time jumps to the first deadline.
-    fn choose(&self, state: &mut State, first: u32) {
+    fn choose(&self, state: &mut SchedulerState, first: u32) {
         let cpus = self.interrupts.cpus();
         let order = (0..cpus).map(|step| (first + step) % cpus);
-        let wants = |state: &State, vcpu: u32| match state.run_states.get(vcpu as usize) {
+        let wants = |state: &SchedulerState, vcpu: u32| match state.run_states.get(vcpu as usize) {
             Some(RunState::Ready) => true,
             Some(RunState::Asleep(until)) => {
                 until.is_some_and(|until| until <= state.now)
@@ -150,27 +153,38 @@ impl TurnScheduler {
         self.holder.store(next.unwrap_or(NOBODY), Ordering::SeqCst);
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SchedulerState> {
         self.state
             .lock()
             .unwrap_or_else(|poison| poison.into_inner())
     }
 }
 
-impl Part for TurnScheduler {
-    fn save(&self) -> Result<Value, PartError> {
-        Ok(serde_json::to_value(&*self.lock())?)
+impl Part for TurnScheduler {}
+
+impl Persist for TurnScheduler {
+    type State = SchedulerState;
+
+    fn save(&self) -> Result<SchedulerState, PartError> {
+        Ok(self.lock().clone())
     }
 
-    fn restore(&self, state: Value) -> Result<(), PartError> {
-        let saved: State = serde_json::from_value(state)?;
+    fn restore(&self, saved: &SchedulerState) -> Result<(), PartError> {
         if saved.run_states.len() != self.interrupts.cpus() as usize {
             let what = format!("scheduler of {} vCPUs", saved.run_states.len());
             return Err(PartError::Misfit(what));
         }
+        if saved
+            .holder
+            .is_some_and(|holder| holder >= self.interrupts.cpus())
+        {
+            return Err(PartError::Misfit(
+                "the turn of a vCPU that does not exist".into(),
+            ));
+        }
         self.holder
             .store(saved.holder.unwrap_or(NOBODY), Ordering::SeqCst);
-        *self.lock() = saved;
+        *self.lock() = saved.clone();
         Ok(())
     }
 }
@@ -215,10 +229,10 @@ mod tests {
     fn a_turn_goes_on_after_a_pause_elsewhere_too() {
         let scheduler = TurnScheduler::new(InterruptRouter::new(1));
         scheduler.interrupt(0, 30);
-        let state = Part::save(&scheduler).unwrap();
+        let state = Persist::save(&scheduler).unwrap();
         let other = TurnScheduler::new(InterruptRouter::new(1));
-        Part::restore(&other, state.clone()).unwrap();
+        Persist::restore(&other, &state).unwrap();
         assert_eq!(other.claim(0), Some((0, 30)));
-        assert!(Part::restore(&TurnScheduler::new(InterruptRouter::new(2)), state).is_err());
+        assert!(Persist::restore(&TurnScheduler::new(InterruptRouter::new(2)), &state).is_err());
     }
 }

@@ -21,7 +21,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 pub use alarms::Alarms;
 pub use base::TimeBase;
@@ -32,7 +31,7 @@ pub use host::{
 pub use kvmclock::KvmClock;
 pub use reference::{DRIFT_PPM_MAX, RatesDiffer, Reference};
 
-use crate::part::{Part, PartError};
+use crate::part::{Part, PartError, Persist, Version};
 
 /// Ticks in a second where the instruction count is the clock.
 pub const COUNTED_HZ: u64 = 1_000_000_000;
@@ -54,7 +53,9 @@ pub enum Source {
 
 /// Guest time at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ClockState {
+    version: Version<1>,
     /// The guest's TSC.
     tsc: u64,
     /// The guest's TSC when its time was zero nanoseconds.
@@ -221,6 +222,7 @@ impl Clock {
     /// The moment. Time stands.
     pub fn state(&self) -> ClockState {
         ClockState {
+            version: Version,
             tsc: self.now(),
             zero: self.zero(),
             hz: self.base.hz(),
@@ -255,13 +257,17 @@ impl Clock {
     }
 }
 
-impl Part for Clock {
-    fn save(&self) -> Result<Value, PartError> {
-        Ok(serde_json::to_value(self.state())?)
+impl Part for Clock {}
+
+impl Persist for Clock {
+    type State = ClockState;
+
+    fn save(&self) -> Result<ClockState, PartError> {
+        Ok(self.state())
     }
 
-    fn restore(&self, state: Value) -> Result<(), PartError> {
-        self.set_state(serde_json::from_value(state)?)
+    fn restore(&self, state: &ClockState) -> Result<(), PartError> {
+        self.set_state(*state)
     }
 }
 
@@ -342,14 +348,14 @@ mod tests {
         clock.go();
         std::thread::sleep(Duration::from_millis(1));
         clock.stop();
-        let state = Part::save(&clock).unwrap();
+        let state = Persist::save(&clock).unwrap();
         let other = Clock::new(Source::Host, 2_000_000_100);
-        Part::restore(&other, state.clone()).unwrap();
+        Persist::restore(&other, &state).unwrap();
         assert_eq!(other.now(), clock.now());
         let faster = Clock::new(Source::Host, 3_000_000_000);
-        assert!(Part::restore(&faster, state.clone()).is_err());
+        assert!(Persist::restore(&faster, &state).is_err());
         let counted = Clock::new(Source::Counted, 0);
-        assert!(Part::restore(&counted, state).is_err());
+        assert!(Persist::restore(&counted, &state).is_err());
     }
 
     #[test]

@@ -7,11 +7,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use crate::bus::BusDevice;
 use crate::clock::Clock;
-use crate::part::{Part, PartError};
+use crate::part::{Part, PartError, Persist, Version};
 use weft_confine::lock;
 
 /// Index (written), data.
@@ -41,15 +40,17 @@ const AFTERNOON: u8 = 0x80;
 const REGISTERS: usize = 128;
 
 /// Registers and memory.
-#[derive(Serialize, Deserialize)]
-struct State {
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CmosState {
+    version: Version<1>,
     selected: u8,
     /// Always [`REGISTERS`] long.
     memory: Vec<u8>,
 }
 
 pub struct CmosClock {
-    state: Mutex<State>,
+    state: Mutex<CmosState>,
     clock: Arc<Clock>,
 }
 
@@ -61,7 +62,11 @@ impl CmosClock {
         memory[usize::from(REGISTER_B)] = B_RESET;
         let selected = 0;
         Self {
-            state: Mutex::new(State { selected, memory }),
+            state: Mutex::new(CmosState {
+                version: Version,
+                selected,
+                memory,
+            }),
             clock,
         }
     }
@@ -171,18 +176,21 @@ impl BusDevice for CmosClock {
     }
 }
 
-impl Part for CmosClock {
-    fn save(&self) -> Result<Value, PartError> {
-        Ok(serde_json::to_value(&*lock(&self.state))?)
+impl Part for CmosClock {}
+
+impl Persist for CmosClock {
+    type State = CmosState;
+
+    fn save(&self) -> Result<CmosState, PartError> {
+        Ok(lock(&self.state).clone())
     }
 
-    fn restore(&self, state: Value) -> Result<(), PartError> {
-        let state: State = serde_json::from_value(state)?;
+    fn restore(&self, state: &CmosState) -> Result<(), PartError> {
         if state.memory.len() != REGISTERS {
             let what = format!("a CMOS of {} bytes", state.memory.len());
             return Err(PartError::Misfit(what));
         }
-        *lock(&self.state) = state;
+        *lock(&self.state) = state.clone();
         Ok(())
     }
 }
@@ -239,12 +247,16 @@ mod tests {
         let cmos = rig();
         cmos.write(0, &[0x55 | 0x80]);
         cmos.write(1, &[0xaa]);
-        let state = Part::save(&cmos).unwrap();
+        let state = Persist::save(&cmos).unwrap();
         let other = rig();
-        Part::restore(&other, state).unwrap();
+        Persist::restore(&other, &state).unwrap();
         assert_eq!(read(&other, 0x55), 0xaa);
         assert_eq!(read(&other, REGISTER_D), D_VALID);
-        assert!(Part::restore(&other, serde_json::json!({"selected": 0, "memory": []})).is_err());
+        let short = CmosState {
+            memory: Vec::new(),
+            ..state
+        };
+        assert!(Persist::restore(&other, &short).is_err());
         for index in 0..=255 {
             other.write(0, &[index]);
             other.write(1, &[0xff, 0xff]);

@@ -9,13 +9,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use vm_superio::Trigger;
 use vm_superio::serial::{NoEvents, Serial, SerialState};
 
 use crate::bus::BusDevice;
 use crate::interrupts::InterruptLine;
-use crate::part::{Part, PartError};
+use crate::part::{Part, PartError, Persist, Version};
 use weft_confine::lock;
 
 /// COM1.
@@ -84,8 +83,10 @@ pub struct SerialPort {
 }
 
 /// The UART's registers and what is typed ahead.
-#[derive(Serialize, Deserialize)]
-struct SavedSerial {
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SerialPortState {
+    version: Version<1>,
     divisor: [u8; 2],
     interrupt_enable: u8,
     interrupt_identification: u8,
@@ -185,10 +186,23 @@ impl Part for SerialPort {
         Ok(())
     }
 
-    fn save(&self) -> Result<Value, PartError> {
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        vec![
+            ("bytes-out", count(&self.sink.written)),
+            ("bytes-dropped", count(&self.sink.dropped)),
+        ]
+    }
+}
+
+impl Persist for SerialPort {
+    type State = SerialPortState;
+
+    fn save(&self) -> Result<SerialPortState, PartError> {
         let port = lock(&self.port);
         let state = port.uart.state();
-        Ok(serde_json::to_value(SavedSerial {
+        Ok(SerialPortState {
+            version: Version,
             divisor: [state.baud_divisor_low, state.baud_divisor_high],
             interrupt_enable: state.interrupt_enable,
             interrupt_identification: state.interrupt_identification,
@@ -199,11 +213,10 @@ impl Part for SerialPort {
             scratch: state.scratch,
             received: state.in_buffer,
             typed: port.typed.iter().copied().collect(),
-        })?)
+        })
     }
 
-    fn restore(&self, state: Value) -> Result<(), PartError> {
-        let saved: SavedSerial = serde_json::from_value(state)?;
+    fn restore(&self, saved: &SerialPortState) -> Result<(), PartError> {
         if saved.typed.len() > TYPED_MAX {
             let what = format!("{} typed bytes", saved.typed.len());
             return Err(PartError::Misfit(what));
@@ -218,23 +231,15 @@ impl Part for SerialPort {
             modem_control: saved.modem_control,
             modem_status: saved.modem_status,
             scratch: saved.scratch,
-            in_buffer: saved.received,
+            in_buffer: saved.received.clone(),
         };
         let edge = Edge(self.line.clone());
         let uart = Serial::from_state(&state, edge, NoEvents, self.sink.clone())
             .map_err(|error| PartError::Misfit(format!("serial port: {error:?}")))?;
         let mut port = lock(&self.port);
         port.uart = uart;
-        port.typed = saved.typed.into();
+        port.typed = saved.typed.iter().copied().collect();
         Ok(())
-    }
-
-    fn counters(&self) -> Vec<(&'static str, u64)> {
-        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        vec![
-            ("bytes-out", count(&self.sink.written)),
-            ("bytes-dropped", count(&self.sink.dropped)),
-        ]
     }
 }
 
@@ -313,11 +318,11 @@ mod tests {
         let (port, line, _) = rig();
         port.write(1, &[1]);
         port.pause().unwrap();
-        let before = Part::save(&port).unwrap();
+        let before = Persist::save(&port).unwrap();
         assert_eq!(port.type_in(b"x"), 0);
-        Part::restore(&port, before.clone()).unwrap();
+        Persist::restore(&port, &before).unwrap();
         assert_eq!(port.type_in(b"x"), 0);
-        assert_eq!(Part::save(&port).unwrap(), before);
+        assert_eq!(Persist::save(&port).unwrap(), before);
         assert_eq!(line.0.load(Ordering::Relaxed), 0);
         port.resume().unwrap();
         assert_eq!(port.type_in(b"x"), 1);
@@ -358,16 +363,18 @@ mod tests {
         port.write(7, &[0x5a]);
         port.write(1, &[3]);
         port.type_in(&[b'y'; 100]);
-        let state = Part::save(&port).unwrap();
+        let state = Persist::save(&port).unwrap();
         let (other, line, _) = rig();
-        Part::restore(&other, state).unwrap();
+        Persist::restore(&other, &state).unwrap();
         assert_eq!(read(&other, 7), 0x5a);
         assert!(line.0.load(Ordering::Relaxed) > 0);
         for _ in 0..100 {
             assert_eq!(read(&other, 0), b'y');
         }
         assert_eq!(read(&other, 5) & 1, 0);
-        assert!(Part::restore(&other, Value::Null).is_err());
+        let mut long = state;
+        long.typed = vec![0; TYPED_MAX + 1];
+        assert!(Persist::restore(&other, &long).is_err());
     }
 
     #[test]

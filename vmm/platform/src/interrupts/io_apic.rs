@@ -7,6 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::message::{Delivery, Destination, Interrupt};
+use crate::part::Version;
 
 /// Pins of the I/O APIC.
 pub const PINS: usize = 24;
@@ -24,7 +25,9 @@ const WRITABLE: u64 = 0xff00_0000_0001_afff;
 
 /// The registers, and which pins are high.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct IoApicState {
+    version: Version<1>,
     id: u32,
     selected: u8,
     entries: [u64; PINS],
@@ -42,6 +45,7 @@ impl Default for IoApic {
     fn default() -> Self {
         Self {
             state: IoApicState {
+                version: Version,
                 id: 0,
                 selected: 0,
                 entries: [MASKED; PINS],

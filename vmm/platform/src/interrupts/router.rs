@@ -9,15 +9,13 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use serde_json::Value;
-
-use super::io_apic::{IoApic, PINS};
+use super::io_apic::{IoApic, IoApicState, PINS};
 use super::locations::{EPOCH_MAX, LocationError, Locations, VcpuLocation};
 use super::message::{Delivery, Destination, Interrupt, Message};
 use super::posted::PostedInterrupts;
 use super::{InterruptLine, MessageSink};
 use crate::bus::BusDevice;
-use crate::part::{Part, PartError};
+use crate::part::{Part, PartError, Persist};
 
 /// How many interrupts went through a router, by kind.
 #[derive(Default)]
@@ -545,16 +543,6 @@ impl BusDevice for InterruptRouter {
 }
 
 impl Part for InterruptRouter {
-    fn save(&self) -> Result<Value, PartError> {
-        Ok(serde_json::to_value(self.io_apic().save())?)
-    }
-
-    fn restore(&self, state: Value) -> Result<(), PartError> {
-        let state = serde_json::from_value(state)?;
-        self.io_apic().restore(state);
-        Ok(())
-    }
-
     fn counters(&self) -> Vec<(&'static str, u64)> {
         let counters = &self.counters;
         [
@@ -569,6 +557,20 @@ impl Part for InterruptRouter {
         ]
         .map(|(name, count)| (name, count.load(Ordering::Relaxed)))
         .to_vec()
+    }
+}
+
+/// Its state is the I/O APIC's: vCPUs save their local APICs with what is pending.
+impl Persist for InterruptRouter {
+    type State = IoApicState;
+
+    fn save(&self) -> Result<IoApicState, PartError> {
+        Ok(self.io_apic().save())
+    }
+
+    fn restore(&self, state: &IoApicState) -> Result<(), PartError> {
+        self.io_apic().restore(state.clone());
+        Ok(())
     }
 }
 

@@ -4,14 +4,13 @@
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use weft_guest_memory::ECAM;
 
 use super::configuration::{Configuration, Identity};
 use super::{Function, PINS, PciError, Pin, SLOTS, Windows};
 use crate::bus::{Bus, BusDevice};
 use crate::interrupts::{InterruptLine, MessageSink};
-use crate::part::{Part, PartError};
+use crate::part::{Part, PartError, Persist, Version};
 use weft_confine::lock;
 
 /// Bytes of ECAM: one bus.
@@ -76,7 +75,9 @@ pub struct Slot {
 
 /// Saved state of the bus itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct RootState {
+    version: Version<1>,
     address: u32,
     bridge: super::configuration::ConfigurationState,
 }
@@ -138,6 +139,7 @@ impl Root {
     /// The bus's own state; functions save theirs.
     pub fn save(&self) -> RootState {
         RootState {
+            version: Version,
             address: *lock(&self.shared.address),
             bridge: lock(&self.shared.bridge).save(),
         }
@@ -153,14 +155,17 @@ impl Root {
     }
 }
 
-impl Part for Root {
-    fn save(&self) -> Result<Value, PartError> {
-        Ok(serde_json::to_value(Root::save(self))?)
+impl Part for Root {}
+
+impl Persist for Root {
+    type State = RootState;
+
+    fn save(&self) -> Result<RootState, PartError> {
+        Ok(Root::save(self))
     }
 
-    fn restore(&self, state: Value) -> Result<(), PartError> {
-        Root::restore(self, &serde_json::from_value(state)?)
-            .map_err(|error| PartError::Misfit(error.to_string()))
+    fn restore(&self, state: &RootState) -> Result<(), PartError> {
+        Root::restore(self, state).map_err(|error| PartError::Misfit(error.to_string()))
     }
 }
 

@@ -156,7 +156,6 @@ impl VirtioDevice for Console {
         let DeviceState::Console(state) = state else {
             return Err(StateError("it is not the state of a console"));
         };
-        persist::restore(&self.shared, state);
-        Ok(())
+        persist::restore(&self.shared, state)
     }
 }

@@ -1,11 +1,10 @@
 //! State of the console.
 
-use std::collections::VecDeque;
-
 use serde::{Deserialize, Serialize};
 use weft_confine::lock;
 
 use super::{INPUT_MAX, Shared};
+use crate::StateError;
 
 /// Size, and bytes on their way.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,9 +25,17 @@ pub(super) fn save(shared: &Shared) -> ConsoleState {
     }
 }
 
-pub(super) fn restore(shared: &Shared, state: &ConsoleState) {
+pub(super) fn restore(shared: &Shared, state: &ConsoleState) -> Result<(), StateError> {
+    if state.configuration.len() != shared.configuration.size() {
+        return Err(StateError("the console's configuration has another size"));
+    }
+    if state.input.len() > INPUT_MAX {
+        return Err(StateError(
+            "the console has more unread input than it can hold",
+        ));
+    }
     shared.configuration.set(0, &state.configuration);
-    let input: VecDeque<u8> = state.input.iter().copied().take(INPUT_MAX).collect();
-    *lock(&shared.input) = input;
+    *lock(&shared.input) = state.input.iter().copied().collect();
     lock(&shared.output).skip = state.output_skip;
+    Ok(())
 }

@@ -24,6 +24,9 @@ pub(super) fn save(shared: &Shared) -> NetState {
 }
 
 pub(super) fn restore(shared: &Shared, state: &NetState) -> Result<(), StateError> {
+    if state.configuration.len() != shared.configuration.size() {
+        return Err(StateError("the network's configuration has another size"));
+    }
     if !(1..=PAIRS_MAX).contains(&state.active) || usize::from(state.active) > shared.links.len() {
         return Err(StateError("the network has fewer queue pairs"));
     }

@@ -252,6 +252,14 @@ fn torture(machine: &Machine, device: &Transport, seed: u64) {
             device.pause(Duration::from_secs(10)).unwrap();
             let state = device.save().unwrap();
             device.restore(&state).unwrap();
+            // A damaged state does no harm, and the device can still become another.
+            let mut text = serde_json::to_vec(&state).unwrap();
+            let at = random.below(text.len() as u64) as usize;
+            text[at] = b'0' + random.below(10) as u8;
+            if let Ok(damaged) = serde_json::from_slice(&text) {
+                let _ = device.restore(&damaged);
+                device.restore(&state).unwrap();
+            }
             device.resume();
         }
     }

@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use weft_confine::lock;
-use weft_platform::part::{Part, PartError};
+use weft_platform::part::{Part, PartError, Persist, Version};
 use weft_platform::pci::EndpointState;
 
 use super::{Phase, Transport};
@@ -22,9 +21,12 @@ struct SavedQueue {
     vector: u16,
 }
 
-/// Everything about a device that a driver can see.
+/// Everything about a device that a driver can see. Its version is also that of the
+/// state of each device type, which is a part of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct TransportState {
+    version: Version<1>,
     endpoint: EndpointState,
     device_feature_select: u32,
     driver_feature_select: u32,
@@ -59,6 +61,7 @@ impl Transport {
             }
         }
         Some(TransportState {
+            version: Version,
             endpoint: self.endpoint.save(),
             device_feature_select: registers.device_feature_select,
             driver_feature_select: registers.driver_feature_select,
@@ -131,17 +134,6 @@ impl Part for Transport {
         Ok(())
     }
 
-    fn save(&self) -> Result<Value, PartError> {
-        let state = Transport::save(self);
-        let state = state.ok_or_else(|| PartError::Busy(format!("{}: not paused", self.name)))?;
-        Ok(serde_json::to_value(state)?)
-    }
-
-    fn restore(&self, state: Value) -> Result<(), PartError> {
-        Transport::restore(self, &serde_json::from_value(state)?)
-            .map_err(|error| PartError::Misfit(whole_message(&error)))
-    }
-
     fn counters(&self) -> Vec<(&'static str, u64)> {
         let counters = Transport::counters(self);
         vec![
@@ -150,6 +142,19 @@ impl Part for Transport {
             ("interrupts", counters.interrupts),
             ("faults", counters.faults),
         ]
+    }
+}
+
+impl Persist for Transport {
+    type State = TransportState;
+
+    fn save(&self) -> Result<TransportState, PartError> {
+        let state = Transport::save(self);
+        state.ok_or_else(|| PartError::Busy(format!("{}: not paused", self.name)))
+    }
+
+    fn restore(&self, state: &TransportState) -> Result<(), PartError> {
+        Transport::restore(self, state).map_err(|error| PartError::Misfit(whole_message(&error)))
     }
 }
 
