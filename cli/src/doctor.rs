@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
-use weft_node::host::{self, Check, State};
+use weft_node::host::{self, Check, CheckState};
 
 use crate::vm;
 
@@ -17,7 +17,7 @@ pub fn run(json: bool) -> anyhow::Result<ExitCode> {
     } else {
         print!("{}", render(&checks, std::io::stdout().is_terminal()));
     }
-    let works = checks.iter().all(|check| check.state != State::Fail);
+    let works = checks.iter().all(|check| check.state != CheckState::Fail);
     Ok(if works {
         ExitCode::SUCCESS
     } else {
@@ -34,9 +34,9 @@ fn render(checks: &[Check], colour: bool) -> String {
     let mut text = String::new();
     for check in checks {
         let (mark, code) = match check.state {
-            State::Ok => ("ok  ", 32),
-            State::Warn => ("warn", 33),
-            State::Fail => ("FAIL", 31),
+            CheckState::Ok => ("ok  ", 32),
+            CheckState::Warn => ("warn", 33),
+            CheckState::Fail => ("FAIL", 31),
         };
         let mark = match colour {
             true => format!("\x1b[{code}m{mark}\x1b[0m"),
@@ -49,7 +49,7 @@ fn render(checks: &[Check], colour: bool) -> String {
     }
     let failed = checks
         .iter()
-        .filter(|check| check.state == State::Fail)
+        .filter(|check| check.state == CheckState::Fail)
         .count();
     text += &match failed {
         0 => "\nWeft works on this host.\n".to_owned(),

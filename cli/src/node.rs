@@ -6,7 +6,7 @@ use anyhow::Context;
 use serde::Serialize;
 use weft_node::config::{self, Config, May, Peer};
 use weft_node::daemon::{Daemon, DaemonOptions};
-use weft_node::protocol::Status;
+use weft_node::protocol::NodeStatus;
 use weft_node::remote::{Connection, Identity};
 use weft_node::size::format_bytes;
 
@@ -123,7 +123,7 @@ struct Answer {
     host: String,
     reachable: bool,
     #[serde(flatten)]
-    status: Option<Status>,
+    status: Option<NodeStatus>,
     error: Option<String>,
 }
 

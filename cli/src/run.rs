@@ -7,8 +7,8 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use weft_node::error::{LaunchError, sentence};
-use weft_node::launch::{self, Outcome};
-use weft_node::report::{Monitor, Report};
+use weft_node::launch::{self, ProgramOutcome};
+use weft_node::report::{LiveView, Report};
 use weft_node::spawn::Ended;
 
 use crate::args::RunArgs;
@@ -26,14 +26,14 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         ),
         _ => None,
     };
-    let monitor = Monitor::new();
-    let watcher = args.watch.then(|| watch::start(monitor.clone()));
+    let live = LiveView::new();
+    let watcher = args.watch.then(|| watch::start(live.clone()));
     let messages = watcher.as_ref().map(|watcher| watcher.messages());
     let mut say = |text: &str| match &messages {
         Some(messages) => messages.say(text),
         None => eprintln!("weft: {text}"),
     };
-    let result = launch::launch(&args.to_options(), &monitor, &mut say);
+    let result = launch::launch(&args.to_options(), &live, &mut say);
     if let Some(watcher) = watcher {
         watcher.stop();
     }
@@ -52,7 +52,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn report(args: &RunArgs, file: Option<File>, outcome: &Outcome) -> anyhow::Result<()> {
+fn report(args: &RunArgs, file: Option<File>, outcome: &ProgramOutcome) -> anyhow::Result<()> {
     match (&args.stats, file) {
         (Some(StatsArg::JsonFile(path)), Some(file)) => write_json(file, path, &outcome.report),
         (Some(StatsArg::Json), _) => {

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use weft_node::report::{AggregateView, NodeState};
-use weft_node::rundir::{self, Answer, Request};
+use weft_node::rundir::{self, AggregateReply, AggregateRequest};
 use weft_node::size::format_pages;
 
 use crate::summary::format_seconds;
@@ -77,19 +77,19 @@ fn render(views: &[AggregateView]) -> String {
 
 /// `weft stretch`.
 pub fn stretch(pid: u32) -> anyhow::Result<ExitCode> {
-    done(pid, &Request::Stretch)
+    done(pid, &AggregateRequest::Stretch)
 }
 
 /// `weft shrink`.
 pub fn shrink(pid: u32, node: u32) -> anyhow::Result<ExitCode> {
-    done(pid, &Request::Shrink { node })
+    done(pid, &AggregateRequest::Shrink { node })
 }
 
-fn done(pid: u32, request: &Request) -> anyhow::Result<ExitCode> {
+fn done(pid: u32, request: &AggregateRequest) -> anyhow::Result<ExitCode> {
     match rundir::ask(&directory()?, pid, request)? {
-        Answer::Done => Ok(ExitCode::SUCCESS),
-        Answer::Refused(why) => anyhow::bail!("aggregate {pid}: {why}"),
-        Answer::View(_) => anyhow::bail!(
+        AggregateReply::Done => Ok(ExitCode::SUCCESS),
+        AggregateReply::Refused(why) => anyhow::bail!("aggregate {pid}: {why}"),
+        AggregateReply::View(_) => anyhow::bail!(
             "aggregate {pid} sent a reply that does not match the \
         request"
         ),

@@ -24,7 +24,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use nix::unistd::Pid;
 use weft_monitor::settings::{OwnSettings, SliceSettings};
-use weft_node::monitor_protocol::{Control, Terms, Told, Word};
+use weft_node::monitor_protocol::{Control, MonitorMessage, ReceivedBoot, Terms};
 use weft_platform::clock::{begin_tsc_measurement, continue_tsc_measurement};
 
 /// The exit code of a process that could not become its node.
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
     // SAFETY: a request about the calling thread, and a string with its end.
     unsafe { libc::prctl(libc::PR_SET_NAME, c"weft-monitor".as_ptr()) };
     if let Err(error) = live(&control, parent) {
-        control.say(&Word::Failed(format!("{error:#}")));
+        control.say(&MonitorMessage::Failed(format!("{error:#}")));
         return ExitCode::from(EXIT_SETUP);
     }
     // SAFETY: ends the process; what is left of threads goes with it, and what buffers
@@ -54,7 +54,7 @@ fn main() -> ExitCode {
 /// Is what the process's parent says, to the end of it.
 fn live(control: &Control, parent: Pid) -> anyhow::Result<()> {
     control.check_version()?;
-    let Told {
+    let ReceivedBoot {
         boot,
         links,
         sockets,

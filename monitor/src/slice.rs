@@ -9,7 +9,7 @@ use weft_aggregate::SliceLinks;
 use weft_confine::{Mode, ThreadKind, privilege};
 use weft_machine::{Configuration, End, Machine, MachineIo, OpenDisks};
 use weft_monitor::settings::{OwnSettings, SliceSettings};
-use weft_node::monitor_protocol::{Control, Loan, SliceBoot, Sockets, Word};
+use weft_node::monitor_protocol::{Control, Loan, MonitorMessage, SliceBoot, Sockets};
 use weft_node::size::format_bytes;
 use weft_platform::clock::measure_host_tsc;
 
@@ -62,11 +62,11 @@ pub fn lent(
     let links = links::open(sockets, boot, &settings)?.context("there are no links")?;
     // Before the machine is put together: slice 0, which is started next, is asked
     // for what its devices are.
-    control.say(&Word::Ready);
+    control.say(&MonitorMessage::Ready);
     let machine = build(configuration, disks, links)?;
     weft_confine::enter(ThreadKind::Main)?;
     if let End::Failed { reason } = wait(machine) {
-        control.say(&Word::Said(reason));
+        control.say(&MonitorMessage::Said(reason));
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use weft_node::daemon::{Daemon, DaemonOptions};
 use weft_node::error::LaunchError;
 use weft_node::launch;
 use weft_node::options::{Placement, RunOptions};
-use weft_node::report::Monitor;
+use weft_node::report::LiveView;
 use weft_node::spawn::Ended;
 
 fn main() {
@@ -36,7 +36,7 @@ fn play_launch(variable: &dyn Fn(&str) -> String) {
     options.memory_bytes = vec![variable("WEFT_TEST_MEMORY").parse().unwrap()];
     options.lease = Duration::from_secs(2);
     // Not the harness's thread but one that lives as long as the process.
-    match launch::launch(&options, &Monitor::new(), &mut |text| {
+    match launch::launch(&options, &LiveView::new(), &mut |text| {
         eprintln!("weft: {text}")
     }) {
         Ok(outcome) => {

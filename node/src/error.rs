@@ -10,7 +10,7 @@ use weft_proc::boot::{EXIT_NO_ROOM, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_SE
 use crate::host::UserfaultfdError;
 use crate::options::MEMORY_BYTES_MIN;
 use crate::size::{format_bytes, format_pages};
-use crate::spawn::{Kind, StartError};
+use crate::spawn::{ProgramKind, StartError};
 
 /// Why an aggregate did not start.
 #[derive(Debug, thiserror::Error)]
@@ -135,7 +135,7 @@ pub enum LaunchError {
     #[error("the {} of node {node} {why}", program.noun())]
     Process {
         /// What the process executes.
-        program: Kind,
+        program: ProgramKind,
         node: String,
         /// What it did instead.
         why: StartError,

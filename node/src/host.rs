@@ -7,12 +7,12 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
 use serde::Serialize;
 
-use crate::spawn::{Executable, Kind};
+use crate::spawn::{Executable, ProgramKind};
 
 /// How a check came out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum CheckState {
     /// There, and good.
     Ok,
     /// Weft works without it, but slower or with less.
@@ -27,7 +27,7 @@ pub struct Check {
     /// What was looked at.
     pub name: &'static str,
     /// How it came out.
-    pub state: State,
+    pub state: CheckState,
     pub found: String,
     /// The command (or change) that fixes it, unless it is fine.
     pub fix: Option<String>,
@@ -38,7 +38,7 @@ impl Check {
     pub fn ok(name: &'static str, found: impl Into<String>) -> Check {
         Check {
             name,
-            state: State::Ok,
+            state: CheckState::Ok,
             found: found.into(),
             fix: None,
         }
@@ -46,7 +46,7 @@ impl Check {
     /// It is not, and this fixes it.
     pub fn bad(
         name: &'static str,
-        state: State,
+        state: CheckState,
         found: impl Into<String>,
         fix: impl Into<String>,
     ) -> Check {
@@ -208,8 +208,8 @@ pub fn check_all() -> Vec<Check> {
         memory_lock(),
         open_files(),
         memory(),
-        program("runtime", Kind::Runtime),
-        program("monitor", Kind::Monitor),
+        program("runtime", ProgramKind::Runtime),
+        program("monitor", ProgramKind::Monitor),
     ]
 }
 
@@ -230,7 +230,7 @@ fn kernel() -> Check {
         Check::ok(NAME, format!("Linux {release}"))
     } else {
         let found = format!("Linux {release}, 5.11 or later is needed");
-        Check::bad(NAME, State::Fail, found, "install a newer kernel")
+        Check::bad(NAME, CheckState::Fail, found, "install a newer kernel")
     }
 }
 
@@ -240,7 +240,7 @@ fn dispatch() -> Check {
         Ok(()) => Check::ok(NAME, "works"),
         Err(error) => Check::bad(
             NAME,
-            State::Fail,
+            CheckState::Fail,
             error.to_string(),
             "use an x86-64 kernel of 5.11 or later; in a container, allow prctl(PR_SET_SYSCALL_USER_DISPATCH) in its seccomp profile",
         ),
@@ -256,13 +256,13 @@ fn userfaultfd() -> Check {
         ),
         Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => Check::bad(
             NAME,
-            State::Fail,
+            CheckState::Fail,
             error.to_string(),
             "use a kernel built with CONFIG_USERFAULTFD=y",
         ),
         Err(error) => Check::bad(
             NAME,
-            State::Fail,
+            CheckState::Fail,
             format!("{error}; {}", other_ways()),
             "allow the call userfaultfd(2) in the container's seccomp profile, or run `sudo sysctl -w vm.unprivileged_userfaultfd=1`",
         ),
@@ -296,13 +296,13 @@ fn userfaultfd_feature(name: &'static str, feature: u64) -> Check {
         Ok(features) if features & feature != 0 => Check::ok(name, "offered by userfaultfd"),
         Ok(_) => Check::bad(
             name,
-            State::Fail,
+            CheckState::Fail,
             "not offered by userfaultfd",
             "use a newer kernel (x86-64, Linux 5.7 or later)",
         ),
         Err(error) => Check::bad(
             name,
-            State::Fail,
+            CheckState::Fail,
             error.to_string(),
             "make userfaultfd work first",
         ),
@@ -319,7 +319,7 @@ fn fsgsbase() -> Check {
     } else {
         Check::bad(
             NAME,
-            State::Fail,
+            CheckState::Fail,
             "not usable by programs",
             "boot without `nofsgsbase` on a CPU that has it (Ivy Bridge, Zen or later; Linux 5.9)",
         )
@@ -333,7 +333,7 @@ fn aes() -> Check {
     } else {
         Check::bad(
             NAME,
-            State::Warn,
+            CheckState::Warn,
             "missing: sealed links will be slow",
             "expose the host CPU's AES to this machine (for a virtual machine: CPU model `host`)",
         )
@@ -346,7 +346,7 @@ fn overcommit() -> Check {
     match mode.trim() {
         "2" => Check::bad(
             NAME,
-            State::Warn,
+            CheckState::Warn,
             "mode 2: a program larger than this host may be refused its address space",
             "sudo sysctl -w vm.overcommit_memory=0",
         ),
@@ -376,7 +376,7 @@ fn open_files() -> Check {
         Check::ok(NAME, format!("{soft} (at most {hard})"))
     } else {
         let found = format!("{soft}, {NEEDED} are needed");
-        Check::bad(NAME, State::Fail, found, format!("ulimit -n {NEEDED}"))
+        Check::bad(NAME, CheckState::Fail, found, format!("ulimit -n {NEEDED}"))
     }
 }
 
@@ -387,16 +387,21 @@ fn memory() -> Check {
     if bytes >= 64 << 20 {
         Check::ok(NAME, found)
     } else {
-        Check::bad(NAME, State::Warn, found, "end something, or lower --memory")
+        Check::bad(
+            NAME,
+            CheckState::Warn,
+            found,
+            "end something, or lower --memory",
+        )
     }
 }
 
-fn program(name: &'static str, kind: Kind) -> Check {
+fn program(name: &'static str, kind: ProgramKind) -> Check {
     match Executable::find(kind) {
         Ok(found) => Check::ok(name, found.path().display().to_string()),
         Err(missing) => Check::bad(
             name,
-            State::Fail,
+            CheckState::Fail,
             format!("not found in {}", missing.searched),
             missing.fix(),
         ),
@@ -413,7 +418,7 @@ mod tests {
             assert!(!check.found.is_empty(), "{}", check.name);
             assert_eq!(
                 check.fix.is_none(),
-                check.state == State::Ok,
+                check.state == CheckState::Ok,
                 "{}",
                 check.name
             );

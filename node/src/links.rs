@@ -153,7 +153,7 @@ pub fn mesh(nodes: usize, transport: Transport) -> io::Result<Vec<Links>> {
 
 /// What every runtime of one aggregate is told alike.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub struct Settings {
+pub struct ProgramSettings {
     /// Nodes in the aggregate.
     pub nodes: u32,
     pub jump: u32,
@@ -175,7 +175,7 @@ pub struct Settings {
 pub fn send_boot(
     control: &OwnedFd,
     node: u32,
-    settings: &Settings,
+    settings: &ProgramSettings,
     links: &Links,
     shared: std::os::fd::BorrowedFd<'_>,
     program: &[u8],
@@ -255,7 +255,7 @@ mod tests {
     fn a_boot_packet_is_one_packet() {
         let (ours, theirs) = sys::packet_pair().unwrap();
         let shared = crate::shared::SharedMemory::new().unwrap();
-        let settings = Settings {
+        let settings = ProgramSettings {
             nodes: 2,
             jump: 0,
             jump_threshold: 0,

@@ -100,7 +100,7 @@ pub enum LinkKind {
 /// What a slice says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Word {
+pub enum MonitorMessage {
     /// Its links are open and nothing of it is refused; nothing runs yet.
     Ready,
     /// It cannot be; the reason.
@@ -113,7 +113,7 @@ pub enum Word {
 pub type Sockets = Vec<Option<(OwnedFd, Option<Keys>)>>;
 
 /// What a slice's process was told.
-pub struct Told {
+pub struct ReceivedBoot {
     /// The packet.
     pub boot: SliceBoot,
     /// By slice, opened from the packet's descriptors.
@@ -174,9 +174,9 @@ pub fn expect_ready(slice: &mut Process) -> Result<(), StartError> {
     let deadline = Instant::now() + READY_BOUND;
     loop {
         match receive(slice.control.as_fd()) {
-            Some(Ok(Word::Ready)) => return Ok(()),
-            Some(Ok(Word::Failed(why))) => return Err(StartError::Refused(why)),
-            Some(Ok(Word::Said(_))) => continue,
+            Some(Ok(MonitorMessage::Ready)) => return Ok(()),
+            Some(Ok(MonitorMessage::Failed(why))) => return Err(StartError::Refused(why)),
+            Some(Ok(MonitorMessage::Said(_))) => continue,
             Some(Err(())) => return Err(StartError::of(slice)),
             None => {}
         }
@@ -193,14 +193,16 @@ pub fn hear(control: BorrowedFd<'_>) -> Spoken {
     match receive(control) {
         None => Spoken::Nothing,
         Some(Err(())) => Spoken::Closed,
-        Some(Ok(Word::Ready)) => Spoken::Other,
-        Some(Ok(Word::Said(text) | Word::Failed(text))) => Spoken::Sentence(text),
+        Some(Ok(MonitorMessage::Ready)) => Spoken::Other,
+        Some(Ok(MonitorMessage::Said(text) | MonitorMessage::Failed(text))) => {
+            Spoken::Sentence(text)
+        }
     }
 }
 
 /// What a slice has said, if anything; an error once it says nothing more, or
 /// nothing that can be understood.
-pub fn receive(control: BorrowedFd<'_>) -> Option<Result<Word, ()>> {
+pub fn receive(control: BorrowedFd<'_>) -> Option<Result<MonitorMessage, ()>> {
     let mut packet = vec![0; WORD_BYTES_MAX];
     match sys::receive_packet(control, &mut packet) {
         Ok(None) => None,
@@ -214,12 +216,12 @@ pub fn receive(control: BorrowedFd<'_>) -> Option<Result<Word, ()>> {
 
 /// Without anything that would steer a terminal: a slice runs a guest that is not
 /// to be trusted with one.
-fn plain(word: Word) -> Word {
+fn plain(word: MonitorMessage) -> MonitorMessage {
     let text = |text: String| text.chars().filter(|c| !c.is_control()).collect();
     match word {
-        Word::Ready => Word::Ready,
-        Word::Failed(why) => Word::Failed(text(why)),
-        Word::Said(said) => Word::Said(text(said)),
+        MonitorMessage::Ready => MonitorMessage::Ready,
+        MonitorMessage::Failed(why) => MonitorMessage::Failed(text(why)),
+        MonitorMessage::Said(said) => MonitorMessage::Said(text(said)),
     }
 }
 
@@ -271,7 +273,7 @@ impl Control {
     ///
     /// # Errors
     /// Nothing came in time, or nothing that can be understood.
-    pub fn boot(&self) -> io::Result<Told> {
+    pub fn boot(&self) -> io::Result<ReceivedBoot> {
         if !sys::wait_readable(&[self.0.as_fd()], BOOT_BOUND)?[0] {
             return Err(io::ErrorKind::TimedOut.into());
         }
@@ -292,7 +294,7 @@ impl Control {
         };
         let kinds = std::mem::take(&mut boot.links).into_iter();
         let links = kinds.map(&mut open).collect::<io::Result<Sockets>>()?;
-        Ok(Told {
+        Ok(ReceivedBoot {
             boot,
             links,
             sockets: descriptors.collect(),
@@ -300,11 +302,11 @@ impl Control {
     }
 
     /// Says something. A daemon that is gone hears nothing.
-    pub fn say(&self, word: &Word) {
+    pub fn say(&self, word: &MonitorMessage) {
         let word = match word {
-            Word::Ready => Word::Ready,
-            Word::Failed(why) => Word::Failed(short(why)),
-            Word::Said(said) => Word::Said(short(said)),
+            MonitorMessage::Ready => MonitorMessage::Ready,
+            MonitorMessage::Failed(why) => MonitorMessage::Failed(short(why)),
+            MonitorMessage::Said(said) => MonitorMessage::Said(short(said)),
         };
         let packet = serde_json::to_vec(&word).unwrap_or_default();
         let _ = sys::send_with_descriptors(self.0.as_fd(), &packet, &[]);
@@ -379,11 +381,17 @@ mod tests {
         let (ours, theirs) = sys::packet_pair().unwrap();
         assert_eq!(receive(ours.as_fd()), None);
         let control = Control(theirs);
-        control.say(&Word::Said("\u{1b}[2J\u{1}why".into()));
-        control.say(&Word::Failed("x".repeat(1 << 20)));
+        control.say(&MonitorMessage::Said("\u{1b}[2J\u{1}why".into()));
+        control.say(&MonitorMessage::Failed("x".repeat(1 << 20)));
         drop(control);
-        assert_eq!(receive(ours.as_fd()), Some(Ok(Word::Said("[2Jwhy".into()))));
-        assert!(matches!(receive(ours.as_fd()), Some(Ok(Word::Failed(_)))));
+        assert_eq!(
+            receive(ours.as_fd()),
+            Some(Ok(MonitorMessage::Said("[2Jwhy".into())))
+        );
+        assert!(matches!(
+            receive(ours.as_fd()),
+            Some(Ok(MonitorMessage::Failed(_)))
+        ));
         assert_eq!(receive(ours.as_fd()), Some(Err(())));
     }
 }

@@ -23,13 +23,13 @@ use serde::{Deserialize, Serialize};
 use weft_wire::handshake::{Secret, Ticket};
 use weft_wire::keys::PublicKey;
 
-use crate::links::Settings;
+use crate::links::ProgramSettings;
 use crate::shared::Snapshot;
 
 /// From launcher to daemon.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Request {
+pub enum DaemonRequest {
     /// What have you got?
     Status,
     /// Reserve memory and a slice.
@@ -64,7 +64,7 @@ pub enum Request {
         secret: Secret,
     },
     /// Start the runtime.
-    Start(Box<Settings>),
+    Start(Box<ProgramSettings>),
     /// Start a slice of a machine.
     StartMachine(Box<MachineStart>),
     /// Are you there, and how is the slice?
@@ -92,9 +92,9 @@ pub struct MachineStart {
 /// From daemon to launcher.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Reply {
-    /// To [`Request::Status`].
-    Status(Status),
+pub enum DaemonReply {
+    /// To [`DaemonRequest::Status`].
+    Status(NodeStatus),
     /// Reserved.
     Opened {
         /// This many pages.
@@ -108,18 +108,18 @@ pub enum Reply {
         /// What ran out.
         why: String,
     },
-    /// To [`Request::Expect`], [`Request::Dial`] and [`Request::Release`].
+    /// To [`DaemonRequest::Expect`], [`DaemonRequest::Dial`] and [`DaemonRequest::Release`].
     Done,
     /// The request failed; the reason.
     Failed(String),
-    /// To [`Request::Start`] and [`Request::StartMachine`].
+    /// To [`DaemonRequest::Start`] and [`DaemonRequest::StartMachine`].
     Started {
         /// The slice's process id on its host.
         pid: u32,
     },
-    /// To [`Request::Ping`].
+    /// To [`DaemonRequest::Ping`].
     Pong(Box<Snapshot>),
-    /// To [`Request::Stop`].
+    /// To [`DaemonRequest::Stop`].
     Stopped(Box<Snapshot>),
     /// The slice has something to say to the user.
     Said(String),
@@ -135,7 +135,7 @@ pub enum Reply {
 
 /// What a daemon has and lends.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Status {
+pub struct NodeStatus {
     /// Weft's version there.
     pub version: String,
     pub host_name: String,

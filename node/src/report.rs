@@ -82,15 +82,15 @@ pub struct Report {
 ///
 /// The lock guards the view alone; it is held for copying it, never during I/O.
 #[derive(Default)]
-pub struct Monitor {
+pub struct LiveView {
     view: Mutex<Option<Arc<AggregateView>>>,
     watched: AtomicBool,
     finished: AtomicBool,
 }
 
-impl Monitor {
-    /// A monitor that nobody watches yet.
-    pub fn new() -> Arc<Monitor> {
+impl LiveView {
+    /// A view that nobody watches yet.
+    pub fn new() -> Arc<LiveView> {
         Arc::default()
     }
 

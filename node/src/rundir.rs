@@ -93,7 +93,7 @@ pub enum RunDirError {
 /// What can be asked of a running aggregate.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Request {
+pub enum AggregateRequest {
     /// What it is and how it is doing.
     View,
     /// Span its nodes now.
@@ -107,8 +107,8 @@ pub enum Request {
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Answer {
-    /// To [`Request::View`].
+pub enum AggregateReply {
+    /// To [`AggregateRequest::View`].
     View(Box<AggregateView>),
     Done,
     /// Not done, and why.
@@ -176,7 +176,7 @@ impl Entry {
 
     /// The next client and its request; `None` when nobody waits or it said
     /// nothing sensible in time.
-    pub fn accept(&self) -> Option<(Request, Client)> {
+    pub fn accept(&self) -> Option<(AggregateRequest, Client)> {
         let (stream, _) = self.listener.accept().ok()?;
         let user = getsockopt(&stream, PeerCredentials).ok()?.uid();
         if user != nix::unistd::geteuid().as_raw() && user != 0 {
@@ -203,13 +203,17 @@ pub struct Client {
 
 impl Client {
     /// Answers. A client that has gone is no concern of the aggregate's.
-    pub fn answer(mut self, answer: &Answer) {
+    pub fn answer(mut self, answer: &AggregateReply) {
         let _ = write_line(&mut self.stream, answer);
     }
 }
 
 /// Asks the aggregate of `pid`.
-pub fn ask(directory: &Path, pid: u32, request: &Request) -> Result<Answer, RunDirError> {
+pub fn ask(
+    directory: &Path,
+    pid: u32,
+    request: &AggregateRequest,
+) -> Result<AggregateReply, RunDirError> {
     let path = directory.join(format!("{pid}.sock"));
     let mut stream = UnixStream::connect(&path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => RunDirError::NoAggregate(pid),
@@ -219,7 +223,7 @@ pub fn ask(directory: &Path, pid: u32, request: &Request) -> Result<Answer, RunD
         },
     })?;
     let bound = match request {
-        Request::Shrink { .. } => SHRINK_BOUND + ANSWER_BOUND,
+        AggregateRequest::Shrink { .. } => SHRINK_BOUND + ANSWER_BOUND,
         _ => ANSWER_BOUND,
     };
     let failed = |source| RunDirError::Silent { pid, source };
@@ -242,8 +246,8 @@ pub fn list(directory: &Path) -> Result<Vec<AggregateView>, RunDirError> {
             .file_name()
             .and_then(|name| name.to_str()?.strip_suffix(".sock")?.parse::<u32>().ok());
         let Some(pid) = pid else { continue };
-        match ask(directory, pid, &Request::View) {
-            Ok(Answer::View(view)) => views.push(*view),
+        match ask(directory, pid, &AggregateRequest::View) {
+            Ok(AggregateReply::View(view)) => views.push(*view),
             // A launcher that is just starting has a socket that does not listen
             // yet: only those of the dead are removed.
             _ if !Path::new(&format!("/proc/{pid}")).exists()
@@ -302,16 +306,17 @@ mod tests {
         prepare(&path).unwrap();
         let entry = Entry::new(&path, 1).unwrap();
         let directory = path.clone();
-        let client = std::thread::spawn(move || ask(&directory, 1, &Request::Shrink { node: 2 }));
+        let client =
+            std::thread::spawn(move || ask(&directory, 1, &AggregateRequest::Shrink { node: 2 }));
         crate::sys::wait_readable(&[entry.descriptor()], Duration::from_secs(5)).unwrap();
         let (request, client_end) = entry.accept().unwrap();
-        assert_eq!(request, Request::Shrink { node: 2 });
-        client_end.answer(&Answer::Refused("busy".into()));
+        assert_eq!(request, AggregateRequest::Shrink { node: 2 });
+        client_end.answer(&AggregateReply::Refused("busy".into()));
         let answer = client.join().unwrap().unwrap();
-        assert!(matches!(answer, Answer::Refused(why) if why == "busy"));
+        assert!(matches!(answer, AggregateReply::Refused(why) if why == "busy"));
         drop(entry);
         assert!(
-            ask(&path, 1, &Request::View)
+            ask(&path, 1, &AggregateRequest::View)
                 .unwrap_err()
                 .to_string()
                 .contains("weft list")

@@ -244,7 +244,7 @@ fn a_killed_launcher_leaves_nobody() {
 
 #[test]
 fn a_running_aggregate_can_be_asked() {
-    use weft_node::rundir::{Answer, Request, ask, list};
+    use weft_node::rundir::{AggregateReply, AggregateRequest, ask, list};
     let running = Run::new("stretch commands 20000 exit 0").start();
     running.wait_for_slices(1);
     running.wait_for_stretch();
@@ -252,16 +252,36 @@ fn a_running_aggregate_can_be_asked() {
     let views = list(&directory).unwrap();
     assert_eq!(views.len(), 1);
     assert_eq!(views[0].nodes.len(), 2);
-    let answer = ask(&directory, views[0].pid, &Request::Stretch).unwrap();
-    assert!(matches!(answer, Answer::Refused(why) if why.contains("already")));
-    let answer = ask(&directory, views[0].pid, &Request::Shrink { node: 5 }).unwrap();
-    assert!(matches!(answer, Answer::Refused(why) if why.contains("no node 5")));
-    let answer = ask(&directory, views[0].pid, &Request::Shrink { node: 0 }).unwrap();
-    assert!(matches!(answer, Answer::Refused(why) if why.contains("home")));
-    let answer = ask(&directory, views[0].pid, &Request::Shrink { node: 1 }).unwrap();
-    assert!(matches!(answer, Answer::Done), "{answer:?}");
-    let answer = ask(&directory, views[0].pid, &Request::Shrink { node: 1 }).unwrap();
-    assert!(matches!(answer, Answer::Refused(why) if why.contains("left")));
+    let answer = ask(&directory, views[0].pid, &AggregateRequest::Stretch).unwrap();
+    assert!(matches!(answer, AggregateReply::Refused(why) if why.contains("already")));
+    let answer = ask(
+        &directory,
+        views[0].pid,
+        &AggregateRequest::Shrink { node: 5 },
+    )
+    .unwrap();
+    assert!(matches!(answer, AggregateReply::Refused(why) if why.contains("no node 5")));
+    let answer = ask(
+        &directory,
+        views[0].pid,
+        &AggregateRequest::Shrink { node: 0 },
+    )
+    .unwrap();
+    assert!(matches!(answer, AggregateReply::Refused(why) if why.contains("home")));
+    let answer = ask(
+        &directory,
+        views[0].pid,
+        &AggregateRequest::Shrink { node: 1 },
+    )
+    .unwrap();
+    assert!(matches!(answer, AggregateReply::Done), "{answer:?}");
+    let answer = ask(
+        &directory,
+        views[0].pid,
+        &AggregateRequest::Shrink { node: 1 },
+    )
+    .unwrap();
+    assert!(matches!(answer, AggregateReply::Refused(why) if why.contains("left")));
     running.signal(libc::SIGTERM);
     let run = running.wait();
     assert_eq!(run.signal, Some(libc::SIGTERM));
@@ -271,13 +291,13 @@ fn a_running_aggregate_can_be_asked() {
 
 #[test]
 fn a_node_of_an_unstretched_program_is_given_back_at_once() {
-    use weft_node::rundir::{Answer, Request, ask, list};
+    use weft_node::rundir::{AggregateReply, AggregateRequest, ask, list};
     let running = Run::new("sleep 20000").nodes(3).start();
     let slices = running.wait_for_slices(2);
     let directory = running.run_directory();
     let pid = list(&directory).unwrap()[0].pid;
-    let answer = ask(&directory, pid, &Request::Shrink { node: 1 }).unwrap();
-    assert!(matches!(answer, Answer::Done), "{answer:?}");
+    let answer = ask(&directory, pid, &AggregateRequest::Shrink { node: 1 }).unwrap();
+    assert!(matches!(answer, AggregateReply::Done), "{answer:?}");
     assert_eq!(running.wait_for_slices(1).len(), 1);
     assert_eq!(slices.iter().filter(|pid| alive(**pid)).count(), 1);
     running.signal(libc::SIGTERM);

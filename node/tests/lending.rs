@@ -13,7 +13,7 @@ use common::{Host, LENT_BYTES, Run, scratch};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, socket};
 use weft_node::config::{self, May, Peer};
-use weft_node::protocol::{Reply, Request};
+use weft_node::protocol::{DaemonReply, DaemonRequest};
 use weft_node::remote::{Connection, Identity};
 use weft_wire::keys::PublicKey;
 
@@ -177,23 +177,23 @@ fn what_a_daemon_can_reach_is_not_told() {
     let host = Host::start_in(&lends, LENT_BYTES);
     let identity = Identity::load(Some(&borrower(&[&host]))).unwrap();
     let mut connection = Connection::open(&identity, &host.address).unwrap();
-    let open = Request::Open {
+    let open = DaemonRequest::Open {
         command: "test".into(),
         node: 1,
         budget_pages: Some(256),
         lease_ms: 5000,
     };
     let opened = connection.call(&open, BOUND).unwrap();
-    assert!(matches!(opened, Reply::Opened { .. }), "{opened:?}");
+    assert!(matches!(opened, DaemonReply::Opened { .. }), "{opened:?}");
     let mut dial = |key| {
-        let request = Request::Dial {
+        let request = DaemonRequest::Dial {
             peer: 2,
             key,
             ticket: [1; 16],
             secret: [2; 32],
         };
         match connection.call(&request, BOUND).unwrap() {
-            Reply::Failed(why) => why,
+            DaemonReply::Failed(why) => why,
             other => panic!("{other:?}"),
         }
     };

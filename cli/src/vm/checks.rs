@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 
 use weft_node::error::sentence;
-use weft_node::host::{Check, State};
+use weft_node::host::{Check, CheckState};
 use weft_vcpu_kvm::{Host, Unusable};
 
 /// Every check.
@@ -23,7 +23,7 @@ fn kvm() -> Check {
         }
         Ok(host) => Check::bad(
             NAME,
-            State::Warn,
+            CheckState::Warn,
             format!("{host}: `weft vm run` takes soft, which is faster here"),
             "enable hardware virtualization (VMX or SVM) in the firmware, or nested \
              virtualization where this is a virtual machine",
@@ -44,7 +44,7 @@ fn kvm() -> Check {
                 _ => "use a newer kernel".to_owned(),
             };
             let found = format!("{}: `weft vm run` takes soft", sentence(&error));
-            Check::bad(NAME, State::Warn, found, fix)
+            Check::bad(NAME, CheckState::Warn, found, fix)
         }
     }
 }
@@ -60,7 +60,7 @@ fn tun() -> Check {
         ),
         Err(error) => Check::bad(
             NAME,
-            State::Warn,
+            CheckState::Warn,
             format!("{PATH}: {error} (--net user works without)"),
             match error.kind() {
                 io::ErrorKind::NotFound => "`sudo modprobe tun`",
@@ -93,7 +93,7 @@ fn io_uring() -> Check {
     let error = io::Error::last_os_error();
     Check::bad(
         NAME,
-        State::Warn,
+        CheckState::Warn,
         format!("{error}: disks of virtual machines use slower calls"),
         match error.raw_os_error() {
             Some(libc::EPERM) => "`sudo sysctl kernel.io_uring_disabled=0`",

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | [`args`], [`suboptions`] | the command line, read |
 //! | [`plan`], [`nodes`] | the command line, judged |
-//! | [`places`] | sockets by which machines are found |
+//! | [`registry`] | sockets by which machines are found |
 //! | [`mod@run`] | one life of a machine after the other, as the launcher has them lived |
 //! | [`start`] | the same without a terminal: the launcher outlives the command |
 //! | [`outcome`] | what came of it, and exit codes |
@@ -19,8 +19,8 @@ mod checks;
 mod error;
 mod nodes;
 mod outcome;
-mod places;
 mod plan;
+mod registry;
 mod run;
 mod running;
 mod start;

@@ -21,15 +21,17 @@ use weft_machine::End;
 use weft_monitor::outcome::Outcome;
 use weft_monitor::settings::{OwnSettings, SliceSettings};
 use weft_node::launch::Signals;
-use weft_node::launch::machine::{self, Lived, Machine, MachinePlan, Settings, Share};
+use weft_node::launch::machine::{
+    self, Machine, MachineOutcome, MachinePlan, MachineSettings, Share,
+};
 use weft_node::options::Placement;
 use weft_platform::clock::{Reference, TscMeasurement, begin_tsc_measurement};
 
 use super::args::VmRunArgs;
 use super::error::{EXIT_SETUP, EXIT_TRIPLE_FAULT, VmError};
 use super::outcome::{self, Report};
-use super::places::Places;
 use super::plan::Plan;
+use super::registry::Registration;
 use super::suboptions::ConsoleArg;
 use super::trace;
 use crate::values::StatsArg;
@@ -41,7 +43,7 @@ const CRASHES_MAX: u32 = 3;
 /// Runs a machine to its end.
 pub fn run(args: &VmRunArgs, started: Instant) -> anyhow::Result<ExitCode> {
     let tsc = begin_tsc_measurement();
-    let prepared = || -> anyhow::Result<(Plan, Option<File>, Option<File>, Places)> {
+    let prepared = || -> anyhow::Result<(Plan, Option<File>, Option<File>, Registration)> {
         let plan = Plan::check(args)?;
         // Opened first: a summary that cannot be written is better known before
         // hours of work than after.
@@ -57,14 +59,14 @@ pub fn run(args: &VmRunArgs, started: Instant) -> anyhow::Result<ExitCode> {
                 .with_context(|| format!("cannot write the trace to {}", path.display()))
         });
         let trace = trace.transpose()?;
-        let places = Places::claim(&plan)?;
-        Ok((plan, file, trace, places))
+        let registry = Registration::claim(&plan)?;
+        Ok((plan, file, trace, registry))
     };
-    let (plan, file, trace, places) = match prepared() {
+    let (plan, file, trace, registry) = match prepared() {
         Ok(prepared) => prepared,
         Err(error) => return Ok(set_up_failed(&error)),
     };
-    match supervise(&plan, &places, started, tsc) {
+    match supervise(&plan, &registry, started, tsc) {
         Err(error) => {
             let code = error.exit_code();
             set_up_failed(&error.into());
@@ -156,7 +158,7 @@ fn report(args: &VmRunArgs, file: Option<File>, plan: &Plan, ended: &Ended) -> a
 /// One life after the other.
 fn supervise(
     plan: &Plan,
-    places: &Places,
+    registry: &Registration,
     started: Instant,
     tsc: TscMeasurement,
 ) -> Result<Last, VmError> {
@@ -167,7 +169,7 @@ fn supervise(
     loop {
         let life = Life {
             plan,
-            places,
+            registry,
             started,
             tsc,
             restarts,
@@ -218,7 +220,7 @@ struct Life<'a> {
     /// What to run.
     plan: &'a Plan,
     /// Its sockets.
-    places: &'a Places,
+    registry: &'a Registration,
     /// When the command, or this life, began.
     started: Instant,
     /// The measurement that began then.
@@ -228,7 +230,7 @@ struct Life<'a> {
 }
 
 impl Life<'_> {
-    fn live(&self, signals: &Signals) -> Result<Lived, VmError> {
+    fn live(&self, signals: &Signals) -> Result<MachineOutcome, VmError> {
         let name = &self.plan.name;
         // The terminal may be in raw mode.
         let mut say = |text: &str| eprint!("weft: vm {name}: {text}\r\n");
@@ -236,8 +238,13 @@ impl Life<'_> {
         let settings = self
             .settings()
             .map_err(|error| VmError::system("describe the machine")(io::Error::from(error)))?;
-        let mut sockets = vec![self.places.api.as_fd()];
-        sockets.extend(self.places.console.iter().map(|(socket, _)| socket.as_fd()));
+        let mut sockets = vec![self.registry.api.as_fd()];
+        sockets.extend(
+            self.registry
+                .console
+                .iter()
+                .map(|(socket, _)| socket.as_fd()),
+        );
         Ok(machine.live(settings, &sockets)?)
     }
 
@@ -267,8 +274,8 @@ impl Life<'_> {
         }
     }
 
-    fn settings(&self) -> serde_json::Result<Settings> {
-        let Life { plan, places, .. } = self;
+    fn settings(&self) -> serde_json::Result<MachineSettings> {
+        let Life { plan, registry, .. } = self;
         let machine = SliceSettings {
             configuration: plan.configuration.clone(),
             reference: (plan.nodes.count > 1).then(Reference::here),
@@ -282,9 +289,9 @@ impl Life<'_> {
             tsc: self.tsc,
             restarts: self.restarts,
             ready: plan.ready.clone(),
-            console: places.console.as_ref().map(|(_, path)| path.clone()),
+            console: registry.console.as_ref().map(|(_, path)| path.clone()),
         };
-        Ok(Settings {
+        Ok(MachineSettings {
             machine: serde_json::to_string(&machine)?,
             own: serde_json::to_string(&own)?,
         })

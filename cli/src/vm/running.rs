@@ -14,7 +14,7 @@ use weft_console::attach::{Left, attach};
 use weft_console::terminal;
 use weft_node::size::format_bytes;
 
-use super::places;
+use super::registry;
 use crate::summary::format_seconds;
 use crate::table::{self, Align};
 
@@ -37,7 +37,7 @@ enum Asked {
 
 /// Asks every machine. Sockets that nobody listens at are removed.
 fn ask_all(directory: &Path) -> anyhow::Result<Vec<Asked>> {
-    let machines = places::machines(directory)
+    let machines = registry::machines(directory)
         .with_context(|| format!("cannot read {}", directory.display()))?;
     let mut asked = Vec::new();
     for (name, path) in machines {
@@ -56,8 +56,8 @@ fn ask_all(directory: &Path) -> anyhow::Result<Vec<Asked>> {
 
 fn remove_leftover(directory: &Path, name: &str, path: &Path) {
     // With the lock it is not one that is just being created.
-    let locked = places::lock(directory);
-    if locked.is_ok() && !places::answers(path) {
+    let locked = registry::lock(directory);
+    if locked.is_ok() && !registry::answers(path) {
         let _ = fs::remove_file(path);
         let _ = fs::remove_file(directory.join(format!("{name}.console")));
     }
@@ -65,7 +65,7 @@ fn remove_leftover(directory: &Path, name: &str, path: &Path) {
 
 /// `weft vm list`.
 pub fn list(json: bool) -> anyhow::Result<ExitCode> {
-    let machines = ask_all(&places::directory()?)?;
+    let machines = ask_all(&registry::directory()?)?;
     if json {
         println!("{}", serde_json::to_string_pretty(&machines)?);
     } else if machines.is_empty() {
@@ -114,13 +114,13 @@ fn render(machines: &[Asked]) -> String {
 
 /// The API of the machine with this name, or pid.
 pub(super) fn find(machine: &str) -> anyhow::Result<Client> {
-    let directory = places::directory()?;
-    let own = places::api_path(&directory, machine);
-    if fs::symlink_metadata(&own).is_ok() && places::answers(&own) {
+    let directory = registry::directory()?;
+    let own = registry::api_path(&directory, machine);
+    if fs::symlink_metadata(&own).is_ok() && registry::answers(&own) {
         return Ok(Client::new(&own));
     }
     if let Ok(pid) = machine.parse::<u32>() {
-        for (_, path) in places::machines(&directory)? {
+        for (_, path) in registry::machines(&directory)? {
             let client = Client::new(&path);
             let view = client.view(VIEW_BOUND);
             if view.is_ok_and(|view| [view.pid, view.machine_pid].contains(&pid)) {
@@ -138,9 +138,9 @@ pub(super) fn find_or_only(machine: Option<&str>) -> anyhow::Result<(Client, VmV
         let view = client.view(VIEW_BOUND);
         return Ok((client, view.with_context(|| format!("vm {machine}"))?));
     }
-    let directory = places::directory()?;
+    let directory = registry::directory()?;
     let mut running = Vec::new();
-    for (_, path) in places::machines(&directory)? {
+    for (_, path) in registry::machines(&directory)? {
         let client = Client::new(&path);
         if let Ok(view) = client.view(VIEW_BOUND) {
             running.push((client, view));

@@ -24,8 +24,8 @@ use weft_node::launch::machine::take_signals;
 
 use super::args::VmStartArgs;
 use super::error::VmError;
-use super::places;
 use super::plan::Plan;
+use super::registry;
 use super::run::{self as launcher, set_up_failed};
 use super::running::VIEW_BOUND;
 use super::suboptions::ConsoleArg;
@@ -50,8 +50,8 @@ pub fn run(args: &mut VmStartArgs, started: Instant) -> anyhow::Result<ExitCode>
         Ok(plan) => plan,
         Err(error) => return Ok(set_up_failed(&error.into())),
     };
-    let directory = places::directory()?;
-    if options.name.is_some() && places::answers(&places::api_path(&directory, &plan.name)) {
+    let directory = registry::directory()?;
+    if options.name.is_some() && registry::answers(&registry::api_path(&directory, &plan.name)) {
         return Ok(set_up_failed(&VmError::NameTaken(plan.name).into()));
     }
     drop(plan);
@@ -160,7 +160,7 @@ impl Launcher {
 
     /// What the machine says of itself, once it has been put together.
     fn view(&self) -> Option<VmView> {
-        let path = places::api_path(&self.directory, &self.name);
+        let path = registry::api_path(&self.directory, &self.name);
         let view = Client::new(&path).view(VIEW_BOUND).ok()?;
         let own = view.pid == self.child.as_raw() as u32;
         (own && view.state != State::Starting).then_some(view)

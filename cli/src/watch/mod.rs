@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use weft_node::report::Monitor;
+use weft_node::report::LiveView;
 use weft_node::size::{format_bytes, format_pages};
 
 use panel::Panel;
@@ -71,16 +71,16 @@ pub struct Watcher {
     messages: Messages,
 }
 
-/// Starts showing what `monitor` holds.
-pub fn start(monitor: Arc<Monitor>) -> Watcher {
-    monitor.watch();
+/// Starts showing what `live` holds.
+pub fn start(live: Arc<LiveView>) -> Watcher {
+    live.watch();
     let end = Arc::new(AtomicBool::new(false));
     let messages = Messages::default();
     let (ended, shown) = (end.clone(), messages.clone());
     let thread = without_signals(|| {
         std::thread::Builder::new()
             .name("weft-watch".into())
-            .spawn(move || show(&monitor, &ended, &shown))
+            .spawn(move || show(&live, &ended, &shown))
     });
     Watcher {
         end,
@@ -123,13 +123,13 @@ impl Watcher {
     }
 }
 
-fn show(monitor: &Monitor, end: &AtomicBool, messages: &Messages) {
+fn show(live: &LiveView, end: &AtomicBool, messages: &Messages) {
     let mut rates = Rates::default();
     let mut panel = None;
     let mut next_line = Instant::now() + LINE;
     let terminal = std::io::stderr().is_terminal();
     while !end.load(Ordering::Acquire) {
-        if let Some(view) = monitor.view() {
+        if let Some(view) = live.view() {
             rates.take(&view, Instant::now());
             if terminal && panel.is_none() {
                 panel = Panel::open(view.nodes.len());

@@ -22,13 +22,13 @@ use crate::monitor_protocol::{self, Loan, SETTINGS_BYTES_MAX, SliceBoot, Terms};
 use crate::protocol::MachineStart;
 use crate::said::Spoken;
 use crate::size::PAGE_BYTES;
-use crate::spawn::{Confinement, Executable, Kind, Process, Role, StartError};
+use crate::spawn::{Confinement, Executable, Process, ProgramKind, Role, StartError};
 
 /// vCPUs of one machine.
 const CPUS_MAX: u32 = 255;
 
 impl SliceStart for MachineStart {
-    const PROGRAM: Kind = Kind::Monitor;
+    const PROGRAM: ProgramKind = ProgramKind::Monitor;
 
     fn check(&self, reserved: &Reserved) -> Result<(), SliceError> {
         let slices = self.slices as usize;

@@ -56,9 +56,9 @@ use crate::cgroup::{CgroupError, Cgroups};
 use crate::config::{self, Config, ConfigError, Peer};
 use crate::host::UserfaultfdError;
 use crate::options::MEMORY_BYTES_MIN;
-use crate::protocol::Status;
+use crate::protocol::NodeStatus;
 use crate::size::{PAGE_BYTES, format_bytes};
-use crate::spawn::{self, Executable, Kind};
+use crate::spawn::{self, Executable, ProgramKind};
 use crate::{host, sys};
 
 /// How long aggregates may take to leave a daemon that ends.
@@ -157,8 +157,8 @@ impl Daemon {
         for peer in &mut config.peers {
             settle(peer, log);
         }
-        let runtime = Executable::find(Kind::Runtime)?;
-        let monitor = Executable::find(Kind::Monitor);
+        let runtime = Executable::find(ProgramKind::Runtime)?;
+        let monitor = Executable::find(ProgramKind::Monitor);
         if let Err(missing) = &monitor {
             log(&format!(
                 "no slice of a virtual machine can run here: {missing}"
@@ -229,7 +229,7 @@ impl Daemon {
     }
 
     /// What it has and lends.
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> NodeStatus {
         self.shared.status()
     }
 

@@ -10,16 +10,16 @@ use super::reserved::Reserved;
 use super::shared::Shared;
 use super::slice::{Counted, SliceError, SliceStart};
 use crate::config::Peer;
-use crate::links::{self, Links, Settings};
+use crate::links::{self, Links, ProgramSettings};
 use crate::said::Spoken;
-use crate::spawn::{Confinement, Executable, Kind, Process, Role, StartError};
+use crate::spawn::{Confinement, Executable, Process, ProgramKind, Role, StartError};
 use crate::{control, sys};
 
 /// The name of a slice in a process list.
 const SLICE_NAME: &str = "weft-slice";
 
-impl SliceStart for Settings {
-    const PROGRAM: Kind = Kind::Runtime;
+impl SliceStart for ProgramSettings {
+    const PROGRAM: ProgramKind = ProgramKind::Runtime;
 
     fn check(&self, reserved: &Reserved) -> Result<(), SliceError> {
         let node = reserved.node;

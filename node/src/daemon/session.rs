@@ -29,7 +29,7 @@ use super::shared::Shared;
 use super::slice::{LentSlice, SliceError, SliceStart};
 use crate::config::Peer;
 use crate::error::sentence;
-use crate::protocol::{Reply, Request};
+use crate::protocol::{DaemonReply, DaemonRequest};
 use crate::said::Said;
 use crate::shared::{SharedMemory, Snapshot};
 use crate::size::format_pages;
@@ -131,7 +131,7 @@ impl<'a> Session<'a> {
             // The launcher would only see that the connection ended. What of it still
             // works is not known.
             let why = format!("its daemon ended the connection: {}", sentence(why));
-            let _ = self.send(&Reply::Ended { why, clean: false });
+            let _ = self.send(&DaemonReply::Ended { why, clean: false });
         }
         self.give_back();
         outcome
@@ -165,7 +165,7 @@ impl<'a> Session<'a> {
         }
         if ready.ending {
             self.leaving = Some(Instant::now());
-            self.send(&Reply::Leaving)?;
+            self.send(&DaemonReply::Leaving)?;
         }
         if self
             .leaving
@@ -221,50 +221,50 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn send(&mut self, reply: &Reply) -> Result<(), SessionError> {
+    fn send(&mut self, reply: &DaemonReply) -> Result<(), SessionError> {
         Ok(self.channel.send(reply)?)
     }
 
-    fn handle(&mut self, request: Request) -> Option<Reply> {
+    fn handle(&mut self, request: DaemonRequest) -> Option<DaemonReply> {
         let reply = match request {
-            Request::Status => Ok(Reply::Status(self.daemon.status())),
-            Request::Open {
+            DaemonRequest::Status => Ok(DaemonReply::Status(self.daemon.status())),
+            DaemonRequest::Open {
                 command,
                 node,
                 budget_pages,
                 lease_ms,
             } => self.open(&command, node, budget_pages, lease_ms),
-            Request::Expect {
+            DaemonRequest::Expect {
                 peer,
                 ticket,
                 secret,
             } => self.expect(peer, ticket, secret),
-            Request::Dial {
+            DaemonRequest::Dial {
                 peer,
                 key,
                 ticket,
                 secret,
             } => self.dial(peer, &key, &ticket, &secret),
-            Request::Start(settings) => self.start(&*settings),
-            Request::StartMachine(start) => self.start(&*start),
-            Request::Ping => Ok(Reply::Pong(Box::new(self.counters()))),
-            Request::Kick => {
+            DaemonRequest::Start(settings) => self.start(&*settings),
+            DaemonRequest::StartMachine(start) => self.start(&*start),
+            DaemonRequest::Ping => Ok(DaemonReply::Pong(Box::new(self.counters()))),
+            DaemonRequest::Kick => {
                 if let Some(slice) = &self.slice {
                     slice.kick();
                 }
                 return None;
             }
-            Request::Stop => {
+            DaemonRequest::Stop => {
                 self.end_slice();
-                Ok(Reply::Stopped(Box::new(self.counters())))
+                Ok(DaemonReply::Stopped(Box::new(self.counters())))
             }
-            Request::Release => {
+            DaemonRequest::Release => {
                 self.end_slice();
                 self.give_back();
-                Ok(Reply::Done)
+                Ok(DaemonReply::Done)
             }
         };
-        Some(reply.unwrap_or_else(|error| Reply::Failed(sentence(&error))))
+        Some(reply.unwrap_or_else(|error| DaemonReply::Failed(sentence(&error))))
     }
 
     fn counters(&self) -> Snapshot {
@@ -278,7 +278,7 @@ impl<'a> Session<'a> {
         node: u32,
         budget_pages: Option<u64>,
         lease_ms: u32,
-    ) -> Result<Reply, RequestError> {
+    ) -> Result<DaemonReply, RequestError> {
         if self.reserved.is_some() {
             return Err(RequestError::Reserved);
         }
@@ -299,7 +299,7 @@ impl<'a> Session<'a> {
                     format_pages(no_room.free_pages),
                     no_room.why
                 ));
-                return Ok(Reply::NoRoom {
+                return Ok(DaemonReply::NoRoom {
                     asked_pages: no_room.asked_pages,
                     free_pages: no_room.free_pages,
                     why: no_room.why,
@@ -326,7 +326,7 @@ impl<'a> Session<'a> {
             links: no_links(),
             awaited: Vec::new(),
         });
-        Ok(Reply::Opened { budget_pages })
+        Ok(DaemonReply::Opened { budget_pages })
     }
 
     /// The reservation, for another link to `peer`.
@@ -349,12 +349,12 @@ impl<'a> Session<'a> {
         peer: u32,
         ticket: Ticket,
         secret: handshake::Secret,
-    ) -> Result<Reply, RequestError> {
+    ) -> Result<DaemonReply, RequestError> {
         let (reserved, daemon) = self.reservation_for(peer)?;
         let awaited = daemon.expected.announce(ticket, secret);
         let awaited = awaited.ok_or(RequestError::TicketUsed)?;
         reserved.awaited.push((peer as usize, awaited));
-        Ok(Reply::Done)
+        Ok(DaemonReply::Done)
     }
 
     /// Makes a link to the daemon that has `key`. Only where a peer listens is dialled,
@@ -366,13 +366,13 @@ impl<'a> Session<'a> {
         key: &PublicKey,
         ticket: &Ticket,
         secret: &handshake::Secret,
-    ) -> Result<Reply, RequestError> {
+    ) -> Result<DaemonReply, RequestError> {
         let (reserved, daemon) = self.reservation_for(peer)?;
         let lease_ms = reserved.lease.as_millis() as u32;
         match dial_peer(daemon, key, ticket, secret, lease_ms) {
             Ok(link) => {
                 reserved.links[peer as usize] = Some(link);
-                Ok(Reply::Done)
+                Ok(DaemonReply::Done)
             }
             Err(why) => {
                 let why = sentence(&why);
@@ -382,7 +382,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn start(&mut self, start: &impl SliceStart) -> Result<Reply, RequestError> {
+    fn start(&mut self, start: &impl SliceStart) -> Result<DaemonReply, RequestError> {
         if self.slice.is_some() {
             return Err(SliceError::Running.into());
         }
@@ -392,7 +392,7 @@ impl<'a> Session<'a> {
         let aggregate = slice.aggregate();
         self.slice = Some(slice);
         self.say(&format!("slice {pid} runs as node {node}{aggregate}"));
-        Ok(Reply::Started { pid })
+        Ok(DaemonReply::Started { pid })
     }
 
     fn hear_slice(&mut self) -> Result<(), SessionError> {
@@ -413,12 +413,12 @@ impl<'a> Session<'a> {
         }
         for line in lines {
             self.say(&line);
-            self.send(&Reply::Said(line))?;
+            self.send(&DaemonReply::Said(line))?;
         }
         if let Some((why, clean)) = end {
             self.say(&why);
             self.slice = None;
-            self.send(&Reply::Ended { why, clean })?;
+            self.send(&DaemonReply::Ended { why, clean })?;
         }
         Ok(())
     }

@@ -17,7 +17,7 @@ use super::expected::Expected;
 use super::gossip::{self, Gossip};
 use crate::cgroup::{CgroupError, Cgroups};
 use crate::config::{Config, Peer};
-use crate::protocol::Status;
+use crate::protocol::NodeStatus;
 use crate::size::PAGE_BYTES;
 use crate::spawn::{self, Executable};
 
@@ -96,10 +96,10 @@ impl Shared {
         self.ending.as_fd()
     }
 
-    pub(super) fn status(&self) -> Status {
+    pub(super) fn status(&self) -> NodeStatus {
         let (limit, free) = self.budget.pages();
         let cpus = std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32);
-        Status {
+        NodeStatus {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             host_name: nix::unistd::gethostname()
                 .map(|name| name.to_string_lossy().into_owned())

@@ -24,7 +24,7 @@ use crate::links::Links;
 use crate::said::{BATCH, Spoken};
 use crate::size::format_bytes;
 use crate::spawn::{
-    self, Confinement, Ended, Executable, Kind, Missing, Process, Role, StartError,
+    self, Confinement, Ended, Executable, Missing, Process, ProgramKind, Role, StartError,
 };
 
 /// Why a slice was not started.
@@ -64,7 +64,7 @@ pub enum SliceError {
     #[error("the {} cannot be started", program.noun())]
     Spawn {
         /// What it would execute.
-        program: Kind,
+        program: ProgramKind,
         /// What the kernel said.
         source: io::Error,
     },
@@ -88,7 +88,7 @@ impl From<StartError> for SliceError {
 /// What a launcher asks to start.
 pub(super) trait SliceStart {
     /// What the process executes.
-    const PROGRAM: Kind;
+    const PROGRAM: ProgramKind;
 
     /// Whether the request fits what is reserved.
     fn check(&self, reserved: &Reserved) -> Result<(), SliceError>;

@@ -15,7 +15,7 @@ use crate::report::NodeState;
 use crate::spawn::{Ended, Process};
 use crate::sys;
 
-use super::nodes::{Event, Node};
+use super::nodes::{Node, NodeEvent};
 use super::signals::{SignalEvent, Signals};
 use super::workload::Workload;
 
@@ -91,7 +91,7 @@ impl<'a, W: Workload> Aggregate<'a, W> {
     }
 
     /// What a running node did; nothing of one that is not.
-    pub fn listen(&mut self, index: usize) -> Vec<Event> {
+    pub fn listen(&mut self, index: usize) -> Vec<NodeEvent> {
         let node = &mut self.nodes[index];
         match node.state {
             NodeState::Running => node.listen(),
@@ -101,7 +101,7 @@ impl<'a, W: Workload> Aggregate<'a, W> {
 }
 
 /// Decides what becomes of an aggregate: a program's owner, or a machine's.
-pub trait Owner<'a> {
+pub trait AggregateOwner<'a> {
     /// What its nodes run.
     type Workload: Workload;
 
@@ -122,7 +122,7 @@ pub trait Owner<'a> {
 }
 
 /// Serves an aggregate until home has ended.
-pub fn attend<'a>(owner: &mut impl Owner<'a>) -> io::Result<Ended> {
+pub fn attend<'a>(owner: &mut impl AggregateOwner<'a>) -> io::Result<Ended> {
     loop {
         if let Some(ended) = turn(owner)? {
             return Ok(ended);
@@ -132,7 +132,7 @@ pub fn attend<'a>(owner: &mut impl Owner<'a>) -> io::Result<Ended> {
 
 /// One round of the loop: wait, then handle what came. Home's messages before slices'
 /// ends, so that a slice that was told to go is not mistaken for a lost one.
-fn turn<'a>(owner: &mut impl Owner<'a>) -> io::Result<Option<Ended>> {
+fn turn<'a>(owner: &mut impl AggregateOwner<'a>) -> io::Result<Option<Ended>> {
     let (others, bound) = owner.waits_for();
     owner.processes().wait(&others, bound)?;
     while let Some(request) = owner.aggregate().signals.next() {

@@ -25,5 +25,5 @@ mod pulse;
 mod signals;
 mod workload;
 
-pub use program::{Outcome, ProgramPlan, end_like, launch};
+pub use program::{ProgramOutcome, ProgramPlan, end_like, launch};
 pub use signals::{SignalEvent, Signals, is_ignored};

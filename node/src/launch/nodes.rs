@@ -46,7 +46,7 @@ pub enum Body<K> {
 
 /// What a node, or the host that it is on, did by itself.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum NodeEvent {
     /// It has something to say to the user.
     Said(String),
     /// Its slice ended.
@@ -92,12 +92,12 @@ impl<W: Workload> Node<W> {
 
     /// Asks its daemon for a sign of life, and looks for one of the slice. A node
     /// that gave none for the lease has a cause of its end afterwards.
-    pub fn heartbeat(&mut self, lease: Duration) -> Option<Event> {
+    pub fn heartbeat(&mut self, lease: Duration) -> Option<NodeEvent> {
         let beats = match &mut self.body {
             Body::Local(local) => W::beats(&local.kept),
             Body::Remote(slice) => {
                 if let Err(why) = slice.heartbeat(lease) {
-                    return Some(self.happened(Event::Unreachable(sentence(&why))));
+                    return Some(self.happened(NodeEvent::Unreachable(sentence(&why))));
                 }
                 W::BEATS.then(|| slice.counters().beats)
             }
@@ -107,16 +107,16 @@ impl<W: Workload> Node<W> {
             "its slice did not run for {:.0} s: it is stopped, or its host has no time for it",
             stood.as_secs_f32()
         );
-        Some(self.happened(Event::Ended { why, clean: false }))
+        Some(self.happened(NodeEvent::Ended { why, clean: false }))
     }
 
     /// The event, once it is remembered as a cause.
-    fn happened(&mut self, event: Event) -> Event {
+    fn happened(&mut self, event: NodeEvent) -> NodeEvent {
         match &event {
-            Event::Said(text) => self.cause.said(text.clone()),
-            Event::Ended { why, clean } => self.cause.ended(why.clone(), *clean),
-            Event::Unreachable(why) => self.cause.ended(why.clone(), false),
-            Event::Leaving => {}
+            NodeEvent::Said(text) => self.cause.said(text.clone()),
+            NodeEvent::Ended { why, clean } => self.cause.ended(why.clone(), *clean),
+            NodeEvent::Unreachable(why) => self.cause.ended(why.clone(), false),
+            NodeEvent::Leaving => {}
         }
         event
     }
@@ -161,12 +161,12 @@ impl<W: Workload> Node<W> {
     }
 
     /// What the slice said and how it ended, if it has, and what its host did.
-    pub fn listen(&mut self) -> Vec<Event> {
+    pub fn listen(&mut self) -> Vec<NodeEvent> {
         let events = match &mut self.body {
             Body::Local(local) => local.listen(W::hear),
             Body::Remote(slice) => match slice.receive() {
-                Ok(events) => events.into_iter().map(Event::from).collect(),
-                Err(why) => vec![Event::Unreachable(sentence(&why))],
+                Ok(events) => events.into_iter().map(NodeEvent::from).collect(),
+                Err(why) => vec![NodeEvent::Unreachable(sentence(&why))],
             },
         };
         events
@@ -201,7 +201,7 @@ impl<W: Workload> Node<W> {
 
 impl<K> Local<K> {
     /// What the process said, and how it ended.
-    fn listen(&mut self, mut hear: impl FnMut(BorrowedFd<'_>) -> Spoken) -> Vec<Event> {
+    fn listen(&mut self, mut hear: impl FnMut(BorrowedFd<'_>) -> Spoken) -> Vec<NodeEvent> {
         let mut events = Vec::new();
         let Some(process) = &mut self.process else {
             return events;
@@ -210,14 +210,14 @@ impl<K> Local<K> {
         let ended = process.try_wait();
         while self.talks {
             match hear(process.control.as_fd()) {
-                Spoken::Sentence(text) => events.push(Event::Said(text)),
+                Spoken::Sentence(text) => events.push(NodeEvent::Said(text)),
                 Spoken::Other => {}
                 Spoken::Nothing => break,
                 Spoken::Closed => self.talks = false,
             }
         }
         if let Ok(Some(ended)) = ended {
-            events.push(Event::Ended {
+            events.push(NodeEvent::Ended {
                 why: process.slice_ended(ended),
                 clean: ended == Ended::Exited(0),
             });
@@ -226,12 +226,12 @@ impl<K> Local<K> {
     }
 }
 
-impl From<remote::Event> for Event {
-    fn from(event: remote::Event) -> Event {
+impl From<remote::RemoteEvent> for NodeEvent {
+    fn from(event: remote::RemoteEvent) -> NodeEvent {
         match event {
-            remote::Event::Said(text) => Event::Said(text),
-            remote::Event::Ended { why, clean } => Event::Ended { why, clean },
-            remote::Event::Leaving => Event::Leaving,
+            remote::RemoteEvent::Said(text) => NodeEvent::Said(text),
+            remote::RemoteEvent::Ended { why, clean } => NodeEvent::Ended { why, clean },
+            remote::RemoteEvent::Leaving => NodeEvent::Leaving,
         }
     }
 }
@@ -413,7 +413,7 @@ mod tests {
         let mut events = local.listen(&mut hear);
         events.extend(local.listen(&mut hear));
         assert!(
-            matches!(&events[..], [Event::Said(why), Event::Ended { .. }] if why == "why"),
+            matches!(&events[..], [NodeEvent::Said(why), NodeEvent::Ended { .. }] if why == "why"),
             "{events:?}"
         );
     }

@@ -10,17 +10,17 @@ use weft_wire::hello::{Hello, Mismatch};
 use crate::error::LaunchError;
 use crate::links::Links;
 use crate::options::{Placement, Transport};
-use crate::protocol::Request;
+use crate::protocol::DaemonRequest;
 use crate::remote::Identity;
 use crate::said::Spoken;
-use crate::spawn::{Executable, Kind, Process, Role, StartError};
+use crate::spawn::{Executable, Process, ProgramKind, Role, StartError};
 
 /// See the module. `node` is always the number of one other than home.
 pub trait Workload {
     /// What the launcher keeps of a node on this host from one process to the next.
     type Kept;
     /// What its processes execute.
-    const PROGRAM: Kind;
+    const PROGRAM: ProgramKind;
 
     /// Where the nodes are.
     fn placement(&self) -> &Placement;
@@ -55,11 +55,11 @@ pub trait Workload {
     /// Whether a host can have a node.
     fn fits(&self, ours: &Hello, theirs: &Hello) -> Result<(), Mismatch>;
     /// Asks a host for what the node needs.
-    fn reservation(&self, node: u32) -> Request;
+    fn reservation(&self, node: u32) -> DaemonRequest;
     /// A host has reserved so much for it.
     fn reserved(&mut self, node: u32, budget_pages: u64);
     /// Has a host start it.
-    fn order(&self, node: u32) -> Result<Request, LaunchError>;
+    fn order(&self, node: u32) -> Result<DaemonRequest, LaunchError>;
     /// Whether a host's slices count beats.
     const BEATS: bool;
 }

@@ -11,7 +11,7 @@ use weft_wire::socket;
 
 use crate::config::{self, Config, PORT};
 use crate::error::{LaunchError, sentence};
-use crate::protocol::{Reply, Request, Status};
+use crate::protocol::{DaemonReply, DaemonRequest, NodeStatus};
 use crate::said::plain;
 
 /// How long a host may take to accept a connection, and again to shake hands.
@@ -113,7 +113,11 @@ impl Connection {
     }
 
     /// Asks and waits for the answer.
-    pub fn call(&mut self, request: &Request, bound: Duration) -> Result<Reply, LaunchError> {
+    pub fn call(
+        &mut self,
+        request: &DaemonRequest,
+        bound: Duration,
+    ) -> Result<DaemonReply, LaunchError> {
         let sent = self.channel.send(request);
         sent.map_err(|error| self.failed(sentence(&error)))?;
         self.receive(bound, bound)
@@ -124,7 +128,7 @@ impl Connection {
         &mut self,
         left: Duration,
         bound: Duration,
-    ) -> Result<Reply, LaunchError> {
+    ) -> Result<DaemonReply, LaunchError> {
         self.channel.receive(left).map_err(|error| match error {
             ChannelError::Timeout(_) => self.too_slow(bound),
             error => self.failed(sentence(&error)),
@@ -139,9 +143,9 @@ impl Connection {
     }
 
     /// Asks for what the host has and lends.
-    pub fn status(&mut self) -> Result<Status, LaunchError> {
-        match self.call(&Request::Status, CALL_BOUND)? {
-            Reply::Status(status) => Ok(status),
+    pub fn status(&mut self) -> Result<NodeStatus, LaunchError> {
+        match self.call(&DaemonRequest::Status, CALL_BOUND)? {
+            DaemonReply::Status(status) => Ok(status),
             other => Err(self.unexpected(&other)),
         }
     }
@@ -153,26 +157,29 @@ impl Connection {
         }
     }
 
-    pub(super) fn unexpected(&self, reply: &Reply) -> LaunchError {
+    pub(super) fn unexpected(&self, reply: &DaemonReply) -> LaunchError {
         self.failed(match reply {
-            Reply::Failed(why) | Reply::Ended { why, .. } => plain(why),
-            Reply::Said(text) => plain(text),
+            DaemonReply::Failed(why) | DaemonReply::Ended { why, .. } => plain(why),
+            DaemonReply::Said(text) => plain(text),
             other => format!("it sent a reply that does not match the request ({other:?})"),
         })
     }
 
-    pub(super) fn done(&mut self, request: &Request) -> Result<(), LaunchError> {
+    pub(super) fn done(&mut self, request: &DaemonRequest) -> Result<(), LaunchError> {
         match self.call(request, 2 * CALL_BOUND)? {
-            Reply::Done => Ok(()),
+            DaemonReply::Done => Ok(()),
             other => Err(self.unexpected(&other)),
         }
     }
 }
 
-pub(crate) fn reserve(connection: &mut Connection, request: &Request) -> Result<u64, LaunchError> {
+pub(crate) fn reserve(
+    connection: &mut Connection,
+    request: &DaemonRequest,
+) -> Result<u64, LaunchError> {
     match connection.call(request, CALL_BOUND)? {
-        Reply::Opened { budget_pages } => Ok(budget_pages),
-        Reply::NoRoom {
+        DaemonReply::Opened { budget_pages } => Ok(budget_pages),
+        DaemonReply::NoRoom {
             asked_pages,
             free_pages,
             why,

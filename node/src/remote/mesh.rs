@@ -10,7 +10,7 @@ use super::connection::{CALL_BOUND, CONNECT_BOUND};
 use super::slice::{RemoteSlice, START_BOUND};
 use crate::error::{LaunchError, sentence};
 use crate::links::{Link, Links};
-use crate::protocol::Request;
+use crate::protocol::DaemonRequest;
 
 /// How long linking and starting the slices of the largest aggregate takes when each
 /// step takes its whole bound: a link is announced and dialled, and every two of the
@@ -57,7 +57,7 @@ pub(crate) fn connect(
 /// Starts all slices, which get ready together.
 pub(crate) fn start(
     slices: &mut [(u32, &mut RemoteSlice)],
-    request: impl Fn(u32) -> Result<Request, LaunchError>,
+    request: impl Fn(u32) -> Result<DaemonRequest, LaunchError>,
 ) -> Result<(), LaunchError> {
     for (number, slice) in slices.iter_mut() {
         let sent = slice.connection.channel.send(&request(*number)?);
@@ -73,7 +73,7 @@ pub(crate) fn start(
 fn dial_home_link(lease_ms: u32, slice: &mut RemoteSlice) -> Result<Link, LaunchError> {
     let connection = &mut slice.connection;
     let (ticket, secret) = pair_secret()?;
-    connection.done(&Request::Expect {
+    connection.done(&DaemonRequest::Expect {
         peer: 0,
         ticket,
         secret,
@@ -96,13 +96,13 @@ fn join(
     other: &mut RemoteSlice,
 ) -> Result<(), LaunchError> {
     let (ticket, secret) = pair_secret()?;
-    other.connection.done(&Request::Expect {
+    other.connection.done(&DaemonRequest::Expect {
         peer: number,
         ticket,
         secret,
     })?;
     let (ours, theirs) = (&mut slice.connection, &other.connection);
-    let dialled = ours.done(&Request::Dial {
+    let dialled = ours.done(&DaemonRequest::Dial {
         peer,
         key: theirs.key,
         ticket,

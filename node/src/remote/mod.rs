@@ -23,4 +23,4 @@ pub(crate) use connection::reserve;
 pub use connection::{Connection, Identity};
 pub(crate) use mesh::{JOIN_BOUND, connect, start};
 pub(crate) use slice::STALL;
-pub use slice::{Event, RemoteError, RemoteSlice};
+pub use slice::{RemoteError, RemoteEvent, RemoteSlice};

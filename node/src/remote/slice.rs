@@ -8,7 +8,7 @@ use weft_wire::channel::ChannelError;
 
 use super::connection::{CALL_BOUND, Connection};
 use crate::error::LaunchError;
-use crate::protocol::{Reply, Request};
+use crate::protocol::{DaemonReply, DaemonRequest};
 use crate::said::{BATCH, Said, plain};
 use crate::shared::Snapshot;
 
@@ -23,7 +23,7 @@ pub(crate) const STALL: Duration = Duration::from_millis(1500);
 
 /// What a slice elsewhere did by itself.
 #[derive(Debug)]
-pub enum Event {
+pub enum RemoteEvent {
     /// It has something to say to the user.
     Said(String),
     Ended {
@@ -99,9 +99,9 @@ impl RemoteSlice {
     }
 
     /// What has come, a batch at most. An error means that the node is lost.
-    pub fn receive(&mut self) -> Result<Vec<Event>, RemoteError> {
+    pub fn receive(&mut self) -> Result<Vec<RemoteEvent>, RemoteError> {
         let rest = self.said.rest(Instant::now());
-        let mut events: Vec<Event> = rest.map(Event::Said).into_iter().collect();
+        let mut events: Vec<RemoteEvent> = rest.map(RemoteEvent::Said).into_iter().collect();
         // What was already read is returned without waiting; the first round
         // reads what the descriptor announced.
         let readable = crate::sys::wait_readable(&[self.descriptor()], Duration::ZERO)
@@ -128,19 +128,21 @@ impl RemoteSlice {
         Ok(events)
     }
 
-    fn take(&mut self, reply: Reply, events: &mut Vec<Event>) {
+    fn take(&mut self, reply: DaemonReply, events: &mut Vec<RemoteEvent>) {
         match reply {
-            Reply::Pong(counters) | Reply::Stopped(counters) => self.counters = *counters,
-            Reply::Said(text) => {
+            DaemonReply::Pong(counters) | DaemonReply::Stopped(counters) => {
+                self.counters = *counters
+            }
+            DaemonReply::Said(text) => {
                 let line = self.said.hear(Instant::now(), &text);
-                events.extend(line.map(Event::Said));
+                events.extend(line.map(RemoteEvent::Said));
             }
-            Reply::Ended { why, clean } => {
+            DaemonReply::Ended { why, clean } => {
                 let why = plain(&why);
-                events.push(Event::Ended { why, clean });
+                events.push(RemoteEvent::Ended { why, clean });
             }
-            Reply::Leaving => events.push(Event::Leaving),
-            other => events.push(Event::Ended {
+            DaemonReply::Leaving => events.push(RemoteEvent::Leaving),
+            other => events.push(RemoteEvent::Ended {
                 why: format!(
                     "its daemon sent a reply that does not match the request \
                 ({other:?})"
@@ -163,17 +165,17 @@ impl RemoteSlice {
         // Unanswered pings would pile up at a daemon that is slow.
         if self.waiting < 8 {
             self.waiting += 1;
-            self.send(&Request::Ping)?;
+            self.send(&DaemonRequest::Ping)?;
         }
         Ok(())
     }
 
     /// Has the daemon send the slice the kick signal.
     pub fn kick(&mut self) -> Result<(), RemoteError> {
-        self.send(&Request::Kick)
+        self.send(&DaemonRequest::Kick)
     }
 
-    fn send(&mut self, request: &Request) -> Result<(), RemoteError> {
+    fn send(&mut self, request: &DaemonRequest) -> Result<(), RemoteError> {
         Ok(self.connection.channel.send(request)?)
     }
 
@@ -185,7 +187,7 @@ impl RemoteSlice {
             return;
         }
         self.pid = None;
-        if self.send(&Request::Stop).is_err() {
+        if self.send(&DaemonRequest::Stop).is_err() {
             self.closed = true;
             return;
         }
@@ -193,7 +195,7 @@ impl RemoteSlice {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.connection.channel.receive(left) {
-                Ok(Reply::Stopped(counters)) => {
+                Ok(DaemonReply::Stopped(counters)) => {
                     self.counters = *counters;
                     self.waiting = 0;
                     return;
@@ -219,17 +221,17 @@ impl RemoteSlice {
                 return Err(connection.too_slow(START_BOUND));
             }
             match connection.receive(left, START_BOUND)? {
-                Reply::Started { pid } => {
+                DaemonReply::Started { pid } => {
                     self.pid = Some(pid);
                     self.heard = Instant::now();
                     self.beaten = self.heard;
                     return Ok(());
                 }
-                Reply::Said(text) => {
+                DaemonReply::Said(text) => {
                     said.truncate(BATCH);
                     said.push(plain(&text));
                 }
-                Reply::Failed(why) => {
+                DaemonReply::Failed(why) => {
                     said.push(plain(&why));
                     return Err(connection.failed(said.join(": ")));
                 }
@@ -248,13 +250,13 @@ impl RemoteSlice {
             false => CALL_BOUND,
         };
         let deadline = Instant::now() + bound;
-        let mut waits = self.send(&Request::Release).is_ok();
+        let mut waits = self.send(&DaemonRequest::Release).is_ok();
         while waits {
             let left = deadline.saturating_duration_since(Instant::now());
             // What else it says, nobody needs any more; an error is the end of the
             // connection, which does the same.
             let reply = self.connection.channel.receive(left);
-            waits = !left.is_zero() && !matches!(reply, Ok(Reply::Done) | Err(_));
+            waits = !left.is_zero() && !matches!(reply, Ok(DaemonReply::Done) | Err(_));
         }
         self.disconnect();
     }
@@ -293,7 +295,7 @@ mod tests {
             let incoming = handshake::accept(stream.into(), BOUND).unwrap();
             let (mut channel, _) = incoming.control(&theirs, |_| true).unwrap();
             while channel
-                .send(&Reply::Said("and another thing".into()))
+                .send(&DaemonReply::Said("and another thing".into()))
                 .is_ok()
             {}
         });

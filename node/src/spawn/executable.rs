@@ -9,33 +9,33 @@ use nix::sys::stat::Mode;
 
 /// A program that is installed beside `weft`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum ProgramKind {
     /// `weft-runtime`, which is home and every slice of a program.
     Runtime,
     /// `weft-monitor`, which is every node of a virtual machine.
     Monitor,
 }
 
-impl Kind {
+impl ProgramKind {
     fn file(self) -> &'static str {
         match self {
-            Kind::Runtime => "weft-runtime",
-            Kind::Monitor => "weft-monitor",
+            ProgramKind::Runtime => "weft-runtime",
+            ProgramKind::Monitor => "weft-monitor",
         }
     }
 
     /// For a sentence about a process that executes it.
     pub fn noun(self) -> &'static str {
         match self {
-            Kind::Runtime => "runtime",
-            Kind::Monitor => "monitor",
+            ProgramKind::Runtime => "runtime",
+            ProgramKind::Monitor => "monitor",
         }
     }
 
     fn variable(self) -> &'static str {
         match self {
-            Kind::Runtime => "WEFT_RUNTIME",
-            Kind::Monitor => "WEFT_MONITOR",
+            ProgramKind::Runtime => "WEFT_RUNTIME",
+            ProgramKind::Monitor => "WEFT_MONITOR",
         }
     }
 }
@@ -44,12 +44,12 @@ impl Kind {
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("the {kind} was not found in {searched}: {}", self.fix())]
 pub struct Missing {
-    kind: Kind,
+    kind: ProgramKind,
     /// Where it was looked for.
     pub searched: String,
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for ProgramKind {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{} `{}`", self.noun(), self.file())
     }
@@ -76,7 +76,7 @@ impl Executable {
     ///
     /// # Errors
     /// Where it was looked for.
-    pub fn find(kind: Kind) -> Result<Executable, Missing> {
+    pub fn find(kind: ProgramKind) -> Result<Executable, Missing> {
         let missing = |searched| Missing { kind, searched };
         if let Some(path) = std::env::var_os(kind.variable()).filter(|path| !path.is_empty()) {
             let path = PathBuf::from(path);
@@ -132,7 +132,9 @@ mod tests {
     #[test]
     fn what_is_missing_says_where_it_was_looked_for() {
         // No test of this crate has a monitor beside it.
-        let missing = Executable::find(Kind::Monitor).unwrap_err().to_string();
+        let missing = Executable::find(ProgramKind::Monitor)
+            .unwrap_err()
+            .to_string();
         assert!(
             missing.starts_with("the monitor `weft-monitor` was not found in /")
                 && missing.ends_with("install it beside `weft`, or set WEFT_MONITOR"),

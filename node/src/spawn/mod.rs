@@ -31,7 +31,7 @@ use nix::unistd::{ForkResult, fork, pipe2};
 use weft_proc::boot::CONTROL_VARIABLE;
 
 pub use error::StartError;
-pub use executable::{Executable, Kind, Missing};
+pub use executable::{Executable, Missing, ProgramKind};
 pub use process::{Ended, Process};
 
 use crate::sys;

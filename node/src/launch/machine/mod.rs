@@ -27,9 +27,9 @@ use nix::sys::signal::Signal;
 use super::signals::{Signals, is_ignored};
 use crate::error::LaunchError;
 
-pub use owner::{Lived, Machine};
+pub use owner::{Machine, MachineOutcome};
 pub(crate) use plan::reservation_bytes;
-pub use plan::{MachinePlan, Settings, Share};
+pub use plan::{MachinePlan, MachineSettings, Share};
 
 /// Ask for the machine's end.
 const ENDS: [Signal; 4] = [

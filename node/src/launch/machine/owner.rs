@@ -10,17 +10,17 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use super::plan::{MachinePlan, Monitors, Settings, home_sockets};
+use super::plan::{MachinePlan, MachineSettings, Monitors, home_sockets};
 use crate::error::LaunchError;
-use crate::launch::aggregate::{self, Aggregate, Owner};
-use crate::launch::nodes::{self, Body, Event, Node};
+use crate::launch::aggregate::{self, Aggregate, AggregateOwner};
+use crate::launch::nodes::{self, Body, Node, NodeEvent};
 use crate::launch::signals::{SignalEvent, Signals};
 use crate::launch::workload::Workload;
 use crate::monitor_protocol;
 use crate::options::Placement;
 use crate::report::NodeState;
 use crate::said::Spoken;
-use crate::spawn::{self, Ended, Executable, Kind, Role};
+use crate::spawn::{self, Ended, Executable, ProgramKind, Role};
 use crate::sys;
 
 /// Longest last word: counters, and the trace of 16 nodes.
@@ -50,7 +50,7 @@ pub struct Machine<'a> {
 
 /// What came of a life.
 #[derive(Debug)]
-pub struct Lived {
+pub struct MachineOutcome {
     /// Home's last word.
     pub word: Vec<u8>,
     /// Why it could not begin.
@@ -80,8 +80,8 @@ impl<'a> Machine<'a> {
     ) -> Result<Machine<'a>, LaunchError> {
         let mut monitors = Monitors {
             plan,
-            executable: Executable::find(Kind::Monitor)?,
-            settings: Settings::default(),
+            executable: Executable::find(ProgramKind::Monitor)?,
+            settings: MachineSettings::default(),
         };
         let mut nodes = nodes::open(&mut monitors)?;
         signals.check()?;
@@ -112,9 +112,9 @@ impl<'a> Machine<'a> {
     /// signal that asked for the end before home could hear of it. Nothing is left.
     pub fn live(
         mut self,
-        settings: Settings,
+        settings: MachineSettings,
         sockets: &[BorrowedFd<'_>],
-    ) -> Result<Lived, LaunchError> {
+    ) -> Result<MachineOutcome, LaunchError> {
         self.aggregate.workload.settings = settings;
         let Aggregate {
             workload, nodes, ..
@@ -162,18 +162,18 @@ impl<'a> Machine<'a> {
         (self.say)(&format!("node {number}{place}: {text}"));
     }
 
-    fn happened(&mut self, index: usize, event: Event) {
+    fn happened(&mut self, index: usize, event: NodeEvent) {
         let elsewhere = matches!(self.aggregate.nodes[index].body, Body::Remote(_));
         match event {
-            Event::Said(text) => self.tell(index, &text),
-            Event::Ended { why, clean: false } if elsewhere => self.tell(index, &why),
+            NodeEvent::Said(text) => self.tell(index, &text),
+            NodeEvent::Ended { why, clean: false } if elsewhere => self.tell(index, &why),
             // Home says so, with what was lost.
-            Event::Ended { .. } => {}
-            Event::Leaving => {
+            NodeEvent::Ended { .. } => {}
+            NodeEvent::Leaving => {
                 self.tell(index, "its daemon is stopping and needs its memory back");
                 let _ = self.aggregate.home.signal(Signal::SIGTERM as i32);
             }
-            Event::Unreachable(why) => {
+            NodeEvent::Unreachable(why) => {
                 self.tell(index, &format!("its daemon is lost: {why}"));
                 // The daemon, if it lives, ends its slice, and with it the machine.
                 self.aggregate.nodes[index].give_up();
@@ -206,7 +206,7 @@ impl<'a> Machine<'a> {
     }
 
     /// After home's end: no process left.
-    fn finish(mut self, ended: Ended) -> Lived {
+    fn finish(mut self, ended: Ended) -> MachineOutcome {
         // One may have come too late for home to hear of it.
         while let Some(request) = self.aggregate.signals.next() {
             self.end_asked |= matches!(request, SignalEvent::Signal { .. });
@@ -223,7 +223,7 @@ impl<'a> Machine<'a> {
             resident_bytes_max += bytes;
             out_of_memory = out_of_memory.or(why);
         }
-        Lived {
+        MachineOutcome {
             word: self.word,
             failed: self.failed,
             ended,
@@ -268,7 +268,7 @@ impl Node<Monitors> {
     }
 }
 
-impl<'a> Owner<'a> for Machine<'a> {
+impl<'a> AggregateOwner<'a> for Machine<'a> {
     type Workload = Monitors;
 
     fn aggregate(&mut self) -> &mut Aggregate<'a, Monitors> {

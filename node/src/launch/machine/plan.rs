@@ -12,11 +12,11 @@ use crate::launch::workload::Workload;
 use crate::links::Links;
 use crate::monitor_protocol::{self, SliceBoot, Terms};
 use crate::options::{Placement, Transport};
-use crate::protocol::{MachineStart, Request};
+use crate::protocol::{DaemonRequest, MachineStart};
 use crate::remote::Identity;
 use crate::said::Spoken;
 use crate::size::PAGE_BYTES;
-use crate::spawn::{Executable, Kind, Process, Role, StartError};
+use crate::spawn::{Executable, Process, ProgramKind, Role, StartError};
 
 /// What a vCPU uses of its host beside the guest's memory: generated code (64 MiB at
 /// most) and its tables.
@@ -62,7 +62,7 @@ pub struct Share {
 /// What the processes are told once they have been started. The launcher passes it on
 /// without understanding it.
 #[derive(Debug, Default)]
-pub struct Settings {
+pub struct MachineSettings {
     /// All of them, on every host.
     pub machine: String,
     /// Those on this host.
@@ -73,7 +73,7 @@ pub struct Settings {
 pub struct Monitors {
     pub(super) plan: MachinePlan,
     pub(super) executable: Executable,
-    pub(super) settings: Settings,
+    pub(super) settings: MachineSettings,
 }
 
 impl Monitors {
@@ -103,7 +103,7 @@ impl Monitors {
 
 impl Workload for Monitors {
     type Kept = ();
-    const PROGRAM: Kind = Kind::Monitor;
+    const PROGRAM: ProgramKind = ProgramKind::Monitor;
     // Its slices watch each other over their links.
     const BEATS: bool = false;
 
@@ -165,10 +165,10 @@ impl Workload for Monitors {
         hello::check_guest(ours, theirs, self.plan.features)
     }
 
-    fn reservation(&self, node: u32) -> Request {
+    fn reservation(&self, node: u32) -> DaemonRequest {
         let (memory_bytes, cpus) = self.share(node);
         let bytes = reservation_bytes(memory_bytes, cpus);
-        Request::Open {
+        DaemonRequest::Open {
             command: format!("vm {}", self.plan.name),
             node,
             budget_pages: Some(bytes.div_ceil(PAGE_BYTES)),
@@ -178,8 +178,8 @@ impl Workload for Monitors {
 
     fn reserved(&mut self, _: u32, _: u64) {}
 
-    fn order(&self, node: u32) -> Result<Request, LaunchError> {
-        Ok(Request::StartMachine(Box::new(MachineStart {
+    fn order(&self, node: u32) -> Result<DaemonRequest, LaunchError> {
+        Ok(DaemonRequest::StartMachine(Box::new(MachineStart {
             slices: self.plan.placement.nodes() as u32,
             cpus: self.share(node).1,
             settings: self.settings.machine.clone(),

@@ -31,7 +31,7 @@ pub use plan::ProgramPlan;
 use super::signals::Signals;
 use crate::error::LaunchError;
 use crate::options::RunOptions;
-use crate::report::{Monitor, Report};
+use crate::report::{LiveView, Report};
 use crate::spawn::Ended;
 
 /// Passed on to the program.
@@ -46,7 +46,7 @@ const IGNORED: [Signal; 2] = [Signal::SIGINT, Signal::SIGQUIT];
 
 /// How a run ended.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct ProgramOutcome {
     /// How the program ended, or the exit code that Weft chose.
     pub ended: Ended,
     /// All counters at the end; none when it ended before the program started.
@@ -60,14 +60,14 @@ pub struct Outcome {
 /// the calling thread.
 pub fn launch(
     options: &RunOptions,
-    monitor: &Arc<Monitor>,
+    live: &Arc<LiveView>,
     say: &mut dyn FnMut(&str),
-) -> Result<Outcome, LaunchError> {
+) -> Result<ProgramOutcome, LaunchError> {
     let plan = ProgramPlan::check(options)?;
     let signals =
         Signals::take(&FORWARDED, &IGNORED).map_err(LaunchError::system("set up signals"))?;
-    let result = owner::Owner::start(plan, &signals, monitor, say).and_then(owner::Owner::run);
-    monitor.finish();
+    let result = owner::Owner::start(plan, &signals, live, say).and_then(owner::Owner::run);
+    live.finish();
     signals.give_back();
     result
 }

@@ -13,19 +13,19 @@ use crate::error::LaunchError;
 use crate::host;
 use crate::launch::nodes::node_name;
 use crate::launch::workload::Workload;
-use crate::links::{self, Links, Settings};
+use crate::links::{self, Links, ProgramSettings};
 use crate::options::{
     LEASE_MAX, LEASE_MIN, MEMORY_BYTES_MIN, Placement, READ_AHEAD_PAGES_MAX, RunOptions, SPIN_MAX,
     Transport,
 };
 use crate::program::{self, Program};
-use crate::protocol::Request;
+use crate::protocol::DaemonRequest;
 use crate::remote::Identity;
 use crate::rundir;
 use crate::said::Spoken;
 use crate::shared::SharedMemory;
 use crate::size::PAGE_BYTES;
-use crate::spawn::{Executable, Kind, Process, Role, StartError};
+use crate::spawn::{Executable, Process, ProgramKind, Role, StartError};
 
 /// The name of a local slice in a process list.
 const SLICE_NAME: &str = "weft-slice";
@@ -43,7 +43,7 @@ pub struct ProgramPlan {
     pub run_directory: PathBuf,
     /// What every runtime is told alike. Budgets of remote nodes are zero until
     /// their hosts have said what they have, where the user gave none.
-    pub settings: Settings,
+    pub settings: ProgramSettings,
     /// The options as given.
     pub options: RunOptions,
 }
@@ -64,7 +64,7 @@ impl ProgramPlan {
                 why: format!("its path is longer than {PROGRAM_PATH_BYTES_MAX} bytes"),
             });
         }
-        let runtime = Executable::find(Kind::Runtime)?;
+        let runtime = Executable::find(ProgramKind::Runtime)?;
         host::require_dispatch().map_err(LaunchError::NoDispatch)?;
         host::require_userfaultfd().map_err(LaunchError::NoUserfaultfd)?;
         let run_directory = rundir::directory().map_err(LaunchError::RunDirectory)?;
@@ -73,7 +73,7 @@ impl ProgramPlan {
             program,
             runtime,
             run_directory,
-            settings: Settings {
+            settings: ProgramSettings {
                 nodes: options.placement.nodes() as u32,
                 jump,
                 jump_threshold,
@@ -150,7 +150,7 @@ fn budgets(options: &RunOptions) -> Result<[u64; MAX_NODES], LaunchError> {
 
 impl Workload for ProgramPlan {
     type Kept = SharedMemory;
-    const PROGRAM: Kind = Kind::Runtime;
+    const PROGRAM: ProgramKind = ProgramKind::Runtime;
     const BEATS: bool = true;
 
     fn placement(&self) -> &Placement {
@@ -223,9 +223,9 @@ impl Workload for ProgramPlan {
         hello::check(ours, theirs)
     }
 
-    fn reservation(&self, node: u32) -> Request {
+    fn reservation(&self, node: u32) -> DaemonRequest {
         let wanted = self.settings.budget_pages[node as usize];
-        Request::Open {
+        DaemonRequest::Open {
             command: self.program.path.display().to_string(),
             node,
             budget_pages: (wanted != 0).then_some(wanted),
@@ -237,8 +237,8 @@ impl Workload for ProgramPlan {
         self.settings.budget_pages[node as usize] = budget_pages;
     }
 
-    fn order(&self, _node: u32) -> Result<Request, LaunchError> {
-        Ok(Request::Start(Box::new(self.settings)))
+    fn order(&self, _node: u32) -> Result<DaemonRequest, LaunchError> {
+        Ok(DaemonRequest::Start(Box::new(self.settings)))
     }
 }
 

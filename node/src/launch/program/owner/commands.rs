@@ -9,7 +9,7 @@ use weft_proc::stats::{COMMAND_SHRINK, COMMAND_STRETCH};
 use super::{Command, Owner, Pending};
 use crate::control;
 use crate::report::NodeState;
-use crate::rundir::{self, Answer, Client, Entry};
+use crate::rundir::{self, AggregateReply, Client, Entry};
 
 /// Why home gets no command.
 #[derive(Debug, thiserror::Error)]
@@ -55,7 +55,9 @@ impl Owner<'_> {
                 text => text,
             }),
         };
-        let answer = why.clone().map_or(Answer::Done, Answer::Refused);
+        let answer = why
+            .clone()
+            .map_or(AggregateReply::Done, AggregateReply::Refused);
         match self.pending.remove(at).what {
             Command::Stretch(client) => client.answer(&answer),
             Command::Shrink { node, client } => {
@@ -89,19 +91,21 @@ impl Owner<'_> {
     pub(super) fn serve_clients(&mut self) {
         while let Some((request, client)) = self.entry.as_ref().and_then(Entry::accept) {
             match request {
-                rundir::Request::View => client.answer(&Answer::View(Box::new(self.view()))),
-                rundir::Request::Stretch => self.stretch(client),
-                rundir::Request::Shrink { node } => self.shrink(node, Some(client)),
+                rundir::AggregateRequest::View => {
+                    client.answer(&AggregateReply::View(Box::new(self.view())))
+                }
+                rundir::AggregateRequest::Stretch => self.stretch(client),
+                rundir::AggregateRequest::Shrink { node } => self.shrink(node, Some(client)),
             }
         }
     }
 
     fn stretch(&mut self, client: Client) {
         if self.is_stretched() {
-            return client.answer(&Answer::Refused("it is stretched already".into()));
+            return client.answer(&AggregateReply::Refused("it is stretched already".into()));
         }
         if self.aggregate.nodes.is_empty() {
-            return client.answer(&Answer::Refused(
+            return client.answer(&AggregateReply::Refused(
                 "it has no other node: start it with --nodes 2 or more".into(),
             ));
         }
@@ -111,7 +115,7 @@ impl Owner<'_> {
                 deadline: Instant::now() + self.aggregate.workload.options.lease,
                 what: Command::Stretch(client),
             }),
-            Err(why) => client.answer(&Answer::Refused(why.to_string())),
+            Err(why) => client.answer(&AggregateReply::Refused(why.to_string())),
         }
     }
 
@@ -127,7 +131,7 @@ impl Owner<'_> {
             Some(_) if !stretched => {
                 self.dismiss(number);
                 if let Some(client) = client {
-                    client.answer(&Answer::Done);
+                    client.answer(&AggregateReply::Done);
                 }
                 return;
             }
@@ -144,7 +148,7 @@ impl Owner<'_> {
                     client,
                 },
             }),
-            (Err(why), Some(client)) => client.answer(&Answer::Refused(why.to_string())),
+            (Err(why), Some(client)) => client.answer(&AggregateReply::Refused(why.to_string())),
             (Err(why), None) => self.tell(&why.to_string()),
         }
     }
@@ -184,7 +188,7 @@ impl Owner<'_> {
     pub(super) fn too_late(&mut self, command: Command) {
         let lease_s = self.aggregate.workload.options.lease.as_secs_f32();
         match command {
-            Command::Stretch(client) => client.answer(&Answer::Refused(format!(
+            Command::Stretch(client) => client.answer(&AggregateReply::Refused(format!(
                 "the program did not stretch within {lease_s} s"
             ))),
             Command::Shrink { node, client } => {
@@ -194,7 +198,7 @@ impl Owner<'_> {
                 );
                 self.left(node, Some(why.clone()));
                 if let Some(client) = client {
-                    client.answer(&Answer::Refused(why));
+                    client.answer(&AggregateReply::Refused(why));
                 }
             }
             Command::Lost => self.give_up(
@@ -216,7 +220,7 @@ impl Owner<'_> {
         self.publish();
         while let Some(at) = self.position(|what| matches!(what, Command::Stretch(_))) {
             if let Command::Stretch(client) = self.pending.remove(at).what {
-                client.answer(&Answer::Done);
+                client.answer(&AggregateReply::Done);
             }
         }
     }

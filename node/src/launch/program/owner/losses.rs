@@ -7,7 +7,7 @@ use weft_proc::boot::{ControlMessage, KICK_SIGNAL};
 use weft_proc::stats::COMMAND_LOST;
 
 use super::{Command, Owner, Pending};
-use crate::launch::aggregate::Owner as _;
+use crate::launch::aggregate::AggregateOwner as _;
 use crate::report::NodeState;
 use crate::{control, sys};
 

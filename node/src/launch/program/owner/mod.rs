@@ -23,17 +23,17 @@ use weft_proc::boot::{
 };
 
 use super::stop;
-use super::{Outcome, ProgramPlan};
+use super::{ProgramOutcome, ProgramPlan};
 use crate::control::{self, Arrival};
 use crate::error::{LaunchError, sentence};
 use crate::launch::aggregate::{self, Aggregate};
-use crate::launch::nodes::{self, Event};
+use crate::launch::nodes::{self, NodeEvent};
 use crate::launch::signals::{SignalEvent, Signals};
 use crate::links::{self, Links};
-use crate::report::{Monitor, NodeState};
+use crate::report::{LiveView, NodeState};
 use crate::rundir::{Client, Entry};
 use crate::shared::SharedMemory;
-use crate::spawn::{self, Kind, Role, StartError};
+use crate::spawn::{self, ProgramKind, Role, StartError};
 
 /// How often the view is renewed while somebody watches, and otherwise.
 const WATCHED_TICK: Duration = Duration::from_millis(200);
@@ -58,7 +58,7 @@ enum Command {
 /// See the module.
 pub struct Owner<'a> {
     aggregate: Aggregate<'a, ProgramPlan>,
-    monitor: &'a Arc<Monitor>,
+    live: &'a Arc<LiveView>,
     say: &'a mut dyn FnMut(&str),
     home_shared: SharedMemory,
     home_links: Links,
@@ -83,7 +83,7 @@ impl<'a> Owner<'a> {
     pub fn start(
         mut plan: ProgramPlan,
         signals: &'a Signals,
-        monitor: &'a Arc<Monitor>,
+        live: &'a Arc<LiveView>,
         say: &'a mut dyn FnMut(&str),
     ) -> Result<Owner<'a>, LaunchError> {
         let mut nodes = nodes::open(&mut plan)?;
@@ -110,7 +110,7 @@ impl<'a> Owner<'a> {
         let mut owner = Owner {
             program: plan.program.path.as_os_str().as_bytes().to_vec(),
             aggregate: Aggregate::new(plan, signals, home, nodes),
-            monitor,
+            live,
             say,
             home_shared,
             home_links,
@@ -127,7 +127,7 @@ impl<'a> Owner<'a> {
         control::expect_hello(&mut owner.aggregate.home)
             .and_then(|_| owner.boot_home())
             .map_err(|why| LaunchError::Process {
-                program: Kind::Runtime,
+                program: ProgramKind::Runtime,
                 node: "home".into(),
                 why,
             })?;
@@ -151,7 +151,7 @@ impl<'a> Owner<'a> {
     }
 
     /// Serves the aggregate until the program has ended.
-    pub fn run(mut self) -> Result<Outcome, LaunchError> {
+    pub fn run(mut self) -> Result<ProgramOutcome, LaunchError> {
         let ended =
             aggregate::attend(&mut self).map_err(LaunchError::system("wait for the aggregate"))?;
         Ok(self.finish(ended))
@@ -265,7 +265,7 @@ impl<'a> Owner<'a> {
     }
 }
 
-impl<'a> aggregate::Owner<'a> for Owner<'a> {
+impl<'a> aggregate::AggregateOwner<'a> for Owner<'a> {
     type Workload = ProgramPlan;
 
     fn aggregate(&mut self) -> &mut Aggregate<'a, ProgramPlan> {
@@ -310,7 +310,7 @@ impl<'a> aggregate::Owner<'a> for Owner<'a> {
     }
 
     fn hear_node(&mut self, index: usize) {
-        let leaves = self.aggregate.listen(index).contains(&Event::Leaving);
+        let leaves = self.aggregate.listen(index).contains(&NodeEvent::Leaving);
         let node = &self.aggregate.nodes[index];
         if node.state != NodeState::Running {
             return;
@@ -355,7 +355,7 @@ impl<'a> aggregate::Owner<'a> for Owner<'a> {
             self.heartbeat(index);
         }
         self.publish();
-        let tick = if self.monitor.watched() {
+        let tick = if self.live.watched() {
             WATCHED_TICK
         } else {
             TICK

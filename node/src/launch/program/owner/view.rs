@@ -2,14 +2,14 @@
 
 use super::Owner;
 use crate::launch::nodes::{Body, Node};
-use crate::launch::program::{Outcome, ProgramPlan};
+use crate::launch::program::{ProgramOutcome, ProgramPlan};
 use crate::report::{AggregateView, FORMAT, NodeState, NodeView, Report};
 use crate::shared::Snapshot;
 use crate::spawn::Ended;
 
 impl Owner<'_> {
     /// After home's end: last counters, no process left, the report.
-    pub(super) fn finish(mut self, ended: Ended) -> Outcome {
+    pub(super) fn finish(mut self, ended: Ended) -> ProgramOutcome {
         self.entry = None;
         let wall_time_s = self.started.elapsed().as_secs_f64();
         for node in &mut self.aggregate.nodes {
@@ -32,8 +32,8 @@ impl Owner<'_> {
             wall_time_s,
             ..self.view()
         };
-        self.monitor.publish(aggregate.clone());
-        Outcome {
+        self.live.publish(aggregate.clone());
+        ProgramOutcome {
             ended,
             report: Report {
                 aggregate,
@@ -92,7 +92,7 @@ impl Owner<'_> {
     }
 
     pub(super) fn publish(&self) {
-        self.monitor.publish(self.view());
+        self.live.publish(self.view());
     }
 }
 

@@ -64,7 +64,7 @@ pub fn lock(directory: &Path) -> io::Result<Flock<File>> {
 }
 
 /// The sockets of one machine; removed when dropped.
-pub struct Places {
+pub struct Registration {
     pub api: UnixListener,
     /// Of the console, unless it is on standard input and output.
     pub console: Option<(UnixListener, PathBuf)>,
@@ -72,9 +72,9 @@ pub struct Places {
     directory: PathBuf,
 }
 
-impl Places {
+impl Registration {
     /// Makes the sockets that the plan asks for, in this process alone.
-    pub fn claim(plan: &Plan) -> Result<Places, VmError> {
+    pub fn claim(plan: &Plan) -> Result<Registration, VmError> {
         Self::claim_in(directory()?, &plan.name, plan.api.as_deref(), &plan.console)
     }
 
@@ -83,7 +83,7 @@ impl Places {
         name: &str,
         api: Option<&Path>,
         console: &ConsoleArg,
-    ) -> Result<Places, VmError> {
+    ) -> Result<Registration, VmError> {
         let _locked = lock(&directory).map_err(VmError::system("lock the run directory"))?;
         let own = api_path(&directory, name);
         if answers(&own) {
@@ -118,7 +118,7 @@ impl Places {
                 Some((listener, whole.map_err(VmError::system("find --console"))?))
             }
         };
-        Ok(Places {
+        Ok(Registration {
             api,
             console,
             made: std::mem::take(&mut made.0),
@@ -127,7 +127,7 @@ impl Places {
     }
 }
 
-impl Drop for Places {
+impl Drop for Registration {
     fn drop(&mut self) {
         // Without the lock it is removed as well.
         let _locked = lock(&self.directory);
@@ -201,7 +201,7 @@ mod tests {
             let together = std::sync::Barrier::new(4);
             let claim = || {
                 together.wait();
-                Places::claim_in(directory.clone(), "one", None, &ConsoleArg::Socket(None))
+                Registration::claim_in(directory.clone(), "one", None, &ConsoleArg::Socket(None))
             };
             let claims: Vec<_> = std::thread::scope(|scope| {
                 let threads: Vec<_> = (0..4).map(|_| scope.spawn(claim)).collect();
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn a_socket_is_private_and_taken_once() {
-        let directory = std::env::temp_dir().join(format!("weft-places-{}", std::process::id()));
+        let directory = std::env::temp_dir().join(format!("weft-registry-{}", std::process::id()));
         fs::create_dir_all(&directory).unwrap();
         let path = directory.join("one");
         let mut made = Removed(Vec::new());
