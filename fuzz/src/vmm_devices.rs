@@ -103,7 +103,7 @@ impl<'a> Steps<'a> {
             4 => Step::Register(self.number(1) % 64, self.number(8), 1 << (queue % 4)),
             5 => Step::Restart(self.number(8)),
             6 => Step::Move,
-            9 => Step::Damage(self.number(2) as usize, self.number(1) as u8),
+            11 => Step::Damage(self.number(2) as usize, self.number(1) as u8),
             7 => {
                 let length = self.number(2) as usize;
                 Step::Outside(self.take(length))
@@ -141,6 +141,10 @@ impl Script {
             1 => {
                 self.0.push(5);
                 self.0.extend(random.next().to_le_bytes());
+            }
+            2 => {
+                self.0.push(11);
+                self.0.extend(&random.next().to_le_bytes()[..3]);
             }
             _ => {}
         }
