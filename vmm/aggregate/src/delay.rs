@@ -15,8 +15,9 @@ use weft_wire::{Header, LinkError};
 /// Longest wait for the end to be seen.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// The frames of one link that wait.
-pub(super) struct Delay {
+/// Sends over one link, late.
+pub(super) struct DelayedSender {
+    sender: Sender,
     max: Duration,
     held: Mutex<Held>,
     /// A frame came, or the end.
@@ -37,10 +38,11 @@ struct Frame {
     payload: Vec<u8>,
 }
 
-impl Delay {
+impl DelayedSender {
     /// Holds each frame for less than `max`, which is not zero.
-    pub fn new(max: Duration) -> Self {
+    pub fn new(sender: Sender, max: Duration) -> Self {
         Self {
+            sender,
             max,
             held: Mutex::new(Held {
                 frames: VecDeque::new(),
@@ -53,11 +55,11 @@ impl Delay {
         }
     }
 
-    /// Takes a frame for `sender`'s link.
-    pub fn hold(&self, sender: &Sender, header: &Header, parts: &[&[u8]]) -> Result<(), LinkError> {
+    /// Takes a frame, which is sent later.
+    pub fn send(&self, header: &Header, parts: &[&[u8]]) -> Result<(), LinkError> {
         let mut held = self.lock();
         if held.over {
-            return sender.send(header, parts);
+            return self.sender.send(header, parts);
         }
         let payload = parts.concat();
         held.bytes += payload.len();
@@ -76,7 +78,7 @@ impl Delay {
     }
 
     /// Sends what is due, until the end.
-    pub fn send_until_over(&self, sender: &Sender) -> Result<(), LinkError> {
+    pub fn send_until_over(&self) -> Result<(), LinkError> {
         let mut held = self.lock();
         while !held.over {
             let now = Instant::now();
@@ -86,7 +88,7 @@ impl Delay {
             };
             if left.is_zero() {
                 // Under the lock, which keeps the order; it never waits for the peer.
-                held.send_first(sender)?;
+                held.send_first(&self.sender)?;
                 continue;
             }
             let waited = self.changed.wait_timeout(held, left);
@@ -96,13 +98,18 @@ impl Delay {
     }
 
     /// Sends all that waits, now; frames that come later are not held.
-    pub fn end(&self, sender: &Sender) {
+    pub fn end(&self) {
         let mut held = self.lock();
         held.over = true;
         // A link that ended needs nothing more.
-        while !held.frames.is_empty() && held.send_first(sender).is_ok() {}
+        while !held.frames.is_empty() && held.send_first(&self.sender).is_ok() {}
         drop(held);
         self.changed.notify_all();
+    }
+
+    /// The link itself, which delays nothing.
+    pub fn sender(&self) -> &Sender {
+        &self.sender
     }
 
     fn lock(&self) -> MutexGuard<'_, Held> {
@@ -152,10 +159,10 @@ mod tests {
         const FRAMES: u64 = 100;
         let (near, far) = UnixStream::pair().unwrap();
         let ((sender, _near), (_far, mut receiver)) = (half(near), half(far));
-        let delay = Arc::new(Delay::new(Duration::from_micros(500)));
+        let delayed = Arc::new(DelayedSender::new(sender, Duration::from_micros(500)));
         let thread = {
-            let (delay, sender) = (delay.clone(), sender.clone());
-            std::thread::spawn(move || delay.send_until_over(&sender))
+            let delayed = delayed.clone();
+            std::thread::spawn(move || delayed.send_until_over())
         };
         let started = Instant::now();
         for number in 0..FRAMES {
@@ -164,15 +171,13 @@ mod tests {
                 ..Header::new(136)
             };
             let bytes = number.to_le_bytes();
-            delay
-                .hold(&sender, &header, &[&bytes[..3], &bytes[3..]])
-                .unwrap();
+            delayed.send(&header, &[&bytes[..3], &bytes[3..]]).unwrap();
             // Some wait when the end comes.
             if number == FRAMES - 20 {
                 std::thread::sleep(Duration::from_millis(2));
             }
         }
-        delay.end(&sender);
+        delayed.end();
         assert_eq!(thread.join().unwrap(), Ok(()));
         for number in 0..FRAMES {
             let frame = receiver.receive(Duration::from_secs(20)).unwrap().unwrap();
@@ -184,10 +189,12 @@ mod tests {
 
     #[test]
     fn waits_are_below_the_most() {
-        let delay = Delay::new(Duration::from_millis(2));
-        let mut held = delay.lock();
-        let waits: Vec<Duration> = (0..1000).map(|_| held.below(delay.max)).collect();
-        assert!(waits.iter().all(|wait| *wait < delay.max));
+        let (near, _far) = UnixStream::pair().unwrap();
+        let (sender, _receiver) = half(near);
+        let delayed = DelayedSender::new(sender, Duration::from_millis(2));
+        let mut held = delayed.lock();
+        let waits: Vec<Duration> = (0..1000).map(|_| held.below(delayed.max)).collect();
+        assert!(waits.iter().all(|wait| *wait < delayed.max));
         let mean = waits.iter().sum::<Duration>() / 1000;
         assert!((800..1200).contains(&mean.as_micros()), "{mean:?}");
     }

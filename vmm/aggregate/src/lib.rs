@@ -458,7 +458,7 @@ impl Slice {
             start(&format!("weft-send{slice}"), ThreadKind::Link, move || {
                 peers.flush(slice);
             })?;
-            if self.peers.are_delayed() {
+            if self.peers.is_delayed(slice) {
                 let peers = self.peers.clone();
                 start(&format!("weft-delay{slice}"), ThreadKind::Link, move || {
                     peers.send_delayed(slice);

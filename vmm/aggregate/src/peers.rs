@@ -13,7 +13,7 @@ use weft_wire::Header;
 use weft_wire::frame::{HEADER_BYTES, KINDS_DSM};
 use weft_wire::halves::{Receiver, Sender};
 
-use super::delay::Delay;
+use super::delay::DelayedSender;
 use super::message::SliceMessage;
 use weft_coherent_memory::{SharedMemory, Transport};
 
@@ -32,13 +32,27 @@ pub(super) trait MessageHandler: Send + Sync {
     fn handle(&self, from: usize, message: SliceMessage);
 }
 
+/// What sends to one slice. A link is delayed only for tests; which of the two it is
+/// costs a send no more than whether there is a link.
+enum LinkSender {
+    Direct(Sender),
+    Delayed(Box<DelayedSender>),
+}
+
+impl LinkSender {
+    fn sender(&self) -> &Sender {
+        match self {
+            Self::Direct(sender) => sender,
+            Self::Delayed(delayed) => delayed.sender(),
+        }
+    }
+}
+
 /// The links of one slice.
 pub struct Peers {
     me: usize,
     /// By slice; none for this one.
-    senders: Vec<Option<Sender>>,
-    /// By slice, where frames are held back.
-    delays: Vec<Delay>,
+    links: Vec<Option<LinkSender>>,
     lease: Duration,
     /// Wakeup once for the first peer that is lost, with the reason.
     on_loss: OnceLock<Box<dyn Fn(usize, String) + Send + Sync>>,
@@ -57,14 +71,14 @@ impl Peers {
         lease: Duration,
         delay_max: Duration,
     ) -> Arc<Self> {
-        let delayed = match delay_max {
-            Duration::ZERO => 0,
-            _ => senders.len(),
+        let link = |sender| match delay_max {
+            Duration::ZERO => LinkSender::Direct(sender),
+            _ => LinkSender::Delayed(Box::new(DelayedSender::new(sender, delay_max))),
         };
+        let links = senders.into_iter();
         Arc::new(Self {
             me,
-            delays: (0..delayed).map(|_| Delay::new(delay_max)).collect(),
-            senders,
+            links: links.map(|sender| sender.map(link)).collect(),
             lease,
             on_loss: OnceLock::new(),
             over: AtomicBool::new(false),
@@ -84,7 +98,7 @@ impl Peers {
     /// The other slices.
     pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let me = self.me;
-        (0..self.senders.len()).filter(move |slice| *slice != me)
+        (0..self.links.len()).filter(move |slice| *slice != me)
     }
 
     /// Sends a message to `slice`. A link that ended is heard of where it is read: who
@@ -105,43 +119,41 @@ impl Peers {
     /// that sends what was.
     pub(super) fn broadcast_first(&self, message: &SliceMessage) {
         let (header, payload) = message.encode();
-        for sender in self.senders.iter().flatten() {
-            if sender.send(&header, &[payload]).is_err() {
-                sender.close();
+        for link in self.links.iter().flatten() {
+            if link.sender().send(&header, &[payload]).is_err() {
+                link.sender().close();
             }
         }
     }
 
     /// Sends a frame to `slice`; as [`Peers::send`].
     pub(super) fn send_frame(&self, slice: usize, header: &Header, parts: &[&[u8]]) {
-        let Some(Some(sender)) = self.senders.get(slice) else {
+        let Some(Some(link)) = self.links.get(slice) else {
             // Messages and the protocol name slices that there are, and not this one.
             debug_assert!(false, "no link from slice {} to {slice}", self.me);
             return;
         };
         self.sent_frames.fetch_add(1, Ordering::Relaxed);
-        let sent = match self.delays.get(slice) {
-            Some(delay) => delay.hold(sender, header, parts),
-            None => sender.send(header, parts),
+        let sent = match link {
+            LinkSender::Direct(sender) => sender.send(header, parts),
+            LinkSender::Delayed(delayed) => delayed.send(header, parts),
         };
         if sent.is_err() {
-            sender.close();
+            link.sender().close();
         }
     }
 
-    /// Whether frames are held back: each link then needs a thread that sends them.
-    pub(super) fn are_delayed(&self) -> bool {
-        !self.delays.is_empty()
+    /// Whether frames to `slice` are delayed: then the link needs a thread that sends them.
+    pub(super) fn is_delayed(&self, slice: usize) -> bool {
+        matches!(self.links.get(slice), Some(Some(LinkSender::Delayed(_))))
     }
 
-    /// Sends to `slice` what was held back, until the link ends.
+    /// Sends to `slice` what was delayed, until the link ends.
     pub(super) fn send_delayed(&self, slice: usize) {
-        let (Some(Some(sender)), Some(delay)) = (self.senders.get(slice), self.delays.get(slice))
-        else {
-            return;
-        };
-        if delay.send_until_over(sender).is_err() {
-            sender.close();
+        if let Some(Some(LinkSender::Delayed(delayed))) = self.links.get(slice)
+            && delayed.send_until_over().is_err()
+        {
+            delayed.sender().close();
         }
     }
 
@@ -157,12 +169,11 @@ impl Peers {
     /// The machine is over: links end, threads come back.
     pub(super) fn close(&self) {
         self.over.store(true, Ordering::SeqCst);
-        for (slice, sender) in self.senders.iter().enumerate() {
-            let Some(sender) = sender else { continue };
-            if let Some(delay) = self.delays.get(slice) {
-                delay.end(sender);
+        for link in self.links.iter().flatten() {
+            if let LinkSender::Delayed(delayed) = link {
+                delayed.end();
             }
-            sender.close();
+            link.sender().close();
         }
     }
 
@@ -207,8 +218,8 @@ impl Peers {
 
     /// Sends what the kernel did not take at once, until the link ends.
     pub(super) fn flush(&self, slice: usize) {
-        if let Some(Some(sender)) = self.senders.get(slice) {
-            sender.flush_forever();
+        if let Some(Some(link)) = self.links.get(slice) {
+            link.sender().flush_forever();
         }
     }
 
@@ -227,7 +238,12 @@ impl Peers {
 
     /// Frames and bytes to and from all others, keyed by name.
     pub(super) fn traffic(&self) -> [(&'static str, u64); 4] {
-        let sent = self.senders.iter().flatten().map(Sender::traffic).sum();
+        let sent = self
+            .links
+            .iter()
+            .flatten()
+            .map(|link| link.sender().traffic())
+            .sum();
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         [
             ("sent-bytes", sent),
