@@ -17,6 +17,7 @@
 mod world;
 
 use crate::checker::Flaw;
+use crate::ranges::Ranges;
 use crate::types::ManagerOf;
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -54,6 +55,10 @@ pub struct Bounds {
     /// Whether the manager may discard first when nobody else has the page, its
     /// order to the others being on its way.
     pub hasty: bool,
+    /// Hand-overs of a page's manager to another node, over all pages.
+    pub hand_overs: u8,
+    /// Hand-overs that are recalled.
+    pub recalls: u8,
     /// Nodes that die.
     pub losses: u8,
     /// The search gives up beyond this many states.
@@ -64,8 +69,10 @@ impl Bounds {
     /// The searches too large for a test run: 3 nodes and 2 pages, with two
     /// faults per node; the same with evictions, to whom has room and to the manager,
     /// with room at one node only, and with a discard; 2 nodes and 2 pages with a
-    /// death; 3 nodes and 1 page with a death, and with room at one node only.
-    pub fn large(manager: ManagerOf) -> [Bounds; 10] {
+    /// death; 3 nodes and 1 page with a death, and with room at one node only. Then
+    /// managers that are handed over from the first node: with evictions, twice, two
+    /// pages, and with a death.
+    pub fn large(manager: ManagerOf) -> [Bounds; 15] {
         let base = Bounds {
             nodes: 3,
             pages: 2,
@@ -80,8 +87,16 @@ impl Bounds {
             full: false,
             discards: 0,
             hasty: false,
+            hand_overs: 0,
+            recalls: 0,
             losses: 0,
             states_max: 100_000_000,
+        };
+        let handed = Bounds {
+            pages: 1,
+            manager: Ranges::new(&[2]).map_or(manager, ManagerOf::Ranges),
+            hand_overs: 1,
+            ..base
         };
         [
             base,
@@ -128,6 +143,29 @@ impl Bounds {
                 full: true,
                 losses: 1,
                 ..base
+            },
+            handed,
+            Bounds {
+                evictions: 0,
+                hand_overs: 2,
+                recalls: 1,
+                ..handed
+            },
+            Bounds {
+                pages: 2,
+                evictions: 0,
+                ..handed
+            },
+            Bounds {
+                faults: 1,
+                losses: 1,
+                ..handed
+            },
+            Bounds {
+                evictions: 0,
+                recalls: 1,
+                losses: 1,
+                ..handed
             },
         ]
     }

@@ -11,6 +11,8 @@
 //! 5. When nothing is in flight, no request is unanswered, no transaction under
 //!    way, and the copyset contains every holder.
 //! 6. A page that was declared lost is nowhere.
+//! 7. A page has one manager, an entry in flight included; none if a node died.
+//! 8. When a node has left, nothing mentions it.
 
 use crate::protocol::{Action, Body, Content, Keep, Message, Right};
 use crate::state::{Entry, Local, Phase, State};
@@ -100,6 +102,12 @@ pub enum Flaw {
         /// The holder.
         node: NodeId,
     },
+    /// Judge 7.
+    #[error("{page}: {found} nodes manage it, entries in flight included, expected {least} to 1")]
+    Managers { page: Page, found: u32, least: u32 },
+    /// Judge 8.
+    #[error("{node} was declared gone, but {what}")]
+    NotGone { node: NodeId, what: &'static str },
     /// A node's memory.
     #[error("{node} fills {filled} pages of memory, and may fill {most}")]
     Budget {
@@ -343,12 +351,28 @@ impl Judge {
     }
 }
 
+/// Judge 7. `managers` nodes believe to be the manager; `in_flight` entries will be
+/// accepted.
+///
+/// # Errors
+/// Not one, or none without a death.
+pub fn one_manager(page: Page, managers: u32, in_flight: u32, deaths: bool) -> Result<(), Flaw> {
+    let found = managers + in_flight;
+    let least = u32::from(!deaths);
+    if found < least || found > 1 {
+        return Err(Flaw::Managers { page, found, least });
+    }
+    Ok(())
+}
+
 /// Judge 5 at a node, when nothing is in flight.
 ///
 /// # Errors
 /// A request or an offer under way.
 pub fn idle_node(page: Page, node: NodeId, local: Local) -> Result<(), Flaw> {
-    let what = if local.pending().is_some() {
+    let what = if local.frozen() {
+        "the page is still frozen"
+    } else if local.pending().is_some() {
         "a request was never answered"
     } else if local.offered() {
         "an offer was never answered"

@@ -82,11 +82,11 @@ impl<T: Tables> Node<T> {
 
     /// The manager's own page, at an idle entry.
     fn evict_owned<S: Sink>(&mut self, page: Page, to: Option<NodeId>, sink: &mut S) {
-        let dead = self.dead;
+        let closed = self.closed;
         let me = self.me;
         let local = *self.tables.local(page);
         let entry = self.tables.entry(page);
-        let mut holders = entry.copyset & !dead;
+        let mut holders = entry.copyset & !closed;
         if let Some(to) = to {
             holders &= to.bit();
         }
@@ -137,7 +137,7 @@ impl<T: Tables> Node<T> {
     /// The node that takes a page pushed by `from`: the one asked for, or the
     /// one with most room.
     fn target(&self, to: Option<NodeId>, from: NodeId) -> Option<NodeId> {
-        let fits = |node: NodeId| node != from && node.0 < self.nodes && !self.is_dead(node);
+        let fits = |node: NodeId| node != from && self.takes_pages(node);
         if let Some(to) = to {
             return Some(to).filter(|&to| fits(to));
         }
@@ -163,7 +163,7 @@ impl<T: Tables> Node<T> {
     pub(crate) fn has_room_beside(&self, node: NodeId) -> bool {
         let others = (0..self.nodes).map(NodeId).filter(|&other| other != node);
         others
-            .filter(|&other| !self.is_dead(other))
+            .filter(|&other| self.takes_pages(other))
             .any(|other| self.room_pages(other) > self.budgets_pages[other.index()] / SHORT_OF_ROOM)
     }
 
@@ -176,8 +176,11 @@ impl<T: Tables> Node<T> {
         sink: &mut S,
     ) {
         let me = self.me;
-        let dead = self.dead;
+        let closed = self.closed;
         let entry = self.tables.entry(page);
+        if entry.phase == Phase::Hand {
+            return;
+        }
         let denial = if entry.owner() != Some(from) {
             Some(Denial::NotOwner)
         } else if entry.busy() {
@@ -188,7 +191,7 @@ impl<T: Tables> Node<T> {
         if let Some(reason) = denial {
             return self.send(from, page, Body::OfferDenied { reason }, sink);
         }
-        let copyset = entry.copyset & !dead;
+        let copyset = entry.copyset & !closed;
         let holder = if copyset & me.bit() != 0 {
             Some(me)
         } else {
@@ -300,9 +303,20 @@ impl<T: Tables> Node<T> {
         if content == Content::Held && from == self.manager_of(page) {
             // The manager waits for the answer to an offered ownership.
             self.send(from, page, Body::Done { exclusive: true }, sink);
+        } else if self.tables.local(page).frozen() && !self.hurries() {
+            // The manager may be another one by now.
+            self.tables.local(page).owe_done();
         } else {
             self.arrived(page, from, true, sink);
         }
+    }
+
+    /// Whether this is the mutant that sends `Done` at once.
+    fn hurries(&self) -> bool {
+        #[cfg(test)]
+        return self.has(Mutant::EagerDone);
+        #[cfg(not(test))]
+        false
     }
 
     /// At the manager: the holder accepted the ownership.

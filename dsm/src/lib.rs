@@ -42,8 +42,10 @@ pub mod checker;
 #[cfg(any(test, feature = "std"))]
 pub mod controller;
 mod evict;
+mod handover;
 pub mod history;
 mod manager;
+mod member;
 pub mod message;
 mod node;
 mod protocol;
@@ -59,9 +61,10 @@ mod types;
 pub use node::Node;
 pub use protocol::{Action, Body, Content, Denial, Event, Keep, Message, Refusal, Right, Sink};
 pub use ranges::{Ranges, RangesError};
-pub use state::{Entry, Local, Phase, State, Tables};
+pub use state::{Entry, EntryRecord, Local, Phase, State, Tables};
 #[cfg(any(test, feature = "std"))]
 pub use state::{MapTables, VecTables};
 pub use types::{
     Access, CHUNK_PAGES, Config, ManagerOf, NODES_MAX, NodeId, PAGE_BYTES, PAGES_MAX, Page, Policy,
+    Standing,
 };

@@ -35,6 +35,12 @@ impl<T: Tables> Node<T> {
         let entry = self.tables.entry(page);
         if !entry.busy() {
             self.serve(page, requester, access, sink);
+        } else if entry.phase == Phase::Hand {
+            // It asks again when it hears who the manager is.
+            #[cfg(test)]
+            if self.has(Mutant::KeepServing) {
+                self.serve(page, requester, access, sink);
+            }
         } else if ahead {
             self.answer_retry(page, requester, sink);
         } else {
@@ -316,6 +322,9 @@ impl<T: Tables> Node<T> {
             if entry.busy() {
                 return;
             }
+            if let Some(heir) = entry.heir() {
+                return self.begin_hand(page, heir, sink);
+            }
             let Some((node, access)) = entry.next_waiting() else {
                 return;
             };
@@ -346,6 +355,7 @@ impl<T: Tables> Node<T> {
             || idle.present()
             || idle.pending().is_some()
             || !self.tables.entry(page).untouched()
+            || self.tables.entry(page).busy()
         {
             return sink.act(Action::Refused {
                 page,

@@ -4,17 +4,18 @@
 //!
 //! | field of the header | meaning |
 //! | --- | --- |
-//! | `kind` | 1 to 17, which message |
-//! | `flags` | bit 0: write, exclusive, owner; bit 1: read-ahead, sole; bit 2: held, migratory; bits 4, 5: content; bits 6, 7: reason |
+//! | `kind` | 1 to 23, which message |
+//! | `flags` | bit 0: write, exclusive, owner, lost; bit 1: read-ahead, sole; bit 2: held, migratory; bits 4, 5: content; bits 6, 7: reason |
 //! | `count` | pages, 1 to 512 |
 //! | `words[0]` | first page, below 2³¹ |
-//! | `words[1]` | bits 0 to 7: generation; bits 8 to 15: the node named, or 255 |
+//! | `words[1]` | bits 0 to 7: generation; bits 8 to 15: the node named, or 255; bits 16 to 47: the copyset of an entry |
 //! | other words | zero |
 //!
 //! Decoding is total: every header gives a run or a named error, and what is
 //! decoded encodes to the same header.
 
 use crate::protocol::{Body, Content, Denial, Message, Right};
+use crate::state::EntryRecord;
 use crate::types::{Access, CHUNK_PAGES, NODES_MAX, NodeId, PAGE_BYTES, PAGES_MAX, Page};
 use weft_wire::frame::Header;
 
@@ -145,6 +146,12 @@ const RETRY: u8 = 14;
 const LOST: u8 = 15;
 const PROBE: u8 = 16;
 const HELD: u8 = 17;
+const FREEZE: u8 = 18;
+const FROZEN: u8 = 19;
+const ENTRY: u8 = 20;
+const MOVED: u8 = 21;
+const THAW: u8 = 22;
+const ASK: u8 = 23;
 
 const FIRST: u8 = 1;
 const SECOND: u8 = 2;
@@ -204,6 +211,13 @@ fn parts(body: Body) -> (u8, u8, u8) {
         Body::Lost { node } => (LOST, 0, node.0),
         Body::Probe { dead } => (PROBE, 0, dead.0),
         Body::Held { dead, owner } => (HELD, bit(owner, FIRST), dead.0),
+        Body::Freeze { to } => (FREEZE, 0, to.0),
+        Body::Frozen => (FROZEN, 0, NO_NODE),
+        // Node + 1 becomes the node, and 0, an untouched page, becomes `NO_NODE`.
+        Body::Entry { record } => (ENTRY, bit(record.lost, FIRST), record.owner.wrapping_sub(1)),
+        Body::Moved { to } => (MOVED, 0, to.0),
+        Body::Thaw => (THAW, 0, NO_NODE),
+        Body::Ask { dead } => (ASK, 0, dead.0),
     }
 }
 
@@ -216,6 +230,9 @@ pub fn encode(run: &Run) -> Header {
     header.length = run.content_bytes() as u32;
     header.words[0] = run.first.page.0;
     header.words[1] = u64::from(run.first.generation) | u64::from(node) << 8;
+    if let Body::Entry { record } = run.first.body {
+        header.words[1] |= u64::from(u32::from_le_bytes(record.copyset)) << 16;
+    }
     header
 }
 
@@ -233,13 +250,17 @@ pub fn decode(header: &Header) -> Result<Run, DecodeError> {
     if first >= PAGES_MAX || first + u64::from(count) > PAGES_MAX {
         return Err(DecodeError::Page { first, count });
     }
-    let node = header.words[1] >> 8;
+    let beside = match kind {
+        ENTRY => (header.words[1] >> 16) as u32,
+        _ => 0,
+    };
+    let node = (header.words[1] ^ u64::from(beside) << 16) >> 8;
     let known = node < NODES_MAX as u64 || node == u64::from(NO_NODE);
     if !known {
         return Err(DecodeError::Node { kind, node });
     }
-    let body = body(kind, header.flags, node as u8).ok_or(match kind {
-        1..=HELD => DecodeError::Node { kind, node },
+    let body = body(kind, header.flags, node as u8, beside).ok_or(match kind {
+        1..=ASK => DecodeError::Node { kind, node },
         _ => DecodeError::Kind(kind),
     })?;
     let run = Run {
@@ -272,7 +293,7 @@ pub fn decode(header: &Header) -> Result<Run, DecodeError> {
 
 /// The message of a kind; `None` when the kind is unknown or needs a node.
 /// Flags that mean nothing are ignored here and found by encoding again.
-fn body(kind: u8, flags: u8, node: u8) -> Option<Body> {
+fn body(kind: u8, flags: u8, node: u8, copyset: u32) -> Option<Body> {
     let (first, sole, third) = (flags & FIRST != 0, flags & SECOND != 0, flags & THIRD != 0);
     let access = if first { Access::Write } else { Access::Read };
     let content = match flags >> 4 & 3 {
@@ -332,6 +353,20 @@ fn body(kind: u8, flags: u8, node: u8) -> Option<Body> {
             dead: named?,
             owner: first,
         },
+        FREEZE => Body::Freeze { to: named? },
+        FROZEN => Body::Frozen,
+        // A lost page names the node that it died with.
+        ENTRY if first && named.is_none() => return None,
+        ENTRY => Body::Entry {
+            record: EntryRecord {
+                copyset: copyset.to_le_bytes(),
+                owner: node.wrapping_add(1),
+                lost: first,
+            },
+        },
+        MOVED => Body::Moved { to: named? },
+        THAW => Body::Thaw,
+        ASK => Body::Ask { dead: named? },
         _ => return None,
     })
 }
@@ -342,7 +377,12 @@ pub(crate) fn decode_for_tests(header: &Header) -> Option<Message> {
     Some(Message {
         page: Page(header.words[0]),
         generation: header.words[1] as u8,
-        body: body(header.kind, header.flags, (header.words[1] >> 8) as u8)?,
+        body: body(
+            header.kind,
+            header.flags,
+            (header.words[1] >> 8) as u8,
+            (header.words[1] >> 16) as u32,
+        )?,
     })
 }
 
@@ -414,6 +454,20 @@ mod tests {
             node().prop_map(|node| Body::Lost { node }),
             node().prop_map(|dead| Body::Probe { dead }),
             (node(), any::<bool>()).prop_map(|(dead, owner)| Body::Held { dead, owner }),
+            node().prop_map(|to| Body::Freeze { to }),
+            Just(Body::Frozen),
+            (any::<[u8; 4]>(), 0..=NODES_MAX as u8, any::<bool>()).prop_map(
+                |(copyset, owner, lost)| Body::Entry {
+                    record: EntryRecord {
+                        copyset,
+                        owner,
+                        lost: lost && owner != 0
+                    }
+                }
+            ),
+            node().prop_map(|to| Body::Moved { to }),
+            Just(Body::Thaw),
+            node().prop_map(|dead| Body::Ask { dead }),
         ]
     }
     fn any_run() -> impl Strategy<Value = Run> {

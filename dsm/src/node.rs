@@ -15,7 +15,7 @@
 //!   invalidations, choose a target or answer waiting requests.
 
 use crate::protocol::{Action, Body, Content, Event, Keep, Message, Refusal, Right, Sink};
-use crate::state::{Local, State, Tables};
+use crate::state::{Local, PROBE_EVERY_MAX, State, Tables};
 use crate::types::{Access, Config, ManagerOf, Modulus, NODES_MAX, NodeId, Page, Policy};
 
 /// Ways to be wrong on purpose: the tests that prove that the checkers can fail.
@@ -40,6 +40,20 @@ pub(crate) enum Mutant {
     ForgetWaiting,
     /// Makes a zero page of a page whose only copy died.
     ZeroInsteadOfLost,
+    /// The old manager goes on serving while it hands a page over.
+    KeepServing,
+    /// A request that was held back is sent twice.
+    AskTwice,
+    /// Hands a page over in the middle of a transaction.
+    HandBusy,
+    /// The entry goes before all others are frozen.
+    EntryEarly,
+    /// A request that was held back is forgotten.
+    ForgetHeld,
+    /// A frozen node sends `Done` to the manager that it knew.
+    EagerDone,
+    /// A frozen node does not ask when one end of the hand-over dies.
+    NoAsk,
 }
 
 /// A node: its configuration, what it counts, and its tables.
@@ -49,13 +63,27 @@ pub struct Node<T> {
     pub(crate) nodes: u8,
     pub(crate) migratory: bool,
     probe_every: u8,
-    manager: ManagerOf,
+    pub(crate) manager: ManagerOf,
     modulus: Modulus,
     /// Pages that each node owns, of those managed here.
     pub(crate) owned_pages: [u32; NODES_MAX],
     pub(crate) budgets_pages: [u32; NODES_MAX],
     /// Nodes that died.
     pub(crate) dead: u32,
+    /// Numbers of nodes that are not there.
+    pub(crate) absent: u32,
+    /// Nodes that no page is pushed to: dead, absent, about to leave.
+    pub(crate) closed: u32,
+    /// Nodes whose messages are not accepted: dead, absent.
+    pub(crate) deaf: u32,
+    /// Managers that are sent no request: dead ones, or all when this node leaves.
+    pub(crate) mute: u32,
+    /// This node asks for nothing any more.
+    pub(crate) leaving: bool,
+    /// No hand-over may begin.
+    pub(crate) held: bool,
+    /// Hand-overs begun here that are not over.
+    pub(crate) handing: u32,
     /// The records.
     pub tables: T,
     #[cfg(test)]
@@ -77,6 +105,7 @@ impl<T: Tables> Node<T> {
             ManagerOf::Ranges(ranges) => assert!(ranges.last().0 < nodes),
             ManagerOf::Interleaved => {}
         }
+        assert!(config.probe_every <= PROBE_EVERY_MAX);
         Node {
             me: config.me,
             nodes,
@@ -87,6 +116,13 @@ impl<T: Tables> Node<T> {
             owned_pages: [0; NODES_MAX],
             budgets_pages: config.budgets_pages,
             dead: 0,
+            absent: config.absent,
+            closed: config.absent,
+            deaf: config.absent,
+            mute: 0,
+            leaving: false,
+            held: false,
+            handing: 0,
             tables,
             #[cfg(test)]
             mutant: None,
@@ -119,8 +155,22 @@ impl<T: Tables> Node<T> {
     pub fn dead(&self) -> u32 {
         self.dead
     }
-    /// The manager of a page.
-    pub fn manager_of(&self, page: Page) -> NodeId {
+    /// The manager of a page, as far as this node knows.
+    pub fn manager_of(&mut self, page: Page) -> NodeId {
+        match self.manager {
+            ManagerOf::Fixed(node) => node,
+            _ => {
+                let local = *self.tables.local(page);
+                self.manager_by(page, local)
+            }
+        }
+    }
+    /// The manager of a page by a node's record of it.
+    pub fn manager_by(&self, page: Page, local: Local) -> NodeId {
+        local.manager(self.configured_manager(page))
+    }
+    /// The manager of a page that was not handed over.
+    pub(crate) fn configured_manager(&self, page: Page) -> NodeId {
         match self.manager {
             ManagerOf::Fixed(node) => node,
             ManagerOf::Interleaved => NodeId(self.modulus.of(page.chunk() as u32) as u8),
@@ -149,6 +199,11 @@ impl<T: Tables> Node<T> {
             Event::Discard { page } => self.discard(page, sink),
             Event::Adopt { page } => self.adopt(page, sink),
             Event::PeerLost { node, page } => self.peer_lost(node, page, sink),
+            Event::HandOver { page, to } => self.hand_over(page, to, sink),
+            Event::Recall { page } => self.recall(page, sink),
+            Event::Hold => self.hold(sink),
+            Event::Resume => self.resume(),
+            Event::Member { node, standing } => self.member(node, standing),
         }
     }
 
@@ -185,19 +240,33 @@ impl<T: Tables> Node<T> {
             }
             return;
         }
+        let frozen = local.frozen();
         let manager = self.manager_of(page);
-        if self.is_dead(manager) {
-            return sink.act(Action::Lost {
-                page,
-                node: manager,
-            });
+        if self.mute & manager.bit() != 0 && (!frozen || self.leaving) {
+            return self.not_asked(page, manager, sink);
         }
         self.tables.local(page).set_pending(access, ahead);
-        if manager == self.me {
+        if frozen {
+            // Asked for as soon as it is known who the manager is.
+        } else if manager == self.me {
             self.get(page, self.me, access, ahead, sink);
         } else {
             self.send(manager, page, Body::Get { access, ahead }, sink);
         }
+    }
+
+    #[cold]
+    fn not_asked<S: Sink>(&mut self, page: Page, manager: NodeId, sink: &mut S) {
+        sink.act(match self.leaving {
+            true => Action::Refused {
+                page,
+                reason: Refusal::Leaving,
+            },
+            false => Action::Lost {
+                page,
+                node: manager,
+            },
+        });
     }
 
     fn private_fault<S: Sink>(&mut self, page: Page, sink: &mut S) {
@@ -219,14 +288,17 @@ impl<T: Tables> Node<T> {
             generation,
             body,
         } = message;
-        if self.is_dead(from) {
-            return;
+        if self.deaf & from.bit() != 0 {
+            return self.not_accepted(page, from, sink);
         }
         let here = self.tables.local(page).generation;
         if generation != here {
             return self.other_generation(from, message, here, sink);
         }
-        if body.names().is_some_and(|node| node.0 >= self.nodes) {
+        if body
+            .names()
+            .is_some_and(|node| node.0 >= self.nodes || self.absent & node.bit() != 0)
+        {
             return self.violation(page, from, "a message about an unknown node", sink);
         }
         if body.sends_to() == Some(self.me) {
@@ -266,12 +338,25 @@ impl<T: Tables> Node<T> {
             Body::Lost { node } if managed => self.lost(page, node, sink),
             Body::Probe { dead } if managed => self.probe(page, from, dead, sink),
             Body::Held { dead, owner } if manages => self.held(page, from, dead, owner, sink),
+            Body::Freeze { .. }
+            | Body::Frozen
+            | Body::Entry { .. }
+            | Body::Moved { .. }
+            | Body::Thaw
+            | Body::Ask { .. } => self.hand_message(from, message, sink),
             _ => self.violation(
                 page,
                 from,
                 "the sender or the receiver is not the manager",
                 sink,
             ),
+        }
+    }
+
+    #[cold]
+    fn not_accepted<S: Sink>(&mut self, page: Page, from: NodeId, sink: &mut S) {
+        if !self.is_dead(from) {
+            self.violation(page, from, "a message of a node that is not there", sink);
         }
     }
 
@@ -430,12 +515,12 @@ impl<T: Tables> Node<T> {
         migratory: bool,
         sink: &mut S,
     ) {
-        let manager = self.manager_of(page);
         let remembers = self.migrates(page);
         let probe_every = self.probe_every;
         let local = self.tables.local(page);
         let Some(pending) = local.pending() else {
             // Answered with `Lost` before, because the manager died.
+            let manager = self.manager_of(page);
             if !self.is_dead(manager) {
                 self.violation(page, from, "unrequested data", sink);
             }
@@ -575,8 +660,7 @@ impl<T: Tables> Node<T> {
         let local = self.tables.local(page);
         let waited = local.pending().is_some();
         let generation = local.generation.wrapping_add(1);
-        *local = Local::default();
-        local.generation = generation;
+        local.reset(generation);
         if waited {
             sink.act(Action::Resolved { page });
         }

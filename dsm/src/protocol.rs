@@ -1,7 +1,8 @@
 //! What goes into the state machine ([`Event`]), what comes out of it
 //! ([`Action`]), and what travels between nodes ([`Message`]).
 
-use crate::types::{Access, NodeId, Page};
+use crate::state::EntryRecord;
+use crate::types::{Access, NodeId, Page, Standing};
 
 /// How the content of a page travels with a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -130,6 +131,24 @@ pub enum Body {
         /// I own the page.
         owner: bool,
     },
+    /// M → every other node: `to` shall be the manager. Send nothing about the page
+    /// until [`Body::Moved`] or [`Body::Thaw`] comes.
+    Freeze { to: NodeId },
+    /// The answer: what I sent about the page, you have.
+    Frozen,
+    /// M → the next manager: you are the manager, and this is the directory's record.
+    Entry { record: EntryRecord },
+    /// The new manager → every other node; or the answer to [`Body::Ask`]: `to` is the
+    /// manager.
+    Moved { to: NodeId },
+    /// M → every other node: I stay the manager.
+    Thaw,
+    /// A frozen node → the other end of the hand-over: this end died. Who is the
+    /// manager?
+    Ask {
+        /// The dead node. The receiver accepts nothing more from it.
+        dead: NodeId,
+    },
 }
 
 impl Body {
@@ -140,7 +159,8 @@ impl Body {
             Body::Offer { to } => to,
             Body::Place { to, .. } => Some(to),
             Body::Lost { node } => Some(node),
-            Body::Probe { dead } | Body::Held { dead, .. } => Some(dead),
+            Body::Probe { dead } | Body::Held { dead, .. } | Body::Ask { dead } => Some(dead),
+            Body::Freeze { to } | Body::Moved { to } => Some(to),
             _ => None,
         }
     }
@@ -191,6 +211,18 @@ pub enum Refusal {
     /// not manage it.
     #[error("the page cannot be adopted: it has an owner, or another manager")]
     Adopted,
+    /// Hand-over of a page that this node does not manage, or not alone.
+    #[error("this node does not manage the page, or hands it over already")]
+    NotManager,
+    /// Hand-over to a node that is dead, absent, leaving, or this one.
+    #[error("the node named cannot become the page's manager")]
+    NotHeir,
+    /// Hand-over while a node joins or leaves.
+    #[error("a node joins or leaves; hand over managers afterwards")]
+    Held,
+    /// A request of a node that leaves.
+    #[error("this node leaves and takes no page")]
+    Leaving,
 }
 
 /// What happens to a node.
@@ -234,6 +266,20 @@ pub enum Event {
         node: NodeId,
         page: Page,
     },
+    /// At the manager: `to` shall be the page's manager. Ends in
+    /// [`Action::HandedOver`], [`Action::Kept`] or [`Action::Refused`]. No discard of
+    /// the page is under way, and none begins before the end.
+    HandOver { page: Page, to: NodeId },
+    /// At the manager: it stays the manager, if the hand-over has not gone too far.
+    Recall { page: Page },
+    /// A node joins or leaves: no hand-over begins until [`Event::Resume`]. Answered by
+    /// [`Action::Quiet`] as soon as those begun here are over.
+    Hold,
+    /// Hand-overs may begin again.
+    Resume,
+    /// What `node` takes part in from now on. [`Standing::Absent`] begins and ends
+    /// while all nodes hold.
+    Member { node: NodeId, standing: Standing },
 }
 
 /// What remains of a page here when it is given away.
@@ -289,6 +335,16 @@ pub enum Action {
     },
     /// The eviction failed: no node has room.
     NoRoom { page: Page },
+    /// The page's manager is `to`; what the directory said of the page is on its way.
+    HandedOver {
+        page: Page,
+        /// The manager.
+        to: NodeId,
+    },
+    /// The hand-over was recalled, or the next manager died: this node stays the manager.
+    Kept { page: Page },
+    /// No hand-over begun by this node is under way: the answer to [`Event::Hold`].
+    Quiet,
     /// The event was refused and changed nothing.
     Refused {
         page: Page,

@@ -22,9 +22,12 @@ use crate::node::Mutant;
 
 impl<T: Tables> Node<T> {
     pub(crate) fn peer_lost<S: Sink>(&mut self, node: NodeId, page: Page, sink: &mut S) {
-        self.dead |= node.bit();
+        self.mark_dead(node);
         if self.tables.policy(page) == Policy::Private {
             return;
+        }
+        if self.tables.local(page).frozen() {
+            return self.frozen_peer_lost(node, page, sink);
         }
         let manager = self.manager_of(page);
         if manager == node {
@@ -34,7 +37,7 @@ impl<T: Tables> Node<T> {
         }
     }
 
-    fn manager_lost<S: Sink>(&mut self, page: Page, node: NodeId, sink: &mut S) {
+    pub(crate) fn manager_lost<S: Sink>(&mut self, page: Page, node: NodeId, sink: &mut S) {
         let local = self.tables.local(page);
         let offered = local.offered();
         local.set_offered(false);
@@ -70,6 +73,7 @@ impl<T: Tables> Node<T> {
                 }
             }
             Phase::Transfer => self.transfer_lost(node, page, sink),
+            Phase::Hand => self.hand_lost(page, node, sink),
             Phase::Promote => {
                 if entry.party() == node {
                     self.not_here(page, node, sink);
@@ -115,7 +119,7 @@ impl<T: Tables> Node<T> {
 
     /// At either end of a transfer: what became of it?
     pub(crate) fn probe<S: Sink>(&mut self, page: Page, from: NodeId, dead: NodeId, sink: &mut S) {
-        self.dead |= dead.bit();
+        self.mark_dead(dead);
         let owner = self.tables.local(page).owner();
         self.send(from, page, Body::Held { dead, owner }, sink);
     }

@@ -225,7 +225,7 @@ impl Simulation {
         self.nodes[0].tables.policy(self.page(slot))
     }
     fn manager(&self, slot: usize) -> NodeId {
-        self.nodes[0].manager_of(self.page(slot))
+        self.nodes[0].configured_manager(self.page(slot))
     }
     fn alive(&self, node: NodeId) -> bool {
         self.killed & node.bit() == 0

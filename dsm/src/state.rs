@@ -14,7 +14,9 @@
 //! * `Exclusive` and not `written` means: write-protected in memory, the first
 //!   write is local ([`crate::Action::Allow`]).
 //! * `zero` means: never written by anybody; travels without bytes.
-//! * at most one request is pending.
+//! * at most one request is pending;
+//! * a page of which the manager changes is *frozen*: nothing is sent about it
+//!   until the node hears where the manager is (`handover.rs`).
 //!
 //! [`Entry`] (24 bytes, at the page's manager) is the directory:
 //!
@@ -51,6 +53,21 @@ const SETTLED: u8 = 1 << 7;
 const PENDING_READ: u8 = 1;
 const PENDING_WRITE: u8 = 2;
 const PENDING_AHEAD: u8 = 4;
+const PENDING: u8 = PENDING_READ | PENDING_WRITE | PENDING_AHEAD;
+/// In the byte of the request: the manager, as the difference (exclusive or) from the
+/// one of the configuration, so that zero bytes mean that one.
+const MANAGER_SHIFT: u8 = 3;
+const MANAGER: u8 = !PENDING;
+
+/// In the byte `trusted`: the manager is about to change.
+const FROZEN: u8 = 1 << 7;
+/// A `Done` waits until it is known who the manager is.
+const OWES_DONE: u8 = 1 << 6;
+/// The other end of the hand-over was asked, because one end died.
+const ASKED: u8 = 1 << 5;
+const HEIR: u8 = ASKED - 1;
+/// Stays are counted below the marks of a frozen page.
+pub(crate) const PROBE_EVERY_MAX: u8 = ASKED;
 
 /// What one node knows of a page of its own. Zero bytes: nothing.
 #[repr(C)]
@@ -59,7 +76,8 @@ pub struct Local {
     flags: u8,
     pending: u8,
     pub(crate) generation: u8,
-    /// Stays since the last that began write-protected: see [`Local::is_probed`].
+    /// Stays since the last that began write-protected (see [`Local::is_probed`]); of a
+    /// frozen page, marks and the node that shall be the manager.
     trusted: u8,
 }
 
@@ -121,7 +139,52 @@ impl Local {
     }
     /// Whether the page may be chosen for eviction.
     pub const fn evictable(self) -> bool {
-        self.flags & STATE != 0 && self.flags & OFFERED == 0 && self.pending == 0
+        self.present() && !self.offered() && self.pending & PENDING == 0 && !self.frozen()
+    }
+    /// Whether nothing may be sent about the page, because its manager changes.
+    pub const fn frozen(self) -> bool {
+        self.trusted & FROZEN != 0
+    }
+    /// Whether nothing of the page is here and nothing about it is under way.
+    pub const fn clear(self) -> bool {
+        self.flags & (STATE | OWNER | OFFERED) == 0 && self.pending & PENDING == 0 && !self.frozen()
+    }
+    /// The page's manager, where `configured` is the one of the configuration.
+    pub(crate) const fn manager(self, configured: NodeId) -> NodeId {
+        NodeId(configured.0 ^ self.pending >> MANAGER_SHIFT)
+    }
+    pub(crate) fn set_manager(&mut self, manager: NodeId, configured: NodeId) {
+        self.pending = self.pending & PENDING | (manager.0 ^ configured.0) << MANAGER_SHIFT;
+    }
+    /// The node that shall be the manager of a frozen page.
+    pub(crate) const fn heir(self) -> NodeId {
+        NodeId(self.trusted & HEIR)
+    }
+    pub(crate) fn freeze(&mut self, heir: NodeId) {
+        self.trusted = FROZEN | heir.0 & HEIR;
+    }
+    /// The manager is known. Returns whether a `Done` has waited for that.
+    pub(crate) fn thaw(&mut self) -> bool {
+        let owes = self.trusted & OWES_DONE != 0;
+        self.trusted = 0;
+        owes
+    }
+    pub(crate) fn owe_done(&mut self) {
+        self.trusted |= OWES_DONE;
+    }
+    /// Marks that the other end was asked; whether it was asked before.
+    pub(crate) fn ask(&mut self) -> bool {
+        let asked = self.trusted & ASKED != 0;
+        self.trusted |= ASKED;
+        asked
+    }
+    /// A record of an untouched page; who manages it stays known.
+    pub(crate) fn reset(&mut self, generation: u8) {
+        *self = Local {
+            generation,
+            pending: self.pending & MANAGER,
+            ..Local::default()
+        };
     }
     /// Whether the page is in memory here and readable.
     pub const fn present(self) -> bool {
@@ -174,13 +237,14 @@ impl Local {
             Access::Read => PENDING_READ,
             Access::Write => PENDING_WRITE,
         };
-        self.pending = kind | if ahead { PENDING_AHEAD } else { 0 };
+        let request = kind | if ahead { PENDING_AHEAD } else { 0 };
+        self.pending = self.pending & MANAGER | request;
     }
     pub(crate) fn met_by_fault(&mut self) {
         self.pending &= !PENDING_AHEAD;
     }
     pub(crate) fn clear_pending(&mut self) {
-        self.pending = 0;
+        self.pending &= MANAGER;
     }
     /// The copy is gone; a request or an offer under way stays under way.
     pub(crate) fn forget(&mut self) {
@@ -194,16 +258,15 @@ impl Local {
     /// The page moves to another address. What stays here is a record of an
     /// untouched page, one discard later.
     pub fn take(&mut self) -> Local {
-        let left = Local {
-            generation: self.generation.wrapping_add(1),
-            ..Local::default()
-        };
-        core::mem::replace(self, left)
+        let taken = *self;
+        self.reset(self.generation.wrapping_add(1));
+        taken
     }
     /// The record of a page that moved to where `there` was.
     pub fn at(self, there: Local) -> Local {
         Local {
             generation: there.generation,
+            pending: self.pending & PENDING | there.pending & MANAGER,
             ..self
         }
     }
@@ -224,6 +287,7 @@ impl core::fmt::Debug for Local {
             (self.offered(), " offered"),
             (self.settled(), " settled"),
             (self.ahead(), " ahead"),
+            (self.frozen(), " frozen"),
         ] {
             if on {
                 f.write_str(name)?;
@@ -253,6 +317,9 @@ pub enum Phase {
     Probe = 4,
     /// The only copy died; `owner` is the node it died with.
     Lost = 5,
+    /// The directory's record goes to `party` as soon as all others are silent about
+    /// the page; stays here if `party` is this node.
+    Hand = 6,
 }
 
 /// The transaction is a push to make room, not a request.
@@ -263,6 +330,8 @@ pub(crate) const WRITE: u8 = 2;
 pub(crate) const EVICTION: u8 = 4;
 /// The eviction may go to `party` only.
 pub(crate) const TARGETED: u8 = 8;
+/// The page that is handed over is lost.
+pub(crate) const LOST: u8 = 16;
 
 /// The directory's record of a page. Zero bytes: never touched.
 #[repr(C)]
@@ -270,7 +339,7 @@ pub(crate) const TARGETED: u8 = 8;
 pub struct Entry {
     /// Nodes other than the owner that may hold a copy.
     pub(crate) copyset: u32,
-    /// Nodes whose answer (to `Invalidate` or `Probe`) is awaited.
+    /// Nodes whose answer (to `Invalidate`, `Probe` or `Freeze`) is awaited.
     pub(crate) acks: u32,
     pub(crate) wait_read: u32,
     pub(crate) wait_write: u32,
@@ -284,7 +353,9 @@ pub struct Entry {
     pub(crate) turn: u8,
     /// The dead node that a `Probe` is about.
     pub(crate) dead: u8,
-    reserved: [u8; 2],
+    /// The node that shall be the manager after this transaction, + 1; 0 for none.
+    heir: u8,
+    reserved: u8,
 }
 
 const _: () = assert!(size_of::<Entry>() == 24);
@@ -315,6 +386,44 @@ impl Entry {
     }
     pub(crate) fn set_owner(&mut self, node: NodeId) {
         self.owner = node.0 + 1;
+    }
+    /// Whether the page's only copy died.
+    pub const fn lost(&self) -> bool {
+        matches!(self.phase, Phase::Lost) || self.kind & LOST != 0
+    }
+    /// Whether a node has a part in what the record says.
+    pub const fn mentions(&self, node: NodeId) -> bool {
+        let sets = self.copyset | self.acks | self.wait_read | self.wait_write;
+        let party = !matches!(self.phase, Phase::Idle | Phase::Lost) && self.party == node.0;
+        let owner = self.owner == node.0 + 1 && !self.lost();
+        sets & node.bit() != 0 || party || owner
+    }
+    /// The node that shall be the manager after the transaction under way.
+    pub(crate) fn heir(&self) -> Option<NodeId> {
+        self.heir.checked_sub(1).map(NodeId)
+    }
+    pub(crate) fn set_heir(&mut self, heir: Option<NodeId>) {
+        self.heir = heir.map_or(0, |node| node.0 + 1);
+    }
+    /// What travels to the next manager.
+    pub(crate) fn record(&self) -> EntryRecord {
+        EntryRecord {
+            copyset: self.copyset.to_le_bytes(),
+            owner: self.owner,
+            lost: self.lost(),
+        }
+    }
+    pub(crate) fn restore(record: EntryRecord) -> Entry {
+        Entry {
+            copyset: u32::from_le_bytes(record.copyset),
+            owner: record.owner,
+            phase: if record.lost {
+                Phase::Lost
+            } else {
+                Phase::Idle
+            },
+            ..Entry::default()
+        }
     }
     pub(crate) fn busy(&self) -> bool {
         !matches!(self.phase, Phase::Idle | Phase::Lost)
@@ -372,12 +481,30 @@ impl Entry {
     }
 }
 
+/// What is left of an [`Entry`] between transactions: the form in which it travels.
+/// Bytes, so that a message with it is no larger than any other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct EntryRecord {
+    pub(crate) copyset: [u8; 4],
+    /// Node + 1; 0 for an untouched page.
+    pub(crate) owner: u8,
+    pub(crate) lost: bool,
+}
+
+impl EntryRecord {
+    /// Whether the page has an owner that lives, as far as the manager knew.
+    pub const fn owned(&self) -> bool {
+        self.owner != 0 && !self.lost
+    }
+}
+
 /// Where the records live. All-zero records are the default; a page that was
 /// never mentioned has them.
 pub trait Tables {
     /// This node's record of the page.
     fn local(&mut self, page: Page) -> &mut Local;
-    /// The directory's record; asked for only at the page's manager.
+    /// The directory's record; asked for only at the page's manager. Where managers
+    /// are handed over, each node may become the manager of each page.
     fn entry(&mut self, page: Page) -> &mut Entry;
     /// How the page is kept coherent.
     fn policy(&self, page: Page) -> Policy;

@@ -85,6 +85,20 @@ pub enum Policy {
     Private,
 }
 
+/// What a node of the aggregate takes part in. Nodes learn of a change one after the
+/// other: see `docs/membership.md` for the sequences.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Standing {
+    /// In nothing: not there yet, or gone. Its number is free.
+    Absent,
+    /// In everything.
+    Present,
+    /// It gives away what it has: no page is pushed to it, no manager handed to it.
+    Draining,
+    /// As [`Standing::Draining`], and it asks for nothing any more.
+    Leaving,
+}
+
 /// Which node manages (keeps the directory entry of) a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ManagerOf {
@@ -110,12 +124,14 @@ pub struct Config {
     pub migratory: bool,
     /// One stay of such a page in this many begins write-protected, and shows whether
     /// the page is still written; in the others the first write is not noticed. 1: all
-    /// do.
+    /// do. At most 32.
     pub probe_every: u8,
     /// Pages each node may own of those managed *here*; `u32::MAX` for no
     /// limit, 0 for a node that takes no pushed page. Only pushes respect it:
     /// the engine evicts in time, the protocol never refuses a fault for room.
     pub budgets_pages: [u32; NODES_MAX],
+    /// Numbers below `nodes` of nodes that are not there ([`Standing::Absent`]).
+    pub absent: u32,
 }
 
 impl Config {
@@ -128,6 +144,7 @@ impl Config {
             migratory: true,
             probe_every: 1,
             budgets_pages: [u32::MAX; NODES_MAX],
+            absent: 0,
         }
     }
 }

@@ -5,7 +5,8 @@
 //! `weft-dsm-sim --controller A..B` runs the simulator of controllers: operations outside
 //! the lock, frames that leave after it, budgets, subscriptions.
 //!
-//! `weft-dsm-sim --check` runs the large model check (3 nodes, 2 pages) instead;
+//! `weft-dsm-sim --check` runs the large model check (3 nodes, 2 pages) instead, from the
+//! search of that number on (0 is the first);
 //! `weft-dsm-sim --speed` measures what one event costs on the hot paths.
 
 use std::ops::Range;
@@ -17,7 +18,7 @@ use weft_dsm::sim::{Outcome, run};
 use weft_dsm::{Access, Action, Config, Event, ManagerOf, Node, NodeId, Page, VecTables};
 
 const USAGE: &str =
-    "usage: weft-dsm-sim --seeds FIRST..END | --controller FIRST..END | --check | --speed";
+    "usage: weft-dsm-sim --seeds FIRST..END | --controller FIRST..END | --check [SEARCH] | --speed";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -31,7 +32,11 @@ fn main() -> ExitCode {
             Some(seeds) => simulate_controllers(seeds),
             None => usage(),
         },
-        ["--check"] => check(),
+        ["--check"] => check(0),
+        ["--check", first] => match first.parse() {
+            Ok(first) => check(first),
+            Err(_) => usage(),
+        },
         ["--speed"] => speed(),
         _ => usage(),
     }
@@ -97,8 +102,9 @@ fn simulate_controllers(seeds: Range<u64>) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn check() -> ExitCode {
-    for bounds in Bounds::large(ManagerOf::Fixed(NodeId(0))) {
+fn check(first: usize) -> ExitCode {
+    let searches = Bounds::large(ManagerOf::Fixed(NodeId(0)));
+    for bounds in searches.into_iter().skip(first) {
         let start = Instant::now();
         match explore(&bounds) {
             Ok(explored) => println!("{bounds:?}\n  {explored:?} in {:.1?}", start.elapsed()),

@@ -22,6 +22,8 @@ fn bounds(nodes: usize, pages: usize, faults: u8, evictions: u8) -> Bounds {
         full: false,
         discards: 0,
         hasty: false,
+        hand_overs: 0,
+        recalls: 0,
         losses: 0,
         states_max: 20_000_000,
     }
@@ -297,6 +299,20 @@ fn every_mutant_is_found() {
         ..bounds(3, 1, 2, 0)
     };
     let full_loss = Bounds { losses: 1, ..full };
+    let handed_evicted = Bounds {
+        manager: ranges(&[2]),
+        hand_overs: 1,
+        ..bounds(3, 1, 1, 1)
+    };
+    let handed = Bounds {
+        faults: 2,
+        evictions: 0,
+        ..handed_evicted
+    };
+    let handed_loss = Bounds {
+        losses: 1,
+        ..handed
+    };
     for (mutant, bounds) in [
         (Mutant::SkipAcks, plain),
         (Mutant::EarlyDone, plain),
@@ -313,6 +329,13 @@ fn every_mutant_is_found() {
         (Mutant::KeepOnWrite, full),
         (Mutant::EarlyDone, full),
         (Mutant::SkipProbe, full_loss),
+        (Mutant::KeepServing, handed),
+        (Mutant::AskTwice, handed),
+        (Mutant::HandBusy, handed),
+        (Mutant::EntryEarly, handed),
+        (Mutant::ForgetHeld, handed),
+        (Mutant::EagerDone, handed_evicted),
+        (Mutant::NoAsk, handed_loss),
     ] {
         let mut world = World::new(&bounds);
         for node in &mut world.nodes {
@@ -326,4 +349,55 @@ fn every_mutant_is_found() {
             }
         }
     }
+}
+
+/// The manager of a page changes while requests for it are under way.
+#[test]
+fn managers_are_handed_over() {
+    let handed = |bounds: Bounds| Bounds {
+        manager: ranges(&[2]),
+        hand_overs: 1,
+        ..bounds
+    };
+    holds("2x1, handed over", handed(bounds(2, 1, 2, 1)));
+    let to_and_fro = Bounds {
+        hand_overs: 2,
+        ..handed(bounds(2, 1, 2, 1))
+    };
+    holds("2x1, handed over twice", to_and_fro);
+    holds("3x1, handed over", handed(bounds(3, 1, 1, 1)));
+    let recalled = Bounds {
+        recalls: 1,
+        ..handed(bounds(3, 1, 1, 0))
+    };
+    holds("3x1, handed over, recalled", recalled);
+    let ahead = Bounds {
+        ahead: true,
+        recalls: 1,
+        discards: 1,
+        ..handed(bounds(2, 1, 2, 1))
+    };
+    holds("2x1, handed over, ahead, discard", ahead);
+    let update = Bounds {
+        update: true,
+        ..handed(bounds(3, 1, 1, 0))
+    };
+    holds("3x1, handed over, update", update);
+}
+
+/// A node dies while a manager is handed over.
+#[test]
+fn managers_are_handed_over_with_loss() {
+    let handed = |bounds: Bounds| Bounds {
+        manager: ranges(&[2]),
+        hand_overs: 1,
+        losses: 1,
+        ..bounds
+    };
+    let recalled = Bounds {
+        recalls: 1,
+        ..handed(bounds(2, 1, 2, 1))
+    };
+    holds("2x1, handed over, loss", recalled);
+    holds("3x1, handed over, loss", handed(bounds(3, 1, 1, 0)));
 }

@@ -2,10 +2,10 @@
 //! what may still happen; its successors, its judgement and its fingerprint.
 
 use super::Bounds;
-use crate::checker::{Flaw, Frame, Judge, ZERO_VERSION, carries_ownership, idle_node};
+use crate::checker::{Flaw, Frame, Judge, ZERO_VERSION, carries_ownership, idle_node, one_manager};
 use crate::node::Node;
-use crate::protocol::{Action, Event, Message};
-use crate::state::{Entry, Local, Phase, Tables};
+use crate::protocol::{Action, Body, Event, Message};
+use crate::state::{Entry, EntryRecord, Local, Phase, Tables};
 use crate::types::{Access, CHUNK_PAGES, Config, ManagerOf, NodeId, Page, Policy};
 use std::hash::Hasher;
 
@@ -69,6 +69,8 @@ pub(super) enum Step {
     Evict(NodeId, u8),
     BeginDiscard(u8),
     Discard(NodeId, u8),
+    HandOver(NodeId, u8, NodeId),
+    Recall(NodeId, u8),
     Kill(NodeId),
     Learn(NodeId),
 }
@@ -82,6 +84,8 @@ pub(super) struct World {
     faults: [u8; NODES],
     evictions: [u8; NODES],
     discards: u8,
+    hand_overs: u8,
+    recalls: u8,
     losses: u8,
     /// Nodes that have a discard of the page before them.
     discarding: [u32; PAGES],
@@ -121,6 +125,8 @@ impl World {
             faults: [bounds.faults; NODES],
             evictions: [bounds.evictions; NODES],
             discards: bounds.discards,
+            hand_overs: bounds.hand_overs,
+            recalls: bounds.recalls,
             losses: bounds.losses,
             discarding: [0; PAGES],
             outdated: [0; PAGES],
@@ -145,8 +151,41 @@ impl World {
             .map(NodeId)
             .filter(move |&node| killed != Some(node))
     }
-    fn manager(&self, slot: u8) -> NodeId {
-        self.nodes[0].manager_of(self.page(slot))
+    /// The live node that manages the page; `None` while its entry is in flight, and
+    /// after the death of a manager.
+    fn manager(&self, slot: u8) -> Option<NodeId> {
+        self.managers(slot).next()
+    }
+    fn managers(&self, slot: u8) -> impl Iterator<Item = NodeId> {
+        let page = self.page(slot);
+        let manages = move |&(index, node): &(usize, &Node<SmallTables>)| {
+            let local = node.tables.locals[slot as usize];
+            // Beyond the last node, the array is filled up.
+            let is_node = index == node.me().index() && self.alive(node.me());
+            is_node && node.manager_by(page, local) == node.me()
+        };
+        let nodes = self.nodes.iter().enumerate();
+        nodes.filter(manages).map(|(_, node)| node.me())
+    }
+    /// Whether a hand-over of the page is not over.
+    fn handed(&self, slot: u8) -> bool {
+        let at = slot as usize;
+        let frozen = |node: &Node<SmallTables>| {
+            let entry = &node.tables.entries[at];
+            node.tables.locals[at].frozen()
+                || entry.phase() == Phase::Hand
+                || entry.heir().is_some()
+        };
+        self.nodes.iter().any(frozen) || self.entries_in_flight(slot).next().is_some()
+    }
+    fn entries_in_flight(&self, slot: u8) -> impl Iterator<Item = EntryRecord> {
+        self.flights.iter().filter_map(move |flight| {
+            let accepted = !self.nodes[flight.to.index()].is_dead(flight.from);
+            match flight.message.body {
+                Body::Entry { record } if flight.slot == slot && accepted => Some(record),
+                _ => None,
+            }
+        })
     }
 
     pub(super) fn steps(&self, bounds: &Bounds) -> Vec<Step> {
@@ -170,7 +209,10 @@ impl World {
         }
         if self.discards > 0 {
             for slot in 0..bounds.pages as u8 {
-                if self.discarding[slot as usize] == 0 && self.alive(self.manager(slot)) {
+                if self.discarding[slot as usize] == 0
+                    && self.manager(slot).is_some()
+                    && !self.handed(slot)
+                {
                     steps.push(Step::BeginDiscard(slot));
                 }
             }
@@ -182,14 +224,16 @@ impl World {
     fn behind_discard(&self, flight: &Flight) -> bool {
         let at = flight.slot as usize;
         let here = self.nodes[flight.to.index()].tables.locals[at].generation();
-        flight.from == self.manager(flight.slot)
+        Some(flight.from) == self.manager(flight.slot)
             && self.discarding[at] & flight.to.bit() != 0
             && flight.message.generation != here
     }
 
     /// Nobody but the manager has the page, as far as the manager knows.
     fn unshared(&self, slot: u8) -> bool {
-        let manager = self.manager(slot);
+        let Some(manager) = self.manager(slot) else {
+            return false;
+        };
         let entry = &self.nodes[manager.index()].tables.entries[slot as usize];
         entry.phase() == Phase::Idle
             && entry.copyset() == 0
@@ -215,16 +259,32 @@ impl World {
         if is_outdated && mapped.is_none() && local.pending().is_none() {
             steps.push(Step::AskAgain(node, slot));
         }
-        let at_home = bounds.home && local.owner() && self.manager(slot) == node;
+        let at_home = bounds.home && local.owner() && self.manager(slot) == Some(node);
         if self.evictions[index] > 0 && local.evictable() && !at_home {
             steps.push(Step::Evict(node, slot));
         }
         let before_me = self.discarding[slot as usize];
         if before_me & node.bit() != 0 {
             let last = before_me == node.bit() || bounds.hasty && self.unshared(slot);
-            if last || node != self.manager(slot) {
+            if last || Some(node) != self.manager(slot) {
                 steps.push(Step::Discard(node, slot));
             }
+        }
+        if self.manager(slot) == Some(node) && before_me == 0 {
+            self.hand_steps(node, slot, bounds, steps);
+        }
+    }
+
+    fn hand_steps(&self, node: NodeId, slot: u8, bounds: &Bounds, steps: &mut Vec<Step>) {
+        let entry = &self.nodes[node.index()].tables.entries[slot as usize];
+        let begun = entry.phase() == Phase::Hand && entry.party() != node;
+        if begun || entry.heir().is_some() {
+            if self.recalls > 0 {
+                steps.push(Step::Recall(node, slot));
+            }
+        } else if entry.phase() != Phase::Hand && self.hand_overs > 0 {
+            let others = self.live(bounds).filter(|&other| other != node);
+            steps.extend(others.map(|other| Step::HandOver(node, slot, other)));
         }
     }
 
@@ -262,7 +322,7 @@ impl World {
                 self.evictions[node.index()] -= 1;
                 let page = self.page(slot);
                 let manager = self.manager(slot);
-                let to = bounds.home.then_some(manager);
+                let to = if bounds.home { manager } else { None };
                 self.step(node, slot, Event::Evict { page, to }, None)?;
             }
             Step::BeginDiscard(slot) => {
@@ -271,6 +331,16 @@ impl World {
                 self.discarding[slot as usize] = nodes;
             }
             Step::Discard(node, slot) => self.discard(node, slot)?,
+            Step::HandOver(node, slot, to) => {
+                self.hand_overs -= 1;
+                let page = self.page(slot);
+                self.step(node, slot, Event::HandOver { page, to }, None)?;
+            }
+            Step::Recall(node, slot) => {
+                self.recalls -= 1;
+                let page = self.page(slot);
+                self.step(node, slot, Event::Recall { page }, None)?;
+            }
             Step::Kill(node) => self.kill(node, bounds),
             Step::Learn(node) => self.learn(node, bounds)?,
         }
@@ -282,7 +352,7 @@ impl World {
         let at = slot as usize;
         self.discarding[at] &= !node.bit();
         self.frames[node.index()][at] = Frame::default();
-        if node == self.manager(slot) {
+        if Some(node) == self.manager(slot) {
             self.latest[at] = ZERO_VERSION;
             for flight in &mut self.flights {
                 if flight.slot == slot && flight.version.is_some() {
@@ -295,6 +365,9 @@ impl World {
     }
 
     fn kill(&mut self, node: NodeId, bounds: &Bounds) {
+        let managed: Vec<bool> = (0..bounds.pages as u8)
+            .map(|slot| self.manager(slot) == Some(node))
+            .collect();
         self.losses -= 1;
         self.killed = Some(node);
         self.unaware = self.live(bounds).map(NodeId::bit).sum();
@@ -304,7 +377,7 @@ impl World {
             self.discarding[at] &= !node.bit();
             self.outdated[at] &= !node.bit();
             // Nobody will ever discard what the manager cannot.
-            if self.manager(slot) == node {
+            if managed[at] {
                 self.discarding[at] = 0;
             }
         }
@@ -403,6 +476,9 @@ impl World {
             let at = slot as usize;
             let discarding = self.discarding[at] != 0;
             let page = self.page(slot);
+            let in_flight = self.entries_in_flight(slot).count() as u32;
+            let managers = self.managers(slot).count() as u32;
+            one_manager(page, managers, in_flight, self.killed.is_some())?;
             let manager = self.manager(slot);
             let mut judge = Judge::new(page, self.latest[at]);
             for node in self.live(bounds) {
@@ -412,25 +488,25 @@ impl World {
                     idle_node(page, node, local)?;
                 }
             }
-            let entry = &self.nodes[manager.index()].tables.entries[at];
-            let orphaned = !self.alive(manager);
-            let lost = entry.phase() == Phase::Lost;
-            let least = if discarding || orphaned || self.killed.is_some() && !quiet || lost {
-                0
-            } else {
-                u32::from(!entry.untouched())
+            let directory = match manager {
+                Some(node) => Some(self.nodes[node.index()].tables.entries[at]),
+                None => self.entries_in_flight(slot).next().map(Entry::restore),
             };
-            let most = if discarding || orphaned {
-                u32::MAX
-            } else {
-                u32::from(!entry.untouched() && !lost)
+            let Some(entry) = directory else {
+                judge.verdict(self.ownerships_in_flight(slot), 0, u32::MAX)?;
+                continue;
             };
+            let lost = entry.lost();
+            let one = u32::from(!entry.untouched() && !lost);
+            let unclear = discarding || self.killed.is_some() && !quiet;
+            let least = if unclear { 0 } else { one };
+            let most = if discarding { u32::MAX } else { one };
             judge.verdict(self.ownerships_in_flight(slot), least, most)?;
-            if !orphaned && lost {
+            if lost {
                 judge.lost()?;
             }
-            if quiet && !discarding && !orphaned {
-                judge.idle(manager, entry)?;
+            if let (Some(manager), true) = (manager, quiet && !discarding) {
+                judge.idle(manager, &entry)?;
             }
         }
         Ok(())
@@ -470,6 +546,7 @@ impl World {
             }
         }
         mixer.add(u64::from(self.discards) << 8 | u64::from(self.losses));
+        mixer.add(u64::from(self.hand_overs) << 8 | u64::from(self.recalls));
         mixer.add(self.killed.map_or(99, |node| u64::from(node.0)) << 32 | u64::from(self.unaware));
         mixer.finish()
     }
@@ -481,8 +558,13 @@ impl World {
             mixer.add(u64::from(tables.locals[slot].bits()) << 32 | u64::from(frame.version));
             mixer.add(frame.mapped.map_or(0, |access| 1 + access as u64));
         }
-        let manager = self.nodes[0].manager_of(self.page(slot as u8));
-        mixer.add_hash(&self.nodes[manager.index()].tables.entries[slot]);
+        for node in 0..bounds.nodes {
+            let entry = &self.nodes[node].tables.entries[slot];
+            if *entry != Entry::default() {
+                mixer.add(node as u64 | 1 << 41);
+                mixer.add_hash(entry);
+            }
+        }
         mixer.add(u64::from(self.latest[slot]) << 32 | u64::from(self.discarding[slot]));
         mixer.add(u64::from(self.outdated[slot]));
         for flight in &self.flights {

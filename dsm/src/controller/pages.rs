@@ -308,6 +308,10 @@ impl<T: Tables, B> Controller<T, B> {
             } => self.install(page, access, content, work, sink),
             protocol::Action::Resolved { .. } => return self.resolved(page, now, sink),
             protocol::Action::Outdated { .. } => self.outdated(page, now, sink),
+            // No controller hands a manager over yet.
+            protocol::Action::HandedOver { .. }
+            | protocol::Action::Kept { .. }
+            | protocol::Action::Quiet => {}
             // Home was busy with a page that was offered to it, or died, or another node
             // has the page meanwhile: others go.
             protocol::Action::NoRoom { .. } => self.offer_failed(None, sink),

@@ -505,6 +505,8 @@ impl Sink for Io {
             Action::Resolved { page } => self.resolved |= page.0 == self.awaited,
             // No page of a process is of policy `Update`.
             Action::Outdated { .. } => {}
+            // The manager of a process's pages is home, for good.
+            Action::HandedOver { .. } | Action::Kept { .. } | Action::Quiet => {}
             Action::Lost { page, node } => self.fail(Failure::Lost(page, node)),
             Action::NoRoom { .. } => self.no_room = true,
             Action::Refused { reason, .. } => {
