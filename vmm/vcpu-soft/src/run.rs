@@ -102,7 +102,9 @@ impl Cpu {
     fn attend(&mut self) -> Result<Option<Exit>, TripleFault> {
         self.interrupt_shadow &= self.rip == self.shadow_rip;
         let asked = self.mailbox.request().load(Ordering::SeqCst);
-        if asked & request::KICK != 0 {
+        // Not between a load of SS and the instruction after it: the saved state has one
+        // shadow only, and no trap that waits behind it.
+        if asked & request::KICK != 0 && !self.is_stack_changing() {
             self.mailbox.take(request::KICK);
             return Ok(Some(Exit::Kicked));
         }

@@ -5,8 +5,10 @@
 //! | --- | --- |
 //! | `environment` | the traits of what a vCPU meets: memory, devices, interrupts |
 //! | `state` | all that a CPU is, as plain data |
+//! | [`encoding`] | the same as bytes |
 //! | `model` | which CPU the guest sees |
 
+pub mod encoding;
 mod environment;
 mod model;
 mod state;

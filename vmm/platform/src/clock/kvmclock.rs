@@ -81,6 +81,15 @@ impl KvmClock {
         done
     }
 
+    /// Sets both registers of a vCPU that comes from another slice. What they name in guest
+    /// memory is there already, and the same for all slices.
+    pub fn arrive(&self, vcpu: u32, system_time: u64, wall_clock: u64) {
+        if let Some(cell) = self.system_time.get(vcpu as usize) {
+            cell.store(system_time, Ordering::Relaxed);
+        }
+        self.set_wall_clock(wall_clock);
+    }
+
     /// What a vCPU wrote to the wall clock register last.
     pub fn wall_clock(&self) -> u64 {
         self.wall_clock.load(Ordering::Relaxed)

@@ -6,6 +6,7 @@
 //! priority; vectors below 16 are never requested; while the APIC is disabled by
 //! software every LVT entry is masked and no fixed interrupt is accepted.
 
+mod encoding;
 pub mod x2apic;
 
 use std::sync::Arc;
@@ -178,6 +179,16 @@ impl LocalApic {
     pub fn restore(&mut self, state: LocalApicState) {
         let _ = self.posted.take();
         self.state = state;
+        self.publish();
+        self.announce();
+    }
+
+    /// Sets all registers of a vCPU that comes from another slice. What is in the posted
+    /// descriptor came after them and stays. The others know the identity already.
+    pub fn arrive(&mut self, state: LocalApicState) {
+        self.state = state;
+        // The CPU looks at what waits as if it had just arrived.
+        self.changed = true;
         self.publish();
         self.announce();
     }

@@ -245,6 +245,11 @@ impl PostedInterrupts {
         }
     }
 
+    /// What [`PostedInterrupts::set_identity`] takes: whom the local APIC answers to.
+    pub fn identity(&self) -> u16 {
+        identity_of(self.identity.load(Ordering::SeqCst))
+    }
+
     /// Sets the identity that another slice published for its vCPU as of `epoch`. An identity
     /// of an older location changes nothing.
     pub fn set_identity(&self, identity: u16, epoch: u64) {

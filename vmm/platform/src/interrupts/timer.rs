@@ -4,6 +4,7 @@
 //! The counter's clock is 1 GHz: one count is one nanosecond of guest time.
 
 use serde::{Deserialize, Serialize};
+use weft_vcpu::encoding::{Decoder, Encoder, EncodingError};
 
 use crate::clock::TimeBase;
 
@@ -92,6 +93,26 @@ impl TimerState {
             now.saturating_add(period - late)
         });
         true
+    }
+
+    pub fn encode(&self, to: &mut Encoder) {
+        to.u32(self.initial_count);
+        to.u32(self.divide);
+        to.bool(self.deadline.is_some());
+        to.u64(self.deadline.unwrap_or(0));
+    }
+
+    /// # Errors
+    /// The bytes are not what [`TimerState::encode`] writes.
+    pub fn decode(from: &mut Decoder<'_>) -> Result<Self, EncodingError> {
+        Ok(Self {
+            initial_count: from.u32()?,
+            divide: from.u32()?,
+            deadline: match (from.bool("deadline")?, from.u64()?) {
+                (is_there, at) if is_there || at == 0 => is_there.then_some(at),
+                _ => return Err(EncodingError::Value("deadline")),
+            },
+        })
     }
 
     fn ticks(&self, counts: u32, base: &TimeBase) -> u64 {
