@@ -23,6 +23,12 @@ pub enum SliceCommand {
     },
     /// Pause the vCPUs.
     Pause,
+    /// Report whether a vCPU can come from another slice.
+    ExpectVcpu {
+        vcpu: u32,
+        /// Of the slices that have it so far.
+        back_end: String,
+    },
     /// The machine is over.
     Stop,
     /// Report the stage of each vCPU.

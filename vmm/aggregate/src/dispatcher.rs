@@ -13,6 +13,7 @@ use super::peers::{MessageHandler, Peers};
 use super::pending_requests::PendingRequests;
 use super::registers::{RegisterRequest, RegisterRequestSender};
 use super::remote_devices::RemoteDevices;
+use super::vcpu_moves::VcpuMoves;
 
 /// The components that messages are for. None of them waits.
 pub(super) struct Dispatcher {
@@ -25,6 +26,7 @@ pub(super) struct Dispatcher {
     pub replies: Arc<PendingRequests<SliceReply>>,
     /// Readings of the primary's clock: its TSC, and this host's when the reply arrived.
     pub looks: Arc<PendingRequests<(u64, u64)>>,
+    pub vcpu_moves: Arc<VcpuMoves>,
     pub register_requests: RegisterRequestSender,
     pub commands: SyncSender<(u64, Vec<u8>)>,
     pub ended: Box<dyn Fn(usize, Vec<u8>) + Send + Sync>,
@@ -61,11 +63,27 @@ impl MessageHandler for Dispatcher {
             } => self.validate(from, self.interrupts.identify(vcpu, identity, epoch)),
             // Only the primary has vCPUs moved.
             SliceMessage::Moved { vcpu, location } if from == PRIMARY => {
-                self.validate(from, self.interrupts.moved(vcpu, location).map(drop));
+                match self.interrupts.moved(vcpu, location) {
+                    Ok(_) => self.vcpu_moves.known(vcpu, location),
+                    Err(error) => self.peers.lost(from, &error.to_string()),
+                }
             }
             SliceMessage::Moved { vcpu, .. } => {
                 let reason = format!("it sent the location of vCPU {vcpu}, which only node 0 may");
                 self.peers.lost(from, &reason);
+            }
+            SliceMessage::Move {
+                step,
+                vcpu,
+                location,
+                payload,
+            } => {
+                let received = self
+                    .vcpu_moves
+                    .receive(from, step, (vcpu, location), payload);
+                if let Err(reason) = received {
+                    self.peers.lost(from, &reason);
+                }
             }
             SliceMessage::Locations { table } => self.validate(from, self.first.compare(&table)),
             SliceMessage::Access { ticket, access } => {

@@ -22,6 +22,7 @@
 //! | [`remote_devices`] | devices whose queues several slices serve |
 //! | `time` | how far another host's TSC is from this one's |
 //! | `timekeeper` | keeps a secondary's clock at the primary's |
+//! | `vcpu_moves` | vCPUs that go from one slice to another |
 //!
 //! Threads of a slice: for each link one that reads and one that sends what the
 //! kernel did not take at once; one that beats; one for pages that were held back;
@@ -42,6 +43,7 @@ mod registers;
 pub mod remote_devices;
 mod time;
 mod timekeeper;
+mod vcpu_moves;
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::sync_channel;
@@ -74,6 +76,7 @@ use registers::{RegisterServer, RemoteRegisters, WAITING_MAX};
 use remote_devices::RemoteDevices;
 pub use timekeeper::Timekeeper;
 use timekeeper::{TimeCounters, TimekeeperParts};
+pub use vcpu_moves::{MoveError, MoveTimes, MovedVcpu, VcpuMoves, VcpuSite};
 use weft_coherent_memory::mapping::GuestMapping;
 use weft_coherent_memory::{Budget, SharedMemory, SharedMemoryOptions};
 
@@ -144,6 +147,7 @@ pub struct Slice {
     commands: Arc<PendingRequests<SliceReply>>,
     remote_devices: Arc<RemoteDevices>,
     looks: Arc<PendingRequests<(u64, u64)>>,
+    vcpu_moves: Arc<VcpuMoves>,
     reference: Reference,
     time: Arc<TimeCounters>,
     /// Where KVM runs the vCPUs.
@@ -162,6 +166,8 @@ pub struct SliceWiring {
     pub ports: Bus,
     /// Guest time, which a secondary's slice corrects.
     pub clock: Arc<Clock>,
+    /// The vCPUs, which may move.
+    pub vcpus: Arc<dyn VcpuSite>,
     pub on_failure: OnFailure,
     /// A secondary's machine asked for the end of the whole.
     pub ended: Box<dyn Fn(usize, Vec<u8>) + Send + Sync>,
@@ -217,9 +223,11 @@ impl Slice {
             lease: links.lease,
             on_failure: Box::new(move |reason| on_failure(reason)),
         });
+        let locations = Arc::new(initial_locations(&placement));
         Arc::new(Self {
             number: links.number,
-            locations: Arc::new(initial_locations(&placement)),
+            vcpu_moves: VcpuMoves::new(links.number, peers.clone(), locations.clone()),
+            locations,
             placement,
             lease: links.lease,
             remote_devices: RemoteDevices::new(links.number, peers.clone(), 2 * links.lease),
@@ -250,13 +258,9 @@ impl Slice {
         &self.locations
     }
 
-    /// Tells all other slices where a vCPU is that moved. On the primary, after the
-    /// two slices that it moved between know.
-    pub fn broadcast_moved(&self, vcpu: u32) {
-        if let Some(location) = self.locations.of(vcpu) {
-            self.peers
-                .broadcast(&SliceMessage::Moved { vcpu, location });
-        }
+    /// Moves vCPUs from slice to slice.
+    pub fn vcpu_moves(&self) -> &Arc<VcpuMoves> {
+        &self.vcpu_moves
     }
 
     /// Its side of the guest's RAM.
@@ -398,6 +402,8 @@ impl Slice {
         let (registers, replies) = (self.registers.clone(), self.commands.clone());
         let remote_devices = self.remote_devices.clone();
         let looks = self.looks.clone();
+        let vcpu_moves = self.vcpu_moves.clone();
+        vcpu_moves.connect(wiring.interrupts.clone(), wiring.vcpus);
         self.peers.when_lost(Box::new(move |slice, reason| {
             // The reason before the waiters wake, so that they can report it.
             let lost = describe_now(&placement, &locations, slice);
@@ -406,6 +412,7 @@ impl Slice {
             replies.peer_lost(slice);
             remote_devices.peer_lost(slice);
             looks.peer_lost(slice);
+            vcpu_moves.peer_lost(slice);
         }));
         let (register_requests, requests) = sync_channel(WAITING_MAX);
         let (command, commands) = sync_channel(COMMANDS_MAX);
@@ -417,6 +424,7 @@ impl Slice {
             remote_devices: self.remote_devices.clone(),
             replies: self.commands.clone(),
             looks: self.looks.clone(),
+            vcpu_moves: self.vcpu_moves.clone(),
             register_requests,
             commands: command,
             ended: wiring.ended,
@@ -477,11 +485,25 @@ impl Slice {
 
     /// Gives every secondary a command and waits for the replies, by slice.
     pub fn command_all(&self, command: &SliceCommand) -> Result<Vec<(usize, SliceReply)>, String> {
+        self.command_each(self.peers.others(), command)
+    }
+
+    /// Gives one secondary a command and waits for the reply.
+    pub fn command(&self, slice: usize, command: &SliceCommand) -> Result<SliceReply, String> {
+        let replies = self.command_each([slice], command)?;
+        let reply = replies.into_iter().next();
+        reply.map_or_else(|| Err("no reply".into()), |(_, reply)| Ok(reply))
+    }
+
+    fn command_each(
+        &self,
+        slices: impl IntoIterator<Item = usize>,
+        command: &SliceCommand,
+    ) -> Result<Vec<(usize, SliceReply)>, String> {
         let json = serde_json::to_vec(command).map_err(|error| error.to_string())?;
         // A slice that is lost, or is found to be meanwhile, is not waited for.
-        let asked: Vec<(usize, u64)> = self
-            .peers
-            .others()
+        let asked: Vec<(usize, u64)> = slices
+            .into_iter()
             .map(|slice| {
                 let ticket = self.commands.open(slice);
                 let json = json.clone();
@@ -536,6 +558,7 @@ impl Slice {
         self.end_waits();
         self.commands.end();
         self.looks.end();
+        self.vcpu_moves.end();
         self.peers.close();
         self.remote_devices.close();
     }

@@ -6,6 +6,8 @@ use weft_platform::clock::Source;
 use weft_platform::interrupts::PostedInterrupts;
 use weft_wire::halves::{self, HalvesConfig};
 
+use super::message::MoveStep;
+use super::vcpu_moves::double::SiteDouble;
 use super::*;
 use crate::Share;
 
@@ -66,6 +68,7 @@ fn rig(tables: &[&[u32]]) -> Rig {
         let slice = Slice::new(options, links, &ram, on_failure.clone());
         let interrupts = InterruptRouter::of_slice(cpus.iter().sum(), Some(slice.topology()));
         let wiring = SliceWiring {
+            vcpus: Arc::new(SiteDouble(interrupts.clone())),
             interrupts: interrupts.clone(),
             mmio: Bus::default(),
             ports: Bus::default(),
@@ -124,20 +127,21 @@ fn interrupts_follow_a_vcpu_and_the_others_hear_of_its_move() {
         vector,
         level: false,
     };
-    // Slice 2 sends to where it has vCPU 2, which is gone to slice 0.
     let location = VcpuLocation { slice: 0, epoch: 1 };
     assert!(rig.routers[1].deliver(2, fixed(0x40), None));
-    let pending = rig.routers[1].hand_over(2, location).unwrap();
-    assert_eq!(pending, [fixed(0x40)]);
+    let moves = rig.slices[0].vcpu_moves();
+    let moved = moves.start(2, 0, PATIENCE).unwrap();
+    assert_eq!(
+        (moved.source, moved.location, moved.state_bytes),
+        (1, location, 1)
+    );
+    assert_eq!(moved.at_source, MoveTimes([1, 2, 3]));
+    assert_eq!(moved.at_target, MoveTimes([4, 5, 6]));
+    // All know, not only the two.
+    for slice in &rig.slices {
+        assert_eq!(slice.locations().of(2), Some(location));
+    }
     assert!(rig.routers[2].deliver(2, fixed(0x41), None));
-    rig.routers[0].take_over(2, 1, &pending).unwrap();
-    rig.wait("an interrupt by a detour", |rig| {
-        rig.routers[1].counters.forwarded.load(Ordering::SeqCst) == 1
-    });
-    rig.slices[0].broadcast_moved(2);
-    rig.wait("the message", |rig| {
-        rig.slices[2].locations().of(2) == Some(location)
-    });
     assert!(rig.routers[2].deliver(2, fixed(0x42), None));
     assert!(rig.routers[1].deliver(2, fixed(0x43), None));
     let found = Mutex::new(Vec::new());
@@ -150,6 +154,13 @@ fn interrupts_follow_a_vcpu_and_the_others_hear_of_its_move() {
     found.sort_by_key(|message| format!("{message:?}"));
     assert_eq!(found, [0x40, 0x41, 0x42, 0x43].map(fixed));
     assert!(!rig.posted(1, 2).has_pending() && !rig.posted(2, 2).has_pending());
+    // And away again, between slices that are not the primary.
+    for (slice, epoch) in [(2, 2), (1, 3), (2, 4), (0, 5)] {
+        let moved = moves.start(2, slice, PATIENCE).unwrap();
+        assert_eq!(moved.location, VcpuLocation { slice, epoch });
+    }
+    let gone = moves.start(3, 0, PATIENCE);
+    assert_eq!(gone, Err(MoveError::Kept("there is no vCPU 3".into())));
     assert_eq!(rig.slices[0].locations().at(0), [0, 1, 2]);
     assert_eq!(rig.failures(), [""; 0]);
     rig.end();
@@ -159,6 +170,12 @@ fn interrupts_follow_a_vcpu_and_the_others_hear_of_its_move() {
 fn who_says_what_cannot_be_true_is_broken_by_name() {
     let at = |slice, epoch| VcpuLocation { slice, epoch };
     let moved = |vcpu, location| SliceMessage::Moved { vcpu, location };
+    let step = |step| SliceMessage::Move {
+        step,
+        vcpu: 1,
+        location: at(2, 1),
+        payload: &[],
+    };
     let interrupt = |vcpu, epoch| SliceMessage::Interrupt {
         vcpu,
         epoch,
@@ -171,6 +188,19 @@ fn who_says_what_cannot_be_true_is_broken_by_name() {
     };
     for (from, message, words) in [
         (1, moved(1, at(2, 1)), "which only node 0 may"),
+        (
+            1,
+            step(MoveStep::HandOver),
+            "a vCPU's move, which only node 0 may",
+        ),
+        (
+            1,
+            step(MoveStep::TakeOver),
+            "a vCPU's move, which only node 0 may",
+        ),
+        (0, step(MoveStep::TakeOver), "a vCPU without its times"),
+        (1, step(MoveStep::HandedOver), "without its times"),
+        (1, step(MoveStep::Known), "a move that is not under way"),
         (0, moved(0, at(1, 2)), "a move is missing"),
         (0, moved(7, at(1, 1)), "vCPU 7, but there are 3"),
         (0, moved(0, at(9, 1)), "node 9 as the location"),

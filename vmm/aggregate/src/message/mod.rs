@@ -16,18 +16,21 @@
 //! | 150 | its reply | | | ticket, TSC | |
 //! | 155 | where a vCPU is | | vCPU | slice, epoch | |
 //! | 156 | where all are | | | | the table |
+//! | 157 to 162 | a vCPU moves: see [`MoveStep`] | | vCPU | slice, epoch | depends on the step |
 //!
 //! Fields that are not named are zero. Decoding is total: every header gives a
 //! message or a named error.
 
 pub mod chunk;
 pub mod device;
+mod vcpu_move;
 
 use thiserror::Error;
 use weft_platform::interrupts::{Message, VcpuLocation};
 use weft_wire::Header;
 
 pub use device::{Address, DeviceMessage};
+pub use vcpu_move::MoveStep;
 
 const INTERRUPT: u8 = 128;
 const END_OF_INTERRUPT: u8 = 129;
@@ -93,6 +96,14 @@ pub enum SliceMessage<'a> {
         vcpu: u32,
         /// Where it is now.
         location: VcpuLocation,
+    },
+    /// A step of a vCPU's way to another slice.
+    Move {
+        step: MoveStep,
+        vcpu: u32,
+        /// Where it goes.
+        location: VcpuLocation,
+        payload: &'a [u8],
     },
     /// Where all vCPUs are at the start.
     Locations {
@@ -205,6 +216,15 @@ impl<'a> SliceMessage<'a> {
                 let words = [location.slice as u64, location.epoch, 0];
                 (header(MOVED, 0, *vcpu, words), &[])
             }
+            Self::Move {
+                step,
+                vcpu,
+                location,
+                payload,
+            } => {
+                let words = [location.slice as u64, location.epoch, 0];
+                (header(*step as u8, 0, *vcpu, words), payload)
+            }
             Self::Locations { table } => (header(LOCATIONS, 0, 0, [0; 3]), table),
             Self::Access { ticket, access } => {
                 let mut flags = if access.value.is_some() { WRITE } else { 0 };
@@ -261,6 +281,15 @@ impl<'a> SliceMessage<'a> {
                     slice: byte(first)?.into(),
                     epoch: second,
                 },
+            },
+            MoveStep::FIRST..=MoveStep::LAST => Self::Move {
+                step: MoveStep::of_kind(kind).ok_or(SliceMessageError::Kind(kind))?,
+                vcpu,
+                location: VcpuLocation {
+                    slice: byte(first)?.into(),
+                    epoch: second,
+                },
+                payload,
             },
             LOCATIONS => Self::Locations {
                 table: payload.to_vec(),
@@ -364,6 +393,15 @@ mod tests {
                     slice: 15,
                     epoch: 1 << 47,
                 },
+            },
+            SliceMessage::Move {
+                step: MoveStep::TakeOver,
+                vcpu: 254,
+                location: VcpuLocation {
+                    slice: 15,
+                    epoch: 1 << 47,
+                },
+                payload: &[7; 900],
             },
             SliceMessage::Locations { table: vec![1; 24] },
             access(Space::Memory, None),

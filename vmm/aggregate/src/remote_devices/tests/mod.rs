@@ -19,6 +19,7 @@ use weft_virtio::{Attach, VirtioDevice};
 use weft_wire::halves::{self, HalvesConfig, Receiver, Sender};
 
 use super::*;
+use crate::vcpu_moves::double::SiteDouble;
 use crate::{Placement, Slice, SliceLinks, SliceOptions, SliceWiring};
 
 const LEASE: Duration = Duration::from_secs(20);
@@ -152,8 +153,10 @@ impl Rig {
                 };
                 QueueBackEnd::start(remote, tools, vec![(0, placement, device)]).unwrap();
             }
+            let interrupts = InterruptRouter::of_slice(2, Some(slice.topology()));
             let wiring = SliceWiring {
-                interrupts: InterruptRouter::of_slice(2, Some(slice.topology())),
+                vcpus: Arc::new(SiteDouble(interrupts.clone())),
+                interrupts,
                 mmio: machine.mmio.clone(),
                 ports: machine.ports.clone(),
                 clock: Arc::new(Clock::new(Source::Host, measure_host_tsc())),
