@@ -9,7 +9,9 @@ use weft_api::{
 };
 use weft_console::terminal::Size;
 use weft_console::{Keys, Output, Port};
-use weft_machine::{Configuration, Handle, MachineRequest, Refusal, Stage, Status, VcpuStage};
+use weft_machine::{
+    Configuration, Handle, MachineRequest, Refusal, Stage, Status, VcpuMoveReport, VcpuStage,
+};
 
 /// A machine and what is known of it beside its state.
 pub struct Controlled {
@@ -50,7 +52,9 @@ impl Controlled {
 fn failure(refusal: Refusal) -> Failure {
     let sentence = refusal.to_string();
     match refusal {
-        Refusal::Stage { .. } | Refusal::Gone { .. } => Failure::Conflict(sentence),
+        Refusal::Stage { .. } | Refusal::Impossible { .. } | Refusal::Gone { .. } => {
+            Failure::Conflict(sentence)
+        }
         Refusal::Busy { .. } => Failure::Busy(sentence),
         Refusal::TimedOut { .. } => Failure::TimedOut(sentence),
         Refusal::Failed { .. } => Failure::Failed(sentence),
@@ -139,6 +143,10 @@ impl Control for Controlled {
 
     fn resume(&self) -> Result<(), Failure> {
         self.ask(MachineRequest::Resume)
+    }
+
+    fn move_vcpu(&self, vcpu: u32, node: usize) -> Result<VcpuMoveReport, Failure> {
+        self.handle.move_vcpu(vcpu, node).map_err(failure)
     }
 
     fn power_button(&self) -> Result<bool, Failure> {

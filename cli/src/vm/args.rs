@@ -49,6 +49,21 @@ pub enum VmCommand {
         #[arg(value_name = "NAME|PID")]
         machine: String,
     },
+    /// Move a vCPU of a running machine to another of its nodes
+    Move {
+        /// Its name or pid, as `weft vm list` shows them
+        #[arg(value_name = "NAME|PID")]
+        machine: String,
+        /// The vCPU's number
+        #[arg(long, value_name = "N")]
+        vcpu: u32,
+        /// The node's number, as `weft vm top` shows it
+        #[arg(long, value_name = "NODE")]
+        to: usize,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Ask a guest to power itself off, then end its machine
     Stop {
         /// Its name or pid, as `weft vm list` shows them

@@ -45,6 +45,12 @@ pub fn run(command: VmCommand, started: Instant) -> anyhow::Result<ExitCode> {
         VmCommand::Console { machine } => running::console(&machine),
         VmCommand::Pause { machine } => running::pause(&machine),
         VmCommand::Resume { machine } => running::resume(&machine),
+        VmCommand::Move {
+            machine,
+            vcpu,
+            to,
+            json,
+        } => running::move_vcpu(&machine, vcpu, to, json),
         VmCommand::Stop { machine, timeout } => running::stop(&machine, timeout),
         VmCommand::Top(args) => top::run(&args),
         VmCommand::Trace(args) => trace::run(&args),

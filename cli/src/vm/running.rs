@@ -96,7 +96,7 @@ fn render(machines: &[Asked]) -> String {
                 view.name.clone(),
                 view.state.name().to_owned(),
                 view.back_end.name.clone(),
-                view.configuration.cpus.to_string(),
+                vcpus(view),
                 format_bytes(view.configuration.memory_bytes),
                 format_seconds(view.uptime_s),
                 view.configuration.kernel.display().to_string(),
@@ -110,6 +110,25 @@ fn render(machines: &[Asked]) -> String {
         })
         .collect();
     table::render(&headings, &rows)
+}
+
+/// How many vCPUs a machine has; over several nodes also how many are on each, as
+/// `--cpus` takes them.
+fn vcpus(view: &VmView) -> String {
+    let cpus = view.configuration.cpus;
+    let nodes = view.configuration.slices.len();
+    if nodes < 2 {
+        return cpus.to_string();
+    }
+    let on = |node| {
+        let there = view
+            .locations
+            .iter()
+            .filter(|location| location.node == node);
+        there.count().to_string()
+    };
+    let counts: Vec<String> = (0..nodes).map(on).collect();
+    format!("{cpus} ({})", counts.join(","))
 }
 
 /// The API of the machine with this name, or pid.
@@ -170,6 +189,32 @@ pub fn pause(machine: &str) -> anyhow::Result<ExitCode> {
 /// `weft vm resume`.
 pub fn resume(machine: &str) -> anyhow::Result<ExitCode> {
     done(machine, find(machine)?.resume())
+}
+
+/// `weft vm move`.
+pub fn move_vcpu(machine: &str, vcpu: u32, to: usize, json: bool) -> anyhow::Result<ExitCode> {
+    let moved = find(machine)?
+        .move_vcpu(vcpu, to)
+        .with_context(|| format!("vm {machine}"))?;
+    if json {
+        println!("{}", serde_json::to_string_pretty(&moved)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let us = |ns: u64| format!("{}.{:01} µs", ns / 1000, ns % 1000 / 100);
+    eprintln!(
+        "weft: vCPU {} moved from node {} to node {}: it stood {} (save {}, send {}, resume {}, \
+        install {}); {} of state",
+        moved.vcpu,
+        moved.from,
+        moved.to,
+        us(moved.stopped_ns),
+        us(moved.save_ns),
+        us(moved.send_ns),
+        us(moved.resume_ns),
+        us(moved.install_ns),
+        format_bytes(moved.state_bytes as u64),
+    );
+    Ok(ExitCode::SUCCESS)
 }
 
 /// `weft vm stop`.

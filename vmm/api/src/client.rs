@@ -13,8 +13,9 @@ use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
+use weft_machine::VcpuMoveReport;
 
-use super::view::{Counters, ErrorBody, Faults, Pages, StopBody, VmView};
+use super::view::{Counters, ErrorBody, Faults, MoveBody, Pages, StopBody, VmView};
 
 /// Longest answer, in bytes: the faults of 16 slices.
 const ANSWER_BYTES_MAX: usize = 8 << 20;
@@ -111,6 +112,12 @@ impl Client {
     /// Lets it go on.
     pub fn resume(&self) -> Result<VmView, ClientError> {
         self.call(Method::POST, "/v1/vm/resume", &(), ANSWER_BOUND)
+    }
+
+    /// Moves a vCPU to another node.
+    pub fn move_vcpu(&self, vcpu: u32, node: usize) -> Result<VcpuMoveReport, ClientError> {
+        let body = MoveBody { vcpu, node };
+        self.call(Method::PUT, "/v1/vm/vcpu-location", &body, ANSWER_BOUND)
     }
 
     /// Has it end, after `timeout_s` for the guest to power itself off.

@@ -1,4 +1,5 @@
-//! HTTP at a UNIX socket: what a machine is, pause, resume, stop, counters, faults.
+//! HTTP at a UNIX socket: what a machine is, pause, resume, stop, counters, faults, moves
+//! of vCPUs.
 //!
 //! ```text
 //! client ── one request, one answer ──▶ thread `api` ── job ──▶ thread `api-work` ──▶ Control
@@ -19,11 +20,12 @@ mod server;
 mod view;
 
 use thiserror::Error;
+use weft_machine::VcpuMoveReport;
 
 pub use server::{CONNECTIONS_MAX, REQUEST_BYTES_MAX, Server};
 pub use view::{
-    BackEndView, ConsoleView, Counters, ErrorBody, ErrorView, Faults, LocationView, Pages,
-    STOP_SECONDS, STOP_SECONDS_MAX, State, StopBody, VmView,
+    BackEndView, ConsoleView, Counters, ErrorBody, ErrorView, Faults, LocationView, MoveBody,
+    Pages, STOP_SECONDS, STOP_SECONDS_MAX, State, StopBody, VmView,
 };
 
 /// The description of the API.
@@ -62,6 +64,8 @@ pub trait Control: Send + Sync {
     fn pause(&self) -> Result<(), Failure>;
     /// Lets them go on.
     fn resume(&self) -> Result<(), Failure>;
+    /// Moves a vCPU to another node.
+    fn move_vcpu(&self, vcpu: u32, node: usize) -> Result<VcpuMoveReport, Failure>;
     /// Asks the guest to power itself off; `false` when there is no way to, and a
     /// conflict when the guest does not run and so would not hear of it.
     fn power_button(&self) -> Result<bool, Failure>;

@@ -10,7 +10,7 @@ use serde::Serialize;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
-use super::view::{ErrorBody, ErrorView, STOP_SECONDS_MAX, State, StopBody};
+use super::view::{ErrorBody, ErrorView, MoveBody, STOP_SECONDS_MAX, State, StopBody};
 use super::{Control, Failure, OPENAPI};
 
 /// How often a stopping machine is looked at.
@@ -26,11 +26,12 @@ pub(super) enum Operation {
     Pause,
     Resume,
     Stop,
+    MoveVcpu,
     Description,
 }
 
 /// Every route.
-pub(super) const ROUTES: [(Method, &str, Operation); 8] = [
+pub(super) const ROUTES: [(Method, &str, Operation); 9] = [
     (Method::GET, "/v1/vm", Operation::View),
     (Method::GET, "/v1/vm/counters", Operation::Counters),
     (Method::GET, "/v1/vm/pages", Operation::Pages),
@@ -38,6 +39,7 @@ pub(super) const ROUTES: [(Method, &str, Operation); 8] = [
     (Method::POST, "/v1/vm/pause", Operation::Pause),
     (Method::POST, "/v1/vm/resume", Operation::Resume),
     (Method::POST, "/v1/vm/stop", Operation::Stop),
+    (Method::PUT, "/v1/vm/vcpu-location", Operation::MoveVcpu),
     (Method::GET, "/v1/openapi.json", Operation::Description),
 ];
 
@@ -183,6 +185,13 @@ pub(super) async fn answer(
         Operation::View => view_after(worker, |_| Ok(())).await,
         Operation::Pause => view_after(worker, |control| control.pause()).await,
         Operation::Resume => view_after(worker, |control| control.resume()).await,
+        Operation::MoveVcpu => match move_body(body) {
+            Ok(MoveBody { vcpu, node }) => worker
+                .ask(move |control| control.move_vcpu(vcpu, node))
+                .await
+                .map(|moved| Answer::new(StatusCode::OK, &moved)),
+            Err(answer) => return answer,
+        },
         Operation::Stop => match stop_body(body) {
             Ok(body) => stop(worker, body).await,
             Err(answer) => return answer,
@@ -222,6 +231,11 @@ fn from_query(query: &str) -> Result<Vec<Option<u64>>, Answer> {
             .map_err(|_| refused(format!("from: {text} is not a number"))),
     };
     list.split(',').map(number).collect()
+}
+
+fn move_body(body: &[u8]) -> Result<MoveBody, Answer> {
+    serde_json::from_slice(body)
+        .map_err(|error| refused(format!("the body is not valid for a move: {error}")))
 }
 
 fn stop_body(body: &[u8]) -> Result<StopBody, Answer> {

@@ -136,6 +136,15 @@ pub struct StopBody {
     pub timeout_s: f64,
 }
 
+/// What `PUT /v1/vm/vcpu-location` is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MoveBody {
+    pub vcpu: u32,
+    /// Where it shall run.
+    pub node: usize,
+}
+
 fn stop_seconds() -> f64 {
     STOP_SECONDS
 }

@@ -17,7 +17,7 @@ use weft_api::{
 use weft_coherent_memory::{
     FaultKind, FaultPurpose, FaultRecord, PageCount, SliceFaults, SlicePages,
 };
-use weft_machine::{Configuration, Disk, Forward, Network, Share};
+use weft_machine::{Configuration, Disk, Forward, Network, Share, VcpuMoveReport};
 
 /// A machine that only remembers what was asked of it.
 struct Fake {
@@ -182,6 +182,25 @@ impl Control for Fake {
         self.change("resume", State::Paused, State::Running)
     }
 
+    fn move_vcpu(&self, vcpu: u32, node: usize) -> Result<VcpuMoveReport, Failure> {
+        if vcpu > 0 {
+            return Err(Failure::Conflict("there is no such vCPU".into()));
+        }
+        Ok(VcpuMoveReport {
+            vcpu,
+            from: 0,
+            to: node,
+            moves: 3,
+            state_bytes: 1200,
+            stopped_ns: 110,
+            stop_ns: 5,
+            save_ns: 20,
+            send_ns: 40,
+            resume_ns: 30,
+            install_ns: 20,
+        })
+    }
+
     fn power_button(&self) -> Result<bool, Failure> {
         self.change("press the power button", State::Running, State::Running)?;
         if self.obedient.load(Ordering::Relaxed) {
@@ -249,6 +268,17 @@ impl Drop for Served {
         }
         let _ = std::fs::remove_file(&self.path);
     }
+}
+
+#[test]
+fn a_vcpu_is_moved_or_the_reason_is_told() {
+    let served = Served::new("moved", Fake::new());
+    let client = served.client();
+    let moved = client.move_vcpu(0, 2).unwrap();
+    assert_eq!((moved.to, moved.stopped_ns), (2, 110));
+    let refused = client.move_vcpu(7, 2).unwrap_err();
+    assert_eq!(refused.to_string(), "there is no such vCPU");
+    assert!(matches!(refused, ClientError::Refused { code, .. } if code == "conflict"));
 }
 
 #[test]

@@ -36,6 +36,7 @@ use super::{MachineError, MachineIo, OpenDisks};
 use crate::vcpu::environment::VcpuContext;
 use crate::vcpu::runner::{Event, Listener, Runner, RunnerOptions};
 use crate::vcpu::scheduler::TurnScheduler;
+use crate::vcpu::site::SliceVcpus;
 
 /// The arguments of [`assemble`].
 pub(super) struct Plan<'a> {
@@ -139,14 +140,18 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
     let listener = listener(&core.shutdown);
     let first_instruction = Arc::<OnceLock<Instant>>::default();
     let mut bootstrap = plan.bootstrap;
-    let runners = core.interrupts.vcpus_here().into_iter();
-    let runners = runners
+    let here = core.interrupts.vcpus_here();
+    // Those that may come later have their threads here from the start: confined, this
+    // process can make no more.
+    let runners = (0..configuration.cpus)
         .map(|id| {
             let vcpu = chosen.back_end.create(id)?;
             Ok(Runner::start(RunnerOptions {
                 id,
                 vcpu,
-                bootstrap: bootstrap.take(),
+                bootstrap: id == 0,
+                initial: bootstrap.take().filter(|_| id == 0),
+                away: !here.contains(&id),
                 context: context.clone(),
                 scheduler: scheduler.clone(),
                 listener: listener.clone(),
@@ -174,7 +179,12 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         if configuration.trace {
             slice.memory().trace_always();
         }
-        join(slice, &core, &handle)?;
+        let vcpus = Arc::new(SliceVcpus {
+            ports: runners.iter().map(|runner| runner.port().clone()).collect(),
+            interrupts: core.interrupts.clone(),
+            clock: core.clock.clone(),
+        });
+        join(slice, &core, vcpus, &handle)?;
     }
     let owner = Owner {
         inputs,
@@ -226,7 +236,12 @@ fn guest_bytes(ram: &Ram, slice: Option<&Arc<Slice>>) -> Arc<dyn GuestBytes> {
 
 /// Connects a slice to its machine: the machine's end is sent to the other slices and theirs
 /// ends it, and a secondary starts to carry out commands.
-fn join(slice: &Arc<Slice>, core: &MachineCore, handle: &Handle) -> Result<(), MachineError> {
+fn join(
+    slice: &Arc<Slice>,
+    core: &MachineCore,
+    vcpus: Arc<SliceVcpus>,
+    handle: &Handle,
+) -> Result<(), MachineError> {
     let told = slice.clone();
     core.shutdown.listen(Box::new(move |end| {
         told.end_waits();
@@ -241,6 +256,7 @@ fn join(slice: &Arc<Slice>, core: &MachineCore, handle: &Handle) -> Result<(), M
         mmio: core.mmio.clone(),
         ports: core.ports.clone(),
         clock: core.clock.clone(),
+        vcpus,
         on_failure: Arc::new(move |reason| failed.end(End::Failed { reason })),
         ended: Box::new(move |from, json| {
             ended.end(match serde_json::from_slice(&json) {

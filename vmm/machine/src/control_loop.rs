@@ -65,6 +65,11 @@ impl ControlLoop {
                     false => MachineRequest::Resume,
                 })?;
             }
+            SliceCommand::ExpectVcpu { vcpu, back_end } => {
+                let (vcpu, back_end) = (*vcpu, back_end.clone());
+                self.handle
+                    .request(MachineRequest::ExpectVcpu { vcpu, back_end })?;
+            }
             SliceCommand::Pause => drop(self.handle.request(MachineRequest::Pause)?),
             SliceCommand::Stop => {}
             SliceCommand::Status => return Ok(SliceReply::Status(self.handle.status()?.vcpus)),

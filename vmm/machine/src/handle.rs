@@ -9,6 +9,7 @@ use weft_platform::devices::serial::SerialPort;
 use weft_virtio::console::ConsoleHandle;
 
 use super::lifecycle::{Counters, End, MachineReply, MachineRequest, Refusal, Status};
+use super::move_report::VcpuMoveReport;
 use super::shutdown::{Ending, Envelope, Input};
 use super::state::MachineState;
 
@@ -78,6 +79,14 @@ impl Handle {
         match self.request(MachineRequest::Counters)? {
             MachineReply::Counters(counters) => Ok(counters),
             other => Err(misfit("counters", &other)),
+        }
+    }
+
+    /// Moves a vCPU to another slice.
+    pub fn move_vcpu(&self, vcpu: u32, to: usize) -> Result<VcpuMoveReport, Refusal> {
+        match self.request(MachineRequest::MoveVcpu { vcpu, to })? {
+            MachineReply::Moved(report) => Ok(report),
+            other => Err(misfit("move a vCPU", &other)),
         }
     }
 

@@ -11,6 +11,8 @@
 //! | `part`, `state` | the parts, each with its type of state; the state of all |
 //! | `lifecycle` | stages, requests, replies, ends |
 //! | `owner` | the thread that carries out requests |
+//! | `move_report` | what a vCPU's move cost |
+//! | `vcpu_move` | a vCPU goes to another slice, as the owner has it done |
 //! | `handle` | sends requests, for other threads |
 //! | `control_loop` | carries out the primary's commands on a secondary |
 //! | `fault_reports` | pages and faults of all slices |
@@ -25,6 +27,7 @@ mod guest;
 mod handle;
 mod lifecycle;
 mod machine_core;
+mod move_report;
 mod owner;
 mod part;
 mod pci_devices;
@@ -36,6 +39,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 pub mod vcpu;
+mod vcpu_move;
 
 use std::io::Write;
 use std::ops::Range;
@@ -53,6 +57,7 @@ use weft_virtio::console::ConsoleOutput;
 pub use configuration::{BackEndChoice, Configuration, Invalid};
 pub use handle::{Handle, REPLY_SECONDS_MAX};
 pub use lifecycle::{Counters, End, MachineReply, MachineRequest, Refusal, Stage, Status};
+pub use move_report::VcpuMoveReport;
 pub use state::{MachineState, PartState, StateError};
 pub use weft_aggregate::commands::VcpuStage;
 pub use weft_aggregate::devices::{DataPath, Disk, Forward, Network, OpenDisks};

@@ -22,6 +22,7 @@ use weft_aggregate::commands::VcpuStage;
 use weft_coherent_memory::{SliceFaults, SlicePages};
 use weft_platform::interrupts::VcpuLocation;
 
+use super::move_report::VcpuMoveReport;
 use super::state::MachineState;
 
 /// The stage of a machine's life.
@@ -122,6 +123,10 @@ pub enum MachineRequest {
     Save,
     /// Replaces the machine's state by a saved one; the machine is Paused afterwards.
     Restore(Box<MachineState>),
+    /// Moves a vCPU to another slice. A paused machine stays paused.
+    MoveVcpu { vcpu: u32, to: usize },
+    /// To a secondary: can the vCPU of `MoveVcpu` come here?
+    ExpectVcpu { vcpu: u32, back_end: String },
     /// Stage, vCPUs and times: [`Status`].
     Status,
     /// All counters of vCPUs, parts and slices.
@@ -144,6 +149,7 @@ impl MachineRequest {
             Self::PressPowerButton => "press the power button",
             Self::Save => "save",
             Self::Restore(_) => "restore",
+            Self::MoveVcpu { .. } | Self::ExpectVcpu { .. } => super::move_report::REQUEST,
             Self::Status => "status",
             Self::Counters => "counters",
             Self::Pages => "pages",
@@ -158,6 +164,7 @@ pub enum MachineReply {
     /// The request was carried out; the machine is in this stage now.
     Done(Stage),
     Saved(Box<MachineState>),
+    Moved(VcpuMoveReport),
     Status(Status),
     Counters(Counters),
     /// To `Pages`: one for each slice; empty if the machine has one slice.
@@ -173,6 +180,12 @@ pub enum Refusal {
     /// The machine's stage does not accept the request.
     #[error("cannot {request}: the machine is {stage}")]
     Stage { request: &'static str, stage: Stage },
+    /// The request names something that does not exist, or that is so already.
+    #[error("cannot {request}: {reason}")]
+    Impossible {
+        request: &'static str,
+        reason: String,
+    },
     /// Too many requests wait already.
     #[error("cannot {request}: too many requests wait")]
     Busy { request: &'static str },

@@ -102,6 +102,12 @@ impl Owner {
                 self.run_vcpus(name)?
             }
             (MachineRequest::Pause, Stage::Running) => self.pause(name)?,
+            (MachineRequest::MoveVcpu { vcpu, to }, _) => {
+                return self.move_vcpu(vcpu, to).map(MachineReply::Moved);
+            }
+            (MachineRequest::ExpectVcpu { vcpu, back_end }, Stage::Running | Stage::Paused) => {
+                self.expect_vcpu(vcpu, &back_end)?;
+            }
             (MachineRequest::Stop, Stage::Built | Stage::Running | Stage::Paused) => {
                 self.end(End::Stopped);
             }
@@ -378,15 +384,23 @@ impl Owner {
     }
 
     fn own_vcpus(&self) -> BTreeMap<u32, VcpuStage> {
+        // The threads of vCPUs that are elsewhere end as well.
+        let is_here = |id| {
+            let is_at = |slice: &Arc<Slice>| slice.locations().at(slice.number()).contains(&id);
+            self.slice.as_ref().is_none_or(is_at)
+        };
         let stage = |runner: &Runner| match runner.activity() {
-            Activity::WaitingForStartUp => VcpuStage::WaitingForStartUp,
-            Activity::Running => VcpuStage::Running,
-            Activity::Halted => VcpuStage::Halted,
-            Activity::Paused => VcpuStage::Paused,
-            Activity::Finished => VcpuStage::Finished,
+            Activity::WaitingForStartUp => Some(VcpuStage::WaitingForStartUp),
+            Activity::Running => Some(VcpuStage::Running),
+            Activity::Halted => Some(VcpuStage::Halted),
+            Activity::Paused => Some(VcpuStage::Paused),
+            Activity::Finished => is_here(runner.id()).then_some(VcpuStage::Finished),
+            Activity::Away => None,
         };
         let vcpus = self.runners.iter();
-        vcpus.map(|runner| (runner.id(), stage(runner))).collect()
+        vcpus
+            .filter_map(|runner| Some((runner.id(), stage(runner)?)))
+            .collect()
     }
 
     fn counters(&self) -> Counters {
@@ -396,7 +410,10 @@ impl Owner {
         let mut counters = self.own_counters();
         for (_, reply) in self.ask_secondaries(&SliceCommand::Counters) {
             if let SliceReply::Counters(theirs) = reply {
-                counters.extend(theirs);
+                // A vCPU that moved was counted on several slices.
+                for (name, count) in theirs {
+                    *counters.entry(name).or_default() += count;
+                }
             }
         }
         counters
@@ -404,7 +421,7 @@ impl Owner {
 
     fn own_counters(&self) -> Counters {
         let mut counters = Counters::new();
-        for runner in &self.runners {
+        for runner in self.runners.iter().filter(|runner| runner.was_here()) {
             let memory = self.slice.as_ref().map(|slice| slice.memory());
             let faults = memory.map(|memory| memory.vcpu_counters(runner.id()));
             for (name, count) in runner

@@ -2,6 +2,7 @@
 
 #[path = "../../tests/support/kept.rs"]
 mod kept;
+mod moves;
 mod scripted;
 
 use std::collections::BTreeSet;

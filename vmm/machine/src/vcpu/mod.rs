@@ -5,6 +5,9 @@
 //! | [`runner`] | the thread that runs one vCPU, its states, its commands |
 //! | [`environment`] | what a back end calls: buses, local APIC, clocks |
 //! | [`scheduler`] | decides which vCPU of a deterministic machine runs |
+//! | [`state`] | all that belongs to one vCPU, as data |
+//! | [`site`] | vCPUs that leave and come, as the links reach them |
+//! | [`travel`] | what a vCPU takes along to another slice |
 //! | [`soft`] | makes the software vCPUs of a machine |
 //! | [`notifiers`] | MMU notifiers of vCPUs that use coherent memory |
 
@@ -12,4 +15,7 @@ pub mod environment;
 pub mod notifiers;
 pub mod runner;
 pub mod scheduler;
+pub mod site;
 pub mod soft;
+pub mod state;
+pub mod travel;

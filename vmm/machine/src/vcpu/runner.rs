@@ -7,11 +7,15 @@
 //!          └──────── INIT ────────┴─────────────────┘
 //!
 //!  Pause and Run lead from each of these to Paused and back; Finish ends the thread.
+//!  Leave leads to Away, where the vCPU is on another slice, and Arrive back to what it was
+//!  there (docs/mobility.md).
 //! ```
 //!
 //! Invariants: the vCPU and its local APIC are touched by this thread alone;
-//! every command is answered exactly once; a paused vCPU executes nothing; every
-//! wait ends with a ring or a deadline.
+//! every command is answered exactly once; a vCPU that is paused or away executes nothing;
+//! every wait ends with a ring or a deadline.
+
+mod moves;
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
@@ -19,15 +23,16 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
 use weft_confine::{ThreadKind, join_until};
 use weft_platform::clock::host_tsc;
-use weft_platform::interrupts::{LocalApic, LocalApicState, PostedInterrupts};
+use weft_platform::interrupts::{LocalApic, PostedInterrupts};
 use weft_platform::part::Version;
 use weft_vcpu::{CpuState, Exit};
 
 use super::environment::{CpuEnvironment, VcpuContext, VcpuCounters, count};
 use super::scheduler::{QUANTUM, RunState, TurnScheduler};
+pub use super::state::VcpuState;
+use super::travel::{Arrival, Departure};
 use weft_vcpu::{BackEndCounters, Vcpu, VcpuError};
 
 /// Longest sleep of a halted vCPU before it checks again, even without a timer.
@@ -46,6 +51,10 @@ pub enum VcpuCommand {
     Save,
     /// Replace the state of the vCPU, which is paused.
     Restore(Box<VcpuState>),
+    /// Go to another slice, and report it. Has no reply.
+    Leave(Departure),
+    /// Come from another slice, and report it. Has no reply.
+    Arrive(Box<Arrival>),
     /// End the thread; without a reply.
     Finish,
 }
@@ -86,6 +95,8 @@ pub enum Activity {
     Paused = 3,
     /// The thread has ended.
     Finished = 4,
+    /// The vCPU is on another slice.
+    Away = 5,
 }
 
 impl Activity {
@@ -95,25 +106,10 @@ impl Activity {
             1 => Self::Running,
             2 => Self::Halted,
             3 => Self::Paused,
+            5 => Self::Away,
             _ => Self::Finished,
         }
     }
-}
-
-/// The state of a vCPU, with its local APIC and its clock registers.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct VcpuState {
-    version: Version<1>,
-    /// Registers.
-    pub cpu: CpuState,
-    /// Local APIC.
-    pub apic: LocalApicState,
-    /// The vCPU's kvmclock register.
-    pub system_time: u64,
-    /// The machine's wall clock register: the same for each vCPU.
-    pub wall_clock: u64,
-    /// An INIT came and no start-up since.
-    pub waits_for_start_up: bool,
 }
 
 /// What a vCPU's thread is started with.
@@ -121,8 +117,12 @@ pub struct RunnerOptions {
     /// Number and local APIC identifier.
     pub id: u32,
     pub vcpu: Box<dyn Vcpu>,
-    /// The state of the first vCPU; `None`: the vCPU waits for a start-up IPI.
-    pub bootstrap: Option<CpuState>,
+    /// The first vCPU, which does not wait for a start-up IPI.
+    pub bootstrap: bool,
+    /// Its state, if not that after power-on.
+    pub initial: Option<CpuState>,
+    /// The vCPU is on another slice.
+    pub away: bool,
     pub context: VcpuContext,
     /// If instructions are the clock: decides which vCPU runs.
     pub scheduler: Option<Arc<TurnScheduler>>,
@@ -134,12 +134,33 @@ pub struct RunnerOptions {
     pub first_instruction: Arc<OnceLock<Instant>>,
 }
 
-/// The owner's side of a vCPU's thread.
-pub struct Runner {
+/// Sends commands to a vCPU's thread.
+#[derive(Clone)]
+pub struct CommandPort {
     id: u32,
     posted: Arc<PostedInterrupts>,
     commands: SyncSender<VcpuCommand>,
     command_waits: Arc<AtomicBool>,
+}
+
+impl CommandPort {
+    /// Sends a command without waiting for its reply.
+    pub fn command(&self, command: VcpuCommand) -> Result<(), RunnerError> {
+        self.commands
+            .try_send(command)
+            .map_err(|_| RunnerError::Silent(self.id))?;
+        self.command_waits.store(true, Ordering::SeqCst);
+        self.posted.waker.ring();
+        Ok(())
+    }
+}
+
+/// The owner's side of a vCPU's thread.
+pub struct Runner {
+    id: u32,
+    port: CommandPort,
+    /// The vCPU is or was on this slice.
+    visited: Arc<AtomicBool>,
     replies: Receiver<VcpuReply>,
     activity: Arc<AtomicU8>,
     counters: Arc<VcpuCounters>,
@@ -177,14 +198,19 @@ impl Runner {
         let (commands, incoming) = sync_channel(COMMANDS_MAX);
         let (outgoing, replies) = sync_channel(COMMANDS_MAX);
         let command_waits = Arc::new(AtomicBool::new(false));
-        let activity = Arc::new(AtomicU8::new(Activity::Paused as u8));
+        let activity = match options.away {
+            true => Activity::Away,
+            false => Activity::Paused,
+        };
+        let activity = Arc::new(AtomicU8::new(activity as u8));
+        let visited = Arc::new(AtomicBool::new(!options.away));
         let counters = Arc::new(VcpuCounters::default());
         let kick = options.vcpu.kicker();
         let back_end_counters = options.vcpu.back_end_counters();
         posted.waker.connect(kick.clone());
         let mut apic = LocalApic::new(
             id as u8,
-            options.bootstrap.is_some(),
+            options.bootstrap,
             posted.clone(),
             options.context.clock.base(),
         );
@@ -194,9 +220,9 @@ impl Runner {
         let environment = CpuEnvironment::new(id, options.context, apic, counters.clone(), kick);
         let work = Thread {
             vcpu: options.vcpu,
-            waits_for_start_up: options.bootstrap.is_none(),
-            bootstrap: options.bootstrap.is_some(),
-            initial: options.bootstrap,
+            waits_for_start_up: !options.bootstrap,
+            bootstrap: options.bootstrap,
+            initial: options.initial,
             environment,
             posted: posted.clone(),
             scheduler: options.scheduler,
@@ -207,6 +233,8 @@ impl Runner {
             replies: outgoing,
             activity: activity.clone(),
             paused: true,
+            away: options.away,
+            visited: visited.clone(),
             tsc_offset: 0,
             first_instruction: options.first_instruction,
         };
@@ -215,9 +243,13 @@ impl Runner {
             .map_err(|source| RunnerError::Thread { id, source })?;
         Ok(Self {
             id,
-            posted,
-            commands,
-            command_waits,
+            port: CommandPort {
+                id,
+                posted,
+                commands,
+                command_waits,
+            },
+            visited,
             replies,
             activity,
             counters,
@@ -233,12 +265,17 @@ impl Runner {
 
     /// Sends a command without waiting for its reply.
     pub fn command(&self, command: VcpuCommand) -> Result<(), RunnerError> {
-        self.commands
-            .try_send(command)
-            .map_err(|_| RunnerError::Silent(self.id))?;
-        self.command_waits.store(true, Ordering::SeqCst);
-        self.posted.waker.ring();
-        Ok(())
+        self.port.command(command)
+    }
+
+    /// The same for other threads.
+    pub fn port(&self) -> &CommandPort {
+        &self.port
+    }
+
+    /// Whether the vCPU is or was on this slice: otherwise its counters are zero.
+    pub fn was_here(&self) -> bool {
+        self.visited.load(Ordering::Relaxed)
     }
 
     /// Waits for the reply until `deadline`.
@@ -265,7 +302,7 @@ impl Runner {
     /// All counters of the vCPU, its waker and its back end.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         let mut counters = self.counters.list();
-        let (kicked, woken) = self.posted.waker.counts();
+        let (kicked, woken) = self.port.posted.waker.counts();
         counters.extend([("rings-running", kicked), ("rings-waiting", woken)]);
         counters.extend(
             self.back_end_counters
@@ -303,6 +340,9 @@ struct Thread {
     activity: Arc<AtomicU8>,
     waits_for_start_up: bool,
     paused: bool,
+    /// The vCPU is on another slice. Independent of `paused`, which is the same on all slices.
+    away: bool,
+    visited: Arc<AtomicBool>,
     /// The vCPU's TSC minus the host's, as set last.
     tsc_offset: u64,
     first_instruction: Arc<OnceLock<Instant>>,
@@ -328,6 +368,17 @@ impl Thread {
                 self.step();
                 continue;
             };
+            let command = match command {
+                VcpuCommand::Leave(departure) => {
+                    self.leave(departure);
+                    continue;
+                }
+                VcpuCommand::Arrive(arrival) => {
+                    self.arrive(*arrival);
+                    continue;
+                }
+                command => command,
+            };
             let reply = self.carry_out(command);
             let over = reply.is_none();
             // The owner may be gone.
@@ -343,7 +394,7 @@ impl Thread {
     /// The next command; `Some(None)` if no command waits and the vCPU runs; `None` if the
     /// owner is gone.
     fn next_command(&mut self) -> Option<Option<VcpuCommand>> {
-        if self.paused {
+        if self.paused || self.away {
             return self.commands.recv().ok().map(Some);
         }
         if !self.command_waits.swap(false, Ordering::SeqCst) {
@@ -363,7 +414,8 @@ impl Thread {
     /// Carries out a command; the reply, or `None` for `Finish`.
     fn carry_out(&mut self, command: VcpuCommand) -> Option<VcpuReply> {
         let outcome = match command {
-            VcpuCommand::Finish => return None,
+            // The two that move the vCPU have been carried out.
+            VcpuCommand::Finish | VcpuCommand::Leave(_) | VcpuCommand::Arrive(_) => return None,
             VcpuCommand::Run => self.run_guest(),
             VcpuCommand::Pause => {
                 self.pause();
@@ -376,12 +428,12 @@ impl Thread {
     }
 
     fn run_guest(&mut self) -> Result<VcpuReply, VcpuError> {
-        if self.scheduler.is_none() {
+        if self.scheduler.is_none() && !self.away {
             self.tsc_offset = self.environment.context.clock.offset();
             self.vcpu.set_tsc_offset(self.tsc_offset)?;
         }
         self.paused = false;
-        if self.bootstrap {
+        if self.bootstrap && !self.away {
             self.first_instruction.get_or_init(Instant::now);
         }
         Ok(VcpuReply::Done)
@@ -394,7 +446,10 @@ impl Thread {
             let used = self.vcpu.instructions().wrapping_sub(turn.began);
             scheduler.interrupt(self.environment.id, used);
         }
-        self.set_activity(Activity::Paused);
+        self.set_activity(match self.away {
+            true => Activity::Away,
+            false => Activity::Paused,
+        });
     }
 
     fn save(&mut self) -> Result<VcpuState, VcpuError> {
@@ -497,11 +552,9 @@ impl Thread {
             return Ok(());
         }
         let shown = host_tsc().wrapping_add(self.tsc_offset);
-        while (host_tsc().wrapping_add(offset).wrapping_sub(shown) as i64) < 0 {
-            std::hint::spin_loop();
-        }
-        self.vcpu.set_tsc_offset(offset)?;
         self.tsc_offset = offset;
+        self.wait_for_tsc(shown);
+        self.vcpu.set_tsc_offset(offset)?;
         Ok(())
     }
 

@@ -1,0 +1,57 @@
+//! What a vCPU's move cost.
+
+use serde::{Deserialize, Serialize};
+use weft_aggregate::MovedVcpu;
+use weft_platform::clock::TimeBase;
+
+/// The request's name, for refusals.
+pub(super) const REQUEST: &str = "move a vCPU";
+
+/// A vCPU that moved, and what it cost. Times are of the guest's clock, which all nodes
+/// share; between hosts they are as exact as that (`sliceN.clock-error-ns`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VcpuMoveReport {
+    pub vcpu: u32,
+    /// The node that it left.
+    pub from: usize,
+    /// The node that has it now.
+    pub to: usize,
+    /// How often it has moved.
+    pub moves: u64,
+    /// Bytes of the message that carried it.
+    pub state_bytes: usize,
+    /// From the end of guest code on the one node to its beginning on the other: the
+    /// sum of `save_ns`, `send_ns`, `resume_ns` and `install_ns`.
+    pub stopped_ns: u64,
+    /// From the request on the node that has it to the end of guest code there.
+    pub stop_ns: u64,
+    /// To save it and to change the table there.
+    pub save_ns: u64,
+    /// On the way, through node 0 if that is neither of the two.
+    pub send_ns: u64,
+    /// To wake its thread.
+    pub resume_ns: u64,
+    /// From the thread's first step at the target to the first instruction.
+    pub install_ns: u64,
+}
+
+impl VcpuMoveReport {
+    pub(super) fn new(moved: &MovedVcpu, base: TimeBase) -> Self {
+        let between = |from: u64, to: u64| base.nanoseconds(to.saturating_sub(from));
+        let [asked, stopped, saved] = moved.at_source.0;
+        let [arrived, woken, running] = moved.at_target.0;
+        Self {
+            vcpu: moved.vcpu,
+            from: moved.source,
+            to: moved.location.slice,
+            moves: moved.location.epoch,
+            state_bytes: moved.state_bytes,
+            stopped_ns: between(stopped, running),
+            stop_ns: between(asked, stopped),
+            save_ns: between(stopped, saved),
+            send_ns: between(saved, arrived),
+            resume_ns: between(arrived, woken),
+            install_ns: between(woken, running),
+        }
+    }
+}

@@ -1,0 +1,467 @@
+//! vCPUs that move between the slices of a machine in one process, over real links and
+//! with real threads. The vCPUs are scripted: two of them send one interrupt to and fro,
+//! and each has a timer that it sets again whenever it fires. So an interrupt or a tick
+//! that is lost stops them, and one that comes twice is counted.
+
+use std::collections::BTreeMap;
+use std::os::unix::net::UnixStream;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use weft_aggregate::{Share, SliceOptions};
+use weft_guest_memory::LOCAL_APIC;
+use weft_platform::clock::{Reference, host_tsc};
+use weft_vcpu::{BackEnd, Environment, Exit, Kick, Vcpu, VcpuError};
+use weft_wire::halves::{self, HalvesConfig};
+
+use super::*;
+use crate::move_report::VcpuMoveReport;
+
+const LEASE: Duration = Duration::from_secs(20);
+const SHARE_BYTES: u64 = 64 << 20;
+const TIMER_VECTOR: u8 = 0xec;
+const CALL_VECTOR: u8 = 0xfb;
+/// Where the steps that a vCPU executed are, and whether it has begun.
+const STEPS: usize = 0;
+const BEGUN: usize = 1;
+/// In ticks of the TSC.
+const TICK: u64 = 200_000;
+
+/// What a vCPU did, wherever it was.
+#[derive(Default)]
+struct Seen {
+    /// Its code runs.
+    inside: AtomicBool,
+    steps: AtomicU64,
+    timers: AtomicU64,
+    calls: AtomicU64,
+}
+
+/// All that is seen of both.
+#[derive(Default)]
+struct Judge {
+    vcpus: [Seen; 2],
+    faults: Mutex<Vec<String>>,
+}
+
+impl Judge {
+    fn fault(&self, what: String) {
+        self.faults.lock().unwrap().push(what);
+    }
+
+    fn counts(&self, of: impl Fn(&Seen) -> &AtomicU64) -> [u64; 2] {
+        [0, 1].map(|vcpu| of(&self.vcpus[vcpu]).load(Ordering::SeqCst))
+    }
+
+    /// Waits until both have taken `more` interrupts of each kind.
+    fn wait_for(&self, more: u64) {
+        let before = (
+            self.counts(|seen| &seen.timers),
+            self.counts(|seen| &seen.calls),
+        );
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let now = (
+                self.counts(|seen| &seen.timers),
+                self.counts(|seen| &seen.calls),
+            );
+            let enough = |now: [u64; 2], before: [u64; 2]| {
+                now.iter()
+                    .zip(before)
+                    .all(|(now, before)| *now >= before + more)
+            };
+            if enough(now.0, before.0) && enough(now.1, before.1) {
+                return;
+            }
+            assert!(
+                Instant::now() < until,
+                "timers and calls: {before:?}, then {now:?}"
+            );
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+}
+
+#[derive(Default)]
+struct Flag(AtomicBool);
+
+impl Kick for Flag {
+    fn kick(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+struct Players(Arc<Judge>);
+
+impl BackEnd for Players {
+    fn name(&self) -> &'static str {
+        "players"
+    }
+
+    fn tsc_hz(&self) -> u64 {
+        2_000_000_000
+    }
+
+    fn create(&self, id: u32) -> Result<Box<dyn Vcpu>, VcpuError> {
+        Ok(Box::new(Player {
+            id,
+            state: CpuState::reset(),
+            judge: self.0.clone(),
+            kicked: Arc::default(),
+        }))
+    }
+}
+
+struct Player {
+    id: u32,
+    state: CpuState,
+    judge: Arc<Judge>,
+    kicked: Arc<Flag>,
+}
+
+impl Player {
+    fn seen(&self) -> &Seen {
+        &self.judge.vcpus[self.id as usize]
+    }
+
+    fn command(&self, environment: &mut dyn Environment, low: u32) {
+        let other = 1 - self.id;
+        environment.mmio_write(LOCAL_APIC + 0x310, &(other << 24).to_le_bytes());
+        environment.mmio_write(LOCAL_APIC + 0x300, &low.to_le_bytes());
+    }
+
+    fn set_timer(&self, environment: &mut dyn Environment) {
+        let deadline = host_tsc()
+            .wrapping_add(self.state.tsc_offset)
+            .wrapping_add(TICK);
+        environment.msr_write(0x6e0, deadline);
+    }
+
+    fn begin(&mut self, environment: &mut dyn Environment) {
+        self.state.registers[BEGUN] = 1;
+        environment.mmio_write(LOCAL_APIC + 0xf0, &0x1ff_u32.to_le_bytes());
+        let timer = 1 << 18 | u32::from(TIMER_VECTOR);
+        environment.mmio_write(LOCAL_APIC + 0x320, &timer.to_le_bytes());
+        self.set_timer(environment);
+        if self.id == 0 {
+            // INIT and start-up; the other then throws the first ball.
+            self.command(environment, 0xc500);
+            self.command(environment, 0x69a);
+        } else {
+            self.command(environment, 0x4000 | u32::from(CALL_VECTOR));
+        }
+    }
+
+    fn take_interrupts(&mut self, environment: &mut dyn Environment) {
+        while let Some(vector) = environment.interrupt_take() {
+            self.state.halted = false;
+            environment.mmio_write(LOCAL_APIC + 0xb0, &[0; 4]);
+            match vector {
+                TIMER_VECTOR => {
+                    self.seen().timers.fetch_add(1, Ordering::SeqCst);
+                    self.set_timer(environment);
+                }
+                CALL_VECTOR => {
+                    self.seen().calls.fetch_add(1, Ordering::SeqCst);
+                    self.command(environment, 0x4000 | u32::from(CALL_VECTOR));
+                }
+                other => self.judge.fault(format!("vector {other:#x}")),
+            }
+        }
+    }
+
+    fn play(&mut self, environment: &mut dyn Environment) -> Exit {
+        loop {
+            if self.kicked.0.swap(false, Ordering::SeqCst) {
+                return Exit::Kicked;
+            }
+            if self.state.registers[BEGUN] == 0 {
+                self.begin(environment);
+            }
+            self.take_interrupts(environment);
+            if self.state.halted {
+                return Exit::Halted;
+            }
+            let steps = self.seen().steps.fetch_add(1, Ordering::SeqCst);
+            if steps != self.state.registers[STEPS] {
+                let own = self.state.registers[STEPS];
+                self.judge
+                    .fault(format!("vCPU {}: {own} steps of {steps}", self.id));
+            }
+            self.state.registers[STEPS] = steps + 1;
+            self.state.halted = steps % 50 == 49;
+        }
+    }
+}
+
+impl Vcpu for Player {
+    fn run(&mut self, environment: &mut dyn Environment) -> Result<Exit, VcpuError> {
+        if self.seen().inside.swap(true, Ordering::SeqCst) {
+            self.judge
+                .fault(format!("two copies of vCPU {} run", self.id));
+        }
+        let exit = self.play(environment);
+        self.seen().inside.store(false, Ordering::SeqCst);
+        Ok(exit)
+    }
+
+    fn save(&self) -> Result<CpuState, VcpuError> {
+        Ok(self.state.clone())
+    }
+
+    fn restore(&mut self, state: &CpuState) -> Result<(), VcpuError> {
+        self.state = state.clone();
+        Ok(())
+    }
+
+    fn set_tsc_offset(&mut self, offset: u64) -> Result<(), VcpuError> {
+        self.state.tsc_offset = offset;
+        Ok(())
+    }
+
+    fn kicker(&self) -> Arc<dyn Kick> {
+        self.kicked.clone()
+    }
+}
+
+type Ends = BTreeMap<(usize, usize), UnixStream>;
+
+/// A machine of two vCPUs; `cpus`: how many are on each slice.
+struct Slices {
+    machines: Vec<Machine>,
+    judge: Arc<Judge>,
+}
+
+fn sockets(count: usize) -> Ends {
+    let mut ends = Ends::new();
+    for one in 0..count {
+        for other in one + 1..count {
+            let (near, far) = UnixStream::pair().unwrap();
+            ends.insert((one, other), near);
+            ends.insert((other, one), far);
+        }
+    }
+    ends
+}
+
+impl Slices {
+    fn new(cpus: &[u32]) -> Self {
+        let judge = Arc::<Judge>::default();
+        let mut ends = sockets(cpus.len());
+        let machines = (0..cpus.len()).map(|number| {
+            let link = |other| {
+                let config = HalvesConfig {
+                    socket: ends.remove(&(number, other))?.into(),
+                    keys: None,
+                    lease: LEASE,
+                    spin: Duration::ZERO,
+                    name: "test".into(),
+                };
+                Some(halves::open(config).unwrap())
+            };
+            let links = SliceLinks {
+                number,
+                links: (0..cpus.len()).map(link).collect(),
+                lease: LEASE,
+                delay_max: Duration::ZERO,
+                reference: Reference::here(),
+            };
+            slice_of(cpus, links, judge.clone())
+        });
+        let slices = Self {
+            machines: machines.collect(),
+            judge,
+        };
+        ask(&slices.machines[0], MachineRequest::Run);
+        slices.judge.wait_for(3);
+        slices
+    }
+
+    fn move_vcpu(&self, vcpu: u32, to: usize) -> Result<VcpuMoveReport, Refusal> {
+        self.machines[0].handle().move_vcpu(vcpu, to)
+    }
+
+    fn locations(&self) -> Vec<usize> {
+        let status = status(&self.machines[0]);
+        status
+            .locations
+            .iter()
+            .map(|location| location.slice)
+            .collect()
+    }
+
+    /// Nothing was lost, nothing came twice, and it all goes on.
+    fn check(&self) {
+        self.judge.wait_for(3);
+        let faults = self.judge.faults.lock().unwrap();
+        assert!(faults.is_empty(), "{faults:?}");
+        // One ball: either has at most one more than the other. The two are not read at
+        // one moment, so that a third look bounds how far they went meanwhile.
+        let before = self.judge.counts(|seen| &seen.calls);
+        let after = self.judge.counts(|seen| &seen.calls);
+        assert!(
+            before[0] <= after[1] + 1 && before[1] <= after[0] + 1,
+            "{before:?} {after:?}"
+        );
+    }
+}
+
+fn slice_of(cpus: &[u32], links: SliceLinks, judge: Arc<Judge>) -> Machine {
+    let number = links.number;
+    let share = |cpus: &u32| Share {
+        cpus: *cpus,
+        memory_bytes: SHARE_BYTES,
+    };
+    let mut configuration = Configuration::new("none".into(), SHARE_BYTES * cpus.len() as u64);
+    configuration.cpus = 2;
+    configuration.slices = cpus.iter().map(share).collect();
+    let ram = Ram::new(configuration.memory_bytes).unwrap();
+    let ends = super::shutdown::OwnerChannel::new();
+    let ender = ends.shutdown.clone();
+    let options = SliceOptions {
+        placement: configuration.placement(),
+        spare_bytes: None,
+    };
+    let on_failure = Arc::new(move |reason| ender.end(End::Failed { reason }));
+    let slice = Slice::new(options, links, &ram, on_failure);
+    Machine::start(Start {
+        configuration: &configuration,
+        io: MachineIo {
+            serial: Box::new(Kept::default()),
+            console: None,
+            disks: OpenDisks::default(),
+        },
+        ram,
+        chosen: Chosen {
+            back_end: Box::new(Players(judge)),
+            kind: ThreadKind::SoftVcpu,
+            observer: None,
+            reason: "a double".into(),
+        },
+        bootstrap: (number == 0).then(CpuState::reset),
+        notes: Vec::new(),
+        updated: Vec::new(),
+        channel: ends,
+        slice: Some(slice),
+    })
+    .unwrap()
+}
+
+#[test]
+fn vcpus_move_hundreds_of_times_while_they_play() {
+    let slices = Slices::new(&[1, 1, 0]);
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut below = |bound: u64| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random % bound
+    };
+    let mut moves = [0; 2];
+    while moves[0] + moves[1] < 300 {
+        let (vcpu, to) = (below(2) as u32, below(3) as usize);
+        if slices.locations()[vcpu as usize] == to {
+            continue;
+        }
+        let report = slices.move_vcpu(vcpu, to).unwrap();
+        moves[vcpu as usize] += 1;
+        assert_eq!((report.to, report.moves), (to, moves[vcpu as usize]));
+        assert!(report.state_bytes < 5 << 10, "{report:?}");
+        let parts = report.save_ns + report.send_ns + report.resume_ns + report.install_ns;
+        assert!(parts.abs_diff(report.stopped_ns) < 10, "{report:?}");
+        if (moves[0] + moves[1]) % 25 == 0 {
+            slices.check();
+        }
+    }
+    slices.check();
+    let counters = slices.machines[0].handle().counters().unwrap();
+    // Counted wherever they were.
+    assert!(counters["vcpu0.halts"] > 0 && counters["vcpu1.interrupts"] > 0);
+}
+
+#[test]
+fn a_vcpu_of_a_paused_machine_moves_and_stays_paused() {
+    let slices = Slices::new(&[1, 1]);
+    for round in 0..20_u32 {
+        ask(&slices.machines[0], MachineRequest::Pause);
+        let steps = slices.judge.counts(|seen| &seen.steps);
+        let vcpu = round % 2;
+        let to = 1 - slices.locations()[vcpu as usize];
+        slices.move_vcpu(vcpu, to).unwrap();
+        let paused = status(&slices.machines[0]);
+        assert_eq!(paused.stage, Stage::Paused);
+        assert_eq!(
+            paused.vcpus,
+            [(0, VcpuStage::Paused), (1, VcpuStage::Paused)].into()
+        );
+        assert_eq!(slices.judge.counts(|seen| &seen.steps), steps);
+        ask(&slices.machines[0], MachineRequest::Resume);
+        slices.check();
+    }
+}
+
+#[test]
+fn what_cannot_move_is_refused_and_runs_on() {
+    let slices = Slices::new(&[1, 1]);
+    for (vcpu, to, words) in [
+        (2, 0, "vCPU 2 does not exist: there are 0 to 1"),
+        (u32::MAX, 0, "does not exist"),
+        (0, 2, "node 2 does not exist: there are 0 to 1"),
+        (1, 1, "vCPU 1 is on node 1 already"),
+        (0, 0, "vCPU 0 is on node 0 already"),
+    ] {
+        let refused = slices.move_vcpu(vcpu, to).unwrap_err();
+        assert!(matches!(refused, Refusal::Impossible { .. }), "{refused}");
+        assert!(refused.to_string().contains(words), "{refused}");
+        assert_eq!(slices.locations(), [0, 1]);
+    }
+    // Secondaries are not asked.
+    let refused = slices.machines[1].handle().move_vcpu(0, 1).unwrap_err();
+    assert!(matches!(refused, Refusal::Impossible { .. }), "{refused}");
+    slices.check();
+    let (machine, _) = Rig::new(1).built();
+    let moved = || machine.handle().move_vcpu(0, 1).unwrap_err();
+    assert!(matches!(
+        moved(),
+        Refusal::Stage {
+            stage: Stage::Built,
+            ..
+        }
+    ));
+    ask(&machine, MachineRequest::Run);
+    assert!(moved().to_string().contains("one node only"), "{}", moved());
+    ask(&machine, MachineRequest::Stop);
+    assert!(matches!(
+        moved(),
+        Refusal::Stage {
+            stage: Stage::Ended,
+            ..
+        }
+    ));
+}
+
+#[test]
+fn a_move_to_or_from_a_lost_node_ends_with_its_name() {
+    for round in 0..10 {
+        let mut slices = Slices::new(&[1, 1, 0]);
+        let handle = slices.machines[0].handle();
+        // It takes vCPUs to and fro until it cannot.
+        let mover = std::thread::spawn(move || {
+            for number in 0.. {
+                let (vcpu, to) = (number / 2 % 2, [2, 0, 2, 1][number as usize % 4]);
+                if let Err(refusal) = handle.move_vcpu(vcpu, to) {
+                    return refusal.to_string();
+                }
+            }
+            unreachable!()
+        });
+        slices.judge.wait_for(round);
+        let lost = slices.machines.remove(2);
+        drop(lost);
+        let refusal = mover.join().unwrap();
+        let end = slices.machines[0].handle().wait(PATIENCE).unwrap();
+        // It says so itself, or is found to be gone.
+        let told = end == End::Stopped || end.to_string().contains("node 2");
+        assert!(told, "{end}: {refusal}");
+    }
+}
