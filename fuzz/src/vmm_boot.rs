@@ -1,14 +1,10 @@
 //! Kernel images, as the virtual machine monitor loads them.
 
+use weft_boot::test_images::{BzImage, Elf, flat, pack};
 use weft_boot::{Compression, ImageFile, Protocol, Request, Role, load};
 use weft_guest_memory::Ram;
 
 use crate::random::Random;
-
-#[path = "../../vmm/boot/src/tests/images.rs"]
-mod images;
-
-use images::{BzImage, Elf, flat, pack};
 
 const MEMORY: u64 = 16 << 20;
 

@@ -30,6 +30,8 @@ pub mod payload;
 pub mod plan;
 mod processor;
 mod pvh;
+#[cfg(any(test, feature = "test-images"))]
+pub mod test_images;
 #[cfg(test)]
 mod tests;
 

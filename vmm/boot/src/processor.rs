@@ -79,17 +79,7 @@ fn flat(ram: &Ram, code: u16, gdt: u64) -> Result<CpuState, BootError> {
     debug_assert_eq!(bytes.len() as u64, GDT_BYTES);
     write(ram, gdt, &bytes)?;
 
-    let mut state = CpuState::reset();
-    state.cs = code;
-    for register in [
-        &mut state.ds,
-        &mut state.es,
-        &mut state.ss,
-        &mut state.fs,
-        &mut state.gs,
-    ] {
-        *register = data;
-    }
+    let mut state = CpuState::with_segments(code, data);
     state.tr = task;
     state.gdtr = DescriptorTable {
         base: gdt,

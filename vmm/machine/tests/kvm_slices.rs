@@ -2,10 +2,6 @@
 //! /dev/kvm and to see the kernel's page faults (root, or the right to open
 //! /dev/userfaultfd); without, the test says that it was skipped, and why.
 
-#[allow(dead_code, reason = "only the segments are of use here")]
-#[path = "../../vcpu-kvm/tests/support/bare.rs"]
-mod bare;
-
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -19,7 +15,7 @@ use weft_dsm::{Config, ManagerOf, NodeId, Ranges};
 use weft_guest_memory::{GuestBytes, Ram};
 use weft_machine::vcpu::notifiers::KvmShadows;
 use weft_pager::shared::Whose;
-use weft_vcpu::{CpuState, Environment, Exit, Kick, Vcpu};
+use weft_vcpu::{CpuState, Environment, Exit, Kick, Segment, Vcpu};
 use weft_vcpu_kvm::{Host, KvmBackEnd, KvmOptions};
 use weft_wire::Header;
 
@@ -28,6 +24,8 @@ use weft_test_support::skipped;
 const RAM: u64 = 8 << 20;
 const PAGE: u64 = 4096;
 const CODE: u64 = 0x1_0000;
+/// A page of a device's registers.
+const DEVICE: u64 = 0xd000_0000;
 /// What the guest reads through the entry that changes.
 const WINDOW: u64 = 0x2_0000;
 /// Two roots that lead to the same tables: to load one in turns flushes the TLB.
@@ -148,26 +146,20 @@ impl Environment for World {
 
 /// User mode in long mode.
 fn user_mode() -> CpuState {
-    let mut state = bare::protected_mode();
-    state.cs.rights = 0xa09b;
+    let segment = |selector: u16, rights: u16| Segment {
+        selector: selector | 3,
+        base: 0,
+        limit: u32::MAX,
+        rights: rights | 3 << 5,
+    };
+    let mut state = CpuState::with_segments(segment(8, 0xa09b), segment(16, 0xc093));
+    state.tr.rights = 0x8b;
     state.cr0 = 0x8000_0033;
     state.cr3 = ROOTS[0];
     state.cr4 = 0x620;
     state.efer = 0x500;
     state.rip = CODE;
     state.cpl = 3;
-    let segments = [
-        &mut state.cs,
-        &mut state.ss,
-        &mut state.ds,
-        &mut state.es,
-        &mut state.fs,
-        &mut state.gs,
-    ];
-    for segment in segments {
-        segment.selector |= 3;
-        segment.rights |= 3 << 5;
-    }
     state
 }
 
@@ -182,7 +174,7 @@ fn load(memory: &SharedMemory) {
     set(0x3000, TABLE | ENTRY);
     // The device, in a page of 2 MiB.
     set(0x2000 + 3 * 8, 0x6000 | ENTRY);
-    set(0x6000 + 128 * 8, bare::DEVICE | ENTRY | 1 << 7);
+    set(0x6000 + 128 * 8, DEVICE | ENTRY | 1 << 7);
     set(TABLE + CODE / PAGE * 8, CODE | ENTRY);
     for number in 0..DATA_PAGES {
         set(DATA + number * PAGE, number);
@@ -190,7 +182,7 @@ fn load(memory: &SharedMemory) {
     let mut code = CodeAssembler::new(64).unwrap();
     let mut again = code.create_label();
     code.mov(rcx, WINDOW).unwrap();
-    code.mov(rdi, bare::DEVICE).unwrap();
+    code.mov(rdi, DEVICE).unwrap();
     code.set_label(&mut again).unwrap();
     code.mov(eax, dword_ptr(rcx)).unwrap();
     code.mov(dword_ptr(rdi), eax).unwrap();

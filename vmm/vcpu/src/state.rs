@@ -183,6 +183,20 @@ impl CpuState {
         }
     }
 
+    /// A CPU after power-on, but with `code` in CS and `data` in all other segment registers
+    /// of code and data: what protected mode and long mode begin with.
+    pub fn with_segments(code: Segment, data: Segment) -> Self {
+        Self {
+            cs: code,
+            ds: data,
+            es: data,
+            ss: data,
+            fs: data,
+            gs: data,
+            ..Self::reset()
+        }
+    }
+
     /// An application processor that got a start-up IPI with `vector`: real mode
     /// at `vector * 4096` (Intel SDM volume 3, 9.4.4).
     pub fn started_at(vector: u8) -> Self {

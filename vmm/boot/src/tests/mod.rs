@@ -2,11 +2,10 @@
 
 mod damage;
 mod formats;
-mod images;
 mod refusals;
 
 use super::*;
-use images::*;
+use crate::test_images::*;
 use vm_memory::{Bytes, GuestAddress};
 
 const MEMORY: u64 = 16 << 20;

@@ -84,25 +84,15 @@ impl Bare {
     }
 }
 
-/// 32-bit, flat.
+/// 32-bit protected mode with flat segments.
 pub fn protected_mode() -> CpuState {
-    let mut state = CpuState::reset();
     let segment = |selector, rights| Segment {
         selector,
         base: 0,
         limit: u32::MAX,
         rights,
     };
-    state.cs = segment(8, 0xc09b);
-    for data in [
-        &mut state.ds,
-        &mut state.es,
-        &mut state.ss,
-        &mut state.fs,
-        &mut state.gs,
-    ] {
-        *data = segment(16, 0xc093);
-    }
+    let mut state = CpuState::with_segments(segment(8, 0xc09b), segment(16, 0xc093));
     state.tr.rights = 0x8b;
     state.cr0 = 0x33;
     state.rip = CODE;

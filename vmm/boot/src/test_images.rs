@@ -1,15 +1,15 @@
-//! Kernel images made here, field by field, by code that shares nothing with
+//! Kernel images for tests and fuzzing, made field by field by code that shares nothing with
 //! the parsers.
 
 use std::io::{Cursor, Write};
 
 use super::Compression;
 
-/// Where the made kernels lie.
+/// The guest-physical address of the kernels.
 pub const START: u64 = 0x20_0000;
-/// Their bytes in the file.
+/// The kernels' bytes in the file.
 pub const CODE: &[u8] = b"\xf4code of the kernel";
-/// Their length in memory.
+/// The kernels' length in memory, in bytes.
 pub const LENGTH: u64 = 0x3000;
 pub const EM_386: u16 = 3;
 pub const EM_X86_64: u16 = 62;
