@@ -7,7 +7,7 @@
 //! link never idles.
 
 const STREAMS: usize = 8;
-/// First window, pages (DESIGN: 8 to 16 at first).
+/// Pages of the first window of a stream.
 const WINDOW_FIRST: u64 = 8;
 
 #[derive(Clone, Copy, Debug, Default)]

@@ -46,7 +46,7 @@ const BOOT_BOUND: Duration = remote::JOIN_BOUND;
 /// What a slice's process is told.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct SliceBoot {
-    /// The slice's number in the machine, 1 to 15.
+    /// The slice's number in the machine: 0 for the primary, 1 to 15 for secondaries.
     pub number: u32,
     /// The machine's lease.
     pub lease_ms: u32,

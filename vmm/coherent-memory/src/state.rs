@@ -78,7 +78,7 @@ impl State {
         (self.next_waiter, waiter)
     }
 
-    /// Removes a waiter.
+    /// Forgets a waiter whose thread no longer waits.
     pub fn remove_waiter(&mut self, number: u64) {
         self.waiters.retain(|(other, _)| *other != number);
     }

@@ -255,7 +255,7 @@ fn a_watched_mapping_with_shadows_keeps_to_its_budget() {
     walk(true);
 }
 
-/// Two mappings whose memory is small: no increment is lost, whoever has the page.
+/// Two mappings whose memory is small: no increment is lost while the pages move.
 #[test]
 fn no_increment_is_lost_between_small_watched_mappings() {
     const PAGES: u64 = 200;
@@ -284,9 +284,9 @@ fn no_increment_is_lost_between_small_watched_mappings() {
     watched.end();
 }
 
-/// Who sleeps on a page when the machine ends goes on.
+/// A thread that sleeps on a page continues when the machine ends.
 #[test]
-fn the_end_wakes_who_sleeps_on_a_page() {
+fn the_end_wakes_a_thread_that_sleeps_on_a_page() {
     let manager = ManagerOf::Fixed(NodeId(1));
     let budgets = vec![Budget::UNLIMITED; 2];
     let watched = Watched::with_budgets(2, manager, Links::Silent, budgets, |mapping| mapping);

@@ -96,7 +96,7 @@ impl Rig {
         Self::with_budgets(nodes, manager, budgets)
     }
 
-    /// The same, of slices that may keep so many pages.
+    /// The same, with a budget for each slice.
     pub(super) fn with_budgets(nodes: u8, manager: ManagerOf, budgets: Vec<Budget>) -> Self {
         let mut machines = Vec::new();
         let mut rig = Self::of(nodes, manager, Links::Open, budgets, |memory| {
@@ -181,7 +181,7 @@ impl Rig {
         }
     }
 
-    /// Has so many users of each slice do `work` at the same time, each with its number,
+    /// Makes `users` users of each slice do `work` at the same time, each with its number,
     /// until all are done. They are inside when it begins.
     pub(super) fn all_at_once(&self, users: u64, work: impl Fn(u64, &mut User) + Sync) {
         let nodes = self.memories.len() as u64;
