@@ -108,6 +108,31 @@ pub struct Fault {
     pub write: bool,
 }
 
+/// A range of a shared mapping that is watched: made by [`SharedUffd::register`], which
+/// is promised that it stays one.
+#[derive(Debug)]
+pub struct Watched {
+    start: usize,
+    length: usize,
+}
+
+impl Watched {
+    /// Address of the page at `offset` bytes into the range.
+    pub fn address(&self, offset: usize) -> usize {
+        self.start + offset
+    }
+
+    /// Its first byte.
+    pub fn start(&self) -> usize {
+        self.start
+    }
+
+    /// Its bytes.
+    pub fn length(&self) -> usize {
+        self.length
+    }
+}
+
 /// An open userfaultfd over shared memory. Closed when dropped; then all who sleep
 /// on it go on, and the memory is as any other.
 #[derive(Debug)]
@@ -175,9 +200,10 @@ impl SharedUffd {
     /// Watches `length` bytes of a shared mapping, nothing of which is mapped then.
     ///
     /// # Safety
-    /// From now on a touch of the range sleeps until another thread maps the page:
+    /// The range is of a shared mapping of a file, and stays one as long as the result
+    /// is used. From now on a touch of it sleeps until another thread maps the page:
     /// no thread that maps pages may touch it.
-    pub unsafe fn register(&self, start: usize, length: usize) -> Result<(), UffdError> {
+    pub unsafe fn register(&self, start: usize, length: usize) -> Result<Watched, UffdError> {
         let mut register = uffdio_register {
             range: range(start, length),
             mode: ALL_MODES,
@@ -185,12 +211,14 @@ impl SharedUffd {
         };
         self.ioctl(UFFDIO_REGISTER, (&raw mut register) as usize)
             .map_err(|errno| UffdError::class(errno, 0))?;
-        self.unmap(start, length)
+        let watched = Watched { start, length };
+        self.unmap(&watched, 0, length)?;
+        Ok(watched)
     }
 
     /// Stops watching: all who sleep go on, and find what the file holds.
-    pub fn unregister(&self, start: usize, length: usize) -> Result<(), UffdError> {
-        let mut range = range(start, length);
+    pub fn unregister(&self, watched: &Watched) -> Result<(), UffdError> {
+        let mut range = range(watched.start, watched.length);
         self.ioctl(UFFDIO_UNREGISTER, (&raw mut range) as usize)
             .map_err(|errno| UffdError::class(errno, 0))?;
         Ok(())
@@ -237,12 +265,22 @@ impl SharedUffd {
         Ok(())
     }
 
-    /// Takes pages out of the mapping; the file keeps them. When this returns, no
-    /// processor uses them through this mapping, and neither does KVM.
-    pub fn unmap(&self, start: usize, length: usize) -> Result<(), UffdError> {
-        call(Sysno::madvise, [start, length, ADVICE_DONT_NEED])
-            .map(drop)
-            .map_err(|errno| UffdError::class(errno, 0))
+    /// Takes pages out of the mapping: `length` bytes from `offset` on. The file keeps
+    /// them. When this returns, no processor uses them through this mapping, and neither
+    /// does KVM.
+    ///
+    /// # Panics
+    /// The pages are not all within the range.
+    pub fn unmap(&self, watched: &Watched, offset: usize, length: usize) -> Result<(), UffdError> {
+        // Outside of it, memory without a file would lose its bytes.
+        let end = offset.checked_add(length);
+        assert!(end.is_some_and(|end| end <= watched.length));
+        call(
+            Sysno::madvise,
+            [watched.address(offset), length, ADVICE_DONT_NEED],
+        )
+        .map(drop)
+        .map_err(|errno| UffdError::class(errno, 0))
     }
 
     /// Takes faults that nobody has taken yet; how many, 0 when there are none.
@@ -336,10 +374,10 @@ mod tests {
     fn a_page_is_mapped_protected_and_taken() {
         let uffd = SharedUffd::open(Whose::UserMode).unwrap();
         let (watched, door) = mappings(4);
-        let page = watched + PAGE_SIZE;
         let door = (door + PAGE_SIZE) as *mut u8;
         // SAFETY: only the threads below touch the range.
-        unsafe { uffd.register(watched, 4 * PAGE_SIZE) }.unwrap();
+        let watched = unsafe { uffd.register(watched, 4 * PAGE_SIZE) }.unwrap();
+        let page = watched.address(PAGE_SIZE);
         assert_eq!(uffd.map(page, false), Err(UffdError::NoMemory));
         // SAFETY: in the mapping, which nobody unmaps.
         unsafe { door.write_volatile(7) };
@@ -362,12 +400,26 @@ mod tests {
         assert_eq!(unsafe { door.read_volatile() }, 7);
         uffd.map(page, true).unwrap();
         writer.join().unwrap();
-        uffd.unmap(page, PAGE_SIZE).unwrap();
+        uffd.unmap(&watched, PAGE_SIZE, PAGE_SIZE).unwrap();
         // SAFETY: in the mapping, which nobody unmaps.
         assert_eq!(unsafe { door.read_volatile() }, 9);
         let reader = read();
         assert!(!next(&uffd).write);
-        uffd.unregister(watched, 4 * PAGE_SIZE).unwrap();
+        uffd.unregister(&watched).unwrap();
         assert_eq!(reader.join().unwrap(), 9);
+    }
+
+    #[test]
+    fn only_watched_pages_are_unmapped() {
+        let uffd = SharedUffd::open(Whose::UserMode).unwrap();
+        let (start, _) = mappings(2);
+        // SAFETY: nobody touches the range.
+        let watched = unsafe { uffd.register(start, PAGE_SIZE) }.unwrap();
+        uffd.unmap(&watched, 0, PAGE_SIZE).unwrap();
+        for (offset, length) in [(PAGE_SIZE, PAGE_SIZE), (0, 2 * PAGE_SIZE), (usize::MAX, 1)] {
+            let attempt = || uffd.unmap(&watched, offset, length);
+            let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(attempt));
+            assert!(refused.is_err(), "{offset} {length}");
+        }
     }
 }

@@ -28,7 +28,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use thiserror::Error;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use weft_guest_memory::{MemoryError, Ram};
-use weft_pager::shared::{FAULTS_MAX, Fault, OpenError, SharedUffd, Whose};
+use weft_pager::shared::{FAULTS_MAX, Fault, OpenError, SharedUffd, Watched, Whose};
 use weft_pager::uffd::UffdError;
 use weft_vcpu::{Access, PAGE_SIZE};
 
@@ -83,12 +83,25 @@ pub trait Shadows: Send + Sync {
 }
 
 /// A part of RAM: guest-physical start, bytes, and where both mappings have it.
-#[derive(Clone, Copy)]
 struct Part {
     start: u64,
-    length: u64,
-    watched: usize,
+    watched: Watched,
     plain: usize,
+}
+
+/// A page in both mappings.
+struct BothPages<'a> {
+    watched: &'a Watched,
+    offset: usize,
+    /// The page in the mapping that is not watched.
+    words: &'a [AtomicU64; PAGE_WORDS],
+}
+
+impl BothPages<'_> {
+    /// Address in the watched mapping.
+    fn address(&self) -> usize {
+        self.watched.address(self.offset)
+    }
 }
 
 /// The watched mapping of guest RAM for the vCPUs in KVM.
@@ -107,22 +120,18 @@ impl GuestMapping {
     pub fn new(ram: &Ram, whose: Whose) -> Result<Self, MappingError> {
         let uffd = SharedUffd::open(whose)?;
         let watched = ram.second()?.with_marks();
-        let parts: Vec<Part> = watched
-            .parts()
-            .into_iter()
-            .zip(ram.parts())
-            .map(|((start, length, watched), (.., plain))| Part {
+        let mut parts = Vec::new();
+        for ((start, length, watched), (.., plain)) in watched.parts().into_iter().zip(ram.parts())
+        {
+            // SAFETY: a shared mapping of a file, which lives as long as `parts`. It was made
+            // just now, so that nobody touches it yet; the threads that map pages use the
+            // other one.
+            let watched = unsafe { uffd.register(watched as usize, length as usize) };
+            parts.push(Part {
                 start,
-                length,
-                watched: watched as usize,
+                watched: watched.map_err(MappingError::Register)?,
                 plain: plain as usize,
-            })
-            .collect();
-        for part in &parts {
-            // SAFETY: the mapping was made just now, so that nobody touches it yet;
-            // the threads that map pages use the other one.
-            unsafe { uffd.register(part.watched, part.length as usize) }
-                .map_err(MappingError::Register)?;
+            });
         }
         Ok(Self {
             watched,
@@ -176,7 +185,7 @@ impl GuestMapping {
         }
         for part in &self.parts {
             // A failure leaves vCPUs asleep; the bound of the machine's end covers that.
-            let _ = self.uffd.unregister(part.watched, part.length as usize);
+            let _ = self.uffd.unregister(&part.watched);
         }
     }
 
@@ -202,23 +211,25 @@ impl GuestMapping {
     /// The guest-physical address of a page of the watched mapping.
     fn guest_address(&self, watched: usize) -> Option<u64> {
         self.parts.iter().find_map(|part| {
-            let offset = watched.wrapping_sub(part.watched) as u64 & !(PAGE_SIZE - 1);
-            (offset < part.length).then(|| part.start + offset)
+            let offset = watched.wrapping_sub(part.watched.start()) as u64 & !(PAGE_SIZE - 1);
+            (offset < part.watched.length() as u64).then(|| part.start + offset)
         })
     }
 
-    /// The page at a guest-physical address: its address in the watched mapping, and its words
-    /// in the other.
-    fn places(&self, address: u64) -> Option<(usize, &[AtomicU64; PAGE_WORDS])> {
-        let part = self
-            .parts
-            .iter()
-            .find(|part| address.wrapping_sub(part.start) < part.length)?;
+    /// The page at a guest-physical address.
+    fn places(&self, address: u64) -> Option<BothPages<'_>> {
+        let holds = |part: &&Part| address.wrapping_sub(part.start) < part.watched.length() as u64;
+        let part = self.parts.iter().find(holds)?;
         let offset = (address - part.start) as usize;
         let words = (part.plain + offset) as *const [AtomicU64; PAGE_WORDS];
         // SAFETY: a whole page of the other mapping, which lives as long as `self`;
         // others change it, as atomics may be.
-        Some((part.watched + offset, unsafe { &*words }))
+        let words = unsafe { &*words };
+        Some(BothPages {
+            watched: &part.watched,
+            offset,
+            words,
+        })
     }
 }
 
@@ -233,19 +244,22 @@ impl MmuNotifier for Arc<GuestMapping> {
         kept: Option<Access>,
         _patience: Duration,
     ) -> Result<(), NotifierError> {
-        let Some((watched, words)) = self.places(address) else {
+        let Some(page) = self.places(address) else {
             return Ok(());
         };
         match kept {
             Some(Access::Write) => Ok(()),
-            Some(Access::Read) => self.uffd.protect(watched, true).map_err(failed("protect")),
+            Some(Access::Read) => self
+                .uffd
+                .protect(page.address(), true)
+                .map_err(failed("protect")),
             None => {
                 self.uffd
-                    .unmap(watched, PAGE)
+                    .unmap(page.watched, page.offset, PAGE)
                     .map_err(failed("take a page out of"))?;
                 match &self.shadows {
                     Some(shadows) => shadows
-                        .taken(address, words)
+                        .taken(address, page.words)
                         .map_err(NotifierError::Shadows),
                     None => Ok(()),
                 }
@@ -254,18 +268,18 @@ impl MmuNotifier for Arc<GuestMapping> {
     }
 
     fn granted(&self, address: u64, right: Access) -> Result<(), NotifierError> {
-        let Some((watched, words)) = self.places(address) else {
+        let Some(page) = self.places(address) else {
             return Ok(());
         };
         if let Some(shadows) = &self.shadows {
             shadows.mapped(address);
         }
         let writable = right == Access::Write;
-        let mapped = match self.uffd.map(watched, writable) {
+        let mapped = match self.uffd.map(page.address(), writable) {
             // The page was never touched: a read adds it to the file.
             Err(UffdError::NoMemory) => {
-                std::hint::black_box(words[0].load(Ordering::Relaxed));
-                self.uffd.map(watched, writable)
+                std::hint::black_box(page.words[0].load(Ordering::Relaxed));
+                self.uffd.map(page.address(), writable)
             }
             mapped => mapped,
         };
@@ -279,8 +293,9 @@ impl MmuNotifier for Arc<GuestMapping> {
     }
 
     fn hide(&self, address: u64) -> Result<(), NotifierError> {
-        if let (Some(shadows), Some((watched, _))) = (&self.shadows, self.places(address)) {
-            self.uffd.unmap(watched, PAGE).map_err(failed("unmap"))?;
+        if let (Some(shadows), Some(page)) = (&self.shadows, self.places(address)) {
+            let unmapped = self.uffd.unmap(page.watched, page.offset, PAGE);
+            unmapped.map_err(failed("unmap"))?;
             shadows.unmapped(address);
         }
         Ok(())
@@ -289,8 +304,9 @@ impl MmuNotifier for Arc<GuestMapping> {
     /// With shadow page tables each unmapping costs a search of them, so pages are evicted in
     /// turn, without watching their use.
     fn watch_for_use(&self, address: u64) -> Result<(), NotifierError> {
-        if let (None, Some((watched, _))) = (&self.shadows, self.places(address)) {
-            self.uffd.unmap(watched, PAGE).map_err(failed("unmap"))?;
+        if let (None, Some(page)) = (&self.shadows, self.places(address)) {
+            let unmapped = self.uffd.unmap(page.watched, page.offset, PAGE);
+            unmapped.map_err(failed("unmap"))?;
         }
         Ok(())
     }
