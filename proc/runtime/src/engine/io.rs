@@ -77,6 +77,20 @@ pub struct Arrived {
     pub length: usize,
 }
 
+impl Arrived {
+    /// The bytes of a run of pages; none where they are not all there.
+    fn contents(&self, first: u64, pages: usize) -> Option<&[u8]> {
+        let offset = first.checked_sub(self.first)? as usize * PAGE_BYTES;
+        let length = pages * PAGE_BYTES;
+        if offset + length > self.length {
+            return None;
+        }
+        // SAFETY: inside the frame's payload, which stays until the next receive on its
+        // link. The engine takes this value away before that, and the result with it.
+        Some(unsafe { core::slice::from_raw_parts(self.bytes.add(offset), length) })
+    }
+}
+
 /// Memory, links and what the protocol said last.
 pub struct Io {
     /// This node.
@@ -306,7 +320,7 @@ impl Io {
             Access::Write => Mode::Open,
         };
         let done = match content {
-            Content::Bytes => match self.contents(first, pages) {
+            Content::Bytes => match self.arrived.as_ref().and_then(|a| a.contents(first, pages)) {
                 Some(bytes) => self.space.install(start, pages, bytes, mode),
                 None => {
                     let violation =
@@ -318,19 +332,6 @@ impl Io {
         };
         self.check("install", first, done);
         self.count_resident(pages as i64);
-    }
-
-    /// The arrived bytes of a run of pages.
-    fn contents(&self, first: u64, pages: usize) -> Option<&'static [u8]> {
-        let arrived = self.arrived?;
-        let offset = first.checked_sub(arrived.first)? as usize * PAGE_BYTES;
-        let length = pages * PAGE_BYTES;
-        if offset + length > arrived.length {
-            return None;
-        }
-        // SAFETY: inside the frame's payload, which stays until the next
-        // receive on its link; the caller uses it before that.
-        Some(unsafe { core::slice::from_raw_parts(arrived.bytes.add(offset), length) })
     }
 
     fn give(&mut self, first: u64, count: u64, to: usize, message: Message, keep: Keep) {
