@@ -72,7 +72,7 @@ impl Bounds {
     /// death; 3 nodes and 1 page with a death, and with room at one node only. Then
     /// managers that are handed over from the first node: with evictions, twice, two
     /// pages, and with a death.
-    pub fn large(manager: ManagerOf) -> [Bounds; 15] {
+    pub fn large(manager: ManagerOf) -> [Bounds; 16] {
         let base = Bounds {
             nodes: 3,
             pages: 2,
@@ -164,6 +164,13 @@ impl Bounds {
             Bounds {
                 evictions: 0,
                 recalls: 1,
+                losses: 1,
+                ..handed
+            },
+            Bounds {
+                faults: 1,
+                evictions: 0,
+                hand_overs: 2,
                 losses: 1,
                 ..handed
             },

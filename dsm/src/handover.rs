@@ -326,10 +326,10 @@ impl<T: Tables> Node<T> {
     /// One end of a hand-over died, and a frozen node wants to know who manages.
     fn asked<S: Sink>(&mut self, page: Page, from: NodeId, dead: NodeId, sink: &mut S) {
         self.peer_lost(dead, page, sink);
-        let to = self.manager_of(page);
-        // A manager has announced itself, thawed the page, or is about to.
-        if to != self.me {
-            self.send(from, page, Body::Moved { to }, sink);
+        // A manager has announced itself, thawed the page, or is about to. Any other end
+        // has given the entry to the dead node, or waits for it in vain.
+        if self.manager_of(page) != self.me {
+            self.send(from, page, Body::Moved { to: dead }, sink);
         }
     }
 

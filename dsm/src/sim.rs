@@ -14,10 +14,10 @@ mod scenario;
 use inbox::{Arrival, Inbox, Outbox};
 pub use scenario::{Random, Scenario};
 
-use crate::checker::{Flaw, Frame, Judge, ZERO_VERSION, carries_ownership, idle_node};
+use crate::checker::{Flaw, Frame, Judge, ZERO_VERSION, carries_ownership, idle_node, one_manager};
 use crate::node::Node;
-use crate::protocol::{Action, Event, Message};
-use crate::state::{Phase, VecTables};
+use crate::protocol::{Action, Body, Event, Message};
+use crate::state::{Entry, EntryRecord, Phase, VecTables};
 use crate::types::{Access, CHUNK_PAGES, Config, ManagerOf, NodeId, Page, Policy};
 use std::collections::VecDeque;
 
@@ -43,6 +43,8 @@ pub struct Outcome {
     pub duplicates: u64,
     /// Pages that were asked for again because a write elsewhere took them.
     pub standing: u64,
+    /// Pages whose manager was handed over.
+    pub handed_over: u64,
 }
 
 /// A run that went wrong.
@@ -224,8 +226,55 @@ impl Simulation {
         use crate::state::Tables;
         self.nodes[0].tables.policy(self.page(slot))
     }
-    fn manager(&self, slot: usize) -> NodeId {
-        self.nodes[0].configured_manager(self.page(slot))
+    /// The live node that manages the page; `None` while its entry is in flight, and
+    /// after the death of a manager.
+    fn manager(&self, slot: usize) -> Option<NodeId> {
+        self.managers(slot).next()
+    }
+    fn managers(&self, slot: usize) -> impl Iterator<Item = NodeId> {
+        let page = self.page(slot);
+        let manages = move |node: &&Node<VecTables>| {
+            let local = node.tables.look(page);
+            self.alive(node.me()) && node.manager_by(page, local) == node.me()
+        };
+        self.nodes.iter().filter(manages).map(Node::me)
+    }
+    /// Entries on their way to the next manager, which will accept them.
+    fn entries_in_flight(&self, slot: usize) -> impl Iterator<Item = EntryRecord> {
+        let page = self.page(slot);
+        self.arriving()
+            .filter_map(move |message| match message.body {
+                Body::Entry { record } if message.page == page => Some(record),
+                _ => None,
+            })
+    }
+    /// Messages that will be accepted, of an earlier generation or not.
+    fn arriving(&self) -> impl Iterator<Item = Message> {
+        let nodes = self.nodes.len();
+        let channels = self.channels.iter().enumerate();
+        let accepted = channels.filter(move |(index, _)| {
+            let from = NodeId((index / nodes) as u8);
+            !self.nodes[index % nodes].is_dead(from)
+        });
+        accepted.flat_map(|(_, channel)| {
+            let next = channel.inbox.expected();
+            let packets = channel.queue.iter();
+            packets
+                .filter(move |packet| packet.number >= next)
+                .map(|packet| packet.message)
+        })
+    }
+    /// Whether a hand-over of the page is not over.
+    fn handed(&self, slot: usize) -> bool {
+        let page = self.page(slot);
+        let frozen = |node: &Node<VecTables>| {
+            let entry = node.tables.look_entry(page);
+            node.tables.look(page).frozen()
+                || entry.phase() == Phase::Hand
+                || entry.heir().is_some()
+        };
+        let mut live = self.nodes.iter().filter(|node| self.alive(node.me()));
+        live.any(frozen) || self.entries_in_flight(slot).next().is_some()
     }
     fn alive(&self, node: NodeId) -> bool {
         self.killed & node.bit() == 0
@@ -256,7 +305,9 @@ impl Simulation {
             if !adopted {
                 continue;
             }
-            let manager = self.manager(slot);
+            let Some(manager) = self.manager(slot) else {
+                continue;
+            };
             self.versions += 1;
             self.latest[slot] = self.versions;
             self.frames[manager.index()][slot] = Frame {
@@ -279,6 +330,9 @@ impl Simulation {
         if !self.standing.is_empty() && self.random.per_mille(300) {
             return self.ask_again();
         }
+        if self.scenario.hand_overs > 0 && self.random.per_mille(self.scenario.hand_overs) {
+            return self.hand_over();
+        }
         if self.random.per_mille(self.scenario.discards) {
             self.begin_discard();
         }
@@ -294,6 +348,20 @@ impl Simulation {
             2 => self.progress().map(|_| ()),
             _ => self.deliver_some().map(|_| ()),
         }
+    }
+
+    /// A page's manager changes, or is called back.
+    fn hand_over(&mut self) -> Result<(), Flaw> {
+        let (slot, to) = (self.any_slot(), self.any_live());
+        let page = self.page(slot);
+        let Some(manager) = self.manager(slot).filter(|_| self.discarding[slot] == 0) else {
+            return Ok(());
+        };
+        let event = match self.random.per_mille(150) {
+            true => Event::Recall { page },
+            false => Event::HandOver { page, to },
+        };
+        self.step(manager, slot, event, None)
     }
 
     /// One step without new work of the program; `false` when all is done.
@@ -401,11 +469,12 @@ impl Simulation {
             let slot = (start + turn) % self.scenario.pages;
             let before = self.discarding[slot];
             if before != 0 {
-                let manager = self.manager(slot);
-                let others = before & !manager.bit();
-                let node = NodeId::lowest(others).unwrap_or(manager);
-                self.discard(node, slot)?;
-                return Ok(true);
+                let last = self.manager(slot).map_or(0, NodeId::bit);
+                let others = NodeId::lowest(before & !last);
+                if let Some(node) = others.or(NodeId::lowest(last)) {
+                    self.discard(node, slot)?;
+                    return Ok(true);
+                }
             }
         }
         let count = self.nodes.len();
@@ -469,7 +538,11 @@ impl Simulation {
     fn begin_discard(&mut self) {
         let slot = self.any_slot();
         let movable = matches!(self.policy(slot), Policy::Invalidate | Policy::Update);
-        if movable && self.discarding[slot] == 0 && self.alive(self.manager(slot)) {
+        if movable
+            && self.discarding[slot] == 0
+            && self.manager(slot).is_some()
+            && !self.handed(slot)
+        {
             self.discarding[slot] = self.live_mask();
         }
     }
@@ -477,7 +550,7 @@ impl Simulation {
     fn discard(&mut self, node: NodeId, slot: usize) -> Result<(), Flaw> {
         self.discarding[slot] &= !node.bit();
         self.frames[node.index()][slot] = Frame::default();
-        if node == self.manager(slot) {
+        if Some(node) == self.manager(slot) {
             self.latest[slot] = ZERO_VERSION;
         }
         let page = self.page(slot);
@@ -487,6 +560,9 @@ impl Simulation {
     fn kill(&mut self) {
         self.scenario.deaths -= 1;
         let node = self.any_live();
+        let managed: Vec<bool> = (0..self.scenario.pages)
+            .map(|slot| self.manager(slot) == Some(node))
+            .collect();
         self.killed |= node.bit();
         let nodes = self.nodes.len();
         for other in 0..nodes {
@@ -498,7 +574,7 @@ impl Simulation {
         self.standing.retain(|(asker, _)| *asker != node);
         for slot in 0..self.scenario.pages {
             self.discarding[slot] &= !node.bit();
-            if self.manager(slot) == node {
+            if managed[slot] {
                 self.discarding[slot] = 0;
             }
         }
@@ -564,6 +640,7 @@ impl Simulation {
         let frame = &mut self.frames[node.index()][slot];
         let (channels, resolved) = (&mut self.channels, &mut self.resolved);
         let (wants, losses) = (&mut self.wants, &mut self.outcome.losses);
+        let handed_over = &mut self.outcome.handed_over;
         let standing = &mut self.standing;
         let mut outcome = Ok(());
         let mut sink = |action: Action| {
@@ -599,6 +676,7 @@ impl Simulation {
                 Action::Outdated { .. } if !standing.contains(&(node, slot)) => {
                     standing.push((node, slot));
                 }
+                Action::HandedOver { .. } => *handed_over += 1,
                 Action::Lost { .. } => {
                     let before = wants.len();
                     wants.retain(|want| want.node != node || want.slot != slot);
@@ -616,20 +694,21 @@ impl Simulation {
             return Ok(());
         }
         let judge = self.observe(slot)?;
-        let manager = self.manager(slot);
-        let entry = self.nodes[manager.index()]
-            .tables
-            .look_entry(self.page(slot));
-        let unclear = self.discarding[slot] != 0 || !self.alive(manager);
-        let lost = entry.phase() == Phase::Lost;
-        let (least, most) = if unclear {
-            (0, u32::MAX)
-        } else {
-            let one = u32::from(!entry.untouched() && !lost);
-            (if self.killed == 0 { one } else { 0 }, one)
+        let page = self.page(slot);
+        let managers = self.managers(slot).count() as u32;
+        let in_flight = self.entries_in_flight(slot).count() as u32;
+        one_manager(page, managers, in_flight, self.killed != 0)?;
+        let directory = match self.manager(slot) {
+            Some(manager) => Some(*self.nodes[manager.index()].tables.look_entry(page)),
+            None => self.entries_in_flight(slot).next().map(Entry::restore),
         };
+        let directory = directory.filter(|_| self.discarding[slot] == 0);
+        let (least, most) = directory.map_or((0, u32::MAX), |entry| {
+            let one = u32::from(!entry.untouched() && !entry.lost());
+            (if self.killed == 0 { one } else { 0 }, one)
+        });
         judge.verdict(self.ownerships_in_flight(slot), least, most)?;
-        if lost && !unclear {
+        if directory.is_some_and(|entry| entry.lost()) {
             judge.lost()?;
         }
         Ok(())
@@ -684,8 +763,7 @@ impl Simulation {
                     idle_node(page, node, self.nodes[node.index()].tables.look(page))?;
                 }
             }
-            let manager = self.manager(slot);
-            if self.alive(manager) {
+            if let Some(manager) = self.manager(slot) {
                 let entry = self.nodes[manager.index()].tables.look_entry(page);
                 let one = u32::from(!entry.untouched() && entry.phase() != Phase::Lost);
                 judge.verdict(0, one, one)?;

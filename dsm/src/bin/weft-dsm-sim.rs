@@ -64,6 +64,7 @@ fn simulate(seeds: Range<u64>) -> ExitCode {
                 total.messages += outcome.messages;
                 total.losses += outcome.losses;
                 total.standing += outcome.standing;
+                total.handed_over += outcome.handed_over;
             }
             Err(failure) => {
                 eprintln!("{failure}");
@@ -74,12 +75,13 @@ fn simulate(seeds: Range<u64>) -> ExitCode {
     let seconds = start.elapsed().as_secs_f64();
     println!(
         "{count} seeds in {seconds:.1} s: {:.0} seeds/s, {} events, {} messages, {} named losses, \
-         {} standing requests",
+         {} standing requests, {} managers handed over",
         count as f64 / seconds,
         total.events,
         total.messages,
         total.losses,
-        total.standing
+        total.standing,
+        total.handed_over
     );
     ExitCode::SUCCESS
 }

@@ -400,4 +400,10 @@ fn managers_are_handed_over_with_loss() {
     };
     holds("2x1, handed over, loss", recalled);
     holds("3x1, handed over, loss", handed(bounds(3, 1, 1, 0)));
+    // Each of two frozen nodes asks the other.
+    let twice = Bounds {
+        hand_overs: 2,
+        ..handed(bounds(3, 1, 0, 0))
+    };
+    holds("3x1, handed over twice, loss", twice);
 }

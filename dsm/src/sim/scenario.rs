@@ -55,6 +55,8 @@ pub struct Scenario {
     pub deaths: u32,
     /// Per mille of program accesses that write.
     pub writes: u64,
+    /// Per mille of steps that hand a manager over, or recall that.
+    pub hand_overs: u64,
     /// Pages of policy `Update`, a bit for each.
     pub updated: u32,
 }
@@ -71,10 +73,12 @@ impl Scenario {
         } else {
             ManagerOf::Fixed(NodeId(random.below(u64::from(nodes)) as u8))
         };
+        let manager = ranges(seed, nodes, pages).unwrap_or(manager);
         Scenario {
             nodes,
             pages,
-            manager: ranges(seed, nodes, pages).unwrap_or(manager),
+            manager,
+            hand_overs: hand_overs(seed, manager),
             migratory: random.per_mille(700),
             probe_every: probe_every(seed),
             steps: 200 + random.below(1200) as u32,
@@ -98,6 +102,17 @@ impl Scenario {
             writes: random.below(1000),
             updated: updated(seed),
         }
+    }
+}
+
+/// Two seeds in three whose managers may change hand them over. From a sequence of its
+/// own, as below.
+fn hand_overs(seed: u64, manager: ManagerOf) -> u64 {
+    let mut random = Random::new(seed ^ 0x4A2D_0E00);
+    match manager {
+        ManagerOf::Fixed(_) => 0,
+        _ if random.per_mille(333) => 0,
+        _ => 1 + random.below(120),
     }
 }
 

@@ -15,10 +15,11 @@ fn ten_thousand_seeds() {
         total.losses += outcome.losses;
         total.duplicates += outcome.duplicates;
         total.standing += outcome.standing;
+        total.handed_over += outcome.handed_over;
     }
     println!("10000 seeds in {:?}: {total:?}", start.elapsed());
     assert!(total.losses > 0 && total.duplicates > 0 && total.messages > 1_000_000);
-    assert!(total.standing > 100_000);
+    assert!(total.standing > 100_000 && total.handed_over > 20_000);
 }
 
 #[test]
@@ -50,6 +51,13 @@ fn every_mutant_is_found() {
         Mutant::NoLostAnswer,
         Mutant::ForgetWaiting,
         Mutant::ZeroInsteadOfLost,
+        Mutant::KeepServing,
+        Mutant::AskTwice,
+        Mutant::HandBusy,
+        Mutant::EntryEarly,
+        Mutant::ForgetHeld,
+        Mutant::EagerDone,
+        Mutant::NoAsk,
     ] {
         let failure = found(mutant, 0..3000);
         let failure = failure.unwrap_or_else(|| panic!("{mutant:?} was not found"));
