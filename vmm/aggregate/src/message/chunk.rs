@@ -32,10 +32,3 @@ pub struct ChunkReply<'a> {
     /// What was read.
     pub data: Cow<'a, [u8]>,
 }
-
-impl ChunkReply<'_> {
-    /// Whether it has all bytes of the read.
-    pub fn is_whole(&self) -> bool {
-        self.data.len() == self.chunk.length as usize
-    }
-}

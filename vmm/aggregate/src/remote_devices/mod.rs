@@ -292,7 +292,7 @@ impl RemoteDevices {
             DeviceMessage::Ask { chunk, data } => {
                 return self.take_chunk(from, address, chunk, data.into_owned());
             }
-            DeviceMessage::Answered(reply) => self.take_reply(address, reply),
+            DeviceMessage::Answered(reply) => return self.take_reply(from, address, reply),
             DeviceMessage::Frames(batch) => return self.take_frames(from, address, batch),
             DeviceMessage::Taken { bytes } => return self.frames_taken(from, address, bytes),
             DeviceMessage::Use(usage) => {

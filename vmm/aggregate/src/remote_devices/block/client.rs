@@ -1,8 +1,9 @@
 //! The remote block client: executes one queue's requests on another slice's disk.
 //!
 //! Invariants: at most `window` bytes are in flight, in chunks of a known bound,
-//! so that what the links hold is bounded, too; a request ends when each of its
-//! chunks was answered; guest memory is touched by the queue's own thread, or, while
+//! so that what the links hold is bounded, too; each reply is to exactly one chunk that was
+//! sent and has no reply yet, so that as many replies wait at most; a request ends when
+//! each of its chunks was answered; guest memory is touched by the queue's own thread, or, while
 //! a chunk of a read is not answered, by the thread that brings the data, if it need
 //! not wait for the guest's pages.
 
@@ -48,11 +49,18 @@ pub struct ReplyQueue {
     inline_handler: Mutex<Option<InlineHandler>>,
 }
 
-#[derive(Default)]
 struct Waiting {
     received: VecDeque<ReceivedReply>,
-    /// By slot: where what is read goes.
-    scatter_lists: Vec<Option<ScatterList>>,
+    slots: Vec<Expected>,
+}
+
+/// What the replies to one slot's request may be.
+#[derive(Default)]
+struct Expected {
+    /// Chunks that were sent and have no reply yet: as many as the window holds at most.
+    chunks: Vec<Chunk>,
+    /// Where what is read goes.
+    scatter_list: Option<ScatterList>,
 }
 
 /// A reply that waits for the queue's thread.
@@ -72,24 +80,37 @@ struct ScatterList {
 }
 
 impl Waiting {
-    /// Whether what was read is in guest memory now.
+    /// Takes the chunk that a reply is to from those without a reply.
+    ///
+    /// # Errors
+    /// The slice that sent the reply did not get such a chunk, or the data has another size.
+    fn accept(&mut self, reply: &ChunkReply) -> Result<(), String> {
+        let expected = self.slots.get_mut(reply.chunk.slot as usize);
+        let found = expected.and_then(|expected| {
+            let chunks = &mut expected.chunks;
+            let at = chunks.iter().position(|chunk| *chunk == reply.chunk)?;
+            Some(chunks.swap_remove(at))
+        });
+        let chunk = found.ok_or("it replied to a disk request that it did not get")?;
+        let read = chunk.operation == Operation::Read && reply.status == Status::Ok;
+        let length = if read { chunk.length as usize } else { 0 };
+        match reply.data.len() == length {
+            true => Ok(()),
+            false => Err(format!(
+                "it replied with {} bytes to a disk request for {length}",
+                reply.data.len()
+            )),
+        }
+    }
+
+    /// Copies what was read into guest memory; whether it is there now.
     fn land(&self, reply: &ChunkReply) -> bool {
         let Chunk { slot, position, .. } = reply.chunk;
-        let scatter_list = self
-            .scatter_lists
-            .get(slot as usize)
-            .and_then(Option::as_ref);
-        reply.chunk.operation == Operation::Read
-            && reply.status == Status::Ok
-            && reply.is_whole()
-            && scatter_list.is_some_and(|scatter_list| {
-                copy_in_held(
-                    &scatter_list.memory,
-                    &scatter_list.data,
-                    position,
-                    &reply.data,
-                )
-            })
+        let expected = self.slots.get(slot as usize);
+        let list = expected.and_then(|expected| expected.scatter_list.as_ref());
+        !reply.data.is_empty()
+            && list
+                .is_some_and(|list| copy_in_held(&list.memory, &list.data, position, &reply.data))
     }
 }
 
@@ -97,7 +118,10 @@ impl ReplyQueue {
     /// An empty one.
     pub fn new() -> io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
-            waiting: Mutex::default(),
+            waiting: Mutex::new(Waiting {
+                received: VecDeque::new(),
+                slots: (0..QUEUE_SIZE).map(|_| Expected::default()).collect(),
+            }),
             arrived: EventFd::new(EFD_NONBLOCK)?,
             inline_handler: Mutex::default(),
         }))
@@ -111,8 +135,12 @@ impl ReplyQueue {
     }
 
     /// Takes a received reply, which completes its request at once if that needs no waiting.
-    pub fn put(&self, reply: ChunkReply) {
+    ///
+    /// # Errors
+    /// It is no reply to any chunk that was sent.
+    pub fn put(&self, reply: ChunkReply) -> Result<(), String> {
         let mut waiting = lock(&self.waiting);
+        waiting.accept(&reply)?;
         // The lock is held meanwhile: what has ended is not written to any more.
         let landed = waiting.land(&reply);
         let ChunkReply {
@@ -136,6 +164,7 @@ impl ReplyQueue {
             // A full counter wakes as well.
             let _ = self.arrived.write(1);
         }
+        Ok(())
     }
 
     fn take(&self) -> Option<ReceivedReply> {
@@ -153,12 +182,15 @@ impl ReplyQueue {
         lock(&self.waiting).received.is_empty()
     }
 
-    fn expect(&self, slot: usize, scatter_list: Option<ScatterList>) {
-        let scatter_lists = &mut lock(&self.waiting).scatter_lists;
-        if scatter_lists.len() <= slot {
-            scatter_lists.resize_with(slot + 1, || None);
-        }
-        scatter_lists[slot] = scatter_list;
+    /// Says where the data of a slot's request goes; `None` once the request has ended.
+    fn set_scatter_list(&self, slot: usize, list: Option<ScatterList>) {
+        lock(&self.waiting).slots[slot].scatter_list = list;
+    }
+
+    /// A chunk is about to be sent.
+    fn expect(&self, chunk: &Chunk) {
+        let mut waiting = lock(&self.waiting);
+        waiting.slots[chunk.slot as usize].chunks.push(*chunk);
     }
 }
 
@@ -239,6 +271,7 @@ impl RemoteBlock {
             if in_flight.asked == in_flight.extent {
                 self.unasked.pop_front();
             }
+            self.replies.expect(&chunk);
             self.sender.ask(&chunk, &self.buffer);
         }
     }
@@ -261,9 +294,8 @@ impl RemoteBlock {
         if status != Status::Ok {
             in_flight.status = status;
         } else if in_flight.request.operation == Operation::Read && !landed {
-            let whole = data.len() == chunk.length as usize;
             let segments = &in_flight.request.data;
-            if !whole || copy_in(memory, segments, chunk.position, &data) != data.len() {
+            if copy_in(memory, segments, chunk.position, &data) != data.len() {
                 in_flight.status = Status::IoError;
             }
         }
@@ -273,7 +305,7 @@ impl RemoteBlock {
         let InFlight {
             request, status, ..
         } = self.slots[slot].take()?;
-        self.replies.expect(slot, None);
+        self.replies.set_scatter_list(slot, None);
         self.free.push(slot);
         Some(Completion { request, status })
     }
@@ -305,7 +337,7 @@ impl BlockBackend for RemoteBlock {
             memory: memory.clone(),
             data: request.data.clone(),
         });
-        self.replies.expect(slot, scatter_list);
+        self.replies.set_scatter_list(slot, scatter_list);
         self.slots[slot] = Some(InFlight {
             extent: if request.moves_data() {
                 request.length
@@ -359,5 +391,133 @@ impl BlockBackend for RemoteBlock {
 
     fn has_results(&self) -> bool {
         !self.replies.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::borrow::Cow;
+    use weft_guest_memory::Ram;
+    use weft_test_support::Random;
+    use weft_virtio::ring::Chain;
+
+    /// Keeps the chunks that were sent.
+    #[derive(Default)]
+    struct Kept(Mutex<Vec<Chunk>>);
+
+    impl ChunkSender for Kept {
+        fn ask(&self, chunk: &Chunk, _: &[u8]) {
+            lock(&self.0).push(*chunk);
+        }
+
+        fn is_over(&self) -> bool {
+            false
+        }
+    }
+
+    fn request(operation: Operation, length: u32) -> Request {
+        let data = match operation {
+            Operation::Read | Operation::Write => vec![Segment {
+                address: 0x1000,
+                length,
+            }],
+            _ => Vec::new(),
+        };
+        Request {
+            chain: Chain::default(),
+            operation,
+            offset: 0,
+            length: length.into(),
+            data,
+            durable: false,
+        }
+    }
+
+    fn damage(chunk: &mut Chunk, random: &mut Random) {
+        match random.below(6) {
+            0 => chunk.slot ^= 1 << random.below(32),
+            1 => chunk.position ^= 512 << random.below(20),
+            2 => chunk.offset ^= 512 << random.below(20),
+            3 => chunk.length ^= 1 << random.below(32),
+            4 => chunk.durable = !chunk.durable,
+            _ => chunk.operation = Operation::Flush,
+        }
+    }
+
+    /// Replies that are damaged, repeated or of another size are refused and change nothing:
+    /// each request ends once, when the true ones came.
+    #[test]
+    fn only_replies_to_chunks_that_were_sent_are_accepted() {
+        let ram = Ram::new(8 << 20).unwrap();
+        let memory = Arc::new(DeviceMemory::whole(&ram));
+        let mut random = Random::new(7);
+        let operations = [Operation::Read, Operation::Write, Operation::Discard];
+        for _ in 0..200 {
+            let sender = Arc::new(Kept::default());
+            let replies = ReplyQueue::new().unwrap();
+            let mut client = RemoteBlock::new(sender.clone(), replies.clone(), 1);
+            let begun = 1 + random.below(5) as usize;
+            for _ in 0..begun {
+                let operation = operations[random.below(3) as usize];
+                let length = 512 * (1 + random.below(512) as u32);
+                assert!(client.begin(&memory, request(operation, length)).is_none());
+            }
+            let mut ended = 0;
+            while client.in_flight() > 0 {
+                let chunk = {
+                    let mut sent = lock(&sender.0);
+                    let at = random.below(sent.len() as u64) as usize;
+                    sent.swap_remove(at)
+                };
+                let length = match chunk.operation {
+                    Operation::Read => chunk.length as usize,
+                    _ => 0,
+                };
+                let reply = |chunk, length| ChunkReply {
+                    chunk,
+                    status: Status::Ok,
+                    data: Cow::Owned(vec![1; length]),
+                };
+                let mut damaged = chunk;
+                damage(&mut damaged, &mut random);
+                // Another chunk that was sent is no damage.
+                if !lock(&sender.0).contains(&damaged) {
+                    assert!(replies.put(reply(damaged, length)).is_err());
+                }
+                assert_eq!(replies.put(reply(chunk, length)), Ok(()));
+                assert!(replies.put(reply(chunk, length)).is_err());
+                while let Some(completion) = client.next_completion(&memory) {
+                    assert_eq!(completion.status, Status::Ok);
+                    ended += 1;
+                }
+            }
+            assert_eq!(ended, begun);
+            assert!(lock(&sender.0).is_empty());
+        }
+    }
+
+    #[test]
+    fn data_of_another_size_is_refused() {
+        let ram = Ram::new(8 << 20).unwrap();
+        let memory = Arc::new(DeviceMemory::whole(&ram));
+        for (operation, size) in [(Operation::Read, 511), (Operation::Write, 1)] {
+            let sender = Arc::new(Kept::default());
+            let replies = ReplyQueue::new().unwrap();
+            let mut client = RemoteBlock::new(sender.clone(), replies.clone(), 1);
+            assert!(client.begin(&memory, request(operation, 512)).is_none());
+            let chunk = lock(&sender.0)[0];
+            let reply = ChunkReply {
+                chunk,
+                status: Status::Ok,
+                data: Cow::Owned(vec![0; size]),
+            };
+            assert!(
+                replies
+                    .put(reply)
+                    .unwrap_err()
+                    .contains("bytes to a disk request")
+            );
+        }
     }
 }

@@ -124,9 +124,20 @@ impl RemoteDevices {
     }
 
     /// A reply arrived for a queue that is served here.
-    pub(super) fn take_reply(&self, address: Address, reply: ChunkReply) {
-        if let Some(replies) = self.read(|table| table.replies.get(&address).cloned()) {
-            replies.put(reply);
+    pub(super) fn take_reply(
+        &self,
+        from: usize,
+        address: Address,
+        reply: ChunkReply,
+    ) -> Result<(), String> {
+        let (replies, owner) = self.read(|table| {
+            let owner = table.placements.get(&address.device);
+            let owner = owner.map(QueuePlacement::owner);
+            (table.replies.get(&address).cloned(), owner)
+        });
+        match replies.filter(|_| owner == Some(from)) {
+            Some(replies) => replies.put(reply),
+            None => Err("it replied to a disk request that it did not get".into()),
         }
     }
 }

@@ -8,9 +8,11 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use weft_platform::pci::PENDING;
+use weft_virtio::block::{Operation, Status};
 
 use super::*;
 use crate::devices::{DataPath, DeviceList, Disk, OpenDisks};
+use crate::message::chunk::{Chunk, ChunkReply};
 
 const SECTORS: u64 = 8192;
 const SECTOR: u64 = 512;
@@ -337,4 +339,34 @@ fn a_fault_elsewhere_wants_a_reset() {
     every_request(&rig, &mut rig.other(queues), 1);
     drop(driver);
     rig.end();
+}
+
+/// A slice that replies to a request that it did not get is lost, with the reason.
+#[test]
+fn a_reply_without_a_request_ends_the_machine() {
+    let rig = DiskRig::new(0, DataPath::Bypass, Duration::ZERO);
+    let reply = DeviceMessage::Answered(ChunkReply {
+        chunk: Chunk {
+            slot: 0,
+            position: 0,
+            operation: Operation::Flush,
+            durable: false,
+            offset: 0,
+            length: 0,
+        },
+        status: Status::Ok,
+        data: Vec::new().into(),
+    });
+    let queue = Address::new(0, 1);
+    rig.slices[0].remote_devices().send(1, queue, reply);
+    let deadline = Instant::now() + PATIENCE;
+    while rig.failures().is_empty() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let reason = rig.failures().first().cloned().unwrap_or_default();
+    assert!(reason.contains("lost node 0"), "{reason}");
+    assert!(reason.contains("it did not get"), "{reason}");
+    for slice in &rig.slices {
+        slice.close();
+    }
 }
