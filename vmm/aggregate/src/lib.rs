@@ -388,7 +388,7 @@ impl Slice {
         if !self.is_primary() {
             self.remote_devices.join(&wiring.mmio);
             for (bus, space) in [(&wiring.mmio, Space::Memory), (&wiring.ports, Space::Port)] {
-                bus.continue_at(Arc::new(RemoteRegisters {
+                bus.set_fallback(Arc::new(RemoteRegisters {
                     space,
                     slice: PRIMARY,
                     peers: self.peers.clone(),
@@ -437,7 +437,7 @@ impl Slice {
         };
         start("weft-registers", ThreadKind::Device, move || server.run())?;
         let memory = self.memory.clone();
-        start("weft-taker", ThreadKind::Device, move || {
+        start("weft-deferred", ThreadKind::Device, move || {
             memory.run_deferred_work()
         })?;
         let memory = self.memory.clone();

@@ -147,7 +147,7 @@ impl Owner {
         self.resume_parts(request)?;
         self.clock.go();
         if let Some(alarms) = &self.alarms {
-            alarms.look_again();
+            alarms.resume();
         }
         self.stage = Stage::Running;
         let (tsc_offset, tsc_zero) = (self.clock.offset(), self.clock.zero());

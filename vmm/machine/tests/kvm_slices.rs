@@ -88,10 +88,10 @@ fn slices(budget: Option<Budget>) -> Slices {
             lease: Duration::from_secs(20),
             on_failure: Box::new(|reason| panic!("{reason}")),
         });
-        let taker = memory.clone();
+        let deferred = memory.clone();
         slices
             .threads
-            .push(spawn(move || taker.run_deferred_work()));
+            .push(spawn(move || deferred.run_deferred_work()));
         let evictor = memory.clone();
         slices.threads.push(spawn(move || evictor.keep_to_budget()));
         let shell = memory.clone();

@@ -1,7 +1,7 @@
-//! Which device answers at which guest-physical address, or port.
+//! The address spaces of devices: memory-mapped registers, and ports.
 //!
-//! Ranges never overlap. A device is called with the offset into its range, on
-//! the thread of the vCPU that touched it, and must not wait for the guest.
+//! Ranges never overlap. A device is called with the offset into its range, on the thread of
+//! the vCPU that accesses it, and must not wait for the guest.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock, RwLock};
 
 use thiserror::Error;
 
-/// A device as its registers see it. Accesses are 1, 2, 4 or 8 bytes.
+/// The registers of a device. Accesses are 1, 2, 4 or 8 bytes.
 pub trait BusDevice: Send + Sync {
     /// Fills `data` from the register at `offset`.
     fn read(&self, offset: u64, data: &mut [u8]);
@@ -17,25 +17,25 @@ pub trait BusDevice: Send + Sync {
     fn write(&self, offset: u64, data: &[u8]);
 }
 
-/// The range is somebody else's already, or empty.
+/// A range is empty, or overlaps that of another device.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("address range {:#x} to {:#x} is empty or already in use", .0.start, .0.end)]
 pub struct Overlap(pub Range<u64>);
 
-/// By first address: one more than the last, and who answers.
+/// By first address: one more than the last address, and the device.
 type Devices = BTreeMap<u64, (u64, Arc<dyn BusDevice>)>;
 
 /// An address space of devices: ports, or memory-mapped registers.
 #[derive(Clone, Default)]
 pub struct Bus {
-    /// Guards the map only: released before a device is called.
+    /// Guards only the map: released before a device is called.
     devices: Arc<RwLock<Devices>>,
-    /// Answers where no device does; asked with the whole address.
-    beyond: Arc<OnceLock<Arc<dyn BusDevice>>>,
+    /// The fallback device: called with the whole address where no device is.
+    fallback: Arc<OnceLock<Arc<dyn BusDevice>>>,
 }
 
 impl Bus {
-    /// Lets `device` answer in `range`.
+    /// Inserts a device, whose registers are at `range`.
     pub fn insert(&self, range: Range<u64>, device: Arc<dyn BusDevice>) -> Result<(), Overlap> {
         let mut devices = self
             .devices
@@ -52,7 +52,7 @@ impl Bus {
         Ok(())
     }
 
-    /// Takes away the device whose range starts at `start`.
+    /// Removes the device whose range starts at `start`.
     pub fn remove(&self, start: u64) -> Option<Arc<dyn BusDevice>> {
         let mut devices = self
             .devices
@@ -61,27 +61,27 @@ impl Bus {
         devices.remove(&start).map(|(_, device)| device)
     }
 
-    /// Has `beyond` answer, with the address as offset, wherever no device does:
-    /// the devices of other slices. Once.
-    pub fn continue_at(&self, beyond: Arc<dyn BusDevice>) {
-        // A second one is a mistake that the first survives.
-        let _ = self.beyond.set(beyond);
+    /// Sets the fallback device, which is called with the address as offset wherever no
+    /// device is: it reaches the devices of other slices. Once.
+    pub fn set_fallback(&self, fallback: Arc<dyn BusDevice>) {
+        // Only the first fallback device counts.
+        let _ = self.fallback.set(fallback);
     }
 
-    /// Reads; ones where nobody answers.
+    /// Reads from the device at `address`; ones without a device.
     pub fn read(&self, address: u64, data: &mut [u8]) {
-        match (self.find(address, data.len()), self.beyond.get()) {
+        match (self.find(address, data.len()), self.fallback.get()) {
             (Some((offset, device)), _) => device.read(offset, data),
-            (None, Some(beyond)) => beyond.read(address, data),
+            (None, Some(fallback)) => fallback.read(address, data),
             (None, None) => data.fill(0xff),
         }
     }
 
-    /// Writes; to nowhere where nobody answers.
+    /// Writes to the device at `address`; ignored without a device.
     pub fn write(&self, address: u64, data: &[u8]) {
-        match (self.find(address, data.len()), self.beyond.get()) {
+        match (self.find(address, data.len()), self.fallback.get()) {
             (Some((offset, device)), _) => device.write(offset, data),
-            (None, Some(beyond)) => beyond.write(address, data),
+            (None, Some(fallback)) => fallback.write(address, data),
             (None, None) => {}
         }
     }
@@ -126,7 +126,7 @@ mod tests {
         let mut data = [0; 2];
         bus.read(0x10a, &mut data);
         assert_eq!(data, [52, 52]);
-        // Half outside: nobody answers.
+        // half outside: no device.
         bus.read(0x10f, &mut data);
         assert_eq!(data, [0xff, 0xff]);
         assert!(bus.remove(0x100).is_some());

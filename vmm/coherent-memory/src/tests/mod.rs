@@ -141,8 +141,9 @@ impl Rig {
                 on_failure: Box::new(move |reason| failures.lock().unwrap().push(reason)),
             });
             rig.threads.extend(connect(&memory));
-            let taker = memory.clone();
-            rig.threads.push(spawn(move || taker.run_deferred_work()));
+            let deferred = memory.clone();
+            rig.threads
+                .push(spawn(move || deferred.run_deferred_work()));
             let evictor = memory.clone();
             rig.threads.push(spawn(move || evictor.keep_to_budget()));
             let shell = memory.clone();

@@ -1,5 +1,5 @@
-//! The thread that brings running vCPUs back when their APIC timers are due. A
-//! halted vCPU's thread waits for its own timer.
+//! The timer thread: wakes running vCPUs when their APIC timers are due. The thread of a
+//! halted vCPU waits for its timer itself.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -10,27 +10,27 @@ use weft_confine::ThreadKind;
 
 use super::Clock;
 
-/// No alarm.
+/// The deadline of a vCPU without an alarm.
 const NEVER: u64 = u64::MAX;
 /// The shortest wait that a timer takes: zero would stop it.
 const AT_ONCE: Duration = Duration::from_nanos(1);
 
-/// Says to a vCPU that its time has come. Must not wait.
+/// Wakes a vCPU whose alarm is due. Must not block.
 pub type Ring = Box<dyn Fn(u32) + Send + Sync>;
 
 struct Shared {
     clock: Arc<Clock>,
     ring: Ring,
-    /// What the thread waits for. Setting it wakes no thread: to wake a thread costs
-    /// more than everything else that a guest's timer does here.
+    /// The kernel's timer, for which the thread waits. Setting it wakes no thread, which would
+    /// cost more than all other work for a guest's timer.
     timer: TimerFd,
     table: Mutex<Table>,
 }
 
 struct Table {
-    /// Guest TSC at which each vCPU wants to be rung.
+    /// The guest's TSC at which each vCPU is due.
     deadlines: Box<[u64]>,
-    /// Guest TSC for which the timer is set: never later than a deadline.
+    /// The guest's TSC for which the timer is set: never later than a deadline.
     armed: u64,
     over: bool,
 }
@@ -62,7 +62,7 @@ impl Alarms {
         })
     }
 
-    /// Rings the vCPU once the guest's TSC is `deadline`; `None`: not at all.
+    /// Sets a vCPU's alarm to the guest's TSC `deadline`; `None` removes it.
     pub fn set(&self, vcpu: u32, deadline: Option<u64>) {
         let deadline = deadline.unwrap_or(NEVER);
         let mut table = self.shared.table();
@@ -72,8 +72,8 @@ impl Alarms {
         }
     }
 
-    /// To be called when time goes on after it stood.
-    pub fn look_again(&self) {
+    /// Sets the timer anew; must be called when guest time continues after a stop.
+    pub fn resume(&self) {
         self.shared.wake(&mut self.shared.table());
     }
 }
@@ -104,7 +104,7 @@ impl Shared {
         self.set_timer(when.saturating_duration_since(Instant::now()));
     }
 
-    /// Has the thread look at once, also while time stands: then no deadline comes.
+    /// Makes the thread check at once, also while guest time is stopped.
     fn wake(&self, table: &mut Table) {
         table.armed = 0;
         self.set_timer(AT_ONCE);
@@ -140,7 +140,7 @@ impl Shared {
 }
 
 impl Table {
-    /// Takes the alarms that are due; says when the next will be.
+    /// Takes the alarms that are due; returns when the next is.
     fn collect(&mut self, now: u64, due: &mut Vec<u32>) -> u64 {
         let mut next = NEVER;
         for (vcpu, deadline) in self.deadlines.iter_mut().enumerate() {
@@ -178,7 +178,7 @@ mod tests {
         // Set again before it rang, since time stands: only the later one counts.
         alarms.set(2, Some(start + 4 * step));
         clock.go();
-        alarms.look_again();
+        alarms.resume();
         // Those that are found due together ring in this order, too.
         for (vcpu, steps) in [(0, 1), (1, 2), (2, 4)] {
             let (who, when) = rung.recv_timeout(Duration::from_secs(10)).unwrap();
@@ -201,7 +201,7 @@ mod tests {
         alarms.set(0, Some(clock.base().ticks(1_000_000)));
         assert!(rung.recv_timeout(Duration::from_millis(20)).is_err());
         clock.go();
-        alarms.look_again();
+        alarms.resume();
         assert_eq!(rung.recv_timeout(Duration::from_secs(10)), Ok(0));
     }
 

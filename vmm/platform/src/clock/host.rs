@@ -1,9 +1,9 @@
-//! The host's TSC, and how many ticks it has in a second.
+//! The host's TSC and its rate.
 //!
-//! That is measured against the host's monotonic clock, which takes some
-//! milliseconds. Whoever starts a machine has other work for that time:
-//! [`begin_tsc_measurement`] first, then the work, then [`measure_host_tsc`], in the
-//! same process or in one that was told when it began.
+//! The rate is measured against the host's monotonic clock, which takes some milliseconds. A
+//! process that starts a machine does other work meanwhile: it calls [`begin_tsc_measurement`]
+//! first, and [`measure_host_tsc`] after that work, in the same process or in one that was
+//! given the start of the measurement.
 
 use std::arch::x86_64::_rdtsc;
 use std::sync::{Mutex, PoisonError};
@@ -14,14 +14,14 @@ use serde::{Deserialize, Serialize};
 
 use super::COUNTED_HZ;
 
-/// Measured at least so long: both ends are good to some 100 ns.
+/// Shortest measurement: each end has an error of some 100 ns.
 const WINDOW: Duration = Duration::from_millis(10);
-/// A measurement that began longer ago is begun again: the host may have slept
-/// since, during which its clocks do not agree.
+/// A measurement that began longer ago is begun again: the host may have slept since, which
+/// its two clocks count differently.
 const WINDOW_MAX: Duration = Duration::from_secs(2);
 
-/// When a measurement began: both clocks at one moment. It holds in every process of
-/// the host until the host's next boot.
+/// The start of a measurement: both clocks at one moment. Valid in every process of the host
+/// until its next boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TscMeasurement {
@@ -35,10 +35,10 @@ impl TscMeasurement {
     }
 }
 
-/// When the measurement of this process began. Held for moments.
+/// The start of this process's measurement.
 static BEGUN: Mutex<Option<TscMeasurement>> = Mutex::new(None);
 
-/// The host's monotonic clock: since its boot, alike in all processes.
+/// The host's monotonic clock: nanoseconds since its boot, the same in all processes.
 pub fn monotonic() -> Duration {
     // A kernel without this clock does not exist.
     clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from)
@@ -50,18 +50,18 @@ pub fn host_tsc() -> u64 {
     unsafe { _rdtsc() }
 }
 
-/// Begins to measure; does nothing when that was done a moment ago.
+/// Begins to measure, unless a recent measurement has begun.
 pub fn begin_tsc_measurement() -> TscMeasurement {
     begun()
 }
 
-/// Goes on with what another process of this host began.
+/// Continues a measurement that another process of this host began.
 pub fn continue_tsc_measurement(measurement: TscMeasurement) {
     *BEGUN.lock().unwrap_or_else(PoisonError::into_inner) = Some(measurement);
 }
 
-/// Ticks of the host's TSC in a second. Good to some parts in 100,000. Waits for
-/// what is left of 10 ms since the measurement began.
+/// The rate of the host's TSC in ticks per second, with an error of some parts in 100,000.
+/// Waits for the rest of 10 ms since the measurement began.
 pub fn measure_host_tsc() -> u64 {
     let start = begun();
     std::thread::sleep(WINDOW.saturating_sub(start.elapsed()));
@@ -80,7 +80,7 @@ fn begun() -> TscMeasurement {
     }
 }
 
-/// Both clocks at one moment: of several tries, the one that took least.
+/// Both clocks at one moment: the shortest of several tries.
 fn tight_pair() -> TscMeasurement {
     let look = || {
         let before = host_tsc();

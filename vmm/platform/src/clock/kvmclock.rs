@@ -1,9 +1,9 @@
 //! The paravirtual clock of KVM (the kernel's Documentation/virt/kvm/x86/msr.rst):
-//! the guest names a place in its memory, we write there how its nanoseconds
-//! follow from its TSC.
+//! the guest gives an address in its memory, and the factors by which it computes nanoseconds
+//! from its TSC are written there.
 //!
-//! Since all vCPUs share one TSC, what is written is the same for all of them and
-//! holds for as long as the machine runs on this host.
+//! All vCPUs share one TSC, so these factors are the same for all of them, and valid for as
+//! long as the machine runs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +19,7 @@ const SYSTEM_TIME: [u32; 2] = [0x12, 0x4b56_4d01];
 const ENABLED: u64 = 1;
 /// PVCLOCK_TSC_STABLE_BIT: time agrees over vCPUs.
 const TSC_STABLE: u8 = 1;
-/// An even version: complete.
+/// An even version: the structure is complete.
 const COMPLETE: u32 = 2;
 
 /// The registers of all vCPUs.
@@ -32,7 +32,7 @@ pub struct KvmClock {
 }
 
 impl KvmClock {
-    /// None is enabled.
+    /// A clock that no vCPU has enabled.
     pub fn new(clock: Arc<Clock>, memory: Arc<dyn GuestBytes>, cpus: u32) -> Self {
         Self {
             clock,
@@ -42,7 +42,7 @@ impl KvmClock {
         }
     }
 
-    /// Reads one of its registers; `None`: not one of its.
+    /// Reads one of the clock's MSRs; `None` for another MSR.
     pub fn read(&self, vcpu: u32, index: u32) -> Option<u64> {
         if WALL_CLOCK.contains(&index) {
             return Some(self.wall_clock());
@@ -53,7 +53,8 @@ impl KvmClock {
         None
     }
 
-    /// Writes one of its registers; whether it was one of its and names memory.
+    /// Writes one of the clock's MSRs; `false` for another MSR, or an address that is not
+    /// memory.
     pub fn write(&self, vcpu: u32, index: u32, value: u64) -> bool {
         if WALL_CLOCK.contains(&index) {
             let done = self.write_wall_clock(value);
@@ -65,14 +66,14 @@ impl KvmClock {
         SYSTEM_TIME.contains(&index) && self.set_system_time(vcpu, value)
     }
 
-    /// What the vCPU wrote to its system time register last.
+    /// A vCPU's system time MSR.
     pub fn system_time(&self, vcpu: u32) -> u64 {
         self.system_time
             .get(vcpu as usize)
             .map_or(0, |cell| cell.load(Ordering::Relaxed))
     }
 
-    /// The same again, as after a restore. A refused write changes nothing.
+    /// Sets a vCPU's system time MSR after a restore. An invalid value changes nothing.
     pub fn set_system_time(&self, vcpu: u32, value: u64) -> bool {
         let done = value & ENABLED == 0 || self.write_system_time(value & !ENABLED);
         if let Some(cell) = self.system_time.get(vcpu as usize).filter(|_| done) {
@@ -90,13 +91,12 @@ impl KvmClock {
         self.set_wall_clock(wall_clock);
     }
 
-    /// What a vCPU wrote to the wall clock register last.
+    /// The machine's wall clock MSR.
     pub fn wall_clock(&self) -> u64 {
         self.wall_clock.load(Ordering::Relaxed)
     }
 
-    /// Sets what the register shows; what is in memory, the guest asked for when
-    /// it wrote it.
+    /// Sets the wall clock MSR after a restore, without a write to guest memory.
     pub fn set_wall_clock(&self, value: u64) {
         self.wall_clock.store(value, Ordering::Relaxed);
     }
@@ -123,7 +123,7 @@ impl KvmClock {
         self.publish(address, &data)
     }
 
-    /// Writes a structure that begins with a version, which is odd meanwhile.
+    /// Writes a structure that begins with a version, which is odd during the write.
     fn publish(&self, address: u64, data: &[u8]) -> bool {
         let version = |value: u32| self.memory.write(address, &value.to_le_bytes());
         version(COMPLETE - 1)

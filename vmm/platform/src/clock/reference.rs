@@ -1,4 +1,4 @@
-//! Whose TSC the guest's time is made from, where the machine lies on several hosts.
+//! The reference clock of a machine on several hosts: the TSC of the primary's host.
 
 use std::fs;
 
@@ -7,41 +7,41 @@ use thiserror::Error;
 
 use super::host::measure_host_tsc;
 
-/// Different in every boot of every host.
+/// The file of the host's boot id, which differs in every boot of every host.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-/// Rates further apart than this are refused: corrections (see `weft_aggregate`)
-/// could not follow, and timers of a guest would be off by more than they may.
+/// Largest accepted difference of two TSCs' rates, in millionths. Corrections (`weft_aggregate`)
+/// could not follow a larger one, and a guest's timers would be too inaccurate.
 pub const DRIFT_PPM_MAX: u64 = 200;
 
-/// The clock of the primary's host. All slices of a machine are given the
-/// same, and show their vCPUs a TSC of this rate.
+/// The TSC of the primary's host. All slices of a machine have the same reference, and show
+/// their vCPUs a TSC of this rate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reference {
-    /// Ticks of its TSC in a second, as measured.
+    /// The measured rate, in ticks per second.
     pub tsc_hz: u64,
-    /// Names the host, and since when it runs.
+    /// The boot id of the host.
     pub boot_id: String,
 }
 
-/// Rates of two TSCs are too far apart.
+/// The rates of two TSCs differ too much.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(
     "this host's TSC has {ours} Hz, node 0's has {theirs} Hz: {ppm} ppm apart, but at most \
     {DRIFT_PPM_MAX} can be corrected"
 )]
 pub struct RatesDiffer {
-    /// This host's.
+    /// The rate of this host's TSC.
     pub ours: u64,
-    /// The primary's host's.
+    /// The rate of the TSC of the primary's host.
     pub theirs: u64,
     /// Their difference in millionths.
     pub ppm: u64,
 }
 
 impl Reference {
-    /// This host's clock. Waits for what is left of the measurement, see
-    /// [`measure_host_tsc`].
+    /// The reference of this host. Waits for the rest of the measurement
+    /// ([`measure_host_tsc`]).
     pub fn here() -> Reference {
         Reference {
             tsc_hz: measure_host_tsc(),
@@ -49,8 +49,8 @@ impl Reference {
         }
     }
 
-    /// Whether it is the clock of this host, since the same boot. A host that does
-    /// not say which boot it is counts as another.
+    /// Whether the reference is the TSC of this host in this boot. A host without a boot id
+    /// counts as another host.
     pub fn is_here(&self) -> bool {
         !self.boot_id.is_empty() && self.boot_id == boot_id()
     }

@@ -1,4 +1,4 @@
-//! What travels between interrupt controllers.
+//! Interrupts and messages between interrupt controllers.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,20 +9,21 @@ pub enum Delivery {
     Fixed,
     /// The vector, to the target of the lowest priority.
     LowestPriority,
-    /// System management: there is none here.
+    /// System management interrupt; ignored.
     Smi,
     /// Non-maskable.
     Nmi,
-    /// Like a reset.
+    /// Resets the CPU, except some registers (table 10-1).
     Init,
     /// Starts a CPU that had an INIT, at page `vector`.
     StartUp,
-    /// From an 8259: there is none here.
+    /// From an 8259, which the machine does not have; ignored.
     External,
 }
 
 impl Delivery {
-    /// Bits 10 to 8 of the ICR, of a redirection entry, of an LVT entry, of MSI data.
+    /// Decodes bits 10 to 8 of the ICR, a redirection entry, an LVT entry or MSI data; `None`
+    /// for a reserved value.
     pub fn from_bits(bits: u32) -> Option<Self> {
         match bits & 7 {
             0 => Some(Self::Fixed),
@@ -37,7 +38,7 @@ impl Delivery {
     }
 }
 
-/// To whom, as the guest says it.
+/// The destination of an interrupt, as the guest encodes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Destination {
     /// The local APIC of this identifier.
@@ -52,7 +53,7 @@ pub enum Destination {
 }
 
 impl Destination {
-    /// A destination of eight bits: of an xAPIC's command, of the I/O APIC, of an MSI.
+    /// Decodes a destination of eight bits: of an xAPIC's ICR, a redirection entry or an MSI.
     pub fn of_8_bits(id: u8, logical: bool) -> Self {
         match (id, logical) {
             (0xff, _) => Self::Everybody,
@@ -61,7 +62,7 @@ impl Destination {
         }
     }
 
-    /// A destination of 32 bits: of an x2APIC's command.
+    /// Decodes a destination of 32 bits: of an x2APIC's ICR.
     pub fn of_32_bits(id: u32, logical: bool) -> Self {
         match (id, logical) {
             (u32::MAX, _) => Self::Everybody,
@@ -71,10 +72,10 @@ impl Destination {
     }
 }
 
-/// An interrupt on its way to the [`super::InterruptRouter`].
+/// An interrupt before the [`super::InterruptRouter`] has found its vCPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interrupt {
-    /// 0 to 255; below 16 illegal for those that have one.
+    /// 0 to 255; below 16 invalid for kinds that have a vector.
     pub vector: u8,
     pub delivery: Delivery,
     pub destination: Destination,
@@ -83,8 +84,8 @@ pub struct Interrupt {
 }
 
 impl Interrupt {
-    /// A message-signalled interrupt (Intel SDM volume 3, 11.11): `None` when it
-    /// is no write to the local APICs, or of a reserved kind.
+    /// Decodes a message-signalled interrupt (Intel SDM volume 3, 11.11); `None` if the address
+    /// is not in the local APICs' range, or the kind is reserved.
     pub fn from_msi(address: u64, data: u32) -> Option<Self> {
         if address >> 20 != 0xfee {
             return None;
@@ -104,10 +105,9 @@ impl Interrupt {
         })
     }
 
-    /// What a write to the interrupt command register asks for (Intel SDM volume
-    /// 3, 11.6.1): `None` for reserved kinds and for the de-assertion of INIT,
-    /// which CPUs since the Pentium 4 ignore. `target` has the register's destination,
-    /// and is told whether it is a logical one.
+    /// Decodes a write to the ICR (Intel SDM volume 3, 11.6.1); `None` for reserved kinds and
+    /// for the de-assertion of INIT, which CPUs since the Pentium 4 ignore. `target` decodes
+    /// the register's destination; its argument is whether the destination is logical.
     pub fn from_command(low: u32, target: impl FnOnce(bool) -> Destination) -> Option<Self> {
         let delivery = Delivery::from_bits(low >> 8)?;
         let level = low & 1 << 15 != 0;
@@ -131,7 +131,7 @@ impl Interrupt {
     }
 }
 
-/// What reaches one vCPU. Small and plain: the next step sends it to a node.
+/// An interrupt for one vCPU. Plain data, which slices send to each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
     /// An interrupt for the IRR.
@@ -145,7 +145,7 @@ pub enum Message {
     Init,
     /// Start-up, at page `vector`.
     StartUp {
-        /// Real-mode page to start at.
+        /// The real-mode page of the first instruction.
         vector: u8,
     },
 }

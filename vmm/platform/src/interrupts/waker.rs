@@ -1,4 +1,4 @@
-//! How a vCPU's thread is woken, whether it waits or runs guest code.
+//! The vCPU waker: wakes a vCPU's thread, whether it sleeps or runs guest code.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
@@ -6,32 +6,32 @@ use std::time::Instant;
 
 use weft_vcpu::Kick;
 
-/// One for each vCPU.
+/// Wakes the thread of one vCPU.
 ///
-/// Whoever has news (an interrupt, an order) first leaves it where the vCPU
-/// looks, then rings. The vCPU first says that it waits, then looks, then sleeps.
-/// So either it sees the news or the bell finds it waiting.
+/// A thread that has an event for the vCPU (an interrupt, a command) first posts it, then
+/// rings. The vCPU's thread first sets `waiting`, then checks for events, then sleeps. So
+/// either it finds the event, or the ring finds it waiting.
 #[derive(Default)]
 pub struct VcpuWaker {
     /// The vCPU's thread sleeps, or is about to.
     waiting: AtomicBool,
-    /// Rung since the sleep began; held for moments only.
+    /// Whether it was rung since the sleep began.
     rung: Mutex<bool>,
     bell: Condvar,
-    /// Brings a running vCPU back. Set once, before anybody rings.
+    /// Makes a running vCPU leave guest code. Set once, before the first ring.
     kick: OnceLock<Arc<dyn Kick>>,
     kicks: AtomicU64,
     wakes: AtomicU64,
 }
 
 impl VcpuWaker {
-    /// Says how a running vCPU is reached.
+    /// Sets how a running vCPU is kicked.
     pub fn connect(&self, kick: Arc<dyn Kick>) {
-        // A second connection is no error: the first is as good.
+        // Only the first kick counts.
         let _ = self.kick.set(kick);
     }
 
-    /// Wakes the thread, or brings it back from guest code.
+    /// Wakes the thread, or kicks it out of guest code.
     pub fn ring(&self) {
         if self.waiting.load(Ordering::SeqCst) {
             self.wakes.fetch_add(1, Ordering::Relaxed);
@@ -46,11 +46,11 @@ impl VcpuWaker {
         }
     }
 
-    /// Sleeps until `news` or a ring, until `deadline` at most. For the vCPU's
-    /// thread alone.
-    pub fn wait(&self, deadline: Instant, news: impl Fn() -> bool) {
+    /// Sleeps until a ring, until `deadline` at most; not at all if `has_events`. Only for the
+    /// vCPU's thread.
+    pub fn wait(&self, deadline: Instant, has_events: impl Fn() -> bool) {
         self.waiting.store(true, Ordering::SeqCst);
-        if !news() {
+        if !has_events() {
             let mut rung = self
                 .rung
                 .lock()
