@@ -28,11 +28,19 @@ fn is(mutant: Mutant) -> bool {
 
 /// Whether `model` holds in all interleavings, under `mutant`.
 pub fn holds(mutant: Mutant, model: fn()) -> bool {
+    holds_within(None, mutant, model)
+}
+
+/// As [`holds`], in all interleavings in which threads are interrupted at most so often: for
+/// models too large for all. Errors of lock-free code need few.
+pub fn holds_within(preemptions: Option<usize>, mutant: Mutant, model: fn()) -> bool {
     static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
     // A model that fails poisons it, which means nothing here.
     let _one = ONE.lock().unwrap_or_else(|poison| poison.into_inner());
     MUTANT.store(mutant as u8, AtOnce);
-    std::panic::catch_unwind(|| loom::model(model)).is_ok()
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = preemptions;
+    std::panic::catch_unwind(|| builder.check(model)).is_ok()
 }
 
 /// As loom's, but for mutants.
