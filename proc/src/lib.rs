@@ -10,6 +10,7 @@
 //! - [`path`]: paths that name the program by way of /proc
 //! - [`policy`]: when to jump
 //! - [`script`]: the `#!` line
+//! - [`silence`]: which node does not answer
 //! - [`stack`]: the stack with which a program starts
 //! - [`stats`]: counters and commands shared with the launcher
 //! - [`table`]: what is known of every system call
@@ -24,6 +25,7 @@ pub mod message;
 pub mod path;
 pub mod policy;
 pub mod script;
+pub mod silence;
 pub mod stack;
 pub mod stats;
 pub mod table;

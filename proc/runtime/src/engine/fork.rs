@@ -201,7 +201,7 @@ impl Engine {
                 // A part of a frame counts as a timeout too: the clock decides.
                 Incoming::Timeout | Incoming::Interrupted => {
                     if !patience.lasts() {
-                        self.silent("a page for a forked child");
+                        self.silent_node(Some(owner), "a page for a forked child");
                     }
                     self.look_for_lost_nodes();
                 }

@@ -21,6 +21,7 @@ use weft_proc::context::Context;
 use weft_proc::layout::{Kind, PAGE};
 use weft_proc::message::Message;
 use weft_proc::policy::Policy;
+use weft_proc::silence::silent_node;
 use weft_wire::frame::KINDS_DSM;
 use weft_wire::{Header, LinkError, Received, Wake, wait_any};
 
@@ -497,21 +498,29 @@ impl Engine {
         self.settle();
     }
 
-    /// No answer came within the lease: the peer counts as lost.
+    /// No answer came within the lease: the peer counts as lost, if it is certain which
+    /// one it is.
     pub fn silent(&mut self, what: &'static str) -> ! {
-        let text = "no answer within the lease";
-        if self.is_home() {
-            let page = self.io.awaited;
-            let entry = (page < PAGES_MAX).then(|| self.core.tables.look_entry(page));
-            let owner = entry.and_then(|entry| entry.owner());
-            let node = owner.map(NodeId::index).filter(|&node| node != 0);
-            let alive = (1..self.nodes).find(|&n| self.io.links[n].is_some());
-            self.lost(node.or(alive).unwrap_or(0), None);
+        let page = self.io.awaited;
+        let waits = !self.io.resolved && page < PAGES_MAX;
+        let linked = (1..self.nodes).filter(|&node| self.io.links[node].is_some());
+        let linked = linked.fold(0, |set, node| set | 1 << node);
+        let node = self.is_home().then(|| {
+            let owner = waits.then(|| self.core.tables.look_entry(page).owner());
+            silent_node(self.unsynced, owner.flatten().map(NodeId::index), linked)
+        });
+        self.silent_node(node.flatten(), what)
+    }
+
+    /// No answer came from this node within the lease.
+    pub fn silent_node(&mut self, node: Option<usize>, what: &'static str) -> ! {
+        if let Some(node) = node {
+            self.lost(node, None);
         }
         let me = self.me;
         self.give_up(
             EXIT_NODE_LOST,
-            format_args!("{text} while waiting for {what} on node {me}"),
+            format_args!("no answer within the lease while waiting for {what} on node {me}"),
         )
     }
 
