@@ -147,6 +147,9 @@ const PAGE: u64 = 4096;
 const FIRST_FAILURE: u32 = EXIT_NODE_LOST as u32;
 const LAST_FAILURE: u32 = EXIT_INTERNAL as u32;
 
+/// Pages of one [`Message::Peek`], at most.
+const PEEKED_MAX: u64 = 64;
+
 impl Message {
     /// The header that carries this message with `payload` bytes behind it.
     pub fn header(&self, payload: usize) -> Header {
@@ -274,14 +277,14 @@ impl Message {
                     length: b,
                 }
             }
-            42 => Peek {
-                page: at_most(a, MANAGED_END / PAGE - 1, "page", header.kind)?,
-                count: at_most(b, 64, "count", header.kind)?,
-            },
-            43 => Peeked {
-                page: at_most(a, MANAGED_END / PAGE - 1, "page", header.kind)?,
-                count: at_most(b, 64, "count", header.kind)?,
-            },
+            42 => {
+                let (page, count) = pages(a, b, header.kind)?;
+                Peek { page, count }
+            }
+            43 => {
+                let (page, count) = pages(a, b, header.kind)?;
+                Peeked { page, count }
+            }
             44 => Arrived,
             45 => Vdso { hash: a },
             46 => Sync,
@@ -308,10 +311,40 @@ fn range(start: u64, length: u64) -> Result<(), MessageError> {
     }
 }
 
+/// A few pages, all of which exist.
+fn pages(page: u64, count: u64, kind: u8) -> Result<(u64, u64), MessageError> {
+    const END: u64 = MANAGED_END / PAGE;
+    let page = at_most(page, END - 1, "page", kind)?;
+    let count = at_most(count, PEEKED_MAX.min(END - page), "count", kind)?;
+    Ok((page, count))
+}
+
 fn at_most(value: u64, limit: u64, name: &'static str, kind: u8) -> Result<u64, MessageError> {
     if value <= limit {
         Ok(value)
     } else {
         Err(MessageError::Field(name, kind))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The records of a slice end with the last page.
+    #[test]
+    fn a_peek_beyond_the_last_page_is_refused() {
+        const END: u64 = MANAGED_END / PAGE;
+        for (page, count, fits) in [
+            (0, 64, true),
+            (END - 64, 64, true),
+            (END - 63, 64, false),
+            (END, 0, false),
+            (0, 65, false),
+        ] {
+            let peek = Message::Peek { page, count };
+            let decoded = Message::decode(&peek.header(0));
+            assert_eq!(decoded.is_ok(), fits, "{count} pages from {page:#x}");
+        }
     }
 }
