@@ -4,11 +4,14 @@
  *     elsewhere fill     touches new memory until no node has room
  *     elsewhere call     makes a system call that a slice may not make, with the
  *                        runtime's own instruction, which no dispatch stops
+ *     elsewhere clocks   asks for the time, and the processor, in every way: the
+ *                        execution stays where it is
  *     elsewhere spin     computes, without a fault, until it is ended
  *
  * Where it is it knows by polling a descriptor that only home has, with that
  * same instruction. Natively, and before it has left, it ends with 1. */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <poll.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -16,6 +19,8 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
 #include <unistd.h>
 
 #define PAGE 4096u
@@ -87,6 +92,33 @@ static void go_away(void)
 	exit(1);
 }
 
+static int clocks(void)
+{
+	struct timespec now = {0}, step = {0};
+	struct timeval day = {0};
+	unsigned cpu = ~0u, node = ~0u;
+	time_t seconds = 0;
+
+	/* The pages are here, for the kernel to write to. */
+	if (syscall(SYS_clock_gettime, CLOCK_REALTIME, &now) ||
+	    syscall(SYS_clock_getres, CLOCK_MONOTONIC, &step) ||
+	    syscall(SYS_clock_getres, CLOCK_MONOTONIC, NULL) ||
+	    syscall(SYS_gettimeofday, &day, NULL) ||
+	    syscall(SYS_gettimeofday, NULL, NULL) ||
+	    syscall(SYS_time, &seconds) != seconds ||
+	    syscall(SYS_time, NULL) < seconds ||
+	    syscall(SYS_getcpu, &cpu, &node, NULL))
+		return 2;
+	if (step.tv_sec || !step.tv_nsec || day.tv_sec < now.tv_sec ||
+	    day.tv_usec >= 1000000 || seconds < day.tv_sec ||
+	    seconds > day.tv_sec + 60 || cpu == ~0u || node == ~0u)
+		return 3;
+	if (syscall(SYS_clock_getres, 12345, &step) != -1 || errno != EINVAL ||
+	    syscall(SYS_gettimeofday, (void *)8, NULL) != -1 || errno != EFAULT)
+		return 4;
+	return is_away() ? 0 : 5;
+}
+
 static void copy(void)
 {
 	uint64_t sum = 0;
@@ -129,6 +161,8 @@ int main(int count, char **arguments)
 			raw(SYS_getpid, 0, 0, 0);
 			go_away();
 		}
+	} else if (!strcmp(mode, "clocks")) {
+		return clocks();
 	} else if (!strcmp(mode, "spin")) {
 		for (;;)
 			__asm__ volatile("pause");

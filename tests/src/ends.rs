@@ -30,7 +30,7 @@ struct Expected {
     prints: &'static str,
 }
 
-const EXPECTED: [Expected; 4] = [
+const EXPECTED: [Expected; 5] = [
     Expected {
         name: "no room is said by the node that executes",
         options: "--memory 2M,40M --jump 8",
@@ -55,6 +55,15 @@ const EXPECTED: [Expected; 4] = [
         program: "elsewhere call",
         exit: EXIT_NODE_LOST,
         says: &["SIGSYS", "system call that slices may not make"],
+        omits: &[],
+        prints: "",
+    },
+    Expected {
+        name: "the time is asked for where the execution is",
+        options: "--memory 2M,40M --jump 8",
+        program: "elsewhere clocks",
+        exit: 0,
+        says: &[],
         omits: &[],
         prints: "",
     },

@@ -319,6 +319,8 @@ const PROCESSES: &[Entry] = &[
     (__NR_ioprio_get, plain(&[])),
     (__NR_ioprio_set, plain(&[])),
     (__NR_sched_setaffinity, plain(&[INT, INT, In(Argument(1))])),
+    // A number of the processors that `sched_getaffinity` lists: home's.
+    (__NR_getcpu, plain(&[out(4), out(4)])),
     (__NR_sched_getaffinity, plain(&[INT, INT, filled(1)])),
     (__NR_sched_setscheduler, plain(&[INT, INT, read(4)])),
     (__NR_sched_getscheduler, plain(&[])),
@@ -412,7 +414,6 @@ const THREAD: &[u32] = &[
 /// What every node answers alike.
 const LOCAL: &[u32] = &[
     __NR_sched_yield,
-    __NR_getcpu,
     __NR_clock_gettime,
     __NR_clock_getres,
     __NR_gettimeofday,
