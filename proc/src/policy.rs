@@ -333,7 +333,8 @@ impl Policy {
     }
 
     /// A system call had to go home from here: as good a reason to go home as
-    /// a fault on a page of home's.
+    /// a fault on a page of home's. The decision may be another node than home: the base
+    /// to which a failed trial returns.
     pub fn called_home(&mut self, busy: u64, price: Price) -> Decision {
         if self.kind == JUMP_AUTO {
             self.fault(0, busy, price)

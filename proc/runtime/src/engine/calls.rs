@@ -126,7 +126,11 @@ fn carry(
         None => own_calls::zeroed::<Buffers>().ok()?,
     };
     let result = carry_in(buffers, thread, plain, number, words, run);
-    thread.buffers.set(Some(buffers));
+    // A call of a signal handler during this one has left buffers of its own.
+    if let Some(nested) = thread.buffers.replace(Some(buffers)) {
+        // SAFETY: of that call, which is over; `zeroed` allocated as much.
+        unsafe { own_calls::release(core::ptr::from_mut(nested).cast(), size_of::<Buffers>()) };
+    }
     result
 }
 
@@ -319,7 +323,7 @@ pub fn elsewhere(
                 if come_home {
                     leave_for_home();
                 }
-                finish(thread, frame, result, come_home)
+                finish(thread, frame, result, come_home.then_some(0))
             }
             None => make_at_home(thread, frame),
         },
@@ -407,42 +411,53 @@ fn forward(
         None => make_at_home(thread, frame),
         Some(result) if result == fault && touched_home_only => make_at_home(thread, frame),
         Some(result) => {
-            let wants_home = called(started_at);
+            let target = called(started_at);
             if come_home {
                 leave_for_home();
             }
-            finish(thread, frame, result, come_home || wants_home)
+            finish(
+                thread,
+                frame,
+                result,
+                if come_home { Some(0) } else { target },
+            )
         }
     }
 }
 
-/// Counts a call home; true when the policy says that the execution should go
-/// there.
-fn called(started_at: u64) -> bool {
+/// Counts a call home. The node to which the policy sends the execution: home, or the
+/// base to which a trial that failed returns.
+fn called(started_at: u64) -> Option<usize> {
     let mut guard = ENGINE.lock();
-    let Some(engine) = guard.as_mut() else {
-        return false;
-    };
+    let engine = guard.as_mut()?;
     add(&engine.io.stats.forwarded_calls, 1);
     let busy = started_at.wrapping_sub(engine.left_at);
     let now = clock::now();
     engine.policy.waited(now - started_at);
     engine.left_at = now;
     let price = engine.price();
-    engine.policy.called_home(busy, price) != Decision::Pull
+    match engine.policy.called_home(busy, price) {
+        Decision::Pull => None,
+        // A base may have been given back meanwhile.
+        Decision::Jump(node) if engine.io.links[node].is_none() => {
+            engine.policy.stay(engine.me);
+            None
+        }
+        Decision::Jump(node) => Some(node),
+    }
 }
 
-/// Leaves the result in the frame and, if asked, takes the execution home.
-fn finish(thread: &Thread, frame: &mut Frame, result: isize, come_home: bool) -> isize {
-    if !come_home {
+/// Leaves the result in the frame and takes the execution to the node, if there is one.
+fn finish(thread: &Thread, frame: &mut Frame, result: isize, target: Option<usize>) -> isize {
+    let Some(node) = target else {
         return result;
-    }
+    };
     if result == RESTART {
         frame.registers.rip -= INSTRUCTION_BYTES;
     } else {
         frame.registers.rax = result as usize;
     }
-    jump::jump(thread, frame, 0);
+    jump::jump(thread, frame, node);
     RESUME
 }
 
