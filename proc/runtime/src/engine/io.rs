@@ -10,7 +10,7 @@
 //! first (a `Done` follows the installation it reports), except that two frames
 //! to the same node are always sent in the order in which they were decided.
 
-use weft_dsm::message::{self, Run as Frames};
+use weft_dsm::message::{self, Run};
 use weft_dsm::{
     Access, Action, Body, Content, Keep, Message, NodeId, PAGE_BYTES, Page, Refusal, Sink,
 };
@@ -44,7 +44,7 @@ pub enum Failure {
     Violation(usize, &'static str),
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 enum Change {
     Install {
         access: Access,
@@ -54,16 +54,18 @@ enum Change {
     Drop,
     Give {
         to: usize,
-        message: Message,
+        generation: u8,
+        body: Body,
         keep: Keep,
     },
 }
 
+/// Equal changes of consecutive pages.
 #[derive(Clone, Copy)]
-struct Run<T> {
+struct Changes {
     first: u64,
     count: u64,
-    what: T,
+    what: Change,
 }
 
 /// The page bytes that came with the frame being handled.
@@ -126,8 +128,9 @@ pub struct Io {
     staging: &'static mut [u8],
     /// Pages that were given up, and are still here.
     leaving: Leaving,
-    memory: Option<Run<Change>>,
-    frames: Option<Run<(usize, Message)>>,
+    memory: Option<Changes>,
+    /// Messages without contents, and the node that they are for.
+    frames: Option<(usize, Run)>,
 }
 
 // SAFETY: the pointer of `arrived` is used under the engine's lock only, while
@@ -206,22 +209,21 @@ impl Io {
     }
 
     fn change(&mut self, page: u64, what: Change) {
-        let joins = self.memory.as_ref().is_some_and(|run| {
-            run.first + run.count == page && run.count < RUN_MAX && same_change(&run.what, &what)
-        });
-        if joins {
-            if let Some(run) = &mut self.memory {
-                run.count += 1;
-            }
+        if let Some(run) = &mut self.memory
+            && run.first + run.count == page
+            && run.count < RUN_MAX
+            && run.what == what
+        {
+            run.count += 1;
             return;
         }
         self.flush_memory();
         if let Change::Give { to, .. } = what
-            && self.frames.is_some_and(|run| run.what.0 == to)
+            && self.frames.is_some_and(|(other, _)| other == to)
         {
             self.flush_frames();
         }
-        self.memory = Some(Run {
+        self.memory = Some(Changes {
             first: page,
             count: 1,
             what,
@@ -229,52 +231,39 @@ impl Io {
     }
 
     fn frame(&mut self, to: usize, message: Message) {
-        let page = message.page.0;
-        let joins = self.frames.is_some_and(|run| {
-            run.first + run.count == page
-                && run.count < RUN_MAX
-                && run.what.0 == to
-                && same_message(&run.what.1, &message)
-        });
-        if joins {
-            if let Some(run) = &mut self.frames {
-                run.count += 1;
-            }
+        if let Some((other, run)) = &mut self.frames
+            && *other == to
+            && run.extend(&message)
+        {
             return;
         }
         let gives = matches!(
             self.memory,
-            Some(Run { what: Change::Give { to: other, .. }, .. }) if other == to
+            Some(Changes { what: Change::Give { to: other, .. }, .. }) if other == to
         );
         if gives {
             self.flush_memory();
         }
         self.flush_frames();
-        self.frames = Some(Run {
-            first: page,
-            count: 1,
-            what: (to, message),
-        });
+        self.frames = Some((to, Run::one(message)));
     }
 
     fn flush_frames(&mut self) {
-        let Some(run) = self.frames.take() else {
+        let Some((to, run)) = self.frames.take() else {
             return;
         };
-        let (to, message) = run.what;
         // What a frame reports about memory has been done before it.
         self.flush_memory();
-        self.transmit(to, message, run.count, &[]);
+        self.transmit(to, &run, &[]);
     }
 
-    fn transmit(&mut self, to: usize, first: Message, count: u64, parts: &[&[u8]]) {
+    fn transmit(&mut self, to: usize, run: &Run, parts: &[&[u8]]) {
         self.flush_leaving();
-        let header = encode(first, count);
         let Some(link) = &mut self.links[to] else {
             // A node that left: nobody waits for this.
             return;
         };
-        if let Err(error) = link.send(&header, parts) {
+        if let Err(error) = link.send(&message::encode(run), parts) {
             self.fail(Failure::Link(to, error));
         }
     }
@@ -303,7 +292,21 @@ impl Io {
                 self.left += count;
                 add(&self.stats.drops, count);
             }
-            Change::Give { to, message, keep } => self.give(first, count, to, message, keep),
+            Change::Give {
+                to,
+                generation,
+                body,
+                keep,
+            } => {
+                let page = Page(first);
+                let first = Message {
+                    page,
+                    generation,
+                    body,
+                };
+                let count = count as u16;
+                self.give(to, &Run { first, count }, keep);
+            }
         }
     }
 
@@ -334,14 +337,15 @@ impl Io {
         self.count_resident(pages as i64);
     }
 
-    fn give(&mut self, first: u64, count: u64, to: usize, message: Message, keep: Keep) {
+    fn give(&mut self, to: usize, run: &Run, keep: Keep) {
+        let (first, body) = (run.first.page.0, run.first.body);
         let start = first as usize * PAGE_BYTES;
-        let pages = count as usize;
+        let pages = usize::from(run.count);
         let region = self.layout.lookup(start as u64).copied();
         // A file's pages are mapped by the kernel: they are neither protected
         // nor dropped, only read.
         let native = self.me == 0 && region.is_none_or(|r| r.kind == Kind::FileReadOnly);
-        let content = match message.body {
+        let content = match body {
             Body::Data { content, .. } | Body::Push { content, .. } => content,
             _ => Content::Held,
         };
@@ -356,9 +360,9 @@ impl Io {
         let readable = region.is_some_and(|r| {
             r.prot & PROT_READ != 0 && r.end >= (start + pages * PAGE_BYTES) as u64
         });
-        let pushed = matches!(message.body, Body::Push { .. });
+        let pushed = matches!(body, Body::Push { .. });
         if pushed && content == Content::Bytes && keep == Keep::Nothing && readable && !native {
-            return self.leave(first, count, to, message);
+            return self.leave(to, run);
         }
         if content == Content::Bytes {
             let length = pages * PAGE_BYTES;
@@ -366,36 +370,36 @@ impl Io {
                 // SAFETY: the protocol says that these pages are present here;
                 // the region allows reading.
                 let bytes = unsafe { core::slice::from_raw_parts(start as *const u8, length) };
-                self.transmit(to, message, count, &[bytes]);
+                self.transmit(to, run, &[bytes]);
             } else {
                 let staging = core::mem::take(&mut self.staging);
                 self.stage(start, &mut staging[..length]);
-                self.transmit(to, message, count, &[&staging[..length]]);
+                self.transmit(to, run, &[&staging[..length]]);
                 self.staging = staging;
             }
         } else {
-            self.transmit(to, message, count, &[]);
+            self.transmit(to, run, &[]);
         }
         if keep == Keep::Nothing {
             // SAFETY: the pages were sent, and the protocol keeps nothing here.
             let done = unsafe { self.space.drop(start, pages) };
             self.check("drop", first, done);
             self.count_resident(-(pages as i64));
-            self.left += count;
+            self.left += pages as u64;
         }
         if pushed {
-            add(&self.stats.pushes, count);
+            add(&self.stats.pushes, pages as u64);
         } else {
-            add(&self.stats.gives, count);
+            add(&self.stats.gives, pages as u64);
         }
     }
 
     /// A run that leaves together with others.
-    fn leave(&mut self, first: u64, count: u64, to: usize, message: Message) {
-        if !self.leaving.takes(to, count) {
+    fn leave(&mut self, to: usize, run: &Run) {
+        if !self.leaving.takes(to, run) {
             self.flush_leaving();
         }
-        self.leaving.add(to, first, count, &encode(message, count));
+        self.leaving.add(to, run);
     }
 
     /// Sends what is leaving, and drops it.
@@ -411,7 +415,8 @@ impl Io {
                 self.fail(Failure::Link(to, error));
             }
         }
-        while let Some((first, count)) = self.leaving.pop() {
+        while let Some(run) = self.leaving.pop() {
+            let (first, count) = (run.first.page.0, u64::from(run.count));
             // SAFETY: as in `give`; nothing refers to a run that was sent.
             let done = unsafe { self.space.drop(first as usize * PAGE_BYTES, count as usize) };
             self.check("drop", first, done);
@@ -449,47 +454,24 @@ impl Io {
     }
 }
 
-/// The header of a run of messages.
-fn encode(first: Message, count: u64) -> weft_wire::Header {
-    message::encode(&Frames {
-        first,
-        count: count as u16,
-    })
-}
-
-fn same_message(a: &Message, b: &Message) -> bool {
-    a.generation == b.generation && a.body == b.body
-}
-
-fn same_change(a: &Change, b: &Change) -> bool {
-    match (a, b) {
-        (
-            Change::Install { access, content },
-            Change::Install {
-                access: other_access,
-                content: other_content,
-            },
-        ) => access == other_access && content == other_content,
-        (Change::Allow, Change::Allow) | (Change::Drop, Change::Drop) => true,
-        (
-            Change::Give { to, message, keep },
-            Change::Give {
-                to: other_to,
-                message: other_message,
-                keep: other_keep,
-            },
-        ) => to == other_to && keep == other_keep && same_message(message, other_message),
-        _ => false,
-    }
-}
-
 impl Sink for Io {
     fn act(&mut self, action: Action) {
         match action {
             Action::Send { to, message } => self.frame(to.index(), message),
             Action::Give { to, message, keep } => {
+                let Message {
+                    page,
+                    generation,
+                    body,
+                } = message;
                 let to = to.index();
-                self.change(message.page.0, Change::Give { to, message, keep });
+                let what = Change::Give {
+                    to,
+                    generation,
+                    body,
+                    keep,
+                };
+                self.change(page.0, what);
             }
             Action::Install {
                 page,

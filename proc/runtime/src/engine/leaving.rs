@@ -6,21 +6,15 @@
 //! ([`super::io`]): nobody can tell it from one run after the other.
 
 use weft_dsm::PAGE_BYTES;
+use weft_dsm::message::{self, Run};
 use weft_wire::{FRAMES_MAX, Header, Link, LinkError};
 
 /// Pages that leave together, at most: what a socket takes at once.
 const PAGES_MAX: u64 = 128;
 
-#[derive(Clone, Copy)]
-struct Run {
-    header: Header,
-    first: u64,
-    count: u64,
-}
-
 /// The runs. They all go to the same node.
 pub struct Leaving {
-    runs: [Run; FRAMES_MAX],
+    runs: [Option<Run>; FRAMES_MAX],
     count: usize,
     pages: u64,
     to: usize,
@@ -29,13 +23,8 @@ pub struct Leaving {
 impl Leaving {
     /// Nothing leaves.
     pub const fn new() -> Leaving {
-        let none = Run {
-            header: Header::new(0),
-            first: 0,
-            count: 0,
-        };
         Leaving {
-            runs: [none; FRAMES_MAX],
+            runs: [None; FRAMES_MAX],
             count: 0,
             pages: 0,
             to: 0,
@@ -50,30 +39,26 @@ impl Leaving {
         self.to
     }
 
-    /// Whether another run of `count` pages may go along.
-    pub fn takes(&self, to: usize, count: u64) -> bool {
-        self.is_empty()
-            || self.to == to && self.count < FRAMES_MAX && self.pages + count <= PAGES_MAX
+    /// Whether another run may go along.
+    pub fn takes(&self, to: usize, run: &Run) -> bool {
+        let fits = self.count < FRAMES_MAX && self.pages + u64::from(run.count) <= PAGES_MAX;
+        self.is_empty() || self.to == to && fits
     }
 
     /// One more run, which [`Leaving::takes`].
-    pub fn add(&mut self, to: usize, first: u64, count: u64, header: &Header) {
+    pub fn add(&mut self, to: usize, run: &Run) {
         self.to = to;
-        self.runs[self.count] = Run {
-            header: *header,
-            first,
-            count,
-        };
+        self.runs[self.count] = Some(*run);
         self.count += 1;
-        self.pages += count;
+        self.pages += u64::from(run.count);
     }
 
-    /// Takes a run out: its first page, and how many.
-    pub fn pop(&mut self) -> Option<(u64, u64)> {
+    /// Takes a run out.
+    pub fn pop(&mut self) -> Option<Run> {
         self.count = self.count.checked_sub(1)?;
-        let run = self.runs[self.count];
-        self.pages -= run.count;
-        Some((run.first, run.count))
+        let run = self.runs[self.count].take()?;
+        self.pages -= u64::from(run.count);
+        Some(run)
     }
 
     /// Sends all of them.
@@ -82,12 +67,12 @@ impl Leaving {
     /// The pages are present and readable, and nobody writes to them.
     pub unsafe fn send(&self, link: &mut Link) -> Result<(), LinkError> {
         let mut frames = [(Header::new(0), &[][..]); FRAMES_MAX];
-        for (frame, run) in frames.iter_mut().zip(&self.runs[..self.count]) {
-            let start = run.first as usize * PAGE_BYTES;
-            let length = run.count as usize * PAGE_BYTES;
+        for (frame, run) in frames.iter_mut().zip(self.runs.iter().flatten()) {
+            let start = run.first.page.0 as usize * PAGE_BYTES;
+            let length = usize::from(run.count) * PAGE_BYTES;
             // SAFETY: the caller's promise.
             let bytes = unsafe { core::slice::from_raw_parts(start as *const u8, length) };
-            *frame = (run.header, bytes);
+            *frame = (message::encode(run), bytes);
         }
         link.send_frames(&frames[..self.count])
     }
