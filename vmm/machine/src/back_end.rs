@@ -1,4 +1,4 @@
-//! Which back end runs a machine's vCPUs, and why.
+//! Selects the back end of a machine's vCPUs.
 
 use std::sync::Arc;
 
@@ -17,19 +17,19 @@ use super::configuration::{BackEndChoice, Configuration};
 use crate::vcpu::notifiers::{KvmShadows, SoftMmuNotifier};
 use crate::vcpu::soft::SoftBackEnd;
 
-/// A back end, ready to make vCPUs.
+/// The selected back end, ready to make vCPUs.
 pub(super) struct Chosen {
     pub back_end: Box<dyn BackEnd>,
-    /// How the vCPUs' threads are confined.
+    /// Selects the seccomp filter of the vCPUs' threads.
     pub kind: ThreadKind,
-    /// Hears of guest memory that devices wrote.
+    /// Called after devices have written to guest memory.
     pub observer: Option<Arc<dyn WriteObserver>>,
-    /// One sentence for the log.
+    /// Why it was selected: a sentence for the log.
     pub reason: String,
 }
 
 impl Chosen {
-    /// For the log: which one it is and why, and what it does on its own.
+    /// Lines for the log: the back end, why it was selected, and its quirks.
     pub fn notes(&self) -> Vec<String> {
         let quirks = self.back_end.quirks();
         let mut notes = vec![self.reason.clone()];
@@ -37,7 +37,7 @@ impl Chosen {
         notes
     }
 
-    /// Where guest time comes from with this back end.
+    /// The source of guest time with this back end.
     pub fn source(&self, deterministic: bool) -> Source {
         match self.back_end.fixed_tsc_offset() {
             _ if deterministic => Source::Counted,
@@ -47,8 +47,7 @@ impl Chosen {
     }
 }
 
-/// Opens the back end that the configuration asks for.
-/// `slice`: of several.
+/// Opens the configured back end. `slice` is `None` if the machine has one slice.
 pub(super) fn choose(
     configuration: &Configuration,
     ram: &Ram,
@@ -97,7 +96,7 @@ pub(super) fn choose(
     })
 }
 
-/// Refuses a model whose instructions this host's CPU does not have.
+/// Refuses a CPU model with instructions that this host's CPU lacks.
 pub fn check_host(model: CpuModel) -> Result<(), MachineError> {
     let missing = model.missing(&weft_wire::cpu::features());
     if missing.is_empty() {
@@ -122,7 +121,7 @@ fn kvm_of_machine(
     KvmBackEnd::of(host, &options).map_err(kvm_refused)
 }
 
-/// KVM whose vCPUs use a watched mapping of the memory.
+/// Opens KVM for a slice: its vCPUs use a watched mapping of guest RAM.
 fn kvm_of_slice(
     host: &Host,
     configuration: &Configuration,

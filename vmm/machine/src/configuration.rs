@@ -1,4 +1,4 @@
-//! What a machine is asked to be, before it is checked.
+//! The configuration of a machine, and its validation.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -11,39 +11,39 @@ use weft_aggregate::{CPUS_MAX, Placement, PlacementError, Share};
 use weft_boot::{Protocol, UPDATED_RANGES_MAX};
 use weft_vcpu::{CpuModel, PAGE_SIZE};
 
-/// Which back end runs the vCPUs.
+/// The choice of a back end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BackEndChoice {
-    /// Hardware KVM where there is one, else software.
+    /// KVM with hardware virtualisation if the host has it, otherwise software.
     #[default]
     Auto,
-    /// KVM, quirks included where it needs them.
+    /// KVM, also without hardware virtualisation.
     Kvm,
     /// The software vCPU.
     Soft,
 }
 
-/// A whole machine.
+/// What a machine consists of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Configuration {
-    /// vCPUs, of all slices.
+    /// vCPUs of all slices together.
     pub cpus: u32,
-    /// Guest RAM, in bytes, of all slices.
+    /// Guest RAM of all slices together, in bytes.
     pub memory_bytes: u64,
-    /// What each slice gives of them; empty: one slice gives all.
+    /// The part of each slice; empty if the machine has one slice.
     #[serde(default)]
     pub slices: Vec<Share>,
-    /// Bytes that each slice may fill with pages of the others' parts of RAM; none: see
-    /// [`Placement::budget_bytes`].
+    /// Bytes that each slice may fill with pages of other slices' parts of RAM; `None`: the
+    /// default of [`Placement::budget_bytes`].
     #[serde(default)]
     pub spare_bytes: Option<u64>,
     /// The back end of the vCPUs.
     #[serde(default)]
     pub back_end: BackEndChoice,
-    /// Which CPU the guest sees; none: the back end's own, [`CpuModel::default`] of the
-    /// software vCPU, and all that it offers of KVM.
+    /// The CPU model that the guest sees; `None`: [`CpuModel::default`] on the software vCPU,
+    /// and all features that KVM offers on KVM.
     #[serde(default)]
     pub cpu_model: Option<CpuModel>,
     /// Guest time is the instruction count: a run repeats exactly. `soft` only.
@@ -54,10 +54,10 @@ pub struct Configuration {
     /// Initial RAM file system.
     #[serde(default)]
     pub initrd: Option<PathBuf>,
-    /// How the kernel is started, where not in the way that fits best.
+    /// Forces a boot protocol; `None`: the best one is chosen.
     #[serde(default)]
     pub boot_protocol: Option<Protocol>,
-    /// The kernel's command line, as it is.
+    /// The kernel's command line, to which Weft's parameters are appended.
     #[serde(default)]
     pub command_line: String,
     /// Disks, in the order in which the guest finds them.
@@ -66,34 +66,33 @@ pub struct Configuration {
     /// Network cards, in the same order.
     #[serde(default)]
     pub networks: Vec<Network>,
-    /// Guest-physical addresses that one vCPU writes again and again and others read:
-    /// of their pages each slice that reads them keeps a copy up to date. Beside those
-    /// that the kernel's notes name.
+    /// Guest-physical addresses that one vCPU writes repeatedly and others read: slices that
+    /// read these pages subscribe to them. The kernel's notes may list more.
     #[serde(default)]
     pub updated: Vec<Range<u64>>,
-    /// Linux brings up the vCPUs of the primary only; the guest's init does
-    /// the others later, when nothing of the boot is left to share. None: if the
-    /// initrd says that its init can.
+    /// Whether Linux brings up only the vCPUs of the primary, and the guest's init the others
+    /// after the boot, whose pages need not be shared then. `None`: if the initrd is marked
+    /// for it.
     #[serde(default)]
     pub late_cpus: Option<bool>,
     /// A virtio console (hvc0) beside the serial port.
     #[serde(default)]
     pub virtio_console: bool,
-    /// The port 0xf4 that ends the machine with an exit code.
+    /// Whether a write to port 0xf4 ends the machine with an exit code.
     #[serde(default)]
     pub debug_exit: bool,
-    /// Faults that need another slice are recorded from the start.
+    /// Whether faults that need another slice are recorded from the start.
     #[serde(default)]
     pub trace: bool,
 }
 
-/// What a configuration asks for that cannot be.
+/// Why a configuration is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Invalid {
-    /// No CPU, or more than an xAPIC can name.
+    /// No vCPU, or more than an xAPIC can address.
     #[error("{0} vCPUs: the number must be 1 to {CPUS_MAX}")]
     Cpus(u32),
-    /// See [`weft_guest_memory::Ram::new`].
+    /// A size that [`weft_guest_memory::Ram::new`] refuses.
     #[error("memory of {0} bytes: it must be a multiple of 4096, and at least 4 MiB")]
     Memory(u64),
     /// Only the software vCPU counts instructions.
@@ -102,16 +101,16 @@ pub enum Invalid {
     /// Several forwards of one host port.
     #[error("host port {0} is forwarded twice")]
     Forward(u16),
-    /// Too many ranges to keep up to date.
+    /// Too many ranges to subscribe to.
     #[error("{0} ranges of pages with updates: the maximum is {UPDATED_RANGES_MAX}")]
     Updated(usize),
     /// Invalid addresses.
     #[error("{:#x}-{:#x}: the end of a range must be above its start", .0.start, .0.end)]
     UpdatedRange(Range<u64>),
-    /// Slices that no machine can have.
+    /// An impossible placement.
     #[error(transparent)]
     Placement(#[from] PlacementError),
-    /// The slices are another machine's.
+    /// The slices' parts do not add up to the machine.
     #[error(
         "the slices have {cpus} vCPUs and {memory_bytes} bytes of memory together: the machine \
         must have the same"
@@ -122,33 +121,33 @@ pub enum Invalid {
         /// RAM of all slices.
         memory_bytes: u64,
     },
-    /// Not even what the vCPUs need at once.
+    /// Less spare memory than the vCPUs need at once.
     #[error(
         "each slice may keep {bytes} bytes of the others' memory, but needs at least {least} \
         for its vCPUs"
     )]
     Spare {
-        /// Asked for.
+        /// The requested bytes.
         bytes: u64,
-        /// What would do.
+        /// The minimum in bytes.
         least: u64,
     },
-    /// A device on a slice that there is not.
+    /// A device on a slice that does not exist.
     #[error("{device} {number} is on slice {slice}, but there are {slices}, counted from 0")]
     Slice {
         /// `disk` or `network`.
         device: &'static str,
-        /// Which of them, from 0.
+        /// The device's number, from 0.
         number: usize,
-        /// Where it was placed.
+        /// The slice of the device.
         slice: u32,
-        /// How many slices there are.
+        /// Slices of the machine.
         slices: usize,
     },
 }
 
 impl Configuration {
-    /// A machine of one vCPU with nothing but a serial port.
+    /// A machine with one vCPU and only a serial port.
     pub fn new(kernel: PathBuf, memory_bytes: u64) -> Self {
         Self {
             cpus: 1,
@@ -172,8 +171,7 @@ impl Configuration {
         }
     }
 
-    /// Which slice gives what. As it was asked for: [`Self::validate`] says whether
-    /// it can be.
+    /// The placement of vCPUs, memory and devices, before [`Self::validate`] has checked it.
     pub fn placement(&self) -> Placement {
         if self.slices.is_empty() {
             return Placement::whole(self.cpus, self.memory_bytes);
@@ -181,7 +179,7 @@ impl Configuration {
         Placement::unchecked(self.slices.clone())
     }
 
-    /// The disks and networks among it.
+    /// The disks and networks.
     pub fn devices(&self) -> DeviceList<'_> {
         DeviceList {
             cpus: self.cpus,
@@ -190,16 +188,16 @@ impl Configuration {
         }
     }
 
-    /// Opens the disks of a slice, as it will when the machine is put together: what
-    /// cannot be opened is said before anything runs.
+    /// Opens the disks of a slice in the same way as its machine does, so that a disk that
+    /// cannot be opened is reported before anything runs.
     ///
     /// # Errors
-    /// The first that cannot.
+    /// The first disk that cannot be opened.
     pub fn try_disks(&self, slice: usize, opened: &OpenDisks) -> Result<(), MachineError> {
         Ok(self.devices().try_disks(slice, opened)?)
     }
 
-    /// Refuses what cannot be, before anything is opened.
+    /// Checks the configuration, before anything is opened.
     pub fn validate(&self) -> Result<(), Invalid> {
         if self.cpus == 0 || self.cpus > CPUS_MAX {
             return Err(Invalid::Cpus(self.cpus));
@@ -226,7 +224,7 @@ impl Configuration {
         Ok(())
     }
 
-    /// Pages to keep up to date are given as a few ranges of addresses.
+    /// Checks the ranges to subscribe to.
     fn check_updated(&self) -> Result<(), Invalid> {
         if let Some(range) = self.updated.iter().find(|range| range.is_empty()) {
             return Err(Invalid::UpdatedRange(range.clone()));
@@ -238,7 +236,7 @@ impl Configuration {
         Ok(())
     }
 
-    /// They make up this machine, and every device lies on one of them.
+    /// Checks that the slices make up the machine, and that every device is on one of them.
     fn check_slices(&self) -> Result<(), Invalid> {
         if !self.slices.is_empty() {
             let placement = Placement::new(self.slices.clone())?;

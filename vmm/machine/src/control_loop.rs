@@ -1,4 +1,4 @@
-//! A secondary: does what the primary says, until the links end.
+//! The control loop of a secondary: carries out the primary's commands until the links end.
 
 use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
@@ -10,10 +10,10 @@ use weft_aggregate::{Slice, Timekeeper};
 use super::handle::Handle;
 use super::lifecycle::{MachineRequest, Refusal, Stage};
 
-/// How often it looks whether the machine is over.
+/// How often it checks whether the machine has ended.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// The thread that takes commands.
+/// What the thread of the control loop needs.
 pub(super) struct ControlLoop {
     pub slice: Arc<Slice>,
     pub timekeeper: Arc<Timekeeper>,
@@ -22,7 +22,7 @@ pub(super) struct ControlLoop {
 }
 
 impl ControlLoop {
-    /// Until the machine is over.
+    /// Carries out commands until the machine ends.
     pub fn run(self) {
         while self.handle.wait(Duration::ZERO).is_none() {
             let (ticket, json) = match self.commands.recv_timeout(LOOK) {
@@ -32,13 +32,13 @@ impl ControlLoop {
             };
             let reply = match serde_json::from_slice(&json) {
                 Ok(SliceCommand::Stop) => {
-                    // The links end with the machine: the word goes first.
+                    // The links end with the machine, so the reply is sent first.
                     self.slice.reply(ticket, &SliceReply::Done);
                     let _ = self.handle.request(MachineRequest::Stop);
                     return;
                 }
                 Ok(command) => self
-                    .obey(&command)
+                    .carry_out(&command)
                     .unwrap_or_else(|refusal| SliceReply::Refused(refusal.to_string())),
                 Err(error) => SliceReply::Refused(format!("a malformed command: {error}")),
             };
@@ -46,7 +46,7 @@ impl ControlLoop {
         }
     }
 
-    fn obey(&self, command: &SliceCommand) -> Result<SliceReply, Refusal> {
+    fn carry_out(&self, command: &SliceCommand) -> Result<SliceReply, Refusal> {
         match command {
             SliceCommand::Run {
                 tsc_offset,

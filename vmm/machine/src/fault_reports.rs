@@ -1,16 +1,16 @@
-//! Pages and faults of all slices, as the primary knows them.
+//! The fault reports of all slices, on the primary.
 //!
-//! While the machine runs they are asked for. What the secondaries had is collected
-//! before they end, where a trace was wanted from the start.
+//! While the machine runs, the primary requests them from the secondaries. With a trace from
+//! the start it collects them once more before the secondaries end.
 
 use weft_aggregate::Slice;
 use weft_aggregate::commands::{SliceCommand, SliceReply};
 use weft_coherent_memory::{FAULTS_MAX, RING, SliceFaults, SlicePages};
 
-/// What was seen of a machine's slices.
+/// Counts and records of faults of a machine's slices.
 #[derive(Default)]
 pub(super) struct FaultReports {
-    /// Faults are recorded from the start, and kept when the machine ends.
+    /// Whether faults are recorded from the start, and kept when the machine ends.
     wanted: bool,
     /// After the end, in order of slices.
     pages: Vec<SlicePages>,
@@ -18,7 +18,7 @@ pub(super) struct FaultReports {
 }
 
 impl FaultReports {
-    /// Nothing yet. `wanted`: it is kept when the machine ends.
+    /// Empty reports. `wanted`: they are kept when the machine ends.
     pub fn new(wanted: bool) -> Self {
         Self {
             wanted,
@@ -26,8 +26,8 @@ impl FaultReports {
         }
     }
 
-    /// The hottest pages of each slice. `slice`: who may ask the others; none after
-    /// the end.
+    /// The pages with most faults of each slice. `slice` requests them; `None` after the end,
+    /// when the collected ones are returned.
     pub fn pages(&self, slice: Option<&Slice>) -> Vec<SlicePages> {
         let Some(slice) = slice else {
             return self.pages.clone();
@@ -41,7 +41,7 @@ impl FaultReports {
         pages
     }
 
-    /// The faults of each slice from these numbers on.
+    /// The recorded faults of each slice, from these numbers on.
     pub fn faults(&self, slice: Option<&Slice>, from: Vec<Option<u64>>) -> Vec<SliceFaults> {
         let Some(slice) = slice else {
             return self.kept(&from);
@@ -59,7 +59,7 @@ impl FaultReports {
         faults
     }
 
-    /// Of those that were kept: from these numbers on, as many as in one answer.
+    /// The collected faults from these numbers on, as many as fit one reply.
     fn kept(&self, from: &[Option<u64>]) -> Vec<SliceFaults> {
         let of_slice = |kept: &SliceFaults| {
             let first = kept.next - kept.faults.len() as u64;
@@ -79,15 +79,15 @@ impl FaultReports {
         self.faults.iter().map(of_slice).collect()
     }
 
-    /// Keeps what there is, before the secondaries end. `slice`: none where they do
-    /// not answer any more.
+    /// Collects the reports before the secondaries end. `slice` is `None` if they no longer
+    /// reply.
     pub fn collect(&mut self, slice: Option<&Slice>) {
         let Some(slice) = slice.filter(|_| self.wanted) else {
             return;
         };
         self.pages = self.pages(Some(slice));
-        // They go on until they are told to end, and may add as fast as they are read:
-        // this many rounds read all that they hold at the first.
+        // The secondaries still run and may record as fast as they are read: this many rounds
+        // read all that they hold at the first.
         let rounds = RING.div_ceil(FAULTS_MAX);
         let mut kept: Vec<SliceFaults> = Vec::new();
         for _ in 0..rounds {
@@ -108,7 +108,7 @@ impl FaultReports {
     }
 }
 
-/// By slice: where to go on, from the first on.
+/// By slice: the number of the next record to read, at first 0.
 fn from_zero(slices: usize, kept: &[SliceFaults]) -> Vec<Option<u64>> {
     let mut from = vec![Some(0); slices];
     for kept in kept {
@@ -119,8 +119,8 @@ fn from_zero(slices: usize, kept: &[SliceFaults]) -> Vec<Option<u64>> {
     from
 }
 
-/// What was missed in between makes what came before useless for numbering: the
-/// numbers of what is kept have no gaps.
+/// Appends records. If records between were missed, the earlier ones are dropped, so that the
+/// numbers have no gaps.
 fn append(kept: &mut SliceFaults, more: SliceFaults) {
     if more.missed > 0 {
         kept.faults.clear();

@@ -1,4 +1,4 @@
-//! The PCI bus and the virtio devices that a configuration asks for.
+//! The PCI bus and the virtio devices of a configuration.
 
 use std::sync::Arc;
 
@@ -18,18 +18,18 @@ use super::machine_core::MachineCore;
 use super::part::{MachinePart, NamedPart};
 use super::{MachineError, OpenDisks};
 
-/// What the devices are made from.
+/// Makes the PCI devices of a machine.
 pub(super) struct PciDevices<'a> {
     pub core: &'a MachineCore,
     pub configuration: &'a Configuration,
-    /// Disks that are open already.
+    /// Open files of disks.
     pub opened: &'a OpenDisks,
-    /// Hears of guest memory that devices wrote.
+    /// Called after devices have written to guest memory.
     pub observer: Option<Arc<dyn WriteObserver>>,
     pub parts: &'a mut Vec<NamedPart>,
-    /// Of several.
+    /// `None` if the machine has one slice.
     pub slice: Option<&'a Arc<Slice>>,
-    /// Devices so far: each has the number of its turn.
+    /// Devices attached so far; it is the number of the next.
     pub attached: u8,
 }
 
@@ -57,7 +57,7 @@ impl PciDevices<'_> {
         Ok((root, handle))
     }
 
-    /// Disks and networks, which several slices may serve.
+    /// Attaches disks and networks, which several slices may serve.
     fn attach_partitioned(&mut self, root: &Root) -> Result<(), MachineError> {
         let devices = self.configuration.devices();
         let Some(slice) = self.slice else {

@@ -1,4 +1,4 @@
-//! The software vCPU behind the trait of all back ends.
+//! The software vCPU as a back end of machines.
 
 use std::sync::{Arc, OnceLock};
 
@@ -9,8 +9,8 @@ use weft_vcpu_soft::{SoftCpu, SoftMachine};
 
 use weft_vcpu::{BackEnd, Vcpu, VcpuError};
 
-/// The environment variable that, when set, has everything interpreted: for
-/// measurements, and to find out whose fault it is.
+/// The environment variable that disables the translator: everything is interpreted, for
+/// measurements and to find faults of the translator.
 const INTERPRET: &str = "WEFT_SOFT_INTERPRET";
 
 /// Makes the software vCPUs of one machine.
@@ -18,15 +18,15 @@ pub struct SoftBackEnd {
     machine: Arc<SoftMachine>,
     model: CpuModel,
     package_cpus: u32,
-    /// Known when it is first asked for: measuring takes time that others can use.
+    /// Set at the first use, because measuring takes time.
     tsc_hz: OnceLock<u64>,
     deterministic: bool,
 }
 
 impl SoftBackEnd {
-    /// For a machine with this memory and this many vCPUs of a model in each package.
-    /// `deterministic`: time is the count of instructions. The host has what the
-    /// model needs: see [`CpuModel::host_features`].
+    /// A back end for a machine with this memory, and this many vCPUs of a model in each
+    /// package. `deterministic`: instructions are the clock. The host must have the features
+    /// that the model needs ([`CpuModel::host_features`]).
     pub fn new(
         memory: Arc<dyn Memory>,
         model: CpuModel,
@@ -45,7 +45,7 @@ impl SoftBackEnd {
         }
     }
 
-    /// Shows a TSC of this rate, which was measured elsewhere. Before it makes vCPUs.
+    /// Sets the rate of the TSC, which another slice has measured. Before vCPUs are made.
     pub fn with_tsc_hz(self, tsc_hz: u64) -> Self {
         // Deterministic time has a rate of its own.
         if !self.deterministic {
@@ -55,12 +55,12 @@ impl SoftBackEnd {
         self
     }
 
-    /// What its vCPUs share.
+    /// The state that its vCPUs share.
     pub fn machine(&self) -> &Arc<SoftMachine> {
         &self.machine
     }
 
-    /// Hears of guest memory that devices wrote.
+    /// What must be called after devices have written to guest memory.
     pub fn observer(&self) -> Arc<dyn WriteObserver> {
         Arc::new(Written(self.machine.clone()))
     }

@@ -1,4 +1,4 @@
-//! The DSDT: devices that nobody can discover otherwise, in AML.
+//! The DSDT: the devices that a kernel cannot discover by itself, in AML.
 
 use acpi_tables::Aml;
 use acpi_tables::aml::{
@@ -120,7 +120,7 @@ fn device(path: &str, children: Vec<u8>, bytes: &mut Vec<u8>) {
     Device::new(path.into(), vec![&Raw(children)]).to_aml_bytes(bytes);
 }
 
-/// The kernel may have all that it asks for: no firmware uses any of it.
+/// Grants the kernel all features that it requests: no firmware uses them.
 fn osc() -> Vec<u8> {
     let status = Path::new("CDW1");
     let complain = |bit: u8| Or::new(&Path::new("CDW1"), &Path::new("CDW1"), &bit).encoded();
@@ -146,8 +146,7 @@ fn osc() -> Vec<u8> {
     .encoded()
 }
 
-/// Keeps the kernel from giving ECAM and our ports to others, and makes it
-/// trust MCFG.
+/// Reserves ECAM and the ports of the machine, and makes the kernel trust MCFG.
 fn motherboard(bytes: &mut Vec<u8>) {
     let count = (PORTS.end - PORTS.start) as u8;
     let resources = ResourceTemplate::new(vec![
@@ -189,7 +188,7 @@ fn real_time_clock(bytes: &mut Vec<u8>) {
     device("RTC_", join(&children), bytes);
 }
 
-/// The button, and the Generic Event Device (5.6.9) that says it was pressed.
+/// The power button, and the Generic Event Device (5.6.9) that notifies it.
 fn power_button(bytes: &mut Vec<u8>) {
     let children = [name("_HID", &EISAName::new("PNP0C0C")), name("_UID", &ZERO)];
     device("PWRB", join(&children), bytes);

@@ -1,12 +1,11 @@
-//! ACPI tables: what an unmodified kernel is told of the machine (ACPI
-//! Specification 6.5).
+//! ACPI tables, which describe the machine to an unmodified kernel (ACPI Specification 6.5).
 //!
 //! | file | holds |
 //! | --- | --- |
-//! | [`topology`] | which CPUs and which memory belong together |
+//! | [`topology`] | the NUMA nodes: their CPUs and memory |
 //! | `tables` | RSDP, XSDT, FADT, FACS, MADT, SRAT, SLIT, MCFG |
-//! | `dsdt` | devices that nobody can discover otherwise, in AML |
-//! | [`power`] | the registers that the tables speak of: power off, reset, button |
+//! | `dsdt` | the devices that a kernel cannot discover by itself, in AML |
+//! | [`power`] | the registers of the tables: power off, reset, button |
 //!
 //! The machine is *hardware-reduced* (4.1): it has none of the fixed ACPI
 //! registers of old PCs, no SCI, and, as there is no 8259, PIT or HPET either, a
@@ -29,18 +28,18 @@ use weft_guest_memory::{FOUR_GIB, Ram};
 
 pub use topology::Node;
 
-/// The tables start here, with the RSDP: firmware's place, so that a kernel that
-/// is not told finds them by searching.
+/// The address of the RSDP, the first table: in the firmware's area, so that a kernel that is
+/// not given the address finds it by a search.
 pub const TABLES: u64 = 0xe_0000;
-/// They end here at the latest.
+/// The tables end below this address.
 pub const TABLES_END: u64 = 0xe_f000;
-/// The FACS (5.2.10). It is no table to be read once: system and firmware share it for
-/// as long as the system runs, so it lies behind the pages that are RAM once the tables
-/// were read, in memory that the map calls reserved. Aligned to 64 bytes.
+/// The address of the FACS (5.2.10), aligned to 64 bytes. System and firmware share it for as
+/// long as the system runs, so it is in reserved memory, after the pages that become RAM once
+/// the tables were read.
 pub const FACS: u64 = TABLES_END;
-/// An xAPIC has eight bits for a CPU's number, and the last is for broadcasts.
+/// Most CPUs: an xAPIC has eight bits for a CPU's number, and 255 means all CPUs.
 pub const CPUS_MAX: usize = 255;
-/// Nodes of memory: Linux knows 64 in Debian's configuration.
+/// Most nodes of memory: Linux supports 64 in Debian's configuration.
 pub const NODES_MAX: usize = 64;
 /// Input of the I/O APIC for COM1.
 pub const SERIAL_LINE: u32 = 4;
@@ -48,7 +47,7 @@ pub const SERIAL_LINE: u32 = 4;
 pub const EVENT_LINE: u32 = 9;
 /// Ports of COM1.
 pub const SERIAL_PORTS: Range<u16> = 0x3f8..0x400;
-/// The number that the I/O APIC calls itself by: beyond the CPUs.
+/// The identifier of the I/O APIC: larger than those of the CPUs.
 pub const IO_APIC_ID: u8 = 0;
 
 /// Size of the window for 64-bit BARs.
@@ -56,42 +55,42 @@ const HIGH_WINDOW_BYTES: u64 = 16 << 30;
 const GIB: u64 = 1 << 30;
 const PAGE: u64 = 4096;
 
-/// Where 64-bit BARs may go: above all RAM.
+/// The window for 64-bit BARs: above all RAM.
 pub fn high_window(ram: &Ram) -> Range<u64> {
     let start = ram.high_end().max(FOUR_GIB).next_multiple_of(GIB);
     start..start + HIGH_WINDOW_BYTES
 }
 
-/// What the tables tell.
+/// What the tables describe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description {
-    /// Every CPU and all memory, in one node or more: CPU n has local APIC n.
+    /// The nodes with all CPUs and all memory. CPU n has local APIC n.
     pub nodes: Vec<Node>,
-    /// Where 64-bit BARs may go.
+    /// The window for 64-bit BARs.
     pub high_window: Range<u64>,
-    /// There is a clock of the MC146818 kind at port 0x70.
+    /// Whether a clock of the MC146818 kind is at port 0x70.
     pub real_time_clock: bool,
 }
 
-/// Why there are no tables.
+/// Why the tables cannot be made.
 #[derive(Debug, Error)]
 pub enum AcpiError {
-    /// None, too many, or not each once.
+    /// No CPUs, too many, or a number that occurs twice.
     #[error(
         "CPUs of the nodes: {0:?}: each number from 0 up must occur once, and there may be \
     {CPUS_MAX}"
     )]
     Cpus(Vec<u8>),
-    /// None or too many.
+    /// No nodes, or too many.
     #[error("{0} nodes of memory: the number must be 1 to {NODES_MAX}")]
     Nodes(usize),
-    /// Two nodes have the same memory, or one has a range of none.
+    /// Ranges of memory of two nodes overlap, or a range is empty.
     #[error("the memory from {:#x} to {:#x} belongs to two nodes, or is empty", .0.start, .0.end)]
     Memory(Range<u64>),
-    /// More tables than there is room for.
+    /// The tables are larger than their area.
     #[error("the ACPI tables need {0} bytes, but {room} are available", room = TABLES_END - TABLES)]
     Room(u64),
-    /// The guest has no memory there.
+    /// The area of the tables is not memory.
     #[error("guest memory at {TABLES:#x} cannot be written")]
     Write(#[source] vm_memory::GuestMemoryError),
 }

@@ -1,5 +1,5 @@
-//! The registers of a type 0 function: which bits are there, and which a guest
-//! may change (PCI Local Bus 3.0, 6.1 to 6.7).
+//! The configuration registers of a type 0 function, and which of their bits a guest may
+//! change (PCI Local Bus 3.0, 6.1 to 6.7).
 
 use serde::{Deserialize, Serialize};
 
@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 pub const SIZE: usize = 256;
 /// Command register.
 pub const COMMAND: usize = 0x04;
-/// Command: the function answers in its memory windows.
+/// Command: memory decoding is on.
 pub const COMMAND_MEMORY: u16 = 1 << 1;
-/// Command: the wire stays low.
+/// Command: INTx is disabled.
 pub const COMMAND_INTX_DISABLE: u16 = 1 << 10;
 /// Memory space, bus master, SERR#, interrupt disable.
 const COMMAND_WRITABLE: u16 = COMMAND_MEMORY | 1 << 2 | 1 << 8 | COMMAND_INTX_DISABLE;
@@ -35,7 +35,7 @@ pub struct Identity {
     pub subsystem: u16,
 }
 
-/// The bytes, and beside each which of its bits a guest may change.
+/// The bytes of the registers, and a mask of the bits that a guest may change.
 pub struct Configuration {
     bytes: [u8; SIZE],
     writable: [u8; SIZE],
@@ -103,7 +103,7 @@ impl Configuration {
         }
     }
 
-    /// What the BAR says.
+    /// The address in the BAR at an index.
     pub fn bar(&self, index: u8, wide: bool) -> u64 {
         let at = BARS + 4 * usize::from(index);
         let low = u64::from(self.word(at)) & !0xf;
@@ -116,7 +116,7 @@ impl Configuration {
         u16::from_le_bytes([self.bytes[COMMAND], self.bytes[COMMAND + 1]])
     }
 
-    /// Shows in the status register whether the function asks for an interrupt.
+    /// Sets the interrupt status bit of the status register.
     pub fn set_interrupt_status(&mut self, asked: bool) {
         self.bytes[STATUS] &= !STATUS_INTERRUPT;
         if asked {
@@ -124,14 +124,14 @@ impl Configuration {
         }
     }
 
-    /// Reads; zero beyond the end.
+    /// Reads registers; zero beyond the end.
     pub fn read(&self, register: u16, data: &mut [u8]) {
         for (at, byte) in (usize::from(register)..).zip(data) {
             *byte = self.bytes.get(at).copied().unwrap_or(0);
         }
     }
 
-    /// Writes the bits that may be.
+    /// Writes the changeable bits of registers.
     pub fn write(&mut self, register: u16, data: &[u8]) {
         for (at, byte) in (usize::from(register)..).zip(data) {
             if let (Some(old), Some(mask)) = (self.bytes.get_mut(at), self.writable.get(at)) {
@@ -145,7 +145,7 @@ impl Configuration {
         ConfigurationState(self.bytes.to_vec())
     }
 
-    /// Takes the changeable bits of `state`; false when it is of another function.
+    /// Restores the changeable bits; `false` if the state is of another function.
     pub fn restore(&mut self, state: &ConfigurationState) -> bool {
         let same = |(at, byte): (usize, &u8)| {
             let fixed = !self.writable[at];

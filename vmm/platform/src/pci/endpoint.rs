@@ -1,5 +1,5 @@
-//! What every function here has: registers, memory windows on the bus, MSI-X
-//! and a wire.
+//! The endpoint that every PCI function has: configuration registers, memory windows on the
+//! bus, MSI-X and an INTx pin.
 
 use std::sync::{Arc, Mutex};
 
@@ -18,10 +18,10 @@ use weft_confine::lock;
 const CAPABILITY_MSIX: u8 = 0x11;
 const COMMAND_AT_START: u16 = COMMAND_MEMORY | 1 << 2;
 
-/// A window of registers in memory.
+/// A memory window: a BAR.
 #[derive(Clone, Copy, Debug)]
 pub struct Bar {
-    /// Which base address register; a wide one takes the next one, too.
+    /// The index of its base address register; a 64-bit one takes the next, too.
     pub index: u8,
     /// Bytes: a power of two, 4096 at least.
     pub size: u64,
@@ -29,23 +29,23 @@ pub struct Bar {
     pub wide: bool,
 }
 
-/// What a function is made of.
+/// The arguments of [`Endpoint::new`].
 #[derive(Clone, Debug)]
 pub struct EndpointOptions {
     pub identity: Identity,
-    /// Its windows, without that of MSI-X.
+    /// The function's windows, without that of MSI-X.
     pub bars: Vec<Bar>,
-    /// Messages it can send.
+    /// MSI-X vectors.
     pub vectors: u16,
-    /// The 32-bit BAR that holds them.
+    /// The 32-bit BAR of the MSI-X table.
     pub msix_bar: u8,
 }
 
-/// A window and where it is.
+/// A window, and its place on the bus.
 struct Window {
     bar: Bar,
     device: Option<Arc<dyn BusDevice>>,
-    /// Where it is in the bus now.
+    /// The address at which it is on the bus now.
     mapped: Option<u64>,
 }
 
@@ -53,7 +53,7 @@ struct Registers {
     configuration: Configuration,
     windows: Vec<Window>,
     msix_control: u16,
-    /// What the device wants of the wire.
+    /// Whether the device asserts INTx.
     intx: bool,
 }
 
@@ -61,7 +61,7 @@ struct Registers {
 pub struct Endpoint {
     slot: Slot,
     msix: Arc<Msix>,
-    /// Never held while a device is called.
+    /// Never locked while a device is called.
     registers: Mutex<Registers>,
 }
 
@@ -74,7 +74,7 @@ pub struct EndpointState {
 }
 
 impl Endpoint {
-    /// A function in `slot`, its windows at addresses of their own.
+    /// The endpoint of a function in `slot`, with addresses assigned to its windows.
     pub fn new(slot: Slot, options: &EndpointOptions) -> Result<Self, PciError> {
         let mut configuration = Configuration::new(&options.identity);
         configuration.set_interrupt(super::pin_of_slot(slot.number()));
@@ -117,7 +117,7 @@ impl Endpoint {
         })
     }
 
-    /// The device that answers in the BAR at `index`; from now on it is on the bus.
+    /// Sets the device in the window of the BAR at `index`, and puts it on the bus.
     pub fn connect(&self, index: u8, device: Arc<dyn BusDevice>) {
         let mut registers = lock(&self.registers);
         for window in &mut registers.windows {
@@ -128,7 +128,7 @@ impl Endpoint {
         self.place(&mut registers);
     }
 
-    /// Takes all windows off the bus, for good.
+    /// Removes all windows from the bus, permanently.
     pub fn disconnect(&self) {
         let mut registers = lock(&self.registers);
         for window in &mut registers.windows {
@@ -139,7 +139,7 @@ impl Endpoint {
         self.pull(&mut registers);
     }
 
-    /// Appends a capability; where it is.
+    /// Appends a capability; returns its offset.
     pub fn add_capability(&self, id: u8, body: &[u8], writable: &[u8]) -> Result<u8, PciError> {
         lock(&self.registers)
             .configuration
@@ -152,7 +152,7 @@ impl Endpoint {
         lock(&self.registers).configuration.read(register, data);
     }
 
-    /// Writes registers, with what follows from it.
+    /// Writes registers, and applies the effects.
     pub fn write(&self, register: u16, data: &[u8]) {
         let mut registers = lock(&self.registers);
         registers.configuration.write(register, data);
@@ -162,12 +162,12 @@ impl Endpoint {
         self.msix.control(registers.msix_control());
     }
 
-    /// Whether messages are used rather than the wire.
+    /// Whether MSI-X is enabled, so that INTx is not used.
     pub fn messages(&self) -> bool {
         self.msix.enabled()
     }
 
-    /// Sends a message.
+    /// Sends the message of a vector.
     pub fn signal(&self, vector: u16) {
         self.msix.signal(vector);
     }
@@ -177,13 +177,12 @@ impl Endpoint {
         self.msix.message(vector)
     }
 
-    /// Has `hear` called after each write to the table of messages; no lock is held
-    /// then. Once.
+    /// Sets what is called after each write to the MSI-X table, without a lock. Once.
     pub fn on_message_change(&self, hear: Box<dyn Fn() + Send + Sync>) {
         self.msix.listen(hear);
     }
 
-    /// Where the BAR at `index` is on the bus, if it is.
+    /// The address of the BAR at `index`, if it is on the bus.
     pub fn place_of(&self, index: u8) -> Option<u64> {
         let registers = lock(&self.registers);
         let mut windows = registers.windows.iter();
@@ -192,7 +191,7 @@ impl Endpoint {
             .and_then(|window| window.mapped)
     }
 
-    /// Pulls the wire, or lets go.
+    /// Asserts or de-asserts INTx.
     pub fn set_intx(&self, asked: bool) {
         let mut registers = lock(&self.registers);
         registers.intx = asked;
@@ -209,7 +208,7 @@ impl Endpoint {
         }
     }
 
-    /// Becomes `state`.
+    /// Restores a saved state.
     pub fn restore(&self, state: &EndpointState) -> Result<(), PciError> {
         let mut registers = lock(&self.registers);
         if !registers.configuration.restore(&state.configuration) {
@@ -224,9 +223,9 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Puts windows where the registers say. One that would lie elsewhere than
-    /// in the host bridge's windows, or over another, answers nowhere until its
-    /// function's registers are written again.
+    /// Moves windows on the bus to the addresses in the registers. A window outside the host
+    /// bridge's windows, or over another, is not on the bus until its function's registers are
+    /// written again.
     fn place(&self, registers: &mut Registers) {
         let on = registers.configuration.command() & COMMAND_MEMORY != 0;
         let configuration = &registers.configuration;

@@ -1,5 +1,5 @@
 //! One PCI bus: a host bridge and functions with capabilities, memory windows,
-//! MSI-X, and a wire as fallback.
+//! MSI-X, and INTx as fallback.
 //!
 //! ```text
 //! vCPU ── ECAM, ports 0xcf8/0xcfc ──> Root ── slot ──> Function
@@ -34,17 +34,17 @@ pub use root::{Root, RootOptions, RootState, Slot};
 
 /// Slots of the one bus; slot 0 is the host bridge.
 pub const SLOTS: u8 = 32;
-/// I/O APIC pin of the first interrupt wire of the bus.
+/// The I/O APIC pin of the first INTx line of the bus.
 pub const FIRST_PIN: u32 = 16;
-/// How many wires the slots share.
+/// INTx lines that the slots share.
 pub const PINS: u32 = 8;
 
-/// The I/O APIC pin of INTA of `slot`: what _PRT must say.
+/// The I/O APIC pin of INTA of `slot`, as in the DSDT's _PRT.
 pub const fn pin_of_slot(slot: u8) -> u32 {
     FIRST_PIN + slot as u32 % PINS
 }
 
-/// Which guest-physical addresses BARs may have.
+/// The guest-physical addresses that BARs may have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Windows {
     /// Below 4 GiB; addresses are assigned from here.
@@ -54,7 +54,7 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// The hole below 4 GiB, and `high`: what the ACPI tables say.
+    /// The hole below 4 GiB, and `high`, as in the ACPI tables.
     pub fn new(high: Range<u64>) -> Self {
         Self {
             low: DEVICE_HOLE..PCI_WINDOW_END,
@@ -68,26 +68,26 @@ impl Windows {
     }
 }
 
-/// Configuration space as the bus sees it. `register` plus the length of
-/// `data` (1 to 4) is at most 4096.
+/// The configuration space of a function. `register` plus the length of `data` (1 to 4) is at
+/// most 4096.
 pub trait Function: Send + Sync {
     fn read(&self, register: u16, data: &mut [u8]);
     fn write(&self, register: u16, data: &[u8]);
 }
 
-/// Why a function cannot be had.
+/// Why a function cannot be added or restored.
 #[derive(Debug, Error)]
 pub enum PciError {
     /// The bus is full.
     #[error("all {SLOTS} PCI slots are taken")]
     NoSlot,
-    /// The window is.
+    /// The window for BARs is full.
     #[error("no space for a BAR of {0:#x} bytes in the window below 4 GiB")]
     NoAddress(u64),
-    /// The address of the bus's own registers is somebody else's.
+    /// The addresses of the bus's own registers are in use.
     #[error("the PCI root's own registers cannot be placed")]
     Placement(#[from] crate::bus::Overlap),
-    /// Saved state of another machine.
+    /// The saved state is of another machine.
     #[error("saved PCI state does not fit this machine: {0}")]
     State(&'static str),
 }

@@ -1,5 +1,5 @@
-//! MSI-X: the table of messages, and what waits while masked (PCI Local Bus
-//! 3.0, 6.8.2).
+//! MSI-X: the table of messages, and the pending bits of masked vectors (PCI Local Bus 3.0,
+//! 6.8.2).
 //!
 //! A vector is *free* (signalled at once), or *masked* (its own bit, or the
 //! whole function's): then a signal sets its pending bit, and unmasking sends it.
@@ -16,7 +16,7 @@ use weft_confine::lock;
 pub const VECTORS_MAX: u16 = 128;
 /// Bytes of the BAR that holds table and pending bits.
 pub const BAR_SIZE: u64 = 0x1000;
-/// Where the pending bits are in it.
+/// The offset of the pending bits in the BAR.
 pub const PENDING: u32 = 0x800;
 const ENTRY: usize = 16;
 const CONTROL_ENABLE: u16 = 1 << 15;
@@ -25,11 +25,11 @@ const CONTROL_MASK: u16 = 1 << 14;
 /// One entry of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vector {
-    /// Where the message is written.
+    /// The address of the message's write.
     pub address: u64,
-    /// What is written.
+    /// The data of the message's write.
     pub data: u32,
-    /// Whether it waits.
+    /// Whether the vector is masked.
     pub masked: bool,
 }
 
@@ -55,7 +55,7 @@ pub struct MsixState {
 pub struct Msix {
     state: Mutex<MsixState>,
     sink: Arc<dyn MessageSink>,
-    /// Hears of changes of the table; called with no lock held.
+    /// Called after changes of the table, without a lock.
     on_change: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
@@ -69,7 +69,7 @@ impl Msix {
         }
     }
 
-    /// Has `hear` called after each write to the table. Once.
+    /// Sets what is called after each write to the table. Once.
     pub fn listen(&self, hear: Box<dyn Fn() + Send + Sync>) {
         // A second one is a mistake that the first survives.
         let _ = self.on_change.set(hear);
@@ -83,13 +83,13 @@ impl Msix {
         free.then_some((vector.address, vector.data))
     }
 
-    /// Whether messages are used rather than the wire.
+    /// Whether MSI-X is enabled.
     pub fn enabled(&self) -> bool {
         lock(&self.state).enabled
     }
 
-    /// Sends the message of `vector`, or remembers to. Nothing happens for a
-    /// vector that is not there.
+    /// Sends the message of `vector`, or sets its pending bit if it is masked. A vector that does
+    /// not exist is ignored.
     pub fn signal(&self, vector: u16) {
         let message = lock(&self.state).signal(usize::from(vector));
         if let Some((address, data)) = message {
@@ -97,7 +97,7 @@ impl Msix {
         }
     }
 
-    /// The message control register changed.
+    /// Applies a change of the message control register.
     pub fn control(&self, value: u16) {
         let waiting = {
             let mut state = lock(&self.state);
@@ -113,7 +113,7 @@ impl Msix {
         lock(&self.state).clone()
     }
 
-    /// Becomes `saved`; false when it has another number of vectors.
+    /// Restores `saved`; `false` if it has another number of vectors.
     pub fn restore(&self, saved: &MsixState) -> bool {
         let mut state = lock(&self.state);
         let fits = saved.vectors.len() == state.vectors.len();
@@ -152,7 +152,7 @@ impl MsixState {
         Some((vector.address, vector.data))
     }
 
-    /// The messages that waited for an unmasking that has happened.
+    /// Takes the pending messages of vectors that are unmasked now.
     fn release(&mut self) -> Vec<(u64, u32)> {
         if !self.enabled || self.masked || self.pending == 0 {
             return Vec::new();

@@ -1,21 +1,21 @@
-//! A pin of the I/O APIC that several slots share: high while any of them
-//! asks (PCI Local Bus 3.0, 2.2.6).
+//! A pin of the I/O APIC that several slots share: high while one of them asserts INTx (PCI
+//! Local Bus 3.0, 2.2.6).
 
 use std::sync::{Arc, Mutex};
 
 use crate::interrupts::InterruptLine;
 use weft_confine::lock;
 
-/// The wire, and who pulls it.
+/// The interrupt line, and the slots that assert it.
 pub struct Pin {
     line: Arc<dyn InterruptLine>,
-    /// One bit per slot. Held while the line is set, so that the last word
-    /// that the line hears is about the last state.
+    /// A bit for each slot. Locked while the line is driven, so that the line's level follows
+    /// the last state.
     asking: Mutex<u32>,
 }
 
 impl Pin {
-    /// Nobody asks.
+    /// A pin that no slot asserts.
     pub fn new(line: Arc<dyn InterruptLine>) -> Self {
         Self {
             line,
@@ -23,7 +23,7 @@ impl Pin {
         }
     }
 
-    /// What `slot` wants.
+    /// Sets whether `slot` asserts the pin.
     pub fn set(&self, slot: u8, high: bool) {
         let mut asking = lock(&self.asking);
         let before = *asking;
