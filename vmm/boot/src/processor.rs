@@ -1,6 +1,7 @@
 //! The first CPU as the boot protocols want it: long mode with the first 4 GiB
 //! mapped to themselves, or protected mode without paging.
 
+use weft_vcpu::paging::{LARGE, PRESENT, WRITABLE};
 use weft_vcpu::{CpuState, DescriptorTable, Segment};
 
 use super::layout::{GDT, GDT_BYTES, PAGE_TABLES, STACK_TOP, write};
@@ -16,10 +17,9 @@ pub const RSP: usize = 4;
 pub const RSI: usize = 6;
 
 const PAGE: u64 = 4096;
-/// Present, writable.
-const TABLE: u64 = 0x3;
-/// Present, writable, a page of 2 MiB.
-const LARGE_PAGE: u64 = 0x83;
+/// Of an entry that leads to a table, and of one that maps 2 MiB.
+const TABLE: u64 = PRESENT | WRITABLE;
+const LARGE_PAGE: u64 = TABLE | LARGE;
 
 const CODE_SELECTOR: u16 = 0x10;
 const DATA_SELECTOR: u16 = 0x18;
@@ -153,7 +153,7 @@ mod tests {
             let upper = read(&ram, state.cr3 + index(39)) & !0xfff;
             let directory = read(&ram, upper + index(30)) & !0xfff;
             let entry = read(&ram, directory + index(21));
-            assert_eq!(entry & 0xfff, LARGE_PAGE);
+            assert_eq!(entry & 0xfff, 0x83);
             assert_eq!(entry & !0xfff, address & !0x1f_ffff);
         }
     }

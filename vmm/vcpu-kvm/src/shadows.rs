@@ -53,6 +53,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
 use weft_guest_memory::{FOUR_GIB, Marks};
+use weft_vcpu::paging::{ACCESSED, ADDRESS, PRESENT};
 
 use super::KvmError;
 use super::kick::Bell;
@@ -64,10 +65,7 @@ const SLOT: u32 = 2;
 const PAGE: usize = 4096;
 /// Bits of an entry in use: present and accessed. KVM sets the second before it
 /// makes an entry of its own, and what it takes ahead must have it.
-const IN_USE: u64 = 1 | 1 << 5;
-/// Bits of the address in an entry. Those that no address has are reserved, so that
-/// they need no mention: nothing is known there.
-const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+const IN_USE: u64 = PRESENT | ACCESSED;
 /// Commands of membarrier(2).
 const EXPEDITED: libc::c_int = 1 << 3;
 const REGISTER_EXPEDITED: libc::c_int = 1 << 4;
@@ -260,6 +258,7 @@ impl ShadowGate {
     fn may_be_table<'a>(&self, mut words: impl Iterator<Item = &'a AtomicU64>) -> bool {
         words.any(|word| {
             let word = word.load(Ordering::Relaxed);
+            // Bits of `ADDRESS` that no address has are reserved: nothing is known there.
             word & IN_USE == IN_USE && self.is_known(word & ADDRESS)
         })
     }

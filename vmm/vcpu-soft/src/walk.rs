@@ -6,22 +6,15 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use weft_vcpu::paging::{
+    ACCESSED, ADDRESS, DIRTY, GLOBAL, LARGE, NO_EXECUTE, PRESENT, USER, WRITABLE, fault as error,
+};
 use weft_vcpu::{Access, PAGE_SIZE, Purpose};
 
 use crate::cpu::{Cpu, Fault, Faulted, cr0, cr4, efer, rflags, vector};
 
 /// Bits of a physical address; CPUID says so too.
 pub const PHYSICAL_BITS: u32 = 46;
-
-const PRESENT: u64 = 1;
-const WRITABLE: u64 = 1 << 1;
-const USER: u64 = 1 << 2;
-const ACCESSED: u64 = 1 << 5;
-const DIRTY: u64 = 1 << 6;
-const LARGE: u64 = 1 << 7;
-const GLOBAL: u64 = 1 << 8;
-const NO_EXECUTE: u64 = 1 << 63;
-const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
 /// What to do at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,15 +43,6 @@ impl Party {
     pub fn class(self) -> usize {
         usize::from(self == Self::User)
     }
-}
-
-/// Bits of a page fault's error code.
-mod error {
-    pub const PROTECTION: u32 = 1;
-    pub const WRITE: u32 = 2;
-    pub const USER: u32 = 4;
-    pub const RESERVED: u32 = 8;
-    pub const FETCH: u32 = 16;
 }
 
 /// A translation.

@@ -7,10 +7,12 @@
 //! | `state` | all that a CPU is, as plain data |
 //! | [`encoding`] | the same as bytes |
 //! | `model` | which CPU the guest sees |
+//! | [`paging`] | bits of page-table entries and page faults |
 
 pub mod encoding;
 mod environment;
 mod model;
+pub mod paging;
 mod state;
 
 use std::sync::Arc;

@@ -7,20 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use vm_memory::{Bytes, GuestAddress};
 use weft_guest_memory::Ram;
+use weft_vcpu::paging::{ACCESSED, ADDRESS, DIRTY, LARGE, PRESENT, USER, WRITABLE, fault};
 use weft_vcpu::{Access, Memory};
 
 const PAGE: u64 = 4096;
-/// Bits of a page table entry.
-const PRESENT: u64 = 1;
-const WRITABLE: u64 = 1 << 1;
-const USER: u64 = 1 << 2;
-const ACCESSED: u64 = 1 << 5;
-const DIRTY: u64 = 1 << 6;
-const LARGE: u64 = 1 << 7;
-const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
-/// Bits of a page fault's error code.
-const CODE_PRESENT: u32 = 1;
-const CODE_WRITE: u32 = 2;
 /// CR0.WP, CR4.SMAP, CR4.LA57, EFER.LMA, RFLAGS.AC.
 const WRITE_PROTECT: u64 = 1 << 16;
 const SMAP: u64 = 1 << 21;
@@ -124,7 +114,7 @@ impl GuestMemory<'_> {
             return Err(Fault::Address);
         }
         let wants_write = access == Access::Write;
-        let code = if wants_write { CODE_WRITE } else { 0 };
+        let code = if wants_write { fault::WRITE } else { 0 };
         let refused = |code| Fault::Page {
             address: linear,
             code,
@@ -143,10 +133,10 @@ impl GuestMemory<'_> {
             let is_last = level == 0 || (level <= 2 && value & LARGE != 0);
             if is_last {
                 if wants_write && !writable && self.control.cr0 & WRITE_PROTECT != 0 {
-                    return Err(refused(code | CODE_PRESENT));
+                    return Err(refused(code | fault::PROTECTION));
                 }
                 if user && self.is_user_forbidden() {
-                    return Err(refused(code | CODE_PRESENT));
+                    return Err(refused(code | fault::PROTECTION));
                 }
                 let dirty = if wants_write { DIRTY } else { 0 };
                 mark(entry, ACCESSED | dirty);
