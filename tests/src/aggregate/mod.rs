@@ -1,5 +1,5 @@
 //! One Linux over several nodes of this host: boots, the guest's own checks, nodes
-//! that are lost, life, slow links, little memory.
+//! that are lost, life, slow links, little memory, vCPUs that move.
 //!
 //! Every test has a run directory and a tag of its own. When its machine has ended,
 //! no process with the tag and nothing in the directory may be left.
@@ -10,6 +10,7 @@ mod disks;
 mod errors;
 mod life;
 mod loss;
+mod moves;
 mod networks;
 mod oom;
 mod updated;
@@ -118,6 +119,7 @@ pub fn run_aggregate(context: &Context, plan: &Plan, report: &Report) {
         .chain(&errors::CHECKS)
         .chain(&disks::CHECKS)
         .chain(&updated::CHECKS)
+        .chain(&moves::CHECKS)
     {
         run(name, check);
     }
@@ -140,8 +142,14 @@ pub fn run_aggregate(context: &Context, plan: &Plan, report: &Report) {
     if plan.long {
         boots::run_slow(&run);
         match kvm_missing {
-            None => boots::run_on_kvm(plan, &run),
-            Some(why) => skip("boots, kvm", &why),
+            None => {
+                boots::run_on_kvm(plan, &run);
+                run(moves::ON_KVM, &moves::on_kvm);
+            }
+            Some(why) => {
+                skip("boots, kvm", &why);
+                skip(moves::ON_KVM, &why);
+            }
         }
         for (name, check) in &work::LONG {
             run(name, check);
