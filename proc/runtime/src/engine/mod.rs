@@ -24,6 +24,7 @@ mod clock;
 mod confine;
 #[cfg(feature = "damage")]
 mod damage;
+mod ending;
 mod fault;
 mod fork;
 mod io;
