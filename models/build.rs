@@ -35,13 +35,13 @@ const SOURCES: [Source; 3] = [
             (
                 "looks_before_it_announces",
                 &[(
-                    "        self.waiting.store(true, Ordering::SeqCst);\n        if !news() {",
-                    "        let came = news();\n        self.waiting.store(true, Ordering::SeqCst);\n        if !came {",
+                    "        self.waiting.store(true, Ordering::SeqCst);\n        if !has_events() {",
+                    "        let came = has_events();\n        self.waiting.store(true, Ordering::SeqCst);\n        if !came {",
                 )],
             ),
             (
                 "does_not_look_again",
-                &[("        if !news() {", "        let _ = news;\n        {")],
+                &[("        if !has_events() {", "        let _ = has_events;\n        {")],
             ),
             (
                 "rings_without_a_mark",
