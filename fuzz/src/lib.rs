@@ -6,6 +6,7 @@
 //! target, add an entry to [`TARGETS`], then run `.ci/fuzz seeds NAME`.
 
 pub mod dsm;
+pub mod node;
 pub mod proc;
 pub mod random;
 pub mod soft;
@@ -111,6 +112,16 @@ pub const TARGETS: &[Target] = &[
         name: "proc-jump",
         run: proc::jump,
         valid: proc::valid_jump,
+    },
+    Target {
+        name: "node-config",
+        run: node::config,
+        valid: node::valid_config,
+    },
+    Target {
+        name: "node-session",
+        run: node::session,
+        valid: node::valid_session,
     },
     Target {
         name: "vmm-slice-message",
