@@ -296,6 +296,14 @@ impl Ring {
         }
     }
 
+    /// Continues at these places: another thread, or another slice, has served the queue
+    /// up to there.
+    pub fn continue_at(&mut self, next_available: u16, next_used: u16) {
+        self.queue.set_next_avail(next_available);
+        self.queue.set_next_used(next_used);
+        self.told = Wrapping(next_used);
+    }
+
     /// Which queue of the device.
     pub fn index(&self) -> u16 {
         self.index

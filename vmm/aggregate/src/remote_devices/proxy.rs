@@ -115,6 +115,12 @@ impl QueueProxy {
                 state.next_used = end.next_used;
             }
         }
+        // A device that is saved reads its rings.
+        for ring in &mut self.rings {
+            if let Some((_, end)) = stopped.0.iter().find(|(queue, _)| *queue == ring.index()) {
+                ring.continue_at(end.next_available, end.next_used);
+            }
+        }
         let again = self.stage == Stage::Stopping { again: true };
         self.stage = Stage::Idle;
         if again {
