@@ -45,7 +45,7 @@ fn read_pages(bytes: &[u8]) {
         return;
     };
     let mut next = 0;
-    let read = reader.read_all(|first, bytes| {
+    let read = reader.read(&(0..PAGES_END), |first, bytes| {
         assert!(first >= next && bytes.len() % PAGE_BYTES == 0);
         next = first + (bytes.len() / PAGE_BYTES) as u64;
         assert!(next <= PAGES_END);

@@ -1,16 +1,18 @@
 //! What the API, the terminal and signals ask of the machine.
 
+use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use weft_api::{
-    BackEndView, ConsoleView, Control, Counters, Failure, Faults, LocationView, Pages, State,
-    VmView,
+    BackEndView, ConsoleView, Control, Counters, Failure, Faults, LocationView, Pages, SaveBody,
+    Saved, State, VmView,
 };
 use weft_console::terminal::Size;
 use weft_console::{Keys, Output, Port};
 use weft_machine::{
-    Configuration, Handle, MachineRequest, Refusal, Stage, Status, VcpuMoveReport, VcpuStage,
+    Configuration, Handle, MachineRequest, NewCheckpoint, Refusal, SavedMachine, Stage, Status,
+    VcpuMoveReport, VcpuStage,
 };
 
 /// A machine and what is known of it beside its state.
@@ -147,6 +149,33 @@ impl Control for Controlled {
 
     fn move_vcpu(&self, vcpu: u32, node: usize) -> Result<VcpuMoveReport, Failure> {
         self.handle.move_vcpu(vcpu, node).map_err(failure)
+    }
+
+    fn save(&self, files: Vec<File>, body: &SaveBody) -> Result<Saved, Failure> {
+        let ran = self.status()?.stage == Stage::Running;
+        let begun = Instant::now();
+        if ran {
+            self.ask(MachineRequest::Pause)?;
+        }
+        let checkpoint = NewCheckpoint {
+            identity: body.identity,
+            files,
+        };
+        let written = self.handle.write_checkpoint(checkpoint).map_err(failure);
+        if ran && !(body.leave_paused && written.is_ok()) {
+            self.ask(MachineRequest::Resume)?;
+        }
+        let written = *written?;
+        Ok(Saved {
+            machine: SavedMachine {
+                configuration: self.configuration.clone(),
+                updated: written.updated,
+                state: written.state,
+            },
+            back_end: self.back_end.name.clone(),
+            pages: written.pages,
+            pause_s: begun.elapsed().as_secs_f64(),
+        })
     }
 
     fn power_button(&self) -> Result<bool, Failure> {

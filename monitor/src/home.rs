@@ -16,7 +16,10 @@ use nix::unistd::{Pid, Uid};
 use weft_api::{BackEndView, ConsoleView, Control, Server};
 use weft_confine::{ThreadKind, privilege};
 use weft_console::{ConsoleEndpoint, ConsoleThread, Notice, Output, Port};
-use weft_machine::{End, Handle, Machine, MachineIo, MachineRequest, OpenDisks, REPLY_SECONDS_MAX};
+use weft_machine::{
+    CheckpointIo, End, Handle, Machine, MachineIo, MachineRequest, MachineState, OpenDisks,
+    REPLY_SECONDS_MAX,
+};
 use weft_monitor::outcome::Outcome;
 use weft_monitor::settings::{OwnSettings, SliceSettings};
 use weft_monitor::trace::Trace;
@@ -24,7 +27,7 @@ use weft_node::launch::is_ignored;
 use weft_node::monitor_protocol::{SliceBoot, Sockets};
 
 use crate::control::{Controlled, Typed};
-use crate::{die_with, links};
+use crate::{die_with, links, restore};
 
 /// How long the guest has to power itself off once its end is asked for.
 const POWER_OFF_BOUND: Duration = Duration::from_secs(10);
@@ -44,7 +47,7 @@ pub fn live(
     signals()
         .thread_block()
         .context("cannot take over signals")?;
-    let mut outlets = Outlets::of(sockets)?;
+    let mut outlets = Outlets::of(sockets, own.console.is_some())?;
     let prepared = prepare(own, boot, settings, links, &mut outlets, parent)?;
     let bytes = serde_json::to_vec(&prepared.run()).unwrap_or_default();
     // The parent has gone when nobody reads it.
@@ -67,17 +70,22 @@ struct Outlets {
     api: Option<UnixListener>,
     /// Of the console, where it is a socket and until it is served.
     console: Option<UnixListener>,
+    /// To the other nodes of this host, in their order, for files of checkpoints.
+    channels: Vec<OwnedFd>,
 }
 
 impl Outlets {
     /// In the order in which they are given.
-    fn of(sockets: Vec<OwnedFd>) -> anyhow::Result<Outlets> {
+    fn of(sockets: Vec<OwnedFd>, has_console: bool) -> anyhow::Result<Outlets> {
         let mut sockets = sockets.into_iter();
         let word = sockets.next().context("there is no socket for the end")?;
         Ok(Outlets {
             word: word.into(),
             api: sockets.next().map(Into::into),
-            console: sockets.next().map(Into::into),
+            console: has_console
+                .then(|| sockets.next().map(Into::into))
+                .flatten(),
+            channels: sockets.collect(),
         })
     }
 }
@@ -100,6 +108,8 @@ struct Prepared {
     console_thread: ConsoleThread,
     api: Server,
     events: Receiver<Event>,
+    /// What it continues from, if it was saved.
+    restored: Option<MachineState>,
 }
 
 fn prepare(
@@ -115,10 +125,17 @@ fn prepare(
     if let Some(text) = &own.ready {
         output.expect(text);
     }
+    let restored = own.restore.as_deref().map(restore::open).transpose()?;
+    let (restore, restored) = restored.unzip();
+    let channels = std::mem::take(&mut outlets.channels);
     let io = MachineIo {
         serial: Box::new(output.port(Port::Serial)),
         console: Some(Box::new(output.port(Port::Virtio))),
         disks: OpenDisks::default(),
+        checkpoint: CheckpointIo {
+            channels: channels.into_iter().map(Some).collect(),
+            restore,
+        },
     };
     let links = links::open(links, boot, &settings)?;
     let configuration = settings.configuration;
@@ -190,6 +207,7 @@ fn prepare(
         console_thread,
         api,
         events,
+        restored,
     })
 }
 
@@ -220,8 +238,14 @@ fn watch(handle: &Handle, wake: Sender<Event>) -> anyhow::Result<()> {
 
 impl Prepared {
     /// Runs the machine to its end.
-    fn run(self) -> Outcome {
-        let asked = self.controlled.handle.request(MachineRequest::Run);
+    fn run(mut self) -> Outcome {
+        let handle = &self.controlled.handle;
+        let asked = match self.restored.take() {
+            None => handle.request(MachineRequest::Run),
+            Some(state) => handle
+                .request(MachineRequest::Restore(Box::new(state)))
+                .and_then(|_| handle.request(MachineRequest::Resume)),
+        };
         let first = self.controlled.handle.first_instruction();
         let running = first.unwrap_or_else(Instant::now);
         let start_time_s = running

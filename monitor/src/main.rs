@@ -8,6 +8,7 @@
 //! | [`slice`] | another node |
 //! | [`lent`] | what of its host the node of another host's machine may open |
 //! | [`links`] | a node's links, opened |
+//! | [`restore`] | the checkpoint that a machine is made from |
 //!
 //! It opens what it needs, then confines itself, and runs guest instructions last. It
 //! is executed, not forked from its launcher: nothing of the launcher's memory is in
@@ -17,6 +18,7 @@ mod control;
 mod home;
 mod lent;
 mod links;
+mod restore;
 mod slice;
 
 use std::process::ExitCode;
@@ -74,7 +76,7 @@ fn live(control: &Control, parent: Pid) -> anyhow::Result<()> {
             continue_tsc_measurement(own.tsc);
             match boot.number {
                 0 => home::live(own, &boot, settings, links, sockets, parent),
-                _ => slice::own(own, &boot, settings, links, parent),
+                _ => slice::own(own, &boot, settings, (links, sockets), parent),
             }
         }
     }

@@ -40,6 +40,8 @@ pub struct OwnSettings {
     pub restarts: u32,
     /// Marks the end of boot on the console.
     pub ready: Option<String>,
+    /// The checkpoint that the machine is made from, instead of its kernel.
+    pub restore: Option<PathBuf>,
     /// Where the console's socket is, if it has one.
     pub console: Option<PathBuf>,
 }

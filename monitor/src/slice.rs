@@ -1,19 +1,20 @@
 //! A node other than the first.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use anyhow::Context;
 use nix::unistd::Pid;
 use weft_aggregate::SliceLinks;
 use weft_confine::{Mode, ThreadKind, privilege};
-use weft_machine::{Configuration, End, Machine, MachineIo, OpenDisks};
+use weft_machine::{CheckpointIo, Configuration, End, Machine, MachineIo, OpenDisks};
 use weft_monitor::settings::{OwnSettings, SliceSettings};
 use weft_node::monitor_protocol::{Control, Loan, MonitorMessage, SliceBoot, Sockets};
 use weft_node::size::format_bytes;
 use weft_platform::clock::measure_host_tsc;
 
-use crate::{die_with, lent, links};
+use crate::{die_with, lent, links, restore};
 
 /// How long the thread waits for the machine's end at one time.
 const WAIT: Duration = Duration::from_secs(3600);
@@ -23,12 +24,18 @@ pub fn own(
     own: OwnSettings,
     boot: &SliceBoot,
     settings: SliceSettings,
-    sockets: Sockets,
+    (sockets, channels): (Sockets, Vec<OwnedFd>),
     parent: Pid,
 ) -> anyhow::Result<()> {
     weft_confine::prepare(own.confine.into())?;
     let links = links::open(sockets, boot, &settings)?.context("there are no links")?;
-    let machine = build(&settings.configuration, OpenDisks::default(), links)?;
+    let restore = own.restore.as_deref().map(restore::open).transpose()?;
+    let checkpoint = CheckpointIo {
+        channels: channels.into_iter().map(Some).collect(),
+        restore: restore.map(|(restore, _)| restore),
+    };
+    let disks = OpenDisks::default();
+    let machine = build(&settings.configuration, disks, checkpoint, links)?;
     if let Some(user) = own.user {
         privilege::become_user(&user.into())?;
         // A change of user undoes it.
@@ -63,7 +70,7 @@ pub fn lent(
     // Before the machine is put together: slice 0, which is started next, is asked
     // for what its devices are.
     control.say(&MonitorMessage::Ready);
-    let machine = build(configuration, disks, links)?;
+    let machine = build(configuration, disks, CheckpointIo::default(), links)?;
     weft_confine::enter(ThreadKind::Main)?;
     if let End::Failed { reason } = wait(machine) {
         control.say(&MonitorMessage::Said(reason));
@@ -91,12 +98,14 @@ fn fits(configuration: &Configuration, slice: usize, loan: &Loan) -> anyhow::Res
 fn build(
     configuration: &Configuration,
     disks: OpenDisks,
+    checkpoint: CheckpointIo,
     links: SliceLinks,
 ) -> anyhow::Result<Machine> {
     let io = MachineIo {
         serial: Box::new(io::sink()),
         console: None,
         disks,
+        checkpoint,
     };
     Ok(Machine::of_slice(configuration, io, links)?)
 }

@@ -35,8 +35,8 @@ pub const SETTINGS_BYTES_MAX: usize = 48 << 10;
 const PACKET_BYTES_MAX: usize = 160 << 10;
 /// Longest message of a slice: a sentence with a path in it, however it is escaped.
 const WORD_BYTES_MAX: usize = 32 << 10;
-/// Sockets beside those of links.
-const SOCKETS_MAX: usize = 8;
+/// Sockets beside those of links: of home, and one to each other node for files.
+const SOCKETS_MAX: usize = 8 + MAX_NODES;
 /// How long a slice may take to get ready. It opens its links and measures its clock; this is for hosts under great load.
 const READY_BOUND: Duration = Duration::from_secs(20);
 /// How long a started process may wait for its [`SliceBoot`], while its launcher links and

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::ArgPredicate;
 use clap::{Args, Subcommand, ValueEnum};
 use weft_boot::Protocol;
 use weft_machine::BackEndChoice;
@@ -17,6 +18,26 @@ use crate::values::{StatsArg, parse_seconds};
 /// Longest delay of a frame that tests may ask for, in microseconds: well below the
 /// shortest lease.
 const LINK_DELAY_US_MAX: i64 = 100_000;
+
+/// Stands for a path that is as it was when the machine was saved.
+const AS_SAVED: &str = "saved";
+/// Options whose values `--restore` takes from the checkpoint.
+const AS_SAVED_OPTIONS: [&str; 14] = [
+    "kernel",
+    "initrd",
+    "boot_protocol",
+    "cmdline",
+    "on",
+    "disk",
+    "net",
+    "backend",
+    "cpu",
+    "deterministic",
+    "late_cpus",
+    "update",
+    "debug_exit",
+    "ready",
+];
 
 /// `weft vm …`.
 #[derive(Debug, Subcommand)]
@@ -64,6 +85,8 @@ pub enum VmCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Save a machine to files, from which `weft vm run --restore` continues it
+    Save(SaveArgs),
     /// Ask a guest to power itself off, then end its machine
     Stop {
         /// Its name or pid, as `weft vm list` shows them
@@ -86,6 +109,23 @@ pub enum VmCommand {
         #[arg(long)]
         json: bool,
     },
+}
+
+/// `weft vm save`.
+#[derive(Debug, Args)]
+pub struct SaveArgs {
+    /// Its name or pid, as `weft vm list` shows them
+    #[arg(value_name = "NAME|PID")]
+    pub machine: String,
+    /// The directory for the files: it must not exist yet, or be empty
+    #[arg(value_name = "DIRECTORY")]
+    pub directory: PathBuf,
+    /// End the machine when it is saved, instead of letting it continue
+    #[arg(long)]
+    pub stop: bool,
+    /// Print a report as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `weft vm top`.
@@ -137,7 +177,7 @@ pub struct VmStartArgs {
 }
 
 /// `weft vm run`.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(
     after_help = "Exit codes: 0 the guest powered off; with --debug-exit the guest's own, an odd \
 number; 116 it reset itself, with --no-reboot or after a request to end it; 118 it ended in triple \
@@ -146,8 +186,16 @@ process made a system call that its seccomp filter forbids; 128+N a signal ended
 )]
 pub struct VmRunArgs {
     /// Kernel image: vmlinux, bzImage, or an ELF image for PVH or Multiboot 1
-    #[arg(long, value_name = "FILE")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value_if("restore", ArgPredicate::IsPresent, AS_SAVED)
+    )]
     pub kernel: PathBuf,
+    /// Continue a machine that `weft vm save` wrote to this directory, on as many nodes as
+    /// the options say. Its vCPUs, memory and devices are as saved
+    #[arg(long, value_name = "DIRECTORY", conflicts_with_all = AS_SAVED_OPTIONS)]
+    pub restore: Option<PathBuf>,
     /// Initial RAM file system
     #[arg(long, value_name = "FILE")]
     pub initrd: Option<PathBuf>,
@@ -166,10 +214,12 @@ pub struct VmRunArgs {
     #[arg(long, value_name = "HOST[:PORT]", value_delimiter = ',')]
     pub on: Vec<String>,
     /// vCPUs, 1 to 255: the total, distributed in turn, or a number for each node
-    #[arg(long, value_name = "N[,N…]", default_value = "1", value_parser = parse_cpus)]
+    #[arg(long, value_name = "N[,N…]", default_value = "1",
+        default_value_if("restore", ArgPredicate::IsPresent, "0"), value_parser = parse_cpus)]
     pub cpus: ListArg<u32>,
     /// Guest memory: the total, distributed, or a size for each node
-    #[arg(long, value_name = "SIZE[,SIZE…]", default_value = "256M", value_parser = parse_memory)]
+    #[arg(long, value_name = "SIZE[,SIZE…]", default_value = "256M",
+        default_value_if("restore", ArgPredicate::IsPresent, "0"), value_parser = parse_memory)]
     pub memory: ListArg<u64>,
     /// Memory that each of several nodes may use beyond its own, for pages of other
     /// nodes; pages beyond that go back to their nodes [default: a quarter of its own,

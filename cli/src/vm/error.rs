@@ -35,6 +35,9 @@ pub enum VmError {
         /// All that the host, or this control group, has.
         host_bytes: u64,
     },
+    /// A checkpoint that is damaged, incomplete, or of a later format.
+    #[error(transparent)]
+    Checkpoint(#[from] weft_checkpoint::CheckpointError),
     /// The run directory is unsafe or cannot be made.
     #[error(transparent)]
     RunDirectory(#[from] weft_node::rundir::RunDirError),

@@ -10,6 +10,7 @@
 //! | [`outcome`] | what came of it, and exit codes |
 //! | [`mod@checks`] | what `weft doctor` says of virtual machines |
 //! | [`running`] | machines that run: list, console, pause, resume, stop |
+//! | [`save`], [`restore`] | a machine to files, and from them |
 //! | [`top`] | what vCPUs and nodes do, every second |
 //! | [`trace`] | faults by vCPU and by page |
 //! | [`symbols`] | the kernel's names for addresses |
@@ -21,8 +22,10 @@ mod nodes;
 mod outcome;
 mod plan;
 mod registry;
+mod restore;
 mod run;
 mod running;
+mod save;
 mod start;
 mod suboptions;
 mod symbols;
@@ -51,6 +54,7 @@ pub fn run(command: VmCommand, started: Instant) -> anyhow::Result<ExitCode> {
             to,
             json,
         } => running::move_vcpu(&machine, vcpu, to, json),
+        VmCommand::Save(args) => save::run(&args),
         VmCommand::Stop { machine, timeout } => running::stop(&machine, timeout),
         VmCommand::Top(args) => top::run(&args),
         VmCommand::Trace(args) => trace::run(&args),

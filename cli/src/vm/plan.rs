@@ -14,6 +14,7 @@ use weft_node::host;
 use super::args::{LateArg, VmRunArgs};
 use super::error::VmError;
 use super::nodes::Nodes;
+use super::restore::Restored;
 use super::suboptions::{ConsoleArg, NetArg};
 use super::updated;
 
@@ -45,13 +46,21 @@ pub struct Plan {
     pub identity: Option<Identity>,
     /// What happens to calls that nobody has business with.
     pub confine: Confine,
+    /// The checkpoint that the first life continues from.
+    pub restore: Option<PathBuf>,
 }
 
 impl Plan {
     /// Judges the options.
     pub fn check(args: &VmRunArgs) -> Result<Plan, VmError> {
+        let restored = args.restore.as_deref().map(Restored::open).transpose()?;
+        let completed = restored.as_ref().map(|restored| restored.complete(args));
+        let args = completed.as_ref().unwrap_or(args);
         let nodes = Nodes::check(args)?;
-        let configuration = configuration(args, &nodes)?;
+        let configuration = match &restored {
+            Some(restored) => restored.configuration(args, &nodes)?,
+            None => configuration(args, &nodes)?,
+        };
         configuration
             .validate()
             .map_err(|invalid| explain(&invalid))?;
@@ -79,6 +88,7 @@ impl Plan {
             ready: args.ready.clone(),
             identity: privilege::choose(args.user.as_deref(), sudo_uid.as_deref())?,
             confine: args.confine.into(),
+            restore: restored.map(|restored| restored.directory().to_owned()),
         })
     }
 }

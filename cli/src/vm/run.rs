@@ -289,6 +289,8 @@ impl Life<'_> {
             tsc: self.tsc,
             restarts: self.restarts,
             ready: plan.ready.clone(),
+            // A guest that restarts boots its kernel.
+            restore: plan.restore.clone().filter(|_| self.restarts == 0),
             console: registry.console.as_ref().map(|(_, path)| path.clone()),
         };
         Ok(MachineSettings {

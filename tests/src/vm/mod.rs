@@ -6,6 +6,7 @@
 //! machine over several nodes needs Linux (`make guest`); one over several hosts
 //! needs root, for network namespaces.
 
+mod checkpoints;
 mod errors;
 mod hosts;
 mod life;
@@ -48,6 +49,7 @@ pub fn run_vm(context: &Context, images: &Images, names: &[String], report: &Rep
     let wanted = |name: &str| names.is_empty() || names.iter().any(|part| name.contains(part));
     errors::run(context, &wanted, report)?;
     seeing::run(context, images, &wanted, report);
+    checkpoints::run(context, images, &wanted, report);
     hosts::run(context, images, &wanted, report);
     let kvm_missing = kvm_missing();
     for back_end in ["soft", "kvm"] {

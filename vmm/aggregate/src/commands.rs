@@ -35,6 +35,19 @@ pub enum SliceCommand {
     Status,
     /// Report all counters.
     Counters,
+    /// Write the pages that the slice manages to the file that came with this identity.
+    WritePages {
+        /// Of the checkpoint.
+        identity: [u8; 16],
+    },
+    /// Report the state of a vCPU, which is paused.
+    SaveVcpu { vcpu: u32 },
+    /// Replace the state of a vCPU, which is paused.
+    RestoreVcpu {
+        vcpu: u32,
+        /// What `SaveVcpu` reported.
+        state: serde_json::Value,
+    },
     /// Report the pages with the most faults.
     Pages,
     /// Report single faults; see [`SharedMemory::faults`].
@@ -56,6 +69,15 @@ pub enum SliceReply {
     Counters(BTreeMap<String, u64>),
     Pages(SlicePages),
     Faults(SliceFaults),
+    /// To `WritePages`.
+    PagesWritten {
+        /// Pages that are not zero.
+        pages: u64,
+        /// Length of the file.
+        bytes: u64,
+    },
+    /// To `SaveVcpu`.
+    Vcpu(serde_json::Value),
     /// It cannot be done.
     Refused(String),
 }

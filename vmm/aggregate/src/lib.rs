@@ -181,6 +181,10 @@ pub struct SecondaryHandles {
     pub timekeeper: Arc<Timekeeper>,
 }
 
+/// A command to which no reply was taken yet: by slice, its ticket.
+#[must_use = "its replies must be taken"]
+pub struct BegunCommand(Vec<(usize, u64)>);
+
 impl Slice {
     /// A slice whose links nobody reads yet.
     pub fn new(
@@ -485,36 +489,36 @@ impl Slice {
 
     /// Gives every secondary a command and waits for the replies, by slice.
     pub fn command_all(&self, command: &SliceCommand) -> Result<Vec<(usize, SliceReply)>, String> {
-        self.command_each(self.peers.others(), command)
+        self.finish_command(self.begin_command(command)?, COMMAND_WAIT)
     }
 
-    /// Gives one secondary a command and waits for the reply.
+    /// Gives one secondary a command and waits for its reply.
     pub fn command(&self, slice: usize, command: &SliceCommand) -> Result<SliceReply, String> {
-        let replies = self.command_each([slice], command)?;
-        let reply = replies.into_iter().next();
-        reply.map_or_else(|| Err("no reply".into()), |(_, reply)| Ok(reply))
+        let json = serde_json::to_vec(command).map_err(|error| error.to_string())?;
+        let begun = BegunCommand(vec![self.send_command(slice, json)]);
+        let mut replies = self.finish_command(begun, COMMAND_WAIT)?;
+        let reply = replies.pop().map(|(_, reply)| reply);
+        reply.ok_or_else(|| format!("slice {slice} did not reply"))
     }
 
-    fn command_each(
-        &self,
-        slices: impl IntoIterator<Item = usize>,
-        command: &SliceCommand,
-    ) -> Result<Vec<(usize, SliceReply)>, String> {
+    /// Gives every secondary a command, without a wait.
+    pub fn begin_command(&self, command: &SliceCommand) -> Result<BegunCommand, String> {
         let json = serde_json::to_vec(command).map_err(|error| error.to_string())?;
-        // A slice that is lost, or is found to be meanwhile, is not waited for.
-        let asked: Vec<(usize, u64)> = slices
-            .into_iter()
-            .map(|slice| {
-                let ticket = self.commands.open(slice);
-                let json = json.clone();
-                self.peers
-                    .send(slice, &SliceMessage::Command { ticket, json });
-                (slice, ticket)
-            })
-            .collect();
-        let deadline = Instant::now() + COMMAND_WAIT;
+        let send = |slice| self.send_command(slice, json.clone());
+        Ok(BegunCommand(self.peers.others().map(send).collect()))
+    }
+
+    /// Waits for the replies to a command, by slice. A slice that is lost, or is found to
+    /// be meanwhile, is not waited for.
+    pub fn finish_command(
+        &self,
+        begun: BegunCommand,
+        patience: Duration,
+    ) -> Result<Vec<(usize, SliceReply)>, String> {
+        let deadline = Instant::now() + patience;
         // All are waited for, so that none stays open.
-        let replies: Vec<(usize, Option<SliceReply>)> = asked
+        let replies: Vec<(usize, Option<SliceReply>)> = begun
+            .0
             .into_iter()
             .map(|(slice, ticket)| {
                 let patience = deadline.saturating_duration_since(Instant::now());
@@ -525,12 +529,19 @@ impl Slice {
             None => Err(format!(
                 "{}: it is lost, or did not reply within {} s",
                 describe_now(&self.placement, &self.locations, slice),
-                COMMAND_WAIT.as_secs()
+                patience.as_secs()
             )),
             Some(SliceReply::Refused(reason)) => Err(format!("slice {slice}: {reason}")),
             Some(reply) => Ok((slice, reply)),
         };
         replies.into_iter().map(named).collect()
+    }
+
+    fn send_command(&self, slice: usize, json: Vec<u8>) -> (usize, u64) {
+        let ticket = self.commands.open(slice);
+        self.peers
+            .send(slice, &SliceMessage::Command { ticket, json });
+        (slice, ticket)
     }
 
     /// Replies to a command of the primary.

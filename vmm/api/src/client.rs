@@ -1,6 +1,8 @@
 //! The API from the other end: one request over a UNIX socket, and its answer.
 
+use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -15,10 +17,14 @@ use serde::de::DeserializeOwned;
 use thiserror::Error;
 use weft_machine::VcpuMoveReport;
 
-use super::view::{Counters, ErrorBody, Faults, MoveBody, Pages, StopBody, VmView};
+use super::files;
+use super::view::{
+    Counters, ErrorBody, Faults, MoveBody, Pages, SaveBody, Saved, StopBody, VmView,
+};
+use weft_machine::CHECKPOINT_SECONDS_MAX;
 
-/// Longest answer, in bytes: the faults of 16 slices.
-const ANSWER_BYTES_MAX: usize = 8 << 20;
+/// Longest answer, in bytes: the faults of 16 slices, or the state of 255 vCPUs.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// How long a machine may take to answer, beside what it was given to stop.
 const ANSWER_BOUND: Duration = Duration::from_secs(35);
 
@@ -126,8 +132,25 @@ impl Client {
         self.call(Method::POST, "/v1/vm/stop", &StopBody { timeout_s }, bound)
     }
 
+    /// Writes guest memory to `files`, one for each node, and saves everything else.
+    pub fn save(&self, files: &[File], body: &SaveBody) -> Result<Saved, ClientError> {
+        let bound = Duration::from_secs(CHECKPOINT_SECONDS_MAX) + ANSWER_BOUND;
+        self.call_with(files, Method::POST, "/v1/vm/save", body, bound)
+    }
+
     fn call<T: DeserializeOwned>(
         &self,
+        method: Method,
+        path: &str,
+        body: &impl Serialize,
+        bound: Duration,
+    ) -> Result<T, ClientError> {
+        self.call_with(&[], method, path, body, bound)
+    }
+
+    fn call_with<T: DeserializeOwned>(
+        &self,
+        files: &[File],
         method: Method,
         path: &str,
         body: &impl Serialize,
@@ -151,7 +174,7 @@ impl Client {
             .build()
             .map_err(|error| garbled(&error))?;
         let (good, bytes) = runtime.block_on(async {
-            tokio::time::timeout(bound, self.exchange(request))
+            tokio::time::timeout(bound, self.exchange(request, files))
                 .await
                 .unwrap_or(Err(ClientError::TimedOut(bound.as_secs())))
         })?;
@@ -166,7 +189,11 @@ impl Client {
         })
     }
 
-    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<(bool, Bytes), ClientError> {
+    async fn exchange(
+        &self,
+        request: Request<Full<Bytes>>,
+        files: &[File],
+    ) -> Result<(bool, Bytes), ClientError> {
         let broken_off = |error: hyper::Error| ClientError::BrokenOff(error.to_string());
         let stream = tokio::net::UnixStream::connect(&self.path)
             .await
@@ -174,6 +201,10 @@ impl Client {
                 path: self.path.clone(),
                 source,
             })?;
+        if !files.is_empty() {
+            files::send(stream.as_fd(), files)
+                .map_err(|error| ClientError::BrokenOff(error.to_string()))?;
+        }
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
             .await
             .map_err(broken_off)?;

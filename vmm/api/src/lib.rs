@@ -15,9 +15,12 @@
 //! - [`Control`] is what the API asks of a machine; tests have one of their own.
 
 pub mod client;
+mod files;
 mod routes;
 mod server;
 mod view;
+
+use std::fs::File;
 
 use thiserror::Error;
 use weft_machine::VcpuMoveReport;
@@ -25,7 +28,7 @@ use weft_machine::VcpuMoveReport;
 pub use server::{CONNECTIONS_MAX, REQUEST_BYTES_MAX, Server};
 pub use view::{
     BackEndView, ConsoleView, Counters, ErrorBody, ErrorView, Faults, LocationView, MoveBody,
-    Pages, STOP_SECONDS, STOP_SECONDS_MAX, State, StopBody, VmView,
+    Pages, STOP_SECONDS, STOP_SECONDS_MAX, SaveBody, Saved, State, StopBody, VmView,
 };
 
 /// The description of the API.
@@ -66,6 +69,9 @@ pub trait Control: Send + Sync {
     fn resume(&self) -> Result<(), Failure>;
     /// Moves a vCPU to another node.
     fn move_vcpu(&self, vcpu: u32, node: usize) -> Result<VcpuMoveReport, Failure>;
+    /// Writes guest memory to `files`, one for each node, and saves everything else. The
+    /// machine continues if it ran.
+    fn save(&self, files: Vec<File>, body: &SaveBody) -> Result<Saved, Failure>;
     /// Asks the guest to power itself off; `false` when there is no way to, and a
     /// conflict when the guest does not run and so would not hear of it.
     fn power_button(&self) -> Result<bool, Failure>;

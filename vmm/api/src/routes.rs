@@ -1,6 +1,7 @@
 //! Which request does what. No sockets here: a request's parts come in, an
 //! answer goes out.
 
+use std::fs::File;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use serde::Serialize;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
-use super::view::{ErrorBody, ErrorView, MoveBody, STOP_SECONDS_MAX, State, StopBody};
+use super::view::{ErrorBody, ErrorView, MoveBody, STOP_SECONDS_MAX, SaveBody, State, StopBody};
 use super::{Control, Failure, OPENAPI};
 
 /// How often a stopping machine is looked at.
@@ -25,19 +26,21 @@ pub(super) enum Operation {
     Faults,
     Pause,
     Resume,
+    Save,
     Stop,
     MoveVcpu,
     Description,
 }
 
 /// Every route.
-pub(super) const ROUTES: [(Method, &str, Operation); 9] = [
+pub(super) const ROUTES: [(Method, &str, Operation); 10] = [
     (Method::GET, "/v1/vm", Operation::View),
     (Method::GET, "/v1/vm/counters", Operation::Counters),
     (Method::GET, "/v1/vm/pages", Operation::Pages),
     (Method::GET, "/v1/vm/faults", Operation::Faults),
     (Method::POST, "/v1/vm/pause", Operation::Pause),
     (Method::POST, "/v1/vm/resume", Operation::Resume),
+    (Method::POST, "/v1/vm/save", Operation::Save),
     (Method::POST, "/v1/vm/stop", Operation::Stop),
     (Method::PUT, "/v1/vm/vcpu-location", Operation::MoveVcpu),
     (Method::GET, "/v1/openapi.json", Operation::Description),
@@ -157,6 +160,7 @@ pub(super) async fn answer(
     operation: Operation,
     query: &str,
     body: &[u8],
+    files: Vec<File>,
     worker: &Worker,
 ) -> Answer {
     let done = match operation {
@@ -191,6 +195,13 @@ pub(super) async fn answer(
                 .await
                 .map(|moved| Answer::new(StatusCode::OK, &moved)),
             Err(answer) => return answer,
+        },
+        Operation::Save => match serde_json::from_slice::<SaveBody>(body) {
+            Ok(body) => worker
+                .ask(move |control| control.save(files, &body))
+                .await
+                .map(|saved| Answer::new(StatusCode::OK, &saved)),
+            Err(error) => return refused(format!("the body is not valid for save: {error}")),
         },
         Operation::Stop => match stop_body(body) {
             Ok(body) => stop(worker, body).await,

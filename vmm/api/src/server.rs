@@ -1,11 +1,13 @@
 //! The socket, the connections on it, and their bounds.
 
 use std::convert::Infallible;
+use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -16,12 +18,14 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::time::timeout;
-use weft_confine::ThreadKind;
+use weft_confine::{ThreadKind, lock};
 
 use super::Control;
+use super::files;
 use super::routes::{self, Answer, Worker};
 
 /// Connections at one time; further clients wait in the socket's queue.
@@ -124,11 +128,16 @@ fn is_owner(stream: &UnixStream, owners: &[u32]) -> bool {
 
 /// One request and its answer. Whatever goes wrong here is the client's loss.
 async fn talk(stream: UnixStream, worker: Worker) {
+    let Ok(Ok(files)) = timeout(REQUEST_BOUND, receive_files(&stream)).await else {
+        return;
+    };
+    let files = Mutex::new(files);
     let answered = Notify::new();
     let service = service_fn(|request| {
-        let (worker, answered) = (worker.clone(), &answered);
+        let (worker, answered, files) = (worker.clone(), &answered, &files);
         async move {
-            let response = respond(request, &worker).await;
+            let files = std::mem::take(&mut *lock(files));
+            let response = respond(request, files, &worker).await;
             answered.notify_one();
             Ok::<_, Infallible>(response)
         }
@@ -153,11 +162,26 @@ async fn talk(stream: UnixStream, worker: Worker) {
     }
 }
 
-async fn respond(request: Request<Incoming>, worker: &Worker) -> Response<Full<Bytes>> {
+/// The files that came with the request.
+async fn receive_files(stream: &UnixStream) -> io::Result<Vec<File>> {
+    loop {
+        stream.readable().await?;
+        match stream.try_io(Interest::READABLE, || files::peek(stream.as_fd())) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            received => return received,
+        }
+    }
+}
+
+async fn respond(
+    request: Request<Incoming>,
+    files: Vec<File>,
+    worker: &Worker,
+) -> Response<Full<Bytes>> {
     let query = request.uri().query().unwrap_or_default().to_owned();
     let answer = match routes::find(request.method(), request.uri().path()) {
         Ok(operation) => match read_body(request).await {
-            Ok(body) => routes::answer(operation, &query, &body, worker).await,
+            Ok(body) => routes::answer(operation, &query, &body, files, worker).await,
             Err(answer) => answer,
         },
         Err(answer) => answer,

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use weft_checkpoint::{Identity, Written};
 use weft_coherent_memory::{SliceFaults, SlicePages};
-use weft_machine::Configuration;
+use weft_machine::{Configuration, SavedMachine};
 
 /// How long a guest has to power itself off, unless the request says otherwise.
 pub const STOP_SECONDS: f64 = 10.0;
@@ -171,4 +172,28 @@ pub struct ErrorView {
     pub code: String,
     /// A sentence for people.
     pub message: String,
+}
+
+/// What `save` needs beside the open files.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SaveBody {
+    /// In all files of the checkpoint.
+    pub identity: Identity,
+    /// Leaves the machine paused once guest memory is written.
+    #[serde(default)]
+    pub leave_paused: bool,
+}
+
+/// A machine whose guest memory is written.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Saved {
+    /// Everything but guest memory.
+    pub machine: SavedMachine,
+    /// `kvm` or `soft`.
+    pub back_end: String,
+    /// What each node wrote.
+    pub pages: Vec<Written>,
+    /// How long the vCPUs were paused; if they are left paused, until now.
+    pub pause_s: f64,
 }

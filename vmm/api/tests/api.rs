@@ -1,6 +1,7 @@
 //! The API over its socket, with a fake machine. Needs no privilege.
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -12,7 +13,7 @@ use serde_json::Value;
 use weft_api::client::{Client, ClientError};
 use weft_api::{
     BackEndView, CONNECTIONS_MAX, ConsoleView, Control, Counters, Failure, Faults, LocationView,
-    OPENAPI, Pages, REQUEST_BYTES_MAX, Server, State, VmView,
+    OPENAPI, Pages, REQUEST_BYTES_MAX, SaveBody, Saved, Server, State, VmView,
 };
 use weft_coherent_memory::{
     FaultKind, FaultPurpose, FaultRecord, PageCount, SliceFaults, SlicePages,
@@ -199,6 +200,10 @@ impl Control for Fake {
             resume_ns: 30,
             install_ns: 20,
         })
+    }
+
+    fn save(&self, files: Vec<File>, _: &SaveBody) -> Result<Saved, Failure> {
+        Err(Failure::Failed(format!("{} files came", files.len())))
     }
 
     fn power_button(&self) -> Result<bool, Failure> {

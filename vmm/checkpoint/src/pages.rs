@@ -12,6 +12,7 @@
 //! are CRC-32 (ISO-HDLC), unused bytes are zero.
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
 
 use crate::{FORMAT, FormatError, Identity, PAGE_BYTES};
 
@@ -193,7 +194,6 @@ impl<R: Read + Seek> PagesReader<R> {
             return Err(FormatError::Damaged("its table"));
         }
         let runs = runs(&table, footer.pages, pages_end)?;
-        input.seek(SeekFrom::Start(HEADER_BYTES as u64))?;
         Ok(Self {
             input,
             runs,
@@ -212,22 +212,37 @@ impl<R: Read + Seek> PagesReader<R> {
         self.pages
     }
 
-    /// Reads all runs, one after the other, and checks their bytes. `take` gets the
-    /// number of the first page and the bytes of all.
-    pub fn read_all<E: From<FormatError>>(
+    /// Reads the pages with numbers in `wanted`, in ascending order, and checks the bytes of
+    /// each run that it reads. `take` gets the number of the first page and the bytes of
+    /// several.
+    pub fn read<E: From<FormatError>>(
         &mut self,
+        wanted: &Range<u64>,
         mut take: impl FnMut(u64, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let begin = SeekFrom::Start(HEADER_BYTES as u64);
-        self.input.seek(begin).map_err(FormatError::from)?;
+        let mut offset = HEADER_BYTES as u64;
+        let mut position = None;
         for run in &self.runs {
-            self.bytes.resize(run.count as usize * PAGE_BYTES, 0);
+            let length = run.count as usize * PAGE_BYTES;
+            let start = offset;
+            offset += length as u64;
+            if run.end() <= wanted.start || run.first >= wanted.end {
+                continue;
+            }
+            if position != Some(start) {
+                let sought = self.input.seek(SeekFrom::Start(start));
+                sought.map_err(FormatError::from)?;
+            }
+            self.bytes.resize(length, 0);
             let read = self.input.read_exact(&mut self.bytes);
             read.map_err(FormatError::from)?;
+            position = Some(offset);
             if crc32fast::hash(&self.bytes) != run.checksum {
                 return Err(FormatError::Damaged("the bytes of a page").into());
             }
-            take(run.first, &self.bytes)?;
+            let (first, end) = (run.first.max(wanted.start), run.end().min(wanted.end));
+            let place = |page: u64| (page - run.first) as usize * PAGE_BYTES;
+            take(first, &self.bytes[place(first)..place(end)])?;
         }
         Ok(())
     }
@@ -368,7 +383,7 @@ mod tests {
     fn read(bytes: &[u8]) -> Result<Vec<u64>, FormatError> {
         let mut reader = PagesReader::open(Cursor::new(bytes), &IDENTITY, 3, END)?;
         let mut found = Vec::new();
-        reader.read_all(|first, bytes| {
+        reader.read(&(0..END), |first, bytes| {
             for (number, bytes) in (first..).zip(bytes.chunks_exact(PAGE_BYTES)) {
                 assert!(bytes == page(number), "page {number}");
                 found.push(number);
@@ -388,6 +403,33 @@ mod tests {
             (5..5 + 3 * RUN_PAGES as u64 + 1).collect(),
         ] {
             assert_eq!(read(&file(&numbers)).unwrap(), numbers);
+        }
+    }
+
+    #[test]
+    fn a_part_comes_back() {
+        let bytes = file(&(0..600).chain(700..710).collect::<Vec<_>>());
+        let mut reader = PagesReader::open(Cursor::new(bytes), &IDENTITY, 3, END).unwrap();
+        for wanted in [
+            0..END,
+            0..0,
+            255..257,
+            300..301,
+            650..705,
+            709..END,
+            710..END,
+        ] {
+            let mut found = Vec::new();
+            let read = reader.read(&wanted, |first, bytes| {
+                found.extend(first..first + (bytes.len() / PAGE_BYTES) as u64);
+                assert!(bytes[..PAGE_BYTES] == page(first));
+                Ok::<_, FormatError>(())
+            });
+            read.unwrap();
+            let expected = (0..600)
+                .chain(700..710)
+                .filter(|page| wanted.contains(page));
+            assert_eq!(found, expected.collect::<Vec<_>>(), "{wanted:?}");
         }
     }
 

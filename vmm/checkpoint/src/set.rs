@@ -216,6 +216,10 @@ impl Set {
         })
     }
 
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
@@ -266,7 +270,7 @@ impl Set {
             let mut reader = self.pages(node)?;
             all.extend(reader.runs().iter().map(|run| (run.first, run.end())));
             reader
-                .read_all(|_, _| Ok::<_, FormatError>(()))
+                .read(&(0..u64::MAX), |_, _| Ok::<_, FormatError>(()))
                 .map_err(|error| error.of(self.pages_path(node)))?;
         }
         all.sort_unstable();

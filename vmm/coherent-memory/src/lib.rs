@@ -22,6 +22,7 @@
 //! | `tables` | the protocol's records of pages |
 //! | `faults` | blocking faults of threads, and asynchronous faults of vCPUs in KVM |
 //! | `waiter` | a thread that waits for a page |
+//! | `checkpoint` | which pages a checkpoint must hold |
 //! | `bytes` | guest memory for callers that are not vCPUs |
 //! | `wakeup` | a thread that sleeps until there is work for it |
 //! | `threads` | the deferred-work thread and the evictor |
@@ -31,6 +32,7 @@
 //! | `trace` | records of single faults, while tracing is on |
 
 mod bytes;
+mod checkpoint;
 mod counters;
 mod faults;
 pub mod mapping;

@@ -117,8 +117,12 @@ pub(super) fn rules(kind: ThreadKind) -> Result<Rules, BackendError> {
     let mut rules = common()?;
     match kind {
         ThreadKind::SoftVcpu | ThreadKind::Device => {}
-        // The last word, to the process that looks after this one.
-        ThreadKind::Main => allow(&mut rules, &[libc::SYS_sendto]),
+        // The last word, to the process that looks after this one; a checkpoint: the file
+        // that its pages go to, and the parts of the memory file that have any.
+        ThreadKind::Main => allow(
+            &mut rules,
+            &[libc::SYS_sendto, libc::SYS_recvmsg, libc::SYS_lseek],
+        ),
         ThreadKind::KvmVcpu => {
             let vcpu = argument(1, SeccompCmpOp::MaskedEq(VCPU_REQUEST_MASK), VCPU_REQUEST)?;
             when(&mut rules, libc::SYS_ioctl, vec![vcpu])?;

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use weft_aggregate::remote_devices::{QueueBackEnd, ServedQueues, Tools};
-use weft_aggregate::{Slice, SliceWiring};
+use weft_aggregate::{SecondaryHandles, Slice, SliceWiring};
 use weft_confine::ThreadKind;
 use weft_guest_memory::{DeviceMemory, GuestBytes, IO_APIC, Ram};
 use weft_platform::acpi::EVENT_LINE;
@@ -22,6 +22,7 @@ use weft_platform::interrupts::{IO_APIC_SIZE, InterruptRouter};
 use weft_vcpu::CpuState;
 
 use super::back_end::Chosen;
+use super::checkpoint::read_pages;
 use super::configuration::Configuration;
 use super::control_loop::ControlLoop;
 use super::fault_reports::FaultReports;
@@ -71,6 +72,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         inputs,
     } = plan.channel;
     let slice = plan.slice;
+    let checkpoint = plan.io.checkpoint;
     let topology = slice.as_ref().map(|slice| slice.topology());
     let core = MachineCore {
         memory: match &slice {
@@ -184,7 +186,14 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
             interrupts: core.interrupts.clone(),
             clock: core.clock.clone(),
         });
-        join(slice, &core, vcpus, &handle)?;
+        let joined = join(slice, &core, vcpus)?;
+        // With its links read, a slice that takes long to read its part is not lost.
+        if let Some(restore) = &checkpoint.restore {
+            read_pages(&core.ram, Some(slice), restore)?;
+        }
+        obey(slice, joined, &handle)?;
+    } else if let Some(restore) = &checkpoint.restore {
+        read_pages(&core.ram, None, restore)?;
     }
     let owner = Owner {
         inputs,
@@ -203,6 +212,8 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         take_down,
         updated: plan.updated,
         slice,
+        ram: core.ram.clone(),
+        channels: checkpoint.channels,
     };
     Ok(Assembled { owner, handle })
 }
@@ -240,8 +251,7 @@ fn join(
     slice: &Arc<Slice>,
     core: &MachineCore,
     vcpus: Arc<SliceVcpus>,
-    handle: &Handle,
-) -> Result<(), MachineError> {
+) -> Result<SecondaryHandles, MachineError> {
     let told = slice.clone();
     core.shutdown.listen(Box::new(move |end| {
         told.end_waits();
@@ -270,6 +280,11 @@ fn join(
             });
         }),
     })?;
+    Ok(joined)
+}
+
+/// Starts the thread of a secondary that takes the primary's commands.
+fn obey(slice: &Arc<Slice>, joined: SecondaryHandles, handle: &Handle) -> Result<(), MachineError> {
     if !slice.is_primary() {
         let control_loop = ControlLoop {
             slice: slice.clone(),

@@ -106,6 +106,26 @@ pub fn check_host(model: CpuModel) -> Result<(), MachineError> {
     Err(MachineError::CpuModel { model, missing })
 }
 
+/// The CPU features that a host must have to continue a guest of this back end, by their
+/// names in `/proc/cpuinfo`: of the software vCPU those of its model, of KVM all that this
+/// host has, since it may have shown them to the guest.
+pub fn features_shown(back_end: &str, model: Option<CpuModel>) -> Vec<String> {
+    match back_end {
+        "kvm" => weft_wire::cpu::features(),
+        _ => {
+            let features = model.unwrap_or_default().host_features();
+            features.iter().map(|name| (*name).to_owned()).collect()
+        }
+    }
+}
+
+/// Those of `features` that this host's CPU lacks.
+pub fn features_missing(features: &[String]) -> Vec<String> {
+    let here = weft_wire::cpu::features();
+    let missing = features.iter().filter(|name| !here.contains(name));
+    missing.cloned().collect()
+}
+
 fn kvm_of_machine(
     host: &Host,
     configuration: &Configuration,

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use weft_aggregate::commands::{CommandReceiver, SliceCommand, SliceReply};
 use weft_aggregate::{Slice, Timekeeper};
+use weft_checkpoint::Written;
 
 use super::handle::Handle;
-use super::lifecycle::{MachineRequest, Refusal, Stage};
+use super::lifecycle::{MachineReply, MachineRequest, Refusal, Stage};
 
 /// How often it checks whether the machine has ended.
 const LOOK: Duration = Duration::from_millis(500);
@@ -73,6 +74,36 @@ impl ControlLoop {
             SliceCommand::Pause => drop(self.handle.request(MachineRequest::Pause)?),
             SliceCommand::Stop => {}
             SliceCommand::Status => return Ok(SliceReply::Status(self.handle.status()?.vcpus)),
+            SliceCommand::WritePages { identity } => {
+                let written = self.handle.request(MachineRequest::WritePages(*identity))?;
+                return Ok(match written {
+                    MachineReply::PagesWritten(Written { pages, bytes }) => {
+                        SliceReply::PagesWritten { pages, bytes }
+                    }
+                    other => SliceReply::Refused(format!("{other:?}")),
+                });
+            }
+            SliceCommand::SaveVcpu { vcpu } => {
+                let saved = self.handle.request(MachineRequest::SaveVcpu(*vcpu))?;
+                return Ok(match saved {
+                    // A vCPU's state always serialises.
+                    MachineReply::Vcpu(state) => {
+                        SliceReply::Vcpu(serde_json::to_value(state).unwrap_or_default())
+                    }
+                    other => SliceReply::Refused(format!("{other:?}")),
+                });
+            }
+            SliceCommand::RestoreVcpu { vcpu, state } => {
+                let state = match serde_json::from_value(state.clone()) {
+                    Ok(state) => state,
+                    Err(error) => {
+                        let reason = format!("the state of vCPU {vcpu}: {error}");
+                        return Ok(SliceReply::Refused(reason));
+                    }
+                };
+                let restore = MachineRequest::RestoreVcpu(*vcpu, state);
+                drop(self.handle.request(restore)?);
+            }
             SliceCommand::Counters => return Ok(SliceReply::Counters(self.handle.counters()?)),
             SliceCommand::Pages => return Ok(SliceReply::Pages(self.slice.memory().hottest())),
             SliceCommand::Faults { from } => {

@@ -8,14 +8,11 @@ use weft_coherent_memory::{SliceFaults, SlicePages};
 use weft_platform::devices::serial::SerialPort;
 use weft_virtio::console::ConsoleHandle;
 
+use super::checkpoint::{NewCheckpoint, WrittenCheckpoint};
 use super::lifecycle::{Counters, End, MachineReply, MachineRequest, Refusal, Status};
 use super::move_report::VcpuMoveReport;
 use super::shutdown::{Ending, Envelope, Input};
 use super::state::MachineState;
-
-/// Longest wait for the reply to one request. Save and restore take longest: they wait for
-/// every vCPU and every device thread.
-pub const REPLY_SECONDS_MAX: u64 = 30;
 
 /// A reference to a machine, for threads outside it. Clones refer to the same machine.
 #[derive(Clone)]
@@ -29,9 +26,9 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Sends a request and waits for the reply, [`REPLY_SECONDS_MAX`] seconds at most.
+    /// Sends a request and waits for the reply, at most as long as the request's own bound.
     pub fn request(&self, request: MachineRequest) -> Result<MachineReply, Refusal> {
-        let name = request.name();
+        let (name, seconds) = (request.name(), request.seconds_max());
         let (reply, replied) = sync_channel(1);
         let envelope = Envelope { request, reply };
         match self.owner.try_send(Input::Request(envelope)) {
@@ -39,11 +36,11 @@ impl Handle {
             Err(TrySendError::Full(_)) => return Err(Refusal::Busy { request: name }),
             Err(TrySendError::Disconnected(_)) => return Err(Refusal::Gone { request: name }),
         }
-        match replied.recv_timeout(Duration::from_secs(REPLY_SECONDS_MAX)) {
+        match replied.recv_timeout(Duration::from_secs(seconds)) {
             Ok(reply) => reply,
             Err(RecvTimeoutError::Timeout) => Err(Refusal::TimedOut {
                 request: name,
-                seconds: REPLY_SECONDS_MAX,
+                seconds,
             }),
             Err(RecvTimeoutError::Disconnected) => Err(Refusal::Gone { request: name }),
         }
@@ -94,6 +91,17 @@ impl Handle {
     pub fn save(&self) -> Result<Box<MachineState>, Refusal> {
         match self.request(MachineRequest::Save)? {
             MachineReply::Saved(state) => Ok(state),
+            other => Err(misfit("save", &other)),
+        }
+    }
+
+    /// Writes a checkpoint of a paused machine.
+    pub fn write_checkpoint(
+        &self,
+        checkpoint: NewCheckpoint,
+    ) -> Result<Box<WrittenCheckpoint>, Refusal> {
+        match self.request(MachineRequest::WriteCheckpoint(Box::new(checkpoint)))? {
+            MachineReply::Checkpoint(written) => Ok(written),
             other => Err(misfit("save", &other)),
         }
     }

@@ -13,6 +13,7 @@
 //! | `owner` | the thread that carries out requests |
 //! | `move_report` | what a vCPU's move cost |
 //! | `vcpu_move` | a vCPU goes to another slice, as the owner has it done |
+//! | `checkpoint` | guest memory to and from the files of a checkpoint |
 //! | `handle` | sends requests, for other threads |
 //! | `control_loop` | carries out the primary's commands on a secondary |
 //! | `fault_reports` | pages and faults of all slices |
@@ -21,6 +22,7 @@
 
 mod assembly;
 mod back_end;
+mod checkpoint;
 mod configuration;
 mod control_loop;
 mod guest;
@@ -54,11 +56,16 @@ use weft_guest_memory::Ram;
 use weft_vcpu::CpuState;
 use weft_virtio::console::ConsoleOutput;
 
+pub use checkpoint::{
+    CHECKPOINT_SECONDS_MAX, CheckpointIo, NewCheckpoint, Restore, WrittenCheckpoint, memory_end,
+};
 pub use configuration::{BackEndChoice, Configuration, Invalid};
-pub use handle::{Handle, REPLY_SECONDS_MAX};
-pub use lifecycle::{Counters, End, MachineReply, MachineRequest, Refusal, Stage, Status};
+pub use handle::Handle;
+pub use lifecycle::{
+    Counters, End, MachineReply, MachineRequest, REPLY_SECONDS_MAX, Refusal, Stage, Status,
+};
 pub use move_report::VcpuMoveReport;
-pub use state::{MachineState, PartState, StateError};
+pub use state::{MachineState, PartState, SavedMachine, StateError};
 pub use weft_aggregate::commands::VcpuStage;
 pub use weft_aggregate::devices::{DataPath, Disk, Forward, Network, OpenDisks};
 pub use weft_aggregate::{
@@ -66,7 +73,7 @@ pub use weft_aggregate::{
     SLICES_MAX, Share, deal_cpus, deal_memory,
 };
 
-pub use back_end::check_host;
+pub use back_end::{check_host, features_missing, features_shown};
 pub use weft_vcpu::CpuModel;
 
 use assembly::{Assembled, Plan};
@@ -85,6 +92,8 @@ pub struct MachineIo {
     pub console: Option<Box<dyn ConsoleOutput>>,
     /// Open files of disks.
     pub disks: OpenDisks,
+    /// How checkpoints are written, and which one the machine is made from.
+    pub checkpoint: CheckpointIo,
 }
 
 /// Why a machine cannot be made.
@@ -162,6 +171,12 @@ pub enum MachineError {
     /// A thread could not be started.
     #[error("cannot start a thread")]
     Thread(#[source] std::io::Error),
+    /// Guest memory could not be read from a checkpoint.
+    #[error(transparent)]
+    Checkpoint(#[from] weft_checkpoint::CheckpointError),
+    /// The pages of a checkpoint do not fit into the guest's memory.
+    #[error("cannot restore guest memory: {0}")]
+    Restore(String),
     /// The guest's random seed could not be read.
     #[error("cannot read /dev/urandom")]
     Seed(#[source] std::io::Error),
@@ -247,7 +262,8 @@ impl Machine {
         if let Some(links) = &links {
             weft_aggregate::check_time(links)?;
         }
-        let files = bootstrap
+        let is_restored = io.checkpoint.restore.is_some();
+        let files = (bootstrap && !is_restored)
             .then(|| guest::Files::open(configuration))
             .transpose()?;
         let ram = Ram::new(configuration.memory_bytes)?;
@@ -262,8 +278,21 @@ impl Machine {
             Slice::new(options, links, &ram, broken)
         });
         let chosen = back_end::choose(configuration, &ram, slice.as_deref())?;
-        let mut bootstrap = None;
+        let mut bootstrap = (bootstrap && is_restored).then(CpuState::reset);
         let (mut notes, mut updated) = (Vec::new(), Vec::new());
+        if let Some(restore) = &io.checkpoint.restore {
+            notes.push(format!(
+                "restored from {}",
+                restore.set.directory().display()
+            ));
+            updated = restore.updated.clone();
+            check_memory(&ram, &updated)?;
+            if let Some(slice) = &slice {
+                for range in &updated {
+                    slice.memory().subscribe(range);
+                }
+            }
+        }
         if let Some(files) = files {
             let guest = files.load(configuration, &ram, chosen.back_end.command_line())?;
             (bootstrap, notes) = (Some(guest.bootstrap), guest.notes);

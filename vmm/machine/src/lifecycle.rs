@@ -19,11 +19,18 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use weft_aggregate::commands::VcpuStage;
+use weft_checkpoint::{Identity, Written};
 use weft_coherent_memory::{SliceFaults, SlicePages};
 use weft_platform::interrupts::VcpuLocation;
 
+use super::checkpoint::{CHECKPOINT_SECONDS_MAX, NewCheckpoint, WrittenCheckpoint};
 use super::move_report::VcpuMoveReport;
 use super::state::MachineState;
+use crate::vcpu::runner::VcpuState;
+
+/// Longest wait for the reply to a request that does not move guest memory. Save and
+/// restore take longest: they wait for every vCPU and every device thread.
+pub const REPLY_SECONDS_MAX: u64 = 30;
 
 /// The stage of a machine's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -127,6 +134,15 @@ pub enum MachineRequest {
     MoveVcpu { vcpu: u32, to: usize },
     /// To a secondary: can the vCPU of `MoveVcpu` come here?
     ExpectVcpu { vcpu: u32, back_end: String },
+    /// On the primary: writes guest memory to these files, and saves everything else.
+    WriteCheckpoint(Box<NewCheckpoint>),
+    /// On a secondary: writes the pages that it manages to the file that came with this
+    /// identity.
+    WritePages(Identity),
+    /// On a secondary: saves one of its vCPUs.
+    SaveVcpu(u32),
+    /// On a secondary: restores one of its vCPUs.
+    RestoreVcpu(u32, Box<VcpuState>),
     /// Stage, vCPUs and times: [`Status`].
     Status,
     /// All counters of vCPUs, parts and slices.
@@ -150,10 +166,24 @@ impl MachineRequest {
             Self::Save => "save",
             Self::Restore(_) => "restore",
             Self::MoveVcpu { .. } | Self::ExpectVcpu { .. } => super::move_report::REQUEST,
+            Self::WriteCheckpoint(_) => "save",
+            Self::WritePages(_) => "write pages",
+            Self::SaveVcpu(_) => "save a vCPU",
+            Self::RestoreVcpu(..) => "restore a vCPU",
             Self::Status => "status",
             Self::Counters => "counters",
             Self::Pages => "pages",
             Self::Faults(_) => "faults",
+        }
+    }
+
+    /// Longest wait for its reply: guest memory may be large, and disks slow.
+    pub fn seconds_max(&self) -> u64 {
+        match self {
+            Self::WriteCheckpoint(_) | Self::WritePages(_) | Self::Restore(_) => {
+                CHECKPOINT_SECONDS_MAX
+            }
+            _ => REPLY_SECONDS_MAX,
         }
     }
 }
@@ -165,6 +195,9 @@ pub enum MachineReply {
     Done(Stage),
     Saved(Box<MachineState>),
     Moved(VcpuMoveReport),
+    Checkpoint(Box<WrittenCheckpoint>),
+    PagesWritten(Written),
+    Vcpu(Box<VcpuState>),
     Status(Status),
     Counters(Counters),
     /// To `Pages`: one for each slice; empty if the machine has one slice.

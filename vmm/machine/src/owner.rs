@@ -4,23 +4,25 @@
 //! stopped and no device accesses guest memory; after a refused request the stage is as
 //! before, or Ended if that was not possible.
 
+mod checkpoint;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use weft_aggregate::Slice;
+use weft_guest_memory::Ram;
 use weft_platform::acpi::power::PowerDevice;
 use weft_platform::clock::{Alarms, Clock};
 use weft_platform::interrupts::VcpuLocation;
-use weft_platform::part::Version;
 
 use super::fault_reports::FaultReports;
 use super::lifecycle::{Counters, End, MachineReply, MachineRequest, Refusal, Stage, Status};
 use super::part::NamedPart;
 use super::shutdown::{Ending, Input, Shutdown};
-use super::state::MachineState;
 use crate::vcpu::runner::{Activity, Runner, RunnerError, VcpuCommand, VcpuState};
 use weft_aggregate::commands::{SliceCommand, SliceReply, VcpuStage};
 
@@ -53,6 +55,12 @@ pub(super) struct Owner {
     pub updated: Vec<Range<u64>>,
     /// `None` if the machine has one slice.
     pub slice: Option<Arc<Slice>>,
+    /// The guest's memory, as it is here.
+    pub ram: Ram,
+    /// See [`CheckpointIo::channels`].
+    ///
+    /// [`CheckpointIo::channels`]: super::CheckpointIo::channels
+    pub channels: Vec<Option<OwnedFd>>,
     /// What remains to be done at the end: devices are taken off their buses.
     pub take_down: Box<dyn FnOnce() + Send>,
 }
@@ -116,9 +124,29 @@ impl Owner {
                     power.press_button();
                 }
             }
-            (MachineRequest::Save | MachineRequest::Restore(_), _) if self.slice.is_some() => {
-                let reason = "the machine runs on several nodes".to_owned();
+            (
+                MachineRequest::Save
+                | MachineRequest::Restore(_)
+                | MachineRequest::WriteCheckpoint(_),
+                _,
+            ) if self.slice.as_ref().is_some_and(|slice| !slice.is_primary()) => {
+                let reason = "node 0 does this for the whole machine".to_owned();
                 return Err(refused(name, reason));
+            }
+            (MachineRequest::WriteCheckpoint(checkpoint), Stage::Built | Stage::Paused) => {
+                let written = self.write_checkpoint(name, *checkpoint)?;
+                return Ok(MachineReply::Checkpoint(Box::new(written)));
+            }
+            (MachineRequest::WritePages(identity), Stage::Built | Stage::Paused) => {
+                let written = self.write_own_pages(name, identity)?;
+                return Ok(MachineReply::PagesWritten(written));
+            }
+            (MachineRequest::SaveVcpu(vcpu), Stage::Built | Stage::Paused) => {
+                let state = self.save_here(name, vcpu)?;
+                return Ok(MachineReply::Vcpu(Box::new(state)));
+            }
+            (MachineRequest::RestoreVcpu(vcpu, state), Stage::Built | Stage::Paused) => {
+                self.command_vcpu(name, vcpu, VcpuCommand::Restore(state))?;
             }
             (MachineRequest::Save, Stage::Built | Stage::Paused) => {
                 return self
@@ -173,60 +201,6 @@ impl Owner {
             return Err(refusal);
         }
         Ok(())
-    }
-
-    fn save(&mut self, request: &'static str) -> Result<MachineState, Refusal> {
-        let vcpus = self.command_all_vcpus(request, |_| VcpuCommand::Save)?;
-        let mut parts = BTreeMap::new();
-        for (name, part) in &self.parts {
-            let state = part
-                .save()
-                .map_err(|error| refused(request, format!("{name}: {error}")))?;
-            parts.insert(name.clone(), state);
-        }
-        let vcpus = vcpus.into_iter().flatten().map(|state| *state).collect();
-        Ok(MachineState {
-            version: Version,
-            vcpus,
-            parts,
-        })
-    }
-
-    /// Refuses a state of other parts before anything changes. A part that refuses its state
-    /// ends the machine.
-    fn restore(&mut self, request: &'static str, state: MachineState) -> Result<(), Refusal> {
-        let fits = state.vcpus.len() == self.runners.len()
-            && state.parts.len() == self.parts.len()
-            && self.parts.iter().all(|(name, part)| {
-                state
-                    .parts
-                    .get(name)
-                    .is_some_and(|saved| part.accepts(saved))
-            });
-        if !fits {
-            let reason = "the state is that of a machine with other parts".to_owned();
-            return Err(refused(request, reason));
-        }
-        for (name, part) in &self.parts {
-            let Some(saved) = state.parts.get(name) else {
-                continue;
-            };
-            if let Err(error) = part.restore(saved) {
-                let refusal = refused(request, format!("{name}: {error}"));
-                self.fail(&refusal);
-                return Err(refusal);
-            }
-        }
-        let mut vcpus: Vec<Option<Box<VcpuState>>> = state
-            .vcpus
-            .into_iter()
-            .map(|state| Some(Box::new(state)))
-            .collect();
-        self.command_all_vcpus(request, |index| match vcpus[index].take() {
-            Some(state) => VcpuCommand::Restore(state),
-            None => VcpuCommand::Pause,
-        })
-        .map(drop)
     }
 
     /// On the primary: sends a command to all secondaries and waits for their replies. A

@@ -1,6 +1,7 @@
 //! A whole machine but its RAM, as data.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -13,6 +14,7 @@ use weft_platform::part::Version;
 use weft_platform::pci::RootState;
 use weft_virtio::TransportState;
 
+use super::configuration::Configuration;
 use crate::vcpu::runner::VcpuState;
 use crate::vcpu::scheduler::SchedulerState;
 
@@ -78,4 +80,15 @@ impl MachineState {
         }
         Ok(serde_json::from_slice(bytes)?)
     }
+}
+
+/// A machine but its RAM, with what a new process needs to make it again.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedMachine {
+    /// The machine as it was asked for.
+    pub configuration: Configuration,
+    /// Guest-physical addresses to which all slices subscribe.
+    pub updated: Vec<Range<u64>>,
+    pub state: MachineState,
 }

@@ -86,6 +86,7 @@ fn run(kernel: &Path, initrd: &Path, back_end: BackEndChoice) -> Option<(End, St
         serial: Box::new(printed.clone()),
         console: None,
         disks: OpenDisks::default(),
+        checkpoint: Default::default(),
     };
     let machine = match Machine::new(&configuration, io) {
         Ok(machine) => machine,

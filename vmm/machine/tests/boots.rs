@@ -45,6 +45,7 @@ fn io(console: &Kept) -> MachineIo {
         serial: Box::new(console.clone()),
         console: None,
         disks: OpenDisks::default(),
+        checkpoint: Default::default(),
     }
 }
 

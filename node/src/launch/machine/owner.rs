@@ -128,8 +128,13 @@ impl<'a> Machine<'a> {
             Ok((ours, theirs))
         });
         let (ours, theirs) = pair.map_err(LaunchError::system("make a socket pair"))?;
-        let sockets = home_sockets(&theirs, sockets);
-        let Aggregate { workload, home, .. } = &self.aggregate;
+        let Aggregate {
+            workload,
+            home,
+            nodes,
+            ..
+        } = &self.aggregate;
+        let sockets = home_sockets(&theirs, sockets, nodes);
         match workload.boot(home, 0, links, &sockets) {
             // One that has ended says, or its status does, why.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}

@@ -1,13 +1,14 @@
 //! What a machine's nodes need of the hosts that they are on.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use weft_wire::hello::{self, Hello, Mismatch};
 
 use crate::error::LaunchError;
+use crate::launch::nodes::{Body, Node};
 use crate::launch::workload::Workload;
 use crate::links::Links;
 use crate::monitor_protocol::{self, SliceBoot, Terms};
@@ -17,6 +18,7 @@ use crate::remote::Identity;
 use crate::said::Spoken;
 use crate::size::PAGE_BYTES;
 use crate::spawn::{Executable, Process, ProgramKind, Role, StartError};
+use crate::sys;
 
 /// What a vCPU uses of its host beside the guest's memory: generated code (64 MiB at
 /// most) and its tables.
@@ -69,6 +71,13 @@ pub struct MachineSettings {
     pub own: String,
 }
 
+/// What home passes open files to another node of this host through. Both ends are copied
+/// into the processes.
+pub struct FileChannel {
+    pub(super) home: OwnedFd,
+    node: OwnedFd,
+}
+
 /// A plan with what carries it out.
 pub struct Monitors {
     pub(super) plan: MachinePlan,
@@ -102,7 +111,7 @@ impl Monitors {
 }
 
 impl Workload for Monitors {
-    type Kept = ();
+    type Kept = FileChannel;
     const PROGRAM: ProgramKind = ProgramKind::Monitor;
     // Its slices watch each other over their links.
     const BEATS: bool = false;
@@ -130,8 +139,10 @@ impl Workload for Monitors {
         }
     }
 
-    fn keep(&self) -> Result<(), LaunchError> {
-        Ok(())
+    fn keep(&self) -> Result<FileChannel, LaunchError> {
+        let pair = sys::packet_pair().map_err(LaunchError::system("make a socket pair"))?;
+        let (home, node) = pair;
+        Ok(FileChannel { home, node })
     }
 
     fn boot(
@@ -139,9 +150,10 @@ impl Workload for Monitors {
         process: &mut Process,
         node: u32,
         links: Links,
-        _: &(),
+        channel: &FileChannel,
     ) -> Result<(), StartError> {
-        Monitors::boot(self, process, node, links, &[]).map_err(StartError::Settings)
+        Monitors::boot(self, process, node, links, &[channel.node.as_fd()])
+            .map_err(StartError::Settings)
     }
 
     /// Home waits for its slices by itself, while it gets ready.
@@ -153,7 +165,7 @@ impl Workload for Monitors {
         monitor_protocol::hear(control)
     }
 
-    fn beats(_: &()) -> Option<u32> {
+    fn beats(_: &FileChannel) -> Option<u32> {
         None
     }
 
@@ -187,12 +199,18 @@ impl Workload for Monitors {
     }
 }
 
-/// The sockets that home gets: the one for its last word, and `others`.
+/// The sockets that home gets: the one for its last word, `others`, and the channels for
+/// files to `nodes`.
 pub(super) fn home_sockets<'a>(
     word: &'a impl AsFd,
     others: &[BorrowedFd<'a>],
+    nodes: &'a [Node<Monitors>],
 ) -> Vec<BorrowedFd<'a>> {
     let mut sockets = vec![word.as_fd()];
     sockets.extend(others);
+    sockets.extend(nodes.iter().filter_map(|node| match &node.body {
+        Body::Local(local) => Some(local.kept.home.as_fd()),
+        Body::Remote(_) => None,
+    }));
     sockets
 }

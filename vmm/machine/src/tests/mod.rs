@@ -60,6 +60,7 @@ impl Rig {
             serial: Box::new(kept.clone()),
             console: None,
             disks: OpenDisks::default(),
+            checkpoint: Default::default(),
         };
         let machine = Machine::start(Start {
             configuration: &configuration,

@@ -330,6 +330,7 @@ fn slice_of(cpus: &[u32], links: SliceLinks, judge: Arc<Judge>) -> Machine {
             serial: Box::new(Kept::default()),
             console: None,
             disks: OpenDisks::default(),
+            checkpoint: Default::default(),
         },
         ram,
         chosen: Chosen {

@@ -1,0 +1,254 @@
+//! `weft vm save` and `weft vm run --restore`, with Linux that computes and writes to a disk.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+use super::{BOUND, Bench, Context, Report, Verdict, ended_with};
+use crate::boot::{Images, SMALL, USER_SPACE};
+use crate::guest::Guest;
+
+/// Each of two programs fills a file in memory with numbers, reads it back, and prints the
+/// sum of what it read; a third does the same on a disk. They print one line for each round.
+const WORK: &str = "console=ttyS0 quiet weft.run=\"work() { i=0; while [ $i -lt 8 ]; do \
+     seq 60000 > /tmp/$1; echo $1 $i $(md5sum < /tmp/$1); i=$((i+1)); done; }; \
+     disk() { i=0; while [ $i -lt 8 ]; do seq 60000 | dd of=/dev/vda bs=16k conv=fsync 2>/dev/null; \
+     echo disk $i $(dd if=/dev/vda bs=16k 2>/dev/null | head -c 348894 | md5sum); i=$((i+1)); done; }; \
+     work a & work b & disk & wait; echo all done\"";
+/// Lines of all three.
+const LINES: usize = 24;
+/// Of the numbers 1 to 60000, a line each: 348,894 bytes.
+const SUM: &str = "32e8d2bbb8984bd14d9ad0ccf2a33ea5";
+
+type Test = fn(&Bench, &Images) -> Result<String>;
+
+const TESTS: [(&str, Test); 4] = [
+    ("a checkpoint of two nodes continues on 1 to 3", other_nodes),
+    ("a chain of ten checkpoints", chain),
+    ("a save that is killed", killed),
+    ("damaged and unfit checkpoints are refused", refused),
+];
+
+/// All tests, on the software vCPU.
+pub(super) fn run(
+    context: &Context,
+    images: &Images,
+    wanted: &dyn Fn(&str) -> bool,
+    report: &Report,
+) {
+    for (name, test) in TESTS {
+        let name = format!("vm, soft, saved: {name}");
+        if !wanted(&name) {
+            continue;
+        }
+        if let Some(why) = images.missing(&SMALL) {
+            report.add(&name, Duration::ZERO, Verdict::Skipped(why));
+            continue;
+        }
+        let started = Instant::now();
+        let outcome = Bench::new(context, "soft", &name).and_then(|bench| test(&bench, images));
+        let verdict = match outcome {
+            Ok(note) => Verdict::Passed(note),
+            Err(error) => Verdict::Failed(vec![format!("{error:#}")]),
+        };
+        report.add(&name, started.elapsed(), verdict);
+    }
+}
+
+/// A machine of two nodes at work, with a disk.
+fn start(bench: &Bench, images: &Images, name: &str) -> Result<Guest> {
+    let disk = bench.directory.join("disk.img");
+    fs::File::create(&disk)?.set_len(8 << 20)?;
+    let [kernel, initrd] = SMALL;
+    let mut command = bench.weft(&["vm", "run", "--backend", "soft", "--nodes", "2"]);
+    command
+        .args(["--cpus", "2", "--memory", "128M", "--late-cpus", "no"])
+        .args(["--name", name, "--cmdline", WORK, "--disk"])
+        .arg(&disk)
+        .arg("--kernel")
+        .arg(images.file(kernel)?)
+        .arg("--initrd")
+        .arg(images.file(initrd)?);
+    let mut guest = Guest::start(command.stdin(Stdio::piped()))?;
+    ensure!(
+        guest.wait_for(USER_SPACE, BOUND).is_some(),
+        "the guest does not come up"
+    );
+    Ok(guest)
+}
+
+fn restore(bench: &Bench, directory: &Path, name: &str, options: &[&str]) -> Result<Guest> {
+    let mut command = bench.weft(&["vm", "run", "--name", name, "--restore"]);
+    Guest::start(command.arg(directory).args(options))
+}
+
+fn save(bench: &Bench, name: &str, directory: &Path, options: &[&str]) -> Result<String> {
+    let directory = directory.to_string_lossy();
+    let words = [&["vm", "save", name, &directory], options].concat();
+    bench.ask(&words)
+}
+
+/// The lines of work on a console; each must have the right sum.
+fn lines(console: &str) -> Result<usize> {
+    let is_work = |line: &&str| {
+        ["a ", "b ", "disk "]
+            .iter()
+            .any(|word| line.starts_with(word))
+    };
+    let work: Vec<&str> = console.lines().filter(is_work).collect();
+    for line in &work {
+        ensure!(line.contains(SUM), "a wrong sum: {line}");
+    }
+    Ok(work.len())
+}
+
+/// The disk belongs to the moment of the checkpoint, so each restored machine gets a copy.
+fn with_disk<T>(bench: &Bench, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let [disk, copy] = ["disk.img", "disk.saved"].map(|name| bench.directory.join(name));
+    fs::copy(&disk, &copy)?;
+    let result = work()?;
+    fs::copy(&copy, &disk)?;
+    Ok(result)
+}
+
+fn other_nodes(bench: &Bench, images: &Images) -> Result<String> {
+    let mut guest = start(bench, images, "saved")?;
+    ensure!(
+        guest.wait_for("disk 1", BOUND).is_some(),
+        "the guest does not work"
+    );
+    let directory = bench.directory.join("set");
+    let report = save(bench, "saved", &directory, &["--stop", "--json"])?;
+    let ended = guest.finish(BOUND)?;
+    ended_with(&ended, 120, &["stopped"])?;
+    let before = lines(&ended.console())?;
+    for nodes in ["1", "2", "3"] {
+        let options: &[&str] = match nodes {
+            "1" => &[],
+            _ => &["--nodes", nodes],
+        };
+        let ended = with_disk(bench, || {
+            restore(bench, &directory, "next", options)?.finish(BOUND)
+        })?;
+        ended_with(&ended, 0, &["restored from", "powered off by the guest"])?;
+        let console = ended.console();
+        let after = lines(&console)?;
+        ensure!(
+            before + after == LINES && console.contains("all done"),
+            "{nodes} nodes: {before} lines before, {after} after:\n{console}"
+        );
+    }
+    let report: serde_json::Value = serde_json::from_str(&report)?;
+    Ok(format!(
+        "{} pages, paused for {} s",
+        report["pages"], report["pause_seconds"]
+    ))
+}
+
+fn chain(bench: &Bench, images: &Images) -> Result<String> {
+    let mut guest = start(bench, images, "link")?;
+    let mut found = 0;
+    for link in 0..10 {
+        let directory = bench.directory.join(format!("set{link}"));
+        save(bench, "link", &directory, &["--stop"])?;
+        found += lines(&guest.finish(BOUND)?.console())?;
+        let nodes = ["2", "3", "4"][link % 3];
+        let options: &[&str] = match link % 4 {
+            0 => &[],
+            _ => &["--nodes", nodes],
+        };
+        guest = restore(bench, &directory, "link", options)?;
+        // It runs for a little: the next save finds it at another place.
+        std::thread::sleep(Duration::from_millis(100));
+        super::wait_until("the next machine", || {
+            Ok(bench
+                .ask(&["vm", "list", "--json"])?
+                .contains("\"running\""))
+        })?;
+    }
+    let ended = guest.finish(BOUND)?;
+    ended_with(&ended, 0, &["powered off by the guest"])?;
+    found += lines(&ended.console())?;
+    ensure!(
+        found == LINES && ended.console().contains("all done"),
+        "{found} lines: {}",
+        ended.console()
+    );
+    Ok(String::new())
+}
+
+/// The set is complete or refused; the machine continues; the set before it stays.
+fn killed(bench: &Bench, images: &Images) -> Result<String> {
+    let guest = start(bench, images, "kept")?;
+    let first = bench.directory.join("first");
+    save(bench, "kept", &first, &[])?;
+    let (mut complete, mut partial) = (0, 0);
+    for round in 0..8 {
+        let directory = bench.directory.join(format!("set{round}"));
+        let mut command = bench.weft(&["vm", "save", "kept"]);
+        let mut saving = command.arg(&directory).stderr(Stdio::null()).spawn()?;
+        std::thread::sleep(Duration::from_millis(round * 30));
+        saving.kill()?;
+        saving.wait()?;
+        let said = refusal(bench, &directory, &["--cpus", "7"])?;
+        match said.contains("2 vCPUs, not 7") {
+            true => complete += 1,
+            false => {
+                let named = said.contains("is incomplete") || said.contains("does not hold");
+                ensure!(named, "{said}");
+                partial += 1;
+            }
+        }
+    }
+    let ended = guest.finish(BOUND)?;
+    ended_with(&ended, 0, &["powered off by the guest"])?;
+    ensure!(lines(&ended.console())? == LINES, "{}", ended.console());
+    let said = refusal(bench, &first, &["--cpus", "7"])?;
+    ensure!(said.contains("2 vCPUs, not 7"), "{said}");
+    Ok(format!("{partial} incomplete, {complete} complete"))
+}
+
+/// Why a machine does not start from a directory.
+fn refusal(bench: &Bench, directory: &Path, options: &[&str]) -> Result<String> {
+    let mut command = bench.weft(&["vm", "run", "--restore"]);
+    let output = command.arg(directory).args(options).output()?;
+    ensure!(output.status.code() == Some(125), "{output:?}");
+    Ok(String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+fn refused(bench: &Bench, images: &Images) -> Result<String> {
+    let guest = start(bench, images, "one")?;
+    let directory = bench.directory.join("set");
+    save(bench, "one", &directory, &["--stop"])?;
+    drop(guest.finish(BOUND)?);
+    let said = refusal(bench, &directory, &["--memory", "64M"])?;
+    ensure!(said.contains("--memory: the saved machine has"), "{said}");
+    let path = |name: &str| -> PathBuf { directory.join(name) };
+    for name in ["pages.0", "pages.1", "machine", "manifest"] {
+        let good = fs::read(path(name))?;
+        let mut bad = good.clone();
+        bad[good.len() / 2] ^= 1;
+        fs::write(path(name), &bad)?;
+        let said = refusal(bench, &directory, &[])?;
+        ensure!(
+            said.contains(name) && said.contains("damaged"),
+            "{name}: {said}"
+        );
+        fs::remove_file(path(name))?;
+        let said = refusal(bench, &directory, &[])?;
+        let named = said.contains(name) && said.contains("missing") || said.contains("incomplete");
+        ensure!(named, "{name}: {said}");
+        fs::write(path(name), &good)?;
+    }
+    let bytes = fs::read(path("manifest"))?;
+    let line = b"weft-checkpoint 1 ";
+    ensure!(bytes.starts_with(line), "the manifest's first line");
+    let later = [b"weft-checkpoint 2 ".as_slice(), &bytes[line.len()..]].concat();
+    fs::write(path("manifest"), later)?;
+    let said = refusal(bench, &directory, &[])?;
+    ensure!(said.contains("has format 2"), "{said}");
+    Ok(String::new())
+}

@@ -1,0 +1,242 @@
+//! Guest memory to and from the files of a checkpoint.
+//!
+//! Each slice writes the part of RAM that it manages to a file of its own, and reads the part
+//! that it manages from the files of all. So every page is in one file, without a word
+//! between the slices about who owns it at this moment; a page of which another slice has
+//! the only copy is fetched, as for any reader.
+//!
+//! A monitor is confined when it writes and cannot open files: the user's command opens
+//! them, the primary gets them with the request, and passes each secondary its own over a
+//! socket that the launcher made.
+
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::ops::Range;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use weft_aggregate::Slice;
+use weft_aggregate::commands::{SliceCommand, SliceReply};
+use weft_checkpoint::{Identity, PAGE_BYTES, PagesWriter, Set, Written};
+use weft_guest_memory::{DEVICE_HOLE, FOUR_GIB, GuestBytes, Ram};
+
+use super::MachineError;
+use super::state::MachineState;
+
+/// Longest wait for guest memory to be written, or read.
+pub const CHECKPOINT_SECONDS_MAX: u64 = 600;
+/// Pages whose records are looked up at one time.
+const PAGES_AT_ONCE: u64 = 4096;
+
+/// What a machine's process is given for checkpoints.
+#[derive(Default)]
+pub struct CheckpointIo {
+    /// Packet sockets for files. On the primary: one to each secondary, in their order,
+    /// `None` if it is on another host. On a secondary: the one to the primary.
+    pub channels: Vec<Option<OwnedFd>>,
+    /// What the machine is made from, instead of a kernel.
+    pub restore: Option<Restore>,
+}
+
+/// A complete set of files.
+#[derive(Debug)]
+pub struct Restore {
+    pub set: Set,
+    /// Guest-physical addresses to which all slices subscribe.
+    pub updated: Vec<Range<u64>>,
+}
+
+/// A checkpoint that a machine is to write.
+#[derive(Debug)]
+pub struct NewCheckpoint {
+    pub identity: Identity,
+    /// Open files for pages, one for each slice.
+    pub files: Vec<File>,
+}
+
+/// What a machine wrote and saved.
+#[derive(Debug)]
+pub struct WrittenCheckpoint {
+    pub state: MachineState,
+    /// See [`super::SavedMachine::updated`].
+    pub updated: Vec<Range<u64>>,
+    /// By slice.
+    pub pages: Vec<Written>,
+}
+
+/// The guest-physical address after the last byte of so much RAM.
+pub fn memory_end(memory_bytes: u64) -> u64 {
+    match memory_bytes > DEVICE_HOLE {
+        true => FOUR_GIB + (memory_bytes - DEVICE_HOLE),
+        false => memory_bytes,
+    }
+}
+
+/// Writes the part of RAM that this slice manages; all of it if there is one slice.
+pub(super) fn write_pages(
+    ram: &Ram,
+    slice: Option<&Slice>,
+    file: File,
+    identity: Identity,
+) -> Result<Written, String> {
+    let number = slice.map_or(0, Slice::number);
+    let failed = |error: io::Error| format!("cannot write pages.{number}: {error}");
+    let writer = PagesWriter::new(file, identity, number as u32);
+    let mut writer = writer.map_err(failed)?;
+    let mut bytes = [0; PAGE_BYTES];
+    let mut add = |memory: &dyn GuestBytes, page: u64| match memory
+        .read(page * PAGE_BYTES as u64, &mut bytes)
+    {
+        true => writer.page(page, &bytes).map_err(failed),
+        false => Err(format!("page {page:#x} is not memory")),
+    };
+    match slice {
+        None => {
+            let populated = ram.populated();
+            for range in populated.map_err(|error| format!("cannot find pages: {error}"))? {
+                let page = PAGE_BYTES as u64;
+                for number in range.start / page..range.end / page {
+                    add(ram, number)?;
+                }
+            }
+        }
+        Some(slice) => {
+            let memory = slice.memory();
+            let own = memory.own_pages();
+            for start in own.clone().step_by(PAGES_AT_ONCE as usize) {
+                let some = start..own.end.min(start + PAGES_AT_ONCE);
+                for page in memory.touched(some) {
+                    add(&**memory, page)?;
+                }
+            }
+            if memory.is_over() {
+                return Err("the machine has ended".into());
+            }
+        }
+    }
+    writer.finish().map_err(failed)
+}
+
+/// Reads the part of RAM that this slice manages; all of it if there is one slice. Before a
+/// vCPU runs, and before another slice asks for a page of this part.
+pub(super) fn read_pages(
+    ram: &Ram,
+    slice: Option<&Slice>,
+    restore: &Restore,
+) -> Result<(), MachineError> {
+    let own = slice.map_or(0..u64::MAX, |slice| slice.memory().own_pages());
+    let address = |page: u64| page * PAGE_BYTES as u64;
+    for node in 0..restore.set.manifest().pages.len() {
+        let mut reader = restore.set.pages(node)?;
+        reader
+            .read(&own, |first, bytes| {
+                let end = first + (bytes.len() / PAGE_BYTES) as u64;
+                let put = ram.put(address(first), bytes);
+                put.map_err(|error| Reading::Memory(error.to_string()))?;
+                match slice {
+                    Some(slice) => {
+                        let adopted = slice.memory().adopt(address(first)..address(end));
+                        adopted.map_err(Reading::Memory)
+                    }
+                    None => Ok(()),
+                }
+            })
+            .map_err(|error| match error {
+                Reading::Memory(reason) => MachineError::Restore(reason),
+                Reading::File(error) => error.of(restore.set.pages_path(node)).into(),
+            })?;
+    }
+    Ok(())
+}
+
+/// Why pages could not be brought into memory.
+enum Reading {
+    File(weft_checkpoint::FormatError),
+    Memory(String),
+}
+
+impl From<weft_checkpoint::FormatError> for Reading {
+    fn from(error: weft_checkpoint::FormatError) -> Self {
+        Self::File(error)
+    }
+}
+
+/// Has all slices write their pages at the same time. On the primary.
+pub(super) fn write_all(
+    ram: &Ram,
+    slice: Option<&Slice>,
+    channels: &[Option<OwnedFd>],
+    checkpoint: NewCheckpoint,
+) -> Result<Vec<Written>, String> {
+    let NewCheckpoint { identity, files } = checkpoint;
+    let slices = slice.map_or(1, |slice| slice.placement().slices());
+    if files.len() != slices {
+        let count = files.len();
+        return Err(format!("{count} files for pages came: {slices} are needed"));
+    }
+    let mut files = files.into_iter();
+    let Some(own) = files.next() else {
+        return Err("no file for pages came".into());
+    };
+    let Some(slice) = slice else {
+        return Ok(vec![write_pages(ram, None, own, identity)?]);
+    };
+    for (node, file) in (1..).zip(files) {
+        let Some(Some(channel)) = channels.get(node - 1) else {
+            return Err(format!(
+                "node {node} is on another host: a machine can be saved if all its nodes are on \
+                 one host"
+            ));
+        };
+        send_file(channel, identity, &file)
+            .map_err(|error| format!("node {node} did not take its file: {error}"))?;
+    }
+    let begun = slice.begin_command(&SliceCommand::WritePages { identity })?;
+    let own = write_pages(ram, Some(slice), own, identity);
+    let patience = std::time::Duration::from_secs(CHECKPOINT_SECONDS_MAX);
+    let mut pages = vec![Written::default(); slices];
+    for (node, reply) in slice.finish_command(begun, patience)? {
+        pages[node] = match reply {
+            SliceReply::PagesWritten { pages, bytes } => Written { pages, bytes },
+            other => return Err(format!("slice {node} sent {other:?}")),
+        };
+    }
+    pages[0] = own?;
+    Ok(pages)
+}
+
+fn send_file(channel: &OwnedFd, identity: Identity, file: &File) -> io::Result<()> {
+    let descriptors = [file.as_raw_fd()];
+    let rights = [ControlMessage::ScmRights(&descriptors)];
+    let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+    let packet = [IoSlice::new(&identity)];
+    sendmsg::<()>(channel.as_raw_fd(), &packet, &rights, flags, None)?;
+    Ok(())
+}
+
+/// The file that came with `identity`. Files of checkpoints that failed before are closed.
+pub(super) fn receive_file(channel: &OwnedFd, identity: Identity) -> Result<File, String> {
+    loop {
+        let mut bytes = Identity::default();
+        let mut control = nix::cmsg_space!([std::os::fd::RawFd; 1]);
+        let mut parts = [IoSliceMut::new(&mut bytes)];
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
+        let message = recvmsg::<()>(channel.as_raw_fd(), &mut parts, Some(&mut control), flags)
+            .map_err(|error| format!("no file for pages came: {error}"))?;
+        let mut file = None;
+        for part in message.cmsgs().map_err(|error| error.to_string())? {
+            if let ControlMessageOwned::ScmRights(descriptors) = part {
+                // SAFETY: the kernel has just made these descriptors for this call.
+                let own = |fd: &i32| unsafe { File::from_raw_fd(*fd) };
+                file = descriptors.iter().map(own).next_back();
+            }
+        }
+        if message.bytes == 0 {
+            return Err("the primary has closed the way for files".into());
+        }
+        match file {
+            Some(file) if bytes == identity => return Ok(file),
+            _ => {}
+        }
+    }
+}
