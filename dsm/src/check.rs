@@ -14,15 +14,26 @@
 //! * A dead node's last messages: any prefix of them arrives, since a survivor
 //!   may hear of the death at any moment.
 
+mod authority;
+mod membership;
 mod world;
 
 use crate::checker::Flaw;
 use crate::ranges::Ranges;
-use crate::types::ManagerOf;
+use crate::types::{ManagerOf, NodeId};
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::hash::{BuildHasherDefault, Hasher};
 use world::{NODES, PAGES, Step, World};
+
+/// A change of membership.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// A node that is not there at first joins.
+    Join(NodeId),
+    /// A node leaves.
+    Leave(NodeId),
+}
 
 /// How much is explored.
 #[derive(Debug, Clone, Copy)]
@@ -59,6 +70,10 @@ pub struct Bounds {
     pub hand_overs: u8,
     /// Hand-overs that are recalled.
     pub recalls: u8,
+    /// A node that joins or leaves.
+    pub change: Option<Change>,
+    /// Whether the leave may be cancelled.
+    pub cancels: bool,
     /// Nodes that die.
     pub losses: u8,
     /// The search gives up beyond this many states.
@@ -72,7 +87,7 @@ impl Bounds {
     /// death; 3 nodes and 1 page with a death, and with room at one node only. Then
     /// managers that are handed over from the first node: with evictions, twice, two
     /// pages, and with a death.
-    pub fn large(manager: ManagerOf) -> [Bounds; 16] {
+    pub fn large(manager: ManagerOf) -> [Bounds; 19] {
         let base = Bounds {
             nodes: 3,
             pages: 2,
@@ -89,6 +104,8 @@ impl Bounds {
             hasty: false,
             hand_overs: 0,
             recalls: 0,
+            change: None,
+            cancels: false,
             losses: 0,
             states_max: 100_000_000,
         };
@@ -174,6 +191,23 @@ impl Bounds {
                 losses: 1,
                 ..handed
             },
+            Bounds {
+                change: Some(Change::Join(NodeId(2))),
+                losses: 1,
+                faults: 1,
+                evictions: 0,
+                ..handed
+            },
+            Bounds {
+                change: Some(Change::Join(NodeId(2))),
+                faults: 1,
+                ..handed
+            },
+            Bounds {
+                change: Some(Change::Leave(NodeId(0))),
+                faults: 1,
+                ..handed
+            },
         ]
     }
 }
@@ -187,6 +221,8 @@ pub struct Explored {
     pub transitions: u64,
     /// Longest path.
     pub depth_max: usize,
+    /// States in which the change of membership was carried out.
+    pub changed: u64,
     /// Whether nothing was left out.
     pub complete: bool,
 }
@@ -230,6 +266,7 @@ impl<'a> Search<'a> {
                 states: 1,
                 transitions: 0,
                 depth_max: 1,
+                changed: 0,
                 complete: true,
             },
         }
@@ -263,6 +300,7 @@ impl<'a> Search<'a> {
                 self.explored.complete = false;
                 return Ok(self.explored);
             }
+            self.explored.changed += u64::from(next.authority.done);
             self.seen.insert(fingerprint, true);
             let steps = next.steps(self.bounds);
             self.stack.push((next, steps, fingerprint));

@@ -9,9 +9,16 @@ use crate::protocol::{Action, Sink};
 use crate::state::{Entry, Tables};
 use crate::types::{NodeId, Page, Standing};
 
+#[cfg(test)]
+use crate::node::Mutant;
+
 impl<T: Tables> Node<T> {
     pub(crate) fn hold<S: Sink>(&mut self, sink: &mut S) {
         self.held = true;
+        #[cfg(test)]
+        if self.has(Mutant::NotQuiet) {
+            return sink.act(Action::Quiet);
+        }
         if self.handing == 0 {
             sink.act(Action::Quiet);
         }

@@ -52,6 +52,12 @@ pub(crate) enum Mutant {
     ForgetHeld,
     /// A frozen node sends `Done` to the manager that it knew.
     EagerDone,
+    /// A node that joins asks before all know it.
+    JoinEarly,
+    /// A node is reported gone because it has nothing, whatever is on its way to it.
+    LeaveEarly,
+    /// `Quiet` is said at once.
+    NotQuiet,
     /// A frozen node does not ask when one end of the hand-over dies.
     NoAsk,
 }

@@ -572,9 +572,9 @@ impl Simulation {
         self.frames[node.index()].fill(Frame::default());
         self.wants.retain(|want| want.node != node);
         self.standing.retain(|(asker, _)| *asker != node);
-        for slot in 0..self.scenario.pages {
+        for (slot, managed) in managed.into_iter().enumerate() {
             self.discarding[slot] &= !node.bit();
-            if managed[slot] {
+            if managed {
                 self.discarding[slot] = 0;
             }
         }

@@ -24,17 +24,21 @@ fn bounds(nodes: usize, pages: usize, faults: u8, evictions: u8) -> Bounds {
         hasty: false,
         hand_overs: 0,
         recalls: 0,
+        change: None,
+        cancels: false,
         losses: 0,
         states_max: 20_000_000,
     }
 }
 
 fn holds(name: &str, bounds: Bounds) {
+    let changes = bounds.change.is_some();
     let start = std::time::Instant::now();
     match explore(&bounds) {
         Ok(explored) => {
             println!("{name}: {explored:?} in {:.1?}", start.elapsed());
             assert!(explored.complete, "{name}: too many states");
+            assert_eq!(changes, explored.changed > 0, "{name}: never carried out");
         }
         Err(found) => panic!("{name}: {}\n{}", found.flaw, found.trace),
     }
@@ -336,6 +340,9 @@ fn every_mutant_is_found() {
         (Mutant::ForgetHeld, handed),
         (Mutant::EagerDone, handed_evicted),
         (Mutant::NoAsk, handed_loss),
+        (Mutant::JoinEarly, joins(bounds(3, 1, 1, 0))),
+        (Mutant::LeaveEarly, leaves(2, bounds(3, 1, 1, 1))),
+        (Mutant::NotQuiet, joins(handed)),
     ] {
         let mut world = World::new(&bounds);
         for node in &mut world.nodes {
@@ -383,6 +390,63 @@ fn managers_are_handed_over() {
         ..handed(bounds(3, 1, 1, 0))
     };
     holds("3x1, handed over, update", update);
+}
+
+fn joins(bounds: Bounds) -> Bounds {
+    Bounds {
+        manager: ranges(&[2]),
+        change: Some(Change::Join(NodeId(2))),
+        ..bounds
+    }
+}
+
+fn leaves(node: u8, bounds: Bounds) -> Bounds {
+    Bounds {
+        manager: ranges(&[2]),
+        change: Some(Change::Leave(NodeId(node))),
+        ..bounds
+    }
+}
+
+#[test]
+fn a_node_joins() {
+    holds("3x1, join", joins(bounds(3, 1, 1, 0)));
+    let handed = Bounds {
+        hand_overs: 1,
+        ..joins(bounds(3, 1, 1, 0))
+    };
+    holds("3x1, join, handed over", handed);
+    let loss = Bounds {
+        losses: 1,
+        ..joins(bounds(3, 1, 1, 0))
+    };
+    holds("3x1, join, loss", loss);
+}
+
+#[test]
+fn a_node_leaves() {
+    holds("3x1, a holder leaves", leaves(2, bounds(3, 1, 1, 1)));
+    let manager = |bounds: Bounds| Bounds {
+        hand_overs: 1,
+        ..leaves(0, bounds)
+    };
+    holds("3x1, the manager leaves", manager(bounds(3, 1, 1, 0)));
+    holds("2x1, the manager leaves", manager(bounds(2, 1, 2, 1)));
+    let loss = Bounds {
+        losses: 1,
+        ..manager(bounds(2, 1, 1, 1))
+    };
+    holds("2x1, the manager leaves, loss", loss);
+    let cancels = Bounds {
+        cancels: true,
+        ..manager(bounds(2, 1, 1, 1))
+    };
+    holds("2x1, the manager leaves, cancelled", cancels);
+    let third = Bounds {
+        losses: 1,
+        ..leaves(2, bounds(3, 1, 1, 0))
+    };
+    holds("3x1, a holder leaves, loss", third);
 }
 
 /// A node dies while a manager is handed over.

@@ -1,7 +1,8 @@
 //! One state of the model: the nodes, their memories, what is in flight and
 //! what may still happen; its successors, its judgement and its fingerprint.
 
-use super::Bounds;
+use super::authority::{Authority, Move};
+use super::{Bounds, Change};
 use crate::checker::{Flaw, Frame, Judge, ZERO_VERSION, carries_ownership, idle_node, one_manager};
 use crate::node::Node;
 use crate::protocol::{Action, Body, Event, Message};
@@ -17,8 +18,8 @@ const STALE: u32 = 2;
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SmallTables {
-    locals: [Local; PAGES],
-    entries: [Entry; PAGES],
+    pub(super) locals: [Local; PAGES],
+    pub(super) entries: [Entry; PAGES],
     spread: bool,
     policy: Policy,
 }
@@ -71,6 +72,7 @@ pub(super) enum Step {
     Discard(NodeId, u8),
     HandOver(NodeId, u8, NodeId),
     Recall(NodeId, u8),
+    Change(Move),
     Kill(NodeId),
     Learn(NodeId),
 }
@@ -92,8 +94,9 @@ pub(super) struct World {
     /// Nodes that may ask for the page again.
     outdated: [u32; PAGES],
     /// The node that died, and the nodes that have not heard of it.
-    killed: Option<NodeId>,
-    unaware: u32,
+    pub(super) killed: Option<NodeId>,
+    pub(super) unaware: u32,
+    pub(super) authority: Authority,
 }
 
 impl World {
@@ -112,6 +115,11 @@ impl World {
             let mut config = Config::new(me, bounds.nodes as u8, bounds.manager);
             config.migratory = bounds.migratory;
             config.probe_every = bounds.probe_every;
+            if let Some(Change::Join(joins)) = bounds.change
+                && joins != me
+            {
+                config.absent = joins.bit();
+            }
             if bounds.full {
                 config.budgets_pages[1..].fill(0);
             }
@@ -132,10 +140,11 @@ impl World {
             outdated: [0; PAGES],
             killed: None,
             unaware: 0,
+            authority: Authority::new(bounds),
         }
     }
 
-    fn page(&self, slot: u8) -> Page {
+    pub(super) fn page(&self, slot: u8) -> Page {
         if self.nodes[0].tables.spread {
             Page(u64::from(slot) * CHUNK_PAGES)
         } else {
@@ -145,7 +154,31 @@ impl World {
     fn alive(&self, node: NodeId) -> bool {
         self.killed != Some(node)
     }
-    fn live(&self, bounds: &Bounds) -> impl Iterator<Item = NodeId> + use<> {
+    /// Whether a message from or to `node` is in flight that will be accepted, about a page
+    /// whose manager lives. Of other pages nobody can tell.
+    pub(super) fn in_flight(&self, node: NodeId) -> bool {
+        let mut flights = self.flights.iter().filter(|flight| self.alive(flight.from));
+        flights.any(|flight| {
+            let managed = self.manager(flight.slot).is_some();
+            managed && (flight.from == node || flight.to == node)
+        })
+    }
+    /// Whether a message is on its way from one node to another.
+    pub(super) fn is_sending(&self, from: NodeId, to: NodeId) -> bool {
+        let mut flights = self.flights.iter();
+        flights.any(|flight| flight.from == from && flight.to == to)
+    }
+    /// Live nodes that take part.
+    fn active(&self, bounds: &Bounds) -> impl Iterator<Item = NodeId> + use<> {
+        let authority = self.authority;
+        #[cfg(test)]
+        let hasty = self.nodes[0].mutant == Some(crate::node::Mutant::JoinEarly);
+        #[cfg(not(test))]
+        let hasty = false;
+        self.live(bounds)
+            .filter(move |&node| authority.takes_part(node, hasty))
+    }
+    pub(super) fn live(&self, bounds: &Bounds) -> impl Iterator<Item = NodeId> + use<> {
         let killed = self.killed;
         (0..bounds.nodes as u8)
             .map(NodeId)
@@ -196,15 +229,18 @@ impl World {
                 steps.push(Step::Deliver(index));
             }
         }
-        for node in self.live(bounds) {
+        steps.extend(self.moves(bounds).into_iter().map(Step::Change));
+        for node in self.active(bounds) {
             for slot in 0..bounds.pages as u8 {
                 self.local_steps(node, slot, bounds, &mut steps);
             }
+        }
+        for node in self.live(bounds) {
+            if self.losses > 0 && !self.authority.is_gone(node) {
+                steps.push(Step::Kill(node));
+            }
             if self.unaware & node.bit() != 0 {
                 steps.push(Step::Learn(node));
-            }
-            if self.losses > 0 {
-                steps.push(Step::Kill(node));
             }
         }
         if self.discards > 0 {
@@ -283,7 +319,7 @@ impl World {
                 steps.push(Step::Recall(node, slot));
             }
         } else if entry.phase() != Phase::Hand && self.hand_overs > 0 {
-            let others = self.live(bounds).filter(|&other| other != node);
+            let others = self.active(bounds).filter(|&other| other != node);
             steps.extend(others.map(|other| Step::HandOver(node, slot, other)));
         }
     }
@@ -341,9 +377,14 @@ impl World {
                 let page = self.page(slot);
                 self.step(node, slot, Event::Recall { page }, None)?;
             }
-            Step::Kill(node) => self.kill(node, bounds),
+            Step::Change(step) => self.make(step, bounds)?,
+            Step::Kill(node) => {
+                self.kill(node, bounds);
+                self.end_of_change(bounds);
+            }
             Step::Learn(node) => self.learn(node, bounds)?,
         }
+        self.go_on(bounds);
         self.write_all_the_time(bounds);
         Ok(())
     }
@@ -398,7 +439,7 @@ impl World {
         Ok(())
     }
 
-    fn step(
+    pub(super) fn step(
         &mut self,
         node: NodeId,
         slot: u8,
@@ -410,6 +451,7 @@ impl World {
         let frame = &mut self.frames[node.index()][slot as usize];
         let flights = &mut self.flights;
         let outdated = &mut self.outdated[slot as usize];
+        let quiet = &mut self.authority.quiet;
         let mut sink = |action: Action| {
             if outcome.is_err() {
                 return;
@@ -421,6 +463,9 @@ impl World {
                     return;
                 }
             };
+            if action == Action::Quiet {
+                *quiet |= node.bit();
+            }
             if let Action::Outdated { .. } = action {
                 *outdated |= node.bit();
             }
@@ -471,6 +516,7 @@ impl World {
     }
 
     pub(super) fn judge(&self, bounds: &Bounds) -> Result<(), Flaw> {
+        self.judge_gone(bounds)?;
         let quiet = self.flights.is_empty() && self.unaware == 0;
         for slot in 0..bounds.pages as u8 {
             let at = slot as usize;
@@ -540,12 +586,16 @@ impl World {
         }
         for node in 0..bounds.nodes {
             mixer.add(u64::from(self.faults[node]) << 8 | u64::from(self.evictions[node]));
-            mixer.add(u64::from(self.nodes[node].dead));
+            let core = &self.nodes[node];
+            mixer.add(u64::from(core.dead) << 32 | u64::from(core.closed));
+            mixer.add(u64::from(core.handing) << 8 | u64::from(core.held));
+            mixer.add(u64::from(core.absent) << 8 | u64::from(core.leaving));
             for other in 0..bounds.nodes {
                 mixer.add(u64::from(self.nodes[node].owned_pages[other]));
             }
         }
         mixer.add(u64::from(self.discards) << 8 | u64::from(self.losses));
+        mixer.add(self.authority.bits());
         mixer.add(u64::from(self.hand_overs) << 8 | u64::from(self.recalls));
         mixer.add(self.killed.map_or(99, |node| u64::from(node.0)) << 32 | u64::from(self.unaware));
         mixer.finish()
