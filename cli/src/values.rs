@@ -1,7 +1,24 @@
 //! Values that several commands take.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, TryFromFloatSecsError};
+
+/// Why a value is not what its option takes.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ValueError {
+    /// `--stats json=`.
+    #[error("`json=` lacks the file's name")]
+    NoFile,
+    /// `--stats` of another kind.
+    #[error("use `text`, `json` or `json=FILE`")]
+    NoStats,
+    /// Letters where seconds are.
+    #[error("not a number of seconds")]
+    NotSeconds,
+    /// Negative, or more than any clock counts.
+    #[error(transparent)]
+    Seconds(#[from] TryFromFloatSecsError),
+}
 
 /// `--stats`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,20 +32,20 @@ pub enum StatsArg {
 }
 
 impl std::str::FromStr for StatsArg {
-    type Err = String;
-    fn from_str(text: &str) -> Result<StatsArg, String> {
+    type Err = ValueError;
+    fn from_str(text: &str) -> Result<StatsArg, ValueError> {
         match (text, text.strip_prefix("json=")) {
             ("text", _) => Ok(StatsArg::Text),
             ("json", _) => Ok(StatsArg::Json),
-            (_, Some("")) => Err("`json=` lacks the file's name".into()),
+            (_, Some("")) => Err(ValueError::NoFile),
             (_, Some(file)) => Ok(StatsArg::JsonFile(file.into())),
-            _ => Err("use `text`, `json` or `json=FILE`".into()),
+            _ => Err(ValueError::NoStats),
         }
     }
 }
 
 /// A duration in seconds, as typed.
-pub fn parse_seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds")?;
-    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+pub fn parse_seconds(text: &str) -> Result<Duration, ValueError> {
+    let seconds: f64 = text.parse().map_err(|_| ValueError::NotSeconds)?;
+    Ok(Duration::try_from_secs_f64(seconds)?)
 }

@@ -5,7 +5,7 @@
 pub const PAGE_BYTES: u64 = 4096;
 
 /// Why a text is not an amount of memory.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[derive(Debug, Clone, thiserror::Error, PartialEq, Eq)]
 pub enum SizeError {
     /// Nothing, or no digits, before the unit.
     #[error("`{0}` is not a size: write a number and a unit, such as 64M or 1.5G")]

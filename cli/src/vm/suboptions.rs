@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use weft_machine::DataPath;
-use weft_node::size::parse_size;
+use weft_node::size::{SizeError, parse_size};
 
 /// How alike two words must be for one to be a misspelling of the other.
 const LIKENESS_MIN: f64 = 0.6;
@@ -16,6 +16,39 @@ const DISK_OPTIONS: [&str; 4] = ["ro", "direct", "node=N", "path=bypass|dsm"];
 
 /// What a network takes, wherever its frames go.
 const PLACE_OPTIONS: [&str; 2] = ["node=N", "path=bypass|dsm"];
+
+/// Why a value is not what its option takes.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum OptionError {
+    #[error("`{0}` is not a number of vCPUs")]
+    Vcpus(String),
+    #[error(transparent)]
+    Size(#[from] SizeError),
+    #[error("lacks the image's name: write FILE[,ro][,direct][,node=N][,path=bypass|dsm]")]
+    NoImage,
+    #[error("`tap=` lacks the device's name")]
+    NoTapName,
+    #[error("`tap` lacks the device's name: write tap=NAME")]
+    NoTap,
+    #[error("`{0}` in `node={0}` is not a node's number: use 0 or more")]
+    Node(String),
+    #[error("`{0}` in `path={0}` is not a path: use bypass or dsm")]
+    Path(String),
+    #[error("`{port}` in `{option}` is not a port: 1 to 65535")]
+    Port { port: String, option: String },
+    #[error("`{0}` lacks a port: write forward=HOSTPORT:GUESTPORT")]
+    NoPort(String),
+    #[error("`socket=` lacks the socket's path")]
+    NoSocket,
+    /// With what may have been meant.
+    #[error("{what} has no option `{option}`: {advice}")]
+    Unknown {
+        /// A disk, a network, a console.
+        what: &'static str,
+        option: String,
+        advice: String,
+    },
+}
 
 /// One value for all nodes, or one for each.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,21 +109,22 @@ pub enum ConsoleArg {
 }
 
 /// `--cpus N[,N…]`.
-pub fn parse_cpus(text: &str) -> Result<ListArg<u32>, String> {
+pub fn parse_cpus(text: &str) -> Result<ListArg<u32>, OptionError> {
     list(text, |value| {
         let number = value.parse();
-        number.map_err(|_| format!("`{value}` is not a number of vCPUs"))
+        number.map_err(|_| OptionError::Vcpus(value.to_owned()))
     })
 }
 
 /// `--memory SIZE[,SIZE…]`.
-pub fn parse_memory(text: &str) -> Result<ListArg<u64>, String> {
-    list(text, |value| {
-        parse_size(value).map_err(|error| error.to_string())
-    })
+pub fn parse_memory(text: &str) -> Result<ListArg<u64>, OptionError> {
+    list(text, |value| Ok(parse_size(value)?))
 }
 
-fn list<T>(text: &str, parse: impl Fn(&str) -> Result<T, String>) -> Result<ListArg<T>, String> {
+fn list<T>(
+    text: &str,
+    parse: impl Fn(&str) -> Result<T, OptionError>,
+) -> Result<ListArg<T>, OptionError> {
     Ok(ListArg {
         text: text.to_owned(),
         values: text.split(',').map(parse).collect::<Result<_, _>>()?,
@@ -98,15 +132,12 @@ fn list<T>(text: &str, parse: impl Fn(&str) -> Result<T, String>) -> Result<List
 }
 
 impl FromStr for DiskArg {
-    type Err = String;
+    type Err = OptionError;
 
-    fn from_str(text: &str) -> Result<DiskArg, String> {
+    fn from_str(text: &str) -> Result<DiskArg, OptionError> {
         let (path, options) = split(text);
         if path.is_empty() {
-            return Err(
-                "lacks the image's name: write FILE[,ro][,direct][,node=N][,path=bypass|dsm]"
-                    .into(),
-            );
+            return Err(OptionError::NoImage);
         }
         let mut disk = DiskArg {
             path: path.into(),
@@ -129,12 +160,12 @@ impl FromStr for DiskArg {
 }
 
 impl FromStr for NetArg {
-    type Err = String;
+    type Err = OptionError;
 
-    fn from_str(text: &str) -> Result<NetArg, String> {
+    fn from_str(text: &str) -> Result<NetArg, OptionError> {
         let (kind, options) = split(text);
         match kind.split_once('=') {
-            Some(("tap", "")) => Err("`tap=` lacks the device's name".into()),
+            Some(("tap", "")) => Err(OptionError::NoTapName),
             Some(("tap", name)) => {
                 let mut place = PlaceArg::default();
                 for option in options {
@@ -161,34 +192,28 @@ impl FromStr for NetArg {
                     place,
                 })
             }
-            None if kind == "tap" => Err("`tap` lacks the device's name: write tap=NAME".into()),
+            None if kind == "tap" => Err(OptionError::NoTap),
             _ => Err(unknown(kind, "a network", &["tap=NAME", "user"])),
         }
     }
 }
 
-fn parse_node(number: &str) -> Result<u32, String> {
-    number.parse().map_err(|_| {
-        format!(
-            "`{number}` in `node={number}` is not a node's number: use 0 or \
-        more"
-        )
-    })
+fn parse_node(number: &str) -> Result<u32, OptionError> {
+    let parsed = number.parse();
+    parsed.map_err(|_| OptionError::Node(number.to_owned()))
 }
 
-fn parse_path(path: &str) -> Result<DataPath, String> {
+fn parse_path(path: &str) -> Result<DataPath, OptionError> {
     match path {
         "bypass" => Ok(DataPath::Bypass),
         "dsm" => Ok(DataPath::Dsm),
-        _ => Err(format!(
-            "`{path}` in `path={path}` is not a path: use bypass or dsm"
-        )),
+        _ => Err(OptionError::Path(path.to_owned())),
     }
 }
 
 impl PlaceArg {
     /// Whether it is one of its options.
-    fn read(&mut self, option: &str) -> Result<bool, String> {
+    fn read(&mut self, option: &str) -> Result<bool, OptionError> {
         match option.split_once('=') {
             Some(("node", number)) => self.node = parse_node(number)?,
             Some(("path", path)) => self.data_path = parse_path(path)?,
@@ -198,32 +223,33 @@ impl PlaceArg {
     }
 }
 
-fn parse_forward(option: &str) -> Result<(u16, u16), String> {
+fn parse_forward(option: &str) -> Result<(u16, u16), OptionError> {
     let Some(("forward", ports)) = option.split_once('=') else {
         let [node, path] = PLACE_OPTIONS;
         let known = ["forward=HOSTPORT:GUESTPORT", "loopback", node, path];
         return Err(unknown(option, "a user-mode network", &known));
     };
     let port = |text: &str| match text.parse::<u16>() {
-        Ok(0) | Err(_) => Err(format!("`{text}` in `{option}` is not a port: 1 to 65535")),
+        Ok(0) | Err(_) => Err(OptionError::Port {
+            port: text.to_owned(),
+            option: option.to_owned(),
+        }),
         Ok(port) => Ok(port),
     };
     match ports.split_once(':') {
         Some((host, guest)) => Ok((port(host)?, port(guest)?)),
-        None => Err(format!(
-            "`{option}` lacks a port: write forward=HOSTPORT:GUESTPORT"
-        )),
+        None => Err(OptionError::NoPort(option.to_owned())),
     }
 }
 
 impl FromStr for ConsoleArg {
-    type Err = String;
+    type Err = OptionError;
 
-    fn from_str(text: &str) -> Result<ConsoleArg, String> {
+    fn from_str(text: &str) -> Result<ConsoleArg, OptionError> {
         match (text, text.strip_prefix("socket=")) {
             ("stdio", _) => Ok(ConsoleArg::Stdio),
             ("socket", _) => Ok(ConsoleArg::Socket(None)),
-            (_, Some("")) => Err("`socket=` lacks the socket's path".into()),
+            (_, Some("")) => Err(OptionError::NoSocket),
             (_, Some(path)) => Ok(ConsoleArg::Socket(Some(path.into()))),
             _ => Err(unknown(text, "a console", &["stdio", "socket=PATH"])),
         }
@@ -237,7 +263,7 @@ fn split(text: &str) -> (&str, Vec<&str>) {
 }
 
 /// Says that `option` means nothing to `what`, and what may have been meant.
-fn unknown(option: &str, what: &str, known: &[&str]) -> String {
+fn unknown(option: &str, what: &'static str, known: &[&str]) -> OptionError {
     let word = |option: &str| option.split('=').next().unwrap_or_default().to_owned();
     let likeness = |known: &str| strsim::jaro_winkler(&word(option), &word(known));
     let nearest = known
@@ -250,15 +276,19 @@ fn unknown(option: &str, what: &str, known: &[&str]) -> String {
         (None, []) => "it has no options".to_owned(),
         (None, known) => format!("its options are {}", known.join(", ")),
     };
-    format!("{what} has no option `{option}`: {advice}")
+    OptionError::Unknown {
+        what,
+        option: option.to_owned(),
+        advice,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn error<T: FromStr<Err = String> + std::fmt::Debug>(text: &str) -> String {
-        text.parse::<T>().unwrap_err()
+    fn error<T: FromStr<Err = OptionError> + std::fmt::Debug>(text: &str) -> String {
+        text.parse::<T>().unwrap_err().to_string()
     }
 
     #[test]
@@ -330,10 +360,12 @@ mod tests {
         let cpus = parse_cpus("1,0,2").unwrap();
         assert_eq!((cpus.text.as_str(), cpus.values), ("1,0,2", vec![1, 0, 2]));
         assert_eq!(parse_memory("64M,1G").unwrap().values, [64 << 20, 1 << 30]);
-        assert_eq!(parse_cpus("1,").unwrap_err(), "`` is not a number of vCPUs");
+        let error = parse_cpus("1,").unwrap_err().to_string();
+        assert_eq!(error, "`` is not a number of vCPUs");
         assert!(
             parse_memory("1G,x")
                 .unwrap_err()
+                .to_string()
                 .contains("`x` is not a size")
         );
     }
