@@ -30,7 +30,7 @@ fn manager() -> Controller<VecTables, ()> {
         rights.into(),
         Pins::default().into(),
         Budget::UNLIMITED,
-        vec![0..4],
+        std::iter::once(0..4).collect(),
     )
 }
 

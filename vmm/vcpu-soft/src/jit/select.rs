@@ -498,6 +498,33 @@ fn byte_fields(code: [u8; 3], length: u8) -> (bool, bool) {
     }
 }
 
+/// PUSH.
+pub const STACK_WRITE: MemoryUse = MemoryUse {
+    size: 8,
+    access: Access::Write,
+    aligned: false,
+};
+/// POP.
+pub const STACK_READ: MemoryUse = MemoryUse {
+    size: 8,
+    access: Access::Read,
+    aligned: false,
+};
+
+/// Whether what the instruction refers to is within 2 GiB of its page's start,
+/// by a 64-bit address.
+pub fn is_reachable(instruction: &Instruction) -> bool {
+    let near = |address: u64| i32::try_from(address as i64).is_ok();
+    if instruction.is_invalid() {
+        return false;
+    }
+    if instruction.is_ip_rel_memory_operand() {
+        return instruction.memory_base() == Register::RIP
+            && near(instruction.ip_rel_memory_address());
+    }
+    instruction.op0_kind() != OpKind::NearBranch64 || near(instruction.near_branch64())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -550,31 +577,4 @@ mod tests {
             assert_ne!(template, Template::Handler, "{bytes:x?}");
         }
     }
-}
-
-/// PUSH.
-pub const STACK_WRITE: MemoryUse = MemoryUse {
-    size: 8,
-    access: Access::Write,
-    aligned: false,
-};
-/// POP.
-pub const STACK_READ: MemoryUse = MemoryUse {
-    size: 8,
-    access: Access::Read,
-    aligned: false,
-};
-
-/// Whether what the instruction refers to is within 2 GiB of its page's start,
-/// by a 64-bit address.
-pub fn is_reachable(instruction: &Instruction) -> bool {
-    let near = |address: u64| i32::try_from(address as i64).is_ok();
-    if instruction.is_invalid() {
-        return false;
-    }
-    if instruction.is_ip_rel_memory_operand() {
-        return instruction.memory_base() == Register::RIP
-            && near(instruction.ip_rel_memory_address());
-    }
-    instruction.op0_kind() != OpKind::NearBranch64 || near(instruction.near_branch64())
 }
