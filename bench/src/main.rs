@@ -19,11 +19,12 @@ use weft_bench::vm::latency::latency;
 use weft_bench::vm::nginx::nginx;
 use weft_bench::vm::soft::soft;
 use weft_bench::vm::storage::storage;
+use weft_bench::vm::vcpu_move::vcpu_move;
 use weft_bench::vm::web::web;
 use weft_bench::working_set::{oversubscribed, working_set};
 use weft_tests::boot::Images;
 
-const BENCHMARKS: [&str; 20] = [
+const BENCHMARKS: [&str; 21] = [
     "latency",
     "unstretched",
     "throughput",
@@ -44,6 +45,7 @@ const BENCHMARKS: [&str; 20] = [
     "vm-nodes-disk",
     "vm-nodes-net",
     "vm-nodes-nginx",
+    "vm-vcpu-move",
 ];
 
 /// Measures weft against native runs and raw sockets.
@@ -121,6 +123,7 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Table> {
         "vm-nodes-disk" => storage(place, &options.images(), repeat),
         "vm-nodes-net" => web(place, &options.images(), repeat),
         "vm-nodes-nginx" => nginx(place, &options.images(), repeat),
+        "vm-vcpu-move" => vcpu_move(place, &options.images(), repeat),
         "vm-devices" => devices(place, &options.images(), repeat),
         "elastic-gigabit" => elastic(place, Network::Gigabit, repeat, &options.program),
         _ => elastic(place, Network::Unshaped, repeat, &options.program),

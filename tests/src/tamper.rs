@@ -9,6 +9,7 @@
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -23,6 +24,8 @@ use crate::report::{Report, Verdict};
 use crate::run::{End, Invocation, Outcome, run};
 
 const EXIT_NODE_LOST: i32 = 122;
+/// How long the daemon may take to write its log, once the run has ended.
+const LOG_BOUND: Duration = Duration::from_secs(2);
 const PREAMBLE_BYTES: usize = 8;
 const OPENING_BYTES: usize = 17;
 /// No record is longer.
@@ -65,6 +68,14 @@ struct Act {
 }
 
 impl Act {
+    /// What a side that finds it says.
+    fn cause(&self) -> &'static str {
+        match self.purpose {
+            Purpose::Link => "a sealed record is not authentic",
+            Purpose::Control => "the control connection was tampered with",
+        }
+    }
+
     fn write(&self, record: &mut [u8], to: &mut TcpStream) -> io::Result<()> {
         let mut random = Random::new(self.seed);
         match self.change {
@@ -212,13 +223,30 @@ fn tried(context: &Context, act: Act) -> Result<Verdict> {
     let mut invocation = Invocation::new(&command, &directory.join("run")).bounded(BOUND);
     invocation.environment = vec![cluster.home.environment()];
     let outcome = run(&invocation)?;
-    let log = std::fs::read_to_string(directory.join("daemon").join("stderr"))
-        .context("the daemon's log")?;
+    let log = directory.join("daemon").join("stderr");
+    // What home finds, only home can say.
+    let words = match act.towards {
+        Towards::Node => act.cause(),
+        Towards::Home => "",
+    };
+    let log = log_with(&log, words).context("the daemon's log")?;
     let reasons = judge(act, &between, &outcome, &log);
     Ok(match reasons.is_empty() {
         true => Verdict::Passed(outcome.stderr.lines().next().unwrap_or("").to_string()),
         false => Verdict::Failed(reasons),
     })
+}
+
+/// The log, as soon as it has these words: the daemon answers first and logs afterwards.
+fn log_with(path: &Path, words: &str) -> io::Result<String> {
+    let deadline = Instant::now() + LOG_BOUND;
+    loop {
+        let log = std::fs::read_to_string(path)?;
+        if log.contains(words) || Instant::now() > deadline {
+            return Ok(log);
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
 }
 
 fn judge(act: Act, between: &Between, outcome: &Outcome, log: &str) -> Vec<String> {
@@ -229,10 +257,7 @@ fn judge(act: Act, between: &Between, outcome: &Outcome, log: &str) -> Vec<Strin
     if outcome.end != End::Exit(EXIT_NODE_LOST) {
         reasons.push(format!("{} instead of exit {EXIT_NODE_LOST}", outcome.end));
     }
-    let cause = match act.purpose {
-        Purpose::Link => "a sealed record is not authentic",
-        Purpose::Control => "the control connection was tampered with",
-    };
+    let cause = act.cause();
     if !outcome.stderr.contains(cause) {
         reasons.push(format!("the message does not say `{cause}`"));
     }

@@ -10,5 +10,6 @@ pub mod latency;
 pub mod nginx;
 pub mod soft;
 pub mod storage;
+pub mod vcpu_move;
 mod way;
 pub mod web;

@@ -18,6 +18,10 @@ impl Owner {
     /// cannot end leaves a vCPU of which nobody knows where it is, and ends the machine.
     pub(super) fn move_vcpu(&self, vcpu: u32, to: usize) -> Result<VcpuMoveReport, Refusal> {
         if !matches!(self.stage, Stage::Running | Stage::Paused) {
+            // The command that comes too late learns the reason, a lost node for example.
+            if let Some(End::Failed { reason }) = self.shutdown.wanted() {
+                return Err(failed(reason));
+            }
             return Err(Refusal::Stage {
                 request: REQUEST,
                 stage: self.stage,

@@ -464,5 +464,9 @@ fn a_move_to_or_from_a_lost_node_ends_with_its_name() {
         // It says so itself, or is found to be gone.
         let told = end == End::Stopped || end.to_string().contains("node 2");
         assert!(told, "{end}: {refusal}");
+        if let End::Failed { reason } = &end {
+            let late = slices.machines[0].handle().move_vcpu(1, 0).unwrap_err();
+            assert!(late.to_string().contains(reason), "{late}, not {reason}");
+        }
     }
 }
