@@ -19,8 +19,9 @@ mod membership;
 mod world;
 
 use crate::checker::Flaw;
+use crate::config::ManagerOf;
 use crate::ranges::Ranges;
-use crate::types::{ManagerOf, NodeId};
+use crate::types::NodeId;
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::hash::{BuildHasherDefault, Hasher};

@@ -20,10 +20,11 @@
 //! Invariant: every page has one manager, a record in flight to the next one included,
 //! or its manager died.
 
+use crate::config::ManagerOf;
 use crate::node::Node;
 use crate::protocol::{Action, Body, Message, Refusal, Sink};
 use crate::state::{Entry, EntryRecord, LOST, Phase, Tables};
-use crate::types::{ManagerOf, NodeId, Page, Policy};
+use crate::types::{NodeId, Page, Policy};
 
 #[cfg(test)]
 use crate::node::Mutant;

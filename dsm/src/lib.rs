@@ -39,6 +39,7 @@
 pub mod check;
 #[cfg(any(test, feature = "std"))]
 pub mod checker;
+mod config;
 #[cfg(any(test, feature = "std"))]
 pub mod controller;
 mod evict;
@@ -58,6 +59,7 @@ pub mod sim;
 mod state;
 mod types;
 
+pub use config::{Config, ManagerOf};
 pub use node::Node;
 pub use protocol::{Action, Body, Content, Denial, Event, Keep, Message, Refusal, Right, Sink};
 pub use ranges::{Ranges, RangesError};
@@ -65,6 +67,5 @@ pub use state::{Entry, EntryRecord, Local, Phase, State, Tables};
 #[cfg(any(test, feature = "std"))]
 pub use state::{MapTables, VecTables};
 pub use types::{
-    Access, CHUNK_PAGES, Config, ManagerOf, NODES_MAX, NodeId, PAGE_BYTES, PAGES_MAX, Page, Policy,
-    Standing,
+    Access, CHUNK_PAGES, NODES_MAX, NodeId, PAGE_BYTES, PAGES_MAX, Page, Policy, Standing,
 };

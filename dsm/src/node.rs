@@ -14,9 +14,10 @@
 //! * No step loops over pages, and none over nodes but those that send
 //!   invalidations, choose a target or answer waiting requests.
 
+use crate::config::{Config, ManagerOf, Modulus};
 use crate::protocol::{Action, Body, Content, Event, Keep, Message, Refusal, Right, Sink};
 use crate::state::{Local, PROBE_EVERY_MAX, State, Tables};
-use crate::types::{Access, Config, ManagerOf, Modulus, NODES_MAX, NodeId, Page, Policy};
+use crate::types::{Access, NODES_MAX, NodeId, Page, Policy};
 
 /// Ways to be wrong on purpose: the tests that prove that the checkers can fail.
 #[cfg(test)]

@@ -15,10 +15,11 @@ use inbox::{Arrival, Inbox, Outbox};
 pub use scenario::{Random, Scenario};
 
 use crate::checker::{Flaw, Frame, Judge, ZERO_VERSION, carries_ownership, idle_node, one_manager};
+use crate::config::{Config, ManagerOf};
 use crate::node::Node;
 use crate::protocol::{Action, Body, Event, Message};
 use crate::state::{Entry, EntryRecord, Phase, VecTables};
-use crate::types::{Access, CHUNK_PAGES, Config, ManagerOf, NodeId, Page, Policy};
+use crate::types::{Access, CHUNK_PAGES, NodeId, Page, Policy};
 use std::collections::VecDeque;
 
 /// Messages that a reconnect repeats at most.

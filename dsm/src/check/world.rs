@@ -4,10 +4,11 @@
 use super::authority::{Authority, Move};
 use super::{Bounds, Change};
 use crate::checker::{Flaw, Frame, Judge, ZERO_VERSION, carries_ownership, idle_node, one_manager};
+use crate::config::{Config, ManagerOf};
 use crate::node::Node;
 use crate::protocol::{Action, Body, Event, Message};
 use crate::state::{Entry, EntryRecord, Local, Phase, Tables};
-use crate::types::{Access, CHUNK_PAGES, Config, ManagerOf, NodeId, Page, Policy};
+use crate::types::{Access, CHUNK_PAGES, NodeId, Page, Policy};
 use std::hash::Hasher;
 
 pub(super) const NODES: usize = 3;

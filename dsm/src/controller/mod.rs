@@ -58,11 +58,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::config::Config;
 use crate::node::Node;
 use crate::protocol::{self, Refusal};
 use crate::read_ahead::Streams;
 use crate::state::Tables;
-use crate::types::{Access, Config, Page};
+use crate::types::{Access, Page};
 
 pub use budget::{Budget, Clock, Passed};
 pub use events::{Action, Bytes, Count, Event, Failure, Look, Purpose, Sink};

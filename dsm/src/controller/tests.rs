@@ -2,9 +2,10 @@
 
 use super::transition::QUEUED_MAX;
 use super::*;
+use crate::config::ManagerOf;
 use crate::protocol::{Body, Message};
 use crate::state::VecTables;
-use crate::types::{ManagerOf, NodeId};
+use crate::types::NodeId;
 
 /// Takes the failures of a step down.
 #[derive(Default)]

@@ -1,7 +1,8 @@
 //! What a seed stands for: its generator and its scenario.
 
+use crate::config::ManagerOf;
 use crate::ranges::Ranges;
-use crate::types::{ManagerOf, NodeId};
+use crate::types::NodeId;
 
 /// A small generator whose sequence will never change (SplitMix64).
 #[derive(Debug, Clone)]

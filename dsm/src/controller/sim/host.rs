@@ -9,12 +9,13 @@ use std::time::Duration;
 use super::Outcome;
 use super::scenario::Kind;
 use crate::checker::{Flaw, ZERO_VERSION};
+use crate::config::Config;
 use crate::controller::{
     Action, Budget, Bytes, Clock, Controller, Count, Event, Pins, Rights, Sink,
 };
 use crate::protocol::Message;
 use crate::state::VecTables;
-use crate::types::{Access, Config, NodeId, Page};
+use crate::types::{Access, NodeId, Page};
 
 /// Copies in a row that a subscription may ask for and no user looks at.
 const UNREAD_MAX: u32 = 5;

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use crate::config::ManagerOf;
 use crate::controller::Budget;
 use crate::ranges::Ranges;
 use crate::sim::Random;
-use crate::types::{ManagerOf, NodeId};
+use crate::types::NodeId;
 
 /// How a node's users get their pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,10 +6,11 @@ use std::time::Duration;
 use super::host::{Host, Packet};
 use super::{BadShell, DRAIN_STEPS_MAX, Outcome, Scenario};
 use crate::checker::{Flaw, ZERO_VERSION};
+use crate::config::{Config, ManagerOf};
 use crate::controller::Event;
 use crate::sim::{Failure, Random};
 use crate::state::VecTables;
-use crate::types::{Access, Config, ManagerOf, NodeId, Page, Policy};
+use crate::types::{Access, NodeId, Page, Policy};
 
 pub(super) struct World {
     pub(super) seed: u64,
