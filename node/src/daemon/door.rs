@@ -16,7 +16,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr, TcpStream};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use weft_wire::keys::PublicKey;
@@ -29,6 +30,10 @@ const GUESTS_OF_PEER_MAX: usize = 320;
 const DESCRIPTORS_WANTED: u64 = 16 << 10;
 /// A stranger's socket, and another to end it with; so a session's.
 const DESCRIPTORS_EACH: u64 = 2;
+
+/// How long an arrival waits for a thread that was told to end. On a busy host such
+/// threads may take their time; meanwhile connections wait in the kernel's queue.
+const THREAD_WAIT: Duration = Duration::from_millis(500);
 
 /// How many may be there at one time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,8 +92,9 @@ impl Origin {
 /// See the module.
 pub struct Door {
     limits: Limits,
-    /// Guards who is there; nothing is waited for under it.
     present: Mutex<Present>,
+    /// A stranger's thread ended.
+    ended: Condvar,
 }
 
 #[derive(Default)]
@@ -143,6 +149,7 @@ impl Door {
         Arc::new(Door {
             limits,
             present: Mutex::default(),
+            ended: Condvar::new(),
         })
     }
 
@@ -151,12 +158,17 @@ impl Door {
         self.present.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for a connection that was just accepted. None when so many come that
-    /// those that made place for others have not even ended yet.
+    /// A place for a connection that was just accepted. Where too many of those that
+    /// lost their places have not ended yet, it waits for one of them; `None` if none
+    /// ends within [`THREAD_WAIT`].
     pub fn admit(self: &Arc<Door>, socket: TcpStream, from: SocketAddr) -> Option<Stranger> {
         let origin = Origin::of(from);
-        let mut present = self.lock();
-        if present.threads >= 2 * self.limits.strangers {
+        let most = 2 * self.limits.strangers;
+        let (mut present, waited) = self
+            .ended
+            .wait_timeout_while(self.lock(), THREAD_WAIT, |present| present.threads >= most)
+            .unwrap_or_else(PoisonError::into_inner);
+        if waited.timed_out() {
             return None;
         }
         let of_address = present.of_address.get(&origin).copied().unwrap_or(0);
@@ -239,6 +251,7 @@ impl Drop for Stranger {
         let mut present = self.door.lock();
         present.threads -= 1;
         present.take(self.number);
+        self.door.ended.notify_one();
     }
 }
 
