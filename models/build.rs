@@ -41,7 +41,10 @@ const SOURCES: [Source; 3] = [
             ),
             (
                 "does_not_look_again",
-                &[("        if !has_events() {", "        let _ = has_events;\n        {")],
+                &[(
+                    "        if !has_events() {",
+                    "        let _ = has_events;\n        {",
+                )],
             ),
             (
                 "rings_without_a_mark",
