@@ -34,7 +34,7 @@ pub struct Config {
     /// limit, 0 for a node that takes no pushed page. Only pushes respect it:
     /// the engine evicts in time, the protocol never refuses a fault for room.
     pub budgets_pages: [u32; NODES_MAX],
-    /// Numbers below `nodes` of nodes that are not there ([`Standing::Absent`]).
+    /// Numbers below `nodes` of nodes that are not there ([`crate::Standing::Absent`]).
     pub absent: u32,
 }
 

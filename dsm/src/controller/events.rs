@@ -162,7 +162,7 @@ pub enum Action<B> {
 /// Which thread has something to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
-    /// The one that ticks: [`Controller::deadline`] changed, or a pin may have gone.
+    /// The one that ticks: [`super::Controller::deadline`] changed, or a pin may have gone.
     Tick,
     /// The one that makes room.
     Room,

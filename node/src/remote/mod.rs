@@ -12,7 +12,7 @@
 //! the lease.
 //!
 //! - [`connection`]: who both are, and requests with their replies
-//! - [`slice`]: the slice that a connection has, while it runs
+//! - [`mod@slice`]: the slice that a connection has, while it runs
 //! - [`mesh`]: the links of all slices of an aggregate, and their start
 
 mod connection;

@@ -6,7 +6,7 @@
 //! | `bzimage`, `elf`, `multiboot` | parsers of formats, which check every field |
 //! | [`payload`] | the compressed kernel of a bzImage |
 //! | [`plan`] | the protocol, and what is loaded where |
-//! | [`format`] | kinds of files, and protocols |
+//! | [`mod@format`] | kinds of files, and protocols |
 //! | [`layout`] | the addresses of everything beside the kernel |
 //! | [`memory_map`] | the memory map that the kernel is given |
 //! | `linux`, `pvh`, `multiboot` | the structures that each protocol gives to the kernel |
