@@ -49,6 +49,9 @@ def figures(value, name=""):
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from figures(inner, f"{name} {key}".strip())
+    elif isinstance(value, list) and value and all(isinstance(inner, list) for inner in value):
+        for number, inner in enumerate(value):
+            yield from figures(inner, f"{name} {number}")
     elif isinstance(value, list) and value and all(isinstance(number, (int, float)) for number in value):
         yield name, value
 

@@ -19,7 +19,6 @@ const WORK: [(&str, &str); 2] = [
     ("it computes", "while :; do :; done"),
     ("it is idle", "while :; do sleep 1; done"),
 ];
-const NAME: &str = "moved";
 const MOVES: usize = 100;
 /// Beyond one raw round trip, in microseconds.
 const ALLOWANCE_US: f64 = 50.0;
@@ -38,17 +37,19 @@ pub fn vcpu_move(place: &Place, images: &Images, repeat: usize) -> Result<Table>
     let small = images.small(&place.weft)?;
     let mut samples: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     let mut raw_us = Vec::new();
-    for _ in 0..repeat {
-        for (what, work) in WORK {
+    for round in 0..repeat {
+        for (number, (what, work)) in WORK.into_iter().enumerate() {
+            // The last machine may not have gone yet.
+            let name = format!("moved-{round}-{number}");
             let script = format!("taskset 2 sh -c 'echo at work; {work}'");
             let mut boot = Where::TwoNodes.boot(&small).running(&script);
-            boot.options.extend(["--name".into(), NAME.into()]);
+            boot.options.extend(["--name".into(), name.clone()]);
             let mut command = boot.command(Monitor::Soft);
             let mut guest = Guest::start(command.env("XDG_RUNTIME_DIR", &place.work))?;
             let at_work = guest.wait_for("at work", BOOT_BOUND);
             ensure!(at_work.is_some(), "the guest does not come up");
             for number in 0..MOVES {
-                let moved = move_vcpu(place, number % 2)?;
+                let moved = move_vcpu(place, &name, number % 2)?;
                 for part in PARTS {
                     let ns = moved[part].as_f64().context("no such part of a move")?;
                     let of = samples.entry(format!("{what} {part}")).or_default();
@@ -63,10 +64,10 @@ pub fn vcpu_move(place: &Place, images: &Images, repeat: usize) -> Result<Table>
 }
 
 /// Moves vCPU 1, which starts on node 1.
-fn move_vcpu(place: &Place, to: usize) -> Result<Value> {
+fn move_vcpu(place: &Place, name: &str, to: usize) -> Result<Value> {
     let to = to.to_string();
     let output = Command::new(&place.weft)
-        .args(["vm", "move", NAME, "--vcpu", "1", "--to", &to, "--json"])
+        .args(["vm", "move", name, "--vcpu", "1", "--to", &to, "--json"])
         .env("XDG_RUNTIME_DIR", &place.work)
         .output()?;
     let said = String::from_utf8_lossy(&output.stderr);
