@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 
 use super::{BOUND, Bench, Context, Report, Verdict, ended_with};
 use crate::boot::{Images, SMALL, USER_SPACE};
@@ -161,7 +161,9 @@ fn chain(bench: &Bench, images: &Images) -> Result<String> {
     let mut found = 0;
     for link in 0..10 {
         let directory = bench.directory.join(format!("set{link}"));
-        save(bench, "link", &directory, &["--stop"])?;
+        if let Err(error) = save(bench, "link", &directory, &["--stop"]) {
+            bail!("{error:#}: {}", guest.finish(BOUND)?.stderr);
+        }
         found += lines(&guest.finish(BOUND)?.console())?;
         let nodes = ["2", "3", "4"][link % 3];
         let options: &[&str] = match link % 4 {
