@@ -5,7 +5,7 @@
 DEBIAN_KERNEL=linux-image-cloud-amd64
 # Drivers that the stock kernel has as modules; ext4 and the serial port are in.
 # The last two are the power button's.
-MODULES=(virtio_pci virtio_mmio virtio_blk virtio_net virtio_console virtio-rng button evdev)
+MODULES=(virtio_pci virtio_mmio virtio_blk virtio_net virtio_console virtio-rng virtio_balloon button evdev)
 ROOT_SIZE=3G
 
 build_debian() {
@@ -41,7 +41,7 @@ build_debian_kernel() {
 	cp -a "$out/busybox-tree/." "$work/initrd/"
 	add_modules "$work/package" "$release" "$work/initrd"
 	put debian/vmlinuz <"$work/package/boot/vmlinuz-$release"
-	# Who looks at the first bytes reads no gzip: the mark is an archive of its own.
+	# A reader of the first bytes does not unpack gzip: the mark is an archive of its own.
 	mkdir "$work/mark"
 	touch "$work/mark/weft-late-vcpus"
 	{

@@ -66,7 +66,7 @@ make_kernel() {
 	fi
 }
 
-# patch_kernel TREE VERSION: all patches, by name. One that fits only after a guess
+# patch_kernel TREE VERSION: all patches, in the order of their names. One that fits only after a guess
 # could end up in the wrong place: it has to be looked at.
 patch_kernel() {
 	local tree=$1 file report

@@ -8,7 +8,7 @@
  *   upgrade   pages that both have read, to write
  *
  *   -c CPUS   who measures, and the other, as in 0,1; else the first two
- *   -n PAGES  so many, each once; 1000
+ *   -n PAGES  how many, each once; 1000
  *
  * One line for each mode:
  *

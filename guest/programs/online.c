@@ -5,7 +5,7 @@
  *
  * Prints `weft-guest: online N` for each that came up. Mounts /sys if nobody has. What
  * RCU does for a processor is done there a second later and from then on.
- * A program and not a part of init's script: whoever waits for a machine over several
+ * A program and not a part of init's script: the boot of a machine over several
  * nodes waits for this, and each command of a script costs milliseconds there.
  */
 

@@ -148,7 +148,7 @@ int main(int count, char **words)
 		return 2;
 	}
 	memset(body, 'w', sizeof(body));
-	/* Who closes before all is sent ends his connection, not the server. */
+	/* A client that closes before all is sent ends its connection, not the server. */
 	signal(SIGPIPE, SIG_IGN);
 	listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
 	if (listener < 0)

@@ -7,7 +7,7 @@
  *   sharing [OPTION...] all              none, false and true, and their ratios
  *   sharing [OPTION...] groups N,N,...   the first N threads on one page, the next N
  *                                        on another: 2,2 or 3,1, for four threads
- *   sharing [OPTION...] writes PERCENT   so many writes to a page of all, in lines
+ *   sharing [OPTION...] writes PERCENT   this part of writes to a page of all, in lines
  *                                        of their own, the others to an own page
  *   sharing [OPTION...] read             the first thread writes a word, the others
  *                                        read it

@@ -2,7 +2,7 @@
  * What the parts of `litmus` share: a round, its outcome, a test, a batch.
  *
  *   main.c      options, and one test after the other
- *   tests.c     the tests by name; ordering.c, whole.c, locked.c, code.c and
+ *   tests.c     the list of tests; ordering.c, whole.c, locked.c, code.c and
  *               planted.c have them
  *   runner.c    a test's threads, their watchdog, the judging of a batch
  *   batch.c     how many rounds the next batch has, where, and how fast
@@ -34,7 +34,7 @@ enum {
  */
 struct round {
 	volatile uint32_t *x, *y;
-	/* From 0 in its batch of so many, and from 1 among all rounds of the test. */
+	/* From 0 in its batch of `batch_size`, and from 1 among all rounds of the test. */
 	int index, batch_size;
 	long number;
 };

@@ -10,8 +10,8 @@
 enum {
 	ADDITIONS = 8,
 	/*
-	 * Words that cross pages, and rounds in turn on one: so many are in a batch
-	 * that several have to share one.
+	 * Words that cross pages, and rounds in turn on one: a batch has more
+	 * rounds than words, so several have to share one.
 	 */
 	BORDERS = 16,
 	ROUNDS_IN_TURN = 8,
@@ -164,7 +164,7 @@ static void add_across(unsigned char *word, uint64_t *read)
 	read[0] = others < 2 * ADDITIONS ? others : 2 * ADDITIONS;
 }
 
-/* Whether it is not the sum of so many rounds. */
+/* Whether it is not the sum of `rounds` rounds. */
 static int across_lost(const unsigned char *word, uint32_t rounds)
 {
 	return sum_at(word) != rounds * 2 * ADDITIONS * 0x00010001u;

@@ -9,8 +9,8 @@
  *   -s SECONDS  for all tests together: each gets its share, and ends with fewer
  *               rounds when that is over
  *   -d MICROSECONDS
- *               head starts of up to so long, and a random choice of who has
- *               read or written the variables' pages last: for processors on
+ *               head starts of up to so long, and a random choice of the processor
+ *               that has read or written the variables' pages last: for processors on
  *               several nodes, where a page takes longer than a whole round
  *   -b SIZE     rounds between two meetings of the threads, up to 512; else a
  *               mix of 1, 16 and 512

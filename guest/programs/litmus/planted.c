@@ -1,6 +1,6 @@
 /*
  * Tests that are wrong by intent: their forbidden outcomes do happen where
- * rounds race. Who runs one finds out whether wrong is found.
+ * rounds race. A run of one shows whether wrong is found.
  */
 
 #include "litmus.h"

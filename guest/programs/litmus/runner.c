@@ -85,7 +85,7 @@ static void judge(const struct batch *batch)
 	}
 }
 
-/* How late who is not the last at a meeting goes on, as seen lately. */
+/* How late a thread goes on that is not the last at a meeting, as seen lately. */
 static void follow_lateness(void)
 {
 	uint64_t most = 0, before = run.pattern.late;

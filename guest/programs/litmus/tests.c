@@ -1,4 +1,4 @@
-/* The tests by name. */
+/* The list of tests. */
 
 #include "litmus.h"
 

@@ -58,7 +58,7 @@ static struct part planes(const struct member *member, const struct grid *grid)
 }
 
 /*
- * Renews the copies around the member's planes, by who owns the original. The
+ * Renews the copies around the member's planes, as members own the originals. The
  * members meet.
  */
 static void wrap(struct member *member, const struct grid *grid)
