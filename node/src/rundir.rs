@@ -18,9 +18,13 @@ use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use serde::{Deserialize, Serialize};
 
 use crate::report::AggregateView;
+use crate::sys;
 
 /// Longest request or answer, bytes: sixteen nodes with all their counters.
 const LINE_BYTES_MAX: u64 = 256 << 10;
+/// How long a launcher may take to accept a connection: it accepts at once, unless it is
+/// stopped.
+const CONNECT_BOUND: Duration = Duration::from_secs(2);
 /// A launcher answers at once, unless it shrinks; then within its bound.
 const ANSWER_BOUND: Duration = Duration::from_secs(2);
 /// How long leaving a node may take: its pages have to go somewhere.
@@ -208,6 +212,14 @@ impl Client {
     }
 }
 
+/// Connects to a socket of the directory, within a bound.
+///
+/// # Errors
+/// See [`sys::connect_unix`].
+pub fn connect(path: &Path) -> io::Result<UnixStream> {
+    sys::connect_unix(path, CONNECT_BOUND)
+}
+
 /// Asks the aggregate of `pid`.
 pub fn ask(
     directory: &Path,
@@ -215,7 +227,7 @@ pub fn ask(
     request: &AggregateRequest,
 ) -> Result<AggregateReply, RunDirError> {
     let path = directory.join(format!("{pid}.sock"));
-    let mut stream = UnixStream::connect(&path).map_err(|error| match error.kind() {
+    let mut stream = connect(&path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => RunDirError::NoAggregate(pid),
         _ => RunDirError::Connect {
             path: path.clone(),
@@ -251,7 +263,7 @@ pub fn list(directory: &Path) -> Result<Vec<AggregateView>, RunDirError> {
             // A launcher that is just starting has a socket that does not listen
             // yet: only those of the dead are removed.
             _ if !Path::new(&format!("/proc/{pid}")).exists()
-                && UnixStream::connect(&path)
+                && connect(&path)
                     .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) =>
             {
                 let _ = fs::remove_file(&path);
@@ -308,7 +320,7 @@ mod tests {
         let directory = path.clone();
         let client =
             std::thread::spawn(move || ask(&directory, 1, &AggregateRequest::Shrink { node: 2 }));
-        crate::sys::wait_readable(&[entry.descriptor()], Duration::from_secs(5)).unwrap();
+        sys::wait_readable(&[entry.descriptor()], Duration::from_secs(5)).unwrap();
         let (request, client_end) = entry.accept().unwrap();
         assert_eq!(request, AggregateRequest::Shrink { node: 2 });
         client_end.answer(&AggregateReply::Refused("busy".into()));

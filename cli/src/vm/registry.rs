@@ -11,7 +11,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
@@ -52,9 +52,12 @@ pub fn api_path(directory: &Path, name: &str) -> PathBuf {
     directory.join(format!("{name}.{API}"))
 }
 
-/// Whether somebody listens at a socket.
+/// Whether a process listens at a socket, even if it accepts no connection at the moment.
 pub fn answers(path: &Path) -> bool {
-    UnixStream::connect(path).is_ok()
+    match rundir::connect(path) {
+        Ok(_) => true,
+        Err(error) => error.kind() == io::ErrorKind::TimedOut,
+    }
 }
 
 /// The lock of the directory, held while names change; until dropped.

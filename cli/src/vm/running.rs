@@ -1,7 +1,6 @@
 //! Talking to machines that run.
 
 use std::fs;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -12,6 +11,7 @@ use weft_api::client::{Client, ClientError};
 use weft_api::{ConsoleView, STOP_SECONDS, STOP_SECONDS_MAX, VmView};
 use weft_console::attach::{Left, attach};
 use weft_console::terminal;
+use weft_node::rundir;
 use weft_node::size::format_bytes;
 
 use super::registry;
@@ -261,7 +261,7 @@ pub fn console(machine: &str) -> anyhow::Result<ExitCode> {
             view.pid
         ),
     };
-    let stream = UnixStream::connect(&path)
+    let stream = rundir::connect(&path)
         .with_context(|| format!("cannot attach to the console {}", path.display()))?;
     let left = attach(stream);
     terminal::restore();
