@@ -43,8 +43,20 @@ const CRASHES_MAX: u32 = 3;
 /// Runs a machine to its end.
 pub fn run(args: &VmRunArgs, started: Instant) -> anyhow::Result<ExitCode> {
     let tsc = begin_tsc_measurement();
-    let prepared = || -> anyhow::Result<(Plan, Option<File>, Option<File>, Registration)> {
-        let plan = Plan::check(args)?;
+    match Plan::check(args) {
+        Ok(plan) => run_plan(&plan, args, started, tsc),
+        Err(error) => Ok(set_up_failed(&error.into())),
+    }
+}
+
+/// Runs a machine whose options were judged to its end.
+pub fn run_plan(
+    plan: &Plan,
+    args: &VmRunArgs,
+    started: Instant,
+    tsc: TscMeasurement,
+) -> anyhow::Result<ExitCode> {
+    let prepared = || -> anyhow::Result<(Option<File>, Option<File>, Registration)> {
         // Opened first: a summary that cannot be written is better known before
         // hours of work than after.
         let file =
@@ -59,14 +71,14 @@ pub fn run(args: &VmRunArgs, started: Instant) -> anyhow::Result<ExitCode> {
                 .with_context(|| format!("cannot write the trace to {}", path.display()))
         });
         let trace = trace.transpose()?;
-        let registry = Registration::claim(&plan)?;
-        Ok((plan, file, trace, registry))
+        let registry = Registration::claim(plan)?;
+        Ok((file, trace, registry))
     };
-    let (plan, file, trace, registry) = match prepared() {
+    let (file, trace, registry) = match prepared() {
         Ok(prepared) => prepared,
         Err(error) => return Ok(set_up_failed(&error)),
     };
-    match supervise(&plan, &registry, started, tsc) {
+    match supervise(plan, &registry, started, tsc) {
         Err(error) => {
             let code = error.exit_code();
             set_up_failed(&error.into());
@@ -76,7 +88,7 @@ pub fn run(args: &VmRunArgs, started: Instant) -> anyhow::Result<ExitCode> {
         Ok(Last::Killed(code)) => Ok(ExitCode::from(code)),
         Ok(Last::Ended(ended)) => {
             eprintln!("weft: {}", outcome::sentence(&plan.name, &ended.outcome));
-            report(args, file, &plan, &ended)?;
+            report(args, file, plan, &ended)?;
             if let (Some(file), Some(trace)) = (trace, &ended.outcome.trace) {
                 let path = args.trace.as_deref().unwrap_or(Path::new("trace"));
                 trace::write(trace, file, path, &plan.name)?;

@@ -19,8 +19,10 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, dup2_stderr, dup2_stdin, dup2_stdout, fork, setsid};
 use weft_api::client::Client;
 use weft_api::{State, VmView};
+use weft_machine::CHECKPOINT_SECONDS_MAX;
 use weft_node::launch::SignalEvent;
 use weft_node::launch::machine::take_signals;
+use weft_platform::clock::begin_tsc_measurement;
 
 use super::args::VmStartArgs;
 use super::error::VmError;
@@ -32,7 +34,8 @@ use super::suboptions::ConsoleArg;
 
 /// How often the parent asks whether the machine answers.
 const INTERVAL_MS: u16 = 20;
-/// How long the parent waits for a start. Every step of a start has a shorter bound.
+/// How long the parent waits for a start, beside the time in which a checkpoint is read. Every
+/// other step of a start has a shorter bound.
 const START_BOUND: Duration = Duration::from_secs(120);
 /// How long a launcher may take to end after a signal: it gives the guest 10 s.
 const END_BOUND: Duration = Duration::from_secs(30);
@@ -46,7 +49,7 @@ pub fn run(args: &mut VmStartArgs, started: Instant) -> anyhow::Result<ExitCode>
         options.console = ConsoleArg::Socket(None);
     }
     // What can be judged now is reported on the terminal, without a log.
-    let plan = match Plan::check(options) {
+    let mut plan = match Plan::check(options) {
         Ok(plan) => plan,
         Err(error) => return Ok(set_up_failed(&error.into())),
     };
@@ -54,34 +57,35 @@ pub fn run(args: &mut VmStartArgs, started: Instant) -> anyhow::Result<ExitCode>
     if options.name.is_some() && registry::answers(&registry::api_path(&directory, &plan.name)) {
         return Ok(set_up_failed(&VmError::NameTaken(plan.name).into()));
     }
-    drop(plan);
     // SAFETY: this process has one thread: `main` has called nothing that makes another.
     match unsafe { fork() }.context("cannot start the launcher")? {
         ForkResult::Child => {
-            let own = || {
-                options
-                    .name
-                    .clone()
-                    .unwrap_or(std::process::id().to_string())
-            };
-            match detach(&log_path(&directory, &own())) {
-                Ok(()) => launcher::run(options, started),
+            let tsc = begin_tsc_measurement();
+            let pid = std::process::id().to_string();
+            let log = log_path(&directory, &pid);
+            if options.name.is_none() {
+                plan.name = pid;
+            }
+            match detach(&log) {
+                Ok(()) => launcher::run_plan(&plan, options, started, tsc),
                 Err(error) => Ok(set_up_failed(&error)),
             }
         }
         ForkResult::Parent { child } => {
-            let name = options.name.clone().unwrap_or(child.to_string());
             let launcher = Launcher {
                 child,
-                name,
+                name: options.name.clone().unwrap_or(child.to_string()),
+                log: log_path(&directory, &child.to_string()),
                 directory,
             };
-            launcher.wait(*json)
+            let reading = plan.restore.map_or(0, |_| CHECKPOINT_SECONDS_MAX);
+            launcher.wait(START_BOUND + Duration::from_secs(reading), *json)
         }
     }
 }
 
-/// Where the launcher of a machine writes its messages.
+/// Where the launcher of a machine writes its messages. While the machine starts, its
+/// launcher's pid stands for its name: a machine that runs may have the name.
 pub fn log_path(directory: &Path, name: &str) -> PathBuf {
     directory.join(format!("{name}.log"))
 }
@@ -90,7 +94,7 @@ pub fn log_path(directory: &Path, name: &str) -> PathBuf {
 fn detach(log: &Path) -> anyhow::Result<()> {
     setsid().context("cannot make a session")?;
     let nothing = File::open("/dev/null").context("cannot open /dev/null")?;
-    // An earlier machine of this name may have left one.
+    // An earlier launcher with this pid may have left one.
     let log = OpenOptions::new()
         .write(true)
         .create(true)
@@ -108,13 +112,15 @@ fn detach(log: &Path) -> anyhow::Result<()> {
 struct Launcher {
     child: Pid,
     name: String,
+    /// Where its messages are while it starts.
+    log: PathBuf,
     directory: PathBuf,
 }
 
 impl Launcher {
-    fn wait(&self, json: bool) -> anyhow::Result<ExitCode> {
+    fn wait(&self, bound: Duration, json: bool) -> anyhow::Result<ExitCode> {
         let signals = take_signals()?;
-        let mut deadline = Instant::now() + START_BOUND;
+        let mut deadline = Instant::now() + bound;
         let mut asked = false;
         loop {
             if let Some(code) = self.ended()? {
@@ -136,7 +142,7 @@ impl Launcher {
                     "vm {}: pid {} has neither started the machine nor ended; its log is {}",
                     self.name,
                     self.child,
-                    log_path(&self.directory, &self.name).display()
+                    self.log.display()
                 );
             }
             let descriptor = signals.descriptor();
@@ -167,6 +173,9 @@ impl Launcher {
     }
 
     fn report(&self, view: &VmView, json: bool) -> anyhow::Result<ExitCode> {
+        let log = log_path(&self.directory, &self.name);
+        fs::rename(&self.log, &log)
+            .with_context(|| format!("cannot rename the log to {}", log.display()))?;
         if json {
             println!("{}", serde_json::to_string_pretty(view)?);
         } else {
@@ -176,7 +185,7 @@ impl Launcher {
                  its log is {}",
                 view.state.name(),
                 self.child,
-                log_path(&self.directory, &self.name).display(),
+                log.display(),
                 name = self.name,
             );
         }
@@ -185,11 +194,38 @@ impl Launcher {
 
     /// The machine ended before it was seen: its messages, and its exit code.
     fn report_end(&self, code: u8) -> anyhow::Result<ExitCode> {
-        let log = log_path(&self.directory, &self.name);
-        let text = fs::read(&log).unwrap_or_default();
+        let text = fs::read(&self.log).unwrap_or_default();
         let shown = &text[text.len().saturating_sub(LOG_BYTES_SHOWN)..];
         io::stderr().write_all(shown)?;
-        let _ = fs::remove_file(&log);
+        let _ = fs::remove_file(&self.log);
         Ok(ExitCode::from(code))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_start_that_fails_leaves_the_log_of_the_machine_that_has_the_name() {
+        let directory = std::env::temp_dir().join(format!("weft-start-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let running = log_path(&directory, "web");
+        fs::write(&running, "of the machine that runs").unwrap();
+        let child = Pid::from_raw(4_194_999);
+        let launcher = Launcher {
+            child,
+            name: "web".into(),
+            log: log_path(&directory, &child.to_string()),
+            directory: directory.clone(),
+        };
+        fs::write(&launcher.log, "weft: the name is taken\n").unwrap();
+        assert_eq!(launcher.report_end(125).unwrap(), ExitCode::from(125));
+        assert!(!launcher.log.exists());
+        assert_eq!(
+            fs::read_to_string(&running).unwrap(),
+            "of the machine that runs"
+        );
+        fs::remove_dir_all(&directory).unwrap();
     }
 }
