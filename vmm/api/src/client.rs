@@ -43,7 +43,7 @@ pub enum ClientError {
     #[error("the machine did not answer within {0} s")]
     TimedOut(u64),
     /// The connection broke before the answer was whole: the machine has just ended.
-    #[error("the machine closed the connection: {0}")]
+    #[error("the machine ended, or closed the connection, before it answered: {0}")]
     BrokenOff(String),
     /// What came is not what the API says.
     #[error("the machine sent a malformed response: {0}")]
@@ -134,7 +134,7 @@ impl Client {
 
     /// Writes guest memory to `files`, one for each node, and saves everything else.
     pub fn save(&self, files: &[File], body: &SaveBody) -> Result<Saved, ClientError> {
-        let bound = Duration::from_secs(CHECKPOINT_SECONDS_MAX) + ANSWER_BOUND;
+        let bound = Duration::from_secs(CHECKPOINT_SECONDS_MAX) + 2 * ANSWER_BOUND;
         self.call_with(files, Method::POST, "/v1/vm/save", body, bound)
     }
 

@@ -23,6 +23,7 @@ use tokio::net::UnixStream;
 use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::time::timeout;
 use weft_confine::{ThreadKind, lock};
+use weft_machine::{CHECKPOINT_SECONDS_MAX, REPLY_SECONDS_MAX};
 
 use super::Control;
 use super::files;
@@ -39,6 +40,10 @@ const HEAD_BYTES_MAX: usize = 8 << 10;
 const HEADERS_MAX: usize = 32;
 /// How long a client may take to say what it wants.
 const REQUEST_BOUND: Duration = Duration::from_secs(5);
+/// How long a machine may take for what is asked: to be saved takes longest, with a pause
+/// before and a resume after.
+const WORK_BOUND: Duration = Duration::from_secs(CHECKPOINT_SECONDS_MAX + 2 * REPLY_SECONDS_MAX);
+const _: () = assert!(WORK_BOUND.as_secs() >= super::STOP_SECONDS_MAX as u64 + REPLY_SECONDS_MAX);
 /// How long a client may take to read its answer.
 const ANSWER_BOUND: Duration = Duration::from_secs(5);
 /// Jobs that may wait for the machine.
@@ -150,12 +155,8 @@ async fn talk(stream: UnixStream, worker: Worker) {
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), service);
     let mut connection = pin!(connection);
-    // The longest answer is that to stop.
-    let bound = REQUEST_BOUND * 2
-        + Duration::from_secs_f64(super::STOP_SECONDS_MAX)
-        + Duration::from_secs(weft_machine::REPLY_SECONDS_MAX);
     tokio::select! {
-        _ = timeout(bound, connection.as_mut()) => {}
+        _ = timeout(REQUEST_BOUND * 2 + WORK_BOUND, connection.as_mut()) => {}
         () = answered.notified() => {
             let _ = timeout(ANSWER_BOUND, connection).await;
         }
@@ -166,7 +167,7 @@ async fn talk(stream: UnixStream, worker: Worker) {
 async fn receive_files(stream: &UnixStream) -> io::Result<Vec<File>> {
     loop {
         stream.readable().await?;
-        match stream.try_io(Interest::READABLE, || files::peek(stream.as_fd())) {
+        match stream.try_io(Interest::READABLE, || files::receive(stream.as_fd())) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             received => return received,
         }
@@ -221,5 +222,59 @@ async fn read_body(request: Request<Incoming>) -> Result<Bytes, Answer> {
                 REQUEST_BOUND.as_secs()
             ),
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixStream as Socket;
+
+    use super::*;
+
+    async fn read_to_end(socket: &UnixStream) -> Vec<u8> {
+        let (mut answer, mut bytes) = (Vec::new(), [0; 1024]);
+        loop {
+            socket.readable().await.unwrap();
+            match socket.try_read(&mut bytes) {
+                Ok(0) => return answer,
+                Ok(count) => answer.extend(&bytes[..count]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    /// The kernel ends a read where descriptors end, also when more bytes wait, and wakes the
+    /// reader once for both.
+    #[test]
+    fn files_and_their_request_may_come_at_one_time() {
+        let (jobs, _waiting) = sync_channel(1);
+        let (near, far) = Socket::pair().unwrap();
+        near.set_nonblocking(true).unwrap();
+        far.set_nonblocking(true).unwrap();
+        let mut writes = far.try_clone().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let answer = runtime.block_on(async {
+            let near = UnixStream::from_std(near).unwrap();
+            let far = UnixStream::from_std(far).unwrap();
+            let served = tokio::spawn(talk(near, Worker(jobs)));
+            // It has found nothing to read, and waits to be woken.
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            let file = File::open("/dev/null").unwrap();
+            files::send(writes.as_fd(), &[file]).unwrap();
+            writes
+                .write_all(b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n")
+                .unwrap();
+            drop(writes);
+            let answer = read_to_end(&far).await;
+            served.await.unwrap();
+            answer
+        });
+        let answer = String::from_utf8_lossy(&answer);
+        assert!(answer.starts_with("HTTP/1.1 404"), "{answer}");
     }
 }
