@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use weft_api::{
     BackEndView, ConsoleView, Control, Counters, Failure, Faults, LocationView, Pages, SaveBody,
@@ -29,11 +29,60 @@ pub struct Controlled {
     pub built: Instant,
     /// See [`Controlled::end_asked`].
     pub end_asked: AtomicBool,
+    /// Its guest was started, or goes on where it was saved. A request that came before could
+    /// find a machine without its state, or leave it in a stage that its start does not expect.
+    pub started: AtomicBool,
 }
 
 impl Controlled {
     fn ask(&self, request: MachineRequest) -> Result<(), Failure> {
         self.handle.request(request).map(drop).map_err(failure)
+    }
+
+    fn is_started(&self) -> bool {
+        self.started.load(Ordering::SeqCst)
+    }
+
+    /// Refuses what a machine can only do once it was started.
+    fn check_started(&self, request: &str) -> Result<(), Failure> {
+        match self.is_started() {
+            true => Ok(()),
+            false => Err(Failure::Conflict(format!(
+                "cannot {request}: the machine is starting"
+            ))),
+        }
+    }
+
+    /// The machine's end, if it came before the machine was saved, instead of what that led to.
+    fn or_end(&self, failure: Failure) -> Failure {
+        match self.handle.wait(Duration::ZERO) {
+            Some(end) => Failure::Conflict(format!("the machine ended before it was saved: {end}")),
+            None => failure,
+        }
+    }
+
+    /// Pauses the machine, if it runs, and has it write itself to files.
+    fn write(&self, checkpoint: NewCheckpoint, leave_paused: bool) -> Result<Saved, Failure> {
+        let ran = self.status()?.stage == Stage::Running;
+        let begun = Instant::now();
+        if ran {
+            self.ask(MachineRequest::Pause)?;
+        }
+        let written = self.handle.write_checkpoint(checkpoint).map_err(failure);
+        if ran && !(leave_paused && written.is_ok()) {
+            self.ask(MachineRequest::Resume)?;
+        }
+        let written = *written?;
+        Ok(Saved {
+            machine: SavedMachine {
+                configuration: self.configuration.clone(),
+                updated: written.updated,
+                state: written.state,
+            },
+            back_end: self.back_end.name.clone(),
+            pages: written.pages,
+            pause_s: begun.elapsed().as_secs_f64(),
+        })
     }
 
     /// Whether somebody outside asked for the end: then the guest's own restart is one.
@@ -91,7 +140,11 @@ impl Control for Controlled {
             pid: self.parent,
             machine_pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            state: state(status.stage),
+            state: match status.stage {
+                // Restored, and not resumed yet.
+                Stage::Paused if !self.is_started() => State::Starting,
+                stage => state(stage),
+            },
             end: status.end.map(|end| end.to_string()),
             back_end: self.back_end.clone(),
             uptime_s: self.uptime_s(),
@@ -140,42 +193,28 @@ impl Control for Controlled {
     }
 
     fn pause(&self) -> Result<(), Failure> {
+        self.check_started("pause")?;
         self.ask(MachineRequest::Pause)
     }
 
     fn resume(&self) -> Result<(), Failure> {
+        self.check_started("resume")?;
         self.ask(MachineRequest::Resume)
     }
 
     fn move_vcpu(&self, vcpu: u32, node: usize) -> Result<VcpuMoveReport, Failure> {
+        self.check_started("move a vCPU")?;
         self.handle.move_vcpu(vcpu, node).map_err(failure)
     }
 
     fn save(&self, files: Vec<File>, body: &SaveBody) -> Result<Saved, Failure> {
-        let ran = self.status()?.stage == Stage::Running;
-        let begun = Instant::now();
-        if ran {
-            self.ask(MachineRequest::Pause)?;
-        }
+        self.check_started("save")?;
         let checkpoint = NewCheckpoint {
             identity: body.identity,
             files,
         };
-        let written = self.handle.write_checkpoint(checkpoint).map_err(failure);
-        if ran && !(body.leave_paused && written.is_ok()) {
-            self.ask(MachineRequest::Resume)?;
-        }
-        let written = *written?;
-        Ok(Saved {
-            machine: SavedMachine {
-                configuration: self.configuration.clone(),
-                updated: written.updated,
-                state: written.state,
-            },
-            back_end: self.back_end.name.clone(),
-            pages: written.pages,
-            pause_s: begun.elapsed().as_secs_f64(),
-        })
+        let saved = self.write(checkpoint, body.leave_paused);
+        saved.map_err(|failure| self.or_end(failure))
     }
 
     fn power_button(&self) -> Result<bool, Failure> {

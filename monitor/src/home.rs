@@ -6,7 +6,7 @@ use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -175,6 +175,7 @@ fn prepare(
         restarts: own.restarts,
         built: Instant::now(),
         end_asked: AtomicBool::new(false),
+        started: AtomicBool::new(false),
     });
     let (wake, events) = channel();
     watch(&handle, wake.clone())?;
@@ -246,6 +247,7 @@ impl Prepared {
                 .request(MachineRequest::Restore(Box::new(state)))
                 .and_then(|_| handle.request(MachineRequest::Resume)),
         };
+        self.controlled.started.store(true, Ordering::SeqCst);
         let first = self.controlled.handle.first_instruction();
         let running = first.unwrap_or_else(Instant::now);
         let start_time_s = running
