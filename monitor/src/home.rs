@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -15,10 +15,9 @@ use nix::sys::signal::SigSet;
 use nix::unistd::{Pid, Uid};
 use weft_api::{BackEndView, ConsoleView, Control, Server};
 use weft_confine::{ThreadKind, privilege};
-use weft_console::{ConsoleEndpoint, ConsoleThread, Notice, Output, Port};
+use weft_console::{ConsoleEndpoint, ConsoleThread, Output, Port};
 use weft_machine::{
     CheckpointIo, End, Handle, Machine, MachineIo, MachineRequest, MachineState, OpenDisks,
-    REPLY_SECONDS_MAX,
 };
 use weft_monitor::outcome::Outcome;
 use weft_monitor::settings::{OwnSettings, SliceSettings};
@@ -26,11 +25,10 @@ use weft_monitor::trace::Trace;
 use weft_node::launch::is_ignored;
 use weft_node::monitor_protocol::{SliceBoot, Sockets};
 
+use crate::attendance::{Endable, Event, attend};
 use crate::control::{Controlled, Typed};
 use crate::{die_with, links, restore};
 
-/// How long the guest has to power itself off once its end is asked for.
-const POWER_OFF_BOUND: Duration = Duration::from_secs(10);
 /// How long the thread that waits for the end waits at one time.
 const WAIT: Duration = Duration::from_secs(3600);
 
@@ -88,14 +86,6 @@ impl Outlets {
             channels: sockets.collect(),
         })
     }
-}
-
-/// What wakes the first thread.
-enum Event {
-    /// The machine ended.
-    Ended(End),
-    /// Somebody wants it to.
-    Notice(Notice),
 }
 
 /// A machine about to execute its first instruction.
@@ -253,25 +243,27 @@ impl Prepared {
         let start_time_s = running
             .saturating_duration_since(self.started)
             .as_secs_f64();
+        // A machine that was given up answers nothing.
+        let mut answers = true;
         let (end, signal) = match asked {
-            Ok(_) => self.attend(),
+            Ok(_) => {
+                let attended = attend(&self.events, &*self.controlled);
+                answers = self.controlled.end().is_some();
+                attended
+            }
             Err(refusal) => {
                 // A machine that had ended already says why; a refusal only that.
-                let ended = self.controlled.handle.wait(Duration::ZERO);
                 let reason = refusal.to_string();
-                (ended.unwrap_or(End::Failed { reason }), None)
+                let end = self.controlled.end();
+                (end.unwrap_or(End::Failed { reason }), None)
             }
         };
         let run_time_s = running.elapsed().as_secs_f64();
-        let guest_time_s = self
-            .controlled
-            .status()
-            .map_or(0.0, |status| status.guest_time_ns as f64 / 1e9);
-        let counters = self
-            .controlled
-            .counters()
-            .map_or_else(|_| BTreeMap::new(), |counters| counters.counters);
-        let trace = self.trace(run_time_s);
+        let status = answers.then(|| self.controlled.status().ok()).flatten();
+        let guest_time_s = status.map_or(0.0, |status| status.guest_time_ns as f64 / 1e9);
+        let counters = answers.then(|| self.controlled.counters().ok()).flatten();
+        let counters = counters.map_or_else(BTreeMap::new, |counters| counters.counters);
+        let trace = answers.then(|| self.trace(run_time_s)).flatten();
         // Answers that tell of the end go out; then the last of the console.
         self.api.finish();
         drop(self.machine);
@@ -299,45 +291,23 @@ impl Prepared {
             Box::new(kept)
         })
     }
+}
 
-    /// Waits for the end, and brings it about when asked to: the guest is asked
-    /// to power itself off; a second wish, or its time running out, ends it.
-    fn attend(&self) -> (End, Option<i32>) {
-        let mut signal = None;
-        let mut deadline: Option<Instant> = None;
-        loop {
-            let bound = deadline.map_or(WAIT, |deadline| {
-                deadline.saturating_duration_since(Instant::now())
-            });
-            match self.events.recv_timeout(bound) {
-                Ok(Event::Ended(end)) => return (end, signal),
-                Ok(Event::Notice(notice)) => {
-                    if let Notice::Signal(number) = notice {
-                        signal.get_or_insert(number);
-                    }
-                    let asked = deadline.is_none() && self.controlled.power_button() == Ok(true);
-                    if asked {
-                        deadline = Some(Instant::now() + POWER_OFF_BOUND);
-                        self.say("asking the guest to power off; repeat to end it at once");
-                        continue;
-                    }
-                }
-                Err(RecvTimeoutError::Timeout) if deadline.is_none() => continue,
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => {
-                    let reason = "the launcher is gone".into();
-                    return (End::Failed { reason }, signal);
-                }
-            }
-            if let Err(failure) = self.controlled.stop() {
-                self.say(&format!("{failure}"));
-            }
-            deadline = Some(Instant::now() + Duration::from_secs(REPLY_SECONDS_MAX));
-        }
+impl Endable for Controlled {
+    fn power_off(&self) -> bool {
+        self.power_button() == Ok(true)
+    }
+
+    fn stop(&self) -> Result<(), String> {
+        Control::stop(self).map_err(|failure| failure.to_string())
+    }
+
+    fn end(&self) -> Option<End> {
+        self.handle.wait(Duration::ZERO)
     }
 
     /// To a terminal that may be in raw mode.
     fn say(&self, sentence: &str) {
-        eprint!("\r\nweft: vm {}: {sentence}\r\n", self.controlled.name);
+        eprint!("\r\nweft: vm {}: {sentence}\r\n", self.name);
     }
 }

@@ -5,6 +5,7 @@
 //! | room | holds |
 //! | --- | --- |
 //! | [`home`], [`control`] | node 0: the machine with its console and API |
+//! | [`attendance`] | node 0's wait for the machine's end |
 //! | [`slice`] | another node |
 //! | [`lent`] | what of its host the node of another host's machine may open |
 //! | [`links`] | a node's links, opened |
@@ -14,6 +15,7 @@
 //! is executed, not forked from its launcher: nothing of the launcher's memory is in
 //! it, the key that opened the way to other hosts least of all.
 
+mod attendance;
 mod control;
 mod home;
 mod lent;

@@ -77,7 +77,7 @@ pub use back_end::{check_host, features_missing, features_shown};
 pub use weft_vcpu::CpuModel;
 
 use assembly::{Assembled, Plan};
-use shutdown::{Input, OwnerChannel};
+use shutdown::OwnerChannel;
 
 /// Longest wait for the end of a machine that is dropped. Its vCPUs and devices have bounds of
 /// their own, whose sum is shorter.
@@ -401,11 +401,10 @@ impl Machine {
         let Some(thread) = self.thread.take() else {
             return;
         };
-        // The queue is bounded and its reader always reads, so this does not block for long;
-        // an error means that the reader has ended already.
-        let _ = self.handle.owner.send(Input::Quit);
+        let deadline = Instant::now() + END_WAIT;
+        shutdown::quit(&self.handle.owner, deadline);
         // A thread that does not end in time ends with the process.
-        join_until(thread, Instant::now() + END_WAIT);
+        join_until(thread, deadline);
     }
 }
 

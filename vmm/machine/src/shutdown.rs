@@ -1,14 +1,31 @@
 //! The end of a machine: devices, vCPUs and requests ask for it, and threads wait for it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::lifecycle::{End, MachineReply, MachineRequest, Refusal};
 
 /// Inputs that may wait for the owner.
 pub(super) const INPUTS_MAX: usize = 16;
+
+/// How often a full queue is offered [`Input::Quit`] again.
+const OFFER_AGAIN: Duration = Duration::from_millis(10);
+
+/// Tells the owner that its machine is dropped; it may be busy, with a full queue, until
+/// `deadline`.
+pub(super) fn quit(owner: &SyncSender<Input>, deadline: Instant) {
+    let mut input = Input::Quit;
+    // An error other than a full queue means that the owner has ended already.
+    while let Err(TrySendError::Full(refused)) = owner.try_send(input) {
+        if Instant::now() >= deadline {
+            return;
+        }
+        input = refused;
+        std::thread::sleep(OFFER_AGAIN);
+    }
+}
 
 /// A request, and where its reply goes.
 pub(super) struct Envelope {
@@ -136,5 +153,22 @@ impl Ending {
 
     fn lock(&self) -> MutexGuard<'_, Option<End>> {
         self.end.lock().unwrap_or_else(|poison| poison.into_inner())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_owner_that_never_takes_its_inputs_is_given_up() {
+        let channel = OwnerChannel::new();
+        for _ in 0..INPUTS_MAX {
+            channel.to_owner.send(Input::Wake).unwrap();
+        }
+        quit(&channel.to_owner, Instant::now() + OFFER_AGAIN);
+        assert_eq!(channel.inputs.try_iter().count(), INPUTS_MAX);
+        quit(&channel.to_owner, Instant::now());
+        assert!(matches!(channel.inputs.try_recv(), Ok(Input::Quit)));
     }
 }
