@@ -304,6 +304,7 @@ impl<T: Tables> Node<T> {
         *self.tables.entry(page) = entry;
         self.tables.local(page).thaw();
         self.set_manager(page, self.me);
+        sink.act(Action::TookOver { page });
         let to = self.me;
         let others = self.others() & !from.bit();
         self.tell(others, page, Body::Moved { to }, sink);

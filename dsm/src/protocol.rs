@@ -341,6 +341,8 @@ pub enum Action {
         /// The manager.
         to: NodeId,
     },
+    /// This node manages the page from now on: another handed it over.
+    TookOver { page: Page },
     /// The hand-over was recalled, or the next manager died: this node stays the manager.
     Kept { page: Page },
     /// No hand-over begun by this node is under way: the answer to [`Event::Hold`].

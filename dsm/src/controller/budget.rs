@@ -11,8 +11,9 @@
 //!   therefore, and home always has room for it.
 //! - Eviction begins before a request has to wait for room, if others' pages have any.
 
-use std::ops::Range;
+use std::sync::Arc;
 
+use super::Homes;
 use super::rights::{Rights, Use};
 
 /// Between `high` and the end is this part of what is not the node's own: room for
@@ -103,18 +104,18 @@ impl Passed {
 /// reads rights only, so it moves without the controller's lock.
 pub struct Clock {
     hand: u64,
-    /// Pages that are never evicted.
-    own: Range<u64>,
+    /// Pages of it are never evicted.
+    homes: Arc<Homes>,
     /// Eviction has begun and goes on.
     evicting: bool,
 }
 
 impl Clock {
-    /// At the first page. Pages of `own` stay, unless they are vacant.
-    pub fn new(own: Range<u64>) -> Clock {
+    /// At the first page. Pages that the node manages stay, unless they are vacant.
+    pub fn new(homes: Arc<Homes>) -> Clock {
         Clock {
             hand: 0,
-            own,
+            homes,
             evicting: false,
         }
     }
@@ -140,7 +141,7 @@ impl Clock {
                 self.hand = 0;
             }
             let page = self.hand;
-            match rights.pass(page, !self.own.contains(&page)) {
+            match rights.pass(page, !self.homes.manages(page)) {
                 Use::None => {}
                 Use::Vacant => passed.vacant.push(page),
                 Use::Recent => passed.used.push(page),
@@ -196,7 +197,7 @@ mod tests {
         for page in [1, 2, 5, 7] {
             rights.set(page, Some(Access::Write));
         }
-        let mut clock = Clock::new(0..4);
+        let mut clock = Clock::new(Homes::new(0..4, 8).into());
         let first = clock.pass(&rights);
         assert_eq!((first.used, first.unused), (vec![5, 7], vec![]));
         rights.allow_use(7, Access::Read);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Passed;
 use crate::protocol::{Message, Refusal};
-use crate::types::{Access, NodeId};
+use crate::types::{Access, NodeId, Standing};
 
 /// What a user wants a page for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +63,17 @@ pub enum Event {
     /// A node is dead, by the one authority that decides so. Nothing that it sent is
     /// delivered afterwards.
     PeerLost { node: NodeId },
+    /// A node joins or leaves: no manager is handed over until [`Event::Resume`]. Then
+    /// [`super::Controller::is_quiet`].
+    Hold,
+    /// Managers may be handed over again.
+    Resume,
+    /// What a node takes part in from now on. It is not absent while
+    /// [`super::Controller::has_queued`].
+    Member { node: NodeId, standing: Standing },
+    /// The drain goes on: after [`super::Controller::begin_drain`], and whenever
+    /// [`Look::Membership`] says so.
+    Drain,
 }
 
 /// The bytes of a page that came.
@@ -166,6 +177,8 @@ pub enum Look {
     Tick,
     /// The one that makes room.
     Room,
+    /// The one that drains, or waits until this node is quiet.
+    Membership,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -41,9 +41,12 @@
 //!   is lost.
 
 mod budget;
+mod drain;
 mod events;
 mod evict;
+mod homes;
 mod losses;
+mod membership;
 mod mutant;
 mod pages;
 mod pins;
@@ -58,7 +61,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::config::Config;
+use crate::config::{Config, ManagerOf};
 use crate::node::Node;
 use crate::protocol::{self, Refusal};
 use crate::read_ahead::Streams;
@@ -66,10 +69,14 @@ use crate::state::Tables;
 use crate::types::{Access, Page};
 
 pub use budget::{Budget, Clock, Passed};
+pub use drain::{DrainPlan, DrainProgress, DrainTarget};
 pub use events::{Action, Bytes, Count, Event, Failure, Look, Purpose, Sink};
+pub use homes::Homes;
+pub use membership::{Holdings, ManagerRun, ManagerRunError};
 pub use pins::Pins;
 pub use rights::Rights;
 
+use drain::Drain;
 use mutant::Mutant;
 use requests::{AHEAD_PAGES, Asked, Waiter};
 use subscriptions::Subscriptions;
@@ -80,6 +87,7 @@ pub struct Controller<T, B> {
     node: Node<T>,
     rights: Arc<Rights>,
     pins: Arc<Pins>,
+    homes: Arc<Homes>,
     budget: Budget,
     /// Pages that are memory.
     parts: Vec<Range<u64>>,
@@ -99,6 +107,11 @@ pub struct Controller<T, B> {
     leaving: u64,
     /// Pages whose memory may be given back to the host.
     vacant: Vec<u64>,
+    /// The drain that is under way.
+    drain: Option<Drain>,
+    drained: DrainProgress,
+    /// The hand-overs of this node are over, since it was told to hold.
+    quiet: bool,
     #[cfg(test)]
     mutant: Option<Mutant>,
 }
@@ -113,7 +126,14 @@ impl<T: Tables, B> Controller<T, B> {
         budget: Budget,
         parts: Vec<Range<u64>>,
     ) -> Self {
+        let own = match config.manager {
+            ManagerOf::Ranges(ranges) => ranges.of(config.me),
+            ManagerOf::Fixed(node) if node == config.me => 0..u64::MAX,
+            ManagerOf::Fixed(_) | ManagerOf::Interleaved => 0..0,
+        };
+        let end = parts.iter().map(|part| part.end).max().unwrap_or(0);
         Self {
+            homes: Homes::new(own, end).into(),
             node: Node::new(config, tables),
             rights,
             pins,
@@ -128,6 +148,9 @@ impl<T: Tables, B> Controller<T, B> {
             fresh: None,
             leaving: 0,
             vacant: Vec::new(),
+            drain: None,
+            drained: DrainProgress::default(),
+            quiet: false,
             #[cfg(test)]
             mutant: None,
         }
@@ -169,7 +192,12 @@ impl<T: Tables, B> Controller<T, B> {
                 self.look_at_subscriptions(now, sink);
             }
             Event::PeerLost { node } => self.peer_lost(node, now, sink),
+            Event::Hold => self.hold_managers(sink),
+            Event::Resume => self.resume_managers(),
+            Event::Member { node, standing } => self.member(node, standing, now, sink),
+            Event::Drain => return self.go_on_draining(now, sink),
         }
+        self.look_at_drain(sink);
     }
 
     /// Makes a page this node's own, as it lies in memory. Before any other node runs, at
@@ -209,6 +237,22 @@ impl<T: Tables, B> Controller<T, B> {
         &mut self.node.tables
     }
 
+    /// The pages that this node manages.
+    pub fn homes(&self) -> Arc<Homes> {
+        self.homes.clone()
+    }
+
+    /// How many pages this node may fill.
+    pub fn budget(&self) -> Budget {
+        self.budget
+    }
+
+    /// Changes how many pages this node may fill, before it is handed pages to manage, or
+    /// after it handed some over.
+    pub fn set_budget(&mut self, budget: Budget) {
+        self.budget = budget;
+    }
+
     /// Pages that should be evicted now: then [`Clock::pass`] and [`Event::Evict`].
     pub fn wanted(&self) -> usize {
         self.budget.wanted(self.rights.resident(), self.leaving)
@@ -238,8 +282,11 @@ impl<T: Tables, B> Controller<T, B> {
         self.parts.iter().any(|part| part.contains(&page))
     }
 
-    /// Whether a page has to wait until others are gone.
+    /// Whether a page has to wait until others are gone, or until this node stays.
     fn lacks_room(&self, page: u64) -> bool {
+        if self.is_leaving() {
+            return true;
+        }
         let full = self.rights.resident() >= self.budget.pages();
         full && !self.rights.used(page) && !self.is(Mutant::NoBudget)
     }

@@ -39,4 +39,12 @@ pub(super) enum Mutant {
     LossOvertakes,
     /// Goes on waiting for the answers of a dead node to offers.
     KeepOffers,
+    /// Hands over entries of pages in transition, and evicts such pages.
+    DrainInTransition,
+    /// Finds no mention of a node that leaves.
+    ForgetMentions,
+    /// Is quiet at once.
+    QuietEarly,
+    /// The clock goes by the managers of the configuration.
+    KeepHomes,
 }

@@ -308,10 +308,10 @@ impl<T: Tables, B> Controller<T, B> {
             } => self.install(page, access, content, work, sink),
             protocol::Action::Resolved { .. } => return self.resolved(page, now, sink),
             protocol::Action::Outdated { .. } => self.outdated(page, now, sink),
-            // No controller hands a manager over yet.
             protocol::Action::HandedOver { .. }
+            | protocol::Action::TookOver { .. }
             | protocol::Action::Kept { .. }
-            | protocol::Action::Quiet => {}
+            | protocol::Action::Quiet => self.membership(action, sink),
             // Home was busy with a page that was offered to it, or died, or another node
             // has the page meanwhile: others go.
             protocol::Action::NoRoom { .. } => self.offer_failed(None, sink),
@@ -319,6 +319,10 @@ impl<T: Tables, B> Controller<T, B> {
                 reason: reason @ (Refusal::Busy | Refusal::NotHere | Refusal::ManagerLost),
                 ..
             } => self.offer_failed(Some(reason), sink),
+            protocol::Action::Refused {
+                reason: Refusal::Leaving,
+                ..
+            } => self.refused_while_leaving(page, sink),
             protocol::Action::Lost { node, .. } => self.lost(page, node, sink),
             protocol::Action::Violation { from, what, .. } => {
                 sink.act(Action::Fail(Failure::Violation { from, page, what }));

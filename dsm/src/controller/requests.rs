@@ -270,6 +270,14 @@ impl<T: Tables, B> Controller<T, B> {
         }
     }
 
+    /// This node leaves, and asks for nothing. Users wait until it stays.
+    pub(super) fn refused_while_leaving(&mut self, page: u64, sink: &mut impl Sink<B>) {
+        self.subscriptions.answered(page);
+        if self.is_waited_for(page) {
+            self.wait_for_room(page, sink);
+        }
+    }
+
     /// Requests that wait for room go on, as far as there is some.
     pub(super) fn let_in(&mut self, now: Duration, sink: &mut impl Sink<B>) {
         while let Some(page) = self.room_waits.front().copied() {

@@ -18,10 +18,16 @@
 //!    transition, and no thread has a pin.
 //! 8. A request ends in a report of a loss only if a node died, and, if the page's
 //!    manager lives, only if no live node uses the page.
+//! 9. When a node is reported empty, it has nothing, no record mentions it, and no message
+//!    is under way to or from it; afterwards none is sent to, from or about it. At all
+//!    times a page has one manager, or its manager died.
 
+mod authority;
 mod deaths;
+mod departures;
 mod host;
 mod judges;
+mod membership;
 mod scenario;
 mod shell;
 mod users;
@@ -66,6 +72,14 @@ pub struct Outcome {
     pub deaths: u64,
     /// Reports of pages that were lost with them.
     pub losses: u64,
+    /// Nodes that joined.
+    pub joins: u64,
+    /// Nodes that left.
+    pub leaves: u64,
+    /// Leaves that were cancelled.
+    pub cancels: u64,
+    /// Pages whose manager changed.
+    pub handed_over: u64,
 }
 
 impl Outcome {
@@ -82,6 +96,10 @@ impl Outcome {
         self.subscriptions += other.subscriptions;
         self.deaths += other.deaths;
         self.losses += other.losses;
+        self.joins += other.joins;
+        self.leaves += other.leaves;
+        self.cancels += other.cancels;
+        self.handed_over += other.handed_over;
     }
 }
 
@@ -104,6 +122,17 @@ enum BadShell {
     SaysDoneEarly,
     /// Lets a thread's pin go before it used its page.
     UnpinsEarly,
+}
+
+/// Ways of the authority over the machine to be wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum BadAuthority {
+    /// A node that joins asks for pages before all know it.
+    JoinsEarly,
+    /// Does not ask the others whether they know of nothing about a node that leaves.
+    AsksOneNode,
+    /// Does not wait until nodes are quiet.
+    NotQuiet,
 }
 
 #[cfg(test)]

@@ -135,7 +135,7 @@ impl SharedMemory {
             "no room for page {page:#x} within {seconds} s: this node has {} pages of its {}, \
              and none could leave",
             self.rights.resident(),
-            self.budget.pages()
+            self.budget().pages()
         )
     }
 }

@@ -22,6 +22,7 @@
 //! | `tables` | the protocol's records of pages |
 //! | `faults` | blocking faults of threads, and asynchronous faults of vCPUs in KVM |
 //! | `waiter` | a thread that waits for a page |
+//! | `membership` | nodes that join and leave |
 //! | `checkpoint` | which pages a checkpoint must hold |
 //! | `bytes` | guest memory for callers that are not vCPUs |
 //! | `wakeup` | a thread that sleeps until there is work for it |
@@ -36,6 +37,7 @@ mod checkpoint;
 mod counters;
 mod faults;
 pub mod mapping;
+mod membership;
 mod notifier;
 mod outbox;
 mod shell;
@@ -49,10 +51,13 @@ mod waiter;
 mod wakeup;
 
 pub use counters::{MemoryCounters, PAGES_MAX, PageCount, SlicePages};
+pub use membership::MembershipError;
 pub use notifier::{MmuNotifier, NotifierError};
 pub use outbox::Transport;
 pub use shell::{SharedMemory, SharedMemoryOptions};
 pub use trace::{
     FAULTS_MAX, FaultKind, FaultPurpose, FaultRecord, READERS_PATIENCE, RING, SliceFaults,
 };
-pub use weft_dsm::controller::Budget;
+pub use weft_dsm::controller::{
+    Budget, DrainPlan, DrainProgress, DrainTarget, Holdings, ManagerRun, ManagerRunError,
+};

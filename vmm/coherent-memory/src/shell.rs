@@ -35,7 +35,7 @@ use super::outbox::{Links, Transport};
 use super::state::State;
 use super::tables::{PageTables, zeroed};
 use super::trace::{READERS_PATIENCE, SliceFaults, Trace};
-use super::wakeup::Wakeup;
+use super::wakeup::{Signal, Wakeup};
 use weft_guest_memory::Ram;
 
 pub(super) const PAGE_SHIFT: u32 = PAGE_BYTES.trailing_zeros();
@@ -64,7 +64,6 @@ pub struct SharedMemory {
     pub(super) end: u64,
     /// Pages of this slice's own part.
     pub(super) own: Range<u64>,
-    pub(super) budget: Budget,
     /// Only the controller changes them, under the lock; read without it.
     pub(super) rights: Arc<Rights>,
     /// The controller sets them under the lock; removed without it.
@@ -85,6 +84,8 @@ pub struct SharedMemory {
     pub(super) deferred_work: Wakeup,
     /// The thread that keeps the memory within its budget.
     pub(super) evictor: Wakeup,
+    /// Threads that drain, or wait for a change of membership.
+    pub(super) membership: Signal,
     pub counters: MemoryCounters,
     pub(super) counts: PageCounts,
     pub(super) vcpu_counts: VcpuCounts,
@@ -120,7 +121,6 @@ impl SharedMemory {
             ram: options.ram,
             end,
             own: own_part(&options.config),
-            budget: options.budget,
             rights,
             pins,
             state: Mutex::new(State::new(controller)),
@@ -134,6 +134,7 @@ impl SharedMemory {
             failure: Mutex::new(None),
             deferred_work: Wakeup::default(),
             evictor: Wakeup::default(),
+            membership: Signal::default(),
             counters: MemoryCounters::default(),
             counts: PageCounts::new(pages),
             vcpu_counts: VcpuCounts::default(),
@@ -252,8 +253,9 @@ impl SharedMemory {
         let mut figures = self.counters.list();
         figures.push(("subscription-hits", self.rights.found()));
         figures.push(("held-pages", self.rights.resident()));
-        if self.budget != Budget::UNLIMITED {
-            figures.push(("budget-pages", self.budget.pages()));
+        let budget = self.budget();
+        if budget != Budget::UNLIMITED {
+            figures.push(("budget-pages", budget.pages()));
         }
         figures
     }

@@ -38,6 +38,8 @@ pub(super) struct After {
     pub deferred_work: bool,
     /// The evictor must be woken.
     pub evictor: bool,
+    /// Threads that drain, or wait for a change of membership, must be woken.
+    pub membership: bool,
 }
 
 impl State {
@@ -170,6 +172,7 @@ impl Sink<Kept> for ActionExecutor<'_> {
             }
             Action::Look(Look::Tick) => self.after.deferred_work = true,
             Action::Look(Look::Room) => self.after.evictor = true,
+            Action::Look(Look::Membership) => self.after.membership = true,
             Action::Remote {
                 page,
                 access,
@@ -245,6 +248,9 @@ impl SharedMemory {
         }
         if after.evictor {
             self.evictor.wake();
+        }
+        if after.membership {
+            self.membership.give();
         }
         let operate = |operation: &Action<Kept>| match self.operate(operation) {
             Ok(()) => true,

@@ -44,10 +44,10 @@ impl SharedMemory {
     /// The evictor: keeps the memory within its budget until the machine ends.
     pub fn keep_to_budget(&self) {
         self.evictor.serve();
-        let mut clock = Clock::new(self.own.clone());
+        let mut clock = Clock::new(self.locked(|state| state.controller.homes()));
         while !self.is_over() {
             let before = self.rights.resident();
-            let evicting = clock.evicts(&self.budget, before);
+            let evicting = clock.evicts(&self.budget(), before);
             let wanted = self.locked(|state| {
                 state.step(self, Event::MakeRoom, None);
                 state.controller.wanted()

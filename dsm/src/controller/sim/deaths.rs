@@ -7,7 +7,7 @@ use crate::types::{NodeId, Page};
 
 impl World {
     pub(super) fn is_alive(&self, node: usize) -> bool {
-        self.killed & NodeId(node as u8).bit() == 0
+        (self.killed | self.absent) & NodeId(node as u8).bit() == 0
     }
 
     /// The nodes that are.
@@ -32,6 +32,7 @@ impl World {
             self.links[other * nodes + dead].clear();
         }
         self.show(format!("{} dies", NodeId(dead as u8)));
+        self.authority.died(dead);
     }
 
     /// A node is told of a death: nothing more arrives from there.

@@ -149,7 +149,9 @@ pub(super) struct Host {
     pub sleepers: Vec<(u64, Access)>,
     pub operations: Vec<Operation>,
     config: Config,
-    budget: Budget,
+    pub budget: Budget,
+    /// Pages of its own part, and of others, that its budget is for.
+    room: (u64, u64),
     /// What the users have mapped.
     mapped: BTreeMap<u64, Access>,
     versions: Vec<u32>,
@@ -169,9 +171,10 @@ impl Host {
         tables: VecTables,
         pages: u64,
         budget: Budget,
-        own: Range<u64>,
         kind: Kind,
+        others: u64,
     ) -> Self {
+        let room = (budget.pages().saturating_sub(others), others);
         let rights = Arc::new(Rights::new((0..pages).map(|_| AtomicU8::new(0)).collect()));
         let pins = Arc::<Pins>::default();
         let all = 0..pages;
@@ -184,16 +187,17 @@ impl Host {
             vec![all],
         );
         Self {
+            clock: Clock::new(controller.homes()),
             controller,
             rights,
             pins,
-            clock: Clock::new(own),
             kind,
             threads: Vec::new(),
             sleepers: Vec::new(),
             operations: Vec::new(),
             config: *config,
             budget,
+            room,
             mapped: BTreeMap::new(),
             versions: vec![ZERO_VERSION; pages as usize],
             filled: BTreeSet::new(),
@@ -201,12 +205,31 @@ impl Host {
         }
     }
 
+    /// The manager of a page, as far as this node knows.
     pub fn manager_of(&self, page: u64) -> usize {
-        match self.config.manager {
-            crate::ManagerOf::Fixed(node) => node.index(),
-            crate::ManagerOf::Ranges(ranges) => ranges.manager_of(Page(page)).index(),
-            crate::ManagerOf::Interleaved => 0,
+        let node = &self.controller.node;
+        let local = node.tables.look(Page(page));
+        node.manager_by(Page(page), local).index()
+    }
+
+    /// How many pages this node manages.
+    pub fn managed(&self, pages: Range<u64>) -> u64 {
+        let me = self.config.me.index();
+        pages.filter(|page| self.manager_of(*page) == me).count() as u64
+    }
+
+    /// Its own part is larger by some pages.
+    pub fn raise_budget(&mut self, pages: u64) {
+        if self.budget != Budget::UNLIMITED {
+            self.lower_budget(self.room.0 + pages);
         }
+    }
+
+    /// Its own part has this many pages.
+    pub fn lower_budget(&mut self, own: u64) {
+        self.room.0 = own;
+        self.budget = Budget::new(own, self.room.1);
+        self.controller.set_budget(self.budget);
     }
 
     pub fn version(&self, page: u64) -> u32 {

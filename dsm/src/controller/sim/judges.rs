@@ -2,7 +2,7 @@
 
 use super::world::World;
 use super::{AHEAD_MAX, USERS_MAX};
-use crate::checker::{Flaw, Frame, Judge, idle_node};
+use crate::checker::{Flaw, Frame, Judge, idle_node, one_manager};
 use crate::state::Phase;
 use crate::types::{Access, NodeId, Page};
 
@@ -42,7 +42,7 @@ impl World {
 
     /// Judge 5.
     pub(super) fn judge_budget(&self, node: usize) -> Result<(), Flaw> {
-        let budget = self.scenario.budgets[node].pages();
+        let budget = self.hosts[node].budget.pages();
         let most = budget.saturating_add((USERS_MAX + AHEAD_MAX) as u64);
         let filled = self.hosts[node].filled();
         match filled > most {
@@ -71,10 +71,13 @@ impl World {
                 judge.node(me, frame, local)?;
                 host.judge_left(me, page)?;
             }
-            let manager = self.hosts[0].manager_of(page.0);
-            if !self.is_alive(manager) {
+            let managers = self
+                .alive()
+                .filter(|node| self.hosts[*node].manager_of(page.0) == *node);
+            one_manager(page, managers.count() as u32, 0, self.killed != 0)?;
+            let Some(manager) = self.living_manager(page.0) else {
                 continue;
-            }
+            };
             let entry = *self.hosts[manager].controller.tables().look_entry(page);
             let one = u32::from(!entry.untouched() && entry.phase() != Phase::Lost);
             judge.verdict(0, one, one)?;

@@ -44,6 +44,14 @@ pub struct Scenario {
     pub(super) evictor: u64,
     /// Nodes that may die.
     pub(super) deaths: u32,
+    /// Pages of other nodes' parts that fit beside a node's own.
+    pub(super) others: u64,
+    /// Nodes that are not there at first, a bit for each.
+    pub(super) absent: u32,
+    /// Nodes that join or leave, or hand pages over.
+    pub(super) changes: u32,
+    /// Per mille of steps in which the authority does something.
+    pub(super) authority: u64,
 }
 
 impl Scenario {
@@ -65,13 +73,14 @@ impl Scenario {
         let ranges = Ranges::new(&ends).ok().filter(|_| small);
         let fixed = ManagerOf::Fixed(NodeId(random.below(u64::from(nodes)) as u8));
         let mut budgets = vec![Budget::UNLIMITED; nodes.into()];
+        let mut others = 0;
         if ranges.is_some() {
             let starts = std::iter::once(0).chain(ends.iter().copied());
-            let others = 1 + random.below(32);
+            others = 1 + random.below(32);
             let own = starts.zip(&ends).map(|(start, end)| end - start);
             budgets = own.map(|own| Budget::new(own, others)).collect();
         }
-        Scenario {
+        let scenario = Scenario {
             nodes,
             pages,
             hot_pages: 1 + random.below(6),
@@ -89,6 +98,29 @@ impl Scenario {
             tick_max: Duration::from_nanos(1 + random.below(60_000)),
             evictor: [0, 20, 200, 1000][random.below(4) as usize],
             deaths: [0, 0, 1, 2][random.below(4) as usize],
+            others,
+            absent: 0,
+            changes: 0,
+            authority: 1000,
+        };
+        scenario.with_changes(seed)
+    }
+
+    /// Two seeds in three whose managers may change have changes of membership. From a
+    /// sequence of its own, so that the other draws of a seed stay what they were.
+    fn with_changes(mut self, seed: u64) -> Scenario {
+        let mut random = Random::new(seed ^ 0x3E3B_E200);
+        if matches!(self.manager, ManagerOf::Fixed(_)) || random.per_mille(333) {
+            return self;
         }
+        self.changes = 1 + random.below(6) as u32;
+        self.authority = [1000, 300, 100][random.below(3) as usize];
+        for _ in 0..random.below(3) {
+            self.absent |= 1 << self.nodes;
+            self.nodes += 1;
+            self.budgets.push(Budget::new(0, self.others));
+            self.kinds.push(self.kinds[0]);
+        }
+        self
     }
 }

@@ -110,18 +110,24 @@ impl World {
         self.outcome.events += 1;
         self.show(format!("{}: {event:?}", NodeId(node as u8)));
         let mut actions = Actions::new(version);
+        let gone = self.authority.gone;
+        let before = self.hosts[node].controller.drain_progress().handed_over;
         self.hosts[node]
             .controller
             .step(event, self.now, &mut actions);
+        let after = self.hosts[node].controller.drain_progress().handed_over;
+        self.outcome.handed_over += after.saturating_sub(before);
         for action in actions.list {
             if let Action::Fail(Failure::Lost { page, node: dead }) = action {
                 self.reported_lost(node, page, dead)?;
                 continue;
             }
+            let mut sent = Ok(());
             let page = self.hosts[node].carry_out(
                 NodeId(node as u8),
                 action,
                 &mut |to, packet| {
+                    sent = Self::judge_message(gone, node, to, &packet);
                     let index = node * usize::from(self.scenario.nodes) + to.index();
                     if self.killed & to.bit() == 0 {
                         self.queued[index].push_back(packet);
@@ -130,6 +136,7 @@ impl World {
                 version,
                 &mut self.outcome,
             )?;
+            sent?;
             if let Some(page) = page {
                 self.judge(page)?;
             }

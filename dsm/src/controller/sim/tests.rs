@@ -23,6 +23,8 @@ fn two_thousand_seeds() {
     assert!(total.deaths > 500 && total.losses > 1_000);
     assert!(total.messages > 300_000 && total.operations > 100_000);
     assert!(total.held_back > 3_000 && total.subscriptions > 1_000);
+    assert!(total.joins > 200 && total.leaves > 100 && total.cancels > 100);
+    assert!(total.handed_over > 5_000);
     assert!(total.evicted > 10_000 && total.given_back > 10_000 && total.room_waits > 300);
 }
 
@@ -55,6 +57,10 @@ fn every_broken_controller_is_found() {
         (Mutant::LossSkipsTransitions, 0),
         (Mutant::LossOvertakes, 0),
         (Mutant::KeepOffers, 0),
+        (Mutant::DrainInTransition, 0),
+        (Mutant::ForgetMentions, 0),
+        (Mutant::QuietEarly, 0),
+        (Mutant::KeepHomes, 0),
     ] {
         let failure = found(first..first + 1000, |world| {
             for host in &mut world.hosts {
@@ -76,6 +82,19 @@ fn every_broken_shell_is_found() {
         BadShell::UnpinsEarly,
     ] {
         let failure = found(0..1000, |world| world.bad = Some(bad));
+        let failure = failure.unwrap_or_else(|| panic!("{bad:?} was not found"));
+        println!("{bad:?}: seed {}: {}", failure.seed, failure.flaw);
+    }
+}
+
+#[test]
+fn every_broken_authority_is_found() {
+    for bad in [
+        BadAuthority::JoinsEarly,
+        BadAuthority::AsksOneNode,
+        BadAuthority::NotQuiet,
+    ] {
+        let failure = found(0..1000, |world| world.bad_authority = Some(bad));
         let failure = failure.unwrap_or_else(|| panic!("{bad:?} was not found"));
         println!("{bad:?}: seed {}: {}", failure.seed, failure.flaw);
     }

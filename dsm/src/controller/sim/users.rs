@@ -16,7 +16,8 @@ impl World {
             true => Access::Write,
             false => Access::Read,
         };
-        if self.hosts[node].users() >= USERS_MAX || self.resting == Some(node) {
+        let rests = self.resting == Some(node) || !self.takes_part(node);
+        if self.hosts[node].users() >= USERS_MAX || rests {
             return Ok(());
         }
         if self.random.per_mille(30) {

@@ -3,10 +3,11 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use super::authority::Authority;
 use super::host::{Host, Packet};
-use super::{BadShell, DRAIN_STEPS_MAX, Outcome, Scenario};
+use super::{BadAuthority, BadShell, DRAIN_STEPS_MAX, Outcome, Scenario};
 use crate::checker::{Flaw, ZERO_VERSION};
-use crate::config::{Config, ManagerOf};
+use crate::config::Config;
 use crate::controller::Event;
 use crate::sim::{Failure, Random};
 use crate::state::VecTables;
@@ -36,29 +37,22 @@ pub(super) struct World {
     pub(super) shown: VecDeque<String>,
     pub(super) outcome: Outcome,
     pub(super) bad: Option<BadShell>,
+    pub(super) bad_authority: Option<BadAuthority>,
+    /// Numbers of nodes that are not there, a bit for each.
+    pub(super) absent: u32,
+    pub(super) authority: Authority,
 }
 
 impl World {
     pub(super) fn new(seed: u64, scenario: &Scenario) -> World {
-        let mut tables = VecTables::new(scenario.pages as usize);
-        for page in (0..scenario.pages.min(64)).filter(|page| scenario.updated & 1 << page != 0) {
-            tables.set_policy(Page(page), Policy::Update);
-        }
-        let host = |index: usize| {
-            let config = Config::new(NodeId(index as u8), scenario.nodes, scenario.manager);
-            let own = match scenario.manager {
-                ManagerOf::Ranges(ranges) => ranges.of(config.me),
-                _ => 0..0,
-            };
-            let (budget, kind) = (scenario.budgets[index], scenario.kinds[index]);
-            Host::new(&config, tables.clone(), scenario.pages, budget, own, kind)
-        };
         let pairs = usize::from(scenario.nodes).pow(2);
         World {
             seed,
             random: Random::new(seed),
             scenario: scenario.clone(),
-            hosts: (0..scenario.nodes.into()).map(host).collect(),
+            hosts: (0..scenario.nodes.into())
+                .map(|node| host_of(scenario, node, scenario.absent))
+                .collect(),
             queued: vec![VecDeque::new(); pairs],
             links: vec![VecDeque::new(); pairs],
             latest: vec![ZERO_VERSION; scenario.pages as usize],
@@ -72,7 +66,21 @@ impl World {
             shown: VecDeque::new(),
             outcome: Outcome::default(),
             bad: None,
+            bad_authority: None,
+            absent: scenario.absent,
+            authority: Authority::default(),
         }
+    }
+
+    /// A node that joins, as it is at first: it counts itself as present.
+    pub(super) fn new_host(&self, node: usize) -> Host {
+        let mut host = host_of(&self.scenario, node, self.absent & !(1 << node));
+        #[cfg(test)]
+        {
+            host.controller.mutant = self.hosts[node].controller.mutant;
+        }
+        host.lower_budget(0);
+        host
     }
 
     pub(super) fn run(mut self) -> Result<Outcome, Box<Failure>> {
@@ -100,7 +108,12 @@ impl World {
                 0 => self.begin_access()?,
                 _ => self.work()?,
             }
+            let changes = self.scenario.changes > 0 || !self.authority.is_over();
+            if changes && self.random.per_mille(self.scenario.authority) {
+                self.change_membership(true)?;
+            }
         }
+        self.end_drains();
         self.scenario.evictor = 1000;
         // What is due comes within the bound on steps.
         self.scenario.tick_max = self.scenario.tick_max.max(Duration::from_micros(1));
@@ -156,6 +169,9 @@ impl World {
         if self.unaware[node] != 0 && self.random.per_mille(50) {
             return self.learn(node);
         }
+        if self.hosts[node].controller.drains() && self.random.per_mille(600) {
+            return self.drain_on(node);
+        }
         match self.random.below(12) {
             0..4 => self.deliver(),
             4..6 => self.send(),
@@ -171,6 +187,10 @@ impl World {
     pub(super) fn drain(&mut self) -> Result<(), Flaw> {
         for _ in 0..DRAIN_STEPS_MAX {
             self.work()?;
+            if !self.authority.is_over() {
+                self.change_membership(false)?;
+                continue;
+            }
             let in_flight = self
                 .queued
                 .iter()
@@ -191,4 +211,23 @@ impl World {
         });
         Err(stuck.unwrap_or(Flaw::Endless("messages and operations do not cease")))
     }
+}
+
+/// A node that has nothing yet.
+fn host_of(scenario: &Scenario, node: usize, absent: u32) -> Host {
+    let mut tables = VecTables::new(scenario.pages as usize);
+    for page in (0..scenario.pages.min(64)).filter(|page| scenario.updated & 1 << page != 0) {
+        tables.set_policy(Page(page), Policy::Update);
+    }
+    let mut config = Config::new(NodeId(node as u8), scenario.nodes, scenario.manager);
+    config.absent = absent;
+    let (budget, kind) = (scenario.budgets[node], scenario.kinds[node]);
+    Host::new(
+        &config,
+        tables,
+        scenario.pages,
+        budget,
+        kind,
+        scenario.others,
+    )
 }

@@ -489,7 +489,10 @@ impl Sink for Io {
             // No page of a process is of policy `Update`.
             Action::Outdated { .. } => {}
             // The manager of a process's pages is home, for good.
-            Action::HandedOver { .. } | Action::Kept { .. } | Action::Quiet => {}
+            Action::HandedOver { .. }
+            | Action::TookOver { .. }
+            | Action::Kept { .. }
+            | Action::Quiet => {}
             Action::Lost { page, node } => self.fail(Failure::Lost(page, node)),
             Action::NoRoom { .. } => self.no_room = true,
             Action::Refused { reason, .. } => {

@@ -1,0 +1,370 @@
+//! A drain: pages, copies and directory entries leave a node, while it runs.
+//!
+//! It is a walk over pages, round after round, until a round finds nothing. What happens to
+//! a page depends on what is here:
+//!
+//! | here | what happens |
+//! | --- | --- |
+//! | owned, and managed here | it is pushed to a target, and then its entry is handed over to that |
+//! | owned, managed elsewhere | it is pushed to its manager (only if this node leaves) |
+//! | a copy | it is dropped (only if this node leaves) |
+//! | the directory's entry | it is handed over to a target |
+//!
+//! Invariants:
+//!
+//! - At most [`DrainPlan::window_pages`] pages are under way at a time: a page is, until
+//!   its hand-over, which travels behind its bytes, is answered. So no message of a fault
+//!   waits behind more than that.
+//! - A page that is pinned or in transition is left for later, as it is when it is evicted.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::time::Duration;
+
+use super::transition::Work;
+use super::{Action, Controller, Look, Mutant, Sink};
+use crate::protocol::{self, Body, Refusal};
+use crate::state::{Phase, Tables};
+use crate::types::{NodeId, Page};
+
+/// Pages that one step of a drain looks at, at most.
+const LOOK_MAX: u64 = 1024;
+
+/// Which pages leave a node, and where to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DrainPlan {
+    /// Of these pages; those that are no memory are left out.
+    pub pages: Vec<Range<u64>>,
+    /// The next managers, filled one after the other.
+    pub targets: Vec<DrainTarget>,
+    /// Pages that may be under way at a time.
+    pub window_pages: usize,
+}
+
+/// A node that takes pages and their management.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DrainTarget {
+    pub node: NodeId,
+    /// Pages that it may be handed.
+    pub pages: u64,
+}
+
+/// How far a drain is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DrainProgress {
+    /// Pages that were pushed to another node.
+    pub sent_pages: u64,
+    /// Copies that were dropped.
+    pub dropped_copies: u64,
+    /// Directory entries that other nodes have now.
+    pub handed_over: u64,
+    /// Rounds that are over.
+    pub rounds: u64,
+    /// The last round found nothing: nothing that the plan names is left here.
+    pub is_over: bool,
+    /// Pages that the last round could not move, because their manager died.
+    pub unmovable: u64,
+    /// In the last round entries stayed, because all targets are full, dead or about to
+    /// leave.
+    pub lacks_target: bool,
+}
+
+/// A drain that is under way.
+pub(super) struct Drain {
+    plan: DrainPlan,
+    /// The range that the walk is in, and the next page.
+    range: usize,
+    next: u64,
+    /// Pages that were begun with and are not done.
+    begun: BTreeMap<u64, Step>,
+    /// The round found something.
+    found: bool,
+    unmovable: u64,
+    lacks_target: bool,
+}
+
+/// What was begun with a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// Nothing yet: it waits.
+    Waits,
+    /// It was pushed, offered or dropped.
+    Leaves,
+    /// Its entry is handed over.
+    Hands,
+}
+
+/// What a look at a page finds.
+enum Found {
+    /// The page does not concern the drain, or has left.
+    Nothing,
+    /// Nothing to do in this round.
+    Later,
+    /// This is under way, or was begun.
+    Begun(Step),
+}
+
+impl Drain {
+    /// The next page of the walk.
+    fn next_page(&mut self) -> Option<u64> {
+        loop {
+            let range = self.plan.pages.get(self.range)?;
+            let page = self.next.max(range.start);
+            if page < range.end {
+                self.next = page + 1;
+                return Some(page);
+            }
+            self.range += 1;
+            self.next = 0;
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.begun.len() >= self.plan.window_pages.max(1)
+    }
+
+    /// The round is over.
+    fn start_again(&mut self) {
+        (self.range, self.next) = (0, 0);
+        (self.found, self.unmovable, self.lacks_target) = (false, 0, false);
+    }
+}
+
+impl<T: Tables, B> Controller<T, B> {
+    /// Begins a drain, in place of one that is under way. [`super::Event::Drain`] goes on
+    /// with it.
+    pub fn begin_drain(&mut self, mut plan: DrainPlan) {
+        let parts = &self.parts;
+        let within = |pages: &Range<u64>| {
+            let cut = |part: &Range<u64>| part.start.max(pages.start)..part.end.min(pages.end);
+            parts.iter().map(cut).collect::<Vec<_>>()
+        };
+        plan.pages = plan.pages.iter().flat_map(within).collect();
+        plan.pages.retain(|pages| !pages.is_empty());
+        self.drained = DrainProgress::default();
+        self.drain = Some(Drain {
+            plan,
+            range: 0,
+            next: 0,
+            begun: BTreeMap::new(),
+            found: false,
+            unmovable: 0,
+            lacks_target: false,
+        });
+    }
+
+    /// Ends the drain: nothing more is begun, and pages stay where they are. What is under
+    /// way comes to its end by itself.
+    pub fn end_drain(&mut self) {
+        self.drain = None;
+    }
+
+    /// Whether a drain is under way.
+    pub fn drains(&self) -> bool {
+        self.drain.is_some()
+    }
+
+    /// How far the drain is that was begun last.
+    pub fn drain_progress(&self) -> DrainProgress {
+        self.drained
+    }
+
+    fn is_draining(&self) -> bool {
+        self.node.closed & self.node.me().bit() != 0
+    }
+
+    /// The thread that drains has something to do, perhaps.
+    pub(super) fn look_at_drain(&self, sink: &mut impl Sink<B>) {
+        if self.drain.is_some() {
+            sink.act(Action::Look(Look::Membership));
+        }
+    }
+
+    /// Goes on with the drain: with the pages that it has begun with, and then with the next
+    /// ones, as long as the window allows.
+    pub(super) fn go_on_draining(&mut self, now: Duration, sink: &mut impl Sink<B>) {
+        let Some(mut drain) = self.drain.take() else {
+            return;
+        };
+        let begun: Vec<(u64, Step)> = drain
+            .begun
+            .iter()
+            .map(|(page, step)| (*page, *step))
+            .collect();
+        for (page, before) in begun {
+            self.drain_page(page, before, &mut drain, now, sink);
+        }
+        let mut looked = 0;
+        while looked < LOOK_MAX && !drain.is_full() {
+            let Some(page) = drain.next_page() else {
+                break;
+            };
+            looked += 1;
+            self.drain_page(page, Step::Waits, &mut drain, now, sink);
+        }
+        if looked == LOOK_MAX {
+            sink.act(Action::Look(Look::Membership));
+        }
+        let ended = drain.range == drain.plan.pages.len() && drain.begun.is_empty();
+        if ended {
+            self.drained.rounds += 1;
+            self.drained.unmovable = drain.unmovable;
+            self.drained.lacks_target = drain.lacks_target;
+            self.drained.is_over = !drain.found;
+            drain.start_again();
+        }
+        self.drain = Some(drain);
+    }
+
+    fn drain_page(
+        &mut self,
+        page: u64,
+        before: Step,
+        drain: &mut Drain,
+        now: Duration,
+        sink: &mut impl Sink<B>,
+    ) {
+        match self.begin_to_leave(page, before, drain, now, sink) {
+            Found::Nothing => drop(drain.begun.remove(&page)),
+            Found::Later => {
+                drain.found = true;
+                drain.begun.remove(&page);
+            }
+            Found::Begun(step) => {
+                drain.found = true;
+                drain.begun.insert(page, step);
+            }
+        }
+    }
+
+    fn begin_to_leave(
+        &mut self,
+        page: u64,
+        before: Step,
+        drain: &mut Drain,
+        now: Duration,
+        sink: &mut impl Sink<B>,
+    ) -> Found {
+        if self.is_in_transition(page) && !self.is(Mutant::DrainInTransition) {
+            return Found::Begun(before);
+        }
+        let local = *self.node.tables.local(Page(page));
+        let manager = self.node.manager_of(Page(page));
+        let (manages, all) = (manager == self.node.me(), self.is_draining());
+        let entry = *self.node.tables.entry(Page(page));
+        let hands = manages && (entry.phase() == Phase::Hand || entry.heir().is_some());
+        if hands || local.frozen() {
+            return Found::Begun(before);
+        }
+        let leaves = local.present() && (all || manages && local.owner());
+        if !leaves && !manages {
+            return match all && !self.node.has_nothing(Page(page)) {
+                true => Found::Begun(before),
+                false => Found::Nothing,
+            };
+        }
+        if leaves {
+            if !local.evictable() || manages && entry.busy() {
+                return Found::Begun(before);
+            }
+            // One that came back is left for the next round.
+            let waits = before != Step::Waits || self.pins.hold(page, now);
+            return match waits {
+                true => Found::Later,
+                false => self.drain_present(page, local.owner(), manages, drain, now, sink),
+            };
+        }
+        match before {
+            Step::Hands => Found::Later,
+            _ => self.drain_entry(page, drain, now, sink),
+        }
+    }
+
+    /// A page that is here leaves.
+    fn drain_present(
+        &mut self,
+        page: u64,
+        owned: bool,
+        manages: bool,
+        drain: &mut Drain,
+        now: Duration,
+        sink: &mut impl Sink<B>,
+    ) -> Found {
+        let manager = self.node.manager_of(Page(page));
+        let target = match manages {
+            true => self.target_of(page, &drain.plan),
+            false => Some(manager),
+        };
+        drain.lacks_target |= target.is_none();
+        let Some(target) = target else {
+            return Found::Later;
+        };
+        let actions = self.step_node(protocol::Event::Evict {
+            page: Page(page),
+            to: owned.then_some(target),
+        });
+        match actions.front() {
+            Some(protocol::Action::Refused { reason, .. }) => {
+                drain.unmovable += u64::from(*reason == Refusal::ManagerLost);
+                return match reason {
+                    Refusal::Busy => Found::Begun(Step::Waits),
+                    _ => Found::Later,
+                };
+            }
+            Some(protocol::Action::Send { message, .. })
+                if matches!(message.body, Body::Offer { .. }) =>
+            {
+                self.leaving += 1;
+            }
+            _ => {}
+        }
+        match owned {
+            true => self.drained.sent_pages += 1,
+            false => self.drained.dropped_copies += 1,
+        }
+        self.carry_out(page, Work::evicting(actions), now, sink);
+        Found::Begun(Step::Leaves)
+    }
+
+    /// The directory's entry of a page leaves.
+    fn drain_entry(
+        &mut self,
+        page: u64,
+        drain: &mut Drain,
+        now: Duration,
+        sink: &mut impl Sink<B>,
+    ) -> Found {
+        let Some(to) = self.target_of(page, &drain.plan) else {
+            drain.lacks_target = true;
+            return Found::Later;
+        };
+        let page_number = Page(page);
+        let actions = self.step_node(protocol::Event::HandOver {
+            page: page_number,
+            to,
+        });
+        if let Some(protocol::Action::Refused { .. }) = actions.front() {
+            return Found::Later;
+        }
+        let mut targets = drain.plan.targets.iter_mut();
+        if let Some(target) = targets.find(|target| target.node == to) {
+            target.pages = target.pages.saturating_sub(1);
+        }
+        self.carry_out(page, Work::new(actions, None), now, sink);
+        Found::Begun(Step::Hands)
+    }
+
+    /// The next manager of a page: its owner if that is a target, or the first target that
+    /// is not full.
+    fn target_of(&mut self, page: u64, plan: &DrainPlan) -> Option<NodeId> {
+        let owner = self.node.tables.entry(Page(page)).owner();
+        let me = self.node.me();
+        let takes = |target: &&DrainTarget| {
+            target.pages > 0 && target.node != me && self.node.takes_pages(target.node)
+        };
+        let mut targets = plan.targets.iter().filter(takes);
+        let first = targets.clone().next()?.node;
+        let owns = targets.any(|target| Some(target.node) == owner);
+        Some(owner.filter(|_| owns).unwrap_or(first))
+    }
+}
