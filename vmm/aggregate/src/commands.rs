@@ -23,6 +23,8 @@ pub enum SliceCommand {
     },
     /// Pause the vCPUs.
     Pause,
+    /// Reply when all other secondaries have handled what this one sent them.
+    Settle,
     /// Report whether a vCPU can come from another slice.
     ExpectVcpu {
         vcpu: u32,

@@ -72,6 +72,11 @@ impl ControlLoop {
                     .request(MachineRequest::ExpectVcpu { vcpu, back_end })?;
             }
             SliceCommand::Pause => drop(self.handle.request(MachineRequest::Pause)?),
+            SliceCommand::Settle => {
+                if let Err(reason) = self.slice.settle() {
+                    return Ok(SliceReply::Refused(reason));
+                }
+            }
             SliceCommand::Stop => {}
             SliceCommand::Status => return Ok(SliceReply::Status(self.handle.status()?.vcpus)),
             SliceCommand::WritePages { identity } => {

@@ -1,8 +1,8 @@
 //! The thread that owns a machine's life and takes its requests one after the other.
 //!
 //! Invariants: vCPUs run only in the stage Running; in every other stage guest time is
-//! stopped and no device accesses guest memory; after a refused request the stage is as
-//! before, or Ended if that was not possible.
+//! stopped, no device accesses guest memory, and no interrupt is on its way between slices;
+//! after a refused request the stage is as before, or Ended if that was not possible.
 
 mod checkpoint;
 
@@ -189,9 +189,15 @@ impl Owner {
             .map(drop)
     }
 
-    /// From Running to Paused.
+    /// From Running to Paused. Then no interrupt is on its way: those between the primary and
+    /// a secondary are ahead of its replies and of the next command, and those between two
+    /// secondaries are waited for.
     fn pause(&mut self, request: &'static str) -> Result<(), Refusal> {
         self.command_secondaries(request, &SliceCommand::Pause)?;
+        let slices = self.slice.as_ref().map(|slice| slice.placement().slices());
+        if slices > Some(2) {
+            self.command_secondaries(request, &SliceCommand::Settle)?;
+        }
         self.command_all_vcpus(request, |_| VcpuCommand::Pause)?;
         self.clock.stop();
         self.stage = Stage::Paused;

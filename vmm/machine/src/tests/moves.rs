@@ -246,6 +246,11 @@ fn sockets(count: usize) -> Ends {
 
 impl Slices {
     fn new(cpus: &[u32]) -> Self {
+        Self::with_late(cpus, None)
+    }
+
+    /// Each frame of the slice `late` waits for up to 5 ms before it is sent.
+    fn with_late(cpus: &[u32], late: Option<usize>) -> Self {
         let judge = Arc::<Judge>::default();
         let mut ends = sockets(cpus.len());
         let machines = (0..cpus.len()).map(|number| {
@@ -263,7 +268,10 @@ impl Slices {
                 number,
                 links: (0..cpus.len()).map(link).collect(),
                 lease: LEASE,
-                delay_max: Duration::ZERO,
+                delay_max: match late == Some(number) {
+                    true => Duration::from_millis(5),
+                    false => Duration::ZERO,
+                },
                 reference: Reference::here(),
             };
             slice_of(cpus, links, judge.clone())
@@ -378,6 +386,25 @@ fn vcpus_move_hundreds_of_times_while_they_play() {
     let counters = slices.machines[0].handle().counters().unwrap();
     // Counted wherever they were.
     assert!(counters["vcpu0.halts"] > 0 && counters["vcpu1.interrupts"] > 0);
+}
+
+/// The vCPUs are on secondaries: the ball between them passes by the primary, whose commands
+/// and their replies do not wait for it.
+#[test]
+fn no_interrupt_between_secondaries_is_missed_by_a_pause() {
+    let slices = Slices::with_late(&[1, 1, 0], Some(1));
+    slices.move_vcpu(0, 2).unwrap();
+    for round in 0..60 {
+        slices.judge.wait_for(1);
+        ask(&slices.machines[0], MachineRequest::Pause);
+        let state = serde_json::to_value(save(&slices.machines[0])).unwrap();
+        let apics = [0, 1].map(|vcpu| &state["vcpus"][vcpu]["apic"]["requested"]);
+        let word = usize::from(CALL_VECTOR) / 32;
+        let balls = apics.map(|requested| requested[word].as_u64().unwrap() >> (CALL_VECTOR % 32));
+        assert_eq!(balls.map(|word| word & 1).iter().sum::<u64>(), 1, "{round}");
+        ask(&slices.machines[0], MachineRequest::Resume);
+    }
+    slices.check();
 }
 
 #[test]
