@@ -100,6 +100,7 @@ pub fn valid_manifest(random: &mut Random) -> Vec<u8> {
             pages_end: random.next(),
             back_end: "soft".into(),
             features: vec!["sse2".into()],
+            disks: Vec::new(),
         },
     };
     manifest.encode()

@@ -196,6 +196,10 @@ pub struct VmRunArgs {
     /// the options say. Its vCPUs, memory and devices are as saved
     #[arg(long, value_name = "DIRECTORY", conflicts_with_all = AS_SAVED_OPTIONS)]
     pub restore: Option<PathBuf>,
+    /// With `--restore`: use disks whose length or time of modification is not as it was when
+    /// the machine was saved, for example copies with the same contents
+    #[arg(long, requires = "restore")]
+    pub changed_disks: bool,
     /// Initial RAM file system
     #[arg(long, value_name = "FILE")]
     pub initrd: Option<PathBuf>,

@@ -64,6 +64,9 @@ impl Plan {
         configuration
             .validate()
             .map_err(|invalid| explain(&invalid))?;
+        if let Some(restored) = restored.as_ref().filter(|_| !args.changed_disks) {
+            restored.check_disks()?;
+        }
         if nodes.count > 1 && configuration.back_end == BackEndChoice::Soft {
             let model = configuration.cpu_model.unwrap_or_default();
             check_host(model).map_err(|error| VmError::Option(error.to_string()))?;
@@ -127,7 +130,11 @@ fn configuration(args: &VmRunArgs, nodes: &Nodes) -> Result<Configuration, VmErr
         LateArg::No => Some(false),
     };
     let disks = args.disk.iter().map(|disk| Disk {
-        path: disk.path.clone(),
+        path: match disk.node as usize {
+            node if node > 0 && !args.on.is_empty() => disk.path.clone(),
+            // The machine may be saved, and continued, in another directory.
+            _ => std::path::absolute(&disk.path).unwrap_or_else(|_| disk.path.clone()),
+        },
         read_only: disk.read_only,
         direct: disk.direct,
         slice: disk.node,

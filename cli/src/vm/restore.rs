@@ -50,6 +50,30 @@ impl Restored {
         })
     }
 
+    /// Refuses disks that were written after the machine was saved: its guest knows what they
+    /// contained, and would damage them.
+    pub fn check_disks(&self) -> Result<(), VmError> {
+        for disk in &self.set.manifest().machine.disks {
+            let change = disk.change().map_err(|error| {
+                refused(format!(
+                    "--restore {}: cannot examine disk {}: {error}",
+                    self.directory.display(),
+                    disk.path.display()
+                ))
+            })?;
+            if let Some(change) = change {
+                return Err(refused(format!(
+                    "--restore {}: disk {} is not as it was when the machine was saved: {change}; \
+                     put back the disk of that time, or use --changed-disks if its contents are \
+                     the same",
+                    self.directory.display(),
+                    disk.path.display()
+                )));
+            }
+        }
+        Ok(())
+    }
+
     /// Absolute.
     pub fn directory(&self) -> &Path {
         &self.directory

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::Context;
 use serde::Serialize;
 use weft_api::{SaveBody, Saved};
-use weft_checkpoint::{Machine, NewSet};
-use weft_machine::features_shown;
+use weft_checkpoint::{DiskMark, Machine, NewSet};
+use weft_machine::{Configuration, features_shown};
 use weft_node::size::format_bytes;
 
 use super::args::SaveArgs;
@@ -49,13 +49,16 @@ pub fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
         identity: set.identity(),
         leave_paused: args.stop,
     };
+    // A machine that runs on writes to its disks as soon as it is saved.
+    let before = (!args.stop).then(|| disks(&view.configuration));
     let saved = with_progress(&set, || client.save(set.pages(), &body));
     let saved = saved.with_context(|| format!("vm {}", view.name))?;
     let (pages, pause_seconds) = (
         saved.pages.iter().map(|file| file.pages).sum(),
         saved.pause_s,
     );
-    let bytes = match commit(set, &view.name, saved) {
+    let disks = before.unwrap_or_else(|| disks(&view.configuration));
+    let bytes = match disks.and_then(|disks| commit(set, &view.name, saved, disks)) {
         Ok(bytes) => bytes,
         Err(error) => {
             if args.stop {
@@ -105,8 +108,17 @@ impl Report {
     }
 }
 
+/// The disks as they are now.
+fn disks(configuration: &Configuration) -> anyhow::Result<Vec<DiskMark>> {
+    let marks = configuration.disks.iter().map(|disk| {
+        let mark = DiskMark::of(&disk.path);
+        mark.with_context(|| format!("cannot examine disk {}", disk.path.display()))
+    });
+    marks.collect()
+}
+
 /// Makes the set complete: the number of bytes in its files.
-fn commit(set: NewSet, name: &str, saved: Saved) -> anyhow::Result<u64> {
+fn commit(set: NewSet, name: &str, saved: Saved, disks: Vec<DiskMark>) -> anyhow::Result<u64> {
     let configuration = &saved.machine.configuration;
     let ram = configuration.memory_bytes;
     let machine = Machine {
@@ -116,6 +128,7 @@ fn commit(set: NewSet, name: &str, saved: Saved) -> anyhow::Result<u64> {
         pages_end: weft_machine::memory_end(ram) / PAGE_BYTES,
         features: features_shown(&saved.back_end, configuration.cpu_model),
         back_end: saved.back_end,
+        disks,
     };
     let state = serde_json::to_vec(&saved.machine).context("cannot describe the machine")?;
     let written = saved.pages.into_iter().map(Into::into).collect();

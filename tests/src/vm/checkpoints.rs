@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Result, bail, ensure};
 
@@ -105,12 +105,18 @@ fn lines(console: &str) -> Result<usize> {
     Ok(work.len())
 }
 
-/// The disk belongs to the moment of the checkpoint, so each restored machine gets a copy.
+/// The disk belongs to the moment of the checkpoint, so it is put back after the work, with
+/// its time.
 fn with_disk<T>(bench: &Bench, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let [disk, copy] = ["disk.img", "disk.saved"].map(|name| bench.directory.join(name));
     fs::copy(&disk, &copy)?;
+    let modified = fs::metadata(&disk)?.modified()?;
     let result = work()?;
     fs::copy(&copy, &disk)?;
+    fs::File::options()
+        .write(true)
+        .open(&disk)?
+        .set_modified(modified)?;
     Ok(result)
 }
 
@@ -128,8 +134,14 @@ fn other_nodes(bench: &Bench, images: &Images) -> Result<String> {
     for nodes in ["1", "2", "3"] {
         let options: &[&str] = match nodes {
             "1" => &[],
-            _ => &["--nodes", nodes],
+            "2" => &["--nodes", nodes],
+            // A copy, for example.
+            _ => &["--nodes", nodes, "--changed-disks"],
         };
+        if nodes == "3" {
+            let disk = fs::File::open(bench.directory.join("disk.img"))?;
+            disk.set_modified(SystemTime::now())?;
+        }
         let ended = with_disk(bench, || {
             restore(bench, &directory, "next", options)?.finish(BOUND)
         })?;
@@ -222,6 +234,26 @@ fn refusal(bench: &Bench, directory: &Path, options: &[&str]) -> Result<String> 
     Ok(String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
+/// A disk that was written or resized since is refused.
+fn changed_disk(bench: &Bench, directory: &Path) -> Result<()> {
+    let disk = fs::File::options()
+        .write(true)
+        .open(bench.directory.join("disk.img"))?;
+    let modified = disk.metadata()?.modified()?;
+    disk.set_modified(modified + Duration::from_secs(1))?;
+    let said = refusal(bench, directory, &[])?;
+    ensure!(
+        said.contains("disk.img is not as it was") && said.contains("--changed-disks"),
+        "{said}"
+    );
+    disk.set_len(4 << 20)?;
+    let said = refusal(bench, directory, &[])?;
+    ensure!(said.contains("its length is now 4194304 bytes"), "{said}");
+    disk.set_len(8 << 20)?;
+    disk.set_modified(modified)?;
+    Ok(())
+}
+
 fn refused(bench: &Bench, images: &Images) -> Result<String> {
     let guest = start(bench, images, "one")?;
     let directory = bench.directory.join("set");
@@ -229,6 +261,7 @@ fn refused(bench: &Bench, images: &Images) -> Result<String> {
     drop(guest.finish(BOUND)?);
     let said = refusal(bench, &directory, &["--memory", "64M"])?;
     ensure!(said.contains("--memory: the saved machine has"), "{said}");
+    changed_disk(bench, &directory)?;
     let path = |name: &str| -> PathBuf { directory.join(name) };
     for name in ["pages.0", "pages.1", "machine", "manifest"] {
         let good = fs::read(path(name))?;

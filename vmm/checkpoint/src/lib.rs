@@ -20,8 +20,10 @@
 //! | --- | --- |
 //! | [`pages`] | the form of a file of pages |
 //! | [`manifest`] | the form of the manifest |
+//! | [`disk`] | what is remembered of a disk |
 //! | [`set`] | the directory: create, commit, open, verify |
 
+pub mod disk;
 pub mod manifest;
 pub mod pages;
 pub mod set;
@@ -31,6 +33,7 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
+pub use disk::{DiskChange, DiskMark};
 pub use manifest::{Machine, Manifest, PageFile};
 pub use pages::{PagesReader, PagesWriter, Run, Written};
 pub use set::{NewSet, Set};

@@ -10,11 +10,12 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::disk::DiskMark;
 use crate::pages::Written;
 use crate::{FILES_MAX, FORMAT, FormatError, Identity};
 
 /// Longest manifest, in bytes.
-pub const MANIFEST_BYTES_MAX: usize = 64 << 10;
+pub const MANIFEST_BYTES_MAX: usize = 1 << 20;
 const MAGIC: &str = "weft-checkpoint";
 
 /// What a set consists of, and what a machine must have to go on from it.
@@ -71,6 +72,9 @@ pub struct Machine {
     pub back_end: String,
     /// CPU features that the host must have, by their names in `/proc/cpuinfo`.
     pub features: Vec<String>,
+    /// Its disks, as they were.
+    #[serde(default)]
+    pub disks: Vec<DiskMark>,
 }
 
 impl Manifest {
@@ -138,6 +142,11 @@ pub(crate) mod tests {
                 pages_end: 2048,
                 back_end: "soft".into(),
                 features: vec!["sse2".into()],
+                disks: vec![DiskMark {
+                    path: "/srv/web.img".into(),
+                    bytes: 1 << 30,
+                    modified: (1_700_000_000, 7),
+                }],
             },
         }
     }
