@@ -8,13 +8,26 @@ use std::sync::mpsc::Receiver;
 use serde::{Deserialize, Serialize};
 
 use weft_coherent_memory::{SliceFaults, SlicePages};
+use weft_platform::clock::Reference;
+
+/// The time that a slice keeps, for those that follow it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptTime {
+    pub keeper: usize,
+    /// Grows with each take-over.
+    pub epoch: u64,
+    /// The guest's TSC minus the keeper's host's, modulo 2^64.
+    pub offset: u64,
+    /// The keeper's host.
+    pub host: Reference,
+}
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SliceCommand {
     /// Let the vCPUs run, for the first time or again.
     Run {
-        /// The guest's TSC minus the primary's host's, modulo 2^64.
+        /// The guest's TSC minus the timekeeper's host's, modulo 2^64.
         tsc_offset: u64,
         /// The guest's TSC when guest time was zero.
         tsc_zero: u64,
@@ -25,6 +38,17 @@ pub enum SliceCommand {
     Pause,
     /// Reply when all other secondaries have handled what this one sent them.
     Settle,
+    /// Be the timekeeper from now on; answered by `Time`.
+    KeepTime { epoch: u64 },
+    /// Follow this timekeeper from now on.
+    FollowTime(KeptTime),
+    /// To the timekeeper: let guest time, which stands, go on from here. Answered by `Time`.
+    StartTime {
+        /// The guest's TSC.
+        tsc: u64,
+        /// The guest's TSC when guest time was zero.
+        tsc_zero: u64,
+    },
     /// Report whether a vCPU can come from another slice.
     ExpectVcpu {
         vcpu: u32,
@@ -66,6 +90,8 @@ pub enum SliceCommand {
 #[serde(rename_all = "kebab-case")]
 pub enum SliceReply {
     Done,
+    /// To `KeepTime` and `StartTime`.
+    Time(KeptTime),
     /// To `Status`: of the slice's own vCPUs, by number.
     Status(BTreeMap<u32, VcpuStage>),
     Counters(BTreeMap<String, u64>),

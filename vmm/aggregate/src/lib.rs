@@ -21,15 +21,15 @@
 //! | [`devices`] | disks and networks, opened here or heard of |
 //! | [`remote_devices`] | devices whose queues several slices serve |
 //! | `time` | how far another host's TSC is from this one's |
-//! | `timekeeper` | keeps a secondary's clock at the primary's |
+//! | `timekeeper` | keeps a slice's clock at the timekeeper's |
+//! | [`time_role`] | another slice becomes the timekeeper |
 //! | `vcpu_moves` | vCPUs that go from one slice to another |
 //!
 //! Threads of a slice: for each link one that reads and one that sends what the
 //! kernel did not take at once; one that beats; one for pages that were held back;
-//! one that does what others ask of the devices here; on a secondary one that
-//! corrects the clock where the primary is on another host, and one that
-//! takes commands; where KVM runs the vCPUs one that handles their faults; those of
-//! queues and disks.
+//! one that does what others ask of the devices here; one that corrects the clock
+//! while the timekeeper is on another host; on a secondary one that takes commands;
+//! where KVM runs the vCPUs one that handles their faults; those of queues and disks.
 
 pub mod commands;
 mod delay;
@@ -42,6 +42,7 @@ mod placement;
 mod registers;
 pub mod remote_devices;
 mod time;
+pub mod time_role;
 mod timekeeper;
 mod vcpu_moves;
 
@@ -150,6 +151,8 @@ pub struct Slice {
     vcpu_moves: Arc<VcpuMoves>,
     reference: Reference,
     time: Arc<TimeCounters>,
+    /// Since [`Slice::join`].
+    timekeeper: OnceLock<Arc<Timekeeper>>,
     /// Where KVM runs the vCPUs.
     mapping: OnceLock<Arc<GuestMapping>>,
     /// Until threads read them.
@@ -173,9 +176,9 @@ pub struct SliceWiring {
     pub ended: Box<dyn Fn(usize, Vec<u8>) + Send + Sync>,
 }
 
-/// What a secondary's machine gets from its slice.
-pub struct SecondaryHandles {
-    /// Commands of the primary.
+/// What a machine gets from its slice.
+pub struct SliceHandles {
+    /// On a secondary: commands of the primary.
     pub commands: CommandReceiver,
     /// What leads the clock here.
     pub timekeeper: Arc<Timekeeper>,
@@ -242,6 +245,7 @@ impl Slice {
             looks: Arc::default(),
             reference: links.reference,
             time: Arc::default(),
+            timekeeper: OnceLock::new(),
             mapping: OnceLock::new(),
             receivers: Mutex::new(receivers),
         })
@@ -280,7 +284,11 @@ impl Slice {
     /// Nanoseconds by which its time may be wrong, and how often it was corrected;
     /// none for the slice that all others follow.
     pub fn time_counters(&self) -> Vec<(&'static str, u64)> {
-        if self.is_primary() {
+        let keeper = self
+            .timekeeper
+            .get()
+            .map_or(PRIMARY, |time| time.keeper().0);
+        if keeper == self.number {
             return Vec::new();
         }
         let error_ns = self.time.error_ns.load(Ordering::Relaxed);
@@ -362,8 +370,9 @@ impl Slice {
 
     /// Joins the slice to its machine and starts its threads. What a secondary is
     /// commanded comes out of the receiver, and what leads its clock with it.
-    pub fn join(self: &Arc<Self>, wiring: SliceWiring) -> Result<SecondaryHandles, SliceError> {
+    pub fn join(self: &Arc<Self>, wiring: SliceWiring) -> Result<SliceHandles, SliceError> {
         let timekeeper = Arc::new(Timekeeper::new(TimekeeperParts {
+            number: self.number,
             reference: self.reference.clone(),
             clock: wiring.clock,
             interrupts: wiring.interrupts.clone(),
@@ -372,6 +381,8 @@ impl Slice {
             counters: self.time.clone(),
             patience: 2 * self.lease,
         }));
+        // A second one is a mistake that the first survives.
+        let _ = self.timekeeper.set(timekeeper.clone());
         let table = self.locations.to_bytes();
         self.peers
             .broadcast_first(&SliceMessage::Locations { table });
@@ -477,11 +488,10 @@ impl Slice {
                 })?;
             }
         }
-        if !self.is_primary() && !timekeeper.is_here() {
-            let timekeeper = timekeeper.clone();
-            start("weft-time", ThreadKind::Device, move || timekeeper.keep())?;
-        }
-        Ok(SecondaryHandles {
+        // Confined, no thread can be started when time is measured for the first time.
+        let kept = timekeeper.clone();
+        start("weft-time", ThreadKind::Device, move || kept.keep())?;
+        Ok(SliceHandles {
             commands,
             timekeeper,
         })
@@ -596,6 +606,9 @@ impl Slice {
         self.end_waits();
         self.commands.end();
         self.looks.end();
+        if let Some(timekeeper) = self.timekeeper.get() {
+            timekeeper.end();
+        }
         self.vcpu_moves.end();
         self.peers.close();
         self.remote_devices.close();

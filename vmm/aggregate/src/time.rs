@@ -88,6 +88,17 @@ impl Lead {
         }
     }
 
+    /// Uses `offset`, whatever was measured, and comes to that in steps: another host's TSC is
+    /// followed from now on, and the clock does not jump.
+    pub fn from(offset: u64, measured: Estimate, hz: u64) -> Self {
+        let apart = (measured.offset.wrapping_sub(offset) as i64).unsigned_abs();
+        Self {
+            offset,
+            error: measured.error.saturating_add(apart),
+            ..Self::new(measured, hz)
+        }
+    }
+
     /// What is used now: their TSC minus ours, modulo 2^64.
     pub fn offset(&self) -> u64 {
         self.offset

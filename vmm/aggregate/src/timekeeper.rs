@@ -1,21 +1,23 @@
-//! Keeps a secondary's clock at the primary's.
+//! Keeps a slice's clock at the timekeeper's: slice 0's, until [another](super::time_role)
+//! takes over.
 //!
 //! ```text
-//! same host ──▶ the offsets are the same, for ever
+//! same host ──▶ the offsets are the same
 //! another   ──▶ measured before the vCPUs run ──▶ corrected while they do
 //! ```
 //!
-//! Invariant: with time led from another host, the clock's offset is the
-//! primary's offset plus [`Lead::offset`], under one lock.
+//! Invariants: with time led from another host, the clock's offset is the timekeeper's
+//! offset plus [`Lead::offset`], under one lock; the timekeeper's own clock has no lead.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use weft_platform::clock::{Clock, Reference, host_tsc};
+use weft_platform::clock::{Clock, Reference, host_tsc, measure_host_tsc};
 use weft_platform::interrupts::InterruptRouter;
 
 use super::PRIMARY;
+use super::commands::{KeptTime, SliceCommand, SliceReply};
 use super::message::SliceMessage;
 use super::peers::Peers;
 use super::pending_requests::PendingRequests;
@@ -29,8 +31,6 @@ const LOOKS: usize = 16;
 /// The time between two rounds, while the offset is off and while it is not.
 const SOON: Duration = Duration::from_millis(20);
 const LATER: Duration = Duration::from_secs(1);
-/// How often the end of the machine is looked for meanwhile.
-const GLANCE: Duration = Duration::from_millis(100);
 
 /// What of it is shown.
 #[derive(Default)]
@@ -43,6 +43,8 @@ pub(super) struct TimeCounters {
 
 /// What it works with.
 pub(super) struct TimekeeperParts {
+    /// Which slice this is.
+    pub number: usize,
     pub reference: Reference,
     pub clock: Arc<Clock>,
     pub interrupts: Arc<InterruptRouter>,
@@ -53,89 +55,200 @@ pub(super) struct TimekeeperParts {
     pub patience: Duration,
 }
 
+/// Whose time the clock follows.
+struct Followed {
+    keeper: usize,
+    epoch: u64,
+    /// The clock has the timekeeper's offset, and needs no corrections.
+    is_here: bool,
+    /// None before the first look, and where the clock needs no corrections.
+    lead: Option<Lead>,
+    /// Guest time has run here.
+    began: bool,
+    over: bool,
+}
+
 /// See the module.
 pub struct Timekeeper {
     parts: TimekeeperParts,
-    is_here: bool,
-    /// None before the first look, and where the primary is on this host.
-    lead: Mutex<Option<Lead>>,
+    /// The boot id of this host, which a confined process cannot read.
+    boot_id: String,
+    followed: Mutex<Followed>,
+    changed: Condvar,
 }
 
 impl Timekeeper {
     pub(super) fn new(parts: TimekeeperParts) -> Self {
+        let followed = Followed {
+            keeper: PRIMARY,
+            epoch: 0,
+            is_here: parts.number == PRIMARY || parts.reference.is_here(),
+            lead: None,
+            began: false,
+            over: false,
+        };
         Self {
-            is_here: parts.reference.is_here(),
+            boot_id: Reference::boot_id_here(),
             parts,
-            lead: Mutex::default(),
+            followed: Mutex::new(followed),
+            changed: Condvar::new(),
         }
     }
 
-    /// Whether the clock needs no corrections.
-    pub(super) fn is_here(&self) -> bool {
-        self.is_here
+    /// The slice whose time is followed here, and since which epoch.
+    pub fn keeper(&self) -> (usize, u64) {
+        let followed = self.lock();
+        (followed.keeper, followed.epoch)
     }
 
-    /// Leads the clock from `offset` on: the guest's TSC minus the primary's host's,
+    /// Leads the clock from `offset` on: the guest's TSC minus the timekeeper's host's,
     /// modulo 2^64; guest time was zero when the guest's TSC was `zero`. Measures
-    /// first, the first time.
+    /// first, the first time. Does nothing on the timekeeper, which chose `offset`.
     ///
     /// # Errors
-    /// The primary does not answer, or the clock cannot follow.
+    /// The timekeeper does not answer, or the clock cannot follow.
     pub fn lead(&self, offset: u64, zero: u64) -> Result<(), String> {
-        let follow = |offset: u64| {
-            let followed = self.parts.clock.follow(offset, zero);
-            followed.map_err(|error| error.to_string())
-        };
-        if self.is_here {
-            return follow(offset);
+        let mut followed = self.lock();
+        followed.began = true;
+        if followed.keeper == self.parts.number {
+            return Ok(());
         }
-        let mut lead = self.lock();
-        let lead = match &mut *lead {
-            Some(lead) => lead,
-            none => {
-                let first = self.measure(FIRST_LOOKS, FIRST_TIME).ok_or_else(|| {
-                    let bound = self.parts.patience.as_secs_f32();
-                    format!("node 0 did not report its time within {bound} s")
-                })?;
-                none.insert(Lead::new(first, self.parts.reference.tsc_hz))
+        if !followed.is_here && followed.lead.is_none() {
+            let first = self.measure_first(followed.keeper)?;
+            followed.lead = Some(Lead::new(first, self.parts.reference.tsc_hz));
+            self.changed.notify_all();
+        }
+        let apart = followed.lead.as_ref().map_or(0, Lead::offset);
+        let offset = offset.wrapping_add(apart);
+        let led = self.parts.clock.follow(offset, zero);
+        led.map_err(|error| error.to_string())?;
+        if let Some(lead) = &followed.lead {
+            self.show(lead);
+        }
+        Ok(())
+    }
+
+    /// Carries out a command about the role of the timekeeper.
+    ///
+    /// # Errors
+    /// The clock here cannot do it; nothing changed.
+    pub fn carry_out(&self, command: &SliceCommand) -> Result<SliceReply, String> {
+        match command {
+            SliceCommand::KeepTime { epoch } => self.keep_from(*epoch).map(SliceReply::Time),
+            SliceCommand::FollowTime(kept) => self.follow(kept).map(|()| SliceReply::Done),
+            SliceCommand::StartTime { tsc, tsc_zero } => {
+                self.start(*tsc, *tsc_zero).map(SliceReply::Time)
+            }
+            other => Err(format!("{other:?} is not about the time")),
+        }
+    }
+
+    /// Becomes the timekeeper: the clock here is not corrected any more.
+    fn keep_from(&self, epoch: u64) -> Result<KeptTime, String> {
+        let mut followed = self.lock();
+        followed.begin(self.parts.number, epoch)?;
+        followed.is_here = true;
+        followed.lead = None;
+        Ok(self.kept(&followed))
+    }
+
+    /// Follows another slice from now on, without a jump of the clock.
+    fn follow(&self, kept: &KeptTime) -> Result<(), String> {
+        let mut followed = self.lock();
+        let apart = self.parts.clock.offset().wrapping_sub(kept.offset);
+        let is_same_host = !self.boot_id.is_empty() && kept.host.boot_id == self.boot_id;
+        let is_here = is_same_host && (apart == 0 || !followed.began);
+        let lead = match is_here {
+            true => None,
+            false => {
+                if !is_same_host {
+                    let checked = kept.host.check(measure_host_tsc());
+                    checked.map_err(|error| error.to_string())?;
+                }
+                let measured = self.measure_first(kept.keeper)?;
+                let hz = self.parts.reference.tsc_hz;
+                Some(match followed.began {
+                    true => Lead::from(apart, measured, hz),
+                    false => Lead::new(measured, hz),
+                })
             }
         };
-        follow(offset.wrapping_add(lead.offset()))?;
-        self.show(lead);
+        followed.begin(kept.keeper, kept.epoch)?;
+        if let Some(lead) = &lead {
+            self.show(lead);
+        }
+        (followed.is_here, followed.lead) = (is_here, lead);
+        self.changed.notify_all();
         Ok(())
+    }
+
+    /// On the timekeeper: chooses the offset with which the guest's TSC goes on.
+    fn start(&self, tsc: u64, zero: u64) -> Result<KeptTime, String> {
+        let mut followed = self.lock();
+        if followed.keeper != self.parts.number {
+            return Err(format!("slice {} keeps the time", followed.keeper));
+        }
+        followed.began = true;
+        self.parts.clock.start_at(tsc, zero);
+        Ok(self.kept(&followed))
+    }
+
+    fn kept(&self, followed: &Followed) -> KeptTime {
+        let reference = &self.parts.reference;
+        KeptTime {
+            keeper: self.parts.number,
+            epoch: followed.epoch,
+            offset: self.parts.clock.offset(),
+            host: Reference {
+                tsc_hz: match reference.boot_id == self.boot_id {
+                    true => reference.tsc_hz,
+                    false => measure_host_tsc(),
+                },
+                boot_id: self.boot_id.clone(),
+            },
+        }
     }
 
     /// Corrects the clock until the machine is over.
     pub(super) fn keep(&self) {
         let mut pause = LATER;
-        while !self.parts.peers.is_over() {
-            self.rest(pause);
-            if self.lock().is_some()
-                && let Some(measured) = self.measure(LOOKS, LATER)
-            {
-                pause = match self.correct(measured) {
-                    true => SOON,
-                    false => LATER.min(pause * 2),
-                };
-            }
+        while let Some((keeper, epoch)) = self.rest(pause) {
+            pause = match self.measure(keeper, LOOKS, LATER) {
+                Some(measured) if self.correct(epoch, measured) => SOON,
+                _ => LATER.min(pause * 2),
+            };
         }
     }
 
-    fn rest(&self, pause: Duration) {
-        let until = Instant::now() + pause;
-        while !self.parts.peers.is_over() {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return;
-            }
-            std::thread::sleep(left.min(GLANCE));
-        }
+    /// Nobody corrects the clock any more.
+    pub(super) fn end(&self) {
+        self.lock().over = true;
+        self.changed.notify_all();
     }
 
-    /// Whether the clock was off.
-    fn correct(&self, measured: Estimate) -> bool {
-        let mut lead = self.lock();
-        let Some(lead) = &mut *lead else {
+    /// Waits until there is something to correct, and so long; whom to ask then, and the epoch
+    /// of the question.
+    fn rest(&self, pause: Duration) -> Option<(usize, u64)> {
+        let idle = |followed: &mut Followed| !followed.over && followed.lead.is_none();
+        let followed = self.changed.wait_while(self.lock(), idle);
+        let followed = followed.unwrap_or_else(PoisonError::into_inner);
+        let asked = (followed.keeper, followed.epoch);
+        let rests = |followed: &mut Followed| !followed.over && followed.lead.is_some();
+        let (followed, _) = self
+            .changed
+            .wait_timeout_while(followed, pause, rests)
+            .unwrap_or_else(PoisonError::into_inner);
+        (!followed.over).then_some(asked)
+    }
+
+    /// Whether the clock was off. What was measured before another slice took over is not
+    /// used: it is about another clock.
+    fn correct(&self, epoch: u64, measured: Estimate) -> bool {
+        let mut followed = self.lock();
+        if followed.epoch != epoch {
+            return false;
+        }
+        let Some(lead) = &mut followed.lead else {
             return false;
         };
         let step = lead.correct(measured);
@@ -160,27 +273,31 @@ impl Timekeeper {
         shown.store(nanoseconds, Ordering::Relaxed);
     }
 
+    fn measure_first(&self, keeper: usize) -> Result<Estimate, String> {
+        let measured = self.measure(keeper, FIRST_LOOKS, FIRST_TIME);
+        measured.ok_or_else(|| {
+            let bound = self.parts.patience.as_secs_f32();
+            format!("node {keeper} did not report its time within {bound} s")
+        })
+    }
+
     /// Looks so often, for so long; at least once.
-    fn measure(&self, looks: usize, time: Duration) -> Option<Estimate> {
+    fn measure(&self, keeper: usize, looks: usize, time: Duration) -> Option<Estimate> {
         let until = Instant::now() + time;
         let mut seen = Vec::with_capacity(looks);
         while seen.len() < looks && (seen.is_empty() || Instant::now() < until) {
-            seen.push(self.look()?);
+            seen.push(self.look(keeper)?);
         }
         best(seen)
     }
 
-    fn look(&self) -> Option<Look> {
+    fn look(&self, keeper: usize) -> Option<Look> {
         let mut asked = 0;
-        let answer = self
-            .parts
-            .looks
-            .ask(PRIMARY, self.parts.patience, |ticket| {
-                asked = host_tsc();
-                self.parts
-                    .peers
-                    .send(PRIMARY, &SliceMessage::Look { ticket });
-            });
+        let (looks, peers) = (&self.parts.looks, &self.parts.peers);
+        let answer = looks.ask(keeper, self.parts.patience, |ticket| {
+            asked = host_tsc();
+            peers.send(keeper, &SliceMessage::Look { ticket });
+        });
         answer.map(|(theirs, answered)| Look {
             asked,
             theirs,
@@ -188,8 +305,22 @@ impl Timekeeper {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Lead>> {
-        self.lead.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Followed> {
+        self.followed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Followed {
+    /// A take-over that is newer than the one that is known.
+    fn begin(&mut self, keeper: usize, epoch: u64) -> Result<(), String> {
+        if epoch <= self.epoch {
+            let known = self.epoch;
+            return Err(format!(
+                "a take-over of epoch {epoch} after that of epoch {known}"
+            ));
+        }
+        (self.keeper, self.epoch) = (keeper, epoch);
+        Ok(())
     }
 }
 
@@ -236,6 +367,7 @@ mod tests {
         let clock = Arc::new(Clock::new(Source::Host, HZ));
         let counters = Arc::<TimeCounters>::default();
         let keeper = Arc::new(Timekeeper::new(TimekeeperParts {
+            number: 1,
             reference: Reference {
                 tsc_hz: HZ,
                 boot_id: "another".into(),
@@ -281,6 +413,7 @@ mod tests {
         let wrong = ours.wrapping_sub(theirs(now, start, ppm).wrapping_add(5)) as i64;
         let error = counters.error_ns.load(Ordering::Relaxed);
         looks.end();
+        keeper.end();
         peers.close();
         thread.join().unwrap();
         here.join().unwrap();

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use weft_aggregate::remote_devices::{QueueBackEnd, ServedQueues, Tools};
-use weft_aggregate::{SecondaryHandles, Slice, SliceWiring};
+use weft_aggregate::{Slice, SliceHandles, SliceWiring};
 use weft_confine::ThreadKind;
 use weft_guest_memory::{DeviceMemory, GuestBytes, IO_APIC, Ram};
 use weft_platform::acpi::EVENT_LINE;
@@ -177,6 +177,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         console,
         first_instruction,
     };
+    let mut timekeeper = None;
     if let Some(slice) = &slice {
         if configuration.trace {
             slice.memory().trace_always();
@@ -187,6 +188,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
             clock: core.clock.clone(),
         });
         let joined = join(slice, &core, vcpus)?;
+        timekeeper = Some(joined.timekeeper.clone());
         // With its links read, a slice that takes long to read its part is not lost.
         if let Some(restore) = &checkpoint.restore {
             read_pages(&core.ram, Some(slice), restore)?;
@@ -212,6 +214,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         take_down,
         updated: plan.updated,
         slice,
+        timekeeper,
         ram: core.ram.clone(),
         channels: checkpoint.channels,
     };
@@ -251,7 +254,7 @@ fn join(
     slice: &Arc<Slice>,
     core: &MachineCore,
     vcpus: Arc<SliceVcpus>,
-) -> Result<SecondaryHandles, MachineError> {
+) -> Result<SliceHandles, MachineError> {
     let told = slice.clone();
     core.shutdown.listen(Box::new(move |end| {
         told.end_waits();
@@ -284,7 +287,7 @@ fn join(
 }
 
 /// Starts the thread of a secondary that takes the primary's commands.
-fn obey(slice: &Arc<Slice>, joined: SecondaryHandles, handle: &Handle) -> Result<(), MachineError> {
+fn obey(slice: &Arc<Slice>, joined: SliceHandles, handle: &Handle) -> Result<(), MachineError> {
     if !slice.is_primary() {
         let control_loop = ControlLoop {
             slice: slice.clone(),

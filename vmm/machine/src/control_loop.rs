@@ -71,6 +71,12 @@ impl ControlLoop {
                 self.handle
                     .request(MachineRequest::ExpectVcpu { vcpu, back_end })?;
             }
+            SliceCommand::KeepTime { .. }
+            | SliceCommand::FollowTime(_)
+            | SliceCommand::StartTime { .. } => {
+                let carried_out = self.timekeeper.carry_out(command);
+                return Ok(carried_out.unwrap_or_else(SliceReply::Refused));
+            }
             SliceCommand::Pause => drop(self.handle.request(MachineRequest::Pause)?),
             SliceCommand::Settle => {
                 if let Err(reason) = self.slice.settle() {

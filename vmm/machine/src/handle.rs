@@ -10,7 +10,7 @@ use weft_virtio::console::ConsoleHandle;
 
 use super::checkpoint::{NewCheckpoint, WrittenCheckpoint};
 use super::lifecycle::{Counters, End, MachineReply, MachineRequest, Refusal, Status};
-use super::move_report::VcpuMoveReport;
+use super::move_report::{MOVE_TIME, TimeMoveReport, VcpuMoveReport};
 use super::shutdown::{Ending, Envelope, Input};
 use super::state::MachineState;
 
@@ -84,6 +84,14 @@ impl Handle {
         match self.request(MachineRequest::MoveVcpu { vcpu, to })? {
             MachineReply::Moved(report) => Ok(report),
             other => Err(misfit("move a vCPU", &other)),
+        }
+    }
+
+    /// Has another slice keep the guest's time.
+    pub fn move_time(&self, to: usize) -> Result<TimeMoveReport, Refusal> {
+        match self.request(MachineRequest::MoveTime { to })? {
+            MachineReply::TimeMoved(report) => Ok(report),
+            other => Err(misfit(MOVE_TIME, &other)),
         }
     }
 

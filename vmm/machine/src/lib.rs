@@ -12,6 +12,7 @@
 //! | `lifecycle` | stages, requests, replies, ends |
 //! | `owner` | the thread that carries out requests |
 //! | `move_report` | what a vCPU's move cost |
+//! | `time_move` | another slice keeps the time, as the owner has it done |
 //! | `vcpu_move` | a vCPU goes to another slice, as the owner has it done |
 //! | `checkpoint` | guest memory to and from the files of a checkpoint |
 //! | `handle` | sends requests, for other threads |
@@ -40,6 +41,7 @@ mod kernel_parameters;
 mod state;
 #[cfg(test)]
 mod tests;
+mod time_move;
 pub mod vcpu;
 mod vcpu_move;
 
@@ -64,7 +66,7 @@ pub use handle::Handle;
 pub use lifecycle::{
     Counters, End, MachineReply, MachineRequest, REPLY_SECONDS_MAX, Refusal, Stage, Status,
 };
-pub use move_report::VcpuMoveReport;
+pub use move_report::{TimeMoveReport, VcpuMoveReport};
 pub use state::{MachineState, PartState, SavedMachine, StateError};
 pub use weft_aggregate::commands::VcpuStage;
 pub use weft_aggregate::devices::{DataPath, Disk, Forward, Network, OpenDisks};

@@ -24,7 +24,7 @@ use weft_coherent_memory::{SliceFaults, SlicePages};
 use weft_platform::interrupts::VcpuLocation;
 
 use super::checkpoint::{CHECKPOINT_SECONDS_MAX, NewCheckpoint, WrittenCheckpoint};
-use super::move_report::VcpuMoveReport;
+use super::move_report::{MOVE_TIME, TimeMoveReport, VcpuMoveReport};
 use super::state::MachineState;
 use crate::vcpu::runner::VcpuState;
 
@@ -132,6 +132,8 @@ pub enum MachineRequest {
     Restore(Box<MachineState>),
     /// Moves a vCPU to another slice. A paused machine stays paused.
     MoveVcpu { vcpu: u32, to: usize },
+    /// Has another slice keep the guest's time, whether the machine runs or is paused.
+    MoveTime { to: usize },
     /// To a secondary: can the vCPU of `MoveVcpu` come here?
     ExpectVcpu { vcpu: u32, back_end: String },
     /// On the primary: writes guest memory to these files, and saves everything else.
@@ -166,6 +168,7 @@ impl MachineRequest {
             Self::Save => "save",
             Self::Restore(_) => "restore",
             Self::MoveVcpu { .. } | Self::ExpectVcpu { .. } => super::move_report::REQUEST,
+            Self::MoveTime { .. } => MOVE_TIME,
             Self::WriteCheckpoint(_) => "save",
             Self::WritePages(_) => "write pages",
             Self::SaveVcpu(_) => "save a vCPU",
@@ -195,6 +198,7 @@ pub enum MachineReply {
     Done(Stage),
     Saved(Box<MachineState>),
     Moved(VcpuMoveReport),
+    TimeMoved(TimeMoveReport),
     Checkpoint(Box<WrittenCheckpoint>),
     PagesWritten(Written),
     Vcpu(Box<VcpuState>),

@@ -1,4 +1,4 @@
-//! What a vCPU's move cost.
+//! What moved, and what it cost.
 
 use serde::{Deserialize, Serialize};
 use weft_aggregate::MovedVcpu;
@@ -6,6 +6,19 @@ use weft_platform::clock::TimeBase;
 
 /// The request's name, for refusals.
 pub(super) const REQUEST: &str = "move a vCPU";
+/// The name of the request that moves the timekeeper.
+pub(super) const MOVE_TIME: &str = "move the timekeeper";
+
+/// Another node keeps the time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TimeMoveReport {
+    /// The node that kept it.
+    pub from: usize,
+    /// The node that keeps it now.
+    pub to: usize,
+    /// Grows with each take-over.
+    pub epoch: u64,
+}
 
 /// A vCPU that moved, and what it cost. Times are of the guest's clock, which all nodes
 /// share; between hosts they are as exact as that (`sliceN.clock-error-ns`).

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use weft_aggregate::Slice;
+use weft_aggregate::{Slice, Timekeeper};
 use weft_guest_memory::Ram;
 use weft_platform::acpi::power::PowerDevice;
 use weft_platform::clock::{Alarms, Clock};
@@ -55,6 +55,8 @@ pub(super) struct Owner {
     pub updated: Vec<Range<u64>>,
     /// `None` if the machine has one slice.
     pub slice: Option<Arc<Slice>>,
+    /// With the slice: whose time the clock follows.
+    pub timekeeper: Option<Arc<Timekeeper>>,
     /// The guest's memory, as it is here.
     pub ram: Ram,
     /// See [`CheckpointIo::channels`].
@@ -112,6 +114,9 @@ impl Owner {
             (MachineRequest::Pause, Stage::Running) => self.pause(name)?,
             (MachineRequest::MoveVcpu { vcpu, to }, _) => {
                 return self.move_vcpu(vcpu, to).map(MachineReply::Moved);
+            }
+            (MachineRequest::MoveTime { to }, _) => {
+                return self.move_time(to).map(MachineReply::TimeMoved);
             }
             (MachineRequest::ExpectVcpu { vcpu, back_end }, Stage::Running | Stage::Paused) => {
                 self.expect_vcpu(vcpu, &back_end)?;
@@ -173,12 +178,11 @@ impl Owner {
             return Err(refusal);
         }
         self.resume_parts(request)?;
-        self.clock.go();
+        let (tsc_offset, tsc_zero) = self.start_time(request)?;
         if let Some(alarms) = &self.alarms {
             alarms.resume();
         }
         self.stage = Stage::Running;
-        let (tsc_offset, tsc_zero) = (self.clock.offset(), self.clock.zero());
         let run = SliceCommand::Run {
             tsc_offset,
             tsc_zero,
@@ -292,7 +296,7 @@ impl Owner {
         Ok(())
     }
 
-    fn fail(&self, refusal: &Refusal) {
+    pub(super) fn fail(&self, refusal: &Refusal) {
         self.shutdown.end(End::Failed {
             reason: refusal.to_string(),
         });

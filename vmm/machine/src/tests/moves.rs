@@ -246,11 +246,21 @@ fn sockets(count: usize) -> Ends {
 
 impl Slices {
     fn new(cpus: &[u32]) -> Self {
-        Self::with_late(cpus, None)
+        Self::with(cpus, None, &[])
     }
 
     /// Each frame of the slice `late` waits for up to 5 ms before it is sent.
     fn with_late(cpus: &[u32], late: Option<usize>) -> Self {
+        Self::with(cpus, late, &[])
+    }
+
+    /// Slices whose numbers are in `strange` believe that slice 0's host is not theirs, and
+    /// measure its time.
+    fn on_hosts(cpus: &[u32], strange: &[usize]) -> Self {
+        Self::with(cpus, None, strange)
+    }
+
+    fn with(cpus: &[u32], late: Option<usize>, strange: &[usize]) -> Self {
         let judge = Arc::<Judge>::default();
         let mut ends = sockets(cpus.len());
         let machines = (0..cpus.len()).map(|number| {
@@ -272,7 +282,13 @@ impl Slices {
                     true => Duration::from_millis(5),
                     false => Duration::ZERO,
                 },
-                reference: Reference::here(),
+                reference: match strange.contains(&number) {
+                    true => Reference {
+                        boot_id: "another".into(),
+                        ..Reference::here()
+                    },
+                    false => Reference::here(),
+                },
             };
             slice_of(cpus, links, judge.clone())
         });
@@ -495,5 +511,104 @@ fn a_move_to_or_from_a_lost_node_ends_with_its_name() {
             let late = slices.machines[0].handle().move_vcpu(1, 0).unwrap_err();
             assert!(late.to_string().contains(reason), "{late}, not {reason}");
         }
+    }
+}
+
+/// The guest's clock, asked of each machine between two answers of slice 0.
+fn check_clocks(slices: &Slices) {
+    for machine in &slices.machines[1..] {
+        let before = status(&slices.machines[0]).guest_time_ns;
+        let there = status(machine).guest_time_ns;
+        let after = status(&slices.machines[0]).guest_time_ns;
+        // What a slice on another host may be wrong by: half of a round trip on a busy host.
+        let slack = 20_000_000;
+        assert!(
+            (before.saturating_sub(slack)..after + slack).contains(&there),
+            "{before} {there} {after}"
+        );
+    }
+}
+
+#[test]
+fn the_timekeeper_moves_while_vcpus_run_and_while_they_stand() {
+    for strange in [&[][..], &[1], &[1, 2]] {
+        let slices = Slices::on_hosts(&[1, 1, 0], strange);
+        let owner = slices.machines[0].handle();
+        let mut from = 0;
+        for (round, to) in [1, 2, 0, 2, 1, 0, 1].into_iter().enumerate() {
+            let paused = round % 2 == 1;
+            if paused {
+                ask(&slices.machines[0], MachineRequest::Pause);
+            }
+            let before = status(&slices.machines[0]).guest_time_ns;
+            let report = owner.move_time(to).unwrap();
+            assert_eq!((report.from, report.to), (from, to));
+            assert_eq!(report.epoch, round as u64 + 1);
+            let after = status(&slices.machines[0]);
+            if paused {
+                // A user's pause stays, and guest time stands.
+                assert_eq!(after.stage, Stage::Paused);
+                assert_eq!(after.guest_time_ns, before);
+                ask(&slices.machines[0], MachineRequest::Resume);
+                assert!(status(&slices.machines[0]).guest_time_ns >= before);
+            }
+            slices.check();
+            check_clocks(&slices);
+            // A vCPU follows with its timer, which is set in the guest's time.
+            let at = slices.locations()[1];
+            slices.move_vcpu(1, (at + 1) % 3).unwrap();
+            slices.check();
+            let counters = owner.counters().unwrap();
+            let corrects =
+                |slice: usize| counters.contains_key(&format!("slice{slice}.clock-error-ns"));
+            assert!(!corrects(to), "{counters:?}");
+            from = to;
+        }
+    }
+}
+
+#[test]
+fn a_time_that_cannot_move_stays() {
+    let slices = Slices::new(&[1, 1]);
+    let owner = slices.machines[0].handle();
+    for (to, words) in [
+        (0, "node 0 keeps the time already"),
+        (2, "node 2 does not exist: there are 0 to 1"),
+    ] {
+        let refused = owner.move_time(to).unwrap_err();
+        assert!(matches!(refused, Refusal::Impossible { .. }), "{refused}");
+        assert!(refused.to_string().contains(words), "{refused}");
+    }
+    let refused = slices.machines[1].handle().move_time(0).unwrap_err();
+    assert!(matches!(refused, Refusal::Impossible { .. }), "{refused}");
+    slices.check();
+    let (machine, _) = Rig::new(1).built();
+    let moved = || machine.handle().move_time(1).unwrap_err();
+    assert!(matches!(moved(), Refusal::Stage { .. }));
+    ask(&machine, MachineRequest::Run);
+    assert!(moved().to_string().contains("one node only"), "{}", moved());
+}
+
+#[test]
+fn a_timekeeper_that_is_lost_ends_the_machine_with_its_name() {
+    for round in 0..6 {
+        let mut slices = Slices::on_hosts(&[1, 1, 0], &[2]);
+        let handle = slices.machines[0].handle();
+        // It goes to and fro until it cannot.
+        let mover = std::thread::spawn(move || {
+            for number in 1_usize.. {
+                if let Err(refusal) = handle.move_time([0, 2, 1][number % 3]) {
+                    return refusal.to_string();
+                }
+            }
+            unreachable!()
+        });
+        slices.judge.wait_for(round);
+        drop(slices.machines.remove(2));
+        let refusal = mover.join().unwrap();
+        let end = slices.machines[0].handle().wait(PATIENCE).unwrap();
+        // It says so itself, or is found to be gone.
+        let told = end == End::Stopped || end.to_string().contains("node 2");
+        assert!(told, "{end}: {refusal}");
     }
 }

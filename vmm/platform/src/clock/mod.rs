@@ -76,7 +76,7 @@ pub struct Clock {
     stood_at: AtomicU64,
     /// Guest TSC minus the host's, modulo 2^64; of no meaning when counted.
     offset: AtomicU64,
-    /// Another machine's part says what the offset is.
+    /// The offset is given: by another slice, or by [`Clock::start_at`].
     led: AtomicBool,
     /// The last count that a vCPU told.
     counted: AtomicU64,
@@ -158,7 +158,7 @@ impl Clock {
     }
 
     /// From the next [`Clock::go`] on the offset is this one, which the
-    /// primary chose: the guest's TSC minus this host's, modulo 2^64; and guest time was
+    /// timekeeper chose: the guest's TSC minus this host's, modulo 2^64; and guest time was
     /// zero when the guest's TSC was `zero`.
     pub fn follow(&self, offset: u64, zero: u64) -> Result<(), PartError> {
         if let Source::HostFixed(fixed) = self.source
@@ -183,7 +183,19 @@ impl Clock {
         self.offset.fetch_add(ticks as u64, Ordering::AcqRel);
     }
 
-    /// Time goes on from where it stood; [`Clock::offset`] is new then.
+    /// The clock of others, which follow it: from the next [`Clock::go`] on, the guest's TSC
+    /// goes on from `tsc`, as of now. Time stands.
+    pub fn start_at(&self, tsc: u64, zero: u64) {
+        self.stood_at.store(tsc, Ordering::Release);
+        self.zero.store(zero, Ordering::Release);
+        if self.source == Source::Host {
+            let offset = tsc.wrapping_sub(host_tsc());
+            self.offset.store(offset, Ordering::Release);
+        }
+        self.led.store(true, Ordering::Release);
+    }
+
+    /// Time goes on from where it stood; [`Clock::offset`] is new then, or the given one.
     pub fn go(&self) {
         if self.source == Source::Host && !self.led.load(Ordering::Acquire) {
             let offset = self

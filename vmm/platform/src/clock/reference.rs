@@ -27,13 +27,13 @@ pub struct Reference {
 /// The rates of two TSCs differ too much.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(
-    "this host's TSC has {ours} Hz, node 0's has {theirs} Hz: {ppm} ppm apart, but at most \
+    "this host's TSC has {ours} Hz, the timekeeper's has {theirs} Hz: {ppm} ppm apart, but at most \
     {DRIFT_PPM_MAX} can be corrected"
 )]
 pub struct RatesDiffer {
     /// The rate of this host's TSC.
     pub ours: u64,
-    /// The rate of the TSC of the primary's host.
+    /// The rate of the TSC of the timekeeper's host.
     pub theirs: u64,
     /// Their difference in millionths.
     pub ppm: u64,
@@ -53,6 +53,11 @@ impl Reference {
     /// counts as another host.
     pub fn is_here(&self) -> bool {
         !self.boot_id.is_empty() && self.boot_id == boot_id()
+    }
+
+    /// The boot id of this host; empty if the host does not tell it.
+    pub fn boot_id_here() -> String {
+        boot_id()
     }
 
     /// Refuses a rate that this host's TSC, of `ours` Hz, cannot follow.
