@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use weft_api::{
-    BackEndView, ConsoleView, Control, Counters, Failure, Faults, LocationView, Pages, SaveBody,
-    Saved, State, VmView,
+    BackEndView, BalloonView, ConsoleView, Control, Counters, Failure, Faults, LocationView, Pages,
+    SaveBody, Saved, State, VmView,
 };
 use weft_console::terminal::Size;
 use weft_console::{Keys, Output, Port};
@@ -205,6 +205,27 @@ impl Control for Controlled {
     fn move_vcpu(&self, vcpu: u32, node: usize) -> Result<VcpuMoveReport, Failure> {
         self.check_started("move a vCPU")?;
         self.handle.move_vcpu(vcpu, node).map_err(failure)
+    }
+
+    fn set_balloon(&self, bytes: u64) -> Result<BalloonView, Failure> {
+        let memory_bytes = self.configuration.memory_bytes;
+        let Some(balloon) = self.handle.balloon() else {
+            return Err(Failure::Conflict(
+                "the machine has no balloon: it was started with --balloon off, or is \
+                 deterministic"
+                    .into(),
+            ));
+        };
+        if bytes > memory_bytes {
+            return Err(Failure::Conflict(format!(
+                "a balloon of {bytes} bytes: the machine has {memory_bytes}"
+            )));
+        }
+        balloon.set_target(bytes);
+        Ok(BalloonView {
+            target_bytes: balloon.target(),
+            actual_bytes: balloon.actual(),
+        })
     }
 
     fn save(&self, files: Vec<File>, body: &SaveBody) -> Result<Saved, Failure> {

@@ -22,7 +22,7 @@ const LINK_DELAY_US_MAX: i64 = 100_000;
 /// Stands for a path that is as it was when the machine was saved.
 const AS_SAVED: &str = "saved";
 /// Options whose values `--restore` takes from the checkpoint.
-const AS_SAVED_OPTIONS: [&str; 14] = [
+const AS_SAVED_OPTIONS: [&str; 15] = [
     "kernel",
     "initrd",
     "boot_protocol",
@@ -34,6 +34,7 @@ const AS_SAVED_OPTIONS: [&str; 14] = [
     "cpu",
     "deterministic",
     "late_cpus",
+    "balloon",
     "update",
     "debug_exit",
     "ready",
@@ -81,6 +82,19 @@ pub enum VmCommand {
         /// The node's number, as `weft vm top` shows it
         #[arg(long, value_name = "NODE")]
         to: usize,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Ask a guest to give memory back to the hosts, or to take it again
+    Balloon {
+        /// Its name or pid, as `weft vm list` shows them
+        #[arg(value_name = "NAME|PID")]
+        machine: String,
+        /// Memory that the guest should give back, such as 512M; 0: all of it is the
+        /// guest's again
+        #[arg(value_name = "SIZE", value_parser = parse_size)]
+        size: u64,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -277,6 +291,11 @@ pub struct VmRunArgs {
     /// nodes. `auto`: if the initrd declares that its init supports this
     #[arg(long, value_enum, default_value_t = LateArg::Auto)]
     pub late_cpus: LateArg,
+    /// A virtio balloon: the guest reports memory that it frees, which goes back to the
+    /// hosts, and gives memory back on request (`weft vm balloon`). `auto`: unless
+    /// `--deterministic`
+    #[arg(long, value_enum, default_value_t = BalloonArg::Auto)]
+    pub balloon: BalloonArg,
     /// Variables that one vCPU of the guest writes repeatedly and others read: kernel
     /// symbols, or guest-physical addresses (0xSTART-0xEND). Nodes that read these
     /// pages keep their copies up to date. Added to those that the kernel's own ELF
@@ -388,6 +407,15 @@ pub enum LateArg {
     Yes,
     /// With the boot
     No,
+}
+
+/// `--balloon`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BalloonArg {
+    /// Unless the machine is deterministic
+    Auto,
+    /// No balloon
+    Off,
 }
 
 /// `--boot-protocol`.

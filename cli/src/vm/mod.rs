@@ -54,6 +54,11 @@ pub fn run(command: VmCommand, started: Instant) -> anyhow::Result<ExitCode> {
             to,
             json,
         } => running::move_vcpu(&machine, vcpu, to, json),
+        VmCommand::Balloon {
+            machine,
+            size,
+            json,
+        } => running::balloon(&machine, size, json),
         VmCommand::Save(args) => save::run(&args),
         VmCommand::Stop { machine, timeout } => running::stop(&machine, timeout),
         VmCommand::Top(args) => top::run(&args),

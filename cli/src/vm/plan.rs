@@ -11,7 +11,7 @@ use weft_machine::{
 use weft_monitor::settings::Confine;
 use weft_node::host;
 
-use super::args::{LateArg, VmRunArgs};
+use super::args::{BalloonArg, LateArg, VmRunArgs};
 use super::error::VmError;
 use super::nodes::Nodes;
 use super::restore::Restored;
@@ -116,6 +116,8 @@ fn configuration(args: &VmRunArgs, nodes: &Nodes) -> Result<Configuration, VmErr
         .command_line
         .split_whitespace()
         .any(|word| word.starts_with("console=hvc"));
+    // It answers at moments that are not repeated.
+    configuration.balloon = args.balloon == BalloonArg::Auto && !args.deterministic;
     configuration.debug_exit = args.debug_exit;
     configuration.trace = args.trace.is_some();
     if configuration.trace && nodes.count == 1 {

@@ -217,6 +217,23 @@ pub fn move_vcpu(machine: &str, vcpu: u32, to: usize, json: bool) -> anyhow::Res
     Ok(ExitCode::SUCCESS)
 }
 
+/// `weft vm balloon`.
+pub fn balloon(machine: &str, bytes: u64, json: bool) -> anyhow::Result<ExitCode> {
+    let balloon = find(machine)?
+        .set_balloon(bytes)
+        .with_context(|| format!("vm {machine}"))?;
+    if json {
+        println!("{}", serde_json::to_string_pretty(&balloon)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    eprintln!(
+        "weft: vm {machine} was asked to give back {}; {} so far",
+        format_bytes(balloon.target_bytes),
+        format_bytes(balloon.actual_bytes),
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
 /// `weft vm stop`.
 pub fn stop(machine: &str, timeout_s: f64) -> anyhow::Result<ExitCode> {
     if !(0.0..=STOP_SECONDS_MAX).contains(&timeout_s) {

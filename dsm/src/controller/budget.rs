@@ -94,6 +94,14 @@ pub struct Passed {
 }
 
 impl Passed {
+    /// Pages whose memory may go back to the host where no user may use them.
+    pub fn vacant(pages: Vec<u64>) -> Self {
+        Self {
+            vacant: pages,
+            ..Self::default()
+        }
+    }
+
     /// Whether the hand passed pages in use, which may go when it comes by again.
     pub fn any_used(&self) -> bool {
         !self.used.is_empty()

@@ -10,6 +10,7 @@ mod checkpoints;
 mod errors;
 mod hosts;
 mod life;
+mod memory;
 mod outside;
 mod seeing;
 mod terminal;
@@ -50,6 +51,7 @@ pub fn run_vm(context: &Context, images: &Images, names: &[String], report: &Rep
     errors::run(context, &wanted, report)?;
     seeing::run(context, images, &wanted, report);
     checkpoints::run(context, images, &wanted, report);
+    memory::run(context, images, &wanted, report);
     hosts::run(context, images, &wanted, report);
     let kvm_missing = kvm_missing();
     for back_end in ["soft", "kvm"] {

@@ -66,6 +66,11 @@ pub enum SliceCommand {
         /// Of the checkpoint.
         identity: [u8; 16],
     },
+    /// The guest does not need these pages: give the memory of those that the slice
+    /// manages back to the host.
+    Reclaim { pages: Range<u64> },
+    /// Give memory back that the slice keeps for those of these pages that left it.
+    ReleaseVacant { pages: Range<u64> },
     /// Report the state of a vCPU, which is paused.
     SaveVcpu { vcpu: u32 },
     /// Replace the state of a vCPU, which is paused.

@@ -39,6 +39,7 @@ pub mod message;
 mod peers;
 mod pending_requests;
 mod placement;
+mod reclaim;
 mod registers;
 pub mod remote_devices;
 mod time;

@@ -19,7 +19,8 @@ use weft_machine::VcpuMoveReport;
 
 use super::files;
 use super::view::{
-    Counters, ErrorBody, Faults, MoveBody, Pages, SaveBody, Saved, StopBody, VmView,
+    BalloonBody, BalloonView, Counters, ErrorBody, Faults, MoveBody, Pages, SaveBody, Saved,
+    StopBody, VmView,
 };
 use weft_machine::CHECKPOINT_SECONDS_MAX;
 
@@ -124,6 +125,12 @@ impl Client {
     pub fn move_vcpu(&self, vcpu: u32, node: usize) -> Result<VcpuMoveReport, ClientError> {
         let body = MoveBody { vcpu, node };
         self.call(Method::PUT, "/v1/vm/vcpu-location", &body, ANSWER_BOUND)
+    }
+
+    /// Asks the guest to give `bytes` of its memory back.
+    pub fn set_balloon(&self, bytes: u64) -> Result<BalloonView, ClientError> {
+        let body = BalloonBody { bytes };
+        self.call(Method::PUT, "/v1/vm/balloon", &body, ANSWER_BOUND)
     }
 
     /// Has it end, after `timeout_s` for the guest to power itself off.

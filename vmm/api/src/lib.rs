@@ -27,8 +27,9 @@ use weft_machine::VcpuMoveReport;
 
 pub use server::{CONNECTIONS_MAX, REQUEST_BYTES_MAX, Server};
 pub use view::{
-    BackEndView, ConsoleView, Counters, ErrorBody, ErrorView, Faults, LocationView, MoveBody,
-    Pages, STOP_SECONDS, STOP_SECONDS_MAX, SaveBody, Saved, State, StopBody, VmView,
+    BackEndView, BalloonBody, BalloonView, ConsoleView, Counters, ErrorBody, ErrorView, Faults,
+    LocationView, MoveBody, Pages, STOP_SECONDS, STOP_SECONDS_MAX, SaveBody, Saved, State,
+    StopBody, VmView,
 };
 
 /// The description of the API.
@@ -69,6 +70,8 @@ pub trait Control: Send + Sync {
     fn resume(&self) -> Result<(), Failure>;
     /// Moves a vCPU to another node.
     fn move_vcpu(&self, vcpu: u32, node: usize) -> Result<VcpuMoveReport, Failure>;
+    /// Asks the guest to give `bytes` of its memory back; fewer: it may take some again.
+    fn set_balloon(&self, bytes: u64) -> Result<BalloonView, Failure>;
     /// Writes guest memory to `files`, one for each node, and saves everything else. The
     /// machine continues if it ran.
     fn save(&self, files: Vec<File>, body: &SaveBody) -> Result<Saved, Failure>;

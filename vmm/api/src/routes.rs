@@ -11,7 +11,9 @@ use serde::Serialize;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
-use super::view::{ErrorBody, ErrorView, MoveBody, STOP_SECONDS_MAX, SaveBody, State, StopBody};
+use super::view::{
+    BalloonBody, ErrorBody, ErrorView, MoveBody, STOP_SECONDS_MAX, SaveBody, State, StopBody,
+};
 use super::{Control, Failure, OPENAPI};
 
 /// How often a stopping machine is looked at.
@@ -29,11 +31,12 @@ pub(super) enum Operation {
     Save,
     Stop,
     MoveVcpu,
+    SetBalloon,
     Description,
 }
 
 /// Every route.
-pub(super) const ROUTES: [(Method, &str, Operation); 10] = [
+pub(super) const ROUTES: [(Method, &str, Operation); 11] = [
     (Method::GET, "/v1/vm", Operation::View),
     (Method::GET, "/v1/vm/counters", Operation::Counters),
     (Method::GET, "/v1/vm/pages", Operation::Pages),
@@ -43,6 +46,7 @@ pub(super) const ROUTES: [(Method, &str, Operation); 10] = [
     (Method::POST, "/v1/vm/save", Operation::Save),
     (Method::POST, "/v1/vm/stop", Operation::Stop),
     (Method::PUT, "/v1/vm/vcpu-location", Operation::MoveVcpu),
+    (Method::PUT, "/v1/vm/balloon", Operation::SetBalloon),
     (Method::GET, "/v1/openapi.json", Operation::Description),
 ];
 
@@ -195,6 +199,13 @@ pub(super) async fn answer(
                 .await
                 .map(|moved| Answer::new(StatusCode::OK, &moved)),
             Err(answer) => return answer,
+        },
+        Operation::SetBalloon => match serde_json::from_slice::<BalloonBody>(body) {
+            Ok(BalloonBody { bytes }) => worker
+                .ask(move |control| control.set_balloon(bytes))
+                .await
+                .map(|balloon| Answer::new(StatusCode::OK, &balloon)),
+            Err(error) => return refused(format!("the body is not valid for a balloon: {error}")),
         },
         Operation::Save => match serde_json::from_slice::<SaveBody>(body) {
             Ok(body) => worker

@@ -146,6 +146,23 @@ pub struct MoveBody {
     pub node: usize,
 }
 
+/// What `PUT /v1/vm/balloon` is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BalloonBody {
+    /// Memory that the guest shall give back, in bytes.
+    pub bytes: u64,
+}
+
+/// A guest's balloon: memory that the guest has given back on request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BalloonView {
+    /// What the guest was asked to give back.
+    pub target_bytes: u64,
+    /// What it has given back so far.
+    pub actual_bytes: u64,
+}
+
 fn stop_seconds() -> f64 {
     STOP_SECONDS
 }

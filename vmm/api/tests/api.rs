@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use weft_api::client::{Client, ClientError};
 use weft_api::{
-    BackEndView, CONNECTIONS_MAX, ConsoleView, Control, Counters, Failure, Faults, LocationView,
-    OPENAPI, Pages, REQUEST_BYTES_MAX, SaveBody, Saved, Server, State, VmView,
+    BackEndView, BalloonView, CONNECTIONS_MAX, ConsoleView, Control, Counters, Failure, Faults,
+    LocationView, OPENAPI, Pages, REQUEST_BYTES_MAX, SaveBody, Saved, Server, State, VmView,
 };
 use weft_coherent_memory::{
     FaultKind, FaultPurpose, FaultRecord, PageCount, SliceFaults, SlicePages,
@@ -183,6 +183,16 @@ impl Control for Fake {
         self.change("resume", State::Paused, State::Running)
     }
 
+    fn set_balloon(&self, bytes: u64) -> Result<BalloonView, Failure> {
+        if bytes > 128 << 20 {
+            return Err(Failure::Conflict("the machine has less memory".into()));
+        }
+        Ok(BalloonView {
+            target_bytes: bytes,
+            actual_bytes: 4096,
+        })
+    }
+
     fn move_vcpu(&self, vcpu: u32, node: usize) -> Result<VcpuMoveReport, Failure> {
         if vcpu > 0 {
             return Err(Failure::Conflict("there is no such vCPU".into()));
@@ -283,6 +293,19 @@ fn a_vcpu_is_moved_or_the_reason_is_told() {
     assert_eq!((moved.to, moved.stopped_ns), (2, 110));
     let refused = client.move_vcpu(7, 2).unwrap_err();
     assert_eq!(refused.to_string(), "there is no such vCPU");
+    assert!(matches!(refused, ClientError::Refused { code, .. } if code == "conflict"));
+}
+
+#[test]
+fn a_balloon_gets_its_target() {
+    let served = Served::new("balloon", Fake::new());
+    let client = Client::new(&served.path);
+    let balloon = client.set_balloon(64 << 20).unwrap();
+    assert_eq!(
+        (balloon.target_bytes, balloon.actual_bytes),
+        (64 << 20, 4096)
+    );
+    let refused = client.set_balloon(1 << 40).unwrap_err();
     assert!(matches!(refused, ClientError::Refused { code, .. } if code == "conflict"));
 }
 

@@ -45,6 +45,8 @@ pub struct MemoryCounters {
     pub evictions_denied: AtomicU64,
     /// Pages whose memory was given back to the host.
     pub given_back: AtomicU64,
+    /// Pages that the guest gave back.
+    pub reclaimed: AtomicU64,
     /// Faults that waited at the memory pressure gate.
     pub room_waits: AtomicU64,
 }
@@ -70,6 +72,7 @@ impl MemoryCounters {
             ("evicted-sent", &self.evicted_sent),
             ("evictions-denied", &self.evictions_denied),
             ("given-back", &self.given_back),
+            ("reclaimed", &self.reclaimed),
             ("room-waits", &self.room_waits),
         ]
         .map(|(name, count)| (name, count.load(Ordering::Relaxed)))

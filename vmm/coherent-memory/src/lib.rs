@@ -24,6 +24,7 @@
 //! | `waiter` | a thread that waits for a page |
 //! | `membership` | nodes that join and leave |
 //! | `checkpoint` | which pages a checkpoint must hold |
+//! | `reclaim` | memory that the guest does not need |
 //! | `bytes` | guest memory for callers that are not vCPUs |
 //! | `wakeup` | a thread that sleeps until there is work for it |
 //! | `threads` | the deferred-work thread and the evictor |
@@ -40,6 +41,7 @@ pub mod mapping;
 mod membership;
 mod notifier;
 mod outbox;
+mod reclaim;
 mod shell;
 mod state;
 mod tables;

@@ -118,10 +118,16 @@ pub(super) fn rules(kind: ThreadKind) -> Result<Rules, BackendError> {
     match kind {
         ThreadKind::SoftVcpu | ThreadKind::Device => {}
         // The last word, to the process that looks after this one; a checkpoint: the file
-        // that its pages go to, and the parts of the memory file that have any.
+        // that its pages go to, and the parts of the memory file that have any; how much
+        // memory that file takes.
         ThreadKind::Main => allow(
             &mut rules,
-            &[libc::SYS_sendto, libc::SYS_recvmsg, libc::SYS_lseek],
+            &[
+                libc::SYS_sendto,
+                libc::SYS_recvmsg,
+                libc::SYS_lseek,
+                libc::SYS_fstat,
+            ],
         ),
         ThreadKind::KvmVcpu => {
             let vcpu = argument(1, SeccompCmpOp::MaskedEq(VCPU_REQUEST_MASK), VCPU_REQUEST)?;

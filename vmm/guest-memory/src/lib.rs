@@ -260,6 +260,24 @@ impl Ram {
         Ok(())
     }
 
+    /// Bytes of memory that the host has filled for it.
+    pub fn host_bytes(&self) -> io::Result<u64> {
+        let Some(file) = self.mapped.iter().find_map(|region| region.file_offset()) else {
+            return Ok(0);
+        };
+        let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
+        // The C library would make another system call, which a confined machine may not.
+        // SAFETY: the descriptor is ours, and the buffer has room for the structure.
+        let result =
+            unsafe { libc::syscall(libc::SYS_fstat, file.file().as_raw_fd(), stat.as_mut_ptr()) };
+        if result != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the call filled it.
+        let blocks = unsafe { stat.assume_init() }.st_blocks;
+        Ok(blocks.cast_unsigned() * 512)
+    }
+
     /// The guest-physical addresses that were written to, in whole pages.
     pub fn populated(&self) -> io::Result<Vec<Range<u64>>> {
         let mut found = Vec::new();
@@ -332,6 +350,27 @@ pub trait GuestBytes: Send + Sync {
     fn read(&self, address: u64, bytes: &mut [u8]) -> bool;
     /// Copies bytes in; whether all of them are memory.
     fn write(&self, address: u64, bytes: &[u8]) -> bool;
+}
+
+/// Takes guest memory back whose content the guest does not need.
+pub trait Reclaim: Send + Sync {
+    /// The memory of these guest-physical bytes, whole pages of RAM, goes back to the host:
+    /// the guest reads zeros there, and a page takes memory again when it is touched. The
+    /// guest does not use the pages until this returns.
+    fn reclaim(&self, address: u64, length: u64) -> io::Result<()>;
+}
+
+impl Reclaim for Ram {
+    fn reclaim(&self, address: u64, length: u64) -> io::Result<()> {
+        let end = address.saturating_add(length);
+        for (start, size, _) in self.parts() {
+            let part = address.max(start)..end.min(start + size);
+            if !part.is_empty() {
+                self.give_back(part.start, (part.end - part.start) as usize)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 impl GuestBytes for Ram {
@@ -446,6 +485,21 @@ mod tests {
         assert_eq!(short.kind(), io::ErrorKind::UnexpectedEof);
         let outside = ram.put(DEVICE_HOLE - 1, &[1, 2]).unwrap_err();
         assert_eq!(outside.kind(), io::ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn what_is_reclaimed_takes_no_memory_and_is_zero() {
+        let ram = Ram::new(DEVICE_HOLE + (8 << 20)).unwrap();
+        let start = DEVICE_HOLE - 4096;
+        for address in [start, FOUR_GIB, FOUR_GIB + 4096] {
+            ram.put(address, &[7; 4096]).unwrap();
+        }
+        assert_eq!(ram.host_bytes().unwrap(), 3 * 4096);
+        // Over the hole for devices.
+        ram.reclaim(start, FOUR_GIB + 4096 - start).unwrap();
+        assert_eq!(ram.host_bytes().unwrap(), 4096);
+        let first = |address| ram.guest().read_obj::<u8>(GuestAddress(address)).unwrap();
+        assert_eq!([start, FOUR_GIB, FOUR_GIB + 4096].map(first), [0, 0, 7]);
     }
 
     #[test]

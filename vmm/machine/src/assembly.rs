@@ -106,8 +106,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
             slice: slice.as_ref(),
             attached: 0,
         };
-        let (root, console) = pci.attach(plan.io.console)?;
-        devices = Some((small, root, console));
+        devices = Some((small, pci.attach(plan.io.console)?));
     } else if let Some(slice) = &slice {
         let served = serve_queues(&core, configuration, &chosen, (slice, &plan.io.disks))?;
         let served = MachinePart::ServedQueues(served);
@@ -164,17 +163,20 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         .collect::<Result<Vec<_>, MachineError>>()?;
 
     let ending = Arc::<Ending>::default();
-    let (mut serial, mut power, mut console) = (None, None, None);
+    let (mut serial, mut power) = (None, None);
+    let (mut console, mut balloon) = (None, None);
     let mut take_down: Box<dyn FnOnce() + Send> = Box::new(|| {});
-    if let Some((small, root, typed)) = devices {
-        (serial, power, console) = (Some(small.serial), Some(small.power), typed);
-        take_down = Box::new(move || root.clear());
+    if let Some((small, pci)) = devices {
+        (serial, power) = (Some(small.serial), Some(small.power));
+        (console, balloon) = (pci.console, pci.balloon);
+        take_down = Box::new(move || pci.root.clear());
     }
     let handle = Handle {
         owner: to_owner,
         ending: ending.clone(),
         serial,
         console,
+        balloon,
         first_instruction,
     };
     let mut timekeeper = None;

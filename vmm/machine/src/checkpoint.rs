@@ -90,10 +90,10 @@ pub(super) fn write_pages(
         true => writer.page(page, &bytes).map_err(failed),
         false => Err(format!("page {page:#x} is not memory")),
     };
+    let unknown = |error: io::Error| format!("cannot find pages: {error}");
     match slice {
         None => {
-            let populated = ram.populated();
-            for range in populated.map_err(|error| format!("cannot find pages: {error}"))? {
+            for range in ram.populated().map_err(unknown)? {
                 let page = PAGE_BYTES as u64;
                 for number in range.start / page..range.end / page {
                     add(ram, number)?;
@@ -103,10 +103,14 @@ pub(super) fn write_pages(
         Some(slice) => {
             let memory = slice.memory();
             let own = memory.own_pages();
+            // To read a page that the guest gave back would take memory for it again.
+            let reclaimed = memory.reclaimed().map_err(unknown)?;
             for start in own.clone().step_by(PAGES_AT_ONCE as usize) {
                 let some = start..own.end.min(start + PAGES_AT_ONCE);
                 for page in memory.touched(some) {
-                    add(&**memory, page)?;
+                    if !reclaimed.has(page * PAGE_BYTES as u64) {
+                        add(&**memory, page)?;
+                    }
                 }
             }
             if memory.is_over() {

@@ -78,6 +78,9 @@ pub struct Configuration {
     /// A virtio console (hvc0) beside the serial port.
     #[serde(default)]
     pub virtio_console: bool,
+    /// A balloon, by which the guest gives memory back to the host.
+    #[serde(default)]
+    pub balloon: bool,
     /// Whether a write to port 0xf4 ends the machine with an exit code.
     #[serde(default)]
     pub debug_exit: bool,
@@ -166,6 +169,7 @@ impl Configuration {
             updated: Vec::new(),
             late_cpus: None,
             virtio_console: false,
+            balloon: false,
             debug_exit: false,
             trace: false,
         }

@@ -94,6 +94,14 @@ impl ControlLoop {
                     other => SliceReply::Refused(format!("{other:?}")),
                 });
             }
+            SliceCommand::Reclaim { pages } => {
+                if let Err(error) = self.slice.memory().reclaim(pages.clone()) {
+                    return Ok(SliceReply::Refused(error.to_string()));
+                }
+            }
+            SliceCommand::ReleaseVacant { pages } => {
+                self.slice.memory().release_vacant(pages.clone());
+            }
             SliceCommand::SaveVcpu { vcpu } => {
                 let saved = self.handle.request(MachineRequest::SaveVcpu(*vcpu))?;
                 return Ok(match saved {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use weft_coherent_memory::{SliceFaults, SlicePages};
 use weft_platform::devices::serial::SerialPort;
+use weft_virtio::balloon::BalloonHandle;
 use weft_virtio::console::ConsoleHandle;
 
 use super::checkpoint::{NewCheckpoint, WrittenCheckpoint};
@@ -22,6 +23,7 @@ pub struct Handle {
     /// `None` on a secondary.
     pub(super) serial: Option<Arc<SerialPort>>,
     pub(super) console: Option<ConsoleHandle>,
+    pub(super) balloon: Option<BalloonHandle>,
     pub(super) first_instruction: Arc<OnceLock<Instant>>,
 }
 
@@ -139,6 +141,11 @@ impl Handle {
         if let Some(console) = &self.console {
             console.resize(columns, rows);
         }
+    }
+
+    /// The guest's balloon; `None` if the machine has no balloon, and on a secondary.
+    pub fn balloon(&self) -> Option<&BalloonHandle> {
+        self.balloon.as_ref()
     }
 
     /// Waits for the end, `timeout` at most.

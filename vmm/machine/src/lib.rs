@@ -170,6 +170,9 @@ pub enum MachineError {
     /// The virtio console could not be made.
     #[error("no event descriptor for the console")]
     Console(#[source] std::io::Error),
+    /// The balloon could not be made.
+    #[error("no event descriptor for the balloon")]
+    Balloon(#[source] std::io::Error),
     /// A thread could not be started.
     #[error("cannot start a thread")]
     Thread(#[source] std::io::Error),

@@ -427,6 +427,10 @@ impl Owner {
                 counters.insert(format!("slice{number}.{name}"), count);
             }
         }
+        let number = self.slice.as_ref().map_or(0, |slice| slice.number());
+        if let Ok(bytes) = self.ram.host_bytes() {
+            counters.insert(format!("slice{number}.memory.host-bytes"), bytes);
+        }
         for (part, device) in &self.parts {
             for (name, count) in device.as_part().counters() {
                 counters.insert(format!("{part}.{name}"), count);

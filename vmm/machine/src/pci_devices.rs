@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use weft_aggregate::Slice;
 use weft_aggregate::remote_devices::PartitionedDevice;
-use weft_guest_memory::{DEVICE_HOLE, PCI_WINDOW_END, WriteObserver};
+use weft_guest_memory::{DEVICE_HOLE, PCI_WINDOW_END, Reclaim, WriteObserver};
 use weft_platform::acpi;
 use weft_platform::interrupts::InterruptLine;
 use weft_platform::pci::{FIRST_PIN, PINS, Root, RootOptions, Windows};
+use weft_virtio::balloon::{Balloon, BalloonHandle};
 use weft_virtio::console::{Console, ConsoleHandle, ConsoleOutput};
 use weft_virtio::rng::Rng;
 use weft_virtio::{Attach, Transport, VirtioDevice};
@@ -33,13 +34,20 @@ pub(super) struct PciDevices<'a> {
     pub attached: u8,
 }
 
+/// The bus, and the outsides of devices on it.
+pub(super) struct AttachedDevices {
+    pub root: Arc<Root>,
+    pub console: Option<ConsoleHandle>,
+    pub balloon: Option<BalloonHandle>,
+}
+
 impl PciDevices<'_> {
     /// Makes the bus and all devices on it, in the order in which the guest finds
-    /// them: disks, networks, console, entropy.
+    /// them: disks, networks, console, entropy, balloon.
     pub fn attach(
         mut self,
         console: Option<Box<dyn ConsoleOutput>>,
-    ) -> Result<(Arc<Root>, Option<ConsoleHandle>), MachineError> {
+    ) -> Result<AttachedDevices, MachineError> {
         let root = self.bus()?;
         let configuration = self.configuration;
         self.attach_partitioned(&root)?;
@@ -54,7 +62,12 @@ impl PciDevices<'_> {
         if !configuration.deterministic {
             self.put(&root, Box::new(Rng::new(None)))?;
         }
-        Ok((root, handle))
+        let balloon = configuration.balloon.then(|| self.balloon(&root));
+        Ok(AttachedDevices {
+            root,
+            console: handle,
+            balloon: balloon.transpose()?,
+        })
     }
 
     /// Attaches disks and networks, which several slices may serve.
@@ -76,6 +89,16 @@ impl PciDevices<'_> {
             self.put(root, Box::new(device.map_err(MachineError::RemoteDevices)?))?;
         }
         Ok(())
+    }
+
+    fn balloon(&mut self, root: &Root) -> Result<BalloonHandle, MachineError> {
+        let memory: Arc<dyn Reclaim> = match self.slice {
+            Some(slice) => slice.clone(),
+            None => Arc::new(self.core.ram.clone()),
+        };
+        let (balloon, handle) = Balloon::new(memory).map_err(MachineError::Balloon)?;
+        self.put(root, Box::new(balloon))?;
+        Ok(handle)
     }
 
     fn bus(&mut self) -> Result<Arc<Root>, MachineError> {

@@ -316,6 +316,11 @@ impl<'a> Driver<'a> {
         self.machine.mmio.read(self.places[3] + offset, data);
     }
 
+    /// Writes the device configuration.
+    pub fn set_device(&self, offset: u64, data: &[u8]) {
+        self.machine.mmio.write(self.places[3] + offset, data);
+    }
+
     /// Reads, and so clears, the ISR status.
     pub fn isr(&self) -> u8 {
         let mut data = [0];

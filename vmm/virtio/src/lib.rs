@@ -19,6 +19,7 @@
 //! Source: Virtual I/O Device (VIRTIO) Version 1.2, OASIS; sections are named
 //! where they are used.
 
+pub mod balloon;
 pub mod block;
 pub mod console;
 mod error;
@@ -36,6 +37,7 @@ pub mod worker;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -97,6 +99,10 @@ pub trait VirtioDevice: Send {
     ) -> Result<Vec<Box<dyn Handler>>, DeviceError>;
     /// The driver wants it as at first; called while no handler is at work.
     fn reset(&mut self) {}
+    /// What it counts beside requests and interrupts, keyed by name.
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
     /// What it is beside queues and registers; called while paused.
     fn save(&self) -> DeviceState;
     /// Becomes `state`; called before `activate`.
@@ -108,6 +114,7 @@ pub trait VirtioDevice: Send {
 pub enum DeviceState {
     Block(block::Geometry),
     Console(console::ConsoleState),
+    Balloon(balloon::BalloonState),
     Net(net::NetState),
     /// Entropy.
     Rng(rng::RngState),
@@ -154,11 +161,12 @@ pub enum VirtioError {
     },
 }
 
-/// Device configuration, as its driver reads it (2.5). The driver changes none
-/// of it in the devices here.
+/// Device configuration, as its driver reads it (2.5).
 #[derive(Debug, Default)]
 pub struct ConfigSpace {
     bytes: Mutex<Vec<u8>>,
+    /// Offsets of bytes that the driver may write.
+    writable: Vec<Range<usize>>,
     generation: AtomicU8,
 }
 
@@ -167,7 +175,15 @@ impl ConfigSpace {
     pub fn new(bytes: Vec<u8>) -> Self {
         Self {
             bytes: Mutex::new(bytes),
-            generation: AtomicU8::new(0),
+            ..Self::default()
+        }
+    }
+
+    /// Those bytes, some of which the driver may write.
+    pub fn with_writable(bytes: Vec<u8>, writable: impl Into<Vec<Range<usize>>>) -> Self {
+        Self {
+            writable: writable.into(),
+            ..Self::new(bytes)
         }
     }
 
@@ -186,6 +202,17 @@ impl ConfigSpace {
         let bytes = lock(&self.bytes);
         for (at, byte) in (offset as usize..).zip(data) {
             *byte = bytes.get(at).copied().unwrap_or(0);
+        }
+    }
+
+    /// The driver writes: what it may not change stays.
+    pub fn write(&self, offset: u64, data: &[u8]) {
+        let mut bytes = lock(&self.bytes);
+        for (at, new) in (offset as usize..).zip(data) {
+            let writable = self.writable.iter().any(|range| range.contains(&at));
+            if let Some(old) = bytes.get_mut(at).filter(|_| writable) {
+                *old = *new;
+            }
         }
     }
 

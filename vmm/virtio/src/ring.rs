@@ -396,6 +396,13 @@ impl Ring {
         self.push(last, *written)
     }
 
+    /// The device changed guest memory that no buffer of a chain to be pushed has.
+    pub fn wrote(&self, address: u64, length: u64) {
+        if let Some(observer) = &self.parts.observer {
+            observer.written(address, length);
+        }
+    }
+
     fn observe(&self, chain: &Chain) {
         if let Some(observer) = &self.parts.observer {
             for segment in &chain.writable {

@@ -2,22 +2,41 @@
 
 use weft_node::size::format_bytes;
 
-use super::sample::Sample;
+use super::sample::{MemorySample, Sample};
 use crate::summary::{count, format_seconds};
 use crate::table::{self, Align};
 
 /// A line for the machine, one for each vCPU, one for each node.
 pub fn render(sample: &Sample) -> String {
     let mut text = format!(
-        "vm {} {} for {}\n\n",
+        "vm {} {} for {}\n{}\n\n",
         sample.name,
         sample.state,
-        format_seconds(sample.uptime_s)
+        format_seconds(sample.uptime_s),
+        memory(&sample.memory),
     );
     text += &vcpus(sample);
     if !sample.nodes.is_empty() {
         text += "\n";
         text += &nodes(sample);
+    }
+    text
+}
+
+fn memory(memory: &MemorySample) -> String {
+    let mut text = format!(
+        "memory {} of {} in use on the hosts",
+        format_bytes(memory.host_bytes),
+        format_bytes(memory.guest_bytes)
+    );
+    if let (Some(bytes), Some(target)) = (memory.balloon_bytes, memory.balloon_target_bytes)
+        && (bytes, target) != (0, 0)
+    {
+        text += &format!(
+            "; balloon {} of {}",
+            format_bytes(bytes),
+            format_bytes(target)
+        );
     }
     text
 }

@@ -23,6 +23,12 @@ pub struct Reading {
     pub counters: Counters,
 }
 
+impl Reading {
+    fn counter(&self, name: &str) -> Option<u64> {
+        self.counters.counters.get(name).copied()
+    }
+}
+
 /// A vCPU; rates are per second.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct VcpuSample {
@@ -67,6 +73,42 @@ pub struct NodeSample {
     pub bytes_received: f64,
 }
 
+/// The guest's memory.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct MemorySample {
+    /// What the guest has, in bytes.
+    pub guest_bytes: u64,
+    /// What it takes on all hosts together.
+    pub host_bytes: u64,
+    /// What the guest gave back on request; none: the machine has no balloon.
+    pub balloon_bytes: Option<u64>,
+    /// What it was asked to give back.
+    pub balloon_target_bytes: Option<u64>,
+}
+
+impl MemorySample {
+    fn at(now: &Reading) -> Self {
+        let configuration = &now.view.configuration;
+        let nodes = configuration.slices.len().max(1);
+        let host_bytes = |node: usize| now.counter(&format!("slice{node}.memory.host-bytes"));
+        let balloon = |name: &str| {
+            let mut counters = now.counters.counters.iter();
+            let is_it = |part: &str| part.starts_with("balloon");
+            let found = counters.find(|(key, _)| {
+                key.split_once('.')
+                    .is_some_and(|(part, rest)| is_it(part) && rest == name)
+            });
+            found.map(|(_, count)| *count)
+        };
+        Self {
+            guest_bytes: configuration.memory_bytes,
+            host_bytes: (0..nodes).filter_map(host_bytes).sum(),
+            balloon_bytes: balloon("bytes"),
+            balloon_target_bytes: balloon("target-bytes"),
+        }
+    }
+}
+
 /// A machine over some time.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Sample {
@@ -76,6 +118,7 @@ pub struct Sample {
     pub uptime_s: f64,
     /// How long the time was.
     pub seconds: f64,
+    pub memory: MemorySample,
     pub vcpus: Vec<VcpuSample>,
     /// Each node; none where there is one only.
     pub nodes: Vec<NodeSample>,
@@ -112,17 +155,11 @@ impl Sample {
         };
         let node = |node: usize| {
             let of = |name: &str| rate(format!("slice{node}.{name}"));
-            let bytes_now = |name: &str| {
-                let name = format!("slice{node}.memory.{name}");
-                now.counters
-                    .counters
-                    .get(&name)
-                    .map(|pages| pages * PAGE_BYTES)
-            };
+            let now = |name: &str| now.counter(&format!("slice{node}.memory.{name}"));
             NodeSample {
                 node,
-                memory_bytes: bytes_now("held-pages").unwrap_or(0),
-                budget_bytes: bytes_now("budget-pages"),
+                memory_bytes: now("host-bytes").unwrap_or(0),
+                budget_bytes: now("budget-pages").map(|pages| pages * PAGE_BYTES),
                 evicted: of("memory.evicted-dropped") + of("memory.evicted-sent"),
                 faults: of("memory.read-faults")
                     + of("memory.write-faults")
@@ -140,6 +177,7 @@ impl Sample {
             state: now.view.state.name().to_owned(),
             uptime_s: now.counters.uptime_s,
             seconds,
+            memory: MemorySample::at(now),
             vcpus: (0..)
                 .zip(now.view.vcpus.iter().zip(&now.view.locations))
                 .map(vcpu)
@@ -206,7 +244,10 @@ mod tests {
                 ("vcpu1.waited-ns", 500_000_000),
                 ("slice1.sent-messages", 8),
                 ("slice1.memory.upgrade-faults", 6),
-                ("slice1.memory.held-pages", 512),
+                ("slice0.memory.host-bytes", 3 << 20),
+                ("slice1.memory.host-bytes", 2 << 20),
+                ("balloon5.bytes", 1 << 20),
+                ("balloon5.target-bytes", 4 << 20),
                 ("slice1.memory.budget-pages", 1024),
                 ("slice1.memory.evicted-sent", 4),
             ],
@@ -220,6 +261,13 @@ mod tests {
         assert_eq!((node.messages_sent, node.faults), (4.0, 3.0));
         assert_eq!((node.memory_bytes, node.evicted), (2 << 20, 2.0));
         assert_eq!(node.budget_bytes, Some(4 << 20));
+        let memory = MemorySample {
+            guest_bytes: 128 << 20,
+            host_bytes: 5 << 20,
+            balloon_bytes: Some(1 << 20),
+            balloon_target_bytes: Some(4 << 20),
+        };
+        assert_eq!(sample.memory, memory);
         assert_eq!(sample.nodes[0].budget_bytes, None);
         let text = super::super::render::render(&sample);
         assert!(text.contains("halted") && text.contains("25.0 %"), "{text}");

@@ -20,6 +20,7 @@ use weft_wire::Header;
 use super::*;
 
 pub(super) mod evict;
+mod reclaim;
 mod subscriptions;
 
 pub(super) const RAM: u64 = 8 << 20;

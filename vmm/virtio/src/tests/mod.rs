@@ -1,5 +1,6 @@
 //! Whole devices, played through configuration space, registers and rings.
 
+mod balloon;
 mod block;
 mod console;
 mod hostile;

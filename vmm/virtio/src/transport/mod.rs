@@ -465,6 +465,7 @@ impl Transport {
                 // A window of 4 KiB has room for 1024 queues.
                 self.kick(queue as u16);
             }
+            DEVICE.. => self.configuration.write(offset - DEVICE, data),
             ..ISR => self.write_common(offset, data),
             _ => {}
         }

@@ -136,12 +136,14 @@ impl Part for Transport {
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
         let counters = Transport::counters(self);
-        vec![
+        let mut list = vec![
             ("kicks", counters.kicks),
             ("requests", counters.requests),
             ("interrupts", counters.interrupts),
             ("faults", counters.faults),
-        ]
+        ];
+        list.extend(lock(&self.state).device.counters());
+        list
     }
 }
 

@@ -1,0 +1,146 @@
+//! Pages that the guest gives back, while slices use others.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::scope;
+
+use weft_dsm::{ManagerOf, Ranges};
+use weft_vcpu::Access;
+
+use super::evict::resident;
+use super::{PAGE, RAM, Rig};
+
+const PAGES: u64 = RAM / PAGE;
+const HALF: u64 = PAGES / 2;
+
+fn rig() -> Rig {
+    let ranges = Ranges::new(&[HALF, PAGES]).unwrap();
+    Rig::new(2, ManagerOf::Ranges(ranges))
+}
+
+/// What the balloon does: see `weft_aggregate`.
+fn give_back(rig: &Rig, pages: std::ops::Range<u64>) {
+    for memory in &rig.memories {
+        memory.reclaim(pages.clone()).unwrap();
+    }
+    for memory in &rig.memories {
+        memory.release_vacant(pages.clone());
+    }
+}
+
+/// Each page is written on one slice and read on the other, so that both have memory for
+/// it; a part is given back from the middle of both slices' parts.
+#[test]
+fn reclaimed_pages_take_memory_nowhere_and_are_zero() {
+    let rig = rig();
+    let given = HALF - 100..HALF + 100;
+    for (writer, reader) in [(0, 1), (1, 0)] {
+        for (node, access) in [(writer, Access::Write), (reader, Access::Read)] {
+            let mut user = rig.user(node);
+            user.inside();
+            for page in 0..PAGES {
+                let word = user.word(page * PAGE, access);
+                match access {
+                    Access::Write => word.store(page + 1, Ordering::SeqCst),
+                    Access::Read => assert_eq!(word.load(Ordering::SeqCst), page + 1),
+                }
+            }
+        }
+        let before: Vec<u64> = rig.memories.iter().map(|one| resident(one.ram())).collect();
+        give_back(&rig, given.clone());
+        for (memory, before) in rig.memories.iter().zip(before) {
+            assert_eq!(before - resident(memory.ram()), 200);
+        }
+        let reclaimed = rig.memories.iter().map(|one| one.reclaimed().unwrap());
+        let reclaimed: Vec<_> = reclaimed.collect();
+        for page in 0..PAGES {
+            let manager = usize::from(page >= HALF);
+            let is_marked = reclaimed[manager].has(page * PAGE);
+            // A page that the other slice has is not marked.
+            assert_eq!(is_marked, given.contains(&page), "{page}");
+        }
+        // The other slice first: it has to ask for what is zero.
+        for node in [reader, writer] {
+            let mut user = rig.user(node);
+            user.inside();
+            for page in 0..PAGES {
+                let expected = if given.contains(&page) { 0 } else { page + 1 };
+                let word = user.word(page * PAGE, Access::Read);
+                assert_eq!(word.load(Ordering::SeqCst), expected, "{page}");
+            }
+        }
+    }
+    rig.end();
+}
+
+/// A page that was never touched stays so.
+#[test]
+fn untouched_pages_are_not_asked_for() {
+    let rig = rig();
+    give_back(&rig, 0..PAGES);
+    for memory in &rig.memories {
+        assert_eq!(resident(memory.ram()), 0);
+        assert!(memory.touched(memory.own_pages()).is_empty());
+    }
+    rig.end();
+}
+
+/// Users on both slices count on some pages while others, between them, are given back
+/// again and again, and written in between.
+#[test]
+fn users_of_other_pages_lose_nothing() {
+    const ROUNDS: u64 = 200;
+    let rig = rig();
+    let over = AtomicBool::new(false);
+    // Every eighth page counts, in both parts.
+    let counted: Vec<u64> = (HALF - 64..HALF + 64)
+        .filter(|page| page % 8 == 3)
+        .collect();
+    scope(|scope| {
+        for node in 0..2 {
+            let mut user = rig.user(node);
+            let (counted, over) = (&counted, &over);
+            scope.spawn(move || {
+                user.inside();
+                while !over.load(Ordering::SeqCst) {
+                    for page in counted {
+                        user.boundary();
+                        user.word(page * PAGE + 8 * node as u64, Access::Write)
+                            .fetch_add(1, Ordering::SeqCst);
+                        user.word(page * PAGE + 64 + 8 * node as u64, Access::Write)
+                            .fetch_add(1, Ordering::SeqCst);
+                    }
+                }
+            });
+        }
+        for round in 0..ROUNDS {
+            let mut user = rig.user((round % 2) as usize);
+            for page in counted.iter().map(|page| page + 1) {
+                user.inside();
+                let word = user.word(page * PAGE, Access::Write);
+                assert_eq!(word.load(Ordering::SeqCst), 0, "round {round}, page {page}");
+                word.store(round + 1, Ordering::SeqCst);
+            }
+            drop(user);
+            for page in counted.iter().map(|page| page + 1) {
+                give_back(&rig, page..page + 1);
+            }
+        }
+        over.store(true, Ordering::SeqCst);
+    });
+    let mut user = rig.user(0);
+    user.inside();
+    for page in &counted {
+        for node in 0..2 {
+            let first = user
+                .word(page * PAGE + 8 * node, Access::Read)
+                .load(Ordering::SeqCst);
+            let second = user
+                .word(page * PAGE + 64 + 8 * node, Access::Read)
+                .load(Ordering::SeqCst);
+            assert_eq!(first, second, "page {page}, node {node}");
+            assert!(first > 0);
+        }
+    }
+    drop(user);
+    rig.end();
+}
