@@ -35,7 +35,7 @@ impl<T: Tables, B> Controller<T, B> {
     pub(super) fn lost(&mut self, page: u64, node: NodeId, sink: &mut impl Sink<B>) {
         self.subscriptions.answered(page);
         let waits = self.is_waited_for(page);
-        self.asked.remove(&page);
+        self.async_faults.remove(&page);
         if waits && !self.is(Mutant::ForgetLoss) {
             sink.act(Action::Fail(Failure::Lost { page, node }));
         }

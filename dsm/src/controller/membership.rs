@@ -207,7 +207,7 @@ impl<T: Tables, B> Controller<T, B> {
         sink: &mut impl Sink<B>,
     ) {
         self.step_node(protocol::Event::Member { node, standing });
-        self.let_in(now, sink);
+        self.admit(now, sink);
     }
 
     /// What the protocol says of managers.

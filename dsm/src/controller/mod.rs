@@ -78,7 +78,7 @@ pub use rights::Rights;
 
 use drain::Drain;
 use mutant::Mutant;
-use requests::{AHEAD_PAGES, Asked, Waiter};
+use requests::{AHEAD_PAGES, AsyncFault, Waiter};
 use subscriptions::Subscriptions;
 use transition::Transition;
 
@@ -95,7 +95,7 @@ pub struct Controller<T, B> {
     transitions: BTreeMap<u64, Transition<B>>,
     waiters: Vec<Waiter>,
     /// By page: what users that do not wait here asked for.
-    asked: BTreeMap<u64, Asked>,
+    async_faults: BTreeMap<u64, AsyncFault>,
     /// Pages that were asked for and wait for room.
     room_waits: VecDeque<u64>,
     subscriptions: Subscriptions,
@@ -141,7 +141,7 @@ impl<T: Tables, B> Controller<T, B> {
             parts,
             transitions: BTreeMap::new(),
             waiters: Vec::new(),
-            asked: BTreeMap::new(),
+            async_faults: BTreeMap::new(),
             room_waits: VecDeque::new(),
             subscriptions: Subscriptions::default(),
             streams: Streams::new(AHEAD_PAGES),
@@ -180,12 +180,12 @@ impl<T: Tables, B> Controller<T, B> {
                     self.done(page, now, sink);
                 }
                 sink.act(Action::Count(Count::GivenBack, count));
-                self.let_in(now, sink);
+                self.admit(now, sink);
             }
             Event::Evict(passed) => self.evict(passed, now, sink),
             Event::MakeRoom => {
                 self.give_back(sink);
-                self.let_in(now, sink);
+                self.admit(now, sink);
             }
             Event::Tick => {
                 self.look_at_held_back(now, sink);

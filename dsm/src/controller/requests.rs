@@ -42,7 +42,7 @@ impl Waiter {
 
 /// A page that users sleep on until it is mapped.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct AsyncFault {
     access: Access,
     since: Duration,
     /// How long it took to ask.
@@ -141,24 +141,24 @@ impl<T: Tables, B> Controller<T, B> {
                 return sink.act(Action::Map { page, right });
             }
         }
-        if let Some(asked) = self.asked.get_mut(&page) {
+        if let Some(asked) = self.async_faults.get_mut(&page) {
             asked.access = asked.access.max(access);
             return;
         }
-        let asked = Asked {
+        let asked = AsyncFault {
             access,
             since: now,
             asking: Duration::ZERO,
             again: false,
         };
-        self.asked.insert(page, asked);
+        self.async_faults.insert(page, asked);
         if self.lacks_room(page) {
             return self.wait_for_room(page, sink);
         }
         if !self.is_in_transition(page) {
             self.carry_out_event(page, fault(page, access, false), now, sink);
         }
-        if !self.asked.contains_key(&page) {
+        if !self.async_faults.contains_key(&page) {
             return sink.act(Action::Count(Count::Local, 1));
         }
         sink.act(Action::Remote {
@@ -172,7 +172,7 @@ impl<T: Tables, B> Controller<T, B> {
     /// The request for a page was put together by `now`, if it did not wait for room.
     pub fn asked_by(&mut self, page: u64, now: Duration) {
         let waits = self.waits_for_room(page);
-        if let Some(asked) = self.asked.get_mut(&page)
+        if let Some(asked) = self.async_faults.get_mut(&page)
             && asked.asking.is_zero()
             && !waits
         {
@@ -182,10 +182,10 @@ impl<T: Tables, B> Controller<T, B> {
 
     /// A page that was asked for longer ago than `patience`.
     pub fn overdue(&self, now: Duration, patience: Duration) -> Option<u64> {
-        let late = |(page, asked): (&u64, &Asked)| {
+        let late = |(page, asked): (&u64, &AsyncFault)| {
             (now.saturating_sub(asked.since) > patience).then_some(*page)
         };
-        self.asked.iter().find_map(late)
+        self.async_faults.iter().find_map(late)
     }
 
     /// A page is here as far as it was asked for last: those who wait go on. The
@@ -212,12 +212,12 @@ impl<T: Tables, B> Controller<T, B> {
                 sink.act(Action::Wake { waiter, granted });
             }
         }
-        let asked = self.asked.get_mut(&page)?;
+        let asked = self.async_faults.get_mut(&page)?;
         asked.again = true;
         let (since, asking) = (asked.since, asked.asking);
         let enough = self.rights.allow_use(page, asked.access);
         if enough {
-            self.asked.remove(&page);
+            self.async_faults.remove(&page);
         }
         let right = self.rights.of(page)?;
         sink.act(Action::Map { page, right });
@@ -240,26 +240,27 @@ impl<T: Tables, B> Controller<T, B> {
                 granted: false,
             });
         }
-        if let Some(asked) = self.asked.get_mut(&page) {
+        if let Some(asked) = self.async_faults.get_mut(&page) {
             asked.again = true;
         }
     }
 
     /// What users that sleep on a page still want of it.
     pub(super) fn asked_again(&mut self, page: u64) -> Option<protocol::Event> {
-        let asked = self.asked.get_mut(&page)?;
+        let asked = self.async_faults.get_mut(&page)?;
         std::mem::take(&mut asked.again).then(|| fault(page, asked.access, false))
     }
 
     /// Whether a user waits for a page.
     pub(super) fn is_awaited(&self, page: u64) -> bool {
-        self.asked.contains_key(&page) || self.waiters.iter().any(|waiter| waiter.page == page)
+        self.async_faults.contains_key(&page)
+            || self.waiters.iter().any(|waiter| waiter.page == page)
     }
 
     /// Whether a user waits for a page that has not got it.
     pub(super) fn is_waited_for(&self, page: u64) -> bool {
         let waits = |waiter: &Waiter| waiter.page == page && !waiter.granted;
-        self.asked.contains_key(&page) || self.waiters.iter().any(waits)
+        self.async_faults.contains_key(&page) || self.waiters.iter().any(waits)
     }
 
     fn wait_for_room(&mut self, page: u64, sink: &mut impl Sink<B>) {
@@ -279,7 +280,7 @@ impl<T: Tables, B> Controller<T, B> {
     }
 
     /// Requests that wait for room go on, as far as there is some.
-    pub(super) fn let_in(&mut self, now: Duration, sink: &mut impl Sink<B>) {
+    pub(super) fn admit(&mut self, now: Duration, sink: &mut impl Sink<B>) {
         while let Some(page) = self.room_waits.front().copied() {
             if self.lacks_room(page) {
                 return;
@@ -302,7 +303,7 @@ impl<T: Tables, B> Controller<T, B> {
     /// Asks the protocol for a page that users sleep on.
     fn ask_now(&mut self, page: u64, now: Duration, sink: &mut impl Sink<B>) {
         let in_transition = self.is_in_transition(page);
-        let Some(asked) = self.asked.get_mut(&page) else {
+        let Some(asked) = self.async_faults.get_mut(&page) else {
             return;
         };
         match in_transition {
