@@ -24,6 +24,7 @@
 //! | `timekeeper` | keeps a slice's clock at the timekeeper's |
 //! | [`time_role`] | another slice becomes the timekeeper |
 //! | `vcpu_moves` | vCPUs that go from one slice to another |
+//! | [`membership`] | slices that join and leave while the machine runs |
 //!
 //! Threads of a slice: for each link one that reads and one that sends what the
 //! kernel did not take at once; one that beats; one for pages that were held back;
@@ -35,6 +36,7 @@ pub mod commands;
 mod delay;
 pub mod devices;
 mod dispatcher;
+pub mod membership;
 pub mod message;
 mod peers;
 mod pending_requests;
