@@ -258,6 +258,11 @@ impl<T: Tables, B> Controller<T, B> {
         }
         let leaves = local.present() && (all || manages && local.owner());
         if !leaves && !manages {
+            // What other nodes took long ago may still fill memory.
+            if all && self.rights.is_vacant(page) {
+                self.vacant.push(page);
+                sink.act(Action::Look(Look::Room));
+            }
             return match all && !self.node.has_nothing(Page(page)) {
                 true => Found::Begun(before),
                 false => Found::Nothing,

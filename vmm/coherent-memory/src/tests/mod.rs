@@ -20,6 +20,7 @@ use weft_wire::Header;
 use super::*;
 
 pub(super) mod evict;
+mod membership;
 mod reclaim;
 mod subscriptions;
 
