@@ -33,7 +33,10 @@ pub fn give(
     let mut request = Vec::new();
     let mut byte = [0];
     while !request.ends_with(b"\r\n\r\n") {
-        client.read_exact(&mut byte)?;
+        client.read_exact(&mut byte).with_context(|| {
+            let request = String::from_utf8_lossy(&request);
+            format!("the client went after {request:?} of its request")
+        })?;
         request.extend(byte);
     }
     let length = content.len();
@@ -68,6 +71,17 @@ mod tests {
     use super::*;
 
     const BOUND: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn a_client_that_asks_for_nothing_is_told_from_a_guest_without_a_network() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        client.write_all(b"GET ").unwrap();
+        drop(client);
+        let given = give(&listener, b"content", BOUND, || Ok(()));
+        let why = format!("{:#}", given.unwrap_err());
+        assert!(why.contains("went after \"GET \" of its request"), "{why}");
+    }
 
     #[test]
     fn what_is_given_is_fetched_and_midway_comes_before_the_second_half() {
