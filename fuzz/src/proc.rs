@@ -1,12 +1,12 @@
 //! The elastic process: programs, scripts and carried system calls.
 
 use crate::random::Random;
+use weft_jump::{Policy, Price};
 use weft_proc::boot::{JUMP_AUTO, JUMP_FIXED};
 use weft_proc::context::{Context, HEADER_END, LEGACY_BYTES};
 use weft_proc::elf::{self, Image};
 use weft_proc::layout::{LIMIT, LOWEST, PAGE};
 use weft_proc::marshal::{Arrived, BULK_MAX, Fault, Memory, Request, SPACE_MAX, gather};
-use weft_proc::policy::{Policy, Price};
 use weft_proc::script;
 use weft_proc::table::{Arg, CALLS, Class};
 use zerocopy::IntoBytes;

@@ -17,8 +17,8 @@
 //!
 //! A runtime whose control socket closes before `Boot` arrives exits with 125.
 
-/// Nodes one aggregate may span.
-pub const MAX_NODES: usize = 16;
+pub use weft_jump::{JUMP_AUTO, JUMP_FIXED, JUMP_NEVER, MAX_NODES};
+
 /// Layout version of [`Boot`], [`ControlMessage`] and [`crate::stats::Shared`].
 pub const VERSION: u32 = 1;
 /// First eight bytes of a [`Boot`].
@@ -46,13 +46,6 @@ pub const EXIT_INTERNAL: i32 = 124;
 pub const ROLE_HOME: u32 = 0;
 /// A slice on another node: memory, and execution after a jump.
 pub const ROLE_SLICE: u32 = 1;
-
-/// Jump policy: never.
-pub const JUMP_NEVER: u32 = 0;
-/// Jump policy: after [`Boot::jump_threshold`] remote faults.
-pub const JUMP_FIXED: u32 = 1;
-/// Jump policy: adaptive.
-pub const JUMP_AUTO: u32 = 2;
 
 /// Everything a runtime needs to know. Plain data; lives in one packet.
 #[repr(C)]

@@ -8,7 +8,6 @@
 //! - [`marshal`]: carrying a system call to another node and back
 //! - [`message`]: messages between the slices of a process
 //! - [`path`]: paths that name the program by way of /proc
-//! - [`policy`]: when to jump
 //! - [`script`]: the `#!` line
 //! - [`silence`]: which node does not answer
 //! - [`stack`]: the stack with which a program starts
@@ -23,7 +22,6 @@ pub mod layout;
 pub mod marshal;
 pub mod message;
 pub mod path;
-pub mod policy;
 pub mod script;
 pub mod silence;
 pub mod stack;

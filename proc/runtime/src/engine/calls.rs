@@ -15,11 +15,11 @@
 
 use syscalls::Sysno;
 use weft_dsm::Access;
+use weft_jump::Decision;
 use weft_proc::marshal::{
     Arrived, BULK_MAX, Gather, Malformed, Memory, Request, SPACE_MAX, Step, Transfer, gather_plain,
 };
 use weft_proc::message::Message;
-use weft_proc::policy::Decision;
 use weft_proc::stats::add;
 use weft_proc::table::{Class, Plain};
 use weft_wire::MAX_PAYLOAD;

@@ -4,8 +4,8 @@
 //! The program chooses the damage by its GS base, which it sets before it leaves
 //! home: the position in [`DAMAGES`] plus one. Any other base is left alone.
 
+use weft_jump::Policy;
 use weft_proc::context::Context;
-use weft_proc::policy::Policy;
 use zerocopy::IntoBytes;
 
 use super::machine::Engine;

@@ -12,9 +12,9 @@
 //! signal is native, elsewhere the execution goes home to get it.
 
 use weft_dsm::{Access, Local, Page, State};
+use weft_jump::{Decision, Price};
 use weft_proc::boot::MAX_NODES;
 use weft_proc::layout::{Kind, PAGE, PROT_READ, PROT_WRITE, Region};
-use weft_proc::policy::{Decision, Price};
 use weft_proc::stats::add;
 
 use super::clock;

@@ -14,10 +14,10 @@
 //! handler continues the program where it left the other node.
 
 use weft_dsm::{Access, Event, NodeId, Page, State};
+use weft_jump::PolicyError;
 use weft_proc::context::{Context, ContextError};
 use weft_proc::layout::PAGE;
 use weft_proc::message::Message;
-use weft_proc::policy::PolicyError;
 use weft_proc::stats::add;
 use zerocopy::IntoBytes;
 

@@ -12,11 +12,11 @@ use weft_dsm::{
     Access, Body, Config, Content, Event, ManagerOf, Message as PageMessage, Node, NodeId,
     PAGE_BYTES, Page, Policy as PagePolicy,
 };
+use weft_jump::Policy;
 use weft_proc::boot::Boot;
 use weft_proc::context::Context;
 use weft_proc::layout::{Kind, PAGE};
 use weft_proc::message::Message;
-use weft_proc::policy::Policy;
 use weft_wire::frame::KINDS_DSM;
 use weft_wire::{Header, LinkError, Received, Wake, wait_any};
 

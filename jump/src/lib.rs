@@ -1,4 +1,4 @@
-//! When to jump.
+//! When an execution jumps: of a program, or of a virtual machine's vCPU.
 //!
 //! A policy sees each remote fault (a fault, or a system call, that had to wait
 //! for another node) and says whether the execution should go to the node that
@@ -38,19 +38,30 @@
 //! Times are in ticks of whatever clock the caller uses (the time-stamp
 //! counter); only ratios on one node matter, and differences between nodes'
 //! clock rates are second order.
+//!
+//! A vCPU brings a kernel along: the first faults after each jump are on its stack and on
+//! what the kernel keeps for its processor. Its trials are therefore longer
+//! ([`Policy::with_trials`]), and all thresholds are in proportion.
+#![cfg_attr(not(test), no_std)]
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::boot::{JUMP_AUTO, JUMP_FIXED, MAX_NODES};
+/// Nodes that an aggregate may span.
+pub const MAX_NODES: usize = 16;
 
-/// Lowest learned threshold: enough faults to see a rate.
-pub const THRESHOLD_MIN: u32 = 4;
-/// Where learning starts, and the cap while losses are small.
-pub const THRESHOLD_START: u32 = 16;
+/// Jump policy: never.
+pub const JUMP_NEVER: u32 = 0;
+/// Jump policy: after a number of remote faults.
+pub const JUMP_FIXED: u32 = 1;
+/// Jump policy: adaptive.
+pub const JUMP_AUTO: u32 = 2;
+
+/// Faults after which a trial is judged, if not chosen otherwise.
+pub const TRIAL_FAULTS: u32 = 8;
+/// Longest trial.
+const TRIAL_FAULTS_MAX: u32 = 1 << 12;
 /// Highest learned threshold: in effect never, yet finite.
 pub const THRESHOLD_MAX: u32 = 1 << 22;
-/// Faults after which a trial is judged.
-pub const TRIAL_FAULTS: u32 = 8;
 /// Losses are small below this part of the time.
 const SMALL_PART: u64 = 64;
 /// Most ticks that a policy from a peer may have counted: nine years at 4 GHz. No
@@ -90,6 +101,10 @@ pub struct Policy {
     base: u32,
     /// Remote faults since the execution arrived here.
     faults: u32,
+    /// Faults after which a trial is judged.
+    trial_faults: u32,
+    /// Zero.
+    reserved: u32,
     /// Those on pages of each node.
     counts: [u32; MAX_NODES],
     /// How many of them send the execution there.
@@ -143,21 +158,22 @@ impl Policy {
     pub fn decode(&mut self, bytes: &[u8], nodes: usize) -> Result<(), PolicyError> {
         let arrived =
             Policy::read_from_bytes(bytes).map_err(|_| PolicyError::Length(bytes.len()))?;
-        arrived.check(self.kind, nodes)?;
+        arrived.check(self, nodes)?;
         *self = arrived;
         Ok(())
     }
 
     /// What every policy holds that this code made; nothing here overflows or
     /// goes out of bounds with it.
-    fn check(&self, kind: u32, nodes: usize) -> Result<(), PolicyError> {
+    fn check(&self, own: &Policy, nodes: usize) -> Result<(), PolicyError> {
+        let kind = own.kind;
         if self.kind != kind {
             let found = self.kind;
             return Err(PolicyError::Kind { own: kind, found });
         }
         let thresholds = match kind {
             JUMP_FIXED => 1..=u32::MAX,
-            _ => THRESHOLD_MIN..=THRESHOLD_MAX,
+            _ => threshold_min(self.trial_faults)..=THRESHOLD_MAX,
         };
         let ticks = [
             self.recent_busy,
@@ -184,6 +200,10 @@ impl Policy {
             ("regret", regrets.iter().all(|&t| t <= TICKS_MAX)),
             ("regret of no node", of_none.iter().all(|&t| t == 0)),
             ("choice of a base", self.roomy <= 1),
+            (
+                "length of a trial",
+                self.trial_faults == own.trial_faults && self.reserved == 0,
+            ),
         ];
         match bounds.iter().find(|(_, holds)| !holds) {
             Some((field, _)) => Err(PolicyError::Field(field)),
@@ -191,17 +211,19 @@ impl Policy {
         }
     }
 
-    /// A policy of a kind of [`crate::boot`]; `threshold` counts for `fixed`.
+    /// A policy of a kind, [`JUMP_AUTO`] for example; `threshold` counts for `fixed`.
     pub fn new(kind: u32, threshold: u32) -> Policy {
         Policy {
             kind,
             here: 0,
             base: 0,
             faults: 0,
+            trial_faults: TRIAL_FAULTS,
+            reserved: 0,
             counts: [0; MAX_NODES],
             thresholds: match kind {
                 JUMP_FIXED => [threshold.max(1); MAX_NODES],
-                _ => [THRESHOLD_START; MAX_NODES],
+                _ => [threshold_start(TRIAL_FAULTS); MAX_NODES],
             },
             recent_busy: 0,
             recent_wait: 0,
@@ -218,6 +240,20 @@ impl Policy {
         }
     }
 
+    /// The same with trials of `faults`, 2 to 4096, before it has learned anything.
+    pub fn with_trials(mut self, faults: u32) -> Policy {
+        self.trial_faults = faults.clamp(2, TRIAL_FAULTS_MAX);
+        if self.kind != JUMP_FIXED {
+            self.thresholds = [threshold_start(self.trial_faults); MAX_NODES];
+        }
+        self
+    }
+
+    /// Where the execution is, or goes.
+    pub fn place(&self) -> usize {
+        self.here as usize
+    }
+
     /// The threshold for going to a node, in remote faults.
     #[cfg(test)]
     fn threshold(&self, node: usize) -> u32 {
@@ -227,11 +263,7 @@ impl Policy {
     /// A fault on a page that `owner` (never the caller's node) has, after
     /// `busy` ticks of the program's own work.
     pub fn fault(&mut self, owner: usize, busy: u64, price: Price) -> Decision {
-        self.ran(busy);
-        // One long stretch of work belongs to the stay that it ends and says
-        // nothing about the burst of faults that begins with it.
-        let counted = busy.min(self.recent_wait.max(price.jump));
-        self.recent_busy = self.recent_busy - self.recent_busy / 8 + counted;
+        self.worked(busy, price);
         self.counts[owner] += 1;
         self.faults += 1;
         let target = match self.kind {
@@ -248,6 +280,27 @@ impl Policy {
         }
     }
 
+    /// A fault that is no reason to go anywhere, after `busy` ticks of the program's own
+    /// work: other nodes only had to give up their copies of a page.
+    pub fn stray_fault(&mut self, busy: u64, price: Price) {
+        self.worked(busy, price);
+    }
+
+    /// The faults so far are a weaker reason to go: time has passed since.
+    pub fn fade(&mut self) {
+        for count in &mut self.counts {
+            *count /= 2;
+        }
+    }
+
+    fn worked(&mut self, busy: u64, price: Price) {
+        self.ran(busy);
+        // One long stretch of work belongs to the stay that it ends and says
+        // nothing about the burst of faults that begins with it.
+        let counted = busy.min(self.recent_wait.max(price.jump));
+        self.recent_busy = self.recent_busy - self.recent_busy / 8 + counted;
+    }
+
     /// Where what was learned sends the execution.
     fn adapt(&mut self, owner: usize, price: Price) -> Option<usize> {
         if let Some(node) = self.worth_moving_to(price) {
@@ -258,7 +311,7 @@ impl Policy {
             return (node != self.here as usize).then_some(node);
         }
         if self.here != self.base {
-            if self.faults < TRIAL_FAULTS {
+            if self.faults < self.trial_faults {
                 return None;
             }
             if !self.has_paid(price.jump) {
@@ -274,7 +327,10 @@ impl Policy {
             return None;
         }
         let explores = self.lost < self.elapsed / SMALL_PART;
-        let cap = if explores { THRESHOLD_START } else { u32::MAX };
+        let cap = match explores {
+            true => threshold_start(self.trial_faults),
+            false => u32::MAX,
+        };
         (self.counts[owner] >= self.thresholds[owner].min(cap)).then_some(owner)
     }
 
@@ -294,7 +350,7 @@ impl Policy {
         let spent = self.here_wait.saturating_add(cost).saturating_mul(2);
         let threshold = &mut self.thresholds[self.here as usize];
         if saved > spent {
-            *threshold = THRESHOLD_MIN;
+            *threshold = threshold_min(self.trial_faults);
             self.lost = self.lost.saturating_sub(saved - spent);
         } else {
             *threshold = (*threshold * 2).min(THRESHOLD_MAX);
@@ -381,10 +437,22 @@ impl Policy {
     }
 }
 
+/// Lowest learned threshold: enough faults to see a rate.
+const fn threshold_min(trial_faults: u32) -> u32 {
+    trial_faults / 2
+}
+
+/// Where learning starts, and the cap while losses are small.
+const fn threshold_start(trial_faults: u32) -> u32 {
+    trial_faults * 2
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::boot::JUMP_NEVER;
+
+    const THRESHOLD_MIN: u32 = threshold_min(TRIAL_FAULTS);
+    const THRESHOLD_START: u32 = threshold_start(TRIAL_FAULTS);
 
     const COST: u64 = 50;
     const PRICE: Price = Price {
@@ -503,6 +571,9 @@ mod tests {
         let of_none = PolicyError::Field("regret of no node");
         refused(|p| p.regrets[2] = 1, of_none);
         refused(|p| p.roomy = 2, PolicyError::Field("choice of a base"));
+        let trial = PolicyError::Field("length of a trial");
+        refused(|p| p.trial_faults = 9, trial);
+        refused(|p| p.reserved = 1, trial);
         let (own_kind, found) = (JUMP_AUTO, JUMP_FIXED);
         let kind = PolicyError::Kind {
             own: own_kind,
@@ -616,6 +687,34 @@ mod tests {
         world.policy.waited(1000 * WAIT);
         world.scattered(1 + TRIAL_FAULTS as usize);
         assert_eq!((world.place, world.jumps), (0, 2));
+    }
+
+    #[test]
+    fn longer_trials_have_thresholds_in_proportion() {
+        let mut world = World::new(JUMP_AUTO, 0);
+        world.policy = world.policy.with_trials(64);
+        world.scattered(127);
+        assert_eq!(world.jumps, 0);
+        world.scattered(1 + 63);
+        assert_eq!((world.place, world.jumps), (1, 1));
+        world.scattered(1);
+        assert_eq!((world.place, world.jumps), (0, 2));
+        assert_eq!(world.policy.threshold(1), 256);
+    }
+
+    #[test]
+    fn strays_and_faded_faults_are_no_reason() {
+        let mut world = World::new(JUMP_AUTO, 0);
+        for _ in 0..1000 {
+            world.policy.stray_fault(10, PRICE);
+            world.policy.waited(WAIT);
+        }
+        world.scattered(THRESHOLD_START as usize - 1);
+        world.policy.fade();
+        world.scattered(THRESHOLD_START as usize / 2);
+        assert_eq!(world.jumps, 0);
+        world.scattered(1);
+        assert_eq!(world.jumps, 1);
     }
 
     #[test]
