@@ -13,6 +13,7 @@ use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 use weft_aggregate::Slice;
@@ -44,6 +45,32 @@ pub struct Restore {
     pub set: Set,
     /// Guest-physical addresses to which all slices subscribe.
     pub updated: Vec<Range<u64>>,
+}
+
+impl Restore {
+    /// A line for the log. The guest learns of the time that passed only if it asks its CMOS
+    /// clock or a time server.
+    pub(super) fn note(&self, now: SystemTime) -> String {
+        let saved_at = UNIX_EPOCH + Duration::from_secs(self.set.manifest().saved_at_s);
+        // By a clock that was set back since, it was saved just now.
+        let age = now.duration_since(saved_at).unwrap_or_default();
+        format!(
+            "restored from {}, saved {} ago: the guest's wall clock is late by that until it \
+             is set (hwclock --hctosys)",
+            self.set.directory().display(),
+            rough(age)
+        )
+    }
+}
+
+/// A time in the largest unit of which there are two.
+fn rough(time: Duration) -> String {
+    let seconds = time.as_secs();
+    let units = [(86_400, "days"), (3600, "h"), (60, "min")];
+    match units.iter().find(|(length, _)| seconds >= 2 * length) {
+        Some((length, name)) => format!("{} {name}", seconds / length),
+        None => format!("{seconds} s"),
+    }
 }
 
 /// A checkpoint that a machine is to write.
@@ -197,7 +224,7 @@ pub(super) fn write_all(
     }
     let begun = slice.begin_command(&SliceCommand::WritePages { identity })?;
     let own = write_pages(ram, Some(slice), own, identity);
-    let patience = std::time::Duration::from_secs(CHECKPOINT_SECONDS_MAX);
+    let patience = Duration::from_secs(CHECKPOINT_SECONDS_MAX);
     let mut pages = vec![Written::default(); slices];
     for (node, reply) in slice.finish_command(begun, patience)? {
         pages[node] = match reply {
@@ -242,5 +269,16 @@ pub(super) fn receive_file(channel: &OwnedFd, identity: Identity) -> Result<File
             Some(file) if bytes == identity => return Ok(file),
             _ => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_shown_in_a_unit_that_fits() {
+        let shown = [0, 119, 120, 7199, 7200, 172_800].map(|s| rough(Duration::from_secs(s)));
+        assert_eq!(shown, ["0 s", "119 s", "2 min", "119 min", "2 h", "2 days"]);
     }
 }

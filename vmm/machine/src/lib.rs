@@ -49,7 +49,7 @@ use std::io::Write;
 use std::ops::Range;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use thiserror::Error;
 use weft_aggregate::{Slice, SliceLinks, SliceOptions};
@@ -286,10 +286,7 @@ impl Machine {
         let mut bootstrap = (bootstrap && is_restored).then(CpuState::reset);
         let (mut notes, mut updated) = (Vec::new(), Vec::new());
         if let Some(restore) = &io.checkpoint.restore {
-            notes.push(format!(
-                "restored from {}",
-                restore.set.directory().display()
-            ));
+            notes.push(restore.note(SystemTime::now()));
             updated = restore.updated.clone();
             check_memory(&ram, &updated)?;
             if let Some(slice) = &slice {
