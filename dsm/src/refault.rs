@@ -43,8 +43,8 @@ const MARK_MAX: u8 = 16;
 /// still comes to be written.
 const COPY_EVERY: u64 = 8;
 
-/// Chunks of which copies come to be written: a page that is read there should come
-/// whole, since its first write asks for it a second time. A chunk's mark rises by two
+/// Chunks where copies are written after they were read: a page that is read there
+/// should come whole, because its first write would request it a second time. A chunk's mark rises by two
 /// with each copy that was written, and falls by one with each that is asked for; so
 /// it stays up while more than half are.
 #[derive(Debug)]

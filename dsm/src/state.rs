@@ -15,7 +15,7 @@
 //!   write is local ([`crate::Action::Allow`]).
 //! * `zero` means: never written by anybody; travels without bytes.
 //! * at most one request is pending;
-//! * a page of which the manager changes is *frozen*: nothing is sent about it
+//! * a page is *frozen* while its manager changes: nothing is sent about it
 //!   until the node hears where the manager is (`handover.rs`).
 //!
 //! [`Entry`] (24 bytes, at the page's manager) is the directory:
@@ -99,8 +99,8 @@ impl Local {
     pub const fn zero(self) -> bool {
         self.flags & ZERO != 0
     }
-    /// Whether the page was written since it came here. A page that was, and
-    /// of which copies were given since, is not writable.
+    /// Whether the page was written since it came here. A page that was written and then
+    /// copied to other nodes is not writable.
     pub const fn written(self) -> bool {
         self.flags & WRITTEN != 0
     }

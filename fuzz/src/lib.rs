@@ -1,8 +1,8 @@
 //! What is fuzzed.
 //!
 //! A target takes any bytes and must return: a panic, a crash or a hang is a finding.
-//! Each target has a generator of valid inputs, of which its seed corpus was made
-//! (`corpus/NAME`), and from which the driver takes pieces (`guided.rs`). To add a
+//! Each target has a generator of valid inputs. Its seed corpus (`corpus/NAME`) comes
+//! from this generator, and the driver takes pieces from it (`guided.rs`). To add a
 //! target, add an entry to [`TARGETS`], then run `.ci/fuzz seeds NAME`.
 
 pub mod dsm;

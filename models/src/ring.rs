@@ -14,7 +14,7 @@ mod indices;
 
 use indices::{Indices, before_last_look};
 
-/// A socket of which only matters whether it is readable: it stays so until it is read.
+/// A model of a socket that is readable or not: it stays readable until it is read.
 #[derive(Default)]
 struct Bell {
     readable: Mutex<bool>,

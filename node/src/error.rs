@@ -182,7 +182,8 @@ impl LaunchError {
     }
 }
 
-/// An error with its causes, each of which `Display` leaves to its source.
+/// An error's text followed by the text of each of its causes: `Display` of an error
+/// does not include its source.
 pub fn sentence(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

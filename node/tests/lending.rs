@@ -59,7 +59,7 @@ fn all_are_served(host: &Host, identity: &Identity) {
     }
 }
 
-/// As many as it takes, each of which holds on to its place.
+/// Connections from these addresses, which stay open.
 fn crowd(host: &Host, addresses: impl Iterator<Item = Ipv4Addr>) -> Vec<TcpStream> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, soft.max(4096.min(hard)), hard).unwrap();

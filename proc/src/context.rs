@@ -78,8 +78,8 @@ impl Registers {
     }
 }
 
-/// A thread's state. It travels as its own bytes, of which [`Context::as_wire`]
-/// are the ones in use.
+/// A thread's state. It travels as its own bytes; [`Context::as_wire`] returns the bytes
+/// in use.
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
 pub struct Context {

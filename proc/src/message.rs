@@ -311,7 +311,7 @@ fn range(start: u64, length: u64) -> Result<(), MessageError> {
     }
 }
 
-/// A few pages, all of which exist.
+/// A start and a count of pages within the managed range, at most `PEEKED_MAX` pages.
 fn pages(page: u64, count: u64, kind: u8) -> Result<(u64, u64), MessageError> {
     const END: u64 = MANAGED_END / PAGE;
     let page = at_most(page, END - 1, "page", kind)?;

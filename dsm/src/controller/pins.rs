@@ -16,8 +16,8 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Pins that there may be at a time: one for every vCPU that there may be, and for
-/// more threads of devices than any machine has, some of which hold a few at once.
+/// Limit of pins at a time: one for each possible vCPU, and several for each thread of
+/// more devices than a machine can have.
 const PINS: usize = 2048;
 /// Pins that end by themselves: one for each page that a user was just given whose work
 /// is not seen. Without a free place such a page may be taken before it was of use:

@@ -38,7 +38,7 @@ pub(super) enum Use {
 /// it. Marks of use are set and cleared by any thread; one may get lost.
 pub struct Rights {
     pages: Box<[AtomicU8]>,
-    /// Pages of which memory is filled.
+    /// Pages whose memory is filled.
     resident: AtomicU64,
     /// Pages that came before a user asked for them and were looked for then.
     found: AtomicU64,
@@ -82,7 +82,7 @@ impl Rights {
         self.found.load(Ordering::Relaxed)
     }
 
-    /// Pages of which memory is filled.
+    /// Pages whose memory is filled.
     pub fn resident(&self) -> u64 {
         self.resident.load(Ordering::SeqCst)
     }

@@ -36,7 +36,8 @@ pub use permitted::Permitted;
 
 /// Most disks, and most networks, of one peer.
 pub const GRANTS_MAX: usize = 64;
-/// Longest texts of all of a peer's together: a slice is told them in one packet.
+/// Limit of the total length of a peer's grants, as text: one packet carries them to a
+/// slice.
 pub const GRANTS_BYTES_MAX: usize = 16 << 10;
 
 /// All that a peer's slices may open.

@@ -116,7 +116,7 @@ impl Budget {
         }
         if pages > free_pages {
             return Err(refuse(format!(
-                "it lends {} in all, of which a slice takes its budget, a quarter more, and {}",
+                "it lends {} in all; a slice takes its budget, a quarter more, and {}",
                 format_pages(state.limit_pages),
                 format_bytes(OVERHEAD_BYTES)
             )));

@@ -139,8 +139,8 @@ pub fn allocate(length: usize) -> Result<*mut u8> {
     call!(mmap, 0, length, 3, 0x4022, -1isize, 0).map(|address| address as *mut u8)
 }
 
-/// The same for a large array of which little will be touched: a core dump,
-/// which looks at every page, leaves it out.
+/// The same for a large, sparse array. A core dump leaves it out, because a dump reads
+/// every page.
 pub fn reserve(length: usize) -> Result<*mut u8> {
     const MADV_DONTDUMP: usize = 16;
     let start = allocate(length)?;

@@ -10,8 +10,8 @@ use linux_raw_sys::general::*;
 
 /// Longest path, bytes, NUL included.
 const PATH: Arg = CString(4096);
-/// A name of at most 255 bytes, of which the kernel says itself that it is too
-/// long: it has another error for it than for a path.
+/// A name of at most 255 bytes. The kernel itself rejects a longer one, with another
+/// error than for a path.
 const NAME: Arg = CutString(512);
 
 /// An output that the kernel fills whole when it succeeds.

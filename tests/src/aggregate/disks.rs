@@ -74,7 +74,7 @@ fn both_vcpus(bench: &Bench<'_>, place: &str) -> Result<()> {
     Ok(())
 }
 
-/// Bytes of a disk of which the host may write the first part only: a limit of the
+/// Length of a disk; the host may write only its first part: a limit of the
 /// process (RLIMIT_FSIZE), above the memory of its nodes, is like a full file system
 /// that needs no root.
 const LARGE: u64 = 512 << 20;

@@ -14,8 +14,8 @@ use super::owner::Owner;
 /// each way.
 const MOVE_WAIT: Duration = Duration::from_secs(12);
 impl Owner {
-    /// Moves a vCPU. Refused before anything changes, or done; a move that was begun and
-    /// cannot end leaves a vCPU of which nobody knows where it is, and ends the machine.
+    /// Moves a vCPU. A refusal changes nothing. A move that was begun and cannot end stops
+    /// the machine, because the location of the vCPU is unknown then.
     pub(super) fn move_vcpu(&self, vcpu: u32, to: usize) -> Result<VcpuMoveReport, Refusal> {
         if !matches!(self.stage, Stage::Running | Stage::Paused) {
             // The command that comes too late learns the reason, a lost node for example.

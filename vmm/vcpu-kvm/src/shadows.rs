@@ -110,8 +110,7 @@ pub struct ShadowGate {
 }
 
 impl ShadowGate {
-    /// For a machine without vCPUs yet, whose memory ends at `end`, and of which
-    /// nothing is mapped.
+    /// For a machine without vCPUs yet. Its memory ends at `end`, and no page is mapped.
     pub(super) fn new(vm: &VmFd, marks: Arc<Marks>, end: u64) -> Result<Arc<Self>, KvmError> {
         membarrier(REGISTER_EXPEDITED).map_err(|source| KvmError::Call {
             what: "membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED)",

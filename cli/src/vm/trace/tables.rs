@@ -89,8 +89,7 @@ pub struct Tables {
     pub faults: u64,
     /// Pages that they were on.
     pub pages: u64,
-    /// Faults of which only the page is known, or not even that: they came faster
-    /// than they were read.
+    /// Faults that came faster than they were read: only their page is known, or nothing.
     pub missed: u64,
     /// Table 1.
     pub by_vcpu: Vec<VcpuRow>,
@@ -227,7 +226,7 @@ impl Namer<'_> {
         shown
     }
 
-    /// What lies on a page of which no fault is known.
+    /// What lies on a page without a recorded fault.
     fn on_page(&self, page: u64) -> Vec<String> {
         let Some((symbols, start)) = self
             .symbols

@@ -80,9 +80,9 @@ pub fn call(thread: &Thread, frame: &Frame, call: Sysno, arguments: &[usize; 6])
     }
 }
 
-/// The kernel's own exec. It reads the program's memory, of which a stretched
-/// program may have parts elsewhere: they are fetched first, and again when
-/// another thread pushed them away meanwhile.
+/// The kernel's own exec. The kernel reads its arguments from the program's memory, and
+/// pages of a stretched program may be on other nodes: they are fetched first, and
+/// again if another thread pushed them away meanwhile.
 fn natively(thread: &Thread, frame: &Frame, request: &Request) -> isize {
     const ATTEMPTS: usize = 16;
     let fault = word(Err(Errno::EFAULT));

@@ -20,7 +20,7 @@ use crate::own_calls;
 use crate::signal::{KICK, LOOK_CODE, SI_TKILL, SIGBUS, SIGSEGV, SIGSYS, mask};
 use crate::thread::{self, PENDING_OPEN, Thread};
 
-/// Signals of which one at most is pending, as in the kernel.
+/// Signals that do not queue: at most one of each is pending, as in the kernel.
 const STANDARD: [i32; 3] = [SIGBUS, SIGSEGV, SIGSYS];
 /// Real-time signals queue: most that one store keeps of the runtime's number.
 const QUEUED_MAX: usize = 32;

@@ -53,7 +53,7 @@ pub struct Tools {
     pub sink: Arc<dyn MessageSink>,
 }
 
-/// A device of which groups are served here.
+/// A device that has queue groups on this slice.
 struct Served {
     device: Box<dyn VirtioDevice>,
     name: String,
@@ -61,7 +61,7 @@ struct Served {
     taken: Arc<AtomicU64>,
 }
 
-/// A group that may be served here.
+/// A queue group that this slice may serve.
 struct Group {
     worker: Worker,
     kicks: Vec<(u16, Arc<EventFd>)>,
@@ -76,7 +76,7 @@ pub struct QueueBackEnd {
     groups: HashMap<Address, Group>,
 }
 
-/// The counters of all devices of which queues are served here.
+/// Request counters of the devices that have queues on this slice.
 pub struct ServedQueues(Vec<Arc<AtomicU64>>);
 
 /// Address and data of a queue's interrupt, while it may be sent from here.

@@ -1,5 +1,5 @@
-//! Devices of which one slice has the file or link, the primary the registers, and each
-//! slice serves the queues of its own vCPUs.
+//! Remote devices. One slice has a device's file or network link, the primary has its
+//! registers, and each slice serves the queues of its own vCPUs.
 //!
 //! ```text
 //!  slice 0                            slice 1                      slice 2

@@ -51,7 +51,7 @@ impl PartitionedDevice {
         })
     }
 
-    /// The stand-in for a group, of which the driver uses at least one queue.
+    /// The proxy for a queue group; the driver uses at least one queue of the group.
     fn proxy(
         &self,
         group: u16,

@@ -162,8 +162,8 @@ impl PostedInterrupts {
         }
     }
 
-    /// Posts the pending events of a vCPU that has moved here, all of which are older than the
-    /// events posted here. Does not wake the vCPU.
+    /// Posts the pending events of a vCPU that has moved here. They are older than the
+    /// events that were posted here. Does not wake the vCPU.
     pub(super) fn put_back(&self, messages: &[Message]) {
         let mut start_up = None;
         let mut init = 0;

@@ -213,7 +213,7 @@ pub struct RemoteBlock {
     bytes_in_flight: u32,
     slots: Vec<Option<InFlight>>,
     free: Vec<usize>,
-    /// Slots of requests of which not all was asked, in order.
+    /// Slots of requests with chunks that were not sent yet, in order.
     unasked: VecDeque<usize>,
     buffer: Vec<u8>,
 }

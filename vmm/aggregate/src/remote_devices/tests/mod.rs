@@ -24,7 +24,7 @@ use crate::{Placement, Slice, SliceLinks, SliceOptions, SliceWiring};
 
 const LEASE: Duration = Duration::from_secs(20);
 
-/// One end of a link of which each chunk of bytes may take a while.
+/// One end of a link that delays each chunk of bytes by a random time.
 fn slow(end: UnixStream, seed: u64, delay: Duration) -> UnixStream {
     if delay.is_zero() {
         return end;
