@@ -169,6 +169,11 @@ pub const TARGETS: &[Target] = &[
         valid: vmm_devices::valid_rng,
     },
     Target {
+        name: "vmm-virtqueue-balloon",
+        run: vmm_devices::balloon,
+        valid: vmm_devices::valid_balloon,
+    },
+    Target {
         name: "vmm-pci-config",
         run: vmm_devices::pci,
         valid: vmm_devices::valid_pci,

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use weft_guest_memory::ECAM;
 use weft_virtio::Transport;
+use weft_virtio::balloon::Balloon;
 use weft_virtio::block::{Block, BlockOptions};
 use weft_virtio::console::{Console, ConsoleHandle, ConsoleOutput};
 use weft_virtio::fake_driver::{Buffer, Driver, Machine, NEXT, WRITE};
@@ -251,6 +252,48 @@ pub fn valid_rng(random: &mut Random) -> Vec<u8> {
             .map(|_| (random.below(64) as u8, 1 + random.below(4096) as u16, true))
             .collect();
         script.chain(0, first, &buffers);
+        script.sometimes(random);
+    }
+    script.0
+}
+
+/// The balloon, whose pages go back to the host.
+pub fn balloon(input: &[u8]) {
+    let machine = Machine::new();
+    let (balloon, handle) = Balloon::new(Arc::new(machine.ram.clone())).expect("a balloon");
+    let device = machine.attach(balloon).expect("a device");
+    let bench = Bench {
+        machine,
+        device,
+        outside: Box::new(move |bytes| {
+            handle.set_target(bytes.iter().map(|byte| u64::from(*byte) << 12).sum());
+        }),
+    };
+    play(bench, input, |machine, driver| {
+        driver.set_device(12, &[0; 4]);
+        let page = writable(machine, 2 * 4096);
+        let inside = page.address.next_multiple_of(4096);
+        machine.put(inside, &[7; 4096]);
+        driver.request(2, &[page]);
+        assert_eq!(machine.bytes(inside, 4096), [0; 4096]);
+    });
+}
+
+/// Page numbers, and reports.
+pub fn valid_balloon(random: &mut Random) -> Vec<u8> {
+    let mut script = Script::default();
+    for _ in 0..1 + random.below(5) {
+        let first = random.below(16) as u8;
+        let numbers: Vec<u8> = (0..1 + random.below(16))
+            .flat_map(|_| (random.below(8200) as u32).to_le_bytes())
+            .collect();
+        script.fill(0, &numbers);
+        let queue = random.below(2) as u8;
+        script.chain(queue, first, &[(0, numbers.len() as u16, false)]);
+        let buffers: Vec<_> = (0..1 + random.below(3))
+            .map(|_| (random.below(64) as u8, 4096 << random.below(4), true))
+            .collect();
+        script.chain(2, first + 4, &buffers);
         script.sometimes(random);
     }
     script.0
