@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError};
 
 use weft_platform::clock::host_tsc;
-use weft_platform::interrupts::{InterruptRouter, LocationError, Locations};
+use weft_platform::interrupts::{InterruptRouter, Locations};
 
 use super::PRIMARY;
 use super::commands::SliceReply;
@@ -34,7 +34,7 @@ pub(super) struct Dispatcher {
 
 impl Dispatcher {
     /// A peer that sends a contradiction is disconnected.
-    fn validate(&self, from: usize, outcome: Result<(), LocationError>) {
+    fn validate<E: ToString>(&self, from: usize, outcome: Result<(), E>) {
         if let Err(error) = outcome {
             self.peers.lost(from, &error.to_string());
         }
@@ -81,9 +81,7 @@ impl MessageHandler for Dispatcher {
                 let received = self
                     .vcpu_moves
                     .receive(from, step, (vcpu, location), payload);
-                if let Err(reason) = received {
-                    self.peers.lost(from, &reason);
-                }
+                self.validate(from, received);
             }
             SliceMessage::Locations { table } => self.validate(from, self.first.compare(&table)),
             SliceMessage::Access { ticket, access } => {
@@ -94,7 +92,9 @@ impl MessageHandler for Dispatcher {
                 };
                 self.queue(from, &self.register_requests, request);
             }
-            SliceMessage::Accessed { ticket, value } => self.registers.complete(ticket, value),
+            SliceMessage::Accessed { ticket, value } => {
+                self.validate(from, self.registers.complete(from, ticket, value));
+            }
             // Only the primary gives commands.
             SliceMessage::Command { ticket, json } if from == PRIMARY => {
                 self.queue(from, &self.commands, (ticket, json));
@@ -104,14 +104,12 @@ impl MessageHandler for Dispatcher {
                 let reply = serde_json::from_slice(&json).unwrap_or_else(|error| {
                     SliceReply::Refused(format!("its reply is malformed: {error}"))
                 });
-                self.replies.complete(ticket, reply);
+                self.validate(from, self.replies.complete(from, ticket, reply));
             }
             SliceMessage::Ended { json } => (self.ended)(from, json),
             SliceMessage::Beat => {}
             SliceMessage::Device { address, message } => {
-                if let Err(reason) = self.remote_devices.take(from, address, message) {
-                    self.peers.lost(from, &reason);
-                }
+                self.validate(from, self.remote_devices.take(from, address, message));
             }
             SliceMessage::Look { ticket } => {
                 let tsc = host_tsc();
@@ -119,7 +117,9 @@ impl MessageHandler for Dispatcher {
             }
             // The time of the answer is that of its arrival, not that at which the
             // thread that waits for it wakes up.
-            SliceMessage::Seen { ticket, tsc } => self.looks.complete(ticket, (tsc, host_tsc())),
+            SliceMessage::Seen { ticket, tsc } => {
+                self.validate(from, self.looks.complete(from, ticket, (tsc, host_tsc())));
+            }
         }
     }
 }

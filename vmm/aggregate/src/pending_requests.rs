@@ -68,12 +68,19 @@ impl<T> PendingRequests<T> {
         open.waiting.remove(&ticket).and_then(|(_, reply)| reply)
     }
 
-    /// The reply arrived. It is dropped if no thread waits for it any more.
-    pub fn complete(&self, ticket: u64, reply: T) {
-        if let Some((_, place)) = self.lock().waiting.get_mut(&ticket) {
+    /// The reply arrived from slice `from`. It is dropped if no thread waits for it any more.
+    ///
+    /// # Errors
+    /// Another slice was asked.
+    pub fn complete(&self, from: usize, ticket: u64, reply: T) -> Result<(), String> {
+        if let Some((asked, place)) = self.lock().waiting.get_mut(&ticket) {
+            if *asked != from {
+                return Err(format!("it replied to a request to node {asked}"));
+            }
             *place = Some(reply);
         }
         self.replied.notify_all();
+        Ok(())
     }
 
     /// `slice` no longer replies: threads that wait for it continue.
@@ -120,7 +127,7 @@ mod tests {
             .collect();
         drop(send);
         for ticket in tickets {
-            pending.complete(ticket, ticket * 3);
+            pending.complete(1, ticket, ticket * 3).unwrap();
         }
         for asker in askers {
             asker.join().unwrap();
@@ -138,15 +145,27 @@ mod tests {
         pending.peer_lost(1);
         assert_eq!(waiting.join().unwrap(), None);
         assert_eq!(pending.ask(1, Duration::from_secs(100), |_| {}), None);
-        pending.complete(alive, 7);
+        pending.complete(2, alive, 7).unwrap();
         assert_eq!(pending.wait(alive, Duration::from_secs(100)), Some(7));
+    }
+
+    #[test]
+    fn only_the_slice_that_was_asked_replies() {
+        let pending = PendingRequests::<u8>::default();
+        let ticket = pending.open(1);
+        let refused = pending.complete(2, ticket, 6).unwrap_err();
+        assert_eq!(refused, "it replied to a request to node 1");
+        assert_eq!(pending.complete(1, ticket, 7), Ok(()));
+        assert_eq!(pending.wait(ticket, Duration::ZERO), Some(7));
+        // A reply that comes too late.
+        assert_eq!(pending.complete(1, ticket, 8), Ok(()));
     }
 
     #[test]
     fn a_missing_reply_ends_the_wait_in_time() {
         let pending = PendingRequests::<u8>::default();
         assert_eq!(pending.ask(1, Duration::from_millis(5), |_| {}), None);
-        pending.complete(1, 1);
+        pending.complete(1, 1, 1).unwrap();
         pending.end();
         assert_eq!(pending.ask(1, Duration::from_secs(100), |_| {}), None);
     }

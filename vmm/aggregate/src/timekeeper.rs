@@ -396,9 +396,9 @@ mod tests {
         let here = std::thread::spawn(move || {
             while let Ok(Some(frame)) = receiver.receive(bound) {
                 match SliceMessage::decode(&frame.header, frame.payload).unwrap() {
-                    SliceMessage::Seen { ticket, tsc } => {
-                        answered.complete(ticket, (tsc, host_tsc()))
-                    }
+                    SliceMessage::Seen { ticket, tsc } => answered
+                        .complete(PRIMARY, ticket, (tsc, host_tsc()))
+                        .unwrap(),
                     message => panic!("{message:?}"),
                 }
             }

@@ -259,7 +259,7 @@ impl RemoteDevices {
                 }
                 self.send(from, address, DeviceMessage::Seen { ticket });
             }
-            DeviceMessage::Seen { ticket } => self.seen.complete(ticket, ()),
+            DeviceMessage::Seen { ticket } => return self.seen.complete(from, ticket, ()),
             DeviceMessage::Activate(json) => {
                 return self.command(BackEndCommand::Activate(address, json));
             }
@@ -274,7 +274,7 @@ impl RemoteDevices {
                 if let Some(completion) =
                     self.read(|table| table.completions.get(&address).cloned())
                 {
-                    completion.put(stopped);
+                    return completion.put(from, stopped);
                 }
             }
             DeviceMessage::Kick => self.kick(address),

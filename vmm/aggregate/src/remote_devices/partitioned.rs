@@ -35,7 +35,7 @@ impl PartitionedDevice {
         remote: Arc<RemoteDevices>,
     ) -> io::Result<Self> {
         let completion = |group| {
-            let completion = Arc::new(StopCompletion::new()?);
+            let completion = Arc::new(StopCompletion::new(placement.server(group))?);
             remote.add_completion(Address::new(number, group), completion.clone());
             Ok(completion)
         };
