@@ -12,7 +12,7 @@ use weft_console::terminal::Size;
 use weft_console::{Keys, Output, Port};
 use weft_machine::{
     Configuration, Handle, MachineRequest, NewCheckpoint, Refusal, SavedMachine, Stage, Status,
-    VcpuMoveReport, VcpuStage,
+    TimeMoveReport, VcpuMoveReport, VcpuStage,
 };
 
 /// A machine and what is known of it beside its state.
@@ -200,6 +200,10 @@ impl Control for Controlled {
     fn resume(&self) -> Result<(), Failure> {
         self.check_started("resume")?;
         self.ask(MachineRequest::Resume)
+    }
+
+    fn move_time(&self, node: usize) -> Result<TimeMoveReport, Failure> {
+        self.handle.move_time(node).map_err(failure)
     }
 
     fn move_vcpu(&self, vcpu: u32, node: usize) -> Result<VcpuMoveReport, Failure> {

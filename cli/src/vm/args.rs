@@ -71,14 +71,17 @@ pub enum VmCommand {
         #[arg(value_name = "NAME|PID")]
         machine: String,
     },
-    /// Move a vCPU of a running machine to another of its nodes
+    /// Move a vCPU of a running machine, or its timekeeper, to another of its nodes
     Move {
         /// Its name or pid, as `weft vm list` shows them
         #[arg(value_name = "NAME|PID")]
         machine: String,
         /// The vCPU's number
-        #[arg(long, value_name = "N")]
-        vcpu: u32,
+        #[arg(long, value_name = "N", required_unless_present = "time")]
+        vcpu: Option<u32>,
+        /// Instead of a vCPU the timekeeper, whose host's clock guest time follows
+        #[arg(long, conflicts_with = "vcpu")]
+        time: bool,
         /// The node's number, as `weft vm top` shows it
         #[arg(long, value_name = "NODE")]
         to: usize,

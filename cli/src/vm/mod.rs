@@ -51,9 +51,13 @@ pub fn run(command: VmCommand, started: Instant) -> anyhow::Result<ExitCode> {
         VmCommand::Move {
             machine,
             vcpu,
+            time: _,
             to,
             json,
-        } => running::move_vcpu(&machine, vcpu, to, json),
+        } => match vcpu {
+            Some(vcpu) => running::move_vcpu(&machine, vcpu, to, json),
+            None => running::move_time(&machine, to, json),
+        },
         VmCommand::Balloon {
             machine,
             size,

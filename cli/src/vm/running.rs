@@ -191,7 +191,22 @@ pub fn resume(machine: &str) -> anyhow::Result<ExitCode> {
     done(machine, find(machine)?.resume())
 }
 
-/// `weft vm move`.
+/// `weft vm move --time`.
+pub fn move_time(machine: &str, to: usize, json: bool) -> anyhow::Result<ExitCode> {
+    let moved = find(machine)?
+        .move_time(to)
+        .with_context(|| format!("vm {machine}"))?;
+    match json {
+        true => println!("{}", serde_json::to_string_pretty(&moved)?),
+        false => eprintln!(
+            "weft: node {} keeps the time, which node {} kept before",
+            moved.to, moved.from
+        ),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `weft vm move --vcpu`.
 pub fn move_vcpu(machine: &str, vcpu: u32, to: usize, json: bool) -> anyhow::Result<ExitCode> {
     let moved = find(machine)?
         .move_vcpu(vcpu, to)

@@ -15,12 +15,12 @@ use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
-use weft_machine::VcpuMoveReport;
+use weft_machine::{TimeMoveReport, VcpuMoveReport};
 
 use super::files;
 use super::view::{
     BalloonBody, BalloonView, Counters, ErrorBody, Faults, MoveBody, Pages, SaveBody, Saved,
-    StopBody, VmView,
+    StopBody, TimekeeperBody, VmView,
 };
 use weft_machine::CHECKPOINT_SECONDS_MAX;
 
@@ -131,6 +131,12 @@ impl Client {
     pub fn set_balloon(&self, bytes: u64) -> Result<BalloonView, ClientError> {
         let body = BalloonBody { bytes };
         self.call(Method::PUT, "/v1/vm/balloon", &body, ANSWER_BOUND)
+    }
+
+    /// Has another node keep the guest's time.
+    pub fn move_time(&self, node: usize) -> Result<TimeMoveReport, ClientError> {
+        let body = TimekeeperBody { node };
+        self.call(Method::PUT, "/v1/vm/timekeeper", &body, ANSWER_BOUND)
     }
 
     /// Has it end, after `timeout_s` for the guest to power itself off.

@@ -13,8 +13,10 @@ use tokio::time::{Instant, sleep};
 
 use super::view::{
     BalloonBody, ErrorBody, ErrorView, MoveBody, STOP_SECONDS_MAX, SaveBody, State, StopBody,
+    TimekeeperBody,
 };
 use super::{Control, Failure, OPENAPI};
+use serde::de::DeserializeOwned;
 
 /// How often a stopping machine is looked at.
 const LOOK: Duration = Duration::from_millis(20);
@@ -31,12 +33,13 @@ pub(super) enum Operation {
     Save,
     Stop,
     MoveVcpu,
+    MoveTime,
     SetBalloon,
     Description,
 }
 
 /// Every route.
-pub(super) const ROUTES: [(Method, &str, Operation); 11] = [
+pub(super) const ROUTES: [(Method, &str, Operation); 12] = [
     (Method::GET, "/v1/vm", Operation::View),
     (Method::GET, "/v1/vm/counters", Operation::Counters),
     (Method::GET, "/v1/vm/pages", Operation::Pages),
@@ -46,6 +49,7 @@ pub(super) const ROUTES: [(Method, &str, Operation); 11] = [
     (Method::POST, "/v1/vm/save", Operation::Save),
     (Method::POST, "/v1/vm/stop", Operation::Stop),
     (Method::PUT, "/v1/vm/vcpu-location", Operation::MoveVcpu),
+    (Method::PUT, "/v1/vm/timekeeper", Operation::MoveTime),
     (Method::PUT, "/v1/vm/balloon", Operation::SetBalloon),
     (Method::GET, "/v1/openapi.json", Operation::Description),
 ];
@@ -207,6 +211,13 @@ pub(super) async fn answer(
                 .map(|balloon| Answer::new(StatusCode::OK, &balloon)),
             Err(error) => return refused(format!("the body is not valid for a balloon: {error}")),
         },
+        Operation::MoveTime => match move_body(body) {
+            Ok(TimekeeperBody { node }) => worker
+                .ask(move |control| control.move_time(node))
+                .await
+                .map(|moved| Answer::new(StatusCode::OK, &moved)),
+            Err(answer) => return answer,
+        },
         Operation::Save => match serde_json::from_slice::<SaveBody>(body) {
             Ok(body) => worker
                 .ask(move |control| control.save(files, &body))
@@ -255,7 +266,7 @@ fn from_query(query: &str) -> Result<Vec<Option<u64>>, Answer> {
     list.split(',').map(number).collect()
 }
 
-fn move_body(body: &[u8]) -> Result<MoveBody, Answer> {
+fn move_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, Answer> {
     serde_json::from_slice(body)
         .map_err(|error| refused(format!("the body is not valid for a move: {error}")))
 }

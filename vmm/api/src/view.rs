@@ -163,6 +163,14 @@ pub struct BalloonView {
     pub actual_bytes: u64,
 }
 
+/// What `PUT /v1/vm/timekeeper` is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TimekeeperBody {
+    /// Whose host's clock guest time shall follow.
+    pub node: usize,
+}
+
 fn stop_seconds() -> f64 {
     STOP_SECONDS
 }

@@ -18,7 +18,7 @@ use weft_api::{
 use weft_coherent_memory::{
     FaultKind, FaultPurpose, FaultRecord, PageCount, SliceFaults, SlicePages,
 };
-use weft_machine::{Configuration, Disk, Forward, Network, Share, VcpuMoveReport};
+use weft_machine::{Configuration, Disk, Forward, Network, Share, TimeMoveReport, VcpuMoveReport};
 
 /// A machine that only remembers what was asked of it.
 struct Fake {
@@ -193,6 +193,17 @@ impl Control for Fake {
         })
     }
 
+    fn move_time(&self, node: usize) -> Result<TimeMoveReport, Failure> {
+        match node {
+            0 => Err(Failure::Conflict("node 0 keeps the time already".into())),
+            to => Ok(TimeMoveReport {
+                from: 0,
+                to,
+                epoch: 1,
+            }),
+        }
+    }
+
     fn move_vcpu(&self, vcpu: u32, node: usize) -> Result<VcpuMoveReport, Failure> {
         if vcpu > 0 {
             return Err(Failure::Conflict("there is no such vCPU".into()));
@@ -306,6 +317,17 @@ fn a_balloon_gets_its_target() {
         (64 << 20, 4096)
     );
     let refused = client.set_balloon(1 << 40).unwrap_err();
+    assert!(matches!(refused, ClientError::Refused { code, .. } if code == "conflict"));
+}
+
+#[test]
+fn the_timekeeper_is_moved_or_the_reason_is_told() {
+    let served = Served::new("time", Fake::new());
+    let client = served.client();
+    let moved = client.move_time(2).unwrap();
+    assert_eq!((moved.from, moved.to, moved.epoch), (0, 2, 1));
+    let refused = client.move_time(0).unwrap_err();
+    assert_eq!(refused.to_string(), "node 0 keeps the time already");
     assert!(matches!(refused, ClientError::Refused { code, .. } if code == "conflict"));
 }
 
