@@ -123,7 +123,7 @@ impl BalloonHandler {
             reason,
         };
         let length = total(&chain.readable);
-        if !chain.writable.is_empty() || length == 0 || length % 4 != 0 {
+        if !chain.writable.is_empty() || length == 0 || !length.is_multiple_of(4) {
             return Err(invalid(
                 "a request of the balloon must hold page numbers of four bytes",
             ));
