@@ -17,7 +17,7 @@ const RUNTIME: usize = 0x6000_0000_1000;
 const KIND: usize = 0;
 const HERE: usize = 4;
 const BASE: usize = 8;
-const THRESHOLDS: usize = 80;
+const THRESHOLDS: usize = 88;
 /// Where words of the extended state lie.
 const MXCSR: usize = 24;
 const XCOMP_BV: usize = 520;
