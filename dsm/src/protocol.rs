@@ -165,6 +165,11 @@ impl Body {
         }
     }
 
+    /// Whether a node asks for the page.
+    pub const fn is_request(&self) -> bool {
+        matches!(self, Body::Get { .. } | Body::Forward { .. })
+    }
+
     /// The node that the receiver shall send the page to.
     pub const fn sends_to(&self) -> Option<NodeId> {
         match *self {

@@ -39,6 +39,8 @@ pub(super) enum Mutant {
     LossOvertakes,
     /// Goes on waiting for the answers of a dead node to offers.
     KeepOffers,
+    /// A page that its visitor may still write is not given to others, for ever.
+    StayForEver,
     /// Hands over entries of pages in transition, and evicts such pages.
     DrainInTransition,
     /// Finds no mention of a node that leaves.

@@ -12,6 +12,10 @@ use crate::types::{Access, NodeId, Page};
 /// wake a thread alone takes a part of that.
 const USE_MIN: Duration = Duration::from_micros(100);
 
+/// How long others' requests wait at most for a visitor's first write (the time window of
+/// Mirage: Fleisch and Popek, 1989). Waking its thread takes most of that.
+const VISIT_MAX: Duration = Duration::from_micros(100);
+
 pub(super) fn fault(page: u64, access: Access, ahead: bool) -> protocol::Event {
     protocol::Event::Fault {
         page: Page(page),
@@ -54,9 +58,57 @@ impl<T: Tables, B> Controller<T, B> {
             let bytes = message.carries_bytes().then(|| sink.keep());
             return transition.queue.push_back((event, bytes));
         }
+        if message.body.is_request() && self.is_visited(page, now) {
+            return self.defer_to_visit(page, event, sink);
+        }
         let actions = self.step_node(event);
         let bytes = message.carries_bytes().then_some(Bytes::Arrived);
         self.carry_out(page, Work::new(actions, bytes), now, sink);
+    }
+
+    /// Whether a page came whole for a reader here that has had no time to write it yet.
+    fn is_visited(&mut self, page: u64, now: Duration) -> bool {
+        self.pins.hold_timed(page, now) && self.node.is_unwritten_visit(Page(page))
+    }
+
+    /// A request for a page that a user here is about to write waits for that write, or
+    /// until the pin of the visit ends. Answered at once, the other node would get a copy,
+    /// and the write would have to invalidate it.
+    fn defer_to_visit(&mut self, page: u64, event: protocol::Event, sink: &mut impl Sink<B>) {
+        self.suspend(page, None, Work::default(), sink);
+        if let Some(transition) = self.transitions.get_mut(&page) {
+            transition.visit = true;
+            transition.queue.push_back((event, None));
+        }
+        self.pins.count_held_back(true);
+        sink.act(Action::Count(Count::HeldBack, 1));
+        sink.act(Action::Look(Look::Tick));
+    }
+
+    /// Asks the protocol for a page; not while it is in transition, except for the write
+    /// that ends a visit.
+    pub(super) fn request(
+        &mut self,
+        page: u64,
+        access: Access,
+        now: Duration,
+        sink: &mut impl Sink<B>,
+    ) {
+        let event = fault(page, access, false);
+        match self.transitions.get_mut(&page) {
+            None => self.carry_out_event(page, event, now, sink),
+            Some(transition) if transition.visit && access == Access::Write => {
+                transition.visit = false;
+                transition.held_back = false;
+                transition.queue.push_front((event, None));
+                let idle = transition.operation.is_none();
+                self.pins.count_held_back(false);
+                if idle {
+                    self.carry_out(page, Work::default(), now, sink);
+                }
+            }
+            Some(_) => {}
+        }
     }
 
     /// Has the protocol look at an event that is not a message.
@@ -197,6 +249,7 @@ impl<T: Tables, B> Controller<T, B> {
     /// Goes on with a page that no operation is about, unless a pin holds it back.
     fn go_on(&mut self, page: u64, now: Duration, sink: &mut impl Sink<B>) {
         let forgets = self.is(Mutant::ForgetQueue);
+        let stays = self.is(Mutant::StayForEver);
         let Some(transition) = self.transitions.get_mut(&page) else {
             return;
         };
@@ -204,7 +257,11 @@ impl<T: Tables, B> Controller<T, B> {
             if self.pins.hold(page, now) {
                 return;
             }
+            if transition.visit && stays {
+                return;
+            }
             transition.held_back = false;
+            transition.visit = false;
             self.pins.count_held_back(false);
         }
         if forgets {
@@ -302,10 +359,21 @@ impl<T: Tables, B> Controller<T, B> {
                 }
                 self.vacated(page, work.evicts, sink);
             }
-            protocol::Action::Allow { .. } => self.rights.set(page, Some(Access::Write)),
+            protocol::Action::Allow { .. } => {
+                self.rights.set(page, Some(Access::Write));
+                self.pins.end_timed(page);
+            }
             protocol::Action::Install {
                 access, content, ..
-            } => self.install(page, access, content, work, sink),
+            } => {
+                self.install(page, access, content, work, sink);
+                if access == Access::Read
+                    && self.is_waited_for(page)
+                    && self.node.is_unwritten_visit(Page(page))
+                {
+                    self.pins.add_for(page, VISIT_MAX, now);
+                }
+            }
             protocol::Action::Resolved { .. } => return self.resolved(page, now, sink),
             protocol::Action::Outdated { .. } => self.outdated(page, now, sink),
             protocol::Action::HandedOver { .. }

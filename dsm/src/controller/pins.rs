@@ -88,6 +88,15 @@ impl Pins {
         }
     }
 
+    /// Ends the pin of `page` that would end by itself.
+    pub(super) fn end_timed(&self, page: u64) {
+        for (pinned, end) in &self.timed {
+            if pinned.load(Ordering::SeqCst) == page {
+                end.store(0, Ordering::SeqCst);
+            }
+        }
+    }
+
     /// Pins `page`; false when there is no place.
     pub(super) fn add(&self, page: u64) -> bool {
         let free = |pin: &AtomicU64| pin.load(Ordering::Relaxed) == FREE;
@@ -99,15 +108,18 @@ impl Pins {
         true
     }
 
+    /// Whether `page` has a pin that ends by itself.
+    pub(super) fn hold_timed(&self, page: u64, now: Duration) -> bool {
+        let now = nanoseconds(now);
+        self.timed.iter().any(|(pin, end)| {
+            pin.load(Ordering::SeqCst) == page && end.load(Ordering::SeqCst) > now
+        })
+    }
+
     /// Whether `page` has a pin.
     pub(super) fn hold(&self, page: u64, now: Duration) -> bool {
-        let now = nanoseconds(now);
         let is_held = |pin: &AtomicU64| pin.load(Ordering::SeqCst) == page;
-        self.used().iter().any(is_held)
-            || self
-                .timed
-                .iter()
-                .any(|(pin, end)| is_held(pin) && end.load(Ordering::SeqCst) > now)
+        self.used().iter().any(is_held) || self.hold_timed(page, now)
     }
 
     /// One more page, or one page less, waits for a pin to go.

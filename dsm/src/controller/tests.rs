@@ -7,14 +7,16 @@ use crate::protocol::{Body, Message};
 use crate::state::VecTables;
 use crate::types::NodeId;
 
-/// Takes the failures of a step down.
+/// Takes the failures of a step down, and the messages.
 #[derive(Default)]
-struct Failures(Vec<Failure>);
+struct Failures(Vec<Failure>, Vec<Message>);
 
 impl Sink<()> for Failures {
     fn act(&mut self, action: Action<()>) {
-        if let Action::Fail(failure) = action {
-            self.0.push(failure);
+        match action {
+            Action::Fail(failure) => self.0.push(failure),
+            Action::Send { message, .. } => self.1.push(message),
+            _ => {}
         }
     }
 
@@ -23,7 +25,12 @@ impl Sink<()> for Failures {
 
 /// Node 0 of two, the manager of all of its four pages.
 fn manager() -> Controller<VecTables, ()> {
-    let config = Config::new(NodeId(0), 2, ManagerOf::Fixed(NodeId(0)));
+    node(NodeId(0))
+}
+
+/// One of two nodes with four pages, which node 0 manages.
+fn node(me: NodeId) -> Controller<VecTables, ()> {
+    let config = Config::new(me, 2, ManagerOf::Fixed(NodeId(0)));
     let rights = Rights::new((0..4).map(|_| 0.into()).collect());
     Controller::new(
         &config,
@@ -66,4 +73,82 @@ fn a_node_cannot_fill_the_queue_of_a_page_in_transition() {
     let named = |failure: &Failure| matches!(failure, Failure::Violation { from, page: 1, .. } if *from == NodeId(1));
     assert!(failures.0.len() == 1 && failures.0.iter().all(named));
     assert_eq!(controller.transitions[&1].queue.len(), QUEUED_MAX);
+}
+
+/// Node 1 has read page 1, which came whole because it is migratory; its thread is awake.
+/// Then node 0 wants to read it.
+fn visited(controller: &mut Controller<VecTables, ()>, sink: &mut Failures) {
+    let message = |body| Event::Message {
+        from: NodeId(0),
+        message: Message {
+            page: Page(1),
+            generation: 0,
+            body,
+        },
+    };
+    acquire(controller, 1, Access::Read, sink);
+    let data = Body::Data {
+        right: protocol::Right::Exclusive,
+        content: protocol::Content::Bytes,
+        migratory: true,
+    };
+    controller.step(message(data), Duration::ZERO, sink);
+    controller.pins.remove(1);
+    sink.1.clear();
+    let forward = Body::Forward {
+        access: Access::Read,
+        requester: NodeId(0),
+        sole: true,
+        held: false,
+    };
+    controller.step(message(forward), Duration::ZERO, sink);
+}
+
+fn acquire(
+    controller: &mut Controller<VecTables, ()>,
+    waiter: u64,
+    access: Access,
+    sink: &mut Failures,
+) {
+    let purpose = Purpose::Data;
+    let event = Event::Acquire {
+        waiter,
+        page: 1,
+        access,
+        purpose,
+    };
+    controller.step(event, Duration::ZERO, sink);
+}
+
+fn given(sink: &Failures) -> Option<protocol::Right> {
+    sink.1.iter().find_map(|message| match message.body {
+        Body::Data { right, .. } => Some(right),
+        _ => None,
+    })
+}
+
+#[test]
+fn a_request_waits_for_the_write_of_a_visitor() {
+    let (mut controller, mut sink) = (node(NodeId(1)), Failures::default());
+    visited(&mut controller, &mut sink);
+    assert_eq!(given(&sink), None);
+    acquire(&mut controller, 2, Access::Write, &mut sink);
+    controller.step(Event::Done { page: 1 }, Duration::ZERO, &mut sink);
+    assert_eq!(given(&sink), None, "the writer's pin holds the page");
+    controller.pins.remove(1);
+    controller.step(Event::Tick, Duration::ZERO, &mut sink);
+    controller.step(Event::Done { page: 1 }, Duration::ZERO, &mut sink);
+    assert_eq!(given(&sink), Some(protocol::Right::Exclusive));
+    assert!(sink.0.is_empty(), "{:?}", sink.0);
+}
+
+#[test]
+fn a_visitor_that_does_not_write_gives_a_copy_in_time() {
+    let (mut controller, mut sink) = (node(NodeId(1)), Failures::default());
+    visited(&mut controller, &mut sink);
+    let end = controller.deadline(Duration::ZERO).unwrap();
+    controller.step(Event::Tick, end, &mut sink);
+    controller.step(Event::Done { page: 1 }, end, &mut sink);
+    assert_eq!(given(&sink), Some(protocol::Right::Shared));
+    assert!(sink.0.is_empty(), "{:?}", sink.0);
 }

@@ -44,6 +44,9 @@ pub(super) struct Transition<B> {
     pub operation: Option<Operation>,
     /// Waits for a pin to go.
     pub held_back: bool,
+    /// Held back before the step: a request for a page that its user here is about to
+    /// write. That write need not wait.
+    pub visit: bool,
     /// What is left of the step.
     pub work: Work<B>,
     /// What came meanwhile.
@@ -55,6 +58,7 @@ impl<B> Default for Transition<B> {
         Self {
             operation: None,
             held_back: false,
+            visit: false,
             work: Work::default(),
             queue: VecDeque::new(),
         }

@@ -57,6 +57,7 @@ fn every_broken_controller_is_found() {
         (Mutant::LossSkipsTransitions, 0),
         (Mutant::LossOvertakes, 0),
         (Mutant::KeepOffers, 0),
+        (Mutant::StayForEver, 0),
         (Mutant::DrainInTransition, 0),
         (Mutant::ForgetMentions, 0),
         (Mutant::QuietEarly, 0),
