@@ -474,12 +474,6 @@ impl<T: Tables> Node<T> {
         exclusive
     }
 
-    /// Whether the page came whole because it is migratory, and was not written since.
-    pub(crate) fn is_unwritten_visit(&mut self, page: Page) -> bool {
-        let local = self.tables.local(page);
-        local.state() == State::Exclusive && local.migratory() && !local.written()
-    }
-
     /// Whether a reader may be given the page as its next writer.
     fn migrates(&self, page: Page) -> bool {
         self.migratory && self.tables.policy(page) != Policy::Update

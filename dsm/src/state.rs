@@ -99,6 +99,10 @@ impl Local {
     pub const fn zero(self) -> bool {
         self.flags & ZERO != 0
     }
+    /// Whether the page came whole because it is migratory, and was not written since.
+    pub fn is_unwritten_visit(self) -> bool {
+        self.state() == State::Exclusive && self.migratory() && !self.written()
+    }
     /// Whether the page was written since it came here. A page that was written and then
     /// copied to other nodes is not writable.
     pub const fn written(self) -> bool {

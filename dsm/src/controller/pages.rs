@@ -68,7 +68,7 @@ impl<T: Tables, B> Controller<T, B> {
 
     /// Whether a page came whole for a reader here that has had no time to write it yet.
     fn is_visited(&mut self, page: u64, now: Duration) -> bool {
-        self.pins.hold_timed(page, now) && self.node.is_unwritten_visit(Page(page))
+        self.pins.hold_timed(page, now) && self.node.tables.local(Page(page)).is_unwritten_visit()
     }
 
     /// A request for a page that a user here is about to write waits for that write, or
@@ -369,7 +369,7 @@ impl<T: Tables, B> Controller<T, B> {
                 self.install(page, access, content, work, sink);
                 if access == Access::Read
                     && self.is_waited_for(page)
-                    && self.node.is_unwritten_visit(Page(page))
+                    && self.node.tables.local(Page(page)).is_unwritten_visit()
                 {
                     self.pins.add_for(page, VISIT_MAX, now);
                 }
