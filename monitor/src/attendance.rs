@@ -19,8 +19,8 @@ use weft_machine::{End, REPLY_SECONDS_MAX};
 const POWER_OFF_BOUND: Duration = Duration::from_secs(10);
 /// How long the machine may take to end after a request to stop.
 const STOP_BOUND: Duration = Duration::from_secs(REPLY_SECONDS_MAX);
-/// Requests to stop, each of which waits for its reply. The first stays in the machine's
-/// queue, and only its end is waited for after it.
+/// Limit of requests to stop. Each request waits for its reply. The first one stays in the
+/// machine's queue; after it, only the machine's end is waited for.
 const STOPS_MAX: u32 = 2;
 /// How long one wait is where nothing is due.
 const WAIT: Duration = Duration::from_secs(3600);
@@ -99,7 +99,7 @@ mod tests {
 
     use super::*;
 
-    /// A machine of which each request has a given result.
+    /// A machine whose requests have given results.
     struct Scripted {
         events: Sender<Event>,
         powers_off: bool,

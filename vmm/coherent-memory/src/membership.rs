@@ -115,8 +115,8 @@ impl SharedMemory {
         holdings
     }
 
-    /// The first page of which this slice still knows something about `node`, or which is
-    /// about to change: what all others are asked after the node that leaves has nothing.
+    /// The first page whose record here mentions `node`, or is about to change. All other
+    /// slices check this after the node that leaves has nothing.
     pub fn mentions(&self, node: NodeId) -> Option<u64> {
         self.walk()
             .find_map(|pages| self.locked(|state| state.controller.mentions(pages, node)))

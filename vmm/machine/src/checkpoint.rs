@@ -63,7 +63,7 @@ impl Restore {
     }
 }
 
-/// A time in the largest unit of which there are two.
+/// A time as text, in the largest unit in which it is two or more.
 fn rough(time: Duration) -> String {
     let seconds = time.as_secs();
     let units = [(86_400, "days"), (3600, "h"), (60, "min")];

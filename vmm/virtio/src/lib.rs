@@ -99,7 +99,8 @@ pub trait VirtioDevice: Send {
     ) -> Result<Vec<Box<dyn Handler>>, DeviceError>;
     /// The driver wants it as at first; called while no handler is at work.
     fn reset(&mut self) {}
-    /// What it counts beside requests and interrupts, keyed by name.
+    /// The device's own counters, with their names; requests and interrupts are counted
+    /// for every device.
     fn counters(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }
@@ -179,7 +180,7 @@ impl ConfigSpace {
         }
     }
 
-    /// Those bytes, some of which the driver may write.
+    /// These bytes; the driver may write the ranges `writable`.
     pub fn with_writable(bytes: Vec<u8>, writable: impl Into<Vec<Range<usize>>>) -> Self {
         Self {
             writable: writable.into(),
