@@ -88,6 +88,9 @@ pub enum Flaw {
         /// What is unfinished.
         what: &'static str,
     },
+    /// Users keep a page from the node that requested it.
+    #[error("{page} at {node}: users pin it in turns while a request for it waits")]
+    Turns { page: Page, node: NodeId },
     /// Judge 5.
     #[error("{page}: {node} holds a copy that the directory does not know")]
     Copyset {

@@ -35,6 +35,8 @@
 //! - A right is lowered before the operation begins that takes it from the users, and the
 //!   page's bytes are copied after that operation is done.
 //! - A page with a pin is not taken. A page that a waiting user was just given has one.
+//! - A page that waits for its pins to go gets no new one, except during a visit, and for a
+//!   user that has it pinned already.
 //! - Memory is given back of pages that no user may use, that are in transition
 //!   meanwhile, and whose bytes left with a message or belong to another node.
 //! - Each request ends in a wake-up with a pin, in a mapping, or in a report that its page
@@ -216,14 +218,30 @@ impl<T: Tables, B> Controller<T, B> {
         }
     }
 
-    /// Pins a page if it may be used now.
+    /// Pins a page if it may be used now. False also for a page that waits for its pins to
+    /// go: users that pin it in turns would keep it for ever. A user that has the page
+    /// pinned already calls [`Controller::hold_again`].
     pub fn hold(&mut self, page: u64, access: Access) -> bool {
+        !self.waits_for_pins(page) && self.hold_again(page, access)
+    }
+
+    /// Pins a page once more for a user that has it pinned, if it may be used so.
+    pub fn hold_again(&mut self, page: u64, access: Access) -> bool {
         self.rights.allow_use(page, access) && self.pins.add(page)
     }
 
-    /// Pins all of these pages if they may be used now, or none.
-    pub fn hold_all(&mut self, pages: impl Iterator<Item = u64> + Clone, access: Access) -> bool {
-        let held = pages.clone().take_while(|page| self.hold(*page, access));
+    /// Pins all of these pages, or none. `has_pinned`: whether the user has a page pinned.
+    pub fn hold_all(
+        &mut self,
+        pages: impl Iterator<Item = u64> + Clone,
+        access: Access,
+        has_pinned: impl Fn(u64) -> bool,
+    ) -> bool {
+        let hold = |page: &u64| match has_pinned(*page) {
+            true => self.hold_again(*page, access),
+            false => self.hold(*page, access),
+        };
+        let held = pages.clone().take_while(hold);
         let held = held.count();
         let all = pages.clone().count() == held;
         if !all {

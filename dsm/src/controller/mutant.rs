@@ -5,6 +5,10 @@
 pub(super) enum Mutant {
     /// Takes a page although it is pinned.
     IgnorePins,
+    /// Pins a page that waits for its pins to go.
+    PinDeferred,
+    /// Extends a visit while users pin its page in turns.
+    ExtendVisit,
     /// Does not wait until the users gave the page up.
     RevokeLate,
     /// Leaves the right as it was while the users give the page up.

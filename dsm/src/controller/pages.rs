@@ -71,6 +71,14 @@ impl<T: Tables, B> Controller<T, B> {
         self.pins.hold_timed(page, now) && self.node.tables.local(Page(page)).is_unwritten_visit()
     }
 
+    /// Whether a step about a page waits for its pins to go. New pins would defer it for
+    /// ever, so only a visit goes on, until its time is over.
+    pub(super) fn waits_for_pins(&self, page: u64) -> bool {
+        let transition = self.transitions.get(&page);
+        transition.is_some_and(|transition| transition.held_back && !transition.visit)
+            && !self.is(Mutant::PinDeferred)
+    }
+
     /// A request for a page that a user here is about to write waits for that write, or
     /// until the pin of the visit ends. Answered at once, the other node would get a copy,
     /// and the write would have to invalidate it.
@@ -250,11 +258,14 @@ impl<T: Tables, B> Controller<T, B> {
     fn go_on(&mut self, page: u64, now: Duration, sink: &mut impl Sink<B>) {
         let forgets = self.is(Mutant::ForgetQueue);
         let stays = self.is(Mutant::StayForEver);
+        let extends = self.is(Mutant::ExtendVisit);
         let Some(transition) = self.transitions.get_mut(&page) else {
             return;
         };
         if transition.held_back {
             if self.pins.hold(page, now) {
+                // Pins of others do not extend a visit.
+                transition.visit &= self.pins.hold_timed(page, now) || extends;
                 return;
             }
             if transition.visit && stays {

@@ -3,7 +3,7 @@
 //! A page that comes for a user is *pinned* until that user is at work with it: else two
 //! nodes that want the same page could hand it to each other for ever, and neither get
 //! anything done. A pin lasts from the moment the right is there until the user's thread
-//! is back at its work; a thread that holds one waits for no page and for no user. (A
+//! is back at its work; a thread that holds one waits for no other page and for no user. (A
 //! thread that copies much pins a few pages at once, if all of them are here.) Where
 //! nothing tells when a user is at work, a pin ends by itself.
 //!

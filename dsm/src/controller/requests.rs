@@ -202,7 +202,7 @@ impl<T: Tables, B> Controller<T, B> {
                 ..
             } = self.waiters[index];
             if self.waiters[index].page == page && !granted && !forgets {
-                let granted = self.hold(page, access);
+                let granted = self.hold_again(page, access);
                 self.waiters[index].granted = granted;
                 let waiter = number;
                 sink.act(Action::Wake { waiter, granted });

@@ -21,6 +21,8 @@
 //! 9. When a node is reported empty, it has nothing, no record mentions it, and no message
 //!    is under way to or from it; afterwards none is sent to, from or about it. At all
 //!    times a page has one manager, or its manager died.
+//! 10. While a request for a page waits at a node, and no operation or visit defers it, no
+//!    more users pin the page there than had asked for it before.
 
 mod authority;
 mod deaths;
@@ -28,8 +30,10 @@ mod departures;
 mod host;
 mod judges;
 mod membership;
+mod requests;
 mod scenario;
 mod shell;
+mod turns;
 mod users;
 mod world;
 

@@ -7,15 +7,17 @@ use crate::protocol::{Body, Message};
 use crate::state::VecTables;
 use crate::types::NodeId;
 
-/// Takes the failures of a step down, and the messages.
+/// Takes the failures of a step down, the messages, and the wake-ups, with whether each
+/// gave the thread its page.
 #[derive(Default)]
-struct Failures(Vec<Failure>, Vec<Message>);
+struct Failures(Vec<Failure>, Vec<Message>, Vec<bool>);
 
 impl Sink<()> for Failures {
     fn act(&mut self, action: Action<()>) {
         match action {
             Action::Fail(failure) => self.0.push(failure),
             Action::Send { message, .. } => self.1.push(message),
+            Action::Wake { granted, .. } => self.2.push(granted),
             _ => {}
         }
     }
@@ -151,4 +153,52 @@ fn a_visitor_that_does_not_write_gives_a_copy_in_time() {
     controller.step(Event::Done { page: 1 }, end, &mut sink);
     assert_eq!(given(&sink), Some(protocol::Right::Shared));
     assert!(sink.0.is_empty(), "{:?}", sink.0);
+}
+
+/// The user that has the page pinned goes on with it; the others wait until it was away.
+#[test]
+fn a_page_that_waits_for_its_pins_gets_no_new_one() {
+    let (mut controller, mut sink) = (manager(), Failures::default());
+    controller.adopt(1).unwrap();
+    assert!(controller.hold(1, Access::Read));
+    let message = Message {
+        page: Page(1),
+        generation: 0,
+        body: Body::Get {
+            access: Access::Read,
+            ahead: false,
+        },
+    };
+    let from = NodeId(1);
+    let event = Event::Message { from, message };
+    controller.step(event, Duration::ZERO, &mut sink);
+    assert!(!controller.hold(1, Access::Read));
+    assert!(!controller.hold_all([1].into_iter(), Access::Read, |_| false));
+    assert!(controller.hold_all([1].into_iter(), Access::Read, |_| true));
+    acquire(&mut controller, 1, Access::Read, &mut sink);
+    assert_eq!(sink.2, []);
+    controller.pins.remove(1);
+    controller.pins.remove(1);
+    controller.step(Event::Tick, Duration::ZERO, &mut sink);
+    controller.step(Event::Done { page: 1 }, Duration::ZERO, &mut sink);
+    assert_eq!(given(&sink), Some(protocol::Right::Shared));
+    assert_eq!(sink.2, [false], "the waiting thread looks again");
+    let retry = Event::Retry { waiter: 1 };
+    controller.step(retry, Duration::ZERO, &mut sink);
+    assert_eq!(sink.2, [false, true]);
+}
+
+/// Other pins of the page do not extend a visit.
+#[test]
+fn readers_of_a_visited_page_keep_it_for_the_time_of_a_visit() {
+    let (mut controller, mut sink) = (node(NodeId(1)), Failures::default());
+    visited(&mut controller, &mut sink);
+    assert!(controller.hold(1, Access::Read));
+    let end = controller.deadline(Duration::ZERO).unwrap();
+    controller.step(Event::Tick, end, &mut sink);
+    assert!(!controller.hold(1, Access::Read));
+    controller.pins.remove(1);
+    controller.step(Event::Tick, end, &mut sink);
+    controller.step(Event::Done { page: 1 }, end, &mut sink);
+    assert_eq!(given(&sink), Some(protocol::Right::Shared));
 }

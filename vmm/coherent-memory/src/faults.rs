@@ -23,7 +23,11 @@ impl SharedMemory {
         let wanted = to_protocol(access);
         let waiting = self.locked(|state| {
             self.mark_written(page, access);
-            if state.controller.hold(page, wanted) {
+            let held = match self.is_pinned_here(page) {
+                true => state.controller.hold_again(page, wanted),
+                false => state.controller.hold(page, wanted),
+            };
+            if held {
                 return None;
             }
             let start = Instant::now();
@@ -37,6 +41,7 @@ impl SharedMemory {
             state.step(self, event, None);
             Some((waiter, thread, start))
         });
+        self.add_own_pin(page);
         let Some((waiter, thread, start)) = waiting else {
             return Ok(host);
         };
@@ -170,17 +175,23 @@ impl Memory for SharedMemory {
         }
         let numbers = pages.iter().map(|address| address >> PAGE_SHIFT);
         self.locked(|state| {
+            let wanted = to_protocol(access);
+            let has_pinned = |page| self.is_pinned_here(page);
             let held = state
                 .controller
-                .hold_all(numbers.clone(), to_protocol(access));
+                .hold_all(numbers.clone(), wanted, has_pinned);
             if held {
-                numbers.for_each(|page| self.mark_written(page, access));
+                for page in numbers {
+                    self.mark_written(page, access);
+                    self.add_own_pin(page);
+                }
             }
             held
         })
     }
 
     fn unpin(&self, address: u64) {
+        self.remove_own_pin(address >> PAGE_SHIFT);
         self.pins.remove(address >> PAGE_SHIFT);
         if self.pins.hold_back() {
             self.deferred_work.wake();

@@ -22,6 +22,7 @@
 //! | `tables` | the protocol's records of pages |
 //! | `faults` | blocking faults of threads, and asynchronous faults of vCPUs in KVM |
 //! | `waiter` | a thread that waits for a page |
+//! | `own_pins` | the pages that the calling thread has pinned |
 //! | `membership` | nodes that join and leave |
 //! | `checkpoint` | which pages a checkpoint must hold |
 //! | `reclaim` | memory that the guest does not need |
@@ -41,6 +42,7 @@ pub mod mapping;
 mod membership;
 mod notifier;
 mod outbox;
+mod own_pins;
 mod reclaim;
 mod shell;
 mod state;

@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicU8;
 use std::time::Duration;
 
 use super::Outcome;
+use super::requests::Requests;
 use super::scenario::Kind;
 use crate::checker::{Flaw, ZERO_VERSION};
 use crate::config::Config;
@@ -148,6 +149,7 @@ pub(super) struct Host {
     /// Users that sleep until they may use a page so.
     pub sleepers: Vec<(u64, Access)>,
     pub operations: Vec<Operation>,
+    pub requests: Requests,
     config: Config,
     pub budget: Budget,
     /// Pages of its own part, and of others, that its budget is for.
@@ -195,6 +197,7 @@ impl Host {
             threads: Vec::new(),
             sleepers: Vec::new(),
             operations: Vec::new(),
+            requests: Requests::default(),
             config: *config,
             budget,
             room,

@@ -33,6 +33,12 @@ pub struct Scenario {
     pub(super) steps: u32,
     /// Per mille of accesses to one page after the other.
     pub(super) walks: u64,
+    /// The node whose users pin a page in turns.
+    pub(super) turns_at: usize,
+    /// Per mille of steps in which one of them does something.
+    pub(super) turns: u64,
+    /// Per mille of those that write.
+    pub(super) turn_writes: u64,
     /// Per mille of accesses that write.
     pub(super) writes: u64,
     /// Pages that are kept up to date, a bit for each of the first.
@@ -90,6 +96,9 @@ impl Scenario {
             kinds,
             steps: 300 + random.below(1500) as u32,
             walks: [0, 100, 900][random.below(3) as usize],
+            turns_at: 0,
+            turns: 0,
+            turn_writes: 0,
             writes: random.below(1000),
             updated: match random.per_mille(400) {
                 true => random.bits(),
@@ -103,7 +112,22 @@ impl Scenario {
             changes: 0,
             authority: 1000,
         };
-        scenario.with_changes(seed)
+        scenario.with_changes(seed).with_turns(seed)
+    }
+
+    /// In one seed of eight users of a node pin a page in turns. From a sequence of its own.
+    fn with_turns(mut self, seed: u64) -> Scenario {
+        let mut random = Random::new(seed ^ 0x7021_5000);
+        if random.per_mille(125) {
+            self.turns_at = random.below(self.nodes.into()) as usize;
+            self.turns = 100 + random.below(600);
+            self.turn_writes = [20, random.below(1000)][random.below(2) as usize];
+            self.tick_max = self
+                .tick_max
+                .min(Duration::from_micros(1 + random.below(60)));
+            self.steps += random.below(3000) as u32;
+        }
+        self
     }
 
     /// Two seeds in three whose managers may change have changes of membership. From a

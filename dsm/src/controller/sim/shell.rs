@@ -109,6 +109,7 @@ impl World {
     ) -> Result<(), Flaw> {
         self.outcome.events += 1;
         self.show(format!("{}: {event:?}", NodeId(node as u8)));
+        self.hosts[node].requests.arrive(&event, self.now);
         let mut actions = Actions::new(version);
         let gone = self.authority.gone;
         let before = self.hosts[node].controller.drain_progress().handed_over;
@@ -122,6 +123,8 @@ impl World {
                 self.reported_lost(node, page, dead)?;
                 continue;
             }
+            self.hosts[node].requests.answer(&action);
+            let granted = matches!(action, Action::Wake { granted: true, .. });
             let mut sent = Ok(());
             let page = self.hosts[node].carry_out(
                 NodeId(node as u8),
@@ -138,6 +141,9 @@ impl World {
             )?;
             sent?;
             if let Some(page) = page {
+                if granted {
+                    self.judge_turns(node, page)?;
+                }
                 self.judge(page)?;
             }
         }

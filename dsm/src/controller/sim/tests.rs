@@ -40,6 +40,8 @@ fn every_broken_controller_is_found() {
     // With the seed from which on it is looked for: few seeds find two of them.
     for (mutant, first) in [
         (Mutant::IgnorePins, 0),
+        (Mutant::PinDeferred, 0),
+        (Mutant::ExtendVisit, 1000),
         (Mutant::RevokeLate, 0),
         (Mutant::KeepRight, 0),
         (Mutant::NoQueue, 0),

@@ -16,7 +16,8 @@ impl World {
             true => Access::Write,
             false => Access::Read,
         };
-        let rests = self.resting == Some(node) || !self.takes_part(node);
+        let turns = self.scenario.turns > 0 && self.scenario.turns_at == node;
+        let rests = turns || self.resting == Some(node) || !self.takes_part(node);
         if self.hosts[node].users() >= USERS_MAX || rests {
             return Ok(());
         }
@@ -40,14 +41,27 @@ impl World {
             host.sleepers.push((page, access));
             return self.event(node, Event::Ask { page, access }, None);
         }
-        self.threads += 1;
-        let waiter = self.threads;
-        host.threads.push(Thread::new(waiter, page, access));
         let purpose = match self.random.below(4) {
             0 => Purpose::KernelCode,
             1 => Purpose::Table,
             _ => Purpose::Data,
         };
+        self.wait_for(node, page, access, purpose)
+    }
+
+    /// A thread waits for a page, if it is not here.
+    pub(super) fn wait_for(
+        &mut self,
+        node: usize,
+        page: u64,
+        access: Access,
+        purpose: Purpose,
+    ) -> Result<(), Flaw> {
+        self.threads += 1;
+        let waiter = self.threads;
+        self.hosts[node]
+            .threads
+            .push(Thread::new(waiter, page, access));
         let event = Event::Acquire {
             waiter,
             page,
@@ -61,12 +75,18 @@ impl World {
     pub(super) fn hold_both(&mut self, node: usize, page: u64, access: Access) -> Result<(), Flaw> {
         let other = (page + 1) % self.scenario.pages;
         let host = &mut self.hosts[node];
-        if other == page || !host.controller.hold_all([page, other].into_iter(), access) {
+        if other == page
+            || !host
+                .controller
+                .hold_all([page, other].into_iter(), access, |_| false)
+        {
             return Ok(());
         }
         for page in [page, other] {
             host.threads.push(Thread::holding(page, access));
         }
+        self.judge_turns(node, page)?;
+        self.judge_turns(node, other)?;
         self.judge(page)?;
         self.judge(other)
     }

@@ -104,6 +104,9 @@ impl World {
             if self.scenario.deaths > 0 && self.random.per_mille(5) {
                 self.kill();
             }
+            if self.scenario.turns > 0 && self.random.per_mille(self.scenario.turns) {
+                self.pin_in_turns()?;
+            }
             match self.random.below(4) {
                 0 => self.begin_access()?,
                 _ => self.work()?,

@@ -23,6 +23,7 @@ pub(super) mod evict;
 mod membership;
 mod reclaim;
 mod subscriptions;
+mod turns;
 
 pub(super) const RAM: u64 = 8 << 20;
 pub(super) const PAGE: u64 = 4096;
