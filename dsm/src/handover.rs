@@ -201,7 +201,7 @@ impl<T: Tables> Node<T> {
         }
     }
 
-    /// A request that was held back, or forgotten by the manager before.
+    /// A request that waited, or forgotten by the manager before.
     fn ask_again<S: Sink>(&mut self, page: Page, sink: &mut S) {
         #[cfg(test)]
         if self.has(Mutant::ForgetHeld) {

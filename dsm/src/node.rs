@@ -43,13 +43,13 @@ pub(crate) enum Mutant {
     ZeroInsteadOfLost,
     /// The old manager goes on serving while it hands a page over.
     KeepServing,
-    /// A request that was held back is sent twice.
+    /// A request that waited is sent twice.
     AskTwice,
     /// Hands a page over in the middle of a transaction.
     HandBusy,
     /// The entry goes before all others are frozen.
     EntryEarly,
-    /// A request that was held back is forgotten.
+    /// A request that waited is forgotten.
     ForgetHeld,
     /// A frozen node sends `Done` to the manager that it knew.
     EagerDone,

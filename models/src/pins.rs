@@ -1,5 +1,5 @@
-//! The pins of pages: who gives the last one back while the controller holds a page back
-//! for it has the controller look, or the controller sees that it went.
+//! The pins of pages: a thread that gives the last one back while the controller
+//! defers a page has the controller look, or the controller sees that it went.
 
 use loom::sync::Mutex;
 use loom::thread;
@@ -21,7 +21,7 @@ macro_rules! version {
             include!(concat!(env!("OUT_DIR"), "/", $pins, ".rs"));
             use super::*;
 
-            /// What the controller's lock guards: whether the page is held back.
+            /// What the controller's lock guards: whether the page is deferred.
             struct Controller {
                 pins: Arc<Pins>,
                 locked: Mutex<bool>,
@@ -30,32 +30,32 @@ macro_rules! version {
             impl Controller {
                 /// As `Controller::take`, and the tick that it may ask for.
                 fn take(&self, looks_again: bool) {
-                    let mut held_back = self.locked.lock().unwrap();
+                    let mut deferred = self.locked.lock().unwrap();
                     if !self.pins.hold(PAGE, NOW) {
                         return;
                     }
-                    *held_back = true;
-                    self.pins.count_held_back(true);
+                    *deferred = true;
+                    self.pins.count_deferred(true);
                     let look = looks_again && !self.pins.hold(PAGE, NOW);
-                    drop(held_back);
+                    drop(deferred);
                     if look {
                         self.look();
                     }
                 }
 
-                /// As `Controller::look_at_held_back`.
+                /// As `Controller::look_at_deferred`.
                 fn look(&self) {
-                    let mut held_back = self.locked.lock().unwrap();
-                    if self.pins.hold_back() && *held_back && !self.pins.hold(PAGE, NOW) {
-                        *held_back = false;
-                        self.pins.count_held_back(false);
+                    let mut deferred = self.locked.lock().unwrap();
+                    if self.pins.has_deferred() && *deferred && !self.pins.hold(PAGE, NOW) {
+                        *deferred = false;
+                        self.pins.count_deferred(false);
                     }
                 }
 
                 /// As `SharedMemory::taken_up`, and what its ticker does.
                 fn taken_up(&self) {
                     self.pins.remove(PAGE);
-                    if self.pins.hold_back() {
+                    if self.pins.has_deferred() {
                         self.look();
                     }
                 }
@@ -77,8 +77,8 @@ macro_rules! version {
                 controller.take(looks_again);
                 users.into_iter().for_each(|user| user.join().unwrap());
                 assert!(!controller.pins.hold(PAGE, NOW));
-                assert!(!*controller.locked.lock().unwrap(), "held back for ever");
-                assert!(!controller.pins.hold_back());
+                assert!(!*controller.locked.lock().unwrap(), "deferred for ever");
+                assert!(!controller.pins.has_deferred());
             }
 
             pub fn one() {
@@ -120,7 +120,7 @@ fn holds(mutant: Mutant, model: fn()) -> bool {
 }
 
 #[test]
-fn no_page_is_held_back_for_ever_and_no_pin_lost() {
+fn no_page_is_deferred_for_ever_and_no_pin_lost() {
     assert!(holds(Mutant::None, production::one));
     assert!(holds(Mutant::None, production::two));
     assert!(holds(Mutant::None, production::reuse));

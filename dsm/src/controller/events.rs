@@ -186,7 +186,7 @@ pub enum Count {
     /// Requests that were settled here.
     Local,
     /// Pages that were not taken because they were pinned.
-    HeldBack,
+    Deferred,
     /// Copies that were evicted.
     EvictedDropped,
     /// Pages that went home.

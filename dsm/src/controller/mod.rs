@@ -17,7 +17,7 @@
 //!
 //! ```text
 //!            an action takes the page from its users, which have it pinned
-//!        ┌──────────────────────────────────────────▶ held back ──┐
+//!        ┌──────────────────────────────────────────▶ deferred ───┐
 //!        │                                                        │ the last pin went
 //!      idle ◀─── nothing is left ───┐                             ▼
 //!        │                          └──────────────────── operation under way
@@ -28,8 +28,8 @@
 //!
 //! # Invariants
 //!
-//! - Exactly one operation is under way about a page in transition that is not held
-//!   back, and none about a page that is idle.
+//! - Exactly one operation is under way about a page in transition that is not deferred,
+//!   and none about a page that is idle.
 //! - What one step of the protocol says about a page is done before the next event about
 //!   that page is looked at.
 //! - A right is lowered before the operation begins that takes it from the users, and the
@@ -190,7 +190,7 @@ impl<T: Tables, B> Controller<T, B> {
                 self.admit(now, sink);
             }
             Event::Tick => {
-                self.look_at_held_back(now, sink);
+                self.look_at_deferred(now, sink);
                 self.look_at_subscriptions(now, sink);
             }
             Event::PeerLost { node } => self.peer_lost(node, now, sink),
@@ -285,7 +285,7 @@ impl<T: Tables, B> Controller<T, B> {
     pub fn deadline(&self, now: Duration) -> Option<Duration> {
         let due = self.subscriptions.next_due();
         let due = due.map(|due| due.saturating_sub(now));
-        let pin = self.pins.next_end(now).filter(|_| self.pins.hold_back());
+        let pin = self.pins.next_end(now).filter(|_| self.pins.has_deferred());
         [due, pin].into_iter().flatten().min()
     }
 

@@ -75,7 +75,7 @@ impl<T: Tables, B> Controller<T, B> {
     /// ever, so only a visit goes on, until its time is over.
     pub(super) fn waits_for_pins(&self, page: u64) -> bool {
         let transition = self.transitions.get(&page);
-        transition.is_some_and(|transition| transition.held_back && !transition.visit)
+        transition.is_some_and(|transition| transition.deferred && !transition.visit)
             && !self.is(Mutant::PinDeferred)
     }
 
@@ -88,8 +88,8 @@ impl<T: Tables, B> Controller<T, B> {
             transition.visit = true;
             transition.queue.push_back((event, None));
         }
-        self.pins.count_held_back(true);
-        sink.act(Action::Count(Count::HeldBack, 1));
+        self.pins.count_deferred(true);
+        sink.act(Action::Count(Count::Deferred, 1));
         sink.act(Action::Look(Look::Tick));
     }
 
@@ -107,10 +107,10 @@ impl<T: Tables, B> Controller<T, B> {
             None => self.carry_out_event(page, event, now, sink),
             Some(transition) if transition.visit && access == Access::Write => {
                 transition.visit = false;
-                transition.held_back = false;
+                transition.deferred = false;
                 transition.queue.push_front((event, None));
                 let idle = transition.operation.is_none();
-                self.pins.count_held_back(false);
+                self.pins.count_deferred(false);
                 if idle {
                     self.carry_out(page, Work::default(), now, sink);
                 }
@@ -168,7 +168,7 @@ impl<T: Tables, B> Controller<T, B> {
     ) {
         let work = work.kept(sink);
         let transition = self.transitions.entry(page).or_default();
-        transition.held_back = operation.is_none();
+        transition.deferred = operation.is_none();
         transition.operation = operation;
         transition.work = work;
     }
@@ -203,8 +203,8 @@ impl<T: Tables, B> Controller<T, B> {
         let rest = std::mem::take(work);
         if self.pins.hold(page, now) && !self.is(Mutant::IgnorePins) {
             self.suspend(page, None, rest, sink);
-            self.pins.count_held_back(true);
-            sink.act(Action::Count(Count::HeldBack, 1));
+            self.pins.count_deferred(true);
+            sink.act(Action::Count(Count::Deferred, 1));
             // A pin may have gone between the look at it and the word that a page waits,
             // or go by itself.
             if !self.pins.hold(page, now) || self.pins.next_end(now).is_some() {
@@ -254,7 +254,7 @@ impl<T: Tables, B> Controller<T, B> {
         self.go_on(page, now, sink);
     }
 
-    /// Goes on with a page that no operation is about, unless a pin holds it back.
+    /// Goes on with a page that no operation is about, unless a pin defers it.
     fn go_on(&mut self, page: u64, now: Duration, sink: &mut impl Sink<B>) {
         let forgets = self.is(Mutant::ForgetQueue);
         let stays = self.is(Mutant::StayForEver);
@@ -262,7 +262,7 @@ impl<T: Tables, B> Controller<T, B> {
         let Some(transition) = self.transitions.get_mut(&page) else {
             return;
         };
-        if transition.held_back {
+        if transition.deferred {
             if self.pins.hold(page, now) {
                 // Pins of others do not extend a visit.
                 transition.visit &= self.pins.hold_timed(page, now) || extends;
@@ -271,9 +271,9 @@ impl<T: Tables, B> Controller<T, B> {
             if transition.visit && stays {
                 return;
             }
-            transition.held_back = false;
+            transition.deferred = false;
             transition.visit = false;
-            self.pins.count_held_back(false);
+            self.pins.count_deferred(false);
         }
         if forgets {
             transition.queue.clear();
@@ -283,12 +283,12 @@ impl<T: Tables, B> Controller<T, B> {
     }
 
     /// Goes on with the pages whose last pin went.
-    pub(super) fn look_at_held_back(&mut self, now: Duration, sink: &mut impl Sink<B>) {
-        if !self.pins.hold_back() {
+    pub(super) fn look_at_deferred(&mut self, now: Duration, sink: &mut impl Sink<B>) {
+        if !self.pins.has_deferred() {
             return;
         }
         let waits = |(_, transition): &(&u64, &Transition<B>)| {
-            transition.held_back && transition.operation.is_none()
+            transition.deferred && transition.operation.is_none()
         };
         let pages: Vec<u64> = self
             .transitions

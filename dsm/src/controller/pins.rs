@@ -33,7 +33,7 @@ pub struct Pins {
     /// Pages with the nanosecond at which their pins end. Written by the controller.
     timed: [(AtomicU64, AtomicU64); TIMED],
     /// Pages that wait for a pin to go.
-    held_back: AtomicU32,
+    deferred: AtomicU32,
 }
 
 impl Default for Pins {
@@ -42,7 +42,7 @@ impl Default for Pins {
             places: (0..PINS).map(|_| AtomicU64::new(FREE)).collect(),
             end: AtomicUsize::new(0),
             timed: [const { (AtomicU64::new(FREE), AtomicU64::new(0)) }; TIMED],
-            held_back: AtomicU32::new(0),
+            deferred: AtomicU32::new(0),
         }
     }
 }
@@ -62,8 +62,8 @@ impl Pins {
     }
 
     /// Whether pages wait for a pin to go: a thread that gave one back has the controller look.
-    pub fn hold_back(&self) -> bool {
-        self.held_back.load(Ordering::SeqCst) != 0
+    pub fn has_deferred(&self) -> bool {
+        self.deferred.load(Ordering::SeqCst) != 0
     }
 
     /// How long until the next of the pins ends that end by themselves.
@@ -123,10 +123,10 @@ impl Pins {
     }
 
     /// One more page, or one page less, waits for a pin to go.
-    pub(super) fn count_held_back(&self, waits: bool) {
+    pub(super) fn count_deferred(&self, waits: bool) {
         match waits {
-            true => self.held_back.fetch_add(1, Ordering::SeqCst),
-            false => self.held_back.fetch_sub(1, Ordering::SeqCst),
+            true => self.deferred.fetch_add(1, Ordering::SeqCst),
+            false => self.deferred.fetch_sub(1, Ordering::SeqCst),
         };
     }
 

@@ -63,7 +63,7 @@ pub struct Outcome {
     /// Operations that were carried out outside the lock.
     pub operations: u64,
     /// Pages that were not taken because they were pinned.
-    pub held_back: u64,
+    pub deferred: u64,
     /// Pages that were evicted.
     pub evicted: u64,
     /// Pages whose memory was given back.
@@ -93,7 +93,7 @@ impl Outcome {
         self.messages += other.messages;
         self.accesses += other.accesses;
         self.operations += other.operations;
-        self.held_back += other.held_back;
+        self.deferred += other.deferred;
         self.evicted += other.evicted;
         self.given_back += other.given_back;
         self.room_waits += other.room_waits;

@@ -43,8 +43,8 @@ pub(super) struct Granted {
 pub(super) struct Transition<B> {
     pub operation: Option<Operation>,
     /// Waits for a pin to go.
-    pub held_back: bool,
-    /// Held back before the step: a request for a page that its user here is about to
+    pub deferred: bool,
+    /// Deferred before the step: a request for a page that its user here is about to
     /// write. That write need not wait.
     pub visit: bool,
     /// What is left of the step.
@@ -57,7 +57,7 @@ impl<B> Default for Transition<B> {
     fn default() -> Self {
         Self {
             operation: None,
-            held_back: false,
+            deferred: false,
             visit: false,
             work: Work::default(),
             queue: VecDeque::new(),

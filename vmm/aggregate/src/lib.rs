@@ -27,7 +27,7 @@
 //! | [`membership`] | slices that join and leave while the machine runs |
 //!
 //! Threads of a slice: for each link one that reads and one that sends what the
-//! kernel did not take at once; one that beats; one for pages that were held back;
+//! kernel did not take at once; one that beats; one for deferred pages;
 //! one that does what others ask of the devices here; one that corrects the clock
 //! while the timekeeper is on another host; on a secondary one that takes commands;
 //! where KVM runs the vCPUs one that handles their faults; those of queues and disks.

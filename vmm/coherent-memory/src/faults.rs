@@ -193,7 +193,7 @@ impl Memory for SharedMemory {
     fn unpin(&self, address: u64) {
         self.remove_own_pin(address >> PAGE_SHIFT);
         self.pins.remove(address >> PAGE_SHIFT);
-        if self.pins.hold_back() {
+        if self.pins.has_deferred() {
             self.deferred_work.wake();
         }
     }

@@ -125,7 +125,7 @@ impl ActionExecutor<'_> {
         let counters = &self.shell.counters;
         let counter = match count {
             Count::Local => &counters.local,
-            Count::HeldBack => &counters.deferred,
+            Count::Deferred => &counters.deferred,
             Count::EvictedDropped => &counters.evicted_dropped,
             Count::EvictedSent => &counters.evicted_sent,
             Count::EvictionDenied => &counters.evictions_denied,

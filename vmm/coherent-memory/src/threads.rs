@@ -21,7 +21,7 @@ impl SharedMemory {
         self.deferred_work.serve();
         let mut due = None;
         while !self.is_over() {
-            let look = match self.pins.hold_back() {
+            let look = match self.pins.has_deferred() {
                 true => DEFERRED_LOOK,
                 false => IDLE_LOOK,
             };

@@ -304,7 +304,7 @@ impl Host {
         let (filled, users) = (self.rights.resident(), self.users() > 0);
         let due = self.controller.deadline(now).is_some();
         let is_full = filled >= self.budget.pages();
-        let works = due || self.pins.hold_back() || !self.operations.is_empty();
+        let works = due || self.pins.has_deferred() || !self.operations.is_empty();
         if works || users && !(is_full && self.all_wait()) {
             return false;
         }
@@ -420,7 +420,7 @@ impl Host {
             }
             Action::Count(count, many) => {
                 let counter = match count {
-                    Count::HeldBack => &mut outcome.held_back,
+                    Count::Deferred => &mut outcome.deferred,
                     Count::EvictedDropped | Count::EvictedSent => &mut outcome.evicted,
                     Count::GivenBack => &mut outcome.given_back,
                     Count::RoomWait => &mut outcome.room_waits,

@@ -22,7 +22,7 @@ fn two_thousand_seeds() {
     println!("{total:?}");
     assert!(total.deaths > 500 && total.losses > 1_000);
     assert!(total.messages > 300_000 && total.operations > 100_000);
-    assert!(total.held_back > 3_000 && total.subscriptions > 1_000);
+    assert!(total.deferred > 3_000 && total.subscriptions > 1_000);
     assert!(total.joins > 200 && total.leaves > 100 && total.cancels > 100);
     assert!(total.handed_over > 5_000);
     assert!(total.evicted > 10_000 && total.given_back > 10_000 && total.room_waits > 300);
