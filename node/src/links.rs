@@ -10,7 +10,7 @@ use weft_proc::boot::{
     Boot, LINK_RING, LINK_SEALED, LINK_STREAM, LinkSpec, MAGIC, MAX_NODES, ROLE_HOME, ROLE_SLICE,
     VERSION,
 };
-use weft_wire::halves::Keys;
+use weft_wire::halves::SessionKeys;
 use weft_wire::handshake::Keyed;
 use weft_wire::{ring, socket};
 
@@ -58,8 +58,8 @@ impl Link {
 
     /// The socket, and the keys of both directions if it is sealed; `None` for a
     /// ring, which is no socket.
-    pub fn into_socket(self) -> Option<(OwnedFd, Option<Keys>)> {
-        let keys = Keys {
+    pub fn into_socket(self) -> Option<(OwnedFd, Option<SessionKeys>)> {
+        let keys = SessionKeys {
             send: self.send_key,
             receive: self.receive_key,
         };

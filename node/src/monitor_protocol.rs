@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use weft_proc::boot::{CONTROL_VARIABLE, MAX_NODES};
-use weft_wire::halves::Keys;
+use weft_wire::halves::SessionKeys;
 
 use crate::consent::Lender;
 use crate::links::Links;
@@ -110,7 +110,7 @@ pub enum MonitorMessage {
 }
 
 /// One end of a link with its keys, for each slice; none for oneself.
-pub type Sockets = Vec<Option<(OwnedFd, Option<Keys>)>>;
+pub type Sockets = Vec<Option<(OwnedFd, Option<SessionKeys>)>>;
 
 /// What a slice's process was told.
 pub struct ReceivedBoot {
@@ -150,7 +150,7 @@ pub fn send_boot(
         ends.push(socket);
         boot.links.push(match keys {
             None => LinkKind::Clear,
-            Some(Keys { send, receive }) => LinkKind::Sealed { send, receive },
+            Some(SessionKeys { send, receive }) => LinkKind::Sealed { send, receive },
         });
     }
     let packet = serde_json::to_vec(&boot)?;
@@ -286,7 +286,7 @@ impl Control {
             let keys = match kind {
                 LinkKind::None => return Ok(None),
                 LinkKind::Clear => None,
-                LinkKind::Sealed { send, receive } => Some(Keys { send, receive }),
+                LinkKind::Sealed { send, receive } => Some(SessionKeys { send, receive }),
             };
             let socket = descriptors.next();
             let socket = socket.ok_or_else(|| io::Error::other("a link has no socket"))?;

@@ -55,7 +55,7 @@ pub struct HalvesConfig {
     /// A connected stream socket, TCP or UNIX, that nobody else uses.
     pub socket: OwnedFd,
     /// Keys of a link between hosts; none: in the clear, same host only.
-    pub keys: Option<Keys>,
+    pub keys: Option<SessionKeys>,
     /// Longest time that a peer may take nothing of a backlog; 1 ms to 49 days.
     pub lease: Duration,
     /// Longest busy wait before a receive blocks; zero never spins.
@@ -65,7 +65,7 @@ pub struct HalvesConfig {
 }
 
 /// The keys of a sealed link, one for each direction.
-pub struct Keys {
+pub struct SessionKeys {
     /// For what this side sends.
     pub send: [u8; KEY_BYTES],
     /// For what this side receives.

@@ -24,7 +24,7 @@
 
 use crate::PROTOCOL_VERSION;
 use crate::channel::Channel;
-use crate::keys::{Keys, PublicKey};
+use crate::keys::{PublicKey, StaticKeys};
 use crate::seal::{KEY_BYTES, LENGTH_BYTES, Opener, Sealer, TAG_BYTES, rekey};
 use crate::socket::Socket;
 use snow::{Builder, HandshakeState};
@@ -146,7 +146,7 @@ impl std::fmt::Debug for Keyed {
 /// See [`HandshakeError`].
 pub fn dial_control(
     socket: Socket,
-    keys: &Keys,
+    keys: &StaticKeys,
     expected: &PublicKey,
     timeout: Duration,
 ) -> Result<Channel, HandshakeError> {
@@ -253,7 +253,7 @@ impl Incoming {
     /// See [`HandshakeError`].
     pub fn control(
         self,
-        keys: &Keys,
+        keys: &StaticKeys,
         trusted: impl FnOnce(&PublicKey) -> bool,
     ) -> Result<(Channel, PublicKey), HandshakeError> {
         let mut talk = self.talk;

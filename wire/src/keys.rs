@@ -117,12 +117,12 @@ impl From<PublicKey> for String {
 /// A pair of static keys. The private half is wiped when dropped and never
 /// printed.
 #[derive(Clone)]
-pub struct Keys {
+pub struct StaticKeys {
     private: Zeroizing<[u8; 32]>,
     public: PublicKey,
 }
 
-impl Keys {
+impl StaticKeys {
     /// The public half.
     pub fn public(&self) -> PublicKey {
         self.public
@@ -132,17 +132,17 @@ impl Keys {
         &self.private
     }
 
-    fn from_private(private: Zeroizing<[u8; 32]>) -> Option<Keys> {
+    fn from_private(private: Zeroizing<[u8; 32]>) -> Option<StaticKeys> {
         let mut exchange = DefaultResolver.resolve_dh(&DHChoice::Curve25519)?;
         exchange.set(&*private);
         let public = PublicKey(exchange.pubkey().try_into().ok()?);
-        Some(Keys { private, public })
+        Some(StaticKeys { private, public })
     }
 }
 
-impl std::fmt::Debug for Keys {
+impl std::fmt::Debug for StaticKeys {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Keys({})", self.public)
+        write!(f, "StaticKeys({})", self.public)
     }
 }
 
@@ -150,10 +150,10 @@ impl std::fmt::Debug for Keys {
 ///
 /// # Errors
 /// [`KeyError::Random`].
-pub fn generate() -> Result<Keys, KeyError> {
+pub fn generate() -> Result<StaticKeys, KeyError> {
     let mut private = Zeroizing::new([0; 32]);
     fill_random(&mut *private)?;
-    Keys::from_private(private).ok_or(KeyError::Random)
+    StaticKeys::from_private(private).ok_or(KeyError::Random)
 }
 
 /// 32 bytes from the kernel's generator, for a pre-shared secret.
@@ -175,7 +175,7 @@ pub(crate) fn fill_random(bytes: &mut [u8]) -> Result<(), KeyError> {
 ///
 /// # Errors
 /// The file exists already (a key is never overwritten) or cannot be written.
-pub fn save(keys: &Keys, path: &Path) -> Result<(), KeyError> {
+pub fn save(keys: &StaticKeys, path: &Path) -> Result<(), KeyError> {
     let failed = |action| {
         move |source| KeyError::File {
             path: path.to_path_buf(),
@@ -200,7 +200,7 @@ pub fn save(keys: &Keys, path: &Path) -> Result<(), KeyError> {
 /// # Errors
 /// The file cannot be read, is not a key, belongs to somebody else, or others
 /// may read it.
-pub fn load(path: &Path) -> Result<Keys, KeyError> {
+pub fn load(path: &Path) -> Result<StaticKeys, KeyError> {
     let failed = |source| KeyError::File {
         path: path.to_path_buf(),
         action: "reading",
@@ -233,7 +233,7 @@ pub fn load(path: &Path) -> Result<Keys, KeyError> {
     text.trim_end()
         .strip_prefix(SECRET_PREFIX)
         .and_then(unhex)
-        .and_then(|private| Keys::from_private(Zeroizing::new(private)))
+        .and_then(|private| StaticKeys::from_private(Zeroizing::new(private)))
         .ok_or_else(not_a_key)
 }
 

@@ -11,7 +11,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use weft_wire::frame::MAX_PAYLOAD;
-use weft_wire::halves::{BACKLOG_MAX, HalvesConfig, Keys, Receiver, Sender, open};
+use weft_wire::halves::{BACKLOG_MAX, HalvesConfig, Receiver, Sender, SessionKeys, open};
 use weft_wire::seal::{LENGTH_BYTES, Sealer};
 use weft_wire::{Header, LinkError};
 
@@ -30,7 +30,7 @@ const KINDS: [Kind; 3] = [Kind::Tcp, Kind::Unix, Kind::Sealed];
 fn config(socket: OwnedFd, keys: Option<(u8, u8)>, lease: Duration) -> HalvesConfig {
     HalvesConfig {
         socket,
-        keys: keys.map(|(send, receive)| Keys {
+        keys: keys.map(|(send, receive)| SessionKeys {
             send: [send; 32],
             receive: [receive; 32],
         }),

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use weft_wire::channel::{Channel, ChannelError, MESSAGE_MAX};
 use weft_wire::handshake::{HandshakeError, Keyed, Opening, accept, dial_control, dial_link};
 use weft_wire::hello::{self, Hello};
-use weft_wire::keys::{self, Keys, PublicKey};
+use weft_wire::keys::{self, PublicKey, StaticKeys};
 use weft_wire::socket::Socket;
 use weft_wire::{Header, LinkKind, PROTOCOL_VERSION};
 
@@ -21,7 +21,7 @@ const SHORT: Duration = Duration::from_millis(300);
 
 fn serve(
     socket: TcpStream,
-    keys: Keys,
+    keys: StaticKeys,
     trusted: PublicKey,
 ) -> std::thread::JoinHandle<Result<(Channel, PublicKey), HandshakeError>> {
     std::thread::spawn(move || {

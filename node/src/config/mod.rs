@@ -13,7 +13,7 @@ use std::net::ToSocketAddrs;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use weft_wire::keys::{self, Keys, PublicKey};
+use weft_wire::keys::{self, PublicKey, StaticKeys};
 
 pub use edit::{init, trust};
 pub use peer::{May, Peer, USER_FIRST, USER_LAST};
@@ -144,7 +144,7 @@ pub fn directory() -> PathBuf {
 
 /// Reads this node's private key, and keeps this process's memory from others from now
 /// on.
-pub fn load_keys(directory: &Path) -> Result<Keys, ConfigError> {
+pub fn load_keys(directory: &Path) -> Result<StaticKeys, ConfigError> {
     let path = directory.join(KEY_FILE);
     if !path.exists() {
         return Err(ConfigError::Missing(path));

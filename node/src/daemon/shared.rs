@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use weft_wire::hello::Hello;
-use weft_wire::keys::{Keys, PublicKey};
+use weft_wire::keys::{PublicKey, StaticKeys};
 
 use super::budget::Budget;
 use super::door::Door;
@@ -23,7 +23,7 @@ use crate::spawn::{self, Executable};
 
 /// See the module.
 pub(super) struct Shared {
-    pub(super) keys: Keys,
+    pub(super) keys: StaticKeys,
     pub(super) config: Config,
     pub(super) budget: Arc<Budget>,
     pub(super) expected: Expected,

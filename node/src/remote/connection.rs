@@ -6,7 +6,7 @@ use std::time::Duration;
 use weft_wire::channel::{Channel, ChannelError};
 use weft_wire::handshake::{self, HandshakeError};
 use weft_wire::hello::{self, Hello, Mismatch};
-use weft_wire::keys::{Keys, PublicKey};
+use weft_wire::keys::{PublicKey, StaticKeys};
 use weft_wire::socket;
 
 use crate::config::{self, Config, PORT};
@@ -33,7 +33,7 @@ pub struct Connection {
 
 /// This side's identity and whom it trusts.
 pub struct Identity {
-    keys: Keys,
+    keys: StaticKeys,
     config: Config,
 }
 

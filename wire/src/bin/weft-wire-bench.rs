@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 use weft_wire::frame::MAX_PAYLOAD;
-use weft_wire::halves::{self, BACKLOG_MAX, HalvesConfig, Keys, Receiver, Sender};
+use weft_wire::halves::{self, BACKLOG_MAX, HalvesConfig, Receiver, Sender, SessionKeys};
 use weft_wire::{Header, Link, LinkConfig, LinkError, LinkKind, ring, socket};
 
 const PATIENCE_NS: u64 = 10_000_000_000;
@@ -243,7 +243,7 @@ fn framed(fd: OwnedFd, kind: LinkKind, spin: Duration) -> io::Result<Box<dyn End
 }
 
 fn halved(fd: OwnedFd, kind: Kind, side: u8, spin: Duration) -> io::Result<Box<dyn End>> {
-    let keys = (kind == Kind::SealedHalvesTcp).then_some(Keys {
+    let keys = (kind == Kind::SealedHalvesTcp).then_some(SessionKeys {
         send: [side; 32],
         receive: [1 - side; 32],
     });
