@@ -163,7 +163,7 @@ impl Control for Controlled {
                 .iter()
                 .map(|location| LocationView {
                     node: location.slice,
-                    version: location.epoch,
+                    epoch: location.epoch,
                 })
                 .collect(),
             console: self.console.clone(),

@@ -64,7 +64,7 @@ fn listed(bench: &Bench<'_>) -> Result<String> {
     let seen = view(bench, "l")?;
     let vcpus = seen["vcpus"].as_array().map_or(0, Vec::len);
     ensure!(vcpus == 2, "{vcpus} vCPUs: {seen}");
-    let places = serde_json::json!([{"node": 0, "version": 0}, {"node": 1, "version": 0}]);
+    let places = serde_json::json!([{"node": 0, "epoch": 0}, {"node": 1, "epoch": 0}]);
     ensure!(seen["locations"] == places, "{seen}");
     let counters: Value = serde_json::from_str(&bench.ask(&["vm", "counters", "--json", "l"])?)?;
     let counters = counters["counters"].as_object().context("counters")?;

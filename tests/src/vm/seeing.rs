@@ -91,7 +91,7 @@ fn sampled(bench: &Bench) -> Result<()> {
         let sample = ask_json(bench, &["vm", "top", "--once", "--json"])?;
         let (vcpus, nodes) = (&sample["vcpus"], &sample["nodes"]);
         ensure!(vcpus[1]["node"] == 1 && nodes[1]["node"] == 1, "{sample}");
-        ensure!(vcpus[1]["version"] == 0, "{sample}");
+        ensure!(vcpus[1]["epoch"] == 0, "{sample}");
         let positive = |value: &Value| value.as_f64().is_some_and(|rate| rate > 0.0);
         let both = |list: &Value, field: &str| (0..2).all(|index| positive(&list[index][field]));
         Ok(both(vcpus, "interrupts")

@@ -64,7 +64,7 @@ pub struct LocationView {
     /// The node that has it.
     pub node: usize,
     /// How often it moved until it was there.
-    pub version: u64,
+    pub epoch: u64,
 }
 
 /// A machine.

@@ -111,10 +111,7 @@ impl Control for Fake {
             guest_time_s: 1.0,
             restarts: 0,
             vcpus: vec!["running".into()],
-            locations: vec![LocationView {
-                node: 1,
-                version: 2,
-            }],
+            locations: vec![LocationView { node: 1, epoch: 2 }],
             console: ConsoleView::Socket {
                 path: "/nowhere".into(),
             },

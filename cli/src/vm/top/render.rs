@@ -60,7 +60,7 @@ fn vcpus(sample: &Sample) -> String {
             vec![
                 vcpu.vcpu.to_string(),
                 vcpu.node.to_string(),
-                vcpu.version.to_string(),
+                vcpu.epoch.to_string(),
                 vcpu.state.clone(),
                 whole(vcpu.exits),
                 whole(vcpu.interrupts),

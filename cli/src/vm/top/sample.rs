@@ -36,7 +36,7 @@ pub struct VcpuSample {
     pub vcpu: u32,
     pub node: usize,
     /// How often it moved until it was there.
-    pub version: u64,
+    pub epoch: u64,
     pub state: String,
     /// How often it left the guest's code.
     pub exits: f64,
@@ -145,7 +145,7 @@ impl Sample {
             VcpuSample {
                 vcpu,
                 node: location.node,
-                version: location.version,
+                epoch: location.epoch,
                 state: state.clone(),
                 exits: EXITS.iter().map(|name| of(name)).sum(),
                 interrupts: of("interrupts"),
@@ -218,7 +218,7 @@ mod tests {
                 restarts: 0,
                 vcpus: vec!["running".into(), "halted".into()],
                 locations: [(0, 0), (1, 4)]
-                    .map(|(node, version)| LocationView { node, version })
+                    .map(|(node, epoch)| LocationView { node, epoch })
                     .into(),
                 console: ConsoleView::Stdio,
                 configuration,
@@ -255,7 +255,7 @@ mod tests {
         let sample = Sample::between(&before, &now);
         let vcpu = &sample.vcpus[1];
         assert_eq!((vcpu.node, vcpu.exits, vcpu.waited), (1, 12.0, 0.25));
-        assert_eq!((sample.vcpus[0].version, vcpu.version), (0, 4));
+        assert_eq!((sample.vcpus[0].epoch, vcpu.epoch), (0, 4));
         assert_eq!((sample.vcpus[0].node, sample.vcpus[0].exits), (0, 0.0));
         let node = &sample.nodes[1];
         assert_eq!((node.messages_sent, node.faults), (4.0, 3.0));
