@@ -198,6 +198,15 @@ impl Memory for SharedMemory {
         }
     }
 
+    fn unpin_and_check(&self, address: u64) -> bool {
+        self.pins.remove(address >> PAGE_SHIFT);
+        self.pins.hold_back()
+    }
+
+    fn do_deferred_work(&self) {
+        self.locked(|state| state.step(self, Event::Tick, None));
+    }
+
     fn end(&self) -> u64 {
         self.end
     }

@@ -396,7 +396,7 @@ impl Cpu {
         }
         let asker = self.asker(purpose, address);
         loop {
-            self.mailbox.step_outside();
+            self.step_outside();
             let held = self.memory.acquire_for(page, access, &asker);
             // Lost again before it could be used? Then once more.
             let lost = self.come_inside(held.is_ok().then_some(page));
@@ -427,6 +427,16 @@ impl Cpu {
         }
     }
 
+    /// Leaves guest code. From here on others may take what this vCPU has cached, and its
+    /// thread may wait; so it first does the deferred work that others may wait for.
+    pub fn step_outside(&mut self) {
+        self.mailbox.step_outside();
+        if self.is_asked(request::DEFERRED_WORK) {
+            self.mailbox.take(request::DEFERRED_WORK);
+            self.memory.do_deferred_work();
+        }
+    }
+
     /// Back from outside: does what was asked meanwhile. Whether that took
     /// `watched` away, which was just acquired.
     pub fn come_inside(&mut self, mut watched: Option<u64>) -> bool {
@@ -438,7 +448,9 @@ impl Cpu {
             }
             // Inside, or about to wait for a vCPU that may itself wait for memory.
             if let Some(page) = watched.take() {
-                self.memory.unpin(page);
+                if self.memory.unpin_and_check(page) {
+                    self.mailbox.ask(request::DEFERRED_WORK);
+                }
             }
             let request = self.mailbox.request();
             let excluded = request.load(std::sync::atomic::Ordering::SeqCst) & request::EXCLUSIVE;
@@ -446,7 +458,7 @@ impl Cpu {
                 return lost;
             }
             lost = true;
-            self.mailbox.step_outside();
+            self.step_outside();
             self.machine.wait_while_excluded();
         }
     }
@@ -494,7 +506,7 @@ impl Cpu {
                 page,
                 keep_read: true,
             };
-            mailbox.step_outside();
+            self.step_outside();
             let answered = machine.demand(demand, Some(&mailbox), PATIENCE);
             self.come_inside(None);
             if answered.is_err() {
@@ -512,7 +524,7 @@ impl Cpu {
     pub fn exclusively<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> Option<T> {
         let machine = self.machine.clone();
         let mailbox = self.mailbox.clone();
-        mailbox.step_outside();
+        self.step_outside();
         let exclusion = machine.exclude(&mailbox, PATIENCE);
         if exclusion.is_none() {
             self.come_inside(None);

@@ -16,7 +16,7 @@ impl Cpu {
         call: impl FnOnce(&mut dyn Environment) -> T,
     ) -> Option<T> {
         let now = self.configuration.deterministic.then(|| self.tsc());
-        self.mailbox.step_outside();
+        self.step_outside();
         let result = self.environment.map(|environment| {
             // SAFETY: what `run` was given, which is borrowed until it returns;
             // nobody else uses it meanwhile.

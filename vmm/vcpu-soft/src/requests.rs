@@ -28,6 +28,8 @@ pub mod request {
     /// Something may have changed that interrupts or the clock depend on; set
     /// by the vCPU's own thread.
     pub const LOOK: u32 = 8;
+    /// Memory has deferred work for this vCPU; set by its own thread.
+    pub const DEFERRED_WORK: u32 = 16;
 }
 
 /// Demands that wait, at most.

@@ -64,7 +64,7 @@ impl Cpu {
         self.mailbox.ask(request::LOOK);
         Generated::attach(self);
         let exit = self.run_inside(generated).unwrap_or(Exit::TripleFault);
-        self.mailbox.step_outside();
+        self.step_outside();
         self.environment = None;
         exit
     }
@@ -109,8 +109,11 @@ impl Cpu {
             return Ok(Some(Exit::Kicked));
         }
         if asked & request::EXCLUSIVE != 0 {
-            self.mailbox.step_outside();
+            self.step_outside();
             self.machine.wait_while_excluded();
+            self.come_inside(None);
+        } else if asked & request::DEFERRED_WORK != 0 {
+            self.step_outside();
             self.come_inside(None);
         } else if asked & request::DEMANDS != 0 {
             self.answer(None);
@@ -350,8 +353,13 @@ impl Cpu {
 
     /// Whether something is asked of this vCPU.
     pub fn is_wanted(&self) -> bool {
+        self.is_asked(u32::MAX)
+    }
+
+    /// Whether one of these bits of [`request`] is asked of this vCPU.
+    pub fn is_asked(&self, bits: u32) -> bool {
         // SAFETY: the mailbox lives as long as the CPU.
-        unsafe { (*self.request).load(Ordering::Relaxed) != 0 }
+        unsafe { (*self.request).load(Ordering::Relaxed) & bits != 0 }
     }
 
     /// Interprets a block; the one that comes next, if nobody wants anything.

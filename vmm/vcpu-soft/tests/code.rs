@@ -278,6 +278,60 @@ fn with_another_node(guest: &Guest, place: u64) -> Arc<AtomicU64> {
 }
 
 #[test]
+fn deferred_work_is_done_between_blocks() {
+    let configure: [fn(&mut Guest); 3] = [
+        |guest| guest.cpu.interpret_only(),
+        |_| {},
+        |guest| guest.cpu.translate_after(1),
+    ];
+    for configure in configure {
+        // Stores once, and then runs without end.
+        let mut guest = Guest::new(|a| {
+            let mut again = a.create_label();
+            a.mov(qword_ptr(DATA), 7).unwrap();
+            a.set_label(&mut again).unwrap();
+            a.jmp(again).unwrap();
+        });
+        configure(&mut guest);
+        let (machine, memory) = (guest.machine.clone(), Arc::downgrade(&guest.memory));
+        let kick = guest.cpu.kicker();
+        guest.memory.strict.store(true, Ordering::SeqCst);
+        *guest.memory.deferred.lock().unwrap() = Some(DATA);
+        *guest.memory.on_deferred_work.lock().unwrap() = Some(Box::new(move || {
+            assert_eq!(memory.upgrade().unwrap().read_u64(DATA), 7);
+            // The vCPU's own thread waits for all vCPUs here.
+            machine
+                .revoke(DATA, None, Duration::from_secs(10))
+                .expect("the vCPU is outside");
+            kick.kick();
+        }));
+        guest.cpu.set_budget(Some(1 << 24));
+        assert_eq!(guest.run(), Exit::Kicked);
+    }
+}
+
+#[test]
+fn deferred_work_is_done_before_the_next_wait() {
+    // One block: the second page may come only after others got the first.
+    let mut guest = Guest::new(|a| {
+        a.mov(qword_ptr(DATA), 7).unwrap();
+        a.mov(qword_ptr(DATA + PAGE), 8).unwrap();
+        a.hlt().unwrap();
+    });
+    let done = Arc::new(AtomicBool::new(false));
+    let (work, given) = (done.clone(), done.clone());
+    guest.memory.strict.store(true, Ordering::SeqCst);
+    *guest.memory.deferred.lock().unwrap() = Some(DATA);
+    *guest.memory.on_deferred_work.lock().unwrap() =
+        Some(Box::new(move || work.store(true, Ordering::SeqCst)));
+    *guest.memory.before_giving.lock().unwrap() = Some(Box::new(move |page| {
+        assert!(page != DATA + PAGE || given.load(Ordering::SeqCst));
+    }));
+    assert_eq!(guest.run(), Exit::Halted);
+    assert!(done.load(Ordering::SeqCst));
+}
+
+#[test]
 fn locked_changes_across_pages_are_one_towards_other_nodes() {
     const PLACE: u64 = DATA + 0xffc;
     const ROUNDS: u32 = 300;

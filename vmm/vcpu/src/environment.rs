@@ -88,6 +88,18 @@ pub trait Memory: Send + Sync {
         let _ = page;
     }
 
+    /// `unpin` by a vCPU. If this returns true, work was deferred until pins were removed:
+    /// the vCPU calls [`Memory::do_deferred_work`] after its current block of guest code, and
+    /// before it waits for anything.
+    fn unpin_and_check(&self, page: u64) -> bool {
+        self.unpin(page);
+        false
+    }
+
+    /// Does the work that was deferred until pins were removed. The vCPU is outside guest
+    /// code: pages may be taken from it.
+    fn do_deferred_work(&self) {}
+
     /// One more than the highest guest-physical address that is memory.
     fn end(&self) -> u64;
 }

@@ -243,10 +243,12 @@ impl User {
             if let Some(host) = self.memory.held(page, access) {
                 break host;
             }
-            self.mailbox.step_outside();
+            self.outside();
             let host = self.memory.acquire(page, access).unwrap();
             let lost = self.mailbox.step_inside() && self.answer(Some(page));
-            self.memory.unpin(page);
+            if self.memory.unpin_and_check(page) {
+                self.mailbox.ask(request::DEFERRED_WORK);
+            }
             if !lost {
                 break host;
             }
@@ -283,13 +285,20 @@ impl User {
     }
 
     pub(super) fn boundary(&mut self) {
-        if self.mailbox.request().load(Ordering::SeqCst) & request::DEMANDS != 0 {
+        let asked = self.mailbox.request().load(Ordering::SeqCst);
+        if asked & request::DEFERRED_WORK != 0 {
+            self.outside();
+            self.inside();
+        } else if asked & request::DEMANDS != 0 {
             self.answer(None);
         }
     }
 
     pub(super) fn outside(&mut self) {
         self.mailbox.step_outside();
+        if self.mailbox.take(request::DEFERRED_WORK) != 0 {
+            self.memory.do_deferred_work();
+        }
     }
 
     pub(super) fn inside(&mut self) {
@@ -301,7 +310,7 @@ impl User {
 
 impl Drop for User {
     fn drop(&mut self) {
-        self.mailbox.step_outside();
+        self.outside();
         self.machine.leave(&self.mailbox);
     }
 }

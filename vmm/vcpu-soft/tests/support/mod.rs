@@ -59,6 +59,8 @@ pub const NO_EXECUTE: u64 = 1 << 63;
 
 /// What a test does with the address of a page.
 pub type PageHook = Box<dyn FnMut(u64) + Send>;
+/// What a test does when the vCPU does deferred work.
+pub type WorkHook = Box<dyn FnMut() + Send>;
 /// What a test does with the address in a device and the interrupts that wait.
 pub type DeviceHook = Box<dyn FnMut(u64, &mut Vec<u8>) + Send>;
 
@@ -74,6 +76,10 @@ pub struct Plain {
     pub given: AtomicU64,
     /// Called before a page is given for writing, with its address.
     pub before_giving: Mutex<Option<PageHook>>,
+    /// A page with deferred work when its pin is removed.
+    pub deferred: Mutex<Option<u64>>,
+    /// Called when the vCPU does deferred work.
+    pub on_deferred_work: Mutex<Option<WorkHook>>,
 }
 
 // SAFETY: the bytes are only accessed as guest memory: by single host accesses.
@@ -100,6 +106,8 @@ impl Plain {
             strict_reads: AtomicBool::new(false),
             given: AtomicU64::new(0),
             before_giving: Mutex::new(None),
+            deferred: Mutex::new(None),
+            on_deferred_work: Mutex::new(None),
         })
     }
 
@@ -165,6 +173,16 @@ impl Memory for Plain {
             return None;
         }
         self.acquire(page, access).ok()
+    }
+
+    fn unpin_and_check(&self, page: u64) -> bool {
+        *self.deferred.lock().unwrap() == Some(page)
+    }
+
+    fn do_deferred_work(&self) {
+        *self.deferred.lock().unwrap() = None;
+        let mut hook = self.on_deferred_work.lock().unwrap();
+        hook.as_mut().expect("a test that defers work")();
     }
 
     fn end(&self) -> u64 {
