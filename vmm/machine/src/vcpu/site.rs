@@ -64,6 +64,9 @@ impl VcpuSite for SliceVcpus {
         if u32::from(traveller.state.apic.id()) != vcpu {
             return Err(format!("it sent another vCPU as vCPU {vcpu}"));
         }
+        traveller
+            .check_time(arrived, self.clock.base())
+            .map_err(|reason| format!("vCPU {vcpu}: {reason}"))?;
         let port = self.port(vcpu)?;
         let contradiction = |error: LocationError| error.to_string();
         // First: from the next call on interrupts are accepted here, as the vCPU would.

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use weft_aggregate::MoveTimes;
-use weft_platform::clock::{Clock, host_tsc};
+use weft_platform::clock::{Clock, TimeBase, host_tsc};
 use weft_platform::interrupts::{LocalApicState, Message, VcpuLocation};
 use weft_platform::part::Version;
 use weft_vcpu::CpuState;
@@ -14,6 +14,10 @@ use super::state::VcpuState;
 /// Most messages in a posted-interrupt descriptor: one for each vector, an NMI, an INIT
 /// and a start-up.
 const PENDING_MAX: usize = 256 + 3;
+
+/// Furthest that a vCPU's TSC may be ahead of the slice that it comes to, which waits until
+/// its own has reached it. Clocks of hosts differ by microseconds.
+const AHEAD_SECONDS_MAX: u64 = 1;
 
 /// One vCPU in one message.
 #[derive(Clone, Debug, PartialEq)]
@@ -81,6 +85,18 @@ impl Traveller {
             },
         };
         from.finish().map(|()| traveller)
+    }
+
+    /// Refuses a vCPU for which this slice, whose guest TSC is `now`, would have to wait.
+    pub fn check_time(&self, now: u64, base: TimeBase) -> Result<(), String> {
+        let ahead = self.guest_tsc.wrapping_sub(now) as i64;
+        match u64::try_from(ahead) {
+            Ok(ahead) if ahead > AHEAD_SECONDS_MAX * base.hz() => Err(format!(
+                "its TSC is {} s ahead of this node's, more than the allowed {AHEAD_SECONDS_MAX} s",
+                ahead / base.hz()
+            )),
+            _ => Ok(()),
+        }
     }
 }
 

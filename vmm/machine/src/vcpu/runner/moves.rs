@@ -85,7 +85,8 @@ impl Thread {
     }
 
     /// Waits until the guest's TSC has reached what the vCPU has seen. Corrections of the
-    /// clock, and differences between hosts, are of some microseconds.
+    /// clock, and differences between hosts, are of some microseconds; of a vCPU that comes,
+    /// [`Traveller::check_time`] bounds them.
     pub(super) fn wait_for_tsc(&self, seen: u64) {
         while (host_tsc().wrapping_add(self.tsc_offset).wrapping_sub(seen) as i64) < 0 {
             std::hint::spin_loop();

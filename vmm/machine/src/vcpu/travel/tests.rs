@@ -51,6 +51,27 @@ fn all_of_a_vcpu_survives_the_way() {
     assert_eq!(Traveller::decode(&traveller.encode()), Ok(traveller));
 }
 
+/// The vCPU's thread would wait for years for a TSC that a broken slice sent.
+#[test]
+fn a_tsc_far_ahead_is_refused() {
+    const HZ: u64 = 2_000_000_000;
+    let base = TimeBase::new(HZ);
+    let mut traveller = traveller();
+    for now in [0, 5, 1 << 63, u64::MAX - 5] {
+        for (ahead, is_allowed) in [
+            (0, true),
+            (HZ / 1000, true),
+            (HZ + HZ / 1000, false),
+            (1 << 62, false),
+            (HZ.wrapping_neg(), true),
+        ] {
+            traveller.guest_tsc = now.wrapping_add(ahead);
+            let checked = traveller.check_time(now, base);
+            assert_eq!(checked.is_ok(), is_allowed, "{now} + {ahead}: {checked:?}");
+        }
+    }
+}
+
 #[test]
 fn no_bytes_are_more_than_refused() {
     let whole = traveller().encode();
