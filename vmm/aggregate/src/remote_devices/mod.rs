@@ -10,7 +10,8 @@
 //!                                      RemoteBlock ── chunks ─────▶ Server
 //! ```
 //!
-//! Invariants: at most one slice serves a queue; it is served only between `Activate` and `Stopped`; a message that the driver has taken back
+//! Invariants: at most one slice serves a queue, and only that slice reports on it; it is
+//! served only between `Activate` and `Stopped`; a message that the driver has taken back
 //! is not sent any more once the driver's write has returned.
 //!
 //! | file | holds |
@@ -192,6 +193,14 @@ impl RemoteDevices {
         })
     }
 
+    /// Whether a slice serves a queue of a device.
+    fn serves(&self, slice: usize, device: u8) -> bool {
+        self.read(|table| {
+            let placement = table.placements.get(&device);
+            placement.is_some_and(|placement| placement.groups_of(slice).next().is_some())
+        })
+    }
+
     /// The driver notified a queue that is served here. On the vCPU's thread, or on the
     /// one that reads the link of its slice: a request that goes to another slice goes
     /// at once if that needs no waiting.
@@ -277,13 +286,22 @@ impl RemoteDevices {
                     return completion.put(from, stopped);
                 }
             }
+            DeviceMessage::Kick if self.server_of(address) != self.number => {
+                return Err("it notified a queue that another node serves".into());
+            }
             DeviceMessage::Kick => self.kick(address),
             DeviceMessage::Used => {
+                if self.server_of(address) != from {
+                    return Err("it used buffers of a queue that another node serves".into());
+                }
                 if let Some(transport) = self.transport(address.device) {
                     transport.interrupt().queue(address.index());
                 }
             }
             DeviceMessage::Broken(text) => {
+                if !self.serves(from, address.device) {
+                    return Err("it reported a fault of a device that other nodes serve".into());
+                }
                 if let Some(transport) = self.transport(address.device) {
                     let text = String::from_utf8_lossy(&text).into_owned();
                     transport.interrupt().fail(&DeviceError::Reported(text));

@@ -341,10 +341,29 @@ fn a_fault_elsewhere_wants_a_reset() {
     rig.end();
 }
 
+/// Has slice `from` send the other one a message that cannot be true: `complaint` is the
+/// reason with which it is lost.
+fn is_lost_for(from: usize, queue: u16, message: DeviceMessage, complaint: &str) {
+    let rig = DiskRig::new(0, DataPath::Bypass, Duration::ZERO);
+    let queue = Address::new(0, queue);
+    rig.slices[from]
+        .remote_devices()
+        .send(1 - from, queue, message);
+    let deadline = Instant::now() + PATIENCE;
+    while rig.failures().is_empty() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let reason = rig.failures().first().cloned().unwrap_or_default();
+    assert!(reason.contains(&format!("lost node {from}")), "{reason}");
+    assert!(reason.contains(complaint), "{reason}");
+    for slice in &rig.slices {
+        slice.close();
+    }
+}
+
 /// A slice that replies to a request that it did not get is lost, with the reason.
 #[test]
 fn a_reply_without_a_request_ends_the_machine() {
-    let rig = DiskRig::new(0, DataPath::Bypass, Duration::ZERO);
     let reply = DeviceMessage::Answered(ChunkReply {
         chunk: Chunk {
             slot: 0,
@@ -357,16 +376,31 @@ fn a_reply_without_a_request_ends_the_machine() {
         status: Status::Ok,
         data: Vec::new().into(),
     });
-    let queue = Address::new(0, 1);
-    rig.slices[0].remote_devices().send(1, queue, reply);
-    let deadline = Instant::now() + PATIENCE;
-    while rig.failures().is_empty() && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(1));
+    is_lost_for(0, 1, reply, "it did not get");
+}
+
+/// Slice 0 serves queue 0, slice 1 queue 1.
+#[test]
+fn only_the_slice_that_serves_a_queue_reports_on_it() {
+    is_lost_for(1, 0, DeviceMessage::Used, "another node serves");
+    is_lost_for(0, 1, DeviceMessage::Used, "another node serves");
+    for (from, queue) in [(0, 0), (1, 1)] {
+        is_lost_for(from, queue, DeviceMessage::Kick, "another node serves");
     }
-    let reason = rig.failures().first().cloned().unwrap_or_default();
-    assert!(reason.contains("lost node 0"), "{reason}");
-    assert!(reason.contains("it did not get"), "{reason}");
-    for slice in &rig.slices {
-        slice.close();
-    }
+}
+
+/// With the shared memory as the data path, the disk's slice serves all queues.
+#[test]
+fn a_slice_that_serves_no_queue_reports_no_fault() {
+    let rig = DiskRig::new(0, DataPath::Dsm, Duration::ZERO);
+    let broken = DeviceMessage::Broken(b"no".to_vec());
+    let taken = rig.slices[0]
+        .remote_devices()
+        .take(1, Address::new(0, 0), broken.clone());
+    assert!(taken.is_err_and(|reason| reason.contains("other nodes serve")));
+    rig.end();
+    let rig = DiskRig::new(0, DataPath::Bypass, Duration::ZERO);
+    let remote = rig.slices[0].remote_devices();
+    assert_eq!(remote.take(1, Address::new(0, 0), broken), Ok(()));
+    rig.end();
 }
