@@ -1,4 +1,5 @@
-//! Which pages of a slice's own part of RAM a checkpoint must hold.
+//! Which pages a slice writes to a checkpoint: those that it manages at the moment, wherever
+//! their content is.
 
 use std::io;
 use std::ops::Range;
@@ -9,8 +10,8 @@ use weft_guest_memory::Marks;
 use super::shell::{PAGE_SHIFT, SharedMemory};
 
 impl SharedMemory {
-    /// Numbers of the pages that this slice manages.
-    pub fn own_pages(&self) -> Range<u64> {
+    /// Numbers of the pages that this slice manages when the machine starts.
+    pub fn first_pages(&self) -> Range<u64> {
         self.own.start..self.own.end.min(self.end / weft_dsm::PAGE_BYTES as u64)
     }
 
@@ -22,11 +23,10 @@ impl SharedMemory {
     pub fn reclaimed(&self) -> io::Result<Marks> {
         let marks = Marks::new(self.end);
         // Before the look at memory: a page that arrives between the two is not marked.
-        for page in self
-            .own_pages()
-            .filter(|page| self.rights.of(*page).is_some())
-        {
-            marks.set(page << PAGE_SHIFT);
+        for page in self.walk().flatten() {
+            if self.homes.manages(page) && self.rights.of(page).is_some() {
+                marks.set(page << PAGE_SHIFT);
+            }
         }
         for range in self.ram().populated()? {
             for address in range.step_by(weft_dsm::PAGE_BYTES) {
@@ -36,12 +36,13 @@ impl SharedMemory {
         Ok(marks)
     }
 
-    /// Of `pages`, which this slice manages, those that a slice has written or loaded,
-    /// wherever they are now; in ascending order. The others are zero.
+    /// Of `pages`, those that this slice manages and that a slice has written or loaded,
+    /// wherever they are now; in ascending order. The others that it manages are zero.
     pub fn touched(&self, pages: Range<u64>) -> Vec<u64> {
         self.locked(|state| {
             let tables = state.controller.tables();
             pages
+                .filter(|page| self.homes.manages(*page))
                 .filter(|page| {
                     let page = Page(*page);
                     let is_zero = tables.local(page).owner() && tables.local(page).zero();

@@ -193,8 +193,8 @@ impl SharedMemory {
         }
     }
 
-    /// All pages that are memory, some at a time.
-    fn walk(&self) -> impl Iterator<Item = Range<u64>> {
+    /// All pages that are memory, some at a time, in ascending order.
+    pub fn walk(&self) -> impl Iterator<Item = Range<u64>> {
         let parts = self.ram().parts().into_iter();
         parts.flat_map(|(start, length, _)| {
             let (first, end) = (start >> PAGE_SHIFT, (start + length) >> PAGE_SHIFT);

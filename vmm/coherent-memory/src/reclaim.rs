@@ -23,13 +23,13 @@ const VACANT_MAX: u64 = 512;
 
 impl SharedMemory {
     /// Of `pages`, reclaims those that this slice manages. The guest does not use them
-    /// until this returns. A page that leaves meanwhile keeps its content.
+    /// until this returns. A page that leaves meanwhile, or whose manager changes, keeps its
+    /// content.
     ///
     /// # Errors
     /// The kernel's answer, or the machine has ended.
     pub fn reclaim(&self, pages: Range<u64>) -> io::Result<()> {
-        let own = self.own_pages();
-        let pages = pages.start.max(own.start)..pages.end.min(own.end);
+        let pages = pages.start..pages.end.min(self.end >> PAGE_SHIFT);
         for start in pages.clone().step_by(PINNED_MAX as usize) {
             let chunk = start..pages.end.min(start + PINNED_MAX);
             let touched = self.touched(chunk);

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use weft_dsm::controller::{Budget, Controller, Event, Pins, Rights};
+use weft_dsm::controller::{Budget, Controller, Event, Homes, Pins, Rights};
 use weft_dsm::message::{self, DecodeError, Run};
 use weft_dsm::{Config, ManagerOf, NodeId, PAGE_BYTES};
 use weft_vcpu::{Access, Memory};
@@ -62,8 +62,10 @@ pub struct SharedMemory {
     /// Guest-physical start, bytes, host address.
     parts: Vec<(u64, u64, usize)>,
     pub(super) end: u64,
-    /// Pages of this slice's own part.
+    /// Pages of this slice's own part, which it manages at first.
     pub(super) own: Range<u64>,
+    /// The pages that this slice manages now. Only the controller changes them, under the lock.
+    pub(super) homes: Arc<Homes>,
     /// Only the controller changes them, under the lock; read without it.
     pub(super) rights: Arc<Rights>,
     /// The controller sets them under the lock; removed without it.
@@ -121,6 +123,7 @@ impl SharedMemory {
             ram: options.ram,
             end,
             own: own_part(&options.config),
+            homes: controller.homes(),
             rights,
             pins,
             state: Mutex::new(State::new(controller)),

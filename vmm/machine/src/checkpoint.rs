@@ -1,7 +1,7 @@
 //! Guest memory to and from the files of a checkpoint.
 //!
-//! Each slice writes the part of RAM that it manages to a file of its own, and reads the part
-//! that it manages from the files of all. So every page is in one file, without a word
+//! Each slice writes the pages that it manages to a file of its own, and reads those that it
+//! manages at the start from the files of all. So every page is in one file, without a word
 //! between the slices about who owns it at this moment; a page of which another slice has
 //! the only copy is fetched, as for any reader.
 //!
@@ -26,8 +26,6 @@ use super::state::MachineState;
 
 /// Longest wait for guest memory to be written, or read.
 pub const CHECKPOINT_SECONDS_MAX: u64 = 600;
-/// Pages whose records are looked up at one time.
-const PAGES_AT_ONCE: u64 = 4096;
 
 /// What a machine's process is given for checkpoints.
 #[derive(Default)]
@@ -99,7 +97,8 @@ pub fn memory_end(memory_bytes: u64) -> u64 {
     }
 }
 
-/// Writes the part of RAM that this slice manages; all of it if there is one slice.
+/// Writes the pages that this slice manages; all of RAM if there is one slice. Managers do
+/// not change meanwhile.
 pub(super) fn write_pages(
     ram: &Ram,
     slice: Option<&Slice>,
@@ -129,11 +128,9 @@ pub(super) fn write_pages(
         }
         Some(slice) => {
             let memory = slice.memory();
-            let own = memory.own_pages();
             // To read a page that the guest gave back would take memory for it again.
             let reclaimed = memory.reclaimed().map_err(unknown)?;
-            for start in own.clone().step_by(PAGES_AT_ONCE as usize) {
-                let some = start..own.end.min(start + PAGES_AT_ONCE);
+            for some in memory.walk() {
                 for page in memory.touched(some) {
                     if !reclaimed.has(page * PAGE_BYTES as u64) {
                         add(&**memory, page)?;
@@ -148,14 +145,14 @@ pub(super) fn write_pages(
     writer.finish().map_err(failed)
 }
 
-/// Reads the part of RAM that this slice manages; all of it if there is one slice. Before a
-/// vCPU runs, and before another slice asks for a page of this part.
+/// Reads the pages that this slice manages; all of RAM if there is one slice. Before a vCPU
+/// runs, and before another slice asks for a page of this part.
 pub(super) fn read_pages(
     ram: &Ram,
     slice: Option<&Slice>,
     restore: &Restore,
 ) -> Result<(), MachineError> {
-    let own = slice.map_or(0..u64::MAX, |slice| slice.memory().own_pages());
+    let own = slice.map_or(0..u64::MAX, |slice| slice.memory().first_pages());
     let address = |page: u64| page * PAGE_BYTES as u64;
     for node in 0..restore.set.manifest().pages.len() {
         let mut reader = restore.set.pages(node)?;

@@ -82,7 +82,7 @@ fn join(rig: &Rig) {
     resume(&rig.memories);
 }
 
-fn plan(pages: std::ops::Range<u64>, to: &[u8]) -> DrainPlan {
+pub(super) fn plan(pages: std::ops::Range<u64>, to: &[u8]) -> DrainPlan {
     let target = |node: &u8| DrainTarget {
         node: NodeId(*node),
         pages: PAGES,

@@ -1,5 +1,6 @@
 //! Pages that the guest gives back, while slices use others.
 
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::scope;
 
@@ -7,6 +8,7 @@ use weft_dsm::{ManagerOf, Ranges};
 use weft_vcpu::Access;
 
 use super::evict::resident;
+use super::membership::plan;
 use super::{PAGE, RAM, Rig};
 
 const PAGES: u64 = RAM / PAGE;
@@ -79,8 +81,48 @@ fn untouched_pages_are_not_asked_for() {
     give_back(&rig, 0..PAGES);
     for memory in &rig.memories {
         assert_eq!(resident(memory.ram()), 0);
-        assert!(memory.touched(memory.own_pages()).is_empty());
+        assert!(memory.touched(0..PAGES).is_empty());
     }
+    rig.end();
+}
+
+/// A page whose manager changed is written to a checkpoint, and given back, by the new one.
+#[test]
+fn a_page_belongs_to_its_manager_of_the_moment() {
+    let rig = rig();
+    let (moved, given) = (100..200, 150..HALF + 50);
+    let mut user = rig.user(0);
+    user.inside();
+    for page in 0..PAGES {
+        user.word(page * PAGE, Access::Write)
+            .store(page + 1, Ordering::SeqCst);
+    }
+    user.outside();
+    let plan = plan(moved.clone(), &[1]);
+    let drained = rig.memories[0].drain(plan, |_| ControlFlow::Continue(()));
+    assert!(drained.is_over, "{drained:?}");
+    let of_each = |range: std::ops::Range<u64>| -> Vec<Vec<u64>> {
+        let memories = rig.memories.iter();
+        memories.map(|one| one.touched(range.clone())).collect()
+    };
+    let second = |page: &u64| moved.contains(page) || *page >= HALF;
+    let (of_second, of_first): (Vec<_>, Vec<_>) = (0..PAGES).partition(second);
+    assert_eq!(of_each(0..PAGES), [of_first, of_second]);
+    give_back(&rig, given.clone());
+    let reclaimed: Vec<_> = rig
+        .memories
+        .iter()
+        .map(|one| one.reclaimed().unwrap())
+        .collect();
+    for page in given {
+        let marked = [0, 1].map(|node| reclaimed[node].has(page * PAGE));
+        assert_eq!(marked, [!second(&page), second(&page)], "{page}");
+        user.inside();
+        let word = user.word(page * PAGE, Access::Read);
+        assert_eq!(word.load(Ordering::SeqCst), 0, "{page}");
+        user.outside();
+    }
+    drop(user);
     rig.end();
 }
 
