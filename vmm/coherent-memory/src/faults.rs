@@ -200,7 +200,7 @@ impl Memory for SharedMemory {
 
     fn unpin_and_check(&self, address: u64) -> bool {
         self.pins.remove(address >> PAGE_SHIFT);
-        self.pins.hold_back()
+        self.pins.has_deferred()
     }
 
     fn do_deferred_work(&self) {
