@@ -10,7 +10,9 @@
 //! Invariants:
 //!
 //! - A node that leaves asks for nothing: what its users need waits until it stays.
-//! - Pages in transition count as busy: messages about them may wait here.
+//! - Pages in transition count as busy, because messages about them may wait here. Not so a
+//!   page whose memory goes back to the host, unless messages do wait: the shell begins this
+//!   at any time, also after a node that leaves has nothing any more.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -90,10 +92,16 @@ impl<T: Tables, B> Controller<T, B> {
             holdings.owned += u64::from(owner);
             holdings.copies += u64::from(copy);
             holdings.entries += u64::from(manages);
-            let busy = !self.node.has_nothing(Page(page)) || self.is_in_transition(page);
+            let busy = !self.node.has_nothing(Page(page)) || self.is_under_way(page);
             holdings.busy += u64::from(busy && !(owner || copy || manages));
         }
         holdings
+    }
+
+    /// Whether a step or messages about a page may wait for an operation or a pin.
+    fn is_under_way(&self, page: u64) -> bool {
+        let transition = self.transitions.get(&page);
+        transition.is_some_and(|transition| !transition.only_gives_back())
     }
 
     /// The first of `pages` about which something that this node knows mentions `node`, or

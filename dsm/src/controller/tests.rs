@@ -1,6 +1,6 @@
 //! Single steps of a controller.
 
-use super::transition::QUEUED_MAX;
+use super::transition::{Operation, QUEUED_MAX};
 use super::*;
 use crate::config::ManagerOf;
 use crate::protocol::{Body, Message};
@@ -75,6 +75,22 @@ fn a_node_cannot_fill_the_queue_of_a_page_in_transition() {
     let named = |failure: &Failure| matches!(failure, Failure::Violation { from, page: 1, .. } if *from == NodeId(1));
     assert!(failures.0.len() == 1 && failures.0.iter().all(named));
     assert_eq!(controller.transitions[&1].queue.len(), QUEUED_MAX);
+}
+
+#[test]
+fn memory_that_goes_back_to_the_host_is_not_busy() {
+    let (mut controller, mut sink) = (node(NodeId(1)), Failures::default());
+    assert!(controller.start(1, Operation::GiveBack));
+    assert!(controller.holdings(0..4).is_nothing());
+    // A message waits for the operation.
+    let message = Message {
+        page: Page(1),
+        generation: 0,
+        body: Body::Invalidate,
+    };
+    let from = NodeId(0);
+    controller.step(Event::Message { from, message }, Duration::ZERO, &mut sink);
+    assert_eq!(controller.holdings(0..4).busy, 1);
 }
 
 /// Node 1 has read page 1, which came whole because it is migratory; its thread is awake.

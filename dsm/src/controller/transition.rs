@@ -66,6 +66,11 @@ impl<B> Default for Transition<B> {
 }
 
 impl<B> Transition<B> {
+    /// Whether only the page's memory goes back to the host, and nothing waits for that.
+    pub fn only_gives_back(&self) -> bool {
+        matches!(self.operation, Some(Operation::GiveBack)) && self.queue.is_empty()
+    }
+
     /// Messages of a node that wait.
     pub fn queued(&self, node: NodeId) -> usize {
         let is_from = |(event, _): &&(protocol::Event, Option<B>)| matches!(event, protocol::Event::Message { from, .. } if *from == node);

@@ -140,11 +140,21 @@ fn change_its_mind(rig: &Rig, steps: u32) {
     resume(&rig.memories);
 }
 
+/// Stops the threads of a scope at its end, also when a check in it fails.
+struct StopsThreads<'a>(&'a AtomicBool);
+
+impl Drop for StopsThreads<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// One run: each increment is there in the end, and the guest has no memory filled.
 fn come_and_go(round: u32) {
     let rig = rig();
     let (done, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
+        let _stop = StopsThreads(&stop);
         for node in [0, 1, 1] {
             let (mut user, done, stop) = (rig.user(node), &done, &stop);
             scope.spawn(move || {
@@ -176,7 +186,6 @@ fn come_and_go(round: u32) {
         until("the others stand", || {
             done.load(Ordering::Relaxed) > before + 100
         });
-        stop.store(true, Ordering::Relaxed);
     });
     let mut user = rig.user(1);
     user.inside();
