@@ -26,7 +26,7 @@ struct Source {
     mutants: &'static [(&'static str, &'static [Edit])],
 }
 
-const SOURCES: [Source; 3] = [
+const SOURCES: [Source; 4] = [
     Source {
         name: "waker",
         path: "../vmm/platform/src/interrupts/waker.rs",
@@ -98,6 +98,47 @@ const SOURCES: [Source; 3] = [
                 &[(
                     "pending.requested[word] = cell.swap(0, Ordering::SeqCst);",
                     "pending.requested[word] = cell.load(Ordering::SeqCst);\n                    cell.swap(0, Ordering::SeqCst);",
+                )],
+            ),
+        ],
+    },
+    Source {
+        name: "kick",
+        path: "../vmm/vcpu-kvm/src/kick.rs",
+        smaller: &[],
+        mutants: &[
+            (
+                "asks_last",
+                &[(
+                    "        if !self.asked.swap(true, Ordering::SeqCst) {\n            self.interrupt();\n        }",
+                    "        self.interrupt();\n        self.asked.swap(true, Ordering::SeqCst);",
+                )],
+            ),
+            (
+                "signals_before_the_flag",
+                &[
+                    (
+                        "        self.set_immediate_exit();\n        let thread",
+                        "        let thread",
+                    ),
+                    (
+                        "            self.control.signal(thread);\n        }",
+                        "            self.control.signal(thread);\n        }\n        self.set_immediate_exit();",
+                    ),
+                ],
+            ),
+            (
+                "clears_what_a_kick_set",
+                &[(
+                    "        if self.asked.load(Ordering::SeqCst) {",
+                    "        if false {",
+                )],
+            ),
+            (
+                "sets_no_flag",
+                &[(
+                    "        self.set_immediate_exit();\n        let thread",
+                    "        let thread",
                 )],
             ),
         ],

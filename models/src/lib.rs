@@ -9,6 +9,7 @@
 #![cfg(test)]
 
 mod interrupts;
+mod kicks;
 #[allow(dead_code, reason = "a file of production, of which a part is used")]
 #[path = "../../vmm/platform/src/interrupts/message.rs"]
 mod message;

@@ -94,6 +94,8 @@ macro_rules! atomic {
 }
 
 atomic!(AtomicBool, bool, {});
+atomic!(AtomicI32, i32, {});
+atomic!(AtomicU8, u8, {});
 atomic!(AtomicU32, u32, { fetch_add fetch_sub fetch_or fetch_and });
 atomic!(AtomicU64, u64, { fetch_add });
 atomic!(AtomicUsize, usize, { fetch_max });

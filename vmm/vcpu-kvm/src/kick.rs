@@ -12,122 +12,98 @@
 //!   waits for it if need be, ends KVM_RUN.
 //!
 //! A signal that arrives after all that finds `asked` clear and is forgotten.
-//! `immediate_exit` left set costs one KVM_RUN that does nothing.
+//! `immediate_exit` left set costs one KVM_RUN that does nothing. A signal that arrives
+//! before KVM_RUN does nothing; so the flag is set before the signal is sent.
+//!
+//! `models/src/kicks.rs` tries the interleavings of both sides.
 //!
 //! A kick without a signal (`request_interrupt_window` and `membarrier`) was
 //! considered: it makes a guest come back only while the guest accepts
 //! interrupts, so it cannot stand alone. See `docs/vmm-kvm.md` for what both cost.
 
-use std::io;
-use std::mem::offset_of;
-use std::os::fd::{AsRawFd, RawFd};
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
 
-use kvm_bindings::kvm_run;
-use kvm_ioctls::VcpuFd;
 use weft_vcpu::Kick;
 
-/// Bytes of the shared page of which we use one: `kvm_run` starts in it.
-const RUN_PAGE: usize = 4096;
-const _: () = assert!(offset_of!(kvm_run, immediate_exit) < RUN_PAGE);
-const _: () = assert!(offset_of!(kvm_run, cr8) + 8 <= RUN_PAGE);
-const _: () = assert!(offset_of!(kvm_run, cr8).is_multiple_of(8));
+/// KVM_RUN, as a kick reaches it.
+pub(super) trait RunControl {
+    /// While it is not 0, KVM_RUN answers EINTR at once.
+    fn immediate_exit(&self) -> &AtomicU8;
+    /// Sends the signal that ends KVM_RUN to a thread of this process.
+    fn signal(&self, thread: i32);
+}
 
 /// The requests to one vCPU, and the way to its thread.
-pub(super) struct Bell {
+pub(super) struct Kicker<H> {
     asked: AtomicBool,
     /// Kernel's number of the thread in `run`; 0: none.
     thread: AtomicI32,
-    /// A mapping of our own of the vCPU's `kvm_run`, so that a kick may come
-    /// when the vCPU is gone.
-    run_page: NonNull<u8>,
+    control: H,
 }
 
-// SAFETY: the mapping is ours until drop, and only its `immediate_exit` is
-// touched, atomically.
-unsafe impl Send for Bell {}
-// SAFETY: as above; all else is atomic.
-unsafe impl Sync for Bell {}
-
-impl Bell {
-    pub(super) fn new(vcpu: &VcpuFd) -> io::Result<Arc<Self>> {
-        install_handler()?;
-        Ok(Arc::new(Self {
+impl<H: RunControl> Kicker<H> {
+    pub(super) fn new(control: H) -> Arc<Self> {
+        Arc::new(Self {
             asked: AtomicBool::new(false),
             thread: AtomicI32::new(0),
-            run_page: map_run_page(vcpu.as_raw_fd())?,
-        }))
+            control,
+        })
     }
 
-    /// Makes the calling thread the one that a kick interrupts, until the guard
-    /// goes.
-    pub(super) fn listen(self: &Arc<Self>) -> Listening {
-        // SAFETY: takes nothing, changes nothing.
-        let thread = unsafe { libc::gettid() };
+    pub(super) fn control(&self) -> &H {
+        &self.control
+    }
+
+    /// Makes the calling thread, which has this number, the one that a kick interrupts,
+    /// until the guard goes. `None`: a kick came before.
+    pub(super) fn listen(self: &Arc<Self>, thread: i32) -> Option<Listening<H>> {
         self.thread.store(thread, Ordering::SeqCst);
-        Listening(self.clone())
+        let listening = Listening(self.clone());
+        if self.take() {
+            self.clear_immediate_exit();
+            return None;
+        }
+        Some(listening)
     }
 
-    /// Whether somebody asked since the last time.
-    pub(super) fn take(&self) -> bool {
-        self.asked.swap(false, Ordering::SeqCst)
+    /// KVM_RUN was cut short: whether by a kick, and not by another signal.
+    pub(super) fn was_kicked(&self) -> bool {
+        let asked = self.take();
+        self.clear_immediate_exit();
+        asked
     }
 
     /// Makes the next KVM_RUN finish what is under way and come back.
     pub(super) fn set_immediate_exit(&self) {
-        self.immediate_exit().store(1, Ordering::SeqCst);
+        self.control.immediate_exit().store(1, Ordering::SeqCst);
     }
 
     /// Undoes [`Self::set_immediate_exit`], and what a kick that was noticed left.
     pub(super) fn clear_immediate_exit(&self) {
-        self.immediate_exit().store(0, Ordering::SeqCst);
+        self.control.immediate_exit().store(0, Ordering::SeqCst);
         // A kick between the two: its flag must not be lost.
         if self.asked.load(Ordering::SeqCst) {
             self.set_immediate_exit();
         }
     }
 
-    /// CR8 as KVM_RUN left it, whatever else of `kvm_run` is borrowed.
-    pub(super) fn task_priority(&self) -> u8 {
-        // SAFETY: inside the mapping and aligned, as asserted above; the kernel
-        // writes it only while KVM_RUN is under way.
-        let cr8 = unsafe {
-            AtomicU64::from_ptr(self.run_page.as_ptr().add(offset_of!(kvm_run, cr8)).cast())
-        };
-        (cr8.load(Ordering::Relaxed) & 0xf) as u8
-    }
-
-    fn immediate_exit(&self) -> &AtomicU8 {
-        // SAFETY: inside the mapping, which lives as long as `self`; a byte has no
-        // alignment; the kernel reads it atomically too.
-        unsafe {
-            AtomicU8::from_ptr(
-                self.run_page
-                    .as_ptr()
-                    .add(offset_of!(kvm_run, immediate_exit)),
-            )
-        }
-    }
-}
-
-impl Bell {
     /// Makes the vCPU leave KVM_RUN, or not enter it, once: it goes on by itself.
     pub(super) fn interrupt(&self) {
         self.set_immediate_exit();
         let thread = self.thread.load(Ordering::SeqCst);
         if thread != 0 {
-            // SAFETY: sends a signal whose handler does nothing. A thread that
-            // ended meanwhile makes the call fail, which is as good.
-            unsafe {
-                libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, signal());
-            }
+            self.control.signal(thread);
         }
+    }
+
+    /// Whether a kick came since the last time.
+    fn take(&self) -> bool {
+        self.asked.swap(false, Ordering::SeqCst)
     }
 }
 
-impl Kick for Bell {
+impl<H: RunControl + Send + Sync> Kick for Kicker<H> {
     fn kick(&self) {
         // An earlier kick, not yet noticed, does or did the rest.
         if !self.asked.swap(true, Ordering::SeqCst) {
@@ -136,67 +112,11 @@ impl Kick for Bell {
     }
 }
 
-impl Drop for Bell {
-    fn drop(&mut self) {
-        // SAFETY: the mapping of `map_run_page`, of this size, which nobody else knows.
-        unsafe {
-            libc::munmap(self.run_page.as_ptr().cast(), RUN_PAGE);
-        }
-    }
-}
-
 /// The calling thread is in `run`.
-pub(super) struct Listening(Arc<Bell>);
+pub(super) struct Listening<H>(Arc<Kicker<H>>);
 
-impl Drop for Listening {
+impl<H> Drop for Listening<H> {
     fn drop(&mut self) {
         self.0.thread.store(0, Ordering::SeqCst);
     }
-}
-
-fn map_run_page(vcpu: RawFd) -> io::Result<NonNull<u8>> {
-    // SAFETY: a new mapping at an address that the kernel chooses.
-    let page = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            RUN_PAGE,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED,
-            vcpu,
-            0,
-        )
-    };
-    if page == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
-    NonNull::new(page.cast()).ok_or_else(|| io::Error::other("kvm_run was mapped at 0"))
-}
-
-/// The first real-time signal that the C library leaves to programs.
-fn signal() -> libc::c_int {
-    libc::SIGRTMIN()
-}
-
-extern "C" fn nothing(_: libc::c_int) {}
-
-/// Once a process: without a handler the signal would end it. SA_RESTART keeps
-/// other calls of a vCPU's thread undisturbed; KVM_RUN is never restarted.
-fn install_handler() -> io::Result<()> {
-    static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
-    let installed = INSTALLED.get_or_init(|| {
-        // SAFETY: an all-zero sigaction is a valid one: no flags, an empty mask.
-        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-        action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as libc::sighandler_t;
-        action.sa_flags = libc::SA_RESTART;
-        // SAFETY: the handler does nothing, so it is safe in any context.
-        let answer = unsafe { libc::sigaction(signal(), &action, std::ptr::null_mut()) };
-        if answer == 0 {
-            Ok(())
-        } else {
-            Err(io::Error::last_os_error()
-                .raw_os_error()
-                .unwrap_or(libc::EINVAL))
-        }
-    });
-    installed.map_err(io::Error::from_raw_os_error)
 }

@@ -13,6 +13,7 @@
 //! | `msrs` | which MSRs are state, which are the machine's |
 //! | `calls` | calls of the kernel that `kvm-ioctls` lacks |
 //! | `kick` | how another thread makes it come back |
+//! | `run_page` | a mapping of `kvm_run`, and the signal that ends KVM_RUN |
 //! | `shared` | what the vCPUs of a machine have in common |
 //! | [`counters`] | exits by kind |
 //! | [`shadows`] | what to do about shadows of page tables that another slice changes |
@@ -37,6 +38,7 @@ mod kick;
 mod model;
 mod msrs;
 mod quirks;
+mod run_page;
 pub mod shadows;
 mod shared;
 mod state;

@@ -56,7 +56,7 @@ use weft_guest_memory::{FOUR_GIB, Marks};
 use weft_vcpu::paging::{ACCESSED, ADDRESS, PRESENT};
 
 use super::KvmError;
-use super::kick::Bell;
+use super::run_page::KvmKicker;
 
 /// Where the slot that is moved lies, in turns: no memory or device is there.
 const PLACES: [u64; 2] = [0xfffb_a000, 0xfffb_b000];
@@ -93,7 +93,7 @@ pub struct ShadowGate {
     place: Mutex<usize>,
     spare: Box<Spare>,
     /// Of all vCPUs here; held for moments.
-    bells: Mutex<Vec<Arc<Bell>>>,
+    kickers: Mutex<Vec<Arc<KvmKicker>>>,
     /// Pages that were written to unseen.
     marks: Arc<Marks>,
     /// Pages that KVM may have an entry for: mapped since shadows were dropped, or
@@ -121,7 +121,7 @@ impl ShadowGate {
             dropped: AtomicU64::new(0),
             place: Mutex::new(0),
             spare: Box::new(Spare([0; PAGE])),
-            bells: Mutex::default(),
+            kickers: Mutex::default(),
             marks,
             known: Marks::new(end.max(FOUR_GIB)),
             known_above: AtomicBool::new(false),
@@ -148,11 +148,11 @@ impl ShadowGate {
     }
 
     /// One more vCPU stops at it.
-    pub(super) fn add(&self, bell: Arc<Bell>) {
-        self.bells
+    pub(super) fn add(&self, kicker: Arc<KvmKicker>) {
+        self.kickers
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .push(bell);
+            .push(kicker);
     }
 
     /// Whether shadows have to go before a vCPU may enter the guest.
@@ -239,8 +239,8 @@ impl ShadowGate {
     /// see it.
     fn close(&self) -> io::Result<()> {
         self.asked.fetch_add(1, Ordering::SeqCst);
-        for bell in &*self.bells.lock().unwrap_or_else(PoisonError::into_inner) {
-            bell.interrupt();
+        for kicker in &*self.kickers.lock().unwrap_or_else(PoisonError::into_inner) {
+            kicker.interrupt();
         }
         // The signals are on their way; this one waits until every processor that
         // runs a thread of ours was interrupted, and so left guest mode, which it
@@ -305,7 +305,7 @@ mod tests {
             dropped: AtomicU64::new(0),
             place: Mutex::new(0),
             spare: Box::new(Spare([0; PAGE])),
-            bells: Mutex::default(),
+            kickers: Mutex::default(),
             marks: Arc::new(Marks::new(MEMORY)),
             known: Marks::new(FOUR_GIB),
             known_above: AtomicBool::new(false),

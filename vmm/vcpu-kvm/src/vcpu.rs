@@ -8,8 +8,9 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 use weft_vcpu::{BackEndCounters, CpuState, Environment, Exit, Kick, Vcpu, VcpuError};
 
 use super::counters::{ExitKind, Meter};
-use super::kick::Bell;
+use super::kick::Kicker;
 use super::quirks::Quirks;
+use super::run_page::{KvmKicker, RunPage};
 use super::shared::Shared;
 use super::state::{self, Beside};
 use super::{calls, failed, msrs, unsupported};
@@ -19,7 +20,7 @@ pub struct KvmVcpu {
     fd: VcpuFd,
     shared: Arc<Shared>,
     quirks: Option<Arc<Quirks>>,
-    bell: Arc<Bell>,
+    kicker: Arc<KvmKicker>,
     meter: Arc<Meter>,
     /// HLT was executed and nothing woke the CPU since.
     halted: bool,
@@ -51,18 +52,19 @@ impl KvmVcpu {
             .create_vcpu(id.into())
             .map_err(failed("KVM_CREATE_VCPU"))?;
         let defaults = state::defaults(&fd, &shared, cpuid)?;
-        let bell = Bell::new(&fd).map_err(|source| VcpuError::Kernel {
+        let page = RunPage::new(&fd).map_err(|source| VcpuError::Kernel {
             what: "preparing a vCPU's kicks",
             source,
         })?;
+        let kicker = Kicker::new(page);
         if let Some(gate) = &shared.gate {
-            gate.add(bell.clone());
+            gate.add(kicker.clone());
         }
         let mut vcpu = Self {
             fd,
             shared,
             quirks,
-            bell,
+            kicker,
             meter: Arc::default(),
             halted: false,
             priority: 0,
@@ -123,7 +125,7 @@ impl KvmVcpu {
         let left = Instant::now();
         self.meter.inside(left - entered);
         // Before a device is asked: the local APIC's register is the same one.
-        let priority = self.bell.task_priority();
+        let priority = self.kicker.control().task_priority();
         if priority != self.priority {
             environment.set_task_priority(priority);
         }
@@ -188,12 +190,9 @@ impl KvmVcpu {
 
     /// KVM_RUN was cut short: by a kick, or by another signal.
     fn interrupted(&self) -> Next {
-        let asked = self.bell.take();
-        self.bell.clear_immediate_exit();
-        if asked {
-            Next::Return(Exit::Kicked)
-        } else {
-            Next::Enter
+        match self.kicker.was_kicked() {
+            true => Next::Return(Exit::Kicked),
+            false => Next::Enter,
         }
     }
 
@@ -244,7 +243,7 @@ impl KvmVcpu {
         };
         while gate.is_closed() {
             gate.open(&self.shared.vm)?;
-            self.bell.clear_immediate_exit();
+            self.kicker.clear_immediate_exit();
         }
         Ok(())
     }
@@ -252,9 +251,9 @@ impl KvmVcpu {
     /// Lets KVM say whether it takes interrupts, which it does only on the way
     /// out of KVM_RUN.
     fn refresh(&mut self) -> Result<(), VcpuError> {
-        self.bell.set_immediate_exit();
+        self.kicker.set_immediate_exit();
         let answer = self.fd.run().map(drop);
-        self.bell.clear_immediate_exit();
+        self.kicker.clear_immediate_exit();
         match answer {
             Err(error) if error.errno() == libc::EINTR => Ok(()),
             Err(error) => Err(failed("KVM_RUN")(error)),
@@ -265,11 +264,11 @@ impl KvmVcpu {
 
 impl Vcpu for KvmVcpu {
     fn run(&mut self, environment: &mut dyn Environment) -> Result<Exit, VcpuError> {
-        let _listening = self.bell.listen();
-        if self.bell.take() {
-            self.bell.clear_immediate_exit();
+        // SAFETY: takes nothing, changes nothing.
+        let thread = unsafe { libc::gettid() };
+        let Some(_listening) = self.kicker.listen(thread) else {
             return Ok(Exit::Kicked);
-        }
+        };
         loop {
             if self.halted {
                 if !self.wakes(environment)? {
@@ -319,7 +318,7 @@ impl Vcpu for KvmVcpu {
     }
 
     fn kicker(&self) -> Arc<dyn Kick> {
-        self.bell.clone()
+        self.kicker.clone()
     }
 }
 
