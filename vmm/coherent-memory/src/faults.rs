@@ -191,14 +191,13 @@ impl Memory for SharedMemory {
     }
 
     fn unpin(&self, address: u64) {
-        self.remove_own_pin(address >> PAGE_SHIFT);
-        self.pins.remove(address >> PAGE_SHIFT);
-        if self.pins.has_deferred() {
+        if self.unpin_and_check(address) {
             self.deferred_work.wake();
         }
     }
 
     fn unpin_and_check(&self, address: u64) -> bool {
+        self.remove_own_pin(address >> PAGE_SHIFT);
         self.pins.remove(address >> PAGE_SHIFT);
         self.pins.has_deferred()
     }

@@ -39,7 +39,7 @@ fn count_up(user: &mut User, word: u64, done: &AtomicU64) {
 }
 
 /// Looks until it is so, for a bounded time.
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub(super) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !is_so() {
         assert!(Instant::now() < deadline, "{what}");

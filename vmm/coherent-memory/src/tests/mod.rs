@@ -311,6 +311,9 @@ impl User {
 impl Drop for User {
     fn drop(&mut self) {
         self.outside();
+        for page in self.known.keys() {
+            assert!(!self.memory.is_pinned_here(page / PAGE));
+        }
         self.machine.leave(&self.mailbox);
     }
 }
