@@ -15,6 +15,7 @@ use weft_guest_memory::DeviceMemory;
 use weft_platform::interrupts::{
     InterruptLink, InterruptRouter, InterruptTopology, Locations, Message, VcpuLocation,
 };
+use weft_platform::role::RolePlace;
 use weft_virtio::net::{FRAME_MAX, HEADER, Link};
 use weft_virtio::ring::Segment;
 use weft_wire::Header;
@@ -82,7 +83,7 @@ pub fn places(input: &[u8]) {
         Some(InterruptTopology {
             slice: 1,
             locations: locations.clone(),
-            io_apic: false,
+            io_apic: Arc::new(RolePlace::new(1, 0)),
             link: Arc::new(Nowhere),
         }),
     );
@@ -120,7 +121,13 @@ impl InterruptLink for Nowhere {
         assert!(location.slice < 3 && location.slice != 1);
     }
 
-    fn end_of_interrupt(&self, _: u8) {}
+    fn end_of_interrupt(&self, slice: usize, _: u8) {
+        assert_eq!(slice, 0);
+    }
+
+    fn set_pin(&self, slice: usize, _: u8, _: bool) {
+        assert_eq!(slice, 0);
+    }
 }
 
 /// Text of commands, answers and placements.

@@ -11,8 +11,8 @@ use weft_api::{
 use weft_console::terminal::Size;
 use weft_console::{Keys, Output, Port};
 use weft_machine::{
-    Configuration, Handle, MachineRequest, NewCheckpoint, Refusal, SavedMachine, Stage, Status,
-    TimeMoveReport, VcpuMoveReport, VcpuStage,
+    Configuration, Handle, MachineRequest, NewCheckpoint, PlatformMoveReport, Refusal,
+    SavedMachine, Stage, Status, TimeMoveReport, VcpuMoveReport, VcpuStage,
 };
 
 /// A machine and what is known of it beside its state.
@@ -204,6 +204,10 @@ impl Control for Controlled {
 
     fn move_time(&self, node: usize) -> Result<TimeMoveReport, Failure> {
         self.handle.move_time(node).map_err(failure)
+    }
+
+    fn move_platform(&self, node: usize) -> Result<PlatformMoveReport, Failure> {
+        self.handle.move_platform(node).map_err(failure)
     }
 
     fn move_vcpu(&self, vcpu: u32, node: usize) -> Result<VcpuMoveReport, Failure> {

@@ -71,17 +71,21 @@ pub enum VmCommand {
         #[arg(value_name = "NAME|PID")]
         machine: String,
     },
-    /// Move a vCPU of a running machine, or its timekeeper, to another of its nodes
+    /// Move a vCPU of a running machine, its timekeeper or its platform to another of its nodes
     Move {
         /// Its name or pid, as `weft vm list` shows them
         #[arg(value_name = "NAME|PID")]
         machine: String,
         /// The vCPU's number
-        #[arg(long, value_name = "N", required_unless_present = "time")]
+        #[arg(long, value_name = "N", required_unless_present_any = ["time", "platform"])]
         vcpu: Option<u32>,
         /// Instead of a vCPU the timekeeper, whose host's clock guest time follows
         #[arg(long, conflicts_with = "vcpu")]
         time: bool,
+        /// Instead of a vCPU the platform: the I/O APIC, the serial port and the other small
+        /// devices, but not those on the PCI bus
+        #[arg(long, conflicts_with_all = ["vcpu", "time"])]
+        platform: bool,
         /// The node's number, as `weft vm top` shows it
         #[arg(long, value_name = "NODE")]
         to: usize,

@@ -52,10 +52,12 @@ pub fn run(command: VmCommand, started: Instant) -> anyhow::Result<ExitCode> {
             machine,
             vcpu,
             time: _,
+            platform,
             to,
             json,
         } => match vcpu {
             Some(vcpu) => running::move_vcpu(&machine, vcpu, to, json),
+            None if platform => running::move_platform(&machine, to, json),
             None => running::move_time(&machine, to, json),
         },
         VmCommand::Balloon {

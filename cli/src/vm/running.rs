@@ -206,6 +206,24 @@ pub fn move_time(machine: &str, to: usize, json: bool) -> anyhow::Result<ExitCod
     Ok(ExitCode::SUCCESS)
 }
 
+/// `weft vm move --platform`.
+pub fn move_platform(machine: &str, to: usize, json: bool) -> anyhow::Result<ExitCode> {
+    let moved = find(machine)?
+        .move_platform(to)
+        .with_context(|| format!("vm {machine}"))?;
+    match json {
+        true => println!("{}", serde_json::to_string_pretty(&moved)?),
+        false => eprintln!(
+            "weft: node {} has the platform, which node {} had before: the guest stood {}.{:01} ms",
+            moved.to,
+            moved.from,
+            moved.stopped_ns / 1_000_000,
+            moved.stopped_ns % 1_000_000 / 100_000,
+        ),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 /// `weft vm move --vcpu`.
 pub fn move_vcpu(machine: &str, vcpu: u32, to: usize, json: bool) -> anyhow::Result<ExitCode> {
     let moved = find(machine)?

@@ -49,6 +49,20 @@ pub enum SliceCommand {
         /// The guest's TSC when guest time was zero.
         tsc_zero: u64,
     },
+    /// Report the state of the platform, which is here and paused; answered by `Platform`.
+    SavePlatform,
+    /// Give the platform, which is here and paused, to another slice; answered by `Platform`.
+    GivePlatform { to: usize, epoch: u64 },
+    /// Have the platform from now on.
+    TakePlatform {
+        epoch: u64,
+        /// What `GivePlatform` reported.
+        state: serde_json::Value,
+    },
+    /// Another slice has the platform from now on.
+    PlatformAt { holder: usize, epoch: u64 },
+    /// Press the power button, which is here.
+    PressPowerButton,
     /// Report whether a vCPU can come from another slice.
     ExpectVcpu {
         vcpu: u32,
@@ -97,6 +111,8 @@ pub enum SliceReply {
     Done,
     /// To `KeepTime` and `StartTime`.
     Time(KeptTime),
+    /// To `SavePlatform` and `GivePlatform`: the states of its parts, keyed by their names.
+    Platform(serde_json::Value),
     /// To `Status`: of the slice's own vCPUs, by number.
     Status(BTreeMap<u32, VcpuStage>),
     Counters(BTreeMap<String, u64>),

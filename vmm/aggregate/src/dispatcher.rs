@@ -11,7 +11,7 @@ use super::commands::SliceReply;
 use super::message::SliceMessage;
 use super::peers::{MessageHandler, Peers};
 use super::pending_requests::PendingRequests;
-use super::registers::{RegisterRequest, RegisterRequestSender};
+use super::registers::{DeviceRequest, DeviceRequestSender, Wanted};
 use super::remote_devices::RemoteDevices;
 use super::vcpu_moves::VcpuMoves;
 
@@ -27,7 +27,7 @@ pub(super) struct Dispatcher {
     /// Readings of the primary's clock: its TSC, and this host's when the reply arrived.
     pub looks: Arc<PendingRequests<(u64, u64)>>,
     pub vcpu_moves: Arc<VcpuMoves>,
-    pub register_requests: RegisterRequestSender,
+    pub device_requests: DeviceRequestSender,
     pub commands: SyncSender<(u64, Vec<u8>)>,
     pub ended: Box<dyn Fn(usize, Vec<u8>) + Send + Sync>,
 }
@@ -38,6 +38,15 @@ impl Dispatcher {
         if let Err(error) = outcome {
             self.peers.lost(from, &error.to_string());
         }
+    }
+
+    fn ask_devices(&self, from: usize, ticket: u64, wanted: Wanted) {
+        let request = DeviceRequest {
+            from,
+            ticket,
+            wanted,
+        };
+        self.queue(from, &self.device_requests, request);
     }
 
     fn queue<T>(&self, from: usize, queue: &SyncSender<T>, value: T) {
@@ -56,6 +65,7 @@ impl MessageHandler for Dispatcher {
                 message,
             } => self.validate(from, self.interrupts.receive(vcpu, message, epoch)),
             SliceMessage::EndOfInterrupt { vector } => self.interrupts.end_at_io_apic(vector, None),
+            SliceMessage::Pin { pin, high } => self.interrupts.set_pin(pin, high),
             SliceMessage::Identity {
                 vcpu,
                 identity,
@@ -85,12 +95,15 @@ impl MessageHandler for Dispatcher {
             }
             SliceMessage::Locations { table } => self.validate(from, self.first.compare(&table)),
             SliceMessage::Access { ticket, access } => {
-                let request = RegisterRequest {
-                    from,
-                    ticket,
-                    access,
-                };
-                self.queue(from, &self.register_requests, request);
+                self.ask_devices(from, ticket, Wanted::Register(access));
+            }
+            // Only slice 0 has the console.
+            SliceMessage::SerialInput { ticket, bytes } if from == PRIMARY => {
+                self.ask_devices(from, ticket, Wanted::Input(bytes.to_vec()));
+            }
+            SliceMessage::SerialInput { .. } => self.peers.lost(from, "it typed"),
+            SliceMessage::SerialOutput { ticket, bytes } => {
+                self.ask_devices(from, ticket, Wanted::Output(bytes.to_vec()));
             }
             SliceMessage::Accessed { ticket, value } => {
                 self.validate(from, self.registers.complete(from, ticket, value));

@@ -16,6 +16,7 @@
 //! | `delay` | links that are slow on purpose, for tests |
 //! | `dispatcher` | takes a received message to its component |
 //! | `registers` | devices of other slices |
+//! | `serial` | the serial port and its console, on two slices |
 //! | `commands` | what the primary asks of secondaries |
 //! | `pending_requests` | requests that have no reply yet |
 //! | [`devices`] | disks and networks, opened here or heard of |
@@ -23,6 +24,7 @@
 //! | `time` | how far another host's TSC is from this one's |
 //! | `timekeeper` | keeps a slice's clock at the timekeeper's |
 //! | [`time_role`] | another slice becomes the timekeeper |
+//! | [`platform_role`] | another slice gets the I/O APIC and the small devices |
 //! | `vcpu_moves` | vCPUs that go from one slice to another |
 //! | [`membership`] | slices that join and leave while the machine runs |
 //!
@@ -41,9 +43,11 @@ pub mod message;
 mod peers;
 mod pending_requests;
 mod placement;
+pub mod platform_role;
 mod reclaim;
 mod registers;
 pub mod remote_devices;
+mod serial;
 mod time;
 pub mod time_role;
 mod timekeeper;
@@ -58,11 +62,12 @@ use thiserror::Error;
 use weft_confine::ThreadKind;
 use weft_dsm::{Config, ManagerOf, NodeId, Ranges};
 use weft_guest_memory::Ram;
-use weft_platform::bus::Bus;
+use weft_platform::bus::{Bus, BusDevice};
 use weft_platform::clock::{Clock, RatesDiffer, Reference, measure_host_tsc};
 use weft_platform::interrupts::{
     InterruptLink, InterruptRouter, InterruptTopology, Locations, Message, VcpuLocation,
 };
+use weft_platform::role::RolePlace;
 use weft_vcpu::PAGE_SIZE;
 use weft_wire::halves::{Receiver, Sender};
 
@@ -76,8 +81,11 @@ pub use placement::{
     CPUS_MAX, MEMORY_STEP, PRIMARY_MEMORY_MIN, Placement, PlacementError, SLICE_MEMORY_MIN,
     SLICES_MAX, Share, deal_cpus, deal_memory,
 };
-use registers::{RegisterServer, RemoteRegisters, WAITING_MAX};
+pub use registers::SerialConsole;
+use registers::{DeviceServer, RemoteAccess, RemoteRegisters, RoleRegisters, WAITING_MAX};
 use remote_devices::RemoteDevices;
+use serial::Keyboard;
+pub use serial::RemoteConsole;
 pub use timekeeper::Timekeeper;
 use timekeeper::{TimeCounters, TimekeeperParts};
 pub use vcpu_moves::{MoveError, MoveTimes, MovedVcpu, VcpuMoves, VcpuSite};
@@ -144,6 +152,9 @@ pub struct Slice {
     number: usize,
     placement: Placement,
     locations: Arc<Locations>,
+    /// The slice that has the platform.
+    platform: Arc<RolePlace>,
+    keyboard: Keyboard,
     lease: Duration,
     peers: Arc<Peers>,
     memory: Arc<SharedMemory>,
@@ -172,6 +183,8 @@ pub struct SliceWiring {
     pub ports: Bus,
     /// Guest time, which a secondary's slice corrects.
     pub clock: Arc<Clock>,
+    /// The serial port here and its console.
+    pub serial: Arc<dyn SerialConsole>,
     /// The vCPUs, which may move.
     pub vcpus: Arc<dyn VcpuSite>,
     pub on_failure: OnFailure,
@@ -234,8 +247,17 @@ impl Slice {
             on_failure: Box::new(move |reason| on_failure(reason)),
         });
         let locations = Arc::new(initial_locations(&placement));
+        let platform = Arc::new(RolePlace::new(links.number, PRIMARY));
+        let registers = Arc::<PendingRequests<u64>>::default();
+        let way = RemoteAccess {
+            peers: peers.clone(),
+            pending: registers.clone(),
+            patience: 2 * links.lease,
+        };
         Arc::new(Self {
             number: links.number,
+            keyboard: Keyboard::new(platform.clone(), way),
+            platform,
             vcpu_moves: VcpuMoves::new(links.number, peers.clone(), locations.clone()),
             locations,
             placement,
@@ -243,7 +265,7 @@ impl Slice {
             remote_devices: RemoteDevices::new(links.number, peers.clone(), 2 * links.lease),
             peers,
             memory,
-            registers: Arc::default(),
+            registers,
             commands: Arc::default(),
             looks: Arc::default(),
             reference: links.reference,
@@ -267,6 +289,52 @@ impl Slice {
     /// Where each vCPU is.
     pub fn locations(&self) -> &Arc<Locations> {
         &self.locations
+    }
+
+    /// Where the platform is: the I/O APIC and the small devices.
+    pub fn platform(&self) -> &Arc<RolePlace> {
+        &self.platform
+    }
+
+    /// The registers at `start` of a device of the platform, for the bus of this slice.
+    /// `device` is the one that is here.
+    pub fn platform_registers(
+        &self,
+        (space, start): (Space, u64),
+        device: Arc<dyn BusDevice>,
+    ) -> Arc<dyn BusDevice> {
+        Arc::new(RoleRegisters {
+            place: self.platform.clone(),
+            space,
+            start,
+            device,
+            way: self.remote_access(),
+        })
+    }
+
+    /// The console as the serial port of this slice, which is not slice 0, writes to it.
+    pub fn remote_console(&self) -> RemoteConsole {
+        RemoteConsole(self.remote_access())
+    }
+
+    /// On slice 0: types into the serial port, which is `here` or elsewhere; returns how many
+    /// bytes it took. Never waits.
+    pub fn type_in(&self, bytes: &[u8], here: impl FnOnce(&[u8]) -> usize) -> usize {
+        self.keyboard.type_in(bytes, here)
+    }
+
+    /// How many of these bytes a serial port elsewhere took that they were sent to; 0 also
+    /// while that is not known. None: they are in no port, and on the way to none.
+    pub fn typed_before(&self, bytes: &[u8]) -> Option<usize> {
+        self.keyboard.typed_before(bytes)
+    }
+
+    fn remote_access(&self) -> RemoteAccess {
+        RemoteAccess {
+            peers: self.peers.clone(),
+            pending: self.registers.clone(),
+            patience: 2 * self.lease,
+        }
     }
 
     /// Moves vCPUs from slice to slice.
@@ -366,7 +434,7 @@ impl Slice {
         InterruptTopology {
             slice: self.number,
             locations: self.locations.clone(),
-            io_apic: self.is_primary(),
+            io_apic: self.platform.clone(),
             link: self.clone(),
         }
     }
@@ -409,9 +477,7 @@ impl Slice {
                 bus.set_fallback(Arc::new(RemoteRegisters {
                     space,
                     slice: PRIMARY,
-                    peers: self.peers.clone(),
-                    pending: self.registers.clone(),
-                    patience: 2 * self.lease,
+                    way: self.remote_access(),
                 }));
             }
         }
@@ -432,7 +498,7 @@ impl Slice {
             looks.peer_lost(slice);
             vcpu_moves.peer_lost(slice);
         }));
-        let (register_requests, requests) = sync_channel(WAITING_MAX);
+        let (device_requests, requests) = sync_channel(WAITING_MAX);
         let (command, commands) = sync_channel(COMMANDS_MAX);
         let dispatcher = Arc::new(Dispatcher {
             interrupts: wiring.interrupts,
@@ -443,14 +509,15 @@ impl Slice {
             replies: self.commands.clone(),
             looks: self.looks.clone(),
             vcpu_moves: self.vcpu_moves.clone(),
-            register_requests,
+            device_requests,
             commands: command,
             ended: wiring.ended,
         });
-        let server = RegisterServer {
+        let server = DeviceServer {
             peers: self.peers.clone(),
             mmio: wiring.mmio,
             ports: wiring.ports,
+            serial: wiring.serial,
             requests,
         };
         start("weft-registers", ThreadKind::Device, move || server.run())?;
@@ -629,9 +696,13 @@ impl InterruptLink for Slice {
         self.peers.send(location.slice, &message);
     }
 
-    fn end_of_interrupt(&self, vector: u8) {
+    fn end_of_interrupt(&self, slice: usize, vector: u8) {
         self.peers
-            .send(PRIMARY, &SliceMessage::EndOfInterrupt { vector });
+            .send(slice, &SliceMessage::EndOfInterrupt { vector });
+    }
+
+    fn set_pin(&self, slice: usize, pin: u8, high: bool) {
+        self.peers.send(slice, &SliceMessage::Pin { pin, high });
     }
 }
 

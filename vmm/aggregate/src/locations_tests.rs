@@ -72,6 +72,7 @@ fn rig(tables: &[&[u32]]) -> Rig {
             interrupts: interrupts.clone(),
             mmio: Bus::default(),
             ports: Bus::default(),
+            serial: Arc::new(crate::registers::NoSerial),
             clock: Arc::new(Clock::new(Source::Host, measure_host_tsc())),
             on_failure,
             ended: Box::new(|_, _| {}),

@@ -68,6 +68,14 @@ impl<T> PendingRequests<T> {
         open.waiting.remove(&ticket).and_then(|(_, reply)| reply)
     }
 
+    /// The reply, if it has arrived; otherwise the request stays open.
+    pub fn take(&self, ticket: u64) -> Option<T> {
+        let mut open = self.lock();
+        let reply = open.waiting.get_mut(&ticket)?.1.take()?;
+        open.waiting.remove(&ticket);
+        Some(reply)
+    }
+
     /// The reply arrived from slice `from`. It is dropped if no thread waits for it any more.
     ///
     /// # Errors

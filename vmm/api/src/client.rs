@@ -15,12 +15,12 @@ use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
-use weft_machine::{TimeMoveReport, VcpuMoveReport};
+use weft_machine::{PlatformMoveReport, TimeMoveReport, VcpuMoveReport};
 
 use super::files;
 use super::view::{
-    BalloonBody, BalloonView, Counters, ErrorBody, Faults, MoveBody, Pages, SaveBody, Saved,
-    StopBody, TimekeeperBody, VmView,
+    BalloonBody, BalloonView, Counters, ErrorBody, Faults, MoveBody, Pages, PlatformBody, SaveBody,
+    Saved, StopBody, TimekeeperBody, VmView,
 };
 use weft_machine::CHECKPOINT_SECONDS_MAX;
 
@@ -137,6 +137,12 @@ impl Client {
     pub fn move_time(&self, node: usize) -> Result<TimeMoveReport, ClientError> {
         let body = TimekeeperBody { node };
         self.call(Method::PUT, "/v1/vm/timekeeper", &body, ANSWER_BOUND)
+    }
+
+    /// Has another node have the I/O APIC and the small devices.
+    pub fn move_platform(&self, node: usize) -> Result<PlatformMoveReport, ClientError> {
+        let body = PlatformBody { node };
+        self.call(Method::PUT, "/v1/vm/platform", &body, ANSWER_BOUND)
     }
 
     /// Has it end, after `timeout_s` for the guest to power itself off.

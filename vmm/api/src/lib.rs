@@ -23,13 +23,13 @@ mod view;
 use std::fs::File;
 
 use thiserror::Error;
-use weft_machine::{TimeMoveReport, VcpuMoveReport};
+use weft_machine::{PlatformMoveReport, TimeMoveReport, VcpuMoveReport};
 
 pub use server::{CONNECTIONS_MAX, REQUEST_BYTES_MAX, Server};
 pub use view::{
     BackEndView, BalloonBody, BalloonView, ConsoleView, Counters, ErrorBody, ErrorView, Faults,
-    LocationView, MoveBody, Pages, STOP_SECONDS, STOP_SECONDS_MAX, SaveBody, Saved, State,
-    StopBody, TimekeeperBody, VmView,
+    LocationView, MoveBody, Pages, PlatformBody, STOP_SECONDS, STOP_SECONDS_MAX, SaveBody, Saved,
+    State, StopBody, TimekeeperBody, VmView,
 };
 
 /// The description of the API.
@@ -72,6 +72,8 @@ pub trait Control: Send + Sync {
     fn move_vcpu(&self, vcpu: u32, node: usize) -> Result<VcpuMoveReport, Failure>;
     /// Has another node keep the guest's time.
     fn move_time(&self, node: usize) -> Result<TimeMoveReport, Failure>;
+    /// Has another node have the I/O APIC and the small devices.
+    fn move_platform(&self, node: usize) -> Result<PlatformMoveReport, Failure>;
     /// Asks the guest to give `bytes` of its memory back; fewer: it may take some again.
     fn set_balloon(&self, bytes: u64) -> Result<BalloonView, Failure>;
     /// Writes guest memory to `files`, one for each node, and saves everything else. The

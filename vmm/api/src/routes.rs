@@ -12,8 +12,8 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
 use super::view::{
-    BalloonBody, ErrorBody, ErrorView, MoveBody, STOP_SECONDS_MAX, SaveBody, State, StopBody,
-    TimekeeperBody,
+    BalloonBody, ErrorBody, ErrorView, MoveBody, PlatformBody, STOP_SECONDS_MAX, SaveBody, State,
+    StopBody, TimekeeperBody,
 };
 use super::{Control, Failure, OPENAPI};
 use serde::de::DeserializeOwned;
@@ -34,12 +34,13 @@ pub(super) enum Operation {
     Stop,
     MoveVcpu,
     MoveTime,
+    MovePlatform,
     SetBalloon,
     Description,
 }
 
 /// Every route.
-pub(super) const ROUTES: [(Method, &str, Operation); 12] = [
+pub(super) const ROUTES: [(Method, &str, Operation); 13] = [
     (Method::GET, "/v1/vm", Operation::View),
     (Method::GET, "/v1/vm/counters", Operation::Counters),
     (Method::GET, "/v1/vm/pages", Operation::Pages),
@@ -50,6 +51,7 @@ pub(super) const ROUTES: [(Method, &str, Operation); 12] = [
     (Method::POST, "/v1/vm/stop", Operation::Stop),
     (Method::PUT, "/v1/vm/vcpu-location", Operation::MoveVcpu),
     (Method::PUT, "/v1/vm/timekeeper", Operation::MoveTime),
+    (Method::PUT, "/v1/vm/platform", Operation::MovePlatform),
     (Method::PUT, "/v1/vm/balloon", Operation::SetBalloon),
     (Method::GET, "/v1/openapi.json", Operation::Description),
 ];
@@ -214,6 +216,13 @@ pub(super) async fn answer(
         Operation::MoveTime => match move_body(body) {
             Ok(TimekeeperBody { node }) => worker
                 .ask(move |control| control.move_time(node))
+                .await
+                .map(|moved| Answer::new(StatusCode::OK, &moved)),
+            Err(answer) => return answer,
+        },
+        Operation::MovePlatform => match move_body(body) {
+            Ok(PlatformBody { node }) => worker
+                .ask(move |control| control.move_platform(node))
                 .await
                 .map(|moved| Answer::new(StatusCode::OK, &moved)),
             Err(answer) => return answer,

@@ -171,6 +171,14 @@ pub struct TimekeeperBody {
     pub node: usize,
 }
 
+/// What `PUT /v1/vm/platform` is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlatformBody {
+    /// The node that shall have the I/O APIC and the small devices.
+    pub node: usize,
+}
+
 fn stop_seconds() -> f64 {
     STOP_SECONDS
 }

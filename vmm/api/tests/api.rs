@@ -18,7 +18,10 @@ use weft_api::{
 use weft_coherent_memory::{
     FaultKind, FaultPurpose, FaultRecord, PageCount, SliceFaults, SlicePages,
 };
-use weft_machine::{Configuration, Disk, Forward, Network, Share, TimeMoveReport, VcpuMoveReport};
+use weft_machine::{
+    Configuration, Disk, Forward, Network, PlatformMoveReport, Share, TimeMoveReport,
+    VcpuMoveReport,
+};
 
 /// A machine that only remembers what was asked of it.
 struct Fake {
@@ -201,6 +204,19 @@ impl Control for Fake {
         }
     }
 
+    fn move_platform(&self, node: usize) -> Result<PlatformMoveReport, Failure> {
+        match node {
+            0 => Err(Failure::Conflict("node 0 has the platform already".into())),
+            to => Ok(PlatformMoveReport {
+                from: 0,
+                to,
+                epoch: 1,
+                state_bytes: 900,
+                stopped_ns: 5,
+            }),
+        }
+    }
+
     fn move_vcpu(&self, vcpu: u32, node: usize) -> Result<VcpuMoveReport, Failure> {
         if vcpu > 0 {
             return Err(Failure::Conflict("there is no such vCPU".into()));
@@ -325,6 +341,18 @@ fn the_timekeeper_is_moved_or_the_reason_is_told() {
     assert_eq!((moved.from, moved.to, moved.epoch), (0, 2, 1));
     let refused = client.move_time(0).unwrap_err();
     assert_eq!(refused.to_string(), "node 0 keeps the time already");
+    assert!(matches!(refused, ClientError::Refused { code, .. } if code == "conflict"));
+}
+
+#[test]
+fn the_platform_is_moved_or_the_reason_is_told() {
+    let served = Served::new("platform", Fake::new());
+    let client = served.client();
+    let moved = client.move_platform(2).unwrap();
+    assert_eq!((moved.from, moved.to, moved.epoch), (0, 2, 1));
+    assert_eq!((moved.state_bytes, moved.stopped_ns), (900, 5));
+    let refused = client.move_platform(0).unwrap_err();
+    assert_eq!(refused.to_string(), "node 0 has the platform already");
     assert!(matches!(refused, ClientError::Refused { code, .. } if code == "conflict"));
 }
 

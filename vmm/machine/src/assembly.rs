@@ -1,16 +1,18 @@
 //! Puts a machine's parts together.
 
+use std::io::Write;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use weft_aggregate::message::Space;
 use weft_aggregate::remote_devices::{QueueBackEnd, ServedQueues, Tools};
 use weft_aggregate::{Slice, SliceHandles, SliceWiring};
 use weft_confine::ThreadKind;
 use weft_guest_memory::{DeviceMemory, GuestBytes, IO_APIC, Ram};
 use weft_platform::acpi::EVENT_LINE;
 use weft_platform::acpi::power::{PORTS as POWER_PORTS, PowerDevice, PowerRequest};
-use weft_platform::bus::Bus;
+use weft_platform::bus::{Bus, BusDevice};
 use weft_platform::clock::{Alarms, Clock, KvmClock, Source};
 use weft_platform::devices::cmos::CmosClock;
 use weft_platform::devices::debug_exit::DebugExit;
@@ -32,6 +34,7 @@ use super::machine_core::MachineCore;
 use super::owner::{Owner, with_sources};
 use super::part::{MachinePart, NamedPart};
 use super::pci_devices::PciDevices;
+use super::serial_console::{SerialEnds, SerialInput, SharedOutput};
 use super::shutdown::{Ending, OwnerChannel, Shutdown};
 use super::{MachineError, MachineIo, OpenDisks};
 use crate::vcpu::environment::VcpuContext;
@@ -93,10 +96,12 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
             MachinePart::IoApic(core.interrupts.clone()),
         ),
     ];
-    // The registers of all devices are on the primary.
+    let is_primary = slice.as_ref().is_none_or(|slice| slice.is_primary());
+    let output = SharedOutput::new(plan.io.serial);
+    let small = small_devices(&core, configuration, (&output, slice.as_ref()), &mut parts)?;
+    // The registers of all other devices are on the primary.
     let mut devices = None;
-    if slice.as_ref().is_none_or(|slice| slice.is_primary()) {
-        let small = small_devices(&core, configuration, plan.io.serial, &mut parts)?;
+    if is_primary {
         let pci = PciDevices {
             core: &core,
             configuration,
@@ -106,7 +111,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
             slice: slice.as_ref(),
             attached: 0,
         };
-        devices = Some((small, pci.attach(plan.io.console)?));
+        devices = Some(pci.attach(plan.io.console)?);
     } else if let Some(slice) = &slice {
         let served = serve_queues(&core, configuration, &chosen, (slice, &plan.io.disks))?;
         let served = MachinePart::ServedQueues(served);
@@ -163,18 +168,20 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         .collect::<Result<Vec<_>, MachineError>>()?;
 
     let ending = Arc::<Ending>::default();
-    let (mut serial, mut power) = (None, None);
     let (mut console, mut balloon) = (None, None);
     let mut take_down: Box<dyn FnOnce() + Send> = Box::new(|| {});
-    if let Some((small, pci)) = devices {
-        (serial, power) = (Some(small.serial), Some(small.power));
+    if let Some(pci) = devices {
         (console, balloon) = (pci.console, pci.balloon);
         take_down = Box::new(move || pci.root.clear());
     }
+    let input = SerialInput {
+        port: small.serial.clone(),
+        slice: slice.clone(),
+    };
     let handle = Handle {
         owner: to_owner,
         ending: ending.clone(),
-        serial,
+        serial: is_primary.then_some(input),
         console,
         balloon,
         first_instruction,
@@ -189,7 +196,11 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
             interrupts: core.interrupts.clone(),
             clock: core.clock.clone(),
         });
-        let joined = join(slice, &core, vcpus)?;
+        let serial = Arc::new(SerialEnds {
+            port: small.serial,
+            output,
+        });
+        let joined = join(slice, &core, vcpus, serial)?;
         timekeeper = Some(joined.timekeeper.clone());
         // With its links read, a slice that takes long to read its part is not lost.
         if let Some(restore) = &checkpoint.restore {
@@ -212,7 +223,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         stage: Stage::Built,
         collected: None,
         reports: FaultReports::new(configuration.trace),
-        power,
+        power: small.power,
         take_down,
         updated: plan.updated,
         slice,
@@ -256,6 +267,7 @@ fn join(
     slice: &Arc<Slice>,
     core: &MachineCore,
     vcpus: Arc<SliceVcpus>,
+    serial: Arc<SerialEnds>,
 ) -> Result<SliceHandles, MachineError> {
     let told = slice.clone();
     core.shutdown.listen(Box::new(move |end| {
@@ -271,6 +283,7 @@ fn join(
         mmio: core.mmio.clone(),
         ports: core.ports.clone(),
         clock: core.clock.clone(),
+        serial,
         vcpus,
         on_failure: Arc::new(move |reason| failed.end(End::Failed { reason })),
         ended: Box::new(move |from, json| {
@@ -311,23 +324,51 @@ struct SmallDevices {
     power: Arc<PowerDevice>,
 }
 
+/// Puts the platform's devices on the buses of a slice, which may have them or not.
+struct PlatformBus<'a> {
+    core: &'a MachineCore,
+    /// `None` if the machine has one slice.
+    slice: Option<&'a Arc<Slice>>,
+}
+
+impl PlatformBus<'_> {
+    fn insert(
+        &self,
+        space: Space,
+        range: Range<u64>,
+        device: Arc<dyn BusDevice>,
+    ) -> Result<(), MachineError> {
+        let bus = match space {
+            Space::Memory => &self.core.mmio,
+            Space::Port => &self.core.ports,
+        };
+        let device = match self.slice {
+            Some(slice) => slice.platform_registers((space, range.start), device),
+            None => device,
+        };
+        Ok(bus.insert(range, device)?)
+    }
+}
+
 fn small_devices(
     core: &MachineCore,
     configuration: &Configuration,
-    serial_output: Box<dyn std::io::Write + Send>,
+    (output, slice): (&SharedOutput, Option<&Arc<Slice>>),
     parts: &mut Vec<NamedPart>,
 ) -> Result<SmallDevices, MachineError> {
-    core.mmio
-        .insert(IO_APIC..IO_APIC + IO_APIC_SIZE, core.interrupts.clone())?;
-    let serial = Arc::new(SerialPort::new(
-        Arc::new(core.pin(serial::PIN)?),
-        serial_output,
-    ));
-    core.port(serial::PORTS, serial.clone())?;
+    let bus = PlatformBus { core, slice };
+    let registers = IO_APIC..IO_APIC + IO_APIC_SIZE;
+    bus.insert(Space::Memory, registers, core.interrupts.clone())?;
+    let written: Box<dyn Write + Send> = match slice.filter(|slice| !slice.is_primary()) {
+        Some(slice) => Box::new(slice.remote_console()),
+        None => Box::new(output.clone()),
+    };
+    let serial = Arc::new(SerialPort::new(Arc::new(core.pin(serial::PIN)?), written));
+    bus.insert(Space::Port, serial::PORTS, serial.clone())?;
     parts.push(("serial".into(), MachinePart::Serial(serial.clone())));
 
     let clock = Arc::new(CmosClock::new(core.clock.clone()));
-    core.port(cmos::PORTS, clock.clone())?;
+    bus.insert(Space::Port, cmos::PORTS, clock.clone())?;
     parts.push(("cmos".into(), MachinePart::Cmos(clock)));
 
     let shutdown = core.shutdown.clone();
@@ -340,19 +381,19 @@ fn small_devices(
     let line = core.pin(EVENT_LINE as usize)?;
     let power = Arc::new(PowerDevice::new(Box::new(line), Box::new(power)));
     let ports = u64::from(POWER_PORTS.start)..u64::from(POWER_PORTS.end);
-    core.port(ports, power.clone())?;
+    bus.insert(Space::Port, ports, power.clone())?;
     parts.push(("power".into(), MachinePart::Power(power.clone())));
 
     let shutdown = core.shutdown.clone();
     let keyboard = KeyboardController::new(Box::new(move || shutdown.end(End::Reset)));
-    core.port(keyboard::PORTS, Arc::new(keyboard))?;
+    bus.insert(Space::Port, keyboard::PORTS, Arc::new(keyboard))?;
     let shutdown = core.shutdown.clone();
     let control = SystemControl::new(Box::new(move || shutdown.end(End::Reset)));
-    core.port(system_control::PORTS, Arc::new(control))?;
+    bus.insert(Space::Port, system_control::PORTS, Arc::new(control))?;
     if configuration.debug_exit {
         let shutdown = core.shutdown.clone();
         let exit = DebugExit::new(Box::new(move |code| shutdown.end(End::DebugExit { code })));
-        core.port(debug_exit::PORTS, Arc::new(exit))?;
+        bus.insert(Space::Port, debug_exit::PORTS, Arc::new(exit))?;
     }
     Ok(SmallDevices { serial, power })
 }

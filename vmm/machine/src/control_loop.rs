@@ -77,6 +77,19 @@ impl ControlLoop {
                 let carried_out = self.timekeeper.carry_out(command);
                 return Ok(carried_out.unwrap_or_else(SliceReply::Refused));
             }
+            SliceCommand::SavePlatform
+            | SliceCommand::GivePlatform { .. }
+            | SliceCommand::TakePlatform { .. }
+            | SliceCommand::PlatformAt { .. } => {
+                let request = MachineRequest::Platform(command.clone());
+                return Ok(match self.handle.request(request)? {
+                    MachineReply::Platform(reply) => reply,
+                    other => SliceReply::Refused(format!("{other:?}")),
+                });
+            }
+            SliceCommand::PressPowerButton => {
+                drop(self.handle.request(MachineRequest::PressPowerButton)?);
+            }
             SliceCommand::Pause => drop(self.handle.request(MachineRequest::Pause)?),
             SliceCommand::Settle => {
                 if let Err(reason) = self.slice.settle() {

@@ -5,13 +5,15 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use weft_coherent_memory::{SliceFaults, SlicePages};
-use weft_platform::devices::serial::SerialPort;
 use weft_virtio::balloon::BalloonHandle;
 use weft_virtio::console::ConsoleHandle;
 
 use super::checkpoint::{NewCheckpoint, WrittenCheckpoint};
 use super::lifecycle::{Counters, End, MachineReply, MachineRequest, Refusal, Status};
-use super::move_report::{MOVE_TIME, TimeMoveReport, VcpuMoveReport};
+use super::move_report::{
+    MOVE_PLATFORM, MOVE_TIME, PlatformMoveReport, TimeMoveReport, VcpuMoveReport,
+};
+use super::serial_console::SerialInput;
 use super::shutdown::{Ending, Envelope, Input};
 use super::state::MachineState;
 
@@ -21,7 +23,7 @@ pub struct Handle {
     pub(super) owner: SyncSender<Input>,
     pub(super) ending: Arc<Ending>,
     /// `None` on a secondary.
-    pub(super) serial: Option<Arc<SerialPort>>,
+    pub(super) serial: Option<SerialInput>,
     pub(super) console: Option<ConsoleHandle>,
     pub(super) balloon: Option<BalloonHandle>,
     pub(super) first_instruction: Arc<OnceLock<Instant>>,
@@ -97,6 +99,14 @@ impl Handle {
         }
     }
 
+    /// Has another slice have the I/O APIC and the small devices.
+    pub fn move_platform(&self, to: usize) -> Result<PlatformMoveReport, Refusal> {
+        match self.request(MachineRequest::MovePlatform { to })? {
+            MachineReply::PlatformMoved(report) => Ok(report),
+            other => Err(misfit(MOVE_PLATFORM, &other)),
+        }
+    }
+
     /// The state of a paused machine, without its memory.
     pub fn save(&self) -> Result<Box<MachineState>, Refusal> {
         match self.request(MachineRequest::Save)? {
@@ -131,9 +141,12 @@ impl Handle {
     /// Sends bytes to the guest through the virtio console; returns how many fit its buffer,
     /// 0 without a virtio console.
     pub fn console_input(&self, bytes: &[u8]) -> usize {
-        self.console
-            .as_ref()
-            .map_or(0, |console| console.input(bytes))
+        let serial = self.serial.as_ref();
+        let before = serial.and_then(|serial| serial.typed_before(bytes));
+        before.unwrap_or_else(|| {
+            let console = self.console.as_ref();
+            console.map_or(0, |console| console.input(bytes))
+        })
     }
 
     /// Tells the virtio console the size of the terminal.

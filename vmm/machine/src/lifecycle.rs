@@ -18,13 +18,15 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use weft_aggregate::commands::VcpuStage;
+use weft_aggregate::commands::{SliceCommand, SliceReply, VcpuStage};
 use weft_checkpoint::{Identity, Written};
 use weft_coherent_memory::{SliceFaults, SlicePages};
 use weft_platform::interrupts::VcpuLocation;
 
 use super::checkpoint::{CHECKPOINT_SECONDS_MAX, NewCheckpoint, WrittenCheckpoint};
-use super::move_report::{MOVE_TIME, TimeMoveReport, VcpuMoveReport};
+use super::move_report::{
+    MOVE_PLATFORM, MOVE_TIME, PlatformMoveReport, TimeMoveReport, VcpuMoveReport,
+};
 use super::state::MachineState;
 use crate::vcpu::runner::VcpuState;
 
@@ -134,6 +136,11 @@ pub enum MachineRequest {
     MoveVcpu { vcpu: u32, to: usize },
     /// Has another slice keep the guest's time, whether the machine runs or is paused.
     MoveTime { to: usize },
+    /// Has another slice have the platform: the I/O APIC and the small devices. A machine that
+    /// runs stands meanwhile; a paused machine stays paused.
+    MovePlatform { to: usize },
+    /// To a secondary: its part in `MovePlatform`, or in a save.
+    Platform(SliceCommand),
     /// To a secondary: can the vCPU of `MoveVcpu` come here?
     ExpectVcpu { vcpu: u32, back_end: String },
     /// On the primary: writes guest memory to these files, and saves everything else.
@@ -169,6 +176,7 @@ impl MachineRequest {
             Self::Restore(_) => "restore",
             Self::MoveVcpu { .. } | Self::ExpectVcpu { .. } => super::move_report::REQUEST,
             Self::MoveTime { .. } => MOVE_TIME,
+            Self::MovePlatform { .. } | Self::Platform(_) => MOVE_PLATFORM,
             Self::WriteCheckpoint(_) => "save",
             Self::WritePages(_) => "write pages",
             Self::SaveVcpu(_) => "save a vCPU",
@@ -199,6 +207,9 @@ pub enum MachineReply {
     Saved(Box<MachineState>),
     Moved(VcpuMoveReport),
     TimeMoved(TimeMoveReport),
+    PlatformMoved(PlatformMoveReport),
+    /// A secondary's reply, for the primary.
+    Platform(SliceReply),
     Checkpoint(Box<WrittenCheckpoint>),
     PagesWritten(Written),
     Vcpu(Box<VcpuState>),

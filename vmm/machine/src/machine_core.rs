@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use weft_guest_memory::{DeviceMemory, Ram};
-use weft_platform::bus::{Bus, BusDevice};
+use weft_platform::bus::Bus;
 use weft_platform::clock::Clock;
 use weft_platform::interrupts::{InterruptRouter, IoApicPin};
 
@@ -26,14 +26,5 @@ impl MachineCore {
     /// A pin of the I/O APIC.
     pub fn pin(&self, pin: usize) -> Result<IoApicPin, MachineError> {
         self.interrupts.pin(pin).ok_or(MachineError::Pin(pin))
-    }
-
-    /// Inserts a device into a range of ports.
-    pub fn port(
-        &self,
-        range: std::ops::Range<u64>,
-        device: Arc<dyn BusDevice>,
-    ) -> Result<(), MachineError> {
-        Ok(self.ports.insert(range, device)?)
     }
 }

@@ -20,6 +20,24 @@ pub struct TimeMoveReport {
     pub epoch: u64,
 }
 
+/// The name of the request that moves the platform.
+pub(super) const MOVE_PLATFORM: &str = "move the platform";
+
+/// Another node has the platform: the I/O APIC and the small devices.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlatformMoveReport {
+    /// The node that had it.
+    pub from: usize,
+    /// The node that has it now.
+    pub to: usize,
+    /// Grows with each take-over.
+    pub epoch: u64,
+    /// Bytes of the state that went.
+    pub state_bytes: usize,
+    /// How long the guest stood; 0 if it was paused before.
+    pub stopped_ns: u64,
+}
+
 /// A vCPU that moved, and what it cost. Times are of the guest's clock, which all nodes
 /// share; between hosts they are as exact as that (`sliceN.clock-error-ns`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

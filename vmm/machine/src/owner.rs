@@ -49,8 +49,7 @@ pub(super) struct Owner {
     pub collected: Option<Counters>,
     /// Pages and faults of all slices.
     pub reports: FaultReports,
-    /// `None` on a secondary.
-    pub power: Option<Arc<PowerDevice>>,
+    pub power: Arc<PowerDevice>,
     /// Guest-physical addresses to which all slices subscribe.
     pub updated: Vec<Range<u64>>,
     /// `None` if the machine has one slice.
@@ -118,6 +117,14 @@ impl Owner {
             (MachineRequest::MoveTime { to }, _) => {
                 return self.move_time(to).map(MachineReply::TimeMoved);
             }
+            (MachineRequest::MovePlatform { to }, _) => {
+                return self.move_platform(to).map(MachineReply::PlatformMoved);
+            }
+            (MachineRequest::Platform(command), _) => {
+                let done = self.platform_command(&command);
+                let reply = done.map_err(|reason| refused(name, reason))?;
+                return Ok(MachineReply::Platform(reply));
+            }
             (MachineRequest::ExpectVcpu { vcpu, back_end }, Stage::Running | Stage::Paused) => {
                 self.expect_vcpu(vcpu, &back_end)?;
             }
@@ -125,9 +132,7 @@ impl Owner {
                 self.end(End::Stopped);
             }
             (MachineRequest::PressPowerButton, Stage::Running) => {
-                if let Some(power) = &self.power {
-                    power.press_button();
-                }
+                self.press_power_button(name)?;
             }
             (
                 MachineRequest::Save
@@ -171,7 +176,7 @@ impl Owner {
     }
 
     /// From Built or Paused to Running.
-    fn run_vcpus(&mut self, request: &'static str) -> Result<(), Refusal> {
+    pub(super) fn run_vcpus(&mut self, request: &'static str) -> Result<(), Refusal> {
         if let Err(error) = weft_confine::settle() {
             let refusal = refused(request, error.to_string());
             self.fail(&refusal);
@@ -195,8 +200,9 @@ impl Owner {
 
     /// From Running to Paused. Then no interrupt is on its way: those between the primary and
     /// a secondary are ahead of its replies and of the next command, and those between two
-    /// secondaries are waited for.
-    fn pause(&mut self, request: &'static str) -> Result<(), Refusal> {
+    /// secondaries are waited for. What the I/O APIC of a secondary sends because of the last
+    /// EOIs and pins of the primary is waited for at the end.
+    pub(super) fn pause(&mut self, request: &'static str) -> Result<(), Refusal> {
         self.command_secondaries(request, &SliceCommand::Pause)?;
         let slices = self.slice.as_ref().map(|slice| slice.placement().slices());
         if slices > Some(2) {
@@ -210,7 +216,38 @@ impl Owner {
             self.run_vcpus(request)?;
             return Err(refusal);
         }
-        Ok(())
+        self.settle_platform(request)
+    }
+
+    /// On the primary: waits for what the platform of a secondary sends to others.
+    fn settle_platform(&self, request: &'static str) -> Result<(), Refusal> {
+        let Some(slice) = self.commanding_slice() else {
+            return Ok(());
+        };
+        let holder = slice.platform().holder();
+        if holder == slice.number() {
+            return Ok(());
+        }
+        let settled = slice.command(holder, &SliceCommand::Settle);
+        settled.map(drop).map_err(|reason| {
+            let refusal = refused(request, reason);
+            self.fail(&refusal);
+            refusal
+        })
+    }
+
+    fn press_power_button(&self, request: &'static str) -> Result<(), Refusal> {
+        let holder = self.slice.as_deref().map(|slice| slice.platform().holder());
+        match self.commanding_slice().zip(holder) {
+            Some((slice, holder)) if holder != slice.number() => slice
+                .command(holder, &SliceCommand::PressPowerButton)
+                .map(drop)
+                .map_err(|reason| refused(request, reason)),
+            _ => {
+                self.power.press_button();
+                Ok(())
+            }
+        }
     }
 
     /// On the primary: sends a command to all secondaries and waits for their replies. A
@@ -273,7 +310,9 @@ impl Owner {
         for (index, (name, part)) in self.parts.iter().enumerate().rev() {
             if let Err(error) = part.as_part().pause() {
                 let refusal = refused(request, format!("{name}: {error}"));
-                for (_, paused) in &self.parts[index + 1..] {
+                let slice = self.slice.as_deref();
+                let paused = self.parts[index + 1..].iter();
+                for (_, paused) in paused.filter(|part| Self::is_used(part, slice)) {
                     if paused.as_part().resume().is_err() {
                         self.fail(&refusal);
                         return Err(refusal);
@@ -286,7 +325,8 @@ impl Owner {
     }
 
     fn resume_parts(&mut self, request: &'static str) -> Result<(), Refusal> {
-        for (name, part) in &self.parts {
+        let slice = self.slice.as_deref();
+        for (name, part) in self.parts.iter().filter(|part| Self::is_used(part, slice)) {
             if let Err(error) = part.as_part().resume() {
                 let refusal = refused(request, format!("{name}: {error}"));
                 self.fail(&refusal);
@@ -440,7 +480,7 @@ impl Owner {
     }
 }
 
-fn refused(request: &'static str, reason: String) -> Refusal {
+pub(super) fn refused(request: &'static str, reason: String) -> Refusal {
     Refusal::Failed { request, reason }
 }
 

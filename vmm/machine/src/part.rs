@@ -64,6 +64,18 @@ impl MachinePart {
         })
     }
 
+    /// Whether it is the platform's, which may be on any slice.
+    pub fn is_platform(&self) -> bool {
+        match self {
+            Self::IoApic(_) | Self::Serial(_) | Self::Cmos(_) | Self::Power(_) => true,
+            Self::Clock(_)
+            | Self::Pci(_)
+            | Self::Virtio(_)
+            | Self::Scheduler(_)
+            | Self::ServedQueues(_) => false,
+        }
+    }
+
     /// Whether `state` is of the same kind of part.
     pub fn accepts(&self, state: &PartState) -> bool {
         matches!(

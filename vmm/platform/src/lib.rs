@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`bus`] | which device answers at which address or port |
 //! | [`part`] | what every device and controller can: stand still, save, restore |
+//! | [`role`] | which slice of a machine over several nodes has a role |
 //! | [`clock`] | guest time: TSC, alarms, the paravirtual clock |
 //! | [`interrupts`] | local APICs, I/O APIC, message-signalled interrupts |
 //! | [`pci`] | the bus that devices sit on |
@@ -19,3 +20,4 @@ pub mod devices;
 pub mod interrupts;
 pub mod part;
 pub mod pci;
+pub mod role;

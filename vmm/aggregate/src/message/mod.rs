@@ -17,6 +17,9 @@
 //! | 155 | where a vCPU is | | vCPU | slice, epoch | |
 //! | 156 | where all are | | | | the table |
 //! | 157 to 162 | a vCPU moves: see [`MoveStep`] | | vCPU | slice, epoch | depends on the step |
+//! | 163 | pin of the I/O APIC | bit 0: high | | pin | |
+//! | 164 | serial output; its reply is a 132 | | | ticket | bytes |
+//! | 165 | serial input; its reply is a 132 with the number of bytes taken | | | ticket | bytes |
 //!
 //! Fields that are not named are zero. Decoding is total: every header gives a
 //! message or a named error.
@@ -45,9 +48,13 @@ const LOOK: u8 = 149;
 const SEEN: u8 = 150;
 const MOVED: u8 = 155;
 const LOCATIONS: u8 = 156;
+const PIN: u8 = 163;
+const SERIAL_OUTPUT: u8 = 164;
+const SERIAL_INPUT: u8 = 165;
 
 const WRITE: u8 = 1;
 const PORT: u8 = 2;
+const HIGH: u8 = 1;
 
 /// Where a register is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +90,8 @@ pub enum SliceMessage<'a> {
     },
     /// To the I/O APIC: a level-triggered interrupt was ended.
     EndOfInterrupt { vector: u8 },
+    /// To the I/O APIC: a device drives a pin.
+    Pin { pin: u8, high: bool },
     /// A vCPU of the sender answers to other names.
     Identity {
         vcpu: u32,
@@ -124,6 +133,11 @@ pub enum SliceMessage<'a> {
         /// What was read, in the low bytes.
         value: u64,
     },
+    /// The guest wrote to the serial port; answered by `Accessed` when it was shown.
+    SerialOutput { ticket: u64, bytes: &'a [u8] },
+    /// A user types; answered by `Accessed` with the number of bytes that the serial port
+    /// took.
+    SerialInput { ticket: u64, bytes: &'a [u8] },
     /// The primary asks a secondary; answered by `Reply`.
     Command {
         /// The command's number.
@@ -204,6 +218,10 @@ impl<'a> SliceMessage<'a> {
                 let words = [(*vector).into(), 0, 0];
                 (header(END_OF_INTERRUPT, 0, 0, words), &[])
             }
+            Self::Pin { pin, high } => {
+                let flags = if *high { HIGH } else { 0 };
+                (header(PIN, flags, 0, [(*pin).into(), 0, 0]), &[])
+            }
             Self::Identity {
                 vcpu,
                 identity,
@@ -233,6 +251,12 @@ impl<'a> SliceMessage<'a> {
                 (header(ACCESS, flags, access.size.into(), words), &[])
             }
             Self::Accessed { ticket, value } => (header(ACCESSED, 0, 0, [*ticket, *value, 0]), &[]),
+            Self::SerialOutput { ticket, bytes } => {
+                (header(SERIAL_OUTPUT, 0, 0, [*ticket, 0, 0]), bytes)
+            }
+            Self::SerialInput { ticket, bytes } => {
+                (header(SERIAL_INPUT, 0, 0, [*ticket, 0, 0]), bytes)
+            }
             Self::Command { ticket, json } => (header(COMMAND, 0, 0, [*ticket, 0, 0]), json),
             Self::Reply { ticket, json } => (header(REPLY, 0, 0, [*ticket, 0, 0]), json),
             Self::Ended { json } => (header(ENDED, 0, 0, [0; 3]), json),
@@ -269,6 +293,10 @@ impl<'a> SliceMessage<'a> {
             },
             END_OF_INTERRUPT => Self::EndOfInterrupt {
                 vector: byte(first)?,
+            },
+            PIN => Self::Pin {
+                pin: byte(first)?,
+                high: header.flags & HIGH != 0,
             },
             IDENTITY => Self::Identity {
                 vcpu,
@@ -312,6 +340,14 @@ impl<'a> SliceMessage<'a> {
             ACCESSED => Self::Accessed {
                 ticket: first,
                 value: second,
+            },
+            SERIAL_OUTPUT => Self::SerialOutput {
+                ticket: first,
+                bytes: payload,
+            },
+            SERIAL_INPUT => Self::SerialInput {
+                ticket: first,
+                bytes: payload,
             },
             COMMAND => Self::Command {
                 ticket: first,
@@ -382,6 +418,22 @@ mod tests {
             interrupt(Message::Init),
             interrupt(Message::StartUp { vector: 0x9a }),
             SliceMessage::EndOfInterrupt { vector: 0x31 },
+            SliceMessage::Pin {
+                pin: 23,
+                high: true,
+            },
+            SliceMessage::Pin {
+                pin: 0,
+                high: false,
+            },
+            SliceMessage::SerialOutput {
+                ticket: 5,
+                bytes: b"login: ",
+            },
+            SliceMessage::SerialInput {
+                ticket: u64::MAX,
+                bytes: b"",
+            },
             SliceMessage::Identity {
                 vcpu: 3,
                 identity: 0x208,

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use weft_platform::interrupts::{
     InterruptLink, InterruptRouter, InterruptTopology, Locations, Message, VcpuLocation,
 };
+use weft_platform::role::RolePlace;
 
 use super::protocol::{Action, Event, Move, Phase};
 
@@ -49,7 +50,9 @@ impl InterruptLink for Way {
             .push_back(frame);
     }
 
-    fn end_of_interrupt(&self, _: u8) {}
+    fn end_of_interrupt(&self, _: usize, _: u8) {}
+
+    fn set_pin(&self, _: usize, _: u8, _: bool) {}
 }
 
 struct Random(u64);
@@ -89,7 +92,7 @@ impl World {
             let topology = InterruptTopology {
                 slice: me,
                 locations: tables[me].clone(),
-                io_apic: me == 0,
+                io_apic: Arc::new(RolePlace::new(me, 0)),
                 link: Arc::new(Way {
                     me,
                     links: links.clone(),

@@ -12,6 +12,7 @@ use crate::checkpoint::{
     CHECKPOINT_SECONDS_MAX, NewCheckpoint, WrittenCheckpoint, receive_file, write_all, write_pages,
 };
 use crate::lifecycle::Refusal;
+use crate::platform_move::PlatformState;
 use crate::state::MachineState;
 use crate::vcpu::runner::{VcpuCommand, VcpuState};
 
@@ -28,12 +29,15 @@ impl Owner {
             });
         }
         let mut parts = BTreeMap::new();
-        for (name, part) in &self.parts {
+        let slice = self.slice.as_deref();
+        for (name, part) in self.parts.iter().filter(|part| Self::is_used(part, slice)) {
             let state = part
                 .save()
                 .map_err(|error| refused(request, format!("{name}: {error}")))?;
             parts.insert(name.clone(), state);
         }
+        let platform = self.save_platform_elsewhere();
+        parts.extend(platform.map_err(|reason| refused(request, reason))?);
         Ok(MachineState {
             version: Version,
             vcpus,
@@ -54,6 +58,11 @@ impl Owner {
                 let saved = state.parts.get(name);
                 saved.is_some_and(|saved| part.accepts(saved))
             });
+        let place = self.slice.as_ref().map(|slice| slice.platform());
+        if let Some(place) = place.filter(|place| !place.is_here()) {
+            let reason = format!("node {} has the platform", place.holder());
+            return Err(refused(request, reason));
+        }
         if !fits {
             let reason = "the state is that of a machine with other parts".to_owned();
             return Err(refused(request, reason));
@@ -183,6 +192,20 @@ impl Owner {
             SliceReply::Vcpu(state) => serde_json::from_value(state)
                 .map_err(|error| format!("slice {slice}: the state of vCPU {vcpu}: {error}")),
             other => Err(format!("slice {slice} sent {other:?}")),
+        }
+    }
+
+    /// The states of the platform's parts, if another slice has it.
+    fn save_platform_elsewhere(&self) -> Result<PlatformState, String> {
+        let place = self.slice.as_ref().map(|slice| slice.platform());
+        let Some(place) = place.filter(|place| !place.is_here()) else {
+            return Ok(PlatformState::new());
+        };
+        match self.ask_slice(place.holder(), &SliceCommand::SavePlatform)? {
+            SliceReply::Platform(state) => {
+                serde_json::from_value(state).map_err(|error| error.to_string())
+            }
+            other => Err(format!("slice {} sent {other:?}", place.holder())),
         }
     }
 

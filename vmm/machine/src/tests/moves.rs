@@ -17,6 +17,10 @@ use weft_wire::halves::{self, HalvesConfig};
 use super::*;
 use crate::move_report::VcpuMoveReport;
 
+mod devices;
+
+use devices::Unused;
+
 const LEASE: Duration = Duration::from_secs(20);
 const SHARE_BYTES: u64 = 64 << 20;
 const TIMER_VECTOR: u8 = 0xec;
@@ -42,6 +46,17 @@ struct Seen {
 struct Judge {
     vcpus: [Seen; 2],
     faults: Mutex<Vec<String>>,
+    /// vCPU 0 writes to the serial port and programs the I/O APIC, and vCPU 1 takes its
+    /// interrupts.
+    uses_devices: bool,
+    /// Presses of the power button that the guest has seen.
+    presses: AtomicU64,
+    /// What the guest read from the serial port.
+    typed: Mutex<Vec<u8>>,
+    /// The guest is about to read more of it.
+    reads: AtomicBool,
+    /// Bytes that vCPU 0 wrote to the serial port.
+    written: AtomicU64,
 }
 
 impl Judge {
@@ -144,6 +159,9 @@ impl Player {
         environment.mmio_write(LOCAL_APIC + 0x320, &timer.to_le_bytes());
         self.set_timer(environment);
         if self.id == 0 {
+            if self.judge.uses_devices {
+                devices::begin(environment);
+            }
             // INIT and start-up; the other then throws the first ball.
             self.command(environment, 0xc500);
             self.command(environment, 0x69a);
@@ -155,7 +173,10 @@ impl Player {
     fn take_interrupts(&mut self, environment: &mut dyn Environment) {
         while let Some(vector) = environment.interrupt_take() {
             self.state.halted = false;
-            environment.mmio_write(LOCAL_APIC + 0xb0, &[0; 4]);
+            // A level is ended after its device was served.
+            if vector != devices::POWER {
+                environment.mmio_write(LOCAL_APIC + 0xb0, &[0; 4]);
+            }
             match vector {
                 TIMER_VECTOR => {
                     self.seen().timers.fetch_add(1, Ordering::SeqCst);
@@ -163,8 +184,13 @@ impl Player {
                 }
                 CALL_VECTOR => {
                     self.seen().calls.fetch_add(1, Ordering::SeqCst);
+                    if self.judge.uses_devices && self.id == 0 {
+                        devices::write(&self.judge, environment);
+                    }
                     self.command(environment, 0x4000 | u32::from(CALL_VECTOR));
                 }
+                devices::POWER if self.id == 1 => devices::see_button(&self.judge, environment),
+                devices::SERIAL if self.id == 1 => devices::read(&self.judge, environment),
                 other => self.judge.fault(format!("vector {other:#x}")),
             }
         }
@@ -230,6 +256,8 @@ type Ends = BTreeMap<(usize, usize), UnixStream>;
 struct Slices {
     machines: Vec<Machine>,
     judge: Arc<Judge>,
+    /// Slice 0's.
+    console: Kept,
 }
 
 fn sockets(count: usize) -> Ends {
@@ -246,22 +274,23 @@ fn sockets(count: usize) -> Ends {
 
 impl Slices {
     fn new(cpus: &[u32]) -> Self {
-        Self::with(cpus, None, &[])
+        Self::with(cpus, Judge::default(), None, &[])
     }
 
     /// Each frame of the slice `late` waits for up to 5 ms before it is sent.
     fn with_late(cpus: &[u32], late: Option<usize>) -> Self {
-        Self::with(cpus, late, &[])
+        Self::with(cpus, Judge::default(), late, &[])
     }
 
     /// Slices whose numbers are in `strange` believe that slice 0's host is not theirs, and
     /// measure its time.
     fn on_hosts(cpus: &[u32], strange: &[usize]) -> Self {
-        Self::with(cpus, None, strange)
+        Self::with(cpus, Judge::default(), None, strange)
     }
 
-    fn with(cpus: &[u32], late: Option<usize>, strange: &[usize]) -> Self {
-        let judge = Arc::<Judge>::default();
+    fn with(cpus: &[u32], judge: Judge, late: Option<usize>, strange: &[usize]) -> Self {
+        let judge = Arc::new(judge);
+        let console = Kept::default();
         let mut ends = sockets(cpus.len());
         let machines = (0..cpus.len()).map(|number| {
             let link = |other| {
@@ -290,11 +319,12 @@ impl Slices {
                     false => Reference::here(),
                 },
             };
-            slice_of(cpus, links, judge.clone())
+            slice_of(cpus, links, judge.clone(), &console)
         });
         let slices = Self {
             machines: machines.collect(),
             judge,
+            console,
         };
         ask(&slices.machines[0], MachineRequest::Run);
         slices.judge.wait_for(3);
@@ -330,7 +360,7 @@ impl Slices {
     }
 }
 
-fn slice_of(cpus: &[u32], links: SliceLinks, judge: Arc<Judge>) -> Machine {
+fn slice_of(cpus: &[u32], links: SliceLinks, judge: Arc<Judge>, console: &Kept) -> Machine {
     let number = links.number;
     let share = |cpus: &u32| Share {
         cpus: *cpus,
@@ -351,7 +381,11 @@ fn slice_of(cpus: &[u32], links: SliceLinks, judge: Arc<Judge>) -> Machine {
     Machine::start(Start {
         configuration: &configuration,
         io: MachineIo {
-            serial: Box::new(Kept::default()),
+            // That of another slice is not used.
+            serial: match number {
+                0 => Box::new(console.clone()),
+                _ => Box::new(Unused),
+            },
             console: None,
             disks: OpenDisks::default(),
             checkpoint: Default::default(),

@@ -16,6 +16,7 @@ use super::posted::PostedInterrupts;
 use super::{InterruptLine, MessageSink};
 use crate::bus::BusDevice;
 use crate::part::{Part, PartError, Persist};
+use crate::role::RolePlace;
 
 /// How many interrupts went through a router, by kind.
 #[derive(Default)]
@@ -43,8 +44,10 @@ pub struct InterruptCounters {
 pub trait InterruptLink: Send + Sync {
     /// Sends a message to `location`'s slice, with `location`'s epoch.
     fn deliver(&self, location: VcpuLocation, vcpu: u32, message: Message);
-    /// Sends an EOI to the slice that has the I/O APIC.
-    fn end_of_interrupt(&self, vector: u8);
+    /// Sends an EOI to `slice`, which has the I/O APIC.
+    fn end_of_interrupt(&self, slice: usize, vector: u8);
+    /// Sends the level of a pin to `slice`, which has the I/O APIC.
+    fn set_pin(&self, slice: usize, pin: u8, high: bool);
 }
 
 /// Where a machine's interrupt controllers are, for a machine of several slices.
@@ -53,8 +56,8 @@ pub struct InterruptTopology {
     pub slice: usize,
     /// This slice's table of vCPU locations.
     pub locations: Arc<Locations>,
-    /// Whether the I/O APIC is on this slice.
-    pub io_apic: bool,
+    /// The slice that has the I/O APIC.
+    pub io_apic: Arc<RolePlace>,
     /// Sends to the other slices.
     pub link: Arc<dyn InterruptLink>,
 }
@@ -388,15 +391,15 @@ impl InterruptRouter {
     /// Reports that a vCPU ended a level-triggered interrupt.
     pub fn end_of_interrupt(&self, vector: u8, sender: u32) {
         self.counters.ends.fetch_add(1, Ordering::Relaxed);
-        match &self.topology {
-            Some(topology) if !topology.io_apic => topology.link.end_of_interrupt(vector),
-            _ => self.end_at_io_apic(vector, Some(sender)),
-        }
+        self.end_at_io_apic(vector, Some(sender));
     }
 
-    /// Applies an EOI to the I/O APIC, which is on this slice. `sender` as for
-    /// [`InterruptRouter::send`].
+    /// Applies an EOI to the I/O APIC, or sends it on to the slice that has it. `sender` as
+    /// for [`InterruptRouter::send`].
     pub fn end_at_io_apic(&self, vector: u8, sender: Option<u32>) {
+        if let Some((slice, link)) = self.io_apic_elsewhere() {
+            return link.end_of_interrupt(slice, vector);
+        }
         let mut follow = Vec::new();
         self.io_apic().end_of_interrupt(vector, &mut follow);
         for (pin, interrupt) in &follow {
@@ -408,11 +411,24 @@ impl InterruptRouter {
     pub fn pin(self: &Arc<Self>, pin: usize) -> Option<IoApicPin> {
         (pin < PINS).then(|| IoApicPin {
             router: self.clone(),
-            pin,
+            pin: pin as u8,
         })
     }
 
-    fn set_pin(&self, pin: usize, high: bool) {
+    /// The other slice that has the I/O APIC, and the way there.
+    fn io_apic_elsewhere(&self) -> Option<(usize, &Arc<dyn InterruptLink>)> {
+        let topology = self.topology.as_ref()?;
+        let holder = topology.io_apic.holder();
+        (holder != topology.slice).then_some((holder, &topology.link))
+    }
+
+    /// Drives a pin of the I/O APIC, or has the slice that has it do so. Nothing happens if
+    /// it has no such pin.
+    pub fn set_pin(&self, pin: u8, high: bool) {
+        if let Some((slice, link)) = self.io_apic_elsewhere() {
+            return link.set_pin(slice, pin, high);
+        }
+        let pin = usize::from(pin);
         let interrupt = self.io_apic().set_pin(pin, high);
         if let Some(interrupt) = interrupt {
             self.counters.pins.fetch_add(1, Ordering::Relaxed);
@@ -577,7 +593,7 @@ impl Persist for InterruptRouter {
 /// A pin of the I/O APIC, which a device drives.
 pub struct IoApicPin {
     router: Arc<InterruptRouter>,
-    pin: usize,
+    pin: u8,
 }
 
 impl InterruptLine for IoApicPin {

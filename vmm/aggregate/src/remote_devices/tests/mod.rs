@@ -159,6 +159,7 @@ impl Rig {
                 interrupts,
                 mmio: machine.mmio.clone(),
                 ports: machine.ports.clone(),
+                serial: Arc::new(crate::registers::NoSerial),
                 clock: Arc::new(Clock::new(Source::Host, measure_host_tsc())),
                 on_failure: on_failure.clone(),
                 ended: Box::new(|_, _| {}),

@@ -55,7 +55,9 @@ impl InterruptLink for SliceLink {
         );
     }
 
-    fn end_of_interrupt(&self, _: u8) {}
+    fn end_of_interrupt(&self, _: usize, _: u8) {}
+
+    fn set_pin(&self, _: usize, _: u8, _: bool) {}
 }
 
 fn slices(count: usize, cpus: u32) -> (Vec<(Arc<InterruptRouter>, SliceLink)>, Links) {
@@ -69,7 +71,7 @@ fn slices(count: usize, cpus: u32) -> (Vec<(Arc<InterruptRouter>, SliceLink)>, L
         let topology = InterruptTopology {
             slice: me,
             locations: Arc::new(Locations::new(counts)),
-            io_apic: me == 0,
+            io_apic: Arc::new(RolePlace::new(me, 0)),
             link: Arc::new(link(())),
         };
         (InterruptRouter::of_slice(cpus, Some(topology)), link(()))
