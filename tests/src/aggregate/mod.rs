@@ -13,6 +13,7 @@ mod loss;
 mod moves;
 mod networks;
 mod oom;
+mod roles;
 mod updated;
 mod work;
 
@@ -120,6 +121,7 @@ pub fn run_aggregate(context: &Context, plan: &Plan, report: &Report) {
         .chain(&disks::CHECKS)
         .chain(&updated::CHECKS)
         .chain(&moves::CHECKS)
+        .chain(&roles::CHECKS)
     {
         run(name, check);
     }

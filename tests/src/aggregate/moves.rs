@@ -32,7 +32,7 @@ pub(super) const CHECKS: [(&str, Check); 7] = [
 pub(super) const ON_KVM: &str = "moves, 40 of vCPU 1 during litmus tests, kvm";
 
 /// Two vCPUs, and a node with memory only.
-const THREE: Shape = Shape {
+pub(super) const THREE: Shape = Shape {
     name: "3 nodes",
     options: &[
         "--lease",
@@ -120,14 +120,25 @@ fn wander(bench: &Bench<'_>, shape: Shape, vcpus: &[u32], count: usize) -> Resul
 }
 
 /// A machine called `m` that says `text`; its kernel's warnings are its last words.
-fn begin(
+pub(super) fn begin(
     bench: &Bench<'_>,
     back_end: &str,
     shape: Shape,
+    script: (&str, &str),
+) -> Result<Guest> {
+    begin_with(bench, back_end, (shape, &[]), script)
+}
+
+/// The same, with further options.
+pub(super) fn begin_with(
+    bench: &Bench<'_>,
+    back_end: &str,
+    (shape, further): (Shape, &[&str]),
     (script, text): (&str, &str),
 ) -> Result<Guest> {
     let mut options = shape.options.to_vec();
     options.extend(["--name", "m"]);
+    options.extend(further);
     let script = format!("{script}; {WARNINGS}");
     let mut guest = Guest::start(&mut bench.machine_on(back_end, SMALL, &options, &script, "")?)?;
     let bound = if back_end == "kvm" { KVM_BOUND } else { BOUND };
@@ -138,7 +149,7 @@ fn begin(
     Ok(guest)
 }
 
-fn finish(bench: &Bench<'_>, guest: Guest) -> Result<Ended> {
+pub(super) fn finish(bench: &Bench<'_>, guest: Guest) -> Result<Ended> {
     let ended = bench.finish(guest)?;
     let reasons = check_boot(&ended, TWO.cpus);
     ensure!(reasons.is_empty(), "{}", reasons.join("; "));
@@ -158,19 +169,30 @@ fn during_litmus(
     Ok(format!("{tests}, median stop {} µs", stop.as_micros()))
 }
 
-/// A sleep whose timer is lost does not end: these vCPUs have no tick when idle.
 fn sleeps(bench: &Bench<'_>) -> Result<String> {
+    sleeps_during(bench, TWO, || {
+        let stop = wander(bench, TWO, &[0, 1], 200)?;
+        Ok(format!("median stop {} µs", stop.as_micros()))
+    })
+}
+
+/// A sleep whose timer is lost does not end: these vCPUs have no tick when idle.
+pub(super) fn sleeps_during(
+    bench: &Bench<'_>,
+    shape: Shape,
+    moves: impl FnOnce() -> Result<String>,
+) -> Result<String> {
     const SCRIPT: &str = "for cpu in 1 2; do taskset $cpu sh -c 'echo asleep; i=0; \
         while [ $i -lt 1500 ]; do usleep 500; i=$((i+1)); done; echo woke up' & done; wait";
-    let guest = begin(bench, "soft", TWO, (SCRIPT, "asleep"))?;
-    let stop = wander(bench, TWO, &[0, 1], 200)?;
+    let guest = begin(bench, "soft", shape, (SCRIPT, "asleep"))?;
+    let note = moves()?;
     let ended = finish(bench, guest)?;
     let woken = ended
         .lines
         .iter()
         .filter(|line| line.text.contains("woke up"));
     ensure!(woken.count() == 2, "{}", ended.tail(20));
-    Ok(format!("median stop {} µs", stop.as_micros()))
+    Ok(note)
 }
 
 fn right_sums(bench: &Bench<'_>) -> Result<String> {

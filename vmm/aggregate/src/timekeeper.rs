@@ -423,6 +423,52 @@ mod tests {
     }
 
     #[test]
+    fn an_older_take_over_is_refused_and_its_measurement_not_used() {
+        let clock = Arc::new(Clock::new(Source::Host, HZ));
+        let keeper = Timekeeper::new(TimekeeperParts {
+            number: 1,
+            reference: Reference::here(),
+            clock: clock.clone(),
+            interrupts: InterruptRouter::new(1),
+            peers: Peers::new(1, vec![None; 2], Duration::ZERO, Duration::ZERO),
+            looks: Arc::default(),
+            counters: Arc::default(),
+            patience: Duration::ZERO,
+        });
+        let follow = |number, epoch| {
+            SliceCommand::FollowTime(KeptTime {
+                keeper: number,
+                epoch,
+                offset: clock.offset(),
+                host: Reference::here(),
+            })
+        };
+        assert_eq!(keeper.carry_out(&follow(2, 3)), Ok(SliceReply::Done));
+        for late in [
+            follow(0, 3),
+            follow(0, 2),
+            SliceCommand::KeepTime { epoch: 3 },
+            SliceCommand::KeepTime { epoch: 0 },
+        ] {
+            let refused = keeper.carry_out(&late).unwrap_err();
+            assert!(refused.contains("after that of epoch 3"), "{refused}");
+            assert_eq!(keeper.keeper(), (2, 3));
+        }
+        let measured = |offset| Estimate { offset, error: 40 };
+        keeper.lock().lead = Some(Lead::new(measured(0), HZ));
+        let before = clock.offset();
+        assert!(!keeper.correct(2, measured(1000)));
+        assert_eq!(clock.offset(), before);
+        assert!(keeper.correct(3, measured(1000)));
+        assert_ne!(clock.offset(), before);
+        let kept = keeper.carry_out(&SliceCommand::KeepTime { epoch: 4 });
+        assert!(matches!(kept, Ok(SliceReply::Time(_))), "{kept:?}");
+        assert_eq!(keeper.keeper(), (1, 4));
+        // It corrects nothing any more.
+        assert!(!keeper.correct(4, measured(2000)));
+    }
+
+    #[test]
     fn a_clock_is_led_by_one_that_runs_alike() {
         let (wrong, error, _) = follow(0, Duration::from_millis(20));
         // Ticks are nanoseconds here.
