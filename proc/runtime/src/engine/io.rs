@@ -21,7 +21,7 @@ use weft_proc::layout::{Kind, Layout, PROT_READ};
 use weft_proc::stats::{NodeStats, add};
 use weft_wire::{Link, LinkError};
 
-use super::leaving::Leaving;
+use super::eviction_batch::EvictionBatch;
 use super::others_run;
 
 use core::sync::atomic::Ordering;
@@ -127,7 +127,7 @@ pub struct Io {
     /// Where the contents of pages that may not be read in place are put together.
     staging: &'static mut [u8],
     /// Pages that were given up, and are still here.
-    leaving: Leaving,
+    evictions: EvictionBatch,
     memory: Option<Changes>,
     /// Messages without contents, and the node that they are for.
     frames: Option<(usize, Run)>,
@@ -163,7 +163,7 @@ impl Io {
             failure: None,
             arrived: None,
             staging: own_calls::zeroes(RUN_MAX as usize * PAGE_BYTES)?,
-            leaving: Leaving::new(),
+            evictions: EvictionBatch::new(),
             memory: None,
             frames: None,
         })
@@ -173,7 +173,7 @@ impl Io {
     pub fn flush(&mut self) {
         self.flush_memory();
         self.flush_frames();
-        self.flush_leaving();
+        self.flush_evictions();
     }
 
     fn fail(&mut self, failure: Failure) {
@@ -258,7 +258,7 @@ impl Io {
     }
 
     fn transmit(&mut self, to: usize, run: &Run, parts: &[&[u8]]) {
-        self.flush_leaving();
+        self.flush_evictions();
         let Some(link) = &mut self.links[to] else {
             // A node that left: nobody waits for this.
             return;
@@ -276,7 +276,7 @@ impl Io {
         let start = first as usize * PAGE_BYTES;
         let pages = count as usize;
         if !matches!(run.what, Change::Give { .. }) {
-            self.flush_leaving();
+            self.flush_evictions();
         }
         match run.what {
             Change::Install { access, content } => self.install(first, pages, access, content),
@@ -396,26 +396,26 @@ impl Io {
 
     /// A run that leaves together with others.
     fn leave(&mut self, to: usize, run: &Run) {
-        if !self.leaving.takes(to, run) {
-            self.flush_leaving();
+        if !self.evictions.takes(to, run) {
+            self.flush_evictions();
         }
-        self.leaving.add(to, run);
+        self.evictions.add(to, run);
     }
 
     /// Sends what is leaving, and drops it.
-    fn flush_leaving(&mut self) {
-        if self.leaving.is_empty() {
+    fn flush_evictions(&mut self) {
+        if self.evictions.is_empty() {
             return;
         }
-        let to = self.leaving.to();
+        let to = self.evictions.to();
         if let Some(link) = &mut self.links[to] {
             // SAFETY: the protocol said that these pages are here, and nothing
             // was done to memory since; their regions allow reading.
-            if let Err(error) = unsafe { self.leaving.send(link) } {
+            if let Err(error) = unsafe { self.evictions.send(link) } {
                 self.fail(Failure::Link(to, error));
             }
         }
-        while let Some(run) = self.leaving.pop() {
+        while let Some(run) = self.evictions.pop() {
             let (first, count) = (run.first.page.0, u64::from(run.count));
             // SAFETY: as in `give`; nothing refers to a run that was sent.
             let done = unsafe { self.space.drop(first as usize * PAGE_BYTES, count as usize) };

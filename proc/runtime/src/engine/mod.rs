@@ -11,7 +11,7 @@
 //! - [`layout`]: the same mappings on every node
 //! - [`start`]: stretching a program; a slice's life
 //! - [`mod@beat`], [`patience`]: how silence is told from a stop
-//! - [`fork`], [`leave`], [`confine`], [`io`], [`leaving`], [`tables`],
+//! - [`fork`], [`commands`], [`confine`], [`io`], [`eviction_batch`], [`tables`],
 //!   [`working_set`], [`clock`]: what their names say
 //!
 //! Lock order: the address space ([`crate::space`]), then the engine. A thread
@@ -21,17 +21,17 @@
 mod beat;
 mod calls;
 mod clock;
+mod commands;
 mod confine;
 #[cfg(feature = "damage")]
 mod damage;
 mod ending;
+mod eviction_batch;
 mod fault;
 mod fork;
 mod io;
 mod jump;
 mod layout;
-mod leave;
-mod leaving;
 mod machine;
 mod patience;
 mod room;
@@ -167,7 +167,7 @@ pub fn beat() -> bool {
 /// The runtime's own signal arrived: a command, or for a slice: come home.
 pub fn kick(thread: &Thread, frame: &mut Frame) {
     if is_home() {
-        leave::obey();
+        commands::obey();
     } else if is_stretched() {
         go_home(thread, frame);
     }

@@ -13,17 +13,17 @@ use weft_wire::{FRAMES_MAX, Header, Link, LinkError};
 const PAGES_MAX: u64 = 128;
 
 /// The runs. They all go to the same node.
-pub struct Leaving {
+pub struct EvictionBatch {
     runs: [Option<Run>; FRAMES_MAX],
     count: usize,
     pages: u64,
     to: usize,
 }
 
-impl Leaving {
+impl EvictionBatch {
     /// Nothing leaves.
-    pub const fn new() -> Leaving {
-        Leaving {
+    pub const fn new() -> EvictionBatch {
+        EvictionBatch {
             runs: [None; FRAMES_MAX],
             count: 0,
             pages: 0,
@@ -45,7 +45,7 @@ impl Leaving {
         self.is_empty() || self.to == to && fits
     }
 
-    /// One more run, which [`Leaving::takes`].
+    /// One more run, which [`EvictionBatch::takes`].
     pub fn add(&mut self, to: usize, run: &Run) {
         self.to = to;
         self.runs[self.count] = Some(*run);
