@@ -6,7 +6,7 @@ use weft_proc::boot::{JUMP_AUTO, JUMP_FIXED};
 use weft_proc::context::{Context, HEADER_END, LEGACY_BYTES};
 use weft_proc::elf::{self, Image};
 use weft_proc::layout::{LIMIT, LOWEST, PAGE};
-use weft_proc::marshal::{Arrived, BULK_MAX, Fault, Memory, Request, SPACE_MAX, gather};
+use weft_proc::marshal::{BULK_MAX, DecodedCall, Fault, Memory, Request, SPACE_MAX, gather};
 use weft_proc::script;
 use weft_proc::table::{Arg, CALLS, Class};
 use zerocopy::IntoBytes;
@@ -129,14 +129,14 @@ fn gathered(random: &mut Random) -> (Request, Vec<u8>) {
 /// A request as a peer sends it.
 pub fn valid_request(random: &mut Random) -> Vec<u8> {
     let (_, bytes) = gathered(random);
-    Arrived::decode(&bytes).expect("what was gathered is accepted");
+    DecodedCall::decode(&bytes).expect("what was gathered is accepted");
     bytes
 }
 
 /// A request is refused, or its machine words stay inside its buffer.
 pub fn request(input: &[u8]) {
     const BASE: u64 = 0x7000_0000_0000;
-    let Ok(arrived) = Arrived::decode(input) else {
+    let Ok(arrived) = DecodedCall::decode(input) else {
         return;
     };
     let mut buffer = input.to_vec();
@@ -166,7 +166,7 @@ pub fn request(input: &[u8]) {
 pub fn valid_reply(random: &mut Random) -> Vec<u8> {
     let seed = random.next();
     let (_, mut buffer) = gathered(&mut Random::new(seed));
-    let arrived = Arrived::decode(&buffer).expect("what was gathered is accepted");
+    let arrived = DecodedCall::decode(&buffer).expect("what was gathered is accepted");
     buffer.resize(arrived.space(), 7);
     arrived.relocate(&mut buffer, 0x1000).expect("it has room");
     let mut reply = vec![0; SPACE_MAX];

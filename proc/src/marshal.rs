@@ -4,10 +4,10 @@
 //!
 //! ```text
 //! caller                                home
-//! gather  program memory → bytes   ──▶  Arrived::decode    check everything
-//!                                       Arrived::relocate  six machine words
+//! gather  program memory → bytes   ──▶  DecodedCall::decode    check everything
+//!                                       DecodedCall::relocate  six machine words
 //!                                       the system call
-//! Request::scatter  reply → memory ◀──  Arrived::reply     what was produced
+//! Request::scatter  reply → memory ◀──  DecodedCall::reply     what was produced
 //! ```
 //!
 //! A request is a header and the inputs; room for outputs is added at home. Its
@@ -19,15 +19,15 @@
 //!
 //! Invariants:
 //!
-//! - [`Arrived::decode`] is total: any bytes give an `Arrived` or a
-//!   [`Malformed`]. The machine words of an `Arrived` point into the buffer or
+//! - [`DecodedCall::decode`] is total: any bytes give a `DecodedCall` or a
+//!   [`Malformed`]. The machine words of a `DecodedCall` point into the buffer or
 //!   are what the table calls integers.
 //! - Pieces do not overlap; `HEADER <= sent <= space <= SPACE_MAX`.
 //! - Only what the kernel produced is written into the program's memory.
 //! - A signal mask arrives as the program gave it: home removes the signals that must
 //!   not be blocked before it makes the call.
 
-mod arrived;
+mod decoded;
 mod gather;
 mod plan;
 mod scatter;
@@ -35,7 +35,7 @@ mod scatter;
 mod tests;
 mod transfer;
 
-pub use arrived::{Arrived, Malformed, Output};
+pub use decoded::{DecodedCall, Malformed, Output};
 pub use gather::{gather, gather_plain};
 pub use scatter::{Request, ScatterError};
 pub use transfer::{Step, Transfer};

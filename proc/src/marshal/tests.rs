@@ -101,7 +101,7 @@ pub(super) fn carried_in(bulk_max: usize, nr: i64, args: &[u64]) -> i64 {
         // The caller's buffer and home's share nothing but what is sent.
         home.0.fill(0xee);
         home.0[..request.sent()].copy_from_slice(&sent.0[..request.sent()]);
-        let arrived = Arrived::decode(&home.0[..request.sent()]).unwrap();
+        let arrived = DecodedCall::decode(&home.0[..request.sent()]).unwrap();
         assert_eq!(arrived.space(), request.space());
         let base = home.0.as_ptr() as u64;
         let (front, behind) = home.0.split_at_mut(request.space());

@@ -17,7 +17,8 @@ use syscalls::Sysno;
 use weft_dsm::Access;
 use weft_jump::Decision;
 use weft_proc::marshal::{
-    Arrived, BULK_MAX, Gather, Malformed, Memory, Request, SPACE_MAX, Step, Transfer, gather_plain,
+    BULK_MAX, DecodedCall, Gather, Malformed, Memory, Request, SPACE_MAX, Step, Transfer,
+    gather_plain,
 };
 use weft_proc::message::Message;
 use weft_proc::stats::add;
@@ -83,7 +84,7 @@ pub fn at_home(
             let words = arguments.map(|word| word as u64);
             let run = |thread: &Thread, request: &[u8], buffer: &mut [u8]| {
                 buffer[..request.len()].copy_from_slice(request);
-                run_request(thread, Arrived::decode_plain(plain, request), buffer)
+                run_request(thread, DecodedCall::decode_plain(plain, request), buffer)
             };
             carry(thread, &plain, number, &words, run)
                 .or_else(|| fetched(thread, number, arguments))
@@ -200,7 +201,7 @@ struct Ran {
 
 /// Runs the request at the start of `buffer`, which was decoded, and leaves the
 /// reply there.
-fn run_request(thread: &Thread, arrived: Result<Arrived, Malformed>, buffer: &mut [u8]) -> Ran {
+fn run_request(thread: &Thread, arrived: Result<DecodedCall, Malformed>, buffer: &mut [u8]) -> Ran {
     let refused = |errno: Errno| Ran {
         result: word(Err(errno)),
         length: 0,
@@ -584,7 +585,7 @@ pub fn run_call(thread: &Thread, from: usize, mask: u64) {
         let sent = core::mem::take(&mut engine.collected.length);
         (core::mem::take(&mut engine.collected.buffer), sent)
     };
-    let arrived = Arrived::decode(&buffer[..sent]);
+    let arrived = DecodedCall::decode(&buffer[..sent]);
     let ran = serve::with_mask(mask, || run_request(thread, arrived, buffer));
     let come_home = ran.come_home || thread.pending() != 0;
     let mut guard = ENGINE.lock();

@@ -70,7 +70,7 @@ struct Changes {
 
 /// The page bytes that came with the frame being handled.
 #[derive(Clone, Copy)]
-pub struct Arrived {
+pub struct ReceivedPages {
     /// First page.
     pub first: u64,
     /// Start of the bytes, valid until the next receive on that link.
@@ -79,7 +79,7 @@ pub struct Arrived {
     pub length: usize,
 }
 
-impl Arrived {
+impl ReceivedPages {
     /// The bytes of a run of pages; none where they are not all there.
     fn contents(&self, first: u64, pages: usize) -> Option<&[u8]> {
         let offset = first.checked_sub(self.first)? as usize * PAGE_BYTES;
@@ -123,7 +123,7 @@ pub struct Io {
     /// What went wrong first.
     pub failure: Option<Failure>,
     /// Page bytes of the frame being handled.
-    pub arrived: Option<Arrived>,
+    pub arrived: Option<ReceivedPages>,
     /// Where the contents of pages that may not be read in place are put together.
     staging: &'static mut [u8],
     /// Pages that were given up, and are still here.

@@ -23,7 +23,7 @@ use weft_wire::{Header, LinkError, Received, Wake, wait_any};
 use super::calls::Collected;
 use super::clock;
 use super::fault::TOUCHES_MAX;
-use super::io::{Arrived, Failure, Io};
+use super::io::{Failure, Io, ReceivedPages};
 use super::room::{Drain, Offers};
 use super::tables::FlatTables;
 use super::working_set::WorkingSet;
@@ -306,7 +306,7 @@ impl Engine {
             _ => Content::Held,
         };
         self.io.source = from;
-        self.io.arrived = (content == Content::Bytes).then_some(Arrived {
+        self.io.arrived = (content == Content::Bytes).then_some(ReceivedPages {
             first: first.page.0,
             bytes: payload.as_ptr(),
             length: payload.len(),

@@ -20,7 +20,7 @@ fn header(nr: u32, args: [u64; 6], lengths: [u32; 8]) -> Vec<u8> {
 /// Every pointer of an accepted request must lie, with what the kernel may touch
 /// behind it, inside the buffer; the rest must be what the table calls integers.
 fn check_accepted(bytes: &[u8]) {
-    let Ok(arrived) = Arrived::decode(bytes) else {
+    let Ok(arrived) = DecodedCall::decode(bytes) else {
         return;
     };
     let mut buffer = bytes.to_vec();
@@ -129,7 +129,7 @@ proptest! {
     ) {
         let mut bytes = header(nr, args, lengths);
         // As many bytes as the header implies, if it implies a number.
-        if let Err(Malformed::WrongLength { expected, .. }) = Arrived::decode(&bytes) {
+        if let Err(Malformed::WrongLength { expected, .. }) = DecodedCall::decode(&bytes) {
             bytes.extend(data.iter().cycle().take((expected - HEADER).min(1 << 16)));
         }
         check_accepted(&bytes);
@@ -215,7 +215,7 @@ fn gathered(which: usize) -> Vec<u8> {
 fn gathered_requests_are_accepted() {
     for which in 0..8 {
         let bytes = gathered(which);
-        Arrived::decode(&bytes).unwrap();
+        DecodedCall::decode(&bytes).unwrap();
         check_accepted(&bytes);
     }
 }
@@ -224,9 +224,9 @@ fn gathered_requests_are_accepted() {
 fn lies_are_named() {
     let absent = [u32::MAX; 8];
     let write = |args: [u64; 6], lengths: [u32; 8]| {
-        Arrived::decode(&header(libc::SYS_write as u32, args, lengths)).unwrap_err()
+        DecodedCall::decode(&header(libc::SYS_write as u32, args, lengths)).unwrap_err()
     };
-    let short = Arrived::decode(&[0; HEADER - 1]).unwrap_err();
+    let short = DecodedCall::decode(&[0; HEADER - 1]).unwrap_err();
     assert_eq!(short, Malformed::Short { length: HEADER - 1 });
     let mut lengths = absent;
     lengths[0] = 5;
@@ -249,7 +249,7 @@ fn lies_are_named() {
         libc::SYS_io_uring_setup,
         9999,
     ] {
-        let refused = Arrived::decode(&header(nr as u32, [0; 6], absent)).unwrap_err();
+        let refused = DecodedCall::decode(&header(nr as u32, [0; 6], absent)).unwrap_err();
         assert_eq!(refused, Malformed::NotPlain { nr: nr as u32 });
     }
     // An address and control data of a message that is not there.
@@ -257,21 +257,21 @@ fn lies_are_named() {
         let mut lengths = absent;
         lengths[part] = 16;
         let message = header(libc::SYS_recvmsg as u32, [0; 6], lengths);
-        let wrong = Arrived::decode(&message).unwrap_err();
+        let wrong = DecodedCall::decode(&message).unwrap_err();
         assert!(matches!(wrong, Malformed::Length { argument: 1, .. }));
     }
     // A path without its end, which the kernel would read past.
     lengths[0] = 3;
     let mut open = header(libc::SYS_open as u32, [0; 6], lengths);
     open.extend(b"abc");
-    let unterminated = Arrived::decode(&open).unwrap_err();
+    let unterminated = DecodedCall::decode(&open).unwrap_err();
     assert!(matches!(
         unterminated,
         Malformed::Unterminated { argument: 0, .. }
     ));
     *open.last_mut().unwrap() = 0;
     assert_eq!(
-        Arrived::decode(&open).unwrap().string(0, &open),
+        DecodedCall::decode(&open).unwrap().string(0, &open),
         Some(&b"ab"[..])
     );
 }
@@ -314,7 +314,7 @@ fn a_reply_with_more_than_was_asked_for_is_refused() {
 fn masks_arrive_whole() {
     let mut buffer = buffer();
     let request = gather_one(5, &mut buffer.0);
-    let arrived = Arrived::decode(&buffer.0[..request.sent()]).unwrap();
+    let arrived = DecodedCall::decode(&buffer.0[..request.sent()]).unwrap();
     let words = arrived.relocate(&mut buffer.0, 0).unwrap();
     let word = |at: u64| u64::from_le_bytes(buffer.0[at as usize..][..8].try_into().unwrap());
     assert_eq!(word(word(words[5])), u64::MAX);

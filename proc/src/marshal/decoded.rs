@@ -12,7 +12,7 @@ use linux_raw_sys::errno;
 
 /// A request that came from a peer, checked.
 #[derive(Clone, Copy, Debug)]
-pub struct Arrived {
+pub struct DecodedCall {
     nr: u32,
     args: [u64; 6],
     plain: Plain,
@@ -66,7 +66,7 @@ pub enum Malformed {
         /// Bytes that the header implies.
         expected: usize,
     },
-    /// The buffer given to [`Arrived::relocate`] or [`Arrived::reply`] is too
+    /// The buffer given to [`DecodedCall::relocate`] or [`DecodedCall::reply`] is too
     /// small: the caller's mistake, not the peer's.
     #[error("a buffer of {length} bytes was given where {needed} are needed")]
     Buffer {
@@ -87,12 +87,12 @@ pub struct Output {
     pub length: usize,
 }
 
-impl Arrived {
+impl DecodedCall {
     /// Checks a request; `bytes` is all of it.
-    pub fn decode(bytes: &[u8]) -> Result<Arrived, Malformed> {
-        let (nr, args) = Arrived::call(bytes)?;
+    pub fn decode(bytes: &[u8]) -> Result<DecodedCall, Malformed> {
+        let (nr, args) = DecodedCall::call(bytes)?;
         match table::classify(nr.into(), &args) {
-            Class::Plain(plain) => Arrived::decode_plain(plain, bytes),
+            Class::Plain(plain) => DecodedCall::decode_plain(plain, bytes),
             _ => Err(Malformed::NotPlain { nr }),
         }
     }
@@ -106,10 +106,10 @@ impl Arrived {
         Ok((word_u32(header, 0), args))
     }
 
-    /// [`Arrived::decode`] of a request that this process gathered from a call of
+    /// [`DecodedCall::decode`] of a request that this process gathered from a call of
     /// this class.
-    pub fn decode_plain(plain: Plain, bytes: &[u8]) -> Result<Arrived, Malformed> {
-        let (nr, args) = Arrived::call(bytes)?;
+    pub fn decode_plain(plain: Plain, bytes: &[u8]) -> Result<DecodedCall, Malformed> {
+        let (nr, args) = DecodedCall::call(bytes)?;
         let lengths: [u32; PIECES_MAX] =
             core::array::from_fn(|index| word_u32(bytes, 56 + 4 * index));
         let shape = Shape::of(&plain);
@@ -121,7 +121,7 @@ impl Arrived {
                 expected: plan.sent,
             });
         }
-        let arrived = Arrived {
+        let arrived = DecodedCall {
             nr,
             args,
             plain,
@@ -144,7 +144,7 @@ impl Arrived {
     pub fn args(&self) -> &[u64; 6] {
         &self.args
     }
-    /// Bytes of buffer that [`Arrived::relocate`] needs.
+    /// Bytes of buffer that [`DecodedCall::relocate`] needs.
     pub fn space(&self) -> usize {
         self.plan.space
     }
