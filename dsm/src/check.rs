@@ -87,8 +87,9 @@ impl Bounds {
     /// with room at one node only, and with a discard; 2 nodes and 2 pages with a
     /// death; 3 nodes and 1 page with a death, and with room at one node only. Then
     /// managers that are handed over from the first node: with evictions, twice, two
-    /// pages, and with a death.
-    pub fn large(manager: ManagerOf) -> [Bounds; 19] {
+    /// pages, and with a death. Then changes of membership: a join with a death and with
+    /// evictions, the manager's leave, and leaves that are cancelled, with a death.
+    pub fn large(manager: ManagerOf) -> [Bounds; 21] {
         let base = Bounds {
             nodes: 3,
             pages: 2,
@@ -207,6 +208,22 @@ impl Bounds {
             Bounds {
                 change: Some(Change::Leave(NodeId(0))),
                 faults: 1,
+                ..handed
+            },
+            Bounds {
+                nodes: 2,
+                change: Some(Change::Leave(NodeId(0))),
+                cancels: true,
+                losses: 1,
+                ..handed
+            },
+            Bounds {
+                change: Some(Change::Leave(NodeId(2))),
+                cancels: true,
+                faults: 1,
+                evictions: 0,
+                hand_overs: 0,
+                losses: 1,
                 ..handed
             },
         ]
