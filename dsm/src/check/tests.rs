@@ -303,11 +303,7 @@ fn every_mutant_is_found() {
         ..bounds(3, 1, 2, 0)
     };
     let full_loss = Bounds { losses: 1, ..full };
-    let handed_evicted = Bounds {
-        manager: ranges(&[2]),
-        hand_overs: 1,
-        ..bounds(3, 1, 1, 1)
-    };
+    let handed_evicted = handed(bounds(3, 1, 1, 1));
     let handed = Bounds {
         faults: 2,
         evictions: 0,
@@ -361,11 +357,6 @@ fn every_mutant_is_found() {
 /// The manager of a page changes while requests for it are under way.
 #[test]
 fn managers_are_handed_over() {
-    let handed = |bounds: Bounds| Bounds {
-        manager: ranges(&[2]),
-        hand_overs: 1,
-        ..bounds
-    };
     holds("2x1, handed over", handed(bounds(2, 1, 2, 1)));
     let to_and_fro = Bounds {
         hand_overs: 2,
@@ -390,6 +381,15 @@ fn managers_are_handed_over() {
         ..handed(bounds(3, 1, 1, 0))
     };
     holds("3x1, handed over, update", update);
+}
+
+/// A page's manager may be handed over.
+fn handed(bounds: Bounds) -> Bounds {
+    Bounds {
+        manager: ranges(&[2]),
+        hand_overs: 1,
+        ..bounds
+    }
 }
 
 fn joins(bounds: Bounds) -> Bounds {
@@ -453,10 +453,8 @@ fn a_node_leaves() {
 #[test]
 fn managers_are_handed_over_with_loss() {
     let handed = |bounds: Bounds| Bounds {
-        manager: ranges(&[2]),
-        hand_overs: 1,
         losses: 1,
-        ..bounds
+        ..handed(bounds)
     };
     let recalled = Bounds {
         recalls: 1,
