@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::{BOUND, Bench, Run, Shape, code};
+use super::{BOUND, Bench, EXIT_FAILED, Run, THREE, code};
 use crate::guest::{Ended, Guest};
 use crate::processes::Process;
 use crate::random::Random;
@@ -18,24 +18,9 @@ use crate::random::Random;
 const LEASE: Duration = Duration::from_secs(1);
 /// What may be added to the lease.
 const MARGIN: Duration = Duration::from_secs(3);
-/// The exit code of a machine that failed.
-const EXIT_FAILED: i32 = 124;
-/// That of a machine whose process was killed.
+/// The exit code of a machine whose process was killed.
 const EXIT_KILLED: i32 = 137;
 
-const THREE: Shape = Shape {
-    name: "3 nodes",
-    options: &[
-        "--lease",
-        "1",
-        "--cpus",
-        "1,1,0",
-        "--memory",
-        "128M,128M,64M",
-    ],
-    nodes: 3,
-    cpus: 2,
-};
 /// What node 0 had, node 1 and node 2, as the sentence says it.
 const HAD: [&str; 3] = [
     "node 0 (vCPU 0, 128 MiB of memory)",

@@ -76,6 +76,24 @@ const TWO: Shape = Shape {
     cpus: 2,
 };
 
+/// Two vCPUs, and a node with memory only.
+const THREE: Shape = Shape {
+    name: "3 nodes",
+    options: &[
+        "--lease",
+        "1",
+        "--cpus",
+        "1,1,0",
+        "--memory",
+        "128M,128M,64M",
+    ],
+    nodes: 3,
+    cpus: 2,
+};
+
+/// The exit code of a machine that failed.
+const EXIT_FAILED: i32 = 124;
+
 /// A test; an error is its failure, the text a note.
 type Check = fn(&Bench<'_>) -> Result<String>;
 

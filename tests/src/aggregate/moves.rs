@@ -10,7 +10,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use super::work::{SUMS, judge_litmus, sums};
-use super::{BOUND, Bench, Check, Shape, TWO, code};
+use super::{BOUND, Bench, Check, EXIT_FAILED, Shape, THREE, TWO, code};
 use crate::boot::{SMALL, USER_SPACE};
 use crate::guest::{Ended, Guest};
 use crate::machines::{WARNINGS, check_boot};
@@ -31,22 +31,6 @@ pub(super) const CHECKS: [(&str, Check); 7] = [
 ];
 pub(super) const ON_KVM: &str = "moves, 40 of vCPU 1 during litmus tests, kvm";
 
-/// Two vCPUs, and a node with memory only.
-pub(super) const THREE: Shape = Shape {
-    name: "3 nodes",
-    options: &[
-        "--lease",
-        "1",
-        "--cpus",
-        "1,1,0",
-        "--memory",
-        "128M,128M,64M",
-    ],
-    nodes: 3,
-    cpus: 2,
-};
-/// The exit code of a machine that failed.
-const EXIT_FAILED: i32 = 124;
 /// The bound of a boot in a KVM without hardware virtualisation.
 const KVM_BOUND: Duration = Duration::from_secs(600);
 /// Bytes of the message that carries a vCPU.

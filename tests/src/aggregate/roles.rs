@@ -9,8 +9,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use super::moves::{THREE, begin, begin_with, finish, sleeps_during};
-use super::{BOUND, Bench, Check, TWO, code};
+use super::moves::{begin, begin_with, finish, sleeps_during};
+use super::{BOUND, Bench, Check, EXIT_FAILED, THREE, TWO, code};
 use crate::boot::USER_SPACE;
 use crate::devices::sha256;
 
@@ -25,8 +25,6 @@ pub(super) const CHECKS: [(&str, Check); 4] = [
 const MOVES: u64 = 60;
 /// Bytes of the disk that are read after each line.
 const PIECE: usize = 64 << 10;
-/// The exit code of a machine that failed.
-const EXIT_FAILED: i32 = 124;
 
 /// Has a role (`--time`, `--platform`) go to a node, and checks the report.
 fn move_role(bench: &Bench<'_>, role: &str, (from, to): (u64, u64), epoch: u64) -> Result<Value> {
