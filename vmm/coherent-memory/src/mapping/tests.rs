@@ -3,7 +3,6 @@
 
 use std::collections::HashSet;
 use std::sync::Mutex;
-use std::sync::atomic::AtomicBool;
 use std::thread::{JoinHandle, spawn};
 
 use weft_dsm::{ManagerOf, NodeId, Ranges};
@@ -11,7 +10,7 @@ use weft_dsm::{ManagerOf, NodeId, Ranges};
 use super::*;
 use crate::Budget;
 use crate::tests::evict::resident;
-use crate::tests::{Links, PAGE as PAGE_BYTES, RAM, Rig};
+use crate::tests::{Links, PAGE as PAGE_BYTES, RAM, Rig, fight};
 use weft_guest_memory::GuestBytes;
 
 /// Slices with watched mappings.
@@ -173,30 +172,12 @@ fn both_mappings_are_the_same_memory() {
 #[test]
 fn two_watched_mappings_that_fight_both_get_on() {
     let watched = Watched::new(2, ManagerOf::Interleaved);
-    let done: Arc<[AtomicU64; 2]> = Arc::default();
-    let stop = Arc::new(AtomicBool::new(false));
-    let threads: Vec<JoinHandle<()>> = (0..2)
-        .map(|node| {
-            let (word, stop, done) = (watched.word(node, 0x8000), stop.clone(), done.clone());
-            spawn(move || {
-                while !stop.load(Ordering::Relaxed) {
-                    word.fetch_add(1, Ordering::Relaxed);
-                    done[node].fetch_add(1, Ordering::Relaxed);
-                }
-            })
-        })
-        .collect();
-    let counts = || [0, 1].map(|node: usize| done[node].load(Ordering::Relaxed));
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while counts().iter().any(|count| *count <= 20) {
-        assert!(Instant::now() < deadline, "{:?}", counts());
-        std::thread::yield_now();
-    }
-    stop.store(true, Ordering::Relaxed);
-    for thread in threads {
-        thread.join().unwrap();
-    }
-    let done = counts();
+    let done = fight(|node| {
+        let word = watched.word(node, 0x8000);
+        move || {
+            word.fetch_add(1, Ordering::Relaxed);
+        }
+    });
     assert_eq!(
         watched.word(0, 0x8000).load(Ordering::Relaxed),
         done[0] + done[1]

@@ -494,26 +494,20 @@ fn adopted_and_untouched_pages_read_as_they_should() {
     rig.end();
 }
 
-/// A page that is fought over gets work done on both sides.
-#[test]
-fn two_slices_that_fight_both_get_on() {
-    let rig = Rig::new(2, ManagerOf::Interleaved);
+/// A thread of each of two slices uses a page that the other takes, until both have got on:
+/// how often each has. `user`: what a node's thread does again and again.
+pub(super) fn fight<F: FnMut() + Send + 'static>(user: impl Fn(usize) -> F) -> [u64; 2] {
     let done: Arc<[AtomicU64; 2]> = Arc::default();
     let stop = Arc::new(AtomicBool::new(false));
-    let threads: Vec<_> = (0..2)
-        .map(|node| {
-            let (mut user, stop, done) = (rig.user(node), stop.clone(), done.clone());
-            spawn(move || {
-                user.inside();
-                while !stop.load(Ordering::Relaxed) {
-                    user.word(0x8000, Access::Write)
-                        .fetch_add(1, Ordering::Relaxed);
-                    user.boundary();
-                    done[node].fetch_add(1, Ordering::Relaxed);
-                }
-            })
+    let threads = [0, 1].map(|node| {
+        let (mut use_page, stop, done) = (user(node), stop.clone(), done.clone());
+        spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                use_page();
+                done[node].fetch_add(1, Ordering::Relaxed);
+            }
         })
-        .collect();
+    });
     let counts = || [0, 1].map(|node: usize| done[node].load(Ordering::Relaxed));
     let deadline = Instant::now() + Duration::from_secs(20);
     while counts().iter().any(|count| *count <= 20) {
@@ -524,6 +518,22 @@ fn two_slices_that_fight_both_get_on() {
     for thread in threads {
         thread.join().unwrap();
     }
+    counts()
+}
+
+/// A page that is fought over gets work done on both sides.
+#[test]
+fn two_slices_that_fight_both_get_on() {
+    let rig = Rig::new(2, ManagerOf::Interleaved);
+    fight(|node| {
+        let mut user = rig.user(node);
+        user.inside();
+        move || {
+            user.word(0x8000, Access::Write)
+                .fetch_add(1, Ordering::Relaxed);
+            user.boundary();
+        }
+    });
     rig.end();
 }
 
