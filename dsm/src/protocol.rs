@@ -329,7 +329,7 @@ pub enum Action {
     /// the engine may ask for it again, now or later, with a fault to read that
     /// nobody waits for. Comes after the action that takes it.
     Outdated { page: Page },
-    /// Whoever waits for the page should try the access again.
+    /// Threads that wait for the page should try the access again.
     Resolved { page: Page },
     /// The page's only copy died with `node`, or its manager did. Whoever waits
     /// for it waits in vain.

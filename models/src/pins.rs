@@ -52,8 +52,8 @@ macro_rules! version {
                     }
                 }
 
-                /// As `SharedMemory::taken_up`, and what its ticker does.
-                fn taken_up(&self) {
+                /// As `SharedMemory::unpin`, and what the deferred-work thread does.
+                fn unpin(&self) {
                     self.pins.remove(PAGE);
                     if self.pins.has_deferred() {
                         self.look();
@@ -71,7 +71,7 @@ macro_rules! version {
                 let users: Vec<_> = (0..users)
                     .map(|_| {
                         let far = controller.clone();
-                        thread::spawn(move || far.taken_up())
+                        thread::spawn(move || far.unpin())
                     })
                     .collect();
                 controller.take(looks_again);

@@ -192,7 +192,7 @@ pub fn send_boot(
         spin_ns: settings.spin_ns,
         read_ahead_pages: settings.read_ahead_pages,
         stretch_now: settings.stretch_now.into(),
-        // Whoever starts a slice has already changed its user.
+        // The process that starts a slice has already changed its user.
         uid: u32::MAX,
         gid: u32::MAX,
         budget_pages: settings.budget_pages,

@@ -22,7 +22,7 @@
 //!    is under way to or from it; afterwards none is sent to, from or about it. At all
 //!    times a page has one manager, or its manager died.
 //! 10. While a request for a page waits at a node, and no operation or visit defers it, no
-//!    more users pin the page there than had asked for it before.
+//!     more users pin the page there than had asked for it before.
 
 mod authority;
 mod deaths;

@@ -115,8 +115,8 @@ impl Peers {
         }
     }
 
-    /// Sends a message to all other slices, never held back: before any thread is there
-    /// that sends what was.
+    /// Sends a message to all other slices at once. Called before the threads exist that
+    /// send delayed messages.
     pub(super) fn broadcast_first(&self, message: &SliceMessage) {
         let (header, payload) = message.encode();
         for link in self.links.iter().flatten() {

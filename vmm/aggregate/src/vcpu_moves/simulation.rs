@@ -309,7 +309,7 @@ fn a_move_whose_slice_is_lost_at_any_message_waits_for_that_slice() {
         if current.is_over() {
             survived += 1;
         } else {
-            // Whoever waits for the move hears which node it was.
+            // The caller that waits for the move learns which node it was.
             assert!(current.waits_for(victim), "seed {seed}: {current:?}");
             broken += 1;
         }

@@ -159,7 +159,7 @@ impl ReplyQueue {
             },
         });
         drop(waiting);
-        // Whoever was told of the first takes all.
+        // The thread that learned of the first takes all.
         if !self.work(Cause::Ready(0)) && first {
             // A full counter wakes as well.
             let _ = self.arrived.write(1);
