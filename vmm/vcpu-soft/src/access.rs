@@ -447,10 +447,10 @@ impl Cpu {
                 lost |= self.answer(watched);
             }
             // Inside, or about to wait for a vCPU that may itself wait for memory.
-            if let Some(page) = watched.take() {
-                if self.memory.unpin_and_check(page) {
-                    self.mailbox.ask(request::DEFERRED_WORK);
-                }
+            if let Some(page) = watched.take()
+                && self.memory.unpin_and_check(page)
+            {
+                self.mailbox.ask(request::DEFERRED_WORK);
             }
             let request = self.mailbox.request();
             let excluded = request.load(std::sync::atomic::Ordering::SeqCst) & request::EXCLUSIVE;
