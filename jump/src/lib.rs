@@ -44,6 +44,8 @@
 //! ([`Policy::with_trials`]), and all thresholds are in proportion.
 #![cfg_attr(not(test), no_std)]
 
+pub mod follower;
+
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Nodes that an aggregate may span.
@@ -99,7 +101,7 @@ pub struct Policy {
     here: u32,
     /// Where it returns to if the trial fails; `here` when this is no trial.
     base: u32,
-    /// Remote faults since the execution arrived here.
+    /// Remote faults since the execution arrived here; in `auto`, pages that they brought.
     faults: u32,
     /// Faults after which a trial is judged.
     trial_faults: u32,
@@ -254,6 +256,11 @@ impl Policy {
         self.here as usize
     }
 
+    /// Where it returns to if the trial fails.
+    pub fn base(&self) -> usize {
+        self.base as usize
+    }
+
     /// The threshold for going to a node, in remote faults.
     #[cfg(test)]
     fn threshold(&self, node: usize) -> u32 {
@@ -263,9 +270,26 @@ impl Policy {
     /// A fault on a page that `owner` (never the caller's node) has, after
     /// `busy` ticks of the program's own work.
     pub fn fault(&mut self, owner: usize, busy: u64, price: Price) -> Decision {
+        self.fault_with_others(owner, 1, busy, price)
+    }
+
+    /// The same for a fault that brings `pages` at once. Without read-ahead each of them
+    /// would have been a fault, so `auto` counts them all; `fixed` counts faults.
+    pub fn fault_with_others(
+        &mut self,
+        owner: usize,
+        pages: u32,
+        busy: u64,
+        price: Price,
+    ) -> Decision {
         self.worked(busy, price);
-        self.counts[owner] += 1;
-        self.faults += 1;
+        let weight = match self.kind {
+            JUMP_AUTO => pages,
+            _ => 1,
+        };
+        for count in [&mut self.counts[owner], &mut self.faults] {
+            *count = count.saturating_add(weight).min(FAULTS_MAX);
+        }
         let target = match self.kind {
             JUMP_FIXED => (self.faults >= self.thresholds[owner]).then_some(owner),
             JUMP_AUTO => self.adapt(owner, price),
@@ -275,6 +299,9 @@ impl Policy {
             None => Decision::Pull,
             Some(node) => {
                 self.move_to(node);
+                if self.kind == JUMP_FIXED {
+                    self.base = node as u32;
+                }
                 Decision::Jump(node)
             }
         }

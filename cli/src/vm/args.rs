@@ -6,13 +6,15 @@ use std::time::Duration;
 use clap::builder::ArgPredicate;
 use clap::{Args, Subcommand, ValueEnum};
 use weft_boot::Protocol;
-use weft_machine::BackEndChoice;
+use weft_machine::{BackEndChoice, Follow};
 use weft_monitor::settings::Confine;
 use weft_node::options::Transport;
 use weft_node::size::parse_size;
 use weft_vcpu::CpuModel;
 
-use super::suboptions::{ConsoleArg, DiskArg, ListArg, NetArg, parse_cpus, parse_memory};
+use super::suboptions::{
+    ConsoleArg, DiskArg, ListArg, NetArg, parse_cpus, parse_follow, parse_memory,
+};
 use crate::values::{StatsArg, parse_seconds};
 
 /// Longest delay of a frame that tests may ask for, in microseconds: well below the
@@ -251,6 +253,12 @@ pub struct VmRunArgs {
     /// at least 64M]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub spare: Option<u64>,
+    /// Whether vCPUs of several nodes move by themselves to where their remote faults go:
+    /// never, where it pays (`auto`), or after this many remote faults since the last move,
+    /// 1 to 4194304 (back end `soft`)
+    #[arg(long, value_name = "auto|never|COUNT", default_value = "never",
+        value_parser = parse_follow)]
+    pub follow: Follow,
     /// How nodes on this host are connected
     #[arg(long, value_enum, default_value_t = LinkArg::Tcp, conflicts_with = "on")]
     pub transport: LinkArg,

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use weft_machine::{
-    CPUS_MAX, MEMORY_STEP, PRIMARY_MEMORY_MIN, Placement, PlacementError, SLICE_MEMORY_MIN,
-    SLICES_MAX, Share, deal_cpus, deal_memory,
+    BackEndChoice, CPUS_MAX, Follow, MEMORY_STEP, PRIMARY_MEMORY_MIN, Placement, PlacementError,
+    SLICE_MEMORY_MIN, SLICES_MAX, Share, deal_cpus, deal_memory,
 };
 use weft_node::options::{LEASE_MAX, LEASE_MIN, Transport};
 
@@ -72,6 +72,22 @@ impl Nodes {
     pub fn describe(&self, node: usize) -> Option<String> {
         let placement = Placement::new(self.shares.clone()).ok()?;
         Some(weft_aggregate::describe(&placement, node))
+    }
+
+    /// Whether vCPUs may move by themselves as they are asked to.
+    pub fn follow(&self, follow: Follow, back_end: BackEndChoice) -> Result<Follow, VmError> {
+        match follow {
+            Follow::Never => Ok(Follow::Never),
+            _ if self.count == 1 => Err(refused(
+                "--follow: a machine on one node has no remote faults: add --nodes or --on".into(),
+            )),
+            _ if back_end == BackEndChoice::Kvm => Err(refused(
+                "--follow: on KVM it is not known which vCPU a fault belongs to: use \
+                 --backend soft"
+                    .into(),
+            )),
+            _ => Ok(follow),
+        }
     }
 }
 

@@ -125,6 +125,7 @@ fn configuration(args: &VmRunArgs, nodes: &Nodes) -> Result<Configuration, VmErr
             "--trace: a machine on one node has no remote faults: add --nodes".into(),
         ));
     }
+    configuration.follow = nodes.follow(args.follow, configuration.back_end)?;
     configuration.updated = updated::ranges(args, nodes.count)?;
     configuration.late_cpus = match args.late_cpus {
         LateArg::Auto => None,

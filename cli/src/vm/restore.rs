@@ -119,6 +119,7 @@ impl Restored {
             "kvm" => BackEndChoice::Kvm,
             _ => BackEndChoice::Soft,
         };
+        configuration.follow = nodes.follow(args.follow, configuration.back_end)?;
         configuration.trace = args.trace.is_some();
         // A device of a node that the machine no longer has goes to node 0.
         let here = |slice: &mut u32| {

@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use weft_machine::DataPath;
+use weft_machine::{DataPath, Follow};
 use weft_node::size::{SizeError, parse_size};
 
 /// How alike two words must be for one to be a misspelling of the other.
@@ -17,6 +17,9 @@ const DISK_OPTIONS: [&str; 4] = ["ro", "direct", "node=N", "path=bypass|dsm"];
 /// What a network takes, wherever its frames go.
 const PLACE_OPTIONS: [&str; 2] = ["node=N", "path=bypass|dsm"];
 
+/// Most remote faults of `--follow`.
+const FOLLOW_FAULTS_MAX: u32 = 1 << 22;
+
 /// Why a value is not what its option takes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OptionError {
@@ -24,6 +27,8 @@ pub enum OptionError {
     Vcpus(String),
     #[error(transparent)]
     Size(#[from] SizeError),
+    #[error("write auto, never, or a number of remote faults from 1 to {FOLLOW_FAULTS_MAX}")]
+    Follow,
     #[error("lacks the image's name: write FILE[,ro][,direct][,node=N][,path=bypass|dsm]")]
     NoImage,
     #[error("`tap=` lacks the device's name")]
@@ -106,6 +111,18 @@ pub enum ConsoleArg {
     Stdio,
     /// A UNIX socket; in the run directory when no path is given.
     Socket(Option<PathBuf>),
+}
+
+/// `--follow`.
+pub fn parse_follow(text: &str) -> Result<Follow, OptionError> {
+    match text {
+        "auto" => Ok(Follow::Auto),
+        "never" => Ok(Follow::Never),
+        count => match count.parse() {
+            Ok(count @ 1..=FOLLOW_FAULTS_MAX) => Ok(Follow::Faults(count)),
+            _ => Err(OptionError::Follow),
+        },
+    }
 }
 
 /// `--cpus N[,N…]`.
@@ -353,6 +370,17 @@ mod tests {
         assert!(error::<NetArg>("user,forward=0:22").contains("`0` in `forward=0:22`"));
         assert!(error::<NetArg>("user,forward=1:70000").contains("`70000`"));
         assert!(error::<NetArg>("user,forward=22").contains("HOSTPORT:GUESTPORT"));
+    }
+
+    #[test]
+    fn vcpus_follow_as_they_are_told() {
+        assert_eq!(parse_follow("auto"), Ok(Follow::Auto));
+        assert_eq!(parse_follow("never"), Ok(Follow::Never));
+        assert_eq!(parse_follow("32"), Ok(Follow::Faults(32)));
+        for wrong in ["0", "4194305", "always", "-1", ""] {
+            let error = parse_follow(wrong).unwrap_err().to_string();
+            assert!(error.ends_with("from 1 to 4194304"), "{wrong}: {error}");
+        }
     }
 
     #[test]

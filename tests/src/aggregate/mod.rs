@@ -8,6 +8,7 @@ mod boots;
 mod budget;
 mod disks;
 mod errors;
+mod follow;
 mod life;
 mod loss;
 mod moves;
@@ -140,6 +141,7 @@ pub fn run_aggregate(context: &Context, plan: &Plan, report: &Report) {
         .chain(&updated::CHECKS)
         .chain(&moves::CHECKS)
         .chain(&roles::CHECKS)
+        .chain(&follow::CHECKS)
     {
         run(name, check);
     }

@@ -68,6 +68,8 @@ pub enum SliceCommand {
         vcpu: u32,
         /// Of the slices that have it so far.
         back_end: String,
+        /// It asked for the move itself: only a processor to spare is good enough.
+        by_itself: bool,
     },
     /// The machine is over.
     Stop,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError};
 
 use weft_platform::clock::host_tsc;
-use weft_platform::interrupts::{InterruptRouter, Locations};
+use weft_platform::interrupts::{InterruptRouter, Locations, VcpuLocation};
 
 use super::PRIMARY;
 use super::commands::SliceReply;
@@ -30,6 +30,7 @@ pub(super) struct Dispatcher {
     pub device_requests: DeviceRequestSender,
     pub commands: SyncSender<(u64, Vec<u8>)>,
     pub ended: Box<dyn Fn(usize, Vec<u8>) + Send + Sync>,
+    pub wants_move: Box<dyn Fn(u32, VcpuLocation) + Send + Sync>,
 }
 
 impl Dispatcher {
@@ -82,6 +83,12 @@ impl MessageHandler for Dispatcher {
                 let reason = format!("it sent the location of vCPU {vcpu}, which only node 0 may");
                 self.peers.lost(from, &reason);
             }
+            SliceMessage::WantsMove { vcpu, .. } if self.first.of(vcpu).is_none() => {
+                let reason = format!("it asks to move vCPU {vcpu}, which does not exist");
+                self.peers.lost(from, &reason);
+            }
+            // Its owner decides, by its own table.
+            SliceMessage::WantsMove { vcpu, location } => (self.wants_move)(vcpu, location),
             SliceMessage::Move {
                 step,
                 vcpu,

@@ -190,6 +190,8 @@ pub struct SliceWiring {
     pub on_failure: OnFailure,
     /// A secondary's machine asked for the end of the whole.
     pub ended: Box<dyn Fn(usize, Vec<u8>) + Send + Sync>,
+    /// On the primary: a vCPU of another slice asks to move by itself. Must not block.
+    pub wants_move: Box<dyn Fn(u32, VcpuLocation) + Send + Sync>,
 }
 
 /// What a machine gets from its slice.
@@ -512,6 +514,7 @@ impl Slice {
             device_requests,
             commands: command,
             ended: wiring.ended,
+            wants_move: wiring.wants_move,
         });
         let server = DeviceServer {
             peers: self.peers.clone(),
@@ -662,6 +665,12 @@ impl Slice {
     /// Tells the primary that the machine must end.
     pub fn send_end(&self, json: Vec<u8>) {
         self.peers.send(PRIMARY, &SliceMessage::Ended { json });
+    }
+
+    /// On a secondary: tells the primary that a vCPU asks to move to `location`.
+    pub fn ask_to_move(&self, vcpu: u32, location: VcpuLocation) {
+        self.peers
+            .send(PRIMARY, &SliceMessage::WantsMove { vcpu, location });
     }
 
     /// No vCPU waits for anything any more.

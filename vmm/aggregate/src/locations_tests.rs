@@ -75,6 +75,7 @@ fn rig(tables: &[&[u32]]) -> Rig {
             serial: Arc::new(crate::registers::NoSerial),
             clock: Arc::new(Clock::new(Source::Host, measure_host_tsc())),
             on_failure,
+            wants_move: Box::new(|_, _| {}),
             ended: Box::new(|_, _| {}),
         };
         drop(slice.join(wiring).unwrap());

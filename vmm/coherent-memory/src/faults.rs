@@ -3,10 +3,12 @@
 
 use std::time::{Duration, Instant};
 
+use weft_dsm::PAGE_BYTES;
 use weft_dsm::controller::{Event, Purpose};
 use weft_vcpu::{Access, Asker, Memory, Purpose as AskedFor, Unbacked};
 
 use super::counters::MemoryCounters;
+use super::served::ServedFault;
 use super::shell::{PAGE_SHIFT, SharedMemory, to_protocol};
 use super::trace::FaultKind;
 
@@ -38,14 +40,20 @@ impl SharedMemory {
                 access: wanted,
                 purpose: asker.map_or(Purpose::Data, purpose),
             };
+            let before = state.requested;
             state.step(self, event, None);
-            Some((waiter, thread, start))
+            // Its own page may have been requested earlier.
+            let pages = (state.requested - before).max(1);
+            Some((waiter, thread, start, pages))
         });
         self.add_own_pin(page);
-        let Some((waiter, thread, start)) = waiting else {
+        let Some((waiter, thread, start, pages)) = waiting else {
             return Ok(host);
         };
         let asking = start.elapsed();
+        if let (Some(asker), Some(observer)) = (asker, self.fault_observer.get()) {
+            observer.waits(asker.vcpu);
+        }
         // Two leases: a link whose lease ends reports the cause, and earlier.
         let patience = 2 * self.lease;
         while !thread.granted() && !self.is_over() {
@@ -72,6 +80,19 @@ impl SharedMemory {
         self.counters.count_wait(waited, asking, installing);
         if let Some(asker) = asker {
             self.vcpu_counts.count(asker.vcpu, waited_ns);
+            let fault = ServedFault {
+                vcpu: asker.vcpu,
+                from: thread.server(),
+                bytes: match kind {
+                    FaultKind::Upgrade => 0,
+                    FaultKind::Read | FaultKind::Write => pages * PAGE_BYTES as u64,
+                },
+                waited_ns,
+            };
+            self.served_counts.count(&fault);
+            if let Some(observer) = self.fault_observer.get() {
+                observer.served(&fault);
+            }
         }
         self.trace.record(page, kind, asker, start, waited);
         Ok(host)

@@ -30,6 +30,7 @@
 //! | `wakeup` | a thread that sleeps until there is work for it |
 //! | `threads` | the deferred-work thread and the evictor |
 //! | `notifier` | [`MmuNotifier`], by which mappings of a page are revoked |
+//! | `served` | remote faults of vCPUs, by the slice that served them |
 //! | [`mapping`] | the guest's mapping in KVM, and its faults |
 //! | `counters` | counters of the slice, and of each page |
 //! | `trace` | records of single faults, while tracing is on |
@@ -44,6 +45,7 @@ mod notifier;
 mod outbox;
 mod own_pins;
 mod reclaim;
+mod served;
 mod shell;
 mod state;
 mod tables;
@@ -58,6 +60,7 @@ pub use counters::{MemoryCounters, PAGES_MAX, PageCount, SlicePages};
 pub use membership::MembershipError;
 pub use notifier::{MmuNotifier, NotifierError};
 pub use outbox::Transport;
+pub use served::{FaultObserver, ServedFault};
 pub use shell::{SharedMemory, SharedMemoryOptions};
 pub use trace::{
     FAULTS_MAX, FaultKind, FaultPurpose, FaultRecord, READERS_PATIENCE, RING, SliceFaults,

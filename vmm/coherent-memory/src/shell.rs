@@ -32,6 +32,7 @@ use weft_wire::Header;
 use super::counters::{MemoryCounters, PageCounts, SlicePages, VcpuCounts};
 use super::notifier::MmuNotifier;
 use super::outbox::{Links, Transport};
+use super::served::{FaultObserver, ServedCounts};
 use super::state::State;
 use super::tables::{PageTables, zeroed};
 use super::trace::{READERS_PATIENCE, SliceFaults, Trace};
@@ -91,6 +92,8 @@ pub struct SharedMemory {
     pub counters: MemoryCounters,
     pub(super) counts: PageCounts,
     pub(super) vcpu_counts: VcpuCounts,
+    pub(super) served_counts: ServedCounts,
+    pub(super) fault_observer: OnceLock<Box<dyn FaultObserver>>,
     pub(super) trace: Trace,
     slice: usize,
 }
@@ -141,6 +144,8 @@ impl SharedMemory {
             counters: MemoryCounters::default(),
             counts: PageCounts::new(pages),
             vcpu_counts: VcpuCounts::default(),
+            served_counts: ServedCounts::default(),
+            fault_observer: OnceLock::new(),
             trace: Trace::default(),
             slice,
         })
@@ -271,6 +276,17 @@ impl SharedMemory {
     /// A vCPU's faults and their waits, keyed by name.
     pub fn vcpu_counters(&self, vcpu: u32) -> [(&'static str, u64); 2] {
         self.vcpu_counts.list(vcpu)
+    }
+
+    /// A vCPU's remote faults by the slice that served them, keyed by name.
+    pub fn served_counters(&self, vcpu: u32) -> Vec<(String, u64)> {
+        self.served_counts.list(vcpu)
+    }
+
+    /// Sets what is told of the remote faults of vCPUs. Once, before a vCPU runs.
+    pub fn observe_faults(&self, observer: Box<dyn FaultObserver>) {
+        // Only the first observer counts.
+        let _ = self.fault_observer.set(observer);
     }
 
     /// Records every fault from now on.

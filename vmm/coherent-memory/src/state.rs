@@ -24,6 +24,8 @@ pub(super) struct State {
     outbox: Outbox,
     waiters: Vec<(u64, Arc<Waiter>)>,
     next_waiter: u64,
+    /// Requests for pages that were sent to other slices so far.
+    pub requested: u64,
     after: After,
 }
 
@@ -49,6 +51,7 @@ impl State {
             outbox: Outbox::default(),
             waiters: Vec::new(),
             next_waiter: 0,
+            requested: 0,
             after: After::default(),
         }
     }
@@ -56,12 +59,18 @@ impl State {
     /// Steps the controller and carries out the actions that need the lock. `arrived` is the
     /// page that came with a message.
     pub fn step(&mut self, shell: &SharedMemory, event: Event, arrived: Option<&[u8]>) {
+        let from = match &event {
+            Event::Message { from, .. } => Some(from.index()),
+            _ => None,
+        };
         let mut executor = ActionExecutor {
             shell,
             outbox: &mut self.outbox,
             waiters: &self.waiters,
             after: &mut self.after,
+            requested: &mut self.requested,
             arrived,
+            from,
         };
         self.controller.step(event, shell.now(), &mut executor);
     }
@@ -98,7 +107,10 @@ struct ActionExecutor<'a> {
     outbox: &'a mut Outbox,
     waiters: &'a [(u64, Arc<Waiter>)],
     after: &'a mut After,
+    requested: &'a mut u64,
     arrived: Option<&'a [u8]>,
+    /// The slice whose message is handled.
+    from: Option<usize>,
 }
 
 impl ActionExecutor<'_> {
@@ -151,6 +163,7 @@ impl Sink<Kept> for ActionExecutor<'_> {
                 }
             }
             Action::Send { to, message } => {
+                *self.requested += u64::from(message.body.is_request());
                 let page = message.carries_bytes().then_some(message.page.0);
                 let bytes = page.and_then(|page| self.shell.host(page)).map(|host| {
                     // SAFETY: a whole page of RAM, which lives as long as the shell. The
@@ -167,6 +180,9 @@ impl Sink<Kept> for ActionExecutor<'_> {
             | Action::Watch { .. } => self.after.operations.push(action),
             Action::Wake { waiter, granted } => {
                 if let Some(waiter) = self.waiter(waiter) {
+                    if let (true, Some(from)) = (granted, self.from) {
+                        waiter.served_by(from);
+                    }
                     self.after.woken.push((waiter.clone(), granted));
                 }
             }

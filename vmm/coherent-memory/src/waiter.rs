@@ -18,6 +18,8 @@ pub(super) struct Waiter {
     granted: OnceLock<Instant>,
     /// The kind of fault, if another slice was asked for the page.
     remote: OnceLock<FaultKind>,
+    /// The slice whose message granted the page.
+    server: OnceLock<usize>,
 }
 
 impl Waiter {
@@ -28,6 +30,7 @@ impl Waiter {
             woken: AtomicBool::new(false),
             granted: OnceLock::new(),
             remote: OnceLock::new(),
+            server: OnceLock::new(),
         })
     }
 
@@ -49,6 +52,16 @@ impl Waiter {
     /// The kind of fault; `None` if no other slice was asked for the page.
     pub fn remote(&self) -> Option<FaultKind> {
         self.remote.get().copied()
+    }
+
+    /// Records the slice whose message grants the page. Only the first call counts.
+    pub fn served_by(&self, slice: usize) {
+        let _ = self.server.set(slice);
+    }
+
+    /// The slice whose message granted the page.
+    pub fn server(&self) -> Option<usize> {
+        self.server.get().copied()
     }
 
     /// Whether the thread was given the page.

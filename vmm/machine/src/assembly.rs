@@ -20,7 +20,7 @@ use weft_platform::devices::keyboard::KeyboardController;
 use weft_platform::devices::serial::SerialPort;
 use weft_platform::devices::system_control::SystemControl;
 use weft_platform::devices::{cmos, debug_exit, keyboard, serial, system_control};
-use weft_platform::interrupts::{IO_APIC_SIZE, InterruptRouter};
+use weft_platform::interrupts::{IO_APIC_SIZE, InterruptRouter, VcpuLocation};
 use weft_vcpu::CpuState;
 
 use super::back_end::Chosen;
@@ -36,8 +36,10 @@ use super::part::{MachinePart, NamedPart};
 use super::pci_devices::PciDevices;
 use super::serial_console::{SerialEnds, SerialInput, SharedOutput};
 use super::shutdown::{Ending, OwnerChannel, Shutdown};
+use super::wanted_moves::WantedMoves;
 use super::{MachineError, MachineIo, OpenDisks};
 use crate::vcpu::environment::VcpuContext;
+use crate::vcpu::following::{AskToMove, FaultsOfVcpus, Followers};
 use crate::vcpu::runner::{Event, Listener, Runner, RunnerOptions};
 use crate::vcpu::scheduler::TurnScheduler;
 use crate::vcpu::site::SliceVcpus;
@@ -167,6 +169,16 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         })
         .collect::<Result<Vec<_>, MachineError>>()?;
 
+    let wanted_moves = Arc::new(WantedMoves::new(to_owner.clone()));
+    let followers = slice.as_ref().and_then(|slice| {
+        let scope = (
+            configuration.cpus,
+            slice.number(),
+            slice.placement().slices(),
+        );
+        let ask = ask_to_move(slice, &wanted_moves);
+        Followers::new(configuration.follow, scope, ask)
+    });
     let ending = Arc::<Ending>::default();
     let (mut console, mut balloon) = (None, None);
     let mut take_down: Box<dyn FnOnce() + Send> = Box::new(|| {});
@@ -191,7 +203,12 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         if configuration.trace {
             slice.memory().trace_always();
         }
+        if let Some(followers) = &followers {
+            let observer = FaultsOfVcpus(followers.clone());
+            slice.memory().observe_faults(Box::new(observer));
+        }
         let vcpus = Arc::new(SliceVcpus {
+            followers: followers.clone(),
             ports: runners.iter().map(|runner| runner.port().clone()).collect(),
             interrupts: core.interrupts.clone(),
             clock: core.clock.clone(),
@@ -200,7 +217,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
             port: small.serial,
             output,
         });
-        let joined = join(slice, &core, vcpus, serial)?;
+        let joined = join(slice, &core, vcpus, serial, wanted_moves.clone())?;
         timekeeper = Some(joined.timekeeper.clone());
         // With its links read, a slice that takes long to read its part is not lost.
         if let Some(restore) = &checkpoint.restore {
@@ -228,6 +245,9 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         updated: plan.updated,
         slice,
         timekeeper,
+        wanted_moves,
+        followers,
+        processors: std::thread::available_parallelism().map_or(1, usize::from),
         ram: core.ram.clone(),
         channels: checkpoint.channels,
     };
@@ -268,6 +288,7 @@ fn join(
     core: &MachineCore,
     vcpus: Arc<SliceVcpus>,
     serial: Arc<SerialEnds>,
+    wanted_moves: Arc<WantedMoves>,
 ) -> Result<SliceHandles, MachineError> {
     let told = slice.clone();
     core.shutdown.listen(Box::new(move |end| {
@@ -285,6 +306,7 @@ fn join(
         clock: core.clock.clone(),
         serial,
         vcpus,
+        wants_move: Box::new(move |vcpu, location| wanted_moves.ask(vcpu, location)),
         on_failure: Arc::new(move |reason| failed.end(End::Failed { reason })),
         ended: Box::new(move |from, json| {
             ended.end(match serde_json::from_slice(&json) {
@@ -299,6 +321,28 @@ fn join(
         }),
     })?;
     Ok(joined)
+}
+
+/// What a vCPU of this slice asks with: the owner is on the primary.
+fn ask_to_move(slice: &Arc<Slice>, wanted_moves: &Arc<WantedMoves>) -> AskToMove {
+    // The slice has the memory, which has this.
+    let (slice, wanted_moves) = (Arc::downgrade(slice), wanted_moves.clone());
+    Box::new(move |vcpu, to| {
+        let Some(slice) = slice.upgrade() else {
+            return;
+        };
+        let Some(known) = slice.locations().of(vcpu) else {
+            return;
+        };
+        let location = VcpuLocation {
+            slice: to,
+            epoch: known.epoch + 1,
+        };
+        match slice.is_primary() {
+            true => wanted_moves.ask(vcpu, location),
+            false => slice.ask_to_move(vcpu, location),
+        }
+    })
 }
 
 /// Starts the thread of a secondary that takes the primary's commands.

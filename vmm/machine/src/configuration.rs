@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use super::MachineError;
+use crate::vcpu::following::Follow;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use weft_aggregate::devices::{DeviceList, Disk, Network, OpenDisks};
@@ -75,6 +76,9 @@ pub struct Configuration {
     /// for it.
     #[serde(default)]
     pub late_cpus: Option<bool>,
+    /// Whether vCPUs go by themselves where their remote faults go.
+    #[serde(default)]
+    pub follow: Follow,
     /// A virtio console (hvc0) beside the serial port.
     #[serde(default)]
     pub virtio_console: bool,
@@ -168,6 +172,7 @@ impl Configuration {
             networks: Vec::new(),
             updated: Vec::new(),
             late_cpus: None,
+            follow: Follow::Never,
             virtio_console: false,
             balloon: false,
             debug_exit: false,

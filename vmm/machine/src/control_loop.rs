@@ -66,11 +66,15 @@ impl ControlLoop {
                     false => MachineRequest::Resume,
                 })?;
             }
-            SliceCommand::ExpectVcpu { vcpu, back_end } => {
-                let (vcpu, back_end) = (*vcpu, back_end.clone());
-                self.handle
-                    .request(MachineRequest::ExpectVcpu { vcpu, back_end })?;
-            }
+            SliceCommand::ExpectVcpu {
+                vcpu,
+                back_end,
+                by_itself,
+            } => drop(self.handle.request(MachineRequest::ExpectVcpu {
+                vcpu: *vcpu,
+                back_end: back_end.clone(),
+                by_itself: *by_itself,
+            })?),
             SliceCommand::KeepTime { .. }
             | SliceCommand::FollowTime(_)
             | SliceCommand::StartTime { .. } => {

@@ -48,6 +48,7 @@ mod tests;
 mod time_move;
 pub mod vcpu;
 mod vcpu_move;
+mod wanted_moves;
 
 use std::io::Write;
 use std::ops::Range;
@@ -62,6 +63,7 @@ use weft_guest_memory::Ram;
 use weft_vcpu::CpuState;
 use weft_virtio::console::ConsoleOutput;
 
+pub use crate::vcpu::following::Follow;
 pub use checkpoint::{
     CHECKPOINT_SECONDS_MAX, CheckpointIo, NewCheckpoint, Restore, WrittenCheckpoint, memory_end,
 };

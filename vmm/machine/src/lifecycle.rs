@@ -142,7 +142,11 @@ pub enum MachineRequest {
     /// To a secondary: its part in `MovePlatform`, or in a save.
     Platform(SliceCommand),
     /// To a secondary: can the vCPU of `MoveVcpu` come here?
-    ExpectVcpu { vcpu: u32, back_end: String },
+    ExpectVcpu {
+        vcpu: u32,
+        back_end: String,
+        by_itself: bool,
+    },
     /// On the primary: writes guest memory to these files, and saves everything else.
     WriteCheckpoint(Box<NewCheckpoint>),
     /// On a secondary: writes the pages that it manages to the file that came with this

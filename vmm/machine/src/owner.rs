@@ -23,6 +23,8 @@ use super::fault_reports::FaultReports;
 use super::lifecycle::{Counters, End, MachineReply, MachineRequest, Refusal, Stage, Status};
 use super::part::NamedPart;
 use super::shutdown::{Ending, Input, Shutdown};
+use super::wanted_moves::WantedMoves;
+use crate::vcpu::following::Followers;
 use crate::vcpu::runner::{Activity, Runner, RunnerError, VcpuCommand, VcpuState};
 use weft_aggregate::commands::{SliceCommand, SliceReply, VcpuStage};
 
@@ -56,6 +58,12 @@ pub(super) struct Owner {
     pub slice: Option<Arc<Slice>>,
     /// With the slice: whose time the clock follows.
     pub timekeeper: Option<Arc<Timekeeper>>,
+    /// Moves that vCPUs ask for by themselves.
+    pub wanted_moves: Arc<WantedMoves>,
+    /// `None`: vCPUs do not move by themselves.
+    pub followers: Option<Arc<Followers>>,
+    /// Of this host, for this process.
+    pub processors: usize,
     /// The guest's memory, as it is here.
     pub ram: Ram,
     /// See [`CheckpointIo::channels`].
@@ -84,6 +92,7 @@ impl Owner {
                 Input::Wake => {}
                 Input::Quit => break,
             }
+            self.move_wanted();
             if let Some(end) = self.shutdown.wanted() {
                 self.end(end);
             }
@@ -112,7 +121,7 @@ impl Owner {
             }
             (MachineRequest::Pause, Stage::Running) => self.pause(name)?,
             (MachineRequest::MoveVcpu { vcpu, to }, _) => {
-                return self.move_vcpu(vcpu, to).map(MachineReply::Moved);
+                return self.move_vcpu(vcpu, to, false).map(MachineReply::Moved);
             }
             (MachineRequest::MoveTime { to }, _) => {
                 return self.move_time(to).map(MachineReply::TimeMoved);
@@ -125,8 +134,15 @@ impl Owner {
                 let reply = done.map_err(|reason| refused(name, reason))?;
                 return Ok(MachineReply::Platform(reply));
             }
-            (MachineRequest::ExpectVcpu { vcpu, back_end }, Stage::Running | Stage::Paused) => {
-                self.expect_vcpu(vcpu, &back_end)?;
+            (
+                MachineRequest::ExpectVcpu {
+                    vcpu,
+                    back_end,
+                    by_itself,
+                },
+                Stage::Running | Stage::Paused,
+            ) => {
+                self.expect_vcpu(vcpu, &back_end, by_itself)?;
             }
             (MachineRequest::Stop, Stage::Built | Stage::Running | Stage::Paused) => {
                 self.end(End::Stopped);
@@ -448,6 +464,14 @@ impl Owner {
         for runner in self.runners.iter().filter(|runner| runner.was_here()) {
             let memory = self.slice.as_ref().map(|slice| slice.memory());
             let faults = memory.map(|memory| memory.vcpu_counters(runner.id()));
+            let id = runner.id();
+            let served = memory.map_or_else(Vec::new, |memory| memory.served_counters(id));
+            for (name, count) in served {
+                counters.insert(format!("vcpu{id}.{name}"), count);
+            }
+            for (name, count) in (self.followers.iter()).flat_map(|all| all.counters(id)) {
+                counters.insert(format!("vcpu{id}.{name}"), count);
+            }
             for (name, count) in runner
                 .counters()
                 .into_iter()

@@ -13,10 +13,19 @@ use super::owner::Owner;
 /// Longest that a move may take: as long as a vCPU may take for any order, and a message
 /// each way.
 const MOVE_WAIT: Duration = Duration::from_secs(12);
+/// Why a vCPU may not come by itself.
+const NO_PROCESSOR: &str = "this node has no processor to spare";
+
 impl Owner {
     /// Moves a vCPU. A refusal changes nothing. A move that was begun and cannot end stops
     /// the machine, because the location of the vCPU is unknown then.
-    pub(super) fn move_vcpu(&self, vcpu: u32, to: usize) -> Result<VcpuMoveReport, Refusal> {
+    /// `by_itself`: it needs a processor that no other vCPU uses.
+    pub(super) fn move_vcpu(
+        &self,
+        vcpu: u32,
+        to: usize,
+        by_itself: bool,
+    ) -> Result<VcpuMoveReport, Refusal> {
         if !matches!(self.stage, Stage::Running | Stage::Paused) {
             // The command that comes too late learns the reason, a lost node for example.
             if let Some(End::Failed { reason }) = self.shutdown.wanted() {
@@ -34,6 +43,7 @@ impl Owner {
             let expect = SliceCommand::ExpectVcpu {
                 vcpu,
                 back_end: self.back_end.to_owned(),
+                by_itself,
             };
             slice
                 .command(to, &expect)
@@ -41,6 +51,8 @@ impl Owner {
                     Some(lost) => failed(lost),
                     None => impossible(reason),
                 })?;
+        } else if by_itself && !self.has_spare_processor() {
+            return Err(impossible(NO_PROCESSOR.into()));
         }
         match slice.vcpu_moves().start(vcpu, to, MOVE_WAIT) {
             Ok(moved) => Ok(VcpuMoveReport::new(&moved, self.clock.base())),
@@ -49,6 +61,26 @@ impl Owner {
             }
             Err(error) => Err(self.interrupted_move(vcpu, &error)),
         }
+    }
+
+    /// Carries out the moves that vCPUs asked for. One that is refused is dropped: its vCPU
+    /// asks again later.
+    pub(super) fn move_wanted(&mut self) {
+        for (vcpu, wanted) in self.wanted_moves.take() {
+            let locations = self.slice.as_deref().map(|slice| slice.locations());
+            let known = locations.and_then(|locations| locations.of(vcpu));
+            // Of a vCPU that has moved meanwhile, the request is an old one.
+            let is_current = known.is_some_and(|known| known.epoch + 1 == wanted.epoch);
+            if is_current && self.stage == Stage::Running && self.shutdown.wanted().is_none() {
+                let _ = self.move_vcpu(vcpu, wanted.slice, true);
+            }
+        }
+    }
+
+    /// Whether a vCPU that comes by itself finds a processor here.
+    pub(super) fn has_spare_processor(&self) -> bool {
+        let busy = self.runners.iter().filter(|runner| runner.is_running());
+        busy.count() < self.processors
     }
 
     /// A vCPU left, and nobody knows whether it arrived.
@@ -73,7 +105,12 @@ impl Owner {
     }
 
     /// On a secondary: whether a vCPU of the primary's back end can come here.
-    pub(super) fn expect_vcpu(&self, vcpu: u32, back_end: &str) -> Result<(), Refusal> {
+    pub(super) fn expect_vcpu(
+        &self,
+        vcpu: u32,
+        back_end: &str,
+        by_itself: bool,
+    ) -> Result<(), Refusal> {
         if back_end != self.back_end {
             let ours = self.back_end;
             return Err(impossible(format!(
@@ -84,6 +121,9 @@ impl Owner {
             return Err(impossible(format!(
                 "this node has no thread for vCPU {vcpu}"
             )));
+        }
+        if by_itself && !self.has_spare_processor() {
+            return Err(impossible(NO_PROCESSOR.into()));
         }
         Ok(())
     }

@@ -20,6 +20,7 @@
 //! | 163 | pin of the I/O APIC | bit 0: high | | pin | |
 //! | 164 | serial output; its reply is a 132 | | | ticket | bytes |
 //! | 165 | serial input; its reply is a 132 with the number of bytes taken | | | ticket | bytes |
+//! | 170 | a vCPU asks to move | | vCPU | slice, epoch | |
 //!
 //! Fields that are not named are zero. Decoding is total: every header gives a
 //! message or a named error.
@@ -51,6 +52,7 @@ const LOCATIONS: u8 = 156;
 const PIN: u8 = 163;
 const SERIAL_OUTPUT: u8 = 164;
 const SERIAL_INPUT: u8 = 165;
+const WANTS_MOVE: u8 = 170;
 
 const WRITE: u8 = 1;
 const PORT: u8 = 2;
@@ -104,6 +106,12 @@ pub enum SliceMessage<'a> {
     Moved {
         vcpu: u32,
         /// Where it is now.
+        location: VcpuLocation,
+    },
+    /// To the primary: a vCPU of the sender asks to move by itself. Has no reply.
+    WantsMove {
+        vcpu: u32,
+        /// Where it would be then.
         location: VcpuLocation,
     },
     /// A step of a vCPU's way to another slice.
@@ -234,6 +242,10 @@ impl<'a> SliceMessage<'a> {
                 let words = [location.slice as u64, location.epoch, 0];
                 (header(MOVED, 0, *vcpu, words), &[])
             }
+            Self::WantsMove { vcpu, location } => {
+                let words = [location.slice as u64, location.epoch, 0];
+                (header(WANTS_MOVE, 0, *vcpu, words), &[])
+            }
             Self::Move {
                 step,
                 vcpu,
@@ -304,6 +316,13 @@ impl<'a> SliceMessage<'a> {
                 epoch: second,
             },
             MOVED => Self::Moved {
+                vcpu,
+                location: VcpuLocation {
+                    slice: byte(first)?.into(),
+                    epoch: second,
+                },
+            },
+            WANTS_MOVE => Self::WantsMove {
                 vcpu,
                 location: VcpuLocation {
                     slice: byte(first)?.into(),
@@ -445,6 +464,10 @@ mod tests {
                     slice: 15,
                     epoch: 1 << 47,
                 },
+            },
+            SliceMessage::WantsMove {
+                vcpu: 7,
+                location: VcpuLocation { slice: 2, epoch: 9 },
             },
             SliceMessage::Move {
                 step: MoveStep::TakeOver,

@@ -1,13 +1,14 @@
 //! Slices whose memory is much smaller than what their users work with.
 
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::spawn;
 use std::time::{Duration, Instant};
 
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 use weft_dsm::{ManagerOf, Ranges};
-use weft_vcpu::{Access, Memory};
+use weft_vcpu::{Access, Asker, Memory, Purpose};
 
 use super::{PAGE, RAM, Rig};
 use crate::*;
@@ -110,6 +111,58 @@ fn a_slice_without_memory_keeps_to_its_budget() {
 #[test]
 fn a_slice_beside_a_small_one_keeps_to_its_budget() {
     walk(PAGES * 7 / 8);
+}
+
+/// Sums up what the faults of a vCPU brought.
+#[derive(Default)]
+struct Brought {
+    faults: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl FaultObserver for Arc<Brought> {
+    fn waits(&self, _: u32) {}
+
+    fn served(&self, fault: &ServedFault) {
+        assert_eq!(fault.vcpu, 5);
+        self.faults.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(fault.bytes, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn pages_that_are_read_ahead_belong_to_the_fault_that_requests_them() {
+    let rig = rig(&parts(2, 0), OTHERS);
+    let near = &rig.memories[0];
+    let brought = Arc::<Brought>::default();
+    near.observe_faults(Box::new(brought.clone()));
+    let asker = Asker {
+        vcpu: 5,
+        user: true,
+        purpose: Purpose::Data,
+        address: 0,
+        rip: 0,
+        gs_base: 0,
+    };
+    let read_all = || {
+        for address in (0..PAGES).map(|page| page * PAGE) {
+            near.acquire_for(address, Access::Read, &asker).unwrap();
+            near.unpin(address);
+        }
+        let sums = [&brought.faults, &brought.bytes];
+        sums.map(|sum| sum.swap(0, Ordering::Relaxed))
+    };
+    let first = read_all();
+    // All pages but the last few had to leave.
+    let again = read_all();
+    assert!(again[0] > 0 && again[1] > again[0] * PAGE, "{again:?}");
+    let counted = |name: &str| {
+        let counters = near.served_counters(5);
+        counters.iter().find(|(known, _)| known == name).unwrap().1
+    };
+    assert!(counted("from1.faults") <= first[0] + again[0]);
+    assert!(counted("from1.bytes") <= first[1] + again[1]);
+    rig.end();
 }
 
 /// Copies are dropped without being sent.

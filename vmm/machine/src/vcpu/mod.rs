@@ -2,6 +2,7 @@
 //!
 //! | file | holds |
 //! | --- | --- |
+//! | [`following`] | vCPUs that ask to go where their remote faults go |
 //! | [`runner`] | the thread that runs one vCPU, its states, its commands |
 //! | [`environment`] | what a back end calls: buses, local APIC, clocks |
 //! | [`scheduler`] | decides which vCPU of a deterministic machine runs |
@@ -12,6 +13,7 @@
 //! | [`notifiers`] | MMU notifiers of vCPUs that use coherent memory |
 
 pub mod environment;
+pub mod following;
 pub mod notifiers;
 pub mod runner;
 pub mod scheduler;

@@ -294,6 +294,11 @@ impl Runner {
         }
     }
 
+    /// Whether it executes instructions now.
+    pub fn is_running(&self) -> bool {
+        self.activity() == Activity::Running
+    }
+
     /// The vCPU's activity at the moment.
     pub fn activity(&self) -> Activity {
         Activity::from_byte(self.activity.load(Ordering::Relaxed))

@@ -10,6 +10,7 @@ use weft_aggregate::{VcpuMoves, VcpuSite};
 use weft_platform::clock::Clock;
 use weft_platform::interrupts::{InterruptRouter, LocationError, VcpuLocation};
 
+use super::following::Followers;
 use super::runner::{CommandPort, VcpuCommand};
 use super::travel::{Arrival, Departure, Traveller, guest_tsc};
 
@@ -19,6 +20,8 @@ pub struct SliceVcpus {
     pub ports: Vec<CommandPort>,
     pub interrupts: Arc<InterruptRouter>,
     pub clock: Arc<Clock>,
+    /// `None`: vCPUs do not move by themselves.
+    pub followers: Option<Arc<Followers>>,
 }
 
 impl SliceVcpus {
@@ -35,12 +38,15 @@ impl VcpuSite for SliceVcpus {
         location: VcpuLocation,
         moves: &Arc<VcpuMoves>,
     ) -> Result<(), String> {
-        let moves = moves.clone();
+        let (moves, followers) = (moves.clone(), self.followers.clone());
         let departure = Departure {
             location,
             asked: guest_tsc(&self.clock),
             report: Box::new(move |left| match left {
-                Ok((times, traveller)) => {
+                Ok((times, mut traveller)) => {
+                    if let Some(followers) = followers {
+                        traveller.luggage = followers.leave(vcpu, location.slice);
+                    }
                     moves.handed_over(vcpu, location, times, &traveller.encode());
                 }
                 Err(reason) => moves.kept(vcpu, location, &reason),
@@ -67,6 +73,10 @@ impl VcpuSite for SliceVcpus {
         traveller
             .check_time(arrived, self.clock.base())
             .map_err(|reason| format!("vCPU {vcpu}: {reason}"))?;
+        if let Some(followers) = &self.followers {
+            let learned = followers.arrive(vcpu, &traveller.luggage);
+            learned.map_err(|error| format!("it sent vCPU {vcpu} with a wrong policy: {error}"))?;
+        }
         let port = self.port(vcpu)?;
         let contradiction = |error: LocationError| error.to_string();
         // First: from the next call on interrupts are accepted here, as the vCPU would.

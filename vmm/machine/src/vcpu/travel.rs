@@ -9,6 +9,7 @@ use weft_platform::part::Version;
 use weft_vcpu::CpuState;
 use weft_vcpu::encoding::{Decoder, Encoder, EncodingError};
 
+use super::following::LUGGAGE_MAX;
 use super::state::VcpuState;
 
 /// Most messages in a posted-interrupt descriptor: one for each vector, an NMI, an INIT
@@ -29,6 +30,8 @@ pub struct Traveller {
     pub identity: u16,
     /// The guest's TSC when the vCPU left: it never sees an earlier one.
     pub guest_tsc: u64,
+    /// What its follower takes along; empty if vCPUs do not move by themselves.
+    pub luggage: Vec<u8>,
 }
 
 impl Traveller {
@@ -62,6 +65,8 @@ impl Traveller {
         to.u64(*system_time);
         to.u64(*wall_clock);
         to.bool(*waits_for_start_up);
+        to.u16(self.luggage.len() as u16);
+        self.luggage.iter().for_each(|byte| to.u8(*byte));
         to.finish()
     }
 
@@ -83,6 +88,9 @@ impl Traveller {
                 wall_clock: from.u64()?,
                 waits_for_start_up: from.bool("waits_for_start_up")?,
             },
+            luggage: (0..from.count("luggage", LUGGAGE_MAX)?)
+                .map(|_| from.u8())
+                .collect::<Result<_, _>>()?,
         };
         from.finish().map(|()| traveller)
     }

@@ -162,6 +162,7 @@ impl Rig {
                 serial: Arc::new(crate::registers::NoSerial),
                 clock: Arc::new(Clock::new(Source::Host, measure_host_tsc())),
                 on_failure: on_failure.clone(),
+                wants_move: Box::new(|_, _| {}),
                 ended: Box::new(|_, _| {}),
             };
             drop(slice.join(wiring).unwrap());

@@ -47,6 +47,7 @@ impl Thread {
             pending,
             identity,
             guest_tsc: left,
+            luggage: Vec::new(),
         })
     }
 

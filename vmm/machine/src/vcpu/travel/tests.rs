@@ -34,6 +34,7 @@ fn traveller() -> Traveller {
         ],
         identity: 0x0204,
         guest_tsc: u64::MAX - 5,
+        luggage: vec![1, 2, 3],
     }
 }
 
