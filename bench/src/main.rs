@@ -12,6 +12,7 @@ use weft_bench::raw::{self, Kind};
 use weft_bench::results::Table;
 use weft_bench::vm::aggregate;
 use weft_bench::vm::devices::devices;
+use weft_bench::vm::follow::follow;
 use weft_bench::vm::footprint::footprint;
 use weft_bench::vm::guest::guest;
 use weft_bench::vm::kvm::kvm;
@@ -24,7 +25,7 @@ use weft_bench::vm::web::web;
 use weft_bench::working_set::{oversubscribed, working_set};
 use weft_tests::boot::Images;
 
-const BENCHMARKS: [&str; 21] = [
+const BENCHMARKS: [&str; 22] = [
     "latency",
     "unstretched",
     "throughput",
@@ -46,6 +47,7 @@ const BENCHMARKS: [&str; 21] = [
     "vm-nodes-net",
     "vm-nodes-nginx",
     "vm-vcpu-move",
+    "vm-follow",
 ];
 
 /// Measures weft against native runs and raw sockets.
@@ -124,6 +126,7 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Table> {
         "vm-nodes-net" => web(place, &options.images(), repeat),
         "vm-nodes-nginx" => nginx(place, &options.images(), repeat),
         "vm-vcpu-move" => vcpu_move(place, &options.images(), repeat),
+        "vm-follow" => follow(place, &options.images(), repeat),
         "vm-devices" => devices(place, &options.images(), repeat),
         "elastic-gigabit" => elastic(place, Network::Gigabit, repeat, &options.program),
         _ => elastic(place, Network::Unshaped, repeat, &options.program),

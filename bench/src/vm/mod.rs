@@ -3,6 +3,7 @@
 
 pub mod aggregate;
 pub mod devices;
+pub mod follow;
 pub mod footprint;
 pub mod guest;
 pub mod kvm;

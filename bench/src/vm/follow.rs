@@ -1,0 +1,143 @@
+//! What it gains that vCPUs move by themselves to where their remote faults go.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result};
+use serde_json::json;
+use weft_tests::boot::{Boot, Images, Monitor};
+
+use super::aggregate::{Counted, number_after};
+use crate::program::Place;
+use crate::results::{Table, digits, median};
+
+/// What the guest runs, with how the table calls it.
+struct Work {
+    what: &'static str,
+    cpus: usize,
+    script: &'static str,
+    /// In the line with this start, the figure is behind this word.
+    figure: (&'static str, &'static str),
+    unit: &'static str,
+}
+
+/// Memory of which nearly half is on the other node, and its one vCPU keeps little of it.
+const TEXT: &str = "mkdir /m; mount -t tmpfs -o size=200M none /m; textfile 160 >/m/a";
+
+const WORKS: [Work; 4] = [
+    Work {
+        what: "reads 160 MB 16 times (`dd`)",
+        cpus: 1,
+        script: "bench -t search sh -c 'for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; do \
+            dd if=/m/a of=/dev/null bs=64k 2>/dev/null; done'",
+        figure: ("search", "search"),
+        unit: "s",
+    },
+    Work {
+        what: "the sum of 160 MB, 4 times (`sha256sum`)",
+        cpus: 1,
+        script: "bench -t search sh -c 'for i in 1 2 3 4; do sha256sum </m/a >/dev/null; done'",
+        figure: ("search", "search"),
+        unit: "s",
+    },
+    Work {
+        what: "two threads increment one word",
+        cpus: 2,
+        script: "sharing -t 2 -s 5 -l true",
+        figure: ("sharing true", "threads 2"),
+        unit: "ns",
+    },
+    Work {
+        what: "two threads, pages of their own",
+        cpus: 2,
+        script: "sharing -t 2 -s 5 -l none",
+        figure: ("sharing none", "threads 2"),
+        unit: "ns",
+    },
+];
+
+const FOLLOW: [&str; 2] = ["never", "auto"];
+
+/// The table `vm-follow`.
+pub fn follow(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
+    let small = images.small(&place.weft)?;
+    let mut samples: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    for _ in 0..repeat {
+        for (number, work) in WORKS.iter().enumerate() {
+            for follow in FOLLOW {
+                let counted = Counted::of(&machine(&small, work, follow), Monitor::Soft, place)?;
+                let (line, word) = work.figure;
+                let line = counted.run.ended.line(line).context("no figure")?;
+                let figure = number_after(&line.text, word).context("no number")?;
+                let mut add = |name: &str, value: f64| {
+                    let key = format!("{number} {follow} {name}");
+                    samples.entry(key).or_default().push(value);
+                };
+                add("figure", figure);
+                add("moves", of_vcpus(&counted, work.cpus, &MOVES));
+                add("bytes", of_vcpus(&counted, work.cpus, &BYTES));
+            }
+        }
+    }
+    Ok(table(&samples))
+}
+
+fn machine(small: &Boot, work: &Work, follow: &str) -> Boot {
+    let script = match work.cpus {
+        1 => format!("{TEXT}; {}", work.script),
+        _ => work.script.to_owned(),
+    };
+    let mut boot = small.running(&script);
+    boot.cpus = work.cpus;
+    let options = ["--nodes", "2", "--spare", "16M", "--follow", follow];
+    boot.options.extend(options.map(Into::into));
+    boot
+}
+
+const MOVES: [&str; 2] = ["follow.jumps", "follow.returns"];
+const BYTES: [&str; 2] = ["from0.bytes", "from1.bytes"];
+
+/// The sum of these counters over all vCPUs.
+fn of_vcpus(counted: &Counted, cpus: usize, names: &[&str]) -> f64 {
+    let vcpus = (0..cpus).flat_map(|vcpu| names.iter().map(move |name| (vcpu, name)));
+    vcpus
+        .map(|(vcpu, name)| counted.value(&format!("vcpu{vcpu}.{name}")))
+        .sum()
+}
+
+fn table(samples: &BTreeMap<String, Vec<f64>>) -> Table {
+    let mut table = Table::new(
+        "vm-follow",
+        "A Linux on two nodes of this host (TCP, software vCPUs, 128 MiB each and 16 MiB to spare), with `--follow never` and `auto` in alternation; medians. The first two programs run on one vCPU, which begins on node 0. *Fetched* is what the remote faults of all vCPUs brought from start to power-off, with the pages that were read ahead; *moves* are those of `auto`. Both nodes use the same processors, so two vCPUs that meet on a node lose nothing by it.",
+        &[
+            "what",
+            "never",
+            "auto",
+            "auto/never",
+            "fetched, never",
+            "fetched, auto",
+            "moves",
+        ],
+    );
+    for (number, work) in WORKS.iter().enumerate() {
+        let of = |follow: &str, name: &str| {
+            let key = format!("{number} {follow} {name}");
+            median(samples.get(&key).map_or(&[][..], Vec::as_slice))
+        };
+        let [never, auto] = FOLLOW.map(|follow| of(follow, "figure"));
+        let fetched = FOLLOW.map(|follow| {
+            let bytes = of(follow, "bytes").map(|bytes| bytes / 1e6);
+            format!("{} MB", digits(bytes))
+        });
+        let mut row = vec![
+            work.what.to_owned(),
+            format!("{} {}", digits(never), work.unit),
+            format!("{} {}", digits(auto), work.unit),
+            digits(auto.zip(never).map(|(auto, never)| auto / never)),
+        ];
+        row.extend(fetched);
+        row.push(digits(of("auto", "moves")));
+        table.rows.push(row);
+    }
+    table.samples = json!(samples);
+    table
+}
