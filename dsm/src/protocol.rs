@@ -331,8 +331,8 @@ pub enum Action {
     Outdated { page: Page },
     /// Threads that wait for the page should try the access again.
     Resolved { page: Page },
-    /// The page's only copy died with `node`, or its manager did. Whoever waits
-    /// for it waits in vain.
+    /// The page's only copy died with `node`, or its manager did. Requests
+    /// for it get no answer.
     Lost {
         page: Page,
         /// The dead node.

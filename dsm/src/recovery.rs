@@ -2,8 +2,8 @@
 //! only the page's manager has something to find out.
 //!
 //! * The owner died, somebody holds a copy: that holder becomes the owner.
-//! * The owner died, nobody holds a copy: the page is lost, and reported with the node. Whoever
-//!   asks for it is told which node it died with. It never reads as zero.
+//! * The owner died, nobody holds a copy: the page is lost, and reported with the node. Later
+//!   requests for it are told that node. It never reads as zero.
 //! * One end of a transfer died: the manager asks the other end (`Probe`). The
 //!   question makes it deaf to the dead node, so its answer (`Held`) stays true;
 //!   a `Done` that it sent before comes first. If it owns the page, good; if

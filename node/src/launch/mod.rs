@@ -2,8 +2,8 @@
 //! ends.
 //!
 //! One thread, the *owner*, does everything that changes the aggregate: a loop
-//! over `poll` in [`aggregate`]. Whoever wants something (a signal, a `weft
-//! stretch`, a daemon, a process) is a descriptor in that loop. Nobody else
+//! over `poll` in [`aggregate`]. Each source of requests (signals, a `weft
+//! stretch`, a daemon, a process) is a descriptor in that loop. No other thread
 //! touches a process, so there are no locks.
 //!
 //! | room | holds |

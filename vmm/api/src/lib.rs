@@ -6,7 +6,7 @@
 //!                                       (hyper, tokio)  (bounded)   (may wait)
 //! ```
 //!
-//! - Whoever may connect may stop the machine: the socket has mode 0600, and the
+//! - A client that may connect may stop the machine: the socket has mode 0600, and the
 //!   peer must be root or one of the machine's users.
 //! - [`CONNECTIONS_MAX`] connections at one time, one request each; every step of
 //!   one has a bound ([`server`]).

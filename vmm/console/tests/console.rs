@@ -86,7 +86,7 @@ fn run_console() {
 fn start(case: &str, stdin: impl Into<Stdio>, stdout: impl Into<Stdio>) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.arg(case).stdin(stdin).stdout(stdout);
-    // Whoever runs this in the background may have it ignore some of them, and what is
+    // A shell that runs this in the background may ignore some of them, and what is
     // ignored stays so in the child.
     let hear = || {
         for signal in SIGNALS {

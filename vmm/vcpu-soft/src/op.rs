@@ -12,7 +12,7 @@ pub enum Outcome {
     /// block is found through the jump cache.
     End = 1,
     /// Nothing was committed but what the architecture allows; `Cpu::fault`
-    /// says why. Whoever called the handler knows which instruction it was.
+    /// says why. The caller of the handler knows the instruction.
     Fault = 2,
     /// Nothing was committed: the instruction would have written into the code
     /// that is being run. To be executed again, alone.

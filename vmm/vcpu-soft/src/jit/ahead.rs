@@ -1,8 +1,8 @@
 //! What comes after a block on its page: whether it needs the flags.
 //!
-//! Only the block's own page is looked at. Whoever writes there makes all blocks
-//! of the page die together, this knowledge with them; another page may be
-//! mapped, or written to, without this block noticing.
+//! Only the block's own page is looked at. A write there makes all blocks of the
+//! page die together, this knowledge with them; another page may be mapped, or
+//! written to, without this block noticing.
 
 use weft_vcpu::PAGE_SIZE;
 
