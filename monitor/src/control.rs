@@ -5,15 +5,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use weft_api::{
-    BackEndView, BalloonView, ConsoleView, Control, Counters, Failure, Faults, LocationView, Pages,
-    SaveBody, Saved, State, VmView,
+    BackEndView, BalloonView, ChangeView, ConsoleView, Control, Counters, Failure, Faults,
+    LocationView, Pages, SaveBody, Saved, State, VmView,
 };
 use weft_console::terminal::Size;
 use weft_console::{Keys, Output, Port};
+use weft_machine::membership::NewNode;
 use weft_machine::{
     Configuration, Handle, MachineRequest, NewCheckpoint, PlatformMoveReport, Refusal,
     SavedMachine, Stage, Status, TimeMoveReport, VcpuMoveReport, VcpuStage,
 };
+
+use crate::growth::{Changes, Wanted};
 
 /// A machine and what is known of it beside its state.
 pub struct Controlled {
@@ -32,6 +35,7 @@ pub struct Controlled {
     /// Its guest was started, or goes on where it was saved. A request that came before could
     /// find a machine without its state, or leave it in a stage that its start does not expect.
     pub started: AtomicBool,
+    pub changes: Changes,
 }
 
 impl Controlled {
@@ -234,6 +238,22 @@ impl Control for Controlled {
             target_bytes: balloon.target(),
             actual_bytes: balloon.actual(),
         })
+    }
+
+    fn grow(&self, node: NewNode) -> Result<ChangeView, Failure> {
+        self.changes.begin(Wanted::Grow(node))
+    }
+
+    fn release(&self, node: usize) -> Result<ChangeView, Failure> {
+        self.changes.begin(Wanted::Release(node))
+    }
+
+    fn change(&self) -> Result<ChangeView, Failure> {
+        self.changes.view()
+    }
+
+    fn cancel(&self) -> Result<ChangeView, Failure> {
+        self.changes.cancel()
     }
 
     fn save(&self, files: Vec<File>, body: &SaveBody) -> Result<Saved, Failure> {

@@ -23,17 +23,19 @@ use weft_monitor::outcome::Outcome;
 use weft_monitor::settings::{OwnSettings, SliceSettings};
 use weft_monitor::trace::Trace;
 use weft_node::launch::is_ignored;
-use weft_node::monitor_protocol::{SliceBoot, Sockets};
+use weft_node::monitor_protocol::{Control as LauncherControl, SliceBoot, Sockets};
 
 use crate::attendance::{Endable, Event, attend};
 use crate::control::{Controlled, Typed};
-use crate::{die_with, links, restore};
+use crate::growth::{Changes, Launcher, Replies};
+use crate::{die_with, growth, links, restore};
 
 /// How long the thread that waits for the end waits at one time.
 const WAIT: Duration = Duration::from_secs(3600);
 
 /// Lives one life of a machine.
 pub fn live(
+    control: &Arc<LauncherControl>,
     own: OwnSettings,
     boot: &SliceBoot,
     settings: SliceSettings,
@@ -46,7 +48,7 @@ pub fn live(
         .thread_block()
         .context("cannot take over signals")?;
     let mut outlets = Outlets::of(sockets, own.console.is_some())?;
-    let prepared = prepare(own, boot, settings, links, &mut outlets, parent)?;
+    let prepared = prepare(control, own, boot, settings, links, &mut outlets, parent)?;
     let bytes = serde_json::to_vec(&prepared.run()).unwrap_or_default();
     // The parent has gone when nobody reads it.
     let _ = outlets.word.write_all(&bytes);
@@ -103,6 +105,7 @@ struct Prepared {
 }
 
 fn prepare(
+    control: &Arc<LauncherControl>,
     own: OwnSettings,
     boot: &SliceBoot,
     settings: SliceSettings,
@@ -134,6 +137,13 @@ fn prepare(
         Some(links) => Machine::of_slice(&configuration, io, links)?,
     };
     let handle = machine.handle();
+    let replies = Arc::<Replies>::default();
+    growth::listen(control, &machine, boot, Some(replies.clone()))?;
+    let launcher = Launcher {
+        control: control.clone(),
+        replies,
+    };
+    let changes = Changes::start(handle.clone(), launcher)?;
     // The user that started it, real and effective, before root is given up.
     let owners = [Uid::effective(), Uid::current()];
     if let Some(user) = own.user {
@@ -166,6 +176,7 @@ fn prepare(
         built: Instant::now(),
         end_asked: AtomicBool::new(false),
         started: AtomicBool::new(false),
+        changes,
     });
     let (wake, events) = channel();
     watch(&handle, wake.clone())?;

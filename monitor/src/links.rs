@@ -1,12 +1,14 @@
 //! A node's links, opened.
 
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use anyhow::Context;
 use weft_aggregate::SliceLinks;
 use weft_monitor::settings::SliceSettings;
 use weft_node::monitor_protocol::{SliceBoot, Sockets};
-use weft_wire::halves::{self, HalvesConfig};
+use weft_wire::LinkError;
+use weft_wire::halves::{self, HalvesConfig, Receiver, Sender, SessionKeys};
 
 /// Longest busy wait of a thread that reads a link.
 const SPIN: Duration = Duration::ZERO;
@@ -24,15 +26,7 @@ pub fn open(
     let lease = Duration::from_millis(boot.lease_ms.into());
     let mut links = Vec::new();
     for (peer, socket) in sockets.into_iter().enumerate() {
-        let link = socket.map(|(socket, keys)| {
-            halves::open(HalvesConfig {
-                socket,
-                keys,
-                lease,
-                spin: SPIN,
-                name: format!("node {peer}"),
-            })
-        });
+        let link = socket.map(|link| open_one(peer, link, lease));
         links.push(link.transpose().with_context(|| {
             format!("cannot open the link between node {number} and node {peer}")
         })?);
@@ -44,5 +38,21 @@ pub fn open(
         lease,
         reference,
         delay_max: settings.link_delay_max,
+        joins: boot.joins,
     }))
+}
+
+/// Opens the link to one node.
+pub fn open_one(
+    peer: usize,
+    (socket, keys): (OwnedFd, Option<SessionKeys>),
+    lease: Duration,
+) -> Result<(Sender, Receiver), LinkError> {
+    halves::open(HalvesConfig {
+        socket,
+        keys,
+        lease,
+        spin: SPIN,
+        name: format!("node {peer}"),
+    })
 }

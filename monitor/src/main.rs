@@ -7,6 +7,7 @@
 //! | [`home`], [`control`] | node 0: the machine with its console and API |
 //! | [`attendance`] | node 0's wait for the machine's end |
 //! | [`slice`] | another node |
+//! | [`growth`] | nodes that join and leave while the machine runs |
 //! | [`lent`] | what of its host the node of another host's machine may open |
 //! | [`links`] | a node's links, opened |
 //! | [`restore`] | the checkpoint that a machine is made from |
@@ -17,6 +18,7 @@
 
 mod attendance;
 mod control;
+mod growth;
 mod home;
 mod lent;
 mod links;
@@ -24,6 +26,7 @@ mod restore;
 mod slice;
 
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::Context;
 use nix::unistd::Pid;
@@ -37,7 +40,7 @@ const EXIT_SETUP: u8 = 125;
 fn main() -> ExitCode {
     let parent = nix::unistd::getppid();
     let control = match Control::inherited() {
-        Ok(control) => control,
+        Ok(control) => Arc::new(control),
         Err(error) => {
             eprintln!("weft-monitor: cannot be a node of a machine: {error}");
             return ExitCode::from(EXIT_SETUP);
@@ -56,7 +59,7 @@ fn main() -> ExitCode {
 }
 
 /// Is what the process's parent says, to the end of it.
-fn live(control: &Control, parent: Pid) -> anyhow::Result<()> {
+fn live(control: &Arc<Control>, parent: Pid) -> anyhow::Result<()> {
     control.check_version()?;
     let ReceivedBoot {
         boot,
@@ -77,8 +80,8 @@ fn live(control: &Control, parent: Pid) -> anyhow::Result<()> {
                 serde_json::from_str(own).context("the description of the machine is invalid")?;
             continue_tsc_measurement(own.tsc);
             match boot.number {
-                0 => home::live(own, &boot, settings, links, sockets, parent),
-                _ => slice::own(own, &boot, settings, (links, sockets), parent),
+                0 => home::live(control, own, &boot, settings, links, sockets, parent),
+                _ => slice::own(control, own, &boot, settings, (links, sockets), parent),
             }
         }
     }

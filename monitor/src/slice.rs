@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -14,13 +15,14 @@ use weft_node::monitor_protocol::{Control, Loan, MonitorMessage, SliceBoot, Sock
 use weft_node::size::format_bytes;
 use weft_platform::clock::measure_host_tsc;
 
-use crate::{die_with, lent, links, restore};
+use crate::{die_with, growth, lent, links, restore};
 
 /// How long the thread waits for the machine's end at one time.
 const WAIT: Duration = Duration::from_secs(3600);
 
 /// On the launcher's own host.
 pub fn own(
+    control: &Arc<Control>,
     own: OwnSettings,
     boot: &SliceBoot,
     settings: SliceSettings,
@@ -29,19 +31,25 @@ pub fn own(
 ) -> anyhow::Result<()> {
     weft_confine::prepare(own.confine.into())?;
     let links = links::open(sockets, boot, &settings)?.context("there are no links")?;
-    let restore = own.restore.as_deref().map(restore::open).transpose()?;
+    // A node that joins finds the machine's memory where it is now.
+    let restore = own.restore.as_deref().filter(|_| boot.joins.is_none());
+    let restore = restore.map(restore::open).transpose()?;
     let checkpoint = CheckpointIo {
         channels: channels.into_iter().map(Some).collect(),
         restore: restore.map(|(restore, _)| restore),
     };
     let disks = OpenDisks::default();
     let machine = build(&settings.configuration, disks, checkpoint, links)?;
+    growth::listen(control, &machine, boot, None)?;
     if let Some(user) = own.user {
         privilege::become_user(&user.into())?;
         // A change of user undoes it.
         die_with(parent)?;
     }
     weft_confine::enter(ThreadKind::Main)?;
+    if boot.joins.is_some() {
+        control.say(&MonitorMessage::Ready);
+    }
     // Why it ended is node 0's to say.
     wait(machine);
     Ok(())

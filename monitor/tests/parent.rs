@@ -43,6 +43,7 @@ fn settings_that_make_no_machine_are_refused() {
         settings: "{\"configuration\": 1}".into(),
         terms: Terms::Own(String::new()),
         links: Vec::new(),
+        joins: None,
     };
     monitor_protocol::send_boot(&process.control, boot, Vec::new(), &[]).unwrap();
     let why = refusal(process);

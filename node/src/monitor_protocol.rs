@@ -6,6 +6,8 @@
 //! SliceBoot, with the links     ──▶    opens its links, checks its settings
 //!                               ◀──    Ready | Failed
 //!                               ◀──    Said, at any time after Ready
+//!                               ◀──    StartNode, EndNode (node 0)
+//! Link, NodeReady, NodeFailed   ──▶    a node joins
 //! ```
 //!
 //! One packet is one message. The version of what starts it is on its command line,
@@ -22,7 +24,7 @@ use weft_proc::boot::{CONTROL_VARIABLE, MAX_NODES};
 use weft_wire::halves::SessionKeys;
 
 use crate::consent::Lender;
-use crate::links::Links;
+use crate::links::{Link, Links};
 use crate::remote;
 use crate::said::Spoken;
 use crate::spawn::{Process, StartError};
@@ -43,6 +45,9 @@ const READY_BOUND: Duration = Duration::from_secs(20);
 /// starts slices on other hosts. A launcher that ends takes the process along.
 const BOOT_BOUND: Duration = remote::JOIN_BOUND;
 
+/// How long a slice waits at a time for what its launcher says.
+const LISTEN_ROUND: Duration = Duration::from_secs(3600);
+
 /// What a slice's process is told.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct SliceBoot {
@@ -56,6 +61,9 @@ pub struct SliceBoot {
     pub terms: Terms,
     /// By slice: the link to it. The sockets come in the same order.
     pub links: Vec<LinkKind>,
+    /// Of a slice that joins a running machine: bytes of guest memory that it may fill.
+    #[serde(default)]
+    pub joins: Option<u64>,
 }
 
 /// On whose host a slice is, and so what it may do there.
@@ -107,7 +115,33 @@ pub enum MonitorMessage {
     Failed(String),
     /// For the log.
     Said(String),
+    /// Node 0 asks for one node more, linked with all others. The launcher answers with
+    /// `NodeReady` or `NodeFailed`. It starts no more than a machine may have, each with the
+    /// settings that all have, so that a guest that took node 0 over gains nothing by it.
+    StartNode {
+        number: u32,
+        /// `None`: the launcher's own.
+        host: Option<String>,
+        memory_bytes: u64,
+    },
+    /// Node 0 says that a node did not join, or has left: its process ends.
+    EndNode { number: u32 },
 }
+
+/// What a launcher or daemon tells a slice that runs.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LauncherMessage {
+    /// A slice joins; the link's socket comes along.
+    Link { number: u32, kind: LinkKind },
+    /// To node 0: the process of a node runs and has its links.
+    NodeReady { number: u32 },
+    /// To node 0: there is no such process, for this reason.
+    NodeFailed { number: u32, reason: String },
+}
+
+/// What a slice was told, with the link that came along.
+pub type Told = (LauncherMessage, Option<(OwnedFd, Option<SessionKeys>)>);
 
 /// One end of a link with its keys, for each slice; none for oneself.
 pub type Sockets = Vec<Option<(OwnedFd, Option<SessionKeys>)>>;
@@ -166,6 +200,31 @@ pub fn send_boot(
     sys::send_with_descriptors(control.as_fd(), &packet, &descriptors)
 }
 
+/// Tells a slice that runs that another one joins, and hands it the link.
+///
+/// # Errors
+/// A link that is a ring, or a process that is gone.
+pub fn send_link(control: BorrowedFd<'_>, number: u32, link: Link) -> io::Result<()> {
+    let (socket, keys) = link
+        .into_socket()
+        .ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, "rings do not join machines"))?;
+    let kind = match keys {
+        None => LinkKind::Clear,
+        Some(SessionKeys { send, receive }) => LinkKind::Sealed { send, receive },
+    };
+    let packet = serde_json::to_vec(&LauncherMessage::Link { number, kind })?;
+    sys::send_with_descriptors(control, &packet, &[socket.as_raw_fd()])
+}
+
+/// Tells a slice that runs something without a link.
+///
+/// # Errors
+/// Its process is gone.
+pub fn tell(control: BorrowedFd<'_>, message: &LauncherMessage) -> io::Result<()> {
+    let packet = serde_json::to_vec(message)?;
+    sys::send_with_descriptors(control, &packet, &[])
+}
+
 /// Waits until a slice is ready.
 ///
 /// # Errors
@@ -176,7 +235,7 @@ pub fn expect_ready(slice: &mut Process) -> Result<(), StartError> {
         match receive(slice.control.as_fd()) {
             Some(Ok(MonitorMessage::Ready)) => return Ok(()),
             Some(Ok(MonitorMessage::Failed(why))) => return Err(StartError::Refused(why)),
-            Some(Ok(MonitorMessage::Said(_))) => continue,
+            Some(Ok(_)) => continue,
             Some(Err(())) => return Err(StartError::of(slice)),
             None => {}
         }
@@ -193,7 +252,10 @@ pub fn hear(control: BorrowedFd<'_>) -> Spoken {
     match receive(control) {
         None => Spoken::Nothing,
         Some(Err(())) => Spoken::Closed,
-        Some(Ok(MonitorMessage::Ready)) => Spoken::Other,
+        Some(Ok(MonitorMessage::Ready)) => Spoken::Ready,
+        Some(Ok(MonitorMessage::StartNode { .. } | MonitorMessage::EndNode { .. })) => {
+            Spoken::Other
+        }
         Some(Ok(MonitorMessage::Said(text) | MonitorMessage::Failed(text))) => {
             Spoken::Sentence(text)
         }
@@ -222,6 +284,16 @@ fn plain(word: MonitorMessage) -> MonitorMessage {
         MonitorMessage::Ready => MonitorMessage::Ready,
         MonitorMessage::Failed(why) => MonitorMessage::Failed(text(why)),
         MonitorMessage::Said(said) => MonitorMessage::Said(text(said)),
+        MonitorMessage::StartNode {
+            number,
+            host,
+            memory_bytes,
+        } => MonitorMessage::StartNode {
+            number,
+            host: host.map(text),
+            memory_bytes,
+        },
+        MonitorMessage::EndNode { number } => MonitorMessage::EndNode { number },
     }
 }
 
@@ -301,12 +373,42 @@ impl Control {
         })
     }
 
+    /// Waits for the next thing that the launcher or daemon says; `None` once it says nothing
+    /// more. Calls `ppoll` and `recvmsg` only.
+    ///
+    /// # Errors
+    /// Nothing that can be understood.
+    pub fn listen(&self) -> io::Result<Option<Told>> {
+        while !sys::wait_readable(&[self.0.as_fd()], LISTEN_ROUND)?[0] {}
+        let mut packet = vec![0; WORD_BYTES_MAX];
+        let (length, descriptors) = sys::receive_with_descriptors(self.0.as_fd(), &mut packet, 1)?;
+        if length == 0 {
+            return Ok(None);
+        }
+        let message = serde_json::from_slice(&packet[..length])?;
+        let link = match &message {
+            LauncherMessage::Link { kind, .. } => {
+                let keys = match kind {
+                    LinkKind::Sealed { send, receive } => Some(SessionKeys {
+                        send: *send,
+                        receive: *receive,
+                    }),
+                    LinkKind::None | LinkKind::Clear => None,
+                };
+                descriptors.into_iter().next().map(|socket| (socket, keys))
+            }
+            _ => None,
+        };
+        Ok(Some((message, link)))
+    }
+
     /// Says something. A daemon that is gone hears nothing.
     pub fn say(&self, word: &MonitorMessage) {
         let word = match word {
             MonitorMessage::Ready => MonitorMessage::Ready,
             MonitorMessage::Failed(why) => MonitorMessage::Failed(short(why)),
             MonitorMessage::Said(said) => MonitorMessage::Said(short(said)),
+            order => order.clone(),
         };
         let packet = serde_json::to_vec(&word).unwrap_or_default();
         let _ = sys::send_with_descriptors(self.0.as_fd(), &packet, &[]);
@@ -342,6 +444,7 @@ mod tests {
                 },
             }),
             links: Vec::new(),
+            joins: None,
         }
     }
 

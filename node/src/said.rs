@@ -85,6 +85,8 @@ impl Said {
 pub enum Spoken {
     /// A text for the user.
     Sentence(String),
+    /// It has begun.
+    Ready,
     /// Something else.
     Other,
     /// Nothing now.

@@ -108,6 +108,36 @@ pub enum VmCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Add a node to a running machine
+    ///
+    /// The machine must have several nodes already. The new node has neither vCPUs nor memory of
+    /// its own at first: `weft vm move` brings vCPUs, and their pages follow. Ctrl-C cancels.
+    Grow {
+        /// The machine's name or pid, as `weft vm list` shows them
+        #[arg(value_name = "NAME|PID")]
+        machine: String,
+        /// The most guest memory that the node may fill
+        #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
+        memory: u64,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Give back a node of a running machine
+    ///
+    /// Its vCPUs and pages go to the other nodes while the guest runs. Node 0, and a node that
+    /// has a disk or network or serves a queue of one, cannot leave. Ctrl-C cancels.
+    Release {
+        /// The machine's name or pid, as `weft vm list` shows them
+        #[arg(value_name = "NAME|PID")]
+        machine: String,
+        /// The node's number, as `weft vm top` shows it
+        #[arg(value_name = "NODE")]
+        node: usize,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Save a machine to files, from which `weft vm run --restore` continues it
     Save(SaveArgs),
     /// Ask a guest to power itself off, then end its machine

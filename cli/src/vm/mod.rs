@@ -18,6 +18,7 @@
 mod args;
 mod checks;
 mod error;
+mod growth;
 mod nodes;
 mod outcome;
 mod plan;
@@ -65,6 +66,16 @@ pub fn run(command: VmCommand, started: Instant) -> anyhow::Result<ExitCode> {
             size,
             json,
         } => running::balloon(&machine, size, json),
+        VmCommand::Grow {
+            machine,
+            memory,
+            json,
+        } => growth::grow(&machine, memory, json),
+        VmCommand::Release {
+            machine,
+            node,
+            json,
+        } => growth::release(&machine, node, json),
         VmCommand::Save(args) => save::run(&args),
         VmCommand::Stop { machine, timeout } => running::stop(&machine, timeout),
         VmCommand::Top(args) => top::run(&args),

@@ -88,6 +88,7 @@ impl SliceStart for MachineStart {
                 },
             }),
             links: Vec::new(),
+            joins: None,
         };
         monitor_protocol::send_boot(&process.control, boot, links, &[])
             .map_err(StartError::Settings)?;

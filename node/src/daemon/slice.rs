@@ -219,7 +219,7 @@ impl LentSlice {
             }
             match (self.hear)(self.process.control.as_fd()) {
                 Spoken::Sentence(text) => words.push(text),
-                Spoken::Other => {}
+                Spoken::Ready | Spoken::Other => {}
                 Spoken::Nothing => break,
                 Spoken::Closed => self.talks = false,
             }

@@ -49,6 +49,8 @@ pub enum Body<K> {
 pub enum NodeEvent {
     /// It has something to say to the user.
     Said(String),
+    /// Its slice has its links, and has begun.
+    Ready,
     /// Its slice ended.
     Ended {
         /// The way it ended, as a sentence about the node.
@@ -76,6 +78,8 @@ pub struct Node<W: Workload> {
     pub cause: Cause,
     /// Whether the slice's process runs.
     pub pulse: Pulse,
+    /// It was started for a running aggregate, and has not begun yet.
+    pub is_joining: bool,
 }
 
 impl<W: Workload> Node<W> {
@@ -87,6 +91,25 @@ impl<W: Workload> Node<W> {
             body,
             cause: Cause::default(),
             pulse: Pulse::new(Instant::now()),
+            is_joining: false,
+        }
+    }
+
+    /// A node that joins, with its process on this host.
+    pub fn joining(number: u32, process: Process, kept: W::Kept) -> Node<W> {
+        let local = Local {
+            process: Some(process),
+            talks: true,
+            kept,
+        };
+        Node {
+            number,
+            name: format!("local {number}"),
+            state: NodeState::Running,
+            body: Body::Local(Box::new(local)),
+            cause: Cause::default(),
+            pulse: Pulse::new(Instant::now()),
+            is_joining: true,
         }
     }
 
@@ -116,7 +139,7 @@ impl<W: Workload> Node<W> {
             NodeEvent::Said(text) => self.cause.said(text.clone()),
             NodeEvent::Ended { why, clean } => self.cause.ended(why.clone(), *clean),
             NodeEvent::Unreachable(why) => self.cause.ended(why.clone(), false),
-            NodeEvent::Leaving => {}
+            NodeEvent::Leaving | NodeEvent::Ready => {}
         }
         event
     }
@@ -211,6 +234,7 @@ impl<K> Local<K> {
         while self.talks {
             match hear(process.control.as_fd()) {
                 Spoken::Sentence(text) => events.push(NodeEvent::Said(text)),
+                Spoken::Ready => events.push(NodeEvent::Ready),
                 Spoken::Other => {}
                 Spoken::Nothing => break,
                 Spoken::Closed => self.talks = false,

@@ -1,5 +1,6 @@
 //! One Linux over several nodes of this host: boots, the guest's own checks, nodes
-//! that are lost, life, slow links, little memory, vCPUs that move.
+//! that are lost, life, slow links, little memory, vCPUs that move,
+//! nodes that join and leave.
 //!
 //! Every test has a run directory and a tag of its own. When its machine has ended,
 //! no process with the tag and nothing in the directory may be left.
@@ -9,6 +10,7 @@ mod budget;
 mod disks;
 mod errors;
 mod follow;
+mod growth;
 mod life;
 mod loss;
 mod moves;
@@ -142,6 +144,7 @@ pub fn run_aggregate(context: &Context, plan: &Plan, report: &Report) {
         .chain(&moves::CHECKS)
         .chain(&roles::CHECKS)
         .chain(&follow::CHECKS)
+        .chain(&growth::CHECKS)
     {
         run(name, check);
     }

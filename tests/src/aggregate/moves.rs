@@ -48,7 +48,7 @@ fn view(bench: &Bench<'_>) -> Result<Value> {
 }
 
 /// The node of each vCPU.
-fn locations(bench: &Bench<'_>) -> Result<Vec<u64>> {
+pub(super) fn locations(bench: &Bench<'_>) -> Result<Vec<u64>> {
     let view = view(bench)?;
     let locations = view["locations"].as_array().into_iter().flatten();
     let nodes = locations.map(|location| location["node"].as_u64());
@@ -56,7 +56,7 @@ fn locations(bench: &Bench<'_>) -> Result<Vec<u64>> {
 }
 
 /// Moves a vCPU, checks the report, and returns how long the vCPU stood.
-fn move_vcpu(bench: &Bench<'_>, vcpu: u32, to: u64) -> Result<Duration> {
+pub(super) fn move_vcpu(bench: &Bench<'_>, vcpu: u32, to: u64) -> Result<Duration> {
     let (number, node) = (vcpu.to_string(), to.to_string());
     let words = [
         "vm", "move", "m", "--vcpu", &number, "--to", &node, "--json",
@@ -219,7 +219,7 @@ fn refused(bench: &Bench<'_>) -> Result<String> {
     let guest = begin(bench, "soft", TWO, ("echo idle; sleep 3", "idle"))?;
     for (vcpu, to, words) in [
         ("2", "0", "vCPU 2 does not exist: there are 0 to 1"),
-        ("0", "2", "node 2 does not exist: there are 0 to 1"),
+        ("0", "2", "node 2 does not exist: there are 0, 1"),
         ("1", "1", "vCPU 1 is on node 1 already"),
     ] {
         let output = bench

@@ -7,6 +7,7 @@ use std::sync::mpsc::Receiver;
 
 use serde::{Deserialize, Serialize};
 
+use crate::membership::Step;
 use weft_coherent_memory::{SliceFaults, SlicePages};
 use weft_platform::clock::Reference;
 
@@ -95,6 +96,18 @@ pub enum SliceCommand {
         /// What `SaveVcpu` reported.
         state: serde_json::Value,
     },
+    /// A step of a change of membership of `node`.
+    Membership { node: usize, step: Step },
+    /// To a slice that joins: pages that are managed otherwise than at the start.
+    LearnManagers(Vec<PageRun>),
+    /// To a slice that leaves: move its pages to these slices, with their management.
+    DrainPages(Vec<DrainShare>),
+    /// Pages stay where they are from now on.
+    StopDrain,
+    /// Report how far the drain is.
+    DrainProgress,
+    /// Have room for this many more pages.
+    AddRoom { pages: u64 },
     /// Report the pages with the most faults.
     Pages,
     /// Report single faults; see [`SharedMemory::faults`].
@@ -129,8 +142,42 @@ pub enum SliceReply {
     },
     /// To `SaveVcpu`.
     Vcpu(serde_json::Value),
+    /// To a step of a change of membership: not yet, for this reason.
+    NotYet(String),
+    /// To `DrainProgress`: what a drain has done so far.
+    Drained(DrainReport),
     /// It cannot be done.
     Refused(String),
+}
+
+/// Consecutive pages with one manager.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PageRun {
+    pub first: u64,
+    pub count: u64,
+    /// The slice that manages them.
+    pub manager: usize,
+}
+
+/// A slice that takes pages of one that leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DrainShare {
+    pub slice: usize,
+    /// Pages that it may be handed.
+    pub pages: u64,
+}
+
+/// How far a drain is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DrainReport {
+    /// Pages that are still there: owned, copied, or managed.
+    pub left_pages: u64,
+    /// Pages that went to other slices.
+    pub sent_pages: u64,
+    /// Nothing is left.
+    pub is_over: bool,
+    /// No slice takes the rest.
+    pub lacks_room: bool,
 }
 
 /// Commands with their tickets, as text, on a secondary.

@@ -8,8 +8,9 @@ use weft_platform::interrupts::{InterruptRouter, Locations, VcpuLocation};
 
 use super::PRIMARY;
 use super::commands::SliceReply;
+use super::membership::Membership;
 use super::message::SliceMessage;
-use super::peers::{MessageHandler, Peers};
+use super::peers::{MessageHandler, Peers, Standing};
 use super::pending_requests::PendingRequests;
 use super::registers::{DeviceRequest, DeviceRequestSender, Wanted};
 use super::remote_devices::RemoteDevices;
@@ -27,6 +28,7 @@ pub(super) struct Dispatcher {
     /// Readings of the primary's clock: its TSC, and this host's when the reply arrived.
     pub looks: Arc<PendingRequests<(u64, u64)>>,
     pub vcpu_moves: Arc<VcpuMoves>,
+    pub membership: Arc<Membership>,
     pub device_requests: DeviceRequestSender,
     pub commands: SyncSender<(u64, Vec<u8>)>,
     pub ended: Box<dyn Fn(usize, Vec<u8>) + Send + Sync>,
@@ -101,6 +103,11 @@ impl MessageHandler for Dispatcher {
                 self.validate(from, received);
             }
             SliceMessage::Locations { table } => self.validate(from, self.first.compare(&table)),
+            SliceMessage::Introduced { bytes } => {
+                if let Err(reason) = self.membership.introduced(from, &bytes, &self.interrupts) {
+                    self.peers.lost(from, &reason);
+                }
+            }
             SliceMessage::Access { ticket, access } => {
                 self.ask_devices(from, ticket, Wanted::Register(access));
             }
@@ -126,7 +133,11 @@ impl MessageHandler for Dispatcher {
                 });
                 self.validate(from, self.replies.complete(from, ticket, reply));
             }
-            SliceMessage::Ended { json } => (self.ended)(from, json),
+            // One that is no member ends for itself.
+            SliceMessage::Ended { json } if self.peers.standing(from) == Standing::Member => {
+                (self.ended)(from, json);
+            }
+            SliceMessage::Ended { .. } => self.peers.disconnect(from),
             SliceMessage::Beat => {}
             SliceMessage::Device { address, message } => {
                 self.validate(from, self.remote_devices.take(from, address, message));

@@ -28,11 +28,12 @@
 //! | `vcpu_moves` | vCPUs that go from one slice to another |
 //! | [`membership`] | slices that join and leave while the machine runs |
 //!
-//! Threads of a slice: for each link one that reads and one that sends what the
-//! kernel did not take at once; one that beats; one for deferred pages;
-//! one that does what others ask of the devices here; one that corrects the clock
-//! while the timekeeper is on another host; on a secondary one that takes commands;
-//! where KVM runs the vCPUs one that handles their faults; those of queues and disks.
+//! Threads of a slice: for each number that a slice may have one that reads its link and one
+//! that sends what the kernel did not take at once; one that beats; one for deferred
+//! pages; one that drains; one that does what others ask of the devices here; one that
+//! corrects the clock while the timekeeper is on another host; on a secondary one that takes
+//! commands; where KVM runs the vCPUs one that handles their faults; those of queues and
+//! disks.
 
 pub mod commands;
 mod delay;
@@ -59,7 +60,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
-use weft_confine::ThreadKind;
+use weft_confine::{ThreadKind, lock};
 use weft_dsm::{Config, ManagerOf, NodeId, Ranges};
 use weft_guest_memory::Ram;
 use weft_platform::bus::{Bus, BusDevice};
@@ -73,6 +74,7 @@ use weft_wire::halves::{Receiver, Sender};
 
 use commands::{CommandReceiver, SliceCommand, SliceReply};
 use dispatcher::Dispatcher;
+use membership::Membership;
 use message::device::{self, DeviceMessage};
 use message::{SliceMessage, Space};
 pub use peers::Peers;
@@ -116,6 +118,8 @@ pub struct SliceLinks {
     /// For tests: frames wait for a random time below this before they are sent,
     /// each link's in order. Zero: they do not.
     pub delay_max: Duration,
+    /// Of a slice that joins a running machine: bytes of guest memory that it may fill.
+    pub joins: Option<u64>,
 }
 
 /// What of a machine each of its slices must know.
@@ -163,6 +167,15 @@ pub struct Slice {
     remote_devices: Arc<RemoteDevices>,
     looks: Arc<PendingRequests<(u64, u64)>>,
     vcpu_moves: Arc<VcpuMoves>,
+    membership: Arc<Membership>,
+    /// What devices here are, for slices that join later.
+    descriptions: Mutex<Vec<Vec<u8>>>,
+    /// Orders the identities of vCPUs here, as others are told of them.
+    identities: Arc<Mutex<()>>,
+    interrupts: OnceLock<Arc<InterruptRouter>>,
+    /// Pages that it may fill of its own part, with what it was handed, and of others';
+    /// `None`: all.
+    room: Mutex<Option<(u64, u64)>>,
     reference: Reference,
     time: Arc<TimeCounters>,
     /// Since [`Slice::join`].
@@ -216,7 +229,12 @@ impl Slice {
     ) -> Arc<Self> {
         let placement = options.placement;
         let (mut senders, mut receivers) = (Vec::new(), Vec::new());
+        let mut absent = u32::MAX >> (32 - SLICES_MAX);
+        absent &= !(1 << links.number);
         for (slice, link) in links.links.into_iter().enumerate() {
+            if link.is_some() {
+                absent &= !(1 << slice);
+            }
             senders.push(link.map(|(sender, receiver)| {
                 receivers.push((slice, receiver));
                 sender
@@ -224,7 +242,6 @@ impl Slice {
         }
         let peers = Peers::new(links.number, senders, links.lease, links.delay_max);
         let me = NodeId(links.number as u8);
-        let slices = placement.slices() as u8;
         // A slice manages its own part of RAM: what Linux allocates for a vCPU is of
         // its own node, so that most requests find their manager at home.
         let manager = match Ranges::new(&placement.page_ends()) {
@@ -235,14 +252,20 @@ impl Slice {
             Some(share) => share.memory_bytes / PAGE_SIZE,
             None => 0,
         };
-        let bytes = placement.budget_bytes(links.number, options.spare_bytes);
-        let budget = match bytes < placement.memory_bytes() {
-            true => Budget::new(own, (bytes / PAGE_SIZE).saturating_sub(own)),
-            false => Budget::UNLIMITED,
+        let bytes = match links.joins {
+            Some(bytes) => bytes.min(placement.memory_bytes()),
+            None => placement.budget_bytes(links.number, options.spare_bytes),
+        };
+        let room = (bytes < placement.memory_bytes())
+            .then(|| (own, (bytes / PAGE_SIZE).saturating_sub(own)));
+        let budget = room.map_or(Budget::UNLIMITED, |(own, others)| Budget::new(own, others));
+        let config = Config {
+            absent,
+            ..Config::new(me, SLICES_MAX as u8, manager)
         };
         let memory = SharedMemory::new(SharedMemoryOptions {
             ram: ram.clone(),
-            config: Config::new(me, slices, manager),
+            config,
             budget,
             transport: peers.clone(),
             lease: links.lease,
@@ -265,6 +288,11 @@ impl Slice {
             placement,
             lease: links.lease,
             remote_devices: RemoteDevices::new(links.number, peers.clone(), 2 * links.lease),
+            membership: Membership::new(peers.clone()),
+            descriptions: Mutex::default(),
+            identities: Arc::default(),
+            interrupts: OnceLock::new(),
+            room: Mutex::new(room),
             peers,
             memory,
             registers,
@@ -403,6 +431,7 @@ impl Slice {
     /// in the order of devices.
     pub fn describe(&self, json: Vec<u8>) {
         let address = device::Address::new(0, 0);
+        lock(&self.descriptions).push(json.clone());
         let message = DeviceMessage::Described(json);
         self.peers
             .broadcast_first(&SliceMessage::Device { address, message });
@@ -461,9 +490,11 @@ impl Slice {
             .broadcast_first(&SliceMessage::Locations { table });
         for vcpu in 0..self.locations.cpus() {
             let (peers, locations) = (self.peers.clone(), self.locations.clone());
+            let identities = self.identities.clone();
             if let Some(posted) = wiring.interrupts.posted(vcpu) {
                 // Only the local APIC calls it, so where the vCPU is.
                 posted.listen(Box::new(move |identity| {
+                    let _order = lock(&identities);
                     let epoch = locations.of(vcpu).map_or(0, |location| location.epoch);
                     peers.broadcast(&SliceMessage::Identity {
                         vcpu,
@@ -490,6 +521,13 @@ impl Slice {
         let looks = self.looks.clone();
         let vcpu_moves = self.vcpu_moves.clone();
         vcpu_moves.connect(wiring.interrupts.clone(), wiring.vcpus);
+        // A second one is a mistake that the first survives.
+        let _ = self.interrupts.set(wiring.interrupts.clone());
+        let (asked, devices) = (self.commands.clone(), remote_devices.clone());
+        self.peers.when_departed(Box::new(move |slice| {
+            asked.departed(slice);
+            devices.departed(slice);
+        }));
         self.peers.when_lost(Box::new(move |slice, reason| {
             // The reason before the waiters wake, so that they can report it.
             let lost = describe_now(&placement, &locations, slice);
@@ -511,6 +549,7 @@ impl Slice {
             replies: self.commands.clone(),
             looks: self.looks.clone(),
             vcpu_moves: self.vcpu_moves.clone(),
+            membership: self.membership.clone(),
             device_requests,
             commands: command,
             ended: wiring.ended,
@@ -540,27 +579,30 @@ impl Slice {
         }
         let peers = self.peers.clone();
         start("weft-beat", ThreadKind::Link, move || peers.beat())?;
-        let mut receivers = self
-            .receivers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        for (slice, receiver) in receivers.drain(..) {
+        for (slice, receiver) in lock(&self.receivers).drain(..) {
+            self.peers.seat(slice, receiver);
+        }
+        for slice in (0..self.numbers()).filter(|slice| *slice != self.number) {
             let (peers, memory, dispatcher) =
                 (self.peers.clone(), self.memory.clone(), dispatcher.clone());
             start(&format!("weft-link{slice}"), ThreadKind::Link, move || {
-                peers.read(slice, receiver, &memory, &*dispatcher);
+                peers.read_all(slice, &memory, &*dispatcher);
             })?;
             let peers = self.peers.clone();
             start(&format!("weft-send{slice}"), ThreadKind::Link, move || {
                 peers.flush(slice);
             })?;
-            if self.peers.is_delayed(slice) {
+            if self.peers.is_delayed() {
                 let peers = self.peers.clone();
                 start(&format!("weft-delay{slice}"), ThreadKind::Link, move || {
                     peers.send_delayed(slice);
                 })?;
             }
         }
+        let (membership, memory) = (self.membership.clone(), self.memory.clone());
+        start("weft-drain", ThreadKind::Device, move || {
+            membership.drain_on_orders(&memory)
+        })?;
         // Confined, no thread can be started when time is measured for the first time.
         let kept = timekeeper.clone();
         start("weft-time", ThreadKind::Device, move || kept.keep())?;
@@ -588,7 +630,9 @@ impl Slice {
     pub fn begin_command(&self, command: &SliceCommand) -> Result<BegunCommand, String> {
         let json = serde_json::to_vec(command).map_err(|error| error.to_string())?;
         let send = |slice| self.send_command(slice, json.clone());
-        Ok(BegunCommand(self.peers.others().map(send).collect()))
+        Ok(BegunCommand(
+            self.peers.others().into_iter().map(send).collect(),
+        ))
     }
 
     /// Waits for the replies to a command, by slice. A slice that is lost, or is found to
@@ -630,7 +674,11 @@ impl Slice {
     /// On a secondary: waits until every other secondary has handled all messages that this
     /// one sent it. A look at the clock is answered behind them.
     pub fn settle(&self) -> Result<(), String> {
-        let secondaries = self.peers.others().filter(|slice| *slice != PRIMARY);
+        let secondaries = self
+            .peers
+            .others()
+            .into_iter()
+            .filter(|slice| *slice != PRIMARY);
         let looks: Vec<(usize, u64)> = secondaries
             .map(|slice| {
                 let ticket = self.looks.open(slice);
@@ -690,6 +738,7 @@ impl Slice {
         }
         self.vcpu_moves.end();
         self.peers.close();
+        self.membership.end();
         self.remote_devices.close();
     }
 }
@@ -728,7 +777,8 @@ fn start(
 
 /// Where the vCPUs are before any moves.
 fn initial_locations(placement: &Placement) -> Locations {
-    Locations::new(placement.shares().iter().map(|share| share.cpus))
+    let counts = placement.shares().iter().map(|share| share.cpus);
+    Locations::new(counts).with_room(SLICES_MAX)
 }
 
 /// A slice with what it gives, for a message, before any vCPU moved.
@@ -738,9 +788,11 @@ pub fn describe(placement: &Placement, slice: usize) -> String {
 
 /// A slice with what it gives, for a message, and the vCPUs that it has now.
 fn describe_now(placement: &Placement, locations: &Locations, slice: usize) -> String {
-    let Some(share) = placement.shares().get(slice) else {
-        return format!("node {slice}");
-    };
+    // A node that joined brought neither.
+    let memory_bytes = placement
+        .shares()
+        .get(slice)
+        .map_or(0, |share| share.memory_bytes);
     let cpus = match locations.at(slice)[..] {
         [] => "no vCPU".to_owned(),
         [only] => format!("vCPU {only}"),
@@ -749,7 +801,7 @@ fn describe_now(placement: &Placement, locations: &Locations, slice: usize) -> S
         }
         ref several => format!("vCPUs {several:?}"),
     };
-    let mib = share.memory_bytes >> 20;
+    let mib = memory_bytes >> 20;
     format!("node {slice} ({cpus}, {mib} MiB of memory)")
 }
 

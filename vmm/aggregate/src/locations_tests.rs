@@ -56,6 +56,7 @@ fn rig(tables: &[&[u32]]) -> Rig {
             links,
             lease: LEASE,
             delay_max: Duration::ZERO,
+            joins: None,
             reference: Reference::here(),
         };
         let told = failures.clone();

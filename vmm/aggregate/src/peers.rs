@@ -3,10 +3,24 @@
 //! Every slice sends a beat several times in a lease, so that silence means death:
 //! who hears nothing of a peer for a lease, or finds the link ended, calls it lost,
 //! and the machine ends. Before its first word a peer has longer.
+//!
+//! Slices join and leave while the machine runs. A confined process makes no threads, so
+//! each number that a slice may have has its two threads from the start; those of a number
+//! that is free wait for a link. (One thread that polls several links would delay each page
+//! by the handling of another.)
+//!
+//! ```text
+//!          connect            admit              part            link read to its end
+//!  Free ───────────▶ Joining ───────▶ Member ───────▶ Leaving ───────────────────────▶ Free
+//!   ▲                   │ part, or its end
+//!   └───────────────────┘
+//! ```
+//!
+//! Only the loss of a `Member` ends the machine.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use weft_dsm::NodeId;
 use weft_wire::Header;
@@ -15,7 +29,9 @@ use weft_wire::halves::{Receiver, Sender};
 
 use super::delay::DelayedSender;
 use super::message::SliceMessage;
+use crate::placement::SLICES_MAX;
 use weft_coherent_memory::{SharedMemory, Transport};
+use weft_confine::lock;
 
 /// Beats in a lease.
 const BEATS: u32 = 5;
@@ -25,6 +41,8 @@ const BEATS: u32 = 5;
 const START: Duration = Duration::from_secs(25);
 /// Longest wait for the thread that beats to see the end.
 const LOOK: Duration = Duration::from_millis(100);
+/// How often a thread without a link looks for the machine's end, of which it is told.
+const IDLE: Duration = Duration::from_secs(60);
 
 /// Handles received messages. Wakeup on the thread that reads the link from `from`; must
 /// not wait for a page, a vCPU or another slice.
@@ -34,12 +52,20 @@ pub(super) trait MessageHandler: Send + Sync {
 
 /// What sends to one slice. A link is delayed only for tests; which of the two it is
 /// costs a send no more than whether there is a link.
+#[derive(Clone)]
 enum LinkSender {
     Direct(Sender),
-    Delayed(Box<DelayedSender>),
+    Delayed(Arc<DelayedSender>),
 }
 
 impl LinkSender {
+    fn new(sender: Sender, delay_max: Duration) -> Self {
+        match delay_max {
+            Duration::ZERO => Self::Direct(sender),
+            _ => Self::Delayed(Arc::new(DelayedSender::new(sender, delay_max))),
+        }
+    }
+
     fn sender(&self) -> &Sender {
         match self {
             Self::Direct(sender) => sender,
@@ -48,14 +74,44 @@ impl LinkSender {
     }
 }
 
+/// Whether a number is in use, and how much its slice takes part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// The number has no slice.
+    #[default]
+    Free,
+    /// It is linked, but not all slices know it yet.
+    Joining,
+    Member,
+    /// Its links are about to end.
+    Leaving,
+}
+
+/// What is known of a number.
+#[derive(Default)]
+struct Seat {
+    standing: Standing,
+    /// For the thread that reads it.
+    receiver: Option<Receiver>,
+    /// How many links the number has had, for the threads that send.
+    links: u64,
+}
+
 /// The links of one slice.
 pub struct Peers {
     me: usize,
-    /// By slice; none for this one.
-    links: Vec<Option<LinkSender>>,
+    /// By slice; none for this one and for free numbers. Locked to write only when a slice
+    /// joins or has left; what is done under it never waits.
+    links: [RwLock<Option<LinkSender>>; SLICES_MAX],
+    /// By slice. Held for moments, and never while a link is locked.
+    seats: Mutex<[Seat; SLICES_MAX]>,
+    seated: Condvar,
     lease: Duration,
+    delay_max: Duration,
     /// Wakeup once for the first peer that is lost, with the reason.
     on_loss: OnceLock<Box<dyn Fn(usize, String) + Send + Sync>>,
+    /// Told of each slice that has left, or did not join.
+    on_departure: OnceLock<Box<dyn Fn(usize) + Send + Sync>>,
     over: AtomicBool,
     sent_frames: AtomicU64,
     received_frames: AtomicU64,
@@ -71,16 +127,29 @@ impl Peers {
         lease: Duration,
         delay_max: Duration,
     ) -> Arc<Self> {
-        let link = |sender| match delay_max {
-            Duration::ZERO => LinkSender::Direct(sender),
-            _ => LinkSender::Delayed(Box::new(DelayedSender::new(sender, delay_max))),
+        let mut senders = senders.into_iter();
+        let links = std::array::from_fn(|_| {
+            let sender = senders.next().flatten();
+            RwLock::new(sender.map(|sender| LinkSender::new(sender, delay_max)))
+        });
+        let seat = |link: &RwLock<Option<LinkSender>>| Seat {
+            standing: match &*link.read().unwrap_or_else(PoisonError::into_inner) {
+                Some(_) => Standing::Member,
+                None => Standing::Free,
+            },
+            receiver: None,
+            links: 1,
         };
-        let links = senders.into_iter();
+        let seats = std::array::from_fn(|slice| seat(&links[slice]));
         Arc::new(Self {
             me,
-            links: links.map(|sender| sender.map(link)).collect(),
+            links,
+            seats: Mutex::new(seats),
+            seated: Condvar::new(),
+            delay_max,
             lease,
             on_loss: OnceLock::new(),
+            on_departure: OnceLock::new(),
             over: AtomicBool::new(false),
             sent_frames: AtomicU64::new(0),
             received_frames: AtomicU64::new(0),
@@ -95,10 +164,138 @@ impl Peers {
         let _ = self.on_loss.set(on_loss);
     }
 
-    /// The other slices.
-    pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
-        let me = self.me;
-        (0..self.links.len()).filter(move |slice| *slice != me)
+    /// Says who hears of slices that have left: on the thread that read the link, with no
+    /// lock held.
+    pub(super) fn when_departed(&self, on_departure: Box<dyn Fn(usize) + Send + Sync>) {
+        // A second one is a mistake that the first survives.
+        let _ = self.on_departure.set(on_departure);
+    }
+
+    /// The link to a slice.
+    fn link(&self, slice: usize) -> Option<LinkSender> {
+        let link = self.links.get(slice)?.read();
+        link.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_link(&self, slice: usize, link: Option<LinkSender>) {
+        if let Some(place) = self.links.get(slice) {
+            *place.write().unwrap_or_else(PoisonError::into_inner) = link;
+        }
+    }
+
+    fn all_links(&self) -> impl Iterator<Item = LinkSender> {
+        (0..SLICES_MAX).filter_map(|slice| self.link(slice))
+    }
+
+    fn seats(&self) -> MutexGuard<'_, [Seat; SLICES_MAX]> {
+        lock(&self.seats)
+    }
+
+    /// How much a slice takes part.
+    pub(super) fn standing(&self, slice: usize) -> Standing {
+        self.seats()
+            .get(slice)
+            .map_or(Standing::Free, |seat| seat.standing)
+    }
+
+    /// The other slices that have joined and are not about to go.
+    pub(super) fn others(&self) -> Vec<usize> {
+        let seats = self.seats();
+        let is_member = |slice: &usize| seats[*slice].standing == Standing::Member;
+        (0..SLICES_MAX).filter(is_member).collect()
+    }
+
+    /// The other slices that have a link.
+    fn linked(&self) -> Vec<usize> {
+        let seats = self.seats();
+        let has_link = |slice: &usize| seats[*slice].standing != Standing::Free;
+        (0..SLICES_MAX).filter(has_link).collect()
+    }
+
+    /// Connects a slice that joins. `first` goes ahead of all that is sent to it.
+    ///
+    /// # Errors
+    /// Its number is in use.
+    pub(super) fn connect(
+        &self,
+        slice: usize,
+        (sender, receiver): (Sender, Receiver),
+        first: &[SliceMessage],
+    ) -> Result<(), String> {
+        let mut seats = self.seats();
+        let is_me = slice == self.me;
+        let seat = seats
+            .get_mut(slice)
+            .filter(|seat| seat.standing == Standing::Free && !is_me);
+        let seat = seat.ok_or_else(|| format!("node {slice} has a link already"))?;
+        for message in first {
+            let (header, payload) = message.encode();
+            if sender.send(&header, &[payload]).is_err() {
+                return Err(format!("the link to node {slice} has ended"));
+            }
+        }
+        seat.standing = Standing::Joining;
+        seat.receiver = Some(receiver);
+        seat.links += 1;
+        self.set_link(slice, Some(LinkSender::new(sender, self.delay_max)));
+        drop(seats);
+        self.seated.notify_all();
+        Ok(())
+    }
+
+    /// Gives the thread that reads a slice's link what it reads. At the start.
+    pub(super) fn seat(&self, slice: usize, receiver: Receiver) {
+        if let Some(seat) = self.seats().get_mut(slice) {
+            seat.receiver = Some(receiver);
+        }
+    }
+
+    /// From now on a slice that joined is asked and told like all others, and its loss
+    /// ends the machine.
+    ///
+    /// # Errors
+    /// It is not linked, or was lost.
+    pub(super) fn admit(&self, slice: usize) -> Result<(), String> {
+        let mut seats = self.seats();
+        let seat = seats
+            .get_mut(slice)
+            .filter(|seat| matches!(seat.standing, Standing::Joining | Standing::Member));
+        let seat = seat.ok_or_else(|| format!("there is no link to node {slice}"))?;
+        seat.standing = Standing::Member;
+        Ok(())
+    }
+
+    /// From now on the end of a slice's link is no loss.
+    pub(super) fn part(&self, slice: usize) {
+        if let Some(seat) = self.seats().get_mut(slice)
+            && seat.standing != Standing::Free
+        {
+            seat.standing = Standing::Leaving;
+        }
+    }
+
+    /// Ends the link to a slice that joins no more, or leaves.
+    pub(super) fn disconnect(&self, slice: usize) {
+        self.part(slice);
+        if let Some(link) = self.link(slice) {
+            link.sender().close();
+        }
+    }
+
+    /// Waits until a slice has a link, or has none: until its link was read to the end.
+    /// Whether that came within `patience`.
+    pub(super) fn wait_for(&self, slice: usize, is_linked: bool, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        let mut seats = self.seats();
+        while (seats[slice].standing != Standing::Free) != is_linked {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.is_over() {
+                return false;
+            }
+            let waited = self.seated.wait_timeout(seats, left.min(LOOK));
+            seats = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
     }
 
     /// Sends a message to `slice`. A link that ended is heard of where it is read: who
@@ -108,9 +305,9 @@ impl Peers {
         self.send_frame(slice, &header, &[payload]);
     }
 
-    /// Sends a message to all other slices.
+    /// Sends a message to all other slices, those that join too.
     pub(super) fn broadcast(&self, message: &SliceMessage) {
-        for slice in self.others() {
+        for slice in self.linked() {
             self.send(slice, message);
         }
     }
@@ -119,7 +316,7 @@ impl Peers {
     /// send delayed messages.
     pub(super) fn broadcast_first(&self, message: &SliceMessage) {
         let (header, payload) = message.encode();
-        for link in self.links.iter().flatten() {
+        for link in self.all_links() {
             if link.sender().send(&header, &[payload]).is_err() {
                 link.sender().close();
             }
@@ -128,9 +325,10 @@ impl Peers {
 
     /// Sends a frame to `slice`; as [`Peers::send`].
     pub(super) fn send_frame(&self, slice: usize, header: &Header, parts: &[&[u8]]) {
-        let Some(Some(link)) = self.links.get(slice) else {
-            // Messages and the protocol name slices that there are, and not this one.
-            debug_assert!(false, "no link from slice {} to {slice}", self.me);
+        let link = self.links.get(slice).map(RwLock::read);
+        let link = link.map(|link| link.unwrap_or_else(PoisonError::into_inner));
+        let Some(link) = link.as_deref().and_then(Option::as_ref) else {
+            // A slice that was about to join has gone.
             return;
         };
         self.sent_frames.fetch_add(1, Ordering::Relaxed);
@@ -143,22 +341,28 @@ impl Peers {
         }
     }
 
-    /// Whether frames to `slice` are delayed: then the link needs a thread that sends them.
-    pub(super) fn is_delayed(&self, slice: usize) -> bool {
-        matches!(self.links.get(slice), Some(Some(LinkSender::Delayed(_))))
+    /// Whether frames are delayed: then each link needs a thread that sends them.
+    pub(super) fn is_delayed(&self) -> bool {
+        !self.delay_max.is_zero()
     }
 
-    /// Sends to `slice` what was delayed, until the link ends.
+    /// Sends to `slice` what was delayed, until the machine is over.
     pub(super) fn send_delayed(&self, slice: usize) {
-        if let Some(Some(LinkSender::Delayed(delayed))) = self.links.get(slice)
-            && delayed.send_until_over().is_err()
-        {
-            delayed.sender().close();
+        let mut seen = 0;
+        while let Some(link) = self.next_link(slice, &mut seen) {
+            if let LinkSender::Delayed(delayed) = link
+                && delayed.send_until_over().is_err()
+            {
+                delayed.sender().close();
+            }
         }
     }
 
     /// `slice` is gone, or broken. Wakeup with no lock held: see [`Peers::when_lost`].
     pub(super) fn lost(&self, slice: usize, reason: &str) {
+        if matches!(self.standing(slice), Standing::Joining | Standing::Leaving) {
+            return self.disconnect(slice);
+        }
         if !self.over.load(Ordering::SeqCst)
             && let Some(on_loss) = self.on_loss.get()
         {
@@ -169,16 +373,73 @@ impl Peers {
     /// The machine is over: links end, threads come back.
     pub(super) fn close(&self) {
         self.over.store(true, Ordering::SeqCst);
-        for link in self.links.iter().flatten() {
-            if let LinkSender::Delayed(delayed) = link {
+        for link in self.all_links() {
+            if let LinkSender::Delayed(delayed) = &link {
                 delayed.end();
             }
             link.sender().close();
         }
+        // A thread that has just found the machine not over waits already.
+        drop(self.seats());
+        self.seated.notify_all();
     }
 
     pub(super) fn is_over(&self) -> bool {
         self.over.load(Ordering::SeqCst)
+    }
+
+    /// Waits until a slice has had more links than were `seen`; `None` once the machine is
+    /// over.
+    fn next_link(&self, slice: usize, seen: &mut u64) -> Option<LinkSender> {
+        let mut seats = self.seats();
+        while !self.is_over() {
+            if seats[slice].links > *seen
+                && let Some(link) = self.link(slice)
+            {
+                *seen = seats[slice].links;
+                return Some(link);
+            }
+            let waited = self.seated.wait_timeout(seats, IDLE);
+            seats = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        None
+    }
+
+    /// Waits until a slice has a link that nobody reads; `None` once the machine is over.
+    fn next_receiver(&self, slice: usize) -> Option<Receiver> {
+        let mut seats = self.seats();
+        while !self.is_over() {
+            if let Some(receiver) = seats[slice].receiver.take() {
+                return Some(receiver);
+            }
+            let waited = self.seated.wait_timeout(seats, IDLE);
+            seats = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        None
+    }
+
+    /// Reads the links from `from`, one after the other, until the machine is over.
+    pub(super) fn read_all(
+        &self,
+        from: usize,
+        memory: &SharedMemory,
+        handler: &dyn MessageHandler,
+    ) {
+        while let Some(receiver) = self.next_receiver(from) {
+            self.read(from, receiver, memory, handler);
+            let mut seats = self.seats();
+            // The loss of a member ends the machine.
+            if self.is_over() || seats[from].standing == Standing::Member {
+                return;
+            }
+            self.set_link(from, None);
+            seats[from].standing = Standing::Free;
+            drop(seats);
+            if let Some(on_departure) = self.on_departure.get() {
+                on_departure(from);
+            }
+            self.seated.notify_all();
+        }
     }
 
     /// Reads the link from `from` until it ends.
@@ -216,9 +477,10 @@ impl Peers {
         }
     }
 
-    /// Sends what the kernel did not take at once, until the link ends.
+    /// Sends what the kernel did not take at once, until the machine is over.
     pub(super) fn flush(&self, slice: usize) {
-        if let Some(Some(link)) = self.links.get(slice) {
+        let mut seen = 0;
+        while let Some(link) = self.next_link(slice, &mut seen) {
             link.sender().flush_forever();
         }
     }
@@ -238,12 +500,7 @@ impl Peers {
 
     /// Frames and bytes to and from all others, keyed by name.
     pub(super) fn traffic(&self) -> [(&'static str, u64); 4] {
-        let sent = self
-            .links
-            .iter()
-            .flatten()
-            .map(|link| link.sender().traffic())
-            .sum();
+        let sent = self.all_links().map(|link| link.sender().traffic()).sum();
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         [
             ("sent-bytes", sent),

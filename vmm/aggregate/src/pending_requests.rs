@@ -97,6 +97,14 @@ impl<T> PendingRequests<T> {
         self.replied.notify_all();
     }
 
+    /// `slice` has left: threads that wait for it continue. Its number may be used again.
+    pub fn departed(&self, slice: usize) {
+        self.lock()
+            .waiting
+            .retain(|_, (asked, reply)| *asked != slice || reply.is_some());
+        self.replied.notify_all();
+    }
+
     /// No more replies: waiting threads continue.
     pub fn end(&self) {
         self.lock().over = true;

@@ -24,11 +24,12 @@ pub trait Tell: FnMut(usize, &SliceCommand) -> Result<SliceReply, String> {}
 impl<T: FnMut(usize, &SliceCommand) -> Result<SliceReply, String>> Tell for T {}
 
 /// Has slice `to` keep the time in the place of `from`, which keeps it since `epoch`; what is
-/// kept from then on. If a slice refuses, all follow `from` again.
+/// kept from then on. If one of `slices` refuses, all follow `from` again. With `to` equal to
+/// `from` those hear of it that did not know it: slices that have joined.
 pub fn take_over(
     (from, epoch): (usize, u64),
     to: usize,
-    slices: usize,
+    slices: &[usize],
     tell: &mut impl Tell,
 ) -> Result<KeptTime, TakeOverError> {
     switch(from, to, epoch + 1, slices, tell).map_err(|reason| {
@@ -43,15 +44,15 @@ fn switch(
     from: usize,
     to: usize,
     epoch: u64,
-    slices: usize,
+    slices: &[usize],
     tell: &mut impl Tell,
 ) -> Result<KeptTime, String> {
     let kept = match tell(to, &SliceCommand::KeepTime { epoch })? {
         SliceReply::Time(kept) => kept,
         other => return Err(format!("slice {to} replied {other:?}")),
     };
-    let others = (0..slices).filter(|slice| ![from, to].contains(slice));
-    for slice in others.chain([from]) {
+    let others = slices.iter().filter(|slice| ![from, to].contains(slice));
+    for slice in others.copied().chain((from != to).then_some(from)) {
         tell(slice, &SliceCommand::FollowTime(kept.clone()))?;
     }
     Ok(kept)
@@ -141,11 +142,11 @@ mod tests {
     }
 
     fn run(world: &mut World, from: usize, to: usize) -> Result<KeptTime, TakeOverError> {
-        let slices = world.slices.len();
+        let slices: Vec<usize> = (0..world.slices.len()).collect();
         take_over(
             (from, 4),
             to,
-            slices,
+            &slices,
             &mut |slice: usize, command: &SliceCommand| world.tell(slice, command),
         )
     }

@@ -15,12 +15,13 @@ use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
+use weft_machine::membership::NewNode;
 use weft_machine::{PlatformMoveReport, TimeMoveReport, VcpuMoveReport};
 
 use super::files;
 use super::view::{
-    BalloonBody, BalloonView, Counters, ErrorBody, Faults, MoveBody, Pages, PlatformBody, SaveBody,
-    Saved, StopBody, TimekeeperBody, VmView,
+    BalloonBody, BalloonView, ChangeView, Counters, ErrorBody, Faults, MoveBody, Pages,
+    PlatformBody, ReleaseBody, SaveBody, Saved, StopBody, TimekeeperBody, VmView,
 };
 use weft_machine::CHECKPOINT_SECONDS_MAX;
 
@@ -143,6 +144,27 @@ impl Client {
     pub fn move_platform(&self, node: usize) -> Result<PlatformMoveReport, ClientError> {
         let body = PlatformBody { node };
         self.call(Method::PUT, "/v1/vm/platform", &body, ANSWER_BOUND)
+    }
+
+    /// Begins to add a node.
+    pub fn grow(&self, node: &NewNode) -> Result<ChangeView, ClientError> {
+        self.call(Method::POST, "/v1/vm/grow", node, ANSWER_BOUND)
+    }
+
+    /// Begins to give a node back.
+    pub fn release(&self, node: usize) -> Result<ChangeView, ClientError> {
+        let body = ReleaseBody { node };
+        self.call(Method::POST, "/v1/vm/release", &body, ANSWER_BOUND)
+    }
+
+    /// How far that is, or what came of it.
+    pub fn change(&self) -> Result<ChangeView, ClientError> {
+        self.call(Method::GET, "/v1/vm/change", &(), ANSWER_BOUND)
+    }
+
+    /// Asks for its end.
+    pub fn cancel(&self) -> Result<ChangeView, ClientError> {
+        self.call(Method::POST, "/v1/vm/cancel", &(), ANSWER_BOUND)
     }
 
     /// Has it end, after `timeout_s` for the guest to power itself off.

@@ -1,5 +1,5 @@
 //! HTTP at a UNIX socket: what a machine is, pause, resume, stop, counters, faults, moves
-//! of vCPUs.
+//! of vCPUs, nodes that join and leave.
 //!
 //! ```text
 //! client ── one request, one answer ──▶ thread `api` ── job ──▶ thread `api-work` ──▶ Control
@@ -23,13 +23,14 @@ mod view;
 use std::fs::File;
 
 use thiserror::Error;
+use weft_machine::membership::NewNode;
 use weft_machine::{PlatformMoveReport, TimeMoveReport, VcpuMoveReport};
 
 pub use server::{CONNECTIONS_MAX, REQUEST_BYTES_MAX, Server};
 pub use view::{
-    BackEndView, BalloonBody, BalloonView, ConsoleView, Counters, ErrorBody, ErrorView, Faults,
-    LocationView, MoveBody, Pages, PlatformBody, STOP_SECONDS, STOP_SECONDS_MAX, SaveBody, Saved,
-    State, StopBody, TimekeeperBody, VmView,
+    BackEndView, BalloonBody, BalloonView, ChangeView, ConsoleView, Counters, ErrorBody, ErrorView,
+    Faults, LocationView, MoveBody, Pages, PlatformBody, ReleaseBody, STOP_SECONDS,
+    STOP_SECONDS_MAX, SaveBody, Saved, State, StopBody, TimekeeperBody, VmView,
 };
 
 /// The description of the API.
@@ -76,6 +77,14 @@ pub trait Control: Send + Sync {
     fn move_platform(&self, node: usize) -> Result<PlatformMoveReport, Failure>;
     /// Asks the guest to give `bytes` of its memory back; fewer: it may take some again.
     fn set_balloon(&self, bytes: u64) -> Result<BalloonView, Failure>;
+    /// Begins to add a node.
+    fn grow(&self, node: NewNode) -> Result<ChangeView, Failure>;
+    /// Begins to give a node back.
+    fn release(&self, node: usize) -> Result<ChangeView, Failure>;
+    /// How far that is, or what came of it.
+    fn change(&self) -> Result<ChangeView, Failure>;
+    /// Asks for its end.
+    fn cancel(&self) -> Result<ChangeView, Failure>;
     /// Writes guest memory to `files`, one for each node, and saves everything else. The
     /// machine continues if it ran.
     fn save(&self, files: Vec<File>, body: &SaveBody) -> Result<Saved, Failure>;

@@ -11,9 +11,11 @@ use serde::Serialize;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
+use weft_machine::membership::NewNode;
+
 use super::view::{
-    BalloonBody, ErrorBody, ErrorView, MoveBody, PlatformBody, STOP_SECONDS_MAX, SaveBody, State,
-    StopBody, TimekeeperBody,
+    BalloonBody, ChangeView, ErrorBody, ErrorView, MoveBody, PlatformBody, ReleaseBody,
+    STOP_SECONDS_MAX, SaveBody, State, StopBody, TimekeeperBody,
 };
 use super::{Control, Failure, OPENAPI};
 use serde::de::DeserializeOwned;
@@ -36,11 +38,15 @@ pub(super) enum Operation {
     MoveTime,
     MovePlatform,
     SetBalloon,
+    Grow,
+    Release,
+    Change,
+    Cancel,
     Description,
 }
 
 /// Every route.
-pub(super) const ROUTES: [(Method, &str, Operation); 13] = [
+pub(super) const ROUTES: [(Method, &str, Operation); 17] = [
     (Method::GET, "/v1/vm", Operation::View),
     (Method::GET, "/v1/vm/counters", Operation::Counters),
     (Method::GET, "/v1/vm/pages", Operation::Pages),
@@ -53,6 +59,10 @@ pub(super) const ROUTES: [(Method, &str, Operation); 13] = [
     (Method::PUT, "/v1/vm/timekeeper", Operation::MoveTime),
     (Method::PUT, "/v1/vm/platform", Operation::MovePlatform),
     (Method::PUT, "/v1/vm/balloon", Operation::SetBalloon),
+    (Method::POST, "/v1/vm/grow", Operation::Grow),
+    (Method::POST, "/v1/vm/release", Operation::Release),
+    (Method::GET, "/v1/vm/change", Operation::Change),
+    (Method::POST, "/v1/vm/cancel", Operation::Cancel),
     (Method::GET, "/v1/openapi.json", Operation::Description),
 ];
 
@@ -227,6 +237,16 @@ pub(super) async fn answer(
                 .map(|moved| Answer::new(StatusCode::OK, &moved)),
             Err(answer) => return answer,
         },
+        Operation::Grow => match serde_json::from_slice::<NewNode>(body) {
+            Ok(node) => changed(worker, move |control| control.grow(node)).await,
+            Err(error) => return refused(format!("the body is not valid for grow: {error}")),
+        },
+        Operation::Release => match serde_json::from_slice(body) {
+            Ok(ReleaseBody { node }) => changed(worker, move |control| control.release(node)).await,
+            Err(error) => return refused(format!("the body is not valid for release: {error}")),
+        },
+        Operation::Change => changed(worker, |control| control.change()).await,
+        Operation::Cancel => changed(worker, |control| control.cancel()).await,
         Operation::Save => match serde_json::from_slice::<SaveBody>(body) {
             Ok(body) => worker
                 .ask(move |control| control.save(files, &body))
@@ -248,6 +268,14 @@ async fn view_after(
 ) -> Result<Answer, Failure> {
     let view = worker.ask(|control| act(control).and_then(|()| control.view()));
     Ok(Answer::new(StatusCode::OK, &view.await?))
+}
+
+async fn changed(
+    worker: &Worker,
+    act: impl FnOnce(&dyn Control) -> Result<ChangeView, Failure> + Send + 'static,
+) -> Result<Answer, Failure> {
+    let change = worker.ask(act).await?;
+    Ok(Answer::new(StatusCode::OK, &change))
 }
 
 fn refused(message: String) -> Answer {

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use weft_checkpoint::{Identity, Written};
 use weft_coherent_memory::{SliceFaults, SlicePages};
+use weft_machine::membership::{Grown, JobView, Released};
 use weft_machine::{Configuration, SavedMachine};
 
 /// How long a guest has to power itself off, unless the request says otherwise.
@@ -177,6 +178,33 @@ pub struct TimekeeperBody {
 pub struct PlatformBody {
     /// The node that shall have the I/O APIC and the small devices.
     pub node: usize,
+}
+
+/// What `POST /v1/vm/release` is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReleaseBody {
+    pub node: usize,
+}
+
+/// A node that is added or given back, or the last one that was.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ChangeView {
+    /// The node that is given back.
+    pub node: Option<usize>,
+    #[serde(flatten)]
+    pub progress: JobView,
+    /// What came of it, once it is over: one of the three.
+    pub grown: Option<Grown>,
+    pub released: Option<Released>,
+    /// Why it did not come about.
+    pub failed: Option<String>,
+}
+
+impl ChangeView {
+    pub fn is_over(&self) -> bool {
+        self.grown.is_some() || self.released.is_some() || self.failed.is_some()
+    }
 }
 
 fn stop_seconds() -> f64 {

@@ -12,12 +12,14 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use weft_api::client::{Client, ClientError};
 use weft_api::{
-    BackEndView, BalloonView, CONNECTIONS_MAX, ConsoleView, Control, Counters, Failure, Faults,
-    LocationView, OPENAPI, Pages, REQUEST_BYTES_MAX, SaveBody, Saved, Server, State, VmView,
+    BackEndView, BalloonView, CONNECTIONS_MAX, ChangeView, ConsoleView, Control, Counters, Failure,
+    Faults, LocationView, OPENAPI, Pages, REQUEST_BYTES_MAX, SaveBody, Saved, Server, State,
+    VmView,
 };
 use weft_coherent_memory::{
     FaultKind, FaultPurpose, FaultRecord, PageCount, SliceFaults, SlicePages,
 };
+use weft_machine::membership::{NewNode, Released};
 use weft_machine::{
     Configuration, Disk, Forward, Network, PlatformMoveReport, Share, TimeMoveReport,
     VcpuMoveReport,
@@ -215,6 +217,36 @@ impl Control for Fake {
                 stopped_ns: 5,
             }),
         }
+    }
+
+    fn grow(&self, node: NewNode) -> Result<ChangeView, Failure> {
+        match node.host {
+            Some(host) => Err(Failure::Conflict(format!("{host} has no room"))),
+            None => Ok(ChangeView::default()),
+        }
+    }
+
+    fn release(&self, node: usize) -> Result<ChangeView, Failure> {
+        Ok(ChangeView {
+            node: Some(node),
+            ..ChangeView::default()
+        })
+    }
+
+    fn change(&self) -> Result<ChangeView, Failure> {
+        let mut change = self.release(2)?;
+        change.released = Some(Released {
+            node: 2,
+            vcpus: 1,
+            bytes: 4096,
+            total_s: 0.5,
+            pages_s: 0.25,
+        });
+        Ok(change)
+    }
+
+    fn cancel(&self) -> Result<ChangeView, Failure> {
+        Err(Failure::Conflict("no node joins or leaves".into()))
     }
 
     fn move_vcpu(&self, vcpu: u32, node: usize) -> Result<VcpuMoveReport, Failure> {

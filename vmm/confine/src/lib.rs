@@ -79,11 +79,13 @@ pub enum ThreadKind {
     Api,
     /// Carries the guest's console to a terminal or a socket.
     Console,
+    /// Takes links to slices that join, as open sockets.
+    Admission,
 }
 
 impl ThreadKind {
     /// Every kind.
-    pub const ALL: [ThreadKind; 9] = [
+    pub const ALL: [ThreadKind; 10] = [
         ThreadKind::Main,
         ThreadKind::SoftVcpu,
         ThreadKind::KvmVcpu,
@@ -93,6 +95,7 @@ impl ThreadKind {
         ThreadKind::Link,
         ThreadKind::Api,
         ThreadKind::Console,
+        ThreadKind::Admission,
     ];
 
     /// For messages.
@@ -107,6 +110,7 @@ impl ThreadKind {
             ThreadKind::Link => "link",
             ThreadKind::Api => "API",
             ThreadKind::Console => "console",
+            ThreadKind::Admission => "admission",
         }
     }
 }

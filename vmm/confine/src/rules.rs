@@ -109,6 +109,11 @@ const WATCHED_PAGES: [u64; 4] = [0xc020_aa07, 0xc018_aa06, 0x8010_aa02, 0x8010_a
 /// (`include/uapi/linux/if_tun.h`).
 const TUN_SET_OFFLOAD: u64 = 0x4004_54d0;
 const TUN_SET_HEADER_SIZE: u64 = 0x4004_54d8;
+/// What a link's socket is set to when it is opened.
+const LINK_OPTIONS: [(i32, i32); 2] = [
+    (libc::IPPROTO_TCP, libc::TCP_NODELAY),
+    (libc::SOL_SOCKET, libc::SO_RCVTIMEO),
+];
 /// `TUNSETQUEUE`: which of several queues are in use.
 const TUN_SET_QUEUE: u64 = 0x4004_54d9;
 
@@ -143,6 +148,24 @@ pub(super) fn rules(kind: ThreadKind) -> Result<Rules, BackendError> {
             connection(&mut rules)?;
         }
         ThreadKind::Api => connection(&mut rules)?,
+        ThreadKind::Admission => {
+            allow(
+                &mut rules,
+                &[
+                    libc::SYS_recvmsg,
+                    libc::SYS_getsockopt,
+                    libc::SYS_getpeername,
+                ],
+            );
+            // Whether the socket of a link waits.
+            let flags = argument(1, SeccompCmpOp::Eq, libc::F_GETFL as u64)?;
+            when(&mut rules, libc::SYS_fcntl, vec![flags])?;
+            for (level, option) in LINK_OPTIONS {
+                let level = argument(1, SeccompCmpOp::Eq, level as u64)?;
+                let option = argument(2, SeccompCmpOp::Eq, option as u64)?;
+                when(&mut rules, libc::SYS_setsockopt, vec![level, option])?;
+            }
+        }
         ThreadKind::Console => {
             connection(&mut rules)?;
             terminal_size(&mut rules)?;

@@ -197,6 +197,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         console,
         balloon,
         first_instruction,
+        slice: slice.clone(),
     };
     let mut timekeeper = None;
     if let Some(slice) = &slice {

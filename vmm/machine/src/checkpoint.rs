@@ -198,6 +198,12 @@ pub(super) fn write_all(
 ) -> Result<Vec<Written>, String> {
     let NewCheckpoint { identity, files } = checkpoint;
     let slices = slice.map_or(1, |slice| slice.placement().slices());
+    if slice.is_some_and(|slice| !slice.members().into_iter().eq(0..slices)) {
+        return Err(format!(
+            "nodes have joined or left since the start: a machine can be saved on its {slices} \
+             first nodes only"
+        ));
+    }
     if files.len() != slices {
         let count = files.len();
         return Err(format!("{count} files for pages came: {slices} are needed"));

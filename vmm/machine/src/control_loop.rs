@@ -140,6 +140,16 @@ impl ControlLoop {
                 let restore = MachineRequest::RestoreVcpu(*vcpu, state);
                 drop(self.handle.request(restore)?);
             }
+            SliceCommand::Membership { node, step } => {
+                return Ok(self.slice.take_membership_step(*node, *step));
+            }
+            SliceCommand::LearnManagers(runs) => return Ok(self.slice.learn_managers(runs)),
+            SliceCommand::DrainPages(shares) => self.slice.drain_to(shares),
+            SliceCommand::StopDrain => self.slice.stop_drain(),
+            SliceCommand::DrainProgress => {
+                return Ok(SliceReply::Drained(self.slice.drain_report()));
+            }
+            SliceCommand::AddRoom { pages } => self.slice.add_room(*pages),
             SliceCommand::Counters => return Ok(SliceReply::Counters(self.handle.counters()?)),
             SliceCommand::Pages => return Ok(SliceReply::Pages(self.slice.memory().hottest())),
             SliceCommand::Faults { from } => {

@@ -4,6 +4,7 @@ use std::sync::mpsc::{RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use weft_aggregate::Slice;
 use weft_coherent_memory::{SliceFaults, SlicePages};
 use weft_virtio::balloon::BalloonHandle;
 use weft_virtio::console::ConsoleHandle;
@@ -27,6 +28,8 @@ pub struct Handle {
     pub(super) console: Option<ConsoleHandle>,
     pub(super) balloon: Option<BalloonHandle>,
     pub(super) first_instruction: Arc<OnceLock<Instant>>,
+    /// `None` if the machine has one slice.
+    pub(super) slice: Option<Arc<Slice>>,
 }
 
 impl Handle {

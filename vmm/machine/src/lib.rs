@@ -16,6 +16,7 @@
 //! | `serial_console` | the serial port and its console, on one slice or two |
 //! | `time_move` | another slice keeps the time, as the owner has it done |
 //! | `vcpu_move` | a vCPU goes to another slice, as the owner has it done |
+//! | [`membership`] | nodes join and leave, as a request has it done |
 //! | `checkpoint` | guest memory to and from the files of a checkpoint |
 //! | `handle` | sends requests, for other threads |
 //! | `control_loop` | carries out the primary's commands on a secondary |
@@ -32,6 +33,7 @@ mod guest;
 mod handle;
 mod lifecycle;
 mod machine_core;
+pub mod membership;
 mod move_report;
 mod owner;
 mod part;
@@ -381,6 +383,11 @@ impl Machine {
     /// A handle for other threads.
     pub fn handle(&self) -> Handle {
         self.handle.clone()
+    }
+
+    /// Its slice, if it has several.
+    pub fn slice(&self) -> Option<Arc<Slice>> {
+        self.handle.slice.clone()
     }
 
     /// The guest's memory.

@@ -19,6 +19,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use weft_aggregate::commands::{SliceCommand, SliceReply, VcpuStage};
+use weft_aggregate::membership::Change;
 use weft_checkpoint::{Identity, Written};
 use weft_coherent_memory::{SliceFaults, SlicePages};
 use weft_platform::interrupts::VcpuLocation;
@@ -147,6 +148,8 @@ pub enum MachineRequest {
         back_end: String,
         by_itself: bool,
     },
+    /// On the primary: changes whether a slice is a member.
+    ChangeMembership { change: Change, node: usize },
     /// On the primary: writes guest memory to these files, and saves everything else.
     WriteCheckpoint(Box<NewCheckpoint>),
     /// On a secondary: writes the pages that it manages to the file that came with this
@@ -167,6 +170,17 @@ pub enum MachineRequest {
     Faults(Vec<Option<u64>>),
 }
 
+pub(super) const GROW: &str = "grow";
+pub(super) const RELEASE: &str = "release";
+
+/// The name of a change, for refusals.
+pub(super) fn change_name(change: Change) -> &'static str {
+    match change {
+        Change::Join => GROW,
+        Change::Drain | Change::Keep | Change::Leave => RELEASE,
+    }
+}
+
 impl MachineRequest {
     /// The request's name in messages.
     pub fn name(&self) -> &'static str {
@@ -181,6 +195,7 @@ impl MachineRequest {
             Self::MoveVcpu { .. } | Self::ExpectVcpu { .. } => super::move_report::REQUEST,
             Self::MoveTime { .. } => MOVE_TIME,
             Self::MovePlatform { .. } | Self::Platform(_) => MOVE_PLATFORM,
+            Self::ChangeMembership { change, .. } => change_name(*change),
             Self::WriteCheckpoint(_) => "save",
             Self::WritePages(_) => "write pages",
             Self::SaveVcpu(_) => "save a vCPU",
@@ -198,6 +213,8 @@ impl MachineRequest {
             Self::WriteCheckpoint(_) | Self::WritePages(_) | Self::Restore(_) => {
                 CHECKPOINT_SECONDS_MAX
             }
+            // Each of its stages has a bound.
+            Self::ChangeMembership { .. } => CHECKPOINT_SECONDS_MAX,
             _ => REPLY_SECONDS_MAX,
         }
     }

@@ -27,6 +27,7 @@ use super::wanted_moves::WantedMoves;
 use crate::vcpu::following::Followers;
 use crate::vcpu::runner::{Activity, Runner, RunnerError, VcpuCommand, VcpuState};
 use weft_aggregate::commands::{SliceCommand, SliceReply, VcpuStage};
+use weft_aggregate::membership::Change;
 
 /// Longest time in which a vCPU must carry out a command: it must leave guest code or a
 /// device's register first, and its host may be busy.
@@ -134,6 +135,12 @@ impl Owner {
                 let reply = done.map_err(|reason| refused(name, reason))?;
                 return Ok(MachineReply::Platform(reply));
             }
+            (MachineRequest::ChangeMembership { change, node }, stage)
+                if stage == Stage::Running
+                    || (stage == Stage::Paused && change != Change::Join) =>
+            {
+                self.change_membership(change, node)?
+            }
             (
                 MachineRequest::ExpectVcpu {
                     vcpu,
@@ -204,14 +211,19 @@ impl Owner {
             alarms.resume();
         }
         self.stage = Stage::Running;
-        let run = SliceCommand::Run {
-            tsc_offset,
-            tsc_zero,
-            updated: self.updated.clone(),
-        };
+        let run = self.run_command((tsc_offset, tsc_zero));
         self.command_secondaries(request, &run)?;
         self.command_all_vcpus(request, |_| VcpuCommand::Run)
             .map(drop)
+    }
+
+    /// What has a secondary's vCPUs run, with the timekeeper's offset and time zero.
+    pub(super) fn run_command(&self, (tsc_offset, tsc_zero): (u64, u64)) -> SliceCommand {
+        SliceCommand::Run {
+            tsc_offset,
+            tsc_zero,
+            updated: self.updated.clone(),
+        }
     }
 
     /// From Running to Paused. Then no interrupt is on its way: those between the primary and
@@ -220,7 +232,7 @@ impl Owner {
     /// EOIs and pins of the primary is waited for at the end.
     pub(super) fn pause(&mut self, request: &'static str) -> Result<(), Refusal> {
         self.command_secondaries(request, &SliceCommand::Pause)?;
-        let slices = self.slice.as_ref().map(|slice| slice.placement().slices());
+        let slices = self.slice.as_ref().map(|slice| slice.members().len());
         if slices > Some(2) {
             self.command_secondaries(request, &SliceCommand::Settle)?;
         }

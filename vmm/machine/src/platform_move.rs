@@ -33,10 +33,10 @@ impl Owner {
         let slice = self.slice.clone().filter(|slice| slice.is_primary());
         let slice = slice.ok_or_else(|| impossible("the machine runs on one node only".into()))?;
         let (from, nodes) = (slice.platform().holder(), slice.placement().slices());
-        if to >= nodes {
-            let last = nodes - 1;
-            let reason = format!("node {to} does not exist: there are 0 to {last}");
-            return Err(impossible(reason));
+        slice.check_member(to).map_err(impossible)?;
+        if !slice.members().into_iter().eq(0..nodes) {
+            let reason = "nodes have joined or left since the start, which cannot be told yet";
+            return Err(impossible(reason.into()));
         }
         if to == from {
             return Err(impossible(format!("node {to} has the platform already")));

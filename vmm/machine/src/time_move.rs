@@ -1,7 +1,7 @@
 //! The owner's part in the timekeeper's role: guest time starts where the timekeeper is, and
 //! another slice takes over.
 
-use weft_aggregate::commands::{SliceCommand, SliceReply};
+use weft_aggregate::commands::{KeptTime, SliceCommand, SliceReply};
 use weft_aggregate::time_role::{TakeOverError, take_over};
 use weft_aggregate::{Slice, Timekeeper};
 
@@ -48,29 +48,58 @@ impl Owner {
         let (slice, timekeeper) =
             role.ok_or_else(|| impossible("the machine runs on one node only".into()))?;
         let (from, epoch) = timekeeper.keeper();
-        let nodes = slice.placement().slices();
-        if to >= nodes {
-            let last = nodes - 1;
-            let reason = format!("node {to} does not exist: there are 0 to {last}");
-            return Err(impossible(reason));
-        }
+        slice.check_member(to).map_err(impossible)?;
         if to == from {
             return Err(impossible(format!("node {to} keeps the time already")));
         }
-        let mut tell = |to: usize, command: &SliceCommand| tell(slice, timekeeper, to, command);
-        match take_over((from, epoch), to, nodes, &mut tell) {
-            Ok(kept) => Ok(TimeMoveReport {
-                from,
-                to: kept.keeper,
-                epoch: kept.epoch,
-            }),
-            Err(error @ TakeOverError::Kept(..)) => Err(impossible(error.to_string())),
-            Err(error) => {
-                let refusal = refused(REQUEST, error.to_string());
-                self.fail(&refusal);
-                Err(refusal)
+        let kept = self.take_over(slice, timekeeper, (from, epoch), to)?;
+        Ok(TimeMoveReport {
+            from,
+            to: kept.keeper,
+            epoch: kept.epoch,
+        })
+    }
+
+    /// Tells a node that has joined who keeps the time. What it needs to know of it: see
+    /// [`Owner::start_time`].
+    pub(super) fn announce_time(&self) -> Result<(u64, u64), Refusal> {
+        let (offset, zero) = (self.clock.offset(), self.clock.zero());
+        let Some((slice, timekeeper)) = self.time_role() else {
+            return Ok((offset, zero));
+        };
+        match timekeeper.keeper() {
+            // What every slice begins with.
+            (_, 0) => Ok((offset, zero)),
+            (keeper, epoch) => {
+                let kept = self.take_over(slice, timekeeper, (keeper, epoch), keeper)?;
+                Ok((kept.offset, zero))
             }
         }
+    }
+
+    /// Whether a node keeps the time.
+    pub(super) fn keeps_time(&self, node: usize) -> bool {
+        let role = self.time_role();
+        role.is_some_and(|(_, timekeeper)| timekeeper.keeper().0 == node)
+    }
+
+    fn take_over(
+        &self,
+        slice: &Slice,
+        timekeeper: &Timekeeper,
+        from: (usize, u64),
+        to: usize,
+    ) -> Result<KeptTime, Refusal> {
+        let members: Vec<usize> = slice.members().into_iter().collect();
+        let mut tell = |to: usize, command: &SliceCommand| tell(slice, timekeeper, to, command);
+        take_over(from, to, &members, &mut tell).map_err(|error| match error {
+            TakeOverError::Kept(..) => impossible(error.to_string()),
+            TakeOverError::Broken(..) => {
+                let refusal = refused(REQUEST, error.to_string());
+                self.fail(&refusal);
+                refusal
+            }
+        })
     }
 
     /// On the primary of several slices.

@@ -136,11 +136,7 @@ fn check(slice: &Slice, vcpu: u32, to: usize) -> Result<(), String> {
         let last = locations.cpus().saturating_sub(1);
         return Err(format!("vCPU {vcpu} does not exist: there are 0 to {last}"));
     };
-    let nodes = slice.placement().slices();
-    if to >= nodes {
-        let last = nodes - 1;
-        return Err(format!("node {to} does not exist: there are 0 to {last}"));
-    }
+    slice.check_member(to)?;
     match known.slice == to {
         true => Err(format!("vCPU {vcpu} is on node {to} already")),
         false => Ok(()),

@@ -18,7 +18,9 @@
 //!
 //! - [`plan`]: what is started, and where
 //! - [`owner`]: from the start of its processes to their end
+//! - [`growth`]: nodes that join and leave meanwhile
 
+mod growth;
 mod owner;
 mod plan;
 

@@ -1,7 +1,7 @@
 //! The owner of a running machine.
 //!
-//! Invariant: a machine cannot leave a node, so a daemon that ends has the guest asked
-//! to power off; and a lost node is home's to notice, by its link.
+//! Invariant: a lost node is home's to notice, by its link; and a daemon that ends has the
+//! guest asked to power off.
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -16,10 +16,9 @@ use crate::launch::aggregate::{self, Aggregate, AggregateOwner};
 use crate::launch::nodes::{self, Body, Node, NodeEvent};
 use crate::launch::signals::{SignalEvent, Signals};
 use crate::launch::workload::Workload;
-use crate::monitor_protocol;
+use crate::monitor_protocol::{self, MonitorMessage};
 use crate::options::Placement;
 use crate::report::NodeState;
-use crate::said::Spoken;
 use crate::spawn::{self, Ended, Executable, ProgramKind, Role};
 use crate::sys;
 
@@ -37,7 +36,7 @@ const END_BOUND: Duration = Duration::from_secs(2);
 
 /// See the module.
 pub struct Machine<'a> {
-    aggregate: Aggregate<'a, Monitors>,
+    pub(super) aggregate: Aggregate<'a, Monitors>,
     /// From here comes home's last word, until it has ended.
     word_from: Option<UnixStream>,
     word: Vec<u8>,
@@ -173,7 +172,7 @@ impl<'a> Machine<'a> {
             NodeEvent::Said(text) => self.tell(index, &text),
             NodeEvent::Ended { why, clean: false } if elsewhere => self.tell(index, &why),
             // Home says so, with what was lost.
-            NodeEvent::Ended { .. } => {}
+            NodeEvent::Ended { .. } | NodeEvent::Ready => {}
             NodeEvent::Leaving => {
                 self.tell(index, "its daemon is stopping and needs its memory back");
                 let _ = self.aggregate.home.signal(Signal::SIGTERM as i32);
@@ -301,11 +300,19 @@ impl<'a> AggregateOwner<'a> for Machine<'a> {
 
     fn hear_home(&mut self) {
         while self.aggregate.home_talks {
-            match Monitors::hear(self.aggregate.home.control.as_fd()) {
-                Spoken::Sentence(text) => self.failed = Some(text),
-                Spoken::Other => {}
-                Spoken::Nothing => break,
-                Spoken::Closed => self.aggregate.home_talks = false,
+            match monitor_protocol::receive(self.aggregate.home.control.as_fd()) {
+                Some(Ok(MonitorMessage::Said(text) | MonitorMessage::Failed(text))) => {
+                    self.failed = Some(text);
+                }
+                Some(Ok(MonitorMessage::Ready)) => {}
+                Some(Ok(MonitorMessage::StartNode {
+                    number,
+                    host,
+                    memory_bytes,
+                })) => self.start_node(number, host, memory_bytes),
+                Some(Ok(MonitorMessage::EndNode { number })) => self.end_node(number),
+                None => break,
+                Some(Err(())) => self.aggregate.home_talks = false,
             }
         }
         self.read_word();
@@ -313,12 +320,15 @@ impl<'a> AggregateOwner<'a> for Machine<'a> {
 
     fn hear_node(&mut self, index: usize) {
         for event in self.aggregate.listen(index) {
-            self.happened(index, event);
+            if !self.grew(index, &event) {
+                self.happened(index, event);
+            }
         }
     }
 
     /// Heartbeats.
     fn keep_time(&mut self) {
+        self.forget_nodes();
         let now = Instant::now();
         self.aggregate.allow_for_a_stop(now);
         let due = self.beat().is_some_and(|beat| self.beaten + beat <= now);

@@ -94,12 +94,24 @@ impl Monitors {
         links: Links,
         sockets: &[BorrowedFd<'_>],
     ) -> io::Result<()> {
+        self.boot_into(process, (number, None), links, sockets)
+    }
+
+    /// As [`Monitors::boot`]; a node that joins a running machine has so much memory.
+    pub(super) fn boot_into(
+        &self,
+        process: &Process,
+        (number, joins): (u32, Option<u64>),
+        links: Links,
+        sockets: &[BorrowedFd<'_>],
+    ) -> io::Result<()> {
         let boot = SliceBoot {
             number,
             lease_ms: self.plan.lease.as_millis() as u32,
             settings: self.settings.machine.clone(),
             terms: Terms::Own(self.settings.own.clone()),
             links: Vec::new(),
+            joins,
         };
         monitor_protocol::send_boot(&process.control, boot, links, sockets)
     }

@@ -1,13 +1,274 @@
-//! Slices that join a running machine and slices that leave it: the authority over their
-//! membership, which is on the primary. `docs/membership.md` has the sequences and why they
-//! are so, and what does not exist yet.
+//! Slices that join a running machine and slices that leave it: `docs/membership.md` has the
+//! sequences and why they are so.
 //!
 //! | file | holds |
 //! | --- | --- |
 //! | `protocol` | the primary's side as a state machine |
+//! | `steps` | what each slice does when it is told a step |
+//!
+//! The owner of the machine's life, on the primary, changes membership, one change at a time:
+//! so no vCPU moves, and the machine is neither paused nor resumed, between two stages of a
+//! change. Its steps travel as commands. A drain takes longer: it runs on a thread of the
+//! slice that leaves, while the owner serves others.
 
 mod protocol;
 #[cfg(test)]
 mod simulation;
+mod steps;
 
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+use weft_coherent_memory::{DrainPlan, DrainTarget, SharedMemory};
+use weft_confine::lock;
+use weft_dsm::NodeId;
+use weft_platform::interrupts::InterruptRouter;
+use weft_vcpu::PAGE_SIZE;
+
+use super::commands::{DrainReport, DrainShare};
+use super::peers::Peers;
 pub use protocol::{Answer, Authority, Change, Progress, Step};
+
+/// Pages of a drain that may be under way at a time: 1 MiB, so that a fault's message waits
+/// for at most 1 ms behind them on a link of 10 Gbit/s.
+const WINDOW_PAGES: usize = 256;
+/// How long a stage may take in which slices wait for pages in transition.
+const SETTLE: Duration = Duration::from_secs(10);
+/// Between two looks for pages in transition.
+const AGAIN: Duration = Duration::from_millis(1);
+/// How often a thread that waits looks for the machine's end.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Why membership did not change.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ChangeError {
+    /// All is as before.
+    #[error("{0}")]
+    Undone(String),
+    /// The machine cannot continue.
+    #[error("{0}")]
+    Broken(String),
+}
+
+/// What a slice tells one that joins: where all vCPUs are, and to whom its own answer.
+///
+/// Format: 8 bytes for each vCPU of the machine
+/// ([`weft_platform::interrupts::Locations::to_bytes`]), then for each vCPU of the sender
+/// 16 bytes: number (4), identity (2), zero (2), epoch (8), all little-endian.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Introduction {
+    pub table: Vec<u8>,
+    /// vCPU, identity, epoch.
+    pub identities: Vec<(u32, u16, u64)>,
+}
+
+const IDENTITY_BYTES: usize = 16;
+
+impl Introduction {
+    fn encode(&self) -> Vec<u8> {
+        let mut bytes = self.table.clone();
+        for (vcpu, identity, epoch) in &self.identities {
+            bytes.extend(vcpu.to_le_bytes());
+            bytes.extend(u32::from(*identity).to_le_bytes());
+            bytes.extend(epoch.to_le_bytes());
+        }
+        bytes
+    }
+
+    fn decode(bytes: &[u8], cpus: u32) -> Option<Self> {
+        let (table, rest) = bytes.split_at_checked(8 * cpus as usize)?;
+        let (records, rest) = rest.as_chunks::<IDENTITY_BYTES>();
+        let word = |record: &[u8; IDENTITY_BYTES], at: usize| {
+            record[at..at + 4].try_into().map(u32::from_le_bytes).ok()
+        };
+        let identity = |record| {
+            let (low, high) = (word(record, 8)?, word(record, 12)?);
+            let epoch = u64::from(high) << 32 | u64::from(low);
+            Some((
+                word(record, 0)?,
+                u16::try_from(word(record, 4)?).ok()?,
+                epoch,
+            ))
+        };
+        let identities = records.iter().map(identity).collect::<Option<_>>()?;
+        let table = table.to_vec();
+        rest.is_empty().then_some(Self { table, identities })
+    }
+}
+
+/// What the thread that drains must do.
+#[derive(Default)]
+struct Draining {
+    /// The plan that it has not taken yet.
+    ordered: Option<Vec<DrainShare>>,
+    is_stopped: bool,
+    report: DrainReport,
+}
+
+/// One slice's part in changes of membership.
+pub struct Membership {
+    peers: Arc<Peers>,
+    /// Slices that have introduced themselves to this one, which joins.
+    met: Mutex<BTreeSet<usize>>,
+    has_met: Condvar,
+    draining: Mutex<Draining>,
+    ordered: Condvar,
+}
+
+impl Membership {
+    pub(super) fn new(peers: Arc<Peers>) -> Arc<Self> {
+        Arc::new(Self {
+            peers,
+            met: Mutex::default(),
+            has_met: Condvar::new(),
+            draining: Mutex::default(),
+            ordered: Condvar::new(),
+        })
+    }
+
+    /// A slice introduced itself.
+    ///
+    /// # Errors
+    /// What is wrong with what it says.
+    pub(super) fn introduced(
+        &self,
+        from: usize,
+        bytes: &[u8],
+        interrupts: &InterruptRouter,
+    ) -> Result<(), String> {
+        let introduction = Introduction::decode(bytes, interrupts.cpus());
+        let introduction = introduction.ok_or("its introduction is malformed")?;
+        interrupts
+            .learn_locations(&introduction.table)
+            .map_err(|error| error.to_string())?;
+        for (vcpu, identity, epoch) in introduction.identities {
+            interrupts
+                .identify(vcpu, identity, epoch)
+                .map_err(|error| error.to_string())?;
+        }
+        lock(&self.met).insert(from);
+        self.has_met.notify_all();
+        Ok(())
+    }
+
+    /// Waits until all others have introduced themselves.
+    fn meet(&self, patience: Duration) -> Result<(), String> {
+        let deadline = Instant::now() + patience;
+        let mut met = lock(&self.met);
+        loop {
+            let mut others = self.peers.others().into_iter();
+            let Some(missing) = others.find(|other| !met.contains(other)) else {
+                return Ok(());
+            };
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.peers.is_over() {
+                return Err(format!("node {missing} has not introduced itself"));
+            }
+            let waited = self.has_met.wait_timeout(met, left.min(LOOK));
+            met = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Has the pages here moved to these slices.
+    pub(super) fn drain_to(&self, shares: Vec<DrainShare>) {
+        let mut draining = self.draining();
+        *draining = Draining {
+            ordered: Some(shares),
+            ..Draining::default()
+        };
+        self.ordered.notify_all();
+    }
+
+    pub(super) fn stop_drain(&self) {
+        let mut draining = self.draining();
+        draining.ordered = None;
+        draining.is_stopped = true;
+    }
+
+    pub(super) fn drain_report(&self) -> DrainReport {
+        self.draining().report
+    }
+
+    /// Drains whenever it is ordered, until the machine is over.
+    pub(super) fn drain_on_orders(&self, memory: &SharedMemory) {
+        let mut draining = self.draining();
+        while !self.peers.is_over() {
+            let Some(shares) = draining.ordered.take() else {
+                let waited = self.ordered.wait_timeout(draining, Duration::from_secs(1));
+                draining = waited.unwrap_or_else(PoisonError::into_inner).0;
+                continue;
+            };
+            drop(draining);
+            self.drain(memory, &shares);
+            draining = self.draining();
+        }
+    }
+
+    fn drain(&self, memory: &SharedMemory, shares: &[DrainShare]) {
+        let held = memory.holdings();
+        let all = (held.owned + held.copies).max(held.entries);
+        let parts = memory.ram().parts().into_iter();
+        let plan = DrainPlan {
+            pages: parts
+                .map(|(start, length, _)| start / PAGE_SIZE..(start + length) / PAGE_SIZE)
+                .collect(),
+            targets: shares
+                .iter()
+                .map(|share| DrainTarget {
+                    node: NodeId(share.slice as u8),
+                    pages: share.pages,
+                })
+                .collect(),
+            window_pages: WINDOW_PAGES,
+        };
+        self.draining().report.left_pages = all;
+        memory.drain(plan, |progress| {
+            let mut draining = self.draining();
+            let done = (progress.sent_pages + progress.dropped_copies).max(progress.handed_over);
+            draining.report = DrainReport {
+                left_pages: match progress.is_over {
+                    true => 0,
+                    false => all.saturating_sub(done),
+                },
+                sent_pages: progress.sent_pages,
+                is_over: progress.is_over,
+                lacks_room: progress.lacks_target,
+            };
+            let is_stopped = draining.is_stopped || draining.ordered.is_some();
+            match is_stopped || progress.lacks_target {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
+        });
+    }
+
+    fn draining(&self) -> MutexGuard<'_, Draining> {
+        lock(&self.draining)
+    }
+
+    /// The machine is over: nobody waits any more.
+    pub(super) fn end(&self) {
+        self.ordered.notify_all();
+        self.has_met.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_introduction_comes_out_as_it_went_in() {
+        let introduction = Introduction {
+            table: (0..24).collect(),
+            identities: vec![(2, 0x208, 7), (254, 1, 1 << 47)],
+        };
+        let bytes = introduction.encode();
+        assert_eq!(Introduction::decode(&bytes, 3), Some(introduction));
+        assert_eq!(Introduction::decode(&bytes, 4), None);
+        assert_eq!(Introduction::decode(&bytes[1..], 3), None);
+    }
+}

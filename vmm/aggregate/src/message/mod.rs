@@ -20,6 +20,7 @@
 //! | 163 | pin of the I/O APIC | bit 0: high | | pin | |
 //! | 164 | serial output; its reply is a 132 | | | ticket | bytes |
 //! | 165 | serial input; its reply is a 132 with the number of bytes taken | | | ticket | bytes |
+//! | 166 | to a slice that joins: where all vCPUs are, and who the sender's are | | | | table and identities |
 //! | 170 | a vCPU asks to move | | vCPU | slice, epoch | |
 //!
 //! Fields that are not named are zero. Decoding is total: every header gives a
@@ -52,6 +53,7 @@ const LOCATIONS: u8 = 156;
 const PIN: u8 = 163;
 const SERIAL_OUTPUT: u8 = 164;
 const SERIAL_INPUT: u8 = 165;
+const INTRODUCED: u8 = 166;
 const WANTS_MOVE: u8 = 170;
 
 const WRITE: u8 = 1;
@@ -126,6 +128,11 @@ pub enum SliceMessage<'a> {
     Locations {
         /// See [`weft_platform::interrupts::Locations::to_bytes`].
         table: Vec<u8>,
+    },
+    /// To a slice that joins.
+    Introduced {
+        /// See [`crate::membership::Introduction`].
+        bytes: Vec<u8>,
     },
     /// Asks for a register; answered by `Accessed` with the same ticket.
     Access {
@@ -256,6 +263,7 @@ impl<'a> SliceMessage<'a> {
                 (header(*step as u8, 0, *vcpu, words), payload)
             }
             Self::Locations { table } => (header(LOCATIONS, 0, 0, [0; 3]), table),
+            Self::Introduced { bytes } => (header(INTRODUCED, 0, 0, [0; 3]), bytes),
             Self::Access { ticket, access } => {
                 let mut flags = if access.value.is_some() { WRITE } else { 0 };
                 flags |= if access.space == Space::Port { PORT } else { 0 };
@@ -340,6 +348,9 @@ impl<'a> SliceMessage<'a> {
             },
             LOCATIONS => Self::Locations {
                 table: payload.to_vec(),
+            },
+            INTRODUCED => Self::Introduced {
+                bytes: payload.to_vec(),
             },
             ACCESS => Self::Access {
                 ticket: first,
@@ -479,6 +490,7 @@ mod tests {
                 payload: &[7; 900],
             },
             SliceMessage::Locations { table: vec![1; 24] },
+            SliceMessage::Introduced { bytes: vec![1; 36] },
             access(Space::Memory, None),
             access(Space::Port, Some(u64::MAX)),
             SliceMessage::Accessed {

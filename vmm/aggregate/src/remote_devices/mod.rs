@@ -133,6 +133,22 @@ impl RemoteDevices {
         self.seen.peer_lost(slice);
     }
 
+    /// `slice` has left.
+    pub(super) fn departed(&self, slice: usize) {
+        self.seen.departed(slice);
+    }
+
+    /// A device of which `slice` has the file or link, or serves a queue.
+    pub(super) fn device_at(&self, slice: usize) -> Option<u8> {
+        self.read(|table| {
+            let serves = |placement: &QueuePlacement| placement.involves(slice);
+            let mut placements = table.placements.iter();
+            placements
+                .find(|(_, placement)| serves(placement))
+                .map(|(device, _)| *device)
+        })
+    }
+
     /// The machine is over: threads end.
     pub(super) fn close(&self) {
         self.end_waits();

@@ -60,6 +60,11 @@ impl QueuePlacement {
         self.owner
     }
 
+    /// Whether a slice has the file or link, or serves a queue.
+    pub fn involves(&self, slice: usize) -> bool {
+        self.owner == slice || self.servers.contains(&slice)
+    }
+
     /// How many groups there are.
     pub fn groups(&self) -> u16 {
         self.servers.len() as u16

@@ -139,7 +139,6 @@ struct Ongoing {
 /// One slice's part in moves.
 pub struct VcpuMoves {
     me: usize,
-    slices: usize,
     peers: Arc<Peers>,
     locations: Arc<Locations>,
     interrupts: OnceLock<Arc<InterruptRouter>>,
@@ -153,7 +152,6 @@ impl VcpuMoves {
     pub(super) fn new(me: usize, peers: Arc<Peers>, locations: Arc<Locations>) -> Arc<Self> {
         Arc::new(Self {
             me,
-            slices: peers.others().count() + 1,
             peers,
             locations,
             interrupts: OnceLock::new(),
@@ -198,7 +196,7 @@ impl VcpuMoves {
             if let Some(lost) = ends.iter().find(|end| ongoing.lost.contains(end)) {
                 return Err(MoveError::Lost(*lost));
             }
-            let begun = Move::new(vcpu, source, location, self.me, self.slices);
+            let begun = Move::new(vcpu, source, location, self.me, self.peers.others());
             ongoing.current = Some(begun);
         }
         let asked = match source == self.me {

@@ -60,7 +60,8 @@ pub struct Move {
     pub location: VcpuLocation,
     /// The primary knows what it has sent.
     me: usize,
-    slices: usize,
+    /// All members, or all but the primary.
+    slices: BTreeSet<usize>,
     pub phase: Phase,
 }
 
@@ -73,13 +74,19 @@ pub struct OutOfTurn {
 
 impl Move {
     /// The source is about to be asked. `me`: the primary's number.
-    pub fn new(vcpu: u32, source: usize, location: VcpuLocation, me: usize, slices: usize) -> Self {
+    pub fn new(
+        vcpu: u32,
+        source: usize,
+        location: VcpuLocation,
+        me: usize,
+        slices: impl IntoIterator<Item = usize>,
+    ) -> Self {
         Self {
             vcpu,
             source,
             location,
             me,
-            slices,
+            slices: slices.into_iter().collect(),
             phase: Phase::HandingOver,
         }
     }
@@ -103,8 +110,8 @@ impl Move {
         match (&mut self.phase, event) {
             (Phase::HandingOver, Event::HandedOver) if from == source => {
                 let ends = [source, target, self.me];
-                let others = (0..self.slices).filter(|slice| !ends.contains(slice));
-                let unaware: BTreeSet<usize> = others.collect();
+                let others = self.slices.iter().filter(|slice| !ends.contains(slice));
+                let unaware: BTreeSet<usize> = others.copied().collect();
                 let tell = unaware.iter().map(|slice| Action::Tell(*slice));
                 let actions = std::iter::once(Action::Send).chain(tell).collect();
                 let installed = false;
@@ -157,7 +164,7 @@ mod tests {
     const LOCATION: VcpuLocation = VcpuLocation { slice: 2, epoch: 5 };
 
     fn begun() -> Move {
-        Move::new(3, 1, LOCATION, 0, 5)
+        Move::new(3, 1, LOCATION, 0, 0..5)
     }
 
     #[test]

@@ -145,7 +145,7 @@ impl World {
             known.slice,
             location,
             0,
-            self.routers.len(),
+            0..self.routers.len(),
         ));
         self.moves += 1;
         self.send(0, known.slice, Frame::HandOver(location));

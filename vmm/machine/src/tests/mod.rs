@@ -2,6 +2,7 @@
 
 #[path = "../../tests/support/kept.rs"]
 mod kept;
+mod membership;
 mod moves;
 mod scripted;
 

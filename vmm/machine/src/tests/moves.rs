@@ -21,7 +21,7 @@ mod devices;
 
 use devices::Unused;
 
-const LEASE: Duration = Duration::from_secs(20);
+pub(super) const LEASE: Duration = Duration::from_secs(20);
 const SHARE_BYTES: u64 = 64 << 20;
 const TIMER_VECTOR: u8 = 0xec;
 const CALL_VECTOR: u8 = 0xfb;
@@ -43,7 +43,7 @@ struct Seen {
 
 /// All that is seen of both.
 #[derive(Default)]
-struct Judge {
+pub(super) struct Judge {
     vcpus: [Seen; 2],
     faults: Mutex<Vec<String>>,
     /// vCPU 0 writes to the serial port and programs the I/O APIC, and vCPU 1 takes its
@@ -253,11 +253,11 @@ impl Vcpu for Player {
 type Ends = BTreeMap<(usize, usize), UnixStream>;
 
 /// A machine of two vCPUs; `cpus`: how many are on each slice.
-struct Slices {
-    machines: Vec<Machine>,
-    judge: Arc<Judge>,
+pub(super) struct Slices {
+    pub machines: Vec<Machine>,
+    pub judge: Arc<Judge>,
     /// Slice 0's.
-    console: Kept,
+    pub console: Kept,
 }
 
 fn sockets(count: usize) -> Ends {
@@ -273,7 +273,7 @@ fn sockets(count: usize) -> Ends {
 }
 
 impl Slices {
-    fn new(cpus: &[u32]) -> Self {
+    pub fn new(cpus: &[u32]) -> Self {
         Self::with(cpus, Judge::default(), None, &[])
     }
 
@@ -311,6 +311,7 @@ impl Slices {
                     true => Duration::from_millis(5),
                     false => Duration::ZERO,
                 },
+                joins: None,
                 reference: match strange.contains(&number) {
                     true => Reference {
                         boot_id: "another".into(),
@@ -331,11 +332,11 @@ impl Slices {
         slices
     }
 
-    fn move_vcpu(&self, vcpu: u32, to: usize) -> Result<VcpuMoveReport, Refusal> {
+    pub fn move_vcpu(&self, vcpu: u32, to: usize) -> Result<VcpuMoveReport, Refusal> {
         self.machines[0].handle().move_vcpu(vcpu, to)
     }
 
-    fn locations(&self) -> Vec<usize> {
+    pub fn locations(&self) -> Vec<usize> {
         let status = status(&self.machines[0]);
         status
             .locations
@@ -345,7 +346,7 @@ impl Slices {
     }
 
     /// Nothing was lost, nothing came twice, and it all goes on.
-    fn check(&self) {
+    pub fn check(&self) {
         self.judge.wait_for(3);
         let faults = self.judge.faults.lock().unwrap();
         assert!(faults.is_empty(), "{faults:?}");
@@ -360,7 +361,12 @@ impl Slices {
     }
 }
 
-fn slice_of(cpus: &[u32], links: SliceLinks, judge: Arc<Judge>, console: &Kept) -> Machine {
+pub(super) fn slice_of(
+    cpus: &[u32],
+    links: SliceLinks,
+    judge: Arc<Judge>,
+    console: &Kept,
+) -> Machine {
     let number = links.number;
     let share = |cpus: &u32| Share {
         cpus: *cpus,
@@ -484,7 +490,7 @@ fn what_cannot_move_is_refused_and_runs_on() {
     for (vcpu, to, words) in [
         (2, 0, "vCPU 2 does not exist: there are 0 to 1"),
         (u32::MAX, 0, "does not exist"),
-        (0, 2, "node 2 does not exist: there are 0 to 1"),
+        (0, 2, "node 2 does not exist: there are 0, 1"),
         (1, 1, "vCPU 1 is on node 1 already"),
         (0, 0, "vCPU 0 is on node 0 already"),
     ] {
@@ -607,7 +613,7 @@ fn a_time_that_cannot_move_stays() {
     let owner = slices.machines[0].handle();
     for (to, words) in [
         (0, "node 0 keeps the time already"),
-        (2, "node 2 does not exist: there are 0 to 1"),
+        (2, "node 2 does not exist: there are 0, 1"),
     ] {
         let refused = owner.move_time(to).unwrap_err();
         assert!(matches!(refused, Refusal::Impossible { .. }), "{refused}");

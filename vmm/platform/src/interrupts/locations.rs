@@ -122,6 +122,8 @@ pub struct Locations {
 impl Locations {
     /// A table of epoch 0: the first `counts[0]` vCPUs are on slice 0, the next `counts[1]`
     /// on slice 1, and so on.
+    ///
+    /// vCPUs may go to the slices that `counts` names; see [`Locations::with_room`].
     pub fn new(counts: impl IntoIterator<Item = u32>) -> Self {
         let mut entries = Vec::new();
         let mut slices = 0;
@@ -134,6 +136,12 @@ impl Locations {
             entries: entries.into(),
             slices,
         }
+    }
+
+    /// vCPUs may go to any of `slices` slices, of which some may join later.
+    pub fn with_room(mut self, slices: usize) -> Self {
+        self.slices = self.slices.max(slices);
+        self
     }
 
     /// vCPUs of the machine.
@@ -228,6 +236,17 @@ impl Locations {
         entries
             .flat_map(|location| location.pack().to_le_bytes())
             .collect()
+    }
+
+    /// The locations that [`Locations::to_bytes`] made bytes of; `None` if they are no table
+    /// of as many vCPUs.
+    pub fn read(&self, bytes: &[u8]) -> Option<Vec<VcpuLocation>> {
+        let (entries, rest) = bytes.as_chunks::<ENTRY_BYTES>();
+        if entries.len() != self.entries.len() || !rest.is_empty() {
+            return None;
+        }
+        let unpack = |entry: &[u8; ENTRY_BYTES]| VcpuLocation::unpack(u64::from_le_bytes(*entry));
+        Some(entries.iter().map(unpack).collect())
     }
 
     /// Compares the table with another slice's.

@@ -354,6 +354,37 @@ impl InterruptRouter {
         Ok(true)
     }
 
+    /// On a slice that joins: records where all vCPUs are, as another slice says. Before any
+    /// of them is sent an interrupt from here.
+    ///
+    /// # Errors
+    /// The table is impossible; nothing changed.
+    pub fn learn_locations(&self, table: &[u8]) -> Result<(), LocationError> {
+        let mut init_routes = self.init_routes();
+        let Some(topology) = &self.topology else {
+            return Ok(());
+        };
+        let locations = &topology.locations;
+        let ours = locations.cpus() as usize;
+        let read = locations.read(table).ok_or(LocationError::Length {
+            theirs: table.len() / ours.max(1),
+            ours,
+        })?;
+        for (vcpu, location) in (0..).zip(read) {
+            let known = locations.known(vcpu)?;
+            if location.epoch > EPOCH_MAX || location.slice == topology.slice {
+                return Err(LocationError::Epochs { vcpu });
+            }
+            if location.epoch > known.epoch {
+                locations.set(vcpu, location);
+                if let Some(route) = init_routes.get_mut(vcpu as usize) {
+                    *route = location;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Records the identity that a vCPU published on another slice as of `epoch`.
     ///
     /// # Errors

@@ -102,6 +102,7 @@ impl Rig {
                     links,
                     lease: LEASE,
                     delay_max: Duration::ZERO,
+                    joins: None,
                     reference: Reference::here(),
                 };
                 let told = failures.clone();

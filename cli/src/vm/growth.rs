@@ -1,0 +1,135 @@
+//! `weft vm grow` and `weft vm release`: ask for a change of nodes, show how far it is, and
+//! have it undone when the user wants the command to end.
+
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use weft_api::ChangeView;
+use weft_api::client::{Client, ClientError};
+use weft_machine::membership::{Activity, NewNode};
+use weft_node::launch::SignalEvent;
+use weft_node::launch::machine::take_signals;
+use weft_node::size::format_bytes;
+
+use super::running::find;
+use crate::summary::format_seconds;
+
+/// How often the machine is asked how far it is.
+const INTERVAL_MS: u16 = 100;
+/// Rounds between two lines of progress.
+const ROUNDS: u32 = 10;
+
+/// `weft vm grow`.
+pub fn grow(machine: &str, memory_bytes: u64, json: bool) -> anyhow::Result<ExitCode> {
+    let node = NewNode {
+        host: None,
+        memory_bytes,
+    };
+    change(machine, json, |client| client.grow(&node))
+}
+
+/// `weft vm release`.
+pub fn release(machine: &str, node: usize, json: bool) -> anyhow::Result<ExitCode> {
+    change(machine, json, |client| client.release(node))
+}
+
+fn change(
+    machine: &str,
+    json: bool,
+    begin: impl FnOnce(&Client) -> Result<ChangeView, ClientError>,
+) -> anyhow::Result<ExitCode> {
+    let client = find(machine)?;
+    let named = || format!("vm {machine}");
+    let signals = take_signals()?;
+    let mut view = begin(&client).with_context(named)?;
+    let mut rounds = 0;
+    while !view.is_over() {
+        let mut ready = [PollFd::new(signals.descriptor(), PollFlags::POLLIN)];
+        match poll(&mut ready, PollTimeout::from(INTERVAL_MS)) {
+            Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+            Err(error) => return Err(error).context("cannot wait for the machine"),
+        }
+        while let Some(event) = signals.next() {
+            if let SignalEvent::Signal { .. } = event {
+                eprintln!("weft: cancelling");
+                // It may be over meanwhile.
+                let _ = client.cancel();
+            }
+        }
+        view = client.change().with_context(named)?;
+        rounds += 1;
+        if rounds % ROUNDS == 0 && !view.is_over() {
+            eprintln!("weft: vm {machine}: {}", progress(&view));
+        }
+    }
+    if let Some(reason) = &view.failed {
+        bail!("vm {machine}: {reason}");
+    }
+    if json {
+        println!("{}", serde_json::to_string_pretty(&view)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(grown) = &view.grown {
+        eprintln!(
+            "weft: vm {machine} has node {} now, which may fill {} ({:.1} ms, of which it joined \
+             in {:.1} ms): `weft vm move {machine} --vcpu N --to {}` brings vCPUs there",
+            grown.node,
+            format_bytes(grown.memory_bytes),
+            grown.total_s * 1e3,
+            grown.join_s * 1e3,
+            grown.node,
+        );
+    }
+    if let Some(released) = &view.released {
+        eprintln!(
+            "weft: vm {machine} gave node {} back: {} vCPUs and {} of pages went elsewhere in \
+             {:.1} ms",
+            released.node,
+            released.vcpus,
+            format_bytes(released.bytes),
+            released.total_s * 1e3,
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn progress(view: &ChangeView) -> String {
+    let progress = &view.progress;
+    match progress.activity {
+        Activity::Starting => "the node's process starts".into(),
+        Activity::Joining => "the node joins".into(),
+        Activity::MovingVcpus => format!("{} vCPUs left", progress.vcpus_left),
+        Activity::MovingPages => {
+            let left = format_bytes(progress.bytes_left);
+            match progress.seconds_left {
+                None => format!("{left} of pages left"),
+                Some(seconds) => format!("{left} of pages left, {}", format_seconds(seconds)),
+            }
+        }
+        Activity::Leaving => "the other nodes check that nothing is left".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weft_machine::membership::JobView;
+
+    #[test]
+    fn progress_says_what_is_left() {
+        let view = |activity, seconds_left| ChangeView {
+            progress: JobView {
+                activity,
+                vcpus_left: 2,
+                bytes_left: 8 << 20,
+                bytes_sent: 0,
+                seconds_left,
+            },
+            ..ChangeView::default()
+        };
+        assert_eq!(progress(&view(Activity::MovingVcpus, None)), "2 vCPUs left");
+        let pages = progress(&view(Activity::MovingPages, Some(3.0)));
+        assert!(pages.starts_with("8") && pages.contains('3'), "{pages}");
+    }
+}

@@ -1,0 +1,219 @@
+//! Nodes that join a running Linux and leave it while it works: results are right, the kernel
+//! does not notice, and no process is left of a node that was given back. What is refused says
+//! why, and changes nothing.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use super::moves::{begin, finish, locations, move_vcpu};
+use super::work::{SUMS, judge_litmus, sums};
+use super::{BOUND, Bench, Check, EXIT_FAILED, Shape, TWO, code};
+use crate::boot::SMALL;
+use crate::guest::Guest;
+use crate::random::Random;
+
+pub(super) const CHECKS: [(&str, Check); 5] = [
+    (
+        "growth, 20 nodes join and leave during litmus tests",
+        during_litmus,
+    ),
+    (
+        "growth, a node of the start leaves, sums are right",
+        sums_agree,
+    ),
+    ("growth, a paused machine", paused),
+    ("growth, changes that are refused", refused),
+    ("growth, nodes that are killed", killed),
+];
+
+/// Two vCPUs on node 0, and a node with memory only.
+const LOPSIDED: Shape = Shape {
+    name: "2 nodes, vCPUs on one",
+    options: &["--cpus", "2,0", "--memory", "128M,128M"],
+    nodes: 2,
+    cpus: 2,
+};
+
+/// A lost node is soon noticed.
+const KILLED: Shape = Shape {
+    name: "2 nodes, a lease of 1 s",
+    options: &[
+        "--lease", "1", "--nodes", "2", "--cpus", "2", "--memory", "256M",
+    ],
+    nodes: 2,
+    cpus: 2,
+};
+
+/// The number of the node that joined.
+fn grow(bench: &Bench<'_>) -> Result<u64> {
+    let view = bench.ask(&["vm", "grow", "m", "--memory", "128M", "--json"])?;
+    let view: Value = serde_json::from_str(&view)?;
+    let node = view["grown"]["node"].as_u64();
+    node.with_context(|| format!("no node joined: {view}"))
+}
+
+/// What came of a node's leave.
+fn release(bench: &Bench<'_>, node: u64) -> Result<Value> {
+    let view = bench.ask(&["vm", "release", "m", &node.to_string(), "--json"])?;
+    let view: Value = serde_json::from_str(&view)?;
+    let released = view["released"].clone();
+    ensure!(released["node"].as_u64() == Some(node), "{view}");
+    Ok(released)
+}
+
+/// What the command says that is refused.
+fn refusal(bench: &Bench<'_>, words: &[&str]) -> Result<String> {
+    let output = bench.weft(words).output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(
+        !output.status.success(),
+        "{} was not refused: {said}",
+        words.join(" ")
+    );
+    Ok(said)
+}
+
+fn during_litmus(bench: &Bench<'_>) -> Result<String> {
+    let guest = begin(bench, "soft", TWO, ("litmus -d 100 -s 30", " rounds "))?;
+    let mut random = Random::new(bench.context.seed ^ 0x6709);
+    let mut bytes = 0;
+    for round in 0..20 {
+        let mut change = || -> Result<u64> {
+            let node = grow(bench)?;
+            ensure!(node == 2, "the free number is {node}");
+            let vcpu = random.below(2);
+            if random.below(3) > 0 {
+                move_vcpu(bench, vcpu as u32, node)?;
+            }
+            let released = release(bench, node)?;
+            let at = locations(bench)?;
+            ensure!(!at.contains(&node), "vCPUs are on {at:?}");
+            released["bytes"].as_u64().context("no bytes")
+        };
+        bytes += change().with_context(|| format!("in round {round}"))?;
+    }
+    // The launcher has reaped what was given back.
+    bench.processes(&guest, TWO.nodes)?;
+    let tests = judge_litmus(&finish(bench, guest)?)?;
+    Ok(format!("{tests}, {bytes} bytes of pages went back"))
+}
+
+/// Node 1 has half of the memory, and its pages are in use.
+fn sums_agree(bench: &Bench<'_>) -> Result<String> {
+    let one = ["--cpus", "2", "--memory", "256M"];
+    let alone = Guest::start(&mut bench.machine(&one, SUMS, "")?)?;
+    let alone = sums(&bench.finish(alone)?);
+    ensure!(alone.len() == 8, "sums on one node: {alone:?}");
+    let twice = format!("echo at work; {SUMS}; {SUMS}");
+    let guest = begin(bench, "soft", LOPSIDED, (&twice, "at work"))?;
+    let node = grow(bench)?;
+    // What it writes there is node 1's; a node without vCPUs owns no page.
+    move_vcpu(bench, 1, 1)?;
+    let released = release(bench, 1)?;
+    ensure!(released["bytes"].as_u64() > Some(0), "{released}");
+    let next = grow(bench)?;
+    ensure!(next == 1, "number 1 is free, but node {next} joined");
+    release(bench, node)?;
+    let moved = sums(&finish(bench, guest)?);
+    ensure!(
+        moved[..] == [&alone[..], &alone[..]].concat(),
+        "{moved:?}, not twice {alone:?}"
+    );
+    Ok(format!("{} bytes left node 1", released["bytes"]))
+}
+
+fn paused(bench: &Bench<'_>) -> Result<String> {
+    let guest = begin(bench, "soft", TWO, ("litmus -d 100 -s 15", " rounds "))?;
+    for _ in 0..5 {
+        let node = grow(bench)?;
+        move_vcpu(bench, 1, node)?;
+        bench.ask(&["vm", "pause", "m"])?;
+        let said = refusal(bench, &["vm", "grow", "m"])?;
+        ensure!(said.contains("paused"), "{said}");
+        release(bench, node)?;
+        bench.ask(&["vm", "resume", "m"])?;
+    }
+    judge_litmus(&finish(bench, guest)?)
+}
+
+fn refused(bench: &Bench<'_>) -> Result<String> {
+    let guest = begin(bench, "soft", TWO, ("echo idle; sleep 20", "idle"))?;
+    for (node, words) in [
+        ("0", "node 0 has the machine's console"),
+        ("7", "node 7 does not exist: there are 0, 1"),
+    ] {
+        let said = refusal(bench, &["vm", "release", "m", node])?;
+        ensure!(said.contains(words), "{said}");
+    }
+    for _ in 0..4 {
+        grow(bench)?;
+    }
+    let said = refusal(bench, &["vm", "grow", "m"])?;
+    ensure!(said.contains("it has 6 nodes, which is the most"), "{said}");
+    ensure!(locations(bench)? == [0, 1], "something moved");
+    finish(bench, guest)?;
+    let one = ["--name", "m", "--cpus", "1", "--memory", "128M"];
+    let script = "echo idle; sleep 5";
+    let mut alone = Guest::start(&mut bench.machine_of(SMALL, &one, script, "")?)?;
+    ensure!(alone.wait_for("idle", BOUND).is_some(), "no boot");
+    let said = refusal(bench, &["vm", "grow", "m"])?;
+    ensure!(said.contains("it was started on one node"), "{said}");
+    bench.finish(alone)?;
+    Ok(String::new())
+}
+
+/// A node dies while it joins, or while it leaves: the machine goes on without it, or ends and
+/// names it.
+fn killed(bench: &Bench<'_>) -> Result<String> {
+    let mut random = Random::new(bench.context.seed ^ 0x6dea);
+    let (mut went_on, mut ended) = (0, 0);
+    for round in 0..10 {
+        let is_leaving = round % 2 == 1;
+        let guest = begin(
+            bench,
+            "soft",
+            KILLED,
+            ("echo at work; litmus -d 100 -s 4", "at work"),
+        )?;
+        let words: &[&str] = match is_leaving {
+            false => &["vm", "grow", "m"],
+            true => {
+                let node = grow(bench)?;
+                move_vcpu(bench, 1, node)?;
+                &["vm", "release", "m", "2"]
+            }
+        };
+        let mut command = bench.weft(words);
+        let command = command
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let processes = bench.processes(&guest, KILLED.nodes + 1);
+        // A node that leaves may have gone already.
+        if let Ok(processes) = processes {
+            let victim = processes.last().context("no process")?.identity.pid;
+            std::thread::sleep(Duration::from_micros(random.below(20_000)));
+            let _ = kill(Pid::from_raw(victim), Signal::SIGKILL);
+        }
+        let command = command.wait_with_output()?;
+        let said = String::from_utf8_lossy(&command.stderr).into_owned();
+        let pid = guest.pid();
+        let end = guest.finish(BOUND)?;
+        let lost = "lost node 2 (";
+        match code(&end)? {
+            0 => {
+                judge_litmus(&end)?;
+                went_on += 1;
+            }
+            EXIT_FAILED if end.stderr.contains(lost) => ended += 1,
+            other => bail!("exit code {other} in round {round}: {said}\n{}", end.stderr),
+        }
+        bench.nothing_left(pid)?;
+    }
+    Ok(format!("{went_on} machines went on, {ended} ended"))
+}

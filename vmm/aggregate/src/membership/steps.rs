@@ -1,0 +1,332 @@
+//! What a slice does when it is told a step, and how the primary tells it to all.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use weft_dsm::{NodeId, Standing};
+use weft_platform::interrupts::InterruptRouter;
+use weft_wire::halves::{Receiver, Sender};
+
+use super::{AGAIN, Answer, Authority, Change, ChangeError, Introduction, Progress, SETTLE, Step};
+use crate::commands::{DrainShare, PageRun, SliceCommand, SliceReply};
+use crate::message::SliceMessage;
+use crate::message::device::{self, DeviceMessage};
+use crate::{COMMAND_WAIT, SLICES_MAX, Slice, initial_locations};
+use weft_coherent_memory::{Budget, ManagerRun};
+use weft_confine::lock;
+
+/// Runs of pages in one command: less than the longest frame.
+const RUNS_MAX: usize = 1000;
+/// Slices that can join beyond those of the start. Each number costs two idle threads, which
+/// a confined process cannot start later.
+const JOINED_MAX: usize = 4;
+
+impl Slice {
+    /// Connects a slice that joins, over a link that nobody uses yet. May wait for the link
+    /// of the slice that had the number; not on a thread that reads a link.
+    ///
+    /// # Errors
+    /// Its number is in use.
+    pub fn connect(&self, node: usize, link: (Sender, Receiver)) -> Result<(), String> {
+        if node >= self.numbers() {
+            return Err(format!("there can be no node {node}"));
+        }
+        self.peers.wait_for(node, false, self.lease);
+        let address = device::Address::new(0, 0);
+        let described = lock(&self.descriptions).clone().into_iter();
+        let mut first: Vec<SliceMessage> = described
+            .map(|json| SliceMessage::Device {
+                address,
+                message: DeviceMessage::Described(json),
+            })
+            .collect();
+        let table = initial_locations(&self.placement).to_bytes();
+        first.push(SliceMessage::Locations { table });
+        self.peers.connect(node, link, &first)
+    }
+
+    /// A slice that was about to join does not, or one has left: its link ends.
+    pub fn disconnect(&self, node: usize) {
+        self.peers.disconnect(node);
+    }
+
+    /// Waits until a slice has a link; whether it has within `patience`.
+    pub fn is_linked(&self, node: usize, patience: std::time::Duration) -> bool {
+        self.peers.wait_for(node, true, patience)
+    }
+
+    /// All members, this one among them.
+    pub fn members(&self) -> BTreeSet<usize> {
+        self.peers
+            .others()
+            .into_iter()
+            .chain([self.number])
+            .collect()
+    }
+
+    /// # Errors
+    /// A node is no member: which ones there are.
+    pub fn check_member(&self, node: usize) -> Result<(), String> {
+        let members = self.members();
+        if members.contains(&node) {
+            return Ok(());
+        }
+        let members: Vec<String> = members.iter().map(usize::to_string).collect();
+        let members = members.join(", ");
+        Err(format!("node {node} does not exist: there are {members}"))
+    }
+
+    /// A disk or network, counted from 0, of which `node` has the file or link, or serves a
+    /// queue.
+    pub fn device_at(&self, node: usize) -> Option<u8> {
+        self.remote_devices.device_at(node)
+    }
+
+    /// How many numbers slices can have: those of the start, and some for slices that join.
+    pub(crate) fn numbers(&self) -> usize {
+        SLICES_MAX.min(self.placement.slices() + JOINED_MAX)
+    }
+
+    /// The lowest number that no slice has.
+    pub fn free_number(&self) -> Option<usize> {
+        (0..self.numbers()).find(|number| {
+            *number != self.number && self.peers.standing(*number) == crate::peers::Standing::Free
+        })
+    }
+
+    /// On the primary, whose owner calls it: changes a node's membership.
+    ///
+    /// # Errors
+    /// See [`ChangeError`].
+    pub fn change_membership(&self, change: Change, node: usize) -> Result<(), ChangeError> {
+        let mut authority = Authority::new(change, node, self.members());
+        let mut deadline = Instant::now() + SETTLE;
+        let mut last = None;
+        let mut progress = authority.begin();
+        loop {
+            match progress {
+                Progress::Tell(step, slices) => {
+                    if last.replace(step) == Some(step) {
+                        // The same step once more: pages are in transition.
+                        std::thread::sleep(AGAIN);
+                    } else {
+                        deadline = Instant::now() + SETTLE;
+                    }
+                    progress = self.tell(&mut authority, step, &slices);
+                    if progress != Progress::Waiting && Instant::now() > deadline {
+                        let reason = authority.not_yet.clone().unwrap_or_default();
+                        let late = format!("not over within {} s: {reason}", SETTLE.as_secs());
+                        if let undone @ (Progress::Tell(..) | Progress::Undone(_)) =
+                            authority.cancel(&late)
+                        {
+                            progress = undone;
+                        }
+                    }
+                }
+                Progress::Waiting => {
+                    // All have answered when `tell` returns.
+                    return Err(ChangeError::Broken("a step was not answered".into()));
+                }
+                Progress::Done => return Ok(()),
+                Progress::Undone(reason) => return Err(ChangeError::Undone(reason)),
+                Progress::Broken(reason) => return Err(ChangeError::Broken(reason)),
+            }
+        }
+    }
+
+    /// Tells slices a step and takes all their answers.
+    fn tell(&self, authority: &mut Authority, step: Step, slices: &BTreeSet<usize>) -> Progress {
+        let node = authority.node();
+        let mut progress = Progress::Waiting;
+        let mut open = Vec::new();
+        for slice in slices.iter().filter(|slice| **slice != self.number) {
+            let command = match step {
+                // Further down.
+                Step::Learn => None,
+                Step::Go => Some(SliceCommand::Stop),
+                step => Some(SliceCommand::Membership { node, step }),
+            };
+            if let Some(command) = command {
+                // Plain data always has a text.
+                let json = serde_json::to_vec(&command).unwrap_or_default();
+                open.push(self.send_command(*slice, json));
+            }
+        }
+        if slices.contains(&self.number) {
+            progress = authority.answer(self.number, self.take_step(node, step));
+        }
+        if step == Step::Learn {
+            let answer = match self.teach_managers(node) {
+                Ok(()) => Answer::Done,
+                Err(reason) => Answer::Refused(reason),
+            };
+            progress = authority.answer(node, answer);
+        }
+        for (slice, ticket) in open {
+            progress = match self.commands.wait(ticket, COMMAND_WAIT) {
+                Some(SliceReply::Done) => authority.answer(slice, Answer::Done),
+                Some(SliceReply::NotYet(reason)) => authority.answer(slice, Answer::NotYet(reason)),
+                Some(SliceReply::Refused(reason)) => {
+                    authority.answer(slice, Answer::Refused(reason))
+                }
+                Some(_) => authority.answer(slice, Answer::Refused("a wrong reply".into())),
+                None => authority.lost(slice),
+            };
+        }
+        progress
+    }
+
+    /// Tells the node that joins who manages what.
+    fn teach_managers(&self, node: usize) -> Result<(), String> {
+        let mut next = Some(0);
+        while let Some(first) = next {
+            let (runs, more) = self.memory.managers(first, RUNS_MAX);
+            next = more;
+            if runs.is_empty() {
+                continue;
+            }
+            let runs = runs.iter().map(|run| PageRun {
+                first: run.first,
+                count: run.count,
+                manager: run.manager.index(),
+            });
+            self.command(node, &SliceCommand::LearnManagers(runs.collect()))?;
+        }
+        Ok(())
+    }
+
+    /// On a slice that joins: what the primary's `LearnManagers` says.
+    pub fn learn_managers(&self, runs: &[PageRun]) -> SliceReply {
+        let runs: Vec<ManagerRun> = runs
+            .iter()
+            .map(|run| ManagerRun {
+                first: run.first,
+                count: run.count,
+                manager: NodeId(run.manager as u8),
+            })
+            .collect();
+        match self.memory.learn_managers(&runs) {
+            Ok(()) => SliceReply::Done,
+            Err(error) => SliceReply::Refused(error.to_string()),
+        }
+    }
+
+    /// On a secondary: takes a step. May wait; not on a thread that reads a link.
+    pub fn take_membership_step(&self, node: usize, step: Step) -> SliceReply {
+        match self.take_step(node, step) {
+            Answer::Done => SliceReply::Done,
+            Answer::NotYet(reason) => SliceReply::NotYet(reason),
+            Answer::Refused(reason) => SliceReply::Refused(reason),
+        }
+    }
+
+    fn take_step(&self, node: usize, step: Step) -> Answer {
+        match self.do_step(node, step) {
+            Ok(answer) => answer,
+            Err(reason) => Answer::Refused(reason),
+        }
+    }
+
+    fn do_step(&self, node: usize, step: Step) -> Result<Answer, String> {
+        let memory = &self.memory;
+        let patience = 2 * self.lease;
+        let id = NodeId(node as u8);
+        let is_me = node == self.number;
+        let said = |error: weft_coherent_memory::MembershipError| error.to_string();
+        match step {
+            Step::Hold => memory.hold().map_err(said)?,
+            Step::Resume => memory.resume(),
+            Step::Settle => {
+                if let Some(page) = memory.unsettled() {
+                    return Ok(Answer::NotYet(format!("page {page:#x} is in transition")));
+                }
+            }
+            Step::Introduce => {
+                if !self.peers.wait_for(node, true, patience) {
+                    return Err(format!("it has no link to node {node}"));
+                }
+                self.introduce(node);
+            }
+            Step::Meet => self.membership.meet(patience)?,
+            Step::Present => {
+                if !is_me {
+                    self.peers.admit(node)?;
+                }
+                memory.set_member(id, Standing::Present).map_err(said)?;
+            }
+            Step::Draining => memory.set_member(id, Standing::Draining).map_err(said)?,
+            Step::Leaving => memory.set_member(id, Standing::Leaving).map_err(said)?,
+            Step::Holdings => {
+                let held = memory.holdings();
+                if !held.is_nothing() {
+                    return Ok(Answer::NotYet(format!("node {node} still has {held:?}")));
+                }
+            }
+            Step::Mentions => {
+                if let Some(page) = memory.mentions(id) {
+                    return Ok(Answer::NotYet(format!(
+                        "page {page:#x} still mentions node {node}"
+                    )));
+                }
+            }
+            Step::Part => self.peers.part(node),
+            Step::Absent => {
+                if !self.peers.wait_for(node, false, patience) {
+                    return Err(format!("the link to node {node} did not end"));
+                }
+                memory.set_member(id, Standing::Absent).map_err(said)?;
+            }
+            // Commands of their own.
+            Step::Learn | Step::Go => return Err("it is no step of this slice".into()),
+        }
+        Ok(Answer::Done)
+    }
+
+    /// Tells a slice that joins where the vCPUs are, and to whom those here answer.
+    fn introduce(&self, node: usize) {
+        let Some(interrupts) = self.interrupts.get() else {
+            return;
+        };
+        // So that a vCPU's next identity comes behind.
+        let _order = lock(&self.identities);
+        let introduction = Introduction {
+            table: self.locations.to_bytes(),
+            identities: self.identities_here(interrupts),
+        };
+        let bytes = introduction.encode();
+        self.peers.send(node, &SliceMessage::Introduced { bytes });
+    }
+
+    fn identities_here(&self, interrupts: &InterruptRouter) -> Vec<(u32, u16, u64)> {
+        let here = self.locations.at(self.number).into_iter();
+        let identity = |vcpu| {
+            let epoch = self.locations.of(vcpu)?.epoch;
+            Some((vcpu, interrupts.posted(vcpu)?.identity(), epoch))
+        };
+        here.filter_map(identity).collect()
+    }
+
+    /// On the slice that leaves: its pages go to these slices.
+    pub fn drain_to(&self, shares: &[DrainShare]) {
+        self.membership.drain_to(shares.to_vec());
+    }
+
+    /// See [`Slice::drain_to`].
+    pub fn drain_report(&self) -> crate::commands::DrainReport {
+        self.membership.drain_report()
+    }
+
+    /// Pages stay where they are from now on.
+    pub fn stop_drain(&self) {
+        self.membership.stop_drain();
+    }
+
+    /// Has room for `pages` more from now on, where its room has a bound.
+    pub fn add_room(&self, pages: u64) {
+        let mut room = lock(&self.room);
+        if let Some((own, others)) = &mut *room {
+            *own += pages;
+            self.memory.set_budget(Budget::new(*own, *others));
+        }
+    }
+}

@@ -1,0 +1,441 @@
+//! A node joins a running machine, or leaves it: the sequence of primitives that one request
+//! needs. `docs/membership.md` has the protocol; the owner carries out each of its changes,
+//! and serves others between them.
+//!
+//! ```text
+//! grow:     start a process, link it ─▶ Join
+//! release:  Drain ─▶ move its vCPUs ─▶ its pages ─▶ Leave ─▶ end the process
+//!             └ cancelled: Keep ◀────────┘
+//! ```
+//!
+//! Invariant: a request that fails or is cancelled leaves the machine running, with the same
+//! nodes as before. vCPUs and pages that have moved by then stay where they are.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use weft_aggregate::commands::{DrainReport, DrainShare, SliceCommand, SliceReply};
+use weft_aggregate::membership::{Change, ChangeError};
+use weft_aggregate::{PRIMARY, Slice};
+use weft_confine::lock;
+use weft_vcpu::PAGE_SIZE;
+
+use super::handle::Handle;
+use super::lifecycle::{End, GROW, MachineRequest, RELEASE, Refusal, Stage, change_name};
+use super::owner::Owner;
+
+/// Longest wait for the link to a node that joins, once its process runs.
+const LINK_WAIT: Duration = Duration::from_secs(20);
+/// Between two looks at a drain.
+const LOOK: Duration = Duration::from_millis(20);
+/// A drain that moves nothing for so long is given up.
+const STANDSTILL: Duration = Duration::from_secs(30);
+
+/// A node that a machine is to get.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NewNode {
+    /// The host that it is on; `None`: the launcher's own.
+    #[serde(default)]
+    pub host: Option<String>,
+    /// Guest memory that it may fill, in bytes.
+    pub memory_bytes: u64,
+}
+
+/// Starts and ends the processes of nodes, on whichever host.
+pub trait NodeProcesses: Send + Sync {
+    /// Starts the process of node `number` and links it with all others; the link to this
+    /// process arrives at [`Slice::connect`]. Waits until the process has begun.
+    ///
+    /// # Errors
+    /// Why it cannot be; nothing is left.
+    fn start(&self, number: usize, node: &NewNode, job: &Job) -> Result<(), String>;
+
+    /// Ends the process of a node that did not join, or has left.
+    fn end(&self, number: usize);
+}
+
+/// What a change of membership is doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Activity {
+    /// The node's process starts.
+    #[default]
+    Starting,
+    /// All nodes learn of it.
+    Joining,
+    /// Its vCPUs move elsewhere.
+    MovingVcpus,
+    /// Its pages move elsewhere.
+    MovingPages,
+    /// All nodes check that nothing is left of it.
+    Leaving,
+}
+
+/// How far a change of membership is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct JobView {
+    pub activity: Activity,
+    /// vCPUs that are still on the node that leaves.
+    pub vcpus_left: usize,
+    /// Bytes of pages that are still there.
+    pub bytes_left: u64,
+    /// Bytes of pages that went to other nodes.
+    pub bytes_sent: u64,
+    /// When it will be done, by the rate so far; `None` while that is unknown.
+    pub seconds_left: Option<f64>,
+}
+
+/// One change of membership, for those who watch it.
+#[derive(Default)]
+pub struct Job {
+    is_cancelled: AtomicBool,
+    view: Mutex<JobView>,
+}
+
+impl Job {
+    /// Asks for the end: all will be as before, unless it is too late.
+    pub fn cancel(&self) {
+        self.is_cancelled.store(true, Ordering::SeqCst);
+    }
+
+    pub fn is_cancelled(&self) -> bool {
+        self.is_cancelled.load(Ordering::SeqCst)
+    }
+
+    pub fn view(&self) -> JobView {
+        *lock(&self.view)
+    }
+
+    fn enter(&self, activity: Activity) {
+        lock(&self.view).activity = activity;
+    }
+
+    fn check(&self, request: &'static str) -> Result<(), Refusal> {
+        match self.is_cancelled() {
+            true => Err(impossible(request, "it was cancelled".into())),
+            false => Ok(()),
+        }
+    }
+}
+
+/// A node that joined.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Grown {
+    /// Its number.
+    pub node: usize,
+    /// Guest memory that it may fill, in bytes.
+    pub memory_bytes: u64,
+    /// From the request to its membership.
+    pub total_s: f64,
+    /// Of it, from the moment when its process was ready.
+    pub join_s: f64,
+}
+
+/// A node that left.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Released {
+    /// Its number, which is free now.
+    pub node: usize,
+    /// vCPUs that moved elsewhere.
+    pub vcpus: usize,
+    /// Bytes of pages that went to other nodes.
+    pub bytes: u64,
+    /// From the request to the end of its links.
+    pub total_s: f64,
+    /// Of it, the time in which pages moved.
+    pub pages_s: f64,
+}
+
+fn impossible(request: &'static str, reason: String) -> Refusal {
+    Refusal::Impossible { request, reason }
+}
+
+impl Owner {
+    /// On the primary: one change, to its end.
+    pub(super) fn change_membership(&mut self, change: Change, node: usize) -> Result<(), Refusal> {
+        let name = change_name(change);
+        self.check_change(change, node)
+            .map_err(|reason| impossible(name, reason))?;
+        if change == Change::Leave && self.keeps_time(node) {
+            self.move_time(PRIMARY)?;
+        }
+        let slice = self.slice.as_deref().filter(|slice| slice.is_primary());
+        let slice = slice
+            .ok_or_else(|| impossible(name, "node 0 does this for the whole machine".to_owned()))?;
+        match slice.change_membership(change, node) {
+            Ok(()) => {}
+            Err(ChangeError::Undone(reason)) => return Err(impossible(name, reason)),
+            Err(ChangeError::Broken(reason)) => return Err(self.broken(name, reason)),
+        }
+        if change != Change::Join {
+            return Ok(());
+        }
+        let time = self.announce_time();
+        let time = time.map_err(|refusal| self.broken(name, refusal.to_string()))?;
+        if self.stage == Stage::Running {
+            let runs = slice.command(node, &self.run_command(time));
+            runs.map_err(|reason| self.broken(name, reason))?;
+        }
+        Ok(())
+    }
+
+    /// What the slices themselves do not check: a node that joins believes that node 0 has
+    /// the platform, in its first epoch, and one that leaves must have neither it nor vCPUs.
+    fn check_change(&self, change: Change, node: usize) -> Result<(), String> {
+        let Some(slice) = self.slice.as_deref() else {
+            return Ok(());
+        };
+        let platform = slice.platform();
+        match change {
+            Change::Join if platform.epoch() > 0 => {
+                Err("the platform has moved, which a node that joins cannot be told yet".into())
+            }
+            Change::Drain | Change::Leave if platform.holder() == node => Err(format!(
+                "node {node} has the platform: move it with `weft vm move --platform` first"
+            )),
+            // One can have come since the others left.
+            Change::Leave if !slice.locations().at(node).is_empty() => {
+                Err(format!("a vCPU moved to node {node} meanwhile"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn broken(&self, request: &'static str, reason: String) -> Refusal {
+        // A lost node is reported by the name that it was reported lost with.
+        let reason = match self.shutdown.wanted() {
+            Some(End::Failed { reason }) => reason,
+            _ => reason,
+        };
+        let refusal = Refusal::Failed { request, reason };
+        self.shutdown.end(End::Failed {
+            reason: refusal.to_string(),
+        });
+        refusal
+    }
+}
+
+impl Handle {
+    /// Adds a node to the machine. One change at a time; the caller sees to that.
+    ///
+    /// # Errors
+    /// Why it cannot be; the machine runs on as before, unless a node was lost.
+    pub fn grow(
+        &self,
+        processes: &dyn NodeProcesses,
+        node: &NewNode,
+        job: &Job,
+    ) -> Result<Grown, Refusal> {
+        let begun = Instant::now();
+        let slice = self.several(GROW)?;
+        let number = slice.free_number().ok_or_else(|| {
+            impossible(
+                GROW,
+                format!(
+                    "it has {} nodes, which is the most for one that was started on {}",
+                    slice.members().len(),
+                    slice.placement().slices()
+                ),
+            )
+        })?;
+        match self.status()?.stage {
+            Stage::Running => {}
+            stage => {
+                return Err(Refusal::Stage {
+                    request: GROW,
+                    stage,
+                });
+            }
+        }
+        processes
+            .start(number, node, job)
+            .map_err(|reason| impossible(GROW, reason))?;
+        let ready = Instant::now();
+        let joined = self.admit(slice, number, job);
+        if let Err(refusal) = joined {
+            slice.disconnect(number);
+            processes.end(number);
+            return Err(refusal);
+        }
+        Ok(Grown {
+            node: number,
+            memory_bytes: node.memory_bytes,
+            total_s: begun.elapsed().as_secs_f64(),
+            join_s: ready.elapsed().as_secs_f64(),
+        })
+    }
+
+    fn admit(&self, slice: &Slice, number: usize, job: &Job) -> Result<(), Refusal> {
+        if !slice.is_linked(number, LINK_WAIT) {
+            return Err(impossible(GROW, format!("node {number} was not linked")));
+        }
+        job.check(GROW)?;
+        job.enter(Activity::Joining);
+        self.change(Change::Join, number)
+    }
+
+    /// Takes a node out of the machine: its vCPUs and pages go to the others.
+    ///
+    /// # Errors
+    /// Why it cannot be; the machine runs on with the node, unless a node was lost.
+    pub fn release(
+        &self,
+        processes: &dyn NodeProcesses,
+        node: usize,
+        job: &Job,
+    ) -> Result<Released, Refusal> {
+        let begun = Instant::now();
+        let slice = self.several(RELEASE)?;
+        check_release(slice, node).map_err(|reason| impossible(RELEASE, reason))?;
+        self.check_runs(RELEASE)?;
+        let moved = self
+            .change(Change::Drain, node)
+            .and_then(|()| self.empty(slice, node, job));
+        let (vcpus, bytes, pages_s) = match moved {
+            Ok(moved) => moved,
+            Err(refusal) => {
+                // Where the machine ends there is nothing to keep.
+                let _ = slice.command(node, &SliceCommand::StopDrain);
+                let _ = self.change(Change::Keep, node);
+                return Err(refusal);
+            }
+        };
+        job.enter(Activity::Leaving);
+        self.change(Change::Leave, node)?;
+        processes.end(node);
+        Ok(Released {
+            node,
+            vcpus,
+            bytes,
+            total_s: begun.elapsed().as_secs_f64(),
+            pages_s,
+        })
+    }
+
+    /// Has vCPUs and pages go.
+    fn empty(&self, slice: &Slice, node: usize, job: &Job) -> Result<(usize, u64, f64), Refusal> {
+        job.enter(Activity::MovingVcpus);
+        let mut vcpus = 0;
+        while let Some(vcpu) = slice.locations().at(node).first().copied() {
+            lock(&job.view).vcpus_left = slice.locations().at(node).len();
+            job.check(RELEASE)?;
+            self.move_vcpu(vcpu, least_vcpus(slice, node))?;
+            vcpus += 1;
+        }
+        lock(&job.view).vcpus_left = 0;
+        job.enter(Activity::MovingPages);
+        let begun = Instant::now();
+        let failed = |reason: String| impossible(RELEASE, reason);
+        self.order_drain(slice, node).map_err(failed)?;
+        let mut last = (Instant::now(), u64::MAX);
+        loop {
+            let reply = slice.command(node, &SliceCommand::DrainProgress);
+            let report = match reply.map_err(failed)? {
+                SliceReply::Drained(report) => report,
+                other => return Err(failed(format!("node {node} answered {other:?}"))),
+            };
+            show(job, report, begun.elapsed());
+            if report.is_over {
+                let bytes = report.sent_pages * PAGE_SIZE;
+                return Ok((vcpus, bytes, begun.elapsed().as_secs_f64()));
+            }
+            job.check(RELEASE)?;
+            if report.lacks_room {
+                return Err(failed("the other nodes have no room for its pages".into()));
+            }
+            if report.left_pages != last.1 {
+                last = (Instant::now(), report.left_pages);
+            } else if last.0.elapsed() > STANDSTILL {
+                return Err(failed(format!(
+                    "{} pages of node {node} did not move for {} s",
+                    report.left_pages,
+                    STANDSTILL.as_secs()
+                )));
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Its own part of RAM goes to the others in equal parts; what else it has goes to where
+    /// it is managed.
+    fn order_drain(&self, slice: &Slice, node: usize) -> Result<(), String> {
+        let others: Vec<usize> = slice
+            .members()
+            .into_iter()
+            .filter(|other| *other != node)
+            .collect();
+        let shares = slice.placement().shares();
+        let own = shares.get(node).map_or(0, |share| share.memory_bytes) / PAGE_SIZE;
+        let each = own.div_ceil(others.len() as u64);
+        if own > 0 {
+            for other in &others {
+                match *other == slice.number() {
+                    true => slice.add_room(each),
+                    false => drop(slice.command(*other, &SliceCommand::AddRoom { pages: each })?),
+                }
+            }
+        }
+        let shares = others.into_iter().map(|slice| DrainShare {
+            slice,
+            // A page of another's part that it manages meanwhile must not hold up the rest.
+            pages: u64::MAX,
+        });
+        slice
+            .command(node, &SliceCommand::DrainPages(shares.collect()))
+            .map(drop)
+    }
+
+    fn change(&self, change: Change, node: usize) -> Result<(), Refusal> {
+        self.request(MachineRequest::ChangeMembership { change, node })
+            .map(drop)
+    }
+
+    fn several(&self, request: &'static str) -> Result<&Slice, Refusal> {
+        self.slice.as_deref().ok_or_else(|| {
+            let reason = "it was started on one node, and its memory cannot be shared: start it \
+                          with --nodes 2 or --on HOST";
+            impossible(request, reason.into())
+        })
+    }
+
+    fn check_runs(&self, request: &'static str) -> Result<(), Refusal> {
+        match self.status()?.stage {
+            Stage::Running | Stage::Paused => Ok(()),
+            stage => Err(Refusal::Stage { request, stage }),
+        }
+    }
+}
+
+/// What of a release can be seen without asking anybody.
+fn check_release(slice: &Slice, node: usize) -> Result<(), String> {
+    slice.check_member(node)?;
+    if node == PRIMARY {
+        return Err("node 0 has the machine's console, its small devices and its API".into());
+    }
+    match slice.device_at(node) {
+        Some(device) => Err(format!(
+            "node {node} has disk or network {device} of the machine, or serves a queue of it: \
+             devices cannot move yet"
+        )),
+        None => Ok(()),
+    }
+}
+
+/// The member with the fewest vCPUs, `node` excepted.
+fn least_vcpus(slice: &Slice, node: usize) -> usize {
+    let others = slice.members().into_iter().filter(|other| *other != node);
+    let least = others.min_by_key(|other| slice.locations().at(*other).len());
+    least.unwrap_or(PRIMARY)
+}
+
+fn show(job: &Job, report: DrainReport, passed: Duration) {
+    let mut view = lock(&job.view);
+    let done = report.sent_pages as f64;
+    view.bytes_left = report.left_pages * PAGE_SIZE;
+    view.bytes_sent = report.sent_pages * PAGE_SIZE;
+    view.seconds_left =
+        (done > 0.0).then(|| passed.as_secs_f64() * report.left_pages as f64 / done);
+}
