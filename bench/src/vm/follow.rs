@@ -107,7 +107,7 @@ fn of_vcpus(counted: &Counted, cpus: usize, names: &[&str]) -> f64 {
 fn table(samples: &BTreeMap<String, Vec<f64>>) -> Table {
     let mut table = Table::new(
         "vm-follow",
-        "A Linux on two nodes of this host (TCP, software vCPUs, 128 MiB each and 16 MiB to spare), with `--follow never` and `auto` in alternation; medians. The first two programs run on one vCPU, which begins on node 0. *Fetched* is what the remote faults of all vCPUs brought from start to power-off, with the pages that were read ahead; *moves* are those of `auto`. Both nodes use the same processors, so two vCPUs that meet on a node lose nothing by it.",
+        "A Linux on two nodes of this host (TCP, software vCPUs, 128 MiB each and 16 MiB to spare), with `--follow never` and `auto` in alternation; medians. The first two programs run on one vCPU, which begins on node 0. *Fetched* is what the remote faults of all vCPUs brought from start to power-off, with the pages that were read ahead; *moves* are those of `auto`. Both nodes use the same processors: on hosts of their own, two vCPUs that meet on a node would have one processor less.",
         &[
             "what",
             "never",
