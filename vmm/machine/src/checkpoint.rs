@@ -225,10 +225,23 @@ pub(super) fn write_all(
         send_file(channel, identity, &file)
             .map_err(|error| format!("node {node} did not take its file: {error}"))?;
     }
+    // Each slice writes the pages that it manages: none may change its manager meanwhile.
+    slice.hold_managers()?;
+    let written = write_pages_of_all(ram, slice, own, identity);
+    slice.resume_managers();
+    written
+}
+
+fn write_pages_of_all(
+    ram: &Ram,
+    slice: &Slice,
+    own: File,
+    identity: Identity,
+) -> Result<Vec<Written>, String> {
     let begun = slice.begin_command(&SliceCommand::WritePages { identity })?;
     let own = write_pages(ram, Some(slice), own, identity);
     let patience = Duration::from_secs(CHECKPOINT_SECONDS_MAX);
-    let mut pages = vec![Written::default(); slices];
+    let mut pages = vec![Written::default(); slice.placement().slices()];
     for (node, reply) in slice.finish_command(begun, patience)? {
         pages[node] = match reply {
             SliceReply::PagesWritten { pages, bytes } => Written { pages, bytes },

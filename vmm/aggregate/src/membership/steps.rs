@@ -306,6 +306,57 @@ impl Slice {
         here.filter_map(identity).collect()
     }
 
+    /// On the primary: from here on each page has one manager, and keeps it until
+    /// [`Slice::resume_managers`]. A drain that is under way continues after that.
+    ///
+    /// # Errors
+    /// A slice is lost, or pages do not settle in time. Hand-overs go on then.
+    pub fn hold_managers(&self) -> Result<(), String> {
+        let held = self
+            .all_take(Step::Hold)
+            .and_then(|_| self.wait_until_settled());
+        if held.is_err() {
+            self.resume_managers();
+        }
+        held
+    }
+
+    fn wait_until_settled(&self) -> Result<(), String> {
+        let deadline = Instant::now() + SETTLE;
+        while let Some(reason) = self.all_take(Step::Settle)? {
+            if Instant::now() > deadline {
+                let seconds = SETTLE.as_secs();
+                return Err(format!(
+                    "pages change their managers after {seconds} s: {reason}"
+                ));
+            }
+            std::thread::sleep(AGAIN);
+        }
+        Ok(())
+    }
+
+    /// Ends [`Slice::hold_managers`].
+    pub fn resume_managers(&self) {
+        // A slice that does not answer is lost, which ends the machine.
+        let _ = self.all_take(Step::Resume);
+    }
+
+    /// Has all slices take a step; a reason of one that has to be told again.
+    fn all_take(&self, step: Step) -> Result<Option<String>, String> {
+        let node = self.number;
+        let begun = self.begin_command(&SliceCommand::Membership { node, step })?;
+        let own = self.do_step(node, step)?;
+        let replies = self.finish_command(begun, COMMAND_WAIT)?;
+        let not_yet = replies.into_iter().find_map(|(_, reply)| match reply {
+            SliceReply::NotYet(reason) => Some(reason),
+            _ => None,
+        });
+        Ok(match own {
+            Answer::NotYet(reason) => Some(reason),
+            _ => not_yet,
+        })
+    }
+
     /// On the slice that leaves: its pages go to these slices.
     pub fn drain_to(&self, shares: &[DrainShare]) {
         self.membership.drain_to(shares.to_vec());

@@ -129,6 +129,49 @@ fn a_page_belongs_to_its_manager_of_the_moment() {
     rig.end();
 }
 
+/// A save stops the hand-overs of a drain that is under way: then each page belongs to one
+/// slice, and the drain ends later.
+#[test]
+fn each_page_has_one_manager_while_hand_overs_are_held() {
+    let rig = rig();
+    let mut user = rig.user(0);
+    user.inside();
+    for page in 0..PAGES {
+        user.word(page * PAGE, Access::Write)
+            .store(page + 1, Ordering::SeqCst);
+    }
+    user.outside();
+    let mut under_way = 0;
+    for round in 0..10_u64 {
+        let from = (round % 2) as usize;
+        scope(|scope| {
+            let drain = scope.spawn(|| {
+                let plan = plan(0..PAGES, &[1 - from as u8]);
+                rig.memories[from].drain(plan, |_| ControlFlow::Continue(()))
+            });
+            for _ in 0..5 {
+                for memory in &rig.memories {
+                    memory.hold().unwrap();
+                }
+                for memory in &rig.memories {
+                    until("a page does not settle", || memory.unsettled().is_none());
+                }
+                let both = rig.memories.iter().map(|one| one.touched(0..PAGES));
+                let both: Vec<_> = both.collect();
+                under_way += u64::from(both.iter().all(|pages| !pages.is_empty()));
+                let mut pages: Vec<u64> = both.concat();
+                pages.sort_unstable();
+                assert!(pages.into_iter().eq(0..PAGES), "round {round}");
+                rig.memories.iter().for_each(|memory| memory.resume());
+            }
+            assert!(drain.join().unwrap().is_over);
+        });
+    }
+    println!("{under_way} of 50 looks came in the middle of a drain");
+    drop(user);
+    rig.end();
+}
+
 /// Users on both slices count on some pages while others, between them, are given back
 /// again and again, and written in between.
 #[test]
