@@ -123,7 +123,7 @@ fn refused(bench: &Bench<'_>) -> Result<String> {
         ),
         (
             &["--platform", "--to", "2"],
-            "node 2 does not exist: there are 0 to 1",
+            "node 2 does not exist: there are 0, 1",
         ),
         (&["--time", "--to", "0"], "node 0 keeps the time already"),
         (

@@ -778,7 +778,7 @@ fn start(
 /// Where the vCPUs are before any moves.
 fn initial_locations(placement: &Placement) -> Locations {
     let counts = placement.shares().iter().map(|share| share.cpus);
-    Locations::new(counts).with_room(SLICES_MAX)
+    Locations::new(counts).with_room(membership::numbers(placement))
 }
 
 /// A slice with what it gives, for a message, before any vCPU moved.

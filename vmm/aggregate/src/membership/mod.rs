@@ -31,6 +31,7 @@ use weft_vcpu::PAGE_SIZE;
 use super::commands::{DrainReport, DrainShare};
 use super::peers::Peers;
 pub use protocol::{Answer, Authority, Change, Progress, Step};
+pub(crate) use steps::numbers;
 
 /// Pages of a drain that may be under way at a time: 1 MiB, so that a fault's message waits
 /// for at most 1 ms behind them on a link of 10 Gbit/s.

@@ -11,7 +11,7 @@ use super::{AGAIN, Answer, Authority, Change, ChangeError, Introduction, Progres
 use crate::commands::{DrainShare, PageRun, SliceCommand, SliceReply};
 use crate::message::SliceMessage;
 use crate::message::device::{self, DeviceMessage};
-use crate::{COMMAND_WAIT, SLICES_MAX, Slice, initial_locations};
+use crate::{COMMAND_WAIT, Placement, SLICES_MAX, Slice, initial_locations};
 use weft_coherent_memory::{Budget, ManagerRun};
 use weft_confine::lock;
 
@@ -20,6 +20,11 @@ const RUNS_MAX: usize = 1000;
 /// Slices that can join beyond those of the start. Each number costs two idle threads, which
 /// a confined process cannot start later.
 const JOINED_MAX: usize = 4;
+
+/// How many numbers slices can have: those of the start, and some for slices that join.
+pub(crate) fn numbers(placement: &Placement) -> usize {
+    SLICES_MAX.min(placement.slices() + JOINED_MAX)
+}
 
 impl Slice {
     /// Connects a slice that joins, over a link that nobody uses yet. May wait for the link
@@ -82,9 +87,8 @@ impl Slice {
         self.remote_devices.device_at(node)
     }
 
-    /// How many numbers slices can have: those of the start, and some for slices that join.
     pub(crate) fn numbers(&self) -> usize {
-        SLICES_MAX.min(self.placement.slices() + JOINED_MAX)
+        numbers(&self.placement)
     }
 
     /// The lowest number that no slice has.

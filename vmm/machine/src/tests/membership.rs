@@ -162,15 +162,17 @@ fn several_nodes_join_and_leave_in_any_order() {
 }
 
 #[test]
-fn a_paused_machine_grows_and_goes_on() {
+fn a_paused_machine_gives_nodes_back_and_gets_none() {
     let cpus = [1, 1];
     let slices = Slices::new(&cpus);
     let here = Here::new(&cpus, &slices);
     let handle = slices.machines[0].handle();
     ask(&slices.machines[0], MachineRequest::Pause);
-    handle.grow(&here, &NODE, &Job::default()).unwrap();
+    let refused = handle.grow(&here, &NODE, &Job::default()).unwrap_err();
+    assert!(refused.to_string().contains("paused"), "{refused}");
     assert_eq!(status(&slices.machines[0]).stage, Stage::Paused);
     ask(&slices.machines[0], MachineRequest::Resume);
+    handle.grow(&here, &NODE, &Job::default()).unwrap();
     slices.move_vcpu(1, 2).unwrap();
     slices.check();
     ask(&slices.machines[0], MachineRequest::Pause);
@@ -212,7 +214,10 @@ fn what_does_not_join_changes_nothing() {
     assert!(refused.to_string().contains("cancelled"), "{refused}");
     assert_eq!(slices.locations()[1], 2);
     slices.check();
-    for (node, words) in [(0, "console"), (3, "no node 3: there are 0, 1, 2")] {
+    for (node, words) in [
+        (0, "console"),
+        (3, "node 3 does not exist: there are 0, 1, 2"),
+    ] {
         let refused = handle.release(&here, node, &Job::default()).unwrap_err();
         assert!(refused.to_string().contains(words), "{refused}");
     }

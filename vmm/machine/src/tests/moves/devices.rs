@@ -206,7 +206,7 @@ fn a_platform_that_cannot_move_stays() {
     let slices = Slices::with_devices(&[1, 1], None);
     for (to, words) in [
         (0, "node 0 has the platform already"),
-        (2, "node 2 does not exist: there are 0 to 1"),
+        (2, "node 2 does not exist: there are 0, 1"),
     ] {
         let refused = slices.move_platform(to).unwrap_err();
         assert!(matches!(refused, Refusal::Impossible { .. }), "{refused}");
