@@ -578,9 +578,13 @@ fn check(document: &Value, schema: &Value, value: &Value, at: &str) {
     let schema = resolve(document, schema);
     if let Some(choices) = schema["oneOf"].as_array() {
         let key = value.as_object().and_then(|fields| fields.keys().next());
-        let choice = choices
-            .iter()
-            .find(|choice| key.is_some_and(|key| choice["properties"].get(key).is_some()));
+        // An object is chosen by its first field, a word by the words that are allowed.
+        let choice = choices.iter().find(|choice| match key {
+            Some(key) => choice["properties"].get(key).is_some(),
+            None => choice["enum"]
+                .as_array()
+                .is_some_and(|words| words.contains(value)),
+        });
         let choice = choice.unwrap_or_else(|| panic!("{at}: {value} is none of the choices"));
         return check(document, choice, value, at);
     }
