@@ -57,6 +57,7 @@ impl Plan {
         let completed = restored.as_ref().map(|restored| restored.complete(args));
         let args = completed.as_ref().unwrap_or(args);
         let nodes = Nodes::check(args)?;
+        check_one_node(args, &nodes)?;
         let configuration = match &restored {
             Some(restored) => restored.configuration(args, &nodes)?,
             None => configuration(args, &nodes)?,
@@ -100,7 +101,7 @@ fn configuration(args: &VmRunArgs, nodes: &Nodes) -> Result<Configuration, VmErr
     let mut configuration = Configuration::new(args.kernel.clone(), nodes.memory_bytes);
     configuration.cpus = nodes.cpus;
     configuration.slices = nodes.shares.clone();
-    configuration.spare_bytes = spare(args, nodes)?;
+    configuration.spare_bytes = args.spare;
     configuration.back_end = back_end(args, nodes)?;
     configuration.cpu_model = args.cpu.map(Into::into);
     configuration.deterministic = args.deterministic;
@@ -120,11 +121,6 @@ fn configuration(args: &VmRunArgs, nodes: &Nodes) -> Result<Configuration, VmErr
     configuration.balloon = args.balloon == BalloonArg::Auto && !args.deterministic;
     configuration.debug_exit = args.debug_exit;
     configuration.trace = args.trace.is_some();
-    if configuration.trace && nodes.count == 1 {
-        return Err(VmError::Option(
-            "--trace: a machine on one node has no remote faults: add --nodes".into(),
-        ));
-    }
     configuration.follow = nodes.follow(args.follow, configuration.back_end)?;
     configuration.updated = updated::ranges(args, nodes.count)?;
     configuration.late_cpus = match args.late_cpus {
@@ -148,14 +144,18 @@ fn configuration(args: &VmRunArgs, nodes: &Nodes) -> Result<Configuration, VmErr
     Ok(configuration)
 }
 
-/// What nodes may keep of each other's memory.
-fn spare(args: &VmRunArgs, nodes: &Nodes) -> Result<Option<u64>, VmError> {
-    if args.spare.is_some() && nodes.count == 1 {
-        return Err(VmError::Option(
-            "--spare: a machine on one node keeps all of its memory: add --nodes or --on".into(),
-        ));
-    }
-    Ok(args.spare)
+/// Refuses options that say nothing of a machine on one node.
+fn check_one_node(args: &VmRunArgs, nodes: &Nodes) -> Result<(), VmError> {
+    let why = match nodes.count {
+        1 if args.trace.is_some() => {
+            "--trace: a machine on one node has no remote faults: add --nodes"
+        }
+        1 if args.spare.is_some() => {
+            "--spare: a machine on one node keeps all of its memory: add --nodes or --on"
+        }
+        _ => return Ok(()),
+    };
+    Err(VmError::Option(why.into()))
 }
 
 /// What runs vCPUs, where the nodes leave a choice.
@@ -308,11 +308,16 @@ fn check_name(name: &str) -> Result<String, VmError> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+    use std::path::Path;
+
     use clap::Parser;
 
     use weft_boot::Protocol;
-    use weft_machine::Share;
+    use weft_checkpoint::{NewSet, PAGE_BYTES, PagesWriter};
+    use weft_machine::{MachineState, SavedMachine, Share};
     use weft_node::options::Transport;
+    use weft_platform::part::Version;
 
     use super::*;
     use crate::args::{Cli, Command};
@@ -460,6 +465,56 @@ mod tests {
             let error = check(&format!("--kernel k {line}")).unwrap_err();
             assert!(error.contains(sentence), "{line}: {error}");
         }
+    }
+
+    /// A complete set of a machine of one vCPU and 128 MiB of zeros.
+    fn saved(directory: &Path) {
+        let set = NewSet::create(directory, 1).unwrap();
+        let file = set.pages()[0].try_clone().unwrap();
+        let writer = PagesWriter::new(file, set.identity(), 0).unwrap();
+        let written = writer.finish().unwrap();
+        let configuration = Configuration::new("k".into(), 128 << 20);
+        let machine = weft_checkpoint::Machine {
+            name: "one".into(),
+            cpus: 1,
+            memory_bytes: 128 << 20,
+            pages_end: (128 << 20) / PAGE_BYTES as u64,
+            back_end: "soft".into(),
+            features: vec![],
+            disks: vec![],
+        };
+        let state = SavedMachine {
+            configuration,
+            updated: vec![],
+            state: MachineState {
+                version: Version,
+                vcpus: vec![],
+                parts: BTreeMap::new(),
+            },
+        };
+        let state = serde_json::to_vec(&state).unwrap();
+        set.commit(machine, &state, vec![written.into()], "test", 0)
+            .unwrap();
+    }
+
+    #[test]
+    fn what_one_node_has_no_use_for_is_refused_of_a_saved_machine_too() {
+        let name = format!("weft-plan-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        saved(&directory);
+        let restore = format!("--restore {}", directory.display());
+        assert!(check(&restore).unwrap().restore.is_some());
+        for machine in ["--kernel k", &restore] {
+            for (option, sentence) in [
+                ("--trace t", "--trace: a machine on one node has no remote"),
+                ("--spare 8M", "--spare: a machine on one node keeps all"),
+            ] {
+                let error = check(&format!("{machine} {option}")).unwrap_err();
+                assert!(error.contains(sentence), "{machine}: {error}");
+                check(&format!("{machine} {option} --nodes 2 --memory 64M,64M")).unwrap();
+            }
+        }
+        std::fs::remove_dir_all(&directory).unwrap();
     }
 
     #[test]
