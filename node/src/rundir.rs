@@ -54,6 +54,19 @@ pub enum RunDirError {
     /// A file is in its place.
     #[error("the run directory {0} is not a directory: remove it")]
     NotADirectory(PathBuf),
+    /// No socket fits in it.
+    #[error(
+        "the run directory {path} has {length} bytes, but the path of a UNIX socket in it has at \
+         most {SOCKET_PATH_MAX}: set XDG_RUNTIME_DIR to a directory whose path is {} bytes \
+         shorter",
+        length - PATH_MAX
+    )]
+    TooLong {
+        /// The directory.
+        path: PathBuf,
+        /// Of its path.
+        length: usize,
+    },
     /// Another user made it.
     #[error("the run directory {path} belongs to user {user}: remove it, or set XDG_RUNTIME_DIR")]
     Foreign {
@@ -119,6 +132,11 @@ pub enum AggregateReply {
     Refused(String),
 }
 
+/// Longest path of a UNIX socket, in bytes (`sun_path`, without its zero).
+pub const SOCKET_PATH_MAX: usize = 107;
+/// Longest path of a run directory, in bytes: a socket with a pid as its name fits in it.
+const PATH_MAX: usize = SOCKET_PATH_MAX - "/4194304.sock".len();
+
 /// The directory, made and checked.
 pub fn directory() -> Result<PathBuf, RunDirError> {
     let user = nix::unistd::geteuid();
@@ -134,6 +152,10 @@ pub fn directory() -> Result<PathBuf, RunDirError> {
 /// Makes the directory, or checks that the one that is there is private.
 pub fn prepare(path: &Path) -> Result<(), RunDirError> {
     let path = path.to_path_buf();
+    let length = path.as_os_str().len();
+    if length > PATH_MAX {
+        return Err(RunDirError::TooLong { path, length });
+    }
     match fs::DirBuilder::new().mode(0o700).create(&path) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -310,6 +332,26 @@ mod tests {
         let error = prepare(&path).unwrap_err();
         assert!(matches!(error, RunDirError::Open(_)), "{error}");
         fs::remove_dir_all(&path).unwrap();
+    }
+
+    #[test]
+    fn a_directory_whose_sockets_would_not_fit_is_refused() {
+        let of_length = |length: usize| {
+            let path = scratch("long").display().to_string();
+            PathBuf::from(format!("{path:x<length$}"))
+        };
+        let fits = of_length(PATH_MAX);
+        prepare(&fits).unwrap();
+        drop(Entry::new(&fits, 4_194_304).unwrap());
+        fs::remove_dir(&fits).unwrap();
+        let long = of_length(PATH_MAX + 3);
+        let error = prepare(&long).unwrap_err().to_string();
+        assert!(error.contains(long.to_str().unwrap()), "{error}");
+        assert!(
+            error.contains("at most 107") && error.contains("3 bytes shorter"),
+            "{error}"
+        );
+        assert!(!long.exists());
     }
 
     #[test]

@@ -16,14 +16,12 @@ use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::stat::{Mode, umask};
-use weft_node::rundir;
+use weft_node::rundir::{self, SOCKET_PATH_MAX};
 
 use super::error::VmError;
 use super::plan::Plan;
 use super::suboptions::ConsoleArg;
 
-/// Longest path of a UNIX socket (`sun_path`, without its zero).
-const SOCKET_PATH_MAX: usize = 107;
 const API: &str = "sock";
 
 /// The directory, made and checked.
@@ -164,7 +162,7 @@ fn listen(option: &'static str, path: &Path, made: &mut Removed) -> Result<UnixL
     if length > SOCKET_PATH_MAX {
         let what = format!(
             "a socket's path has at most {SOCKET_PATH_MAX} bytes, this one has {length}: \
-             use a shorter one"
+             use a shorter one, or a shorter XDG_RUNTIME_DIR"
         );
         return Err(taken(what));
     }
