@@ -20,8 +20,8 @@ use nix::unistd::{ForkResult, Pid, dup2_stderr, dup2_stdin, dup2_stdout, fork, s
 use weft_api::client::Client;
 use weft_api::{State, VmView};
 use weft_machine::CHECKPOINT_SECONDS_MAX;
-use weft_node::launch::SignalEvent;
 use weft_node::launch::machine::take_signals;
+use weft_node::launch::{SignalEvent, Signals};
 use weft_platform::clock::begin_tsc_measurement;
 
 use super::args::VmStartArgs;
@@ -57,6 +57,8 @@ pub fn run(args: &mut VmStartArgs, started: Instant) -> anyhow::Result<ExitCode>
     if options.name.is_some() && registry::answers(&registry::api_path(&directory, &plan.name)) {
         return Ok(set_up_failed(&VmError::NameTaken(plan.name).into()));
     }
+    // Before the fork: a signal that comes from now on reaches the launcher, too.
+    let signals = take_signals()?;
     // SAFETY: this process has one thread: `main` has called nothing that makes another.
     match unsafe { fork() }.context("cannot start the launcher")? {
         ForkResult::Child => {
@@ -66,7 +68,11 @@ pub fn run(args: &mut VmStartArgs, started: Instant) -> anyhow::Result<ExitCode>
             if options.name.is_none() {
                 plan.name = pid;
             }
-            match detach(&log) {
+            let detached = detach(&log);
+            // Outside the terminal's session. A signal that came meanwhile ends it here.
+            signals.give_back();
+            drop(signals);
+            match detached {
                 Ok(()) => launcher::run_plan(&plan, options, started, tsc),
                 Err(error) => Ok(set_up_failed(&error)),
             }
@@ -79,7 +85,8 @@ pub fn run(args: &mut VmStartArgs, started: Instant) -> anyhow::Result<ExitCode>
                 directory,
             };
             let reading = plan.restore.map_or(0, |_| CHECKPOINT_SECONDS_MAX);
-            launcher.wait(START_BOUND + Duration::from_secs(reading), *json)
+            let bound = START_BOUND + Duration::from_secs(reading);
+            launcher.wait(&signals, bound, *json)
         }
     }
 }
@@ -118,8 +125,7 @@ struct Launcher {
 }
 
 impl Launcher {
-    fn wait(&self, bound: Duration, json: bool) -> anyhow::Result<ExitCode> {
-        let signals = take_signals()?;
+    fn wait(&self, signals: &Signals, bound: Duration, json: bool) -> anyhow::Result<ExitCode> {
         let mut deadline = Instant::now() + bound;
         let mut asked = false;
         loop {
