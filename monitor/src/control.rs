@@ -73,10 +73,11 @@ impl Controlled {
             self.ask(MachineRequest::Pause)?;
         }
         let written = self.handle.write_checkpoint(checkpoint).map_err(failure);
-        if ran && !(leave_paused && written.is_ok()) {
-            self.ask(MachineRequest::Resume)?;
-        }
-        let written = *written?;
+        let resumed = match ran && !(leave_paused && written.is_ok()) {
+            true => self.ask(MachineRequest::Resume),
+            false => Ok(()),
+        };
+        let written = *both(written, resumed)?;
         Ok(Saved {
             machine: SavedMachine {
                 configuration: self.configuration.clone(),
@@ -113,6 +114,16 @@ fn failure(refusal: Refusal) -> Failure {
         Refusal::Busy { .. } => Failure::Busy(sentence),
         Refusal::TimedOut { .. } => Failure::TimedOut(sentence),
         Refusal::Failed { .. } => Failure::Failed(sentence),
+    }
+}
+
+/// What was written, if the machine runs again; what failed first, then what else did.
+fn both<T>(written: Result<T, Failure>, resumed: Result<(), Failure>) -> Result<T, Failure> {
+    match (written, resumed) {
+        (Err(first), Err(second)) => Err(Failure::Failed(format!(
+            "{first}; then it could not continue: {second}"
+        ))),
+        (written, resumed) => resumed.and(written),
     }
 }
 
@@ -293,5 +304,25 @@ impl Keys for Typed {
 
     fn resize(&self, size: Size) {
         self.handle.console_resize(size.columns, size.rows);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_save_that_fails_says_why_even_if_the_machine_cannot_resume() {
+        let full = || Err::<u32, _>(Failure::Failed("the disk is full".into()));
+        let stuck = || Err(Failure::TimedOut("no reply".into()));
+        let said = |outcome: Result<u32, Failure>| outcome.map_err(|failure| failure.to_string());
+        assert_eq!(said(both(Ok(7), Ok(()))), Ok(7));
+        assert_eq!(said(both(full(), Ok(()))), Err("the disk is full".into()));
+        assert_eq!(said(both(Ok(7), stuck())), Err("no reply".into()));
+        let whole = said(both(full(), stuck())).unwrap_err();
+        assert!(
+            whole.contains("the disk is full") && whole.contains("no reply"),
+            "{whole}"
+        );
     }
 }

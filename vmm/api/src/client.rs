@@ -18,12 +18,11 @@ use thiserror::Error;
 use weft_machine::membership::NewNode;
 use weft_machine::{PlatformMoveReport, TimeMoveReport, VcpuMoveReport};
 
-use super::files;
 use super::view::{
     BalloonBody, BalloonView, ChangeView, Counters, ErrorBody, Faults, MoveBody, Pages,
     PlatformBody, ReleaseBody, SaveBody, Saved, StopBody, TimekeeperBody, VmView,
 };
-use weft_machine::CHECKPOINT_SECONDS_MAX;
+use super::{SAVE_SECONDS_MAX, files};
 
 /// Longest answer, in bytes: the faults of 16 slices, or the state of 255 vCPUs.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
@@ -175,7 +174,7 @@ impl Client {
 
     /// Writes guest memory to `files`, one for each node, and saves everything else.
     pub fn save(&self, files: &[File], body: &SaveBody) -> Result<Saved, ClientError> {
-        let bound = Duration::from_secs(CHECKPOINT_SECONDS_MAX) + 2 * ANSWER_BOUND;
+        let bound = Duration::from_secs(SAVE_SECONDS_MAX) + ANSWER_BOUND;
         self.call_with(files, Method::POST, "/v1/vm/save", body, bound)
     }
 

@@ -24,7 +24,9 @@ use std::fs::File;
 
 use thiserror::Error;
 use weft_machine::membership::NewNode;
-use weft_machine::{PlatformMoveReport, TimeMoveReport, VcpuMoveReport};
+use weft_machine::{
+    CHECKPOINT_SECONDS_MAX, PlatformMoveReport, REPLY_SECONDS_MAX, TimeMoveReport, VcpuMoveReport,
+};
 
 pub use server::{CONNECTIONS_MAX, REQUEST_BYTES_MAX, Server};
 pub use view::{
@@ -52,6 +54,10 @@ pub enum Failure {
     #[error("{0}")]
     Failed(String),
 }
+
+/// Longest that a save may take: the machine says how it is, pauses, writes its memory, and
+/// resumes.
+const SAVE_SECONDS_MAX: u64 = CHECKPOINT_SECONDS_MAX + 3 * REPLY_SECONDS_MAX;
 
 /// A machine, as the API sees it. Called on one thread; each call is bounded by
 /// the machine.

@@ -23,11 +23,11 @@ use tokio::net::UnixStream;
 use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::time::timeout;
 use weft_confine::{ThreadKind, lock};
-use weft_machine::{CHECKPOINT_SECONDS_MAX, REPLY_SECONDS_MAX};
+use weft_machine::REPLY_SECONDS_MAX;
 
-use super::Control;
 use super::files;
 use super::routes::{self, Answer, Worker};
+use super::{Control, SAVE_SECONDS_MAX};
 
 /// Connections at one time; further clients wait in the socket's queue.
 pub const CONNECTIONS_MAX: u32 = 16;
@@ -40,9 +40,8 @@ const HEAD_BYTES_MAX: usize = 8 << 10;
 const HEADERS_MAX: usize = 32;
 /// How long a client may take to say what it wants.
 const REQUEST_BOUND: Duration = Duration::from_secs(5);
-/// How long a machine may take for what is asked: to be saved takes longest, with a pause
-/// before and a resume after.
-const WORK_BOUND: Duration = Duration::from_secs(CHECKPOINT_SECONDS_MAX + 2 * REPLY_SECONDS_MAX);
+/// How long a machine may take for what is asked: to be saved takes longest.
+const WORK_BOUND: Duration = Duration::from_secs(SAVE_SECONDS_MAX);
 const _: () = assert!(WORK_BOUND.as_secs() >= super::STOP_SECONDS_MAX as u64 + REPLY_SECONDS_MAX);
 /// How long a client may take to read its answer.
 const ANSWER_BOUND: Duration = Duration::from_secs(5);
