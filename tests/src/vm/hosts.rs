@@ -229,14 +229,14 @@ impl<'a> Site<'a> {
 
     /// The slice that a host's daemon runs.
     fn slice_of(&self, host: usize) -> Result<i32> {
-        let slices = self.slices_of(host)?;
+        let slices = self.slices_of(host);
         let slice = slices.first().copied();
         slice.with_context(|| format!("host {host} runs no slice"))
     }
 
     /// All slices that a host's daemon runs.
-    fn slices_of(&self, host: usize) -> Result<Vec<i32>> {
-        children(self.daemons[host - 1].pid() as u32)
+    fn slices_of(&self, host: usize) -> Vec<i32> {
+        children(self.daemons[host - 1].pid())
     }
 
     /// What the daemons say of themselves.
@@ -283,16 +283,13 @@ fn counter(ended: &Ended, name: &str) -> Result<u64> {
     Ok(number.parse()?)
 }
 
-/// The children of a process.
-fn children(parent: u32) -> Result<Vec<i32>> {
-    let mut found = Vec::new();
-    for task in fs::read_dir(format!("/proc/{parent}/task"))? {
-        let children = fs::read_to_string(task?.path().join("children"))?;
-        for child in children.split_whitespace() {
-            found.push(child.parse()?);
-        }
-    }
-    Ok(found)
+/// The children of a process, whichever of its threads started them.
+fn children(parent: i32) -> Vec<i32> {
+    processes::all()
+        .iter()
+        .filter(|process| process.parent == parent)
+        .map(|process| process.identity.pid)
+        .collect()
 }
 
 /// Whether the private key of `identity` is in a process's own memory, as bytes or as
@@ -344,7 +341,7 @@ fn two(site: &Site<'_>) -> Result<String> {
         "the slice is another user's: {status}"
     );
     ensure!(status.contains("Seccomp:\t2"), "it has no filter");
-    let machine = children(guest.pid())?;
+    let machine = children(guest.pid() as i32);
     ensure!(
         machine.len() == 1,
         "processes on the launcher's host: {machine:?}"
@@ -520,7 +517,7 @@ fn borrowers(site: &Site<'_>) -> Result<String> {
         ensure!(guest.wait_for("tick", BOUND).is_some(), "no guest");
     }
     let mut users = Vec::new();
-    for slice in site.slices_of(1)? {
+    for slice in site.slices_of(1) {
         let status = fs::read_to_string(format!("/proc/{slice}/status"))?;
         let user = status.lines().find_map(|line| line.strip_prefix("Uid:\t"));
         users.push(user.context("no user")?.to_owned());
