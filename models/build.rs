@@ -11,9 +11,10 @@ use std::path::Path;
 type Edit = (&'static str, &'static str);
 
 /// Edits for every file: where the primitives come from.
-const PRIMITIVES: [Edit; 3] = [
+const PRIMITIVES: [Edit; 4] = [
     ("use std::sync::atomic::", "use crate::strong::"),
     ("use std::sync::", "use crate::sync::"),
+    ("use std::thread::", "use crate::sync::thread::"),
     ("use super::message::", "use crate::message::"),
 ];
 
@@ -26,7 +27,7 @@ struct Source {
     mutants: &'static [(&'static str, &'static [Edit])],
 }
 
-const SOURCES: [Source; 4] = [
+const SOURCES: [Source; 5] = [
     Source {
         name: "waker",
         path: "../vmm/platform/src/interrupts/waker.rs",
@@ -139,6 +140,31 @@ const SOURCES: [Source; 4] = [
                 &[(
                     "        self.set_immediate_exit();\n        let thread",
                     "        let thread",
+                )],
+            ),
+        ],
+    },
+    Source {
+        name: "wakeup",
+        path: "../vmm/coherent-memory/src/wakeup.rs",
+        smaller: &[],
+        mutants: &[
+            (
+                "unparks_where_it_was_woken_before",
+                &[("if !self.woken.swap", "if self.woken.swap")],
+            ),
+            (
+                "forgets_before_it_sleeps",
+                &[(
+                    "        if !self.woken.load(Ordering::SeqCst) {\n            thread::park_timeout(patience);\n        }\n        self.woken.store(false, Ordering::SeqCst);",
+                    "        self.woken.store(false, Ordering::SeqCst);\n        thread::park_timeout(patience);",
+                )],
+            ),
+            (
+                "forgets_too_late",
+                &[(
+                    "self.woken.store(false, Ordering::SeqCst);",
+                    "self.woken.store(false, Ordering::Relaxed);",
                 )],
             ),
         ],

@@ -17,4 +17,5 @@ mod pins;
 mod ring;
 mod strong;
 mod sync;
+mod wakeups;
 mod weak;

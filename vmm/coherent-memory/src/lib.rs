@@ -47,6 +47,7 @@ mod own_pins;
 mod reclaim;
 mod served;
 mod shell;
+mod signal;
 mod state;
 mod tables;
 #[cfg(test)]

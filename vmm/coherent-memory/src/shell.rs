@@ -33,10 +33,11 @@ use super::counters::{MemoryCounters, PageCounts, SlicePages, VcpuCounts};
 use super::notifier::MmuNotifier;
 use super::outbox::{Links, Transport};
 use super::served::{FaultObserver, ServedCounts};
+use super::signal::Signal;
 use super::state::State;
 use super::tables::{PageTables, zeroed};
 use super::trace::{READERS_PATIENCE, SliceFaults, Trace};
-use super::wakeup::{Signal, Wakeup};
+use super::wakeup::Wakeup;
 use weft_guest_memory::Ram;
 
 pub(super) const PAGE_SHIFT: u32 = PAGE_BYTES.trailing_zeros();
