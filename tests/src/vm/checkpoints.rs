@@ -3,11 +3,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, bail, ensure};
 
-use super::{BOUND, Bench, Context, Report, Verdict, ended_with};
+use super::{BOUND, Bench, Runner, ended_with};
 use crate::boot::{Images, SMALL, USER_SPACE};
 use crate::guest::Guest;
 
@@ -33,28 +33,11 @@ const TESTS: [(&str, Test); 4] = [
 ];
 
 /// All tests, on the software vCPU.
-pub(super) fn run(
-    context: &Context,
-    images: &Images,
-    wanted: &dyn Fn(&str) -> bool,
-    report: &Report,
-) {
+pub(super) fn run(runner: &Runner<'_>) {
     for (name, test) in TESTS {
         let name = format!("vm, soft, saved: {name}");
-        if !wanted(&name) {
-            continue;
-        }
-        if let Some(why) = images.missing(&SMALL) {
-            report.add(&name, Duration::ZERO, Verdict::Skipped(why));
-            continue;
-        }
-        let started = Instant::now();
-        let outcome = Bench::new(context, "soft", &name).and_then(|bench| test(&bench, images));
-        let verdict = match outcome {
-            Ok(note) => Verdict::Passed(note),
-            Err(error) => Verdict::Failed(vec![format!("{error:#}")]),
-        };
-        report.add(&name, started.elapsed(), verdict);
+        let missing = runner.images.missing(&SMALL);
+        runner.run("soft", &name, missing, |bench| test(bench, runner.images));
     }
 }
 

@@ -14,7 +14,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use super::{BOUND, Bench, Context, Report, Verdict, ended_with, wait_until};
+use super::{BOUND, Bench, Runner, ended_with, wait_until};
 use crate::aggregate::judge_litmus;
 use crate::boot::{Images, SMALL};
 use crate::cluster::{self, Identity, Wanted};
@@ -55,30 +55,13 @@ const CHECKS: [(&str, usize, HostCheck); 12] = [
 ];
 
 /// Runs the tests, on the software vCPU.
-pub(super) fn run(
-    context: &Context,
-    images: &Images,
-    wanted: &dyn Fn(&str) -> bool,
-    report: &Report,
-) {
-    let missing = images.missing(&SMALL).or_else(namespace::missing);
+pub(super) fn run(runner: &Runner<'_>) {
+    let missing = runner.images.missing(&SMALL).or_else(namespace::missing);
     let attempt = |name: &str, hosts: usize, check: HostCheck| {
         let name = format!("vm, hosts: {name}");
-        if !wanted(&name) {
-            return;
-        }
-        if let Some(why) = &missing {
-            report.add(&name, Duration::ZERO, Verdict::Skipped(why.clone()));
-            return;
-        }
-        let started = Instant::now();
-        let outcome = Bench::new(context, "soft", &name)
-            .and_then(|bench| Site::new(&bench, images, hosts).and_then(|site| check(&site)));
-        let verdict = match outcome {
-            Ok(note) => Verdict::Passed(note),
-            Err(error) => Verdict::Failed(vec![format!("{error:#}")]),
-        };
-        report.add(&name, started.elapsed(), verdict);
+        runner.run("soft", &name, missing.clone(), |bench| {
+            check(&Site::new(bench, runner.images, hosts)?)
+        });
     };
     for (name, hosts, check) in CHECKS {
         attempt(name, hosts, check);

@@ -2,11 +2,10 @@
 //! keeps its content. On one node and on two.
 
 use std::process::Stdio;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::{BOUND, Bench, Context, Report, Verdict, ended_with, wait_until};
+use super::{BOUND, Bench, Runner, ended_with, wait_until};
 use crate::boot::{Images, SMALL};
 use crate::guest::Guest;
 
@@ -31,29 +30,13 @@ const TESTS: [(&str, &[&str]); 2] = [
 ];
 
 /// All tests, on the software vCPU.
-pub(super) fn run(
-    context: &Context,
-    images: &Images,
-    wanted: &dyn Fn(&str) -> bool,
-    report: &Report,
-) {
+pub(super) fn run(runner: &Runner<'_>) {
     for (name, options) in TESTS {
         let name = format!("vm, soft, {name}");
-        if !wanted(&name) {
-            continue;
-        }
-        if let Some(why) = images.missing(&SMALL) {
-            report.add(&name, Duration::ZERO, Verdict::Skipped(why));
-            continue;
-        }
-        let started = Instant::now();
-        let outcome =
-            Bench::new(context, "soft", &name).and_then(|bench| freed(&bench, images, options));
-        let verdict = match outcome {
-            Ok(note) => Verdict::Passed(note),
-            Err(error) => Verdict::Failed(vec![format!("{error:#}")]),
-        };
-        report.add(&name, started.elapsed(), verdict);
+        let missing = runner.images.missing(&SMALL);
+        runner.run("soft", &name, missing, |bench| {
+            freed(bench, runner.images, options)
+        });
     }
 }
 

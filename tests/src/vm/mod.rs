@@ -45,37 +45,67 @@ struct Bench<'a> {
     directory: PathBuf,
 }
 
+/// What all tests of this folder are run with.
+struct Runner<'a> {
+    context: &'a Context,
+    images: &'a Images,
+    names: &'a [String],
+    report: &'a Report,
+}
+
+impl Runner<'_> {
+    /// Runs one test in a folder of its own, if it is wanted. `missing`: why it cannot run
+    /// here.
+    fn run(
+        &self,
+        back_end: &'static str,
+        name: &str,
+        missing: Option<String>,
+        test: impl FnOnce(&Bench<'_>) -> Result<String>,
+    ) {
+        if !self.wants(name) {
+            return;
+        }
+        if let Some(why) = missing {
+            self.report.add(name, Duration::ZERO, Verdict::Skipped(why));
+            return;
+        }
+        let started = Instant::now();
+        let outcome = Bench::new(self.context, back_end, name).and_then(|bench| test(&bench));
+        let verdict = match outcome {
+            Ok(note) => Verdict::Passed(note),
+            Err(error) => Verdict::Failed(vec![format!("{error:#}")]),
+        };
+        self.report.add(name, started.elapsed(), verdict);
+    }
+
+    /// Whether the test was named, or none was.
+    fn wants(&self, name: &str) -> bool {
+        self.names.is_empty() || self.names.iter().any(|part| name.contains(part))
+    }
+}
+
 /// Runs all tests, or those named.
 pub fn run_vm(context: &Context, images: &Images, names: &[String], report: &Report) -> Result<()> {
-    let wanted = |name: &str| names.is_empty() || names.iter().any(|part| name.contains(part));
-    errors::run(context, &wanted, report)?;
-    seeing::run(context, images, &wanted, report);
-    checkpoints::run(context, images, &wanted, report);
-    memory::run(context, images, &wanted, report);
-    hosts::run(context, images, &wanted, report);
-    let kvm_missing = kvm_missing();
-    for back_end in ["soft", "kvm"] {
+    let runner = Runner {
+        context,
+        images,
+        names,
+        report,
+    };
+    errors::run(context, &|name| runner.wants(name), report)?;
+    seeing::run(&runner);
+    checkpoints::run(&runner);
+    memory::run(&runner);
+    hosts::run(&runner);
+    for (back_end, missing) in [("soft", None), ("kvm", kvm_missing())] {
         for (name, check) in life::CHECKS
             .iter()
             .chain(&outside::CHECKS)
             .chain(&terminal::CHECKS)
         {
             let name = format!("vm, {back_end}: {name}");
-            if !wanted(&name) {
-                continue;
-            }
-            if back_end == "kvm"
-                && let Some(why) = &kvm_missing
-            {
-                report.add(&name, Duration::ZERO, Verdict::Skipped(why.clone()));
-                continue;
-            }
-            let started = Instant::now();
-            let verdict = match Bench::new(context, back_end, &name).and_then(|b| check(&b)) {
-                Ok(note) => Verdict::Passed(note),
-                Err(error) => Verdict::Failed(vec![format!("{error:#}")]),
-            };
-            report.add(&name, started.elapsed(), verdict);
+            runner.run(back_end, &name, missing.clone(), check);
         }
     }
     Ok(())

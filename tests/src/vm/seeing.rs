@@ -1,12 +1,12 @@
 //! `weft vm top` and `weft vm trace`, with Linux over two nodes of this host.
 
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use serde_json::Value;
 
-use super::{BOUND, Bench, Context, Report, Verdict, ended_with, wait_until};
+use super::{BOUND, Bench, Runner, ended_with, wait_until};
 use crate::boot::{Images, SMALL, USER_SPACE};
 use crate::guest::Guest;
 
@@ -16,27 +16,10 @@ const COMMAND_LINE: &str = "console=ttyS0 quiet weft.run=\"taskset 1 sh -c %22wh
                             done%22 & taskset 2 sh -c %22while :; do :; done%22 & sleep 100\"";
 
 /// The test, on the software vCPU.
-pub(super) fn run(
-    context: &Context,
-    images: &Images,
-    wanted: &dyn Fn(&str) -> bool,
-    report: &Report,
-) {
+pub(super) fn run(runner: &Runner<'_>) {
     let name = format!("vm, soft, two nodes: {NAME}");
-    if !wanted(&name) {
-        return;
-    }
-    if let Some(why) = images.missing(&SMALL) {
-        report.add(&name, Duration::ZERO, Verdict::Skipped(why));
-        return;
-    }
-    let started = Instant::now();
-    let outcome = Bench::new(context, "soft", &name).and_then(|bench| seen(&bench, images));
-    let verdict = match outcome {
-        Ok(note) => Verdict::Passed(note),
-        Err(error) => Verdict::Failed(vec![format!("{error:#}")]),
-    };
-    report.add(&name, started.elapsed(), verdict);
+    let missing = runner.images.missing(&SMALL);
+    runner.run("soft", &name, missing, |bench| seen(bench, runner.images));
 }
 
 fn seen(bench: &Bench, images: &Images) -> Result<String> {
