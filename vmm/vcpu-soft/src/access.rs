@@ -378,7 +378,7 @@ impl Cpu {
 
     /// Blocks of `page` die, here at once and elsewhere at the next boundary.
     pub fn code_page_written(&mut self, page: u64) {
-        self.machine.code_written(page, Some(&self.mailbox));
+        self.machine.code_written(page, Some(&self.requests));
         self.drop_code(page);
     }
 
@@ -430,9 +430,9 @@ impl Cpu {
     /// Leaves guest code. From here on others may take what this vCPU has cached, and its
     /// thread may wait; so it first does the deferred work that others may wait for.
     pub fn step_outside(&mut self) {
-        self.mailbox.step_outside();
+        self.requests.step_outside();
         if self.is_asked(request::DEFERRED_WORK) {
-            self.mailbox.take(request::DEFERRED_WORK);
+            self.requests.take(request::DEFERRED_WORK);
             self.memory.do_deferred_work();
         }
     }
@@ -442,7 +442,7 @@ impl Cpu {
     pub fn come_inside(&mut self, mut watched: Option<u64>) -> bool {
         let mut lost = false;
         loop {
-            let asked = self.mailbox.step_inside();
+            let asked = self.requests.step_inside();
             if asked {
                 lost |= self.answer(watched);
             }
@@ -450,9 +450,9 @@ impl Cpu {
             if let Some(page) = watched.take()
                 && self.memory.unpin_and_check(page)
             {
-                self.mailbox.ask(request::DEFERRED_WORK);
+                self.requests.ask(request::DEFERRED_WORK);
             }
-            let request = self.mailbox.request();
+            let request = self.requests.request();
             let excluded = request.load(std::sync::atomic::Ordering::SeqCst) & request::EXCLUSIVE;
             if !asked || excluded == 0 {
                 return lost;
@@ -465,8 +465,8 @@ impl Cpu {
 
     /// Carries out all demands; whether `watched` was among them.
     pub fn answer(&mut self, watched: Option<u64>) -> bool {
-        let mailbox = self.mailbox.clone();
-        let (demands, number) = mailbox.drain();
+        let requests = self.requests.clone();
+        let (demands, number) = requests.drain();
         let mut lost = false;
         for demand in demands {
             match demand {
@@ -486,7 +486,7 @@ impl Cpu {
                 }
             }
         }
-        mailbox.report(number);
+        requests.report(number);
         lost
     }
 
@@ -501,13 +501,13 @@ impl Cpu {
                 tlb.revoke(page, true);
             }
             let machine = self.machine.clone();
-            let mailbox = self.mailbox.clone();
+            let requests = self.requests.clone();
             let demand = Demand::Page {
                 page,
                 keep_read: true,
             };
             self.step_outside();
-            let answered = machine.demand(demand, Some(&mailbox), PATIENCE);
+            let answered = machine.demand(demand, Some(&requests), PATIENCE);
             self.come_inside(None);
             if answered.is_err() {
                 return false;
@@ -523,15 +523,15 @@ impl Cpu {
     /// in time.
     pub fn exclusively<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> Option<T> {
         let machine = self.machine.clone();
-        let mailbox = self.mailbox.clone();
+        let requests = self.requests.clone();
         self.step_outside();
-        let exclusion = machine.exclude(&mailbox, PATIENCE);
+        let exclusion = machine.exclude(&requests, PATIENCE);
         if exclusion.is_none() {
             self.come_inside(None);
             return None;
         }
         // Nobody else may exclude meanwhile, so only demands can wait.
-        if mailbox.step_inside() {
+        if requests.step_inside() {
             self.answer(None);
         }
         Some(work(self))

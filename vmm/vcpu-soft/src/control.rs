@@ -76,7 +76,7 @@ impl Cpu {
             return Err(self.general_protection(0));
         }
         self.with_environment(|environment| environment.set_task_priority(value as u8));
-        self.mailbox.ask(crate::requests::request::LOOK);
+        self.requests.ask(crate::requests::request::LOOK);
         Ok(())
     }
 

@@ -18,7 +18,7 @@ use crate::machine::SoftMachine;
 use crate::mmu::ExecutedPages;
 use crate::msr::Msrs;
 use crate::op::Outcome;
-use crate::requests::Mailbox;
+use crate::requests::VcpuRequests;
 use crate::run::{Configuration, TRANSLATED_AFTER};
 use crate::tlb::Tlb;
 
@@ -99,7 +99,7 @@ pub struct Cpu {
     /// is more than what is left is not entered.
     pub budget: i64,
     /// Not zero: somebody wants this vCPU to leave at the next block boundary.
-    /// In [`Cpu::mailbox`].
+    /// In [`Cpu::requests`].
     pub request: *const AtomicU32,
     /// What generated code needs besides.
     pub generated: State,
@@ -193,7 +193,7 @@ pub struct Cpu {
     /// What the vCPUs of this slice share.
     pub machine: Arc<SoftMachine>,
     /// What others want of this vCPU.
-    pub mailbox: Arc<Mailbox>,
+    pub requests: Arc<VcpuRequests>,
     /// Devices, during [`crate::SoftCpu::run`].
     pub environment: Option<*mut dyn Environment>,
     /// Executions after which a block is translated.
@@ -204,8 +204,8 @@ pub struct Cpu {
     pub tsc_offset: u64,
 }
 
-// SAFETY: the raw pointers point to what this vCPU owns (blocks, its mailbox,
-// which `mailbox` keeps alive), or are null between runs (`environment`).
+// SAFETY: the raw pointers point to what this vCPU owns (blocks, its requests,
+// which `requests` keeps alive), or are null between runs (`environment`).
 unsafe impl Send for Cpu {}
 
 impl Cpu {
@@ -221,14 +221,14 @@ impl Cpu {
         machine: &Arc<SoftMachine>,
         configuration: Configuration,
     ) -> std::io::Result<Box<Self>> {
-        let mailbox = machine.join();
+        let requests = machine.join();
         Ok(Box::new(Self {
             registers: [0; 19],
             flags: 0,
             rip: 0,
             segment_bases: [0; 8],
             budget: 0,
-            request: mailbox.request(),
+            request: requests.request(),
             generated: State::default(),
             rflags_system: 0,
             mode: Mode::default(),
@@ -274,7 +274,7 @@ impl Cpu {
             thunks: Thunks::new()?,
             memory: machine.memory().clone(),
             machine: machine.clone(),
-            mailbox,
+            requests,
             environment: None,
             translated_after: TRANSLATED_AFTER,
             configuration,

@@ -31,7 +31,7 @@ impl Cpu {
     }
 
     fn after_write(&mut self) {
-        self.mailbox.ask(request::LOOK);
+        self.requests.ask(request::LOOK);
     }
 
     /// Reads `size` bytes of a device's register.

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use weft_vcpu::{Access, Memory, NotAnswered, PAGE_SIZE};
 
-use crate::requests::{Demand, Mailbox, request};
+use crate::requests::{Demand, VcpuRequests, request};
 
 const NONE: u32 = 0;
 const MARKING: u32 = 1;
@@ -39,7 +39,7 @@ pub struct SoftMachine {
     /// By page number.
     code: Box<[AtomicU32]>,
     /// Guards the list; cloned before it is walked.
-    mailboxes: RwLock<Vec<Arc<Mailbox>>>,
+    vcpus: RwLock<Vec<Arc<VcpuRequests>>>,
     /// Held by the one vCPU that needs all others outside, which must not wait
     /// for anything but them. Taken only by threads that are outside.
     exclusive: Mutex<()>,
@@ -71,7 +71,7 @@ impl SoftMachine {
         Arc::new(Self {
             memory,
             code: zeroed_words(pages),
-            mailboxes: RwLock::default(),
+            vcpus: RwLock::default(),
             exclusive: Mutex::new(()),
         })
     }
@@ -81,30 +81,30 @@ impl SoftMachine {
         &self.memory
     }
 
-    /// A new vCPU's mailbox.
-    pub fn join(&self) -> Arc<Mailbox> {
-        let mailbox = Arc::new(Mailbox::default());
-        self.mailboxes
+    /// Takes in a new vCPU; its requests.
+    pub fn join(&self) -> Arc<VcpuRequests> {
+        let requests = Arc::new(VcpuRequests::default());
+        self.vcpus
             .write()
             .unwrap_or_else(PoisonError::into_inner)
-            .push(mailbox.clone());
-        mailbox
+            .push(requests.clone());
+        requests
     }
 
     /// The vCPU is gone.
-    pub fn leave(&self, mailbox: &Arc<Mailbox>) {
-        self.mailboxes
+    pub fn leave(&self, requests: &Arc<VcpuRequests>) {
+        self.vcpus
             .write()
             .unwrap_or_else(PoisonError::into_inner)
-            .retain(|other| !Arc::ptr_eq(other, mailbox));
+            .retain(|other| !Arc::ptr_eq(other, requests));
     }
 
-    fn others(&self, own: Option<&Arc<Mailbox>>) -> Vec<Arc<Mailbox>> {
-        self.mailboxes
+    fn others(&self, own: Option<&Arc<VcpuRequests>>) -> Vec<Arc<VcpuRequests>> {
+        self.vcpus
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .iter()
-            .filter(|mailbox| own.is_none_or(|own| !Arc::ptr_eq(own, mailbox)))
+            .filter(|requests| own.is_none_or(|own| !Arc::ptr_eq(own, requests)))
             .cloned()
             .collect()
     }
@@ -113,20 +113,20 @@ impl SoftMachine {
     pub fn demand(
         &self,
         demand: Demand,
-        own: Option<&Arc<Mailbox>>,
+        own: Option<&Arc<VcpuRequests>>,
         patience: Duration,
     ) -> Result<(), NotAnswered> {
         let posted: Vec<_> = self
             .others(own)
             .into_iter()
-            .map(|mailbox| {
-                let number = mailbox.post(demand);
-                (mailbox, number)
+            .map(|requests| {
+                let number = requests.post(demand);
+                (requests, number)
             })
             .collect();
         let deadline = Instant::now() + patience;
-        for (mailbox, number) in posted {
-            if !mailbox.wait(deadline, |mailbox| mailbox.is_answered(number)) {
+        for (requests, number) in posted {
+            if !requests.wait(deadline, |requests| requests.is_answered(number)) {
                 return Err(NotAnswered(patience));
             }
         }
@@ -153,8 +153,8 @@ impl SoftMachine {
             }
             None => {
                 self.fall(page);
-                for mailbox in self.others(None) {
-                    mailbox.post(Demand::Code { page });
+                for requests in self.others(None) {
+                    requests.post(Demand::Code { page });
                 }
                 let keep_read = false;
                 self.demand(Demand::Page { page, keep_read }, None, patience)
@@ -185,10 +185,10 @@ impl SoftMachine {
 
     /// `page` is about to be written to, or was: its blocks die at every other
     /// vCPU's next block boundary. `own`'s thread sees to its own.
-    pub fn code_written(&self, page: u64, own: Option<&Arc<Mailbox>>) {
+    pub fn code_written(&self, page: u64, own: Option<&Arc<VcpuRequests>>) {
         self.fall(page);
-        for mailbox in self.others(own) {
-            mailbox.post(Demand::Code { page });
+        for requests in self.others(own) {
+            requests.post(Demand::Code { page });
         }
     }
 
@@ -245,7 +245,7 @@ impl SoftMachine {
     /// `None` when some vCPU did not come out in time.
     pub fn exclude<'machine>(
         &'machine self,
-        own: &Arc<Mailbox>,
+        own: &Arc<VcpuRequests>,
         patience: Duration,
     ) -> Option<Exclusion<'machine>> {
         let guard = self
@@ -253,8 +253,8 @@ impl SoftMachine {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let others = self.others(Some(own));
-        for mailbox in &others {
-            mailbox.ask(request::EXCLUSIVE);
+        for requests in &others {
+            requests.ask(request::EXCLUSIVE);
         }
         let exclusion = Exclusion {
             others,
@@ -264,7 +264,7 @@ impl SoftMachine {
         let out = exclusion
             .others
             .iter()
-            .all(|mailbox| mailbox.wait(deadline, Mailbox::is_outside));
+            .all(|requests| requests.wait(deadline, VcpuRequests::is_outside));
         out.then_some(exclusion)
     }
 
@@ -280,14 +280,14 @@ impl SoftMachine {
 
 /// All vCPUs but one are outside.
 pub struct Exclusion<'machine> {
-    others: Vec<Arc<Mailbox>>,
+    others: Vec<Arc<VcpuRequests>>,
     _guard: MutexGuard<'machine, ()>,
 }
 
 impl Drop for Exclusion<'_> {
     fn drop(&mut self) {
-        for mailbox in &self.others {
-            mailbox.take(request::EXCLUSIVE);
+        for requests in &self.others {
+            requests.take(request::EXCLUSIVE);
         }
     }
 }

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Bits of [`Mailbox::request`].
+/// Bits of [`VcpuRequests::request`].
 pub mod request {
     /// Come back from `run`.
     pub const KICK: u32 = 1;
@@ -63,7 +63,7 @@ struct Queue {
 
 /// One vCPU's side of the protocol.
 #[derive(Default)]
-pub struct Mailbox {
+pub struct VcpuRequests {
     request: AtomicU32,
     inside: AtomicBool,
     /// Demands answered so far.
@@ -74,7 +74,7 @@ pub struct Mailbox {
     progress: Condvar,
 }
 
-impl Mailbox {
+impl VcpuRequests {
     /// The word that the vCPU polls at block boundaries.
     pub fn request(&self) -> &AtomicU32 {
         &self.request
@@ -94,7 +94,7 @@ impl Mailbox {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Posts a demand; its number, for [`Mailbox::wait`].
+    /// Posts a demand; its number, for [`VcpuRequests::wait`].
     pub fn post(&self, demand: Demand) -> u64 {
         let number = {
             let mut queue = self.queue();
@@ -121,7 +121,7 @@ impl Mailbox {
         !self.inside.load(Ordering::SeqCst)
     }
 
-    /// Waits until `condition` holds, which must be one of this mailbox's;
+    /// Waits until `condition` holds, which must be one of this requests's;
     /// false when it did not by `deadline`.
     pub fn wait(&self, deadline: Instant, condition: impl Fn(&Self) -> bool) -> bool {
         for _ in 0..200 {
@@ -173,7 +173,7 @@ impl Mailbox {
     }
 
     /// The vCPU's thread: takes the demands, to be carried out and then
-    /// reported with [`Mailbox::report`].
+    /// reported with [`VcpuRequests::report`].
     pub fn drain(&self) -> (Vec<Demand>, u64) {
         self.take(request::DEMANDS);
         let mut queue = self.queue();

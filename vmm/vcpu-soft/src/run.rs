@@ -61,7 +61,7 @@ impl Cpu {
             )
         });
         self.come_inside(None);
-        self.mailbox.ask(request::LOOK);
+        self.requests.ask(request::LOOK);
         Generated::attach(self);
         let exit = self.run_inside(generated).unwrap_or(Exit::TripleFault);
         self.step_outside();
@@ -101,11 +101,11 @@ impl Cpu {
     /// looks at the clock.
     fn attend(&mut self) -> Result<Option<Exit>, TripleFault> {
         self.interrupt_shadow &= self.rip == self.shadow_rip;
-        let asked = self.mailbox.request().load(Ordering::SeqCst);
+        let asked = self.requests.request().load(Ordering::SeqCst);
         // Not between a load of SS and the instruction after it: the saved state has one
         // shadow only, and no trap that waits behind it.
         if asked & request::KICK != 0 && !self.is_stack_changing() {
-            self.mailbox.take(request::KICK);
+            self.requests.take(request::KICK);
             return Ok(Some(Exit::Kicked));
         }
         if asked & request::EXCLUSIVE != 0 {
@@ -119,7 +119,7 @@ impl Cpu {
             self.answer(None);
         }
         if asked & request::LOOK != 0 && !self.interrupt_shadow {
-            self.mailbox.take(request::LOOK);
+            self.requests.take(request::LOOK);
             self.look_at_interrupts()?;
         }
         if self.halted {
@@ -137,7 +137,7 @@ impl Cpu {
         if nmi == Some(true) {
             self.halted = false;
             self.nmi_blocked = true;
-            self.mailbox.ask(request::LOOK);
+            self.requests.ask(request::LOOK);
             return self.deliver(Event::external(vector::NMI));
         }
         let on = self.rflags_system & rflags::IF != 0;
@@ -358,7 +358,7 @@ impl Cpu {
 
     /// Whether one of these bits of [`request`] is asked of this vCPU.
     pub fn is_asked(&self, bits: u32) -> bool {
-        // SAFETY: the mailbox lives as long as the CPU.
+        // SAFETY: the requests lives as long as the CPU.
         unsafe { (*self.request).load(Ordering::Relaxed) & bits != 0 }
     }
 

@@ -9,12 +9,12 @@ use crate::interpret::xsave::component;
 use crate::jit::Generated;
 use crate::machine::SoftMachine;
 use crate::msr::Msrs;
-use crate::requests::{Mailbox, request};
+use crate::requests::{VcpuRequests, request};
 use crate::run::Configuration;
 
 /// Makes a vCPU come back from [`SoftCpu::run`], from any thread.
 #[derive(Clone)]
-pub struct Kick(Arc<Mailbox>);
+pub struct Kick(Arc<VcpuRequests>);
 
 impl weft_vcpu::Kick for Kick {
     fn kick(&self) {
@@ -61,7 +61,7 @@ impl SoftCpu {
 
     /// What makes [`SoftCpu::run`] come back.
     pub fn kicker(&self) -> Kick {
-        Kick(self.cpu.mailbox.clone())
+        Kick(self.cpu.requests.clone())
     }
 
     /// The guest's time stamp counter.
@@ -223,6 +223,6 @@ impl Vcpu for SoftCpu {
 
 impl Drop for SoftCpu {
     fn drop(&mut self) {
-        self.cpu.machine.leave(&self.cpu.mailbox);
+        self.cpu.machine.leave(&self.cpu.requests);
     }
 }

@@ -14,7 +14,7 @@ use weft_dsm::{Body, Config, ManagerOf, Message, NodeId, Page};
 use weft_guest_memory::Ram;
 use weft_vcpu::{Access, Memory};
 use weft_vcpu_soft::SoftMachine;
-use weft_vcpu_soft::requests::{Demand, Mailbox, request};
+use weft_vcpu_soft::requests::{Demand, VcpuRequests, request};
 use weft_wire::Header;
 
 use super::*;
@@ -180,7 +180,7 @@ impl Rig {
         User {
             memory: self.memories[node].clone(),
             machine: self.machines[node].clone(),
-            mailbox: self.machines[node].join(),
+            requests: self.machines[node].join(),
             known: HashMap::new(),
         }
     }
@@ -217,7 +217,7 @@ impl Rig {
 pub(super) struct User {
     memory: Arc<SharedMemory>,
     machine: Arc<SoftMachine>,
-    mailbox: Arc<Mailbox>,
+    requests: Arc<VcpuRequests>,
     known: HashMap<u64, (usize, Access)>,
 }
 
@@ -245,9 +245,9 @@ impl User {
             }
             self.outside();
             let host = self.memory.acquire(page, access).unwrap();
-            let lost = self.mailbox.step_inside() && self.answer(Some(page));
+            let lost = self.requests.step_inside() && self.answer(Some(page));
             if self.memory.unpin_and_check(page) {
-                self.mailbox.ask(request::DEFERRED_WORK);
+                self.requests.ask(request::DEFERRED_WORK);
             }
             if !lost {
                 break host;
@@ -258,7 +258,7 @@ impl User {
     }
 
     fn answer(&mut self, watched: Option<u64>) -> bool {
-        let (demands, number) = self.mailbox.drain();
+        let (demands, number) = self.requests.drain();
         let mut lost = false;
         for demand in demands {
             match demand {
@@ -280,12 +280,12 @@ impl User {
                 }
             }
         }
-        self.mailbox.report(number);
+        self.requests.report(number);
         lost
     }
 
     pub(super) fn boundary(&mut self) {
-        let asked = self.mailbox.request().load(Ordering::SeqCst);
+        let asked = self.requests.request().load(Ordering::SeqCst);
         if asked & request::DEFERRED_WORK != 0 {
             self.outside();
             self.inside();
@@ -295,14 +295,14 @@ impl User {
     }
 
     pub(super) fn outside(&mut self) {
-        self.mailbox.step_outside();
-        if self.mailbox.take(request::DEFERRED_WORK) != 0 {
+        self.requests.step_outside();
+        if self.requests.take(request::DEFERRED_WORK) != 0 {
             self.memory.do_deferred_work();
         }
     }
 
     pub(super) fn inside(&mut self) {
-        if self.mailbox.step_inside() {
+        if self.requests.step_inside() {
             self.answer(None);
         }
     }
@@ -314,7 +314,7 @@ impl Drop for User {
         for page in self.known.keys() {
             assert!(!self.memory.is_pinned_here(page / PAGE));
         }
-        self.machine.leave(&self.mailbox);
+        self.machine.leave(&self.requests);
     }
 }
 

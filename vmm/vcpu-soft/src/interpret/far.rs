@@ -116,7 +116,7 @@ impl Cpu {
         self.return_from_handler(size)?;
         if std::mem::take(&mut self.nmi_blocked) {
             // The next one may have come meanwhile.
-            self.mailbox.ask(request::LOOK);
+            self.requests.ask(request::LOOK);
         }
         Ok(())
     }

@@ -40,7 +40,7 @@ impl Cpu {
     #[inline(always)]
     pub fn interrupts_may_be_on(&mut self) {
         if self.interrupt_waits && self.rflags_system & rflags::IF != 0 {
-            self.mailbox.ask(request::LOOK);
+            self.requests.ask(request::LOOK);
         }
     }
 

@@ -286,7 +286,7 @@ extern "C" fn repeated<const KIND: u8, const SIZE: usize>(cpu: &mut Cpu, op: &Op
         budget = budget.saturating_sub(done);
         if budget == 0 {
             budget = ELEMENTS_MAX;
-            // SAFETY: the mailbox lives as long as the CPU.
+            // SAFETY: the requests lives as long as the CPU.
             let request = unsafe { (*cpu.request).load(Ordering::Relaxed) };
             if request != 0 {
                 cpu.rip = cpu.wrapped(cpu.own_rip(op));

@@ -570,12 +570,12 @@ fn a_request_ends_a_loop() {
     let mut machine = Machine::new();
     machine.guest.0[CODE][..2].copy_from_slice(&[0xeb, 0xfe]);
     let block = machine.translated(0);
-    let mailbox = machine.cpu().mailbox.clone();
+    let requests = machine.cpu().requests.clone();
     Generated::attach(machine.cpu());
     machine.cpu().rip = machine.linear(CODE);
     let asking = std::thread::spawn(move || {
         std::thread::sleep(std::time::Duration::from_millis(5));
-        mailbox.ask(1);
+        requests.ask(1);
     });
     // SAFETY: see `translated`; this thread is attached.
     let left = unsafe { machine.generated.run(&mut *machine.cpu, &*block) };
