@@ -1,6 +1,7 @@
 //! What every test needs: where things are, and a place to work.
 
 use std::fs;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -92,7 +93,7 @@ impl Context {
 
     /// A fresh, empty directory for one run.
     pub fn directory(&self, name: &str) -> Result<PathBuf> {
-        let directory = self.work.join(name.replace(['/', ' ', ','], "-"));
+        let directory = self.work.join(file_name(name));
         if directory.exists() {
             fs::remove_dir_all(&directory)?;
         }
@@ -161,4 +162,20 @@ pub fn works(command: &str, arguments: &[&str]) -> bool {
         .args(arguments)
         .output()
         .is_ok_and(|output| output.status.success())
+}
+
+/// The longest name of a test's folder: a UNIX socket's path in it has at most 107 bytes.
+const NAME_MAX: usize = 48;
+
+/// The name of a test's folder. A long one ends with a digest of the test's name.
+fn file_name(test: &str) -> String {
+    let name = test.replace(['/', ' ', ','], "-");
+    if name.len() <= NAME_MAX {
+        return name;
+    }
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    let digest = hasher.finish() as u32;
+    let kept: String = name.chars().take(NAME_MAX - 9).collect();
+    format!("{kept}-{digest:08x}")
 }
