@@ -194,7 +194,7 @@ fn elastic() -> Vec<Case> {
         ("dijkstra", 32, 60),
         ("block_sort", 16, 60),
         ("heap_sort", 4, 60),
-        ("count_sort", 16, 70),
+        ("count_sort", 4, 70),
         ("search_rounds", 24, 35),
         ("touch", 32, 35),
     ]
