@@ -54,6 +54,11 @@ const POLICY_BYTES: usize = size_of::<Policy>();
 /// Bytes that go along with a vCPU: whether it asked for the move, and the policy.
 pub const LUGGAGE_BYTES: usize = 1 + POLICY_BYTES;
 
+/// Whether a vCPU that left with this luggage had asked for the move.
+pub fn is_own_move(luggage: &[u8]) -> bool {
+    luggage.first() == Some(&1)
+}
+
 /// A remote fault of the vCPU, which is over.
 #[derive(Clone, Copy, Debug)]
 pub struct OwnFault {
@@ -261,7 +266,9 @@ mod tests {
         assert_eq!(until_it_asks(&mut here, &mut now, 1), 32);
         assert!(here.fault(fault(1, now)).is_none(), "one request at a time");
         let mut there = follower(Some(32), 1);
-        there.arrive(&here.leave(1), now).unwrap();
+        let luggage = here.leave(1);
+        assert!(is_own_move(&luggage));
+        there.arrive(&luggage, now).unwrap();
         assert_eq!(here.counts.jumps, 1);
         assert_eq!(until_it_asks(&mut there, &mut now, 0), 32);
     }
@@ -284,7 +291,9 @@ mod tests {
     fn a_move_by_command_stands_for_a_while() {
         let (mut here, mut now) = (follower(AUTO, 0), Duration::ZERO);
         let mut there = follower(AUTO, 1);
-        there.arrive(&here.leave(1), now).unwrap();
+        let luggage = here.leave(1);
+        assert!(!is_own_move(&luggage));
+        there.arrive(&luggage, now).unwrap();
         assert_eq!(here.counts, FollowCounts::default());
         until_it_asks(&mut there, &mut now, 0);
         assert!(now >= COMMAND_STANDS, "{now:?}");

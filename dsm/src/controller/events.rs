@@ -17,6 +17,15 @@ pub enum Purpose {
     KernelCode,
 }
 
+/// Consecutive pages that a user is expected to need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrefetchRun {
+    pub first: u64,
+    pub count: u64,
+    /// What it did with them. To write, the page is taken from all other nodes.
+    pub access: Access,
+}
+
 /// What happened.
 #[derive(Debug)]
 pub enum Event {
@@ -60,6 +69,17 @@ pub enum Event {
     MakeRoom,
     /// Time passed, or a pin went.
     Tick,
+    /// A user comes to this node; it used these pages lately, the first ones last. They are
+    /// requested behind it: in this order, few at a time, never before what a user waits
+    /// for, and only while there is room. Replaces the user's prefetch.
+    Prefetch { user: u32, runs: Vec<PrefetchRun> },
+    /// A user leaves: nothing more is prefetched for it.
+    EndPrefetch { user: u32 },
+    /// No prefetch makes a request until [`Event::ResumePrefetches`]. Then, when
+    /// [`super::Controller::is_prefetching`] ends, [`Look::Membership`].
+    HoldPrefetches,
+    /// Prefetches go on.
+    ResumePrefetches,
     /// A node is dead, by the one authority that decides so. Nothing that it sent is
     /// delivered afterwards.
     PeerLost { node: NodeId },
@@ -156,6 +176,10 @@ pub enum Action<B> {
     Renew {
         page: u64,
     },
+    /// A page that follows its user is requested.
+    Prefetch {
+        page: u64,
+    },
     /// A page that was asked for is mapped.
     Waited {
         /// When it was asked for.
@@ -177,7 +201,7 @@ pub enum Look {
     Tick,
     /// The one that makes room.
     Room,
-    /// The one that drains, or waits until this node is quiet.
+    /// The one that drains, or waits until this node is quiet or prefetches are held.
     Membership,
 }
 

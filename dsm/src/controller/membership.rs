@@ -126,6 +126,12 @@ impl<T: Tables, B> Controller<T, B> {
         })
     }
 
+    /// How many of the pages `node` manages, as far as this node knows.
+    pub fn managed_pages(&mut self, pages: Range<u64>, node: NodeId) -> u64 {
+        let managed = pages.filter(|page| self.node.manager_of(Page(*page)) == node);
+        managed.count() as u64
+    }
+
     /// The managers of `pages`, as far as they are not those of the configuration. At most
     /// `runs_max`; the first page that was not looked at, if there are more.
     pub fn managers(

@@ -52,6 +52,7 @@ mod membership;
 mod mutant;
 mod pages;
 mod pins;
+mod prefetch;
 mod requests;
 mod rights;
 pub mod sim;
@@ -72,14 +73,16 @@ use crate::types::{Access, Page};
 
 pub use budget::{Budget, Clock, Passed};
 pub use drain::{DrainPlan, DrainProgress, DrainTarget};
-pub use events::{Action, Bytes, Count, Event, Failure, Look, Purpose, Sink};
+pub use events::{Action, Bytes, Count, Event, Failure, Look, PrefetchRun, Purpose, Sink};
 pub use homes::Homes;
 pub use membership::{Holdings, ManagerRun, ManagerRunError};
 pub use pins::Pins;
+pub use prefetch::UNDER_WAY_MAX;
 pub use rights::Rights;
 
 use drain::Drain;
 use mutant::Mutant;
+use prefetch::Prefetches;
 use requests::{AHEAD_PAGES, AsyncFault, Waiter};
 use subscriptions::Subscriptions;
 use transition::Transition;
@@ -101,6 +104,7 @@ pub struct Controller<T, B> {
     /// Pages that were asked for and wait for room.
     room_waits: VecDeque<u64>,
     subscriptions: Subscriptions,
+    prefetches: Prefetches,
     /// First touches one after the other.
     streams: Streams,
     /// The page that came last and was never touched before.
@@ -146,6 +150,7 @@ impl<T: Tables, B> Controller<T, B> {
             async_faults: BTreeMap::new(),
             room_waits: VecDeque::new(),
             subscriptions: Subscriptions::default(),
+            prefetches: Prefetches::default(),
             streams: Streams::new(AHEAD_PAGES),
             fresh: None,
             leaving: 0,
@@ -193,12 +198,17 @@ impl<T: Tables, B> Controller<T, B> {
                 self.look_at_deferred(now, sink);
                 self.look_at_subscriptions(now, sink);
             }
+            Event::Prefetch { user, runs } => self.begin_prefetch(user, runs),
+            Event::EndPrefetch { user } => self.end_prefetch(user),
+            Event::HoldPrefetches => self.hold_prefetches(true),
+            Event::ResumePrefetches => self.hold_prefetches(false),
             Event::PeerLost { node } => self.peer_lost(node, now, sink),
             Event::Hold => self.hold_managers(sink),
             Event::Resume => self.resume_managers(),
             Event::Member { node, standing } => self.member(node, standing, now, sink),
             Event::Drain => return self.go_on_draining(now, sink),
         }
+        self.look_at_prefetches(now, sink);
         self.look_at_drain(sink);
     }
 

@@ -51,6 +51,16 @@ pub(super) enum Mutant {
     ForgetMentions,
     /// Is quiet at once.
     QuietEarly,
+    /// Prefetches while users wait for pages.
+    PrefetchFirst,
+    /// Requests all pages of a prefetch at once.
+    PrefetchAllAtOnce,
+    /// Prefetches pages for which others must leave.
+    PrefetchBeyondRoom,
+    /// Prefetches while prefetches are held.
+    PrefetchWhileHeld,
+    /// Prefetches for users that left.
+    PrefetchForEver,
     /// The clock goes by the managers of the configuration.
     KeepHomes,
 }

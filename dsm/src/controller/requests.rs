@@ -259,6 +259,11 @@ impl<T: Tables, B> Controller<T, B> {
         self.async_faults.contains_key(&page) || self.waiters.iter().any(waits)
     }
 
+    /// Whether a user waits for any page.
+    pub(super) fn any_waits(&self) -> bool {
+        !self.async_faults.is_empty() || self.waiters.iter().any(|waiter| !waiter.granted)
+    }
+
     fn wait_for_room(&mut self, page: u64, sink: &mut impl Sink<B>) {
         sink.act(Action::Look(Look::Room));
         if !self.room_waits.contains(&page) && !self.is(Mutant::ForgetRoomWait) {

@@ -23,6 +23,8 @@
 //!    times a page has one manager, or its manager died.
 //! 10. While a request for a page waits at a node, and no operation or visit defers it, no
 //!     more users pin the page there than had asked for it before.
+//! 11. A page is prefetched only for a user that is there, while no thread waits; few
+//!     requests of prefetches are under way, and each prefetch ends.
 
 mod authority;
 mod deaths;
@@ -30,6 +32,7 @@ mod departures;
 mod host;
 mod judges;
 mod membership;
+mod prefetches;
 mod requests;
 mod scenario;
 mod shell;
@@ -84,6 +87,12 @@ pub struct Outcome {
     pub cancels: u64,
     /// Pages whose manager changed.
     pub handed_over: u64,
+    /// Pages that followed their users.
+    pub prefetched: u64,
+    /// Wake-ups of threads that did not get their page.
+    pub retries: u64,
+    /// The most of one thread.
+    pub retries_max: u64,
 }
 
 impl Outcome {
@@ -104,6 +113,9 @@ impl Outcome {
         self.leaves += other.leaves;
         self.cancels += other.cancels;
         self.handed_over += other.handed_over;
+        self.prefetched += other.prefetched;
+        self.retries += other.retries;
+        self.retries_max = self.retries_max.max(other.retries_max);
     }
 }
 

@@ -4,10 +4,12 @@ use std::os::unix::net::UnixStream;
 
 use weft_platform::clock::Source;
 use weft_platform::interrupts::PostedInterrupts;
+use weft_vcpu::PageRun;
 use weft_wire::halves::{self, HalvesConfig};
 
 use super::message::MoveStep;
 use super::vcpu_moves::double::SiteDouble;
+use super::vcpu_moves::working_set;
 use super::*;
 use crate::Share;
 
@@ -19,6 +21,7 @@ type Failures = Arc<Mutex<Vec<String>>>;
 struct Rig {
     slices: Vec<Arc<Slice>>,
     routers: Vec<Arc<InterruptRouter>>,
+    sites: Vec<Arc<SiteDouble>>,
     failures: Failures,
 }
 
@@ -44,7 +47,7 @@ fn rig(tables: &[&[u32]]) -> Rig {
             }
         }
     }
-    let (mut slices, mut routers) = (Vec::new(), Vec::new());
+    let (mut slices, mut routers, mut sites) = (Vec::new(), Vec::new(), Vec::new());
     for (number, (links, cpus)) in links.into_iter().zip(tables).enumerate() {
         let share = |cpus: &u32| Share {
             cpus: *cpus,
@@ -57,6 +60,7 @@ fn rig(tables: &[&[u32]]) -> Rig {
             lease: LEASE,
             delay_max: Duration::ZERO,
             joins: None,
+            lent: None,
             reference: Reference::here(),
         };
         let told = failures.clone();
@@ -68,24 +72,27 @@ fn rig(tables: &[&[u32]]) -> Rig {
         };
         let slice = Slice::new(options, links, &ram, on_failure.clone());
         let interrupts = InterruptRouter::of_slice(cpus.iter().sum(), Some(slice.topology()));
+        let site = SiteDouble::new(interrupts.clone());
         let wiring = SliceWiring {
-            vcpus: Arc::new(SiteDouble(interrupts.clone())),
+            vcpus: site.clone(),
             interrupts: interrupts.clone(),
             mmio: Bus::default(),
             ports: Bus::default(),
             serial: Arc::new(crate::registers::NoSerial),
             clock: Arc::new(Clock::new(Source::Host, measure_host_tsc())),
             on_failure,
-            wants_move: Box::new(|_, _| {}),
+            wants_move: Box::new(|_, _, _| {}),
             ended: Box::new(|_, _| {}),
         };
         drop(slice.join(wiring).unwrap());
         slices.push(slice);
         routers.push(interrupts);
+        sites.push(site);
     }
     Rig {
         slices,
         routers,
+        sites,
         failures,
     }
 }
@@ -170,6 +177,67 @@ fn interrupts_follow_a_vcpu_and_the_others_hear_of_its_move() {
 }
 
 #[test]
+fn pages_follow_a_vcpu_to_where_it_is() {
+    let rig = rig(&[&[1, 1, 1][..]; 3]);
+    let moves = rig.slices[0].vcpu_moves();
+    let at = |slice, epoch| VcpuLocation { slice, epoch };
+    let set = |pages| {
+        let access = weft_vcpu::Access::Read;
+        let first = 5;
+        vec![PageRun {
+            first,
+            count: pages,
+            access,
+        }]
+    };
+    let followed = |slice: usize| rig.sites[slice].followed.lock().unwrap().clone();
+    // Before the vCPU comes, and after that.
+    let sent = |from: usize, location, pages| {
+        let moves = rig.slices[from].vcpu_moves();
+        moves.send_working_set(1, location, &set(pages));
+    };
+    sent(1, at(2, 1), 7);
+    rig.wait("the first pages", |_| followed(2) == [(1, 7)]);
+    moves.start(1, 2, PATIENCE).unwrap();
+    rig.wait("nothing is fetched for it any more", |_| {
+        followed(1) == [(1, 0)]
+    });
+    sent(1, at(2, 1), 8);
+    rig.wait("more pages", |_| followed(2) == [(1, 7), (1, 8)]);
+    // After it left: they are ignored.
+    moves.start(1, 0, PATIENCE).unwrap();
+    sent(1, at(2, 1), 9);
+    // Of a later epoch, of a slice that it does not come from, of no memory, and malformed.
+    sent(1, at(2, 9), 1);
+    sent(1, at(2, 3), 1);
+    let wrong = [0; 9];
+    let message = |pages| SliceMessage::WorkingSet {
+        vcpu: 1,
+        location: at(2, 2),
+        pages,
+    };
+    rig.slices[1].peers.send(2, &message(&wrong));
+    let refused = || rig.slices[2].vcpu_moves().counters()[0].1;
+    rig.wait("refusals", |_| refused() == 3);
+    moves.start(1, 2, PATIENCE).unwrap();
+    let far = [PageRun {
+        first: 1 << 40,
+        ..set(1)[0]
+    }];
+    let far = working_set::encode(&far);
+    let message = SliceMessage::WorkingSet {
+        vcpu: 1,
+        location: at(2, 3),
+        pages: &far,
+    };
+    rig.slices[0].peers.send(2, &message);
+    rig.wait("one more refusal", |_| refused() == 4);
+    rig.wait("its end", |_| followed(2) == [(1, 7), (1, 8), (1, 0)]);
+    assert_eq!(rig.failures(), [""; 0]);
+    rig.end();
+}
+
+#[test]
 fn who_says_what_cannot_be_true_is_broken_by_name() {
     let at = |slice, epoch| VcpuLocation { slice, epoch };
     let moved = |vcpu, location| SliceMessage::Moved { vcpu, location };
@@ -207,6 +275,14 @@ fn who_says_what_cannot_be_true_is_broken_by_name() {
         (0, moved(0, at(1, 2)), "a move is missing"),
         (0, moved(7, at(1, 1)), "vCPU 7, but there are 3"),
         (0, moved(0, at(9, 1)), "node 9 as the location"),
+        (
+            1,
+            SliceMessage::WantsMove {
+                vcpu: 9,
+                location: at(2, 1),
+            },
+            "asks to move vCPU 9, which does not exist",
+        ),
         (0, moved(2, at(1, 1)), "neither sent nor received its state"),
         (1, interrupt(9, 0), "vCPU 9, but there are 3"),
         (1, interrupt(0, 0), "the two tables contradict each other"),

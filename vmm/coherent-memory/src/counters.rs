@@ -37,6 +37,8 @@ pub struct MemoryCounters {
     pub deferred: AtomicU64,
     /// Pages of subscriptions that were requested again after an invalidation.
     pub subscription_requests: AtomicU64,
+    /// Pages that were requested because a vCPU came which had used them elsewhere.
+    pub prefetched: AtomicU64,
     /// Evicted read-only copies.
     pub evicted_dropped: AtomicU64,
     /// Evicted pages that were sent to their home slice.
@@ -49,6 +51,10 @@ pub struct MemoryCounters {
     pub reclaimed: AtomicU64,
     /// Faults that waited at the memory pressure gate.
     pub room_waits: AtomicU64,
+    /// Wake-ups of threads that did not get their page, since it had left already.
+    pub retries: AtomicU64,
+    /// The most of one fault.
+    pub retries_max: AtomicU64,
 }
 
 impl MemoryCounters {
@@ -68,12 +74,15 @@ impl MemoryCounters {
             ("taking-ns", &self.taking_ns),
             ("deferred", &self.deferred),
             ("subscription-requests", &self.subscription_requests),
+            ("prefetched", &self.prefetched),
             ("evicted-dropped", &self.evicted_dropped),
             ("evicted-sent", &self.evicted_sent),
             ("evictions-denied", &self.evictions_denied),
             ("given-back", &self.given_back),
             ("reclaimed", &self.reclaimed),
             ("room-waits", &self.room_waits),
+            ("retries", &self.retries),
+            ("retries-max", &self.retries_max),
         ]
         .map(|(name, count)| (name, count.load(Ordering::Relaxed)))
         .to_vec()
@@ -87,6 +96,14 @@ impl MemoryCounters {
             (&self.installing_ns, installing),
         ] {
             Self::add(counter, time.as_nanos() as u64);
+        }
+    }
+
+    /// Adds the wake-ups of one fault that did not bring its page.
+    pub(super) fn count_retries(&self, retries: u64) {
+        if retries > 0 {
+            Self::add(&self.retries, retries);
+            self.retries_max.fetch_max(retries, Ordering::Relaxed);
         }
     }
 

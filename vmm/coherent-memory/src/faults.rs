@@ -56,15 +56,18 @@ impl SharedMemory {
         }
         // Two leases: a link whose lease ends reports the cause, and earlier.
         let patience = 2 * self.lease;
+        let mut retries = 0;
         while !thread.granted() && !self.is_over() {
             if !thread.wait(patience) {
                 let waits = self.locked(|state| state.controller.waits_for_room(page));
                 self.fail(self.why_not_here(page, waits, patience));
             }
             if !thread.granted() && !self.is_over() {
+                retries += 1;
                 self.locked(|state| state.step(self, Event::Retry { waiter }, None));
             }
         }
+        self.counters.count_retries(retries);
         let installing = thread.since_granted();
         self.locked(|state| {
             state.remove_waiter(waiter);
@@ -82,6 +85,8 @@ impl SharedMemory {
             self.vcpu_counts.count(asker.vcpu, waited_ns);
             let fault = ServedFault {
                 vcpu: asker.vcpu,
+                page,
+                access,
                 from: thread.server(),
                 bytes: match kind {
                     FaultKind::Upgrade => 0,

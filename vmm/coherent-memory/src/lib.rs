@@ -44,6 +44,7 @@ mod membership;
 mod notifier;
 mod outbox;
 mod own_pins;
+mod prefetch;
 mod reclaim;
 mod served;
 mod shell;

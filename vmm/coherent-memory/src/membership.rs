@@ -94,6 +94,12 @@ impl SharedMemory {
         (runs, None)
     }
 
+    /// How many pages `node` manages, as far as this slice knows.
+    pub fn managed_pages(&self, node: NodeId) -> u64 {
+        let managed = |pages| self.locked(|state| state.controller.managed_pages(pages, node));
+        self.walk().map(managed).sum()
+    }
+
     /// Tells a slice that joins the managers of pages. Before it becomes present anywhere.
     ///
     /// # Errors

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use weft_vcpu::Access;
+
 use super::counters::MemoryCounters;
 
 /// Most slices of a machine.
@@ -13,6 +15,9 @@ const VCPUS: usize = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServedFault {
     pub vcpu: u32,
+    /// Guest-physical page number.
+    pub page: u64,
+    pub access: Access,
     /// The slice whose message ended the wait; `None` if it is not known, because the message
     /// had to wait in the controller.
     pub from: Option<usize>,
@@ -81,6 +86,8 @@ mod tests {
         let counts = ServedCounts::default();
         let fault = |vcpu, from, bytes| ServedFault {
             vcpu,
+            page: 0,
+            access: Access::Read,
             from,
             bytes,
             waited_ns: 5,

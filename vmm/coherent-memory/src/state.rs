@@ -202,6 +202,7 @@ impl Sink<Kept> for ActionExecutor<'_> {
             Action::Renew { .. } => {
                 MemoryCounters::add(&self.shell.counters.subscription_requests, 1)
             }
+            Action::Prefetch { .. } => MemoryCounters::add(&self.shell.counters.prefetched, 1),
             Action::Waited {
                 since,
                 asking,

@@ -9,6 +9,7 @@ use weft_aggregate::{MoveError, Slice};
 use super::lifecycle::{End, Refusal, Stage};
 use super::move_report::{REQUEST, VcpuMoveReport};
 use super::owner::Owner;
+use super::wanted_moves::is_current;
 
 /// Longest that a move may take: as long as a vCPU may take for any order, and a message
 /// each way.
@@ -66,11 +67,10 @@ impl Owner {
     /// Carries out the moves that vCPUs asked for. One that is refused is dropped: its vCPU
     /// asks again later.
     pub(super) fn move_wanted(&mut self) {
-        for (vcpu, wanted) in self.wanted_moves.take() {
+        for (vcpu, from, wanted) in self.wanted_moves.take() {
             let locations = self.slice.as_deref().map(|slice| slice.locations());
-            let known = locations.and_then(|locations| locations.of(vcpu));
-            // Of a vCPU that has moved meanwhile, the request is an old one.
-            let is_current = known.is_some_and(|known| known.epoch + 1 == wanted.epoch);
+            let is_current =
+                locations.is_some_and(|locations| is_current(locations, (vcpu, from), wanted));
             if is_current && self.stage == Stage::Running && self.shutdown.wanted().is_none() {
                 let _ = self.move_vcpu(vcpu, wanted.slice, true);
             }

@@ -8,6 +8,7 @@ use weft_vcpu::{Access, Asker, PAGE_SIZE, Purpose, Unbacked};
 use crate::cpu::{Cpu, Fault, Faulted, segment};
 use crate::debug::Touch;
 use crate::host;
+use crate::recent::PageUse;
 use crate::requests::{Demand, request};
 use crate::tlb::{TlbEntry, tlb_index};
 use crate::walk::{Need, Party};
@@ -322,6 +323,8 @@ impl Cpu {
             }
         }
         if !self.breakpoints.watch_page(address) {
+            self.recent
+                .add(walked.page, PageUse::of_access(write, may_write));
             let tlb = &mut self.tlbs[by.class()];
             tlb.fill(address, host, walked.page, walked.global, may_write);
             if may_open && walked.user {

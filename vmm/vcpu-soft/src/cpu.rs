@@ -18,6 +18,7 @@ use crate::machine::SoftMachine;
 use crate::mmu::ExecutedPages;
 use crate::msr::Msrs;
 use crate::op::Outcome;
+use crate::recent::PageRecorder;
 use crate::requests::VcpuRequests;
 use crate::run::{Configuration, TRANSLATED_AFTER};
 use crate::tlb::Tlb;
@@ -192,6 +193,8 @@ pub struct Cpu {
     pub memory: Arc<dyn Memory>,
     /// What the vCPUs of this slice share.
     pub machine: Arc<SoftMachine>,
+    /// Pages that were filled into the TLB.
+    pub recent: PageRecorder,
     /// What others want of this vCPU.
     pub requests: Arc<VcpuRequests>,
     /// Devices, during [`crate::SoftCpu::run`].
@@ -274,6 +277,7 @@ impl Cpu {
             thunks: Thunks::new()?,
             memory: machine.memory().clone(),
             machine: machine.clone(),
+            recent: machine.record(),
             requests,
             environment: None,
             translated_after: TRANSLATED_AFTER,

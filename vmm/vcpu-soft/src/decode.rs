@@ -19,6 +19,7 @@ use crate::interpret::{self, branch, compare};
 use crate::jit::arena::ArenaFull;
 use crate::jit::thunk::{Thunk, Thunks};
 use crate::op::{Handler, Op, Outcome};
+use crate::recent::PageUse;
 use crate::segments::rights;
 use crate::walk::Need;
 
@@ -149,6 +150,7 @@ impl Cpu {
             return Err(self.general_protection(0));
         }
         let walked = self.walk(address, Need::Execute, self.party())?;
+        self.recent.add(walked.page, PageUse::Read);
         self.fetch.fill(class, address, walked.page, walked.global);
         Ok((walked.page + (address & (PAGE_SIZE - 1)), walked.global))
     }

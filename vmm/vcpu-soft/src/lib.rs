@@ -27,12 +27,14 @@ pub mod mmu;
 pub mod model;
 pub mod msr;
 pub mod op;
+pub mod recent;
 pub mod requests;
 pub mod run;
 pub mod segments;
 pub mod tlb;
 mod vcpu;
 pub mod walk;
+mod zeroed;
 
 pub use machine::SoftMachine;
 pub use run::Configuration;

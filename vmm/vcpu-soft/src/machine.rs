@@ -17,7 +17,6 @@
 //! - Every fall changes the version in the word's upper bits, so that nobody
 //!   finishes marking what fell meanwhile.
 
-use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -25,7 +24,9 @@ use std::time::{Duration, Instant};
 
 use weft_vcpu::{Access, Memory, NotAnswered, PAGE_SIZE};
 
+use crate::recent::{PageRecorder, RecentPages};
 use crate::requests::{Demand, VcpuRequests, request};
+use crate::zeroed::zeroed_words;
 
 const NONE: u32 = 0;
 const MARKING: u32 = 1;
@@ -40,28 +41,11 @@ pub struct SoftMachine {
     code: Box<[AtomicU32]>,
     /// Guards the list; cloned before it is walked.
     vcpus: RwLock<Vec<Arc<VcpuRequests>>>,
+    /// The pages that each of them used last.
+    recent: RwLock<Vec<Arc<RecentPages>>>,
     /// Held by the one vCPU that needs all others outside, which must not wait
     /// for anything but them. Taken only by threads that are outside.
     exclusive: Mutex<()>,
-}
-
-/// `count` words, all zero, untouched: the kernel gives memory when they are used.
-fn zeroed_words(count: usize) -> Box<[AtomicU32]> {
-    if count == 0 {
-        return Box::new([]);
-    }
-    let Ok(layout) = Layout::array::<AtomicU32>(count) else {
-        return Box::new([]);
-    };
-    // SAFETY: the layout is not empty.
-    let pointer = unsafe { alloc_zeroed(layout) };
-    if pointer.is_null() {
-        handle_alloc_error(layout);
-    }
-    let slice = std::ptr::slice_from_raw_parts_mut(pointer.cast::<AtomicU32>(), count);
-    // SAFETY: allocated just now with the layout of that slice, and zero is a
-    // valid AtomicU32.
-    unsafe { Box::from_raw(slice) }
 }
 
 impl SoftMachine {
@@ -72,6 +56,7 @@ impl SoftMachine {
             memory,
             code: zeroed_words(pages),
             vcpus: RwLock::default(),
+            recent: RwLock::default(),
             exclusive: Mutex::new(()),
         })
     }
@@ -89,6 +74,29 @@ impl SoftMachine {
             .unwrap_or_else(PoisonError::into_inner)
             .push(requests.clone());
         requests
+    }
+
+    /// Where a new vCPU records the pages that it uses.
+    pub(crate) fn record(&self) -> PageRecorder {
+        let pages = Arc::<RecentPages>::default();
+        self.recent
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(pages.clone());
+        PageRecorder::new(pages)
+    }
+
+    /// The records of the other vCPUs.
+    pub(crate) fn recent_of_others(&self, own: &PageRecorder) -> Vec<Arc<RecentPages>> {
+        let recent = self.recent.read().unwrap_or_else(PoisonError::into_inner);
+        let others = recent.iter().filter(|other| !own.is_of(other));
+        others.cloned().collect()
+    }
+
+    /// The vCPU of a record is gone.
+    pub(crate) fn forget(&self, own: &PageRecorder) {
+        let mut recent = self.recent.write().unwrap_or_else(PoisonError::into_inner);
+        recent.retain(|other| !own.is_of(other));
     }
 
     /// The vCPU is gone.

@@ -14,6 +14,8 @@
 
 use weft_vcpu::PAGE_SIZE;
 
+use crate::recent::PageUse;
+
 /// Entries of one TLB, a power of two.
 pub const TLB_ENTRIES: usize = 1024;
 
@@ -186,6 +188,17 @@ impl Tlb {
         if entry.read == page || entry.write == page {
             self.drop_entry(index);
         }
+    }
+
+    /// The numbers of the pages that may be read, with what may have been done with them.
+    pub fn pages(&self) -> impl Iterator<Item = (u64, PageUse)> {
+        let entries = self.entries.iter().enumerate();
+        let valid = entries.filter(|(index, entry)| entry.read != invalid_tag(*index));
+        valid.map(|(_, entry)| {
+            let may_write = entry.write == entry.read;
+            let used = PageUse::of_access(false, may_write);
+            (entry.physical / PAGE_SIZE, used)
+        })
     }
 
     /// Forgets all entries of a guest-physical page, or only their right to

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use weft_vcpu::{CpuModel, CpuState, Environment, Exit, Segment, Vcpu, VcpuError};
+use weft_vcpu::{CpuModel, CpuState, Environment, Exit, PageRun, Segment, Vcpu, VcpuError};
 
 use crate::cpu::{Cpu, efer, segment};
 use crate::interpret::xsave::component;
@@ -212,6 +212,13 @@ impl Vcpu for SoftCpu {
         self.instructions()
     }
 
+    fn take_working_set(&mut self) -> Vec<PageRun> {
+        let cpu = &mut *self.cpu;
+        let others = cpu.machine.recent_of_others(&cpu.recent);
+        let cached = cpu.tlbs.iter().flat_map(|tlb| tlb.pages());
+        cpu.recent.take(cached, others.iter().map(|other| &**other))
+    }
+
     fn has_x2apic(&self) -> bool {
         true
     }
@@ -224,5 +231,6 @@ impl Vcpu for SoftCpu {
 impl Drop for SoftCpu {
     fn drop(&mut self) {
         self.cpu.machine.leave(&self.cpu.requests);
+        self.cpu.machine.forget(&self.cpu.recent);
     }
 }

@@ -16,6 +16,17 @@ pub enum Access {
     Write,
 }
 
+/// Consecutive guest-physical pages that a vCPU used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageRun {
+    /// The number of the first page.
+    pub first: u64,
+    /// Pages, one at least.
+    pub count: u64,
+    /// What it is expected to do with them.
+    pub access: Access,
+}
+
 /// The address is no memory: a device's, or nobody's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("guest-physical page {0:#x} is not memory")]

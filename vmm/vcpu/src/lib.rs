@@ -20,7 +20,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 pub use environment::{
-    Access, Asker, Environment, Exit, Memory, NotAnswered, PAGE_SIZE, Purpose, Unbacked,
+    Access, Asker, Environment, Exit, Memory, NotAnswered, PAGE_SIZE, PageRun, Purpose, Unbacked,
 };
 pub use model::{CpuModel, CpuidBits};
 pub use state::{CpuState, DescriptorTable, Segment, Undelivered};
@@ -102,6 +102,13 @@ pub trait Vcpu: Send {
     /// Where the back end counts, if it does.
     fn back_end_counters(&self) -> Option<Arc<dyn BackEndCounters>> {
         None
+    }
+
+    /// The pages that it used since it came, the latest first, which others of its host's
+    /// vCPUs did not write lately; then they are forgotten. Empty where the back end does not
+    /// see what the guest uses. Not while it runs.
+    fn take_working_set(&mut self) -> Vec<PageRun> {
+        Vec::new()
     }
 
     /// Whether it tells the guest that local APICs have x2APIC mode.

@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicU8;
 use std::time::Duration;
 
 use super::Outcome;
+use super::prefetches::Prefetched;
 use super::requests::Requests;
 use super::scenario::Kind;
 use crate::checker::{Flaw, ZERO_VERSION};
@@ -39,6 +40,8 @@ pub(super) struct Thread {
     pub holds: bool,
     /// It has used the page.
     pub works: bool,
+    /// How often it was woken without its page.
+    pub retries: u64,
 }
 
 impl Thread {
@@ -50,6 +53,7 @@ impl Thread {
             woken: false,
             holds: false,
             works: false,
+            retries: 0,
         }
     }
 
@@ -150,6 +154,7 @@ pub(super) struct Host {
     pub sleepers: Vec<(u64, Access)>,
     pub operations: Vec<Operation>,
     pub requests: Requests,
+    pub prefetched: Prefetched,
     config: Config,
     pub budget: Budget,
     /// Pages of its own part, and of others, that its budget is for.
@@ -198,6 +203,7 @@ impl Host {
             sleepers: Vec::new(),
             operations: Vec::new(),
             requests: Requests::default(),
+            prefetched: Prefetched::default(),
             config: *config,
             budget,
             room,
@@ -302,7 +308,7 @@ impl Host {
     /// Whether this node has nothing left to do. `is_dead`: of nodes.
     pub fn is_idle(&self, now: Duration, is_dead: impl Fn(NodeId) -> bool) -> bool {
         let (filled, users) = (self.rights.resident(), self.users() > 0);
-        let due = self.controller.deadline(now).is_some();
+        let due = self.controller.deadline(now).is_some() || self.controller.prefetches();
         let is_full = filled >= self.budget.pages();
         let works = due || self.pins.has_deferred() || !self.operations.is_empty();
         if works || users && !(is_full && self.all_wait()) {
@@ -356,6 +362,16 @@ impl Host {
         }
         let slept = |(other, _): &mut (u64, Access)| *other == page;
         self.sleepers.extract_if(.., slept).collect()
+    }
+
+    /// Judge 11.
+    pub fn judge_prefetch(&mut self, me: NodeId, action: &Action<u32>) -> Result<(), Flaw> {
+        let waits = self.threads.iter().any(|thread| !thread.holds);
+        match (self.prefetched.judge(action, waits), action) {
+            (Some(what), Action::Prefetch { page }) => Err(unfit(me, *page, what)),
+            (Some(what), Action::Send { message, .. }) => Err(unfit(me, message.page.0, what)),
+            _ => Ok(()),
+        }
     }
 
     /// Does what an action says under the lock; begins what it says for later. The page to
@@ -415,6 +431,9 @@ impl Host {
                 if let Some(thread) = self.threads.iter_mut().find(woken) {
                     thread.woken = true;
                     thread.holds |= granted;
+                    thread.retries += u64::from(!granted);
+                    outcome.retries += u64::from(!granted);
+                    outcome.retries_max = outcome.retries_max.max(thread.retries);
                     return Ok(Some(thread.page));
                 }
             }
@@ -443,6 +462,7 @@ impl Host {
                     return Err(unfit(me, page, action));
                 }
             }
+            Action::Prefetch { .. } => outcome.prefetched += 1,
             Action::Look(_) | Action::Remote { .. } | Action::Waited { .. } => {}
         }
         Ok(None)

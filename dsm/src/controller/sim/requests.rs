@@ -27,9 +27,12 @@ struct Request {
 }
 
 impl Requests {
-    /// What an event tells of them.
-    pub fn arrive(&mut self, event: &Event, now: Duration) {
+    /// What an event tells of them. `dead`: nodes that need no answer, a bit for each.
+    pub fn arrive(&mut self, event: &Event, now: Duration, dead: u32) {
         match event {
+            Event::Message { message, .. }
+                if matches!(message.body, Body::Forward { requester, .. }
+                    if dead & requester.bit() != 0) => {}
             Event::Message { message, .. }
                 if matches!(message.body, Body::Forward { .. } | Body::Invalidate) =>
             {

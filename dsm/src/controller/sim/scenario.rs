@@ -58,6 +58,8 @@ pub struct Scenario {
     pub(super) changes: u32,
     /// Per mille of steps in which the authority does something.
     pub(super) authority: u64,
+    /// Per mille of steps in which a user comes that pages follow, or leaves.
+    pub(super) follows: u64,
 }
 
 impl Scenario {
@@ -111,8 +113,12 @@ impl Scenario {
             absent: 0,
             changes: 0,
             authority: 1000,
+            follows: 0,
         };
-        scenario.with_changes(seed).with_turns(seed)
+        scenario
+            .with_changes(seed)
+            .with_turns(seed)
+            .with_follows(seed)
     }
 
     /// In one seed of eight users of a node pin a page in turns. From a sequence of its own.
@@ -126,6 +132,15 @@ impl Scenario {
                 .tick_max
                 .min(Duration::from_micros(1 + random.below(60)));
             self.steps += random.below(3000) as u32;
+        }
+        self
+    }
+
+    /// In one seed of four pages follow users. From a sequence of its own.
+    fn with_follows(mut self, seed: u64) -> Scenario {
+        let mut random = Random::new(seed ^ 0xF011_0300);
+        if random.per_mille(250) {
+            self.follows = [5, 20, 100][random.below(3) as usize];
         }
         self
     }

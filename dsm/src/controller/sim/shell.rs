@@ -109,7 +109,9 @@ impl World {
     ) -> Result<(), Flaw> {
         self.outcome.events += 1;
         self.show(format!("{}: {event:?}", NodeId(node as u8)));
-        self.hosts[node].requests.arrive(&event, self.now);
+        let dead = self.killed;
+        self.hosts[node].requests.arrive(&event, self.now, dead);
+        self.hosts[node].prefetched.arrive(&event);
         let mut actions = Actions::new(version);
         let gone = self.authority.gone;
         let before = self.hosts[node].controller.drain_progress().handed_over;
@@ -118,12 +120,14 @@ impl World {
             .step(event, self.now, &mut actions);
         let after = self.hosts[node].controller.drain_progress().handed_over;
         self.outcome.handed_over += after.saturating_sub(before);
+        let mut lost = Vec::new();
         for action in actions.list {
             if let Action::Fail(Failure::Lost { page, node: dead }) = action {
-                self.reported_lost(node, page, dead)?;
+                lost.push((page, dead));
                 continue;
             }
             self.hosts[node].requests.answer(&action);
+            self.hosts[node].judge_prefetch(NodeId(node as u8), &action)?;
             let granted = matches!(action, Action::Wake { granted: true, .. });
             let mut sent = Ok(());
             let page = self.hosts[node].carry_out(
@@ -146,6 +150,10 @@ impl World {
                 }
                 self.judge(page)?;
             }
+        }
+        // After the rest: users that give up are further events.
+        for (page, dead) in lost {
+            self.reported_lost(node, page, dead)?;
         }
         if self.bad == Some(BadShell::SaysDoneEarly) {
             self.say_done(node)?;

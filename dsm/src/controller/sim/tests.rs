@@ -25,6 +25,9 @@ fn two_thousand_seeds() {
     assert!(total.deferred > 3_000 && total.subscriptions > 1_000);
     assert!(total.joins > 200 && total.leaves > 100 && total.cancels > 100);
     assert!(total.handed_over > 5_000);
+    assert!(total.prefetched > 5_000);
+    // No thread tries again and again.
+    assert!(total.retries > 1_000 && total.retries_max <= 8);
     assert!(total.evicted > 10_000 && total.given_back > 10_000 && total.room_waits > 300);
 }
 
@@ -41,7 +44,7 @@ fn every_broken_controller_is_found() {
     for (mutant, first) in [
         (Mutant::IgnorePins, 0),
         (Mutant::PinDeferred, 0),
-        (Mutant::ExtendVisit, 1000),
+        (Mutant::ExtendVisit, 7_000),
         (Mutant::RevokeLate, 0),
         (Mutant::KeepRight, 0),
         (Mutant::NoQueue, 0),
@@ -63,6 +66,11 @@ fn every_broken_controller_is_found() {
         (Mutant::DrainInTransition, 0),
         (Mutant::ForgetMentions, 0),
         (Mutant::QuietEarly, 0),
+        (Mutant::PrefetchFirst, 0),
+        (Mutant::PrefetchAllAtOnce, 0),
+        (Mutant::PrefetchBeyondRoom, 0),
+        (Mutant::PrefetchWhileHeld, 0),
+        (Mutant::PrefetchForEver, 0),
         (Mutant::KeepHomes, 0),
     ] {
         let failure = found(first..first + 1000, |world| {

@@ -5,8 +5,13 @@ use super::scenario::Kind;
 use super::world::World;
 use super::{BadShell, USERS_MAX};
 use crate::checker::Flaw;
-use crate::controller::{Event, Purpose};
+use crate::controller::{Event, PrefetchRun, Purpose};
 use crate::types::{Access, NodeId, Page};
+
+/// Users of a node that pages follow.
+const FOLLOWED: u64 = 3;
+/// Runs of a prefetch, at most.
+const RUNS_MAX: u64 = 40;
 
 impl World {
     /// A user begins to read or write a page.
@@ -168,6 +173,46 @@ impl World {
         let thread = host.threads.swap_remove(index);
         if self.bad != Some(BadShell::UnpinsEarly) {
             host.pins.remove(thread.page);
+        }
+        Ok(())
+    }
+
+    /// A user comes to a node, and pages follow it; or it leaves.
+    pub(super) fn follow(&mut self) -> Result<(), Flaw> {
+        let node = self.any_node();
+        if !self.takes_part(node) {
+            return Ok(());
+        }
+        if self.random.per_mille(200) {
+            let event = match self.hosts[node].prefetched.held {
+                true => Event::ResumePrefetches,
+                false => Event::HoldPrefetches,
+            };
+            return self.event(node, event, None);
+        }
+        let user = self.random.below(FOLLOWED) as u32;
+        if self.random.per_mille(300) {
+            return self.event(node, Event::EndPrefetch { user }, None);
+        }
+        let runs = (0..self.random.below(RUNS_MAX)).map(|_| PrefetchRun {
+            // Some are no memory.
+            first: self.random.below(self.scenario.pages + 2),
+            count: self.random.below(8),
+            access: match self.random.per_mille(300) {
+                true => Access::Write,
+                false => Access::Read,
+            },
+        });
+        let runs = runs.collect();
+        self.event(node, Event::Prefetch { user, runs }, None)
+    }
+
+    /// Prefetches go on, where they are held.
+    pub(super) fn resume_prefetches(&mut self) -> Result<(), Flaw> {
+        for node in 0..self.hosts.len() {
+            if self.is_alive(node) && self.hosts[node].prefetched.held {
+                self.event(node, Event::ResumePrefetches, None)?;
+            }
         }
         Ok(())
     }

@@ -107,6 +107,9 @@ impl World {
             if self.scenario.turns > 0 && self.random.per_mille(self.scenario.turns) {
                 self.pin_in_turns()?;
             }
+            if self.scenario.follows > 0 && self.random.per_mille(self.scenario.follows) {
+                self.follow()?;
+            }
             match self.random.below(4) {
                 0 => self.begin_access()?,
                 _ => self.work()?,
@@ -117,6 +120,7 @@ impl World {
             }
         }
         self.end_drains();
+        self.resume_prefetches()?;
         self.scenario.evictor = 1000;
         // What is due comes within the bound on steps.
         self.scenario.tick_max = self.scenario.tick_max.max(Duration::from_micros(1));

@@ -1,13 +1,31 @@
 //! vCPUs without code, for tests: they leave and come at once.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use weft_platform::interrupts::{InterruptRouter, Message, VcpuLocation};
+use weft_vcpu::PageRun;
 
 use super::{MoveTimes, VcpuMoves, VcpuSite};
 
 /// Its state is the vectors that wait.
-pub struct SiteDouble(pub Arc<InterruptRouter>);
+pub struct SiteDouble {
+    pub interrupts: Arc<InterruptRouter>,
+    /// vCPUs, with how many pages followed each; 0: it left.
+    pub followed: Mutex<Vec<(u32, u64)>>,
+}
+
+/// Pages that are memory.
+const PAGES: u64 = 1 << 14;
+
+impl SiteDouble {
+    pub fn new(interrupts: Arc<InterruptRouter>) -> Arc<Self> {
+        let followed = Mutex::default();
+        Arc::new(Self {
+            interrupts,
+            followed,
+        })
+    }
+}
 
 impl VcpuSite for SiteDouble {
     fn hand_over(
@@ -16,7 +34,7 @@ impl VcpuSite for SiteDouble {
         location: VcpuLocation,
         moves: &Arc<VcpuMoves>,
     ) -> Result<(), String> {
-        let pending = self.0.hand_over(vcpu, location);
+        let pending = self.interrupts.hand_over(vcpu, location);
         let vector = |message: &Message| match message {
             Message::Fixed { vector, .. } => *vector,
             other => panic!("{other:?}"),
@@ -45,9 +63,22 @@ impl VcpuSite for SiteDouble {
                 level,
             })
             .collect();
-        let taken = self.0.take_over(vcpu, location.epoch, &pending);
+        let taken = self.interrupts.take_over(vcpu, location.epoch, &pending);
         taken.map_err(|error| error.to_string())?;
         moves.taken_over(vcpu, location, MoveTimes([4, 5, 6]));
         Ok(())
+    }
+
+    fn prefetch(&self, vcpu: u32, runs: &[PageRun]) -> Result<(), String> {
+        if runs.iter().any(|run| run.first >= PAGES) {
+            return Err("it is no memory".into());
+        }
+        let mut followed = self.followed.lock().unwrap();
+        followed.push((vcpu, runs.iter().map(|run| run.count).sum()));
+        Ok(())
+    }
+
+    fn end_prefetch(&self, vcpu: u32) {
+        self.followed.lock().unwrap().push((vcpu, 0));
     }
 }

@@ -14,6 +14,7 @@
 //! | file | holds |
 //! | --- | --- |
 //! | `protocol` | the primary's side as a state machine |
+//! | `working_set` | the message behind a vCPU, with the pages that it used |
 //!
 //! Whichever thread has an event executes the step: the thread that reads the link, or
 //! the vCPU's own. None of them waits; only the thread that asked for the move does.
@@ -23,13 +24,16 @@ pub mod double;
 mod protocol;
 #[cfg(test)]
 mod simulation;
+pub mod working_set;
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use thiserror::Error;
 use weft_platform::interrupts::{InterruptRouter, Locations, VcpuLocation};
+use weft_vcpu::PageRun;
 
 use super::PRIMARY;
 use super::message::{MoveStep, SliceMessage};
@@ -63,6 +67,16 @@ pub trait VcpuSite: Send + Sync {
         state: &[u8],
         moves: &Arc<VcpuMoves>,
     ) -> Result<(), String>;
+
+    /// A vCPU that is here, or about to come, used these pages where it was, the first ones
+    /// last: fetches them while it runs, until [`VcpuSite::end_prefetch`].
+    ///
+    /// # Errors
+    /// Some are no memory; nothing is fetched.
+    fn prefetch(&self, vcpu: u32, runs: &[PageRun]) -> Result<(), String>;
+
+    /// A vCPU left: nothing more is fetched for it.
+    fn end_prefetch(&self, vcpu: u32);
 }
 
 /// Three moments of one slice's part in a move, as values of the guest's TSC, which all
@@ -146,6 +160,8 @@ pub struct VcpuMoves {
     /// Held for moments; nothing is sent under it.
     ongoing: Mutex<Ongoing>,
     changed: Condvar,
+    /// Working sets that were malformed. The first is reported.
+    refused_sets: AtomicU64,
 }
 
 impl VcpuMoves {
@@ -158,6 +174,7 @@ impl VcpuMoves {
             site: OnceLock::new(),
             ongoing: Mutex::default(),
             changed: Condvar::new(),
+            refused_sets: AtomicU64::new(0),
         })
     }
 
@@ -256,6 +273,67 @@ impl VcpuMoves {
     ) {
         let payload = [&times.encode(), state].concat();
         self.report(MoveStep::HandedOver, (vcpu, location), &payload);
+        if let Some(site) = self.site.get() {
+            site.end_prefetch(vcpu);
+        }
+    }
+
+    /// The pages that a vCPU used here follow it to `location`: straight there, not through
+    /// the primary, since nothing depends on them.
+    pub fn send_working_set(&self, vcpu: u32, location: VcpuLocation, runs: &[PageRun]) {
+        let pages = &working_set::encode(runs);
+        if !pages.is_empty() {
+            let message = SliceMessage::WorkingSet {
+                vcpu,
+                location,
+                pages,
+            };
+            self.peers.send(location.slice, &message);
+        }
+    }
+
+    /// Slice `from` sent the pages that a vCPU used there. What is wrong with them is no
+    /// reason to end: the vCPU's faults fetch them.
+    pub(super) fn follow(&self, from: usize, vcpu: u32, location: VcpuLocation, pages: &[u8]) {
+        if let Err(reason) = self.prefetch(from, (vcpu, location), pages)
+            && self.refused_sets.fetch_add(1, Ordering::Relaxed) == 0
+        {
+            eprintln!("weft: node {from} sent wrong pages of vCPU {vcpu}, ignored: {reason}");
+        }
+    }
+
+    fn prefetch(
+        &self,
+        from: usize,
+        (vcpu, location): (u32, VcpuLocation),
+        pages: &[u8],
+    ) -> Result<(), String> {
+        let known = self.locations.of(vcpu).ok_or("it does not exist")?;
+        let site = self.site.get().ok_or("this node has no vCPUs yet")?;
+        let runs = working_set::decode(pages).map_err(|error| error.to_string())?;
+        let comes = known.slice == from && known.epoch.checked_add(1) == Some(location.epoch);
+        if location.slice != self.me || known.epoch < location.epoch && !comes {
+            return Err(format!("they are for epoch {}", location.epoch));
+        }
+        let has_left = || {
+            let known = self.locations.of(vcpu);
+            known.is_none_or(|known| known.epoch > location.epoch)
+        };
+        if has_left() {
+            return Ok(());
+        }
+        site.prefetch(vcpu, &runs)?;
+        // It may have left meanwhile, before anything was fetched that could be ended.
+        if has_left() {
+            site.end_prefetch(vcpu);
+        }
+        Ok(())
+    }
+
+    /// How many working sets were ignored because they were wrong, with its name.
+    pub fn counters(&self) -> [(&'static str, u64); 1] {
+        let refused = self.refused_sets.load(Ordering::Relaxed);
+        [("working-sets-refused", refused)]
     }
 
     /// A vCPU that was to leave stays, and runs on.

@@ -21,6 +21,7 @@ use super::*;
 
 pub(super) mod evict;
 mod membership;
+mod prefetch;
 mod reclaim;
 mod subscriptions;
 mod turns;

@@ -8,6 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use weft_aggregate::devices::Disk;
 use weft_aggregate::{Share, SliceOptions};
 use weft_guest_memory::LOCAL_APIC;
 use weft_platform::clock::{Reference, host_tsc};
@@ -49,6 +50,8 @@ pub(super) struct Judge {
     /// vCPU 0 writes to the serial port and programs the I/O APIC, and vCPU 1 takes its
     /// interrupts.
     uses_devices: bool,
+    /// The disk of slice 0, which no vCPU uses.
+    disk: Option<Disk>,
     /// Presses of the power button that the guest has seen.
     presses: AtomicU64,
     /// What the guest read from the serial port.
@@ -277,6 +280,14 @@ impl Slices {
         Self::with(cpus, Judge::default(), None, &[])
     }
 
+    pub fn with_disk(cpus: &[u32], disk: Disk) -> Self {
+        let judge = Judge {
+            disk: Some(disk),
+            ..Judge::default()
+        };
+        Self::with(cpus, judge, None, &[])
+    }
+
     /// Each frame of the slice `late` waits for up to 5 ms before it is sent.
     fn with_late(cpus: &[u32], late: Option<usize>) -> Self {
         Self::with(cpus, Judge::default(), late, &[])
@@ -312,6 +323,7 @@ impl Slices {
                     false => Duration::ZERO,
                 },
                 joins: None,
+                lent: None,
                 reference: match strange.contains(&number) {
                     true => Reference {
                         boot_id: "another".into(),
@@ -374,6 +386,7 @@ pub(super) fn slice_of(
     };
     let mut configuration = Configuration::new("none".into(), SHARE_BYTES * cpus.len() as u64);
     configuration.cpus = 2;
+    configuration.disks.extend(judge.disk.clone());
     configuration.slices = cpus.iter().map(share).collect();
     let ram = Ram::new(configuration.memory_bytes).unwrap();
     let ends = super::shutdown::OwnerChannel::new();

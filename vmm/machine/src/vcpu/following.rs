@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 use weft_coherent_memory::{FaultObserver, ServedFault};
 use weft_jump::PolicyError;
 use weft_jump::follower::{Follower, LUGGAGE_BYTES, OwnFault};
+use weft_vcpu::PageRun;
+
+use super::first_pages::FirstPages;
 
 /// Whether vCPUs go by themselves where their remote faults go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +35,7 @@ pub type AskToMove = Box<dyn Fn(u32, usize) + Send + Sync>;
 /// A vCPU's follower, and the processor time at the end of its last fault.
 struct Followed {
     follower: Follower,
+    first_pages: FirstPages,
     worked_until: Option<Duration>,
     busy: Duration,
 }
@@ -60,6 +64,7 @@ impl Followers {
         let followed = |_| {
             Mutex::new(Followed {
                 follower: Follower::new(count, me, slices),
+                first_pages: FirstPages::default(),
                 worked_until: None,
                 busy: Duration::ZERO,
             })
@@ -77,17 +82,18 @@ impl Followers {
         followed.map_or_else(Vec::new, |mut followed| followed.follower.leave(to).into())
     }
 
-    /// A vCPU comes with this luggage.
+    /// A vCPU comes with this luggage. The pages that it will need first.
     ///
     /// # Errors
     /// Nothing that a follower sends.
-    pub fn arrive(&self, vcpu: u32, luggage: &[u8]) -> Result<(), PolicyError> {
+    pub fn arrive(&self, vcpu: u32, luggage: &[u8]) -> Result<Vec<PageRun>, PolicyError> {
         let Some(mut followed) = self.lock(vcpu) else {
-            return Ok(());
+            return Ok(Vec::new());
         };
         followed.worked_until = None;
         let now = self.start.elapsed();
-        followed.follower.arrive(luggage, now)
+        followed.follower.arrive(luggage, now)?;
+        Ok(followed.first_pages.arrive())
     }
 
     /// How often a vCPU asked and went from here, keyed by name.
@@ -125,6 +131,7 @@ impl FaultObserver for FaultsOfVcpus {
         let Some(mut followed) = self.0.lock(fault.vcpu) else {
             return;
         };
+        followed.first_pages.fault(fault.page, fault.access);
         let busy_ns = std::mem::take(&mut followed.busy).as_nanos() as u64;
         let to = followed.follower.fault(OwnFault {
             from: fault.from,

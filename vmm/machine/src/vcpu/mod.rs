@@ -13,6 +13,7 @@
 //! | [`notifiers`] | MMU notifiers of vCPUs that use coherent memory |
 
 pub mod environment;
+mod first_pages;
 pub mod following;
 pub mod notifiers;
 pub mod runner;

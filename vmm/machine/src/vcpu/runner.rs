@@ -32,7 +32,7 @@ use weft_vcpu::{CpuState, Exit};
 use super::environment::{CpuEnvironment, VcpuContext, VcpuCounters, count};
 use super::scheduler::{QUANTUM, RunState, TurnScheduler};
 pub use super::state::VcpuState;
-use super::travel::{Arrival, Departure};
+use super::travel::{Arrival, Departure, DepartureReport};
 use weft_vcpu::{BackEndCounters, Vcpu, VcpuError};
 
 /// Longest sleep of a halted vCPU before it checks again, even without a timer.
@@ -234,6 +234,7 @@ impl Runner {
             activity: activity.clone(),
             paused: true,
             away: options.away,
+            departed: None,
             visited: visited.clone(),
             tsc_offset: 0,
             first_instruction: options.first_instruction,
@@ -347,6 +348,8 @@ struct Thread {
     paused: bool,
     /// The vCPU is on another slice. Independent of `paused`, which is the same on all slices.
     away: bool,
+    /// The vCPU left, and its pages do not follow it yet.
+    departed: Option<Box<dyn DepartureReport>>,
     visited: Arc<AtomicBool>,
     /// The vCPU's TSC minus the host's, as set last.
     tsc_offset: u64,
@@ -399,7 +402,10 @@ impl Thread {
     /// The next command; `Some(None)` if no command waits and the vCPU runs; `None` if the
     /// owner is gone.
     fn next_command(&mut self) -> Option<Option<VcpuCommand>> {
-        if self.paused || self.away {
+        if self.away {
+            return self.next_while_away().map(Some);
+        }
+        if self.paused {
             return self.commands.recv().ok().map(Some);
         }
         if !self.command_waits.swap(false, Ordering::SeqCst) {

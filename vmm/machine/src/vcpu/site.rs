@@ -6,13 +6,16 @@
 
 use std::sync::Arc;
 
-use weft_aggregate::{VcpuMoves, VcpuSite};
+use weft_aggregate::{MoveTimes, VcpuMoves, VcpuSite};
+use weft_coherent_memory::SharedMemory;
+use weft_jump::follower::is_own_move;
 use weft_platform::clock::Clock;
 use weft_platform::interrupts::{InterruptRouter, LocationError, VcpuLocation};
+use weft_vcpu::PageRun;
 
 use super::following::Followers;
 use super::runner::{CommandPort, VcpuCommand};
-use super::travel::{Arrival, Departure, Traveller, guest_tsc};
+use super::travel::{Arrival, Departure, DepartureReport, Traveller, guest_tsc};
 
 /// Sends commands to the vCPUs' threads.
 pub struct SliceVcpus {
@@ -22,12 +25,43 @@ pub struct SliceVcpus {
     pub clock: Arc<Clock>,
     /// `None`: vCPUs do not move by themselves.
     pub followers: Option<Arc<Followers>>,
+    pub memory: Arc<SharedMemory>,
 }
 
 impl SliceVcpus {
     fn port(&self, vcpu: u32) -> Result<&CommandPort, String> {
         let port = self.ports.get(vcpu as usize);
         port.ok_or_else(|| format!("there is no vCPU {vcpu}"))
+    }
+}
+
+/// A vCPU that was asked to leave for `location`.
+struct Leaving {
+    vcpu: u32,
+    location: VcpuLocation,
+    moves: Arc<VcpuMoves>,
+    followers: Option<Arc<Followers>>,
+}
+
+impl DepartureReport for Leaving {
+    fn left(&mut self, times: MoveTimes, mut traveller: Traveller) -> bool {
+        let (vcpu, location) = (self.vcpu, self.location);
+        if let Some(followers) = &self.followers {
+            traveller.luggage = followers.leave(vcpu, location.slice);
+        }
+        // One that moved by itself went to where its pages are.
+        let follows = !is_own_move(&traveller.luggage);
+        self.moves
+            .handed_over(vcpu, location, times, &traveller.encode());
+        follows
+    }
+
+    fn used(&mut self, runs: Vec<PageRun>) {
+        self.moves.send_working_set(self.vcpu, self.location, &runs);
+    }
+
+    fn stays(&mut self, reason: &str) {
+        self.moves.kept(self.vcpu, self.location, reason);
     }
 }
 
@@ -38,19 +72,16 @@ impl VcpuSite for SliceVcpus {
         location: VcpuLocation,
         moves: &Arc<VcpuMoves>,
     ) -> Result<(), String> {
-        let (moves, followers) = (moves.clone(), self.followers.clone());
+        let leaving = Leaving {
+            vcpu,
+            location,
+            moves: moves.clone(),
+            followers: self.followers.clone(),
+        };
         let departure = Departure {
             location,
             asked: guest_tsc(&self.clock),
-            report: Box::new(move |left| match left {
-                Ok((times, mut traveller)) => {
-                    if let Some(followers) = followers {
-                        traveller.luggage = followers.leave(vcpu, location.slice);
-                    }
-                    moves.handed_over(vcpu, location, times, &traveller.encode());
-                }
-                Err(reason) => moves.kept(vcpu, location, &reason),
-            }),
+            report: Box::new(leaving),
         };
         let port = self.port(vcpu)?;
         port.command(VcpuCommand::Leave(departure))
@@ -73,10 +104,12 @@ impl VcpuSite for SliceVcpus {
         traveller
             .check_time(arrived, self.clock.base())
             .map_err(|reason| format!("vCPU {vcpu}: {reason}"))?;
-        if let Some(followers) = &self.followers {
-            let learned = followers.arrive(vcpu, &traveller.luggage);
-            learned.map_err(|error| format!("it sent vCPU {vcpu} with a wrong policy: {error}"))?;
-        }
+        let first_pages = match &self.followers {
+            Some(followers) => followers
+                .arrive(vcpu, &traveller.luggage)
+                .map_err(|error| format!("it sent vCPU {vcpu} with a wrong policy: {error}"))?,
+            None => Vec::new(),
+        };
         let port = self.port(vcpu)?;
         let contradiction = |error: LocationError| error.to_string();
         // First: from the next call on interrupts are accepted here, as the vCPU would.
@@ -94,6 +127,16 @@ impl VcpuSite for SliceVcpus {
             report: Box::new(move |times| moves.taken_over(vcpu, location, times)),
         };
         port.command(VcpuCommand::Arrive(Box::new(arrival)))
-            .map_err(|error| error.to_string())
+            .map_err(|error| error.to_string())?;
+        // While its thread wakes.
+        self.memory.prefetch(vcpu, &first_pages)
+    }
+
+    fn prefetch(&self, vcpu: u32, runs: &[PageRun]) -> Result<(), String> {
+        self.memory.prefetch(vcpu, runs)
+    }
+
+    fn end_prefetch(&self, vcpu: u32) {
+        self.memory.end_prefetch(vcpu);
     }
 }

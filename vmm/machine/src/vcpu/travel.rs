@@ -6,8 +6,8 @@ use weft_aggregate::MoveTimes;
 use weft_platform::clock::{Clock, TimeBase, host_tsc};
 use weft_platform::interrupts::{LocalApicState, Message, VcpuLocation};
 use weft_platform::part::Version;
-use weft_vcpu::CpuState;
 use weft_vcpu::encoding::{Decoder, Encoder, EncodingError};
+use weft_vcpu::{CpuState, PageRun};
 
 use super::following::LUGGAGE_MAX;
 use super::state::VcpuState;
@@ -121,15 +121,22 @@ fn pending_message(kind: u8, vector: u8) -> Result<Message, EncodingError> {
     }
 }
 
-/// Reports a vCPU that left, or why it stays.
-type Left = Box<dyn FnOnce(Result<(MoveTimes, Traveller), String>) + Send>;
+/// What the thread of a vCPU that is asked to leave reports: that it left, and then its
+/// pages, or why it stays.
+pub trait DepartureReport: Send {
+    /// Whether its pages follow it.
+    fn left(&mut self, times: MoveTimes, traveller: Traveller) -> bool;
+    /// The pages that it used here, the latest first.
+    fn used(&mut self, runs: Vec<PageRun>);
+    fn stays(&mut self, reason: &str);
+}
 
 /// A vCPU is asked to leave.
 pub struct Departure {
     pub location: VcpuLocation,
     /// The guest's TSC at the request.
     pub asked: u64,
-    pub report: Left,
+    pub report: Box<dyn DepartureReport>,
 }
 
 /// A vCPU comes.

@@ -90,7 +90,7 @@ fn wait(what: &str, is_so: impl Fn() -> bool) {
 }
 
 impl Slices {
-    fn with_devices(cpus: &[u32], late: Option<usize>) -> Self {
+    pub(crate) fn with_devices(cpus: &[u32], late: Option<usize>) -> Self {
         let judge = Judge {
             uses_devices: true,
             ..Judge::default()
@@ -98,12 +98,12 @@ impl Slices {
         Self::with(cpus, judge, late, &[])
     }
 
-    fn move_platform(&self, to: usize) -> Result<PlatformMoveReport, Refusal> {
+    pub(crate) fn move_platform(&self, to: usize) -> Result<PlatformMoveReport, Refusal> {
         self.machines[0].handle().move_platform(to)
     }
 
     /// Presses the button, and waits until the guest has seen it.
-    fn press(&self, presses: u64) {
+    pub(crate) fn press(&self, presses: u64) {
         ask(&self.machines[0], MachineRequest::PressPowerButton);
         let seen = || self.judge.presses.load(Ordering::SeqCst);
         wait("the button", || seen() >= presses);
@@ -111,7 +111,7 @@ impl Slices {
     }
 
     /// What was written is on the console, in order and once.
-    fn check_console(&self) {
+    pub(crate) fn check_console(&self) {
         let written = self.judge.written.load(Ordering::SeqCst);
         let shown = self.console.bytes();
         let right = (0..).zip(&shown).all(|(at, shown)| *shown == byte(at));

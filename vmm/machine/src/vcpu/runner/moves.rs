@@ -1,24 +1,53 @@
 //! The thread's part in a move of its vCPU to another slice, and from there.
 
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Duration;
 
 use weft_aggregate::MoveTimes;
 use weft_platform::clock::host_tsc;
 use weft_platform::interrupts::VcpuLocation;
 
-use super::{Activity, Thread};
+use super::{Activity, Thread, VcpuCommand};
 use crate::vcpu::travel::{Arrival, Departure, Traveller, guest_tsc};
+
+/// From the report that a vCPU left until its pages are looked at, which takes some
+/// processor time: on one host the two nodes share processors, and the vCPU goes first.
+const FOLLOW_WAIT: Duration = Duration::from_millis(1);
 
 impl Thread {
     /// Gives the vCPU away if possible, and reports it.
-    pub(super) fn leave(&mut self, departure: Departure) {
+    pub(super) fn leave(&mut self, mut departure: Departure) {
         let clock = self.environment.context.clock.clone();
         let stopped = guest_tsc(&clock);
-        let left = self.give_away(departure.location).map(|traveller| {
-            let times = MoveTimes([departure.asked, stopped, guest_tsc(&clock)]);
-            (times, traveller)
-        });
-        (departure.report)(left);
+        match self.give_away(departure.location) {
+            Ok(traveller) => {
+                let times = MoveTimes([departure.asked, stopped, guest_tsc(&clock)]);
+                let follows = departure.report.left(times, traveller);
+                self.departed = follows.then_some(departure.report);
+            }
+            Err(reason) => departure.report.stays(&reason),
+        }
+    }
+
+    /// The next command for a vCPU that is away. Its pages follow it after [`FOLLOW_WAIT`],
+    /// unless it comes back meanwhile. `None` if the owner is gone.
+    pub(super) fn next_while_away(&mut self) -> Option<VcpuCommand> {
+        let Some(mut report) = self.departed.take() else {
+            return self.commands.recv().ok();
+        };
+        match self.commands.recv_timeout(FOLLOW_WAIT) {
+            Ok(command) => {
+                let comes = matches!(command, VcpuCommand::Arrive(_));
+                self.departed = Some(report).filter(|_| !comes);
+                Some(command)
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                report.used(self.vcpu.take_working_set());
+                self.commands.recv().ok()
+            }
+            Err(RecvTimeoutError::Disconnected) => None,
+        }
     }
 
     /// Everything that can fail comes before anything changes.
