@@ -1,7 +1,7 @@
 //! The output of the guest's console devices that waits for the console thread.
 //!
 //! Invariant: at most [`OUTPUT_BYTES_MAX`] bytes wait. A device that writes more blocks until
-//! there is room, [`FULL_WAIT`] at most, and then drops the bytes that do not fit. So a reader
+//! there is room, for a bounded time, and then drops the bytes that do not fit. So a reader
 //! that stops slows the guest's console down, and never stops the guest. After a loss devices
 //! do not block until there is room again.
 
@@ -17,7 +17,7 @@ use weft_virtio::console::ConsoleOutput;
 /// Bytes that may wait: some seconds of a fast serial port.
 pub const OUTPUT_BYTES_MAX: usize = 256 << 10;
 /// Longest time that a device blocks.
-const FULL_WAIT: Duration = Duration::from_secs(2);
+pub const FULL_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// A device that the guest's console may be on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +36,8 @@ pub struct Output {
 }
 
 struct Shared {
+    /// How long a device blocks at most.
+    full_wait: Duration,
     /// Locked only to copy bytes.
     waiting: Mutex<Waiting>,
     /// Signalled when bytes were taken.
@@ -57,10 +59,12 @@ struct Waiting {
 }
 
 impl Output {
-    /// An empty buffer.
-    pub fn new() -> io::Result<Output> {
+    /// An empty buffer. A device blocks for `full_wait` at most, and for
+    /// [`FULL_WAIT_MAX`].
+    pub fn new(full_wait: Duration) -> io::Result<Output> {
         Ok(Output {
             shared: Arc::new(Shared {
+                full_wait: full_wait.min(FULL_WAIT_MAX),
                 waiting: Mutex::default(),
                 room: Condvar::new(),
                 wake: EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?,
@@ -101,7 +105,7 @@ impl Output {
 
     /// Queues bytes for the console.
     pub fn push(&self, mut bytes: &[u8]) {
-        let deadline = Instant::now() + FULL_WAIT;
+        let deadline = Instant::now() + self.shared.full_wait;
         let mut waiting = self.lock();
         if let Some(watch) = &mut waiting.watch {
             watch.pass(bytes);
@@ -235,7 +239,7 @@ mod tests {
 
     #[test]
     fn bytes_come_out_in_order() {
-        let output = Output::new().unwrap();
+        let output = Output::new(FULL_WAIT_MAX).unwrap();
         output.push(b"hello ");
         output.push(b"world");
         let mut got = Vec::new();
@@ -248,7 +252,7 @@ mod tests {
     #[test]
     fn a_text_is_seen_wherever_it_is_cut() {
         for cut in 0..=5 {
-            let output = Output::new().unwrap();
+            let output = Output::new(FULL_WAIT_MAX).unwrap();
             output.expect("login");
             output.push(b"log in, lo");
             assert_eq!(output.seen(), None);
@@ -260,7 +264,7 @@ mod tests {
 
     #[test]
     fn keys_go_where_output_came_from() {
-        let output = Output::new().unwrap();
+        let output = Output::new(FULL_WAIT_MAX).unwrap();
         assert_eq!(output.latest(), Port::Serial);
         output.port(Port::Virtio).push(b"x");
         assert_eq!(output.latest(), Port::Virtio);
@@ -270,7 +274,7 @@ mod tests {
 
     #[test]
     fn a_writer_waits_for_room_and_gives_up_in_the_end() {
-        let output = Output::new().unwrap();
+        let output = Output::new(FULL_WAIT_MAX).unwrap();
         output.push(&vec![1; OUTPUT_BYTES_MAX]);
         let writer = output.clone();
         let thread = std::thread::spawn(move || writer.push(&[2; 10]));
@@ -285,7 +289,15 @@ mod tests {
         assert_eq!(output.lost(), 5);
         let before = Instant::now();
         output.push(&[3; 5]);
-        assert!(before.elapsed() < FULL_WAIT / 2);
+        assert!(before.elapsed() < FULL_WAIT_MAX / 2);
         assert_eq!(output.lost(), 10);
+    }
+
+    #[test]
+    fn a_writer_that_must_not_wait_gives_up_at_once() {
+        let output = Output::new(Duration::ZERO).unwrap();
+        output.push(&vec![1; OUTPUT_BYTES_MAX]);
+        output.push(&[2; 5]);
+        assert_eq!(output.lost(), 5);
     }
 }

@@ -376,7 +376,7 @@ mod tests {
         let _ = std::fs::remove_file(&path);
         let endpoint =
             ConsoleEndpoint::Socket(UnixListener::bind(&path).unwrap(), vec![Uid::effective()]);
-        let output = Output::new().unwrap();
+        let output = Output::new(Duration::from_secs(1)).unwrap();
         let typed = Arc::new(Typed::default());
         let quiet = Box::new(|_| ());
         let signals = ConsoleThread::signals();

@@ -66,7 +66,7 @@ fn main() {
 /// A console on standard input and output that ends when a signal is heard.
 fn run_console() {
     ConsoleThread::signals().thread_block().unwrap();
-    let output = Output::new().unwrap();
+    let output = Output::new(Duration::from_secs(1)).unwrap();
     let notify = |notice| match notice {
         Notice::Signal(signal) => std::process::exit(128 + signal),
         Notice::Quit => std::process::exit(1),
