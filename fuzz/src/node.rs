@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use weft_node::config::{Config, SLICES_MAX};
-use weft_node::protocol::{DaemonReply, DaemonRequest, MachineStart};
+use weft_node::protocol::{DaemonReply, DaemonRequest, MachineJoin, MachineStart};
 use weft_wire::keys::PublicKey;
 
 use crate::random::Random;
@@ -57,6 +57,10 @@ pub fn valid_session(random: &mut Random) -> Vec<u8> {
             slices: random.below(20) as u32,
             cpus: random.below(300) as u32,
             settings: "{}".into(),
+            joins: (random.below(2) == 0).then(|| MachineJoin {
+                memory_bytes: random.next(),
+                peers: vec![random.below(20) as u32],
+            }),
         }))),
         2 => text(&DaemonRequest::Ping),
         3 => text(&DaemonRequest::Release),

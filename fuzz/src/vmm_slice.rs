@@ -11,6 +11,7 @@ use weft_aggregate::message::SliceMessage;
 use weft_aggregate::remote_devices::net::{
     FrameQueue, FrameSender, PortKind, RemotePort, Switch, window,
 };
+use weft_aggregate::working_set;
 use weft_guest_memory::DeviceMemory;
 use weft_platform::interrupts::{
     InterruptLink, InterruptRouter, InterruptTopology, Locations, Message, VcpuLocation,
@@ -22,7 +23,7 @@ use weft_wire::Header;
 use weft_wire::frame::HEADER_BYTES;
 
 /// Kinds of messages that there are, and some that there are not.
-const KINDS: std::ops::Range<usize> = 128..160;
+const KINDS: std::ops::Range<usize> = 128..177;
 /// vCPUs of each slice of the machine of the locations.
 const VCPUS: [u32; 3] = [1, 2, 1];
 
@@ -55,9 +56,14 @@ pub fn valid_messages(random: &mut Random) -> Vec<u8> {
     bytes
 }
 
-/// A message is refused, or encodes to the same frame again.
+/// A message is refused, or encodes to the same frame again; so is a working set.
 pub fn message(input: &[u8]) {
     let (headers, rest) = input.as_chunks::<HEADER_BYTES>();
+    for pages in [input, rest] {
+        if let Ok(runs) = working_set::decode(pages) {
+            assert_eq!(working_set::encode(&runs), pages);
+        }
+    }
     for bytes in headers {
         let Ok(header) = Header::decode(bytes) else {
             continue;

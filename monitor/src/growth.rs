@@ -26,14 +26,36 @@ const LOOK: Duration = Duration::from_millis(50);
 /// What the launcher has said of the node that node 0 asked for.
 #[derive(Default)]
 pub struct Replies {
-    said: Mutex<Option<(u32, Result<(), String>)>>,
+    last: Mutex<LastRequest>,
     changed: Condvar,
 }
 
+/// The last request for a node, and its outcome once the launcher has replied.
+#[derive(Default)]
+struct LastRequest {
+    number: u64,
+    outcome: Option<Result<(), String>>,
+}
+
 impl Replies {
-    fn put(&self, number: u32, outcome: Result<(), String>) {
-        *lock(&self.said) = Some((number, outcome));
-        self.changed.notify_all();
+    /// The number of a new request.
+    fn begin(&self) -> u64 {
+        let mut last = lock(&self.last);
+        let number = last.number + 1;
+        *last = LastRequest {
+            number,
+            outcome: None,
+        };
+        number
+    }
+
+    /// A reply. One to a request that was cancelled comes too late.
+    fn put(&self, request: u64, outcome: Result<(), String>) {
+        let mut last = lock(&self.last);
+        if last.number == request {
+            last.outcome = Some(outcome);
+            self.changed.notify_all();
+        }
     }
 }
 
@@ -83,15 +105,17 @@ impl Listener {
                         self.control.say(&MonitorMessage::Said(reason));
                     }
                 }
-                LauncherMessage::NodeReady { number } => self.reply(number, Ok(())),
-                LauncherMessage::NodeFailed { number, reason } => self.reply(number, Err(reason)),
+                LauncherMessage::NodeReady { request } => self.reply(request, Ok(())),
+                LauncherMessage::NodeFailed { request, reason } => {
+                    self.reply(request, Err(reason));
+                }
             }
         }
     }
 
-    fn reply(&self, number: u32, outcome: Result<(), String>) {
+    fn reply(&self, request: u64, outcome: Result<(), String>) {
         if let Some(replies) = &self.replies {
-            replies.put(number, outcome);
+            replies.put(request, outcome);
         }
     }
 }
@@ -100,35 +124,42 @@ impl Listener {
 pub struct Launcher {
     pub control: Arc<Control>,
     pub replies: Arc<Replies>,
+    /// The vCPUs are KVM's.
+    pub is_kvm: bool,
 }
 
 impl NodeProcesses for Launcher {
     fn start(&self, number: usize, node: &NewNode, job: &Job) -> Result<(), String> {
-        *lock(&self.replies.said) = None;
+        if let Some(host) = node.host.as_ref().filter(|_| self.is_kvm) {
+            return Err(format!(
+                "{host}: a machine with --backend kvm grows on its own host only: KVM cannot \
+                 follow another host's clock yet"
+            ));
+        }
         let number = number as u32;
         self.control.say(&MonitorMessage::StartNode {
+            request: self.replies.begin(),
             number,
             host: node.host.clone(),
             memory_bytes: node.memory_bytes,
         });
         let deadline = Instant::now() + START_WAIT;
-        let mut said = lock(&self.replies.said);
+        let mut last = lock(&self.replies.last);
         loop {
-            match said.take() {
-                Some((other, outcome)) if other == number => return outcome,
-                _ => {}
+            if let Some(outcome) = last.outcome.take() {
+                return outcome;
             }
             let is_late = Instant::now() > deadline;
             if is_late || job.is_cancelled() {
-                drop(said);
+                drop(last);
                 self.end(number as usize);
                 return Err(match is_late {
                     true => format!("it did not begin within {} s", START_WAIT.as_secs()),
                     false => "it was cancelled".into(),
                 });
             }
-            let waited = self.replies.changed.wait_timeout(said, LOOK);
-            said = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let waited = self.replies.changed.wait_timeout(last, LOOK);
+            last = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 

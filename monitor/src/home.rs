@@ -114,7 +114,9 @@ fn prepare(
     parent: Pid,
 ) -> anyhow::Result<Prepared> {
     weft_confine::prepare(own.confine.into())?;
-    let output = Output::new().context("cannot create the console")?;
+    // A vCPU of another node waits for two leases before it gives node 0 up.
+    let lease = Duration::from_millis(boot.lease_ms.into());
+    let output = Output::new(lease / 2).context("cannot create the console")?;
     if let Some(text) = &own.ready {
         output.expect(text);
     }
@@ -142,6 +144,7 @@ fn prepare(
     let launcher = Launcher {
         control: control.clone(),
         replies,
+        is_kvm: machine.back_end() == "kvm",
     };
     let changes = Changes::start(handle.clone(), launcher)?;
     // The user that started it, real and effective, before root is given up.

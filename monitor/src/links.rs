@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use weft_aggregate::SliceLinks;
 use weft_monitor::settings::SliceSettings;
-use weft_node::monitor_protocol::{SliceBoot, Sockets};
+use weft_node::monitor_protocol::{SliceBoot, Sockets, Terms};
 use weft_wire::LinkError;
 use weft_wire::halves::{self, HalvesConfig, Receiver, Sender, SessionKeys};
 
@@ -39,6 +39,10 @@ pub fn open(
         reference,
         delay_max: settings.link_delay_max,
         joins: boot.joins,
+        lent: match &boot.terms {
+            Terms::Lent(loan) => Some(loan.memory_bytes),
+            Terms::Own(_) => None,
+        },
     }))
 }
 

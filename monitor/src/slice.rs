@@ -57,7 +57,7 @@ pub fn own(
 
 /// On a host that lends: all that can be refused is, before anything runs anywhere.
 pub fn lent(
-    control: &Control,
+    control: &Arc<Control>,
     boot: &SliceBoot,
     loan: &Loan,
     settings: SliceSettings,
@@ -66,7 +66,7 @@ pub fn lent(
     let configuration = &settings.configuration;
     let number = boot.number as usize;
     configuration.validate()?;
-    fits(configuration, number, loan)?;
+    fits(configuration, boot, loan)?;
     let reference = settings.reference.as_ref().context("no clock to follow")?;
     if !reference.is_here() {
         reference.check(measure_host_tsc())?;
@@ -79,6 +79,7 @@ pub fn lent(
     // for what its devices are.
     control.say(&MonitorMessage::Ready);
     let machine = build(configuration, disks, CheckpointIo::default(), links)?;
+    growth::listen(control, &machine, boot, None)?;
     weft_confine::enter(ThreadKind::Main)?;
     if let End::Failed { reason } = wait(machine) {
         control.say(&MonitorMessage::Said(reason));
@@ -87,15 +88,22 @@ pub fn lent(
 }
 
 /// Whether a machine asks this host for no more than was reserved on it.
-fn fits(configuration: &Configuration, slice: usize, loan: &Loan) -> anyhow::Result<()> {
-    let placement = configuration.placement();
-    let share = placement.shares().get(slice);
-    let share = share.with_context(|| format!("the machine has no node {slice}"))?;
-    let memory_bytes = placement.budget_bytes(slice, configuration.spare_bytes);
+fn fits(configuration: &Configuration, boot: &SliceBoot, loan: &Loan) -> anyhow::Result<()> {
+    let (slice, placement) = (boot.number as usize, configuration.placement());
+    let (cpus, memory_bytes) = match boot.joins {
+        // It has no vCPU at first, and any may move here.
+        Some(bytes) => (configuration.cpus, bytes),
+        None => {
+            let share = placement.shares().get(slice);
+            let share = share.with_context(|| format!("the machine has no node {slice}"))?;
+            let memory_bytes = placement.budget_bytes(slice, configuration.spare_bytes);
+            (share.cpus, memory_bytes)
+        }
+    };
     anyhow::ensure!(
-        share.cpus <= loan.cpus && memory_bytes <= loan.memory_bytes,
+        cpus <= loan.cpus && memory_bytes <= loan.memory_bytes,
         "the machine needs {} vCPUs and {} of memory here, but {} and {} were reserved",
-        share.cpus,
+        cpus,
         format_bytes(memory_bytes),
         loan.cpus,
         format_bytes(loan.memory_bytes)

@@ -116,9 +116,10 @@ pub enum MonitorMessage {
     /// For the log.
     Said(String),
     /// Node 0 asks for one node more, linked with all others. The launcher answers with
-    /// `NodeReady` or `NodeFailed`. It starts no more than a machine may have, each with the
+    /// `NodeReady` or `NodeFailed` with the number of this request. It starts no more than a machine may have, each with the
     /// settings that all have, so that a guest that took node 0 over gains nothing by it.
     StartNode {
+        request: u64,
         number: u32,
         /// `None`: the launcher's own.
         host: Option<String>,
@@ -134,10 +135,10 @@ pub enum MonitorMessage {
 pub enum LauncherMessage {
     /// A slice joins; the link's socket comes along.
     Link { number: u32, kind: LinkKind },
-    /// To node 0: the process of a node runs and has its links.
-    NodeReady { number: u32 },
+    /// To node 0: the process of the node that it asked for runs and has its links.
+    NodeReady { request: u64 },
     /// To node 0: there is no such process, for this reason.
-    NodeFailed { number: u32, reason: String },
+    NodeFailed { request: u64, reason: String },
 }
 
 /// What a slice was told, with the link that came along.
@@ -285,10 +286,12 @@ fn plain(word: MonitorMessage) -> MonitorMessage {
         MonitorMessage::Failed(why) => MonitorMessage::Failed(text(why)),
         MonitorMessage::Said(said) => MonitorMessage::Said(text(said)),
         MonitorMessage::StartNode {
+            request,
             number,
             host,
             memory_bytes,
         } => MonitorMessage::StartNode {
+            request,
             number,
             host: host.map(text),
             memory_bytes,

@@ -5,7 +5,8 @@
 //! launcher                         daemon
 //! Status                    ──▶    Status                 (weft node list)
 //! Open                      ──▶    Opened | NoRoom        budget reserved
-//! Expect (one per link)     ──▶    Done                   the secret is known
+//! Expect (one per link)     ──▶    Done                   the secret is known; after
+//!                                                         StartMachine: a node joins
 //! Dial (one per link)       ──▶    Done | Failed          a link to another slice
 //! Start | StartMachine      ──▶    Started | Failed       the slice is READY
 //! Ping                      ──▶    Pong                   heartbeat and counters
@@ -43,7 +44,8 @@ pub enum DaemonRequest {
         /// The aggregate's lease.
         lease_ms: u32,
     },
-    /// A link from `peer` will be dialled to you.
+    /// A link from `peer` will be dialled to you. A machine's slice that runs gets it when
+    /// it comes.
     Expect {
         /// The other end's node number.
         peer: u32,
@@ -87,6 +89,17 @@ pub struct MachineStart {
     pub cpus: u32,
     /// What the monitor needs to know, as text that only it reads.
     pub settings: String,
+    /// Of a slice that joins a running machine.
+    pub joins: Option<MachineJoin>,
+}
+
+/// A slice that joins a running machine.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct MachineJoin {
+    /// Guest memory that it may fill, in bytes: part of the reservation.
+    pub memory_bytes: u64,
+    /// The nodes that the machine has; the slice has a link to each.
+    pub peers: Vec<u32>,
 }
 
 /// From daemon to launcher.

@@ -13,7 +13,7 @@ use weft_node::size::parse_size;
 use weft_vcpu::CpuModel;
 
 use super::suboptions::{
-    ConsoleArg, DiskArg, ListArg, NetArg, parse_cpus, parse_follow, parse_memory,
+    ConsoleArg, DiskArg, ListArg, NetArg, parse_cpus, parse_follow, parse_lender, parse_memory,
 };
 use crate::values::{StatsArg, parse_seconds};
 
@@ -111,22 +111,28 @@ pub enum VmCommand {
     /// Add a node to a running machine
     ///
     /// The machine must have several nodes already. The new node has neither vCPUs nor memory of
-    /// its own at first: `weft vm move` brings vCPUs, and their pages follow. Ctrl-C cancels.
+    /// its own at first: `weft vm move` brings vCPUs, and their pages follow. Another host must
+    /// lend to the host that started the machine (`weft node list` there). Ctrl-C cancels.
     Grow {
         /// The machine's name or pid, as `weft vm list` shows them
         #[arg(value_name = "NAME|PID")]
         machine: String,
-        /// The most guest memory that the node may fill
-        #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
-        memory: u64,
+        /// The host of the node, and the most guest memory that it may fill there [default: the
+        /// host of the machine]
+        #[arg(long, value_name = "HOST[=SIZE]", value_parser = parse_lender)]
+        on: Option<(String, Option<u64>)>,
+        /// The most guest memory that the node may fill [default: 1G]
+        #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+        memory: Option<u64>,
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
     /// Give back a node of a running machine
     ///
-    /// Its vCPUs and pages go to the other nodes while the guest runs. Node 0, and a node that
-    /// has a disk or network or serves a queue of one, cannot leave. Ctrl-C cancels.
+    /// Its vCPUs and pages go to the other nodes while the guest runs. Node 0 cannot leave, nor
+    /// can a node that has a disk or network or serves a queue of one: with `path=dsm` only the
+    /// node that has the device serves queues. Ctrl-C cancels.
     Release {
         /// The machine's name or pid, as `weft vm list` shows them
         #[arg(value_name = "NAME|PID")]

@@ -20,12 +20,26 @@ const INTERVAL_MS: u16 = 100;
 /// Rounds between two lines of progress.
 const ROUNDS: u32 = 10;
 
-/// `weft vm grow`.
-pub fn grow(machine: &str, memory_bytes: u64, json: bool) -> anyhow::Result<ExitCode> {
-    let node = NewNode {
-        host: None,
-        memory_bytes,
+/// Guest memory that a node may fill where nothing else is said.
+const MEMORY_BYTES: u64 = 1 << 30;
+
+/// What `--on` and `--memory` of `weft vm grow` ask for.
+pub fn new_node(on: Option<(String, Option<u64>)>, memory: Option<u64>) -> anyhow::Result<NewNode> {
+    let (host, there) = match on {
+        Some((host, there)) => (Some(host), there),
+        None => (None, None),
     };
+    if there.is_some() && memory.is_some() {
+        bail!("--on HOST=SIZE and --memory SIZE say the same: leave one out");
+    }
+    Ok(NewNode {
+        host,
+        memory_bytes: there.or(memory).unwrap_or(MEMORY_BYTES),
+    })
+}
+
+/// `weft vm grow`.
+pub fn grow(machine: &str, node: NewNode, json: bool) -> anyhow::Result<ExitCode> {
     change(machine, json, |client| client.grow(&node))
 }
 
@@ -115,6 +129,16 @@ fn progress(view: &ChangeView) -> String {
 mod tests {
     use super::*;
     use weft_machine::membership::JobView;
+
+    #[test]
+    fn a_size_is_said_once() {
+        let on = |size| Some(("alpha".to_owned(), size));
+        let size = |on, memory| new_node(on, memory).map(|node| node.memory_bytes).ok();
+        assert_eq!(size(None, None), Some(MEMORY_BYTES));
+        assert_eq!(size(on(None), Some(5)), Some(5));
+        assert_eq!(size(on(Some(7)), None), Some(7));
+        assert_eq!(size(on(Some(7)), Some(5)), None);
+    }
 
     #[test]
     fn progress_says_what_is_left() {

@@ -68,9 +68,10 @@ pub fn run(command: VmCommand, started: Instant) -> anyhow::Result<ExitCode> {
         } => running::balloon(&machine, size, json),
         VmCommand::Grow {
             machine,
+            on,
             memory,
             json,
-        } => growth::grow(&machine, memory, json),
+        } => growth::grow(&machine, growth::new_node(on, memory)?, json),
         VmCommand::Release {
             machine,
             node,

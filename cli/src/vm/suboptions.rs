@@ -29,6 +29,8 @@ pub enum OptionError {
     Size(#[from] SizeError),
     #[error("write auto, never, or a number of remote faults from 1 to {FOLLOW_FAULTS_MAX}")]
     Follow,
+    #[error("lacks the host's name: write HOST or HOST=SIZE")]
+    NoHost,
     #[error("lacks the image's name: write FILE[,ro][,direct][,node=N][,path=bypass|dsm]")]
     NoImage,
     #[error("`tap=` lacks the device's name")]
@@ -136,6 +138,18 @@ pub fn parse_cpus(text: &str) -> Result<ListArg<u32>, OptionError> {
 /// `--memory SIZE[,SIZE…]`.
 pub fn parse_memory(text: &str) -> Result<ListArg<u64>, OptionError> {
     list(text, |value| Ok(parse_size(value)?))
+}
+
+/// `--on HOST[=SIZE]`.
+pub fn parse_lender(text: &str) -> Result<(String, Option<u64>), OptionError> {
+    let (host, size) = match text.split_once('=') {
+        Some((host, size)) => (host, Some(parse_size(size)?)),
+        None => (text, None),
+    };
+    match host.is_empty() {
+        true => Err(OptionError::NoHost),
+        false => Ok((host.to_owned(), size)),
+    }
 }
 
 fn list<T>(
@@ -396,6 +410,14 @@ mod tests {
                 .to_string()
                 .contains("`x` is not a size")
         );
+    }
+
+    #[test]
+    fn lenders() {
+        assert_eq!(parse_lender("h:7117"), Ok(("h:7117".into(), None)));
+        assert_eq!(parse_lender("h=2M"), Ok(("h".into(), Some(2 << 20))));
+        assert_eq!(parse_lender("=2M"), Err(OptionError::NoHost));
+        assert!(matches!(parse_lender("h="), Err(OptionError::Size(_))));
     }
 
     #[test]

@@ -1,15 +1,15 @@
 //! Links that a session waits for: a launcher announced them, and somebody is
 //! going to dial.
 //!
-//! A ticket is good from [`Expected::announce`] until its link was delivered or its
-//! [`Awaited`] is dropped, whichever is first: a start that failed, for whatever
+//! A ticket is good from its announcement until its link was delivered or its
+//! [`Announced`] is dropped, whichever is first: a start that failed, for whatever
 //! reason, leaves none behind. It serves once: the secret goes with the first
 //! connection that proves to know it, and a connection that does not know it
 //! changes nothing.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -29,14 +29,22 @@ struct Table {
 
 /// What is known of a link to come; of one that has come, that its ticket is used.
 enum Promise {
-    Open(Secret, SyncSender<Keyed>),
+    Open(Secret, Take),
     Kept,
+}
+
+/// Takes a link that has come. Must not wait.
+pub type Take = Box<dyn FnOnce(Keyed) + Send>;
+
+/// Keeps a ticket good until its link has come.
+pub struct Announced {
+    table: Arc<Table>,
+    ticket: Ticket,
 }
 
 /// One link to come, as its session waits for it.
 pub struct Awaited {
-    table: Arc<Table>,
-    ticket: Ticket,
+    _announced: Announced,
     link: Receiver<Keyed>,
 }
 
@@ -51,15 +59,24 @@ impl Expected {
     /// A link with this ticket will come. None for a ticket that is good already: it
     /// is another session's, or a mistake.
     pub fn announce(&self, ticket: Ticket, secret: Secret) -> Option<Awaited> {
-        let (receiver, link) = sync_channel(1);
+        let (sender, link) = sync_channel(1);
+        // The session may have gone meanwhile; the connection goes too.
+        let take = Box::new(move |keyed| drop(sender.try_send(keyed)));
+        Some(Awaited {
+            _announced: self.announce_to(ticket, secret, take)?,
+            link,
+        })
+    }
+
+    /// The same, for a link that nobody waits for: `take` gets it.
+    pub fn announce_to(&self, ticket: Ticket, secret: Secret, take: Take) -> Option<Announced> {
         match self.table.lock().entry(ticket) {
             Entry::Occupied(_) => return None,
-            Entry::Vacant(entry) => entry.insert(Promise::Open(secret, receiver)),
+            Entry::Vacant(entry) => entry.insert(Promise::Open(secret, take)),
         };
-        Some(Awaited {
+        Some(Announced {
             table: self.table.clone(),
             ticket,
-            link,
         })
     }
 
@@ -73,14 +90,13 @@ impl Expected {
 
     /// Gives a link to the session that announced it.
     pub fn deliver(&self, ticket: &Ticket, keyed: Keyed) {
-        // The entry stays with its `Awaited`: nobody can announce the ticket meanwhile.
+        // The entry stays with its `Announced`: nobody can announce the ticket meanwhile.
         let mut entries = self.table.lock();
         let promise = entries.get_mut(ticket);
         let promise = promise.map(|promise| std::mem::replace(promise, Promise::Kept));
         drop(entries);
-        if let Some(Promise::Open(_, receiver)) = promise {
-            // The session may have gone meanwhile; the connection goes too.
-            let _ = receiver.try_send(keyed);
+        if let Some(Promise::Open(_, take)) = promise {
+            take(keyed);
         }
     }
 }
@@ -92,7 +108,7 @@ impl Awaited {
     }
 }
 
-impl Drop for Awaited {
+impl Drop for Announced {
     fn drop(&mut self) {
         self.table.lock().remove(&self.ticket);
     }

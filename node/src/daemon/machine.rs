@@ -33,18 +33,24 @@ impl SliceStart for MachineStart {
     fn check(&self, reserved: &Reserved) -> Result<(), SliceError> {
         let slices = self.slices as usize;
         if !(2..=MAX_NODES).contains(&slices)
-            || reserved.node >= self.slices
+            || (self.joins.is_none() && reserved.node >= self.slices)
             || self.cpus > CPUS_MAX
             || self.settings.len() > SETTINGS_BYTES_MAX
         {
             return Err(SliceError::Description);
         }
-        memory_for(reserved.reservation.pages, self.cpus).map(drop)
+        let memory_bytes = memory_for(reserved.reservation.pages, self.cpus)?;
+        match &self.joins {
+            Some(join) if join.memory_bytes > memory_bytes => Err(SliceError::Description),
+            _ => Ok(()),
+        }
     }
 
     fn check_links(&self, reserved: &Reserved, links: &Links) -> Result<(), SliceError> {
-        let slices = self.slices as usize;
-        let wanted = |slice: usize| slice < slices && slice != reserved.node as usize;
+        let wanted = |slice: usize| match &self.joins {
+            None => slice < self.slices as usize && slice != reserved.node as usize,
+            Some(join) => join.peers.contains(&(slice as u32)),
+        };
         // Between hosts every link is sealed.
         let sealed = |slice: usize| links[slice].as_ref().map(Link::is_sealed);
         let whole = (0..MAX_NODES).all(|slice| sealed(slice) == wanted(slice).then_some(true));
@@ -72,9 +78,8 @@ impl SliceStart for MachineStart {
         process: &mut Process,
         (_, peer): (&Arc<Shared>, &Peer),
         reserved: &Reserved,
-        mut links: Links,
+        links: Links,
     ) -> Result<(), SliceError> {
-        links.truncate(self.slices as usize);
         let boot = SliceBoot {
             number: reserved.node,
             lease_ms: reserved.lease.as_millis() as u32,
@@ -88,7 +93,7 @@ impl SliceStart for MachineStart {
                 },
             }),
             links: Vec::new(),
-            joins: None,
+            joins: self.joins.as_ref().map(|join| join.memory_bytes),
         };
         monitor_protocol::send_boot(&process.control, boot, links, &[])
             .map_err(StartError::Settings)?;

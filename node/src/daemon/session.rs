@@ -87,6 +87,8 @@ enum RequestError {
     Link { peer: u32 },
     #[error("this ticket is used already")]
     TicketUsed,
+    #[error("the slice's socket cannot be kept for a link")]
+    Control(#[source] io::Error),
     /// Why, the daemon tells its own log alone.
     #[error("it cannot connect to node {peer}")]
     Dial { peer: u32 },
@@ -175,6 +177,7 @@ impl<'a> Session<'a> {
         }
         if let Some(slice) = &mut self.slice {
             slice.look_at_memory();
+            slice.forget_late_links();
         }
         if self.slice.is_none() && self.last_request.elapsed() > IDLE_BOUND {
             return Ok(ControlFlow::Break(()));
@@ -350,11 +353,34 @@ impl<'a> Session<'a> {
         ticket: Ticket,
         secret: handshake::Secret,
     ) -> Result<DaemonReply, RequestError> {
+        if self.slice.is_some() {
+            return self.expect_to_join(peer, ticket, secret);
+        }
         let (reserved, daemon) = self.reservation_for(peer)?;
         let awaited = daemon.expected.announce(ticket, secret);
         let awaited = awaited.ok_or(RequestError::TicketUsed)?;
         reserved.awaited.push((peer as usize, awaited));
         Ok(DaemonReply::Done)
+    }
+
+    /// A node joins the machine of the slice, which runs.
+    fn expect_to_join(
+        &mut self,
+        peer: u32,
+        ticket: Ticket,
+        secret: handshake::Secret,
+    ) -> Result<DaemonReply, RequestError> {
+        let reserved = self.reserved.as_ref().ok_or(RequestError::NotReserved)?;
+        let is_other = peer != 0 && (peer as usize) < MAX_NODES && peer != reserved.node;
+        let slice = self.slice.as_mut().filter(|slice| slice.is_machines());
+        let slice = slice.filter(|_| is_other);
+        let slice = slice.ok_or(RequestError::Link { peer })?;
+        let lease_ms = reserved.lease.as_millis() as u32;
+        let is_new = slice.expect(self.daemon, (peer, ticket, secret), lease_ms);
+        match is_new.map_err(RequestError::Control)? {
+            true => Ok(DaemonReply::Done),
+            false => Err(RequestError::TicketUsed),
+        }
     }
 
     /// Makes a link to the daemon that has `key`. Only where a peer listens is dialled,

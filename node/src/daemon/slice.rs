@@ -12,20 +12,26 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use weft_proc::boot::KICK_SIGNAL;
+use weft_wire::handshake::{Secret, Ticket};
 
+use super::expected::Announced;
 use super::memory::{Keeper, MemoryError};
 use super::reserved::{LinkError, Reserved};
 use super::shared::Shared;
 use crate::config::Peer;
-use crate::links::Links;
+use crate::links::{Link, Links};
+use crate::monitor_protocol;
 use crate::said::{BATCH, Spoken};
 use crate::size::format_bytes;
 use crate::spawn::{
     self, Confinement, Ended, Executable, Missing, Process, ProgramKind, Role, StartError,
 };
+
+/// How long the link to a node that joins may take to come: its host is asked and starts it.
+const JOIN_LINK_BOUND: Duration = Duration::from_secs(60);
 
 /// Why a slice was not started.
 #[derive(Debug, thiserror::Error)]
@@ -145,6 +151,15 @@ pub(super) struct LentSlice {
     ended_for: Option<MemoryError>,
     /// Where it is a machine's: it counts among the daemon's.
     counted: Option<Counted>,
+    /// Links to nodes that join its machine.
+    joining: Vec<Joining>,
+}
+
+/// A link to a node that joins, which has not come yet or came a while ago.
+struct Joining {
+    peer: u32,
+    since: Instant,
+    _announced: Announced,
 }
 
 impl LentSlice {
@@ -179,15 +194,54 @@ impl LentSlice {
             talks: true,
             ended_for: None,
             counted: start.count(daemon),
+            joining: Vec::new(),
         })
     }
 
     /// Of what it is a part, where that is no program: the end of a sentence.
     pub fn aggregate(&self) -> &'static str {
-        match self.counted {
-            Some(_) => " of a virtual machine",
-            None => "",
+        match self.is_machines() {
+            true => " of a virtual machine",
+            false => "",
         }
+    }
+
+    /// Whether it is a machine's.
+    pub fn is_machines(&self) -> bool {
+        self.counted.is_some()
+    }
+
+    /// Node `peer` joins its machine: the slice gets the link when it comes. False for a
+    /// ticket that is in use.
+    pub fn expect(
+        &mut self,
+        daemon: &Shared,
+        (peer, ticket, secret): (u32, Ticket, Secret),
+        lease_ms: u32,
+    ) -> io::Result<bool> {
+        self.forget_late_links();
+        self.joining.retain(|joining| joining.peer != peer);
+        let control = self.process.control.try_clone()?;
+        let take = move |keyed| {
+            // A slice that has ended needs none, and one that does not get it lacks it when
+            // the node joins.
+            let _ = Link::keyed(keyed, lease_ms)
+                .and_then(|link| monitor_protocol::send_link(control.as_fd(), peer, link));
+        };
+        let announced = (daemon.expected).announce_to(ticket, secret, Box::new(take));
+        let is_new = announced.is_some();
+        self.joining.extend(announced.map(|announced| Joining {
+            peer,
+            since: Instant::now(),
+            _announced: announced,
+        }));
+        Ok(is_new)
+    }
+
+    /// Links that did not come in time are expected no longer.
+    pub fn forget_late_links(&mut self) {
+        let is_awaited = |joining: &Joining| joining.since.elapsed() < JOIN_LINK_BOUND;
+        self.joining.retain(is_awaited);
     }
 
     /// To wait for its end and its messages.

@@ -62,6 +62,8 @@ pub enum NodeEvent {
     Unreachable(String),
     /// Its host wants its memory back.
     Leaving,
+    /// Its daemon expects the links to a node that joins, or says why it does not.
+    Expects(Result<(), String>),
 }
 
 /// One node other than home.
@@ -78,38 +80,42 @@ pub struct Node<W: Workload> {
     pub cause: Cause,
     /// Whether the slice's process runs.
     pub pulse: Pulse,
-    /// It was started for a running aggregate, and has not begun yet.
-    pub is_joining: bool,
+    /// The request of home for which it was started, until it has begun.
+    pub joins_for: Option<u64>,
 }
 
 impl<W: Workload> Node<W> {
     fn new(workload: &W, number: u32, body: Body<W::Kept>) -> Node<W> {
-        Node {
-            number,
-            name: node_name(workload.placement(), number as usize),
-            state: NodeState::Running,
-            body,
-            cause: Cause::default(),
-            pulse: Pulse::new(Instant::now()),
-            is_joining: false,
-        }
+        let name = node_name(workload.placement(), number as usize);
+        Node::joined((number, name), body)
     }
 
     /// A node that joins, with its process on this host.
-    pub fn joining(number: u32, process: Process, kept: W::Kept) -> Node<W> {
+    pub fn joining(request: u64, number: u32, process: Process, kept: W::Kept) -> Node<W> {
         let local = Local {
             process: Some(process),
             talks: true,
             kept,
         };
         Node {
+            joins_for: Some(request),
+            ..Node::joined(
+                (number, format!("local {number}")),
+                Body::Local(Box::new(local)),
+            )
+        }
+    }
+
+    /// A node that came later, whose slice has begun.
+    pub fn joined((number, name): (u32, String), body: Body<W::Kept>) -> Node<W> {
+        Node {
             number,
-            name: format!("local {number}"),
+            name,
             state: NodeState::Running,
-            body: Body::Local(Box::new(local)),
+            body,
             cause: Cause::default(),
             pulse: Pulse::new(Instant::now()),
-            is_joining: true,
+            joins_for: None,
         }
     }
 
@@ -139,7 +145,7 @@ impl<W: Workload> Node<W> {
             NodeEvent::Said(text) => self.cause.said(text.clone()),
             NodeEvent::Ended { why, clean } => self.cause.ended(why.clone(), *clean),
             NodeEvent::Unreachable(why) => self.cause.ended(why.clone(), false),
-            NodeEvent::Leaving | NodeEvent::Ready => {}
+            NodeEvent::Leaving | NodeEvent::Ready | NodeEvent::Expects(_) => {}
         }
         event
     }
@@ -256,6 +262,7 @@ impl From<remote::RemoteEvent> for NodeEvent {
             remote::RemoteEvent::Said(text) => NodeEvent::Said(text),
             remote::RemoteEvent::Ended { why, clean } => NodeEvent::Ended { why, clean },
             remote::RemoteEvent::Leaving => NodeEvent::Leaving,
+            remote::RemoteEvent::Expects(answer) => NodeEvent::Expects(answer),
         }
     }
 }

@@ -4,9 +4,10 @@ use std::time::{Duration, Instant};
 
 use weft_proc::boot::MAX_NODES;
 use weft_wire::handshake::{self, Secret, Ticket};
+use weft_wire::keys::PublicKey;
 use weft_wire::{keys, socket};
 
-use super::connection::{CALL_BOUND, CONNECT_BOUND};
+use super::connection::{CALL_BOUND, CONNECT_BOUND, Connection};
 use super::slice::{RemoteSlice, START_BOUND};
 use crate::error::{LaunchError, sentence};
 use crate::links::{Link, Links};
@@ -42,7 +43,7 @@ pub(crate) fn connect(
 ) -> Result<Links, LaunchError> {
     let mut links: Links = (0..nodes).map(|_| None).collect();
     for (number, slice) in slices.iter_mut() {
-        links[*number as usize] = Some(dial_home_link(lease_ms, slice)?);
+        links[*number as usize] = Some(link_here(lease_ms, &mut slice.connection, 0)?);
     }
     for left in 0..slices.len() {
         let (before, after) = slices.split_at_mut(left + 1);
@@ -70,23 +71,100 @@ pub(crate) fn start(
     Ok(())
 }
 
-fn dial_home_link(lease_ms: u32, slice: &mut RemoteSlice) -> Result<Link, LaunchError> {
-    let connection = &mut slice.connection;
-    let (ticket, secret) = pair_secret()?;
-    connection.done(&DaemonRequest::Expect {
-        peer: 0,
-        ticket,
-        secret,
-    })?;
-    let unreachable = |why: String| LaunchError::Unreachable {
-        host: connection.host.clone(),
-        why: format!("second connection: {why}"),
-    };
-    let stream = socket::dial(&connection.address, CONNECT_BOUND)
-        .map_err(|error| unreachable(error.to_string()))?;
-    let keyed = handshake::dial_link(stream.into(), &ticket, &secret, CONNECT_BOUND)
-        .map_err(|error| unreachable(sentence(&error)))?;
-    Link::keyed(keyed, lease_ms).map_err(|error| unreachable(error.to_string()))
+/// This host's end of a link between its node `number` and the slice that a daemon is about
+/// to start.
+fn link_here(lease_ms: u32, connection: &mut Connection, number: u32) -> Result<Link, LaunchError> {
+    let end = FarEnd::new(connection)?;
+    connection.done(&end.expected_from(number))?;
+    end.dial(lease_ms)
+}
+
+/// The end of a link that a daemon expects for its slice.
+pub(crate) struct FarEnd {
+    host: String,
+    address: String,
+    key: PublicKey,
+    ticket: Ticket,
+    secret: Secret,
+}
+
+impl FarEnd {
+    fn new(connection: &Connection) -> Result<FarEnd, LaunchError> {
+        let (ticket, secret) = pair_secret()?;
+        Ok(FarEnd {
+            host: connection.host.clone(),
+            address: connection.address.clone(),
+            key: connection.key,
+            ticket,
+            secret,
+        })
+    }
+
+    /// Of a link between a slice that runs and node `number`, which joins. Its daemon expects
+    /// the link once it has answered ([`super::RemoteEvent::Expects`]).
+    pub fn announce(slice: &mut RemoteSlice, number: u32) -> Result<FarEnd, LaunchError> {
+        let end = FarEnd::new(&slice.connection)?;
+        let sent = slice.expect(&end.expected_from(number));
+        sent.map_err(|error| slice.connection.failed(sentence(&error)))?;
+        Ok(end)
+    }
+
+    fn expected_from(&self, number: u32) -> DaemonRequest {
+        DaemonRequest::Expect {
+            peer: number,
+            ticket: self.ticket,
+            secret: self.secret,
+        }
+    }
+
+    /// This host's end of the link.
+    pub fn dial(&self, lease_ms: u32) -> Result<Link, LaunchError> {
+        let unreachable = |why: String| LaunchError::Unreachable {
+            host: self.host.clone(),
+            why: format!("second connection: {why}"),
+        };
+        let stream = socket::dial(&self.address, CONNECT_BOUND)
+            .map_err(|error| unreachable(error.to_string()))?;
+        let keyed = handshake::dial_link(stream.into(), &self.ticket, &self.secret, CONNECT_BOUND)
+            .map_err(|error| unreachable(sentence(&error)))?;
+        Link::keyed(keyed, lease_ms).map_err(|error| unreachable(error.to_string()))
+    }
+
+    /// Has another daemon make the link to node `peer`, for a slice that it is about to start.
+    fn dial_from(&self, ours: &mut Connection, peer: u32) -> Result<(), LaunchError> {
+        let dialled = ours.done(&DaemonRequest::Dial {
+            peer,
+            key: self.key,
+            ticket: self.ticket,
+            secret: self.secret,
+        });
+        dialled.map_err(|error| match error {
+            // Why, it tells its own log alone.
+            LaunchError::Remote { .. } => LaunchError::NoWay {
+                from: ours.host.clone(),
+                to: self.host.clone(),
+                key: self.key,
+            },
+            error => error,
+        })
+    }
+}
+
+/// Links a slice that joins a running machine: with this host's nodes `here`, whose ends are
+/// returned, and with those on other hosts.
+pub(crate) fn link_joining(
+    connection: &mut Connection,
+    lease_ms: u32,
+    here: &[u32],
+    far: &[(u32, FarEnd)],
+) -> Result<Vec<(u32, Link)>, LaunchError> {
+    let links = (here.iter())
+        .map(|peer| Ok((*peer, link_here(lease_ms, connection, *peer)?)))
+        .collect::<Result<_, LaunchError>>()?;
+    for (peer, end) in far {
+        end.dial_from(connection, *peer)?;
+    }
+    Ok(links)
 }
 
 fn join(
@@ -95,26 +173,7 @@ fn join(
     peer: u32,
     other: &mut RemoteSlice,
 ) -> Result<(), LaunchError> {
-    let (ticket, secret) = pair_secret()?;
-    other.connection.done(&DaemonRequest::Expect {
-        peer: number,
-        ticket,
-        secret,
-    })?;
-    let (ours, theirs) = (&mut slice.connection, &other.connection);
-    let dialled = ours.done(&DaemonRequest::Dial {
-        peer,
-        key: theirs.key,
-        ticket,
-        secret,
-    });
-    dialled.map_err(|error| match error {
-        // Why, it tells its own log alone.
-        LaunchError::Remote { .. } => LaunchError::NoWay {
-            from: ours.host.clone(),
-            to: theirs.host.clone(),
-            key: theirs.key,
-        },
-        error => error,
-    })
+    let end = FarEnd::new(&other.connection)?;
+    other.connection.done(&end.expected_from(number))?;
+    end.dial_from(&mut slice.connection, peer)
 }

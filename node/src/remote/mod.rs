@@ -21,6 +21,6 @@ mod slice;
 
 pub(crate) use connection::reserve;
 pub use connection::{Connection, Identity};
-pub(crate) use mesh::{JOIN_BOUND, connect, start};
+pub(crate) use mesh::{FarEnd, JOIN_BOUND, connect, link_joining, start};
 pub(crate) use slice::STALL;
 pub use slice::{RemoteError, RemoteEvent, RemoteSlice};

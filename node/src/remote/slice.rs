@@ -33,6 +33,8 @@ pub enum RemoteEvent {
     },
     /// Its host wants its memory back.
     Leaving,
+    /// Its daemon expects all links of which it was told, or says why it does not.
+    Expects(Result<(), String>),
 }
 
 /// Why a node is lost.
@@ -59,6 +61,8 @@ pub struct RemoteSlice {
     beaten: Instant,
     /// Pings that were not answered yet.
     waiting: u32,
+    /// Links that its daemon was told to expect, and has not answered.
+    expecting: u32,
     closed: bool,
     /// What it and its daemon had this process say.
     said: Said,
@@ -73,6 +77,7 @@ impl RemoteSlice {
             heard: Instant::now(),
             beaten: Instant::now(),
             waiting: 0,
+            expecting: 0,
             closed: false,
             said: Said::new(Instant::now()),
         }
@@ -142,6 +147,10 @@ impl RemoteSlice {
                 events.push(RemoteEvent::Ended { why, clean });
             }
             DaemonReply::Leaving => events.push(RemoteEvent::Leaving),
+            DaemonReply::Done if self.expecting > 0 => self.expects(Ok(()), events),
+            DaemonReply::Failed(why) if self.expecting > 0 => {
+                self.expects(Err(plain(&why)), events);
+            }
             other => events.push(RemoteEvent::Ended {
                 why: format!(
                     "its daemon sent a reply that does not match the request \
@@ -150,6 +159,22 @@ impl RemoteSlice {
                 clean: false,
             }),
         }
+    }
+
+    /// An answer to [`RemoteSlice::expect`]. One with others behind it is about a link that
+    /// nobody makes any more.
+    fn expects(&mut self, answer: Result<(), String>, events: &mut Vec<RemoteEvent>) {
+        self.expecting -= 1;
+        if self.expecting == 0 {
+            events.push(RemoteEvent::Expects(answer));
+        }
+    }
+
+    /// Has the daemon expect a link for the slice, which runs.
+    pub(super) fn expect(&mut self, request: &DaemonRequest) -> Result<(), RemoteError> {
+        self.send(request)?;
+        self.expecting += 1;
+        Ok(())
     }
 
     /// Sends a Ping; fails when the node has been silent for the lease.

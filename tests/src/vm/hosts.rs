@@ -3,6 +3,8 @@
 //!
 //! Needs root, `ip` and `make guest`.
 
+mod growth;
+
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -67,6 +69,12 @@ pub(super) fn run(runner: &Runner<'_>) {
         attempt(name, hosts, check);
     }
     attempt("refusals", 2, refusals);
+    for (name, hosts, check) in growth::CHECKS {
+        let name = format!("vm, hosts: {name}");
+        runner.run("soft", &name, missing.clone(), |bench| {
+            check(&mut Site::new(bench, runner.images, hosts)?)
+        });
+    }
 }
 
 /// Hosts with daemons, and the one that launches.
@@ -109,8 +117,6 @@ impl<'a> Site<'a> {
         peers.push(("gone", &gone, Some(&nobody)));
         home.configure("127.0.0.1:1", "1G", &peers)?;
         neighbour.configure("127.0.0.1:1", "1G", &peers[..hosts])?;
-        let boot_id = bench.directory.join("boot-id");
-        fs::write(&boot_id, "01234567-89ab-cdef-0123-456789abcdef\n")?;
         let mut site = Site {
             bench,
             images,
@@ -130,22 +136,30 @@ impl<'a> Site<'a> {
             peers.push(("home", &site.home.key, None));
             node.configure(&listen, LENT, &peers)?;
             node.allow(&site.consent())?;
-            let wanted = Wanted {
-                host: Star::address(host),
-                port: PORT,
-                memory: LENT.into(),
-                runtime: None,
-                prefix: match host {
-                    2 => site.star.prefix_as(host, &boot_id),
-                    _ => site.star.prefix(host),
-                },
-            };
-            let directory = bench.directory.join(format!("h{host}"));
-            let daemon = cluster::start_daemon(context, node, &directory, &wanted)?;
+            site.hosts.push(node.clone());
+            let daemon = site.start_daemon(host)?;
             site.daemons.push(daemon);
         }
-        site.hosts = nodes;
         Ok(site)
+    }
+
+    /// The daemon of a host.
+    fn start_daemon(&self, host: usize) -> Result<Running> {
+        let boot_id = self.bench.directory.join("boot-id");
+        fs::write(&boot_id, "01234567-89ab-cdef-0123-456789abcdef\n")?;
+        let wanted = Wanted {
+            host: Star::address(host),
+            port: PORT,
+            memory: LENT.into(),
+            runtime: None,
+            prefix: match host {
+                2 => self.star.prefix_as(host, &boot_id),
+                _ => self.star.prefix(host),
+            },
+        };
+        let directory = self.bench.directory.join(format!("h{host}"));
+        let node = &self.hosts[host - 1];
+        cluster::start_daemon(self.bench.context, node, &directory, &wanted)
     }
 
     /// Where `home` may open all disks.
@@ -185,13 +199,19 @@ impl<'a> Site<'a> {
 
     /// `weft vm run` over `hosts`, with a vCPU on each, of a guest that runs `script`.
     fn machine(&self, hosts: &str, script: &str, options: &[&str]) -> Result<Command> {
-        let [kernel, initrd] = SMALL;
         let cpus = (hosts.split(',').count() + 1).to_string();
-        let line = format!("console=ttyS0 quiet weft.run=\"{script}\"");
         let lease = LEASE.as_secs().to_string();
-        let mut command = self.weft(&["vm", "run", "--on", hosts, "--cpus", &cpus]);
+        let words = ["--on", hosts, "--cpus", &cpus, "--lease", &lease];
+        self.machine_with(&[&words[..], options].concat(), script)
+    }
+
+    /// `weft vm run` with these options, of a guest that runs `script`.
+    fn machine_with(&self, options: &[&str], script: &str) -> Result<Command> {
+        let [kernel, initrd] = SMALL;
+        let line = format!("console=ttyS0 quiet weft.run=\"{script}\"");
+        let mut command = self.weft(&["vm", "run"]);
         command
-            .args(["--lease", &lease, "--cmdline", &line, "--kernel"])
+            .args(["--cmdline", &line, "--kernel"])
             .arg(self.images.file(kernel)?)
             .arg("--initrd")
             .arg(self.images.file(initrd)?)

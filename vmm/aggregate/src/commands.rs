@@ -108,6 +108,8 @@ pub enum SliceCommand {
     DrainProgress,
     /// Have room for this many more pages.
     AddRoom { pages: u64 },
+    /// Have room for the pages that the slice manages, and to spare as at its start.
+    FitRoom,
     /// Report the pages with the most faults.
     Pages,
     /// Report single faults; see [`SharedMemory::faults`].

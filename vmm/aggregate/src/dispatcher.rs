@@ -32,7 +32,7 @@ pub(super) struct Dispatcher {
     pub device_requests: DeviceRequestSender,
     pub commands: SyncSender<(u64, Vec<u8>)>,
     pub ended: Box<dyn Fn(usize, Vec<u8>) + Send + Sync>,
-    pub wants_move: Box<dyn Fn(u32, VcpuLocation) + Send + Sync>,
+    pub wants_move: Box<dyn Fn(usize, u32, VcpuLocation) + Send + Sync>,
 }
 
 impl Dispatcher {
@@ -90,7 +90,12 @@ impl MessageHandler for Dispatcher {
                 self.peers.lost(from, &reason);
             }
             // Its owner decides, by its own table.
-            SliceMessage::WantsMove { vcpu, location } => (self.wants_move)(vcpu, location),
+            SliceMessage::WantsMove { vcpu, location } => (self.wants_move)(from, vcpu, location),
+            SliceMessage::WorkingSet {
+                vcpu,
+                location,
+                pages,
+            } => self.vcpu_moves.follow(from, vcpu, location, pages),
             SliceMessage::Move {
                 step,
                 vcpu,

@@ -48,6 +48,7 @@ pub mod platform_role;
 mod reclaim;
 mod registers;
 pub mod remote_devices;
+mod room;
 mod serial;
 mod time;
 pub mod time_role;
@@ -86,10 +87,12 @@ pub use placement::{
 pub use registers::SerialConsole;
 use registers::{DeviceServer, RemoteAccess, RemoteRegisters, RoleRegisters, WAITING_MAX};
 use remote_devices::RemoteDevices;
+use room::Room;
 use serial::Keyboard;
 pub use serial::RemoteConsole;
 pub use timekeeper::Timekeeper;
 use timekeeper::{TimeCounters, TimekeeperParts};
+pub use vcpu_moves::working_set;
 pub use vcpu_moves::{MoveError, MoveTimes, MovedVcpu, VcpuMoves, VcpuSite};
 use weft_coherent_memory::mapping::GuestMapping;
 use weft_coherent_memory::{Budget, SharedMemory, SharedMemoryOptions};
@@ -120,6 +123,8 @@ pub struct SliceLinks {
     pub delay_max: Duration,
     /// Of a slice that joins a running machine: bytes of guest memory that it may fill.
     pub joins: Option<u64>,
+    /// Of a slice on a host that lends: bytes of guest memory that were reserved.
+    pub lent: Option<u64>,
 }
 
 /// What of a machine each of its slices must know.
@@ -175,7 +180,7 @@ pub struct Slice {
     interrupts: OnceLock<Arc<InterruptRouter>>,
     /// Pages that it may fill of its own part, with what it was handed, and of others';
     /// `None`: all.
-    room: Mutex<Option<(u64, u64)>>,
+    room: Mutex<Option<Room>>,
     reference: Reference,
     time: Arc<TimeCounters>,
     /// Since [`Slice::join`].
@@ -203,8 +208,9 @@ pub struct SliceWiring {
     pub on_failure: OnFailure,
     /// A secondary's machine asked for the end of the whole.
     pub ended: Box<dyn Fn(usize, Vec<u8>) + Send + Sync>,
-    /// On the primary: a vCPU of another slice asks to move by itself. Must not block.
-    pub wants_move: Box<dyn Fn(u32, VcpuLocation) + Send + Sync>,
+    /// On the primary: a slice asks for the move of a vCPU, which may not be its own. Must
+    /// not block.
+    pub wants_move: Box<dyn Fn(usize, u32, VcpuLocation) + Send + Sync>,
 }
 
 /// What a machine gets from its slice.
@@ -248,17 +254,21 @@ impl Slice {
             Ok(ranges) => ManagerOf::Ranges(ranges),
             Err(_) => ManagerOf::Fixed(NodeId(PRIMARY as u8)),
         };
-        let own = match placement.shares().get(links.number) {
-            Some(share) => share.memory_bytes / PAGE_SIZE,
-            None => 0,
-        };
-        let bytes = match links.joins {
-            Some(bytes) => bytes.min(placement.memory_bytes()),
-            None => placement.budget_bytes(links.number, options.spare_bytes),
+        let share = placement.shares().get(links.number);
+        let (own, bytes) = match links.joins {
+            // It manages nothing, also if it has the number of a slice that has left.
+            Some(bytes) => (0, bytes.min(placement.memory_bytes())),
+            None => (
+                share.map_or(0, |share| share.memory_bytes / PAGE_SIZE),
+                placement.budget_bytes(links.number, options.spare_bytes),
+            ),
         };
         let room = (bytes < placement.memory_bytes())
             .then(|| (own, (bytes / PAGE_SIZE).saturating_sub(own)));
-        let budget = room.map_or(Budget::UNLIMITED, |(own, others)| Budget::new(own, others));
+        let others_min = placement.spare_bytes_min() / PAGE_SIZE;
+        let lent = links.lent.map(|bytes| bytes / PAGE_SIZE);
+        let room = room.map(|parts| Room::new(parts, others_min, lent));
+        let budget = room.map_or(Budget::UNLIMITED, |room| room.budget());
         let config = Config {
             absent,
             ..Config::new(me, SLICES_MAX as u8, manager)

@@ -5,6 +5,8 @@
 //! Invariants: at most one slice has the platform; while none has it, its state is in one
 //! message. The switch is the step in which the taker restores the state.
 
+use std::collections::BTreeSet;
+
 use thiserror::Error;
 
 use super::commands::{SliceCommand, SliceReply};
@@ -29,11 +31,11 @@ pub struct HandedOver {
 }
 
 /// Has slice `to` take the platform of `from`, which has it since `epoch`, in a machine of
-/// `slices`. `tell` gives a slice a command and waits for its reply.
+/// the slices `members`. `tell` gives a slice a command and waits for its reply.
 pub fn hand_over(
     (from, epoch): (usize, u64),
     to: usize,
-    slices: usize,
+    members: &BTreeSet<usize>,
     tell: &mut impl FnMut(usize, &SliceCommand) -> Result<SliceReply, String>,
 ) -> Result<HandedOver, HandOverError> {
     let kept = |reason| HandOverError::Kept(reason, from);
@@ -58,8 +60,9 @@ pub fn hand_over(
             Err(second) => HandOverError::Broken(reason, second),
         });
     }
-    for slice in (0..slices).filter(|slice| ![from, to].contains(slice)) {
-        if let Err(second) = tell(slice, &at(to, taken)) {
+    let others = members.iter().filter(|slice| ![from, to].contains(slice));
+    for slice in others {
+        if let Err(second) = tell(*slice, &at(to, taken)) {
             let first = format!("node {to} has the platform");
             return Err(HandOverError::Broken(first, second));
         }

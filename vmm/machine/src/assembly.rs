@@ -213,6 +213,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
             ports: runners.iter().map(|runner| runner.port().clone()).collect(),
             interrupts: core.interrupts.clone(),
             clock: core.clock.clone(),
+            memory: slice.memory().clone(),
         });
         let serial = Arc::new(SerialEnds {
             port: small.serial,
@@ -307,7 +308,7 @@ fn join(
         clock: core.clock.clone(),
         serial,
         vcpus,
-        wants_move: Box::new(move |vcpu, location| wanted_moves.ask(vcpu, location)),
+        wants_move: Box::new(move |from, vcpu, location| wanted_moves.ask(from, vcpu, location)),
         on_failure: Arc::new(move |reason| failed.end(End::Failed { reason })),
         ended: Box::new(move |from, json| {
             ended.end(match serde_json::from_slice(&json) {
@@ -340,7 +341,7 @@ fn ask_to_move(slice: &Arc<Slice>, wanted_moves: &Arc<WantedMoves>) -> AskToMove
             epoch: known.epoch + 1,
         };
         match slice.is_primary() {
-            true => wanted_moves.ask(vcpu, location),
+            true => wanted_moves.ask(slice.number(), vcpu, location),
             false => slice.ask_to_move(vcpu, location),
         }
     })

@@ -149,7 +149,13 @@ impl ControlLoop {
             SliceCommand::DrainProgress => {
                 return Ok(SliceReply::Drained(self.slice.drain_report()));
             }
-            SliceCommand::AddRoom { pages } => self.slice.add_room(*pages),
+            SliceCommand::AddRoom { pages } => {
+                return Ok(match self.slice.add_room(*pages) {
+                    Ok(()) => SliceReply::Done,
+                    Err(reason) => SliceReply::Refused(reason),
+                });
+            }
+            SliceCommand::FitRoom => self.slice.fit_room(),
             SliceCommand::Counters => return Ok(SliceReply::Counters(self.handle.counters()?)),
             SliceCommand::Pages => return Ok(SliceReply::Pages(self.slice.memory().hottest())),
             SliceCommand::Faults { from } => {

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use weft_aggregate::commands::{DrainReport, DrainShare, SliceCommand, SliceReply};
 use weft_aggregate::membership::{Change, ChangeError};
+use weft_aggregate::remote_devices::DevicePart;
 use weft_aggregate::{PRIMARY, Slice};
 use weft_confine::lock;
 use weft_vcpu::PAGE_SIZE;
@@ -159,8 +160,8 @@ impl Owner {
         let name = change_name(change);
         self.check_change(change, node)
             .map_err(|reason| impossible(name, reason))?;
-        if change == Change::Leave && self.keeps_time(node) {
-            self.move_time(PRIMARY)?;
+        if matches!(change, Change::Drain | Change::Leave) {
+            self.take_roles_from(node)?;
         }
         let slice = self.slice.as_deref().filter(|slice| slice.is_primary());
         let slice = slice
@@ -170,37 +171,51 @@ impl Owner {
             Err(ChangeError::Undone(reason)) => return Err(impossible(name, reason)),
             Err(ChangeError::Broken(reason)) => return Err(self.broken(name, reason)),
         }
-        if change != Change::Join {
-            return Ok(());
+        match change {
+            Change::Join => self
+                .start_joined(slice, node)
+                .map_err(|reason| self.broken(name, reason)),
+            Change::Drain => Ok(()),
+            Change::Keep | Change::Leave => {
+                // A slice that does not answer is lost, which ends the machine; without an
+                // end of hand-overs, slices have more room than they need.
+                let _ = slice.fit_rooms();
+                Ok(())
+            }
         }
+    }
+
+    /// Tells a node that joined where the roles are, and lets it run if the machine does.
+    fn start_joined(&self, slice: &Slice, node: usize) -> Result<(), String> {
+        self.announce_platform(slice, node)?;
         let time = self.announce_time();
-        let time = time.map_err(|refusal| self.broken(name, refusal.to_string()))?;
-        if self.stage == Stage::Running {
-            let runs = slice.command(node, &self.run_command(time));
-            runs.map_err(|reason| self.broken(name, reason))?;
+        let time = time.map_err(|refusal| refusal.to_string())?;
+        match self.stage {
+            Stage::Running => slice.command(node, &self.run_command(time)).map(drop),
+            _ => Ok(()),
+        }
+    }
+
+    /// Moves the roles of a node that leaves to node 0.
+    fn take_roles_from(&mut self, node: usize) -> Result<(), Refusal> {
+        let slice = self.slice.as_deref();
+        if slice.is_some_and(|slice| slice.platform().holder() == node) {
+            self.move_platform(PRIMARY)?;
+        }
+        if self.keeps_time(node) {
+            self.move_time(PRIMARY)?;
         }
         Ok(())
     }
 
-    /// What the slices themselves do not check: a node that joins believes that node 0 has
-    /// the platform, in its first epoch, and one that leaves must have neither it nor vCPUs.
+    /// What the slices themselves do not check: a node that leaves has no vCPU. One can have
+    /// come since the others left.
     fn check_change(&self, change: Change, node: usize) -> Result<(), String> {
-        let Some(slice) = self.slice.as_deref() else {
-            return Ok(());
-        };
-        let platform = slice.platform();
-        match change {
-            Change::Join if platform.epoch() > 0 => {
-                Err("the platform has moved, which a node that joins cannot be told yet".into())
-            }
-            Change::Drain | Change::Leave if platform.holder() == node => Err(format!(
-                "node {node} has the platform: move it with `weft vm move --platform` first"
-            )),
-            // One can have come since the others left.
-            Change::Leave if !slice.locations().at(node).is_empty() => {
-                Err(format!("a vCPU moved to node {node} meanwhile"))
-            }
-            _ => Ok(()),
+        let slice = self.slice.as_deref();
+        let has_vcpu = slice.is_some_and(|slice| !slice.locations().at(node).is_empty());
+        match change == Change::Leave && has_vcpu {
+            true => Err(format!("a vCPU moved to node {node} meanwhile")),
+            false => Ok(()),
         }
     }
 
@@ -291,20 +306,21 @@ impl Handle {
         let slice = self.several(RELEASE)?;
         check_release(slice, node).map_err(|reason| impossible(RELEASE, reason))?;
         self.check_runs(RELEASE)?;
-        let moved = self
+        let others: Vec<usize> = (slice.members().into_iter())
+            .filter(|other| *other != node)
+            .collect();
+        let left = self
             .change(Change::Drain, node)
-            .and_then(|()| self.empty(slice, node, job));
-        let (vcpus, bytes, pages_s) = match moved {
-            Ok(moved) => moved,
-            Err(refusal) => {
-                // Where the machine ends there is nothing to keep.
-                let _ = slice.command(node, &SliceCommand::StopDrain);
-                let _ = self.change(Change::Keep, node);
-                return Err(refusal);
-            }
-        };
-        job.enter(Activity::Leaving);
-        self.change(Change::Leave, node)?;
+            .and_then(|()| self.empty(slice, node, &others, job))
+            .and_then(|moved| {
+                job.enter(Activity::Leaving);
+                self.change(Change::Leave, node).map(|()| moved)
+            });
+        let (vcpus, bytes, pages_s) = left.inspect_err(|_| {
+            // Where the machine ends there is nothing to keep.
+            let _ = slice.command(node, &SliceCommand::StopDrain);
+            let _ = self.change(Change::Keep, node);
+        })?;
         processes.end(node);
         Ok(Released {
             node,
@@ -316,7 +332,13 @@ impl Handle {
     }
 
     /// Has vCPUs and pages go.
-    fn empty(&self, slice: &Slice, node: usize, job: &Job) -> Result<(usize, u64, f64), Refusal> {
+    fn empty(
+        &self,
+        slice: &Slice,
+        node: usize,
+        others: &[usize],
+        job: &Job,
+    ) -> Result<(usize, u64, f64), Refusal> {
         job.enter(Activity::MovingVcpus);
         let mut vcpus = 0;
         while let Some(vcpu) = slice.locations().at(node).first().copied() {
@@ -329,7 +351,13 @@ impl Handle {
         job.enter(Activity::MovingPages);
         let begun = Instant::now();
         let failed = |reason: String| impossible(RELEASE, reason);
-        self.order_drain(slice, node).map_err(failed)?;
+        let pages = add_room(slice, node, others).map_err(failed)?;
+        let shares = others.iter().map(|slice| DrainShare {
+            slice: *slice,
+            pages,
+        });
+        let order = SliceCommand::DrainPages(shares.collect());
+        slice.command(node, &order).map_err(failed)?;
         let mut last = (Instant::now(), u64::MAX);
         loop {
             let reply = slice.command(node, &SliceCommand::DrainProgress);
@@ -359,35 +387,6 @@ impl Handle {
         }
     }
 
-    /// Its own part of RAM goes to the others in equal parts; what else it has goes to where
-    /// it is managed.
-    fn order_drain(&self, slice: &Slice, node: usize) -> Result<(), String> {
-        let others: Vec<usize> = slice
-            .members()
-            .into_iter()
-            .filter(|other| *other != node)
-            .collect();
-        let shares = slice.placement().shares();
-        let own = shares.get(node).map_or(0, |share| share.memory_bytes) / PAGE_SIZE;
-        let each = own.div_ceil(others.len() as u64);
-        if own > 0 {
-            for other in &others {
-                match *other == slice.number() {
-                    true => slice.add_room(each),
-                    false => drop(slice.command(*other, &SliceCommand::AddRoom { pages: each })?),
-                }
-            }
-        }
-        let shares = others.into_iter().map(|slice| DrainShare {
-            slice,
-            // A page of another's part that it manages meanwhile must not hold up the rest.
-            pages: u64::MAX,
-        });
-        slice
-            .command(node, &SliceCommand::DrainPages(shares.collect()))
-            .map(drop)
-    }
-
     fn change(&self, change: Change, node: usize) -> Result<(), Refusal> {
         self.request(MachineRequest::ChangeMembership { change, node })
             .map(drop)
@@ -415,13 +414,38 @@ fn check_release(slice: &Slice, node: usize) -> Result<(), String> {
     if node == PRIMARY {
         return Err("node 0 has the machine's console, its small devices and its API".into());
     }
-    match slice.device_at(node) {
-        Some(device) => Err(format!(
-            "node {node} has disk or network {device} of the machine, or serves a queue of it: \
-             devices cannot move yet"
-        )),
+    let parts = slice.device_parts(node);
+    // What another start would not change comes first.
+    let back_end = parts.iter().find(|(_, part)| *part == DevicePart::BackEnd);
+    match back_end.or(parts.first()) {
+        Some((device, part)) => Err(cannot_give_away(node, device, *part)),
         None => Ok(()),
     }
+}
+
+/// Why a node with this part of a device stays, and what the user can do.
+fn cannot_give_away(node: usize, device: &str, part: DevicePart) -> String {
+    match part {
+        DevicePart::BackEnd => {
+            format!("node {node} has {device}, and disks and networks cannot move to another node")
+        }
+        DevicePart::Queues { owner } => format!(
+            "node {node} serves a queue of {device} of node {owner}, and queues cannot move to \
+             another node: a machine that starts with path=dsm for {device} has them all on node \
+             {owner}"
+        ),
+    }
+}
+
+/// Gives the others room for the pages that `node` manages, in equal parts; how many. No
+/// page gets another manager meanwhile: the node is draining, and one change is under way.
+fn add_room(slice: &Slice, node: usize, others: &[usize]) -> Result<u64, String> {
+    let pages = slice.managed_pages(node).div_ceil(others.len() as u64);
+    slice.add_room(pages)?;
+    for other in others.iter().filter(|other| **other != slice.number()) {
+        slice.command(*other, &SliceCommand::AddRoom { pages })?;
+    }
+    Ok(pages)
 }
 
 /// The member with the fewest vCPUs, `node` excepted.

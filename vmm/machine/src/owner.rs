@@ -210,6 +210,9 @@ impl Owner {
         if let Some(alarms) = &self.alarms {
             alarms.resume();
         }
+        if let Some(slice) = &self.slice {
+            slice.memory().resume_prefetches();
+        }
         self.stage = Stage::Running;
         let run = self.run_command((tsc_offset, tsc_zero));
         self.command_secondaries(request, &run)?;
@@ -231,6 +234,9 @@ impl Owner {
     /// secondaries are waited for. What the I/O APIC of a secondary sends because of the last
     /// EOIs and pins of the primary is waited for at the end.
     pub(super) fn pause(&mut self, request: &'static str) -> Result<(), Refusal> {
+        if let Some(slice) = &self.slice {
+            slice.memory().hold_prefetches();
+        }
         self.command_secondaries(request, &SliceCommand::Pause)?;
         let slices = self.slice.as_ref().map(|slice| slice.members().len());
         if slices > Some(2) {
@@ -499,6 +505,7 @@ impl Owner {
                 counters.insert(format!("slice{number}.memory.{name}"), count);
             }
             let figures = slice.traffic().into_iter().chain(slice.time_counters());
+            let figures = figures.chain(slice.vcpu_moves().counters());
             for (name, count) in figures {
                 counters.insert(format!("slice{number}.{name}"), count);
             }

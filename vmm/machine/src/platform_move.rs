@@ -32,12 +32,8 @@ impl Owner {
         }
         let slice = self.slice.clone().filter(|slice| slice.is_primary());
         let slice = slice.ok_or_else(|| impossible("the machine runs on one node only".into()))?;
-        let (from, nodes) = (slice.platform().holder(), slice.placement().slices());
+        let (from, members) = (slice.platform().holder(), slice.members());
         slice.check_member(to).map_err(impossible)?;
-        if !slice.members().into_iter().eq(0..nodes) {
-            let reason = "nodes have joined or left since the start, which cannot be told yet";
-            return Err(impossible(reason.into()));
-        }
         if to == from {
             return Err(impossible(format!("node {to} has the platform already")));
         }
@@ -47,15 +43,12 @@ impl Owner {
             self.pause(REQUEST)?;
         }
         let epoch = slice.platform().epoch();
-        let went = hand_over(
-            (from, epoch),
-            to,
-            nodes,
-            &mut |to, command| match to == slice.number() {
-                true => self.platform_command(command),
-                false => slice.command(to, command),
-            },
-        );
+        let went = hand_over((from, epoch), to, &members, &mut |to, command| match to
+            == slice.number()
+        {
+            true => self.platform_command(command),
+            false => slice.command(to, command),
+        });
         if let Err(error @ HandOverError::Broken(..)) = &went {
             let refusal = refused(REQUEST, error.to_string());
             self.fail(&refusal);
@@ -76,6 +69,18 @@ impl Owner {
             state_bytes: went.state_bytes,
             stopped_ns,
         })
+    }
+
+    /// Tells a node that joins which one has the platform. It takes node 0 for that.
+    pub(super) fn announce_platform(&self, slice: &Slice, node: usize) -> Result<(), String> {
+        let place = slice.platform();
+        let (holder, epoch) = (place.holder(), place.epoch());
+        match epoch {
+            0 => Ok(()),
+            _ => slice
+                .command(node, &SliceCommand::PlatformAt { holder, epoch })
+                .map(drop),
+        }
     }
 
     /// A slice's part in a hand-over, or in a save: on the primary as well.

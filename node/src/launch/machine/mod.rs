@@ -19,8 +19,10 @@
 //! - [`plan`]: what is started, and where
 //! - [`owner`]: from the start of its processes to their end
 //! - [`growth`]: nodes that join and leave meanwhile
+//! - [`joining`]: links of a node that joins, and its slice on another host
 
 mod growth;
+mod joining;
 mod owner;
 mod plan;
 

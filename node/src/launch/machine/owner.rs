@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
+use super::joining::Joining;
 use super::plan::{MachinePlan, MachineSettings, Monitors, home_sockets};
 use crate::error::LaunchError;
 use crate::launch::aggregate::{self, Aggregate, AggregateOwner};
@@ -43,6 +44,8 @@ pub struct Machine<'a> {
     /// Why home could not be a machine.
     failed: Option<String>,
     end_asked: bool,
+    /// A node that home asked for, until it has its links.
+    pub(super) joining: Option<Joining>,
     beaten: Instant,
     say: &'a mut dyn FnMut(&str),
 }
@@ -98,6 +101,7 @@ impl<'a> Machine<'a> {
             word: Vec::new(),
             failed: None,
             end_asked: false,
+            joining: None,
             beaten: Instant::now(),
             say,
         })
@@ -172,7 +176,7 @@ impl<'a> Machine<'a> {
             NodeEvent::Said(text) => self.tell(index, &text),
             NodeEvent::Ended { why, clean: false } if elsewhere => self.tell(index, &why),
             // Home says so, with what was lost.
-            NodeEvent::Ended { .. } | NodeEvent::Ready => {}
+            NodeEvent::Ended { .. } | NodeEvent::Ready | NodeEvent::Expects(_) => {}
             NodeEvent::Leaving => {
                 self.tell(index, "its daemon is stopping and needs its memory back");
                 let _ = self.aggregate.home.signal(Signal::SIGTERM as i32);
@@ -187,11 +191,9 @@ impl<'a> Machine<'a> {
 
     /// How often daemons need a sign of life.
     fn beat(&self) -> Option<Duration> {
-        let Monitors { plan, .. } = &self.aggregate.workload;
-        match plan.placement {
-            Placement::Embedded(_) => None,
-            Placement::Remote(_) => Some(BEAT.min(plan.lease / BEATS)),
-        }
+        let mut nodes = self.aggregate.nodes.iter();
+        let has_daemons = nodes.any(|node| matches!(node.body, Body::Remote(_)));
+        has_daemons.then(|| BEAT.min(self.aggregate.workload.lease() / BEATS))
     }
 
     /// What has come of the last word.
@@ -251,7 +253,7 @@ impl Node<Monitors> {
 
     /// Ends its slice; a host gets back what it lent. The most memory that a process here
     /// had resident, and why the kernel killed it.
-    fn end(&mut self) -> (u64, Option<String>) {
+    pub(super) fn end(&mut self) -> (u64, Option<String>) {
         match &mut self.body {
             Body::Remote(slice) => {
                 if self.state == NodeState::Running {
@@ -284,8 +286,9 @@ impl<'a> AggregateOwner<'a> for Machine<'a> {
     }
 
     fn waits_for(&self) -> (Vec<BorrowedFd<'_>>, Duration) {
-        let word = self.word_from.iter().map(AsFd::as_fd).collect();
-        (word, self.beat().unwrap_or(WAIT))
+        let linking = self.joining.as_ref().and_then(Joining::descriptor);
+        let word = self.word_from.iter().map(AsFd::as_fd);
+        (word.chain(linking).collect(), self.beat().unwrap_or(WAIT))
     }
 
     fn signalled(&mut self, request: SignalEvent) {
@@ -306,10 +309,11 @@ impl<'a> AggregateOwner<'a> for Machine<'a> {
                 }
                 Some(Ok(MonitorMessage::Ready)) => {}
                 Some(Ok(MonitorMessage::StartNode {
+                    request,
                     number,
                     host,
                     memory_bytes,
-                })) => self.start_node(number, host, memory_bytes),
+                })) => self.start_node(request, (number, host, memory_bytes)),
                 Some(Ok(MonitorMessage::EndNode { number })) => self.end_node(number),
                 None => break,
                 Some(Err(())) => self.aggregate.home_talks = false,
@@ -326,9 +330,9 @@ impl<'a> AggregateOwner<'a> for Machine<'a> {
         }
     }
 
-    /// Heartbeats.
+    /// Links that were made meanwhile, and heartbeats.
     fn keep_time(&mut self) {
-        self.forget_nodes();
+        self.hear_linking();
         let now = Instant::now();
         self.aggregate.allow_for_a_stop(now);
         let due = self.beat().is_some_and(|beat| self.beaten + beat <= now);

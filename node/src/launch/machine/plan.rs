@@ -207,6 +207,7 @@ impl Workload for Monitors {
             slices: self.plan.placement.nodes() as u32,
             cpus: self.share(node).1,
             settings: self.settings.machine.clone(),
+            joins: None,
         })))
     }
 }

@@ -83,7 +83,7 @@ impl DeviceList<'_> {
         for (number, (placement, open)) in placements.into_iter().zip(here).enumerate() {
             let device = number as u8;
             let remote = slice.remote_devices();
-            remote.add_placement(device, &placement);
+            remote.add_placement(device, format!("disk {number}"), &placement);
             let block = match open {
                 Some(block) => block,
                 None => {

@@ -54,7 +54,7 @@ impl DeviceList<'_> {
         for (number, begun) in begun.into_iter().enumerate() {
             let device = (first + number) as u8;
             let remote = slice.remote_devices();
-            remote.add_placement(device, &begun.placement);
+            remote.add_placement(device, format!("network {number}"), &begun.placement);
             let placement = begun.placement.clone();
             let made = make(slice, (device, number), begun, window(ways))?;
             remote.add_configuration(device, made.configuration());

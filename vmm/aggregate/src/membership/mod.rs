@@ -106,6 +106,7 @@ struct Draining {
     /// The plan that it has not taken yet.
     ordered: Option<Vec<DrainShare>>,
     is_stopped: bool,
+    is_under_way: bool,
     report: DrainReport,
 }
 
@@ -178,15 +179,21 @@ impl Membership {
         let mut draining = self.draining();
         *draining = Draining {
             ordered: Some(shares),
+            is_under_way: draining.is_under_way,
             ..Draining::default()
         };
         self.ordered.notify_all();
     }
 
+    /// Returns when the drain is over: it looks at least each millisecond.
     pub(super) fn stop_drain(&self) {
         let mut draining = self.draining();
         draining.ordered = None;
         draining.is_stopped = true;
+        while draining.is_under_way && !self.peers.is_over() {
+            let waited = self.ordered.wait_timeout(draining, LOOK);
+            draining = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 
     pub(super) fn drain_report(&self) -> DrainReport {
@@ -202,9 +209,12 @@ impl Membership {
                 draining = waited.unwrap_or_else(PoisonError::into_inner).0;
                 continue;
             };
+            draining.is_under_way = true;
             drop(draining);
             self.drain(memory, &shares);
             draining = self.draining();
+            draining.is_under_way = false;
+            self.ordered.notify_all();
         }
     }
 

@@ -11,8 +11,9 @@ use super::{AGAIN, Answer, Authority, Change, ChangeError, Introduction, Progres
 use crate::commands::{DrainShare, PageRun, SliceCommand, SliceReply};
 use crate::message::SliceMessage;
 use crate::message::device::{self, DeviceMessage};
+use crate::remote_devices::DevicePart;
 use crate::{COMMAND_WAIT, Placement, SLICES_MAX, Slice, initial_locations};
-use weft_coherent_memory::{Budget, ManagerRun};
+use weft_coherent_memory::ManagerRun;
 use weft_confine::lock;
 
 /// Runs of pages in one command: less than the longest frame.
@@ -81,10 +82,10 @@ impl Slice {
         Err(format!("node {node} does not exist: there are {members}"))
     }
 
-    /// A disk or network, counted from 0, of which `node` has the file or link, or serves a
-    /// queue.
-    pub fn device_at(&self, node: usize) -> Option<u8> {
-        self.remote_devices.device_at(node)
+    /// The disks and networks for which `node` does something, in the order in which the guest
+    /// finds them.
+    pub fn device_parts(&self, node: usize) -> Vec<(String, DevicePart)> {
+        self.remote_devices.parts_of(node)
     }
 
     pub(crate) fn numbers(&self) -> usize {
@@ -361,6 +362,11 @@ impl Slice {
         })
     }
 
+    /// How many pages a node manages, as far as this slice knows.
+    pub fn managed_pages(&self, node: usize) -> u64 {
+        self.memory.managed_pages(NodeId(node as u8))
+    }
+
     /// On the slice that leaves: its pages go to these slices.
     pub fn drain_to(&self, shares: &[DrainShare]) {
         self.membership.drain_to(shares.to_vec());
@@ -377,11 +383,39 @@ impl Slice {
     }
 
     /// Has room for `pages` more from now on, where its room has a bound.
-    pub fn add_room(&self, pages: u64) {
+    ///
+    /// # Errors
+    /// The slice is on a host that lends, and has not lent so much.
+    pub fn add_room(&self, pages: u64) -> Result<(), String> {
+        self.change_room(|own| own + pages)
+    }
+
+    /// Has room for the pages that it manages, and to spare as at its start.
+    pub fn fit_room(&self) {
+        let managed = self.managed_pages(self.number);
+        // Where it is lent too little for them, `add_room` was refused before they came.
+        let _ = self.change_room(|_| managed);
+    }
+
+    fn change_room(&self, own_pages: impl FnOnce(u64) -> u64) -> Result<(), String> {
         let mut room = lock(&self.room);
-        if let Some((own, others)) = &mut *room {
-            *own += pages;
-            self.memory.set_budget(Budget::new(*own, *others));
+        if let Some(room) = &mut *room {
+            *room = room.with_own(own_pages(room.own()))?;
+            self.memory.set_budget(room.budget());
         }
+        Ok(())
+    }
+
+    /// On the primary, after pages changed their managers: all members have room for those
+    /// that each manages now.
+    ///
+    /// # Errors
+    /// See [`Slice::hold_managers`].
+    pub fn fit_rooms(&self) -> Result<(), String> {
+        self.hold_managers()?;
+        self.fit_room();
+        let fitted = self.command_all(&SliceCommand::FitRoom).map(drop);
+        self.resume_managers();
+        fitted
     }
 }

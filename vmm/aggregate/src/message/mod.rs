@@ -22,6 +22,7 @@
 //! | 165 | serial input; its reply is a 132 with the number of bytes taken | | | ticket | bytes |
 //! | 166 | to a slice that joins: where all vCPUs are, and who the sender's are | | | | table and identities |
 //! | 170 | a vCPU asks to move | | vCPU | slice, epoch | |
+//! | 175 | the pages that a vCPU used before it left | | vCPU | slice, epoch | [runs](crate::working_set) |
 //!
 //! Fields that are not named are zero. Decoding is total: every header gives a
 //! message or a named error.
@@ -55,6 +56,7 @@ const SERIAL_OUTPUT: u8 = 164;
 const SERIAL_INPUT: u8 = 165;
 const INTRODUCED: u8 = 166;
 const WANTS_MOVE: u8 = 170;
+const WORKING_SET: u8 = 175;
 
 const WRITE: u8 = 1;
 const PORT: u8 = 2;
@@ -115,6 +117,14 @@ pub enum SliceMessage<'a> {
         vcpu: u32,
         /// Where it would be then.
         location: VcpuLocation,
+    },
+    /// To the slice to which the sender handed a vCPU over. Has no reply.
+    WorkingSet {
+        vcpu: u32,
+        /// Where it is, or is about to come.
+        location: VcpuLocation,
+        /// See [`crate::working_set`].
+        pages: &'a [u8],
     },
     /// A step of a vCPU's way to another slice.
     Move {
@@ -253,6 +263,14 @@ impl<'a> SliceMessage<'a> {
                 let words = [location.slice as u64, location.epoch, 0];
                 (header(WANTS_MOVE, 0, *vcpu, words), &[])
             }
+            Self::WorkingSet {
+                vcpu,
+                location,
+                pages,
+            } => {
+                let words = [location.slice as u64, location.epoch, 0];
+                (header(WORKING_SET, 0, *vcpu, words), pages)
+            }
             Self::Move {
                 step,
                 vcpu,
@@ -336,6 +354,14 @@ impl<'a> SliceMessage<'a> {
                     slice: byte(first)?.into(),
                     epoch: second,
                 },
+            },
+            WORKING_SET => Self::WorkingSet {
+                vcpu,
+                location: VcpuLocation {
+                    slice: byte(first)?.into(),
+                    epoch: second,
+                },
+                pages: payload,
             },
             MoveStep::FIRST..=MoveStep::LAST => Self::Move {
                 step: MoveStep::of_kind(kind).ok_or(SliceMessageError::Kind(kind))?,
@@ -475,6 +501,14 @@ mod tests {
                     slice: 15,
                     epoch: 1 << 47,
                 },
+            },
+            SliceMessage::WorkingSet {
+                vcpu: 254,
+                location: VcpuLocation {
+                    slice: 255,
+                    epoch: u64::MAX,
+                },
+                pages: &[1; 16],
             },
             SliceMessage::WantsMove {
                 vcpu: 7,

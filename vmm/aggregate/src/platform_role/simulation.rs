@@ -310,11 +310,12 @@ impl World {
     }
 
     fn hand_over(&mut self, to: usize) -> Result<(), HandOverError> {
-        let (from, slices) = (self.holder(), self.nodes.len());
+        let from = self.holder();
+        let members = (0..self.nodes.len()).collect();
         let epoch = self.nodes[from].place.epoch();
         self.messages = 0;
         let mut tell = |to: usize, command: &SliceCommand| self.tell(to, command);
-        let went = hand_over((from, epoch), to, slices, &mut tell)?;
+        let went = hand_over((from, epoch), to, &members, &mut tell)?;
         assert_eq!(went.epoch, epoch + 1);
         Ok(())
     }

@@ -35,7 +35,7 @@ mod routes;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Duration;
@@ -59,7 +59,7 @@ use doorbells::Doorbells;
 use net::{FrameQueue, Switch};
 pub use partitioned::PartitionedDevice;
 use proxy::StopCompletion;
-pub use queue_placement::{DataPath, QueuePlacement};
+pub use queue_placement::{DataPath, DevicePart, QueuePlacement};
 use routes::RoutePublisher;
 
 /// What a queue back end needs to serve a group.
@@ -78,6 +78,8 @@ pub struct Stopped(pub Vec<(u16, QueueState)>);
 /// The receivers of messages, by device. Filled while the machine is put together, then only read.
 #[derive(Default)]
 struct Table {
+    /// What users call the devices.
+    names: BTreeMap<u8, String>,
     placements: HashMap<u8, QueuePlacement>,
     replies: HashMap<Address, Arc<ReplyQueue>>,
     servers: HashMap<u8, Arc<Server>>,
@@ -138,14 +140,14 @@ impl RemoteDevices {
         self.seen.departed(slice);
     }
 
-    /// A device of which `slice` has the file or link, or serves a queue.
-    pub(super) fn device_at(&self, slice: usize) -> Option<u8> {
+    /// The devices for which `slice` does something, by the names that users know.
+    pub(super) fn parts_of(&self, slice: usize) -> Vec<(String, DevicePart)> {
         self.read(|table| {
-            let serves = |placement: &QueuePlacement| placement.involves(slice);
-            let mut placements = table.placements.iter();
-            placements
-                .find(|(_, placement)| serves(placement))
-                .map(|(device, _)| *device)
+            let part = |(device, name): (&u8, &String)| {
+                let placement = table.placements.get(device)?;
+                Some((name.clone(), placement.part_of(slice)?))
+            };
+            table.names.iter().filter_map(part).collect()
         })
     }
 
@@ -160,9 +162,12 @@ impl RemoteDevices {
         }
     }
 
-    /// Where a device's queues are served.
-    pub fn add_placement(&self, device: u8, placement: &QueuePlacement) {
-        self.write(|table| table.placements.insert(device, placement.clone()));
+    /// Where the queues of a device are served; `name` is for users.
+    pub fn add_placement(&self, device: u8, name: String, placement: &QueuePlacement) {
+        self.write(|table| {
+            table.names.insert(device, name);
+            table.placements.insert(device, placement.clone());
+        });
     }
 
     /// The observer of the routes of a device whose registers are here.

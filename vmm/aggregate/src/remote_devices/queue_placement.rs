@@ -17,6 +17,15 @@ pub enum DataPath {
     Dsm,
 }
 
+/// What a slice does for a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DevicePart {
+    /// It has the file or link.
+    BackEnd,
+    /// It serves queues; `owner` has the file or link.
+    Queues { owner: usize },
+}
+
 /// A device's queues, dealt to slices. A *group* is what one handler serves: a queue
 /// of a disk, a pair of queues of a network.
 ///
@@ -60,9 +69,14 @@ impl QueuePlacement {
         self.owner
     }
 
-    /// Whether a slice has the file or link, or serves a queue.
-    pub fn involves(&self, slice: usize) -> bool {
-        self.owner == slice || self.servers.contains(&slice)
+    /// What `slice` does for the device; `None`: nothing.
+    pub fn part_of(&self, slice: usize) -> Option<DevicePart> {
+        let owner = self.owner;
+        match self.servers.contains(&slice) {
+            _ if owner == slice => Some(DevicePart::BackEnd),
+            true => Some(DevicePart::Queues { owner }),
+            false => None,
+        }
     }
 
     /// How many groups there are.
@@ -105,6 +119,12 @@ mod tests {
         assert_eq!(of(DataPath::Bypass, 2), [0, 1]);
         assert_eq!(of(DataPath::Bypass, 1), [0]);
         assert_eq!(of(DataPath::Dsm, 4), [1; 4]);
+        let two = QueuePlacement::new(&locations, 0, DataPath::Bypass, 2, 1);
+        assert_eq!(two.part_of(0), Some(DevicePart::BackEnd));
+        assert_eq!(two.part_of(1), Some(DevicePart::Queues { owner: 0 }));
+        assert_eq!(two.part_of(2), None);
+        let all_there = QueuePlacement::new(&locations, 0, DataPath::Dsm, 2, 1);
+        assert_eq!(all_there.part_of(1), None);
         let pairs = QueuePlacement::new(&locations, 0, DataPath::Bypass, 4, 2);
         assert_eq!(pairs.queues(2), 4..6);
         assert_eq!((pairs.server_of_queue(5), pairs.server_of_queue(8)), (1, 0));

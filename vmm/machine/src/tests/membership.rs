@@ -5,6 +5,7 @@
 use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
 
+use weft_aggregate::devices::{DataPath, Disk};
 use weft_platform::clock::Reference;
 use weft_wire::halves::{self, HalvesConfig, Receiver, Sender};
 
@@ -96,6 +97,7 @@ impl NodeProcesses for Here<'_> {
             delay_max: Duration::ZERO,
             reference: Reference::here(),
             joins: Some(node.memory_bytes),
+            lent: None,
         };
         let machine = slice_of(
             self.cpus,
@@ -159,6 +161,43 @@ fn several_nodes_join_and_leave_in_any_order() {
         handle.release(&here, node, &Job::default()).unwrap();
     }
     slices.check();
+}
+
+/// A node that joins learns where the platform is, and one that leaves gives it to node 0.
+#[test]
+fn the_platform_goes_to_nodes_that_join_and_from_those_that_leave() {
+    let cpus = [1, 1];
+    let slices = Slices::with_devices(&cpus, None);
+    let here = Here::new(&cpus, &slices);
+    let handle = slices.machines[0].handle();
+    let grow = || handle.grow(&here, &NODE, &Job::default()).unwrap().node;
+    let holder = || handle.slice.as_ref().unwrap().platform().holder();
+    let mut presses = 0;
+    let mut is_used = || {
+        presses += 1;
+        slices.press(presses);
+        slices.check();
+        slices.check_console();
+    };
+    for _ in 0..8 {
+        assert_eq!(grow(), 2);
+        slices.move_platform(2).unwrap();
+        is_used();
+        assert_eq!(grow(), 3);
+        // It is told where the platform is: its vCPU uses it from there.
+        slices.move_vcpu(1, 3).unwrap();
+        is_used();
+        slices.move_platform(3).unwrap();
+        is_used();
+        handle.release(&here, 2, &Job::default()).unwrap();
+        assert_eq!(holder(), 3);
+        is_used();
+        handle.release(&here, 3, &Job::default()).unwrap();
+        assert_eq!(holder(), 0);
+        is_used();
+        slices.move_platform(1).unwrap();
+        is_used();
+    }
 }
 
 #[test]
@@ -226,6 +265,38 @@ fn what_does_not_join_changes_nothing() {
 }
 
 #[test]
+fn a_node_that_serves_a_queue_stays_and_says_how_it_could_leave() {
+    let cpus = [1, 1];
+    let released = |data_path| {
+        // One for each machine: the threads of the last may still have its file.
+        let name = format!("weft-leave-{}-{data_path:?}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+        let disk = Disk {
+            path: path.clone(),
+            read_only: false,
+            direct: false,
+            slice: 0,
+            data_path,
+        };
+        let slices = Slices::with_disk(&cpus, disk);
+        let here = Here::new(&cpus, &slices);
+        let handle = slices.machines[0].handle();
+        let released = handle.release(&here, 1, &Job::default());
+        slices.check();
+        std::fs::remove_file(&path).unwrap();
+        released
+    };
+    let refused = released(DataPath::Bypass).unwrap_err().to_string();
+    assert!(
+        refused.contains("node 1 serves a queue of disk 0 of node 0")
+            && refused.contains("starts with path=dsm for disk 0"),
+        "{refused}"
+    );
+    assert_eq!(released(DataPath::Dsm).unwrap().vcpus, 1);
+}
+
+#[test]
 fn a_node_of_the_first_hour_leaves_with_its_part_of_memory() {
     let cpus = [1, 1];
     let slices = Slices::new(&cpus);
@@ -234,4 +305,22 @@ fn a_node_of_the_first_hour_leaves_with_its_part_of_memory() {
     handle.release(&here, 1, &Job::default()).unwrap();
     assert_eq!(slices.locations(), [0, 0]);
     slices.check();
+}
+
+/// The others get equal parts of what the node that leaves manages.
+#[test]
+fn pages_of_a_node_that_leaves_are_divided() {
+    let cpus = [1, 1];
+    let slices = Slices::new(&cpus);
+    let here = Here::new(&cpus, &slices);
+    let handle = slices.machines[0].handle();
+    let managed = |node| handle.slice.as_ref().unwrap().managed_pages(node);
+    assert_eq!(handle.grow(&here, &NODE, &Job::default()).unwrap().node, 2);
+    let [own, leaving] = [managed(0), managed(1)];
+    assert!(leaving > 1 && managed(2) == 0);
+    handle.release(&here, 1, &Job::default()).unwrap();
+    slices.check();
+    assert_eq!(managed(1), 0);
+    assert_eq!(managed(0) + managed(2), own + leaving);
+    assert!(managed(2).abs_diff(leaving / 2) <= 1);
 }

@@ -103,6 +103,7 @@ impl Rig {
                     lease: LEASE,
                     delay_max: Duration::ZERO,
                     joins: None,
+                    lent: None,
                     reference: Reference::here(),
                 };
                 let told = failures.clone();
@@ -156,14 +157,14 @@ impl Rig {
             }
             let interrupts = InterruptRouter::of_slice(2, Some(slice.topology()));
             let wiring = SliceWiring {
-                vcpus: Arc::new(SiteDouble(interrupts.clone())),
+                vcpus: SiteDouble::new(interrupts.clone()),
                 interrupts,
                 mmio: machine.mmio.clone(),
                 ports: machine.ports.clone(),
                 serial: Arc::new(crate::registers::NoSerial),
                 clock: Arc::new(Clock::new(Source::Host, measure_host_tsc())),
                 on_failure: on_failure.clone(),
-                wants_move: Box::new(|_, _| {}),
+                wants_move: Box::new(|_, _, _| {}),
                 ended: Box::new(|_, _| {}),
             };
             drop(slice.join(wiring).unwrap());

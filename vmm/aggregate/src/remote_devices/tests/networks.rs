@@ -66,7 +66,7 @@ fn rig_with_plug(owner: usize, delay: Duration) -> (Rig, UnixDatagram, UnixDatag
     let mut near = Some(near);
     let rig = Rig::new(owner, delay, &mut |slice| {
         let remote = slice.remote_devices().clone();
-        remote.add_placement(0, &placement);
+        remote.add_placement(0, "network 0".into(), &placement);
         let here = (slice.number() == owner).then(|| near.take().unwrap());
         let link = here.map(|near| Box::new(Cable(near)) as Box<dyn Link>);
         let links = remote.links(0, &placement, link, window(20));
