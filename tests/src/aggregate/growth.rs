@@ -17,7 +17,7 @@ use crate::boot::SMALL;
 use crate::guest::Guest;
 use crate::random::Random;
 
-pub(super) const CHECKS: [(&str, Check); 5] = [
+pub(super) const CHECKS: [(&str, Check); 7] = [
     (
         "growth, 20 nodes join and leave during litmus tests",
         during_litmus,
@@ -26,7 +26,9 @@ pub(super) const CHECKS: [(&str, Check); 5] = [
         "growth, a node of the start leaves, sums are right",
         sums_agree,
     ),
+    ("growth, the platform joins in", with_platform),
     ("growth, a paused machine", paused),
+    ("growth, changes that are cancelled", cancelled),
     ("growth, changes that are refused", refused),
     ("growth, nodes that are killed", killed),
 ];
@@ -79,7 +81,7 @@ fn refusal(bench: &Bench<'_>, words: &[&str]) -> Result<String> {
 }
 
 fn during_litmus(bench: &Bench<'_>) -> Result<String> {
-    let guest = begin(bench, "soft", TWO, ("litmus -d 100 -s 30", " rounds "))?;
+    let guest = begin(bench, "soft", TWO, ("litmus -d 100 -s 20", " rounds "))?;
     let mut random = Random::new(bench.context.seed ^ 0x6709);
     let mut bytes = 0;
     for round in 0..20 {
@@ -127,6 +129,29 @@ fn sums_agree(bench: &Bench<'_>) -> Result<String> {
     Ok(format!("{} bytes left node 1", released["bytes"]))
 }
 
+/// The platform is on a node of the start, on one that joined and on one that leaves, while
+/// the guest writes to the serial port.
+fn with_platform(bench: &Bench<'_>) -> Result<String> {
+    let guest = begin(bench, "soft", TWO, ("litmus -d 100 -s 20", " rounds "))?;
+    let go = |to: u64| {
+        let words = ["vm", "move", "m", "--platform", "--to", &to.to_string()];
+        bench.ask(&words)
+    };
+    for _ in 0..5 {
+        let first = grow(bench)?;
+        go(first)?;
+        let second = grow(bench)?;
+        move_vcpu(bench, 1, second)?;
+        release(bench, first)?;
+        go(second)?;
+        release(bench, second)?;
+        let said = refusal(bench, &["vm", "move", "m", "--platform", "--to", "0"])?;
+        ensure!(said.contains("node 0 has the platform already"), "{said}");
+        go(1)?;
+    }
+    judge_litmus(&finish(bench, guest)?)
+}
+
 fn paused(bench: &Bench<'_>) -> Result<String> {
     let guest = begin(bench, "soft", TWO, ("litmus -d 100 -s 15", " rounds "))?;
     for _ in 0..5 {
@@ -141,8 +166,79 @@ fn paused(bench: &Bench<'_>) -> Result<String> {
     judge_litmus(&finish(bench, guest)?)
 }
 
+/// Pages that a node may fill.
+fn budget(bench: &Bench<'_>, node: usize) -> Result<u64> {
+    let view: Value = serde_json::from_str(&bench.ask(&["vm", "counters", "m", "--json"])?)?;
+    let name = format!("slice{node}.memory.budget-pages");
+    let pages = view["counters"][&name].as_u64();
+    pages.with_context(|| format!("no {name} in {view}"))
+}
+
+/// Has the command end after some time as Ctrl-C does; whether it was too late for that.
+fn interrupt(bench: &Bench<'_>, words: &[&str], after: Duration) -> Result<bool> {
+    let mut command = bench.weft(words);
+    let command = (command.stdout(Stdio::null()).stderr(Stdio::piped())).spawn()?;
+    std::thread::sleep(after);
+    kill(Pid::from_raw(command.id() as i32), Signal::SIGINT)?;
+    let output = command.wait_with_output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let is_undone = said.contains("it was cancelled");
+    let has_begun = output.status.code().is_some();
+    ensure!(
+        output.status.success() || is_undone || !has_begun,
+        "weft {}: {said}",
+        words.join(" ")
+    );
+    Ok(output.status.success())
+}
+
+/// Changes that are cancelled at random moments leave the machine as it was: together its
+/// nodes have room for as many pages, whichever manages them.
+fn cancelled(bench: &Bench<'_>) -> Result<String> {
+    // As much as a node of the start has to spare.
+    const GROW: [&str; 5] = ["vm", "grow", "m", "--memory", "64M"];
+    let script = format!("echo at work; {SUMS}; litmus -d 100 -s 20");
+    let guest = begin(bench, "soft", TWO, (&script, "at work"))?;
+    let mut random = Random::new(bench.context.seed ^ 0x6ca2);
+    let room = || (0..3).map(|node| budget(bench, node)).sum::<Result<u64>>();
+    bench.ask(&GROW)?;
+    let at_first = room()?;
+    let mut undone = [0, 0];
+    for round in 0..30 {
+        let (node, vcpu) = (1 + random.below(2), random.below(2) as u32);
+        // It stays where a release was undone.
+        if locations(bench)?[vcpu as usize] != node {
+            move_vcpu(bench, vcpu, node)?;
+        }
+        let mut moment = || Duration::from_micros(random.below(30_000));
+        let number = node.to_string();
+        if interrupt(bench, &["vm", "release", "m", &number], moment())? {
+            // The number is free now.
+            while !interrupt(bench, &GROW, moment())? {
+                undone[0] += 1;
+            }
+        } else {
+            undone[1] += 1;
+        }
+        let now = room()?;
+        ensure!(
+            now == at_first,
+            "{now} pages in round {round}, at first {at_first}"
+        );
+    }
+    ensure!(undone[1] > 0, "all 30 came too late");
+    release(bench, 1)?;
+    release(bench, 2)?;
+    bench.processes(&guest, 1)?;
+    let tests = judge_litmus(&finish(bench, guest)?)?;
+    let [grows, releases] = undone;
+    Ok(format!(
+        "{tests}, {grows} grows and {releases} releases were undone"
+    ))
+}
+
 fn refused(bench: &Bench<'_>) -> Result<String> {
-    let guest = begin(bench, "soft", TWO, ("echo idle; sleep 20", "idle"))?;
+    let guest = begin(bench, "soft", TWO, ("echo idle; sleep 1000", "idle"))?;
     for (node, words) in [
         ("0", "node 0 has the machine's console"),
         ("7", "node 7 does not exist: there are 0, 1"),
@@ -156,15 +252,23 @@ fn refused(bench: &Bench<'_>) -> Result<String> {
     let said = refusal(bench, &["vm", "grow", "m"])?;
     ensure!(said.contains("it has 6 nodes, which is the most"), "{said}");
     ensure!(locations(bench)? == [0, 1], "something moved");
-    finish(bench, guest)?;
+    stop(bench, guest)?;
     let one = ["--name", "m", "--cpus", "1", "--memory", "128M"];
-    let script = "echo idle; sleep 5";
+    let script = "echo idle; sleep 1000";
     let mut alone = Guest::start(&mut bench.machine_of(SMALL, &one, script, "")?)?;
     ensure!(alone.wait_for("idle", BOUND).is_some(), "no boot");
     let said = refusal(bench, &["vm", "grow", "m"])?;
     ensure!(said.contains("it was started on one node"), "{said}");
-    bench.finish(alone)?;
+    stop(bench, alone)?;
     Ok(String::new())
+}
+
+/// Ends a guest that does nothing.
+fn stop(bench: &Bench<'_>, guest: Guest) -> Result<()> {
+    let pid = guest.pid();
+    bench.ask(&["vm", "stop", "--timeout", "0", "m"])?;
+    guest.finish(BOUND)?;
+    bench.nothing_left(pid)
 }
 
 /// A node dies while it joins, or while it leaves: the machine goes on without it, or ends and

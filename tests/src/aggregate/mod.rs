@@ -10,8 +10,10 @@ mod budget;
 mod disks;
 mod errors;
 mod follow;
+mod followed;
 mod growth;
 mod life;
+mod loaded;
 mod loss;
 mod moves;
 mod networks;
@@ -142,6 +144,7 @@ pub fn run_aggregate(context: &Context, plan: &Plan, report: &Report) {
         .chain(&disks::CHECKS)
         .chain(&updated::CHECKS)
         .chain(&moves::CHECKS)
+        .chain(&followed::CHECKS)
         .chain(&roles::CHECKS)
         .chain(&follow::CHECKS)
         .chain(&growth::CHECKS)
@@ -154,6 +157,10 @@ pub fn run_aggregate(context: &Context, plan: &Plan, report: &Report) {
             None => run(name, check),
             Some(why) => skip(name, why),
         }
+    }
+    match networks_missing {
+        None => run(loaded::NAME, &loaded::run),
+        Some(why) => skip(loaded::NAME, why),
     }
     match oom::missing() {
         None => run(oom::NAME, &oom::said),

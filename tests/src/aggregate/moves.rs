@@ -80,7 +80,12 @@ pub(super) fn move_vcpu(bench: &Bench<'_>, vcpu: u32, to: u64) -> Result<Duratio
 }
 
 /// Moves some of these vCPUs to random nodes, and returns the median of their stops.
-fn wander(bench: &Bench<'_>, shape: Shape, vcpus: &[u32], count: usize) -> Result<Duration> {
+pub(super) fn wander(
+    bench: &Bench<'_>,
+    shape: Shape,
+    vcpus: &[u32],
+    count: usize,
+) -> Result<Duration> {
     let mut random = Random::new(bench.context.seed ^ 0x30e5);
     let mut known = locations(bench)?;
     let mut stops = Vec::new();
@@ -146,7 +151,7 @@ fn during_litmus(
     (shape, vcpus): (Shape, &[u32]),
     count: usize,
 ) -> Result<String> {
-    let script = ("litmus -d 100 -s 30", " rounds ");
+    let script = ("litmus -d 100 -s 20", " rounds ");
     let guest = begin(bench, back_end, shape, script)?;
     let stop = wander(bench, shape, vcpus, count)?;
     let tests = judge_litmus(&finish(bench, guest)?)?;
