@@ -11,6 +11,7 @@ use weft_bench::program::Place;
 use weft_bench::raw::{self, Kind};
 use weft_bench::results::Table;
 use weft_bench::vm::aggregate;
+use weft_bench::vm::checkpoint::checkpoint;
 use weft_bench::vm::devices::devices;
 use weft_bench::vm::follow::follow;
 use weft_bench::vm::footprint::footprint;
@@ -25,7 +26,7 @@ use weft_bench::vm::web::web;
 use weft_bench::working_set::{oversubscribed, working_set};
 use weft_tests::boot::Images;
 
-const BENCHMARKS: [&str; 22] = [
+const BENCHMARKS: [&str; 23] = [
     "latency",
     "unstretched",
     "throughput",
@@ -48,6 +49,7 @@ const BENCHMARKS: [&str; 22] = [
     "vm-nodes-nginx",
     "vm-vcpu-move",
     "vm-follow",
+    "vm-checkpoint",
 ];
 
 /// Measures weft against native runs and raw sockets.
@@ -127,6 +129,7 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Table> {
         "vm-nodes-nginx" => nginx(place, &options.images(), repeat),
         "vm-vcpu-move" => vcpu_move(place, &options.images(), repeat),
         "vm-follow" => follow(place, &options.images(), repeat),
+        "vm-checkpoint" => checkpoint(place, &options.images(), repeat),
         "vm-devices" => devices(place, &options.images(), repeat),
         "elastic-gigabit" => elastic(place, Network::Gigabit, repeat, &options.program),
         _ => elastic(place, Network::Unshaped, repeat, &options.program),

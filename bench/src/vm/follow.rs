@@ -8,7 +8,7 @@ use weft_tests::boot::{Boot, Images, Monitor};
 
 use super::aggregate::{Counted, number_after};
 use crate::program::Place;
-use crate::results::{Table, digits, median};
+use crate::results::{Goal, Table, digits, median};
 
 /// What the guest runs, with how the table calls it.
 struct Work {
@@ -18,6 +18,8 @@ struct Work {
     /// In the line with this start, the figure is behind this word.
     figure: (&'static str, &'static str),
     unit: &'static str,
+    /// The most that `auto` may take, as a ratio to `never`.
+    goal: f64,
 }
 
 /// Memory of which nearly half is on the other node, and its one vCPU keeps little of it.
@@ -31,6 +33,7 @@ const WORKS: [Work; 4] = [
             dd if=/m/a of=/dev/null bs=64k 2>/dev/null; done'",
         figure: ("search", "search"),
         unit: "s",
+        goal: 0.1,
     },
     Work {
         what: "the sum of 160 MB, 4 times (`sha256sum`)",
@@ -38,6 +41,7 @@ const WORKS: [Work; 4] = [
         script: "bench -t search sh -c 'for i in 1 2 3 4; do sha256sum </m/a >/dev/null; done'",
         figure: ("search", "search"),
         unit: "s",
+        goal: 1.05,
     },
     Work {
         what: "two threads increment one word",
@@ -45,6 +49,7 @@ const WORKS: [Work; 4] = [
         script: "sharing -t 2 -s 5 -l true",
         figure: ("sharing true", "threads 2"),
         unit: "ns",
+        goal: 1.05,
     },
     Work {
         what: "two threads, pages of their own",
@@ -52,10 +57,13 @@ const WORKS: [Work; 4] = [
         script: "sharing -t 2 -s 5 -l none",
         figure: ("sharing none", "threads 2"),
         unit: "ns",
+        goal: 1.05,
     },
 ];
 
 const FOLLOW: [&str; 2] = ["never", "auto"];
+/// How a machine runs: on one node, as the most that can be reached, or on two.
+const MODES: [&str; 3] = ["one", FOLLOW[0], FOLLOW[1]];
 
 /// The table `vm-follow`.
 pub fn follow(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
@@ -63,16 +71,19 @@ pub fn follow(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
     let mut samples: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     for _ in 0..repeat {
         for (number, work) in WORKS.iter().enumerate() {
-            for follow in FOLLOW {
-                let counted = Counted::of(&machine(&small, work, follow), Monitor::Soft, place)?;
+            for mode in MODES {
+                let counted = Counted::of(&machine(&small, work, mode), Monitor::Soft, place)?;
                 let (line, word) = work.figure;
                 let line = counted.run.ended.line(line).context("no figure")?;
                 let figure = number_after(&line.text, word).context("no number")?;
                 let mut add = |name: &str, value: f64| {
-                    let key = format!("{number} {follow} {name}");
+                    let key = format!("{number} {mode} {name}");
                     samples.entry(key).or_default().push(value);
                 };
                 add("figure", figure);
+                if mode == "one" {
+                    continue;
+                }
                 add("moves", of_vcpus(&counted, work.cpus, &MOVES));
                 add("bytes", of_vcpus(&counted, work.cpus, &BYTES));
             }
@@ -81,15 +92,17 @@ pub fn follow(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
     Ok(table(&samples))
 }
 
-fn machine(small: &Boot, work: &Work, follow: &str) -> Boot {
+fn machine(small: &Boot, work: &Work, mode: &str) -> Boot {
     let script = match work.cpus {
         1 => format!("{TEXT}; {}", work.script),
         _ => work.script.to_owned(),
     };
     let mut boot = small.running(&script);
     boot.cpus = work.cpus;
-    let options = ["--nodes", "2", "--spare", "16M", "--follow", follow];
-    boot.options.extend(options.map(Into::into));
+    if mode != "one" {
+        let options = ["--nodes", "2", "--spare", "16M", "--follow", mode];
+        boot.options.extend(options.map(Into::into));
+    }
     boot
 }
 
@@ -107,12 +120,15 @@ fn of_vcpus(counted: &Counted, cpus: usize, names: &[&str]) -> f64 {
 fn table(samples: &BTreeMap<String, Vec<f64>>) -> Table {
     let mut table = Table::new(
         "vm-follow",
-        "A Linux on two nodes of this host (TCP, software vCPUs, 128 MiB each and 16 MiB to spare), with `--follow never` and `auto` in alternation; medians. The first two programs run on one vCPU, which begins on node 0. *Fetched* is what the remote faults of all vCPUs brought from start to power-off, with the pages that were read ahead; *moves* are those of `auto`. Both nodes use the same processors: on hosts of their own, two vCPUs that meet on a node would have one processor less.",
+        "A Linux on two nodes of this host (TCP, software vCPUs, 128 MiB each and 16 MiB to spare), with `--follow never` and `auto`, and the same Linux on one node with all the memory, in alternation; medians. The first two programs run on one vCPU, which begins on node 0. *Fetched* is what the remote faults of all vCPUs brought from start to power-off, with the pages that were read ahead; *moves* are those of `auto`. Both nodes use the same processors: on hosts of their own, two vCPUs that meet on a node would have one processor less.",
         &[
             "what",
+            "one node",
             "never",
             "auto",
             "auto/never",
+            "goal",
+            "met",
             "fetched, never",
             "fetched, auto",
             "moves",
@@ -123,17 +139,20 @@ fn table(samples: &BTreeMap<String, Vec<f64>>) -> Table {
             let key = format!("{number} {follow} {name}");
             median(samples.get(&key).map_or(&[][..], Vec::as_slice))
         };
-        let [never, auto] = FOLLOW.map(|follow| of(follow, "figure"));
+        let [one, never, auto] = MODES.map(|mode| of(mode, "figure"));
+        let ratio = auto.zip(never).map(|(auto, never)| auto / never);
         let fetched = FOLLOW.map(|follow| {
             let bytes = of(follow, "bytes").map(|bytes| bytes / 1e6);
             format!("{} MB", digits(bytes))
         });
         let mut row = vec![
             work.what.to_owned(),
+            format!("{} {}", digits(one), work.unit),
             format!("{} {}", digits(never), work.unit),
             format!("{} {}", digits(auto), work.unit),
-            digits(auto.zip(never).map(|(auto, never)| auto / never)),
+            digits(ratio),
         ];
+        row.extend(Goal::AtMost(work.goal).cells(ratio));
         row.extend(fetched);
         row.push(digits(of("auto", "moves")));
         table.rows.push(row);

@@ -2,6 +2,7 @@
 //! against the same guest under QEMU's TCG, or against the host.
 
 pub mod aggregate;
+pub mod checkpoint;
 pub mod devices;
 pub mod follow;
 pub mod footprint;

@@ -77,7 +77,7 @@ fn move_vcpu(place: &Place, name: &str, to: usize) -> Result<Value> {
 
 fn table(samples: &BTreeMap<String, Vec<f64>>, raw_us: &[f64]) -> Table {
     let about = format!(
-        "vCPU 1 of a Linux on two nodes of this host (TCP, software vCPUs) moves to and fro, {MOVES} times a run; medians of all moves, in µs. *Stands*: no instruction of it is executed anywhere; *save*, *send*, *wake*, *install* are its parts. The raw round trip is a request of 8 bytes answered with 4096 over one TCP connection between two processes, in the same run; the goal is that and {ALLOWANCE_US} µs. The pages that the vCPU uses follow by faults, which is not measured here."
+        "vCPU 1 of a Linux on two nodes of this host (TCP, software vCPUs) moves to and fro, {MOVES} times a run; medians of all moves, in µs. *Stands*: no instruction of it is executed anywhere; *save*, *send*, *wake*, *install* are its parts. The raw round trip is a request of 8 bytes answered with 4096 over one TCP connection between two processes, in the same run; the goal is that and {ALLOWANCE_US} µs. The pages that the vCPU uses follow it, which is not measured here."
     );
     let head = [
         "what",
