@@ -209,6 +209,8 @@ pub struct Generator {
     model: CpuModel,
     /// RCL and RCR of 8 and 16 bits too.
     pub rotations: bool,
+    /// OF is defined after rotations by more than one: see [`rotations_keep_overflow`].
+    pub defines_overflow: bool,
 }
 
 impl Generator {
@@ -219,6 +221,7 @@ impl Generator {
             model,
             encoder: Encoder::new(64),
             rotations: true,
+            defines_overflow: rotations_keep_overflow(),
         }
     }
 
@@ -522,6 +525,10 @@ impl Generator {
             };
             if self.encoder.encode(&instruction, 0).is_ok() {
                 bytes.extend(self.encoder.take_buffer());
+                if self.defines_overflow && leaves_overflow_undefined(&instruction) {
+                    // inc r8d: it defines OF and leaves CF, which rotations define.
+                    bytes.extend([0x41, 0xff, 0xc0]);
+                }
             } else {
                 let _ = self.encoder.take_buffer();
             }
@@ -557,4 +564,35 @@ impl Generator {
         context.registers[Register::RSP.number()] = STACK_TOP - 0x400;
         context
     }
+}
+
+/// Whether it rotates by a count that may be another than one.
+fn leaves_overflow_undefined(instruction: &Instruction) -> bool {
+    let rotates = matches!(
+        instruction.mnemonic(),
+        Mnemonic::Rol | Mnemonic::Ror | Mnemonic::Rcl | Mnemonic::Rcr
+    );
+    rotates && !(instruction.op1_kind() == OpKind::Immediate8 && instruction.immediate8() == 1)
+}
+
+/// Whether this host's rotations by more than one leave OF as it is. The architecture does not
+/// define it (Intel SDM, volume 2, RCL/RCR/ROL/ROR); most processors compute it as for a
+/// rotation by one, and so does the software vCPU.
+fn rotations_keep_overflow() -> bool {
+    let is_kept: u8;
+    // SAFETY: changes two registers and the arithmetic flags only.
+    unsafe {
+        std::arch::asm!(
+            "xor {word}, {word}",
+            "inc {word}",
+            // 0x7f + 1: OF is 1; a rotation by one of a result of 4 makes it 0.
+            "mov {kept}, 0x7f",
+            "inc {kept}",
+            "ror {word}, 62",
+            "seto {kept}",
+            word = inout(reg) 0_u64 => _,
+            kept = out(reg_byte) is_kept,
+        );
+    }
+    is_kept == 1
 }
