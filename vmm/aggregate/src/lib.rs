@@ -159,6 +159,7 @@ pub type OnFailure = Arc<dyn Fn(String) + Send + Sync>;
 /// A slice among several.
 pub struct Slice {
     number: usize,
+    joins: bool,
     placement: Placement,
     locations: Arc<Locations>,
     /// The slice that has the platform.
@@ -291,6 +292,7 @@ impl Slice {
         };
         Arc::new(Self {
             number: links.number,
+            joins: links.joins.is_some(),
             keyboard: Keyboard::new(platform.clone(), way),
             platform,
             vcpu_moves: VcpuMoves::new(links.number, peers.clone(), locations.clone()),
@@ -319,6 +321,11 @@ impl Slice {
     /// Which one it is.
     pub fn number(&self) -> usize {
         self.number
+    }
+
+    /// Whether it was made to join a running machine.
+    pub fn joins(&self) -> bool {
+        self.joins
     }
 
     /// Which slice gives what.
@@ -395,16 +402,18 @@ impl Slice {
     /// Nanoseconds by which its time may be wrong, and how often it was corrected;
     /// none for the slice that all others follow.
     pub fn time_counters(&self) -> Vec<(&'static str, u64)> {
-        let keeper = self
-            .timekeeper
-            .get()
-            .map_or(PRIMARY, |time| time.keeper().0);
-        if keeper == self.number {
+        if self.timekeeper_number() == self.number {
             return Vec::new();
         }
         let error_ns = self.time.error_ns.load(Ordering::Relaxed);
         let steps = self.time.steps.load(Ordering::Relaxed);
         vec![("clock-error-ns", error_ns), ("clock-steps", steps)]
+    }
+
+    /// The slice that keeps the guest's time, as far as this one knows.
+    pub fn timekeeper_number(&self) -> usize {
+        let timekeeper = self.timekeeper.get();
+        timekeeper.map_or(PRIMARY, |time| time.keeper().0)
     }
 
     /// Whether it is the primary.

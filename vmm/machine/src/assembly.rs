@@ -148,7 +148,12 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
     let listener = listener(&core.shutdown);
     let first_instruction = Arc::<OnceLock<Instant>>::default();
     let mut bootstrap = plan.bootstrap;
-    let here = core.interrupts.vcpus_here();
+    // A slice that joins has none at first, also if it has the number of one that left.
+    let joins = slice.as_ref().is_some_and(|slice| slice.joins());
+    let here = match joins {
+        true => Vec::new(),
+        false => core.interrupts.vcpus_here(),
+    };
     // Those that may come later have their threads here from the start: confined, this
     // process can make no more.
     let runners = (0..configuration.cpus)
