@@ -95,6 +95,8 @@ struct Seat {
     receiver: Option<Receiver>,
     /// How many links the number has had, for the threads that send.
     links: u64,
+    /// Of them, those of slices whose join or leave is over.
+    past_links: u64,
 }
 
 /// The links of one slice.
@@ -139,6 +141,7 @@ impl Peers {
             },
             receiver: None,
             links: 1,
+            past_links: 1,
         };
         let seats = std::array::from_fn(|slice| seat(&links[slice]));
         Arc::new(Self {
@@ -282,12 +285,11 @@ impl Peers {
         }
     }
 
-    /// Waits until a slice has a link, or has none: until its link was read to the end.
-    /// Whether that came within `patience`.
-    pub(super) fn wait_for(&self, slice: usize, is_linked: bool, patience: Duration) -> bool {
+    /// Waits until a slice's link was read to its end; whether that came within `patience`.
+    pub(super) fn wait_until_free(&self, slice: usize, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
         let mut seats = self.seats();
-        while (seats[slice].standing != Standing::Free) != is_linked {
+        while seats[slice].standing != Standing::Free {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() || self.is_over() {
                 return false;
@@ -296,6 +298,28 @@ impl Peers {
             seats = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         true
+    }
+
+    /// Waits for the link of a slice that joins; whether there is one within `patience`, and it
+    /// has not ended.
+    pub(super) fn wait_for_joining(&self, slice: usize, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        let mut seats = self.seats();
+        while seats[slice].links == seats[slice].past_links {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.is_over() {
+                return false;
+            }
+            let waited = self.seated.wait_timeout(seats, left.min(LOOK));
+            seats = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        seats[slice].standing != Standing::Free
+    }
+
+    /// The join of a slice is over, or it was given up, or it has left.
+    pub(super) fn change_is_over(&self, slice: usize) {
+        let seat = &mut self.seats()[slice];
+        seat.past_links = seat.links;
     }
 
     /// Sends a message to `slice`. A link that ended is heard of where it is read: who

@@ -144,18 +144,11 @@ impl ControlLoop {
                 return Ok(self.slice.take_membership_step(*node, *step));
             }
             SliceCommand::LearnManagers(runs) => return Ok(self.slice.learn_managers(runs)),
-            SliceCommand::DrainPages(shares) => self.slice.drain_to(shares),
-            SliceCommand::StopDrain => self.slice.stop_drain(),
-            SliceCommand::DrainProgress => {
-                return Ok(SliceReply::Drained(self.slice.drain_report()));
-            }
-            SliceCommand::AddRoom { pages } => {
-                return Ok(match self.slice.add_room(*pages) {
-                    Ok(()) => SliceReply::Done,
-                    Err(reason) => SliceReply::Refused(reason),
-                });
-            }
-            SliceCommand::FitRoom => self.slice.fit_room(),
+            SliceCommand::DrainPages(_)
+            | SliceCommand::StopDrain
+            | SliceCommand::DrainProgress
+            | SliceCommand::AddRoom { .. }
+            | SliceCommand::FitRoom => return Ok(self.slice.carry_out_drain(command)),
             SliceCommand::Counters => return Ok(SliceReply::Counters(self.handle.counters()?)),
             SliceCommand::Pages => return Ok(SliceReply::Pages(self.slice.memory().hottest())),
             SliceCommand::Faults { from } => {

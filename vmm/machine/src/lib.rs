@@ -34,6 +34,7 @@ mod handle;
 mod lifecycle;
 mod machine_core;
 pub mod membership;
+pub mod migration;
 mod move_report;
 mod owner;
 mod part;

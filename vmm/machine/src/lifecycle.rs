@@ -172,6 +172,7 @@ pub enum MachineRequest {
 
 pub(super) const GROW: &str = "grow";
 pub(super) const RELEASE: &str = "release";
+pub(super) const MIGRATE: &str = "migrate";
 
 /// The name of a change, for refusals.
 pub(super) fn change_name(change: Change) -> &'static str {
@@ -274,4 +275,17 @@ pub enum Refusal {
     /// The machine no longer exists.
     #[error("cannot {request}: the machine is gone")]
     Gone { request: &'static str },
+}
+
+impl Refusal {
+    /// The same for a request that this one was a step of.
+    pub(super) fn of(self, request: &'static str) -> Self {
+        match self {
+            Self::Stage { stage, .. } => Self::Stage { request, stage },
+            Self::Impossible { reason, .. } => Self::Impossible { request, reason },
+            Self::Failed { reason, .. } => Self::Failed { request, reason },
+            // These are about the request itself.
+            Self::Busy { .. } | Self::TimedOut { .. } | Self::Gone { .. } => self,
+        }
+    }
 }

@@ -79,6 +79,8 @@ pub enum Activity {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct JobView {
     pub activity: Activity,
+    /// The node whose vCPUs and pages move.
+    pub from: Option<usize>,
     /// vCPUs that are still on the node that leaves.
     pub vcpus_left: usize,
     /// Bytes of pages that are still there.
@@ -110,11 +112,15 @@ impl Job {
         *lock(&self.view)
     }
 
-    fn enter(&self, activity: Activity) {
+    pub(super) fn enter(&self, activity: Activity) {
         lock(&self.view).activity = activity;
     }
 
-    fn check(&self, request: &'static str) -> Result<(), Refusal> {
+    pub(super) fn show(&self, change: impl FnOnce(&mut JobView)) {
+        change(&mut lock(&self.view));
+    }
+
+    pub(super) fn check(&self, request: &'static str) -> Result<(), Refusal> {
         match self.is_cancelled() {
             true => Err(impossible(request, "it was cancelled".into())),
             false => Ok(()),
@@ -150,7 +156,7 @@ pub struct Released {
     pub pages_s: f64,
 }
 
-fn impossible(request: &'static str, reason: String) -> Refusal {
+pub(super) fn impossible(request: &'static str, reason: String) -> Refusal {
     Refusal::Impossible { request, reason }
 }
 
@@ -285,7 +291,8 @@ impl Handle {
 
     fn admit(&self, slice: &Slice, number: usize, job: &Job) -> Result<(), Refusal> {
         if !slice.is_linked(number, LINK_WAIT) {
-            return Err(impossible(GROW, format!("node {number} was not linked")));
+            let reason = format!("node {number} ended before it joined, or was not linked");
+            return Err(impossible(GROW, reason));
         }
         job.check(GROW)?;
         job.enter(Activity::Joining);
@@ -306,69 +313,84 @@ impl Handle {
         let slice = self.several(RELEASE)?;
         check_release(slice, node).map_err(|reason| impossible(RELEASE, reason))?;
         self.check_runs(RELEASE)?;
-        let others: Vec<usize> = (slice.members().into_iter())
-            .filter(|other| *other != node)
-            .collect();
+        job.show(|view| view.from = Some(node));
         let left = self
             .change(Change::Drain, node)
-            .and_then(|()| self.empty(slice, node, &others, job))
+            .and_then(|()| self.empty(slice, node, job))
             .and_then(|moved| {
                 job.enter(Activity::Leaving);
                 self.change(Change::Leave, node).map(|()| moved)
             });
-        let (vcpus, bytes, pages_s) = left.inspect_err(|_| {
-            // Where the machine ends there is nothing to keep.
-            let _ = slice.command(node, &SliceCommand::StopDrain);
-            let _ = self.change(Change::Keep, node);
-        })?;
+        let (vcpus, pages) = left.inspect_err(|_| self.keep(slice, node))?;
         processes.end(node);
         Ok(Released {
             node,
             vcpus,
-            bytes,
+            bytes: pages.bytes,
             total_s: begun.elapsed().as_secs_f64(),
-            pages_s,
+            pages_s: pages.seconds,
         })
     }
 
-    /// Has vCPUs and pages go.
-    fn empty(
-        &self,
-        slice: &Slice,
-        node: usize,
-        others: &[usize],
-        job: &Job,
-    ) -> Result<(usize, u64, f64), Refusal> {
+    /// Calls a drain off.
+    pub(super) fn keep(&self, slice: &Slice, node: usize) {
+        // Where the machine ends there is nothing to keep.
+        let _ = slice.command_drain(node, &SliceCommand::StopDrain);
+        let _ = self.change(Change::Keep, node);
+    }
+
+    /// Has vCPUs and pages go to the other members.
+    fn empty(&self, slice: &Slice, node: usize, job: &Job) -> Result<(usize, MovedPages), Refusal> {
         job.enter(Activity::MovingVcpus);
         let mut vcpus = 0;
         while let Some(vcpu) = slice.locations().at(node).first().copied() {
-            lock(&job.view).vcpus_left = slice.locations().at(node).len();
+            let left = slice.locations().at(node).len();
+            job.show(|view| view.vcpus_left = left);
             job.check(RELEASE)?;
             self.move_vcpu(vcpu, least_vcpus(slice, node))?;
             vcpus += 1;
         }
-        lock(&job.view).vcpus_left = 0;
+        job.show(|view| view.vcpus_left = 0);
+        let others: Vec<usize> = (slice.members().into_iter())
+            .filter(|other| *other != node)
+            .collect();
+        // No page gets another manager meanwhile: the node is draining, and one change is
+        // under way.
+        let pages = slice.managed_pages(node).div_ceil(others.len() as u64);
+        let shares = others.into_iter().map(|slice| DrainShare { slice, pages });
+        let pages = self.move_pages(slice, node, shares.collect(), Until::Nothing, job)?;
+        Ok((vcpus, pages))
+    }
+
+    /// Has the pages of a node that drains go, and waits until they are gone.
+    pub(super) fn move_pages(
+        &self,
+        slice: &Slice,
+        node: usize,
+        shares: Vec<DrainShare>,
+        until: Until,
+        job: &Job,
+    ) -> Result<MovedPages, Refusal> {
         job.enter(Activity::MovingPages);
         let begun = Instant::now();
         let failed = |reason: String| impossible(RELEASE, reason);
-        let pages = add_room(slice, node, others).map_err(failed)?;
-        let shares = others.iter().map(|slice| DrainShare {
-            slice: *slice,
-            pages,
-        });
-        let order = SliceCommand::DrainPages(shares.collect());
-        slice.command(node, &order).map_err(failed)?;
+        add_room(slice, &shares).map_err(failed)?;
+        let drain = SliceCommand::DrainPages(shares);
+        slice.command_drain(node, &drain).map_err(failed)?;
         let mut last = (Instant::now(), u64::MAX);
         loop {
-            let reply = slice.command(node, &SliceCommand::DrainProgress);
+            let reply = slice.command_drain(node, &SliceCommand::DrainProgress);
             let report = match reply.map_err(failed)? {
                 SliceReply::Drained(report) => report,
                 other => return Err(failed(format!("node {node} answered {other:?}"))),
             };
             show(job, report, begun.elapsed());
-            if report.is_over {
-                let bytes = report.sent_pages * PAGE_SIZE;
-                return Ok((vcpus, bytes, begun.elapsed().as_secs_f64()));
+            let has_all_sent = || report.left_pages == 0 && slice.managed_pages(node) == 0;
+            if report.is_over || until == Until::NothingManaged && has_all_sent() {
+                return Ok(MovedPages {
+                    bytes: report.sent_pages * PAGE_SIZE,
+                    seconds: begun.elapsed().as_secs_f64(),
+                });
             }
             job.check(RELEASE)?;
             if report.lacks_room {
@@ -387,12 +409,12 @@ impl Handle {
         }
     }
 
-    fn change(&self, change: Change, node: usize) -> Result<(), Refusal> {
+    pub(super) fn change(&self, change: Change, node: usize) -> Result<(), Refusal> {
         self.request(MachineRequest::ChangeMembership { change, node })
             .map(drop)
     }
 
-    fn several(&self, request: &'static str) -> Result<&Slice, Refusal> {
+    pub(super) fn several(&self, request: &'static str) -> Result<&Slice, Refusal> {
         self.slice.as_deref().ok_or_else(|| {
             let reason = "it was started on one node, and its memory cannot be shared: start it \
                           with --nodes 2 or --on HOST";
@@ -400,7 +422,7 @@ impl Handle {
         })
     }
 
-    fn check_runs(&self, request: &'static str) -> Result<(), Refusal> {
+    pub(super) fn check_runs(&self, request: &'static str) -> Result<(), Refusal> {
         match self.status()?.stage {
             Stage::Running | Stage::Paused => Ok(()),
             stage => Err(Refusal::Stage { request, stage }),
@@ -409,7 +431,7 @@ impl Handle {
 }
 
 /// What of a release can be seen without asking anybody.
-fn check_release(slice: &Slice, node: usize) -> Result<(), String> {
+pub(super) fn check_release(slice: &Slice, node: usize) -> Result<(), String> {
     slice.check_member(node)?;
     if node == PRIMARY {
         return Err("node 0 has the machine's console, its small devices and its API".into());
@@ -437,15 +459,30 @@ fn cannot_give_away(node: usize, device: &str, part: DevicePart) -> String {
     }
 }
 
-/// Gives the others room for the pages that `node` manages, in equal parts; how many. No
-/// page gets another manager meanwhile: the node is draining, and one change is under way.
-fn add_room(slice: &Slice, node: usize, others: &[usize]) -> Result<u64, String> {
-    let pages = slice.managed_pages(node).div_ceil(others.len() as u64);
-    slice.add_room(pages)?;
-    for other in others.iter().filter(|other| **other != slice.number()) {
-        slice.command(*other, &SliceCommand::AddRoom { pages })?;
+/// When a node has given enough pages away.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Until {
+    /// It has no page.
+    Nothing,
+    /// It manages no page, and what it had at first is gone: its devices may use pages all
+    /// the time.
+    NothingManaged,
+}
+
+/// Pages that went to other nodes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct MovedPages {
+    pub bytes: u64,
+    pub seconds: f64,
+}
+
+/// Gives slices room for the pages that they are about to manage.
+fn add_room(slice: &Slice, shares: &[DrainShare]) -> Result<(), String> {
+    for share in shares {
+        let pages = share.pages;
+        slice.command_drain(share.slice, &SliceCommand::AddRoom { pages })?;
     }
-    Ok(pages)
+    Ok(())
 }
 
 /// The member with the fewest vCPUs, `node` excepted.

@@ -8,7 +8,7 @@ use weft_platform::interrupts::InterruptRouter;
 use weft_wire::halves::{Receiver, Sender};
 
 use super::{AGAIN, Answer, Authority, Change, ChangeError, Introduction, Progress, SETTLE, Step};
-use crate::commands::{DrainShare, PageRun, SliceCommand, SliceReply};
+use crate::commands::{PageRun, SliceCommand, SliceReply};
 use crate::message::SliceMessage;
 use crate::message::device::{self, DeviceMessage};
 use crate::remote_devices::DevicePart;
@@ -37,7 +37,7 @@ impl Slice {
         if node >= self.numbers() {
             return Err(format!("there can be no node {node}"));
         }
-        self.peers.wait_for(node, false, self.lease);
+        self.peers.wait_until_free(node, self.lease);
         let address = device::Address::new(0, 0);
         let described = lock(&self.descriptions).clone().into_iter();
         let mut first: Vec<SliceMessage> = described
@@ -54,11 +54,13 @@ impl Slice {
     /// A slice that was about to join does not, or one has left: its link ends.
     pub fn disconnect(&self, node: usize) {
         self.peers.disconnect(node);
+        self.peers.change_is_over(node);
     }
 
-    /// Waits until a slice has a link; whether it has within `patience`.
+    /// Waits for the link of a slice that joins; whether it came within `patience`, and has
+    /// not ended since.
     pub fn is_linked(&self, node: usize, patience: std::time::Duration) -> bool {
-        self.peers.wait_for(node, true, patience)
+        self.peers.wait_for_joining(node, patience)
     }
 
     /// All members, this one among them.
@@ -240,14 +242,17 @@ impl Slice {
         let said = |error: weft_coherent_memory::MembershipError| error.to_string();
         match step {
             Step::Hold => memory.hold().map_err(said)?,
-            Step::Resume => memory.resume(),
+            Step::Resume => {
+                self.peers.change_is_over(node);
+                memory.resume();
+            }
             Step::Settle => {
                 if let Some(page) = memory.unsettled() {
                     return Ok(Answer::NotYet(format!("page {page:#x} is in transition")));
                 }
             }
             Step::Introduce => {
-                if !self.peers.wait_for(node, true, patience) {
+                if !self.peers.wait_for_joining(node, patience) {
                     return Err(format!("it has no link to node {node}"));
                 }
                 self.introduce(node);
@@ -276,7 +281,7 @@ impl Slice {
             }
             Step::Part => self.peers.part(node),
             Step::Absent => {
-                if !self.peers.wait_for(node, false, patience) {
+                if !self.peers.wait_until_free(node, patience) {
                     return Err(format!("the link to node {node} did not end"));
                 }
                 memory.set_member(id, Standing::Absent).map_err(said)?;
@@ -367,33 +372,47 @@ impl Slice {
         self.memory.managed_pages(NodeId(node as u8))
     }
 
-    /// On the slice that leaves: its pages go to these slices.
-    pub fn drain_to(&self, shares: &[DrainShare]) {
-        self.membership.drain_to(shares.to_vec());
-    }
-
-    /// See [`Slice::drain_to`].
-    pub fn drain_report(&self) -> crate::commands::DrainReport {
-        self.membership.drain_report()
-    }
-
-    /// Pages stay where they are from now on.
-    pub fn stop_drain(&self) {
-        self.membership.stop_drain();
-    }
-
-    /// Has room for `pages` more from now on, where its room has a bound.
+    /// Gives a member, which may be this slice, a command about its drain or its room.
     ///
     /// # Errors
-    /// The slice is on a host that lends, and has not lent so much.
-    pub fn add_room(&self, pages: u64) -> Result<(), String> {
-        self.change_room(|own| own + pages)
+    /// Why it was not carried out.
+    pub fn command_drain(
+        &self,
+        member: usize,
+        command: &SliceCommand,
+    ) -> Result<SliceReply, String> {
+        match member == self.number {
+            false => self.command(member, command),
+            true => match self.carry_out_drain(command) {
+                SliceReply::Refused(reason) => Err(reason),
+                reply => Ok(reply),
+            },
+        }
+    }
+
+    /// On the slice that it is meant for: carries out a command about its drain or its room.
+    pub fn carry_out_drain(&self, command: &SliceCommand) -> SliceReply {
+        match command {
+            SliceCommand::DrainPages(shares) => self.membership.drain_to(shares.clone()),
+            SliceCommand::StopDrain => self.membership.stop_drain(),
+            SliceCommand::DrainProgress => {
+                return SliceReply::Drained(self.membership.drain_report());
+            }
+            SliceCommand::AddRoom { pages } => {
+                if let Err(reason) = self.change_room(|own| own + pages) {
+                    return SliceReply::Refused(reason);
+                }
+            }
+            SliceCommand::FitRoom => self.fit_room(),
+            other => return SliceReply::Refused(format!("{other:?} is not about a drain")),
+        }
+        SliceReply::Done
     }
 
     /// Has room for the pages that it manages, and to spare as at its start.
-    pub fn fit_room(&self) {
+    fn fit_room(&self) {
         let managed = self.managed_pages(self.number);
-        // Where it is lent too little for them, `add_room` was refused before they came.
+        // Where it is lent too little for them, `AddRoom` was refused before they came.
         let _ = self.change_room(|_| managed);
     }
 

@@ -2,16 +2,19 @@
 //! are those of [`super::moves`], which notice an interrupt or a tick that is lost or comes
 //! twice.
 
+use std::collections::BTreeSet;
 use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
 
 use weft_aggregate::devices::{DataPath, Disk};
 use weft_platform::clock::Reference;
+use weft_vcpu::PAGE_SIZE;
 use weft_wire::halves::{self, HalvesConfig, Receiver, Sender};
 
 use super::moves::{LEASE, Slices, slice_of};
 use super::*;
 use crate::membership::{Activity, Job, NewNode, NodeProcesses};
+use crate::migration::{Destination, Migration};
 
 const NODE: NewNode = NewNode {
     host: None,
@@ -44,6 +47,8 @@ struct Here<'a> {
     cpus: &'a [u32],
     slices: &'a Slices,
     joined: Mutex<Vec<(usize, Machine)>>,
+    /// Numbers of slices of the start that left.
+    gone: Mutex<BTreeSet<usize>>,
     fate: Mutex<Fate>,
 }
 
@@ -53,12 +58,15 @@ impl<'a> Here<'a> {
             cpus,
             slices,
             joined: Mutex::default(),
+            gone: Mutex::default(),
             fate: Mutex::new(Fate::Lives),
         }
     }
 
     fn handles(&self) -> Vec<(usize, Handle)> {
+        let gone = self.gone.lock().unwrap().clone();
         let first = self.slices.machines.iter().map(Machine::handle).enumerate();
+        let first = first.filter(|(number, _)| !gone.contains(number));
         let joined = self.joined.lock().unwrap();
         let later = joined
             .iter()
@@ -110,6 +118,7 @@ impl NodeProcesses for Here<'_> {
     }
 
     fn end(&self, number: usize) {
+        self.gone.lock().unwrap().insert(number);
         let mut joined = self.joined.lock().unwrap();
         joined.retain(|(other, _)| *other != number);
     }
@@ -323,4 +332,155 @@ fn pages_of_a_node_that_leaves_are_divided() {
     assert_eq!(managed(1), 0);
     assert_eq!(managed(0) + managed(2), own + leaving);
     assert!(managed(2).abs_diff(leaving / 2) <= 1);
+}
+
+fn to_host() -> Destination {
+    Destination::Host {
+        name: "alpha".into(),
+        memory_bytes: None,
+    }
+}
+
+fn migration(to: &[Destination], spread: bool) -> Migration {
+    Migration {
+        to: to.to_vec(),
+        spread,
+    }
+}
+
+/// All goes to a node that joins, and back; node 0 stays for its devices.
+#[test]
+fn a_machine_migrates_to_and_fro() {
+    let cpus = [1, 1];
+    let slices = Slices::with_devices(&cpus, None);
+    let here = Here::new(&cpus, &slices);
+    let handle = slices.machines[0].handle();
+    let slice = handle.slice.clone().unwrap();
+    let all = slice.placement().memory_bytes() / PAGE_SIZE;
+    let holds_all = |node: usize| {
+        assert_eq!(slices.locations(), [node, node]);
+        assert_eq!(slice.platform().holder(), node);
+        assert_eq!(slice.timekeeper_number(), node);
+        assert_eq!(slice.managed_pages(node), all);
+    };
+    let mut presses = 0;
+    let mut is_used = || {
+        presses += 1;
+        slices.press(presses);
+        slices.check();
+        slices.check_console();
+    };
+    for round in 0..10 {
+        let job = Job::default();
+        let away = migration(&[to_host()], round % 2 == 1);
+        let away = handle.migrate(&here, &away, &job).unwrap();
+        let node = away.nodes[0];
+        holds_all(node);
+        assert_eq!(away.vcpus, 2);
+        assert!(away.pause_ns > 0);
+        assert_eq!(away.stays.len(), 1);
+        assert!(away.stays[0].node == 0 && away.stays[0].reason.contains("console"));
+        // Node 1 leaves the first time, and does not come again.
+        assert_eq!(away.left.is_empty(), round > 0);
+        is_used();
+        let back = migration(&[Destination::Node(0)], false);
+        let back = handle.migrate(&here, &back, &Job::default()).unwrap();
+        holds_all(0);
+        assert_eq!((back.left, back.stays), (vec![node], vec![]));
+        is_used();
+    }
+}
+
+/// Pages fill one destination after the other, and vCPUs are divided if that is asked for.
+#[test]
+fn a_machine_is_split_over_several_nodes() {
+    let cpus = [1, 1];
+    let slices = Slices::new(&cpus);
+    let here = Here::new(&cpus, &slices);
+    let handle = slices.machines[0].handle();
+    let slice = handle.slice.clone().unwrap();
+    let managed = |node| slice.managed_pages(node) * PAGE_SIZE;
+    let all = slice.placement().memory_bytes();
+    let spare = slice.placement().spare_bytes_min();
+    let first = Destination::Host {
+        name: "alpha".into(),
+        memory_bytes: Some(all / 4 + spare),
+    };
+    let split = migration(&[first, to_host()], true);
+    let done = handle.migrate(&here, &split, &Job::default());
+    if all / 4 + spare < all {
+        let refused = done.unwrap_err().to_string();
+        assert!(refused.contains("have room for"), "{refused}");
+        let whole = Destination::Host {
+            name: "beta".into(),
+            memory_bytes: Some(all),
+        };
+        let split = migration(&[split.to[0].clone(), whole], true);
+        let done = handle.migrate(&here, &split, &Job::default()).unwrap();
+        assert_eq!(managed(done.nodes[0]), all / 4);
+        assert_eq!(managed(done.nodes[1]), all - all / 4);
+        assert_eq!(slices.locations(), done.nodes[..]);
+    }
+    slices.check();
+    let merged = migration(&[Destination::Node(0)], false);
+    handle.migrate(&here, &merged, &Job::default()).unwrap();
+    assert_eq!(managed(0), all);
+    slices.check();
+}
+
+#[test]
+fn a_migration_that_fails_or_is_cancelled_changes_nothing() {
+    let cpus = [1, 1];
+    let slices = Slices::with_devices(&cpus, None);
+    let here = Here::new(&cpus, &slices);
+    let handle = slices.machines[0].handle();
+    let slice = handle.slice.clone().unwrap();
+    let is_as_before = || {
+        assert_eq!(slices.locations(), [0, 1]);
+        assert_eq!(
+            (slice.platform().holder(), slice.timekeeper_number()),
+            (0, 0)
+        );
+        assert_eq!(slice.members().into_iter().collect::<Vec<_>>(), [0, 1]);
+        slices.check();
+        slices.check_console();
+    };
+    let node = Destination::Node;
+    for (to, words) in [
+        (vec![], "no destination"),
+        (vec![node(7)], "node 7 does not exist"),
+        (vec![node(0), node(0)], "given twice"),
+    ] {
+        let refused = handle.migrate(&here, &migration(&to, false), &Job::default());
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains(words), "{refused}");
+        is_as_before();
+    }
+    *here.fate.lock().unwrap() = Fate::Refused;
+    let refused = handle.migrate(&here, &migration(&[to_host()], false), &Job::default());
+    assert!(refused.unwrap_err().to_string().contains("no room"));
+    is_as_before();
+    *here.fate.lock().unwrap() = Fate::Lives;
+    let mut cancelled = 0;
+    for round in 0..12_u64 {
+        let job = Job::default();
+        let done = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_micros(round * 700));
+                job.cancel();
+            });
+            handle.migrate(&here, &migration(&[to_host()], false), &job)
+        });
+        match done {
+            Err(refused) => {
+                assert!(refused.to_string().contains("cancelled"), "{refused}");
+                is_as_before();
+                cancelled += 1;
+            }
+            // It came too late, and node 1 has left.
+            Ok(_) => break,
+        }
+    }
+    assert!(cancelled > 0);
+    slices.check();
 }

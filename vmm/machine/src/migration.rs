@@ -1,0 +1,404 @@
+//! A running machine goes to other nodes as a whole: a sequence of the primitives of
+//! [`super::membership`] and of moves. `docs/membership.md` says why in this order.
+//!
+//! ```text
+//! join the destinations ─▶ roles, vCPUs ─▶ pages, node by node ─▶ the sources leave
+//!    └───────── failed or cancelled: all go back ◀──┘
+//! ```
+//!
+//! Invariants:
+//!
+//! - Until all pages have moved, a migration that fails or is cancelled puts vCPUs and roles
+//!   back, and gives back the nodes that joined for it.
+//! - A source that cannot leave stays a member, without vCPUs and memory, and the report says
+//!   why.
+
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use weft_aggregate::Slice;
+use weft_aggregate::commands::DrainShare;
+use weft_aggregate::membership::Change;
+use weft_vcpu::PAGE_SIZE;
+
+use super::handle::Handle;
+use super::lifecycle::{MIGRATE, Refusal};
+use super::membership::{Activity, Job, NewNode, NodeProcesses, Until, check_release, impossible};
+
+/// Where a machine goes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Migration {
+    /// Filled with pages in this order.
+    pub to: Vec<Destination>,
+    /// vCPUs are divided evenly among all of them, instead of going to the first.
+    #[serde(default)]
+    pub spread: bool,
+}
+
+/// One of the nodes that a machine goes to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Destination {
+    /// A node that joins for it, on another host.
+    Host {
+        name: String,
+        /// Guest memory that it may fill, in bytes; `None`: its part of all.
+        #[serde(default)]
+        memory_bytes: Option<u64>,
+    },
+    /// A node of the machine.
+    Node(usize),
+}
+
+/// A machine that went elsewhere.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Migrated {
+    /// The nodes that it went to, in the order of the request.
+    pub nodes: Vec<usize>,
+    /// The nodes that left.
+    pub left: Vec<usize>,
+    /// The nodes that stay without vCPUs and memory.
+    pub stays: Vec<Stay>,
+    /// vCPUs that moved.
+    pub vcpus: usize,
+    /// Bytes of pages that were pushed; those that vCPUs fetched come on top.
+    pub bytes: u64,
+    /// The longest that one vCPU stood to be moved, or all for the platform, in nanoseconds.
+    pub pause_ns: u64,
+    /// From the request to the last step.
+    pub total_s: f64,
+    /// Of it, until the destinations were members.
+    pub join_s: f64,
+    /// Of it, the time in which roles and vCPUs moved.
+    pub vcpus_s: f64,
+    /// Of it, the time in which pages moved.
+    pub pages_s: f64,
+}
+
+/// A node that a migration left behind.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stay {
+    pub node: usize,
+    /// Why it could not leave.
+    pub reason: String,
+}
+
+/// Where everything was before.
+struct Places {
+    vcpus: Vec<usize>,
+    platform: usize,
+    timekeeper: usize,
+}
+
+/// A migration that is under way.
+struct Course<'a> {
+    handle: &'a Handle,
+    slice: &'a Slice,
+    processes: &'a dyn NodeProcesses,
+    job: &'a Job,
+    before: Places,
+    /// Nodes that joined for it.
+    joined: Vec<usize>,
+    report: Migrated,
+}
+
+impl Handle {
+    /// Moves the machine to other nodes: its roles, vCPUs and pages. The sources leave, as far
+    /// as they can.
+    ///
+    /// # Errors
+    /// Why it cannot be; the machine runs on where it was, unless a node was lost.
+    pub fn migrate(
+        &self,
+        processes: &dyn NodeProcesses,
+        wanted: &Migration,
+        job: &Job,
+    ) -> Result<Migrated, Refusal> {
+        let begun = Instant::now();
+        let slice = self.several(MIGRATE)?;
+        self.check_runs(MIGRATE)?;
+        let rooms = rooms(slice, &wanted.to).map_err(|reason| impossible(MIGRATE, reason))?;
+        let mut course = Course {
+            handle: self,
+            slice,
+            processes,
+            job,
+            before: self.places(slice),
+            joined: Vec::new(),
+            report: Migrated {
+                nodes: Vec::new(),
+                left: Vec::new(),
+                stays: Vec::new(),
+                vcpus: 0,
+                bytes: 0,
+                pause_ns: 0,
+                total_s: 0.0,
+                join_s: 0.0,
+                vcpus_s: 0.0,
+                pages_s: 0.0,
+            },
+        };
+        if let Err(refusal) = course.go(wanted, rooms) {
+            return Err(course.go_back(refusal.of(MIGRATE)));
+        }
+        course.leave();
+        let mut report = course.report;
+        report.total_s = begun.elapsed().as_secs_f64();
+        Ok(report)
+    }
+
+    fn places(&self, slice: &Slice) -> Places {
+        let locations = slice.locations().all().into_iter();
+        Places {
+            vcpus: locations.map(|location| location.slice).collect(),
+            platform: slice.platform().holder(),
+            timekeeper: slice.timekeeper_number(),
+        }
+    }
+}
+
+impl Course<'_> {
+    /// What can be undone.
+    fn go(&mut self, wanted: &Migration, rooms: Vec<Room>) -> Result<(), Refusal> {
+        let begun = Instant::now();
+        for (destination, room) in wanted.to.iter().zip(&rooms) {
+            self.job.check(MIGRATE)?;
+            let number = match destination {
+                Destination::Node(number) => *number,
+                Destination::Host { name, .. } => self.join(name, room.memory_bytes)?,
+            };
+            self.report.nodes.push(number);
+        }
+        self.report.join_s = begun.elapsed().as_secs_f64();
+        self.move_roles_and_vcpus(wanted.spread)?;
+        self.move_pages(rooms)
+    }
+
+    fn join(&mut self, host: &str, memory_bytes: u64) -> Result<usize, Refusal> {
+        self.job.enter(Activity::Starting);
+        let node = NewNode {
+            host: Some(host.to_owned()),
+            memory_bytes,
+        };
+        let grown = self.handle.grow(self.processes, &node, self.job)?;
+        self.joined.push(grown.node);
+        Ok(grown.node)
+    }
+
+    fn move_roles_and_vcpus(&mut self, spread: bool) -> Result<(), Refusal> {
+        let begun = Instant::now();
+        self.job.enter(Activity::MovingVcpus);
+        let nodes = self.report.nodes.clone();
+        let first = nodes[0];
+        // The pause for the platform is shortest while all pages are where they are used.
+        if self.before.platform != first {
+            let moved = self.handle.move_platform(first)?;
+            self.report.pause_ns = self.report.pause_ns.max(moved.stopped_ns);
+        }
+        if self.before.timekeeper != first {
+            self.handle.move_time(first)?;
+        }
+        let sources = self.sources();
+        let all = self.before.vcpus.len();
+        for vcpu in 0..all {
+            self.job.check(MIGRATE)?;
+            let to = match spread {
+                true => nodes[vcpu * nodes.len() / all],
+                false => first,
+            };
+            let at = self.slice.locations().all()[vcpu].slice;
+            // Without an even division, those that are on a destination stay there.
+            if at == to || !spread && !sources.contains(&at) {
+                continue;
+            }
+            self.job.show(|view| view.vcpus_left = all - vcpu);
+            let moved = self.handle.move_vcpu(vcpu as u32, to)?;
+            self.report.pause_ns = self.report.pause_ns.max(moved.stopped_ns);
+            self.report.vcpus += 1;
+        }
+        self.job.show(|view| view.vcpus_left = 0);
+        self.report.vcpus_s = begun.elapsed().as_secs_f64();
+        Ok(())
+    }
+
+    /// Empties the sources, one after the other; they stay members.
+    fn move_pages(&mut self, mut rooms: Vec<Room>) -> Result<(), Refusal> {
+        let begun = Instant::now();
+        for source in self.sources() {
+            self.job.show(|view| view.from = Some(source));
+            let (handle, slice) = (self.handle, self.slice);
+            handle.change(Change::Drain, source)?;
+            let pages = slice.managed_pages(source);
+            let shares = shares(&self.report.nodes, &mut rooms, pages);
+            let moved = shares
+                .ok_or_else(|| impossible(MIGRATE, "the destinations have no room left".into()))
+                .and_then(|shares| {
+                    handle.move_pages(slice, source, shares, Until::NothingManaged, self.job)
+                });
+            handle.keep(slice, source);
+            self.report.bytes += moved?.bytes;
+        }
+        self.report.pages_s = begun.elapsed().as_secs_f64();
+        Ok(())
+    }
+
+    /// The members that are no destinations.
+    fn sources(&self) -> Vec<usize> {
+        let members = self.slice.members().into_iter();
+        members
+            .filter(|node| !self.report.nodes.contains(node))
+            .collect()
+    }
+
+    /// The sources leave. From here on nothing is undone.
+    fn leave(&mut self) {
+        for node in self.sources() {
+            let released = match check_release(self.slice, node) {
+                Ok(()) => {
+                    let done = self.handle.release(self.processes, node, &Job::default());
+                    done.map_err(|refusal| refusal.to_string())
+                }
+                Err(reason) => Err(reason),
+            };
+            match released {
+                Ok(released) => {
+                    self.report.bytes += released.bytes;
+                    self.report.left.push(node);
+                }
+                Err(reason) => self.report.stays.push(Stay { node, reason }),
+            }
+        }
+    }
+
+    /// Puts everything back. Why the migration failed, and what is not as before.
+    fn go_back(&self, refusal: Refusal) -> Refusal {
+        let undone = self.try_back();
+        match (refusal, undone) {
+            (refusal, Ok(())) => refusal,
+            (Refusal::Impossible { request, reason }, Err(why)) => Refusal::Impossible {
+                request,
+                reason: format!("{reason}; not all is where it was: {why}"),
+            },
+            // What it failed of ended the machine.
+            (refusal, Err(_)) => refusal,
+        }
+    }
+
+    fn try_back(&self) -> Result<(), Refusal> {
+        for (vcpu, before) in self.before.vcpus.iter().enumerate() {
+            if self.slice.locations().all()[vcpu].slice != *before {
+                self.handle.move_vcpu(vcpu as u32, *before)?;
+            }
+        }
+        if self.slice.timekeeper_number() != self.before.timekeeper {
+            self.handle.move_time(self.before.timekeeper)?;
+        }
+        if self.slice.platform().holder() != self.before.platform {
+            self.handle.move_platform(self.before.platform)?;
+        }
+        for node in self.joined.iter().rev() {
+            self.handle
+                .release(self.processes, *node, &Job::default())?;
+        }
+        Ok(())
+    }
+}
+
+/// How much of the machine a destination takes.
+struct Room {
+    /// Guest memory that a node which joins may fill.
+    memory_bytes: u64,
+    /// Pages that may be handed to it.
+    pages: u64,
+}
+
+/// What each destination takes, if all of them take the whole machine.
+fn rooms(slice: &Slice, to: &[Destination]) -> Result<Vec<Room>, String> {
+    if to.is_empty() {
+        return Err("no destination was given".into());
+    }
+    let all = slice.placement().memory_bytes();
+    let spare = slice.placement().spare_bytes_min();
+    let part = all.div_ceil(to.len() as u64).next_multiple_of(PAGE_SIZE);
+    let mut known = Vec::new();
+    let mut rooms = Vec::new();
+    for destination in to {
+        let (memory_bytes, is_whole) = match destination {
+            Destination::Node(node) => {
+                slice.check_member(*node)?;
+                if known.contains(node) {
+                    return Err(format!("node {node} was given twice"));
+                }
+                known.push(*node);
+                (all, true)
+            }
+            Destination::Host { memory_bytes, .. } => {
+                let bytes = memory_bytes.unwrap_or_else(|| all.min(part + spare));
+                (bytes, bytes >= all)
+            }
+        };
+        let pages = match is_whole {
+            true => all,
+            false => memory_bytes.saturating_sub(spare),
+        } / PAGE_SIZE;
+        rooms.push(Room {
+            memory_bytes,
+            pages,
+        });
+    }
+    let room: u64 = rooms.iter().map(|room| room.pages * PAGE_SIZE).sum();
+    match room < all {
+        true => Err(format!(
+            "the destinations have room for {} MiB of the machine's {} MiB; each of them needs \
+             {} MiB besides for pages of others",
+            room >> 20,
+            all >> 20,
+            spare >> 20
+        )),
+        false => Ok(rooms),
+    }
+}
+
+/// Takes room for `pages` from the destinations, in their order; `None`: they have too little.
+fn shares(nodes: &[usize], rooms: &mut [Room], pages: u64) -> Option<Vec<DrainShare>> {
+    let mut left = pages;
+    let mut shares = Vec::new();
+    for (slice, room) in nodes.iter().zip(rooms) {
+        let pages = left.min(room.pages);
+        room.pages -= pages;
+        left -= pages;
+        shares.push(DrainShare {
+            slice: *slice,
+            pages,
+        });
+    }
+    (left == 0).then_some(shares)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn destinations_are_filled_in_their_order() {
+        let room = |pages| Room {
+            memory_bytes: 0,
+            pages,
+        };
+        let mut rooms = [room(10), room(5)];
+        let given = |shares: Option<Vec<DrainShare>>| {
+            let pairs = shares?.into_iter().map(|share| (share.slice, share.pages));
+            Some(pairs.collect::<Vec<_>>())
+        };
+        assert_eq!(
+            given(shares(&[3, 1], &mut rooms, 7)),
+            Some(vec![(3, 7), (1, 0)])
+        );
+        assert_eq!(
+            given(shares(&[3, 1], &mut rooms, 5)),
+            Some(vec![(3, 3), (1, 2)])
+        );
+        assert_eq!(given(shares(&[3, 1], &mut rooms, 4)), None);
+    }
+}
