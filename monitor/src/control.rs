@@ -11,6 +11,7 @@ use weft_api::{
 use weft_console::terminal::Size;
 use weft_console::{Keys, Output, Port};
 use weft_machine::membership::NewNode;
+use weft_machine::migration::Migration;
 use weft_machine::{
     Configuration, Handle, MachineRequest, NewCheckpoint, PlatformMoveReport, Refusal,
     SavedMachine, Stage, Status, TimeMoveReport, VcpuMoveReport, VcpuStage,
@@ -257,6 +258,10 @@ impl Control for Controlled {
 
     fn release(&self, node: usize) -> Result<ChangeView, Failure> {
         self.changes.begin(Wanted::Release(node))
+    }
+
+    fn migrate(&self, migration: Migration) -> Result<ChangeView, Failure> {
+        self.changes.begin(Wanted::Migrate(migration))
     }
 
     fn change(&self) -> Result<ChangeView, Failure> {

@@ -13,6 +13,7 @@ use weft_aggregate::Slice;
 use weft_api::{ChangeView, Failure};
 use weft_confine::{ThreadKind, lock};
 use weft_machine::membership::{Job, NewNode, NodeProcesses};
+use weft_machine::migration::Migration;
 use weft_machine::{Handle, Machine};
 use weft_node::monitor_protocol::{Control, LauncherMessage, MonitorMessage, SliceBoot};
 
@@ -173,6 +174,7 @@ impl NodeProcesses for Launcher {
 pub enum Wanted {
     Grow(NewNode),
     Release(usize),
+    Migrate(Migration),
 }
 
 /// A change that is under way, or the last one.
@@ -210,13 +212,13 @@ impl Changes {
         let mut current = lock(&self.current);
         if current.as_ref().is_some_and(|last| !last.view.is_over()) {
             return Err(Failure::Conflict(
-                "another node joins or leaves: wait for it, or cancel it".into(),
+                "a node joins or leaves, or the machine migrates: wait for it, or cancel it".into(),
             ));
         }
         let job = Arc::new(Job::default());
         let view = ChangeView {
             node: match &wanted {
-                Wanted::Grow(_) => None,
+                Wanted::Grow(_) | Wanted::Migrate(_) => None,
                 Wanted::Release(node) => Some(*node),
             },
             ..ChangeView::default()
@@ -234,7 +236,9 @@ impl Changes {
     pub fn view(&self) -> Result<ChangeView, Failure> {
         let current = lock(&self.current);
         let last = current.as_ref();
-        let last = last.ok_or_else(|| Failure::Conflict("no node has joined or left".into()))?;
+        let last = last.ok_or_else(|| {
+            Failure::Conflict("no node has joined or left, and the machine has not migrated".into())
+        })?;
         Ok(ChangeView {
             progress: last.job.view(),
             ..last.view.clone()
@@ -245,7 +249,11 @@ impl Changes {
     pub fn cancel(&self) -> Result<ChangeView, Failure> {
         match &*lock(&self.current) {
             Some(last) if !last.view.is_over() => last.job.cancel(),
-            _ => return Err(Failure::Conflict("no node joins or leaves".into())),
+            _ => {
+                return Err(Failure::Conflict(
+                    "no node joins or leaves, and the machine does not migrate".into(),
+                ));
+            }
         }
         self.view()
     }
@@ -258,19 +266,24 @@ fn carry_out(
     current: &Mutex<Option<Current>>,
 ) {
     while let Ok((wanted, job)) = ordered.recv() {
-        let (mut grown, mut released) = (None, None);
+        let mut over = ChangeView::default();
         let done = match wanted {
             Wanted::Grow(node) => handle
                 .grow(launcher, &node, &job)
-                .map(|done| grown = Some(done)),
+                .map(|done| over.grown = Some(done)),
             Wanted::Release(node) => handle
                 .release(launcher, node, &job)
-                .map(|done| released = Some(done)),
+                .map(|done| over.released = Some(done)),
+            Wanted::Migrate(migration) => handle
+                .migrate(launcher, &migration, &job)
+                .map(|done| over.migrated = Some(done)),
         };
         if let Some(current) = &mut *lock(current) {
-            current.view.grown = grown;
-            current.view.released = released;
-            current.view.failed = done.err().map(|refusal| refusal.to_string());
+            current.view = ChangeView {
+                node: current.view.node,
+                failed: done.err().map(|refusal| refusal.to_string()),
+                ..over
+            };
         }
     }
 }

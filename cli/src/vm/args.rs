@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::builder::ArgPredicate;
 use clap::{Args, Subcommand, ValueEnum};
 use weft_boot::Protocol;
+use weft_machine::migration::Destination;
 use weft_machine::{BackEndChoice, Follow};
 use weft_monitor::settings::Confine;
 use weft_node::options::Transport;
@@ -13,7 +14,8 @@ use weft_node::size::parse_size;
 use weft_vcpu::CpuModel;
 
 use super::suboptions::{
-    ConsoleArg, DiskArg, ListArg, NetArg, parse_cpus, parse_follow, parse_lender, parse_memory,
+    ConsoleArg, DiskArg, ListArg, NetArg, parse_cpus, parse_destination, parse_follow,
+    parse_lender, parse_memory,
 };
 use crate::values::{StatsArg, parse_seconds};
 
@@ -140,6 +142,49 @@ pub enum VmCommand {
         /// The node's number, as `weft vm top` shows it
         #[arg(value_name = "NODE")]
         node: usize,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Move a running machine to other hosts, as a whole
+    ///
+    /// A node joins on each host, the platform, the timekeeper and the vCPUs go there, and
+    /// the pages behind them. Nodes that the machine leaves are given back. Node 0, and nodes
+    /// with disks or networks, stay for their devices, without vCPUs and memory. Ctrl-C puts
+    /// everything back, until all pages have moved.
+    Migrate {
+        /// The machine's name or pid, as `weft vm list` shows them
+        #[arg(value_name = "NAME|PID")]
+        machine: String,
+        /// Where to, separated by commas and filled with pages in this order: a host, with the
+        /// most guest memory that the machine may fill there [default: its part of all], or the
+        /// number of a node that the machine has
+        #[arg(value_name = "HOST[=SIZE]|NODE", required = true, value_delimiter = ',', value_parser = parse_destination)]
+        to: Vec<Destination>,
+        /// Divide the vCPUs evenly among all of them, instead of moving them to the first
+        #[arg(long)]
+        spread: bool,
+        /// Put everything back if the pages have not moved by then, 0.1 to 3600
+        #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+        timeout: Option<Duration>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Bring all vCPUs and pages of a machine to one of its nodes, and give the others back
+    ///
+    /// Nodes with disks or networks, and node 0, stay for their devices. Ctrl-C puts everything
+    /// back, until all pages have moved.
+    Consolidate {
+        /// The machine's name or pid, as `weft vm list` shows them
+        #[arg(value_name = "NAME|PID")]
+        machine: String,
+        /// The node's number, as `weft vm top` shows it
+        #[arg(value_name = "NODE", default_value_t = 0)]
+        node: usize,
+        /// Put everything back if the pages have not moved by then, 0.1 to 3600
+        #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+        timeout: Option<Duration>,
         /// Print JSON
         #[arg(long)]
         json: bool,

@@ -1,13 +1,15 @@
-//! `weft vm grow` and `weft vm release`: ask for a change of nodes, show how far it is, and
-//! have it undone when the user wants the command to end.
+//! `weft vm grow`, `release`, `migrate` and `consolidate`: ask for a change of nodes, show how
+//! far it is, and have it undone when the user wants the command to end.
 
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use weft_api::ChangeView;
 use weft_api::client::{Client, ClientError};
 use weft_machine::membership::{Activity, NewNode};
+use weft_machine::migration::Migration;
 use weft_node::launch::SignalEvent;
 use weft_node::launch::machine::take_signals;
 use weft_node::size::format_bytes;
@@ -40,24 +42,36 @@ pub fn new_node(on: Option<(String, Option<u64>)>, memory: Option<u64>) -> anyho
 
 /// `weft vm grow`.
 pub fn grow(machine: &str, node: NewNode, json: bool) -> anyhow::Result<ExitCode> {
-    change(machine, json, |client| client.grow(&node))
+    change(machine, None, json, |client| client.grow(&node))
 }
 
 /// `weft vm release`.
 pub fn release(machine: &str, node: usize, json: bool) -> anyhow::Result<ExitCode> {
-    change(machine, json, |client| client.release(node))
+    change(machine, None, json, |client| client.release(node))
+}
+
+/// `weft vm migrate` and `weft vm consolidate`.
+pub fn migrate(
+    machine: &str,
+    migration: &Migration,
+    timeout: Option<Duration>,
+    json: bool,
+) -> anyhow::Result<ExitCode> {
+    change(machine, timeout, json, |client| client.migrate(migration))
 }
 
 fn change(
     machine: &str,
+    timeout: Option<Duration>,
     json: bool,
     begin: impl FnOnce(&Client) -> Result<ChangeView, ClientError>,
 ) -> anyhow::Result<ExitCode> {
     let client = find(machine)?;
     let named = || format!("vm {machine}");
     let signals = take_signals()?;
+    let begun = Instant::now();
     let mut view = begin(&client).with_context(named)?;
-    let mut rounds = 0;
+    let (mut rounds, mut is_late) = (0, false);
     while !view.is_over() {
         let mut ready = [PollFd::new(signals.descriptor(), PollFlags::POLLIN)];
         match poll(&mut ready, PollTimeout::from(INTERVAL_MS)) {
@@ -71,6 +85,10 @@ fn change(
                 let _ = client.cancel();
             }
         }
+        if !is_late && timeout.is_some_and(|timeout| begun.elapsed() > timeout) {
+            is_late = true;
+            let _ = client.cancel();
+        }
         view = client.change().with_context(named)?;
         rounds += 1;
         if rounds % ROUNDS == 0 && !view.is_over() {
@@ -78,16 +96,26 @@ fn change(
         }
     }
     if let Some(reason) = &view.failed {
-        bail!("vm {machine}: {reason}");
+        let late = match timeout.filter(|_| is_late) {
+            Some(timeout) => format!("not over within {} s: ", timeout.as_secs_f64()),
+            None => String::new(),
+        };
+        bail!("vm {machine}: {late}{reason}");
     }
-    if json {
-        println!("{}", serde_json::to_string_pretty(&view)?);
-        return Ok(ExitCode::SUCCESS);
+    match json {
+        true => println!("{}", serde_json::to_string_pretty(&view)?),
+        false => eprint!("{}", outcome(machine, &view)),
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What came of it, in lines for the user.
+fn outcome(machine: &str, view: &ChangeView) -> String {
+    let mut text = String::new();
     if let Some(grown) = &view.grown {
-        eprintln!(
+        text += &format!(
             "weft: vm {machine} has node {} now, which may fill {} ({:.1} ms, of which it joined \
-             in {:.1} ms): `weft vm move {machine} --vcpu N --to {}` brings vCPUs there",
+             in {:.1} ms): `weft vm move {machine} --vcpu N --to {}` brings vCPUs there\n",
             grown.node,
             format_bytes(grown.memory_bytes),
             grown.total_s * 1e3,
@@ -96,16 +124,45 @@ fn change(
         );
     }
     if let Some(released) = &view.released {
-        eprintln!(
+        text += &format!(
             "weft: vm {machine} gave node {} back: {} vCPUs and {} of pages went elsewhere in \
-             {:.1} ms",
+             {:.1} ms\n",
             released.node,
             released.vcpus,
             format_bytes(released.bytes),
             released.total_s * 1e3,
         );
     }
-    Ok(ExitCode::SUCCESS)
+    if let Some(migrated) = &view.migrated {
+        text += &format!(
+            "weft: vm {machine} is on {} now: {} vCPUs and {} of pages moved in {:.1} ms, and no \
+             vCPU stood for more than {:.2} ms\n",
+            nodes(&migrated.nodes),
+            migrated.vcpus,
+            format_bytes(migrated.bytes),
+            migrated.total_s * 1e3,
+            migrated.pause_ns as f64 / 1e6,
+        );
+        if !migrated.left.is_empty() {
+            text += &format!("weft: vm {machine} gave {} back\n", nodes(&migrated.left));
+        }
+        for stay in &migrated.stays {
+            text += &format!(
+                "weft: vm {machine} keeps node {} without vCPUs and memory: {}\n",
+                stay.node, stay.reason
+            );
+        }
+    }
+    text
+}
+
+fn nodes(numbers: &[usize]) -> String {
+    let word = match numbers.len() {
+        1 => "node",
+        _ => "nodes",
+    };
+    let numbers: Vec<String> = numbers.iter().map(usize::to_string).collect();
+    format!("{word} {}", numbers.join(", "))
 }
 
 fn progress(view: &ChangeView) -> String {
@@ -116,9 +173,13 @@ fn progress(view: &ChangeView) -> String {
         Activity::MovingVcpus => format!("{} vCPUs left", progress.vcpus_left),
         Activity::MovingPages => {
             let left = format_bytes(progress.bytes_left);
+            let node = match progress.from {
+                Some(node) => format!(" on node {node}"),
+                None => String::new(),
+            };
             match progress.seconds_left {
-                None => format!("{left} of pages left"),
-                Some(seconds) => format!("{left} of pages left, {}", format_seconds(seconds)),
+                None => format!("{left} of pages left{node}"),
+                Some(seconds) => format!("{left} of pages left{node}, {}", format_seconds(seconds)),
             }
         }
         Activity::Leaving => "the other nodes check that nothing is left".into(),
@@ -145,6 +206,7 @@ mod tests {
         let view = |activity, seconds_left| ChangeView {
             progress: JobView {
                 activity,
+                from: Some(1),
                 vcpus_left: 2,
                 bytes_left: 8 << 20,
                 bytes_sent: 0,

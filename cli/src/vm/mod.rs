@@ -37,6 +37,8 @@ mod updated;
 use std::process::ExitCode;
 use std::time::Instant;
 
+use weft_machine::migration::{Destination, Migration};
+
 pub use args::VmCommand;
 pub use checks::checks;
 
@@ -77,6 +79,25 @@ pub fn run(command: VmCommand, started: Instant) -> anyhow::Result<ExitCode> {
             node,
             json,
         } => growth::release(&machine, node, json),
+        VmCommand::Migrate {
+            machine,
+            to,
+            spread,
+            timeout,
+            json,
+        } => growth::migrate(&machine, &Migration { to, spread }, timeout, json),
+        VmCommand::Consolidate {
+            machine,
+            node,
+            timeout,
+            json,
+        } => {
+            let migration = Migration {
+                to: vec![Destination::Node(node)],
+                spread: false,
+            };
+            growth::migrate(&machine, &migration, timeout, json)
+        }
         VmCommand::Save(args) => save::run(&args),
         VmCommand::Stop { machine, timeout } => running::stop(&machine, timeout),
         VmCommand::Top(args) => top::run(&args),

@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use weft_machine::migration::Destination;
 use weft_machine::{DataPath, Follow};
 use weft_node::size::{SizeError, parse_size};
 
@@ -150,6 +151,15 @@ pub fn parse_lender(text: &str) -> Result<(String, Option<u64>), OptionError> {
         true => Err(OptionError::NoHost),
         false => Ok((host.to_owned(), size)),
     }
+}
+
+/// A destination of `weft vm migrate`: `HOST[=SIZE]`, or the number of a node.
+pub fn parse_destination(text: &str) -> Result<Destination, OptionError> {
+    if let Ok(node) = text.parse() {
+        return Ok(Destination::Node(node));
+    }
+    let (name, memory_bytes) = parse_lender(text)?;
+    Ok(Destination::Host { name, memory_bytes })
 }
 
 fn list<T>(
@@ -418,6 +428,20 @@ mod tests {
         assert_eq!(parse_lender("h=2M"), Ok(("h".into(), Some(2 << 20))));
         assert_eq!(parse_lender("=2M"), Err(OptionError::NoHost));
         assert!(matches!(parse_lender("h="), Err(OptionError::Size(_))));
+    }
+
+    #[test]
+    fn destinations() {
+        let host = |name: &str, memory_bytes| {
+            let name = name.to_owned();
+            Some(Destination::Host { name, memory_bytes })
+        };
+        let parsed = |text| parse_destination(text).ok();
+        assert_eq!(parsed("2"), Some(Destination::Node(2)));
+        assert_eq!(parsed("alpha"), host("alpha", None));
+        assert_eq!(parsed("alpha=4G"), host("alpha", Some(4 << 30)));
+        assert_eq!(parsed("2nd"), host("2nd", None));
+        assert!(parsed("").is_none() && parsed("=4G").is_none() && parsed("a=b").is_none());
     }
 
     #[test]

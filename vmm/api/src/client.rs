@@ -16,6 +16,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 use weft_machine::membership::NewNode;
+use weft_machine::migration::Migration;
 use weft_machine::{PlatformMoveReport, TimeMoveReport, VcpuMoveReport};
 
 use super::view::{
@@ -154,6 +155,11 @@ impl Client {
     pub fn release(&self, node: usize) -> Result<ChangeView, ClientError> {
         let body = ReleaseBody { node };
         self.call(Method::POST, "/v1/vm/release", &body, ANSWER_BOUND)
+    }
+
+    /// Begins to move the whole machine to other nodes.
+    pub fn migrate(&self, migration: &Migration) -> Result<ChangeView, ClientError> {
+        self.call(Method::POST, "/v1/vm/migrate", migration, ANSWER_BOUND)
     }
 
     /// How far that is, or what came of it.

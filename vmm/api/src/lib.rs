@@ -24,6 +24,7 @@ use std::fs::File;
 
 use thiserror::Error;
 use weft_machine::membership::NewNode;
+use weft_machine::migration::Migration;
 use weft_machine::{
     CHECKPOINT_SECONDS_MAX, PlatformMoveReport, REPLY_SECONDS_MAX, TimeMoveReport, VcpuMoveReport,
 };
@@ -87,6 +88,8 @@ pub trait Control: Send + Sync {
     fn grow(&self, node: NewNode) -> Result<ChangeView, Failure>;
     /// Begins to give a node back.
     fn release(&self, node: usize) -> Result<ChangeView, Failure>;
+    /// Begins to move the whole machine to other nodes.
+    fn migrate(&self, migration: Migration) -> Result<ChangeView, Failure>;
     /// How far that is, or what came of it.
     fn change(&self) -> Result<ChangeView, Failure>;
     /// Asks for its end.

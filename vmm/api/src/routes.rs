@@ -40,13 +40,14 @@ pub(super) enum Operation {
     SetBalloon,
     Grow,
     Release,
+    Migrate,
     Change,
     Cancel,
     Description,
 }
 
 /// Every route.
-pub(super) const ROUTES: [(Method, &str, Operation); 17] = [
+pub(super) const ROUTES: [(Method, &str, Operation); 18] = [
     (Method::GET, "/v1/vm", Operation::View),
     (Method::GET, "/v1/vm/counters", Operation::Counters),
     (Method::GET, "/v1/vm/pages", Operation::Pages),
@@ -61,6 +62,7 @@ pub(super) const ROUTES: [(Method, &str, Operation); 17] = [
     (Method::PUT, "/v1/vm/balloon", Operation::SetBalloon),
     (Method::POST, "/v1/vm/grow", Operation::Grow),
     (Method::POST, "/v1/vm/release", Operation::Release),
+    (Method::POST, "/v1/vm/migrate", Operation::Migrate),
     (Method::GET, "/v1/vm/change", Operation::Change),
     (Method::POST, "/v1/vm/cancel", Operation::Cancel),
     (Method::GET, "/v1/openapi.json", Operation::Description),
@@ -244,6 +246,10 @@ pub(super) async fn answer(
         Operation::Release => match serde_json::from_slice(body) {
             Ok(ReleaseBody { node }) => changed(worker, move |control| control.release(node)).await,
             Err(error) => return refused(format!("the body is not valid for release: {error}")),
+        },
+        Operation::Migrate => match serde_json::from_slice(body) {
+            Ok(migration) => changed(worker, move |control| control.migrate(migration)).await,
+            Err(error) => return refused(format!("the body is not valid for migrate: {error}")),
         },
         Operation::Change => changed(worker, |control| control.change()).await,
         Operation::Cancel => changed(worker, |control| control.cancel()).await,

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use weft_checkpoint::{Identity, Written};
 use weft_coherent_memory::{SliceFaults, SlicePages};
 use weft_machine::membership::{Grown, JobView, Released};
+use weft_machine::migration::Migrated;
 use weft_machine::{Configuration, SavedMachine};
 
 /// How long a guest has to power itself off, unless the request says otherwise.
@@ -187,23 +188,26 @@ pub struct ReleaseBody {
     pub node: usize,
 }
 
-/// A node that is added or given back, or the last one that was.
+/// A node that is added or given back, or a machine that goes to other nodes; or the last
+/// one that was.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ChangeView {
     /// The node that is given back.
     pub node: Option<usize>,
     #[serde(flatten)]
     pub progress: JobView,
-    /// What came of it, once it is over: one of the three.
+    /// What came of it, once it is over: one of the four.
     pub grown: Option<Grown>,
     pub released: Option<Released>,
+    pub migrated: Option<Migrated>,
     /// Why it did not come about.
     pub failed: Option<String>,
 }
 
 impl ChangeView {
     pub fn is_over(&self) -> bool {
-        self.grown.is_some() || self.released.is_some() || self.failed.is_some()
+        let is_done = self.grown.is_some() || self.released.is_some() || self.migrated.is_some();
+        is_done || self.failed.is_some()
     }
 }
 

@@ -20,6 +20,7 @@ use weft_coherent_memory::{
     FaultKind, FaultPurpose, FaultRecord, PageCount, SliceFaults, SlicePages,
 };
 use weft_machine::membership::{NewNode, Released};
+use weft_machine::migration::{Destination, Migration};
 use weft_machine::{
     Configuration, Disk, Forward, Network, PlatformMoveReport, Share, TimeMoveReport,
     VcpuMoveReport,
@@ -231,6 +232,13 @@ impl Control for Fake {
             node: Some(node),
             ..ChangeView::default()
         })
+    }
+
+    fn migrate(&self, migration: Migration) -> Result<ChangeView, Failure> {
+        match migration.to.as_slice() {
+            [Destination::Node(node)] => self.release(*node),
+            other => Err(Failure::Conflict(format!("{} destinations", other.len()))),
+        }
     }
 
     fn change(&self) -> Result<ChangeView, Failure> {
