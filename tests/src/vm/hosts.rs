@@ -4,6 +4,7 @@
 //! Needs root, `ip` and `make guest`.
 
 mod growth;
+mod migration;
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
@@ -69,7 +70,7 @@ pub(super) fn run(runner: &Runner<'_>) {
         attempt(name, hosts, check);
     }
     attempt("refusals", 2, refusals);
-    for (name, hosts, check) in growth::CHECKS {
+    for (name, hosts, check) in growth::CHECKS.into_iter().chain(migration::CHECKS) {
         let name = format!("vm, hosts: {name}");
         runner.run("soft", &name, missing.clone(), |bench| {
             check(&mut Site::new(bench, runner.images, hosts)?)

@@ -29,12 +29,12 @@ pub(super) const CHECKS: [(&str, usize, Check); 6] = [
 ];
 
 /// Nodes of the launcher's host.
-const HERE: [&str; 6] = ["--nodes", "2", "--cpus", "2", "--memory", "256M"];
+pub(super) const HERE: [&str; 6] = ["--nodes", "2", "--cpus", "2", "--memory", "256M"];
 /// The exit code of a machine that a lost node ended.
-const EXIT_LOST: i32 = 124;
+pub(super) const EXIT_LOST: i32 = 124;
 
 impl Site<'_> {
-    fn ask(&self, words: &[&str]) -> Result<Value> {
+    pub(super) fn ask(&self, words: &[&str]) -> Result<Value> {
         let output = self.weft(words).output()?;
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "weft {}: {said}", words.join(" "));
@@ -42,7 +42,7 @@ impl Site<'_> {
     }
 
     /// The number of the node that joined.
-    fn grow(&self, options: &[&str]) -> Result<u64> {
+    pub(super) fn grow(&self, options: &[&str]) -> Result<u64> {
         let mut words = vec!["vm", "grow", "m", "--json"];
         words.extend(options);
         let view = self.ask(&words)?;
@@ -51,20 +51,20 @@ impl Site<'_> {
     }
 
     /// Bytes of pages that left it.
-    fn release(&self, node: u64) -> Result<u64> {
+    pub(super) fn release(&self, node: u64) -> Result<u64> {
         let view = self.ask(&["vm", "release", "m", &node.to_string(), "--json"])?;
         let bytes = view["released"]["bytes"].as_u64();
         bytes.with_context(|| format!("no node left: {view}"))
     }
 
-    fn move_vcpu(&self, vcpu: u64, to: u64) -> Result<()> {
+    pub(super) fn move_vcpu(&self, vcpu: u64, to: u64) -> Result<()> {
         let (vcpu, to) = (vcpu.to_string(), to.to_string());
         let words = ["vm", "move", "m", "--vcpu", &vcpu, "--to", &to, "--json"];
         self.ask(&words).map(drop)
     }
 
     /// The node of each vCPU.
-    fn locations(&self) -> Result<Vec<u64>> {
+    pub(super) fn locations(&self) -> Result<Vec<u64>> {
         let views = self.ask(&["vm", "list", "--json"])?;
         let locations = views[0]["locations"].as_array().into_iter().flatten();
         let nodes = locations.map(|location| location["node"].as_u64());
@@ -72,7 +72,7 @@ impl Site<'_> {
     }
 
     /// What the command says that is refused.
-    fn refusal(&self, words: &[&str]) -> Result<String> {
+    pub(super) fn refusal(&self, words: &[&str]) -> Result<String> {
         let output = self.weft(words).output()?;
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         ensure!(
@@ -84,7 +84,7 @@ impl Site<'_> {
     }
 
     /// A machine called `m` that runs litmus tests for some seconds.
-    fn litmus(&self, words: &[&str], seconds: u32) -> Result<Guest> {
+    pub(super) fn litmus(&self, words: &[&str], seconds: u32) -> Result<Guest> {
         let words = [&["--name", "m"], words].concat();
         let script = format!("echo at work; litmus -d 100 -s {seconds}");
         let mut guest = Guest::start(&mut self.machine_with(&words, &script)?)?;

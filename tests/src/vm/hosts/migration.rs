@@ -1,0 +1,211 @@
+//! A running machine goes to other hosts as a whole, is split over several, and comes back,
+//! while its guest runs the tests of the memory model or writes to its pages and checks each
+//! of them at the end. What is cancelled or refused leaves all where it was.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use super::growth::{EXIT_LOST, HERE};
+use super::{BOUND, LEASE, LONG_BOUND, Site};
+use crate::aggregate::judge_litmus;
+use crate::cluster;
+use crate::guest::{Ended, Guest, code};
+use crate::random::Random;
+
+type Check = fn(&mut Site<'_>) -> Result<String>;
+
+/// By name: hosts beside the launcher's, and the test.
+pub(super) const CHECKS: [(&str, usize, Check); 5] = [
+    ("migration, to a host and back, five times", 1, to_and_fro),
+    ("migration, split over two hosts and merged", 2, split),
+    ("migration, of a guest that writes all the time", 1, busy),
+    ("migration, cancelled at any moment", 1, cancelled),
+    ("migration, a daemon is killed", 1, daemon_killed),
+];
+
+impl Site<'_> {
+    /// What a command reports that moves the whole machine.
+    fn moved(&self, words: &[&str]) -> Result<Value> {
+        let words = [&["vm"], words, &["--json"]].concat();
+        let view = self.ask(&words)?;
+        let moved = view["migrated"].clone();
+        ensure!(moved.is_object(), "{view}");
+        Ok(moved)
+    }
+
+    /// Fails unless all vCPUs are on this node.
+    fn is_on(&self, node: u64) -> Result<()> {
+        let at = self.locations()?;
+        ensure!(at.iter().all(|at| *at == node), "vCPUs are on {at:?}");
+        Ok(())
+    }
+
+    /// A machine called `m` whose guest writes to `rate` pages a second.
+    fn writing(&self, words: &[&str], rate: u32, seconds: u32) -> Result<Guest> {
+        let words = [&["--name", "m"], words].concat();
+        let script = format!("dirty 60 {rate} {seconds}");
+        let mut guest = Guest::start(&mut self.machine_with(&words, &script)?)?;
+        if guest.wait_for("dirty: at work", BOUND).is_none() {
+            bail!("no boot: {}", guest.finish(Duration::ZERO)?.stderr);
+        }
+        Ok(guest)
+    }
+}
+
+/// The line of `dirty`, which has checked every page.
+fn judge_writes(ended: &Ended) -> Result<String> {
+    let line = ended.line("dirty: right").map(|line| line.text.clone());
+    let kernel_says = |words: &str| ended.console().contains(words);
+    ensure!(
+        !kernel_says("BUG") && !kernel_says("Oops") && !kernel_says("stall"),
+        "{}",
+        ended.tail(20)
+    );
+    line.with_context(|| format!("a page is wrong, or was not checked: {}", ended.tail(20)))
+}
+
+fn to_and_fro(site: &mut Site<'_>) -> Result<String> {
+    let guest = site.litmus(&HERE, 20)?;
+    let mut bytes = 0;
+    for round in 0..5 {
+        let mut there_and_back = || -> Result<()> {
+            let away = site.moved(&["migrate", "m", "h1=256M"])?;
+            let node = away["nodes"][0].as_u64().context("no node")?;
+            site.is_on(node)?;
+            let stays = away["stays"][0]["node"].as_u64();
+            ensure!(stays == Some(0), "{away}");
+            bytes += away["bytes"].as_u64().unwrap_or(0);
+            let back = site.moved(&["consolidate", "m"])?;
+            site.is_on(0)?;
+            ensure!(back["left"][0].as_u64() == Some(node), "{back}");
+            ensure!(
+                back["stays"].as_array().is_some_and(Vec::is_empty),
+                "{back}"
+            );
+            site.all_given_back()
+        };
+        there_and_back().with_context(|| format!("in round {round}"))?;
+    }
+    let ended = guest.finish(LONG_BOUND)?;
+    Ok(format!("{}, {bytes} bytes went", judge_litmus(&ended)?))
+}
+
+fn split(site: &mut Site<'_>) -> Result<String> {
+    let guest = site.writing(&HERE, 2000, 12)?;
+    for round in 0..2 {
+        let there_and_back = || -> Result<()> {
+            let to = "h1=192M,h2=192M";
+            let away = site.moved(&["migrate", "m", to, "--spread"])?;
+            let nodes: Vec<u64> = (away["nodes"].as_array().into_iter().flatten())
+                .filter_map(Value::as_u64)
+                .collect();
+            let at = site.locations()?;
+            ensure!(at == nodes, "vCPUs are on {at:?}, not on {nodes:?}");
+            let first = nodes.first().context("no node")?.to_string();
+            site.moved(&["consolidate", "m", &first])
+                .map(drop)
+                .or_else(|error| {
+                    // 192 MiB of a host that lends are less than the machine has.
+                    let said = format!("{error:#}");
+                    match said.contains("its host lent 192 MiB") {
+                        true => Ok(()),
+                        false => Err(error),
+                    }
+                })?;
+            ensure!(
+                site.locations()? == nodes,
+                "a refused merge changed something"
+            );
+            site.moved(&["consolidate", "m", "0"])?;
+            site.is_on(0)?;
+            site.all_given_back()
+        };
+        there_and_back().with_context(|| format!("in round {round}"))?;
+    }
+    judge_writes(&guest.finish(LONG_BOUND)?)
+}
+
+fn busy(site: &mut Site<'_>) -> Result<String> {
+    let mut said = Vec::new();
+    for rate in [2000, 20_000] {
+        let guest = site.writing(&HERE, rate, 6)?;
+        let away = site.moved(&["migrate", "m", "h1=256M"])?;
+        let pause_us = away["pause_ns"].as_u64().unwrap_or(0) / 1000;
+        site.moved(&["consolidate", "m"])?;
+        let line = judge_writes(&guest.finish(LONG_BOUND)?)?;
+        said.push(format!("{rate}/s: {line}, a pause of {pause_us} us"));
+        site.all_given_back()?;
+    }
+    Ok(said.join("; "))
+}
+
+fn cancelled(site: &mut Site<'_>) -> Result<String> {
+    let guest = site.writing(&HERE, 5000, 15)?;
+    let mut random = Random::new(site.bench.context.seed ^ 0xca2c);
+    let (mut undone, mut went) = (0, 0);
+    for round in 0..8 {
+        let mut once = || -> Result<()> {
+            let before = site.locations()?;
+            let mut command = site.weft(&["vm", "migrate", "m", "h1=256M"]);
+            let command = command.stdout(Stdio::null()).stderr(Stdio::piped());
+            let command = command.spawn()?;
+            std::thread::sleep(Duration::from_millis(30 + random.below(300)));
+            // It may have ended.
+            let _ = kill(Pid::from_raw(command.id() as i32), Signal::SIGINT);
+            let output = command.wait_with_output()?;
+            let said = String::from_utf8_lossy(&output.stderr);
+            if output.status.success() {
+                went += 1;
+                site.moved(&["consolidate", "m"])?;
+                return site.all_given_back();
+            }
+            ensure!(said.contains("cancelled"), "{said}");
+            undone += 1;
+            ensure!(
+                site.locations()? == before,
+                "{:?}: {said}",
+                site.locations()
+            );
+            site.all_given_back()
+        };
+        once().with_context(|| format!("in round {round}"))?;
+    }
+    let line = judge_writes(&guest.finish(LONG_BOUND)?)?;
+    Ok(format!("{undone} cancelled, {went} too late; {line}"))
+}
+
+/// Before the switch the machine goes on; afterwards it ends and names the node.
+fn daemon_killed(site: &mut Site<'_>) -> Result<String> {
+    let mut random = Random::new(site.bench.context.seed ^ 0x6a11);
+    let (mut went_on, mut ended_by_it) = (0, 0);
+    for round in 0..6 {
+        let lease = LEASE.as_secs().to_string();
+        let guest = site.writing(&[&HERE[..], &["--lease", &lease]].concat(), 5000, 4)?;
+        let mut command = site.weft(&["vm", "migrate", "m", "h1=256M"]);
+        let command = (command.stdout(Stdio::null()).stderr(Stdio::piped())).spawn()?;
+        std::thread::sleep(Duration::from_micros(random.below(400_000)));
+        kill(Pid::from_raw(site.daemons[0].pid()), Signal::SIGKILL)?;
+        let output = command.wait_with_output()?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let end = guest.finish(LONG_BOUND)?;
+        match code(&end)? {
+            0 => {
+                ensure!(!output.status.success(), "it went in round {round}: {said}");
+                judge_writes(&end)?;
+                went_on += 1;
+            }
+            EXIT_LOST if end.stderr.contains("lost node ") => ended_by_it += 1,
+            other => bail!("exit code {other} in round {round}: {said}\n{}", end.stderr),
+        }
+        cluster::stop(site.daemons.remove(0))?;
+        let daemon = site.start_daemon(1)?;
+        site.daemons.insert(0, daemon);
+        site.all_given_back()?;
+    }
+    Ok(format!("{went_on} machines went on, {ended_by_it} ended"))
+}
