@@ -130,6 +130,7 @@ fn wait(machine: Machine) -> End {
     let handle = machine.handle();
     loop {
         if let Some(end) = handle.wait(WAIT) {
+            handle.wait_for_stop();
             return end;
         }
     }

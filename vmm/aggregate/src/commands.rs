@@ -4,12 +4,16 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use crate::membership::Step;
+use crate::message::SliceMessage;
+use crate::{COMMAND_WAIT, PRIMARY, Slice, describe_now};
 use weft_coherent_memory::{SliceFaults, SlicePages};
 use weft_platform::clock::Reference;
+use weft_platform::interrupts::VcpuLocation;
 
 /// The time that a slice keeps, for those that follow it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -199,4 +203,119 @@ pub enum VcpuStage {
     Paused,
     /// Its thread is over.
     Finished,
+}
+
+/// A command to which no reply was taken yet: by slice, its ticket.
+#[must_use = "its replies must be taken"]
+pub struct BegunCommand(Vec<(usize, u64)>);
+
+impl Slice {
+    /// Gives every secondary a command and waits for the replies, by slice.
+    pub fn command_all(&self, command: &SliceCommand) -> Result<Vec<(usize, SliceReply)>, String> {
+        self.finish_command(self.begin_command(command)?, COMMAND_WAIT)
+    }
+
+    /// Gives one secondary a command and waits for its reply.
+    pub fn command(&self, slice: usize, command: &SliceCommand) -> Result<SliceReply, String> {
+        let json = serde_json::to_vec(command).map_err(|error| error.to_string())?;
+        let begun = BegunCommand(vec![self.send_command(slice, json)]);
+        let mut replies = self.finish_command(begun, COMMAND_WAIT)?;
+        let reply = replies.pop().map(|(_, reply)| reply);
+        reply.ok_or_else(|| format!("slice {slice} did not reply"))
+    }
+
+    /// Gives every secondary a command, without a wait.
+    pub fn begin_command(&self, command: &SliceCommand) -> Result<BegunCommand, String> {
+        let json = serde_json::to_vec(command).map_err(|error| error.to_string())?;
+        let send = |slice| self.send_command(slice, json.clone());
+        Ok(BegunCommand(
+            self.peers.others().into_iter().map(send).collect(),
+        ))
+    }
+
+    /// Waits for the replies to a command, by slice. A slice that is lost, or is found to
+    /// be meanwhile, is not waited for.
+    pub fn finish_command(
+        &self,
+        begun: BegunCommand,
+        patience: Duration,
+    ) -> Result<Vec<(usize, SliceReply)>, String> {
+        let deadline = Instant::now() + patience;
+        // All are waited for, so that none stays open.
+        let replies: Vec<(usize, Option<SliceReply>)> = begun
+            .0
+            .into_iter()
+            .map(|(slice, ticket)| {
+                let patience = deadline.saturating_duration_since(Instant::now());
+                (slice, self.commands.wait(ticket, patience))
+            })
+            .collect();
+        let named = |(slice, reply)| match reply {
+            None => Err(format!(
+                "{}: it is lost, or did not reply within {} s",
+                describe_now(&self.placement, &self.locations, slice),
+                patience.as_secs()
+            )),
+            Some(SliceReply::Refused(reason)) => Err(format!("slice {slice}: {reason}")),
+            Some(reply) => Ok((slice, reply)),
+        };
+        replies.into_iter().map(named).collect()
+    }
+
+    pub(crate) fn send_command(&self, slice: usize, json: Vec<u8>) -> (usize, u64) {
+        let ticket = self.commands.open(slice);
+        self.peers
+            .send(slice, &SliceMessage::Command { ticket, json });
+        (slice, ticket)
+    }
+
+    /// On a secondary: waits until every other secondary has handled all messages that this
+    /// one sent it. A look at the clock is answered behind them.
+    pub fn settle(&self) -> Result<(), String> {
+        let secondaries = self
+            .peers
+            .others()
+            .into_iter()
+            .filter(|slice| *slice != PRIMARY);
+        let looks: Vec<(usize, u64)> = secondaries
+            .map(|slice| {
+                let ticket = self.looks.open(slice);
+                self.peers.send(slice, &SliceMessage::Look { ticket });
+                (slice, ticket)
+            })
+            .collect();
+        let deadline = Instant::now() + 2 * self.lease;
+        // All are waited for, so that none stays open.
+        let silent: Vec<usize> = looks
+            .into_iter()
+            .filter(|(_, ticket)| {
+                let patience = deadline.saturating_duration_since(Instant::now());
+                self.looks.wait(*ticket, patience).is_none()
+            })
+            .map(|(slice, _)| slice)
+            .collect();
+        match silent.first() {
+            None => Ok(()),
+            Some(slice) => Err(format!("node {slice} is lost, or did not answer")),
+        }
+    }
+
+    /// Replies to a command of the primary.
+    pub fn reply(&self, ticket: u64, reply: &SliceReply) {
+        // A reply is plain data: it always has a text.
+        let json = serde_json::to_vec(reply).unwrap_or_default();
+        self.peers
+            .send(PRIMARY, &SliceMessage::Reply { ticket, json });
+    }
+
+    /// Tells the primary that the machine must end.
+    pub fn send_end(&self, json: Vec<u8>) {
+        self.peers.send(PRIMARY, &SliceMessage::Ended { json });
+    }
+
+    /// On a secondary: tells the primary that a vCPU asks to move to `location`.
+    pub fn ask_to_move(&self, vcpu: u32, location: VcpuLocation) {
+        self.peers
+            .send(PRIMARY, &SliceMessage::WantsMove { vcpu, location });
+    }
 }

@@ -27,6 +27,7 @@
 //! | [`platform_role`] | another slice gets the I/O APIC and the small devices |
 //! | `vcpu_moves` | vCPUs that go from one slice to another |
 //! | [`membership`] | slices that join and leave while the machine runs |
+//! | `stop` | a secondary ends after the primary has heard why |
 //!
 //! Threads of a slice: for each number that a slice may have one that reads its link and one
 //! that sends what the kernel did not take at once; one that beats; one for deferred
@@ -50,6 +51,7 @@ mod registers;
 pub mod remote_devices;
 mod room;
 mod serial;
+mod stop;
 mod time;
 pub mod time_role;
 mod timekeeper;
@@ -58,7 +60,7 @@ mod vcpu_moves;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use thiserror::Error;
 use weft_confine::{ThreadKind, lock};
@@ -73,7 +75,8 @@ use weft_platform::role::RolePlace;
 use weft_vcpu::PAGE_SIZE;
 use weft_wire::halves::{Receiver, Sender};
 
-use commands::{CommandReceiver, SliceCommand, SliceReply};
+pub use commands::BegunCommand;
+use commands::{CommandReceiver, SliceReply};
 use dispatcher::Dispatcher;
 use membership::Membership;
 use message::device::{self, DeviceMessage};
@@ -90,6 +93,7 @@ use remote_devices::RemoteDevices;
 use room::Room;
 use serial::Keyboard;
 pub use serial::RemoteConsole;
+use stop::StopSignal;
 pub use timekeeper::Timekeeper;
 use timekeeper::{TimeCounters, TimekeeperParts};
 pub use vcpu_moves::working_set;
@@ -183,6 +187,7 @@ pub struct Slice {
     /// `None`: all.
     room: Mutex<Option<Room>>,
     reference: Reference,
+    stop: Arc<StopSignal>,
     time: Arc<TimeCounters>,
     /// Since [`Slice::join`].
     timekeeper: OnceLock<Arc<Timekeeper>>,
@@ -221,10 +226,6 @@ pub struct SliceHandles {
     /// What leads the clock here.
     pub timekeeper: Arc<Timekeeper>,
 }
-
-/// A command to which no reply was taken yet: by slice, its ticket.
-#[must_use = "its replies must be taken"]
-pub struct BegunCommand(Vec<(usize, u64)>);
 
 impl Slice {
     /// A slice whose links nobody reads yet.
@@ -311,6 +312,7 @@ impl Slice {
             commands: Arc::default(),
             looks: Arc::default(),
             reference: links.reference,
+            stop: Arc::default(),
             time: Arc::default(),
             timekeeper: OnceLock::new(),
             mapping: OnceLock::new(),
@@ -538,7 +540,7 @@ impl Slice {
         let (registers, replies) = (self.registers.clone(), self.commands.clone());
         let remote_devices = self.remote_devices.clone();
         let looks = self.looks.clone();
-        let vcpu_moves = self.vcpu_moves.clone();
+        let (vcpu_moves, stop) = (self.vcpu_moves.clone(), self.stop.clone());
         vcpu_moves.connect(wiring.interrupts.clone(), wiring.vcpus);
         // A second one is a mistake that the first survives.
         let _ = self.interrupts.set(wiring.interrupts.clone());
@@ -551,6 +553,9 @@ impl Slice {
             // The reason before the waiters wake, so that they can report it.
             let lost = describe_now(&placement, &locations, slice);
             on_failure(format!("lost {lost}: {reason}"));
+            if slice == PRIMARY {
+                stop.set();
+            }
             registers.peer_lost(slice);
             replies.peer_lost(slice);
             remote_devices.peer_lost(slice);
@@ -631,115 +636,6 @@ impl Slice {
         })
     }
 
-    /// Gives every secondary a command and waits for the replies, by slice.
-    pub fn command_all(&self, command: &SliceCommand) -> Result<Vec<(usize, SliceReply)>, String> {
-        self.finish_command(self.begin_command(command)?, COMMAND_WAIT)
-    }
-
-    /// Gives one secondary a command and waits for its reply.
-    pub fn command(&self, slice: usize, command: &SliceCommand) -> Result<SliceReply, String> {
-        let json = serde_json::to_vec(command).map_err(|error| error.to_string())?;
-        let begun = BegunCommand(vec![self.send_command(slice, json)]);
-        let mut replies = self.finish_command(begun, COMMAND_WAIT)?;
-        let reply = replies.pop().map(|(_, reply)| reply);
-        reply.ok_or_else(|| format!("slice {slice} did not reply"))
-    }
-
-    /// Gives every secondary a command, without a wait.
-    pub fn begin_command(&self, command: &SliceCommand) -> Result<BegunCommand, String> {
-        let json = serde_json::to_vec(command).map_err(|error| error.to_string())?;
-        let send = |slice| self.send_command(slice, json.clone());
-        Ok(BegunCommand(
-            self.peers.others().into_iter().map(send).collect(),
-        ))
-    }
-
-    /// Waits for the replies to a command, by slice. A slice that is lost, or is found to
-    /// be meanwhile, is not waited for.
-    pub fn finish_command(
-        &self,
-        begun: BegunCommand,
-        patience: Duration,
-    ) -> Result<Vec<(usize, SliceReply)>, String> {
-        let deadline = Instant::now() + patience;
-        // All are waited for, so that none stays open.
-        let replies: Vec<(usize, Option<SliceReply>)> = begun
-            .0
-            .into_iter()
-            .map(|(slice, ticket)| {
-                let patience = deadline.saturating_duration_since(Instant::now());
-                (slice, self.commands.wait(ticket, patience))
-            })
-            .collect();
-        let named = |(slice, reply)| match reply {
-            None => Err(format!(
-                "{}: it is lost, or did not reply within {} s",
-                describe_now(&self.placement, &self.locations, slice),
-                patience.as_secs()
-            )),
-            Some(SliceReply::Refused(reason)) => Err(format!("slice {slice}: {reason}")),
-            Some(reply) => Ok((slice, reply)),
-        };
-        replies.into_iter().map(named).collect()
-    }
-
-    fn send_command(&self, slice: usize, json: Vec<u8>) -> (usize, u64) {
-        let ticket = self.commands.open(slice);
-        self.peers
-            .send(slice, &SliceMessage::Command { ticket, json });
-        (slice, ticket)
-    }
-
-    /// On a secondary: waits until every other secondary has handled all messages that this
-    /// one sent it. A look at the clock is answered behind them.
-    pub fn settle(&self) -> Result<(), String> {
-        let secondaries = self
-            .peers
-            .others()
-            .into_iter()
-            .filter(|slice| *slice != PRIMARY);
-        let looks: Vec<(usize, u64)> = secondaries
-            .map(|slice| {
-                let ticket = self.looks.open(slice);
-                self.peers.send(slice, &SliceMessage::Look { ticket });
-                (slice, ticket)
-            })
-            .collect();
-        let deadline = Instant::now() + 2 * self.lease;
-        // All are waited for, so that none stays open.
-        let silent: Vec<usize> = looks
-            .into_iter()
-            .filter(|(_, ticket)| {
-                let patience = deadline.saturating_duration_since(Instant::now());
-                self.looks.wait(*ticket, patience).is_none()
-            })
-            .map(|(slice, _)| slice)
-            .collect();
-        match silent.first() {
-            None => Ok(()),
-            Some(slice) => Err(format!("node {slice} is lost, or did not answer")),
-        }
-    }
-
-    /// Replies to a command of the primary.
-    pub fn reply(&self, ticket: u64, reply: &SliceReply) {
-        // A reply is plain data: it always has a text.
-        let json = serde_json::to_vec(reply).unwrap_or_default();
-        self.peers
-            .send(PRIMARY, &SliceMessage::Reply { ticket, json });
-    }
-
-    /// Tells the primary that the machine must end.
-    pub fn send_end(&self, json: Vec<u8>) {
-        self.peers.send(PRIMARY, &SliceMessage::Ended { json });
-    }
-
-    /// On a secondary: tells the primary that a vCPU asks to move to `location`.
-    pub fn ask_to_move(&self, vcpu: u32, location: VcpuLocation) {
-        self.peers
-            .send(PRIMARY, &SliceMessage::WantsMove { vcpu, location });
-    }
-
     /// No vCPU waits for anything any more.
     pub fn end_waits(&self) {
         self.memory.end_waits();
@@ -756,6 +652,7 @@ impl Slice {
             timekeeper.end();
         }
         self.vcpu_moves.end();
+        self.stop.set();
         self.peers.close();
         self.membership.end();
         self.remote_devices.close();

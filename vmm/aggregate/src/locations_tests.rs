@@ -10,6 +10,8 @@ use weft_wire::halves::{self, HalvesConfig};
 use super::message::MoveStep;
 use super::vcpu_moves::double::SiteDouble;
 use super::vcpu_moves::working_set;
+use std::time::Instant;
+
 use super::*;
 use crate::Share;
 

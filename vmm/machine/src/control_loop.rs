@@ -23,9 +23,10 @@ pub(super) struct ControlLoop {
 }
 
 impl ControlLoop {
-    /// Carries out commands until the machine ends.
+    /// Carries out commands until the machine has ended everywhere. One that ended here by
+    /// itself still replies: the primary must not wait for it.
     pub fn run(self) {
-        while self.handle.wait(Duration::ZERO).is_none() {
+        while self.handle.wait(Duration::ZERO).is_none() || !self.slice.has_heard_stop() {
             let (ticket, json) = match self.commands.recv_timeout(LOOK) {
                 Ok(command) => command,
                 Err(RecvTimeoutError::Timeout) => continue,
@@ -35,6 +36,7 @@ impl ControlLoop {
                 Ok(SliceCommand::Stop) => {
                     // The links end with the machine, so the reply is sent first.
                     self.slice.reply(ticket, &SliceReply::Done);
+                    self.slice.hear_stop();
                     let _ = self.handle.request(MachineRequest::Stop);
                     return;
                 }

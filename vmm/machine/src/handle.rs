@@ -169,6 +169,14 @@ impl Handle {
         self.ending.wait(timeout)
     }
 
+    /// On a secondary that has ended: waits until the primary knows, within a bound. Its links
+    /// must not end before.
+    pub fn wait_for_stop(&self) {
+        if let Some(slice) = &self.slice {
+            slice.wait_for_stop();
+        }
+    }
+
     /// Waits for the end until `deadline`.
     pub fn wait_until(&self, deadline: Instant) -> Option<End> {
         self.wait(deadline.saturating_duration_since(Instant::now()))

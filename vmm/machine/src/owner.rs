@@ -99,6 +99,9 @@ impl Owner {
             }
         }
         self.end(End::Stopped);
+        if let Some(slice) = &self.slice {
+            slice.close();
+        }
         (self.take_down)();
     }
 
@@ -405,7 +408,10 @@ impl Owner {
                 // A secondary that does not reply ends when its links do.
                 let _ = slice.command_all(&SliceCommand::Stop);
             }
-            slice.close();
+            // One that ends by itself keeps its links: see `Handle::wait_for_stop`.
+            if slice.is_primary() || slice.has_heard_stop() {
+                slice.close();
+            }
         }
         self.clock.stop();
         // A device that is still busy is dropped with the machine.

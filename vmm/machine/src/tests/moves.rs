@@ -665,3 +665,18 @@ fn a_timekeeper_that_is_lost_ends_the_machine_with_its_name() {
         assert!(told, "{end}: {refusal}");
     }
 }
+
+/// Slice 2 ends by itself, and its links with it: slice 1 must not take it for lost before
+/// the primary has heard why.
+#[test]
+fn a_secondary_that_ends_is_not_reported_as_lost() {
+    for round in 0..40 {
+        let slices = Slices::new(&[1, 1, 0]);
+        slices.check();
+        let ends = slices.machines[2].handle();
+        let _ = ends.request(MachineRequest::Stop);
+        ends.wait_for_stop();
+        let end = slices.machines[0].handle().wait(PATIENCE);
+        assert_eq!(end, Some(End::Stopped), "round {round}");
+    }
+}
