@@ -48,12 +48,12 @@ fn time(bench: &Bench<'_>) -> Result<String> {
     })
 }
 
-/// Answers each line with a sum of a piece of the disk.
+/// Answers each line with a sum of a piece of the disk, and ends with one line more.
 fn script(lines: u64) -> String {
     format!(
         "stty -echo; echo at work; i=0; while [ $i -lt {lines} ]; do read line; \
         echo heard $line; usleep 500; dd if=/dev/vda bs=64k skip=$((i%32)) count=1 \
-        iflag=direct 2>/dev/null | sha256sum; i=$((i+1)); done"
+        iflag=direct 2>/dev/null | sha256sum; i=$((i+1)); done; read line"
     )
 }
 
@@ -92,6 +92,7 @@ fn platform(bench: &Bench<'_>) -> Result<String> {
     if from == 0 {
         move_role(bench, "--platform", (0, 2), MOVES + 1)?;
     }
+    guest.write("over\n")?;
     let ended = finish(bench, guest)?;
     let said: Vec<&str> = ended
         .lines
