@@ -26,6 +26,8 @@ pub struct Line {
     pub at: Duration,
     /// Without its end.
     pub text: String,
+    /// It has an end; the last line of a console may have none.
+    pub is_whole: bool,
 }
 
 /// A machine that runs.
@@ -175,6 +177,16 @@ impl Ended {
         lines.join("\n")
     }
 
+    /// What was written to the console, with ends of lines where there were any: the machine
+    /// that continues this one may write the rest of the last line.
+    pub fn written(&self) -> String {
+        let end = |line: &Line| if line.is_whole { "\n" } else { "" };
+        let lines = self.lines.iter();
+        lines
+            .flat_map(|line| [line.text.as_str(), end(line)])
+            .collect()
+    }
+
     /// The first line that contains `text`.
     pub fn line(&self, text: &str) -> Option<&Line> {
         self.lines.iter().find(|line| line.text.contains(text))
@@ -255,18 +267,21 @@ fn read_lines(mut output: impl Read, started: Instant, send: &mpsc::Sender<Line>
         while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = rest.drain(..=end).collect();
             let text = String::from_utf8_lossy(&line).trim_end().to_string();
-            if send.send(Line { at, text }).is_err() {
+            let is_whole = true;
+            if send.send(Line { at, text, is_whole }).is_err() {
                 return;
             }
         }
     }
     if !rest.is_empty() || seen > CONSOLE_BYTES_MAX {
-        let mut text = String::from_utf8_lossy(&rest).trim_end().to_string();
+        // What it ends with may be inside of a line.
+        let mut text = String::from_utf8_lossy(&rest).to_string();
         if seen > CONSOLE_BYTES_MAX {
             text = format!("[the console wrote {seen} bytes; the rest is not kept]");
         }
         let at = started.elapsed();
-        let _ = send.send(Line { at, text });
+        let is_whole = false;
+        let _ = send.send(Line { at, text, is_whole });
     }
 }
 
@@ -299,6 +314,12 @@ mod tests {
         let ended = guest.finish(BOUND).expect("it ends");
         assert!(ended.ended_well());
         assert_eq!(ended.console(), "one\ntwo");
+        assert_eq!(ended.written(), "one\ntwo");
+        let whole = shell("echo one").finish(BOUND).expect("it ends");
+        assert_eq!(
+            (whole.console().as_str(), whole.written().as_str()),
+            ("one", "one\n")
+        );
         assert_eq!(ended.stderr, "got hello\n");
         assert!(ended.lines[0].at <= ended.lines[1].at);
     }

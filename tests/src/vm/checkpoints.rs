@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, SystemTime};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use super::{BOUND, Bench, Runner, ended_with};
 use crate::boot::{Images, SMALL, USER_SPACE};
@@ -43,10 +43,15 @@ pub(super) fn run(runner: &Runner<'_>) {
 
 /// A machine of two nodes at work, with a disk.
 fn start(bench: &Bench, images: &Images, name: &str) -> Result<Guest> {
+    start_on(bench, images, name, &["--nodes", "2"])
+}
+
+fn start_on(bench: &Bench, images: &Images, name: &str, nodes: &[&str]) -> Result<Guest> {
     let disk = bench.directory.join("disk.img");
     fs::File::create(&disk)?.set_len(8 << 20)?;
     let [kernel, initrd] = SMALL;
-    let mut command = bench.weft(&["vm", "run", "--backend", "soft", "--nodes", "2"]);
+    let mut command = bench.weft(&["vm", "run", "--backend", "soft"]);
+    command.args(nodes);
     command
         .args(["--cpus", "2", "--memory", "128M", "--late-cpus", "no"])
         .args(["--name", name, "--cmdline", WORK, "--disk"])
@@ -74,7 +79,8 @@ fn save(bench: &Bench, name: &str, directory: &Path, options: &[&str]) -> Result
     bench.ask(&words)
 }
 
-/// The lines of work on a console; each must have the right sum.
+/// The lines of work on a console, or on those of machines that continued each other: a save
+/// may come in the middle of a line. Each must have the right sum.
 fn lines(console: &str) -> Result<usize> {
     let is_work = |line: &&str| {
         ["a ", "b ", "disk "]
@@ -86,6 +92,16 @@ fn lines(console: &str) -> Result<usize> {
         ensure!(line.contains(SUM), "a wrong sum: {line}");
     }
     Ok(work.len())
+}
+
+/// Fails unless the whole work was done, and once.
+fn all_done(console: &str) -> Result<()> {
+    let found = lines(console)?;
+    ensure!(
+        found == LINES && console.contains("all done"),
+        "{found} lines: {console}"
+    );
+    Ok(())
 }
 
 /// The disk belongs to the moment of the checkpoint, so it is put back after the work, with
@@ -113,7 +129,7 @@ fn other_nodes(bench: &Bench, images: &Images) -> Result<String> {
     let report = save(bench, "saved", &directory, &["--stop", "--json"])?;
     let ended = guest.finish(BOUND)?;
     ended_with(&ended, 120, &["stopped"])?;
-    let before = lines(&ended.console())?;
+    let before = ended.written();
     for nodes in ["1", "2", "3"] {
         let options: &[&str] = match nodes {
             "1" => &[],
@@ -129,12 +145,8 @@ fn other_nodes(bench: &Bench, images: &Images) -> Result<String> {
             restore(bench, &directory, "next", options)?.finish(BOUND)
         })?;
         ended_with(&ended, 0, &["restored from", "powered off by the guest"])?;
-        let console = ended.console();
-        let after = lines(&console)?;
-        ensure!(
-            before + after == LINES && console.contains("all done"),
-            "{nodes} nodes: {before} lines before, {after} after:\n{console}"
-        );
+        let console = format!("{before}{}", ended.written());
+        all_done(&console).with_context(|| format!("on {nodes} nodes"))?;
     }
     let report: serde_json::Value = serde_json::from_str(&report)?;
     Ok(format!(
@@ -145,13 +157,13 @@ fn other_nodes(bench: &Bench, images: &Images) -> Result<String> {
 
 fn chain(bench: &Bench, images: &Images) -> Result<String> {
     let mut guest = start(bench, images, "link")?;
-    let mut found = 0;
+    let mut console = String::new();
     for link in 0..10 {
         let directory = bench.directory.join(format!("set{link}"));
         if let Err(error) = save(bench, "link", &directory, &["--stop"]) {
             bail!("{error:#}: {}", guest.finish(BOUND)?.stderr);
         }
-        found += lines(&guest.finish(BOUND)?.console())?;
+        console += &guest.finish(BOUND)?.written();
         let nodes = ["2", "3", "4"][link % 3];
         let options: &[&str] = match link % 4 {
             0 => &[],
@@ -169,12 +181,7 @@ fn chain(bench: &Bench, images: &Images) -> Result<String> {
     // Nearly all of its work is left.
     let ended = guest.finish(4 * BOUND)?;
     ended_with(&ended, 0, &["powered off by the guest"])?;
-    found += lines(&ended.console())?;
-    ensure!(
-        found == LINES && ended.console().contains("all done"),
-        "{found} lines: {}",
-        ended.console()
-    );
+    all_done(&(console + &ended.written()))?;
     Ok(String::new())
 }
 
