@@ -16,7 +16,7 @@ use weft_platform::clock::{Reference, TscMeasurement, monotonic};
 pub struct SliceSettings {
     /// The machine.
     pub configuration: Configuration,
-    /// The clock that its nodes follow; none on a machine of one.
+    /// The clock that its nodes follow; none on a machine of one that cannot grow.
     pub reference: Option<Reference>,
     /// For tests: frames wait for a random time below this before they are sent.
     pub link_delay_max: Duration,

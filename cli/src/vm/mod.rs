@@ -3,7 +3,7 @@
 //! | room | holds |
 //! | --- | --- |
 //! | [`args`], [`suboptions`] | the command line, read |
-//! | [`plan`], [`nodes`] | the command line, judged |
+//! | [`plan`], [`nodes`], [`growable`] | the command line, judged |
 //! | [`registry`] | sockets by which machines are found |
 //! | [`mod@run`] | one life of a machine after the other, as the launcher has them lived |
 //! | [`start`] | the same without a terminal: the launcher outlives the command |
@@ -18,6 +18,7 @@
 mod args;
 mod checks;
 mod error;
+mod growable;
 mod growth;
 mod nodes;
 mod outcome;

@@ -11,6 +11,7 @@ use weft_node::options::{LEASE_MAX, LEASE_MIN, Transport};
 
 use super::args::VmRunArgs;
 use super::error::VmError;
+use super::growable;
 
 /// The nodes of a machine.
 #[derive(Debug, Clone)]
@@ -29,7 +30,7 @@ pub struct Nodes {
     pub cpus: u32,
     /// Guest memory of all nodes, in bytes.
     pub memory_bytes: u64,
-    /// What each gives; empty for a machine of one node.
+    /// What each gives; empty for a machine of one node that cannot grow.
     pub shares: Vec<Share>,
 }
 
@@ -63,12 +64,19 @@ impl Nodes {
             nodes.memory_bytes = placement.memory_bytes();
             nodes.shares = placement.into();
         }
+        if growable::is_growable(args, count)? {
+            // Judged with the configuration, as of any machine of one node.
+            nodes.shares = vec![Share {
+                cpus: nodes.cpus,
+                memory_bytes: nodes.memory_bytes,
+            }];
+        }
         Ok(nodes)
     }
 }
 
 impl Nodes {
-    /// A node with what it gives, for a message; `None` on a machine of one.
+    /// A node with what it gives, for a message; `None` on a machine of one that cannot grow.
     pub fn describe(&self, node: usize) -> Option<String> {
         let placement = Placement::new(self.shares.clone()).ok()?;
         Some(weft_aggregate::describe(&placement, node))
@@ -78,8 +86,10 @@ impl Nodes {
     pub fn follow(&self, follow: Follow, back_end: BackEndChoice) -> Result<Follow, VmError> {
         match follow {
             Follow::Never => Ok(Follow::Never),
-            _ if self.count == 1 => Err(refused(
-                "--follow: a machine on one node has no remote faults: add --nodes or --on".into(),
+            _ if self.shares.is_empty() => Err(refused(
+                "--follow: a machine on one node has no remote faults: add --nodes, --on or \
+                 --growable yes"
+                    .into(),
             )),
             _ if back_end == BackEndChoice::Kvm => Err(refused(
                 "--follow: on KVM it is not known which vCPU a fault belongs to: use \

@@ -68,7 +68,7 @@ impl Plan {
         if let Some(restored) = restored.as_ref().filter(|_| !args.changed_disks) {
             restored.check_disks()?;
         }
-        if nodes.count > 1 && configuration.back_end == BackEndChoice::Soft {
+        if !nodes.shares.is_empty() && configuration.back_end == BackEndChoice::Soft {
             let model = configuration.cpu_model.unwrap_or_default();
             check_host(model).map_err(|error| VmError::Option(error.to_string()))?;
         }
@@ -122,7 +122,7 @@ fn configuration(args: &VmRunArgs, nodes: &Nodes) -> Result<Configuration, VmErr
     configuration.debug_exit = args.debug_exit;
     configuration.trace = args.trace.is_some();
     configuration.follow = nodes.follow(args.follow, configuration.back_end)?;
-    configuration.updated = updated::ranges(args, nodes.count)?;
+    configuration.updated = updated::ranges(args, !nodes.shares.is_empty())?;
     configuration.late_cpus = match args.late_cpus {
         LateArg::Auto => None,
         LateArg::Yes => Some(true),
@@ -161,7 +161,7 @@ fn check_one_node(args: &VmRunArgs, nodes: &Nodes) -> Result<(), VmError> {
 /// What runs vCPUs, where the nodes leave a choice.
 fn back_end(args: &VmRunArgs, nodes: &Nodes) -> Result<BackEndChoice, VmError> {
     let choice = args.backend.into();
-    if nodes.count == 1 {
+    if nodes.shares.is_empty() {
         return Ok(choice);
     }
     if args.deterministic {
@@ -392,6 +392,30 @@ mod tests {
     }
 
     #[test]
+    fn one_node_can_grow_where_it_is_asked_to() {
+        let plan = check("--kernel k --growable yes --cpus 3 --memory 6M --follow auto").unwrap();
+        let share = Share {
+            cpus: 3,
+            memory_bytes: 6 << 20,
+        };
+        assert_eq!((plan.nodes.count, &plan.nodes.shares), (1, &vec![share]));
+        assert_eq!(plan.configuration.slices, [share]);
+        assert_eq!(plan.configuration.back_end, BackEndChoice::Soft);
+        // Several nodes have their own shares.
+        let two = check("--kernel k --growable yes --nodes 2").unwrap();
+        assert_eq!(two.configuration.slices.len(), 2);
+        for (line, sentence) in [
+            ("--deterministic", "a single order of instructions"),
+            ("--backend kvm", "use --backend soft or --nodes 2"),
+            ("--cpus 0", "--cpus 0: a machine has 1 to 255"),
+            ("--memory 5000001", "multiple of 4K"),
+        ] {
+            let error = check(&format!("--kernel k --growable yes {line}")).unwrap_err();
+            assert!(error.contains(sentence), "{line}: {error}");
+        }
+    }
+
+    #[test]
     fn nodes_that_do_not_fit_are_refused_in_the_options_words() {
         for (line, sentence) in [
             (
@@ -504,6 +528,8 @@ mod tests {
         saved(&directory);
         let restore = format!("--restore {}", directory.display());
         assert!(check(&restore).unwrap().restore.is_some());
+        let grown = check(&format!("{restore} --growable yes")).unwrap();
+        assert_eq!(grown.configuration.slices.len(), 1);
         for machine in ["--kernel k", &restore] {
             for (option, sentence) in [
                 ("--trace t", "--trace: a machine on one node has no remote"),

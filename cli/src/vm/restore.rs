@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use weft_checkpoint::Set;
 use weft_machine::{BackEndChoice, Configuration, Network, SavedMachine, features_missing};
 
-use super::args::VmRunArgs;
+use super::args::{BackEndArg, VmRunArgs};
 use super::error::VmError;
 use super::nodes::Nodes;
 
@@ -79,7 +79,7 @@ impl Restored {
         &self.directory
     }
 
-    /// The options, with totals as saved where none are given.
+    /// The options, with totals as saved where none are given, and with the saved back end.
     pub fn complete(&self, args: &VmRunArgs) -> VmRunArgs {
         let machine = &self.set.manifest().machine;
         let mut args = args.clone();
@@ -89,6 +89,11 @@ impl Restored {
         if args.memory.values == [0] {
             args.memory.values = vec![machine.memory_bytes];
         }
+        args.deterministic = self.saved.deterministic;
+        args.backend = match machine.back_end.as_str() {
+            "kvm" => BackEndArg::Kvm,
+            _ => BackEndArg::Soft,
+        };
         args
     }
 

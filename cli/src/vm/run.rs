@@ -290,7 +290,7 @@ impl Life<'_> {
         let Life { plan, registry, .. } = self;
         let machine = SliceSettings {
             configuration: plan.configuration.clone(),
-            reference: (plan.nodes.count > 1).then(Reference::here),
+            reference: (!plan.nodes.shares.is_empty()).then(Reference::here),
             link_delay_max: plan.nodes.link_delay_max,
         };
         let own = OwnSettings {

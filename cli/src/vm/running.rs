@@ -113,10 +113,11 @@ fn render(machines: &[Asked]) -> String {
 }
 
 /// How many vCPUs a machine has; over several nodes also how many are on each, as
-/// `--cpus` takes them.
+/// `--cpus` takes them. Nodes that joined and have the last numbers count while they have one.
 fn vcpus(view: &VmView) -> String {
     let cpus = view.configuration.cpus;
-    let nodes = view.configuration.slices.len();
+    let last = view.locations.iter().map(|location| location.node).max();
+    let nodes = (view.configuration.slices.len()).max(last.map_or(0, |last| last + 1));
     if nodes < 2 {
         return cpus.to_string();
     }

@@ -9,13 +9,14 @@ use super::symbols::Symbols;
 const PAGE: u64 = 4096;
 
 /// Guest-physical addresses, of whole pages, of all that `--update` names.
-pub fn ranges(args: &VmRunArgs, nodes: usize) -> Result<Vec<Range<u64>>, VmError> {
+pub fn ranges(args: &VmRunArgs, is_shared: bool) -> Result<Vec<Range<u64>>, VmError> {
     if args.update.is_empty() {
         return Ok(Vec::new());
     }
-    if nodes == 1 {
+    if !is_shared {
         return Err(wrong(
-            "a machine on one node has no copies of pages: add --nodes or --on",
+            "a machine on one node has no copies of pages: add --nodes, --on or --growable \
+             yes",
         ));
     }
     let mut symbols = None;

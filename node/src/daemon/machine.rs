@@ -31,8 +31,9 @@ impl SliceStart for MachineStart {
     const PROGRAM: ProgramKind = ProgramKind::Monitor;
 
     fn check(&self, reserved: &Reserved) -> Result<(), SliceError> {
-        let slices = self.slices as usize;
-        if !(2..=MAX_NODES).contains(&slices)
+        // A machine with one slice at its start can be joined.
+        let slices_min = if self.joins.is_some() { 1 } else { 2 };
+        if !(slices_min..=MAX_NODES).contains(&(self.slices as usize))
             || (self.joins.is_none() && reserved.node >= self.slices)
             || self.cpus > CPUS_MAX
             || self.settings.len() > SETTINGS_BYTES_MAX

@@ -17,7 +17,7 @@ use crate::boot::SMALL;
 use crate::guest::Guest;
 use crate::random::Random;
 
-pub(super) const CHECKS: [(&str, Check); 7] = [
+pub(super) const CHECKS: [(&str, Check); 8] = [
     (
         "growth, 20 nodes join and leave during litmus tests",
         during_litmus,
@@ -26,6 +26,7 @@ pub(super) const CHECKS: [(&str, Check); 7] = [
         "growth, a node of the start leaves, sums are right",
         sums_agree,
     ),
+    ("growth, a machine that started on one node", from_one),
     ("growth, the platform joins in", with_platform),
     ("growth, a paused machine", paused),
     ("growth, changes that are cancelled", cancelled),
@@ -38,6 +39,14 @@ const LOPSIDED: Shape = Shape {
     name: "2 nodes, vCPUs on one",
     options: &["--cpus", "2,0", "--memory", "128M,128M"],
     nodes: 2,
+    cpus: 2,
+};
+
+/// One node, to which others may come.
+const ONE: Shape = Shape {
+    name: "1 node, growable",
+    options: &["--growable", "yes", "--cpus", "2", "--memory", "256M"],
+    nodes: 1,
     cpus: 2,
 };
 
@@ -127,6 +136,57 @@ fn sums_agree(bench: &Bench<'_>) -> Result<String> {
         "{moved:?}, not twice {alone:?}"
     );
     Ok(format!("{} bytes left node 1", released["bytes"]))
+}
+
+/// As many nodes as can join, and leave again, while vCPUs, the platform and the timekeeper
+/// wander over them.
+fn from_one(bench: &Bench<'_>) -> Result<String> {
+    let plain = ["--cpus", "2", "--memory", "256M"];
+    let alone = Guest::start(&mut bench.machine(&plain, SUMS, "")?)?;
+    let alone = sums(&bench.finish(alone)?);
+    ensure!(alone.len() == 8, "sums on one node: {alone:?}");
+    let script = format!("echo at work; {SUMS}; {SUMS}; litmus -d 100 -s 15");
+    let guest = begin(bench, "soft", ONE, (&script, "at work"))?;
+    let go = |what: &str, to: u64| {
+        let words = ["vm", "move", "m", what, "--to", &to.to_string()];
+        bench.ask(&words)
+    };
+    let mut bytes = 0;
+    for round in 0..8 {
+        let node = grow(bench)?;
+        ensure!(node == 1, "the free number is {node}");
+        move_vcpu(bench, round % 2, node)?;
+        go("--platform", node)?;
+        let second = grow(bench)?;
+        move_vcpu(bench, 1 - round % 2, second)?;
+        let listed = bench.ask(&["vm", "list"])?;
+        ensure!(listed.contains("2 (0,1,1)"), "{listed}");
+        for node in [node, second] {
+            let released = release(bench, node)?;
+            bytes += released["bytes"].as_u64().context("no bytes")?;
+        }
+        let at = locations(bench)?;
+        ensure!(at == [0, 0], "vCPUs are on {at:?}");
+    }
+    for _ in 0..4 {
+        grow(bench)?;
+    }
+    let said = refusal(bench, &["vm", "grow", "m"])?;
+    ensure!(said.contains("it has 5 nodes, which is the most"), "{said}");
+    for node in 1..5 {
+        release(bench, node)?;
+    }
+    bench.processes(&guest, 1)?;
+    let ended = finish(bench, guest)?;
+    let moved = sums(&ended);
+    ensure!(
+        moved[..] == [&alone[..], &alone[..]].concat(),
+        "{moved:?}, not twice {alone:?}"
+    );
+    Ok(format!(
+        "{}, {bytes} bytes came back",
+        judge_litmus(&ended)?
+    ))
 }
 
 /// The platform is on a node of the start, on one that joined and on one that leaves, while
@@ -259,6 +319,7 @@ fn refused(bench: &Bench<'_>) -> Result<String> {
     ensure!(alone.wait_for("idle", BOUND).is_some(), "no boot");
     let said = refusal(bench, &["vm", "grow", "m"])?;
     ensure!(said.contains("it was started on one node"), "{said}");
+    ensure!(said.contains("--growable yes"), "{said}");
     stop(bench, alone)?;
     Ok(String::new())
 }

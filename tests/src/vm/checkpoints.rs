@@ -25,9 +25,10 @@ const SUM: &str = "32e8d2bbb8984bd14d9ad0ccf2a33ea5";
 
 type Test = fn(&Bench, &Images) -> Result<String>;
 
-const TESTS: [(&str, Test); 4] = [
+const TESTS: [(&str, Test); 5] = [
     ("a checkpoint of two nodes continues on 1 to 3", other_nodes),
     ("a chain of ten checkpoints", chain),
+    ("one node, growable or not", growable),
     ("a save that is killed", killed),
     ("damaged and unfit checkpoints are refused", refused),
 ];
@@ -179,6 +180,46 @@ fn chain(bench: &Bench, images: &Images) -> Result<String> {
         })?;
     }
     // Nearly all of its work is left.
+    let ended = guest.finish(4 * BOUND)?;
+    ended_with(&ended, 0, &["powered off by the guest"])?;
+    all_done(&(console + &ended.written()))?;
+    Ok(String::new())
+}
+
+/// A machine on one node is saved and continues with and without a controller of its memory,
+/// also after other nodes came and went. Its network has as many queues either way.
+fn growable(bench: &Bench, images: &Images) -> Result<String> {
+    const YES: [&str; 2] = ["--growable", "yes"];
+    let network = ["--net", "user"];
+    let mut guest = start_on(bench, images, "one", &network)?;
+    let mut console = String::new();
+    for step in 0..6 {
+        let directory = bench.directory.join(format!("set{step}"));
+        let is_growable = step % 2 == 1;
+        if is_growable {
+            for words in [
+                &["vm", "grow", "one", "--memory", "64M"][..],
+                &["vm", "move", "one", "--vcpu", "1", "--to", "1"],
+                &["vm", "release", "one", "1"],
+            ] {
+                bench.ask(words)?;
+            }
+        }
+        if let Err(error) = save(bench, "one", &directory, &["--stop"]) {
+            bail!("{error:#}: {}", guest.finish(BOUND)?.stderr);
+        }
+        console += &guest.finish(BOUND)?.written();
+        guest = match is_growable {
+            false => restore(bench, &directory, "one", &YES)?,
+            true => restore(bench, &directory, "one", &[])?,
+        };
+        std::thread::sleep(Duration::from_millis(100));
+        super::wait_until("the next machine", || {
+            Ok(bench
+                .ask(&["vm", "list", "--json"])?
+                .contains("\"running\""))
+        })?;
+    }
     let ended = guest.finish(4 * BOUND)?;
     ended_with(&ended, 0, &["powered off by the guest"])?;
     all_done(&(console + &ended.written()))?;

@@ -55,7 +55,7 @@ pub(super) struct Plan<'a> {
     /// On the primary: guest-physical addresses to which all slices subscribe.
     pub updated: Vec<Range<u64>>,
     pub channel: OwnerChannel,
-    /// `None` if the machine has one slice.
+    /// `None` if the machine has one slice that stays alone.
     pub slice: Option<Arc<Slice>>,
 }
 
@@ -176,11 +176,8 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
 
     let wanted_moves = Arc::new(WantedMoves::new(to_owner.clone()));
     let followers = slice.as_ref().and_then(|slice| {
-        let scope = (
-            configuration.cpus,
-            slice.number(),
-            slice.placement().slices(),
-        );
+        // Those that join may be where a vCPU wants to go, too.
+        let scope = (configuration.cpus, slice.number(), slice.numbers());
         let ask = ask_to_move(slice, &wanted_moves);
         Followers::new(configuration.follow, scope, ask)
     });
@@ -378,7 +375,7 @@ struct SmallDevices {
 /// Puts the platform's devices on the buses of a slice, which may have them or not.
 struct PlatformBus<'a> {
     core: &'a MachineCore,
-    /// `None` if the machine has one slice.
+    /// `None` if the machine has one slice that stays alone.
     slice: Option<&'a Arc<Slice>>,
 }
 

@@ -47,7 +47,7 @@ impl Chosen {
     }
 }
 
-/// Opens the configured back end. `slice` is `None` if the machine has one slice.
+/// Opens the configured back end. `slice` is `None` if the machine has one slice that stays alone.
 pub(super) fn choose(
     configuration: &Configuration,
     ram: &Ram,

@@ -33,7 +33,8 @@ pub struct Configuration {
     pub cpus: u32,
     /// Guest RAM of all slices together, in bytes.
     pub memory_bytes: u64,
-    /// The part of each slice; empty if the machine has one slice.
+    /// The part of each slice; empty if the machine has one slice and never gets another. One
+    /// slice with everything has a controller, and others may join it.
     #[serde(default)]
     pub slices: Vec<Share>,
     /// Bytes that each slice may fill with pages of other slices' parts of RAM; `None`: the
@@ -344,7 +345,10 @@ mod tests {
         machine.slices[0].cpus = 0;
         let no_start = Invalid::Placement(PlacementError::PrimaryCpus);
         assert_eq!(machine.validate(), Err(no_start));
-        machine.slices[0].cpus = 2;
+        machine.spare_bytes = None;
+        machine.slices = Placement::whole(3, 160 << 20).shares().to_vec();
+        assert_eq!(machine.validate(), Ok(()));
+        machine.slices = dealt.shares().to_vec();
         machine.networks = vec![Network::Tap {
             name: "t".into(),
             slice: 1,

@@ -90,9 +90,9 @@ impl Files {
             let parameters = parameters.join(" ");
             notes.push(format!("added to the kernel's command line: {parameters}"));
         }
-        let updated = match placement.slices() {
-            0 | 1 => Vec::new(),
-            _ => [configuration.updated.clone(), loaded.recognised.updated].concat(),
+        let updated = match configuration.slices.is_empty() {
+            true => Vec::new(),
+            false => [configuration.updated.clone(), loaded.recognised.updated].concat(),
         };
         for range in &updated {
             let (start, end) = (range.start, range.end);

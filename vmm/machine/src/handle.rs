@@ -28,7 +28,7 @@ pub struct Handle {
     pub(super) console: Option<ConsoleHandle>,
     pub(super) balloon: Option<BalloonHandle>,
     pub(super) first_instruction: Arc<OnceLock<Instant>>,
-    /// `None` if the machine has one slice.
+    /// `None` if the machine has one slice that stays alone.
     pub(super) slice: Option<Arc<Slice>>,
 }
 

@@ -10,20 +10,23 @@ const LATE_MARK: &[u8] = b"weft-late-vcpus";
 /// The first bytes of an initrd, in which the mark is searched.
 const MARK_BYTES: u64 = 4096;
 
-/// The parameters for a machine of several slices; for one slice no parameters. A parameter
-/// that the configuration's command line has already is not added.
+/// The parameters for a machine of several slices, or of one that others may join; for another
+/// of one slice no parameters. A parameter that the configuration's command line has already is
+/// not added.
 pub(super) fn kernel_parameters(
     configuration: &Configuration,
     placement: &Placement,
     initrd: Option<&ImageFile>,
 ) -> Vec<String> {
-    if placement.slices() < 2 {
+    if configuration.slices.is_empty() {
         return Vec::new();
     }
     // Otherwise the hash tables of files and connections are distributed over all slices.
     let mut parameters = vec!["hashdist=0".to_owned()];
     let first = placement.cpus_of(0).len() as u32;
-    if first < placement.cpus() {
+    // vCPUs of one slice may go to others later.
+    let may_part = placement.slices() == 1 && placement.cpus() > 1;
+    if first < placement.cpus() || may_part {
         // All vCPUs see one TSC (`weft_aggregate`, `time.rs`). To test that, Linux makes each
         // vCPU contend for a page for 20 ms, and a timer check every vCPU twice a second.
         parameters.push("tsc=reliable".to_owned());
@@ -31,9 +34,9 @@ pub(super) fn kernel_parameters(
         // other slices for a busy one at each timer, and vCPUs with `nohz_full=` move all of
         // their timers, such as those of a server's connections, to others.
         parameters.push("sysctl.kernel.timer_migration=0".to_owned());
-        if configuration.late_cpus.unwrap_or_else(|| marked(initrd)) {
-            parameters.extend(late(first, placement.cpus() - 1));
-        }
+    }
+    if first < placement.cpus() && configuration.late_cpus.unwrap_or_else(|| marked(initrd)) {
+        parameters.extend(late(first, placement.cpus() - 1));
     }
     let given = |parameter: &String| {
         let name = name(parameter);
@@ -82,21 +85,31 @@ fn name(parameter: &str) -> &str {
 mod tests {
     use super::*;
 
+    /// `slices`: 0 for a machine that stays alone.
     fn added_to(slices: usize, cpus: u32, late: Option<bool>, line: &str) -> String {
         let memory_bytes = 256 << 20;
         let mut configuration = Configuration::new("vmlinux".into(), memory_bytes);
         configuration.late_cpus = late;
         configuration.command_line = line.to_owned();
-        let placement = Placement::deal(slices, cpus, memory_bytes).expect("a placement");
+        let placement = match slices {
+            0 => Placement::whole(cpus, memory_bytes),
+            _ => Placement::deal(slices, cpus, memory_bytes).expect("a placement"),
+        };
+        if slices > 0 {
+            configuration.slices = placement.shares().to_vec();
+        }
         kernel_parameters(&configuration, &placement, None).join(" ")
     }
 
     #[test]
-    fn only_several_slices_get_parameters() {
-        assert_eq!(added_to(1, 2, Some(true), ""), "");
+    fn only_slices_that_may_share_get_parameters() {
+        assert_eq!(added_to(0, 2, Some(true), ""), "");
         let together = "hashdist=0 tsc=reliable sysctl.kernel.timer_migration=0";
         assert_eq!(added_to(2, 2, None, ""), together);
         assert_eq!(added_to(2, 1, Some(true), ""), "hashdist=0");
+        assert_eq!(added_to(1, 1, Some(true), ""), "hashdist=0");
+        // All vCPUs come up with the boot: none is elsewhere yet.
+        assert_eq!(added_to(1, 2, Some(true), ""), together);
     }
 
     #[test]

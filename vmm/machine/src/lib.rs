@@ -386,7 +386,7 @@ impl Machine {
         self.handle.clone()
     }
 
-    /// Its slice, if it has several.
+    /// Its slice, if it has several or may get more.
     pub fn slice(&self) -> Option<Arc<Slice>> {
         self.handle.slice.clone()
     }

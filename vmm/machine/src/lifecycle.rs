@@ -237,7 +237,7 @@ pub enum MachineReply {
     Vcpu(Box<VcpuState>),
     Status(Status),
     Counters(Counters),
-    /// To `Pages`: one for each slice; empty if the machine has one slice.
+    /// To `Pages`: one for each slice; empty if the machine has one slice that stays alone.
     Pages(Vec<SlicePages>),
     /// To `Faults`, in the order of slices.
     Faults(Vec<SliceFaults>),

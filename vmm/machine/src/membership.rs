@@ -417,7 +417,7 @@ impl Handle {
     pub(super) fn several(&self, request: &'static str) -> Result<&Slice, Refusal> {
         self.slice.as_deref().ok_or_else(|| {
             let reason = "it was started on one node, and its memory cannot be shared: start it \
-                          with --nodes 2 or --on HOST";
+                          with --growable yes, --nodes 2 or --on HOST";
             impossible(request, reason.into())
         })
     }

@@ -55,7 +55,7 @@ pub(super) struct Owner {
     pub power: Arc<PowerDevice>,
     /// Guest-physical addresses to which all slices subscribe.
     pub updated: Vec<Range<u64>>,
-    /// `None` if the machine has one slice.
+    /// `None` if the machine has one slice that stays alone.
     pub slice: Option<Arc<Slice>>,
     /// With the slice: whose time the clock follows.
     pub timekeeper: Option<Arc<Timekeeper>>,

@@ -28,7 +28,7 @@ pub(super) struct PciDevices<'a> {
     /// Called after devices have written to guest memory.
     pub observer: Option<Arc<dyn WriteObserver>>,
     pub parts: &'a mut Vec<NamedPart>,
-    /// `None` if the machine has one slice.
+    /// `None` if the machine has one slice that stays alone.
     pub slice: Option<&'a Arc<Slice>>,
     /// Devices attached so far; it is the number of the next.
     pub attached: u8,

@@ -49,7 +49,7 @@ impl SerialConsole for SerialEnds {
 #[derive(Clone)]
 pub(super) struct SerialInput {
     pub port: Arc<SerialPort>,
-    /// `None` if the machine has one slice.
+    /// `None` if the machine has one slice that stays alone.
     pub slice: Option<Arc<Slice>>,
 }
 

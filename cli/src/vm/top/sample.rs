@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 use weft_api::{Counters, LocationView, VmView};
+use weft_machine::SLICES_MAX;
 use weft_node::size::PAGE_BYTES;
 
 /// Counters of a vCPU that stand for leaving the guest's code.
@@ -89,7 +90,7 @@ pub struct MemorySample {
 impl MemorySample {
     fn at(now: &Reading) -> Self {
         let configuration = &now.view.configuration;
-        let nodes = configuration.slices.len().max(1);
+        let nodes = nodes(now).max(1);
         let host_bytes = |node: usize| now.counter(&format!("slice{node}.memory.host-bytes"));
         let balloon = |name: &str| {
             let mut counters = now.counters.counters.iter();
@@ -109,6 +110,22 @@ impl MemorySample {
     }
 }
 
+/// Nodes of the start, and those that joined up to the last number in use; none of a machine
+/// that stays on one node.
+fn nodes(now: &Reading) -> usize {
+    let number = |name: &String| {
+        let (slice, _) = name.strip_prefix("slice")?.split_once(".memory.")?;
+        slice.parse::<usize>().ok()
+    };
+    match now.view.configuration.slices.len() {
+        0 => 0,
+        start => {
+            let last = now.counters.counters.keys().filter_map(number).max();
+            start.max(last.map_or(0, |last| last + 1)).min(SLICES_MAX)
+        }
+    }
+}
+
 /// A machine over some time.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Sample {
@@ -120,7 +137,7 @@ pub struct Sample {
     pub seconds: f64,
     pub memory: MemorySample,
     pub vcpus: Vec<VcpuSample>,
-    /// Each node; none where there is one only.
+    /// Each node up to the last; none of a machine that stays on one node.
     pub nodes: Vec<NodeSample>,
 }
 
@@ -182,7 +199,7 @@ impl Sample {
                 .zip(now.view.vcpus.iter().zip(&now.view.locations))
                 .map(vcpu)
                 .collect(),
-            nodes: (0..now.view.configuration.slices.len()).map(node).collect(),
+            nodes: (0..nodes(now)).map(node).collect(),
         }
     }
 }
@@ -271,6 +288,15 @@ mod tests {
         assert_eq!(sample.nodes[0].budget_bytes, None);
         let text = super::super::render::render(&sample);
         assert!(text.contains("halted") && text.contains("25.0 %"), "{text}");
+        assert_eq!(sample.nodes.len(), 2);
+        // Node 3 joined, and node 2 has left.
+        let mut grown = now;
+        let mut count = |name: &str| grown.counters.counters.insert(name.to_owned(), 1);
+        count("slice3.memory.host-bytes");
+        let nodes = Sample::between(&before, &grown).nodes;
+        assert_eq!(nodes.len(), 4);
+        assert_eq!((nodes[2].memory_bytes, nodes[3].memory_bytes), (0, 1));
+        let now = grown;
         // A machine that restarted must not show negative rates.
         let again = Sample::between(&now, &before);
         assert_eq!(again.vcpus[1].exits, 0.0);

@@ -26,9 +26,9 @@ pub fn attach(machine: Option<&str>, time: Duration) -> anyhow::Result<Trace> {
     }
     let (client, view) = find_or_only(machine)?;
     let slices = view.configuration.slices.len();
-    if slices < 2 {
+    if slices == 0 {
         bail!(
-            "vm {} runs on one node: it has no remote faults to trace",
+            "vm {} stays on one node: it has no remote faults to trace",
             view.name
         );
     }

@@ -19,8 +19,9 @@ use crate::random::Random;
 type Check = fn(&mut Site<'_>) -> Result<String>;
 
 /// By name: hosts beside the launcher's, and the test.
-pub(super) const CHECKS: [(&str, usize, Check); 6] = [
+pub(super) const CHECKS: [(&str, usize, Check); 7] = [
     ("growth, a node of another host, ten times", 1, to_and_fro),
+    ("growth, one node gets a node of another host", 1, from_one),
     ("growth, a machine over hosts grows on all", 2, on_all),
     ("growth, what is refused changes nothing", 1, refused),
     ("growth, no slice outgrows what was lent", 1, lent),
@@ -30,6 +31,8 @@ pub(super) const CHECKS: [(&str, usize, Check); 6] = [
 
 /// Nodes of the launcher's host.
 pub(super) const HERE: [&str; 6] = ["--nodes", "2", "--cpus", "2", "--memory", "256M"];
+/// One node of the launcher's host, to which others may come.
+pub(super) const ONE: [&str; 6] = ["--growable", "yes", "--cpus", "2", "--memory", "256M"];
 /// The exit code of a machine that a lost node ended.
 pub(super) const EXIT_LOST: i32 = 124;
 
@@ -96,13 +99,23 @@ impl Site<'_> {
 }
 
 fn to_and_fro(site: &mut Site<'_>) -> Result<String> {
-    let guest = site.litmus(&HERE, 20)?;
+    comes_and_goes(site, &HERE, 2)
+}
+
+/// As a machine of several nodes.
+fn from_one(site: &mut Site<'_>) -> Result<String> {
+    comes_and_goes(site, &ONE, 1)
+}
+
+/// Node `next` is one of another host, ten times.
+fn comes_and_goes(site: &mut Site<'_>, options: &[&str], next: u64) -> Result<String> {
+    let guest = site.litmus(options, 20)?;
     let mut random = Random::new(site.bench.context.seed ^ 0x6709);
     let mut bytes = 0;
     for round in 0..10 {
         let mut change = || -> Result<u64> {
             let node = site.grow(&["--on", "h1=128M"])?;
-            ensure!(node == 2, "the free number is {node}");
+            ensure!(node == next, "the free number is {node}");
             let slices = site.slices_of(1);
             ensure!(slices.len() == 1, "host 1 runs {slices:?}");
             site.move_vcpu(random.below(2), node)?;

@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use super::growth::{EXIT_LOST, HERE};
+use super::growth::{EXIT_LOST, HERE, ONE};
 use super::{BOUND, LEASE, LONG_BOUND, Site};
 use crate::aggregate::judge_litmus;
 use crate::cluster;
@@ -20,8 +20,9 @@ use crate::random::Random;
 type Check = fn(&mut Site<'_>) -> Result<String>;
 
 /// By name: hosts beside the launcher's, and the test.
-pub(super) const CHECKS: [(&str, usize, Check); 5] = [
+pub(super) const CHECKS: [(&str, usize, Check); 6] = [
     ("migration, to a host and back, five times", 1, to_and_fro),
+    ("migration, of one node, to a host and back", 1, from_one),
     ("migration, split over two hosts and merged", 2, split),
     ("migration, of a guest that writes all the time", 1, busy),
     ("migration, cancelled at any moment", 1, cancelled),
@@ -71,9 +72,29 @@ fn judge_writes(ended: &Ended) -> Result<String> {
 
 fn to_and_fro(site: &mut Site<'_>) -> Result<String> {
     let guest = site.litmus(&HERE, 20)?;
+    let bytes = there_and_back(site, 5)?;
+    let ended = guest.finish(LONG_BOUND)?;
+    Ok(format!("{}, {bytes} bytes went", judge_litmus(&ended)?))
+}
+
+/// A machine that started on one node, first with the tests of the memory model, then with
+/// all of its pages written and checked.
+fn from_one(site: &mut Site<'_>) -> Result<String> {
+    let guest = site.litmus(&ONE, 20)?;
+    let mut bytes = there_and_back(site, 5)?;
+    let tests = judge_litmus(&guest.finish(LONG_BOUND)?)?;
+    let guest = site.writing(&ONE, 5000, 15)?;
+    bytes += there_and_back(site, 3)?;
+    let line = judge_writes(&guest.finish(LONG_BOUND)?)?;
+    Ok(format!("{tests}, {bytes} bytes went; {line}"))
+}
+
+/// To another host and back some times, while the guest works. Node 0 stays each time. The
+/// bytes that went.
+fn there_and_back(site: &Site<'_>, rounds: u32) -> Result<u64> {
     let mut bytes = 0;
-    for round in 0..5 {
-        let mut there_and_back = || -> Result<()> {
+    for round in 0..rounds {
+        let mut once = || -> Result<()> {
             let away = site.moved(&["migrate", "m", "h1=256M"])?;
             let node = away["nodes"][0].as_u64().context("no node")?;
             site.is_on(node)?;
@@ -89,10 +110,9 @@ fn to_and_fro(site: &mut Site<'_>) -> Result<String> {
             );
             site.all_given_back()
         };
-        there_and_back().with_context(|| format!("in round {round}"))?;
+        once().with_context(|| format!("in round {round}"))?;
     }
-    let ended = guest.finish(LONG_BOUND)?;
-    Ok(format!("{}, {bytes} bytes went", judge_litmus(&ended)?))
+    Ok(bytes)
 }
 
 fn split(site: &mut Site<'_>) -> Result<String> {

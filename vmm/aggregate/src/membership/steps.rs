@@ -90,7 +90,8 @@ impl Slice {
         self.remote_devices.parts_of(node)
     }
 
-    pub(crate) fn numbers(&self) -> usize {
+    /// How many numbers slices can have, those that may join included.
+    pub fn numbers(&self) -> usize {
         numbers(&self.placement)
     }
 
