@@ -112,10 +112,10 @@ pub enum VmCommand {
     },
     /// Add a node to a running machine
     ///
-    /// The machine must have several nodes, or have been started with `--growable yes`. The new
-    /// node has neither vCPUs nor memory of its own at first: `weft vm move` brings vCPUs, and
-    /// their pages follow. Another host must lend to the host that started the machine (`weft
-    /// node list` there). Ctrl-C cancels.
+    /// The machine must have several nodes, or be one that can grow (`weft vm run --growable`).
+    /// The new node has neither vCPUs nor memory of its own at first: `weft vm move` brings
+    /// vCPUs, and their pages follow. Another host must lend to the host that started the
+    /// machine (`weft node list` there). Ctrl-C cancels.
     Grow {
         /// The machine's name or pid, as `weft vm list` shows them
         #[arg(value_name = "NAME|PID")]
@@ -322,7 +322,7 @@ pub struct VmRunArgs {
     /// Whether nodes can join a machine that starts on one node (`weft vm grow`, `weft vm
     /// migrate`); with the software back end only. Nodes can always join a machine that starts
     /// on several
-    #[arg(long, value_enum, default_value_t = GrowableArg::No)]
+    #[arg(long, value_enum, default_value_t = GrowableArg::Auto)]
     pub growable: GrowableArg,
     /// Further hosts of the machine, one node on each
     #[arg(long, value_name = "HOST[:PORT]", value_delimiter = ',')]
@@ -503,6 +503,8 @@ impl From<LinkArg> for Transport {
 /// `--growable`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum GrowableArg {
+    /// `yes` with software vCPUs, unless the machine is deterministic
+    Auto,
     /// Nodes can join it. Its start takes some milliseconds more
     Yes,
     /// It stays on its node

@@ -68,7 +68,7 @@ impl Plan {
         if let Some(restored) = restored.as_ref().filter(|_| !args.changed_disks) {
             restored.check_disks()?;
         }
-        if !nodes.shares.is_empty() && configuration.back_end == BackEndChoice::Soft {
+        if !nodes.shares.is_empty() && configuration.back_end != BackEndChoice::Kvm {
             let model = configuration.cpu_model.unwrap_or_default();
             check_host(model).map_err(|error| VmError::Option(error.to_string()))?;
         }
@@ -180,6 +180,8 @@ fn back_end(args: &VmRunArgs, nodes: &Nodes) -> Result<BackEndChoice, VmError> {
                     .into(),
             ));
         }
+        // The machine says why it takes the software back end.
+        BackEndChoice::Auto if nodes.count == 1 => BackEndChoice::Auto,
         BackEndChoice::Kvm => BackEndChoice::Kvm,
         BackEndChoice::Auto | BackEndChoice::Soft => BackEndChoice::Soft,
     })
@@ -363,7 +365,7 @@ mod tests {
             let mib = |share: &Share| (share.cpus, share.memory_bytes >> 20);
             configuration.slices.iter().map(mib).collect::<Vec<_>>()
         };
-        assert_eq!(shares("--cpus 2"), []);
+        assert_eq!(shares("--cpus 2 --growable no"), []);
         assert_eq!(shares("--nodes 2 --cpus 3"), [(2, 128), (1, 128)]);
         assert_eq!(shares("--nodes 3"), [(1, 86), (0, 86), (0, 84)]);
         assert_eq!(
@@ -387,7 +389,7 @@ mod tests {
         let plan = check("--kernel k --on beta,gamma:7118 --cpus 3").unwrap();
         assert_eq!(plan.nodes.hosts, ["beta", "gamma:7118"]);
         assert_eq!((plan.nodes.count, plan.configuration.slices.len()), (3, 3));
-        let one = check("--kernel k").unwrap().configuration;
+        let one = check("--kernel k --growable no").unwrap().configuration;
         assert_eq!(one.back_end, BackEndChoice::Auto);
     }
 
@@ -400,10 +402,19 @@ mod tests {
         };
         assert_eq!((plan.nodes.count, &plan.nodes.shares), (1, &vec![share]));
         assert_eq!(plan.configuration.slices, [share]);
-        assert_eq!(plan.configuration.back_end, BackEndChoice::Soft);
+        assert_eq!(plan.configuration.back_end, BackEndChoice::Auto);
         // Several nodes have their own shares.
         let two = check("--kernel k --growable yes --nodes 2").unwrap();
         assert_eq!(two.configuration.slices.len(), 2);
+        for (line, slices) in [
+            ("--backend soft", 1),
+            ("--backend kvm", 0),
+            ("--deterministic", 0),
+            ("--backend soft --growable no", 0),
+        ] {
+            let plan = check(&format!("--kernel k {line}")).unwrap();
+            assert_eq!(plan.configuration.slices.len(), slices, "{line}");
+        }
         for (line, sentence) in [
             ("--deterministic", "a single order of instructions"),
             ("--backend kvm", "use --backend soft or --nodes 2"),

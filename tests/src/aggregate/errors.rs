@@ -19,9 +19,9 @@ pub(super) const CHECKS: [(&str, Check); 1] = [("what is refused before the star
 /// Options, the exit code, and what must be said.
 const REFUSED: [(&str, i32, &[&str]); 16] = [
     (
-        "--cpus 2 --update jiffies",
+        "--cpus 2 --growable no --update jiffies",
         EXIT_NOT_STARTED,
-        &["--update", "--nodes or --on"],
+        &["--update", "add --nodes, --on or --growable yes"],
     ),
     (
         "--nodes 2 --update jiffies,no_such_thing",

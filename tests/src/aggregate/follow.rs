@@ -135,7 +135,7 @@ fn one_word(bench: &Bench<'_>) -> Result<String> {
 fn refused(bench: &Bench<'_>) -> Result<String> {
     for (options, words) in [
         (
-            &["--follow", "auto"][..],
+            &["--growable", "no", "--follow", "auto"][..],
             "a machine on one node has no remote faults",
         ),
         (

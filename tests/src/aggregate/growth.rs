@@ -42,10 +42,10 @@ const LOPSIDED: Shape = Shape {
     cpus: 2,
 };
 
-/// One node, to which others may come.
+/// One node, to which others may come by default.
 const ONE: Shape = Shape {
-    name: "1 node, growable",
-    options: &["--growable", "yes", "--cpus", "2", "--memory", "256M"],
+    name: "1 node",
+    options: &["--cpus", "2", "--memory", "256M"],
     nodes: 1,
     cpus: 2,
 };
@@ -141,7 +141,7 @@ fn sums_agree(bench: &Bench<'_>) -> Result<String> {
 /// As many nodes as can join, and leave again, while vCPUs, the platform and the timekeeper
 /// wander over them.
 fn from_one(bench: &Bench<'_>) -> Result<String> {
-    let plain = ["--cpus", "2", "--memory", "256M"];
+    let plain = ["--growable", "no", "--cpus", "2", "--memory", "256M"];
     let alone = Guest::start(&mut bench.machine(&plain, SUMS, "")?)?;
     let alone = sums(&bench.finish(alone)?);
     ensure!(alone.len() == 8, "sums on one node: {alone:?}");
@@ -313,7 +313,8 @@ fn refused(bench: &Bench<'_>) -> Result<String> {
     ensure!(said.contains("it has 6 nodes, which is the most"), "{said}");
     ensure!(locations(bench)? == [0, 1], "something moved");
     stop(bench, guest)?;
-    let one = ["--name", "m", "--cpus", "1", "--memory", "128M"];
+    let one = "--name m --growable no --cpus 1 --memory 128M";
+    let one: Vec<&str> = one.split(' ').collect();
     let script = "echo idle; sleep 1000";
     let mut alone = Guest::start(&mut bench.machine_of(SMALL, &one, script, "")?)?;
     ensure!(alone.wait_for("idle", BOUND).is_some(), "no boot");

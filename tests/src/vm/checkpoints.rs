@@ -190,8 +190,9 @@ fn chain(bench: &Bench, images: &Images) -> Result<String> {
 /// also after other nodes came and went. Its network has as many queues either way.
 fn growable(bench: &Bench, images: &Images) -> Result<String> {
     const YES: [&str; 2] = ["--growable", "yes"];
-    let network = ["--net", "user"];
-    let mut guest = start_on(bench, images, "one", &network)?;
+    const NO: [&str; 2] = ["--growable", "no"];
+    let options = [&["--net", "user"], &NO[..]].concat();
+    let mut guest = start_on(bench, images, "one", &options)?;
     let mut console = String::new();
     for step in 0..6 {
         let directory = bench.directory.join(format!("set{step}"));
@@ -211,7 +212,7 @@ fn growable(bench: &Bench, images: &Images) -> Result<String> {
         console += &guest.finish(BOUND)?.written();
         guest = match is_growable {
             false => restore(bench, &directory, "one", &YES)?,
-            true => restore(bench, &directory, "one", &[])?,
+            true => restore(bench, &directory, "one", &NO)?,
         };
         std::thread::sleep(Duration::from_millis(100));
         super::wait_until("the next machine", || {

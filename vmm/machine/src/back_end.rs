@@ -56,12 +56,17 @@ pub(super) fn choose(
     let wanted = match configuration.back_end {
         BackEndChoice::Soft => Some(Backend::Soft),
         BackEndChoice::Kvm => Some(Backend::Kvm),
-        BackEndChoice::Auto if configuration.deterministic || slice.is_some() => {
-            Some(Backend::Soft)
-        }
+        BackEndChoice::Auto if configuration.deterministic => Some(Backend::Soft),
         BackEndChoice::Auto => None,
     };
-    let Choice { host, reason } = Backend::choose(wanted)?;
+    let mut choice = Backend::choose(wanted)?;
+    if slice.is_some() && wanted.is_none() && choice.host.is_some() {
+        choice = Choice {
+            host: None,
+            reason: "software vCPU: several nodes use KVM only where it is asked for".into(),
+        };
+    }
+    let Choice { host, reason } = choice;
     let Some(host) = host else {
         let package_cpus = configuration.placement().package_cpus();
         let memory: Arc<dyn Memory> = match slice {
