@@ -214,14 +214,28 @@ fn with_platform(bench: &Bench<'_>) -> Result<String> {
 
 fn paused(bench: &Bench<'_>) -> Result<String> {
     let guest = begin(bench, "soft", TWO, ("litmus -d 100 -s 15", " rounds "))?;
-    for _ in 0..5 {
+    for round in 0..10 {
         let node = grow(bench)?;
         move_vcpu(bench, 1, node)?;
         bench.ask(&["vm", "pause", "m"])?;
-        let said = refusal(bench, &["vm", "grow", "m"])?;
-        ensure!(said.contains("paused"), "{said}");
+        let second = grow(bench)?;
+        let [time, platform] = ["--time", "--platform"];
+        move_vcpu(bench, 0, second)?;
+        for role in [time, platform].into_iter().take(round % 3) {
+            bench.ask(&["vm", "move", "m", role, "--to", &second.to_string()])?;
+        }
         release(bench, node)?;
+        if round % 2 == 0 {
+            bench.ask(&["vm", "resume", "m"])?;
+            std::thread::sleep(Duration::from_millis(300));
+            bench.ask(&["vm", "pause", "m"])?;
+        }
+        let third = grow(bench)?;
+        move_vcpu(bench, 1, third)?;
+        release(bench, second)?;
+        release(bench, third)?;
         bench.ask(&["vm", "resume", "m"])?;
+        std::thread::sleep(Duration::from_millis(300));
     }
     judge_litmus(&finish(bench, guest)?)
 }

@@ -54,6 +54,11 @@ pub enum SliceCommand {
         /// The guest's TSC when guest time was zero.
         tsc_zero: u64,
     },
+    /// To a slice that joined a paused machine, and is paused: guest time stands here.
+    StandAt {
+        /// The guest's TSC.
+        tsc: u64,
+    },
     /// Report the state of the platform, which is here and paused; answered by `Platform`.
     SavePlatform,
     /// Give the platform, which is here and paused, to another slice; answered by `Platform`.

@@ -139,6 +139,10 @@ impl Timekeeper {
             SliceCommand::StartTime { tsc, tsc_zero } => {
                 self.start(*tsc, *tsc_zero).map(SliceReply::Time)
             }
+            SliceCommand::StandAt { tsc } => {
+                self.parts.clock.stand_at(*tsc);
+                Ok(SliceReply::Done)
+            }
             other => Err(format!("{other:?} is not about the time")),
         }
     }

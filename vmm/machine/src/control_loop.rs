@@ -79,7 +79,8 @@ impl ControlLoop {
             })?),
             SliceCommand::KeepTime { .. }
             | SliceCommand::FollowTime(_)
-            | SliceCommand::StartTime { .. } => {
+            | SliceCommand::StartTime { .. }
+            | SliceCommand::StandAt { .. } => {
                 let carried_out = self.timekeeper.carry_out(command);
                 return Ok(carried_out.unwrap_or_else(SliceReply::Refused));
             }

@@ -191,15 +191,20 @@ impl Owner {
         }
     }
 
-    /// Tells a node that joined where the roles are, and lets it run if the machine does.
+    /// Tells a node that joined where the roles are, and has it run, or pause, as the machine
+    /// does. It has no vCPU yet.
     fn start_joined(&self, slice: &Slice, node: usize) -> Result<(), String> {
         self.announce_platform(slice, node)?;
         let time = self.announce_time();
         let time = time.map_err(|refusal| refusal.to_string())?;
-        match self.stage {
-            Stage::Running => slice.command(node, &self.run_command(time)).map(drop),
-            _ => Ok(()),
+        slice.command(node, &self.run_command(time))?;
+        if self.stage == Stage::Paused {
+            // Its clock went on from the others' pause.
+            let tsc = self.clock.now();
+            slice.command(node, &SliceCommand::Pause)?;
+            slice.command(node, &SliceCommand::StandAt { tsc })?;
         }
+        Ok(())
     }
 
     /// Moves the roles of a node that leaves to node 0.
@@ -262,15 +267,7 @@ impl Handle {
                 ),
             )
         })?;
-        match self.status()?.stage {
-            Stage::Running => {}
-            stage => {
-                return Err(Refusal::Stage {
-                    request: GROW,
-                    stage,
-                });
-            }
-        }
+        self.check_runs(GROW)?;
         processes
             .start(number, node, job)
             .map_err(|reason| impossible(GROW, reason))?;

@@ -27,7 +27,6 @@ use super::wanted_moves::WantedMoves;
 use crate::vcpu::following::Followers;
 use crate::vcpu::runner::{Activity, Runner, RunnerError, VcpuCommand, VcpuState};
 use weft_aggregate::commands::{SliceCommand, SliceReply, VcpuStage};
-use weft_aggregate::membership::Change;
 
 /// Longest time in which a vCPU must carry out a command: it must leave guest code or a
 /// device's register first, and its host may be busy.
@@ -138,10 +137,7 @@ impl Owner {
                 let reply = done.map_err(|reason| refused(name, reason))?;
                 return Ok(MachineReply::Platform(reply));
             }
-            (MachineRequest::ChangeMembership { change, node }, stage)
-                if stage == Stage::Running
-                    || (stage == Stage::Paused && change != Change::Join) =>
-            {
+            (MachineRequest::ChangeMembership { change, node }, Stage::Running | Stage::Paused) => {
                 self.change_membership(change, node)?
             }
             (

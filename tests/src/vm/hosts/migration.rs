@@ -20,9 +20,10 @@ use crate::random::Random;
 type Check = fn(&mut Site<'_>) -> Result<String>;
 
 /// By name: hosts beside the launcher's, and the test.
-pub(super) const CHECKS: [(&str, usize, Check); 6] = [
+pub(super) const CHECKS: [(&str, usize, Check); 7] = [
     ("migration, to a host and back, five times", 1, to_and_fro),
     ("migration, of one node, to a host and back", 1, from_one),
+    ("migration, of a paused machine", 1, paused),
     ("migration, split over two hosts and merged", 2, split),
     ("migration, of a guest that writes all the time", 1, busy),
     ("migration, cancelled at any moment", 1, cancelled),
@@ -113,6 +114,34 @@ fn there_and_back(site: &Site<'_>, rounds: u32) -> Result<u64> {
         once().with_context(|| format!("in round {round}"))?;
     }
     Ok(bytes)
+}
+
+/// Away or back while the guest stands, in turn.
+fn paused(site: &mut Site<'_>) -> Result<String> {
+    let guest = site.litmus(&ONE, 20)?;
+    let pause = || site.weft(&["vm", "pause", "m"]).status();
+    let resume = || site.weft(&["vm", "resume", "m"]).status();
+    for round in 0..6 {
+        let once = || -> Result<()> {
+            ensure!(pause()?.success(), "it does not pause");
+            site.moved(&["migrate", "m", "h1=256M"])?;
+            if round % 2 == 0 {
+                ensure!(resume()?.success(), "it does not resume");
+                std::thread::sleep(Duration::from_millis(300));
+                ensure!(round % 4 == 0 || pause()?.success(), "it does not pause");
+            }
+            site.moved(&["consolidate", "m"])?;
+            site.is_on(0)?;
+            ensure!(
+                round % 4 == 0 || resume()?.success(),
+                "it does not resume at home"
+            );
+            site.all_given_back()
+        };
+        once().with_context(|| format!("in round {round}"))?;
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    judge_litmus(&guest.finish(LONG_BOUND)?)
 }
 
 fn split(site: &mut Site<'_>) -> Result<String> {

@@ -210,23 +210,30 @@ fn the_platform_goes_to_nodes_that_join_and_from_those_that_leave() {
 }
 
 #[test]
-fn a_paused_machine_gives_nodes_back_and_gets_none() {
+fn a_paused_machine_gets_nodes_and_gives_them_back() {
     let cpus = [1, 1];
     let slices = Slices::new(&cpus);
     let here = Here::new(&cpus, &slices);
-    let handle = slices.machines[0].handle();
-    ask(&slices.machines[0], MachineRequest::Pause);
-    let refused = handle.grow(&here, &NODE, &Job::default()).unwrap_err();
-    assert!(refused.to_string().contains("paused"), "{refused}");
-    assert_eq!(status(&slices.machines[0]).stage, Stage::Paused);
-    ask(&slices.machines[0], MachineRequest::Resume);
-    handle.grow(&here, &NODE, &Job::default()).unwrap();
-    slices.move_vcpu(1, 2).unwrap();
-    slices.check();
-    ask(&slices.machines[0], MachineRequest::Pause);
-    handle.release(&here, 2, &Job::default()).unwrap();
-    ask(&slices.machines[0], MachineRequest::Resume);
-    slices.check();
+    let machine = &slices.machines[0];
+    let grow = || machine.handle().grow(&here, &NODE, &Job::default());
+    let release = |node| machine.handle().release(&here, node, &Job::default());
+    for round in 0..10 {
+        ask(machine, MachineRequest::Pause);
+        assert_eq!(grow().unwrap().node, 2);
+        assert_eq!(status(machine).stage, Stage::Paused);
+        slices.move_vcpu(round % 2, 2).unwrap();
+        ask(machine, MachineRequest::Resume);
+        slices.check();
+        ask(machine, MachineRequest::Pause);
+        // A vCPU that comes to a node which has never run, and leaves it, has not run there.
+        assert_eq!(grow().unwrap().node, 3);
+        slices.move_vcpu(round % 2, 3).unwrap();
+        assert_eq!(release(2).unwrap().vcpus, 0);
+        assert_eq!(release(3).unwrap().vcpus, 1);
+        assert_eq!(status(machine).stage, Stage::Paused);
+        ask(machine, MachineRequest::Resume);
+        slices.check();
+    }
 }
 
 #[test]

@@ -157,6 +157,11 @@ impl Clock {
         self.stands.store(true, Ordering::Release);
     }
 
+    /// Time, which stands, stands here.
+    pub fn stand_at(&self, tsc: u64) {
+        self.stood_at.store(tsc, Ordering::Release);
+    }
+
     /// From the next [`Clock::go`] on the offset is this one, which the
     /// timekeeper chose: the guest's TSC minus this host's, modulo 2^64; and guest time was
     /// zero when the guest's TSC was `zero`.
