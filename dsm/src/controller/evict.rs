@@ -2,10 +2,10 @@
 //!
 //! - *Vacant* memory, of pages that other nodes took, costs nobody anything.
 //! - A *copy* is dropped; its owner has the page.
-//! - A page that this node *owns* goes home, to the node in whose part it lies: there,
-//!   it is never evicted.
+//! - A page that this node *owns* goes to its manager, which does not evict it as long as
+//!   it manages it.
 //!
-//! Pages of the node's own part stay. Of the others those go that were not used since the
+//! Pages that this node manages and owns stay. Others leave if they were not used since the
 //! hand passed them last (a second chance).
 //!
 //! Invariants:

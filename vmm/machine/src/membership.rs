@@ -431,7 +431,7 @@ impl Handle {
 pub(super) fn check_release(slice: &Slice, node: usize) -> Result<(), String> {
     slice.check_member(node)?;
     if node == PRIMARY {
-        return Err("node 0 has the machine's console, its small devices and its API".into());
+        return Err("node 0 has the machine's console, its PCI bus and its API".into());
     }
     let parts = slice.device_parts(node);
     // What another start would not change comes first.
