@@ -18,6 +18,7 @@ use weft_bench::vm::footprint::footprint;
 use weft_bench::vm::guest::guest;
 use weft_bench::vm::kvm::kvm;
 use weft_bench::vm::latency::latency;
+use weft_bench::vm::migrate::migrate;
 use weft_bench::vm::nginx::nginx;
 use weft_bench::vm::soft::soft;
 use weft_bench::vm::storage::storage;
@@ -26,7 +27,7 @@ use weft_bench::vm::web::web;
 use weft_bench::working_set::{oversubscribed, working_set};
 use weft_tests::boot::Images;
 
-const BENCHMARKS: [&str; 23] = [
+const BENCHMARKS: [&str; 24] = [
     "latency",
     "unstretched",
     "throughput",
@@ -50,6 +51,7 @@ const BENCHMARKS: [&str; 23] = [
     "vm-vcpu-move",
     "vm-follow",
     "vm-checkpoint",
+    "vm-migrate",
 ];
 
 /// Measures weft against native runs and raw sockets.
@@ -130,6 +132,7 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Table> {
         "vm-vcpu-move" => vcpu_move(place, &options.images(), repeat),
         "vm-follow" => follow(place, &options.images(), repeat),
         "vm-checkpoint" => checkpoint(place, &options.images(), repeat),
+        "vm-migrate" => migrate(place, &options.images(), repeat),
         "vm-devices" => devices(place, &options.images(), repeat),
         "elastic-gigabit" => elastic(place, Network::Gigabit, repeat, &options.program),
         _ => elastic(place, Network::Unshaped, repeat, &options.program),
