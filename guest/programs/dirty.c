@@ -80,8 +80,10 @@ int main(int argc, char **argv)
 		struct timespec next = { 0, 0 };
 
 		/* After a long gap it does not catch up all at once: 10 ms of writes at most. */
-		if (wanted > writes + rate / 100)
+		if (wanted > writes + rate / 100) {
 			start += (wanted - writes - rate / 100) * 1000000000u / rate;
+			wanted = writes + rate / 100;
+		}
 		for (; writes < wanted; writes++) {
 			uint64_t at = random_number() % pages;
 
