@@ -15,6 +15,9 @@
 //! - At most [`DrainPlan::window_pages`] pages are under way at a time: a page is, until
 //!   its hand-over, which travels behind its bytes, is answered. So no message of a fault
 //!   waits behind more than that.
+//! - At most [`FEW`] are when another node has asked for a page that its user waits for. Each
+//!   [`WIDEN_AFTER`] pages that have left since then allow one more. So the faults of a busy
+//!   guest wait behind few pages, and an idle one leaves at the speed of the link.
 //! - A page that is pinned or in transition is left for later, as it is when it is evicted.
 
 use std::collections::BTreeMap;
@@ -29,6 +32,11 @@ use crate::types::{NodeId, Page};
 
 /// Pages that one step of a drain looks at, at most.
 const LOOK_MAX: u64 = 1024;
+
+/// Pages that are under way, at most, after another node's user has faulted.
+const FEW: usize = 32;
+/// Pages that leave without such a fault until one more may be under way.
+const WIDEN_AFTER: usize = 16;
 
 /// Which pages leave a node, and where to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,6 +80,10 @@ pub struct DrainProgress {
 /// A drain that is under way.
 pub(super) struct Drain {
     plan: DrainPlan,
+    /// How many pages may be under way now.
+    window: usize,
+    /// Pages that have left since another node's user faulted.
+    undisturbed: usize,
     /// The range that the walk is in, and the next page.
     range: usize,
     next: u64,
@@ -105,6 +117,20 @@ enum Found {
 }
 
 impl Drain {
+    fn new(plan: DrainPlan) -> Self {
+        Self {
+            window: plan.window_pages.max(1),
+            undisturbed: 0,
+            plan,
+            range: 0,
+            next: 0,
+            begun: BTreeMap::new(),
+            found: false,
+            unmovable: 0,
+            lacks_target: false,
+        }
+    }
+
     /// The next page of the walk.
     fn next_page(&mut self) -> Option<u64> {
         loop {
@@ -120,7 +146,21 @@ impl Drain {
     }
 
     fn is_full(&self) -> bool {
-        self.begun.len() >= self.plan.window_pages.max(1)
+        self.begun.len() >= self.window
+    }
+
+    /// A page has left.
+    fn widen(&mut self) {
+        self.undisturbed += 1;
+        if self.undisturbed.is_multiple_of(WIDEN_AFTER) {
+            self.window = (self.window + 1).min(self.plan.window_pages.max(1));
+        }
+    }
+
+    /// A user elsewhere waits for a page.
+    fn give_way(&mut self) {
+        self.window = self.window.min(FEW);
+        self.undisturbed = 0;
     }
 
     /// The round is over.
@@ -142,15 +182,7 @@ impl<T: Tables, B> Controller<T, B> {
         plan.pages = plan.pages.iter().flat_map(within).collect();
         plan.pages.retain(|pages| !pages.is_empty());
         self.drained = DrainProgress::default();
-        self.drain = Some(Drain {
-            plan,
-            range: 0,
-            next: 0,
-            begun: BTreeMap::new(),
-            found: false,
-            unmovable: 0,
-            lacks_target: false,
-        });
+        self.drain = Some(Drain::new(plan));
     }
 
     /// Ends the drain: nothing more is begun, and pages stay where they are. What is under
@@ -171,6 +203,13 @@ impl<T: Tables, B> Controller<T, B> {
 
     fn is_draining(&self) -> bool {
         self.node.closed & self.node.me().bit() != 0
+    }
+
+    /// A user of another node waits for a page, which may have to pass those of the drain.
+    pub(super) fn give_way(&mut self) {
+        if let Some(drain) = &mut self.drain {
+            drain.give_way();
+        }
     }
 
     /// The thread that drains has something to do, perhaps.
@@ -225,7 +264,11 @@ impl<T: Tables, B> Controller<T, B> {
         sink: &mut impl Sink<B>,
     ) {
         match self.begin_to_leave(page, before, drain, now, sink) {
-            Found::Nothing => drop(drain.begun.remove(&page)),
+            Found::Nothing => {
+                if drain.begun.remove(&page).is_some() {
+                    drain.widen();
+                }
+            }
             Found::Later => {
                 drain.found = true;
                 drain.begun.remove(&page);
@@ -371,5 +414,30 @@ impl<T: Tables, B> Controller<T, B> {
         let first = targets.clone().next()?.node;
         let owns = targets.any(|target| Some(target.node) == owner);
         Some(owner.filter(|_| owns).unwrap_or(first))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_elsewhere_makes_the_window_small_for_a_while() {
+        let mut drain = Drain::new(DrainPlan {
+            pages: Vec::new(),
+            targets: Vec::new(),
+            window_pages: FEW + 2,
+        });
+        assert_eq!(drain.window, FEW + 2);
+        drain.give_way();
+        assert_eq!(drain.window, FEW);
+        (1..WIDEN_AFTER).for_each(|_| drain.widen());
+        assert_eq!(drain.window, FEW);
+        // Another one begins to count anew.
+        drain.give_way();
+        (1..WIDEN_AFTER).for_each(|_| drain.widen());
+        assert_eq!(drain.window, FEW);
+        (0..4 * WIDEN_AFTER).for_each(|_| drain.widen());
+        assert_eq!(drain.window, FEW + 2);
     }
 }

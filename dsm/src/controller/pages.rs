@@ -48,6 +48,12 @@ impl<T: Tables, B> Controller<T, B> {
         if !self.is_memory(page) {
             return sink.act(Action::Fail(Failure::NoMemory { from, page }));
         }
+        if matches!(
+            message.body,
+            Body::Get { ahead: false, .. } | Body::Forward { .. }
+        ) {
+            self.give_way();
+        }
         let event = protocol::Event::Message { from, message };
         let queues = !self.is(Mutant::NoQueue);
         if let Some(transition) = self.transitions.get_mut(&page).filter(|_| queues) {

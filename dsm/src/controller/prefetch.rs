@@ -8,8 +8,9 @@
 //!
 //! Invariants:
 //!
-//! - At most [`UNDER_WAY_MAX`] requests of prefetches are under way: an urgent page waits
-//!   behind these at most.
+//! - At most [`UNDER_WAY_MAX`] requests of prefetches are under way, and at most [`FEW`] when
+//!   a user has waited for a page. Each page that comes while no user waits allows one more.
+//!   So the pages of a user that often waits wait behind few others.
 //! - None begins while a user waits for a page.
 //! - A prefetch fills only memory that nothing must leave for: where room ends, it ends.
 //! - None begins while prefetches are held, so that no page moves while a machine is paused.
@@ -26,6 +27,8 @@ use crate::types::{Access, Page};
 /// Requests of prefetches that are under way, at most: 128 KiB, a tenth of a millisecond on
 /// a link of 10 Gb/s.
 pub const UNDER_WAY_MAX: usize = 32;
+/// Requests that are under way, at most, after a user has waited.
+const FEW: usize = 4;
 /// Pages that are looked at in one step, under the lock.
 const LOOKS_MAX: usize = 256;
 
@@ -42,6 +45,8 @@ pub(super) struct Prefetches {
     queued: VecDeque<Prefetch>,
     /// Requested pages that have not come.
     under_way: BTreeSet<u64>,
+    /// How many may be.
+    limit: usize,
     /// Nothing is requested until [`super::Event::ResumePrefetches`].
     held: bool,
 }
@@ -106,9 +111,7 @@ impl<T: Tables, B> Controller<T, B> {
         if self.prefetches.queued.is_empty() && self.prefetches.under_way.is_empty() {
             return;
         }
-        let tables = &mut self.node.tables;
-        let is_pending = |page: &u64| tables.local(Page(*page)).pending().is_some();
-        self.prefetches.under_way.retain(is_pending);
+        self.count_under_way();
         if self.prefetches.held && !self.is_prefetching() {
             sink.act(Action::Look(Look::Membership));
         }
@@ -128,6 +131,21 @@ impl<T: Tables, B> Controller<T, B> {
         }
     }
 
+    /// Forgets those that have come.
+    fn count_under_way(&mut self) {
+        let Prefetches {
+            under_way, limit, ..
+        } = &mut self.prefetches;
+        let before = under_way.len();
+        let tables = &mut self.node.tables;
+        under_way.retain(|page| tables.local(Page(*page)).pending().is_some());
+        let come = before - under_way.len();
+        *limit = (*limit + come).clamp(FEW, UNDER_WAY_MAX);
+        if self.any_waits() {
+            self.prefetches.limit = FEW;
+        }
+    }
+
     fn may_prefetch(&mut self) -> bool {
         let under_way = self.prefetches.under_way.len();
         let room = self.budget.room(self.rights.resident());
@@ -135,7 +153,7 @@ impl<T: Tables, B> Controller<T, B> {
         if self.is_leaving() || !has_room {
             self.prefetches.queued.clear();
         }
-        let few = under_way < UNDER_WAY_MAX || self.is(Mutant::PrefetchAllAtOnce);
+        let few = under_way < self.prefetches.limit || self.is(Mutant::PrefetchAllAtOnce);
         let held = self.prefetches.held && !self.is(Mutant::PrefetchWhileHeld);
         few && !held && (!self.any_waits() || self.is(Mutant::PrefetchFirst))
     }

@@ -44,7 +44,7 @@ fn every_broken_controller_is_found() {
     for (mutant, first) in [
         (Mutant::IgnorePins, 0),
         (Mutant::PinDeferred, 0),
-        (Mutant::ExtendVisit, 7_000),
+        (Mutant::ExtendVisit, 10_000),
         (Mutant::RevokeLate, 0),
         (Mutant::KeepRight, 0),
         (Mutant::NoQueue, 0),
