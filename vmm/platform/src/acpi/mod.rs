@@ -47,7 +47,7 @@ pub const SERIAL_LINE: u32 = 4;
 pub const EVENT_LINE: u32 = 9;
 /// Ports of COM1.
 pub const SERIAL_PORTS: Range<u16> = 0x3f8..0x400;
-/// The identifier of the I/O APIC: larger than those of the CPUs.
+/// The identifier of the I/O APIC in the MADT. CPU 0's local APIC has the same number.
 pub const IO_APIC_ID: u8 = 0;
 
 /// Size of the window for 64-bit BARs.
