@@ -462,7 +462,11 @@ impl Host {
                     return Err(unfit(me, page, action));
                 }
             }
-            Action::Prefetch { .. } => outcome.prefetched += 1,
+            Action::Prefetch { page } => {
+                outcome.prefetched += 1;
+                // As by a fault: what comes counts as looked at.
+                self.unread.remove(&page);
+            }
             Action::Look(_) | Action::Remote { .. } | Action::Waited { .. } => {}
         }
         Ok(None)
