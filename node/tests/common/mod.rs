@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{SigSet, Signal, raise};
+use nix::sys::signal::{SigHandler, SigSet, Signal, raise};
 use weft_node::config::{self, May, Peer};
 use weft_wire::keys::PublicKey;
 
@@ -229,10 +229,13 @@ impl Run {
         }
         if let Some(signal) = self.pending {
             let wait = move || {
+                // A test that `nohup` runs would pass on that it ignores SIGHUP.
+                // SAFETY: the default action is no handler.
+                unsafe { nix::sys::signal::signal(signal, SigHandler::SigDfl) }?;
                 SigSet::from(signal).thread_block()?;
                 Ok(raise(signal)?)
             };
-            // SAFETY: both calls are safe in a signal handler; nothing is allocated.
+            // SAFETY: all calls are safe in a signal handler; nothing is allocated.
             unsafe { command.pre_exec(wait) };
         }
         Running {
