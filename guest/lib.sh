@@ -100,7 +100,7 @@ fresh() {
 
 made() {
 	mkdir -p "$out/.made"
-	echo "$2" >"$out/.made/$1"
+	echo "$2" | put ".made/$1"
 }
 
 # put FILE: standard input becomes a file of the output, whole or not at all:

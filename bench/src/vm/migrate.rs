@@ -72,7 +72,7 @@ const FIGURES: [(&str, &str, &str, Goal); 4] = [
     ("total", "total time", "s", Goal::AtMost(1.0)),
     ("gap", "longest gap of the program", "ms", Goal::AtMost(1.0)),
     ("pause", "pause of vCPUs", "ms", Goal::AtMost(1.0)),
-    ("carried", "carried", "MB", Goal::AtMost(1.0)),
+    ("carried", "pushed, or carried by QEMU", "MB", Goal::None),
 ];
 
 type Samples = BTreeMap<String, Vec<f64>>;
@@ -207,11 +207,16 @@ fn qemu(place: &Place, boot: &Boot, name: &str, mode: Mode) -> Result<(Figures, 
         let value = value.as_f64();
         value.with_context(|| format!("no {figure} in {report}"))
     };
-    let figures = vec![
-        ("total", of(&report["total-time"], "total time")? / 1e3),
-        ("pause", of(&report["downtime"], "downtime")?),
+    let total_ms = of(&report["total-time"], "total time")?;
+    let mut figures = vec![
+        ("total", total_ms / 1e3),
         ("carried", of(&report["ram"]["transferred"], "bytes")? / 1e6),
     ];
+    // QEMU 7.2 reports hours now and then after a post-copy.
+    let downtime_ms = of(&report["downtime"], "downtime")?;
+    if downtime_ms <= total_ms {
+        figures.push(("pause", downtime_ms));
+    }
     for socket in [old_socket, new_socket] {
         // The other process has removed it, or has not.
         let _ = std::fs::remove_file(socket);
@@ -228,7 +233,7 @@ fn free_port() -> Result<u16> {
 fn table(samples: &Samples, failures: &BTreeMap<Mode, u32>) -> Table {
     let failed = |mode| failures.get(&mode).copied().unwrap_or(0);
     let about = format!(
-        "A Linux of one vCPU (512 MiB) moves while it runs from one process to another of this host, which was started before: a node of Weft (software vCPU, sealed links over TCP) and QEMU's TCG (TCP, no limit of bandwidth, a downtime limit of 100 ms), in alternation; medians. Its program writes to randomly chosen pages at the given rate, measures the longest gap between two rounds of 1 ms, and checks every page at the end. QEMU's post-copy begins after 0.3 s. *Without*: Weft, no migration. The ratio is to QEMU's better mode. Guests of QEMU that did not survive, and have no figures: {} of pre-copy, {} of post-copy.",
+        "A Linux of one vCPU (512 MiB) moves while it runs from one process to another of this host, which was started before: a node of Weft (software vCPU, sealed links over TCP) and QEMU's TCG (TCP, no limit of bandwidth, a downtime limit of 100 ms), in alternation; medians. Its program writes to randomly chosen pages at the given rate, measures the longest gap between two rounds of 1 ms, and checks every page at the end. QEMU's post-copy begins after 0.3 s. *Pushed*: without the pages that the guest's faults and prefetches asked for, which Weft's report does not count. *Without*: Weft, no migration. The ratio is to QEMU's better mode. Guests of QEMU that did not survive, and have no figures: {} of pre-copy, {} of post-copy.",
         failed(Mode::PreCopy),
         failed(Mode::PostCopy)
     );
