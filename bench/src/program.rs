@@ -3,9 +3,11 @@
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
+use serde_json::Value;
 use weft_tests::run::{End, Invocation, run};
 use weft_tests::stats::Counters;
 
@@ -134,6 +136,23 @@ fn finish(invocation: &Invocation, statistics: Option<&Path>) -> Result<Option<M
 }
 
 impl Place {
+    /// What `weft vm …` says of a machine that runs in the scratch folder.
+    pub fn ask_machine(&self, words: &[&str]) -> Result<Value> {
+        let output = Command::new(&self.weft)
+            .arg("vm")
+            .args(words)
+            .arg("--json")
+            .env("XDG_RUNTIME_DIR", &self.work)
+            .output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            output.status.success(),
+            "weft vm {}: {said}",
+            words.join(" ")
+        );
+        Ok(serde_json::from_slice(&output.stdout)?)
+    }
+
     fn program(&self, words: &str) -> Vec<OsString> {
         let mut words = words.split_whitespace();
         let name = words.next().unwrap_or_default();

@@ -1,12 +1,11 @@
 //! How long a machine needs to be saved and restored, on two nodes against one.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use serde_json::{Value, json};
+use serde_json::json;
 use weft_tests::boot::{Boot, Images, Monitor};
 use weft_tests::guest::Guest;
 
@@ -80,7 +79,8 @@ fn save_and_restart(
     let filled = guest.wait_for(LINE, BOUND);
     ensure!(filled.is_some(), "the guest does not come up");
     let directory = place.work.join(name);
-    let saved = save(place, name, &directory)?;
+    let path = directory.to_str().context("a path that is no text")?;
+    let saved = place.ask_machine(&["save", name, path])?;
     guest.kill()?;
     drop(guest);
 
@@ -102,18 +102,6 @@ fn save_and_restart(
         ("restart", restart.as_secs_f64()),
         ("bytes", of("bytes")?),
     ])
-}
-
-fn save(place: &Place, name: &str, directory: &Path) -> Result<Value> {
-    let output = Command::new(&place.weft)
-        .args(["vm", "save", name])
-        .arg(directory)
-        .arg("--json")
-        .env("XDG_RUNTIME_DIR", &place.work)
-        .output()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "weft vm save: {said}");
-    Ok(serde_json::from_slice(&output.stdout)?)
 }
 
 fn table(samples: &BTreeMap<String, Vec<f64>>) -> Table {

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -139,9 +138,9 @@ fn weft(place: &Place, mut boot: Boot, name: &str, mode: Mode) -> Result<(Figure
     let works = guest.wait_for(AT_WORK, BOUND);
     ensure!(works.is_some(), "the guest does not come up");
     if mode == Mode::Weft {
-        ask(place, &["grow", name, "--memory", "512M"])?;
+        place.ask_machine(&["grow", name, "--memory", "512M"])?;
         std::thread::sleep(BEFORE);
-        let job = ask(place, &["consolidate", name, "1"])?;
+        let job = place.ask_machine(&["consolidate", name, "1"])?;
         let of = |figure: &str| {
             let value = job["migrated"][figure].as_f64();
             value.with_context(|| format!("no {figure} in {job}"))
@@ -153,18 +152,6 @@ fn weft(place: &Place, mut boot: Boot, name: &str, mode: Mode) -> Result<(Figure
         ];
     }
     Ok((figures, guest.finish(BOUND)?))
-}
-
-fn ask(place: &Place, words: &[&str]) -> Result<Value> {
-    let output = Command::new(&place.weft)
-        .arg("vm")
-        .args(words)
-        .arg("--json")
-        .env("XDG_RUNTIME_DIR", &place.work)
-        .output()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "weft vm {}: {said}", words[0]);
-    Ok(serde_json::from_slice(&output.stdout)?)
 }
 
 /// One process moves to another by TCP, with no limit of bandwidth.

@@ -1,7 +1,6 @@
 //! How long a vCPU stands when it moves to another node of its running machine.
 
 use std::collections::BTreeMap;
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -66,13 +65,7 @@ pub fn vcpu_move(place: &Place, images: &Images, repeat: usize) -> Result<Table>
 /// Moves vCPU 1, which starts on node 1.
 fn move_vcpu(place: &Place, name: &str, to: usize) -> Result<Value> {
     let to = to.to_string();
-    let output = Command::new(&place.weft)
-        .args(["vm", "move", name, "--vcpu", "1", "--to", &to, "--json"])
-        .env("XDG_RUNTIME_DIR", &place.work)
-        .output()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "weft vm move: {said}");
-    Ok(serde_json::from_slice(&output.stdout)?)
+    place.ask_machine(&["move", name, "--vcpu", "1", "--to", &to])
 }
 
 fn table(samples: &BTreeMap<String, Vec<f64>>, raw_us: &[f64]) -> Table {
