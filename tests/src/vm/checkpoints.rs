@@ -156,28 +156,42 @@ fn other_nodes(bench: &Bench, images: &Images) -> Result<String> {
     ))
 }
 
+/// Saves a machine and continues it. What it wrote before, and the next machine, which runs.
+fn continued(
+    bench: &Bench,
+    guest: Guest,
+    (name, set): (&str, &str),
+    options: &[&str],
+) -> Result<(String, Guest)> {
+    let directory = bench.directory.join(set);
+    if let Err(error) = save(bench, name, &directory, &["--stop"]) {
+        bail!("{error:#}: {}", guest.finish(BOUND)?.stderr);
+    }
+    let written = guest.finish(BOUND)?.written();
+    let next = restore(bench, &directory, name, options)?;
+    // It runs for a little: the next save finds it at another place.
+    std::thread::sleep(Duration::from_millis(100));
+    super::wait_until("the next machine", || {
+        Ok(bench
+            .ask(&["vm", "list", "--json"])?
+            .contains("\"running\""))
+    })?;
+    Ok((written, next))
+}
+
 fn chain(bench: &Bench, images: &Images) -> Result<String> {
     let mut guest = start(bench, images, "link")?;
     let mut console = String::new();
     for link in 0..10 {
-        let directory = bench.directory.join(format!("set{link}"));
-        if let Err(error) = save(bench, "link", &directory, &["--stop"]) {
-            bail!("{error:#}: {}", guest.finish(BOUND)?.stderr);
-        }
-        console += &guest.finish(BOUND)?.written();
         let nodes = ["2", "3", "4"][link % 3];
         let options: &[&str] = match link % 4 {
             0 => &[],
             _ => &["--nodes", nodes],
         };
-        guest = restore(bench, &directory, "link", options)?;
-        // It runs for a little: the next save finds it at another place.
-        std::thread::sleep(Duration::from_millis(100));
-        super::wait_until("the next machine", || {
-            Ok(bench
-                .ask(&["vm", "list", "--json"])?
-                .contains("\"running\""))
-        })?;
+        let set = format!("set{link}");
+        let (written, next) = continued(bench, guest, ("link", &set), options)?;
+        console += &written;
+        guest = next;
     }
     // Nearly all of its work is left.
     let ended = guest.finish(4 * BOUND)?;
@@ -195,7 +209,6 @@ fn growable(bench: &Bench, images: &Images) -> Result<String> {
     let mut guest = start_on(bench, images, "one", &options)?;
     let mut console = String::new();
     for step in 0..6 {
-        let directory = bench.directory.join(format!("set{step}"));
         let is_growable = step % 2 == 1;
         if is_growable {
             for words in [
@@ -206,20 +219,11 @@ fn growable(bench: &Bench, images: &Images) -> Result<String> {
                 bench.ask(words)?;
             }
         }
-        if let Err(error) = save(bench, "one", &directory, &["--stop"]) {
-            bail!("{error:#}: {}", guest.finish(BOUND)?.stderr);
-        }
-        console += &guest.finish(BOUND)?.written();
-        guest = match is_growable {
-            false => restore(bench, &directory, "one", &YES)?,
-            true => restore(bench, &directory, "one", &NO)?,
-        };
-        std::thread::sleep(Duration::from_millis(100));
-        super::wait_until("the next machine", || {
-            Ok(bench
-                .ask(&["vm", "list", "--json"])?
-                .contains("\"running\""))
-        })?;
+        let options = if is_growable { &NO } else { &YES };
+        let set = format!("set{step}");
+        let (written, next) = continued(bench, guest, ("one", &set), options)?;
+        console += &written;
+        guest = next;
     }
     let ended = guest.finish(4 * BOUND)?;
     ended_with(&ended, 0, &["powered off by the guest"])?;

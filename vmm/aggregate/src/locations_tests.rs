@@ -1,6 +1,7 @@
 //! Tables of vCPU locations between slices in one process, over real links.
 
 use std::os::unix::net::UnixStream;
+use std::time::Instant;
 
 use weft_platform::clock::Source;
 use weft_platform::interrupts::PostedInterrupts;
@@ -10,8 +11,6 @@ use weft_wire::halves::{self, HalvesConfig};
 use super::message::MoveStep;
 use super::vcpu_moves::double::SiteDouble;
 use super::vcpu_moves::working_set;
-use std::time::Instant;
-
 use super::*;
 use crate::Share;
 

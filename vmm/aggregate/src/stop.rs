@@ -6,7 +6,7 @@
 //! has told it to stop, or has gone.
 
 use std::sync::{Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use weft_confine::lock;
 
@@ -33,16 +33,10 @@ impl StopSignal {
     }
 
     fn wait(&self, patience: Duration) {
-        let deadline = Instant::now() + patience;
-        let mut is_set = lock(&self.is_set);
-        while !*is_set {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return;
-            }
-            let waited = self.changed.wait_timeout(is_set, left);
-            is_set = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
+        let waited = self
+            .changed
+            .wait_timeout_while(lock(&self.is_set), patience, |is_set| !*is_set);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 }
 
