@@ -205,7 +205,8 @@ impl<T: Tables, B> Controller<T, B> {
         self.node.closed & self.node.me().bit() != 0
     }
 
-    /// A user of another node waits for a page, which may have to pass those of the drain.
+    /// Another node asked for a page, which may have to pass those of the drain: its user
+    /// waits, or is about to write it.
     pub(super) fn give_way(&mut self) {
         if let Some(drain) = &mut self.drain {
             drain.give_way();
