@@ -287,9 +287,9 @@ impl<T: Tables> Node<T> {
         local.set_written(false);
         if !had_copy {
             local.set_zero(content == Content::Zero);
-            let writable = sole && content == Content::Bytes;
+            let writable = sole && content.has_bytes();
             // Written or not, the mark should survive a stay that was not asked for.
-            local.set_written(content == Content::Bytes);
+            local.set_written(content.has_bytes());
             sink.act(Action::Install {
                 page,
                 access: if writable {

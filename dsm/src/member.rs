@@ -70,6 +70,11 @@ impl<T: Tables> Node<T> {
         node.0 < self.nodes && self.closed & node.bit() == 0
     }
 
+    /// Whether a node's messages are accepted.
+    pub(crate) fn hears(&self, node: NodeId) -> bool {
+        self.deaf & node.bit() == 0
+    }
+
     /// Whether anything that this node knows of a page is about `node`, or is about to
     /// change. Between hand-overs, with `node` draining, an answer `false` of a page's
     /// manager is final: nothing about the page is on its way to or from `node`.

@@ -4,8 +4,8 @@
 //!
 //! | field of the header | meaning |
 //! | --- | --- |
-//! | `kind` | 1 to 23, which message |
-//! | `flags` | bit 0: write, exclusive, owner, lost; bit 1: read-ahead, sole; bit 2: held, migratory; bits 4, 5: content; bits 6, 7: reason |
+//! | `kind` | 1 to 26, which message |
+//! | `flags` | bit 0: write, exclusive, owner, lost, kept; bit 1: read-ahead, sole; bit 2: held, migratory; bits 4, 5: content; bits 6, 7: reason |
 //! | `count` | pages, 1 to 512 |
 //! | `words[0]` | first page, below 2³¹ |
 //! | `words[1]` | bits 0 to 7: generation; bits 8 to 15: the node named, or 255; bits 16 to 47: the copyset of an entry |
@@ -78,13 +78,15 @@ impl Message {
     pub const fn carries_bytes(&self) -> bool {
         matches!(
             self.body,
-            Body::Data {
-                content: Content::Bytes,
-                ..
-            } | Body::Push {
-                content: Content::Bytes,
-                ..
-            }
+            Body::Precopy
+                | Body::Data {
+                    content: Content::Bytes,
+                    ..
+                }
+                | Body::Push {
+                    content: Content::Bytes,
+                    ..
+                }
         )
     }
 }
@@ -152,6 +154,9 @@ const ENTRY: u8 = 20;
 const MOVED: u8 = 21;
 const THAW: u8 = 22;
 const ASK: u8 = 23;
+const PRECOPY: u8 = 24;
+const PRECOPIED: u8 = 25;
+const DROP_PRECOPY: u8 = 26;
 
 const FIRST: u8 = 1;
 const SECOND: u8 = 2;
@@ -218,6 +223,9 @@ fn parts(body: Body) -> (u8, u8, u8) {
         Body::Moved { to } => (MOVED, 0, to.0),
         Body::Thaw => (THAW, 0, NO_NODE),
         Body::Ask { dead } => (ASK, 0, dead.0),
+        Body::Precopy => (PRECOPY, 0, NO_NODE),
+        Body::Precopied { kept } => (PRECOPIED, bit(kept, FIRST), NO_NODE),
+        Body::DropPrecopy => (DROP_PRECOPY, 0, NO_NODE),
     }
 }
 
@@ -260,7 +268,7 @@ pub fn decode(header: &Header) -> Result<Run, DecodeError> {
         return Err(DecodeError::Node { kind, node });
     }
     let body = body(kind, header.flags, node as u8, beside).ok_or(match kind {
-        1..=ASK => DecodeError::Node { kind, node },
+        1..=DROP_PRECOPY => DecodeError::Node { kind, node },
         _ => DecodeError::Kind(kind),
     })?;
     let run = Run {
@@ -299,7 +307,8 @@ fn body(kind: u8, flags: u8, node: u8, copyset: u32) -> Option<Body> {
     let content = match flags >> 4 & 3 {
         0 => Content::Bytes,
         1 => Content::Zero,
-        _ => Content::Held,
+        2 => Content::Held,
+        _ => Content::Precopied,
     };
     let named = (node != NO_NODE).then_some(NodeId(node));
     Some(match kind {
@@ -367,6 +376,9 @@ fn body(kind: u8, flags: u8, node: u8, copyset: u32) -> Option<Body> {
         MOVED => Body::Moved { to: named? },
         THAW => Body::Thaw,
         ASK => Body::Ask { dead: named? },
+        PRECOPY => Body::Precopy,
+        PRECOPIED => Body::Precopied { kept: first },
+        DROP_PRECOPY => Body::DropPrecopy,
         _ => return None,
     })
 }
@@ -398,7 +410,8 @@ mod tests {
         prop_oneof![
             Just(Content::Bytes),
             Just(Content::Zero),
-            Just(Content::Held)
+            Just(Content::Held),
+            Just(Content::Precopied)
         ]
     }
     fn node() -> impl Strategy<Value = NodeId> {
@@ -468,6 +481,9 @@ mod tests {
             node().prop_map(|to| Body::Moved { to }),
             Just(Body::Thaw),
             node().prop_map(|dead| Body::Ask { dead }),
+            Just(Body::Precopy),
+            any::<bool>().prop_map(|kept| Body::Precopied { kept }),
+            Just(Body::DropPrecopy),
         ]
     }
     fn any_run() -> impl Strategy<Value = Run> {

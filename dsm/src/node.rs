@@ -546,7 +546,7 @@ impl<T: Tables> Node<T> {
         };
         if !migratory {
             local.distrust();
-        } else if content == Content::Bytes && !local.is_probed(probe_every) {
+        } else if content.has_bytes() && !local.is_probed(probe_every) {
             access = Access::Write;
         }
         if content == Content::Held {

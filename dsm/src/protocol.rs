@@ -13,6 +13,16 @@ pub enum Content {
     Zero,
     /// Nothing: the receiver holds the same bytes already.
     Held,
+    /// Nothing: the receiver keeps the bytes of an earlier [`Body::Precopy`], which are the
+    /// page's.
+    Precopied,
+}
+
+impl Content {
+    /// Whether the page gets bytes that its owner had, whichever way they come.
+    pub(crate) const fn has_bytes(self) -> bool {
+        matches!(self, Content::Bytes | Content::Precopied)
+    }
 }
 
 /// What a holder may do with a page.
@@ -149,6 +159,16 @@ pub enum Body {
         /// The dead node. The receiver accepts nothing more from it.
         dead: NodeId,
     },
+    /// O → the next owner: the page's bytes as they are now, to be kept. O goes on writing
+    /// the page. This and the next two are the controller's; the protocol does not know them.
+    Precopy,
+    /// The answer to [`Body::Precopy`] and to [`Body::DropPrecopy`].
+    Precopied {
+        /// The bytes are kept here.
+        kept: bool,
+    },
+    /// O → the next owner: keep the bytes no longer.
+    DropPrecopy,
 }
 
 impl Body {

@@ -80,13 +80,8 @@ pub struct DrainProgress {
 /// A drain that is under way.
 pub(super) struct Drain {
     plan: DrainPlan,
-    /// How many pages may be under way now.
-    window: usize,
-    /// Pages that have left since another node's user faulted.
-    undisturbed: usize,
-    /// The range that the walk is in, and the next page.
-    range: usize,
-    next: u64,
+    window: Window,
+    walk: Walk,
     /// Pages that were begun with and are not done.
     begun: BTreeMap<u64, Step>,
     /// The round found something.
@@ -116,25 +111,19 @@ enum Found {
     Begun(Step),
 }
 
-impl Drain {
-    fn new(plan: DrainPlan) -> Self {
-        Self {
-            window: plan.window_pages.max(1),
-            undisturbed: 0,
-            plan,
-            range: 0,
-            next: 0,
-            begun: BTreeMap::new(),
-            found: false,
-            unmovable: 0,
-            lacks_target: false,
-        }
-    }
+/// A walk over ranges of pages.
+#[derive(Debug, Default)]
+pub(super) struct Walk {
+    /// The range that it is in, and the next page.
+    range: usize,
+    next: u64,
+}
 
-    /// The next page of the walk.
-    fn next_page(&mut self) -> Option<u64> {
+impl Walk {
+    /// The next page of these ranges.
+    pub fn next_page(&mut self, ranges: &[Range<u64>]) -> Option<u64> {
         loop {
-            let range = self.plan.pages.get(self.range)?;
+            let range = ranges.get(self.range)?;
             let page = self.next.max(range.start);
             if page < range.end {
                 self.next = page + 1;
@@ -145,27 +134,65 @@ impl Drain {
         }
     }
 
-    fn is_full(&self) -> bool {
-        self.begun.len() >= self.window
+    /// Whether it has found the end of the ranges.
+    pub fn is_over(&self, ranges: &[Range<u64>]) -> bool {
+        self.range == ranges.len()
+    }
+}
+
+/// How many pages may be under way at a time.
+#[derive(Debug)]
+pub(super) struct Window {
+    pages: usize,
+    pages_max: usize,
+    /// Pages that have left since another node's user faulted.
+    undisturbed: usize,
+}
+
+impl Window {
+    pub fn new(pages_max: usize) -> Self {
+        Self {
+            pages: pages_max.max(1),
+            pages_max: pages_max.max(1),
+            undisturbed: 0,
+        }
+    }
+
+    pub fn is_full(&self, under_way: usize) -> bool {
+        under_way >= self.pages
     }
 
     /// A page has left.
-    fn widen(&mut self) {
+    pub fn widen(&mut self) {
         self.undisturbed += 1;
         if self.undisturbed.is_multiple_of(WIDEN_AFTER) {
-            self.window = (self.window + 1).min(self.plan.window_pages.max(1));
+            self.pages = (self.pages + 1).min(self.pages_max);
         }
     }
 
     /// A user elsewhere waits for a page.
-    fn give_way(&mut self) {
-        self.window = self.window.min(FEW);
+    pub fn give_way(&mut self) {
+        self.pages = self.pages.min(FEW);
         self.undisturbed = 0;
+    }
+}
+
+impl Drain {
+    fn new(plan: DrainPlan) -> Self {
+        Self {
+            window: Window::new(plan.window_pages),
+            plan,
+            walk: Walk::default(),
+            begun: BTreeMap::new(),
+            found: false,
+            unmovable: 0,
+            lacks_target: false,
+        }
     }
 
     /// The round is over.
     fn start_again(&mut self) {
-        (self.range, self.next) = (0, 0);
+        self.walk = Walk::default();
         (self.found, self.unmovable, self.lacks_target) = (false, 0, false);
     }
 }
@@ -173,7 +200,13 @@ impl Drain {
 impl<T: Tables, B> Controller<T, B> {
     /// Begins a drain, in place of one that is under way. [`super::Event::Drain`] goes on
     /// with it.
-    pub fn begin_drain(&mut self, mut plan: DrainPlan) {
+    pub fn begin_drain(&mut self, plan: DrainPlan) {
+        self.drained = DrainProgress::default();
+        self.drain = Some(Drain::new(self.within_memory(plan)));
+    }
+
+    /// The part of a plan that is about memory.
+    pub(super) fn within_memory(&self, mut plan: DrainPlan) -> DrainPlan {
         let parts = &self.parts;
         let within = |pages: &Range<u64>| {
             let cut = |part: &Range<u64>| part.start.max(pages.start)..part.end.min(pages.end);
@@ -181,8 +214,7 @@ impl<T: Tables, B> Controller<T, B> {
         };
         plan.pages = plan.pages.iter().flat_map(within).collect();
         plan.pages.retain(|pages| !pages.is_empty());
-        self.drained = DrainProgress::default();
-        self.drain = Some(Drain::new(plan));
+        plan
     }
 
     /// Ends the drain: nothing more is begun, and pages stay where they are. What is under
@@ -209,13 +241,14 @@ impl<T: Tables, B> Controller<T, B> {
     /// waits, or is about to write it.
     pub(super) fn give_way(&mut self) {
         if let Some(drain) = &mut self.drain {
-            drain.give_way();
+            drain.window.give_way();
         }
+        self.precopy_gives_way();
     }
 
     /// The thread that drains has something to do, perhaps.
     pub(super) fn look_at_drain(&self, sink: &mut impl Sink<B>) {
-        if self.drain.is_some() {
+        if self.drain.is_some() || self.precopies.is_under_way() {
             sink.act(Action::Look(Look::Membership));
         }
     }
@@ -235,8 +268,8 @@ impl<T: Tables, B> Controller<T, B> {
             self.drain_page(page, before, &mut drain, now, sink);
         }
         let mut looked = 0;
-        while looked < LOOK_MAX && !drain.is_full() {
-            let Some(page) = drain.next_page() else {
+        while looked < LOOK_MAX && !drain.window.is_full(drain.begun.len()) {
+            let Some(page) = drain.walk.next_page(&drain.plan.pages) else {
                 break;
             };
             looked += 1;
@@ -245,7 +278,7 @@ impl<T: Tables, B> Controller<T, B> {
         if looked == LOOK_MAX {
             sink.act(Action::Look(Look::Membership));
         }
-        let ended = drain.range == drain.plan.pages.len() && drain.begun.is_empty();
+        let ended = drain.walk.is_over(&drain.plan.pages) && drain.begun.is_empty();
         if ended {
             self.drained.rounds += 1;
             self.drained.unmovable = drain.unmovable;
@@ -267,7 +300,7 @@ impl<T: Tables, B> Controller<T, B> {
         match self.begin_to_leave(page, before, drain, now, sink) {
             Found::Nothing => {
                 if drain.begun.remove(&page).is_some() {
-                    drain.widen();
+                    drain.window.widen();
                 }
             }
             Found::Later => {
@@ -403,8 +436,8 @@ impl<T: Tables, B> Controller<T, B> {
         Found::Begun(Step::Hands)
     }
 
-    /// The next manager of a page: its owner if that is a target, or the first target that
-    /// is not full.
+    /// The next manager of a page: the node with its pre-copy, or else its owner, if that is a
+    /// target; or the first target that is not full.
     fn target_of(&mut self, page: u64, plan: &DrainPlan) -> Option<NodeId> {
         let owner = self.node.tables.entry(Page(page)).owner();
         let me = self.node.me();
@@ -413,8 +446,9 @@ impl<T: Tables, B> Controller<T, B> {
         };
         let mut targets = plan.targets.iter().filter(takes);
         let first = targets.clone().next()?.node;
-        let owns = targets.any(|target| Some(target.node) == owner);
-        Some(owner.filter(|_| owns).unwrap_or(first))
+        let wanted = self.precopies.target(page).or(owner);
+        let takes = targets.any(|target| Some(target.node) == wanted);
+        Some(wanted.filter(|_| takes).unwrap_or(first))
     }
 }
 
@@ -424,21 +458,17 @@ mod tests {
 
     #[test]
     fn a_fault_elsewhere_makes_the_window_small_for_a_while() {
-        let mut drain = Drain::new(DrainPlan {
-            pages: Vec::new(),
-            targets: Vec::new(),
-            window_pages: FEW + 2,
-        });
-        assert_eq!(drain.window, FEW + 2);
-        drain.give_way();
-        assert_eq!(drain.window, FEW);
-        (1..WIDEN_AFTER).for_each(|_| drain.widen());
-        assert_eq!(drain.window, FEW);
+        let mut window = Window::new(FEW + 2);
+        assert!(!window.is_full(FEW + 1));
+        window.give_way();
+        assert!(window.is_full(FEW) && !window.is_full(FEW - 1));
+        (1..WIDEN_AFTER).for_each(|_| window.widen());
+        assert!(window.is_full(FEW));
         // Another one begins to count anew.
-        drain.give_way();
-        (1..WIDEN_AFTER).for_each(|_| drain.widen());
-        assert_eq!(drain.window, FEW);
-        (0..4 * WIDEN_AFTER).for_each(|_| drain.widen());
-        assert_eq!(drain.window, FEW + 2);
+        window.give_way();
+        (1..WIDEN_AFTER).for_each(|_| window.widen());
+        assert!(window.is_full(FEW));
+        (0..4 * WIDEN_AFTER).for_each(|_| window.widen());
+        assert!(window.is_full(FEW + 2) && !window.is_full(FEW + 1));
     }
 }

@@ -94,6 +94,9 @@ pub enum Event {
     /// The drain goes on: after [`super::Controller::begin_drain`], and whenever
     /// [`Look::Membership`] says so.
     Drain,
+    /// The pre-copy goes on: after [`super::Controller::begin_precopy`] or
+    /// [`super::Controller::end_precopy`], and whenever [`Look::Membership`] says so.
+    Precopy,
 }
 
 /// The bytes of a page that came.

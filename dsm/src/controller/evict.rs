@@ -86,7 +86,8 @@ impl<T: Tables, B> Controller<T, B> {
         vacant.dedup();
         vacant.retain(|page| {
             let used = self.is(Mutant::GiveBackUsed) && self.rights.used(*page);
-            (self.rights.is_vacant(*page) || used) && !self.is_in_transition(*page)
+            let kept = self.is(Mutant::PrecopyGivenBack) && self.rights.is_precopy(*page);
+            (self.rights.is_vacant(*page) || used || kept) && !self.is_in_transition(*page)
         });
         self.vacant = vacant.split_off(vacant.len().min(GIVE_BACK_MAX));
         if !self.vacant.is_empty() {

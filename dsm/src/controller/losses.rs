@@ -16,6 +16,7 @@ use crate::types::{NodeId, Page};
 
 impl<T: Tables, B> Controller<T, B> {
     pub(super) fn peer_lost(&mut self, node: NodeId, now: Duration, sink: &mut impl Sink<B>) {
+        self.forget_precopies_of(node, sink);
         for part in self.parts.clone() {
             for page in part {
                 let event = protocol::Event::PeerLost {

@@ -92,7 +92,9 @@ impl<T: Tables, B> Controller<T, B> {
             holdings.owned += u64::from(owner);
             holdings.copies += u64::from(copy);
             holdings.entries += u64::from(manages);
-            let busy = !self.node.has_nothing(Page(page)) || self.is_under_way(page);
+            let busy = !self.node.has_nothing(Page(page))
+                || self.is_under_way(page)
+                || self.is_precopying_to(page, None);
             holdings.busy += u64::from(busy && !(owner || copy || manages));
         }
         holdings
@@ -111,7 +113,11 @@ impl<T: Tables, B> Controller<T, B> {
         if self.is(Mutant::ForgetMentions) {
             return None;
         }
-        pages.find(|page| self.node.mentions(Page(*page), node) || self.is_in_transition(*page))
+        pages.find(|page| {
+            self.node.mentions(Page(*page), node)
+                || self.is_in_transition(*page)
+                || self.is_precopying_to(*page, Some(node))
+        })
     }
 
     /// The first of `pages` whose manager is about to change, as far as this node knows.
@@ -221,6 +227,9 @@ impl<T: Tables, B> Controller<T, B> {
         sink: &mut impl Sink<B>,
     ) {
         self.step_node(protocol::Event::Member { node, standing });
+        if standing == Standing::Absent {
+            self.forget_precopies_of(node, sink);
+        }
         self.admit(now, sink);
     }
 

@@ -52,6 +52,7 @@ mod membership;
 mod mutant;
 mod pages;
 mod pins;
+mod precopy;
 mod prefetch;
 mod requests;
 mod rights;
@@ -77,11 +78,13 @@ pub use events::{Action, Bytes, Count, Event, Failure, Look, PrefetchRun, Purpos
 pub use homes::Homes;
 pub use membership::{Holdings, ManagerRun, ManagerRunError};
 pub use pins::Pins;
+pub use precopy::PrecopyProgress;
 pub use prefetch::UNDER_WAY_MAX;
 pub use rights::Rights;
 
 use drain::Drain;
 use mutant::Mutant;
+use precopy::Precopies;
 use prefetch::Prefetches;
 use requests::{AHEAD_PAGES, AsyncFault, Waiter};
 use subscriptions::Subscriptions;
@@ -116,6 +119,7 @@ pub struct Controller<T, B> {
     /// The drain that is under way.
     drain: Option<Drain>,
     drained: DrainProgress,
+    precopies: Precopies,
     /// The hand-overs of this node are over, since it was told to hold.
     quiet: bool,
     #[cfg(test)]
@@ -157,6 +161,7 @@ impl<T: Tables, B> Controller<T, B> {
             vacant: Vec::new(),
             drain: None,
             drained: DrainProgress::default(),
+            precopies: Precopies::default(),
             quiet: false,
             #[cfg(test)]
             mutant: None,
@@ -207,6 +212,7 @@ impl<T: Tables, B> Controller<T, B> {
             Event::Resume => self.resume_managers(),
             Event::Member { node, standing } => self.member(node, standing, now, sink),
             Event::Drain => return self.go_on_draining(now, sink),
+            Event::Precopy => return self.go_on_precopying(now, sink),
         }
         self.look_at_prefetches(now, sink);
         self.look_at_drain(sink);
@@ -222,7 +228,7 @@ impl<T: Tables, B> Controller<T, B> {
         match self.step_node(event).front() {
             Some(protocol::Action::Refused { reason, .. }) => Err(*reason),
             _ => {
-                self.rights.set(page, Some(Access::Write));
+                self.set_right(page, Some(Access::Write));
                 Ok(())
             }
         }

@@ -63,4 +63,18 @@ pub(super) enum Mutant {
     PrefetchForEver,
     /// The clock goes by the managers of the configuration.
     KeepHomes,
+    /// Uses a pre-copy of a page that was written since.
+    PrecopyAfterWrite,
+    /// Gives memory back that is filled with a pre-copy.
+    PrecopyGivenBack,
+    /// Uses a pre-copy that the other node may have refused.
+    PrecopyUnanswered,
+    /// Takes a page from a thread that writes it, to send it ahead.
+    PrecopyIgnoresPins,
+    /// Sends a page ahead while users may write it.
+    PrecopyUnprotected,
+    /// Keeps pre-copies that were dropped.
+    PrecopyForEver,
+    /// A node is reported gone while it is to answer a pre-copy.
+    PrecopyUnmentioned,
 }

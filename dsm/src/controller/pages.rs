@@ -54,6 +54,9 @@ impl<T: Tables, B> Controller<T, B> {
         ) {
             self.give_way();
         }
+        if self.is_precopy_message(from, message, sink) {
+            return;
+        }
         let event = protocol::Event::Message { from, message };
         let queues = !self.is(Mutant::NoQueue);
         if let Some(transition) = self.transitions.get_mut(&page).filter(|_| queues) {
@@ -219,7 +222,7 @@ impl<T: Tables, B> Controller<T, B> {
             return false;
         }
         if !self.is(Mutant::KeepRight) {
-            self.rights.set(page, kept);
+            self.set_right(page, kept);
         }
         sink.act(Action::Revoke { page, kept });
         if self.is(Mutant::RevokeLate) {
@@ -254,6 +257,7 @@ impl<T: Tables, B> Controller<T, B> {
                 }
             }
             Some(Operation::GiveBack) => self.rights.forget(page),
+            Some(Operation::Protect) => self.send_precopy(page, sink),
             Some(Operation::Revoke | Operation::Hide) => {}
             None => return,
         }
@@ -360,6 +364,7 @@ impl<T: Tables, B> Controller<T, B> {
         match action {
             protocol::Action::Send { to, message } => sink.act(Action::Send { to, message }),
             protocol::Action::Give { to, message, keep } => {
+                let message = self.with_precopy(to, message);
                 sink.act(Action::Send { to, message });
                 let pushed = matches!(message.body, Body::Push { .. });
                 if pushed {
@@ -377,7 +382,7 @@ impl<T: Tables, B> Controller<T, B> {
                 self.vacated(page, work.evicts, sink);
             }
             protocol::Action::Allow { .. } => {
-                self.rights.set(page, Some(Access::Write));
+                self.set_right(page, Some(Access::Write));
                 self.pins.end_timed(page);
             }
             protocol::Action::Install {
@@ -431,14 +436,15 @@ impl<T: Tables, B> Controller<T, B> {
             (Content::Bytes, Some(bytes)) => sink.act(Action::Fill { page, bytes }),
             (Content::Zero, _) if self.rights.used(page) => sink.act(Action::Zero { page }),
             (Content::Zero, _) => {}
-            (Content::Bytes, None) | (Content::Held, _) => {
+            (Content::Precopied, _) if self.rights.is_precopy(page) => {}
+            (Content::Precopied, _) | (Content::Bytes, None) | (Content::Held, _) => {
                 sink.act(Action::Fail(Failure::NoBytes { page }));
             }
         }
         self.fresh = (content == Content::Zero).then_some(page);
         match access == Access::Read && self.subscriptions.is_asked(page) {
             true => self.rights.set_unasked(page),
-            false => self.rights.set(page, Some(access)),
+            false => self.set_right(page, Some(access)),
         }
         if self.budget.is_exceeded(self.rights.resident()) {
             sink.act(Action::Look(Look::Room));
@@ -447,7 +453,7 @@ impl<T: Tables, B> Controller<T, B> {
 
     fn outdated(&mut self, page: u64, now: Duration, sink: &mut impl Sink<B>) {
         if self.is(Mutant::KeepOutdated) {
-            self.rights.set(page, Some(Access::Read));
+            self.set_right(page, Some(Access::Read));
         }
         let unread = self.rights.left_unused(page) && !self.is(Mutant::NeverUnsubscribe);
         if self.subscriptions.outdated(page, unread, now) {
@@ -473,7 +479,7 @@ impl<T: Tables, B> Controller<T, B> {
     /// A page left. Its memory stays for when it comes back, unless there is little or
     /// the page was evicted.
     fn vacated(&mut self, page: u64, evicted: bool, sink: &mut impl Sink<B>) {
-        self.rights.set(page, None);
+        self.left(page);
         if evicted {
             self.rights.mark_evicted(page);
         }

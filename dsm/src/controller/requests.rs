@@ -193,6 +193,7 @@ impl<T: Tables, B> Controller<T, B> {
         sink: &mut impl Sink<B>,
     ) -> Option<Operation> {
         self.subscriptions.answered(page);
+        self.end_protection(page);
         let forgets = self.is(Mutant::ForgetWaiter);
         for index in 0..self.waiters.len() {
             let Waiter {

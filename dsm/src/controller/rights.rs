@@ -17,6 +17,8 @@ const REFERENCED: u8 = 8;
 const EVICTED: u8 = 16;
 /// The page came before a user asked for it, and no user has looked for it since.
 const UNUSED: u8 = 32;
+/// Memory is filled with a pre-copy, which no user may use.
+const PRECOPY: u8 = 64;
 
 /// What the clock's hand finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,7 +135,28 @@ impl Rights {
 
     /// Whether it is, and no user may use the page.
     pub(super) fn is_vacant(&self, page: u64) -> bool {
-        self.byte(page) & (USED | RIGHT) == USED
+        self.byte(page) & (USED | RIGHT | PRECOPY) == USED
+    }
+
+    /// Memory of a page that no user may use is filled with a pre-copy.
+    pub(super) fn set_precopy(&self, page: u64) {
+        if let (None, Some(place)) = (self.of(page), self.pages.get(page as usize)) {
+            let before = place.fetch_or(USED | PRECOPY, Ordering::SeqCst);
+            let fills = u64::from(before & USED == 0);
+            self.resident.fetch_add(fills, Ordering::SeqCst);
+        }
+    }
+
+    /// The pre-copy is not wanted: the memory is vacant.
+    pub(super) fn drop_precopy(&self, page: u64) {
+        if let Some(place) = self.pages.get(page as usize) {
+            place.fetch_and(!PRECOPY, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether memory is filled with a pre-copy.
+    pub(super) fn is_precopy(&self, page: u64) -> bool {
+        self.byte(page) & PRECOPY != 0
     }
 
     /// The memory of a vacant page was given back: it is zero again.
@@ -162,6 +185,7 @@ impl Rights {
         let byte = self.byte(page);
         match (byte & USED != 0, right(byte)) {
             (false, _) => Use::None,
+            (true, None) if byte & PRECOPY != 0 => Use::None,
             (true, None) => Use::Vacant,
             (true, Some(_)) if !foreign => Use::None,
             (true, Some(_)) if byte & REFERENCED == 0 => Use::Old,

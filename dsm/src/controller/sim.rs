@@ -15,7 +15,7 @@
 //! 6. A subscription brings no more than a few copies that no user looks at.
 //! 7. When nothing is in flight, each request was answered, each page has exactly one
 //!    owner, and each page can be read, everywhere, with its last bytes. No page is in
-//!    transition, and no thread has a pin.
+//!    transition, no thread has a pin, and no pre-copy is kept.
 //! 8. A request ends in a report of a loss only if a node died, and, if the page's
 //!    manager lives, only if no live node uses the page.
 //! 9. When a node is reported empty, it has nothing, no record mentions it, and no message
@@ -32,6 +32,7 @@ mod departures;
 mod host;
 mod judges;
 mod membership;
+mod precopies;
 mod prefetches;
 mod requests;
 mod scenario;
@@ -89,6 +90,8 @@ pub struct Outcome {
     pub handed_over: u64,
     /// Pages that followed their users.
     pub prefetched: u64,
+    /// Pages that moved after their bytes.
+    pub precopied: u64,
     /// Wake-ups of threads that did not get their page.
     pub retries: u64,
     /// The most of one thread.
@@ -114,6 +117,7 @@ impl Outcome {
         self.cancels += other.cancels;
         self.handed_over += other.handed_over;
         self.prefetched += other.prefetched;
+        self.precopied += other.precopied;
         self.retries += other.retries;
         self.retries_max = self.retries_max.max(other.retries_max);
     }

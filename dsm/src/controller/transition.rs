@@ -28,6 +28,8 @@ pub(super) enum Operation {
     Hide,
     /// The page's memory is given back.
     GiveBack,
+    /// The users may only read the page, so that its bytes can be sent ahead.
+    Protect,
 }
 
 /// A request whose page is here.

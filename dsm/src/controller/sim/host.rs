@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::controller::{
     Action, Budget, Bytes, Clock, Controller, Count, Event, Pins, Rights, Sink,
 };
-use crate::protocol::Message;
+use crate::protocol::{Body, Content, Message};
 use crate::state::VecTables;
 use crate::types::{Access, NodeId, Page};
 
@@ -167,6 +167,20 @@ pub(super) struct Host {
     unread: BTreeMap<u64, u32>,
 }
 
+/// Whether a page moves whose bytes were sent ahead.
+fn is_precopied(message: &Message) -> bool {
+    matches!(
+        message.body,
+        Body::Data {
+            content: Content::Precopied,
+            ..
+        } | Body::Push {
+            content: Content::Precopied,
+            ..
+        }
+    )
+}
+
 fn unfit(node: NodeId, page: u64, action: &'static str) -> Flaw {
     let page = Page(page);
     Flaw::Memory { page, node, action }
@@ -310,6 +324,7 @@ impl Host {
         let (filled, users) = (self.rights.resident(), self.users() > 0);
         let due = self.controller.deadline(now).is_some() || self.controller.prefetches();
         let is_full = filled >= self.budget.pages();
+        let due = due || self.controller.is_precopying();
         let works = due || self.pins.has_deferred() || !self.operations.is_empty();
         if works || users && !(is_full && self.all_wait()) {
             return false;
@@ -334,9 +349,12 @@ impl Host {
             .all(|thread| !thread.holds && !thread.woken)
     }
 
-    /// When nothing is in flight: no page is in transition, and no thread has a pin.
-    pub fn judge_left(&self, me: NodeId, page: Page) -> Result<(), Flaw> {
+    /// When nothing is in flight: no page is in transition, no thread
+    /// has a pin, and no pre-copy is kept.
+    pub fn judge_left(&self, me: NodeId, page: Page, deaths: bool) -> Result<(), Flaw> {
         let what = match () {
+            // An answer that came after its manager's death is ignored, with what it stands for.
+            () if !deaths && self.rights.is_precopy(page.0) => "a pre-copy is kept for ever",
             () if self.controller.is_in_transition(page.0) => "a page is in transition",
             () if self.pins.hold(page.0, Duration::MAX) => "a page is pinned",
             () => return Ok(()),
@@ -402,6 +420,7 @@ impl Host {
             Action::Send { to, message } => {
                 let page = message.page.0;
                 let version = message.carries_bytes().then(|| self.version(page));
+                outcome.precopied += u64::from(is_precopied(&message));
                 queue(to, Packet { message, version });
                 return Ok(Some(page));
             }

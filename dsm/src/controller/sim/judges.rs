@@ -57,6 +57,7 @@ impl World {
 
     /// Judge 7, as far as the drain has not judged it.
     pub(super) fn judge_idle(&mut self) -> Result<(), Flaw> {
+        let killed = self.killed != 0;
         for page in (0..self.scenario.pages).map(Page) {
             let alive: Vec<usize> = self.alive().collect();
             let mut judge = Judge::new(page, self.latest[page.0 as usize]);
@@ -69,7 +70,7 @@ impl World {
                 let local = host.controller.tables().look(page);
                 idle_node(page, me, local)?;
                 judge.node(me, frame, local)?;
-                host.judge_left(me, page)?;
+                host.judge_left(me, page, killed)?;
             }
             let managers = self
                 .alive()

@@ -124,7 +124,7 @@ impl World {
         self.begin_drain(node, pages);
     }
 
-    fn begin_drain(&mut self, node: usize, pages: Range<u64>) {
+    pub(super) fn begin_drain(&mut self, node: usize, pages: Range<u64>) {
         let others: Vec<usize> = self.alive().filter(|other| *other != node).collect();
         let start = self.random.below(others.len().max(1) as u64) as usize;
         let others = others[start..].iter().chain(&others[..start]);
@@ -164,7 +164,9 @@ impl World {
     /// A node that handed pages over may fill fewer.
     fn lower_budget(&mut self, node: usize) {
         let pages = 0..self.scenario.pages;
-        let drains = self.hosts.iter().any(|host| host.controller.drains());
+        let drains =
+            |host: &super::host::Host| host.controller.drains() || host.controller.is_precopying();
+        let drains = self.hosts.iter().any(drains);
         let settled =
             |host: &mut super::host::Host| host.controller.unsettled(pages.clone()).is_none();
         let quiet = self.authority.is_over() && !drains && self.hosts.iter_mut().all(settled);

@@ -60,6 +60,10 @@ pub struct Scenario {
     pub(super) authority: u64,
     /// Per mille of steps in which a user comes that pages follow, or leaves.
     pub(super) follows: u64,
+    /// Per mille of pages that are not zero at first.
+    pub(super) adopted: u64,
+    /// Per mille of steps in which a pre-copy begins or ends.
+    pub(super) precopies: u64,
 }
 
 impl Scenario {
@@ -114,11 +118,19 @@ impl Scenario {
             changes: 0,
             authority: 1000,
             follows: 0,
+            adopted: 200,
+            precopies: 0,
         };
         scenario
             .with_changes(seed)
             .with_turns(seed)
             .with_follows(seed)
+            .with_precopies(seed)
+    }
+
+    /// Whether managers may change.
+    pub(super) fn spreads(&self) -> bool {
+        matches!(self.manager, ManagerOf::Ranges(_))
     }
 
     /// In one seed of eight users of a node pin a page in turns. From a sequence of its own.
@@ -141,6 +153,18 @@ impl Scenario {
         let mut random = Random::new(seed ^ 0xF011_0300);
         if random.per_mille(250) {
             self.follows = [5, 20, 100][random.below(3) as usize];
+        }
+        self
+    }
+
+    /// In one seed of four nodes send pages ahead. From a sequence of its own.
+    fn with_precopies(mut self, seed: u64) -> Scenario {
+        let mut random = Random::new(seed ^ 0x93EC_0900);
+        if random.per_mille(250) {
+            self.precopies = [2, 5, 20][random.below(3) as usize];
+            self.steps += random.below(3000) as u32;
+            self.adopted = 900;
+            self.writes = self.writes.min([100, 400, 1000][random.below(3) as usize]);
         }
         self
     }

@@ -26,6 +26,7 @@ fn two_thousand_seeds() {
     assert!(total.joins > 200 && total.leaves > 100 && total.cancels > 100);
     assert!(total.handed_over > 5_000);
     assert!(total.prefetched > 5_000);
+    assert!(total.precopied > 700);
     // No thread tries again and again.
     assert!(total.retries > 1_000 && total.retries_max <= 8);
     assert!(total.evicted > 10_000 && total.given_back > 10_000 && total.room_waits > 300);
@@ -55,7 +56,7 @@ fn every_broken_controller_is_found() {
         (Mutant::ForgetRoomWait, 0),
         (Mutant::GiveBackUsed, 0),
         (Mutant::GiveBackAnyTime, 0),
-        (Mutant::NoBudget, 800),
+        (Mutant::NoBudget, 0),
         (Mutant::KeepOutdated, 0),
         (Mutant::NeverUnsubscribe, 12_000),
         (Mutant::ForgetLoss, 0),
@@ -72,6 +73,13 @@ fn every_broken_controller_is_found() {
         (Mutant::PrefetchWhileHeld, 0),
         (Mutant::PrefetchForEver, 0),
         (Mutant::KeepHomes, 0),
+        (Mutant::PrecopyAfterWrite, 0),
+        (Mutant::PrecopyGivenBack, 0),
+        (Mutant::PrecopyUnanswered, 0),
+        (Mutant::PrecopyIgnoresPins, 0),
+        (Mutant::PrecopyUnprotected, 0),
+        (Mutant::PrecopyForEver, 0),
+        (Mutant::PrecopyUnmentioned, 0),
     ] {
         let failure = found(first..first + 1000, |world| {
             for host in &mut world.hosts {

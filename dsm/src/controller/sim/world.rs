@@ -110,6 +110,9 @@ impl World {
             if self.scenario.follows > 0 && self.random.per_mille(self.scenario.follows) {
                 self.follow()?;
             }
+            if self.scenario.precopies > 0 && self.random.per_mille(self.scenario.precopies) {
+                self.begin_or_end_precopy();
+            }
             match self.random.below(4) {
                 0 => self.begin_access()?,
                 _ => self.work()?,
@@ -120,6 +123,7 @@ impl World {
             }
         }
         self.end_drains();
+        self.end_precopies();
         self.resume_prefetches()?;
         self.scenario.evictor = 1000;
         // What is due comes within the bound on steps.
@@ -160,7 +164,9 @@ impl World {
     pub(super) fn adopt_some(&mut self) {
         for page in 0..self.scenario.pages {
             let manager = self.hosts[0].manager_of(page);
-            if self.random.per_mille(200) && self.hosts[manager].controller.adopt(page).is_ok() {
+            if self.random.per_mille(self.scenario.adopted)
+                && self.hosts[manager].controller.adopt(page).is_ok()
+            {
                 self.versions += 1;
                 self.latest[page as usize] = self.versions;
                 self.hosts[manager].fill(page, self.versions);
@@ -178,6 +184,9 @@ impl World {
         }
         if self.hosts[node].controller.drains() && self.random.per_mille(600) {
             return self.drain_on(node);
+        }
+        if self.hosts[node].controller.is_precopying() && self.random.per_mille(500) {
+            return self.precopy_on(node);
         }
         match self.random.below(12) {
             0..4 => self.deliver(),

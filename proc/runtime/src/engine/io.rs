@@ -323,14 +323,16 @@ impl Io {
             Access::Write => Mode::Open,
         };
         let done = match content {
-            Content::Bytes => match self.arrived.as_ref().and_then(|a| a.contents(first, pages)) {
-                Some(bytes) => self.space.install(start, pages, bytes, mode),
-                None => {
-                    let violation =
-                        Failure::Violation(self.source, "a page arrived without its contents");
-                    return self.fail(violation);
+            Content::Bytes | Content::Precopied => {
+                match self.arrived.as_ref().and_then(|a| a.contents(first, pages)) {
+                    Some(bytes) => self.space.install(start, pages, bytes, mode),
+                    None => {
+                        let violation =
+                            Failure::Violation(self.source, "a page arrived without its contents");
+                        return self.fail(violation);
+                    }
                 }
-            },
+            }
             _ => self.space.zero(start, pages, mode),
         };
         self.check("install", first, done);
