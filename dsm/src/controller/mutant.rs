@@ -75,6 +75,4 @@ pub(super) enum Mutant {
     PrecopyUnprotected,
     /// Keeps pre-copies that were dropped.
     PrecopyForEver,
-    /// A node is reported gone while it is to answer a pre-copy.
-    PrecopyUnmentioned,
 }

@@ -154,7 +154,7 @@ impl<T: Tables, B> Controller<T, B> {
 
     /// Whether a node, or any, has to answer about a page that was sent ahead.
     pub(super) fn is_precopying_to(&self, page: u64, node: Option<NodeId>) -> bool {
-        self.precopies.is_unanswered(page, node) && !self.is(Mutant::PrecopyUnmentioned)
+        self.precopies.is_unanswered(page, node)
     }
 
     /// How far the pre-copy is that was begun last.

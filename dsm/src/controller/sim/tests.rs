@@ -41,11 +41,12 @@ fn a_seed_replays() {
 
 #[test]
 fn every_broken_controller_is_found() {
-    // With the seed from which on it is looked for: few seeds find two of them.
+    let mut missed = Vec::new();
+    // With the seed from which on it is looked for: few seeds find some of them.
     for (mutant, first) in [
         (Mutant::IgnorePins, 0),
         (Mutant::PinDeferred, 0),
-        (Mutant::ExtendVisit, 10_000),
+        (Mutant::ExtendVisit, 13_000),
         (Mutant::RevokeLate, 0),
         (Mutant::KeepRight, 0),
         (Mutant::NoQueue, 0),
@@ -58,7 +59,7 @@ fn every_broken_controller_is_found() {
         (Mutant::GiveBackAnyTime, 0),
         (Mutant::NoBudget, 0),
         (Mutant::KeepOutdated, 0),
-        (Mutant::NeverUnsubscribe, 12_000),
+        (Mutant::NeverUnsubscribe, 1_000),
         (Mutant::ForgetLoss, 0),
         (Mutant::LossSkipsTransitions, 0),
         (Mutant::LossOvertakes, 0),
@@ -75,21 +76,24 @@ fn every_broken_controller_is_found() {
         (Mutant::KeepHomes, 0),
         (Mutant::PrecopyAfterWrite, 0),
         (Mutant::PrecopyGivenBack, 0),
-        (Mutant::PrecopyUnanswered, 0),
+        (Mutant::PrecopyUnanswered, 1_500),
         (Mutant::PrecopyIgnoresPins, 0),
         (Mutant::PrecopyUnprotected, 0),
         (Mutant::PrecopyForEver, 0),
-        (Mutant::PrecopyUnmentioned, 0),
     ] {
         let failure = found(first..first + 1000, |world| {
             for host in &mut world.hosts {
                 host.controller.mutant = Some(mutant);
             }
         });
-        let failure = failure.unwrap_or_else(|| panic!("{mutant:?} was not found"));
+        let Some(failure) = failure else {
+            missed.push(mutant);
+            continue;
+        };
         println!("{mutant:?}: seed {}: {}", failure.seed, failure.flaw);
         assert!(!failure.events.is_empty());
     }
+    assert!(missed.is_empty(), "not found: {missed:?}");
 }
 
 #[test]
@@ -108,12 +112,12 @@ fn every_broken_shell_is_found() {
 
 #[test]
 fn every_broken_authority_is_found() {
-    for bad in [
-        BadAuthority::JoinsEarly,
-        BadAuthority::AsksOneNode,
-        BadAuthority::NotQuiet,
+    for (bad, first) in [
+        (BadAuthority::JoinsEarly, 1_500),
+        (BadAuthority::AsksOneNode, 0),
+        (BadAuthority::NotQuiet, 0),
     ] {
-        let failure = found(0..1000, |world| world.bad_authority = Some(bad));
+        let failure = found(first..first + 1000, |world| world.bad_authority = Some(bad));
         let failure = failure.unwrap_or_else(|| panic!("{bad:?} was not found"));
         println!("{bad:?}: seed {}: {}", failure.seed, failure.flaw);
     }
