@@ -71,7 +71,7 @@ impl<T: Tables> Node<T> {
     }
 
     /// Whether a node's messages are accepted.
-    pub(crate) fn hears(&self, node: NodeId) -> bool {
+    pub fn hears(&self, node: NodeId) -> bool {
         self.deaf & node.bit() == 0
     }
 
