@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::builder::ArgPredicate;
 use clap::{Args, Subcommand, ValueEnum};
 use weft_boot::Protocol;
-use weft_machine::migration::Destination;
+use weft_machine::migration::{Destination, Mode};
 use weft_machine::{BackEndChoice, Follow};
 use weft_monitor::settings::Confine;
 use weft_node::options::Transport;
@@ -165,6 +165,9 @@ pub enum VmCommand {
         /// Divide the vCPUs evenly among all of them, instead of moving them to the first
         #[arg(long)]
         spread: bool,
+        /// When the bytes of pages go: ahead of the vCPUs and after them, or only after them
+        #[arg(long, value_enum, default_value_t)]
+        mode: MigrationMode,
         /// Put everything back if the pages have not moved by then, 0.1 to 3600
         #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
         timeout: Option<Duration>,
@@ -183,6 +186,9 @@ pub enum VmCommand {
         /// The node's number, as `weft vm top` shows it
         #[arg(value_name = "NODE", default_value_t = 0)]
         node: usize,
+        /// When the bytes of pages go: ahead of the vCPUs and after them, or only after them
+        #[arg(long, value_enum, default_value_t)]
+        mode: MigrationMode,
         /// Put everything back if the pages have not moved by then, 0.1 to 3600
         #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
         timeout: Option<Duration>,
@@ -453,6 +459,25 @@ impl From<BackEndArg> for BackEndChoice {
             BackEndArg::Auto => BackEndChoice::Auto,
             BackEndArg::Kvm => BackEndChoice::Kvm,
             BackEndArg::Soft => BackEndChoice::Soft,
+        }
+    }
+}
+
+/// `--mode` of `weft vm migrate`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum MigrationMode {
+    /// Ahead of the vCPUs, and after them what was written since
+    Hybrid,
+    /// After the vCPUs
+    #[default]
+    PostCopy,
+}
+
+impl From<MigrationMode> for Mode {
+    fn from(argument: MigrationMode) -> Mode {
+        match argument {
+            MigrationMode::Hybrid => Mode::Hybrid,
+            MigrationMode::PostCopy => Mode::PostCopy,
         }
     }
 }

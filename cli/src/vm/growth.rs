@@ -170,6 +170,11 @@ fn progress(view: &ChangeView) -> String {
     match progress.activity {
         Activity::Starting => "the node's process starts".into(),
         Activity::Joining => "the node joins".into(),
+        Activity::SendingAhead => format!(
+            "{} of pages sent ahead, {} in the last round",
+            format_bytes(progress.bytes_sent),
+            format_bytes(progress.bytes_left)
+        ),
         Activity::MovingVcpus => format!("{} vCPUs left", progress.vcpus_left),
         Activity::MovingPages => {
             let left = format_bytes(progress.bytes_left);

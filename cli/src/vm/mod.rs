@@ -84,18 +84,24 @@ pub fn run(command: VmCommand, started: Instant) -> anyhow::Result<ExitCode> {
             machine,
             to,
             spread,
+            mode,
             timeout,
             json,
-        } => growth::migrate(&machine, &Migration { to, spread }, timeout, json),
+        } => {
+            let mode = mode.into();
+            growth::migrate(&machine, &Migration { to, spread, mode }, timeout, json)
+        }
         VmCommand::Consolidate {
             machine,
             node,
+            mode,
             timeout,
             json,
         } => {
             let migration = Migration {
                 to: vec![Destination::Node(node)],
                 spread: false,
+                mode: mode.into(),
             };
             growth::migrate(&machine, &migration, timeout, json)
         }

@@ -141,9 +141,12 @@ impl<T: Tables, B> Controller<T, B> {
     /// Sends nothing ahead any more, and has targets drop what has not become theirs.
     /// [`super::Event::Precopy`] goes on with that.
     pub fn end_precopy(&mut self) {
-        if let Some(course) = &mut self.precopies.course {
-            course.ends = true;
-            course.walk = Walk::default();
+        match &mut self.precopies.course {
+            Some(course) => {
+                course.ends = true;
+                course.walk = Walk::default();
+            }
+            None => self.precopies.progress.is_over = true,
         }
     }
 

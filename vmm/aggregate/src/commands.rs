@@ -115,6 +115,12 @@ pub enum SliceCommand {
     StopDrain,
     /// Report how far the drain is.
     DrainProgress,
+    /// Send the slice's pages ahead to these slices, until a drain or `EndPrecopy`.
+    PrecopyPages(Vec<DrainShare>),
+    /// Send no more ahead, and have the others drop what has not become theirs.
+    EndPrecopy,
+    /// Report how far the pre-copy is.
+    PrecopyProgress,
     /// Have room for this many more pages.
     AddRoom { pages: u64 },
     /// Have room for the pages that the slice manages, and to spare as at its start.
@@ -157,6 +163,8 @@ pub enum SliceReply {
     NotYet(String),
     /// To `DrainProgress`: what a drain has done so far.
     Drained(DrainReport),
+    /// To `PrecopyProgress`: what a pre-copy has done so far.
+    Precopied(PrecopyReport),
     /// It cannot be done.
     Refused(String),
 }
@@ -189,6 +197,19 @@ pub struct DrainReport {
     pub is_over: bool,
     /// No slice takes the rest.
     pub lacks_room: bool,
+}
+
+/// How far a pre-copy is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PrecopyReport {
+    /// Pages that were sent, each as often as it was.
+    pub sent_pages: u64,
+    /// Rounds over the slice's pages that are over.
+    pub rounds: u64,
+    /// Pages that the last round sent.
+    pub round_pages: u64,
+    /// It was ended, and nothing is kept of it elsewhere.
+    pub is_over: bool,
 }
 
 /// Commands with their tickets, as text, on a secondary.

@@ -625,7 +625,7 @@ impl Slice {
         }
         let (membership, memory) = (self.membership.clone(), self.memory.clone());
         start("weft-drain", ThreadKind::Device, move || {
-            membership.drain_on_orders(&memory)
+            membership.move_on_orders(&memory)
         })?;
         // Confined, no thread can be started when time is measured for the first time.
         let kept = timekeeper.clone();

@@ -69,4 +69,5 @@ pub use trace::{
 };
 pub use weft_dsm::controller::{
     Budget, DrainPlan, DrainProgress, DrainTarget, Holdings, ManagerRun, ManagerRunError,
+    PrecopyProgress,
 };

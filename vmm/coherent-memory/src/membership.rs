@@ -10,7 +10,7 @@ use std::ops::{ControlFlow, Range};
 use std::time::{Duration, Instant};
 
 use weft_dsm::controller::{
-    Budget, DrainPlan, DrainProgress, Event, Holdings, ManagerRun, ManagerRunError,
+    Budget, DrainPlan, DrainProgress, Event, Holdings, ManagerRun, ManagerRunError, PrecopyProgress,
 };
 use weft_dsm::{NodeId, Standing};
 
@@ -171,6 +171,42 @@ impl SharedMemory {
             if broken || progress.is_over || self.is_over() {
                 self.locked(|state| state.controller.end_drain());
                 return progress;
+            }
+            self.membership.wait(before, LOOK);
+        }
+    }
+
+    /// Sends pages that this slice owns and manages to the slices that will own them, as the
+    /// plan says, while users go on writing them: round after round over those that were
+    /// written since, until `observe` breaks off. What was sent ahead stays so, and the pages
+    /// that [`SharedMemory::drain`] moves or that others ask for go without their bytes. Ends
+    /// with [`SharedMemory::end_precopy`]. `observe` is called at least each millisecond.
+    pub fn precopy(
+        &self,
+        plan: DrainPlan,
+        observe: impl FnMut(&PrecopyProgress) -> ControlFlow<()>,
+    ) {
+        self.locked(|state| state.controller.begin_precopy(plan));
+        self.precopy_until(observe);
+    }
+
+    /// Ends a pre-copy: the slices that keep pages which did not become theirs drop them.
+    /// Returns when they have, or `observe` breaks off.
+    pub fn end_precopy(&self, observe: impl FnMut(&PrecopyProgress) -> ControlFlow<()>) {
+        self.locked(|state| state.controller.end_precopy());
+        self.precopy_until(observe);
+    }
+
+    fn precopy_until(&self, mut observe: impl FnMut(&PrecopyProgress) -> ControlFlow<()>) {
+        loop {
+            let before = self.membership.given();
+            let progress = self.locked(|state| {
+                state.step(self, Event::Precopy, None);
+                state.controller.precopy_progress()
+            });
+            let broken = observe(&progress).is_break();
+            if broken || progress.is_over || self.is_over() {
+                return;
             }
             self.membership.wait(before, LOOK);
         }

@@ -150,6 +150,9 @@ impl ControlLoop {
             SliceCommand::DrainPages(_)
             | SliceCommand::StopDrain
             | SliceCommand::DrainProgress
+            | SliceCommand::PrecopyPages(_)
+            | SliceCommand::EndPrecopy
+            | SliceCommand::PrecopyProgress
             | SliceCommand::AddRoom { .. }
             | SliceCommand::FitRoom => return Ok(self.slice.carry_out_drain(command)),
             SliceCommand::Counters => return Ok(SliceReply::Counters(self.handle.counters()?)),

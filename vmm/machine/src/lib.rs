@@ -40,6 +40,7 @@ mod owner;
 mod part;
 mod pci_devices;
 mod platform_move;
+mod precopy;
 mod serial_console;
 mod shutdown;
 

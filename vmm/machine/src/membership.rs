@@ -67,6 +67,8 @@ pub enum Activity {
     Starting,
     /// All nodes learn of it.
     Joining,
+    /// Its pages are sent ahead, while its vCPUs go on.
+    SendingAhead,
     /// Its vCPUs move elsewhere.
     MovingVcpus,
     /// Its pages move elsewhere.
@@ -354,12 +356,16 @@ impl Handle {
         // No page gets another manager meanwhile: the node is draining, and one change is
         // under way.
         let pages = slice.managed_pages(node).div_ceil(others.len() as u64);
-        let shares = others.into_iter().map(|slice| DrainShare { slice, pages });
-        let pages = self.move_pages(slice, node, shares.collect(), Until::Nothing, job)?;
+        let shares: Vec<DrainShare> = (others.into_iter())
+            .map(|slice| DrainShare { slice, pages })
+            .collect();
+        add_room(slice, &shares).map_err(|reason| impossible(RELEASE, reason))?;
+        let pages = self.move_pages(slice, node, shares, Until::Nothing, job)?;
         Ok((vcpus, pages))
     }
 
-    /// Has the pages of a node that drains go, and waits until they are gone.
+    /// Has the pages of a node that drains go to slices that have room, and waits until they
+    /// are gone.
     pub(super) fn move_pages(
         &self,
         slice: &Slice,
@@ -371,7 +377,6 @@ impl Handle {
         job.enter(Activity::MovingPages);
         let begun = Instant::now();
         let failed = |reason: String| impossible(RELEASE, reason);
-        add_room(slice, &shares).map_err(failed)?;
         let drain = SliceCommand::DrainPages(shares);
         slice.command_drain(node, &drain).map_err(failed)?;
         let mut last = (Instant::now(), u64::MAX);
@@ -474,7 +479,7 @@ pub(super) struct MovedPages {
 }
 
 /// Gives slices room for the pages that they are about to manage.
-fn add_room(slice: &Slice, shares: &[DrainShare]) -> Result<(), String> {
+pub(super) fn add_room(slice: &Slice, shares: &[DrainShare]) -> Result<(), String> {
     for share in shares {
         let pages = share.pages;
         slice.command_drain(share.slice, &SliceCommand::AddRoom { pages })?;

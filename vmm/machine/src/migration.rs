@@ -2,8 +2,8 @@
 //! [`super::membership`] and of moves. `docs/membership.md` says why in this order.
 //!
 //! ```text
-//! join the destinations ─▶ roles, vCPUs ─▶ pages, node by node ─▶ the sources leave
-//!    └───────── failed or cancelled: all go back ◀──┘
+//! join the destinations ─▶ pages ahead ─▶ roles, vCPUs ─▶ pages, node by node ─▶ the sources
+//!    └─────────────── failed or cancelled: all go back ◀──┘                        leave
 //! ```
 //!
 //! Invariants:
@@ -23,7 +23,10 @@ use weft_vcpu::PAGE_SIZE;
 
 use super::handle::Handle;
 use super::lifecycle::{MIGRATE, Refusal};
-use super::membership::{Activity, Job, NewNode, NodeProcesses, Until, check_release, impossible};
+use super::membership::{
+    Activity, Job, NewNode, NodeProcesses, Until, add_room, check_release, impossible,
+};
+use super::precopy::Precopy;
 
 /// Where a machine goes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,6 +37,20 @@ pub struct Migration {
     /// vCPUs are divided evenly among all of them, instead of going to the first.
     #[serde(default)]
     pub spread: bool,
+    #[serde(default)]
+    pub mode: Mode,
+}
+
+/// When the pages of a migration go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// Their bytes are sent ahead while the vCPUs go on where they are; then vCPUs move, and
+    /// pages follow, without those bytes that have not changed.
+    Hybrid,
+    /// After the vCPUs.
+    #[default]
+    PostCopy,
 }
 
 /// One of the nodes that a machine goes to.
@@ -70,6 +87,12 @@ pub struct Migrated {
     pub total_s: f64,
     /// Of it, until the destinations were members.
     pub join_s: f64,
+    /// Pages that were sent ahead, each as often as it was, in bytes.
+    #[serde(default)]
+    pub ahead_bytes: u64,
+    /// Of the time, until pages were sent ahead.
+    #[serde(default)]
+    pub ahead_s: f64,
     /// Of it, the time in which roles and vCPUs moved.
     pub vcpus_s: f64,
     /// Of it, the time in which pages moved.
@@ -100,6 +123,8 @@ struct Course<'a> {
     before: Places,
     /// Nodes that joined for it.
     joined: Vec<usize>,
+    /// What was sent ahead.
+    ahead: Option<Precopy<'a>>,
     report: Migrated,
 }
 
@@ -126,6 +151,7 @@ impl Handle {
             job,
             before: self.places(slice),
             joined: Vec::new(),
+            ahead: None,
             report: Migrated {
                 nodes: Vec::new(),
                 left: Vec::new(),
@@ -135,6 +161,8 @@ impl Handle {
                 pause_ns: 0,
                 total_s: 0.0,
                 join_s: 0.0,
+                ahead_bytes: 0,
+                ahead_s: 0.0,
                 vcpus_s: 0.0,
                 pages_s: 0.0,
             },
@@ -171,8 +199,54 @@ impl Course<'_> {
             self.report.nodes.push(number);
         }
         self.report.join_s = begun.elapsed().as_secs_f64();
+        let parts = self.parts(rooms)?;
+        self.add_room(&parts)?;
+        if wanted.mode == Mode::Hybrid {
+            self.send_ahead(&parts)?;
+        }
         self.move_roles_and_vcpus(wanted.spread)?;
-        self.move_pages(rooms)
+        self.move_pages(&parts)?;
+        self.end_ahead()
+    }
+
+    /// What of each source goes where.
+    fn parts(&self, mut rooms: Vec<Room>) -> Result<Vec<Part>, Refusal> {
+        let part = |source| {
+            let pages = self.slice.managed_pages(source);
+            let shares = shares(&self.report.nodes, &mut rooms, pages)?;
+            Some(Part { source, shares })
+        };
+        let parts: Option<Vec<Part>> = self.sources().into_iter().map(part).collect();
+        parts.ok_or_else(|| impossible(MIGRATE, "the destinations have no room left".into()))
+    }
+
+    fn add_room(&self, parts: &[Part]) -> Result<(), Refusal> {
+        let mut added = parts.iter().map(|part| add_room(self.slice, &part.shares));
+        added
+            .find_map(Result::err)
+            .map_or(Ok(()), |reason| Err(impossible(MIGRATE, reason)))
+    }
+
+    fn send_ahead(&mut self, parts: &[Part]) -> Result<(), Refusal> {
+        let begun = Instant::now();
+        self.job.enter(Activity::SendingAhead);
+        let mut ahead = Precopy::new(self.slice);
+        let sent = parts
+            .iter()
+            .try_for_each(|part| ahead.begin(part.source, part.shares.clone()))
+            .and_then(|()| ahead.converge(self.job));
+        self.ahead = Some(ahead);
+        sent?;
+        self.report.ahead_s = begun.elapsed().as_secs_f64();
+        Ok(())
+    }
+
+    /// Nothing is kept any more that was sent ahead.
+    fn end_ahead(&mut self) -> Result<(), Refusal> {
+        if let Some(ahead) = self.ahead.take() {
+            self.report.ahead_bytes = ahead.end()? * PAGE_SIZE;
+        }
+        Ok(())
     }
 
     fn join(&mut self, host: &str, memory_bytes: u64) -> Result<usize, Refusal> {
@@ -223,19 +297,19 @@ impl Course<'_> {
     }
 
     /// Empties the sources, one after the other; they stay members.
-    fn move_pages(&mut self, mut rooms: Vec<Room>) -> Result<(), Refusal> {
+    fn move_pages(&mut self, parts: &[Part]) -> Result<(), Refusal> {
         let begun = Instant::now();
-        for source in self.sources() {
+        for (done, part) in parts.iter().enumerate() {
+            if done > 0 {
+                // After a change of membership each has room for what it manages.
+                self.add_room(&parts[done..])?;
+            }
+            let source = part.source;
             self.job.show(|view| view.from = Some(source));
             let (handle, slice) = (self.handle, self.slice);
             handle.change(Change::Drain, source)?;
-            let pages = slice.managed_pages(source);
-            let shares = shares(&self.report.nodes, &mut rooms, pages);
-            let moved = shares
-                .ok_or_else(|| impossible(MIGRATE, "the destinations have no room left".into()))
-                .and_then(|shares| {
-                    handle.move_pages(slice, source, shares, Until::NothingManaged, self.job)
-                });
+            let shares = part.shares.clone();
+            let moved = handle.move_pages(slice, source, shares, Until::NothingManaged, self.job);
             handle.keep(slice, source);
             self.report.bytes += moved?.bytes;
         }
@@ -272,8 +346,8 @@ impl Course<'_> {
     }
 
     /// Puts everything back. Why the migration failed, and what is not as before.
-    fn go_back(&self, refusal: Refusal) -> Refusal {
-        let undone = self.try_back();
+    fn go_back(&mut self, refusal: Refusal) -> Refusal {
+        let undone = self.end_ahead().and_then(|()| self.try_back());
         match (refusal, undone) {
             (refusal, Ok(())) => refusal,
             (Refusal::Impossible { request, reason }, Err(why)) => Refusal::Impossible {
@@ -303,6 +377,12 @@ impl Course<'_> {
         }
         Ok(())
     }
+}
+
+/// The pages of a source.
+struct Part {
+    source: usize,
+    shares: Vec<DrainShare>,
 }
 
 /// How much of the machine a destination takes.

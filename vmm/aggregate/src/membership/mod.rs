@@ -8,8 +8,8 @@
 //!
 //! The owner of the machine's life, on the primary, changes membership, one change at a time:
 //! so no vCPU moves, and the machine is neither paused nor resumed, between two stages of a
-//! change. Its steps travel as commands. A drain takes longer: it runs on a thread of the
-//! slice that leaves, while the owner serves others.
+//! change. Its steps travel as commands. A drain or a pre-copy takes longer: it runs on a
+//! thread of the slice whose pages move, while the owner serves others.
 
 mod protocol;
 #[cfg(test)]
@@ -22,13 +22,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
-use weft_coherent_memory::{DrainPlan, DrainTarget, SharedMemory};
+use weft_coherent_memory::{DrainPlan, DrainTarget, PrecopyProgress, SharedMemory};
 use weft_confine::lock;
 use weft_dsm::NodeId;
 use weft_platform::interrupts::InterruptRouter;
 use weft_vcpu::PAGE_SIZE;
 
-use super::commands::{DrainReport, DrainShare};
+use super::commands::{DrainReport, DrainShare, PrecopyReport};
 use super::peers::Peers;
 pub use protocol::{Answer, Authority, Change, Progress, Step};
 pub(crate) use steps::numbers;
@@ -100,14 +100,29 @@ impl Introduction {
     }
 }
 
-/// What the thread that drains must do.
+/// What the thread does that moves pages.
+enum Order {
+    Drain(Vec<DrainShare>),
+    Precopy(Vec<DrainShare>),
+    EndPrecopy,
+}
+
+/// The work of the thread that moves pages.
 #[derive(Default)]
-struct Draining {
-    /// The plan that it has not taken yet.
-    ordered: Option<Vec<DrainShare>>,
+struct PageMoves {
+    /// The order that it has not taken yet.
+    ordered: Option<Order>,
     is_stopped: bool,
     is_under_way: bool,
-    report: DrainReport,
+    drained: DrainReport,
+    precopied: PrecopyReport,
+}
+
+impl PageMoves {
+    /// Whether what is under way must come to its end.
+    fn is_broken(&self) -> bool {
+        self.is_stopped || self.ordered.is_some()
+    }
 }
 
 /// One slice's part in changes of membership.
@@ -116,7 +131,7 @@ pub struct Membership {
     /// Slices that have introduced themselves to this one, which joins.
     met: Mutex<BTreeSet<usize>>,
     has_met: Condvar,
-    draining: Mutex<Draining>,
+    moves: Mutex<PageMoves>,
     ordered: Condvar,
 }
 
@@ -126,7 +141,7 @@ impl Membership {
             peers,
             met: Mutex::default(),
             has_met: Condvar::new(),
-            draining: Mutex::default(),
+            moves: Mutex::default(),
             ordered: Condvar::new(),
         })
     }
@@ -176,44 +191,70 @@ impl Membership {
 
     /// Has the pages here moved to these slices.
     pub(super) fn drain_to(&self, shares: Vec<DrainShare>) {
-        let mut draining = self.draining();
-        *draining = Draining {
-            ordered: Some(shares),
-            is_under_way: draining.is_under_way,
-            ..Draining::default()
-        };
+        self.order(Order::Drain(shares));
+    }
+
+    /// Has the pages here sent ahead to these slices.
+    pub(super) fn precopy_to(&self, shares: Vec<DrainShare>) {
+        self.order(Order::Precopy(shares));
+    }
+
+    /// Has everything dropped that was sent ahead and not moved.
+    pub(super) fn end_precopy(&self) {
+        self.order(Order::EndPrecopy);
+    }
+
+    fn order(&self, order: Order) {
+        let mut moves = self.moves();
+        match order {
+            Order::Drain(_) => moves.drained = DrainReport::default(),
+            Order::Precopy(_) => moves.precopied = PrecopyReport::default(),
+            Order::EndPrecopy => moves.precopied.is_over = false,
+        }
+        moves.ordered = Some(order);
+        moves.is_stopped = false;
         self.ordered.notify_all();
     }
 
     /// Returns when the drain is over: it looks at least each millisecond.
     pub(super) fn stop_drain(&self) {
-        let mut draining = self.draining();
-        draining.ordered = None;
-        draining.is_stopped = true;
-        while draining.is_under_way && !self.peers.is_over() {
-            let waited = self.ordered.wait_timeout(draining, LOOK);
-            draining = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let mut moves = self.moves();
+        moves.ordered = None;
+        moves.is_stopped = true;
+        while moves.is_under_way && !self.peers.is_over() {
+            let waited = self.ordered.wait_timeout(moves, LOOK);
+            moves = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
     pub(super) fn drain_report(&self) -> DrainReport {
-        self.draining().report
+        self.moves().drained
     }
 
-    /// Drains whenever it is ordered, until the machine is over.
-    pub(super) fn drain_on_orders(&self, memory: &SharedMemory) {
-        let mut draining = self.draining();
+    pub(super) fn precopy_report(&self) -> PrecopyReport {
+        self.moves().precopied
+    }
+
+    /// Moves pages whenever it is ordered, until the machine is over.
+    pub(super) fn move_on_orders(&self, memory: &SharedMemory) {
+        let mut moves = self.moves();
         while !self.peers.is_over() {
-            let Some(shares) = draining.ordered.take() else {
-                let waited = self.ordered.wait_timeout(draining, Duration::from_secs(1));
-                draining = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let Some(order) = moves.ordered.take() else {
+                let waited = self.ordered.wait_timeout(moves, Duration::from_secs(1));
+                moves = waited.unwrap_or_else(PoisonError::into_inner).0;
                 continue;
             };
-            draining.is_under_way = true;
-            drop(draining);
-            self.drain(memory, &shares);
-            draining = self.draining();
-            draining.is_under_way = false;
+            moves.is_under_way = true;
+            drop(moves);
+            match order {
+                Order::Drain(shares) => self.drain(memory, &shares),
+                Order::Precopy(shares) => memory.precopy(plan(memory, &shares), |progress| {
+                    self.show_precopy(progress)
+                }),
+                Order::EndPrecopy => memory.end_precopy(|progress| self.show_precopy(progress)),
+            }
+            moves = self.moves();
+            moves.is_under_way = false;
             self.ordered.notify_all();
         }
     }
@@ -221,25 +262,11 @@ impl Membership {
     fn drain(&self, memory: &SharedMemory, shares: &[DrainShare]) {
         let held = memory.holdings();
         let all = (held.owned + held.copies).max(held.entries);
-        let parts = memory.ram().parts().into_iter();
-        let plan = DrainPlan {
-            pages: parts
-                .map(|(start, length, _)| start / PAGE_SIZE..(start + length) / PAGE_SIZE)
-                .collect(),
-            targets: shares
-                .iter()
-                .map(|share| DrainTarget {
-                    node: NodeId(share.slice as u8),
-                    pages: share.pages,
-                })
-                .collect(),
-            window_pages: WINDOW_PAGES,
-        };
-        self.draining().report.left_pages = all;
-        memory.drain(plan, |progress| {
-            let mut draining = self.draining();
+        self.moves().drained.left_pages = all;
+        memory.drain(plan(memory, shares), |progress| {
+            let mut moves = self.moves();
             let done = (progress.sent_pages + progress.dropped_copies).max(progress.handed_over);
-            draining.report = DrainReport {
+            moves.drained = DrainReport {
                 left_pages: match progress.is_over {
                     true => 0,
                     false => all.saturating_sub(done),
@@ -248,22 +275,51 @@ impl Membership {
                 is_over: progress.is_over,
                 lacks_room: progress.lacks_target,
             };
-            let is_stopped = draining.is_stopped || draining.ordered.is_some();
-            match is_stopped || progress.lacks_target {
+            match moves.is_broken() || progress.lacks_target {
                 true => ControlFlow::Break(()),
                 false => ControlFlow::Continue(()),
             }
         });
     }
 
-    fn draining(&self) -> MutexGuard<'_, Draining> {
-        lock(&self.draining)
+    fn show_precopy(&self, progress: &PrecopyProgress) -> ControlFlow<()> {
+        let mut moves = self.moves();
+        moves.precopied = PrecopyReport {
+            sent_pages: progress.sent_pages,
+            rounds: progress.rounds,
+            round_pages: progress.round_pages,
+            is_over: progress.is_over,
+        };
+        match moves.is_broken() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    }
+
+    fn moves(&self) -> MutexGuard<'_, PageMoves> {
+        lock(&self.moves)
     }
 
     /// The machine is over: nobody waits any more.
     pub(super) fn end(&self) {
         self.ordered.notify_all();
         self.has_met.notify_all();
+    }
+}
+
+/// All of a slice's memory, to these slices.
+fn plan(memory: &SharedMemory, shares: &[DrainShare]) -> DrainPlan {
+    let parts = memory.ram().parts().into_iter();
+    let target = |share: &DrainShare| DrainTarget {
+        node: NodeId(share.slice as u8),
+        pages: share.pages,
+    };
+    DrainPlan {
+        pages: parts
+            .map(|(start, length, _)| start / PAGE_SIZE..(start + length) / PAGE_SIZE)
+            .collect(),
+        targets: shares.iter().map(target).collect(),
+        window_pages: WINDOW_PAGES,
     }
 }
 

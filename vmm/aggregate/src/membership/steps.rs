@@ -396,6 +396,11 @@ impl Slice {
         match command {
             SliceCommand::DrainPages(shares) => self.membership.drain_to(shares.clone()),
             SliceCommand::StopDrain => self.membership.stop_drain(),
+            SliceCommand::PrecopyPages(shares) => self.membership.precopy_to(shares.clone()),
+            SliceCommand::EndPrecopy => self.membership.end_precopy(),
+            SliceCommand::PrecopyProgress => {
+                return SliceReply::Precopied(self.membership.precopy_report());
+            }
             SliceCommand::DrainProgress => {
                 return SliceReply::Drained(self.membership.drain_report());
             }

@@ -14,7 +14,7 @@ use weft_wire::halves::{self, HalvesConfig, Receiver, Sender};
 use super::moves::{LEASE, Slices, slice_of};
 use super::*;
 use crate::membership::{Activity, Job, NewNode, NodeProcesses};
-use crate::migration::{Destination, Migration};
+use crate::migration::{Destination, Migration, Mode};
 
 const NODE: NewNode = NewNode {
     host: None,
@@ -350,6 +350,7 @@ fn to_host() -> Destination {
 
 fn migration(to: &[Destination], spread: bool) -> Migration {
     Migration {
+        mode: Mode::Hybrid,
         to: to.to_vec(),
         spread,
     }
