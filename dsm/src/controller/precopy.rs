@@ -106,6 +106,12 @@ impl Precopies {
         sent.is_some_and(|sent| sent.unanswered && (node.is_none() || sent.to == node))
     }
 
+    /// Whether the target of a page keeps the bytes that the page has.
+    pub fn is_kept(&self, page: u64) -> bool {
+        let sent = self.sent.get(page as usize);
+        sent.is_some_and(|sent| sent.is_current && !sent.unanswered)
+    }
+
     /// A page was written, or is about to be, or is not here any more.
     fn outdate(&mut self, page: u64) {
         if let Some(sent) = self.sent.get_mut(page as usize) {

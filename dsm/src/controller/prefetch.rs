@@ -16,7 +16,7 @@
 //! - None begins while prefetches are held, so that no page moves while a machine is paused.
 //! - Nothing is requested for a user after its prefetch was ended, or replaced.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::pages::fault;
@@ -44,7 +44,7 @@ struct Prefetch {
 pub(super) struct Prefetches {
     queued: VecDeque<Prefetch>,
     /// Requested pages that have not come.
-    under_way: BTreeSet<u64>,
+    under_way: Vec<u64>,
     /// How many may be.
     limit: usize,
     /// Nothing is requested until [`super::Event::ResumePrefetches`].
@@ -172,7 +172,7 @@ impl<T: Tables, B> Controller<T, B> {
         let ahead = access == Access::Read;
         self.carry_out_event(page, fault(page, access, ahead), now, sink);
         if self.node.tables.local(Page(page)).pending().is_some() {
-            self.prefetches.under_way.insert(page);
+            self.prefetches.under_way.push(page);
         }
     }
 }
