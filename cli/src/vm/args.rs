@@ -467,9 +467,9 @@ impl From<BackEndArg> for BackEndChoice {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum MigrationMode {
     /// Ahead of the vCPUs, and after them what was written since
+    #[default]
     Hybrid,
     /// After the vCPUs
-    #[default]
     PostCopy,
 }
 

@@ -47,9 +47,9 @@ pub struct Migration {
 pub enum Mode {
     /// Their bytes are sent ahead while the vCPUs go on where they are; then vCPUs move, and
     /// pages follow, without those bytes that have not changed.
+    #[default]
     Hybrid,
     /// After the vCPUs.
-    #[default]
     PostCopy,
 }
 

@@ -17,6 +17,11 @@ use crate::cluster;
 use crate::guest::{Ended, Guest, code};
 use crate::random::Random;
 
+/// The option of a command, in turn: pages behind the vCPUs, or ahead of them.
+fn mode(round: usize) -> &'static str {
+    ["--mode=post-copy", "--mode=hybrid"][round % 2]
+}
+
 type Check = fn(&mut Site<'_>) -> Result<String>;
 
 /// By name: hosts beside the launcher's, and the test.
@@ -92,17 +97,17 @@ fn from_one(site: &mut Site<'_>) -> Result<String> {
 
 /// To another host and back some times, while the guest works. Node 0 stays each time. The
 /// bytes that went.
-fn there_and_back(site: &Site<'_>, rounds: u32) -> Result<u64> {
+fn there_and_back(site: &Site<'_>, rounds: usize) -> Result<u64> {
     let mut bytes = 0;
     for round in 0..rounds {
         let mut once = || -> Result<()> {
-            let away = site.moved(&["migrate", "m", "h1=256M"])?;
+            let away = site.moved(&["migrate", "m", "h1=256M", mode(round)])?;
             let node = away["nodes"][0].as_u64().context("no node")?;
             site.is_on(node)?;
             let stays = away["stays"][0]["node"].as_u64();
             ensure!(stays == Some(0), "{away}");
             bytes += away["bytes"].as_u64().unwrap_or(0);
-            let back = site.moved(&["consolidate", "m"])?;
+            let back = site.moved(&["consolidate", "m", mode(round)])?;
             site.is_on(0)?;
             ensure!(back["left"][0].as_u64() == Some(node), "{back}");
             ensure!(
@@ -124,13 +129,13 @@ fn paused(site: &mut Site<'_>) -> Result<String> {
     for round in 0..6 {
         let once = || -> Result<()> {
             ensure!(pause()?.success(), "it does not pause");
-            site.moved(&["migrate", "m", "h1=256M"])?;
+            site.moved(&["migrate", "m", "h1=256M", mode(round / 3)])?;
             if round % 2 == 0 {
                 ensure!(resume()?.success(), "it does not resume");
                 std::thread::sleep(Duration::from_millis(300));
                 ensure!(round % 4 == 0 || pause()?.success(), "it does not pause");
             }
-            site.moved(&["consolidate", "m"])?;
+            site.moved(&["consolidate", "m", mode(round / 3)])?;
             site.is_on(0)?;
             ensure!(
                 round % 4 == 0 || resume()?.success(),
@@ -149,7 +154,7 @@ fn split(site: &mut Site<'_>) -> Result<String> {
     for round in 0..2 {
         let there_and_back = || -> Result<()> {
             let to = "h1=192M,h2=192M";
-            let away = site.moved(&["migrate", "m", to, "--spread"])?;
+            let away = site.moved(&["migrate", "m", to, "--spread", mode(round)])?;
             let nodes: Vec<u64> = (away["nodes"].as_array().into_iter().flatten())
                 .filter_map(Value::as_u64)
                 .collect();
@@ -170,7 +175,7 @@ fn split(site: &mut Site<'_>) -> Result<String> {
                 site.locations()? == nodes,
                 "a refused merge changed something"
             );
-            site.moved(&["consolidate", "m", "0"])?;
+            site.moved(&["consolidate", "m", "0", mode(round)])?;
             site.is_on(0)?;
             site.all_given_back()
         };
@@ -181,13 +186,20 @@ fn split(site: &mut Site<'_>) -> Result<String> {
 
 fn busy(site: &mut Site<'_>) -> Result<String> {
     let mut said = Vec::new();
-    for rate in [2000, 20_000] {
+    for (rate, mode) in [2000, 20_000]
+        .into_iter()
+        .flat_map(|r| [(r, mode(0)), (r, mode(1))])
+    {
         let guest = site.writing(&HERE, rate, 6)?;
-        let away = site.moved(&["migrate", "m", "h1=256M"])?;
+        let away = site.moved(&["migrate", "m", "h1=256M", mode])?;
         let pause_us = away["pause_ns"].as_u64().unwrap_or(0) / 1000;
-        site.moved(&["consolidate", "m"])?;
+        let ahead = away["ahead_bytes"].as_u64();
+        ensure!((ahead == Some(0)) == (mode == self::mode(0)), "{away}");
+        site.moved(&["consolidate", "m", mode])?;
         let line = judge_writes(&guest.finish(LONG_BOUND)?)?;
-        said.push(format!("{rate}/s: {line}, a pause of {pause_us} us"));
+        said.push(format!(
+            "{rate}/s, {mode}: {line}, a pause of {pause_us} us"
+        ));
         site.all_given_back()?;
     }
     Ok(said.join("; "))
@@ -200,7 +212,7 @@ fn cancelled(site: &mut Site<'_>) -> Result<String> {
     for round in 0..8 {
         let mut once = || -> Result<()> {
             let before = site.locations()?;
-            let mut command = site.weft(&["vm", "migrate", "m", "h1=256M"]);
+            let mut command = site.weft(&["vm", "migrate", "m", "h1=256M", mode(round)]);
             let command = command.stdout(Stdio::null()).stderr(Stdio::piped());
             let command = command.spawn()?;
             std::thread::sleep(Duration::from_millis(30 + random.below(300)));
@@ -235,7 +247,7 @@ fn daemon_killed(site: &mut Site<'_>) -> Result<String> {
     for round in 0..6 {
         let lease = LEASE.as_secs().to_string();
         let guest = site.writing(&[&HERE[..], &["--lease", &lease]].concat(), 5000, 4)?;
-        let mut command = site.weft(&["vm", "migrate", "m", "h1=256M"]);
+        let mut command = site.weft(&["vm", "migrate", "m", "h1=256M", mode(round)]);
         let command = (command.stdout(Stdio::null()).stderr(Stdio::piped())).spawn()?;
         std::thread::sleep(Duration::from_micros(random.below(400_000)));
         kill(Pid::from_raw(site.daemons[0].pid()), Signal::SIGKILL)?;

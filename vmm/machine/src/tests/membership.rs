@@ -380,18 +380,26 @@ fn a_machine_migrates_to_and_fro() {
     };
     for round in 0..10 {
         let job = Job::default();
-        let away = migration(&[to_host()], round % 2 == 1);
+        let mode = [Mode::Hybrid, Mode::PostCopy][round / 2 % 2];
+        let away = Migration {
+            mode,
+            ..migration(&[to_host()], round % 2 == 1)
+        };
         let away = handle.migrate(&here, &away, &job).unwrap();
         let node = away.nodes[0];
         holds_all(node);
         assert_eq!(away.vcpus, 2);
         assert!(away.pause_ns > 0);
+        assert_eq!(away.ahead_bytes > 0, mode == Mode::Hybrid);
         assert_eq!(away.stays.len(), 1);
         assert!(away.stays[0].node == 0 && away.stays[0].reason.contains("console"));
         // Node 1 leaves the first time, and does not come again.
         assert_eq!(away.left.is_empty(), round > 0);
         is_used();
-        let back = migration(&[Destination::Node(0)], false);
+        let back = Migration {
+            mode,
+            ..migration(&[Destination::Node(0)], false)
+        };
         let back = handle.migrate(&here, &back, &Job::default()).unwrap();
         holds_all(0);
         assert_eq!((back.left, back.stays), (vec![node], vec![]));
