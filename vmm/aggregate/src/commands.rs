@@ -111,11 +111,11 @@ pub enum SliceCommand {
     LearnManagers(Vec<PageRun>),
     /// To a slice that leaves: move its pages to these slices, with their management.
     DrainPages(Vec<DrainShare>),
-    /// Pages stay where they are from now on.
-    StopDrain,
+    /// Send no pages from now on, neither to move them nor ahead.
+    StopMoves,
     /// Report how far the drain is.
     DrainProgress,
-    /// Send the slice's pages ahead to these slices, until a drain or `EndPrecopy`.
+    /// Send the slice's pages ahead to these slices, until `StopMoves`, a drain or `EndPrecopy`.
     PrecopyPages(Vec<DrainShare>),
     /// Send no more ahead, and have the others drop what has not become theirs.
     EndPrecopy,

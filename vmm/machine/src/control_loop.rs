@@ -148,7 +148,7 @@ impl ControlLoop {
             }
             SliceCommand::LearnManagers(runs) => return Ok(self.slice.learn_managers(runs)),
             SliceCommand::DrainPages(_)
-            | SliceCommand::StopDrain
+            | SliceCommand::StopMoves
             | SliceCommand::DrainProgress
             | SliceCommand::PrecopyPages(_)
             | SliceCommand::EndPrecopy

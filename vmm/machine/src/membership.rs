@@ -334,7 +334,7 @@ impl Handle {
     /// Calls a drain off.
     pub(super) fn keep(&self, slice: &Slice, node: usize) {
         // Where the machine ends there is nothing to keep.
-        let _ = slice.command_drain(node, &SliceCommand::StopDrain);
+        let _ = slice.command_drain(node, &SliceCommand::StopMoves);
         let _ = self.change(Change::Keep, node);
     }
 

@@ -65,7 +65,8 @@ impl<'a> Precopy<'a> {
             .map(drop)
     }
 
-    /// Waits until little is left, or the guest writes as fast as pages are sent.
+    /// Waits until little is left, or the guest writes as fast as pages are sent. Then sends
+    /// nothing more, so that vCPUs which move do not wait behind pages.
     pub fn converge(&mut self, job: &Job) -> Result<(), Refusal> {
         let mut last = (Instant::now(), 0);
         while !self.sources.iter().all(Source::has_converged) {
@@ -85,7 +86,10 @@ impl<'a> Precopy<'a> {
             let progress = sent_pages + sum(|report| report.rounds);
             check_progress(&mut last, progress)?;
         }
-        Ok(())
+        self.sources.iter().try_for_each(|source| {
+            self.command(source.node, &SliceCommand::StopMoves)
+                .map(drop)
+        })
     }
 
     /// Has everything dropped that did not move. Returns how many pages were sent ahead.

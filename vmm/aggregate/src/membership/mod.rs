@@ -216,8 +216,8 @@ impl Membership {
         self.ordered.notify_all();
     }
 
-    /// Returns when the drain is over: it looks at least each millisecond.
-    pub(super) fn stop_drain(&self) {
+    /// Returns when no more pages are sent: it looks at least each millisecond.
+    pub(super) fn stop_moves(&self) {
         let mut moves = self.moves();
         moves.ordered = None;
         moves.is_stopped = true;

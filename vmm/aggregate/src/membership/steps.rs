@@ -395,7 +395,7 @@ impl Slice {
     pub fn carry_out_drain(&self, command: &SliceCommand) -> SliceReply {
         match command {
             SliceCommand::DrainPages(shares) => self.membership.drain_to(shares.clone()),
-            SliceCommand::StopDrain => self.membership.stop_drain(),
+            SliceCommand::StopMoves => self.membership.stop_moves(),
             SliceCommand::PrecopyPages(shares) => self.membership.precopy_to(shares.clone()),
             SliceCommand::EndPrecopy => self.membership.end_precopy(),
             SliceCommand::PrecopyProgress => {
