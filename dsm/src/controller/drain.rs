@@ -269,6 +269,9 @@ impl<T: Tables, B> Controller<T, B> {
     /// Goes on with the drain: with the pages that it has begun with, and then with the next
     /// ones, as long as the window allows.
     pub(super) fn go_on_draining(&mut self, now: Duration, sink: &mut impl Sink<B>) {
+        if self.rests() && !self.is(Mutant::RestDrains) {
+            return;
+        }
         let Some(mut drain) = self.drain.take() else {
             return;
         };

@@ -80,6 +80,11 @@ pub enum Event {
     HoldPrefetches,
     /// Prefetches go on.
     ResumePrefetches,
+    /// Nothing is begun until [`Event::EndRest`]: what users ask for waits. Then
+    /// [`super::Controller::rest_report`].
+    Rest,
+    /// All goes on.
+    EndRest,
     /// A node is dead, by the one authority that decides so. Nothing that it sent is
     /// delivered afterwards.
     PeerLost { node: NodeId },

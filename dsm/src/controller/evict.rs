@@ -33,6 +33,9 @@ impl<T: Tables, B> Controller<T, B> {
             unused,
         } = passed;
         self.vacant.extend(vacant);
+        if self.rests() && !self.is(Mutant::RestEvicts) {
+            return;
+        }
         for page in used {
             if self.rights.of(page).is_some() {
                 sink.act(Action::Watch { page });

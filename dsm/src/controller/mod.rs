@@ -55,6 +55,7 @@ mod pins;
 mod precopy;
 mod prefetch;
 mod requests;
+mod rest;
 mod rights;
 pub mod sim;
 mod subscriptions;
@@ -80,6 +81,7 @@ pub use membership::{Holdings, ManagerRun, ManagerRunError};
 pub use pins::Pins;
 pub use precopy::PrecopyProgress;
 pub use prefetch::UNDER_WAY_MAX;
+pub use rest::{RestReport, Unrest, unrest};
 pub use rights::Rights;
 
 use drain::Drain;
@@ -87,6 +89,7 @@ use mutant::Mutant;
 use precopy::Precopies;
 use prefetch::Prefetches;
 use requests::{AHEAD_PAGES, AsyncFault, Waiter};
+use rest::{Counted, Traffic};
 use subscriptions::Subscriptions;
 use transition::Transition;
 
@@ -122,6 +125,9 @@ pub struct Controller<T, B> {
     precopies: Precopies,
     /// The hand-overs of this node are over, since it was told to hold.
     quiet: bool,
+    /// Nothing is begun: see `rest`.
+    rests: bool,
+    traffic: Traffic,
     #[cfg(test)]
     mutant: Option<Mutant>,
 }
@@ -163,6 +169,8 @@ impl<T: Tables, B> Controller<T, B> {
             drained: DrainProgress::default(),
             precopies: Precopies::default(),
             quiet: false,
+            rests: false,
+            traffic: Traffic::default(),
             #[cfg(test)]
             mutant: None,
         }
@@ -170,6 +178,23 @@ impl<T: Tables, B> Controller<T, B> {
 
     /// Handles one event. `now` never goes back.
     pub fn step(&mut self, event: Event, now: Duration, sink: &mut impl Sink<B>) {
+        let sent = std::mem::take(&mut self.traffic.sent);
+        let mut counted = Counted { sink, sent };
+        if let Event::Message { from, .. } = event {
+            self.count_received(from);
+        }
+        let left = match event {
+            Event::Member { node, standing } => Some((node, standing)),
+            _ => None,
+        };
+        self.handle(event, now, &mut counted);
+        self.traffic.sent = counted.sent;
+        if let Some((node, standing)) = left {
+            self.forget_traffic(node, standing);
+        }
+    }
+
+    fn handle(&mut self, event: Event, now: Duration, sink: &mut impl Sink<B>) {
         match event {
             Event::Message { from, message } => self.message(from, message, now, sink),
             Event::Acquire {
@@ -207,6 +232,8 @@ impl<T: Tables, B> Controller<T, B> {
             Event::EndPrefetch { user } => self.end_prefetch(user),
             Event::HoldPrefetches => self.hold_prefetches(true),
             Event::ResumePrefetches => self.hold_prefetches(false),
+            Event::Rest => self.rest(),
+            Event::EndRest => self.end_rest(now, sink),
             Event::PeerLost { node } => self.peer_lost(node, now, sink),
             Event::Hold => self.hold_managers(sink),
             Event::Resume => self.resume_managers(),
@@ -289,6 +316,9 @@ impl<T: Tables, B> Controller<T, B> {
 
     /// Pages that should be evicted now: then [`Clock::pass`] and [`Event::Evict`].
     pub fn wanted(&self) -> usize {
+        if self.rests() && !self.is(Mutant::RestEvicts) {
+            return 0;
+        }
         self.budget.wanted(self.rights.resident(), self.leaving)
     }
 
@@ -300,6 +330,7 @@ impl<T: Tables, B> Controller<T, B> {
     /// How long until there is something to do that only [`Event::Tick`] does.
     pub fn deadline(&self, now: Duration) -> Option<Duration> {
         let due = self.subscriptions.next_due();
+        let due = due.filter(|_| !self.rests());
         let due = due.map(|due| due.saturating_sub(now));
         let pin = self.pins.next_end(now).filter(|_| self.pins.has_deferred());
         [due, pin].into_iter().flatten().min()
@@ -316,9 +347,11 @@ impl<T: Tables, B> Controller<T, B> {
         self.parts.iter().any(|part| part.contains(&page))
     }
 
-    /// Whether a page has to wait until others are gone, or until this node stays.
+    /// Whether a page has to wait until others are gone, until this node stays, or until its
+    /// rest ends.
     fn lacks_room(&self, page: u64) -> bool {
-        if self.is_leaving() {
+        let rests = self.rests() && !self.is(Mutant::RestRequests);
+        if self.is_leaving() || rests {
             return true;
         }
         let full = self.rights.resident() >= self.budget.pages();

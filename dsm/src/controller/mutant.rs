@@ -75,4 +75,22 @@ pub(super) enum Mutant {
     PrecopyUnprotected,
     /// Keeps pre-copies that were dropped.
     PrecopyForEver,
+    /// Says that it is at rest while a page is in transition.
+    RestInTransition,
+    /// Says so while a user has a page pinned.
+    RestPinned,
+    /// Goes on with evictions while it rests.
+    RestEvicts,
+    /// Goes on with prefetches.
+    RestPrefetches,
+    /// Goes on with its drain.
+    RestDrains,
+    /// Goes on with its pre-copy.
+    RestPrecopies,
+    /// Requests what users ask for.
+    RestRequests,
+    /// Has copies written to a checkpoint, too.
+    SaveCopies,
+    /// Has the pages written that it manages, as they are here.
+    SaveManaged,
 }

@@ -330,7 +330,7 @@ impl<T: Tables, B> Controller<T, B> {
             self.transitions.remove(&page);
             self.wake_without_page(page, sink);
         }
-        self.asked_again(page).map(|event| (event, None))
+        self.asked_again(page, sink).map(|event| (event, None))
     }
 
     /// Starts an operation about a page at once. False if one is under way.
@@ -462,6 +462,10 @@ impl<T: Tables, B> Controller<T, B> {
     }
 
     pub(super) fn look_at_subscriptions(&mut self, now: Duration, sink: &mut impl Sink<B>) {
+        // What is due stays so.
+        if self.rests() {
+            return;
+        }
         while let Some(page) = self.subscriptions.pop_due(now) {
             // A fault may have brought it, or be at it.
             let is_here = self.rights.of(page).is_some() || self.is_in_transition(page);

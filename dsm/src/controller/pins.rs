@@ -122,6 +122,16 @@ impl Pins {
         self.used().iter().any(is_held) || self.hold_timed(page, now)
     }
 
+    /// A page that has a pin, if there is one.
+    pub(super) fn any(&self, now: Duration) -> Option<u64> {
+        let now = nanoseconds(now);
+        let pins = self.used().iter().map(|pin| pin.load(Ordering::SeqCst));
+        let timed = self.timed.iter();
+        let timed = timed.filter(|(_, end)| end.load(Ordering::SeqCst) > now);
+        let timed = timed.map(|(pin, _)| pin.load(Ordering::SeqCst));
+        pins.chain(timed).find(|page| *page != FREE)
+    }
+
     /// One more page, or one page less, waits for a pin to go.
     pub(super) fn count_deferred(&self, waits: bool) {
         match waits {
@@ -151,6 +161,9 @@ mod tests {
         assert!(pins.hold(7, now));
         pins.remove(7);
         assert!(!pins.hold(7, now) && pins.hold(8, now));
+        assert_eq!(pins.any(now), Some(8));
+        pins.remove(8);
+        assert_eq!(pins.any(now), None);
     }
 
     #[test]

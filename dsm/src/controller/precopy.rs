@@ -220,6 +220,9 @@ impl<T: Tables, B> Controller<T, B> {
 
     /// Goes on with the walk, as far as the window allows.
     pub(super) fn go_on_precopying(&mut self, now: Duration, sink: &mut impl Sink<B>) {
+        if self.rests() && !self.is(Mutant::RestPrecopies) {
+            return;
+        }
         let Some(mut course) = self.precopies.course.take() else {
             return;
         };

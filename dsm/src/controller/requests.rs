@@ -108,7 +108,7 @@ impl<T: Tables, B> Controller<T, B> {
             remote,
             ..
         } = self.waiters.swap_remove(index);
-        if remote && self.fresh == Some(page) {
+        if remote && self.fresh == Some(page) && !self.rests() {
             self.ask_for_more(page, now, sink, |this, next| this.rights.of(next).is_none());
         }
         // Other walkers only read it, too, though the kernel here is about to write
@@ -243,9 +243,31 @@ impl<T: Tables, B> Controller<T, B> {
     }
 
     /// What users that sleep on a page still want of it.
-    pub(super) fn asked_again(&mut self, page: u64) -> Option<protocol::Event> {
+    pub(super) fn asked_again(
+        &mut self,
+        page: u64,
+        sink: &mut impl Sink<B>,
+    ) -> Option<protocol::Event> {
+        let rests = self.rests() && !self.is(Mutant::RestRequests);
         let asked = self.async_faults.get_mut(&page)?;
-        std::mem::take(&mut asked.again).then(|| fault(page, asked.access, false))
+        if !std::mem::take(&mut asked.again) {
+            return None;
+        }
+        let event = fault(page, asked.access, false);
+        if rests {
+            self.wait_for_room(page, sink);
+            return None;
+        }
+        Some(event)
+    }
+
+    /// A page that a thread waits for, or has been given and not used, unless the request is
+    /// put off.
+    pub(super) fn waits_for_answer(&self) -> Option<u64> {
+        let is_put_off = |waiter: &Waiter| !waiter.granted && self.waits_for_room(waiter.page);
+        let mut waiters = self.waiters.iter();
+        let waiter = waiters.find(|waiter| !is_put_off(waiter));
+        waiter.map(|waiter| waiter.page)
     }
 
     /// Whether a user waits for a page.

@@ -25,6 +25,9 @@
 //!     more users pin the page there than had asked for it before.
 //! 11. A page is prefetched only for a user that is there, while no thread waits; few
 //!     requests of prefetches are under way, and each prefetch ends.
+//! 12. From the moment when all nodes are found to rest until the first ends its rest, no
+//!     message is under way, nothing changes, and each page that was written has one owner,
+//!     which has its last bytes: a checkpoint of what each owns has each page once.
 
 mod authority;
 mod deaths;
@@ -35,6 +38,7 @@ mod membership;
 mod precopies;
 mod prefetches;
 mod requests;
+mod rests;
 mod scenario;
 mod shell;
 mod turns;
@@ -92,6 +96,10 @@ pub struct Outcome {
     pub prefetched: u64,
     /// Pages that moved after their bytes.
     pub precopied: u64,
+    /// Rests of all nodes.
+    pub rests: u64,
+    /// Those that were given up.
+    pub restless: u64,
     /// Wake-ups of threads that did not get their page.
     pub retries: u64,
     /// The most of one thread.
@@ -118,6 +126,8 @@ impl Outcome {
         self.handed_over += other.handed_over;
         self.prefetched += other.prefetched;
         self.precopied += other.precopied;
+        self.rests += other.rests;
+        self.restless += other.restless;
         self.retries += other.retries;
         self.retries_max = self.retries_max.max(other.retries_max);
     }
@@ -153,6 +163,8 @@ enum BadAuthority {
     AsksOneNode,
     /// Does not wait until nodes are quiet.
     NotQuiet,
+    /// Finds nodes at rest without the counts of messages.
+    RestsUncounted,
 }
 
 #[cfg(test)]

@@ -87,6 +87,14 @@ pub enum SliceCommand {
     Status,
     /// Report all counters.
     Counters,
+    /// Begin nothing about pages until `EndRest`.
+    Rest,
+    /// Report whether something about a page is under way; answered by `Rest`.
+    RestReport,
+    /// When all slices have reported a rest: look at the record of each page.
+    CheckRest,
+    /// All goes on.
+    EndRest,
     /// Write the pages that the slice manages to the file that came with this identity.
     WritePages {
         /// Of the checkpoint.
@@ -150,6 +158,13 @@ pub enum SliceReply {
     Counters(BTreeMap<String, u64>),
     Pages(SlicePages),
     Faults(SliceFaults),
+    /// To `RestReport`: why the slice is at work, and by slice how many messages about pages
+    /// it has sent and received.
+    Rest {
+        work: Option<String>,
+        sent: Vec<u64>,
+        received: Vec<u64>,
+    },
     /// To `WritePages`.
     PagesWritten {
         /// Pages that are not zero.

@@ -27,6 +27,7 @@
 //! | [`platform_role`] | another slice gets the I/O APIC and the small devices |
 //! | `vcpu_moves` | vCPUs that go from one slice to another |
 //! | [`membership`] | slices that join and leave while the machine runs |
+//! | `rest` | no page moves for a while, on no slice |
 //! | `stop` | a secondary ends after the primary has heard why |
 //!
 //! Threads of a slice: for each number that a slice may have one that reads its link and one
@@ -49,6 +50,7 @@ pub mod platform_role;
 mod reclaim;
 mod registers;
 pub mod remote_devices;
+mod rest;
 mod room;
 mod serial;
 mod stop;

@@ -36,6 +36,13 @@ impl SharedMemory {
         Ok(marks)
     }
 
+    /// Of `pages`, those that this slice owns and that are not known to be zero; in ascending
+    /// order. When all slices rest, each page that was touched is in one of their lists, and
+    /// its owner has its bytes.
+    pub fn owned(&self, pages: Range<u64>) -> Vec<u64> {
+        self.locked(|state| state.controller.owned(pages))
+    }
+
     /// Of `pages`, those that this slice manages and that a slice has written or loaded,
     /// wherever they are now; in ascending order. The others that it manages are zero.
     pub fn touched(&self, pages: Range<u64>) -> Vec<u64> {

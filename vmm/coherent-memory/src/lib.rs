@@ -25,6 +25,7 @@
 //! | `own_pins` | the pages that the calling thread has pinned |
 //! | `membership` | nodes that join and leave |
 //! | `checkpoint` | which pages a checkpoint must hold |
+//! | `rest` | no page moves for a while |
 //! | `reclaim` | memory that the guest does not need |
 //! | `bytes` | guest memory for callers that are not vCPUs |
 //! | `wakeup` | a thread that sleeps until there is work for it |
@@ -46,6 +47,7 @@ mod outbox;
 mod own_pins;
 mod prefetch;
 mod reclaim;
+mod rest;
 mod served;
 mod shell;
 mod signal;

@@ -155,6 +155,10 @@ impl ControlLoop {
             | SliceCommand::PrecopyProgress
             | SliceCommand::AddRoom { .. }
             | SliceCommand::FitRoom => return Ok(self.slice.carry_out_drain(command)),
+            SliceCommand::Rest
+            | SliceCommand::RestReport
+            | SliceCommand::CheckRest
+            | SliceCommand::EndRest => return Ok(self.slice.carry_out_rest(command)),
             SliceCommand::Counters => return Ok(SliceReply::Counters(self.handle.counters()?)),
             SliceCommand::Pages => return Ok(SliceReply::Pages(self.slice.memory().hottest())),
             SliceCommand::Faults { from } => {

@@ -64,6 +64,8 @@ pub struct Scenario {
     pub(super) adopted: u64,
     /// Per mille of steps in which a pre-copy begins or ends.
     pub(super) precopies: u64,
+    /// Per mille of steps in which all nodes rest.
+    pub(super) rests: u64,
 }
 
 impl Scenario {
@@ -120,12 +122,14 @@ impl Scenario {
             follows: 0,
             adopted: 200,
             precopies: 0,
+            rests: 0,
         };
         scenario
             .with_changes(seed)
             .with_turns(seed)
             .with_follows(seed)
             .with_precopies(seed)
+            .with_rests(seed)
     }
 
     /// Whether managers may change.
@@ -165,6 +169,15 @@ impl Scenario {
             self.steps += random.below(3000) as u32;
             self.adopted = 900;
             self.writes = self.writes.min([100, 400, 1000][random.below(3) as usize]);
+        }
+        self
+    }
+
+    /// In one seed of three all nodes rest now and then. From a sequence of its own.
+    fn with_rests(mut self, seed: u64) -> Scenario {
+        let mut random = Random::new(seed ^ 0x2E57_0600);
+        if random.per_mille(333) {
+            self.rests = 1 + random.below(3);
         }
         self
     }

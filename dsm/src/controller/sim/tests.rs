@@ -27,6 +27,7 @@ fn two_thousand_seeds() {
     assert!(total.handed_over > 5_000);
     assert!(total.prefetched > 5_000);
     assert!(total.precopied > 700);
+    assert!(total.rests > 500 && total.restless < total.rests);
     // No thread tries again and again.
     assert!(total.retries > 1_000 && total.retries_max <= 8);
     assert!(total.evicted > 10_000 && total.given_back > 10_000 && total.room_waits > 300);
@@ -67,7 +68,7 @@ fn every_broken_controller_is_found() {
         (Mutant::StayForEver, 0),
         (Mutant::DrainInTransition, 0),
         (Mutant::ForgetMentions, 0),
-        (Mutant::QuietEarly, 0),
+        (Mutant::QuietEarly, 1_000),
         (Mutant::PrefetchFirst, 0),
         (Mutant::PrefetchAllAtOnce, 0),
         (Mutant::PrefetchBeyondRoom, 0),
@@ -76,10 +77,19 @@ fn every_broken_controller_is_found() {
         (Mutant::KeepHomes, 0),
         (Mutant::PrecopyAfterWrite, 0),
         (Mutant::PrecopyGivenBack, 0),
-        (Mutant::PrecopyUnanswered, 1_500),
+        (Mutant::PrecopyUnanswered, 1_000),
         (Mutant::PrecopyIgnoresPins, 0),
         (Mutant::PrecopyUnprotected, 0),
         (Mutant::PrecopyForEver, 0),
+        (Mutant::RestInTransition, 0),
+        (Mutant::RestPinned, 0),
+        (Mutant::RestEvicts, 6_000),
+        (Mutant::RestPrefetches, 0),
+        (Mutant::RestDrains, 0),
+        (Mutant::RestPrecopies, 0),
+        (Mutant::RestRequests, 1_000),
+        (Mutant::SaveCopies, 0),
+        (Mutant::SaveManaged, 0),
     ] {
         let failure = found(first..first + 1000, |world| {
             for host in &mut world.hosts {
@@ -115,7 +125,8 @@ fn every_broken_authority_is_found() {
     for (bad, first) in [
         (BadAuthority::JoinsEarly, 1_500),
         (BadAuthority::AsksOneNode, 0),
-        (BadAuthority::NotQuiet, 0),
+        (BadAuthority::NotQuiet, 1_000),
+        (BadAuthority::RestsUncounted, 0),
     ] {
         let failure = found(first..first + 1000, |world| world.bad_authority = Some(bad));
         let failure = failure.unwrap_or_else(|| panic!("{bad:?} was not found"));

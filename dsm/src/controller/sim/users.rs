@@ -122,7 +122,7 @@ impl World {
     /// by its right, without the controller.
     pub(super) fn use_mapping(&mut self, node: usize) -> Result<(), Flaw> {
         let page = self.any_page();
-        if self.resting == Some(node) {
+        if self.resting == Some(node) || self.stands {
             return Ok(());
         }
         let host = &mut self.hosts[node];
@@ -171,6 +171,11 @@ impl World {
             return Ok(());
         };
         let thread = host.threads.swap_remove(index);
+        // It may have used its page until now.
+        if self.stands {
+            self.use_page(node, thread.page, thread.access)?;
+        }
+        let host = &mut self.hosts[node];
         if self.bad != Some(BadShell::UnpinsEarly) {
             host.pins.remove(thread.page);
         }

@@ -30,6 +30,8 @@ pub(super) struct World {
     pub(super) walker: u64,
     /// A node whose users do nothing.
     pub(super) resting: Option<usize>,
+    /// All users do nothing.
+    pub(super) stands: bool,
     /// Dead nodes, a bit for each.
     pub(super) killed: u32,
     /// By node, the dead nodes that it has not learned of.
@@ -61,6 +63,7 @@ impl World {
             threads: 0,
             walker: 0,
             resting: None,
+            stands: false,
             killed: 0,
             unaware: vec![0; scenario.nodes.into()],
             shown: VecDeque::new(),
@@ -112,6 +115,9 @@ impl World {
             }
             if self.scenario.precopies > 0 && self.random.per_mille(self.scenario.precopies) {
                 self.begin_or_end_precopy();
+            }
+            if self.scenario.rests > 0 && self.random.per_mille(self.scenario.rests) {
+                self.rest_all()?;
             }
             match self.random.below(4) {
                 0 => self.begin_access()?,

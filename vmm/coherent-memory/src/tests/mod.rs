@@ -23,6 +23,7 @@ pub(super) mod evict;
 mod membership;
 mod prefetch;
 mod reclaim;
+mod rest;
 mod subscriptions;
 mod turns;
 
