@@ -171,7 +171,7 @@ impl<T: Tables> Node<T> {
     }
 
     /// Of a page that is not owned yet, or not any more, among those managed here.
-    fn count_owner(&mut self, owner: Option<NodeId>, more: bool) {
+    pub(crate) fn count_owner(&mut self, owner: Option<NodeId>, more: bool) {
         if let Some(owner) = owner {
             let count = &mut self.owned_pages[owner.index()];
             *count = match more {
@@ -181,7 +181,7 @@ impl<T: Tables> Node<T> {
         }
     }
 
-    fn set_manager(&mut self, page: Page, manager: NodeId) {
+    pub(crate) fn set_manager(&mut self, page: Page, manager: NodeId) {
         let configured = self.configured_manager(page);
         self.tables.local(page).set_manager(manager, configured);
     }

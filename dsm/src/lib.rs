@@ -55,6 +55,8 @@ pub mod read_ahead;
 mod recovery;
 pub mod refault;
 #[cfg(any(test, feature = "std"))]
+mod relocation;
+#[cfg(any(test, feature = "std"))]
 pub mod sim;
 mod state;
 mod types;

@@ -101,7 +101,7 @@ impl<T: Tables, B> Controller<T, B> {
     }
 
     /// Whether a step or messages about a page may wait for an operation or a pin.
-    fn is_under_way(&self, page: u64) -> bool {
+    pub(super) fn is_under_way(&self, page: u64) -> bool {
         let transition = self.transitions.get(&page);
         transition.is_some_and(|transition| !transition.only_gives_back())
     }
@@ -240,7 +240,10 @@ impl<T: Tables, B> Controller<T, B> {
                 self.drained.handed_over += u64::from(self.drain.is_some());
                 self.mark_manager(page.0);
             }
-            protocol::Action::TookOver { page } => self.mark_manager(page.0),
+            protocol::Action::TookOver { page } => {
+                self.mark_manager(page.0);
+                self.precopies.list(page.0);
+            }
             protocol::Action::Quiet => {
                 self.quiet = true;
                 sink.act(Action::Look(Look::Membership));
@@ -250,7 +253,7 @@ impl<T: Tables, B> Controller<T, B> {
     }
 
     /// Pages that this node manages are not evicted.
-    fn mark_manager(&mut self, page: u64) {
+    pub(super) fn mark_manager(&mut self, page: u64) {
         let manages = self.node.manager_of(Page(page)) == self.node.me();
         if !self.is(Mutant::KeepHomes) {
             self.homes.set(page, manages);

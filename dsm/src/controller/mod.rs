@@ -54,6 +54,7 @@ mod pages;
 mod pins;
 mod precopy;
 mod prefetch;
+mod relocation;
 mod requests;
 mod rest;
 mod rights;
@@ -81,6 +82,7 @@ pub use membership::{Holdings, ManagerRun, ManagerRunError};
 pub use pins::Pins;
 pub use precopy::PrecopyProgress;
 pub use prefetch::UNDER_WAY_MAX;
+pub use relocation::{RelocatedRun, RelocationError};
 pub use rest::{RestReport, Unrest, unrest};
 pub use rights::Rights;
 

@@ -93,4 +93,6 @@ pub(super) enum Mutant {
     SaveCopies,
     /// Has the pages written that it manages, as they are here.
     SaveManaged,
+    /// Does not learn of pages that go from one node to another.
+    RelocateUntold,
 }

@@ -257,7 +257,7 @@ impl<T: Tables, B> Controller<T, B> {
                 }
             }
             Some(Operation::GiveBack) => self.rights.forget(page),
-            Some(Operation::Protect) => self.send_precopy(page, sink),
+            Some(Operation::Protect) => self.protected(page, sink),
             Some(Operation::Revoke | Operation::Hide) => {}
             None => return,
         }

@@ -10,9 +10,10 @@
 //! ```
 //!
 //! The protocol is not concerned: a page keeps its owner and its record. A local write
-//! costs a fault and no message. A walk over the pages that this node owns and manages goes
-//! round after round over those that the target does not have, until
-//! [`Controller::end_precopy`]; it then tells targets what is not needed.
+//! costs a fault and no message. The first round is a walk over the pages that this node owns
+//! and manages; each later one goes over those that were written or came since, or had to
+//! wait. Rounds go on until [`Controller::end_precopy`], which then tells targets what is not
+//! needed.
 //!
 //! Invariants:
 //!
@@ -47,6 +48,10 @@ pub struct PrecopyProgress {
     pub round_pages: u64,
     /// Pages that targets refused.
     pub refused_pages: u64,
+    /// Pages that are still to be sent, about.
+    pub left_pages: u64,
+    /// The targets have all that can be sent at this moment.
+    pub is_settled: bool,
     /// It was ended, and all targets have answered.
     pub is_over: bool,
 }
@@ -61,13 +66,40 @@ struct Sent {
     is_current: bool,
     /// The right to write was taken for it, though the protocol allows writing.
     is_protected: bool,
+    /// The next round looks at the page.
+    is_listed: bool,
 }
 
-/// The walk of a pre-copy.
+/// The pages of a round.
+#[derive(Debug)]
+enum Round {
+    /// All of the plan.
+    All(Walk),
+    /// These, the last one first.
+    Listed(Vec<u64>),
+}
+
+impl Round {
+    fn next_page(&mut self, plan: &DrainPlan) -> Option<u64> {
+        match self {
+            Self::All(walk) => walk.next_page(&plan.pages),
+            Self::Listed(pages) => pages.pop(),
+        }
+    }
+
+    fn is_over(&self, plan: &DrainPlan) -> bool {
+        match self {
+            Self::All(walk) => walk.is_over(&plan.pages),
+            Self::Listed(pages) => pages.is_empty(),
+        }
+    }
+}
+
+/// The rounds of a pre-copy.
 #[derive(Debug)]
 struct Course {
     plan: DrainPlan,
-    walk: Walk,
+    round: Round,
     window: Window,
     /// Pages that this round has sent.
     sent: u64,
@@ -84,8 +116,12 @@ pub(super) struct Precopies {
     sent: Vec<Sent>,
     /// By page, whose pre-copy its memory is filled with; empty until one came.
     kept: Vec<Option<NodeId>>,
+    /// Pages for the next round, each once.
+    listed: Vec<u64>,
     course: Option<Course>,
     unanswered: usize,
+    /// Pages that are being taken from those who may write them, to be sent.
+    protecting: usize,
     progress: PrecopyProgress,
 }
 
@@ -112,11 +148,55 @@ impl Precopies {
         sent.is_some_and(|sent| sent.is_current && !sent.unanswered)
     }
 
+    /// The target that keeps the bytes that the page has.
+    pub fn kept_by(&self, page: u64) -> Option<NodeId> {
+        let sent = self.sent.get(page as usize)?;
+        sent.to.filter(|_| sent.is_current && !sent.unanswered)
+    }
+
+    /// What this node kept of a page is its content now.
+    pub fn unkeep(&mut self, page: u64) {
+        if let Some(kept) = self.kept.get_mut(page as usize) {
+            *kept = None;
+        }
+    }
+
     /// A page was written, or is about to be, or is not here any more.
     fn outdate(&mut self, page: u64) {
         if let Some(sent) = self.sent.get_mut(page as usize) {
             sent.is_current = false;
             sent.is_protected = false;
+        }
+    }
+
+    /// The next round looks at a page.
+    pub fn list(&mut self, page: u64) {
+        let sent = self.sent.get_mut(page as usize);
+        if let Some(sent) = sent.filter(|sent| !sent.is_listed) {
+            sent.is_listed = true;
+            self.listed.push(page);
+        }
+    }
+
+    /// The pages of the next round.
+    fn next_round(&mut self) -> Vec<u64> {
+        let mut pages = std::mem::take(&mut self.listed);
+        for page in &pages {
+            if let Some(sent) = self.sent.get_mut(*page as usize) {
+                sent.is_listed = false;
+            }
+        }
+        pages.sort_unstable_by(|a, b| b.cmp(a));
+        pages
+    }
+
+    /// Nothing of a page is at a target any more, or about to be.
+    pub fn forget(&mut self, page: u64) {
+        if let Some(sent) = self.sent.get_mut(page as usize) {
+            *sent = Sent {
+                is_listed: sent.is_listed,
+                ..Sent::default()
+            };
         }
     }
 
@@ -135,7 +215,7 @@ impl<T: Tables, B> Controller<T, B> {
         }
         self.precopies.progress = PrecopyProgress::default();
         self.precopies.course = Some(Course {
-            walk: Walk::default(),
+            round: Round::All(Walk::default()),
             window: Window::new(plan.window_pages),
             plan,
             sent: 0,
@@ -150,7 +230,7 @@ impl<T: Tables, B> Controller<T, B> {
         match &mut self.precopies.course {
             Some(course) => {
                 course.ends = true;
-                course.walk = Walk::default();
+                course.round = Round::All(Walk::default());
             }
             None => self.precopies.progress.is_over = true,
         }
@@ -168,7 +248,33 @@ impl<T: Tables, B> Controller<T, B> {
 
     /// How far the pre-copy is that was begun last.
     pub fn precopy_progress(&self) -> PrecopyProgress {
-        self.precopies.progress
+        let Precopies {
+            progress,
+            listed,
+            course,
+            unanswered,
+            protecting,
+            ..
+        } = &self.precopies;
+        let is_answered = *unanswered == 0 && *protecting == 0;
+        let listed = listed.len() as u64;
+        let (left_pages, is_settled) = match course {
+            Some(Course {
+                round: Round::Listed(pages),
+                ends,
+                ..
+            }) => {
+                let left = pages.len() as u64 + listed;
+                (left, left == 0 && is_answered && !ends)
+            }
+            Some(Course { sent, .. }) => (self.rights.resident().saturating_sub(*sent), false),
+            None => (0, false),
+        };
+        PrecopyProgress {
+            left_pages,
+            is_settled,
+            ..*progress
+        }
     }
 
     /// Changes the right to a page. What was sent ahead of one that may be written is not
@@ -177,6 +283,9 @@ impl<T: Tables, B> Controller<T, B> {
         self.rights.set(page, right);
         if right == Some(Access::Write) && !self.is(Mutant::PrecopyAfterWrite) {
             self.precopies.outdate(page);
+        }
+        if right.is_some() {
+            self.precopies.list(page);
         }
     }
 
@@ -205,7 +314,7 @@ impl<T: Tables, B> Controller<T, B> {
         let is_used = is_kept && sent.to == Some(to);
         match sent.unanswered {
             true => (sent.is_current, sent.is_protected) = (false, false),
-            false if sent.to == Some(to) => *sent = Sent::default(),
+            false if sent.to == Some(to) => self.precopies.forget(message.page.0),
             false => (sent.is_current, sent.is_protected) = (false, false),
         }
         let mut message = message;
@@ -226,9 +335,14 @@ impl<T: Tables, B> Controller<T, B> {
         let Some(mut course) = self.precopies.course.take() else {
             return;
         };
+        // What was written since the last round ended is not left for the next look.
+        let has_ended = course.round.is_over(&course.plan) && self.precopies.unanswered == 0;
+        if has_ended && !course.ends && !self.precopies.listed.is_empty() {
+            self.begin_round(&mut course);
+        }
         let mut looked = 0;
         while looked < LOOK_MAX && !course.window.is_full(self.precopies.unanswered) {
-            let Some(page) = course.walk.next_page(&course.plan.pages) else {
+            let Some(page) = course.round.next_page(&course.plan) else {
                 break;
             };
             looked += 1;
@@ -240,38 +354,43 @@ impl<T: Tables, B> Controller<T, B> {
         if looked == LOOK_MAX {
             sink.act(Action::Look(Look::Membership));
         }
-        if course.walk.is_over(&course.plan.pages) && self.precopies.unanswered == 0 {
+        if course.round.is_over(&course.plan) && self.precopies.unanswered == 0 {
             if course.ends && !course.waits {
                 self.precopies.progress.is_over = true;
                 self.precopies.sent = Vec::new();
+                self.precopies.listed = Vec::new();
                 return;
             }
             course.waits = false;
-            if !course.ends {
-                let progress = &mut self.precopies.progress;
-                progress.rounds += 1;
-                progress.round_pages = std::mem::take(&mut course.sent);
+            match course.ends {
+                true => course.round = Round::All(Walk::default()),
+                false => self.begin_round(&mut course),
             }
-            course.walk = Walk::default();
         }
         self.precopies.course = Some(course);
+    }
+
+    fn begin_round(&mut self, course: &mut Course) {
+        let progress = &mut self.precopies.progress;
+        progress.rounds += 1;
+        progress.round_pages = std::mem::take(&mut course.sent);
+        course.round = Round::Listed(self.precopies.next_round());
     }
 
     /// Sends a page ahead, or begins to, if its target does not have it.
     fn precopy(&mut self, page: u64, course: &mut Course, now: Duration, sink: &mut impl Sink<B>) {
         let sent = self.precopies.sent[page as usize];
         let local = *self.node.tables.local(Page(page));
-        let stays = sent.is_current
-            || sent.unanswered
-            || self.is_in_transition(page)
+        let stays = sent.is_current && !sent.unanswered
             || !local.owner()
-            || !local.evictable()
             || local.zero()
-            || local.frozen()
             || self.is_leaving()
             || self.node.manager_of(Page(page)) != self.node.me();
         if stays {
             return;
+        }
+        if sent.unanswered || self.is_in_transition(page) || !local.evictable() {
+            return self.precopies.list(page);
         }
         // A target that has something of the page stays its target.
         let to = sent.to.or_else(|| self.precopy_target(course));
@@ -281,7 +400,7 @@ impl<T: Tables, B> Controller<T, B> {
         let right = self.rights.of(page);
         let pinned = self.pins.hold(page, now) && !self.is(Mutant::PrecopyIgnoresPins);
         if right.is_none() || right == Some(Access::Write) && pinned {
-            return;
+            return self.precopies.list(page);
         }
         self.precopies.sent[page as usize].to = Some(to);
         course.sent += 1;
@@ -291,6 +410,7 @@ impl<T: Tables, B> Controller<T, B> {
         self.precopies.sent[page as usize].is_protected = true;
         self.rights.set(page, Some(Access::Read));
         self.start(page, Operation::Protect);
+        self.precopies.protecting += 1;
         sink.act(Action::Revoke {
             page,
             kept: Some(Access::Read),
@@ -308,8 +428,14 @@ impl<T: Tables, B> Controller<T, B> {
         Some(target.node)
     }
 
+    /// Nobody may write a page any more that was taken from its users to be sent ahead.
+    pub(super) fn protected(&mut self, page: u64, sink: &mut impl Sink<B>) {
+        self.precopies.protecting = self.precopies.protecting.saturating_sub(1);
+        self.send_precopy(page, sink);
+    }
+
     /// Sends a page ahead that no user may write.
-    pub(super) fn send_precopy(&mut self, page: u64, sink: &mut impl Sink<B>) {
+    fn send_precopy(&mut self, page: u64, sink: &mut impl Sink<B>) {
         let generation = self.node.tables.local(Page(page)).generation;
         let Some(sent) = self.precopies.sent.get_mut(page as usize) else {
             return;
@@ -350,6 +476,7 @@ impl<T: Tables, B> Controller<T, B> {
         *sent = Sent {
             to: Some(to),
             unanswered: true,
+            is_listed: sent.is_listed,
             ..Sent::default()
         };
         self.precopies.unanswered += 1;
@@ -359,6 +486,11 @@ impl<T: Tables, B> Controller<T, B> {
             body: Body::DropPrecopy,
         };
         sink.act(Action::Send { to, message });
+    }
+
+    /// Whether memory here is filled with a pre-copy of `node`.
+    pub(super) fn keeps_precopy_of(&self, page: u64, node: NodeId) -> bool {
+        self.rights.is_precopy(page) && self.precopies.keeps_of(page, node)
     }
 
     /// Handles a message about pre-copies; whether it is one.
@@ -420,8 +552,7 @@ impl<T: Tables, B> Controller<T, B> {
 
     /// What is kept of a page for a node is not wanted.
     fn unkeep_precopy(&mut self, page: u64, from: NodeId, sink: &mut impl Sink<B>) {
-        let keeps = self.rights.is_precopy(page) && self.precopies.keeps_of(page, from);
-        if keeps && !self.is(Mutant::PrecopyForEver) {
+        if self.keeps_precopy_of(page, from) && !self.is(Mutant::PrecopyForEver) {
             self.rights.drop_precopy(page);
             self.vacant.push(page);
             sink.act(Action::Look(Look::Room));
@@ -429,25 +560,38 @@ impl<T: Tables, B> Controller<T, B> {
     }
 
     fn precopy_answered(&mut self, from: NodeId, page: u64, kept: bool, sink: &mut impl Sink<B>) {
-        let ends = self
-            .precopies
-            .course
-            .as_ref()
-            .is_none_or(|course| course.ends);
-        let sent = self.precopies.sent.get_mut(page as usize);
+        let Precopies {
+            sent,
+            course,
+            unanswered,
+            progress,
+            ..
+        } = &mut self.precopies;
+        let sent = sent.get_mut(page as usize);
         let Some(sent) = sent.filter(|sent| sent.unanswered && sent.to == Some(from)) else {
             let what = "an answer about a page that was not sent ahead";
             return sink.act(Action::Fail(Failure::Violation { from, page, what }));
         };
         sent.unanswered = false;
+        *unanswered -= 1;
         if !kept {
-            sent.is_current = false;
-            sent.to = sent.to.filter(|_| !ends);
-            self.precopies.progress.refused_pages += u64::from(!ends);
+            // One that was refused is not sent again before it is written.
+            *sent = Sent {
+                is_protected: sent.is_protected,
+                is_listed: sent.is_listed,
+                ..Sent::default()
+            };
         }
-        self.precopies.unanswered -= 1;
-        if let Some(course) = &mut self.precopies.course {
-            course.window.widen();
+        let Some(course) = course else {
+            return;
+        };
+        course.window.widen();
+        if !kept && !course.ends {
+            progress.refused_pages += 1;
+            let mut targets = course.plan.targets.iter_mut();
+            if let Some(target) = targets.find(|target| target.node == from) {
+                target.pages += 1;
+            }
         }
     }
 
@@ -469,6 +613,7 @@ impl<T: Tables, B> Controller<T, B> {
                 unanswered += usize::from(sent.unanswered);
                 *sent = Sent {
                     is_protected: sent.is_protected,
+                    is_listed: sent.is_listed,
                     ..Sent::default()
                 };
             }

@@ -37,6 +37,7 @@ mod judges;
 mod membership;
 mod precopies;
 mod prefetches;
+mod relocations;
 mod requests;
 mod rests;
 mod scenario;
@@ -100,6 +101,8 @@ pub struct Outcome {
     pub rests: u64,
     /// Those that were given up.
     pub restless: u64,
+    /// Pages that were relocated at a rest.
+    pub relocated: u64,
     /// Wake-ups of threads that did not get their page.
     pub retries: u64,
     /// The most of one thread.
@@ -128,6 +131,7 @@ impl Outcome {
         self.precopied += other.precopied;
         self.rests += other.rests;
         self.restless += other.restless;
+        self.relocated += other.relocated;
         self.retries += other.retries;
         self.retries_max = self.retries_max.max(other.retries_max);
     }
@@ -152,6 +156,8 @@ enum BadShell {
     SaysDoneEarly,
     /// Lets a thread's pin go before it used its page.
     UnpinsEarly,
+    /// Users keep pages that were relocated.
+    KeepsRelocated,
 }
 
 /// Ways of the authority over the machine to be wrong.

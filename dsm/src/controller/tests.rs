@@ -218,3 +218,73 @@ fn readers_of_a_visited_page_keep_it_for_the_time_of_a_visit() {
     controller.step(Event::Done { page: 1 }, end, &mut sink);
     assert_eq!(given(&sink), Some(protocol::Right::Shared));
 }
+
+/// Node 0 of two, which manages and owns page 1, and sends it ahead to node 1.
+fn sending() -> Controller<VecTables, ()> {
+    let ranges = crate::ranges::Ranges::new(&[4, 4]).unwrap();
+    let config = Config::new(NodeId(0), 2, ManagerOf::Ranges(ranges));
+    let rights = Rights::new((0..4).map(|_| 0.into()).collect());
+    let mut controller = Controller::new(
+        &config,
+        VecTables::new(4),
+        rights.into(),
+        Pins::default().into(),
+        Budget::UNLIMITED,
+        std::iter::once(0..4).collect(),
+    );
+    controller.adopt(1).unwrap();
+    controller.begin_precopy(DrainPlan {
+        pages: std::iter::once(0..4).collect(),
+        targets: vec![DrainTarget {
+            node: NodeId(1),
+            pages: 4,
+        }],
+        window_pages: 4,
+    });
+    controller
+}
+
+#[test]
+fn a_page_that_is_written_is_sent_ahead_again() {
+    let (mut controller, mut sink) = (sending(), Failures::default());
+    let precopies = |sink: &Failures| {
+        let bodies = sink.1.iter().map(|message| message.body);
+        bodies.filter(|body| matches!(body, Body::Precopy)).count()
+    };
+    for sent in 1..=3 {
+        let mut step = |event| controller.step(event, Duration::ZERO, &mut sink);
+        step(Event::Precopy);
+        // It is being protected, and then sent: nothing is settled before the answer.
+        step(Event::Done { page: 1 });
+        step(Event::Precopy);
+        assert!(!controller.precopy_progress().is_settled);
+        assert_eq!(precopies(&sink), sent);
+        let message = Message {
+            page: Page(1),
+            generation: 0,
+            body: Body::Precopied { kept: true },
+        };
+        let from = NodeId(1);
+        let mut step = |event| controller.step(event, Duration::ZERO, &mut sink);
+        step(Event::Message { from, message });
+        step(Event::Precopy);
+        step(Event::Precopy);
+        assert!(controller.precopy_progress().is_settled);
+        // A write ends that.
+        controller.step(
+            Event::Acquire {
+                waiter: sent as u64,
+                page: 1,
+                access: Access::Write,
+                purpose: Purpose::Data,
+            },
+            Duration::ZERO,
+            &mut sink,
+        );
+        controller.pins.remove(1);
+        assert!(!controller.precopy_progress().is_settled);
+        let waiter = sent as u64;
+        controller.step(Event::Leave { waiter }, Duration::ZERO, &mut sink);
+    }
+    assert!(sink.0.is_empty());
+}

@@ -283,6 +283,11 @@ impl Host {
         self.mapped.get(&page).copied()
     }
 
+    /// Users gave a page up.
+    pub fn unmap(&mut self, page: u64) {
+        self.mapped.remove(&page);
+    }
+
     pub fn map_at_least(&mut self, page: u64, access: Access) {
         let mapped = self.mapped.entry(page).or_insert(access);
         *mapped = access.max(*mapped);

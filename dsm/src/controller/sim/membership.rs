@@ -170,8 +170,9 @@ impl World {
         let settled =
             |host: &mut super::host::Host| host.controller.unsettled(pages.clone()).is_none();
         let quiet = self.authority.is_over() && !drains && self.hosts.iter_mut().all(settled);
-        if quiet {
-            let managed = self.hosts[node].managed(pages);
+        let managed = self.hosts[node].managed(pages);
+        // Memory of pages that were relocated goes back to the host some time later.
+        if quiet && self.hosts[node].filled() <= managed + self.scenario.others {
             self.hosts[node].lower_budget(managed);
         }
     }

@@ -109,6 +109,7 @@ impl World {
         let before = self.latest.clone();
         self.judge_rest()?;
         self.judge_save()?;
+        self.relocate_some()?;
         for _ in 0..self.random.below(100) {
             self.work()?;
             self.nothing_is_under_way()?;

@@ -66,6 +66,8 @@ pub struct Scenario {
     pub(super) precopies: u64,
     /// Per mille of steps in which all nodes rest.
     pub(super) rests: u64,
+    /// Per mille of rests at which pages are relocated.
+    pub(super) relocations: u64,
 }
 
 impl Scenario {
@@ -123,6 +125,7 @@ impl Scenario {
             adopted: 200,
             precopies: 0,
             rests: 0,
+            relocations: 0,
         };
         scenario
             .with_changes(seed)
@@ -169,6 +172,7 @@ impl Scenario {
             self.steps += random.below(3000) as u32;
             self.adopted = 900;
             self.writes = self.writes.min([100, 400, 1000][random.below(3) as usize]);
+            self.relocations = 800;
         }
         self
     }

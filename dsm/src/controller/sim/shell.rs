@@ -5,6 +5,7 @@ use super::world::World;
 use super::{BadShell, SHOWN_MAX};
 use crate::checker::Flaw;
 use crate::controller::{Action, Event, Failure};
+use crate::protocol::Body;
 use crate::types::NodeId;
 
 impl World {
@@ -77,6 +78,10 @@ impl World {
         };
         self.outcome.messages += 1;
         let nodes = self.hosts.len();
+        if matches!(packet.message.body, Body::Push { .. }) {
+            // It is this node's own now: what a write takes later was no copy.
+            self.hosts[index % nodes].look(packet.message.page.0);
+        }
         let event = Event::Message {
             from: NodeId((index / nodes) as u8),
             message: packet.message,

@@ -26,7 +26,7 @@ fn two_thousand_seeds() {
     assert!(total.joins > 200 && total.leaves > 100 && total.cancels > 100);
     assert!(total.handed_over > 5_000);
     assert!(total.prefetched > 5_000);
-    assert!(total.precopied > 700);
+    assert!(total.precopied > 700 && total.relocated > 300);
     assert!(total.rests > 500 && total.restless < total.rests);
     // No thread tries again and again.
     assert!(total.retries > 1_000 && total.retries_max <= 8);
@@ -90,6 +90,7 @@ fn every_broken_controller_is_found() {
         (Mutant::RestRequests, 1_000),
         (Mutant::SaveCopies, 0),
         (Mutant::SaveManaged, 0),
+        (Mutant::RelocateUntold, 0),
     ] {
         let failure = found(first..first + 1000, |world| {
             for host in &mut world.hosts {
@@ -113,6 +114,7 @@ fn every_broken_shell_is_found() {
         BadShell::SendsInAnyOrder,
         BadShell::SaysDoneEarly,
         BadShell::UnpinsEarly,
+        BadShell::KeepsRelocated,
     ] {
         let failure = found(0..1000, |world| world.bad = Some(bad));
         let failure = failure.unwrap_or_else(|| panic!("{bad:?} was not found"));
