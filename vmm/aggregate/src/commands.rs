@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::membership::Step;
 use crate::message::SliceMessage;
+use crate::relocation::{Cursor, RelocatedPages};
 use crate::{COMMAND_WAIT, PRIMARY, Slice, describe_now};
 use weft_coherent_memory::{SliceFaults, SlicePages};
 use weft_platform::clock::Reference;
@@ -125,10 +126,29 @@ pub enum SliceCommand {
     DrainProgress,
     /// Send the slice's pages ahead to these slices, until `StopMoves`, a drain or `EndPrecopy`.
     PrecopyPages(Vec<DrainShare>),
+    /// Send no more bytes of pages than this in a second, neither to move them nor ahead, from
+    /// the next order on.
+    LimitMoves { bytes_per_s: Option<u64> },
     /// Send no more ahead, and have the others drop what has not become theirs.
     EndPrecopy,
     /// Report how far the pre-copy is.
     PrecopyProgress,
+    /// While all slices rest: report pages of the slice that can go to these slices at once,
+    /// from here on; answered by `Relocatable`.
+    FindRelocatable {
+        shares: Vec<DrainShare>,
+        cursor: Cursor,
+    },
+    /// A part of the list of pages that go from one slice to others. Checked as a whole when
+    /// the last part has come.
+    PlanRelocation {
+        from: usize,
+        pages: Vec<RelocatedPages>,
+        is_first: bool,
+        is_last: bool,
+    },
+    /// Do what the list says that all slices have checked.
+    Relocate,
     /// Have room for this many more pages.
     AddRoom { pages: u64 },
     /// Have room for the pages that the slice manages, and to spare as at its start.
@@ -180,6 +200,11 @@ pub enum SliceReply {
     Drained(DrainReport),
     /// To `PrecopyProgress`: what a pre-copy has done so far.
     Precopied(PrecopyReport),
+    /// To `FindRelocatable`: some pages, and where to go on.
+    Relocatable {
+        pages: Vec<RelocatedPages>,
+        next: Option<Cursor>,
+    },
     /// It cannot be done.
     Refused(String),
 }
@@ -223,6 +248,10 @@ pub struct PrecopyReport {
     pub rounds: u64,
     /// Pages that the last round sent.
     pub round_pages: u64,
+    /// Pages that are still to be sent, about.
+    pub left_pages: u64,
+    /// The others have all that can be sent at this moment.
+    pub is_settled: bool,
     /// It was ended, and nothing is kept of it elsewhere.
     pub is_over: bool,
 }

@@ -49,6 +49,7 @@ mod placement;
 pub mod platform_role;
 mod reclaim;
 mod registers;
+pub mod relocation;
 pub mod remote_devices;
 mod rest;
 mod room;
@@ -188,6 +189,7 @@ pub struct Slice {
     /// Pages that it may fill of its own part, with what it was handed, and of others';
     /// `None`: all.
     room: Mutex<Option<Room>>,
+    planned: relocation::Planned,
     reference: Reference,
     stop: Arc<StopSignal>,
     time: Arc<TimeCounters>,
@@ -308,6 +310,7 @@ impl Slice {
             identities: Arc::default(),
             interrupts: OnceLock::new(),
             room: Mutex::new(room),
+            planned: relocation::Planned::default(),
             peers,
             memory,
             registers,

@@ -24,6 +24,7 @@
 //! | `waiter` | a thread that waits for a page |
 //! | `own_pins` | the pages that the calling thread has pinned |
 //! | `membership` | nodes that join and leave |
+//! | `relocation` | pages that get another owner and manager at once |
 //! | `checkpoint` | which pages a checkpoint must hold |
 //! | `rest` | no page moves for a while |
 //! | `reclaim` | memory that the guest does not need |
@@ -47,6 +48,7 @@ mod outbox;
 mod own_pins;
 mod prefetch;
 mod reclaim;
+mod relocation;
 mod rest;
 mod served;
 mod shell;
@@ -64,6 +66,7 @@ pub use counters::{MemoryCounters, PAGES_MAX, PageCount, SlicePages};
 pub use membership::MembershipError;
 pub use notifier::{MmuNotifier, NotifierError};
 pub use outbox::Transport;
+pub use relocation::RelocationCursor;
 pub use served::{FaultObserver, ServedFault};
 pub use shell::{SharedMemory, SharedMemoryOptions};
 pub use trace::{
@@ -71,5 +74,5 @@ pub use trace::{
 };
 pub use weft_dsm::controller::{
     Budget, DrainPlan, DrainProgress, DrainTarget, Holdings, ManagerRun, ManagerRunError,
-    PrecopyProgress,
+    PrecopyProgress, RelocatedRun, RelocationError,
 };

@@ -197,6 +197,17 @@ impl SharedMemory {
         self.precopy_until(observe);
     }
 
+    /// How far the pre-copy is at this moment. `goes_on`: the calling thread sends what there
+    /// is to send, instead of the thread that sleeps until the next millisecond.
+    pub fn precopy_progress(&self, goes_on: bool) -> PrecopyProgress {
+        self.locked(|state| {
+            if goes_on {
+                state.step(self, Event::Precopy, None);
+            }
+            state.controller.precopy_progress()
+        })
+    }
+
     fn precopy_until(&self, mut observe: impl FnMut(&PrecopyProgress) -> ControlFlow<()>) {
         loop {
             let before = self.membership.given();

@@ -4,11 +4,12 @@
 //! (software vCPUs, a mapping in KVM) registers a notifier, and its mappings of a page are
 //! revoked before the page leaves.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use thiserror::Error;
 use weft_pager::uffd::UffdError;
-use weft_vcpu::{Access, NotAnswered};
+use weft_vcpu::{Access, NotAnswered, PAGE_SIZE};
 
 /// A mapping of a page could not be granted or revoked.
 #[derive(Debug, Error)]
@@ -42,6 +43,18 @@ pub trait MmuNotifier: Send + Sync {
         kept: Option<Access>,
         patience: Duration,
     ) -> Result<(), NotifierError>;
+
+    /// Takes all rights to the pages at these guest-physical addresses, as `revoke` does for
+    /// each. While the machine stands, so that it may take other pages, too.
+    fn revoke_all(
+        &self,
+        addresses: &[Range<u64>],
+        patience: Duration,
+    ) -> Result<(), NotifierError> {
+        let pages = addresses.iter().cloned();
+        let mut pages = pages.flat_map(|addresses| addresses.step_by(PAGE_SIZE as usize));
+        pages.try_for_each(|address| self.revoke(address, None, patience))
+    }
 
     /// Maps a page that [`SharedMemory::ask`] requested, with this right.
     ///

@@ -96,7 +96,7 @@ pub struct SharedMemory {
     pub(super) served_counts: ServedCounts,
     pub(super) fault_observer: OnceLock<Box<dyn FaultObserver>>,
     pub(super) trace: Trace,
-    slice: usize,
+    pub(super) slice: usize,
 }
 
 impl SharedMemory {
@@ -161,6 +161,11 @@ impl SharedMemory {
     /// Guest RAM as this slice has it mapped.
     pub fn ram(&self) -> &Ram {
         &self.ram
+    }
+
+    /// Page numbers are less than this.
+    pub fn pages(&self) -> u64 {
+        self.end >> PAGE_SHIFT
     }
 
     /// Makes this slice the owner of the pages of `addresses`, with the bytes that are in

@@ -170,6 +170,21 @@ impl SoftMachine {
         }
     }
 
+    /// Takes many pages from all vCPUs, and all else that they derived from guest memory.
+    /// When this returns `Ok`, nobody uses any of it, nor will without asking
+    /// [`Memory::acquire`] again. As [`SoftMachine::revoke`] otherwise.
+    pub fn revoke_all(
+        &self,
+        addresses: &[Range<u64>],
+        patience: Duration,
+    ) -> Result<(), NotAnswered> {
+        for addresses in addresses {
+            let pages = addresses.clone().step_by(PAGE_SIZE as usize);
+            pages.for_each(|page| self.fall(page));
+        }
+        self.demand(Demand::Everything, None, patience)
+    }
+
     /// A device wrote into guest memory: blocks decoded from there are void.
     /// Called after the bytes are there.
     pub fn written(&self, range: Range<u64>) {

@@ -38,6 +38,8 @@ pub(crate) use steps::numbers;
 const WINDOW_PAGES: usize = 256;
 /// How long a stage may take in which slices wait for pages in transition.
 const SETTLE: Duration = Duration::from_secs(10);
+/// Longest wait of the thread that moves pages for its bandwidth.
+const PACE_WAIT: Duration = Duration::from_millis(10);
 /// Between two looks for pages in transition.
 const AGAIN: Duration = Duration::from_millis(1);
 /// How often a thread that waits looks for the machine's end.
@@ -114,8 +116,11 @@ struct PageMoves {
     ordered: Option<Order>,
     is_stopped: bool,
     is_under_way: bool,
+    /// Most bytes of pages in a second.
+    bytes_per_s: Option<u64>,
     drained: DrainReport,
-    precopied: PrecopyReport,
+    /// Of the order that came last: `None` until it has begun, then whether it is over.
+    precopy_over: Option<bool>,
 }
 
 impl PageMoves {
@@ -208,12 +213,16 @@ impl Membership {
         let mut moves = self.moves();
         match order {
             Order::Drain(_) => moves.drained = DrainReport::default(),
-            Order::Precopy(_) => moves.precopied = PrecopyReport::default(),
-            Order::EndPrecopy => moves.precopied.is_over = false,
+            Order::Precopy(_) | Order::EndPrecopy => moves.precopy_over = None,
         }
         moves.ordered = Some(order);
         moves.is_stopped = false;
         self.ordered.notify_all();
+    }
+
+    /// Sends no more than this from the next order on.
+    pub(super) fn limit_moves(&self, bytes_per_s: Option<u64>) {
+        self.moves().bytes_per_s = bytes_per_s;
     }
 
     /// Returns when no more pages are sent: it looks at least each millisecond.
@@ -231,8 +240,24 @@ impl Membership {
         self.moves().drained
     }
 
-    pub(super) fn precopy_report(&self) -> PrecopyReport {
-        self.moves().precopied
+    /// As it is now: in a paused machine what is settled stays so.
+    pub(super) fn precopy_report(&self, memory: &SharedMemory) -> PrecopyReport {
+        let moves = self.moves();
+        let goes_on = !moves.is_broken() && moves.bytes_per_s.is_none();
+        let over = moves.precopy_over;
+        drop(moves);
+        let Some(is_over) = over else {
+            return PrecopyReport::default();
+        };
+        let progress = memory.precopy_progress(goes_on);
+        PrecopyReport {
+            sent_pages: progress.sent_pages,
+            rounds: progress.rounds,
+            round_pages: progress.round_pages,
+            left_pages: progress.left_pages,
+            is_settled: progress.is_settled,
+            is_over,
+        }
     }
 
     /// Moves pages whenever it is ordered, until the machine is over.
@@ -245,10 +270,12 @@ impl Membership {
                 continue;
             };
             moves.is_under_way = true;
+            let pace = Pace::new(moves.bytes_per_s);
             drop(moves);
             match order {
-                Order::Drain(shares) => self.drain(memory, &shares),
+                Order::Drain(shares) => self.drain(memory, &shares, pace),
                 Order::Precopy(shares) => memory.precopy(plan(memory, &shares), |progress| {
+                    pace.wait(progress.sent_pages);
                     self.show_precopy(progress)
                 }),
                 Order::EndPrecopy => memory.end_precopy(|progress| self.show_precopy(progress)),
@@ -259,11 +286,12 @@ impl Membership {
         }
     }
 
-    fn drain(&self, memory: &SharedMemory, shares: &[DrainShare]) {
+    fn drain(&self, memory: &SharedMemory, shares: &[DrainShare], pace: Pace) {
         let held = memory.holdings();
         let all = (held.owned + held.copies).max(held.entries);
         self.moves().drained.left_pages = all;
         memory.drain(plan(memory, shares), |progress| {
+            pace.wait(progress.sent_pages);
             let mut moves = self.moves();
             let done = (progress.sent_pages + progress.dropped_copies).max(progress.handed_over);
             moves.drained = DrainReport {
@@ -284,12 +312,7 @@ impl Membership {
 
     fn show_precopy(&self, progress: &PrecopyProgress) -> ControlFlow<()> {
         let mut moves = self.moves();
-        moves.precopied = PrecopyReport {
-            sent_pages: progress.sent_pages,
-            rounds: progress.rounds,
-            round_pages: progress.round_pages,
-            is_over: progress.is_over,
-        };
+        moves.precopy_over = Some(progress.is_over);
         match moves.is_broken() {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
@@ -304,6 +327,40 @@ impl Membership {
     pub(super) fn end(&self) {
         self.ordered.notify_all();
         self.has_met.notify_all();
+    }
+}
+
+/// Keeps the thread that moves pages within a number of bytes in a second.
+struct Pace {
+    begun: Instant,
+    bytes_per_s: Option<u64>,
+}
+
+impl Pace {
+    fn new(bytes_per_s: Option<u64>) -> Self {
+        Self {
+            begun: Instant::now(),
+            bytes_per_s,
+        }
+    }
+
+    /// Waits until `sent_pages` may have been sent, but no longer than [`PACE_WAIT`]: the
+    /// thread must hear of its next order.
+    fn wait(&self, sent_pages: u64) {
+        let early = self.early(sent_pages, self.begun.elapsed());
+        if !early.is_zero() {
+            std::thread::sleep(early.min(PACE_WAIT));
+        }
+    }
+
+    /// How much too early these pages have been sent, after so long.
+    fn early(&self, sent_pages: u64, elapsed: Duration) -> Duration {
+        let Some(bytes_per_s) = self.bytes_per_s else {
+            return Duration::ZERO;
+        };
+        let seconds = (sent_pages * PAGE_SIZE) as f64 / bytes_per_s.max(1) as f64;
+        let due = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
+        due.saturating_sub(elapsed)
     }
 }
 
@@ -326,6 +383,18 @@ fn plan(memory: &SharedMemory, shares: &[DrainShare]) -> DrainPlan {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pages_keep_within_a_bandwidth() {
+        let pace = Pace::new(Some(1 << 20));
+        let seconds = Duration::from_secs;
+        assert_eq!(pace.early(256, seconds(1)), Duration::ZERO);
+        assert_eq!(pace.early(512, seconds(1)), seconds(1));
+        assert_eq!(
+            Pace::new(None).early(u64::MAX >> 12, seconds(0)),
+            Duration::ZERO
+        );
+    }
 
     #[test]
     fn an_introduction_comes_out_as_it_went_in() {

@@ -397,9 +397,10 @@ impl Slice {
             SliceCommand::DrainPages(shares) => self.membership.drain_to(shares.clone()),
             SliceCommand::StopMoves => self.membership.stop_moves(),
             SliceCommand::PrecopyPages(shares) => self.membership.precopy_to(shares.clone()),
+            SliceCommand::LimitMoves { bytes_per_s } => self.membership.limit_moves(*bytes_per_s),
             SliceCommand::EndPrecopy => self.membership.end_precopy(),
             SliceCommand::PrecopyProgress => {
-                return SliceReply::Precopied(self.membership.precopy_report());
+                return SliceReply::Precopied(self.membership.precopy_report(&self.memory));
             }
             SliceCommand::DrainProgress => {
                 return SliceReply::Drained(self.membership.drain_report());
