@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::builder::ArgPredicate;
 use clap::{Args, Subcommand, ValueEnum};
 use weft_boot::Protocol;
-use weft_machine::migration::{Destination, Mode};
+use weft_machine::migration::{Destination, Migration, Mode};
 use weft_machine::{BackEndChoice, Follow};
 use weft_monitor::settings::Confine;
 use weft_node::options::Transport;
@@ -149,8 +149,9 @@ pub enum VmCommand {
     },
     /// Move a running machine to other hosts, as a whole
     ///
-    /// A node joins on each host, the platform, the timekeeper and the vCPUs go there, and
-    /// the pages behind them. Nodes that the machine leaves are given back. Node 0, and nodes
+    /// A node joins on each host, pages are sent there while the guest runs, and then the
+    /// machine stands once, for some milliseconds, while the platform, the timekeeper, the vCPUs
+    /// and the pages change their node. Nodes that the machine leaves are given back. Node 0, and nodes
     /// with disks or networks, stay for their devices, without vCPUs and memory. Ctrl-C puts
     /// everything back, until all pages have moved.
     Migrate {
@@ -165,15 +166,8 @@ pub enum VmCommand {
         /// Divide the vCPUs evenly among all of them, instead of moving them to the first
         #[arg(long)]
         spread: bool,
-        /// When the bytes of pages go: ahead of the vCPUs and after them, or only after them
-        #[arg(long, value_enum, default_value_t)]
-        mode: MigrationMode,
-        /// Put everything back if the pages have not moved by then, 0.1 to 3600
-        #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
-        timeout: Option<Duration>,
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        how: MigrationArgs,
     },
     /// Bring all vCPUs and pages of a machine to one of its nodes, and give the others back
     ///
@@ -186,15 +180,8 @@ pub enum VmCommand {
         /// The node's number, as `weft vm top` shows it
         #[arg(value_name = "NODE", default_value_t = 0)]
         node: usize,
-        /// When the bytes of pages go: ahead of the vCPUs and after them, or only after them
-        #[arg(long, value_enum, default_value_t)]
-        mode: MigrationMode,
-        /// Put everything back if the pages have not moved by then, 0.1 to 3600
-        #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
-        timeout: Option<Duration>,
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        how: MigrationArgs,
     },
     /// Save a machine to files, from which `weft vm run --restore` continues it
     Save(SaveArgs),
@@ -463,12 +450,48 @@ impl From<BackEndArg> for BackEndChoice {
     }
 }
 
+/// How a machine migrates.
+#[derive(Debug, Args)]
+pub struct MigrationArgs {
+    /// When the bytes of pages go
+    #[arg(long, value_enum, default_value_t)]
+    pub mode: MigrationMode,
+    /// Longest that the machine may stand, in milliseconds, 1 to 10000 [default: 20, and 100
+    /// with --mode pre-copy]
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub downtime: Option<u64>,
+    /// Most bytes of pages that each node sends in a second
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub bandwidth: Option<u64>,
+    /// Put everything back if the pages have not moved by then, 0.1 to 3600
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub timeout: Option<Duration>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl MigrationArgs {
+    /// A migration to these nodes.
+    pub fn to(&self, to: Vec<Destination>, spread: bool) -> Migration {
+        Migration {
+            to,
+            spread,
+            mode: self.mode.into(),
+            downtime_ms: self.downtime,
+            bytes_per_s: self.bandwidth,
+        }
+    }
+}
+
 /// `--mode` of `weft vm migrate`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum MigrationMode {
     /// Ahead of the vCPUs, and after them what was written since
     #[default]
     Hybrid,
+    /// All of them ahead of the vCPUs
+    PreCopy,
     /// After the vCPUs
     PostCopy,
 }
@@ -477,6 +500,7 @@ impl From<MigrationMode> for Mode {
     fn from(argument: MigrationMode) -> Mode {
         match argument {
             MigrationMode::Hybrid => Mode::Hybrid,
+            MigrationMode::PreCopy => Mode::PreCopy,
             MigrationMode::PostCopy => Mode::PostCopy,
         }
     }

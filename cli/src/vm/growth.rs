@@ -139,7 +139,7 @@ fn outcome(machine: &str, view: &ChangeView) -> String {
              vCPU stood for more than {:.2} ms\n",
             nodes(&migrated.nodes),
             migrated.vcpus,
-            format_bytes(migrated.bytes),
+            format_bytes(migrated.bytes + migrated.switched_bytes),
             migrated.total_s * 1e3,
             migrated.pause_ns as f64 / 1e6,
         );
@@ -171,7 +171,7 @@ fn progress(view: &ChangeView) -> String {
         Activity::Starting => "the node's process starts".into(),
         Activity::Joining => "the node joins".into(),
         Activity::SendingAhead => format!(
-            "{} of pages sent ahead, {} in the last round",
+            "{} of pages sent ahead, about {} left",
             format_bytes(progress.bytes_sent),
             format_bytes(progress.bytes_left)
         ),

@@ -38,7 +38,7 @@ mod updated;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use weft_machine::migration::{Destination, Migration};
+use weft_machine::migration::Destination;
 
 pub use args::VmCommand;
 pub use checks::checks;
@@ -84,26 +84,11 @@ pub fn run(command: VmCommand, started: Instant) -> anyhow::Result<ExitCode> {
             machine,
             to,
             spread,
-            mode,
-            timeout,
-            json,
-        } => {
-            let mode = mode.into();
-            growth::migrate(&machine, &Migration { to, spread, mode }, timeout, json)
-        }
-        VmCommand::Consolidate {
-            machine,
-            node,
-            mode,
-            timeout,
-            json,
-        } => {
-            let migration = Migration {
-                to: vec![Destination::Node(node)],
-                spread: false,
-                mode: mode.into(),
-            };
-            growth::migrate(&machine, &migration, timeout, json)
+            how,
+        } => growth::migrate(&machine, &how.to(to, spread), how.timeout, how.json),
+        VmCommand::Consolidate { machine, node, how } => {
+            let migration = how.to(vec![Destination::Node(node)], false);
+            growth::migrate(&machine, &migration, how.timeout, how.json)
         }
         VmCommand::Save(args) => save::run(&args),
         VmCommand::Stop { machine, timeout } => running::stop(&machine, timeout),

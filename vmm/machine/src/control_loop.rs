@@ -151,6 +151,7 @@ impl ControlLoop {
             | SliceCommand::StopMoves
             | SliceCommand::DrainProgress
             | SliceCommand::PrecopyPages(_)
+            | SliceCommand::LimitMoves { .. }
             | SliceCommand::EndPrecopy
             | SliceCommand::PrecopyProgress
             | SliceCommand::AddRoom { .. }
@@ -159,6 +160,9 @@ impl ControlLoop {
             | SliceCommand::RestReport
             | SliceCommand::CheckRest
             | SliceCommand::EndRest => return Ok(self.slice.carry_out_rest(command)),
+            SliceCommand::FindRelocatable { .. }
+            | SliceCommand::PlanRelocation { .. }
+            | SliceCommand::Relocate => return Ok(self.slice.carry_out_relocation(command)),
             SliceCommand::Counters => return Ok(SliceReply::Counters(self.handle.counters()?)),
             SliceCommand::Pages => return Ok(SliceReply::Pages(self.slice.memory().hottest())),
             SliceCommand::Faults { from } => {

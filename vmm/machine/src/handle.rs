@@ -10,13 +10,14 @@ use weft_virtio::balloon::BalloonHandle;
 use weft_virtio::console::ConsoleHandle;
 
 use super::checkpoint::{NewCheckpoint, WrittenCheckpoint};
-use super::lifecycle::{Counters, End, MachineReply, MachineRequest, Refusal, Status};
+use super::lifecycle::{Counters, End, MIGRATE, MachineReply, MachineRequest, Refusal, Status};
 use super::move_report::{
     MOVE_PLATFORM, MOVE_TIME, PlatformMoveReport, TimeMoveReport, VcpuMoveReport,
 };
 use super::serial_console::SerialInput;
 use super::shutdown::{Ending, Envelope, Input};
 use super::state::MachineState;
+use super::switch::{SwitchOrder, Switched};
 
 /// A reference to a machine, for threads outside it. Clones refer to the same machine.
 #[derive(Clone)]
@@ -107,6 +108,14 @@ impl Handle {
         match self.request(MachineRequest::MovePlatform { to })? {
             MachineReply::PlatformMoved(report) => Ok(report),
             other => Err(misfit(MOVE_PLATFORM, &other)),
+        }
+    }
+
+    /// Carries out the switch of a migration.
+    pub(super) fn switch(&self, order: SwitchOrder) -> Result<Switched, Refusal> {
+        match self.request(MachineRequest::Switch(Box::new(order)))? {
+            MachineReply::Switched(switched) => Ok(switched),
+            other => Err(misfit(MIGRATE, &other)),
         }
     }
 

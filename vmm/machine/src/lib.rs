@@ -47,6 +47,7 @@ mod shutdown;
 mod fault_reports;
 mod kernel_parameters;
 mod state;
+mod switch;
 #[cfg(test)]
 mod tests;
 mod time_move;

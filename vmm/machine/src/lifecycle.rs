@@ -29,6 +29,7 @@ use super::move_report::{
     MOVE_PLATFORM, MOVE_TIME, PlatformMoveReport, TimeMoveReport, VcpuMoveReport,
 };
 use super::state::MachineState;
+use super::switch::{SwitchOrder, Switched};
 use crate::vcpu::runner::VcpuState;
 
 /// Longest wait for the reply to a request that does not move guest memory. Save and
@@ -150,6 +151,8 @@ pub enum MachineRequest {
     },
     /// On the primary: changes whether a slice is a member.
     ChangeMembership { change: Change, node: usize },
+    /// On the primary: the switch of a migration.
+    Switch(Box<SwitchOrder>),
     /// On the primary: writes guest memory to these files, and saves everything else.
     WriteCheckpoint(Box<NewCheckpoint>),
     /// On a secondary: writes the pages that it manages to the file that came with this
@@ -197,6 +200,7 @@ impl MachineRequest {
             Self::MoveTime { .. } => MOVE_TIME,
             Self::MovePlatform { .. } | Self::Platform(_) => MOVE_PLATFORM,
             Self::ChangeMembership { change, .. } => change_name(*change),
+            Self::Switch(_) => MIGRATE,
             Self::WriteCheckpoint(_) => "save",
             Self::WritePages(_) => "write pages",
             Self::SaveVcpu(_) => "save a vCPU",
@@ -215,7 +219,7 @@ impl MachineRequest {
                 CHECKPOINT_SECONDS_MAX
             }
             // Each of its stages has a bound.
-            Self::ChangeMembership { .. } => CHECKPOINT_SECONDS_MAX,
+            Self::ChangeMembership { .. } | Self::Switch(_) => CHECKPOINT_SECONDS_MAX,
             _ => REPLY_SECONDS_MAX,
         }
     }
@@ -230,6 +234,7 @@ pub enum MachineReply {
     Moved(VcpuMoveReport),
     TimeMoved(TimeMoveReport),
     PlatformMoved(PlatformMoveReport),
+    Switched(Switched),
     /// A secondary's reply, for the primary.
     Platform(SliceReply),
     Checkpoint(Box<WrittenCheckpoint>),

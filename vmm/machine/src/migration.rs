@@ -13,11 +13,11 @@
 //! - A source that cannot leave stays a member, without vCPUs and memory, and the report says
 //!   why.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use weft_aggregate::Slice;
-use weft_aggregate::commands::DrainShare;
+use weft_aggregate::commands::{DrainShare, SliceCommand};
 use weft_aggregate::membership::Change;
 use weft_vcpu::PAGE_SIZE;
 
@@ -27,6 +27,14 @@ use super::membership::{
     Activity, Job, NewNode, NodeProcesses, Until, add_room, check_release, impossible,
 };
 use super::precopy::Precopy;
+use super::switch::SwitchOrder;
+
+/// How long the machine may stand in the hybrid mode.
+const DOWNTIME_MS: u64 = 20;
+/// The same in the pre-copy mode, in which the guest may have to slow down for it.
+const PRE_COPY_DOWNTIME_MS: u64 = 100;
+/// Switches that are tried in the pre-copy mode.
+const SWITCHES_MAX: usize = 20;
 
 /// Where a machine goes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,16 +47,38 @@ pub struct Migration {
     pub spread: bool,
     #[serde(default)]
     pub mode: Mode,
+    /// How long the machine may stand, in milliseconds; `None`: the mode's own limit. Not for
+    /// the post-copy mode.
+    #[serde(default)]
+    pub downtime_ms: Option<u64>,
+    /// Most bytes of pages that each source sends in a second.
+    #[serde(default)]
+    pub bytes_per_s: Option<u64>,
+}
+
+impl Migration {
+    /// How long the last pages may take while the machine stands. The other half of the time
+    /// is for all else.
+    fn copy_max(&self) -> Duration {
+        let downtime_ms = self.downtime_ms.unwrap_or(match self.mode {
+            Mode::PreCopy => PRE_COPY_DOWNTIME_MS,
+            Mode::Hybrid | Mode::PostCopy => DOWNTIME_MS,
+        });
+        Duration::from_millis(downtime_ms) / 2
+    }
 }
 
 /// When the pages of a migration go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// Their bytes are sent ahead while the vCPUs go on where they are; then vCPUs move, and
-    /// pages follow, without those bytes that have not changed.
+    /// Their bytes are sent ahead while the vCPUs go on where they are. Then the machine stands
+    /// once, and vCPUs and pages have moved; pages that were written meanwhile follow.
     #[default]
     Hybrid,
+    /// As [`Mode::Hybrid`], but no page follows: rounds go on until all can be sent while the
+    /// machine stands.
+    PreCopy,
     /// After the vCPUs.
     PostCopy,
 }
@@ -81,8 +111,12 @@ pub struct Migrated {
     pub vcpus: usize,
     /// Bytes of pages that were pushed; those that vCPUs fetched come on top.
     pub bytes: u64,
-    /// The longest that one vCPU stood to be moved, or all for the platform, in nanoseconds.
+    /// The longest that one vCPU stood to be moved, or all of them for the switch or the
+    /// platform, in nanoseconds.
     pub pause_ns: u64,
+    /// Bytes of pages that the switch moved, which had been sent ahead.
+    #[serde(default)]
+    pub switched_bytes: u64,
     /// From the request to the last step.
     pub total_s: f64,
     /// Of it, until the destinations were members.
@@ -158,6 +192,7 @@ impl Handle {
                 stays: Vec::new(),
                 vcpus: 0,
                 bytes: 0,
+                switched_bytes: 0,
                 pause_ns: 0,
                 total_s: 0.0,
                 join_s: 0.0,
@@ -167,7 +202,9 @@ impl Handle {
                 pages_s: 0.0,
             },
         };
-        if let Err(refusal) = course.go(wanted, rooms) {
+        let gone = course.go(wanted, rooms);
+        course.end_limit(wanted);
+        if let Err(refusal) = gone {
             return Err(course.go_back(refusal.of(MIGRATE)));
         }
         course.leave();
@@ -201,10 +238,17 @@ impl Course<'_> {
         self.report.join_s = begun.elapsed().as_secs_f64();
         let parts = self.parts(rooms)?;
         self.add_room(&parts)?;
-        if wanted.mode == Mode::Hybrid {
-            self.send_ahead(&parts)?;
+        self.limit(wanted.bytes_per_s)?;
+        let has_switched = match wanted.mode {
+            Mode::PostCopy => false,
+            Mode::Hybrid | Mode::PreCopy => {
+                self.send_ahead(&parts, wanted)?;
+                self.switch(&parts, wanted)?
+            }
+        };
+        if !has_switched {
+            self.move_roles_and_vcpus(wanted.spread)?;
         }
-        self.move_roles_and_vcpus(wanted.spread)?;
         self.move_pages(&parts)?;
         self.end_ahead()
     }
@@ -227,18 +271,92 @@ impl Course<'_> {
             .map_or(Ok(()), |reason| Err(impossible(MIGRATE, reason)))
     }
 
-    fn send_ahead(&mut self, parts: &[Part]) -> Result<(), Refusal> {
+    /// Has the sources send no more than this.
+    fn limit(&self, bytes_per_s: Option<u64>) -> Result<(), Refusal> {
+        let limit = SliceCommand::LimitMoves { bytes_per_s };
+        let mut limited = (self.sources().into_iter())
+            .map(|source| self.slice.command_drain(source, &limit).map(drop));
+        let failed = limited.find_map(Result::err);
+        failed.map_or(Ok(()), |reason| Err(impossible(MIGRATE, reason)))
+    }
+
+    /// What leaves the sources from here on has no limit.
+    fn end_limit(&self, wanted: &Migration) {
+        if wanted.bytes_per_s.is_some() {
+            // A source that does not answer is lost, which ends the machine.
+            let _ = self.limit(None);
+        }
+    }
+
+    fn send_ahead(&mut self, parts: &[Part], wanted: &Migration) -> Result<(), Refusal> {
         let begun = Instant::now();
         self.job.enter(Activity::SendingAhead);
         let mut ahead = Precopy::new(self.slice);
         let sent = parts
             .iter()
             .try_for_each(|part| ahead.begin(part.source, part.shares.clone()))
-            .and_then(|()| ahead.converge(self.job));
+            .and_then(|()| match wanted.mode {
+                Mode::PreCopy => ahead.converge_to(wanted.copy_max(), self.job),
+                _ => ahead.converge(self.job),
+            });
         self.ahead = Some(ahead);
         sent?;
         self.report.ahead_s = begun.elapsed().as_secs_f64();
         Ok(())
+    }
+
+    /// The machine stands once, and is elsewhere then; whether it is. In the pre-copy mode it
+    /// is, or this fails.
+    fn switch(&mut self, parts: &[Part], wanted: &Migration) -> Result<bool, Refusal> {
+        self.job.enter(Activity::MovingVcpus);
+        let needs_all = wanted.mode == Mode::PreCopy;
+        let order = SwitchOrder {
+            parts: parts
+                .iter()
+                .map(|part| (part.source, part.shares.clone()))
+                .collect(),
+            vcpus: self.destinations(wanted.spread),
+            roles: self.report.nodes[0],
+            copy_max: wanted.copy_max(),
+            needs_all,
+        };
+        for _ in 0..SWITCHES_MAX {
+            self.job.check(MIGRATE)?;
+            let begun = Instant::now();
+            let switched = self.handle.switch(order.clone())?;
+            let stopped_ns = switched.stopped.as_nanos() as u64;
+            self.report.pause_ns = self.report.pause_ns.max(stopped_ns);
+            if switched.is_done {
+                self.report.switched_bytes = switched.pages.with_bytes * PAGE_SIZE;
+                self.report.vcpus = switched.vcpus;
+                self.report.vcpus_s = begun.elapsed().as_secs_f64();
+                return Ok(true);
+            }
+            if let Some(ahead) = &mut self.ahead {
+                ahead.converge_to(wanted.copy_max(), self.job)?;
+            }
+        }
+        let reason = format!("the last pages did not arrive in time in {SWITCHES_MAX} tries");
+        Err(impossible(MIGRATE, reason))
+    }
+
+    /// The vCPUs that move, and where they go.
+    fn destinations(&self, spread: bool) -> Vec<(u32, usize)> {
+        let nodes = &self.report.nodes;
+        let sources = self.sources();
+        let all = self.before.vcpus.len();
+        let locations = self.slice.locations().all().into_iter();
+        let destination = |(vcpu, at): (usize, usize)| {
+            let to = match spread {
+                true => nodes[vcpu * nodes.len() / all],
+                false => nodes[0],
+            };
+            // Without an even division, those that are on a destination stay there.
+            let goes = at != to && (spread || sources.contains(&at));
+            goes.then_some((vcpu as u32, to))
+        };
+        let places = locations.map(|location| location.slice).enumerate();
+        places.filter_map(destination).collect()
     }
 
     /// Nothing is kept any more that was sent ahead.
@@ -263,8 +381,7 @@ impl Course<'_> {
     fn move_roles_and_vcpus(&mut self, spread: bool) -> Result<(), Refusal> {
         let begun = Instant::now();
         self.job.enter(Activity::MovingVcpus);
-        let nodes = self.report.nodes.clone();
-        let first = nodes[0];
+        let first = self.report.nodes[0];
         // The pause for the platform is shortest while all pages are where they are used.
         if self.before.platform != first {
             let moved = self.handle.move_platform(first)?;
@@ -273,21 +390,16 @@ impl Course<'_> {
         if self.before.timekeeper != first {
             self.handle.move_time(first)?;
         }
-        let sources = self.sources();
-        let all = self.before.vcpus.len();
-        for vcpu in 0..all {
+        let destinations = self.destinations(spread);
+        for (moved, (vcpu, to)) in destinations.iter().enumerate() {
             self.job.check(MIGRATE)?;
-            let to = match spread {
-                true => nodes[vcpu * nodes.len() / all],
-                false => first,
-            };
-            let at = self.slice.locations().all()[vcpu].slice;
-            // Without an even division, those that are on a destination stay there.
-            if at == to || !spread && !sources.contains(&at) {
+            let left = destinations.len() - moved;
+            self.job.show(|view| view.vcpus_left = left);
+            // It may have gone there by itself.
+            if self.slice.locations().all()[*vcpu as usize].slice == *to {
                 continue;
             }
-            self.job.show(|view| view.vcpus_left = all - vcpu);
-            let moved = self.handle.move_vcpu(vcpu as u32, to)?;
+            let moved = self.handle.move_vcpu(*vcpu, *to)?;
             self.report.pause_ns = self.report.pause_ns.max(moved.stopped_ns);
             self.report.vcpus += 1;
         }

@@ -132,6 +132,9 @@ impl Owner {
             (MachineRequest::MovePlatform { to }, _) => {
                 return self.move_platform(to).map(MachineReply::PlatformMoved);
             }
+            (MachineRequest::Switch(order), _) => {
+                return self.switch(&order).map(MachineReply::Switched);
+            }
             (MachineRequest::Platform(command), _) => {
                 let done = self.platform_command(&command);
                 let reply = done.map_err(|reason| refused(name, reason))?;

@@ -14,6 +14,8 @@ use super::membership::{Job, impossible};
 const LOOK: Duration = Duration::from_millis(5);
 /// Without any progress for so long, it has failed.
 const STANDSTILL: Duration = Duration::from_secs(30);
+/// When what is left has not shrunk for so long, the guest writes as fast as pages are sent.
+const NO_GAIN: Duration = Duration::from_secs(10);
 /// A round that sends so few pages is the last one: the drain sends them in a millisecond.
 const FEW_PAGES: u64 = 256;
 
@@ -65,11 +67,54 @@ impl<'a> Precopy<'a> {
             .map(drop)
     }
 
-    /// Waits until little is left, or the guest writes as fast as pages are sent. Then sends
-    /// nothing more, so that vCPUs which move do not wait behind pages.
+    /// Waits until little is left, or the guest writes as fast as pages are sent.
     pub fn converge(&mut self, job: &Job) -> Result<(), Refusal> {
+        self.rounds(job, |sources, _| sources.iter().all(Source::has_converged))
+    }
+
+    /// Waits until what is left can be sent within `time`.
+    ///
+    /// # Errors
+    /// The guest writes as fast as pages are sent.
+    pub fn converge_to(&mut self, time: Duration, job: &Job) -> Result<(), Refusal> {
+        let begun = Instant::now();
+        let mut least = (Instant::now(), u64::MAX);
+        let mut gave_up = false;
+        self.rounds(job, |sources, sent_pages| {
+            let left: u64 = (sources.iter())
+                .map(|source| source.report.left_pages)
+                .sum();
+            let pages_per_s = sent_pages as f64 / begun.elapsed().as_secs_f64();
+            let fits = left as f64 <= pages_per_s * time.as_secs_f64();
+            if left < least.1 {
+                least = (Instant::now(), left);
+            }
+            gave_up = least.0.elapsed() > NO_GAIN;
+            gave_up || fits && sources.iter().all(|source| source.report.rounds > 0)
+        })?;
+        match gave_up {
+            false => Ok(()),
+            true => Err(impossible(
+                MIGRATE,
+                format!(
+                    "the guest writes as fast as pages are sent: after {} s without a gain {} MiB \
+                     are left, which do not fit into the pause that is allowed (--downtime); \
+                     --mode hybrid does not wait for them",
+                    NO_GAIN.as_secs(),
+                    (least.1 * PAGE_SIZE) >> 20
+                ),
+            )),
+        }
+    }
+
+    /// Looks at the sources until `is_over`, which is told how many pages they have sent.
+    fn rounds(
+        &mut self,
+        job: &Job,
+        mut is_over: impl FnMut(&[Source], u64) -> bool,
+    ) -> Result<(), Refusal> {
         let mut last = (Instant::now(), 0);
-        while !self.sources.iter().all(Source::has_converged) {
+        loop {
             job.check(MIGRATE)?;
             std::thread::sleep(LOOK);
             self.look()?;
@@ -78,18 +123,18 @@ impl<'a> Precopy<'a> {
                 sources.map(|source| count(&source.report)).sum()
             };
             let sent_pages = sum(|report| report.sent_pages);
+            let left_pages = sum(|report| report.left_pages);
             job.show(|view| {
                 view.bytes_sent = sent_pages * PAGE_SIZE;
-                view.bytes_left = sum(|report| report.round_pages) * PAGE_SIZE;
+                view.bytes_left = left_pages * PAGE_SIZE;
                 view.seconds_left = None;
             });
             let progress = sent_pages + sum(|report| report.rounds);
+            if is_over(&self.sources, sent_pages) {
+                return Ok(());
+            }
             check_progress(&mut last, progress)?;
         }
-        self.sources.iter().try_for_each(|source| {
-            self.command(source.node, &SliceCommand::StopMoves)
-                .map(drop)
-        })
     }
 
     /// Has everything dropped that did not move. Returns how many pages were sent ahead.

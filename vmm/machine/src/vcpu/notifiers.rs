@@ -1,6 +1,7 @@
 //! MMU notifiers: how coherent memory revokes pages from the vCPUs of a slice.
 
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -25,6 +26,17 @@ impl MmuNotifier for SoftMmuNotifier {
             return Ok(());
         };
         Ok(machine.revoke(address, kept, patience)?)
+    }
+
+    fn revoke_all(
+        &self,
+        addresses: &[Range<u64>],
+        patience: Duration,
+    ) -> Result<(), NotifierError> {
+        let Some(machine) = self.0.upgrade() else {
+            return Ok(());
+        };
+        Ok(machine.revoke_all(addresses, patience)?)
     }
 }
 
