@@ -57,6 +57,7 @@ mod prefetch;
 mod requests;
 mod rights;
 pub mod sim;
+mod split;
 mod subscriptions;
 mod transition;
 
@@ -81,6 +82,7 @@ pub use pins::Pins;
 pub use precopy::PrecopyProgress;
 pub use prefetch::UNDER_WAY_MAX;
 pub use rights::Rights;
+pub use split::{BINS, Choice, Histogram, Threshold, thresholds};
 
 use drain::Drain;
 use mutant::Mutant;
@@ -120,6 +122,8 @@ pub struct Controller<T, B> {
     drain: Option<Drain>,
     drained: DrainProgress,
     precopies: Precopies,
+    /// Which target of a split a page goes to, while one is under way.
+    choice: Option<Choice>,
     /// The hand-overs of this node are over, since it was told to hold.
     quiet: bool,
     #[cfg(test)]
@@ -162,6 +166,7 @@ impl<T: Tables, B> Controller<T, B> {
             drain: None,
             drained: DrainProgress::default(),
             precopies: Precopies::default(),
+            choice: None,
             quiet: false,
             #[cfg(test)]
             mutant: None,
