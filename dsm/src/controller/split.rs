@@ -158,7 +158,7 @@ impl<T: Tables, B> Controller<T, B> {
         choice.is_none_or(|choice| choice.wants(Page(page), node))
     }
 
-    /// Who manages a page, as far as this node knows.
+    /// The manager of a page, as far as this node knows.
     pub fn manager(&mut self, page: u64) -> NodeId {
         self.node.manager_of(Page(page))
     }

@@ -26,6 +26,12 @@ impl MmuNotifier for SoftMmuNotifier {
         };
         Ok(machine.revoke(address, kept, patience)?)
     }
+
+    fn look_anew(&self) {
+        if let Some(machine) = self.0.upgrade() {
+            machine.look_anew();
+        }
+    }
 }
 
 /// The shadows of page tables that KVM's vCPUs of a slice use.
