@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::builder::ArgPredicate;
 use clap::{Args, Subcommand, ValueEnum};
 use weft_boot::Protocol;
-use weft_machine::migration::{Destination, Mode};
+use weft_machine::migration::{Choose, Destination, Mode};
 use weft_machine::{BackEndChoice, Follow};
 use weft_monitor::settings::Confine;
 use weft_node::options::Transport;
@@ -157,14 +157,17 @@ pub enum VmCommand {
         /// The machine's name or pid, as `weft vm list` shows them
         #[arg(value_name = "NAME|PID")]
         machine: String,
-        /// Where to, separated by commas and filled with pages in this order: a host, with the
-        /// most guest memory that the machine may fill there [default: its part of all], or the
-        /// number of a node that the machine has
-        #[arg(value_name = "HOST[=SIZE]|NODE", required = true, value_delimiter = ',', value_parser = parse_destination)]
+        /// Where to, separated by commas: a host, with the most guest memory that the machine may
+        /// fill there [default: its part of all], or the number of a node that the machine has,
+        /// with the most that it may have then [default: all]
+        #[arg(value_name = "HOST[=SIZE]|NODE[=SIZE]", required = true, value_delimiter = ',', value_parser = parse_destination)]
         to: Vec<Destination>,
         /// Divide the vCPUs evenly among all of them, instead of moving them to the first
         #[arg(long)]
         spread: bool,
+        /// Which pages go to the first of several
+        #[arg(long, value_enum, default_value_t)]
+        choose: ChooseArg,
         /// When the bytes of pages go: ahead of the vCPUs and after them, or only after them
         #[arg(long, value_enum, default_value_t)]
         mode: MigrationMode,
@@ -478,6 +481,25 @@ impl From<MigrationMode> for Mode {
         match argument {
             MigrationMode::Hybrid => Mode::Hybrid,
             MigrationMode::PostCopy => Mode::PostCopy,
+        }
+    }
+}
+
+/// `--choose` of `weft vm migrate`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum ChooseArg {
+    /// Those that the guest used most and last
+    #[default]
+    History,
+    /// Those with the lowest numbers
+    Order,
+}
+
+impl From<ChooseArg> for Choose {
+    fn from(argument: ChooseArg) -> Choose {
+        match argument {
+            ChooseArg::History => Choose::History,
+            ChooseArg::Order => Choose::Order,
         }
     }
 }

@@ -38,7 +38,7 @@ mod updated;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use weft_machine::migration::{Destination, Migration};
+use weft_machine::migration::{Choose, Destination, Migration};
 
 pub use args::VmCommand;
 pub use checks::checks;
@@ -85,11 +85,17 @@ pub fn run(command: VmCommand, started: Instant) -> anyhow::Result<ExitCode> {
             to,
             spread,
             mode,
+            choose,
             timeout,
             json,
         } => {
-            let mode = mode.into();
-            growth::migrate(&machine, &Migration { to, spread, mode }, timeout, json)
+            let migration = Migration {
+                to,
+                spread,
+                mode: mode.into(),
+                choose: choose.into(),
+            };
+            growth::migrate(&machine, &migration, timeout, json)
         }
         VmCommand::Consolidate {
             machine,
@@ -102,6 +108,7 @@ pub fn run(command: VmCommand, started: Instant) -> anyhow::Result<ExitCode> {
                 to: vec![Destination::Node(node)],
                 spread: false,
                 mode: mode.into(),
+                choose: Choose::default(),
             };
             growth::migrate(&machine, &migration, timeout, json)
         }

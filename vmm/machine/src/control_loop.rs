@@ -153,6 +153,10 @@ impl ControlLoop {
             | SliceCommand::PrecopyPages(_)
             | SliceCommand::EndPrecopy
             | SliceCommand::PrecopyProgress
+            | SliceCommand::TellHistory
+            | SliceCommand::Histogram
+            | SliceCommand::Split { .. }
+            | SliceCommand::EndSplit
             | SliceCommand::AddRoom { .. }
             | SliceCommand::FitRoom => return Ok(self.slice.carry_out_drain(command)),
             SliceCommand::Counters => return Ok(SliceReply::Counters(self.handle.counters()?)),
