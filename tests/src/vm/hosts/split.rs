@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use super::growth::{HERE, ONE};
 use super::migration::judge_writes;
@@ -29,8 +29,8 @@ impl Site<'_> {
     /// Faults of vCPUs that other nodes served, while the program writes.
     fn remote_faults(&self) -> Result<u64> {
         let count = || -> Result<u64> {
-            let counters = self.ask(&["vm", "counters", "m", "--json"])?;
-            let counters = counters.as_object().context("no counters")?;
+            let view = self.ask(&["vm", "counters", "m", "--json"])?;
+            let counters = view["counters"].as_object().context("no counters")?;
             let remote = counters.iter().filter(|(name, _)| {
                 name.starts_with("vcpu") && name.contains(".from") && name.ends_with(".faults")
             });
@@ -64,8 +64,10 @@ fn splits(site: &Site<'_>, words: &[&str]) -> Result<String> {
     // Until the rest of its memory has not been used for two epochs of the history.
     let works = guest.wait_for("dirty: second 9:", BOUND);
     ensure!(works.is_some(), "the guest does not work");
-    let by_order = site.split_and_merged("order")?;
-    let by_history = site.split_and_merged("history")?;
+    let both = ["order", "history"].map(|choose| site.split_and_merged(choose));
+    let [Ok(by_order), Ok(by_history)] = both else {
+        bail!("{both:?}: {}", guest.finish(Duration::ZERO)?.stderr);
+    };
     let line = judge_writes(&guest.finish(LONG_BOUND)?)?;
     ensure!(
         by_history < by_order / 4,
