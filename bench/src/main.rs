@@ -21,13 +21,14 @@ use weft_bench::vm::latency::latency;
 use weft_bench::vm::migrate::migrate;
 use weft_bench::vm::nginx::nginx;
 use weft_bench::vm::soft::soft;
+use weft_bench::vm::split::split;
 use weft_bench::vm::storage::storage;
 use weft_bench::vm::vcpu_move::vcpu_move;
 use weft_bench::vm::web::web;
 use weft_bench::working_set::{oversubscribed, working_set};
 use weft_tests::boot::Images;
 
-const BENCHMARKS: [&str; 24] = [
+const BENCHMARKS: [&str; 25] = [
     "latency",
     "unstretched",
     "throughput",
@@ -52,6 +53,7 @@ const BENCHMARKS: [&str; 24] = [
     "vm-follow",
     "vm-checkpoint",
     "vm-migrate",
+    "vm-split",
 ];
 
 /// Measures weft against native runs and raw sockets.
@@ -133,6 +135,7 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Table> {
         "vm-follow" => follow(place, &options.images(), repeat),
         "vm-checkpoint" => checkpoint(place, &options.images(), repeat),
         "vm-migrate" => migrate(place, &options.images(), repeat),
+        "vm-split" => split(place, &options.images(), repeat),
         "vm-devices" => devices(place, &options.images(), repeat),
         "elastic-gigabit" => elastic(place, Network::Gigabit, repeat, &options.program),
         _ => elastic(place, Network::Unshaped, repeat, &options.program),

@@ -114,9 +114,21 @@ impl<'a> History<'a> {
         record.touched = epoch;
     }
 
+    /// The page was used elsewhere as these bits say, which are as of the epoch. Pages beyond
+    /// the tables are ignored.
+    pub fn learn(&mut self, page: Page, bits: u8, epoch: u32) {
+        let index = page.0 as usize;
+        if index >= self.pages.len() || bits == 0 {
+            return;
+        }
+        let chunk = page.chunk();
+        self.age(chunk, epoch);
+        self.pages[index] |= bits;
+        self.chunks[chunk as usize].bits |= bits;
+    }
+
     /// A page's history as of an epoch.
-    #[cfg(test)]
-    fn page(&self, page: Page, epoch: u32) -> u8 {
+    pub fn page(&self, page: Page, epoch: u32) -> u8 {
         let index = page.0 as usize;
         match (
             self.pages.get(index),
@@ -128,8 +140,7 @@ impl<'a> History<'a> {
     }
 
     /// A chunk's history as of an epoch.
-    #[cfg(test)]
-    fn chunk(&self, chunk: u64, epoch: u32) -> u8 {
+    pub fn chunk(&self, chunk: u64, epoch: u32) -> u8 {
         self.chunks
             .get(chunk as usize)
             .map_or(0, |record| record.value(epoch))
@@ -175,6 +186,21 @@ mod tests {
         history.touch(Page(511), 400);
         assert_eq!(history.page(Page(3), 400), 0);
         history.touch(Page(512), 400);
+    }
+
+    #[test]
+    fn what_was_learned_ages_like_the_rest() {
+        let (mut pages, mut chunks) = tables(1);
+        let mut history = History::new(&mut pages, &mut chunks).unwrap();
+        history.touch(Page(3), 1);
+        history.learn(Page(3), 0x81, 2);
+        history.learn(Page(4), 0x20, 2);
+        history.learn(Page(512), 0x80, 2);
+        assert_eq!(history.page(Page(3), 2), 0xC1);
+        assert_eq!(history.page(Page(4), 3), 0x10);
+        assert_eq!(history.chunk(0, 3), 0x70);
+        history.learn(Page(5), 0, 200);
+        assert_eq!(history.chunk(0, 3), 0x70);
     }
 
     #[test]

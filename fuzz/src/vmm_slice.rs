@@ -11,7 +11,7 @@ use weft_aggregate::message::SliceMessage;
 use weft_aggregate::remote_devices::net::{
     FrameQueue, FrameSender, PortKind, RemotePort, Switch, window,
 };
-use weft_aggregate::working_set;
+use weft_aggregate::{page_history, working_set};
 use weft_guest_memory::DeviceMemory;
 use weft_platform::interrupts::{
     InterruptLink, InterruptRouter, InterruptTopology, Locations, Message, VcpuLocation,
@@ -56,12 +56,21 @@ pub fn valid_messages(random: &mut Random) -> Vec<u8> {
     bytes
 }
 
-/// A message is refused, or encodes to the same frame again; so is a working set.
+/// A message is refused, or encodes to the same frame again; so is a working set. A history of
+/// pages is refused, or encodes to such.
 pub fn message(input: &[u8]) {
     let (headers, rest) = input.as_chunks::<HEADER_BYTES>();
     for pages in [input, rest] {
         if let Ok(runs) = working_set::decode(pages) {
             assert_eq!(working_set::encode(&runs), pages);
+        }
+        if let Ok(runs) = page_history::decode(pages) {
+            let again = page_history::encode(&runs);
+            assert!(
+                again
+                    .iter()
+                    .all(|bytes| page_history::decode(bytes).is_ok())
+            );
         }
     }
     for bytes in headers {

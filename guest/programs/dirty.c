@@ -1,11 +1,14 @@
 /*
  * Writes to pages at a steady rate, measures how long it stood, and checks every page:
- * `dirty MEGABYTES PAGES_A_SECOND SECONDS`.
+ * `dirty MEGABYTES PAGES_A_SECOND SECONDS [HOT_MEGABYTES]`.
  *
  * Each round of 1 ms writes one word into randomly chosen pages: the page's number and how
  * often it was written, of which the program keeps a record of its own. The longest time
  * between two rounds is what whatever moves or saves the machine did to it. At the end each
  * page must hold what the record says, and nothing else.
+ *
+ * With HOT_MEGABYTES it writes to this part only, whose stripes of 4 MiB are spread over all,
+ * and prints each second `dirty: second N: WRITES writes`.
  *
  * Prints `dirty: at work` once the memory is filled, and at last
  * `dirty: right: WRITES writes, the longest gap GAP us, at AT ms`, or `dirty: wrong: …`.
@@ -18,7 +21,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
-enum { WORDS = 512, ROUND_NS = 1000000 };
+enum { WORDS = 512, ROUND_NS = 1000000, STRIPE = 1024 };
 
 static uint64_t state = 88172645463325252u;
 
@@ -55,14 +58,28 @@ static uint64_t value(uint64_t page, uint64_t word, uint64_t version)
 	return (page << 32 | word << 20 | version) * 0x9e3779b97f4a7c15u;
 }
 
+/* The page with this number among those that are written. */
+static uint64_t hot_page(uint64_t number, uint64_t hot, uint64_t pages)
+{
+	if (hot == pages)
+		return number;
+	return number / STRIPE * (pages / STRIPE) / (hot / STRIPE) * STRIPE + number % STRIPE;
+}
+
 int main(int argc, char **argv)
 {
-	uint64_t pages, rate, writes = 0, gap = 0, gap_at = 0, start, last, end;
+	uint64_t pages, hot, rate, writes = 0, gap = 0, gap_at = 0, begun, start, last, end;
+	uint64_t second = 1, shown = 0;
 	uint64_t (*page)[WORDS];
 	uint32_t *version;
 
-	if (argc != 4 || (pages = strtoull(argv[1], NULL, 10) << 8) == 0) {
-		fprintf(stderr, "usage: dirty MEGABYTES PAGES_A_SECOND SECONDS\n");
+	if (argc < 4 || argc > 5 || (pages = strtoull(argv[1], NULL, 10) << 8) == 0) {
+		fprintf(stderr, "usage: dirty MEGABYTES PAGES_A_SECOND SECONDS [HOT_MEGABYTES]\n");
+		return 2;
+	}
+	hot = argc == 5 ? strtoull(argv[4], NULL, 10) << 8 : pages;
+	if (hot > pages || (hot != pages && (hot == 0 || hot % STRIPE != 0))) {
+		fprintf(stderr, "dirty: HOT_MEGABYTES is a multiple of 4, and not more than all\n");
 		return 2;
 	}
 	rate = strtoull(argv[2], NULL, 10);
@@ -73,7 +90,7 @@ int main(int argc, char **argv)
 			page[at][word] = value(at, word, 0);
 	printf("dirty: at work\n");
 	fflush(stdout);
-	start = last = now_ns();
+	begun = start = last = now_ns();
 	end = start + strtoull(argv[3], NULL, 10) * 1000000000u;
 	while (last < end) {
 		uint64_t wanted = (last - start) / 1000 * rate / 1000000, now;
@@ -85,7 +102,7 @@ int main(int argc, char **argv)
 			wanted = writes + rate / 100;
 		}
 		for (; writes < wanted; writes++) {
-			uint64_t at = random_number() % pages;
+			uint64_t at = hot_page(random_number() % hot, hot, pages);
 
 			version[at]++;
 			page[at][version[at] % WORDS] = value(at, version[at] % WORDS, version[at]);
@@ -99,6 +116,13 @@ int main(int argc, char **argv)
 			gap_at = now - start;
 		}
 		last = now;
+		if (argc == 5 && now - begun >= second * 1000000000u) {
+			printf("dirty: second %llu: %llu writes\n", (unsigned long long)second,
+			       (unsigned long long)(writes - shown));
+			fflush(stdout);
+			second = (now - begun) / 1000000000u + 1;
+			shown = writes;
+		}
 	}
 	for (uint64_t at = 0; at < pages; at++) {
 		for (uint64_t word = 0; word < WORDS; word++) {

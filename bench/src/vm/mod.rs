@@ -13,6 +13,7 @@ pub mod migrate;
 pub mod nginx;
 mod qmp;
 pub mod soft;
+pub mod split;
 pub mod storage;
 pub mod vcpu_move;
 mod way;

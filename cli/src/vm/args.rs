@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::builder::ArgPredicate;
 use clap::{Args, Subcommand, ValueEnum};
 use weft_boot::Protocol;
-use weft_machine::migration::{Destination, Migration, Mode};
+use weft_machine::migration::{Choose, Destination, Migration, Mode};
 use weft_machine::{BackEndChoice, Follow};
 use weft_monitor::settings::Confine;
 use weft_node::options::Transport;
@@ -158,14 +158,17 @@ pub enum VmCommand {
         /// The machine's name or pid, as `weft vm list` shows them
         #[arg(value_name = "NAME|PID")]
         machine: String,
-        /// Where to, separated by commas and filled with pages in this order: a host, with the
-        /// most guest memory that the machine may fill there [default: its part of all], or the
-        /// number of a node that the machine has
-        #[arg(value_name = "HOST[=SIZE]|NODE", required = true, value_delimiter = ',', value_parser = parse_destination)]
+        /// Where to, separated by commas: a host, with the most guest memory that the machine may
+        /// fill there [default: its part of all], or the number of a node that the machine has,
+        /// with the most that it may have then [default: all]
+        #[arg(value_name = "HOST[=SIZE]|NODE[=SIZE]", required = true, value_delimiter = ',', value_parser = parse_destination)]
         to: Vec<Destination>,
         /// Divide the vCPUs evenly among all of them, instead of moving them to the first
         #[arg(long)]
         spread: bool,
+        /// Which pages go to the first of several
+        #[arg(long, value_enum, default_value_t)]
+        choose: ChooseArg,
         #[command(flatten)]
         how: MigrationArgs,
     },
@@ -473,11 +476,12 @@ pub struct MigrationArgs {
 
 impl MigrationArgs {
     /// A migration to these nodes.
-    pub fn to(&self, to: Vec<Destination>, spread: bool) -> Migration {
+    pub fn to(&self, to: Vec<Destination>, spread: bool, choose: Choose) -> Migration {
         Migration {
             to,
             spread,
             mode: self.mode.into(),
+            choose,
             downtime_ms: self.downtime,
             bytes_per_s: self.bandwidth,
         }
@@ -502,6 +506,25 @@ impl From<MigrationMode> for Mode {
             MigrationMode::Hybrid => Mode::Hybrid,
             MigrationMode::PreCopy => Mode::PreCopy,
             MigrationMode::PostCopy => Mode::PostCopy,
+        }
+    }
+}
+
+/// `--choose` of `weft vm migrate`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum ChooseArg {
+    /// Those that the guest used most and last
+    #[default]
+    History,
+    /// Those with the lowest numbers
+    Order,
+}
+
+impl From<ChooseArg> for Choose {
+    fn from(argument: ChooseArg) -> Choose {
+        match argument {
+            ChooseArg::History => Choose::History,
+            ChooseArg::Order => Choose::Order,
         }
     }
 }

@@ -38,7 +38,7 @@ mod updated;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use weft_machine::migration::Destination;
+use weft_machine::migration::{Choose, Destination};
 
 pub use args::VmCommand;
 pub use checks::checks;
@@ -84,10 +84,14 @@ pub fn run(command: VmCommand, started: Instant) -> anyhow::Result<ExitCode> {
             machine,
             to,
             spread,
+            choose,
             how,
-        } => growth::migrate(&machine, &how.to(to, spread), how.timeout, how.json),
+        } => {
+            let migration = how.to(to, spread, choose.into());
+            growth::migrate(&machine, &migration, how.timeout, how.json)
+        }
         VmCommand::Consolidate { machine, node, how } => {
-            let migration = how.to(vec![Destination::Node(node)], false);
+            let migration = how.to(vec![Destination::Node(node)], false, Choose::default());
             growth::migrate(&machine, &migration, how.timeout, how.json)
         }
         VmCommand::Save(args) => save::run(&args),

@@ -153,13 +153,16 @@ pub fn parse_lender(text: &str) -> Result<(String, Option<u64>), OptionError> {
     }
 }
 
-/// A destination of `weft vm migrate`: `HOST[=SIZE]`, or the number of a node.
+/// A destination of `weft vm migrate`: `HOST[=SIZE]`, or the number of a node, `NODE[=SIZE]`.
 pub fn parse_destination(text: &str) -> Result<Destination, OptionError> {
     if let Ok(node) = text.parse() {
         return Ok(Destination::Node(node));
     }
     let (name, memory_bytes) = parse_lender(text)?;
-    Ok(Destination::Host { name, memory_bytes })
+    Ok(match (name.parse(), memory_bytes) {
+        (Ok(node), Some(memory_bytes)) => Destination::Part { node, memory_bytes },
+        _ => Destination::Host { name, memory_bytes },
+    })
 }
 
 fn list<T>(
@@ -438,6 +441,11 @@ mod tests {
         };
         let parsed = |text| parse_destination(text).ok();
         assert_eq!(parsed("2"), Some(Destination::Node(2)));
+        let (node, memory_bytes) = (12, 3 << 20);
+        assert_eq!(
+            parsed("12=3M"),
+            Some(Destination::Part { node, memory_bytes })
+        );
         assert_eq!(parsed("alpha"), host("alpha", None));
         assert_eq!(parsed("alpha=4G"), host("alpha", Some(4 << 30)));
         assert_eq!(parsed("2nd"), host("2nd", None));

@@ -479,7 +479,8 @@ impl<T: Tables, B> Controller<T, B> {
     }
 
     /// The next manager of a page: the node with its pre-copy, or else its owner, if that is a
-    /// target; or the first target that is not full.
+    /// target; or the first target that is not full, if possible of those that the split has
+    /// for it.
     fn target_of(&mut self, page: u64, plan: &DrainPlan) -> Option<NodeId> {
         let owner = self.node.tables.entry(Page(page)).owner();
         let me = self.node.me();
@@ -487,7 +488,8 @@ impl<T: Tables, B> Controller<T, B> {
             target.pages > 0 && target.node != me && self.node.takes_pages(target.node)
         };
         let mut targets = plan.targets.iter().filter(takes);
-        let first = targets.clone().next()?.node;
+        let chosen = targets.clone().find(|t| self.chooses(page, t.node));
+        let first = chosen.or(targets.clone().next())?.node;
         let wanted = self.precopies.target(page).or(owner);
         let takes = targets.any(|target| Some(target.node) == wanted);
         Some(wanted.filter(|_| takes).unwrap_or(first))

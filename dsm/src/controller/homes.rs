@@ -32,6 +32,18 @@ impl Homes {
         self.own.contains(&page) != changed
     }
 
+    /// How many of `pages` the node manages.
+    pub fn count(&self, pages: &Range<u64>) -> u64 {
+        let words = pages.start / WORD..pages.end.div_ceil(WORD);
+        let managed = words.map(|word| {
+            let changed = self.changed.get(word as usize);
+            let changed = changed.map_or(0, |changed| changed.load(Ordering::Relaxed));
+            let managed = bits_in(&self.own, word) ^ changed;
+            u64::from((managed & bits_in(pages, word)).count_ones())
+        });
+        managed.sum()
+    }
+
     /// The node manages a page from now on, or does not. Only the controller says so.
     pub(super) fn set(&self, page: u64, manages: bool) {
         if let Some(word) = self.changed.get((page / WORD) as usize) {
@@ -42,6 +54,16 @@ impl Homes {
             };
         }
     }
+}
+
+/// Which bits of a word are pages of a range.
+fn bits_in(pages: &Range<u64>, word: u64) -> u64 {
+    let first = word * WORD;
+    let below = |page: u64| match page.saturating_sub(first) {
+        bits if bits >= WORD => u64::MAX,
+        bits => (1 << bits) - 1,
+    };
+    below(pages.end) & !below(pages.start)
 }
 
 #[cfg(test)]
@@ -58,5 +80,9 @@ mod tests {
             assert_eq!(homes.manages(page), manages);
         }
         assert!(!homes.manages(10) && homes.manages(11) && !homes.manages(131));
+        for pages in [0..200, 10..11, 11..64, 0..129, 130..131, 64..64, 100..130] {
+            let one_by_one = pages.clone().filter(|page| homes.manages(*page)).count();
+            assert_eq!(homes.count(&pages), one_by_one as u64, "{pages:?}");
+        }
     }
 }

@@ -59,6 +59,7 @@ mod requests;
 mod rest;
 mod rights;
 pub mod sim;
+mod split;
 mod subscriptions;
 mod transition;
 
@@ -85,6 +86,7 @@ pub use prefetch::UNDER_WAY_MAX;
 pub use relocation::{RelocatedRun, RelocationError};
 pub use rest::{RestReport, Unrest, unrest};
 pub use rights::Rights;
+pub use split::{BINS, Choice, Histogram, Threshold, thresholds};
 
 use drain::Drain;
 use mutant::Mutant;
@@ -125,6 +127,8 @@ pub struct Controller<T, B> {
     drain: Option<Drain>,
     drained: DrainProgress,
     precopies: Precopies,
+    /// Which target of a split a page goes to, while one is under way.
+    choice: Option<Choice>,
     /// The hand-overs of this node are over, since it was told to hold.
     quiet: bool,
     /// Nothing is begun: see `rest`.
@@ -170,6 +174,7 @@ impl<T: Tables, B> Controller<T, B> {
             drain: None,
             drained: DrainProgress::default(),
             precopies: Precopies::default(),
+            choice: None,
             quiet: false,
             rests: false,
             traffic: Traffic::default(),

@@ -27,7 +27,7 @@
 
 use std::time::Duration;
 
-use super::drain::{DrainPlan, Walk, Window};
+use super::drain::{DrainPlan, DrainTarget, Walk, Window};
 use super::transition::Operation;
 use super::{Action, Bytes, Controller, Failure, Look, Mutant, Sink};
 use crate::protocol::{Body, Content, Message};
@@ -393,7 +393,7 @@ impl<T: Tables, B> Controller<T, B> {
             return self.precopies.list(page);
         }
         // A target that has something of the page stays its target.
-        let to = sent.to.or_else(|| self.precopy_target(course));
+        let to = sent.to.or_else(|| self.precopy_target(page, course));
         let Some(to) = to.filter(|to| self.node.takes_pages(*to)) else {
             return;
         };
@@ -417,13 +417,17 @@ impl<T: Tables, B> Controller<T, B> {
         });
     }
 
-    /// The first target that is not full.
-    fn precopy_target(&self, course: &mut Course) -> Option<NodeId> {
+    /// The first target that is not full, if possible of those that the split has for the page.
+    fn precopy_target(&self, page: u64, course: &mut Course) -> Option<NodeId> {
         let me = self.node.me();
-        let mut targets = course.plan.targets.iter_mut();
-        let target = targets.find(|target| {
+        let takes = |target: &DrainTarget| {
             target.pages > 0 && target.node != me && self.node.takes_pages(target.node)
-        })?;
+        };
+        let chosen = |target: &DrainTarget| takes(target) && self.chooses(page, target.node);
+        let targets = &mut course.plan.targets;
+        let any = targets.iter().position(takes)?;
+        let at = targets.iter().position(chosen).unwrap_or(any);
+        let target = &mut targets[at];
         target.pages -= 1;
         Some(target.node)
     }

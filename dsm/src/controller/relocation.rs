@@ -72,7 +72,7 @@ impl<T: Tables, B> Controller<T, B> {
         for page in pages {
             let to = match has_bytes {
                 true => self.precopies.kept_by(page),
-                false => targets.iter().find(|to| to.pages > 0).map(|to| to.node),
+                false => self.untouched_target(page, targets),
             };
             let target = targets
                 .iter_mut()
@@ -103,6 +103,13 @@ impl<T: Tables, B> Controller<T, B> {
             }
         }
         None
+    }
+
+    /// Where a page goes that nobody touched: if possible, where the split has it go.
+    fn untouched_target(&self, page: u64, targets: &[DrainTarget]) -> Option<NodeId> {
+        let has_room = || targets.iter().filter(|target| target.pages > 0);
+        let chosen = has_room().find(|target| self.chooses(page, target.node));
+        chosen.or(has_room().next()).map(|target| target.node)
     }
 
     /// Whether a page of this node can be relocated, and if so, whether it has bytes.

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-use crate::types::Access;
+use crate::types::{Access, CHUNK_PAGES};
 
 /// Nothing may be done.
 const NOTHING: u8 = 0;
@@ -19,6 +19,8 @@ const EVICTED: u8 = 16;
 const UNUSED: u8 = 32;
 /// Memory is filled with a pre-copy, which no user may use.
 const PRECOPY: u8 = 64;
+/// A user looked for the page since [`Rights::take_touched`].
+const TOUCHED: u8 = 128;
 
 /// What the clock's hand finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +42,8 @@ pub(super) enum Use {
 /// it. Marks of use are set and cleared by any thread; one may get lost.
 pub struct Rights {
     pages: Box<[AtomicU8]>,
+    /// By chunk: not zero if one of its pages is [`TOUCHED`].
+    touched: Box<[AtomicU8]>,
     /// Pages whose memory is filled.
     resident: AtomicU64,
     /// Pages that came before a user asked for them and were looked for then.
@@ -49,8 +53,10 @@ pub struct Rights {
 impl Rights {
     /// Over one byte for each page, all of them zero: no right to any.
     pub fn new(pages: Box<[AtomicU8]>) -> Self {
+        let chunks = pages.len().div_ceil(CHUNK_PAGES as usize);
         Self {
             pages,
+            touched: (0..chunks).map(|_| AtomicU8::new(0)).collect(),
             resident: AtomicU64::new(0),
             found: AtomicU64::new(0),
         }
@@ -68,8 +74,9 @@ impl Rights {
         };
         let byte = place.load(Ordering::SeqCst);
         let allowed = right(byte) >= Some(access);
-        if allowed && byte & REFERENCED == 0 {
-            place.fetch_or(REFERENCED, Ordering::Relaxed);
+        if allowed && byte & (REFERENCED | TOUCHED) != REFERENCED | TOUCHED {
+            place.fetch_or(REFERENCED | TOUCHED, Ordering::Relaxed);
+            self.mark_chunk(page);
         }
         if allowed && byte & UNUSED != 0 {
             let before = place.fetch_and(!UNUSED, Ordering::Relaxed);
@@ -77,6 +84,40 @@ impl Rights {
                 .fetch_add((before & UNUSED != 0).into(), Ordering::Relaxed);
         }
         allowed
+    }
+
+    /// A user looked for a page that was not here.
+    pub fn touch(&self, page: u64) {
+        if let Some(place) = self.pages.get(page as usize) {
+            place.fetch_or(TOUCHED, Ordering::Relaxed);
+            self.mark_chunk(page);
+        }
+    }
+
+    fn mark_chunk(&self, page: u64) {
+        if let Some(chunk) = self.touched.get((page / CHUNK_PAGES) as usize) {
+            chunk.store(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Calls `touched` for each page that a user looked for since the last call. Its cost is
+    /// in proportion to the chunks with such a page.
+    pub fn take_touched(&self, mut touched: impl FnMut(u64)) {
+        for (chunk, mark) in self.touched.iter().enumerate() {
+            if mark.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            // First the chunk's: a page that is marked meanwhile marks it again.
+            mark.store(0, Ordering::SeqCst);
+            let first = chunk * CHUNK_PAGES as usize;
+            let end = self.pages.len().min(first + CHUNK_PAGES as usize);
+            for (page, place) in (first..end).zip(&self.pages[first..end]) {
+                if place.load(Ordering::Relaxed) & TOUCHED != 0 {
+                    place.fetch_and(!TOUCHED, Ordering::Relaxed);
+                    touched(page as u64);
+                }
+            }
+        }
     }
 
     /// How many pages came before a user asked for them and were looked for then.
@@ -118,9 +159,9 @@ impl Rights {
         };
         let before = place.load(Ordering::Relaxed);
         let after = match right {
-            None => before & (USED | EVICTED | UNUSED),
-            Some(Access::Read) => READ | USED | mark,
-            Some(Access::Write) => WRITE | USED | mark,
+            None => before & (USED | EVICTED | UNUSED | TOUCHED),
+            Some(Access::Read) => READ | USED | mark | before & TOUCHED,
+            Some(Access::Write) => WRITE | USED | mark | before & TOUCHED,
         };
         place.store(after, Ordering::SeqCst);
         if before & USED == 0 && after & USED != 0 {
@@ -162,7 +203,7 @@ impl Rights {
     /// The memory of a vacant page was given back: it is zero again.
     pub(super) fn forget(&self, page: u64) {
         if let (true, Some(place)) = (self.is_vacant(page), self.pages.get(page as usize)) {
-            let left = place.load(Ordering::Relaxed) & (EVICTED | UNUSED);
+            let left = place.load(Ordering::Relaxed) & (EVICTED | UNUSED | TOUCHED);
             place.store(left, Ordering::SeqCst);
             self.resident.fetch_sub(1, Ordering::SeqCst);
         }
@@ -246,6 +287,30 @@ mod tests {
         assert_eq!(rights.pass(0, true), Use::Recent);
         rights.set(0, None);
         assert_eq!(rights.pass(0, true), Use::Vacant);
+    }
+
+    #[test]
+    fn what_users_looked_for_is_told_once() {
+        let rights = Rights::new((0..1100).map(|_| AtomicU8::new(0)).collect());
+        let taken = || {
+            let mut pages = Vec::new();
+            rights.take_touched(|page| pages.push(page));
+            pages
+        };
+        // What a page's arrival or a pre-copy does is no use of it.
+        for page in [1, 600, 1099] {
+            rights.set(page, Some(Access::Write));
+        }
+        assert!(taken().is_empty());
+        assert!(rights.allow_use(1099, Access::Read) && rights.allow_use(1, Access::Write));
+        assert!(!rights.allow_use(2, Access::Read));
+        rights.touch(700);
+        rights.set(1, Some(Access::Read));
+        rights.set(1099, None);
+        assert_eq!(taken(), [1, 700, 1099]);
+        assert!(taken().is_empty());
+        assert!(rights.allow_use(1, Access::Read) && rights.allow_use(1, Access::Read));
+        assert_eq!(taken(), [1]);
     }
 
     #[test]

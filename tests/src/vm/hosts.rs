@@ -5,6 +5,7 @@
 
 mod growth;
 mod migration;
+mod split;
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
@@ -70,7 +71,8 @@ pub(super) fn run(runner: &Runner<'_>) {
         attempt(name, hosts, check);
     }
     attempt("refusals", 2, refusals);
-    for (name, hosts, check) in growth::CHECKS.into_iter().chain(migration::CHECKS) {
+    let changes = growth::CHECKS.into_iter().chain(migration::CHECKS);
+    for (name, hosts, check) in changes.chain(split::CHECKS) {
         let name = format!("vm, hosts: {name}");
         runner.run("soft", &name, missing.clone(), |bench| {
             check(&mut Site::new(bench, runner.images, hosts)?)

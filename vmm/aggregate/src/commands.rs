@@ -45,7 +45,9 @@ pub enum SliceCommand {
     /// Reply when all other secondaries have handled what this one sent them.
     Settle,
     /// Be the timekeeper from now on; answered by `Time`.
-    KeepTime { epoch: u64 },
+    KeepTime {
+        epoch: u64,
+    },
     /// Follow this timekeeper from now on.
     FollowTime(KeptTime),
     /// To the timekeeper: let guest time, which stands, go on from here. Answered by `Time`.
@@ -63,7 +65,10 @@ pub enum SliceCommand {
     /// Report the state of the platform, which is here and paused; answered by `Platform`.
     SavePlatform,
     /// Give the platform, which is here and paused, to another slice; answered by `Platform`.
-    GivePlatform { to: usize, epoch: u64 },
+    GivePlatform {
+        to: usize,
+        epoch: u64,
+    },
     /// Have the platform from now on.
     TakePlatform {
         epoch: u64,
@@ -71,7 +76,10 @@ pub enum SliceCommand {
         state: serde_json::Value,
     },
     /// Another slice has the platform from now on.
-    PlatformAt { holder: usize, epoch: u64 },
+    PlatformAt {
+        holder: usize,
+        epoch: u64,
+    },
     /// Press the power button, which is here.
     PressPowerButton,
     /// Report whether a vCPU can come from another slice.
@@ -103,11 +111,17 @@ pub enum SliceCommand {
     },
     /// The guest does not need these pages: give the memory of those that the slice
     /// manages back to the host.
-    Reclaim { pages: Range<u64> },
+    Reclaim {
+        pages: Range<u64>,
+    },
     /// Give memory back that the slice keeps for those of these pages that left it.
-    ReleaseVacant { pages: Range<u64> },
+    ReleaseVacant {
+        pages: Range<u64>,
+    },
     /// Report the state of a vCPU, which is paused.
-    SaveVcpu { vcpu: u32 },
+    SaveVcpu {
+        vcpu: u32,
+    },
     /// Replace the state of a vCPU, which is paused.
     RestoreVcpu {
         vcpu: u32,
@@ -115,7 +129,10 @@ pub enum SliceCommand {
         state: serde_json::Value,
     },
     /// A step of a change of membership of `node`.
-    Membership { node: usize, step: Step },
+    Membership {
+        node: usize,
+        step: Step,
+    },
     /// To a slice that joins: pages that are managed otherwise than at the start.
     LearnManagers(Vec<PageRun>),
     /// To a slice that leaves: move its pages to these slices, with their management.
@@ -128,7 +145,9 @@ pub enum SliceCommand {
     PrecopyPages(Vec<DrainShare>),
     /// Send no more bytes of pages than this in a second, neither to move them nor ahead, from
     /// the next order on.
-    LimitMoves { bytes_per_s: Option<u64> },
+    LimitMoves {
+        bytes_per_s: Option<u64>,
+    },
     /// Send no more ahead, and have the others drop what has not become theirs.
     EndPrecopy,
     /// Report how far the pre-copy is.
@@ -149,8 +168,22 @@ pub enum SliceCommand {
     },
     /// Do what the list says that all slices have checked.
     Relocate,
+    /// Tell the slices that manage pages which are here how these were used.
+    TellHistory,
+    /// Report how the pages that the slice manages were used; answered by `Histogram`.
+    Histogram,
+    /// Have pages go to slice `first` that were used more than `history`, by the last
+    /// histogram, and some that were used as much; others to other slices.
+    Split {
+        first: usize,
+        history: u8,
+        equal_pages: u64,
+    },
+    EndSplit,
     /// Have room for this many more pages.
-    AddRoom { pages: u64 },
+    AddRoom {
+        pages: u64,
+    },
     /// Have room for the pages that the slice manages, and to spare as at its start.
     FitRoom,
     /// Report the pages with the most faults.
@@ -205,6 +238,8 @@ pub enum SliceReply {
         pages: Vec<RelocatedPages>,
         next: Option<Cursor>,
     },
+    /// To `Histogram`: pages by the history of their chunk.
+    Histogram(Vec<u64>),
     /// It cannot be done.
     Refused(String),
 }

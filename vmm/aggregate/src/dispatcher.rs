@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError};
 
+use weft_coherent_memory::SharedMemory;
 use weft_platform::clock::host_tsc;
 use weft_platform::interrupts::{InterruptRouter, Locations, VcpuLocation};
 
@@ -10,6 +11,7 @@ use super::PRIMARY;
 use super::commands::SliceReply;
 use super::membership::Membership;
 use super::message::SliceMessage;
+use super::page_history;
 use super::peers::{MessageHandler, Peers, Standing};
 use super::pending_requests::PendingRequests;
 use super::registers::{DeviceRequest, DeviceRequestSender, Wanted};
@@ -29,6 +31,7 @@ pub(super) struct Dispatcher {
     pub looks: Arc<PendingRequests<(u64, u64)>>,
     pub vcpu_moves: Arc<VcpuMoves>,
     pub membership: Arc<Membership>,
+    pub memory: Arc<SharedMemory>,
     pub device_requests: DeviceRequestSender,
     pub commands: SyncSender<(u64, Vec<u8>)>,
     pub ended: Box<dyn Fn(usize, Vec<u8>) + Send + Sync>,
@@ -96,6 +99,11 @@ impl MessageHandler for Dispatcher {
                 location,
                 pages,
             } => self.vcpu_moves.follow(from, vcpu, location, pages),
+            SliceMessage::History { pages } => {
+                let learned = page_history::decode(pages);
+                let learned = learned.map(|runs| self.memory.learn_history(&runs));
+                self.validate(from, learned);
+            }
             SliceMessage::Move {
                 step,
                 vcpu,

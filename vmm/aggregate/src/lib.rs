@@ -43,6 +43,7 @@ pub mod devices;
 mod dispatcher;
 pub mod membership;
 pub mod message;
+pub mod page_history;
 mod peers;
 mod pending_requests;
 mod placement;
@@ -579,6 +580,7 @@ impl Slice {
             looks: self.looks.clone(),
             vcpu_moves: self.vcpu_moves.clone(),
             membership: self.membership.clone(),
+            memory: self.memory.clone(),
             device_requests,
             commands: command,
             ended: wiring.ended,

@@ -74,6 +74,7 @@ impl SharedMemory {
             state.step(self, Event::Leave { waiter }, None);
             self.mark_written(page, access);
         });
+        self.rights.touch(page);
         let Some(kind) = thread.remote() else {
             MemoryCounters::add(&self.counters.local, 1);
             return Ok(host);
@@ -110,6 +111,7 @@ impl SharedMemory {
     /// [`MmuNotifier::granted`]: super::MmuNotifier::granted
     pub fn ask(&self, address: u64, access: Access) {
         let (page, access) = (address >> PAGE_SHIFT, to_protocol(access));
+        self.rights.touch(page);
         self.locked(|state| {
             state.step(self, Event::Ask { page, access }, None);
             state.controller.asked_by(page, self.now());

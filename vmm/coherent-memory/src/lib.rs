@@ -34,6 +34,8 @@
 //! | `notifier` | [`MmuNotifier`], by which mappings of a page are revoked |
 //! | `served` | remote faults of vCPUs, by the slice that served them |
 //! | [`mapping`] | the guest's mapping in KVM, and its faults |
+//! | `history` | which pages were used lately |
+//! | `split` | looks at that, and which pages go where in a split |
 //! | `counters` | counters of the slice, and of each page |
 //! | `trace` | records of single faults, while tracing is on |
 
@@ -41,6 +43,7 @@ mod bytes;
 mod checkpoint;
 mod counters;
 mod faults;
+mod history;
 pub mod mapping;
 mod membership;
 mod notifier;
@@ -53,6 +56,7 @@ mod rest;
 mod served;
 mod shell;
 mod signal;
+mod split;
 mod state;
 mod tables;
 #[cfg(test)]
@@ -63,6 +67,7 @@ mod waiter;
 mod wakeup;
 
 pub use counters::{MemoryCounters, PAGES_MAX, PageCount, SlicePages};
+pub use history::HistoryRun;
 pub use membership::MembershipError;
 pub use notifier::{MmuNotifier, NotifierError};
 pub use outbox::Transport;
@@ -73,6 +78,6 @@ pub use trace::{
     FAULTS_MAX, FaultKind, FaultPurpose, FaultRecord, READERS_PATIENCE, RING, SliceFaults,
 };
 pub use weft_dsm::controller::{
-    Budget, DrainPlan, DrainProgress, DrainTarget, Holdings, ManagerRun, ManagerRunError,
-    PrecopyProgress, RelocatedRun, RelocationError,
+    Budget, DrainPlan, DrainProgress, DrainTarget, Histogram, Holdings, ManagerRun,
+    ManagerRunError, PrecopyProgress, RelocatedRun, RelocationError, Threshold, thresholds,
 };

@@ -74,6 +74,11 @@ pub trait MmuNotifier: Send + Sync {
         Ok(())
     }
 
+    /// From now on, each first use of a page by a vCPU calls [`weft_vcpu::Memory::acquire`]
+    /// or [`weft_vcpu::Memory::held`] again, though nothing was revoked: so that uses are
+    /// seen. Does not wait for vCPUs.
+    fn look_anew(&self) {}
+
     /// A thread that is not a vCPU is about to write to the page. Called under the shell's
     /// lock: must not block or call the shell.
     fn written(&self, _address: u64) {}

@@ -30,6 +30,7 @@ use weft_vcpu::{Access, Memory};
 use weft_wire::Header;
 
 use super::counters::{MemoryCounters, PageCounts, SlicePages, VcpuCounts};
+use super::history::PageHistory;
 use super::notifier::MmuNotifier;
 use super::outbox::{Links, Transport};
 use super::served::{FaultObserver, ServedCounts};
@@ -72,6 +73,8 @@ pub struct SharedMemory {
     pub(super) rights: Arc<Rights>,
     /// The controller sets them under the lock; removed without it.
     pub(super) pins: Arc<Pins>,
+    /// Nothing else is locked meanwhile.
+    pub(super) history: Mutex<PageHistory>,
     state: Mutex<State>,
     /// Time 0 of the controller.
     start: Instant,
@@ -130,6 +133,7 @@ impl SharedMemory {
             homes: controller.homes(),
             rights,
             pins,
+            history: Mutex::new(PageHistory::new(pages)),
             state: Mutex::new(State::new(controller)),
             start: Instant::now(),
             transport: options.transport,

@@ -41,11 +41,13 @@ impl SharedMemory {
         }
     }
 
-    /// The evictor: keeps the memory within its budget until the machine ends.
+    /// The evictor: keeps the memory within its budget, and the history of its pages, until the
+    /// machine ends.
     pub fn keep_to_budget(&self) {
         self.evictor.serve();
         let mut clock = Clock::new(self.locked(|state| state.controller.homes()));
         while !self.is_over() {
+            self.look_at_history();
             let before = self.rights.resident();
             let evicting = clock.evicts(&self.budget(), before);
             let wanted = self.locked(|state| {

@@ -154,6 +154,10 @@ impl ControlLoop {
             | SliceCommand::LimitMoves { .. }
             | SliceCommand::EndPrecopy
             | SliceCommand::PrecopyProgress
+            | SliceCommand::TellHistory
+            | SliceCommand::Histogram
+            | SliceCommand::Split { .. }
+            | SliceCommand::EndSplit
             | SliceCommand::AddRoom { .. }
             | SliceCommand::FitRoom => return Ok(self.slice.carry_out_drain(command)),
             SliceCommand::Rest

@@ -43,6 +43,7 @@ mod platform_move;
 mod precopy;
 mod serial_console;
 mod shutdown;
+mod split;
 
 mod fault_reports;
 mod kernel_parameters;

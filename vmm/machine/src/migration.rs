@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use weft_aggregate::Slice;
-use weft_aggregate::commands::{DrainShare, SliceCommand};
+use weft_aggregate::commands::SliceCommand;
 use weft_aggregate::membership::Change;
 use weft_vcpu::PAGE_SIZE;
 
@@ -27,7 +27,10 @@ use super::membership::{
     Activity, Job, NewNode, NodeProcesses, Until, add_room, check_release, impossible,
 };
 use super::precopy::Precopy;
+use super::split::{self, NO_ROOM, Part, Rooms};
 use super::switch::SwitchOrder;
+
+pub use super::split::Choose;
 
 /// How long the machine may stand in the hybrid mode.
 const DOWNTIME_MS: u64 = 20;
@@ -40,7 +43,7 @@ const SWITCHES_MAX: usize = 20;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Migration {
-    /// Filled with pages in this order.
+    /// The first gets what was used most, and the others are filled in this order.
     pub to: Vec<Destination>,
     /// vCPUs are divided evenly among all of them, instead of going to the first.
     #[serde(default)]
@@ -54,6 +57,10 @@ pub struct Migration {
     /// Most bytes of pages that each source sends in a second.
     #[serde(default)]
     pub bytes_per_s: Option<u64>,
+    /// Which pages go to the first of several destinations, if it gets all vCPUs; else those
+    /// with the lowest numbers.
+    #[serde(default)]
+    pub choose: Choose,
 }
 
 impl Migration {
@@ -96,6 +103,8 @@ pub enum Destination {
     },
     /// A node of the machine.
     Node(usize),
+    /// The same, with the most memory that it may have then, in bytes.
+    Part { node: usize, memory_bytes: u64 },
 }
 
 /// A machine that went elsewhere.
@@ -204,6 +213,7 @@ impl Handle {
         };
         let gone = course.go(wanted, rooms);
         course.end_limit(wanted);
+        split::end(slice);
         if let Err(refusal) = gone {
             return Err(course.go_back(refusal.of(MIGRATE)));
         }
@@ -230,13 +240,13 @@ impl Course<'_> {
         for (destination, room) in wanted.to.iter().zip(&rooms) {
             self.job.check(MIGRATE)?;
             let number = match destination {
-                Destination::Node(number) => *number,
+                Destination::Node(number) | Destination::Part { node: number, .. } => *number,
                 Destination::Host { name, .. } => self.join(name, room.memory_bytes)?,
             };
             self.report.nodes.push(number);
         }
         self.report.join_s = begun.elapsed().as_secs_f64();
-        let parts = self.parts(rooms)?;
+        let parts = self.parts(wanted, &rooms)?;
         self.add_room(&parts)?;
         self.limit(wanted.bytes_per_s)?;
         let has_switched = match wanted.mode {
@@ -254,14 +264,22 @@ impl Course<'_> {
     }
 
     /// What of each source goes where.
-    fn parts(&self, mut rooms: Vec<Room>) -> Result<Vec<Part>, Refusal> {
-        let part = |source| {
-            let pages = self.slice.managed_pages(source);
-            let shares = shares(&self.report.nodes, &mut rooms, pages)?;
-            Some(Part { source, shares })
+    fn parts(&self, wanted: &Migration, rooms: &[Room]) -> Result<Vec<Part>, Refusal> {
+        let sources = self.sources();
+        let rooms = Rooms {
+            nodes: &self.report.nodes,
+            pages: rooms.iter().map(|room| room.pages).collect(),
         };
-        let parts: Option<Vec<Part>> = self.sources().into_iter().map(part).collect();
-        parts.ok_or_else(|| impossible(MIGRATE, "the destinations have no room left".into()))
+        // Where vCPUs are everywhere, no destination is the one that uses most pages.
+        let is_main = rooms.nodes.len() > 1 && !wanted.spread;
+        let parts = if is_main && wanted.choose == Choose::History {
+            split::by_history(self.slice, &sources, rooms)
+        } else {
+            let managed = |source| (source, self.slice.managed_pages(source));
+            let sources: Vec<_> = sources.into_iter().map(managed).collect();
+            rooms.in_order(&sources).ok_or_else(|| NO_ROOM.to_owned())
+        };
+        parts.map_err(|reason| impossible(MIGRATE, reason))
     }
 
     fn add_room(&self, parts: &[Part]) -> Result<(), Refusal> {
@@ -491,12 +509,6 @@ impl Course<'_> {
     }
 }
 
-/// The pages of a source.
-struct Part {
-    source: usize,
-    shares: Vec<DrainShare>,
-}
-
 /// How much of the machine a destination takes.
 struct Room {
     /// Guest memory that a node which joins may fill.
@@ -515,31 +527,39 @@ fn rooms(slice: &Slice, to: &[Destination]) -> Result<Vec<Room>, String> {
     let part = all.div_ceil(to.len() as u64).next_multiple_of(PAGE_SIZE);
     let mut known = Vec::new();
     let mut rooms = Vec::new();
+    let mut room = 0;
     for destination in to {
-        let (memory_bytes, is_whole) = match destination {
-            Destination::Node(node) => {
-                slice.check_member(*node)?;
-                if known.contains(node) {
-                    return Err(format!("node {node} was given twice"));
-                }
-                known.push(*node);
-                (all, true)
-            }
+        let (memory_bytes, bytes) = match destination {
+            Destination::Node(_) => (all, all),
+            Destination::Part { memory_bytes, .. } => (*memory_bytes, all.min(*memory_bytes)),
             Destination::Host { memory_bytes, .. } => {
                 let bytes = memory_bytes.unwrap_or_else(|| all.min(part + spare));
-                (bytes, bytes >= all)
+                let is_whole = bytes >= all;
+                (
+                    bytes,
+                    if is_whole {
+                        all
+                    } else {
+                        bytes.saturating_sub(spare)
+                    },
+                )
             }
         };
-        let pages = match is_whole {
-            true => all,
-            false => memory_bytes.saturating_sub(spare),
-        } / PAGE_SIZE;
+        room += bytes / PAGE_SIZE * PAGE_SIZE;
+        let mut pages = bytes / PAGE_SIZE;
+        if let Destination::Node(node) | Destination::Part { node, .. } = destination {
+            slice.check_member(*node)?;
+            if known.contains(node) {
+                return Err(format!("node {node} was given twice"));
+            }
+            known.push(*node);
+            pages = pages.saturating_sub(slice.managed_pages(*node));
+        }
         rooms.push(Room {
             memory_bytes,
             pages,
         });
     }
-    let room: u64 = rooms.iter().map(|room| room.pages * PAGE_SIZE).sum();
     match room < all {
         true => Err(format!(
             "the destinations have room for {} MiB of the machine's {} MiB; each of them needs \
@@ -549,48 +569,5 @@ fn rooms(slice: &Slice, to: &[Destination]) -> Result<Vec<Room>, String> {
             spare >> 20
         )),
         false => Ok(rooms),
-    }
-}
-
-/// Takes room for `pages` from the destinations, in their order; `None`: they have too little.
-fn shares(nodes: &[usize], rooms: &mut [Room], pages: u64) -> Option<Vec<DrainShare>> {
-    let mut left = pages;
-    let mut shares = Vec::new();
-    for (slice, room) in nodes.iter().zip(rooms) {
-        let pages = left.min(room.pages);
-        room.pages -= pages;
-        left -= pages;
-        shares.push(DrainShare {
-            slice: *slice,
-            pages,
-        });
-    }
-    (left == 0).then_some(shares)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn destinations_are_filled_in_their_order() {
-        let room = |pages| Room {
-            memory_bytes: 0,
-            pages,
-        };
-        let mut rooms = [room(10), room(5)];
-        let given = |shares: Option<Vec<DrainShare>>| {
-            let pairs = shares?.into_iter().map(|share| (share.slice, share.pages));
-            Some(pairs.collect::<Vec<_>>())
-        };
-        assert_eq!(
-            given(shares(&[3, 1], &mut rooms, 7)),
-            Some(vec![(3, 7), (1, 0)])
-        );
-        assert_eq!(
-            given(shares(&[3, 1], &mut rooms, 5)),
-            Some(vec![(3, 3), (1, 2)])
-        );
-        assert_eq!(given(shares(&[3, 1], &mut rooms, 4)), None);
     }
 }

@@ -151,6 +151,8 @@ impl Cpu {
         }
         let walked = self.walk(address, Need::Execute, self.party())?;
         self.recent.add(walked.page, PageUse::Read);
+        // Its blocks may be known: then nothing else looks for the page.
+        let _ = self.memory.held(walked.page, Access::Read);
         self.fetch.fill(class, address, walked.page, walked.global);
         Ok((walked.page + (address & (PAGE_SIZE - 1)), walked.global))
     }

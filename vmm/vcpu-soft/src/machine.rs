@@ -185,6 +185,14 @@ impl SoftMachine {
         self.demand(Demand::Everything, None, patience)
     }
 
+    /// Has all vCPUs look for their pages anew, at their next block boundary: one that
+    /// stands does so when it goes on.
+    pub fn look_anew(&self) {
+        for requests in self.others(None) {
+            requests.ask(request::LOOK_ANEW);
+        }
+    }
+
     /// A device wrote into guest memory: blocks decoded from there are void.
     /// Called after the bytes are there.
     pub fn written(&self, range: Range<u64>) {

@@ -30,6 +30,8 @@ pub mod request {
     pub const LOOK: u32 = 8;
     /// Memory has deferred work for this vCPU; set by its own thread.
     pub const DEFERRED_WORK: u32 = 16;
+    /// Forget translations, so that the next use of each page is seen.
+    pub const LOOK_ANEW: u32 = 32;
 }
 
 /// Demands that wait, at most.

@@ -118,6 +118,10 @@ impl Cpu {
         } else if asked & request::DEMANDS != 0 {
             self.answer(None);
         }
+        if asked & request::LOOK_ANEW != 0 {
+            self.requests.take(request::LOOK_ANEW);
+            self.flush_everything();
+        }
         if asked & request::LOOK != 0 && !self.interrupt_shadow {
             self.requests.take(request::LOOK);
             self.look_at_interrupts()?;

@@ -14,11 +14,13 @@ use super::BadAuthority;
 use super::authority::{Authority, Change, Stage};
 use super::world::World;
 use crate::checker::Flaw;
-use crate::controller::{DrainPlan, DrainTarget, Event};
-use crate::types::{NodeId, Standing};
+use crate::controller::{Choice, DrainPlan, DrainTarget, Event, Threshold};
+use crate::types::{CHUNK_PAGES, NodeId, Standing};
 
 /// Turns in which a leave gets no further before it is cancelled.
 const TURNS_MAX: u32 = 3000;
+/// Of this many runs one has splits.
+const SPLIT_SEEDS: u64 = 4;
 
 impl World {
     /// Whether users of a node look for pages.
@@ -143,11 +145,32 @@ impl World {
             last.pages += managed;
             self.hosts[last.node.index()].raise_budget(managed);
         }
+        self.split(node, &targets);
         self.hosts[node].controller.begin_drain(DrainPlan {
             pages: vec![pages],
             targets,
             window_pages: 1 + self.random.below(20) as usize,
         });
+    }
+
+    /// All pages go to one of these targets rather than to others, or rather not to it, or
+    /// it is left open. In a part of the runs.
+    pub(super) fn split(&mut self, node: usize, targets: &[DrainTarget]) {
+        if !self.seed.is_multiple_of(SPLIT_SEEDS) {
+            return;
+        }
+        let chunks = self.scenario.pages.div_ceil(CHUNK_PAGES) as usize;
+        let at = self.random.below(2 * targets.len().max(1) as u64) as usize;
+        let choice = targets.get(at).map(|target| {
+            let threshold = Threshold {
+                history: 1,
+                equal_pages: 0,
+            };
+            let history = 2 * self.random.below(2) as u8;
+            let chunks = (0..chunks).map(|_| (history, CHUNK_PAGES));
+            Choice::new(target.node, threshold, chunks)
+        });
+        self.hosts[node].controller.choose(choice);
     }
 
     /// A node goes on with its drain, if there is one.

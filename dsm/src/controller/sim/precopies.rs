@@ -36,6 +36,7 @@ impl World {
                 pages,
             });
         }
+        self.split(node, &targets);
         let plan = DrainPlan {
             targets,
             pages: std::iter::once(0..self.scenario.pages).collect(),

@@ -37,7 +37,7 @@ pub(super) const CHECKS: [(&str, usize, Check); 7] = [
 
 impl Site<'_> {
     /// What a command reports that moves the whole machine.
-    fn moved(&self, words: &[&str]) -> Result<Value> {
+    pub(super) fn moved(&self, words: &[&str]) -> Result<Value> {
         let words = [&["vm"], words, &["--json"]].concat();
         let view = self.ask(&words)?;
         let moved = view["migrated"].clone();
@@ -46,7 +46,7 @@ impl Site<'_> {
     }
 
     /// Fails unless all vCPUs are on this node.
-    fn is_on(&self, node: u64) -> Result<()> {
+    pub(super) fn is_on(&self, node: u64) -> Result<()> {
         let at = self.locations()?;
         ensure!(at.iter().all(|at| *at == node), "vCPUs are on {at:?}");
         Ok(())
@@ -65,7 +65,7 @@ impl Site<'_> {
 }
 
 /// The line of `dirty`, which has checked every page.
-fn judge_writes(ended: &Ended) -> Result<String> {
+pub(super) fn judge_writes(ended: &Ended) -> Result<String> {
     let line = ended.line("dirty: right").map(|line| line.text.clone());
     let kernel_says = |words: &str| ended.console().contains(words);
     ensure!(

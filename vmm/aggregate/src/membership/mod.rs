@@ -4,6 +4,7 @@
 //! | file | holds |
 //! | --- | --- |
 //! | `protocol` | the primary's side as a state machine |
+//! | `histories` | the access history of pages goes along with them |
 //! | `steps` | what each slice does when it is told a step |
 //!
 //! The owner of the machine's life, on the primary, changes membership, one change at a time:
@@ -11,6 +12,7 @@
 //! change. Its steps travel as commands. A drain or a pre-copy takes longer: it runs on a
 //! thread of the slice whose pages move, while the owner serves others.
 
+mod histories;
 mod protocol;
 #[cfg(test)]
 mod simulation;
@@ -290,6 +292,7 @@ impl Membership {
         let held = memory.holdings();
         let all = (held.owned + held.copies).max(held.entries);
         self.moves().drained.left_pages = all;
+        self.tell_targets(memory, shares);
         memory.drain(plan(memory, shares), |progress| {
             pace.wait(progress.sent_pages);
             let mut moves = self.moves();

@@ -13,7 +13,7 @@ use crate::message::SliceMessage;
 use crate::message::device::{self, DeviceMessage};
 use crate::remote_devices::DevicePart;
 use crate::{COMMAND_WAIT, Placement, SLICES_MAX, Slice, initial_locations};
-use weft_coherent_memory::ManagerRun;
+use weft_coherent_memory::{ManagerRun, Threshold};
 use weft_confine::lock;
 
 /// Runs of pages in one command: less than the longest frame.
@@ -411,6 +411,22 @@ impl Slice {
                 }
             }
             SliceCommand::FitRoom => self.fit_room(),
+            SliceCommand::TellHistory => self.membership.tell_managers(&self.memory),
+            SliceCommand::Histogram => {
+                return SliceReply::Histogram(self.memory.histogram().bins().to_vec());
+            }
+            SliceCommand::Split {
+                first,
+                history,
+                equal_pages,
+            } => self.memory.split(
+                NodeId(*first as u8),
+                Threshold {
+                    history: *history,
+                    equal_pages: *equal_pages,
+                },
+            ),
+            SliceCommand::EndSplit => self.memory.end_split(),
             other => return SliceReply::Refused(format!("{other:?} is not about a drain")),
         }
         SliceReply::Done

@@ -23,6 +23,7 @@
 //! | 166 | to a slice that joins: where all vCPUs are, and who the sender's are | | | | table and identities |
 //! | 170 | a vCPU asks to move | | vCPU | slice, epoch | |
 //! | 175 | the pages that a vCPU used before it left | | vCPU | slice, epoch | [runs](crate::working_set) |
+//! | 176 | the access history of pages that the receiver gets, or manages | | | | [runs](crate::page_history) |
 //!
 //! Fields that are not named are zero. Decoding is total: every header gives a
 //! message or a named error.
@@ -57,6 +58,7 @@ const SERIAL_INPUT: u8 = 165;
 const INTRODUCED: u8 = 166;
 const WANTS_MOVE: u8 = 170;
 const WORKING_SET: u8 = 175;
+const HISTORY: u8 = 176;
 
 const WRITE: u8 = 1;
 const PORT: u8 = 2;
@@ -124,6 +126,11 @@ pub enum SliceMessage<'a> {
         /// Where it is, or is about to come.
         location: VcpuLocation,
         /// See [`crate::working_set`].
+        pages: &'a [u8],
+    },
+    /// To a slice that gets pages of the sender, or manages some that it has. Has no reply.
+    History {
+        /// See [`crate::page_history`].
         pages: &'a [u8],
     },
     /// A step of a vCPU's way to another slice.
@@ -271,6 +278,7 @@ impl<'a> SliceMessage<'a> {
                 let words = [location.slice as u64, location.epoch, 0];
                 (header(WORKING_SET, 0, *vcpu, words), pages)
             }
+            Self::History { pages } => (header(HISTORY, 0, 0, [0; 3]), pages),
             Self::Move {
                 step,
                 vcpu,
@@ -363,6 +371,7 @@ impl<'a> SliceMessage<'a> {
                 },
                 pages: payload,
             },
+            HISTORY => Self::History { pages: payload },
             MoveStep::FIRST..=MoveStep::LAST => Self::Move {
                 step: MoveStep::of_kind(kind).ok_or(SliceMessageError::Kind(kind))?,
                 vcpu,
@@ -510,6 +519,7 @@ mod tests {
                 },
                 pages: &[1; 16],
             },
+            SliceMessage::History { pages: &[2; 24] },
             SliceMessage::WantsMove {
                 vcpu: 7,
                 location: VcpuLocation { slice: 2, epoch: 9 },

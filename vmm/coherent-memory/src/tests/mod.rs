@@ -20,6 +20,7 @@ use weft_wire::Header;
 use super::*;
 
 pub(super) mod evict;
+mod history;
 mod membership;
 mod prefetch;
 mod reclaim;

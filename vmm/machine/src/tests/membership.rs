@@ -14,7 +14,7 @@ use weft_wire::halves::{self, HalvesConfig, Receiver, Sender};
 use super::moves::{LEASE, Slices, slice_of};
 use super::*;
 use crate::membership::{Activity, Job, NewNode, NodeProcesses};
-use crate::migration::{Destination, Migration, Mode};
+use crate::migration::{Choose, Destination, Migration, Mode};
 
 const NODE: NewNode = NewNode {
     host: None,
@@ -355,6 +355,7 @@ fn migration(to: &[Destination], spread: bool) -> Migration {
         spread,
         downtime_ms: None,
         bytes_per_s: None,
+        choose: Choose::History,
     }
 }
 
@@ -441,6 +442,41 @@ fn a_machine_is_split_over_several_nodes() {
         assert_eq!(slices.locations(), done.nodes[..]);
     }
     slices.check();
+    let merged = migration(&[Destination::Node(0)], false);
+    handle.migrate(&here, &merged, &Job::default()).unwrap();
+    assert_eq!(managed(0), all);
+    slices.check();
+}
+
+/// By history, to nodes that the machine has, each with its size; what both nodes had goes.
+#[test]
+fn a_split_by_history_keeps_to_the_sizes() {
+    let cpus = [1, 1];
+    let slices = Slices::new(&cpus);
+    let here = Here::new(&cpus, &slices);
+    let handle = slices.machines[0].handle();
+    let slice = handle.slice.clone().unwrap();
+    let managed = |node| slice.managed_pages(node) * PAGE_SIZE;
+    let all = slice.placement().memory_bytes();
+    let part = |node, memory_bytes| Destination::Part { node, memory_bytes };
+    for _ in 0..2 {
+        handle.grow(&here, &NODE, &Job::default()).unwrap();
+    }
+    let to = [part(2, all / 4), part(3, all)];
+    for choose in [Choose::History, Choose::Order] {
+        let split = Migration {
+            choose,
+            ..migration(&to, false)
+        };
+        let done = handle.migrate(&here, &split, &Job::default()).unwrap();
+        assert_eq!(done.nodes, [2, 3]);
+        assert!(managed(2) <= all / 4 && managed(2) + managed(3) == all);
+        assert_eq!(slices.locations(), [2, 2]);
+        slices.check();
+    }
+    let few = migration(&[part(2, all / 4), part(3, all / 2)], false);
+    let refused = handle.migrate(&here, &few, &Job::default()).unwrap_err();
+    assert!(refused.to_string().contains("have room for"), "{refused}");
     let merged = migration(&[Destination::Node(0)], false);
     handle.migrate(&here, &merged, &Job::default()).unwrap();
     assert_eq!(managed(0), all);

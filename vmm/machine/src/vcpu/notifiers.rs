@@ -38,6 +38,12 @@ impl MmuNotifier for SoftMmuNotifier {
         };
         Ok(machine.revoke_all(addresses, patience)?)
     }
+
+    fn look_anew(&self) {
+        if let Some(machine) = self.0.upgrade() {
+            machine.look_anew();
+        }
+    }
 }
 
 /// The shadows of page tables that KVM's vCPUs of a slice use.
