@@ -104,7 +104,7 @@ pub enum SliceCommand {
     CheckRest,
     /// All goes on.
     EndRest,
-    /// Write the pages that the slice manages to the file that came with this identity.
+    /// Write the pages that the slice owns, while all rest, to the file that came with this identity.
     WritePages {
         /// Of the checkpoint.
         identity: [u8; 16],

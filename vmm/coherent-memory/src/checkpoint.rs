@@ -1,5 +1,5 @@
-//! Which pages a slice writes to a checkpoint: those that it manages at the moment, wherever
-//! their content is.
+//! Which pages a slice writes to a checkpoint: those that it owns while all slices rest, from
+//! its own memory.
 
 use std::io;
 use std::ops::Range;
@@ -15,8 +15,8 @@ impl SharedMemory {
         self.own.start..self.own.end.min(self.end / weft_dsm::PAGE_BYTES as u64)
     }
 
-    /// Marks the pages that this slice manages and has without memory, because the guest
-    /// gave them back: they are zero. While no vCPU runs: then such a page stays here.
+    /// Marks the pages that are here without memory, because the guest gave them back: they
+    /// are zero. While no vCPU runs: then such a page stays so.
     ///
     /// # Errors
     /// The kernel's answer.
@@ -24,7 +24,7 @@ impl SharedMemory {
         let marks = Marks::new(self.end);
         // Before the look at memory: a page that arrives between the two is not marked.
         for page in self.walk().flatten() {
-            if self.homes.manages(page) && self.rights.of(page).is_some() {
+            if self.rights.of(page).is_some() {
                 marks.set(page << PAGE_SHIFT);
             }
         }

@@ -1,9 +1,9 @@
 //! Guest memory to and from the files of a checkpoint.
 //!
-//! Each slice writes the pages that it manages to a file of its own, and reads those that it
-//! manages at the start from the files of all. So every page is in one file, without a word
-//! between the slices about who owns it at this moment; a page of which another slice has
-//! the only copy is fetched, as for any reader.
+//! Each slice writes the pages that it owns to a file of its own, and reads those that it
+//! manages at the start from the files of all. While pages are written, the memory of all
+//! slices is at rest, so every page that was touched has one owner, which has its bytes:
+//! each page is in one file, and no page is sent between slices.
 //!
 //! A monitor is confined when it writes and cannot open files: the user's command opens
 //! them, the primary gets them with the request, and passes each secondary its own over a
@@ -24,6 +24,9 @@ use weft_guest_memory::{DEVICE_HOLE, FOUR_GIB, GuestBytes, Ram};
 use super::MachineError;
 use super::state::MachineState;
 
+/// Longest wait until no message about a page is under way. A page comes within two leases;
+/// one that does not ends the machine.
+const REST_WAIT: Duration = Duration::from_secs(10);
 /// Longest wait for guest memory to be written, or read.
 pub const CHECKPOINT_SECONDS_MAX: u64 = 600;
 
@@ -97,8 +100,8 @@ pub fn memory_end(memory_bytes: u64) -> u64 {
     }
 }
 
-/// Writes the pages that this slice manages; all of RAM if there is one slice. Managers do
-/// not change meanwhile.
+/// Writes the pages that this slice owns; all of RAM if there is one slice. All slices rest
+/// meanwhile.
 pub(super) fn write_pages(
     ram: &Ram,
     slice: Option<&Slice>,
@@ -131,7 +134,7 @@ pub(super) fn write_pages(
             // To read a page that the guest gave back would take memory for it again.
             let reclaimed = memory.reclaimed().map_err(unknown)?;
             for some in memory.walk() {
-                for page in memory.touched(some) {
+                for page in memory.owned(some) {
                     if !reclaimed.has(page * PAGE_BYTES as u64) {
                         add(&**memory, page)?;
                     }
@@ -225,10 +228,10 @@ pub(super) fn write_all(
         send_file(channel, identity, &file)
             .map_err(|error| format!("node {node} did not take its file: {error}"))?;
     }
-    // Each slice writes the pages that it manages: none may change its manager meanwhile.
-    slice.hold_managers()?;
+    // Each slice writes the pages that it owns: none may move meanwhile.
+    slice.rest_all(REST_WAIT)?;
     let written = write_pages_of_all(ram, slice, own, identity);
-    slice.resume_managers();
+    slice.end_rest_all();
     written
 }
 

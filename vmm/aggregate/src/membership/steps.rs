@@ -322,7 +322,7 @@ impl Slice {
     ///
     /// # Errors
     /// A slice is lost, or pages do not settle in time. Hand-overs go on then.
-    pub fn hold_managers(&self) -> Result<(), String> {
+    fn hold_managers(&self) -> Result<(), String> {
         let held = self
             .all_take(Step::Hold)
             .and_then(|_| self.wait_until_settled());
@@ -347,7 +347,7 @@ impl Slice {
     }
 
     /// Ends [`Slice::hold_managers`].
-    pub fn resume_managers(&self) {
+    fn resume_managers(&self) {
         // A slice that does not answer is lost, which ends the machine.
         let _ = self.all_take(Step::Resume);
     }

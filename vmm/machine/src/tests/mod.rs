@@ -1,5 +1,6 @@
 //! The life of machines whose vCPUs are scripted: see `scripted`.
 
+mod checkpoint;
 #[path = "../../tests/support/kept.rs"]
 mod kept;
 mod membership;

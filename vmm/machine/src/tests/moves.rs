@@ -289,7 +289,7 @@ impl Slices {
     }
 
     /// Each frame of the slice `late` waits for up to 5 ms before it is sent.
-    fn with_late(cpus: &[u32], late: Option<usize>) -> Self {
+    pub fn with_late(cpus: &[u32], late: Option<usize>) -> Self {
         Self::with(cpus, Judge::default(), late, &[])
     }
 
