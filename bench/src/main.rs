@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result};
 use clap::{Parser, Subcommand};
 use weft_bench::elastic::{Network, elastic};
 use weft_bench::micro;
+use weft_bench::ping;
 use weft_bench::program::Place;
 use weft_bench::raw::{self, Kind};
 use weft_bench::results::Table;
@@ -20,6 +21,7 @@ use weft_bench::vm::kvm::kvm;
 use weft_bench::vm::latency::latency;
 use weft_bench::vm::migrate::migrate;
 use weft_bench::vm::nginx::nginx;
+use weft_bench::vm::ping::ping as vm_ping;
 use weft_bench::vm::soft::soft;
 use weft_bench::vm::storage::storage;
 use weft_bench::vm::vcpu_move::vcpu_move;
@@ -27,7 +29,7 @@ use weft_bench::vm::web::web;
 use weft_bench::working_set::{oversubscribed, working_set};
 use weft_tests::boot::Images;
 
-const BENCHMARKS: [&str; 24] = [
+const BENCHMARKS: [&str; 25] = [
     "latency",
     "unstretched",
     "throughput",
@@ -52,6 +54,7 @@ const BENCHMARKS: [&str; 24] = [
     "vm-follow",
     "vm-checkpoint",
     "vm-migrate",
+    "vm-ping",
 ];
 
 /// Measures weft against native runs and raw sockets.
@@ -99,6 +102,10 @@ enum Part {
         /// Where the client listens.
         address: String,
     },
+    /// Asks a machine for echoes until standard input ends, and draws what came back.
+    ///
+    /// Lines `step NAME` and `done NOTE` on standard input say what happens to the machine.
+    Ping(ping::Options),
 }
 
 impl Options {
@@ -133,6 +140,7 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Table> {
         "vm-follow" => follow(place, &options.images(), repeat),
         "vm-checkpoint" => checkpoint(place, &options.images(), repeat),
         "vm-migrate" => migrate(place, &options.images(), repeat),
+        "vm-ping" => vm_ping(place, &options.images(), repeat),
         "vm-devices" => devices(place, &options.images(), repeat),
         "elastic-gigabit" => elastic(place, Network::Gigabit, repeat, &options.program),
         _ => elastic(place, Network::Unshaped, repeat, &options.program),
@@ -140,9 +148,16 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Table> {
 }
 
 fn run(options: &Options) -> Result<bool> {
-    if let Some(Part::RawServer { kind, address }) = &options.part {
-        raw::serve(Kind::from_name(kind)?, address)?;
-        return Ok(true);
+    match &options.part {
+        Some(Part::RawServer { kind, address }) => {
+            raw::serve(Kind::from_name(kind)?, address)?;
+            return Ok(true);
+        }
+        Some(Part::Ping(options)) => {
+            ping::run(options)?;
+            return Ok(true);
+        }
+        None => {}
     }
     let work = std::env::temp_dir().join(format!("weft-bench-{}", std::process::id()));
     std::fs::create_dir_all(&work)?;
