@@ -50,9 +50,10 @@ guest: ## Builds the small guest kernel and the busybox initrd (minutes, once)
 guest-debian: ## Fetches Debian's own kernel and makes a Debian root image
 	@bash guest/build --out $(IMAGES) debian clients
 
-demo: setup build programs guest ## Sorts and searches on two nodes, then boots Linux over both
-	WEFT=$(abspath $(RELEASE))/weft PROGRAMS=$(abspath $(PROGRAMS)) GUEST=$(abspath $(IMAGES)) \
-		bash demo/demo.sh
+demo: setup build programs guest ## Sorts and searches on two nodes, boots Linux over both, moves one about
+	WEFT=$(abspath $(RELEASE))/weft BENCH=$(abspath $(RELEASE))/weft-bench \
+		PROGRAMS=$(abspath $(PROGRAMS)) GUEST=$(abspath $(IMAGES)) \
+		PICTURE=$(abspath $(TARGET))/pings.svg bash demo/demo.sh
 
 # The documentation of private items, too: its readers are Weft's developers.
 RUSTDOC := RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" \

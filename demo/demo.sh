@@ -6,15 +6,19 @@
 #   2. a search of a 512 MB array that is spread over both, with the execution
 #      staying at home, and with it jumping to where the pages are;
 #   3. one Linux whose two vCPUs and memory lie on both nodes: what it sees, and a
-#      job on both vCPUs against the same on one core.
+#      job on both vCPUs against the same on one core;
+#   4. one Linux that writes to its memory and answers pings while it goes to another
+#      host, is split over two, and comes together again (as root; moves.sh).
 #
-# Called by `make demo`. WEFT and PROGRAMS say where the binaries are, GUEST where
-# `make guest` left its kernel; WORK, where
-# to write about 700 MB (a temporary folder, removed at the end, by default).
+# Called by `make demo`. WEFT, BENCH and PROGRAMS say where the binaries are, GUEST
+# where `make guest` left its kernel; WORK, where to write about 700 MB (a temporary
+# folder, removed at the end, by default); PICTURE, where the picture of the pings goes.
 set -euo pipefail
 
 WEFT=${WEFT:?names the weft binary}
 PROGRAMS=${PROGRAMS:?names the folder of the built programs}
+BENCH=${BENCH:?names the weft-bench binary}
+PICTURE=${PICTURE:-pings.svg}
 TEXT_MIB=${TEXT_MIB:-200}
 SORT_BUFFER_MIB=${SORT_BUFFER_MIB:-190}
 SORT_MEMORY=${SORT_MEMORY:-96M,160M}
@@ -26,25 +30,13 @@ ROUNDS=3
 NPB_SIZE=${NPB_SIZE:-S}
 export LC_ALL=C
 
-if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then
-	bold=$'\e[1m' dim=$'\e[2m' green=$'\e[32m' red=$'\e[31m' cyan=$'\e[36m' plain=$'\e[0m'
-else
-	bold='' dim='' green='' red='' cyan='' plain=''
-fi
+here=$(cd "$(dirname "$0")" && pwd)
+# shellcheck source=demo/lib.sh
+. "$here/lib.sh"
 
 work=$(mktemp -d "${WORK:-${TMPDIR:-/tmp}}/weft-demo.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
-
-heading() { printf '\n%s%s%s\n%s\n' "$bold$cyan" "$1" "$plain" "$dim${1//?/─}$plain"; }
-say() { printf '%s\n' "$*"; }
-show() { printf '%s$ %s%s\n' "$bold" "$*" "$plain"; }
-fail() {
-	printf '%s%s%s\n' "$red" "$*" "$plain" >&2
-	exit 1
-}
-now() { date +%s.%N; }
-since() { awk -v a="$1" -v b="$(now)" 'BEGIN { printf "%.2f", b - a }'; }
 
 # Runs a command with a bound; what it writes to standard error is kept and
 # shown. The seconds it took are left in `took`.
@@ -98,6 +90,7 @@ pages_summary() {
 }
 
 [ -x "$WEFT" ] || fail "$WEFT is missing: make build"
+[ -x "$BENCH" ] || fail "$BENCH is missing: make build"
 [ -x "$PROGRAMS/text" ] || fail "$PROGRAMS/text is missing: make programs"
 [ -f "$GUEST/tools.cpio" ] || fail "$GUEST/tools.cpio is missing: make guest"
 [ -f "$GUEST/vmlinux" ] || fail "$GUEST/vmlinux is missing: make guest"
@@ -105,7 +98,8 @@ free_kib=$(df -Pk "$work" | awk 'NR == 2 { print $4 }')
 [ "$free_kib" -gt $((TEXT_MIB * 4 * 1024)) ] || fail "$work has less than $((TEXT_MIB * 4)) MiB free: set WORK"
 
 heading "Weft: one program, the memory of two nodes"
-say "Two nodes on this machine. Nothing here needs root, a kernel module or another program."
+say "Two nodes on this machine. Only the last part needs root; nothing needs a kernel module"
+say "or another program."
 
 heading "1. GNU sort, $TEXT_MIB MiB of text, a buffer of $SORT_BUFFER_MIB MiB"
 say "The nodes may hold ${SORT_MEMORY/,/ and } of it: neither is enough alone."
@@ -175,6 +169,15 @@ say
 bars "one core" "$one_s" "two nodes, a core each" "$two_s"
 awk -v a="$one_s" -v b="$two_s" -v on="$bold$green" -v off="$plain" \
 	'BEGIN { if (b > 0) printf "    %s%.2f times as fast%s\n", on, a / b, off }'
+
+heading "4. One Linux moves while it works and answers pings"
+if why=$(WORK=$work bash "$here/moves.sh" missing); then
+	say "skipped: $why"
+else
+	mkdir "$work/moves"
+	WORK=$work/moves WEFT=$WEFT BENCH=$BENCH GUEST=$GUEST PICTURE=$PICTURE \
+		timeout --foreground -k 5 120 bash "$here/moves.sh"
+fi
 
 say
 say "${dim}Watch one live with --watch; make bench measures all of it; weft doctor looks at this host.$plain"

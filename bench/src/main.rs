@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result};
 use clap::{Parser, Subcommand};
 use weft_bench::elastic::{Network, elastic};
 use weft_bench::micro;
+use weft_bench::ping;
 use weft_bench::program::Place;
 use weft_bench::raw::{self, Kind};
 use weft_bench::results::Table;
@@ -20,6 +21,7 @@ use weft_bench::vm::kvm::kvm;
 use weft_bench::vm::latency::latency;
 use weft_bench::vm::migrate::migrate;
 use weft_bench::vm::nginx::nginx;
+use weft_bench::vm::ping::ping as vm_ping;
 use weft_bench::vm::soft::soft;
 use weft_bench::vm::split::split;
 use weft_bench::vm::storage::storage;
@@ -28,7 +30,7 @@ use weft_bench::vm::web::web;
 use weft_bench::working_set::{oversubscribed, working_set};
 use weft_tests::boot::Images;
 
-const BENCHMARKS: [&str; 25] = [
+const BENCHMARKS: [&str; 26] = [
     "latency",
     "unstretched",
     "throughput",
@@ -54,6 +56,7 @@ const BENCHMARKS: [&str; 25] = [
     "vm-checkpoint",
     "vm-migrate",
     "vm-split",
+    "vm-ping",
 ];
 
 /// Measures weft against native runs and raw sockets.
@@ -101,6 +104,10 @@ enum Part {
         /// Where the client listens.
         address: String,
     },
+    /// Asks a machine for echoes until standard input ends, and draws what came back.
+    ///
+    /// Lines `step NAME` and `done NOTE` on standard input say what happens to the machine.
+    Ping(ping::Options),
 }
 
 impl Options {
@@ -136,6 +143,7 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Table> {
         "vm-checkpoint" => checkpoint(place, &options.images(), repeat),
         "vm-migrate" => migrate(place, &options.images(), repeat),
         "vm-split" => split(place, &options.images(), repeat),
+        "vm-ping" => vm_ping(place, &options.images(), repeat),
         "vm-devices" => devices(place, &options.images(), repeat),
         "elastic-gigabit" => elastic(place, Network::Gigabit, repeat, &options.program),
         _ => elastic(place, Network::Unshaped, repeat, &options.program),
@@ -143,9 +151,16 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Table> {
 }
 
 fn run(options: &Options) -> Result<bool> {
-    if let Some(Part::RawServer { kind, address }) = &options.part {
-        raw::serve(Kind::from_name(kind)?, address)?;
-        return Ok(true);
+    match &options.part {
+        Some(Part::RawServer { kind, address }) => {
+            raw::serve(Kind::from_name(kind)?, address)?;
+            return Ok(true);
+        }
+        Some(Part::Ping(options)) => {
+            ping::run(options)?;
+            return Ok(true);
+        }
+        None => {}
     }
     let work = std::env::temp_dir().join(format!("weft-bench-{}", std::process::id()));
     std::fs::create_dir_all(&work)?;

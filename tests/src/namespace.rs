@@ -3,10 +3,14 @@
 //! Needs root and `ip`. Everything is removed when the value is dropped.
 
 use std::ffi::OsString;
+use std::fs::File;
+use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
+use nix::sched::{CloneFlags, setns};
 
 /// Two namespaces, A and B, that see each other and nothing else.
 #[derive(Debug)]
@@ -173,6 +177,42 @@ impl Star {
         words.extend(["sh", "-c", SHOW].map(OsString::from));
         words.push(boot_id.into());
         words
+    }
+
+    /// Puts a tap device on a host, on the same network as its cable: a bridge joins both,
+    /// and has the host's address.
+    pub fn add_tap(&self, host: usize, device: &str) -> Result<()> {
+        let (name, address) = (self.name(host), Star::address(host));
+        for arguments in [
+            "link add lan type bridge".to_owned(),
+            format!("tuntap add dev {device} mode tap"),
+            format!("link set {device} master lan up"),
+            format!("address del {address}/24 dev cable"),
+            "link set cable master lan".to_owned(),
+            format!("address add {address}/24 dev lan"),
+            "link set lan up".to_owned(),
+        ] {
+            command("ip", &format!("-n {name} {arguments}"))?;
+        }
+        Ok(())
+    }
+
+    /// Runs this in a thread that has the host's network.
+    pub fn within<T: Send>(
+        &self,
+        host: usize,
+        work: impl FnOnce() -> Result<T> + Send,
+    ) -> Result<T> {
+        let path = Path::new("/run/netns").join(self.name(host));
+        let namespace = File::open(&path).with_context(|| format!("{}", path.display()))?;
+        thread::scope(|scope| {
+            let thread = scope.spawn(move || {
+                setns(namespace, CloneFlags::CLONE_NEWNET)?;
+                work()
+            });
+            let outcome = thread.join();
+            outcome.map_err(|_| anyhow!("the thread panicked"))?
+        })
     }
 
     /// Pulls a host's cable, or puts it back.

@@ -1,7 +1,7 @@
 //! Files by HTTP, to a guest and from one, over one connection each.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -9,7 +9,12 @@ use anyhow::{Context as _, Result, ensure};
 /// The body of `/file` from the server at this port of the host; `bound`: how long
 /// nothing may come.
 pub fn fetch(port: u16, bound: Duration) -> Result<Vec<u8>> {
-    let mut connection = TcpStream::connect(("127.0.0.1", port))?;
+    fetch_from(SocketAddr::from((Ipv4Addr::LOCALHOST, port)), bound)
+}
+
+/// The same from any server.
+pub fn fetch_from(server: SocketAddr, bound: Duration) -> Result<Vec<u8>> {
+    let mut connection = TcpStream::connect_timeout(&server, bound)?;
     connection.set_read_timeout(Some(bound))?;
     connection.write_all(b"GET /file HTTP/1.0\r\n\r\n")?;
     let mut answer = Vec::new();

@@ -11,6 +11,7 @@ pub mod kvm;
 pub mod latency;
 pub mod migrate;
 pub mod nginx;
+pub mod ping;
 mod qmp;
 pub mod soft;
 pub mod split;

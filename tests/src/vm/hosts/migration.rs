@@ -2,20 +2,24 @@
 //! while its guest runs the tests of the memory model or writes to its pages and checks each
 //! of them at the end. What is cancelled or refused leaves all where it was.
 
+use std::net::SocketAddr;
 use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
 use super::growth::{EXIT_LOST, HERE, ONE};
-use super::{BOUND, LEASE, LONG_BOUND, Site};
+use super::{BOUND, LEASE, LONG_BOUND, Site, wait_until};
 use crate::aggregate::judge_litmus;
 use crate::cluster;
 use crate::guest::{Ended, Guest, code};
+use crate::namespace::Star;
 use crate::random::Random;
+use crate::web::fetch_from;
 
 /// The option of a command, in turn: pages behind the vCPUs, or ahead of them.
 fn mode(round: usize) -> &'static str {
@@ -25,12 +29,13 @@ fn mode(round: usize) -> &'static str {
 type Check = fn(&mut Site<'_>) -> Result<String>;
 
 /// By name: hosts beside the launcher's, and the test.
-pub(super) const CHECKS: [(&str, usize, Check); 7] = [
+pub(super) const CHECKS: [(&str, usize, Check); 8] = [
     ("migration, to a host and back, five times", 1, to_and_fro),
     ("migration, of one node, to a host and back", 1, from_one),
     ("migration, of a paused machine", 1, paused),
     ("migration, split over two hosts and merged", 2, split),
     ("migration, of a guest that writes all the time", 1, busy),
+    ("migration, of a server on a tap device", 2, serving),
     ("migration, cancelled at any moment", 1, cancelled),
     ("migration, a daemon is killed", 1, daemon_killed),
 ];
@@ -203,6 +208,69 @@ fn busy(site: &mut Site<'_>) -> Result<String> {
         site.all_given_back()?;
     }
     Ok(said.join("; "))
+}
+
+/// The tap device stays on the launcher's host, whose client asks the guest's server again
+/// and again: each file is whole, and one comes after each step.
+fn serving(site: &mut Site<'_>) -> Result<String> {
+    const TAP: &str = "weft-tap";
+    const LAST: usize = 39_999;
+    site.star.add_tap(0, TAP)?;
+    let address = Star::address(100);
+    let script = format!(
+        "ip link set eth0 up; ip addr add {address}/24 dev eth0; mkdir /tmp/web; \
+         seq 0 {LAST} >/tmp/web/file; httpd -p 80 -h /tmp/web; \
+         (while [ ! -e /tmp/stop ]; do dirty 40 2000 3 || echo WRONG; done) & \
+         read word; touch /tmp/stop; wait"
+    );
+    let net = format!("tap={TAP}");
+    let words = [&ONE[..], &["--name", "m", "--net", &net]].concat();
+    let mut guest = Guest::start(&mut site.machine_with(&words, &script)?)?;
+    let works = guest.wait_for("dirty: at work", BOUND);
+    ensure!(works.is_some(), "no server: {:?}", guest.lines().last());
+    let content: String = (0..=LAST).map(|number| format!("{number}\n")).collect();
+    let server = SocketAddr::new(address.parse()?, 80);
+    let (fetched, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let ask = || -> Result<()> {
+        while !is_over.load(Ordering::SeqCst) {
+            let got = fetch_from(server, BOUND)?;
+            ensure!(got == content.as_bytes(), "{} bytes, or others", got.len());
+            fetched.fetch_add(1, Ordering::SeqCst);
+        }
+        Ok(())
+    };
+    let go = || -> Result<()> {
+        for words in [
+            &["migrate", "m", "h1=256M"][..],
+            &["consolidate", "m"],
+            &["migrate", "m", "h1=192M,h2=192M", "--spread"],
+            &["consolidate", "m"],
+        ] {
+            site.moved(words)?;
+            let before = fetched.load(Ordering::SeqCst);
+            // One that was under way, and one that began after the step.
+            wait_until("two files", || {
+                Ok(fetched.load(Ordering::SeqCst) >= before + 2)
+            })?;
+        }
+        Ok(())
+    };
+    let (went, asked) = std::thread::scope(|scope| {
+        let asked = scope.spawn(|| site.star.within(0, ask));
+        let went = go();
+        is_over.store(true, Ordering::SeqCst);
+        (went, asked.join())
+    });
+    let asked = asked.map_err(|_| anyhow!("the client panicked"))?;
+    let count = fetched.into_inner();
+    went.with_context(|| format!("{count} files came, {asked:?}"))?;
+    asked.with_context(|| format!("after {count} files"))?;
+    site.all_given_back()?;
+    guest.write("end\n")?;
+    let ended = guest.finish(LONG_BOUND)?;
+    ensure!(ended.line("WRONG").is_none(), "{}", ended.tail(20));
+    let line = judge_writes(&ended)?;
+    Ok(format!("{count} files; {line}"))
 }
 
 fn cancelled(site: &mut Site<'_>) -> Result<String> {

@@ -1,0 +1,341 @@
+//! How long a machine that moves between hosts leaves pings unanswered.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::{Value, json};
+use weft_tests::boot::{Images, Monitor};
+use weft_tests::cluster::{self, Identity, Wanted};
+use weft_tests::context::Context;
+use weft_tests::guest::Guest;
+use weft_tests::namespace::{self, Star};
+use weft_tests::run::Running;
+
+use crate::ping::Track;
+use crate::program::Place;
+use crate::results::{Goal, Table, digits, median};
+
+/// Namespaces: the launcher's, which has the tap device, those of the daemons, and that of
+/// the client.
+const LAUNCHER: usize = 0;
+const NAMES: [&str; 4] = ["home", "h1", "h2", "h3"];
+const CLIENT: usize = NAMES.len();
+const PORT: u16 = 7117;
+const TAP: &str = "weft-tap";
+/// What each host lends.
+const LENT: &str = "2G";
+const INTERVAL_MS: u32 = 10;
+/// Longest time that may be without an answer beside the pause, in ms.
+const EXCESS_MS_MAX: f64 = 20.0;
+
+/// What the guest writes to meanwhile: megabytes, pages a second. More than this takes too
+/// long on a few processors that four nodes share.
+const LOADS: [(&str, u32, u32); 2] = [("idle", 1, 100), ("64 MB, 2,000 pages/s", 64, 2_000)];
+/// How long a round of it takes, at whose end every page is checked.
+const ROUND_S: u32 = 3;
+
+/// What happens to the machine. Without words: nothing, for a second.
+const STEPS: [(&str, &[&str]); 4] = [
+    ("nothing", &[]),
+    ("migrate", &["migrate", "m", "h1"]),
+    ("split", &["migrate", "m", "h2,h3", "--spread"]),
+    ("consolidate", &["consolidate", "m"]),
+];
+/// Between two steps.
+const BETWEEN: Duration = Duration::from_secs(1);
+const BOUND: Duration = Duration::from_secs(120);
+
+/// By load, step and figure.
+type Samples = BTreeMap<String, Vec<f64>>;
+
+fn key(load: usize, step: usize, figure: &str) -> String {
+    format!("{} {} {figure}", LOADS[load].0, STEPS[step].0)
+}
+
+/// The table `vm-ping`.
+pub fn ping(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
+    if let Some(why) = namespace::missing() {
+        bail!("{why}");
+    }
+    let mut samples = Samples::new();
+    for round in 0..repeat {
+        for load in 0..LOADS.len() {
+            let site = Site::new(place, round * LOADS.len() + load)?;
+            let (track, reports) = site.measure(images, load)?;
+            for (number, (step, report)) in track.steps.iter().zip(&reports).enumerate() {
+                let worst = track.worst(step.from_s, step.until_s);
+                let mut add = |figure: &str, value: f64| {
+                    let samples = samples.entry(key(load, number, figure)).or_default();
+                    samples.push(value);
+                };
+                let pause_ms = report["pause_ns"].as_f64().unwrap_or(0.0) / 1e6;
+                let of = |figure: &str| report[figure].as_f64().unwrap_or(0.0);
+                add("total_s", of("total_s"));
+                add("pages_mb", of("bytes") / 1e6);
+                add("ahead_mb", of("ahead_bytes") / 1e6);
+                add("pause_ms", pause_ms);
+                add("gap_ms", worst.gap_s * 1e3);
+                add("excess_ms", worst.gap_s * 1e3 - pause_ms);
+                add("sent_gap_ms", worst.sent_gap_s * 1e3);
+                add("lost", worst.lost as f64);
+                add("sent", worst.sent as f64);
+            }
+        }
+    }
+    Ok(table(&samples))
+}
+
+/// The hosts, and the daemons on two of them.
+struct Site<'a> {
+    place: &'a Place,
+    directory: PathBuf,
+    home: Identity,
+    daemons: Vec<Running>,
+    star: Star,
+}
+
+impl<'a> Site<'a> {
+    fn new(place: &'a Place, number: usize) -> Result<Site<'a>> {
+        let star = Star::new(CLIENT + 1)?;
+        star.add_tap(LAUNCHER, TAP)?;
+        let directory = place.work.join(format!("ping-{number}"));
+        let context = Context {
+            weft: place.weft.clone(),
+            programs: place.programs.clone(),
+            sources: directory.clone(),
+            inputs: directory.clone(),
+            work: directory.clone(),
+            seed: 0,
+        };
+        let identities = NAMES
+            .iter()
+            .map(|name| Identity::new(&context, &directory.join(name)))
+            .collect::<Result<Vec<_>>>()?;
+        let addresses: Vec<String> = (0..NAMES.len()).map(Star::address).collect();
+        for (own, identity) in identities.iter().enumerate() {
+            let others = (0..NAMES.len()).filter(|other| *other != own);
+            let peers: Vec<_> = others
+                .map(|other| {
+                    let address = Some(addresses[other].as_str());
+                    (NAMES[other], identities[other].key.as_str(), address)
+                })
+                .collect();
+            identity.configure(&format!("0.0.0.0:{PORT}"), LENT, &peers)?;
+        }
+        let mut daemons = Vec::new();
+        for host in LAUNCHER + 1..NAMES.len() {
+            let wanted = Wanted {
+                host: Star::address(host),
+                port: PORT,
+                memory: LENT.into(),
+                prefix: star.prefix(host),
+                runtime: None,
+            };
+            let scratch = directory.join(NAMES[host]);
+            let daemon = cluster::start_daemon(&context, &identities[host], &scratch, &wanted)?;
+            daemons.push(daemon);
+        }
+        let home = identities.into_iter().next().context("an identity")?;
+        Ok(Site {
+            place,
+            directory,
+            home,
+            daemons,
+            star,
+        })
+    }
+
+    /// A machine, asked while it goes through all steps, and what each reported.
+    fn measure(mut self, images: &Images, load: usize) -> Result<(Track, Vec<Value>)> {
+        let (what, megabytes, rate) = LOADS[load];
+        let round = format!("dirty {megabytes} {rate} {ROUND_S}");
+        let script = format!(
+            "(while [ ! -e /tmp/stop ]; do {round} || echo WRONG; done) & \
+             read word; touch /tmp/stop; wait; echo stopped"
+        );
+        let mut boot = images.small(&self.place.weft)?.running(&script);
+        boot.prefix = self.star.prefix(LAUNCHER);
+        boot.cpus = 2;
+        boot.memory_mib = 512;
+        boot.words = format!("weft.net={}/24", Star::address(100));
+        let net = format!("tap={TAP}");
+        let options = ["--name", "m", "--net", &net];
+        boot.options.extend(options.map(Into::into));
+        let mut guest = Guest::start(self.at_home(&mut boot.command(Monitor::Soft)))?;
+        let works = guest.wait_for("dirty: at work", BOUND);
+        ensure!(works.is_some(), "the guest does not come up");
+        let measured = self.steps().with_context(|| what.to_owned());
+        let told = guest.write("end\n");
+        let ended = guest.finish(BOUND)?;
+        let measured = measured.with_context(|| ended.stderr.trim().to_owned())?;
+        told?;
+        let is_right = ended.line("WRONG").is_none() && ended.line("dirty: wrong").is_none();
+        ensure!(
+            is_right && ended.line("dirty: right").is_some() && ended.line("stopped").is_some(),
+            "{what}: a page was not right, or not checked: {}",
+            ended.tail(12)
+        );
+        for daemon in self.daemons.drain(..) {
+            cluster::stop(daemon)?;
+        }
+        fs::remove_dir_all(&self.directory)?;
+        Ok(measured)
+    }
+
+    fn at_home<'c>(&self, command: &'c mut Command) -> &'c mut Command {
+        let (name, value) = self.home.environment();
+        command
+            .env(name, value)
+            .env("XDG_RUNTIME_DIR", &self.directory)
+    }
+
+    fn steps(&self) -> Result<(Track, Vec<Value>)> {
+        let mut client = Client::start(self)?;
+        let mut reports = Vec::new();
+        for (name, words) in STEPS {
+            std::thread::sleep(BETWEEN);
+            client.say(&format!("step {name}"))?;
+            reports.push(match words {
+                [] => {
+                    std::thread::sleep(BETWEEN);
+                    Value::Null
+                }
+                words => self.ask(words)?,
+            });
+            client.say("done")?;
+        }
+        std::thread::sleep(BETWEEN);
+        Ok((client.finish()?, reports))
+    }
+
+    /// What `weft vm …` reports of a move.
+    fn ask(&self, words: &[&str]) -> Result<Value> {
+        let mut command = in_namespace(&self.star, LAUNCHER, &self.place.weft);
+        let command = self.at_home(command.arg("vm").args(words).arg("--json"));
+        let output = command.output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            output.status.success(),
+            "weft vm {}: {said}",
+            words.join(" ")
+        );
+        let view: Value = serde_json::from_slice(&output.stdout)?;
+        Ok(view["migrated"].clone())
+    }
+}
+
+fn in_namespace(star: &Star, host: usize, program: &Path) -> Command {
+    let prefix = star.prefix(host);
+    let mut command = Command::new(&prefix[0]);
+    command.args(&prefix[1..]).arg(program);
+    command
+}
+
+/// `weft-bench ping` in a namespace of its own.
+struct Client {
+    child: Child,
+    input: ChildStdin,
+    /// Open until the end, so that it can write.
+    output: BufReader<ChildStdout>,
+    file: PathBuf,
+}
+
+impl Client {
+    /// Returns when the guest has answered.
+    fn start(site: &Site<'_>) -> Result<Client> {
+        let file = site.directory.join("pings.json");
+        let mut command = in_namespace(&site.star, CLIENT, &std::env::current_exe()?);
+        command.args(["ping", &Star::address(100)]);
+        command.args(["--every-ms", &INTERVAL_MS.to_string(), "--json"]);
+        let command = command.arg(&file).stdin(Stdio::piped());
+        let mut child = command.stdout(Stdio::piped()).spawn()?;
+        let input = child.stdin.take().context("standard input is a pipe")?;
+        let output = child.stdout.take().context("standard output is a pipe")?;
+        let output = BufReader::new(output);
+        let mut client = Client {
+            child,
+            input,
+            output,
+            file,
+        };
+        let mut first = String::new();
+        client.output.read_line(&mut first)?;
+        if !first.contains("answers") {
+            client.child.wait()?;
+            bail!("the guest does not answer pings");
+        }
+        Ok(client)
+    }
+
+    fn say(&mut self, line: &str) -> Result<()> {
+        Ok(writeln!(self.input, "{line}")?)
+    }
+
+    fn finish(mut self) -> Result<Track> {
+        drop(self.input);
+        let status = self.child.wait()?;
+        ensure!(status.success(), "the pings ended with {status}");
+        Track::from_json(&serde_json::from_slice(&fs::read(&self.file)?)?)
+    }
+}
+
+fn table(samples: &Samples) -> Table {
+    let mut table = Table::new(
+        "vm-ping",
+        "A Linux of two vCPUs (512 MiB, software vCPU) is pinged each 10 ms through a bridge and a tap device while it migrates to another host, is split over two more, and is brought together again on the first. Each host is a network namespace with a daemon; all are on this machine, with sealed links. Its program writes to randomly chosen pages at the given rate and checks every page at the end. *Pages*: those that changed their place, without those that faults and prefetches fetched; *sent ahead*: bytes that went before, again if they were written. *Gap*: the longest time between two answers; that without a move is 10 ms and what the other work of this machine adds. *Requests*: the longest time between two pings that were sent, which is part of the gap and not the machine's. Medians, and the worst of all runs; lost pings of all runs. The goal, no gap longer than the pause and 20 ms, is for the worst run.",
+        &[
+            "what",
+            "total time",
+            "pages",
+            "sent ahead",
+            "pause",
+            "gap",
+            "worst gap",
+            "requests, worst",
+            "lost",
+            "worst of gap − pause",
+            "goal",
+            "met",
+        ],
+    );
+    for (load, (what, ..)) in LOADS.iter().enumerate() {
+        for (step, (name, words)) in STEPS.iter().enumerate() {
+            let found = |figure: &str| samples.get(&key(load, step, figure)).map(Vec::as_slice);
+            let middle = |figure: &str| median(found(figure).unwrap_or_default());
+            let worst = |figure: &str| found(figure)?.iter().copied().reduce(f64::max);
+            let sum = |figure: &str| found(figure).unwrap_or_default().iter().sum::<f64>();
+            let cell = |value: Option<f64>, unit: &str| format!("{} {unit}", digits(value));
+            let moves = !words.is_empty();
+            let of_a_move = |figure: &str, unit: &str| match moves {
+                true => cell(middle(figure), unit),
+                false => "—".to_owned(),
+            };
+            let excess = worst("excess_ms");
+            let goal = match moves {
+                true => Goal::AtMost(EXCESS_MS_MAX),
+                false => Goal::None,
+            };
+            let mut row = vec![
+                format!("{what}: {name}"),
+                of_a_move("total_s", "s"),
+                of_a_move("pages_mb", "MB"),
+                of_a_move("ahead_mb", "MB"),
+                of_a_move("pause_ms", "ms"),
+                cell(middle("gap_ms"), "ms"),
+                cell(worst("gap_ms"), "ms"),
+                cell(worst("sent_gap_ms"), "ms"),
+                format!("{} of {}", sum("lost"), sum("sent")),
+                cell(excess, "ms"),
+            ];
+            row.extend(goal.cells(excess));
+            table.rows.push(row);
+        }
+    }
+    table.samples = json!(samples);
+    table
+}
