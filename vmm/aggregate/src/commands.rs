@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::membership::Step;
 use crate::message::SliceMessage;
+use crate::remote_devices::Servers;
 use crate::{COMMAND_WAIT, PRIMARY, Slice, describe_now};
 use weft_coherent_memory::{SliceFaults, SlicePages};
 use weft_platform::clock::Reference;
@@ -71,6 +72,10 @@ pub enum SliceCommand {
     },
     /// Another slice has the platform from now on.
     PlatformAt { holder: usize, epoch: u64 },
+    /// Report whether the queues of disks and networks, which are paused, can be served so.
+    CheckQueues { epoch: u64, servers: Servers },
+    /// They are served so from now on.
+    PlaceQueues { epoch: u64, servers: Servers },
     /// Press the power button, which is here.
     PressPowerButton,
     /// Report whether a vCPU can come from another slice.

@@ -35,7 +35,7 @@ use crate::message::device::{self, Address, DeviceMessage};
 pub use frames::{BATCH_MAX, window};
 pub use front::NetworkFront;
 pub use port::{FrameQueue, FrameSender, RemotePort};
-pub use switch::{Gone, PortKind, Switch};
+pub use switch::{Gone, PairWay, Switch};
 
 /// Sends frames between a queue pair and a network on two slices.
 struct PeerNet {
@@ -58,7 +58,7 @@ impl FrameSender for PeerNet {
 }
 
 impl RemoteDevices {
-    /// The links of those pairs of a network that this slice serves, where several slices
+    /// The links of those pairs of a network that this slice may serve, where several slices
     /// serve pairs. `link`: the network's own, if it is here. At most
     /// `window` bytes are in flight between two slices, for each pair and way.
     ///
@@ -75,7 +75,7 @@ impl RemoteDevices {
             .map(|link| self.switch(device, placement, link, window))
             .transpose()?;
         let link = |pair| {
-            if placement.server(pair) != self.number {
+            if !placement.may_serve(self.number, pair) {
                 return Ok(None);
             }
             if let Some(switch) = &switch {
@@ -109,17 +109,18 @@ impl RemoteDevices {
         link: Box<dyn Link>,
         window: usize,
     ) -> io::Result<Arc<Switch>> {
-        let kind = |pair| match placement.server(pair) {
-            slice if slice == self.number => PortKind::Local,
-            slice => PortKind::Remote(self.frame_sender(Address::new(device, pair), slice)),
+        let way = |pair| PairWay {
+            is_here: placement.server(pair) == self.number,
+            sender: (placement.other_server(pair))
+                .map(|slice| self.frame_sender(Address::new(device, pair), slice)),
         };
         let remote = self.clone();
         let gone = Box::new(move |error: &io::Error| {
             eprintln!("weft: net{device}: the network failed: {error}");
             remote.unplug(device);
         });
-        let kinds = (0..placement.groups()).map(kind).collect();
-        let switch = Switch::new(link, kinds, window, gone)?;
+        let pairs = (0..placement.groups()).map(way).collect();
+        let switch = Switch::new(link, pairs, window, gone)?;
         self.write(|table| table.switches.insert(device, switch.clone()));
         let thread = switch.clone();
         let name = format!("weft-net{device}");
@@ -137,7 +138,7 @@ impl RemoteDevices {
     /// for nothing.
     pub fn use_network(&self, device: u8, usage: Usage) {
         let (switch, owner) = self.read(|table| {
-            let owner = table.placements.get(&device).map(QueuePlacement::owner);
+            let owner = table.places.get(device).map(QueuePlacement::owner);
             (table.switches.get(&device).cloned(), owner)
         });
         match (switch, owner) {
@@ -174,7 +175,7 @@ impl RemoteDevices {
     /// The device's slice says what its driver reads now.
     pub(super) fn configure(&self, from: usize, device: u8, bytes: &[u8]) -> Result<(), String> {
         let (configuration, owner) = self.read(|table| {
-            let owner = table.placements.get(&device).map(QueuePlacement::owner);
+            let owner = table.places.get(device).map(QueuePlacement::owner);
             (table.configurations.get(&device).cloned(), owner)
         });
         let (Some(configuration), Some(transport)) = (configuration, self.transport(device)) else {
@@ -192,7 +193,7 @@ impl RemoteDevices {
     /// is on slice `from`.
     fn frame_end(&self, from: usize, pair: Address) -> Result<FrameEnd, String> {
         self.read(|table| {
-            let placement = table.placements.get(&pair.device);
+            let placement = table.places.get(pair.device);
             let far = |placement: &QueuePlacement| match placement.owner() {
                 owner if owner == self.number => placement.server(pair.index()),
                 owner => owner,

@@ -28,6 +28,8 @@ pub trait FrameSender: Send + Sync {
 }
 
 struct Received {
+    /// How often the way began anew.
+    beginnings: u64,
     batches: VecDeque<Vec<u8>>,
     debt: Debt,
     credit: Credit,
@@ -35,8 +37,21 @@ struct Received {
     blocked: bool,
 }
 
+impl Received {
+    fn new(window: usize, beginnings: u64) -> Self {
+        Self {
+            beginnings,
+            batches: VecDeque::new(),
+            debt: Debt::new(window),
+            credit: Credit::new(window),
+            blocked: false,
+        }
+    }
+}
+
 /// The frames that a link's thread received for a pair's thread.
 pub struct FrameQueue {
+    window: usize,
     state: Mutex<Received>,
     arrived: EventFd,
     /// The handle of the thread that serves the pair.
@@ -50,12 +65,8 @@ impl FrameQueue {
     /// No descriptors left.
     pub fn new(window: usize) -> io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
-            state: Mutex::new(Received {
-                batches: VecDeque::new(),
-                debt: Debt::new(window),
-                credit: Credit::new(window),
-                blocked: false,
-            }),
+            window,
+            state: Mutex::new(Received::new(window, 0)),
             arrived: EventFd::new(EFD_NONBLOCK)?,
             inline_handler: Mutex::default(),
         }))
@@ -94,6 +105,13 @@ impl FrameQueue {
         Ok(())
     }
 
+    /// The pair comes back from another slice: what is here is from before, and the other end
+    /// does not count it any more. Nothing is on its way.
+    pub fn begin_anew(&self) {
+        let mut state = lock(&self.state);
+        *state = Received::new(self.window, state.beginnings + 1);
+    }
+
     fn wake(&self) {
         // A full counter wakes as well.
         let _ = self.arrived.write(1);
@@ -107,6 +125,8 @@ pub struct RemotePort {
     /// The batch whose frames are being given to the driver, and how far.
     current: Vec<u8>,
     at: usize,
+    /// As the queue's, when the batch was taken.
+    beginnings: u64,
     /// Frames of the driver that were not sent yet.
     batch: Batch,
 }
@@ -119,6 +139,7 @@ impl RemotePort {
             queue,
             current: Vec::new(),
             at: 0,
+            beginnings: 0,
             batch: Batch::new(),
         }
     }
@@ -147,12 +168,16 @@ impl Link for RemotePort {
     }
 
     fn receive(&mut self, frame: &mut [u8]) -> io::Result<Option<usize>> {
-        if self.at >= self.current.len() {
-            let Some(next) = lock(&self.queue.state).batches.pop_front() else {
+        let mut state = lock(&self.queue.state);
+        if self.at >= self.current.len() || self.beginnings != state.beginnings {
+            self.beginnings = state.beginnings;
+            (self.current, self.at) = (Vec::new(), 0);
+            let Some(next) = state.batches.pop_front() else {
                 return Ok(None);
             };
-            (self.current, self.at) = (next, 0);
+            self.current = next;
         }
+        drop(state);
         let mut rest = &self.current[self.at..];
         let before = rest.len();
         // It was checked when it came.

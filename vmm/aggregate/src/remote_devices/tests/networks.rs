@@ -253,6 +253,71 @@ fn a_pause_loses_nothing_and_a_reset_ends_all() {
     rig.end();
 }
 
+/// A pair goes to the network's slice and back with frames under way: what was transmitted
+/// comes out once and in order, and what was received before or after the pair went does as
+/// well, but for what was on its way.
+#[test]
+fn frames_come_out_once_wherever_their_pair_goes() {
+    let (rig, far) = rig(0, Duration::from_micros(200));
+    let (mut driver, queues) = rig.started();
+    use_both(&rig, &mut driver);
+    let mut other = rig.other(queues);
+    for round in 0..60_u8 {
+        let to = usize::from(round % 2 == 1);
+        let sent = [4000, 4001].map(|length| frame(1, 2, length, round));
+        for sent in &sent {
+            offer(&rig, &mut other, 1, sent);
+        }
+        // More than one batch for the guest, which has no room for all of them.
+        for number in 0..4 {
+            far.send(&frame(2, 1, 40_000 + number, round)).unwrap();
+        }
+        rig.move_queue(1, to);
+        for sent in &sent {
+            other.wait_used(3);
+            assert!(received(&far) == *sent, "round {round}");
+        }
+        // Frames of earlier rounds first, in their order, each at most once.
+        let last = frame(2, 1, 100, round);
+        far.send(&last).unwrap();
+        let mut before = None;
+        loop {
+            let place = room(&rig, &mut other, 1, 70_000);
+            let (_, length) = other.wait_used(2);
+            let bytes = rig.machines[1].bytes(place.address, length as usize);
+            if bytes[HEADER..] == last[HEADER..] {
+                break;
+            }
+            // Its number: the rest is of the round.
+            let number = bytes.len() - frame(2, 1, 40_000, round).len();
+            assert!(bytes[HEADER..] == frame(2, 1, 40_000 + number, round)[HEADER..]);
+            assert!(
+                before < Some(number),
+                "round {round}: {number} after {before:?}"
+            );
+            before = Some(number);
+        }
+    }
+    // Nothing of a window is lost for good: much more than one goes through.
+    for round in 60..160_u8 {
+        if round % 20 == 0 {
+            rig.move_queue(1, usize::from(round % 40 == 0));
+        }
+        let answer = frame(2, 1, 60_000, round);
+        let place = room(&rig, &mut other, 1, 70_000);
+        far.send(&answer).unwrap();
+        other.wait_used(2);
+        let bytes = rig.machines[1].bytes(place.address, answer.len());
+        assert!(bytes[HEADER..] == answer[HEADER..], "round {round}");
+        let sent = frame(1, 2, 60_000, round);
+        offer(&rig, &mut other, 1, &sent);
+        other.wait_used(3);
+        assert!(received(&far) == sent, "round {round}");
+    }
+    drop((driver, other));
+    rig.end();
+}
+
 /// Wherever the cable is pulled, the driver is told.
 #[test]
 fn a_cable_that_is_out_is_seen() {
