@@ -1,12 +1,12 @@
 //! Queues of disks and networks are served by other slices from now on: see docs/roles.md. The
 //! machine is paused and its links are quiet, so no queue is served, and no request, kick or
 //! report of a queue is on its way. Only frames for the guest may be, from a network's slice to
-//! one that gives a pair away: nobody waits for those.
+//! one that gives a pair away, which gives them back.
 //!
 //! ```text
 //!   owner ── CheckQueues(epoch, servers) ──▶ all       one that refuses: all is as before
-//!   owner ── PlaceQueues(epoch, servers) ──▶ takers    the switch
-//!   owner ── PlaceQueues(epoch, servers) ──▶ others
+//!   owner ── PlaceQueues(epoch, servers), Settle ──▶ takers    the switch
+//!   owner ── PlaceQueues(epoch, servers), Settle ──▶ others
 //! ```
 //!
 //! Invariants: at most one slice serves a queue, and with one epoch all slices agree on which;
@@ -56,6 +56,9 @@ pub fn move_queues(
     let others = members.difference(&takers);
     for slice in takers.iter().chain(others) {
         tell(*slice, &place).map_err(MoveQueuesError::Broken)?;
+        // What a network's slice sent before has arrived when a pair is given away, and what
+        // is given back when the machine goes on.
+        tell(*slice, &SliceCommand::Settle).map_err(MoveQueuesError::Broken)?;
     }
     Ok(epoch)
 }

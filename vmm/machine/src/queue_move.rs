@@ -104,6 +104,8 @@ impl Owner {
         match command {
             SliceCommand::CheckQueues { epoch, servers } => devices.check_queues(*epoch, servers),
             SliceCommand::PlaceQueues { epoch, servers } => devices.place_queues(*epoch, servers),
+            // What this slice sent is ahead of its next command.
+            SliceCommand::Settle => Ok(()),
             other => Err(format!("{other:?} is not about queues")),
         }
         .map(|()| SliceReply::Done)

@@ -44,7 +44,7 @@ impl RemoteDevices {
     ///
     /// # Errors
     /// As with [`RemoteDevices::check_queues`]; nothing has changed.
-    pub fn place_queues(&self, epoch: u64, servers: &Servers) -> Result<(), String> {
+    pub fn place_queues(self: &Arc<Self>, epoch: u64, servers: &Servers) -> Result<(), String> {
         self.check_queues(epoch, servers)?;
         let moved = self.write(|table| table.places.place(epoch, servers))?;
         for group in &moved {
@@ -67,8 +67,9 @@ impl RemoteDevices {
     }
 
     /// The ends of a pair's way to its network begin anew: on the slice that gets it, before
-    /// the network's slice sends to it, and there. Where it goes away nothing is sent any more.
-    fn move_frames(&self, moved: &MovedGroup) {
+    /// the network's slice sends to it, and there. What a slice that gives the pair away has
+    /// got for the guest goes back to the network's.
+    fn move_frames(self: &Arc<Self>, moved: &MovedGroup) {
         let pair = Address::new(moved.device, moved.group);
         let (switch, frames) = self.read(|table| {
             let switch: Option<Arc<_>> = table.switches.get(&pair.device).cloned();
@@ -76,8 +77,12 @@ impl RemoteDevices {
         });
         if let Some(switch) = switch {
             switch.serve(moved.group, moved.to == self.number);
-        } else if let Some(frames) = frames.filter(|_| moved.to == self.number) {
-            frames.begin_anew();
+        } else if let Some(frames) = frames {
+            let left = frames.begin_anew();
+            if moved.from == self.number {
+                let way = self.frame_sender(pair, moved.to);
+                left.iter().for_each(|batch| way.frames(batch));
+            }
         }
     }
 }

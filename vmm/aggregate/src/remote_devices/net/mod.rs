@@ -92,7 +92,11 @@ impl RemoteDevices {
         (0..placement.groups()).map(link).collect()
     }
 
-    fn frame_sender(self: &Arc<Self>, pair: Address, slice: usize) -> Arc<dyn FrameSender> {
+    pub(super) fn frame_sender(
+        self: &Arc<Self>,
+        pair: Address,
+        slice: usize,
+    ) -> Arc<dyn FrameSender> {
         let remote = self.clone();
         Arc::new(PeerNet {
             pair,
@@ -198,12 +202,21 @@ impl RemoteDevices {
                 owner if owner == self.number => placement.server(pair.index()),
                 owner => owner,
             };
+            // It gives back what it got for a pair that went from there to here.
+            let returns = |placement: &QueuePlacement| {
+                let server = placement.server(pair.index());
+                server == self.number && placement.other_server(pair.index()) == Some(from)
+            };
             let switch = table
                 .switches
                 .get(&pair.device)
                 .cloned()
                 .map(FrameEnd::Switch);
             let queue = || table.frames.get(&pair).cloned().map(FrameEnd::Queue);
+            if let (Some(FrameEnd::Switch(switch)), Some(true)) = (&switch, placement.map(returns))
+            {
+                return Ok(FrameEnd::Back(switch.clone()));
+            }
             match switch.or_else(queue) {
                 Some(end) if placement.map(far) == Some(from) => Ok(end),
                 _ => Err("it sends frames to a node without a queue pair".into()),
@@ -220,6 +233,7 @@ impl RemoteDevices {
     ) -> Result<(), String> {
         match self.frame_end(from, pair)? {
             FrameEnd::Switch(switch) => switch.put(pair.index(), &batch),
+            FrameEnd::Back(switch) => switch.take_back(pair.index(), &batch),
             FrameEnd::Queue(queue) => queue.put(batch.into_owned()),
         }
     }
@@ -232,7 +246,7 @@ impl RemoteDevices {
         bytes: u64,
     ) -> Result<(), String> {
         match self.frame_end(from, pair)? {
-            FrameEnd::Switch(switch) => switch.taken(pair.index(), bytes),
+            FrameEnd::Switch(switch) | FrameEnd::Back(switch) => switch.taken(pair.index(), bytes),
             FrameEnd::Queue(queue) => queue.taken(bytes),
         }
     }
@@ -241,5 +255,7 @@ impl RemoteDevices {
 /// One end of the connection between a pair and its network.
 enum FrameEnd {
     Switch(Arc<Switch>),
+    /// Of a pair that is served here now.
+    Back(Arc<Switch>),
     Queue(Arc<FrameQueue>),
 }

@@ -30,6 +30,8 @@ pub trait FrameSender: Send + Sync {
 struct Received {
     /// How often the way began anew.
     beginnings: u64,
+    /// Frames that were received before and given back; they count no more.
+    given_back: VecDeque<Vec<u8>>,
     batches: VecDeque<Vec<u8>>,
     debt: Debt,
     credit: Credit,
@@ -41,6 +43,7 @@ impl Received {
     fn new(window: usize, beginnings: u64) -> Self {
         Self {
             beginnings,
+            given_back: VecDeque::new(),
             batches: VecDeque::new(),
             debt: Debt::new(window),
             credit: Credit::new(window),
@@ -105,11 +108,18 @@ impl FrameQueue {
         Ok(())
     }
 
-    /// The pair comes back from another slice: what is here is from before, and the other end
-    /// does not count it any more. Nothing is on its way.
-    pub fn begin_anew(&self) {
+    /// The pair, which stands, goes to another slice or comes from there: both ends of the way
+    /// count anew. Returns the batches that the guest has not got.
+    pub fn begin_anew(&self) -> Vec<Vec<u8>> {
         let mut state = lock(&self.state);
-        *state = Received::new(self.window, state.beginnings + 1);
+        let new = Received::new(self.window, state.beginnings + 1);
+        let before = std::mem::replace(&mut *state, new);
+        let given_back = before.given_back.into_iter().map(|frame| {
+            let mut batch = Vec::new();
+            frames::add(&mut batch, &frame);
+            batch
+        });
+        given_back.chain(before.batches).collect()
     }
 
     fn wake(&self) {
@@ -169,6 +179,12 @@ impl Link for RemotePort {
 
     fn receive(&mut self, frame: &mut [u8]) -> io::Result<Option<usize>> {
         let mut state = lock(&self.queue.state);
+        if let Some(found) = state.given_back.pop_front() {
+            if let Some(room) = frame.get_mut(..found.len()) {
+                room.copy_from_slice(&found);
+            }
+            return Ok(Some(found.len()));
+        }
         if self.at >= self.current.len() || self.beginnings != state.beginnings {
             self.beginnings = state.beginnings;
             (self.current, self.at) = (Vec::new(), 0);
@@ -213,6 +229,21 @@ impl Link for RemotePort {
 
     fn finish(&mut self) {
         self.send_batch();
+    }
+
+    fn give_back(&mut self, frame: Option<&[u8]>) -> bool {
+        let mut state = lock(&self.queue.state);
+        // What is left of the batch counts still.
+        let current = std::mem::take(&mut self.current);
+        let rest = current.get(self.at..).unwrap_or_default();
+        if !rest.is_empty() && self.beginnings == state.beginnings {
+            state.batches.push_front(rest.to_vec());
+        }
+        self.at = 0;
+        if let Some(frame) = frame {
+            state.given_back.push_front(frame.to_vec());
+        }
+        true
     }
 
     fn set_inline_handler(&mut self, handler: InlineHandler) {

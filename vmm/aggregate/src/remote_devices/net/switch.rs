@@ -75,6 +75,8 @@ struct Uplink {
 struct LocalPort {
     frames: VecDeque<Vec<u8>>,
     bytes: usize,
+    /// The first of them came back from another slice.
+    returned: usize,
     /// Its server has not heard of the last ones.
     news: bool,
     /// The pair waits until the link takes more.
@@ -210,7 +212,7 @@ impl Switch {
         {
             let mut local = lock(&port.here.local);
             waiting.append(&mut local.frames);
-            local.bytes = 0;
+            (local.bytes, local.returned) = (0, 0);
         }
         if let Some(far) = &port.far {
             let mut peer = lock(&far.peer);
@@ -226,6 +228,23 @@ impl Switch {
             self.queue(pair, &frame);
         }
         self.wake();
+    }
+
+    /// Frames for a pair that came here from another slice, which had them and did not give
+    /// them to the guest. They are older than what waits here.
+    ///
+    /// # Errors
+    /// They are malformed.
+    pub fn take_back(&self, pair: u16, batch: &[u8]) -> Result<(), String> {
+        frames::check(batch)?;
+        let mut rest = batch;
+        let returned = std::iter::from_fn(|| frames::next(&mut rest)).map(<[u8]>::to_vec);
+        let returned: Vec<Vec<u8>> = returned.collect();
+        if let Some(port) = self.ports.get(usize::from(pair)) {
+            port.here.queue_first(returned);
+        }
+        self.wake();
+        Ok(())
     }
 
     /// The driver uses this from now on. Waits for nothing.
@@ -249,7 +268,7 @@ impl Switch {
             {
                 let mut local = lock(&port.here.local);
                 local.frames.clear();
-                local.bytes = 0;
+                (local.bytes, local.returned) = (0, 0);
             }
             if let Some(far) = &port.far {
                 let mut peer = lock(&far.peer);
@@ -477,6 +496,22 @@ impl HerePort {
         local.news = true;
     }
 
+    /// Puts frames before those that wait, if there is room.
+    fn queue_first(&self, frames: Vec<Vec<u8>>) {
+        let mut local = lock(&self.local);
+        let bytes: usize = frames.iter().map(Vec::len).sum();
+        let first = local.returned;
+        if local.bytes + bytes > QUEUE_MAX || first > local.frames.len() {
+            return;
+        }
+        local.bytes += bytes;
+        local.returned += frames.len();
+        for (at, frame) in (first..).zip(frames) {
+            local.frames.insert(at, frame);
+        }
+        local.news = true;
+    }
+
     /// The pair takes the frames on this thread, where that needs no waiting, or on its own.
     fn hand_over(&self) {
         let inline_handler = {
@@ -572,6 +607,7 @@ impl Link for PortLink {
             return Ok(None);
         };
         local.bytes -= found.len();
+        local.returned = local.returned.saturating_sub(1);
         drop(local);
         if let Some(room) = frame.get_mut(..found.len()) {
             room.copy_from_slice(&found);
@@ -595,6 +631,15 @@ impl Link for PortLink {
             lock(&here.local).blocked = true;
         }
         Err(ErrorKind::WouldBlock.into())
+    }
+
+    fn give_back(&mut self, frame: Option<&[u8]>) -> bool {
+        if let (Some(here), Some(frame)) = (self.here(), frame) {
+            let mut local = lock(&here.local);
+            local.bytes += frame.len();
+            local.frames.push_front(frame.to_vec());
+        }
+        true
     }
 
     fn set_inline_handler(&mut self, handler: InlineHandler) {

@@ -220,6 +220,8 @@ impl Rig {
                     SliceCommand::PlaceQueues { epoch, servers } => {
                         of(slice).place_queues(*epoch, servers)?;
                     }
+                    // The next register access of slice 1 is behind what it sent.
+                    SliceCommand::Settle => driver.device(0, &mut [0; 2]),
                     other => panic!("{other:?}"),
                 }
                 Ok(SliceReply::Done)

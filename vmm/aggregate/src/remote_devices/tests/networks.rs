@@ -241,8 +241,8 @@ fn a_pause_loses_nothing_and_a_reset_ends_all() {
                 place = room(&rig, &mut other, 1, 5000);
             }
         }
-        // On its way when the driver resets.
-        far.send(&frame(2, 1, 4000, 0)).unwrap();
+        // On its way when the driver resets: it may reach the next one.
+        far.send(&frame(2, 1, 4000, 255)).unwrap();
         driver.reset();
         // Nobody is there for these.
         for _ in 0..200 {
@@ -253,9 +253,8 @@ fn a_pause_loses_nothing_and_a_reset_ends_all() {
     rig.end();
 }
 
-/// A pair goes to the network's slice and back with frames under way: what was transmitted
-/// comes out once and in order, and what was received before or after the pair went does as
-/// well, but for what was on its way.
+/// A pair goes to the network's slice and back with frames under way: what was transmitted and
+/// what was received comes out once and in order.
 #[test]
 fn frames_come_out_once_wherever_their_pair_goes() {
     let (rig, far) = rig(0, Duration::from_micros(200));
@@ -268,34 +267,23 @@ fn frames_come_out_once_wherever_their_pair_goes() {
         for sent in &sent {
             offer(&rig, &mut other, 1, sent);
         }
-        // More than one batch for the guest, which has no room for all of them.
-        for number in 0..4 {
-            far.send(&frame(2, 1, 40_000 + number, round)).unwrap();
+        // More than one batch for the guest, which has no room for them.
+        let brought: Vec<_> = (0..4)
+            .map(|number| frame(2, 1, 40_000 + number, round))
+            .collect();
+        for brought in &brought {
+            far.send(brought).unwrap();
         }
         rig.move_queue(1, to);
         for sent in &sent {
             other.wait_used(3);
             assert!(received(&far) == *sent, "round {round}");
         }
-        // Frames of earlier rounds first, in their order, each at most once.
-        let last = frame(2, 1, 100, round);
-        far.send(&last).unwrap();
-        let mut before = None;
-        loop {
+        for brought in &brought {
             let place = room(&rig, &mut other, 1, 70_000);
             let (_, length) = other.wait_used(2);
             let bytes = rig.machines[1].bytes(place.address, length as usize);
-            if bytes[HEADER..] == last[HEADER..] {
-                break;
-            }
-            // Its number: the rest is of the round.
-            let number = bytes.len() - frame(2, 1, 40_000, round).len();
-            assert!(bytes[HEADER..] == frame(2, 1, 40_000 + number, round)[HEADER..]);
-            assert!(
-                before < Some(number),
-                "round {round}: {number} after {before:?}"
-            );
-            before = Some(number);
+            assert!(bytes[HEADER..] == brought[HEADER..], "round {round}");
         }
     }
     // Nothing of a window is lost for good: much more than one goes through.
