@@ -115,10 +115,7 @@ impl Copies {
 
 /// A guest that copies until a line is typed.
 fn copying(bench: &Bench<'_>, shape: Shape) -> Result<(Guest, Copies)> {
-    let copies = Copies::new(
-        bench.run_directory.with_file_name("disk"),
-        shape.cpus as usize,
-    )?;
+    let copies = Copies::new(bench.run_directory.with_file_name("disk"), shape.cpus)?;
     let disk = copies.disk();
     let options = ["--late-cpus", "no", "--disk", &disk];
     let script = format!(

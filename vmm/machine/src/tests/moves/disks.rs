@@ -149,7 +149,7 @@ pub(super) fn ask(player: &Player, environment: &mut dyn Environment, number: u6
     put(STATUS, &[0xee]);
     let pieces = [
         (HEADER, 16, 1),
-        (DATA, SECTOR, 1 | 2 * u16::from(is_read)),
+        (DATA, SECTOR, 1 | (2 * u16::from(is_read))),
         (STATUS, 1, 2),
     ];
     for (index, (offset, length, flags)) in (0_u16..).zip(pieces) {
