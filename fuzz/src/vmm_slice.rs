@@ -9,7 +9,7 @@ use weft_aggregate::Placement;
 use weft_aggregate::commands::{SliceCommand, SliceReply};
 use weft_aggregate::message::SliceMessage;
 use weft_aggregate::remote_devices::net::{
-    FrameQueue, FrameSender, PortKind, RemotePort, Switch, window,
+    FrameQueue, FrameSender, PairWay, RemotePort, Switch, window,
 };
 use weft_aggregate::{page_history, working_set};
 use weft_guest_memory::DeviceMemory;
@@ -227,7 +227,16 @@ impl Link for Kept {
 pub fn frames(input: &[u8]) {
     let window = window(1);
     let kept = Kept::default();
-    let kinds = vec![PortKind::Local, PortKind::Remote(Arc::new(Nobody))];
+    let kinds = vec![
+        PairWay {
+            is_here: true,
+            sender: None,
+        },
+        PairWay {
+            is_here: false,
+            sender: Some(Arc::new(Nobody)),
+        },
+    ];
     let gone = Box::new(|_: &io::Error| {});
     let switch = Switch::new(Box::new(kept.clone()), kinds, window, gone).expect("a descriptor");
     let queue = FrameQueue::new(window).expect("a descriptor");

@@ -133,9 +133,9 @@ pub enum VmCommand {
     },
     /// Give back a node of a running machine
     ///
-    /// Its vCPUs and pages go to the other nodes while the guest runs. Node 0 cannot leave, nor
-    /// can a node that has a disk or network or serves a queue of one: with `path=dsm` only the
-    /// node that has the device serves queues. Ctrl-C cancels.
+    /// Its vCPUs and pages go to the other nodes while the guest runs, and what it serves of
+    /// disks and networks of others goes to the nodes that have them. Node 0 cannot leave, nor
+    /// can a node that has a disk or network. Ctrl-C cancels.
     Release {
         /// The machine's name or pid, as `weft vm list` shows them
         #[arg(value_name = "NAME|PID")]

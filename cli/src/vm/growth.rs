@@ -123,6 +123,18 @@ fn outcome(machine: &str, view: &ChangeView) -> String {
             grown.node,
         );
     }
+    if let Some(released) = view
+        .released
+        .as_ref()
+        .filter(|released| released.queues > 0)
+    {
+        text += &format!(
+            "weft: {} queues of disks and networks went to the nodes that have these; the guest \
+             stood for {:.2} ms\n",
+            released.queues,
+            released.queues_stopped_ns as f64 / 1e6,
+        );
+    }
     if let Some(released) = &view.released {
         text += &format!(
             "weft: vm {machine} gave node {} back: {} vCPUs and {} of pages went elsewhere in \

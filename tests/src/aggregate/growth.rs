@@ -61,7 +61,7 @@ const KILLED: Shape = Shape {
 };
 
 /// The number of the node that joined.
-fn grow(bench: &Bench<'_>) -> Result<u64> {
+pub(super) fn grow(bench: &Bench<'_>) -> Result<u64> {
     let view = bench.ask(&["vm", "grow", "m", "--memory", "128M", "--json"])?;
     let view: Value = serde_json::from_str(&view)?;
     let node = view["grown"]["node"].as_u64();
@@ -69,7 +69,7 @@ fn grow(bench: &Bench<'_>) -> Result<u64> {
 }
 
 /// What came of a node's leave.
-fn release(bench: &Bench<'_>, node: u64) -> Result<Value> {
+pub(super) fn release(bench: &Bench<'_>, node: u64) -> Result<Value> {
     let view = bench.ask(&["vm", "release", "m", &node.to_string(), "--json"])?;
     let view: Value = serde_json::from_str(&view)?;
     let released = view["released"].clone();
@@ -249,7 +249,7 @@ fn budget(bench: &Bench<'_>, node: usize) -> Result<u64> {
 }
 
 /// Has the command end after some time as Ctrl-C does; whether it was too late for that.
-fn interrupt(bench: &Bench<'_>, words: &[&str], after: Duration) -> Result<bool> {
+pub(super) fn interrupt(bench: &Bench<'_>, words: &[&str], after: Duration) -> Result<bool> {
     let mut command = bench.weft(words);
     let command = (command.stdout(Stdio::null()).stderr(Stdio::piped())).spawn()?;
     std::thread::sleep(after);

@@ -18,10 +18,12 @@ mod loss;
 mod moves;
 mod networks;
 mod oom;
+mod queues;
 mod roles;
 mod updated;
 mod work;
 
+pub(crate) use queues::Copies;
 pub(crate) use work::judge_litmus;
 
 use std::path::PathBuf;
@@ -148,11 +150,12 @@ pub fn run_aggregate(context: &Context, plan: &Plan, report: &Report) {
         .chain(&roles::CHECKS)
         .chain(&follow::CHECKS)
         .chain(&growth::CHECKS)
+        .chain(&queues::CHECKS)
     {
         run(name, check);
     }
     let networks_missing = networks::missing();
-    for (name, check) in &networks::CHECKS {
+    for (name, check) in networks::CHECKS.iter().chain(&queues::NETWORK_CHECKS) {
         match networks_missing {
             None => run(name, check),
             Some(why) => skip(name, why),

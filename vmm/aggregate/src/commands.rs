@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::membership::Step;
 use crate::message::SliceMessage;
 use crate::relocation::{Cursor, RelocatedPages};
+use crate::remote_devices::Servers;
 use crate::{COMMAND_WAIT, PRIMARY, Slice, describe_now};
 use weft_coherent_memory::{SliceFaults, SlicePages};
 use weft_platform::clock::Reference;
@@ -79,6 +80,16 @@ pub enum SliceCommand {
     PlatformAt {
         holder: usize,
         epoch: u64,
+    },
+    /// Report whether the queues of disks and networks, which are paused, can be served so.
+    CheckQueues {
+        epoch: u64,
+        servers: Servers,
+    },
+    /// They are served so from now on.
+    PlaceQueues {
+        epoch: u64,
+        servers: Servers,
     },
     /// Press the power button, which is here.
     PressPowerButton,

@@ -25,6 +25,7 @@
 //! | `timekeeper` | keeps a slice's clock at the timekeeper's |
 //! | [`time_role`] | another slice becomes the timekeeper |
 //! | [`platform_role`] | another slice gets the I/O APIC and the small devices |
+//! | [`queue_moves`] | other slices serve queues of disks and networks |
 //! | `vcpu_moves` | vCPUs that go from one slice to another |
 //! | [`membership`] | slices that join and leave while the machine runs |
 //! | `rest` | no page moves for a while, on no slice |
@@ -48,6 +49,7 @@ mod peers;
 mod pending_requests;
 mod placement;
 pub mod platform_role;
+pub mod queue_moves;
 mod reclaim;
 mod registers;
 pub mod relocation;

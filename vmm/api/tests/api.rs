@@ -246,6 +246,8 @@ impl Control for Fake {
         change.released = Some(Released {
             node: 2,
             vcpus: 1,
+            queues: 2,
+            queues_stopped_ns: 3_000_000,
             bytes: 4096,
             total_s: 0.5,
             pages_s: 0.25,

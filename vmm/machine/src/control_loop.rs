@@ -49,6 +49,13 @@ impl ControlLoop {
         }
     }
 
+    fn reply_of_owner(&self, request: MachineRequest) -> Result<SliceReply, Refusal> {
+        Ok(match self.handle.request(request)? {
+            MachineReply::OfSlice(reply) => reply,
+            other => SliceReply::Refused(format!("{other:?}")),
+        })
+    }
+
     fn carry_out(&self, command: &SliceCommand) -> Result<SliceReply, Refusal> {
         match command {
             SliceCommand::Run {
@@ -89,10 +96,10 @@ impl ControlLoop {
             | SliceCommand::TakePlatform { .. }
             | SliceCommand::PlatformAt { .. } => {
                 let request = MachineRequest::Platform(command.clone());
-                return Ok(match self.handle.request(request)? {
-                    MachineReply::Platform(reply) => reply,
-                    other => SliceReply::Refused(format!("{other:?}")),
-                });
+                return self.reply_of_owner(request);
+            }
+            SliceCommand::CheckQueues { .. } | SliceCommand::PlaceQueues { .. } => {
+                return self.reply_of_owner(MachineRequest::Queues(command.clone()));
             }
             SliceCommand::PressPowerButton => {
                 drop(self.handle.request(MachineRequest::PressPowerButton)?);

@@ -12,7 +12,8 @@ use weft_virtio::console::ConsoleHandle;
 use super::checkpoint::{NewCheckpoint, WrittenCheckpoint};
 use super::lifecycle::{Counters, End, MIGRATE, MachineReply, MachineRequest, Refusal, Status};
 use super::move_report::{
-    MOVE_PLATFORM, MOVE_TIME, PlatformMoveReport, TimeMoveReport, VcpuMoveReport,
+    MOVE_PLATFORM, MOVE_QUEUES, MOVE_TIME, PlatformMoveReport, QueueMove, QueueMoveReport,
+    TimeMoveReport, VcpuMoveReport,
 };
 use super::serial_console::SerialInput;
 use super::shutdown::{Ending, Envelope, Input};
@@ -116,6 +117,14 @@ impl Handle {
         match self.request(MachineRequest::Switch(Box::new(order)))? {
             MachineReply::Switched(switched) => Ok(switched),
             other => Err(misfit(MIGRATE, &other)),
+        }
+    }
+
+    /// Has other slices serve queues of disks and networks.
+    pub fn move_queues(&self, wanted: QueueMove) -> Result<QueueMoveReport, Refusal> {
+        match self.request(MachineRequest::MoveQueues(wanted))? {
+            MachineReply::QueuesMoved(report) => Ok(report),
+            other => Err(misfit(MOVE_QUEUES, &other)),
         }
     }
 

@@ -13,6 +13,7 @@
 //! | `owner` | the thread that carries out requests |
 //! | `move_report` | what a vCPU's move cost |
 //! | `platform_move` | another slice gets the I/O APIC and the small devices, as the owner has it done |
+//! | `queue_move` | other slices serve queues of disks and networks, as the owner has it done |
 //! | `serial_console` | the serial port and its console, on one slice or two |
 //! | `time_move` | another slice keeps the time, as the owner has it done |
 //! | `vcpu_move` | a vCPU goes to another slice, as the owner has it done |
@@ -41,6 +42,7 @@ mod part;
 mod pci_devices;
 mod platform_move;
 mod precopy;
+mod queue_move;
 mod serial_console;
 mod shutdown;
 mod split;
@@ -78,7 +80,9 @@ pub use handle::Handle;
 pub use lifecycle::{
     Counters, End, MachineReply, MachineRequest, REPLY_SECONDS_MAX, Refusal, Stage, Status,
 };
-pub use move_report::{PlatformMoveReport, TimeMoveReport, VcpuMoveReport};
+pub use move_report::{
+    PlatformMoveReport, QueueMove, QueueMoveReport, TimeMoveReport, VcpuMoveReport,
+};
 pub use state::{MachineState, PartState, SavedMachine, StateError};
 pub use weft_aggregate::commands::VcpuStage;
 pub use weft_aggregate::devices::{DataPath, Disk, Forward, Network, OpenDisks};

@@ -26,7 +26,8 @@ use weft_platform::interrupts::VcpuLocation;
 
 use super::checkpoint::{CHECKPOINT_SECONDS_MAX, NewCheckpoint, WrittenCheckpoint};
 use super::move_report::{
-    MOVE_PLATFORM, MOVE_TIME, PlatformMoveReport, TimeMoveReport, VcpuMoveReport,
+    MOVE_PLATFORM, MOVE_QUEUES, MOVE_TIME, PlatformMoveReport, QueueMove, QueueMoveReport,
+    TimeMoveReport, VcpuMoveReport,
 };
 use super::state::MachineState;
 use super::switch::{SwitchOrder, Switched};
@@ -143,6 +144,11 @@ pub enum MachineRequest {
     MovePlatform { to: usize },
     /// To a secondary: its part in `MovePlatform`, or in a save.
     Platform(SliceCommand),
+    /// On the primary: changes which slices serve queues of disks and networks. A machine that
+    /// runs stands meanwhile; a paused machine stays paused.
+    MoveQueues(QueueMove),
+    /// To a secondary: its part in `MoveQueues`.
+    Queues(SliceCommand),
     /// To a secondary: can the vCPU of `MoveVcpu` come here?
     ExpectVcpu {
         vcpu: u32,
@@ -199,6 +205,7 @@ impl MachineRequest {
             Self::MoveVcpu { .. } | Self::ExpectVcpu { .. } => super::move_report::REQUEST,
             Self::MoveTime { .. } => MOVE_TIME,
             Self::MovePlatform { .. } | Self::Platform(_) => MOVE_PLATFORM,
+            Self::MoveQueues(_) | Self::Queues(_) => MOVE_QUEUES,
             Self::ChangeMembership { change, .. } => change_name(*change),
             Self::Switch(_) => MIGRATE,
             Self::WriteCheckpoint(_) => "save",
@@ -235,8 +242,9 @@ pub enum MachineReply {
     TimeMoved(TimeMoveReport),
     PlatformMoved(PlatformMoveReport),
     Switched(Switched),
+    QueuesMoved(QueueMoveReport),
     /// A secondary's reply, for the primary.
-    Platform(SliceReply),
+    OfSlice(SliceReply),
     Checkpoint(Box<WrittenCheckpoint>),
     PagesWritten(Written),
     Vcpu(Box<VcpuState>),

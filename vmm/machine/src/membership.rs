@@ -18,13 +18,13 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use weft_aggregate::commands::{DrainReport, DrainShare, SliceCommand, SliceReply};
 use weft_aggregate::membership::{Change, ChangeError};
-use weft_aggregate::remote_devices::DevicePart;
 use weft_aggregate::{PRIMARY, Slice};
 use weft_confine::lock;
 use weft_vcpu::PAGE_SIZE;
 
 use super::handle::Handle;
 use super::lifecycle::{End, GROW, MachineRequest, RELEASE, Refusal, Stage, change_name};
+use super::move_report::QueueMove;
 use super::owner::Owner;
 
 /// Longest wait for the link to a node that joins, once its process runs.
@@ -150,6 +150,12 @@ pub struct Released {
     pub node: usize,
     /// vCPUs that moved elsewhere.
     pub vcpus: usize,
+    /// Queues of disks and networks that other nodes serve instead.
+    #[serde(default)]
+    pub queues: usize,
+    /// How long the guest stood for these.
+    #[serde(default)]
+    pub queues_stopped_ns: u64,
     /// Bytes of pages that went to other nodes.
     pub bytes: u64,
     /// From the request to the end of its links.
@@ -197,6 +203,7 @@ impl Owner {
     /// does. It has no vCPU yet.
     fn start_joined(&self, slice: &Slice, node: usize) -> Result<(), String> {
         self.announce_platform(slice, node)?;
+        self.announce_queues(slice, node)?;
         let time = self.announce_time();
         let time = time.map_err(|refusal| refusal.to_string())?;
         slice.command(node, &self.run_command(time))?;
@@ -313,6 +320,9 @@ impl Handle {
         check_release(slice, node).map_err(|reason| impossible(RELEASE, reason))?;
         self.check_runs(RELEASE)?;
         job.show(|view| view.from = Some(node));
+        // Before its pages go: to serve queues it uses some all the time.
+        let queues = self.move_queues(QueueMove::Away(node));
+        let queues = queues.map_err(|refusal| refusal.of(RELEASE))?;
         let left = self
             .change(Change::Drain, node)
             .and_then(|()| self.empty(slice, node, job))
@@ -320,11 +330,17 @@ impl Handle {
                 job.enter(Activity::Leaving);
                 self.change(Change::Leave, node).map(|()| moved)
             });
-        let (vcpus, pages) = left.inspect_err(|_| self.keep(slice, node))?;
+        let (vcpus, pages) = left.inspect_err(|_| {
+            self.keep(slice, node);
+            // It serves what it served before, unless the machine ends.
+            let _ = self.move_queues(QueueMove::To(queues.before.clone()));
+        })?;
         processes.end(node);
         Ok(Released {
             node,
             vcpus,
+            queues: queues.queues,
+            queues_stopped_ns: queues.stopped_ns,
             bytes: pages.bytes,
             total_s: begun.elapsed().as_secs_f64(),
             pages_s: pages.seconds,
@@ -438,26 +454,11 @@ pub(super) fn check_release(slice: &Slice, node: usize) -> Result<(), String> {
     if node == PRIMARY {
         return Err("node 0 has the machine's console, its PCI bus and its API".into());
     }
-    let parts = slice.device_parts(node);
-    // What another start would not change comes first.
-    let back_end = parts.iter().find(|(_, part)| *part == DevicePart::BackEnd);
-    match back_end.or(parts.first()) {
-        Some((device, part)) => Err(cannot_give_away(node, device, *part)),
+    match slice.devices_of(node).first() {
+        Some(device) => Err(format!(
+            "node {node} has {device}, and disks and networks cannot move to another node"
+        )),
         None => Ok(()),
-    }
-}
-
-/// Why a node with this part of a device stays, and what the user can do.
-fn cannot_give_away(node: usize, device: &str, part: DevicePart) -> String {
-    match part {
-        DevicePart::BackEnd => {
-            format!("node {node} has {device}, and disks and networks cannot move to another node")
-        }
-        DevicePart::Queues { owner } => format!(
-            "node {node} serves a queue of {device} of node {owner}, and queues cannot move to \
-             another node: a machine that starts with path=dsm for {device} has them all on node \
-             {owner}"
-        ),
     }
 }
 

@@ -1,7 +1,8 @@
-//! What moved, and what it cost.
+//! What moves, and what it cost.
 
 use serde::{Deserialize, Serialize};
 use weft_aggregate::MovedVcpu;
+use weft_aggregate::remote_devices::Servers;
 use weft_platform::clock::TimeBase;
 
 /// The request's name, for refusals.
@@ -36,6 +37,29 @@ pub struct PlatformMoveReport {
     pub state_bytes: usize,
     /// How long the guest stood; 0 if it was paused before.
     pub stopped_ns: u64,
+}
+
+/// The name of the request that moves queues.
+pub(super) const MOVE_QUEUES: &str = "move queues of disks and networks";
+
+/// Which queues go where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum QueueMove {
+    /// Those of this slice go to the slices that have their devices.
+    Away(usize),
+    /// All are served so.
+    To(Servers),
+}
+
+/// Other nodes serve queues of disks and networks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueueMoveReport {
+    /// Queues of disks, and pairs of queues of networks, that went.
+    pub queues: usize,
+    /// How long the guest stood; 0 if it was paused before, or none went.
+    pub stopped_ns: u64,
+    /// The node that served each of them before, by device.
+    pub before: Servers,
 }
 
 /// A vCPU that moved, and what it cost. Times are of the guest's clock, which all nodes

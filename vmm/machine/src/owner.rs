@@ -138,7 +138,15 @@ impl Owner {
             (MachineRequest::Platform(command), _) => {
                 let done = self.platform_command(&command);
                 let reply = done.map_err(|reason| refused(name, reason))?;
-                return Ok(MachineReply::Platform(reply));
+                return Ok(MachineReply::OfSlice(reply));
+            }
+            (MachineRequest::MoveQueues(wanted), _) => {
+                return self.move_queues(&wanted).map(MachineReply::QueuesMoved);
+            }
+            (MachineRequest::Queues(command), _) => {
+                let done = self.queues_command(&command);
+                let reply = done.map_err(|reason| refused(name, reason))?;
+                return Ok(MachineReply::OfSlice(reply));
             }
             (MachineRequest::ChangeMembership { change, node }, Stage::Running | Stage::Paused) => {
                 self.change_membership(change, node)?

@@ -85,7 +85,7 @@ impl PciDevices<'_> {
         let all = devices.of_slice(slice, self.opened)?;
         for (number, (placement, device)) in (0..).zip(all) {
             let remote = slice.remote_devices().clone();
-            let device = PartitionedDevice::new(device, number, placement, remote);
+            let device = PartitionedDevice::new(device, number, placement.groups(), remote);
             self.put(root, Box::new(device.map_err(MachineError::RemoteDevices)?))?;
         }
         Ok(())

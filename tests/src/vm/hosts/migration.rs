@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::growth::{EXIT_LOST, HERE, ONE};
 use super::{BOUND, LEASE, LONG_BOUND, Site, wait_until};
-use crate::aggregate::judge_litmus;
+use crate::aggregate::{Copies, judge_litmus};
 use crate::cluster;
 use crate::guest::{Ended, Guest, code};
 use crate::namespace::Star;
@@ -23,16 +23,17 @@ use crate::web::fetch_from;
 
 /// The option of a command, in turn: pages behind the vCPUs, or ahead of them.
 fn mode(round: usize) -> &'static str {
-    ["--mode=post-copy", "--mode=hybrid"][round % 2]
+    ["--mode=post-copy", "--mode=hybrid", "--mode=pre-copy"][round % 3]
 }
 
 type Check = fn(&mut Site<'_>) -> Result<String>;
 
 /// By name: hosts beside the launcher's, and the test.
-pub(super) const CHECKS: [(&str, usize, Check); 8] = [
+pub(super) const CHECKS: [(&str, usize, Check); 9] = [
     ("migration, to a host and back, five times", 1, to_and_fro),
     ("migration, of one node, to a host and back", 1, from_one),
     ("migration, of a paused machine", 1, paused),
+    ("migration, away from a disk", 1, from_disk),
     ("migration, split over two hosts and merged", 2, split),
     ("migration, of a guest that writes all the time", 1, busy),
     ("migration, of a server on a tap device", 2, serving),
@@ -152,6 +153,37 @@ fn paused(site: &mut Site<'_>) -> Result<String> {
         std::thread::sleep(Duration::from_millis(300));
     }
     judge_litmus(&guest.finish(LONG_BOUND)?)
+}
+
+/// Only the node with the disk stays: the other one's queue goes there, while both vCPUs copy.
+fn from_disk(site: &mut Site<'_>) -> Result<String> {
+    let copies = Copies::new(site.bench.directory.join("disk"), 2)?;
+    let disk = copies.disk();
+    let words = ["--name", "m", "--late-cpus", "no", "--disk", &disk];
+    let script = format!(
+        "{} echo at work; read line; touch /tmp/over; wait",
+        copies.script()
+    );
+    let command = &mut site.machine_with(&[&words[..], &HERE].concat(), &script)?;
+    let mut guest = Guest::start(command)?;
+    if guest.wait_for("at work", BOUND).is_none() {
+        bail!("no boot: {}", guest.finish(Duration::ZERO)?.stderr);
+    }
+    for round in 0..3 {
+        let away = site.moved(&["migrate", "m", "h1=256M", mode(round)])?;
+        let stays = away["stays"].as_array().context("no nodes that stay")?;
+        ensure!(stays.len() == 1 && stays[0]["node"] == 0, "{away}");
+        ensure!(
+            round > 0 || away["left"] == serde_json::json!([1]),
+            "{away}"
+        );
+        std::thread::sleep(Duration::from_millis(300));
+        site.moved(&["consolidate", "m", mode(round)])?;
+        site.is_on(0)?;
+    }
+    guest.write("over\n")?;
+    let ended = guest.finish(LONG_BOUND)?;
+    Ok(format!("{} copies", copies.judge(&ended)?))
 }
 
 fn split(site: &mut Site<'_>) -> Result<String> {

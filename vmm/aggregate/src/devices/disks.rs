@@ -66,7 +66,7 @@ impl DeviceList<'_> {
             .collect();
         let mut here = Vec::new();
         for (number, placement) in placements.iter().enumerate() {
-            let serves = |queue| placement.server(queue) == slice.number();
+            let serves = |queue| placement.may_serve(slice.number(), queue);
             let open = (placement.owner() == slice.number())
                 .then(|| Block::open_for(&options(self, number, opened), serves))
                 .transpose()?;
@@ -77,7 +77,7 @@ impl DeviceList<'_> {
             here.push(open);
         }
         let is_remote = |placement: &&QueuePlacement| placement.owner() != slice.number();
-        let own_groups = |placement: &QueuePlacement| placement.groups_of(slice.number()).count();
+        let own_groups = |placement: &QueuePlacement| placement.groups_for(slice.number()).count();
         let clients = placements.iter().filter(is_remote).map(own_groups).sum();
         let mut all = Vec::new();
         for (number, (placement, open)) in placements.into_iter().zip(here).enumerate() {

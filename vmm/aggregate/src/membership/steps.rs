@@ -11,7 +11,6 @@ use super::{AGAIN, Answer, Authority, Change, ChangeError, Introduction, Progres
 use crate::commands::{PageRun, SliceCommand, SliceReply};
 use crate::message::SliceMessage;
 use crate::message::device::{self, DeviceMessage};
-use crate::remote_devices::DevicePart;
 use crate::{COMMAND_WAIT, Placement, SLICES_MAX, Slice, initial_locations};
 use weft_coherent_memory::{ManagerRun, Threshold};
 use weft_confine::lock;
@@ -84,10 +83,10 @@ impl Slice {
         Err(format!("node {node} does not exist: there are {members}"))
     }
 
-    /// The disks and networks for which `node` does something, in the order in which the guest
+    /// The disks and networks whose file or link `node` has, in the order in which the guest
     /// finds them.
-    pub fn device_parts(&self, node: usize) -> Vec<(String, DevicePart)> {
-        self.remote_devices.parts_of(node)
+    pub fn devices_of(&self, node: usize) -> Vec<String> {
+        self.remote_devices.devices_of(node)
     }
 
     /// How many numbers slices can have, those that may join included.

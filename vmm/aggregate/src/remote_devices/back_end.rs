@@ -114,7 +114,7 @@ impl FarRegisters for Far {
 }
 
 impl QueueBackEnd {
-    /// Starts the threads of all groups that `devices` have here, idle, and the one that
+    /// Starts the threads of all groups that may be served here, idle, and the one that
     /// executes the commands.
     ///
     /// # Errors
@@ -133,7 +133,7 @@ impl QueueBackEnd {
         let mut counted = Vec::new();
         for (number, placement, device) in devices {
             let name = format!("{}{number}", device.kind().name);
-            for group in placement.groups_of(remote.number) {
+            for group in placement.groups_for(remote.number) {
                 let worker = Worker::new(&format!("weft-{name}-{group}"), device.thread_kind())?;
                 let mut kicks = Vec::new();
                 for queue in placement.queues(group) {
@@ -184,6 +184,7 @@ impl QueueBackEnd {
     }
 
     fn activate(&mut self, group: Address, json: &[u8]) {
+        self.remote.write(|table| table.served.insert(group));
         let outcome = serde_json::from_slice(json)
             .map_err(|error| DeviceError::Reported(format!("a malformed activation: {error}")))
             .and_then(|activation| self.serve(group, &activation));
@@ -251,6 +252,7 @@ impl QueueBackEnd {
             let rings = handler.iter().flat_map(|handler| handler.rings());
             let stopped = Stopped(rings.map(|ring| (ring.index(), ring.state())).collect());
             drop(handler);
+            self.remote.write(|table| table.served.remove(address));
             // It is plain data: it always has a text.
             let json = serde_json::to_vec(&stopped).unwrap_or_default();
             let message = DeviceMessage::Stopped(json);

@@ -12,11 +12,13 @@
 //!
 //! Invariants: at most one slice serves a queue, and only that slice reports on it; it is
 //! served only between `Activate` and `Stopped`; a message that the driver has taken back
-//! is not sent any more once the driver's write has returned.
+//! is not sent any more once the driver's write has returned; where a queue is served changes
+//! only while it is not served.
 //!
 //! | file | holds |
 //! | --- | --- |
 //! | `queue_placement` | which slice serves which queues |
+//! | `moves` | queues go to another slice |
 //! | `partitioned`, `proxy` | slice 0: proxies of queues that other slices serve |
 //! | `routes` | slice 0: publishes where interrupts and notifications go |
 //! | `back_end` | secondaries: serve queues |
@@ -27,6 +29,7 @@
 mod back_end;
 pub mod block;
 mod doorbells;
+mod moves;
 pub mod net;
 mod partitioned;
 mod proxy;
@@ -35,7 +38,7 @@ mod routes;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Duration;
@@ -59,7 +62,8 @@ use doorbells::Doorbells;
 use net::{FrameQueue, Switch};
 pub use partitioned::PartitionedDevice;
 use proxy::StopCompletion;
-pub use queue_placement::{DataPath, DevicePart, QueuePlacement};
+use queue_placement::QueuePlaces;
+pub use queue_placement::{DataPath, QueuePlacement, Servers, takers};
 use routes::RoutePublisher;
 
 /// What a queue back end needs to serve a group.
@@ -75,12 +79,13 @@ pub struct Activation {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stopped(pub Vec<(u16, QueueState)>);
 
-/// The receivers of messages, by device. Filled while the machine is put together, then only read.
+/// The receivers of messages, by device. Filled while the machine is put together; afterwards
+/// only the places change.
 #[derive(Default)]
 struct Table {
     /// What users call the devices.
     names: BTreeMap<u8, String>,
-    placements: HashMap<u8, QueuePlacement>,
+    places: QueuePlaces,
     replies: HashMap<Address, Arc<ReplyQueue>>,
     servers: HashMap<u8, Arc<Server>>,
     frames: HashMap<Address, Arc<FrameQueue>>,
@@ -91,6 +96,8 @@ struct Table {
     kicks: HashMap<Address, Arc<EventFd>>,
     transports: HashMap<u8, Weak<Transport>>,
     back_end: Option<SyncSender<BackEndCommand>>,
+    /// Groups that are served here, on a secondary.
+    served: HashSet<Address>,
 }
 
 /// One slice's part in the devices of all.
@@ -140,14 +147,12 @@ impl RemoteDevices {
         self.seen.departed(slice);
     }
 
-    /// The devices for which `slice` does something, by the names that users know.
-    pub(super) fn parts_of(&self, slice: usize) -> Vec<(String, DevicePart)> {
+    /// The devices whose file or link `slice` has, by the names that users know.
+    pub(super) fn devices_of(&self, slice: usize) -> Vec<String> {
         self.read(|table| {
-            let part = |(device, name): (&u8, &String)| {
-                let placement = table.placements.get(device)?;
-                Some((name.clone(), placement.part_of(slice)?))
-            };
-            table.names.iter().filter_map(part).collect()
+            let owner = |device: &u8| table.places.get(*device).map(QueuePlacement::owner);
+            let of_slice = (table.names.iter()).filter(|(device, _)| owner(device) == Some(slice));
+            of_slice.map(|(_, name)| name.clone()).collect()
         })
     }
 
@@ -166,7 +171,7 @@ impl RemoteDevices {
     pub fn add_placement(&self, device: u8, name: String, placement: &QueuePlacement) {
         self.write(|table| {
             table.names.insert(device, name);
-            table.placements.insert(device, placement.clone());
+            table.places.insert(device, placement.clone());
         });
     }
 
@@ -204,20 +209,33 @@ impl RemoteDevices {
         self.read(|table| table.routes.get(&queue).cloned())
     }
 
+    /// Where the queues of a device are served now.
+    fn placement(&self, device: u8) -> Option<QueuePlacement> {
+        self.read(|table| table.places.get(device).cloned())
+    }
+
     /// The slice that serves a queue.
     fn server_of(&self, queue: Address) -> usize {
         self.read(|table| {
-            let placement = table.placements.get(&queue.device);
+            let placement = table.places.get(queue.device);
             placement.map_or(PRIMARY, |placement| {
                 placement.server_of_queue(queue.index())
             })
         })
     }
 
+    /// The slice that serves a group.
+    fn server_of_group(&self, group: Address) -> usize {
+        self.read(|table| {
+            let placement = table.places.get(group.device);
+            placement.map_or(PRIMARY, |placement| placement.server(group.index()))
+        })
+    }
+
     /// Whether a slice serves a queue of a device.
     fn serves(&self, slice: usize, device: u8) -> bool {
         self.read(|table| {
-            let placement = table.placements.get(&device);
+            let placement = table.places.get(device);
             placement.is_some_and(|placement| placement.groups_of(slice).next().is_some())
         })
     }
@@ -304,7 +322,12 @@ impl RemoteDevices {
                 if let Some(completion) =
                     self.read(|table| table.completions.get(&address).cloned())
                 {
-                    return completion.put(from, stopped);
+                    if self.server_of_group(address) != from {
+                        return Err(
+                            "it reported the stop of queues that another node serves".into()
+                        );
+                    }
+                    completion.put(stopped);
                 }
             }
             DeviceMessage::Kick if self.server_of(address) != self.number => {

@@ -18,34 +18,33 @@ use crate::message::device::Address;
 pub struct PartitionedDevice {
     device: Box<dyn VirtioDevice>,
     number: u8,
-    placement: QueuePlacement,
     remote: Arc<RemoteDevices>,
     completions: Vec<Arc<StopCompletion>>,
 }
 
 impl PartitionedDevice {
-    /// `device` serves those groups that are served here.
+    /// `device` serves those of its `groups` that are served here, as the placement of device
+    /// `number` says at the moment when its handlers are made.
     ///
     /// # Errors
     /// No descriptors left.
     pub fn new(
         device: Box<dyn VirtioDevice>,
         number: u8,
-        placement: QueuePlacement,
+        groups: u16,
         remote: Arc<RemoteDevices>,
     ) -> io::Result<Self> {
         let completion = |group| {
-            let completion = Arc::new(StopCompletion::new(placement.server(group))?);
+            let completion = Arc::new(StopCompletion::new()?);
             remote.add_completion(Address::new(number, group), completion.clone());
             Ok(completion)
         };
-        let completions = (0..placement.groups())
+        let completions = (0..groups)
             .map(completion)
             .collect::<io::Result<Vec<_>>>()?;
         Ok(Self {
             device,
             number,
-            placement,
             remote,
             completions,
         })
@@ -54,15 +53,15 @@ impl PartitionedDevice {
     /// The proxy for a queue group; the driver uses at least one queue of the group.
     fn proxy(
         &self,
-        group: u16,
+        (placement, group): (&QueuePlacement, u16),
         features: u64,
         rings: &mut [Option<Ring>],
     ) -> Option<Box<dyn Handler>> {
-        let slice = self.placement.server(group);
+        let slice = placement.server(group);
         if slice == PRIMARY {
             return None;
         }
-        let queues = self.placement.queues(group);
+        let queues = placement.queues(group);
         let queues = usize::from(queues.start)..usize::from(queues.end);
         let rings: Vec<Ring> = rings
             .get_mut(queues)?
@@ -113,10 +112,12 @@ impl VirtioDevice for PartitionedDevice {
         features: u64,
         mut rings: Vec<Option<Ring>>,
     ) -> Result<Vec<Box<dyn Handler>>, DeviceError> {
-        let groups = 0..self.placement.groups();
-        let mut handlers: Vec<_> = groups
-            .filter_map(|group| self.proxy(group, features, &mut rings))
-            .collect();
+        let mut handlers: Vec<Box<dyn Handler>> = Vec::new();
+        if let Some(placement) = self.remote.placement(self.number) {
+            let groups = 0..placement.groups();
+            let proxy = |group| self.proxy((&placement, group), features, &mut rings);
+            handlers.extend(groups.filter_map(proxy));
+        }
         handlers.extend(self.device.activate(features, rings)?);
         Ok(handlers)
     }

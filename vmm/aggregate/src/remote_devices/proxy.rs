@@ -22,36 +22,26 @@ use crate::message::device::{Address, DeviceMessage};
 
 /// Where the word arrives that a group has stopped.
 pub(super) struct StopCompletion {
-    /// The slice that serves the group.
-    server: usize,
     stopped: Mutex<Option<Stopped>>,
     changed: Condvar,
     arrived: EventFd,
 }
 
 impl StopCompletion {
-    pub fn new(server: usize) -> std::io::Result<Self> {
+    pub fn new() -> std::io::Result<Self> {
         Ok(Self {
-            server,
             stopped: Mutex::default(),
             changed: Condvar::new(),
             arrived: EventFd::new(EFD_NONBLOCK)?,
         })
     }
 
-    /// The word came from slice `from`.
-    ///
-    /// # Errors
-    /// Another slice serves the group.
-    pub fn put(&self, from: usize, stopped: Stopped) -> Result<(), String> {
-        if from != self.server {
-            return Err("it reported the stop of queues that another node serves".into());
-        }
+    /// The word came, from the slice that serves the group.
+    pub fn put(&self, stopped: Stopped) {
         *lock(&self.stopped) = Some(stopped);
         self.changed.notify_all();
         // A full counter wakes as well.
         let _ = self.arrived.write(1);
-        Ok(())
     }
 
     /// Waits for it until `deadline`.
@@ -189,19 +179,5 @@ impl Handler for QueueProxy {
             None => return self.remote.peers.is_over(),
         }
         true
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_the_slice_that_serves_a_group_reports_its_stop() {
-        let completion = StopCompletion::new(2).unwrap();
-        assert!(completion.put(1, Stopped::default()).is_err());
-        assert_eq!(completion.wait(Instant::now()), None);
-        assert_eq!(completion.put(2, Stopped::default()), Ok(()));
-        assert_eq!(completion.wait(Instant::now()), Some(Stopped::default()));
     }
 }

@@ -17,25 +17,37 @@ pub(super) struct RoutePublisher {
     /// What the other slices know. Held until they have seen what is new, so that they
     /// see changes in the order in which they were made; a thread that makes a change
     /// waits for at most twice the lease.
-    pub published: Mutex<(NotificationRoutes, usize)>,
+    pub published: Mutex<Published>,
+}
+
+/// What the other slices know of a device.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub(super) struct Published {
+    routes: NotificationRoutes,
+    /// By queue: who serves it, and so knows its route.
+    servers: Vec<usize>,
+}
+
+impl Published {
+    /// Where a queue's interrupts go, and who knows.
+    fn route(&self, queue: usize) -> (Option<usize>, Option<(u64, u32)>) {
+        let route = self.routes.messages.get(queue).copied().flatten();
+        (self.servers.get(queue).copied(), route)
+    }
 }
 
 impl RoutePublisher {
     /// Publishes what changed; returns the tickets of the replies, with their slices.
-    fn publish(
-        &self,
-        published: &NotificationRoutes,
-        routes: &NotificationRoutes,
-        queues: usize,
-    ) -> Vec<(usize, u64)> {
+    fn publish(&self, published: &Published, new: &Published) -> Vec<(usize, u64)> {
         let remote = &self.remote;
+        let queues = new.servers.len();
         let mut asked = Vec::new();
-        if published.doorbells != routes.doorbells {
+        if published.routes.doorbells != new.routes.doorbells {
             for slice in remote.peers.others() {
                 let ticket = remote.seen.open(slice);
                 let message = DeviceMessage::Doorbells {
                     ticket,
-                    address: routes.doorbells,
+                    address: new.routes.doorbells,
                     queues: queues as u64,
                 };
                 remote.send(slice, Address::new(self.device, 0), message);
@@ -43,16 +55,16 @@ impl RoutePublisher {
             }
         }
         for queue in 0..queues {
-            let of = |routes: &NotificationRoutes| routes.messages.get(queue).copied().flatten();
-            let address = Address::new(self.device, queue as u16);
-            let slice = remote.server_of(address);
-            if slice == PRIMARY || of(published) == of(routes) {
+            let (Some(slice), message) = new.route(queue) else {
+                continue;
+            };
+            // What a slice knew before the queue was elsewhere may be over.
+            if slice == PRIMARY || published.route(queue) == (Some(slice), message) {
                 continue;
             }
             let ticket = remote.seen.open(slice);
-            let message = of(routes);
             let message = DeviceMessage::Route { ticket, message };
-            remote.send(slice, address, message);
+            remote.send(slice, Address::new(self.device, queue as u16), message);
             asked.push((slice, ticket));
         }
         asked
@@ -63,16 +75,22 @@ impl RouteObserver for RoutePublisher {
     fn changed(&self, routes: &dyn Fn() -> NotificationRoutes) {
         let mut published = lock(&self.published);
         let routes = routes();
-        if published.0 == routes {
+        let queues = published.servers.len().max(routes.messages.len()) as u16;
+        let address = |queue| Address::new(self.device, queue);
+        let server = |queue| self.remote.server_of(address(queue));
+        let new = Published {
+            routes,
+            servers: (0..queues).map(server).collect(),
+        };
+        if *published == new {
             return;
         }
-        let queues = published.1.max(routes.messages.len());
-        for (slice, ticket) in self.publish(&published.0, &routes, queues) {
+        for (slice, ticket) in self.publish(&published, &new) {
             if !self.remote.was_seen(ticket) {
                 let peers = &self.remote.peers;
                 peers.lost(slice, "it did not acknowledge a device's interrupt routes");
             }
         }
-        *published = (routes, queues);
+        *published = new;
     }
 }

@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use weft_aggregate::devices::{DataPath, Disk};
 use weft_platform::clock::Reference;
@@ -280,36 +281,75 @@ fn what_does_not_join_changes_nothing() {
     slices.check();
 }
 
+/// A file for a disk of slice 0.
+fn disk(data_path: DataPath) -> Disk {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    // One for each machine: the threads of the last may still have its file.
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("weft-leave-{}-{number}", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+    Disk {
+        path,
+        read_only: false,
+        direct: false,
+        slice: 0,
+        data_path,
+    }
+}
+
 #[test]
-fn a_node_that_serves_a_queue_stays_and_says_how_it_could_leave() {
+fn the_queues_of_a_node_that_leaves_go_to_the_devices_node() {
     let cpus = [1, 1];
-    let released = |data_path| {
-        // One for each machine: the threads of the last may still have its file.
-        let name = format!("weft-leave-{}-{data_path:?}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        std::fs::write(&path, vec![0; 1 << 20]).unwrap();
-        let disk = Disk {
-            path: path.clone(),
-            read_only: false,
-            direct: false,
-            slice: 0,
-            data_path,
-        };
-        let slices = Slices::with_disk(&cpus, disk);
+    for (path, queues) in [(DataPath::Bypass, 1), (DataPath::Dsm, 0)] {
+        let disk = disk(path);
+        let slices = Slices::with_disk(&cpus, disk.clone());
         let here = Here::new(&cpus, &slices);
         let handle = slices.machines[0].handle();
-        let released = handle.release(&here, 1, &Job::default());
+        let slice = handle.slice.clone().unwrap();
+        let servers = |slice: &Slice| slice.remote_devices().queue_servers().1;
+        let first = servers(&slice);
+        for _ in 0..4 {
+            let cancelled = Job::default();
+            cancelled.cancel();
+            let refused = handle.release(&here, 1, &cancelled).unwrap_err();
+            assert!(refused.to_string().contains("cancelled"), "{refused}");
+            // It serves what it served before.
+            assert_eq!(servers(&slice), first);
+            slices.check();
+        }
+        let released = handle.release(&here, 1, &Job::default()).unwrap();
+        assert_eq!((released.vcpus, released.queues), (1, queues));
+        assert_eq!(released.queues_stopped_ns > 0, queues > 0);
+        assert_eq!(servers(&slice)[&0], [0, 0]);
         slices.check();
-        std::fs::remove_file(&path).unwrap();
-        released
+        // Another node with its number learns that it serves nothing.
+        let grown = handle.grow(&here, &NODE, &Job::default()).unwrap();
+        assert_eq!(grown.node, 1);
+        let joined = here.handles().pop().unwrap().1.slice.unwrap();
+        assert_eq!(servers(&joined)[&0], [0, 0]);
+        handle.release(&here, 1, &Job::default()).unwrap();
+        slices.check();
+        std::fs::remove_file(&disk.path).unwrap();
+    }
+}
+
+#[test]
+fn a_node_with_a_disk_stays() {
+    let cpus = [1, 1];
+    let disk = Disk {
+        slice: 1,
+        ..disk(DataPath::Bypass)
     };
-    let refused = released(DataPath::Bypass).unwrap_err().to_string();
-    assert!(
-        refused.contains("node 1 serves a queue of disk 0 of node 0")
-            && refused.contains("starts with path=dsm for disk 0"),
-        "{refused}"
-    );
-    assert_eq!(released(DataPath::Dsm).unwrap().vcpus, 1);
+    let slices = Slices::with_disk(&cpus, disk.clone());
+    let here = Here::new(&cpus, &slices);
+    let refused = slices.machines[0]
+        .handle()
+        .release(&here, 1, &Job::default());
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("node 1 has disk 0"), "{refused}");
+    slices.check();
+    std::fs::remove_file(&disk.path).unwrap();
 }
 
 #[test]

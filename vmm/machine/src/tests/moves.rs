@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use weft_aggregate::devices::Disk;
 use weft_aggregate::{Share, SliceOptions};
-use weft_guest_memory::LOCAL_APIC;
+use weft_guest_memory::{GuestBytes, LOCAL_APIC};
 use weft_platform::clock::{Reference, host_tsc};
 use weft_vcpu::{BackEnd, Environment, Exit, Kick, Vcpu, VcpuError};
 use weft_wire::halves::{self, HalvesConfig};
@@ -19,6 +19,7 @@ use super::*;
 use crate::move_report::VcpuMoveReport;
 
 mod devices;
+mod disks;
 
 use devices::Unused;
 
@@ -50,8 +51,10 @@ pub(super) struct Judge {
     /// vCPU 0 writes to the serial port and programs the I/O APIC, and vCPU 1 takes its
     /// interrupts.
     uses_devices: bool,
-    /// The disk of slice 0, which no vCPU uses.
     disk: Option<Disk>,
+    /// Both vCPUs use it; otherwise none does.
+    uses_disk: bool,
+    queues: disks::Queues,
     /// Presses of the power button that the guest has seen.
     presses: AtomicU64,
     /// What the guest read from the serial port.
@@ -109,7 +112,11 @@ impl Kick for Flag {
     }
 }
 
-struct Players(Arc<Judge>);
+struct Players {
+    judge: Arc<Judge>,
+    /// The slice's.
+    memory: Arc<dyn GuestBytes>,
+}
 
 impl BackEnd for Players {
     fn name(&self) -> &'static str {
@@ -124,7 +131,8 @@ impl BackEnd for Players {
         Ok(Box::new(Player {
             id,
             state: CpuState::reset(),
-            judge: self.0.clone(),
+            judge: self.judge.clone(),
+            memory: self.memory.clone(),
             kicked: Arc::default(),
         }))
     }
@@ -134,6 +142,7 @@ struct Player {
     id: u32,
     state: CpuState,
     judge: Arc<Judge>,
+    memory: Arc<dyn GuestBytes>,
     kicked: Arc<Flag>,
 }
 
@@ -165,11 +174,17 @@ impl Player {
             if self.judge.uses_devices {
                 devices::begin(environment);
             }
+            if self.judge.uses_disk {
+                disks::begin(&self.judge, environment);
+            }
             // INIT and start-up; the other then throws the first ball.
             self.command(environment, 0xc500);
             self.command(environment, 0x69a);
         } else {
             self.command(environment, 0x4000 | u32::from(CALL_VECTOR));
+        }
+        if self.judge.uses_disk {
+            disks::ask(self, environment, 0);
         }
     }
 
@@ -193,6 +208,9 @@ impl Player {
                     self.command(environment, 0x4000 | u32::from(CALL_VECTOR));
                 }
                 devices::POWER if self.id == 1 => devices::see_button(&self.judge, environment),
+                vector if u32::from(vector) == u32::from(disks::FIRST) + self.id => {
+                    disks::take(self, environment);
+                }
                 devices::SERIAL if self.id == 1 => devices::read(&self.judge, environment),
                 other => self.judge.fault(format!("vector {other:#x}")),
             }
@@ -303,7 +321,7 @@ impl Slices {
         let judge = Arc::new(judge);
         let console = Kept::default();
         let mut ends = sockets(cpus.len());
-        let machines = (0..cpus.len()).map(|number| {
+        let all_links = (0..cpus.len()).map(|number| {
             let link = |other| {
                 let config = HalvesConfig {
                     socket: ends.remove(&(number, other))?.into(),
@@ -314,7 +332,7 @@ impl Slices {
                 };
                 Some(halves::open(config).unwrap())
             };
-            let links = SliceLinks {
+            SliceLinks {
                 number,
                 links: (0..cpus.len()).map(link).collect(),
                 lease: LEASE,
@@ -331,11 +349,21 @@ impl Slices {
                     },
                     false => Reference::here(),
                 },
+            }
+        });
+        let all_links: Vec<SliceLinks> = all_links.collect();
+        // At once: they wait for each other's devices.
+        let machines = std::thread::scope(|scope| {
+            let start = |links| {
+                let (judge, console) = (judge.clone(), &console);
+                scope.spawn(move || slice_of(cpus, links, judge, console))
             };
-            slice_of(cpus, links, judge.clone(), &console)
+            let started: Vec<_> = all_links.into_iter().map(start).collect();
+            let joined = started.into_iter().map(|thread| thread.join().unwrap());
+            joined.collect()
         });
         let slices = Self {
-            machines: machines.collect(),
+            machines,
             judge,
             console,
         };
@@ -397,6 +425,7 @@ pub(super) fn slice_of(
     };
     let on_failure = Arc::new(move |reason| ender.end(End::Failed { reason }));
     let slice = Slice::new(options, links, &ram, on_failure);
+    let memory = slice.memory().clone();
     Machine::start(Start {
         configuration: &configuration,
         io: MachineIo {
@@ -411,7 +440,7 @@ pub(super) fn slice_of(
         },
         ram,
         chosen: Chosen {
-            back_end: Box::new(Players(judge)),
+            back_end: Box::new(Players { judge, memory }),
             kind: ThreadKind::SoftVcpu,
             observer: None,
             reason: "a double".into(),

@@ -3,6 +3,7 @@
 use std::io::ErrorKind;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use vmm_sys_util::epoll::EventSet;
 use weft_confine::lock;
@@ -316,6 +317,14 @@ impl Handler for Pair {
             return Ok(Progress::More);
         }
         Ok(self.deliver_inline(&mut **link))
+    }
+
+    fn quiesce(&mut self, _: Instant) -> bool {
+        let frame = self.waiting.and_then(|length| self.frame.get(..length));
+        if lock(&self.link).give_back(frame) {
+            self.waiting = None;
+        }
+        true
     }
 
     fn work(&mut self, cause: Cause) -> Result<Progress, DeviceError> {

@@ -41,6 +41,12 @@ pub trait Link: Send {
     fn set_inline_handler(&mut self, handler: InlineHandler) {
         let _ = handler;
     }
+    /// The pair stands: what it has received and not used, `frame` first, is received again,
+    /// also by another that has this link; false if it must keep its frame.
+    fn give_back(&mut self, frame: Option<&[u8]>) -> bool {
+        let _ = frame;
+        false
+    }
     /// Whether frames shall come in here.
     fn set_attached(&mut self, attached: bool) {
         let _ = attached;

@@ -145,7 +145,7 @@ impl Transport {
         let value = self.common_value(&state, offset, data.len());
         drop(state);
         if offset == 0x14 {
-            self.ways_changed();
+            self.publish_routes();
         }
         for (byte, value) in data.iter_mut().zip(value.to_le_bytes()) {
             *byte = value;
@@ -211,7 +211,7 @@ impl Transport {
         }
         drop(state);
         if matches!(offset, 0x14 | 0x1a) {
-            self.ways_changed();
+            self.publish_routes();
         }
     }
 

@@ -201,7 +201,7 @@ impl Transport {
             let watched = Arc::downgrade(&transport);
             endpoint.on_message_change(Box::new(move || {
                 if let Some(transport) = watched.upgrade() {
-                    transport.ways_changed();
+                    transport.publish_routes();
                 }
             }));
         }
@@ -294,8 +294,38 @@ impl Transport {
         &self.interrupt
     }
 
-    /// Tells the observer that the routes may have changed. No lock is held.
-    fn ways_changed(&self) {
+    /// Whether it is paused.
+    pub fn is_paused(&self) -> bool {
+        matches!(lock(&self.state).phase, Phase::Paused(_))
+    }
+
+    /// Makes the handlers of a paused device anew from where its queues are, for one that
+    /// chooses others now. Does nothing while it is not paused.
+    pub fn remake_handlers(&self) {
+        let mut state = lock(&self.state);
+        let Phase::Paused(handlers) = &mut state.phase else {
+            return;
+        };
+        let handlers = std::mem::take(handlers);
+        if handlers.is_empty() {
+            return;
+        }
+        for ring in handlers.iter().flat_map(|handler| handler.rings()) {
+            if let Some(queue) = state.registers.queues.get_mut(usize::from(ring.index())) {
+                *queue = ring.state();
+            }
+        }
+        // Before others use what these have.
+        drop(handlers);
+        match self.make_handlers(&mut state) {
+            Ok(handlers) => state.phase = Phase::Paused(handlers),
+            Err(error) => self.interrupt.fail(&error),
+        }
+    }
+
+    /// Tells the observer that the routes may have changed, or who serves the queues. No lock
+    /// is held.
+    pub fn publish_routes(&self) {
         if let Some(route_observer) = &self.attach.route_observer {
             route_observer.changed(&|| self.routes());
         }
@@ -421,7 +451,7 @@ impl Function for Transport {
                 self.write_register(target.offset, value);
             }
         }
-        self.ways_changed();
+        self.publish_routes();
     }
 }
 

@@ -46,7 +46,7 @@ impl ChunkSender for QueueSender {
 }
 
 impl RemoteDevices {
-    /// The back ends of those queues of another slice's disk that this slice serves. It
+    /// The back ends of those queues of another slice's disk that this slice may serve. It
     /// has `clients` remote block clients in all.
     ///
     /// # Errors
@@ -58,7 +58,7 @@ impl RemoteDevices {
         clients: usize,
     ) -> io::Result<Vec<Option<RemoteBlock>>> {
         let client = |group| {
-            if placement.server(group) != self.number {
+            if !placement.may_serve(self.number, group) {
                 return Ok(None);
             }
             let queue = Address::new(device, group);
@@ -85,7 +85,7 @@ impl RemoteDevices {
         block: &Block,
     ) -> io::Result<()> {
         let others =
-            (0..placement.groups()).filter(|group| placement.server(*group) != self.number);
+            (0..placement.groups()).filter(|group| placement.other_server(*group).is_some());
         // A queue has as many requests as entries, and one long one in chunks.
         let most = others.count() * 2 * usize::from(QUEUE_SIZE);
         if let Some(disk) = block.disk().filter(|_| most > 0) {
@@ -131,7 +131,7 @@ impl RemoteDevices {
         reply: ChunkReply,
     ) -> Result<(), String> {
         let (replies, owner) = self.read(|table| {
-            let owner = table.placements.get(&address.device);
+            let owner = table.places.get(address.device);
             let owner = owner.map(QueuePlacement::owner);
             (table.replies.get(&address).cloned(), owner)
         });

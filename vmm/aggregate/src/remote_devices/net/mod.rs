@@ -35,7 +35,7 @@ use crate::message::device::{self, Address, DeviceMessage};
 pub use frames::{BATCH_MAX, window};
 pub use front::NetworkFront;
 pub use port::{FrameQueue, FrameSender, RemotePort};
-pub use switch::{Gone, PortKind, Switch};
+pub use switch::{Gone, PairWay, Switch};
 
 /// Sends frames between a queue pair and a network on two slices.
 struct PeerNet {
@@ -58,7 +58,7 @@ impl FrameSender for PeerNet {
 }
 
 impl RemoteDevices {
-    /// The links of those pairs of a network that this slice serves, where several slices
+    /// The links of those pairs of a network that this slice may serve, where several slices
     /// serve pairs. `link`: the network's own, if it is here. At most
     /// `window` bytes are in flight between two slices, for each pair and way.
     ///
@@ -75,7 +75,7 @@ impl RemoteDevices {
             .map(|link| self.switch(device, placement, link, window))
             .transpose()?;
         let link = |pair| {
-            if placement.server(pair) != self.number {
+            if !placement.may_serve(self.number, pair) {
                 return Ok(None);
             }
             if let Some(switch) = &switch {
@@ -92,7 +92,11 @@ impl RemoteDevices {
         (0..placement.groups()).map(link).collect()
     }
 
-    fn frame_sender(self: &Arc<Self>, pair: Address, slice: usize) -> Arc<dyn FrameSender> {
+    pub(super) fn frame_sender(
+        self: &Arc<Self>,
+        pair: Address,
+        slice: usize,
+    ) -> Arc<dyn FrameSender> {
         let remote = self.clone();
         Arc::new(PeerNet {
             pair,
@@ -109,17 +113,18 @@ impl RemoteDevices {
         link: Box<dyn Link>,
         window: usize,
     ) -> io::Result<Arc<Switch>> {
-        let kind = |pair| match placement.server(pair) {
-            slice if slice == self.number => PortKind::Local,
-            slice => PortKind::Remote(self.frame_sender(Address::new(device, pair), slice)),
+        let way = |pair| PairWay {
+            is_here: placement.server(pair) == self.number,
+            sender: (placement.other_server(pair))
+                .map(|slice| self.frame_sender(Address::new(device, pair), slice)),
         };
         let remote = self.clone();
         let gone = Box::new(move |error: &io::Error| {
             eprintln!("weft: net{device}: the network failed: {error}");
             remote.unplug(device);
         });
-        let kinds = (0..placement.groups()).map(kind).collect();
-        let switch = Switch::new(link, kinds, window, gone)?;
+        let pairs = (0..placement.groups()).map(way).collect();
+        let switch = Switch::new(link, pairs, window, gone)?;
         self.write(|table| table.switches.insert(device, switch.clone()));
         let thread = switch.clone();
         let name = format!("weft-net{device}");
@@ -137,7 +142,7 @@ impl RemoteDevices {
     /// for nothing.
     pub fn use_network(&self, device: u8, usage: Usage) {
         let (switch, owner) = self.read(|table| {
-            let owner = table.placements.get(&device).map(QueuePlacement::owner);
+            let owner = table.places.get(device).map(QueuePlacement::owner);
             (table.switches.get(&device).cloned(), owner)
         });
         match (switch, owner) {
@@ -174,7 +179,7 @@ impl RemoteDevices {
     /// The device's slice says what its driver reads now.
     pub(super) fn configure(&self, from: usize, device: u8, bytes: &[u8]) -> Result<(), String> {
         let (configuration, owner) = self.read(|table| {
-            let owner = table.placements.get(&device).map(QueuePlacement::owner);
+            let owner = table.places.get(device).map(QueuePlacement::owner);
             (table.configurations.get(&device).cloned(), owner)
         });
         let (Some(configuration), Some(transport)) = (configuration, self.transport(device)) else {
@@ -192,10 +197,15 @@ impl RemoteDevices {
     /// is on slice `from`.
     fn frame_end(&self, from: usize, pair: Address) -> Result<FrameEnd, String> {
         self.read(|table| {
-            let placement = table.placements.get(&pair.device);
+            let placement = table.places.get(pair.device);
             let far = |placement: &QueuePlacement| match placement.owner() {
                 owner if owner == self.number => placement.server(pair.index()),
                 owner => owner,
+            };
+            // It gives back what it got for a pair that went from there to here.
+            let returns = |placement: &QueuePlacement| {
+                let server = placement.server(pair.index());
+                server == self.number && placement.other_server(pair.index()) == Some(from)
             };
             let switch = table
                 .switches
@@ -203,6 +213,10 @@ impl RemoteDevices {
                 .cloned()
                 .map(FrameEnd::Switch);
             let queue = || table.frames.get(&pair).cloned().map(FrameEnd::Queue);
+            if let (Some(FrameEnd::Switch(switch)), Some(true)) = (&switch, placement.map(returns))
+            {
+                return Ok(FrameEnd::Back(switch.clone()));
+            }
             match switch.or_else(queue) {
                 Some(end) if placement.map(far) == Some(from) => Ok(end),
                 _ => Err("it sends frames to a node without a queue pair".into()),
@@ -219,6 +233,7 @@ impl RemoteDevices {
     ) -> Result<(), String> {
         match self.frame_end(from, pair)? {
             FrameEnd::Switch(switch) => switch.put(pair.index(), &batch),
+            FrameEnd::Back(switch) => switch.take_back(pair.index(), &batch),
             FrameEnd::Queue(queue) => queue.put(batch.into_owned()),
         }
     }
@@ -231,7 +246,7 @@ impl RemoteDevices {
         bytes: u64,
     ) -> Result<(), String> {
         match self.frame_end(from, pair)? {
-            FrameEnd::Switch(switch) => switch.taken(pair.index(), bytes),
+            FrameEnd::Switch(switch) | FrameEnd::Back(switch) => switch.taken(pair.index(), bytes),
             FrameEnd::Queue(queue) => queue.taken(bytes),
         }
     }
@@ -240,5 +255,7 @@ impl RemoteDevices {
 /// One end of the connection between a pair and its network.
 enum FrameEnd {
     Switch(Arc<Switch>),
+    /// Of a pair that is served here now.
+    Back(Arc<Switch>),
     Queue(Arc<FrameQueue>),
 }

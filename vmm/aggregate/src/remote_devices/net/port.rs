@@ -28,6 +28,10 @@ pub trait FrameSender: Send + Sync {
 }
 
 struct Received {
+    /// How often the way began anew.
+    beginnings: u64,
+    /// Frames that were received before and given back; they count no more.
+    given_back: VecDeque<Vec<u8>>,
     batches: VecDeque<Vec<u8>>,
     debt: Debt,
     credit: Credit,
@@ -35,8 +39,22 @@ struct Received {
     blocked: bool,
 }
 
+impl Received {
+    fn new(window: usize, beginnings: u64) -> Self {
+        Self {
+            beginnings,
+            given_back: VecDeque::new(),
+            batches: VecDeque::new(),
+            debt: Debt::new(window),
+            credit: Credit::new(window),
+            blocked: false,
+        }
+    }
+}
+
 /// The frames that a link's thread received for a pair's thread.
 pub struct FrameQueue {
+    window: usize,
     state: Mutex<Received>,
     arrived: EventFd,
     /// The handle of the thread that serves the pair.
@@ -50,12 +68,8 @@ impl FrameQueue {
     /// No descriptors left.
     pub fn new(window: usize) -> io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
-            state: Mutex::new(Received {
-                batches: VecDeque::new(),
-                debt: Debt::new(window),
-                credit: Credit::new(window),
-                blocked: false,
-            }),
+            window,
+            state: Mutex::new(Received::new(window, 0)),
             arrived: EventFd::new(EFD_NONBLOCK)?,
             inline_handler: Mutex::default(),
         }))
@@ -94,6 +108,20 @@ impl FrameQueue {
         Ok(())
     }
 
+    /// The pair, which stands, goes to another slice or comes from there: both ends of the way
+    /// count anew. Returns the batches that the guest has not got.
+    pub fn begin_anew(&self) -> Vec<Vec<u8>> {
+        let mut state = lock(&self.state);
+        let new = Received::new(self.window, state.beginnings + 1);
+        let before = std::mem::replace(&mut *state, new);
+        let given_back = before.given_back.into_iter().map(|frame| {
+            let mut batch = Vec::new();
+            frames::add(&mut batch, &frame);
+            batch
+        });
+        given_back.chain(before.batches).collect()
+    }
+
     fn wake(&self) {
         // A full counter wakes as well.
         let _ = self.arrived.write(1);
@@ -107,6 +135,8 @@ pub struct RemotePort {
     /// The batch whose frames are being given to the driver, and how far.
     current: Vec<u8>,
     at: usize,
+    /// As the queue's, when the batch was taken.
+    beginnings: u64,
     /// Frames of the driver that were not sent yet.
     batch: Batch,
 }
@@ -119,6 +149,7 @@ impl RemotePort {
             queue,
             current: Vec::new(),
             at: 0,
+            beginnings: 0,
             batch: Batch::new(),
         }
     }
@@ -147,12 +178,22 @@ impl Link for RemotePort {
     }
 
     fn receive(&mut self, frame: &mut [u8]) -> io::Result<Option<usize>> {
-        if self.at >= self.current.len() {
-            let Some(next) = lock(&self.queue.state).batches.pop_front() else {
+        let mut state = lock(&self.queue.state);
+        if let Some(found) = state.given_back.pop_front() {
+            if let Some(room) = frame.get_mut(..found.len()) {
+                room.copy_from_slice(&found);
+            }
+            return Ok(Some(found.len()));
+        }
+        if self.at >= self.current.len() || self.beginnings != state.beginnings {
+            self.beginnings = state.beginnings;
+            (self.current, self.at) = (Vec::new(), 0);
+            let Some(next) = state.batches.pop_front() else {
                 return Ok(None);
             };
-            (self.current, self.at) = (next, 0);
+            self.current = next;
         }
+        drop(state);
         let mut rest = &self.current[self.at..];
         let before = rest.len();
         // It was checked when it came.
@@ -188,6 +229,21 @@ impl Link for RemotePort {
 
     fn finish(&mut self) {
         self.send_batch();
+    }
+
+    fn give_back(&mut self, frame: Option<&[u8]>) -> bool {
+        let mut state = lock(&self.queue.state);
+        // What is left of the batch counts still.
+        let current = std::mem::take(&mut self.current);
+        let rest = current.get(self.at..).unwrap_or_default();
+        if !rest.is_empty() && self.beginnings == state.beginnings {
+            state.batches.push_front(rest.to_vec());
+        }
+        self.at = 0;
+        if let Some(frame) = frame {
+            state.given_back.push_front(frame.to_vec());
+        }
+        true
     }
 
     fn set_inline_handler(&mut self, handler: InlineHandler) {

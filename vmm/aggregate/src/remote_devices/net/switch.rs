@@ -46,12 +46,12 @@ const LOOK_MS: i32 = 500;
 const WAKE: u64 = 0;
 const LINK: u64 = 1;
 
-/// Where a pair is served.
-pub enum PortKind {
-    /// On this slice.
-    Local,
-    /// On another slice.
-    Remote(Arc<dyn FrameSender>),
+/// How a pair reaches the switch.
+pub struct PairWay {
+    /// It is served on this slice.
+    pub is_here: bool,
+    /// To the other slice that may serve it.
+    pub sender: Option<Arc<dyn FrameSender>>,
 }
 
 /// Is called with the reason when the link is gone.
@@ -61,8 +61,9 @@ pub type Gone = Box<dyn Fn(&io::Error) + Send + Sync>;
 struct Uplink {
     link: Box<dyn Link>,
     steering: Steering,
-    /// Frames of other slices' pairs that the link did not take, by port.
-    waiting: VecDeque<(u16, Vec<u8>)>,
+    /// Frames of other slices' pairs that the link did not take, and the port whose slice
+    /// waits to hear that it did.
+    waiting: VecDeque<(Option<u16>, Vec<u8>)>,
     usage: Usage,
     /// The link was not told of it yet.
     news: bool,
@@ -74,6 +75,8 @@ struct Uplink {
 struct LocalPort {
     frames: VecDeque<Vec<u8>>,
     bytes: usize,
+    /// The first of them came back from another slice.
+    returned: usize,
     /// Its server has not heard of the last ones.
     news: bool,
     /// The pair waits until the link takes more.
@@ -83,6 +86,8 @@ struct LocalPort {
 
 /// Frames for a pair that another slice serves.
 struct PeerPort {
+    /// It serves it now. Otherwise nothing is sent.
+    is_served: bool,
     /// Batches that were not sent yet; the last may grow.
     batches: VecDeque<Vec<u8>>,
     bytes: usize,
@@ -90,20 +95,65 @@ struct PeerPort {
     debt: Debt,
 }
 
-enum Port {
-    Local {
-        local: Mutex<LocalPort>,
-        arrived: EventFd,
-    },
-    Remote {
-        peer: Mutex<PeerPort>,
-        sender: Arc<dyn FrameSender>,
-    },
+impl PeerPort {
+    fn new(window: usize, is_served: bool) -> Self {
+        Self {
+            is_served,
+            batches: VecDeque::new(),
+            bytes: 0,
+            credit: Credit::new(window),
+            debt: Debt::new(window),
+        }
+    }
+}
+
+struct HerePort {
+    local: Mutex<LocalPort>,
+    arrived: EventFd,
+}
+
+struct FarPort {
+    peer: Mutex<PeerPort>,
+    sender: Arc<dyn FrameSender>,
+}
+
+/// Both ways of a pair, of which it uses one.
+struct Port {
+    here: HerePort,
+    far: Option<FarPort>,
+    is_here: AtomicBool,
+}
+
+impl Port {
+    fn new(way: PairWay, window: usize) -> io::Result<Self> {
+        let is_served = !way.is_here;
+        Ok(Self {
+            here: HerePort {
+                local: Mutex::default(),
+                arrived: EventFd::new(EFD_NONBLOCK)?,
+            },
+            far: way.sender.map(|sender| FarPort {
+                peer: Mutex::new(PeerPort::new(window, is_served)),
+                sender,
+            }),
+            is_here: AtomicBool::new(way.is_here),
+        })
+    }
+
+    fn is_here(&self) -> bool {
+        self.is_here.load(Ordering::SeqCst)
+    }
+
+    /// The way to the slice that serves the pair, if that is another one.
+    fn far(&self) -> Option<&FarPort> {
+        self.far.as_ref().filter(|_| !self.is_here())
+    }
 }
 
 pub struct Switch {
     uplink: Mutex<Uplink>,
     ports: Vec<Port>,
+    window: usize,
     wake: EventFd,
     over: AtomicBool,
     gone: Gone,
@@ -117,27 +167,11 @@ impl Switch {
     /// No descriptors left.
     pub fn new(
         link: Box<dyn Link>,
-        kinds: Vec<PortKind>,
+        pairs: Vec<PairWay>,
         window: usize,
         gone: Gone,
     ) -> io::Result<Arc<Self>> {
-        let port = |place| {
-            Ok(match place {
-                PortKind::Local => Port::Local {
-                    local: Mutex::default(),
-                    arrived: EventFd::new(EFD_NONBLOCK)?,
-                },
-                PortKind::Remote(sender) => Port::Remote {
-                    peer: Mutex::new(PeerPort {
-                        batches: VecDeque::new(),
-                        bytes: 0,
-                        credit: Credit::new(window),
-                        debt: Debt::new(window),
-                    }),
-                    sender,
-                },
-            })
-        };
+        let port = |way| Port::new(way, window);
         Ok(Arc::new(Self {
             uplink: Mutex::new(Uplink {
                 link,
@@ -147,7 +181,8 @@ impl Switch {
                 news: false,
                 down: false,
             }),
-            ports: kinds.into_iter().map(port).collect::<io::Result<_>>()?,
+            ports: pairs.into_iter().map(port).collect::<io::Result<_>>()?,
+            window,
             wake: EventFd::new(EFD_NONBLOCK)?,
             over: AtomicBool::new(false),
             gone,
@@ -161,6 +196,55 @@ impl Switch {
             pair,
             frame: vec![0; HEADER + FRAME_MAX].into(),
         })
+    }
+
+    /// A pair is served here from now on, or else on its other slice. The pair stands, and
+    /// nothing of it is on its way from there. What waits for it goes along.
+    pub fn serve(&self, pair: u16, here: bool) {
+        let Some(port) = self.ports.get(usize::from(pair)) else {
+            return;
+        };
+        // What the link takes of the other slice's frames later is not reported any more.
+        for (owed, _) in &mut lock(&self.uplink).waiting {
+            *owed = owed.filter(|owed| *owed != pair);
+        }
+        let mut waiting: VecDeque<Vec<u8>> = VecDeque::new();
+        {
+            let mut local = lock(&port.here.local);
+            waiting.append(&mut local.frames);
+            (local.bytes, local.returned) = (0, 0);
+        }
+        if let Some(far) = &port.far {
+            let mut peer = lock(&far.peer);
+            let before = std::mem::replace(&mut *peer, PeerPort::new(self.window, !here));
+            drop(peer);
+            for batch in &before.batches {
+                let mut rest = &batch[..];
+                waiting.extend(std::iter::from_fn(|| frames::next(&mut rest)).map(<[u8]>::to_vec));
+            }
+        }
+        port.is_here.store(here, Ordering::SeqCst);
+        for frame in waiting {
+            self.queue(pair, &frame);
+        }
+        self.wake();
+    }
+
+    /// Frames for a pair that came here from another slice, which had them and did not give
+    /// them to the guest. They are older than what waits here.
+    ///
+    /// # Errors
+    /// They are malformed.
+    pub fn take_back(&self, pair: u16, batch: &[u8]) -> Result<(), String> {
+        frames::check(batch)?;
+        let mut rest = batch;
+        let returned = std::iter::from_fn(|| frames::next(&mut rest)).map(<[u8]>::to_vec);
+        let returned: Vec<Vec<u8>> = returned.collect();
+        if let Some(port) = self.ports.get(usize::from(pair)) {
+            port.here.queue_first(returned);
+        }
+        self.wake();
+        Ok(())
     }
 
     /// The driver uses this from now on. Waits for nothing.
@@ -181,17 +265,15 @@ impl Switch {
     /// Drops what waits for pairs: it was for a driver that is gone.
     fn forget(&self) {
         for port in &self.ports {
-            match port {
-                Port::Local { local, .. } => {
-                    let mut local = lock(local);
-                    local.frames.clear();
-                    local.bytes = 0;
-                }
-                Port::Remote { peer, .. } => {
-                    let mut peer = lock(peer);
-                    peer.batches.clear();
-                    peer.bytes = 0;
-                }
+            {
+                let mut local = lock(&port.here.local);
+                local.frames.clear();
+                (local.bytes, local.returned) = (0, 0);
+            }
+            if let Some(far) = &port.far {
+                let mut peer = lock(&far.peer);
+                peer.batches.clear();
+                peer.bytes = 0;
             }
         }
     }
@@ -214,25 +296,25 @@ impl Switch {
     /// They are malformed, or too many, or of an unknown pair.
     pub fn put(&self, pair: u16, batch: &[u8]) -> Result<(), String> {
         frames::check(batch)?;
-        let Some(Port::Remote { peer, sender }) = self.ports.get(usize::from(pair)) else {
+        let Some(far) = self.far(pair) else {
             return Err(format!(
                 "it sent frames of pair {pair}, which another slice serves"
             ));
         };
-        lock(peer).debt.receive(batch.len())?;
+        lock(&far.peer).debt.receive(batch.len())?;
         let mut rest = batch;
         let mut uplink = lock(&self.uplink);
         let mut sent = 0;
         while let Some(frame) = frames::next(&mut rest) {
             uplink.steering.transmitted(frame, pair);
             if !uplink.waiting.is_empty() || !self.transmit(&mut uplink, frame) {
-                uplink.waiting.push_back((pair, frame.to_vec()));
+                uplink.waiting.push_back((Some(pair), frame.to_vec()));
                 continue;
             }
             sent += cost(frame.len());
         }
         drop(uplink);
-        done_with(peer, sender, sent);
+        far.done_with(sent);
         Ok(())
     }
 
@@ -241,15 +323,20 @@ impl Switch {
     /// # Errors
     /// It never got them, or the pair is not there.
     pub fn taken(&self, pair: u16, bytes: u64) -> Result<(), String> {
-        let Some(Port::Remote { peer, sender }) = self.ports.get(usize::from(pair)) else {
+        let Some(far) = self.far(pair) else {
             return Err(format!(
                 "it acknowledged frames of pair {pair}, which another slice \
             serves"
             ));
         };
-        lock(peer).credit.taken(bytes)?;
-        send_on(peer, sender);
+        lock(&far.peer).credit.taken(bytes)?;
+        far.send_on();
         Ok(())
+    }
+
+    /// The way to the other slice that serves a pair.
+    fn far(&self, pair: u16) -> Option<&FarPort> {
+        self.ports.get(usize::from(pair)).and_then(Port::far)
     }
 
     /// Gives a frame to the link; false when it takes none for now.
@@ -310,7 +397,7 @@ impl Switch {
     }
 
     /// Tells the link what the driver uses, and gives it what waits.
-    fn flush(&self) {
+    pub(crate) fn flush(&self) {
         let mut uplink = lock(&self.uplink);
         let uplink = &mut *uplink;
         if std::mem::take(&mut uplink.news) && uplink.usage.pairs > 0 {
@@ -329,16 +416,14 @@ impl Switch {
                 uplink.waiting.push_front((pair, frame));
                 return;
             }
-            if let Some(Port::Remote { peer, sender }) = self.ports.get(usize::from(pair)) {
-                done_with(peer, sender, cost(frame.len()));
+            if let Some(far) = pair.and_then(|pair| self.far(pair)) {
+                far.done_with(cost(frame.len()));
             }
         }
         for port in &self.ports {
-            if let Port::Local { local, arrived } = port
-                && std::mem::take(&mut lock(local).blocked)
-            {
+            if std::mem::take(&mut lock(&port.here.local).blocked) {
                 // A full counter wakes as well.
-                let _ = arrived.write(1);
+                let _ = port.here.arrived.write(1);
             }
         }
     }
@@ -373,89 +458,123 @@ impl Switch {
                 self.queue(pair, &frame[..length]);
             }
         }
-        for port in &self.ports {
-            match port {
-                Port::Local { local, arrived } => hand_over(local, arrived),
-                Port::Remote { peer, sender } => send_on(peer, sender),
-            }
-        }
+        self.pass_on();
         more
     }
 
+    /// Has pairs take what waits for them.
+    pub(crate) fn pass_on(&self) {
+        for port in &self.ports {
+            match port.far() {
+                None => port.here.hand_over(),
+                Some(far) => far.send_on(),
+            }
+        }
+    }
+
     /// Puts a frame where its pair gets it from, if there is room.
-    fn queue(&self, pair: u16, frame: &[u8]) {
-        match self.ports.get(usize::from(pair)) {
-            None => {}
-            Some(Port::Local { local, .. }) => {
-                let mut local = lock(local);
-                if local.bytes + frame.len() > QUEUE_MAX {
-                    return;
-                }
-                local.bytes += frame.len();
-                local.frames.push_back(frame.to_vec());
-                local.news = true;
-            }
-            Some(Port::Remote { peer, sender }) => {
-                let mut state = lock(peer);
-                let bytes = cost(frame.len());
-                if state.bytes + bytes > QUEUE_MAX {
-                    return;
-                }
-                state.bytes += bytes;
-                let fits = |batch: &Vec<u8>| batch.len() + bytes <= BATCH_MAX;
-                if !state.batches.back().is_some_and(fits) {
-                    state.batches.push_back(Vec::new());
-                }
-                if let Some(batch) = state.batches.back_mut() {
-                    frames::add(batch, frame);
-                }
-                let several = state.batches.len() > 1;
-                drop(state);
-                if several {
-                    send_on(peer, sender);
-                }
-            }
+    pub(crate) fn queue(&self, pair: u16, frame: &[u8]) {
+        let Some(port) = self.ports.get(usize::from(pair)) else {
+            return;
+        };
+        match port.far() {
+            None => port.here.queue(frame),
+            Some(far) => far.queue(frame),
         }
     }
 }
 
-/// The pair takes the frames on this thread, where that needs no waiting, or on its own.
-fn hand_over(local: &Mutex<LocalPort>, arrived: &EventFd) {
-    let inline_handler = {
-        let mut local = lock(local);
-        if !std::mem::take(&mut local.news) {
+impl HerePort {
+    /// Has a frame wait for the pair, if there is room.
+    fn queue(&self, frame: &[u8]) {
+        let mut local = lock(&self.local);
+        if local.bytes + frame.len() > QUEUE_MAX {
             return;
         }
-        local.inline_handler.clone()
-    };
-    if !inline_handler.is_some_and(|handler| handler.work(Cause::Ready(0))) {
-        // A full counter wakes as well.
-        let _ = arrived.write(1);
+        local.bytes += frame.len();
+        local.frames.push_back(frame.to_vec());
+        local.news = true;
     }
-}
 
-/// Sends batches, as many as may be under way. Under the lock, which keeps their
-/// order; it never waits for the peer.
-fn send_on(peer: &Mutex<PeerPort>, sender: &Arc<dyn FrameSender>) {
-    let mut peer = lock(peer);
-    while let Some(batch) = peer.batches.front() {
-        let bytes = batch.len();
-        if !peer.credit.has_room(bytes) {
+    /// Puts frames before those that wait, if there is room.
+    fn queue_first(&self, frames: Vec<Vec<u8>>) {
+        let mut local = lock(&self.local);
+        let bytes: usize = frames.iter().map(Vec::len).sum();
+        let first = local.returned;
+        if local.bytes + bytes > QUEUE_MAX || first > local.frames.len() {
             return;
         }
-        if let Some(batch) = peer.batches.pop_front() {
-            peer.credit.send(bytes);
-            peer.bytes -= bytes;
-            sender.frames(&batch);
+        local.bytes += bytes;
+        local.returned += frames.len();
+        for (at, frame) in (first..).zip(frames) {
+            local.frames.insert(at, frame);
+        }
+        local.news = true;
+    }
+
+    /// The pair takes the frames on this thread, where that needs no waiting, or on its own.
+    fn hand_over(&self) {
+        let inline_handler = {
+            let mut local = lock(&self.local);
+            if !std::mem::take(&mut local.news) {
+                return;
+            }
+            local.inline_handler.clone()
+        };
+        if !inline_handler.is_some_and(|handler| handler.work(Cause::Ready(0))) {
+            // A full counter wakes as well.
+            let _ = self.arrived.write(1);
         }
     }
 }
 
-/// The link has sent this many bytes of a slice's frames, which makes room.
-fn done_with(peer: &Mutex<PeerPort>, sender: &Arc<dyn FrameSender>, bytes: usize) {
-    let taken = lock(peer).debt.take(bytes);
-    if let Some(bytes) = taken {
-        sender.taken(bytes);
+impl FarPort {
+    /// Has a frame wait for the pair, if there is room.
+    fn queue(&self, frame: &[u8]) {
+        let mut peer = lock(&self.peer);
+        let bytes = cost(frame.len());
+        if !peer.is_served || peer.bytes + bytes > QUEUE_MAX {
+            return;
+        }
+        peer.bytes += bytes;
+        let fits = |batch: &Vec<u8>| batch.len() + bytes <= BATCH_MAX;
+        if !peer.batches.back().is_some_and(fits) {
+            peer.batches.push_back(Vec::new());
+        }
+        if let Some(batch) = peer.batches.back_mut() {
+            frames::add(batch, frame);
+        }
+        let several = peer.batches.len() > 1;
+        drop(peer);
+        if several {
+            self.send_on();
+        }
+    }
+
+    /// Sends batches, as many as may be under way. Under the lock, which keeps their
+    /// order; it never waits for the peer.
+    fn send_on(&self) {
+        let mut peer = lock(&self.peer);
+        while let Some(batch) = peer.batches.front().filter(|_| peer.is_served) {
+            let bytes = batch.len();
+            if !peer.credit.has_room(bytes) {
+                return;
+            }
+            if let Some(batch) = peer.batches.pop_front() {
+                peer.credit.send(bytes);
+                peer.bytes -= bytes;
+                self.sender.frames(&batch);
+            }
+        }
+    }
+
+    /// The link has sent this many bytes of the slice's frames, which makes room. It is told
+    /// under the lock, so that it hears of none once it serves the pair no more.
+    fn done_with(&self, bytes: usize) {
+        let mut peer = lock(&self.peer);
+        if let Some(bytes) = peer.debt.take(bytes).filter(|_| peer.is_served) {
+            self.sender.taken(bytes);
+        }
     }
 }
 
@@ -467,29 +586,28 @@ struct PortLink {
 }
 
 impl PortLink {
-    /// Its side of the port: none where the pair is served elsewhere.
-    fn local(&self) -> Option<(&Mutex<LocalPort>, &EventFd)> {
-        match self.switch.ports.get(usize::from(self.pair)) {
-            Some(Port::Local { local, arrived }) => Some((local, arrived)),
-            _ => None,
-        }
+    /// Its side of the port.
+    fn here(&self) -> Option<&HerePort> {
+        let port = self.switch.ports.get(usize::from(self.pair));
+        port.map(|port| &port.here)
     }
 }
 
 impl Link for PortLink {
     fn descriptor(&self) -> RawFd {
-        self.local().map_or(-1, |(_, arrived)| arrived.as_raw_fd())
+        self.here().map_or(-1, |here| here.arrived.as_raw_fd())
     }
 
     fn receive(&mut self, frame: &mut [u8]) -> io::Result<Option<usize>> {
-        let Some((local, _)) = self.local() else {
+        let Some(here) = self.here() else {
             return Ok(None);
         };
-        let mut local = lock(local);
+        let mut local = lock(&here.local);
         let Some(found) = local.frames.pop_front() else {
             return Ok(None);
         };
         local.bytes -= found.len();
+        local.returned = local.returned.saturating_sub(1);
         drop(local);
         if let Some(room) = frame.get_mut(..found.len()) {
             room.copy_from_slice(&found);
@@ -509,15 +627,24 @@ impl Link for PortLink {
             return Ok(());
         }
         // Under the uplink's lock, so that the thread which finds room sees it.
-        if let Some((local, _)) = self.local() {
-            lock(local).blocked = true;
+        if let Some(here) = self.here() {
+            lock(&here.local).blocked = true;
         }
         Err(ErrorKind::WouldBlock.into())
     }
 
+    fn give_back(&mut self, frame: Option<&[u8]>) -> bool {
+        if let (Some(here), Some(frame)) = (self.here(), frame) {
+            let mut local = lock(&here.local);
+            local.bytes += frame.len();
+            local.frames.push_front(frame.to_vec());
+        }
+        true
+    }
+
     fn set_inline_handler(&mut self, handler: InlineHandler) {
-        if let Some((local, _)) = self.local() {
-            lock(local).inline_handler = Some(handler);
+        if let Some(here) = self.here() {
+            lock(&here.local).inline_handler = Some(handler);
         }
     }
 }

@@ -208,6 +208,20 @@ fn a_pause_loses_nothing_and_a_reset_ends_all() {
 /// device is paused now and then and the other slice wants the pages of the rings.
 #[test]
 fn requests_at_once_end_whole_and_once() {
+    requests_at_once(4, &mut |rig, _| {
+        rig.transport.pause(PATIENCE).unwrap();
+        rig.transport.resume();
+    });
+}
+
+/// The same, while the queue goes to the disk's slice and back.
+#[test]
+fn requests_end_once_wherever_their_queue_goes() {
+    requests_at_once(1, &mut |rig, times| rig.move_queue(1, 1 - times % 2));
+}
+
+/// Does `meanwhile` each `every` rounds, with requests under way.
+fn requests_at_once(every: u8, meanwhile: &mut dyn FnMut(&DiskRig, usize)) {
     const SIZES: [usize; 8] = [512, 4096, 65_536, 1024, 70_144, 4096, 16_384, 140_288];
     let rig = DiskRig::new(0, DataPath::Bypass, Duration::ZERO);
     let (driver, queues) = rig.started();
@@ -225,6 +239,7 @@ fn requests_at_once_end_whole_and_once() {
         })
         .collect();
     let (reads, writes) = chains.split_at(SIZES.len());
+    let mut times = 0;
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !over.load(Ordering::SeqCst) {
@@ -250,9 +265,9 @@ fn requests_at_once_end_whole_and_once() {
                     }
                 }
                 other.kick(1);
-                if round % 4 == 0 {
-                    rig.transport.pause(PATIENCE).unwrap();
-                    rig.transport.resume();
+                if round % every == 0 {
+                    times += 1;
+                    meanwhile(&rig, times);
                 }
                 let mut ended: Vec<u32> = group.iter().map(|_| other.wait_used(1).0).collect();
                 heads.sort_unstable();
@@ -316,6 +331,56 @@ fn masked_messages_wait_on_the_primary() {
         assert!(rig.far.wait(2), "round {round}");
         assert_eq!(rig.machines[0].messages.count(2), 0, "round {round}");
     }
+    drop((driver, other));
+    rig.end();
+}
+
+/// The slice that serves the queue sends its interrupts, by the route of the moment.
+#[test]
+fn interrupts_come_from_wherever_the_queue_went() {
+    let rig = DiskRig::new(0, DataPath::Bypass, Duration::from_micros(100));
+    let (driver, queues) = rig.started();
+    let mut other = rig.other(queues);
+    let machine = &rig.machines[1];
+    let data = buffer(machine, &[0; 512], true);
+    let entry = driver.bar(2) + 16 * 2;
+    for round in 0..30_u32 {
+        // Slice 1 serves it in even rounds. It missed what changed while it did not.
+        let here = usize::from(round % 2 == 0);
+        if round > 0 {
+            rig.move_queue(1, here);
+        }
+        let word = 0x40 + round;
+        machine.mmio.write(entry + 8, &word.to_le_bytes());
+        other.rearm(1);
+        assert_eq!(ask(&mut other, machine, 1, (0, 0), &[data]), 0);
+        let sinks = [&rig.machines[0].messages, &rig.far];
+        assert!(sinks[here].wait(word as usize), "round {round}");
+        assert_eq!(sinks[1 - here].count(word as usize), 0, "round {round}");
+    }
+    drop((driver, other));
+    rig.end();
+}
+
+/// A queue that is served is not given away, and none goes where it cannot be served.
+#[test]
+fn a_queue_that_cannot_go_stays() {
+    let rig = DiskRig::new(0, DataPath::Bypass, Duration::ZERO);
+    let (driver, queues) = rig.started();
+    let mut other = rig.other(queues);
+    let check = |slice: usize, servers: Vec<usize>| {
+        let remote = rig.slices[slice].remote_devices();
+        remote.place_queues(1, &[(0, servers)].into()).unwrap_err()
+    };
+    assert!(check(0, vec![0, 0]).contains("not paused"));
+    // It serves the queue when it has answered.
+    every_request(&rig, &mut other, 1);
+    assert!(check(1, vec![0, 0]).contains("is served still"));
+    rig.transport.pause(PATIENCE).unwrap();
+    assert!(check(0, vec![1, 1]).contains("node 1 cannot serve queue 0"));
+    rig.transport.resume();
+    let data = buffer(&rig.machines[1], &[0; 512], true);
+    assert_eq!(ask(&mut other, &rig.machines[1], 1, (0, 0), &[data]), 0);
     drop((driver, other));
     rig.end();
 }
@@ -384,6 +449,8 @@ fn a_reply_without_a_request_ends_the_machine() {
 fn only_the_slice_that_serves_a_queue_reports_on_it() {
     is_lost_for(1, 0, DeviceMessage::Used, "another node serves");
     is_lost_for(0, 1, DeviceMessage::Used, "another node serves");
+    let stopped = || DeviceMessage::Stopped(b"[]".to_vec());
+    is_lost_for(1, 0, stopped(), "another node serves");
     for (from, queue) in [(0, 0), (1, 1)] {
         is_lost_for(from, queue, DeviceMessage::Kick, "another node serves");
     }

@@ -19,6 +19,8 @@ use weft_virtio::{Attach, VirtioDevice};
 use weft_wire::halves::{self, HalvesConfig, Receiver, Sender};
 
 use super::*;
+use crate::commands::{SliceCommand, SliceReply};
+use crate::queue_moves::move_queues;
 use crate::vcpu_moves::double::SiteDouble;
 use crate::{Placement, Slice, SliceLinks, SliceOptions, SliceWiring};
 
@@ -138,7 +140,8 @@ impl Rig {
             let remote = slice.remote_devices().clone();
             if number == 0 {
                 let route_observer = Some(remote.route_publisher(0));
-                let device = PartitionedDevice::new(device, 0, placement, remote.clone()).unwrap();
+                let groups = placement.groups();
+                let device = PartitionedDevice::new(device, 0, groups, remote.clone()).unwrap();
                 let attach = Attach {
                     memory,
                     observer: None,
@@ -193,6 +196,40 @@ impl Rig {
         let mut driver = Driver::find(&self.machines[1], self.transport.slot());
         driver.adopt(queues);
         driver
+    }
+
+    /// Queue `group` is served on slice `to` from now on. The device is paused meanwhile, and no
+    /// message of slice 1 is on its way.
+    fn move_queue(&self, group: usize, to: usize) {
+        self.transport.pause(PATIENCE).unwrap();
+        let driver = Driver::find(&self.machines[1], self.transport.slot());
+        driver.device(0, &mut [0; 2]);
+        let of = |slice: usize| self.slices[slice].remote_devices();
+        let (epoch, from) = of(0).queue_servers();
+        let mut servers = from.clone();
+        servers.get_mut(&0).unwrap()[group] = to;
+        let went = move_queues(
+            (epoch, &from),
+            &servers,
+            &[0, 1].into(),
+            &mut |slice, command| {
+                match command {
+                    SliceCommand::CheckQueues { epoch, servers } => {
+                        of(slice).check_queues(*epoch, servers)?;
+                    }
+                    SliceCommand::PlaceQueues { epoch, servers } => {
+                        of(slice).place_queues(*epoch, servers)?;
+                    }
+                    // The next register access of slice 1 is behind what it sent.
+                    SliceCommand::Settle => driver.device(0, &mut [0; 2]),
+                    other => panic!("{other:?}"),
+                }
+                Ok(SliceReply::Done)
+            },
+        );
+        assert_eq!(went, Ok(epoch + 1));
+        of(0).publish_routes();
+        self.transport.resume();
     }
 
     /// What slices said of one another so far.

@@ -81,7 +81,7 @@ pub(super) fn read(judge: &Judge, environment: &mut dyn Environment) {
 }
 
 /// Waits until it is so.
-fn wait(what: &str, is_so: impl Fn() -> bool) {
+pub(super) fn wait(what: &str, is_so: impl Fn() -> bool) {
     let until = Instant::now() + PATIENCE;
     while !is_so() {
         assert!(Instant::now() < until, "{what}");
