@@ -81,8 +81,6 @@ pub(super) enum Mutant {
     RestPinned,
     /// Goes on with evictions while it rests.
     RestEvicts,
-    /// Goes on with prefetches.
-    RestPrefetches,
     /// Goes on with its drain.
     RestDrains,
     /// Goes on with its pre-copy.

@@ -154,8 +154,7 @@ impl<T: Tables, B> Controller<T, B> {
             self.prefetches.queued.clear();
         }
         let few = under_way < self.prefetches.limit || self.is(Mutant::PrefetchAllAtOnce);
-        let held = self.prefetches.held && !self.is(Mutant::PrefetchWhileHeld)
-            || self.rests() && !self.is(Mutant::RestPrefetches);
+        let held = self.prefetches.held && !self.is(Mutant::PrefetchWhileHeld) || self.rests();
         few && !held && (!self.any_waits() || self.is(Mutant::PrefetchFirst))
     }
 

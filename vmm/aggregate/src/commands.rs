@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::membership::Step;
 use crate::message::SliceMessage;
-use crate::relocation::{Cursor, RelocatedPages};
 use crate::remote_devices::Servers;
 use crate::{COMMAND_WAIT, PRIMARY, Slice, describe_now};
 use weft_coherent_memory::{SliceFaults, SlicePages};
@@ -271,6 +270,20 @@ pub struct DrainShare {
     /// Pages that it may be handed.
     pub pages: u64,
 }
+
+/// Consecutive pages that go to another slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RelocatedPages {
+    pub first: u64,
+    pub count: u64,
+    /// The slice that owns and manages them then.
+    pub to: usize,
+    /// That slice has their bytes; otherwise nobody touched them.
+    pub has_bytes: bool,
+}
+
+/// The place where a source goes on with its list: with bytes or without, and the page.
+pub type Cursor = (bool, u64);
 
 /// How far a drain is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

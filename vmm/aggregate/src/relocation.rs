@@ -12,28 +12,16 @@
 
 use std::sync::Mutex;
 
-use serde::{Deserialize, Serialize};
 use weft_coherent_memory::{DrainTarget, RelocatedRun, RelocationCursor};
 use weft_confine::lock;
 use weft_dsm::NodeId;
 
-use super::commands::{DrainShare, SliceCommand, SliceReply};
+use super::commands::{Cursor, DrainShare, RelocatedPages, SliceCommand, SliceReply};
 use super::membership::ChangeError;
 use super::{COMMAND_WAIT, Slice};
 
 /// Runs of pages in one command: less than the longest frame.
 const RUNS_MAX: usize = 500;
-
-/// Consecutive pages that go to another slice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RelocatedPages {
-    pub first: u64,
-    pub count: u64,
-    /// The slice that owns and manages them then.
-    pub to: usize,
-    /// That slice has their bytes; otherwise nobody touched them.
-    pub has_bytes: bool,
-}
 
 impl From<&RelocatedPages> for RelocatedRun {
     fn from(pages: &RelocatedPages) -> Self {
@@ -57,8 +45,8 @@ impl From<RelocatedRun> for RelocatedPages {
     }
 }
 
-/// The place where a source goes on with its list: with bytes or without, and the page.
-pub type Cursor = (bool, u64);
+/// The cursor with which a source looks for the first part of its list.
+const BEGIN: Cursor = (true, 0);
 
 /// The list that a slice has been told so far.
 #[derive(Default)]
@@ -66,6 +54,8 @@ pub(super) struct Plan {
     from: usize,
     runs: Vec<RelocatedRun>,
     is_checked: bool,
+    /// On the source: what it found at this rest. It need not look at these pages again.
+    found: Vec<RelocatedRun>,
 }
 
 /// A slice's part in a relocation.
@@ -132,7 +122,7 @@ impl Slice {
         shares: &mut [DrainShare],
     ) -> Result<Vec<RelocatedPages>, String> {
         let mut all = Vec::new();
-        let mut next = Some((true, 0));
+        let mut next = Some(BEGIN);
         while let Some(cursor) = next {
             let find = SliceCommand::FindRelocatable {
                 shares: shares.to_vec(),
@@ -198,6 +188,12 @@ impl Slice {
         let mut targets: Vec<DrainTarget> = shares.iter().map(target).collect();
         let cursor = RelocationCursor { has_bytes, page };
         let (runs, next) = self.memory.relocatable(cursor, &mut targets, RUNS_MAX);
+        let mut plan = lock(&self.planned);
+        if (has_bytes, page) == BEGIN {
+            plan.found.clear();
+        }
+        plan.found.extend(&runs);
+        drop(plan);
         SliceReply::Relocatable {
             pages: runs.into_iter().map(RelocatedPages::from).collect(),
             next: next.map(|next| (next.has_bytes, next.page)),
@@ -214,8 +210,10 @@ impl Slice {
         self.check_member(from)?;
         let mut plan = lock(&self.planned);
         if is_first {
+            let found = std::mem::take(&mut plan.found);
             *plan = Plan {
                 from,
+                found,
                 ..Plan::default()
             };
         }
@@ -224,11 +222,17 @@ impl Slice {
             return Err("a list of relocated pages that does not go on as it began".into());
         }
         plan.runs.extend(pages.iter().map(RelocatedRun::from));
-        if is_last {
-            let checked = self.memory.check_relocation(NodeId(from as u8), &plan.runs);
-            checked.map_err(|error| error.to_string())?;
-            plan.is_checked = true;
+        if !is_last {
+            return Ok(());
         }
+        if from == self.number {
+            plan.is_checked = plan.runs == plan.found;
+            let differs = || "the list is not the one that was found".to_owned();
+            return plan.is_checked.then_some(()).ok_or_else(differs);
+        }
+        let checked = self.memory.check_relocation(NodeId(from as u8), &plan.runs);
+        checked.map_err(|error| error.to_string())?;
+        plan.is_checked = true;
         Ok(())
     }
 
@@ -237,6 +241,7 @@ impl Slice {
             from,
             runs,
             is_checked,
+            ..
         } = std::mem::take(&mut *lock(&self.planned));
         match is_checked {
             true => (self.memory).relocate(NodeId(from as u8), &runs, self.lease),

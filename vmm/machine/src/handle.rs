@@ -18,7 +18,7 @@ use super::move_report::{
 use super::serial_console::SerialInput;
 use super::shutdown::{Ending, Envelope, Input};
 use super::state::MachineState;
-use super::switch::{SwitchOrder, Switched};
+use super::switch_order::{SwitchOrder, Switched};
 
 /// A reference to a machine, for threads outside it. Clones refer to the same machine.
 #[derive(Clone)]

@@ -51,6 +51,7 @@ mod fault_reports;
 mod kernel_parameters;
 mod state;
 mod switch;
+mod switch_order;
 #[cfg(test)]
 mod tests;
 mod time_move;

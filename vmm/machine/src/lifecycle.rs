@@ -30,7 +30,7 @@ use super::move_report::{
     TimeMoveReport, VcpuMoveReport,
 };
 use super::state::MachineState;
-use super::switch::{SwitchOrder, Switched};
+use super::switch_order::{SwitchOrder, Switched};
 use crate::vcpu::runner::VcpuState;
 
 /// Longest wait for the reply to a request that does not move guest memory. Save and

@@ -28,9 +28,10 @@ use super::membership::{
 };
 use super::precopy::Precopy;
 use super::split::{self, NO_ROOM, Part, Rooms};
-use super::switch::SwitchOrder;
+use super::switch_order::SwitchOrder;
 
 pub use super::split::Choose;
+pub use super::switch_order::SwitchTimes;
 
 /// How long the machine may stand in the hybrid mode.
 const DOWNTIME_MS: u64 = 20;
@@ -126,6 +127,9 @@ pub struct Migrated {
     /// Bytes of pages that the switch moved, which had been sent ahead.
     #[serde(default)]
     pub switched_bytes: u64,
+    /// How long the machine stood for the switch, if there was one.
+    #[serde(default)]
+    pub switch: Option<SwitchTimes>,
     /// From the request to the last step.
     pub total_s: f64,
     /// Of it, until the destinations were members.
@@ -202,6 +206,7 @@ impl Handle {
                 vcpus: 0,
                 bytes: 0,
                 switched_bytes: 0,
+                switch: None,
                 pause_ns: 0,
                 total_s: 0.0,
                 join_s: 0.0,
@@ -342,9 +347,9 @@ impl Course<'_> {
             self.job.check(MIGRATE)?;
             let begun = Instant::now();
             let switched = self.handle.switch(order.clone())?;
-            let stopped_ns = switched.stopped.as_nanos() as u64;
-            self.report.pause_ns = self.report.pause_ns.max(stopped_ns);
+            self.report.pause_ns = self.report.pause_ns.max(switched.times.stopped_ns);
             if switched.is_done {
+                self.report.switch = Some(switched.times);
                 self.report.switched_bytes = switched.pages.with_bytes * PAGE_SIZE;
                 self.report.vcpus = switched.vcpus;
                 self.report.vcpus_s = begun.elapsed().as_secs_f64();

@@ -13,50 +13,19 @@
 use std::time::{Duration, Instant};
 
 use weft_aggregate::Slice;
-use weft_aggregate::commands::{DrainShare, SliceCommand, SliceReply};
+use weft_aggregate::commands::{SliceCommand, SliceReply};
 use weft_aggregate::membership::ChangeError;
 use weft_aggregate::relocation::Relocated;
 
 use super::lifecycle::{MIGRATE, Refusal, Stage};
 use super::membership::impossible;
 use super::owner::{Owner, refused};
+use super::switch_order::{SwitchOrder, Switched};
 
 /// Between two looks at the last pages.
 const LOOK: Duration = Duration::from_micros(200);
 /// Longest time in which the nodes must come to rest.
 const REST_WAIT: Duration = Duration::from_secs(1);
-
-/// What a switch moves.
-#[derive(Clone, Debug)]
-pub struct SwitchOrder {
-    /// By node that gives its pages away, which are being sent ahead: what goes where.
-    pub parts: Vec<(usize, Vec<DrainShare>)>,
-    /// vCPUs, and where they go.
-    pub vcpus: Vec<(u32, usize)>,
-    /// Where platform and timekeeper go.
-    pub roles: usize,
-    /// Longest time in which the last bytes are sent while the machine stands.
-    pub copy_max: Duration,
-    /// The switch happens only if they were all sent within that time.
-    pub needs_all: bool,
-}
-
-/// What a switch did.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Switched {
-    /// It happened.
-    pub is_done: bool,
-    /// How long the machine stood.
-    pub stopped: Duration,
-    /// Of it, until the last bytes were sent.
-    pub copied: Duration,
-    /// Of it, until all nodes rested.
-    pub rested: Duration,
-    /// Of it, until the pages had their new owner.
-    pub relocated: Duration,
-    pub pages: Relocated,
-    pub vcpus: usize,
-}
 
 impl Owner {
     /// Carries out a switch. If it is refused, or has not happened, all is as before.
@@ -79,7 +48,7 @@ impl Owner {
         }
         let mut switched = switched?;
         if is_running {
-            switched.stopped = begun.elapsed();
+            switched.times.stopped_ns = nanoseconds(begun);
         }
         Ok(switched)
     }
@@ -93,23 +62,40 @@ impl Owner {
         let slice =
             slice.ok_or_else(|| impossible(MIGRATE, "the machine runs on one node only".into()))?;
         let mut switched = Switched::default();
+        let times = &mut switched.times;
+        times.paused_ns = nanoseconds(begun);
         let has_all = send_last(&slice, order)?;
-        switched.copied = begun.elapsed();
+        times.copied_ns = nanoseconds(begun);
         if order.needs_all && !has_all {
             return Ok(switched);
         }
         for (source, _) in &order.parts {
             command(&slice, *source, &SliceCommand::StopMoves)?;
         }
-        if let Err(reason) = slice.rest_all(REST_WAIT) {
+        // All slices check the records of the pages that are relocated.
+        if let Err(reason) = slice.rest_all_unchecked(REST_WAIT) {
             return Err(impossible(MIGRATE, reason));
         }
-        switched.rested = begun.elapsed();
-        let pages = self.relocate(&slice, order);
+        times.rested_ns = nanoseconds(begun);
+        let moved = self.move_at_rest(&slice, order, &mut switched, begun);
         slice.end_rest_all();
-        switched.pages = pages?;
-        switched.relocated = begun.elapsed();
-        self.move_roles(&slice, order.roles)?;
+        moved?;
+        switched.is_done = true;
+        Ok(switched)
+    }
+
+    /// Pages, roles and vCPUs. The rest ends behind them: memory that goes back to the host
+    /// then would keep a processor busy for which vCPUs wait.
+    fn move_at_rest(
+        &mut self,
+        slice: &Slice,
+        order: &SwitchOrder,
+        switched: &mut Switched,
+        begun: Instant,
+    ) -> Result<(), Refusal> {
+        switched.pages = self.relocate(slice, order)?;
+        switched.times.relocated_ns = nanoseconds(begun);
+        self.move_roles(slice, order.roles)?;
         for (vcpu, to) in &order.vcpus {
             // It may have gone there by itself.
             if slice.locations().of(*vcpu).map(|at| at.slice) != Some(*to) {
@@ -117,8 +103,7 @@ impl Owner {
                 switched.vcpus += 1;
             }
         }
-        switched.is_done = true;
-        Ok(switched)
+        Ok(())
     }
 
     fn relocate(&self, slice: &Slice, order: &SwitchOrder) -> Result<Relocated, Refusal> {
@@ -146,6 +131,10 @@ impl Owner {
         }
         Ok(())
     }
+}
+
+fn nanoseconds(since: Instant) -> u64 {
+    since.elapsed().as_nanos() as u64
 }
 
 /// Has the sources send what the guest wrote last; whether all was sent in time.

@@ -84,7 +84,6 @@ fn every_broken_controller_is_found() {
         (Mutant::RestInTransition, 0),
         (Mutant::RestPinned, 0),
         (Mutant::RestEvicts, 6_000),
-        (Mutant::RestPrefetches, 0),
         (Mutant::RestDrains, 0),
         (Mutant::RestPrecopies, 0),
         (Mutant::RestRequests, 1_000),
