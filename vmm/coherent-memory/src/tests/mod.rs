@@ -24,6 +24,7 @@ mod history;
 mod membership;
 mod prefetch;
 mod reclaim;
+mod relocation;
 mod rest;
 mod subscriptions;
 mod turns;

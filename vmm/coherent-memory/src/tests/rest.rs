@@ -14,7 +14,7 @@ fn address(page: u64) -> u64 {
 }
 
 /// Slices whose users have read and written the same pages, and stand.
-fn used(budgets: Vec<Budget>) -> Rig {
+pub(super) fn used(budgets: Vec<Budget>) -> Rig {
     let ranges = weft_dsm::Ranges::new(&[FIRST + 20, FIRST + 40, RAM / PAGE]).unwrap();
     let rig = Rig::with_budgets(3, ManagerOf::Ranges(ranges), budgets);
     rig.all_at_once(2, |number, user| {
@@ -36,7 +36,7 @@ fn used(budgets: Vec<Budget>) -> Rig {
     rig
 }
 
-fn wait_until(mut done: impl FnMut() -> bool) {
+pub(super) fn wait_until(mut done: impl FnMut() -> bool) {
     let until = Instant::now() + Duration::from_secs(20);
     while !done() {
         assert!(Instant::now() < until, "it does not end");
@@ -44,7 +44,7 @@ fn wait_until(mut done: impl FnMut() -> bool) {
     }
 }
 
-fn rest(rig: &Rig) {
+pub(super) fn rest(rig: &Rig) {
     rig.memories.iter().for_each(|memory| memory.rest());
     wait_until(|| {
         let memories = rig.memories.iter().enumerate();
@@ -53,12 +53,12 @@ fn rest(rig: &Rig) {
     });
 }
 
-fn end_rest(rig: &Rig) {
+pub(super) fn end_rest(rig: &Rig) {
     rig.memories.iter().for_each(|memory| memory.end_rest());
 }
 
 /// Each page is in the part of one slice, with the sum of what all wrote; nothing is fetched.
-fn each_page_is_owned_once(rig: &Rig) {
+pub(super) fn each_page_is_owned_once(rig: &Rig) {
     let received =
         |memory: &Arc<SharedMemory>| memory.counters.pages_received.load(Ordering::SeqCst);
     let before: Vec<u64> = rig.memories.iter().map(received).collect();
