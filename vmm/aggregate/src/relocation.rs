@@ -61,20 +61,15 @@ pub(super) struct Plan {
 /// A slice's part in a relocation.
 pub(super) type Planned = Mutex<Plan>;
 
-/// How many pages changed their owner and manager at once.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What changed its owner and manager at once.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Relocated {
     /// Pages whose bytes had been sent ahead.
     pub with_bytes: u64,
     /// Pages that nobody had touched.
     pub untouched: u64,
-}
-
-impl Relocated {
-    pub fn add(&mut self, other: Self) {
-        self.with_bytes += other.with_bytes;
-        self.untouched += other.untouched;
-    }
+    /// What of the shares is left.
+    pub left: Vec<DrainShare>,
 }
 
 impl Slice {
@@ -96,6 +91,7 @@ impl Slice {
         let relocated = Relocated {
             with_bytes: count(true),
             untouched: count(false),
+            left: shares,
         };
         let parts = runs.chunks(RUNS_MAX).enumerate();
         let last = runs.len().div_ceil(RUNS_MAX).saturating_sub(1);

@@ -2,8 +2,9 @@
 //! [`super::membership`] and of moves. `docs/membership.md` says why in this order.
 //!
 //! ```text
-//! join the destinations ─▶ pages ahead ─▶ roles, vCPUs ─▶ pages, node by node ─▶ the sources
-//!    └─────────────── failed or cancelled: all go back ◀──┘                        leave
+//! join the destinations ─▶ pages ahead ─▶ switch ─▶ pages that are left, ─▶ the sources
+//!    │                                      │        node by node            leave
+//!    └──── failed or cancelled: all go back ◀────────────┘
 //! ```
 //!
 //! Invariants:
@@ -254,17 +255,17 @@ impl Course<'_> {
         let parts = self.parts(wanted, &rooms)?;
         self.add_room(&parts)?;
         self.limit(wanted.bytes_per_s)?;
-        let has_switched = match wanted.mode {
-            Mode::PostCopy => false,
+        let left = match wanted.mode {
+            Mode::PostCopy => {
+                self.move_roles_and_vcpus(wanted.spread)?;
+                parts
+            }
             Mode::Hybrid | Mode::PreCopy => {
                 self.send_ahead(&parts, wanted)?;
                 self.switch(&parts, wanted)?
             }
         };
-        if !has_switched {
-            self.move_roles_and_vcpus(wanted.spread)?;
-        }
-        self.move_pages(&parts)?;
+        self.move_pages(&left)?;
         self.end_ahead()
     }
 
@@ -328,9 +329,8 @@ impl Course<'_> {
         Ok(())
     }
 
-    /// The machine stands once, and is elsewhere then; whether it is. In the pre-copy mode it
-    /// is, or this fails.
-    fn switch(&mut self, parts: &[Part], wanted: &Migration) -> Result<bool, Refusal> {
+    /// The machine stands once, and is elsewhere then. Returns what of the parts is left.
+    fn switch(&mut self, parts: &[Part], wanted: &Migration) -> Result<Vec<Part>, Refusal> {
         self.job.enter(Activity::MovingVcpus);
         let needs_all = wanted.mode == Mode::PreCopy;
         let order = SwitchOrder {
@@ -350,10 +350,13 @@ impl Course<'_> {
             self.report.pause_ns = self.report.pause_ns.max(switched.times.stopped_ns);
             if switched.is_done {
                 self.report.switch = Some(switched.times);
-                self.report.switched_bytes = switched.pages.with_bytes * PAGE_SIZE;
+                self.report.switched_bytes = switched.pages * PAGE_SIZE;
                 self.report.vcpus = switched.vcpus;
                 self.report.vcpus_s = begun.elapsed().as_secs_f64();
-                return Ok(true);
+                let left = switched.left.into_iter();
+                return Ok(left
+                    .map(|(source, shares)| Part { source, shares })
+                    .collect());
             }
             if let Some(ahead) = &mut self.ahead {
                 ahead.converge_to(wanted.copy_max(), self.job)?;

@@ -15,7 +15,6 @@ use std::time::{Duration, Instant};
 use weft_aggregate::Slice;
 use weft_aggregate::commands::{SliceCommand, SliceReply};
 use weft_aggregate::membership::ChangeError;
-use weft_aggregate::relocation::Relocated;
 
 use super::lifecycle::{MIGRATE, Refusal, Stage};
 use super::membership::impossible;
@@ -93,7 +92,7 @@ impl Owner {
         switched: &mut Switched,
         begun: Instant,
     ) -> Result<(), Refusal> {
-        switched.pages = self.relocate(slice, order)?;
+        self.relocate(slice, order, switched)?;
         switched.times.relocated_ns = nanoseconds(begun);
         self.move_roles(slice, order.roles)?;
         for (vcpu, to) in &order.vcpus {
@@ -106,11 +105,18 @@ impl Owner {
         Ok(())
     }
 
-    fn relocate(&self, slice: &Slice, order: &SwitchOrder) -> Result<Relocated, Refusal> {
-        let mut all = Relocated::default();
+    fn relocate(
+        &self,
+        slice: &Slice,
+        order: &SwitchOrder,
+        switched: &mut Switched,
+    ) -> Result<(), Refusal> {
         for (source, shares) in &order.parts {
             match slice.relocate_all(*source, shares.clone()) {
-                Ok(pages) => all.add(pages),
+                Ok(relocated) => {
+                    switched.pages += relocated.with_bytes;
+                    switched.left.push((*source, relocated.left));
+                }
                 Err(ChangeError::Undone(reason)) => return Err(impossible(MIGRATE, reason)),
                 Err(ChangeError::Broken(reason)) => {
                     let refusal = refused(MIGRATE, reason);
@@ -119,7 +125,7 @@ impl Owner {
                 }
             }
         }
-        Ok(all)
+        Ok(())
     }
 
     fn move_roles(&mut self, slice: &Slice, to: usize) -> Result<(), Refusal> {

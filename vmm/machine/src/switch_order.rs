@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use weft_aggregate::commands::DrainShare;
-use weft_aggregate::relocation::Relocated;
 
 /// What a switch moves.
 #[derive(Clone, Debug)]
@@ -22,12 +21,15 @@ pub struct SwitchOrder {
 }
 
 /// What a switch did.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Switched {
     /// It happened.
     pub is_done: bool,
     pub times: SwitchTimes,
-    pub pages: Relocated,
+    /// Pages whose bytes had been sent ahead and that have moved.
+    pub pages: u64,
+    /// By node that gives its pages away: what of its shares is left.
+    pub left: Vec<(usize, Vec<DrainShare>)>,
     pub vcpus: usize,
 }
 
