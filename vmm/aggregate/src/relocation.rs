@@ -66,8 +66,6 @@ pub(super) type Planned = Mutex<Plan>;
 pub struct Relocated {
     /// Pages whose bytes had been sent ahead.
     pub with_bytes: u64,
-    /// Pages that nobody had touched.
-    pub untouched: u64,
     /// What of the shares is left.
     pub left: Vec<DrainShare>,
 }
@@ -84,13 +82,9 @@ impl Slice {
     ) -> Result<Relocated, ChangeError> {
         let runs = self.find_all(source, &mut shares);
         let runs = runs.map_err(ChangeError::Undone)?;
-        let count = |has_bytes| {
-            let of_kind = runs.iter().filter(|run| run.has_bytes == has_bytes);
-            of_kind.map(|run| run.count).sum()
-        };
+        let with_bytes = runs.iter().filter(|run| run.has_bytes);
         let relocated = Relocated {
-            with_bytes: count(true),
-            untouched: count(false),
+            with_bytes: with_bytes.map(|run| run.count).sum(),
             left: shares,
         };
         let parts = runs.chunks(RUNS_MAX).enumerate();

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! Invariant: until the relocation nothing has moved, and a switch that does not happen leaves
-//! the machine as it was, a pause of the user included.
+//! the machine as it was, a pause of the user included. A refusal behind it leaves what has moved
+//! where it is, and the migration puts it back.
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +28,8 @@ const LOOK: Duration = Duration::from_micros(200);
 const REST_WAIT: Duration = Duration::from_secs(1);
 
 impl Owner {
-    /// Carries out a switch. If it is refused, or has not happened, all is as before.
+    /// Carries out a switch. If it has not happened, all is as before; if it is refused, the
+    /// machine runs or stands as before.
     pub(super) fn switch(&mut self, order: &SwitchOrder) -> Result<Switched, Refusal> {
         if !matches!(self.stage, Stage::Running | Stage::Paused) {
             return Err(Refusal::Stage {
