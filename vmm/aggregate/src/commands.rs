@@ -344,6 +344,23 @@ impl Slice {
         self.finish_command(self.begin_command(command)?, COMMAND_WAIT)
     }
 
+    /// Has all slices carry out a command, this one too by `carry_out`, at the same time. The
+    /// replies, by slice.
+    pub(crate) fn command_members(
+        &self,
+        command: &SliceCommand,
+        carry_out: impl FnOnce(&SliceCommand) -> SliceReply,
+    ) -> Result<Vec<(usize, SliceReply)>, String> {
+        let begun = self.begin_command(command)?;
+        let own = carry_out(command);
+        let mut replies = self.finish_command(begun, COMMAND_WAIT)?;
+        if let SliceReply::Refused(reason) = own {
+            return Err(format!("slice {}: {reason}", self.number));
+        }
+        replies.push((self.number, own));
+        Ok(replies)
+    }
+
     /// Gives one secondary a command and waits for its reply.
     pub fn command(&self, slice: usize, command: &SliceCommand) -> Result<SliceReply, String> {
         let json = serde_json::to_vec(command).map_err(|error| error.to_string())?;

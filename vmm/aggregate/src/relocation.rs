@@ -16,9 +16,9 @@ use weft_coherent_memory::{DrainTarget, RelocatedRun, RelocationCursor};
 use weft_confine::lock;
 use weft_dsm::NodeId;
 
+use super::Slice;
 use super::commands::{Cursor, DrainShare, RelocatedPages, SliceCommand, SliceReply};
 use super::membership::ChangeError;
-use super::{COMMAND_WAIT, Slice};
 
 /// Runs of pages in one command: less than the longest frame.
 const RUNS_MAX: usize = 500;
@@ -143,13 +143,8 @@ impl Slice {
 
     /// Has all slices take a step, this one too.
     fn relocation_step(&self, step: &SliceCommand) -> Result<(), String> {
-        let begun = self.begin_command(step)?;
-        let own = self.carry_out_relocation(step);
-        self.finish_command(begun, COMMAND_WAIT)?;
-        match own {
-            SliceReply::Refused(reason) => Err(reason),
-            _ => Ok(()),
-        }
+        let replies = self.command_members(step, |step| self.carry_out_relocation(step));
+        replies.map(drop)
     }
 
     /// On the slice that it is meant for: carries out a command about a relocation.

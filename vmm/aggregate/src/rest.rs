@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use weft_dsm::NodeId;
 use weft_dsm::controller::{RestReport, unrest};
 
+use super::Slice;
 use super::commands::{SliceCommand, SliceReply};
-use super::{COMMAND_WAIT, Slice};
 
 /// Between two looks at all slices.
 const AGAIN: Duration = Duration::from_millis(1);
@@ -90,16 +90,8 @@ impl Slice {
         replies.map(report).collect()
     }
 
-    /// The replies of all slices, of this one too.
     fn on_all_slices(&self, command: &SliceCommand) -> Result<Vec<(usize, SliceReply)>, String> {
-        let begun = self.begin_command(command)?;
-        let own = self.carry_out_rest(command);
-        let mut replies = self.finish_command(begun, COMMAND_WAIT)?;
-        if let SliceReply::Refused(reason) = own {
-            return Err(format!("slice {}: {reason}", self.number));
-        }
-        replies.push((self.number, own));
-        Ok(replies)
+        self.command_members(command, |command| self.carry_out_rest(command))
     }
 
     /// On the slice that it is meant for: carries out a command about a rest.
