@@ -263,6 +263,32 @@ impl Owner {
         self.settle_platform(request)
     }
 
+    /// Has the machine stand while `act` is carried out. One that ran goes on, also after a
+    /// refusal, but not after a failure, which ends it; one that was paused stays so. Returns
+    /// how long it stood, too: zero if it was paused before.
+    pub(super) fn while_standing<T>(
+        &mut self,
+        request: &'static str,
+        act: impl FnOnce(&mut Self) -> Result<T, Refusal>,
+    ) -> Result<(T, Duration), Refusal> {
+        let stage = self.stage;
+        if !matches!(stage, Stage::Running | Stage::Paused) {
+            return Err(Refusal::Stage { request, stage });
+        }
+        let begun = Instant::now();
+        if stage == Stage::Running {
+            self.pause(request)?;
+        }
+        let done = act(self);
+        if stage == Stage::Paused {
+            return done.map(|done| (done, Duration::ZERO));
+        }
+        if !matches!(done, Err(Refusal::Failed { .. })) {
+            self.run_vcpus(request)?;
+        }
+        done.map(|done| (done, begun.elapsed()))
+    }
+
     /// On the primary: waits for what the platform of a secondary sends to others.
     fn settle_platform(&self, request: &'static str) -> Result<(), Refusal> {
         let Some(slice) = self.commanding_slice() else {
@@ -378,6 +404,13 @@ impl Owner {
             }
         }
         Ok(())
+    }
+
+    /// What failed ends the machine.
+    pub(super) fn failed(&self, request: &'static str, error: &dyn std::fmt::Display) -> Refusal {
+        let refusal = refused(request, error.to_string());
+        self.fail(&refusal);
+        refusal
     }
 
     pub(super) fn fail(&self, refusal: &Refusal) {

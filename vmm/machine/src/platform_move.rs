@@ -5,7 +5,6 @@
 //! into the serial port, and vCPUs reach those of the slice that has it.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
 
 use weft_aggregate::Slice;
 use weft_aggregate::commands::{SliceCommand, SliceReply};
@@ -13,7 +12,7 @@ use weft_aggregate::platform_role::{HandOverError, hand_over};
 
 use super::lifecycle::{Refusal, Stage};
 use super::move_report::{MOVE_PLATFORM as REQUEST, PlatformMoveReport};
-use super::owner::{Owner, refused};
+use super::owner::Owner;
 use super::part::NamedPart;
 use super::state::PartState;
 
@@ -37,37 +36,25 @@ impl Owner {
         if to == from {
             return Err(impossible(format!("node {to} has the platform already")));
         }
-        let is_running = self.stage == Stage::Running;
-        let before = Instant::now();
-        if is_running {
-            self.pause(REQUEST)?;
-        }
         let epoch = slice.platform().epoch();
-        let went = hand_over((from, epoch), to, &members, &mut |to, command| match to
-            == slice.number()
-        {
-            true => self.platform_command(command),
-            false => slice.command(to, command),
-        });
-        if let Err(error @ HandOverError::Broken(..)) = &went {
-            let refusal = refused(REQUEST, error.to_string());
-            self.fail(&refusal);
-            return Err(refusal);
-        }
-        if is_running {
-            self.run_vcpus(REQUEST)?;
-        }
-        let went = went.map_err(|error| impossible(error.to_string()))?;
-        let stopped_ns = match is_running {
-            true => before.elapsed().as_nanos() as u64,
-            false => 0,
-        };
+        let (went, stood) = self.while_standing(REQUEST, |owner| {
+            let went = hand_over((from, epoch), to, &members, &mut |to, command| match to
+                == slice.number()
+            {
+                true => owner.platform_command(command),
+                false => slice.command(to, command),
+            });
+            went.map_err(|error| match error {
+                HandOverError::Broken(..) => owner.failed(REQUEST, &error),
+                refused => impossible(refused.to_string()),
+            })
+        })?;
         Ok(PlatformMoveReport {
             from,
             to,
             epoch: went.epoch,
             state_bytes: went.state_bytes,
-            stopped_ns,
+            stopped_ns: stood.as_nanos() as u64,
         })
     }
 

@@ -1,8 +1,6 @@
 //! Queues of disks and networks are served by other slices: the owner's part in it, and that
 //! of each slice.
 
-use std::time::Instant;
-
 use weft_aggregate::Slice;
 use weft_aggregate::commands::{SliceCommand, SliceReply};
 use weft_aggregate::queue_moves::{MoveQueuesError, move_queues};
@@ -10,7 +8,7 @@ use weft_aggregate::remote_devices::Servers;
 
 use super::lifecycle::{Refusal, Stage};
 use super::move_report::{MOVE_QUEUES as REQUEST, QueueMove, QueueMoveReport};
-use super::owner::{Owner, refused};
+use super::owner::Owner;
 
 impl Owner {
     /// Has other slices serve queues. Refused with all as before, a pause included, or done;
@@ -39,24 +37,16 @@ impl Owner {
         if report.before == to {
             return Ok(report);
         }
-        let is_running = self.stage == Stage::Running;
-        let begun = Instant::now();
-        if is_running {
-            self.pause(REQUEST)?;
-        }
-        let went = self.place(&slice, (epoch, &report.before), &to);
-        if let Err(error @ MoveQueuesError::Broken(_)) = &went {
-            let refusal = refused(REQUEST, error.to_string());
-            self.fail(&refusal);
-            return Err(refusal);
-        }
-        devices.publish_routes();
-        if is_running {
-            self.run_vcpus(REQUEST)?;
-            report.stopped_ns = begun.elapsed().as_nanos() as u64;
-        }
-        went.map(|_| report)
-            .map_err(|error| impossible(error.to_string()))
+        let (_, stood) = self.while_standing(REQUEST, |owner| {
+            let went = owner.place(&slice, (epoch, &report.before), &to);
+            if let Err(error @ MoveQueuesError::Broken(_)) = &went {
+                return Err(owner.failed(REQUEST, error));
+            }
+            devices.publish_routes();
+            went.map_err(|error| impossible(error.to_string()))
+        })?;
+        report.stopped_ns = stood.as_nanos() as u64;
+        Ok(report)
     }
 
     fn place(

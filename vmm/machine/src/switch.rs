@@ -17,9 +17,9 @@ use weft_aggregate::Slice;
 use weft_aggregate::commands::{SliceCommand, SliceReply};
 use weft_aggregate::membership::ChangeError;
 
-use super::lifecycle::{MIGRATE, Refusal, Stage};
+use super::lifecycle::{MIGRATE, Refusal};
 use super::membership::impossible;
-use super::owner::{Owner, refused};
+use super::owner::Owner;
 use super::switch_order::{SwitchOrder, Switched};
 
 /// Between two looks at the last pages.
@@ -31,26 +31,10 @@ impl Owner {
     /// Carries out a switch. If it has not happened, all is as before; if it is refused, the
     /// machine runs or stands as before.
     pub(super) fn switch(&mut self, order: &SwitchOrder) -> Result<Switched, Refusal> {
-        if !matches!(self.stage, Stage::Running | Stage::Paused) {
-            return Err(Refusal::Stage {
-                request: MIGRATE,
-                stage: self.stage,
-            });
-        }
-        let is_running = self.stage == Stage::Running;
         let begun = Instant::now();
-        if is_running {
-            self.pause(MIGRATE)?;
-        }
-        let switched = self.switch_standing(order, begun);
-        // What it failed of ends the machine.
-        if is_running && !matches!(switched, Err(Refusal::Failed { .. })) {
-            self.run_vcpus(MIGRATE)?;
-        }
-        let mut switched = switched?;
-        if is_running {
-            switched.times.stopped_ns = nanoseconds(begun);
-        }
+        let act = |owner: &mut Self| owner.switch_standing(order, begun);
+        let (mut switched, stood) = self.while_standing(MIGRATE, act)?;
+        switched.times.stopped_ns = stood.as_nanos() as u64;
         Ok(switched)
     }
 
@@ -120,11 +104,7 @@ impl Owner {
                     switched.left.push((*source, relocated.left));
                 }
                 Err(ChangeError::Undone(reason)) => return Err(impossible(MIGRATE, reason)),
-                Err(ChangeError::Broken(reason)) => {
-                    let refusal = refused(MIGRATE, reason);
-                    self.fail(&refusal);
-                    return Err(refusal);
-                }
+                Err(ChangeError::Broken(reason)) => return Err(self.failed(MIGRATE, &reason)),
             }
         }
         Ok(())

@@ -13,7 +13,7 @@ use crate::HistoryRun;
 
 const PAGES: u64 = RAM / PAGE;
 
-/// Three slices, of which the first manages all.
+/// Three slices; the first one manages all pages.
 fn rig() -> Rig {
     let ranges = Ranges::new(&[PAGES, PAGES, PAGES]).unwrap();
     Rig::new(3, ManagerOf::Ranges(ranges))

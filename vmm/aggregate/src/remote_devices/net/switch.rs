@@ -117,7 +117,7 @@ struct FarPort {
     sender: Arc<dyn FrameSender>,
 }
 
-/// Both ways of a pair, of which it uses one.
+/// A queue pair: its queue here and the link to its queue elsewhere; one of them is used at a time.
 struct Port {
     here: HerePort,
     far: Option<FarPort>,
