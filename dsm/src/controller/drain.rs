@@ -18,8 +18,6 @@
 //! - At most [`FEW`] are when another node has asked for a page that its user waits for. Each
 //!   [`WIDEN_AFTER`] pages that have left since then allow one more. So the faults of a busy
 //!   guest wait behind few pages, and an idle one leaves at the speed of the link.
-//! - After a pre-copy the pages go first that their targets keep, before any entry: they
-//!   have no bytes, and need no answer.
 //! - A page that is pinned or in transition is left for later, as it is when it is evicted.
 
 use std::collections::BTreeMap;
@@ -37,8 +35,6 @@ const LOOK_MAX: u64 = 1024;
 
 /// Pages that are under way, at most, after another node's user has faulted.
 const FEW: usize = 32;
-/// Pages without bytes that one step gives away, at most.
-const KEPT_MAX: u64 = 128;
 /// Pages that leave without such a fault until one more may be under way.
 const WIDEN_AFTER: usize = 16;
 
@@ -86,8 +82,6 @@ pub(super) struct Drain {
     plan: DrainPlan,
     window: Window,
     walk: Walk,
-    /// This walk gives the pages away that their targets keep already, and nothing else.
-    kept_first: bool,
     /// Pages that were begun with and are not done.
     begun: BTreeMap<u64, Step>,
     /// The round found something.
@@ -184,9 +178,8 @@ impl Window {
 }
 
 impl Drain {
-    fn new(plan: DrainPlan, kept_first: bool) -> Self {
+    fn new(plan: DrainPlan) -> Self {
         Self {
-            kept_first,
             window: Window::new(plan.window_pages),
             plan,
             walk: Walk::default(),
@@ -209,8 +202,7 @@ impl<T: Tables, B> Controller<T, B> {
     /// with it.
     pub fn begin_drain(&mut self, plan: DrainPlan) {
         self.drained = DrainProgress::default();
-        let kept_first = self.precopies.is_under_way();
-        self.drain = Some(Drain::new(self.within_memory(plan), kept_first));
+        self.drain = Some(Drain::new(self.within_memory(plan)));
     }
 
     /// The part of a plan that is about memory.
@@ -239,11 +231,6 @@ impl<T: Tables, B> Controller<T, B> {
     /// How far the drain is that was begun last.
     pub fn drain_progress(&self) -> DrainProgress {
         self.drained
-    }
-
-    /// Whether the drain gives pages away that their targets keep, which takes a moment.
-    pub(super) fn gives_kept_pages(&self) -> bool {
-        self.drain.as_ref().is_some_and(|drain| drain.kept_first)
     }
 
     fn is_draining(&self) -> bool {
@@ -275,11 +262,6 @@ impl<T: Tables, B> Controller<T, B> {
         let Some(mut drain) = self.drain.take() else {
             return;
         };
-        if drain.kept_first {
-            self.give_kept_pages(&mut drain, now, sink);
-            self.drain = Some(drain);
-            return;
-        }
         let begun: Vec<(u64, Step)> = drain
             .begun
             .iter()
@@ -308,27 +290,6 @@ impl<T: Tables, B> Controller<T, B> {
             drain.start_again();
         }
         self.drain = Some(drain);
-    }
-
-    /// Gives pages away whose bytes their targets keep. Their entries stay for the rounds
-    /// that follow: a hand-over takes a round trip, and nobody waits for it.
-    fn give_kept_pages(&mut self, drain: &mut Drain, now: Duration, sink: &mut impl Sink<B>) {
-        let given_before = self.drained.sent_pages;
-        for _ in 0..LOOK_MAX {
-            let Some(page) = drain.walk.next_page(&drain.plan.pages) else {
-                drain.kept_first = false;
-                drain.start_again();
-                sink.act(Action::Look(Look::Room));
-                break;
-            };
-            if self.precopies.is_kept(page) {
-                self.begin_to_leave(page, Step::Waits, drain, now, sink);
-            }
-            if self.drained.sent_pages - given_before == KEPT_MAX {
-                break;
-            }
-        }
-        sink.act(Action::Look(Look::Membership));
     }
 
     fn drain_page(

@@ -82,12 +82,8 @@ impl<T: Tables, B> Controller<T, B> {
         true
     }
 
-    /// Has the memory of vacant pages given back to the host. While a drain gives pages away
-    /// that their targets keep, the memory stays: a guest waits for these pages.
+    /// Has the memory of vacant pages given back to the host.
     pub(super) fn give_back(&mut self, sink: &mut impl Sink<B>) {
-        if self.gives_kept_pages() {
-            return;
-        }
         let mut vacant = std::mem::take(&mut self.vacant);
         vacant.sort_unstable();
         vacant.dedup();

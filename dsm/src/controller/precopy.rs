@@ -142,12 +142,6 @@ impl Precopies {
         sent.is_some_and(|sent| sent.unanswered && (node.is_none() || sent.to == node))
     }
 
-    /// Whether the target of a page keeps the bytes that the page has.
-    pub fn is_kept(&self, page: u64) -> bool {
-        let sent = self.sent.get(page as usize);
-        sent.is_some_and(|sent| sent.is_current && !sent.unanswered)
-    }
-
     /// The target that keeps the bytes that the page has.
     pub fn kept_by(&self, page: u64) -> Option<NodeId> {
         let sent = self.sent.get(page as usize)?;
