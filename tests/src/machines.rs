@@ -159,12 +159,18 @@ fn cases() -> Vec<Case> {
         bound_s: 10_900,
         ..Case::boot(Small, Kvm, 2).on_two_nodes().long()
     });
-    cases.push(Case::check(
-        "x86-TSO litmus tests, 2 vCPUs, soft",
-        Small,
-        "litmus && echo litmus: well",
-        &["litmus: well"],
+    let litmus = |name, script| Case::check(name, Small, script, &["litmus: well"]);
+    cases.push(litmus(
+        "x86-TSO litmus tests, 30000 rounds, 2 vCPUs, soft",
+        "litmus -r 30000 && echo litmus: well",
     ));
+    cases.push(
+        litmus(
+            "x86-TSO litmus tests, 2 vCPUs, soft",
+            "litmus && echo litmus: well",
+        )
+        .long(),
+    );
     cases.push(Case::check(
         "page tables written on the other vCPU, 2 vCPUs, soft",
         Small,
@@ -186,7 +192,7 @@ fn cases() -> Vec<Case> {
             &[],
         )
     };
-    cases.push(itself());
+    cases.push(itself().long());
     cases.push(itself().on_two_nodes());
     cases
 }

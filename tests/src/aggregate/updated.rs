@@ -24,7 +24,7 @@ pub(super) const CHECKS: [(&str, Check); 5] = [
         |bench| {
             litmus(
                 bench,
-                "-d 400 -r 250",
+                "-d 400 -r 100",
                 &[&ALL[..], &["--link-delay", "200"]].concat(),
             )
         },
