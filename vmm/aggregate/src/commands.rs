@@ -415,37 +415,6 @@ impl Slice {
         (slice, ticket)
     }
 
-    /// On a secondary: waits until every other secondary has handled all messages that this
-    /// one sent it. A look at the clock is answered behind them.
-    pub fn settle(&self) -> Result<(), String> {
-        let secondaries = self
-            .peers
-            .others()
-            .into_iter()
-            .filter(|slice| *slice != PRIMARY);
-        let looks: Vec<(usize, u64)> = secondaries
-            .map(|slice| {
-                let ticket = self.looks.open(slice);
-                self.peers.send(slice, &SliceMessage::Look { ticket });
-                (slice, ticket)
-            })
-            .collect();
-        let deadline = Instant::now() + 2 * self.lease;
-        // All are waited for, so that none stays open.
-        let silent: Vec<usize> = looks
-            .into_iter()
-            .filter(|(_, ticket)| {
-                let patience = deadline.saturating_duration_since(Instant::now());
-                self.looks.wait(*ticket, patience).is_none()
-            })
-            .map(|(slice, _)| slice)
-            .collect();
-        match silent.first() {
-            None => Ok(()),
-            Some(slice) => Err(format!("node {slice} is lost, or did not answer")),
-        }
-    }
-
     /// Replies to a command of the primary.
     pub fn reply(&self, ticket: u64, reply: &SliceReply) {
         // A reply is plain data: it always has a text.

@@ -57,6 +57,7 @@ pub mod remote_devices;
 mod rest;
 mod room;
 mod serial;
+mod settle;
 mod stop;
 mod time;
 pub mod time_role;
@@ -99,6 +100,7 @@ use remote_devices::RemoteDevices;
 use room::Room;
 use serial::Keyboard;
 pub use serial::RemoteConsole;
+use settle::Identities;
 use stop::StopSignal;
 pub use timekeeper::Timekeeper;
 use timekeeper::{TimeCounters, TimekeeperParts};
@@ -517,22 +519,14 @@ impl Slice {
         let table = self.locations.to_bytes();
         self.peers
             .broadcast_first(&SliceMessage::Locations { table });
-        for vcpu in 0..self.locations.cpus() {
-            let (peers, locations) = (self.peers.clone(), self.locations.clone());
-            let identities = self.identities.clone();
-            if let Some(posted) = wiring.interrupts.posted(vcpu) {
-                // Only the local APIC calls it, so where the vCPU is.
-                posted.listen(Box::new(move |identity| {
-                    let _order = lock(&identities);
-                    let epoch = locations.of(vcpu).map_or(0, |location| location.epoch);
-                    peers.broadcast(&SliceMessage::Identity {
-                        vcpu,
-                        identity,
-                        epoch,
-                    });
-                }));
-            }
-        }
+        let identities = Identities {
+            peers: self.peers.clone(),
+            looks: self.looks.clone(),
+            locations: self.locations.clone(),
+            order: self.identities.clone(),
+            lease: self.lease,
+        };
+        Arc::new(identities).tell(&wiring.interrupts);
         if !self.is_primary() {
             self.remote_devices.join(&wiring.mmio);
             for (bus, space) in [(&wiring.mmio, Space::Memory), (&wiring.ports, Space::Port)] {
@@ -553,8 +547,10 @@ impl Slice {
         // A second one is a mistake that the first survives.
         let _ = self.interrupts.set(wiring.interrupts.clone());
         let (asked, devices) = (self.commands.clone(), remote_devices.clone());
+        let looked = looks.clone();
         self.peers.when_departed(Box::new(move |slice| {
             asked.departed(slice);
+            looked.departed(slice);
             devices.departed(slice);
         }));
         self.peers.when_lost(Box::new(move |slice, reason| {
@@ -645,11 +641,12 @@ impl Slice {
         })
     }
 
-    /// No vCPU waits for anything any more.
+    /// The machine ends: no vCPU waits for anything any more, and nobody for a vCPU's move.
     pub fn end_waits(&self) {
         self.memory.end_waits();
         self.registers.end();
         self.remote_devices.end_waits();
+        self.vcpu_moves.end();
     }
 
     /// The machine is over: links end, and with them all threads.
@@ -660,7 +657,6 @@ impl Slice {
         if let Some(timekeeper) = self.timekeeper.get() {
             timekeeper.end();
         }
-        self.vcpu_moves.end();
         self.stop.set();
         self.peers.close();
         self.membership.end();

@@ -1,6 +1,7 @@
 //! Tables of vCPU locations between slices in one process, over real links.
 
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use weft_platform::clock::Source;
@@ -173,6 +174,42 @@ fn interrupts_follow_a_vcpu_and_the_others_hear_of_its_move() {
     let gone = moves.start(3, 0, PATIENCE);
     assert_eq!(gone, Err(MoveError::Kept("there is no vCPU 3".into())));
     assert_eq!(rig.slices[0].locations().at(0), [0, 1, 2]);
+    assert_eq!(rig.failures(), [""; 0]);
+    rig.end();
+}
+
+/// The target ends by itself and loses the thread of the vCPU that comes: it cannot report it.
+/// The primary learns of the end, and neither takes the other for broken.
+#[test]
+fn a_move_ends_with_the_machine() {
+    let rig = rig(&[&[1, 1, 1][..]; 3]);
+    rig.sites[2].is_over.store(true, Ordering::SeqCst);
+    rig.slices[2].end_waits();
+    let moves = rig.slices[0].vcpu_moves();
+    let (refused, waited) = std::thread::scope(|scope| {
+        let moving = scope.spawn(|| {
+            let begun = Instant::now();
+            (moves.start(0, 2, 6 * PATIENCE), begun.elapsed())
+        });
+        // Slice 1 hears of the location when the state is on its way to slice 2.
+        rig.wait("the way", |rig| {
+            rig.slices[1].locations().of(0) == Some(VcpuLocation { slice: 2, epoch: 1 })
+        });
+        rig.slices[0].end_waits();
+        moving.join().unwrap()
+    });
+    assert_eq!(refused, Err(MoveError::Over));
+    assert!(waited < PATIENCE, "{waited:?}");
+    // Of a move that is not under way any more.
+    let location = VcpuLocation { slice: 2, epoch: 1 };
+    rig.slices[2]
+        .vcpu_moves()
+        .taken_over(0, location, MoveTimes::default());
+    for (from, to) in [(0, 2), (2, 0)] {
+        let slice = &rig.slices[from];
+        let look = |ticket| slice.peers.send(to, &SliceMessage::Look { ticket });
+        assert!(slice.looks.ask(to, PATIENCE, look).is_some());
+    }
     assert_eq!(rig.failures(), [""; 0]);
     rig.end();
 }

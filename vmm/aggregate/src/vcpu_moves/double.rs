@@ -1,5 +1,6 @@
 //! vCPUs without code, for tests: they leave and come at once.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use weft_platform::interrupts::{InterruptRouter, Message, VcpuLocation};
@@ -12,6 +13,8 @@ pub struct SiteDouble {
     pub interrupts: Arc<InterruptRouter>,
     /// vCPUs, with how many pages followed each; 0: it left.
     pub followed: Mutex<Vec<(u32, u64)>>,
+    /// The threads of its vCPUs have ended.
+    pub is_over: AtomicBool,
 }
 
 /// Pages that are memory.
@@ -23,6 +26,7 @@ impl SiteDouble {
         Arc::new(Self {
             interrupts,
             followed,
+            is_over: AtomicBool::new(false),
         })
     }
 }
@@ -55,6 +59,9 @@ impl VcpuSite for SiteDouble {
         state: &[u8],
         moves: &Arc<VcpuMoves>,
     ) -> Result<(), String> {
+        if self.is_over.load(Ordering::SeqCst) {
+            return Err("its thread has ended".into());
+        }
         let level = false;
         let pending: Vec<Message> = state
             .iter()

@@ -359,6 +359,22 @@ impl VcpuMoves {
         self: &Arc<Self>,
         from: usize,
         step: MoveStep,
+        vcpu_and_place: (u32, VcpuLocation),
+        payload: &[u8],
+    ) -> Result<(), String> {
+        let taken = self.take(from, step, vcpu_and_place, payload);
+        // A machine that ends has no threads of vCPUs and no moves: a step that comes too
+        // late says nothing about its sender.
+        taken.or_else(|reason| match self.lock().over {
+            true => Ok(()),
+            false => Err(reason),
+        })
+    }
+
+    fn take(
+        self: &Arc<Self>,
+        from: usize,
+        step: MoveStep,
         (vcpu, location): (u32, VcpuLocation),
         payload: &[u8],
     ) -> Result<(), String> {
