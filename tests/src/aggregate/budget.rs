@@ -123,7 +123,7 @@ fn no_memory(bench: &Bench<'_>) -> Result<String> {
 /// Nothing that is on its way when the vCPUs stop is lost.
 fn pauses(bench: &Bench<'_>) -> Result<String> {
     let options = [&SCARCE[..], &["--name", "e"]].concat();
-    let guest = bench.start_until(TWO, &options, "litmus -d 100 -s 12", " rounds ")?;
+    let guest = bench.start_until(TWO, &options, "litmus -d 100 -s 7", " rounds ")?;
     for _ in 0..10 {
         bench.ask(&["vm", "pause", "e"])?;
         bench.ask(&["vm", "resume", "e"])?;

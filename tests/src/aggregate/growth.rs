@@ -90,7 +90,7 @@ fn refusal(bench: &Bench<'_>, words: &[&str]) -> Result<String> {
 }
 
 fn during_litmus(bench: &Bench<'_>) -> Result<String> {
-    let guest = begin(bench, "soft", TWO, ("litmus -d 100 -s 20", " rounds "))?;
+    let guest = begin(bench, "soft", TWO, ("litmus -d 100 -s 14", " rounds "))?;
     let mut random = Random::new(bench.context.seed ^ 0x6709);
     let mut bytes = 0;
     for round in 0..20 {
@@ -145,7 +145,7 @@ fn from_one(bench: &Bench<'_>) -> Result<String> {
     let alone = Guest::start(&mut bench.machine(&plain, SUMS, "")?)?;
     let alone = sums(&bench.finish(alone)?);
     ensure!(alone.len() == 8, "sums on one node: {alone:?}");
-    let script = format!("echo at work; {SUMS}; {SUMS}; litmus -d 100 -s 15");
+    let script = format!("echo at work; {SUMS}; {SUMS}; litmus -d 100 -s 9");
     let guest = begin(bench, "soft", ONE, (&script, "at work"))?;
     let go = |what: &str, to: u64| {
         let words = ["vm", "move", "m", what, "--to", &to.to_string()];
@@ -192,7 +192,7 @@ fn from_one(bench: &Bench<'_>) -> Result<String> {
 /// The platform is on a node of the start, on one that joined and on one that leaves, while
 /// the guest writes to the serial port.
 fn with_platform(bench: &Bench<'_>) -> Result<String> {
-    let guest = begin(bench, "soft", TWO, ("litmus -d 100 -s 20", " rounds "))?;
+    let guest = begin(bench, "soft", TWO, ("litmus -d 100 -s 10", " rounds "))?;
     let go = |to: u64| {
         let words = ["vm", "move", "m", "--platform", "--to", &to.to_string()];
         bench.ask(&words)
@@ -213,7 +213,7 @@ fn with_platform(bench: &Bench<'_>) -> Result<String> {
 }
 
 fn paused(bench: &Bench<'_>) -> Result<String> {
-    let guest = begin(bench, "soft", TWO, ("litmus -d 100 -s 15", " rounds "))?;
+    let guest = begin(bench, "soft", TWO, ("litmus -d 100 -s 12", " rounds "))?;
     for round in 0..10 {
         let node = grow(bench)?;
         move_vcpu(bench, 1, node)?;
@@ -271,7 +271,7 @@ pub(super) fn interrupt(bench: &Bench<'_>, words: &[&str], after: Duration) -> R
 fn cancelled(bench: &Bench<'_>) -> Result<String> {
     // As much as a node of the start has to spare.
     const GROW: [&str; 5] = ["vm", "grow", "m", "--memory", "64M"];
-    let script = format!("echo at work; {SUMS}; litmus -d 100 -s 20");
+    let script = format!("echo at work; {SUMS}; litmus -d 100 -s 14");
     let guest = begin(bench, "soft", TWO, (&script, "at work"))?;
     let mut random = Random::new(bench.context.seed ^ 0x6ca2);
     let room = || (0..3).map(|node| budget(bench, node)).sum::<Result<u64>>();

@@ -35,7 +35,7 @@ fn view(bench: &Bench<'_>, name: &str) -> Result<Value> {
 
 fn pauses(bench: &Bench<'_>) -> Result<String> {
     let options = ["--name", "p"];
-    let guest = bench.start_until(TWO, &options, "litmus -d 100 -s 20", " rounds ")?;
+    let guest = bench.start_until(TWO, &options, "litmus -d 100 -s 8", " rounds ")?;
     for number in 0..20 {
         bench.ask(&["vm", "pause", "p"])?;
         let paused = view(bench, "p")?;

@@ -151,7 +151,7 @@ fn during_litmus(
     (shape, vcpus): (Shape, &[u32]),
     count: usize,
 ) -> Result<String> {
-    let script = ("litmus -d 100 -s 20", " rounds ");
+    let script = ("litmus -d 100 -s 8", " rounds ");
     let guest = begin(bench, back_end, shape, script)?;
     let stop = wander(bench, shape, vcpus, count)?;
     let tests = judge_litmus(&finish(bench, guest)?)?;
@@ -172,7 +172,7 @@ pub(super) fn sleeps_during(
     moves: impl FnOnce() -> Result<String>,
 ) -> Result<String> {
     const SCRIPT: &str = "for cpu in 1 2; do taskset $cpu sh -c 'echo asleep; i=0; \
-        while [ $i -lt 1500 ]; do usleep 500; i=$((i+1)); done; echo woke up' & done; wait";
+        while [ $i -lt 600 ]; do usleep 500; i=$((i+1)); done; echo woke up' & done; wait";
     let guest = begin(bench, "soft", shape, (SCRIPT, "asleep"))?;
     let note = moves()?;
     let ended = finish(bench, guest)?;
@@ -201,7 +201,7 @@ fn right_sums(bench: &Bench<'_>) -> Result<String> {
 }
 
 fn paused(bench: &Bench<'_>) -> Result<String> {
-    let guest = begin(bench, "soft", TWO, ("litmus -d 100 -s 15", " rounds "))?;
+    let guest = begin(bench, "soft", TWO, ("litmus -d 100 -s 8", " rounds "))?;
     for round in 0..10_u32 {
         bench.ask(&["vm", "pause", "m"])?;
         let before = view(bench)?;

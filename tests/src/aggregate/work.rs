@@ -109,7 +109,7 @@ fn judge(ended: &Ended, tests: usize) -> Result<String> {
 /// eyes on the outcomes, they would pass.
 fn planted(bench: &Bench<'_>) -> Result<String> {
     const SCRIPT: &str = "for test in planted-MP planted-inc; do \
-        litmus -d 100 -r 200000 $test; echo $test: $?.; done";
+        litmus -d 100 -r 70000 $test; echo $test: $?.; done";
     let ended = bench.run(TWO, &[], SCRIPT)?;
     let found: Vec<&str> = results(&ended).collect();
     ensure!(found.len() == 2, "{found:?}");

@@ -109,7 +109,7 @@ fn from_one(site: &mut Site<'_>) -> Result<String> {
 
 /// Node `next` is one of another host, ten times.
 fn comes_and_goes(site: &mut Site<'_>, options: &[&str], next: u64) -> Result<String> {
-    let guest = site.litmus(options, 20)?;
+    let guest = site.litmus(options, 8)?;
     let mut random = Random::new(site.bench.context.seed ^ 0x6709);
     let mut bytes = 0;
     for round in 0..10 {
@@ -145,7 +145,7 @@ fn cluster_said(site: &Site<'_>) -> String {
 fn on_all(site: &mut Site<'_>) -> Result<String> {
     let lease = LEASE.as_secs().to_string();
     let words = ["--on", "h1", "--cpus", "2", "--lease", &lease, "--memory"];
-    let guest = site.litmus(&[&words[..], &["128M"]].concat(), 25)?;
+    let guest = site.litmus(&[&words[..], &["128M"]].concat(), 14)?;
     let mut bytes = 0;
     for round in 0..3 {
         let mut change = || -> Result<()> {
@@ -183,7 +183,7 @@ fn on_all(site: &mut Site<'_>) -> Result<String> {
 }
 
 fn refused(site: &mut Site<'_>) -> Result<String> {
-    let guest = site.litmus(&HERE, 15)?;
+    let guest = site.litmus(&HERE, 10)?;
     for (on, says) in [
         ("nobody", "no key is known"),
         ("gone", "node gone cannot be reached"),
@@ -203,7 +203,7 @@ fn refused(site: &mut Site<'_>) -> Result<String> {
 
 /// Node 1 leaves, and its 128 MiB are divided between node 0 and a node of another host.
 fn lent(site: &mut Site<'_>) -> Result<String> {
-    let guest = site.litmus(&HERE, 15)?;
+    let guest = site.litmus(&HERE, 6)?;
     let pages = || -> Result<u64> {
         let view = site.ask(&["vm", "counters", "m", "--json"])?;
         let pages = view["counters"]["slice2.memory.budget-pages"].as_u64();

@@ -19,7 +19,7 @@ pub(super) const CHECKS: [(&str, usize, Check); 2] = [
 ];
 
 /// Nearly all of the memory has a content, and 32 MB are used all the time.
-const PROGRAM: &str = "dirty 172 20000 60 32";
+const PROGRAM: &str = "dirty 172 20000 40 32";
 /// The first host has room for a little more than half of the machine's memory.
 const TO: &str = "h1=136M,h2=200M";
 /// How long faults are counted.
