@@ -43,6 +43,32 @@ impl SharedMemory {
         self.locked(|state| state.controller.owned(pages))
     }
 
+    /// Gives back the memory of all pages that [`SharedMemory::owned`] does not list: then the
+    /// memory file has guest memory, and nothing else. While all slices rest.
+    ///
+    /// # Errors
+    /// The kernel's answer.
+    pub fn keep_owned(&self) -> io::Result<()> {
+        let page_bytes = weft_dsm::PAGE_BYTES as u64;
+        for range in self.ram().populated()? {
+            let mut at = range.start / page_bytes;
+            let end = range.end / page_bytes;
+            let mut free = |until: u64, next: u64| {
+                let length = ((until - at) * page_bytes) as usize;
+                let start = std::mem::replace(&mut at, next) * page_bytes;
+                match length {
+                    0 => Ok(()),
+                    _ => self.ram().give_back(start, length),
+                }
+            };
+            for page in self.owned(range.start / page_bytes..end) {
+                free(page, page + 1)?;
+            }
+            free(end, end)?;
+        }
+        Ok(())
+    }
+
     /// Of `pages`, those that this slice manages and that a slice has written or loaded,
     /// wherever they are now; in ascending order. The others that it manages are zero.
     pub fn touched(&self, pages: Range<u64>) -> Vec<u64> {

@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use weft_virtio::console::ConsoleOutput;
 
+use crate::socket::SCROLLBACK_BYTES;
+
 /// Bytes that may wait: some seconds of a fast serial port.
 pub const OUTPUT_BYTES_MAX: usize = 256 << 10;
 /// Longest time that a device blocks.
@@ -51,6 +53,8 @@ struct Shared {
 #[derive(Default)]
 struct Waiting {
     bytes: VecDeque<u8>,
+    /// The last bytes that were written, whether they wait or not.
+    last: VecDeque<u8>,
     /// Bytes dropped because the buffer was full.
     lost: u64,
     /// The last write dropped bytes: the next one does not block.
@@ -110,6 +114,9 @@ impl Output {
         if let Some(watch) = &mut waiting.watch {
             watch.pass(bytes);
         }
+        waiting.last.extend(bytes);
+        let old = waiting.last.len().saturating_sub(SCROLLBACK_BYTES);
+        waiting.last.drain(..old);
         while !bytes.is_empty() {
             let room = OUTPUT_BYTES_MAX.saturating_sub(waiting.bytes.len());
             let (fits, rest) = bytes.split_at(room.min(bytes.len()));
@@ -134,6 +141,11 @@ impl Output {
                 Err(poison) => poison.into_inner().0,
             };
         }
+    }
+
+    /// The last bytes that devices wrote, at most [`SCROLLBACK_BYTES`].
+    pub fn last(&self) -> Vec<u8> {
+        self.lock().last.iter().copied().collect()
     }
 
     /// Bytes dropped so far.
@@ -260,6 +272,19 @@ mod tests {
             output.push(&b"login: "[cut..]);
             assert!(output.seen().is_some(), "{cut}");
         }
+    }
+
+    #[test]
+    fn the_last_bytes_are_kept_whoever_took_them() {
+        let output = Output::new(FULL_WAIT_MAX).unwrap();
+        output.push(b"first ");
+        output.take(100, &mut Vec::new());
+        output.push(b"then");
+        assert_eq!(output.last(), b"first then");
+        output.push(&vec![b'x'; SCROLLBACK_BYTES - 2]);
+        let last = output.last();
+        assert_eq!(last.len(), SCROLLBACK_BYTES);
+        assert_eq!(&last[..4], b"enxx");
     }
 
     #[test]

@@ -134,10 +134,20 @@ impl Marks {
 impl Ram {
     /// `size` bytes, all zero, from a memfd: nothing is used before it is touched.
     pub fn new(size: u64) -> Result<Self, MemoryError> {
+        let file = memory_file().map_err(|source| MemoryError::File { size, source })?;
+        Self::of_file(file, size)
+    }
+
+    /// `size` bytes in a memfd that another process has as well. An empty one gets this size,
+    /// for ever; what is in another one is guest memory already.
+    ///
+    /// # Errors
+    /// A file of another size, or one whose size could change.
+    pub fn of_file(file: File, size: u64) -> Result<Self, MemoryError> {
         if size < 4 << 20 || !size.is_multiple_of(weft_vcpu::PAGE_SIZE) {
             return Err(MemoryError::Size(size));
         }
-        let file = memory_file(size).map_err(|source| MemoryError::File { size, source })?;
+        fix_size(&file, size).map_err(|source| MemoryError::File { size, source })?;
         Self::map(Arc::new(file), size)
     }
 
@@ -414,7 +424,8 @@ fn seek(file: &File, from: u64, whence: i32) -> io::Result<Option<u64>> {
     }
 }
 
-fn memory_file(size: u64) -> io::Result<File> {
+/// An empty memfd, for [`Ram::of_file`].
+pub fn memory_file() -> io::Result<File> {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     // SAFETY: the name is a terminated string; the call touches nothing else of ours.
     let descriptor = unsafe { libc::memfd_create(c"weft-guest-ram".as_ptr(), flags) };
@@ -422,16 +433,38 @@ fn memory_file(size: u64) -> io::Result<File> {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: memfd_create just gave this descriptor to us alone.
-    let file = unsafe { File::from_raw_fd(descriptor) };
-    file.set_len(size)?;
-    // A thread that writes to disk images could make it longer otherwise, by pages
-    // that are mapped nowhere and that nobody counts.
-    let seals = libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
-    // SAFETY: a plain call on a descriptor that is ours.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } != 0 {
+    Ok(unsafe { File::from_raw_fd(descriptor) })
+}
+
+/// Gives an empty memory file its size. A thread that writes to disk images could make it
+/// longer otherwise, by pages that are mapped nowhere and that nobody counts; and no other
+/// process can make it shorter under a mapping.
+fn fix_size(file: &File, size: u64) -> io::Result<()> {
+    let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
+    let length = file.metadata()?.len();
+    let sealed = libc::F_SEAL_GROW | libc::F_SEAL_SHRINK;
+    if length == 0 {
+        file.set_len(size)?;
+        // SAFETY: a plain call on a descriptor that is ours.
+        return match unsafe {
+            let seals = sealed | libc::F_SEAL_SEAL;
+            libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals)
+        } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        };
+    }
+    // SAFETY: reads the flags of a descriptor that is ours.
+    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    if seals < 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok(file)
+    match length == size && seals & sealed == sealed {
+        true => Ok(()),
+        false => Err(wrong(format!(
+            "it has {length} bytes, or its size can change"
+        ))),
+    }
 }
 
 #[cfg(test)]
@@ -440,9 +473,31 @@ mod tests {
     use vm_memory::Bytes;
 
     #[test]
+    fn two_processes_have_the_same_memory() {
+        let file = memory_file().unwrap();
+        let first = Ram::of_file(file.try_clone().unwrap(), 4 << 20).unwrap();
+        first.put(0x3000, &[7; 16]).unwrap();
+        let second = Ram::of_file(file.try_clone().unwrap(), 4 << 20).unwrap();
+        let read: u64 = second.guest().read_obj(GuestAddress(0x3008)).unwrap();
+        assert_eq!(read, u64::from_ne_bytes([7; 8]));
+        let populated = second.populated().unwrap();
+        assert_eq!(populated.len(), 1);
+        assert_eq!(populated[0], 0x3000..0x4000);
+        assert!(Ram::of_file(file, 8 << 20).is_err());
+    }
+
+    #[test]
+    fn memory_whose_size_can_change_is_refused() {
+        let file = memory_file().unwrap();
+        file.set_len(4 << 20).unwrap();
+        assert!(Ram::of_file(file, 4 << 20).is_err());
+    }
+
+    #[test]
     fn its_file_keeps_its_size() {
         let size = 4 << 20;
-        let file = memory_file(size).unwrap();
+        let file = memory_file().unwrap();
+        Ram::of_file(file.try_clone().unwrap(), size).unwrap();
         assert!(file.set_len(size + 4096).is_err());
         assert!(std::os::unix::fs::FileExt::write_at(&file, b"more", size).is_err());
         assert_eq!(file.metadata().unwrap().len(), size);

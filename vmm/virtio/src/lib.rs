@@ -108,6 +108,19 @@ pub trait VirtioDevice: Send {
     fn save(&self) -> DeviceState;
     /// Becomes `state`; called before `activate`.
     fn restore(&mut self, state: &DeviceState) -> Result<(), StateError>;
+    /// Frames for the device come here from now on, not to that of another process.
+    fn announce(&mut self) {}
+    /// The same device of another process may claim what this one uses of its host; called
+    /// while paused.
+    fn release_backing(&mut self) {}
+    /// Uses what a device of another process has released, or takes back what it released
+    /// itself; called while paused.
+    ///
+    /// # Errors
+    /// Why it cannot be used, as a sentence.
+    fn claim_backing(&mut self) -> Result<(), String> {
+        Ok(())
+    }
 }
 
 /// Device state of each type.

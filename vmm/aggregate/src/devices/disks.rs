@@ -15,12 +15,24 @@ use super::{DeviceList, Disk};
 /// Files of disks that were opened before the machine was put together, by the number
 /// of the disk. The others are opened by their paths.
 #[derive(Debug, Default)]
-pub struct OpenDisks(BTreeMap<usize, Arc<File>>);
+pub struct OpenDisks {
+    files: BTreeMap<usize, Arc<File>>,
+    /// See [`BlockOptions::locked_elsewhere`].
+    locked_elsewhere: bool,
+}
 
 impl OpenDisks {
+    /// Disks that another process still has.
+    pub fn locked_elsewhere() -> Self {
+        Self {
+            files: BTreeMap::new(),
+            locked_elsewhere: true,
+        }
+    }
+
     /// This file, opened with [`Disk::open_flags`], is that disk.
     pub fn insert(&mut self, disk: usize, file: File) {
-        self.0.insert(disk, Arc::new(file));
+        self.files.insert(disk, Arc::new(file));
     }
 }
 
@@ -129,7 +141,8 @@ fn described(slice: &Slice, owner: usize, disk: usize) -> Result<Geometry, Devic
 fn options(list: &DeviceList<'_>, number: usize, opened: &OpenDisks) -> BlockOptions {
     let disk = &list.disks[number];
     BlockOptions {
-        file: opened.0.get(&number).cloned(),
+        file: opened.files.get(&number).cloned(),
+        locked_elsewhere: opened.locked_elsewhere,
         read_only: disk.read_only,
         direct: disk.direct,
         queues: queues(list),

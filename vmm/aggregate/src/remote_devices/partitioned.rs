@@ -133,4 +133,16 @@ impl VirtioDevice for PartitionedDevice {
     fn restore(&mut self, state: &DeviceState) -> Result<(), StateError> {
         self.device.restore(state)
     }
+
+    fn announce(&mut self) {
+        self.device.announce();
+    }
+
+    fn release_backing(&mut self) {
+        self.device.release_backing();
+    }
+
+    fn claim_backing(&mut self) -> Result<(), String> {
+        self.device.claim_backing()
+    }
 }

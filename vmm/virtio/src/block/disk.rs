@@ -4,7 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::geometry::{Geometry, SERIAL};
 use super::request::Operation;
@@ -27,6 +27,7 @@ struct Alignment {
 
 /// An open, locked disk.
 pub struct Disk {
+    path: PathBuf,
     file: File,
     sectors: u64,
     read_only: bool,
@@ -56,15 +57,10 @@ impl Disk {
         // From here on waiting is right: up to Linux 6.4 io_uring answers EAGAIN
         // for such a file on a device that cannot do without (dm-crypt).
         wait_for_data(&file).map_err(fail)?;
-        match lock_file(&file, options.read_only) {
-            Ok(()) => {}
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
-                return Err(BlockError::InUse(path.clone()));
-            }
-            Err(source) => {
-                let path = path.clone();
-                return Err(BlockError::Lock { path, source });
-            }
+        match options.locked_elsewhere {
+            false => lock_disk(&file, path, options.read_only)?,
+            true if is_held(&file, 0, 0).map_err(fail)? => {}
+            true => return Err(BlockError::NotShared(path.clone())),
         }
         let sectors = file.seek(SeekFrom::End(0)).map_err(fail)? / SECTOR;
         if sectors == 0 {
@@ -74,11 +70,23 @@ impl Disk {
         Ok(Self {
             serial: serial(options)?,
             troubles: Troubles::new(path.clone()),
+            path: path.clone(),
             file,
             sectors,
             read_only: options.read_only,
             alignment,
         })
+    }
+
+    /// Locks it, again or for the first time.
+    pub fn lock(&self) -> Result<(), BlockError> {
+        lock_disk(&self.file, &self.path, self.read_only)
+    }
+
+    /// Lets another process lock it.
+    pub fn unlock(&self) {
+        // Where it fails the lock goes with the descriptor.
+        let _ = set_lock(&self.file, libc::F_UNLCK, 0, 0);
     }
 
     pub fn file(&self) -> &File {
@@ -190,8 +198,7 @@ impl Disk {
 /// has one until it executes its program.
 impl Drop for Disk {
     fn drop(&mut self) {
-        // Where it fails the lock goes with the descriptor.
-        let _ = set_lock(&self.file, libc::F_UNLCK, 0, 0);
+        self.unlock();
     }
 }
 
@@ -244,6 +251,17 @@ const QEMU_READS: i64 = 100;
 const QEMU_WRITES: [i64; 2] = [101, 103];
 const QEMU_FORBIDS_WRITES: [i64; 2] = [201, 203];
 
+/// Locks a disk, or says why not.
+fn lock_disk(file: &File, path: &Path, shared: bool) -> Result<(), BlockError> {
+    lock_file(file, shared).map_err(|error| match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::EACCES) => BlockError::InUse(path.to_owned()),
+        _ => BlockError::Lock {
+            path: path.to_owned(),
+            source: error,
+        },
+    })
+}
+
 /// Locks of the open file (fcntl(2), F_OFD_SETLK), which go with the last
 /// descriptor: all of it for a writer; for a reader what keeps writers out, ours
 /// and QEMU's, and lets QEMU's readers in.
@@ -256,7 +274,7 @@ fn lock_file(file: &File, shared: bool) -> io::Result<()> {
         set_lock(file, libc::F_RDLCK, byte, 1)?;
     }
     for byte in QEMU_WRITES {
-        if is_held(file, byte)? {
+        if is_held(file, byte, 1)? {
             return Err(io::Error::from_raw_os_error(libc::EAGAIN));
         }
     }
@@ -283,9 +301,9 @@ fn set_lock(file: &File, kind: i32, start: i64, length: i64) -> io::Result<()> {
     }
 }
 
-/// Whether somebody else holds any lock of a byte.
-fn is_held(file: &File, byte: i64) -> io::Result<bool> {
-    let mut lock = bytes(libc::F_WRLCK, byte, 1);
+/// Whether another open file has any lock of `length` bytes; 0: to the end.
+fn is_held(file: &File, start: i64, length: i64) -> io::Result<bool> {
+    let mut lock = bytes(libc::F_WRLCK, start, length);
     // SAFETY: the structure outlives the call, which reads and fills it.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) } {
         0 => Ok(i32::from(lock.l_type) != libc::F_UNLCK),
@@ -377,7 +395,7 @@ mod tests {
     /// What QEMU does to open an image; whether it may.
     fn as_qemu(file: &File, held: &[i64], minded: &[i64]) -> bool {
         let hold = |byte: &i64| set_lock(file, libc::F_RDLCK, *byte, 1).is_ok();
-        held.iter().all(hold) && minded.iter().all(|byte| !is_held(file, *byte).unwrap())
+        held.iter().all(hold) && minded.iter().all(|byte| !is_held(file, *byte, 1).unwrap())
     }
 
     #[test]

@@ -85,6 +85,9 @@ pub struct BlockOptions {
     pub serial: String,
     /// Uses io_uring when the host permits it.
     pub io_uring: bool,
+    /// Another process has the lock, and releases it before
+    /// [`VirtioDevice::claim_backing`].
+    pub locked_elsewhere: bool,
 }
 
 impl BlockOptions {
@@ -98,6 +101,7 @@ impl BlockOptions {
             queues: 1,
             serial: String::new(),
             io_uring: true,
+            locked_elsewhere: false,
         }
     }
 }
@@ -125,6 +129,12 @@ pub enum BlockError {
     read-only in both"
     )]
     InUse(PathBuf),
+    /// It is not the disk that another process has.
+    #[error(
+        "disk {0} is not locked by the process that has the machine now: it is another file, or \
+    its file system does not show the locks of other hosts"
+    )]
+    NotShared(PathBuf),
     /// The file system has no locks.
     #[error("cannot lock disk {path}")]
     Lock {
@@ -331,5 +341,16 @@ impl VirtioDevice for Block {
             return Err(StateError("it is not the state of a disk"));
         };
         self.geometry.serves(state)
+    }
+
+    fn release_backing(&mut self) {
+        if let Some(disk) = &self.disk {
+            disk.unlock();
+        }
+    }
+
+    fn claim_backing(&mut self) -> Result<(), String> {
+        let claimed = self.disk.as_ref().map(|disk| disk.lock());
+        claimed.unwrap_or(Ok(())).map_err(|error| error.to_string())
     }
 }

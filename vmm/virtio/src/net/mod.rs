@@ -8,6 +8,7 @@
 //! Each pair has a [`Link`]. Where a network has only one link for several pairs, or a
 //! pair's network is elsewhere, the embedder gives each pair a link of its own.
 
+mod announce;
 mod control;
 mod description;
 mod handler;
@@ -344,6 +345,21 @@ impl VirtioDevice for Net {
         };
         persist::restore(&self.shared, state)
     }
+
+    /// Switches learn where its address is.
+    fn announce(&mut self) {
+        let address = Mac(mac_of(&self.shared.configuration));
+        if let Some(link) = self.shared.links.iter().flatten().next() {
+            // A frame that is lost is no reason not to go on.
+            let _ = lock(link).send_bytes(&announce::frame(address));
+        }
+    }
+}
+
+fn mac_of(configuration: &ConfigSpace) -> [u8; 6] {
+    let mut address = [0; 6];
+    configuration.read(0, &mut address);
+    address
 }
 
 impl Shared {

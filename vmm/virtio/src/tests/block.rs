@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::transport::moved;
 use super::{started, to_read, to_write};
+use crate::VirtioDevice;
 use crate::block::{Block, BlockError, BlockOptions};
 use crate::fake_driver::{Buffer, Driver, Machine};
 
@@ -260,6 +261,35 @@ fn a_disk_has_one_writer_or_many_readers() {
     assert!(in_use(&scratch.options()));
     drop(readers);
     Block::open(&scratch.options()).unwrap();
+}
+
+#[test]
+fn a_disk_goes_to_another_process_with_its_lock() {
+    let scratch = Scratch::new();
+    let elsewhere = BlockOptions {
+        locked_elsewhere: true,
+        ..scratch.options()
+    };
+    // Nobody has it: it is another file than the machine's.
+    let opened = Block::open(&elsewhere);
+    assert!(matches!(opened, Err(BlockError::NotShared(_))));
+    let mut old = Block::open(&scratch.options()).unwrap();
+    let mut new = Block::open(&elsewhere).unwrap();
+    let refused = new.claim_backing().unwrap_err();
+    assert!(refused.contains("in use"), "{refused}");
+    old.release_backing();
+    new.claim_backing().unwrap();
+    assert!(old.claim_backing().is_err());
+    // What is left of the old one does not unlock it.
+    drop(old);
+    assert!(matches!(
+        Block::open(&scratch.options()),
+        Err(BlockError::InUse(_))
+    ));
+    drop(new);
+    let mut back = Block::open(&scratch.options()).unwrap();
+    back.release_backing();
+    back.claim_backing().unwrap();
 }
 
 #[test]

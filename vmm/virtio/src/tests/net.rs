@@ -11,6 +11,7 @@ use weft_guest_memory::DeviceMemory;
 
 use super::transport::moved;
 use super::{started, to_read, to_write};
+use crate::VirtioDevice;
 use crate::fake_driver::{Buffer, Driver, Machine};
 use crate::net::{Link, Mac, Net, NetBackEnd, NetError, NetOptions, Stream, User};
 use crate::ring::Segment;
@@ -148,6 +149,15 @@ fn offer_room(driver: &mut Driver, machine: &Machine, queue: usize, length: usiz
     driver.offer(queue, head);
     driver.kick(queue);
     buffer
+}
+
+#[test]
+fn a_network_that_has_come_announces_its_address() {
+    let (mut net, mut far) = network(2);
+    net.announce();
+    // The length, and the shortest frame.
+    assert_eq!(far[0].drain(), 4 + 60);
+    assert_eq!(far[1].drain(), 0);
 }
 
 #[test]

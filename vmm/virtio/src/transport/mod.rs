@@ -270,6 +270,24 @@ impl Transport {
         }
     }
 
+    /// See [`VirtioDevice::announce`].
+    pub fn announce(&self) {
+        lock(&self.state).device.announce();
+    }
+
+    /// See [`VirtioDevice::release_backing`].
+    pub fn release_backing(&self) {
+        lock(&self.state).device.release_backing();
+    }
+
+    /// See [`VirtioDevice::claim_backing`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn claim_backing(&self) -> Result<(), String> {
+        lock(&self.state).device.claim_backing()
+    }
+
     /// Takes the device off the bus, ends its I/O and gives its handlers up: save the
     /// state before.
     /// Threads end when the last reference goes.
