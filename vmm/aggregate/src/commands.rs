@@ -119,6 +119,8 @@ pub enum SliceCommand {
         /// Of the checkpoint.
         identity: [u8; 16],
     },
+    /// While all rest: give the memory of pages back that the slice does not own.
+    KeepOwned,
     /// The guest does not need these pages: give the memory of those that the slice
     /// manages back to the host.
     Reclaim {

@@ -254,6 +254,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         processors: std::thread::available_parallelism().map_or(1, usize::from),
         ram: core.ram.clone(),
         channels: checkpoint.channels,
+        given: None,
     };
     Ok(Assembled { owner, handle })
 }

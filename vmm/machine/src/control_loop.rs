@@ -121,6 +121,7 @@ impl ControlLoop {
                     other => SliceReply::Refused(format!("{other:?}")),
                 });
             }
+            SliceCommand::KeepOwned => drop(self.handle.request(MachineRequest::KeepOwned)?),
             SliceCommand::Reclaim { pages } => {
                 if let Err(error) = self.slice.memory().reclaim(pages.clone()) {
                     return Ok(SliceReply::Refused(error.to_string()));

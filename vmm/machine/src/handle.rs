@@ -10,14 +10,16 @@ use weft_virtio::balloon::BalloonHandle;
 use weft_virtio::console::ConsoleHandle;
 
 use super::checkpoint::{NewCheckpoint, WrittenCheckpoint};
-use super::lifecycle::{Counters, End, MIGRATE, MachineReply, MachineRequest, Refusal, Status};
+use super::lifecycle::{
+    Counters, End, MIGRATE, MOVE_HOME, MachineReply, MachineRequest, Refusal, Status,
+};
 use super::move_report::{
     MOVE_PLATFORM, MOVE_QUEUES, MOVE_TIME, PlatformMoveReport, QueueMove, QueueMoveReport,
     TimeMoveReport, VcpuMoveReport,
 };
 use super::serial_console::SerialInput;
 use super::shutdown::{Ending, Envelope, Input};
-use super::state::MachineState;
+use super::state::{HomeState, MachineState};
 use super::switch_order::{SwitchOrder, Switched};
 
 /// A reference to a machine, for threads outside it. Clones refer to the same machine.
@@ -117,6 +119,14 @@ impl Handle {
         match self.request(MachineRequest::Switch(Box::new(order)))? {
             MachineReply::Switched(switched) => Ok(switched),
             other => Err(misfit(MIGRATE, &other)),
+        }
+    }
+
+    /// Stops the machine and reports its state: see [`MachineRequest::GiveHome`].
+    pub(super) fn give_home(&self, node: usize, ran: bool) -> Result<Box<HomeState>, Refusal> {
+        match self.request(MachineRequest::GiveHome { node, ran })? {
+            MachineReply::HomeGiven(home) => Ok(home),
+            other => Err(misfit(MOVE_HOME, &other)),
         }
     }
 

@@ -32,6 +32,8 @@ mod configuration;
 mod control_loop;
 mod guest;
 mod handle;
+mod handover;
+pub mod home_move;
 mod lifecycle;
 mod machine_core;
 pub mod membership;
@@ -59,6 +61,7 @@ pub mod vcpu;
 mod vcpu_move;
 mod wanted_moves;
 
+use std::fs::File;
 use std::io::Write;
 use std::ops::Range;
 use std::sync::Arc;
@@ -84,7 +87,7 @@ pub use lifecycle::{
 pub use move_report::{
     PlatformMoveReport, QueueMove, QueueMoveReport, TimeMoveReport, VcpuMoveReport,
 };
-pub use state::{MachineState, PartState, SavedMachine, StateError};
+pub use state::{HomeState, MachineState, PartState, SavedMachine, StateError};
 pub use weft_aggregate::commands::VcpuStage;
 pub use weft_aggregate::devices::{DataPath, Disk, Forward, Network, OpenDisks};
 pub use weft_aggregate::{
@@ -113,6 +116,20 @@ pub struct MachineIo {
     pub disks: OpenDisks,
     /// How checkpoints are written, and which one the machine is made from.
     pub checkpoint: CheckpointIo,
+    /// Where guest memory is.
+    pub memory: MemoryFile,
+}
+
+/// The memfd of guest memory.
+#[derive(Default)]
+pub enum MemoryFile {
+    /// Made with the machine, for this process alone.
+    #[default]
+    New,
+    /// An empty one, which another process has as well.
+    Empty(File),
+    /// One with the memory of a machine that goes on here: see [`MachineRequest::TakeHome`].
+    Full(File),
 }
 
 /// Why a machine cannot be made.
@@ -274,7 +291,7 @@ impl Machine {
 
     fn build(
         configuration: &Configuration,
-        io: MachineIo,
+        mut io: MachineIo,
         links: Option<SliceLinks>,
     ) -> Result<Self, MachineError> {
         configuration.validate()?;
@@ -284,11 +301,16 @@ impl Machine {
         if let Some(links) = &links {
             weft_aggregate::check_time(links)?;
         }
-        let is_restored = io.checkpoint.restore.is_some();
+        let goes_on = matches!(io.memory, MemoryFile::Full(_));
+        let is_restored = io.checkpoint.restore.is_some() || goes_on;
         let files = (bootstrap && !is_restored)
             .then(|| guest::Files::open(configuration))
             .transpose()?;
-        let ram = Ram::new(configuration.memory_bytes)?;
+        let size = configuration.memory_bytes;
+        let ram = match std::mem::take(&mut io.memory) {
+            MemoryFile::New => Ram::new(size)?,
+            MemoryFile::Empty(file) | MemoryFile::Full(file) => Ram::of_file(file, size)?,
+        };
         let channel = OwnerChannel::new();
         let slice = links.map(|links| {
             let shutdown = channel.shutdown.clone();

@@ -29,7 +29,7 @@ use super::move_report::{
     MOVE_PLATFORM, MOVE_QUEUES, MOVE_TIME, PlatformMoveReport, QueueMove, QueueMoveReport,
     TimeMoveReport, VcpuMoveReport,
 };
-use super::state::MachineState;
+use super::state::{HomeState, MachineState};
 use super::switch_order::{SwitchOrder, Switched};
 use crate::vcpu::runner::VcpuState;
 
@@ -79,6 +79,11 @@ pub enum End {
     },
     /// A request stopped it.
     Stopped,
+    /// It goes on in a process on another host.
+    Moved {
+        /// What this host calls that one.
+        host: String,
+    },
     /// The machine cannot continue.
     Failed { reason: String },
 }
@@ -91,6 +96,7 @@ impl fmt::Display for End {
             Self::TripleFault { cpu } => write!(formatter, "reset: triple fault of vCPU {cpu}"),
             Self::DebugExit { code } => write!(formatter, "debug exit with code {code}"),
             Self::Stopped => formatter.write_str("stopped"),
+            Self::Moved { host } => write!(formatter, "moved to {host}"),
             Self::Failed { reason } => write!(formatter, "failed: {reason}"),
         }
     }
@@ -159,11 +165,29 @@ pub enum MachineRequest {
     ChangeMembership { change: Change, node: usize },
     /// On the primary: the switch of a migration.
     Switch(Box<SwitchOrder>),
+    /// On the primary, when all pages and vCPUs but its own few pages are on `node`: stops the
+    /// machine, and reports its state, with which another process goes on around that node's
+    /// memory. Until the next of the two requests below, nothing else is carried out.
+    GiveHome {
+        node: usize,
+        /// The machine was paused for this.
+        ran: bool,
+    },
+    /// That process was given up: the machine is as before.
+    TakeHomeBack,
+    /// That process has everything, or may have: the machine is over here.
+    EndGiven(End),
+    /// On that process: frames for the machine come here from now on.
+    AnnounceHome,
+    /// On that process: takes the machine's state. The machine is Paused afterwards.
+    TakeHome(Box<HomeState>),
     /// On the primary: writes guest memory to these files, and saves everything else.
     WriteCheckpoint(Box<NewCheckpoint>),
     /// On a secondary: writes the pages that it manages to the file that came with this
     /// identity.
     WritePages(Identity),
+    /// On a secondary: gives the memory of pages back that it does not own.
+    KeepOwned,
     /// On a secondary: saves one of its vCPUs.
     SaveVcpu(u32),
     /// On a secondary: restores one of its vCPUs.
@@ -182,6 +206,7 @@ pub enum MachineRequest {
 pub(super) const GROW: &str = "grow";
 pub(super) const RELEASE: &str = "release";
 pub(super) const MIGRATE: &str = "migrate";
+pub(super) const MOVE_HOME: &str = "move the machine's home";
 
 /// The name of a change, for refusals.
 pub(super) fn change_name(change: Change) -> &'static str {
@@ -208,6 +233,12 @@ impl MachineRequest {
             Self::MoveQueues(_) | Self::Queues(_) => MOVE_QUEUES,
             Self::ChangeMembership { change, .. } => change_name(*change),
             Self::Switch(_) => MIGRATE,
+            Self::GiveHome { .. }
+            | Self::TakeHomeBack
+            | Self::EndGiven(_)
+            | Self::KeepOwned
+            | Self::AnnounceHome
+            | Self::TakeHome(_) => MOVE_HOME,
             Self::WriteCheckpoint(_) => "save",
             Self::WritePages(_) => "write pages",
             Self::SaveVcpu(_) => "save a vCPU",
@@ -238,6 +269,7 @@ pub enum MachineReply {
     /// The request was carried out; the machine is in this stage now.
     Done(Stage),
     Saved(Box<MachineState>),
+    HomeGiven(Box<HomeState>),
     Moved(VcpuMoveReport),
     TimeMoved(TimeMoveReport),
     PlatformMoved(PlatformMoveReport),

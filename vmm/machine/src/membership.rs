@@ -26,6 +26,7 @@ use super::handle::Handle;
 use super::lifecycle::{End, GROW, MachineRequest, RELEASE, Refusal, Stage, change_name};
 use super::move_report::QueueMove;
 use super::owner::Owner;
+use super::state::HomeState;
 
 /// Longest wait for the link to a node that joins, once its process runs.
 const LINK_WAIT: Duration = Duration::from_secs(20);
@@ -56,6 +57,44 @@ pub trait NodeProcesses: Send + Sync {
 
     /// Ends the process of a node that did not join, or has left.
     fn end(&self, number: usize);
+
+    /// Has the host of node `number` start a process that can take the machine's home, around
+    /// the memory of that node. Returns what this host calls that one.
+    ///
+    /// # Errors
+    /// Why the home stays here; nothing is left.
+    fn prepare_home(&self, number: usize) -> Result<String, String>;
+
+    /// Tells that process that frames for the machine come to its host from now on.
+    fn announce_home(&self, number: usize);
+
+    /// Sends the machine's state there, and waits until the process has taken it.
+    ///
+    /// # Errors
+    /// Whether it can still go on there.
+    fn send_home(&self, number: usize, home: HomeState) -> Result<(), HomeError>;
+
+    /// Lets the process there go on, and waits until it does. A host that cannot be told lets
+    /// it go on, too.
+    ///
+    /// # Errors
+    /// It did not say so.
+    fn let_home_go(&self, number: usize) -> Result<(), String>;
+
+    /// Ends the process that was prepared, if it has not gone on.
+    ///
+    /// # Errors
+    /// Its host does not say that it has ended.
+    fn give_home_up(&self, number: usize) -> Result<(), String>;
+}
+
+/// Why a home did not reach the process that was to take it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HomeError {
+    /// That process has ended: the machine can go on here.
+    Refused(String),
+    /// It is not known whether the machine goes on there, so it must not go on here.
+    Unknown(String),
 }
 
 /// What a change of membership is doing.
@@ -75,6 +114,8 @@ pub enum Activity {
     MovingPages,
     /// All nodes check that nothing is left of it.
     Leaving,
+    /// The rest of the machine goes to a process on the last node's host.
+    MovingHome,
 }
 
 /// How far a change of membership is.

@@ -17,12 +17,13 @@
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use weft_aggregate::Slice;
 use weft_aggregate::commands::SliceCommand;
 use weft_aggregate::membership::Change;
+use weft_aggregate::{PRIMARY, Slice};
 use weft_vcpu::PAGE_SIZE;
 
 use super::handle::Handle;
+use super::home_move::{self, HomeMove};
 use super::lifecycle::{MIGRATE, Refusal};
 use super::membership::{
     Activity, Job, NewNode, NodeProcesses, Until, add_room, check_release, impossible,
@@ -118,6 +119,9 @@ pub struct Migrated {
     pub left: Vec<usize>,
     /// The nodes that stay without vCPUs and memory.
     pub stays: Vec<Stay>,
+    /// The host on which the machine goes on with all that node 0 had, if it does.
+    #[serde(default)]
+    pub home: Option<HomeMove>,
     /// vCPUs that moved.
     pub vcpus: usize,
     /// Bytes of pages that were pushed; those that vCPUs fetched come on top.
@@ -204,6 +208,7 @@ impl Handle {
                 nodes: Vec::new(),
                 left: Vec::new(),
                 stays: Vec::new(),
+                home: None,
                 vcpus: 0,
                 bytes: 0,
                 switched_bytes: 0,
@@ -224,6 +229,7 @@ impl Handle {
             return Err(course.go_back(refusal.of(MIGRATE)));
         }
         course.leave();
+        course.move_home();
         let mut report = course.report;
         report.total_s = begun.elapsed().as_secs_f64();
         Ok(report)
@@ -465,7 +471,7 @@ impl Course<'_> {
 
     /// The sources leave. From here on nothing is undone.
     fn leave(&mut self) {
-        for node in self.sources() {
+        for node in self.sources().into_iter().filter(|node| *node != PRIMARY) {
             let released = match check_release(self.slice, node) {
                 Ok(()) => {
                     let done = self.handle.release(self.processes, node, &Job::default());
@@ -480,6 +486,24 @@ impl Course<'_> {
                 }
                 Err(reason) => self.report.stays.push(Stay { node, reason }),
             }
+        }
+    }
+
+    /// Node 0 leaves, too, where it can.
+    fn move_home(&mut self) {
+        if self.report.nodes.contains(&PRIMARY) {
+            return;
+        }
+        let ways = (self.handle, self.slice, self.processes);
+        match home_move::move_home(ways, self.report.nodes[0], self.job) {
+            Ok(home) => {
+                self.report.left.push(PRIMARY);
+                self.report.home = Some(home);
+            }
+            Err(reason) => self.report.stays.push(Stay {
+                node: PRIMARY,
+                reason,
+            }),
         }
     }
 

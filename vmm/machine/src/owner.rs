@@ -34,6 +34,12 @@ const COMMAND_WAIT: Duration = Duration::from_secs(if cfg!(test) { 4 } else { 10
 /// Longest time in which a vCPU's thread must end.
 const FINISH_WAIT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 5 });
 
+/// A home that was given away.
+pub(super) struct Given {
+    /// The machine ran before.
+    pub ran: bool,
+}
+
 /// The machine's owner: all that its thread needs.
 pub(super) struct Owner {
     pub inputs: Receiver<Input>,
@@ -70,6 +76,8 @@ pub(super) struct Owner {
     ///
     /// [`CheckpointIo::channels`]: super::CheckpointIo::channels
     pub channels: Vec<Option<OwnedFd>>,
+    /// Between [`MachineRequest::GiveHome`] and what follows it.
+    pub given: Option<Given>,
     /// What remains to be done at the end: devices are taken off their buses.
     pub take_down: Box<dyn FnOnce() + Send>,
 }
@@ -113,6 +121,24 @@ impl Owner {
                 return Ok(MachineReply::Pages(
                     self.reports.pages(self.commanding_slice()),
                 ));
+            }
+            (MachineRequest::TakeHomeBack, _) => self.take_home_back()?,
+            (MachineRequest::EndGiven(end), _) => self.end_given(end)?,
+            (_, Stage::Running | Stage::Paused) if self.given.is_some() => {
+                let reason = "it goes on on another host in a moment".to_owned();
+                return Err(Refusal::Impossible {
+                    request: name,
+                    reason,
+                });
+            }
+            (MachineRequest::AnnounceHome, Stage::Built) => self.announce_home(),
+            (MachineRequest::GiveHome { node, ran }, _) => {
+                let given = self.give_home(node, ran)?;
+                return Ok(MachineReply::HomeGiven(Box::new(given)));
+            }
+            (MachineRequest::TakeHome(home), Stage::Built) => {
+                self.take_home(*home)?;
+                self.stage = Stage::Paused;
             }
             (MachineRequest::Faults(from), _) => {
                 return Ok(MachineReply::Faults(
@@ -180,6 +206,7 @@ impl Owner {
                 let written = self.write_checkpoint(name, *checkpoint)?;
                 return Ok(MachineReply::Checkpoint(Box::new(written)));
             }
+            (MachineRequest::KeepOwned, Stage::Built | Stage::Paused) => self.keep_owned()?,
             (MachineRequest::WritePages(identity), Stage::Built | Stage::Paused) => {
                 let written = self.write_own_pages(name, identity)?;
                 return Ok(MachineReply::PagesWritten(written));
@@ -443,7 +470,9 @@ impl Owner {
         let mut reports = std::mem::take(&mut self.reports);
         reports.collect(self.commanding_slice().filter(|_| !lost));
         self.reports = reports;
-        if let Some(slice) = &self.slice {
+        // The node whose memory goes on elsewhere is ended by its host.
+        let has_moved = matches!(end, End::Moved { .. });
+        if let Some(slice) = self.slice.as_ref().filter(|_| !has_moved) {
             if slice.is_primary() {
                 // A secondary that does not reply ends when its links do.
                 let _ = slice.command_all(&SliceCommand::Stop);

@@ -82,6 +82,17 @@ impl MachineState {
     }
 }
 
+/// A machine but its RAM, for a process that is configured alike and has the RAM.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HomeState {
+    /// The machine ran when it was stopped for the move.
+    pub ran: bool,
+    /// See [`SavedMachine::updated`].
+    pub updated: Vec<Range<u64>>,
+    pub state: MachineState,
+}
+
 /// A machine but its RAM, with what a new process needs to make it again.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -87,6 +87,7 @@ fn run(kernel: &Path, initrd: &Path, back_end: BackEndChoice) -> Option<(End, St
         console: None,
         disks: OpenDisks::default(),
         checkpoint: Default::default(),
+        memory: Default::default(),
     };
     let machine = match Machine::new(&configuration, io) {
         Ok(machine) => machine,

@@ -46,6 +46,7 @@ fn io(console: &Kept) -> MachineIo {
         console: None,
         disks: OpenDisks::default(),
         checkpoint: Default::default(),
+        memory: Default::default(),
     }
 }
 

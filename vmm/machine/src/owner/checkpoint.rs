@@ -18,7 +18,7 @@ use crate::vcpu::runner::{VcpuCommand, VcpuState};
 
 impl Owner {
     /// Everything but RAM, of all slices. On the primary.
-    pub(super) fn save(&mut self, request: &'static str) -> Result<MachineState, Refusal> {
+    pub(crate) fn save(&mut self, request: &'static str) -> Result<MachineState, Refusal> {
         let mut vcpus = Vec::new();
         for (vcpu, slice) in self.locations() {
             vcpus.push(match slice == self.number() {
@@ -47,7 +47,7 @@ impl Owner {
 
     /// Refuses a state of other parts before anything changes. A part that refuses its state
     /// ends the machine. On the primary.
-    pub(super) fn restore(
+    pub(crate) fn restore(
         &mut self,
         request: &'static str,
         state: MachineState,

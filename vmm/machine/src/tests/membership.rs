@@ -8,13 +8,15 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use weft_aggregate::devices::{DataPath, Disk};
+use weft_guest_memory::memory_file;
 use weft_platform::clock::Reference;
 use weft_vcpu::PAGE_SIZE;
 use weft_wire::halves::{self, HalvesConfig, Receiver, Sender};
 
-use super::moves::{LEASE, Slices, slice_of};
+use super::moves::{LEASE, Slices, shares, slice_of};
 use super::*;
-use crate::membership::{Activity, Job, NewNode, NodeProcesses};
+use crate::HomeState;
+use crate::membership::{Activity, HomeError, Job, NewNode, NodeProcesses};
 use crate::migration::{Choose, Destination, Migration, Mode};
 
 const NODE: NewNode = NewNode {
@@ -109,10 +111,11 @@ impl NodeProcesses for Here<'_> {
             lent: None,
         };
         let machine = slice_of(
-            self.cpus,
+            shares(self.cpus),
             links,
             self.slices.judge.clone(),
             &Kept::default(),
+            memory_file().unwrap(),
         );
         self.joined.lock().unwrap().push((number, machine));
         Ok(())
@@ -122,6 +125,24 @@ impl NodeProcesses for Here<'_> {
         self.gone.lock().unwrap().insert(number);
         let mut joined = self.joined.lock().unwrap();
         joined.retain(|(other, _)| *other != number);
+    }
+
+    fn prepare_home(&self, _: usize) -> Result<String, String> {
+        Err("all nodes are in one process".into())
+    }
+
+    fn announce_home(&self, _: usize) {}
+
+    fn send_home(&self, _: usize, _: HomeState) -> Result<(), HomeError> {
+        Err(HomeError::Refused("nothing was prepared".into()))
+    }
+
+    fn let_home_go(&self, _: usize) -> Result<(), String> {
+        Err("nothing was prepared".into())
+    }
+
+    fn give_home_up(&self, _: usize) -> Result<(), String> {
+        Ok(())
     }
 }
 

@@ -1,6 +1,7 @@
 //! The life of machines whose vCPUs are scripted: see `scripted`.
 
 mod checkpoint;
+mod handover;
 #[path = "../../tests/support/kept.rs"]
 mod kept;
 mod membership;
@@ -63,6 +64,7 @@ impl Rig {
             console: None,
             disks: OpenDisks::default(),
             checkpoint: Default::default(),
+            memory: Default::default(),
         };
         let machine = Machine::start(Start {
             configuration: &configuration,

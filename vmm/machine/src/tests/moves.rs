@@ -4,13 +4,14 @@
 //! that is lost stops them, and one that comes twice is counted.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use weft_aggregate::devices::Disk;
 use weft_aggregate::{Share, SliceOptions};
-use weft_guest_memory::{GuestBytes, LOCAL_APIC};
+use weft_guest_memory::{GuestBytes, LOCAL_APIC, memory_file};
 use weft_platform::clock::{Reference, host_tsc};
 use weft_vcpu::{BackEnd, Environment, Exit, Kick, Vcpu, VcpuError};
 use weft_wire::halves::{self, HalvesConfig};
@@ -74,8 +75,14 @@ impl Judge {
         [0, 1].map(|vcpu| of(&self.vcpus[vcpu]).load(Ordering::SeqCst))
     }
 
+    /// Nothing was lost or came twice so far.
+    pub(super) fn check(&self) {
+        let faults = self.faults.lock().unwrap();
+        assert!(faults.is_empty(), "{faults:?}");
+    }
+
     /// Waits until both have taken `more` interrupts of each kind.
-    fn wait_for(&self, more: u64) {
+    pub(super) fn wait_for(&self, more: u64) {
         let before = (
             self.counts(|seen| &seen.timers),
             self.counts(|seen| &seen.calls),
@@ -276,6 +283,8 @@ type Ends = BTreeMap<(usize, usize), UnixStream>;
 /// A machine of two vCPUs; `cpus`: how many are on each slice.
 pub(super) struct Slices {
     pub machines: Vec<Machine>,
+    /// Their memory files.
+    pub memory: Vec<File>,
     pub judge: Arc<Judge>,
     /// Slice 0's.
     pub console: Kept,
@@ -352,11 +361,14 @@ impl Slices {
             }
         });
         let all_links: Vec<SliceLinks> = all_links.collect();
+        let memory = cpus.iter().map(|_| memory_file().unwrap());
+        let memory: Vec<File> = memory.collect();
         // At once: they wait for each other's devices.
         let machines = std::thread::scope(|scope| {
-            let start = |links| {
+            let start = |links: SliceLinks| {
                 let (judge, console) = (judge.clone(), &console);
-                scope.spawn(move || slice_of(cpus, links, judge, console))
+                let memory = memory[links.number].try_clone().unwrap();
+                scope.spawn(move || slice_of(shares(cpus), links, judge, console, memory))
             };
             let started: Vec<_> = all_links.into_iter().map(start).collect();
             let joined = started.into_iter().map(|thread| thread.join().unwrap());
@@ -364,6 +376,7 @@ impl Slices {
         });
         let slices = Self {
             machines,
+            memory,
             judge,
             console,
         };
@@ -388,8 +401,7 @@ impl Slices {
     /// Nothing was lost, nothing came twice, and it all goes on.
     pub fn check(&self) {
         self.judge.wait_for(3);
-        let faults = self.judge.faults.lock().unwrap();
-        assert!(faults.is_empty(), "{faults:?}");
+        self.judge.check();
         // One ball: either has at most one more than the other. The two are not read at
         // one moment, so that a third look bounds how far they went meanwhile.
         let before = self.judge.counts(|seen| &seen.calls);
@@ -401,22 +413,29 @@ impl Slices {
     }
 }
 
-pub(super) fn slice_of(
-    cpus: &[u32],
-    links: SliceLinks,
-    judge: Arc<Judge>,
-    console: &Kept,
-) -> Machine {
-    let number = links.number;
+/// Slices with `cpus` vCPUs each, and 64 MiB.
+pub(super) fn shares(cpus: &[u32]) -> Vec<Share> {
     let share = |cpus: &u32| Share {
         cpus: *cpus,
         memory_bytes: SHARE_BYTES,
     };
-    let mut configuration = Configuration::new("none".into(), SHARE_BYTES * cpus.len() as u64);
+    cpus.iter().map(share).collect()
+}
+
+pub(super) fn slice_of(
+    shares: Vec<Share>,
+    links: SliceLinks,
+    judge: Arc<Judge>,
+    console: &Kept,
+    memory: File,
+) -> Machine {
+    let number = links.number;
+    let memory_bytes = shares.iter().map(|share| share.memory_bytes).sum();
+    let mut configuration = Configuration::new("none".into(), memory_bytes);
     configuration.cpus = 2;
     configuration.disks.extend(judge.disk.clone());
-    configuration.slices = cpus.iter().map(share).collect();
-    let ram = Ram::new(configuration.memory_bytes).unwrap();
+    configuration.slices = shares;
+    let ram = Ram::of_file(memory, memory_bytes).unwrap();
     let ends = super::shutdown::OwnerChannel::new();
     let ender = ends.shutdown.clone();
     let options = SliceOptions {
@@ -437,6 +456,7 @@ pub(super) fn slice_of(
             console: None,
             disks: OpenDisks::default(),
             checkpoint: Default::default(),
+            memory: Default::default(),
         },
         ram,
         chosen: Chosen {

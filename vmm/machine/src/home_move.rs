@@ -1,0 +1,99 @@
+//! The last step of a migration to one node on another host: what node 0 has besides vCPUs and
+//! memory goes to a new process there, and node 0 ends. `super::handover` is what the machines
+//! on both sides do.
+//!
+//! ```text
+//!  prepare ─▶ pause, announce, give ─▶ send ─▶ taken ─▶ let go ─▶ goes on there
+//!     │         │       │ refused           (whatever happens here)
+//!     └─────────┴───────┴──▶ goes on here
+//! ```
+
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use weft_aggregate::Slice;
+
+use super::handle::Handle;
+use super::lifecycle::{End, MachineRequest, Refusal, Stage};
+use super::membership::{Activity, HomeError, Job, NodeProcesses};
+
+/// What node 0 has besides vCPUs and memory.
+const HOME: &str = "it has the machine's console, PCI bus and API";
+
+/// A machine that goes on in a process on another host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HomeMove {
+    /// What the old host calls the new one.
+    pub host: String,
+    /// How long the machine stood, at most, in nanoseconds.
+    pub stopped_ns: u64,
+}
+
+/// Moves the home to the host of `node`, which has all else.
+///
+/// # Errors
+/// Why it stays.
+pub(super) fn move_home(
+    (handle, slice, processes): (&Handle, &Slice, &dyn NodeProcesses),
+    node: usize,
+    job: &Job,
+) -> Result<HomeMove, String> {
+    let stays = |reason: String| format!("{HOME}: {reason}");
+    if slice.members().len() != 2 {
+        let reason = "these go to another host only if all else is on one node there";
+        return Err(stays(reason.into()));
+    }
+    job.enter(Activity::MovingHome);
+    let host = processes.prepare_home(node).map_err(stays)?;
+    hand_over(handle, processes, node, host).map_err(stays)
+}
+
+fn hand_over(
+    handle: &Handle,
+    processes: &dyn NodeProcesses,
+    node: usize,
+    host: String,
+) -> Result<HomeMove, String> {
+    let begun = Instant::now();
+    let request = |request| {
+        handle
+            .request(request)
+            .map_err(|refusal| refusal.to_string())
+    };
+    let given = (|| -> Result<_, Refusal> {
+        let ran = handle.status()?.stage == Stage::Running;
+        if ran {
+            handle.request(MachineRequest::Pause)?;
+        }
+        // As early as the machine sends nothing more from here.
+        processes.announce_home(node);
+        handle.give_home(node, ran)
+    })();
+    let home = given.map_err(|refusal| {
+        // Its host ends it with this process, at the latest.
+        let _ = processes.give_home_up(node);
+        refusal.to_string()
+    })?;
+    match processes.send_home(node, *home) {
+        Ok(()) => {}
+        Err(HomeError::Refused(reason)) => {
+            request(MachineRequest::TakeHomeBack)?;
+            return Err(reason);
+        }
+        Err(HomeError::Unknown(reason)) => {
+            let reason = format!("{reason}; `weft vm list` on {host} says whether it goes on");
+            let end = End::Failed {
+                reason: reason.clone(),
+            };
+            request(MachineRequest::EndGiven(end))?;
+            return Err(reason);
+        }
+    }
+    // From here on it goes on there, whatever happens here.
+    request(MachineRequest::EndGiven(End::Moved { host: host.clone() }))?;
+    processes.let_home_go(node)?;
+    Ok(HomeMove {
+        host,
+        stopped_ns: begun.elapsed().as_nanos() as u64,
+    })
+}
