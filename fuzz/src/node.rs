@@ -5,7 +5,8 @@ use std::path::Path;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use weft_node::config::{Config, SLICES_MAX};
-use weft_node::protocol::{DaemonReply, DaemonRequest, MachineJoin, MachineStart};
+use weft_node::monitor_protocol::HomeStep;
+use weft_node::protocol::{DaemonReply, DaemonRequest, HomeRequest, MachineJoin, MachineStart};
 use weft_wire::keys::PublicKey;
 
 use crate::random::Random;
@@ -46,7 +47,7 @@ pub fn config(input: &[u8]) {
 
 /// Requests and replies of every shape that has one.
 pub fn valid_session(random: &mut Random) -> Vec<u8> {
-    match random.below(8) {
+    match random.below(10) {
         0 => text(&DaemonRequest::Open {
             command: "sort".into(),
             node: random.below(20) as u32,
@@ -72,7 +73,24 @@ pub fn valid_session(random: &mut Random) -> Vec<u8> {
             free_pages: random.next(),
             why: "memory".into(),
         }),
-        6 => text(&DaemonReply::Started {
+        6 => text(&DaemonRequest::Home(Box::new(HomeRequest {
+            request: random.next(),
+            name: "m".into(),
+            settings: "{}".into(),
+            step: match random.below(3) {
+                0 => HomeStep::Prepare,
+                1 => HomeStep::LetGo,
+                _ => HomeStep::State {
+                    part: "{".into(),
+                    is_last: random.below(2) == 0,
+                },
+            },
+        }))),
+        7 => text(&DaemonReply::HomeFailed {
+            request: random.next(),
+            reason: "no room".into(),
+        }),
+        8 => text(&DaemonReply::Started {
             pid: random.next() as u32,
         }),
         _ => text(&DaemonReply::Ended {

@@ -12,30 +12,50 @@ use anyhow::Context;
 use weft_aggregate::Slice;
 use weft_api::{ChangeView, Failure};
 use weft_confine::{ThreadKind, lock};
-use weft_machine::membership::{Job, NewNode, NodeProcesses};
+use weft_console::Output;
+use weft_machine::membership::{HomeError, Job, NewNode, NodeProcesses};
 use weft_machine::migration::Migration;
-use weft_machine::{Handle, Machine};
-use weft_node::monitor_protocol::{Control, LauncherMessage, MonitorMessage, SliceBoot};
+use weft_machine::{Handle, HomeState, Machine};
+use weft_node::monitor_protocol::{Control, HomeStep, LauncherMessage, MonitorMessage, SliceBoot};
 
 use crate::links;
+use crate::takeover::Departure;
 
 /// Longest wait for the process of a node: hosts are asked, it starts and measures its clock.
 const START_WAIT: Duration = Duration::from_secs(30);
+/// Longest wait for a step of the move of the machine's home; daemons have shorter ones.
+const HOME_WAIT: Duration = Duration::from_secs(30);
+/// Longest wait for a change that ended the machine here: its last step, and the command that
+/// asks what came of it.
+const LINGER_CHANGE: Duration = Duration::from_secs(40);
+const LINGER_READER: Duration = Duration::from_secs(1);
 /// How often a thread that waits looks whether its request was cancelled.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What the launcher has said of the node that node 0 asked for.
+/// What the launcher says to a request of node 0.
+pub enum Reply {
+    /// The process of a node runs, or a step of the home's move is over.
+    Ready,
+    /// A process is ready to take the machine's home, on this host.
+    HomeReady(String),
+    /// It was not done, and nothing is left of it.
+    Failed(String),
+    /// The host that was asked does not answer.
+    Lost(String),
+}
+
+/// What the launcher has said to the last request of node 0.
 #[derive(Default)]
 pub struct Replies {
     last: Mutex<LastRequest>,
     changed: Condvar,
 }
 
-/// The last request for a node, and its outcome once the launcher has replied.
+/// The last request, and the reply once it has come.
 #[derive(Default)]
 struct LastRequest {
     number: u64,
-    outcome: Option<Result<(), String>>,
+    reply: Option<Reply>,
 }
 
 impl Replies {
@@ -45,17 +65,33 @@ impl Replies {
         let number = last.number + 1;
         *last = LastRequest {
             number,
-            outcome: None,
+            reply: None,
         };
         number
     }
 
     /// A reply. One to a request that was cancelled comes too late.
-    fn put(&self, request: u64, outcome: Result<(), String>) {
+    fn put(&self, request: u64, reply: Reply) {
         let mut last = lock(&self.last);
         if last.number == request {
-            last.outcome = Some(outcome);
+            last.reply = Some(reply);
             self.changed.notify_all();
+        }
+    }
+
+    /// Waits for the reply; `None` if none has come within `bound`, or once `is_cancelled`.
+    fn wait(&self, bound: Duration, is_cancelled: impl Fn() -> bool) -> Option<Reply> {
+        let deadline = Instant::now() + bound;
+        let mut last = lock(&self.last);
+        loop {
+            if let Some(reply) = last.reply.take() {
+                return Some(reply);
+            }
+            if Instant::now() > deadline || is_cancelled() {
+                return None;
+            }
+            let waited = self.changed.wait_timeout(last, LOOK);
+            last = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
@@ -106,17 +142,23 @@ impl Listener {
                         self.control.say(&MonitorMessage::Said(reason));
                     }
                 }
-                LauncherMessage::NodeReady { request } => self.reply(request, Ok(())),
+                LauncherMessage::NodeReady { request } => self.reply(request, Reply::Ready),
                 LauncherMessage::NodeFailed { request, reason } => {
-                    self.reply(request, Err(reason));
+                    self.reply(request, Reply::Failed(reason));
+                }
+                LauncherMessage::HomeReady { request, host } => {
+                    self.reply(request, Reply::HomeReady(host));
+                }
+                LauncherMessage::HomeLost { request, reason } => {
+                    self.reply(request, Reply::Lost(reason));
                 }
             }
         }
     }
 
-    fn reply(&self, request: u64, outcome: Result<(), String>) {
+    fn reply(&self, request: u64, reply: Reply) {
         if let Some(replies) = &self.replies {
-            replies.put(request, outcome);
+            replies.put(request, reply);
         }
     }
 }
@@ -127,6 +169,9 @@ pub struct Launcher {
     pub replies: Arc<Replies>,
     /// The vCPUs are KVM's.
     pub is_kvm: bool,
+    pub console: Output,
+    /// The console is the terminal of the command that started the machine.
+    pub has_terminal: bool,
 }
 
 impl NodeProcesses for Launcher {
@@ -144,23 +189,16 @@ impl NodeProcesses for Launcher {
             host: node.host.clone(),
             memory_bytes: node.memory_bytes,
         });
-        let deadline = Instant::now() + START_WAIT;
-        let mut last = lock(&self.replies.last);
-        loop {
-            if let Some(outcome) = last.outcome.take() {
-                return outcome;
-            }
-            let is_late = Instant::now() > deadline;
-            if is_late || job.is_cancelled() {
-                drop(last);
+        match self.replies.wait(START_WAIT, || job.is_cancelled()) {
+            Some(Reply::Failed(reason) | Reply::Lost(reason)) => Err(reason),
+            Some(Reply::Ready | Reply::HomeReady(_)) => Ok(()),
+            None => {
                 self.end(number as usize);
-                return Err(match is_late {
-                    true => format!("it did not begin within {} s", START_WAIT.as_secs()),
-                    false => "it was cancelled".into(),
-                });
+                Err(match job.is_cancelled() {
+                    true => "it was cancelled".into(),
+                    false => format!("it did not begin within {} s", START_WAIT.as_secs()),
+                })
             }
-            let waited = self.replies.changed.wait_timeout(last, LOOK);
-            last = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -168,6 +206,78 @@ impl NodeProcesses for Launcher {
         let number = number as u32;
         self.control.say(&MonitorMessage::EndNode { number });
     }
+
+    fn prepare_home(&self, number: usize) -> Result<String, String> {
+        if self.has_terminal {
+            return Err("its console is the terminal of `weft vm run`".into());
+        }
+        match self.move_home(number, vec![HomeStep::Prepare]) {
+            Some(Reply::HomeReady(host)) => Ok(host),
+            Some(Reply::Failed(reason) | Reply::Lost(reason)) => Err(reason),
+            Some(Reply::Ready) | None => {
+                self.give_home_up(number)?;
+                Err(late())
+            }
+        }
+    }
+
+    fn announce_home(&self, number: usize) {
+        self.say_home(self.replies.begin(), number, HomeStep::Announce);
+    }
+
+    fn send_home(&self, number: usize, home: HomeState) -> Result<(), HomeError> {
+        let state = serde_json::to_string(&Departure::new(home, &self.console));
+        let state = state.map_err(|error| HomeError::Refused(error.to_string()))?;
+        match self.move_home(number, HomeStep::parts(&state)) {
+            Some(Reply::Ready) => Ok(()),
+            Some(Reply::Failed(reason)) => Err(HomeError::Refused(reason)),
+            Some(Reply::Lost(reason)) => Err(HomeError::Unknown(reason)),
+            Some(Reply::HomeReady(_)) | None => Err(match self.give_home_up(number) {
+                Ok(()) => HomeError::Refused(late()),
+                Err(reason) => HomeError::Unknown(reason),
+            }),
+        }
+    }
+
+    fn let_home_go(&self, number: usize) -> Result<(), String> {
+        match self.move_home(number, vec![HomeStep::LetGo]) {
+            Some(Reply::Ready | Reply::HomeReady(_)) => Ok(()),
+            Some(Reply::Failed(reason) | Reply::Lost(reason)) => Err(reason),
+            None => Err(late()),
+        }
+    }
+
+    fn give_home_up(&self, number: usize) -> Result<(), String> {
+        match self.move_home(number, vec![HomeStep::GiveUp]) {
+            // That is how a daemon says that the process has ended.
+            Some(Reply::Failed(_)) => Ok(()),
+            Some(Reply::Lost(reason)) => Err(reason),
+            Some(Reply::Ready | Reply::HomeReady(_)) | None => Err(late()),
+        }
+    }
+}
+
+impl Launcher {
+    /// Asks for steps of the move of the machine's home, of which the last has a reply.
+    fn move_home(&self, number: usize, steps: Vec<HomeStep>) -> Option<Reply> {
+        let request = self.replies.begin();
+        for step in steps {
+            self.say_home(request, number, step);
+        }
+        self.replies.wait(HOME_WAIT, || false)
+    }
+
+    fn say_home(&self, request: u64, number: usize, step: HomeStep) {
+        self.control.say(&MonitorMessage::Home {
+            request,
+            number: number as u32,
+            step,
+        });
+    }
+}
+
+fn late() -> String {
+    format!("its host did not reply within {} s", HOME_WAIT.as_secs())
 }
 
 /// What is asked for.
@@ -182,6 +292,8 @@ struct Current {
     job: Arc<Job>,
     /// What came of it, once it is over.
     view: ChangeView,
+    /// A client has asked since it is over.
+    is_read: bool,
 }
 
 /// Changes of nodes, one after the other, on a thread of their own.
@@ -228,21 +340,36 @@ impl Changes {
         *current = Some(Current {
             job,
             view: view.clone(),
+            is_read: false,
         });
         Ok(view)
     }
 
     /// How far it is.
     pub fn view(&self) -> Result<ChangeView, Failure> {
-        let current = lock(&self.current);
-        let last = current.as_ref();
+        let mut current = lock(&self.current);
+        let last = current.as_mut();
         let last = last.ok_or_else(|| {
             Failure::Conflict("no node has joined or left, and the machine has not migrated".into())
         })?;
+        last.is_read = last.view.is_over();
         Ok(ChangeView {
             progress: last.job.view(),
             ..last.view.clone()
         })
+    }
+
+    /// Waits until the change that ended the machine here is over, and what came of it was read.
+    pub fn linger(&self) {
+        let wait = |bound, is_done: fn(&Current) -> bool| {
+            let deadline = Instant::now() + bound;
+            let is_done = || lock(&self.current).as_ref().is_none_or(is_done);
+            while !is_done() && Instant::now() < deadline {
+                std::thread::sleep(LOOK);
+            }
+        };
+        wait(LINGER_CHANGE, |last| last.view.is_over());
+        wait(LINGER_READER, |last| last.is_read);
     }
 
     /// Asks for its end.

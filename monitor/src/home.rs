@@ -17,10 +17,11 @@ use weft_api::{BackEndView, ConsoleView, Control, Server};
 use weft_confine::{ThreadKind, privilege};
 use weft_console::{ConsoleEndpoint, ConsoleThread, Output, Port};
 use weft_machine::{
-    CheckpointIo, End, Handle, Machine, MachineIo, MachineRequest, MachineState, OpenDisks,
+    CheckpointIo, End, Handle, Machine, MachineIo, MachineRequest, MachineState, MemoryFile,
+    OpenDisks,
 };
 use weft_monitor::outcome::Outcome;
-use weft_monitor::settings::{OwnSettings, SliceSettings};
+use weft_monitor::settings::{OwnSettings, SliceSettings, User};
 use weft_monitor::trace::Trace;
 use weft_node::launch::is_ignored;
 use weft_node::monitor_protocol::{Control as LauncherControl, SliceBoot, Sockets};
@@ -28,7 +29,8 @@ use weft_node::monitor_protocol::{Control as LauncherControl, SliceBoot, Sockets
 use crate::attendance::{Endable, Event, attend};
 use crate::control::{Controlled, Typed};
 use crate::growth::{Changes, Launcher, Replies};
-use crate::{die_with, growth, links, restore};
+use crate::takeover::Takeover;
+use crate::{die_with, growth, lent, links, restore};
 
 /// How long the thread that waits for the end waits at one time.
 const WAIT: Duration = Duration::from_secs(3600);
@@ -47,7 +49,7 @@ pub fn live(
     signals()
         .thread_block()
         .context("cannot take over signals")?;
-    let mut outlets = Outlets::of(sockets, own.console.is_some())?;
+    let mut outlets = Outlets::of(sockets, &own)?;
     let prepared = prepare(control, own, boot, settings, links, &mut outlets, parent)?;
     let bytes = serde_json::to_vec(&prepared.run()).unwrap_or_default();
     // The parent has gone when nobody reads it.
@@ -70,21 +72,31 @@ struct Outlets {
     api: Option<UnixListener>,
     /// Of the console, where it is a socket and until it is served.
     console: Option<UnixListener>,
+    /// Of a machine that comes from another host.
+    takeover: Option<Takeover>,
     /// To the other nodes of this host, in their order, for files of checkpoints.
     channels: Vec<OwnedFd>,
 }
 
 impl Outlets {
     /// In the order in which they are given.
-    fn of(sockets: Vec<OwnedFd>, has_console: bool) -> anyhow::Result<Outlets> {
+    fn of(sockets: Vec<OwnedFd>, own: &OwnSettings) -> anyhow::Result<Outlets> {
         let mut sockets = sockets.into_iter();
         let word = sockets.next().context("there is no socket for the end")?;
+        let api = sockets.next().map(Into::into);
+        let mut next_if = |is_there: bool| is_there.then(|| sockets.next()).flatten();
+        let console = next_if(own.console.is_some()).map(Into::into);
+        let has_come = own.comes_to.is_some();
+        let comes = next_if(has_come).zip(next_if(has_come));
+        anyhow::ensure!(
+            comes.is_some() == has_come,
+            "there is no memory of the machine that comes here"
+        );
         Ok(Outlets {
             word: word.into(),
-            api: sockets.next().map(Into::into),
-            console: has_console
-                .then(|| sockets.next().map(Into::into))
-                .flatten(),
+            api,
+            console,
+            takeover: comes.map(|(memory, socket)| Takeover::new(memory, socket)),
             channels: sockets.collect(),
         })
     }
@@ -100,8 +112,41 @@ struct Prepared {
     console_thread: ConsoleThread,
     api: Server,
     events: Receiver<Event>,
-    /// What it continues from, if it was saved.
-    restored: Option<MachineState>,
+    start: Start,
+}
+
+/// How a machine begins.
+enum Start {
+    /// With its kernel's first instruction.
+    Boot,
+    /// Where it was saved.
+    Restore(Box<MachineState>),
+    /// Where it stands on another host.
+    TakeOver(Takeover),
+}
+
+impl Start {
+    fn of(takeover: Option<Takeover>, restored: Option<MachineState>) -> Self {
+        match (takeover, restored) {
+            (Some(takeover), _) => Self::TakeOver(takeover),
+            (None, Some(state)) => Self::Restore(Box::new(state)),
+            (None, None) => Self::Boot,
+        }
+    }
+
+    /// Has the machine run.
+    fn carry_out(self, handle: &Handle, console: &Output) -> Result<(), String> {
+        let request = |request| {
+            let done = handle.request(request);
+            done.map(drop).map_err(|refusal| refusal.to_string())
+        };
+        match self {
+            Self::Boot => request(MachineRequest::Run),
+            Self::Restore(state) => request(MachineRequest::Restore(state))
+                .and_then(|()| request(MachineRequest::Resume)),
+            Self::TakeOver(takeover) => takeover.take(handle, console),
+        }
+    }
 }
 
 fn prepare(
@@ -120,20 +165,43 @@ fn prepare(
     if let Some(text) = &own.ready {
         output.expect(text);
     }
+    // The user that started it, real and effective, before root is given up.
+    let owners = [Uid::effective(), Uid::current()];
+    let become_user = |user: Option<User>| -> anyhow::Result<()> {
+        if let Some(user) = user {
+            privilege::become_user(&user.into())?;
+            // A change of user undoes it.
+            die_with(parent)?;
+        }
+        Ok(())
+    };
+    let links = links::open(links, boot, &settings)?;
+    let configuration = settings.configuration;
+    let (user, disks) = match &own.comes_to {
+        None => (own.user, OpenDisks::default()),
+        // What a lender allows is opened as the user that its slice was.
+        Some(lender) => {
+            become_user(own.user)?;
+            let disks = OpenDisks::locked_elsewhere();
+            (None, lent::open(&configuration, 0, lender, disks)?)
+        }
+    };
     let restored = own.restore.as_deref().map(restore::open).transpose()?;
     let (restore, restored) = restored.unzip();
     let channels = std::mem::take(&mut outlets.channels);
     let io = MachineIo {
         serial: Box::new(output.port(Port::Serial)),
         console: Some(Box::new(output.port(Port::Virtio))),
-        disks: OpenDisks::default(),
+        disks,
         checkpoint: CheckpointIo {
             channels: channels.into_iter().map(Some).collect(),
             restore,
         },
+        memory: match outlets.takeover.as_mut().and_then(|it| it.memory.take()) {
+            Some(memory) => MemoryFile::Full(memory),
+            None => MemoryFile::New,
+        },
     };
-    let links = links::open(links, boot, &settings)?;
-    let configuration = settings.configuration;
     let machine = match links {
         None => Machine::new(&configuration, io)?,
         Some(links) => Machine::of_slice(&configuration, io, links)?,
@@ -145,15 +213,11 @@ fn prepare(
         control: control.clone(),
         replies,
         is_kvm: machine.back_end() == "kvm",
+        console: output.clone(),
+        has_terminal: own.console.is_none(),
     };
     let changes = Changes::start(handle.clone(), launcher)?;
-    // The user that started it, real and effective, before root is given up.
-    let owners = [Uid::effective(), Uid::current()];
-    if let Some(user) = own.user {
-        privilege::become_user(&user.into())?;
-        // A change of user undoes it.
-        die_with(parent)?;
-    }
+    become_user(user)?;
     let (console, endpoint) = match outlets.console.take().zip(own.console) {
         None => (ConsoleView::Stdio, ConsoleEndpoint::Standard),
         Some((listener, path)) => (
@@ -212,7 +276,7 @@ fn prepare(
         console_thread,
         api,
         events,
-        restored,
+        start: Start::of(outlets.takeover.take(), restored),
     })
 }
 
@@ -243,14 +307,9 @@ fn watch(handle: &Handle, wake: Sender<Event>) -> anyhow::Result<()> {
 
 impl Prepared {
     /// Runs the machine to its end.
-    fn run(mut self) -> Outcome {
+    fn run(self) -> Outcome {
         let handle = &self.controlled.handle;
-        let asked = match self.restored.take() {
-            None => handle.request(MachineRequest::Run),
-            Some(state) => handle
-                .request(MachineRequest::Restore(Box::new(state)))
-                .and_then(|_| handle.request(MachineRequest::Resume)),
-        };
+        let asked = self.start.carry_out(handle, &self.output);
         self.controlled.started.store(true, Ordering::SeqCst);
         let first = self.controlled.handle.first_instruction();
         let running = first.unwrap_or_else(Instant::now);
@@ -260,24 +319,28 @@ impl Prepared {
         // A machine that was given up answers nothing.
         let mut answers = true;
         let (end, signal) = match asked {
-            Ok(_) => {
+            Ok(()) => {
                 let attended = attend(&self.events, &*self.controlled);
                 answers = self.controlled.end().is_some();
                 attended
             }
-            Err(refusal) => {
+            Err(reason) => {
                 // A machine that had ended already says why; a refusal only that.
-                let reason = refusal.to_string();
                 let end = self.controlled.end();
                 (end.unwrap_or(End::Failed { reason }), None)
             }
         };
+        if let End::Moved { .. } = end {
+            self.controlled.changes.linger();
+        }
         let run_time_s = running.elapsed().as_secs_f64();
         let status = answers.then(|| self.controlled.status().ok()).flatten();
         let guest_time_s = status.map_or(0.0, |status| status.guest_time_ns as f64 / 1e9);
         let counters = answers.then(|| self.controlled.counters().ok()).flatten();
         let counters = counters.map_or_else(BTreeMap::new, |counters| counters.counters);
-        let trace = answers.then(|| self.trace(run_time_s)).flatten();
+        let trace = answers
+            .then(|| trace(&self.controlled, run_time_s))
+            .flatten();
         // Answers that tell of the end go out; then the last of the console.
         self.api.finish();
         drop(self.machine);
@@ -297,14 +360,14 @@ impl Prepared {
             trace,
         }
     }
+}
 
-    fn trace(&self, seconds: f64) -> Option<Box<Trace>> {
-        let configuration = &self.controlled.configuration;
-        configuration.trace.then(|| {
-            let kept = Trace::kept(&self.controlled.handle, configuration, seconds);
-            Box::new(kept)
-        })
-    }
+fn trace(controlled: &Controlled, seconds: f64) -> Option<Box<Trace>> {
+    let configuration = &controlled.configuration;
+    configuration.trace.then(|| {
+        let kept = Trace::kept(&controlled.handle, configuration, seconds);
+        Box::new(kept)
+    })
 }
 
 impl Endable for Controlled {

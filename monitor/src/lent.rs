@@ -8,7 +8,7 @@ use anyhow::{Context, ensure};
 use weft_machine::{BackEndChoice, Configuration, Network, OpenDisks};
 use weft_node::consent::Lender;
 
-/// Opens the disks of slice `number`, and refuses it if its lender does not allow a
+/// Adds the disks of slice `number` to `open`, and refuses it if its lender does not allow a
 /// disk or network of its.
 ///
 /// # Errors
@@ -18,6 +18,7 @@ pub fn open(
     configuration: &Configuration,
     number: usize,
     lender: &Lender,
+    mut open: OpenDisks,
 ) -> anyhow::Result<OpenDisks> {
     ensure!(
         configuration.back_end != BackEndChoice::Kvm,
@@ -35,7 +36,6 @@ pub fn open(
         let permit = lender.disk(&disk.path, !disk.read_only)?;
         permitted.push((index, disk.open_flags(), permit));
     }
-    let mut open = OpenDisks::default();
     for (index, flags, permit) in permitted {
         let path = configuration.disks[index].path.display();
         let file = permit.open(flags);

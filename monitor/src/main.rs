@@ -11,6 +11,7 @@
 //! | [`lent`] | what of its host the node of another host's machine may open |
 //! | [`links`] | a node's links, opened |
 //! | [`restore`] | the checkpoint that a machine is made from |
+//! | [`takeover`] | a machine that comes from another host for good |
 //!
 //! It opens what it needs, then confines itself, and runs guest instructions last. It
 //! is executed, not forked from its launcher: nothing of the launcher's memory is in
@@ -24,6 +25,7 @@ mod lent;
 mod links;
 mod restore;
 mod slice;
+mod takeover;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -73,7 +75,7 @@ fn live(control: &Arc<Control>, parent: Pid) -> anyhow::Result<()> {
     match &boot.terms {
         Terms::Lent(loan) => {
             begin_tsc_measurement();
-            slice::lent(control, &boot, loan, settings, links)
+            slice::lent(control, &boot, loan, settings, (links, sockets))
         }
         Terms::Own(own) => {
             let own: OwnSettings =

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use weft_confine::Mode;
 use weft_confine::privilege::Identity;
 use weft_machine::Configuration;
+use weft_node::consent::Lender;
 use weft_platform::clock::{Reference, TscMeasurement, monotonic};
 
 /// To all of them, on every host.
@@ -44,6 +45,9 @@ pub struct OwnSettings {
     pub restore: Option<PathBuf>,
     /// Where the console's socket is, if it has one.
     pub console: Option<PathBuf>,
+    /// Of a machine that comes from another host: what it may open here. Its memory file and
+    /// the socket to the daemon are among the sockets.
+    pub comes_to: Option<Lender>,
 }
 
 /// What happens to a system call that a thread has no business with.

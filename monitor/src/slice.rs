@@ -9,7 +9,7 @@ use anyhow::Context;
 use nix::unistd::Pid;
 use weft_aggregate::SliceLinks;
 use weft_confine::{Mode, ThreadKind, privilege};
-use weft_machine::{CheckpointIo, Configuration, End, Machine, MachineIo, OpenDisks};
+use weft_machine::{CheckpointIo, Configuration, End, Machine, MachineIo, MemoryFile, OpenDisks};
 use weft_monitor::settings::{OwnSettings, SliceSettings};
 use weft_node::monitor_protocol::{Control, Loan, MonitorMessage, SliceBoot, Sockets};
 use weft_node::size::format_bytes;
@@ -39,7 +39,8 @@ pub fn own(
         restore: restore.map(|(restore, _)| restore),
     };
     let disks = OpenDisks::default();
-    let machine = build(&settings.configuration, disks, checkpoint, links)?;
+    let files = (disks, checkpoint, MemoryFile::New);
+    let machine = build(&settings.configuration, files, links)?;
     growth::listen(control, &machine, boot, None)?;
     if let Some(user) = own.user {
         privilege::become_user(&user.into())?;
@@ -61,8 +62,10 @@ pub fn lent(
     boot: &SliceBoot,
     loan: &Loan,
     settings: SliceSettings,
-    sockets: Sockets,
+    (sockets, files): (Sockets, Vec<OwnedFd>),
 ) -> anyhow::Result<()> {
+    let memory = files.into_iter().next();
+    let memory = memory.context("its daemon sent no file for guest memory")?;
     let configuration = &settings.configuration;
     let number = boot.number as usize;
     configuration.validate()?;
@@ -71,14 +74,16 @@ pub fn lent(
     if !reference.is_here() {
         reference.check(measure_host_tsc())?;
     }
-    let disks = lent::open(configuration, number, &loan.lender)
+    let disks = lent::open(configuration, number, &loan.lender, OpenDisks::default())
         .with_context(|| format!("for user {}", nix::unistd::geteuid()))?;
     weft_confine::prepare(Mode::Enforce)?;
     let links = links::open(sockets, boot, &settings)?.context("there are no links")?;
     // Before the machine is put together: slice 0, which is started next, is asked
     // for what its devices are.
     control.say(&MonitorMessage::Ready);
-    let machine = build(configuration, disks, CheckpointIo::default(), links)?;
+    let checkpoint = CheckpointIo::default();
+    let memory = MemoryFile::Empty(memory.into());
+    let machine = build(configuration, (disks, checkpoint, memory), links)?;
     growth::listen(control, &machine, boot, None)?;
     weft_confine::enter(ThreadKind::Main)?;
     if let End::Failed { reason } = wait(machine) {
@@ -113,8 +118,7 @@ fn fits(configuration: &Configuration, boot: &SliceBoot, loan: &Loan) -> anyhow:
 
 fn build(
     configuration: &Configuration,
-    disks: OpenDisks,
-    checkpoint: CheckpointIo,
+    (disks, checkpoint, memory): (OpenDisks, CheckpointIo, MemoryFile),
     links: SliceLinks,
 ) -> anyhow::Result<Machine> {
     let io = MachineIo {
@@ -122,6 +126,7 @@ fn build(
         console: None,
         disks,
         checkpoint,
+        memory,
     };
     Ok(Machine::of_slice(configuration, io, links)?)
 }

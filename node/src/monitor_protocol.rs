@@ -8,6 +8,8 @@
 //!                               ◀──    Said, at any time after Ready
 //!                               ◀──    StartNode, EndNode (node 0)
 //! Link, NodeReady, NodeFailed   ──▶    a node joins
+//!                               ◀──    Home (node 0)          its part of the machine
+//! HomeReady, HomeLost           ──▶                           goes to another host
 //! ```
 //!
 //! One packet is one message. The version of what starts it is on its command line,
@@ -127,6 +129,134 @@ pub enum MonitorMessage {
     },
     /// Node 0 says that a node did not join, or has left: its process ends.
     EndNode { number: u32 },
+    /// Node 0 asks for a step of the move of its part to the host of node `number`. The launcher
+    /// answers `Prepare` with `HomeReady`, the others with `NodeReady`, and all of them with
+    /// `NodeFailed` or `HomeLost`. Of a state only the last part has an answer.
+    Home {
+        request: u64,
+        number: u32,
+        step: HomeStep,
+    },
+    /// A process that takes node 0's part has taken its state.
+    HomeTaken,
+    /// The same: its guest runs.
+    HomeRuns,
+}
+
+/// A step of the move of node 0's part to another host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HomeStep {
+    /// Start a process that can take it.
+    Prepare,
+    /// The machine stands: frames for it come to that process's host from now on. No answer.
+    Announce,
+    /// A part of the machine's state, as text that only monitors read.
+    State { part: String, is_last: bool },
+    /// Let that process go on.
+    LetGo,
+    /// End it.
+    GiveUp,
+}
+
+/// Longest part of a state in one message: escaped, it has room in a packet.
+const PART_BYTES: usize = 10 << 10;
+
+impl HomeStep {
+    /// A state in parts.
+    pub fn parts(state: &str) -> Vec<HomeStep> {
+        let mut parts = Vec::new();
+        let mut rest = state;
+        loop {
+            let mut length = rest.len().min(PART_BYTES);
+            while !rest.is_char_boundary(length) {
+                length -= 1;
+            }
+            let (part, later) = rest.split_at(length);
+            parts.push(HomeStep::State {
+                part: part.to_owned(),
+                is_last: later.is_empty(),
+            });
+            if later.is_empty() {
+                return parts;
+            }
+            rest = later;
+        }
+    }
+}
+
+/// What a process is told that is to take the home of a machine from another host: first on
+/// its standard input, with the memory file of the node that has the machine's memory.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct HomeOrder {
+    /// What the machine is called.
+    pub name: String,
+    /// Its settings, for all nodes.
+    pub settings: String,
+    /// What the node was lent.
+    pub loan: Loan,
+    /// The user that the node runs as, where the daemon is root.
+    pub user: Option<u32>,
+    pub lease_ms: u32,
+}
+
+/// Longest wait until a packet that follows others has room in a socket.
+const ROOM_BOUND: Duration = Duration::from_secs(5);
+
+/// Sends a step, when there is room for it.
+///
+/// # Errors
+/// The receiver has gone, or does not receive.
+pub fn send_step(socket: BorrowedFd<'_>, step: &HomeStep) -> io::Result<()> {
+    send_when_writable(socket, &serde_json::to_vec(step)?)
+}
+
+fn send_when_writable(socket: BorrowedFd<'_>, packet: &[u8]) -> io::Result<()> {
+    let deadline = Instant::now() + ROOM_BOUND;
+    loop {
+        match sys::send_with_descriptors(socket, packet, &[]) {
+            Err(error)
+                if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline =>
+            {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            sent => return sent,
+        }
+    }
+}
+
+/// Sends an order.
+///
+/// # Errors
+/// Too much of it, or the process has gone.
+pub fn send_order(
+    socket: BorrowedFd<'_>,
+    order: &HomeOrder,
+    memory: BorrowedFd<'_>,
+) -> io::Result<()> {
+    let packet = serde_json::to_vec(order)?;
+    if packet.len() > PACKET_BYTES_MAX {
+        return Err(io::Error::other("the machine's settings are too long"));
+    }
+    sys::send_with_descriptors(socket, &packet, &[memory.as_raw_fd()])
+}
+
+/// Waits for an order, and the memory file that comes with it.
+///
+/// # Errors
+/// Nothing came in time, or something else.
+pub fn receive_order(socket: BorrowedFd<'_>) -> io::Result<(HomeOrder, OwnedFd)> {
+    if !sys::wait_readable(&[socket], READY_BOUND)?[0] {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    let mut packet = vec![0; PACKET_BYTES_MAX];
+    let (length, descriptors) = sys::receive_with_descriptors(socket, &mut packet, 1)?;
+    let order = serde_json::from_slice(&packet[..length])?;
+    let memory = descriptors.into_iter().next();
+    Ok((
+        order,
+        memory.ok_or_else(|| io::Error::other("there is no memory with the order"))?,
+    ))
 }
 
 /// What a launcher or daemon tells a slice that runs.
@@ -139,6 +269,10 @@ pub enum LauncherMessage {
     NodeReady { request: u64 },
     /// To node 0: there is no such process, for this reason.
     NodeFailed { request: u64, reason: String },
+    /// To node 0: the process that can take its part is ready, on this host.
+    HomeReady { request: u64, host: String },
+    /// To node 0: the host that takes its part does not answer.
+    HomeLost { request: u64, reason: String },
 }
 
 /// What a slice was told, with the link that came along.
@@ -254,9 +388,13 @@ pub fn hear(control: BorrowedFd<'_>) -> Spoken {
         None => Spoken::Nothing,
         Some(Err(())) => Spoken::Closed,
         Some(Ok(MonitorMessage::Ready)) => Spoken::Ready,
-        Some(Ok(MonitorMessage::StartNode { .. } | MonitorMessage::EndNode { .. })) => {
-            Spoken::Other
-        }
+        Some(Ok(
+            MonitorMessage::StartNode { .. }
+            | MonitorMessage::EndNode { .. }
+            | MonitorMessage::Home { .. }
+            | MonitorMessage::HomeTaken
+            | MonitorMessage::HomeRuns,
+        )) => Spoken::Other,
         Some(Ok(MonitorMessage::Said(text) | MonitorMessage::Failed(text))) => {
             Spoken::Sentence(text)
         }
@@ -296,7 +434,10 @@ fn plain(word: MonitorMessage) -> MonitorMessage {
             host: host.map(text),
             memory_bytes,
         },
-        MonitorMessage::EndNode { number } => MonitorMessage::EndNode { number },
+        other @ (MonitorMessage::EndNode { .. }
+        | MonitorMessage::Home { .. }
+        | MonitorMessage::HomeTaken
+        | MonitorMessage::HomeRuns) => other,
     }
 }
 
@@ -414,7 +555,37 @@ impl Control {
             order => order.clone(),
         };
         let packet = serde_json::to_vec(&word).unwrap_or_default();
-        let _ = sys::send_with_descriptors(self.0.as_fd(), &packet, &[]);
+        let _ = send_when_writable(self.0.as_fd(), &packet);
+    }
+}
+
+/// The socket between the daemon of a host and the process there that takes a machine's home.
+pub struct TakeoverSocket(Control);
+
+impl TakeoverSocket {
+    pub fn new(socket: OwnedFd) -> TakeoverSocket {
+        TakeoverSocket(Control(socket))
+    }
+
+    /// Tells the daemon.
+    pub fn say(&self, word: &MonitorMessage) {
+        self.0.say(word);
+    }
+
+    /// Waits for the next step; `None` once the daemon says nothing more. Calls `ppoll` and
+    /// `recvmsg` only.
+    ///
+    /// # Errors
+    /// Nothing that can be understood.
+    pub fn next(&self) -> io::Result<Option<HomeStep>> {
+        let socket = self.0.0.as_fd();
+        while !sys::wait_readable(&[socket], LISTEN_ROUND)?[0] {}
+        let mut packet = vec![0; WORD_BYTES_MAX];
+        let (length, _) = sys::receive_with_descriptors(socket, &mut packet, 0)?;
+        match length {
+            0 => Ok(None),
+            _ => Ok(Some(serde_json::from_slice(&packet[..length])?)),
+        }
     }
 }
 
@@ -429,6 +600,32 @@ fn short(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_state_goes_in_parts_that_fit_a_packet() {
+        for state in [
+            String::new(),
+            "\"\\".repeat(3 * PART_BYTES),
+            "\u{1}ü€".repeat(PART_BYTES),
+        ] {
+            let steps = HomeStep::parts(&state);
+            let mut joined = String::new();
+            for (at, step) in steps.iter().enumerate() {
+                let message = MonitorMessage::Home {
+                    request: u64::MAX,
+                    number: 15,
+                    step: step.clone(),
+                };
+                assert!(serde_json::to_vec(&message).unwrap().len() <= WORD_BYTES_MAX);
+                let HomeStep::State { part, is_last } = step else {
+                    panic!("{step:?}");
+                };
+                assert_eq!(*is_last, at + 1 == steps.len());
+                joined += part;
+            }
+            assert_eq!(joined, state);
+        }
+    }
     use crate::consent::Consent;
     use crate::links::mesh;
     use crate::options::Transport;

@@ -13,18 +13,24 @@
 //! Kick                      ──▶                           signal to the slice
 //! Stop                      ──▶    Stopped                slice ended, budget kept
 //! Release                   ──▶    Done                   slice ended, budget given back
+//! Home (Prepare)            ──▶    HomeReady | HomeFailed later, at any time
+//!      (the last State)     ──▶    HomeTaken | HomeFailed
+//!      (LetGo)              ──▶    HomeRuns | HomeFailed  the slice has ended
+//!      (GiveUp)             ──▶    HomeFailed             the process has ended
 //!                           ◀──    Said, Ended, Leaving   at any time after Start
 //! ```
 //!
-//! Every request but `Kick` has exactly one answer, in order; the daemon sends
-//! nothing but answers before `Started`. Closing the connection ends the slice
-//! and gives the budget back.
+//! Every request but `Kick` and a `Home` that is no last part has exactly one answer, those
+//! but `Home` in order; the daemon sends nothing but answers before `Started`. Closing the
+//! connection ends the slice and gives the budget back; a process that has the whole state
+//! of a machine's home goes on then.
 
 use serde::{Deserialize, Serialize};
 use weft_wire::handshake::{Secret, Ticket};
 use weft_wire::keys::PublicKey;
 
 use crate::links::ProgramSettings;
+use crate::monitor_protocol::HomeStep;
 use crate::shared::Snapshot;
 
 /// From launcher to daemon.
@@ -77,6 +83,21 @@ pub enum DaemonRequest {
     Stop,
     /// End the slice and the reservation: answered when both are over.
     Release,
+    /// Of the machine whose slice runs: node 0's part goes to a process on this host.
+    Home(Box<HomeRequest>),
+}
+
+/// A step of the move of node 0's part of a machine.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub struct HomeRequest {
+    /// The number that is in the reply.
+    pub request: u64,
+    /// What the machine is called.
+    pub name: String,
+    /// Its settings, for `Prepare`: text that only monitors read.
+    pub settings: String,
+    pub step: HomeStep,
 }
 
 /// A slice of a machine, as a daemon starts it.
@@ -144,6 +165,14 @@ pub enum DaemonReply {
     },
     /// The host wants its memory back: leave it soon.
     Leaving,
+    /// The process that can take node 0's part is ready.
+    HomeReady { request: u64 },
+    /// It has taken the machine's state.
+    HomeTaken { request: u64 },
+    /// It goes on with the machine.
+    HomeRuns { request: u64 },
+    /// There is no such process (any more).
+    HomeFailed { request: u64, reason: String },
 }
 
 /// What a daemon has and lends.

@@ -33,6 +33,12 @@ pub fn sealed_memfd(name: &CStr, bytes: u64) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
+/// A memfd without size or seals, for a process that gives it both.
+pub fn empty_memfd(name: &CStr) -> io::Result<OwnedFd> {
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    Ok(memfd_create(name, flags)?)
+}
+
 /// Two ends of a packet socket, both closed on exec.
 pub fn packet_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(

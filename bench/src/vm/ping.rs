@@ -102,7 +102,7 @@ struct Site<'a> {
 impl<'a> Site<'a> {
     fn new(place: &'a Place, number: usize) -> Result<Site<'a>> {
         let star = Star::new(CLIENT + 1)?;
-        star.add_tap(LAUNCHER, TAP)?;
+        star.add_tap(LAUNCHER, TAP, 0)?;
         let directory = place.work.join(format!("ping-{number}"));
         let context = Context {
             weft: place.weft.clone(),

@@ -51,6 +51,9 @@ pub enum VmCommand {
     Run(Box<VmRunArgs>),
     /// Start a machine that outlives this command and its terminal
     Start(Box<VmStartArgs>),
+    /// Take a machine from another host: a daemon starts this command
+    #[command(hide = true)]
+    TakeHome,
     /// List the running machines
     List {
         /// Print JSON

@@ -149,13 +149,21 @@ fn outcome(machine: &str, view: &ChangeView) -> String {
         text += &format!(
             "weft: vm {machine} is on {} now: {} vCPUs and {} of pages moved in {:.1} ms, and no \
              vCPU stood for more than {:.2} ms\n",
-            nodes(&migrated.nodes),
+            (migrated.home.as_ref())
+                .map_or_else(|| nodes(&migrated.nodes), |home| home.host.clone()),
             migrated.vcpus,
             format_bytes(migrated.bytes + migrated.switched_bytes),
             migrated.total_s * 1e3,
             migrated.pause_ns as f64 / 1e6,
         );
-        if !migrated.left.is_empty() {
+        if let Some(home) = &migrated.home {
+            text += &format!(
+                "weft: vm {machine} belongs to {host} now, with its console and API, after it stood \
+                 for {:.1} ms more: `weft vm list` on {host} shows it\n",
+                home.stopped_ns as f64 / 1e6,
+                host = home.host,
+            );
+        } else if !migrated.left.is_empty() {
             text += &format!("weft: vm {machine} gave {} back\n", nodes(&migrated.left));
         }
         for stay in &migrated.stays {
@@ -199,6 +207,7 @@ fn progress(view: &ChangeView) -> String {
                 Some(seconds) => format!("{left} of pages left{node}, {}", format_seconds(seconds)),
             }
         }
+        Activity::MovingHome => "the machine goes on in a process of the new host".into(),
         Activity::Leaving => "the other nodes check that nothing is left".into(),
     }
 }

@@ -7,6 +7,7 @@
 //! | [`registry`] | sockets by which machines are found |
 //! | [`mod@run`] | one life of a machine after the other, as the launcher has them lived |
 //! | [`start`] | the same without a terminal: the launcher outlives the command |
+//! | [`take_home`] | the same for a machine that comes from another host |
 //! | [`outcome`] | what came of it, and exit codes |
 //! | [`mod@checks`] | what `weft doctor` says of virtual machines |
 //! | [`running`] | machines that run: list, console, pause, resume, stop |
@@ -31,6 +32,7 @@ mod save;
 mod start;
 mod suboptions;
 mod symbols;
+mod take_home;
 mod top;
 mod trace;
 mod updated;
@@ -48,6 +50,7 @@ pub fn run(command: VmCommand, started: Instant) -> anyhow::Result<ExitCode> {
     match command {
         VmCommand::Run(args) => run::run(&args, started),
         VmCommand::Start(mut args) => start::run(&mut args, started),
+        VmCommand::TakeHome => take_home::run(started),
         VmCommand::List { json } => running::list(json),
         VmCommand::Console { machine } => running::console(&machine),
         VmCommand::Pause { machine } => running::pause(&machine),

@@ -56,7 +56,7 @@ pub fn restarts(end: &End) -> bool {
 /// The exit code of `weft vm run` after a life that was the last.
 pub fn exit_code(outcome: &Outcome) -> u8 {
     match (&outcome.end, outcome.signal) {
-        (End::PoweredOff, _) => 0,
+        (End::PoweredOff | End::Moved { .. }, _) => 0,
         (End::DebugExit { code }, _) => *code as u8,
         (End::Reset, _) => EXIT_RESET,
         (End::TripleFault { .. }, _) => EXIT_TRIPLE_FAULT,
@@ -149,6 +149,8 @@ mod tests {
     fn every_end_has_its_code() {
         let code = |end| exit_code(&outcome(end));
         assert_eq!(code(End::PoweredOff), 0);
+        let host = "beta".into();
+        assert_eq!(code(End::Moved { host }), 0);
         assert_eq!(code(End::DebugExit { code: 3 }), 3);
         assert_eq!(code(End::Reset), EXIT_RESET);
         assert_eq!(code(End::TripleFault { cpu: 0 }), EXIT_TRIPLE_FAULT);

@@ -295,17 +295,32 @@ fn check_memory(asked_bytes: u64) -> Result<(), VmError> {
 }
 
 fn check_name(name: &str) -> Result<String, VmError> {
+    if !name.is_empty() && name.chars().all(|c| c.is_ascii_digit()) {
+        return Err(bad_name(
+            name,
+            "a name of digits only would be mistaken for a pid",
+        ));
+    }
+    check_plain(name)
+}
+
+/// A name that can be a part of a path. A machine without a name of its own has its pid for one.
+pub fn check_plain(name: &str) -> Result<String, VmError> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    let why = if name.is_empty() || name.len() > NAME_MAX {
-        format!("a name has 1 to {NAME_MAX} bytes")
-    } else if !name.chars().all(is_plain) || name.starts_with(['.', '-']) {
-        "a name has letters, digits, `-`, `_` and `.`, and starts with neither `-` nor `.`".into()
-    } else if name.chars().all(|c| c.is_ascii_digit()) {
-        "a name of digits only would be mistaken for a pid".into()
-    } else {
-        return Ok(name.to_owned());
-    };
-    Err(VmError::Option(format!("--name {name}: {why}")))
+    if name.is_empty() || name.len() > NAME_MAX {
+        return Err(bad_name(name, &format!("a name has 1 to {NAME_MAX} bytes")));
+    }
+    if !name.chars().all(is_plain) || name.starts_with(['.', '-']) {
+        return Err(bad_name(
+            name,
+            "a name has letters, digits, `-`, `_` and `.`, and starts with neither `-` nor `.`",
+        ));
+    }
+    Ok(name.to_owned())
+}
+
+fn bad_name(name: &str, why: &str) -> VmError {
+    VmError::Option(format!("--name {name}: {why}"))
 }
 
 #[cfg(test)]

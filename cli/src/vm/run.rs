@@ -9,7 +9,7 @@
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -20,6 +20,7 @@ use weft_aggregate::PRIMARY;
 use weft_machine::End;
 use weft_monitor::outcome::Outcome;
 use weft_monitor::settings::{OwnSettings, SliceSettings};
+use weft_node::consent::Lender;
 use weft_node::launch::Signals;
 use weft_node::launch::machine::{
     self, Machine, MachineOutcome, MachinePlan, MachineSettings, Share,
@@ -78,13 +79,16 @@ pub fn run_plan(
         Ok(prepared) => prepared,
         Err(error) => return Ok(set_up_failed(&error)),
     };
-    match supervise(plan, &registry, started, tsc) {
+    match supervise(plan, &registry, None, (started, tsc)) {
         Err(error) => {
             let code = error.exit_code();
             set_up_failed(&error.into());
             Ok(ExitCode::from(code))
         }
-        Ok(Last::NotStarted) => Ok(ExitCode::from(EXIT_SETUP)),
+        Ok(Last::NotStarted(why)) => {
+            eprintln!("weft: {why}");
+            Ok(ExitCode::from(EXIT_SETUP))
+        }
         Ok(Last::Killed(code)) => Ok(ExitCode::from(code)),
         Ok(Last::Ended(ended)) => {
             eprintln!("weft: {}", outcome::sentence(&plan.name, &ended.outcome));
@@ -98,6 +102,40 @@ pub fn run_plan(
     }
 }
 
+/// What a machine from another host comes with.
+pub struct Arrival {
+    /// Guest memory.
+    pub memory: OwnedFd,
+    /// To the daemon, from which its state comes.
+    pub socket: OwnedFd,
+    /// What it may open on this host.
+    pub lender: Lender,
+}
+
+/// Has a machine from another host go on, to its end. `failed` hears why it could not be made.
+pub fn run_arrival(
+    plan: &Plan,
+    registry: &Registration,
+    arrival: Arrival,
+    begun: (Instant, TscMeasurement),
+    failed: &dyn Fn(&str),
+) -> anyhow::Result<ExitCode> {
+    let not_made = |why: String| {
+        eprintln!("weft: {why}");
+        failed(&why);
+        ExitCode::from(EXIT_SETUP)
+    };
+    Ok(match supervise(plan, registry, Some(arrival), begun) {
+        Err(error) => not_made(format!("{:#}", anyhow::Error::from(error))),
+        Ok(Last::NotStarted(why)) => not_made(why),
+        Ok(Last::Killed(code)) => ExitCode::from(code),
+        Ok(Last::Ended(ended)) => {
+            eprintln!("weft: {}", outcome::sentence(&plan.name, &ended.outcome));
+            ExitCode::from(ended.code())
+        }
+    })
+}
+
 /// Reports why a machine did not start.
 pub fn set_up_failed(error: &anyhow::Error) -> ExitCode {
     eprintln!("weft: {error:#}");
@@ -106,8 +144,8 @@ pub fn set_up_failed(error: &anyhow::Error) -> ExitCode {
 
 /// The last life of a machine.
 enum Last {
-    /// It has said why.
-    NotStarted,
+    /// Why it did not start.
+    NotStarted(String),
     /// It ended without a last word; its exit code.
     Killed(u8),
     Ended(Box<Ended>),
@@ -171,17 +209,17 @@ fn report(args: &VmRunArgs, file: Option<File>, plan: &Plan, ended: &Ended) -> a
 fn supervise(
     plan: &Plan,
     registry: &Registration,
-    started: Instant,
-    tsc: TscMeasurement,
+    mut arrival: Option<Arrival>,
+    (mut started, mut tsc): (Instant, TscMeasurement),
 ) -> Result<Last, VmError> {
     let signals = machine::take_signals()?;
     let terminal = Terminal::remember(plan);
-    let (mut started, mut tsc) = (started, tsc);
     let (mut restarts, mut crashes) = (0, 0);
     loop {
         let life = Life {
             plan,
             registry,
+            arrival: arrival.take(),
             started,
             tsc,
             restarts,
@@ -193,8 +231,7 @@ fn supervise(
             eprintln!("weft: vm {}: {why}", plan.name);
         }
         if let Some(why) = lived.failed {
-            eprintln!("weft: {why}");
-            return Ok(Last::NotStarted);
+            return Ok(Last::NotStarted(why));
         }
         let Ok(mut outcome) = serde_json::from_slice::<Outcome>(&lived.word) else {
             let (sentence, code) = outcome::killed(lived.ended, plan.nodes.describe(PRIMARY));
@@ -233,6 +270,8 @@ struct Life<'a> {
     plan: &'a Plan,
     /// Its sockets.
     registry: &'a Registration,
+    /// Of a machine that comes from another host.
+    arrival: Option<Arrival>,
     /// When the command, or this life, began.
     started: Instant,
     /// The measurement that began then.
@@ -257,6 +296,9 @@ impl Life<'_> {
                 .iter()
                 .map(|(socket, _)| socket.as_fd()),
         );
+        if let Some(Arrival { memory, socket, .. }) = &self.arrival {
+            sockets.extend([memory.as_fd(), socket.as_fd()]);
+        }
         Ok(machine.live(settings, &sockets)?)
     }
 
@@ -304,6 +346,7 @@ impl Life<'_> {
             // A guest that restarts boots its kernel.
             restore: plan.restore.clone().filter(|_| self.restarts == 0),
             console: registry.console.as_ref().map(|(_, path)| path.clone()),
+            comes_to: self.arrival.as_ref().map(|arrival| arrival.lender.clone()),
         };
         Ok(MachineSettings {
             machine: serde_json::to_string(&machine)?,

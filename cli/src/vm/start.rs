@@ -98,7 +98,7 @@ pub fn log_path(directory: &Path, name: &str) -> PathBuf {
 }
 
 /// Leaves the session and the terminal.
-fn detach(log: &Path) -> anyhow::Result<()> {
+pub fn detach(log: &Path) -> anyhow::Result<()> {
     setsid().context("cannot make a session")?;
     let nothing = File::open("/dev/null").context("cannot open /dev/null")?;
     // An earlier launcher with this pid may have left one.

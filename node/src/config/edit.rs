@@ -68,6 +68,7 @@ const TEMPLATE: &str = "\
 # What virtual machines of its may open here: nothing unless it is listed.
 #disks = [\"/srv/weft/root.img,ro\", \"/srv/weft/alpha/,rw\"]
 #networks = [\"user\"]
+#machines = true
 ";
 
 /// Adds a node at the end of the configuration, comments kept; as which user its

@@ -7,7 +7,9 @@ use super::{Wrong, with_port};
 use crate::consent::Consent;
 
 /// Fields of a `[[peer]]`.
-pub(super) const FIELDS: [&str; 7] = ["name", "key", "address", "may", "user", "disks", "networks"];
+pub(super) const FIELDS: [&str; 8] = [
+    "name", "key", "address", "may", "user", "disks", "networks", "machines",
+];
 
 /// First user id of slices: peers whose configuration names no user get those from
 /// here on.
@@ -63,6 +65,8 @@ pub struct Peer {
     pub user: u32,
     /// What its slices may open here.
     pub consent: Consent,
+    /// Its machines may come here for good, and go on without it.
+    pub takes_machines: bool,
 }
 
 impl Peer {
@@ -75,6 +79,7 @@ impl Peer {
             may: Some(may),
             user: USER_FIRST,
             consent: Consent::default(),
+            takes_machines: false,
         }
     }
 
@@ -102,6 +107,8 @@ pub(super) struct Raw {
     disks: Vec<String>,
     #[serde(default)]
     networks: Vec<String>,
+    #[serde(default)]
+    machines: bool,
 }
 
 /// Checks each, and gives a user to those that have none.
@@ -129,6 +136,7 @@ pub(super) fn validate(raw: Vec<Raw>) -> Result<Vec<Peer>, Wrong> {
             may: raw.may,
             user,
             consent: Consent::parse(&raw.disks, &raw.networks)?,
+            takes_machines: raw.machines,
             name,
         });
     }

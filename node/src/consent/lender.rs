@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::Consent;
 use super::grant::{NetworkGrant, plain};
 use super::permitted::Permitted;
+use crate::config::Peer;
 
 /// What the slice of a peer is told of its lender.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +32,14 @@ pub struct Refused {
 }
 
 impl Lender {
+    /// What the configuration says of a peer.
+    pub fn of(peer: &Peer) -> Lender {
+        Lender {
+            peer: peer.name.clone(),
+            consent: peer.consent.clone(),
+        }
+    }
+
     /// Where a disk is that the peer wants, if it may have it.
     ///
     /// # Errors

@@ -6,14 +6,14 @@
 //! what the configuration lists for the peer ([`crate::consent`]). Its system calls
 //! are filtered once everything is open.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use weft_proc::boot::MAX_NODES;
 
 use super::reserved::Reserved;
 use super::shared::Shared;
-use super::slice::{Counted, SliceError, SliceStart};
+use super::slice::{Counted, LentMachine, SliceError, SliceStart};
 use crate::config::Peer;
 use crate::consent::Lender;
 use crate::launch::machine::reservation_bytes;
@@ -23,6 +23,7 @@ use crate::protocol::MachineStart;
 use crate::said::Spoken;
 use crate::size::PAGE_BYTES;
 use crate::spawn::{Confinement, Executable, Process, ProgramKind, Role, StartError};
+use crate::sys;
 
 /// vCPUs of one machine.
 const CPUS_MAX: u32 = 255;
@@ -80,25 +81,29 @@ impl SliceStart for MachineStart {
         (_, peer): (&Arc<Shared>, &Peer),
         reserved: &Reserved,
         links: Links,
-    ) -> Result<(), SliceError> {
+    ) -> Result<Option<LentMachine>, SliceError> {
+        let memory_bytes = memory_for(reserved.reservation.pages, self.cpus)?;
         let boot = SliceBoot {
             number: reserved.node,
             lease_ms: reserved.lease.as_millis() as u32,
             settings: self.settings.clone(),
             terms: Terms::Lent(Loan {
                 cpus: self.cpus,
-                memory_bytes: memory_for(reserved.reservation.pages, self.cpus)?,
-                lender: Lender {
-                    peer: peer.name.clone(),
-                    consent: peer.consent.clone(),
-                },
+                memory_bytes,
+                lender: Lender::of(peer),
             }),
             links: Vec::new(),
             joins: self.joins.as_ref().map(|join| join.memory_bytes),
         };
-        monitor_protocol::send_boot(&process.control, boot, links, &[])
+        let memory = sys::empty_memfd(c"weft-guest-ram").map_err(SliceError::MemoryFile)?;
+        monitor_protocol::send_boot(&process.control, boot, links, &[memory.as_fd()])
             .map_err(StartError::Settings)?;
-        Ok(monitor_protocol::expect_ready(process)?)
+        monitor_protocol::expect_ready(process)?;
+        Ok(Some(LentMachine {
+            memory,
+            cpus: self.cpus,
+            memory_bytes,
+        }))
     }
 
     fn hear(control: BorrowedFd<'_>) -> Spoken {

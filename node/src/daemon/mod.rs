@@ -29,6 +29,7 @@ mod reserved;
 mod session;
 mod shared;
 mod slice;
+mod takeover;
 mod welcome;
 
 use std::io;

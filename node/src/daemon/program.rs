@@ -8,7 +8,7 @@ use weft_proc::boot::MAX_NODES;
 
 use super::reserved::Reserved;
 use super::shared::Shared;
-use super::slice::{Counted, SliceError, SliceStart};
+use super::slice::{Counted, LentMachine, SliceError, SliceStart};
 use crate::config::Peer;
 use crate::links::{self, Links, ProgramSettings};
 use crate::said::Spoken;
@@ -59,17 +59,17 @@ impl SliceStart for ProgramSettings {
         (daemon, _): (&Arc<Shared>, &Peer),
         reserved: &Reserved,
         links: Links,
-    ) -> Result<(), SliceError> {
+    ) -> Result<Option<LentMachine>, SliceError> {
         reserved.shared.reset_gauges();
         control::expect_hello(process)?;
         let shared = reserved.shared.descriptor();
         links::send_boot(&process.control, reserved.node, self, &links, shared, &[])
             .map_err(StartError::Settings)?;
         control::expect_ready(process)?;
-        match daemon.filters {
-            true => sys::has_filter(process.pid() as u32).map_err(SliceError::Unconfined),
-            false => Ok(()),
+        if daemon.filters {
+            sys::has_filter(process.pid() as u32).map_err(SliceError::Unconfined)?;
         }
+        Ok(None)
     }
 
     fn hear(control: BorrowedFd<'_>) -> Spoken {

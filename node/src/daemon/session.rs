@@ -9,6 +9,8 @@
 //! is a reservation; when the connection ends, for whatever reason, the slice
 //! is dead within the lease and the reservation is given back.
 
+mod home;
+
 use std::io;
 use std::net::TcpStream;
 use std::ops::ControlFlow;
@@ -27,6 +29,7 @@ use super::memory::LOOK_MAX;
 use super::reserved::{Reserved, no_links};
 use super::shared::Shared;
 use super::slice::{LentSlice, SliceError, SliceStart};
+use super::takeover::Takeover;
 use crate::config::Peer;
 use crate::error::sentence;
 use crate::protocol::{DaemonReply, DaemonRequest};
@@ -47,6 +50,8 @@ pub struct Session<'a> {
     descriptor: TcpStream,
     reserved: Option<Reserved>,
     slice: Option<LentSlice>,
+    /// The process that takes the machine of the slice, where that comes here for good.
+    takeover: Option<Takeover>,
     /// What slices of this connection had this daemon say.
     said: Said,
     last_request: Instant,
@@ -111,6 +116,7 @@ impl<'a> Session<'a> {
             descriptor,
             reserved: None,
             slice: None,
+            takeover: None,
             said: Said::new(Instant::now()),
             last_request: Instant::now(),
             leaving: None,
@@ -128,6 +134,7 @@ impl<'a> Session<'a> {
             ControlFlow::Continue(()) => self.serve_turns(),
             ControlFlow::Break(()) => Ok(()),
         });
+        self.settle_home();
         self.end_slice();
         if let Err(why) = &outcome {
             // The launcher would only see that the connection ended. What of it still
@@ -162,6 +169,7 @@ impl<'a> Session<'a> {
             return Ok(ControlFlow::Break(()));
         }
         self.hear_slice()?;
+        self.hear_takeover()?;
         if (ready.ending || self.leaving.is_some()) && self.slice.is_none() {
             return Ok(ControlFlow::Break(()));
         }
@@ -198,6 +206,7 @@ impl<'a> Session<'a> {
                 set.push(slice.process().control.as_fd());
             }
         }
+        set.extend(self.takeover.as_ref().map(Takeover::descriptor));
         let bound = self.slice.as_ref().map_or(LOOK_MAX, LentSlice::due);
         let ready = sys::wait_readable(&set, bound)?;
         Ok(Ready {
@@ -257,6 +266,7 @@ impl<'a> Session<'a> {
                 }
                 return None;
             }
+            DaemonRequest::Home(home) => return self.move_home(&home),
             DaemonRequest::Stop => {
                 self.end_slice();
                 Ok(DaemonReply::Stopped(Box::new(self.counters())))

@@ -9,7 +9,7 @@
 //! it is told: [`SliceStart`].
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -66,6 +66,9 @@ pub enum SliceError {
     /// A program of Weft's is missing.
     #[error(transparent)]
     Missing(#[from] Missing),
+    /// There is no file for guest memory.
+    #[error("cannot make a file for guest memory")]
+    MemoryFile(#[source] io::Error),
     /// The process was not made.
     #[error("the {} cannot be started", program.noun())]
     Spawn {
@@ -108,15 +111,15 @@ pub(super) trait SliceStart {
         confinement: Option<&'a Confinement>,
         group: Option<BorrowedFd<'a>>,
     ) -> Role<'a>;
-    /// Tells the process what it is and waits until it is ready. With the end of this
-    /// call the slice alone holds its links.
+    /// Tells the process what it is and waits until it is ready; what a machine's slice got.
+    /// With the end of this call the slice alone holds its links.
     fn boot(
         &self,
         process: &mut Process,
         lender: (&Arc<Shared>, &Peer),
         reserved: &Reserved,
         links: Links,
-    ) -> Result<(), SliceError>;
+    ) -> Result<Option<LentMachine>, SliceError>;
     /// The next thing that a process said.
     fn hear(control: BorrowedFd<'_>) -> Spoken;
     /// Counts it among the daemon's, where the daemon counts them.
@@ -139,6 +142,16 @@ impl Drop for Counted {
     }
 }
 
+/// What the slice of a machine has of this host.
+pub(super) struct LentMachine {
+    /// The memfd with guest memory.
+    pub memory: OwnedFd,
+    /// vCPUs that it may have.
+    pub cpus: u32,
+    /// Guest memory that it may fill, in bytes.
+    pub memory_bytes: u64,
+}
+
 /// See the module. Dropped, it is killed if it runs; its group goes after its process.
 pub(super) struct LentSlice {
     process: Process,
@@ -151,6 +164,7 @@ pub(super) struct LentSlice {
     ended_for: Option<MemoryError>,
     /// Where it is a machine's: it counts among the daemon's.
     counted: Option<Counted>,
+    machine: Option<LentMachine>,
     /// Links to nodes that join its machine.
     joining: Vec<Joining>,
 }
@@ -184,7 +198,7 @@ impl LentSlice {
                 source,
             })?;
         keeper.started(process.pid())?;
-        start
+        let machine = start
             .boot(&mut process, (daemon, peer), reserved, links)
             .map_err(|error| keeper.ended_by_kernel().map_or(error, SliceError::Memory))?;
         Ok(LentSlice {
@@ -194,6 +208,7 @@ impl LentSlice {
             talks: true,
             ended_for: None,
             counted: start.count(daemon),
+            machine,
             joining: Vec::new(),
         })
     }
@@ -204,6 +219,11 @@ impl LentSlice {
             true => " of a virtual machine",
             false => "",
         }
+    }
+
+    /// What it has, if it is a machine's.
+    pub fn machine(&self) -> Option<&LentMachine> {
+        self.machine.as_ref()
     }
 
     /// Whether it is a machine's.

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use crate::error::{LaunchError, sentence};
 use crate::links::{self, Links};
 use crate::options::Placement;
-use crate::remote::{self, Connection, RemoteSlice};
+use crate::remote::{self, Connection, HomePlace, RemoteSlice};
 use crate::report::NodeState;
 use crate::said::Spoken;
 use crate::spawn::{self, Ended, Process};
@@ -64,6 +64,11 @@ pub enum NodeEvent {
     Leaving,
     /// Its daemon expects the links to a node that joins, or says why it does not.
     Expects(Result<(), String>),
+    /// Where node 0's part of its machine is; or why it does not come.
+    Home {
+        request: u64,
+        outcome: Result<HomePlace, String>,
+    },
 }
 
 /// One node other than home.
@@ -145,7 +150,10 @@ impl<W: Workload> Node<W> {
             NodeEvent::Said(text) => self.cause.said(text.clone()),
             NodeEvent::Ended { why, clean } => self.cause.ended(why.clone(), *clean),
             NodeEvent::Unreachable(why) => self.cause.ended(why.clone(), false),
-            NodeEvent::Leaving | NodeEvent::Ready | NodeEvent::Expects(_) => {}
+            NodeEvent::Leaving
+            | NodeEvent::Ready
+            | NodeEvent::Expects(_)
+            | NodeEvent::Home { .. } => {}
         }
         event
     }
@@ -263,6 +271,7 @@ impl From<remote::RemoteEvent> for NodeEvent {
             remote::RemoteEvent::Ended { why, clean } => NodeEvent::Ended { why, clean },
             remote::RemoteEvent::Leaving => NodeEvent::Leaving,
             remote::RemoteEvent::Expects(answer) => NodeEvent::Expects(answer),
+            remote::RemoteEvent::Home { request, outcome } => NodeEvent::Home { request, outcome },
         }
     }
 }

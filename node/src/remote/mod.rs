@@ -23,4 +23,4 @@ pub(crate) use connection::reserve;
 pub use connection::{Connection, Identity};
 pub(crate) use mesh::{FarEnd, JOIN_BOUND, connect, link_joining, start};
 pub(crate) use slice::STALL;
-pub use slice::{RemoteError, RemoteEvent, RemoteSlice};
+pub use slice::{HomePlace, RemoteError, RemoteEvent, RemoteSlice};

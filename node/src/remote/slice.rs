@@ -8,7 +8,7 @@ use weft_wire::channel::ChannelError;
 
 use super::connection::{CALL_BOUND, Connection};
 use crate::error::LaunchError;
-use crate::protocol::{DaemonReply, DaemonRequest};
+use crate::protocol::{DaemonReply, DaemonRequest, HomeRequest};
 use crate::said::{BATCH, Said, plain};
 use crate::shared::Snapshot;
 
@@ -35,6 +35,23 @@ pub enum RemoteEvent {
     Leaving,
     /// Its daemon expects all links of which it was told, or says why it does not.
     Expects(Result<(), String>),
+    /// The reply to a step of the move of node 0's part: where that is, or why it does not
+    /// come.
+    Home {
+        request: u64,
+        outcome: Result<HomePlace, String>,
+    },
+}
+
+/// How far the move of node 0's part to a host is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HomePlace {
+    /// A process is ready for it.
+    Ready,
+    /// The process has taken the machine's state.
+    Taken,
+    /// It goes on with the machine.
+    Runs,
 }
 
 /// Why a node is lost.
@@ -147,6 +164,16 @@ impl RemoteSlice {
                 events.push(RemoteEvent::Ended { why, clean });
             }
             DaemonReply::Leaving => events.push(RemoteEvent::Leaving),
+            DaemonReply::HomeReady { request } => {
+                events.push(home(request, Ok(HomePlace::Ready)));
+            }
+            DaemonReply::HomeTaken { request } => {
+                events.push(home(request, Ok(HomePlace::Taken)));
+            }
+            DaemonReply::HomeRuns { request } => events.push(home(request, Ok(HomePlace::Runs))),
+            DaemonReply::HomeFailed { request, reason } => {
+                events.push(home(request, Err(plain(&reason))));
+            }
             DaemonReply::Done if self.expecting > 0 => self.expects(Ok(()), events),
             DaemonReply::Failed(why) if self.expecting > 0 => {
                 self.expects(Err(plain(&why)), events);
@@ -193,6 +220,11 @@ impl RemoteSlice {
             self.send(&DaemonRequest::Ping)?;
         }
         Ok(())
+    }
+
+    /// Has the daemon carry out a step of the move of node 0's part.
+    pub fn move_home(&mut self, request: HomeRequest) -> Result<(), RemoteError> {
+        self.send(&DaemonRequest::Home(Box::new(request)))
     }
 
     /// Has the daemon send the slice the kick signal.
@@ -295,6 +327,10 @@ impl RemoteSlice {
             .descriptor
             .shutdown(std::net::Shutdown::Both);
     }
+}
+
+fn home(request: u64, outcome: Result<HomePlace, String>) -> RemoteEvent {
+    RemoteEvent::Home { request, outcome }
 }
 
 #[cfg(test)]

@@ -266,7 +266,7 @@ impl Machine<'_> {
         self.fail_if(request, done);
     }
 
-    fn tell_home(&self, message: &LauncherMessage) {
+    pub(super) fn tell_home(&self, message: &LauncherMessage) {
         // One that has ended asks for no more nodes.
         let _ = monitor_protocol::tell(self.aggregate.home.control.as_fd(), message);
     }

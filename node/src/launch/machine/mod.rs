@@ -19,9 +19,11 @@
 //! - [`plan`]: what is started, and where
 //! - [`owner`]: from the start of its processes to their end
 //! - [`growth`]: nodes that join and leave meanwhile
+//! - [`home_move`]: node 0's part goes to another host
 //! - [`joining`]: links of a node that joins, and its slice on another host
 
 mod growth;
+mod home_move;
 mod joining;
 mod owner;
 mod plan;

@@ -46,8 +46,17 @@ pub struct Machine<'a> {
     end_asked: bool,
     /// A node that home asked for, until it has its links.
     pub(super) joining: Option<Joining>,
+    /// Of the move of node 0's part.
+    pub(super) home_step: Option<Awaited>,
     beaten: Instant,
     say: &'a mut dyn FnMut(&str),
+}
+
+/// A step of the move of node 0's part that has no answer yet.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Awaited {
+    pub request: u64,
+    pub number: u32,
 }
 
 /// What came of a life.
@@ -102,6 +111,7 @@ impl<'a> Machine<'a> {
             failed: None,
             end_asked: false,
             joining: None,
+            home_step: None,
             beaten: Instant::now(),
             say,
         })
@@ -176,7 +186,10 @@ impl<'a> Machine<'a> {
             NodeEvent::Said(text) => self.tell(index, &text),
             NodeEvent::Ended { why, clean: false } if elsewhere => self.tell(index, &why),
             // Home says so, with what was lost.
-            NodeEvent::Ended { .. } | NodeEvent::Ready | NodeEvent::Expects(_) => {}
+            NodeEvent::Ended { .. }
+            | NodeEvent::Ready
+            | NodeEvent::Expects(_)
+            | NodeEvent::Home { .. } => {}
             NodeEvent::Leaving => {
                 self.tell(index, "its daemon is stopping and needs its memory back");
                 let _ = self.aggregate.home.signal(Signal::SIGTERM as i32);
@@ -315,6 +328,12 @@ impl<'a> AggregateOwner<'a> for Machine<'a> {
                     memory_bytes,
                 })) => self.start_node(request, (number, host, memory_bytes)),
                 Some(Ok(MonitorMessage::EndNode { number })) => self.end_node(number),
+                Some(Ok(MonitorMessage::Home {
+                    request,
+                    number,
+                    step,
+                })) => self.move_home(request, number, step),
+                Some(Ok(MonitorMessage::HomeTaken | MonitorMessage::HomeRuns)) => {}
                 None => break,
                 Some(Err(())) => self.aggregate.home_talks = false,
             }
@@ -324,7 +343,7 @@ impl<'a> AggregateOwner<'a> for Machine<'a> {
 
     fn hear_node(&mut self, index: usize) {
         for event in self.aggregate.listen(index) {
-            if !self.grew(index, &event) {
+            if !self.grew(index, &event) && !self.moved_home(index, &event) {
                 self.happened(index, event);
             }
         }

@@ -1,0 +1,254 @@
+//! A machine of a peer that comes here for good: when this host has all of its memory and
+//! vCPUs, a process of the daemon's user takes what node 0 had, and with it the machine. Nothing
+//! of it is the peer's any more then.
+//!
+//! ```text
+//! prepared ──Ready──▶ ready ──last part──▶ taking ──HomeTaken──▶ taken ──LetGo──▶ settled
+//!     │                 │                    │ │                   connection lost ──▲
+//!     └── given up, connection lost: killed  │ └── connection lost: awaited, then ───┘
+//!     └── failed, late: killed ──────────────┘
+//! ```
+//!
+//! Invariants: the slice whose memory it takes has ended before it is let go, so that no vCPU
+//! runs twice. Once it has the whole state, node 0 goes on only if this daemon says that the
+//! process has ended; so the machine goes on here if node 0 is not heard of again.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::budget::Reservation;
+use super::reserved::Reserved;
+use super::shared::Shared;
+use super::slice::{Counted, LentSlice};
+use crate::config::Peer;
+use crate::consent::Lender;
+use crate::monitor_protocol::{self, HomeOrder, HomeStep, Loan, MonitorMessage};
+use crate::protocol::HomeRequest;
+use crate::sys;
+
+/// How long the process may take to get ready, or to take the state.
+const STEP_BOUND: Duration = Duration::from_secs(20);
+/// How long it may be ready without being needed.
+const READY_BOUND: Duration = Duration::from_secs(120);
+/// Between two looks at whether it is late.
+const LOOK: Duration = Duration::from_millis(100);
+/// How long its guest may take to run again.
+const RUN_BOUND: Duration = Duration::from_secs(10);
+
+/// Why there is no process that takes the home.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum TakeoverError {
+    #[error(
+        "the host does not take machines for good; to allow it, write `machines = true` into the \
+         [[peer]] `{0}` of its node.toml, and start its daemon again"
+    )]
+    NotAllowed(String),
+    #[error("no slice of a machine runs on this connection")]
+    NoSlice,
+    #[error("no process that takes the machine is ready")]
+    NotPrepared,
+    #[error("the process that takes the machine cannot be started")]
+    Start(#[source] io::Error),
+    #[error("the process that takes the machine cannot be told what it is")]
+    Told(#[source] io::Error),
+    #[error("{0}")]
+    Failed(String),
+    #[error("the process that takes the machine did not answer within {} s", .0.as_secs())]
+    Late(Duration),
+    #[error("it was given up")]
+    GivenUp,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Prepared,
+    Ready,
+    Taking,
+    Taken,
+}
+
+/// What came of a look at the process.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    Nothing,
+    Ready,
+    Taken,
+}
+
+/// See the module. Dropped before it is let go, it is killed.
+pub(super) struct Takeover {
+    process: Option<Child>,
+    socket: OwnedFd,
+    stage: Stage,
+    since: Instant,
+    /// The number of the launcher's last request.
+    request: u64,
+}
+
+impl Takeover {
+    /// Starts the process that is to take the machine of `slice`.
+    pub fn prepare(
+        daemon: &Shared,
+        peer: &Peer,
+        (reserved, slice): (&Reserved, &LentSlice),
+        request: &HomeRequest,
+    ) -> Result<Takeover, TakeoverError> {
+        if !peer.takes_machines {
+            return Err(TakeoverError::NotAllowed(peer.name.clone()));
+        }
+        let machine = slice.machine().ok_or(TakeoverError::NoSlice)?;
+        let order = HomeOrder {
+            name: request.name.clone(),
+            settings: request.settings.clone(),
+            loan: Loan {
+                cpus: machine.cpus,
+                memory_bytes: machine.memory_bytes,
+                lender: Lender::of(peer),
+            },
+            user: daemon.confinement(peer).map(|confinement| confinement.user),
+            lease_ms: reserved.lease.as_millis() as u32,
+        };
+        let (socket, theirs) = sys::packet_pair().map_err(TakeoverError::Start)?;
+        // This program, whatever has its path meanwhile. It leaves this session by itself.
+        let process = Command::new("/proc/self/exe")
+            .arg0("weft")
+            .args(["vm", "take-home"])
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(TakeoverError::Start)?;
+        let takeover = Takeover {
+            process: Some(process),
+            socket,
+            stage: Stage::Prepared,
+            since: Instant::now(),
+            request: request.request,
+        };
+        let (socket, memory) = (takeover.socket.as_fd(), machine.memory.as_fd());
+        monitor_protocol::send_order(socket, &order, memory).map_err(TakeoverError::Told)?;
+        Ok(takeover)
+    }
+
+    /// The number of the launcher's last request.
+    pub fn request(&self) -> u64 {
+        self.request
+    }
+
+    /// Readable when the process may have said something.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Whether it has taken the state.
+    pub fn is_taken(&self) -> bool {
+        self.stage == Stage::Taken
+    }
+
+    /// Waits until it has taken the state, if it has all of that. False where it has not.
+    pub fn await_taken(&mut self) -> Result<bool, TakeoverError> {
+        while self.stage == Stage::Taking && self.look()? == Progress::Nothing {
+            sys::wait_readable(&[self.socket.as_fd()], LOOK).map_err(TakeoverError::Told)?;
+        }
+        Ok(self.is_taken())
+    }
+
+    /// Passes a part of the state on.
+    pub fn take(&mut self, request: u64, step: &HomeStep) -> Result<(), TakeoverError> {
+        if !matches!(self.stage, Stage::Ready) {
+            return Err(TakeoverError::NotPrepared);
+        }
+        self.request = request;
+        if let HomeStep::State { is_last: true, .. } = step {
+            self.enter(Stage::Taking);
+        }
+        monitor_protocol::send_step(self.socket.as_fd(), step).map_err(TakeoverError::Told)
+    }
+
+    /// What the process has said.
+    pub fn look(&mut self) -> Result<Progress, TakeoverError> {
+        let ended = "the process that takes the machine has ended";
+        match monitor_protocol::receive(self.socket.as_fd()) {
+            Some(Ok(MonitorMessage::Ready)) if self.stage == Stage::Prepared => {
+                self.enter(Stage::Ready);
+                return Ok(Progress::Ready);
+            }
+            Some(Ok(MonitorMessage::HomeTaken)) if self.stage == Stage::Taking => {
+                self.enter(Stage::Taken);
+                return Ok(Progress::Taken);
+            }
+            Some(Ok(MonitorMessage::Failed(why))) => return Err(TakeoverError::Failed(why)),
+            Some(Err(())) => return Err(TakeoverError::Failed(ended.into())),
+            Some(Ok(_)) | None => {}
+        }
+        let bound = match self.stage {
+            Stage::Prepared | Stage::Taking => STEP_BOUND,
+            Stage::Ready => READY_BOUND,
+            // Its launcher's connection has a bound of its own.
+            Stage::Taken => Duration::MAX,
+        };
+        match self.since.elapsed() > bound {
+            true => Err(TakeoverError::Late(bound)),
+            false => Ok(Progress::Nothing),
+        }
+    }
+
+    fn enter(&mut self, stage: Stage) {
+        self.stage = stage;
+        self.since = Instant::now();
+    }
+
+    /// Lets the machine go on, whose slice has ended, with what was reserved for that. Waits
+    /// until its guest runs.
+    pub fn let_go(
+        mut self,
+        daemon: &Arc<Shared>,
+        reservation: Reservation,
+    ) -> Result<(), TakeoverError> {
+        let socket = self.socket.as_fd();
+        monitor_protocol::send_step(socket, &HomeStep::LetGo).map_err(TakeoverError::Told)?;
+        let deadline = Instant::now() + RUN_BOUND;
+        loop {
+            match monitor_protocol::receive(self.socket.as_fd()) {
+                Some(Ok(MonitorMessage::HomeRuns)) => break,
+                Some(Ok(MonitorMessage::Failed(why))) => return Err(TakeoverError::Failed(why)),
+                Some(Err(())) => {
+                    let why = "the process that takes the machine has ended";
+                    return Err(TakeoverError::Failed(why.into()));
+                }
+                Some(Ok(_)) | None => {}
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(TakeoverError::Late(RUN_BOUND));
+            }
+            sys::wait_readable(&[self.socket.as_fd()], left).map_err(TakeoverError::Told)?;
+        }
+        let Some(mut process) = self.process.take() else {
+            return Ok(());
+        };
+        let counted = Counted::among(daemon);
+        // Without a thread the reservation is given back too early, and nothing else.
+        let _ = thread::Builder::new()
+            .name("weft-settled".into())
+            .spawn(move || {
+                let _ = process.wait();
+                drop((reservation, counted));
+            });
+        Ok(())
+    }
+}
+
+impl Drop for Takeover {
+    fn drop(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
