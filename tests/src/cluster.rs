@@ -88,6 +88,18 @@ impl Identity {
         Ok(())
     }
 
+    /// Lets machines of one of the peers come for good.
+    pub fn take_machines_of(&self, peer: &str) -> Result<()> {
+        let path = self.directory.join("node.toml");
+        let named = format!("name = \"{peer}\"\n");
+        let text = fs::read_to_string(&path)?;
+        fs::write(
+            path,
+            text.replace(&named, &format!("{named}machines = true\n")),
+        )?;
+        Ok(())
+    }
+
     /// Adds lines to the last of the peers that [`Identity::configure`] wrote.
     pub fn allow(&self, lines: &str) -> Result<()> {
         let path = self.directory.join("node.toml");

@@ -180,12 +180,12 @@ impl Star {
     }
 
     /// Puts a tap device on a host, on the same network as its cable: a bridge joins both,
-    /// and has the host's address.
-    pub fn add_tap(&self, host: usize, device: &str) -> Result<()> {
+    /// and has the host's address. This user may open it.
+    pub fn add_tap(&self, host: usize, device: &str, user: u32) -> Result<()> {
         let (name, address) = (self.name(host), Star::address(host));
         for arguments in [
             "link add lan type bridge".to_owned(),
-            format!("tuntap add dev {device} mode tap"),
+            format!("tuntap add dev {device} mode tap user {user}"),
             format!("link set {device} master lan up"),
             format!("address del {address}/24 dev cable"),
             "link set cable master lan".to_owned(),

@@ -4,6 +4,7 @@
 //! Needs root, `ip` and `make guest`.
 
 mod growth;
+mod home;
 mod migration;
 mod split;
 
@@ -31,6 +32,8 @@ use crate::run::Running;
 const PORT: u16 = 7117;
 /// What each host lends: enough for the slices of two small machines, and not for two of a large one.
 const LENT: &str = "700M";
+/// The tap device of each host that has one.
+const TAP: &str = "weft-tap";
 /// What the tests ask for.
 const LEASE: Duration = Duration::from_secs(2);
 /// What a busy machine may add to the lease.
@@ -72,7 +75,8 @@ pub(super) fn run(runner: &Runner<'_>) {
     }
     attempt("refusals", 2, refusals);
     let changes = growth::CHECKS.into_iter().chain(migration::CHECKS);
-    for (name, hosts, check) in changes.chain(split::CHECKS) {
+    let changes = changes.chain(home::CHECKS).chain(split::CHECKS);
+    for (name, hosts, check) in changes {
         let name = format!("vm, hosts: {name}");
         runner.run("soft", &name, missing.clone(), |bench| {
             check(&mut Site::new(bench, runner.images, hosts)?)
@@ -97,7 +101,7 @@ struct Site<'a> {
 impl<'a> Site<'a> {
     /// So many hosts beside the launcher's: `h1`, `h2`. The last of two says that it
     /// is another machine. All lend to `home` and to `neighbour`; `home` may open what
-    /// [`Site::consent`] says.
+    /// [`Site::consent`] says. Machines of all but `neighbour` may come for good.
     fn new(bench: &'a Bench<'a>, images: &'a Images, hosts: usize) -> Result<Site<'a>> {
         let star = Star::new(hosts + 1)?;
         let context = bench.context;
@@ -138,6 +142,9 @@ impl<'a> Site<'a> {
             peers.push(("neighbour", &site.neighbour.key, None));
             peers.push(("home", &site.home.key, None));
             node.configure(&listen, LENT, &peers)?;
+            for peer in ["home", "h1", "h2"] {
+                node.take_machines_of(peer)?;
+            }
             node.allow(&site.consent())?;
             site.hosts.push(node.clone());
             let daemon = site.start_daemon(host)?;
@@ -150,15 +157,26 @@ impl<'a> Site<'a> {
     fn start_daemon(&self, host: usize) -> Result<Running> {
         let boot_id = self.bench.directory.join("boot-id");
         fs::write(&boot_id, "01234567-89ab-cdef-0123-456789abcdef\n")?;
+        let mut prefix = match host {
+            2 => self.star.prefix_as(host, &boot_id),
+            _ => self.star.prefix(host),
+        };
+        // Machines that come to the host are found there.
+        let run_directory = self.run_directory(host);
+        fs::create_dir_all(&run_directory)?;
+        let variable = format!("XDG_RUNTIME_DIR={}", run_directory.display());
+        prefix.extend(["env".into(), variable.into()]);
+        // Every user may open it, as most distributions have it; elsewhere it stays as it is.
+        const OPEN_TUN: &str = "{ [ -e \"$0\" ] || mknod -m 666 \"$0\" c 10 200; } && \
+            mount --bind \"$0\" /dev/net/tun; exec \"$@\"";
+        prefix.extend(["sh", "-c", OPEN_TUN].map(Into::into));
+        prefix.push(self.bench.directory.join("tun").into());
         let wanted = Wanted {
             host: Star::address(host),
             port: PORT,
             memory: LENT.into(),
             runtime: None,
-            prefix: match host {
-                2 => self.star.prefix_as(host, &boot_id),
-                _ => self.star.prefix(host),
-            },
+            prefix,
         };
         let directory = self.bench.directory.join(format!("h{host}"));
         let node = &self.hosts[host - 1];
@@ -180,7 +198,7 @@ impl<'a> Site<'a> {
         let (allowed, readable) = (self.allowed(), self.readable());
         format!(
             "may = \"borrow\"\nuser = 60100\ndisks = [\"{}/,rw\", \"{},ro\"]\n\
-             networks = [\"user,loopback\"]\n",
+             networks = [\"user,loopback\", \"tap={TAP}\"]\n",
             allowed.display(),
             readable.display()
         )

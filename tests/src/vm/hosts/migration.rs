@@ -13,7 +13,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use super::growth::{EXIT_LOST, HERE, ONE};
-use super::{BOUND, LEASE, LONG_BOUND, Site, wait_until};
+use super::{BOUND, LEASE, LONG_BOUND, Site, TAP, wait_until};
 use crate::aggregate::{Copies, judge_litmus};
 use crate::cluster;
 use crate::guest::{Ended, Guest, code};
@@ -22,7 +22,7 @@ use crate::random::Random;
 use crate::web::fetch_from;
 
 /// The option of a command, in turn: pages behind the vCPUs, or ahead of them.
-fn mode(round: usize) -> &'static str {
+pub(super) fn mode(round: usize) -> &'static str {
     ["--mode=post-copy", "--mode=hybrid", "--mode=pre-copy"][round % 3]
 }
 
@@ -83,7 +83,7 @@ pub(super) fn judge_writes(ended: &Ended) -> Result<String> {
 }
 
 fn to_and_fro(site: &mut Site<'_>) -> Result<String> {
-    let guest = site.litmus(&HERE, 20)?;
+    let guest = site.litmus(&HERE, 12)?;
     let bytes = there_and_back(site, 5)?;
     let ended = guest.finish(LONG_BOUND)?;
     Ok(format!("{}, {bytes} bytes went", judge_litmus(&ended)?))
@@ -92,10 +92,10 @@ fn to_and_fro(site: &mut Site<'_>) -> Result<String> {
 /// A machine that started on one node, first with the tests of the memory model, then with
 /// all of its pages written and checked.
 fn from_one(site: &mut Site<'_>) -> Result<String> {
-    let guest = site.litmus(&ONE, 20)?;
+    let guest = site.litmus(&ONE, 14)?;
     let mut bytes = there_and_back(site, 5)?;
     let tests = judge_litmus(&guest.finish(LONG_BOUND)?)?;
-    let guest = site.writing(&ONE, 5000, 15)?;
+    let guest = site.writing(&ONE, 5000, 8)?;
     bytes += there_and_back(site, 3)?;
     let line = judge_writes(&guest.finish(LONG_BOUND)?)?;
     Ok(format!("{tests}, {bytes} bytes went; {line}"))
@@ -129,7 +129,7 @@ fn there_and_back(site: &Site<'_>, rounds: usize) -> Result<u64> {
 
 /// Away or back while the guest stands, in turn.
 fn paused(site: &mut Site<'_>) -> Result<String> {
-    let guest = site.litmus(&ONE, 20)?;
+    let guest = site.litmus(&ONE, 14)?;
     let pause = || site.weft(&["vm", "pause", "m"]).status();
     let resume = || site.weft(&["vm", "resume", "m"]).status();
     for round in 0..6 {
@@ -187,7 +187,7 @@ fn from_disk(site: &mut Site<'_>) -> Result<String> {
 }
 
 fn split(site: &mut Site<'_>) -> Result<String> {
-    let guest = site.writing(&HERE, 2000, 12)?;
+    let guest = site.writing(&HERE, 2000, 9)?;
     for round in 0..2 {
         let there_and_back = || -> Result<()> {
             let to = "h1=192M,h2=192M";
@@ -227,7 +227,7 @@ fn busy(site: &mut Site<'_>) -> Result<String> {
         .into_iter()
         .flat_map(|r| [(r, mode(0)), (r, mode(1))])
     {
-        let guest = site.writing(&HERE, rate, 6)?;
+        let guest = site.writing(&HERE, rate, 3)?;
         let away = site.moved(&["migrate", "m", "h1=256M", mode])?;
         let pause_us = away["pause_ns"].as_u64().unwrap_or(0) / 1000;
         let ahead = away["ahead_bytes"].as_u64();
@@ -245,9 +245,8 @@ fn busy(site: &mut Site<'_>) -> Result<String> {
 /// The tap device stays on the launcher's host, whose client asks the guest's server again
 /// and again: each file is whole, and one comes after each step.
 fn serving(site: &mut Site<'_>) -> Result<String> {
-    const TAP: &str = "weft-tap";
     const LAST: usize = 39_999;
-    site.star.add_tap(0, TAP)?;
+    site.star.add_tap(0, TAP, 0)?;
     let address = Star::address(100);
     let script = format!(
         "ip link set eth0 up; ip addr add {address}/24 dev eth0; mkdir /tmp/web; \
@@ -306,7 +305,7 @@ fn serving(site: &mut Site<'_>) -> Result<String> {
 }
 
 fn cancelled(site: &mut Site<'_>) -> Result<String> {
-    let guest = site.writing(&HERE, 5000, 15)?;
+    let guest = site.writing(&HERE, 5000, 13)?;
     let mut random = Random::new(site.bench.context.seed ^ 0xca2c);
     let (mut undone, mut went) = (0, 0);
     for round in 0..8 {

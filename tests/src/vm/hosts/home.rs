@@ -1,0 +1,379 @@
+//! A machine that was started on one host goes to other hosts for good: what node 0 had goes
+//! along, and nothing of the machine is left where it was.
+
+use std::fs::{self, Permissions};
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use super::growth::ONE;
+use super::migration::mode;
+use super::{BOUND, LEASE, LONG_BOUND, Site, TAP, children, has_key, wait_until};
+use crate::aggregate::Copies;
+use crate::boot::SMALL;
+use crate::cluster::Identity;
+use crate::guest::Guest;
+use crate::namespace::Star;
+use crate::processes;
+use crate::random::Random;
+use crate::web::fetch_from;
+
+type Check = fn(&mut Site<'_>) -> Result<String>;
+
+/// By name: hosts beside the launcher's, and the test.
+pub(super) const CHECKS: [(&str, usize, Check); 4] = [
+    ("home, from host to host", 2, from_host_to_host),
+    ("home, with its disk and its network", 2, with_devices),
+    ("home, it stays where it has to", 1, stays),
+    ("home, whatever is killed", 1, killed),
+];
+
+/// A name for the process that takes a machine.
+const TAKER: &str = "take-home";
+
+impl Site<'_> {
+    /// Where machines of a host are found.
+    pub(super) fn run_directory(&self, host: usize) -> PathBuf {
+        match host {
+            0 => self.bench.run_directory.clone(),
+            _ => self.bench.directory.join(format!("h{host}/run")),
+        }
+    }
+
+    fn weft_of(&self, identity: &Identity, host: usize, words: &[&str]) -> Command {
+        let prefix = self.star.prefix(host);
+        let mut command = Command::new(&prefix[0]);
+        let (name, value) = identity.environment();
+        command
+            .args(&prefix[1..])
+            .arg(&self.bench.context.weft)
+            .args(words)
+            .env(name, value)
+            .env("XDG_RUNTIME_DIR", self.run_directory(host));
+        command
+    }
+
+    /// `weft` on a host, as its daemon's user.
+    fn weft_at(&self, host: usize, words: &[&str]) -> Command {
+        let identity = match host {
+            0 => &self.home,
+            _ => &self.hosts[host - 1],
+        };
+        self.weft_of(identity, host, words)
+    }
+
+    /// Has a machine called `m` started as `identity` on the launcher's host, whose guest runs
+    /// `script`.
+    fn start_as(&self, identity: &Identity, options: &[&str], script: &str) -> Result<()> {
+        let [kernel, initrd] = SMALL;
+        let line = format!("console=ttyS0 quiet weft.run=\"{script}\"");
+        let lease = LEASE.as_secs().to_string();
+        let words = ["vm", "start", "--name", "m", "--lease", &lease];
+        let mut command = self.weft_of(identity, 0, &words);
+        command.args(ONE).args(options);
+        command.args(["--cmdline", &line, "--kernel"]);
+        command.arg(self.images.file(kernel)?).arg("--initrd");
+        command.arg(self.images.file(initrd)?);
+        let output = command.output()?;
+        ensure!(output.status.success(), "{output:?}");
+        Ok(())
+    }
+
+    fn ask_at(&self, host: usize, words: &[&str]) -> Result<Value> {
+        let output = self.weft_at(host, words).output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            output.status.success(),
+            "host {host}: weft {}: {said}",
+            words.join(" ")
+        );
+        serde_json::from_slice(&output.stdout).with_context(|| words.join(" "))
+    }
+
+    /// The machines of a host that run or are paused.
+    fn machines_at(&self, host: usize) -> Result<Vec<Value>> {
+        let listed = self.ask_at(host, &["vm", "list", "--json"])?;
+        let listed = listed.as_array().cloned().unwrap_or_default();
+        let lives = |view: &Value| view["state"] == "running" || view["state"] == "paused";
+        Ok(listed.into_iter().filter(lives).collect())
+    }
+
+    /// The console of the machine on a host.
+    fn console_at(&self, host: usize) -> Result<Guest> {
+        let mut command = self.weft_at(host, &["vm", "console", "m"]);
+        Guest::start(command.stdin(Stdio::piped()))
+    }
+
+    /// The machine goes from one host to another for good. What the command reports.
+    fn go(&self, from: usize, to: usize, mode: &str) -> Result<Value> {
+        let place = format!("h{to}=256M");
+        let view = self.ask_at(from, &["vm", "migrate", "m", &place, mode, "--json"])?;
+        let moved = view["migrated"].clone();
+        ensure!(moved["home"]["host"] == format!("h{to}"), "{view}");
+        ensure!(moved["stays"] == serde_json::json!([]), "{view}");
+        wait_until("the old host to be left", || {
+            let used = self.listed()?;
+            let used = used.get(from.wrapping_sub(1));
+            let is_free = used.is_none_or(|node| node["machine_slices"] == 0);
+            Ok(is_free && self.machines_at(from)?.is_empty())
+        })?;
+        let there = self.machines_at(to)?;
+        ensure!(there.len() == 1 && there[0]["name"] == "m", "{there:?}");
+        Ok(moved)
+    }
+
+    fn stop_at(&self, host: usize) -> Result<()> {
+        let words = ["vm", "stop", "m", "--timeout", "0"];
+        let output = self.weft_at(host, &words).output()?;
+        ensure!(output.status.success(), "{output:?}");
+        wait_until("its end", || Ok(self.machines_at(host)?.is_empty()))
+    }
+}
+
+fn at_work(site: &Site<'_>) -> Result<()> {
+    let mut console = site.console_at(0)?;
+    let works = console.wait_for("at work", BOUND);
+    ensure!(works.is_some(), "no boot: {:?}", console.lines().last());
+    console.kill()
+}
+
+fn from_host_to_host(site: &mut Site<'_>) -> Result<String> {
+    let script = "dirty 60 3000 12; read word; echo got $word; read word";
+    site.start_as(&site.home, &[], script)?;
+    at_work(site)?;
+    let mut stopped_us = Vec::new();
+    let mut at = 0;
+    for (round, to) in [1, 2, 1, 2, 1, 2].into_iter().enumerate() {
+        let once = || -> Result<u64> {
+            let moved = site.go(at, to, mode(round))?;
+            if round == 0 {
+                is_confined(site)?;
+            }
+            let stopped_ns = moved["home"]["stopped_ns"].as_u64();
+            Ok(stopped_ns.context("no time")? / 1000)
+        };
+        stopped_us.push(once().with_context(|| format!("in round {round}"))?);
+        at = to;
+    }
+    // It does not need the daemon that it came with, nor the host where it was before.
+    for daemon in &site.daemons {
+        kill(Pid::from_raw(daemon.pid()), Signal::SIGKILL)?;
+    }
+    let mut console = site.console_at(at)?;
+    let first = console.wait_for("at work", BOUND);
+    ensure!(
+        first.is_some(),
+        "the console's scrollback did not come along"
+    );
+    let right = console.wait_for("dirty: right", LONG_BOUND);
+    let right = right.context("the guest's pages are not right")?.text;
+    console.write("hello\n")?;
+    let got = console.wait_for("got hello", BOUND);
+    ensure!(got.is_some(), "the console types nothing");
+    site.stop_at(at)?;
+    Ok(format!("{right}; stood for {stopped_us:?} us"))
+}
+
+/// The machine's process on host 1 belongs to the user of its lender, is filtered, and has no
+/// key.
+fn is_confined(site: &Site<'_>) -> Result<()> {
+    let there = site.machines_at(1)?;
+    let pid = there[0]["machine_pid"].as_i64().context("no process")? as i32;
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    ensure!(
+        status.contains("Uid:\t60100\t60100\t60100\t60100") && status.contains("Seccomp:\t2"),
+        "{status}"
+    );
+    ensure!(!has_key(pid, &site.hosts[0])?, "it has its daemon's key");
+    let listed = site.listed()?;
+    ensure!(listed[0]["machine_slices"] == 1, "{:?}", listed[0]);
+    ensure!(
+        listed[0]["memory_free_bytes"] != listed[0]["memory_bytes"],
+        "what it uses is lent to others: {:?}",
+        listed[0]
+    );
+    Ok(())
+}
+
+/// The disk is at the same path on both hosts, and each has a tap device on one network. While
+/// the machine goes, its vCPUs copy blocks of the disk, and a third host fetches files.
+fn with_devices(site: &mut Site<'_>) -> Result<String> {
+    const LAST: usize = 9_999;
+    site.star.add_tap(0, TAP, 0)?;
+    site.star.add_tap(1, TAP, 60100)?;
+    let image = site.allowed().join("disk");
+    let copies = Copies::new(image.clone(), 2)?;
+    fs::set_permissions(&image, Permissions::from_mode(0o666))?;
+    let disk = copies.disk();
+    let network = format!("tap={TAP}");
+    let address = Star::address(100);
+    let script = format!(
+        "ip link set eth0 up; ip addr add {address}/24 dev eth0; mkdir /tmp/web; \
+         seq 0 {LAST} >/tmp/web/file; httpd -p 80 -h /tmp/web; {} \
+         echo at work; read line; touch /tmp/over; wait",
+        copies.script()
+    );
+    let options = ["--late-cpus", "no", "--disk", &disk, "--net", &network];
+    site.start_as(&site.home, &options, &script)?;
+    at_work(site)?;
+    let content: String = (0..=LAST).map(|number| format!("{number}\n")).collect();
+    let server = SocketAddr::new(address.parse()?, 80);
+    let (fetched, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let fetch = || -> Result<Duration> {
+        let mut longest = Duration::ZERO;
+        while !is_over.load(Ordering::SeqCst) {
+            let begun = Instant::now();
+            let got = fetch_from(server, BOUND)?;
+            ensure!(got == content.as_bytes(), "{} bytes, or others", got.len());
+            longest = longest.max(begun.elapsed());
+            fetched.fetch_add(1, Ordering::SeqCst);
+        }
+        Ok(longest)
+    };
+    let two_more = || {
+        let before = fetched.load(Ordering::SeqCst);
+        wait_until("two files", || {
+            Ok(fetched.load(Ordering::SeqCst) >= before + 2)
+        })
+    };
+    let go = || -> Result<()> {
+        two_more()?;
+        site.go(0, 1, mode(1))?;
+        two_more()
+    };
+    let (went, longest) = std::thread::scope(|scope| {
+        let fetching = scope.spawn(|| site.star.within(2, fetch));
+        let went = go();
+        is_over.store(true, Ordering::SeqCst);
+        (went, fetching.join())
+    });
+    let longest = longest.map_err(|_| anyhow!("the client panicked"))?;
+    went.with_context(|| format!("the client: {longest:?}"))?;
+    let count = fetched.into_inner();
+    let longest = longest.with_context(|| format!("after {count} files"))?;
+    let mut console = site.console_at(1)?;
+    console.write("over\n")?;
+    let ended = console.finish(LONG_BOUND)?;
+    let copied = copies.judge(&ended)?;
+    site.all_given_back()?;
+    Ok(format!(
+        "{copied} copies; {count} files, the longest took {} ms",
+        longest.as_millis()
+    ))
+}
+
+/// Whatever keeps node 0 where it is, the rest goes, and comes back.
+fn stays(site: &mut Site<'_>) -> Result<String> {
+    let disk = site.bench.directory.join("disk");
+    fs::write(&disk, [0; 1 << 20])?;
+    let disk = disk.to_string_lossy().into_owned();
+    let home = site.home.clone();
+    let neighbour = site.neighbour.clone();
+    let mut said = Vec::new();
+    for (identity, options, taken, why) in [
+        (
+            &home,
+            &["--disk", &disk][..],
+            false,
+            "does not allow this disk",
+        ),
+        (&neighbour, &[][..], false, "machines = true"),
+        (&home, &[][..], true, "`m` is running"),
+    ] {
+        site.start_as(identity, options, "echo at work; read word")?;
+        at_work(site)?;
+        let other = site.weft_at(1, &["vm", "start", "--name", "m", "--kernel"]);
+        if taken {
+            let mut other = other;
+            other.arg(site.images.file(SMALL[0])?);
+            ensure!(other.output()?.status.success());
+        }
+        let ask = |words: &[&str]| -> Result<Value> {
+            let output = site.weft_of(identity, 0, words).output()?;
+            ensure!(output.status.success(), "{why}: {output:?}");
+            Ok(serde_json::from_slice(&output.stdout)?)
+        };
+        let away = ask(&["vm", "migrate", "m", "h1=256M", "--json"])?;
+        let reason = away["migrated"]["stays"][0]["reason"].as_str();
+        let reason = reason.with_context(|| format!("node 0 does not stay: {away}"))?;
+        ensure!(reason.contains(why), "{reason}");
+        said.push(reason.to_owned());
+        ask(&["vm", "consolidate", "m", "--json"])?;
+        site.stop_at(0)?;
+        if taken {
+            site.stop_at(1)?;
+        }
+        site.all_given_back()?;
+    }
+    Ok(said.join("; "))
+}
+
+/// Whatever is killed at whatever moment: the machine runs on one host at most, and where it
+/// runs, all of its pages are right.
+fn killed(site: &mut Site<'_>) -> Result<String> {
+    let mut random = Random::new(site.bench.context.seed ^ 0x803e);
+    let mut said = Vec::new();
+    for round in 0..6 {
+        let (whom, name) = [(0, "launcher"), (1, "daemon"), (2, "taker")][round % 3];
+        let place = kill_one(site, whom, &mut random);
+        let place = place.with_context(|| format!("{name} killed in round {round}"))?;
+        let what = match place {
+            None => "ended",
+            Some(0) => "stayed",
+            Some(_) => "went",
+        };
+        said.push(format!("{name}: {what}"));
+    }
+    Ok(said.join(", "))
+}
+
+/// Where the machine runs afterwards, if it does.
+fn kill_one(site: &mut Site<'_>, whom: usize, random: &mut Random) -> Result<Option<usize>> {
+    site.start_as(&site.home, &[], "dirty 40 3000 3; read word")?;
+    at_work(site)?;
+    let launcher = site.machines_at(0)?[0]["pid"].as_i64();
+    let launcher = launcher.context("no launcher")? as i32;
+    let daemon = site.daemons[0].pid();
+    let words = ["vm", "migrate", "m", "h1=256M", mode(whom)];
+    let mut command = site.weft_at(0, &words);
+    let mut command = (command.stdout(Stdio::null()).stderr(Stdio::null())).spawn()?;
+    let mut taker = None;
+    wait_until("the process that takes the machine", || {
+        let is_taker = |pid: &i32| processes::command_line(*pid).contains(TAKER);
+        taker = children(daemon).into_iter().find(is_taker);
+        Ok(taker.is_some())
+    })?;
+    std::thread::sleep(Duration::from_micros(random.below(40_000)));
+    let victim = [launcher, daemon, taker.unwrap_or(daemon)][whom];
+    // It may have ended.
+    let _ = kill(Pid::from_raw(victim), Signal::SIGKILL);
+    command.wait()?;
+    // What lost a node has ended by then.
+    std::thread::sleep(LEASE);
+    let (here, there) = (site.machines_at(0)?.len(), site.machines_at(1)?.len());
+    ensure!(here + there <= 1, "the machine runs twice");
+    let place = (here + there == 1).then_some(there);
+    if let Some(host) = place {
+        let mut console = site.console_at(host)?;
+        let right = console.wait_for("dirty: right", LONG_BOUND);
+        ensure!(right.is_some(), "the guest's pages are not right");
+        console.kill()?;
+        site.stop_at(host)?;
+    }
+    if whom == 1 {
+        let daemon = site.daemons.remove(0);
+        crate::cluster::stop(daemon)?;
+        let daemon = site.start_daemon(1)?;
+        site.daemons.insert(0, daemon);
+    }
+    site.all_given_back()?;
+    Ok(place)
+}
