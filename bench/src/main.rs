@@ -17,6 +17,7 @@ use weft_bench::vm::devices::devices;
 use weft_bench::vm::follow::follow;
 use weft_bench::vm::footprint::footprint;
 use weft_bench::vm::guest::guest;
+use weft_bench::vm::home::home;
 use weft_bench::vm::kvm::kvm;
 use weft_bench::vm::latency::latency;
 use weft_bench::vm::migrate::migrate;
@@ -30,7 +31,7 @@ use weft_bench::vm::web::web;
 use weft_bench::working_set::{oversubscribed, working_set};
 use weft_tests::boot::Images;
 
-const BENCHMARKS: [&str; 26] = [
+const BENCHMARKS: [&str; 27] = [
     "latency",
     "unstretched",
     "throughput",
@@ -57,6 +58,7 @@ const BENCHMARKS: [&str; 26] = [
     "vm-migrate",
     "vm-split",
     "vm-ping",
+    "vm-home",
 ];
 
 /// Measures weft against native runs and raw sockets.
@@ -144,6 +146,7 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Table> {
         "vm-migrate" => migrate(place, &options.images(), repeat),
         "vm-split" => split(place, &options.images(), repeat),
         "vm-ping" => vm_ping(place, &options.images(), repeat),
+        "vm-home" => home(place, &options.images(), repeat),
         "vm-devices" => devices(place, &options.images(), repeat),
         "elastic-gigabit" => elastic(place, Network::Gigabit, repeat, &options.program),
         _ => elastic(place, Network::Unshaped, repeat, &options.program),

@@ -88,14 +88,14 @@ impl Identity {
         Ok(())
     }
 
-    /// Lets machines of one of the peers come for good.
-    pub fn take_machines_of(&self, peer: &str) -> Result<()> {
+    /// Lets machines of one of the peers come for good, and adds lines to what it may.
+    pub fn take_machines_of(&self, peer: &str, lines: &str) -> Result<()> {
         let path = self.directory.join("node.toml");
         let named = format!("name = \"{peer}\"\n");
         let text = fs::read_to_string(&path)?;
         fs::write(
             path,
-            text.replace(&named, &format!("{named}machines = true\n")),
+            text.replace(&named, &format!("{named}machines = true\n{lines}")),
         )?;
         Ok(())
     }

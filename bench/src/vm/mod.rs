@@ -7,6 +7,7 @@ pub mod devices;
 pub mod follow;
 pub mod footprint;
 pub mod guest;
+pub mod home;
 pub mod kvm;
 pub mod latency;
 pub mod migrate;

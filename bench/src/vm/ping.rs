@@ -22,22 +22,25 @@ use crate::results::{Goal, Table, digits, median};
 
 /// Namespaces: the launcher's, which has the tap device, those of the daemons, and that of
 /// the client.
-const LAUNCHER: usize = 0;
-const NAMES: [&str; 4] = ["home", "h1", "h2", "h3"];
+pub(super) const LAUNCHER: usize = 0;
+pub(super) const NAMES: [&str; 4] = ["home", "h1", "h2", "h3"];
 const CLIENT: usize = NAMES.len();
 const PORT: u16 = 7117;
-const TAP: &str = "weft-tap";
+pub(super) const TAP: &str = "weft-tap";
+/// As which user a machine's slices run.
+const USER: u32 = 60100;
 /// What each host lends.
 const LENT: &str = "2G";
 const INTERVAL_MS: u32 = 10;
 /// Longest time that may be without an answer beside the pause, in ms.
-const EXCESS_MS_MAX: f64 = 20.0;
+pub(super) const EXCESS_MS_MAX: f64 = 20.0;
 
 /// What the guest writes to meanwhile: megabytes, pages a second. More than this takes too
 /// long on a few processors that four nodes share.
-const LOADS: [(&str, u32, u32); 2] = [("idle", 1, 100), ("64 MB, 2,000 pages/s", 64, 2_000)];
+pub(super) const LOADS: [(&str, u32, u32); 2] =
+    [("idle", 1, 100), ("64 MB, 2,000 pages/s", 64, 2_000)];
 /// How long a round of it takes, at whose end every page is checked.
-const ROUND_S: u32 = 3;
+pub(super) const ROUND_S: u32 = 3;
 
 /// What happens to the machine. Without words: nothing, for a second.
 const STEPS: [(&str, &[&str]); 4] = [
@@ -47,8 +50,8 @@ const STEPS: [(&str, &[&str]); 4] = [
     ("consolidate", &["consolidate", "m"]),
 ];
 /// Between two steps.
-const BETWEEN: Duration = Duration::from_secs(1);
-const BOUND: Duration = Duration::from_secs(120);
+pub(super) const BETWEEN: Duration = Duration::from_secs(1);
+pub(super) const BOUND: Duration = Duration::from_secs(120);
 
 /// By load, step and figure.
 type Samples = BTreeMap<String, Vec<f64>>;
@@ -65,7 +68,8 @@ pub fn ping(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
     let mut samples = Samples::new();
     for round in 0..repeat {
         for load in 0..LOADS.len() {
-            let site = Site::new(place, round * LOADS.len() + load)?;
+            let number = round * LOADS.len() + load;
+            let site = Site::new(place, &format!("ping-{number}"), &[LAUNCHER])?;
             let (track, reports) = site.measure(images, load)?;
             for (number, (step, report)) in track.steps.iter().zip(&reports).enumerate() {
                 let worst = track.worst(step.from_s, step.until_s);
@@ -90,20 +94,25 @@ pub fn ping(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
     Ok(table(&samples))
 }
 
-/// The hosts, and the daemons on two of them.
-struct Site<'a> {
-    place: &'a Place,
-    directory: PathBuf,
-    home: Identity,
-    daemons: Vec<Running>,
-    star: Star,
+/// The hosts, and the daemons of all but the launcher's.
+pub(super) struct Site<'a> {
+    pub place: &'a Place,
+    pub directory: PathBuf,
+    identities: Vec<Identity>,
+    pub daemons: Vec<Running>,
+    pub star: Star,
 }
 
 impl<'a> Site<'a> {
-    fn new(place: &'a Place, number: usize) -> Result<Site<'a>> {
+    /// Those in `taps` have a tap device on the network of all, and take machines of the host
+    /// before them for good.
+    pub fn new(place: &'a Place, name: &str, taps: &[usize]) -> Result<Site<'a>> {
         let star = Star::new(CLIENT + 1)?;
-        star.add_tap(LAUNCHER, TAP, 0)?;
-        let directory = place.work.join(format!("ping-{number}"));
+        for host in taps {
+            let user = if *host == LAUNCHER { 0 } else { USER };
+            star.add_tap(*host, TAP, user)?;
+        }
+        let directory = place.work.join(name);
         let context = Context {
             weft: place.weft.clone(),
             programs: place.programs.clone(),
@@ -126,32 +135,63 @@ impl<'a> Site<'a> {
                 })
                 .collect();
             identity.configure(&format!("0.0.0.0:{PORT}"), LENT, &peers)?;
+            if own > LAUNCHER && taps.contains(&own) {
+                let lines = format!("user = {USER}\nnetworks = [\"tap={TAP}\"]\n");
+                identity.take_machines_of(NAMES[own - 1], &lines)?;
+            }
         }
-        let mut daemons = Vec::new();
+        let mut site = Site {
+            place,
+            directory,
+            identities,
+            daemons: Vec::new(),
+            star,
+        };
         for host in LAUNCHER + 1..NAMES.len() {
+            let mut prefix = site.star.prefix(host);
+            let variable = format!("XDG_RUNTIME_DIR={}", site.run_directory(host)?.display());
+            prefix.extend(["env".into(), variable.into()]);
+            prefix.extend(namespace::with_tun(&site.directory.join("tun")));
             let wanted = Wanted {
                 host: Star::address(host),
                 port: PORT,
                 memory: LENT.into(),
-                prefix: star.prefix(host),
+                prefix,
                 runtime: None,
             };
-            let scratch = directory.join(NAMES[host]);
-            let daemon = cluster::start_daemon(&context, &identities[host], &scratch, &wanted)?;
-            daemons.push(daemon);
+            let scratch = site.directory.join(NAMES[host]);
+            let daemon =
+                cluster::start_daemon(&context, &site.identities[host], &scratch, &wanted)?;
+            site.daemons.push(daemon);
         }
-        let home = identities.into_iter().next().context("an identity")?;
-        Ok(Site {
-            place,
-            directory,
-            home,
-            daemons,
-            star,
-        })
+        Ok(site)
+    }
+
+    /// Where machines of a host are found.
+    fn run_directory(&self, host: usize) -> Result<PathBuf> {
+        let path = self.directory.join(NAMES[host]).join("run");
+        fs::create_dir_all(&path)?;
+        Ok(path)
+    }
+
+    /// As a user of this host.
+    pub fn at<'c>(&self, host: usize, command: &'c mut Command) -> Result<&'c mut Command> {
+        let (name, value) = self.identities[host].environment();
+        Ok(command
+            .env(name, value)
+            .env("XDG_RUNTIME_DIR", self.run_directory(host)?))
+    }
+
+    /// The daemons end, and files go.
+    pub fn clear(mut self) -> Result<()> {
+        for daemon in self.daemons.drain(..) {
+            cluster::stop(daemon)?;
+        }
+        Ok(fs::remove_dir_all(&self.directory)?)
     }
 
     /// A machine, asked while it goes through all steps, and what each reported.
-    fn measure(mut self, images: &Images, load: usize) -> Result<(Track, Vec<Value>)> {
+    fn measure(self, images: &Images, load: usize) -> Result<(Track, Vec<Value>)> {
         let (what, megabytes, rate) = LOADS[load];
         let round = format!("dirty {megabytes} {rate} {ROUND_S}");
         let script = format!(
@@ -166,7 +206,7 @@ impl<'a> Site<'a> {
         let net = format!("tap={TAP}");
         let options = ["--name", "m", "--net", &net];
         boot.options.extend(options.map(Into::into));
-        let mut guest = Guest::start(self.at_home(&mut boot.command(Monitor::Soft)))?;
+        let mut guest = Guest::start(self.at(LAUNCHER, &mut boot.command(Monitor::Soft))?)?;
         let works = guest.wait_for("dirty: at work", BOUND);
         ensure!(works.is_some(), "the guest does not come up");
         let measured = self.steps().with_context(|| what.to_owned());
@@ -180,18 +220,8 @@ impl<'a> Site<'a> {
             "{what}: a page was not right, or not checked: {}",
             ended.tail(12)
         );
-        for daemon in self.daemons.drain(..) {
-            cluster::stop(daemon)?;
-        }
-        fs::remove_dir_all(&self.directory)?;
+        self.clear()?;
         Ok(measured)
-    }
-
-    fn at_home<'c>(&self, command: &'c mut Command) -> &'c mut Command {
-        let (name, value) = self.home.environment();
-        command
-            .env(name, value)
-            .env("XDG_RUNTIME_DIR", &self.directory)
     }
 
     fn steps(&self) -> Result<(Track, Vec<Value>)> {
@@ -205,7 +235,7 @@ impl<'a> Site<'a> {
                     std::thread::sleep(BETWEEN);
                     Value::Null
                 }
-                words => self.ask(words)?,
+                words => self.ask(LAUNCHER, words)?,
             });
             client.say("done")?;
         }
@@ -214,9 +244,9 @@ impl<'a> Site<'a> {
     }
 
     /// What `weft vm …` reports of a move.
-    fn ask(&self, words: &[&str]) -> Result<Value> {
-        let mut command = in_namespace(&self.star, LAUNCHER, &self.place.weft);
-        let command = self.at_home(command.arg("vm").args(words).arg("--json"));
+    pub fn ask(&self, host: usize, words: &[&str]) -> Result<Value> {
+        let mut command = in_namespace(&self.star, host, &self.place.weft);
+        let command = self.at(host, command.arg("vm").args(words).arg("--json"))?;
         let output = command.output()?;
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(
@@ -229,7 +259,7 @@ impl<'a> Site<'a> {
     }
 }
 
-fn in_namespace(star: &Star, host: usize, program: &Path) -> Command {
+pub(super) fn in_namespace(star: &Star, host: usize, program: &Path) -> Command {
     let prefix = star.prefix(host);
     let mut command = Command::new(&prefix[0]);
     command.args(&prefix[1..]).arg(program);
@@ -237,7 +267,7 @@ fn in_namespace(star: &Star, host: usize, program: &Path) -> Command {
 }
 
 /// `weft-bench ping` in a namespace of its own.
-struct Client {
+pub(super) struct Client {
     child: Child,
     input: ChildStdin,
     /// Open until the end, so that it can write.
@@ -247,7 +277,7 @@ struct Client {
 
 impl Client {
     /// Returns when the guest has answered.
-    fn start(site: &Site<'_>) -> Result<Client> {
+    pub fn start(site: &Site<'_>) -> Result<Client> {
         let file = site.directory.join("pings.json");
         let mut command = in_namespace(&site.star, CLIENT, &std::env::current_exe()?);
         command.args(["ping", &Star::address(100)]);
@@ -272,11 +302,11 @@ impl Client {
         Ok(client)
     }
 
-    fn say(&mut self, line: &str) -> Result<()> {
+    pub fn say(&mut self, line: &str) -> Result<()> {
         Ok(writeln!(self.input, "{line}")?)
     }
 
-    fn finish(mut self) -> Result<Track> {
+    pub fn finish(mut self) -> Result<Track> {
         drop(self.input);
         let status = self.child.wait()?;
         ensure!(status.success(), "the pings ended with {status}");

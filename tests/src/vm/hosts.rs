@@ -143,7 +143,7 @@ impl<'a> Site<'a> {
             peers.push(("home", &site.home.key, None));
             node.configure(&listen, LENT, &peers)?;
             for peer in ["home", "h1", "h2"] {
-                node.take_machines_of(peer)?;
+                node.take_machines_of(peer, "")?;
             }
             node.allow(&site.consent())?;
             site.hosts.push(node.clone());
@@ -166,11 +166,7 @@ impl<'a> Site<'a> {
         fs::create_dir_all(&run_directory)?;
         let variable = format!("XDG_RUNTIME_DIR={}", run_directory.display());
         prefix.extend(["env".into(), variable.into()]);
-        // Every user may open it, as most distributions have it; elsewhere it stays as it is.
-        const OPEN_TUN: &str = "{ [ -e \"$0\" ] || mknod -m 666 \"$0\" c 10 200; } && \
-            mount --bind \"$0\" /dev/net/tun; exec \"$@\"";
-        prefix.extend(["sh", "-c", OPEN_TUN].map(Into::into));
-        prefix.push(self.bench.directory.join("tun").into());
+        prefix.extend(namespace::with_tun(&self.bench.directory.join("tun")));
         let wanted = Wanted {
             host: Star::address(host),
             port: PORT,

@@ -1,0 +1,173 @@
+//! How long a machine that leaves its host for good leaves pings unanswered.
+
+use std::collections::BTreeMap;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::{Value, json};
+use weft_tests::boot::{Images, Monitor};
+use weft_tests::guest::Guest;
+use weft_tests::namespace::{self, Star};
+
+use super::ping::{
+    BETWEEN, BOUND, Client, EXCESS_MS_MAX, LAUNCHER, LOADS, NAMES, ROUND_S, Site, TAP, in_namespace,
+};
+use crate::ping::Track;
+use crate::program::Place;
+use crate::results::{Goal, Table, digits, median};
+
+/// By load and figure.
+type Samples = BTreeMap<String, Vec<f64>>;
+
+fn key(load: usize, figure: &str) -> String {
+    format!("{} {figure}", LOADS[load].0)
+}
+
+/// The table `vm-home`.
+pub fn home(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
+    if let Some(why) = namespace::missing() {
+        bail!("{why}");
+    }
+    let hosts: Vec<usize> = (0..NAMES.len()).collect();
+    let mut samples = Samples::new();
+    for round in 0..repeat {
+        for load in 0..LOADS.len() {
+            let name = format!("home-{}", round * LOADS.len() + load);
+            let site = Site::new(place, &name, &hosts)?;
+            let (track, reports) = measure(&site, images, load)?;
+            site.clear()?;
+            for (step, report) in track.steps.iter().zip(&reports) {
+                let worst = track.worst(step.from_s, step.until_s);
+                let mut add = |figure: &str, value: f64| {
+                    samples.entry(key(load, figure)).or_default().push(value);
+                };
+                let of = |value: &Value| value.as_f64().unwrap_or(0.0);
+                let switch_ms = of(&report["pause_ns"]) / 1e6;
+                let home_ms = of(&report["home"]["stopped_ns"]) / 1e6;
+                add("total_s", of(&report["total_s"]));
+                let bytes = of(&report["bytes"]) + of(&report["switched_bytes"]);
+                add("pages_mb", bytes / 1e6);
+                add("switch_ms", switch_ms);
+                add("home_ms", home_ms);
+                add("gap_ms", worst.gap_s * 1e3);
+                add("excess_ms", worst.gap_s * 1e3 - switch_ms.max(home_ms));
+                add("lost", worst.lost as f64);
+                add("sent", worst.sent as f64);
+            }
+        }
+    }
+    Ok(table(&samples))
+}
+
+/// A machine that goes from host to host, asked meanwhile, and what each step reported.
+fn measure(site: &Site<'_>, images: &Images, load: usize) -> Result<(Track, Vec<Value>)> {
+    let (what, megabytes, rate) = LOADS[load];
+    let round = format!("dirty {megabytes} {rate} {ROUND_S}");
+    let script = format!(
+        "(while [ ! -e /tmp/stop ]; do {round} || echo WRONG; done) & \
+         read word; touch /tmp/stop; wait; echo stopped"
+    );
+    let mut boot = images.small(&site.place.weft)?.running(&script);
+    boot.prefix = site.star.prefix(LAUNCHER);
+    boot.cpus = 2;
+    boot.memory_mib = 512;
+    boot.words = format!("weft.net={}/24", Star::address(100));
+    let net = format!("tap={TAP}");
+    let options = ["--name", "m", "--net", &net];
+    boot.options.extend(options.map(Into::into));
+    let mut command = detached(&boot.command(Monitor::Soft));
+    let output = site.at(LAUNCHER, &mut command)?.output()?;
+    ensure!(output.status.success(), "{output:?}");
+    let console = |host| -> Result<Guest> {
+        let mut command = in_namespace(&site.star, host, &site.place.weft);
+        let command = site.at(host, command.args(["vm", "console", "m"]))?;
+        Guest::start(command.stdin(Stdio::piped()))
+    };
+    let works = console(LAUNCHER)?.wait_for("dirty: at work", BOUND);
+    ensure!(works.is_some(), "the guest does not come up");
+    let measured = steps(site).with_context(|| what.to_owned())?;
+    let mut last = console(NAMES.len() - 1)?;
+    last.write("end\n")?;
+    let ended = last.finish(BOUND)?;
+    let is_right = ended.line("WRONG").is_none() && ended.line("dirty: wrong").is_none();
+    ensure!(
+        is_right && ended.line("dirty: right").is_some() && ended.line("stopped").is_some(),
+        "{what}: a page was not right, or not checked: {}",
+        ended.tail(12)
+    );
+    Ok(measured)
+}
+
+/// `weft vm start` instead of `weft vm run`.
+fn detached(run: &Command) -> Command {
+    let mut command = Command::new(run.get_program());
+    for argument in run.get_args() {
+        command.arg(match argument.to_str() {
+            Some("run") => "start".as_ref(),
+            _ => argument,
+        });
+    }
+    command
+}
+
+fn steps(site: &Site<'_>) -> Result<(Track, Vec<Value>)> {
+    let mut client = Client::start(site)?;
+    let mut reports = Vec::new();
+    for (from, to) in NAMES.iter().skip(1).enumerate() {
+        std::thread::sleep(BETWEEN);
+        client.say(&format!("step {to}"))?;
+        let report = site.ask(from, &["migrate", "m", to])?;
+        client.say("done")?;
+        ensure!(report["home"]["host"] == **to, "node 0 stays: {report}");
+        reports.push(report);
+    }
+    std::thread::sleep(BETWEEN);
+    Ok((client.finish()?, reports))
+}
+
+fn table(samples: &Samples) -> Table {
+    let mut table = Table::new(
+        "vm-home",
+        "A Linux of two vCPUs (512 MiB, software vCPU) leaves its host for good, three times in each run, and is pinged each 10 ms through a bridge and a tap device of its host of the moment. Each host is a network namespace with a daemon; all are on this machine, with sealed links. Its program writes to randomly chosen pages at the given rate and checks every page at the end. *Switch*: how long the guest stood while pages and vCPUs changed their node; *home*: how long it stood once more for all the rest. *Gap*: the longest time between two answers; without a move it is 10 ms. Medians, and the worst of all moves; lost pings of all moves. The goal, no gap longer than the longer pause and 20 ms, is for the worst move.",
+        &[
+            "what",
+            "moves",
+            "total time",
+            "pages",
+            "switch",
+            "home",
+            "worst home",
+            "gap",
+            "worst gap",
+            "lost",
+            "worst of gap − pause",
+            "goal",
+            "met",
+        ],
+    );
+    for (load, (what, ..)) in LOADS.iter().enumerate() {
+        let found = |figure: &str| samples.get(&key(load, figure)).map(Vec::as_slice);
+        let middle = |figure: &str| median(found(figure).unwrap_or_default());
+        let worst = |figure: &str| found(figure)?.iter().copied().reduce(f64::max);
+        let sum = |figure: &str| found(figure).unwrap_or_default().iter().sum::<f64>();
+        let cell = |value: Option<f64>, unit: &str| format!("{} {unit}", digits(value));
+        let excess = worst("excess_ms");
+        let mut row = vec![
+            (*what).to_owned(),
+            found("gap_ms").unwrap_or_default().len().to_string(),
+            cell(middle("total_s"), "s"),
+            cell(middle("pages_mb"), "MB"),
+            cell(middle("switch_ms"), "ms"),
+            cell(middle("home_ms"), "ms"),
+            cell(worst("home_ms"), "ms"),
+            cell(middle("gap_ms"), "ms"),
+            cell(worst("gap_ms"), "ms"),
+            format!("{} of {}", sum("lost"), sum("sent")),
+            cell(excess, "ms"),
+        ];
+        row.extend(Goal::AtMost(EXCESS_MS_MAX).cells(excess));
+        table.rows.push(row);
+    }
+    table.samples = json!(samples);
+    table
+}
