@@ -77,6 +77,7 @@ pub fn valid_session(random: &mut Random) -> Vec<u8> {
             request: random.next(),
             name: "m".into(),
             settings: "{}".into(),
+            files: vec![random.next()],
             step: match random.below(3) {
                 0 => HomeStep::Prepare,
                 1 => HomeStep::LetGo,

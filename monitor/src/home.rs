@@ -86,10 +86,9 @@ impl Outlets {
         let api = sockets.next().map(Into::into);
         let mut next_if = |is_there: bool| is_there.then(|| sockets.next()).flatten();
         let console = next_if(own.console.is_some()).map(Into::into);
-        let has_come = own.comes_to.is_some();
-        let comes = next_if(has_come).zip(next_if(has_come));
+        let comes = next_if(own.takes_home).zip(next_if(own.takes_home));
         anyhow::ensure!(
-            comes.is_some() == has_come,
+            comes.is_some() == own.takes_home,
             "there is no memory of the machine that comes here"
         );
         Ok(Outlets {
@@ -177,13 +176,20 @@ fn prepare(
     };
     let links = links::open(links, boot, &settings)?;
     let configuration = settings.configuration;
-    let (user, disks) = match &own.comes_to {
-        None => (own.user, OpenDisks::default()),
-        // What a lender allows is opened as the user that its slice was.
-        Some(lender) => {
-            become_user(own.user)?;
-            let disks = OpenDisks::locked_elsewhere();
-            (None, lent::open(&configuration, 0, lender, disks)?)
+    let open = |lender, disks| lent::open(&configuration, 0, lender, disks);
+    // What a lender allows is opened as the user that the machine's slice was.
+    let (user, disks) = match (&own.lender, own.user) {
+        (None, user) => (user, OpenDisks::default()),
+        (Some(lender), user) if own.takes_home => {
+            become_user(user)?;
+            (None, open(lender, OpenDisks::locked_elsewhere())?)
+        }
+        (Some(lender), None) => (None, open(lender, OpenDisks::default())?),
+        // Root reads the copy of its kernel.
+        (Some(lender), Some(user)) => {
+            let open = || open(lender, OpenDisks::default());
+            let disks = privilege::as_user(&user.clone().into(), open)??;
+            (Some(user), disks)
         }
     };
     let restored = own.restore.as_deref().map(restore::open).transpose()?;

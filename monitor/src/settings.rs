@@ -45,9 +45,10 @@ pub struct OwnSettings {
     pub restore: Option<PathBuf>,
     /// Where the console's socket is, if it has one.
     pub console: Option<PathBuf>,
-    /// Of a machine that comes from another host: what it may open here. Its memory file and
-    /// the socket to the daemon are among the sockets.
-    pub comes_to: Option<Lender>,
+    /// What a machine that came from another host may open here.
+    pub lender: Option<Lender>,
+    /// It comes now: its memory file and the socket to the daemon are among the sockets.
+    pub takes_home: bool,
 }
 
 /// What happens to a system call that a thread has no business with.

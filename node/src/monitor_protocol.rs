@@ -149,6 +149,9 @@ pub enum MonitorMessage {
 pub enum HomeStep {
     /// Start a process that can take it.
     Prepare,
+    /// The next bytes of the files that the guest restarts from, as hexadecimal digits. The
+    /// launcher sends them.
+    File { part: String },
     /// The machine stands: frames for it come to that process's host from now on. No answer.
     Announce,
     /// A part of the machine's state, as text that only monitors read.
@@ -161,8 +164,48 @@ pub enum HomeStep {
 
 /// Longest part of a state in one message: escaped, it has room in a packet.
 const PART_BYTES: usize = 10 << 10;
+/// Longest part of files in one message.
+const FILE_BYTES: usize = 14 << 10;
+/// Most bytes of files that go along.
+pub const FILES_BYTES_MAX: u64 = 256 << 20;
 
 impl HomeStep {
+    /// Passes a file on in parts.
+    ///
+    /// # Errors
+    /// It cannot be read, has other than `bytes` bytes, or `send` fails.
+    pub fn file_parts<E: From<io::Error>>(
+        mut file: impl io::Read,
+        bytes: u64,
+        mut send: impl FnMut(HomeStep) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut piece = [0; FILE_BYTES];
+        let mut left = bytes;
+        while left > 0 {
+            let length = left.min(FILE_BYTES as u64) as usize;
+            file.read_exact(&mut piece[..length])?;
+            left -= length as u64;
+            send(HomeStep::File {
+                part: hex(&piece[..length]),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The bytes of a part of a file; `None` for another step and for what is no such part.
+    pub fn file_bytes(&self) -> Option<Vec<u8>> {
+        let HomeStep::File { part } = self else {
+            return None;
+        };
+        let digit = |digit: &u8| char::from(*digit).to_digit(16);
+        let pairs = part.as_bytes().chunks(2);
+        let bytes = pairs.map(|pair| match pair {
+            [high, low] => Some((digit(high)? * 16 + digit(low)?) as u8),
+            _ => None,
+        });
+        bytes.collect()
+    }
+
     /// A state in parts.
     pub fn parts(state: &str) -> Vec<HomeStep> {
         let mut parts = Vec::new();
@@ -185,6 +228,14 @@ impl HomeStep {
     }
 }
 
+fn hex(bytes: &[u8]) -> String {
+    const DIGITS: [u8; 16] = *b"0123456789abcdef";
+    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    digits
+        .map(|digit| char::from(DIGITS[usize::from(digit)]))
+        .collect()
+}
+
 /// What a process is told that is to take the home of a machine from another host: first on
 /// its standard input, with the memory file of the node that has the machine's memory.
 #[derive(Debug, Serialize, Deserialize)]
@@ -193,6 +244,8 @@ pub struct HomeOrder {
     pub name: String,
     /// Its settings, for all nodes.
     pub settings: String,
+    /// The sizes of the files that its guest restarts from; they follow.
+    pub files: Vec<u64>,
     /// What the node was lent.
     pub loan: Loan,
     /// The user that the node runs as, where the daemon is root.
@@ -600,6 +653,27 @@ fn short(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_go_in_parts_that_fit_a_packet() {
+        let content: Vec<u8> = (0..3 * FILE_BYTES + 7).map(|at| (at * 7) as u8).collect();
+        let mut received = Vec::new();
+        let bytes = content.len() as u64;
+        HomeStep::file_parts(&content[..], bytes, |step| -> io::Result<()> {
+            assert!(serde_json::to_vec(&step)?.len() <= WORD_BYTES_MAX);
+            received.extend(step.file_bytes().unwrap());
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(received, content);
+        let short = HomeStep::file_parts(&content[..], bytes + 1, |_| io::Result::Ok(()));
+        assert!(short.is_err());
+        for part in ["0", "0g", "é"] {
+            let part = part.to_owned();
+            assert_eq!(HomeStep::File { part }.file_bytes(), None);
+        }
+        assert_eq!(HomeStep::Prepare.file_bytes(), None);
+    }
 
     #[test]
     fn a_state_goes_in_parts_that_fit_a_packet() {

@@ -97,6 +97,9 @@ pub struct HomeRequest {
     pub name: String,
     /// Its settings, for `Prepare`: text that only monitors read.
     pub settings: String,
+    /// For `Prepare`: the sizes of the files that its guest restarts from, in bytes. They
+    /// follow, one behind the other.
+    pub files: Vec<u64>,
     pub step: HomeStep,
 }
 

@@ -147,7 +147,7 @@ impl<'a> Site<'a> {
             daemons: Vec::new(),
             star,
         };
-        for host in LAUNCHER + 1..NAMES.len() {
+        for (host, name) in NAMES.iter().enumerate().skip(LAUNCHER + 1) {
             let mut prefix = site.star.prefix(host);
             let variable = format!("XDG_RUNTIME_DIR={}", site.run_directory(host)?.display());
             prefix.extend(["env".into(), variable.into()]);
@@ -159,7 +159,7 @@ impl<'a> Site<'a> {
                 prefix,
                 runtime: None,
             };
-            let scratch = site.directory.join(NAMES[host]);
+            let scratch = site.directory.join(name);
             let daemon =
                 cluster::start_daemon(&context, &site.identities[host], &scratch, &wanted)?;
             site.daemons.push(daemon);

@@ -9,6 +9,7 @@ use weft_machine::{
     BackEndChoice, CPUS_MAX, Configuration, Disk, Forward, Invalid, Network, check_host,
 };
 use weft_monitor::settings::Confine;
+use weft_node::consent::Lender;
 use weft_node::host;
 
 use super::args::{BalloonArg, LateArg, VmRunArgs};
@@ -48,6 +49,8 @@ pub struct Plan {
     pub confine: Confine,
     /// The checkpoint that the first life continues from.
     pub restore: Option<PathBuf>,
+    /// What it may open here, if it came from another host.
+    pub lender: Option<Lender>,
 }
 
 impl Plan {
@@ -93,6 +96,7 @@ impl Plan {
             identity: privilege::choose(args.user.as_deref(), sudo_uid.as_deref())?,
             confine: args.confine.into(),
             restore: restored.map(|restored| restored.directory().to_owned()),
+            lender: None,
         })
     }
 }

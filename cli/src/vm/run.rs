@@ -20,7 +20,6 @@ use weft_aggregate::PRIMARY;
 use weft_machine::End;
 use weft_monitor::outcome::Outcome;
 use weft_monitor::settings::{OwnSettings, SliceSettings};
-use weft_node::consent::Lender;
 use weft_node::launch::Signals;
 use weft_node::launch::machine::{
     self, Machine, MachineOutcome, MachinePlan, MachineSettings, Share,
@@ -108,8 +107,6 @@ pub struct Arrival {
     pub memory: OwnedFd,
     /// To the daemon, from which its state comes.
     pub socket: OwnedFd,
-    /// What it may open on this host.
-    pub lender: Lender,
 }
 
 /// Has a machine from another host go on, to its end. `failed` hears why it could not be made.
@@ -296,7 +293,7 @@ impl Life<'_> {
                 .iter()
                 .map(|(socket, _)| socket.as_fd()),
         );
-        if let Some(Arrival { memory, socket, .. }) = &self.arrival {
+        if let Some(Arrival { memory, socket }) = &self.arrival {
             sockets.extend([memory.as_fd(), socket.as_fd()]);
         }
         Ok(machine.live(settings, &sockets)?)
@@ -323,6 +320,10 @@ impl Life<'_> {
             transport: nodes.transport,
             lease: nodes.lease,
             shares: shares.collect(),
+            boot_files: match self.plan.reboot {
+                true => configuration.boot_files(),
+                false => Vec::new(),
+            },
             features: configuration.cpu_model.unwrap_or_default().host_features(),
             configuration: None,
         }
@@ -346,7 +347,8 @@ impl Life<'_> {
             // A guest that restarts boots its kernel.
             restore: plan.restore.clone().filter(|_| self.restarts == 0),
             console: registry.console.as_ref().map(|(_, path)| path.clone()),
-            comes_to: self.arrival.as_ref().map(|arrival| arrival.lender.clone()),
+            lender: plan.lender.clone(),
+            takes_home: self.arrival.is_some(),
         };
         Ok(MachineSettings {
             machine: serde_json::to_string(&machine)?,

@@ -2,17 +2,22 @@
 //! when a launcher elsewhere wants that, with a socket as its standard input; it becomes the
 //! machine's launcher, as the child of `weft vm start` is one.
 
-use std::io;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use nix::unistd::{Gid, Uid};
 use weft_confine::privilege::Identity;
-use weft_machine::{BackEndChoice, Network, Share, check_host};
+use weft_machine::{BackEndChoice, Configuration, Network, Share, check_host};
 use weft_monitor::settings::{Confine, SliceSettings};
-use weft_node::monitor_protocol::{HomeOrder, MonitorMessage, TakeoverSocket, receive_order};
+use weft_node::monitor_protocol::{
+    FILES_BYTES_MAX, HomeOrder, MonitorMessage, TakeoverSocket, receive_order,
+};
 use weft_node::options::Transport;
 use weft_node::size::format_bytes;
 use weft_platform::clock::begin_tsc_measurement;
@@ -25,6 +30,9 @@ use super::run::{self as launcher, Arrival};
 use super::start::{detach, log_path};
 use super::suboptions::ConsoleArg;
 
+/// Of the kernel and the initrd.
+const EXTENSIONS: [&str; 2] = ["kernel", "initrd"];
+
 /// Is the machine's launcher, to its end.
 pub fn run(started: Instant) -> anyhow::Result<ExitCode> {
     let tsc = begin_tsc_measurement();
@@ -33,31 +41,29 @@ pub fn run(started: Instant) -> anyhow::Result<ExitCode> {
     let (order, memory) = receive_order(socket.as_fd())
         .context("a daemon starts this command; `weft vm migrate` brings a machine here")?;
     let daemon = TakeoverSocket::new(socket.try_clone()?);
-    let lender = order.loan.lender.clone();
-    let prepared = plan(order).and_then(|plan| {
+    let prepared = plan(&order).and_then(|mut plan| {
         let registry = Registration::claim(&plan)?;
-        detach(&log_path(&registry::directory()?, &plan.name))?;
-        Ok((plan, registry))
+        let directory = registry::directory()?;
+        let files = BootFiles::receive(&daemon, &directory.join(&plan.name), &order.files)?;
+        plan.reboot = files.replace(&mut plan.configuration);
+        detach(&log_path(&directory, &plan.name))?;
+        Ok((plan, registry, files))
     });
-    let (plan, registry) = match prepared {
+    let (plan, registry, _files) = match prepared {
         Ok(prepared) => prepared,
         Err(error) => {
             daemon.say(&MonitorMessage::Failed(format!("{error:#}")));
             return Ok(ExitCode::from(EXIT_SETUP));
         }
     };
-    let arrival = Arrival {
-        memory,
-        socket,
-        lender,
-    };
+    let arrival = Arrival { memory, socket };
     launcher::run_arrival(&plan, &registry, arrival, (started, tsc), &|why| {
         daemon.say(&MonitorMessage::Failed(why.to_owned()));
     })
 }
 
 /// The machine on one node of this host, if it can be there.
-fn plan(order: HomeOrder) -> anyhow::Result<Plan> {
+fn plan(order: &HomeOrder) -> anyhow::Result<Plan> {
     let settings: SliceSettings = serde_json::from_str(&order.settings)
         .context("the description of the machine is invalid")?;
     let mut configuration = settings.configuration;
@@ -121,11 +127,76 @@ fn plan(order: HomeOrder) -> anyhow::Result<Plan> {
         configuration,
         console: ConsoleArg::Socket(None),
         api: None,
-        // Its kernel is on the host where it started.
         reboot: false,
         ready: None,
         identity,
         confine: Confine::Enforce,
         restore: None,
+        lender: Some(loan.lender.clone()),
     })
+}
+
+/// Copies of what the guest restarts from; removed when dropped.
+struct BootFiles(Vec<PathBuf>);
+
+impl BootFiles {
+    /// Files whose names begin with `name`.
+    fn receive(daemon: &TakeoverSocket, name: &Path, sizes: &[u64]) -> anyhow::Result<BootFiles> {
+        ensure!(
+            sizes.len() <= EXTENSIONS.len()
+                && sizes
+                    .iter()
+                    .try_fold(0_u64, |sum, size| sum.checked_add(*size))
+                    <= Some(FILES_BYTES_MAX),
+            "the files that its guest restarts from are too large"
+        );
+        let mut files = BootFiles(Vec::new());
+        for (extension, bytes) in EXTENSIONS.iter().zip(sizes) {
+            let path = PathBuf::from(format!("{}.{extension}", name.display()));
+            // What a machine of that name left that was killed.
+            let _ = fs::remove_file(&path);
+            files.0.push(path.clone());
+            receive(daemon, &path, *bytes)
+                .with_context(|| format!("cannot copy a file to {}", path.display()))?;
+        }
+        Ok(files)
+    }
+
+    /// Has the guest restart from them; false if there are none.
+    fn replace(&self, configuration: &mut Configuration) -> bool {
+        let mut paths = self.0.iter().cloned();
+        let Some(kernel) = paths.next() else {
+            return false;
+        };
+        configuration.kernel = kernel;
+        configuration.initrd = paths.next();
+        true
+    }
+}
+
+impl Drop for BootFiles {
+    fn drop(&mut self) {
+        for path in &self.0 {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+fn receive(daemon: &TakeoverSocket, path: &Path, bytes: u64) -> anyhow::Result<()> {
+    let mut options = OpenOptions::new();
+    // The user that the machine runs as reads it.
+    let mut file = options
+        .write(true)
+        .create_new(true)
+        .mode(0o644)
+        .open(path)?;
+    let mut left = bytes;
+    while left > 0 {
+        let step = daemon.next()?.context("the daemon has ended")?;
+        let part = step.file_bytes().context("it is not a part of a file")?;
+        let rest = left.checked_sub(part.len() as u64);
+        left = rest.context("it is longer than announced")?;
+        file.write_all(&part)?;
+    }
+    Ok(())
 }

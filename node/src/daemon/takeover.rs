@@ -105,6 +105,7 @@ impl Takeover {
         let order = HomeOrder {
             name: request.name.clone(),
             settings: request.settings.clone(),
+            files: request.files.clone(),
             loan: Loan {
                 cpus: machine.cpus,
                 memory_bytes: machine.memory_bytes,
@@ -158,9 +159,13 @@ impl Takeover {
         Ok(self.is_taken())
     }
 
-    /// Passes a part of the state on.
+    /// Passes a part of the state, or of files, on.
     pub fn take(&mut self, request: u64, step: &HomeStep) -> Result<(), TakeoverError> {
-        if !matches!(self.stage, Stage::Ready) {
+        let expected = match step {
+            HomeStep::File { .. } => Stage::Prepared,
+            _ => Stage::Ready,
+        };
+        if self.stage != expected {
             return Err(TakeoverError::NotPrepared);
         }
         self.request = request;

@@ -133,6 +133,30 @@ pub fn become_user(identity: &Identity) -> Result<(), PrivilegeError> {
     Ok(())
 }
 
+/// Does `work` with the rights of `identity` for files, and is root again afterwards. While the
+/// process has one thread.
+///
+/// # Errors
+/// The kernel does not change the user.
+pub fn as_user<T>(identity: &Identity, work: impl FnOnce() -> T) -> Result<T, PrivilegeError> {
+    let refused = |what| {
+        move |error: nix::Error| PrivilegeError::Refused {
+            what,
+            source: error.into(),
+        }
+    };
+    let (user, group) = (nix::unistd::geteuid(), nix::unistd::getegid());
+    let groups = nix::unistd::getgroups().map_err(refused("read the groups"))?;
+    nix::unistd::setgroups(&[]).map_err(refused("give up groups"))?;
+    nix::unistd::setegid(identity.group).map_err(refused("change the group"))?;
+    nix::unistd::seteuid(identity.user).map_err(refused("change the user"))?;
+    let done = work();
+    nix::unistd::seteuid(user).map_err(refused("be root again"))?;
+    nix::unistd::setegid(group).map_err(refused("have root's group again"))?;
+    nix::unistd::setgroups(&groups).map_err(refused("have root's groups again"))?;
+    Ok(done)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

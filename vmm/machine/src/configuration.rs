@@ -198,6 +198,12 @@ impl Configuration {
         }
     }
 
+    /// What the guest is booted from: the kernel, and the initrd, if it has one.
+    pub fn boot_files(&self) -> Vec<PathBuf> {
+        let kernel = [self.kernel.clone()].into_iter();
+        kernel.chain(self.initrd.clone()).collect()
+    }
+
     /// Opens the disks of a slice in the same way as its machine does, so that a disk that
     /// cannot be opened is reported before anything runs.
     ///

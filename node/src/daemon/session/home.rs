@@ -13,7 +13,7 @@ impl Session<'_> {
         let request = home.request;
         let done = match &home.step {
             HomeStep::Prepare => self.prepare_home(home).map(|()| None),
-            HomeStep::Announce | HomeStep::State { .. } => {
+            HomeStep::File { .. } | HomeStep::Announce | HomeStep::State { .. } => {
                 let takeover = self.takeover.as_mut().ok_or(TakeoverError::NotPrepared);
                 let taken = takeover.and_then(|takeover| takeover.take(request, &home.step));
                 taken.map(|()| None)

@@ -7,26 +7,79 @@
 //!      ◀─ HomeLost ── the daemon cannot be reached
 //! ```
 
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+
 use super::owner::{Awaited, Machine};
 use crate::error::sentence;
 use crate::launch::nodes::{Body, NodeEvent};
-use crate::monitor_protocol::{HomeStep, LauncherMessage};
+use crate::monitor_protocol::{FILES_BYTES_MAX, HomeStep, LauncherMessage};
 use crate::protocol::HomeRequest;
-use crate::remote::HomePlace;
+use crate::remote::{HomePlace, RemoteSlice};
 use crate::report::NodeState;
+
+/// What a guest restarts from, with the sizes that the other host is told.
+#[derive(Default)]
+struct BootFiles(Vec<(File, u64)>);
+
+impl BootFiles {
+    /// None where one of them cannot be read, or all are too large to go along: then the
+    /// machine ends on the other host when its guest restarts.
+    fn open(paths: &[PathBuf]) -> BootFiles {
+        let open = |path| {
+            let file = File::open(path).ok()?;
+            let bytes = file.metadata().ok()?.len();
+            Some((file, bytes))
+        };
+        let files: Option<Vec<_>> = paths.iter().map(open).collect();
+        let files = files.unwrap_or_default();
+        match files.iter().map(|(_, bytes)| bytes).sum::<u64>() > FILES_BYTES_MAX {
+            true => BootFiles::default(),
+            false => BootFiles(files),
+        }
+    }
+
+    fn sizes(&self) -> Vec<u64> {
+        self.0.iter().map(|(_, bytes)| *bytes).collect()
+    }
+
+    fn send(self, request: u64, slice: &mut RemoteSlice) -> Result<(), String> {
+        for (file, bytes) in self.0 {
+            HomeStep::file_parts(file, bytes, |step| {
+                let part = HomeRequest {
+                    request,
+                    name: String::new(),
+                    settings: String::new(),
+                    files: Vec::new(),
+                    step,
+                };
+                let sent = slice.move_home(part);
+                sent.map_err(|error| io::Error::other(sentence(&error)))
+            })
+            .map_err(|error| sentence(&error))?;
+        }
+        Ok(())
+    }
+}
 
 impl Machine<'_> {
     /// Home asks for a step.
     pub(super) fn move_home(&mut self, request: u64, number: u32, step: HomeStep) {
         let is_first = step == HomeStep::Prepare;
-        let workload = &self.aggregate.workload;
+        let plan = &self.aggregate.workload.plan;
+        let files = match is_first {
+            true => BootFiles::open(&plan.boot_files),
+            false => BootFiles::default(),
+        };
         let home = HomeRequest {
             request,
-            name: workload.plan.name.clone(),
+            name: plan.name.clone(),
             settings: match is_first {
-                true => workload.settings.machine.clone(),
+                true => self.aggregate.workload.settings.machine.clone(),
                 false => String::new(),
             },
+            files: files.sizes(),
             step,
         };
         let node = self.aggregate.node(number);
@@ -46,9 +99,11 @@ impl Machine<'_> {
             return;
         };
         let sent = slice.move_home(home);
+        let sent = sent.map_err(|error| sentence(&error));
+        let sent = sent.and_then(|()| files.send(request, slice));
         self.home_step = Some(Awaited { request, number });
-        if let Err(error) = sent {
-            self.lose_home(number, sentence(&error));
+        if let Err(why) = sent {
+            self.lose_home(number, why);
         }
     }
 

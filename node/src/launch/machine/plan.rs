@@ -43,6 +43,8 @@ pub struct MachinePlan {
     pub lease: Duration,
     /// What each node needs of its host, node 0's first; empty for a machine of one.
     pub shares: Vec<Share>,
+    /// What a guest that restarts is booted from, where it does: another host gets copies.
+    pub boot_files: Vec<PathBuf>,
     /// CPU features that every host needs, by their names in `/proc/cpuinfo`.
     pub features: &'static [&'static str],
     /// Where keys and the list of trusted nodes are; see

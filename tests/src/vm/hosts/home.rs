@@ -218,7 +218,7 @@ fn with_devices(site: &mut Site<'_>) -> Result<String> {
     let script = format!(
         "ip link set eth0 up; ip addr add {address}/24 dev eth0; mkdir /tmp/web; \
          seq 0 {LAST} >/tmp/web/file; httpd -p 80 -h /tmp/web; {} \
-         echo at work; read line; touch /tmp/over; wait",
+         echo at work; read line; touch /tmp/over; wait; [ $line = over ] || reboot -f",
         copies.script()
     );
     let options = ["--late-cpus", "no", "--disk", &disk, "--net", &network];
@@ -260,6 +260,16 @@ fn with_devices(site: &mut Site<'_>) -> Result<String> {
     let count = fetched.into_inner();
     let longest = longest.with_context(|| format!("after {count} files"))?;
     let mut console = site.console_at(1)?;
+    console.write("again\n")?;
+    wait_until("its guest to restart", || {
+        Ok(site
+            .machines_at(1)?
+            .iter()
+            .any(|view| view["restarts"] == 1))
+    })?;
+    console.kill()?;
+    let mut console = site.console_at(1)?;
+    ensure!(console.wait_for("at work", BOUND).is_some(), "no restart");
     console.write("over\n")?;
     let ended = console.finish(LONG_BOUND)?;
     let copied = copies.judge(&ended)?;
