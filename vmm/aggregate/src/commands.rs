@@ -336,9 +336,20 @@ pub enum VcpuStage {
     Finished,
 }
 
-/// A command to which no reply was taken yet: by slice, its ticket.
+/// A command to which no reply was taken yet.
 #[must_use = "its replies must be taken"]
-pub struct BegunCommand(Vec<(usize, u64)>);
+pub struct BegunCommand {
+    /// As its text has it.
+    name: String,
+    /// By slice, its ticket.
+    tickets: Vec<(usize, u64)>,
+}
+
+/// The name of the command in this text: the first word in quotation marks.
+fn name_of(json: &[u8]) -> String {
+    let word = json.split(|byte| *byte == b'"').nth(1);
+    String::from_utf8_lossy(word.unwrap_or_default()).into_owned()
+}
 
 impl Slice {
     /// Gives every secondary a command and waits for the replies, by slice.
@@ -366,7 +377,10 @@ impl Slice {
     /// Gives one secondary a command and waits for its reply.
     pub fn command(&self, slice: usize, command: &SliceCommand) -> Result<SliceReply, String> {
         let json = serde_json::to_vec(command).map_err(|error| error.to_string())?;
-        let begun = BegunCommand(vec![self.send_command(slice, json)]);
+        let begun = BegunCommand {
+            name: name_of(&json),
+            tickets: vec![self.send_command(slice, json)],
+        };
         let mut replies = self.finish_command(begun, COMMAND_WAIT)?;
         let reply = replies.pop().map(|(_, reply)| reply);
         reply.ok_or_else(|| format!("slice {slice} did not reply"))
@@ -376,9 +390,10 @@ impl Slice {
     pub fn begin_command(&self, command: &SliceCommand) -> Result<BegunCommand, String> {
         let json = serde_json::to_vec(command).map_err(|error| error.to_string())?;
         let send = |slice| self.send_command(slice, json.clone());
-        Ok(BegunCommand(
-            self.peers.others().into_iter().map(send).collect(),
-        ))
+        Ok(BegunCommand {
+            name: name_of(&json),
+            tickets: self.peers.others().into_iter().map(send).collect(),
+        })
     }
 
     /// Waits for the replies to a command, by slice. A slice that is lost, or is found to
@@ -390,8 +405,8 @@ impl Slice {
     ) -> Result<Vec<(usize, SliceReply)>, String> {
         let deadline = Instant::now() + patience;
         // All are waited for, so that none stays open.
-        let replies: Vec<(usize, Option<SliceReply>)> = begun
-            .0
+        let BegunCommand { name, tickets } = begun;
+        let replies: Vec<(usize, Option<SliceReply>)> = tickets
             .into_iter()
             .map(|(slice, ticket)| {
                 let patience = deadline.saturating_duration_since(Instant::now());
@@ -400,7 +415,7 @@ impl Slice {
             .collect();
         let named = |(slice, reply)| match reply {
             None => Err(format!(
-                "{}: it is lost, or did not reply within {} s",
+                "{}: it is lost, or did not reply to `{name}` within {} s",
                 describe_now(&self.placement, &self.locations, slice),
                 patience.as_secs()
             )),
@@ -434,5 +449,22 @@ impl Slice {
     pub fn ask_to_move(&self, vcpu: u32, location: VcpuLocation) {
         self.peers
             .send(PRIMARY, &SliceMessage::WantsMove { vcpu, location });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_has_the_name_of_its_text() {
+        for (command, name) in [
+            (SliceCommand::Pause, "pause"),
+            (SliceCommand::Reclaim { pages: 1..2 }, "reclaim"),
+        ] {
+            let json = serde_json::to_vec(&command).unwrap();
+            assert_eq!(name_of(&json), name);
+        }
+        assert_eq!(name_of(b"{}"), "");
     }
 }
