@@ -336,8 +336,12 @@ impl Prepared {
                 (end.unwrap_or(End::Failed { reason }), None)
             }
         };
-        if let End::Moved { .. } = end {
+        if let End::Moved { host } = &end {
             self.controlled.changes.linger();
+            // For a client at the console: the guest writes on the new host only.
+            let name = &self.controlled.name;
+            let note = format!("\r\nweft: vm {name} is on {host} now\r\n");
+            self.output.push(note.as_bytes());
         }
         let run_time_s = running.elapsed().as_secs_f64();
         let status = answers.then(|| self.controlled.status().ok()).flatten();

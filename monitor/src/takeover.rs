@@ -58,7 +58,7 @@ impl Takeover {
         self.socket.say(&MonitorMessage::Ready);
         let done = self.go_on(handle, console);
         if let Err(reason) = &done {
-            self.socket.say(&MonitorMessage::Failed(reason.clone()));
+            self.socket.fail(reason);
         }
         done
     }

@@ -625,6 +625,13 @@ impl TakeoverSocket {
         self.0.say(word);
     }
 
+    /// Tells the daemon why the machine does not go on here, and waits until it has heard: what
+    /// it sends meanwhile is read, since a socket that is closed unread loses the reason.
+    pub fn fail(&self, reason: &str) {
+        self.say(&MonitorMessage::Failed(reason.to_owned()));
+        while let Ok(Some(_)) = self.next() {}
+    }
+
     /// Waits for the next step; `None` once the daemon says nothing more. Calls `ppoll` and
     /// `recvmsg` only.
     ///

@@ -232,7 +232,8 @@ fn run(options: &Options) -> Result<bool> {
     }
     if options.wants(Suite::Vm) {
         let images = options.machines().images;
-        let ran = vm::run_vm(&context, &images, &options.names, &report);
+        let of = (&options.names[..], options.long);
+        let ran = vm::run_vm(&context, &images, of, &report);
         guard("weft vm", ran);
     }
     if options.wants(Suite::Machines) {

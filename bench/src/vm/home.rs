@@ -16,6 +16,14 @@ use crate::ping::Track;
 use crate::program::Place;
 use crate::results::{Goal, Table, digits, median};
 
+/// Of the time in which the machine stands for its home, with the field that has the end.
+const PARTS: [(&str, &str); 4] = [
+    ("pause", "paused_ns"),
+    ("give", "given_ns"),
+    ("take", "taken_ns"),
+    ("start", "stopped_ns"),
+];
+
 /// By load and figure.
 type Samples = BTreeMap<String, Vec<f64>>;
 
@@ -49,6 +57,12 @@ pub fn home(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
                 add("pages_mb", bytes / 1e6);
                 add("switch_ms", switch_ms);
                 add("home_ms", home_ms);
+                let mut before = 0.0;
+                for (part, until) in PARTS {
+                    let until_ms = of(&report["home"][until]) / 1e6;
+                    add(part, until_ms - before);
+                    before = until_ms;
+                }
                 add("gap_ms", worst.gap_s * 1e3);
                 add("excess_ms", worst.gap_s * 1e3 - switch_ms.max(home_ms));
                 add("lost", worst.lost as f64);
@@ -128,7 +142,7 @@ fn steps(site: &Site<'_>) -> Result<(Track, Vec<Value>)> {
 fn table(samples: &Samples) -> Table {
     let mut table = Table::new(
         "vm-home",
-        "A Linux of two vCPUs (512 MiB, software vCPU) leaves its host for good, three times in each run, and is pinged each 10 ms through a bridge and a tap device of its host of the moment. Each host is a network namespace with a daemon; all are on this machine, with sealed links. Its program writes to randomly chosen pages at the given rate and checks every page at the end. *Switch*: how long the guest stood while pages and vCPUs changed their node; *home*: how long it stood once more for all the rest. *Gap*: the longest time between two answers; without a move it is 10 ms. Medians, and the worst of all moves; lost pings of all moves. The goal, no gap longer than the longer pause and 20 ms, is for the worst move.",
+        "A Linux of two vCPUs (512 MiB, software vCPU) leaves its host for good, three times in each run, and is pinged each 10 ms through a bridge and a tap device of its host of the moment. Each host is a network namespace with a daemon; all are on this machine, with sealed links. Its program writes to randomly chosen pages at the given rate and checks every page at the end. *Switch*: how long the guest stood while pages and vCPUs changed their node; *home*: how long it stood once more for all the rest; its parts are the pause, the last pages with the state, the process there that takes these, and the end of the slice with the start of the guest. *Gap*: the longest time between two answers; without a move it is 10 ms. Medians, and the worst of all moves; lost pings of all moves. The goal, no gap longer than the longer pause and 20 ms, is for the worst move.",
         &[
             "what",
             "moves",
@@ -136,6 +150,7 @@ fn table(samples: &Samples) -> Table {
             "pages",
             "switch",
             "home",
+            "home in parts",
             "worst home",
             "gap",
             "worst gap",
@@ -152,6 +167,7 @@ fn table(samples: &Samples) -> Table {
         let sum = |figure: &str| found(figure).unwrap_or_default().iter().sum::<f64>();
         let cell = |value: Option<f64>, unit: &str| format!("{} {unit}", digits(value));
         let excess = worst("excess_ms");
+        let parts = PARTS.map(|(part, _)| digits(middle(part)));
         let mut row = vec![
             (*what).to_owned(),
             found("gap_ms").unwrap_or_default().len().to_string(),
@@ -159,6 +175,7 @@ fn table(samples: &Samples) -> Table {
             cell(middle("pages_mb"), "MB"),
             cell(middle("switch_ms"), "ms"),
             cell(middle("home_ms"), "ms"),
+            parts.join(" + ") + " ms",
             cell(worst("home_ms"), "ms"),
             cell(middle("gap_ms"), "ms"),
             cell(worst("gap_ms"), "ms"),

@@ -15,9 +15,7 @@ use nix::unistd::{Gid, Uid};
 use weft_confine::privilege::Identity;
 use weft_machine::{BackEndChoice, Configuration, Network, Share, check_host};
 use weft_monitor::settings::{Confine, SliceSettings};
-use weft_node::monitor_protocol::{
-    FILES_BYTES_MAX, HomeOrder, MonitorMessage, TakeoverSocket, receive_order,
-};
+use weft_node::monitor_protocol::{FILES_BYTES_MAX, HomeOrder, TakeoverSocket, receive_order};
 use weft_node::options::Transport;
 use weft_node::size::format_bytes;
 use weft_platform::clock::begin_tsc_measurement;
@@ -52,13 +50,13 @@ pub fn run(started: Instant) -> anyhow::Result<ExitCode> {
     let (plan, registry, _files) = match prepared {
         Ok(prepared) => prepared,
         Err(error) => {
-            daemon.say(&MonitorMessage::Failed(format!("{error:#}")));
+            daemon.fail(&format!("{error:#}"));
             return Ok(ExitCode::from(EXIT_SETUP));
         }
     };
     let arrival = Arrival { memory, socket };
     launcher::run_arrival(&plan, &registry, arrival, (started, tsc), &|why| {
-        daemon.say(&MonitorMessage::Failed(why.to_owned()));
+        daemon.fail(why);
     })
 }
 

@@ -75,11 +75,20 @@ pub(super) fn run(runner: &Runner<'_>) {
     }
     attempt("refusals", 2, refusals);
     let changes = growth::CHECKS.into_iter().chain(migration::CHECKS);
-    let changes = changes.chain(home::CHECKS).chain(split::CHECKS);
-    for (name, hosts, check) in changes {
+    for (name, hosts, check) in changes.chain(split::CHECKS) {
         let name = format!("vm, hosts: {name}");
         runner.run("soft", &name, missing.clone(), |bench| {
             check(&mut Site::new(bench, runner.images, hosts)?)
+        });
+    }
+    let long = home::LONG_CHECKS.into_iter().filter(|_| runner.long);
+    for (name, hosts, check) in home::CHECKS.into_iter().chain(long) {
+        let name = format!("vm, hosts: {name}");
+        runner.run("soft", &name, missing.clone(), |bench| {
+            let mut site = Site::new(bench, runner.images, hosts)?;
+            let outcome = check(&mut site);
+            site.end_machines();
+            outcome
         });
     }
 }

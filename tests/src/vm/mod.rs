@@ -50,6 +50,8 @@ struct Runner<'a> {
     context: &'a Context,
     images: &'a Images,
     names: &'a [String],
+    /// The long tests as well.
+    long: bool,
     report: &'a Report,
 }
 
@@ -86,11 +88,17 @@ impl Runner<'_> {
 }
 
 /// Runs all tests, or those named.
-pub fn run_vm(context: &Context, images: &Images, names: &[String], report: &Report) -> Result<()> {
+pub fn run_vm(
+    context: &Context,
+    images: &Images,
+    (names, long): (&[String], bool),
+    report: &Report,
+) -> Result<()> {
     let runner = Runner {
         context,
         images,
         names,
+        long,
         report,
     };
     errors::run(context, &|name| runner.wants(name), report)?;

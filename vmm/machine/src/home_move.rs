@@ -25,7 +25,13 @@ const HOME: &str = "it has the machine's console, PCI bus and API";
 pub struct HomeMove {
     /// What the old host calls the new one.
     pub host: String,
-    /// How long the machine stood, at most, in nanoseconds.
+    /// Nanoseconds since the move began: all vCPUs stood.
+    pub paused_ns: u64,
+    /// The last pages had gone, and the state was saved.
+    pub given_ns: u64,
+    /// The process there had taken the state.
+    pub taken_ns: u64,
+    /// The machine ran again: it stood for so long at most.
     pub stopped_ns: u64,
 }
 
@@ -55,25 +61,29 @@ fn hand_over(
     host: String,
 ) -> Result<HomeMove, String> {
     let begun = Instant::now();
+    let since = || begun.elapsed().as_nanos() as u64;
+    let mut paused_ns = 0;
     let request = |request| {
         handle
             .request(request)
             .map_err(|refusal| refusal.to_string())
     };
-    let given = (|| -> Result<_, Refusal> {
+    let mut give = || -> Result<_, Refusal> {
         let ran = handle.status()?.stage == Stage::Running;
         if ran {
             handle.request(MachineRequest::Pause)?;
         }
+        paused_ns = since();
         // As early as the machine sends nothing more from here.
         processes.announce_home(node);
         handle.give_home(node, ran)
-    })();
-    let home = given.map_err(|refusal| {
+    };
+    let home = give().map_err(|refusal| {
         // Its host ends it with this process, at the latest.
         let _ = processes.give_home_up(node);
         refusal.to_string()
     })?;
+    let given_ns = since();
     match processes.send_home(node, *home) {
         Ok(()) => {}
         Err(HomeError::Refused(reason)) => {
@@ -89,11 +99,15 @@ fn hand_over(
             return Err(reason);
         }
     }
+    let taken_ns = since();
     // From here on it goes on there, whatever happens here.
     request(MachineRequest::EndGiven(End::Moved { host: host.clone() }))?;
     processes.let_home_go(node)?;
     Ok(HomeMove {
         host,
-        stopped_ns: begun.elapsed().as_nanos() as u64,
+        paused_ns,
+        given_ns,
+        taken_ns,
+        stopped_ns: since(),
     })
 }

@@ -36,6 +36,10 @@ pub(super) const CHECKS: [(&str, usize, Check); 4] = [
     ("home, whatever is killed", 1, killed),
 ];
 
+/// Those for a night.
+pub(super) const LONG_CHECKS: [(&str, usize, Check); 1] =
+    [("home, a thousand times to and fro", 2, a_thousand_times)];
+
 /// A name for the process that takes a machine.
 const TAKER: &str = "take-home";
 
@@ -130,6 +134,15 @@ impl Site<'_> {
         Ok(moved)
     }
 
+    /// What a test that failed left: machines outlive their hosts' daemons.
+    pub(super) fn end_machines(&self) {
+        for host in 0..=self.hosts.len() {
+            // Most hosts have no machine any more.
+            let words = ["vm", "stop", "m", "--timeout", "0"];
+            let _ = self.weft_at(host, &words).output();
+        }
+    }
+
     fn stop_at(&self, host: usize) -> Result<()> {
         let words = ["vm", "stop", "m", "--timeout", "0"];
         let output = self.weft_at(host, &words).output()?;
@@ -151,11 +164,14 @@ fn from_host_to_host(site: &mut Site<'_>) -> Result<String> {
     at_work(site)?;
     let mut stopped_us = Vec::new();
     let mut at = 0;
+    let mut old_console = Some(site.console_at(0)?);
     for (round, to) in [1, 2, 1, 2, 1, 2].into_iter().enumerate() {
-        let once = || -> Result<u64> {
+        let mut once = || -> Result<u64> {
             let moved = site.go(at, to, mode(round))?;
-            if round == 0 {
+            if let Some(console) = old_console.take() {
                 is_confined(site)?;
+                let ended = console.finish(BOUND)?;
+                ensure!(ended.line("m is on h1 now").is_some(), "{}", ended.tail(5));
             }
             let stopped_ns = moved["home"]["stopped_ns"].as_u64();
             Ok(stopped_ns.context("no time")? / 1000)
@@ -330,10 +346,12 @@ fn stays(site: &mut Site<'_>) -> Result<String> {
 /// runs, all of its pages are right.
 fn killed(site: &mut Site<'_>) -> Result<String> {
     let mut random = Random::new(site.bench.context.seed ^ 0x803e);
+    /// Rounds in which the process there was about to take the state.
+    const LATE: usize = 6;
     let mut said = Vec::new();
-    for round in 0..6 {
+    for round in 0..LATE + 3 {
         let (whom, name) = [(0, "launcher"), (1, "daemon"), (2, "taker")][round % 3];
-        let place = kill_one(site, whom, &mut random);
+        let place = kill_one(site, (whom, round >= LATE), &mut random);
         let place = place.with_context(|| format!("{name} killed in round {round}"))?;
         let what = match place {
             None => "ended",
@@ -346,7 +364,11 @@ fn killed(site: &mut Site<'_>) -> Result<String> {
 }
 
 /// Where the machine runs afterwards, if it does.
-fn kill_one(site: &mut Site<'_>, whom: usize, random: &mut Random) -> Result<Option<usize>> {
+fn kill_one(
+    site: &mut Site<'_>,
+    (whom, is_early): (usize, bool),
+    random: &mut Random,
+) -> Result<Option<usize>> {
     site.start_as(&site.home, &[], "dirty 40 3000 3; read word")?;
     at_work(site)?;
     let launcher = site.machines_at(0)?[0]["pid"].as_i64();
@@ -359,7 +381,9 @@ fn kill_one(site: &mut Site<'_>, whom: usize, random: &mut Random) -> Result<Opt
     wait_until("the process that takes the machine", || {
         let is_taker = |pid: &i32| processes::command_line(*pid).contains(TAKER);
         taker = children(daemon).into_iter().find(is_taker);
-        Ok(taker.is_some())
+        // Unless it is early, it has the kernel, and has started a process of its own.
+        let has_begun = |taker: i32| is_early || !children(taker).is_empty();
+        Ok(taker.is_some_and(has_begun))
     })?;
     std::thread::sleep(Duration::from_micros(random.below(40_000)));
     let victim = [launcher, daemon, taker.unwrap_or(daemon)][whom];
@@ -386,4 +410,41 @@ fn kill_one(site: &mut Site<'_>, whom: usize, random: &mut Random) -> Result<Opt
     }
     site.all_given_back()?;
     Ok(place)
+}
+
+/// As many times to and fro while the guest runs the tests of the memory model, and writes to
+/// pages and checks them.
+fn a_thousand_times(site: &mut Site<'_>) -> Result<String> {
+    const TIMES: usize = 1000;
+    let script = "(while [ ! -e /tmp/stop ]; do litmus -d 100 -s 20 >/dev/null || \
+                  echo forbidden >>/tmp/bad; done) & (while [ ! -e /tmp/stop ]; do \
+                  dirty 40 5000 10 >/dev/null || echo wrong >>/tmp/bad; done) & \
+                  dmesg >/tmp/before; echo at work; read word; touch /tmp/stop; wait; \
+                  dmesg | tail -n +$(($(wc -l </tmp/before)+1)); cat /tmp/bad; echo all over";
+    site.start_as(&site.home, &[], script)?;
+    at_work(site)?;
+    let mut stopped_us: Vec<u64> = Vec::new();
+    let mut at = 0;
+    for round in 0..TIMES {
+        let to = 1 + round % 2;
+        let moved = site.go(at, to, mode(round));
+        let moved = moved.with_context(|| format!("in round {round}"))?;
+        stopped_us.extend(moved["home"]["stopped_ns"].as_u64().map(|ns| ns / 1000));
+        at = to;
+    }
+    let mut console = site.console_at(at)?;
+    console.write("end\n")?;
+    let ended = console.finish(LONG_BOUND)?;
+    ensure!(ended.line("all over").is_some(), "{}", ended.tail(20));
+    let said = ["forbidden", "wrong", "BUG", "stall", "lockup", "hung"];
+    let bad = said.iter().find_map(|word| ended.line(word));
+    ensure!(bad.is_none(), "{}", ended.tail(40));
+    stopped_us.sort_unstable();
+    let part = |percent: usize| stopped_us[(TIMES - 1) * percent / 100];
+    Ok(format!(
+        "stood for {} us in the median, {} us in 99 of 100 moves, {} us at most",
+        part(50),
+        part(99),
+        part(100)
+    ))
 }
