@@ -213,10 +213,14 @@ impl NodeProcesses for Launcher {
         }
         match self.move_home(number, vec![HomeStep::Prepare]) {
             Some(Reply::HomeReady(host)) => Ok(host),
-            Some(Reply::Failed(reason) | Reply::Lost(reason)) => Err(reason),
-            Some(Reply::Ready) | None => {
-                self.give_home_up(number)?;
-                Err(late())
+            Some(Reply::Failed(reason)) => Err(reason),
+            // The process has no state, so it cannot run, whether its host hears this or not.
+            other => {
+                let _ = self.give_home_up(number);
+                Err(match other {
+                    Some(Reply::Lost(reason)) => reason,
+                    _ => late(),
+                })
             }
         }
     }
@@ -258,7 +262,7 @@ impl NodeProcesses for Launcher {
 }
 
 impl Launcher {
-    /// Asks for steps of the move of the machine's home, of which the last has a reply.
+    /// Sends steps of the home's move to the launcher, and waits for the reply to the last one.
     fn move_home(&self, number: usize, steps: Vec<HomeStep>) -> Option<Reply> {
         let request = self.replies.begin();
         for step in steps {

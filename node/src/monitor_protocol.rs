@@ -625,8 +625,9 @@ impl TakeoverSocket {
         self.0.say(word);
     }
 
-    /// Tells the daemon why the machine does not go on here, and waits until it has heard: what
-    /// it sends meanwhile is read, since a socket that is closed unread loses the reason.
+    /// Tells the daemon why the machine does not go on here. Reads what the daemon still sends,
+    /// since a socket that is closed unread loses the reason. The daemon ends this process once
+    /// it has the reason; a daemon that has ended closes the socket.
     pub fn fail(&self, reason: &str) {
         self.say(&MonitorMessage::Failed(reason.to_owned()));
         while let Ok(Some(_)) = self.next() {}
@@ -660,6 +661,27 @@ fn short(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::consent::Consent;
+    use crate::links::mesh;
+    use crate::options::Transport;
+
+    fn boot(settings: &str) -> SliceBoot {
+        SliceBoot {
+            number: 1,
+            lease_ms: 5000,
+            settings: settings.to_owned(),
+            terms: Terms::Lent(Loan {
+                cpus: 2,
+                memory_bytes: 64 << 20,
+                lender: Lender {
+                    peer: "alpha".into(),
+                    consent: Consent::default(),
+                },
+            }),
+            links: Vec::new(),
+            joins: None,
+        }
+    }
 
     #[test]
     fn files_go_in_parts_that_fit_a_packet() {
@@ -705,27 +727,6 @@ mod tests {
                 joined += part;
             }
             assert_eq!(joined, state);
-        }
-    }
-    use crate::consent::Consent;
-    use crate::links::mesh;
-    use crate::options::Transport;
-
-    fn boot(settings: &str) -> SliceBoot {
-        SliceBoot {
-            number: 1,
-            lease_ms: 5000,
-            settings: settings.to_owned(),
-            terms: Terms::Lent(Loan {
-                cpus: 2,
-                memory_bytes: 64 << 20,
-                lender: Lender {
-                    peer: "alpha".into(),
-                    consent: Consent::default(),
-                },
-            }),
-            links: Vec::new(),
-            joins: None,
         }
     }
 

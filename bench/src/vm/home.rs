@@ -5,12 +5,12 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Value, json};
-use weft_tests::boot::{Images, Monitor};
+use weft_tests::boot::Images;
 use weft_tests::guest::Guest;
-use weft_tests::namespace::{self, Star};
+use weft_tests::namespace;
 
 use super::ping::{
-    BETWEEN, BOUND, Client, EXCESS_MS_MAX, LAUNCHER, LOADS, NAMES, ROUND_S, Site, TAP, in_namespace,
+    BETWEEN, BOUND, Client, EXCESS_MS_MAX, LAUNCHER, LOADS, NAMES, Site, in_namespace, judge,
 };
 use crate::ping::Track;
 use crate::program::Place;
@@ -75,21 +75,8 @@ pub fn home(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
 
 /// A machine that goes from host to host, asked meanwhile, and what each step reported.
 fn measure(site: &Site<'_>, images: &Images, load: usize) -> Result<(Track, Vec<Value>)> {
-    let (what, megabytes, rate) = LOADS[load];
-    let round = format!("dirty {megabytes} {rate} {ROUND_S}");
-    let script = format!(
-        "(while [ ! -e /tmp/stop ]; do {round} || echo WRONG; done) & \
-         read word; touch /tmp/stop; wait; echo stopped"
-    );
-    let mut boot = images.small(&site.place.weft)?.running(&script);
-    boot.prefix = site.star.prefix(LAUNCHER);
-    boot.cpus = 2;
-    boot.memory_mib = 512;
-    boot.words = format!("weft.net={}/24", Star::address(100));
-    let net = format!("tap={TAP}");
-    let options = ["--name", "m", "--net", &net];
-    boot.options.extend(options.map(Into::into));
-    let mut command = detached(&boot.command(Monitor::Soft));
+    let (what, ..) = LOADS[load];
+    let mut command = detached(&site.machine(images, load)?);
     let output = site.at(LAUNCHER, &mut command)?.output()?;
     ensure!(output.status.success(), "{output:?}");
     let console = |host| -> Result<Guest> {
@@ -103,12 +90,7 @@ fn measure(site: &Site<'_>, images: &Images, load: usize) -> Result<(Track, Vec<
     let mut last = console(NAMES.len() - 1)?;
     last.write("end\n")?;
     let ended = last.finish(BOUND)?;
-    let is_right = ended.line("WRONG").is_none() && ended.line("dirty: wrong").is_none();
-    ensure!(
-        is_right && ended.line("dirty: right").is_some() && ended.line("stopped").is_some(),
-        "{what}: a page was not right, or not checked: {}",
-        ended.tail(12)
-    );
+    judge(&ended, what)?;
     Ok(measured)
 }
 

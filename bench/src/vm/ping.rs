@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use weft_tests::boot::{Images, Monitor};
 use weft_tests::cluster::{self, Identity, Wanted};
 use weft_tests::context::Context;
-use weft_tests::guest::Guest;
+use weft_tests::guest::{Ended, Guest};
 use weft_tests::namespace::{self, Star};
 use weft_tests::run::Running;
 
@@ -26,7 +26,7 @@ pub(super) const LAUNCHER: usize = 0;
 pub(super) const NAMES: [&str; 4] = ["home", "h1", "h2", "h3"];
 const CLIENT: usize = NAMES.len();
 const PORT: u16 = 7117;
-pub(super) const TAP: &str = "weft-tap";
+const TAP: &str = "weft-tap";
 /// As which user a machine's slices run.
 const USER: u32 = 60100;
 /// What each host lends.
@@ -40,7 +40,7 @@ pub(super) const EXCESS_MS_MAX: f64 = 20.0;
 pub(super) const LOADS: [(&str, u32, u32); 2] =
     [("idle", 1, 100), ("64 MB, 2,000 pages/s", 64, 2_000)];
 /// How long a round of it takes, at whose end every page is checked.
-pub(super) const ROUND_S: u32 = 3;
+const ROUND_S: u32 = 3;
 
 /// What happens to the machine. Without words: nothing, for a second.
 const STEPS: [(&str, &[&str]); 4] = [
@@ -190,9 +190,10 @@ impl<'a> Site<'a> {
         Ok(fs::remove_dir_all(&self.directory)?)
     }
 
-    /// A machine, asked while it goes through all steps, and what each reported.
-    fn measure(self, images: &Images, load: usize) -> Result<(Track, Vec<Value>)> {
-        let (what, megabytes, rate) = LOADS[load];
+    /// `weft vm run` of a machine called `m` on the launcher's host, whose program writes and
+    /// checks until a line is typed.
+    pub fn machine(&self, images: &Images, load: usize) -> Result<Command> {
+        let (_, megabytes, rate) = LOADS[load];
         let round = format!("dirty {megabytes} {rate} {ROUND_S}");
         let script = format!(
             "(while [ ! -e /tmp/stop ]; do {round} || echo WRONG; done) & \
@@ -206,7 +207,14 @@ impl<'a> Site<'a> {
         let net = format!("tap={TAP}");
         let options = ["--name", "m", "--net", &net];
         boot.options.extend(options.map(Into::into));
-        let mut guest = Guest::start(self.at(LAUNCHER, &mut boot.command(Monitor::Soft))?)?;
+        Ok(boot.command(Monitor::Soft))
+    }
+
+    /// A machine, asked while it goes through all steps, and what each reported.
+    fn measure(self, images: &Images, load: usize) -> Result<(Track, Vec<Value>)> {
+        let (what, ..) = LOADS[load];
+        let mut run = self.machine(images, load)?;
+        let mut guest = Guest::start(self.at(LAUNCHER, &mut run)?)?;
         let works = guest.wait_for("dirty: at work", BOUND);
         ensure!(works.is_some(), "the guest does not come up");
         let measured = self.steps().with_context(|| what.to_owned());
@@ -214,12 +222,7 @@ impl<'a> Site<'a> {
         let ended = guest.finish(BOUND)?;
         let measured = measured.with_context(|| ended.stderr.trim().to_owned())?;
         told?;
-        let is_right = ended.line("WRONG").is_none() && ended.line("dirty: wrong").is_none();
-        ensure!(
-            is_right && ended.line("dirty: right").is_some() && ended.line("stopped").is_some(),
-            "{what}: a page was not right, or not checked: {}",
-            ended.tail(12)
-        );
+        judge(&ended, what)?;
         self.clear()?;
         Ok(measured)
     }
@@ -257,6 +260,17 @@ impl<'a> Site<'a> {
         let view: Value = serde_json::from_slice(&output.stdout)?;
         Ok(view["migrated"].clone())
     }
+}
+
+/// Fails unless the guest has checked all of its pages.
+pub(super) fn judge(ended: &Ended, what: &str) -> Result<()> {
+    let is_right = ended.line("WRONG").is_none() && ended.line("dirty: wrong").is_none();
+    ensure!(
+        is_right && ended.line("dirty: right").is_some() && ended.line("stopped").is_some(),
+        "{what}: a page was not right, or not checked: {}",
+        ended.tail(12)
+    );
+    Ok(())
 }
 
 pub(super) fn in_namespace(star: &Star, host: usize, program: &Path) -> Command {

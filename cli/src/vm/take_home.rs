@@ -160,7 +160,7 @@ impl BootFiles {
         Ok(files)
     }
 
-    /// Has the guest restart from them; false if there are none.
+    /// Sets the guest to restart from these files. False without a kernel.
     fn replace(&self, configuration: &mut Configuration) -> bool {
         let mut paths = self.0.iter().cloned();
         let Some(kernel) = paths.next() else {

@@ -272,6 +272,8 @@ impl<'a> Session<'a> {
                 Ok(DaemonReply::Stopped(Box::new(self.counters())))
             }
             DaemonRequest::Release => {
+                // A machine that goes on here keeps what was reserved for it.
+                self.settle_home();
                 self.end_slice();
                 self.give_back();
                 Ok(DaemonReply::Done)

@@ -440,16 +440,13 @@ pub fn memory_file() -> io::Result<File> {
 /// longer otherwise, by pages that are mapped nowhere and that nobody counts; and no other
 /// process can make it shorter under a mapping.
 fn fix_size(file: &File, size: u64) -> io::Result<()> {
-    let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
     let length = file.metadata()?.len();
     let sealed = libc::F_SEAL_GROW | libc::F_SEAL_SHRINK;
     if length == 0 {
         file.set_len(size)?;
+        let seals = sealed | libc::F_SEAL_SEAL;
         // SAFETY: a plain call on a descriptor that is ours.
-        return match unsafe {
-            let seals = sealed | libc::F_SEAL_SEAL;
-            libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals)
-        } {
+        return match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         };
@@ -461,7 +458,7 @@ fn fix_size(file: &File, size: u64) -> io::Result<()> {
     }
     match length == size && seals & sealed == sealed {
         true => Ok(()),
-        false => Err(wrong(format!(
+        false => Err(io::Error::other(format!(
             "it has {length} bytes, or its size can change"
         ))),
     }

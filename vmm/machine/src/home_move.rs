@@ -62,14 +62,14 @@ fn hand_over(
 ) -> Result<HomeMove, String> {
     let begun = Instant::now();
     let since = || begun.elapsed().as_nanos() as u64;
-    let mut paused_ns = 0;
+    let (mut paused_ns, mut ran) = (0, false);
     let request = |request| {
         handle
             .request(request)
             .map_err(|refusal| refusal.to_string())
     };
     let mut give = || -> Result<_, Refusal> {
-        let ran = handle.status()?.stage == Stage::Running;
+        ran = handle.status()?.stage == Stage::Running;
         if ran {
             handle.request(MachineRequest::Pause)?;
         }
@@ -79,8 +79,14 @@ fn hand_over(
         handle.give_home(node, ran)
     };
     let home = give().map_err(|refusal| {
-        // Its host ends it with this process, at the latest.
+        // It has no state, so it cannot run. Its host ends it with this process, at the latest.
         let _ = processes.give_home_up(node);
+        // An answer that came too late left the home given, or the machine paused. These are
+        // refused where it did not.
+        let _ = handle.request(MachineRequest::TakeHomeBack);
+        if ran {
+            let _ = handle.request(MachineRequest::Resume);
+        }
         refusal.to_string()
     })?;
     let given_ns = since();
