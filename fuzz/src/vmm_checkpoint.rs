@@ -1,11 +1,11 @@
 //! Files of checkpoints: of pages, and the manifest. Each input is read as it is, and
 //! once more with its checksums repaired: those would keep damage from the decoders.
 
-use std::io::Cursor;
+use std::path::PathBuf;
 
 use weft_checkpoint::manifest::MANIFEST_BYTES_MAX;
 use weft_checkpoint::{
-    FormatError, Identity, Machine, Manifest, PAGE_BYTES, PageFile, PagesReader, PagesWriter,
+    Base, FORMAT, Identity, Machine, Manifest, PAGE_BYTES, PageFile, PagesReader, PagesWriter,
 };
 
 use crate::random::Random;
@@ -14,17 +14,35 @@ const IDENTITY: Identity = *b"0123456789abcdef";
 const NODE: u32 = 1;
 const PAGES_END: u64 = 1 << 20;
 const FOOTER_BYTES: usize = 64;
-const RUN_BYTES: u64 = 16;
+/// Of either table.
+const ENTRY_BYTES: u64 = 16;
 
-/// A small file of pages.
+/// A small file of pages: of two at most, in any order, and some ranges of unchanged ones.
 pub fn valid_pages(random: &mut Random) -> Vec<u8> {
     let mut bytes = Vec::new();
     let writer = PagesWriter::new(&mut bytes, IDENTITY, NODE);
     let mut writer = writer.expect("memory takes all bytes");
-    let mut number = 0;
+    let mut numbers: Vec<u64> = Vec::new();
+    let mut next = 0;
     for _ in 0..random.below(6) {
-        number += 1 + [0, random.below(1000) as u64][random.below(2)];
-        let page = [random.next() as u8; PAGE_BYTES];
+        next += [0, random.below(1000) as u64][random.below(2)];
+        match random.below(3) {
+            0 if numbers.len() < 2 => {
+                numbers.push(next);
+                next += 1;
+            }
+            _ => {
+                let count = random.below(1000) as u64;
+                writer.unchanged(next..next + count);
+                next += count;
+            }
+        }
+    }
+    if random.below(2) == 0 {
+        numbers.reverse();
+    }
+    for number in numbers {
+        let page = [1 + random.below(255) as u8; PAGE_BYTES];
         let added = writer.page(number, &page);
         added.expect("memory takes all bytes");
     }
@@ -32,7 +50,7 @@ pub fn valid_pages(random: &mut Random) -> Vec<u8> {
     bytes
 }
 
-/// A file of pages gives pages below the end, in ascending order, or an error.
+/// A file of pages gives pages below the end, each once, or an error.
 pub fn pages(input: &[u8]) {
     read_pages(input);
     let mut repaired = input.to_vec();
@@ -41,18 +59,30 @@ pub fn pages(input: &[u8]) {
 }
 
 fn read_pages(bytes: &[u8]) {
-    let Ok(mut reader) = PagesReader::open(Cursor::new(bytes), &IDENTITY, NODE, PAGES_END) else {
+    let Ok(reader) = PagesReader::open(bytes, &IDENTITY, NODE, PAGES_END) else {
         return;
     };
+    let entries = reader.runs().len() + reader.unchanged().len();
+    assert!(entries * ENTRY_BYTES as usize <= bytes.len());
+    let runs = reader.runs().iter().map(|run| run.first..run.end());
+    let mut named: Vec<_> = runs.chain(reader.unchanged().iter().cloned()).collect();
+    named.sort_by_key(|pages| pages.start);
     let mut next = 0;
-    let read = reader.read(&(0..PAGES_END), |first, bytes| {
-        assert!(first >= next && bytes.len() % PAGE_BYTES == 0);
-        next = first + (bytes.len() / PAGE_BYTES) as u64;
-        assert!(next <= PAGES_END);
-        Ok::<_, FormatError>(())
-    });
-    // Damaged bytes are an error, too.
-    drop(read);
+    for pages in &named {
+        assert!(pages.start >= next && pages.end > pages.start && pages.end <= PAGES_END);
+        next = pages.end;
+    }
+    let written = reader.written();
+    let all: u64 = named.iter().map(|pages| pages.end - pages.start).sum();
+    assert_eq!(all, written.pages + written.unchanged);
+    assert_eq!(bytes.len() as u64, written.bytes);
+    let mut buffer = Vec::new();
+    for (index, run) in reader.runs().iter().enumerate() {
+        // Damaged bytes are an error.
+        if reader.read_run(index, &mut buffer).is_ok() {
+            assert_eq!(buffer.len(), run.count as usize * PAGE_BYTES);
+        }
+    }
 }
 
 fn repair_pages(bytes: &mut [u8]) {
@@ -62,12 +92,16 @@ fn repair_pages(bytes: &mut [u8]) {
     }
     seal(&mut bytes[..PAGE_BYTES]);
     let footer = length - FOOTER_BYTES;
-    let runs = bytes[footer + 8..].first_chunk().copied();
-    let runs = runs.map_or(0, u64::from_le_bytes);
-    let table = runs
-        .checked_mul(RUN_BYTES)
-        .and_then(|table| footer.checked_sub(usize::try_from(table).ok()?));
-    if let Some(start) = table {
+    // The numbers of runs and of ranges.
+    let entries = [8, 44].map(|at| {
+        let number = bytes[footer + at..].first_chunk().copied();
+        number.map_or(0, u64::from_le_bytes)
+    });
+    let tables = entries[0].checked_add(entries[1]);
+    let start = tables
+        .and_then(|entries| entries.checked_mul(ENTRY_BYTES))
+        .and_then(|tables| footer.checked_sub(usize::try_from(tables).ok()?));
+    if let Some(start) = start {
         let checksum = crc32fast::hash(&bytes[start..footer]);
         bytes[footer + 40..footer + 44].copy_from_slice(&checksum.to_le_bytes());
     }
@@ -82,8 +116,14 @@ fn seal(part: &mut [u8]) {
 
 /// A manifest with random numbers in it.
 pub fn valid_manifest(random: &mut Random) -> Vec<u8> {
+    let directory = ["", "../monday", "/srv/monday"][random.below(3)];
+    let base = (!directory.is_empty()).then(|| Base {
+        directory: PathBuf::from(directory),
+        identity: IDENTITY,
+    });
     let file = PageFile {
         pages: random.next(),
+        unchanged: base.as_ref().map_or(0, |_| random.next()),
         bytes: random.next(),
     };
     let manifest = Manifest {
@@ -91,19 +131,20 @@ pub fn valid_manifest(random: &mut Random) -> Vec<u8> {
         weft: "0.1.0".into(),
         saved_at_s: random.next(),
         pages: vec![file; 1 + random.below(16)],
+        base,
         machine_bytes: random.next(),
         machine_checksum: random.next() as u32,
         machine: Machine {
             name: "web".into(),
             cpus: random.next() as u32,
             memory_bytes: random.next(),
-            pages_end: random.next(),
+            pages_end: random.next() >> 12,
             back_end: "soft".into(),
             features: vec!["sse2".into()],
             disks: Vec::new(),
         },
     };
-    manifest.encode()
+    manifest.encode().expect("all paths are UTF-8")
 }
 
 /// A manifest that is read is written as one that reads the same.
@@ -113,13 +154,13 @@ pub fn manifest(input: &[u8]) {
         Some(end) => &input[end + 1..],
         None => input,
     };
-    let line = format!("weft-checkpoint 1 {:08x}\n", crc32fast::hash(json));
+    let line = format!("weft-checkpoint {FORMAT} {:08x}\n", crc32fast::hash(json));
     read_manifest(&[line.as_bytes(), json].concat());
 }
 
 fn read_manifest(bytes: &[u8]) {
     if let Ok(manifest) = Manifest::decode(bytes) {
-        let again = manifest.encode();
+        let again = manifest.encode().expect("its paths came from UTF-8");
         // Escapes and indentation may make it longer than what was read.
         if again.len() <= MANIFEST_BYTES_MAX {
             assert_eq!(Manifest::decode(&again).ok(), Some(manifest));

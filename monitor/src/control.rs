@@ -8,13 +8,14 @@ use weft_api::{
     BackEndView, BalloonView, ChangeView, ConsoleView, Control, Counters, Failure, Faults,
     LocationView, Pages, SaveBody, Saved, State, VmView,
 };
+use weft_checkpoint::Written;
 use weft_console::terminal::Size;
 use weft_console::{Keys, Output, Port};
 use weft_machine::membership::NewNode;
 use weft_machine::migration::Migration;
 use weft_machine::{
-    Configuration, Handle, MachineRequest, NewCheckpoint, PlatformMoveReport, Refusal,
-    SavedMachine, Stage, Status, TimeMoveReport, VcpuMoveReport, VcpuStage,
+    CheckpointProgress, Configuration, Handle, MachineRequest, NewCheckpoint, PlatformMoveReport,
+    Refusal, SavedMachine, Stage, Status, TimeMoveReport, VcpuMoveReport, VcpuStage,
 };
 
 use crate::growth::{Changes, Wanted};
@@ -276,10 +277,39 @@ impl Control for Controlled {
         self.check_started("save")?;
         let checkpoint = NewCheckpoint {
             identity: body.identity,
+            base: body.base,
             files,
+            is_live: body.live,
         };
+        if body.live {
+            self.changes.begin_save()?;
+        }
         let saved = self.write(checkpoint, body.leave_paused);
-        saved.map_err(|failure| self.or_end(failure))
+        saved.map_err(|failure| {
+            if body.live {
+                self.end_save();
+            }
+            self.or_end(failure)
+        })
+    }
+
+    fn save_progress(&self) -> Result<Option<Vec<Written>>, Failure> {
+        let failure = match self.handle.save_progress() {
+            Ok(CheckpointProgress::Left(_)) => return Ok(None),
+            Ok(CheckpointProgress::Written(pages)) => {
+                self.changes.end_save();
+                return Ok(Some(pages));
+            }
+            Err(reason) => Failure::Failed(format!("cannot save: {reason}")),
+        };
+        self.end_save();
+        Err(self.or_end(failure))
+    }
+
+    fn end_save(&self) {
+        if self.changes.end_save() {
+            self.handle.end_save();
+        }
     }
 
     fn power_button(&self) -> Result<bool, Failure> {

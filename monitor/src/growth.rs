@@ -4,6 +4,7 @@
 //! A thread listens at the control socket, from before this process confines itself. It opens
 //! links that come as open sockets.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -305,6 +306,8 @@ struct Current {
 pub struct Changes {
     orders: SyncSender<(Wanted, Arc<Job>)>,
     current: Arc<Mutex<Option<Current>>>,
+    /// The machine is being saved while it runs. Changed with `current` locked.
+    saves: Arc<AtomicBool>,
 }
 
 impl Changes {
@@ -314,6 +317,7 @@ impl Changes {
         let changes = Self {
             orders,
             current: Arc::default(),
+            saves: Arc::default(),
         };
         let current = changes.current.clone();
         weft_confine::spawn("weft-changes", ThreadKind::Device, move || {
@@ -329,6 +333,12 @@ impl Changes {
         if current.as_ref().is_some_and(|last| !last.view.is_over()) {
             return Err(Failure::Conflict(
                 "a node joins or leaves, or the machine migrates: wait for it, or cancel it".into(),
+            ));
+        }
+        if self.saves.load(Ordering::SeqCst) {
+            return Err(Failure::Conflict(
+                "the machine is being saved while it runs: wait for it, or end `weft vm save`"
+                    .into(),
             ));
         }
         let job = Arc::new(Job::default());
@@ -347,6 +357,26 @@ impl Changes {
             is_read: false,
         });
         Ok(view)
+    }
+
+    /// Lets no change begin until [`Changes::end_save`], unless one is under way.
+    pub fn begin_save(&self) -> Result<(), Failure> {
+        let current = lock(&self.current);
+        if current.as_ref().is_some_and(|last| !last.view.is_over()) {
+            return Err(Failure::Conflict(
+                "cannot save it while it runs: a node joins or leaves, or it migrates".into(),
+            ));
+        }
+        match self.saves.swap(true, Ordering::SeqCst) {
+            true => Err(Failure::Conflict("it is being saved already".into())),
+            false => Ok(()),
+        }
+    }
+
+    /// Changes may begin again. Whether they could not.
+    pub fn end_save(&self) -> bool {
+        let _current = lock(&self.current);
+        self.saves.swap(false, Ordering::SeqCst)
     }
 
     /// How far it is.

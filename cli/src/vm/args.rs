@@ -227,6 +227,14 @@ pub struct SaveArgs {
     /// End the machine when it is saved, instead of letting it continue
     #[arg(long)]
     pub stop: bool,
+    /// Let the machine continue while its memory is written: it stands only for the moment that
+    /// is saved. Software vCPUs, and a machine that can grow or has several nodes
+    #[arg(long, conflicts_with = "stop")]
+    pub live: bool,
+    /// Write only what changed since this checkpoint of the machine, without which the new one
+    /// cannot be restored
+    #[arg(long, value_name = "DIRECTORY")]
+    pub since: Option<PathBuf>,
     /// Print a report as JSON
     #[arg(long)]
     pub json: bool,

@@ -523,7 +523,7 @@ mod tests {
 
     /// A complete set of a machine of one vCPU and 128 MiB of zeros.
     fn saved(directory: &Path) {
-        let set = NewSet::create(directory, 1).unwrap();
+        let set = NewSet::create(directory, 1, None).unwrap();
         let file = set.pages()[0].try_clone().unwrap();
         let writer = PagesWriter::new(file, set.identity(), 0).unwrap();
         let written = writer.finish().unwrap();

@@ -113,7 +113,7 @@ pub enum Bytes<B> {
     Kept(B),
 }
 
-/// What the shell must do, in this order. The first three are done at once, under the
+/// What the shell must do, in this order. The first four are done at once, under the
 /// lock; all others after it.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Action<B> {
@@ -125,6 +125,10 @@ pub enum Action<B> {
     },
     /// Fill the memory of a page with zeros.
     Zero {
+        page: u64,
+    },
+    /// Copy the bytes of a page for the writer of the save.
+    Save {
         page: u64,
     },
     /// Send a message, behind all others for that node. If it carries bytes, those that

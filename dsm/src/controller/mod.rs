@@ -58,6 +58,7 @@ mod relocation;
 mod requests;
 mod rest;
 mod rights;
+mod save;
 pub mod sim;
 mod split;
 mod subscriptions;
@@ -86,6 +87,7 @@ pub use prefetch::UNDER_WAY_MAX;
 pub use relocation::{RelocatedRun, RelocationError};
 pub use rest::{RestReport, Unrest, unrest};
 pub use rights::Rights;
+pub use save::SaveProgress;
 pub use split::{BINS, Choice, Histogram, Threshold, thresholds};
 
 use drain::Drain;
@@ -94,6 +96,7 @@ use precopy::Precopies;
 use prefetch::Prefetches;
 use requests::{AHEAD_PAGES, AsyncFault, Waiter};
 use rest::{Counted, Traffic};
+use save::Saves;
 use subscriptions::Subscriptions;
 use transition::Transition;
 
@@ -127,6 +130,7 @@ pub struct Controller<T, B> {
     drain: Option<Drain>,
     drained: DrainProgress,
     precopies: Precopies,
+    saves: Saves,
     /// Which target of a split a page goes to, while one is under way.
     choice: Option<Choice>,
     /// The hand-overs of this node are over, since it was told to hold.
@@ -174,6 +178,7 @@ impl<T: Tables, B> Controller<T, B> {
             drain: None,
             drained: DrainProgress::default(),
             precopies: Precopies::default(),
+            saves: Saves::default(),
             choice: None,
             quiet: false,
             rests: false,
@@ -232,6 +237,7 @@ impl<T: Tables, B> Controller<T, B> {
                 self.admit(now, sink);
             }
             Event::Tick => {
+                self.look_at_save(now);
                 self.look_at_deferred(now, sink);
                 self.look_at_subscriptions(now, sink);
             }

@@ -91,6 +91,20 @@ pub(super) enum Mutant {
     SaveCopies,
     /// Has the pages written that it manages, as they are here.
     SaveManaged,
+    /// Lets users go on writing pages that are unsaved.
+    SaveWritable,
+    /// Lets users write a page for the first time before it is saved.
+    SaveAfterAllow,
+    /// Gives users the right back to write a page before it is saved.
+    SaveAfterReturn,
+    /// Gives a page to another node before it is saved.
+    SaveAfterGive,
+    /// Copies more pages than there are buffers.
+    SaveUnbounded,
+    /// Has steps wait for a buffer for ever.
+    SaveNeverDropped,
+    /// Leaves pages out of a save that have changed since the last one.
+    SaveCleanForEver,
     /// Does not learn of pages that go from one node to another.
     RelocateUntold,
 }

@@ -151,7 +151,12 @@ impl<T: Tables, B> Controller<T, B> {
     ) {
         loop {
             while let Some(action) = work.actions.pop_front() {
-                if let Some(kept) = self.taken_by(page, &action) {
+                if self.spoils(page, &action) {
+                    work.actions.push_front(action);
+                    if !self.save_first(page, &mut work, now, sink) {
+                        return;
+                    }
+                } else if let Some(kept) = self.taken_by(page, &action) {
                     work.actions.push_front(action);
                     if !self.take(page, kept, &mut work, now, sink) {
                         return;
@@ -168,7 +173,7 @@ impl<T: Tables, B> Controller<T, B> {
     }
 
     /// The rest of the step waits for an operation, or for a pin to go.
-    fn suspend(
+    pub(super) fn suspend(
         &mut self,
         page: u64,
         operation: Option<Operation>,
@@ -183,7 +188,7 @@ impl<T: Tables, B> Controller<T, B> {
     }
 
     /// What an action leaves of the page, if it takes something that is here.
-    fn taken_by(&self, page: u64, action: &protocol::Action) -> Option<Option<Access>> {
+    pub(super) fn taken_by(&self, page: u64, action: &protocol::Action) -> Option<Option<Access>> {
         let kept = match action {
             protocol::Action::Give {
                 keep: Keep::Shared | Keep::AsIs,
@@ -269,6 +274,7 @@ impl<T: Tables, B> Controller<T, B> {
         let forgets = self.is(Mutant::ForgetQueue);
         let stays = self.is(Mutant::StayForEver);
         let extends = self.is(Mutant::ExtendVisit);
+        let waits_for_buffer = self.waits_for_buffer(page, now);
         let Some(transition) = self.transitions.get_mut(&page) else {
             return;
         };
@@ -278,7 +284,7 @@ impl<T: Tables, B> Controller<T, B> {
                 transition.visit &= self.pins.hold_timed(page, now) || extends;
                 return;
             }
-            if transition.visit && stays {
+            if transition.visit && stays || waits_for_buffer && !transition.visit {
                 return;
             }
             transition.deferred = false;

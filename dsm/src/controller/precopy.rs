@@ -278,6 +278,9 @@ impl<T: Tables, B> Controller<T, B> {
         if right == Some(Access::Write) && !self.is(Mutant::PrecopyAfterWrite) {
             self.precopies.outdate(page);
         }
+        if right != Some(Access::Read) {
+            self.soil(page);
+        }
         if right.is_some() {
             self.precopies.list(page);
         }
@@ -286,6 +289,7 @@ impl<T: Tables, B> Controller<T, B> {
     /// A page left. Other nodes may write it.
     pub(super) fn left(&mut self, page: u64) {
         self.rights.set(page, None);
+        self.soil(page);
         self.precopies.outdate(page);
     }
 
@@ -293,7 +297,12 @@ impl<T: Tables, B> Controller<T, B> {
     pub(super) fn end_protection(&mut self, page: u64) {
         let sent = self.precopies.sent.get(page as usize);
         let is_protected = sent.is_some_and(|sent| sent.is_protected);
-        if is_protected && self.node.tables.local(Page(page)).state() == State::Exclusive {
+        // The right to one that is unsaved returns with the next store.
+        let is_unsaved = self.saves.is_unsaved(page);
+        if is_protected
+            && !is_unsaved
+            && self.node.tables.local(Page(page)).state() == State::Exclusive
+        {
             self.set_right(page, Some(Access::Write));
         }
     }

@@ -115,7 +115,7 @@ impl<T: Tables, B> Controller<T, B> {
     /// Whether a page of this node can be relocated, and if so, whether it has bytes.
     fn relocatable_page(&mut self, page: u64) -> Option<bool> {
         let found = self.node.relocatable(Page(page))?;
-        let is_idle = !self.is_under_way(page);
+        let is_idle = !self.is_under_way(page) && !self.saves.is_unsaved(page);
         match found {
             Relocatable::Untouched => is_idle.then_some(false),
             Relocatable::Owned => {

@@ -194,6 +194,9 @@ impl<T: Tables, B> Controller<T, B> {
     ) -> Option<Operation> {
         self.subscriptions.answered(page);
         self.end_protection(page);
+        if self.returns_right(page) {
+            self.set_right(page, Some(Access::Write));
+        }
         let forgets = self.is(Mutant::ForgetWaiter);
         for index in 0..self.waiters.len() {
             let Waiter {

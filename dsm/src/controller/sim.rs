@@ -28,6 +28,8 @@
 //! 12. From the moment when all nodes are found to rest until the first ends its rest, no
 //!     message is under way, nothing changes, and each page that was written has one owner,
 //!     which has its last bytes: a checkpoint of what each owns has each page once.
+//! 13. A save that began at such a moment and goes on behind the users has each page that was
+//!     written by then, once, with the bytes of that moment, or it is dropped.
 
 mod authority;
 mod deaths;
@@ -40,6 +42,8 @@ mod prefetches;
 mod relocations;
 mod requests;
 mod rests;
+mod saved;
+mod saves;
 mod scenario;
 mod shell;
 mod turns;
@@ -103,6 +107,12 @@ pub struct Outcome {
     pub restless: u64,
     /// Pages that were relocated at a rest.
     pub relocated: u64,
+    /// Cuts of saves.
+    pub cuts: u64,
+    /// Saves that were completed.
+    pub saves: u64,
+    /// Those that were dropped.
+    pub dropped_saves: u64,
     /// Wake-ups of threads that did not get their page.
     pub retries: u64,
     /// The most of one thread.
@@ -132,6 +142,9 @@ impl Outcome {
         self.rests += other.rests;
         self.restless += other.restless;
         self.relocated += other.relocated;
+        self.cuts += other.cuts;
+        self.saves += other.saves;
+        self.dropped_saves += other.dropped_saves;
         self.retries += other.retries;
         self.retries_max = self.retries_max.max(other.retries_max);
     }
@@ -158,6 +171,8 @@ enum BadShell {
     UnpinsEarly,
     /// Users keep pages that were relocated.
     KeepsRelocated,
+    /// Users do not look for their pages anew after a cut.
+    KeepsCut,
 }
 
 /// Ways of the authority over the machine to be wrong.

@@ -114,11 +114,18 @@ pub enum SliceCommand {
     CheckRest,
     /// All goes on.
     EndRest,
-    /// Write the pages that the slice owns, while all rest, to the file that came with this identity.
-    WritePages {
+    /// While all rest: write the pages that the slice owns, as they are now, to the file that
+    /// came with this identity. `SaveProgress` says what came of it.
+    CutPages {
         /// Of the checkpoint.
         identity: [u8; 16],
+        /// Of the checkpoint that has the pages which did not change since.
+        base: Option<[u8; 16]>,
     },
+    /// Report how far this is; answered by `Saving`.
+    SaveProgress,
+    /// Give the save up.
+    EndSave,
     /// While all rest: give the memory of pages back that the slice does not own.
     KeepOwned,
     /// The guest does not need these pages: give the memory of those that the slice
@@ -230,13 +237,8 @@ pub enum SliceReply {
         sent: Vec<u64>,
         received: Vec<u64>,
     },
-    /// To `WritePages`.
-    PagesWritten {
-        /// Pages that are not zero.
-        pages: u64,
-        /// Length of the file.
-        bytes: u64,
-    },
+    /// To `SaveProgress`.
+    Saving(SaveReport),
     /// To `SaveVcpu`.
     Vcpu(serde_json::Value),
     /// To a step of a change of membership: not yet, for this reason.
@@ -286,6 +288,14 @@ pub struct RelocatedPages {
 
 /// The place where a source goes on with its list: with bytes or without, and the page.
 pub type Cursor = (bool, u64);
+
+/// How far a slice's part of a save is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SaveReport {
+    pub left_pages: u64,
+    /// When it is over: pages in the file, pages that are as in the base, length of the file.
+    pub written: Option<(u64, u64, u64)>,
+}
 
 /// How far a drain is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

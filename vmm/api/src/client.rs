@@ -76,6 +76,7 @@ impl ClientError {
 }
 
 /// A machine's API.
+#[derive(Clone)]
 pub struct Client {
     path: PathBuf,
 }

@@ -22,6 +22,8 @@ use serde::de::DeserializeOwned;
 
 /// How often a stopping machine is looked at.
 const LOOK: Duration = Duration::from_millis(20);
+/// How often it looks whether a live save is over.
+const SAVE_LOOK: Duration = Duration::from_millis(10);
 
 /// What can be asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -254,10 +256,10 @@ pub(super) async fn answer(
         Operation::Change => changed(worker, |control| control.change()).await,
         Operation::Cancel => changed(worker, |control| control.cancel()).await,
         Operation::Save => match serde_json::from_slice::<SaveBody>(body) {
-            Ok(body) => worker
-                .ask(move |control| control.save(files, &body))
-                .await
-                .map(|saved| Answer::new(StatusCode::OK, &saved)),
+            Ok(body) if body.live && body.leave_paused => {
+                return refused("a live save leaves no machine paused".into());
+            }
+            Ok(body) => save(worker, files, body).await,
             Err(error) => return refused(format!("the body is not valid for save: {error}")),
         },
         Operation::Stop => match stop_body(body) {
@@ -346,6 +348,48 @@ async fn stop(worker: &Worker, body: StopBody) -> Result<Answer, Failure> {
         sleep(LOOK).await;
     }
     view_after(worker, |control| control.stop()).await
+}
+
+/// Saves the machine. A live save is over when all pages are written; if the client goes away
+/// before that, nobody waits for the answer, and the save is given up.
+async fn save(worker: &Worker, files: Vec<File>, body: SaveBody) -> Result<Answer, Failure> {
+    let is_live = body.live;
+    let given_up = is_live.then(|| EndSave(worker.clone()));
+    let saved = worker.ask(move |control| control.save(files, &body)).await;
+    let mut saved = match saved {
+        Ok(saved) => saved,
+        Err(failure) => {
+            // It says itself what it has begun.
+            given_up.map(EndSave::forget);
+            return Err(failure);
+        }
+    };
+    while is_live {
+        if let Some(pages) = worker.ask(|control| control.save_progress()).await? {
+            saved.pages = pages;
+            break;
+        }
+        sleep(SAVE_LOOK).await;
+    }
+    given_up.map(EndSave::forget);
+    Ok(Answer::new(StatusCode::OK, &saved))
+}
+
+/// Gives the live save up when it is dropped.
+struct EndSave(Worker);
+
+impl EndSave {
+    /// The save is over.
+    fn forget(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for EndSave {
+    fn drop(&mut self) {
+        // With too many jobs it goes on until all is written, to files that nobody reads.
+        let _ = self.0.0.try_send(Box::new(|control| control.end_save()));
+    }
 }
 
 /// The thread `api-work`: does the jobs, one after the other.

@@ -245,7 +245,14 @@ pub struct ErrorView {
 pub struct SaveBody {
     /// In all files of the checkpoint.
     pub identity: Identity,
-    /// Leaves the machine paused once guest memory is written.
+    /// Of the checkpoint that has the pages which did not change since.
+    #[serde(default)]
+    pub base: Option<Identity>,
+    /// Has the machine continue while guest memory is written. The save ends with the
+    /// connection.
+    #[serde(default)]
+    pub live: bool,
+    /// Leaves the machine paused once guest memory is written; not with `live`.
     #[serde(default)]
     pub leave_paused: bool,
 }

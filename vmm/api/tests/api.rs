@@ -16,6 +16,7 @@ use weft_api::{
     Faults, LocationView, OPENAPI, Pages, REQUEST_BYTES_MAX, SaveBody, Saved, Server, State,
     VmView,
 };
+use weft_checkpoint::Written;
 use weft_coherent_memory::{
     FaultKind, FaultPurpose, FaultRecord, PageCount, SliceFaults, SlicePages,
 };
@@ -281,6 +282,12 @@ impl Control for Fake {
     fn save(&self, files: Vec<File>, _: &SaveBody) -> Result<Saved, Failure> {
         Err(Failure::Failed(format!("{} files came", files.len())))
     }
+
+    fn save_progress(&self) -> Result<Option<Vec<Written>>, Failure> {
+        Ok(None)
+    }
+
+    fn end_save(&self) {}
 
     fn power_button(&self) -> Result<bool, Failure> {
         self.change("press the power button", State::Running, State::Running)?;

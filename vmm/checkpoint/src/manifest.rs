@@ -6,16 +6,21 @@
 //! ```
 //!
 //! The checksum is the CRC-32 of the JSON, in eight hexadecimal digits. A later format
-//! must keep the first two words of the line, so that this version can name it.
+//! must keep the first two words of the line, so that this version can name it. Format 1 had
+//! no base and no unchanged pages; both are read as absent.
+
+use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::disk::DiskMark;
 use crate::pages::Written;
-use crate::{FILES_MAX, FORMAT, FormatError, Identity};
+use crate::{FILES_MAX, FORMAT, FORMAT_FIRST, FormatError, Identity, PAGE_BYTES};
 
 /// Longest manifest, in bytes.
 pub const MANIFEST_BYTES_MAX: usize = 1 << 20;
+/// No memory ends above this page: addresses are 64-bit numbers.
+pub const PAGES_END_MAX: u64 = u64::MAX / PAGE_BYTES as u64;
 const MAGIC: &str = "weft-checkpoint";
 
 /// What a set consists of, and what a machine must have to go on from it.
@@ -30,6 +35,9 @@ pub struct Manifest {
     pub saved_at_s: u64,
     /// The files of pages, by node.
     pub pages: Vec<PageFile>,
+    /// The set that has the pages that are unchanged.
+    #[serde(default)]
+    pub base: Option<Base>,
     /// Length of the file `machine`.
     pub machine_bytes: u64,
     /// Checksum of the file `machine`.
@@ -43,6 +51,9 @@ pub struct Manifest {
 pub struct PageFile {
     /// Pages that are not zero.
     pub pages: u64,
+    /// Pages that are as in the base set.
+    #[serde(default)]
+    pub unchanged: u64,
     /// Length of the file.
     pub bytes: u64,
 }
@@ -51,8 +62,52 @@ impl From<Written> for PageFile {
     fn from(written: Written) -> Self {
         Self {
             pages: written.pages,
+            unchanged: written.unchanged,
             bytes: written.bytes,
         }
+    }
+}
+
+/// The set that another is based on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Base {
+    /// `../NAME` if the two sets are in one folder, which can be moved; otherwise absolute.
+    pub directory: PathBuf,
+    /// In all files of that set.
+    pub identity: Identity,
+}
+
+impl Base {
+    /// Of a set in `directory` with a base in `base`; both are absolute and without links.
+    pub(crate) fn between(directory: &Path, base: &Path, identity: Identity) -> Self {
+        let is_beside = directory.parent().is_some() && directory.parent() == base.parent();
+        let beside = base.file_name().filter(|_| is_beside);
+        Self {
+            directory: match beside {
+                Some(name) => Path::new("..").join(name),
+                None => base.to_owned(),
+            },
+            identity,
+        }
+    }
+
+    /// The directory of the base of a set in `directory`, which is absolute and without links.
+    pub(crate) fn directory(&self, directory: &Path) -> PathBuf {
+        match (self.directory.strip_prefix(".."), directory.parent()) {
+            (Ok(name), Some(parent)) => parent.join(name),
+            _ => self.directory.clone(),
+        }
+    }
+
+    fn is_valid(&self) -> bool {
+        let mut parts = self.directory.components();
+        let relative = (parts.next(), parts.next(), parts.next());
+        let is_beside = matches!(
+            relative,
+            (Some(Component::ParentDir), Some(Component::Normal(_)), None)
+        );
+        is_beside || self.directory.is_absolute()
     }
 }
 
@@ -77,15 +132,24 @@ pub struct Machine {
     pub disks: Vec<DiskMark>,
 }
 
+impl Machine {
+    /// Its amount and its end: these are the same in all sets of a chain.
+    pub(crate) fn memory(&self) -> (u64, u64) {
+        (self.memory_bytes, self.pages_end)
+    }
+}
+
 impl Manifest {
     /// The file's bytes.
-    pub fn encode(&self) -> Vec<u8> {
-        // It is plain data: it always has a text.
-        let json = serde_json::to_vec_pretty(self).unwrap_or_default();
+    ///
+    /// # Errors
+    /// If a path is not UTF-8.
+    pub fn encode(&self) -> serde_json::Result<Vec<u8>> {
+        let json = serde_json::to_vec_pretty(self)?;
         let checksum = crc32fast::hash(&json);
         let mut bytes = format!("{MAGIC} {FORMAT} {checksum:08x}\n").into_bytes();
         bytes.extend_from_slice(&json);
-        bytes
+        Ok(bytes)
     }
 
     /// The manifest in a file's bytes.
@@ -104,21 +168,36 @@ impl Manifest {
             return Err(damaged("its first line"));
         }
         let format = words.next().and_then(|word| word.parse::<u32>().ok());
-        match format {
-            Some(FORMAT) => {}
-            Some(format) if format > FORMAT => return Err(FormatError::Later(format)),
+        let format = match format {
+            Some(format @ FORMAT_FIRST..=FORMAT) => format,
+            Some(later) if later > FORMAT => return Err(FormatError::Later(later)),
             _ => return Err(damaged("its first line")),
-        }
+        };
         let json = &bytes[end + 1..];
-        let expected = format!("{MAGIC} {FORMAT} {:08x}", crc32fast::hash(json));
+        let expected = format!("{MAGIC} {format} {:08x}", crc32fast::hash(json));
         if line != expected {
             return Err(damaged("its checksum differs"));
         }
         let manifest: Self =
             serde_json::from_slice(json).map_err(|_| damaged("it lacks a field"))?;
-        match (1..=FILES_MAX).contains(&manifest.pages.len()) {
-            true => Ok(manifest),
-            false => Err(damaged("its number of files")),
+        manifest.check()?;
+        Ok(manifest)
+    }
+
+    /// What each field allows alone.
+    fn check(&self) -> Result<(), FormatError> {
+        let damaged = |what| Err(FormatError::Damaged(what));
+        if !(1..=FILES_MAX).contains(&self.pages.len()) {
+            return damaged("its number of files");
+        }
+        if self.machine.pages_end > PAGES_END_MAX {
+            return damaged("its end of memory");
+        }
+        let has_unchanged = self.pages.iter().any(|file| file.unchanged > 0);
+        match &self.base {
+            Some(base) if !base.is_valid() => damaged("the directory of its base"),
+            None if has_unchanged => damaged("it has unchanged pages without a base"),
+            _ => Ok(()),
         }
     }
 }
@@ -132,7 +211,15 @@ pub(crate) mod tests {
             identity: *b"0123456789abcdef",
             weft: "0.1.0".into(),
             saved_at_s: 1_700_000_000,
-            pages: vec![PageFile { pages: 1, bytes: 2 }],
+            pages: vec![PageFile {
+                pages: 1,
+                unchanged: 3,
+                bytes: 2,
+            }],
+            base: Some(Base {
+                directory: "../monday".into(),
+                identity: [7; 16],
+            }),
             machine_bytes: 5,
             machine_checksum: 7,
             machine: Machine {
@@ -151,15 +238,18 @@ pub(crate) mod tests {
         }
     }
 
+    fn decode(manifest: &Manifest) -> Result<Manifest, FormatError> {
+        Manifest::decode(&manifest.encode().unwrap())
+    }
+
     #[test]
     fn a_manifest_comes_back() {
-        let bytes = manifest().encode();
-        assert_eq!(Manifest::decode(&bytes).unwrap(), manifest());
+        assert_eq!(decode(&manifest()).unwrap(), manifest());
     }
 
     #[test]
     fn every_changed_byte_and_cut_is_found() {
-        let good = manifest().encode();
+        let good = manifest().encode().unwrap();
         for at in 0..good.len() {
             for bit in [1, 0x20, 0x80] {
                 let mut bad = good.clone();
@@ -172,7 +262,60 @@ pub(crate) mod tests {
 
     #[test]
     fn a_later_format_is_named() {
-        let error = Manifest::decode(b"weft-checkpoint 2 anything\n{").unwrap_err();
-        assert!(matches!(error, FormatError::Later(2)), "{error}");
+        let error = Manifest::decode(b"weft-checkpoint 3 anything\n{").unwrap_err();
+        assert!(matches!(error, FormatError::Later(3)), "{error}");
+        let error = Manifest::decode(b"weft-checkpoint 0 anything\n{").unwrap_err();
+        assert!(matches!(error, FormatError::Damaged(_)), "{error}");
+    }
+
+    #[test]
+    fn the_first_format_is_read() {
+        let mut expected = manifest();
+        expected.base = None;
+        expected.pages[0].unchanged = 0;
+        let mut json = serde_json::to_value(&expected).unwrap();
+        json.as_object_mut().unwrap().remove("base");
+        let file = json["pages"][0].as_object_mut().unwrap();
+        file.remove("unchanged");
+        let json = json.to_string();
+        let checksum = crc32fast::hash(json.as_bytes());
+        let bytes = format!("weft-checkpoint 1 {checksum:08x}\n{json}");
+        assert_eq!(Manifest::decode(bytes.as_bytes()).unwrap(), expected);
+    }
+
+    #[test]
+    fn impossible_fields_are_named() {
+        let refused = |change: fn(&mut Manifest)| {
+            let mut bad = manifest();
+            change(&mut bad);
+            decode(&bad).unwrap_err().to_string()
+        };
+        assert_eq!(refused(|bad| bad.pages.clear()), "its number of files");
+        let error = refused(|bad| bad.machine.pages_end = 1 << 52);
+        assert_eq!(error, "its end of memory");
+        let error = refused(|bad| bad.base = None);
+        assert_eq!(error, "it has unchanged pages without a base");
+        for directory in ["", ".", "..", "monday", "../..", "../a/b", "../../a"] {
+            let mut bad = manifest();
+            bad.base.as_mut().unwrap().directory = directory.into();
+            let error = decode(&bad).unwrap_err().to_string();
+            assert_eq!(error, "the directory of its base", "{directory}");
+        }
+    }
+
+    #[test]
+    fn a_base_beside_its_set_is_relative() {
+        let stored = |directory: &str, base: &str| {
+            let [directory, base] = [directory, base].map(Path::new);
+            let link = Base::between(directory, base, [0; 16]);
+            assert!(link.is_valid());
+            assert_eq!(link.directory(directory), base);
+            link.directory
+        };
+        assert_eq!(stored("/sets/two", "/sets/one"), Path::new("../one"));
+        assert_eq!(stored("/two", "/one"), Path::new("../one"));
+        assert_eq!(stored("/sets/two", "/old/one"), Path::new("/old/one"));
+        assert_eq!(stored("/sets/two", "/sets"), Path::new("/sets"));
+        assert_eq!(stored("/sets/two", "/"), Path::new("/"));
     }
 }

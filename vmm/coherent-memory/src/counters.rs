@@ -37,6 +37,8 @@ pub struct MemoryCounters {
     pub deferred: AtomicU64,
     /// Pages of subscriptions that were requested again after an invalidation.
     pub subscription_requests: AtomicU64,
+    /// Pages that were copied for a save before they changed.
+    pub saved_first: AtomicU64,
     /// Pages that were requested because a vCPU came which had used them elsewhere.
     pub prefetched: AtomicU64,
     /// Evicted read-only copies.
@@ -75,6 +77,7 @@ impl MemoryCounters {
             ("deferred", &self.deferred),
             ("subscription-requests", &self.subscription_requests),
             ("prefetched", &self.prefetched),
+            ("saved-first", &self.saved_first),
             ("evicted-dropped", &self.evicted_dropped),
             ("evicted-sent", &self.evicted_sent),
             ("evictions-denied", &self.evictions_denied),

@@ -27,6 +27,7 @@
 //! | `relocation` | pages that get another owner and manager at once |
 //! | `checkpoint` | which pages a checkpoint must hold |
 //! | `rest` | no page moves for a while |
+//! | `save` | pages as they were at one moment, for a checkpoint, while users go on |
 //! | `reclaim` | memory that the guest does not need |
 //! | `bytes` | guest memory for callers that are not vCPUs |
 //! | `wakeup` | a thread that sleeps until there is work for it |
@@ -53,6 +54,7 @@ mod prefetch;
 mod reclaim;
 mod relocation;
 mod rest;
+mod save;
 mod served;
 mod shell;
 mod signal;
@@ -72,6 +74,7 @@ pub use membership::MembershipError;
 pub use notifier::{MmuNotifier, NotifierError};
 pub use outbox::Transport;
 pub use relocation::RelocationCursor;
+pub use save::SavedPages;
 pub use served::{FaultObserver, ServedFault};
 pub use shell::{SharedMemory, SharedMemoryOptions};
 pub use trace::{

@@ -3,6 +3,7 @@
 //! A thread locks, steps the controller, and carries out at once what must happen under the
 //! lock (copies of pages, messages into the outbox). The rest is collected in [`After`].
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -26,6 +27,8 @@ pub(super) struct State {
     next_waiter: u64,
     /// Requests for pages that were sent to other slices so far.
     pub requested: u64,
+    /// Copies of pages that wait for the writer of the save.
+    pub saved: VecDeque<(u64, Kept)>,
     after: After,
 }
 
@@ -52,6 +55,7 @@ impl State {
             waiters: Vec::new(),
             next_waiter: 0,
             requested: 0,
+            saved: VecDeque::new(),
             after: After::default(),
         }
     }
@@ -69,6 +73,7 @@ impl State {
             waiters: &self.waiters,
             after: &mut self.after,
             requested: &mut self.requested,
+            saved: &mut self.saved,
             arrived,
             from,
         };
@@ -108,6 +113,7 @@ struct ActionExecutor<'a> {
     waiters: &'a [(u64, Arc<Waiter>)],
     after: &'a mut After,
     requested: &'a mut u64,
+    saved: &'a mut VecDeque<(u64, Kept)>,
     arrived: Option<&'a [u8]>,
     /// The slice whose message is handled.
     from: Option<usize>,
@@ -160,6 +166,16 @@ impl Sink<Kept> for ActionExecutor<'_> {
                     // SAFETY: a whole page of RAM; no user has the page, for it is not
                     // here before this step is done.
                     unsafe { std::ptr::write_bytes(host, 0, PAGE_BYTES) };
+                }
+            }
+            Action::Save { page } => {
+                if let Some(host) = self.shell.host(page) {
+                    // SAFETY: a whole page of RAM, which lives as long as the shell. No user may
+                    // write to it: this step will let them, after this.
+                    let bytes =
+                        unsafe { std::slice::from_raw_parts(host.cast_const(), PAGE_BYTES) };
+                    self.saved.push_back((page, bytes.into()));
+                    MemoryCounters::add(&self.shell.counters.saved_first, 1);
                 }
             }
             Action::Send { to, message } => {

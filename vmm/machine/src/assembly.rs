@@ -38,6 +38,7 @@ use super::serial_console::{SerialEnds, SerialInput, SharedOutput};
 use super::shutdown::{Ending, OwnerChannel, Shutdown};
 use super::wanted_moves::WantedMoves;
 use super::{MachineError, MachineIo, OpenDisks};
+use crate::page_writer::PageWriter;
 use crate::vcpu::environment::VcpuContext;
 use crate::vcpu::following::{AskToMove, FaultsOfVcpus, Followers};
 use crate::vcpu::runner::{Event, Listener, Runner, RunnerOptions};
@@ -192,7 +193,10 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         port: small.serial.clone(),
         slice: slice.clone(),
     };
+    let cuts = chosen.back_end.name() != "kvm";
+    let writer = PageWriter::start(core.ram.clone(), slice.clone(), cuts)?;
     let handle = Handle {
+        writer: writer.clone(),
         owner: to_owner,
         ending: ending.clone(),
         serial: is_primary.then_some(input),
@@ -254,6 +258,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         processors: std::thread::available_parallelism().map_or(1, usize::from),
         ram: core.ram.clone(),
         channels: checkpoint.channels,
+        writer,
         given: None,
     };
     Ok(Assembled { owner, handle })

@@ -1,9 +1,9 @@
 //! Guest memory to and from the files of a checkpoint.
 //!
 //! Each slice writes the pages that it owns to a file of its own, and reads those that it
-//! manages at the start from the files of all. While pages are written, the memory of all
-//! slices is at rest, so every page that was touched has one owner, which has its bytes:
-//! each page is in one file, and no page is sent between slices.
+//! manages at the start from the files of all. At the cut the memory of all slices is at
+//! rest, so every page that was touched has one owner, which has its bytes: each page is in
+//! one file, and no page is sent between slices. `page_writer` writes them.
 //!
 //! A monitor is confined when it writes and cannot open files: the user's command opens
 //! them, the primary gets them with the request, and passes each secondary its own over a
@@ -17,16 +17,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 use weft_aggregate::Slice;
-use weft_aggregate::commands::{SliceCommand, SliceReply};
-use weft_checkpoint::{Identity, PAGE_BYTES, PagesWriter, Set, Written};
-use weft_guest_memory::{DEVICE_HOLE, FOUR_GIB, GuestBytes, Ram};
+use weft_checkpoint::{Identity, PAGE_BYTES, Set, Written};
+use weft_guest_memory::{DEVICE_HOLE, FOUR_GIB, Ram};
 
 use super::MachineError;
 use super::state::MachineState;
 
 /// Longest wait until no message about a page is under way. A page comes within two leases;
 /// one that does not ends the machine.
-const REST_WAIT: Duration = Duration::from_secs(10);
+pub(super) const REST_WAIT: Duration = Duration::from_secs(10);
 /// Longest wait for guest memory to be written, or read.
 pub const CHECKPOINT_SECONDS_MAX: u64 = 600;
 
@@ -78,8 +77,13 @@ fn rough(time: Duration) -> String {
 #[derive(Debug)]
 pub struct NewCheckpoint {
     pub identity: Identity,
+    /// Of the checkpoint that has the pages which did not change since.
+    pub base: Option<Identity>,
     /// Open files for pages, one for each slice.
     pub files: Vec<File>,
+    /// The machine goes on while they are written: [`super::Handle::save_progress`] says when
+    /// they are.
+    pub is_live: bool,
 }
 
 /// What a machine wrote and saved.
@@ -88,8 +92,17 @@ pub struct WrittenCheckpoint {
     pub state: MachineState,
     /// See [`super::SavedMachine::updated`].
     pub updated: Vec<Range<u64>>,
-    /// By slice.
+    /// By slice; empty while they are being written.
     pub pages: Vec<Written>,
+}
+
+/// How far a save is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CheckpointProgress {
+    /// So many pages are left.
+    Left(u64),
+    /// All are written, by slice.
+    Written(Vec<Written>),
 }
 
 /// The guest-physical address after the last byte of so much RAM.
@@ -98,54 +111,6 @@ pub fn memory_end(memory_bytes: u64) -> u64 {
         true => FOUR_GIB + (memory_bytes - DEVICE_HOLE),
         false => memory_bytes,
     }
-}
-
-/// Writes the pages that this slice owns; all of RAM if there is one slice. All slices rest
-/// meanwhile.
-pub(super) fn write_pages(
-    ram: &Ram,
-    slice: Option<&Slice>,
-    file: File,
-    identity: Identity,
-) -> Result<Written, String> {
-    let number = slice.map_or(0, Slice::number);
-    let failed = |error: io::Error| format!("cannot write pages.{number}: {error}");
-    let writer = PagesWriter::new(file, identity, number as u32);
-    let mut writer = writer.map_err(failed)?;
-    let mut bytes = [0; PAGE_BYTES];
-    let mut add = |memory: &dyn GuestBytes, page: u64| match memory
-        .read(page * PAGE_BYTES as u64, &mut bytes)
-    {
-        true => writer.page(page, &bytes).map_err(failed),
-        false => Err(format!("page {page:#x} is not memory")),
-    };
-    let unknown = |error: io::Error| format!("cannot find pages: {error}");
-    match slice {
-        None => {
-            for range in ram.populated().map_err(unknown)? {
-                let page = PAGE_BYTES as u64;
-                for number in range.start / page..range.end / page {
-                    add(ram, number)?;
-                }
-            }
-        }
-        Some(slice) => {
-            let memory = slice.memory();
-            // To read a page that the guest gave back would take memory for it again.
-            let reclaimed = memory.reclaimed().map_err(unknown)?;
-            for some in memory.walk() {
-                for page in memory.owned(some) {
-                    if !reclaimed.has(page * PAGE_BYTES as u64) {
-                        add(&**memory, page)?;
-                    }
-                }
-            }
-            if memory.is_over() {
-                return Err("the machine has ended".into());
-            }
-        }
-    }
-    writer.finish().map_err(failed)
 }
 
 /// Reads the pages that this slice manages; all of RAM if there is one slice. Before a vCPU
@@ -157,49 +122,28 @@ pub(super) fn read_pages(
 ) -> Result<(), MachineError> {
     let own = slice.map_or(0..u64::MAX, |slice| slice.memory().first_pages());
     let address = |page: u64| page * PAGE_BYTES as u64;
-    for node in 0..restore.set.manifest().pages.len() {
-        let mut reader = restore.set.pages(node)?;
-        reader
-            .read(&own, |first, bytes| {
-                let end = first + (bytes.len() / PAGE_BYTES) as u64;
-                let put = ram.put(address(first), bytes);
-                put.map_err(|error| Reading::Memory(error.to_string()))?;
-                match slice {
-                    Some(slice) => {
-                        let adopted = slice.memory().adopt(address(first)..address(end));
-                        adopted.map_err(Reading::Memory)
-                    }
-                    None => Ok(()),
-                }
-            })
-            .map_err(|error| match error {
-                Reading::Memory(reason) => MachineError::Restore(reason),
-                Reading::File(error) => error.of(restore.set.pages_path(node)).into(),
-            })?;
-    }
-    Ok(())
+    let source = restore.set.pages_source()?;
+    source.read_all(&own, |first, bytes| {
+        let end = first + (bytes.len() / PAGE_BYTES) as u64;
+        let put = ram.put(address(first), bytes);
+        put.map_err(|error| MachineError::Restore(error.to_string()))?;
+        match slice {
+            Some(slice) => {
+                let adopted = slice.memory().adopt(address(first)..address(end));
+                adopted.map_err(MachineError::Restore)
+            }
+            None => Ok(()),
+        }
+    })
 }
 
-/// Why pages could not be brought into memory.
-enum Reading {
-    File(weft_checkpoint::FormatError),
-    Memory(String),
-}
-
-impl From<weft_checkpoint::FormatError> for Reading {
-    fn from(error: weft_checkpoint::FormatError) -> Self {
-        Self::File(error)
-    }
-}
-
-/// Has all slices write their pages at the same time. On the primary.
-pub(super) fn write_all(
-    ram: &Ram,
+/// The files of a checkpoint go to the slices; the primary's own is returned. On the primary.
+pub(super) fn hand_out_files(
     slice: Option<&Slice>,
     channels: &[Option<OwnedFd>],
-    checkpoint: NewCheckpoint,
-) -> Result<Vec<Written>, String> {
-    let NewCheckpoint { identity, files } = checkpoint;
+    identity: Identity,
+    files: Vec<File>,
+) -> Result<File, String> {
     let slices = slice.map_or(1, |slice| slice.placement().slices());
     if slice.is_some_and(|slice| !slice.members().into_iter().eq(0..slices)) {
         return Err(format!(
@@ -212,12 +156,7 @@ pub(super) fn write_all(
         return Err(format!("{count} files for pages came: {slices} are needed"));
     }
     let mut files = files.into_iter();
-    let Some(own) = files.next() else {
-        return Err("no file for pages came".into());
-    };
-    let Some(slice) = slice else {
-        return Ok(vec![write_pages(ram, None, own, identity)?]);
-    };
+    let own = files.next().ok_or("no file for pages came")?;
     for (node, file) in (1..).zip(files) {
         let Some(Some(channel)) = channels.get(node - 1) else {
             return Err(format!(
@@ -228,31 +167,7 @@ pub(super) fn write_all(
         send_file(channel, identity, &file)
             .map_err(|error| format!("node {node} did not take its file: {error}"))?;
     }
-    // Each slice writes the pages that it owns: none may move meanwhile.
-    slice.rest_all(REST_WAIT)?;
-    let written = write_pages_of_all(ram, slice, own, identity);
-    slice.end_rest_all();
-    written
-}
-
-fn write_pages_of_all(
-    ram: &Ram,
-    slice: &Slice,
-    own: File,
-    identity: Identity,
-) -> Result<Vec<Written>, String> {
-    let begun = slice.begin_command(&SliceCommand::WritePages { identity })?;
-    let own = write_pages(ram, Some(slice), own, identity);
-    let patience = Duration::from_secs(CHECKPOINT_SECONDS_MAX);
-    let mut pages = vec![Written::default(); slice.placement().slices()];
-    for (node, reply) in slice.finish_command(begun, patience)? {
-        pages[node] = match reply {
-            SliceReply::PagesWritten { pages, bytes } => Written { pages, bytes },
-            other => return Err(format!("slice {node} sent {other:?}")),
-        };
-    }
-    pages[0] = own?;
-    Ok(pages)
+    Ok(own)
 }
 
 fn send_file(channel: &OwnedFd, identity: Identity, file: &File) -> io::Result<()> {

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use weft_aggregate::commands::{CommandReceiver, SliceCommand, SliceReply};
 use weft_aggregate::{Slice, Timekeeper};
-use weft_checkpoint::Written;
 
 use super::handle::Handle;
 use super::lifecycle::{MachineReply, MachineRequest, Refusal, Stage};
+use super::page_writer::NewPages;
 
 /// How often it checks whether the machine has ended.
 const LOOK: Duration = Duration::from_millis(500);
@@ -112,15 +112,13 @@ impl ControlLoop {
             }
             SliceCommand::Stop => {}
             SliceCommand::Status => return Ok(SliceReply::Status(self.handle.status()?.vcpus)),
-            SliceCommand::WritePages { identity } => {
-                let written = self.handle.request(MachineRequest::WritePages(*identity))?;
-                return Ok(match written {
-                    MachineReply::PagesWritten(Written { pages, bytes }) => {
-                        SliceReply::PagesWritten { pages, bytes }
-                    }
-                    other => SliceReply::Refused(format!("{other:?}")),
-                });
+            SliceCommand::CutPages { identity, base } => {
+                let (identity, base) = (*identity, *base);
+                let pages = NewPages { identity, base };
+                drop(self.handle.request(MachineRequest::CutPages(pages))?);
             }
+            SliceCommand::SaveProgress => return Ok(self.handle.writer.report()),
+            SliceCommand::EndSave => self.handle.writer.give_up(),
             SliceCommand::KeepOwned => drop(self.handle.request(MachineRequest::KeepOwned)?),
             SliceCommand::Reclaim { pages } => {
                 if let Err(error) = self.slice.memory().reclaim(pages.clone()) {

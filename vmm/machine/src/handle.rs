@@ -9,7 +9,7 @@ use weft_coherent_memory::{SliceFaults, SlicePages};
 use weft_virtio::balloon::BalloonHandle;
 use weft_virtio::console::ConsoleHandle;
 
-use super::checkpoint::{NewCheckpoint, WrittenCheckpoint};
+use super::checkpoint::{CheckpointProgress, NewCheckpoint, WrittenCheckpoint};
 use super::lifecycle::{
     Counters, End, MIGRATE, MOVE_HOME, MachineReply, MachineRequest, Refusal, Status,
 };
@@ -17,6 +17,8 @@ use super::move_report::{
     MOVE_PLATFORM, MOVE_QUEUES, MOVE_TIME, PlatformMoveReport, QueueMove, QueueMoveReport,
     TimeMoveReport, VcpuMoveReport,
 };
+use super::owner::checkpoint::{end_save, save_progress};
+use super::page_writer::PageWriter;
 use super::serial_console::SerialInput;
 use super::shutdown::{Ending, Envelope, Input};
 use super::state::{HomeState, MachineState};
@@ -34,6 +36,7 @@ pub struct Handle {
     pub(super) first_instruction: Arc<OnceLock<Instant>>,
     /// `None` if the machine has one slice that stays alone.
     pub(super) slice: Option<Arc<Slice>>,
+    pub(super) writer: Arc<PageWriter>,
 }
 
 impl Handle {
@@ -155,6 +158,19 @@ impl Handle {
             MachineReply::Checkpoint(written) => Ok(written),
             other => Err(misfit("save", &other)),
         }
+    }
+
+    /// How far a save is whose machine goes on. On the primary.
+    ///
+    /// # Errors
+    /// Why it failed: then [`Handle::end_save`].
+    pub fn save_progress(&self) -> Result<CheckpointProgress, String> {
+        save_progress(&self.writer, self.slice.as_deref())
+    }
+
+    /// Gives up a save whose machine goes on. On the primary.
+    pub fn end_save(&self) {
+        end_save(&self.writer, self.slice.as_deref());
     }
 
     /// The moment before the guest's first instruction.

@@ -40,6 +40,7 @@ pub mod membership;
 pub mod migration;
 mod move_report;
 mod owner;
+mod page_writer;
 mod part;
 mod pci_devices;
 mod platform_move;
@@ -77,7 +78,8 @@ use weft_virtio::console::ConsoleOutput;
 
 pub use crate::vcpu::following::Follow;
 pub use checkpoint::{
-    CHECKPOINT_SECONDS_MAX, CheckpointIo, NewCheckpoint, Restore, WrittenCheckpoint, memory_end,
+    CHECKPOINT_SECONDS_MAX, CheckpointIo, CheckpointProgress, NewCheckpoint, Restore,
+    WrittenCheckpoint, memory_end,
 };
 pub use configuration::{BackEndChoice, Configuration, Invalid};
 pub use handle::Handle;

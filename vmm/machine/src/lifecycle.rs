@@ -20,7 +20,6 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use weft_aggregate::commands::{SliceCommand, SliceReply, VcpuStage};
 use weft_aggregate::membership::Change;
-use weft_checkpoint::{Identity, Written};
 use weft_coherent_memory::{SliceFaults, SlicePages};
 use weft_platform::interrupts::VcpuLocation;
 
@@ -29,6 +28,7 @@ use super::move_report::{
     MOVE_PLATFORM, MOVE_QUEUES, MOVE_TIME, PlatformMoveReport, QueueMove, QueueMoveReport,
     TimeMoveReport, VcpuMoveReport,
 };
+use super::page_writer::NewPages;
 use super::state::{HomeState, MachineState};
 use super::switch_order::{SwitchOrder, Switched};
 use crate::vcpu::runner::VcpuState;
@@ -183,9 +183,9 @@ pub enum MachineRequest {
     TakeHome(Box<HomeState>),
     /// On the primary: writes guest memory to these files, and saves everything else.
     WriteCheckpoint(Box<NewCheckpoint>),
-    /// On a secondary: writes the pages that it manages to the file that came with this
-    /// identity.
-    WritePages(Identity),
+    /// On a secondary: begins to write the pages that it owns to the file that came with the
+    /// set's identity.
+    CutPages(NewPages),
     /// On a secondary: gives the memory of pages back that it does not own.
     KeepOwned,
     /// On a secondary: saves one of its vCPUs.
@@ -240,7 +240,7 @@ impl MachineRequest {
             | Self::AnnounceHome
             | Self::TakeHome(_) => MOVE_HOME,
             Self::WriteCheckpoint(_) => "save",
-            Self::WritePages(_) => "write pages",
+            Self::CutPages(_) => "write pages",
             Self::SaveVcpu(_) => "save a vCPU",
             Self::RestoreVcpu(..) => "restore a vCPU",
             Self::Status => "status",
@@ -253,7 +253,7 @@ impl MachineRequest {
     /// Longest wait for its reply: guest memory may be large, and disks slow.
     pub fn seconds_max(&self) -> u64 {
         match self {
-            Self::WriteCheckpoint(_) | Self::WritePages(_) | Self::Restore(_) => {
+            Self::WriteCheckpoint(_) | Self::CutPages(_) | Self::Restore(_) => {
                 CHECKPOINT_SECONDS_MAX
             }
             // Each of its stages has a bound.
@@ -278,7 +278,6 @@ pub enum MachineReply {
     /// A secondary's reply, for the primary.
     OfSlice(SliceReply),
     Checkpoint(Box<WrittenCheckpoint>),
-    PagesWritten(Written),
     Vcpu(Box<VcpuState>),
     Status(Status),
     Counters(Counters),

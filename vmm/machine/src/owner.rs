@@ -4,7 +4,7 @@
 //! stopped, no device accesses guest memory, and no interrupt is on its way between slices;
 //! after a refused request the stage is as before, or Ended if that was not possible.
 
-mod checkpoint;
+pub(super) mod checkpoint;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -21,6 +21,7 @@ use weft_platform::interrupts::VcpuLocation;
 
 use super::fault_reports::FaultReports;
 use super::lifecycle::{Counters, End, MachineReply, MachineRequest, Refusal, Stage, Status};
+use super::page_writer::PageWriter;
 use super::part::NamedPart;
 use super::shutdown::{Ending, Input, Shutdown};
 use super::wanted_moves::WantedMoves;
@@ -76,6 +77,7 @@ pub(super) struct Owner {
     ///
     /// [`CheckpointIo::channels`]: super::CheckpointIo::channels
     pub channels: Vec<Option<OwnedFd>>,
+    pub writer: Arc<PageWriter>,
     /// Between [`MachineRequest::GiveHome`] and what follows it.
     pub given: Option<Given>,
     /// What remains to be done at the end: devices are taken off their buses.
@@ -207,9 +209,8 @@ impl Owner {
                 return Ok(MachineReply::Checkpoint(Box::new(written)));
             }
             (MachineRequest::KeepOwned, Stage::Built | Stage::Paused) => self.keep_owned()?,
-            (MachineRequest::WritePages(identity), Stage::Built | Stage::Paused) => {
-                let written = self.write_own_pages(name, identity)?;
-                return Ok(MachineReply::PagesWritten(written));
+            (MachineRequest::CutPages(pages), Stage::Built | Stage::Paused) => {
+                self.cut_own_pages(name, pages)?;
             }
             (MachineRequest::SaveVcpu(vcpu), Stage::Built | Stage::Paused) => {
                 let state = self.save_here(name, vcpu)?;

@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::Outcome;
 use super::prefetches::Prefetched;
 use super::requests::Requests;
+use super::saved::Copies;
 use super::scenario::Kind;
 use crate::checker::{Flaw, ZERO_VERSION};
 use crate::config::Config;
@@ -155,6 +156,9 @@ pub(super) struct Host {
     pub operations: Vec<Operation>,
     pub requests: Requests,
     pub prefetched: Prefetched,
+    pub copies: Copies,
+    /// A cut lowered rights, which return with the next store.
+    pub has_cut: bool,
     config: Config,
     pub budget: Budget,
     /// Pages of its own part, and of others, that its budget is for.
@@ -218,6 +222,8 @@ impl Host {
             operations: Vec::new(),
             requests: Requests::default(),
             prefetched: Prefetched::default(),
+            copies: Copies::default(),
+            has_cut: false,
             config: *config,
             budget,
             room,
@@ -286,6 +292,30 @@ impl Host {
     /// Users gave a page up.
     pub fn unmap(&mut self, page: u64) {
         self.mapped.remove(&page);
+    }
+
+    /// Users look for their pages anew: what they may do with them is asked again.
+    pub fn look_anew(&mut self) {
+        match self.kind {
+            Kind::Waits => self.mapped.clear(),
+            Kind::Sleeps => {
+                for mapped in self.mapped.values_mut() {
+                    *mapped = Access::Read;
+                }
+            }
+        }
+    }
+
+    /// What users may do with a page, by the protocol's record: what a pre-copy or a cut took
+    /// from them returns with the next store.
+    pub fn allowed(&mut self, page: u64) -> Option<Access> {
+        let lowers = self.has_cut || self.controller.is_precopying();
+        let right = self.rights.of(page)?;
+        let writable = self.controller.tables().look(Page(page)).writable();
+        Some(match lowers && writable {
+            true => Access::Write,
+            false => right,
+        })
     }
 
     pub fn map_at_least(&mut self, page: u64, access: Access) {
@@ -421,6 +451,11 @@ impl Host {
                 self.unused(me, page, "a page is zeroed under its users")?;
                 self.fill(page, ZERO_VERSION);
                 return Ok(Some(page));
+            }
+            Action::Save { page } => {
+                if !self.copies.put(page, self.version(page)) {
+                    return Err(unfit(me, page, "a copy without a buffer"));
+                }
             }
             Action::Send { to, message } => {
                 let page = message.page.0;

@@ -64,7 +64,7 @@ impl World {
             for node in alive {
                 let (me, host) = (NodeId(node as u8), &mut self.hosts[node]);
                 let frame = Frame {
-                    mapped: host.rights.of(page.0),
+                    mapped: host.allowed(page.0),
                     version: host.version(page.0),
                 };
                 let local = host.controller.tables().look(page);

@@ -109,6 +109,7 @@ impl World {
         let before = self.latest.clone();
         self.judge_rest()?;
         self.judge_save()?;
+        self.begin_save()?;
         self.relocate_some()?;
         for _ in 0..self.random.below(100) {
             self.work()?;
@@ -149,14 +150,7 @@ impl World {
                 let host = &mut self.hosts[node];
                 let local = host.controller.tables().look(page);
                 idle_node(page, me, local)?;
-                // A page that may be written again after its pre-copy ends is only read.
-                let mapped = match host.controller.is_precopying() {
-                    true => host.rights.of(page.0).map(|right| match local.writable() {
-                        true => crate::types::Access::Write,
-                        false => right,
-                    }),
-                    false => host.rights.of(page.0),
-                };
+                let mapped = host.allowed(page.0);
                 let version = host.version(page.0);
                 judge.node(me, Frame { mapped, version }, local)?;
                 if let Some((page, what)) = host.controller.restless(page.0..page.0 + 1) {

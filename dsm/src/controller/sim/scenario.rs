@@ -68,6 +68,8 @@ pub struct Scenario {
     pub(super) rests: u64,
     /// Per mille of rests at which pages are relocated.
     pub(super) relocations: u64,
+    /// Per mille of rests at which a save begins.
+    pub(super) saves: u64,
 }
 
 impl Scenario {
@@ -126,6 +128,7 @@ impl Scenario {
             precopies: 0,
             rests: 0,
             relocations: 0,
+            saves: 0,
         };
         scenario
             .with_changes(seed)
@@ -133,6 +136,7 @@ impl Scenario {
             .with_follows(seed)
             .with_precopies(seed)
             .with_rests(seed)
+            .with_saves(seed)
     }
 
     /// Whether managers may change.
@@ -182,6 +186,17 @@ impl Scenario {
         let mut random = Random::new(seed ^ 0x2E57_0600);
         if random.per_mille(333) {
             self.rests = 1 + random.below(3);
+        }
+        self
+    }
+
+    /// In one seed of three pages are saved behind their users. From a sequence of its own.
+    fn with_saves(mut self, seed: u64) -> Scenario {
+        let mut random = Random::new(seed ^ 0x5A7E_0A00);
+        if random.per_mille(333) {
+            self.saves = 300 + random.below(700);
+            self.rests = self.rests.max(2 + random.below(10));
+            self.adopted = self.adopted.max(random.below(1000));
         }
         self
     }

@@ -28,6 +28,7 @@ fn two_thousand_seeds() {
     assert!(total.prefetched > 5_000);
     assert!(total.precopied > 700 && total.relocated > 300);
     assert!(total.rests > 500 && total.restless < total.rests);
+    assert!(total.cuts > 1_000 && total.saves > 500 && total.dropped_saves > 200);
     // No thread tries again and again.
     assert!(total.retries > 1_000 && total.retries_max <= 8);
     assert!(total.evicted > 10_000 && total.given_back > 10_000 && total.room_waits > 300);
@@ -68,7 +69,7 @@ fn every_broken_controller_is_found() {
         (Mutant::StayForEver, 0),
         (Mutant::DrainInTransition, 0),
         (Mutant::ForgetMentions, 0),
-        (Mutant::QuietEarly, 1_000),
+        (Mutant::QuietEarly, 2_500),
         (Mutant::PrefetchFirst, 0),
         (Mutant::PrefetchAllAtOnce, 0),
         (Mutant::PrefetchBeyondRoom, 0),
@@ -90,6 +91,13 @@ fn every_broken_controller_is_found() {
         (Mutant::SaveCopies, 0),
         (Mutant::SaveManaged, 0),
         (Mutant::RelocateUntold, 0),
+        (Mutant::SaveWritable, 0),
+        (Mutant::SaveAfterAllow, 0),
+        (Mutant::SaveAfterReturn, 0),
+        (Mutant::SaveAfterGive, 0),
+        (Mutant::SaveUnbounded, 0),
+        (Mutant::SaveNeverDropped, 0),
+        (Mutant::SaveCleanForEver, 0),
     ] {
         let failure = found(first..first + 1000, |world| {
             for host in &mut world.hosts {
@@ -114,6 +122,7 @@ fn every_broken_shell_is_found() {
         BadShell::SaysDoneEarly,
         BadShell::UnpinsEarly,
         BadShell::KeepsRelocated,
+        BadShell::KeepsCut,
     ] {
         let failure = found(0..1000, |world| world.bad = Some(bad));
         let failure = failure.unwrap_or_else(|| panic!("{bad:?} was not found"));
@@ -126,7 +135,7 @@ fn every_broken_authority_is_found() {
     for (bad, first) in [
         (BadAuthority::JoinsEarly, 1_500),
         (BadAuthority::AsksOneNode, 0),
-        (BadAuthority::NotQuiet, 1_000),
+        (BadAuthority::NotQuiet, 14_000),
         (BadAuthority::RestsUncounted, 0),
     ] {
         let failure = found(first..first + 1000, |world| world.bad_authority = Some(bad));

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::authority::Authority;
 use super::host::{Host, Packet};
+use super::saved::Saves;
 use super::{BadAuthority, BadShell, DRAIN_STEPS_MAX, Outcome, Scenario};
 use crate::checker::{Flaw, ZERO_VERSION};
 use crate::config::Config;
@@ -43,6 +44,7 @@ pub(super) struct World {
     /// Numbers of nodes that are not there, a bit for each.
     pub(super) absent: u32,
     pub(super) authority: Authority,
+    pub(super) saves: Saves,
 }
 
 impl World {
@@ -72,6 +74,7 @@ impl World {
             bad_authority: None,
             absent: scenario.absent,
             authority: Authority::default(),
+            saves: Saves::default(),
         }
     }
 
@@ -105,6 +108,7 @@ impl World {
                 self.resting = Some(self.any_node());
             }
             if self.scenario.deaths > 0 && self.random.per_mille(5) {
+                self.drop_save()?;
                 self.kill();
             }
             if self.scenario.turns > 0 && self.random.per_mille(self.scenario.turns) {
@@ -123,7 +127,8 @@ impl World {
                 0 => self.begin_access()?,
                 _ => self.work()?,
             }
-            let changes = self.scenario.changes > 0 || !self.authority.is_over();
+            self.go_on_saving()?;
+            let changes = self.scenario.changes > 0 && !self.saves() || !self.authority.is_over();
             if changes && self.random.per_mille(self.scenario.authority) {
                 self.change_membership(true)?;
             }
@@ -135,6 +140,7 @@ impl World {
         // What is due comes within the bound on steps.
         self.scenario.tick_max = self.scenario.tick_max.max(Duration::from_micros(1));
         self.resting = None;
+        self.finish_save()?;
         self.drain()?;
         // Every page is somewhere, with its last bytes, or is reported as lost.
         for page in 0..self.scenario.pages {

@@ -1,20 +1,27 @@
 //! The owner saves and restores machines of one slice and of several.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::time::{Duration, Instant};
 
+use weft_aggregate::Slice;
 use weft_aggregate::commands::{SliceCommand, SliceReply};
-use weft_checkpoint::{Identity, Written};
+use weft_checkpoint::Written;
 use weft_platform::part::Version;
 
 use super::{COMMAND_WAIT, Owner, refused, with_sources};
 use crate::checkpoint::{
-    CHECKPOINT_SECONDS_MAX, NewCheckpoint, WrittenCheckpoint, receive_file, write_all, write_pages,
+    CHECKPOINT_SECONDS_MAX, CheckpointProgress, NewCheckpoint, REST_WAIT, WrittenCheckpoint,
+    hand_out_files, receive_file,
 };
 use crate::lifecycle::Refusal;
+use crate::page_writer::{NewPages, PageWriter, Writing};
 use crate::platform_move::PlatformState;
 use crate::state::MachineState;
 use crate::vcpu::runner::{VcpuCommand, VcpuState};
+
+/// How often the owner looks whether all pages are written.
+const LOOK: Duration = Duration::from_millis(2);
 
 impl Owner {
     /// Everything but RAM, of all slices. On the primary.
@@ -108,9 +115,27 @@ impl Owner {
         request: &'static str,
         checkpoint: NewCheckpoint,
     ) -> Result<WrittenCheckpoint, Refusal> {
+        let writer = self.writer.clone();
+        let needs_cut = [
+            (checkpoint.is_live, "while it runs"),
+            (checkpoint.base.is_some(), "by what changed"),
+        ];
+        if let Some((_, how)) = needs_cut
+            .into_iter()
+            .find(|(needs, _)| *needs && !writer.cuts())
+        {
+            let reason = format!(
+                "it cannot be saved {how}: that needs software vCPUs, and a machine that can grow \
+                 (--growable) or has several nodes"
+            );
+            return Err(Refusal::Impossible { request, reason });
+        }
         let state = self.save(request)?;
-        let slice = self.slice.as_deref();
-        let pages = write_all(&self.ram, slice, &self.channels, checkpoint);
+        let is_live = checkpoint.is_live;
+        let pages = self.cut_pages(checkpoint).and_then(|()| match is_live {
+            true => Ok(Vec::new()),
+            false => wait_until_written(&writer, self.slice.as_deref()),
+        });
         Ok(WrittenCheckpoint {
             state,
             updated: self.updated.clone(),
@@ -118,19 +143,47 @@ impl Owner {
         })
     }
 
-    /// On a secondary: writes its part of guest memory.
-    pub(super) fn write_own_pages(
+    /// Has all slices begin to write their pages, as they are now.
+    fn cut_pages(&self, checkpoint: NewCheckpoint) -> Result<(), String> {
+        let slice = self.slice.as_deref();
+        let (identity, base) = (checkpoint.identity, checkpoint.base);
+        let own = hand_out_files(slice, &self.channels, identity, checkpoint.files)?;
+        let pages = NewPages { identity, base };
+        let Some(slice) = slice else {
+            return self.writer.cut(own, pages);
+        };
+        // Each slice writes the pages that it owns: none may move before it knows them.
+        slice.rest_all(REST_WAIT)?;
+        let cut = self.cut_pages_at_rest(slice, own, pages);
+        slice.end_rest_all();
+        if cut.is_err() {
+            end_save(&self.writer, Some(slice));
+        }
+        cut
+    }
+
+    fn cut_pages_at_rest(&self, slice: &Slice, own: File, pages: NewPages) -> Result<(), String> {
+        let NewPages { identity, base } = pages;
+        let begun = slice.begin_command(&SliceCommand::CutPages { identity, base })?;
+        let own = self.writer.cut(own, pages);
+        // Where there is no cut, all pages are written now.
+        let patience = Duration::from_secs(CHECKPOINT_SECONDS_MAX);
+        slice.finish_command(begun, patience)?;
+        own
+    }
+
+    /// On a secondary: begins to write its part of guest memory.
+    pub(super) fn cut_own_pages(
         &self,
         request: &'static str,
-        identity: Identity,
-    ) -> Result<Written, Refusal> {
+        pages: NewPages,
+    ) -> Result<(), Refusal> {
         let channel = self.channels.iter().flatten().next();
         let file = match channel {
-            Some(channel) => receive_file(channel, identity),
+            Some(channel) => receive_file(channel, pages.identity),
             None => Err("there is no way for files to this node".into()),
         };
-        let slice = self.slice.as_deref();
-        file.and_then(|file| write_pages(&self.ram, slice, file, identity))
+        file.and_then(|file| self.writer.cut(file, pages))
             .map_err(|reason| refused(request, reason))
     }
 
@@ -220,5 +273,71 @@ impl Owner {
             Some(own) => own.command(slice, command),
             None => Err("only node 0 commands other nodes".into()),
         }
+    }
+}
+
+/// How far the save is, on all slices. On the primary, from any thread.
+pub(crate) fn save_progress(
+    writer: &PageWriter,
+    slice: Option<&Slice>,
+) -> Result<CheckpointProgress, String> {
+    let mut left = 0;
+    let mut pages = Vec::new();
+    match writer.writing() {
+        Writing::Left(own) => left += own.max(1),
+        Writing::Over(written) => pages.push((0, written?)),
+        Writing::Idle => return Err("nothing is being saved".into()),
+    }
+    let asked = slice.map(|slice| slice.command_all(&SliceCommand::SaveProgress));
+    for (node, reply) in asked.transpose()?.into_iter().flatten() {
+        let SliceReply::Saving(report) = reply else {
+            return Err(format!("slice {node} sent {reply:?}"));
+        };
+        match report.written {
+            None => left += report.left_pages.max(1),
+            Some((saved, unchanged, bytes)) => {
+                let written = Written {
+                    pages: saved,
+                    unchanged,
+                    bytes,
+                };
+                pages.push((node, written));
+            }
+        }
+    }
+    pages.sort_unstable_by_key(|(node, _)| *node);
+    let written = pages.into_iter().map(|(_, written)| written).collect();
+    Ok(match left {
+        0 => CheckpointProgress::Written(written),
+        left => CheckpointProgress::Left(left),
+    })
+}
+
+/// Ends a save that is not over, on all slices.
+pub(crate) fn end_save(writer: &PageWriter, slice: Option<&Slice>) {
+    writer.give_up();
+    if let Some(slice) = slice {
+        // A slice that does not answer is lost, which ends the machine.
+        let _ = slice.command_all(&SliceCommand::EndSave);
+    }
+}
+
+fn wait_until_written(writer: &PageWriter, slice: Option<&Slice>) -> Result<Vec<Written>, String> {
+    let deadline = Instant::now() + Duration::from_secs(CHECKPOINT_SECONDS_MAX);
+    loop {
+        let progress = save_progress(writer, slice);
+        let left = match progress {
+            Ok(CheckpointProgress::Written(pages)) => return Ok(pages),
+            Ok(CheckpointProgress::Left(left)) if Instant::now() > deadline => Err(format!(
+                "{left} pages were not written within {CHECKPOINT_SECONDS_MAX} s"
+            )),
+            Ok(CheckpointProgress::Left(_)) => Ok(()),
+            Err(reason) => Err(reason),
+        };
+        if let Err(reason) = left {
+            end_save(writer, slice);
+            return Err(reason);
+        }
+        std::thread::sleep(LOOK);
     }
 }

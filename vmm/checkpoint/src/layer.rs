@@ -1,0 +1,191 @@
+//! The directory of one complete set, without its bases.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use crate::manifest::MANIFEST_BYTES_MAX;
+use crate::pages::{Span, named_twice};
+use crate::{
+    Base, BaseProblem, CheckpointError, FormatError, Manifest, PageFile, PagesReader, failed,
+};
+
+pub(crate) const MANIFEST: &str = "manifest";
+pub(crate) const MACHINE: &str = "machine";
+/// Longest file `machine`, in bytes: 255 vCPUs with their state take a few MB.
+const MACHINE_BYTES_MAX: u64 = 64 << 20;
+
+pub(crate) fn pages_name(node: usize) -> String {
+    format!("pages.{node}")
+}
+
+/// A file of pages whose tables are checked.
+#[derive(Debug)]
+pub(crate) struct PagesFile {
+    pub path: PathBuf,
+    pub reader: PagesReader<File>,
+}
+
+impl PagesFile {
+    /// Makes `bytes` those of a run, and checks them.
+    pub fn read_run(&self, run: usize, bytes: &mut Vec<u8>) -> Result<(), CheckpointError> {
+        let read = self.reader.read_run(run, bytes);
+        read.map_err(|error| error.of(self.path.clone()))
+    }
+}
+
+/// A set whose manifest is read.
+#[derive(Debug)]
+pub(crate) struct Layer {
+    pub directory: PathBuf,
+    pub manifest: Manifest,
+}
+
+impl Layer {
+    /// Reads the manifest.
+    pub fn open(directory: &Path) -> Result<Self, CheckpointError> {
+        let path = directory.join(MANIFEST);
+        let mut bytes = Vec::new();
+        match File::open(&path) {
+            Ok(file) => {
+                let most = MANIFEST_BYTES_MAX as u64 + 1;
+                let read = file.take(most).read_to_end(&mut bytes);
+                read.map_err(failed("read", &path))?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let has_pages = directory.join(pages_name(0)).exists();
+                let directory = directory.to_owned();
+                return Err(match has_pages {
+                    true => CheckpointError::Incomplete(directory),
+                    false => CheckpointError::NoCheckpoint(directory),
+                });
+            }
+            Err(error) => return Err(failed("read", &path)(error)),
+        }
+        let manifest = Manifest::decode(&bytes).map_err(|error| error.of(path))?;
+        Ok(Self {
+            directory: directory.to_owned(),
+            manifest,
+        })
+    }
+
+    /// The set that this one is based on, if it is based on one.
+    pub fn open_base(&self) -> Result<Option<Self>, CheckpointError> {
+        let Some(link) = &self.manifest.base else {
+            return Ok(None);
+        };
+        let real = fs::canonicalize(&self.directory);
+        let real = real.map_err(failed("find", &self.directory))?;
+        let directory = link.directory(&real);
+        match Self::open(&directory) {
+            Ok(base) => match self.problem_of(link, &base) {
+                Some(why) => Err(self.base_refused(directory, why)),
+                None => Ok(Some(base)),
+            },
+            Err(CheckpointError::NoCheckpoint(_)) => {
+                Err(self.base_refused(directory, BaseProblem::Missing))
+            }
+            Err(CheckpointError::Incomplete(_)) => {
+                Err(self.base_refused(directory, BaseProblem::Incomplete))
+            }
+            Err(source) => Err(CheckpointError::BaseUnread {
+                set: self.directory.clone(),
+                base: directory,
+                source: Box::new(source),
+            }),
+        }
+    }
+
+    fn problem_of(&self, link: &Base, base: &Self) -> Option<BaseProblem> {
+        if base.manifest.identity != link.identity {
+            return Some(BaseProblem::Another);
+        }
+        let is_same = base.manifest.machine.memory() == self.manifest.machine.memory();
+        (!is_same).then_some(BaseProblem::OtherMemory)
+    }
+
+    fn base_refused(&self, base: PathBuf, why: BaseProblem) -> CheckpointError {
+        CheckpointError::Base {
+            set: self.directory.clone(),
+            base,
+            why,
+        }
+    }
+
+    /// The bytes of the file `machine`, checked.
+    pub fn state(&self) -> Result<Vec<u8>, CheckpointError> {
+        let path = self.directory.join(MACHINE);
+        let damaged = |what| CheckpointError::Damaged {
+            path: path.clone(),
+            what,
+        };
+        if self.manifest.machine_bytes > MACHINE_BYTES_MAX {
+            return Err(damaged("it is too long"));
+        }
+        let mut bytes = Vec::new();
+        let read = open_file(&path)?
+            .take(self.manifest.machine_bytes + 1)
+            .read_to_end(&mut bytes);
+        read.map_err(failed("read", &path))?;
+        if bytes.len() as u64 != self.manifest.machine_bytes {
+            return Err(damaged("its length"));
+        }
+        match crc32fast::hash(&bytes) == self.manifest.machine_checksum {
+            true => Ok(bytes),
+            false => Err(damaged("its checksum differs")),
+        }
+    }
+
+    /// The files of pages, by node. Everything of them but the bytes of their pages is
+    /// checked, and that they do not name a page twice.
+    pub fn open_files(&self) -> Result<Vec<PagesFile>, CheckpointError> {
+        let nodes = 0..self.manifest.pages.len();
+        let files: Vec<_> = nodes
+            .map(|node| self.open_file(node))
+            .collect::<Result<_, _>>()?;
+        let spans = files.iter().flat_map(|file| file.reader.spans());
+        let Some(two) = named_twice(&mut spans.collect::<Vec<Span>>()) else {
+            return Ok(files);
+        };
+        let what = match two.map(|span| span.is_unchanged) {
+            [false, false] => "a page is in two files",
+            [true, true] => "a page is unchanged in two files",
+            _ => "a page is in a file and unchanged",
+        };
+        Err(FormatError::Damaged(what).of(self.directory.clone()))
+    }
+
+    fn open_file(&self, node: usize) -> Result<PagesFile, CheckpointError> {
+        let path = self.directory.join(pages_name(node));
+        let (identity, end) = (&self.manifest.identity, self.manifest.machine.pages_end);
+        let reader = PagesReader::open(open_file(&path)?, identity, node as u32, end)
+            .map_err(|error| error.of(path.clone()))?;
+        match self.manifest.pages.get(node) {
+            Some(file) if *file == PageFile::from(reader.written()) => {
+                Ok(PagesFile { path, reader })
+            }
+            _ => Err(FormatError::Damaged("its number of pages").of(path)),
+        }
+    }
+
+    /// Reads the bytes of all pages.
+    pub fn verify_pages(&self) -> Result<(), CheckpointError> {
+        let mut bytes = Vec::new();
+        for file in self.open_files()? {
+            for run in 0..file.reader.runs().len() {
+                file.read_run(run, &mut bytes)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn open_file(path: &Path) -> Result<File, CheckpointError> {
+    match File::open(path) {
+        Ok(file) => Ok(file),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(CheckpointError::Missing(path.to_owned()))
+        }
+        Err(error) => Err(failed("open", path)(error)),
+    }
+}

@@ -1,0 +1,230 @@
+//! The directory of a new set.
+//!
+//! ```text
+//! create ──▶ pages.N, machine written ──▶ all on disk ──▶ manifest renamed ──▶ complete
+//!    └───────────────── dropped before that: files removed ◀──┘
+//! ```
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::layer::{MACHINE, MANIFEST, pages_name};
+use crate::{
+    Base, BaseProblem, CHAIN_MAX, CheckpointError, Identity, Machine, Manifest, PageFile, Set,
+    failed,
+};
+
+/// Its name until the set is complete.
+const MANIFEST_NEW: &str = "manifest.new";
+
+/// A set that is being written; its files are removed when it is dropped before
+/// [`NewSet::commit`].
+pub struct NewSet {
+    directory: PathBuf,
+    identity: Identity,
+    /// By node.
+    pages: Vec<File>,
+    base: Option<NewBase>,
+    /// The directory did not exist before.
+    is_made: bool,
+    is_complete: bool,
+}
+
+impl NewSet {
+    /// Makes the directory, which must not exist or be empty, and its files of pages,
+    /// which are open for writing. `base`: the set that has the pages that are unchanged.
+    pub fn create(
+        directory: &Path,
+        nodes: usize,
+        base: Option<&Set>,
+    ) -> Result<Self, CheckpointError> {
+        if base.is_some_and(|base| base.chain_length() >= CHAIN_MAX) {
+            return Err(CheckpointError::LongChain(directory.to_owned()));
+        }
+        let is_made = make_directory(directory)?;
+        let mut set = Self {
+            directory: directory.to_owned(),
+            identity: Identity::default(),
+            pages: Vec::new(),
+            base: None,
+            is_made,
+            is_complete: false,
+        };
+        set.base = base.map(|base| NewBase::of(directory, base)).transpose()?;
+        let random = Path::new("/dev/urandom");
+        File::open(random)
+            .and_then(|mut file| file.read_exact(&mut set.identity))
+            .map_err(failed("read", random))?;
+        for node in 0..nodes {
+            let file = set.create_file(&pages_name(node))?;
+            set.pages.push(file);
+        }
+        Ok(set)
+    }
+
+    /// In all files of the set.
+    pub fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// The files of pages, by node.
+    pub fn pages(&self) -> &[File] {
+        &self.pages
+    }
+
+    /// Bytes of pages that were written so far.
+    pub fn bytes_written(&self) -> u64 {
+        let length = |file: &File| file.metadata().map_or(0, |metadata| metadata.len());
+        self.pages.iter().map(length).sum()
+    }
+
+    /// Makes the set complete: everything is on disk, then the manifest gets its name.
+    /// `written`: what each node wrote; a file of another length is refused.
+    pub fn commit(
+        mut self,
+        machine: Machine,
+        state: &[u8],
+        written: Vec<PageFile>,
+        weft: &str,
+        saved_at_s: u64,
+    ) -> Result<u64, CheckpointError> {
+        self.check_base(&machine, &written)?;
+        self.sync_pages(&written)?;
+        self.write_file(MACHINE, state)?;
+        let manifest = Manifest {
+            identity: self.identity,
+            weft: weft.to_owned(),
+            saved_at_s,
+            pages: written,
+            base: self.base.take().map(|base| base.link),
+            machine_bytes: state.len() as u64,
+            machine_checksum: crc32fast::hash(state),
+            machine,
+        };
+        let path = self.directory.join(MANIFEST);
+        let bytes = manifest.encode().map_err(io::Error::from);
+        let bytes = bytes.map_err(failed("describe the set in", &path))?;
+        self.write_file(MANIFEST_NEW, &bytes)?;
+        let new = self.directory.join(MANIFEST_NEW);
+        fs::rename(new, &path).map_err(failed("create", &path))?;
+        self.is_complete = true;
+        for directory in [Some(self.directory.as_path()), self.directory.parent()] {
+            sync_directory(directory)?;
+        }
+        let pages: u64 = manifest.pages.iter().map(|file| file.bytes).sum();
+        Ok(pages + manifest.machine_bytes)
+    }
+
+    /// The base has as much memory, and no page is unchanged without one.
+    fn check_base(&self, machine: &Machine, written: &[PageFile]) -> Result<(), CheckpointError> {
+        match &self.base {
+            Some(base) if base.memory != machine.memory() => Err(CheckpointError::Base {
+                set: self.directory.clone(),
+                base: base.directory.clone(),
+                why: BaseProblem::OtherMemory,
+            }),
+            None if written.iter().any(|file| file.unchanged > 0) => {
+                Err(CheckpointError::Damaged {
+                    path: self.directory.clone(),
+                    what: "it has unchanged pages without a base",
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The files of pages are on disk, each as long as its node said.
+    fn sync_pages(&self, written: &[PageFile]) -> Result<(), CheckpointError> {
+        for (node, (file, page_file)) in self.pages.iter().zip(written).enumerate() {
+            let path = self.directory.join(pages_name(node));
+            let metadata = file.metadata().map_err(failed("read", &path))?;
+            if metadata.len() != page_file.bytes {
+                let what = "it is not as long as its node said";
+                return Err(CheckpointError::Damaged { path, what });
+            }
+            file.sync_all().map_err(failed("write", &path))?;
+        }
+        Ok(())
+    }
+
+    fn create_file(&self, name: &str) -> Result<File, CheckpointError> {
+        let path = self.directory.join(name);
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true).mode(0o600);
+        options.open(&path).map_err(failed("create", &path))
+    }
+
+    fn write_file(&self, name: &str, bytes: &[u8]) -> Result<(), CheckpointError> {
+        let mut file = self.create_file(name)?;
+        file.write_all(bytes)
+            .and_then(|()| file.sync_all())
+            .map_err(failed("write", &self.directory.join(name)))
+    }
+}
+
+impl Drop for NewSet {
+    fn drop(&mut self) {
+        if self.is_complete {
+            return;
+        }
+        let pages = (0..self.pages.len()).map(pages_name);
+        let others = [MACHINE, MANIFEST_NEW].map(str::to_owned);
+        for name in pages.chain(others) {
+            // What cannot be removed has no manifest, and is refused for that.
+            let _ = fs::remove_file(self.directory.join(name));
+        }
+        if self.is_made {
+            let _ = fs::remove_dir(&self.directory);
+        }
+    }
+}
+
+/// Makes names in the directory last; an empty path is the current one.
+fn sync_directory(path: Option<&Path>) -> Result<(), CheckpointError> {
+    let path = match path {
+        Some(path) if !path.as_os_str().is_empty() => path,
+        _ => Path::new("."),
+    };
+    File::open(path)
+        .and_then(|directory| directory.sync_all())
+        .map_err(failed("write", path))
+}
+
+/// Whether the directory did not exist; otherwise it is empty.
+fn make_directory(directory: &Path) -> Result<bool, CheckpointError> {
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Ok(()) => return Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(failed("create", directory)(error)),
+    }
+    let mut entries = fs::read_dir(directory).map_err(failed("read", directory))?;
+    match entries.next() {
+        Some(_) => Err(CheckpointError::NotEmpty(directory.to_owned())),
+        None => Ok(false),
+    }
+}
+
+/// What a new set must know of its base.
+struct NewBase {
+    link: Base,
+    directory: PathBuf,
+    memory: (u64, u64),
+}
+
+impl NewBase {
+    fn of(directory: &Path, base: &Set) -> Result<Self, CheckpointError> {
+        let real = |path: &Path| fs::canonicalize(path).map_err(failed("find", path));
+        let identity = base.manifest().identity;
+        let link = Base::between(&real(directory)?, &real(base.directory())?, identity);
+        if link.directory.to_str().is_none() {
+            return Err(CheckpointError::Name(link.directory));
+        }
+        Ok(Self {
+            link,
+            directory: base.directory().to_owned(),
+            memory: base.manifest().machine.memory(),
+        })
+    }
+}

@@ -1,0 +1,116 @@
+//! Guest memory as a set has it, in any order and from any number of threads.
+//!
+//! After it is made, a source opens nothing. It reads at positions (`pread64`) and allocates no
+//! more than one run, so a confined process can use it.
+
+use std::ops::Range;
+
+use crate::extents::{Extent, Search};
+use crate::layer::{Layer, PagesFile};
+use crate::{CheckpointError, PAGE_BYTES};
+
+/// The pages of a set that are not zero, wherever in its chain their bytes are.
+#[derive(Debug)]
+pub struct PageSource {
+    /// Those that have a part of it; the others are closed.
+    files: Vec<PagesFile>,
+    extents: Vec<Extent>,
+}
+
+impl PageSource {
+    /// Of a chain, the last set first.
+    pub(crate) fn open<'a>(
+        pages_end: u64,
+        chain: impl Iterator<Item = &'a Layer>,
+    ) -> Result<Self, CheckpointError> {
+        let mut search = Search::new(pages_end);
+        let mut files = Vec::new();
+        for layer in chain {
+            let mut unchanged = Vec::new();
+            for file in layer.open_files()? {
+                unchanged.extend_from_slice(file.reader.unchanged());
+                if search.take(file.reader.runs(), files.len()) {
+                    files.push(file);
+                }
+            }
+            search.descend(unchanged);
+        }
+        Ok(Self {
+            files,
+            extents: search.finish(),
+        })
+    }
+
+    /// All pages that are not zero, in ascending order, each once. An extent's file is an index
+    /// into the files that have any of them: those of the last set first, by node.
+    pub fn extents(&self) -> &[Extent] {
+        &self.extents
+    }
+
+    pub(crate) fn into_extents(self) -> Vec<Extent> {
+        self.extents
+    }
+
+    /// The index of the extent that has a page; `None` if the page is zero.
+    pub fn find(&self, page: u64) -> Option<usize> {
+        let index = self.extents.partition_point(|extent| extent.end() <= page);
+        let extent = self.extents.get(index)?;
+        (extent.first <= page).then_some(index)
+    }
+
+    /// Reads the run that has the extent of this index into `buffer`, and checks it: the bytes
+    /// of the extent's pages.
+    ///
+    /// # Panics
+    /// Without an extent of this index.
+    pub fn read<'a>(
+        &self,
+        index: usize,
+        buffer: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8], CheckpointError> {
+        let extent = self.extents[index];
+        self.files[extent.file].read_run(extent.run as usize, buffer)?;
+        Ok(part(buffer, &extent, extent.first..extent.end()))
+    }
+
+    /// Reads the pages with numbers in `wanted`: each run that has any of them once, in the
+    /// order of the files. `take` gets the number of the first page and the bytes of several.
+    pub fn read_all<E: From<CheckpointError>>(
+        &self,
+        wanted: &Range<u64>,
+        mut take: impl FnMut(u64, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut extents: Vec<&Extent> = self.within(wanted).iter().collect();
+        extents.sort_unstable_by_key(|extent| (extent.file, extent.run, extent.offset));
+        let mut buffer = Vec::new();
+        for of_run in extents.chunk_by(|one, next| (one.file, one.run) == (next.file, next.run)) {
+            if let Some(extent) = of_run.first() {
+                self.files[extent.file].read_run(extent.run as usize, &mut buffer)?;
+            }
+            for extent in of_run {
+                let pages = extent.first.max(wanted.start)..extent.end().min(wanted.end);
+                take(pages.start, part(&buffer, extent, pages))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The extents that have any of these pages.
+    fn within(&self, wanted: &Range<u64>) -> &[Extent] {
+        let rest = self
+            .extents
+            .partition_point(|extent| extent.end() <= wanted.start);
+        let rest = &self.extents[rest..];
+        let count = rest.partition_point(|extent| extent.first < wanted.end);
+        match wanted.is_empty() {
+            true => &[],
+            false => &rest[..count],
+        }
+    }
+}
+
+/// The bytes of some pages of an extent in those of its run.
+fn part<'a>(run: &'a [u8], extent: &Extent, pages: Range<u64>) -> &'a [u8] {
+    let place = |page: u64| (u64::from(extent.offset) + page - extent.first) as usize * PAGE_BYTES;
+    &run[place(pages.start)..place(pages.end)]
+}
