@@ -293,6 +293,14 @@ impl Control for Controlled {
         })
     }
 
+    fn unread_pages(&self) -> Result<u64, Failure> {
+        let counters = self.handle.counters().map_err(failure)?;
+        let absent = counters
+            .iter()
+            .filter(|(name, _)| name.ends_with(".memory.absent-pages"));
+        Ok(absent.map(|(_, pages)| pages).sum())
+    }
+
     fn save_progress(&self) -> Result<Option<Vec<Written>>, Failure> {
         let failure = match self.handle.save_progress() {
             Ok(CheckpointProgress::Left(_)) => return Ok(None),

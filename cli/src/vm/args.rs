@@ -308,6 +308,10 @@ pub struct VmRunArgs {
     /// the options say. Its vCPUs, memory and devices are as saved
     #[arg(long, value_name = "DIRECTORY", conflicts_with_all = AS_SAVED_OPTIONS)]
     pub restore: Option<PathBuf>,
+    /// With `--restore`: read and check all of guest memory before the machine starts, not only
+    /// when a page is needed
+    #[arg(long, requires = "restore")]
+    pub verify: bool,
     /// With `--restore`: use disks whose length or time of modification is not as it was when
     /// the machine was saved, for example copies with the same contents
     #[arg(long, requires = "restore")]

@@ -56,7 +56,10 @@ pub struct Plan {
 impl Plan {
     /// Judges the options.
     pub fn check(args: &VmRunArgs) -> Result<Plan, VmError> {
-        let restored = args.restore.as_deref().map(Restored::open).transpose()?;
+        let restored = args.restore.as_deref();
+        let restored = restored
+            .map(|set| Restored::open(set, args.verify))
+            .transpose()?;
         let completed = restored.as_ref().map(|restored| restored.complete(args));
         let args = completed.as_ref().unwrap_or(args);
         let nodes = Nodes::check(args)?;

@@ -9,7 +9,7 @@ use super::args::{BackEndArg, VmRunArgs};
 use super::error::VmError;
 use super::nodes::Nodes;
 
-/// A checkpoint that was read completely.
+/// A checkpoint that was checked.
 pub struct Restored {
     directory: PathBuf,
     set: Set,
@@ -21,12 +21,16 @@ fn refused(sentence: String) -> VmError {
 }
 
 impl Restored {
-    /// Reads every byte: whatever is missing or damaged is reported before anything starts.
-    pub fn open(directory: &Path) -> Result<Restored, VmError> {
+    /// Reports what is missing or damaged before anything starts; with `reads_all` also in the
+    /// bytes of pages, which are otherwise checked when they are needed.
+    pub fn open(directory: &Path, reads_all: bool) -> Result<Restored, VmError> {
         let directory =
             std::path::absolute(directory).map_err(VmError::system("find --restore"))?;
         let set = Set::open(&directory)?;
-        set.verify()?;
+        match reads_all {
+            true => set.verify()?,
+            false => set.check_tables()?,
+        }
         let machine = &set.manifest().machine;
         let missing = features_missing(&machine.features);
         if !missing.is_empty() {

@@ -144,6 +144,11 @@ pub enum Action<B> {
         /// What they may still do.
         kept: Option<Access>,
     },
+    /// An operation: fill the memory of a page from the file that has it; then
+    /// [`Event::Done`].
+    Load {
+        page: u64,
+    },
     /// An operation: have the users use a page; then [`Event::Done`].
     Map {
         page: u64,

@@ -42,6 +42,7 @@
 //! - Each request ends in a wake-up with a pin, in a mapping, or in a report that its page
 //!   is lost.
 
+mod absent;
 mod budget;
 mod drain;
 mod events;

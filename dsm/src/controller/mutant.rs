@@ -105,6 +105,12 @@ pub(super) enum Mutant {
     SaveNeverDropped,
     /// Leaves pages out of a save that have changed since the last one.
     SaveCleanForEver,
+    /// Gives a page to another node that is absent.
+    GiveAbsent,
+    /// Lets users use a page that is absent.
+    AllowAbsent,
+    /// Lets users write a page that was read from a file, as if it had changed.
+    LoadWritable,
     /// Does not learn of pages that go from one node to another.
     RelocateUntold,
 }

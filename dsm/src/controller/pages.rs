@@ -151,7 +151,11 @@ impl<T: Tables, B> Controller<T, B> {
     ) {
         loop {
             while let Some(action) = work.actions.pop_front() {
-                if self.spoils(page, &action) {
+                if self.needs_load(page, &action) {
+                    work.actions.push_front(action);
+                    let operation = self.load_first(page, sink);
+                    return self.suspend(page, Some(operation), work, sink);
+                } else if self.spoils(page, &action) {
                     work.actions.push_front(action);
                     if !self.save_first(page, &mut work, now, sink) {
                         return;
@@ -263,6 +267,7 @@ impl<T: Tables, B> Controller<T, B> {
             }
             Some(Operation::GiveBack) => self.rights.forget(page),
             Some(Operation::Protect) => self.protected(page, sink),
+            Some(Operation::Load) => self.load_done(page),
             Some(Operation::Revoke | Operation::Hide) => {}
             None => return,
         }

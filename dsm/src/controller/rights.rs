@@ -8,6 +8,8 @@ use crate::types::{Access, CHUNK_PAGES};
 const NOTHING: u8 = 0;
 const READ: u8 = 1;
 const WRITE: u8 = 2;
+/// Nothing may be done: the page is this node's, and its bytes are in a file.
+const ABSENT: u8 = 3;
 const RIGHT: u8 = 3;
 /// Memory is filled with the page, also while no user may use it: it may not be zero bytes.
 const USED: u8 = 4;
@@ -48,6 +50,8 @@ pub struct Rights {
     resident: AtomicU64,
     /// Pages that came before a user asked for them and were looked for then.
     found: AtomicU64,
+    /// Pages that are absent.
+    absent: AtomicU64,
 }
 
 impl Rights {
@@ -59,6 +63,7 @@ impl Rights {
             touched: (0..chunks).map(|_| AtomicU8::new(0)).collect(),
             resident: AtomicU64::new(0),
             found: AtomicU64::new(0),
+            absent: AtomicU64::new(0),
         }
     }
 
@@ -128,6 +133,41 @@ impl Rights {
     /// Pages whose memory is filled.
     pub fn resident(&self) -> u64 {
         self.resident.load(Ordering::SeqCst)
+    }
+
+    /// Pages whose bytes are in a file.
+    pub fn absent(&self) -> u64 {
+        self.absent.load(Ordering::SeqCst)
+    }
+
+    /// One of them.
+    pub fn any_absent(&self) -> Option<u64> {
+        match self.absent() {
+            0 => None,
+            _ => (0..self.pages()).find(|page| self.is_absent(*page)),
+        }
+    }
+
+    /// Whether a page is this node's, and its bytes are in a file.
+    pub(super) fn is_absent(&self, page: u64) -> bool {
+        self.byte(page) & RIGHT == ABSENT
+    }
+
+    /// The page is this node's, and its bytes are in a file. It has its place in memory.
+    pub(super) fn set_absent(&self, page: u64) {
+        if let Some(place) = self.pages.get(page as usize) {
+            place.store(ABSENT | USED, Ordering::SeqCst);
+            self.resident.fetch_add(1, Ordering::SeqCst);
+            self.absent.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// The bytes of an absent page are here: it may be read.
+    pub(super) fn set_loaded(&self, page: u64) {
+        if self.is_absent(page) {
+            self.put(page, Some(Access::Read), 0);
+            self.absent.fetch_sub(1, Ordering::SeqCst);
+        }
     }
 
     /// Pages that there are.
@@ -226,7 +266,7 @@ impl Rights {
         let byte = self.byte(page);
         match (byte & USED != 0, right(byte)) {
             (false, _) => Use::None,
-            (true, None) if byte & PRECOPY != 0 => Use::None,
+            (true, None) if byte & PRECOPY != 0 || byte & RIGHT == ABSENT => Use::None,
             (true, None) => Use::Vacant,
             (true, Some(_)) if !foreign => Use::None,
             (true, Some(_)) if byte & REFERENCED == 0 => Use::Old,
@@ -247,9 +287,9 @@ impl Rights {
 
 fn right(byte: u8) -> Option<Access> {
     match byte & RIGHT {
-        NOTHING => None,
         READ => Some(Access::Read),
-        _ => Some(Access::Write),
+        WRITE => Some(Access::Write),
+        _ => None,
     }
 }
 

@@ -123,10 +123,8 @@ impl<T: Tables, B> Controller<T, B> {
         if self.saves.is_under_way {
             return false;
         }
-        let words = self.rights.pages().div_ceil(64) as usize;
+        self.make_room_for_marks();
         let saves = &mut self.saves;
-        saves.unsaved.0.resize(words, 0);
-        saves.clean.0.resize(words, 0);
         (saves.left, saves.next, saves.buffers) = (0, 0, buffers);
         (saves.patience, saves.waits_since) = (patience, None);
         (saves.is_under_way, saves.was_dropped) = (true, false);
@@ -160,6 +158,7 @@ impl<T: Tables, B> Controller<T, B> {
     }
 
     /// The next page for the writer, which copies its bytes before anything else happens.
+    /// No page may be absent.
     pub fn next_unsaved(&mut self) -> Option<u64> {
         let page = self.saves.unsaved.next(self.saves.next)?;
         self.saves.next = page + 1;
@@ -219,6 +218,18 @@ impl<T: Tables, B> Controller<T, B> {
     /// Rights were lowered once: they return one by one.
     fn has_cut(&self) -> bool {
         !self.saves.unsaved.0.is_empty()
+    }
+
+    /// A page is as at the last cut, which was that of the machine that this one continues.
+    pub(super) fn begin_clean(&mut self, page: u64) {
+        self.make_room_for_marks();
+        self.saves.clean.set(page, true);
+    }
+
+    fn make_room_for_marks(&mut self) {
+        let words = self.rights.pages().div_ceil(64) as usize;
+        self.saves.unsaved.0.resize(words, 0);
+        self.saves.clean.0.resize(words, 0);
     }
 
     /// A page has changed since the last cut, or is about to.

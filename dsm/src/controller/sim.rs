@@ -113,6 +113,8 @@ pub struct Outcome {
     pub saves: u64,
     /// Those that were dropped.
     pub dropped_saves: u64,
+    /// Pages that were read from a file though nobody asked for them.
+    pub loaded: u64,
     /// Wake-ups of threads that did not get their page.
     pub retries: u64,
     /// The most of one thread.
@@ -145,6 +147,7 @@ impl Outcome {
         self.cuts += other.cuts;
         self.saves += other.saves;
         self.dropped_saves += other.dropped_saves;
+        self.loaded += other.loaded;
         self.retries += other.retries;
         self.retries_max = self.retries_max.max(other.retries_max);
     }

@@ -28,6 +28,8 @@ pub(super) enum Operation {
     Hide,
     /// The page's memory is given back.
     GiveBack,
+    /// The page is read from a file.
+    Load,
     /// The users may only read the page, so that its bytes can be sent ahead.
     Protect,
 }

@@ -95,6 +95,8 @@ pub trait Control: Send + Sync {
     fn change(&self) -> Result<ChangeView, Failure>;
     /// Asks for its end.
     fn cancel(&self) -> Result<ChangeView, Failure>;
+    /// Pages that were not yet read from the checkpoint that it continues.
+    fn unread_pages(&self) -> Result<u64, Failure>;
     /// Writes guest memory to `files`, one for each node, and saves everything else. The
     /// machine continues if it ran. A live save has no pages in its reply: `save_progress`.
     fn save(&self, files: Vec<File>, body: &SaveBody) -> Result<Saved, Failure>;

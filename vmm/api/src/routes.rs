@@ -350,9 +350,12 @@ async fn stop(worker: &Worker, body: StopBody) -> Result<Answer, Failure> {
     view_after(worker, |control| control.stop()).await
 }
 
-/// Saves the machine. A live save is over when all pages are written; if the client goes away
+/// Saves the machine, once it has read all of the checkpoint that it continues. A live save is over when all pages are written; if the client goes away
 /// before that, nobody waits for the answer, and the save is given up.
 async fn save(worker: &Worker, files: Vec<File>, body: SaveBody) -> Result<Answer, Failure> {
+    while worker.ask(|control| control.unread_pages()).await? > 0 {
+        sleep(LOOK).await;
+    }
     let is_live = body.live;
     let given_up = is_live.then(|| EndSave(worker.clone()));
     let saved = worker.ask(move |control| control.save(files, &body)).await;

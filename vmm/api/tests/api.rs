@@ -283,6 +283,10 @@ impl Control for Fake {
         Err(Failure::Failed(format!("{} files came", files.len())))
     }
 
+    fn unread_pages(&self) -> Result<u64, Failure> {
+        Ok(0)
+    }
+
     fn save_progress(&self) -> Result<Option<Vec<Written>>, Failure> {
         Ok(None)
     }

@@ -27,6 +27,7 @@
 //! | `relocation` | pages that get another owner and manager at once |
 //! | `checkpoint` | which pages a checkpoint must hold |
 //! | `rest` | no page moves for a while |
+//! | `absent` | pages whose bytes are still in files |
 //! | `save` | pages as they were at one moment, for a checkpoint, while users go on |
 //! | `reclaim` | memory that the guest does not need |
 //! | `bytes` | guest memory for callers that are not vCPUs |
@@ -40,6 +41,7 @@
 //! | `counters` | counters of the slice, and of each page |
 //! | `trace` | records of single faults, while tracing is on |
 
+mod absent;
 mod bytes;
 mod checkpoint;
 mod counters;
@@ -68,6 +70,7 @@ mod trace;
 mod waiter;
 mod wakeup;
 
+pub use absent::AbsentPages;
 pub use counters::{MemoryCounters, PAGES_MAX, PageCount, SlicePages};
 pub use history::HistoryRun;
 pub use membership::MembershipError;

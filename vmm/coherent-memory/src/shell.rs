@@ -20,7 +20,7 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use weft_dsm::controller::{Budget, Controller, Event, Homes, Pins, Rights};
@@ -29,6 +29,7 @@ use weft_dsm::{Config, ManagerOf, NodeId, PAGE_BYTES};
 use weft_vcpu::{Access, Memory};
 use weft_wire::Header;
 
+use super::absent::AbsentPages;
 use super::counters::{MemoryCounters, PageCounts, SlicePages, VcpuCounts};
 use super::history::PageHistory;
 use super::notifier::MmuNotifier;
@@ -76,6 +77,8 @@ pub struct SharedMemory {
     /// Nothing else is locked meanwhile.
     pub(super) history: Mutex<PageHistory>,
     state: Mutex<State>,
+    /// Where absent pages are, while there are any.
+    pub(super) absent: RwLock<Option<Arc<dyn AbsentPages>>>,
     /// Time 0 of the controller.
     start: Instant,
     pub(super) transport: Arc<dyn Transport>,
@@ -135,6 +138,7 @@ impl SharedMemory {
             pins,
             history: Mutex::new(PageHistory::new(pages)),
             state: Mutex::new(State::new(controller)),
+            absent: RwLock::default(),
             start: Instant::now(),
             transport: options.transport,
             links: Links::default(),
@@ -270,6 +274,7 @@ impl SharedMemory {
     pub fn figures(&self) -> Vec<(&'static str, u64)> {
         let mut figures = self.counters.list();
         figures.push(("subscription-hits", self.rights.found()));
+        figures.push(("absent-pages", self.rights.absent()));
         figures.push(("held-pages", self.rights.resident()));
         let budget = self.budget();
         if budget != Budget::UNLIMITED {

@@ -191,6 +191,7 @@ impl Sink<Kept> for ActionExecutor<'_> {
             }
             Action::Revoke { .. }
             | Action::Map { .. }
+            | Action::Load { .. }
             | Action::Hide { .. }
             | Action::GiveBack { .. }
             | Action::Watch { .. } => self.after.operations.push(action),
@@ -308,6 +309,9 @@ impl SharedMemory {
             return given
                 .map_err(|error| format!("memory cannot be given back to the host: {error}"));
         }
+        if let Action::Load { page } = *operation {
+            return self.load(page);
+        }
         let Some(notifier) = self.notifier.get() else {
             return Ok(());
         };
@@ -335,9 +339,10 @@ impl SharedMemory {
 /// The event that tells the controller that an operation is done.
 fn done(operation: &Action<Kept>) -> Option<Event> {
     match *operation {
-        Action::Revoke { page, .. } | Action::Map { page, .. } | Action::Hide { page } => {
-            Some(Event::Done { page })
-        }
+        Action::Revoke { page, .. }
+        | Action::Map { page, .. }
+        | Action::Load { page }
+        | Action::Hide { page } => Some(Event::Done { page }),
         Action::GiveBack { first, count } => Some(Event::GaveBack { first, count }),
         _ => None,
     }

@@ -16,11 +16,13 @@ use super::ThreadKind;
 pub(super) type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
 /// Any arguments.
-const EVERY_THREAD: [i64; 39] = [
+const EVERY_THREAD: [i64; 40] = [
     // What is open.
     libc::SYS_read,
     libc::SYS_write,
     libc::SYS_readv,
+    // A page of the checkpoint that the machine continues, which any thread may have to read.
+    libc::SYS_pread64,
     libc::SYS_writev,
     libc::SYS_close,
     libc::SYS_poll,

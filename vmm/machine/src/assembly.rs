@@ -230,6 +230,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         // With its links read, a slice that takes long to read its part is not lost.
         if let Some(restore) = &checkpoint.restore {
             read_pages(&core.ram, Some(slice), restore)?;
+            writer.load(restore.set.manifest().identity);
         }
         obey(slice, joined, &handle)?;
     } else if let Some(restore) = &checkpoint.restore {

@@ -1,7 +1,7 @@
 //! Guest memory to and from the files of a checkpoint.
 //!
-//! Each slice writes the pages that it owns to a file of its own, and reads those that it
-//! manages at the start from the files of all. At the cut the memory of all slices is at
+//! Each slice writes the pages that it owns to a file of its own. Those that it manages at the
+//! start come from the files of all, when they are needed (`restoring`). At the cut the memory of all slices is at
 //! rest, so every page that was touched has one owner, which has its bytes: each page is in
 //! one file, and no page is sent between slices. `page_writer` writes them.
 //!
@@ -13,6 +13,7 @@ use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
@@ -21,6 +22,7 @@ use weft_checkpoint::{Identity, PAGE_BYTES, Set, Written};
 use weft_guest_memory::{DEVICE_HOLE, FOUR_GIB, Ram};
 
 use super::MachineError;
+use super::restoring::SavedMemory;
 use super::state::MachineState;
 
 /// Longest wait until no message about a page is under way. A page comes within two leases;
@@ -113,28 +115,25 @@ pub fn memory_end(memory_bytes: u64) -> u64 {
     }
 }
 
-/// Reads the pages that this slice manages; all of RAM if there is one slice. Before a vCPU
-/// runs, and before another slice asks for a page of this part.
+/// Has the pages of this slice come from the files when they are needed; reads all of RAM if
+/// there is one slice that stays alone. Before a vCPU runs, and before another slice asks for a
+/// page of this part.
 pub(super) fn read_pages(
     ram: &Ram,
     slice: Option<&Slice>,
     restore: &Restore,
 ) -> Result<(), MachineError> {
-    let own = slice.map_or(0..u64::MAX, |slice| slice.memory().first_pages());
-    let address = |page: u64| page * PAGE_BYTES as u64;
-    let source = restore.set.pages_source()?;
-    source.read_all(&own, |first, bytes| {
-        let end = first + (bytes.len() / PAGE_BYTES) as u64;
-        let put = ram.put(address(first), bytes);
-        put.map_err(|error| MachineError::Restore(error.to_string()))?;
-        match slice {
-            Some(slice) => {
-                let adopted = slice.memory().adopt(address(first)..address(end));
-                adopted.map_err(MachineError::Restore)
-            }
-            None => Ok(()),
-        }
-    })
+    let Some(slice) = slice else {
+        let source = restore.set.pages_source()?;
+        return source.read_all(&(0..u64::MAX), |first, bytes| {
+            let put = ram.put(first * PAGE_BYTES as u64, bytes);
+            put.map_err(|error| MachineError::Restore(error.to_string()))
+        });
+    };
+    let memory = slice.memory();
+    let saved = Arc::new(SavedMemory::open(&restore.set, memory.first_pages())?);
+    let adopted = memory.adopt_absent(saved.pages(), saved.clone());
+    adopted.map_err(MachineError::Restore)
 }
 
 /// The files of a checkpoint go to the slices; the primary's own is returned. On the primary.

@@ -46,6 +46,7 @@ mod pci_devices;
 mod platform_move;
 mod precopy;
 mod queue_move;
+mod restoring;
 mod serial_console;
 mod shutdown;
 mod split;

@@ -11,7 +11,8 @@
 //! in KVM, and in a machine of one slice that stays alone, nothing can do that: there the cut
 //! itself writes all pages, and the machine must stand until it returns.
 //!
-//! A confined process can start no thread, so this one waits for its work from the start.
+//! A confined process can start no thread, so this one waits for its work from the start. Before
+//! all saves, it reads what a restored machine has not yet needed of its checkpoint.
 
 use std::fs::File;
 use std::io;
@@ -49,9 +50,13 @@ pub enum Writing {
 }
 
 /// An order for the thread.
-struct Order {
-    identity: Identity,
-    writer: PagesWriter<File>,
+enum Order {
+    /// Read the pages that are still in the files of a checkpoint.
+    Load,
+    Write {
+        identity: Identity,
+        writer: PagesWriter<File>,
+    },
 }
 
 /// One slice's part in saves.
@@ -78,7 +83,7 @@ impl PageWriter {
         slice: Option<Arc<Slice>>,
         cuts: bool,
     ) -> Result<Arc<Self>, MachineError> {
-        let (orders, ordered) = sync_channel(1);
+        let (orders, ordered) = sync_channel(2);
         let writer = Arc::new(Self {
             ram,
             cuts: cuts && slice.is_some(),
@@ -93,10 +98,14 @@ impl PageWriter {
         let (weak, memory) = (Arc::downgrade(&writer), writer.memory().cloned());
         weft_confine::spawn("weft-save", ThreadKind::Device, move || {
             while let (Ok(order), Some(memory)) = (ordered.recv(), &memory) {
-                let identity = order.identity;
-                let written = write_behind(memory, order.writer);
-                if let Some(writer) = weak.upgrade() {
-                    writer.is_over(memory, identity, written);
+                match order {
+                    Order::Load => memory.load_all(),
+                    Order::Write { identity, writer } => {
+                        let written = write_behind(memory, writer);
+                        if let Some(writer) = weak.upgrade() {
+                            writer.is_over(memory, identity, written);
+                        }
+                    }
                 }
             }
         })
@@ -115,6 +124,13 @@ impl PageWriter {
     /// Whether the machine may go on while pages are written.
     pub fn cuts(&self) -> bool {
         self.cuts
+    }
+
+    /// Reads what is left in the files of the checkpoint that the machine continues.
+    pub(super) fn load(&self, restored: Identity) {
+        lock(&self.state).kept = Some(restored);
+        // Without the thread pages are read when they are needed only.
+        let _ = self.orders.try_send(Order::Load);
     }
 
     /// The pages that this slice owns go to `file` as they are now; all of RAM if there is one
@@ -136,6 +152,12 @@ impl PageWriter {
             return written.map(drop);
         };
         let knows_base = pages.base.is_some() && lock(&self.state).kept == pages.base;
+        if memory.absent() > 0 && !knows_base {
+            let left = memory.absent();
+            return Err(format!(
+                "{left} pages were not yet read from the checkpoint that the machine continues"
+            ));
+        }
         let mut unchanged = knows_base.then(Vec::<Range<u64>>::new);
         memory.cut(unchanged.as_mut())?;
         for pages in unchanged.into_iter().flatten() {
@@ -146,7 +168,7 @@ impl PageWriter {
         state.kept = None;
         state.writing = Writing::Left(0);
         let identity = pages.identity;
-        let order = Order { identity, writer };
+        let order = Order::Write { identity, writer };
         self.orders
             .try_send(order)
             .map_err(|_| "the thread that writes pages has ended".to_owned())

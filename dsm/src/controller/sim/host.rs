@@ -84,6 +84,7 @@ enum What {
     Hide,
     GiveBack,
     Watch,
+    Load,
 }
 
 impl Operation {
@@ -157,6 +158,8 @@ pub(super) struct Host {
     pub requests: Requests,
     pub prefetched: Prefetched,
     pub copies: Copies,
+    /// Pages that are only there.
+    pub file: BTreeMap<u64, u32>,
     /// A cut lowered rights, which return with the next store.
     pub has_cut: bool,
     config: Config,
@@ -223,6 +226,7 @@ impl Host {
             requests: Requests::default(),
             prefetched: Prefetched::default(),
             copies: Copies::default(),
+            file: BTreeMap::new(),
             has_cut: false,
             config: *config,
             budget,
@@ -307,10 +311,11 @@ impl Host {
     }
 
     /// What users may do with a page, by the protocol's record: what a pre-copy or a cut took
-    /// from them returns with the next store.
+    /// from them returns with the next store, and an absent page is read first.
     pub fn allowed(&mut self, page: u64) -> Option<Access> {
         let lowers = self.has_cut || self.controller.is_precopying();
-        let right = self.rights.of(page)?;
+        let absent = self.file.contains_key(&page);
+        let right = self.rights.of(page).or(absent.then_some(Access::Read))?;
         let writable = self.controller.tables().look(Page(page)).writable();
         Some(match lowers && writable {
             true => Access::Write,
@@ -479,6 +484,7 @@ impl Host {
             Action::Map { page, right } => {
                 self.operations.push(Operation::new(What::Map(right), page));
             }
+            Action::Load { page } => self.operations.push(Operation::new(What::Load, page)),
             Action::Hide { page } => self.operations.push(Operation::new(What::Hide, page)),
             Action::Watch { page } => self.operations.push(Operation::new(What::Watch, page)),
             Action::GiveBack { first, count } => self.operations.push(Operation {
@@ -546,6 +552,7 @@ impl Host {
                 self.mapped.remove(&page);
             }
             What::Hide | What::Watch => {}
+            What::Load => self.load(me, page)?,
             What::GiveBack => {
                 for page in operation.pages() {
                     self.unused(me, page, "memory is given back under its users")?;
@@ -555,6 +562,23 @@ impl Host {
             }
         }
         Ok(())
+    }
+
+    /// Fills a page from its file.
+    pub fn load(&mut self, me: NodeId, page: u64) -> Result<(), Flaw> {
+        self.unused(me, page, "a page is read from its file under its users")?;
+        match self.file.remove(&page) {
+            Some(version) => {
+                self.fill(page, version);
+                Ok(())
+            }
+            None => Err(unfit(me, page, "a page is read from its file twice")),
+        }
+    }
+
+    /// The page's bytes, wherever they are.
+    pub fn kept_version(&self, page: u64) -> u32 {
+        self.file.get(&page).copied().unwrap_or(self.version(page))
     }
 
     fn unused(&self, me: NodeId, page: u64, action: &'static str) -> Result<(), Flaw> {

@@ -151,7 +151,7 @@ impl World {
                 let local = host.controller.tables().look(page);
                 idle_node(page, me, local)?;
                 let mapped = host.allowed(page.0);
-                let version = host.version(page.0);
+                let version = host.kept_version(page.0);
                 judge.node(me, Frame { mapped, version }, local)?;
                 if let Some((page, what)) = host.controller.restless(page.0..page.0 + 1) {
                     let page = Page(page);
@@ -176,8 +176,10 @@ impl World {
         for node in self.alive().collect::<Vec<_>>() {
             let me = NodeId(node as u8);
             for page in self.hosts[node].controller.owned(0..self.scenario.pages) {
-                let (version, latest) =
-                    (self.hosts[node].version(page), self.latest[page as usize]);
+                let (version, latest) = (
+                    self.hosts[node].kept_version(page),
+                    self.latest[page as usize],
+                );
                 let page = Page(page);
                 let node = me;
                 if version != latest {

@@ -32,7 +32,11 @@ impl World {
         if !may || !self.random.per_mille(self.scenario.saves) {
             return Ok(());
         }
-        let is_incremental = self.saves.last.is_some() && self.random.per_mille(600);
+        let absent = self.alive().any(|node| !self.hosts[node].file.is_empty());
+        let is_incremental = self.saves.last.is_some() && (absent || self.random.per_mille(600));
+        if absent && !is_incremental {
+            return Ok(());
+        }
         self.saves.current = Some(Save {
             at_cut: self.latest.clone(),
             saved: BTreeMap::new(),

@@ -70,6 +70,10 @@ pub struct Scenario {
     pub(super) relocations: u64,
     /// Per mille of rests at which a save begins.
     pub(super) saves: u64,
+    /// Per mille of pages that are not zero at first whose bytes are in a file.
+    pub(super) absent_pages: u64,
+    /// Per mille of turns in which one of these is read that nobody asked for.
+    pub(super) loads: u64,
 }
 
 impl Scenario {
@@ -129,6 +133,8 @@ impl Scenario {
             rests: 0,
             relocations: 0,
             saves: 0,
+            absent_pages: 0,
+            loads: 0,
         };
         scenario
             .with_changes(seed)
@@ -137,6 +143,7 @@ impl Scenario {
             .with_precopies(seed)
             .with_rests(seed)
             .with_saves(seed)
+            .with_absent(seed)
     }
 
     /// Whether managers may change.
@@ -196,6 +203,18 @@ impl Scenario {
         if random.per_mille(333) {
             self.saves = 300 + random.below(700);
             self.rests = self.rests.max(2 + random.below(10));
+            self.adopted = self.adopted.max(random.below(1000));
+        }
+        self
+    }
+
+    /// In one seed of four pages are read from a file when they are needed. From a sequence of
+    /// its own.
+    fn with_absent(mut self, seed: u64) -> Scenario {
+        let mut random = Random::new(seed ^ 0xAB5E_0700);
+        if random.per_mille(250) {
+            self.absent_pages = [200, 1000][random.below(2) as usize];
+            self.loads = [0, 2, 50][random.below(3) as usize];
             self.adopted = self.adopted.max(random.below(1000));
         }
         self

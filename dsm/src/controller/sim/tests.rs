@@ -29,6 +29,7 @@ fn two_thousand_seeds() {
     assert!(total.precopied > 700 && total.relocated > 300);
     assert!(total.rests > 500 && total.restless < total.rests);
     assert!(total.cuts > 1_000 && total.saves > 500 && total.dropped_saves > 200);
+    assert!(total.loaded > 1_000);
     // No thread tries again and again.
     assert!(total.retries > 1_000 && total.retries_max <= 8);
     assert!(total.evicted > 10_000 && total.given_back > 10_000 && total.room_waits > 300);
@@ -98,6 +99,9 @@ fn every_broken_controller_is_found() {
         (Mutant::SaveUnbounded, 0),
         (Mutant::SaveNeverDropped, 0),
         (Mutant::SaveCleanForEver, 0),
+        (Mutant::GiveAbsent, 0),
+        (Mutant::AllowAbsent, 0),
+        (Mutant::LoadWritable, 0),
     ] {
         let failure = found(first..first + 1000, |world| {
             for host in &mut world.hosts {

@@ -103,6 +103,10 @@ impl World {
 
     pub(super) fn play(&mut self) -> Result<(), Flaw> {
         self.adopt_some();
+        if self.scenario.absent_pages > 0 {
+            // They are as in the save that they came from.
+            self.saves.last = Some(self.latest.clone());
+        }
         for step in 0..self.scenario.steps {
             if step == self.scenario.steps / 4 && self.random.per_mille(500) {
                 self.resting = Some(self.any_node());
@@ -128,6 +132,7 @@ impl World {
                 _ => self.work()?,
             }
             self.go_on_saving()?;
+            self.load_some()?;
             let changes = self.scenario.changes > 0 && !self.saves() || !self.authority.is_over();
             if changes && self.random.per_mille(self.scenario.authority) {
                 self.change_membership(true)?;
@@ -176,7 +181,9 @@ impl World {
     pub(super) fn adopt_some(&mut self) {
         for page in 0..self.scenario.pages {
             let manager = self.hosts[0].manager_of(page);
-            if self.random.per_mille(self.scenario.adopted)
+            if self.scenario.absent_pages > 0 && self.random.per_mille(self.scenario.absent_pages) {
+                self.adopt_absent(manager, page);
+            } else if self.random.per_mille(self.scenario.adopted)
                 && self.hosts[manager].controller.adopt(page).is_ok()
             {
                 self.versions += 1;
@@ -184,6 +191,33 @@ impl World {
                 self.hosts[manager].fill(page, self.versions);
             }
         }
+    }
+
+    fn adopt_absent(&mut self, manager: usize, page: u64) {
+        let host = &mut self.hosts[manager];
+        if host.controller.adopt_absent(page).is_ok() {
+            self.versions += 1;
+            self.latest[page as usize] = self.versions;
+            host.file.insert(page, self.versions);
+            host.has_cut = true;
+        }
+    }
+
+    /// Perhaps a page is read that nobody has asked for.
+    fn load_some(&mut self) -> Result<(), Flaw> {
+        if self.scenario.loads == 0 || !self.random.per_mille(self.scenario.loads) {
+            return Ok(());
+        }
+        let node = self.any_node();
+        let host = &mut self.hosts[node];
+        let mut absent = host.file.keys().copied();
+        let Some(page) = absent.find(|page| host.controller.may_load(*page)) else {
+            return Ok(());
+        };
+        host.load(NodeId(node as u8), page)?;
+        host.controller.loaded(page);
+        self.outcome.loaded += 1;
+        self.judge(page)
     }
 
     /// One thing that any thread or link of any node does.

@@ -1,0 +1,133 @@
+//! Pages of this slice whose bytes are in files, from which they are read when a step needs
+//! them, or when nobody does. `weft_dsm::controller` has the rules, and judges them.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use weft_dsm::PAGE_BYTES;
+
+use super::shell::{PAGE_SHIFT, SharedMemory};
+
+/// Pages that are filled under the lock at a time.
+const FILLED_MAX: usize = 32;
+/// How often a page is tried again that a thread is at work with.
+const AGAIN: Duration = Duration::from_millis(1);
+
+/// Where the bytes of absent pages are. Called by many threads, confined ones too.
+pub trait AbsentPages: Send + Sync {
+    /// Calls `take` with the number of the first and the bytes of consecutive pages, `page`
+    /// among them.
+    ///
+    /// # Errors
+    /// Why it cannot be read, with the name of the file.
+    fn read(&self, page: u64, take: &mut dyn FnMut(u64, &[u8])) -> Result<(), String>;
+
+    /// The same for all pages, as long as `take` returns true.
+    ///
+    /// # Errors
+    /// As there.
+    fn read_all(&self, take: &mut dyn FnMut(u64, &[u8]) -> bool) -> Result<(), String>;
+}
+
+impl SharedMemory {
+    /// Makes this slice the owner of `pages`, whose bytes `source` has. On the slice that manages
+    /// them, before a vCPU runs and before another slice asks for one of them.
+    ///
+    /// # Errors
+    /// They are in use.
+    pub fn adopt_absent(
+        &self,
+        pages: impl Iterator<Item = Range<u64>>,
+        source: Arc<dyn AbsentPages>,
+    ) -> Result<(), String> {
+        *self.absent.write().unwrap_or_else(PoisonError::into_inner) = Some(source);
+        for some in pages {
+            self.locked(|state| {
+                some.into_iter().try_for_each(|page| {
+                    let adopted = state.controller.adopt_absent(page);
+                    adopted.map_err(|reason| format!("page {page:#x}: {reason}"))
+                })
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Pages that were not read yet.
+    pub fn absent(&self) -> u64 {
+        self.rights.absent()
+    }
+
+    /// Reads all absent pages, whether a user needs them or not. On a thread of its own; a page
+    /// that cannot be read ends the machine.
+    pub fn load_all(&self) {
+        let Some(source) = self.absent_source() else {
+            return;
+        };
+        let read = source.read_all(&mut |first, bytes| {
+            self.fill_absent(first, bytes);
+            !self.is_over()
+        });
+        let read = read.and_then(|()| self.load_rest(&*source));
+        match read {
+            Ok(()) => *self.absent.write().unwrap_or_else(PoisonError::into_inner) = None,
+            Err(reason) => self.fail(reason),
+        }
+    }
+
+    /// Those that were in transition when they had been read.
+    fn load_rest(&self, source: &dyn AbsentPages) -> Result<(), String> {
+        while let Some(page) = self.rights.any_absent().filter(|_| !self.is_over()) {
+            source.read(page, &mut |first, bytes| self.fill_absent(first, bytes))?;
+            std::thread::sleep(AGAIN);
+        }
+        Ok(())
+    }
+
+    /// The operation of a page in transition: reads it, and others that are read with it.
+    pub(super) fn load(&self, page: u64) -> Result<(), String> {
+        let source = self.absent_source();
+        let source = source.ok_or_else(|| format!("page {page:#x} is nowhere"))?;
+        let mut is_read = false;
+        source.read(page, &mut |first, bytes| {
+            let at = page.wrapping_sub(first) as usize * PAGE_BYTES;
+            if let (Some(host), Some(bytes)) = (self.host(page), bytes.get(at..at + PAGE_BYTES)) {
+                // SAFETY: a whole page of RAM, which `host` found, and a whole page of bytes. The
+                // page is in transition, and no user may use it before this operation is done.
+                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), host, PAGE_BYTES) };
+                is_read = true;
+            }
+            self.fill_absent(first, bytes);
+        })?;
+        match is_read {
+            true => Ok(()),
+            false => Err(format!("page {page:#x} is in no file")),
+        }
+    }
+
+    fn absent_source(&self) -> Option<Arc<dyn AbsentPages>> {
+        let source = self.absent.read();
+        source.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Fills those of these pages that are absent and that no thread is at work with.
+    fn fill_absent(&self, first: u64, bytes: &[u8]) {
+        let pages = (first..).zip(bytes.chunks_exact(PAGE_BYTES));
+        let pages: Vec<(u64, &[u8])> = pages.collect();
+        for some in pages.chunks(FILLED_MAX) {
+            self.locked(|state| {
+                for (page, bytes) in some {
+                    let may_load = state.controller.may_load(*page);
+                    let Some(host) = self.host_of(page << PAGE_SHIFT).filter(|_| may_load) else {
+                        continue;
+                    };
+                    // SAFETY: a whole page of RAM and a whole page of bytes. No user may use the
+                    // page before `loaded`, which needs the lock.
+                    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), host, PAGE_BYTES) };
+                    state.controller.loaded(*page);
+                }
+            });
+        }
+    }
+}
