@@ -12,7 +12,7 @@ use anyhow::{Context, bail};
 use serde::Serialize;
 use weft_api::client::{Client, ClientError};
 use weft_api::{SaveBody, Saved};
-use weft_checkpoint::{DiskMark, Machine, NewSet, Set};
+use weft_checkpoint::{DiskMark, FILES_MAX, Machine, NewSet, Set};
 use weft_machine::{Configuration, features_shown};
 use weft_node::launch::SignalEvent;
 use weft_node::launch::machine::take_signals;
@@ -51,13 +51,12 @@ pub fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
     let view = client
         .view(VIEW_BOUND)
         .with_context(|| format!("vm {}", args.machine))?;
-    let nodes = view.configuration.slices.len().max(1);
     let base = args
         .since
         .as_deref()
         .map(|since| open_base(since, &view.name));
     let base = base.transpose()?;
-    let set = NewSet::create(&args.directory, nodes, base.as_ref())?;
+    let set = NewSet::create(&args.directory, FILES_MAX, base.as_ref())?;
     let body = SaveBody {
         identity: set.identity(),
         base: base.map(|base| base.manifest().identity),
@@ -68,6 +67,7 @@ pub fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
     let before = (!args.stop).then(|| disks(&view.configuration));
     let (set, saved) = save_with_progress(set, &client, &body)?;
     let saved = saved.with_context(|| format!("vm {}", view.name))?;
+    let nodes = saved.pages.len();
     let pages = saved.pages.iter().map(|file| file.pages).sum();
     let unchanged = saved.pages.iter().map(|file| file.unchanged).sum();
     let pause_seconds = saved.pause_s;

@@ -119,6 +119,10 @@ pub enum SliceCommand {
     CutPages {
         /// Of the checkpoint.
         identity: [u8; 16],
+        /// The number of the slice's file.
+        file: u32,
+        /// The file is at slice 0, and is written by messages.
+        is_remote: bool,
         /// Of the checkpoint that has the pages which did not change since.
         base: Option<[u8; 16]>,
     },
@@ -386,14 +390,23 @@ impl Slice {
 
     /// Gives one secondary a command and waits for its reply.
     pub fn command(&self, slice: usize, command: &SliceCommand) -> Result<SliceReply, String> {
-        let json = serde_json::to_vec(command).map_err(|error| error.to_string())?;
-        let begun = BegunCommand {
-            name: name_of(&json),
-            tickets: vec![self.send_command(slice, json)],
-        };
+        let begun = self.begin_command_of(slice, command)?;
         let mut replies = self.finish_command(begun, COMMAND_WAIT)?;
         let reply = replies.pop().map(|(_, reply)| reply);
         reply.ok_or_else(|| format!("slice {slice} did not reply"))
+    }
+
+    /// Gives one secondary a command, without a wait.
+    pub fn begin_command_of(
+        &self,
+        slice: usize,
+        command: &SliceCommand,
+    ) -> Result<BegunCommand, String> {
+        let json = serde_json::to_vec(command).map_err(|error| error.to_string())?;
+        Ok(BegunCommand {
+            name: name_of(&json),
+            tickets: vec![self.send_command(slice, json)],
+        })
     }
 
     /// Gives every secondary a command, without a wait.

@@ -16,6 +16,7 @@ use super::peers::{MessageHandler, Peers, Standing};
 use super::pending_requests::PendingRequests;
 use super::registers::{DeviceRequest, DeviceRequestSender, Wanted};
 use super::remote_devices::RemoteDevices;
+use super::saved_files::{Content, FileRequest, FileRequestSender};
 use super::vcpu_moves::VcpuMoves;
 
 /// The components that messages are for. None of them waits.
@@ -33,6 +34,7 @@ pub(super) struct Dispatcher {
     pub membership: Arc<Membership>,
     pub memory: Arc<SharedMemory>,
     pub device_requests: DeviceRequestSender,
+    pub file_requests: FileRequestSender,
     pub commands: SyncSender<(u64, Vec<u8>)>,
     pub ended: Box<dyn Fn(usize, Vec<u8>) + Send + Sync>,
     pub wants_move: Box<dyn Fn(usize, u32, VcpuLocation) + Send + Sync>,
@@ -132,6 +134,31 @@ impl MessageHandler for Dispatcher {
             SliceMessage::SerialOutput { ticket, bytes } => {
                 self.ask_devices(from, ticket, Wanted::Output(bytes.to_vec()));
             }
+            SliceMessage::Saved { ticket, bytes } => {
+                let content = Content::Saved(bytes.to_vec());
+                let request = FileRequest {
+                    from,
+                    ticket,
+                    content,
+                };
+                self.queue(from, &self.file_requests, request);
+            }
+            // Only slice 0 has the files.
+            SliceMessage::Restored {
+                ticket,
+                first,
+                bytes,
+            } if from == PRIMARY => {
+                let bytes = bytes.to_vec();
+                let content = Content::Restored { first, bytes };
+                let request = FileRequest {
+                    from,
+                    ticket,
+                    content,
+                };
+                self.queue(from, &self.file_requests, request);
+            }
+            SliceMessage::Restored { .. } => self.peers.lost(from, "it restores guest memory"),
             SliceMessage::Accessed { ticket, value } => {
                 self.validate(from, self.registers.complete(from, ticket, value));
             }

@@ -17,6 +17,7 @@
 //! | `dispatcher` | takes a received message to its component |
 //! | `registers` | devices of other slices |
 //! | `serial` | the serial port and its console, on two slices |
+//! | `saved_files` | checkpoints of slices on other hosts |
 //! | `commands` | what the primary asks of secondaries |
 //! | `pending_requests` | requests that have no reply yet |
 //! | [`devices`] | disks and networks, opened here or heard of |
@@ -33,8 +34,8 @@
 //!
 //! Threads of a slice: for each number that a slice may have one that reads its link and one
 //! that sends what the kernel did not take at once; one that beats; one for deferred
-//! pages; one that drains; one that does what others ask of the devices here; one that
-//! corrects the clock while the timekeeper is on another host; on a secondary one that takes
+//! pages; one that drains; one that does what others ask of the devices here, and one for their
+//! checkpoints; one that corrects the clock while the timekeeper is on another host; on a secondary one that takes
 //! commands; where KVM runs the vCPUs one that handles their faults; those of queues and
 //! disks.
 
@@ -56,6 +57,7 @@ pub mod relocation;
 pub mod remote_devices;
 mod rest;
 mod room;
+mod saved_files;
 mod serial;
 mod settle;
 mod stop;
@@ -64,6 +66,8 @@ pub mod time_role;
 mod timekeeper;
 mod vcpu_moves;
 
+use std::fs::File;
+use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -98,6 +102,8 @@ pub use registers::SerialConsole;
 use registers::{DeviceServer, RemoteAccess, RemoteRegisters, RoleRegisters, WAITING_MAX};
 use remote_devices::RemoteDevices;
 use room::Room;
+pub use saved_files::RemoteFile;
+use saved_files::{FileServer, SavedFiles};
 use serial::Keyboard;
 pub use serial::RemoteConsole;
 use settle::Identities;
@@ -177,6 +183,8 @@ pub struct Slice {
     /// The slice that has the platform.
     platform: Arc<RolePlace>,
     keyboard: Keyboard,
+    /// On the primary: files of a checkpoint that slices on other hosts write.
+    saved_files: Arc<SavedFiles>,
     lease: Duration,
     peers: Arc<Peers>,
     memory: Arc<SharedMemory>,
@@ -304,6 +312,7 @@ impl Slice {
             number: links.number,
             joins: links.joins.is_some(),
             keyboard: Keyboard::new(platform.clone(), way),
+            saved_files: Arc::default(),
             platform,
             vcpu_moves: VcpuMoves::new(links.number, peers.clone(), locations.clone()),
             locations,
@@ -386,6 +395,30 @@ impl Slice {
     /// while that is not known. None: they are in no port, and on the way to none.
     pub fn typed_before(&self, bytes: &[u8]) -> Option<usize> {
         self.keyboard.typed_before(bytes)
+    }
+
+    /// On a secondary that has no way to its file of a checkpoint: the file at slice 0.
+    pub fn remote_file(&self) -> RemoteFile {
+        RemoteFile(self.remote_access())
+    }
+
+    /// On slice 0: what `slice` writes to its [`RemoteFile`] goes here.
+    pub fn receive_saved(&self, slice: usize, file: File) {
+        let memory_bytes = self.placement.memory_bytes();
+        self.saved_files.open(slice, file, memory_bytes);
+    }
+
+    /// On slice 0: all that slices on other hosts save has come, or is not wanted.
+    pub fn close_saved(&self) {
+        self.saved_files.close();
+    }
+
+    /// On slice 0: sends consecutive pages of a checkpoint to the slice that manages them.
+    ///
+    /// # Errors
+    /// It did not take them.
+    pub fn send_restored(&self, slice: usize, first: u64, bytes: &[u8]) -> io::Result<()> {
+        self.remote_access().send_restored(slice, first, bytes)
     }
 
     fn remote_access(&self) -> RemoteAccess {
@@ -567,6 +600,7 @@ impl Slice {
             vcpu_moves.peer_lost(slice);
         }));
         let (device_requests, requests) = sync_channel(WAITING_MAX);
+        let (file_requests, files) = sync_channel(saved_files::WAITING_MAX);
         let (command, commands) = sync_channel(COMMANDS_MAX);
         let dispatcher = Arc::new(Dispatcher {
             interrupts: wiring.interrupts,
@@ -580,6 +614,7 @@ impl Slice {
             membership: self.membership.clone(),
             memory: self.memory.clone(),
             device_requests,
+            file_requests,
             commands: command,
             ended: wiring.ended,
             wants_move: wiring.wants_move,
@@ -592,6 +627,13 @@ impl Slice {
             requests,
         };
         start("weft-registers", ThreadKind::Device, move || server.run())?;
+        let files = FileServer {
+            peers: self.peers.clone(),
+            memory: self.memory.clone(),
+            files: self.saved_files.clone(),
+            requests: files,
+        };
+        start("weft-files", ThreadKind::Device, move || files.run())?;
         let memory = self.memory.clone();
         start("weft-deferred", ThreadKind::Device, move || {
             memory.run_deferred_work()

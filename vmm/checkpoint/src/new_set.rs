@@ -81,7 +81,8 @@ impl NewSet {
     }
 
     /// Makes the set complete: everything is on disk, then the manifest gets its name.
-    /// `written`: what each node wrote; a file of another length is refused.
+    /// `written`: what each node wrote; a file of another length is refused, and files that no
+    /// node needed are removed.
     pub fn commit(
         mut self,
         machine: Machine,
@@ -92,6 +93,10 @@ impl NewSet {
     ) -> Result<u64, CheckpointError> {
         self.check_base(&machine, &written)?;
         self.sync_pages(&written)?;
+        for node in written.len()..self.pages.len() {
+            let path = self.directory.join(pages_name(node));
+            fs::remove_file(&path).map_err(failed("remove", &path))?;
+        }
         self.write_file(MACHINE, state)?;
         let manifest = Manifest {
             identity: self.identity,
@@ -137,6 +142,10 @@ impl NewSet {
 
     /// The files of pages are on disk, each as long as its node said.
     fn sync_pages(&self, written: &[PageFile]) -> Result<(), CheckpointError> {
+        if written.len() > self.pages.len() {
+            let (path, what) = (self.directory.clone(), "more nodes wrote than it has files");
+            return Err(CheckpointError::Damaged { path, what });
+        }
         for (node, (file, page_file)) in self.pages.iter().zip(written).enumerate() {
             let path = self.directory.join(pages_name(node));
             let metadata = file.metadata().map_err(failed("read", &path))?;

@@ -205,7 +205,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         first_instruction,
         slice: slice.clone(),
     };
-    let mut timekeeper = None;
+    let (mut timekeeper, mut saved) = (None, None);
     if let Some(slice) = &slice {
         if configuration.trace {
             slice.memory().trace_always();
@@ -229,7 +229,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         timekeeper = Some(joined.timekeeper.clone());
         // With its links read, a slice that takes long to read its part is not lost.
         if let Some(restore) = &checkpoint.restore {
-            read_pages(&core.ram, Some(slice), restore)?;
+            saved = read_pages(&core.ram, Some(slice), restore)?;
             writer.load(restore.set.manifest().identity);
         }
         obey(slice, joined, &handle)?;
@@ -260,6 +260,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         ram: core.ram.clone(),
         channels: checkpoint.channels,
         writer,
+        saved: saved.filter(|_| is_primary),
         given: None,
     };
     Ok(Assembled { owner, handle })

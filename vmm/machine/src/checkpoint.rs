@@ -81,7 +81,7 @@ pub struct NewCheckpoint {
     pub identity: Identity,
     /// Of the checkpoint that has the pages which did not change since.
     pub base: Option<Identity>,
-    /// Open files for pages, one for each slice.
+    /// Open files for pages: the first ones are written, as many as the machine has nodes.
     pub files: Vec<File>,
     /// The machine goes on while they are written: [`super::Handle::save_progress`] says when
     /// they are.
@@ -116,57 +116,59 @@ pub fn memory_end(memory_bytes: u64) -> u64 {
 }
 
 /// Has the pages of this slice come from the files when they are needed; reads all of RAM if
-/// there is one slice that stays alone. Before a vCPU runs, and before another slice asks for a
-/// page of this part.
+/// there is one slice that stays alone, and returns nothing. Before a vCPU runs, and before
+/// another slice asks for a page of this part.
 pub(super) fn read_pages(
     ram: &Ram,
     slice: Option<&Slice>,
     restore: &Restore,
-) -> Result<(), MachineError> {
+) -> Result<Option<Arc<SavedMemory>>, MachineError> {
     let Some(slice) = slice else {
         let source = restore.set.pages_source()?;
-        return source.read_all(&(0..u64::MAX), |first, bytes| {
+        source.read_all(&(0..u64::MAX), |first, bytes| {
             let put = ram.put(first * PAGE_BYTES as u64, bytes);
             put.map_err(|error| MachineError::Restore(error.to_string()))
-        });
+        })?;
+        return Ok(None);
     };
     let memory = slice.memory();
     let saved = Arc::new(SavedMemory::open(&restore.set, memory.first_pages())?);
     let adopted = memory.adopt_absent(saved.pages(), saved.clone());
-    adopted.map_err(MachineError::Restore)
+    adopted.map_err(MachineError::Restore)?;
+    Ok(Some(saved))
 }
 
-/// The files of a checkpoint go to the slices; the primary's own is returned. On the primary.
+/// By member, the number of its file, and whether it is written by messages: the slices on
+/// other hosts, and those that joined, have no way for files.
+pub(super) type FilePlaces = Vec<(usize, u32, bool)>;
+
+/// The files of a checkpoint go to the slices, in the order of their numbers; the primary's own
+/// is returned. On the primary.
 pub(super) fn hand_out_files(
     slice: Option<&Slice>,
     channels: &[Option<OwnedFd>],
     identity: Identity,
     files: Vec<File>,
-) -> Result<File, String> {
-    let slices = slice.map_or(1, |slice| slice.placement().slices());
-    if slice.is_some_and(|slice| !slice.members().into_iter().eq(0..slices)) {
-        return Err(format!(
-            "nodes have joined or left since the start: a machine can be saved on its {slices} \
-             first nodes only"
-        ));
-    }
-    if files.len() != slices {
-        let count = files.len();
-        return Err(format!("{count} files for pages came: {slices} are needed"));
+) -> Result<(File, FilePlaces), String> {
+    let members = slice.map_or(vec![0], |slice| slice.members().into_iter().collect());
+    if files.len() < members.len() {
+        let (count, needed) = (files.len(), members.len());
+        return Err(format!("{count} files for pages came: {needed} are needed"));
     }
     let mut files = files.into_iter();
     let own = files.next().ok_or("no file for pages came")?;
-    for (node, file) in (1..).zip(files) {
-        let Some(Some(channel)) = channels.get(node - 1) else {
-            return Err(format!(
-                "node {node} is on another host: a machine can be saved if all its nodes are on \
-                 one host"
-            ));
-        };
-        send_file(channel, identity, &file)
-            .map_err(|error| format!("node {node} did not take its file: {error}"))?;
+    let mut places = FilePlaces::new();
+    for (number, (node, file)) in (1..).zip(members.into_iter().skip(1).zip(files)) {
+        let channel = channels.get(node - 1).and_then(Option::as_ref);
+        match (channel, slice) {
+            (Some(channel), _) => send_file(channel, identity, &file)
+                .map_err(|error| format!("node {node} did not take its file: {error}"))?,
+            (None, Some(slice)) => slice.receive_saved(node, file),
+            (None, None) => {}
+        }
+        places.push((node, number, channel.is_none()));
     }
-    Ok(own)
+    Ok((own, places))
 }
 
 fn send_file(channel: &OwnedFd, identity: Identity, file: &File) -> io::Result<()> {

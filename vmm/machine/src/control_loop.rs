@@ -112,10 +112,22 @@ impl ControlLoop {
             }
             SliceCommand::Stop => {}
             SliceCommand::Status => return Ok(SliceReply::Status(self.handle.status()?.vcpus)),
-            SliceCommand::CutPages { identity, base } => {
-                let (identity, base) = (*identity, *base);
-                let pages = NewPages { identity, base };
-                drop(self.handle.request(MachineRequest::CutPages(pages))?);
+            SliceCommand::CutPages {
+                identity,
+                file,
+                is_remote,
+                base,
+            } => {
+                let pages = NewPages {
+                    identity: *identity,
+                    file: *file,
+                    base: *base,
+                };
+                let is_remote = *is_remote;
+                drop(
+                    self.handle
+                        .request(MachineRequest::CutPages { pages, is_remote })?,
+                );
             }
             SliceCommand::SaveProgress => return Ok(self.handle.writer.report()),
             SliceCommand::EndSave => self.handle.writer.give_up(),

@@ -184,8 +184,8 @@ pub enum MachineRequest {
     /// On the primary: writes guest memory to these files, and saves everything else.
     WriteCheckpoint(Box<NewCheckpoint>),
     /// On a secondary: begins to write the pages that it owns to the file that came with the
-    /// set's identity.
-    CutPages(NewPages),
+    /// set's identity, or by messages.
+    CutPages { pages: NewPages, is_remote: bool },
     /// On a secondary: gives the memory of pages back that it does not own.
     KeepOwned,
     /// On a secondary: saves one of its vCPUs.
@@ -240,7 +240,7 @@ impl MachineRequest {
             | Self::AnnounceHome
             | Self::TakeHome(_) => MOVE_HOME,
             Self::WriteCheckpoint(_) => "save",
-            Self::CutPages(_) => "write pages",
+            Self::CutPages { .. } => "write pages",
             Self::SaveVcpu(_) => "save a vCPU",
             Self::RestoreVcpu(..) => "restore a vCPU",
             Self::Status => "status",
@@ -253,7 +253,7 @@ impl MachineRequest {
     /// Longest wait for its reply: guest memory may be large, and disks slow.
     pub fn seconds_max(&self) -> u64 {
         match self {
-            Self::WriteCheckpoint(_) | Self::CutPages(_) | Self::Restore(_) => {
+            Self::WriteCheckpoint(_) | Self::CutPages { .. } | Self::Restore(_) => {
                 CHECKPOINT_SECONDS_MAX
             }
             // Each of its stages has a bound.

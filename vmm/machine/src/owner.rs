@@ -23,6 +23,7 @@ use super::fault_reports::FaultReports;
 use super::lifecycle::{Counters, End, MachineReply, MachineRequest, Refusal, Stage, Status};
 use super::page_writer::PageWriter;
 use super::part::NamedPart;
+use super::restoring::SavedMemory;
 use super::shutdown::{Ending, Input, Shutdown};
 use super::wanted_moves::WantedMoves;
 use crate::vcpu::following::Followers;
@@ -78,6 +79,8 @@ pub(super) struct Owner {
     /// [`CheckpointIo::channels`]: super::CheckpointIo::channels
     pub channels: Vec<Option<OwnedFd>>,
     pub writer: Arc<PageWriter>,
+    /// On the primary: what slices on other hosts are sent when the machine is restored.
+    pub saved: Option<Arc<SavedMemory>>,
     /// Between [`MachineRequest::GiveHome`] and what follows it.
     pub given: Option<Given>,
     /// What remains to be done at the end: devices are taken off their buses.
@@ -209,8 +212,8 @@ impl Owner {
                 return Ok(MachineReply::Checkpoint(Box::new(written)));
             }
             (MachineRequest::KeepOwned, Stage::Built | Stage::Paused) => self.keep_owned()?,
-            (MachineRequest::CutPages(pages), Stage::Built | Stage::Paused) => {
-                self.cut_own_pages(name, pages)?;
+            (MachineRequest::CutPages { pages, is_remote }, Stage::Built | Stage::Paused) => {
+                self.cut_own_pages(name, (pages, is_remote))?;
             }
             (MachineRequest::SaveVcpu(vcpu), Stage::Built | Stage::Paused) => {
                 let state = self.save_here(name, vcpu)?;

@@ -14,8 +14,7 @@
 //! A confined process can start no thread, so this one waits for its work from the start. Before
 //! all saves, it reads what a restored machine has not yet needed of its checkpoint.
 
-use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::ops::Range;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
@@ -34,6 +33,8 @@ use super::MachineError;
 pub struct NewPages {
     /// Those of all files of the set.
     pub identity: Identity,
+    /// The number of the slice's file.
+    pub file: u32,
     /// Those of the set that has the pages which did not change since.
     pub base: Option<Identity>,
 }
@@ -49,13 +50,16 @@ pub enum Writing {
     Over(Result<Written, String>),
 }
 
+/// A file, here or at slice 0.
+pub(super) type PagesOutput = Box<dyn Write + Send>;
+
 /// An order for the thread.
 enum Order {
     /// Read the pages that are still in the files of a checkpoint.
     Load,
     Write {
         identity: Identity,
-        writer: PagesWriter<File>,
+        writer: PagesWriter<PagesOutput>,
     },
 }
 
@@ -133,17 +137,17 @@ impl PageWriter {
         let _ = self.orders.try_send(Order::Load);
     }
 
-    /// The pages that this slice owns go to `file` as they are now; all of RAM if there is one
+    /// The pages that this slice owns go to `output` as they are now; all of RAM if there is one
     /// slice. While all slices rest. The machine may go on when this returns.
     ///
     /// # Errors
     /// Nothing was begun.
-    pub(super) fn cut(&self, file: File, pages: NewPages) -> Result<(), String> {
+    pub(super) fn cut(&self, output: PagesOutput, pages: NewPages) -> Result<(), String> {
         if let Writing::Left(_) = self.writing() {
             return Err("a save is under way".into());
         }
         let number = self.number();
-        let writer = PagesWriter::new(file, pages.identity, number as u32);
+        let writer = PagesWriter::new(output, pages.identity, pages.file);
         let mut writer = writer.map_err(|error| failed(number, &error))?;
         let memory = self.memory().filter(|_| self.cuts);
         let Some(memory) = memory else {
@@ -215,7 +219,7 @@ impl PageWriter {
     }
 
     /// The machine stands.
-    fn write_now(&self, mut writer: PagesWriter<File>) -> Result<Written, String> {
+    fn write_now(&self, mut writer: PagesWriter<PagesOutput>) -> Result<Written, String> {
         let number = self.number();
         let unknown = |error: io::Error| format!("cannot find pages: {error}");
         let mut bytes = [0; PAGE_BYTES];
@@ -261,7 +265,10 @@ fn failed(number: usize, error: &io::Error) -> String {
 }
 
 /// Writes what the cut left, while the machine goes on.
-fn write_behind(memory: &SharedMemory, mut writer: PagesWriter<File>) -> io::Result<Written> {
+fn write_behind(
+    memory: &SharedMemory,
+    mut writer: PagesWriter<PagesOutput>,
+) -> io::Result<Written> {
     let mut pages = SavedPages::default();
     loop {
         memory.take_saved(&mut pages).map_err(io::Error::other)?;

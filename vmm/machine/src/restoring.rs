@@ -16,9 +16,10 @@ pub(super) struct SavedMemory {
     buffers: Mutex<Vec<Vec<u8>>>,
 }
 
-/// Stops a walk that nobody needs any more.
+/// Stops a walk.
 enum Stop {
     Enough,
+    Refused(String),
     Failed(CheckpointError),
 }
 
@@ -45,6 +46,30 @@ impl SavedMemory {
             extent.first.max(self.own.start)..extent.end().min(self.own.end)
         };
         extents.map(own).filter(|pages| !pages.is_empty())
+    }
+}
+
+impl SavedMemory {
+    /// Reads some pages, of another slice for example, in the order of the files.
+    pub fn read_range(
+        &self,
+        pages: &Range<u64>,
+        mut take: impl FnMut(u64, &[u8]) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let read = self.source.read_all(pages, |first, bytes| {
+            take(first, bytes).map_err(Stop::Refused)
+        });
+        read.or_else(Stop::outcome)
+    }
+}
+
+impl Stop {
+    fn outcome(self) -> Result<(), String> {
+        match self {
+            Self::Enough => Ok(()),
+            Self::Refused(reason) => Err(reason),
+            Self::Failed(error) => Err(named(&error)),
+        }
     }
 }
 
@@ -75,9 +100,6 @@ impl AbsentPages for SavedMemory {
                 false => Err(Stop::Enough),
             }
         });
-        match read {
-            Ok(()) | Err(Stop::Enough) => Ok(()),
-            Err(Stop::Failed(error)) => Err(named(&error)),
-        }
+        read.or_else(Stop::outcome)
     }
 }

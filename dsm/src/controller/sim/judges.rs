@@ -65,7 +65,7 @@ impl World {
                 let (me, host) = (NodeId(node as u8), &mut self.hosts[node]);
                 let frame = Frame {
                     mapped: host.allowed(page.0),
-                    version: host.version(page.0),
+                    version: host.kept_version(page.0),
                 };
                 let local = host.controller.tables().look(page);
                 idle_node(page, me, local)?;

@@ -24,6 +24,8 @@
 //! | 170 | a vCPU asks to move | | vCPU | slice, epoch | |
 //! | 175 | the pages that a vCPU used before it left | | vCPU | slice, epoch | [runs](crate::working_set) |
 //! | 176 | the access history of pages that the receiver gets, or manages | | | | [runs](crate::page_history) |
+//! | 177 | the next bytes of the sender's file of a checkpoint | | | ticket | bytes |
+//! | 178 | pages of a checkpoint, which the receiver manages | | | ticket, first page | bytes |
 //!
 //! Fields that are not named are zero. Decoding is total: every header gives a
 //! message or a named error.
@@ -59,6 +61,8 @@ const INTRODUCED: u8 = 166;
 const WANTS_MOVE: u8 = 170;
 const WORKING_SET: u8 = 175;
 const HISTORY: u8 = 176;
+const SAVED: u8 = 177;
+const RESTORED: u8 = 178;
 
 const WRITE: u8 = 1;
 const PORT: u8 = 2;
@@ -170,6 +174,17 @@ pub enum SliceMessage<'a> {
     /// A user types; answered by `Accessed` with the number of bytes that the serial port
     /// took.
     SerialInput { ticket: u64, bytes: &'a [u8] },
+    /// To the primary: the next bytes of the sender's file of a checkpoint; answered by
+    /// `Accessed` with an error number, or zero.
+    Saved { ticket: u64, bytes: &'a [u8] },
+    /// From the primary: pages of a checkpoint, which the receiver manages; answered by
+    /// `Accessed` with an error number, or zero.
+    Restored {
+        ticket: u64,
+        /// The number of the first page.
+        first: u64,
+        bytes: &'a [u8],
+    },
     /// The primary asks a secondary; answered by `Reply`.
     Command {
         /// The command's number.
@@ -303,6 +318,12 @@ impl<'a> SliceMessage<'a> {
             Self::SerialInput { ticket, bytes } => {
                 (header(SERIAL_INPUT, 0, 0, [*ticket, 0, 0]), bytes)
             }
+            Self::Saved { ticket, bytes } => (header(SAVED, 0, 0, [*ticket, 0, 0]), bytes),
+            Self::Restored {
+                ticket,
+                first,
+                bytes,
+            } => (header(RESTORED, 0, 0, [*ticket, *first, 0]), bytes),
             Self::Command { ticket, json } => (header(COMMAND, 0, 0, [*ticket, 0, 0]), json),
             Self::Reply { ticket, json } => (header(REPLY, 0, 0, [*ticket, 0, 0]), json),
             Self::Ended { json } => (header(ENDED, 0, 0, [0; 3]), json),
@@ -414,6 +435,15 @@ impl<'a> SliceMessage<'a> {
                 ticket: first,
                 bytes: payload,
             },
+            SAVED => Self::Saved {
+                ticket: first,
+                bytes: payload,
+            },
+            RESTORED => Self::Restored {
+                ticket: first,
+                first: second,
+                bytes: payload,
+            },
             COMMAND => Self::Command {
                 ticket: first,
                 json: payload.to_vec(),
@@ -498,6 +528,15 @@ mod tests {
             SliceMessage::SerialInput {
                 ticket: u64::MAX,
                 bytes: b"",
+            },
+            SliceMessage::Saved {
+                ticket: 6,
+                bytes: b"WEFTPAGE",
+            },
+            SliceMessage::Restored {
+                ticket: 7,
+                first: 0x10_0000,
+                bytes: b"page",
             },
             SliceMessage::Identity {
                 vcpu: 3,

@@ -2,21 +2,24 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use weft_aggregate::Slice;
 use weft_aggregate::commands::{SliceCommand, SliceReply};
 use weft_checkpoint::Written;
 use weft_platform::part::Version;
+use weft_vcpu::PAGE_SIZE;
 
 use super::{COMMAND_WAIT, Owner, refused, with_sources};
 use crate::checkpoint::{
-    CHECKPOINT_SECONDS_MAX, CheckpointProgress, NewCheckpoint, REST_WAIT, WrittenCheckpoint,
-    hand_out_files, receive_file,
+    CHECKPOINT_SECONDS_MAX, CheckpointProgress, FilePlaces, NewCheckpoint, REST_WAIT,
+    WrittenCheckpoint, hand_out_files, receive_file,
 };
 use crate::lifecycle::Refusal;
-use crate::page_writer::{NewPages, PageWriter, Writing};
+use crate::page_writer::{NewPages, PageWriter, PagesOutput, Writing};
 use crate::platform_move::PlatformState;
+use crate::restoring::SavedMemory;
 use crate::state::MachineState;
 use crate::vcpu::runner::{VcpuCommand, VcpuState};
 
@@ -82,8 +85,13 @@ impl Owner {
     }
 
     fn restore_all(&mut self, request: &'static str, state: MachineState) -> Result<(), Refusal> {
+        let saved = self.saved.take();
         if let Some(slice) = self.commanding_slice() {
-            // A secondary replies when it has read its part of RAM: devices and vCPUs may
+            if let Some(saved) = saved {
+                let sent = send_restored(slice, &self.channels, &saved);
+                sent.map_err(|reason| refused(request, reason))?;
+            }
+            // A secondary replies when it has its part of RAM: devices and vCPUs may
             // access any part of it from now on.
             let patience = Duration::from_secs(CHECKPOINT_SECONDS_MAX);
             let begun = slice.begin_command(&SliceCommand::Status);
@@ -147,43 +155,69 @@ impl Owner {
     fn cut_pages(&self, checkpoint: NewCheckpoint) -> Result<(), String> {
         let slice = self.slice.as_deref();
         let (identity, base) = (checkpoint.identity, checkpoint.base);
-        let own = hand_out_files(slice, &self.channels, identity, checkpoint.files)?;
-        let pages = NewPages { identity, base };
+        let (own, places) = hand_out_files(slice, &self.channels, identity, checkpoint.files)?;
+        let pages = NewPages {
+            identity,
+            file: 0,
+            base,
+        };
         let Some(slice) = slice else {
-            return self.writer.cut(own, pages);
+            return self.writer.cut(Box::new(own), pages);
         };
         // Each slice writes the pages that it owns: none may move before it knows them.
-        slice.rest_all(REST_WAIT)?;
-        let cut = self.cut_pages_at_rest(slice, own, pages);
-        slice.end_rest_all();
+        let rest = slice.rest_all(REST_WAIT);
+        let cut = rest.and_then(|()| {
+            let cut = self.cut_pages_at_rest(slice, own, pages, &places);
+            slice.end_rest_all();
+            cut
+        });
         if cut.is_err() {
             end_save(&self.writer, Some(slice));
         }
         cut
     }
 
-    fn cut_pages_at_rest(&self, slice: &Slice, own: File, pages: NewPages) -> Result<(), String> {
-        let NewPages { identity, base } = pages;
-        let begun = slice.begin_command(&SliceCommand::CutPages { identity, base })?;
-        let own = self.writer.cut(own, pages);
+    fn cut_pages_at_rest(
+        &self,
+        slice: &Slice,
+        own: File,
+        pages: NewPages,
+        places: &FilePlaces,
+    ) -> Result<(), String> {
+        let NewPages { identity, base, .. } = pages;
+        let cut = |(node, file, is_remote): &(usize, u32, bool)| {
+            let command = SliceCommand::CutPages {
+                identity,
+                file: *file,
+                is_remote: *is_remote,
+                base,
+            };
+            slice.begin_command_of(*node, &command)
+        };
+        let begun = places.iter().map(cut).collect::<Result<Vec<_>, _>>()?;
+        let own = self.writer.cut(Box::new(own), pages);
         // Where there is no cut, all pages are written now.
         let patience = Duration::from_secs(CHECKPOINT_SECONDS_MAX);
-        slice.finish_command(begun, patience)?;
-        own
+        let finish = |begun| slice.finish_command(begun, patience).map(drop);
+        begun.into_iter().map(finish).fold(own, Result::and)
     }
 
     /// On a secondary: begins to write its part of guest memory.
     pub(super) fn cut_own_pages(
         &self,
         request: &'static str,
-        pages: NewPages,
+        (pages, is_remote): (NewPages, bool),
     ) -> Result<(), Refusal> {
         let channel = self.channels.iter().flatten().next();
-        let file = match channel {
-            Some(channel) => receive_file(channel, pages.identity),
-            None => Err("there is no way for files to this node".into()),
+        let output = match (channel, self.slice.as_deref()) {
+            (_, Some(slice)) if is_remote => Ok(Box::new(slice.remote_file()) as PagesOutput),
+            (Some(channel), _) => {
+                receive_file(channel, pages.identity).map(|file| Box::new(file) as PagesOutput)
+            }
+            _ => Err("there is no way for files to this node".into()),
         };
-        file.and_then(|file| self.writer.cut(file, pages))
+        output
+            .and_then(|output| self.writer.cut(output, pages))
             .map_err(|reason| refused(request, reason))
     }
 
@@ -307,10 +341,13 @@ pub(crate) fn save_progress(
     }
     pages.sort_unstable_by_key(|(node, _)| *node);
     let written = pages.into_iter().map(|(_, written)| written).collect();
-    Ok(match left {
-        0 => CheckpointProgress::Written(written),
-        left => CheckpointProgress::Left(left),
-    })
+    if left > 0 {
+        return Ok(CheckpointProgress::Left(left));
+    }
+    if let Some(slice) = slice {
+        slice.close_saved();
+    }
+    Ok(CheckpointProgress::Written(written))
 }
 
 /// Ends a save that is not over, on all slices.
@@ -319,6 +356,7 @@ pub(crate) fn end_save(writer: &PageWriter, slice: Option<&Slice>) {
     if let Some(slice) = slice {
         // A slice that does not answer is lost, which ends the machine.
         let _ = slice.command_all(&SliceCommand::EndSave);
+        slice.close_saved();
     }
 }
 
@@ -340,4 +378,23 @@ fn wait_until_written(writer: &PageWriter, slice: Option<&Slice>) -> Result<Vec<
         }
         std::thread::sleep(LOOK);
     }
+}
+
+/// Sends the pages of slices on other hosts, which cannot read the files.
+fn send_restored(
+    slice: &Slice,
+    channels: &[Option<OwnedFd>],
+    saved: &SavedMemory,
+) -> Result<(), String> {
+    let is_remote = |node: &usize| channels.get(node - 1).is_none_or(Option::is_none);
+    for node in (1..slice.placement().slices()).filter(is_remote) {
+        for part in slice.placement().memory_of(node) {
+            let pages = part.start / PAGE_SIZE..part.end / PAGE_SIZE;
+            saved.read_range(&pages, |first, bytes| {
+                let sent = slice.send_restored(node, first, bytes);
+                sent.map_err(|error| format!("node {node} did not take its memory: {error}"))
+            })?;
+        }
+    }
+    Ok(())
 }

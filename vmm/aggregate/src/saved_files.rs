@@ -1,0 +1,198 @@
+//! Pages of checkpoints between node 0, which has the files, and slices on other hosts, which
+//! have no way to them but their links.
+//!
+//! ```text
+//!  save:     slice ── Saved: the next bytes of its file ──▶ node 0     (one at a time)
+//!  restore:  node 0 ── Restored: some pages ──────────────▶ slice      (one at a time)
+//! ```
+//!
+//! Each is answered by `Accessed` with an error number, or zero. Disks may take their time: a
+//! thread of its own does the work, and whoever waits for it makes nobody else wait.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Write};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use weft_coherent_memory::SharedMemory;
+use weft_confine::lock;
+use weft_dsm::PAGE_BYTES;
+
+use super::PRIMARY;
+use super::message::SliceMessage;
+use super::message::chunk::CHUNK_MAX;
+use super::peers::Peers;
+use super::registers::RemoteAccess;
+
+/// Requests that may wait: each slice has one at most.
+pub(super) const WAITING_MAX: usize = weft_dsm::NODES_MAX;
+/// How often the thread looks whether the machine is over.
+const LOOK: Duration = Duration::from_millis(500);
+/// Longest wait for a disk.
+const DISK_WAIT: Duration = Duration::from_secs(600);
+/// Bytes of one request.
+const BYTES_MAX: usize = CHUNK_MAX as usize;
+
+/// What another slice sends.
+pub(super) enum Content {
+    /// On node 0: the next bytes of the slice's file.
+    Saved(Vec<u8>),
+    /// From node 0: guest memory from this page on.
+    Restored { first: u64, bytes: Vec<u8> },
+}
+
+/// A request of another slice.
+pub(super) struct FileRequest {
+    pub from: usize,
+    pub ticket: u64,
+    pub content: Content,
+}
+
+pub(super) type FileRequestSender = SyncSender<FileRequest>;
+
+/// A file of node 0, as a slice on another host writes to it.
+pub struct RemoteFile(pub(super) RemoteAccess);
+
+impl Write for RemoteFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let bytes = &bytes[..bytes.len().min(BYTES_MAX)];
+        let send = |ticket| SliceMessage::Saved { ticket, bytes };
+        self.0.send(PRIMARY, send)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl RemoteAccess {
+    /// Sends something to a disk, and waits until it is there.
+    fn send<'a>(
+        &self,
+        slice: usize,
+        request: impl FnOnce(u64) -> SliceMessage<'a>,
+    ) -> io::Result<()> {
+        let answer = self.pending.ask(slice, DISK_WAIT, |ticket| {
+            self.peers.send(slice, &request(ticket));
+        });
+        match answer {
+            Some(0) => Ok(()),
+            Some(error) => Err(io::Error::from_raw_os_error(error as i32)),
+            None => Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
+
+    /// Sends consecutive pages of a checkpoint to the slice that manages them.
+    pub(super) fn send_restored(&self, slice: usize, first: u64, bytes: &[u8]) -> io::Result<()> {
+        let chunks = bytes.chunks(BYTES_MAX);
+        let numbers = (first..).step_by(BYTES_MAX / PAGE_BYTES);
+        numbers.zip(chunks).try_for_each(|(first, bytes)| {
+            self.send(slice, |ticket| SliceMessage::Restored {
+                ticket,
+                first,
+                bytes,
+            })
+        })
+    }
+}
+
+/// The files of slices on other hosts, while they are written.
+#[derive(Default)]
+pub(super) struct SavedFiles(Mutex<BTreeMap<usize, Saving>>);
+
+struct Saving {
+    file: File,
+    /// A slice that sends more than guest memory and its tables has gone wrong.
+    left_bytes: u64,
+}
+
+impl SavedFiles {
+    /// What a slice sends from now on goes to this file.
+    pub fn open(&self, slice: usize, file: File, memory_bytes: u64) {
+        let left_bytes = memory_bytes + memory_bytes / 64 + (1 << 20);
+        lock(&self.0).insert(slice, Saving { file, left_bytes });
+    }
+
+    pub fn close(&self) {
+        lock(&self.0).clear();
+    }
+
+    fn add(&self, slice: usize, bytes: &[u8]) -> Result<(), i32> {
+        let mut files = lock(&self.0);
+        let saving = files.get_mut(&slice).ok_or(libc::EBADF)?;
+        let left = saving.left_bytes.checked_sub(bytes.len() as u64);
+        saving.left_bytes = left.ok_or(libc::EFBIG)?;
+        let written = saving.file.write_all(bytes);
+        written.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
+    }
+}
+
+/// Does what other slices send.
+pub(super) struct FileServer {
+    pub peers: Arc<Peers>,
+    pub memory: Arc<SharedMemory>,
+    pub files: Arc<SavedFiles>,
+    pub requests: Receiver<FileRequest>,
+}
+
+impl FileServer {
+    /// Until the machine is over.
+    pub fn run(self) {
+        while !self.peers.is_over() {
+            match self.requests.recv_timeout(LOOK) {
+                Ok(request) => self.serve(&request),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    fn serve(&self, request: &FileRequest) {
+        let done = match &request.content {
+            Content::Saved(bytes) => self.files.add(request.from, bytes),
+            Content::Restored { first, bytes } => self.restore(*first, bytes),
+        };
+        let message = SliceMessage::Accessed {
+            ticket: request.ticket,
+            value: done.err().unwrap_or(0) as u64,
+        };
+        self.peers.send(request.from, &message);
+    }
+
+    /// Pages that this slice manages, before anything runs.
+    fn restore(&self, first: u64, bytes: &[u8]) -> Result<(), i32> {
+        let page_bytes = PAGE_BYTES as u64;
+        let start = first.checked_mul(page_bytes).ok_or(libc::EINVAL)?;
+        let end = start.checked_add(bytes.len() as u64).ok_or(libc::EINVAL)?;
+        if bytes.is_empty() || end % page_bytes != 0 {
+            return Err(libc::EINVAL);
+        }
+        let put = self.memory.ram().put(start, bytes);
+        put.map_err(|_| libc::EFAULT)?;
+        self.memory.adopt(start..end).map_err(|_| libc::EINVAL)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slice_writes_to_its_own_file_and_only_so_much() {
+        let path = std::env::temp_dir().join(format!("weft-saved-{}", std::process::id()));
+        let files = SavedFiles::default();
+        assert_eq!(files.add(1, b"x"), Err(libc::EBADF));
+        files.open(1, File::create(&path).unwrap(), 0);
+        assert_eq!(files.add(1, b"abc"), Ok(()));
+        assert_eq!(files.add(2, b"x"), Err(libc::EBADF));
+        assert_eq!(files.add(1, b"d"), Ok(()));
+        assert_eq!(files.add(1, &vec![0; 1 << 20]), Err(libc::EFBIG));
+        files.close();
+        assert_eq!(files.add(1, b"x"), Err(libc::EBADF));
+        assert_eq!(std::fs::read(&path).unwrap(), b"abcd");
+        std::fs::remove_file(&path).unwrap();
+    }
+}
