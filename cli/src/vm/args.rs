@@ -26,12 +26,11 @@ const LINK_DELAY_US_MAX: i64 = 100_000;
 /// Stands for a path that is as it was when the machine was saved.
 const AS_SAVED: &str = "saved";
 /// Options whose values `--restore` takes from the checkpoint.
-const AS_SAVED_OPTIONS: [&str; 15] = [
+const AS_SAVED_OPTIONS: [&str; 14] = [
     "kernel",
     "initrd",
     "boot_protocol",
     "cmdline",
-    "on",
     "disk",
     "net",
     "backend",

@@ -140,7 +140,7 @@ impl Rights {
         self.absent.load(Ordering::SeqCst)
     }
 
-    /// One of them.
+    /// The first page whose bytes are in a file.
     pub fn any_absent(&self) -> Option<u64> {
         match self.absent() {
             0 => None,

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Each is answered by `Accessed` with an error number, or zero. Disks may take their time: a
-//! thread of its own does the work, and whoever waits for it makes nobody else wait.
+//! thread of its own does the work, so nothing else waits for them.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -153,26 +153,16 @@ impl FileServer {
     fn serve(&self, request: &FileRequest) {
         let done = match &request.content {
             Content::Saved(bytes) => self.files.add(request.from, bytes),
-            Content::Restored { first, bytes } => self.restore(*first, bytes),
+            Content::Restored { first, bytes } => {
+                let adopted = self.memory.adopt_bytes(*first, bytes);
+                adopted.map_err(|_| libc::EINVAL)
+            }
         };
         let message = SliceMessage::Accessed {
             ticket: request.ticket,
             value: done.err().unwrap_or(0) as u64,
         };
         self.peers.send(request.from, &message);
-    }
-
-    /// Pages that this slice manages, before anything runs.
-    fn restore(&self, first: u64, bytes: &[u8]) -> Result<(), i32> {
-        let page_bytes = PAGE_BYTES as u64;
-        let start = first.checked_mul(page_bytes).ok_or(libc::EINVAL)?;
-        let end = start.checked_add(bytes.len() as u64).ok_or(libc::EINVAL)?;
-        if bytes.is_empty() || end % page_bytes != 0 {
-            return Err(libc::EINVAL);
-        }
-        let put = self.memory.ram().put(start, bytes);
-        put.map_err(|_| libc::EFAULT)?;
-        self.memory.adopt(start..end).map_err(|_| libc::EINVAL)
     }
 }
 

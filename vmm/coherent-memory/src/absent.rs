@@ -54,6 +54,30 @@ impl SharedMemory {
         Ok(())
     }
 
+    /// Makes this slice the owner of consecutive pages with these bytes: whole pages. As
+    /// [`SharedMemory::adopt`] otherwise; a confined thread may call it.
+    ///
+    /// # Errors
+    /// They are not memory, or in use.
+    pub fn adopt_bytes(&self, first: u64, bytes: &[u8]) -> Result<(), String> {
+        if !bytes.len().is_multiple_of(PAGE_BYTES) {
+            return Err("it has a part of a page".into());
+        }
+        let pages = (first..).zip(bytes.chunks_exact(PAGE_BYTES));
+        self.locked(|state| {
+            for (page, bytes) in pages {
+                let host = self.host_of(page.saturating_mul(PAGE_BYTES as u64));
+                let host = host.ok_or_else(|| format!("page {page:#x} is not memory"))?;
+                let adopted = state.controller.adopt(page);
+                adopted.map_err(|reason| format!("page {page:#x}: {reason}"))?;
+                // SAFETY: a whole page of RAM and a whole page of bytes. No user runs yet, and
+                // no other slice asks for the page before the machine runs.
+                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), host, PAGE_BYTES) };
+            }
+            Ok(())
+        })
+    }
+
     /// Pages that were not read yet.
     pub fn absent(&self) -> u64 {
         self.rights.absent()
