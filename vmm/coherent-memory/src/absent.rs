@@ -8,28 +8,13 @@ use std::time::Duration;
 
 use weft_dsm::PAGE_BYTES;
 
+use super::page_source::AbsentPages;
 use super::shell::{PAGE_SHIFT, SharedMemory};
 
 /// Pages that are filled under the lock at a time.
 const FILLED_MAX: usize = 32;
 /// How often a page is tried again that a thread is at work with.
 const AGAIN: Duration = Duration::from_millis(1);
-
-/// Where the bytes of absent pages are. Called by many threads, confined ones too.
-pub trait AbsentPages: Send + Sync {
-    /// Calls `take` with the number of the first and the bytes of consecutive pages, `page`
-    /// among them.
-    ///
-    /// # Errors
-    /// Why it cannot be read, with the name of the file.
-    fn read(&self, page: u64, take: &mut dyn FnMut(u64, &[u8])) -> Result<(), String>;
-
-    /// The same for all pages, as long as `take` returns true.
-    ///
-    /// # Errors
-    /// As there.
-    fn read_all(&self, take: &mut dyn FnMut(u64, &[u8]) -> bool) -> Result<(), String>;
-}
 
 impl SharedMemory {
     /// Makes this slice the owner of `pages`, whose bytes `source` has. On the slice that manages

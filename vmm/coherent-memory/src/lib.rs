@@ -27,7 +27,7 @@
 //! | `relocation` | pages that get another owner and manager at once |
 //! | `checkpoint` | which pages a checkpoint must hold |
 //! | `rest` | no page moves for a while |
-//! | `absent` | pages whose bytes are still in files |
+//! | `absent`, `page_source` | pages whose bytes are still in files |
 //! | `save` | pages as they were at one moment, for a checkpoint, while users go on |
 //! | `reclaim` | memory that the guest does not need |
 //! | `bytes` | guest memory for callers that are not vCPUs |
@@ -52,6 +52,7 @@ mod membership;
 mod notifier;
 mod outbox;
 mod own_pins;
+mod page_source;
 mod prefetch;
 mod reclaim;
 mod relocation;
@@ -70,12 +71,12 @@ mod trace;
 mod waiter;
 mod wakeup;
 
-pub use absent::AbsentPages;
 pub use counters::{MemoryCounters, PAGES_MAX, PageCount, SlicePages};
 pub use history::HistoryRun;
 pub use membership::MembershipError;
 pub use notifier::{MmuNotifier, NotifierError};
 pub use outbox::Transport;
+pub use page_source::AbsentPages;
 pub use relocation::RelocationCursor;
 pub use save::SavedPages;
 pub use served::{FaultObserver, ServedFault};

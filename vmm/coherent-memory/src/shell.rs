@@ -29,11 +29,11 @@ use weft_dsm::{Config, ManagerOf, NodeId, PAGE_BYTES};
 use weft_vcpu::{Access, Memory};
 use weft_wire::Header;
 
-use super::absent::AbsentPages;
 use super::counters::{MemoryCounters, PageCounts, SlicePages, VcpuCounts};
 use super::history::PageHistory;
 use super::notifier::MmuNotifier;
 use super::outbox::{Links, Transport};
+use super::page_source::AbsentPages;
 use super::served::{FaultObserver, ServedCounts};
 use super::signal::Signal;
 use super::state::State;

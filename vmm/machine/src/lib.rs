@@ -19,6 +19,8 @@
 //! | `vcpu_move` | a vCPU goes to another slice, as the owner has it done |
 //! | [`membership`] | nodes join and leave, as a request has it done |
 //! | `checkpoint` | guest memory to and from the files of a checkpoint |
+//! | `page_writer` | the thread of a slice that writes its pages, and reads them |
+//! | `restoring` | pages of a checkpoint, read when they are needed |
 //! | `handle` | sends requests, for other threads |
 //! | `control_loop` | carries out the primary's commands on a secondary |
 //! | `fault_reports` | pages and faults of all slices |
@@ -49,6 +51,7 @@ mod queue_move;
 mod restoring;
 mod serial_console;
 mod shutdown;
+mod sources;
 mod split;
 
 mod fault_reports;

@@ -25,6 +25,7 @@ use super::page_writer::PageWriter;
 use super::part::NamedPart;
 use super::restoring::SavedMemory;
 use super::shutdown::{Ending, Input, Shutdown};
+use super::sources::with_sources;
 use super::wanted_moves::WantedMoves;
 use crate::vcpu::following::Followers;
 use crate::vcpu::runner::{Activity, Runner, RunnerError, VcpuCommand, VcpuState};
@@ -604,16 +605,4 @@ impl Owner {
 
 pub(super) fn refused(request: &'static str, reason: String) -> Refusal {
     Refusal::Failed { request, reason }
-}
-
-/// An error with all its sources, in one line.
-pub(super) fn with_sources(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(inner) = source {
-        text.push_str(": ");
-        text.push_str(&inner.to_string());
-        source = inner.source();
-    }
-    text
 }

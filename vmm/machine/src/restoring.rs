@@ -75,7 +75,7 @@ impl Stop {
 
 /// An error with its sources, which name the file.
 fn named(error: &CheckpointError) -> String {
-    let reason = super::owner::with_sources(error);
+    let reason = super::sources::with_sources(error);
     format!("cannot read guest memory from the checkpoint: {reason}")
 }
 

@@ -11,7 +11,7 @@ use weft_checkpoint::Written;
 use weft_platform::part::Version;
 use weft_vcpu::PAGE_SIZE;
 
-use super::{COMMAND_WAIT, Owner, refused, with_sources};
+use super::{COMMAND_WAIT, Owner, refused};
 use crate::checkpoint::{
     CHECKPOINT_SECONDS_MAX, CheckpointProgress, FilePlaces, NewCheckpoint, REST_WAIT,
     WrittenCheckpoint, hand_out_files, receive_file,
@@ -20,6 +20,7 @@ use crate::lifecycle::Refusal;
 use crate::page_writer::{NewPages, PageWriter, PagesOutput, Writing};
 use crate::platform_move::PlatformState;
 use crate::restoring::SavedMemory;
+use crate::sources::with_sources;
 use crate::state::MachineState;
 use crate::vcpu::runner::{VcpuCommand, VcpuState};
 
