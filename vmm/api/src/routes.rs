@@ -350,48 +350,50 @@ async fn stop(worker: &Worker, body: StopBody) -> Result<Answer, Failure> {
     view_after(worker, |control| control.stop()).await
 }
 
-/// Saves the machine, once it has read all of the checkpoint that it continues. A live save is over when all pages are written; if the client goes away
-/// before that, nobody waits for the answer, and the save is given up.
+/// Saves the machine, once it has read all of the checkpoint that it continues. A live save is
+/// over when all pages are written; if the client goes away before that, nobody waits for the
+/// answer, and the save is given up.
 async fn save(worker: &Worker, files: Vec<File>, body: SaveBody) -> Result<Answer, Failure> {
     while worker.ask(|control| control.unread_pages()).await? > 0 {
         sleep(LOOK).await;
     }
-    let is_live = body.live;
-    let given_up = is_live.then(|| EndSave(worker.clone()));
-    let saved = worker.ask(move |control| control.save(files, &body)).await;
-    let mut saved = match saved {
-        Ok(saved) => saved,
-        Err(failure) => {
-            // It says itself what it has begun.
-            given_up.map(EndSave::forget);
-            return Err(failure);
-        }
+    if !body.live {
+        let saved = worker.ask(move |control| control.save(files, &body));
+        return Ok(Answer::new(StatusCode::OK, &saved.await?));
+    }
+    let mut live = LiveSave {
+        worker: worker.clone(),
+        is_over: false,
     };
-    while is_live {
+    let saved = worker.ask(move |control| control.save(files, &body)).await;
+    // One that was not begun leaves nothing to be ended.
+    live.is_over = saved.is_err();
+    let mut saved = saved?;
+    saved.pages = loop {
         if let Some(pages) = worker.ask(|control| control.save_progress()).await? {
-            saved.pages = pages;
-            break;
+            break pages;
         }
         sleep(SAVE_LOOK).await;
-    }
-    given_up.map(EndSave::forget);
+    };
+    live.is_over = true;
     Ok(Answer::new(StatusCode::OK, &saved))
 }
 
-/// Gives the live save up when it is dropped.
-struct EndSave(Worker);
-
-impl EndSave {
-    /// The save is over.
-    fn forget(self) {
-        std::mem::forget(self);
-    }
+/// Gives the live save up when it is dropped before it is over.
+struct LiveSave {
+    worker: Worker,
+    is_over: bool,
 }
 
-impl Drop for EndSave {
+impl Drop for LiveSave {
     fn drop(&mut self) {
-        // With too many jobs it goes on until all is written, to files that nobody reads.
-        let _ = self.0.0.try_send(Box::new(|control| control.end_save()));
+        if !self.is_over {
+            // With too many jobs it goes on until all is written, to files that nobody reads.
+            let _ = self
+                .worker
+                .0
+                .try_send(Box::new(|control| control.end_save()));
+        }
     }
 }
 
