@@ -149,6 +149,15 @@ impl Local {
     pub const fn frozen(self) -> bool {
         self.trusted & FROZEN != 0
     }
+    /// What is under way about the page that this node has begun, or waits for.
+    pub fn under_way(self) -> Option<&'static str> {
+        match () {
+            () if self.pending().is_some() => Some("a request for it was not answered"),
+            () if self.offered() => Some("it was offered to its manager"),
+            () if self.frozen() => Some("its manager changes"),
+            () => None,
+        }
+    }
     /// Whether nothing of the page is here and nothing about it is under way.
     pub const fn clear(self) -> bool {
         self.flags & (STATE | OWNER | OFFERED) == 0 && self.pending & PENDING == 0 && !self.frozen()

@@ -169,13 +169,11 @@ impl<T: Tables, B> Controller<T, B> {
             let busy = entry.is_some_and(|entry| {
                 entry.busy() || entry.waiting() != 0 || entry.heir().is_some()
             });
-            let what = match () {
-                () if local.pending().is_some() => "a request for it was not answered",
-                () if local.offered() => "it was offered to its manager",
-                () if local.frozen() => "its manager changes",
-                () if busy => "its manager is at work with it",
-                () if self.is_precopying_to(page, None) => "it was sent ahead a moment ago",
-                () => return None,
+            let what = match local.under_way() {
+                Some(what) => what,
+                None if busy => "its manager is at work with it",
+                None if self.is_precopying_to(page, None) => "it was sent ahead a moment ago",
+                None => return None,
             };
             Some((page, what))
         })

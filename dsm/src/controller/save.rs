@@ -131,17 +131,27 @@ impl<T: Tables, B> Controller<T, B> {
         true
     }
 
-    /// The cut, for some of the pages. `is_blank`: the page is known to be zero, though the
-    /// protocol does not know. With `unchanged` it gets those that are as at the last cut;
-    /// they are not saved. The shell has the users look for their pages anew before they go
-    /// on.
+    /// The cut, for some of the pages, in ascending order. `is_blank`: the page is known to be
+    /// zero, though the protocol does not know. With `unchanged` it gets those that are as at the
+    /// last cut; they are not saved. The shell has the users look for their pages anew before
+    /// they go on.
+    ///
+    /// # Errors
+    /// Something is under way about this page: the nodes do not rest.
     pub fn cut(
         &mut self,
         pages: Range<u64>,
-        is_blank: impl Fn(u64) -> bool,
+        mut is_blank: impl FnMut(u64) -> bool,
         mut unchanged: Option<&mut Vec<u64>>,
-    ) {
-        for page in self.owned(pages) {
+    ) -> Result<(), (u64, &'static str)> {
+        for page in pages {
+            let local = *self.node.tables.local(Page(page));
+            if let Some(what) = local.under_way() {
+                return Err((page, what));
+            }
+            if !local.owner() || local.zero() {
+                continue;
+            }
             if let (true, Some(unchanged)) = (self.saves.clean.has(page), &mut unchanged) {
                 unchanged.push(page);
                 continue;
@@ -155,6 +165,7 @@ impl<T: Tables, B> Controller<T, B> {
                 self.rights.set(page, Some(Access::Read));
             }
         }
+        Ok(())
     }
 
     /// The next page for the writer, which copies its bytes before anything else happens.

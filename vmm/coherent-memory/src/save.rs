@@ -56,9 +56,8 @@ impl SharedMemory {
     /// # Errors
     /// A save is under way, or the kernel's answer.
     pub fn cut(&self, mut unchanged: Option<&mut Vec<Range<u64>>>) -> Result<(), String> {
-        // To read a page that the guest gave back would take memory for it again.
-        let reclaimed = self.reclaimed();
-        let reclaimed = reclaimed.map_err(|error| format!("cannot find pages: {error}"))?;
+        let populated = self.ram().populated();
+        let populated = populated.map_err(|error| format!("cannot find pages: {error}"))?;
         // A page must come within two leases.
         let patience = self.lease / 2;
         let begun = self.locked(|state| {
@@ -68,11 +67,24 @@ impl SharedMemory {
         if !begun {
             return Err("a save is under way".into());
         }
-        let is_blank = |page: u64| reclaimed.has(page << PAGE_SHIFT);
+        // To read a page that the guest gave back would take memory for it again.
+        let mut populated = populated.into_iter().peekable();
+        let mut is_blank = |page: u64| {
+            let address = page << PAGE_SHIFT;
+            while populated.next_if(|range| range.end <= address).is_some() {}
+            let has_memory = populated
+                .peek()
+                .is_some_and(|range| range.contains(&address));
+            !has_memory && self.rights.of(page).is_some()
+        };
         let mut pages = Vec::new();
         for some in self.walk() {
             let kept = unchanged.is_some().then_some(&mut pages);
-            self.locked(|state| state.controller.cut(some, is_blank, kept));
+            let cut = self.locked(|state| state.controller.cut(some, &mut is_blank, kept));
+            if let Err((page, what)) = cut {
+                self.end_save(false);
+                return Err(format!("slice {}: page {page:#x}: {what}", self.slice));
+            }
             if let Some(unchanged) = &mut unchanged {
                 let runs = pages.chunk_by(|page, next| page + 1 == *next);
                 unchanged.extend(runs.map(|run| run[0]..run[0] + run.len() as u64));

@@ -58,7 +58,10 @@ impl World {
                 let end = first + 1 + self.random.below(64);
                 let unchanged = is_incremental.then_some(&mut unchanged);
                 let controller = &mut self.hosts[node].controller;
-                controller.cut(first..end.min(self.scenario.pages), |_| false, unchanged);
+                let pages = first..end.min(self.scenario.pages);
+                if let Err((page, what)) = controller.cut(pages, |_| false, unchanged) {
+                    return Err(flaw(node, page, what));
+                }
                 first = end;
             }
             for page in unchanged {

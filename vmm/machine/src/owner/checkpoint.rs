@@ -166,7 +166,11 @@ impl Owner {
             return self.writer.cut(Box::new(own), pages);
         };
         // Each slice writes the pages that it owns: none may move before it knows them.
-        let rest = slice.rest_all(REST_WAIT);
+        // The cut checks each page itself; without one, all are looked at before.
+        let rest = match self.writer.cuts() {
+            true => slice.rest_all_unchecked(REST_WAIT),
+            false => slice.rest_all(REST_WAIT),
+        };
         let cut = rest.and_then(|()| {
             let cut = self.cut_pages_at_rest(slice, own, pages, &places);
             slice.end_rest_all();
