@@ -399,7 +399,7 @@ impl Slice {
 
     /// On a secondary that has no way to its file of a checkpoint: the file at slice 0.
     pub fn remote_file(&self) -> RemoteFile {
-        RemoteFile(self.remote_access())
+        RemoteFile::new(self.remote_access())
     }
 
     /// On slice 0: what `slice` writes to its [`RemoteFile`] goes here.

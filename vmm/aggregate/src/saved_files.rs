@@ -2,14 +2,14 @@
 //! have no way to them but their links.
 //!
 //! ```text
-//!  save:     slice ── Saved: the next bytes of its file ──▶ node 0     (one at a time)
+//!  save:     slice ── Saved: the next bytes of its file ──▶ node 0     (8 at a time)
 //!  restore:  node 0 ── Restored: some pages ──────────────▶ slice      (one at a time)
 //! ```
 //!
 //! Each is answered by `Accessed` with an error number, or zero. Disks may take their time: a
 //! thread of its own does the work, so nothing else waits for them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::{self, Write};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
@@ -26,8 +26,10 @@ use super::message::chunk::CHUNK_MAX;
 use super::peers::Peers;
 use super::registers::RemoteAccess;
 
-/// Requests that may wait: each slice has one at most.
-pub(super) const WAITING_MAX: usize = weft_dsm::NODES_MAX;
+/// Requests of a slice that may be under way.
+const UNDER_WAY_MAX: usize = 8;
+/// Requests that may wait.
+pub(super) const WAITING_MAX: usize = weft_dsm::NODES_MAX * UNDER_WAY_MAX;
 /// How often the thread looks whether the machine is over.
 const LOOK: Duration = Duration::from_millis(500);
 /// Longest wait for a disk.
@@ -52,49 +54,83 @@ pub(super) struct FileRequest {
 
 pub(super) type FileRequestSender = SyncSender<FileRequest>;
 
-/// A file of node 0, as a slice on another host writes to it.
-pub struct RemoteFile(pub(super) RemoteAccess);
+/// A file of node 0, as a slice on another host writes to it. Some pieces are on their way while
+/// the next is made; an error comes with a later one, or with `flush`.
+pub struct RemoteFile {
+    way: RemoteAccess,
+    /// Requests without a reply, the oldest first.
+    tickets: VecDeque<u64>,
+}
+
+impl RemoteFile {
+    pub(super) fn new(way: RemoteAccess) -> Self {
+        Self {
+            way,
+            tickets: VecDeque::new(),
+        }
+    }
+
+    fn wait_for_oldest(&mut self) -> io::Result<()> {
+        match self.tickets.pop_front() {
+            Some(ticket) => outcome(self.way.pending.wait(ticket, DISK_WAIT)),
+            None => Ok(()),
+        }
+    }
+}
 
 impl Write for RemoteFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let bytes = &bytes[..bytes.len().min(BYTES_MAX)];
-        let send = |ticket| SliceMessage::Saved { ticket, bytes };
-        self.0.send(PRIMARY, send)?;
+        if self.tickets.len() == UNDER_WAY_MAX {
+            self.wait_for_oldest()?;
+        }
+        let ticket = self.way.pending.open(PRIMARY);
+        self.tickets.push_back(ticket);
+        let message = SliceMessage::Saved { ticket, bytes };
+        self.way.peers.send(PRIMARY, &message);
         Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
+        while !self.tickets.is_empty() {
+            self.wait_for_oldest()?;
+        }
         Ok(())
     }
 }
 
-impl RemoteAccess {
-    /// Sends something to a disk, and waits until it is there.
-    fn send<'a>(
-        &self,
-        slice: usize,
-        request: impl FnOnce(u64) -> SliceMessage<'a>,
-    ) -> io::Result<()> {
-        let answer = self.pending.ask(slice, DISK_WAIT, |ticket| {
-            self.peers.send(slice, &request(ticket));
-        });
-        match answer {
-            Some(0) => Ok(()),
-            Some(error) => Err(io::Error::from_raw_os_error(error as i32)),
-            None => Err(io::ErrorKind::NotConnected.into()),
+impl Drop for RemoteFile {
+    fn drop(&mut self) {
+        // Replies that still come are for nobody.
+        for ticket in self.tickets.drain(..) {
+            self.way.pending.wait(ticket, Duration::ZERO);
         }
     }
+}
 
-    /// Sends consecutive pages of a checkpoint to the slice that manages them.
+fn outcome(answer: Option<u64>) -> io::Result<()> {
+    match answer {
+        Some(0) => Ok(()),
+        Some(error) => Err(io::Error::from_raw_os_error(error as i32)),
+        None => Err(io::ErrorKind::NotConnected.into()),
+    }
+}
+
+impl RemoteAccess {
+    /// Sends consecutive pages of a checkpoint to the slice that manages them, and waits until
+    /// it has them.
     pub(super) fn send_restored(&self, slice: usize, first: u64, bytes: &[u8]) -> io::Result<()> {
         let chunks = bytes.chunks(BYTES_MAX);
         let numbers = (first..).step_by(BYTES_MAX / PAGE_BYTES);
         numbers.zip(chunks).try_for_each(|(first, bytes)| {
-            self.send(slice, |ticket| SliceMessage::Restored {
-                ticket,
-                first,
-                bytes,
-            })
+            outcome(self.pending.ask(slice, DISK_WAIT, |ticket| {
+                let message = SliceMessage::Restored {
+                    ticket,
+                    first,
+                    bytes,
+                };
+                self.peers.send(slice, &message);
+            }))
         })
     }
 }

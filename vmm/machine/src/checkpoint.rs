@@ -160,13 +160,12 @@ pub(super) fn hand_out_files(
     let mut places = FilePlaces::new();
     for (number, (node, file)) in (1..).zip(members.into_iter().skip(1).zip(files)) {
         let channel = channels.get(node - 1).and_then(Option::as_ref);
-        match (channel, slice) {
-            (Some(channel), _) => send_file(channel, identity, &file)
-                .map_err(|error| format!("node {node} did not take its file: {error}"))?,
-            (None, Some(slice)) => slice.receive_saved(node, file),
-            (None, None) => {}
+        // The channel of a node that left leads nowhere, also when its number is used again.
+        let is_sent = channel.is_some_and(|channel| send_file(channel, identity, &file).is_ok());
+        if let Some(slice) = slice.filter(|_| !is_sent) {
+            slice.receive_saved(node, file);
         }
-        places.push((node, number, channel.is_none()));
+        places.push((node, number, !is_sent));
     }
     Ok((own, places))
 }
