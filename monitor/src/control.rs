@@ -281,8 +281,9 @@ impl Control for Controlled {
             files,
             is_live: body.live,
         };
-        if body.live {
-            self.changes.begin_save()?;
+        match body.live {
+            true => self.changes.begin_save()?,
+            false => self.changes.check_not_saving()?,
         }
         let saved = self.write(checkpoint, body.leave_paused);
         saved.map_err(|failure| {

@@ -373,6 +373,14 @@ impl Changes {
         }
     }
 
+    /// Refuses what does not go with a save of a machine that runs.
+    pub fn check_not_saving(&self) -> Result<(), Failure> {
+        match self.saves.load(Ordering::SeqCst) {
+            true => Err(Failure::Conflict("it is being saved already".into())),
+            false => Ok(()),
+        }
+    }
+
     /// Changes may begin again. Whether they could not.
     pub fn end_save(&self) -> bool {
         let _current = lock(&self.current);

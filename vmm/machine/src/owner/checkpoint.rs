@@ -154,6 +154,10 @@ impl Owner {
 
     /// Has all slices begin to write their pages, as they are now.
     fn cut_pages(&self, checkpoint: NewCheckpoint) -> Result<(), String> {
+        // Else its end would be that of the one that is under way.
+        if let Writing::Left(_) = self.writer.writing() {
+            return Err("another save is under way".into());
+        }
         let slice = self.slice.as_deref();
         let (identity, base) = (checkpoint.identity, checkpoint.base);
         let (own, places) = hand_out_files(slice, &self.channels, identity, checkpoint.files)?;
