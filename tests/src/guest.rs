@@ -19,6 +19,18 @@ const CONSOLE_BYTES_MAX: usize = 16 << 20;
 /// How long a machine may take to end after its process was killed.
 const KILL: Duration = Duration::from_secs(5);
 
+/// A guest's command did not succeed.
+const COMMAND_FAILED: &str = "weft-told: failed";
+
+/// A script that runs a command again and again until [`Guest::tell`], so that the guest works
+/// as long as a test needs it. [`Ended::all_succeeded`] judges.
+pub fn until_told(command: &str) -> String {
+    format!(
+        "(until [ -e /tmp/told ]; do {command} || echo {COMMAND_FAILED}; done) & \
+         read line; touch /tmp/told; wait"
+    )
+}
+
 /// A line of the console.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Line {
@@ -111,6 +123,11 @@ impl Guest {
         Ok(input.flush()?)
     }
 
+    /// Ends the work of [`until_told`].
+    pub fn tell(&mut self) -> Result<()> {
+        self.write("enough\n")
+    }
+
     /// Whether the monitor has not ended.
     pub fn is_running(&mut self) -> Result<bool> {
         Ok(self.child.try_wait()?.is_none())
@@ -195,6 +212,11 @@ impl Ended {
     /// Whether the machine ended by itself, and well.
     pub fn ended_well(&self) -> bool {
         self.status.is_some_and(|status| status.success())
+    }
+
+    /// Whether each run of [`until_told`] has succeeded.
+    pub fn all_succeeded(&self) -> bool {
+        self.line(COMMAND_FAILED).is_none()
     }
 
     /// The last `count` lines, for a report.

@@ -161,8 +161,8 @@ fn cases() -> Vec<Case> {
     });
     let litmus = |name, script| Case::check(name, Small, script, &["litmus: well"]);
     cases.push(litmus(
-        "x86-TSO litmus tests, 30000 rounds, 2 vCPUs, soft",
-        "litmus -r 30000 && echo litmus: well",
+        "x86-TSO litmus tests, 10000 rounds, 2 vCPUs, soft",
+        "litmus -r 10000 && echo litmus: well",
     ));
     cases.push(
         litmus(

@@ -117,7 +117,8 @@ pub(super) fn run_slow(run: &Run<'_>) {
 /// The kernel for several nodes, vCPUs that share a lot from the start, and memory
 /// that they must agree on.
 fn aggregate_kernel(bench: &Bench<'_>) -> Result<String> {
-    let script = format!("{WARNINGS}; {TOPOLOGY}; uname -r; litmus -d 100 -r 5000");
+    let rounds = if bench.plan.long { 5000 } else { 2500 };
+    let script = format!("{WARNINGS}; {TOPOLOGY}; uname -r; litmus -d 100 -r {rounds}");
     let mut options = TWO.options.to_vec();
     options.extend(["--late-cpus", "no"]);
     let mut machine = bench.machine_of(AGGREGATE, &options, &script, "")?;

@@ -8,14 +8,13 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-use super::work::{SUMS, judge_litmus, litmus, sums};
+use super::work::{SUMS, judge_litmus, litmus_rounds, litmus_until_told, sums, sums_alone};
 use super::{Bench, Check, Shape, TWO};
-use crate::guest::Guest;
 
 pub(super) const CHECKS: [(&str, Check); 5] = [
     ("140 MB on a node that may keep 80", far_more_than_fits),
     ("x86-TSO litmus tests, 1.3 MB to spare", |bench| {
-        litmus(bench, "-d 100 -r 3000", &SCARCE)
+        litmus_rounds(bench, [2000, 3000], "-d 100", &SCARCE)
     }),
     ("page tables that move, 1.3 MB to spare", tables),
     ("sums on a node without memory, 2 MB to spare", no_memory),
@@ -109,25 +108,21 @@ fn no_memory(bench: &Bench<'_>) -> Result<String> {
         nodes: 2,
         cpus: 2,
     };
-    let one = ["--cpus", "2", "--memory", "256M"];
-    let alone = Guest::start(&mut bench.machine(&one, SUMS, "")?)?;
-    let alone = sums(&bench.finish(alone)?);
+    let alone = sums_alone(bench)?;
     let spread = sums(&bench.run(SHAPE, &[], SUMS)?);
-    ensure!(
-        alone.len() == 8 && spread == alone,
-        "{spread:?}, on one node {alone:?}"
-    );
+    ensure!(spread == alone, "{spread:?}, on one node {alone:?}");
     Ok(String::new())
 }
 
 /// Nothing that is on its way when the vCPUs stop is lost.
 fn pauses(bench: &Bench<'_>) -> Result<String> {
     let options = [&SCARCE[..], &["--name", "e"]].concat();
-    let guest = bench.start_until(TWO, &options, "litmus -d 100 -s 7", " rounds ")?;
+    let mut guest = bench.start_until(TWO, &options, &litmus_until_told(), " rounds ")?;
     for _ in 0..10 {
         bench.ask(&["vm", "pause", "e"])?;
         bench.ask(&["vm", "resume", "e"])?;
         std::thread::sleep(Duration::from_millis(20));
     }
+    guest.tell()?;
     judge_litmus(&bench.finish(guest)?)
 }

@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use super::moves::{begin, finish, locations, move_vcpu};
-use super::work::{SUMS, judge_litmus, sums};
+use super::work::{SUMS, judge_litmus, litmus_until_told, sums, sums_alone};
 use super::{BOUND, Bench, Check, EXIT_FAILED, Shape, TWO, code};
 use crate::boot::SMALL;
 use crate::guest::Guest;
@@ -90,7 +90,7 @@ fn refusal(bench: &Bench<'_>, words: &[&str]) -> Result<String> {
 }
 
 fn during_litmus(bench: &Bench<'_>) -> Result<String> {
-    let guest = begin(bench, "soft", TWO, ("litmus -d 100 -s 14", " rounds "))?;
+    let mut guest = begin(bench, "soft", TWO, (&litmus_until_told(), " rounds "))?;
     let mut random = Random::new(bench.context.seed ^ 0x6709);
     let mut bytes = 0;
     for round in 0..20 {
@@ -110,16 +110,14 @@ fn during_litmus(bench: &Bench<'_>) -> Result<String> {
     }
     // The launcher has reaped what was given back.
     bench.processes(&guest, TWO.nodes)?;
+    guest.tell()?;
     let tests = judge_litmus(&finish(bench, guest)?)?;
     Ok(format!("{tests}, {bytes} bytes of pages went back"))
 }
 
 /// Node 1 has half of the memory, and its pages are in use.
 fn sums_agree(bench: &Bench<'_>) -> Result<String> {
-    let one = ["--cpus", "2", "--memory", "256M"];
-    let alone = Guest::start(&mut bench.machine(&one, SUMS, "")?)?;
-    let alone = sums(&bench.finish(alone)?);
-    ensure!(alone.len() == 8, "sums on one node: {alone:?}");
+    let alone = sums_alone(bench)?;
     let twice = format!("echo at work; {SUMS}; {SUMS}");
     let guest = begin(bench, "soft", LOPSIDED, (&twice, "at work"))?;
     let node = grow(bench)?;
@@ -132,7 +130,7 @@ fn sums_agree(bench: &Bench<'_>) -> Result<String> {
     release(bench, node)?;
     let moved = sums(&finish(bench, guest)?);
     ensure!(
-        moved[..] == [&alone[..], &alone[..]].concat(),
+        moved[..] == [alone, alone].concat(),
         "{moved:?}, not twice {alone:?}"
     );
     Ok(format!("{} bytes left node 1", released["bytes"]))
@@ -141,12 +139,10 @@ fn sums_agree(bench: &Bench<'_>) -> Result<String> {
 /// As many nodes as can join, and leave again, while vCPUs, the platform and the timekeeper
 /// wander over them.
 fn from_one(bench: &Bench<'_>) -> Result<String> {
-    let plain = ["--growable", "no", "--cpus", "2", "--memory", "256M"];
-    let alone = Guest::start(&mut bench.machine(&plain, SUMS, "")?)?;
-    let alone = sums(&bench.finish(alone)?);
-    ensure!(alone.len() == 8, "sums on one node: {alone:?}");
-    let script = format!("echo at work; {SUMS}; {SUMS}; litmus -d 100 -s 9");
-    let guest = begin(bench, "soft", ONE, (&script, "at work"))?;
+    let alone = sums_alone(bench)?;
+    let litmus = litmus_until_told();
+    let script = format!("echo at work; {SUMS}; {SUMS}; {litmus}");
+    let mut guest = begin(bench, "soft", ONE, (&script, "at work"))?;
     let go = |what: &str, to: u64| {
         let words = ["vm", "move", "m", what, "--to", &to.to_string()];
         bench.ask(&words)
@@ -177,10 +173,11 @@ fn from_one(bench: &Bench<'_>) -> Result<String> {
         release(bench, node)?;
     }
     bench.processes(&guest, 1)?;
+    guest.tell()?;
     let ended = finish(bench, guest)?;
     let moved = sums(&ended);
     ensure!(
-        moved[..] == [&alone[..], &alone[..]].concat(),
+        moved[..] == [alone, alone].concat(),
         "{moved:?}, not twice {alone:?}"
     );
     Ok(format!(
@@ -192,7 +189,7 @@ fn from_one(bench: &Bench<'_>) -> Result<String> {
 /// The platform is on a node of the start, on one that joined and on one that leaves, while
 /// the guest writes to the serial port.
 fn with_platform(bench: &Bench<'_>) -> Result<String> {
-    let guest = begin(bench, "soft", TWO, ("litmus -d 100 -s 10", " rounds "))?;
+    let mut guest = begin(bench, "soft", TWO, (&litmus_until_told(), " rounds "))?;
     let go = |to: u64| {
         let words = ["vm", "move", "m", "--platform", "--to", &to.to_string()];
         bench.ask(&words)
@@ -209,11 +206,12 @@ fn with_platform(bench: &Bench<'_>) -> Result<String> {
         ensure!(said.contains("node 0 has the platform already"), "{said}");
         go(1)?;
     }
+    guest.tell()?;
     judge_litmus(&finish(bench, guest)?)
 }
 
 fn paused(bench: &Bench<'_>) -> Result<String> {
-    let guest = begin(bench, "soft", TWO, ("litmus -d 100 -s 12", " rounds "))?;
+    let mut guest = begin(bench, "soft", TWO, (&litmus_until_told(), " rounds "))?;
     for round in 0..10 {
         let node = grow(bench)?;
         move_vcpu(bench, 1, node)?;
@@ -227,7 +225,7 @@ fn paused(bench: &Bench<'_>) -> Result<String> {
         release(bench, node)?;
         if round % 2 == 0 {
             bench.ask(&["vm", "resume", "m"])?;
-            std::thread::sleep(Duration::from_millis(300));
+            std::thread::sleep(Duration::from_millis(150));
             bench.ask(&["vm", "pause", "m"])?;
         }
         let third = grow(bench)?;
@@ -235,8 +233,9 @@ fn paused(bench: &Bench<'_>) -> Result<String> {
         release(bench, second)?;
         release(bench, third)?;
         bench.ask(&["vm", "resume", "m"])?;
-        std::thread::sleep(Duration::from_millis(300));
+        std::thread::sleep(Duration::from_millis(150));
     }
+    guest.tell()?;
     judge_litmus(&finish(bench, guest)?)
 }
 
@@ -271,14 +270,15 @@ pub(super) fn interrupt(bench: &Bench<'_>, words: &[&str], after: Duration) -> R
 fn cancelled(bench: &Bench<'_>) -> Result<String> {
     // As much as a node of the start has to spare.
     const GROW: [&str; 5] = ["vm", "grow", "m", "--memory", "64M"];
-    let script = format!("echo at work; {SUMS}; litmus -d 100 -s 14");
-    let guest = begin(bench, "soft", TWO, (&script, "at work"))?;
+    let script = format!("echo at work; {SUMS}; {}", litmus_until_told());
+    let mut guest = begin(bench, "soft", TWO, (&script, "at work"))?;
     let mut random = Random::new(bench.context.seed ^ 0x6ca2);
     let room = || (0..3).map(|node| budget(bench, node)).sum::<Result<u64>>();
     bench.ask(&GROW)?;
     let at_first = room()?;
     let mut undone = [0, 0];
-    for round in 0..30 {
+    let rounds = if bench.plan.long { 30 } else { 15 };
+    for round in 0..rounds {
         let (node, vcpu) = (1 + random.below(2), random.below(2) as u32);
         // It stays where a release was undone.
         if locations(bench)?[vcpu as usize] != node {
@@ -300,10 +300,11 @@ fn cancelled(bench: &Bench<'_>) -> Result<String> {
             "{now} pages in round {round}, at first {at_first}"
         );
     }
-    ensure!(undone[1] > 0, "all 30 came too late");
+    ensure!(undone[1] > 0, "all {rounds} came too late");
     release(bench, 1)?;
     release(bench, 2)?;
     bench.processes(&guest, 1)?;
+    guest.tell()?;
     let tests = judge_litmus(&finish(bench, guest)?)?;
     let [grows, releases] = undone;
     Ok(format!(
@@ -352,13 +353,14 @@ fn stop(bench: &Bench<'_>, guest: Guest) -> Result<()> {
 fn killed(bench: &Bench<'_>) -> Result<String> {
     let mut random = Random::new(bench.context.seed ^ 0x6dea);
     let (mut went_on, mut ended) = (0, 0);
-    for round in 0..10 {
+    let rounds = if bench.plan.long { 10 } else { 6 };
+    for round in 0..rounds {
         let is_leaving = round % 2 == 1;
         let guest = begin(
             bench,
             "soft",
             KILLED,
-            ("echo at work; litmus -d 100 -s 4", "at work"),
+            ("echo at work; litmus -d 100 -s 3", "at work"),
         )?;
         let words: &[&str] = match is_leaving {
             false => &["vm", "grow", "m"],

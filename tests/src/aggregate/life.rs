@@ -8,8 +8,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use super::judge_litmus;
 use super::{BOUND, Bench, Check, TWO, ended_with};
+use super::{judge_litmus, litmus_until_told};
 use crate::guest::Guest;
 
 pub(super) const CHECKS: [(&str, Check); 6] = [
@@ -35,7 +35,7 @@ fn view(bench: &Bench<'_>, name: &str) -> Result<Value> {
 
 fn pauses(bench: &Bench<'_>) -> Result<String> {
     let options = ["--name", "p"];
-    let guest = bench.start_until(TWO, &options, "litmus -d 100 -s 8", " rounds ")?;
+    let mut guest = bench.start_until(TWO, &options, &litmus_until_told(), " rounds ")?;
     for number in 0..20 {
         bench.ask(&["vm", "pause", "p"])?;
         let paused = view(bench, "p")?;
@@ -52,6 +52,7 @@ fn pauses(bench: &Bench<'_>) -> Result<String> {
         bench.ask(&["vm", "resume", "p"])?;
         std::thread::sleep(Duration::from_millis(20));
     }
+    guest.tell()?;
     judge_litmus(&bench.finish(guest)?)
 }
 

@@ -24,7 +24,7 @@ mod updated;
 mod work;
 
 pub(crate) use queues::Copies;
-pub(crate) use work::judge_litmus;
+pub(crate) use work::{judge_litmus, litmus_until_told};
 
 use std::path::PathBuf;
 use std::process::Command;

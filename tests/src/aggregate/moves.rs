@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use super::work::{SUMS, judge_litmus, sums};
+use super::work::{SUMS, judge_litmus, litmus_until_told, sums, sums_alone};
 use super::{BOUND, Bench, Check, EXIT_FAILED, Shape, THREE, TWO, code};
 use crate::boot::{SMALL, USER_SPACE};
 use crate::guest::{Ended, Guest};
@@ -151,9 +151,10 @@ fn during_litmus(
     (shape, vcpus): (Shape, &[u32]),
     count: usize,
 ) -> Result<String> {
-    let script = ("litmus -d 100 -s 8", " rounds ");
-    let guest = begin(bench, back_end, shape, script)?;
+    let script = litmus_until_told();
+    let mut guest = begin(bench, back_end, shape, (&script, " rounds "))?;
     let stop = wander(bench, shape, vcpus, count)?;
+    guest.tell()?;
     let tests = judge_litmus(&finish(bench, guest)?)?;
     Ok(format!("{tests}, median stop {} µs", stop.as_micros()))
 }
@@ -171,10 +172,12 @@ pub(super) fn sleeps_during(
     shape: Shape,
     moves: impl FnOnce() -> Result<String>,
 ) -> Result<String> {
-    const SCRIPT: &str = "for cpu in 1 2; do taskset $cpu sh -c 'echo asleep; i=0; \
-        while [ $i -lt 600 ]; do usleep 500; i=$((i+1)); done; echo woke up' & done; wait";
-    let guest = begin(bench, "soft", shape, (SCRIPT, "asleep"))?;
+    const SCRIPT: &str = "for cpu in 1 2; do taskset $cpu sh -c 'echo asleep; \
+        until [ -e /tmp/told ]; do usleep 500; done; echo woke up' & done; \
+        read line; touch /tmp/told; wait";
+    let mut guest = begin(bench, "soft", shape, (SCRIPT, "asleep"))?;
     let note = moves()?;
+    guest.tell()?;
     let ended = finish(bench, guest)?;
     let woken = ended
         .lines
@@ -185,23 +188,20 @@ pub(super) fn sleeps_during(
 }
 
 fn right_sums(bench: &Bench<'_>) -> Result<String> {
-    let one = ["--cpus", "2", "--memory", "256M"];
-    let alone = Guest::start(&mut bench.machine(&one, SUMS, "")?)?;
-    let alone = sums(&bench.finish(alone)?);
-    ensure!(alone.len() == 8, "sums on one node: {alone:?}");
+    let alone = sums_alone(bench)?;
     let twice = format!("echo at work; {SUMS}; {SUMS}");
     let guest = begin(bench, "soft", TWO, (&twice, "at work"))?;
     let stop = wander(bench, TWO, &[0, 1], 60)?;
     let moved = sums(&finish(bench, guest)?);
     ensure!(
-        moved[..] == [&alone[..], &alone[..]].concat(),
+        moved[..] == [alone, alone].concat(),
         "{moved:?}, not twice {alone:?}"
     );
     Ok(format!("median stop {} µs", stop.as_micros()))
 }
 
 fn paused(bench: &Bench<'_>) -> Result<String> {
-    let guest = begin(bench, "soft", TWO, ("litmus -d 100 -s 8", " rounds "))?;
+    let mut guest = begin(bench, "soft", TWO, (&litmus_until_told(), " rounds "))?;
     for round in 0..10_u32 {
         bench.ask(&["vm", "pause", "m"])?;
         let before = view(bench)?;
@@ -217,6 +217,7 @@ fn paused(bench: &Bench<'_>) -> Result<String> {
         ensure!(after["guest_time_s"] == before["guest_time_s"], "{after}");
         bench.ask(&["vm", "resume", "m"])?;
     }
+    guest.tell()?;
     judge_litmus(&finish(bench, guest)?)
 }
 

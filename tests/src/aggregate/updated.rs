@@ -6,10 +6,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-use super::work::litmus;
+use super::work::litmus_rounds;
 use super::{Bench, Check, TWO};
 use crate::boot::{AGGREGATE, SMALL};
 use crate::guest::Guest;
+use crate::machines::{WARNINGS, check_boot};
 
 pub(super) const CHECKS: [(&str, Check); 5] = [
     (
@@ -17,22 +18,20 @@ pub(super) const CHECKS: [(&str, Check); 5] = [
         named,
     ),
     ("litmus tests, all memory kept up to date", |bench| {
-        litmus(bench, "-d 100 -r 4000", &ALL)
+        litmus_rounds(bench, [2000, 4000], "-d 100", &ALL)
     }),
     (
         "litmus tests, all memory kept up to date, slow links",
         |bench| {
-            litmus(
-                bench,
-                "-d 400 -r 100",
-                &[&ALL[..], &["--link-delay", "200"]].concat(),
-            )
+            let slow = [&ALL[..], &["--link-delay", "200"]].concat();
+            litmus_rounds(bench, [40, 100], "-d 400", &slow)
         },
     ),
     (
         "page tables that move, all memory kept up to date",
         |bench| {
-            bench.run(TWO, &ALL, "tables 60")?;
+            let rounds = if bench.plan.long { 60 } else { 25 };
+            bench.run(TWO, &ALL, &format!("tables {rounds}"))?;
             Ok(String::new())
         },
     ),
@@ -40,7 +39,7 @@ pub(super) const CHECKS: [(&str, Check); 5] = [
         "litmus tests with little memory, all kept up to date",
         |bench| {
             let little = [&ALL[..], &["--spare", "1280K"]].concat();
-            litmus(bench, "-d 100 -r 3000", &little)
+            litmus_rounds(bench, [1500, 3000], "-d 100", &little)
         },
     ),
 ];
@@ -55,7 +54,7 @@ const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Both vCPUs compute while ticks go on.
 const COMPUTE: &str = "for mask in 1 2; do \
-    timeout 4 taskset $mask sh -c 'while :; do :; done' & done; wait";
+    timeout 2 taskset $mask sh -c 'while :; do :; done' & done; wait";
 
 /// Requests for pages that were taken by a write, and how many of those were of use.
 struct Standing {
@@ -73,10 +72,12 @@ fn standing(
     let option = format!("json={}", stats.display());
     let common = ["--stats", &option];
     let all = [TWO.options, &common, options].concat();
-    let mut machine = bench.machine_on(back_end, image, &all, COMPUTE, "")?;
+    let script = format!("{COMPUTE}; {WARNINGS}");
+    let mut machine = bench.machine_on(back_end, image, &all, &script, "")?;
     let mut guest = Guest::start(&mut machine)?;
     guest.wait_for("weft-guest: exit", PATIENCE);
-    bench.finish(guest)?;
+    let reasons = check_boot(&bench.finish(guest)?, TWO.cpus);
+    ensure!(reasons.is_empty(), "{}", reasons.join("; "));
     let figures: Value = serde_json::from_str(&std::fs::read_to_string(&stats)?)?;
     let sum = |name: &str| {
         let of = |slice: usize| {
@@ -93,11 +94,11 @@ fn standing(
 }
 
 impl Standing {
-    /// Ticks go on for four seconds, at 100 Hz; a busy host leaves some out.
+    /// Ticks go on for two seconds, at 100 Hz; a busy host leaves some out.
     fn check(&self, who: &str) -> Result<()> {
         let Self { requests, used } = self;
         ensure!(
-            *requests > 40 && *used > requests / 8,
+            *requests > 20 && *used > requests / 8,
             "{who}: {requests} requests, {used} of use"
         );
         Ok(())

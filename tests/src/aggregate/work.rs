@@ -1,20 +1,21 @@
 //! Work in a guest whose vCPUs are on different nodes: the memory model, and
 //! results that must be those of a machine on one node.
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
 use super::{Bench, Check, Shape, TWO};
-use crate::guest::{Ended, Guest};
+use crate::guest::{Ended, Guest, until_told};
 
 pub(super) const CHECKS: [(&str, Check); 4] = [
-    ("x86-TSO litmus tests, 10000 rounds", |bench| {
-        litmus(bench, "-d 100 -r 10000", &[])
+    ("x86-TSO litmus tests, 5000 rounds", |bench| {
+        litmus(bench, "-d 100 -r 5000", &[])
     }),
     (
         "x86-TSO litmus tests, links slow by up to 0.2 ms",
-        |bench| litmus(bench, "-d 400 -r 500", &["--link-delay", "200"]),
+        |bench| litmus(bench, "-d 400 -r 300", &["--link-delay", "200"]),
     ),
     ("litmus tests that are wrong are found", planted),
     ("the same sums as on one node", same_sums),
@@ -61,10 +62,26 @@ const FOUR: Shape = Shape {
     cpus: 4,
 };
 
+/// The tests of the memory model as long as a test needs them; at least once.
+pub(crate) fn litmus_until_told() -> String {
+    until_told("litmus -d 100 -s 2")
+}
+
 /// How long a program may run that watches over itself.
 const LONG_BOUND: Duration = Duration::from_secs(3600);
 /// All litmus tests but those that take more than two threads.
 const TESTS: usize = 24;
+
+/// All litmus tests with so many rounds of each, and with `--long` so many more.
+pub(super) fn litmus_rounds(
+    bench: &Bench<'_>,
+    rounds: [u32; 2],
+    words: &str,
+    options: &[&str],
+) -> Result<String> {
+    let rounds = rounds[usize::from(bench.plan.long)];
+    litmus(bench, &format!("{words} -r {rounds}"), options)
+}
 
 /// Runs a script that may take longer than others.
 fn run_for(bench: &Bench<'_>, shape: Shape, options: &[&str], script: &str) -> Result<Ended> {
@@ -102,6 +119,7 @@ fn judge(ended: &Ended, tests: usize) -> Result<String> {
     for result in &results {
         ensure!(result.ends_with(" forbidden 0"), "{result}");
     }
+    ensure!(ended.all_succeeded(), "{}", ended.tail(40));
     Ok(format!("{} tests", results.len()))
 }
 
@@ -132,11 +150,21 @@ pub(super) const SUMS: &str = "textfile 4 >/tmp/text; for cpu in 1 2; do \
     echo sum: $(taskset $cpu sort /tmp/copy-$other | taskset $other md5sum); \
     done";
 
-fn same_sums(bench: &Bench<'_>) -> Result<String> {
-    let one = ["--cpus", "2", "--memory", "256M"];
+/// What [`SUMS`] prints on one node, which all tests are compared with.
+pub(super) fn sums_alone(bench: &Bench<'_>) -> Result<&'static [String]> {
+    static ALONE: OnceLock<Vec<String>> = OnceLock::new();
+    if let Some(alone) = ALONE.get() {
+        return Ok(alone);
+    }
+    let one = ["--growable", "no", "--cpus", "2", "--memory", "256M"];
     let alone = Guest::start(&mut bench.machine(&one, SUMS, "")?)?;
     let alone = sums(&bench.finish(alone)?);
     ensure!(alone.len() == 8, "sums on one node: {alone:?}");
+    Ok(ALONE.get_or_init(|| alone))
+}
+
+fn same_sums(bench: &Bench<'_>) -> Result<String> {
+    let alone = sums_alone(bench)?;
     for options in [&[][..], &["--transport", "tcp-sealed"]] {
         let spread = bench.run(TWO, options, SUMS)?;
         ensure!(

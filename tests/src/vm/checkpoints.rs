@@ -69,12 +69,22 @@ fn start_on(bench: &Bench, images: &Images, name: &str, nodes: &[&str]) -> Resul
     Ok(guest)
 }
 
-fn restore(bench: &Bench, directory: &Path, name: &str, options: &[&str]) -> Result<Guest> {
+pub(super) fn restore(
+    bench: &Bench,
+    directory: &Path,
+    name: &str,
+    options: &[&str],
+) -> Result<Guest> {
     let mut command = bench.weft(&["vm", "run", "--name", name, "--restore"]);
     Guest::start(command.arg(directory).args(options))
 }
 
-fn save(bench: &Bench, name: &str, directory: &Path, options: &[&str]) -> Result<String> {
+pub(super) fn save(
+    bench: &Bench,
+    name: &str,
+    directory: &Path,
+    options: &[&str],
+) -> Result<String> {
     let directory = directory.to_string_lossy();
     let words = [&["vm", "save", name, &directory], options].concat();
     bench.ask(&words)
@@ -263,7 +273,7 @@ fn killed(bench: &Bench, images: &Images) -> Result<String> {
 }
 
 /// Why a machine does not start from a directory.
-fn refusal(bench: &Bench, directory: &Path, options: &[&str]) -> Result<String> {
+pub(super) fn refusal(bench: &Bench, directory: &Path, options: &[&str]) -> Result<String> {
     let mut command = bench.weft(&["vm", "run", "--restore"]);
     let output = command.arg(directory).args(options).output()?;
     ensure!(output.status.code() == Some(125), "{output:?}");

@@ -6,6 +6,7 @@
 mod growth;
 mod home;
 mod migration;
+mod saves;
 mod split;
 
 use std::fs::{self, Permissions};
@@ -75,7 +76,7 @@ pub(super) fn run(runner: &Runner<'_>) {
     }
     attempt("refusals", 2, refusals);
     let changes = growth::CHECKS.into_iter().chain(migration::CHECKS);
-    for (name, hosts, check) in changes.chain(split::CHECKS) {
+    for (name, hosts, check) in changes.chain(split::CHECKS).chain(saves::CHECKS) {
         let name = format!("vm, hosts: {name}");
         runner.run("soft", &name, missing.clone(), |bench| {
             check(&mut Site::new(bench, runner.images, hosts)?)

@@ -12,6 +12,7 @@ mod hosts;
 mod life;
 mod memory;
 mod outside;
+mod saves;
 mod seeing;
 mod terminal;
 
@@ -43,6 +44,8 @@ struct Bench<'a> {
     run_directory: PathBuf,
     /// Files of this test.
     directory: PathBuf,
+    /// More of what is done at random moments.
+    long: bool,
 }
 
 /// What all tests of this folder are run with.
@@ -73,7 +76,8 @@ impl Runner<'_> {
             return;
         }
         let started = Instant::now();
-        let outcome = Bench::new(self.context, back_end, name).and_then(|bench| test(&bench));
+        let bench = Bench::new(self, back_end, name);
+        let outcome = bench.and_then(|bench| test(&bench));
         let verdict = match outcome {
             Ok(note) => Verdict::Passed(note),
             Err(error) => Verdict::Failed(vec![format!("{error:#}")]),
@@ -104,6 +108,7 @@ pub fn run_vm(
     errors::run(context, &|name| runner.wants(name), report)?;
     seeing::run(&runner);
     checkpoints::run(&runner);
+    saves::run(&runner);
     memory::run(&runner);
     hosts::run(&runner);
     for (back_end, missing) in [("soft", None), ("kvm", kvm_missing())] {
@@ -120,7 +125,8 @@ pub fn run_vm(
 }
 
 impl<'a> Bench<'a> {
-    fn new(context: &'a Context, back_end: &'static str, name: &str) -> Result<Bench<'a>> {
+    fn new(runner: &Runner<'a>, back_end: &'static str, name: &str) -> Result<Bench<'a>> {
+        let context = runner.context;
         let directory = context.directory(&name.replace(':', ""))?;
         let run_directory = directory.join("run");
         std::fs::create_dir_all(&run_directory)?;
@@ -129,6 +135,7 @@ impl<'a> Bench<'a> {
             back_end,
             run_directory,
             directory,
+            long: runner.long,
         })
     }
 
@@ -147,16 +154,7 @@ impl<'a> Bench<'a> {
         command.args(["--backend", self.back_end, "--kernel"]);
         command.arg(self.context.programs.join("typed-guest"));
         command.args(options);
-        let heed = || {
-            for signal in [Signal::SIGHUP, Signal::SIGINT] {
-                // SAFETY: no handler is involved.
-                unsafe { signal::signal(signal, SigHandler::SigDfl)? };
-            }
-            Ok(())
-        };
-        // Those whom this suite was started to ignore, in the background say.
-        // SAFETY: safe in a signal handler; nothing is allocated.
-        unsafe { command.pre_exec(heed) };
+        heed(&mut command);
         command
     }
 
@@ -183,6 +181,19 @@ impl<'a> Bench<'a> {
         );
         Ok(String::from_utf8(output.stdout)?)
     }
+}
+
+/// Has a command heed the signals that this suite was started to ignore, in the background say.
+fn heed(command: &mut Command) {
+    let heed = || {
+        for signal in [Signal::SIGHUP, Signal::SIGINT] {
+            // SAFETY: no handler is involved.
+            unsafe { signal::signal(signal, SigHandler::SigDfl)? };
+        }
+        Ok(())
+    };
+    // SAFETY: safe in a signal handler; nothing is allocated.
+    unsafe { command.pre_exec(heed) };
 }
 
 /// Waits until something is so.

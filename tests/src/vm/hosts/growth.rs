@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use super::{BOUND, LEASE, LONG_BOUND, Site};
-use crate::aggregate::judge_litmus;
+use crate::aggregate::{judge_litmus, litmus_until_told};
 use crate::cluster;
 use crate::guest::{Guest, code};
 use crate::random::Random;
@@ -35,6 +35,9 @@ pub(super) const HERE: [&str; 6] = ["--nodes", "2", "--cpus", "2", "--memory", "
 pub(super) const ONE: [&str; 6] = ["--growable", "yes", "--cpus", "2", "--memory", "256M"];
 /// The exit code of a machine that a lost node ended.
 pub(super) const EXIT_LOST: i32 = 124;
+
+/// Of a machine that may end before it is told to.
+const LITMUS: &str = "litmus -d 100 -s 4";
 
 impl Site<'_> {
     pub(super) fn ask(&self, words: &[&str]) -> Result<Value> {
@@ -86,10 +89,15 @@ impl Site<'_> {
         Ok(said)
     }
 
-    /// A machine called `m` that runs litmus tests for some seconds.
-    pub(super) fn litmus(&self, words: &[&str], seconds: u32) -> Result<Guest> {
+    /// A machine called `m` that runs litmus tests until it is told to end.
+    pub(super) fn litmus(&self, words: &[&str]) -> Result<Guest> {
+        self.at_work(words, &litmus_until_told())
+    }
+
+    /// A machine called `m` that has begun to run `script`.
+    pub(super) fn at_work(&self, words: &[&str], script: &str) -> Result<Guest> {
         let words = [&["--name", "m"], words].concat();
-        let script = format!("echo at work; litmus -d 100 -s {seconds}");
+        let script = format!("echo at work; {script}");
         let mut guest = Guest::start(&mut self.machine_with(&words, &script)?)?;
         if guest.wait_for("at work", BOUND).is_none() {
             bail!("no boot: {}", guest.finish(Duration::ZERO)?.stderr);
@@ -109,7 +117,7 @@ fn from_one(site: &mut Site<'_>) -> Result<String> {
 
 /// Node `next` is one of another host, ten times.
 fn comes_and_goes(site: &mut Site<'_>, options: &[&str], next: u64) -> Result<String> {
-    let guest = site.litmus(options, 8)?;
+    let mut guest = site.litmus(options)?;
     let mut random = Random::new(site.bench.context.seed ^ 0x6709);
     let mut bytes = 0;
     for round in 0..10 {
@@ -127,6 +135,7 @@ fn comes_and_goes(site: &mut Site<'_>, options: &[&str], next: u64) -> Result<St
         };
         bytes += change().with_context(|| format!("in round {round}"))?;
     }
+    guest.tell()?;
     let ended = guest.finish(LONG_BOUND)?;
     site.all_given_back()?;
     let said = cluster_said(site);
@@ -145,7 +154,7 @@ fn cluster_said(site: &Site<'_>) -> String {
 fn on_all(site: &mut Site<'_>) -> Result<String> {
     let lease = LEASE.as_secs().to_string();
     let words = ["--on", "h1", "--cpus", "2", "--lease", &lease, "--memory"];
-    let guest = site.litmus(&[&words[..], &["128M"]].concat(), 14)?;
+    let mut guest = site.litmus(&[&words[..], &["128M"]].concat())?;
     let mut bytes = 0;
     for round in 0..3 {
         let mut change = || -> Result<()> {
@@ -174,6 +183,7 @@ fn on_all(site: &mut Site<'_>) -> Result<String> {
         };
         change().with_context(|| format!("in round {round}"))?;
     }
+    guest.tell()?;
     let ended = guest.finish(LONG_BOUND)?;
     site.all_given_back()?;
     Ok(format!(
@@ -183,7 +193,7 @@ fn on_all(site: &mut Site<'_>) -> Result<String> {
 }
 
 fn refused(site: &mut Site<'_>) -> Result<String> {
-    let guest = site.litmus(&HERE, 10)?;
+    let mut guest = site.litmus(&HERE)?;
     for (on, says) in [
         ("nobody", "no key is known"),
         ("gone", "node gone cannot be reached"),
@@ -198,12 +208,13 @@ fn refused(site: &mut Site<'_>) -> Result<String> {
     let node = site.grow(&["--on", "h1=64M"])?;
     ensure!(node == 2, "the free number is {node}");
     site.release(node)?;
+    guest.tell()?;
     judge_litmus(&guest.finish(LONG_BOUND)?)
 }
 
 /// Node 1 leaves, and its 128 MiB are divided between node 0 and a node of another host.
 fn lent(site: &mut Site<'_>) -> Result<String> {
-    let guest = site.litmus(&HERE, 6)?;
+    let mut guest = site.litmus(&HERE)?;
     let pages = || -> Result<u64> {
         let view = site.ask(&["vm", "counters", "m", "--json"])?;
         let pages = view["counters"]["slice2.memory.budget-pages"].as_u64();
@@ -229,22 +240,25 @@ fn lent(site: &mut Site<'_>) -> Result<String> {
         "{} pages, at first {at_first}",
         pages()?
     );
+    guest.tell()?;
     judge_litmus(&guest.finish(LONG_BOUND)?)
 }
 
 /// Something happens to host 1 at a random moment while a node of it joins, and is mended.
-/// The machine goes on without it, or ends and names it.
+/// The machine goes on without it, or ends and names it. Rounds, and those of the long run.
 fn disturbed(
     site: &mut Site<'_>,
-    rounds: usize,
+    [rounds, long]: [usize; 2],
     disturb: impl Fn(&mut Site<'_>) -> Result<()>,
     mend: impl Fn(&mut Site<'_>) -> Result<()>,
 ) -> Result<String> {
     let mut random = Random::new(site.bench.context.seed ^ 0x6dea);
     let (mut went_on, mut ended) = (0, 0);
+    let rounds = if site.bench.long { long } else { rounds };
     for round in 0..rounds {
         let lease = LEASE.as_secs().to_string();
-        let guest = site.litmus(&[&HERE[..], &["--lease", &lease]].concat(), 6)?;
+        let options = [&HERE[..], &["--lease", &lease]].concat();
+        let guest = site.at_work(&options, LITMUS)?;
         let mut grow = site.weft(&["vm", "grow", "m", "--on", "h1=64M"]);
         let grow = (grow.stdout(Stdio::null()).stderr(Stdio::piped())).spawn()?;
         std::thread::sleep(Duration::from_micros(random.below(120_000)));
@@ -270,7 +284,7 @@ fn disturbed(
 fn daemons_killed(site: &mut Site<'_>) -> Result<String> {
     disturbed(
         site,
-        10,
+        [6, 10],
         |site| Ok(kill(Pid::from_raw(site.daemons[0].pid()), Signal::SIGKILL)?),
         |site| {
             cluster::stop(site.daemons.remove(0))?;
@@ -283,5 +297,5 @@ fn daemons_killed(site: &mut Site<'_>) -> Result<String> {
 
 fn cables_pulled(site: &mut Site<'_>) -> Result<String> {
     let cut = |is_cut| move |site: &mut Site<'_>| site.star.cut(1, is_cut);
-    disturbed(site, 5, cut(true), cut(false))
+    disturbed(site, [4, 10], cut(true), cut(false))
 }

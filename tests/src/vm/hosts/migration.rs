@@ -16,7 +16,7 @@ use super::growth::{EXIT_LOST, HERE, ONE};
 use super::{BOUND, LEASE, LONG_BOUND, Site, TAP, wait_until};
 use crate::aggregate::{Copies, judge_litmus};
 use crate::cluster;
-use crate::guest::{Ended, Guest, code};
+use crate::guest::{Ended, Guest, code, until_told};
 use crate::namespace::Star;
 use crate::random::Random;
 use crate::web::fetch_from;
@@ -60,9 +60,18 @@ impl Site<'_> {
 
     /// A machine called `m` whose guest writes to `rate` pages a second.
     fn writing(&self, words: &[&str], rate: u32, seconds: u32) -> Result<Guest> {
+        self.filled(words, &format!("dirty 60 {rate} {seconds}"))
+    }
+
+    /// The same, until it is told to end.
+    fn writing_on(&self, words: &[&str], rate: u32) -> Result<Guest> {
+        self.filled(words, &until_told(&format!("dirty 60 {rate} 3")))
+    }
+
+    /// A machine called `m` whose program has filled its memory.
+    fn filled(&self, words: &[&str], script: &str) -> Result<Guest> {
         let words = [&["--name", "m"], words].concat();
-        let script = format!("dirty 60 {rate} {seconds}");
-        let mut guest = Guest::start(&mut self.machine_with(&words, &script)?)?;
+        let mut guest = Guest::start(&mut self.machine_with(&words, script)?)?;
         if guest.wait_for("dirty: at work", BOUND).is_none() {
             bail!("no boot: {}", guest.finish(Duration::ZERO)?.stderr);
         }
@@ -79,12 +88,15 @@ pub(super) fn judge_writes(ended: &Ended) -> Result<String> {
         "{}",
         ended.tail(20)
     );
+    let is_wrong = kernel_says("dirty: wrong") || !ended.all_succeeded();
+    ensure!(!is_wrong, "{}", ended.tail(20));
     line.with_context(|| format!("a page is wrong, or was not checked: {}", ended.tail(20)))
 }
 
 fn to_and_fro(site: &mut Site<'_>) -> Result<String> {
-    let guest = site.litmus(&HERE, 12)?;
+    let mut guest = site.litmus(&HERE)?;
     let bytes = there_and_back(site, 5)?;
+    guest.tell()?;
     let ended = guest.finish(LONG_BOUND)?;
     Ok(format!("{}, {bytes} bytes went", judge_litmus(&ended)?))
 }
@@ -92,11 +104,13 @@ fn to_and_fro(site: &mut Site<'_>) -> Result<String> {
 /// A machine that started on one node, first with the tests of the memory model, then with
 /// all of its pages written and checked.
 fn from_one(site: &mut Site<'_>) -> Result<String> {
-    let guest = site.litmus(&ONE, 14)?;
+    let mut guest = site.litmus(&ONE)?;
     let mut bytes = there_and_back(site, 5)?;
+    guest.tell()?;
     let tests = judge_litmus(&guest.finish(LONG_BOUND)?)?;
-    let guest = site.writing(&ONE, 5000, 8)?;
+    let mut guest = site.writing_on(&ONE, 5000)?;
     bytes += there_and_back(site, 3)?;
+    guest.tell()?;
     let line = judge_writes(&guest.finish(LONG_BOUND)?)?;
     Ok(format!("{tests}, {bytes} bytes went; {line}"))
 }
@@ -129,7 +143,7 @@ fn there_and_back(site: &Site<'_>, rounds: usize) -> Result<u64> {
 
 /// Away or back while the guest stands, in turn.
 fn paused(site: &mut Site<'_>) -> Result<String> {
-    let guest = site.litmus(&ONE, 14)?;
+    let mut guest = site.litmus(&ONE)?;
     let pause = || site.weft(&["vm", "pause", "m"]).status();
     let resume = || site.weft(&["vm", "resume", "m"]).status();
     for round in 0..6 {
@@ -138,7 +152,7 @@ fn paused(site: &mut Site<'_>) -> Result<String> {
             site.moved(&["migrate", "m", "h1=256M", mode(round / 3)])?;
             if round % 2 == 0 {
                 ensure!(resume()?.success(), "it does not resume");
-                std::thread::sleep(Duration::from_millis(300));
+                std::thread::sleep(Duration::from_millis(150));
                 ensure!(round % 4 == 0 || pause()?.success(), "it does not pause");
             }
             site.moved(&["consolidate", "m", mode(round / 3)])?;
@@ -150,8 +164,9 @@ fn paused(site: &mut Site<'_>) -> Result<String> {
             site.all_given_back()
         };
         once().with_context(|| format!("in round {round}"))?;
-        std::thread::sleep(Duration::from_millis(300));
+        std::thread::sleep(Duration::from_millis(150));
     }
+    guest.tell()?;
     judge_litmus(&guest.finish(LONG_BOUND)?)
 }
 
@@ -187,7 +202,7 @@ fn from_disk(site: &mut Site<'_>) -> Result<String> {
 }
 
 fn split(site: &mut Site<'_>) -> Result<String> {
-    let guest = site.writing(&HERE, 2000, 9)?;
+    let mut guest = site.writing_on(&HERE, 2000)?;
     for round in 0..2 {
         let there_and_back = || -> Result<()> {
             let to = "h1=192M,h2=192M";
@@ -218,6 +233,7 @@ fn split(site: &mut Site<'_>) -> Result<String> {
         };
         there_and_back().with_context(|| format!("in round {round}"))?;
     }
+    guest.tell()?;
     judge_writes(&guest.finish(LONG_BOUND)?)
 }
 
@@ -227,7 +243,7 @@ fn busy(site: &mut Site<'_>) -> Result<String> {
         .into_iter()
         .flat_map(|r| [(r, mode(0)), (r, mode(1))])
     {
-        let guest = site.writing(&HERE, rate, 3)?;
+        let guest = site.writing(&HERE, rate, 2)?;
         let away = site.moved(&["migrate", "m", "h1=256M", mode])?;
         let pause_us = away["pause_ns"].as_u64().unwrap_or(0) / 1000;
         let ahead = away["ahead_bytes"].as_u64();
@@ -305,7 +321,7 @@ fn serving(site: &mut Site<'_>) -> Result<String> {
 }
 
 fn cancelled(site: &mut Site<'_>) -> Result<String> {
-    let guest = site.writing(&HERE, 5000, 13)?;
+    let mut guest = site.writing_on(&HERE, 5000)?;
     let mut random = Random::new(site.bench.context.seed ^ 0xca2c);
     let (mut undone, mut went) = (0, 0);
     for round in 0..8 {
@@ -335,6 +351,7 @@ fn cancelled(site: &mut Site<'_>) -> Result<String> {
         };
         once().with_context(|| format!("in round {round}"))?;
     }
+    guest.tell()?;
     let line = judge_writes(&guest.finish(LONG_BOUND)?)?;
     Ok(format!("{undone} cancelled, {went} too late; {line}"))
 }

@@ -64,10 +64,12 @@ fn splits(site: &Site<'_>, words: &[&str]) -> Result<String> {
     // Until the rest of its memory has not been used for two epochs of the history.
     let works = guest.wait_for("dirty: second 9:", BOUND);
     ensure!(works.is_some(), "the guest does not work");
+    let t0 = std::time::Instant::now();
     let both = ["order", "history"].map(|choose| site.split_and_merged(choose));
     let [Ok(by_order), Ok(by_history)] = both else {
         bail!("{both:?}: {}", guest.finish(Duration::ZERO)?.stderr);
     };
+    eprintln!("both took {:?}", t0.elapsed());
     let line = judge_writes(&guest.finish(LONG_BOUND)?)?;
     ensure!(
         by_history < by_order / 4,
