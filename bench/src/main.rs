@@ -23,6 +23,8 @@ use weft_bench::vm::latency::latency;
 use weft_bench::vm::migrate::migrate;
 use weft_bench::vm::nginx::nginx;
 use weft_bench::vm::ping::ping as vm_ping;
+use weft_bench::vm::restore::restore;
+use weft_bench::vm::save::{save_live, save_since};
 use weft_bench::vm::soft::soft;
 use weft_bench::vm::split::split;
 use weft_bench::vm::storage::storage;
@@ -31,7 +33,7 @@ use weft_bench::vm::web::web;
 use weft_bench::working_set::{oversubscribed, working_set};
 use weft_tests::boot::Images;
 
-const BENCHMARKS: [&str; 27] = [
+const BENCHMARKS: [&str; 30] = [
     "latency",
     "unstretched",
     "throughput",
@@ -55,6 +57,9 @@ const BENCHMARKS: [&str; 27] = [
     "vm-vcpu-move",
     "vm-follow",
     "vm-checkpoint",
+    "vm-save-live",
+    "vm-save-since",
+    "vm-restore",
     "vm-migrate",
     "vm-split",
     "vm-ping",
@@ -143,6 +148,9 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Table> {
         "vm-vcpu-move" => vcpu_move(place, &options.images(), repeat),
         "vm-follow" => follow(place, &options.images(), repeat),
         "vm-checkpoint" => checkpoint(place, &options.images(), repeat),
+        "vm-save-live" => save_live(place, &options.images(), repeat),
+        "vm-save-since" => save_since(place, &options.images(), repeat),
+        "vm-restore" => restore(place, &options.images(), repeat),
         "vm-migrate" => migrate(place, &options.images(), repeat),
         "vm-split" => split(place, &options.images(), repeat),
         "vm-ping" => vm_ping(place, &options.images(), repeat),

@@ -22,11 +22,11 @@ const KILL: Duration = Duration::from_secs(5);
 /// A guest's command did not succeed.
 const COMMAND_FAILED: &str = "weft-told: failed";
 
-/// A script that runs a command again and again until [`Guest::tell`], so that the guest works
-/// as long as a test needs it. [`Ended::all_succeeded`] judges.
+/// A script that runs a command once, and again and again until [`Guest::tell`], so that the
+/// guest works as long as a test needs it. [`Ended::all_succeeded`] judges.
 pub fn until_told(command: &str) -> String {
     format!(
-        "(until [ -e /tmp/told ]; do {command} || echo {COMMAND_FAILED}; done) & \
+        "(while {command} || echo {COMMAND_FAILED}; [ ! -e /tmp/told ]; do :; done) & \
          read line; touch /tmp/told; wait"
     )
 }

@@ -87,7 +87,7 @@ const BEFORE: Duration = Duration::from_secs(1);
 const POST_COPY_AFTER: Duration = Duration::from_millis(300);
 /// The guest boots, writes and checks within this.
 const BOUND: Duration = Duration::from_secs(120);
-const AT_WORK: &str = "dirty: at work";
+pub(super) const AT_WORK: &str = "dirty: at work";
 
 /// Figures of a row: key, text, unit, and the most that it may be as a ratio to QEMU's
 /// better mode.
@@ -150,7 +150,7 @@ pub fn migrate(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
 }
 
 /// The longest gap that the program saw, all of whose pages were right.
-fn gap_us(ended: &Ended) -> Result<f64> {
+pub(super) fn gap_us(ended: &Ended) -> Result<f64> {
     let line = ended
         .line("dirty: right")
         .with_context(|| format!("the pages were not right: {}", ended.tail(12)))?;

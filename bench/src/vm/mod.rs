@@ -14,6 +14,8 @@ pub mod migrate;
 pub mod nginx;
 pub mod ping;
 mod qmp;
+pub mod restore;
+pub mod save;
 pub mod soft;
 pub mod split;
 pub mod storage;

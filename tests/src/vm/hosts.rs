@@ -13,6 +13,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -45,6 +46,8 @@ const MEMORY_PIECE_BYTES: usize = 1 << 20;
 const LONG_BOUND: Duration = Duration::from_secs(120);
 
 type HostCheck = fn(&Site<'_>) -> Result<String>;
+/// The same, of daemons that are started anew.
+type ChangingCheck = fn(&mut Site<'_>) -> Result<String>;
 
 /// By name: hosts beside the launcher's, and the test.
 const CHECKS: [(&str, usize, HostCheck); 12] = [
@@ -75,13 +78,20 @@ pub(super) fn run(runner: &Runner<'_>) {
         attempt(name, hosts, check);
     }
     attempt("refusals", 2, refusals);
-    let changes = growth::CHECKS.into_iter().chain(migration::CHECKS);
-    for (name, hosts, check) in changes.chain(split::CHECKS).chain(saves::CHECKS) {
+    let change = |(name, hosts, check): (&str, usize, ChangingCheck)| {
         let name = format!("vm, hosts: {name}");
         runner.run("soft", &name, missing.clone(), |bench| {
             check(&mut Site::new(bench, runner.images, hosts)?)
         });
-    }
+    };
+    let changes = growth::CHECKS.into_iter().chain(migration::CHECKS);
+    changes.chain(saves::CHECKS).for_each(change);
+    // Most of the time they wait until the guest has used its memory for long enough.
+    thread::scope(|scope| {
+        for check in split::CHECKS {
+            scope.spawn(move || change(check));
+        }
+    });
     let long = home::LONG_CHECKS.into_iter().filter(|_| runner.long);
     for (name, hosts, check) in home::CHECKS.into_iter().chain(long) {
         let name = format!("vm, hosts: {name}");
