@@ -72,7 +72,7 @@ const LONG_BOUND: Duration = Duration::from_secs(3600);
 /// All litmus tests but those that take more than two threads.
 const TESTS: usize = 24;
 
-/// All litmus tests with so many rounds of each, and with `--long` so many more.
+/// All litmus tests, with this number of rounds of each: in `make test`, and with `--long`.
 pub(super) fn litmus_rounds(
     bench: &Bench<'_>,
     rounds: [u32; 2],

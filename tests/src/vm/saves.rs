@@ -20,6 +20,7 @@ use super::{BOUND, Bench, Runner, code, ended_with, heed, wait_until};
 use crate::boot::{Images, SMALL};
 use crate::context::{kvm_missing, works};
 use crate::guest::{Ended, Guest};
+use crate::processes;
 use crate::random::Random;
 
 /// The guest's program has filled its memory.
@@ -32,19 +33,21 @@ const EXIT_USAGE: i32 = 2;
 /// Longest time until a save that was given up is over.
 const OVER: Duration = Duration::from_secs(3);
 /// Why a machine that is being saved refuses another save.
-const BUSY: [&str; 2] = ["is being saved already", "a save is under way"];
+const BUSY: [&str; 2] = ["is being saved already", "save is under way"];
 
 type Test = fn(&Bench, &Images) -> Result<String>;
 
-const TESTS: [(&str, Test); 6] = [
+const TESTS: [(&str, Test); 8] = [
     (
         "what changed, and again, on two nodes, continues on 1 to 3",
         increments,
     ),
     ("a chain of ten", chain),
+    ("what changed since it was restored", since_restored),
     ("given up at any moment", given_up),
     ("what is refused meanwhile changes nothing", meanwhile),
     ("another save meanwhile changes nothing", twice),
+    ("a machine that ends meanwhile", ends),
     ("vCPUs that move meanwhile", moves),
 ];
 const FULL_DISK: &str = "vm, soft, live save: a full disk";
@@ -201,7 +204,7 @@ fn increments(bench: &Bench, images: &Images) -> Result<String> {
 fn chain(bench: &Bench, images: &Images) -> Result<String> {
     const SETS: usize = 10;
     let mut random = Random::new(bench.context.seed ^ 0x5a7e);
-    let script = on_both(30, 10_000, 6);
+    let script = on_both(30, 10_000, 5);
     let mut guest = start(bench, images, "--growable yes --memory 256M", &script)?;
     let set = |number: usize| bench.directory.join(format!("set{number}"));
     let mut longest_ms = pause_ms(&report(bench, &set(0), &["--live"])?)?;
@@ -234,6 +237,39 @@ fn chain(bench: &Bench, images: &Images) -> Result<String> {
         fs::remove_dir_all(set(number))?;
     }
     Ok(format!("paused for {longest_ms:.1} ms at most"))
+}
+
+/// A machine that continues a checkpoint is saved by what changed since that one, also at once,
+/// while it still reads its memory.
+fn since_restored(bench: &Bench, images: &Images) -> Result<String> {
+    let script = on_both(60, 20_000, 3);
+    let guest = start(bench, images, "--nodes 2 --memory 256M", &script)?;
+    let [full, second, third] = ["full", "second", "third"].map(|set| bench.directory.join(set));
+    let first = report(bench, &full, &["--stop"])?;
+    ended_with(&guest.finish(BOUND)?, 120, &["stopped"])?;
+    let mut next = restore(bench, &full, "m", &["--nodes", "2"])?;
+    wait_until("the machine runs", || is_running(bench))?;
+    let at_once = since(bench, [&full, &second], &["--live"])?;
+    let changed = since(bench, [&second, &third], &["--live"])?;
+    still_works(&mut next)?;
+    for report in [&at_once, &changed] {
+        ensure!(
+            number(report, "unchanged")? > 0.0
+                && number(report, "bytes")? < number(&first, "bytes")? / 2.0,
+            "{first}, then {report}"
+        );
+    }
+    continue_all(bench, &[(&second, "1"), (&third, "3")], 2)?;
+    all_right(&next.finish(BOUND)?, 2)?;
+    for directory in [full, second, third] {
+        fs::remove_dir_all(directory)?;
+    }
+    Ok(format!(
+        "{:.0} MB, then {:.0} and {:.0} MB",
+        number(&first, "bytes")? / 1e6,
+        number(&at_once, "bytes")? / 1e6,
+        number(&changed, "bytes")? / 1e6,
+    ))
 }
 
 /// `weft vm save m DIRECTORY --live`, which ends as Ctrl-C says wherever this suite was started.
@@ -363,7 +399,7 @@ fn given_up(bench: &Bench, images: &Images) -> Result<String> {
 /// guest.
 fn begin_long(bench: &Bench, images: &Images, directory: &Path) -> Result<(Child, Guest)> {
     let options = "--nodes 2 --memory 768M";
-    let guest = start(bench, images, options, "dirty 400 2000 4")?;
+    let guest = start(bench, images, options, "dirty 400 2000 3")?;
     let saving = begin(bench, directory, &["--live"])?;
     let first = directory.join("pages.0");
     wait_until("pages are written", || {
@@ -441,6 +477,30 @@ fn twice(bench: &Bench, images: &Images) -> Result<String> {
     ensure!(is_long, "the save was over before the other was asked");
     outcome?;
     ensure!(!other.exists(), "the other save left files");
+    Ok(String::new())
+}
+
+/// It is stopped, and it loses a node: the save says so, and leaves nothing.
+fn ends(bench: &Bench, images: &Images) -> Result<String> {
+    let directory = bench.directory.join("set");
+    for (is_stopped, code, says) in [(true, 120, "stopped"), (false, 124, "lost node 1 (")] {
+        let (saving, guest) = begin_long(bench, images, &directory)?;
+        if is_stopped {
+            bench.ask(&["vm", "stop", "--timeout", "0", "m"])?;
+        } else {
+            let parent = guest.pid() as i32;
+            let mut nodes = processes::all();
+            nodes.retain(|process| process.parent == parent);
+            // Node 0's is made last.
+            nodes.sort_by_key(|process| (process.identity.start, process.identity.pid));
+            let node = nodes.first().context("no process")?.identity.pid;
+            kill(Pid::from_raw(node), Signal::SIGKILL)?;
+        }
+        let output = saving.wait_with_output()?;
+        refused_with(&output, &["ended", "lost node 1"])?;
+        ensure!(!directory.exists(), "its files were not removed");
+        ended_with(&guest.finish(BOUND)?, code, &[says])?;
+    }
     Ok(String::new())
 }
 
