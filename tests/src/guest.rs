@@ -22,13 +22,14 @@ const KILL: Duration = Duration::from_secs(5);
 /// A guest's command did not succeed.
 const COMMAND_FAILED: &str = "weft-told: failed";
 
-/// A script that runs a command once, and again and again until [`Guest::tell`], so that the
+/// A script that runs each command once, and again and again until [`Guest::tell`], so that the
 /// guest works as long as a test needs it. [`Ended::all_succeeded`] judges.
-pub fn until_told(command: &str) -> String {
-    format!(
-        "(while {command} || echo {COMMAND_FAILED}; [ ! -e /tmp/told ]; do :; done) & \
-         read line; touch /tmp/told; wait"
-    )
+pub fn until_told(commands: &[&str]) -> String {
+    let repeat = |command: &&str| {
+        format!("(while {command} || echo {COMMAND_FAILED}; [ ! -e /tmp/told ]; do :; done) & ")
+    };
+    let work: String = commands.iter().map(repeat).collect();
+    work + "read line; touch /tmp/told; wait"
 }
 
 /// A line of the console.

@@ -64,7 +64,7 @@ const FOUR: Shape = Shape {
 
 /// The tests of the memory model as long as a test needs them; at least once.
 pub(crate) fn litmus_until_told() -> String {
-    until_told("litmus -d 100 -s 2")
+    until_told(&["litmus -d 100 -s 2"])
 }
 
 /// How long a program may run that watches over itself.

@@ -65,7 +65,7 @@ impl Site<'_> {
 
     /// The same, until it is told to end.
     fn writing_on(&self, words: &[&str], rate: u32) -> Result<Guest> {
-        self.filled(words, &until_told(&format!("dirty 60 {rate} 3")))
+        self.filled(words, &until_told(&[&format!("dirty 60 {rate} 3")]))
     }
 
     /// A machine called `m` whose program has filled its memory.
