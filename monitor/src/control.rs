@@ -8,7 +8,7 @@ use weft_api::{
     BackEndView, BalloonView, ChangeView, ConsoleView, Control, Counters, Failure, Faults,
     LocationView, Pages, SaveBody, Saved, State, VmView,
 };
-use weft_checkpoint::Written;
+use weft_checkpoint::{Identity, Written};
 use weft_console::terminal::Size;
 use weft_console::{Keys, Output, Port};
 use weft_machine::membership::NewNode;
@@ -282,13 +282,13 @@ impl Control for Controlled {
             is_live: body.live,
         };
         match body.live {
-            true => self.changes.begin_save()?,
+            true => self.changes.begin_save(body.identity)?,
             false => self.changes.check_not_saving()?,
         }
         let saved = self.write(checkpoint, body.leave_paused);
         saved.map_err(|failure| {
             if body.live {
-                self.end_save();
+                self.end_save(body.identity);
             }
             self.or_end(failure)
         })
@@ -302,21 +302,24 @@ impl Control for Controlled {
         Ok(absent.map(|(_, pages)| pages).sum())
     }
 
-    fn save_progress(&self) -> Result<Option<Vec<Written>>, Failure> {
+    fn save_progress(&self, identity: Identity) -> Result<Option<Vec<Written>>, Failure> {
+        if !self.changes.is_saving(identity) {
+            return Err(Failure::Conflict("the save was given up".into()));
+        }
         let failure = match self.handle.save_progress() {
             Ok(CheckpointProgress::Left(_)) => return Ok(None),
             Ok(CheckpointProgress::Written(pages)) => {
-                self.changes.end_save();
+                self.changes.end_save(identity);
                 return Ok(Some(pages));
             }
             Err(reason) => Failure::Failed(format!("cannot save: {reason}")),
         };
-        self.end_save();
+        self.end_save(identity);
         Err(self.or_end(failure))
     }
 
-    fn end_save(&self) {
-        if self.changes.end_save() {
+    fn end_save(&self, identity: Identity) {
+        if self.changes.end_save(identity) {
             self.handle.end_save();
         }
     }

@@ -4,7 +4,6 @@
 //! A thread listens at the control socket, from before this process confines itself. It opens
 //! links that come as open sockets.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use weft_aggregate::Slice;
 use weft_api::{ChangeView, Failure};
+use weft_checkpoint::Identity;
 use weft_confine::{ThreadKind, lock};
 use weft_console::Output;
 use weft_machine::membership::{HomeError, Job, NewNode, NodeProcesses};
@@ -306,8 +306,8 @@ struct Current {
 pub struct Changes {
     orders: SyncSender<(Wanted, Arc<Job>)>,
     current: Arc<Mutex<Option<Current>>>,
-    /// The machine is being saved while it runs. Changed with `current` locked.
-    saves: Arc<AtomicBool>,
+    /// The checkpoint that is being written while the machine runs. Changed with `current` locked.
+    saves: Arc<Mutex<Option<Identity>>>,
 }
 
 impl Changes {
@@ -335,7 +335,7 @@ impl Changes {
                 "a node joins or leaves, or the machine migrates: wait for it, or cancel it".into(),
             ));
         }
-        if self.saves.load(Ordering::SeqCst) {
+        if lock(&self.saves).is_some() {
             return Err(Failure::Conflict(
                 "the machine is being saved while it runs: wait for it, or end `weft vm save`"
                     .into(),
@@ -359,32 +359,42 @@ impl Changes {
         Ok(view)
     }
 
-    /// Lets no change begin until [`Changes::end_save`], unless one is under way.
-    pub fn begin_save(&self) -> Result<(), Failure> {
+    /// Lets no change begin until [`Changes::end_save`] of this checkpoint, unless one is under
+    /// way.
+    pub fn begin_save(&self, identity: Identity) -> Result<(), Failure> {
         let current = lock(&self.current);
         if current.as_ref().is_some_and(|last| !last.view.is_over()) {
             return Err(Failure::Conflict(
                 "cannot save it while it runs: a node joins or leaves, or it migrates".into(),
             ));
         }
-        match self.saves.swap(true, Ordering::SeqCst) {
-            true => Err(Failure::Conflict("it is being saved already".into())),
-            false => Ok(()),
-        }
+        self.check_not_saving()?;
+        *lock(&self.saves) = Some(identity);
+        Ok(())
     }
 
     /// Refuses what does not go with a save of a machine that runs.
     pub fn check_not_saving(&self) -> Result<(), Failure> {
-        match self.saves.load(Ordering::SeqCst) {
+        match lock(&self.saves).is_some() {
             true => Err(Failure::Conflict("it is being saved already".into())),
             false => Ok(()),
         }
     }
 
-    /// Changes may begin again. Whether they could not.
-    pub fn end_save(&self) -> bool {
+    /// Whether this checkpoint is being written while the machine runs.
+    pub fn is_saving(&self, identity: Identity) -> bool {
+        *lock(&self.saves) == Some(identity)
+    }
+
+    /// Changes may begin again, if this checkpoint was being written; whether it was.
+    pub fn end_save(&self, identity: Identity) -> bool {
         let _current = lock(&self.current);
-        self.saves.swap(false, Ordering::SeqCst)
+        let mut saves = lock(&self.saves);
+        let was_saving = *saves == Some(identity);
+        if was_saving {
+            *saves = None;
+        }
+        was_saving
     }
 
     /// How far it is.

@@ -147,12 +147,6 @@ fn runs(ended: &Ended) -> usize {
     ended.console().matches(RIGHT).count()
 }
 
-/// Fails unless a machine's `programs` programs come to their end, and find all pages right.
-fn finish(mut guest: Guest, programs: usize) -> Result<()> {
-    guest.tell()?;
-    all_right(&guest.finish(BOUND)?, programs)
-}
-
 /// Continues from each set, on its number of nodes, all at the same time: the guests are right.
 fn continue_all(bench: &Bench, sets: &[(&Path, &str)], programs: usize) -> Result<()> {
     let start = |(set, nodes): &(&Path, &str)| {
@@ -163,9 +157,9 @@ fn continue_all(bench: &Bench, sets: &[(&Path, &str)], programs: usize) -> Resul
         let name = set.file_name().and_then(OsStr::to_str);
         restore(bench, set, name.context("a set has a name")?, options)
     };
-    let guests = sets.iter().map(start).collect::<Result<Vec<Guest>>>()?;
-    for (mut guest, (set, nodes)) in guests.into_iter().zip(sets) {
-        guest.tell()?;
+    let mut guests = sets.iter().map(start).collect::<Result<Vec<Guest>>>()?;
+    guests.iter_mut().try_for_each(Guest::tell)?;
+    for (guest, (set, nodes)) in guests.into_iter().zip(sets) {
         let mut ended = guest.finish(BOUND)?;
         if ended.ended_well() && runs(&ended) < programs {
             // The set is of a moment between two runs of a program.
@@ -185,7 +179,7 @@ fn continue_all(bench: &Bench, sets: &[(&Path, &str)], programs: usize) -> Resul
 /// of all three is moved before machines continue from them.
 fn increments(bench: &Bench, images: &Images) -> Result<String> {
     let script = on_both(60, 20_000, 4);
-    let guest = start(bench, images, "--nodes 2 --memory 256M", &script)?;
+    let mut guest = start(bench, images, "--nodes 2 --memory 256M", &script)?;
     let folder = bench.directory.join("sets");
     fs::create_dir(&folder)?;
     let [full, second, third] = ["full", "second", "third"].map(|name| folder.join(name));
@@ -204,8 +198,9 @@ fn increments(bench: &Bench, images: &Images) -> Result<String> {
     fs::rename(&folder, &moved)?;
     let sets = ["full", "second", "third"].map(|name| moved.join(name));
     let [full, second, third] = &sets;
+    guest.tell()?;
     continue_all(bench, &[(full, "1"), (second, "2"), (third, "3")], 2)?;
-    finish(guest, 2)?;
+    all_right(&guest.finish(BOUND)?, 2)?;
     fs::remove_dir_all(moved)?;
     Ok(format!(
         "paused for {:.1} and {:.1} ms, until all was written {:.1} ms; {:.0}, {:.0} and {:.0} MB",
@@ -224,7 +219,7 @@ fn chain(bench: &Bench, images: &Images) -> Result<String> {
     const SETS: usize = 10;
     let mut random = Random::new(bench.context.seed ^ 0x5a7e);
     let script = on_both(30, 10_000, 2);
-    let guest = start(bench, images, "--growable yes --memory 256M", &script)?;
+    let mut guest = start(bench, images, "--growable yes --memory 256M", &script)?;
     let set = |number: usize| bench.directory.join(format!("set{number}"));
     let mut longest_ms = pause_ms(&report(bench, &set(0), &["--live"])?)?;
     let mut unchanged = 0.0;
@@ -236,6 +231,7 @@ fn chain(bench: &Bench, images: &Images) -> Result<String> {
     }
     ensure!(unchanged > 0.0, "each set has all pages");
     let last = set(SETS - 1);
+    guest.tell()?;
     continue_all(bench, &[(&last, "1")], 2)?;
     let names = |said: &str, needs: usize, why: &str| {
         let [set, base] = [needs, needs - 1].map(|number| set(number).display().to_string());
@@ -250,7 +246,7 @@ fn chain(bench: &Bench, images: &Images) -> Result<String> {
     names(&refusal(bench, &last, &[])?, 5, "is another checkpoint")?;
     fs::rename(set(4), set(2))?;
     fs::rename(aside, set(4))?;
-    finish(guest, 2)?;
+    all_right(&guest.finish(BOUND)?, 2)?;
     for number in 0..SETS {
         fs::remove_dir_all(set(number))?;
     }
@@ -265,7 +261,7 @@ fn since_restored(bench: &Bench, images: &Images) -> Result<String> {
     let [full, second, third] = ["full", "second", "third"].map(|set| bench.directory.join(set));
     let first = report(bench, &full, &["--stop"])?;
     ended_with(&guest.finish(BOUND)?, 120, &["stopped"])?;
-    let next = restore(bench, &full, "m", &["--nodes", "2"])?;
+    let mut next = restore(bench, &full, "m", &["--nodes", "2"])?;
     wait_until("the machine runs", || is_running(bench))?;
     let at_once = since(bench, [&full, &second], &["--live"])?;
     let changed = since(bench, [&second, &third], &["--live"])?;
@@ -276,8 +272,9 @@ fn since_restored(bench: &Bench, images: &Images) -> Result<String> {
             "{first}, then {report}"
         );
     }
+    next.tell()?;
     continue_all(bench, &[(&second, "1"), (&third, "3")], 2)?;
-    finish(next, 2)?;
+    all_right(&next.finish(BOUND)?, 2)?;
     for directory in [full, second, third] {
         fs::remove_dir_all(directory)?;
     }
@@ -371,7 +368,7 @@ fn given_up(bench: &Bench, images: &Images) -> Result<String> {
     const TIMES: usize = 10;
     let mut random = Random::new(bench.context.seed ^ 0x91fe);
     let options = "--nodes 2 --memory 768M";
-    let guest = start(bench, images, options, &on_one(450))?;
+    let mut guest = start(bench, images, options, &on_one(450))?;
     let set = |name: &str| bench.directory.join(name);
     let whole = report(bench, &set("whole"), &["--live"])?;
     // The rest of the time the files are flushed, and cannot be given up.
@@ -403,8 +400,9 @@ fn given_up(bench: &Bench, images: &Images) -> Result<String> {
     drop(grown);
     bench.ask(&["vm", "release", "m", "2"])?;
     report(bench, &set("last"), &["--live"])?;
+    guest.tell()?;
     continue_all(bench, &[(&set("last"), "2")], 1)?;
-    finish(guest, 1)?;
+    all_right(&guest.finish(BOUND)?, 1)?;
     fs::remove_dir_all(set("last"))?;
     Ok(format!(
         "{gone} were given up, {complete} were complete; {refused} came too early after one"
@@ -425,12 +423,13 @@ fn begin_long(bench: &Bench, images: &Images, directory: &Path) -> Result<(Child
 }
 
 /// The save is complete, and the guest is right there and here.
-fn end_long(bench: &Bench, (saving, guest): (Child, Guest), directory: &Path) -> Result<()> {
+fn end_long(bench: &Bench, (saving, mut guest): (Child, Guest), directory: &Path) -> Result<()> {
     let output = saving.wait_with_output()?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "the save failed: {said}");
+    guest.tell()?;
     continue_all(bench, &[(directory, "2")], 1)?;
-    finish(guest, 1)?;
+    all_right(&guest.finish(BOUND)?, 1)?;
     Ok(fs::remove_dir_all(directory)?)
 }
 
@@ -502,7 +501,7 @@ fn rivals(bench: &Bench, images: &Images) -> Result<String> {
     const RIVALS: usize = 6;
     let mut random = Random::new(bench.context.seed ^ 0x714a);
     let options = "--nodes 2 --memory 512M";
-    let guest = start(bench, images, options, &on_one(200))?;
+    let mut guest = start(bench, images, options, &on_one(200))?;
     let set = |name: &str| bench.directory.join(name);
     let (mut complete, mut refused) = (0, 0);
     while complete < ROUNDS {
@@ -533,8 +532,9 @@ fn rivals(bench: &Bench, images: &Images) -> Result<String> {
             fs::remove_dir_all(directory)?;
         }
     }
+    guest.tell()?;
     continue_all(bench, &[(&set("set"), "1")], 1)?;
-    finish(guest, 1)?;
+    all_right(&guest.finish(BOUND)?, 1)?;
     fs::remove_dir_all(set("set"))?;
     Ok(format!("{complete} complete, {refused} refused"))
 }
@@ -587,7 +587,7 @@ fn moves(bench: &Bench, images: &Images) -> Result<String> {
     const SETS: usize = 10;
     let script = on_both(40, 10_000, 2);
     let options = "--nodes 3 --memory 256M";
-    let guest = start(bench, images, options, &script)?;
+    let mut guest = start(bench, images, options, &script)?;
     let set = |number: usize| -> PathBuf { bench.directory.join(format!("set{number}")) };
     let is_over = AtomicBool::new(false);
     let save_all = || -> Result<f64> {
@@ -611,8 +611,9 @@ fn moves(bench: &Bench, images: &Images) -> Result<String> {
     })?;
     let sets = [2, 5, 8].map(set);
     let [first, second, third] = &sets;
+    guest.tell()?;
     continue_all(bench, &[(first, "1"), (second, "2"), (third, "3")], 2)?;
-    finish(guest, 2)?;
+    all_right(&guest.finish(BOUND)?, 2)?;
     for number in 0..SETS {
         fs::remove_dir_all(set(number))?;
     }
@@ -634,7 +635,7 @@ fn full_disk(bench: &Bench, images: &Images) -> Result<String> {
     const SMALL_DISK: &str = "mount -t tmpfs -o size=8M none \"$0\" && { \"$@\"; code=$?; \
          ls \"$0\"; exit $code; }";
     let script = on_both(60, 20_000, 4);
-    let guest = start(bench, images, "--nodes 2 --memory 256M", &script)?;
+    let mut guest = start(bench, images, "--nodes 2 --memory 256M", &script)?;
     let [first, disk, last] = ["first", "disk", "last"].map(|name| bench.directory.join(name));
     fs::create_dir(&disk)?;
     report(bench, &first, &["--live"])?;
@@ -658,8 +659,9 @@ fn full_disk(bench: &Bench, images: &Images) -> Result<String> {
         ensure!(is_running(bench)?, "the machine does not run");
     }
     since(bench, [&first, &last], &["--live"])?;
+    guest.tell()?;
     continue_all(bench, &[(&last, "2")], 2)?;
-    finish(guest, 2)?;
+    all_right(&guest.finish(BOUND)?, 2)?;
     for directory in [first, last] {
         fs::remove_dir_all(directory)?;
     }

@@ -23,7 +23,7 @@ mod view;
 use std::fs::File;
 
 use thiserror::Error;
-use weft_checkpoint::Written;
+use weft_checkpoint::{Identity, Written};
 use weft_machine::membership::NewNode;
 use weft_machine::migration::Migration;
 use weft_machine::{
@@ -101,9 +101,9 @@ pub trait Control: Send + Sync {
     /// machine continues if it ran. A live save has no pages in its reply: `save_progress`.
     fn save(&self, files: Vec<File>, body: &SaveBody) -> Result<Saved, Failure>;
     /// What each node has written, when a live save is over; `None` before.
-    fn save_progress(&self) -> Result<Option<Vec<Written>>, Failure>;
-    /// Gives up a live save, if one is under way.
-    fn end_save(&self);
+    fn save_progress(&self, identity: Identity) -> Result<Option<Vec<Written>>, Failure>;
+    /// Gives up the live save of this checkpoint, if it is under way.
+    fn end_save(&self, identity: Identity);
     /// Asks the guest to power itself off; `false` when there is no way to, and a
     /// conflict when the guest does not run and so would not hear of it.
     fn power_button(&self) -> Result<bool, Failure>;

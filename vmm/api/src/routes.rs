@@ -11,6 +11,7 @@ use serde::Serialize;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
+use weft_checkpoint::Identity;
 use weft_machine::membership::NewNode;
 
 use super::view::{
@@ -361,8 +362,10 @@ async fn save(worker: &Worker, files: Vec<File>, body: SaveBody) -> Result<Answe
         let saved = worker.ask(move |control| control.save(files, &body));
         return Ok(Answer::new(StatusCode::OK, &saved.await?));
     }
+    let identity = body.identity;
     let mut live = LiveSave {
         worker: worker.clone(),
+        identity,
         is_over: false,
     };
     let saved = worker.ask(move |control| control.save(files, &body)).await;
@@ -370,7 +373,10 @@ async fn save(worker: &Worker, files: Vec<File>, body: SaveBody) -> Result<Answe
     live.is_over = saved.is_err();
     let mut saved = saved?;
     saved.pages = loop {
-        if let Some(pages) = worker.ask(|control| control.save_progress()).await? {
+        if let Some(pages) = worker
+            .ask(move |control| control.save_progress(identity))
+            .await?
+        {
             break pages;
         }
         sleep(SAVE_LOOK).await;
@@ -382,17 +388,17 @@ async fn save(worker: &Worker, files: Vec<File>, body: SaveBody) -> Result<Answe
 /// Gives the live save up when it is dropped before it is over.
 struct LiveSave {
     worker: Worker,
+    identity: Identity,
     is_over: bool,
 }
 
 impl Drop for LiveSave {
     fn drop(&mut self) {
         if !self.is_over {
+            let identity = self.identity;
+            let end: Job = Box::new(move |control| control.end_save(identity));
             // With too many jobs it goes on until all is written, to files that nobody reads.
-            let _ = self
-                .worker
-                .0
-                .try_send(Box::new(|control| control.end_save()));
+            let _ = self.worker.0.try_send(end);
         }
     }
 }

@@ -16,7 +16,7 @@ use weft_api::{
     Faults, LocationView, OPENAPI, Pages, REQUEST_BYTES_MAX, SaveBody, Saved, Server, State,
     VmView,
 };
-use weft_checkpoint::Written;
+use weft_checkpoint::{Identity, Written};
 use weft_coherent_memory::{
     FaultKind, FaultPurpose, FaultRecord, PageCount, SliceFaults, SlicePages,
 };
@@ -287,11 +287,11 @@ impl Control for Fake {
         Ok(0)
     }
 
-    fn save_progress(&self) -> Result<Option<Vec<Written>>, Failure> {
+    fn save_progress(&self, _: Identity) -> Result<Option<Vec<Written>>, Failure> {
         Ok(None)
     }
 
-    fn end_save(&self) {}
+    fn end_save(&self, _: Identity) {}
 
     fn power_button(&self) -> Result<bool, Failure> {
         self.change("press the power button", State::Running, State::Running)?;
