@@ -2,17 +2,18 @@
 //! time and check every page at the end: on the machine that was saved, and on each one that
 //! continues from a checkpoint.
 
+mod given_up;
+mod meanwhile;
+
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use serde_json::Value;
 
 use super::checkpoints::{refusal, restore, save};
@@ -20,18 +21,14 @@ use super::{BOUND, Bench, Runner, code, ended_with, heed, wait_until};
 use crate::boot::{Images, SMALL};
 use crate::context::{kvm_missing, works};
 use crate::guest::{Ended, Guest, until_told};
-use crate::processes;
 use crate::random::Random;
 
 /// The guest's program has filled its memory.
 const AT_WORK: &str = "dirty: at work";
 /// All of its pages are as it wrote them.
 const RIGHT: &str = "dirty: right";
-/// Of a command that refuses, and of one whose line cannot be read.
+/// Of a command that refuses.
 const EXIT_REFUSED: i32 = 1;
-const EXIT_USAGE: i32 = 2;
-/// Longest time until a save that was given up is over.
-const OVER: Duration = Duration::from_secs(3);
 /// Why a machine that is being saved refuses another save.
 const BUSY: [&str; 2] = ["is being saved already", "save is under way"];
 
@@ -44,11 +41,17 @@ const TESTS: [(&str, Test); 9] = [
     ),
     ("a chain of ten", chain),
     ("what changed since it was restored", since_restored),
-    ("given up at any moment", given_up),
-    ("what is refused meanwhile changes nothing", meanwhile),
-    ("another save meanwhile changes nothing", twice),
-    ("others that are given up meanwhile change nothing", rivals),
-    ("a machine that ends meanwhile", ends),
+    ("given up at any moment", given_up::given_up),
+    (
+        "what is refused meanwhile changes nothing",
+        meanwhile::meanwhile,
+    ),
+    ("another save meanwhile changes nothing", meanwhile::twice),
+    (
+        "others that are given up meanwhile change nothing",
+        given_up::rivals,
+    ),
+    ("a machine that ends meanwhile", meanwhile::ends),
     ("vCPUs that move meanwhile", moves),
 ];
 const FULL_DISK: &str = "vm, soft, live save: a full disk";
@@ -70,7 +73,7 @@ pub(super) fn run(runner: &Runner<'_>) {
             back_end,
             &format!("vm, {back_end}, {UNABLE}"),
             missing,
-            unable,
+            meanwhile::unable,
         );
     }
 }
@@ -297,151 +300,10 @@ fn begin(bench: &Bench, directory: &Path, options: &[&str]) -> Result<Child> {
         .spawn()?)
 }
 
-/// What came of a save that was given up.
-#[derive(Debug, PartialEq)]
-enum Gone {
-    /// It was over before.
-    Complete,
-    /// There is no set.
-    Nothing,
-    /// It was refused, because the one before was not over.
-    Refused,
-}
-
-/// Has a save end by a signal after some time.
-fn give_up(bench: &Bench, directory: &Path, signal: Signal, after: Duration) -> Result<Gone> {
-    let saving = begin(bench, directory, &["--live"])?;
-    thread::sleep(after);
-    kill(Pid::from_raw(saving.id() as i32), signal)?;
-    let output = saving.wait_with_output()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    let has_manifest = directory.join("manifest").exists();
-    if output.status.success() || has_manifest {
-        let said = refusal(bench, directory, &["--cpus", "7"])?;
-        ensure!(said.contains("2 vCPUs, not 7"), "{said}");
-        return Ok(Gone::Complete);
-    }
-    if BUSY.iter().any(|words| said.contains(words)) {
-        return Ok(Gone::Refused);
-    }
-    // By the signal itself, or by what the command does with it.
-    let is_killed = output.status.code().is_none();
-    ensure!(
-        is_killed || said.contains("the save was given up"),
-        "{}: {said}",
-        output.status
-    );
-    ensure!(
-        is_killed || !directory.exists(),
-        "its files were not removed"
-    );
-    Ok(Gone::Nothing)
-}
-
-/// Repeats what a save that is not over refuses.
-fn once_over<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<(T, Duration)> {
-    let begun = Instant::now();
-    loop {
-        match attempt() {
-            Ok(done) => return Ok((done, begun.elapsed())),
-            Err(error) if begun.elapsed() > OVER => {
-                return Err(error.context("the save that was given up is not over"));
-            }
-            Err(error) => {
-                let said = format!("{error:#}");
-                let is_busy = said.contains("is being saved") || said.contains("under way");
-                ensure!(is_busy, "{said}");
-            }
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
-}
-
 fn is_running(bench: &Bench) -> Result<bool> {
     Ok(bench
         .ask(&["vm", "list", "--json"])?
         .contains("\"running\""))
-}
-
-/// Ctrl-C and `kill -9` in the middle: no set, and the machine continues as if nothing had been.
-fn given_up(bench: &Bench, images: &Images) -> Result<String> {
-    const TIMES: usize = 10;
-    let mut random = Random::new(bench.context.seed ^ 0x91fe);
-    let options = "--nodes 2 --memory 768M";
-    let mut guest = start(bench, images, options, &on_one(450))?;
-    let set = |name: &str| bench.directory.join(name);
-    let whole = report(bench, &set("whole"), &["--live"])?;
-    // The rest of the time the files are flushed, and cannot be given up.
-    let written_us = (0.6e6 * number(&whole, "seconds")?) as u64;
-    fs::remove_dir_all(set("whole"))?;
-    let (mut gone, mut complete, mut refused) = (0, 0, 0);
-    while gone < TIMES {
-        // The command looks for Ctrl-C four times a second.
-        let signal = match (gone + complete) % 4 {
-            0 => Signal::SIGINT,
-            _ => Signal::SIGKILL,
-        };
-        let after = Duration::from_micros(random.below(written_us));
-        let directory = set("given-up");
-        match give_up(bench, &directory, signal, after)? {
-            Gone::Nothing => gone += 1,
-            Gone::Complete => complete += 1,
-            Gone::Refused => refused += 1,
-        }
-        ensure!(refused < 10 * TIMES, "saves that were given up go on");
-        ensure!(complete <= TIMES, "{complete} came too late");
-        // Files that nobody removes when the command is killed.
-        if directory.exists() {
-            fs::remove_dir_all(&directory)?;
-        }
-        wait_until("the machine runs", || is_running(bench))?;
-    }
-    let (grown, _) = once_over(|| bench.ask(&["vm", "grow", "m", "--memory", "64M"]))?;
-    drop(grown);
-    bench.ask(&["vm", "release", "m", "2"])?;
-    report(bench, &set("last"), &["--live"])?;
-    guest.tell()?;
-    continue_all(bench, &[(&set("last"), "2")], 1)?;
-    all_right(&guest.finish(BOUND)?, 1)?;
-    fs::remove_dir_all(set("last"))?;
-    Ok(format!(
-        "{gone} were given up, {complete} were complete; {refused} came too early after one"
-    ))
-}
-
-/// A save of two nodes that takes long enough for others to be asked meanwhile: it, and the
-/// guest.
-fn begin_long(bench: &Bench, images: &Images, directory: &Path) -> Result<(Child, Guest)> {
-    let options = "--nodes 2 --memory 768M";
-    let guest = start(bench, images, options, &on_one(400))?;
-    let saving = begin(bench, directory, &["--live"])?;
-    let first = directory.join("pages.0");
-    wait_until("pages are written", || {
-        Ok(fs::metadata(&first).is_ok_and(|file| file.len() > 1 << 20))
-    })?;
-    Ok((saving, guest))
-}
-
-/// The save is complete, and the guest is right there and here.
-fn end_long(bench: &Bench, (saving, mut guest): (Child, Guest), directory: &Path) -> Result<()> {
-    let output = saving.wait_with_output()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "the save failed: {said}");
-    guest.tell()?;
-    continue_all(bench, &[(directory, "2")], 1)?;
-    all_right(&guest.finish(BOUND)?, 1)?;
-    Ok(fs::remove_dir_all(directory)?)
-}
-
-/// Starts all commands, whose output is wanted.
-fn begin_all(commands: Vec<Command>) -> Result<Vec<Child>> {
-    let begin = |mut command: Command| {
-        Ok(command
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()?)
-    };
-    commands.into_iter().map(begin).collect()
 }
 
 /// Fails unless a command was refused with one of these reasons.
@@ -453,114 +315,6 @@ fn refused_with(output: &Output, says: &[&str]) -> Result<()> {
         output.status
     );
     Ok(())
-}
-
-fn meanwhile(bench: &Bench, images: &Images) -> Result<String> {
-    const CHANGES: [&str; 1] = ["the machine is being saved while it runs"];
-    let directory = bench.directory.join("set");
-    let (mut saving, guest) = begin_long(bench, images, &directory)?;
-    let other = bench.directory.join("other").display().to_string();
-    let cases: [(&[&str], &[&str]); 4] = [
-        (&["vm", "save", "m", &other, "--live"], &BUSY[..1]),
-        (&["vm", "grow", "m", "--memory", "64M"], &CHANGES),
-        (&["vm", "release", "m", "1"], &CHANGES),
-        (&["vm", "migrate", "m", "1"], &CHANGES),
-    ];
-    let begun = begin_all(cases.map(|(words, _)| bench.weft(words)).into())?;
-    let outputs = begun.into_iter().map(Child::wait_with_output);
-    let outputs = outputs.collect::<std::io::Result<Vec<Output>>>()?;
-    let is_long = saving.try_wait()?.is_none();
-    ensure!(is_long, "the save was over before all others were asked");
-    for (output, (words, says)) in outputs.iter().zip(cases) {
-        refused_with(output, says).with_context(|| words.join(" "))?;
-    }
-    ensure!(!Path::new(&other).exists(), "the other save left files");
-    end_long(bench, (saving, guest), &directory)?;
-    Ok(String::new())
-}
-
-/// One for which the machine would stand is refused as well.
-fn twice(bench: &Bench, images: &Images) -> Result<String> {
-    let directory = bench.directory.join("set");
-    let (mut saving, guest) = begin_long(bench, images, &directory)?;
-    let other = bench.directory.join("other");
-    let output = bench.weft(&["vm", "save", "m"]).arg(&other).output()?;
-    let is_long = saving.try_wait()?.is_none();
-    let outcome = refused_with(&output, &BUSY);
-    end_long(bench, (saving, guest), &directory)
-        .with_context(|| format!("{outcome:?}, the save was under way: {is_long}"))?;
-    ensure!(is_long, "the save was over before the other was asked");
-    outcome?;
-    ensure!(!other.exists(), "the other save left files");
-    Ok(String::new())
-}
-
-/// Saves that are refused, because one is under way, and killed while they wait for the answer.
-fn rivals(bench: &Bench, images: &Images) -> Result<String> {
-    const ROUNDS: usize = 6;
-    const RIVALS: usize = 6;
-    let mut random = Random::new(bench.context.seed ^ 0x714a);
-    let options = "--nodes 2 --memory 512M";
-    let mut guest = start(bench, images, options, &on_one(200))?;
-    let set = |name: &str| bench.directory.join(name);
-    let (mut complete, mut refused) = (0, 0);
-    while complete < ROUNDS {
-        let saving = begin(bench, &set("set"), &["--live"])?;
-        let begin_rival = |number| begin(bench, &set(&format!("rival{number}")), &["--live"]);
-        let others = (0..RIVALS)
-            .map(begin_rival)
-            .collect::<Result<Vec<Child>>>()?;
-        for mut other in others {
-            thread::sleep(Duration::from_millis(random.below(10)));
-            // It may have ended.
-            let _ = other.kill();
-            other.wait()?;
-        }
-        let output = saving.wait_with_output()?;
-        match output.status.success() {
-            true => complete += 1,
-            // One of the others came first.
-            false => {
-                refused_with(&output, &BUSY)?;
-                refused += 1;
-                ensure!(refused < 10 * ROUNDS, "it is never its turn");
-            }
-        }
-        let rivals = (0..RIVALS).map(|number| set(&format!("rival{number}")));
-        let last = (complete < ROUNDS).then(|| set("set"));
-        for directory in rivals.chain(last).filter(|set| set.exists()) {
-            fs::remove_dir_all(directory)?;
-        }
-    }
-    guest.tell()?;
-    continue_all(bench, &[(&set("set"), "1")], 1)?;
-    all_right(&guest.finish(BOUND)?, 1)?;
-    fs::remove_dir_all(set("set"))?;
-    Ok(format!("{complete} complete, {refused} refused"))
-}
-
-/// It is stopped, and it loses a node: the save says so, and leaves nothing.
-fn ends(bench: &Bench, images: &Images) -> Result<String> {
-    let directory = bench.directory.join("set");
-    for (is_stopped, code, says) in [(true, 120, "stopped"), (false, 124, "lost node 1 (")] {
-        let (saving, guest) = begin_long(bench, images, &directory)?;
-        if is_stopped {
-            bench.ask(&["vm", "stop", "--timeout", "0", "m"])?;
-        } else {
-            let parent = guest.pid() as i32;
-            let mut nodes = processes::all();
-            nodes.retain(|process| process.parent == parent);
-            // Node 0's is made last.
-            nodes.sort_by_key(|process| (process.identity.start, process.identity.pid));
-            let node = nodes.first().context("no process")?.identity.pid;
-            kill(Pid::from_raw(node), Signal::SIGKILL)?;
-        }
-        let output = saving.wait_with_output()?;
-        refused_with(&output, &["ended", "node 1 ("])?;
-        ensure!(!directory.exists(), "its files were not removed");
-        ended_with(&guest.finish(BOUND)?, code, &[says])?;
-    }
-    Ok(String::new())
 }
 
 /// Moves vCPUs to other nodes until it is told to end: how often.
@@ -664,59 +418,6 @@ fn full_disk(bench: &Bench, images: &Images) -> Result<String> {
     all_right(&guest.finish(BOUND)?, 2)?;
     for directory in [first, last] {
         fs::remove_dir_all(directory)?;
-    }
-    Ok(String::new())
-}
-
-/// What a machine without a controller of its memory, or on KVM, cannot do is refused before
-/// it is stopped, and so is what makes no sense.
-fn unable(bench: &Bench) -> Result<String> {
-    let is_soft = bench.back_end == "soft";
-    let options: &[&str] = match is_soft {
-        true => &["--name", "m", "--growable", "no"],
-        false => &["--name", "m"],
-    };
-    let guest = bench.start(options)?;
-    let [full, set] = ["full", "set"].map(|name| bench.directory.join(name));
-    let [full_too, set_too] = [&full, &set].map(|path| path.display().to_string());
-    save(bench, "m", &full, &[])?;
-    let other = bench.start(&["--name", "other"])?;
-    let cannot = "that needs software vCPUs, and a machine that can grow";
-    let [live, changed] =
-        ["while it runs", "by what changed"].map(|how| format!("cannot be saved {how}: {cannot}"));
-    let another = format!("{full_too}: it is a checkpoint of vm m, not of vm other");
-    let cases: [(&str, &[&str], i32, &str); 5] = [
-        ("m", &["--live"], EXIT_REFUSED, &live),
-        ("m", &["--since", &full_too], EXIT_REFUSED, &changed),
-        (
-            "m",
-            &["--live", "--stop"],
-            EXIT_USAGE,
-            "cannot be used with",
-        ),
-        ("other", &["--since", &full_too], EXIT_REFUSED, &another),
-        (
-            "m",
-            &["--since", &set_too],
-            EXIT_REFUSED,
-            "does not hold a checkpoint",
-        ),
-    ];
-    for (name, options, wanted, says) in cases {
-        let mut command = bench.weft(&["vm", "save", name]);
-        let output = command.arg(&set).args(options).output()?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(
-            output.status.code() == Some(wanted) && said.contains(says),
-            "{name} {options:?}: {}, not {wanted} and `{says}`: {said}",
-            output.status
-        );
-        ensure!(!set.exists(), "{name} {options:?} left files");
-    }
-    for mut guest in [guest, other] {
-        guest.write("hello q")?;
-        let ended = guest.finish(BOUND)?;
-        ensure!(code(&ended)? == 0, "{}", ended.stderr);
     }
     Ok(String::new())
 }
