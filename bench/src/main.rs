@@ -125,9 +125,9 @@ impl Options {
     }
 }
 
-fn run_one(name: &str, options: &Options, place: &Place) -> Result<Table> {
+fn run_one(name: &str, options: &Options, place: &Place) -> Result<Vec<Table>> {
     let repeat = options.repeat.max(1);
-    match name {
+    let table = match name {
         "latency" => micro::latency(place, repeat),
         "unstretched" => micro::unstretched(place, repeat),
         "throughput" => micro::throughput(place, repeat),
@@ -145,7 +145,7 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Table> {
         "vm-nodes-disk" => storage(place, &options.images(), repeat),
         "vm-nodes-net" => web(place, &options.images(), repeat),
         "vm-nodes-nginx" => nginx(place, &options.images(), repeat),
-        "vm-vcpu-move" => vcpu_move(place, &options.images(), repeat),
+        "vm-vcpu-move" => return vcpu_move(place, &options.images(), repeat),
         "vm-follow" => follow(place, &options.images(), repeat),
         "vm-checkpoint" => checkpoint(place, &options.images(), repeat),
         "vm-save-live" => save_live(place, &options.images(), repeat),
@@ -158,7 +158,8 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Table> {
         "vm-devices" => devices(place, &options.images(), repeat),
         "elastic-gigabit" => elastic(place, Network::Gigabit, repeat, &options.program),
         _ => elastic(place, Network::Unshaped, repeat, &options.program),
-    }
+    };
+    Ok(vec![table?])
 }
 
 fn run(options: &Options) -> Result<bool> {
@@ -192,10 +193,12 @@ fn run(options: &Options) -> Result<bool> {
     for name in names {
         eprintln!("{name}:");
         match run_one(name, options, &place) {
-            Ok(table) => {
-                println!("\n## {name}\n\n{}", table.to_markdown());
-                if !options.dry {
-                    table.write(&options.results, &options.page)?;
+            Ok(tables) => {
+                for table in tables {
+                    println!("\n## {}\n\n{}", table.name, table.to_markdown());
+                    if !options.dry {
+                        table.write(&options.results, &options.page)?;
+                    }
                 }
             }
             Err(error) => {

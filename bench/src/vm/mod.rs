@@ -12,6 +12,7 @@ pub mod kvm;
 pub mod latency;
 pub mod migrate;
 pub mod nginx;
+mod pages_follow;
 pub mod ping;
 mod qmp;
 pub mod restore;

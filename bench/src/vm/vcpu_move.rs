@@ -9,6 +9,7 @@ use weft_tests::boot::{Images, Monitor};
 use weft_tests::guest::Guest;
 
 use super::aggregate::Where;
+use super::pages_follow;
 use crate::program::Place;
 use crate::raw::{self, Kind};
 use crate::results::{Goal, Table, digits, median};
@@ -31,11 +32,12 @@ const PARTS: [&str; 5] = [
     "install_ns",
 ];
 
-/// The table `vm-vcpu-move`.
-pub fn vcpu_move(place: &Place, images: &Images, repeat: usize) -> Result<Table> {
+/// The tables `vm-vcpu-move` and `vm-vcpu-move-pages`.
+pub fn vcpu_move(place: &Place, images: &Images, repeat: usize) -> Result<Vec<Table>> {
     let small = images.small(&place.weft)?;
     let mut samples: BTreeMap<String, Vec<f64>> = BTreeMap::new();
-    let mut raw_us = Vec::new();
+    let mut paces = BTreeMap::new();
+    let mut streams = Vec::new();
     for round in 0..repeat {
         for (number, (what, work)) in WORK.into_iter().enumerate() {
             // The last machine may not have gone yet.
@@ -57,9 +59,14 @@ pub fn vcpu_move(place: &Place, images: &Images, repeat: usize) -> Result<Table>
             }
             guest.kill()?;
         }
-        raw_us.push(raw::measure(Kind::Tcp, &place.work)?.blocking_ns / 1000.0);
+        pages_follow::measure(place, images, round, &mut paces)?;
+        streams.push(raw::measure(Kind::Tcp, &place.work)?);
     }
-    Ok(table(&samples, &raw_us))
+    let raw_us: Vec<f64> = streams.iter().map(|raw| raw.blocking_ns / 1000.0).collect();
+    Ok(vec![
+        table(&samples, &raw_us),
+        pages_follow::table(&paces, &streams),
+    ])
 }
 
 /// Moves vCPU 1, which starts on node 1.
@@ -70,7 +77,7 @@ fn move_vcpu(place: &Place, name: &str, to: usize) -> Result<Value> {
 
 fn table(samples: &BTreeMap<String, Vec<f64>>, raw_us: &[f64]) -> Table {
     let about = format!(
-        "vCPU 1 of a Linux on two nodes of this host (TCP, software vCPUs) moves to and fro, {MOVES} times a run; medians of all moves, in µs. *Stands*: no instruction of it is executed anywhere; *save*, *send*, *wake*, *install* are its parts. The raw round trip is a request of 8 bytes answered with 4096 over one TCP connection between two processes, in the same run; the goal is that and {ALLOWANCE_US} µs. The pages that the vCPU uses follow it, which is not measured here."
+        "vCPU 1 of a Linux on two nodes of this host (TCP, software vCPUs) moves to and fro, {MOVES} times a run; medians of all moves, in µs. *Stands*: no instruction of it is executed anywhere; *save*, *send*, *wake*, *install* are its parts. The raw round trip is a request of 8 bytes answered with 4096 over one TCP connection between two processes, in the same run, both on one processor where the scheduler puts them there; the goal is that and {ALLOWANCE_US} µs."
     );
     let head = [
         "what",

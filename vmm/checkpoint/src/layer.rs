@@ -7,16 +7,28 @@ use std::path::{Path, PathBuf};
 use crate::manifest::MANIFEST_BYTES_MAX;
 use crate::pages::{Span, named_twice};
 use crate::{
-    Base, BaseProblem, CheckpointError, FormatError, Manifest, PageFile, PagesReader, failed,
+    Base, BaseProblem, CheckpointError, FILES_MAX, FormatError, Manifest, PageFile, PagesReader,
+    failed,
 };
 
 pub(crate) const MANIFEST: &str = "manifest";
+/// Its name until the set is complete.
+pub(crate) const MANIFEST_NEW: &str = "manifest.new";
 pub(crate) const MACHINE: &str = "machine";
 /// Longest file `machine`, in bytes: 255 vCPUs with their state take a few MB.
 const MACHINE_BYTES_MAX: u64 = 64 << 20;
 
 pub(crate) fn pages_name(node: usize) -> String {
     format!("pages.{node}")
+}
+
+/// Whether a directory has any file of a set, whichever of them a save that was killed wrote or
+/// removed first.
+fn has_part(directory: &Path) -> bool {
+    let pages = (0..FILES_MAX).map(pages_name);
+    let others = [MACHINE, MANIFEST_NEW].map(str::to_owned);
+    let mut names = pages.chain(others);
+    names.any(|name| directory.join(name).exists())
 }
 
 /// A file of pages whose tables are checked.
@@ -53,9 +65,9 @@ impl Layer {
                 read.map_err(failed("read", &path))?;
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let has_pages = directory.join(pages_name(0)).exists();
+                let has_part = has_part(directory);
                 let directory = directory.to_owned();
-                return Err(match has_pages {
+                return Err(match has_part {
                     true => CheckpointError::Incomplete(directory),
                     false => CheckpointError::NoCheckpoint(directory),
                 });

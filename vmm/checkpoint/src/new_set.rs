@@ -10,14 +10,11 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use crate::layer::{MACHINE, MANIFEST, pages_name};
+use crate::layer::{MACHINE, MANIFEST, MANIFEST_NEW, pages_name};
 use crate::{
     Base, BaseProblem, CHAIN_MAX, CheckpointError, Identity, Machine, Manifest, PageFile, Set,
     failed,
 };
-
-/// Its name until the set is complete.
-const MANIFEST_NEW: &str = "manifest.new";
 
 /// A set that is being written; its files are removed when it is dropped before
 /// [`NewSet::commit`].
@@ -112,6 +109,8 @@ impl NewSet {
         let bytes = manifest.encode().map_err(io::Error::from);
         let bytes = bytes.map_err(failed("describe the set in", &path))?;
         self.write_file(MANIFEST_NEW, &bytes)?;
+        // The flush of a file need not make its name last.
+        sync_directory(Some(&self.directory))?;
         let new = self.directory.join(MANIFEST_NEW);
         fs::rename(new, &path).map_err(failed("create", &path))?;
         self.is_complete = true;
