@@ -476,8 +476,10 @@ impl Peers {
     ) {
         let node = NodeId(from as u8);
         let mut patience = self.lease.max(START);
+        // In waits, not by the clock: a host that stood still could hear nobody.
+        let (wait, mut silence) = (self.lease / BEATS, Duration::ZERO);
         while !self.is_over() {
-            let received = receiver.receive(patience);
+            let received = receiver.receive(wait);
             if let Ok(Some(frame)) = &received {
                 let bytes = HEADER_BYTES + frame.payload.len();
                 self.received_frames.fetch_add(1, Ordering::Relaxed);
@@ -491,13 +493,17 @@ impl Peers {
                 Ok(Some(frame)) => SliceMessage::decode(&frame.header, frame.payload)
                     .map(|message| handler.handle(from, message))
                     .map_err(|error| error.to_string()),
+                Ok(None) if silence + wait < patience => {
+                    silence += wait;
+                    continue;
+                }
                 Ok(None) => Err(format!("silent for {} s", patience.as_secs_f64())),
                 Err(error) => Err(error.to_string()),
             };
             if let Err(reason) = outcome {
                 return self.lost(from, &reason);
             }
-            patience = self.lease;
+            (patience, silence) = (self.lease, Duration::ZERO);
         }
     }
 

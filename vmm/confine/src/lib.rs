@@ -27,6 +27,7 @@ mod limits;
 pub mod privilege;
 mod rules;
 mod starting;
+mod time_slice;
 mod violation;
 
 use std::collections::BTreeMap;
@@ -84,6 +85,11 @@ pub enum ThreadKind {
 }
 
 impl ThreadKind {
+    /// Whether vCPUs, here or on other hosts, wait for what it does, which is short.
+    fn serves_others(self) -> bool {
+        matches!(self, Self::Device | Self::Link)
+    }
+
     /// Every kind.
     pub const ALL: [ThreadKind; 10] = [
         ThreadKind::Main,
@@ -159,6 +165,9 @@ pub fn spawn(
     let thread = std::thread::Builder::new()
         .name(name.to_owned())
         .spawn(move || {
+            if kind.serves_others() {
+                time_slice::shorten();
+            }
             let result = enter(kind);
             let go = result.is_ok();
             starting::remove(result);
