@@ -18,8 +18,8 @@ pub(super) const CHECKS: [(&str, usize, Check); 2] = [
     ("split, by history, of two nodes", 2, of_two),
 ];
 
-/// Nearly all of the memory has a content, and 32 MB are used all the time.
-const PROGRAM: &str = "dirty 172 20000 28 32";
+/// Nearly all of the memory has a content, and 32 MB are used all the time, until it is told.
+const PROGRAM: &str = "(dirty 172 20000 300 32) & read line; touch /tmp/told; wait";
 /// The first host has room for a little more than half of the machine's memory.
 const TO: &str = "h1=136M,h2=200M";
 /// How long faults are counted.
@@ -68,6 +68,7 @@ fn splits(site: &Site<'_>, words: &[&str]) -> Result<String> {
     let [Ok(by_order), Ok(by_history)] = both else {
         bail!("{both:?}: {}", guest.finish(Duration::ZERO)?.stderr);
     };
+    guest.tell()?;
     let line = judge_writes(&guest.finish(LONG_BOUND)?)?;
     ensure!(
         by_history < by_order / 4,
