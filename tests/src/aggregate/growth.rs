@@ -3,7 +3,7 @@
 //! why, and changes nothing.
 
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
@@ -275,16 +275,23 @@ fn cancelled(bench: &Bench<'_>) -> Result<String> {
     let mut random = Random::new(bench.context.seed ^ 0x6ca2);
     let room = || (0..3).map(|node| budget(bench, node)).sum::<Result<u64>>();
     bench.ask(&GROW)?;
+    let begun = Instant::now();
+    bench.ask(&["vm", "release", "m", "2"])?;
+    let release_us = begun.elapsed().as_micros() as u64;
+    bench.ask(&GROW)?;
     let at_first = room()?;
     let mut undone = [0, 0];
     let rounds = if bench.plan.long { 30 } else { 15 };
-    for round in 0..rounds {
+    for round in 0..4 * rounds {
+        if round >= rounds && undone[1] > 0 {
+            break;
+        }
         let (node, vcpu) = (1 + random.below(2), random.below(2) as u32);
         // It stays where a release was undone.
         if locations(bench)?[vcpu as usize] != node {
             move_vcpu(bench, vcpu, node)?;
         }
-        let mut moment = || Duration::from_micros(random.below(30_000));
+        let mut moment = || Duration::from_micros(random.below(release_us));
         let number = node.to_string();
         if interrupt(bench, &["vm", "release", "m", &number], moment())? {
             // The number is free now.
@@ -300,7 +307,10 @@ fn cancelled(bench: &Bench<'_>) -> Result<String> {
             "{now} pages in round {round}, at first {at_first}"
         );
     }
-    ensure!(undone[1] > 0, "all {rounds} came too late");
+    ensure!(
+        undone[1] > 0,
+        "all came too late: a release takes {release_us} us"
+    );
     release(bench, 1)?;
     release(bench, 2)?;
     bench.processes(&guest, 1)?;
