@@ -174,7 +174,8 @@ pub enum VmCommand {
         #[command(flatten)]
         how: MigrationArgs,
     },
-    /// Bring all vCPUs and pages of a machine to one of its nodes, and give the others back
+    /// Bring all vCPUs and pages of a machine to one of its nodes, or to another host, and give
+    /// the others back
     ///
     /// Nodes with disks or networks, and node 0, stay for their devices. Ctrl-C puts everything
     /// back, until all pages have moved.
@@ -182,9 +183,13 @@ pub enum VmCommand {
         /// The machine's name or pid, as `weft vm list` shows them
         #[arg(value_name = "NAME|PID")]
         machine: String,
-        /// The node's number, as `weft vm top` shows it
-        #[arg(value_name = "NODE", default_value_t = 0)]
-        node: usize,
+        /// The node's number, as `weft vm top` shows it, or a host, where a node joins for it
+        #[arg(value_name = "NODE|HOST", default_value = "0", value_parser = parse_destination)]
+        to: Destination,
+        /// Wait until node 0's host, or HOST, has room for all of the machine, and so long at
+        /// most, 0.1 to 3600
+        #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+        when_room: Option<Duration>,
         #[command(flatten)]
         how: MigrationArgs,
     },

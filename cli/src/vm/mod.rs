@@ -26,6 +26,7 @@ mod outcome;
 mod plan;
 mod registry;
 mod restore;
+mod room;
 mod run;
 mod running;
 mod save;
@@ -40,7 +41,7 @@ mod updated;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use weft_machine::migration::{Choose, Destination};
+use weft_machine::migration::Choose;
 
 pub use args::VmCommand;
 pub use checks::checks;
@@ -93,8 +94,16 @@ pub fn run(command: VmCommand, started: Instant) -> anyhow::Result<ExitCode> {
             let migration = how.to(to, spread, choose.into());
             growth::migrate(&machine, &migration, how.timeout, how.json)
         }
-        VmCommand::Consolidate { machine, node, how } => {
-            let migration = how.to(vec![Destination::Node(node)], false, Choose::default());
+        VmCommand::Consolidate {
+            machine,
+            to,
+            when_room,
+            how,
+        } => {
+            if let Some(patience) = when_room {
+                room::wait(&machine, &to, patience)?;
+            }
+            let migration = how.to(vec![to], false, Choose::default());
             growth::migrate(&machine, &migration, how.timeout, how.json)
         }
         VmCommand::Save(args) => save::run(&args),

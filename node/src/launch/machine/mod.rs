@@ -34,8 +34,7 @@ use super::signals::{Signals, is_ignored};
 use crate::error::LaunchError;
 
 pub use owner::{Machine, MachineOutcome};
-pub(crate) use plan::reservation_bytes;
-pub use plan::{MachinePlan, MachineSettings, Share};
+pub use plan::{MachinePlan, MachineSettings, Share, reservation_bytes};
 
 /// Ask for the machine's end.
 const ENDS: [Signal; 4] = [

@@ -26,7 +26,7 @@ const CPU_BYTES: u64 = 72 << 20;
 
 /// What a host has to lend for a slice: guest memory that it may come to hold, and what
 /// its vCPUs need.
-pub(crate) fn reservation_bytes(memory_bytes: u64, cpus: u32) -> u64 {
+pub fn reservation_bytes(memory_bytes: u64, cpus: u32) -> u64 {
     memory_bytes.saturating_add(u64::from(cpus) * CPU_BYTES)
 }
 

@@ -29,7 +29,7 @@ pub(super) fn mode(round: usize) -> &'static str {
 type Check = fn(&mut Site<'_>) -> Result<String>;
 
 /// By name: hosts beside the launcher's, and the test.
-pub(super) const CHECKS: [(&str, usize, Check); 9] = [
+pub(super) const CHECKS: [(&str, usize, Check); 10] = [
     ("migration, to a host and back, five times", 1, to_and_fro),
     ("migration, of one node, to a host and back", 1, from_one),
     ("migration, of a paused machine", 1, paused),
@@ -37,6 +37,7 @@ pub(super) const CHECKS: [(&str, usize, Check); 9] = [
     ("migration, split over two hosts and merged", 2, split),
     ("migration, of a guest that writes all the time", 1, busy),
     ("migration, of a server on a tap device", 2, serving),
+    ("migration, as soon as there is room", 1, when_room),
     ("migration, cancelled at any moment", 1, cancelled),
     ("migration, a daemon is killed", 1, daemon_killed),
 ];
@@ -318,6 +319,46 @@ fn serving(site: &mut Site<'_>) -> Result<String> {
     ensure!(ended.line("WRONG").is_none(), "{}", ended.tail(20));
     let line = judge_writes(&ended)?;
     Ok(format!("{count} files; {line}"))
+}
+
+/// A host that has lent too much to take the machine gets some of it back, and then takes it.
+fn when_room(site: &mut Site<'_>) -> Result<String> {
+    let mut guest = site.writing_on(&ONE, 2000)?;
+    let node = site.grow(&["--on", "h1=256M"])?;
+    let wait = |seconds| {
+        [
+            "vm",
+            "consolidate",
+            "m",
+            "h1",
+            "--when-room",
+            seconds,
+            "--json",
+        ]
+    };
+    let late = site.refusal(&wait("0.5"))?;
+    ensure!(late.contains("no room on h1 within 0.5 s"), "{late}");
+    let lent = node.to_string();
+    let fixed = site.refusal(&["vm", "consolidate", "m", &lent, "--when-room", "5"])?;
+    ensure!(fixed.contains("gets no more"), "{fixed}");
+    site.is_on(0)?;
+    let mut command = site.weft(&wait("60"));
+    let mut waiting = command
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    std::thread::sleep(Duration::from_secs(1));
+    let is_early = waiting.try_wait()?.is_some();
+    site.release(node)?;
+    let output = waiting.wait_with_output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success() && !is_early, "{said}");
+    ensure!(said.contains("waits for room on h1: "), "{said}");
+    site.moved(&["consolidate", "m", "--when-room", "60"])?;
+    site.is_on(0)?;
+    site.all_given_back()?;
+    guest.tell()?;
+    judge_writes(&guest.finish(LONG_BOUND)?)
 }
 
 fn cancelled(site: &mut Site<'_>) -> Result<String> {
