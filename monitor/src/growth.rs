@@ -14,7 +14,7 @@ use weft_api::{ChangeView, Failure};
 use weft_checkpoint::Identity;
 use weft_confine::{ThreadKind, lock};
 use weft_console::Output;
-use weft_machine::membership::{HomeError, Job, NewNode, NodeProcesses};
+use weft_machine::membership::{HomeError, Job, NewDisk, NewNode, NodeProcesses};
 use weft_machine::migration::Migration;
 use weft_machine::{Handle, HomeState, Machine};
 use weft_node::monitor_protocol::{Control, HomeStep, LauncherMessage, MonitorMessage, SliceBoot};
@@ -143,6 +143,11 @@ impl Listener {
                         self.control.say(&MonitorMessage::Said(reason));
                     }
                 }
+                LauncherMessage::Disk { number } => {
+                    if let Some((file, _)) = link {
+                        self.slice.take_disk_copy(number, file.into());
+                    }
+                }
                 LauncherMessage::NodeReady { request } => self.reply(request, Reply::Ready),
                 LauncherMessage::NodeFailed { request, reason } => {
                     self.reply(request, Reply::Failed(reason));
@@ -208,6 +213,19 @@ impl NodeProcesses for Launcher {
         self.control.say(&MonitorMessage::EndNode { number });
     }
 
+    fn make_disk(&self, number: usize, disk: &NewDisk) -> Result<(), String> {
+        let step = HomeStep::Disk {
+            number: disk.number,
+            path: disk.path.clone(),
+            bytes: disk.bytes,
+        };
+        match self.move_home(number, vec![step]) {
+            Some(Reply::Ready | Reply::HomeReady(_)) => Ok(()),
+            Some(Reply::Failed(reason) | Reply::Lost(reason)) => Err(reason),
+            None => Err(late()),
+        }
+    }
+
     fn prepare_home(&self, number: usize) -> Result<String, String> {
         if self.has_terminal {
             return Err("its console is the terminal of `weft vm run`".into());
@@ -224,6 +242,10 @@ impl NodeProcesses for Launcher {
                 })
             }
         }
+    }
+
+    fn await_home(&self, number: usize) {
+        self.say_home(self.replies.begin(), number, HomeStep::Wait);
     }
 
     fn announce_home(&self, number: usize) {

@@ -19,6 +19,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -147,11 +148,19 @@ pub enum MonitorMessage {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HomeStep {
+    /// Make an empty file of this size for a copy of a disk, and give it to the slice.
+    Disk {
+        number: u8,
+        path: PathBuf,
+        bytes: u64,
+    },
     /// Start a process that can take it.
     Prepare,
     /// The next bytes of the files that the guest restarts from, as hexadecimal digits. The
     /// launcher sends them.
     File { part: String },
+    /// That process will be needed, though not within its bound. No answer.
+    Wait,
     /// The machine stands: frames for it come to that process's host from now on. No answer.
     Announce,
     /// A part of the machine's state, as text that only monitors read.
@@ -318,6 +327,8 @@ pub fn receive_order(socket: BorrowedFd<'_>) -> io::Result<(HomeOrder, OwnedFd)>
 pub enum LauncherMessage {
     /// A slice joins; the link's socket comes along.
     Link { number: u32, kind: LinkKind },
+    /// A disk of node 0 will be copied to this host; the file comes along.
+    Disk { number: u8 },
     /// To node 0: the process of the node that it asked for runs and has its links.
     NodeReady { request: u64 },
     /// To node 0: there is no such process, for this reason.
@@ -328,7 +339,7 @@ pub enum LauncherMessage {
     HomeLost { request: u64, reason: String },
 }
 
-/// What a slice was told, with the link that came along.
+/// What a slice was told, with the link, or file, that came along.
 pub type Told = (LauncherMessage, Option<(OwnedFd, Option<SessionKeys>)>);
 
 /// One end of a link with its keys, for each slice; none for oneself.
@@ -402,6 +413,15 @@ pub fn send_link(control: BorrowedFd<'_>, number: u32, link: Link) -> io::Result
     };
     let packet = serde_json::to_vec(&LauncherMessage::Link { number, kind })?;
     sys::send_with_descriptors(control, &packet, &[socket.as_raw_fd()])
+}
+
+/// Gives a slice that runs the file for a copy of a disk.
+///
+/// # Errors
+/// Its process is gone.
+pub fn send_disk(control: BorrowedFd<'_>, number: u8, file: BorrowedFd<'_>) -> io::Result<()> {
+    let packet = serde_json::to_vec(&LauncherMessage::Disk { number })?;
+    sys::send_with_descriptors(control, &packet, &[file.as_raw_fd()])
 }
 
 /// Tells a slice that runs something without a link.
@@ -593,6 +613,10 @@ impl Control {
                     LinkKind::None | LinkKind::Clear => None,
                 };
                 descriptors.into_iter().next().map(|socket| (socket, keys))
+            }
+            LauncherMessage::Disk { .. } => {
+                let file = descriptors.into_iter().next();
+                file.map(|file| (file, None))
             }
             _ => None,
         };

@@ -244,6 +244,14 @@ pub fn with_tun(node: &Path) -> Vec<OsString> {
     words
 }
 
+/// Words that run a command for which `own` is at `place`, in a mount namespace of its own.
+pub fn with_directory(own: &Path, place: &Path) -> Vec<OsString> {
+    const BIND: &str = "mount --bind \"$0\" \"$1\" && shift && exec \"$@\"";
+    let mut words = ["sh", "-c", BIND].map(OsString::from).to_vec();
+    words.extend([own.into(), place.into()]);
+    words
+}
+
 /// A namespace with a tap device in it, and nothing else.
 #[derive(Debug)]
 pub struct TapHost {

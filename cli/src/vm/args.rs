@@ -171,6 +171,10 @@ pub enum VmCommand {
         /// Which pages go to the first of several
         #[arg(long, value_enum, default_value_t)]
         choose: ChooseArg,
+        /// Copy the disks of node 0 to the same paths of the host that the machine goes to for
+        /// good, while the guest runs
+        #[arg(long)]
+        with_disks: bool,
         #[command(flatten)]
         how: MigrationArgs,
     },
@@ -503,6 +507,7 @@ impl MigrationArgs {
             choose,
             downtime_ms: self.downtime,
             bytes_per_s: self.bandwidth,
+            with_disks: false,
         }
     }
 }

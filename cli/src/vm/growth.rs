@@ -207,6 +207,12 @@ fn progress(view: &ChangeView) -> String {
                 Some(seconds) => format!("{left} of pages left{node}, {}", format_seconds(seconds)),
             }
         }
+        Activity::CopyingDisks => {
+            format!(
+                "{} of disks left to copy",
+                format_bytes(progress.bytes_left)
+            )
+        }
         Activity::MovingHome => "the machine goes on in a process of the new host".into(),
         Activity::Leaving => "the other nodes check that nothing is left".into(),
     }

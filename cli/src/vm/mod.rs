@@ -41,7 +41,7 @@ mod updated;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use weft_machine::migration::Choose;
+use weft_machine::migration::{Choose, Migration};
 
 pub use args::VmCommand;
 pub use checks::checks;
@@ -89,9 +89,13 @@ pub fn run(command: VmCommand, started: Instant) -> anyhow::Result<ExitCode> {
             to,
             spread,
             choose,
+            with_disks,
             how,
         } => {
-            let migration = how.to(to, spread, choose.into());
+            let migration = Migration {
+                with_disks,
+                ..how.to(to, spread, choose.into())
+            };
             growth::migrate(&machine, &migration, how.timeout, how.json)
         }
         VmCommand::Consolidate {

@@ -32,7 +32,7 @@ use crate::config::Wrong;
 use grant::{DiskGrant, GrantError, NetworkGrant};
 
 pub use lender::{Lender, Refused};
-pub use permitted::Permitted;
+pub use permitted::{NewFile, Permitted};
 
 /// Most disks, and most networks, of one peer.
 pub const GRANTS_MAX: usize = 64;

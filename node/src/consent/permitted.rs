@@ -1,11 +1,12 @@
 //! A disk that a lender permits, opened so that no link leads elsewhere.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::PathBuf;
 
-use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat2};
+use nix::fcntl::{AT_FDCWD, FcntlArg, OFlag, OpenHow, ResolveFlag, fcntl, openat2};
+use nix::sys::stat::Mode;
 
 /// A disk that may be opened, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,7 +16,53 @@ pub struct Permitted {
     pub(super) beneath: bool,
 }
 
+/// A file that was made here; removed when dropped, unless it is kept.
+#[derive(Debug)]
+pub struct NewFile(Option<PathBuf>);
+
+impl NewFile {
+    /// It stays.
+    pub fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        if let Some(path) = &self.0 {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
 impl Permitted {
+    /// Makes it, empty, of this size and locked, for `owner` only.
+    ///
+    /// # Errors
+    /// What the kernel says: EEXIST for one that is there, ELOOP for a path with a symbolic link.
+    pub fn create(&self, bytes: u64, owner: Option<u32>) -> io::Result<(File, NewFile)> {
+        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
+        let how = OpenHow::new()
+            .flags(flags)
+            .mode(Mode::S_IRUSR | Mode::S_IWUSR)
+            .resolve(ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+        let file = File::from(openat2(AT_FDCWD, &self.path, how)?);
+        let made = NewFile(Some(self.path.clone()));
+        file.set_len(bytes)?;
+        if let Some(owner) = owner {
+            fchown(&file, Some(owner), Some(owner))?;
+        }
+        let whole = libc::flock {
+            l_type: libc::F_WRLCK as i16,
+            l_whence: libc::SEEK_SET as i16,
+            l_start: 0,
+            l_len: 0,
+            l_pid: 0,
+        };
+        fcntl(&file, FcntlArg::F_OFD_SETLK(&whole))?;
+        Ok((file, made))
+    }
+
     /// Opens it, with flags of open(2) that say for what.
     ///
     /// # Errors

@@ -31,6 +31,7 @@ use super::shared::Shared;
 use super::slice::{LentSlice, SliceError, SliceStart};
 use super::takeover::Takeover;
 use crate::config::Peer;
+use crate::consent::NewFile;
 use crate::error::sentence;
 use crate::protocol::{DaemonReply, DaemonRequest};
 use crate::said::Said;
@@ -52,6 +53,8 @@ pub struct Session<'a> {
     slice: Option<LentSlice>,
     /// The process that takes the machine of the slice, where that comes here for good.
     takeover: Option<Takeover>,
+    /// Copies of its disks; removed unless it comes.
+    disks: Vec<NewFile>,
     /// What slices of this connection had this daemon say.
     said: Said,
     last_request: Instant,
@@ -117,6 +120,7 @@ impl<'a> Session<'a> {
             reserved: None,
             slice: None,
             takeover: None,
+            disks: Vec::new(),
             said: Said::new(Instant::now()),
             last_request: Instant::now(),
             leaving: None,

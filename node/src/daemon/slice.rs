@@ -258,6 +258,11 @@ impl LentSlice {
         Ok(is_new)
     }
 
+    /// Gives it the file for a copy of a disk.
+    pub fn take_disk(&self, number: u8, file: BorrowedFd<'_>) -> io::Result<()> {
+        monitor_protocol::send_disk(self.process.control.as_fd(), number, file)
+    }
+
     /// Links that did not come in time are expected no longer.
     pub fn forget_late_links(&mut self) {
         let is_awaited = |joining: &Joining| joining.since.elapsed() < JOIN_LINK_BOUND;

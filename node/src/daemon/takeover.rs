@@ -16,6 +16,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::thread;
@@ -26,7 +27,7 @@ use super::reserved::Reserved;
 use super::shared::Shared;
 use super::slice::{Counted, LentSlice};
 use crate::config::Peer;
-use crate::consent::Lender;
+use crate::consent::{Lender, Refused};
 use crate::monitor_protocol::{self, HomeOrder, HomeStep, Loan, MonitorMessage};
 use crate::protocol::HomeRequest;
 use crate::sys;
@@ -56,6 +57,14 @@ pub(super) enum TakeoverError {
     Start(#[source] io::Error),
     #[error("the process that takes the machine cannot be told what it is")]
     Told(#[source] io::Error),
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    #[error("cannot make {} for a copy of a disk", path.display())]
+    Disk {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("{0}")]
     Failed(String),
     #[error("the process that takes the machine did not answer within {} s", .0.as_secs())]
@@ -157,6 +166,13 @@ impl Takeover {
             sys::wait_readable(&[self.socket.as_fd()], LOOK).map_err(TakeoverError::Told)?;
         }
         Ok(self.is_taken())
+    }
+
+    /// It may be ready for as long again.
+    pub fn renew(&mut self) {
+        if self.stage == Stage::Ready {
+            self.since = Instant::now();
+        }
     }
 
     /// Passes a part of the state, or of files, on.

@@ -89,6 +89,11 @@ impl Copies {
         )
     }
 
+    /// The disk is at this path now.
+    pub(crate) fn at(self, file: PathBuf) -> Self {
+        Self { file, ..self }
+    }
+
     /// The disk holds the last copies; how many were made.
     pub(crate) fn judge(mut self, ended: &Ended) -> Result<usize> {
         ensure!(ended.line("no copy").is_none(), "{}", ended.tail(20));

@@ -154,6 +154,7 @@ impl<'a> Site<'a> {
             star,
         };
         fs::create_dir(site.allowed())?;
+        fs::create_dir(site.own_disks(0))?;
         for (host, node) in (1..).zip(&nodes) {
             let listen = format!("0.0.0.0:{PORT}");
             let own = format!("h{host}");
@@ -162,8 +163,9 @@ impl<'a> Site<'a> {
             peers.push(("neighbour", &site.neighbour.key, None));
             peers.push(("home", &site.home.key, None));
             node.configure(&listen, LENT, &peers)?;
-            for peer in ["home", "h1", "h2"] {
-                node.take_machines_of(peer, "")?;
+            let disks = format!("disks = [\"{}/,rw\"]\n", site.allowed().display());
+            for (peer, lines) in [("home", ""), ("h1", &*disks), ("h2", &*disks)] {
+                node.take_machines_of(peer, lines)?;
             }
             node.allow(&site.consent())?;
             site.hosts.push(node.clone());
@@ -187,6 +189,9 @@ impl<'a> Site<'a> {
         let variable = format!("XDG_RUNTIME_DIR={}", run_directory.display());
         prefix.extend(["env".into(), variable.into()]);
         prefix.extend(namespace::with_tun(&self.bench.directory.join("tun")));
+        let own = self.own_disks(host);
+        fs::create_dir_all(&own)?;
+        prefix.extend(namespace::with_directory(&own, &self.own_disks(0)));
         let wanted = Wanted {
             host: Star::address(host),
             port: PORT,
@@ -202,6 +207,14 @@ impl<'a> Site<'a> {
     /// Where `home` may open all disks.
     fn allowed(&self) -> PathBuf {
         self.bench.directory.join("allowed")
+    }
+
+    /// A part of it where each host has files of its own: those of a host.
+    fn own_disks(&self, host: usize) -> PathBuf {
+        match host {
+            0 => self.allowed().join("own"),
+            _ => self.bench.directory.join(format!("h{host}/own")),
+        }
     }
 
     /// A disk that `home` may read.

@@ -159,6 +159,28 @@ impl MessageHandler for Dispatcher {
                 self.queue(from, &self.file_requests, request);
             }
             SliceMessage::Restored { .. } => self.peers.lost(from, "it restores guest memory"),
+            SliceMessage::Copied {
+                ticket,
+                disk,
+                step,
+                offset,
+                bytes,
+            } if from == PRIMARY => {
+                let bytes = bytes.to_vec();
+                let content = Content::Copied {
+                    disk,
+                    step,
+                    offset,
+                    bytes,
+                };
+                let request = FileRequest {
+                    from,
+                    ticket,
+                    content,
+                };
+                self.queue(from, &self.file_requests, request);
+            }
+            SliceMessage::Copied { .. } => self.peers.lost(from, "it copies a disk"),
             SliceMessage::Accessed { ticket, value } => {
                 self.validate(from, self.registers.complete(from, ticket, value));
             }

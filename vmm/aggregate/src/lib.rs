@@ -18,6 +18,7 @@
 //! | `registers` | devices of other slices |
 //! | `serial` | the serial port and its console, on two slices |
 //! | `saved_files` | checkpoints of slices on other hosts |
+//! | `disk_copies` | copies of disks that go to another host with their machine |
 //! | `commands` | what the primary asks of secondaries |
 //! | `pending_requests` | requests that have no reply yet |
 //! | [`devices`] | disks and networks, opened here or heard of |
@@ -42,6 +43,7 @@
 pub mod commands;
 mod delay;
 pub mod devices;
+mod disk_copies;
 mod dispatcher;
 pub mod membership;
 pub mod message;
@@ -65,6 +67,7 @@ mod time;
 pub mod time_role;
 mod timekeeper;
 mod vcpu_moves;
+mod window;
 
 use std::fs::File;
 use std::io;
@@ -88,6 +91,8 @@ use weft_wire::halves::{Receiver, Sender};
 
 pub use commands::BegunCommand;
 use commands::{CommandReceiver, SliceReply};
+use disk_copies::DiskCopies;
+pub use disk_copies::DiskCopy;
 use dispatcher::Dispatcher;
 use membership::Membership;
 use message::device::{self, DeviceMessage};
@@ -185,6 +190,7 @@ pub struct Slice {
     keyboard: Keyboard,
     /// On the primary: files of a checkpoint that slices on other hosts write.
     saved_files: Arc<SavedFiles>,
+    disk_copies: Arc<DiskCopies>,
     lease: Duration,
     peers: Arc<Peers>,
     memory: Arc<SharedMemory>,
@@ -313,6 +319,7 @@ impl Slice {
             joins: links.joins.is_some(),
             keyboard: Keyboard::new(platform.clone(), way),
             saved_files: Arc::default(),
+            disk_copies: Arc::default(),
             platform,
             vcpu_moves: VcpuMoves::new(links.number, peers.clone(), locations.clone()),
             locations,
@@ -411,6 +418,16 @@ impl Slice {
     /// On slice 0: all that slices on other hosts save has come, or is not wanted.
     pub fn close_saved(&self) {
         self.saved_files.close();
+    }
+
+    /// On slice 0: begins a copy of its disk on `slice`, which has a file for that.
+    pub fn copy_disk(&self, slice: usize, disk: u8) -> DiskCopy {
+        DiskCopy::new(self.remote_access(), slice, disk)
+    }
+
+    /// On another slice: an empty file for the copy of a disk.
+    pub fn take_disk_copy(&self, disk: u8, file: File) {
+        self.disk_copies.open(disk, file);
     }
 
     /// On slice 0: sends consecutive pages of a checkpoint to the slice that manages them.
@@ -631,6 +648,7 @@ impl Slice {
             peers: self.peers.clone(),
             memory: self.memory.clone(),
             files: self.saved_files.clone(),
+            copies: self.disk_copies.clone(),
             requests: files,
         };
         start("weft-files", ThreadKind::Device, move || files.run())?;

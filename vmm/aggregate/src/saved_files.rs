@@ -7,9 +7,10 @@
 //! ```
 //!
 //! Each is answered by `Accessed` with an error number, or zero. Disks may take their time: a
-//! thread of its own does the work, so nothing else waits for them.
+//! thread of its own does the work, so nothing else waits for them. It also writes copies of
+//! disks (`super::disk_copies`).
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
@@ -21,19 +22,17 @@ use weft_confine::lock;
 use weft_dsm::PAGE_BYTES;
 
 use super::PRIMARY;
-use super::message::SliceMessage;
+use super::disk_copies::DiskCopies;
 use super::message::chunk::CHUNK_MAX;
+use super::message::{CopyStep, SliceMessage};
 use super::peers::Peers;
 use super::registers::RemoteAccess;
+use super::window::{DISK_WAIT, UNDER_WAY_MAX, Window, outcome};
 
-/// Requests of a slice that may be under way.
-const UNDER_WAY_MAX: usize = 8;
 /// Requests that may wait.
 pub(super) const WAITING_MAX: usize = weft_dsm::NODES_MAX * UNDER_WAY_MAX;
 /// How often the thread looks whether the machine is over.
 const LOOK: Duration = Duration::from_millis(500);
-/// Longest wait for a disk.
-const DISK_WAIT: Duration = Duration::from_secs(600);
 /// Bytes of one request.
 const BYTES_MAX: usize = CHUNK_MAX as usize;
 
@@ -43,6 +42,13 @@ pub(super) enum Content {
     Saved(Vec<u8>),
     /// From node 0: guest memory from this page on.
     Restored { first: u64, bytes: Vec<u8> },
+    /// From node 0: a step of the copy of a disk.
+    Copied {
+        disk: u8,
+        step: CopyStep,
+        offset: u64,
+        bytes: Vec<u8>,
+    },
 }
 
 /// A request of another slice.
@@ -56,63 +62,24 @@ pub(super) type FileRequestSender = SyncSender<FileRequest>;
 
 /// A file of node 0, as a slice on another host writes to it. Some pieces are on their way while
 /// the next is made; an error comes with a later one, or with `flush`.
-pub struct RemoteFile {
-    way: RemoteAccess,
-    /// Requests without a reply, the oldest first.
-    tickets: VecDeque<u64>,
-}
+pub struct RemoteFile(Window);
 
 impl RemoteFile {
     pub(super) fn new(way: RemoteAccess) -> Self {
-        Self {
-            way,
-            tickets: VecDeque::new(),
-        }
-    }
-
-    fn wait_for_oldest(&mut self) -> io::Result<()> {
-        match self.tickets.pop_front() {
-            Some(ticket) => outcome(self.way.pending.wait(ticket, DISK_WAIT)),
-            None => Ok(()),
-        }
+        Self(Window::new(way, PRIMARY))
     }
 }
 
 impl Write for RemoteFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let bytes = &bytes[..bytes.len().min(BYTES_MAX)];
-        if self.tickets.len() == UNDER_WAY_MAX {
-            self.wait_for_oldest()?;
-        }
-        let ticket = self.way.pending.open(PRIMARY);
-        self.tickets.push_back(ticket);
-        let message = SliceMessage::Saved { ticket, bytes };
-        self.way.peers.send(PRIMARY, &message);
+        let saved = |ticket| SliceMessage::Saved { ticket, bytes };
+        self.0.send(saved)?;
         Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        while !self.tickets.is_empty() {
-            self.wait_for_oldest()?;
-        }
-        Ok(())
-    }
-}
-
-impl Drop for RemoteFile {
-    fn drop(&mut self) {
-        // Replies that still come are for nobody.
-        for ticket in self.tickets.drain(..) {
-            self.way.pending.wait(ticket, Duration::ZERO);
-        }
-    }
-}
-
-fn outcome(answer: Option<u64>) -> io::Result<()> {
-    match answer {
-        Some(0) => Ok(()),
-        Some(error) => Err(io::Error::from_raw_os_error(error as i32)),
-        None => Err(io::ErrorKind::NotConnected.into()),
+        self.0.finish()
     }
 }
 
@@ -171,6 +138,7 @@ pub(super) struct FileServer {
     pub peers: Arc<Peers>,
     pub memory: Arc<SharedMemory>,
     pub files: Arc<SavedFiles>,
+    pub copies: Arc<DiskCopies>,
     pub requests: Receiver<FileRequest>,
 }
 
@@ -193,6 +161,12 @@ impl FileServer {
                 let adopted = self.memory.adopt_bytes(*first, bytes);
                 adopted.map_err(|_| libc::EINVAL)
             }
+            Content::Copied {
+                disk,
+                step,
+                offset,
+                bytes,
+            } => self.copies.step(*disk, *step, *offset, bytes),
         };
         let message = SliceMessage::Accessed {
             ticket: request.ticket,

@@ -123,7 +123,12 @@ const TUN_SET_QUEUE: u64 = 0x4004_54d9;
 pub(super) fn rules(kind: ThreadKind) -> Result<Rules, BackendError> {
     let mut rules = common()?;
     match kind {
-        ThreadKind::SoftVcpu | ThreadKind::Device => {}
+        ThreadKind::SoftVcpu => {}
+        // A copy of a disk that comes here with its machine.
+        ThreadKind::Device => allow(
+            &mut rules,
+            &[libc::SYS_pwrite64, libc::SYS_fallocate, libc::SYS_fdatasync],
+        ),
         // The last word, to the process that looks after this one; a checkpoint: the file
         // that its pages go to, and the parts of the memory file that have any; how much
         // memory that file takes.

@@ -13,9 +13,10 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 use weft_aggregate::Slice;
 
+use super::disk_copies::DiskCopies;
 use super::handle::Handle;
-use super::lifecycle::{End, MachineRequest, Refusal, Stage};
-use super::membership::{Activity, HomeError, Job, NodeProcesses};
+use super::lifecycle::{End, MOVE_HOME, MachineRequest, Refusal, Stage};
+use super::membership::{Activity, HomeError, Job, NodeProcesses, impossible};
 
 /// What node 0 has besides vCPUs and memory.
 const HOME: &str = "it has the machine's console, PCI bus and API";
@@ -35,13 +36,15 @@ pub struct HomeMove {
     pub stopped_ns: u64,
 }
 
-/// Moves the home to the host of `node`, which has all else.
+/// Moves the home to the host of `node`, which has all else, if `with_disks` with copies of node
+/// 0's disks.
 ///
 /// # Errors
 /// Why it stays.
 pub(super) fn move_home(
     (handle, slice, processes): (&Handle, &Slice, &dyn NodeProcesses),
     node: usize,
+    with_disks: bool,
     job: &Job,
 ) -> Result<HomeMove, String> {
     let stays = |reason: String| format!("{HOME}: {reason}");
@@ -49,16 +52,39 @@ pub(super) fn move_home(
         let reason = "these go to another host only if all else is on one node there";
         return Err(stays(reason.into()));
     }
-    job.enter(Activity::MovingHome);
-    let host = processes.prepare_home(node).map_err(stays)?;
-    hand_over(handle, processes, node, host).map_err(stays)
+    let mut disks = DiskCopies::default();
+    let mut prepare = || {
+        if with_disks {
+            disks = DiskCopies::begin(slice, processes, node)?;
+        }
+        job.enter(Activity::MovingHome);
+        // Before a byte is copied: what it refuses is known then.
+        let host = processes.prepare_home(node)?;
+        disks.converge(job, &|| processes.await_home(node))?;
+        job.enter(Activity::MovingHome);
+        Ok(host)
+    };
+    let gone = match prepare() {
+        Ok(host) => hand_over(handle, processes, (node, host), &mut disks),
+        Err(reason) => {
+            if with_disks {
+                // The host removes what was copied.
+                let _ = processes.give_home_up(node);
+            }
+            Err(reason)
+        }
+    };
+    if gone.is_err() {
+        disks.give_up();
+    }
+    gone.map_err(stays)
 }
 
 fn hand_over(
     handle: &Handle,
     processes: &dyn NodeProcesses,
-    node: usize,
-    host: String,
+    (node, host): (usize, String),
+    disks: &mut DiskCopies,
 ) -> Result<HomeMove, String> {
     let begun = Instant::now();
     let since = || begun.elapsed().as_nanos() as u64;
@@ -76,7 +102,11 @@ fn hand_over(
         paused_ns = since();
         // As early as the machine sends nothing more from here.
         processes.announce_home(node);
-        handle.give_home(node, ran)
+        let home = handle.give_home(node, ran)?;
+        disks
+            .finish()
+            .map_err(|reason| impossible(MOVE_HOME, reason))?;
+        Ok(home)
     };
     let home = give().map_err(|refusal| {
         // It has no state, so it cannot run. Its host ends it with this process, at the latest.

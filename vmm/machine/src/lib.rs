@@ -32,6 +32,7 @@ mod back_end;
 mod checkpoint;
 mod configuration;
 mod control_loop;
+mod disk_copies;
 mod guest;
 mod handle;
 mod handover;

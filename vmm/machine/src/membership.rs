@@ -11,6 +11,7 @@
 //! Invariant: a request that fails or is cancelled leaves the machine running, with the same
 //! nodes as before. vCPUs and pages that have moved by then stay where they are.
 
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -58,12 +59,23 @@ pub trait NodeProcesses: Send + Sync {
     /// Ends the process of a node that did not join, or has left.
     fn end(&self, number: usize);
 
+    /// Has the host of node `number` make an empty file for a copy of a disk, and give it to the
+    /// node. The host removes it unless the home goes there.
+    ///
+    /// # Errors
+    /// Why it does not; nothing is left.
+    fn make_disk(&self, number: usize, disk: &NewDisk) -> Result<(), String>;
+
     /// Has the host of node `number` start a process that can take the machine's home, around
     /// the memory of that node. Returns what this host calls that one.
     ///
     /// # Errors
     /// Why the home stays here; nothing is left.
     fn prepare_home(&self, number: usize) -> Result<String, String>;
+
+    /// Tells the host that the process will be needed, however long that takes. Said at least
+    /// once in a minute.
+    fn await_home(&self, number: usize);
 
     /// Tells that process that frames for the machine come to its host from now on.
     fn announce_home(&self, number: usize);
@@ -86,6 +98,15 @@ pub trait NodeProcesses: Send + Sync {
     /// # Errors
     /// Its host does not say that it has ended.
     fn give_home_up(&self, number: usize) -> Result<(), String>;
+}
+
+/// A disk that will be copied to another host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewDisk {
+    pub number: u8,
+    /// On both hosts.
+    pub path: PathBuf,
+    pub bytes: u64,
 }
 
 /// Why a home did not reach the process that was to take it.
@@ -114,6 +135,8 @@ pub enum Activity {
     MovingPages,
     /// All nodes check that nothing is left of it.
     Leaving,
+    /// The disks of node 0 are copied to the last node's host.
+    CopyingDisks,
     /// The rest of the machine goes to a process on the last node's host.
     MovingHome,
 }

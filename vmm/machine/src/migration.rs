@@ -64,6 +64,9 @@ pub struct Migration {
     /// with the lowest numbers.
     #[serde(default)]
     pub choose: Choose,
+    /// Disks of node 0 are copied, if the machine leaves its host for good.
+    #[serde(default)]
+    pub with_disks: bool,
 }
 
 impl Migration {
@@ -229,7 +232,7 @@ impl Handle {
             return Err(course.go_back(refusal.of(MIGRATE)));
         }
         course.leave();
-        course.move_home();
+        course.move_home(wanted.with_disks);
         let mut report = course.report;
         report.total_s = begun.elapsed().as_secs_f64();
         Ok(report)
@@ -490,12 +493,12 @@ impl Course<'_> {
     }
 
     /// Node 0 leaves, too, where it can.
-    fn move_home(&mut self) {
+    fn move_home(&mut self, with_disks: bool) {
         if self.report.nodes.contains(&PRIMARY) {
             return;
         }
         let ways = (self.handle, self.slice, self.processes);
-        match home_move::move_home(ways, self.report.nodes[0], self.job) {
+        match home_move::move_home(ways, self.report.nodes[0], with_disks, self.job) {
             Ok(home) => {
                 self.report.left.push(PRIMARY);
                 self.report.home = Some(home);

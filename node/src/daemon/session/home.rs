@@ -1,7 +1,11 @@
 //! A machine of the peer that comes here for good: what its launcher asks for, and what the
 //! process says that takes it.
 
+use std::os::fd::AsFd;
+use std::path::Path;
+
 use super::{Session, SessionError};
+use crate::consent::{Lender, NewFile};
 use crate::daemon::takeover::{Progress, Takeover, TakeoverError};
 use crate::error::sentence;
 use crate::monitor_protocol::HomeStep;
@@ -12,7 +16,21 @@ impl Session<'_> {
     pub(super) fn move_home(&mut self, home: &HomeRequest) -> Option<DaemonReply> {
         let request = home.request;
         let done = match &home.step {
+            HomeStep::Disk {
+                number,
+                path,
+                bytes,
+            } => {
+                let made = self.make_disk(*number, path, *bytes);
+                made.map(|()| Some(DaemonReply::HomeReady { request }))
+            }
             HomeStep::Prepare => self.prepare_home(home).map(|()| None),
+            HomeStep::Wait => {
+                if let Some(takeover) = &mut self.takeover {
+                    takeover.renew();
+                }
+                Ok(None)
+            }
             HomeStep::File { .. } | HomeStep::Announce | HomeStep::State { .. } => {
                 let takeover = self.takeover.as_mut().ok_or(TakeoverError::NotPrepared);
                 let taken = takeover.and_then(|takeover| takeover.take(request, &home.step));
@@ -25,6 +43,27 @@ impl Session<'_> {
             HomeStep::GiveUp => Err(TakeoverError::GivenUp),
         };
         done.unwrap_or_else(|error| Some(self.home_failed(request, &error)))
+    }
+
+    /// Makes the file for a copy of a disk, and gives it to the slice.
+    fn make_disk(&mut self, number: u8, path: &Path, bytes: u64) -> Result<(), TakeoverError> {
+        if !self.peer.takes_machines {
+            return Err(TakeoverError::NotAllowed(self.peer.name.clone()));
+        }
+        let slice = self.slice.as_ref().filter(|slice| slice.is_machines());
+        let slice = slice.ok_or(TakeoverError::NoSlice)?;
+        let permitted = Lender::of(self.peer).disk(path, true)?;
+        let owner = self.daemon.confinement(self.peer);
+        let made = permitted.create(bytes, owner.map(|confinement| confinement.user));
+        let (file, made) = made.map_err(|source| TakeoverError::Disk {
+            path: path.to_owned(),
+            source,
+        })?;
+        slice
+            .take_disk(number, file.as_fd())
+            .map_err(TakeoverError::Told)?;
+        self.disks.push(made);
+        Ok(())
     }
 
     fn prepare_home(&mut self, home: &HomeRequest) -> Result<(), TakeoverError> {
@@ -40,6 +79,7 @@ impl Session<'_> {
     fn let_home_go(&mut self) -> Result<(), TakeoverError> {
         let takeover = self.takeover.take().filter(Takeover::is_taken);
         let takeover = takeover.ok_or(TakeoverError::NotPrepared)?;
+        self.disks.drain(..).for_each(NewFile::keep);
         self.end_slice();
         let reserved = self.reserved.take().ok_or(TakeoverError::NoSlice)?;
         takeover.let_go(self.daemon, reserved.reservation)?;
@@ -50,6 +90,7 @@ impl Session<'_> {
     /// The process has ended, or ends with this.
     fn home_failed(&mut self, request: u64, error: &TakeoverError) -> DaemonReply {
         self.takeover = None;
+        self.disks.clear();
         let reason = sentence(error);
         self.say(&format!("its machine does not come here: {reason}"));
         DaemonReply::HomeFailed { request, reason }

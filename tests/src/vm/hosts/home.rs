@@ -29,9 +29,10 @@ use crate::web::fetch_from;
 type Check = fn(&mut Site<'_>) -> Result<String>;
 
 /// By name: hosts beside the launcher's, and the test.
-pub(super) const CHECKS: [(&str, usize, Check); 4] = [
+pub(super) const CHECKS: [(&str, usize, Check); 5] = [
     ("home, from host to host", 2, from_host_to_host),
     ("home, with its disk and its network", 2, with_devices),
+    ("home, with copies of its disks", 2, with_copies),
     ("home, it stays where it has to", 1, stays),
     ("home, whatever is killed", 1, killed),
 ];
@@ -117,9 +118,9 @@ impl Site<'_> {
     }
 
     /// The machine goes from one host to another for good. What the command reports.
-    fn go(&self, from: usize, to: usize, mode: &str) -> Result<Value> {
+    fn go(&self, from: usize, to: usize, option: &str) -> Result<Value> {
         let place = format!("h{to}=256M");
-        let view = self.ask_at(from, &["vm", "migrate", "m", &place, mode, "--json"])?;
+        let view = self.ask_at(from, &["vm", "migrate", "m", &place, option, "--json"])?;
         let moved = view["migrated"].clone();
         ensure!(moved["home"]["host"] == format!("h{to}"), "{view}");
         ensure!(moved["stays"] == serde_json::json!([]), "{view}");
@@ -294,6 +295,49 @@ fn with_devices(site: &mut Site<'_>) -> Result<String> {
         "{copied} copies; {count} files, the longest took {} ms",
         longest.as_millis()
     ))
+}
+
+/// Each host has files of its own at the path of the disk. The machine takes a copy along, while
+/// its vCPUs copy blocks of it, to one host and to another.
+fn with_copies(site: &mut Site<'_>) -> Result<String> {
+    let disks = [0, 1, 2].map(|host| site.own_disks(host).join("disk"));
+    let copies = Copies::new(disks[0].clone(), 2)?;
+    fs::set_permissions(&disks[0], Permissions::from_mode(0o666))?;
+    let script = format!(
+        "{} echo at work; read line; touch /tmp/over; wait",
+        copies.script()
+    );
+    let disk = copies.disk();
+    site.start_as(&site.home, &["--late-cpus", "no", "--disk", &disk], &script)?;
+    at_work(site)?;
+    let stays = |option: &[&str]| -> Result<String> {
+        let words = [&["vm", "migrate", "m", "h1=256M", "--json"], option].concat();
+        let away = site.ask_at(0, &words)?;
+        let reason = away["migrated"]["stays"][0]["reason"].as_str();
+        let reason = reason.with_context(|| format!("node 0 does not stay: {away}"))?;
+        site.ask_at(0, &["vm", "consolidate", "m", "--json"])?;
+        site.all_given_back()?;
+        Ok(reason.to_owned())
+    };
+    let missing = stays(&[])?;
+    ensure!(missing.contains("No such file"), "{missing}");
+    fs::write(&disks[1], "another")?;
+    let taken = stays(&["--with-disks"])?;
+    ensure!(taken.contains("File exists"), "{taken}");
+    ensure!(fs::read(&disks[1])? == b"another", "it was written over");
+    fs::remove_file(&disks[1])?;
+    let mut stood = Vec::new();
+    for (from, to) in [(0, 1), (1, 2)] {
+        let moved = site.go(from, to, "--with-disks")?;
+        stood.push(moved["home"]["stopped_ns"].as_u64().unwrap_or(0) / 1000);
+        ensure!(disks[from].exists(), "the old disk was removed");
+    }
+    let mut console = site.console_at(2)?;
+    console.write("over\n")?;
+    let ended = console.finish(LONG_BOUND)?;
+    let copied = copies.at(disks[2].clone()).judge(&ended)?;
+    site.all_given_back()?;
+    Ok(format!("{copied} copies; stood for {stood:?} us"))
 }
 
 /// Whatever keeps node 0 where it is, the rest goes, and comes back.

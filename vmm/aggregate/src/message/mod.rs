@@ -31,6 +31,7 @@
 //! message or a named error.
 
 pub mod chunk;
+mod copy_step;
 pub mod device;
 mod vcpu_move;
 
@@ -38,6 +39,7 @@ use thiserror::Error;
 use weft_platform::interrupts::{Message, VcpuLocation};
 use weft_wire::Header;
 
+pub use copy_step::CopyStep;
 pub use device::{Address, DeviceMessage};
 pub use vcpu_move::MoveStep;
 
@@ -63,6 +65,7 @@ const WORKING_SET: u8 = 175;
 const HISTORY: u8 = 176;
 const SAVED: u8 = 177;
 const RESTORED: u8 = 178;
+const COPIED: u8 = 179;
 
 const WRITE: u8 = 1;
 const PORT: u8 = 2;
@@ -183,6 +186,17 @@ pub enum SliceMessage<'a> {
         ticket: u64,
         /// The number of the first page.
         first: u64,
+        bytes: &'a [u8],
+    },
+    /// From the primary: a step of the copy of one of its disks; answered by `Accessed` with an
+    /// error number, or zero.
+    Copied {
+        ticket: u64,
+        /// The number of the disk.
+        disk: u8,
+        step: CopyStep,
+        /// Where on the disk, in bytes.
+        offset: u64,
         bytes: &'a [u8],
     },
     /// The primary asks a secondary; answered by `Reply`.
@@ -324,6 +338,16 @@ impl<'a> SliceMessage<'a> {
                 first,
                 bytes,
             } => (header(RESTORED, 0, 0, [*ticket, *first, 0]), bytes),
+            Self::Copied {
+                ticket,
+                disk,
+                step,
+                offset,
+                bytes,
+            } => {
+                let what = u64::from(*disk) << 8 | step.code();
+                (header(COPIED, 0, 0, [*ticket, what, *offset]), bytes)
+            }
             Self::Command { ticket, json } => (header(COMMAND, 0, 0, [*ticket, 0, 0]), json),
             Self::Reply { ticket, json } => (header(REPLY, 0, 0, [*ticket, 0, 0]), json),
             Self::Ended { json } => (header(ENDED, 0, 0, [0; 3]), json),
@@ -444,6 +468,13 @@ impl<'a> SliceMessage<'a> {
                 first: second,
                 bytes: payload,
             },
+            COPIED => Self::Copied {
+                ticket: first,
+                disk: byte(second >> 8)?,
+                step: CopyStep::from_code(second & 0xff).ok_or(impossible)?,
+                offset: third,
+                bytes: payload,
+            },
             COMMAND => Self::Command {
                 ticket: first,
                 json: payload.to_vec(),
@@ -537,6 +568,20 @@ mod tests {
                 ticket: 7,
                 first: 0x10_0000,
                 bytes: b"page",
+            },
+            SliceMessage::Copied {
+                ticket: 8,
+                disk: 3,
+                step: CopyStep::Write,
+                offset: 1 << 40,
+                bytes: b"part",
+            },
+            SliceMessage::Copied {
+                ticket: 9,
+                disk: 255,
+                step: CopyStep::Close,
+                offset: 0,
+                bytes: b"",
             },
             SliceMessage::Identity {
                 vcpu: 3,

@@ -47,6 +47,7 @@ use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::EventFd;
 use weft_confine::lock;
 use weft_platform::bus::Bus;
+use weft_virtio::block::Disk;
 use weft_virtio::ring::QueueState;
 use weft_virtio::worker::Cause;
 use weft_virtio::{ConfigSpace, DeviceError, NOTIFY_MULTIPLIER, RouteObserver, Transport};
@@ -86,6 +87,8 @@ struct Table {
     /// What users call the devices.
     names: BTreeMap<u8, String>,
     places: QueuePlaces,
+    /// Those whose file is here.
+    disks: BTreeMap<u8, Arc<Disk>>,
     replies: HashMap<Address, Arc<ReplyQueue>>,
     servers: HashMap<u8, Arc<Server>>,
     frames: HashMap<Address, Arc<FrameQueue>>,
@@ -153,6 +156,16 @@ impl RemoteDevices {
             let owner = |device: &u8| table.places.get(*device).map(QueuePlacement::owner);
             let of_slice = (table.names.iter()).filter(|(device, _)| owner(device) == Some(slice));
             of_slice.map(|(_, name)| name.clone()).collect()
+        })
+    }
+
+    /// The disks whose file is here, by their number.
+    pub fn disks_here(&self) -> Vec<(u8, Arc<Disk>)> {
+        self.read(|table| {
+            let disks = table.disks.iter();
+            disks
+                .map(|(number, disk)| (*number, disk.clone()))
+                .collect()
         })
     }
 

@@ -16,7 +16,7 @@ use weft_wire::halves::{self, HalvesConfig, Receiver, Sender};
 use super::moves::{LEASE, Slices, shares, slice_of};
 use super::*;
 use crate::HomeState;
-use crate::membership::{Activity, HomeError, Job, NewNode, NodeProcesses};
+use crate::membership::{Activity, HomeError, Job, NewDisk, NewNode, NodeProcesses};
 use crate::migration::{Choose, Destination, Migration, Mode};
 
 const NODE: NewNode = NewNode {
@@ -127,9 +127,15 @@ impl NodeProcesses for Here<'_> {
         joined.retain(|(other, _)| *other != number);
     }
 
+    fn make_disk(&self, _: usize, _: &NewDisk) -> Result<(), String> {
+        Err("all nodes are in one process".into())
+    }
+
     fn prepare_home(&self, _: usize) -> Result<String, String> {
         Err("all nodes are in one process".into())
     }
+
+    fn await_home(&self, _: usize) {}
 
     fn announce_home(&self, _: usize) {}
 
@@ -417,6 +423,7 @@ fn migration(to: &[Destination], spread: bool) -> Migration {
         downtime_ms: None,
         bytes_per_s: None,
         choose: Choose::History,
+        with_disks: false,
     }
 }
 

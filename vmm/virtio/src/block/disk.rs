@@ -6,6 +6,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use super::changed::ChangedParts;
 use super::geometry::{Geometry, SERIAL};
 use super::request::Operation;
 use super::trouble::Troubles;
@@ -35,6 +36,8 @@ pub struct Disk {
     alignment: Option<Alignment>,
     serial: [u8; SERIAL],
     troubles: Troubles,
+    /// For a copy of it.
+    changed: ChangedParts,
 }
 
 impl Disk {
@@ -75,7 +78,21 @@ impl Disk {
             sectors,
             read_only: options.read_only,
             alignment,
+            changed: ChangedParts::default(),
         })
+    }
+
+    /// Which parts of it a copy does not have.
+    pub fn changed(&self) -> &ChangedParts {
+        &self.changed
+    }
+
+    /// Notes an operation that has ended, of `length` bytes at `offset`: one that failed may
+    /// have changed some of them.
+    pub fn ended(&self, operation: Operation, offset: u64, length: u64) {
+        if !matches!(operation, Operation::Read | Operation::Flush) {
+            self.changed.note(offset, length);
+        }
     }
 
     /// Locks it, again or for the first time.
@@ -96,6 +113,16 @@ impl Disk {
     /// Size.
     pub fn sectors(&self) -> u64 {
         self.sectors
+    }
+
+    /// The same in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.sectors * SECTOR
+    }
+
+    /// As it was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Logical blocks, in bytes.

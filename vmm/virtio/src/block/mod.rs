@@ -20,6 +20,7 @@
 //! a driver that cannot flush, every write is durable when it hears of it.
 
 mod back_end;
+mod changed;
 mod disk;
 mod geometry;
 mod handler;
@@ -37,6 +38,7 @@ use thiserror::Error;
 use weft_confine::ThreadKind;
 
 pub use back_end::{BlockBackend, Completion};
+pub use changed::{ChangedParts, PART};
 pub use disk::{Disk, open_flags};
 pub use geometry::Geometry;
 pub use request::{Operation, Request, Status};

@@ -49,6 +49,7 @@ pub fn execute(memory: &DeviceMemory, disk: &Disk, request: Request) -> Completi
 
 /// The completion of a request that was executed here; the disk's user is told of errors.
 pub fn completion(disk: &Disk, request: Request, done: io::Result<()>) -> Completion {
+    disk.ended(request.operation, request.offset, request.length);
     if let Err(error) = &done {
         disk.report(request.operation, request.offset, request.length, error);
     }

@@ -84,6 +84,9 @@ impl RemoteDevices {
         placement: &QueuePlacement,
         block: &Block,
     ) -> io::Result<()> {
+        if let Some(disk) = block.disk() {
+            self.write(|table| table.disks.insert(device, disk.clone()));
+        }
         let others =
             (0..placement.groups()).filter(|group| placement.other_server(*group).is_some());
         // A queue has as many requests as entries, and one long one in chunks.

@@ -136,8 +136,9 @@ impl Server {
             let done = self.check(&job).and_then(|()| {
                 let chunk = &job.chunk;
                 let done = self.execute(&job, buffer);
+                let length = chunk.length.into();
+                self.disk.ended(chunk.operation, chunk.offset, length);
                 done.inspect_err(|error| {
-                    let length = chunk.length.into();
                     self.disk
                         .report(chunk.operation, chunk.offset, length, error);
                 })
