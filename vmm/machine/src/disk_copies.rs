@@ -20,6 +20,8 @@ use super::membership::{Activity, Job, NewDisk, NodeProcesses};
 
 /// Parts that may be left when the machine stands: 8 MiB, about 20 ms.
 const LEFT_MAX: u64 = 128;
+/// Parts after which a copy is put on the disk, so that no sync takes long: 128 MiB.
+const SYNC_EVERY: u64 = 2048;
 /// Rounds that may leave no less than any before.
 const STANDSTILL: Duration = Duration::from_secs(10);
 /// What direct I/O may demand of a buffer.
@@ -67,7 +69,10 @@ impl DiskCopies {
                 path: disk.path().to_owned(),
                 bytes,
             };
-            processes.make_disk(node, &wanted)?;
+            if let Err(reason) = processes.make_disk(node, &wanted) {
+                copies.give_up();
+                return Err(reason);
+            }
             disk.changed().begin(bytes);
             copies.disks.push(OneDisk {
                 number,
@@ -144,7 +149,7 @@ impl DiskCopies {
 
     /// Copies what the copies lack, and tells how many parts that still are, after each.
     fn round(&mut self, after_each: &mut AfterEach<'_>) -> Result<(), String> {
-        let mut left = self.left();
+        let (mut left, mut sent) = (self.left(), 0_u64);
         for disk in &mut self.disks {
             let mut from = 0;
             while let Some(part) = disk.disk.changed().take(from) {
@@ -152,6 +157,10 @@ impl DiskCopies {
                 let copied = copy(disk, part, &mut self.buffer);
                 copied.map_err(|error| disk.failed(&error))?;
                 left = left.saturating_sub(1);
+                sent += 1;
+                if sent.is_multiple_of(SYNC_EVERY) {
+                    disk.copy.sync().map_err(|error| disk.failed(&error))?;
+                }
                 after_each(left)?;
             }
         }
