@@ -78,9 +78,15 @@ pub fn valid_session(random: &mut Random) -> Vec<u8> {
             name: "m".into(),
             settings: "{}".into(),
             files: vec![random.next()],
-            step: match random.below(3) {
+            step: match random.below(5) {
                 0 => HomeStep::Prepare,
                 1 => HomeStep::LetGo,
+                2 => HomeStep::Wait,
+                3 => HomeStep::Disk {
+                    number: random.next() as u8,
+                    path: "/srv/disk".into(),
+                    bytes: random.next(),
+                },
                 _ => HomeStep::State {
                     part: "{".into(),
                     is_last: random.below(2) == 0,

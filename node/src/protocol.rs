@@ -13,16 +13,17 @@
 //! Kick                      ──▶                           signal to the slice
 //! Stop                      ──▶    Stopped                slice ended, budget kept
 //! Release                   ──▶    Done                   slice ended, budget given back
-//! Home (Prepare)            ──▶    HomeReady | HomeFailed later, at any time
+//! Home (Disk)               ──▶    HomeReady | HomeFailed the slice has the file
+//!      (Prepare)            ──▶    HomeReady | HomeFailed later, at any time
 //!      (the last State)     ──▶    HomeTaken | HomeFailed
 //!      (LetGo)              ──▶    HomeRuns | HomeFailed  the slice has ended
 //!      (GiveUp)             ──▶    HomeFailed             the process has ended
 //!                           ◀──    Said, Ended, Leaving   at any time after Start
 //! ```
 //!
-//! Every request but `Kick` and a `Home` that is no last part has exactly one answer, those
-//! but `Home` in order; the daemon sends nothing but answers before `Started`. Closing the
-//! connection ends the slice and gives the budget back; a process that has the whole state
+//! Every request but `Kick` and a `Home` that is no last part, or waits or announces, has
+//! exactly one answer, those but `Home` in order; the daemon sends nothing but answers before
+//! `Started`. Closing the connection ends the slice and gives the budget back; a process that has the whole state
 //! of a machine's home goes on then.
 
 use serde::{Deserialize, Serialize};
