@@ -48,6 +48,15 @@ impl Dispatcher {
         }
     }
 
+    fn ask_files(&self, from: usize, ticket: u64, content: Content) {
+        let request = FileRequest {
+            from,
+            ticket,
+            content,
+        };
+        self.queue(from, &self.file_requests, request);
+    }
+
     fn ask_devices(&self, from: usize, ticket: u64, wanted: Wanted) {
         let request = DeviceRequest {
             from,
@@ -136,12 +145,7 @@ impl MessageHandler for Dispatcher {
             }
             SliceMessage::Saved { ticket, bytes } => {
                 let content = Content::Saved(bytes.to_vec());
-                let request = FileRequest {
-                    from,
-                    ticket,
-                    content,
-                };
-                self.queue(from, &self.file_requests, request);
+                self.ask_files(from, ticket, content);
             }
             // Only slice 0 has the files.
             SliceMessage::Restored {
@@ -151,12 +155,7 @@ impl MessageHandler for Dispatcher {
             } if from == PRIMARY => {
                 let bytes = bytes.to_vec();
                 let content = Content::Restored { first, bytes };
-                let request = FileRequest {
-                    from,
-                    ticket,
-                    content,
-                };
-                self.queue(from, &self.file_requests, request);
+                self.ask_files(from, ticket, content);
             }
             SliceMessage::Restored { .. } => self.peers.lost(from, "it restores guest memory"),
             SliceMessage::Copied {
@@ -173,12 +172,7 @@ impl MessageHandler for Dispatcher {
                     offset,
                     bytes,
                 };
-                let request = FileRequest {
-                    from,
-                    ticket,
-                    content,
-                };
-                self.queue(from, &self.file_requests, request);
+                self.ask_files(from, ticket, content);
             }
             SliceMessage::Copied { .. } => self.peers.lost(from, "it copies a disk"),
             SliceMessage::Accessed { ticket, value } => {

@@ -1,4 +1,4 @@
-//! Requests for a disk of another slice, of which some are under way at once.
+//! A window of requests to another slice: several of them are under way at once.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,8 +12,8 @@ pub(super) const UNDER_WAY_MAX: usize = 8;
 /// Longest wait for a disk.
 pub(super) const DISK_WAIT: Duration = Duration::from_secs(600);
 
-/// Requests to one slice of which some may be under way. An error comes with a later one, or at
-/// the end.
+/// Sends requests to one slice, and lets [`UNDER_WAY_MAX`] of them be without a reply. A reply
+/// that is an error is returned by a later call.
 pub(super) struct Window {
     way: RemoteAccess,
     slice: usize,

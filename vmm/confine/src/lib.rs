@@ -85,7 +85,7 @@ pub enum ThreadKind {
 }
 
 impl ThreadKind {
-    /// Whether vCPUs, here or on other hosts, wait for what it does, which is short.
+    /// Whether vCPUs, here or on other hosts, wait for what it does.
     fn serves_others(self) -> bool {
         matches!(self, Self::Device | Self::Link)
     }
