@@ -30,6 +30,7 @@ impl NewFile {
 impl Drop for NewFile {
     fn drop(&mut self) {
         if let Some(path) = &self.0 {
+            // Its directory may have gone; nobody is left to hear of it.
             let _ = fs::remove_file(path);
         }
     }

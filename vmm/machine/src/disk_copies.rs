@@ -109,8 +109,6 @@ impl DiskCopies {
         };
         loop {
             self.round(&mut after_each)?;
-            // What is written meanwhile is little then, and soon on the disk.
-            self.sync()?;
             let left = self.left();
             if left <= LEFT_MAX {
                 return Ok(());
@@ -132,7 +130,6 @@ impl DiskCopies {
     /// A part cannot be read or written.
     pub fn finish(&mut self) -> Result<(), String> {
         self.round(&mut |_| Ok(()))?;
-        self.sync()?;
         self.close()
     }
 
@@ -147,7 +144,8 @@ impl DiskCopies {
         disks.map(|disk| disk.disk.changed().count()).sum()
     }
 
-    /// Copies what the copies lack, and tells how many parts that still are, after each.
+    /// Copies what the copies lack and puts it on their disk, and tells how many parts are left,
+    /// after each.
     fn round(&mut self, after_each: &mut AfterEach<'_>) -> Result<(), String> {
         let (mut left, mut sent) = (self.left(), 0_u64);
         for disk in &mut self.disks {
@@ -159,25 +157,19 @@ impl DiskCopies {
                 left = left.saturating_sub(1);
                 sent += 1;
                 if sent.is_multiple_of(SYNC_EVERY) {
-                    disk.copy.sync().map_err(|error| disk.failed(&error))?;
+                    disk.sync()?;
                 }
                 after_each(left)?;
             }
+            disk.sync()?;
         }
         Ok(())
     }
 
-    fn sync(&mut self) -> Result<(), String> {
-        self.each(DiskCopy::sync)
-    }
-
     fn close(&mut self) -> Result<(), String> {
-        self.each(DiskCopy::close)
-    }
-
-    fn each(&mut self, step: fn(&mut DiskCopy) -> io::Result<()>) -> Result<(), String> {
         for disk in &mut self.disks {
-            step(&mut disk.copy).map_err(|error| disk.failed(&error))?;
+            let closed = disk.copy.close();
+            closed.map_err(|error| disk.failed(&error))?;
         }
         Ok(())
     }
@@ -192,6 +184,11 @@ impl Drop for DiskCopies {
 }
 
 impl OneDisk {
+    fn sync(&mut self) -> Result<(), String> {
+        let synced = self.copy.sync();
+        synced.map_err(|error| self.failed(&error))
+    }
+
     fn failed(&self, error: &io::Error) -> String {
         format!("disk {} cannot be copied: {error}", self.number)
     }
