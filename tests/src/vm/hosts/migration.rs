@@ -2,6 +2,7 @@
 //! while its guest runs the tests of the memory model or writes to its pages and checks each
 //! of them at the end. What is cancelled or refused leaves all where it was.
 
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::SocketAddr;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -347,13 +348,19 @@ fn when_room(site: &mut Site<'_>) -> Result<String> {
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()?;
-    std::thread::sleep(Duration::from_secs(1));
-    let is_early = waiting.try_wait()?.is_some();
+    // It has looked, and found no room.
+    let mut first = String::new();
+    let mut lines = BufReader::new(waiting.stderr.take().context("no stderr")?);
+    lines.read_line(&mut first)?;
+    ensure!(first.contains("waits for room on h1: "), "{first}");
     site.release(node)?;
-    let output = waiting.wait_with_output()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success() && !is_early, "{said}");
-    ensure!(said.contains("waits for room on h1: "), "{said}");
+    let mut said = String::new();
+    lines.read_to_string(&mut said)?;
+    ensure!(waiting.wait()?.success(), "{said}");
+    // What node 0's host needs room for.
+    let view = site.ask(&["vm", "counters", "m", "--json"])?;
+    let held = view["counters"]["slice1.memory.held-pages"].as_u64();
+    ensure!(held > Some(0), "node 1 holds {held:?} pages");
     site.moved(&["consolidate", "m", "--when-room", "60"])?;
     site.is_on(0)?;
     site.all_given_back()?;

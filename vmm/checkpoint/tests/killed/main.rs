@@ -24,6 +24,8 @@ use tracer::{End, Moment, NotTraced, Outcome};
 
 /// More calls than a save makes: this test ends.
 const CALLS_MAX: usize = 2000;
+/// Longest time of all of it: a signal ends this program, and with it the child.
+const SECONDS_MAX: u32 = 300;
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -34,6 +36,7 @@ fn main() -> ExitCode {
         saves::save(kind.expect("a kind"), Path::new(directory));
         return ExitCode::SUCCESS;
     }
+    nix::unistd::alarm::set(SECONDS_MAX);
     let scratch = Scratch::new();
     saves::write_last(&scratch.0);
     for kind in Kind::ALL {

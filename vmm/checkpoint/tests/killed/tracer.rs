@@ -36,7 +36,7 @@ pub struct NotTraced(pub io::Error);
 #[derive(Debug)]
 pub enum End {
     Killed {
-        /// The call writes some bytes, of which the half can be written.
+        /// The call writes two bytes or more: it can also be killed behind the first half.
         can_be_halved: bool,
     },
     /// By itself, without an error.
