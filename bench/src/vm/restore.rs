@@ -152,7 +152,7 @@ fn table(samples: &Samples) -> Table {
     head.extend(["one node, ratio", "goal", "met"]);
     let mut table = Table::new(
         "vm-restore",
-        "A Linux of one vCPU (software vCPU, 1280 MiB), a program of which has filled so much memory, continues from a checkpoint, in alternation; medians. *First instruction*: from the start of `weft vm run --restore`, as it reports it. *First line*: on the console, from the same moment; the guest prints one every 10 ms. A machine of one node that cannot grow (`--growable no`) reads all of its memory before the first instruction. Others read pages when they are needed, and all of them meanwhile. The goal is for one node, in ms. Files *on the disk* were evicted from the host's page cache before.",
+        "A Linux of one vCPU (software vCPU, 1280 MiB), whose program has filled the memory that the row names, continues from a checkpoint, in alternation; medians. *First instruction*: from the start of `weft vm run --restore`, as it reports it. *First line*: on the console, from the same moment; the guest prints one every 10 ms. A machine of one node that cannot grow (`--growable no`) reads all of its memory before the first instruction. Others read pages when they are needed, and all of them meanwhile. The goal is for one node, in ms. Files *on the disk* were evicted from the host's page cache before.",
         &head,
     );
     for fill in FILLS {

@@ -190,7 +190,7 @@ pub enum VmCommand {
         /// The node's number, as `weft vm top` shows it, or a host, where a node joins for it
         #[arg(value_name = "NODE|HOST", default_value = "0", value_parser = parse_destination)]
         to: Destination,
-        /// Wait until node 0's host, or HOST, has room for all of the machine, and so long at
+        /// Wait until node 0's host, or HOST, has room for all of the machine, for SECONDS at
         /// most, 0.1 to 3600
         #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
         when_room: Option<Duration>,
