@@ -9,12 +9,27 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 use std::fs;
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
 
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{self, SigHandler, Signal, kill};
 use nix::unistd::Pid;
 
 /// The environment variable whose value names a test.
 pub const TAG: &str = "WEFT_TEST_TAG";
+
+/// Has a command heed the signals that this suite was started to ignore, in the background say.
+pub(crate) fn heed(command: &mut Command) {
+    let heed = || {
+        for signal in [Signal::SIGHUP, Signal::SIGINT] {
+            // SAFETY: no handler is involved.
+            unsafe { signal::signal(signal, SigHandler::SigDfl)? };
+        }
+        Ok(())
+    };
+    // SAFETY: safe in a signal handler; nothing is allocated.
+    unsafe { command.pre_exec(heed) };
+}
 
 /// A process, for as long as the machine runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

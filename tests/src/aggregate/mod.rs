@@ -36,7 +36,7 @@ use anyhow::{Result, bail, ensure};
 use crate::boot::{Images, SMALL, USER_SPACE};
 use crate::context::{Context, kvm_nodes_missing};
 use crate::guest::{Ended, Guest, code, ended_with, leftovers};
-use crate::processes::{Family, Process, TAG, describe};
+use crate::processes::{Family, Process, TAG, describe, heed};
 use crate::report::{Report, Verdict};
 
 /// The bound of everything that a guest does.
@@ -218,6 +218,7 @@ impl<'a> Bench<'a> {
             .args(words)
             .env("XDG_RUNTIME_DIR", &self.run_directory)
             .env(TAG, &self.tag);
+        heed(&mut command);
         command
     }
 

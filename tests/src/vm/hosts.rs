@@ -244,6 +244,7 @@ impl<'a> Site<'a> {
             .args(words)
             .env(name, value)
             .env("XDG_RUNTIME_DIR", &self.bench.run_directory);
+        processes::heed(&mut command);
         command
     }
 

@@ -16,13 +16,11 @@ mod saves;
 mod seeing;
 mod terminal;
 
-use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
-use nix::sys::signal::{self, SigHandler, Signal};
 
 use crate::boot::Images;
 use crate::context::{Context, kvm_missing};
@@ -145,6 +143,7 @@ impl<'a> Bench<'a> {
         command
             .args(words)
             .env("XDG_RUNTIME_DIR", &self.run_directory);
+        crate::processes::heed(&mut command);
         command
     }
 
@@ -154,7 +153,6 @@ impl<'a> Bench<'a> {
         command.args(["--backend", self.back_end, "--kernel"]);
         command.arg(self.context.programs.join("typed-guest"));
         command.args(options);
-        heed(&mut command);
         command
     }
 
@@ -181,19 +179,6 @@ impl<'a> Bench<'a> {
         );
         Ok(String::from_utf8(output.stdout)?)
     }
-}
-
-/// Has a command heed the signals that this suite was started to ignore, in the background say.
-fn heed(command: &mut Command) {
-    let heed = || {
-        for signal in [Signal::SIGHUP, Signal::SIGINT] {
-            // SAFETY: no handler is involved.
-            unsafe { signal::signal(signal, SigHandler::SigDfl)? };
-        }
-        Ok(())
-    };
-    // SAFETY: safe in a signal handler; nothing is allocated.
-    unsafe { command.pre_exec(heed) };
 }
 
 /// Waits until something is so.

@@ -17,7 +17,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 
 use super::checkpoints::{refusal, restore, save};
-use super::{BOUND, Bench, Runner, code, ended_with, heed, wait_until};
+use super::{BOUND, Bench, Runner, code, ended_with, wait_until};
 use crate::boot::{Images, SMALL};
 use crate::context::{kvm_missing, works};
 use crate::guest::{Ended, Guest, until_told};
@@ -289,11 +289,10 @@ fn since_restored(bench: &Bench, images: &Images) -> Result<String> {
     ))
 }
 
-/// `weft vm save m DIRECTORY --live`, which ends as Ctrl-C says wherever this suite was started.
+/// `weft vm save m DIRECTORY`, which goes on.
 fn begin(bench: &Bench, directory: &Path, options: &[&str]) -> Result<Child> {
     let mut command = bench.weft(&["vm", "save", "m", "--json"]);
     command.arg(directory).args(options);
-    heed(&mut command);
     Ok(command
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
