@@ -82,7 +82,7 @@ pub(super) fn given_up(bench: &Bench, images: &Images) -> Result<String> {
     let set = |name: &str| bench.directory.join(name);
     let whole = report(bench, &set("whole"), &["--live"])?;
     // The rest of the time the files are flushed, and cannot be given up.
-    let written_us = (0.6e6 * number(&whole, "seconds")?) as u64;
+    let mut written_us = (0.6e6 * number(&whole, "seconds")?) as u64;
     fs::remove_dir_all(set("whole"))?;
     let (mut gone, mut complete, mut refused) = (0, 0, 0);
     while gone < TIMES {
@@ -95,7 +95,11 @@ pub(super) fn given_up(bench: &Bench, images: &Images) -> Result<String> {
         let directory = set("given-up");
         match give_up(bench, &directory, signal, after)? {
             Gone::Nothing => gone += 1,
-            Gone::Complete => complete += 1,
+            Gone::Complete => {
+                complete += 1;
+                // The first save may have taken longer than all others.
+                written_us = written_us * 3 / 4;
+            }
             Gone::Refused => refused += 1,
         }
         ensure!(refused < 10 * TIMES, "saves that were given up go on");
