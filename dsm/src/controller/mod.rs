@@ -84,7 +84,7 @@ pub use homes::Homes;
 pub use membership::{Holdings, ManagerRun, ManagerRunError};
 pub use pins::Pins;
 pub use precopy::PrecopyProgress;
-pub use prefetch::UNDER_WAY_MAX;
+pub use prefetch::{UNDER_WAY_MAX, WAITED_MAX};
 pub use relocation::{RelocatedRun, RelocationError};
 pub use rest::{RestReport, Unrest, unrest};
 pub use rights::Rights;

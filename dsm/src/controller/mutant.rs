@@ -51,8 +51,8 @@ pub(super) enum Mutant {
     ForgetMentions,
     /// Is quiet at once.
     QuietEarly,
-    /// Prefetches while users wait for pages.
-    PrefetchFirst,
+    /// Requests as many pages while users wait as while none does.
+    PrefetchWhileWaiting,
     /// Requests all pages of a prefetch at once.
     PrefetchAllAtOnce,
     /// Prefetches pages for which others must leave.

@@ -3,20 +3,22 @@
 //! ```text
 //!          begin                                 all were requested, no room, or end
 //!  nothing ─────▶ requests, while few are under way ─────────────────────────▶ nothing
-//!                 and no user waits
 //! ```
 //!
 //! Invariants:
 //!
-//! - At most [`UNDER_WAY_MAX`] requests of prefetches are under way, and at most [`FEW`] when
-//!   a user has waited for a page. Each page that comes while no user waits allows one more.
-//!   So the pages of a user that often waits wait behind few others.
-//! - None begins while a user waits for a page.
+//! - At most [`UNDER_WAY_MAX`] requests of prefetches are under way. While a user waits for a
+//!   page, none begins unless fewer than [`WAITED_MAX`] are. Each page that comes while no
+//!   user waits allows one more. So the pages of a user that often waits wait behind few
+//!   others.
+//! - A page that is expected to be written is requested once, to be written, though the user
+//!   reads it first.
 //! - A prefetch fills only memory that nothing must leave for: where room ends, it ends.
 //! - None begins while prefetches are held, so that no page moves while a machine is paused.
 //! - Nothing is requested for a user after its prefetch was ended, or replaced.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::Duration;
 
 use super::pages::fault;
@@ -27,8 +29,8 @@ use crate::types::{Access, Page};
 /// Requests of prefetches that are under way, at most: 128 KiB, a tenth of a millisecond on
 /// a link of 10 Gb/s.
 pub const UNDER_WAY_MAX: usize = 32;
-/// Requests that are under way, at most, after a user has waited.
-const FEW: usize = 4;
+/// Requests that are under way, at most, when one begins while a user waits.
+pub const WAITED_MAX: usize = 4;
 /// Pages that are looked at in one step, under the lock.
 const LOOKS_MAX: usize = 256;
 
@@ -37,6 +39,28 @@ const LOOKS_MAX: usize = 256;
 struct Prefetch {
     user: u32,
     runs: VecDeque<PrefetchRun>,
+    /// The pages that are expected to be written, in order.
+    written: Vec<Range<u64>>,
+}
+
+impl Prefetch {
+    fn new(user: u32, runs: Vec<PrefetchRun>) -> Self {
+        let written = runs.iter().filter(|run| run.access == Access::Write);
+        let pages = |run: &PrefetchRun| run.first..run.first.saturating_add(run.count);
+        let mut written: Vec<_> = written.map(pages).collect();
+        written.sort_unstable_by_key(|pages| pages.start);
+        let runs = runs.into();
+        Self {
+            user,
+            runs,
+            written,
+        }
+    }
+
+    fn writes(&self, page: u64) -> bool {
+        let behind = self.written.partition_point(|pages| pages.start <= page);
+        behind > 0 && self.written[behind - 1].contains(&page)
+    }
 }
 
 /// The prefetches of a node, at most one for each user; the oldest goes first.
@@ -54,8 +78,7 @@ pub(super) struct Prefetches {
 impl Prefetches {
     fn begin(&mut self, user: u32, runs: Vec<PrefetchRun>) {
         self.end(user);
-        let runs = VecDeque::from(runs);
-        self.queued.push_back(Prefetch { user, runs });
+        self.queued.push_back(Prefetch::new(user, runs));
     }
 
     fn end(&mut self, user: u32) {
@@ -88,6 +111,17 @@ impl<T: Tables, B> Controller<T, B> {
     pub(super) fn end_prefetch(&mut self, user: u32) {
         if !self.is(Mutant::PrefetchForEver) {
             self.prefetches.end(user);
+        }
+    }
+
+    /// What to request a page for that a user needs: a page that it is expected to write
+    /// would be requested twice.
+    pub(super) fn expected(&self, page: u64, access: Access) -> Access {
+        let is_here = self.rights.of(page).is_some();
+        let writes = |prefetch: &Prefetch| prefetch.writes(page);
+        match access {
+            Access::Read if !is_here && self.prefetches.queued.iter().any(writes) => Access::Write,
+            access => access,
         }
     }
 
@@ -140,9 +174,9 @@ impl<T: Tables, B> Controller<T, B> {
         let tables = &mut self.node.tables;
         under_way.retain(|page| tables.local(Page(*page)).pending().is_some());
         let come = before - under_way.len();
-        *limit = (*limit + come).clamp(FEW, UNDER_WAY_MAX);
-        if self.any_waits() {
-            self.prefetches.limit = FEW;
+        *limit = (*limit + come).clamp(WAITED_MAX, UNDER_WAY_MAX);
+        if self.any_waits() && !self.is(Mutant::PrefetchWhileWaiting) {
+            self.prefetches.limit = WAITED_MAX;
         }
     }
 
@@ -155,7 +189,7 @@ impl<T: Tables, B> Controller<T, B> {
         }
         let few = under_way < self.prefetches.limit || self.is(Mutant::PrefetchAllAtOnce);
         let held = self.prefetches.held && !self.is(Mutant::PrefetchWhileHeld) || self.rests();
-        few && !held && (!self.any_waits() || self.is(Mutant::PrefetchFirst))
+        few && !held
     }
 
     /// Whether a page is elsewhere, and nothing about it is under way.

@@ -73,7 +73,7 @@ impl<T: Tables, B> Controller<T, B> {
         if self.lacks_room(page) {
             return self.wait_for_room(page, sink);
         }
-        self.request(page, access, now, sink);
+        self.request(page, self.expected(page, access), now, sink);
         let Some(index) = self.waiting(number) else {
             return;
         };
@@ -153,7 +153,7 @@ impl<T: Tables, B> Controller<T, B> {
         if self.lacks_room(page) {
             return self.wait_for_room(page, sink);
         }
-        self.request(page, access, now, sink);
+        self.request(page, self.expected(page, access), now, sink);
         if !self.async_faults.contains_key(&page) {
             return sink.act(Action::Count(Count::Local, 1));
         }

@@ -23,8 +23,8 @@
 //!    times a page has one manager, or its manager died.
 //! 10. While a request for a page waits at a node, and no operation or visit defers it, no
 //!     more users pin the page there than had asked for it before.
-//! 11. A page is prefetched only for a user that is there, while no thread waits; few
-//!     requests of prefetches are under way, and each prefetch ends.
+//! 11. A page is prefetched only for a user that is there; few requests of prefetches are
+//!     under way, and fewer while a thread waits; each prefetch ends.
 //! 12. From the moment when all nodes are found to rest until the first ends its rest, no
 //!     message is under way, nothing changes, and each page that was written has one owner,
 //!     which has its last bytes: a checkpoint of what each owns has each page once.

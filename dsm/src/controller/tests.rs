@@ -288,3 +288,33 @@ fn a_page_that_is_written_is_sent_ahead_again() {
     }
     assert!(sink.0.is_empty());
 }
+
+#[test]
+fn a_page_that_is_expected_to_be_written_is_requested_once() {
+    let (mut controller, mut sink) = (node(NodeId(1)), Failures::default());
+    let runs = [(1, Access::Write), (2, Access::Read)];
+    let runs = runs.map(|(first, access)| PrefetchRun {
+        first,
+        count: 1,
+        access,
+    });
+    controller.step(Event::HoldPrefetches, Duration::ZERO, &mut sink);
+    let (user, runs) = (0, runs.to_vec());
+    controller.step(Event::Prefetch { user, runs }, Duration::ZERO, &mut sink);
+    for page in 1..4 {
+        let (waiter, access, purpose) = (page, Access::Read, Purpose::Data);
+        let event = Event::Acquire {
+            waiter,
+            page,
+            access,
+            purpose,
+        };
+        controller.step(event, Duration::ZERO, &mut sink);
+    }
+    let asked = |message: &Message| match message.body {
+        Body::Get { access, .. } => access,
+        body => panic!("{body:?}"),
+    };
+    let asked: Vec<Access> = sink.1.iter().map(asked).collect();
+    assert_eq!(asked, [Access::Write, Access::Read, Access::Read]);
+}

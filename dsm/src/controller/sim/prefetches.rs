@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::controller::{Action, Event, UNDER_WAY_MAX};
+use crate::controller::{Action, Event, UNDER_WAY_MAX, WAITED_MAX};
 use crate::protocol::Body;
 
 /// The prefetches of one node.
@@ -48,7 +48,9 @@ impl Prefetched {
                         Some("a page is prefetched for a user that left")
                     }
                     () if self.held => Some("a page is prefetched while prefetches are held"),
-                    () if waits => Some("a page is prefetched while a user waits"),
+                    () if waits && self.under_way.len() >= WAITED_MAX => {
+                        Some("many pages are prefetched while a user waits")
+                    }
                     () => None,
                 }
             }

@@ -71,7 +71,7 @@ fn every_broken_controller_is_found() {
         (Mutant::DrainInTransition, 0),
         (Mutant::ForgetMentions, 0),
         (Mutant::QuietEarly, 2_500),
-        (Mutant::PrefetchFirst, 0),
+        (Mutant::PrefetchWhileWaiting, 0),
         (Mutant::PrefetchAllAtOnce, 0),
         (Mutant::PrefetchBeyondRoom, 0),
         (Mutant::PrefetchWhileHeld, 0),
