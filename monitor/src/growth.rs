@@ -226,11 +226,23 @@ impl NodeProcesses for Launcher {
         }
     }
 
-    fn prepare_home(&self, number: usize) -> Result<String, String> {
+    fn prepare_home(&self, number: usize, beside: Option<usize>) -> Result<String, String> {
         if self.has_terminal {
             return Err("its console is the terminal of `weft vm run`".into());
         }
-        match self.move_home(number, vec![HomeStep::Prepare]) {
+        let reply = match beside {
+            None => self.move_home(number, vec![HomeStep::Prepare]),
+            Some(beside) => {
+                let request = self.replies.begin();
+                self.control.say(&MonitorMessage::HomeBeside {
+                    request,
+                    number: number as u32,
+                    beside: beside as u32,
+                });
+                self.replies.wait(HOME_WAIT, || false)
+            }
+        };
+        match reply {
             Some(Reply::HomeReady(host)) => Ok(host),
             Some(Reply::Failed(reason)) => Err(reason),
             // The process has no state, so it cannot run, whether its host hears this or not.

@@ -49,7 +49,7 @@ pub fn live(
     signals()
         .thread_block()
         .context("cannot take over signals")?;
-    let mut outlets = Outlets::of(sockets, &own)?;
+    let mut outlets = Outlets::of(sockets, &own, control)?;
     let prepared = prepare(control, own, boot, settings, links, &mut outlets, parent)?;
     let bytes = serde_json::to_vec(&prepared.run()).unwrap_or_default();
     // The parent has gone when nobody reads it.
@@ -80,7 +80,11 @@ struct Outlets {
 
 impl Outlets {
     /// In the order in which they are given.
-    fn of(sockets: Vec<OwnedFd>, own: &OwnSettings) -> anyhow::Result<Outlets> {
+    fn of(
+        sockets: Vec<OwnedFd>,
+        own: &OwnSettings,
+        control: &Arc<LauncherControl>,
+    ) -> anyhow::Result<Outlets> {
         let mut sockets = sockets.into_iter();
         let word = sockets.next().context("there is no socket for the end")?;
         let api = sockets.next().map(Into::into);
@@ -95,7 +99,7 @@ impl Outlets {
             word: word.into(),
             api,
             console,
-            takeover: comes.map(|(memory, socket)| Takeover::new(memory, socket)),
+            takeover: comes.map(|(memory, socket)| Takeover::new(memory, socket, control.clone())),
             channels: sockets.collect(),
         })
     }

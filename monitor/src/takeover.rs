@@ -4,11 +4,12 @@
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use weft_console::{Output, Port};
 use weft_machine::{Handle, HomeState, MachineRequest};
-use weft_node::monitor_protocol::{HomeStep, MonitorMessage, TakeoverSocket};
+use weft_node::monitor_protocol::{Control, HomeStep, MonitorMessage, TakeoverSocket};
 
 /// Longest state of a machine, as text.
 const STATE_BYTES_MAX: usize = 64 << 20;
@@ -40,13 +41,16 @@ pub struct Takeover {
     pub memory: Option<File>,
     /// To the daemon that lent the node whose memory that is.
     socket: TakeoverSocket,
+    /// Hears when the slices of other nodes are this machine's.
+    launcher: Arc<Control>,
 }
 
 impl Takeover {
-    pub fn new(memory: OwnedFd, socket: OwnedFd) -> Self {
+    pub fn new(memory: OwnedFd, socket: OwnedFd, launcher: Arc<Control>) -> Self {
         Self {
             memory: Some(memory.into()),
             socket: TakeoverSocket::new(socket),
+            launcher,
         }
     }
 
@@ -89,6 +93,9 @@ impl Takeover {
             Ok(Some(HomeStep::LetGo) | None) | Err(_) => {}
             Ok(Some(other)) => return Err(format!("{other:?} instead of leave to go on")),
         }
+        // Where other nodes stay, they are this machine's from now on, and its launcher's.
+        self.launcher.say(&MonitorMessage::HomeTaken);
+        request(MachineRequest::SettleHome)?;
         if ran {
             request(MachineRequest::Resume)?;
         }

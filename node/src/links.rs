@@ -10,6 +10,7 @@ use weft_proc::boot::{
     Boot, LINK_RING, LINK_SEALED, LINK_STREAM, LinkSpec, MAGIC, MAX_NODES, ROLE_HOME, ROLE_SLICE,
     VERSION,
 };
+use weft_wire::channel::Channel;
 use weft_wire::halves::SessionKeys;
 use weft_wire::handshake::Keyed;
 use weft_wire::{ring, socket};
@@ -49,6 +50,23 @@ impl Link {
         sys::watch_peer(&keyed.socket, lease_ms)?;
         let (send, receive) = (keyed.send_key, keyed.receive_key);
         Ok(Link::sealed(keyed.socket.into(), send, receive))
+    }
+
+    /// A control channel over it, and another descriptor of its socket; an error for one that
+    /// is not sealed.
+    ///
+    /// # Errors
+    /// Out of descriptors, or the link is in the clear.
+    pub fn into_channel(self) -> io::Result<(Channel, TcpStream)> {
+        match self.into_socket() {
+            Some((socket, Some(keys))) => {
+                let socket = TcpStream::from(socket);
+                let descriptor = socket.try_clone()?;
+                let channel = Channel::sealed(socket.into(), keys.send, keys.receive)?;
+                Ok((channel, descriptor))
+            }
+            _ => Err(io::Error::other("a control connection in the clear")),
+        }
     }
 
     /// Whether its records are sealed.

@@ -35,7 +35,8 @@ use crate::spawn::{Process, StartError};
 use crate::sys;
 
 pub use home::{
-    FILES_BYTES_MAX, HomeOrder, HomeStep, TakeoverSocket, receive_order, send_order, send_step,
+    FILES_BYTES_MAX, HomeOrder, HomeStep, OtherNode, ReceivedOrder, TakeoverSocket, receive_order,
+    send_order, send_step,
 };
 
 /// Longest text of settings: a machine's configuration with its command line.
@@ -113,6 +114,28 @@ pub enum LinkKind {
     },
 }
 
+impl LinkKind {
+    /// Takes a link apart.
+    fn of(link: Link) -> io::Result<(OwnedFd, LinkKind)> {
+        let (socket, keys) = link.into_socket().ok_or_else(|| {
+            io::Error::new(io::ErrorKind::Unsupported, "rings do not join machines")
+        })?;
+        let kind = match keys {
+            None => LinkKind::Clear,
+            Some(SessionKeys { send, receive }) => LinkKind::Sealed { send, receive },
+        };
+        Ok((socket, kind))
+    }
+
+    /// The sealed link with this socket.
+    fn link(&self, socket: OwnedFd) -> Option<Link> {
+        match self {
+            LinkKind::Sealed { send, receive } => Some(Link::sealed(socket, *send, *receive)),
+            LinkKind::None | LinkKind::Clear => None,
+        }
+    }
+}
+
 /// What a slice says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -142,6 +165,13 @@ pub enum MonitorMessage {
         request: u64,
         number: u32,
         step: HomeStep,
+    },
+    /// The same for `Prepare`, where other nodes stay: the process becomes their node 0, on the
+    /// host of node `beside`. `number` is free; the next steps are for it.
+    HomeBeside {
+        request: u64,
+        number: u32,
+        beside: u32,
     },
     /// A process that takes node 0's part has taken its state.
     HomeTaken,
@@ -222,14 +252,9 @@ pub fn send_boot(
             boot.links.push(LinkKind::None);
             continue;
         };
-        let (socket, keys) = link.into_socket().ok_or_else(|| {
-            io::Error::new(io::ErrorKind::Unsupported, "rings do not join machines")
-        })?;
+        let (socket, kind) = LinkKind::of(link)?;
         ends.push(socket);
-        boot.links.push(match keys {
-            None => LinkKind::Clear,
-            Some(SessionKeys { send, receive }) => LinkKind::Sealed { send, receive },
-        });
+        boot.links.push(kind);
     }
     let packet = serde_json::to_vec(&boot)?;
     if boot.settings.len() > SETTINGS_BYTES_MAX || packet.len() > PACKET_BYTES_MAX {
@@ -249,13 +274,7 @@ pub fn send_boot(
 /// # Errors
 /// A link that is a ring, or a process that is gone.
 pub fn send_link(control: BorrowedFd<'_>, number: u32, link: Link) -> io::Result<()> {
-    let (socket, keys) = link
-        .into_socket()
-        .ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, "rings do not join machines"))?;
-    let kind = match keys {
-        None => LinkKind::Clear,
-        Some(SessionKeys { send, receive }) => LinkKind::Sealed { send, receive },
-    };
+    let (socket, kind) = LinkKind::of(link)?;
     let packet = serde_json::to_vec(&LauncherMessage::Link { number, kind })?;
     sys::send_with_descriptors(control, &packet, &[socket.as_raw_fd()])
 }
@@ -310,6 +329,7 @@ pub fn hear(control: BorrowedFd<'_>) -> Spoken {
             MonitorMessage::StartNode { .. }
             | MonitorMessage::EndNode { .. }
             | MonitorMessage::Home { .. }
+            | MonitorMessage::HomeBeside { .. }
             | MonitorMessage::HomeTaken
             | MonitorMessage::HomeRuns,
         )) => Spoken::Other,
@@ -354,6 +374,7 @@ fn plain(word: MonitorMessage) -> MonitorMessage {
         },
         other @ (MonitorMessage::EndNode { .. }
         | MonitorMessage::Home { .. }
+        | MonitorMessage::HomeBeside { .. }
         | MonitorMessage::HomeTaken
         | MonitorMessage::HomeRuns) => other,
     }

@@ -13,6 +13,9 @@
 //! Kick                      ──▶                           signal to the slice
 //! Stop                      ──▶    Stopped                slice ended, budget kept
 //! Release                   ──▶    Done                   slice ended, budget given back
+//! Heir                      ──▶    Done | Failed          another launcher may take the slice
+//! DialHeir (one per slice)  ──▶    Done | Failed          a connection of such a launcher
+//! Inherit (on that)         ──▶    Started                its launcher has the slice
 //! Home (Disk)               ──▶    HomeReady | HomeFailed the slice has the file
 //!      (Prepare)            ──▶    HomeReady | HomeFailed later, at any time
 //!      (the last State)     ──▶    HomeTaken | HomeFailed
@@ -24,7 +27,9 @@
 //! Every request but `Kick` and a `Home` that is no last part, or waits or announces, has
 //! exactly one answer, those but `Home` in order; the daemon sends nothing but answers before
 //! `Started`. Closing the connection ends the slice and gives the budget back; a process that has the whole state
-//! of a machine's home goes on then.
+//! of a machine's home goes on then. While a launcher is there that may inherit the slice, the
+//! end of the first one ends nothing: the slice ends if that launcher goes, too, and has not
+//! inherited it.
 
 use serde::{Deserialize, Serialize};
 use weft_wire::handshake::{Secret, Ticket};
@@ -72,6 +77,28 @@ pub enum DaemonRequest {
         /// What both ends know.
         secret: Secret,
     },
+    /// A connection with this ticket will come, of a launcher that has the slice once it says
+    /// `Inherit`. It takes the place of one that was expected before.
+    Heir {
+        /// What it will present.
+        ticket: Ticket,
+        /// What both ends know.
+        secret: Secret,
+    },
+    /// Dial such a connection to the daemon of node `peer`, for the process that is about to
+    /// take node 0's part here.
+    DialHeir {
+        /// The node whose slice it inherits.
+        peer: u32,
+        /// Its daemon's key.
+        key: PublicKey,
+        /// What to present.
+        ticket: Ticket,
+        /// What both ends know.
+        secret: Secret,
+    },
+    /// On such a connection: the slice is its launcher's from now on.
+    Inherit,
     /// Start the runtime.
     Start(Box<ProgramSettings>),
     /// Start a slice of a machine.
@@ -146,11 +173,13 @@ pub enum DaemonReply {
         /// What ran out.
         why: String,
     },
-    /// To [`DaemonRequest::Expect`], [`DaemonRequest::Dial`] and [`DaemonRequest::Release`].
+    /// To [`DaemonRequest::Expect`], [`DaemonRequest::Dial`], [`DaemonRequest::Heir`],
+    /// [`DaemonRequest::DialHeir`] and [`DaemonRequest::Release`].
     Done,
     /// The request failed; the reason.
     Failed(String),
-    /// To [`DaemonRequest::Start`] and [`DaemonRequest::StartMachine`].
+    /// To [`DaemonRequest::Start`], [`DaemonRequest::StartMachine`] and
+    /// [`DaemonRequest::Inherit`].
     Started {
         /// The slice's process id on its host.
         pid: u32,

@@ -22,7 +22,7 @@ use weft_monitor::outcome::Outcome;
 use weft_monitor::settings::{OwnSettings, SliceSettings};
 use weft_node::launch::Signals;
 use weft_node::launch::machine::{
-    self, Machine, MachineOutcome, MachinePlan, MachineSettings, Share,
+    self, Inheritance, Machine, MachineOutcome, MachinePlan, MachineSettings, Share,
 };
 use weft_node::options::Placement;
 use weft_platform::clock::{Reference, TscMeasurement, begin_tsc_measurement};
@@ -107,6 +107,8 @@ pub struct Arrival {
     pub memory: OwnedFd,
     /// To the daemon, from which its state comes.
     pub socket: OwnedFd,
+    /// Other nodes, which stay.
+    pub others: Option<Inheritance>,
 }
 
 /// Has a machine from another host go on, to its end. `failed` hears why it could not be made.
@@ -278,11 +280,15 @@ struct Life<'a> {
 }
 
 impl Life<'_> {
-    fn live(&self, signals: &Signals) -> Result<MachineOutcome, VmError> {
+    fn live(mut self, signals: &Signals) -> Result<MachineOutcome, VmError> {
         let name = &self.plan.name;
         // The terminal may be in raw mode.
         let mut say = |text: &str| eprint!("weft: vm {name}: {text}\r\n");
-        let machine = Machine::spawn(self.asked(), signals, &mut say)?;
+        let others = (self.arrival.as_mut()).and_then(|arrival| arrival.others.take());
+        let machine = match others {
+            Some(others) => Machine::inherit(self.asked(), others, signals, &mut say)?,
+            None => Machine::spawn(self.asked(), signals, &mut say)?,
+        };
         let settings = self
             .settings()
             .map_err(|error| VmError::system("describe the machine")(io::Error::from(error)))?;
@@ -293,7 +299,7 @@ impl Life<'_> {
                 .iter()
                 .map(|(socket, _)| socket.as_fd()),
         );
-        if let Some(Arrival { memory, socket }) = &self.arrival {
+        if let Some(Arrival { memory, socket, .. }) = &self.arrival {
             sockets.extend([memory.as_fd(), socket.as_fd()]);
         }
         Ok(machine.live(settings, &sockets)?)

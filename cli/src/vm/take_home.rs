@@ -15,7 +15,10 @@ use nix::unistd::{Gid, Uid};
 use weft_confine::privilege::Identity;
 use weft_machine::{BackEndChoice, Configuration, Network, Share, check_host};
 use weft_monitor::settings::{Confine, SliceSettings};
-use weft_node::monitor_protocol::{FILES_BYTES_MAX, HomeOrder, TakeoverSocket, receive_order};
+use weft_node::launch::machine::Inheritance;
+use weft_node::monitor_protocol::{
+    FILES_BYTES_MAX, HomeOrder, ReceivedOrder, TakeoverSocket, receive_order,
+};
 use weft_node::options::Transport;
 use weft_node::size::format_bytes;
 use weft_platform::clock::begin_tsc_measurement;
@@ -36,7 +39,12 @@ pub fn run(started: Instant) -> anyhow::Result<ExitCode> {
     let tsc = begin_tsc_measurement();
     let input = io::stdin();
     let socket = input.as_fd().try_clone_to_owned()?;
-    let (order, memory) = receive_order(socket.as_fd())
+    let ReceivedOrder {
+        order,
+        memory,
+        links,
+        daemons,
+    } = receive_order(socket.as_fd())
         .context("a daemon starts this command; `weft vm migrate` brings a machine here")?;
     let daemon = TakeoverSocket::new(socket.try_clone()?);
     let prepared = plan(&order).and_then(|mut plan| {
@@ -54,13 +62,23 @@ pub fn run(started: Instant) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(EXIT_SETUP));
         }
     };
-    let arrival = Arrival { memory, socket };
+    let nodes = order.nodes;
+    let others = (!nodes.is_empty()).then_some(Inheritance {
+        nodes,
+        links,
+        daemons,
+    });
+    let arrival = Arrival {
+        memory,
+        socket,
+        others,
+    };
     launcher::run_arrival(&plan, &registry, arrival, (started, tsc), &|why| {
         daemon.fail(why);
     })
 }
 
-/// The machine on one node of this host, if it can be there.
+/// The machine with what is on this host from now on, if it can be there.
 fn plan(order: &HomeOrder) -> anyhow::Result<Plan> {
     let settings: SliceSettings = serde_json::from_str(&order.settings)
         .context("the description of the machine is invalid")?;
@@ -89,18 +107,20 @@ fn plan(order: &HomeOrder) -> anyhow::Result<Plan> {
         memory_bytes: configuration.memory_bytes,
     };
     let loan = &order.loan;
-    ensure!(
-        share.cpus <= loan.cpus && share.memory_bytes <= loan.memory_bytes,
-        "the machine needs {} vCPUs and {} of memory, and {} and {} were lent: migrate it with \
-         HOST={}",
-        share.cpus,
-        format_bytes(share.memory_bytes),
-        loan.cpus,
-        format_bytes(loan.memory_bytes),
-        share.memory_bytes,
-    );
-    configuration.slices = vec![share];
-    configuration.spare_bytes = None;
+    if order.nodes.is_empty() {
+        ensure!(
+            share.cpus <= loan.cpus && share.memory_bytes <= loan.memory_bytes,
+            "the machine needs {} vCPUs and {} of memory, and {} and {} were lent: migrate it \
+             with HOST={}",
+            share.cpus,
+            format_bytes(share.memory_bytes),
+            loan.cpus,
+            format_bytes(loan.memory_bytes),
+            share.memory_bytes,
+        );
+        configuration.slices = vec![share];
+        configuration.spare_bytes = None;
+    }
     configuration.trace = false;
     configuration.back_end = BackEndChoice::Soft;
     configuration.validate()?;
@@ -113,14 +133,14 @@ fn plan(order: &HomeOrder) -> anyhow::Result<Plan> {
     Ok(Plan {
         name: check_plain(&order.name)?,
         nodes: Nodes {
-            count: 1,
-            hosts: Vec::new(),
+            count: configuration.slices.len(),
+            hosts: order.nodes.iter().map(|node| node.host.clone()).collect(),
             transport: Transport::Tcp,
             lease: Duration::from_millis(order.lease_ms.into()),
             link_delay_max: settings.link_delay_max,
             cpus: share.cpus,
             memory_bytes: share.memory_bytes,
-            shares: vec![share],
+            shares: configuration.slices.clone(),
         },
         configuration,
         console: ConsoleArg::Socket(None),

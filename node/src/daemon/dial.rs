@@ -6,7 +6,7 @@ use weft_wire::handshake::{self, HandshakeError, Secret, Ticket};
 use weft_wire::keys::PublicKey;
 use weft_wire::socket;
 
-use super::reserved::LINK_BOUND;
+use super::expected::LINK_BOUND;
 use super::shared::Shared;
 use crate::links::Link;
 
@@ -34,6 +34,14 @@ pub(super) enum DialError {
     },
 }
 
+/// A link to a daemon, with what it is called here and where it listens.
+pub(super) struct Dialled {
+    pub(super) name: String,
+    pub(super) address: String,
+    pub(super) key: PublicKey,
+    pub(super) link: Link,
+}
+
 /// A link to the peer that has `key`, or to this daemon itself: a host may have several
 /// slices of one aggregate.
 pub(super) fn dial_peer(
@@ -42,7 +50,7 @@ pub(super) fn dial_peer(
     ticket: &Ticket,
     secret: &Secret,
     lease_ms: u32,
-) -> Result<Link, DialError> {
+) -> Result<Dialled, DialError> {
     let (name, address) = match daemon.config.peer(key) {
         Some(peer) => (peer.name.clone(), peer.address()),
         None if *key == daemon.keys.public() => {
@@ -64,5 +72,11 @@ pub(super) fn dial_peer(
                 source,
             }
         })?;
-    Link::keyed(keyed, lease_ms).map_err(failed)
+    let link = Link::keyed(keyed, lease_ms).map_err(failed)?;
+    Ok(Dialled {
+        name,
+        address,
+        key: *key,
+        link,
+    })
 }

@@ -15,6 +15,9 @@ use std::time::Duration;
 
 use weft_wire::handshake::{Keyed, Secret, Ticket};
 
+/// How long an announced link may take to come.
+pub(super) const LINK_BOUND: Duration = Duration::from_secs(5);
+
 /// All links that all sessions of a daemon wait for.
 #[derive(Default, Clone)]
 pub struct Expected {
@@ -102,6 +105,11 @@ impl Expected {
 }
 
 impl Awaited {
+    /// The link, once it has come.
+    pub fn come(&self) -> Option<Keyed> {
+        self.link.try_recv().ok()
+    }
+
     /// Waits for the link; none when it did not come in time.
     pub fn wait(self, bound: Duration) -> Option<Keyed> {
         self.link.recv_timeout(bound).ok()

@@ -7,15 +7,13 @@ use std::time::{Duration, Instant};
 use weft_proc::boot::MAX_NODES;
 
 use super::budget::Reservation;
-use super::expected::Awaited;
+use super::dial::Dialled;
+use super::expected::{Awaited, LINK_BOUND};
 use super::memory::{Keeper, MemoryError};
 use super::shared::Shared;
 use crate::links::{Link, Links};
 use crate::shared::SharedMemory;
 use crate::size::PAGE_BYTES;
-
-/// How long an announced link may take to come.
-pub(super) const LINK_BOUND: Duration = Duration::from_secs(5);
 
 /// Why a slice lacks a link that was announced.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +43,15 @@ pub(super) struct Reserved {
     pub(super) links: Links,
     /// Links that somebody is going to dial, with the node at their other end.
     pub(super) awaited: Vec<(usize, Awaited)>,
+    /// Control connections to the daemons of other nodes, for a process that inherits their
+    /// slices.
+    pub(super) inherits: Vec<Inherited>,
+}
+
+/// A slice that a process inherits.
+pub(super) struct Inherited {
+    pub(super) node: u32,
+    pub(super) daemon: Dialled,
 }
 
 pub(super) fn no_links() -> Links {

@@ -9,6 +9,7 @@
 //! is a reservation; when the connection ends, for whatever reason, the slice
 //! is dead within the lease and the reservation is given back.
 
+mod heir;
 mod home;
 
 use std::io;
@@ -24,7 +25,7 @@ use weft_wire::handshake::{self, Ticket};
 use weft_wire::keys::PublicKey;
 
 use super::LEAVE_BOUND;
-use super::dial::dial_peer;
+use super::dial::{DialError, dial_peer};
 use super::memory::LOOK_MAX;
 use super::reserved::{Reserved, no_links};
 use super::shared::Shared;
@@ -38,6 +39,7 @@ use crate::said::Said;
 use crate::shared::{SharedMemory, Snapshot};
 use crate::size::format_pages;
 use crate::sys;
+use heir::Heir;
 
 /// A connection on which nothing was asked for this long is closed, unless a
 /// slice runs: probes of the kernel watch over those.
@@ -55,6 +57,10 @@ pub struct Session<'a> {
     takeover: Option<Takeover>,
     /// Copies of its disks; removed unless it comes.
     disks: Vec<NewFile>,
+    /// Another launcher that may take the slice.
+    heir: Heir,
+    /// The launcher has what it wanted, and ends the connection.
+    is_released: bool,
     /// What slices of this connection had this daemon say.
     said: Said,
     last_request: Instant,
@@ -95,6 +101,10 @@ enum RequestError {
     Link { peer: u32 },
     #[error("this ticket is used already")]
     TicketUsed,
+    #[error("no slice of a machine runs on this connection")]
+    NoSlice,
+    #[error("the slice on this connection is its launcher's already")]
+    NoHeir,
     #[error("the slice's socket cannot be kept for a link")]
     Control(#[source] io::Error),
     /// Why, the daemon tells its own log alone.
@@ -121,6 +131,8 @@ impl<'a> Session<'a> {
             slice: None,
             takeover: None,
             disks: Vec::new(),
+            heir: Heir::None,
+            is_released: false,
             said: Said::new(Instant::now()),
             last_request: Instant::now(),
             leaving: None,
@@ -134,10 +146,13 @@ impl<'a> Session<'a> {
     pub fn serve(mut self) -> Result<(), SessionError> {
         // The first request may have been read together with the hello, and
         // then nothing announces it.
-        let outcome = self.hear_launcher().and_then(|open| match open {
+        let mut outcome = self.hear_launcher().and_then(|open| match open {
             ControlFlow::Continue(()) => self.serve_turns(),
             ControlFlow::Break(()) => Ok(()),
         });
+        while self.is_inherited() {
+            outcome = self.serve_turns();
+        }
         self.settle_home();
         self.end_slice();
         if let Err(why) = &outcome {
@@ -174,6 +189,7 @@ impl<'a> Session<'a> {
         }
         self.hear_slice()?;
         self.hear_takeover()?;
+        self.hear_heir()?;
         if (ready.ending || self.leaving.is_some()) && self.slice.is_none() {
             return Ok(ControlFlow::Break(()));
         }
@@ -211,6 +227,7 @@ impl<'a> Session<'a> {
             }
         }
         set.extend(self.takeover.as_ref().map(Takeover::descriptor));
+        set.extend(self.heir.descriptor());
         let bound = self.slice.as_ref().map_or(LOOK_MAX, LentSlice::due);
         let ready = sys::wait_readable(&set, bound)?;
         Ok(Ready {
@@ -232,6 +249,9 @@ impl<'a> Session<'a> {
             self.last_request = Instant::now();
             if let Some(reply) = self.handle(request) {
                 self.send(&reply)?;
+            }
+            if self.is_released {
+                return Ok(ControlFlow::Break(()));
             }
             bound = Duration::ZERO;
         }
@@ -261,6 +281,14 @@ impl<'a> Session<'a> {
                 ticket,
                 secret,
             } => self.dial(peer, &key, &ticket, &secret),
+            DaemonRequest::Heir { ticket, secret } => self.expect_heir(ticket, secret),
+            DaemonRequest::DialHeir {
+                peer,
+                key,
+                ticket,
+                secret,
+            } => self.dial_heir(peer, &key, &ticket, &secret),
+            DaemonRequest::Inherit => Err(RequestError::NoHeir),
             DaemonRequest::Start(settings) => self.start(&*settings),
             DaemonRequest::StartMachine(start) => self.start(&*start),
             DaemonRequest::Ping => Ok(DaemonReply::Pong(Box::new(self.counters()))),
@@ -274,6 +302,11 @@ impl<'a> Session<'a> {
             DaemonRequest::Stop => {
                 self.end_slice();
                 Ok(DaemonReply::Stopped(Box::new(self.counters())))
+            }
+            // Whether the slice ends, its heir decides.
+            DaemonRequest::Release if self.has_heir() => {
+                self.is_released = true;
+                Ok(DaemonReply::Done)
             }
             DaemonRequest::Release => {
                 // A machine that goes on here keeps what was reserved for it.
@@ -344,6 +377,7 @@ impl<'a> Session<'a> {
             shared: SharedMemory::new().map_err(RequestError::SharedMemory)?,
             links: no_links(),
             awaited: Vec::new(),
+            inherits: Vec::new(),
         });
         Ok(DaemonReply::Opened { budget_pages })
     }
@@ -412,16 +446,18 @@ impl<'a> Session<'a> {
         let (reserved, daemon) = self.reservation_for(peer)?;
         let lease_ms = reserved.lease.as_millis() as u32;
         match dial_peer(daemon, key, ticket, secret, lease_ms) {
-            Ok(link) => {
-                reserved.links[peer as usize] = Some(link);
+            Ok(dialled) => {
+                reserved.links[peer as usize] = Some(dialled.link);
                 Ok(DaemonReply::Done)
             }
-            Err(why) => {
-                let why = sentence(&why);
-                self.say(&format!("cannot connect to node {peer}: {why}"));
-                Err(RequestError::Dial { peer })
-            }
+            Err(why) => Err(self.not_dialled(peer, &why)),
         }
+    }
+
+    fn not_dialled(&self, peer: u32, why: &DialError) -> RequestError {
+        let why = sentence(why);
+        self.say(&format!("cannot connect to node {peer}: {why}"));
+        RequestError::Dial { peer }
     }
 
     fn start(&mut self, start: &impl SliceStart) -> Result<DaemonReply, RequestError> {

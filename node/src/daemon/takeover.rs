@@ -23,13 +23,17 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::budget::Reservation;
+use super::dial::Dialled;
 use super::reserved::Reserved;
 use super::shared::Shared;
-use super::slice::{Counted, LentSlice};
+use super::slice::{Counted, LentMachine};
 use crate::config::Peer;
 use crate::consent::{Lender, Refused};
-use crate::monitor_protocol::{self, HomeOrder, HomeStep, Loan, MonitorMessage};
+use crate::launch::machine::HEIR_BYTES;
+use crate::links::Link;
+use crate::monitor_protocol::{self, HomeOrder, HomeStep, Loan, MonitorMessage, OtherNode};
 use crate::protocol::HomeRequest;
+use crate::size::PAGE_BYTES;
 use crate::sys;
 
 /// How long the process may take to get ready, or to take the state.
@@ -99,29 +103,105 @@ pub(super) struct Takeover {
     request: u64,
 }
 
+/// What the process is made around.
+pub(super) struct HomePart {
+    cpus: u32,
+    memory_bytes: u64,
+    memory: OwnedFd,
+    /// Where other nodes stay.
+    others: Option<Others>,
+}
+
+/// The other nodes of a machine whose node 0 the process becomes.
+#[derive(Default)]
+struct Others {
+    nodes: Vec<OtherNode>,
+    /// To each of them.
+    links: Vec<Link>,
+    /// To the daemon of each.
+    daemons: Vec<Link>,
+}
+
+impl HomePart {
+    /// The memory of the slice that has all of the machine's.
+    ///
+    /// # Errors
+    /// Out of descriptors.
+    pub fn of_slice(slice: &LentMachine) -> io::Result<HomePart> {
+        Ok(HomePart {
+            cpus: slice.cpus,
+            memory_bytes: slice.memory_bytes,
+            memory: slice.memory.try_clone()?,
+            others: None,
+        })
+    }
+
+    /// Memory for pages of others, and the links that were made for it.
+    ///
+    /// # Errors
+    /// Links and connections are not to the same nodes; the kernel refuses.
+    pub fn among_others(reserved: &mut Reserved) -> io::Result<HomePart> {
+        let mut others = Others::default();
+        for inherited in std::mem::take(&mut reserved.inherits) {
+            let Dialled {
+                name,
+                address,
+                key,
+                link,
+            } = inherited.daemon;
+            let number = inherited.node;
+            let to_node = reserved
+                .links
+                .get_mut(number as usize)
+                .and_then(Option::take);
+            others.nodes.push(OtherNode {
+                number,
+                host: name,
+                address,
+                key,
+            });
+            let missing = || io::Error::other(format!("there is no link to node {number}"));
+            others.links.push(to_node.ok_or_else(missing)?);
+            others.daemons.push(link);
+        }
+        Ok(HomePart {
+            cpus: 0,
+            memory_bytes: HEIR_BYTES.min(reserved.reservation.pages * PAGE_BYTES),
+            memory: sys::empty_memfd(c"weft-guest-ram")?,
+            others: Some(others),
+        })
+    }
+}
+
 impl Takeover {
-    /// Starts the process that is to take the machine of `slice`.
+    /// Starts the process that is to take the home of a machine.
     pub fn prepare(
         daemon: &Shared,
-        peer: &Peer,
-        (reserved, slice): (&Reserved, &LentSlice),
+        (peer, lease): (&Peer, Duration),
+        part: HomePart,
         request: &HomeRequest,
     ) -> Result<Takeover, TakeoverError> {
         if !peer.takes_machines {
             return Err(TakeoverError::NotAllowed(peer.name.clone()));
         }
-        let machine = slice.machine().ok_or(TakeoverError::NoSlice)?;
+        let Others {
+            nodes,
+            links,
+            daemons,
+        } = part.others.unwrap_or_default();
         let order = HomeOrder {
             name: request.name.clone(),
             settings: request.settings.clone(),
             files: request.files.clone(),
             loan: Loan {
-                cpus: machine.cpus,
-                memory_bytes: machine.memory_bytes,
+                cpus: part.cpus,
+                memory_bytes: part.memory_bytes,
                 lender: Lender::of(peer),
             },
             user: daemon.confinement(peer).map(|confinement| confinement.user),
-            lease_ms: reserved.lease.as_millis() as u32,
+            lease_ms: lease.as_millis() as u32,
+            nodes,
+            links: Vec::new(),
         };
         let (socket, theirs) = sys::packet_pair().map_err(TakeoverError::Start)?;
         // This program, whatever has its path meanwhile. It leaves this session by itself.
@@ -140,8 +220,9 @@ impl Takeover {
             since: Instant::now(),
             request: request.request,
         };
-        let (socket, memory) = (takeover.socket.as_fd(), machine.memory.as_fd());
-        monitor_protocol::send_order(socket, &order, memory).map_err(TakeoverError::Told)?;
+        let links = links.into_iter().chain(daemons).collect();
+        let (socket, memory) = (takeover.socket.as_fd(), part.memory.as_fd());
+        monitor_protocol::send_order(socket, order, memory, links).map_err(TakeoverError::Told)?;
         Ok(takeover)
     }
 

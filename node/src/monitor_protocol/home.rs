@@ -1,15 +1,18 @@
 //! The move of node 0's part to another host: its steps, and the process that takes it.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use weft_proc::boot::MAX_NODES;
+use weft_wire::keys::PublicKey;
 
 use super::{
-    Control, LISTEN_ROUND, Loan, MonitorMessage, PACKET_BYTES_MAX, READY_BOUND, WORD_BYTES_MAX,
-    send_when_writable,
+    Control, LISTEN_ROUND, LinkKind, Loan, MonitorMessage, PACKET_BYTES_MAX, READY_BOUND,
+    WORD_BYTES_MAX, send_when_writable,
 };
+use crate::links::Link;
 use crate::sys;
 
 /// A step of the move of node 0's part to another host.
@@ -128,6 +131,21 @@ pub struct HomeOrder {
     /// The user that the node runs as, where the daemon is root.
     pub user: Option<u32>,
     pub lease_ms: u32,
+    /// Nodes that stay; the process becomes their node 0.
+    pub nodes: Vec<OtherNode>,
+    /// To each of these nodes, and then to the daemon of each. The sockets come in this order.
+    pub links: Vec<LinkKind>,
+}
+
+/// A node that stays while another process becomes node 0.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OtherNode {
+    pub number: u32,
+    /// What this host calls its host.
+    pub host: String,
+    /// Where its daemon listens.
+    pub address: String,
+    pub key: PublicKey,
 }
 
 /// Sends a step, when there is room for it.
@@ -144,32 +162,66 @@ pub fn send_step(socket: BorrowedFd<'_>, step: &HomeStep) -> io::Result<()> {
 /// Too much of it, or the process has gone.
 pub fn send_order(
     socket: BorrowedFd<'_>,
-    order: &HomeOrder,
+    mut order: HomeOrder,
     memory: BorrowedFd<'_>,
+    links: Vec<Link>,
 ) -> io::Result<()> {
-    let packet = serde_json::to_vec(order)?;
+    let mut ends = Vec::new();
+    for link in links {
+        let (end, kind) = LinkKind::of(link)?;
+        ends.push(end);
+        order.links.push(kind);
+    }
+    let packet = serde_json::to_vec(&order)?;
     if packet.len() > PACKET_BYTES_MAX {
         return Err(io::Error::other("the machine's settings are too long"));
     }
-    sys::send_with_descriptors(socket, &packet, &[memory.as_raw_fd()])
+    let ends = ends.iter().map(AsRawFd::as_raw_fd);
+    let descriptors: Vec<RawFd> = [memory.as_raw_fd()].into_iter().chain(ends).collect();
+    sys::send_with_descriptors(socket, &packet, &descriptors)
 }
 
-/// Waits for an order, and the memory file that comes with it.
+/// An order with the memory file and the links that come with it.
+pub struct ReceivedOrder {
+    pub order: HomeOrder,
+    pub memory: OwnedFd,
+    /// To each of the nodes that stay.
+    pub links: Vec<Link>,
+    /// To the daemon of each.
+    pub daemons: Vec<Link>,
+}
+
+/// Waits for an order.
 ///
 /// # Errors
 /// Nothing came in time, or something else.
-pub fn receive_order(socket: BorrowedFd<'_>) -> io::Result<(HomeOrder, OwnedFd)> {
+pub fn receive_order(socket: BorrowedFd<'_>) -> io::Result<ReceivedOrder> {
     if !sys::wait_readable(&[socket], READY_BOUND)?[0] {
         return Err(io::ErrorKind::TimedOut.into());
     }
     let mut packet = vec![0; PACKET_BYTES_MAX];
-    let (length, descriptors) = sys::receive_with_descriptors(socket, &mut packet, 1)?;
-    let order = serde_json::from_slice(&packet[..length])?;
-    let memory = descriptors.into_iter().next();
-    Ok((
+    let most = 1 + 2 * MAX_NODES;
+    let (length, descriptors) = sys::receive_with_descriptors(socket, &mut packet, most)?;
+    let order: HomeOrder = serde_json::from_slice(&packet[..length])?;
+    let mut descriptors = descriptors.into_iter();
+    let memory = descriptors.next();
+    let memory = memory.ok_or_else(|| io::Error::other("there is no memory with the order"))?;
+    let kinds = order.links.iter();
+    let links = kinds.map(|kind| {
+        let link = descriptors.next().and_then(|socket| kind.link(socket));
+        link.ok_or_else(|| io::Error::other("a link of the order is not sealed"))
+    });
+    let mut links = links.collect::<io::Result<Vec<_>>>()?;
+    if links.len() != 2 * order.nodes.len() {
+        return Err(io::Error::other("there are not two links for each node"));
+    }
+    let daemons = links.split_off(order.nodes.len());
+    Ok(ReceivedOrder {
         order,
-        memory.ok_or_else(|| io::Error::other("there is no memory with the order"))?,
-    ))
+        memory,
+        links,
+        daemons,
+    })
 }
 
 /// The socket between the daemon of a host and the process there that takes a machine's home.

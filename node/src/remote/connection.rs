@@ -1,5 +1,6 @@
 //! A connection to a daemon: who both are, and requests with their replies.
 
+use std::io;
 use std::net::TcpStream;
 use std::time::Duration;
 
@@ -11,6 +12,8 @@ use weft_wire::socket;
 
 use crate::config::{self, Config, PORT};
 use crate::error::{LaunchError, sentence};
+use crate::links::Link;
+use crate::monitor_protocol::OtherNode;
 use crate::protocol::{DaemonReply, DaemonRequest, NodeStatus};
 use crate::said::plain;
 
@@ -54,6 +57,21 @@ impl Identity {
 }
 
 impl Connection {
+    /// One that a daemon made for this launcher, to the daemon of a node of its machine.
+    ///
+    /// # Errors
+    /// Out of descriptors.
+    pub fn inherited(node: OtherNode, link: Link) -> io::Result<Connection> {
+        let (channel, descriptor) = link.into_channel()?;
+        Ok(Connection {
+            host: node.host,
+            address: node.address,
+            key: node.key,
+            channel,
+            descriptor,
+        })
+    }
+
     /// Connects to `host`, proves who both are, and checks that a program could
     /// move there.
     pub fn open(identity: &Identity, host: &str) -> Result<Connection, LaunchError> {

@@ -109,6 +109,19 @@ impl FarEnd {
         Ok(end)
     }
 
+    /// Of the connection of a launcher that may inherit a slice that runs. Answered as
+    /// [`FarEnd::announce`].
+    pub fn announce_heir(slice: &mut RemoteSlice) -> Result<FarEnd, LaunchError> {
+        let end = FarEnd::new(&slice.connection)?;
+        let request = DaemonRequest::Heir {
+            ticket: end.ticket,
+            secret: end.secret,
+        };
+        let sent = slice.expect(&request);
+        sent.map_err(|error| slice.connection.failed(sentence(&error)))?;
+        Ok(end)
+    }
+
     fn expected_from(&self, number: u32) -> DaemonRequest {
         DaemonRequest::Expect {
             peer: number,
@@ -132,12 +145,29 @@ impl FarEnd {
 
     /// Has another daemon make the link to node `peer`, for a slice that it is about to start.
     fn dial_from(&self, ours: &mut Connection, peer: u32) -> Result<(), LaunchError> {
-        let dialled = ours.done(&DaemonRequest::Dial {
+        let request = DaemonRequest::Dial {
             peer,
             key: self.key,
             ticket: self.ticket,
             secret: self.secret,
-        });
+        };
+        self.dialled(ours, &request)
+    }
+
+    /// Has another daemon connect the launcher that inherits the slice of node `peer`, for the
+    /// process that it is about to start.
+    fn dial_heir_from(&self, ours: &mut Connection, peer: u32) -> Result<(), LaunchError> {
+        let request = DaemonRequest::DialHeir {
+            peer,
+            key: self.key,
+            ticket: self.ticket,
+            secret: self.secret,
+        };
+        self.dialled(ours, &request)
+    }
+
+    fn dialled(&self, ours: &mut Connection, request: &DaemonRequest) -> Result<(), LaunchError> {
+        let dialled = ours.done(request);
         dialled.map_err(|error| match error {
             // Why, it tells its own log alone.
             LaunchError::Remote { .. } => LaunchError::NoWay {
@@ -165,6 +195,22 @@ pub(crate) fn link_joining(
         end.dial_from(connection, *peer)?;
     }
     Ok(links)
+}
+
+/// Connects a process that takes the place of node 0 with the nodes that stay: the links, and
+/// the connections of its launcher.
+pub(crate) fn link_heir(
+    connection: &mut Connection,
+    far: &[(u32, FarEnd)],
+    daemons: &[(u32, FarEnd)],
+) -> Result<(), LaunchError> {
+    for (peer, end) in far {
+        end.dial_from(connection, *peer)?;
+    }
+    for (peer, end) in daemons {
+        end.dial_heir_from(connection, *peer)?;
+    }
+    Ok(())
 }
 
 fn join(

@@ -21,6 +21,6 @@ mod slice;
 
 pub(crate) use connection::reserve;
 pub use connection::{Connection, Identity};
-pub(crate) use mesh::{FarEnd, JOIN_BOUND, connect, link_joining, start};
+pub(crate) use mesh::{FarEnd, JOIN_BOUND, connect, link_heir, link_joining, start};
 pub(crate) use slice::STALL;
 pub use slice::{HomePlace, RemoteError, RemoteEvent, RemoteSlice};

@@ -163,6 +163,8 @@ impl RemoteSlice {
                 let why = plain(&why);
                 events.push(RemoteEvent::Ended { why, clean });
             }
+            // It was inherited.
+            DaemonReply::Started { pid } if self.pid.is_none() => self.pid = Some(pid),
             DaemonReply::Leaving => events.push(RemoteEvent::Leaving),
             DaemonReply::HomeReady { request } => {
                 events.push(home(request, Ok(HomePlace::Ready)));
@@ -225,6 +227,11 @@ impl RemoteSlice {
     /// Has the daemon carry out a step of the move of node 0's part.
     pub fn move_home(&mut self, request: HomeRequest) -> Result<(), RemoteError> {
         self.send(&DaemonRequest::Home(Box::new(request)))
+    }
+
+    /// The slice is this launcher's from now on, to which its daemon was connected for that.
+    pub fn inherit(&mut self) -> Result<(), RemoteError> {
+        self.send(&DaemonRequest::Inherit)
     }
 
     /// Has the daemon send the slice the kick signal.

@@ -156,6 +156,10 @@ pub enum SliceCommand {
         node: usize,
         step: Step,
     },
+    /// Let the process at the link that came as that of node `heir` take the place of node 0.
+    YieldTo {
+        heir: usize,
+    },
     /// To a slice that joins: pages that are managed otherwise than at the start.
     LearnManagers(Vec<PageRun>),
     /// To a slice that leaves: move its pages to these slices, with their management.

@@ -195,6 +195,18 @@ impl MessageHandler for Dispatcher {
             }
             SliceMessage::Ended { .. } => self.peers.disconnect(from),
             SliceMessage::Beat => {}
+            SliceMessage::Succeeds => {
+                if !self.peers.succeed(from) {
+                    self.peers
+                        .lost(from, "it takes node 0's place, which it may not");
+                }
+            }
+            SliceMessage::GoesOn => {
+                if !self.peers.take_back(from) {
+                    self.peers
+                        .lost(from, "it goes on as node 0, which it may not");
+                }
+            }
             SliceMessage::Device { address, message } => {
                 self.validate(from, self.remote_devices.take(from, address, message));
             }

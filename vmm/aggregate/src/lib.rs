@@ -513,6 +513,10 @@ impl Slice {
     pub fn describe(&self, json: Vec<u8>) {
         let address = device::Address::new(0, 0);
         lock(&self.descriptions).push(json.clone());
+        // The others know the devices of the node 0 whose place it takes.
+        if self.joins {
+            return;
+        }
         let message = DeviceMessage::Described(json);
         self.peers
             .broadcast_first(&SliceMessage::Device { address, message });

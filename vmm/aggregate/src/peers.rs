@@ -17,8 +17,21 @@
 //! ```
 //!
 //! Only the loss of a `Member` ends the machine.
+//!
+//! Another process can take the place of slice 0, with a link of its own. It comes as that of a
+//! slice that joins, its *heir*, and changes numbers with the old link (`docs/roles.md`):
+//!
+//! ```text
+//!             yield_to         succeed            settle
+//!  Member ──────────────▶ Yielding ─▶ Yielding, heir's ─▶ Member, heir's; the old link ends
+//!    ▲                      │             │
+//!    └────── take_back ─────┴─────────────┘ the heir's link ends
+//! ```
+//!
+//! A `Yielding` slice may be lost: whether the old process or the heir goes on is decided
+//! elsewhere, and daemons end a slice for which neither does.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -27,6 +40,7 @@ use weft_wire::Header;
 use weft_wire::frame::{HEADER_BYTES, KINDS_DSM};
 use weft_wire::halves::{Receiver, Sender};
 
+use super::PRIMARY;
 use super::delay::DelayedSender;
 use super::message::SliceMessage;
 use crate::placement::SLICES_MAX;
@@ -83,8 +97,17 @@ pub(super) enum Standing {
     /// It is linked, but not all slices know it yet.
     Joining,
     Member,
+    /// A member whose place another process is about to take, or may have taken.
+    Yielding,
     /// Its links are about to end.
     Leaving,
+}
+
+impl Standing {
+    /// Whether the machine goes on without the slice's link.
+    fn may_be_lost(self) -> bool {
+        matches!(self, Self::Joining | Self::Yielding | Self::Leaving)
+    }
 }
 
 /// What is known of a number.
@@ -108,6 +131,12 @@ pub struct Peers {
     /// By slice. Held for moments, and never while a link is locked.
     seats: Mutex<[Seat; SLICES_MAX]>,
     seated: Condvar,
+    /// The number of the slice whose link each link's threads serve. Changed with the seats
+    /// locked.
+    served: [AtomicUsize; SLICES_MAX],
+    /// The number under which the link came of the process that may take the place of slice 0.
+    /// Locked before the seats.
+    heir: Mutex<Option<usize>>,
     lease: Duration,
     delay_max: Duration,
     /// Wakeup once for the first peer that is lost, with the reason.
@@ -115,6 +144,8 @@ pub struct Peers {
     /// Told of each slice that has left, or did not join.
     on_departure: OnceLock<Box<dyn Fn(usize) + Send + Sync>>,
     over: AtomicBool,
+    /// The machine goes on elsewhere, or not: no loss of a slice ends it here.
+    ignores_losses: AtomicBool,
     sent_frames: AtomicU64,
     received_frames: AtomicU64,
     /// Headers and payloads.
@@ -149,11 +180,14 @@ impl Peers {
             links,
             seats: Mutex::new(seats),
             seated: Condvar::new(),
+            served: std::array::from_fn(AtomicUsize::new),
+            heir: Mutex::default(),
             delay_max,
             lease,
             on_loss: OnceLock::new(),
             on_departure: OnceLock::new(),
             over: AtomicBool::new(false),
+            ignores_losses: AtomicBool::new(false),
             sent_frames: AtomicU64::new(0),
             received_frames: AtomicU64::new(0),
             received_bytes: AtomicU64::new(0),
@@ -262,10 +296,107 @@ impl Peers {
         let mut seats = self.seats();
         let seat = seats
             .get_mut(slice)
-            .filter(|seat| matches!(seat.standing, Standing::Joining | Standing::Member));
+            .filter(|seat| !matches!(seat.standing, Standing::Free | Standing::Leaving));
         let seat = seat.ok_or_else(|| format!("there is no link to node {slice}"))?;
         seat.standing = Standing::Member;
         Ok(())
+    }
+
+    /// From now on slice 0 may be lost, and the process at the other end of the link with the
+    /// number `heir` may take its place.
+    ///
+    /// # Errors
+    /// There is no such link.
+    pub(super) fn yield_to(&self, heir: usize) -> Result<(), String> {
+        let mut expected = lock(&self.heir);
+        let mut seats = self.seats();
+        let has_come = seats
+            .get(heir)
+            .is_some_and(|seat| seat.standing == Standing::Joining);
+        if expected.is_some() || !has_come || seats[PRIMARY].standing != Standing::Member {
+            return Err(format!(
+                "there is no link that could take node 0's place as {heir}"
+            ));
+        }
+        seats[PRIMARY].standing = Standing::Yielding;
+        *expected = Some(heir);
+        Ok(())
+    }
+
+    /// The process at the other end of the link `from` takes the place of slice 0: the links
+    /// change their numbers. Whether it may.
+    pub(super) fn succeed(&self, from: usize) -> bool {
+        let heir = lock(&self.heir);
+        if *heir != Some(from) {
+            return false;
+        }
+        self.change_numbers(from);
+        true
+    }
+
+    /// The process that had the place of slice 0 goes on: it says so on the link `from`. Whether
+    /// it may.
+    pub(super) fn take_back(&self, from: usize) -> bool {
+        let mut expected = lock(&self.heir);
+        let Some(heir) = *expected else {
+            // It had not yielded to this slice yet.
+            return from == PRIMARY;
+        };
+        // After the heir has taken its place, its link has the heir's number.
+        if from == heir {
+            self.change_numbers(heir);
+        } else if from != PRIMARY {
+            return false;
+        }
+        *expected = None;
+        self.seats()[PRIMARY].standing = Standing::Member;
+        drop(expected);
+        self.disconnect(heir);
+        self.change_is_over(heir);
+        true
+    }
+
+    /// The process that took the place of slice 0, if one did, keeps it: the old link ends.
+    pub(super) fn settle(&self) -> bool {
+        let Some(heir) = lock(&self.heir).take() else {
+            return false;
+        };
+        self.seats()[PRIMARY].standing = Standing::Member;
+        self.disconnect(heir);
+        self.change_is_over(heir);
+        true
+    }
+
+    fn change_numbers(&self, heir: usize) {
+        let mut seats = self.seats();
+        seats.swap(PRIMARY, heir);
+        for seat in [PRIMARY, heir] {
+            let standing = &mut seats[seat].standing;
+            *standing = match (*standing, seat) {
+                (lost @ (Standing::Free | Standing::Leaving), _) => lost,
+                (_, PRIMARY) => Standing::Yielding,
+                _ => Standing::Joining,
+            };
+        }
+        let (first, second) = (self.link(PRIMARY), self.link(heir));
+        self.set_link(PRIMARY, second);
+        self.set_link(heir, first);
+        for served in &self.served {
+            let number = served.load(Ordering::SeqCst);
+            if let Some(other) = [(PRIMARY, heir), (heir, PRIMARY)]
+                .into_iter()
+                .find_map(|(from, to)| (from == number).then_some(to))
+            {
+                served.store(other, Ordering::SeqCst);
+            }
+        }
+        drop(seats);
+        self.seated.notify_all();
+    }
+
+    /// The number of the slice whose link the threads of this one serve now.
+    fn served(&self, threads: usize) -> usize {
+        self.served[threads].load(Ordering::SeqCst)
     }
 
     /// From now on the end of a slice's link is no loss.
@@ -370,10 +501,10 @@ impl Peers {
         !self.delay_max.is_zero()
     }
 
-    /// Sends to `slice` what was delayed, until the machine is over.
-    pub(super) fn send_delayed(&self, slice: usize) {
+    /// Sends to a slice what was delayed, until the machine is over.
+    pub(super) fn send_delayed(&self, threads: usize) {
         let mut seen = 0;
-        while let Some(link) = self.next_link(slice, &mut seen) {
+        while let Some(link) = self.next_link(threads, &mut seen) {
             if let LinkSender::Delayed(delayed) = link
                 && delayed.send_until_over().is_err()
             {
@@ -384,14 +515,40 @@ impl Peers {
 
     /// `slice` is gone, or broken. Wakeup with no lock held: see [`Peers::when_lost`].
     pub(super) fn lost(&self, slice: usize, reason: &str) {
-        if matches!(self.standing(slice), Standing::Joining | Standing::Leaving) {
-            return self.disconnect(slice);
+        self.lose(|_| slice, reason);
+    }
+
+    /// The same of the slice whose link these threads serve.
+    fn lost_link(&self, threads: usize, reason: &str) {
+        self.lose(|peers| peers.served(threads), reason);
+    }
+
+    /// `slice` is called with the seats locked.
+    fn lose(&self, slice: impl Fn(&Self) -> usize, reason: &str) {
+        let mut seats = self.seats();
+        let slice = slice(self);
+        if let Some(seat) = seats.get_mut(slice)
+            && seat.standing.may_be_lost()
+        {
+            seat.standing = Standing::Leaving;
+            if let Some(link) = self.link(slice) {
+                link.sender().close();
+            }
+            return;
         }
+        drop(seats);
         if !self.over.load(Ordering::SeqCst)
+            && !self.ignores_losses.load(Ordering::SeqCst)
             && let Some(on_loss) = self.on_loss.get()
         {
             on_loss(slice, reason.to_owned());
         }
+    }
+
+    /// Whether the loss of a member is not reported. One that was lost meanwhile does not answer
+    /// later.
+    pub(super) fn ignore_losses(&self, ignores: bool) {
+        self.ignores_losses.store(ignores, Ordering::SeqCst);
     }
 
     /// The machine is over: links end, threads come back.
@@ -414,9 +571,10 @@ impl Peers {
 
     /// Waits until a slice has had more links than were `seen`; `None` once the machine is
     /// over.
-    fn next_link(&self, slice: usize, seen: &mut u64) -> Option<LinkSender> {
+    fn next_link(&self, threads: usize, seen: &mut u64) -> Option<LinkSender> {
         let mut seats = self.seats();
         while !self.is_over() {
+            let slice = self.served(threads);
             if seats[slice].links > *seen
                 && let Some(link) = self.link(slice)
             {
@@ -430,10 +588,10 @@ impl Peers {
     }
 
     /// Waits until a slice has a link that nobody reads; `None` once the machine is over.
-    fn next_receiver(&self, slice: usize) -> Option<Receiver> {
+    fn next_receiver(&self, threads: usize) -> Option<Receiver> {
         let mut seats = self.seats();
         while !self.is_over() {
-            if let Some(receiver) = seats[slice].receiver.take() {
+            if let Some(receiver) = seats[self.served(threads)].receiver.take() {
                 return Some(receiver);
             }
             let waited = self.seated.wait_timeout(seats, IDLE);
@@ -442,16 +600,18 @@ impl Peers {
         None
     }
 
-    /// Reads the links from `from`, one after the other, until the machine is over.
+    /// Reads the links of a slice, at first that of number `threads`, one after the other,
+    /// until the machine is over.
     pub(super) fn read_all(
         &self,
-        from: usize,
+        threads: usize,
         memory: &SharedMemory,
         handler: &dyn MessageHandler,
     ) {
-        while let Some(receiver) = self.next_receiver(from) {
-            self.read(from, receiver, memory, handler);
+        while let Some(receiver) = self.next_receiver(threads) {
+            self.read(threads, receiver, memory, handler);
             let mut seats = self.seats();
+            let from = self.served(threads);
             // The loss of a member ends the machine.
             if self.is_over() || seats[from].standing == Standing::Member {
                 return;
@@ -466,15 +626,14 @@ impl Peers {
         }
     }
 
-    /// Reads the link from `from` until it ends.
+    /// Reads a link until it ends.
     pub(super) fn read(
         &self,
-        from: usize,
+        threads: usize,
         mut receiver: Receiver,
         memory: &SharedMemory,
         handler: &dyn MessageHandler,
     ) {
-        let node = NodeId(from as u8);
         let mut patience = self.lease.max(START);
         // In waits, not by the clock: a host that stood still could hear nobody.
         let (wait, mut silence) = (self.lease / BEATS, Duration::ZERO);
@@ -486,9 +645,11 @@ impl Peers {
                 self.received_bytes
                     .fetch_add(bytes as u64, Ordering::Relaxed);
             }
+            // One frame may change it for the next.
+            let from = self.served(threads);
             let outcome = match received {
                 Ok(Some(frame)) if KINDS_DSM.contains(&frame.header.kind) => memory
-                    .receive(node, &frame.header, frame.payload)
+                    .receive(NodeId(from as u8), &frame.header, frame.payload)
                     .map_err(|error| error.to_string()),
                 Ok(Some(frame)) => SliceMessage::decode(&frame.header, frame.payload)
                     .map(|message| handler.handle(from, message))
@@ -501,16 +662,16 @@ impl Peers {
                 Err(error) => Err(error.to_string()),
             };
             if let Err(reason) = outcome {
-                return self.lost(from, &reason);
+                return self.lost_link(threads, &reason);
             }
             (patience, silence) = (self.lease, Duration::ZERO);
         }
     }
 
     /// Sends what the kernel did not take at once, until the machine is over.
-    pub(super) fn flush(&self, slice: usize) {
+    pub(super) fn flush(&self, threads: usize) {
         let mut seen = 0;
-        while let Some(link) = self.next_link(slice, &mut seen) {
+        while let Some(link) = self.next_link(threads, &mut seen) {
             link.sender().flush_forever();
         }
     }

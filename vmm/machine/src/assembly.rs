@@ -263,6 +263,7 @@ pub(super) fn assemble(plan: Plan<'_>) -> Result<Assembled, MachineError> {
         writer,
         saved: saved.filter(|_| is_primary),
         given: None,
+        unsettled: None,
     };
     Ok(Assembled { owner, handle })
 }

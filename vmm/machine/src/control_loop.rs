@@ -164,6 +164,7 @@ impl ControlLoop {
             SliceCommand::Membership { node, step } => {
                 return Ok(self.slice.take_membership_step(*node, *step));
             }
+            SliceCommand::YieldTo { heir } => return Ok(self.slice.yield_primary_to(*heir)),
             SliceCommand::LearnManagers(runs) => return Ok(self.slice.learn_managers(runs)),
             SliceCommand::DrainPages(_)
             | SliceCommand::StopMoves

@@ -126,8 +126,12 @@ impl Handle {
     }
 
     /// Stops the machine and reports its state: see [`MachineRequest::GiveHome`].
-    pub(super) fn give_home(&self, node: usize, ran: bool) -> Result<Box<HomeState>, Refusal> {
-        match self.request(MachineRequest::GiveHome { node, ran })? {
+    pub(super) fn give_home(
+        &self,
+        (node, heir): (usize, Option<usize>),
+        ran: bool,
+    ) -> Result<Box<HomeState>, Refusal> {
+        match self.request(MachineRequest::GiveHome { node, heir, ran })? {
             MachineReply::HomeGiven(home) => Ok(home),
             other => Err(misfit(MOVE_HOME, &other)),
         }

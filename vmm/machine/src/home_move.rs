@@ -1,6 +1,6 @@
-//! The last step of a migration to one node on another host: what node 0 has besides vCPUs and
-//! memory goes to a new process there, and node 0 ends. `super::handover` is what the machines
-//! on both sides do.
+//! The last step of a migration to other hosts: what node 0 has besides vCPUs and memory goes to
+//! a new process on one of them, and node 0 ends. `super::handover` is what the machines on both
+//! sides do.
 //!
 //! ```text
 //!  prepare ─▶ pause, announce, give ─▶ send ─▶ taken ─▶ let go ─▶ goes on there
@@ -11,12 +11,14 @@
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
-use weft_aggregate::Slice;
+use weft_aggregate::remote_devices::Servers;
+use weft_aggregate::{PRIMARY, Slice};
 
 use super::disk_copies::DiskCopies;
 use super::handle::Handle;
 use super::lifecycle::{End, MOVE_HOME, MachineRequest, Refusal, Stage};
 use super::membership::{Activity, HomeError, Job, NodeProcesses, impossible};
+use super::move_report::QueueMove;
 
 /// What node 0 has besides vCPUs and memory.
 const HOME: &str = "it has the machine's console, PCI bus and API";
@@ -36,8 +38,9 @@ pub struct HomeMove {
     pub stopped_ns: u64,
 }
 
-/// Moves the home to the host of `node`, which has all else, if `with_disks` with copies of node
-/// 0's disks.
+/// Moves the home to the host of `node`, if `with_disks` with copies of node 0's disks. Where
+/// that is not the only other node, the new process takes the place of node 0 among them, and
+/// has links to them under a number that is free now.
 ///
 /// # Errors
 /// Why it stays.
@@ -48,44 +51,89 @@ pub(super) fn move_home(
     job: &Job,
 ) -> Result<HomeMove, String> {
     let stays = |reason: String| format!("{HOME}: {reason}");
-    if slice.members().len() != 2 {
-        let reason = "these go to another host only if all else is on one node there";
-        return Err(stays(reason.into()));
-    }
+    let heir = match slice.members().len() {
+        2 => None,
+        _ => Some(slice.free_number().ok_or_else(|| {
+            stays("a process that takes them needs a number, and all are used".into())
+        })?),
+    };
+    let place = Place {
+        node,
+        heir,
+        taker: heir.unwrap_or(node),
+    };
     let mut disks = DiskCopies::default();
+    let mut queues = None;
     let mut prepare = || {
         if with_disks {
             disks = DiskCopies::begin(slice, processes, node)?;
         }
         job.enter(Activity::MovingHome);
         // Before a byte is copied: what it refuses is known then.
-        let host = processes.prepare_home(node)?;
-        disks.converge(job, &|| processes.await_home(node))?;
+        if heir.is_some() {
+            queues = serve_here(handle, slice)?;
+        }
+        let host = processes.prepare_home(place.taker, heir.map(|_| node))?;
+        disks.converge(job, &|| processes.await_home(place.taker))?;
         job.enter(Activity::MovingHome);
         Ok(host)
     };
     let gone = match prepare() {
-        Ok(host) => hand_over(handle, processes, (node, host), &mut disks),
+        Ok(host) => hand_over(handle, processes, (place, host), &mut disks),
         Err(reason) => {
             if with_disks {
                 // The host removes what was copied.
-                let _ = processes.give_home_up(node);
+                let _ = processes.give_home_up(place.taker);
             }
             Err(reason)
         }
     };
     if gone.is_err() {
+        if heir.is_some() && with_disks {
+            let _ = processes.give_home_up(node);
+        }
+        if let Some(heir) = heir {
+            processes.end(heir);
+        }
+        if let Some(before) = queues {
+            // They are served where they were, unless the machine ends.
+            let _ = handle.move_queues(QueueMove::To(before));
+        }
         disks.give_up();
     }
     gone.map_err(stays)
 }
 
+/// Has node 0 serve the queues of its disks and networks, which other nodes may serve: they have no
+/// part of the home then. Where they were served before.
+fn serve_here(handle: &Handle, slice: &Slice) -> Result<Option<Servers>, String> {
+    let mut before = None;
+    for node in slice.members().into_iter().filter(|node| *node != PRIMARY) {
+        let moved = handle.move_queues(QueueMove::Away(node));
+        let moved = moved.map_err(|refusal| refusal.to_string())?;
+        before = before.or((moved.queues > 0).then_some(moved.before));
+    }
+    Ok(before)
+}
+
+/// Where the home goes.
+#[derive(Clone, Copy)]
+struct Place {
+    /// A node on that host.
+    node: usize,
+    /// The number of the links to the process that takes it, if other nodes have some.
+    heir: Option<usize>,
+    /// The node at whose host the launcher asks for that process.
+    taker: usize,
+}
+
 fn hand_over(
     handle: &Handle,
     processes: &dyn NodeProcesses,
-    (node, host): (usize, String),
+    (place, host): (Place, String),
     disks: &mut DiskCopies,
 ) -> Result<HomeMove, String> {
+    let Place { node, heir, taker } = place;
     let begun = Instant::now();
     let since = || begun.elapsed().as_nanos() as u64;
     let (mut paused_ns, mut ran) = (0, false);
@@ -101,8 +149,8 @@ fn hand_over(
         }
         paused_ns = since();
         // As early as the machine sends nothing more from here.
-        processes.announce_home(node);
-        let home = handle.give_home(node, ran)?;
+        processes.announce_home(taker);
+        let home = handle.give_home((node, heir), ran)?;
         disks
             .finish()
             .map_err(|reason| impossible(MOVE_HOME, reason))?;
@@ -110,7 +158,7 @@ fn hand_over(
     };
     let home = give().map_err(|refusal| {
         // It has no state, so it cannot run. Its host ends it with this process, at the latest.
-        let _ = processes.give_home_up(node);
+        let _ = processes.give_home_up(taker);
         // An answer that came too late left the home given, or the machine paused. These are
         // refused where it did not.
         let _ = handle.request(MachineRequest::TakeHomeBack);
@@ -120,7 +168,7 @@ fn hand_over(
         refusal.to_string()
     })?;
     let given_ns = since();
-    match processes.send_home(node, *home) {
+    match processes.send_home(taker, *home) {
         Ok(()) => {}
         Err(HomeError::Refused(reason)) => {
             request(MachineRequest::TakeHomeBack)?;
@@ -138,7 +186,7 @@ fn hand_over(
     let taken_ns = since();
     // From here on it goes on there, whatever happens here.
     request(MachineRequest::EndGiven(End::Moved { host: host.clone() }))?;
-    processes.let_home_go(node)?;
+    processes.let_home_go(taker)?;
     Ok(HomeMove {
         host,
         paused_ns,

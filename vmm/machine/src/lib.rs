@@ -94,7 +94,7 @@ pub use lifecycle::{
 pub use move_report::{
     PlatformMoveReport, QueueMove, QueueMoveReport, TimeMoveReport, VcpuMoveReport,
 };
-pub use state::{HomeState, MachineState, PartState, SavedMachine, StateError};
+pub use state::{HomeState, MachineState, OtherNodes, PartState, SavedMachine, StateError};
 pub use weft_aggregate::commands::VcpuStage;
 pub use weft_aggregate::devices::{DataPath, Disk, Forward, Network, OpenDisks};
 pub use weft_aggregate::{
@@ -308,7 +308,9 @@ impl Machine {
         if let Some(links) = &links {
             weft_aggregate::check_time(links)?;
         }
-        let goes_on = matches!(io.memory, MemoryFile::Full(_));
+        // Of node 0 only a process joins that takes its place.
+        let joins = links.as_ref().is_some_and(|links| links.joins.is_some());
+        let goes_on = joins || matches!(io.memory, MemoryFile::Full(_));
         let is_restored = io.checkpoint.restore.is_some() || goes_on;
         let files = (bootstrap && !is_restored)
             .then(|| guest::Files::open(configuration))

@@ -170,6 +170,8 @@ pub enum MachineRequest {
     /// memory. Until the next of the two requests below, nothing else is carried out.
     GiveHome {
         node: usize,
+        /// The other nodes stay, and have links to that process under this number.
+        heir: Option<usize>,
         /// The machine was paused for this.
         ran: bool,
     },
@@ -181,6 +183,8 @@ pub enum MachineRequest {
     AnnounceHome,
     /// On that process: takes the machine's state. The machine is Paused afterwards.
     TakeHome(Box<HomeState>),
+    /// On that process: the old one cannot go on any more. Before the machine goes on.
+    SettleHome,
     /// On the primary: writes guest memory to these files, and saves everything else.
     WriteCheckpoint(Box<NewCheckpoint>),
     /// On a secondary: begins to write the pages that it owns to the file that came with the
@@ -213,6 +217,7 @@ pub(super) fn change_name(change: Change) -> &'static str {
     match change {
         Change::Join => GROW,
         Change::Drain | Change::Keep | Change::Leave => RELEASE,
+        Change::Yield => MOVE_HOME,
     }
 }
 
@@ -238,7 +243,8 @@ impl MachineRequest {
             | Self::EndGiven(_)
             | Self::KeepOwned
             | Self::AnnounceHome
-            | Self::TakeHome(_) => MOVE_HOME,
+            | Self::TakeHome(_)
+            | Self::SettleHome => MOVE_HOME,
             Self::WriteCheckpoint(_) => "save",
             Self::CutPages { .. } => "write pages",
             Self::SaveVcpu(_) => "save a vCPU",

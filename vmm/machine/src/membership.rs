@@ -67,11 +67,12 @@ pub trait NodeProcesses: Send + Sync {
     fn make_disk(&self, number: usize, disk: &NewDisk) -> Result<(), String>;
 
     /// Has the host of node `number` start a process that can take the machine's home, around
-    /// the memory of that node. Returns what this host calls that one.
+    /// the memory of that node. Returns what this host calls that one. Where other nodes stay,
+    /// `number` is free: that of the process's links to them, on the host of node `beside`.
     ///
     /// # Errors
     /// Why the home stays here; nothing is left.
-    fn prepare_home(&self, number: usize) -> Result<String, String>;
+    fn prepare_home(&self, number: usize, beside: Option<usize>) -> Result<String, String>;
 
     /// Tells the host that the process will be needed, however long that takes. Said at least
     /// once in a minute.
@@ -253,7 +254,7 @@ impl Owner {
             Change::Join => self
                 .start_joined(slice, node)
                 .map_err(|reason| self.broken(name, reason)),
-            Change::Drain => Ok(()),
+            Change::Drain | Change::Yield => Ok(()),
             Change::Keep | Change::Leave => {
                 // A slice that does not answer is lost, which ends the machine; without an
                 // end of hand-overs, slices have more room than they need.

@@ -41,6 +41,8 @@ const FINISH_WAIT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 5 }
 pub(super) struct Given {
     /// The machine ran before.
     pub ran: bool,
+    /// Other nodes may have another node 0.
+    pub to_heir: bool,
 }
 
 /// The machine's owner: all that its thread needs.
@@ -84,6 +86,9 @@ pub(super) struct Owner {
     pub saved: Option<Arc<SavedMemory>>,
     /// Between [`MachineRequest::GiveHome`] and what follows it.
     pub given: Option<Given>,
+    /// On a process that takes the place of node 0 among others, until
+    /// [`MachineRequest::SettleHome`]: which of them keeps the time, and since which epoch.
+    pub unsettled: Option<(usize, u64)>,
     /// What remains to be done at the end: devices are taken off their buses.
     pub take_down: Box<dyn FnOnce() + Send>,
 }
@@ -138,14 +143,15 @@ impl Owner {
                 });
             }
             (MachineRequest::AnnounceHome, Stage::Built) => self.announce_home(),
-            (MachineRequest::GiveHome { node, ran }, _) => {
-                let given = self.give_home(node, ran)?;
+            (MachineRequest::GiveHome { node, heir, ran }, _) => {
+                let given = self.give_home((node, heir), ran)?;
                 return Ok(MachineReply::HomeGiven(Box::new(given)));
             }
             (MachineRequest::TakeHome(home), Stage::Built) => {
                 self.take_home(*home)?;
                 self.stage = Stage::Paused;
             }
+            (MachineRequest::SettleHome, Stage::Paused) => self.settle_home()?,
             (MachineRequest::Faults(from), _) => {
                 return Ok(MachineReply::Faults(
                     self.reports.faults(self.commanding_slice(), from),
@@ -372,7 +378,7 @@ impl Owner {
     /// The slice, where it may command secondaries.
     fn commanding_slice(&self) -> Option<&Slice> {
         let slice = self.slice.as_deref().filter(|slice| slice.is_primary());
-        slice.filter(|_| self.stage != Stage::Ended)
+        slice.filter(|_| self.stage != Stage::Ended && self.given.is_none())
     }
 
     /// The replies of the secondaries to a query; nothing from those that do not reply.
@@ -475,9 +481,9 @@ impl Owner {
         let mut reports = std::mem::take(&mut self.reports);
         reports.collect(self.commanding_slice().filter(|_| !lost));
         self.reports = reports;
-        // The node whose memory goes on elsewhere is ended by its host.
-        let has_moved = matches!(end, End::Moved { .. });
-        if let Some(slice) = self.slice.as_ref().filter(|_| !has_moved) {
+        // The other nodes go on with another node 0, or are ended by their hosts.
+        let is_alone = self.given.is_some() || self.unsettled.is_some();
+        if let Some(slice) = self.slice.as_ref().filter(|_| !is_alone) {
             if slice.is_primary() {
                 // A secondary that does not reply ends when its links do.
                 let _ = slice.command_all(&SliceCommand::Stop);

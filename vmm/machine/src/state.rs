@@ -5,6 +5,8 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use weft_aggregate::commands::PageRun;
+use weft_aggregate::remote_devices::Servers;
 use weft_platform::acpi::power::PowerState;
 use weft_platform::clock::ClockState;
 use weft_platform::devices::cmos::CmosState;
@@ -90,7 +92,24 @@ pub struct HomeState {
     pub ran: bool,
     /// See [`SavedMachine::updated`].
     pub updated: Vec<Range<u64>>,
+    /// Without vCPUs, if other nodes stay.
     pub state: MachineState,
+    #[serde(default)]
+    pub others: Option<OtherNodes>,
+}
+
+/// What a process needs to know that takes the place of node 0 among other nodes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OtherNodes {
+    /// Pages that are managed otherwise than at the start.
+    pub managers: Vec<PageRun>,
+    /// The node that has the platform, and since which epoch.
+    pub platform: (usize, u64),
+    /// The node that keeps the time, and since which epoch.
+    pub time: (usize, u64),
+    /// Where the queues of disks and networks are served, and since which epoch.
+    pub queues: (u64, Servers),
 }
 
 /// A machine but its RAM, with what a new process needs to make it again.

@@ -77,6 +77,15 @@ impl Owner {
         }
     }
 
+    /// On a new node 0: follows the node that keeps the time. The others hear of it, too.
+    pub(super) fn follow_time(&self, (keeper, epoch): (usize, u64)) -> Result<(), Refusal> {
+        let Some((slice, timekeeper)) = self.time_role() else {
+            return Ok(());
+        };
+        self.take_over(slice, timekeeper, (keeper, epoch), keeper)
+            .map(drop)
+    }
+
     /// Whether a node keeps the time.
     pub(super) fn keeps_time(&self, node: usize) -> bool {
         let role = self.time_role();

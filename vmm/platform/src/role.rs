@@ -75,6 +75,11 @@ impl RolePlace {
         })
     }
 
+    /// What a slice knows that takes the place of another, which knew it.
+    pub fn begin_at(&self, holder: usize, epoch: u64) {
+        self.known.store(pack(holder, epoch), Ordering::Release);
+    }
+
     /// Another slice gave the role to slice `holder`.
     pub fn learn(&self, holder: usize, epoch: u64) -> Result<(), RoleError> {
         let is_other = holder != self.number;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::{Session, SessionError};
 use crate::consent::{Lender, NewFile};
-use crate::daemon::takeover::{Progress, Takeover, TakeoverError};
+use crate::daemon::takeover::{HomePart, Progress, Takeover, TakeoverError};
 use crate::error::sentence;
 use crate::monitor_protocol::HomeStep;
 use crate::protocol::{DaemonReply, HomeRequest};
@@ -69,9 +69,19 @@ impl Session<'_> {
     fn prepare_home(&mut self, home: &HomeRequest) -> Result<(), TakeoverError> {
         // One that was prepared before is not needed any more.
         self.takeover = None;
-        let lent = self.reserved.as_ref().zip(self.slice.as_ref());
-        let lent = lent.ok_or(TakeoverError::NoSlice)?;
-        self.takeover = Some(Takeover::prepare(self.daemon, self.peer, lent, home)?);
+        let reserved = self.reserved.as_mut().ok_or(TakeoverError::NoSlice)?;
+        let part = match self.slice.as_ref().map(|slice| slice.machine()) {
+            Some(slice) => HomePart::of_slice(slice.ok_or(TakeoverError::NoSlice)?),
+            None => HomePart::among_others(reserved),
+        };
+        let part = part.map_err(TakeoverError::Told)?;
+        let lease = reserved.lease;
+        self.takeover = Some(Takeover::prepare(
+            self.daemon,
+            (self.peer, lease),
+            part,
+            home,
+        )?);
         Ok(())
     }
 

@@ -13,14 +13,14 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use super::joining::{Joining, Linking, Made, Order, There};
+use super::joining::{Joining, Linking, Made, Order, Started, There};
 use super::owner::Machine;
 use super::plan::reservation_bytes;
 use crate::error::sentence;
 use crate::launch::nodes::{Body, Node, NodeEvent};
 use crate::launch::workload::Workload;
 use crate::links::{Link, Links};
-use crate::monitor_protocol::{self, LauncherMessage};
+use crate::monitor_protocol::{self, HomeStep, LauncherMessage};
 use crate::protocol::{DaemonRequest, MachineJoin, MachineStart};
 use crate::remote::FarEnd;
 use crate::report::NodeState;
@@ -39,7 +39,7 @@ impl Machine<'_> {
         self.fail_if(request, done);
     }
 
-    fn fail_if(&mut self, request: u64, done: Result<(), String>) {
+    pub(super) fn fail_if(&mut self, request: u64, done: Result<(), String>) {
         if let Err(reason) = done {
             self.joining = None;
             self.tell_home(&LauncherMessage::NodeFailed { request, reason });
@@ -47,7 +47,7 @@ impl Machine<'_> {
     }
 
     /// Has the daemons of slices on other hosts expect the node's links.
-    fn announce(
+    pub(super) fn announce(
         &mut self,
         request: u64,
         (number, host, memory_bytes): (u32, Option<String>, u64),
@@ -69,6 +69,7 @@ impl Machine<'_> {
             number,
             memory_bytes,
             host,
+            daemons: None,
             unexpected: far.iter().map(|(peer, _)| *peer).collect(),
             far,
             linking: None,
@@ -76,12 +77,13 @@ impl Machine<'_> {
     }
 
     /// Once all daemons expect the node's links, they are made.
-    fn link_once_expected(&mut self) -> Result<(), String> {
+    pub(super) fn link_once_expected(&mut self) -> Result<(), String> {
         let is_ready = |joining: &mut Joining| joining.unexpected.is_empty();
         let Some(mut joining) = self.joining.take_if(is_ready) else {
             return Ok(());
         };
-        let there = joining.host.clone().map(|host| self.there(&joining, host));
+        let host = joining.host.clone();
+        let there = host.map(|host| self.there(&mut joining, host));
         let far = std::mem::take(&mut joining.far);
         if there.is_none() && far.is_empty() {
             let links = Vec::new();
@@ -101,12 +103,13 @@ impl Machine<'_> {
     }
 
     /// What another host is asked for.
-    fn there(&self, joining: &Joining, host: String) -> There {
+    fn there(&self, joining: &mut Joining, host: String) -> There {
         let workload = &self.aggregate.workload;
         let plan = &workload.plan;
-        // Any of the machine's vCPUs may move there.
+        // Any of the machine's vCPUs may move there. A node 0 without memory is no place for them.
         let cpus = plan.shares.iter().map(|share| share.cpus).sum();
-        let bytes = reservation_bytes(joining.memory_bytes, cpus);
+        let reserved_for = if joining.daemons.is_some() { 0 } else { cpus };
+        let bytes = reservation_bytes(joining.memory_bytes, reserved_for);
         let is_running = |node: &&Node<_>| node.state == NodeState::Running;
         let running = self.aggregate.nodes.iter().filter(is_running);
         let others: Vec<u32> = running.map(|node| node.number).chain([0]).collect();
@@ -121,17 +124,22 @@ impl Machine<'_> {
                 budget_pages: Some(bytes.div_ceil(PAGE_BYTES)),
                 lease_ms: plan.lease.as_millis() as u32,
             },
-            here: (others.iter().copied())
-                .filter(|node| !is_far(node))
-                .collect(),
-            start: MachineStart {
-                slices: plan.placement.nodes() as u32,
-                cpus,
-                settings: workload.settings.machine.clone(),
-                joins: Some(MachineJoin {
-                    memory_bytes: joining.memory_bytes,
-                    peers: others,
-                }),
+            what: match joining.daemons.as_mut().map(std::mem::take) {
+                Some(daemons) => Started::Heir(daemons),
+                None => Started::Slice {
+                    here: (others.iter().copied())
+                        .filter(|node| !is_far(node))
+                        .collect(),
+                    start: MachineStart {
+                        slices: plan.placement.nodes() as u32,
+                        cpus,
+                        settings: workload.settings.machine.clone(),
+                        joins: Some(MachineJoin {
+                            memory_bytes: joining.memory_bytes,
+                            peers: others,
+                        }),
+                    },
+                },
             },
         }
     }
@@ -157,6 +165,10 @@ impl Machine<'_> {
                 let node = Node::joined((number, host.clone()), body);
                 self.aggregate.nodes.push(node);
                 let request = joining.request;
+                if joining.daemons.is_some() {
+                    self.move_home(request, number, HomeStep::Prepare);
+                    return Ok(());
+                }
                 self.tell_home(&LauncherMessage::NodeReady { request });
                 Ok(())
             }

@@ -11,12 +11,14 @@ use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 
+use super::joining::Joining;
 use super::owner::{Awaited, Machine};
+use super::plan::HEIR_BYTES;
 use crate::error::sentence;
 use crate::launch::nodes::{Body, NodeEvent};
 use crate::monitor_protocol::{FILES_BYTES_MAX, HomeStep, LauncherMessage};
 use crate::protocol::HomeRequest;
-use crate::remote::{HomePlace, RemoteSlice};
+use crate::remote::{FarEnd, HomePlace, RemoteSlice};
 use crate::report::NodeState;
 
 /// What a guest restarts from, with the sizes that the other host is told.
@@ -64,11 +66,49 @@ impl BootFiles {
 }
 
 impl Machine<'_> {
+    /// Home asks for a process that takes its place among the other nodes, on the host of one
+    /// of them. `HomeStep::Prepare` follows once that has its links, under a number that is free.
+    pub(super) fn prepare_heir(&mut self, request: u64, number: u32, beside: u32) {
+        let announced = self.announce_heir(request, number, beside);
+        let done = announced.and_then(|joining| {
+            self.joining = Some(joining);
+            self.link_once_expected()
+        });
+        self.fail_if(request, done);
+    }
+
+    fn announce_heir(&mut self, request: u64, number: u32, beside: u32) -> Result<Joining, String> {
+        let mut host = None;
+        let mut daemons = Vec::new();
+        for node in &mut self.aggregate.nodes {
+            match &mut node.body {
+                _ if node.state != NodeState::Running => {
+                    return Err(format!("node {} has ended", node.number));
+                }
+                Body::Local(_) => return Err(format!("node {} stays on this host", node.number)),
+                Body::Remote(slice) => {
+                    host = host.or((node.number == beside).then(|| slice.host().to_owned()));
+                    let end = FarEnd::announce_heir(slice).map_err(|error| sentence(&error))?;
+                    daemons.push((node.number, end));
+                }
+            }
+        }
+        let host = host.ok_or_else(|| format!("there is no node {beside}"))?;
+        let joining = self.announce(request, (number, Some(host), HEIR_BYTES))?;
+        Ok(Joining {
+            daemons: Some(daemons),
+            ..joining
+        })
+    }
+
     /// Home asks for a step.
     pub(super) fn move_home(&mut self, request: u64, number: u32, step: HomeStep) {
         let is_first = step == HomeStep::Prepare;
+        self.is_let_go |= step == HomeStep::LetGo;
         let plan = &self.aggregate.workload.plan;
-        let files = match is_first {
+        // A guest that restarts would need all nodes anew.
+        let stays_alone = self.aggregate.nodes.len() == 1;
+        let files = match is_first && stays_alone {
             true => BootFiles::open(&plan.boot_files),
             false => BootFiles::default(),
         };

@@ -32,6 +32,9 @@ pub(super) struct Joining {
     pub host: Option<String>,
     /// By node, the ends of its links at slices on other hosts.
     pub far: Vec<(u32, FarEnd)>,
+    /// Of a process that takes the place of node 0: by node, the connections to the daemons of
+    /// these.
+    pub daemons: Option<Vec<(u32, FarEnd)>>,
     /// Those of them that are not expected yet.
     pub unexpected: BTreeSet<u32>,
     pub linking: Option<Linking>,
@@ -59,9 +62,20 @@ pub(super) struct There {
     pub configuration: Option<PathBuf>,
     pub features: &'static [&'static str],
     pub reservation: DaemonRequest,
-    pub start: MachineStart,
-    /// Nodes of this host.
-    pub here: Vec<u32>,
+    pub what: Started,
+}
+
+/// What becomes of the reservation there.
+pub(super) enum Started {
+    /// A slice is started on it.
+    Slice {
+        start: MachineStart,
+        /// Nodes of this host.
+        here: Vec<u32>,
+    },
+    /// A process that takes the place of node 0 is prepared later. The connections of its
+    /// launcher.
+    Heir(Vec<(u32, FarEnd)>),
 }
 
 /// What came of an [`Order`].
@@ -118,10 +132,20 @@ impl Order {
             hello::check_guest(ours, theirs, there.features)
         })?;
         remote::reserve(&mut connection, &there.reservation)?;
-        let links = remote::link_joining(&mut connection, self.lease_ms, &there.here, &self.far)?;
+        let (start, here) = match there.what {
+            Started::Slice { start, here } => (start, here),
+            Started::Heir(daemons) => {
+                remote::link_heir(&mut connection, &self.far, &daemons)?;
+                return Ok(Made {
+                    slice: Some(Box::new(RemoteSlice::new(connection))),
+                    links: Vec::new(),
+                });
+            }
+        };
+        let links = remote::link_joining(&mut connection, self.lease_ms, &here, &self.far)?;
         let mut slice = Box::new(RemoteSlice::new(connection));
         remote::start(&mut [(self.number, &mut *slice)], |_| {
-            Ok(DaemonRequest::StartMachine(Box::new(there.start.clone())))
+            Ok(DaemonRequest::StartMachine(Box::new(start.clone())))
         })?;
         Ok(Made {
             slice: Some(slice),

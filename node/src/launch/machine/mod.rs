@@ -20,10 +20,12 @@
 //! - [`owner`]: from the start of its processes to their end
 //! - [`growth`]: nodes that join and leave meanwhile
 //! - [`home_move`]: node 0's part goes to another host
+//! - [`inherit`]: the launcher of a process that takes node 0's part among other nodes
 //! - [`joining`]: links of a node that joins, and its slice on another host
 
 mod growth;
 mod home_move;
+mod inherit;
 mod joining;
 mod owner;
 mod plan;
@@ -33,8 +35,9 @@ use nix::sys::signal::Signal;
 use super::signals::{Signals, is_ignored};
 use crate::error::LaunchError;
 
+pub use inherit::Inheritance;
 pub use owner::{Machine, MachineOutcome};
-pub use plan::{MachinePlan, MachineSettings, Share, reservation_bytes};
+pub use plan::{HEIR_BYTES, MachinePlan, MachineSettings, Share, reservation_bytes};
 
 /// Ask for the machine's end.
 const ENDS: [Signal; 4] = [

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 
 use super::joining::Joining;
-use super::plan::{MachinePlan, MachineSettings, Monitors, home_sockets};
+use super::plan::{HeirLinks, MachinePlan, MachineSettings, Monitors, home_sockets};
 use crate::error::LaunchError;
 use crate::launch::aggregate::{self, Aggregate, AggregateOwner};
 use crate::launch::nodes::{self, Body, Node, NodeEvent};
@@ -46,8 +46,12 @@ pub struct Machine<'a> {
     end_asked: bool,
     /// A node that home asked for, until it has its links.
     pub(super) joining: Option<Joining>,
+    /// Of a process that takes the place of another node 0, until it has them.
+    pub(super) inherited: Option<HeirLinks>,
     /// Of the move of node 0's part.
     pub(super) home_step: Option<Awaited>,
+    /// That goes on on another host, and what becomes of the other nodes is not heard here.
+    pub(super) is_let_go: bool,
     beaten: Instant,
     say: &'a mut dyn FnMut(&str),
 }
@@ -89,12 +93,22 @@ impl<'a> Machine<'a> {
         signals: &'a Signals,
         say: &'a mut dyn FnMut(&str),
     ) -> Result<Machine<'a>, LaunchError> {
+        Machine::with_nodes(plan, nodes::open, signals, say)
+    }
+
+    /// The same with nodes that `open` finds.
+    pub(super) fn with_nodes(
+        plan: MachinePlan,
+        open: impl FnOnce(&mut Monitors) -> Result<Vec<Node<Monitors>>, LaunchError>,
+        signals: &'a Signals,
+        say: &'a mut dyn FnMut(&str),
+    ) -> Result<Machine<'a>, LaunchError> {
         let mut monitors = Monitors {
             plan,
             executable: Executable::find(ProgramKind::Monitor)?,
             settings: MachineSettings::default(),
         };
-        let mut nodes = nodes::open(&mut monitors)?;
+        let mut nodes = open(&mut monitors)?;
         signals.check()?;
         nodes::spawn(&monitors, &mut nodes)?;
         let role = Role::Node {
@@ -111,7 +125,9 @@ impl<'a> Machine<'a> {
             failed: None,
             end_asked: false,
             joining: None,
+            inherited: None,
             home_step: None,
+            is_let_go: false,
             beaten: Instant::now(),
             say,
         })
@@ -132,10 +148,17 @@ impl<'a> Machine<'a> {
         let Aggregate {
             workload, nodes, ..
         } = &mut self.aggregate;
-        let links = nodes::join(workload, nodes)?;
+        let inherited = self.inherited.take();
+        let is_heir = inherited.is_some();
+        let (links, joins) = match inherited {
+            Some(heir) => (heir.links, Some(heir.memory_bytes)),
+            None => (nodes::join(workload, nodes)?, None),
+        };
         // Home gets those that come from now on, by this process or from the terminal.
         self.aggregate.signals.check()?;
-        self.say_hosts();
+        if !is_heir {
+            self.say_hosts();
+        }
         let pair = UnixStream::pair().and_then(|(ours, theirs)| {
             ours.set_nonblocking(true)?;
             Ok((ours, theirs))
@@ -148,7 +171,7 @@ impl<'a> Machine<'a> {
             ..
         } = &self.aggregate;
         let sockets = home_sockets(&theirs, sockets, nodes);
-        match workload.boot(home, 0, links, &sockets) {
+        match workload.boot_into(home, (0, joins), links, &sockets) {
             // One that has ended says, or its status does, why.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
             booted => booted.map_err(LaunchError::system("describe the machine to its monitor"))?,
@@ -181,6 +204,12 @@ impl<'a> Machine<'a> {
     }
 
     fn happened(&mut self, index: usize, event: NodeEvent) {
+        if self.is_let_go {
+            if let NodeEvent::Unreachable(_) = event {
+                self.aggregate.nodes[index].give_up();
+            }
+            return;
+        }
         let elsewhere = matches!(self.aggregate.nodes[index].body, Body::Remote(_));
         match event {
             NodeEvent::Said(text) => self.tell(index, &text),
@@ -333,7 +362,13 @@ impl<'a> AggregateOwner<'a> for Machine<'a> {
                     number,
                     step,
                 })) => self.move_home(request, number, step),
-                Some(Ok(MonitorMessage::HomeTaken | MonitorMessage::HomeRuns)) => {}
+                Some(Ok(MonitorMessage::HomeBeside {
+                    request,
+                    number,
+                    beside,
+                })) => self.prepare_heir(request, number, beside),
+                Some(Ok(MonitorMessage::HomeTaken)) => self.inherit_slices(),
+                Some(Ok(MonitorMessage::HomeRuns)) => {}
                 None => break,
                 Some(Err(())) => self.aggregate.home_talks = false,
             }

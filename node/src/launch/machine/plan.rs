@@ -24,6 +24,10 @@ use crate::sys;
 /// most) and its tables.
 const CPU_BYTES: u64 = 72 << 20;
 
+/// Guest memory that a process may fill which becomes node 0 among other nodes: what its devices
+/// use.
+pub const HEIR_BYTES: u64 = 64 << 20;
+
 /// What a host has to lend for a slice: guest memory that it may come to hold, and what
 /// its vCPUs need.
 pub fn reservation_bytes(memory_bytes: u64, cpus: u32) -> u64 {
@@ -78,6 +82,12 @@ pub struct MachineSettings {
 pub struct FileChannel {
     pub(super) home: OwnedFd,
     node: OwnedFd,
+}
+
+/// What home gets that takes the place of another among other nodes.
+pub(super) struct HeirLinks {
+    pub links: Links,
+    pub memory_bytes: u64,
 }
 
 /// A plan with what carries it out.

@@ -6,6 +6,7 @@
 //! | `protocol` | the primary's side as a state machine |
 //! | `histories` | the access history of pages goes along with them |
 //! | `steps` | what each slice does when it is told a step |
+//! | `succession` | another process takes the place of slice 0 |
 //!
 //! The owner of the machine's life, on the primary, changes membership, one change at a time:
 //! so no vCPU moves, and the machine is neither paused nor resumed, between two stages of a
@@ -17,6 +18,7 @@ mod protocol;
 #[cfg(test)]
 mod simulation;
 mod steps;
+mod succession;
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;

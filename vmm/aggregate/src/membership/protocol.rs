@@ -31,6 +31,8 @@ pub enum Change {
     Keep,
     /// It leaves, after a drain.
     Leave,
+    /// It comes to have nothing, as one that leaves, but stays: another process takes its place.
+    Yield,
 }
 
 /// What a slice does in a stage.
@@ -98,6 +100,13 @@ const LEAVE: [(Step, Whom); 9] = [
     (Step::Absent, Whom::Others),
     (Step::Resume, Whom::Others),
 ];
+const YIELD: [(Step, Whom); 5] = [
+    (Step::Hold, Whom::All),
+    (Step::Leaving, Whom::All),
+    (Step::Holdings, Whom::Node),
+    (Step::Mentions, Whom::Others),
+    (Step::Holdings, Whom::Node),
+];
 const UNDO_JOIN: [(Step, Whom); 1] = [(Step::Resume, Whom::Others)];
 
 impl Change {
@@ -107,13 +116,14 @@ impl Change {
             Self::Drain => &DRAIN,
             Self::Keep => &KEEP,
             Self::Leave => &LEAVE,
+            Self::Yield => &YIELD,
         }
     }
 
     fn undo(self) -> &'static [(Step, Whom)] {
         match self {
             Self::Join => &UNDO_JOIN,
-            Self::Drain | Self::Keep | Self::Leave => &KEEP,
+            Self::Drain | Self::Keep | Self::Leave | Self::Yield => &KEEP,
         }
     }
 
@@ -124,7 +134,7 @@ impl Change {
             Self::Drain => Step::Draining,
             // It undoes a change itself.
             Self::Keep => Step::Hold,
-            Self::Leave => Step::Holdings,
+            Self::Leave | Self::Yield => Step::Holdings,
         }
     }
 

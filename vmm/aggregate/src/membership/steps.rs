@@ -252,13 +252,17 @@ impl Slice {
                 }
             }
             Step::Introduce => {
-                if !self.peers.wait_for_joining(node, patience) {
+                // The heir's link has come under another number.
+                if node != crate::PRIMARY && !self.peers.wait_for_joining(node, patience) {
                     return Err(format!("it has no link to node {node}"));
                 }
                 self.introduce(node);
             }
             Step::Meet => self.membership.meet(patience)?,
             Step::Present => {
+                if node == crate::PRIMARY {
+                    self.settle_primary()?;
+                }
                 if !is_me {
                     self.peers.admit(node)?;
                 }

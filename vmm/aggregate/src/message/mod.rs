@@ -26,6 +26,8 @@
 //! | 176 | the access history of pages that the receiver gets, or manages | | | | [runs](crate::page_history) |
 //! | 177 | the next bytes of the sender's file of a checkpoint | | | ticket | bytes |
 //! | 178 | pages of a checkpoint, which the receiver manages | | | ticket, first page | bytes |
+//! | 180 | the sender takes the place of slice 0 | | | | |
+//! | 181 | the sender, which had that place, goes on | | | | |
 //!
 //! Fields that are not named are zero. Decoding is total: every header gives a
 //! message or a named error.
@@ -66,6 +68,8 @@ const HISTORY: u8 = 176;
 const SAVED: u8 = 177;
 const RESTORED: u8 = 178;
 const COPIED: u8 = 179;
+const SUCCEEDS: u8 = 180;
+const GOES_ON: u8 = 181;
 
 const WRITE: u8 = 1;
 const PORT: u8 = 2;
@@ -219,6 +223,10 @@ pub enum SliceMessage<'a> {
     },
     /// The sender lives.
     Beat,
+    /// The sender takes the place of slice 0.
+    Succeeds,
+    /// The sender, which had that place, goes on.
+    GoesOn,
     /// About a device, or one of its queues.
     Device {
         address: Address,
@@ -352,6 +360,8 @@ impl<'a> SliceMessage<'a> {
             Self::Reply { ticket, json } => (header(REPLY, 0, 0, [*ticket, 0, 0]), json),
             Self::Ended { json } => (header(ENDED, 0, 0, [0; 3]), json),
             Self::Beat => (header(BEAT, 0, 0, [0; 3]), &[]),
+            Self::Succeeds => (header(SUCCEEDS, 0, 0, [0; 3]), &[]),
+            Self::GoesOn => (header(GOES_ON, 0, 0, [0; 3]), &[]),
             Self::Device { address, message } => message.encode(*address),
             Self::Look { ticket } => (header(LOOK, 0, 0, [*ticket, 0, 0]), &[]),
             Self::Seen { ticket, tsc } => (header(SEEN, 0, 0, [*ticket, *tsc, 0]), &[]),
@@ -487,6 +497,8 @@ impl<'a> SliceMessage<'a> {
                 json: payload.to_vec(),
             },
             BEAT => Self::Beat,
+            SUCCEEDS => Self::Succeeds,
+            GOES_ON => Self::GoesOn,
             device::FIRST..=device::LAST | device::FIRST_OF_NETWORKS..=device::LAST_OF_NETWORKS => {
                 let (address, message) = DeviceMessage::decode(header, payload)?;
                 Self::Device { address, message }
@@ -635,6 +647,8 @@ mod tests {
             },
             SliceMessage::Ended { json: vec![1; 99] },
             SliceMessage::Beat,
+            SliceMessage::Succeeds,
+            SliceMessage::GoesOn,
             SliceMessage::Look { ticket: 3 },
             SliceMessage::Seen {
                 ticket: 3,

@@ -21,7 +21,7 @@ use crate::page_writer::{NewPages, PageWriter, PagesOutput, Writing};
 use crate::platform_move::PlatformState;
 use crate::restoring::SavedMemory;
 use crate::sources::with_sources;
-use crate::state::MachineState;
+use crate::state::{MachineState, PartState};
 use crate::vcpu::runner::{VcpuCommand, VcpuState};
 
 /// How often the owner looks whether all pages are written.
@@ -39,6 +39,21 @@ impl Owner {
                     .map_err(|reason| refused(request, reason))?,
             });
         }
+        let mut parts = self.save_parts(request)?;
+        let platform = self.save_platform_elsewhere();
+        parts.extend(platform.map_err(|reason| refused(request, reason))?);
+        Ok(MachineState {
+            version: Version,
+            vcpus,
+            parts,
+        })
+    }
+
+    /// The parts that are used here.
+    pub(crate) fn save_parts(
+        &self,
+        request: &'static str,
+    ) -> Result<BTreeMap<String, PartState>, Refusal> {
         let mut parts = BTreeMap::new();
         let slice = self.slice.as_deref();
         for (name, part) in self.parts.iter().filter(|part| Self::is_used(part, slice)) {
@@ -47,13 +62,23 @@ impl Owner {
                 .map_err(|error| refused(request, format!("{name}: {error}")))?;
             parts.insert(name.clone(), state);
         }
-        let platform = self.save_platform_elsewhere();
-        parts.extend(platform.map_err(|reason| refused(request, reason))?);
-        Ok(MachineState {
-            version: Version,
-            vcpus,
-            parts,
-        })
+        Ok(parts)
+    }
+
+    /// Those of which there is a state.
+    pub(crate) fn restore_parts(
+        &self,
+        request: &'static str,
+        states: &BTreeMap<String, PartState>,
+    ) -> Result<(), Refusal> {
+        for (name, part) in &self.parts {
+            let Some(saved) = states.get(name) else {
+                continue;
+            };
+            let restored = part.restore(saved);
+            restored.map_err(|error| refused(request, format!("{name}: {error}")))?;
+        }
+        Ok(())
     }
 
     /// Refuses a state of other parts before anything changes. A part that refuses its state
@@ -99,13 +124,7 @@ impl Owner {
             let ready = begun.and_then(|begun| slice.finish_command(begun, patience));
             ready.map_err(|reason| refused(request, reason))?;
         }
-        for (name, part) in &self.parts {
-            let Some(saved) = state.parts.get(name) else {
-                continue;
-            };
-            let restored = part.restore(saved);
-            restored.map_err(|error| refused(request, format!("{name}: {error}")))?;
-        }
+        self.restore_parts(request, &state.parts)?;
         for ((vcpu, slice), state) in self.locations().into_iter().zip(state.vcpus) {
             if slice == self.number() {
                 let restore = VcpuCommand::Restore(Box::new(state));

@@ -33,7 +33,7 @@ fn all_there() -> Slices {
 }
 
 fn give(slices: &Slices) -> Result<Box<HomeState>, Refusal> {
-    slices.machines[0].handle().give_home(1, false)
+    slices.machines[0].handle().give_home((1, None), false)
 }
 
 #[test]

@@ -24,7 +24,7 @@ const NODE: NewNode = NewNode {
     memory_bytes: 32 << 20,
 };
 
-fn half(socket: UnixStream) -> (Sender, Receiver) {
+pub(super) fn half(socket: UnixStream) -> (Sender, Receiver) {
     let config = HalvesConfig {
         socket: socket.into(),
         keys: None,
@@ -131,7 +131,7 @@ impl NodeProcesses for Here<'_> {
         Err("all nodes are in one process".into())
     }
 
-    fn prepare_home(&self, _: usize) -> Result<String, String> {
+    fn prepare_home(&self, _: usize, _: Option<usize>) -> Result<String, String> {
         Err("all nodes are in one process".into())
     }
 

@@ -2,6 +2,8 @@
 
 mod checkpoint;
 mod handover;
+mod heirs;
+mod home_model;
 #[path = "../../tests/support/kept.rs"]
 mod kept;
 mod membership;
