@@ -4,6 +4,7 @@
 //! Needs root, `ip` and `make guest`.
 
 mod growth;
+mod heirs;
 mod home;
 mod migration;
 mod saves;
@@ -93,7 +94,7 @@ pub(super) fn run(runner: &Runner<'_>) {
         }
     });
     let long = home::LONG_CHECKS.into_iter().filter(|_| runner.long);
-    for (name, hosts, check) in home::CHECKS.into_iter().chain(long) {
+    for (name, hosts, check) in home::CHECKS.into_iter().chain(heirs::CHECKS).chain(long) {
         let name = format!("vm, hosts: {name}");
         runner.run("soft", &name, missing.clone(), |bench| {
             let mut site = Site::new(bench, runner.images, hosts)?;
@@ -164,8 +165,9 @@ impl<'a> Site<'a> {
             peers.push(("home", &site.home.key, None));
             node.configure(&listen, LENT, &peers)?;
             let disks = format!("disks = [\"{}/,rw\"]\n", site.allowed().display());
-            for (peer, lines) in [("home", ""), ("h1", &*disks), ("h2", &*disks)] {
-                node.take_machines_of(peer, lines)?;
+            node.take_machines_of("home", "")?;
+            for (name, _) in &names {
+                node.take_machines_of(name, &disks)?;
             }
             node.allow(&site.consent())?;
             site.hosts.push(node.clone());

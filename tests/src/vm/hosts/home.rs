@@ -26,7 +26,7 @@ use crate::processes;
 use crate::random::Random;
 use crate::web::fetch_from;
 
-type Check = fn(&mut Site<'_>) -> Result<String>;
+pub(super) type Check = fn(&mut Site<'_>) -> Result<String>;
 
 /// By name: hosts beside the launcher's, and the test.
 pub(super) const CHECKS: [(&str, usize, Check); 5] = [
@@ -42,7 +42,7 @@ pub(super) const LONG_CHECKS: [(&str, usize, Check); 1] =
     [("home, a thousand times to and fro", 2, a_thousand_times)];
 
 /// A name for the process that takes a machine.
-const TAKER: &str = "take-home";
+pub(super) const TAKER: &str = "take-home";
 
 impl Site<'_> {
     /// Where machines of a host are found.
@@ -67,7 +67,7 @@ impl Site<'_> {
     }
 
     /// `weft` on a host, as its daemon's user.
-    fn weft_at(&self, host: usize, words: &[&str]) -> Command {
+    pub(super) fn weft_at(&self, host: usize, words: &[&str]) -> Command {
         let identity = match host {
             0 => &self.home,
             _ => &self.hosts[host - 1],
@@ -77,13 +77,28 @@ impl Site<'_> {
 
     /// Has a machine called `m` started as `identity` on the launcher's host, whose guest runs
     /// `script`.
-    fn start_as(&self, identity: &Identity, options: &[&str], script: &str) -> Result<()> {
+    pub(super) fn start_as(
+        &self,
+        identity: &Identity,
+        options: &[&str],
+        script: &str,
+    ) -> Result<()> {
+        self.start_shaped(identity, &[&ONE[..], options].concat(), script)
+    }
+
+    /// The same with all options.
+    pub(super) fn start_shaped(
+        &self,
+        identity: &Identity,
+        options: &[&str],
+        script: &str,
+    ) -> Result<()> {
         let [kernel, initrd] = SMALL;
         let line = format!("console=ttyS0 quiet weft.run=\"{script}\"");
         let lease = LEASE.as_secs().to_string();
         let words = ["vm", "start", "--name", "m", "--lease", &lease];
         let mut command = self.weft_of(identity, 0, &words);
-        command.args(ONE).args(options);
+        command.args(options);
         command.args(["--cmdline", &line, "--kernel"]);
         command.arg(self.images.file(kernel)?).arg("--initrd");
         command.arg(self.images.file(initrd)?);
@@ -92,7 +107,7 @@ impl Site<'_> {
         Ok(())
     }
 
-    fn ask_at(&self, host: usize, words: &[&str]) -> Result<Value> {
+    pub(super) fn ask_at(&self, host: usize, words: &[&str]) -> Result<Value> {
         let output = self.weft_at(host, words).output()?;
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(
@@ -104,7 +119,7 @@ impl Site<'_> {
     }
 
     /// The machines of a host that run or are paused.
-    fn machines_at(&self, host: usize) -> Result<Vec<Value>> {
+    pub(super) fn machines_at(&self, host: usize) -> Result<Vec<Value>> {
         let listed = self.ask_at(host, &["vm", "list", "--json"])?;
         let listed = listed.as_array().cloned().unwrap_or_default();
         let lives = |view: &Value| view["state"] == "running" || view["state"] == "paused";
@@ -112,7 +127,7 @@ impl Site<'_> {
     }
 
     /// The console of the machine on a host.
-    fn console_at(&self, host: usize) -> Result<Guest> {
+    pub(super) fn console_at(&self, host: usize) -> Result<Guest> {
         let mut command = self.weft_at(host, &["vm", "console", "m"]);
         Guest::start(command.stdin(Stdio::piped()))
     }
@@ -144,7 +159,7 @@ impl Site<'_> {
         }
     }
 
-    fn stop_at(&self, host: usize) -> Result<()> {
+    pub(super) fn stop_at(&self, host: usize) -> Result<()> {
         let words = ["vm", "stop", "m", "--timeout", "0"];
         let output = self.weft_at(host, &words).output()?;
         ensure!(output.status.success(), "{output:?}");
@@ -152,7 +167,7 @@ impl Site<'_> {
     }
 }
 
-fn at_work(site: &Site<'_>) -> Result<()> {
+pub(super) fn at_work(site: &Site<'_>) -> Result<()> {
     let mut console = site.console_at(0)?;
     let works = console.wait_for("at work", BOUND);
     ensure!(works.is_some(), "no boot: {:?}", console.lines().last());

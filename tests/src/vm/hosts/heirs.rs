@@ -1,0 +1,215 @@
+//! A machine goes to several hosts for good: another process becomes node 0 of the nodes there,
+//! and nothing of the machine is left where it was.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use super::home::{Check, TAKER, at_work};
+use super::migration::mode;
+use super::{LEASE, LONG_BOUND, Site, children, wait_until};
+use crate::aggregate::Copies;
+use crate::processes;
+use crate::random::Random;
+
+/// By name: hosts beside the launcher's, and the test.
+pub(super) const CHECKS: [(&str, usize, Check); 3] = [
+    ("home, to several hosts and on", 4, to_several_hosts),
+    ("home, to several hosts, with its disk", 3, with_disk),
+    ("home, to several hosts, whatever is killed", 2, killed),
+];
+
+impl Site<'_> {
+    /// The machine goes from `from` to several hosts, the first of which has its home then. What
+    /// the command reports.
+    fn spread(&self, from: usize, to: &[usize], option: &str) -> Result<Value> {
+        // Each needs some for pages of others.
+        let bytes = 256 / to.len() + 4;
+        let places: Vec<String> = to.iter().map(|host| format!("h{host}={bytes}M")).collect();
+        let places = places.join(",");
+        let words = ["vm", "migrate", "m", &places, option, "--json"];
+        let view = self.ask_at(from, &words)?;
+        let moved = view["migrated"].clone();
+        ensure!(moved["home"]["host"] == format!("h{}", to[0]), "{view}");
+        ensure!(moved["stays"] == json!([]), "{view}");
+        wait_until("the old host to be left", || {
+            let slices = self.slices()?.get(from.wrapping_sub(1)).copied();
+            Ok(slices.is_none_or(|slices| slices == 0) && self.machines_at(from)?.is_empty())
+        })?;
+        let there = self.machines_at(to[0])?;
+        ensure!(there.len() == 1 && there[0]["name"] == "m", "{there:?}");
+        Ok(moved)
+    }
+
+    /// Slices of machines on each host that lends.
+    fn slices(&self) -> Result<Vec<u64>> {
+        let listed = self.listed()?.into_iter();
+        Ok(listed
+            .map(|node| node["machine_slices"].as_u64().unwrap_or(0))
+            .collect())
+    }
+}
+
+fn to_several_hosts(site: &mut Site<'_>) -> Result<String> {
+    let script = "dirty 60 3000 12; read word; echo got $word; read word";
+    site.start_as(&site.home, &[], script)?;
+    at_work(site)?;
+    let mut stopped_us = Vec::new();
+    let mut at = 0;
+    let ways: [&[usize]; 6] = [&[1, 2], &[3, 4], &[1], &[3, 4], &[2], &[4, 1]];
+    for (round, to) in ways.into_iter().enumerate() {
+        let once = || -> Result<u64> {
+            let moved = site.spread(at, to, mode(round))?;
+            // What only node 0 can do is done where it is now.
+            let nodes = moved["nodes"].as_array().context("no nodes")?;
+            let last = nodes.last().and_then(Value::as_u64).context("no node")?;
+            if to.len() > 1 {
+                let last = last.to_string();
+                let words = ["vm", "move", "m", "--vcpu", "0", "--to", &last, "--json"];
+                site.ask_at(to[0], &words)?;
+            }
+            let stopped_ns = moved["home"]["stopped_ns"].as_u64();
+            Ok(stopped_ns.context("no time")? / 1000)
+        };
+        stopped_us.push(once().with_context(|| format!("in round {round}, to {to:?}"))?);
+        at = to[0];
+    }
+    // A node 0 and a node on host 4, and a node on host 1.
+    wait_until("the slices of hosts that were left to end", || {
+        Ok(site.slices()? == [1, 0, 0, 2])
+    })?;
+    // The host where it was started is not needed any more.
+    site.star.cut(0, true)?;
+    std::thread::sleep(2 * LEASE);
+    site.star.cut(0, false)?;
+    let mut console = site.console_at(at)?;
+    let right = console.wait_for("dirty: right", LONG_BOUND);
+    let right = right.context("the guest's pages are not right")?.text;
+    console.write("hello\n")?;
+    let got = console.wait_for("got hello", LONG_BOUND);
+    ensure!(got.is_some(), "the console types nothing");
+    site.stop_at(at)?;
+    site.all_given_back()?;
+    Ok(format!("{right}; stood for {stopped_us:?} us"))
+}
+
+/// A machine of two nodes, both of which serve queues of node 0's disk, goes to one of them and a
+/// further host. Each host has files of its own at the path of the disk, and the machine takes a
+/// copy along, while its vCPUs copy blocks of it.
+fn with_disk(site: &mut Site<'_>) -> Result<String> {
+    let disks = [0, 1, 2, 3].map(|host| site.own_disks(host).join("disk"));
+    let copies = Copies::new(disks[0].clone(), 2)?;
+    fs::set_permissions(&disks[0], Permissions::from_mode(0o666))?;
+    let script = format!(
+        "{} echo at work; read line; touch /tmp/over; wait",
+        copies.script()
+    );
+    let disk = format!("{},path=bypass", copies.disk());
+    let shape = ["--on", "h1", "--cpus", "1,1", "--memory", "128M,128M"];
+    let options = [&shape[..], &["--late-cpus", "no", "--disk", &disk]].concat();
+    site.start_shaped(&site.home, &options, &script)?;
+    at_work(site)?;
+    let mut stood = Vec::new();
+    for (from, to, first) in [(0, "1=140M,h2=140M", 1), (1, "h3=260M", 3)] {
+        let words = ["vm", "migrate", "m", to, "--with-disks", "--json"];
+        let view = site.ask_at(from, &words)?;
+        let home = &view["migrated"]["home"];
+        ensure!(home["host"] == format!("h{first}"), "{view}");
+        stood.push(home["stopped_ns"].as_u64().unwrap_or(0) / 1000);
+        wait_until("the old host to be left", || {
+            Ok(site.machines_at(from)?.is_empty())
+        })?;
+    }
+    let mut console = site.console_at(3)?;
+    console.write("over\n")?;
+    let ended = console.finish(LONG_BOUND)?;
+    let copied = copies.at(disks[3].clone()).judge(&ended)?;
+    site.all_given_back()?;
+    Ok(format!("{copied} copies; stood for {stood:?} us"))
+}
+
+/// Whatever is killed at whatever moment: the machine has one node 0 at most, and where it runs,
+/// all of its pages are right.
+fn killed(site: &mut Site<'_>) -> Result<String> {
+    let mut random = Random::new(site.bench.context.seed ^ 0x4e15);
+    /// Rounds in which the process there was about to take the state.
+    const LATE: usize = 8;
+    const VICTIMS: [&str; 4] = ["launcher", "its daemon", "the other daemon", "taker"];
+    let mut said = Vec::new();
+    for round in 0..LATE + 4 {
+        let victim = round % 4;
+        let place = kill_one(site, (victim, round >= LATE), &mut random);
+        let place = place.with_context(|| format!("{} in round {round}", VICTIMS[victim]))?;
+        let what = match place {
+            None => "ended",
+            Some(0) => "stayed",
+            Some(_) => "went",
+        };
+        said.push(format!("{}: {what}", VICTIMS[victim]));
+    }
+    Ok(said.join(", "))
+}
+
+/// Where the machine runs afterwards, if it does.
+fn kill_one(
+    site: &mut Site<'_>,
+    (victim, is_early): (usize, bool),
+    random: &mut Random,
+) -> Result<Option<usize>> {
+    site.start_as(&site.home, &[], "dirty 40 3000 3; read word")?;
+    at_work(site)?;
+    let launcher = site.machines_at(0)?[0]["pid"].as_i64();
+    let launcher = launcher.context("no launcher")? as i32;
+    let daemons = [site.daemons[0].pid(), site.daemons[1].pid()];
+    let words = ["vm", "migrate", "m", "h1=132M,h2=132M", mode(victim)];
+    let mut command = site.weft_at(0, &words);
+    let mut command = (command.stdout(Stdio::null()).stderr(Stdio::null())).spawn()?;
+    let mut taker = None;
+    wait_until("the process that takes the machine", || {
+        let is_taker = |pid: &i32| processes::command_line(*pid).contains(TAKER);
+        taker = children(daemons[0]).into_iter().find(is_taker);
+        // Unless it is early, it has started a process of its own.
+        let has_begun = |taker: i32| is_early || !children(taker).is_empty();
+        Ok(taker.is_some_and(has_begun))
+    })?;
+    std::thread::sleep(Duration::from_micros(random.below(25_000)));
+    let taker = taker.unwrap_or(daemons[0]);
+    let pid = [launcher, daemons[0], daemons[1], taker][victim];
+    // It may have ended.
+    let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+    command.wait()?;
+    // What lost a node has ended by then.
+    std::thread::sleep(LEASE);
+    let (here, there) = (site.machines_at(0)?.len(), site.machines_at(1)?.len());
+    ensure!(here + there <= 1, "the machine runs twice");
+    let mut place = (here + there == 1).then_some(there);
+    if let Some(host) = place {
+        let mut console = site.console_at(host)?;
+        if console.wait_for("dirty: right", LONG_BOUND).is_some() {
+            site.stop_at(host)?;
+        } else {
+            // It lost a node, and had not noticed yet.
+            let said = console.lines().last().cloned();
+            ensure!(
+                site.machines_at(host)?.is_empty(),
+                "the guest's pages are not right: {said:?}"
+            );
+            place = None;
+        }
+        console.kill()?;
+    }
+    if let Some(daemon) = [None, Some(0), Some(1), None][victim] {
+        let ended = site.daemons.remove(daemon);
+        crate::cluster::stop(ended)?;
+        let started = site.start_daemon(daemon + 1)?;
+        site.daemons.insert(daemon, started);
+    }
+    site.all_given_back()?;
+    Ok(place)
+}
