@@ -14,6 +14,7 @@ use weft_bench::results::Table;
 use weft_bench::vm::aggregate;
 use weft_bench::vm::checkpoint::checkpoint;
 use weft_bench::vm::devices::devices;
+use weft_bench::vm::downtime::downtime;
 use weft_bench::vm::follow::follow;
 use weft_bench::vm::footprint::footprint;
 use weft_bench::vm::guest::guest;
@@ -33,7 +34,7 @@ use weft_bench::vm::web::web;
 use weft_bench::working_set::{oversubscribed, working_set};
 use weft_tests::boot::Images;
 
-const BENCHMARKS: [&str; 30] = [
+const BENCHMARKS: [&str; 31] = [
     "latency",
     "unstretched",
     "throughput",
@@ -61,6 +62,7 @@ const BENCHMARKS: [&str; 30] = [
     "vm-save-since",
     "vm-restore",
     "vm-migrate",
+    "vm-downtime",
     "vm-split",
     "vm-ping",
     "vm-home",
@@ -152,6 +154,7 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Vec<Table>> {
         "vm-save-since" => save_since(place, &options.images(), repeat),
         "vm-restore" => restore(place, &options.images(), repeat),
         "vm-migrate" => migrate(place, &options.images(), repeat),
+        "vm-downtime" => downtime(place, &options.images(), repeat),
         "vm-split" => split(place, &options.images(), repeat),
         "vm-ping" => vm_ping(place, &options.images(), repeat),
         "vm-home" => home(place, &options.images(), repeat),

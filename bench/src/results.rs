@@ -18,6 +18,15 @@ pub fn median(samples: &[f64]) -> Option<f64> {
     }
 }
 
+/// The smallest sample with at least this part of all samples at or below it (nearest rank);
+/// `None` without any.
+pub fn quantile(samples: &[f64], part: f64) -> Option<f64> {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let rank = (part * sorted.len() as f64).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).copied()
+}
+
 /// Whether a goal is met, as a table says it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Goal {
@@ -161,6 +170,15 @@ mod tests {
         assert_eq!(median(&[]), None);
         assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
+    }
+
+    #[test]
+    fn quantiles_are_samples() {
+        let hundred: Vec<f64> = (1..=100).rev().map(f64::from).collect();
+        assert_eq!(quantile(&[], 0.99), None);
+        assert_eq!(quantile(&[2.0], 0.99), Some(2.0));
+        assert_eq!(quantile(&hundred, 0.99), Some(99.0));
+        assert_eq!(quantile(&hundred, 1.0), Some(100.0));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 pub mod aggregate;
 pub mod checkpoint;
 pub mod devices;
+pub mod downtime;
 pub mod follow;
 pub mod footprint;
 pub mod guest;
