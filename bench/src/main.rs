@@ -26,6 +26,7 @@ use weft_bench::vm::nginx::nginx;
 use weft_bench::vm::ping::ping as vm_ping;
 use weft_bench::vm::restore::restore;
 use weft_bench::vm::save::{save_live, save_since};
+use weft_bench::vm::smemv::smemv;
 use weft_bench::vm::soft::soft;
 use weft_bench::vm::split::split;
 use weft_bench::vm::storage::storage;
@@ -34,7 +35,7 @@ use weft_bench::vm::web::web;
 use weft_bench::working_set::{oversubscribed, working_set};
 use weft_tests::boot::Images;
 
-const BENCHMARKS: [&str; 31] = [
+const BENCHMARKS: [&str; 32] = [
     "latency",
     "unstretched",
     "throughput",
@@ -64,6 +65,7 @@ const BENCHMARKS: [&str; 31] = [
     "vm-migrate",
     "vm-downtime",
     "vm-split",
+    "vm-smemv",
     "vm-ping",
     "vm-home",
 ];
@@ -156,6 +158,7 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Vec<Table>> {
         "vm-migrate" => migrate(place, &options.images(), repeat),
         "vm-downtime" => downtime(place, &options.images(), repeat),
         "vm-split" => split(place, &options.images(), repeat),
+        "vm-smemv" => smemv(place, &options.images(), repeat),
         "vm-ping" => vm_ping(place, &options.images(), repeat),
         "vm-home" => home(place, &options.images(), repeat),
         "vm-devices" => devices(place, &options.images(), repeat),

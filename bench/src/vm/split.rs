@@ -21,7 +21,7 @@ use crate::results::{Goal, Table, digits, median};
 const LOADS: [(&str, u32); 2] = [("idle", 100), ("50,000 pages/s", 50_000)];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Way {
+pub(super) enum Way {
     /// To one node with room for all.
     One,
     /// To two, half of the memory to each, by access history.
@@ -30,22 +30,26 @@ enum Way {
     Order,
 }
 
-const WAYS: [Way; 3] = [Way::One, Way::History, Way::Order];
+pub(super) const WAYS: [Way; 3] = [Way::One, Way::History, Way::Order];
 
 impl Way {
-    fn options(self) -> &'static [&'static str] {
-        match self {
+    /// Asks for it: a machine with this much memory, on node 0, which nodes 1 and 2 have joined.
+    pub fn migrate(self, place: &Place, name: &str, memory_mib: u64) -> Result<Value> {
+        let half = memory_mib / 2;
+        let halves = format!("1={half}M,2={half}M");
+        let words: &[&str] = match self {
             Way::One => &["1"],
-            Way::History => &["1=256M,2=256M", "--choose", "history"],
-            Way::Order => &["1=256M,2=256M", "--choose", "order"],
-        }
+            Way::History => &[&halves, "--choose", "history"],
+            Way::Order => &[&halves, "--choose", "order"],
+        };
+        place.ask_machine(&[&["migrate", name], words].concat())
     }
 }
 
 /// How long the guest writes.
 const SECONDS: u32 = 24;
 /// By then the rest of its memory has not been used for two epochs of the history.
-const READY: &str = "dirty: second 9:";
+pub(super) const READY: &str = "dirty: second 9:";
 /// From the end of the split to the first of the counted seconds, and to the last.
 const AFTER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
 /// The guest boots, writes and checks within this.
@@ -100,11 +104,8 @@ fn measure(
     let started = Instant::now();
     let works = guest.wait_for(READY, BOUND);
     ensure!(works.is_some(), "the guest does not come up");
-    for _ in 0..2 {
-        // To spare for pages of others, beside those that it will manage.
-        place.ask_machine(&["grow", name, "--memory", "16M"])?;
-    }
-    let away = place.ask_machine(&[&["migrate", name], way.options()].concat())?;
+    grow_by_two(place, name)?;
+    let away = way.migrate(place, name, boot.memory_mib)?;
     let window = AFTER.map(|after| started.elapsed() + after);
     std::thread::sleep(AFTER[0]);
     let before = remote_faults(place, name)?;
@@ -131,14 +132,34 @@ fn measure(
     ])
 }
 
+/// Two nodes join.
+pub(super) fn grow_by_two(place: &Place, name: &str) -> Result<()> {
+    for _ in 0..2 {
+        // To spare for pages of others, beside those that it will manage.
+        place.ask_machine(&["grow", name, "--memory", "16M"])?;
+    }
+    Ok(())
+}
+
 /// Faults of the vCPU that other nodes served so far.
-fn remote_faults(place: &Place, name: &str) -> Result<f64> {
+pub(super) fn remote_faults(place: &Place, name: &str) -> Result<f64> {
+    let is_remote =
+        |counter: &str| counter.starts_with("vcpu0.from") && counter.ends_with(".faults");
+    counted(place, name, is_remote)
+}
+
+/// How long the vCPU waited for pages so far, in seconds.
+pub(super) fn waited_s(place: &Place, name: &str) -> Result<f64> {
+    let waited_ns = counted(place, name, |counter| counter == "vcpu0.waited-ns")?;
+    Ok(waited_ns / 1e9)
+}
+
+/// The sum of these counters. One that is zero may be absent.
+fn counted(place: &Place, name: &str, is_wanted: impl Fn(&str) -> bool) -> Result<f64> {
     let view = place.ask_machine(&["counters", name])?;
     let counters = view["counters"].as_object().context("no counters")?;
-    let remote = counters
-        .iter()
-        .filter(|(name, _)| name.starts_with("vcpu0.from") && name.ends_with(".faults"));
-    Ok(remote.filter_map(|(_, count)| count.as_f64()).sum())
+    let wanted = counters.iter().filter(|(name, _)| is_wanted(name));
+    Ok(wanted.filter_map(|(_, count)| count.as_f64()).sum())
 }
 
 /// What the program wrote, by its lines of that time.
