@@ -93,7 +93,8 @@ pub(super) fn run(runner: &Runner<'_>) {
             scope.spawn(move || change(check));
         }
     });
-    let long = home::LONG_CHECKS.into_iter().filter(|_| runner.long);
+    let long = home::LONG_CHECKS.into_iter().chain(heirs::LONG_CHECKS);
+    let long = long.filter(|_| runner.long);
     for (name, hosts, check) in home::CHECKS.into_iter().chain(heirs::CHECKS).chain(long) {
         let name = format!("vm, hosts: {name}");
         runner.run("soft", &name, missing.clone(), |bench| {

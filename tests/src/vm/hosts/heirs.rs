@@ -25,6 +25,13 @@ pub(super) const CHECKS: [(&str, usize, Check); 3] = [
     ("home, to several hosts, whatever is killed", 2, killed),
 ];
 
+/// Those for a night.
+pub(super) const LONG_CHECKS: [(&str, usize, Check); 1] = [(
+    "home, to several hosts, whatever is killed, again and again",
+    2,
+    killed_often,
+)];
+
 impl Site<'_> {
     /// The machine goes from `from` to several hosts, the first of which has its home then. What
     /// the command reports.
@@ -137,14 +144,21 @@ fn with_disk(site: &mut Site<'_>) -> Result<String> {
 /// Whatever is killed at whatever moment: the machine has one node 0 at most, and where it runs,
 /// all of its pages are right.
 fn killed(site: &mut Site<'_>) -> Result<String> {
+    kill_in_turn(site, 4)
+}
+
+fn killed_often(site: &mut Site<'_>) -> Result<String> {
+    kill_in_turn(site, 80)
+}
+
+fn kill_in_turn(site: &mut Site<'_>, rounds: usize) -> Result<String> {
     let mut random = Random::new(site.bench.context.seed ^ 0x4e15);
-    /// Rounds in which the process there was about to take the state.
-    const LATE: usize = 8;
     const VICTIMS: [&str; 4] = ["launcher", "its daemon", "the other daemon", "taker"];
     let mut said = Vec::new();
-    for round in 0..LATE + 4 {
+    for round in 0..rounds {
         let victim = round % 4;
-        let place = kill_one(site, (victim, round >= LATE), &mut random);
+        // In most rounds the process there is about to take the state.
+        let place = kill_one(site, (victim, round % 12 >= 8), &mut random);
         let place = place.with_context(|| format!("{} in round {round}", VICTIMS[victim]))?;
         let what = match place {
             None => "ended",
