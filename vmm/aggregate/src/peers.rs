@@ -382,12 +382,10 @@ impl Peers {
         self.set_link(PRIMARY, second);
         self.set_link(heir, first);
         for served in &self.served {
-            let number = served.load(Ordering::SeqCst);
-            if let Some(other) = [(PRIMARY, heir), (heir, PRIMARY)]
-                .into_iter()
-                .find_map(|(from, to)| (from == number).then_some(to))
-            {
-                served.store(other, Ordering::SeqCst);
+            match served.load(Ordering::SeqCst) {
+                PRIMARY => served.store(heir, Ordering::SeqCst),
+                number if number == heir => served.store(PRIMARY, Ordering::SeqCst),
+                _ => {}
             }
         }
         drop(seats);

@@ -84,6 +84,8 @@ enum Launcher {
 }
 
 type Channel = VecDeque<Message>;
+/// Takes what can happen next.
+type Then<'a> = dyn FnMut(&dyn Fn(&mut World)) + 'a;
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct Slice {
@@ -334,7 +336,7 @@ impl World {
         next
     }
 
-    fn ends_are_noticed(&self, then: &mut dyn FnMut(&dyn Fn(&mut World))) {
+    fn ends_are_noticed(&self, then: &mut Then<'_>) {
         let is_old_there = self.old != Old::Ended;
         let is_lost = !self.connected || self.daemon == Daemon::Dead;
         if is_lost && matches!(self.old, Old::Sent | Old::GivingUp | Old::Moved) {
@@ -380,7 +382,7 @@ impl World {
         }
     }
 
-    fn slice_acts(&self, number: usize, then: &mut dyn FnMut(&dyn Fn(&mut World))) {
+    fn slice_acts(&self, number: usize, then: &mut Then<'_>) {
         let slice = &self.slices[number];
         let (is_there, is_old_there) = (slice.place != Place::Dead, self.old != Old::Ended);
         let is_taker_there = self.taker != Taker::Dead;
