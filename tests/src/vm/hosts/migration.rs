@@ -245,12 +245,13 @@ fn busy(site: &mut Site<'_>) -> Result<String> {
         .into_iter()
         .flat_map(|r| [(r, mode(0)), (r, mode(1))])
     {
-        let guest = site.writing(&HERE, rate, 2)?;
+        let mut guest = site.writing_on(&HERE, rate)?;
         let away = site.moved(&["migrate", "m", "h1=256M", mode])?;
         let pause_us = away["pause_ns"].as_u64().unwrap_or(0) / 1000;
         let ahead = away["ahead_bytes"].as_u64();
         ensure!((ahead == Some(0)) == (mode == self::mode(0)), "{away}");
         site.moved(&["consolidate", "m", mode])?;
+        guest.tell()?;
         let line = judge_writes(&guest.finish(LONG_BOUND)?)?;
         said.push(format!(
             "{rate}/s, {mode}: {line}, a pause of {pause_us} us"
