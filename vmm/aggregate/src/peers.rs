@@ -306,8 +306,10 @@ impl Peers {
     /// number `heir` may take its place.
     ///
     /// # Errors
-    /// There is no such link.
-    pub(super) fn yield_to(&self, heir: usize) -> Result<(), String> {
+    /// No such link has come within `patience`.
+    pub(super) fn yield_to(&self, heir: usize, patience: Duration) -> Result<(), String> {
+        // Before the heir is locked, which threads that read links do.
+        self.wait_for_link(heir, patience);
         let mut expected = lock(&self.heir);
         let mut seats = self.seats();
         let has_come = seats
@@ -443,6 +445,25 @@ impl Peers {
             seats = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         seats[slice].standing != Standing::Free
+    }
+
+    /// Waits until a number that is free has a link.
+    fn wait_for_link(&self, slice: usize, patience: Duration) {
+        let deadline = Instant::now() + patience;
+        let mut seats = self.seats();
+        let is_free = |seats: &[Seat; SLICES_MAX]| {
+            seats
+                .get(slice)
+                .is_some_and(|seat| seat.standing == Standing::Free)
+        };
+        while is_free(&seats) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.is_over() {
+                return;
+            }
+            let waited = self.seated.wait_timeout(seats, left.min(LOOK));
+            seats = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 
     /// The join of a slice is over, or it was given up, or it has left.

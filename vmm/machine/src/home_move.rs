@@ -69,10 +69,10 @@ pub(super) fn move_home(
             disks = DiskCopies::begin(slice, processes, node)?;
         }
         job.enter(Activity::MovingHome);
-        // Before a byte is copied: what it refuses is known then.
         if heir.is_some() {
-            queues = serve_here(handle, slice)?;
+            serve_here(handle, slice, &mut queues)?;
         }
+        // Before a byte is copied: what it refuses is known then.
         let host = processes.prepare_home(place.taker, heir.map(|_| node))?;
         disks.converge(job, &|| processes.await_home(place.taker))?;
         job.enter(Activity::MovingHome);
@@ -105,15 +105,16 @@ pub(super) fn move_home(
 }
 
 /// Has node 0 serve the queues of its disks and networks, which other nodes may serve: they have no
-/// part of the home then. Where they were served before.
-fn serve_here(handle: &Handle, slice: &Slice) -> Result<Option<Servers>, String> {
-    let mut before = None;
+/// part of the home then. `before`: where they were served, also if one of the nodes refuses.
+fn serve_here(handle: &Handle, slice: &Slice, before: &mut Option<Servers>) -> Result<(), String> {
     for node in slice.members().into_iter().filter(|node| *node != PRIMARY) {
         let moved = handle.move_queues(QueueMove::Away(node));
         let moved = moved.map_err(|refusal| refusal.to_string())?;
-        before = before.or((moved.queues > 0).then_some(moved.before));
+        if moved.queues > 0 {
+            before.get_or_insert(moved.before);
+        }
     }
-    Ok(before)
+    Ok(())
 }
 
 /// Where the home goes.

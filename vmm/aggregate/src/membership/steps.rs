@@ -252,8 +252,7 @@ impl Slice {
                 }
             }
             Step::Introduce => {
-                // The heir's link has come under another number.
-                if node != crate::PRIMARY && !self.peers.wait_for_joining(node, patience) {
+                if !self.peers.wait_for_joining(node, patience) {
                     return Err(format!("it has no link to node {node}"));
                 }
                 self.introduce(node);

@@ -12,11 +12,11 @@
 //!
 //! Invariant: until `Present` the heir uses no page, so slice 0 can go on as it was.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use weft_dsm::{NodeId, Standing};
 
-use super::{AGAIN, Step};
+use super::Step;
 use crate::commands::{PageRun, SliceCommand, SliceReply};
 use crate::message::SliceMessage;
 use crate::{PRIMARY, Slice};
@@ -46,13 +46,9 @@ impl Slice {
     /// On a secondary: what the primary's `YieldTo` says. May wait; not on a thread that reads
     /// a link.
     pub fn yield_primary_to(&self, heir: usize) -> SliceReply {
-        let deadline = Instant::now() + LINK_WAIT;
-        loop {
-            match self.peers.yield_to(heir) {
-                Ok(()) => return SliceReply::Done,
-                Err(reason) if Instant::now() > deadline => return SliceReply::Refused(reason),
-                Err(_) => std::thread::sleep(AGAIN),
-            }
+        match self.peers.yield_to(heir, LINK_WAIT) {
+            Ok(()) => SliceReply::Done,
+            Err(reason) => SliceReply::Refused(reason),
         }
     }
 

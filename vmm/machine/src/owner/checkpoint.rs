@@ -49,7 +49,7 @@ impl Owner {
         })
     }
 
-    /// The parts that are used here.
+    /// Saves the parts that are used on this node.
     pub(crate) fn save_parts(
         &self,
         request: &'static str,
@@ -65,7 +65,7 @@ impl Owner {
         Ok(parts)
     }
 
-    /// Those of which there is a state.
+    /// Restores the parts that have a state in `states`.
     pub(crate) fn restore_parts(
         &self,
         request: &'static str,
