@@ -1,5 +1,7 @@
 //! What goes into the controller ([`Event`]) and what comes out of it ([`Action`]).
 
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::Duration;
 
 use super::Passed;
@@ -24,6 +26,34 @@ pub struct PrefetchRun {
     pub count: u64,
     /// What it did with them. To write, the page is taken from all other nodes.
     pub access: Access,
+}
+
+/// What a user is expected to need: runs of pages, the first ones first. Made without the
+/// controller's lock, since it sorts.
+#[derive(Debug, Default)]
+pub struct PrefetchList {
+    pub(super) runs: VecDeque<PrefetchRun>,
+    /// The pages that are expected to be written, in their order.
+    written: Vec<Range<u64>>,
+}
+
+impl From<Vec<PrefetchRun>> for PrefetchList {
+    fn from(runs: Vec<PrefetchRun>) -> Self {
+        let written = runs.iter().filter(|run| run.access == Access::Write);
+        let pages = |run: &PrefetchRun| run.first..run.first.saturating_add(run.count);
+        let mut written: Vec<_> = written.map(pages).collect();
+        written.sort_unstable_by_key(|pages| pages.start);
+        let runs = runs.into();
+        Self { runs, written }
+    }
+}
+
+impl PrefetchList {
+    /// Whether a page is expected to be written.
+    pub(super) fn writes(&self, page: u64) -> bool {
+        let behind = self.written.partition_point(|pages| pages.start <= page);
+        behind > 0 && self.written[behind - 1].contains(&page)
+    }
 }
 
 /// What happened.
@@ -72,7 +102,7 @@ pub enum Event {
     /// A user comes to this node; it used these pages lately, the first ones last. They are
     /// requested behind it: in this order, few at a time, never before what a user waits
     /// for, and only while there is room. Replaces the user's prefetch.
-    Prefetch { user: u32, runs: Vec<PrefetchRun> },
+    Prefetch { user: u32, list: PrefetchList },
     /// A user leaves: nothing more is prefetched for it.
     EndPrefetch { user: u32 },
     /// No prefetch makes a request until [`Event::ResumePrefetches`]. Then, when

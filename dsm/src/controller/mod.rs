@@ -79,7 +79,9 @@ use crate::types::{Access, Page};
 
 pub use budget::{Budget, Clock, Passed};
 pub use drain::{DrainPlan, DrainProgress, DrainTarget};
-pub use events::{Action, Bytes, Count, Event, Failure, Look, PrefetchRun, Purpose, Sink};
+pub use events::{
+    Action, Bytes, Count, Event, Failure, Look, PrefetchList, PrefetchRun, Purpose, Sink,
+};
 pub use homes::Homes;
 pub use membership::{Holdings, ManagerRun, ManagerRunError};
 pub use pins::Pins;
@@ -242,7 +244,7 @@ impl<T: Tables, B> Controller<T, B> {
                 self.look_at_deferred(now, sink);
                 self.look_at_subscriptions(now, sink);
             }
-            Event::Prefetch { user, runs } => self.begin_prefetch(user, runs),
+            Event::Prefetch { user, list } => self.begin_prefetch(user, list),
             Event::EndPrefetch { user } => self.end_prefetch(user),
             Event::HoldPrefetches => self.hold_prefetches(true),
             Event::ResumePrefetches => self.hold_prefetches(false),

@@ -18,11 +18,10 @@
 //! - Nothing is requested for a user after its prefetch was ended, or replaced.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::time::Duration;
 
 use super::pages::fault;
-use super::{Action, Controller, Look, Mutant, PrefetchRun, Sink};
+use super::{Action, Controller, Look, Mutant, PrefetchList, Sink};
 use crate::state::Tables;
 use crate::types::{Access, Page};
 
@@ -38,29 +37,7 @@ const LOOKS_MAX: usize = 256;
 #[derive(Debug)]
 struct Prefetch {
     user: u32,
-    runs: VecDeque<PrefetchRun>,
-    /// The pages that are expected to be written, in order.
-    written: Vec<Range<u64>>,
-}
-
-impl Prefetch {
-    fn new(user: u32, runs: Vec<PrefetchRun>) -> Self {
-        let written = runs.iter().filter(|run| run.access == Access::Write);
-        let pages = |run: &PrefetchRun| run.first..run.first.saturating_add(run.count);
-        let mut written: Vec<_> = written.map(pages).collect();
-        written.sort_unstable_by_key(|pages| pages.start);
-        let runs = runs.into();
-        Self {
-            user,
-            runs,
-            written,
-        }
-    }
-
-    fn writes(&self, page: u64) -> bool {
-        let behind = self.written.partition_point(|pages| pages.start <= page);
-        behind > 0 && self.written[behind - 1].contains(&page)
-    }
+    list: PrefetchList,
 }
 
 /// The prefetches of a node, at most one for each user; the oldest goes first.
@@ -76,9 +53,9 @@ pub(super) struct Prefetches {
 }
 
 impl Prefetches {
-    fn begin(&mut self, user: u32, runs: Vec<PrefetchRun>) {
+    fn begin(&mut self, user: u32, list: PrefetchList) {
         self.end(user);
-        self.queued.push_back(Prefetch::new(user, runs));
+        self.queued.push_back(Prefetch { user, list });
     }
 
     fn end(&mut self, user: u32) {
@@ -89,8 +66,8 @@ impl Prefetches {
     fn pop(&mut self) -> Option<(u64, Access)> {
         loop {
             let prefetch = self.queued.front_mut()?;
-            let Some(run) = prefetch.runs.front_mut().filter(|run| run.count > 0) else {
-                if prefetch.runs.pop_front().is_none() {
+            let Some(run) = prefetch.list.runs.front_mut().filter(|run| run.count > 0) else {
+                if prefetch.list.runs.pop_front().is_none() {
                     self.queued.pop_front();
                 }
                 continue;
@@ -104,8 +81,8 @@ impl Prefetches {
 }
 
 impl<T: Tables, B> Controller<T, B> {
-    pub(super) fn begin_prefetch(&mut self, user: u32, runs: Vec<PrefetchRun>) {
-        self.prefetches.begin(user, runs);
+    pub(super) fn begin_prefetch(&mut self, user: u32, list: PrefetchList) {
+        self.prefetches.begin(user, list);
     }
 
     pub(super) fn end_prefetch(&mut self, user: u32) {
@@ -118,7 +95,7 @@ impl<T: Tables, B> Controller<T, B> {
     /// would be requested twice.
     pub(super) fn expected(&self, page: u64, access: Access) -> Access {
         let is_here = self.rights.of(page).is_some();
-        let writes = |prefetch: &Prefetch| prefetch.writes(page);
+        let writes = |prefetch: &Prefetch| prefetch.list.writes(page);
         match access {
             Access::Read if !is_here && self.prefetches.queued.iter().any(writes) => Access::Write,
             access => access,
@@ -214,6 +191,7 @@ impl<T: Tables, B> Controller<T, B> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::controller::PrefetchRun;
 
     fn run(first: u64, count: u64) -> PrefetchRun {
         let access = Access::Read;
@@ -231,9 +209,9 @@ mod tests {
     #[test]
     fn pages_come_in_the_order_of_the_runs() {
         let mut prefetches = Prefetches::default();
-        prefetches.begin(0, vec![run(9, 2), run(4, 0), run(3, 1)]);
-        prefetches.begin(1, vec![]);
-        prefetches.begin(2, vec![run(1, 1)]);
+        prefetches.begin(0, vec![run(9, 2), run(4, 0), run(3, 1)].into());
+        prefetches.begin(1, PrefetchList::default());
+        prefetches.begin(2, vec![run(1, 1)].into());
         assert_eq!(popped(&mut prefetches), [9, 10, 3, 1]);
         assert!(prefetches.queued.is_empty());
     }
@@ -241,12 +219,12 @@ mod tests {
     #[test]
     fn a_user_has_one_prefetch() {
         let mut prefetches = Prefetches::default();
-        prefetches.begin(0, vec![run(0, 100)]);
-        prefetches.begin(1, vec![run(200, 2)]);
+        prefetches.begin(0, vec![run(0, 100)].into());
+        prefetches.begin(1, vec![run(200, 2)].into());
         assert_eq!(prefetches.pop(), Some((0, Access::Read)));
-        prefetches.begin(0, vec![run(300, 1)]);
+        prefetches.begin(0, vec![run(300, 1)].into());
         assert_eq!(popped(&mut prefetches), [200, 201, 300]);
-        prefetches.begin(1, vec![run(200, 2)]);
+        prefetches.begin(1, vec![run(200, 2)].into());
         prefetches.end(1);
         assert_eq!(prefetches.pop(), None);
     }

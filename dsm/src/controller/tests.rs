@@ -299,8 +299,8 @@ fn a_page_that_is_expected_to_be_written_is_requested_once() {
         access,
     });
     controller.step(Event::HoldPrefetches, Duration::ZERO, &mut sink);
-    let (user, runs) = (0, runs.to_vec());
-    controller.step(Event::Prefetch { user, runs }, Duration::ZERO, &mut sink);
+    let (user, list) = (0, runs.to_vec().into());
+    controller.step(Event::Prefetch { user, list }, Duration::ZERO, &mut sink);
     for page in 1..4 {
         let (waiter, access, purpose) = (page, Access::Read, Purpose::Data);
         let event = Event::Acquire {

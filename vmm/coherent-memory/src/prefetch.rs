@@ -24,8 +24,8 @@ impl SharedMemory {
             count: run.count,
             access: to_protocol(run.access),
         };
-        let (user, runs) = (vcpu, runs.iter().map(wanted).collect());
-        self.locked(|state| state.step(self, Event::Prefetch { user, runs }, None));
+        let (user, list) = (vcpu, runs.iter().map(wanted).collect::<Vec<_>>().into());
+        self.locked(|state| state.step(self, Event::Prefetch { user, list }, None));
         Ok(())
     }
 

@@ -208,8 +208,8 @@ impl World {
                 false => Access::Read,
             },
         });
-        let runs = runs.collect();
-        self.event(node, Event::Prefetch { user, runs }, None)
+        let list = runs.collect::<Vec<_>>().into();
+        self.event(node, Event::Prefetch { user, list }, None)
     }
 
     /// Prefetches go on, where they are held.
