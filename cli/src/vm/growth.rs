@@ -149,7 +149,9 @@ fn outcome(machine: &str, view: &ChangeView) -> String {
         text += &format!(
             "weft: vm {machine} is on {} now: {} vCPUs and {} of pages moved in {:.1} ms, and no \
              vCPU stood for more than {:.2} ms\n",
+            // The numbers of one node say less than its host.
             (migrated.home.as_ref())
+                .filter(|_| migrated.nodes.len() == 1)
                 .map_or_else(|| nodes(&migrated.nodes), |home| home.host.clone()),
             migrated.vcpus,
             format_bytes(migrated.bytes + migrated.switched_bytes),
@@ -163,6 +165,12 @@ fn outcome(machine: &str, view: &ChangeView) -> String {
                 home.stopped_ns as f64 / 1e6,
                 host = home.host,
             );
+            if migrated.nodes.len() > 1 {
+                text += &format!(
+                    "weft: vm {machine} has nodes on several hosts, and ends when its guest \
+                     restarts\n"
+                );
+            }
         } else if !migrated.left.is_empty() {
             text += &format!("weft: vm {machine} gave {} back\n", nodes(&migrated.left));
         }

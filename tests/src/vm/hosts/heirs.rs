@@ -33,8 +33,8 @@ pub(super) const LONG_CHECKS: [(&str, usize, Check); 1] = [(
 )];
 
 impl Site<'_> {
-    /// The machine goes from `from` to several hosts, the first of which has its home then. What
-    /// the command reports.
+    /// Migrates the machine from host `from` to the hosts `to`, so that the first has its home.
+    /// Returns the report of the command.
     fn spread(&self, from: usize, to: &[usize], option: &str) -> Result<Value> {
         // Each needs some for pages of others.
         let bytes = 256 / to.len() + 4;
@@ -106,8 +106,8 @@ fn to_several_hosts(site: &mut Site<'_>) -> Result<String> {
     Ok(format!("{right}; stood for {stopped_us:?} us"))
 }
 
-/// A machine of two nodes, both of which serve queues of node 0's disk, goes to one of them and a
-/// further host. Each host has files of its own at the path of the disk, and the machine takes a
+/// A machine of two nodes goes to one of them and a further host, while both nodes serve queues of
+/// node 0's disk. Each host has files of its own at the path of the disk, and the machine takes a
 /// copy along, while its vCPUs copy blocks of it.
 fn with_disk(site: &mut Site<'_>) -> Result<String> {
     let disks = [0, 1, 2, 3].map(|host| site.own_disks(host).join("disk"));
