@@ -6,6 +6,7 @@
 mod growth;
 mod heirs;
 mod home;
+mod kills;
 mod migration;
 mod saves;
 mod split;

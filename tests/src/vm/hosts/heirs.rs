@@ -3,20 +3,15 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
-use std::process::Stdio;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-use super::home::{Check, TAKER, at_work};
+use super::home::{Check, at_work};
+use super::kills::{Kills, Victim};
 use super::migration::mode;
-use super::{LEASE, LONG_BOUND, Site, children, wait_until};
+use super::{LEASE, LONG_BOUND, Site, wait_until};
 use crate::aggregate::Copies;
-use crate::processes;
-use crate::random::Random;
 
 /// By name: hosts beside the launcher's, and the test.
 pub(super) const CHECKS: [(&str, usize, Check); 3] = [
@@ -141,89 +136,29 @@ fn with_disk(site: &mut Site<'_>) -> Result<String> {
     Ok(format!("{copied} copies; stood for {stood:?} us"))
 }
 
+const KILLS: Kills<'_> = Kills {
+    to: "h1=132M,h2=132M",
+    victims: &[
+        Victim::Launcher,
+        Victim::Daemon(1),
+        Victim::Daemon(2),
+        Victim::Taker,
+    ],
+    rounds: 4,
+    late: 8,
+    within_us: 25_000,
+};
+
 /// Whatever is killed at whatever moment: the machine has one node 0 at most, and where it runs,
 /// all of its pages are right.
 fn killed(site: &mut Site<'_>) -> Result<String> {
-    kill_in_turn(site, 4)
+    KILLS.carry_out(site)
 }
 
 fn killed_often(site: &mut Site<'_>) -> Result<String> {
-    kill_in_turn(site, 80)
-}
-
-fn kill_in_turn(site: &mut Site<'_>, rounds: usize) -> Result<String> {
-    let mut random = Random::new(site.bench.context.seed ^ 0x4e15);
-    const VICTIMS: [&str; 4] = ["launcher", "its daemon", "the other daemon", "taker"];
-    let mut said = Vec::new();
-    for round in 0..rounds {
-        let victim = round % 4;
-        // In most rounds the process there is about to take the state.
-        let place = kill_one(site, (victim, round % 12 >= 8), &mut random);
-        let place = place.with_context(|| format!("{} in round {round}", VICTIMS[victim]))?;
-        let what = match place {
-            None => "ended",
-            Some(0) => "stayed",
-            Some(_) => "went",
-        };
-        said.push(format!("{}: {what}", VICTIMS[victim]));
-    }
-    Ok(said.join(", "))
-}
-
-/// Where the machine runs afterwards, if it does.
-fn kill_one(
-    site: &mut Site<'_>,
-    (victim, is_early): (usize, bool),
-    random: &mut Random,
-) -> Result<Option<usize>> {
-    site.start_as(&site.home, &[], "dirty 40 3000 3; read word")?;
-    at_work(site)?;
-    let launcher = site.machines_at(0)?[0]["pid"].as_i64();
-    let launcher = launcher.context("no launcher")? as i32;
-    let daemons = [site.daemons[0].pid(), site.daemons[1].pid()];
-    let words = ["vm", "migrate", "m", "h1=132M,h2=132M", mode(victim)];
-    let mut command = site.weft_at(0, &words);
-    let mut command = (command.stdout(Stdio::null()).stderr(Stdio::null())).spawn()?;
-    let mut taker = None;
-    wait_until("the process that takes the machine", || {
-        let is_taker = |pid: &i32| processes::command_line(*pid).contains(TAKER);
-        taker = children(daemons[0]).into_iter().find(is_taker);
-        // Unless it is early, it has started a process of its own.
-        let has_begun = |taker: i32| is_early || !children(taker).is_empty();
-        Ok(taker.is_some_and(has_begun))
-    })?;
-    std::thread::sleep(Duration::from_micros(random.below(25_000)));
-    let taker = taker.unwrap_or(daemons[0]);
-    let pid = [launcher, daemons[0], daemons[1], taker][victim];
-    // It may have ended.
-    let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
-    command.wait()?;
-    // What lost a node has ended by then.
-    std::thread::sleep(LEASE);
-    let (here, there) = (site.machines_at(0)?.len(), site.machines_at(1)?.len());
-    ensure!(here + there <= 1, "the machine runs twice");
-    let mut place = (here + there == 1).then_some(there);
-    if let Some(host) = place {
-        let mut console = site.console_at(host)?;
-        if console.wait_for("dirty: right", LONG_BOUND).is_some() {
-            site.stop_at(host)?;
-        } else {
-            // It lost a node, and had not noticed yet.
-            let said = console.lines().last().cloned();
-            ensure!(
-                site.machines_at(host)?.is_empty(),
-                "the guest's pages are not right: {said:?}"
-            );
-            place = None;
-        }
-        console.kill()?;
-    }
-    if let Some(daemon) = [None, Some(0), Some(1), None][victim] {
-        let ended = site.daemons.remove(daemon);
-        crate::cluster::stop(ended)?;
-        let started = site.start_daemon(daemon + 1)?;
-        site.daemons.insert(daemon, started);
-    }
-    site.all_given_back()?;
-    Ok(place)
+    let kills = Kills {
+        rounds: 80,
+        ..KILLS
+    };
+    kills.carry_out(site)
 }

@@ -15,15 +15,14 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use super::growth::ONE;
+use super::kills::{Kills, Victim};
 use super::migration::mode;
-use super::{BOUND, LEASE, LONG_BOUND, Site, TAP, children, has_key, wait_until};
+use super::{BOUND, LEASE, LONG_BOUND, Site, TAP, has_key, wait_until};
 use crate::aggregate::Copies;
 use crate::boot::SMALL;
 use crate::cluster::Identity;
 use crate::guest::Guest;
 use crate::namespace::Star;
-use crate::processes;
-use crate::random::Random;
 use crate::web::fetch_from;
 
 pub(super) type Check = fn(&mut Site<'_>) -> Result<String>;
@@ -40,9 +39,6 @@ pub(super) const CHECKS: [(&str, usize, Check); 5] = [
 /// Those for a night.
 pub(super) const LONG_CHECKS: [(&str, usize, Check); 1] =
     [("home, a thousand times to and fro", 2, a_thousand_times)];
-
-/// A name for the process that takes a machine.
-pub(super) const TAKER: &str = "take-home";
 
 impl Site<'_> {
     /// Where machines of a host are found.
@@ -404,79 +400,14 @@ fn stays(site: &mut Site<'_>) -> Result<String> {
 /// Whatever is killed at whatever moment: the machine runs on one host at most, and where it
 /// runs, all of its pages are right.
 fn killed(site: &mut Site<'_>) -> Result<String> {
-    let mut random = Random::new(site.bench.context.seed ^ 0x803e);
-    /// Rounds in which the process there was about to take the state.
-    const LATE: usize = 6;
-    let mut said = Vec::new();
-    for round in 0..LATE + 3 {
-        let (whom, name) = [(0, "launcher"), (1, "daemon"), (2, "taker")][round % 3];
-        let place = kill_one(site, (whom, round >= LATE), &mut random);
-        let place = place.with_context(|| format!("{name} killed in round {round}"))?;
-        let what = match place {
-            None => "ended",
-            Some(0) => "stayed",
-            Some(_) => "went",
-        };
-        said.push(format!("{name}: {what}"));
-    }
-    Ok(said.join(", "))
-}
-
-/// Where the machine runs afterwards, if it does.
-fn kill_one(
-    site: &mut Site<'_>,
-    (whom, is_early): (usize, bool),
-    random: &mut Random,
-) -> Result<Option<usize>> {
-    site.start_as(&site.home, &[], "dirty 40 3000 3; read word")?;
-    at_work(site)?;
-    let launcher = site.machines_at(0)?[0]["pid"].as_i64();
-    let launcher = launcher.context("no launcher")? as i32;
-    let daemon = site.daemons[0].pid();
-    let words = ["vm", "migrate", "m", "h1=256M", mode(whom)];
-    let mut command = site.weft_at(0, &words);
-    let mut command = (command.stdout(Stdio::null()).stderr(Stdio::null())).spawn()?;
-    let mut taker = None;
-    wait_until("the process that takes the machine", || {
-        let is_taker = |pid: &i32| processes::command_line(*pid).contains(TAKER);
-        taker = children(daemon).into_iter().find(is_taker);
-        // Unless it is early, it has the kernel, and has started a process of its own.
-        let has_begun = |taker: i32| is_early || !children(taker).is_empty();
-        Ok(taker.is_some_and(has_begun))
-    })?;
-    std::thread::sleep(Duration::from_micros(random.below(40_000)));
-    let victim = [launcher, daemon, taker.unwrap_or(daemon)][whom];
-    // It may have ended.
-    let _ = kill(Pid::from_raw(victim), Signal::SIGKILL);
-    command.wait()?;
-    // What lost a node has ended by then.
-    std::thread::sleep(LEASE);
-    let (here, there) = (site.machines_at(0)?.len(), site.machines_at(1)?.len());
-    ensure!(here + there <= 1, "the machine runs twice");
-    let mut place = (here + there == 1).then_some(there);
-    if let Some(host) = place {
-        let mut console = site.console_at(host)?;
-        if console.wait_for("dirty: right", LONG_BOUND).is_some() {
-            site.stop_at(host)?;
-        } else {
-            // It lost a node, and had not noticed yet.
-            let said = console.lines().last().cloned();
-            ensure!(
-                site.machines_at(host)?.is_empty(),
-                "the guest's pages are not right: {said:?}"
-            );
-            place = None;
-        }
-        console.kill()?;
-    }
-    if whom == 1 {
-        let daemon = site.daemons.remove(0);
-        crate::cluster::stop(daemon)?;
-        let daemon = site.start_daemon(1)?;
-        site.daemons.insert(0, daemon);
-    }
-    site.all_given_back()?;
-    Ok(place)
+    let kills = Kills {
+        to: "h1=256M",
+        victims: &[Victim::Launcher, Victim::Daemon(1), Victim::Taker],
+        rounds: 9,
+        late: 6,
+        within_us: 40_000,
+    };
+    kills.carry_out(site)
 }
 
 /// As many times to and fro while the guest runs the tests of the memory model, and writes to
