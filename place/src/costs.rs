@@ -1,0 +1,79 @@
+//! What a spread and a move cost, from measured figures.
+
+use crate::inventory::Inventory;
+use crate::placement::{Move, Placement};
+use std::time::Duration;
+
+/// How much slower an aggregate is on several hosts.
+///
+/// The part of accesses that may meet another host's page is taken as the probability that
+/// two of its cores are on different hosts, `1 - Σ share²`. FragVisor's web server (Fig. 14)
+/// needs 299 ms instead of 215 ms on 2+2 hosts: 1.39 at 0.5, so a slope of 0.78. Weft's own
+/// figures for its programs are in `bench/RESULTS.md`; a program that shares nothing has 0.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SpreadCosts {
+    /// The slow-down of an aggregate whose cores are all on different hosts, minus 1.
+    pub near: f64,
+    /// The same for hosts that are not in one group.
+    pub far: f64,
+}
+
+/// What a move costs while it runs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MoveCosts {
+    /// From the decision to the first byte.
+    pub start: Duration,
+    pub mib_per_s: f64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Costs {
+    pub spread: SpreadCosts,
+    pub moves: MoveCosts,
+    /// A move for an aggregate's own sake has to save more time within this than it takes.
+    pub payback: Duration,
+}
+
+impl Default for Costs {
+    /// FragVisor's web server on hosts that are near; a link of 10 Gbit/s, of which pages
+    /// get seven tenths.
+    fn default() -> Costs {
+        Costs {
+            spread: SpreadCosts { near: 0.78, far: 1.56 },
+            moves: MoveCosts { start: Duration::from_millis(100), mib_per_s: 830.0 },
+            payback: Duration::from_secs(600),
+        }
+    }
+}
+
+impl Costs {
+    /// How many times as long the aggregate needs as on one host; 1 or more.
+    pub fn slow_down(&self, cluster: &Inventory, placement: &Placement) -> f64 {
+        let cores = f64::from(placement.room().cores);
+        let share = |cores_there: u32| f64::from(cores_there) / cores;
+        let apart = 1.0 - placement.parts.iter().map(|p| share(p.room.cores).powi(2)).sum::<f64>();
+        // A memory server's pages are as remote as another core's.
+        let memory = placement.room().memory_mib as f64;
+        let servers = placement.parts.iter().filter(|part| part.room.cores == 0);
+        let served = servers.map(|part| part.room.memory_mib as f64).sum::<f64>() / memory;
+        let home = placement.parts[0].host;
+        let near = placement.parts.iter().all(|part| cluster.near(home, part.host));
+        let slope = if near { self.spread.near } else { self.spread.far };
+        1.0 + slope * (apart + served).min(1.0)
+    }
+
+    pub fn move_time(&self, moving: &Move) -> Duration {
+        let seconds = moving.memory_mib() as f64 / self.moves.mib_per_s;
+        self.moves.start + Duration::from_secs_f64(seconds)
+    }
+
+    /// What a move took, so that the next prediction is nearer: the rate goes a quarter of
+    /// the way to the measured one.
+    pub fn learn(&mut self, moving: &Move, took: Duration) {
+        let copying = took.saturating_sub(self.moves.start).as_secs_f64();
+        if copying > 0.0 && moving.memory_mib() > 0 {
+            let measured = moving.memory_mib() as f64 / copying;
+            self.moves.mib_per_s += (measured - self.moves.mib_per_s) / 4.0;
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Where an aggregate runs, and how that changes.
+
+use crate::host::HostId;
+use crate::request::AggregateId;
+use crate::room::Room;
+
+/// A part with less memory than this could not hold a slice's own tables, MiB.
+pub const PART_MEMORY_MIN_MIB: u64 = 64;
+
+/// What one host gives to one aggregate. Without cores it is a memory server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    pub host: HostId,
+    pub room: Room,
+}
+
+/// All parts of an aggregate, each on another host. The first one is the home: the largest,
+/// and where the devices are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    pub parts: Vec<Part>,
+}
+
+impl Placement {
+    pub fn whole(host: HostId, room: Room) -> Placement {
+        Placement { parts: vec![Part { host, room }] }
+    }
+
+    pub fn room(&self) -> Room {
+        self.parts.iter().map(|part| part.room).sum()
+    }
+
+    pub fn on(&self, host: HostId) -> Room {
+        self.parts.iter().find(|part| part.host == host).map_or(Room::NONE, |part| part.room)
+    }
+
+    /// The same aggregate after `transfers`.
+    pub fn after(&self, transfers: &[Transfer]) -> Placement {
+        let mut parts = self.parts.clone();
+        for transfer in transfers {
+            match parts.iter_mut().find(|part| part.host == transfer.to) {
+                Some(part) => part.room += transfer.room,
+                None => parts.push(Part { host: transfer.to, room: transfer.room }),
+            }
+            let from = parts
+                .iter_mut()
+                .find(|part| part.host == transfer.from)
+                .expect("a transfer starts at a part");
+            from.room -= transfer.room;
+        }
+        parts.retain(|part| part.room != Room::NONE);
+        Placement { parts }
+    }
+}
+
+/// Cores and memory that go from one host to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transfer {
+    pub from: HostId,
+    pub to: HostId,
+    pub room: Room,
+}
+
+/// What moves of one aggregate, at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Move {
+    pub aggregate: AggregateId,
+    pub transfers: Vec<Transfer>,
+}
+
+impl Move {
+    pub fn memory_mib(&self) -> u64 {
+        self.transfers.iter().map(|transfer| transfer.room.memory_mib).sum()
+    }
+
+    pub fn cores(&self) -> u32 {
+        self.transfers.iter().map(|transfer| transfer.room.cores).sum()
+    }
+}

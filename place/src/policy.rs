@@ -1,0 +1,55 @@
+//! How hosts are chosen.
+//!
+//! A policy is asked three questions and changes nothing: where does a request start; what
+//! should move now that a host has got room; what would have to move so that a request
+//! finds room. The scheduler owns queue, limits and forced moves, which are the same for
+//! all policies.
+
+mod best_fit;
+mod consolidation;
+mod frag_bff;
+mod make_room;
+mod spread;
+
+pub use best_fit::{BestFit, LeastLoaded, whole_placement};
+pub use frag_bff::{FragBff, Goal, Start};
+pub use make_room::BestFitWithMigration;
+
+use crate::costs::Costs;
+use crate::decision::Moved;
+use crate::host::HostId;
+use crate::inventory::{Aggregate, Inventory};
+use crate::placement::{Move, Placement};
+use crate::request::Request;
+
+/// A move that a policy wants, and why.
+pub type Wanted = (Move, Moved);
+
+pub trait Policy: Send {
+    /// The name by which users choose it.
+    fn name(&self) -> String;
+
+    /// Where `request` would start now. `None`: nowhere, it has to wait.
+    fn start(&self, cluster: &Inventory, request: &Request) -> Option<Placement>;
+
+    /// The best move now that `host` has got room, of the aggregates that `may_move`.
+    fn improve(
+        &self,
+        _cluster: &Inventory,
+        _costs: &Costs,
+        _host: HostId,
+        _may_move: &dyn Fn(&Aggregate) -> bool,
+    ) -> Option<Wanted> {
+        None
+    }
+
+    /// Moves after which `request` would start whole; empty where there are none.
+    fn make_room(
+        &self,
+        _cluster: &Inventory,
+        _request: &Request,
+        _may_move: &dyn Fn(&Aggregate) -> bool,
+    ) -> Vec<Wanted> {
+        Vec::new()
+    }
+}

@@ -1,0 +1,255 @@
+//! Which fragments an aggregate gets where no host has room for all of it.
+
+use crate::free_index::FreeIndex;
+use crate::host::HostId;
+use crate::inventory::Inventory;
+use crate::placement::{PART_MEMORY_MIN_MIB, Part, Placement};
+use crate::policy::frag_bff::Start;
+use crate::request::Request;
+use crate::room::Room;
+
+/// Beyond this number of hosts the fragments are not searched for a set that fits exactly:
+/// the search grows with their number.
+const EXACT_HOSTS_MAX: usize = 4;
+
+/// A host, its free room, and how many cores of it are taken.
+type Chosen = (HostId, Room, u32);
+
+/// Hosts near each other if they have room, else all of them. `None` where even those lack it.
+pub fn spread(cluster: &Inventory, request: &Request, start: Start) -> Option<Placement> {
+    if request.hosts_max < 2 {
+        return None;
+    }
+    if !request.devices.is_empty() {
+        return spread_with_devices(cluster, request, start);
+    }
+    let indices = cluster.indices(request);
+    let spread = Spread { request, start, without: None };
+    let better = |parts: &[Part], best: Option<&Vec<Part>>| match (best, start) {
+        (None, _) => true,
+        (Some(best), Start::FewestHosts) => parts.len() < best.len(),
+        (Some(best), Start::MostHosts) => parts.len() > best.len(),
+    };
+    let best_length = match start {
+        Start::FewestHosts => 2,
+        Start::MostHosts => request.hosts_max.min(request.room.cores) as usize,
+    };
+    let mut best: Option<Vec<Part>> = None;
+    for &index in &indices {
+        if let Some(parts) = spread.over(&[index])
+            && better(&parts, best.as_ref())
+        {
+            best = Some(parts);
+        }
+        if best.as_ref().is_some_and(|parts| parts.len() == best_length) {
+            break;
+        }
+    }
+    let parts = match best {
+        None if indices.len() > 1 => spread.over(&indices),
+        found => found,
+    };
+    parts.map(home_first)
+}
+
+/// The host with the devices and the most free cores is the home; the rest is spread
+/// without them.
+fn spread_with_devices(cluster: &Inventory, request: &Request, start: Start) -> Option<Placement> {
+    let indices = cluster.indices(request);
+    let with_devices = descending(&indices)
+        .find(|&(host, _)| cluster.has_devices(host, &request.devices));
+    let (home, free) = with_devices?;
+    let cores = free.cores.min(request.room.cores);
+    let share = request.room.share_of(cores);
+    let here = Room::new(cores, share.memory_mib.min(free.memory_mib));
+    let mut rest = Request { devices: Vec::new(), ..request.clone() };
+    rest.room -= here;
+    rest.hosts_max -= 1;
+    let indices = cluster.indices(&rest);
+    let spread = Spread { request: &rest, start, without: Some(home) };
+    let mut parts = vec![Part { host: home, room: here }];
+    parts.extend(spread.over(&indices)?);
+    Some(Placement { parts })
+}
+
+/// The largest part is the home; of equal ones the one with the lower number.
+fn home_first(mut parts: Vec<Part>) -> Placement {
+    parts.sort_by_key(|part| (std::cmp::Reverse(part.room), part.host));
+    Placement { parts }
+}
+
+/// Hosts with free cores and memory for a part, those with the most first.
+fn descending<'a>(indices: &'a [&FreeIndex]) -> impl Iterator<Item = (HostId, Room)> + 'a {
+    let most = indices.iter().map(|index| index.cores_max()).max().unwrap_or(0);
+    (1..=most).rev().flat_map(|cores| with_cores(indices, cores))
+}
+
+fn ascending<'a>(indices: &'a [&FreeIndex]) -> impl Iterator<Item = (HostId, Room)> + 'a {
+    let most = indices.iter().map(|index| index.cores_max()).max().unwrap_or(0);
+    (1..=most).flat_map(|cores| with_cores(indices, cores))
+}
+
+/// Hosts with so many free cores, those with the most memory first.
+fn with_cores<'a>(
+    indices: &'a [&FreeIndex],
+    cores: u32,
+) -> impl Iterator<Item = (HostId, Room)> + 'a {
+    indices.iter().flat_map(move |index| index.with_cores(cores, PART_MEMORY_MIN_MIB).rev())
+}
+
+struct Spread<'a> {
+    request: &'a Request,
+    start: Start,
+    /// A host that has its part already.
+    without: Option<HostId>,
+}
+
+impl Spread<'_> {
+    fn over(&self, indices: &[&FreeIndex]) -> Option<Vec<Part>> {
+        let free: Room = indices.iter().map(|index| index.free()).sum();
+        if !free.holds(self.request.room) {
+            return None;
+        }
+        let greedy = self.largest(indices)?;
+        let chosen = match self.start {
+            Start::FewestHosts => self.exact(indices, greedy.len()),
+            Start::MostHosts => self.smallest(indices),
+        };
+        let with_memory = |chosen: Vec<Chosen>| self.with_memory(indices, chosen);
+        chosen.and_then(with_memory).or_else(|| with_memory(greedy))
+    }
+
+    /// The fewest hosts that hold the cores: the largest ones, and for what remains at the
+    /// end the one where the least is left over.
+    fn largest(&self, indices: &[&FreeIndex]) -> Option<Vec<Chosen>> {
+        let mut chosen: Vec<Chosen> = Vec::new();
+        let mut left = self.request.room.cores;
+        for (host, free) in self.except(descending(indices)) {
+            if left == 0 || chosen.len() == self.request.hosts_max as usize {
+                break;
+            }
+            if free.cores >= left {
+                let snug = (left..free.cores)
+                    .flat_map(|cores| self.except(with_cores(indices, cores)))
+                    .find(|(host, _)| chosen.iter().all(|(other, ..)| other != host));
+                let (host, free) = snug.unwrap_or((host, free));
+                chosen.push((host, free, left));
+                left = 0;
+            } else {
+                chosen.push((host, free, free.cores));
+                left -= free.cores;
+            }
+        }
+        (left == 0).then_some(chosen)
+    }
+
+    /// So many hosts that all their free cores together are the cores wanted: no fragment is
+    /// left of any. `None` where there is no such set.
+    fn exact(&self, indices: &[&FreeIndex], hosts: usize) -> Option<Vec<Chosen>> {
+        if hosts > EXACT_HOSTS_MAX || self.request.room.cores < 2 {
+            return None;
+        }
+        let cores = self.request.room.cores as usize;
+        // `from[n][sum]`: the last size of `n` sizes with that sum, 0 where none is known.
+        let mut from = vec![vec![0_u32; cores + 1]; hosts + 1];
+        let reached = |from: &[Vec<u32>], n: usize, sum: usize| n == 0 && sum == 0 || from[n][sum] > 0;
+        let most = indices.iter().map(|index| index.cores_max()).max().unwrap_or(0);
+        for size in (1..=most.min(cores as u32 - 1)).rev() {
+            let there = self.except(with_cores(indices, size)).take(hosts).count();
+            for _ in 0..there {
+                for n in (1..=hosts).rev() {
+                    for sum in size as usize..=cores {
+                        if from[n][sum] == 0 && reached(&from, n - 1, sum - size as usize) {
+                            from[n][sum] = size;
+                        }
+                    }
+                }
+            }
+        }
+        let mut chosen: Vec<Chosen> = Vec::new();
+        let mut sum = cores;
+        for n in (1..=hosts).rev() {
+            let size = from[n][sum];
+            let of_size = self.except(with_cores(indices, size));
+            let unused = of_size
+                .into_iter()
+                .find(|(host, _)| chosen.iter().all(|(other, ..)| other != host));
+            let (host, free) = unused.filter(|_| size > 0)?;
+            chosen.push((host, free, size));
+            sum -= size as usize;
+        }
+        (sum == 0).then_some(chosen)
+    }
+
+    /// The most hosts: one core of each, the smallest fragments first, then a second one.
+    /// `None` where so many hosts do not have the cores: then the largest are right.
+    fn smallest(&self, indices: &[&FreeIndex]) -> Option<Vec<Chosen>> {
+        let hosts = self.request.hosts_max.min(self.request.room.cores) as usize;
+        let mut chosen: Vec<Chosen> = self
+            .except(ascending(indices))
+            .take(hosts)
+            .map(|(host, free)| (host, free, 0))
+            .collect();
+        let mut left = self.request.room.cores;
+        let free: u32 = chosen.iter().map(|(_, free, _)| free.cores).sum();
+        if free < left {
+            return None;
+        }
+        while left > 0 {
+            for (_, free, taken) in &mut chosen {
+                if left > 0 && *taken < free.cores {
+                    *taken += 1;
+                    left -= 1;
+                }
+            }
+        }
+        Some(chosen)
+    }
+
+    /// Memory for the cores: in proportion where it is there, then wherever there is more,
+    /// at last on hosts that give memory only.
+    fn with_memory(&self, indices: &[&FreeIndex], chosen: Vec<Chosen>) -> Option<Vec<Part>> {
+        let want = self.request.room;
+        let mut left = want.memory_mib;
+        let mut parts: Vec<(Part, u64)> = Vec::new();
+        for (host, free, cores) in chosen {
+            let share = want.share_of(cores).memory_mib;
+            let memory_mib = share.min(free.memory_mib).min(left);
+            left -= memory_mib;
+            let room = Room::new(cores, memory_mib);
+            parts.push((Part { host, room }, free.memory_mib - memory_mib));
+        }
+        for (part, more) in &mut parts {
+            let memory_mib = left.min(*more);
+            part.room.memory_mib += memory_mib;
+            left -= memory_mib;
+        }
+        let mut parts: Vec<Part> = parts.into_iter().map(|(part, _)| part).collect();
+        let mut servers: Vec<(HostId, u64)> = indices
+            .iter()
+            .flat_map(|index| index.most_memory().take(self.request.hosts_max as usize * 2))
+            .collect();
+        servers.sort_unstable_by_key(|&(host, free)| (std::cmp::Reverse(free), host));
+        for (host, free) in servers {
+            if left == 0 || parts.len() >= self.request.hosts_max as usize {
+                break;
+            }
+            let known = Some(host) == self.without || parts.iter().any(|part| part.host == host);
+            if !known && free >= PART_MEMORY_MIN_MIB {
+                let memory_mib = left.min(free);
+                parts.push(Part { host, room: Room::new(0, memory_mib) });
+                left -= memory_mib;
+            }
+        }
+        let fits = left == 0 && parts.len() <= self.request.hosts_max as usize;
+        fits.then_some(parts)
+    }
+
+    fn except<'b>(
+        &self,
+        hosts: impl Iterator<Item = (HostId, Room)> + 'b,
+    ) -> impl Iterator<Item = (HostId, Room)> + 'b {
+        let without = self.without;
+        hosts.filter(move |&(host, _)| Some(host) != without)
+    }
+}

@@ -1,0 +1,648 @@
+//! The scheduler: events in, decisions out.
+//!
+//! A request waits, then runs, then has ended. Invariants:
+//! - of one aggregate at most one move is under way;
+//! - moves that must be (a host is drained, sick, or leaves) are decided before those that
+//!   would be good, and those before requests, so that a move that frees a whole block is
+//!   not spoilt by a request that takes a piece of it;
+//! - of two waiting requests the one with the higher priority, and of equal ones the
+//!   earlier, is tried first; with [`Limits::backfill`] 0 no request overtakes another.
+
+use crate::costs::Costs;
+use crate::decision::{Decision, Delayed, Moved, Refused, Started};
+use crate::host::{Health, Host, HostId, Leave};
+use crate::inventory::{Aggregate, Inventory, InventoryError};
+use crate::placement::{Move, Placement, Transfer};
+use crate::policy::Policy;
+use crate::request::{AggregateId, Request, RequestError};
+use crate::room::Room;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// What keeps the scheduler from doing too much.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Requests that wait at a time.
+    pub queue_max: usize,
+    /// Moves under way at a time that nobody is forced to make.
+    pub moves_max: usize,
+    /// Moves under way at a time that begin or end at one host.
+    pub moves_of_host_max: u32,
+    /// For so long after it was placed or moved an aggregate is not moved again, unless it
+    /// must be.
+    pub hold: Duration,
+    /// How many waiting requests behind the first may start before it.
+    pub backfill: usize,
+    /// So long before its deadline a host is left.
+    pub notice: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            queue_max: 1_000_000,
+            moves_max: 64,
+            moves_of_host_max: 2,
+            hold: Duration::from_secs(10),
+            backfill: 0,
+            notice: Duration::from_secs(300),
+        }
+    }
+}
+
+/// What happened.
+#[derive(Clone, Debug)]
+pub enum Event {
+    HostJoined(Host),
+    /// It is gone, with all that was on it.
+    HostLeft(HostId),
+    HostHealth(HostId, Health),
+    /// Nothing new comes here; with `drain`, everything leaves.
+    Cordoned { host: HostId, cordoned: bool, drain: bool },
+    Deadline(HostId, Option<Duration>),
+    Requested(Request),
+    /// It has ended, or is not wanted any more.
+    Ended(AggregateId),
+    MoveEnded(AggregateId, MoveResult),
+    /// Nothing; time went by until [`Scheduler::next_wake`].
+    Passed,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MoveResult {
+    Done { took: Duration },
+    /// Everything is where it was.
+    Failed,
+}
+
+struct Waiting {
+    request: Request,
+    told: Option<Delayed>,
+}
+
+type QueueKey = (Reverse<u8>, u64);
+
+pub struct Scheduler {
+    cluster: Inventory,
+    policy: Box<dyn Policy>,
+    costs: Costs,
+    limits: Limits,
+    queue: BTreeMap<QueueKey, Waiting>,
+    queued: BTreeMap<AggregateId, QueueKey>,
+    arrivals: u64,
+    /// Aggregates on the move; whether they must.
+    moving: BTreeMap<AggregateId, bool>,
+    moves_of_host: BTreeMap<HostId, u32>,
+    /// Hosts that got room and were not looked at yet.
+    freed: BTreeSet<HostId>,
+    /// Hosts whose aggregates could not be moved because of a limit.
+    postponed: BTreeSet<HostId>,
+    /// When to look at a host again.
+    later: BTreeSet<(Duration, HostId)>,
+    /// Hosts that are to be left.
+    leaving: BTreeSet<HostId>,
+    /// Aggregates that were said to be stuck.
+    stuck: BTreeSet<(AggregateId, HostId)>,
+    /// The first in the queue finds no room until there is more.
+    blocked: bool,
+}
+
+impl Scheduler {
+    pub fn new(policy: Box<dyn Policy>, costs: Costs, limits: Limits) -> Scheduler {
+        Scheduler {
+            cluster: Inventory::new(),
+            policy,
+            costs,
+            limits,
+            queue: BTreeMap::new(),
+            queued: BTreeMap::new(),
+            arrivals: 0,
+            moving: BTreeMap::new(),
+            moves_of_host: BTreeMap::new(),
+            freed: BTreeSet::new(),
+            postponed: BTreeSet::new(),
+            later: BTreeSet::new(),
+            leaving: BTreeSet::new(),
+            stuck: BTreeSet::new(),
+            blocked: false,
+        }
+    }
+
+    pub fn cluster(&self) -> &Inventory {
+        &self.cluster
+    }
+
+    pub fn costs(&self) -> &Costs {
+        &self.costs
+    }
+
+    pub fn policy_name(&self) -> String {
+        self.policy.name()
+    }
+
+    /// Requests that wait, the next one first.
+    pub fn waiting(&self) -> impl ExactSizeIterator<Item = &Request> {
+        self.queue.values().map(|waiting| &waiting.request)
+    }
+
+    pub fn moves_under_way(&self) -> usize {
+        self.moving.len()
+    }
+
+    /// When [`Event::Passed`] may change something, if nothing else happens before.
+    pub fn next_wake(&self) -> Option<Duration> {
+        self.later.first().map(|&(at, _)| at)
+    }
+
+    /// One event, and all that follows from it. An error changes nothing.
+    pub fn step(&mut self, now: Duration, event: Event) -> Result<Vec<Decision>, InventoryError> {
+        let mut decisions = Vec::new();
+        let room_before = self.freed.len();
+        let newest = self.take_in(now, event, &mut decisions)?;
+        self.wake(now);
+        self.blocked &= self.freed.len() == room_before;
+        self.leave_hosts(now, &mut decisions);
+        self.improve(now, &mut decisions);
+        self.start_waiting(now, newest, &mut decisions);
+        Ok(decisions)
+    }
+
+    /// Takes the event in. A request that now waits is the answer.
+    fn take_in(
+        &mut self,
+        now: Duration,
+        event: Event,
+        decisions: &mut Vec<Decision>,
+    ) -> Result<Option<QueueKey>, InventoryError> {
+        match event {
+            Event::HostJoined(host) => {
+                let id = host.id;
+                let may_take = host.takes_more(now, self.limits.notice);
+                self.cluster.add(host, may_take)?;
+                self.freed.insert(id);
+                self.host_changed(now, id);
+            }
+            Event::HostLeft(id) => self.host_left(id, decisions)?,
+            Event::HostHealth(id, health) => {
+                self.known(id)?;
+                self.cluster.set_health(id, health);
+                self.host_changed(now, id);
+            }
+            Event::Cordoned { host, cordoned, drain } => {
+                self.known(host)?;
+                self.cluster.set_cordon(host, cordoned || drain, drain);
+                self.host_changed(now, host);
+            }
+            Event::Deadline(id, deadline) => {
+                self.known(id)?;
+                self.cluster.set_deadline(id, deadline);
+                self.host_changed(now, id);
+            }
+            Event::Requested(request) => return Ok(self.requested(request, decisions)),
+            Event::Ended(id) => self.ended(id),
+            Event::MoveEnded(id, result) => self.move_ended(now, id, result, decisions),
+            Event::Passed => {}
+        }
+        Ok(None)
+    }
+
+    fn known(&self, id: HostId) -> Result<(), InventoryError> {
+        self.cluster.has(id).then_some(()).ok_or(InventoryError::UnknownHost(id))
+    }
+
+    fn requested(&mut self, request: Request, decisions: &mut Vec<Decision>) -> Option<QueueKey> {
+        let id = request.id;
+        let known = self.queued.contains_key(&id) || self.cluster.aggregate(id).is_some();
+        let wrong = match request.check() {
+            Err(error) => Some(Refused::Wrong(error)),
+            Ok(()) if known => {
+                Some(Refused::Wrong(RequestError::KnownAggregate(request.name.clone())))
+            }
+            Ok(()) if !self.cluster.could_hold(&request) => Some(Refused::LargerThanCluster {
+                capacity: self.cluster.capacity(),
+                hosts_max: request.hosts_max,
+            }),
+            Ok(()) if self.queue.len() >= self.limits.queue_max => {
+                Some(Refused::QueueFull { waiting: self.queue.len() })
+            }
+            Ok(()) => None,
+        };
+        if let Some(why) = wrong {
+            decisions.push(Decision::Refuse { id, name: request.name, why });
+            return None;
+        }
+        let key = (Reverse(request.priority), self.arrivals);
+        self.arrivals += 1;
+        self.queued.insert(id, key);
+        self.queue.insert(key, Waiting { request, told: None });
+        Some(key)
+    }
+
+    fn ended(&mut self, id: AggregateId) {
+        if let Some(key) = self.queued.remove(&id) {
+            // The next one may be the first now.
+            self.blocked &= self.queue.first_key_value().is_some_and(|(&first, _)| first != key);
+            self.queue.remove(&key);
+        }
+        self.forget_move(id);
+        self.stuck.retain(|&(stuck, _)| stuck != id);
+        self.freed.extend(self.cluster.end(id));
+    }
+
+    fn move_ended(
+        &mut self,
+        now: Duration,
+        id: AggregateId,
+        result: MoveResult,
+        decisions: &mut Vec<Decision>,
+    ) {
+        let Some(aggregate) = self.cluster.aggregate(id) else { return };
+        let Some(moving) = aggregate.moving.clone() else { return };
+        let was_spread = aggregate.is_spread();
+        let done = matches!(result, MoveResult::Done { .. });
+        if let MoveResult::Done { took } = result {
+            self.costs.learn(&moving, took);
+        }
+        self.forget_move(id);
+        self.freed.extend(self.cluster.end_move(id, done, now));
+        self.freed.append(&mut self.postponed);
+        let aggregate = self.cluster.aggregate(id).expect("it runs");
+        if was_spread && !aggregate.is_spread() {
+            let (name, host) = (aggregate.request.name.clone(), aggregate.placement.parts[0].host);
+            decisions.push(Decision::Whole { id, name, host });
+        }
+    }
+
+    fn forget_move(&mut self, id: AggregateId) {
+        if self.moving.remove(&id).is_none() {
+            return;
+        }
+        let moving = self.cluster.aggregate(id).and_then(|aggregate| aggregate.moving.clone());
+        for host in hosts_of(&moving.expect("it was on the move")) {
+            let count = self.moves_of_host.get_mut(&host).expect("counted when it started");
+            *count -= 1;
+            if *count == 0 {
+                self.moves_of_host.remove(&host);
+            }
+        }
+    }
+
+    fn host_left(
+        &mut self,
+        id: HostId,
+        decisions: &mut Vec<Decision>,
+    ) -> Result<(), InventoryError> {
+        self.known(id)?;
+        let host = self.cluster.host(id).name.clone();
+        for aggregate in self.cluster.on(id).to_vec() {
+            let known = self.cluster.aggregate(aggregate).expect("it has room there");
+            // A move to a lost host has failed; the aggregate is where it was.
+            if known.placement.on(id) == Room::NONE {
+                self.forget_move(aggregate);
+                let changed = known_changed(&self.cluster, aggregate);
+                self.freed.extend(self.cluster.end_move(aggregate, false, changed));
+                continue;
+            }
+            let name = known.request.name.clone();
+            self.ended(aggregate);
+            decisions.push(Decision::Lost { id: aggregate, name, host: host.clone() });
+        }
+        self.cluster.remove(id)?;
+        self.freed.remove(&id);
+        self.postponed.remove(&id);
+        self.leaving.remove(&id);
+        self.later.retain(|&(_, later)| later != id);
+        self.stuck.retain(|&(_, stuck)| stuck != id);
+        Ok(())
+    }
+
+    /// A host's state changed: lists it or not, and notes whether it is to be left.
+    fn host_changed(&mut self, now: Duration, id: HostId) {
+        let host = self.cluster.host(id);
+        let may_take = host.takes_more(now, self.limits.notice);
+        let leave = host.must_leave(now, self.limits.notice).is_some();
+        let deadline = host.deadline;
+        if may_take && !self.cluster.is_listed(id) {
+            self.freed.insert(id);
+        }
+        self.cluster.list(id, may_take);
+        if leave {
+            self.leaving.insert(id);
+        } else {
+            self.leaving.remove(&id);
+            self.stuck.retain(|&(_, stuck)| stuck != id);
+            if let Some(deadline) = deadline {
+                self.later.insert((deadline.saturating_sub(self.limits.notice), id));
+            }
+        }
+    }
+
+    /// Hosts whose time has come.
+    fn wake(&mut self, now: Duration) {
+        while let Some(&(at, host)) = self.later.first()
+            && at <= now
+        {
+            self.later.pop_first();
+            self.host_changed(now, host);
+            self.freed.insert(host);
+        }
+    }
+
+    /// Moves away from hosts that are to be left.
+    fn leave_hosts(&mut self, now: Duration, decisions: &mut Vec<Decision>) {
+        for host in self.leaving.clone() {
+            let Some(why) = self.cluster.host(host).must_leave(now, self.limits.notice) else {
+                continue;
+            };
+            let mut needed = Duration::ZERO;
+            for id in self.cluster.on(host).to_vec() {
+                let aggregate = self.cluster.aggregate(id).expect("it has room there");
+                let name = aggregate.request.name.clone();
+                if aggregate.moving.is_some() || aggregate.placement.on(host) == Room::NONE {
+                    continue;
+                }
+                let Some(moving) = self.away_from(host, aggregate) else {
+                    if self.stuck.insert((id, host)) {
+                        decisions.push(Decision::Stuck { id, name, host, why: why.clone() });
+                    }
+                    continue;
+                };
+                needed += self.costs.move_time(&moving);
+                if hosts_of(&moving).iter().any(|host| self.is_busy(*host)) {
+                    continue;
+                }
+                self.stuck.remove(&(id, host));
+                let why = Moved::Leaves { host, why: why.clone() };
+                self.start_move(moving, name, why, true, decisions);
+            }
+            if let Leave::Deadline(left) = why
+                && needed > left
+            {
+                decisions.push(Decision::TooLate { host, needed, left });
+            }
+        }
+    }
+
+    /// How an aggregate's part leaves a host: to a host that has another part of it, else
+    /// as the policy would start it.
+    fn away_from(&self, host: HostId, aggregate: &Aggregate) -> Option<Move> {
+        let part = aggregate.placement.on(host);
+        let is_home = aggregate.placement.parts[0].host == host;
+        let devices = if is_home { aggregate.request.devices.clone() } else { Vec::new() };
+        let others = aggregate.placement.parts.iter().map(|part| part.host);
+        let near = others
+            .filter(|&other| other != host && self.cluster.room_for_more(other).holds(part))
+            .filter(|&other| self.cluster.has_devices(other, &devices))
+            .min_by_key(|&other| (self.cluster.free(other), other));
+        let destinations = match near {
+            Some(other) => Placement::whole(other, part),
+            None => {
+                let others = aggregate.placement.parts.len() as u32 - 1;
+                let hosts_max = aggregate.request.hosts_max.saturating_sub(others).max(1);
+                let request = Request { room: part, devices, hosts_max, ..aggregate.request.clone() };
+                self.policy.start(&self.cluster, &request)?
+            }
+        };
+        let to_each = destinations.parts.iter().map(|part| Transfer {
+            from: host,
+            to: part.host,
+            room: part.room,
+        });
+        Some(Move { aggregate: aggregate.request.id, transfers: to_each.collect() })
+    }
+
+    /// Moves that make placements better, for every host that got room.
+    fn improve(&mut self, now: Duration, decisions: &mut Vec<Decision>) {
+        while let Some(host) = self.freed.pop_first() {
+            if !self.cluster.has(host) {
+                continue;
+            }
+            loop {
+                let may_move = |aggregate: &Aggregate| {
+                    aggregate.changed + self.limits.hold <= now
+                        && !aggregate.placement.parts.iter().any(|part| self.is_busy(part.host))
+                };
+                let voluntary = self.moving.values().filter(|&&forced| !forced).count();
+                if voluntary >= self.limits.moves_max || self.is_busy(host) {
+                    self.postponed.insert(host);
+                    break;
+                }
+                let wanted = self.policy.improve(&self.cluster, &self.costs, host, &may_move);
+                let Some((moving, why)) = wanted else { break };
+                let name = self.name_of(moving.aggregate);
+                self.start_move(moving, name, why, false, decisions);
+            }
+            self.look_again(now, host);
+        }
+    }
+
+    /// Notes when an aggregate of this host may move that may not yet.
+    fn look_again(&mut self, now: Duration, host: HostId) {
+        let here = self.cluster.on(host).iter().filter_map(|&id| self.cluster.aggregate(id));
+        let spread = here.filter(|aggregate| aggregate.is_spread() && aggregate.moving.is_none());
+        let held = spread.map(|aggregate| aggregate.changed + self.limits.hold);
+        let soonest = held.filter(|&at| at > now).min();
+        let busy = self.cluster.on(host).iter().filter_map(|&id| self.cluster.aggregate(id)).any(
+            |aggregate| {
+                aggregate.is_spread()
+                    && aggregate.placement.parts.iter().any(|part| self.is_busy(part.host))
+            },
+        );
+        if let Some(at) = soonest {
+            self.later.insert((at, host));
+        }
+        if busy {
+            self.postponed.insert(host);
+        }
+    }
+
+    fn is_busy(&self, host: HostId) -> bool {
+        self.moves_of_host.get(&host).is_some_and(|&n| n >= self.limits.moves_of_host_max)
+    }
+
+    fn name_of(&self, id: AggregateId) -> Box<str> {
+        self.cluster.aggregate(id).expect("it runs").request.name.clone()
+    }
+
+    fn start_move(
+        &mut self,
+        moving: Move,
+        name: Box<str>,
+        why: Moved,
+        forced: bool,
+        decisions: &mut Vec<Decision>,
+    ) {
+        let expected = self.costs.move_time(&moving);
+        self.moving.insert(moving.aggregate, forced);
+        for host in hosts_of(&moving) {
+            *self.moves_of_host.entry(host).or_default() += 1;
+        }
+        self.cluster.start_move(moving.clone());
+        decisions.push(Decision::Move { moving, name, why, expected });
+    }
+
+    /// Starts what waits and finds room now.
+    fn start_waiting(
+        &mut self,
+        now: Duration,
+        newest: Option<QueueKey>,
+        decisions: &mut Vec<Decision>,
+    ) {
+        let tried = self.limits.backfill + 1;
+        if self.blocked {
+            // Nothing changed for those who wait; only the new one was not tried yet.
+            if let Some(newest) = newest {
+                if self.queue.len() <= tried && self.queue.last_key_value().unwrap().0 == &newest {
+                    self.try_start(now, newest, decisions);
+                } else {
+                    let before = self.queue.len() - 1;
+                    self.tell(newest, Delayed::Queued { before }, decisions);
+                    // A higher priority made it the first.
+                    self.blocked &= self.queue.first_key_value().unwrap().0 != &newest;
+                }
+            }
+            if self.blocked {
+                return;
+            }
+        }
+        let mut failed: Vec<(Room, u32)> = Vec::new();
+        let mut behind = None;
+        for _ in 0..self.queue.len() {
+            let next = match behind {
+                None => self.queue.first_key_value(),
+                Some(key) => {
+                    let after = (std::ops::Bound::Excluded(key), std::ops::Bound::Unbounded);
+                    self.queue.range(after).next()
+                }
+            };
+            let Some((&key, waiting)) = next else { break };
+            let shape = (waiting.request.room, waiting.request.hosts_max);
+            if failed.contains(&shape) || !self.try_start(now, key, decisions) {
+                failed.push(shape);
+                behind = Some(key);
+                if failed.len() >= tried {
+                    break;
+                }
+            }
+        }
+        self.blocked = !failed.is_empty();
+        if let Some(newest) = newest
+            && self.queue.contains_key(&newest)
+        {
+            let before = self.queue.range(..newest).count();
+            if before > 0 {
+                self.tell(newest, Delayed::Queued { before }, decisions);
+            }
+        }
+    }
+
+    /// Starts one request, or says once why it waits.
+    fn try_start(&mut self, now: Duration, key: QueueKey, decisions: &mut Vec<Decision>) -> bool {
+        let request = &self.queue[&key].request;
+        let placement = self.policy.start(&self.cluster, request);
+        let Some(placement) = placement else {
+            let moves = self.room_by_moving(now, request);
+            let why = match moves.first() {
+                Some((moving, _)) => {
+                    Delayed::MoveUnderWay { host: moving.transfers[0].from }
+                }
+                None => self.why_no_room(request),
+            };
+            for (moving, why) in moves {
+                let name = self.name_of(moving.aggregate);
+                self.start_move(moving, name, why, false, decisions);
+            }
+            self.tell(key, why, decisions);
+            return false;
+        };
+        if placement.parts.len() > 1
+            && let Some(host) = self.whole_after_moves(request)
+        {
+            self.tell(key, Delayed::MoveUnderWay { host }, decisions);
+            return false;
+        }
+        let Waiting { request, .. } = self.queue.remove(&key).expect("looked up above");
+        self.queued.remove(&request.id);
+        let why = match &placement.parts[..] {
+            [part] => {
+                Started::Fits { left: self.cluster.free(part.host).cores - part.room.cores }
+            }
+            _ => Started::Spread { largest: self.largest_block(&request) },
+        };
+        let (id, name) = (request.id, request.name.clone());
+        self.cluster.start(request, placement.clone(), now);
+        decisions.push(Decision::Start { id, name, placement, why });
+        true
+    }
+
+    /// The policy's moves that would make room, if the limits allow all of them, and nothing
+    /// is on the move that will make it.
+    fn room_by_moving(&self, now: Duration, request: &Request) -> Vec<(Move, Moved)> {
+        let voluntary = self.moving.values().filter(|&&forced| !forced).count();
+        if self.whole_after_moves(request).is_some() || voluntary >= self.limits.moves_max {
+            return Vec::new();
+        }
+        let may_move = |aggregate: &Aggregate| aggregate.changed + self.limits.hold <= now;
+        let moves = self.policy.make_room(&self.cluster, request, &may_move);
+        let busy = moves.iter().flat_map(|(moving, _)| hosts_of(moving)).any(|h| self.is_busy(h));
+        if busy || voluntary + moves.len() > self.limits.moves_max { Vec::new() } else { moves }
+    }
+
+    /// A host that will hold all of the request when the moves under way have ended.
+    fn whole_after_moves(&self, request: &Request) -> Option<HostId> {
+        let mut leaving: BTreeMap<HostId, Room> = BTreeMap::new();
+        for id in self.moving.keys() {
+            let moving = self.cluster.aggregate(*id).and_then(|a| a.moving.as_ref());
+            for transfer in moving.iter().flat_map(|moving| &moving.transfers) {
+                *leaving.entry(transfer.from).or_default() += transfer.room;
+            }
+        }
+        let holds = |(&host, &room): (&HostId, &Room)| {
+            let fits = self.cluster.is_listed(host)
+                && (self.cluster.free(host) + room).holds(request.room)
+                && self.cluster.host(host).features.contains(request.features)
+                && self.cluster.has_devices(host, &request.devices);
+            fits.then_some(host)
+        };
+        leaving.iter().find_map(holds)
+    }
+
+    fn why_no_room(&self, request: &Request) -> Delayed {
+        let free: Room = self.cluster.indices(request).iter().map(|index| index.free()).sum();
+        if free.holds(request.room) {
+            Delayed::NoBlock { largest: self.largest_block(request) }
+        } else {
+            Delayed::NoRoom { free }
+        }
+    }
+
+    fn largest_block(&self, request: &Request) -> u32 {
+        let indices = self.cluster.indices(request);
+        let largest = indices.iter().map(|index| {
+            let most = (0..=index.cores_max()).rev();
+            most.into_iter().find(|&cores| index.with_cores(cores, 0).next().is_some()).unwrap_or(0)
+        });
+        largest.max().unwrap_or(0)
+    }
+
+    /// Says why a request waits, once for each kind of reason.
+    fn tell(&mut self, key: QueueKey, why: Delayed, decisions: &mut Vec<Decision>) {
+        let waiting = self.queue.get_mut(&key).expect("it waits");
+        let same = |told: &Delayed| std::mem::discriminant(told) == std::mem::discriminant(&why);
+        if !waiting.told.as_ref().is_some_and(same) {
+            waiting.told = Some(why.clone());
+            let (id, name) = (waiting.request.id, waiting.request.name.clone());
+            decisions.push(Decision::Delay { id, name, why });
+        }
+    }
+}
+
+/// The hosts at which a move begins or ends, each once.
+fn hosts_of(moving: &Move) -> BTreeSet<HostId> {
+    moving.transfers.iter().flat_map(|transfer| [transfer.from, transfer.to]).collect()
+}
+
+fn known_changed(cluster: &Inventory, id: AggregateId) -> Duration {
+    cluster.aggregate(id).map_or(Duration::ZERO, |aggregate| aggregate.changed)
+}

@@ -1,0 +1,141 @@
+use super::*;
+
+fn start(scheduler: &mut Scheduler, id: u64, cores: u32) -> Vec<(u32, u32)> {
+    step(scheduler, 1, Event::Requested(request(id, cores)));
+    cores_of(scheduler, id)
+}
+
+#[test]
+fn best_fit_leaves_the_least_over() {
+    let mut s = cluster(Box::new(BestFit), &[16, 6, 8]);
+    assert_eq!(start(&mut s, 1, 6), [(1, 6)]);
+    assert_eq!(start(&mut s, 2, 6), [(2, 6)]);
+    assert_eq!(start(&mut s, 3, 2), [(2, 2)]);
+}
+
+#[test]
+fn best_fit_counts_memory_too() {
+    let mut s = cluster(Box::new(BestFit), &[4, 8]);
+    let mut large = request(1, 2);
+    large.room.memory_mib = 20 * GIB;
+    step(&mut s, 1, Event::Requested(large));
+    assert_eq!(cores_of(&s, 1), [(1, 2)]);
+}
+
+#[test]
+fn fewest_hosts_prefer_fragments_that_fit_exactly() {
+    let policy = frag_bff(Start::FewestHosts, Goal::LeastFragmentation);
+    let mut s = cluster(policy, &[5, 3, 2, 2, 1]);
+    // 5+1 would need two as well, and so would 3+3 of 5; 5+1 leaves nothing.
+    assert_eq!(start(&mut s, 1, 6), [(0, 5), (4, 1)]);
+    // 3+2 of 3, 2, 2.
+    assert_eq!(start(&mut s, 2, 5), [(1, 3), (3, 2)]);
+}
+
+#[test]
+fn most_hosts_take_one_core_of_each() {
+    let policy = frag_bff(Start::MostHosts, Goal::LeastFragmentation);
+    let mut s = cluster(policy, &[3, 3, 2, 1]);
+    assert_eq!(start(&mut s, 1, 4), [(0, 1), (1, 1), (2, 1), (3, 1)]);
+}
+
+#[test]
+fn most_hosts_respect_the_limit() {
+    let policy = frag_bff(Start::MostHosts, Goal::LeastFragmentation);
+    let mut s = cluster(policy, &[3, 3, 2, 1]);
+    let mut wanted = request(1, 5);
+    wanted.hosts_max = 2;
+    step(&mut s, 1, Event::Requested(wanted));
+    assert_eq!(cores_of(&s, 1).len(), 2);
+}
+
+#[test]
+fn memory_comes_from_hosts_without_free_cores() {
+    let policy = frag_bff(Start::FewestHosts, Goal::LeastFragmentation);
+    let mut s = cluster(policy, &[4, 2, 2]);
+    let mut eater = request(1, 4);
+    eater.room.memory_mib = GIB;
+    step(&mut s, 1, Event::Requested(eater));
+    let mut wanted = request(2, 4);
+    wanted.room.memory_mib = 28 * GIB;
+    step(&mut s, 2, Event::Requested(wanted));
+    assert_eq!(cores_of(&s, 2), [(0, 0), (1, 2), (2, 2)]);
+    let placement = &s.cluster().aggregate(AggregateId(2)).unwrap().placement;
+    assert_eq!(placement.room(), Room::new(4, 28 * GIB));
+    assert_eq!(placement.parts[0].room.cores, 2, "the home has cores");
+}
+
+#[test]
+fn near_hosts_are_preferred() {
+    let policy = frag_bff(Start::FewestHosts, Goal::LeastFragmentation);
+    let mut s = cluster(policy, &[]);
+    for (number, (cores, group)) in [(3, 0), (1, 1), (2, 1), (1, 1)].into_iter().enumerate() {
+        let id = HostId(number as u32);
+        let room = Room::new(cores, 64 * GIB);
+        let mut host = Host::new(id, format!("node{number}"), room);
+        host.group = group;
+        step(&mut s, 0, Event::HostJoined(host));
+    }
+    assert_eq!(start(&mut s, 1, 4), [(1, 1), (2, 2), (3, 1)]);
+}
+
+#[test]
+fn features_and_devices_restrict() {
+    let policy = frag_bff(Start::FewestHosts, Goal::LeastFragmentation);
+    let mut s = cluster(policy, &[]);
+    for number in 0..3 {
+        let mut host = Host::new(HostId(number), format!("node{number}"), Room::new(4, 16 * GIB));
+        host.features = Features(u64::from(number & 1));
+        if number == 2 {
+            host.devices = vec![Device { kind: "disk".into(), count: 1 }];
+        }
+        step(&mut s, 0, Event::HostJoined(host));
+    }
+    let mut featured = request(1, 2);
+    featured.features = Features(1);
+    step(&mut s, 1, Event::Requested(featured));
+    assert_eq!(cores_of(&s, 1), [(1, 2)]);
+    let mut with_disk = request(2, 6);
+    with_disk.devices = vec![Device { kind: "disk".into(), count: 1 }];
+    step(&mut s, 1, Event::Requested(with_disk.clone()));
+    assert_eq!(cores_of(&s, 2), [(1, 2), (2, 4)]);
+    let home = s.cluster().aggregate(AggregateId(2)).unwrap().placement.parts[0].host;
+    assert_eq!(home, HostId(2), "the home has the devices");
+    // The disk is taken.
+    with_disk.id = AggregateId(3);
+    with_disk.room = Room::new(1, GIB);
+    step(&mut s, 1, Event::Requested(with_disk));
+    assert!(s.cluster().aggregate(AggregateId(3)).is_none());
+    step(&mut s, 2, Event::Ended(AggregateId(2)));
+    assert_eq!(cores_of(&s, 3), [(2, 1)]);
+}
+
+#[test]
+fn whole_machines_move_aside() {
+    let mut s = cluster(Box::new(BestFitWithMigration), &[8, 8]);
+    // 5 and 2 on one host, 5 on the other: 1 and 3 are free.
+    for (id, cores) in [(1, 5), (2, 2), (3, 5)] {
+        start(&mut s, id, cores);
+    }
+    let here = cores_of(&s, 1)[0].0;
+    assert_eq!((free(&s, here), free(&s, 1 - here)), (1, 3));
+    // 3 cores are free on one host; vm2 moves there, and 3 are free on the other.
+    step(&mut s, 2, Event::Ended(AggregateId(99)));
+    step(&mut s, 2, Event::Requested(request(4, 3)));
+    assert_eq!(cores_of(&s, 4), [(1 - here, 3)]);
+    step(&mut s, 3, Event::Ended(AggregateId(4)));
+    let mut large = request(5, 3);
+    large.hosts_max = 1;
+    step(&mut s, 3, Event::Requested(large));
+    step(&mut s, 4, Event::Ended(AggregateId(3)));
+    let decisions = step(&mut s, 5, Event::Requested(request(6, 4)));
+    assert!(decisions.iter().any(|d| matches!(d, Decision::Start { id: AggregateId(6), .. })));
+}
+
+#[test]
+fn the_least_loaded_host_is_taken() {
+    let mut s = cluster(Box::new(LeastLoaded), &[4, 8, 6]);
+    assert_eq!(start(&mut s, 1, 2), [(1, 2)]);
+    assert_eq!(start(&mut s, 2, 1), [(2, 1)]);
+    assert_eq!(start(&mut s, 3, 1), [(1, 1)]);
+}

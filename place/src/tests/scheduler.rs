@@ -1,0 +1,188 @@
+use super::*;
+
+fn fewest() -> Box<dyn Policy> {
+    frag_bff(Start::FewestHosts, Goal::LeastFragmentation)
+}
+
+fn fewest_hosts() -> Box<dyn Policy> {
+    frag_bff(Start::FewestHosts, Goal::FewestHosts)
+}
+
+#[test]
+fn what_no_cluster_holds_is_refused() {
+    let mut s = cluster(fewest(), &[4, 4]);
+    let decisions = step(&mut s, 1, Event::Requested(request(1, 9)));
+    assert_eq!(
+        decisions[0].explain(s.cluster()),
+        "vm1 is refused: 9 of this cluster's hosts would not hold it if they were empty (the \
+         cluster has 8 cores and 32768 MiB); ask for less."
+    );
+    let mut whole = request(2, 5);
+    whole.hosts_max = 1;
+    let decisions = step(&mut s, 1, Event::Requested(whole));
+    assert!(matches!(decisions[..], [Decision::Refuse { .. }]));
+    let decisions = step(&mut s, 1, Event::Requested(request(3, 0)));
+    assert!(matches!(
+        &decisions[..],
+        [Decision::Refuse { why: Refused::Wrong(RequestError::NoCores(_)), .. }]
+    ));
+}
+
+#[test]
+fn the_queue_is_served_in_order() {
+    let mut s = cluster(Box::new(BestFit), &[4]);
+    step(&mut s, 1, Event::Requested(request(1, 4)));
+    let decisions = step(&mut s, 2, Event::Requested(request(2, 3)));
+    assert_eq!(
+        decisions[0].explain(s.cluster()),
+        "vm2 waits: 0 cores and 0 MiB are free on all hosts together."
+    );
+    // It would find room later, and does not overtake.
+    step(&mut s, 3, Event::Requested(request(3, 1)));
+    let mut urgent = request(4, 2);
+    urgent.priority = 1;
+    step(&mut s, 4, Event::Requested(urgent));
+    let order: Vec<u64> = s.waiting().map(|request| request.id.0).collect();
+    assert_eq!(order, [4, 2, 3]);
+    step(&mut s, 5, Event::Ended(AggregateId(1)));
+    assert_eq!(cores_of(&s, 4), [(0, 2)]);
+    assert_eq!(s.waiting().len(), 2);
+    // The first one is withdrawn: the next one starts.
+    step(&mut s, 6, Event::Ended(AggregateId(2)));
+    assert_eq!(cores_of(&s, 3), [(0, 1)]);
+}
+
+#[test]
+fn backfill_lets_small_ones_pass() {
+    let limits = Limits { backfill: 1, hold: Duration::ZERO, ..Limits::default() };
+    let mut s = Scheduler::new(Box::new(BestFit), Costs::default(), limits);
+    let host = Host::new(HostId(0), "node0", Room::new(4, 64 * GIB));
+    step(&mut s, 0, Event::HostJoined(host));
+    step(&mut s, 1, Event::Requested(request(1, 3)));
+    step(&mut s, 2, Event::Requested(request(2, 4)));
+    step(&mut s, 3, Event::Requested(request(3, 1)));
+    assert_eq!(cores_of(&s, 3), [(0, 1)]);
+}
+
+#[test]
+fn a_drained_host_is_left_and_taken_again() {
+    let mut s = cluster(fewest(), &[4, 2, 2]);
+    step(&mut s, 1, Event::Requested(request(1, 4)));
+    let drain = Event::Cordoned { host: HostId(0), cordoned: true, drain: true };
+    let decisions = s.step(at(2), drain).unwrap();
+    assert_eq!(
+        decisions[0].explain(s.cluster()),
+        "vm1 moves 2 cores and 8192 MiB from node0 to node1 and 2 cores and 8192 MiB from node0 \
+         to node2 within 19.8 s: node0 is drained."
+    );
+    settle(&mut s, at(3), decisions);
+    assert_eq!(cores_of(&s, 1), [(1, 2), (2, 2)]);
+    step(&mut s, 4, Event::Requested(request(2, 1)));
+    assert!(s.cluster().aggregate(AggregateId(2)).is_none(), "node0 is cordoned");
+    let back = Event::Cordoned { host: HostId(0), cordoned: false, drain: false };
+    step(&mut s, 5, back);
+    assert_eq!(cores_of(&s, 2), [(0, 1)]);
+}
+
+#[test]
+fn who_is_stuck_is_said_and_moves_later() {
+    let mut s = cluster(fewest(), &[4, 4]);
+    step(&mut s, 1, Event::Requested(request(1, 4)));
+    step(&mut s, 1, Event::Requested(request(2, 4)));
+    let sick = Event::HostHealth(HostId(0), Health::Sick("3 memory errors in an hour".into()));
+    let decisions = step(&mut s, 2, sick);
+    let stuck = cores_of(&s, 1)[0].0 == 0;
+    let (stuck, other) = if stuck { (1, 2) } else { (2, 1) };
+    assert_eq!(
+        decisions[0].explain(s.cluster()),
+        format!(
+            "vm{stuck} has to leave node0, which is expected to fail (3 memory errors in an \
+             hour), and no other host has room for its part."
+        )
+    );
+    step(&mut s, 3, Event::Ended(AggregateId(other)));
+    assert_eq!(cores_of(&s, stuck), [(1, 4)]);
+}
+
+#[test]
+fn a_deadline_is_heeded_in_time() {
+    let mut s = cluster(fewest(), &[4, 4]);
+    step(&mut s, 1, Event::Requested(request(1, 4)));
+    let host = cores_of(&s, 1)[0].0;
+    assert_eq!(step(&mut s, 2, Event::Deadline(HostId(host), Some(at(1000)))), []);
+    assert_eq!(s.next_wake(), Some(at(700)));
+    step(&mut s, 700, Event::Passed);
+    assert_eq!(cores_of(&s, 1), [(1 - host, 4)]);
+    // And one that is too near is said at once.
+    let mut s = cluster(fewest(), &[4, 4]);
+    step(&mut s, 1, Event::Requested(request(1, 4)));
+    let host = cores_of(&s, 1)[0].0;
+    let decisions = s.step(at(2), Event::Deadline(HostId(host), Some(at(4)))).unwrap();
+    assert!(decisions.iter().any(|d| matches!(d, Decision::TooLate { .. })), "{decisions:?}");
+}
+
+#[test]
+fn a_lost_host_is_named_by_all_it_had() {
+    let mut s = cluster(fewest(), &[2, 2, 4]);
+    step(&mut s, 1, Event::Requested(request(1, 4)));
+    step(&mut s, 1, Event::Requested(request(2, 4)));
+    let spread = if cores_of(&s, 1).len() > 1 { 1 } else { 2 };
+    let decisions = step(&mut s, 2, Event::HostLeft(HostId(0)));
+    assert_eq!(
+        decisions[0].explain(s.cluster()),
+        format!("vm{spread} has ended: a part of it was on node0, which is gone.")
+    );
+    assert_eq!(free(&s, 1), 2);
+}
+
+#[test]
+fn a_failed_move_leaves_everything_and_is_tried_again() {
+    let mut s = cluster(fewest_hosts(), &[4, 4]);
+    step(&mut s, 1, Event::Requested(request(1, 2)));
+    step(&mut s, 1, Event::Requested(request(2, 2)));
+    step(&mut s, 1, Event::Requested(request(3, 3)));
+    step(&mut s, 1, Event::Ended(AggregateId(2)));
+    step(&mut s, 1, Event::Requested(request(4, 3)));
+    assert_eq!(cores_of(&s, 4).len(), 2);
+    let before = cores_of(&s, 4);
+    let decisions = s.step(at(2), Event::Ended(AggregateId(1))).unwrap();
+    let Decision::Move { moving, .. } = &decisions[0] else { panic!("{decisions:?}") };
+    let failed = Event::MoveEnded(moving.aggregate, MoveResult::Failed);
+    let decisions = s.step(at(3), failed).unwrap();
+    assert_eq!(cores_of(&s, 4), before);
+    assert!(matches!(decisions[..], [Decision::Move { .. }]));
+    settle(&mut s, at(4), decisions);
+    assert_eq!(cores_of(&s, 4).len(), 1);
+}
+
+#[test]
+fn a_request_waits_for_the_move_that_makes_it_whole() {
+    let mut s = cluster(fewest(), &[4, 4]);
+    for (id, cores) in [(1, 3), (2, 2), (3, 3)] {
+        step(&mut s, 1, Event::Requested(request(id, cores)));
+    }
+    assert_eq!(cores_of(&s, 3).len(), 2);
+    assert_eq!(step(&mut s, 2, Event::Ended(AggregateId(2))), []);
+    let decisions = s.step(at(2), Event::Ended(AggregateId(1))).unwrap();
+    assert!(matches!(decisions[..], [Decision::Move { .. }]));
+    let told = s.step(at(3), Event::Requested(request(4, 4))).unwrap();
+    assert!(matches!(told[..], [Decision::Delay { .. }]), "{told:?}");
+}
+
+#[test]
+fn moves_are_held_back() {
+    let limits = Limits { hold: at(60), ..Limits::default() };
+    let mut s = Scheduler::new(fewest_hosts(), Costs::default(), limits);
+    for number in 0..2 {
+        let host = Host::new(HostId(number), format!("node{number}"), Room::new(4, 16 * GIB));
+        step(&mut s, 0, Event::HostJoined(host));
+    }
+    for (id, cores) in [(1, 3), (2, 3), (3, 2)] {
+        step(&mut s, 1, Event::Requested(request(id, cores)));
+    }
+    step(&mut s, 10, Event::Ended(AggregateId(1)));
+    assert_eq!(cores_of(&s, 3).len(), 2);
+    assert_eq!(s.next_wake(), Some(at(61)));
+    step(&mut s, 61, Event::Passed);
+    assert_eq!(cores_of(&s, 3).len(), 1);
+}
