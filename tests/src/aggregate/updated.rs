@@ -18,7 +18,7 @@ pub(super) const CHECKS: [(&str, Check); 5] = [
         named,
     ),
     ("litmus tests, all memory kept up to date", |bench| {
-        litmus_rounds(bench, [2000, 4000], "-d 100", &ALL)
+        litmus_rounds(bench, [1000, 4000], "-d 100", &ALL)
     }),
     (
         "litmus tests, all memory kept up to date, slow links",
@@ -26,13 +26,13 @@ pub(super) const CHECKS: [(&str, Check); 5] = [
             // vCPU 1 comes after the boot, which takes much longer otherwise.
             let all = if bench.plan.long { &ALL[..] } else { &ALL[..2] };
             let slow = [all, &["--link-delay", "200"]].concat();
-            litmus_rounds(bench, [60, 100], "-d 400", &slow)
+            litmus_rounds(bench, [30, 100], "-d 400", &slow)
         },
     ),
     (
         "page tables that move, all memory kept up to date",
         |bench| {
-            let rounds = if bench.plan.long { 60 } else { 25 };
+            let rounds = if bench.plan.long { 60 } else { 12 };
             bench.run(TWO, &ALL, &format!("tables {rounds}"))?;
             Ok(String::new())
         },
@@ -41,7 +41,7 @@ pub(super) const CHECKS: [(&str, Check); 5] = [
         "litmus tests with little memory, all kept up to date",
         |bench| {
             let little = [&ALL[..], &["--spare", "1280K"]].concat();
-            litmus_rounds(bench, [1500, 3000], "-d 100", &little)
+            litmus_rounds(bench, [800, 3000], "-d 100", &little)
         },
     ),
 ];
