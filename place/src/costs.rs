@@ -39,8 +39,14 @@ impl Default for Costs {
     /// get seven tenths.
     fn default() -> Costs {
         Costs {
-            spread: SpreadCosts { near: 0.78, far: 1.56 },
-            moves: MoveCosts { start: Duration::from_millis(100), mib_per_s: 830.0 },
+            spread: SpreadCosts {
+                near: 0.78,
+                far: 1.56,
+            },
+            moves: MoveCosts {
+                start: Duration::from_millis(100),
+                mib_per_s: 830.0,
+            },
             payback: Duration::from_secs(600),
         }
     }
@@ -51,14 +57,26 @@ impl Costs {
     pub fn slow_down(&self, cluster: &Inventory, placement: &Placement) -> f64 {
         let cores = f64::from(placement.room().cores);
         let share = |cores_there: u32| f64::from(cores_there) / cores;
-        let apart = 1.0 - placement.parts.iter().map(|p| share(p.room.cores).powi(2)).sum::<f64>();
+        let apart = 1.0
+            - placement
+                .parts
+                .iter()
+                .map(|p| share(p.room.cores).powi(2))
+                .sum::<f64>();
         // A memory server's pages are as remote as another core's.
         let memory = placement.room().memory_mib as f64;
         let servers = placement.parts.iter().filter(|part| part.room.cores == 0);
         let served = servers.map(|part| part.room.memory_mib as f64).sum::<f64>() / memory;
         let home = placement.parts[0].host;
-        let near = placement.parts.iter().all(|part| cluster.near(home, part.host));
-        let slope = if near { self.spread.near } else { self.spread.far };
+        let near = placement
+            .parts
+            .iter()
+            .all(|part| cluster.near(home, part.host));
+        let slope = if near {
+            self.spread.near
+        } else {
+            self.spread.far
+        };
         1.0 + slope * (apart + served).min(1.0)
     }
 

@@ -10,27 +10,62 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq)]
 pub enum Decision {
     /// Start the aggregate there.
-    Start { id: AggregateId, name: Box<str>, placement: Placement, why: Started },
+    Start {
+        id: AggregateId,
+        name: Box<str>,
+        placement: Placement,
+        why: Started,
+    },
     /// It waits. Said once for each reason.
-    Delay { id: AggregateId, name: Box<str>, why: Delayed },
+    Delay {
+        id: AggregateId,
+        name: Box<str>,
+        why: Delayed,
+    },
     /// It will never start as it was asked for.
-    Refuse { id: AggregateId, name: Box<str>, why: Refused },
+    Refuse {
+        id: AggregateId,
+        name: Box<str>,
+        why: Refused,
+    },
     /// Move a part; the destination's room is taken already.
-    Move { moving: Move, name: Box<str>, why: Moved, expected: Duration },
+    Move {
+        moving: Move,
+        name: Box<str>,
+        why: Moved,
+        expected: Duration,
+    },
     /// A spread aggregate is on one host now: best fit is responsible for it again.
-    Whole { id: AggregateId, name: Box<str>, host: HostId },
+    Whole {
+        id: AggregateId,
+        name: Box<str>,
+        host: HostId,
+    },
     /// It has to leave a host and finds no room. Said once; tried again whenever there is
     /// new room.
-    Stuck { id: AggregateId, name: Box<str>, host: HostId, why: Leave },
+    Stuck {
+        id: AggregateId,
+        name: Box<str>,
+        host: HostId,
+        why: Leave,
+    },
     /// What is left on a host needs longer to leave than the host stays.
-    TooLate { host: HostId, needed: Duration, left: Duration },
+    TooLate {
+        host: HostId,
+        needed: Duration,
+        left: Duration,
+    },
     /// A host is gone, and with it a part of this aggregate.
-    Lost { id: AggregateId, name: Box<str>, host: Box<str> },
+    Lost {
+        id: AggregateId,
+        name: Box<str>,
+        host: Box<str>,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Started {
-    /// One host holds it; so many cores are left there.
+    /// One host holds it, and has `left` free cores then.
     Fits { left: u32 },
     /// No host holds it; the largest block of free cores is this.
     Spread { largest: u32 },
@@ -51,16 +86,25 @@ pub enum Delayed {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refused {
     /// Even empty hosts could not hold it.
-    LargerThanCluster { capacity: Room, hosts_max: u32 },
-    QueueFull { waiting: usize },
+    LargerThanCluster {
+        capacity: Room,
+        hosts_max: u32,
+    },
+    QueueFull {
+        waiting: usize,
+    },
     Wrong(crate::request::RequestError),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Moved {
-    /// The source then has a block of so many free cores.
-    LargerBlock { from: HostId, larger: u32, whole: bool },
-    /// The aggregate is then on so many hosts.
+    /// The source then has a block of `larger` free cores.
+    LargerBlock {
+        from: HostId,
+        larger: u32,
+        whole: bool,
+    },
+    /// The aggregate is then on `hosts` hosts.
     FewerHosts { hosts: u32 },
     /// Something else finds room then.
     MakesRoom { of: Box<str> },
@@ -76,7 +120,12 @@ impl Decision {
             false => format!("host {}", id.0),
         };
         match self {
-            Decision::Start { name, placement, why, .. } => {
+            Decision::Start {
+                name,
+                placement,
+                why,
+                ..
+            } => {
                 let parts = parts(placement, &host_name);
                 match why {
                     Started::Fits { left: 0 } => {
@@ -108,7 +157,10 @@ impl Decision {
                 }
             },
             Decision::Refuse { name, why, .. } => match why {
-                Refused::LargerThanCluster { capacity, hosts_max } => format!(
+                Refused::LargerThanCluster {
+                    capacity,
+                    hosts_max,
+                } => format!(
                     "{name} is refused: {hosts_max} of this cluster's hosts would not hold it if \
                      they were empty (the cluster has {capacity}); ask for less."
                 ),
@@ -117,15 +169,28 @@ impl Decision {
                 }
                 Refused::Wrong(error) => format!("{name} is refused: {error}."),
             },
-            Decision::Move { moving, name, why, expected } => {
+            Decision::Move {
+                moving,
+                name,
+                why,
+                expected,
+            } => {
                 let transfers = transfers(moving, &host_name);
                 let seconds = expected.as_secs_f64();
                 match why {
-                    Moved::LargerBlock { from, larger, whole } => format!(
+                    Moved::LargerBlock {
+                        from,
+                        larger,
+                        whole,
+                    } => format!(
                         "{name} moves {transfers} within {seconds:.1} s: {} then has a block of \
                          {larger} free cores{}.",
                         host_name(*from),
-                        if *whole { ", and the aggregate is on one host" } else { "" }
+                        if *whole {
+                            ", and the aggregate is on one host"
+                        } else {
+                            ""
+                        }
                     ),
                     Moved::FewerHosts { hosts: 1 } => format!(
                         "{name} moves {transfers} within {seconds:.1} s: it is on one host then."
@@ -147,7 +212,9 @@ impl Decision {
                 "{name} is on {} as a whole: it is placed by best fit from now on.",
                 host_name(*host)
             ),
-            Decision::Stuck { name, host, why, .. } => format!(
+            Decision::Stuck {
+                name, host, why, ..
+            } => format!(
                 "{name} has to leave {}, which {why}, and no other host has room for its part.",
                 host_name(*host)
             ),
@@ -169,7 +236,9 @@ fn parts(placement: &Placement, host_name: &dyn Fn(HostId) -> String) -> String 
     match &placement.parts[..] {
         [part] => host_name(part.host),
         parts => {
-            let parts = parts.iter().map(|part| format!("{} ({})", host_name(part.host), part.room));
+            let parts = parts
+                .iter()
+                .map(|part| format!("{} ({})", host_name(part.host), part.room));
             parts.collect::<Vec<_>>().join(" and ")
         }
     }

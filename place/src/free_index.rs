@@ -49,11 +49,14 @@ impl FreeIndex {
         cores: u32,
         memory_mib: u64,
     ) -> impl DoubleEndedIterator<Item = (HostId, Room)> {
-        self.buckets.get(cores as usize).into_iter().flat_map(move |bucket| {
-            bucket
-                .range((memory_mib, HostId(0))..)
-                .map(move |&(memory_mib, host)| (host, Room::new(cores, memory_mib)))
-        })
+        self.buckets
+            .get(cores as usize)
+            .into_iter()
+            .flat_map(move |bucket| {
+                bucket
+                    .range((memory_mib, HostId(0))..)
+                    .map(move |&(memory_mib, host)| (host, Room::new(cores, memory_mib)))
+            })
     }
 
     /// The hosts that hold `room`, those with the least left over first.
@@ -64,6 +67,9 @@ impl FreeIndex {
 
     /// The hosts with the most free memory first, with that memory in MiB.
     pub fn most_memory(&self) -> impl Iterator<Item = (HostId, u64)> {
-        self.by_memory.iter().rev().map(|&(memory_mib, host)| (host, memory_mib))
+        self.by_memory
+            .iter()
+            .rev()
+            .map(|&(memory_mib, host)| (host, memory_mib))
     }
 }

@@ -11,7 +11,7 @@ use crate::host::{Device, Features, Health, Host, HostId};
 use crate::placement::{Move, Placement};
 use crate::request::{AggregateId, Request};
 use crate::room::Room;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// What an inventory refuses.
@@ -50,15 +50,39 @@ struct Entry {
     listed: bool,
 }
 
-/// Hosts that differ in nothing but their room.
+/// Hosts that differ in nothing but their room and in where they are.
 struct Pool {
     features: Features,
-    group: u32,
     with_devices: bool,
     index: FreeIndex,
+    /// The same hosts, those near each other together.
+    groups: BTreeMap<u32, FreeIndex>,
+    /// Groups by their free cores.
+    groups_by_free: BTreeSet<(u32, u32)>,
     /// How many hosts of each capacity, cordoned ones included.
     capacities: BTreeMap<Room, u32>,
 }
+
+impl Pool {
+    /// What a listed host has free changes; `None`: it is not listed.
+    fn change(&mut self, group: u32, id: HostId, before: Option<Room>, after: Option<Room>) {
+        let near = self.groups.entry(group).or_default();
+        self.groups_by_free.remove(&(near.free().cores, group));
+        for index in [&mut self.index, &mut *near] {
+            if let Some(before) = before {
+                index.remove(id, before);
+            }
+            if let Some(after) = after {
+                index.insert(id, after);
+            }
+        }
+        self.groups_by_free.insert((near.free().cores, group));
+    }
+}
+
+/// Groups in which a request is tried that needs several hosts. The ones with the most
+/// free cores suffice: with 2,500 racks, all of them would take a hundred times as long.
+const GROUPS_MAX: usize = 16;
 
 #[derive(Default)]
 pub struct Inventory {
@@ -77,13 +101,19 @@ impl Inventory {
     pub fn add(&mut self, host: Host, may_take: bool) -> Result<(), InventoryError> {
         let place = host.id.0 as usize;
         if let Some(Some(known)) = self.hosts.get(place) {
-            return Err(InventoryError::KnownHost { id: host.id, name: known.host.name.clone() });
+            return Err(InventoryError::KnownHost {
+                id: host.id,
+                name: known.host.name.clone(),
+            });
         }
         if self.hosts.len() <= place {
             self.hosts.resize_with(place + 1, || None);
         }
         let pool = self.pool_of(&host);
-        *self.pools[pool].capacities.entry(host.capacity).or_default() += 1;
+        *self.pools[pool]
+            .capacities
+            .entry(host.capacity)
+            .or_default() += 1;
         self.capacity += host.capacity;
         let id = host.id;
         self.hosts[place] = Some(Entry {
@@ -100,17 +130,15 @@ impl Inventory {
 
     fn pool_of(&mut self, host: &Host) -> usize {
         let with_devices = !host.devices.is_empty();
-        let same = |pool: &Pool| {
-            pool.features == host.features
-                && pool.group == host.group
-                && pool.with_devices == with_devices
-        };
+        let same =
+            |pool: &Pool| pool.features == host.features && pool.with_devices == with_devices;
         self.pools.iter().position(same).unwrap_or_else(|| {
             self.pools.push(Pool {
                 features: host.features,
-                group: host.group,
                 with_devices,
                 index: FreeIndex::default(),
+                groups: BTreeMap::new(),
+                groups_by_free: BTreeSet::new(),
                 capacities: BTreeMap::new(),
             });
             self.pools.len() - 1
@@ -127,9 +155,13 @@ impl Inventory {
             self.end(aggregate);
         }
         let entry = self.hosts[id.0 as usize].take().expect("looked up above");
-        let count = self.pools[entry.pool].capacities.get_mut(&entry.host.capacity);
+        let count = self.pools[entry.pool]
+            .capacities
+            .get_mut(&entry.host.capacity);
         *count.expect("counted when it came") -= 1;
-        self.pools[entry.pool].capacities.retain(|_, &mut count| count > 0);
+        self.pools[entry.pool]
+            .capacities
+            .retain(|_, &mut count| count > 0);
         self.capacity -= entry.host.capacity;
         Ok(aggregates)
     }
@@ -137,11 +169,12 @@ impl Inventory {
     /// Lets new aggregates come to a host, or keeps them away.
     pub fn list(&mut self, id: HostId, may_take: bool) {
         let entry = self.entry_mut(id);
-        let (was, free, pool) = (entry.listed, entry.free, entry.pool);
+        let (was, free) = (entry.listed, entry.free);
+        let (pool, group) = (entry.pool, entry.host.group);
         entry.listed = may_take;
         match (was, may_take) {
-            (false, true) => self.pools[pool].index.insert(id, free),
-            (true, false) => self.pools[pool].index.remove(id, free),
+            (false, true) => self.pools[pool].change(group, id, None, Some(free)),
+            (true, false) => self.pools[pool].change(group, id, Some(free), None),
             _ => {}
         }
     }
@@ -165,12 +198,21 @@ impl Inventory {
 
     /// Starts an aggregate where `placement` says.
     pub fn start(&mut self, request: Request, placement: Placement, now: Duration) {
-        assert_eq!(placement.room(), request.room, "a placement has what was asked for");
+        assert_eq!(
+            placement.room(),
+            request.room,
+            "a placement has what was asked for"
+        );
         for part in &placement.parts {
             self.take(part.host, part.room, request.id);
         }
         self.take_devices(placement.parts[0].host, &request.devices);
-        let aggregate = Aggregate { placement, request, moving: None, changed: now };
+        let aggregate = Aggregate {
+            placement,
+            request,
+            moving: None,
+            changed: now,
+        };
         let id = aggregate.request.id;
         let before = self.aggregates.insert(id, aggregate);
         assert!(before.is_none(), "aggregate {} runs once", id.0);
@@ -179,7 +221,9 @@ impl Inventory {
     /// Ends an aggregate, moving or not. The hosts that got room are the answer; empty
     /// where it does not run.
     pub fn end(&mut self, id: AggregateId) -> Vec<HostId> {
-        let Some(aggregate) = self.aggregates.remove(&id) else { return Vec::new() };
+        let Some(aggregate) = self.aggregates.remove(&id) else {
+            return Vec::new();
+        };
         let mut freed = Vec::new();
         let home = aggregate.placement.parts[0].host;
         self.give_back_devices(home, &aggregate.request.devices);
@@ -205,16 +249,26 @@ impl Inventory {
         for transfer in &moving.transfers {
             self.take(transfer.to, transfer.room, id);
         }
-        let aggregate = self.aggregates.get_mut(&id).expect("only what runs is moved");
-        assert!(aggregate.moving.is_none(), "one move of an aggregate at a time");
+        let aggregate = self
+            .aggregates
+            .get_mut(&id)
+            .expect("only what runs is moved");
+        assert!(
+            aggregate.moving.is_none(),
+            "one move of an aggregate at a time"
+        );
         aggregate.moving = Some(moving);
     }
 
     /// A move has ended: its sources are free (`done`), or its destinations. The hosts
     /// that got room are the answer.
     pub fn end_move(&mut self, id: AggregateId, done: bool, now: Duration) -> Vec<HostId> {
-        let Some(aggregate) = self.aggregates.get_mut(&id) else { return Vec::new() };
-        let Some(moving) = aggregate.moving.take() else { return Vec::new() };
+        let Some(aggregate) = self.aggregates.get_mut(&id) else {
+            return Vec::new();
+        };
+        let Some(moving) = aggregate.moving.take() else {
+            return Vec::new();
+        };
         aggregate.changed = now;
         let home = aggregate.placement.parts[0].host;
         if done {
@@ -256,16 +310,18 @@ impl Inventory {
         self.set_free(host, free + room);
         self.used -= room;
         let entry = self.entry(host);
-        assert!(entry.host.capacity.holds(entry.free), "no host has more free than it has");
+        assert!(
+            entry.host.capacity.holds(entry.free),
+            "no host has more free than it has"
+        );
     }
 
     fn set_free(&mut self, host: HostId, free: Room) {
         let entry = self.entry_mut(host);
-        let (listed, pool) = (entry.listed, entry.pool);
+        let (listed, pool, group) = (entry.listed, entry.pool, entry.host.group);
         let before = std::mem::replace(&mut entry.free, free);
         if listed {
-            self.pools[pool].index.remove(host, before);
-            self.pools[pool].index.insert(host, free);
+            self.pools[pool].change(group, host, Some(before), Some(free));
         }
     }
 
@@ -274,7 +330,10 @@ impl Inventory {
             let free = self.entry_mut(host).devices_free.iter_mut();
             let free = free.into_iter().find(|free| free.kind == wanted.kind);
             let free = free.expect("a placement's home has its devices");
-            free.count = free.count.checked_sub(wanted.count).expect("enough of them");
+            free.count = free
+                .count
+                .checked_sub(wanted.count)
+                .expect("enough of them");
         }
     }
 
@@ -289,27 +348,47 @@ impl Inventory {
     pub fn has_devices(&self, host: HostId, devices: &[Device]) -> bool {
         devices.iter().all(|wanted| {
             let free = self.entry(host).devices_free.iter();
-            free.into_iter().any(|free| free.kind == wanted.kind && free.count >= wanted.count)
+            free.into_iter()
+                .any(|free| free.kind == wanted.kind && free.count >= wanted.count)
         })
     }
 
-    /// The indices in which a request may look, one for each group of near hosts. Hosts
-    /// with devices come last for a request that needs none.
+    /// The indices in which a request may look. Hosts with devices come last for a request
+    /// that needs none.
     pub fn indices(&self, request: &Request) -> Vec<&FreeIndex> {
-        let fitting = |devices: bool| {
+        self.pools_for(request).map(|pool| &pool.index).collect()
+    }
+
+    /// The same for hosts that are near each other: the groups with the most free cores, a
+    /// few of each kind of host. Nothing where all hosts are near each other.
+    pub fn near_indices(&self, request: &Request) -> Vec<&FreeIndex> {
+        let pools = self.pools_for(request).filter(|pool| pool.groups.len() > 1);
+        let groups = pools.flat_map(|pool| {
+            let most = pool.groups_by_free.iter().rev().take(GROUPS_MAX);
+            most.map(|(_, group)| &pool.groups[group])
+        });
+        groups.collect()
+    }
+
+    fn pools_for(&self, request: &Request) -> impl Iterator<Item = &Pool> {
+        let fitting = move |devices: bool| {
+            let features = request.features;
             self.pools.iter().filter(move |pool| {
-                pool.with_devices == devices && pool.features.contains(request.features)
+                pool.with_devices == devices && pool.features.contains(features)
             })
         };
         let plain = fitting(false).filter(|_| request.devices.is_empty());
-        plain.chain(fitting(true)).map(|pool| &pool.index).collect()
+        plain.chain(fitting(true))
     }
 
     /// Whether the hosts of this cluster, all empty and none cordoned, would have room.
     pub fn could_hold(&self, request: &Request) -> bool {
         let mut left = request.room;
         let mut hosts = request.hosts_max;
-        let fitting = self.pools.iter().filter(|pool| pool.features.contains(request.features));
+        let fitting = self
+            .pools
+            .iter()
+            .filter(|pool| pool.features.contains(request.features));
         let mut capacities: Vec<(Room, u32)> = fitting
             .flat_map(|pool| pool.capacities.iter().map(|(&room, &count)| (room, count)))
             .collect();

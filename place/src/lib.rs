@@ -30,7 +30,8 @@ pub use host::{Device, Features, Health, Host, HostId, Leave};
 pub use inventory::{Aggregate, Inventory, InventoryError};
 pub use placement::{Move, Part, Placement, Transfer};
 pub use policy::{
-    BestFit, BestFitWithMigration, FragBff, Goal, LeastLoaded, Policy, Start, whole_placement,
+    BestFit, BestFitWithMigration, FragBff, Goal, LeastLoaded, POLICY_NAMES, Policy, Start,
+    UnknownPolicy, policy_by_name, whole_placement,
 };
 pub use request::{AggregateId, Request, RequestError};
 pub use room::Room;

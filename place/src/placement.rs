@@ -23,7 +23,9 @@ pub struct Placement {
 
 impl Placement {
     pub fn whole(host: HostId, room: Room) -> Placement {
-        Placement { parts: vec![Part { host, room }] }
+        Placement {
+            parts: vec![Part { host, room }],
+        }
     }
 
     pub fn room(&self) -> Room {
@@ -31,7 +33,10 @@ impl Placement {
     }
 
     pub fn on(&self, host: HostId) -> Room {
-        self.parts.iter().find(|part| part.host == host).map_or(Room::NONE, |part| part.room)
+        self.parts
+            .iter()
+            .find(|part| part.host == host)
+            .map_or(Room::NONE, |part| part.room)
     }
 
     /// The same aggregate after `transfers`.
@@ -40,7 +45,10 @@ impl Placement {
         for transfer in transfers {
             match parts.iter_mut().find(|part| part.host == transfer.to) {
                 Some(part) => part.room += transfer.room,
-                None => parts.push(Part { host: transfer.to, room: transfer.room }),
+                None => parts.push(Part {
+                    host: transfer.to,
+                    room: transfer.room,
+                }),
             }
             let from = parts
                 .iter_mut()
@@ -70,10 +78,16 @@ pub struct Move {
 
 impl Move {
     pub fn memory_mib(&self) -> u64 {
-        self.transfers.iter().map(|transfer| transfer.room.memory_mib).sum()
+        self.transfers
+            .iter()
+            .map(|transfer| transfer.room.memory_mib)
+            .sum()
     }
 
     pub fn cores(&self) -> u32 {
-        self.transfers.iter().map(|transfer| transfer.room.cores).sum()
+        self.transfers
+            .iter()
+            .map(|transfer| transfer.room.cores)
+            .sum()
     }
 }

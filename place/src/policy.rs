@@ -12,8 +12,9 @@ mod make_room;
 mod spread;
 
 pub use best_fit::{BestFit, LeastLoaded, whole_placement};
-pub use frag_bff::{FragBff, Goal, Start};
+pub use frag_bff::{FragBff, Goal};
 pub use make_room::BestFitWithMigration;
+pub use spread::Start;
 
 use crate::costs::Costs;
 use crate::decision::Moved;
@@ -21,6 +22,49 @@ use crate::host::HostId;
 use crate::inventory::{Aggregate, Inventory};
 use crate::placement::{Move, Placement};
 use crate::request::Request;
+
+/// There is no policy of that name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no policy {0:?}: choose one of {names}", names = POLICY_NAMES.join(", "))]
+pub struct UnknownPolicy(pub Box<str>);
+
+pub const POLICY_NAMES: [&str; 7] = [
+    "bff",
+    "bff-migration",
+    "least-loaded",
+    "fragbff-fewest-fragmentation",
+    "fragbff-fewest-hosts",
+    "fragbff-most-fragmentation",
+    "fragbff-most-hosts",
+];
+
+/// The policy that users call `name`.
+pub fn policy_by_name(name: &str) -> Result<Box<dyn Policy>, UnknownPolicy> {
+    let (fewest, most) = (Start::FewestHosts, Start::MostHosts);
+    let (fragmentation, hosts) = (Goal::LeastFragmentation, Goal::FewestHosts);
+    Ok(match name {
+        "bff" => Box::new(BestFit),
+        "bff-migration" => Box::new(BestFitWithMigration),
+        "least-loaded" => Box::new(LeastLoaded),
+        "fragbff-fewest-fragmentation" => Box::new(FragBff {
+            start: fewest,
+            goal: fragmentation,
+        }),
+        "fragbff-fewest-hosts" => Box::new(FragBff {
+            start: fewest,
+            goal: hosts,
+        }),
+        "fragbff-most-fragmentation" => Box::new(FragBff {
+            start: most,
+            goal: fragmentation,
+        }),
+        "fragbff-most-hosts" => Box::new(FragBff {
+            start: most,
+            goal: hosts,
+        }),
+        other => return Err(UnknownPolicy(other.into())),
+    })
+}
 
 /// A move that a policy wants, and why.
 pub type Wanted = (Move, Moved);

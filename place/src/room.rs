@@ -12,7 +12,10 @@ pub struct Room {
 }
 
 impl Room {
-    pub const NONE: Room = Room { cores: 0, memory_mib: 0 };
+    pub const NONE: Room = Room {
+        cores: 0,
+        memory_mib: 0,
+    };
 
     pub const fn new(cores: u32, memory_mib: u64) -> Room {
         Room { cores, memory_mib }

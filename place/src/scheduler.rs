@@ -59,7 +59,11 @@ pub enum Event {
     HostLeft(HostId),
     HostHealth(HostId, Health),
     /// Nothing new comes here; with `drain`, everything leaves.
-    Cordoned { host: HostId, cordoned: bool, drain: bool },
+    Cordoned {
+        host: HostId,
+        cordoned: bool,
+        drain: bool,
+    },
     Deadline(HostId, Option<Duration>),
     Requested(Request),
     /// It has ended, or is not wanted any more.
@@ -71,7 +75,9 @@ pub enum Event {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MoveResult {
-    Done { took: Duration },
+    Done {
+        took: Duration,
+    },
     /// Everything is where it was.
     Failed,
 }
@@ -96,11 +102,11 @@ pub struct Scheduler {
     moves_of_host: BTreeMap<HostId, u32>,
     /// Hosts that got room and were not looked at yet.
     freed: BTreeSet<HostId>,
-    /// Hosts whose aggregates could not be moved because of a limit.
-    postponed: BTreeSet<HostId>,
+    /// Hosts that are looked at again when a move of a busy host has ended, by that host.
+    postponed: BTreeMap<HostId, BTreeSet<HostId>>,
     /// When to look at a host again.
     later: BTreeSet<(Duration, HostId)>,
-    /// Hosts that are to be left.
+    /// Hosts that all must leave.
     leaving: BTreeSet<HostId>,
     /// Aggregates that were said to be stuck.
     stuck: BTreeSet<(AggregateId, HostId)>,
@@ -121,7 +127,7 @@ impl Scheduler {
             moving: BTreeMap::new(),
             moves_of_host: BTreeMap::new(),
             freed: BTreeSet::new(),
-            postponed: BTreeSet::new(),
+            postponed: BTreeMap::new(),
             later: BTreeSet::new(),
             leaving: BTreeSet::new(),
             stuck: BTreeSet::new(),
@@ -158,10 +164,8 @@ impl Scheduler {
     /// One event, and all that follows from it. An error changes nothing.
     pub fn step(&mut self, now: Duration, event: Event) -> Result<Vec<Decision>, InventoryError> {
         let mut decisions = Vec::new();
-        let room_before = self.freed.len();
         let newest = self.take_in(now, event, &mut decisions)?;
         self.wake(now);
-        self.blocked &= self.freed.len() == room_before;
         self.leave_hosts(now, &mut decisions);
         self.improve(now, &mut decisions);
         self.start_waiting(now, newest, &mut decisions);
@@ -180,7 +184,7 @@ impl Scheduler {
                 let id = host.id;
                 let may_take = host.takes_more(now, self.limits.notice);
                 self.cluster.add(host, may_take)?;
-                self.freed.insert(id);
+                self.got_room([id]);
                 self.host_changed(now, id);
             }
             Event::HostLeft(id) => self.host_left(id, decisions)?,
@@ -189,7 +193,11 @@ impl Scheduler {
                 self.cluster.set_health(id, health);
                 self.host_changed(now, id);
             }
-            Event::Cordoned { host, cordoned, drain } => {
+            Event::Cordoned {
+                host,
+                cordoned,
+                drain,
+            } => {
                 self.known(host)?;
                 self.cluster.set_cordon(host, cordoned || drain, drain);
                 self.host_changed(now, host);
@@ -208,7 +216,10 @@ impl Scheduler {
     }
 
     fn known(&self, id: HostId) -> Result<(), InventoryError> {
-        self.cluster.has(id).then_some(()).ok_or(InventoryError::UnknownHost(id))
+        self.cluster
+            .has(id)
+            .then_some(())
+            .ok_or(InventoryError::UnknownHost(id))
     }
 
     fn requested(&mut self, request: Request, decisions: &mut Vec<Decision>) -> Option<QueueKey> {
@@ -216,38 +227,52 @@ impl Scheduler {
         let known = self.queued.contains_key(&id) || self.cluster.aggregate(id).is_some();
         let wrong = match request.check() {
             Err(error) => Some(Refused::Wrong(error)),
-            Ok(()) if known => {
-                Some(Refused::Wrong(RequestError::KnownAggregate(request.name.clone())))
-            }
+            Ok(()) if known => Some(Refused::Wrong(RequestError::KnownAggregate(
+                request.name.clone(),
+            ))),
             Ok(()) if !self.cluster.could_hold(&request) => Some(Refused::LargerThanCluster {
                 capacity: self.cluster.capacity(),
                 hosts_max: request.hosts_max,
             }),
-            Ok(()) if self.queue.len() >= self.limits.queue_max => {
-                Some(Refused::QueueFull { waiting: self.queue.len() })
-            }
+            Ok(()) if self.queue.len() >= self.limits.queue_max => Some(Refused::QueueFull {
+                waiting: self.queue.len(),
+            }),
             Ok(()) => None,
         };
         if let Some(why) = wrong {
-            decisions.push(Decision::Refuse { id, name: request.name, why });
+            decisions.push(Decision::Refuse {
+                id,
+                name: request.name,
+                why,
+            });
             return None;
         }
         let key = (Reverse(request.priority), self.arrivals);
         self.arrivals += 1;
         self.queued.insert(id, key);
-        self.queue.insert(key, Waiting { request, told: None });
+        self.queue.insert(
+            key,
+            Waiting {
+                request,
+                told: None,
+            },
+        );
         Some(key)
     }
 
     fn ended(&mut self, id: AggregateId) {
         if let Some(key) = self.queued.remove(&id) {
             // The next one may be the first now.
-            self.blocked &= self.queue.first_key_value().is_some_and(|(&first, _)| first != key);
+            self.blocked &= self
+                .queue
+                .first_key_value()
+                .is_some_and(|(&first, _)| first != key);
             self.queue.remove(&key);
         }
         self.forget_move(id);
         self.stuck.retain(|&(stuck, _)| stuck != id);
-        self.freed.extend(self.cluster.end(id));
+        let freed = self.cluster.end(id);
+        self.got_room(freed);
     }
 
     fn move_ended(
@@ -257,20 +282,34 @@ impl Scheduler {
         result: MoveResult,
         decisions: &mut Vec<Decision>,
     ) {
-        let Some(aggregate) = self.cluster.aggregate(id) else { return };
-        let Some(moving) = aggregate.moving.clone() else { return };
+        let Some(aggregate) = self.cluster.aggregate(id) else {
+            return;
+        };
+        let Some(moving) = aggregate.moving.clone() else {
+            return;
+        };
         let was_spread = aggregate.is_spread();
         let done = matches!(result, MoveResult::Done { .. });
         if let MoveResult::Done { took } = result {
             self.costs.learn(&moving, took);
         }
         self.forget_move(id);
-        self.freed.extend(self.cluster.end_move(id, done, now));
-        self.freed.append(&mut self.postponed);
+        let freed = self.cluster.end_move(id, done, now);
+        self.got_room(freed);
         let aggregate = self.cluster.aggregate(id).expect("it runs");
         if was_spread && !aggregate.is_spread() {
-            let (name, host) = (aggregate.request.name.clone(), aggregate.placement.parts[0].host);
+            let (name, host) = (
+                aggregate.request.name.clone(),
+                aggregate.placement.parts[0].host,
+            );
             decisions.push(Decision::Whole { id, name, host });
+        }
+    }
+
+    fn got_room(&mut self, hosts: impl IntoIterator<Item = HostId>) {
+        for host in hosts {
+            self.freed.insert(host);
+            self.blocked = false;
         }
     }
 
@@ -278,13 +317,21 @@ impl Scheduler {
         if self.moving.remove(&id).is_none() {
             return;
         }
-        let moving = self.cluster.aggregate(id).and_then(|aggregate| aggregate.moving.clone());
+        let moving = self
+            .cluster
+            .aggregate(id)
+            .and_then(|aggregate| aggregate.moving.clone());
         for host in hosts_of(&moving.expect("it was on the move")) {
-            let count = self.moves_of_host.get_mut(&host).expect("counted when it started");
+            let count = self
+                .moves_of_host
+                .get_mut(&host)
+                .expect("counted at its start");
             *count -= 1;
             if *count == 0 {
                 self.moves_of_host.remove(&host);
             }
+            self.freed
+                .extend(self.postponed.remove(&host).unwrap_or_default());
         }
     }
 
@@ -296,17 +343,25 @@ impl Scheduler {
         self.known(id)?;
         let host = self.cluster.host(id).name.clone();
         for aggregate in self.cluster.on(id).to_vec() {
-            let known = self.cluster.aggregate(aggregate).expect("it has room there");
+            let known = self
+                .cluster
+                .aggregate(aggregate)
+                .expect("it has room there");
             // A move to a lost host has failed; the aggregate is where it was.
             if known.placement.on(id) == Room::NONE {
                 self.forget_move(aggregate);
                 let changed = known_changed(&self.cluster, aggregate);
-                self.freed.extend(self.cluster.end_move(aggregate, false, changed));
+                let freed = self.cluster.end_move(aggregate, false, changed);
+                self.got_room(freed);
                 continue;
             }
             let name = known.request.name.clone();
             self.ended(aggregate);
-            decisions.push(Decision::Lost { id: aggregate, name, host: host.clone() });
+            decisions.push(Decision::Lost {
+                id: aggregate,
+                name,
+                host: host.clone(),
+            });
         }
         self.cluster.remove(id)?;
         self.freed.remove(&id);
@@ -317,14 +372,14 @@ impl Scheduler {
         Ok(())
     }
 
-    /// A host's state changed: lists it or not, and notes whether it is to be left.
+    /// A host's state changed: lists it or not, and notes whether all must leave it.
     fn host_changed(&mut self, now: Duration, id: HostId) {
         let host = self.cluster.host(id);
         let may_take = host.takes_more(now, self.limits.notice);
         let leave = host.must_leave(now, self.limits.notice).is_some();
         let deadline = host.deadline;
         if may_take && !self.cluster.is_listed(id) {
-            self.freed.insert(id);
+            self.got_room([id]);
         }
         self.cluster.list(id, may_take);
         if leave {
@@ -333,7 +388,8 @@ impl Scheduler {
             self.leaving.remove(&id);
             self.stuck.retain(|&(_, stuck)| stuck != id);
             if let Some(deadline) = deadline {
-                self.later.insert((deadline.saturating_sub(self.limits.notice), id));
+                self.later
+                    .insert((deadline.saturating_sub(self.limits.notice), id));
             }
         }
     }
@@ -349,7 +405,7 @@ impl Scheduler {
         }
     }
 
-    /// Moves away from hosts that are to be left.
+    /// Moves away from hosts that all must leave.
     fn leave_hosts(&mut self, now: Duration, decisions: &mut Vec<Decision>) {
         for host in self.leaving.clone() {
             let Some(why) = self.cluster.host(host).must_leave(now, self.limits.notice) else {
@@ -364,7 +420,12 @@ impl Scheduler {
                 }
                 let Some(moving) = self.away_from(host, aggregate) else {
                     if self.stuck.insert((id, host)) {
-                        decisions.push(Decision::Stuck { id, name, host, why: why.clone() });
+                        decisions.push(Decision::Stuck {
+                            id,
+                            name,
+                            host,
+                            why: why.clone(),
+                        });
                     }
                     continue;
                 };
@@ -373,7 +434,10 @@ impl Scheduler {
                     continue;
                 }
                 self.stuck.remove(&(id, host));
-                let why = Moved::Leaves { host, why: why.clone() };
+                let why = Moved::Leaves {
+                    host,
+                    why: why.clone(),
+                };
                 self.start_move(moving, name, why, true, decisions);
             }
             if let Leave::Deadline(left) = why
@@ -389,7 +453,11 @@ impl Scheduler {
     fn away_from(&self, host: HostId, aggregate: &Aggregate) -> Option<Move> {
         let part = aggregate.placement.on(host);
         let is_home = aggregate.placement.parts[0].host == host;
-        let devices = if is_home { aggregate.request.devices.clone() } else { Vec::new() };
+        let devices = if is_home {
+            aggregate.request.devices.clone()
+        } else {
+            Vec::new()
+        };
         let others = aggregate.placement.parts.iter().map(|part| part.host);
         let near = others
             .filter(|&other| other != host && self.cluster.room_for_more(other).holds(part))
@@ -400,7 +468,12 @@ impl Scheduler {
             None => {
                 let others = aggregate.placement.parts.len() as u32 - 1;
                 let hosts_max = aggregate.request.hosts_max.saturating_sub(others).max(1);
-                let request = Request { room: part, devices, hosts_max, ..aggregate.request.clone() };
+                let request = Request {
+                    room: part,
+                    devices,
+                    hosts_max,
+                    ..aggregate.request.clone()
+                };
                 self.policy.start(&self.cluster, &request)?
             }
         };
@@ -409,60 +482,84 @@ impl Scheduler {
             to: part.host,
             room: part.room,
         });
-        Some(Move { aggregate: aggregate.request.id, transfers: to_each.collect() })
+        Some(Move {
+            aggregate: aggregate.request.id,
+            transfers: to_each.collect(),
+        })
     }
 
-    /// Moves that make placements better, for every host that got room.
+    /// Moves that make placements better, for every host that got room, as far as the
+    /// limits allow. The others are looked at when a move has ended.
     fn improve(&mut self, now: Duration, decisions: &mut Vec<Decision>) {
-        while let Some(host) = self.freed.pop_first() {
+        while self.voluntary_moves() < self.limits.moves_max {
+            let Some(host) = self.freed.pop_first() else {
+                return;
+            };
             if !self.cluster.has(host) {
                 continue;
             }
-            loop {
-                let may_move = |aggregate: &Aggregate| {
-                    aggregate.changed + self.limits.hold <= now
-                        && !aggregate.placement.parts.iter().any(|part| self.is_busy(part.host))
-                };
-                let voluntary = self.moving.values().filter(|&&forced| !forced).count();
-                if voluntary >= self.limits.moves_max || self.is_busy(host) {
-                    self.postponed.insert(host);
-                    break;
-                }
-                let wanted = self.policy.improve(&self.cluster, &self.costs, host, &may_move);
-                let Some((moving, why)) = wanted else { break };
+            if self.is_busy(host) {
+                self.postponed.entry(host).or_default().insert(host);
+                continue;
+            }
+            let may_move = |aggregate: &Aggregate| {
+                aggregate.changed + self.limits.hold <= now && self.busy_host(aggregate).is_none()
+            };
+            let wanted = self
+                .policy
+                .improve(&self.cluster, &self.costs, host, &may_move);
+            if let Some((moving, why)) = wanted {
                 let name = self.name_of(moving.aggregate);
                 self.start_move(moving, name, why, false, decisions);
+                // There may be another move worth making.
+                self.freed.insert(host);
+            } else {
+                self.look_again(now, host);
             }
-            self.look_again(now, host);
         }
+    }
+
+    fn voluntary_moves(&self) -> usize {
+        self.moving.values().filter(|&&forced| !forced).count()
     }
 
     /// Notes when an aggregate of this host may move that may not yet.
     fn look_again(&mut self, now: Duration, host: HostId) {
-        let here = self.cluster.on(host).iter().filter_map(|&id| self.cluster.aggregate(id));
-        let spread = here.filter(|aggregate| aggregate.is_spread() && aggregate.moving.is_none());
-        let held = spread.map(|aggregate| aggregate.changed + self.limits.hold);
-        let soonest = held.filter(|&at| at > now).min();
-        let busy = self.cluster.on(host).iter().filter_map(|&id| self.cluster.aggregate(id)).any(
-            |aggregate| {
-                aggregate.is_spread()
-                    && aggregate.placement.parts.iter().any(|part| self.is_busy(part.host))
-            },
-        );
-        if let Some(at) = soonest {
-            self.later.insert((at, host));
+        let here = self
+            .cluster
+            .on(host)
+            .iter()
+            .filter_map(|&id| self.cluster.aggregate(id));
+        let waiting = here.filter(|aggregate| aggregate.is_spread() && aggregate.moving.is_none());
+        for aggregate in waiting {
+            let held_until = aggregate.changed + self.limits.hold;
+            if held_until > now {
+                self.later.insert((held_until, host));
+            } else if let Some(busy) = self.busy_host(aggregate) {
+                self.postponed.entry(busy).or_default().insert(host);
+            }
         }
-        if busy {
-            self.postponed.insert(host);
-        }
+    }
+
+    /// A host of this aggregate that has as many moves under way as it may have.
+    fn busy_host(&self, aggregate: &Aggregate) -> Option<HostId> {
+        let mut hosts = aggregate.placement.parts.iter().map(|part| part.host);
+        hosts.find(|&host| self.is_busy(host))
     }
 
     fn is_busy(&self, host: HostId) -> bool {
-        self.moves_of_host.get(&host).is_some_and(|&n| n >= self.limits.moves_of_host_max)
+        self.moves_of_host
+            .get(&host)
+            .is_some_and(|&n| n >= self.limits.moves_of_host_max)
     }
 
     fn name_of(&self, id: AggregateId) -> Box<str> {
-        self.cluster.aggregate(id).expect("it runs").request.name.clone()
+        self.cluster
+            .aggregate(id)
+            .expect("it runs")
+            .request
+            .name
+            .clone()
     }
 
     fn start_move(
@@ -479,7 +576,12 @@ impl Scheduler {
             *self.moves_of_host.entry(host).or_default() += 1;
         }
         self.cluster.start_move(moving.clone());
-        decisions.push(Decision::Move { moving, name, why, expected });
+        decisions.push(Decision::Move {
+            moving,
+            name,
+            why,
+            expected,
+        });
     }
 
     /// Starts what waits and finds room now.
@@ -544,9 +646,9 @@ impl Scheduler {
         let Some(placement) = placement else {
             let moves = self.room_by_moving(now, request);
             let why = match moves.first() {
-                Some((moving, _)) => {
-                    Delayed::MoveUnderWay { host: moving.transfers[0].from }
-                }
+                Some((moving, _)) => Delayed::MoveUnderWay {
+                    host: moving.transfers[0].from,
+                },
                 None => self.why_no_room(request),
             };
             for (moving, why) in moves {
@@ -565,28 +667,42 @@ impl Scheduler {
         let Waiting { request, .. } = self.queue.remove(&key).expect("looked up above");
         self.queued.remove(&request.id);
         let why = match &placement.parts[..] {
-            [part] => {
-                Started::Fits { left: self.cluster.free(part.host).cores - part.room.cores }
-            }
-            _ => Started::Spread { largest: self.largest_block(&request) },
+            [part] => Started::Fits {
+                left: self.cluster.free(part.host).cores - part.room.cores,
+            },
+            _ => Started::Spread {
+                largest: self.largest_block(&request),
+            },
         };
         let (id, name) = (request.id, request.name.clone());
         self.cluster.start(request, placement.clone(), now);
-        decisions.push(Decision::Start { id, name, placement, why });
+        decisions.push(Decision::Start {
+            id,
+            name,
+            placement,
+            why,
+        });
         true
     }
 
     /// The policy's moves that would make room, if the limits allow all of them, and nothing
     /// is on the move that will make it.
     fn room_by_moving(&self, now: Duration, request: &Request) -> Vec<(Move, Moved)> {
-        let voluntary = self.moving.values().filter(|&&forced| !forced).count();
+        let voluntary = self.voluntary_moves();
         if self.whole_after_moves(request).is_some() || voluntary >= self.limits.moves_max {
             return Vec::new();
         }
         let may_move = |aggregate: &Aggregate| aggregate.changed + self.limits.hold <= now;
         let moves = self.policy.make_room(&self.cluster, request, &may_move);
-        let busy = moves.iter().flat_map(|(moving, _)| hosts_of(moving)).any(|h| self.is_busy(h));
-        if busy || voluntary + moves.len() > self.limits.moves_max { Vec::new() } else { moves }
+        let busy = moves
+            .iter()
+            .flat_map(|(moving, _)| hosts_of(moving))
+            .any(|h| self.is_busy(h));
+        if busy || voluntary + moves.len() > self.limits.moves_max {
+            Vec::new()
+        } else {
+            moves
+        }
     }
 
     /// A host that will hold all of the request when the moves under way have ended.
@@ -609,9 +725,16 @@ impl Scheduler {
     }
 
     fn why_no_room(&self, request: &Request) -> Delayed {
-        let free: Room = self.cluster.indices(request).iter().map(|index| index.free()).sum();
+        let free: Room = self
+            .cluster
+            .indices(request)
+            .iter()
+            .map(|index| index.free())
+            .sum();
         if free.holds(request.room) {
-            Delayed::NoBlock { largest: self.largest_block(request) }
+            Delayed::NoBlock {
+                largest: self.largest_block(request),
+            }
         } else {
             Delayed::NoRoom { free }
         }
@@ -621,7 +744,9 @@ impl Scheduler {
         let indices = self.cluster.indices(request);
         let largest = indices.iter().map(|index| {
             let most = (0..=index.cores_max()).rev();
-            most.into_iter().find(|&cores| index.with_cores(cores, 0).next().is_some()).unwrap_or(0)
+            most.into_iter()
+                .find(|&cores| index.with_cores(cores, 0).next().is_some())
+                .unwrap_or(0)
         });
         largest.max().unwrap_or(0)
     }
@@ -640,9 +765,15 @@ impl Scheduler {
 
 /// The hosts at which a move begins or ends, each once.
 fn hosts_of(moving: &Move) -> BTreeSet<HostId> {
-    moving.transfers.iter().flat_map(|transfer| [transfer.from, transfer.to]).collect()
+    moving
+        .transfers
+        .iter()
+        .flat_map(|transfer| [transfer.from, transfer.to])
+        .collect()
 }
 
 fn known_changed(cluster: &Inventory, id: AggregateId) -> Duration {
-    cluster.aggregate(id).map_or(Duration::ZERO, |aggregate| aggregate.changed)
+    cluster
+        .aggregate(id)
+        .map_or(Duration::ZERO, |aggregate| aggregate.changed)
 }

@@ -21,7 +21,10 @@ fn frag_bff(start: Start, goal: Goal) -> Box<dyn Policy> {
 
 /// A scheduler with hosts of these cores and 4 GiB for each, and no time to hold.
 fn cluster(policy: Box<dyn Policy>, cores: &[u32]) -> Scheduler {
-    let limits = Limits { hold: Duration::ZERO, ..Limits::default() };
+    let limits = Limits {
+        hold: Duration::ZERO,
+        ..Limits::default()
+    };
     let mut scheduler = Scheduler::new(policy, Costs::default(), limits);
     for (number, &cores) in cores.iter().enumerate() {
         let id = HostId(number as u32);
@@ -39,7 +42,10 @@ fn request(id: u64, cores: u32) -> Request {
 
 /// The cores of an aggregate, by host.
 fn cores_of(scheduler: &Scheduler, id: u64) -> Vec<(u32, u32)> {
-    let aggregate = scheduler.cluster().aggregate(AggregateId(id)).expect("it runs");
+    let aggregate = scheduler
+        .cluster()
+        .aggregate(AggregateId(id))
+        .expect("it runs");
     let mut cores: Vec<(u32, u32)> = aggregate
         .placement
         .parts
@@ -59,7 +65,10 @@ fn settle(scheduler: &mut Scheduler, now: Duration, decisions: Vec<Decision>) ->
     let mut all = decisions;
     let mut seen = 0;
     while seen < all.len() {
-        if let Decision::Move { moving, expected, .. } = &all[seen] {
+        if let Decision::Move {
+            moving, expected, ..
+        } = &all[seen]
+        {
             let done = MoveResult::Done { took: *expected };
             let event = Event::MoveEnded(moving.aggregate, done);
             all.extend(scheduler.step(now, event).unwrap());

@@ -54,7 +54,9 @@ impl Policy for LeastLoaded {
         let fitting = cluster.indices(request).into_iter().filter_map(|index| {
             (room.cores..=index.cores_max()).rev().find_map(|cores| {
                 let hosts = index.with_cores(cores, room.memory_mib).rev();
-                hosts.into_iter().find(|&(host, _)| cluster.has_devices(host, &request.devices))
+                hosts
+                    .into_iter()
+                    .find(|&(host, _)| cluster.has_devices(host, &request.devices))
             })
         });
         let (host, _) = fitting.max_by_key(|&(host, free)| (free, std::cmp::Reverse(host)))?;

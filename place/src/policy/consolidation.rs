@@ -32,8 +32,11 @@ pub fn least_fragmentation(
         if cores == 0 || !free_to.holds(room) {
             continue;
         }
-        let (f, t, k) =
-            (i64::from(free_from.cores), i64::from(free_to.cores), i64::from(cores));
+        let (f, t, k) = (
+            i64::from(free_from.cores),
+            i64::from(free_to.cores),
+            i64::from(cores),
+        );
         let gain = 2 * k * (f - t + k);
         let moving = single(aggregate, Transfer { from, to, room });
         let after = aggregate.placement.after(&moving.transfers);
@@ -45,7 +48,18 @@ pub fn least_fragmentation(
         }
         let whole = after.parts.len() == 1;
         let larger = free_from.cores + cores;
-        best = Some((key.0, key.1, (moving, Moved::LargerBlock { from, larger, whole })));
+        best = Some((
+            key.0,
+            key.1,
+            (
+                moving,
+                Moved::LargerBlock {
+                    from,
+                    larger,
+                    whole,
+                },
+            ),
+        ));
     }
     best.map(|(_, _, wanted)| wanted)
 }
@@ -67,13 +81,22 @@ pub fn fewest_hosts(
         }
         let moving = single(aggregate, Transfer { from, to, room });
         let after = aggregate.placement.after(&moving.transfers);
-        let saved = costs.slow_down(cluster, &aggregate.placement) - costs.slow_down(cluster, &after);
+        let saved =
+            costs.slow_down(cluster, &aggregate.placement) - costs.slow_down(cluster, &after);
         let pays = costs.payback.mul_f64(saved.max(0.0)) >= costs.move_time(&moving);
-        let key = (after.parts.len(), room, free.cores - room.cores, aggregate.request.id, from);
+        let key = (
+            after.parts.len(),
+            room,
+            free.cores - room.cores,
+            aggregate.request.id,
+            from,
+        );
         let hosts = after.parts.len() as u32;
         pays.then_some((key, (moving, Moved::FewerHosts { hosts })))
     });
-    fitting.min_by_key(|&(key, _)| key).map(|(_, wanted)| wanted)
+    fitting
+        .min_by_key(|&(key, _)| key)
+        .map(|(_, wanted)| wanted)
 }
 
 /// Both directions between `host` and each other host of each spread aggregate there.
@@ -82,7 +105,10 @@ fn pairs<'a>(
     host: HostId,
     may_move: &'a dyn Fn(&Aggregate) -> bool,
 ) -> impl Iterator<Item = (&'a Aggregate, HostId, HostId)> {
-    let here = cluster.on(host).iter().filter_map(|&id| cluster.aggregate(id));
+    let here = cluster
+        .on(host)
+        .iter()
+        .filter_map(|&id| cluster.aggregate(id));
     let movable = here.filter(move |aggregate| {
         aggregate.is_spread() && aggregate.moving.is_none() && may_move(aggregate)
     });
@@ -95,5 +121,8 @@ fn pairs<'a>(
 }
 
 fn single(aggregate: &Aggregate, transfer: Transfer) -> Move {
-    Move { aggregate: aggregate.request.id, transfers: vec![transfer] }
+    Move {
+        aggregate: aggregate.request.id,
+        transfers: vec![transfer],
+    }
 }

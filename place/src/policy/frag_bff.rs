@@ -1,18 +1,12 @@
 //! FragBFF (FragVisor 6.5): best fit, and fragments where nothing fits.
 
-use super::{Policy, Wanted, consolidation, spread::spread, whole_placement};
+use super::spread::{Start, spread};
+use super::{Policy, Wanted, consolidation, whole_placement};
 use crate::costs::Costs;
 use crate::host::HostId;
 use crate::inventory::{Aggregate, Inventory};
 use crate::placement::Placement;
 use crate::request::Request;
-
-/// Over how many hosts an aggregate starts that no host holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Start {
-    FewestHosts,
-    MostHosts,
-}
 
 /// What aggregates are pulled together for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

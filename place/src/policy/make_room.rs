@@ -35,19 +35,29 @@ impl Policy for BestFitWithMigration {
     ) -> Vec<Wanted> {
         let mut candidates: Vec<(Room, HostId)> = Vec::new();
         for index in cluster.indices(request) {
-            let most = (0..=index.cores_max()).rev().flat_map(|cores| index.with_cores(cores, 0));
+            let most = (0..=index.cores_max())
+                .rev()
+                .flat_map(|cores| index.with_cores(cores, 0));
             candidates.extend(most.take(HOSTS_MAX).map(|(host, free)| (free, host)));
         }
         candidates.sort_unstable_by_key(|&(free, host)| (std::cmp::Reverse(free), host));
-        let plans = candidates.into_iter().take(HOSTS_MAX).filter_map(|(free, host)| {
-            let moves = aside(cluster, request, host, free, may_move)?;
-            let memory: u64 = moves.iter().map(Move::memory_mib).sum();
-            Some(((memory, host), moves))
-        });
+        let plans = candidates
+            .into_iter()
+            .take(HOSTS_MAX)
+            .filter_map(|(free, host)| {
+                let moves = aside(cluster, request, host, free, may_move)?;
+                let memory: u64 = moves.iter().map(Move::memory_mib).sum();
+                Some(((memory, host), moves))
+            });
         let cheapest = plans.min_by_key(|&(key, _)| key);
         let moves = cheapest.map(|(_, moves)| moves).unwrap_or_default();
-        let why = Moved::MakesRoom { of: request.name.clone() };
-        moves.into_iter().map(|moving| (moving, why.clone())).collect()
+        let why = Moved::MakesRoom {
+            of: request.name.clone(),
+        };
+        moves
+            .into_iter()
+            .map(|moving| (moving, why.clone()))
+            .collect()
     }
 }
 
@@ -60,7 +70,10 @@ fn aside(
     mut free: Room,
     may_move: &dyn Fn(&Aggregate) -> bool,
 ) -> Option<Vec<Move>> {
-    let here = cluster.on(host).iter().filter_map(|&id| cluster.aggregate(id));
+    let here = cluster
+        .on(host)
+        .iter()
+        .filter_map(|&id| cluster.aggregate(id));
     let mut here: Vec<&Aggregate> = here
         .filter(|aggregate| !aggregate.is_spread() && aggregate.moving.is_none())
         .filter(|aggregate| aggregate.request.devices.is_empty() && may_move(aggregate))
@@ -73,14 +86,23 @@ fn aside(
             return None;
         }
         // The smallest one that suffices; the largest where a single one does not.
-        let suffices = here.iter().position(|a| (free + a.request.room).holds(request.room));
+        let suffices = here
+            .iter()
+            .position(|a| (free + a.request.room).holds(request.room));
         let leaving = here.remove(suffices.unwrap_or(here.len() - 1));
         let room = leaving.request.room;
         let to = elsewhere(cluster, &leaving.request, host, &taken)?;
         *taken.entry(to).or_default() += room;
         free += room;
-        let transfers = vec![Transfer { from: host, to, room }];
-        moves.push(Move { aggregate: leaving.request.id, transfers });
+        let transfers = vec![Transfer {
+            from: host,
+            to,
+            room,
+        }];
+        moves.push(Move {
+            aggregate: leaving.request.id,
+            transfers,
+        });
     }
     Some(moves)
 }
@@ -99,5 +121,7 @@ fn elsewhere(
             host != not_on && free.holds(already + request.room)
         })
     });
-    fitting.min_by_key(|&(host, free)| (free, host)).map(|(host, _)| host)
+    fitting
+        .min_by_key(|&(host, free)| (free, host))
+        .map(|(host, _)| host)
 }

@@ -4,9 +4,15 @@ use crate::free_index::FreeIndex;
 use crate::host::HostId;
 use crate::inventory::Inventory;
 use crate::placement::{PART_MEMORY_MIN_MIB, Part, Placement};
-use crate::policy::frag_bff::Start;
 use crate::request::Request;
 use crate::room::Room;
+
+/// Over how many hosts an aggregate starts that no host holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    FewestHosts,
+    MostHosts,
+}
 
 /// Beyond this number of hosts the fragments are not searched for a set that fits exactly:
 /// the search grows with their number.
@@ -23,51 +29,64 @@ pub fn spread(cluster: &Inventory, request: &Request, start: Start) -> Option<Pl
     if !request.devices.is_empty() {
         return spread_with_devices(cluster, request, start);
     }
-    let indices = cluster.indices(request);
-    let spread = Spread { request, start, without: None };
-    let better = |parts: &[Part], best: Option<&Vec<Part>>| match (best, start) {
-        (None, _) => true,
-        (Some(best), Start::FewestHosts) => parts.len() < best.len(),
-        (Some(best), Start::MostHosts) => parts.len() > best.len(),
+    let spread = Spread {
+        request,
+        start,
+        without: None,
     };
     let best_length = match start {
         Start::FewestHosts => 2,
         Start::MostHosts => request.hosts_max.min(request.room.cores) as usize,
     };
     let mut best: Option<Vec<Part>> = None;
-    for &index in &indices {
-        if let Some(parts) = spread.over(&[index])
-            && better(&parts, best.as_ref())
-        {
+    for near in cluster.near_indices(request) {
+        let Some(parts) = spread.over(&[near]) else {
+            continue;
+        };
+        let better = best.as_ref().is_none_or(|best| match start {
+            Start::FewestHosts => parts.len() < best.len(),
+            Start::MostHosts => parts.len() > best.len(),
+        });
+        if better {
             best = Some(parts);
         }
-        if best.as_ref().is_some_and(|parts| parts.len() == best_length) {
+        if best
+            .as_ref()
+            .is_some_and(|parts| parts.len() == best_length)
+        {
             break;
         }
     }
-    let parts = match best {
-        None if indices.len() > 1 => spread.over(&indices),
-        found => found,
-    };
-    parts.map(home_first)
+    let everywhere = || spread.over(&cluster.indices(request));
+    best.or_else(everywhere).map(home_first)
 }
 
 /// The host with the devices and the most free cores is the home; the rest is spread
 /// without them.
 fn spread_with_devices(cluster: &Inventory, request: &Request, start: Start) -> Option<Placement> {
     let indices = cluster.indices(request);
-    let with_devices = descending(&indices)
-        .find(|&(host, _)| cluster.has_devices(host, &request.devices));
+    let with_devices =
+        descending(&indices).find(|&(host, _)| cluster.has_devices(host, &request.devices));
     let (home, free) = with_devices?;
     let cores = free.cores.min(request.room.cores);
     let share = request.room.share_of(cores);
     let here = Room::new(cores, share.memory_mib.min(free.memory_mib));
-    let mut rest = Request { devices: Vec::new(), ..request.clone() };
+    let mut rest = Request {
+        devices: Vec::new(),
+        ..request.clone()
+    };
     rest.room -= here;
     rest.hosts_max -= 1;
     let indices = cluster.indices(&rest);
-    let spread = Spread { request: &rest, start, without: Some(home) };
-    let mut parts = vec![Part { host: home, room: here }];
+    let spread = Spread {
+        request: &rest,
+        start,
+        without: Some(home),
+    };
+    let mut parts = vec![Part {
+        host: home,
+        room: here,
+    }];
     parts.extend(spread.over(&indices)?);
     Some(Placement { parts })
 }
@@ -80,21 +99,33 @@ fn home_first(mut parts: Vec<Part>) -> Placement {
 
 /// Hosts with free cores and memory for a part, those with the most first.
 fn descending<'a>(indices: &'a [&FreeIndex]) -> impl Iterator<Item = (HostId, Room)> + 'a {
-    let most = indices.iter().map(|index| index.cores_max()).max().unwrap_or(0);
-    (1..=most).rev().flat_map(|cores| with_cores(indices, cores))
+    let most = indices
+        .iter()
+        .map(|index| index.cores_max())
+        .max()
+        .unwrap_or(0);
+    (1..=most)
+        .rev()
+        .flat_map(|cores| with_cores(indices, cores))
 }
 
 fn ascending<'a>(indices: &'a [&FreeIndex]) -> impl Iterator<Item = (HostId, Room)> + 'a {
-    let most = indices.iter().map(|index| index.cores_max()).max().unwrap_or(0);
+    let most = indices
+        .iter()
+        .map(|index| index.cores_max())
+        .max()
+        .unwrap_or(0);
     (1..=most).flat_map(|cores| with_cores(indices, cores))
 }
 
-/// Hosts with so many free cores, those with the most memory first.
+/// Hosts with `cores` free cores, those with the most memory first.
 fn with_cores<'a>(
     indices: &'a [&FreeIndex],
     cores: u32,
 ) -> impl Iterator<Item = (HostId, Room)> + 'a {
-    indices.iter().flat_map(move |index| index.with_cores(cores, PART_MEMORY_MIN_MIB).rev())
+    indices
+        .iter()
+        .flat_map(move |index| index.with_cores(cores, PART_MEMORY_MIN_MIB).rev())
 }
 
 struct Spread<'a> {
@@ -152,8 +183,13 @@ impl Spread<'_> {
         let cores = self.request.room.cores as usize;
         // `from[n][sum]`: the last size of `n` sizes with that sum, 0 where none is known.
         let mut from = vec![vec![0_u32; cores + 1]; hosts + 1];
-        let reached = |from: &[Vec<u32>], n: usize, sum: usize| n == 0 && sum == 0 || from[n][sum] > 0;
-        let most = indices.iter().map(|index| index.cores_max()).max().unwrap_or(0);
+        let reached =
+            |from: &[Vec<u32>], n: usize, sum: usize| n == 0 && sum == 0 || from[n][sum] > 0;
+        let most = indices
+            .iter()
+            .map(|index| index.cores_max())
+            .max()
+            .unwrap_or(0);
         for size in (1..=most.min(cores as u32 - 1)).rev() {
             let there = self.except(with_cores(indices, size)).take(hosts).count();
             for _ in 0..there {
@@ -182,7 +218,7 @@ impl Spread<'_> {
     }
 
     /// The most hosts: one core of each, the smallest fragments first, then a second one.
-    /// `None` where so many hosts do not have the cores: then the largest are right.
+    /// `None` where that number of hosts does not have the cores: then the largest are right.
     fn smallest(&self, indices: &[&FreeIndex]) -> Option<Vec<Chosen>> {
         let hosts = self.request.hosts_max.min(self.request.room.cores) as usize;
         let mut chosen: Vec<Chosen> = self
@@ -227,7 +263,11 @@ impl Spread<'_> {
         let mut parts: Vec<Part> = parts.into_iter().map(|(part, _)| part).collect();
         let mut servers: Vec<(HostId, u64)> = indices
             .iter()
-            .flat_map(|index| index.most_memory().take(self.request.hosts_max as usize * 2))
+            .flat_map(|index| {
+                index
+                    .most_memory()
+                    .take(self.request.hosts_max as usize * 2)
+            })
             .collect();
         servers.sort_unstable_by_key(|&(host, free)| (std::cmp::Reverse(free), host));
         for (host, free) in servers {
@@ -237,7 +277,10 @@ impl Spread<'_> {
             let known = Some(host) == self.without || parts.iter().any(|part| part.host == host);
             if !known && free >= PART_MEMORY_MIN_MIB {
                 let memory_mib = left.min(free);
-                parts.push(Part { host, room: Room::new(0, memory_mib) });
+                parts.push(Part {
+                    host,
+                    room: Room::new(0, memory_mib),
+                });
                 left -= memory_mib;
             }
         }

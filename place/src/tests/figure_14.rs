@@ -11,7 +11,11 @@ fn before() -> Scheduler {
     // Each host takes whole what fits exactly: 12 on two, then fillers of the other two.
     let sizes = [12, 12, 8, 1, 1, 2, 4, 4, 2, 1, 1];
     for (id, cores) in sizes.into_iter().enumerate() {
-        step(&mut scheduler, 0, Event::Requested(request(100 + id as u64, cores)));
+        step(
+            &mut scheduler,
+            0,
+            Event::Requested(request(100 + id as u64, cores)),
+        );
     }
     scheduler
 }
@@ -29,8 +33,22 @@ fn on(scheduler: &Scheduler, host: u32, cores: u32) -> AggregateId {
 fn the_five_decisions() {
     let mut s = before();
     // The host with 8+1+1+2 is node0 of the figure, the one with 4+4+2+1+1 its node1.
-    let node0 = s.cluster().aggregate(AggregateId(102)).unwrap().placement.parts[0].host.0;
-    let node1 = s.cluster().aggregate(AggregateId(106)).unwrap().placement.parts[0].host.0;
+    let node0 = s
+        .cluster()
+        .aggregate(AggregateId(102))
+        .unwrap()
+        .placement
+        .parts[0]
+        .host
+        .0;
+    let node1 = s
+        .cluster()
+        .aggregate(AggregateId(106))
+        .unwrap()
+        .placement
+        .parts[0]
+        .host
+        .0;
     assert_ne!(node0, node1);
     assert_eq!((free(&s, node0), free(&s, node1)), (0, 0));
 
@@ -43,7 +61,11 @@ fn the_five_decisions() {
     let decisions = step(&mut s, 155, Event::Ended(ended));
     assert!(matches!(
         &decisions[..],
-        [Decision::Start { id: AggregateId(1), why: Started::Spread { .. }, .. }]
+        [Decision::Start {
+            id: AggregateId(1),
+            why: Started::Spread { .. },
+            ..
+        }]
     ));
     let mut parts: Vec<u32> = cores_of(&s, 1).iter().map(|&(_, cores)| cores).collect();
     parts.sort_unstable();
@@ -67,7 +89,14 @@ fn the_five_decisions() {
     // 470: one CPU becomes free on node0: one vCPU goes there, 3+1.
     let ended = on(&s, node0, 1);
     step(&mut s, 470, Event::Ended(ended));
-    assert_eq!(cores_of(&s, 1).iter().find(|&&(host, _)| host == node0).unwrap().1, 3);
+    assert_eq!(
+        cores_of(&s, 1)
+            .iter()
+            .find(|&&(host, _)| host == node0)
+            .unwrap()
+            .1,
+        3
+    );
     assert_eq!((free(&s, node0), free(&s, node1)), (0, 7));
 
     // Node1's last filler ends: still nothing moves.
@@ -103,13 +132,32 @@ fn fewest_hosts_consolidates_at_once() {
         let policy = frag_bff(Start::FewestHosts, Goal::FewestHosts);
         let mut other = cluster(policy, &[12, 12, 12, 12]);
         for id in 100..111 {
-            let request = s.cluster().aggregate(AggregateId(id)).unwrap().request.clone();
+            let request = s
+                .cluster()
+                .aggregate(AggregateId(id))
+                .unwrap()
+                .request
+                .clone();
             step(&mut other, 0, Event::Requested(request));
         }
         other
     };
-    let node0 = s.cluster().aggregate(AggregateId(102)).unwrap().placement.parts[0].host.0;
-    let node1 = s.cluster().aggregate(AggregateId(106)).unwrap().placement.parts[0].host.0;
+    let node0 = s
+        .cluster()
+        .aggregate(AggregateId(102))
+        .unwrap()
+        .placement
+        .parts[0]
+        .host
+        .0;
+    let node1 = s
+        .cluster()
+        .aggregate(AggregateId(106))
+        .unwrap()
+        .placement
+        .parts[0]
+        .host
+        .0;
     for (host, cores) in [(node0, 2), (node1, 2)] {
         let ended = on(&s, host, cores);
         step(&mut s, 150, Event::Ended(ended));

@@ -84,10 +84,17 @@ fn features_and_devices_restrict() {
     let policy = frag_bff(Start::FewestHosts, Goal::LeastFragmentation);
     let mut s = cluster(policy, &[]);
     for number in 0..3 {
-        let mut host = Host::new(HostId(number), format!("node{number}"), Room::new(4, 16 * GIB));
+        let mut host = Host::new(
+            HostId(number),
+            format!("node{number}"),
+            Room::new(4, 16 * GIB),
+        );
         host.features = Features(u64::from(number & 1));
         if number == 2 {
-            host.devices = vec![Device { kind: "disk".into(), count: 1 }];
+            host.devices = vec![Device {
+                kind: "disk".into(),
+                count: 1,
+            }];
         }
         step(&mut s, 0, Event::HostJoined(host));
     }
@@ -96,10 +103,19 @@ fn features_and_devices_restrict() {
     step(&mut s, 1, Event::Requested(featured));
     assert_eq!(cores_of(&s, 1), [(1, 2)]);
     let mut with_disk = request(2, 6);
-    with_disk.devices = vec![Device { kind: "disk".into(), count: 1 }];
+    with_disk.devices = vec![Device {
+        kind: "disk".into(),
+        count: 1,
+    }];
     step(&mut s, 1, Event::Requested(with_disk.clone()));
     assert_eq!(cores_of(&s, 2), [(1, 2), (2, 4)]);
-    let home = s.cluster().aggregate(AggregateId(2)).unwrap().placement.parts[0].host;
+    let home = s
+        .cluster()
+        .aggregate(AggregateId(2))
+        .unwrap()
+        .placement
+        .parts[0]
+        .host;
     assert_eq!(home, HostId(2), "the home has the devices");
     // The disk is taken.
     with_disk.id = AggregateId(3);
@@ -129,7 +145,13 @@ fn whole_machines_move_aside() {
     step(&mut s, 3, Event::Requested(large));
     step(&mut s, 4, Event::Ended(AggregateId(3)));
     let decisions = step(&mut s, 5, Event::Requested(request(6, 4)));
-    assert!(decisions.iter().any(|d| matches!(d, Decision::Start { id: AggregateId(6), .. })));
+    assert!(decisions.iter().any(|d| matches!(
+        d,
+        Decision::Start {
+            id: AggregateId(6),
+            ..
+        }
+    )));
 }
 
 #[test]
@@ -138,4 +160,16 @@ fn the_least_loaded_host_is_taken() {
     assert_eq!(start(&mut s, 1, 2), [(1, 2)]);
     assert_eq!(start(&mut s, 2, 1), [(2, 1)]);
     assert_eq!(start(&mut s, 3, 1), [(1, 1)]);
+}
+
+#[test]
+fn policies_are_found_by_name() {
+    for name in POLICY_NAMES {
+        assert_eq!(policy_by_name(name).unwrap().name(), name);
+    }
+    let error = policy_by_name("worst-fit").err().unwrap().to_string();
+    assert!(
+        error.starts_with("there is no policy \"worst-fit\": choose one of bff, "),
+        "{error}"
+    );
 }

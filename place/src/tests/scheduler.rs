@@ -24,7 +24,10 @@ fn what_no_cluster_holds_is_refused() {
     let decisions = step(&mut s, 1, Event::Requested(request(3, 0)));
     assert!(matches!(
         &decisions[..],
-        [Decision::Refuse { why: Refused::Wrong(RequestError::NoCores(_)), .. }]
+        [Decision::Refuse {
+            why: Refused::Wrong(RequestError::NoCores(_)),
+            ..
+        }]
     ));
 }
 
@@ -54,7 +57,11 @@ fn the_queue_is_served_in_order() {
 
 #[test]
 fn backfill_lets_small_ones_pass() {
-    let limits = Limits { backfill: 1, hold: Duration::ZERO, ..Limits::default() };
+    let limits = Limits {
+        backfill: 1,
+        hold: Duration::ZERO,
+        ..Limits::default()
+    };
     let mut s = Scheduler::new(Box::new(BestFit), Costs::default(), limits);
     let host = Host::new(HostId(0), "node0", Room::new(4, 64 * GIB));
     step(&mut s, 0, Event::HostJoined(host));
@@ -68,7 +75,11 @@ fn backfill_lets_small_ones_pass() {
 fn a_drained_host_is_left_and_taken_again() {
     let mut s = cluster(fewest(), &[4, 2, 2]);
     step(&mut s, 1, Event::Requested(request(1, 4)));
-    let drain = Event::Cordoned { host: HostId(0), cordoned: true, drain: true };
+    let drain = Event::Cordoned {
+        host: HostId(0),
+        cordoned: true,
+        drain: true,
+    };
     let decisions = s.step(at(2), drain).unwrap();
     assert_eq!(
         decisions[0].explain(s.cluster()),
@@ -78,8 +89,15 @@ fn a_drained_host_is_left_and_taken_again() {
     settle(&mut s, at(3), decisions);
     assert_eq!(cores_of(&s, 1), [(1, 2), (2, 2)]);
     step(&mut s, 4, Event::Requested(request(2, 1)));
-    assert!(s.cluster().aggregate(AggregateId(2)).is_none(), "node0 is cordoned");
-    let back = Event::Cordoned { host: HostId(0), cordoned: false, drain: false };
+    assert!(
+        s.cluster().aggregate(AggregateId(2)).is_none(),
+        "node0 is cordoned"
+    );
+    let back = Event::Cordoned {
+        host: HostId(0),
+        cordoned: false,
+        drain: false,
+    };
     step(&mut s, 5, back);
     assert_eq!(cores_of(&s, 2), [(0, 1)]);
 }
@@ -109,7 +127,10 @@ fn a_deadline_is_heeded_in_time() {
     let mut s = cluster(fewest(), &[4, 4]);
     step(&mut s, 1, Event::Requested(request(1, 4)));
     let host = cores_of(&s, 1)[0].0;
-    assert_eq!(step(&mut s, 2, Event::Deadline(HostId(host), Some(at(1000)))), []);
+    assert_eq!(
+        step(&mut s, 2, Event::Deadline(HostId(host), Some(at(1000)))),
+        []
+    );
     assert_eq!(s.next_wake(), Some(at(700)));
     step(&mut s, 700, Event::Passed);
     assert_eq!(cores_of(&s, 1), [(1 - host, 4)]);
@@ -117,8 +138,15 @@ fn a_deadline_is_heeded_in_time() {
     let mut s = cluster(fewest(), &[4, 4]);
     step(&mut s, 1, Event::Requested(request(1, 4)));
     let host = cores_of(&s, 1)[0].0;
-    let decisions = s.step(at(2), Event::Deadline(HostId(host), Some(at(4)))).unwrap();
-    assert!(decisions.iter().any(|d| matches!(d, Decision::TooLate { .. })), "{decisions:?}");
+    let decisions = s
+        .step(at(2), Event::Deadline(HostId(host), Some(at(4))))
+        .unwrap();
+    assert!(
+        decisions
+            .iter()
+            .any(|d| matches!(d, Decision::TooLate { .. })),
+        "{decisions:?}"
+    );
 }
 
 #[test]
@@ -146,7 +174,9 @@ fn a_failed_move_leaves_everything_and_is_tried_again() {
     assert_eq!(cores_of(&s, 4).len(), 2);
     let before = cores_of(&s, 4);
     let decisions = s.step(at(2), Event::Ended(AggregateId(1))).unwrap();
-    let Decision::Move { moving, .. } = &decisions[0] else { panic!("{decisions:?}") };
+    let Decision::Move { moving, .. } = &decisions[0] else {
+        panic!("{decisions:?}")
+    };
     let failed = Event::MoveEnded(moving.aggregate, MoveResult::Failed);
     let decisions = s.step(at(3), failed).unwrap();
     assert_eq!(cores_of(&s, 4), before);
@@ -171,10 +201,17 @@ fn a_request_waits_for_the_move_that_makes_it_whole() {
 
 #[test]
 fn moves_are_held_back() {
-    let limits = Limits { hold: at(60), ..Limits::default() };
+    let limits = Limits {
+        hold: at(60),
+        ..Limits::default()
+    };
     let mut s = Scheduler::new(fewest_hosts(), Costs::default(), limits);
     for number in 0..2 {
-        let host = Host::new(HostId(number), format!("node{number}"), Room::new(4, 16 * GIB));
+        let host = Host::new(
+            HostId(number),
+            format!("node{number}"),
+            Room::new(4, 16 * GIB),
+        );
         step(&mut s, 0, Event::HostJoined(host));
     }
     for (id, cores) in [(1, 3), (2, 3), (3, 2)] {
