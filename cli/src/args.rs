@@ -32,6 +32,12 @@ pub enum Command {
         #[command(subcommand)]
         command: NodeCommand,
     },
+    /// Join hosts to a cluster, whose members trust one another
+    Cluster {
+        /// What to do
+        #[command(subcommand)]
+        command: ClusterCommand,
+    },
     /// Run virtual machines
     Vm {
         /// What to do
@@ -189,6 +195,77 @@ pub enum NodeCommand {
         #[arg(long)]
         json: bool,
     },
+}
+
+/// `weft cluster …`.
+#[derive(Debug, Subcommand)]
+pub enum ClusterCommand {
+    /// Make a cluster with this host as its first member
+    Init {
+        /// A name for the cluster: small letters, digits and -
+        #[arg(value_name = "NAME")]
+        cluster: String,
+        #[command(flatten)]
+        store: StoreArgs,
+        #[command(flatten)]
+        host: HostArgs,
+    },
+    /// Print a token with which one other host can join
+    Invite {
+        /// How long the token is good, 60 at most
+        #[arg(long, value_name = "MINUTES", default_value_t = 60,
+              value_parser = clap::value_parser!(u64).range(1..=60))]
+        minutes: u64,
+    },
+    /// Make this host a member
+    Join {
+        /// The token that `weft cluster invite` printed; from standard input if not given,
+        /// so that it is in no list of processes
+        token: Option<String>,
+        #[command(flatten)]
+        store: StoreArgs,
+        #[command(flatten)]
+        host: HostArgs,
+    },
+    /// End a host's membership
+    Leave {
+        /// Its name [default: this host]
+        host: Option<String>,
+    },
+    /// Show the members, what they lend, and which of them live
+    Status {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Where a cluster's state is.
+#[derive(Debug, Args)]
+pub struct StoreArgs {
+    /// An etcd with its members; without certificates only on this host's loopback
+    #[arg(long, value_name = "etcd://HOST:PORT[,…]")]
+    pub store: String,
+    /// The authority that signed the certificates of the etcd's members (PEM)
+    #[arg(long, value_name = "FILE")]
+    pub store_authority: Option<PathBuf>,
+    /// This host's certificate for the etcd (PEM)
+    #[arg(long, value_name = "FILE")]
+    pub store_certificate: Option<PathBuf>,
+    /// The certificate's private key (PEM)
+    #[arg(long, value_name = "FILE")]
+    pub store_key: Option<PathBuf>,
+}
+
+/// How this host is known in a cluster.
+#[derive(Debug, Args)]
+pub struct HostArgs {
+    /// Its name in the cluster [default: its host name]
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Where its daemon is reached by the other members [default: its host name, port 7117]
+    #[arg(long, value_name = "HOST[:PORT]")]
+    pub address: Option<String>,
 }
 
 /// `--may`.

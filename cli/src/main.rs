@@ -6,6 +6,7 @@
 
 mod age;
 mod args;
+mod cluster;
 mod doctor;
 mod manual;
 mod node;
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Run(args) => run::run(&args),
         Command::Node { command } => node::run(command),
+        Command::Cluster { command } => cluster::run(command),
         Command::Vm { command } => vm::run(command, started),
         Command::List { json } => running::list(json),
         Command::Stretch { pid } => running::stretch(pid),

@@ -78,6 +78,9 @@ pub enum LaunchError {
     /// Keys or the list of trusted nodes.
     #[error(transparent)]
     Configuration(#[from] crate::config::ConfigError),
+    /// The cluster that this host is in.
+    #[error(transparent)]
+    Member(#[from] crate::member::MemberError),
     /// A host did not answer, or refused the connection.
     #[error("node {host} cannot be reached: {why}")]
     Unreachable {

@@ -5,12 +5,11 @@
 //! - [`program`], [`host`]: what can be run, and whether this host can
 //! - [`spawn`], [`links`], [`shared`]: starting a runtime, connecting it, and
 //!   reading what it counts
-//! - [`config`]: keys and trusted nodes
+//! - [`config`]: keys and trusted nodes; [`member`]: this host in a cluster
 //! - [`launch`]: an aggregate from its start to its end; [`report`] and
 //!   [`rundir`]: what it tells, and how to talk to one that runs
 //! - [`daemon`]: lending this host; [`protocol`], [`remote`]: how launcher and
 //!   daemon talk
-//!   such a slice and its daemon talk
 
 pub mod cgroup;
 pub mod config;
@@ -21,7 +20,7 @@ pub mod error;
 pub mod host;
 pub mod launch;
 pub mod links;
-
+pub mod member;
 pub mod monitor_protocol;
 pub mod oom;
 pub mod options;

@@ -12,6 +12,7 @@
 //! - [`loss`], [`setup`] and [`user`] are the suites that need more than a
 //!   comparison: nodes that die, errors before the start, an ordinary user;
 //!   [`tamper`] alters what hosts send to each other.
+//! - [`members`] tries the command `weft cluster` with a real etcd.
 //! - [`vm`] tries the command `weft vm` with guests of a few instructions.
 //! - [`machines`] boots Linux under `weft vm run`, [`devices`] tries its devices.
 //! - [`aggregate`] boots one Linux over several nodes of this host.
@@ -34,6 +35,7 @@ pub mod lend;
 pub mod loss;
 pub mod machines;
 pub mod matrix;
+pub mod members;
 pub mod namespace;
 pub mod processes;
 pub mod random;

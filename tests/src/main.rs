@@ -11,7 +11,7 @@ use weft_tests::context::Context;
 use weft_tests::matrix::{self, Filter};
 use weft_tests::report::{Report, Verdict};
 use weft_tests::suite::{Plan, run_corpus};
-use weft_tests::{aggregate, corpus, ends, lend, loss, machines, setup, tamper, user, vm};
+use weft_tests::{aggregate, corpus, ends, lend, loss, machines, members, setup, tamper, user, vm};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Suite {
@@ -25,6 +25,8 @@ enum Suite {
     Lend,
     /// As an ordinary user.
     User,
+    /// `weft cluster`, with a real etcd.
+    Cluster,
     /// The command `weft vm`: errors before the start, console, API, ends.
     Vm,
     /// Linux guests under `weft vm run`.
@@ -229,6 +231,9 @@ fn run(options: &Options) -> Result<bool> {
     if options.wants(Suite::Lend) {
         let bound = options.lend_seconds.map(Duration::from_secs);
         lend::run_lending(&context, bound, &options.names, &report);
+    }
+    if options.wants(Suite::Cluster) {
+        members::run_members(&context, &options.names, &report);
     }
     if options.wants(Suite::Vm) {
         let images = options.machines().images;

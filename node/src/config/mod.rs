@@ -16,6 +16,7 @@ use serde::Deserialize;
 use weft_wire::keys::{self, PublicKey, StaticKeys};
 
 pub use edit::{init, trust};
+pub use owner::check_owner;
 pub use peer::{May, Peer, USER_FIRST, USER_LAST};
 
 use crate::options::MEMORY_BYTES_MIN;

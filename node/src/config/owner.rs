@@ -17,6 +17,12 @@ pub fn check(path: &Path) -> Result<(), ConfigError> {
     judge(path, &status)
 }
 
+/// The same of a file of a configuration and of its directory.
+pub fn check_owner(directory: &Path, file: &Path) -> Result<(), ConfigError> {
+    check(directory)?;
+    check(file)
+}
+
 /// The same of what was opened.
 pub fn judge(path: &Path, status: &fs::Metadata) -> Result<(), ConfigError> {
     judge_for(path, status, nix::unistd::geteuid().as_raw())

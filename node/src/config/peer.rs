@@ -1,6 +1,6 @@
 //! Other nodes that this one knows: what each may do, and what it may open here.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use weft_wire::keys::{KeyError, PublicKey};
 
 use super::{Wrong, with_port};
@@ -19,7 +19,7 @@ pub const USER_FIRST: u32 = 60_100;
 pub const USER_LAST: u32 = 61_183;
 
 /// What another node may do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum May {
     /// The node may borrow from this host: run programs and machines here.

@@ -51,7 +51,7 @@ pub(super) fn dial_peer(
     secret: &Secret,
     lease_ms: u32,
 ) -> Result<Dialled, DialError> {
-    let (name, address) = match daemon.config.peer(key) {
+    let (name, address) = match daemon.peer(key) {
         Some(peer) => (peer.name.clone(), peer.address()),
         None if *key == daemon.keys.public() => {
             ("this host".to_owned(), daemon.own_address.to_string())

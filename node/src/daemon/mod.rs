@@ -18,6 +18,7 @@
 //! signal ends it at once, and the slices with it.
 
 mod budget;
+mod cluster;
 mod dial;
 mod door;
 mod expected;
@@ -37,7 +38,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, Signal};
@@ -56,6 +57,7 @@ pub use expected::Expected;
 use crate::cgroup::{CgroupError, Cgroups};
 use crate::config::{self, Config, ConfigError, Peer};
 use crate::host::UserfaultfdError;
+use crate::member::{MemberError, Membership};
 use crate::options::MEMORY_BYTES_MIN;
 use crate::protocol::NodeStatus;
 use crate::size::{PAGE_BYTES, format_bytes};
@@ -77,6 +79,9 @@ pub enum DaemonError {
     /// Keys or configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The cluster that this host is in.
+    #[error(transparent)]
+    Member(#[from] MemberError),
     /// Nobody could borrow.
     #[error(
         "no node may borrow from this one: run `weft node trust --may borrow KEY NAME`, or write `may = \"borrow\"` into the [[peer]] of one in {0}; until then the daemon does not listen"
@@ -137,6 +142,8 @@ pub struct DaemonOptions {
 pub struct Daemon {
     listener: TcpListener,
     shared: Arc<Shared>,
+    /// The cluster that this host is in, with the configuration's directory.
+    membership: Option<(PathBuf, Membership)>,
     /// Dropped to tell every session that the daemon ends.
     end: Option<OwnedFd>,
 }
@@ -150,7 +157,9 @@ impl Daemon {
             .unwrap_or_else(config::directory);
         let keys = config::load_keys(&directory)?;
         let mut config = Config::load(&directory)?;
-        if !config.peers.iter().any(|peer| peer.may().borrow()) {
+        let membership = Membership::load(&directory)?;
+        let in_cluster = membership.is_some();
+        if !in_cluster && !config.peers.iter().any(|peer| peer.may().borrow()) {
             return Err(DaemonError::NobodyMayBorrow(
                 directory.join(config::CONFIG_FILE),
             ));
@@ -214,12 +223,15 @@ impl Daemon {
             door: Door::new(Limits::raised()),
             gossip: Mutex::new(Gossip::new(gossip::OF_STRANGERS)),
             peers: Mutex::default(),
+            members: RwLock::default(),
+            alive: Mutex::default(),
             machine_slices: AtomicU32::new(0),
             log,
         };
         Ok(Daemon {
             listener,
             shared: Arc::new(shared),
+            membership: membership.map(|membership| (directory, membership)),
             end: Some(end),
         })
     }
@@ -244,12 +256,17 @@ impl Daemon {
     pub fn serve(mut self) -> Result<(), DaemonError> {
         let system = |doing| move |source| DaemonError::System { doing, source };
         let signals = end_signals().map_err(system("set up signals"))?;
+        if let Some((directory, membership)) = self.membership.take() {
+            cluster::start(&self.shared, directory, membership)
+                .map_err(system("start the cluster's thread"))?;
+        }
         self.accept_until(signals.as_fd())
             .map_err(system("wait for connections"))?;
         let _ = signals.read_signal();
         self.shared
             .say("ending: asking aggregates to leave (a second signal ends at once)");
         self.end = None;
+        cluster::end(&self.shared);
         let deadline = Instant::now() + LEAVE_BOUND + Duration::from_secs(2);
         while self.shared.door.guests() > 0 && Instant::now() < deadline {
             let again = sys::wait_readable(&[signals.as_fd()], Duration::from_millis(100));

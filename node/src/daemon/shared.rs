@@ -5,9 +5,11 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Instant;
 
+use weft_cluster::Cluster;
+use weft_store::LeaseId;
 use weft_wire::hello::Hello;
 use weft_wire::keys::{PublicKey, StaticKeys};
 
@@ -20,6 +22,12 @@ use crate::config::{Config, Peer};
 use crate::protocol::NodeStatus;
 use crate::size::PAGE_BYTES;
 use crate::spawn::{self, Executable};
+
+/// Under which lease this host says that it lives.
+pub(super) struct Alive {
+    pub(super) cluster: Cluster,
+    pub(super) lease: LeaseId,
+}
 
 /// See the module.
 pub(super) struct Shared {
@@ -47,6 +55,10 @@ pub(super) struct Shared {
     /// Guards how often each peer has been spoken of lately: an entry for each `[[peer]]`
     /// at most.
     pub(super) peers: Mutex<HashMap<PublicKey, Gossip>>,
+    /// The other members of this host's cluster, where it is in one.
+    pub(super) members: RwLock<Vec<Peer>>,
+    /// How this host says that it lives, in a cluster. Nothing is asked under this lock.
+    pub(super) alive: Mutex<Option<Alive>>,
     /// Slices of machines that run now.
     pub(super) machine_slices: AtomicU32,
     pub(super) log: fn(&str),
@@ -89,6 +101,17 @@ impl Shared {
         if speak {
             self.say(&format!("{}: {text}", peer.name));
         }
+    }
+
+    /// The peer with this public key: of the configuration, else a member of the cluster.
+    pub(super) fn peer(&self, key: &PublicKey) -> Option<Peer> {
+        let members = || self.members.read().unwrap_or_else(PoisonError::into_inner);
+        let member = || members().iter().find(|peer| &peer.key == key).cloned();
+        self.config.peer(key).cloned().or_else(member)
+    }
+
+    pub(super) fn set_members(&self, members: Vec<Peer>) {
+        *self.members.write().unwrap_or_else(PoisonError::into_inner) = members;
     }
 
     /// Readable once the daemon is to end.

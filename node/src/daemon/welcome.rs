@@ -55,10 +55,10 @@ pub(super) fn welcome(
                 peer,
                 guest,
             } = session;
-            let served = Session::new(shared, peer, channel, descriptor).serve();
+            let served = Session::new(shared, &peer, channel, descriptor).serve();
             drop(guest);
             if let Err(why) = served {
-                shared.say_of_peer(peer, &format!("{from}: {}", sentence(&why)));
+                shared.say_of_peer(&peer, &format!("{from}: {}", sentence(&why)));
             }
         }
         Err(why) => shared.say_of_stranger(&format!("{from}: {}", sentence(&why))),
@@ -66,19 +66,19 @@ pub(super) fn welcome(
 }
 
 /// A peer whose key was proven, on a connection of its own.
-struct Known<'a> {
-    peer: &'a Peer,
+struct Known {
+    peer: Peer,
     channel: Channel,
     descriptor: TcpStream,
     guest: Guest,
 }
 
 /// The handshake: a peer, or none where it was a link, which its session has now.
-fn prove<'a>(
-    shared: &'a Shared,
+fn prove(
+    shared: &Shared,
     stream: TcpStream,
     stranger: Stranger,
-) -> Result<Option<Known<'a>>, WelcomeError> {
+) -> Result<Option<Known>, WelcomeError> {
     stream
         .set_nonblocking(false)
         .and_then(|()| socket::tune(&stream))
@@ -98,12 +98,12 @@ fn prove<'a>(
         }
         Opening::Control => {
             let borrows = |key: &_| {
-                let peer = shared.config.peer(key);
+                let peer = shared.peer(key);
                 peer.is_some_and(|peer| peer.may().borrow())
             };
             let controlled = incoming.control(&shared.keys, borrows);
             let (mut channel, key) = controlled.map_err(|error| refusal(shared, error))?;
-            let peer = shared.config.peer(&key).ok_or(WelcomeError::NoPeer)?;
+            let peer = shared.peer(&key).ok_or(WelcomeError::NoPeer)?;
             let (guest, descriptor) = stranger.prove(key)?;
             // Home decides whether its programs can move here; this side only
             // says what it is.
@@ -121,7 +121,7 @@ fn prove<'a>(
 /// Why a connection is not served, for the log.
 fn refusal(shared: &Shared, error: HandshakeError) -> WelcomeError {
     if let HandshakeError::Untrusted { found } = &error
-        && let Some(peer) = shared.config.peer(found)
+        && let Some(peer) = shared.peer(found)
     {
         return WelcomeError::MayNotBorrow {
             name: peer.name.clone(),

@@ -13,6 +13,7 @@ use weft_wire::socket;
 use crate::config::{self, Config, PORT};
 use crate::error::{LaunchError, sentence};
 use crate::links::Link;
+use crate::member::{self, MemberError};
 use crate::monitor_protocol::OtherNode;
 use crate::protocol::{DaemonReply, DaemonRequest, NodeStatus};
 use crate::said::plain;
@@ -41,13 +42,13 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Reads both from the configuration directory.
-    pub fn load(directory: Option<&std::path::Path>) -> Result<Identity, config::ConfigError> {
+    /// Reads both from the configuration directory. In a cluster, its members are trusted, too.
+    pub fn load(directory: Option<&std::path::Path>) -> Result<Identity, MemberError> {
         let directory = directory.map_or_else(config::directory, Into::into);
-        Ok(Identity {
-            keys: config::load_keys(&directory)?,
-            config: Config::load(&directory)?,
-        })
+        let keys = config::load_keys(&directory)?;
+        let mut config = Config::load(&directory)?;
+        config.peers.extend(member::peers(&directory)?);
+        Ok(Identity { keys, config })
     }
 
     /// The trusted nodes.

@@ -1,0 +1,47 @@
+use std::time::Duration;
+use weft_store::StoreError;
+
+/// Why something about a cluster was not done.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    #[error("this store has no cluster: `weft cluster init` makes one")]
+    None,
+    #[error("this store has the cluster {0} already: join it, or give another store")]
+    Exists(String),
+    #[error(
+        "the cluster's state has format {found}, this weft knows {known}: use the version of the other hosts"
+    )]
+    Format { found: u32, known: u32 },
+    #[error(
+        "the token is unknown, was used, or is older than its time: ask for another with `weft cluster invite`"
+    )]
+    NoSuchToken,
+    #[error("this is no token: one begins with weft-join- and has 64 more letters and digits")]
+    NotAToken,
+    #[error("an invitation is good for {} s at most", .0.as_secs())]
+    TokenLife(Duration),
+    #[error(
+        "a host called {0} is a member already: choose another name, or have the other one leave"
+    )]
+    NameTaken(String),
+    #[error("this host's key belongs to the member {0} already")]
+    KeyTaken(String),
+    #[error("the cluster has as many hosts as it can have: have one leave")]
+    Full,
+    #[error("too many hosts join at once: try again")]
+    Busy,
+    #[error("{0} is no member of the cluster")]
+    NoSuchHost(String),
+    #[error(
+        "{name:?} is no name for a host or a cluster: use up to 63 small letters, digits and -, a letter or digit first"
+    )]
+    Name { name: String },
+    #[error("this host has version {own}, the cluster {cluster}: all hosts need the same")]
+    Version { own: String, cluster: String },
+    #[error("{0} is not the leader any more: another host decides")]
+    NotLeader(String),
+    #[error("the cluster's record {key} cannot be read: {reason}")]
+    Damaged { key: String, reason: String },
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}

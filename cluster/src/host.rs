@@ -1,0 +1,78 @@
+//! Hosts as the cluster knows them.
+
+use crate::{ClusterError, HOSTS, KEYS, NUMBERS};
+use serde::{Deserialize, Serialize};
+
+/// What a host is: said when it joins, but for its number, which it gets then.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostRecord {
+    pub name: String,
+    /// Its public key, as `weft node init` prints it.
+    pub key: String,
+    /// HOST:PORT of its daemon.
+    pub address: String,
+    pub cores: u32,
+    pub memory_bytes: u64,
+    /// Its CPU's features, by the names of `/proc/cpuinfo`.
+    pub features: Vec<String>,
+    pub version: String,
+    /// No other member has it: users of slices and the like are counted by it.
+    #[serde(default)]
+    pub number: u32,
+}
+
+impl HostRecord {
+    pub(crate) fn check(&self, cluster_version: &str) -> Result<(), ClusterError> {
+        check_name(&self.name)?;
+        if self.version != cluster_version {
+            let (own, cluster) = (self.version.clone(), cluster_version.into());
+            return Err(ClusterError::Version { own, cluster });
+        }
+        Ok(())
+    }
+
+    /// The store's keys of the host, its public key and its number.
+    pub(crate) fn keys(&self) -> [String; 3] {
+        [
+            format!("{HOSTS}{}", self.name),
+            format!("{KEYS}{}", self.key),
+            format!("{NUMBERS}{}", self.number),
+        ]
+    }
+}
+
+/// How a living host is: said again and again.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HostReport {
+    /// What it lends, and what of that is in use.
+    pub lends_bytes: u64,
+    pub lent_bytes: u64,
+    pub slices: u32,
+    pub free_bytes: u64,
+    /// Processes that ran or wanted to, in the mean of the last minute.
+    pub load: f64,
+}
+
+/// A host with what it said last, if it lives.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Member {
+    pub record: HostRecord,
+    pub report: Option<HostReport>,
+    pub revision: u64,
+}
+
+const NAME_MAX: usize = 63;
+
+/// The names of DNS labels: they are words of command lines, URLs and keys.
+pub(crate) fn check_name(name: &str) -> Result<(), ClusterError> {
+    let letter = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    let fine = name.len() <= NAME_MAX
+        && name.starts_with(letter)
+        && name.chars().all(|c| letter(c) || c == '-');
+    if fine {
+        Ok(())
+    } else {
+        Err(ClusterError::Name { name: name.into() })
+    }
+}

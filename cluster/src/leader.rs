@@ -1,0 +1,102 @@
+//! One host decides: the one that made a key with its lease. The key is free again when that
+//! host has not renewed the lease for [`crate::ALIVE_LEASE`].
+//!
+//! A leader that was cut off may believe that it still leads. So every change of a leader
+//! has the condition that the key is the one that it made: its revision is the number of
+//! the term, and no two terms have the same.
+
+use crate::{Cluster, ClusterError, LEADER, json, parse};
+use serde::{Deserialize, Serialize};
+use weft_store::{Change, Committed, Condition, LeaseId, StoreError};
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Leader {
+    pub name: String,
+}
+
+/// The right to decide, as long as the store agrees.
+#[derive(Clone)]
+pub struct Term {
+    cluster: Cluster,
+    leader: Leader,
+    revision: u64,
+}
+
+impl Cluster {
+    /// The host that decides, if one does.
+    pub fn leader(&self) -> Result<Option<Leader>, ClusterError> {
+        let entry = self.store.get(LEADER)?;
+        entry.map(|entry| parse(LEADER, &entry.value)).transpose()
+    }
+
+    /// Tries to become the leader. `None`: another host is.
+    pub fn campaign(&self, name: &str, lease: LeaseId) -> Result<Option<Term>, ClusterError> {
+        let leader = Leader { name: name.into() };
+        let condition = [Condition::Absent(LEADER.into())];
+        let change = Change::put_leased(LEADER, json(&leader), lease);
+        let cluster = self.clone();
+        match self.store.commit(&condition, &[change]) {
+            Ok(Committed::Done(revision)) => Ok(Some(Term {
+                cluster,
+                leader,
+                revision,
+            })),
+            Ok(Committed::Refused) => Ok(None),
+            // It may have come about: the key says, by the lease that only this host has.
+            Err(StoreError::Unknown { .. }) => {
+                let entry = self
+                    .store
+                    .get(LEADER)?
+                    .filter(|entry| entry.lease == Some(lease));
+                Ok(entry.map(|entry| Term {
+                    cluster,
+                    leader,
+                    revision: entry.revision,
+                }))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl Term {
+    /// The number of the term: larger than that of all before.
+    pub fn number(&self) -> u64 {
+        self.revision
+    }
+
+    /// Changes something as the leader: all of it if this host still is, else nothing.
+    pub fn commit(
+        &self,
+        conditions: &[Condition],
+        changes: &[Change],
+    ) -> Result<Committed, ClusterError> {
+        let leads = Condition::Unchanged(LEADER.into(), self.revision);
+        let conditions: Vec<Condition> = std::iter::once(leads)
+            .chain(conditions.iter().cloned())
+            .collect();
+        let committed = self.cluster.store.commit(&conditions, changes)?;
+        if committed == Committed::Refused {
+            self.check()?;
+        }
+        Ok(committed)
+    }
+
+    /// Whether this host still decides.
+    pub fn check(&self) -> Result<(), ClusterError> {
+        let entry = self.cluster.store.get(LEADER)?;
+        match entry {
+            Some(entry) if entry.revision == self.revision => Ok(()),
+            _ => Err(ClusterError::NotLeader(self.leader.name.clone())),
+        }
+    }
+
+    /// Lets another host decide.
+    pub fn resign(self) -> Result<(), ClusterError> {
+        let leads = Condition::Unchanged(LEADER.into(), self.revision);
+        self.cluster
+            .store
+            .commit(&[leads], &[Change::delete(LEADER)])?;
+        Ok(())
+    }
+}

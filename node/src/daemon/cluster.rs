@@ -1,0 +1,176 @@
+//! The daemon as a member of a cluster: it says that this host lives, and learns who the
+//! other members are.
+//!
+//! One thread asks the store, a few times within each lease. While the store cannot be
+//! reached, the members that were known last stay peers, and everything that runs goes on.
+
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use weft_cluster::{ALIVE_LEASE, Cluster, ClusterError, HostRecord, HostReport};
+use weft_store::{LeaseId, StoreError};
+
+use super::shared::{Alive, Shared};
+use crate::error::sentence;
+use crate::host;
+use crate::member::{self, MemberError, Membership};
+use crate::sys;
+
+/// A turn of the thread: the lease is renewed, and what has changed is learned.
+const TURN: Duration = ALIVE_LEASE.checked_div(3).expect("not by zero");
+
+/// Begins with the members that were known last, and starts the thread.
+pub(super) fn start(
+    shared: &Arc<Shared>,
+    directory: PathBuf,
+    membership: Membership,
+) -> std::io::Result<()> {
+    shared.set_members(membership.peers(&member::remembered(&directory)));
+    let shared = shared.clone();
+    let mut thread = Heartbeat {
+        shared,
+        directory,
+        membership,
+        seen: 0,
+        trouble: None,
+    };
+    std::thread::Builder::new()
+        .name("weft-cluster".into())
+        .spawn(move || thread.run())?;
+    Ok(())
+}
+
+/// This host ends by itself: the others need not wait for its lease.
+pub(super) fn end(shared: &Shared) {
+    let alive = shared
+        .alive
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .take();
+    if let Some(alive) = alive {
+        // Else the lease ends by itself.
+        let _ = alive.cluster.end_lease(alive.lease);
+    }
+}
+
+struct Heartbeat {
+    shared: Arc<Shared>,
+    directory: PathBuf,
+    membership: Membership,
+    /// The revision of the members that are known.
+    seen: u64,
+    /// What was said last: the same is not said again and again.
+    trouble: Option<String>,
+}
+
+impl Heartbeat {
+    fn run(&mut self) {
+        loop {
+            let pause = match self.turn() {
+                Ok(()) => {
+                    if self.trouble.take().is_some() {
+                        self.shared.say("cluster: the store answers again");
+                    }
+                    Duration::ZERO
+                }
+                Err(error) => {
+                    let text = sentence(&error);
+                    if self.trouble.as_ref() != Some(&text) {
+                        self.shared.say(&format!(
+                            "cluster: {text}; what runs goes on, with the members known so far"
+                        ));
+                        self.trouble = Some(text);
+                    }
+                    TURN
+                }
+            };
+            let ended = sys::wait_readable(&[self.shared.ending()], pause);
+            if ended.map_or(true, |ready| ready[0]) {
+                return;
+            }
+        }
+    }
+
+    fn turn(&mut self) -> Result<(), MemberError> {
+        let (cluster, lease) = self.lease()?;
+        match cluster.report(&self.membership.host, &self.host_report(), lease) {
+            Ok(()) => {}
+            Err(ClusterError::Store(StoreError::LeaseGone(_))) => {
+                // Too late: the next turn has another one.
+                self.shared
+                    .alive
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .take();
+                return Ok(());
+            }
+            Err(error @ ClusterError::NoSuchHost(_)) => {
+                self.shared.set_members(Vec::new());
+                member::remember_new(&self.directory, &[]);
+                return Err(error.into());
+            }
+            Err(error) => return Err(error.into()),
+        }
+        let members = cluster.members()?;
+        let newest = members
+            .iter()
+            .map(|member| member.revision)
+            .max()
+            .unwrap_or(0);
+        let hosts: Vec<HostRecord> = members.into_iter().map(|member| member.record).collect();
+        self.shared.set_members(self.membership.peers(&hosts));
+        member::remember_new(&self.directory, &hosts);
+        self.seen = cluster.wait_for_change(self.seen.max(newest), TURN)?;
+        Ok(())
+    }
+
+    /// The cluster and this host's lease, renewed; new ones where there are none.
+    fn lease(&self) -> Result<(Cluster, LeaseId), MemberError> {
+        let known = {
+            let alive = self
+                .shared
+                .alive
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            alive
+                .as_ref()
+                .map(|alive| (alive.cluster.clone(), alive.lease))
+        };
+        if let Some((cluster, lease)) = known {
+            match cluster.renew(lease) {
+                Ok(()) => return Ok((cluster, lease)),
+                Err(ClusterError::Store(StoreError::LeaseGone(_))) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let cluster = self.membership.cluster()?;
+        let lease = cluster.lease()?;
+        let alive = Alive {
+            cluster: cluster.clone(),
+            lease,
+        };
+        *self
+            .shared
+            .alive
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(alive);
+        Ok((cluster, lease))
+    }
+
+    fn host_report(&self) -> HostReport {
+        let status = self.shared.status();
+        let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+        let load = load
+            .split_whitespace()
+            .next()
+            .and_then(|load| load.parse().ok());
+        HostReport {
+            lends_bytes: status.memory_bytes,
+            lent_bytes: status.memory_bytes - status.memory_free_bytes,
+            slices: status.slices_used,
+            free_bytes: host::available_memory_bytes(),
+            load: load.unwrap_or(0.0),
+        }
+    }
+}
