@@ -7,11 +7,12 @@
 //! - [`program`] runs a program natively or under `weft` and reads what it says.
 //! - [`raw`] is the baseline: sockets without Weft.
 //! - [`ping`] asks a guest for echoes while its machine moves, and draws what came back.
-//! - [`micro`], [`elastic`] and [`vm`] are the benchmarks; [`results`] writes.
+//! - [`micro`], [`elastic`], [`vm`] and [`placement`] are the benchmarks; [`results`] writes.
 
 pub mod elastic;
 pub mod micro;
 pub mod ping;
+pub mod placement;
 pub mod program;
 pub mod raw;
 pub mod results;

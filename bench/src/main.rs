@@ -8,6 +8,7 @@ use clap::{Parser, Subcommand};
 use weft_bench::elastic::{Network, elastic};
 use weft_bench::micro;
 use weft_bench::ping;
+use weft_bench::placement::placement;
 use weft_bench::program::Place;
 use weft_bench::raw::{self, Kind};
 use weft_bench::results::Table;
@@ -35,7 +36,7 @@ use weft_bench::vm::web::web;
 use weft_bench::working_set::{oversubscribed, working_set};
 use weft_tests::boot::Images;
 
-const BENCHMARKS: [&str; 32] = [
+const BENCHMARKS: [&str; 33] = [
     "latency",
     "unstretched",
     "throughput",
@@ -68,6 +69,7 @@ const BENCHMARKS: [&str; 32] = [
     "vm-smemv",
     "vm-ping",
     "vm-home",
+    "placement",
 ];
 
 /// Measures weft against native runs and raw sockets.
@@ -150,6 +152,7 @@ fn run_one(name: &str, options: &Options, place: &Place) -> Result<Vec<Table>> {
         "vm-nodes-net" => web(place, &options.images(), repeat),
         "vm-nodes-nginx" => nginx(place, &options.images(), repeat),
         "vm-vcpu-move" => return vcpu_move(place, &options.images(), repeat),
+        "placement" => return placement(place, repeat),
         "vm-follow" => follow(place, &options.images(), repeat),
         "vm-checkpoint" => checkpoint(place, &options.images(), repeat),
         "vm-save-live" => save_live(place, &options.images(), repeat),
