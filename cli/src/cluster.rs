@@ -31,17 +31,13 @@ pub fn run(command: ClusterCommand) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// An invitation of a host by itself is used at once.
-const OWN_TOKEN_LIFE: Duration = Duration::from_secs(60);
-
 fn init(name: &str, store: &StoreArgs, host: &HostArgs) -> anyhow::Result<()> {
     let directory = config::directory();
     no_member(&directory)?;
     let record = describe(&directory, host)?;
     let address = address_of(store);
-    let cluster = Cluster::init(address.open()?, name, env!("CARGO_PKG_VERSION"))?;
-    let token = cluster.invite(OWN_TOKEN_LIFE)?;
-    become_member(&directory, &address, &cluster, &token, &record)?;
+    let cluster = Cluster::init(address.open()?, name, &record)?;
+    become_member(&directory, &address, &cluster, &record)?;
     eprintln!(
         "weft: made the cluster {name}; this host is {} in it",
         record.name
@@ -82,7 +78,8 @@ fn join(token: Option<&str>, store: &StoreArgs, host: &HostArgs) -> anyhow::Resu
     let record = describe(&directory, host)?;
     let address = address_of(store);
     let cluster = Cluster::open(address.open()?)?;
-    become_member(&directory, &address, &cluster, &token, &record)?;
+    cluster.join(&token, &record)?;
+    become_member(&directory, &address, &cluster, &record)?;
     eprintln!(
         "weft: this host is {} in the cluster {}",
         record.name,
@@ -103,18 +100,16 @@ fn no_member(directory: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// The record in the cluster first, then the file here: if that fails, the record goes.
+/// Notes here what the cluster has already. If that fails, the cluster forgets it.
 fn become_member(
     directory: &Path,
     address: &StoreAddress,
     cluster: &Cluster,
-    token: &Token,
     record: &HostRecord,
 ) -> anyhow::Result<()> {
-    cluster.join(token, record)?;
     let membership = Membership::new(address, cluster, &record.name);
     if let Err(error) = membership.save(directory) {
-        let _ = cluster.leave(&record.name);
+        let _ = cluster.leave(&record.name, Some(&record.key));
         return Err(error.into());
     }
     Ok(())
@@ -125,7 +120,8 @@ fn leave(host: Option<&str>) -> anyhow::Result<()> {
     let (membership, cluster) = joined()?;
     let host = host.unwrap_or(&membership.host);
     let own = host == membership.host;
-    match cluster.leave(host) {
+    let key = config::load_keys(&directory)?.public().to_string();
+    match cluster.leave(host, own.then_some(&key[..])) {
         // Another host has ended this one's membership: what is here must go, too.
         Err(ClusterError::NoSuchHost(_)) if own => {}
         outcome => outcome?,
@@ -215,6 +211,12 @@ fn status(json: bool) -> anyhow::Result<()> {
              it, or remove {} beside {CONFIG_FILE}",
             membership.host,
             member::MEMBER_FILE
+        );
+    }
+    for key in cluster.damaged()? {
+        eprintln!(
+            "weft: the record {key} is no member's: another one has its key or number, or it \
+             cannot be read; `weft cluster leave` with its name removes it"
         );
     }
     let hosts: Vec<Line<'_>> = members

@@ -1,11 +1,11 @@
 //! Hosts as the cluster knows them.
 
-use crate::{ClusterError, HOSTS, KEYS, NUMBERS};
+use crate::{ClusterError, HOSTS, HOSTS_MAX, KEYS, NUMBERS, json};
 use serde::{Deserialize, Serialize};
+use weft_store::{Change, Entry};
 
 /// What a host is: said when it joins, but for its number, which it gets then.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct HostRecord {
     pub name: String,
     /// Its public key, as `weft node init` prints it.
@@ -17,7 +17,7 @@ pub struct HostRecord {
     /// Its CPU's features, by the names of `/proc/cpuinfo`.
     pub features: Vec<String>,
     pub version: String,
-    /// No other member has it: users of slices and the like are counted by it.
+    /// No other member has it. The user id of the host's slices is derived from it.
     #[serde(default)]
     pub number: u32,
 }
@@ -32,6 +32,17 @@ impl HostRecord {
         Ok(())
     }
 
+    /// What the store has of a member.
+    pub(crate) fn entries(&self) -> [Change; 3] {
+        let [host, key, number] = self.keys();
+        let name = self.name.as_bytes();
+        [
+            Change::put(host, json(self)),
+            Change::put(key, name),
+            Change::put(number, name),
+        ]
+    }
+
     /// The store's keys of the host, its public key and its number.
     pub(crate) fn keys(&self) -> [String; 3] {
         [
@@ -40,6 +51,15 @@ impl HostRecord {
             format!("{NUMBERS}{}", self.number),
         ]
     }
+}
+
+/// The record of an entry, if it is one: under its own name, with a possible number.
+pub(crate) fn read(entry: &Entry) -> Option<HostRecord> {
+    let record: HostRecord = serde_json::from_slice(&entry.value).ok()?;
+    let fine = entry.key.strip_prefix(HOSTS) == Some(&record.name)
+        && check_name(&record.name).is_ok()
+        && record.number < HOSTS_MAX;
+    fine.then_some(record)
 }
 
 /// How a living host is: said again and again.

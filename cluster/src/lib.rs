@@ -35,7 +35,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
-use weft_store::{Change, Committed, Condition, LeaseId, Store};
+use weft_store::{Change, Committed, Condition, LeaseId, Store, StoreError};
 
 const IDENTITY: &str = "weft/cluster";
 const TOKENS: &str = "weft/token/";
@@ -79,17 +79,36 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Makes a cluster in an empty store.
-    pub fn init(store: Arc<dyn Store>, name: &str, version: &str) -> Result<Cluster, ClusterError> {
+    /// Makes a cluster with its first host, in a store that has none, or one without hosts.
+    pub fn init(
+        store: Arc<dyn Store>,
+        name: &str,
+        first: &HostRecord,
+    ) -> Result<Cluster, ClusterError> {
         host::check_name(name)?;
+        first.check(&first.version)?;
         let identity = Identity {
             id: token::random_hex::<8>(),
             name: name.into(),
-            version: version.into(),
+            version: first.version.clone(),
             format: FORMAT,
         };
-        let condition = [Condition::Absent(IDENTITY.into())];
-        match store.commit(&condition, &[Change::put(IDENTITY, json(&identity))])? {
+        let known = store.get(IDENTITY)?;
+        if known.is_some() && !store.read(HOSTS)?.entries.is_empty() {
+            return Err(ClusterError::Exists(Cluster::open(store)?.identity.name));
+        }
+        let record = HostRecord {
+            number: 0,
+            ..first.clone()
+        };
+        let mut conditions = vec![match &known {
+            None => Condition::Absent(IDENTITY.into()),
+            Some(entry) => Condition::Unchanged(IDENTITY.into(), entry.revision),
+        }];
+        conditions.extend(record.keys().map(Condition::Absent));
+        let mut changes = vec![Change::put(IDENTITY, json(&identity))];
+        changes.extend(record.entries());
+        match store.commit(&conditions, &changes)? {
             Committed::Done(_) => Ok(Cluster { store, identity }),
             Committed::Refused => Err(ClusterError::Exists(Cluster::open(store)?.identity.name)),
         }
@@ -125,18 +144,11 @@ impl Cluster {
         Ok(token)
     }
 
-    /// Makes a host a member, with the smallest number that is free. The token is used up by
-    /// it.
+    /// Makes a host a member, with a number that no other has. The token is used up by it.
     pub fn join(&self, token: &Token, record: &HostRecord) -> Result<HostRecord, ClusterError> {
         record.check(&self.identity.version)?;
         for _ in 0..JOIN_TRIES {
-            let numbers: BTreeSet<u32> = self
-                .members()?
-                .iter()
-                .map(|member| member.record.number)
-                .collect();
-            let free = (0..HOSTS_MAX).find(|number| !numbers.contains(number));
-            let number = free.ok_or(ClusterError::Full)?;
+            let number = self.free_number()?;
             let record = HostRecord {
                 number,
                 ..record.clone()
@@ -148,6 +160,26 @@ impl Cluster {
         Err(ClusterError::Busy)
     }
 
+    /// The next free number after that of the newest member. What ran for a host that has left
+    /// may still have the user id that was derived from its number.
+    fn free_number(&self) -> Result<u32, ClusterError> {
+        let taken: BTreeSet<String> = self
+            .store
+            .read(NUMBERS)?
+            .entries
+            .into_iter()
+            .map(|entry| entry.key)
+            .collect();
+        let newest = self
+            .members()?
+            .into_iter()
+            .max_by_key(|member| member.revision);
+        let from = newest.map_or(0, |newest| newest.record.number + 1);
+        let mut numbers = (0..HOSTS_MAX).map(|step| (from + step) % HOSTS_MAX);
+        let free = numbers.find(|number| !taken.contains(&format!("{NUMBERS}{number}")));
+        free.ok_or(ClusterError::Full)
+    }
+
     /// `false`: another host has got the number in the meantime.
     fn try_join(&self, token: &Token, record: &HostRecord) -> Result<bool, ClusterError> {
         let token_key = format!("{TOKENS}{}", token.digest());
@@ -155,21 +187,23 @@ impl Cluster {
             .store
             .get(&token_key)?
             .ok_or(ClusterError::NoSuchToken)?;
-        let [host, key, number] = record.keys();
-        let conditions = [
-            Condition::Unchanged(token_key.clone(), entry.revision),
-            Condition::Absent(host.clone()),
-            Condition::Absent(key.clone()),
-            Condition::Absent(number.clone()),
-        ];
-        let changes = [
-            Change::delete(&token_key),
-            Change::put(&host, json(record)),
-            Change::put(&key, record.name.as_bytes()),
-            Change::put(&number, record.name.as_bytes()),
-        ];
-        if let Committed::Done(_) = self.store.commit(&conditions, &changes)? {
-            return Ok(true);
+        let [host, key, _] = record.keys();
+        let mut conditions = vec![Condition::Unchanged(token_key.clone(), entry.revision)];
+        conditions.extend(record.keys().map(Condition::Absent));
+        let mut changes = vec![Change::delete(&token_key)];
+        changes.extend(record.entries());
+        match self.store.commit(&conditions, &changes) {
+            Ok(Committed::Done(_)) => return Ok(true),
+            Ok(Committed::Refused) => {}
+            // It may have come about: then the host's key has this record.
+            Err(StoreError::Unknown { store, reason }) => {
+                let entry = self.store.get(&host)?;
+                return match entry.is_some_and(|entry| entry.value == json(record)) {
+                    true => Ok(true),
+                    false => Err(StoreError::Unknown { store, reason }.into()),
+                };
+            }
+            Err(error) => return Err(error.into()),
         }
         if self.store.get(&host)?.is_some() {
             return Err(ClusterError::NameTaken(record.name.clone()));
@@ -180,14 +214,24 @@ impl Cluster {
         Ok(false)
     }
 
-    /// Ends a host's membership. Its key opens nothing here from then on.
-    pub fn leave(&self, name: &str) -> Result<(), ClusterError> {
+    /// Ends a host's membership, also if its record cannot be read. With `key`, only if the
+    /// host has that public key.
+    pub fn leave(&self, name: &str, key: Option<&str>) -> Result<(), ClusterError> {
         let host = format!("{HOSTS}{name}");
         let none = || ClusterError::NoSuchHost(name.into());
         let entry = self.store.get(&host)?.ok_or_else(none)?;
-        let record: HostRecord = parse(&host, &entry.value)?;
-        let mut changes: Vec<Change> = record.keys().into_iter().map(Change::delete).collect();
-        changes.push(Change::delete(format!("{ALIVE}{name}")));
+        if key.is_some_and(|key| host::read(&entry).is_none_or(|record| record.key != key)) {
+            return Err(none());
+        }
+        let mut changes = vec![
+            Change::delete(&host),
+            Change::delete(format!("{ALIVE}{name}")),
+        ];
+        for prefix in [KEYS, NUMBERS] {
+            let entries = self.store.read(prefix)?.entries.into_iter();
+            let of_host = entries.filter(|entry| entry.value == name.as_bytes());
+            changes.extend(of_host.map(|entry| Change::delete(entry.key)));
+        }
         match self
             .store
             .commit(&[Condition::Unchanged(host, entry.revision)], &changes)?
@@ -197,24 +241,42 @@ impl Cluster {
         }
     }
 
-    /// All members in the order of their names, with what the living ones say.
+    /// All members in the order of their names, with what the living ones say. A record that
+    /// cannot be read, or has a name, key or number that an earlier one has, is no member's:
+    /// see [`Cluster::damaged`].
     pub fn members(&self) -> Result<Vec<Member>, ClusterError> {
+        Ok(self.read_members()?.0)
+    }
+
+    /// The keys of hosts' records that were left out.
+    pub fn damaged(&self) -> Result<Vec<String>, ClusterError> {
+        Ok(self.read_members()?.1)
+    }
+
+    fn read_members(&self) -> Result<(Vec<Member>, Vec<String>), ClusterError> {
         let reports = self.store.read(ALIVE)?;
         let hosts = self.store.read(HOSTS)?;
-        let member = |entry: &weft_store::Entry| {
-            let record: HostRecord = parse(&entry.key, &entry.value)?;
+        let (mut members, mut damaged): (Vec<Member>, Vec<String>) = (Vec::new(), Vec::new());
+        for entry in &hosts.entries {
+            let same = |record: &HostRecord| {
+                members.iter().any(|known| {
+                    known.record.key == record.key || known.record.number == record.number
+                })
+            };
+            let Some(record) = host::read(entry).filter(|record| !same(record)) else {
+                damaged.push(entry.key.clone());
+                continue;
+            };
             let alive = format!("{ALIVE}{}", record.name);
             let report = reports.entries.iter().find(|report| report.key == alive);
-            let report = report
-                .map(|report| parse(&report.key, &report.value))
-                .transpose()?;
-            Ok(Member {
+            let report = report.and_then(|report| serde_json::from_slice(&report.value).ok());
+            members.push(Member {
                 record,
                 report,
                 revision: entry.revision,
-            })
-        };
-        hosts.entries.iter().map(member).collect()
+            });
+        }
+        Ok((members, damaged))
     }
 
     /// A lease under which a host says that it lives.
@@ -232,20 +294,25 @@ impl Cluster {
         Ok(self.store.revoke(lease)?)
     }
 
-    /// Says that a member lives, and how it is. Refused where it is no member any more.
+    /// Says that a member lives, and how it is. Refused where no member has this name and
+    /// this public key any more.
     pub fn report(
         &self,
         name: &str,
+        key: &str,
         report: &HostReport,
         lease: LeaseId,
     ) -> Result<(), ClusterError> {
         let host = format!("{HOSTS}{name}");
         let none = || ClusterError::NoSuchHost(name.into());
-        let member = self.store.get(&host)?.ok_or_else(none)?;
+        let entry = self.store.get(&host)?.ok_or_else(none)?;
+        host::read(&entry)
+            .filter(|record| record.key == key)
+            .ok_or_else(none)?;
         let change = Change::put_leased(format!("{ALIVE}{name}"), json(report), lease);
         match self
             .store
-            .commit(&[Condition::Unchanged(host, member.revision)], &[change])?
+            .commit(&[Condition::Unchanged(host, entry.revision)], &[change])?
         {
             Committed::Done(_) => Ok(()),
             Committed::Refused => Err(none()),
@@ -258,7 +325,7 @@ impl Cluster {
         match self.store.watch(HOSTS, after, wait) {
             Ok(updates) => Ok(updates.last().map_or(after, |update| update.revision)),
             // Too much has changed: all must be read again.
-            Err(weft_store::StoreError::Compacted { .. }) => Ok(self.store.read(HOSTS)?.revision),
+            Err(StoreError::Compacted { .. }) => Ok(self.store.read(HOSTS)?.revision),
             Err(error) => Err(error.into()),
         }
     }

@@ -27,7 +27,10 @@ fn store() -> (Folder, Arc<dyn Store>) {
 
 fn cluster() -> (Folder, Cluster) {
     let (folder, store) = store();
-    (folder, Cluster::init(store, "fragments", "1").unwrap())
+    (
+        folder,
+        Cluster::init(store, "fragments", &host("first")).unwrap(),
+    )
 }
 
 fn host(name: &str) -> HostRecord {
@@ -52,14 +55,14 @@ fn a_store_has_one_cluster() {
         Cluster::open(store.clone()),
         Err(ClusterError::None)
     ));
-    let made = Cluster::init(store.clone(), "fragments", "1").unwrap();
-    let again = Cluster::init(store.clone(), "other", "1");
+    let made = Cluster::init(store.clone(), "fragments", &host("first")).unwrap();
+    let again = Cluster::init(store.clone(), "other", &host("first"));
     assert!(matches!(again, Err(ClusterError::Exists(name)) if name == "fragments"));
     assert_eq!(
         Cluster::open(store.clone()).unwrap().identity(),
         made.identity()
     );
-    let wrong = Cluster::init(store, "Not a name", "1");
+    let wrong = Cluster::init(store, "Not a name", &host("first"));
     assert!(matches!(wrong, Err(ClusterError::Name { .. })));
 }
 
@@ -78,7 +81,7 @@ fn a_token_lets_one_host_join_once() {
         .into_iter()
         .map(|member| member.record.name)
         .collect();
-    assert_eq!(names, ["alpha"]);
+    assert_eq!(names, ["alpha", "first"]);
 }
 
 #[test]
@@ -102,7 +105,7 @@ fn of_many_that_use_a_token_at_once_one_joins() {
     let members = cluster.members().unwrap();
     let numbers: std::collections::BTreeSet<u32> =
         members.iter().map(|member| member.record.number).collect();
-    assert_eq!(numbers, (0..10).collect());
+    assert_eq!(numbers, (0..11).collect());
 }
 
 #[test]
@@ -170,19 +173,23 @@ fn hosts_live_while_they_say_so_and_leave() {
         load: 0.5,
         ..HostReport::default()
     };
-    cluster.report("alpha", &report, lease).unwrap();
+    cluster
+        .report("alpha", "weft-key-alpha", &report, lease)
+        .unwrap();
     assert_eq!(cluster.members().unwrap()[0].report, Some(report.clone()));
     cluster.end_lease(lease).unwrap();
     assert_eq!(cluster.members().unwrap()[0].report, None);
     let lease = cluster.lease().unwrap();
-    cluster.report("alpha", &report, lease).unwrap();
-    cluster.leave("alpha").unwrap();
-    assert_eq!(cluster.members().unwrap(), []);
+    cluster
+        .report("alpha", "weft-key-alpha", &report, lease)
+        .unwrap();
+    cluster.leave("alpha", None).unwrap();
+    assert_eq!(cluster.members().unwrap().len(), 1);
     assert!(matches!(
-        cluster.leave("alpha"),
+        cluster.leave("alpha", None),
         Err(ClusterError::NoSuchHost(_))
     ));
-    let gone = cluster.report("alpha", &report, lease);
+    let gone = cluster.report("alpha", "weft-key-alpha", &report, lease);
     assert!(matches!(gone, Err(ClusterError::NoSuchHost(_))));
     // Its name and key are free again.
     cluster
@@ -224,4 +231,81 @@ fn one_host_decides_and_one_that_was_cut_off_changes_nothing() {
     ));
     next.resign().unwrap();
     assert_eq!(cluster.leader().unwrap(), None);
+}
+
+#[test]
+fn damaged_records_are_left_out_and_can_leave() {
+    let (folder, store) = store();
+    let cluster = Cluster::init(store.clone(), "fragments", &host("first")).unwrap();
+    let record = |name: &str, number: u32| {
+        let record = HostRecord {
+            number,
+            ..host(name)
+        };
+        Change::put(
+            format!("weft/host/{name}"),
+            serde_json::to_vec(&record).unwrap(),
+        )
+    };
+    let other = serde_json::to_vec(&HostRecord {
+        number: 7,
+        ..host("other")
+    })
+    .unwrap();
+    let changes = [
+        Change::put("weft/host/garbage", "{"),
+        Change::put("weft/alive/first", "{"),
+        // The user id of the system's own, or of another member.
+        record("root", 61_183),
+        record("twin", 0),
+        Change::put("weft/host/misnamed", other),
+    ];
+    store.commit(&[], &changes).unwrap();
+    let members = cluster.members().unwrap();
+    assert_eq!(members.len(), 1);
+    assert_eq!(
+        (&members[0].record.name[..], &members[0].report),
+        ("first", &None)
+    );
+    let damaged = cluster.damaged().unwrap();
+    let keys = ["garbage", "misnamed", "root", "twin"].map(|name| format!("weft/host/{name}"));
+    assert_eq!(damaged, keys);
+    for name in ["garbage", "misnamed", "root", "twin"] {
+        cluster.leave(name, None).unwrap();
+    }
+    assert_eq!(cluster.damaged().unwrap(), [""; 0]);
+    drop(folder);
+}
+
+#[test]
+fn a_host_of_the_same_name_is_another_host() {
+    let (_folder, cluster) = cluster();
+    let lease = cluster.lease().unwrap();
+    let report = HostReport::default();
+    let other = cluster.report("first", "weft-key-other", &report, lease);
+    assert!(matches!(other, Err(ClusterError::NoSuchHost(_))));
+    let other = cluster.leave("first", Some("weft-key-other"));
+    assert!(matches!(other, Err(ClusterError::NoSuchHost(_))));
+    cluster.leave("first", Some("weft-key-first")).unwrap();
+}
+
+#[test]
+fn numbers_are_not_reused_at_once_and_an_empty_cluster_can_be_made_again() {
+    let (_folder, store) = store();
+    let cluster = Cluster::init(store.clone(), "fragments", &host("first")).unwrap();
+    let join = |name| {
+        cluster
+            .join(&cluster.invite(LIFE).unwrap(), &host(name))
+            .unwrap()
+            .number
+    };
+    assert_eq!((join("a"), join("b")), (1, 2));
+    cluster.leave("a", None).unwrap();
+    assert_eq!(join("c"), 3);
+    for name in ["first", "b", "c"] {
+        cluster.leave(name, None).unwrap();
+    }
+    let again = Cluster::init(store, "again", &host("first")).unwrap();
+    assert_ne!(again.identity().id, cluster.identity().id);
+    assert_eq!(again.members().unwrap().len(), 1);
 }

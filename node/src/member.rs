@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use weft_cluster::{Cluster, ClusterError, HostRecord};
+use weft_cluster::{Cluster, ClusterError, HOSTS_MAX, HostRecord};
 use weft_store::{Etcd, EtcdOptions, Store, StoreError, TlsFiles};
 use weft_wire::hello::Hello;
 
@@ -69,12 +69,28 @@ pub enum MemberError {
         "the store has another cluster than the one this host joined (id {found}, not {expected})"
     )]
     OtherCluster { found: String, expected: String },
+    #[error("this daemon ends")]
+    Ending,
     #[error(transparent)]
     Config(#[from] config::ConfigError),
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error(transparent)]
     Cluster(#[from] ClusterError),
+}
+
+impl MemberError {
+    /// Whether the store did not answer: then nobody knows better than before.
+    pub fn is_silence(&self) -> bool {
+        let (MemberError::Store(error) | MemberError::Cluster(ClusterError::Store(error))) = self
+        else {
+            return false;
+        };
+        matches!(
+            error,
+            StoreError::Unreachable { .. } | StoreError::Unknown { .. }
+        )
+    }
 }
 
 /// Where a cluster's state is, as the command line says it.
@@ -206,18 +222,25 @@ impl Membership {
         Ok(cluster)
     }
 
-    /// The other members as peers. Records whose key cannot be read are left out.
-    pub fn peers(&self, hosts: &[HostRecord]) -> Vec<Peer> {
+    /// The other members as peers, beside those of `node.toml`. A member with a key, a name or
+    /// a user of one of those is left out: the entry there counts.
+    pub fn peers(&self, hosts: &[HostRecord], configured: &[Peer]) -> Vec<Peer> {
         let others = hosts.iter().filter(|host| host.name != self.host);
         others
             .filter_map(|host| {
                 let key = host.key.parse().ok()?;
                 let mut peer = Peer::new(host.name.clone(), key, self.may);
                 peer.address = Some(config::with_port(&host.address));
-                // From the other end than those of node.toml: the two do not meet.
-                peer.user = USER_LAST.saturating_sub(host.number);
+                // Counted down, and those of node.toml up from the other end.
+                let number = Some(host.number).filter(|&number| number < HOSTS_MAX)?;
+                peer.user = USER_LAST - number;
                 peer.takes_machines = self.machines;
                 Some(peer)
+            })
+            .filter(|peer| {
+                configured.iter().all(|other| {
+                    other.key != peer.key && other.name != peer.name && other.user != peer.user
+                })
             })
             .collect()
     }
@@ -249,6 +272,8 @@ pub fn remember_new(directory: &Path, hosts: &[HostRecord]) {
 fn remember(directory: &Path, hosts: &[HostRecord]) -> io::Result<()> {
     let path = directory.join(HOSTS_FILE);
     let new = directory.join(format!("{HOSTS_FILE}.{}", std::process::id()));
+    // Of a process that was killed meanwhile and had this number.
+    let _ = std::fs::remove_file(&new);
     let mut file = std::fs::File::options()
         .write(true)
         .create_new(true)
@@ -268,8 +293,9 @@ pub fn remembered(directory: &Path) -> Vec<HostRecord> {
     serde_json::from_slice(&text).unwrap_or_default()
 }
 
-/// The other members as peers: from the store, else those that were known last.
-pub fn peers(directory: &Path) -> Result<Vec<Peer>, MemberError> {
+/// The other members as peers: from the store, and those that were known last while it does
+/// not answer. None where the store answers that this cluster is not there.
+pub fn peers(directory: &Path, configured: &[Peer]) -> Result<Vec<Peer>, MemberError> {
     let Some(membership) = Membership::load(directory)? else {
         return Ok(Vec::new());
     };
@@ -277,14 +303,15 @@ pub fn peers(directory: &Path) -> Result<Vec<Peer>, MemberError> {
         .cluster()
         .and_then(|cluster| Ok(cluster.members()?));
     let hosts: Vec<HostRecord> = match members {
-        Ok(members) => members.into_iter().map(|member| member.record).collect(),
-        Err(MemberError::Store(_) | MemberError::Cluster(ClusterError::Store(_))) => {
-            return Ok(membership.peers(&remembered(directory)));
+        Ok(members) => {
+            let hosts: Vec<HostRecord> = members.into_iter().map(|member| member.record).collect();
+            remember_new(directory, &hosts);
+            hosts
         }
-        Err(error) => return Err(error),
+        Err(error) if error.is_silence() => remembered(directory),
+        Err(_) => Vec::new(),
     };
-    remember_new(directory, &hosts);
-    Ok(membership.peers(&hosts))
+    Ok(membership.peers(&hosts, configured))
 }
 
 #[cfg(test)]
@@ -302,7 +329,7 @@ mod tests {
     fn a_membership_is_read_again_and_not_overwritten() {
         let folder = folder();
         assert_eq!(Membership::load(&folder).unwrap(), None);
-        assert_eq!(peers(&folder).unwrap(), []);
+        assert_eq!(peers(&folder, &[]).unwrap(), []);
         let membership = Membership {
             store: "etcd://127.0.0.1:1".into(),
             store_authority: None,
@@ -332,10 +359,15 @@ mod tests {
             number,
         };
         remember(&folder, &[host("alpha", 0), host("beta", 1)]).unwrap();
-        let known = peers(&folder).unwrap();
+        let known = peers(&folder, &[]).unwrap();
         assert_eq!(known.len(), 1, "without this host itself");
         assert_eq!((&known[0].name[..], known[0].user), ("beta", USER_LAST - 1));
         assert_eq!(known[0].address.as_deref(), Some("beta.example:7117"));
+        // What node.toml says of a key, a name or a user counts.
+        let configured = [Peer::new("beta", known[0].key, May::Borrow)];
+        assert_eq!(peers(&folder, &configured).unwrap(), []);
+        let forged = [host("root", 61_183)];
+        assert_eq!(membership.peers(&forged, &[]), []);
         Membership::remove(&folder).unwrap();
         Membership::remove(&folder).unwrap();
         assert_eq!(Membership::load(&folder).unwrap(), None);

@@ -35,6 +35,13 @@ pub struct Aggregate {
 }
 
 impl Aggregate {
+    /// The host that the home moves to, if it moves: the devices go along.
+    fn new_home(&self) -> Option<HostId> {
+        let after = self.placement.after(&self.moving.as_ref()?.transfers);
+        let home = after.parts[0].host;
+        (home != self.placement.parts[0].host).then_some(home)
+    }
+
     pub fn is_spread(&self) -> bool {
         self.placement.parts.len() > 1
     }
@@ -227,6 +234,9 @@ impl Inventory {
         let mut freed = Vec::new();
         let home = aggregate.placement.parts[0].host;
         self.give_back_devices(home, &aggregate.request.devices);
+        if let Some(new_home) = aggregate.new_home() {
+            self.give_back_devices(new_home, &aggregate.request.devices);
+        }
         for part in &aggregate.placement.parts {
             self.give_back(part.host, part.room);
             freed.push(part.host);
@@ -258,6 +268,10 @@ impl Inventory {
             "one move of an aggregate at a time"
         );
         aggregate.moving = Some(moving);
+        let devices = aggregate.request.devices.clone();
+        if let Some(new_home) = self.aggregates[&id].new_home() {
+            self.take_devices(new_home, &devices);
+        }
     }
 
     /// A move has ended: its sources are free (`done`), or its destinations. The hosts
@@ -266,6 +280,7 @@ impl Inventory {
         let Some(aggregate) = self.aggregates.get_mut(&id) else {
             return Vec::new();
         };
+        let new_home = aggregate.new_home();
         let Some(moving) = aggregate.moving.take() else {
             return Vec::new();
         };
@@ -274,12 +289,10 @@ impl Inventory {
         if done {
             aggregate.placement = aggregate.placement.after(&moving.transfers);
         }
-        let new_home = aggregate.placement.parts[0].host;
         let devices = aggregate.request.devices.clone();
         let placement = aggregate.placement.clone();
-        if new_home != home {
-            self.give_back_devices(home, &devices);
-            self.take_devices(new_home, &devices);
+        if let Some(new_home) = new_home {
+            self.give_back_devices(if done { home } else { new_home }, &devices);
         }
         let mut freed = Vec::new();
         for transfer in &moving.transfers {

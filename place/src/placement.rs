@@ -56,6 +56,14 @@ impl Placement {
                 .expect("a transfer starts at a part");
             from.room -= transfer.room;
         }
+        // Where the home goes as a whole, its first destination is the home: the devices go there.
+        let home = parts[0];
+        if home.room == Room::NONE
+            && let Some(first) = transfers.iter().find(|transfer| transfer.from == home.host)
+            && let Some(place) = parts.iter().position(|part| part.host == first.to)
+        {
+            parts.swap(0, place);
+        }
         parts.retain(|part| part.room != Room::NONE);
         Placement { parts }
     }

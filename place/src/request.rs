@@ -30,6 +30,8 @@ pub enum RequestError {
     NoCores(Box<str>),
     #[error("{0} asks for no memory: ask for 1 MiB or more")]
     NoMemory(Box<str>),
+    #[error("{0} asks for one kind of device twice: give one number for each kind")]
+    TwinDevices(Box<str>),
     #[error("{0} may run on 0 hosts: allow one or more")]
     NoHosts(Box<str>),
     #[error("the number of {0} is used by an aggregate that runs or waits: give it another")]
@@ -57,6 +59,12 @@ impl Request {
             Err(RequestError::NoMemory(self.name.clone()))
         } else if self.hosts_max == 0 {
             Err(RequestError::NoHosts(self.name.clone()))
+        } else if self.devices.iter().enumerate().any(|(n, device)| {
+            self.devices[..n]
+                .iter()
+                .any(|other| other.kind == device.kind)
+        }) {
+            Err(RequestError::TwinDevices(self.name.clone()))
         } else {
             Ok(())
         }

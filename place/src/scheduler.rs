@@ -108,6 +108,8 @@ pub struct Scheduler {
     later: BTreeSet<(Duration, HostId)>,
     /// Hosts that all must leave.
     leaving: BTreeSet<HostId>,
+    /// Hosts whose deadline was said to be too near.
+    too_late: BTreeSet<HostId>,
     /// Aggregates that were said to be stuck.
     stuck: BTreeSet<(AggregateId, HostId)>,
     /// The first in the queue finds no room until there is more.
@@ -130,6 +132,7 @@ impl Scheduler {
             postponed: BTreeMap::new(),
             later: BTreeSet::new(),
             leaving: BTreeSet::new(),
+            too_late: BTreeSet::new(),
             stuck: BTreeSet::new(),
             blocked: false,
         }
@@ -367,6 +370,7 @@ impl Scheduler {
         self.freed.remove(&id);
         self.postponed.remove(&id);
         self.leaving.remove(&id);
+        self.too_late.remove(&id);
         self.later.retain(|&(_, later)| later != id);
         self.stuck.retain(|&(_, stuck)| stuck != id);
         Ok(())
@@ -386,6 +390,7 @@ impl Scheduler {
             self.leaving.insert(id);
         } else {
             self.leaving.remove(&id);
+            self.too_late.remove(&id);
             self.stuck.retain(|&(_, stuck)| stuck != id);
             if let Some(deadline) = deadline {
                 self.later
@@ -442,6 +447,7 @@ impl Scheduler {
             }
             if let Leave::Deadline(left) = why
                 && needed > left
+                && self.too_late.insert(host)
             {
                 decisions.push(Decision::TooLate { host, needed, left });
             }

@@ -27,8 +27,14 @@ use std::time::{Duration, Instant};
 /// One member may take so long to take a connection.
 const CONNECT_MAX: Duration = Duration::from_secs(1);
 
+/// A watch waits at least so long for the next piece of an answer.
+const READ_MIN: Duration = Duration::from_millis(100);
+
 /// One member may take so long to answer a call. The others are asked within [`CALL_MAX`].
 const ANSWER_MAX: Duration = Duration::from_secs(3);
+
+/// All pages of a read come within this.
+const READ_MAX: Duration = CALL_MAX.saturating_mul(4);
 
 /// Entries of one answer; more come in several.
 const PAGE: u64 = 1000;
@@ -41,6 +47,13 @@ pub struct Etcd {
     endpoints: Vec<String>,
     /// Which one answered last.
     preferred: AtomicUsize,
+}
+
+/// How long a request may take.
+struct Bounds {
+    whole: Duration,
+    /// From one piece of the answer to the next.
+    read: Duration,
 }
 
 /// Why a member did not do what it was asked for.
@@ -82,15 +95,16 @@ impl Etcd {
         member: usize,
         path: &str,
         body: &Value,
-        wait: Duration,
+        bounds: Bounds,
     ) -> Result<ureq::Body, Silence> {
         let url = format!("{}{path}", self.endpoints[member]);
         let request = self
             .agent
             .post(&url)
             .config()
-            .timeout_recv_response(Some(wait))
-            .timeout_per_read(Some(wait))
+            .timeout_global(Some(bounds.whole))
+            .timeout_recv_response(Some(ANSWER_MAX))
+            .timeout_per_read(Some(bounds.read))
             .build();
         let sent = request
             .header("Content-Type", "application/json")
@@ -128,10 +142,19 @@ impl Etcd {
         body: &Value,
         wait: Duration,
     ) -> Result<T, Silence> {
-        let answer = self.post(member, path, body, wait)?;
-        let reader = answer.into_with_config().limit(ANSWER_BYTES_MAX).reader();
+        let bounds = Bounds {
+            whole: wait,
+            read: wait,
+        };
+        let answer = self.post(member, path, body, bounds)?;
         let name = &self.endpoints[member];
-        serde_json::from_reader(reader).map_err(|error| Silence::Lost(format!("{name}: {error}")))
+        let lost = |error: &dyn std::fmt::Display| Silence::Lost(format!("{name}: {error}"));
+        let bytes = answer
+            .into_with_config()
+            .limit(ANSWER_BYTES_MAX)
+            .read_to_vec();
+        let bytes = bytes.map_err(|error| lost(&error))?;
+        serde_json::from_slice(&bytes).map_err(|error| lost(&error))
     }
 
     /// Asks members until one answers. With `repeat` also after an answer was lost.
@@ -180,6 +203,7 @@ impl Etcd {
     }
 
     fn range(&self, from: &[u8], end: Option<&[u8]>) -> Result<Snapshot, StoreError> {
+        let begun = Instant::now();
         let mut entries: Vec<Entry> = Vec::new();
         let mut revision = None;
         let mut next = from.to_vec();
@@ -192,6 +216,13 @@ impl Etcd {
                 body["revision"] = format!("{revision}").into();
             }
             let page: RangeAnswer = self.call("/v3/kv/range", &body, true)?;
+            if page.more && (page.kvs.is_empty() || begun.elapsed() > READ_MAX) {
+                let reason = "its pages do not come to an end".into();
+                return Err(StoreError::Refused {
+                    store: self.members(),
+                    reason,
+                });
+            }
             // All pages are of one moment, that of the first.
             let revision = *revision.get_or_insert(page.header.revision);
             for kv in page.kvs {
@@ -329,6 +360,9 @@ impl Store for Etcd {
         let mut reasons = Vec::new();
         for turn in 0..count {
             let member = (first + turn) % count;
+            if begun.elapsed() > wait + CALL_MAX {
+                break;
+            }
             let left = wait.saturating_sub(begun.elapsed());
             match self.watch_at(member, prefix, after, left)? {
                 Ok(updates) => {
@@ -363,7 +397,11 @@ impl Etcd {
         }});
         let begun = Instant::now();
         // The member says at once that the watch is there.
-        let answer = match self.post(member, "/v3/watch", &body, ANSWER_MAX) {
+        let bounds = Bounds {
+            whole: wait + ANSWER_MAX,
+            read: wait.max(READ_MIN),
+        };
+        let answer = match self.post(member, "/v3/watch", &body, bounds) {
             Ok(answer) => answer,
             Err(silence) => return Ok(Err(silence)),
         };

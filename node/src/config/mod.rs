@@ -209,18 +209,18 @@ impl Config {
     pub fn find(&self, host: &str) -> Option<(&Peer, String)> {
         let address = with_port(host);
         let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
-        let by_address = |peer: &&Peer| peer.address.as_deref() == Some(address.as_str());
-        if let Some(peer) = self.peers.iter().find(by_address) {
-            return Some((peer, address));
+        // A name first: another peer's address may be what this one is called.
+        if let Some(peer) = self.peers.iter().find(|peer| peer.name == host) {
+            return Some((peer, peer.address()));
         }
-        let peer = self
-            .peers
-            .iter()
-            .find(|peer| peer.name == host || peer.name == name)?;
-        Some(match peer.name == host {
-            true => (peer, peer.address()),
-            false => (peer, address),
-        })
+        let by_address = |peer: &&Peer| peer.address.as_deref() == Some(address.as_str());
+        let by_name = |peer: &&Peer| peer.name == name;
+        let mut peers = self.peers.iter();
+        let found = peers
+            .clone()
+            .find(by_address)
+            .or_else(|| peers.find(by_name));
+        found.map(|peer| (peer, address))
     }
 }
 

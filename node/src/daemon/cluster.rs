@@ -26,7 +26,8 @@ pub(super) fn start(
     directory: PathBuf,
     membership: Membership,
 ) -> std::io::Result<()> {
-    shared.set_members(membership.peers(&member::remembered(&directory)));
+    let known = membership.peers(&member::remembered(&directory), &shared.config.peers);
+    shared.set_members(known);
     let shared = shared.clone();
     let mut thread = Heartbeat {
         shared,
@@ -75,13 +76,7 @@ impl Heartbeat {
                     Duration::ZERO
                 }
                 Err(error) => {
-                    let text = sentence(&error);
-                    if self.trouble.as_ref() != Some(&text) {
-                        self.shared.say(&format!(
-                            "cluster: {text}; what runs goes on, with the members known so far"
-                        ));
-                        self.trouble = Some(text);
-                    }
+                    self.tell(&error);
                     TURN
                 }
             };
@@ -92,9 +87,28 @@ impl Heartbeat {
         }
     }
 
+    /// Says once what is wrong. Who is no member of this cluster any more, or of none, has no
+    /// members to trust; a store that does not answer changes nothing.
+    fn tell(&mut self, error: &MemberError) {
+        let what = match error.is_silence() {
+            true => "what runs goes on, with the members known so far",
+            false => {
+                self.shared.set_members(Vec::new());
+                member::remember_new(&self.directory, &[]);
+                "no member of the cluster may borrow from this host until that changes"
+            }
+        };
+        let text = sentence(error);
+        if self.trouble.as_ref() != Some(&text) {
+            self.shared.say(&format!("cluster: {text}; {what}"));
+            self.trouble = Some(text);
+        }
+    }
+
     fn turn(&mut self) -> Result<(), MemberError> {
         let (cluster, lease) = self.lease()?;
-        match cluster.report(&self.membership.host, &self.host_report(), lease) {
+        let key = self.shared.keys.public().to_string();
+        match cluster.report(&self.membership.host, &key, &self.host_report(), lease) {
             Ok(()) => {}
             Err(ClusterError::Store(StoreError::LeaseGone(_))) => {
                 // Too late: the next turn has another one.
@@ -105,11 +119,6 @@ impl Heartbeat {
                     .take();
                 return Ok(());
             }
-            Err(error @ ClusterError::NoSuchHost(_)) => {
-                self.shared.set_members(Vec::new());
-                member::remember_new(&self.directory, &[]);
-                return Err(error.into());
-            }
             Err(error) => return Err(error.into()),
         }
         let members = cluster.members()?;
@@ -119,7 +128,8 @@ impl Heartbeat {
             .max()
             .unwrap_or(0);
         let hosts: Vec<HostRecord> = members.into_iter().map(|member| member.record).collect();
-        self.shared.set_members(self.membership.peers(&hosts));
+        let peers = self.membership.peers(&hosts, &self.shared.config.peers);
+        self.shared.set_members(peers);
         member::remember_new(&self.directory, &hosts);
         self.seen = cluster.wait_for_change(self.seen.max(newest), TURN)?;
         Ok(())
@@ -145,6 +155,11 @@ impl Heartbeat {
             }
         }
         let cluster = self.membership.cluster()?;
+        // Its lease was given back: it gets no other.
+        let ending = sys::wait_readable(&[self.shared.ending()], Duration::ZERO);
+        if ending.map_or(true, |ready| ready[0]) {
+            return Err(MemberError::Ending);
+        }
         let lease = cluster.lease()?;
         let alive = Alive {
             cluster: cluster.clone(),

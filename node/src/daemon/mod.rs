@@ -266,9 +266,12 @@ impl Daemon {
         self.shared
             .say("ending: asking aggregates to leave (a second signal ends at once)");
         self.end = None;
-        cluster::end(&self.shared);
+        // Beside the wait for sessions: the store may not answer.
+        let shared = self.shared.clone();
+        let told = std::thread::spawn(move || cluster::end(&shared));
         let deadline = Instant::now() + LEAVE_BOUND + Duration::from_secs(2);
-        while self.shared.door.guests() > 0 && Instant::now() < deadline {
+        let waits = || self.shared.door.guests() > 0 || !told.is_finished();
+        while waits() && Instant::now() < deadline {
             let again = sys::wait_readable(&[signals.as_fd()], Duration::from_millis(100));
             if again.map_err(system("wait for sessions"))?[0] {
                 break;

@@ -87,6 +87,8 @@ pub enum SessionError {
 enum RequestError {
     #[error("this connection already has a reservation")]
     Reserved,
+    #[error("this host may not borrow here any more")]
+    NoPeer,
     #[error("there is no reservation yet")]
     NotReserved,
     #[error("node {node} is not within 1 to {}", MAX_NODES - 1)]
@@ -333,6 +335,11 @@ impl<'a> Session<'a> {
     ) -> Result<DaemonReply, RequestError> {
         if self.reserved.is_some() {
             return Err(RequestError::Reserved);
+        }
+        // It may have left the cluster since the handshake.
+        let peer = self.daemon.peer(&self.peer.key);
+        if !peer.is_some_and(|peer| peer.may().borrow()) {
+            return Err(RequestError::NoPeer);
         }
         if node == 0 || node as usize >= MAX_NODES {
             return Err(RequestError::Node { node });

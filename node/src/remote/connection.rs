@@ -47,7 +47,8 @@ impl Identity {
         let directory = directory.map_or_else(config::directory, Into::into);
         let keys = config::load_keys(&directory)?;
         let mut config = Config::load(&directory)?;
-        config.peers.extend(member::peers(&directory)?);
+        let members = member::peers(&directory, &config.peers)?;
+        config.peers.extend(members);
         Ok(Identity { keys, config })
     }
 

@@ -90,6 +90,9 @@ struct Options {
     json: bool,
 }
 
+/// No time of a simulation is longer, seconds.
+const YEAR_S: u64 = 366 * 86400;
+
 fn main() -> anyhow::Result<()> {
     let options = Options::parse();
     let hosts = options.hosts()?;
@@ -141,6 +144,9 @@ impl Options {
                 self.overcommit
             );
         }
+        if self.hold > YEAR_S {
+            bail!("--hold {}: give a year or less, in seconds", self.hold);
+        }
         if self.hosts_max == 0 {
             bail!("--hosts-max 0: give 1 or more");
         }
@@ -174,8 +180,20 @@ impl Options {
         if requests == 0 || requests > 100_000_000 {
             bail!("--bursts and --burst make {requests} requests: 1 to 100000000 can be run");
         }
-        if !(self.faster > 0.0 && self.faster.is_finite()) {
-            bail!("--faster {}: give a number above 0", self.faster);
+        if !(1e-3..=1e9).contains(&self.faster) {
+            bail!(
+                "--faster {}: give a number between 0.001 and 1e9",
+                self.faster
+            );
+        }
+        if self.between > YEAR_S {
+            bail!(
+                "--between {}: give a year or less, in seconds",
+                self.between
+            );
+        }
+        if !trace::some_size_fits(hosts.room) {
+            bail!("no host holds the smallest machine, 1 core and 1.75 GiB: raise --memory");
         }
         let made = Made {
             bursts: self.bursts,

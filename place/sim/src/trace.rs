@@ -187,6 +187,13 @@ pub struct Made {
     pub largest: Room,
 }
 
+/// Whether a made trace has a machine for hosts with this room.
+pub fn some_size_fits(room: Room) -> bool {
+    SIZES
+        .iter()
+        .any(|size| room.holds(Room::new(size.0, size.1)))
+}
+
 pub fn make(made: Made, seed: u64) -> Vec<Job> {
     let mut random = Random::new(seed);
     let sizes = SIZES

@@ -110,7 +110,9 @@ fn pairs<'a>(
         .iter()
         .filter_map(|&id| cluster.aggregate(id));
     let movable = here.filter(move |aggregate| {
-        aggregate.is_spread() && aggregate.moving.is_none() && may_move(aggregate)
+        // Devices stay where they are, and the home with them.
+        let movable = aggregate.is_spread() && aggregate.request.devices.is_empty();
+        movable && aggregate.moving.is_none() && may_move(aggregate)
     });
     movable.flat_map(move |aggregate| {
         let others = aggregate.placement.parts.iter().map(|part| part.host);

@@ -173,3 +173,77 @@ fn policies_are_found_by_name() {
         "{error}"
     );
 }
+
+#[test]
+fn devices_move_with_the_home_and_only_if_forced() {
+    let policy = frag_bff(Start::FewestHosts, Goal::FewestHosts);
+    let mut s = cluster(policy, &[]);
+    for number in 0..3 {
+        let mut host = Host::new(
+            HostId(number),
+            format!("node{number}"),
+            Room::new(4, 16 * GIB),
+        );
+        if number != 2 {
+            host.devices = vec![Device {
+                kind: "disk".into(),
+                count: 1,
+            }];
+        }
+        step(&mut s, 0, Event::HostJoined(host));
+    }
+    let mut with_disk = request(1, 6);
+    with_disk.devices = vec![Device {
+        kind: "disk".into(),
+        count: 1,
+    }];
+    step(&mut s, 1, Event::Requested(with_disk.clone()));
+    let home = s
+        .cluster()
+        .aggregate(AggregateId(1))
+        .unwrap()
+        .placement
+        .parts[0]
+        .host;
+    let other = HostId(1 - home.0);
+    // The other disk is reserved while the home is on its way, and free if that fails.
+    let drain = Event::Cordoned {
+        host: home,
+        cordoned: true,
+        drain: true,
+    };
+    let decisions = s.step(at(2), drain).unwrap();
+    assert!(
+        matches!(decisions[..], [Decision::Move { .. }]),
+        "{decisions:?}"
+    );
+    assert!(!s.cluster().has_devices(other, &with_disk.devices));
+    let failed = Event::MoveEnded(AggregateId(1), MoveResult::Failed);
+    let decisions = s.step(at(3), failed).unwrap();
+    settle(&mut s, at(4), decisions);
+    let home_now = s
+        .cluster()
+        .aggregate(AggregateId(1))
+        .unwrap()
+        .placement
+        .parts[0]
+        .host;
+    assert_eq!(home_now, other);
+    step(&mut s, 5, Event::Ended(AggregateId(1)));
+    for host in [home, other] {
+        assert!(s.cluster().has_devices(host, &with_disk.devices));
+    }
+    let twins = vec![
+        Device {
+            kind: "disk".into(),
+            count: 1
+        };
+        2
+    ];
+    let twice = Request {
+        devices: twins,
+        ..request(2, 1)
+    };
+    let decisions = step(&mut s, 6, Event::Requested(twice));
+    assert!(matches!(decisions[..], [Decision::Refuse { .. }]));
+}
