@@ -1,6 +1,6 @@
 //! Which hosts are members of a cluster, which of them live, and which one decides.
 //!
-//! All of it is in a [`Store`](weft_store::Store), below these keys:
+//! All of it is in a [`Store`], below these keys:
 //!
 //! | key | has | until |
 //! | --- | --- | --- |

@@ -25,7 +25,7 @@ use std::time::Duration;
 pub struct Limits {
     /// Requests that wait at a time.
     pub queue_max: usize,
-    /// Moves under way at a time that nobody is forced to make.
+    /// Moves under way at a time that nothing forces.
     pub moves_max: usize,
     /// Moves under way at a time that begin or end at one host.
     pub moves_of_host_max: u32,
