@@ -35,8 +35,8 @@ pub struct Costs {
 }
 
 impl Default for Costs {
-    /// FragVisor's web server on hosts that are near; a link of 10 Gbit/s, of which pages
-    /// get seven tenths.
+    /// The slow-down is that of FragVisor's web server. A move copies at seven tenths of a
+    /// link of 10 Gbit/s.
     fn default() -> Costs {
         Costs {
             spread: SpreadCosts {

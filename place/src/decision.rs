@@ -90,6 +90,8 @@ pub enum Refused {
         capacity: Room,
         hosts_max: u32,
     },
+    /// No host has the devices, free or not.
+    NoDevices,
     QueueFull {
         waiting: usize,
     },
@@ -163,6 +165,9 @@ impl Decision {
                 } => format!(
                     "{name} is refused: {hosts_max} of this cluster's hosts would not hold it if \
                      they were empty (the cluster has {capacity}); ask for less."
+                ),
+                Refused::NoDevices => format!(
+                    "{name} is refused: no host of this cluster has the devices that it needs."
                 ),
                 Refused::QueueFull { waiting } => {
                     format!("{name} is refused: {waiting} requests wait already; ask again later.")

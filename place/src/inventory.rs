@@ -394,29 +394,47 @@ impl Inventory {
         plain.chain(fitting(true))
     }
 
-    /// Whether the hosts of this cluster, all empty and none cordoned, would have room.
+    /// Whether a host of the cluster lends these devices, free or not.
+    pub fn has_host_with(&self, devices: &[Device]) -> bool {
+        let lends = |host: &Host, wanted: &Device| {
+            let mut lent = host.devices.iter();
+            lent.any(|lent| lent.kind == wanted.kind && lent.count >= wanted.count)
+        };
+        let mut hosts = self.hosts();
+        devices.is_empty() || hosts.any(|host| devices.iter().all(|wanted| lends(host, wanted)))
+    }
+
+    /// Whether the hosts of this cluster, all empty and none cordoned, could have room: one of
+    /// them alone, or as many as are allowed together. Nothing is refused that would fit; a
+    /// request that passes may still find no set of hosts.
     pub fn could_hold(&self, request: &Request) -> bool {
-        let mut left = request.room;
-        let mut hosts = request.hosts_max;
-        let fitting = self
+        let pools = self
             .pools
             .iter()
             .filter(|pool| pool.features.contains(request.features));
-        let mut capacities: Vec<(Room, u32)> = fitting
+        let capacities: Vec<(Room, u32)> = pools
             .flat_map(|pool| pool.capacities.iter().map(|(&room, &count)| (room, count)))
             .collect();
-        capacities.sort_unstable_by_key(|&(room, _)| std::cmp::Reverse(room));
-        for (room, count) in capacities {
-            for _ in 0..count.min(hosts) {
-                left.cores = left.cores.saturating_sub(room.cores);
-                left.memory_mib = left.memory_mib.saturating_sub(room.memory_mib);
-                hosts -= 1;
-                if left == Room::NONE {
-                    return true;
-                }
-            }
+        let alone = capacities.iter().any(|(room, _)| room.holds(request.room));
+        if alone || request.hosts_max == 1 {
+            return alone;
         }
-        false
+        let most = |of: &dyn Fn(Room) -> u64| {
+            let mut sizes: Vec<(u64, u32)> = capacities
+                .iter()
+                .map(|&(room, count)| (of(room), count))
+                .collect();
+            sizes.sort_unstable_by_key(|&(size, _)| std::cmp::Reverse(size));
+            let mut left = request.hosts_max;
+            let sums = sizes.into_iter().map(|(size, count)| {
+                let hosts = count.min(left);
+                left -= hosts;
+                size * u64::from(hosts)
+            });
+            sums.sum::<u64>()
+        };
+        most(&|room| u64::from(room.cores)) >= u64::from(request.room.cores)
+            && most(&|room| room.memory_mib) >= request.room.memory_mib
     }
 
     fn entry_checked(&self, id: HostId) -> Result<&Entry, InventoryError> {

@@ -18,6 +18,7 @@ mod host;
 mod inventory;
 mod placement;
 mod policy;
+mod queue;
 mod request;
 mod room;
 mod scheduler;

@@ -87,7 +87,7 @@ pub trait Policy: Send {
         None
     }
 
-    /// Moves after which `request` would start whole; empty where there are none.
+    /// Moves after which `request` would start whole. Empty: no such moves were found.
     fn make_room(
         &self,
         _cluster: &Inventory,

@@ -10,13 +10,13 @@
 
 use crate::costs::Costs;
 use crate::decision::{Decision, Delayed, Moved, Refused, Started};
-use crate::host::{Health, Host, HostId, Leave};
+use crate::host::{Features, Health, Host, HostId, Leave};
 use crate::inventory::{Aggregate, Inventory, InventoryError};
 use crate::placement::{Move, Placement, Transfer};
 use crate::policy::Policy;
+use crate::queue::{Place, Queue};
 use crate::request::{AggregateId, Request, RequestError};
 use crate::room::Room;
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -82,21 +82,12 @@ pub enum MoveResult {
     Failed,
 }
 
-struct Waiting {
-    request: Request,
-    told: Option<Delayed>,
-}
-
-type QueueKey = (Reverse<u8>, u64);
-
 pub struct Scheduler {
     cluster: Inventory,
     policy: Box<dyn Policy>,
     costs: Costs,
     limits: Limits,
-    queue: BTreeMap<QueueKey, Waiting>,
-    queued: BTreeMap<AggregateId, QueueKey>,
-    arrivals: u64,
+    queue: Queue,
     /// Aggregates on the move; whether they must.
     moving: BTreeMap<AggregateId, bool>,
     moves_of_host: BTreeMap<HostId, u32>,
@@ -112,7 +103,7 @@ pub struct Scheduler {
     too_late: BTreeSet<HostId>,
     /// Aggregates that were said to be stuck.
     stuck: BTreeSet<(AggregateId, HostId)>,
-    /// The first in the queue finds no room until there is more.
+    /// Those that may start next were tried, and find no room until there is more.
     blocked: bool,
 }
 
@@ -123,9 +114,7 @@ impl Scheduler {
             policy,
             costs,
             limits,
-            queue: BTreeMap::new(),
-            queued: BTreeMap::new(),
-            arrivals: 0,
+            queue: Queue::default(),
             moving: BTreeMap::new(),
             moves_of_host: BTreeMap::new(),
             freed: BTreeSet::new(),
@@ -152,7 +141,7 @@ impl Scheduler {
 
     /// Requests that wait, the next one first.
     pub fn waiting(&self) -> impl ExactSizeIterator<Item = &Request> {
-        self.queue.values().map(|waiting| &waiting.request)
+        self.queue.iter()
     }
 
     pub fn moves_under_way(&self) -> usize {
@@ -181,7 +170,7 @@ impl Scheduler {
         now: Duration,
         event: Event,
         decisions: &mut Vec<Decision>,
-    ) -> Result<Option<QueueKey>, InventoryError> {
+    ) -> Result<Option<Place>, InventoryError> {
         match event {
             Event::HostJoined(host) => {
                 let id = host.id;
@@ -190,7 +179,7 @@ impl Scheduler {
                 self.got_room([id]);
                 self.host_changed(now, id);
             }
-            Event::HostLeft(id) => self.host_left(id, decisions)?,
+            Event::HostLeft(id) => self.host_left(now, id, decisions)?,
             Event::HostHealth(id, health) => {
                 self.known(id)?;
                 self.cluster.set_health(id, health);
@@ -225,14 +214,15 @@ impl Scheduler {
             .ok_or(InventoryError::UnknownHost(id))
     }
 
-    fn requested(&mut self, request: Request, decisions: &mut Vec<Decision>) -> Option<QueueKey> {
+    fn requested(&mut self, request: Request, decisions: &mut Vec<Decision>) -> Option<Place> {
         let id = request.id;
-        let known = self.queued.contains_key(&id) || self.cluster.aggregate(id).is_some();
+        let known = self.queue.contains(id) || self.cluster.aggregate(id).is_some();
         let wrong = match request.check() {
             Err(error) => Some(Refused::Wrong(error)),
             Ok(()) if known => Some(Refused::Wrong(RequestError::KnownAggregate(
                 request.name.clone(),
             ))),
+            Ok(()) if !self.cluster.has_host_with(&request.devices) => Some(Refused::NoDevices),
             Ok(()) if !self.cluster.could_hold(&request) => Some(Refused::LargerThanCluster {
                 capacity: self.cluster.capacity(),
                 hosts_max: request.hosts_max,
@@ -250,27 +240,13 @@ impl Scheduler {
             });
             return None;
         }
-        let key = (Reverse(request.priority), self.arrivals);
-        self.arrivals += 1;
-        self.queued.insert(id, key);
-        self.queue.insert(
-            key,
-            Waiting {
-                request,
-                told: None,
-            },
-        );
-        Some(key)
+        Some(self.queue.push(request))
     }
 
     fn ended(&mut self, id: AggregateId) {
-        if let Some(key) = self.queued.remove(&id) {
-            // The next one may be the first now.
-            self.blocked &= self
-                .queue
-                .first_key_value()
-                .is_some_and(|(&first, _)| first != key);
-            self.queue.remove(&key);
+        if self.queue.remove(id).is_some() {
+            // One behind it may be among the next now.
+            self.blocked = false;
         }
         self.forget_move(id);
         self.stuck.retain(|&(stuck, _)| stuck != id);
@@ -340,6 +316,7 @@ impl Scheduler {
 
     fn host_left(
         &mut self,
+        now: Duration,
         id: HostId,
         decisions: &mut Vec<Decision>,
     ) -> Result<(), InventoryError> {
@@ -353,8 +330,7 @@ impl Scheduler {
             // A move to a lost host has failed; the aggregate is where it was.
             if known.placement.on(id) == Room::NONE {
                 self.forget_move(aggregate);
-                let changed = known_changed(&self.cluster, aggregate);
-                let freed = self.cluster.end_move(aggregate, false, changed);
+                let freed = self.cluster.end_move(aggregate, false, now);
                 self.got_room(freed);
                 continue;
             }
@@ -594,60 +570,43 @@ impl Scheduler {
     fn start_waiting(
         &mut self,
         now: Duration,
-        newest: Option<QueueKey>,
+        newest: Option<Place>,
         decisions: &mut Vec<Decision>,
     ) {
-        let tried = self.limits.backfill + 1;
-        if self.blocked {
-            // Nothing changed for those who wait; only the new one was not tried yet.
-            if let Some(newest) = newest {
-                if self.queue.len() <= tried && self.queue.last_key_value().unwrap().0 == &newest {
-                    self.try_start(now, newest, decisions);
-                } else {
-                    let before = self.queue.len() - 1;
-                    self.tell(newest, Delayed::Queued { before }, decisions);
-                    // A higher priority made it the first.
-                    self.blocked &= self.queue.first_key_value().unwrap().0 != &newest;
-                }
-            }
-            if self.blocked {
-                return;
-            }
+        let tried_max = self.limits.backfill + 1;
+        let is_next = |newest: Place| self.queue.before(newest) < tried_max;
+        if !self.blocked || newest.is_some_and(is_next) {
+            self.try_next(now, tried_max, decisions);
         }
-        let mut failed: Vec<(Room, u32)> = Vec::new();
-        let mut behind = None;
-        for _ in 0..self.queue.len() {
-            let next = match behind {
-                None => self.queue.first_key_value(),
-                Some(key) => {
-                    let after = (std::ops::Bound::Excluded(key), std::ops::Bound::Unbounded);
-                    self.queue.range(after).next()
-                }
-            };
-            let Some((&key, waiting)) = next else { break };
-            let shape = (waiting.request.room, waiting.request.hosts_max);
-            if failed.contains(&shape) || !self.try_start(now, key, decisions) {
-                failed.push(shape);
-                behind = Some(key);
-                if failed.len() >= tried {
-                    break;
-                }
-            }
-        }
-        self.blocked = !failed.is_empty();
         if let Some(newest) = newest
-            && self.queue.contains_key(&newest)
+            && self.queue.is_untold(newest)
         {
-            let before = self.queue.range(..newest).count();
-            if before > 0 {
-                self.tell(newest, Delayed::Queued { before }, decisions);
-            }
+            let before = self.queue.before(newest);
+            self.tell(newest, Delayed::Queued { before }, decisions);
         }
     }
 
+    /// Tries the first requests until `tried_max` of them have found no room.
+    fn try_next(&mut self, now: Duration, tried_max: usize, decisions: &mut Vec<Decision>) {
+        let mut failed: Vec<(Room, u32)> = Vec::new();
+        let mut behind = None;
+        while failed.len() < tried_max
+            && let Some((place, request)) = self.queue.next(behind)
+        {
+            let shape = (request.room, request.hosts_max);
+            let plain = request.devices.is_empty() && request.features == Features::default();
+            let is_known = plain && failed.contains(&shape);
+            if is_known || !self.try_start(now, place, decisions) {
+                failed.push(shape);
+                behind = Some(place);
+            }
+        }
+        self.blocked = !failed.is_empty();
+    }
+
     /// Starts one request, or says once why it waits.
-    fn try_start(&mut self, now: Duration, key: QueueKey, decisions: &mut Vec<Decision>) -> bool {
-        let request = &self.queue[&key].request;
+    fn try_start(&mut self, now: Duration, place: Place, decisions: &mut Vec<Decision>) -> bool {
+        let request = self.queue.at(place);
         let placement = self.policy.start(&self.cluster, request);
         let Some(placement) = placement else {
             let moves = self.room_by_moving(now, request);
@@ -661,17 +620,17 @@ impl Scheduler {
                 let name = self.name_of(moving.aggregate);
                 self.start_move(moving, name, why, false, decisions);
             }
-            self.tell(key, why, decisions);
+            self.tell(place, why, decisions);
             return false;
         };
         if placement.parts.len() > 1
             && let Some(host) = self.whole_after_moves(request)
         {
-            self.tell(key, Delayed::MoveUnderWay { host }, decisions);
+            self.tell(place, Delayed::MoveUnderWay { host }, decisions);
             return false;
         }
-        let Waiting { request, .. } = self.queue.remove(&key).expect("looked up above");
-        self.queued.remove(&request.id);
+        let id = request.id;
+        let request = self.queue.remove(id).expect("it waits at that place");
         let why = match &placement.parts[..] {
             [part] => Started::Fits {
                 left: self.cluster.free(part.host).cores - part.room.cores,
@@ -680,7 +639,7 @@ impl Scheduler {
                 largest: self.largest_block(&request),
             },
         };
-        let (id, name) = (request.id, request.name.clone());
+        let name = request.name.clone();
         self.cluster.start(request, placement.clone(), now);
         decisions.push(Decision::Start {
             id,
@@ -758,12 +717,10 @@ impl Scheduler {
     }
 
     /// Says why a request waits, once for each kind of reason.
-    fn tell(&mut self, key: QueueKey, why: Delayed, decisions: &mut Vec<Decision>) {
-        let waiting = self.queue.get_mut(&key).expect("it waits");
-        let same = |told: &Delayed| std::mem::discriminant(told) == std::mem::discriminant(&why);
-        if !waiting.told.as_ref().is_some_and(same) {
-            waiting.told = Some(why.clone());
-            let (id, name) = (waiting.request.id, waiting.request.name.clone());
+    fn tell(&mut self, place: Place, why: Delayed, decisions: &mut Vec<Decision>) {
+        if self.queue.tell(place, &why) {
+            let request = self.queue.at(place);
+            let (id, name) = (request.id, request.name.clone());
             decisions.push(Decision::Delay { id, name, why });
         }
     }
@@ -776,10 +733,4 @@ fn hosts_of(moving: &Move) -> BTreeSet<HostId> {
         .iter()
         .flat_map(|transfer| [transfer.from, transfer.to])
         .collect()
-}
-
-fn known_changed(cluster: &Inventory, id: AggregateId) -> Duration {
-    cluster
-        .aggregate(id)
-        .map_or(Duration::ZERO, |aggregate| aggregate.changed)
 }

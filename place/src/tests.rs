@@ -26,11 +26,8 @@ fn cluster(policy: Box<dyn Policy>, cores: &[u32]) -> Scheduler {
         ..Limits::default()
     };
     let mut scheduler = Scheduler::new(policy, Costs::default(), limits);
-    for (number, &cores) in cores.iter().enumerate() {
-        let id = HostId(number as u32);
-        let room = Room::new(cores, u64::from(cores) * 4 * GIB);
-        let host = Host::new(id, format!("node{number}"), room);
-        scheduler.step(at(0), Event::HostJoined(host)).unwrap();
+    for (number, &cores) in (0..).zip(cores) {
+        step(&mut scheduler, 0, Event::HostJoined(host(number, cores)));
     }
     scheduler
 }
@@ -54,6 +51,27 @@ fn cores_of(scheduler: &Scheduler, id: u64) -> Vec<(u32, u32)> {
         .collect();
     cores.sort_unstable();
     cores
+}
+
+fn home_of(scheduler: &Scheduler, id: u64) -> u32 {
+    let aggregate = scheduler
+        .cluster()
+        .aggregate(AggregateId(id))
+        .expect("it runs");
+    aggregate.placement.parts[0].host.0
+}
+
+/// A host with 4 GiB for each core.
+fn host(number: u32, cores: u32) -> Host {
+    let room = Room::new(cores, u64::from(cores) * 4 * GIB);
+    Host::new(HostId(number), format!("node{number}"), room)
+}
+
+fn disk() -> Vec<Device> {
+    vec![Device {
+        kind: "disk".into(),
+        count: 1,
+    }]
 }
 
 fn free(scheduler: &Scheduler, host: u32) -> u32 {

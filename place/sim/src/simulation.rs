@@ -25,10 +25,9 @@ pub fn simulate(
     hosts_max: u32,
 ) -> Outcome {
     let end = jobs.last().map_or(Duration::ZERO, |job| job.arrival);
-    let name = if hosts.overcommit > 1.0 {
-        format!("overcommit-{}", hosts.overcommit)
-    } else {
-        policy.name()
+    let name = match hosts.overcommit > 1.0 {
+        true => "overcommit".into(),
+        false => policy.name(),
     };
     let mut run = Run {
         scheduler: Scheduler::new(policy, costs, limits),

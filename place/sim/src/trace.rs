@@ -127,51 +127,45 @@ fn job(line: &Line, random: &mut Random) -> Result<Job, &'static str> {
     })
 }
 
-/// How often sizes are asked for, and how long they live: tenths of the distribution, in
-/// seconds. From Azure's public dataset V1 of 2017 (E. Cortez and others, Resource Central,
-/// SOSP 2017; CC BY 4.0, Microsoft), of 410,276 machines that arrived in 5.7 days. Machines
-/// that outlived them count with what they had lived. 16 cores (18 machines) are left out.
-const SIZES: [(u32, u64, f64, [f64; 11]); 5] = [
-    (
-        1,
-        1792,
-        0.561,
-        [
-            60.0, 450., 750., 1050., 1350., 1400., 1950., 5550., 18e3, 48.6e3, 475e3,
-        ],
-    ),
-    (
-        2,
-        3584,
-        0.202,
-        [
-            60.0, 450., 750., 1050., 1350., 1650., 2850., 5550., 16.2e3, 57.6e3, 475e3,
-        ],
-    ),
-    (
-        4,
-        7168,
-        0.102,
-        [
-            60.0, 1050., 1350., 1650., 1950., 2550., 3750., 5550., 18e3, 63e3, 475e3,
-        ],
-    ),
-    (
-        8,
-        14336,
-        0.098,
-        [
-            60.0, 750., 1350., 1950., 5550., 5600., 9000., 12.6e3, 27e3, 52.2e3, 475e3,
-        ],
-    ),
-    (
-        8,
-        57344,
-        0.037,
-        [
-            60.0, 750., 1350., 1950., 5550., 5600., 9000., 12.6e3, 27e3, 52.2e3, 475e3,
-        ],
-    ),
+/// A size, how often it is asked for, and how long its machines live.
+struct Size {
+    room: Room,
+    share: f64,
+    /// Tenths of the distribution, in seconds.
+    life_s: [f64; 11],
+}
+
+const fn size(cores: u32, memory_mib: u64, share: f64, life_s: [f64; 11]) -> Size {
+    let room = Room::new(cores, memory_mib);
+    Size {
+        room,
+        share,
+        life_s,
+    }
+}
+
+#[rustfmt::skip]
+const LIFE_OF_1_S: [f64; 11] =
+    [60.0, 450.0, 750.0, 1050.0, 1350.0, 1400.0, 1950.0, 5550.0, 18e3, 48.6e3, 475e3];
+#[rustfmt::skip]
+const LIFE_OF_2_S: [f64; 11] =
+    [60.0, 450.0, 750.0, 1050.0, 1350.0, 1650.0, 2850.0, 5550.0, 16.2e3, 57.6e3, 475e3];
+#[rustfmt::skip]
+const LIFE_OF_4_S: [f64; 11] =
+    [60.0, 1050.0, 1350.0, 1650.0, 1950.0, 2550.0, 3750.0, 5550.0, 18e3, 63e3, 475e3];
+#[rustfmt::skip]
+const LIFE_OF_8_S: [f64; 11] =
+    [60.0, 750.0, 1350.0, 1950.0, 5550.0, 5600.0, 9000.0, 12.6e3, 27e3, 52.2e3, 475e3];
+
+/// From Azure's public dataset V1 of 2017 (E. Cortez and others, Resource Central, SOSP 2017;
+/// CC BY 4.0, Microsoft), of 410,276 machines that arrived in 5.7 days. Machines that outlived
+/// them count with what they had lived. 16 cores (18 machines) are left out.
+const SIZES: [Size; 5] = [
+    size(1, 1792, 0.561, LIFE_OF_1_S),
+    size(2, 3584, 0.202, LIFE_OF_2_S),
+    size(4, 7168, 0.102, LIFE_OF_4_S),
+    size(8, 14336, 0.098, LIFE_OF_8_S),
+    size(8, 57344, 0.037, LIFE_OF_8_S),
 ];
 
 /// A made trace: bursts of `burst` arrivals, each spread over a tenth of the time between
@@ -189,36 +183,32 @@ pub struct Made {
 
 /// Whether a made trace has a machine for hosts with this room.
 pub fn some_size_fits(room: Room) -> bool {
-    SIZES
-        .iter()
-        .any(|size| room.holds(Room::new(size.0, size.1)))
+    SIZES.iter().any(|size| room.holds(size.room))
 }
 
 pub fn make(made: Made, seed: u64) -> Vec<Job> {
     let mut random = Random::new(seed);
-    let sizes = SIZES
-        .iter()
-        .filter(|size| made.largest.holds(Room::new(size.0, size.1)));
-    let sizes: Vec<_> = sizes.collect();
-    let all: f64 = sizes.iter().map(|size| size.2).sum();
+    let fitting = SIZES.iter().filter(|size| made.largest.holds(size.room));
+    let sizes: Vec<&Size> = fitting.collect();
+    let all: f64 = sizes.iter().map(|size| size.share).sum();
     let mut jobs = Vec::new();
     for burst in 0..made.bursts {
         let start = made.between * burst;
         for _ in 0..made.burst {
             let mut point = random.fraction() * all;
             let size = sizes.iter().find(|size| {
-                point -= size.2;
+                point -= size.share;
                 point < 0.0
             });
-            let &(cores, memory_mib, _, tenths) = size.unwrap_or(&sizes[0]);
+            let size = size.unwrap_or(&sizes[0]);
             let place = random.fraction() * 10.0;
             let tenth = place as usize;
-            let (low, high) = (tenths[tenth], tenths[tenth + 1]);
+            let (low, high) = (size.life_s[tenth], size.life_s[tenth + 1]);
             // Between two tenths the logarithm is even: the last one spans a factor of ten.
             let lifetime = low * (high / low).powf(place.fract()) / made.faster;
             jobs.push(Job {
                 arrival: start + made.between.mul_f64(random.between(0.0, 0.1)),
-                room: Room::new(*cores, *memory_mib),
+                room: size.room,
                 lifetime: Some(Duration::from_secs_f64(lifetime)),
             });
         }

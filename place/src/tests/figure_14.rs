@@ -33,22 +33,7 @@ fn on(scheduler: &Scheduler, host: u32, cores: u32) -> AggregateId {
 fn the_five_decisions() {
     let mut s = before();
     // The host with 8+1+1+2 is node0 of the figure, the one with 4+4+2+1+1 its node1.
-    let node0 = s
-        .cluster()
-        .aggregate(AggregateId(102))
-        .unwrap()
-        .placement
-        .parts[0]
-        .host
-        .0;
-    let node1 = s
-        .cluster()
-        .aggregate(AggregateId(106))
-        .unwrap()
-        .placement
-        .parts[0]
-        .host
-        .0;
+    let (node0, node1) = (home_of(&s, 102), home_of(&s, 106));
     assert_ne!(node0, node1);
     assert_eq!((free(&s, node0), free(&s, node1)), (0, 0));
 
@@ -142,22 +127,7 @@ fn fewest_hosts_consolidates_at_once() {
         }
         other
     };
-    let node0 = s
-        .cluster()
-        .aggregate(AggregateId(102))
-        .unwrap()
-        .placement
-        .parts[0]
-        .host
-        .0;
-    let node1 = s
-        .cluster()
-        .aggregate(AggregateId(106))
-        .unwrap()
-        .placement
-        .parts[0]
-        .host
-        .0;
+    let (node0, node1) = (home_of(&s, 102), home_of(&s, 106));
     for (host, cores) in [(node0, 2), (node1, 2)] {
         let ended = on(&s, host, cores);
         step(&mut s, 150, Event::Ended(ended));

@@ -69,11 +69,11 @@ fn memory_comes_from_hosts_without_free_cores() {
 fn near_hosts_are_preferred() {
     let policy = frag_bff(Start::FewestHosts, Goal::LeastFragmentation);
     let mut s = cluster(policy, &[]);
-    for (number, (cores, group)) in [(3, 0), (1, 1), (2, 1), (1, 1)].into_iter().enumerate() {
-        let id = HostId(number as u32);
-        let room = Room::new(cores, 64 * GIB);
-        let mut host = Host::new(id, format!("node{number}"), room);
-        host.group = group;
+    for (number, (cores, group)) in (0..).zip([(3, 0), (1, 1), (2, 1), (1, 1)]) {
+        let host = Host {
+            group,
+            ..host(number, cores)
+        };
         step(&mut s, 0, Event::HostJoined(host));
     }
     assert_eq!(start(&mut s, 1, 4), [(1, 1), (2, 2), (3, 1)]);
@@ -84,46 +84,72 @@ fn features_and_devices_restrict() {
     let policy = frag_bff(Start::FewestHosts, Goal::LeastFragmentation);
     let mut s = cluster(policy, &[]);
     for number in 0..3 {
-        let mut host = Host::new(
-            HostId(number),
-            format!("node{number}"),
-            Room::new(4, 16 * GIB),
-        );
-        host.features = Features(u64::from(number & 1));
-        if number == 2 {
-            host.devices = vec![Device {
-                kind: "disk".into(),
-                count: 1,
-            }];
-        }
+        let features = Features(u64::from(number & 1));
+        let devices = if number == 2 { disk() } else { Vec::new() };
+        let host = Host {
+            features,
+            devices,
+            ..host(number, 4)
+        };
         step(&mut s, 0, Event::HostJoined(host));
     }
-    let mut featured = request(1, 2);
-    featured.features = Features(1);
+    let featured = Request {
+        features: Features(1),
+        ..request(1, 2)
+    };
     step(&mut s, 1, Event::Requested(featured));
     assert_eq!(cores_of(&s, 1), [(1, 2)]);
-    let mut with_disk = request(2, 6);
-    with_disk.devices = vec![Device {
-        kind: "disk".into(),
-        count: 1,
-    }];
+    let with_disk = Request {
+        devices: disk(),
+        ..request(2, 6)
+    };
     step(&mut s, 1, Event::Requested(with_disk.clone()));
     assert_eq!(cores_of(&s, 2), [(1, 2), (2, 4)]);
-    let home = s
-        .cluster()
-        .aggregate(AggregateId(2))
-        .unwrap()
-        .placement
-        .parts[0]
-        .host;
-    assert_eq!(home, HostId(2), "the home has the devices");
+    assert_eq!(home_of(&s, 2), 2, "the home has the devices");
     // The disk is taken.
-    with_disk.id = AggregateId(3);
-    with_disk.room = Room::new(1, GIB);
-    step(&mut s, 1, Event::Requested(with_disk));
+    let next = Request {
+        devices: disk(),
+        ..request(3, 1)
+    };
+    step(&mut s, 1, Event::Requested(next));
     assert!(s.cluster().aggregate(AggregateId(3)).is_none());
     step(&mut s, 2, Event::Ended(AggregateId(2)));
     assert_eq!(cores_of(&s, 3), [(2, 1)]);
+    // Nobody has one of these.
+    let tape = vec![Device {
+        kind: "tape".into(),
+        count: 1,
+    }];
+    let decisions = step(
+        &mut s,
+        3,
+        Event::Requested(Request {
+            devices: tape,
+            ..request(4, 1)
+        }),
+    );
+    let told = decisions[0].explain(s.cluster());
+    assert_eq!(
+        told,
+        "vm4 is refused: no host of this cluster has the devices that it needs."
+    );
+}
+
+#[test]
+fn what_one_host_could_hold_is_not_refused() {
+    let mut s = cluster(Box::new(BestFit), &[]);
+    for (number, memory_gib) in [(0, 16), (1, 64)] {
+        let capacity = Room::new(16 - 8 * number, memory_gib * GIB);
+        let host = Host {
+            capacity,
+            ..host(number, 1)
+        };
+        step(&mut s, 0, Event::HostJoined(host));
+    }
+    let mut wanted = request(1, 8);
+    wanted.hosts_max = 1;
+    step(&mut s, 1, Event::Requested(wanted));
+    assert_eq!(cores_of(&s, 1), [(1, 8)]);
 }
 
 #[test]
@@ -179,32 +205,19 @@ fn devices_move_with_the_home_and_only_if_forced() {
     let policy = frag_bff(Start::FewestHosts, Goal::FewestHosts);
     let mut s = cluster(policy, &[]);
     for number in 0..3 {
-        let mut host = Host::new(
-            HostId(number),
-            format!("node{number}"),
-            Room::new(4, 16 * GIB),
-        );
-        if number != 2 {
-            host.devices = vec![Device {
-                kind: "disk".into(),
-                count: 1,
-            }];
-        }
+        let devices = if number == 2 { Vec::new() } else { disk() };
+        let host = Host {
+            devices,
+            ..host(number, 4)
+        };
         step(&mut s, 0, Event::HostJoined(host));
     }
-    let mut with_disk = request(1, 6);
-    with_disk.devices = vec![Device {
-        kind: "disk".into(),
-        count: 1,
-    }];
-    step(&mut s, 1, Event::Requested(with_disk.clone()));
-    let home = s
-        .cluster()
-        .aggregate(AggregateId(1))
-        .unwrap()
-        .placement
-        .parts[0]
-        .host;
+    let with_disk = Request {
+        devices: disk(),
+        ..request(1, 6)
+    };
+    step(&mut s, 1, Event::Requested(with_disk));
+    let home = HostId(home_of(&s, 1));
     let other = HostId(1 - home.0);
     // The other disk is reserved while the home is on its way, and free if that fails.
     let drain = Event::Cordoned {
@@ -217,31 +230,17 @@ fn devices_move_with_the_home_and_only_if_forced() {
         matches!(decisions[..], [Decision::Move { .. }]),
         "{decisions:?}"
     );
-    assert!(!s.cluster().has_devices(other, &with_disk.devices));
+    assert!(!s.cluster().has_devices(other, &disk()));
     let failed = Event::MoveEnded(AggregateId(1), MoveResult::Failed);
     let decisions = s.step(at(3), failed).unwrap();
     settle(&mut s, at(4), decisions);
-    let home_now = s
-        .cluster()
-        .aggregate(AggregateId(1))
-        .unwrap()
-        .placement
-        .parts[0]
-        .host;
-    assert_eq!(home_now, other);
+    assert_eq!(HostId(home_of(&s, 1)), other);
     step(&mut s, 5, Event::Ended(AggregateId(1)));
     for host in [home, other] {
-        assert!(s.cluster().has_devices(host, &with_disk.devices));
+        assert!(s.cluster().has_devices(host, &disk()));
     }
-    let twins = vec![
-        Device {
-            kind: "disk".into(),
-            count: 1
-        };
-        2
-    ];
     let twice = Request {
-        devices: twins,
+        devices: [disk(), disk()].concat(),
         ..request(2, 1)
     };
     let decisions = step(&mut s, 6, Event::Requested(twice));

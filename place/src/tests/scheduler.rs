@@ -223,3 +223,23 @@ fn moves_are_held_back() {
     step(&mut s, 61, Event::Passed);
     assert_eq!(cores_of(&s, 3).len(), 1);
 }
+
+#[test]
+fn one_that_comes_among_the_next_is_tried() {
+    let limits = Limits {
+        backfill: 1,
+        hold: Duration::ZERO,
+        ..Limits::default()
+    };
+    let mut s = Scheduler::new(Box::new(BestFit), Costs::default(), limits);
+    step(&mut s, 0, Event::HostJoined(host(0, 4)));
+    for (id, cores) in [(1, 3), (2, 4), (3, 2), (4, 1)] {
+        step(&mut s, id, Event::Requested(request(id, cores)));
+    }
+    assert!(
+        s.cluster().aggregate(AggregateId(4)).is_none(),
+        "two are before it"
+    );
+    step(&mut s, 5, Event::Ended(AggregateId(2)));
+    assert_eq!(cores_of(&s, 4), [(0, 1)]);
+}
