@@ -76,12 +76,7 @@ fn table_of_policies(name: &str, about: &str, runs: &[Vec<Value>]) -> Table {
         let outcomes: Vec<&Value> = runs
             .iter()
             .flatten()
-            .filter(|outcome| {
-                outcome["policy"]
-                    .as_str()
-                    .is_some_and(|it| it.starts_with(policy))
-            })
-            .filter(|outcome| outcome["policy"] == policy || policy == "overcommit")
+            .filter(|outcome| outcome["policy"] == policy)
             .collect();
         let mut row = vec![format!("`{policy}`")];
         row.extend(FIGURES.map(|(_, field)| {

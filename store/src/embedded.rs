@@ -45,6 +45,9 @@ const LAST_LEASE: &str = "last lease";
 const FORMAT: &str = "format";
 const FORMAT_NOW: u64 = 1;
 
+/// A watch waits no longer than this.
+const WATCH_MAX: Duration = Duration::from_secs(3600);
+
 pub struct Embedded {
     file: PathBuf,
     database: Database,
@@ -164,19 +167,22 @@ impl Embedded {
         Ok(done)
     }
 
-    /// Ends the leases whose time is over.
+    /// Ends the leases whose time is over. One whose keys cannot be deleted is kept, so that it
+    /// is tried again.
     fn expire(&self) -> Result<(), StoreError> {
         let now = Instant::now();
-        let over: Vec<LeaseId> = {
+        let first_over = || {
             let mut clock = self.clock();
-            let over = clock.ends.iter().filter(|(_, (end, _))| *end <= now);
-            let over: Vec<LeaseId> = over.map(|(&lease, _)| lease).collect();
-            for lease in &over {
-                clock.ends.remove(lease);
-            }
-            over
+            let over = clock.ends.iter().find(|(_, (end, _))| *end <= now);
+            let lease = *over?.0;
+            clock.ends.remove_entry(&lease)
         };
-        over.into_iter().try_for_each(|lease| self.end_lease(lease))
+        while let Some((lease, times)) = first_over() {
+            self.end_lease(lease).inspect_err(|_| {
+                self.clock().ends.insert(lease, times);
+            })?;
+        }
+        Ok(())
     }
 
     /// Deletes a lease's keys and the lease.
@@ -375,7 +381,7 @@ impl Store for Embedded {
         after: Revision,
         wait: Duration,
     ) -> Result<Vec<Update>, StoreError> {
-        let deadline = Instant::now() + wait;
+        let deadline = Instant::now() + wait.min(WATCH_MAX);
         loop {
             self.expire()?;
             let seen = self.clock().revision;

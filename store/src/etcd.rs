@@ -255,23 +255,16 @@ impl Etcd {
     }
 }
 
-/// Whether nothing of the request can have arrived.
+/// Whether nothing of the request can have arrived. What can also happen to a connection that
+/// stands (a host that became unreachable, an alert of TLS) says nothing.
 fn never_sent(error: &ureq::Error) -> bool {
-    use std::io::ErrorKind::{
-        AddrNotAvailable, ConnectionRefused, HostUnreachable, NetworkUnreachable,
-    };
+    use std::io::ErrorKind::{AddrNotAvailable, ConnectionRefused};
     match error {
         ureq::Error::Timeout(which) => {
             matches!(which, ureq::Timeout::Resolve | ureq::Timeout::Connect)
         }
-        ureq::Error::HostNotFound
-        | ureq::Error::ConnectionFailed
-        | ureq::Error::BadUri(_)
-        | ureq::Error::Rustls(_) => true,
-        ureq::Error::Io(error) => matches!(
-            error.kind(),
-            ConnectionRefused | HostUnreachable | NetworkUnreachable | AddrNotAvailable
-        ),
+        ureq::Error::HostNotFound | ureq::Error::ConnectionFailed | ureq::Error::BadUri(_) => true,
+        ureq::Error::Io(error) => matches!(error.kind(), ConnectionRefused | AddrNotAvailable),
         _ => false,
     }
 }
@@ -395,8 +388,6 @@ impl Etcd {
             "range_end": base64(&prefix_end(prefix)),
             "start_revision": (after + 1).to_string(),
         }});
-        let begun = Instant::now();
-        // The member says at once that the watch is there.
         let bounds = Bounds {
             whole: wait + ANSWER_MAX,
             read: wait.max(READ_MIN),
@@ -407,17 +398,16 @@ impl Etcd {
         };
         let name = &self.endpoints[member];
         let mut lines = BufReader::new(answer.into_with_config().limit(ANSWER_BYTES_MAX).reader());
+        // The member says at once that the watch is there, and then what has changed.
         let mut is_there = false;
         loop {
             let mut line = Vec::new();
             match lines.read_until(b'\n', &mut line) {
                 Ok(0) => return Ok(Err(Silence::Lost(format!("{name} ended the watch")))),
                 Ok(_) => {}
-                Err(_) if is_there && begun.elapsed() >= wait => return Ok(Ok(Vec::new())),
-                Err(error) if !is_there || !is_timeout(&error) => {
-                    return Ok(Err(Silence::Lost(format!("{name}: {error}"))));
-                }
-                Err(_) => continue,
+                // Nothing changed, or too late: the next watch begins at the same revision.
+                Err(error) if is_there && is_timeout(&error) => return Ok(Ok(Vec::new())),
+                Err(error) => return Ok(Err(Silence::Lost(format!("{name}: {error}")))),
             }
             let line: WatchLine = match serde_json::from_slice(&line) {
                 Ok(line) => line,
@@ -447,8 +437,8 @@ impl Etcd {
 }
 
 fn is_timeout(error: &std::io::Error) -> bool {
-    matches!(
-        error.kind(),
-        std::io::ErrorKind::TimedOut | std::io::ErrorKind::WouldBlock
-    )
+    let inner = error
+        .get_ref()
+        .and_then(|error| error.downcast_ref::<ureq::Error>());
+    matches!(inner, Some(ureq::Error::Timeout(_)))
 }

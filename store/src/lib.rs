@@ -25,6 +25,9 @@ pub const CALL_MAX: Duration = Duration::from_secs(5);
 /// The shortest lease. An etcd raises shorter ones to it (two election times-out).
 pub const LEASE_MIN: Duration = Duration::from_secs(2);
 
+/// The longest lease.
+pub const LEASE_MAX: Duration = Duration::from_secs(86400);
+
 /// The largest value, bytes. An etcd takes requests of 1.5 MiB.
 pub const VALUE_MAX: usize = 512 * 1024;
 
@@ -161,7 +164,8 @@ pub trait Store: Send + Sync {
     fn commit(&self, conditions: &[Condition], changes: &[Change])
     -> Result<Committed, StoreError>;
 
-    /// A lease that runs out unless it is renewed within `time`, [`LEASE_MIN`] or more.
+    /// A lease that runs out unless it is renewed within `time`, from [`LEASE_MIN`] to
+    /// [`LEASE_MAX`].
     fn grant(&self, time: Duration) -> Result<LeaseId, StoreError>;
 
     /// The lease counts from now on again. The time that it has is the answer.
@@ -223,8 +227,12 @@ fn check_key(key: &str) -> Result<(), StoreError> {
 }
 
 fn check_lease(time: Duration) -> Result<(), StoreError> {
-    if time < LEASE_MIN {
-        let reason = format!("{} s or more", LEASE_MIN.as_secs());
+    if !(LEASE_MIN..=LEASE_MAX).contains(&time) {
+        let reason = format!(
+            "it has {} to {} s",
+            LEASE_MIN.as_secs(),
+            LEASE_MAX.as_secs()
+        );
         return Err(StoreError::Options {
             what: format!("a lease of {time:?}"),
             reason,

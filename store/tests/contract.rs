@@ -257,7 +257,6 @@ fn one_of_many_gets_the_key(store: &dyn Store) {
                 .collect();
             contenders
                 .into_iter()
-                .filter(|_| true)
                 .map(|it| usize::from(it.join().unwrap()))
                 .sum()
         });

@@ -23,7 +23,7 @@ impl Cluster {
         for program in ["etcd", "openssl"] {
             let known = Command::new(program).arg("version").output().is_ok();
             if !known {
-                eprintln!("skipped: a real etcd: {program} is not installed");
+                weft_test_support::skipped(&format!("a real etcd: {program} is not installed"));
                 return None;
             }
         }
